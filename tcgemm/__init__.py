@@ -1,0 +1,28 @@
+"""tcgemm: matrix multiplication on tensor cores, in Triton and in CUDA C++, beside cuBLAS.
+
+Importing this package compiles nothing, touches no GPU and imports neither torch, triton nor
+pandas: the public names load on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .errors import TcgemmError, UnsupportedError
+
+if TYPE_CHECKING:
+    from .dispatch import kernels, matmul
+
+__version__ = "0.1.0"
+__all__ = ["TcgemmError", "UnsupportedError", "__version__", "kernels", "matmul"]
+
+_LAZY = {"matmul": "dispatch", "kernels": "dispatch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

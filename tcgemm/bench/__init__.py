@@ -1,0 +1,1 @@
+"""Cases, timing, the run and the results store."""

@@ -1,0 +1,29 @@
+"""The one error family. Each member is also the built-in exception it refines."""
+
+
+class TcgemmError(Exception):
+    """Base of every error that tcgemm raises on purpose."""
+
+
+class OperandError(TcgemmError, ValueError):
+    """An operand or argument has a wrong value: shapes that do not fit, overlapping memory, ..."""
+
+
+class OperandTypeError(TcgemmError, TypeError):
+    """An operand or argument has a wrong type or dtype."""
+
+
+class UnsupportedError(TcgemmError, NotImplementedError):
+    """The call is well formed, but the named kernel or backend refuses it; the message says why."""
+
+
+class UnknownNameError(TcgemmError, LookupError):
+    """No backend, kernel, suite or GPU of that name; the message lists those that exist."""
+
+
+class ToolchainError(TcgemmError, RuntimeError):
+    """A compiler, GPU or driver that is needed is missing or failed; the message names the cure."""
+
+
+class ResultsError(TcgemmError, ValueError):
+    """A results folder or file cannot be used: unwritable, foreign, or of another schema."""

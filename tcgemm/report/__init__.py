@@ -1,0 +1,1 @@
+"""Stored rows -> derived columns -> figures, HTML, Markdown."""
