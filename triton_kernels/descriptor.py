@@ -60,14 +60,8 @@ def kernel(
         for step in range(k_tiles):
             k = step * BLOCK_K
             # The unit writes zeros past the edges of A and B, so the K tail adds 0 * 0.
-            if A_TRANSPOSED:
-                a_block = a.load([k, m]).T
-            else:
-                a_block = a.load([m, k])
-            if B_TRANSPOSED:
-                b_block = b.load([n, k]).T
-            else:
-                b_block = b.load([k, n])
+            a_block = a.load([k, m]).T if A_TRANSPOSED else a.load([m, k])
+            b_block = b.load([n, k]).T if B_TRANSPOSED else b.load([k, n])
             acc = multiply_add(a_block, b_block, acc, BITS)
 
         # Columns j and j + BLOCK_N / 2 lie in one thread after the permutation: splitting there

@@ -60,7 +60,7 @@ def kernel(
     # K >= 1. The maximum tells the compiler: with a path that skips the loop, ptxas serialises
     # wgmma (C7515).
     for k in range(tl.maximum(tl.cdiv(K, BLOCK_K), 1)):
-        # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf = NaN.
+        # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
         in_k = offs_k < K - k * BLOCK_K
         a_block = tl.load(a_ptrs, mask=(offs_m < M)[:, None] & in_k[None, :], other=0.0)
         b_block = tl.load(b_ptrs, mask=in_k[:, None] & (offs_n < N)[None, :], other=0.0)

@@ -28,7 +28,7 @@ INTERPRETER_PROGRAMS = 4
 
 def check(a: torch.Tensor) -> None:
     """Raise RuntimeError, naming the remedy, where kernels cannot read A's device."""
-    if a.is_cuda and INTERPRETED == bool(triton.knobs.runtime.interpret):
+    if a.is_cuda and bool(triton.knobs.runtime.interpret) == INTERPRETED:
         return
     if not a.is_cuda and INTERPRETED:
         return

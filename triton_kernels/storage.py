@@ -37,25 +37,23 @@ def why_not_tma(
             f"{name} has strides ({strides[0]}, {strides[1]}) and TMA needs one of them to be 1: "
             f"pass {name}.contiguous()"
         )
-    if alignment < UNIT:
-        return (
-            f"{name} starts at an address that is a multiple of {alignment} bytes only and TMA "
-            f"needs {UNIT}: pass {name}.clone()"
-        )
     outer, inner = (0, 1) if order == "n" else (1, 0)
     pitch, rows, width = strides[outer], shape[outer], shape[inner]
-    if rows == 1:
-        return None
-    if pitch < width:
+    if rows > 1 and pitch < width:
         return (
             f"{name} has rows of {width} elements every {pitch}, which overlap, and TMA needs them "
             f"apart: pass {name}.contiguous()"
         )
-    if pitch * itemsize % UNIT:
+    if rows > 1 and pitch * itemsize % UNIT:
         step = UNIT // itemsize
         fits = -(-pitch // step) * step
         return (
             f"{name} has a row pitch of {pitch} elements, {pitch * itemsize} bytes, and TMA needs "
             f"a multiple of {UNIT}: a pitch of {fits} elements fits"
+        )
+    if alignment < UNIT:
+        return (
+            f"{name} starts at an address that is a multiple of {alignment} bytes only and TMA "
+            f"needs {UNIT}: pass {name}.clone()"
         )
     return None
