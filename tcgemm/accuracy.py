@@ -106,7 +106,7 @@ class _Region:
     slack: torch.Tensor
 
     def ratio(self, c: torch.Tensor) -> float:
-        part = c if self.dim is None else c.index_select(self.dim, self.index)
+        part = c if self.dim is None or self.index is None else c.index_select(self.dim, self.index)
         return _worst_ratio(part, self.exact, self.slack)
 
 
@@ -168,9 +168,7 @@ class Oracle:
 
     def _output(self) -> tuple[torch.Tensor, torch.Tensor]:
         size = self.shape[0] * self.shape[1]
-        flat = torch.full(
-            (size + 2 * GUARD,), math.nan, dtype=self.dtype_out, device=self.device
-        )
+        flat = torch.full((size + 2 * GUARD,), math.nan, dtype=self.dtype_out, device=self.device)
         return flat, flat[GUARD : GUARD + size].view(self.shape)
 
     def _run(self, run: Run, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, bool]:
