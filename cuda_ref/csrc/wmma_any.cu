@@ -51,6 +51,7 @@ constexpr int C_BYTES = BLOCK_M * C_LD * 4;
 constexpr int SHARED_BYTES = NUM_STAGES * STAGE_BYTES > C_BYTES ? NUM_STAGES * STAGE_BYTES : C_BYTES;
 
 static_assert(BLOCK_K * (BLOCK_M + PAD) <= A_TILE && BLOCK_K * (BLOCK_N + PAD) <= B_TILE);
+static_assert(THREADS % BLOCK_M == 0 && THREADS % BLOCK_N == 0 && THREADS % BLOCK_K == 0);
 static_assert(BLOCK_M * BLOCK_K % (THREADS * VECTOR) == 0);
 static_assert(BLOCK_K * BLOCK_N % (THREADS * VECTOR) == 0);
 
@@ -68,32 +69,34 @@ __device__ inline int clamp(int64_t x, int high) {
 }
 
 // Copies the OUTER x INNER part at (outer0, inner0) to rows INNER + PAD apart, zeros outside the
-// operand. The caller commits the cp.async group and meets the barrier that follows.
+// operand. The caller commits the cp.async group and meets the barrier that follows. A thread stays
+// in its column, so all that changes from copy to copy is the row.
 template <int OUTER, int INNER, typename In>
 __device__ void copy_tile(In* tile, const Operand& from, int64_t outer0, int64_t inner0) {
+  constexpr int WIDTH = INNER + PAD;
   const int rows = clamp(from.outer - outer0, OUTER);
-  const int cols = clamp(from.inner - inner0, INNER);
-  const In* data = static_cast<const In*>(from.data) + outer0 * from.outer_stride +
-                   inner0 * from.inner_stride;
+  const In* data = static_cast<const In*>(from.data) + outer0 * from.outer_stride;
   if (from.vectors) {
+    constexpr int ROWS = THREADS * VECTOR / INNER;
+    const int row = threadIdx.x * VECTOR / INNER;
+    const int col = threadIdx.x * VECTOR % INNER;
+    const int bytes = clamp(from.inner - inner0 - col, VECTOR) * static_cast<int>(sizeof(In));
+    const In* source = data + row * from.outer_stride + inner0 + col;
 #pragma unroll
-    for (int i = 0; i < OUTER * INNER / (THREADS * VECTOR); ++i) {
-      const int index = (threadIdx.x + i * THREADS) * VECTOR;
-      const int row = index / INNER;
-      const int col = index % INNER;
-      const int inside = row < rows ? clamp(cols - col, VECTOR) : 0;
-      const In* source = inside > 0 ? &data[row * from.outer_stride + col]
-                                    : static_cast<const In*>(from.data);
-      cp_async_16(&tile[row * (INNER + PAD) + col], source, inside * static_cast<int>(sizeof(In)));
+    for (int i = 0; i < OUTER; i += ROWS) {
+      cp_async_16(&tile[(row + i) * WIDTH + col], source, row + i < rows ? bytes : 0);
+      source += ROWS * from.outer_stride;
     }
   } else {
+    constexpr int ROWS = THREADS / INNER;
+    const int row = threadIdx.x / INNER;
+    const int col = threadIdx.x % INNER;
+    const bool inside = inner0 + col < from.inner;
+    const In* source = data + row * from.outer_stride + (inner0 + col) * from.inner_stride;
 #pragma unroll 8
-    for (int index = threadIdx.x; index < OUTER * INNER; index += THREADS) {
-      const int row = index / INNER;
-      const int col = index % INNER;
-      const bool inside = row < rows && col < cols;
-      tile[row * (INNER + PAD) + col] =
-          inside ? data[row * from.outer_stride + col * from.inner_stride] : from_float<In>(0.0f);
+    for (int i = 0; i < OUTER; i += ROWS) {
+      tile[(row + i) * WIDTH + col] = inside && row + i < rows ? *source : from_float<In>(0.0f);
+      source += ROWS * from.outer_stride;
     }
   }
 }
@@ -188,7 +191,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int rows = clamp(c.rows - m0, BLOCK_M);
   const int cols = clamp(c.cols - n0, BLOCK_N);
   Out* data = static_cast<Out*>(c.data) + m0 * c.row_stride + n0 * c.col_stride;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = 0; i < BLOCK_M * BLOCK_N / (THREADS * OUT_VECTOR<Out>); ++i) {
     const int index = (threadIdx.x + i * THREADS) * OUT_VECTOR<Out>;
     const int row = index / BLOCK_N;
