@@ -36,12 +36,14 @@ def kernels(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("kernel", "adds", "supports", "here", show_lines=False)
+    table = Table("kernel", "adds", "takes", "types", "sm", "here")
     for row in frame.itertuples():
         table.add_row(
             f"{row.backend}/{row.kernel}",
             str(row.adds),
-            f"{row.type_pairs}; {row.shapes}; sm {row.capability}+",
+            str(row.shapes),
+            str(row.type_pairs).replace(", ", "\n"),
+            f"{row.capability}+",
             "yes" if row.runs_here else f"no: {row.why_not}",
         )
     Console().print(table)

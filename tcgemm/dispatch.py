@@ -74,9 +74,17 @@ class Kernel:
             least, here = ("{}.{}".format(*c) for c in (self.capability, problem.capability))
             return f"it needs compute capability {least} and this GPU has {here}"
         if (problem.dtype_in, problem.dtype_out) not in self.pairs:
-            pairs = ", ".join(f"{i} -> {o}" for i, o in self.pairs)
-            return f"{problem.dtype_in} -> {problem.dtype_out} is none of its type pairs: {pairs}"
+            asked = f"{problem.dtype_in} -> {problem.dtype_out}"
+            return f"{asked} is none of its type pairs: {_pairs(self)}"
         return self.refuse(problem)
+
+
+def _pairs(row: Kernel) -> str:
+    """The type pairs in words, e.g. "float16 -> float16 or float32, int8 -> int32"."""
+    outputs: dict[str, list[str]] = {}
+    for dtype_in, dtype_out in row.pairs:
+        outputs.setdefault(dtype_in, []).append(dtype_out)
+    return ", ".join(f"{i} -> {' or '.join(o)}" for i, o in outputs.items())
 
 
 def _module(backend: str) -> Any:
@@ -407,7 +415,7 @@ def kernels() -> pd.DataFrame:
                     "backend": backend,
                     "kernel": row.name,
                     "adds": row.adds,
-                    "type_pairs": ", ".join(f"{i} -> {o}" for i, o in row.pairs),
+                    "type_pairs": _pairs(row),
                     "shapes": row.shapes,
                     "capability": "{}.{}".format(*row.capability),
                     "runs_here": reason is None,

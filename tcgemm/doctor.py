@@ -116,7 +116,7 @@ def _host_compiler() -> Check:
 
 
 def _cache() -> Check:
-    folder = Path(import_module("tcgemm.cuda_ref.build").cache_dir())
+    folder = Path(import_module("tcgemm.cuda_ref.build").cache_folder())
     with tempfile.TemporaryFile(dir=folder):
         return Check("kernel cache", "ok", str(folder))
 

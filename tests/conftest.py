@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -41,3 +43,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def device() -> str:
     return DEVICE
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why tests were skipped, once a reason instead of once a test."""
+    reasons = Counter(
+        str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        .removeprefix("Skipped: ")
+        .split(": ", 1)[-1]
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
