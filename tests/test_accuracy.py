@@ -221,7 +221,9 @@ def test_a_sample_covers_every_stratum_and_both_ends(size):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("shape", [(100, 100, 100), (1, 4096, 512), (4096, 1, 64), (6000, 6000, 512)])
+@pytest.mark.parametrize(
+    "shape", [(100, 100, 100), (1, 4096, 512), (4096, 1, 64), (6000, 6000, 512)]
+)
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_gpu_references_agree_with_torch(pair, shape, layout):
     def mm(a, b, c):

@@ -76,7 +76,9 @@ PER_CLOCK_AND_SM = {
 def test_peaks_are_dense(gpu):
     known = gpu.slug.removeprefix("nvidia-")
     rate = next(v for k, v in sorted(PER_CLOCK_AND_SM.items(), reverse=True) if known.startswith(k))
-    assert gpu.peak_tflops["float16"] == pytest.approx(rate * gpu.sms * gpu.clock_mhz / 1e6, rel=0.02)
+    assert gpu.peak_tflops["float16"] == pytest.approx(
+        rate * gpu.sms * gpu.clock_mhz / 1e6, rel=0.02
+    )
 
 
 def test_the_ceiling_follows_the_clock_upwards_only():

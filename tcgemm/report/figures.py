@@ -283,6 +283,7 @@ def draw_squares(table: pd.DataFrame, gpu: Gpu) -> Picture:
     leaders = best(square)
     backends = list(square["backend"].cat.categories)
     sizes = sorted({int(s) for s in square["M"]})
+    ticks = [s for s in sizes if s & (s - 1) == 0] or sizes
     with mpl.rc_context(RC):
         figure = Figure(figsize=(WIDTH, 3.3 * len(pairs)), layout="constrained")
         axes = figure.subplots(len(pairs), len(layouts), squeeze=False, sharex=True)
@@ -315,7 +316,7 @@ def draw_squares(table: pd.DataFrame, gpu: Gpu) -> Picture:
                     )  # fmt: skip
                 ax.set_xscale("log", base=2)
                 ax.set_xlim(sizes[0] / 1.1, sizes[-1] * 1.05)
-                ax.xaxis.set_major_locator(FixedLocator(sizes))
+                ax.xaxis.set_major_locator(FixedLocator(ticks))
                 ax.xaxis.set_minor_locator(NullLocator())
                 ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0f}"))
                 ax.set_ylim(0, top)
@@ -593,8 +594,11 @@ def draw_accuracy(table: pd.DataFrame) -> Picture:
                 of = _of(checked, pair)
                 of = of[of["backend"].eq(backend) & of["kernel"].eq(kernel)]
                 if of.empty:
+                    ends = _of(table, pair)
+                    ends = ends[ends["backend"].eq(backend) & ends["kernel"].eq(kernel)]
+                    why = ", ".join(dict.fromkeys(ends["status"].replace("ok", "not checked")))
                     ax.text(
-                        0.99, y, "not checked", va="center", ha="right", color=MUTED, fontsize=8,
+                        0.01, y, why or "not measured", va="center", color=MUTED, fontsize=8,
                         style="italic", transform=ax.get_yaxis_transform(),
                     )  # fmt: skip
                     continue
