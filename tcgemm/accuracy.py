@@ -106,7 +106,7 @@ class _Region:
     slack: torch.Tensor
 
     def ratio(self, c: torch.Tensor) -> float:
-        part = c if self.dim is None else c.index_select(self.dim, self.index)
+        part = c if self.dim is None or self.index is None else c.index_select(self.dim, self.index)
         return _worst_ratio(part, self.exact, self.slack)
 
 
@@ -168,9 +168,7 @@ class Oracle:
 
     def _output(self) -> tuple[torch.Tensor, torch.Tensor]:
         size = self.shape[0] * self.shape[1]
-        flat = torch.full(
-            (size + 2 * GUARD,), math.nan, dtype=self.dtype_out, device=self.device
-        )
+        flat = torch.full((size + 2 * GUARD,), math.nan, dtype=self.dtype_out, device=self.device)
         return flat, flat[GUARD : GUARD + size].view(self.shape)
 
     def _run(self, run: Run, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -255,7 +253,7 @@ def largest_integer(K: int, dtype_out: torch.dtype) -> int:
 
 def _references(a: torch.Tensor, b: torch.Tensor, seed: int) -> list[_Region]:
     (M, K), N = a.shape, b.shape[1]
-    a, b = a.double(), b.double()
+    a, b = a.to(torch.float64, copy=True), b.to(torch.float64, copy=True)
     factor = ACCUMULATION * math.sqrt(K)
     small = M * N * K <= WHOLE_PRODUCTS and M * N <= WHOLE_ELEMENTS
     if not a.is_cuda or small:

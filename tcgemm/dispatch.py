@@ -55,7 +55,7 @@ class Kernel:
     shapes: str = "any shape, stride and alignment"
     """The limits that ``refuse`` enforces, in words."""
     refuse: Callable[[Problem], str | None] = field(default=lambda problem: None)
-    """A sentence with the numbers when shape, strides or alignment do not fit; None when they do."""
+    """A sentence with the numbers where shape, strides or alignment do not fit, else None."""
     plan: Callable[[Problem], Mapping[str, int | str]] = field(default=lambda problem: {})
     """How the kernel would run the problem: keyword arguments of the callable."""
     deterministic: bool = True
@@ -305,7 +305,8 @@ def _output(
     if dtype not in (a.dtype, torch.float32):
         given = "out_dtype" if out_dtype is not None else "out.dtype"
         raise OperandTypeError(
-            f"{given} is {_dtype_name(dtype)}: C is {_dtype_name(a.dtype)}, as A and B are, or float32"
+            f"{given} is {_dtype_name(dtype)}: C is {_dtype_name(a.dtype)}, as A and B are, "
+            "or float32"
         )
     if out is None:
         return a.new_empty(shape, dtype=dtype)
