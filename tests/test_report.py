@@ -82,6 +82,12 @@ def small(folder, gpu=H200):
     return write(folder, gpu, shapes=shapes, dtypes=("bfloat16",), layouts=("nn",))
 
 
+@pytest.fixture(autouse=True)
+def away_from_the_project(tmp_path, monkeypatch):
+    """The default README is that of the current folder: never the project's own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def no_figures(monkeypatch):
     """For tests of what surrounds the figures: drawing them is most of the time."""
@@ -392,6 +398,18 @@ def test_a_readme_without_a_pair_of_markers_stays(no_figures, tmp_path, monkeypa
     assert Path("README.md").read_text() == text
 
 
+def test_results_from_elsewhere_stay_out_of_the_readme_here(no_figures, tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    inside, outside = small(project / "reports/nvidia-h200"), small(tmp_path / "outside")
+    text = f"{markdown.BEGIN}\ntable\n{markdown.END}\n"
+    (project / "README.md").write_text(text)
+    monkeypatch.chdir(project)
+    report_write.write([outside])
+    assert Path("README.md").read_text() == text
+    report_write.write([inside])
+    assert "### NVIDIA H200" in Path("README.md").read_text()
+
+
 def test_a_cpu_folder_leaves_the_project_readme_alone(no_figures, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"{markdown.BEGIN}\ntable\n{markdown.END}\n")
@@ -409,7 +427,7 @@ def test_stale_figures_go(tmp_path):
     assert not (folder / "figures/squares.svg").exists()
 
 
-@pytest.mark.parametrize("gpu", [H200, None], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("gpu", [H200, None], ids=["H200", "CPU"])
 def test_a_folder_without_rows_says_so(tmp_path, gpu):
     folder = write(tmp_path / "empty", gpu, shapes={})
     report_write.write([folder])

@@ -30,7 +30,7 @@ def report(
         Optional[Path],  # noqa: UP045
         typer.Option(
             help="Markdown file whose table between the tcgemm:report markers is rewritten; by "
-            "default ./README.md if it has them.",
+            "default ./README.md if it has them, for folders below it.",
             show_default=False,
         ),
     ] = None,

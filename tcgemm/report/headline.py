@@ -183,7 +183,7 @@ def method(folder: Folder) -> list[str]:
     caches = timed["cache"].value_counts()
     said.append(
         "Each kernel was timed in turn with cuBLAS, round by round"
-        + _range("; rounds a case", timed["rounds"], "")
+        + _range(",", timed["rounds"], " rounds a case")
         + ". The ratio is the median of the pairs, the time the median of the rounds. Timers: "
         + ", ".join(f"{t} on {n}" for t, n in sorted(timers.items()))
         + ". Caches: "

@@ -93,7 +93,7 @@ def project_section(folders: Sequence[Folder], readme: Path) -> str | None:
     for folder in folders:
         head = headline([folder])
         wanted = [line for line in head.lines if line.dtype == "bfloat16"] or head.lines
-        where = os.path.relpath(folder.path, readme.parent).replace(os.sep, "/")
+        where = os.path.relpath(folder.path.resolve(), readme.parent).replace(os.sep, "/")
         parts += [
             f"### {folder.name}",
             sentence(folder),
