@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 CSRC = Path(__file__).parent / "csrc"
@@ -73,17 +74,27 @@ def wheel_folders() -> list[Path]:
 
 
 def cuda_home(nvcc: Path) -> Path:
-    """The toolkit that an nvcc belongs to: the folder that holds include/cuda_runtime.h."""
+    """The toolkit that an nvcc belongs to: the folder that holds include/cuda_runtime.h.
+
+    nvcc may be a link or a script that calls the real one, so where the folder above its own does
+    not do, nvcc itself is asked.
+    """
     for path in (nvcc, nvcc.resolve()):
-        home = path.parent.parent
-        if (home / "include" / "cuda_runtime.h").is_file():
-            return home
-    return nvcc.resolve().parent.parent
+        if _is_home(path.parent.parent):
+            return path.parent.parent
+    command = [str(nvcc), "--dryrun", "-x", "cu", "-E", os.devnull]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
+    return Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
+
+
+def _is_home(folder: Path) -> bool:
+    return (folder / "include" / "cuda_runtime.h").is_file()
 
 
 def include_folders(nvcc: Path) -> list[Path]:
     """Folders that an nvcc from the older wheels, where each has its own, must be told of."""
-    if (cuda_home(nvcc) / "include" / "cuda_runtime.h").is_file():
+    if _is_home(cuda_home(nvcc)):
         return []
     return [folder / "include" for folder in wheel_folders() if (folder / "include").is_dir()]
 
