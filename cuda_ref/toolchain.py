@@ -14,10 +14,15 @@ from pathlib import Path
 
 CSRC = Path(__file__).parent / "csrc"
 
+WHEELS = ("nvcc", "crt", "runtime", "cccl")
+"""The parts of a toolkit that nvcc needs, as wheels nvidia-cuda-...; and nvidia-nvvm."""
+
 NO_NVCC = (
-    "nvcc was not found in CUDA_HOME, on PATH or in the pip wheels: "
-    "install the CUDA toolkit and set CUDA_HOME, or run "
-    "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
+    "nvcc was not found in CUDA_HOME, on PATH or in the pip wheels: install the CUDA toolkit and "
+    "set CUDA_HOME, or, all of one version, which is the one that torch is built with, run pip "
+    "install "
+    + " ".join(f"'nvidia-cuda-{part}==13.0.*'" for part in WHEELS)
+    + " 'nvidia-nvvm==13.0.*'"
 )
 
 
@@ -119,7 +124,6 @@ def nvcc_flags(sm: str) -> list[str]:
         f"-gencode=arch=compute_{number},code={sm}",
         f"-DTCGEMM_SM={re.sub('[a-z]', '', number)}",
         "-lineinfo",
-        "--split-compile=0",
         "-U__CUDA_NO_HALF_OPERATORS__",
         "-U__CUDA_NO_HALF_CONVERSIONS__",
         "-U__CUDA_NO_HALF2_OPERATORS__",

@@ -197,7 +197,7 @@ def test_the_toolkit_of_a_script_that_calls_nvcc_is_found(tmp_path):
 
 def test_no_nvcc_no_cxx_and_no_ninja_each_name_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "find_nvcc", lambda: None)
-    with pytest.raises(RuntimeError, match="pip install nvidia-cuda-nvcc"):
+    with pytest.raises(RuntimeError, match="pip install 'nvidia-cuda-nvcc=="):
         build.require_toolchain()
     monkeypatch.setattr(build, "find_nvcc", lambda: (tmp_path / "nvcc", "PATH"))
     monkeypatch.setattr(build, "find_cxx", lambda: None)

@@ -75,7 +75,7 @@ def test_a_compile_error_says_what_nvcc_said(tmp_path, monkeypatch):
 
 def test_no_nvcc_names_the_remedy(monkeypatch):
     monkeypatch.setattr(inspection, "find_nvcc", lambda: None)
-    with pytest.raises(RuntimeError, match="pip install nvidia-cuda-nvcc"):
+    with pytest.raises(RuntimeError, match="pip install 'nvidia-cuda-nvcc=="):
         inspection.compile_only("naive", "sm_80")
 
 
