@@ -1,10 +1,10 @@
 // C[M, N] = A[M, K] B[K, N] on the tensor cores, for any size, stride and alignment.
 //
 // ADDS           checked copies. Where an operand's rows are 16-byte aligned, cp.async copies what
-//                is inside and fills the rest of each vector with zeros; where they are not, threads
-//                copy element by element. Both operands are zero past K, so that no Inf or NaN of
-//                stale memory meets a zero. A warp tile of 64 x 64 (64 FLOP per byte from global
-//                and 32 from shared memory) and NUM_STAGES stages, two of them on their way.
+//                is inside and fills the rest of each vector with zeros; elsewhere threads copy
+//                element by element. Both operands are zero past K, so that no Inf or NaN of stale
+//                memory meets a zero. A warp tile of 64 x 64 (64 FLOP per byte from global and 32
+//                from shared memory) and NUM_STAGES stages, two of them on their way.
 // STILL MISSING  wgmma. On Hopper these mma instructions reach about 63 % of the tensor cores'
 //                rate, and every operand passes through registers on the way. The rungs for sm_90
 //                go on from here.
@@ -48,7 +48,8 @@ constexpr int STAGE_BYTES = (A_TILE + B_TILE) * 2;
 constexpr int C_LD = BLOCK_N + PAD / 2;
 constexpr int C_BYTES = BLOCK_M * C_LD * 4;
 // The tile of C takes the place of the stages once they are used up.
-constexpr int SHARED_BYTES = NUM_STAGES * STAGE_BYTES > C_BYTES ? NUM_STAGES * STAGE_BYTES : C_BYTES;
+constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
+constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K * (BLOCK_M + PAD) <= A_TILE && BLOCK_K * (BLOCK_N + PAD) <= B_TILE);
 static_assert(THREADS % BLOCK_M == 0 && THREADS % BLOCK_N == 0 && THREADS % BLOCK_K == 0);
@@ -222,6 +223,8 @@ Operand operand(const Matrix& matrix) {
     std::swap(result.outer, result.inner);
     std::swap(result.outer_stride, result.inner_stride);
   }
+  // The stride of a single row may be any number; 0 keeps the addresses past it aligned too.
+  if (result.outer == 1) result.outer_stride = 0;
   result.vectors =
       rows_aligned(result.data, result.outer, result.outer_stride, result.inner_stride, 2);
   return result;

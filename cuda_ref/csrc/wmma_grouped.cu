@@ -1,10 +1,11 @@
-// C[M, N] = A[M, K] B[K, N] on the tensor cores, in an order and a layout that the memories like.
+// C[M, N] = A[M, K] B[K, N] on the tensor cores, in an order and a layout that caches like.
 //
 // ADDS           grouped ordering: tiles of C are visited down groups of GROUP_M rows, so that the
-//                blocks in flight share rows of A and columns of B in L2. PAD: rows in shared memory
-//                are 8 elements longer, so the eight 16-byte pieces that a warp reads at once lie in
-//                different banks (40 elements are 80 bytes: 0, 80, 32, 112, ... mod 128). BLOCK_K 32
-//                halves the barriers. Fragments are loaded once and used twice each.
+//                blocks in flight share rows of A and columns of B in L2. PAD: rows in shared
+//                memory are 8 elements longer, so the eight 16-byte pieces that a warp reads at
+//                once lie in different banks (40 elements are 80 bytes, so they begin at 0, 80,
+//                32, 112, 64, 16, 96 and 48 mod 128). BLOCK_K 32 halves the barriers. Fragments
+//                are loaded once and used twice each.
 // STILL MISSING  sizes that are no multiple of the tile, rows that are not 16-byte aligned, and a
 //                tile large enough for Hopper: at 32 FLOP per byte the copies from L2 alone set the
 //                pace. See wmma_any.cu.
@@ -48,7 +49,8 @@ constexpr int STAGE_BYTES = (A_TILE + B_TILE) * 2;
 constexpr int C_LD = BLOCK_N + PAD;
 constexpr int C_BYTES = BLOCK_M * C_LD * 4;
 // The tile of C takes the place of the stages once they are used up.
-constexpr int SHARED_BYTES = NUM_STAGES * STAGE_BYTES > C_BYTES ? NUM_STAGES * STAGE_BYTES : C_BYTES;
+constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
+constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K * (BLOCK_M + PAD) <= A_TILE && BLOCK_K * (BLOCK_N + PAD) <= B_TILE);
 static_assert(BLOCK_M * BLOCK_K % (THREADS * VECTOR) == 0);
