@@ -1,10 +1,10 @@
 // C[M, N] = A[M, K] B[K, N] on the tensor cores, for any size, stride and alignment.
 //
-// ADDS           checked copies. Where an operand's rows are 16-byte aligned, cp.async copies what
-//                is inside and fills the rest of each vector with zeros; elsewhere threads copy
-//                element by element. Both operands are zero past K, so that no Inf or NaN of stale
-//                memory meets a zero. A warp tile of 64 x 64 (64 FLOP per byte from global and 32
-//                from shared memory) and NUM_STAGES stages, two of them on their way.
+// ADDS           checked copies. Where an operand's rows are 16-byte aligned, cp.async copies the
+//                vectors that lie inside; all else the threads copy element by element, with zeros
+//                outside. Both operands are zero past K, so that no Inf or NaN of stale memory meets
+//                a zero. A warp tile of 64 x 64 (64 FLOP per byte from global and 32 from shared
+//                memory) and NUM_STAGES stages, two of them on their way.
 // STILL MISSING  wgmma. On Hopper these mma instructions reach about 63 % of the tensor cores'
 //                rate, and every operand passes through registers on the way. The rungs for sm_90
 //                go on from here.
@@ -81,12 +81,21 @@ __device__ void copy_tile(In* tile, const Operand& from, int64_t outer0, int64_t
     constexpr int ROWS = THREADS * VECTOR / INNER;
     const int row = threadIdx.x * VECTOR / INNER;
     const int col = threadIdx.x * VECTOR % INNER;
-    const int bytes = clamp(from.inner - inner0 - col, VECTOR) * static_cast<int>(sizeof(In));
+    const int cols = clamp(from.inner - inner0 - col, VECTOR);
     const In* source = data + row * from.outer_stride + inner0 + col;
+    In* to = &tile[row * WIDTH + col];
 #pragma unroll
     for (int i = 0; i < OUTER; i += ROWS) {
-      cp_async_16(&tile[(row + i) * WIDTH + col], source, row + i < rows ? bytes : 0);
-      source += ROWS * from.outer_stride;
+      if (row + i < rows && cols == VECTOR) cp_async_16(to + i * WIDTH, source + i * from.outer_stride);
+    }
+    if (rows == OUTER && cols == VECTOR) return;
+#pragma unroll 1
+    for (int i = 0; i < OUTER; i += ROWS) {
+      const int inside = row + i < rows ? cols : 0;
+#pragma unroll 1
+      for (int e = 0; e < VECTOR && inside < VECTOR; ++e) {
+        to[i * WIDTH + e] = e < inside ? source[i * from.outer_stride + e] : from_float<In>(0.0f);
+      }
     }
   } else {
     constexpr int ROWS = THREADS / INNER;
@@ -209,13 +218,6 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   }
 }
 
-// True where every row of the matrix in its storage order begins at a multiple of 16 bytes.
-bool rows_aligned(const void* data, int64_t outer, int64_t outer_stride, int64_t inner_stride,
-                  int64_t element_bytes) {
-  return inner_stride == 1 && aligned_16(data) &&
-         (outer == 1 || outer_stride * element_bytes % 16 == 0);
-}
-
 Operand operand(const Matrix& matrix) {
   Operand result = {matrix.data, matrix.rows, matrix.cols, matrix.row_stride, matrix.col_stride,
                     false};
@@ -223,8 +225,6 @@ Operand operand(const Matrix& matrix) {
     std::swap(result.outer, result.inner);
     std::swap(result.outer_stride, result.inner_stride);
   }
-  // The stride of a single row may be any number; 0 keeps the addresses past it aligned too.
-  if (result.outer == 1) result.outer_stride = 0;
   result.vectors =
       rows_aligned(result.data, result.outer, result.outer_stride, result.inner_stride, 2);
   return result;

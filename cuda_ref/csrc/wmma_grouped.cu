@@ -58,16 +58,24 @@ static_assert(BLOCK_K * (BLOCK_M + PAD) <= A_TILE && BLOCK_K * (BLOCK_N + PAD) <
 static_assert(BLOCK_M * BLOCK_K % (THREADS * VECTOR) == 0);
 static_assert(BLOCK_K * BLOCK_N % (THREADS * VECTOR) == 0);
 
-// Copies OUTER rows of INNER elements, `stride` elements apart, to rows INNER + PAD apart.
+// Where in a tile of rows of INNER elements the thread's first vector lies.
+template <int INNER>
+__device__ int first_row() {
+  return threadIdx.x * VECTOR / INNER;
+}
+template <int INNER>
+__device__ int first_col() {
+  return threadIdx.x * VECTOR % INNER;
+}
+
+// Copies OUTER rows of INNER elements, `stride` elements apart, to rows INNER + PAD apart. `from` is
+// the thread's first vector; it stays in that column, so that only the row changes.
 template <int OUTER, int INNER, typename In>
 __device__ void copy_tile(In* tile, const In* from, int64_t stride) {
+  constexpr int ROWS = THREADS * VECTOR / INNER;
+  In* to = &tile[first_row<INNER>() * (INNER + PAD) + first_col<INNER>()];
 #pragma unroll
-  for (int i = 0; i < OUTER * INNER / (THREADS * VECTOR); ++i) {
-    const int index = (threadIdx.x + i * THREADS) * VECTOR;
-    const int row = index / INNER;
-    const int col = index % INNER;
-    cp_async_16(&tile[row * (INNER + PAD) + col], &from[row * stride + col]);
-  }
+  for (int i = 0; i < OUTER; i += ROWS) cp_async_16(to + i * (INNER + PAD), from + i * stride);
 }
 
 template <typename In, typename Out, bool A_T, bool B_T>
@@ -85,8 +93,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const Tile tile = grouped_tile<GROUP_M>(blockIdx.x, tiles_m, tiles_n);
   const int64_t m0 = static_cast<int64_t>(tile.m) * BLOCK_M;
   const int64_t n0 = static_cast<int64_t>(tile.n) * BLOCK_N;
-  const In* a = static_cast<const In*>(gemm.a.data) + m0 * gemm.a.row_stride;
-  const In* b = static_cast<const In*>(gemm.b.data) + n0 * gemm.b.col_stride;
+  const In* a = static_cast<const In*>(gemm.a.data) + m0 * gemm.a.row_stride +
+                first_row<A_LD - PAD>() * lda + first_col<A_LD - PAD>();
+  const In* b = static_cast<const In*>(gemm.b.data) + n0 * gemm.b.col_stride +
+                first_row<B_LD - PAD>() * ldb + first_col<B_LD - PAD>();
 
   // Each operand lies in shared memory in its own storage order.
   const auto load_stage = [&](int stage) {
