@@ -36,7 +36,7 @@ constexpr int MMA_M = 16;
 constexpr int MMA_N = 16;
 constexpr int MMA_K = 16;
 constexpr int NUM_STAGES = 2;
-constexpr int GROUP_M = 8;
+constexpr int GROUP_M = 16;
 constexpr int PAD = 8;
 // Six blocks leave 80 registers a thread: enough, where the compiler's own guess of 72 spills.
 constexpr int BLOCKS_PER_SM = 6;
