@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .build import CSRC, library
+from .build import CSRC, library, shared_symbols
 from .findings import Finding, describe
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
@@ -24,6 +24,8 @@ DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
 _ELEMENTS = ("f16", "bf16", "tf32", "f32", "f64", "s8", "u8", "s32", "e4m3", "e5m2")
 _MAX_FINDINGS = 24
 _MAX_MMA_KINDS = 12
+_MAX_GUARDS = 62
+_MAX_FRAMES = 12
 
 
 class SimulationError(RuntimeError):
@@ -57,6 +59,10 @@ class _Request(ctypes.Structure):
         ("threads_per_sm", ctypes.c_int32),
         ("shared_per_sm", ctypes.c_int64),
         ("l2_bytes", ctypes.c_int64),
+        ("shared_static", ctypes.c_int64),
+        ("guard_count", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("guards", ctypes.c_int32 * _MAX_GUARDS),
     )
 
 
@@ -86,6 +92,7 @@ class _Finding(ctypes.Structure):
         ("other_pc", ctypes.c_uint64),
         ("site", _Site),
         ("other_site", _Site),
+        ("frames", ctypes.c_uint64 * _MAX_FRAMES),
         ("times", ctypes.c_int64),
     )
 
@@ -335,6 +342,10 @@ def simulate(
     if machine is not None:
         request.sms, request.threads_per_sm = machine.sms, machine.threads_per_sm
         request.shared_per_sm, request.l2_bytes = machine.shared_per_sm, machine.l2_bytes
+    request.shared_static, guards = shared_symbols(library_path)
+    request.guard_count = min(len(guards), _MAX_GUARDS)
+    for i, offset in enumerate(guards[:_MAX_GUARDS]):
+        request.guards[i] = offset
     result = _Result()
     failure = _entry(library_path)(ctypes.byref(request), ctypes.byref(result))
     if failure:

@@ -167,16 +167,39 @@ def _object(source: Path, observed: bool, headers: str, folder: Path) -> Path:
     return final
 
 
+def _thread_locals(file: Path) -> list[tuple[str, int, int, bool]]:
+    """(name, offset, bytes, defined) of the thread-local variables in an object or library."""
+    listing = subprocess.run(
+        ["readelf", "-sW", str(file)], capture_output=True, text=True, check=True
+    ).stdout
+    return [
+        (fields[7], int(fields[1], 16), int(fields[2], 0), fields[6] != "UND")
+        for fields in map(str.split, listing.splitlines())
+        if len(fields) == 8 and fields[3] == "TLS"
+    ]
+
+
 def _dynamic_names(object_file: Path) -> set[str]:
     """The names under which a kernel reaches dynamic shared memory: undefined thread-locals."""
-    listing = subprocess.run(
-        ["readelf", "-sW", str(object_file)], capture_output=True, text=True, check=True
-    ).stdout
-    return {
-        fields[7]
-        for fields in map(str.split, listing.splitlines())
-        if len(fields) == 8 and fields[3] == "TLS" and fields[6] == "UND"
-    }
+    return {name for name, _, _, defined in _thread_locals(object_file) if not defined}
+
+
+@cache
+def shared_symbols(library: Path) -> tuple[int, tuple[int, ...]]:
+    """Bytes of the largest kernel's static shared memory, and the offsets of g++'s guards.
+
+    A library holds one kernel in several instances (types, layouts), each with arrays of its own;
+    a launch runs one of them.
+    """
+    arrays: dict[str, int] = {}
+    guards = []
+    for name, offset, size, _ in _thread_locals(library):
+        if name.startswith("_ZGV"):
+            guards.append(offset)
+        elif name.startswith("_ZZ"):
+            function = name[3 : name.rindex("E") + 1]
+            arrays[function] = arrays.get(function, 0) + size
+    return max(arrays.values(), default=0), tuple(sorted(set(guards)))
 
 
 def _dynamic_source(names: set[str]) -> str:

@@ -33,7 +33,13 @@ KINDS = (
 """Names of the kinds, in the order of ``Kind`` in src/internal.hpp."""
 
 _FATAL = {"divergent warp", "deadlock", "crash", "timeout", "wild address", "bad launch"}
-_INCLUDE = str(Path(__file__).parent)
+# A misplaced barrier brings races with it, and a bad copy uninitialised reads: causes come first.
+_FIRST = (
+    "crash", "timeout", "deadlock", "divergent warp", "wild address", "bad launch",
+    "divergent barrier", "exited before barrier", "out of bounds", "out of shared memory",
+    "misaligned", "async copy in flight", "writes an input", "written twice", "uninitialised",
+    "race", "not written", "none",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ def _resolve(library: Path, addresses: Sequence[int]) -> dict[int, tuple[str, st
         own = [
             (function, place)
             for function, place in frames
-            if not place.startswith("??") and "/simulator/" not in place and "/c++/" not in place
+            if re.search(r":[1-9]\d*$", place) and not re.search(r"/simulator/|/c\+\+/", place)
         ]
         if not own:
             found[address] = (frames[0][0] if frames else "", None)
@@ -125,7 +131,9 @@ def describe(
     if not raw:
         return source.stem, ()
     # A return address may belong to the next line: one byte before it is in the call.
-    addresses = [kernel_pc + 1] + [pc for f in raw for pc in (f.pc, f.other_pc)]
+    addresses = [kernel_pc + 1]
+    for f in raw:
+        addresses += [f.pc, f.other_pc, *f.frames]
     resolved = _resolve(library, [a - 1 for a in addresses if a])
     kernel = _bare(resolved.get(kernel_pc, (source.stem, None))[0]) or source.stem
 
@@ -135,14 +143,26 @@ def describe(
             place = f"{Path(site.file.decode()).name}:{site.line}"
         return place
 
-    return kernel, tuple(_finding(f, kernel, line, shapes) for f in raw)
+    found = []
+    for f in raw:
+        where = line(f.pc, f.site)
+        for pc in f.frames:
+            where = where or line(pc, None)
+        found.append(_finding(f, kernel, where, line(f.other_pc, f.other_site), shapes))
+    found.sort(key=lambda finding: _FIRST.index(finding.kind))
+    return kernel, tuple(found)
 
 
-def _finding(f: Any, kernel: str, line: Any, shapes: tuple[tuple[int, int], ...]) -> Finding:
+def _finding(
+    f: Any,
+    kernel: str,
+    where: str | None,
+    other_where: str | None,
+    shapes: tuple[tuple[int, int], ...],
+) -> Finding:
     kind = KINDS[f.kind]
     block, thread = _place(f.at)
     operand = "ABC"[f.operand] if f.operand >= 0 else None
-    where, other_where = line(f.pc, f.site), line(f.other_pc, f.other_site)
     index = (f.row, f.col) if operand is not None and kind != "crash" else None
     verb = "writes" if f.write else "reads"
     threadless = kind in ("not written",) or f.has_other < 0

@@ -3,6 +3,7 @@
 // A run forks a leader, which calls the launcher; each launch forks helpers, and all of them take
 // blocks from one counter. Operands lie in mappings shared by these processes, so a kernel that
 // crashes, hangs or writes where it should not harms nobody's memory but its own.
+#include <execinfo.h>
 #include <link.h>
 #include <pthread.h>
 #include <signal.h>
@@ -698,8 +699,7 @@ void crash_handler(int signal, siginfo_t* info, void* context) {
 #endif
   if (worker) {
     const bool timeout = signal == SIGUSR1;
-    // A runtime function has no place in the kernel's source: its caller has.
-    uint64_t where = pc - reinterpret_cast<uint64_t>(image_low) + 1;
+    const uint64_t where = pc - reinterpret_cast<uint64_t>(image_low) + 1;
     worker->finding_count = std::min(worker->finding_count, MAX_FINDINGS - 1);
     if (Finding* f = report(timeout ? Kind::timeout : Kind::crash, where)) {
       f->signal = signal;
@@ -707,6 +707,10 @@ void crash_handler(int signal, siginfo_t* info, void* context) {
       f->at.block[1] = block_index.y;
       f->at.block[2] = block_index.z;
       f->offset = static_cast<int64_t>(reinterpret_cast<uint64_t>(info->si_addr));
+      // Where the fault lies in the runtime, one of its callers has a place in the kernel's source.
+      void* frames[MAX_FRAMES];
+      const int count = backtrace(frames, MAX_FRAMES);
+      for (int i = 0; i < count; ++i) f->frames[i] = relative_pc(frames[i]);
       if (!current) f->has_other = -1;  // outside every thread: the launcher, or a block's start
     }
   }
@@ -788,7 +792,7 @@ int run_grid(const Launch& launch) {
     warps[w].present = left >= 32 ? ~0u : (1u << left) - 1;
   }
   control->launch = {{g.x, g.y, g.z}, {b.x, b.y, b.z},
-                     static_cast<uint64_t>(shared_high - shared_low) - MAX_SHARED,
+                     static_cast<uint64_t>(request.shared_static),
                      launch.shared_bytes, relative_pc(launch.kernel)};
   control->next_block.store(0);
   prepare_stacks();

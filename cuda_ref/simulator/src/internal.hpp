@@ -25,6 +25,8 @@ constexpr int MAX_WARPS = MAX_THREADS / 32;
 constexpr int MAX_WORKERS = 64;
 constexpr int MAX_FINDINGS = 24;
 constexpr int MAX_MMA_KINDS = 12;
+constexpr int MAX_GUARDS = 62;
+constexpr int MAX_FRAMES = 12;
 
 // ---- what Python passes and reads: plain C layout, mirrored by ctypes in __init__.py ----
 
@@ -43,6 +45,10 @@ struct Request {
   double timeout_s;
   int32_t sms, threads_per_sm;
   int64_t shared_per_sm, l2_bytes;
+  int64_t shared_static;  // bytes of the kernel's own __shared__ arrays
+  // Offsets in the thread-local block of the guards that g++ sets beside arrays of class type.
+  int32_t guard_count, unused;
+  int32_t guards[MAX_GUARDS];
 };
 
 enum class Kind : int32_t {
@@ -65,6 +71,7 @@ struct Finding {
   int64_t offset;    // bytes: in shared memory, or from the operand's start
   uint64_t pc, other_pc;      // relative to the library
   Site site, other_site;      // file may be null
+  uint64_t frames[MAX_FRAMES];  // of a crash or timeout: return addresses, innermost first
   int64_t times;
 };
 

@@ -236,6 +236,12 @@ bool in_shared(const char* address) {
          static_cast<size_t>(shared_high - shared_low);
 }
 
+bool is_guard(const char* address) {
+  for (int i = 0; i < request.guard_count; ++i)
+    if (address - shared_low == request.guards[i]) return true;
+  return false;
+}
+
 // Checks that a shared access lies in what the block asked for.
 bool shared_exists(char* address, int bytes, bool write, uint64_t pc) {
   const char* dynamic = reinterpret_cast<char*>(tcgemm_dynamic_shared);
@@ -261,6 +267,7 @@ void access(void* pointer, int bytes, bool write, int alignment, uint64_t pc) {
   char* address = static_cast<char*>(pointer);
   if (static_cast<size_t>(address - t->stack) < STACK_BYTES) return;
   if (in_shared(address)) {
+    if (bytes == 1 && is_guard(address)) return;
     if (!shared_exists(address, bytes, write, pc)) return;
     if (request.check) {
       if (reinterpret_cast<uintptr_t>(address) % alignment) misaligned(pc, -1, address, bytes, write);
