@@ -1,5 +1,77 @@
 """``tcgemm ...``: arguments only. Heavy imports happen inside the commands."""
 
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+from .bench.command import bench
+from .errors import TcgemmError
+from .report.command import report
+
+app = typer.Typer(
+    name="tcgemm",
+    help="Matrix multiplication on tensor cores, in Triton and in CUDA C++, beside cuBLAS.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("bench")(bench)
+app.command("report")(report)
+
+
+@app.command("kernels")
+def kernels(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a kernel.")] = False,
+) -> None:
+    """List all kernels: what each adds, what it supports, whether it runs here."""
+    from . import dispatch
+
+    frame = dispatch.kernels()
+    if json:
+        typer.echo(frame.to_json(orient="records", indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("kernel", "adds", "takes", "types", "sm", "here")
+    for row in frame.itertuples():
+        table.add_row(
+            f"{row.backend}/{row.kernel}",
+            str(row.adds),
+            str(row.shapes),
+            str(row.type_pairs).replace(", ", "\n"),
+            f"{row.capability}+",
+            "yes" if row.runs_here else f"no: {row.why_not}",
+        )
+    Console().print(table)
+
+
+@app.command("doctor")
+def doctor() -> None:
+    """Say what was found on this machine, what is missing, and the one line that mends it."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from .doctor import checks
+
+    table = Table("", "what", "found", "to mend it", show_lines=False)
+    results = checks()
+    for check in results:
+        mark = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
+        table.add_row(mark[check.state], check.what, escape(check.found), escape(check.cure))
+    Console().print(table)
+    if any(check.state == "missing" for check in results):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit status 2."""
+    try:
+        app()
+    except TcgemmError as error:
+        typer.echo(f"tcgemm: {error}", err=True)
+        sys.exit(2)

@@ -55,7 +55,7 @@ class Kernel:
     shapes: str = "any shape, stride and alignment"
     """The limits that ``refuse`` enforces, in words."""
     refuse: Callable[[Problem], str | None] = field(default=lambda problem: None)
-    """A sentence with the numbers when shape, strides or alignment do not fit; None when they do."""
+    """A sentence with the numbers where shape, strides or alignment do not fit, else None."""
     plan: Callable[[Problem], Mapping[str, int | str]] = field(default=lambda problem: {})
     """How the kernel would run the problem: keyword arguments of the callable."""
     deterministic: bool = True
@@ -74,9 +74,17 @@ class Kernel:
             least, here = ("{}.{}".format(*c) for c in (self.capability, problem.capability))
             return f"it needs compute capability {least} and this GPU has {here}"
         if (problem.dtype_in, problem.dtype_out) not in self.pairs:
-            pairs = ", ".join(f"{i} -> {o}" for i, o in self.pairs)
-            return f"{problem.dtype_in} -> {problem.dtype_out} is none of its type pairs: {pairs}"
+            asked = f"{problem.dtype_in} -> {problem.dtype_out}"
+            return f"{asked} is none of its type pairs: {_pairs(self)}"
         return self.refuse(problem)
+
+
+def _pairs(row: Kernel) -> str:
+    """The type pairs in words, e.g. "float16 -> float16 or float32, int8 -> int32"."""
+    outputs: dict[str, list[str]] = {}
+    for dtype_in, dtype_out in row.pairs:
+        outputs.setdefault(dtype_in, []).append(dtype_out)
+    return ", ".join(f"{i} -> {' or '.join(o)}" for i, o in outputs.items())
 
 
 def _module(backend: str) -> Any:
@@ -305,7 +313,8 @@ def _output(
     if dtype not in (a.dtype, torch.float32):
         given = "out_dtype" if out_dtype is not None else "out.dtype"
         raise OperandTypeError(
-            f"{given} is {_dtype_name(dtype)}: C is {_dtype_name(a.dtype)}, as A and B are, or float32"
+            f"{given} is {_dtype_name(dtype)}: C is {_dtype_name(a.dtype)}, as A and B are, "
+            "or float32"
         )
     if out is None:
         return a.new_empty(shape, dtype=dtype)
@@ -406,7 +415,7 @@ def kernels() -> pd.DataFrame:
                     "backend": backend,
                     "kernel": row.name,
                     "adds": row.adds,
-                    "type_pairs": ", ".join(f"{i} -> {o}" for i, o in row.pairs),
+                    "type_pairs": _pairs(row),
                     "shapes": row.shapes,
                     "capability": "{}.{}".format(*row.capability),
                     "runs_here": reason is None,

@@ -1,13 +1,19 @@
-"""The Triton ladder. All that tcgemm knows of it: KERNELS and load."""
+"""The Triton ladder. All that tcgemm knows of it: KERNELS and load.
+
+Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 if __name__ != "tcgemm.triton_kernels":
     raise ImportError("import tcgemm.triton_kernels: the bare name belongs to another distribution")
+
+from . import plans
 
 PAIRS = (
     ("float16", "float16"),
@@ -16,7 +22,34 @@ PAIRS = (
     ("bfloat16", "float32"),
 )
 
-KERNELS: tuple[dict[str, Any], ...] = ()
+
+def _row(name: str, adds: str, **limits: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "adds": adds,
+        "pairs": PAIRS,
+        "devices": ("cuda", "cpu"),
+        "capability": (8, 0),
+        "plan": partial(plans.plan, name),
+        **limits,
+    }
+
+
+KERNELS: tuple[dict[str, Any], ...] = (
+    _row("naive", "one program a tile, tiles in row-major order, tl.dot on tensor cores"),
+    _row(
+        "grouped", "tiles visited in bands of GROUP_M tile rows, so that L2 serves what is shared"
+    ),
+    _row("pipelined", "loads of NUM_STAGES - 1 later K steps in flight; the tile from a table"),
+    _row("persistent", "one program per SM loops over tiles"),
+    _row(
+        "descriptor",
+        "blocks copied by the TMA unit through tensor descriptors; C stored in halves",
+        capability=(9, 0),
+        shapes="A, B and C with one stride of 1, rows and addresses in multiples of 16 bytes",
+        refuse=plans.refuse_descriptor,
+    ),
+)
 
 
 def load(name: str) -> Callable[..., None]:

@@ -4,6 +4,17 @@ entry a run). Measured facts only; everything derived is the report's. Imports n
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..errors import ResultsError
+
 COLUMNS: dict[str, str] = {
     "run": "id of the run in environment.json",
     "suite": "the suite that named the case, or 'shape' for one given by hand",
@@ -36,3 +47,191 @@ COLUMNS: dict[str, str] = {
     "power_w": "board power while it ran, median",
 }
 """The schema of results.csv: column -> meaning, in file order."""
+
+RESULTS = "results.csv"
+ENVIRONMENT = "environment.json"
+
+log = logging.getLogger(__name__)
+
+Row = Mapping[str, object]
+"""Column -> value; a missing column or None is an empty cell."""
+
+
+def read(folder: str | Path) -> list[dict[str, str]]:
+    """The rows of ``folder``/results.csv in file order, every cell as text.
+
+    A last line that a crash cut short is left out, with a warning in the log.
+
+    Raises:
+        ResultsError: no such file, or its columns are not those of COLUMNS.
+    """
+    path = Path(folder) / RESULTS
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise ResultsError(
+            f"{path}: no such file; `tcgemm bench --out {folder}` writes it"
+        ) from None
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
+    whole = _whole_lines(text)
+    if len(whole) < len(text):
+        log.warning("%s: the last line is incomplete (a run was killed?) and left out", path)
+    try:
+        lines = list(csv.reader(io.StringIO(whole.decode(), newline=""), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ResultsError(f"{path}: not a CSV file: {error}") from None
+    if not lines:
+        return []
+    _check_header(path, lines[0])
+    for number, line in enumerate(lines[1:], start=2):
+        if len(line) != len(COLUMNS):
+            raise ResultsError(
+                f"{path}: line {number} has {len(line)} cells and the header {len(COLUMNS)}: "
+                "remove that line"
+            )
+    return [dict(zip(COLUMNS, line, strict=True)) for line in lines[1:]]
+
+
+def read_environment(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """``folder``/environment.json: run id -> facts; empty where there is no such file.
+
+    Raises ResultsError where it is not what a run wrote.
+    """
+    path = Path(folder) / ENVIRONMENT
+    try:
+        runs = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(runs, dict) or not all(isinstance(facts, dict) for facts in runs.values()):
+        raise ResultsError(f"{path}: not an object of runs")
+    return runs
+
+
+class Store:
+    """A results folder, open for one run: rows are appended and flushed one by one.
+
+    Args:
+        folder: created where it is missing.
+        run: id of the run, the key of its facts.
+        environment: its facts; ``gpu_slug`` among them says whose results these are.
+
+    Raises:
+        ResultsError: the folder cannot be written, holds something else, results of another
+            schema, or those of another GPU. Nothing has been written then.
+    """
+
+    def __init__(self, folder: str | Path, run: str, environment: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.run = run
+        self._facts = dict(environment)
+        check_folder(self.folder, str(environment.get("gpu_slug")))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write_environment()
+            self._file = self._open()
+        except OSError as error:
+            raise _unwritable(self.folder, error) from None
+
+    def append(self, row: Row) -> None:
+        """Write one row and flush it. Raises ValueError for a column that does not exist."""
+        if unknown := set(row) - set(COLUMNS):
+            raise ValueError(f"no such column: {', '.join(sorted(unknown))}")
+        line = io.StringIO()
+        cells = [self.run if name == "run" else cell(row.get(name)) for name in COLUMNS]
+        csv.writer(line, lineterminator="\n").writerow(cells)
+        self._file.write(line.getvalue())
+        self._file.flush()
+
+    def update(self, **facts: Any) -> None:
+        """Add facts to the run's entry in environment.json."""
+        self._facts.update(facts)
+        self._write_environment()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _open(self) -> TextIO:
+        path = self.folder / RESULTS
+        if path.exists():
+            text = path.read_bytes()
+            whole = _whole_lines(text)
+            if len(whole) < len(text):
+                log.warning("%s: its last line is incomplete and is removed", path)
+                os.truncate(path, len(whole))
+        file = path.open("a", encoding="utf-8", newline="")
+        if not path.stat().st_size:
+            file.write(",".join(COLUMNS) + "\n")
+            file.flush()
+        return file
+
+    def _write_environment(self) -> None:
+        runs = read_environment(self.folder)
+        runs[self.run] = self._facts
+        path = self.folder / ENVIRONMENT
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+
+def check_folder(folder: str | Path, gpu_slug: str) -> None:
+    """Raise ResultsError, with the remedy, where results of that GPU cannot go into the folder."""
+    folder = Path(folder)
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ResultsError(f"{folder} is a file: --out takes a folder")
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    if names and not names & {RESULTS, ENVIRONMENT}:
+        raise ResultsError(
+            f"{folder} holds other files and no {RESULTS}: choose a new or empty folder with --out"
+        )
+    if RESULTS in names:
+        read(folder)
+    slugs = {str(facts.get("gpu_slug")) for facts in read_environment(folder).values()}
+    if others := slugs - {gpu_slug}:
+        raise ResultsError(
+            f"{folder} holds results of {', '.join(sorted(others))} and this is {gpu_slug}: "
+            "choose another folder with --out"
+        )
+    parent = next((p for p in (folder, *folder.absolute().parents) if p.exists()), folder)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ResultsError(f"{folder} cannot be written: choose another folder with --out")
+    for name in names & {RESULTS, ENVIRONMENT}:
+        if not os.access(folder / name, os.W_OK):
+            raise ResultsError(f"{folder / name} cannot be written: choose another --out")
+
+
+def cell(value: object) -> str:
+    """A value as one cell: no line breaks, floats with six significant digits, None empty."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return " ".join(str(value).split())
+
+
+def _whole_lines(text: bytes) -> bytes:
+    return text[: text.rfind(b"\n") + 1]
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if header == list(COLUMNS):
+        return
+    missing = [name for name in COLUMNS if name not in header]
+    extra = [name for name in header if name not in COLUMNS]
+    parts = [f"missing {', '.join(missing)}"] if missing else []
+    parts += [f"unknown {', '.join(extra)}"] if extra else []
+    raise ResultsError(
+        f"{path}: the columns are of another schema: {'; '.join(parts) or 'another order'}. "
+        "Measure again into a new folder with --out"
+    )
+
+
+def _unwritable(folder: Path, error: OSError) -> ResultsError:
+    return ResultsError(
+        f"{folder} cannot be written ({error.strerror}): choose another folder with --out"
+    )

@@ -1,0 +1,30 @@
+# Two commands: `make report` measures (or checks) and writes the report, `make test` runs all tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS := dev$(shell test -x "$${CUDA_HOME:-/nonexistent}/bin/nvcc" || command -v nvcc >/dev/null 2>&1 || echo ,nvcc)
+
+.PHONY: report test check setup clean
+
+report: setup  ## the quick suite on a GPU (a small checked run without one), then the report
+	$(BIN)/tcgemm bench --suite quick
+	$(BIN)/tcgemm report
+
+test: setup  ## all tests; those that need a GPU skip with a reason where there is none
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup  ## format, lint and types
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+setup: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tcgemm needs Python 3.11 or later: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@echo "Setting up $(VENV) from constraints.txt (once; a minute or more)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

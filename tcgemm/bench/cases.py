@@ -1,0 +1,233 @@
+"""What is measured: shapes in suites, as plain data, each with its origin. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..errors import OperandError, UnknownNameError, UnsupportedError
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+DTYPES_IN = ("float16", "bfloat16")
+DTYPES_OUT = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """C[M, N] = A[M, K] @ B[K, N] on standard normal operands stored in ``layout``."""
+
+    suite: str
+    """The suite that names it, or 'shape' for one given by hand."""
+    M: int
+    N: int
+    K: int
+    dtype_in: str
+    dtype_out: str
+    layout: str
+    """nn, nt, tn or tt: A then B, t is stored transposed; C is row-major."""
+    origin: str
+    """Where the shape comes from, in words."""
+
+    @property
+    def shape(self) -> str:
+        return f"{self.M}x{self.N}x{self.K}"
+
+    def __str__(self) -> str:
+        pair = self.dtype_in
+        if self.dtype_out != self.dtype_in:
+            pair += f" -> {self.dtype_out}"
+        return f"{self.shape} {pair} {self.layout}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    M: int
+    N: int
+    K: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Shapes, and the dtypes and layouts they are measured in unless others are asked for."""
+
+    about: str
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[str, ...] = DTYPES_IN
+    layouts: tuple[str, ...] = ("nn", "nt")
+
+
+def _cubes(sizes: Iterable[int], origin: str) -> tuple[Shape, ...]:
+    return tuple(Shape(n, n, n, origin) for n in sizes)
+
+
+NOTE = "Reddy, Note 001: GEMM Optimization (2026)"
+JETSON = "Gannon, GEMM on Jetson (2024)"
+EXERCISE = "Exercise 02: FP16 GEMM with Tensor Cores"
+
+_NOTE_BROKEN = (
+    Shape(128, 320, 64, f"{NOTE}: its grouped order leaves tiles uncomputed here"),
+    Shape(100, 100, 100, f"{NOTE}: rows that are not 16-byte aligned, where it crashes"),
+    Shape(4096, 128, 4096, f"{NOTE}: its grouped order leaves most tiles uncomputed here"),
+    Shape(127, 129, 65, f"{NOTE}: no dimension is a multiple of anything"),
+)
+
+LLM_WEIGHTS: tuple[tuple[int, int, str], ...] = (
+    (6144, 4096, "Llama 3 8B, Mistral 7B and Mixtral 8x7B: query, key and value projection"),
+    (4096, 4096, "Llama 3 8B, Mistral 7B and Mixtral 8x7B: attention output projection"),
+    (28672, 4096, "Llama 3 8B, Mistral 7B and one Mixtral 8x7B expert: gate and up projection"),
+    (4096, 14336, "Llama 3 8B, Mistral 7B and one Mixtral 8x7B expert: down projection"),
+    (8192, 8192, "Llama 3 70B: attention output projection"),
+    (8192, 28672, "Llama 3 70B: down projection"),
+    (3584, 18944, "Qwen2.5 7B: down projection"),
+    (2112, 7168, "DeepSeek-V3: joint query and key-value down projection (1536 + 576)"),
+    (7168, 2048, "DeepSeek-V3: one expert's down projection"),
+)
+"""(N, K, origin) of weights in well-known models; the layout nt is how torch stores a Linear."""
+
+LLM_TOKENS = (
+    (1, "decode, one sequence"),
+    (16, "decode, batch 16"),
+    (64, "decode, batch 64"),
+    (128, "decode, batch 128"),
+    (4096, "prefill of 4096 tokens"),
+)
+
+SUITES: dict[str, Suite] = {
+    "quick": Suite(
+        "a few shapes of each kind, in about two minutes",
+        (
+            Shape(127, 129, 65, "no dimension is a multiple of anything"),
+            *_cubes((512, 1024, 4096), "squares: launch-bound, small, large"),
+            Shape(16, 4096, 4096, "decode, batch 16: Llama 3 8B attention output projection"),
+            Shape(4096, 4096, 14336, "prefill of 4096 tokens: Llama 3 8B down projection"),
+        ),
+        dtypes=("bfloat16",),
+        layouts=("nn",),
+    ),
+    "squares": Suite(
+        "cubes from 512 to 16384",
+        _cubes(
+            (512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384), "a cube, to see rate over size"
+        ),
+    ),
+    "seeds": Suite(
+        "the sizes of the three documents that the project grew from",
+        (
+            *_cubes((16, 32, 64), NOTE),
+            *_NOTE_BROKEN,
+            *_cubes((128, 256, 512), NOTE),
+            *_cubes((1024, 2048, 4096), f"{EXERCISE}; {NOTE}"),
+            Shape(1024, 2048, 512, EXERCISE),
+            *_cubes((10000,), JETSON),
+        ),
+    ),
+    "llm": Suite(
+        "decode and prefill of well-known models",
+        tuple(
+            Shape(M, N, K, f"{weight}; {tokens}")
+            for M, tokens in LLM_TOKENS
+            for N, K, weight in LLM_WEIGHTS
+        ),
+    ),
+}
+"""Suite name -> shapes. ``full`` is all of them."""
+
+CHECKED = Suite(
+    "small and odd shapes that run on a CPU within a minute",
+    (
+        *_cubes((64,), "four 32-wide tiles"),
+        *_NOTE_BROKEN[:2],
+        _NOTE_BROKEN[3],
+        Shape(1, 256, 128, "decode, one sequence, made small"),
+    ),
+    dtypes=DTYPES_IN,
+    layouts=("nn",),
+)
+"""What ``quick`` means where there is no GPU: nothing is timed, so small shapes say as much."""
+
+NAMES = (*SUITES, "full")
+
+
+def build(
+    suite: str | None = "quick",
+    *,
+    shapes: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    dtypes_out: Sequence[str] = (),
+    layouts: Sequence[str] = (),
+    device: str = "cuda",
+) -> list[Case]:
+    """The cases of a suite, or of shapes given by hand, without repeats.
+
+    Args:
+        suite: a name of NAMES; ignored where shapes are given.
+        shapes: each as "MxNxK".
+        dtypes: of A and B; by default the suite's, or bfloat16 for shapes given by hand.
+        dtypes_out: of C, each paired with every dtype of A and B that it fits; by default the
+            dtype of A and B.
+        layouts: of nn, nt, tn, tt; by default the suite's, or nn.
+        device: "cuda" or "cpu". On the CPU only quick (then CHECKED) and shapes given by hand are
+            possible.
+
+    Raises:
+        UnknownNameError: no suite, dtype or layout of that name.
+        OperandError: a shape that is malformed, or a pair of dtypes that no kernel could take.
+        UnsupportedError: a suite that needs a GPU.
+    """
+    _known("dtype", dtypes, DTYPES_IN)
+    _known("output dtype", dtypes_out, DTYPES_OUT)
+    _known("layout", layouts, LAYOUTS)
+    chosen: list[tuple[str, Suite]]
+    if shapes:
+        by_hand = Suite(
+            "shapes given by hand", tuple(map(parse_shape, shapes)), ("bfloat16",), ("nn",)
+        )
+        chosen = [("shape", by_hand)]
+    else:
+        suite = suite or "quick"
+        _known("suite", [suite], NAMES)
+        if device == "cpu":
+            if suite != "quick":
+                raise UnsupportedError(
+                    f"suite {suite} is measured on a GPU and there is none here: use --suite quick "
+                    "or --shape MxNxK, which are checked and not timed"
+                )
+            chosen = [("quick", CHECKED)]
+        else:
+            chosen = [(name, SUITES[name]) for name in (SUITES if suite == "full" else [suite])]
+    cases: dict[tuple[object, ...], Case] = {}
+    for name, s in chosen:
+        for dtype_in in dtypes or s.dtypes:
+            for dtype_out in dtypes_out or (dtype_in,):
+                if dtype_out not in (dtype_in, "float32"):
+                    continue
+                for layout in layouts or s.layouts:
+                    for x in s.shapes:
+                        key = (x.M, x.N, x.K, dtype_in, dtype_out, layout)
+                        cases.setdefault(key, Case(name, *key, origin=x.origin))
+    if not cases:
+        raise OperandError(
+            f"no pair of {', '.join(dtypes)} with {', '.join(dtypes_out)}: C is of the dtype of A "
+            "and B, or float32"
+        )
+    return list(cases.values())
+
+
+def parse_shape(text: str) -> Shape:
+    """ "MxNxK" -> Shape. Raises OperandError where it is not three positive integers."""
+    match = re.fullmatch(r"([0-9]+)[xX×]([0-9]+)[xX×]([0-9]+)", text.strip())
+    M, N, K = (int(side) for side in match.groups()) if match else (0, 0, 0)
+    if not (M and N and K):
+        raise OperandError(
+            f"malformed shape {text!r}: give M, N and K as MxNxK, each at least 1, "
+            "e.g. 4096x4096x4096"
+        )
+    return Shape(M, N, K, "given by hand")
+
+
+def _known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"unknown {what} {name!r}: choose from {', '.join(known)}")

@@ -1,0 +1,201 @@
+"""``tcgemm bench``: arguments, progress and the closing table. Imports torch only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .worker import Unit
+
+
+def bench(
+    suite: Annotated[
+        str, typer.Option(help="quick, squares, seeds, llm or full.", metavar="NAME")
+    ] = "quick",
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
+    ] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this kernel, or backend/kernel. Repeatable.", metavar="NAME"),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of A and B: float16, bfloat16. Repeatable.", metavar="NAME"),
+    ] = None,
+    out_dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of C: as A and B, or float32. Repeatable.", metavar="NAME"),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead of a suite. Repeatable.", metavar="MxNxK"),
+    ] = None,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(help="A then B, t is stored transposed. Repeatable.", metavar="nn|nt|tn|tt"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder; by default reports/<gpu>.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the operands.", min=0)] = 0,
+    budget: Annotated[
+        float, typer.Option(help="Seconds of timing for each kernel and case.", min=0.001)
+    ] = 0.25,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which a kernel is given up.", min=0.1)
+    ] = 120.0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip what the results folder already holds.")
+    ] = False,
+) -> None:
+    """Verify every kernel on every case, then time it beside cuBLAS; append to the results.
+
+    Without a GPU kernels are verified and nothing is timed.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from . import cases as cases_
+    from . import environment, run, store
+
+    device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
+    cases = cases_.build(
+        suite,
+        shapes=shape or (),
+        dtypes=dtype or (),
+        dtypes_out=out_dtype or (),
+        layouts=layout or (),
+        device=device,
+    )
+    kernels = run.select(backend or (), kernel or (), device)
+    folder = out or Path("reports") / environment.slug()
+    store.check_folder(folder, environment.slug())
+    done = set()
+    if resume and (folder / store.RESULTS).exists():
+        done = {run.key_of_row(row) for row in store.read(folder)}
+    units = run.units_of(cases, kernels, done)
+    console = Console(stderr=True)
+    if done:
+        console.print(f"{len(cases) * len(kernels) - len(units)} results are there already")
+    if not units:
+        console.print(f"Nothing is left to measure: {escape(str(folder / store.RESULTS))}")
+        return
+    environment.set_precision()
+    results = store.Store(folder, environment.run_id(), environment.collect(sys.argv))
+    rows: list[dict[str, Any]] = []
+    try:
+        with _Progress(console, len(units)) as progress:
+
+            def watch(event: str, unit: Unit, row: dict[str, Any] | None) -> None:
+                progress(event, unit, row)
+                if row is not None:
+                    rows.append(row)
+
+            run.run(
+                units,
+                results,
+                device=device,
+                seed=seed,
+                budget_s=budget,
+                timeout_s=timeout,
+                watch=watch,
+            )
+    except KeyboardInterrupt:
+        console.print(
+            f"Stopped. {len(rows)} of {len(units)} results are kept in "
+            f"{escape(str(folder))}; the same command with --resume goes on."
+        )
+        raise typer.Exit(130) from None
+    finally:
+        results.close()
+    out_console = Console()
+    _print_table(out_console, rows, device)
+    out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
+
+
+class _Progress:
+    """A bar with what is running and the time left; on a plain file, nothing but trouble."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        from rich import progress
+
+        self._console = console
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("starting", total=total)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, event: str, unit: Unit, row: dict[str, Any] | None) -> None:
+        from rich.markup import escape
+
+        if row is None:
+            what = escape(f"{unit.case}  {unit.full_name}")
+            self._bar.update(self._task, description=what)
+            return
+        if row["status"] in ("wrong", "failed", "timeout"):
+            trouble = f"{unit.case} {unit.full_name}: {row['status']}: {row['reason']}"
+            self._console.print(escape(trouble), soft_wrap=True)
+        self._bar.advance(self._task)
+
+
+def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> None:
+    """One line a case: the best kernel of each backend; or what was checked, on the CPU."""
+    from rich.table import Table
+
+    by_case: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        pair = row["dtype_in"]
+        if row["dtype_out"] != pair:
+            pair += f" -> {row['dtype_out']}"
+        name = f"{row['M']}x{row['N']}x{row['K']} {pair} {row['layout']}"
+        by_case.setdefault(name, []).append(row)
+    backends = list(dict.fromkeys(row["backend"] for row in rows))
+    if device == "cuda":
+        title = "best kernel of each backend: ms (ratio to cuBLAS, above 1 is faster)"
+    else:
+        title = "kernels that are right, of those that run here; nothing is timed on a CPU"
+    table = Table("case", *backends, title=title, title_justify="left")
+    for name, of_case in by_case.items():
+        cells = [[row for row in of_case if row["backend"] == backend] for backend in backends]
+        show = _best if device == "cuda" else _checked
+        table.add_row(name, *(show(cell) for cell in cells))
+    if rows:
+        console.print(table)
+
+
+def _best(rows: list[dict[str, Any]]) -> str:
+    timed = [row for row in rows if row["status"] == "ok" and row.get("ms_p50")]
+    if not timed:
+        return ", ".join(dict.fromkeys(row["status"] for row in rows))
+    best = min(timed, key=lambda row: row["ms_p50"])
+    ratio = best.get("ratio_p50")
+    return f"{best['kernel']} {best['ms_p50']:.4g}" + (f" ({ratio:.2f})" if ratio else "")
+
+
+def _checked(rows: list[dict[str, Any]]) -> str:
+    run = [row for row in rows if row["status"] != "unsupported"]
+    right = [row for row in run if row["status"] == "ok"]
+    if not run:
+        return "none run here"
+    bad = [f"{row['kernel']} {row['status']}" for row in run if row["status"] != "ok"]
+    return f"{len(right)} of {len(run)}" + (f": {', '.join(bad)}" if bad else "")

@@ -1,0 +1,219 @@
+"""Cases and kernels -> rows. The parent of the worker: it owns the store and the timeouts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from .. import dispatch
+from ..errors import ToolchainError, UnknownNameError
+from .cases import Case
+from .store import Store
+from .worker import Job, Unit, work
+
+STARTUP_S = 300.0
+"""A worker that is not ready by then is given up: it imports torch and nothing else."""
+
+Row = dict[str, Any]
+Watcher = Callable[[str, Unit, Row | None], None]
+"""Called with ("begin", unit, None) and ("row", unit, row)."""
+
+
+def select(
+    backends: Sequence[str] = (), kernels: Sequence[str] = (), device: str = "cuda"
+) -> list[dispatch.Kernel]:
+    """The kernels to run, the baseline first: by default all of all backends.
+
+    Args:
+        backends: of ``dispatch.BACKENDS``; by default all.
+        kernels: by name, or by "backend/name"; by default all of the backends.
+        device: on "cuda", kernels that are for the CPU only are no contenders and left out.
+
+    Raises UnknownNameError, listing what exists.
+    """
+    for name in backends:
+        dispatch.ladder(name)
+    rows = [row for name in backends or dispatch.BACKENDS for row in dispatch.ladder(name)]
+    for name in kernels:
+        if not any(name in (row.name, row.full_name) for row in rows):
+            known = ", ".join(row.full_name for row in rows)
+            raise UnknownNameError(f"unknown kernel {name!r}: choose from {known}")
+    if kernels:
+        rows = [row for row in rows if row.name in kernels or row.full_name in kernels]
+    if device == "cuda":
+        rows = [row for row in rows if "cuda" in row.devices]
+    return sorted(rows, key=lambda row: row.backend != "cublas")
+
+
+def units_of(
+    cases: Sequence[Case],
+    kernels: Sequence[dispatch.Kernel],
+    done: Collection[tuple[str, ...]] = (),
+) -> list[Unit]:
+    """Every kernel on every case, but for those whose ``key`` is in ``done``."""
+    pairs = [(case, kernel) for case in cases for kernel in kernels]
+    pairs = [(case, row) for case, row in pairs if key(case, row.backend, row.name) not in done]
+    return [Unit(i, case, row.backend, row.name) for i, (case, row) in enumerate(pairs)]
+
+
+def key(case: Case, backend: str, kernel: str) -> tuple[str, ...]:
+    """What identifies a row besides its run."""
+    sizes = (str(case.M), str(case.N), str(case.K))
+    return (backend, kernel, case.dtype_in, case.dtype_out, case.layout, *sizes)
+
+
+def key_of_row(row: dict[str, str]) -> tuple[str, ...]:
+    """The ``key`` of a stored row."""
+    names = ("backend", "kernel", "dtype_in", "dtype_out", "layout", "M", "N", "K")
+    return tuple(row[name] for name in names)
+
+
+def run(
+    units: Sequence[Unit],
+    store: Store,
+    *,
+    device: str = "cuda",
+    seed: int = 0,
+    budget_s: float = 0.25,
+    timeout_s: float = 120.0,
+    watch: Watcher = lambda event, unit, row: None,
+) -> list[Row]:
+    """Verify and time every unit in worker processes; append a row for each to the store.
+
+    A kernel that is wrong, raises, hangs longer than ``timeout_s`` or kills its process becomes a
+    row with the reason, and the run goes on. KeyboardInterrupt ends the worker and is passed on;
+    the store then holds all rows but the one in progress.
+
+    Raises ToolchainError where a worker process cannot start.
+    """
+    parent = _Parent(units, store, Job((), dict(dispatch.BACKENDS), device, seed, budget_s, ""))
+    parent.watch, parent.timeout_s = watch, timeout_s
+    try:
+        while parent.left:
+            parent.run_worker()
+    finally:
+        parent.end_worker()
+        store.update(throttle_reasons_seen=sorted(parent.throttle))
+    return parent.rows
+
+
+class _Parent:
+    def __init__(self, units: Sequence[Unit], store: Store, job: Job) -> None:
+        self.units = {unit.index: unit for unit in units}
+        self.left = list(units)
+        self.rows: list[Row] = []
+        self.throttle: set[str] = set()
+        self.watch: Watcher
+        self.timeout_s: float
+        self._store = store
+        self._job = job
+        self._process: Any = None
+        self._log: Path | None = None
+
+    def run_worker(self) -> None:
+        """Start a worker with the units that are left and follow it until it ends."""
+        connection = self._start()
+        before, current = len(self.left), None
+        deadline = time.monotonic() + STARTUP_S
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            if not wait([connection], timeout=left_s):
+                break
+            try:
+                message = connection.recv()
+            except (EOFError, OSError):
+                self._process.join(30)
+                if current is not None:
+                    self._finish(current, {"status": "failed", "reason": self._why_died()})
+                elif len(self.left) == before:
+                    raise ToolchainError(
+                        f"the benchmark's worker does not start: {self._why_died()}"
+                    ) from None
+                return
+            if message[0] == "done":
+                self._process.join(30)
+                return
+            if message[0] == "begin":
+                current = self.units[message[1]]
+                self.watch("begin", current, None)
+            elif message[0] == "row":
+                current = None
+                self.throttle.update(message[3])
+                self._finish(self.units[message[1]], message[2])
+            deadline = time.monotonic() + self.timeout_s
+        if current is None:
+            raise ToolchainError(f"the benchmark's worker hangs: {self._last_words()}")
+        self.end_worker()
+        reason = f"no result within {self.timeout_s:g} s; --timeout allows more"
+        self._finish(current, {"status": "timeout", "reason": reason})
+
+    def _start(self) -> Connection:
+        self.end_worker()
+        descriptor, name = tempfile.mkstemp(prefix="tcgemm-bench-", suffix=".log")
+        os.close(descriptor)
+        self._log = Path(name)
+        values = {field: getattr(self._job, field) for field in Job.__slots__}
+        job = Job(**(values | {"units": tuple(self.left), "log": name}))
+        context = multiprocessing.get_context("spawn")
+        connection, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=work, args=(theirs, job), daemon=True)
+        self._process.start()
+        theirs.close()
+        return connection
+
+    def end_worker(self) -> None:
+        """Kill the worker where it still runs, and drop its log."""
+        if self._process is not None:
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join(30)
+            self._process = None
+        if self._log is not None:
+            self._log.unlink(missing_ok=True)
+            self._log = None
+
+    def _finish(self, unit: Unit, measured: Row) -> None:
+        case = unit.case
+        row = {
+            "run": self._store.run,
+            "suite": case.suite,
+            "backend": unit.backend,
+            "kernel": unit.kernel,
+            "dtype_in": case.dtype_in,
+            "dtype_out": case.dtype_out,
+            "layout": case.layout,
+            "M": case.M,
+            "N": case.N,
+            "K": case.K,
+            "timer": "none",
+            "data": "normal",
+            "seed": self._job.seed,
+            **measured,
+        }
+        self._store.append(row)
+        self.rows.append(row)
+        self.left = [other for other in self.left if other.index != unit.index]
+        self.watch("row", unit, row)
+
+    def _why_died(self) -> str:
+        code = self._process.exitcode
+        if code is None:
+            how = "stopped answering"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with status {code}"
+        return f"the process {how}: {self._last_words()}"
+
+    def _last_words(self) -> str:
+        assert self._log is not None
+        lines = self._log.read_text(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1][:300] if said else "it said nothing"

@@ -1,0 +1,191 @@
+"""What a GPU could do at best: name -> slug, dense peak rates, bandwidth, L2, each from its data
+sheet. Dense numbers only: a rate with sparsity is never shown. Imports no torch.
+
+Peaks are those with float32 accumulation (int32 for int8), because that is what every kernel here
+does; on GeForce boards float16 accumulation is twice as fast and not comparable. Where a data
+sheet prints only the rate with 2:4 sparsity, half of it stands here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+DTYPES = ("float16", "bfloat16", "float32", "tf32", "float64", "int8", "fp8")
+"""Keys of ``Gpu.peak_tflops``. float32 is the CUDA cores' rate, float64 the tensor cores'."""
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One board. What is unknown is None, never a guess."""
+
+    name: str
+    """As in the data sheet; for an unknown GPU, as the driver gives it."""
+    slug: str
+    """Folder name of its results, e.g. nvidia-h200."""
+    peak_tflops: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(DTYPES))
+    """Dense peak in 10^12 operations a second (a multiply-add is two), by dtype; None where the
+    GPU has no such unit or nothing is known."""
+    bandwidth_gb_s: float | None = None
+    """Memory bandwidth in 10^9 bytes a second."""
+    l2_bytes: int | None = None
+    sms: int | None = None
+    clock_mhz: float | None = None
+    """SM clock at which the float16 peak holds. Some boards run above it."""
+    source: str | None = None
+    """Where the figures come from."""
+    aliases: tuple[str, ...] = ()
+    """Driver names of the same board, as ``_key`` writes them."""
+
+    def ceiling_tflops(self, dtype: str, sm_clock_mhz: float | None = None) -> float | None:
+        """The dense peak, or the peak at the clock that was measured where that is higher."""
+        peak = self.peak_tflops.get(dtype)
+        if peak is None or not sm_clock_mhz or not self.clock_mhz:
+            return peak
+        return peak * max(1.0, sm_clock_mhz / self.clock_mhz)
+
+
+def _gpu(
+    name: str,
+    peaks: tuple[float | None, ...],
+    bandwidth_gb_s: float,
+    l2_mib: float,
+    sms: int,
+    clock_mhz: float,
+    source: str,
+    *aliases: str,
+) -> Gpu:
+    return Gpu(
+        name=name,
+        slug=slug(name),
+        peak_tflops=dict(zip(DTYPES, peaks, strict=True)),
+        bandwidth_gb_s=bandwidth_gb_s,
+        l2_bytes=int(l2_mib * MIB),
+        sms=sms,
+        clock_mhz=clock_mhz,
+        source=source,
+        aliases=aliases,
+    )
+
+
+def slug(name: str) -> str:
+    """A folder name made from a GPU's name: "NVIDIA H200" -> "nvidia-h200"."""
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return words or "unknown-gpu"
+
+
+def _key(name: str) -> str:
+    """The name without the words that drivers add or drop: vendor and product line."""
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
+    return " ".join(w for w in words if w not in ("nvidia", "tesla", "geforce"))
+
+
+A100 = (312.0, 312.0, 19.5, 156.0, 19.5, 624.0, None)
+H100 = (989.4, 989.4, 66.9, 494.7, 66.9, 1978.9, 1978.9)
+H100_NVL = (835.5, 835.5, 60.0, 417.5, 60.0, 1670.5, 1670.5)
+A100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet; L2 and SMs: A100 architecture whitepaper"
+H100_SHEET = "NVIDIA H100 Tensor Core GPU architecture whitepaper, table of dense rates"
+H100_NVL_SHEET = "NVIDIA H100 NVL datasheet, half of the sparse rates"
+H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet, half of the sparse rates"
+
+# Peaks in the order of DTYPES, GB/s, MiB of L2, SMs, MHz at the float16 peak, source, driver names.
+GPUS: tuple[Gpu, ...] = (
+    _gpu(
+        "NVIDIA T4", (65.0, None, 8.1, None, None, 130.0, None), 320, 4, 40, 1590,
+        "NVIDIA T4 datasheet; L2 and SMs: Turing architecture whitepaper", "t4",
+    ),
+    _gpu(
+        "NVIDIA V100 SXM2", (125.0, None, 15.7, None, None, None, None), 900, 6, 80, 1530,
+        "NVIDIA V100 datasheet; L2 and SMs: Volta architecture whitepaper",
+        "v100 sxm2 16gb", "v100 sxm2 32gb", "v100 sxm3 32gb",
+    ),
+    _gpu(
+        "NVIDIA V100 PCIe", (112.0, None, 14.0, None, None, None, None), 900, 6, 80, 1370,
+        "NVIDIA V100 datasheet; L2 and SMs: Volta architecture whitepaper",
+        "v100 pcie 16gb", "v100 pcie 32gb",
+    ),
+    _gpu(
+        "NVIDIA A100 40GB SXM", A100, 1555, 40, 108, 1410, A100_SHEET, "a100 sxm4 40gb",
+    ),
+    _gpu(
+        "NVIDIA A100 80GB SXM", A100, 2039, 40, 108, 1410, A100_SHEET, "a100 sxm4 80gb",
+    ),
+    _gpu(
+        "NVIDIA A100 40GB PCIe", A100, 1555, 40, 108, 1410, A100_SHEET,
+        "a100 pcie 40gb", "a100 40gb pcie",
+    ),
+    _gpu(
+        "NVIDIA A100 80GB PCIe", A100, 1935, 40, 108, 1410, A100_SHEET,
+        "a100 80gb pcie", "a100 pcie 80gb",
+    ),
+    _gpu(
+        "NVIDIA L4", (121.0, 121.0, 30.3, 60.0, None, 242.5, 242.5), 300, 48, 58, 2040,
+        "NVIDIA L4 datasheet, half of the sparse rates; L2: Ada architecture whitepaper", "l4",
+    ),
+    _gpu(
+        "NVIDIA A10", (125.0, 125.0, 31.2, 62.5, None, 250.0, None), 600, 6, 72, 1695,
+        "NVIDIA A10 datasheet; L2: Ampere GA102 architecture whitepaper", "a10",
+    ),
+    _gpu(
+        "NVIDIA L40S", (362.05, 362.05, 91.6, 183.0, None, 733.0, 733.0), 864, 96, 142, 2520,
+        "NVIDIA L40S datasheet; L2: Ada architecture whitepaper", "l40s",
+    ),
+    _gpu(
+        "NVIDIA GeForce RTX 3090", (71.0, 71.0, 35.6, 35.6, None, 284.0, None), 936, 6, 82, 1695,
+        "NVIDIA Ampere GA102 architecture whitepaper, float32 accumulation", "rtx 3090",
+    ),
+    _gpu(
+        "NVIDIA GeForce RTX 4090",
+        (165.2, 165.2, 82.6, 82.6, None, 660.6, 330.3), 1008, 72, 128, 2520,
+        "NVIDIA Ada architecture whitepaper, float32 accumulation", "rtx 4090",
+    ),
+    _gpu(
+        "NVIDIA H100 SXM", H100, 3352, 50, 132, 1830, H100_SHEET, "h100 80gb hbm3",
+    ),
+    _gpu(
+        "NVIDIA H100 PCIe", (756.0, 756.0, 51.2, 378.0, 51.2, 1513.0, 1513.0), 2000, 50, 114, 1620,
+        H100_SHEET, "h100 pcie",
+    ),
+    _gpu(
+        "NVIDIA H100 NVL", H100_NVL, 3938, 50, 132, 1545, H100_NVL_SHEET, "h100 nvl",
+    ),
+    _gpu(
+        "NVIDIA H200", H100, 4800, 50, 132, 1830, H200_SHEET, "h200",
+    ),
+    _gpu(
+        "NVIDIA H200 NVL", H100_NVL, 4800, 50, 132, 1545, H200_SHEET, "h200 nvl",
+    ),
+    _gpu(
+        "NVIDIA B200", (2250.0, 2250.0, 75.0, 1125.0, 37.0, 4500.0, 4500.0), 7700, 126, 148, 1856,
+        "NVIDIA Blackwell datasheet, one GPU of the HGX B200, half of the sparse rates", "b200",
+    ),
+    _gpu(
+        "NVIDIA GeForce RTX 5090",
+        (209.5, 209.5, 104.8, 104.8, None, 838.0, 419.0), 1792, 96, 170, 2407,
+        "NVIDIA RTX Blackwell architecture whitepaper, float32 accumulation", "rtx 5090",
+    ),
+    _gpu(
+        "NVIDIA Jetson AGX Orin", (42.5, 42.5, 5.3, 21.25, None, 85.0, None), 204.8, 4, 16, 1300,
+        "NVIDIA Jetson AGX Orin technical brief: half of the sparse int8 rate; float16 half, tf32 "
+        "a quarter of dense int8 as in the Ampere tensor core",
+        "orin", "jetson agx orin", "jetson agx orin developer kit",
+    ),
+)  # fmt: skip
+
+
+@cache
+def lookup(name: str) -> Gpu:
+    """The GPU of a torch or NVML device name, e.g. "NVIDIA A100-SXM4-80GB", or of a slug.
+
+    A name that is not in the table gives a Gpu with a slug made from the name and no figures: a
+    board that is nearly the same (an RTX 3090 Ti, a MIG slice) has other peaks.
+    """
+    key = _key(name)
+    for gpu in GPUS:
+        if key in gpu.aliases or key == _key(gpu.name):
+            return gpu
+    return Gpu(name=name, slug=slug(name))

@@ -1,0 +1,50 @@
+"""``tcgemm report``: arguments only. Importing this module imports neither pandas nor torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ..errors import TcgemmError
+
+
+def report(
+    folders: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Argument(
+            metavar="[DIR]...",
+            help="Folders with results.csv and environment.json; by default every one below "
+            "reports/.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            help="Folder, or .html file, of the page over all folders; by default, for several, "
+            "the folder that holds them.",
+            show_default=False,
+        ),
+    ] = None,
+    readme: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            help="Markdown file whose table between the tcgemm:report markers is rewritten; by "
+            "default ./README.md if it has them.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make pages, figures and tables from stored results. Running it twice changes no file."""
+    from .write import write
+
+    try:
+        made = write(folders or [], out, readme)
+    except TcgemmError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    changed = len(made["changed"])
+    typer.echo(f"{changed} file{'' if changed == 1 else 's'} changed")
+    typer.echo(f"report: {made['pages'][-1].resolve()}")

@@ -1,0 +1,244 @@
+"""Everything that follows from a stored row, in one place: ``derive``.
+
+Stored results hold measured facts only. Rates, shares and ratios are computed here, once, so that
+every figure, table and page shows the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+BASELINE = "cublas"
+"""The backend that every ratio is taken against."""
+
+CASE = ["dtype_in", "dtype_out", "layout", "M", "N", "K"]
+"""The columns that name a case: what is asked."""
+
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "int32": 4}
+"""Bytes per element, by dtype name; a dtype that is missing here has no intensity and no floor."""
+
+NUMBERS = [
+    *("M", "N", "K", "error_ratio", "exact_errors", "compile_s", "ms_p20", "ms_p50", "ms_p80"),
+    *("ratio_p20", "ratio_p50", "ratio_p80", "rounds", "seed", "sm_clock_mhz", "power_w"),
+]
+"""The stored columns that hold numbers."""
+
+TIMED = [
+    *("compile_s", "ms_p20", "ms_p50", "ms_p80", "ratio_p20", "ratio_p50", "ratio_p80"),
+    *("rounds", "sm_clock_mhz", "power_w"),
+]
+"""The stored columns that say how fast: emptied where no GPU ran."""
+
+DERIVED: dict[str, str] = {
+    "shape": "M × N × K, or one side cubed",
+    "suites": "every suite that holds the case",
+    "flop": "2 M N K",
+    "bytes": "least traffic in bytes: A and B read once, C written once",
+    "intensity": "arithmetic intensity, FLOP per byte: flop / bytes",
+    "tflops": "rate in TFLOPS: flop / ms_p50",
+    "eops": "effective operations: M K + (2 K - 1) M N + 2 M N (scale A, multiply, update C)",
+    "etops": "effective rate in TOPS: eops / ms_p50",
+    "pct_of_peak": "% of peak: tflops over the dense peak of that dtype on this GPU",
+    "gb_s": "least traffic over time in GB/s: bytes / ms_p50",
+    "floor_ms": "shortest possible time in ms: the larger of flop / peak and bytes / bandwidth",
+    "floor_by": "which of the two sets the floor: compute or memory",
+    "pct_of_floor": "% of floor: floor_ms over ms_p50; 100 is as fast as the hardware's data sheet",
+    "pct_of_cublas": "100 × ratio_p50, the median of paired rounds; above 100 is faster",
+    "flop_per_clock_sm": "FLOP per clock and SM: flop / (ms_p50 × sm_clock_mhz × SMs)",
+    "suspect": "why a time cannot be true (above the peak, below the memory floor)",
+}
+"""The derived columns: name -> meaning, with the formula."""
+
+
+class Gpu(Protocol):
+    """What a data sheet says of a GPU; None where it is unknown. See ``tcgemm.gpus``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def slug(self) -> str: ...
+    @property
+    def peak_tflops(self) -> Mapping[str, float | None]: ...
+    @property
+    def bandwidth_gb_s(self) -> float | None: ...
+    @property
+    def l2_bytes(self) -> int | None: ...
+    @property
+    def sms(self) -> int | None: ...
+    @property
+    def source(self) -> str | None: ...
+    def ceiling_tflops(self, dtype: str, sm_clock_mhz: float | None = None) -> float | None: ...
+
+
+def derive(rows: pd.DataFrame, gpu: Gpu | None) -> pd.DataFrame:
+    """The latest row of each (backend, kernel, case), with the columns of ``DERIVED``.
+
+    Args:
+        rows: the stored rows in file order, with the columns of ``bench.store.COLUMNS``.
+        gpu: peaks and bandwidth; None for rows that no GPU made, whose times are dropped.
+
+    Returns:
+        One row a (backend, kernel, case), ordered by case and ladder: ``backend`` and ``kernel``
+        are ordered categories whose order is that of first appearance in the file.
+    """
+    t = rows.copy()
+    for column in t.columns:
+        if column in NUMBERS:
+            t[column] = pd.to_numeric(t[column], errors="coerce")
+        else:
+            t[column] = t[column].astype(object).where(t[column].notna(), "").astype(str)
+    if gpu is None:
+        t[TIMED] = np.nan
+        t[["timer", "cache"]] = "none"
+
+    kernels = list(dict.fromkeys(t["kernel"]))
+    backends = ordered_backends(t["backend"])
+    suites = t.groupby(CASE, sort=False)["suite"].agg(lambda s: " ".join(dict.fromkeys(s)))
+    t = t.drop_duplicates([*CASE, "backend", "kernel"], keep="last")
+    t = t.join(suites.rename("suites"), on=CASE)
+    t["backend"] = pd.Categorical(t["backend"], backends, ordered=True)
+    t["kernel"] = pd.Categorical(t["kernel"], kernels, ordered=True)
+    t = t.sort_values([*CASE, "backend", "kernel"], kind="stable").reset_index(drop=True)
+
+    timed = t["status"].eq("ok") & t["ms_p50"].gt(0)
+    t.loc[~timed, ["ms_p20", "ms_p50", "ms_p80", "ratio_p20", "ratio_p50", "ratio_p80"]] = np.nan
+    baseline = timed & t["backend"].eq(BASELINE)
+    for column in ("ratio_p20", "ratio_p50", "ratio_p80"):
+        t.loc[baseline & t[column].isna(), column] = 1.0
+
+    M, N, K, ms = (t[c].astype(float) for c in ("M", "N", "K", "ms_p50"))
+    size_in, size_out = (t[c].map(ITEMSIZE).astype(float) for c in ("dtype_in", "dtype_out"))
+    t["shape"] = [shape_text(*s) for s in zip(t["M"], t["N"], t["K"], strict=True)]
+    t["flop"] = 2 * M * N * K
+    t["bytes"] = (M + N) * K * size_in + M * N * size_out
+    t["intensity"] = t["flop"] / t["bytes"]
+    t["tflops"] = t["flop"] / ms / 1e9
+    t["eops"] = M * K + (2 * K - 1) * M * N + 2 * M * N
+    t["etops"] = t["eops"] / ms / 1e9
+    peaks = dict(gpu.peak_tflops) if gpu else {}
+    peak = t["dtype_in"].map(lambda d: peaks.get(d)).astype(float)
+    bandwidth = float((gpu.bandwidth_gb_s if gpu else None) or np.nan)
+    t["pct_of_peak"] = 100 * t["tflops"] / peak
+    t["gb_s"] = t["bytes"] / ms / 1e6
+    compute_ms, memory_ms = t["flop"] / peak / 1e9, t["bytes"] / bandwidth / 1e6
+    t["floor_ms"] = np.maximum(compute_ms, memory_ms)
+    t["floor_by"] = np.where(
+        t["floor_ms"].isna(), "", np.where(compute_ms >= memory_ms, "compute", "memory")
+    )
+    t["pct_of_floor"] = 100 * t["floor_ms"] / ms
+    t["pct_of_cublas"] = 100 * t["ratio_p50"]
+    sms = float((gpu.sms if gpu else None) or np.nan)
+    t["flop_per_clock_sm"] = t["flop"] / (ms * t["sm_clock_mhz"] * 1e3 * sms)
+    ceiling = pd.Series(
+        [
+            gpu.ceiling_tflops(dtype, None if np.isnan(clock) else clock) if gpu else None
+            for dtype, clock in zip(t["dtype_in"], t["sm_clock_mhz"], strict=True)
+        ],
+        index=t.index,
+        dtype=float,
+    )
+    t["suspect"] = np.select(
+        [t["tflops"].gt(ceiling), t["cache"].eq("cold") & memory_ms.gt(ms)],
+        ["faster than the dense peak at its clock", "cold, yet less time than its bytes need"],
+        "",
+    )
+    return t
+
+
+def ordered_backends(names: Iterable[str]) -> list[str]:
+    """Backends in the order they are shown: triton, cuda, others as they appear, cublas."""
+    rank = {"triton": 0, "cuda": 1, BASELINE: 3}
+    return sorted(dict.fromkeys(names), key=lambda b: rank.get(b, 2))
+
+
+def shape_text(M: float, N: float, K: float) -> str:
+    """``4096³`` for a cube, ``16 × 4096 × 14336`` otherwise."""
+    if M == N == K:
+        return f"{int(M)}³"
+    return " × ".join(str(int(side)) for side in (M, N, K))
+
+
+def best(table: pd.DataFrame) -> pd.DataFrame:
+    """The fastest timed rung of each backend on each case: by paired ratio, else by time."""
+    timed = table[table["tflops"].notna()]
+    order = timed.sort_values(["ratio_p50", "tflops"], ascending=False, kind="stable")
+    return order.drop_duplicates([*CASE, "backend"]).sort_index()
+
+
+def ladder_shape(tables: Sequence[pd.DataFrame]) -> tuple[int, int, int] | None:
+    """The one shape at which ladders are compared, (M, N, K); None where nothing was timed.
+
+    4096 cubed where every table timed it, else the largest square, else the largest shape, that
+    most kernels of every table were timed on.
+    """
+    common: set[tuple[int, int, int]] | None = None
+    counts: dict[tuple[int, int, int], int] = {}
+    for table in tables:
+        timed = table[table["tflops"].notna()]
+        shapes = [(int(m), int(n), int(k)) for m, n, k in timed[["M", "N", "K"]].to_numpy()]
+        for shape in shapes:
+            counts[shape] = counts.get(shape, 0) + 1
+        common = set(shapes) if common is None else common & set(shapes)
+    if not common:
+        return None
+    if (4096, 4096, 4096) in common:
+        return (4096, 4096, 4096)
+    return max(common, key=lambda s: (s[0] == s[1] == s[2], counts[s], s[0] * s[1] * s[2], s))
+
+
+KEY_SQUARES = (1024, 4096, 8192)
+
+
+def key_shapes(tables: Sequence[pd.DataFrame]) -> list[tuple[int, int, int]]:
+    """The few shapes of the headline table: key squares, one decode and one prefill shape.
+
+    Falls back to the three largest shapes where none of these was timed.
+    """
+    timed = pd.concat([t[t["tflops"].notna()] for t in tables], ignore_index=True)
+    every = sorted({(int(m), int(n), int(k)) for m, n, k in timed[["M", "N", "K"]].to_numpy()})
+    keys = [(s, s, s) for s in KEY_SQUARES if (s, s, s) in every]
+    llm = timed[timed["suites"].str.split().map(lambda s: "llm" in s).astype(bool)]
+    shapes = sorted({(int(m), int(n), int(k)) for m, n, k in llm[["M", "N", "K"]].to_numpy()})
+    sizes = sorted({m for m, _, _ in shapes})
+    if sizes:
+        decode = next((m for m in sizes if m >= 16), sizes[0])
+        for m in dict.fromkeys((decode, sizes[-1])):
+            of_m = sorted((s for s in shapes if s[0] == m), key=lambda s: (s[1] * s[2], s))
+            keys.append(of_m[len(of_m) // 2])
+    return list(dict.fromkeys(keys)) or sorted(every, key=lambda s: (s[0] * s[1] * s[2], s))[-3:]
+
+
+def at_shape(table: pd.DataFrame, shape: tuple[int, int, int]) -> pd.DataFrame:
+    """The rows of one shape."""
+    M, N, K = shape
+    return table[table["M"].eq(M) & table["N"].eq(N) & table["K"].eq(K)]
+
+
+def pairs_text(dtype_in: str, dtype_out: str) -> str:
+    """``bfloat16``, or ``bfloat16 → float32`` where C differs from A and B."""
+    return dtype_in if dtype_in == dtype_out else f"{dtype_in} → {dtype_out}"
+
+
+def why_empty(row: pd.Series, column: str, gpu: Gpu | None) -> str:
+    """Why a cell holds no value: what the tables show in its place."""
+    timing = {*TIMED, "tflops", "etops", "gb_s", "pct_of_peak", "pct_of_floor", "pct_of_cublas"}
+    if column in ("error_ratio", "exact_errors"):
+        return "not checked" if row["status"] == "ok" else str(row["status"])
+    if column in timing | {"flop_per_clock_sm"}:
+        if gpu is None:
+            return "never timed on the CPU"
+        if row["status"] != "ok":
+            return str(row["status"])
+        if pd.isna(row["ms_p50"]):
+            return "not timed"
+        if column.startswith("ratio") or column == "pct_of_cublas":
+            return "not paired"
+    if column in ("pct_of_peak", "floor_ms", "floor_by", "pct_of_floor"):
+        return "no GPU" if gpu is None else "data sheet unknown"
+    if column in ("sm_clock_mhz", "power_w", "compile_s", "flop_per_clock_sm"):
+        return "not recorded"
+    return {"config": "no settings", "reason": "ok", "suspect": "none"}.get(column, "none")

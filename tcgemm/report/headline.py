@@ -1,0 +1,197 @@
+"""The short answer: the best rung of each backend against cuBLAS at a few key shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from .derive import BASELINE, at_shape, best, key_shapes, pairs_text, shape_text
+from .folder import Folder
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The best rung of one backend on one case; ``why`` alone where there is none."""
+
+    kernel: str = ""
+    tflops: float = np.nan
+    pct_of_cublas: float = np.nan
+    pct_of_peak: float = np.nan
+    why: str = ""
+
+    @property
+    def rate(self) -> str:
+        """``650 TFLOPS``, with the share of the peak where that is known."""
+        peak = "" if np.isnan(self.pct_of_peak) else f", {self.pct_of_peak:.0f} % of peak"
+        return f"{rate_text(self.tflops)} TFLOPS{peak}"
+
+    @property
+    def share(self) -> str:
+        """``91 %`` of cuBLAS, or that it was not paired."""
+        return "not paired" if np.isnan(self.pct_of_cublas) else f"{self.pct_of_cublas:.0f} %"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One case of the headline table."""
+
+    shape: str
+    dtype: str
+    layout: str
+    cells: dict[tuple[str, str], Cell]
+    """(folder slug, backend) -> cell."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The table: the same cases for every GPU."""
+
+    backends: list[str]
+    lines: list[Line]
+
+
+def rate_text(tflops: float) -> str:
+    """TFLOPS to three digits, without decimals from 100 up."""
+    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
+
+
+def headline(folders: Sequence[Folder]) -> Headline:
+    """The best rung of each backend at the key shapes, on each GPU."""
+    folders = [f for f in folders if f.on_gpu and f.table["tflops"].notna().any()]
+    if not folders:
+        return Headline([], [])
+    tables = [f.table for f in folders]
+    every = pd.concat(tables, ignore_index=True)
+    found = list(dict.fromkeys(str(b) for t in tables for b in t["backend"].cat.categories))
+    backends = [b for b in found if b == BASELINE] + [b for b in found if b != BASELINE]
+    leaders = {f.slug: best(f.table) for f in folders}
+    timed = every[every["tflops"].notna()]
+    cases = sorted({tuple(c) for c in timed[["dtype_in", "dtype_out", "layout"]].to_numpy()})
+    lines = []
+    for dtype_in, dtype_out, layout in cases:
+        for shape in key_shapes(tables):
+            cells = {}
+            for f in folders:
+                of = at_shape(f.table, shape)
+                case = {"dtype_in": dtype_in, "dtype_out": dtype_out, "layout": layout}
+                of = of[(of[list(case)] == pd.Series(case)).all(axis=1)]
+                for backend in backends:
+                    cells[f.slug, backend] = _cell(of, leaders[f.slug], backend)
+            if any(not cell.why for cell in cells.values()):
+                dtype = pairs_text(dtype_in, dtype_out)
+                lines.append(Line(shape_text(*shape), dtype, layout, cells))
+    return Headline(backends, lines)
+
+
+def _cell(case: pd.DataFrame, leaders: pd.DataFrame, backend: str) -> Cell:
+    rows = case[case["backend"].eq(backend)]
+    if rows.empty:
+        return Cell(why="not measured")
+    lead = rows.index.intersection(leaders.index)
+    if lead.empty:
+        return Cell(why=", ".join(dict.fromkeys(rows["status"].replace("ok", "not timed"))))
+    row = rows.loc[lead[0]]
+    return Cell(str(row["kernel"]), row["tflops"], row["pct_of_cublas"], row["pct_of_peak"])
+
+
+def sentence(folder: Folder) -> str:
+    """One paragraph: where each backend stands on this GPU."""
+    table = folder.table
+    if table.empty:
+        return f"{folder.name}: the results file holds no row yet."
+    if not folder.on_gpu:
+        counts = table["status"].value_counts()
+        said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+        return (
+            f"Checked on the CPU, without a GPU: {table['kernel'].nunique()} kernels on "
+            f"{len(cases_of(table))} cases ({said}). Nothing is timed there."
+        )
+    leaders = best(table)
+    ratios = leaders[leaders["backend"].ne(BASELINE)].dropna(subset=["ratio_p50"])
+    if ratios.empty:
+        return f"{folder.name}: no kernel was timed beside cuBLAS."
+    top = headline([folder])
+    lines = [line for line in top.lines if line.shape == "4096³"] or top.lines
+    lines = [line for line in lines if line.dtype == "bfloat16"] or lines
+    parts = []
+    for backend, of in ratios.groupby("backend", observed=True):
+        median = f"{of['ratio_p50'].median():.2f}"
+        wins = int(of["ratio_p50"].ge(1).sum())
+        parts.append(
+            f"{backend}'s fastest rungs reach a median {median} of cuBLAS over {len(of)} cases "
+            f"(at or above it on {wins})"
+        )
+    reached = []
+    for line in lines:
+        cells = [(b, line.cells[folder.slug, b]) for b in top.backends if b != BASELINE]
+        shares = [f"{b} {c.share} ({c.kernel})" for b, c in cells if not c.why]
+        if shares:
+            reached.append(f"{line.layout} {', '.join(shares)}")
+    where = f"{lines[0].shape}, {lines[0].dtype}" if lines else ""
+    at = f"At {where}, as a share of cuBLAS: {'; '.join(reached)}. " if reached else ""
+    return f"{folder.name}. {at}{'; '.join(parts)[:1].upper()}{'; '.join(parts)[1:]}."
+
+
+def cases_of(table: pd.DataFrame) -> pd.DataFrame:
+    """The distinct cases of a table."""
+    return table[["dtype_in", "dtype_out", "layout", "M", "N", "K"]].drop_duplicates()
+
+
+def method(folder: Folder) -> list[str]:
+    """How it was measured, in sentences made from the rows."""
+    table = folder.table
+    if table.empty:
+        return ["Nothing was measured yet."]
+    checked = int(table["error_ratio"].notna().sum())
+    said = [
+        f"{len(table)} results: {table['kernel'].nunique()} kernel names of "
+        f"{table['backend'].nunique()} backends on {len(cases_of(table))} cases. Every kernel is "
+        f"verified on every case before it is timed; {checked} were checked against a float64 "
+        "reference element by element and with exact integers. A kernel that is wrong gets a "
+        "status, not a time. Only the latest row of a kernel and case counts."
+    ]
+    data = ", ".join(sorted(set(table["data"]) - {""}))
+    if data:
+        seeds = table["seed"].nunique()
+        said.append(f"Operands: {data}, from {seeds} seed{'s' if seeds != 1 else ''}.")
+    timed = table[table["tflops"].notna()]
+    if not folder.on_gpu:
+        said.append(
+            "The kernels ran without a GPU, through an interpreter, a simulator or torch's own "
+            "matmul: their values are compared, their times mean nothing and are left out."
+        )
+        return said
+    if timed.empty:
+        return [*said, "Nothing was timed."]
+    timers = timed["timer"].value_counts()
+    caches = timed["cache"].value_counts()
+    said.append(
+        "Each kernel was timed in turn with cuBLAS, round by round"
+        + _range("; rounds a case", timed["rounds"], "")
+        + ". The ratio is the median of the pairs, the time the median of the rounds. Timers: "
+        + ", ".join(f"{t} on {n}" for t, n in sorted(timers.items()))
+        + ". Caches: "
+        + ", ".join(f"{c} on {n}" for c, n in sorted(caches.items()))
+        + "."
+    )
+    clocks = _range("SM clock", timed["sm_clock_mhz"], " MHz")
+    power = _range("board power", timed["power_w"], " W")
+    if clocks or power:
+        said.append("While it ran: " + ", ".join(p for p in (clocks, power) if p) + ".")
+    if folder.gpu and folder.gpu.source:
+        said.append(f"Peaks and bandwidth: {folder.gpu.source}; dense rates only.")
+    elif folder.gpu:
+        said.append("No data sheet of this GPU is known: % of peak and floors stay empty.")
+    return said
+
+
+def _range(name: str, values: pd.Series, unit: str) -> str:
+    values = values.dropna()
+    if values.empty:
+        return ""
+    low, high = values.min(), values.max()
+    span = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+    return f"{name} {span}{unit}"

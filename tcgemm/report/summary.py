@@ -1,0 +1,71 @@
+"""Counts over the rows: kernels by status, and what did not end well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .derive import BASELINE, pairs_text
+from .folder import Folder
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Results of one kernel that ended in the same status for the same reason."""
+
+    kernel: str
+    status: str
+    cases: int
+    reason: str
+    example: str
+
+
+def problems(folder: Folder) -> list[Problem]:
+    """Everything that is not ok, wrong results first, unsupported cases last."""
+    bad = folder.table[folder.table["status"].ne("ok")]
+    found = []
+    for (backend, kernel, status, reason), rows in bad.groupby(
+        ["backend", "kernel", "status", "reason"], observed=True, sort=True
+    ):
+        row = rows.iloc[0]
+        example = f"{row['shape']} {pairs_text(row['dtype_in'], row['dtype_out'])} {row['layout']}"
+        why = str(reason) or "no reason was recorded"
+        found.append(Problem(f"{backend}/{kernel}", str(status), len(rows), why, example))
+    rank = {"wrong": 0, "failed": 1, "timeout": 2, "unsupported": 4}
+    return sorted(found, key=lambda p: rank.get(p.status, 3))
+
+
+def kernels_summary(folder: Folder) -> tuple[list[str], list[list[str]]]:
+    """One row a kernel: how many cases ended how, the worst error, the best rate."""
+    table = folder.table
+    statuses = [s for s in ("ok", "wrong", "failed", "timeout") if s in set(table["status"])]
+    statuses += sorted(set(table["status"]) - set(statuses))
+    header = ["backend", "kernel", *statuses, "worst error / bound"]
+    if folder.on_gpu:
+        header += ["highest TFLOPS", "median ratio to cuBLAS"]
+    rows = []
+    for (backend, kernel), of in table.groupby(["backend", "kernel"], observed=True, sort=True):
+        counts = of["status"].value_counts()
+        worst = of["error_ratio"].max()
+        row = [str(backend), str(kernel), *(str(int(counts.get(s, 0))) for s in statuses)]
+        row.append("not checked" if np.isnan(worst) else f"{worst:.3g}")
+        if folder.on_gpu:
+            rate, ratio = of["tflops"].max(), of["ratio_p50"].median()
+            row.append("not timed" if np.isnan(rate) else f"{rate:.3g}")
+            if backend == BASELINE:
+                row.append("is cuBLAS")
+            else:
+                row.append("not paired" if np.isnan(ratio) else f"{ratio:.2f}")
+        rows.append(row)
+    return header, rows
+
+
+def suspects(folder: Folder) -> list[str]:
+    """Times that cannot be true, as sentences."""
+    bad = folder.table[folder.table["suspect"].ne("") & folder.table["tflops"].notna()]
+    return [
+        f"{r['backend']}/{r['kernel']} at {r['shape']} {r['dtype_in']} {r['layout']}: "
+        f"{r['tflops']:.4g} TFLOPS, {r['gb_s']:.4g} GB/s; {r['suspect']}"
+        for _, r in bad.iterrows()
+    ]

@@ -1,0 +1,116 @@
+"""The whole report: folders in, files out. A pure function of the folders' files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import ResultsError
+from .figures import SLUGS, Picture, draw_all, draw_ladder, draw_published
+from .folder import Folder, load
+from .markdown import folder_readme, project_section, rewritten
+from .page import page
+
+REPORTS = Path("reports")
+"""Where folders are looked for when none is named."""
+
+
+def write(
+    paths: Sequence[Path], out: Path | None = None, readme: Path | None = None
+) -> dict[str, list[Path]]:
+    """Write every page and figure.
+
+    Args:
+        paths: results folders; empty takes every folder below ``reports/`` that has results.
+        out: folder (or .html file) of the page over all folders; by default, where there are
+            several, the folder that holds them all.
+        readme: Markdown file with the two markers; by default ``README.md`` here if it has them.
+
+    Returns:
+        ``"pages"``: the HTML pages, the most inclusive last; ``"changed"``: every file whose
+        content changed.
+
+    Raises ResultsError where a folder cannot be used or a file not written.
+    """
+    paths = list(dict.fromkeys(Path(p) for p in paths)) or _found()
+    folders = sorted((load(p) for p in paths), key=lambda f: not f.on_gpu)
+    slugs = [f.slug for f in folders]
+    if len(set(slugs)) < len(slugs):
+        twice = next(s for s in slugs if slugs.count(s) > 1)
+        these = ", ".join(str(f.path) for f in folders if f.slug == twice)
+        raise ResultsError(f"{these} are all of {twice}: name one of them")
+    changed: list[Path] = []
+    pages: list[Path] = []
+    drawn: list[tuple[Folder, Sequence[Picture]]] = []
+    try:
+        for folder in folders:
+            pictures = draw_all(folder.name, folder.table, folder.gpu)
+            drawn.append((folder, pictures))
+            _figures(folder.path / "figures", pictures, changed)
+            _write(folder.path / "README.md", folder_readme(folder, pictures), changed)
+            _write(folder.path / "index.html", page([(folder, pictures)]), changed)
+            pages.append(folder.path / "index.html")
+        if out is None and len(folders) > 1:
+            out = Path(os.path.commonpath([f.path.resolve().parent for f in folders]))
+        if out is not None:
+            target = out if out.suffix == ".html" else out / "index.html"
+            if target.resolve() not in [p.resolve() for p in pages]:
+                _write(target, page(drawn, _shared(folders)), changed)
+                pages.append(target)
+        _readme(folders, readme, changed)
+    except OSError as error:
+        raise ResultsError(
+            f"cannot write {error.filename}: {error.strerror}; check its permissions, or give "
+            "another folder with --out"
+        ) from None
+    return {"pages": pages, "changed": changed}
+
+
+def _found() -> list[Path]:
+    paths = sorted(p.parent for p in REPORTS.glob("*/results.csv"))
+    if not paths:
+        raise ResultsError(
+            f"no results below {REPORTS.resolve()}: run 'tcgemm bench' first, or name a folder "
+            "that holds a results.csv"
+        )
+    return paths
+
+
+def _shared(folders: Sequence[Folder]) -> list[Picture]:
+    timed = [(f.name, f.table) for f in folders if f.on_gpu and f.table["tflops"].notna().any()]
+    return [draw_ladder(timed), draw_published(timed)] if len(timed) > 1 else []
+
+
+def _figures(folder: Path, pictures: Sequence[Picture], changed: list[Path]) -> None:
+    svgs = {p.slug: p.svg for p in pictures}
+    for slug in SLUGS:
+        path, svg = folder / f"{slug}.svg", svgs.get(slug)
+        if svg is not None:
+            _write(path, svg, changed)
+        elif path.exists():
+            path.unlink()
+            changed.append(path)
+
+
+def _readme(folders: Sequence[Folder], readme: Path | None, changed: list[Path]) -> None:
+    path = readme or Path("README.md")
+    if not path.is_file():
+        if readme is not None:
+            raise ResultsError(f"no file {readme}: --readme names a Markdown file with markers")
+        return
+    section = project_section(folders, path.resolve())
+    if section is None:
+        return
+    text = rewritten(path.read_text(encoding="utf-8"), section)
+    if text is not None:
+        _write(path, text, changed)
+
+
+def _write(path: Path, text: str, changed: list[Path]) -> None:
+    """Write ``text`` where it differs from what is there."""
+    if path.is_file() and path.read_bytes() == text.encode():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")
+    changed.append(path)

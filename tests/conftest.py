@@ -1,0 +1,57 @@
+"""What all tests share: the device they run on, every kernel as a parameter, the GPU mark."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tcgemm import dispatch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs an NVIDIA GPU, and there is none here")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+def all_rows() -> list[dispatch.Kernel]:
+    """Every kernel of every backend."""
+    return [row for backend in dispatch.BACKENDS for row in dispatch.ladder(backend)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``row``: every kernel that runs on this machine's device, the others skipped with reason."""
+    if "row" not in metafunc.fixturenames:
+        return
+    parameters = []
+    for row in all_rows():
+        reason = dispatch.why_not_here(row)
+        if reason is None and DEVICE not in row.devices:
+            reason = f"runs on {' or '.join(row.devices)} only"
+        marks = [pytest.mark.skip(reason=f"{row.full_name}: {reason}")] if reason else []
+        parameters.append(pytest.param(row, id=row.full_name, marks=marks))
+    metafunc.parametrize("row", parameters)
+
+
+@pytest.fixture
+def device() -> str:
+    return DEVICE
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why tests were skipped, once a reason instead of once a test."""
+    reasons = Counter(
+        str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        .removeprefix("Skipped: ")
+        .split(": ", 1)[-1]
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")

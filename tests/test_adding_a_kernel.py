@@ -1,0 +1,85 @@
+"""A new kernel is one file and one row: a copy of the project with both added finds it everywhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+KERNEL = '''
+"""C = A @ B by torch: stands in for a kernel."""
+
+def run(a, b, c, BLOCK_M):
+    assert BLOCK_M == 48
+    c.copy_(a.float() @ b.float())
+'''
+
+ROW = """
+KERNELS = (
+    *KERNELS,
+    {
+        "name": "brought_along",
+        "adds": "nothing: it shows what a new kernel costs",
+        "pairs": PAIRS,
+        "devices": ("cpu",),
+        "plan": lambda problem: {"BLOCK_M": 48},
+    },
+)
+"""
+
+PROGRAM = """
+import sys, torch, tcgemm
+from tcgemm import dispatch
+a, b = torch.randn(32, 24).half(), torch.randn(24, 40).half()
+c = tcgemm.matmul(a, b, backend="triton", kernel="brought_along")
+assert torch.allclose(c, a @ b, atol=1e-1)
+frame = tcgemm.kernels()
+assert "brought_along" in set(frame.kernel)
+assert str(dispatch.plan(dispatch.problem_of(a, b, c), "triton")) == "triton/brought_along BLOCK_M=48"
+try:
+    tcgemm.matmul(a, b, backend="triton", kernel="unheard_of")
+except tcgemm.TcgemmError as error:
+    assert "brought_along" in str(error)
+from tcgemm.cli import main
+sys.argv = ["tcgemm", "bench", "--backend", "triton", "--kernel", "brought_along",
+            "--shape", "32x40x24", "--out", sys.argv[1]]
+try:
+    main()
+except SystemExit as e:
+    assert not e.code, e.code
+rows = open(sys.argv[-1] + "/results.csv").read()
+assert "brought_along,BLOCK_M=48" in rows and ",ok," in rows, rows
+sys.argv = ["tcgemm", "report", sys.argv[-1], "--out", sys.argv[-1]]
+try:
+    main()
+except SystemExit as e:
+    assert not e.code, e.code
+assert "brought_along" in open(sys.argv[-1] + "/index.html").read()
+"""
+
+
+def test_one_file_and_one_row(tmp_path):
+    # The mapped packages, laid out as a wheel installs them.
+    site = tmp_path / "site"
+    skip = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tcgemm", site / "tcgemm", ignore=skip)
+    for folder in ("triton_kernels", "cuda_ref"):
+        shutil.copytree(ROOT / folder, site / "tcgemm" / folder, ignore=skip)
+    package = site / "tcgemm" / "triton_kernels"
+    (package / "brought_along.py").write_text(KERNEL)
+    with (package / "__init__.py").open("a") as file:
+        file.write(ROW)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    result = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "results")],
+        env=os.environ | {"PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,245 @@
+"""tcgemm.matmul: what it checks, what it says, what it leaves alone. Values: test_promises.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tcgemm
+from tcgemm import dispatch
+from tcgemm.errors import OperandError, OperandTypeError, UnknownNameError, UnsupportedError
+
+
+def operands(M=5, N=7, K=6, dtype=torch.float16, device="cpu"):
+    return (
+        torch.randn(M, K, device=device).to(dtype),
+        torch.randn(K, N, device=device).to(dtype),
+    )
+
+
+def test_multiplies(device):
+    a, b = operands(device=device)
+    c = tcgemm.matmul(a, b, backend="cublas")
+    assert c.dtype == torch.float16
+    assert torch.allclose(c.float(), a.float() @ b.float(), atol=1e-2)
+
+
+def refused(error, *words, a=None, b=None, **arguments):
+    default_a, default_b = operands()
+    arguments.setdefault("backend", "cublas")
+    with pytest.raises(error) as caught:
+        tcgemm.matmul(default_a if a is None else a, default_b if b is None else b, **arguments)
+    for word in words:
+        assert word in str(caught.value)
+    assert isinstance(caught.value, tcgemm.TcgemmError)
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape", "words"),
+    [
+        ((5, 6), (7, 6), ("[5, 6]", "[7, 6]", "6 and 7", "B.mT would fit")),
+        ((6, 5), (6, 7), ("[6, 5]", "[6, 7]", "5 and 6", "A.mT would fit")),
+        ((6, 5), (7, 6), ("[6, 5]", "[7, 6]", "both A.mT and B.mT")),
+        ((5, 6), (8, 7), ("[5, 6]", "[8, 7]", "6 and 8")),
+    ],
+)
+def test_inner_dimensions_differ(a_shape, b_shape, words):
+    refused(OperandError, *words, a=torch.zeros(a_shape).half(), b=torch.zeros(b_shape).half())
+
+
+def test_no_remedy_is_named_where_none_fits():
+    with pytest.raises(OperandError) as caught:
+        tcgemm.matmul(torch.zeros(5, 6).half(), torch.zeros(8, 7).half())
+    assert "mT" not in str(caught.value)
+
+
+def test_dtypes_differ():
+    a, b = operands()
+    refused(OperandTypeError, "A is float16", "B is bfloat16", ".to()", a=a, b=b.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64, torch.bool])
+def test_unsupported_dtype(dtype):
+    a, b = (t.to(dtype) for t in operands())
+    refused(OperandTypeError, str(dtype).removeprefix("torch."), "float16 or bfloat16", a=a, b=b)
+
+
+@pytest.mark.parametrize("shape", [(), (6,), (2, 5, 6)])
+def test_other_than_two_dimensions(shape):
+    refused(OperandError, "A has shape", "2-D", a=torch.zeros(shape).half())
+
+
+def test_not_a_tensor():
+    refused(OperandTypeError, "A is a list", a=[[1.0]])
+    refused(OperandTypeError, "B is a ndarray", b=torch.zeros(6, 7).numpy())
+    refused(OperandTypeError, "out is a list", out=[])
+
+
+def test_sparse_operand():
+    a, _ = operands()
+    refused(OperandTypeError, "sparse", ".to_dense()", a=a.to_sparse())
+
+
+def test_unknown_names_list_what_exists():
+    refused(UnknownNameError, "'metal'", "triton", "cuda", "cublas", backend="metal")
+    refused(UnknownNameError, "'fast'", "torch_cpu", "cublas", kernel="fast")
+
+
+def test_unknown_name_is_found_before_an_empty_result():
+    refused(UnknownNameError, "fast", a=torch.zeros(0, 6).half(), kernel="fast")
+
+
+def test_requires_grad():
+    a, b = operands()
+    refused(UnsupportedError, "A requires grad", "no_grad", a=a.requires_grad_())
+    with torch.no_grad():
+        assert not tcgemm.matmul(a, b, backend="cublas").requires_grad
+
+
+def test_gpu_only_kernel_on_cpu_tensors_names_the_cure():
+    refused(UnsupportedError, "cublas/cublas", "on cpu", "torch_cpu", kernel="cublas")
+
+
+@pytest.mark.gpu
+def test_operands_on_two_devices():
+    a, b = operands()
+    refused(OperandError, "A is on cuda:0", "B is on cpu", ".to()", a=a.cuda(), b=b)
+    refused(OperandError, "out is on cpu", a=a.cuda(), b=b.cuda(), out=torch.zeros(5, 7).half())
+
+
+class TestOut:
+    def test_written_in_place(self):
+        a, b = operands()
+        out = torch.full((5, 7), float("nan")).half()
+        assert tcgemm.matmul(a, b, backend="cublas", out=out) is out
+        assert torch.equal(out, tcgemm.matmul(a, b, backend="cublas"))
+
+    def test_bytes_outside_the_view_stay(self):
+        a, b = operands()
+        base = torch.full((10, 20), 3.0).half()
+        tcgemm.matmul(a, b, backend="cublas", out=base[1:6, 2:16:2])
+        outside = torch.ones(10, 20, dtype=torch.bool)
+        outside[1:6, 2:16:2] = False
+        assert (base[outside] == 3).all()
+        assert not (base[1:6, 2:16:2] == 3).any()
+
+    def test_wrong_shape(self):
+        refused(OperandError, "[5, 8]", "[5, 7]", out=torch.zeros(5, 8).half())
+
+    def test_wrong_dtype(self):
+        refused(OperandTypeError, "bfloat16", "float16", out=torch.zeros(5, 7).bfloat16())
+        refused(
+            OperandTypeError,
+            "float16",
+            "float32",
+            out=torch.zeros(5, 7).half(),
+            out_dtype=torch.float32,
+        )
+        refused(OperandTypeError, "out_dtype is float64", out_dtype=torch.float64)
+
+    def test_out_decides_the_dtype(self):
+        a, b = operands()
+        assert tcgemm.matmul(a, b, backend="cublas", out=torch.zeros(5, 7)).dtype == torch.float32
+
+    @pytest.mark.parametrize(
+        "strides", [(0, 1), (1, 0), (1, 1), (3, 2), (0, 0)], ids=lambda s: f"{s[0]},{s[1]}"
+    )
+    def test_self_overlap(self, strides):
+        out = torch.zeros(100).half().as_strided((5, 7), strides)
+        refused(OperandError, "share memory", str(strides), out=out)
+
+    @pytest.mark.parametrize("strides", [(7, 1), (1, 5), (20, 2), (2, 11), (5, 6)])
+    def test_odd_but_disjoint_strides_are_taken(self, strides):
+        a, b = operands()
+        out = torch.zeros(200).half().as_strided((5, 7), strides)
+        elements = {i * strides[0] + j * strides[1] for i in range(5) for j in range(7)}
+        assert len(elements) == 35
+        tcgemm.matmul(a, b, backend="cublas", out=out)
+        assert torch.equal(out, tcgemm.matmul(a, b, backend="cublas"))
+
+    def test_overlap_with_an_operand(self):
+        a, b = operands(6, 6, 6)
+        refused(OperandError, "out overlaps A", a=a, b=b, out=a)
+        refused(OperandError, "out overlaps B", a=a, b=b, out=b.T)
+
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_neighbouring_windows_of_one_buffer_do_not_overlap(self, transposed):
+        base = torch.randn(6, 18).half()
+        a, out, b = base[:, :6], base[:, 6:12], base[:, 12:]
+        if transposed:
+            a, b, out = a.T, b.T, out.T
+        expected = (a.float() @ b.float()).half()
+        tcgemm.matmul(a, b, backend="cublas", out=out)
+        assert torch.allclose(out, expected, atol=1e-2)
+
+    def test_windows_that_do_overlap(self):
+        base = torch.randn(6, 18).half()
+        refused(OperandError, "overlaps A", a=base[:, :6], b=base[:, 12:], out=base[:, 5:11])
+
+    def test_requires_grad(self):
+        out = torch.zeros(5, 7).half().requires_grad_()
+        refused(OperandError, "out=... arguments don't support automatic differentiation", out=out)
+
+
+def test_inputs_are_not_modified():
+    a, b = operands()
+    a0, b0 = a.clone(), b.clone()
+    tcgemm.matmul(a, b, backend="cublas")
+    assert torch.equal(a, a0)
+    assert torch.equal(b, b0)
+
+
+def test_environment_variable_sets_the_default_backend(monkeypatch):
+    a, b = operands()
+    monkeypatch.setenv(dispatch.BACKEND_VARIABLE, "cublas")
+    assert dispatch.default_backend() == "cublas"
+    assert torch.equal(tcgemm.matmul(a, b), tcgemm.matmul(a, b, backend="cublas"))
+    monkeypatch.setenv(dispatch.BACKEND_VARIABLE, "metal")
+    with pytest.raises(UnknownNameError, match="metal"):
+        tcgemm.matmul(a, b)
+    monkeypatch.delenv(dispatch.BACKEND_VARIABLE)
+    assert dispatch.default_backend() == "triton"
+
+
+def test_kernels_lists_every_row():
+    frame = tcgemm.kernels()
+    assert list(frame.columns) == [
+        "backend",
+        "kernel",
+        "adds",
+        "type_pairs",
+        "shapes",
+        "capability",
+        "runs_here",
+        "why_not",
+    ]
+    named = set(zip(frame.backend, frame.kernel, strict=True))
+    for backend in dispatch.BACKENDS:
+        assert {(backend, row.name) for row in dispatch.ladder(backend)} <= named
+    assert (frame.runs_here == (frame.why_not == "")).all()
+    assert frame.adds.str.len().min() > 10
+
+
+def test_choice_takes_the_highest_rung_that_accepts(monkeypatch, tmp_path):
+    module = tmp_path / "stand_in_backend.py"
+    module.write_text(
+        "def refuse(p):\n"
+        "    return f'M={p.M} is no multiple of 16' if p.M % 16 else None\n"
+        "PAIRS = (('float16', 'float16'),)\n"
+        "def row(name, **more):\n"
+        "    return dict(name=name, adds='a rung', pairs=PAIRS, devices=('cpu',), **more)\n"
+        "KERNELS = (row('low'), row('high', refuse=refuse))\n"
+        "def load(name):\n"
+        "    return lambda a, b, c: c.fill_({'low': 1, 'high': 2}[name])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(dispatch.BACKENDS, "stand_in", "stand_in_backend")
+    arguments = {"backend": "stand_in"}
+    assert (tcgemm.matmul(*operands(M=16), **arguments) == 2).all()
+    assert (tcgemm.matmul(*operands(M=17), **arguments) == 1).all()
+    with pytest.raises(UnsupportedError) as caught:
+        tcgemm.matmul(*operands(M=17), kernel="high", **arguments)
+    assert "M=17 is no multiple of 16" in str(caught.value)
+    assert "low" in str(caught.value)
+    with pytest.raises(UnsupportedError, match="float16 -> float32 is none of its type pairs"):
+        tcgemm.matmul(*operands(M=16), out_dtype=torch.float32, **arguments)

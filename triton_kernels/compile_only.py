@@ -1,0 +1,180 @@
+"""Compile a rung for a GPU that is not there, and read what the compiler made of it.
+
+Each rung's own ``arguments`` give the launch, so what is compiled here is what that problem would
+run: the same specialization on strides, sizes and alignment. Operands are meta tensors (no
+memory, address 0), the driver is a stand-in that names the target, and ptxas and nvdisasm come
+with the Triton wheel. All of it happens in a child process, so that a parent whose kernels are
+interpreted can ask as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+OPCODES = (
+    "HGMMA",
+    "HMMA",
+    "UTMALDG",
+    "UTMASTG",
+    "LDGSTS",
+    "LDG",
+    "STG",
+    "LDSM",
+    "BAR",
+    "LDL",
+    "STL",
+)
+"""Instructions that are counted: wgmma, mma.sync, TMA load and store, cp.async, plain global load
+and store, ldmatrix, barriers, local-memory load and store (spills)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One compilation: a rung, its plan, and the problem that fixes the specialization."""
+
+    kernel: str
+    plan: Mapping[str, int]
+    dtype_in: str = "bfloat16"
+    dtype_out: str = "bfloat16"
+    layout: str = "nn"
+    """Storage of A, B and, with a third letter, C: n is row-major, t column-major."""
+    capability: tuple[int, int] = (9, 0)
+    M: int = 4096
+    N: int = 4096
+    K: int = 4096
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What came out: resources of one program, and instruction counts of its SASS."""
+
+    registers: int
+    """Per thread."""
+    spill_bytes: int
+    """Stores to and loads from local memory that ptxas reports, per thread."""
+    shared_bytes: int
+    """Dynamic shared memory of one program."""
+    serialized: bool
+    """ptxas took the overlap out of wgmma (C7510, C7515, ...): its warning is in ``log``."""
+    counts: Mapping[str, int]
+    log: str
+    assembly: Mapping[str, str] = field(default_factory=dict)
+    """Texts by stage (ttgir, ptx, sass), where they were asked for."""
+
+
+def compile_rungs(requests: Sequence[Request], *, assembly: bool = False) -> list[Compiled]:
+    """Compile every request in one child process; no GPU needed.
+
+    Raises:
+        RuntimeError: a compilation failed; the message carries the compiler's own.
+    """
+    package = __package__ or ""
+    program = (
+        "import sys, importlib; "
+        f"importlib.import_module({package + '.compile_only'!r}).answer(sys.stdin, sys.stdout)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps({"requests": [asdict(r) for r in requests], "assembly": assembly}),
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if child.returncode:
+        raise RuntimeError(f"cross-compiling {len(requests)} kernels failed:\n{child.stderr}")
+    return [Compiled(**result) for result in json.loads(child.stdout.splitlines()[-1])]
+
+
+def answer(source: Any, sink: Any) -> None:
+    """The child: requests as JSON from ``source``, results as one line of JSON to ``sink``."""
+    from triton.runtime import driver
+
+    task = json.load(source)
+    results = []
+    for raw in task["requests"]:
+        request = Request(**{**raw, "capability": tuple(raw["capability"])})
+        driver.set_active(_Driver(request.capability))
+        try:
+            results.append(_compile(request, task["assembly"]))
+        except Exception as error:
+            raise RuntimeError(f"{request}: {error}") from error
+    sink.write("\n" + json.dumps(results) + "\n")
+
+
+class _Driver:
+    """What the JIT asks of a driver before it compiles: the target, and a device number."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+        self.device = self.target.arch
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        # The JIT keeps compiled kernels by device: one number a target keeps them apart.
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _compile(request: Request, assembly: bool) -> dict[str, Any]:
+    import torch
+    from triton import knobs
+
+    rung = import_module(f".{request.kernel}", __package__)
+    dtype_in, dtype_out = getattr(torch, request.dtype_in), getattr(torch, request.dtype_out)
+    letters = request.layout.ljust(3, "n")
+
+    def operand(rows: int, columns: int, dtype: torch.dtype, letter: str) -> torch.Tensor:
+        if letter == "n":
+            return torch.empty(rows, columns, dtype=dtype, device="meta")
+        return torch.empty(columns, rows, dtype=dtype, device="meta").mT
+
+    a = operand(request.M, request.K, dtype_in, letters[0])
+    b = operand(request.K, request.N, dtype_in, letters[1])
+    c = operand(request.M, request.N, dtype_out, letters[2])
+    grid, args, constants = rung.arguments(a, b, c, **request.plan)
+    built = rung.kernel.warmup(*args, grid=grid, **constants)
+    # sm_90 is compiled as sm_90a: wgmma and setmaxnreg exist there only.
+    arch = re.search(r"\.target\s+(\w+)", built.asm["ptx"])[1]  # type: ignore[index]
+    with tempfile.TemporaryDirectory() as folder:
+        ptx, cubin = Path(folder, "k.ptx"), Path(folder, "k.cubin")
+        ptx.write_text(re.sub(r"\.file.*|\.loc.*", "", built.asm["ptx"]))
+        log = _tool(knobs.nvidia.ptxas, "-v", f"--gpu-name={arch}", str(ptx), "-o", str(cubin))
+        cubin.write_bytes(built.asm["cubin"])
+        sass = _tool(knobs.nvidia.nvdisasm, "-c", str(cubin))
+    counts = Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?(\w+)", sass, re.M))
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
+    texts = {"ttgir": built.asm["ttgir"], "ptx": built.asm["ptx"], "sass": sass}
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", log)[1]),  # type: ignore[index]
+        "spill_bytes": sum(map(int, spills)),
+        "shared_bytes": built.metadata.shared,
+        "serialized": "serialize" in log,
+        "counts": {opcode: counts[opcode] for opcode in OPCODES},
+        "log": log,
+        "assembly": texts if assembly else {},
+    }
+
+
+def _tool(tool: Any, *arguments: str) -> str:
+    done = subprocess.run([tool.path, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{tool.path} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr

@@ -1,0 +1,55 @@
+"""Tensor descriptors of matrices, kept between calls."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .runtime import INTERPRETED
+from .storage import UNIT
+
+CACHED = 256
+"""Descriptors kept; making one and checking it costs about 10 us of Python."""
+
+_cache: OrderedDict[tuple[Any, ...], TensorDescriptor] = OrderedDict()
+
+
+class _Base(NamedTuple):
+    """What a launch reads of a tensor. A cached descriptor holds this, so it keeps no memory
+    alive, and stays right for any later tensor at that address with that shape and strides."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def describe(x: torch.Tensor, block: tuple[int, int], transposed: bool) -> TensorDescriptor:
+    """The descriptor of a matrix in its storage order, in blocks.
+
+    Args:
+        x: 2-D; ``storage.why_not_tma`` has accepted it.
+        block: elements of a block along x's two dimensions.
+        transposed: x is stored transposed; the descriptor is then that of x.mT.
+    """
+    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), block, transposed)
+    if not INTERPRETED and key in _cache:
+        return _cache[key]
+    (rows, columns), pitch = x.shape, x.stride(0)
+    if transposed:
+        rows, columns, pitch, block = columns, rows, x.stride(1), block[::-1]
+    if rows == 1:
+        # Never stepped along, yet encoded: any multiple of 16 bytes past the row.
+        step = UNIT // x.itemsize
+        pitch = -(-columns // step) * step
+    base = x if INTERPRETED else _Base(x.data_ptr(), x.dtype)
+    made = TensorDescriptor(base, [rows, columns], [pitch, 1], list(block))
+    if not INTERPRETED:
+        _cache[key] = made
+        if len(_cache) > CACHED:
+            _cache.popitem(last=False)
+    return made

@@ -1,0 +1,160 @@
+"""Which configuration a rung takes: tables per GPU, read from configs-*.json. Imports no triton.
+
+A table holds, for every rung, an ordered list of rows {"when": conditions, "config": values}; the
+first row whose conditions all hold is taken, and the last has none. Conditions: M_max, N_max,
+K_max, K_min, MN_max (M times N, elements of C), layout and dtype_out.
+
+A GPU without a table of its own takes the one of its architecture, with NUM_STAGES lowered until
+the program fits its shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from .storage import letter, why_not_tma
+
+SHARED_BYTES = {
+    (8, 0): 166_912,
+    (8, 6): 101_376,
+    (8, 7): 166_912,
+    (8, 9): 101_376,
+    (9, 0): 232_448,
+    (10, 0): 232_448,
+    (12, 0): 101_376,
+}
+"""Compute capability -> most shared memory of one program, in bytes (CUDA programming guide)."""
+
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
+OWN_EPILOGUE = ("persistent", "descriptor")
+"""Rungs whose C is staged while the next tile's stages are already in use."""
+
+
+@lru_cache(maxsize=4096)
+def plan(kernel: str, problem: Any) -> Mapping[str, int]:
+    """Keyword arguments of the rung's ``run`` for a problem (M, N, K, dtypes, strides, device)."""
+    if kernel == "descriptor" and _column_major(problem):
+        # Computed as C' = B' A': what the kernel calls M is the caller's N.
+        problem = replace(problem, M=problem.N, N=problem.M)
+    if problem.device == "cpu":
+        return _interpreter(kernel, problem)
+    capability = problem.capability or (9, 0)
+    gpu, limit = _gpu() if problem.device == "cuda" else ("", 0)
+    table = _table(gpu) or _table("sm90" if capability >= (9, 0) else "sm80")
+    config = choose(table[kernel], problem)
+    return fit(kernel, config, problem.dtype_out, limit or SHARED_BYTES.get(capability, 101_376))
+
+
+def choose(rows: list[dict[str, Any]], problem: Any) -> dict[str, int]:
+    """The config of the first row whose conditions hold."""
+    for row in rows:
+        if all(_holds(name, value, problem) for name, value in row.get("when", {}).items()):
+            return dict(row["config"])
+    raise ValueError(f"the table has no row for {problem}: its last row must have no conditions")
+
+
+def _holds(name: str, value: Any, problem: Any) -> bool:
+    if name in ("layout", "dtype_out"):
+        return bool(getattr(problem, name) == value)
+    what, side = name.split("_")
+    size = problem.M * problem.N if what == "MN" else getattr(problem, what)
+    return bool(size <= value if side == "max" else size >= value)
+
+
+def shared_bytes(kernel: str, config: Mapping[str, int], dtype_out: str) -> int:
+    """Upper bound of a program's shared memory: its stages, staged C and barriers, in bytes."""
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    stages = config.get("NUM_STAGES", 1) * (m + n) * k * 2
+    staged_c = m * n // 2 * ITEMSIZE[dtype_out]
+    return stages + staged_c + 256 if kernel in OWN_EPILOGUE else max(stages, staged_c)
+
+
+def fit(kernel: str, config: dict[str, int], dtype_out: str, limit: int) -> dict[str, int]:
+    """The config with as many stages, then as much BLOCK_K, as fit ``limit`` bytes."""
+    config = dict(config)
+    while shared_bytes(kernel, config, dtype_out) > limit:
+        if config.get("NUM_STAGES", 1) > 2:
+            config["NUM_STAGES"] -= 1
+        elif config["BLOCK_K"] > 16:
+            config["BLOCK_K"] //= 2
+        else:
+            break
+    return config
+
+
+def tables() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Every shipped table by name: sm80, sm90 and the GPUs that have their own."""
+    paths = sorted(Path(__file__).parent.glob("configs-*.json"))
+    names = [path.stem.removeprefix("configs-") for path in paths]
+    return {name: table for name in names if (table := _table(name))}
+
+
+@cache
+def _table(name: str) -> dict[str, list[dict[str, Any]]] | None:
+    path = Path(__file__).parent / f"configs-{name}.json"
+    if not name or not path.is_file():
+        return None
+    rungs: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["kernels"]
+    return rungs
+
+
+@cache
+def _gpu() -> tuple[str, int]:
+    """Name as in the table's file name, e.g. nvidia-h200, and bytes of shared memory a program."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "", 0
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
+    return slug, getattr(found, "shared_memory_per_block_optin", 0)
+
+
+def _column_major(problem: Any) -> bool:
+    return letter((problem.M, problem.N), problem.c_strides) == "t"
+
+
+def _interpreter(kernel: str, problem: Any) -> dict[str, int]:
+    """Tiles for the interpreter, where a program costs milliseconds whatever it computes: large,
+    yet two a side where the problem allows, so that edges and ordering stay exercised."""
+
+    def block(size: int, most: int) -> int:
+        return min(max(16, 1 << (-(-size // 2) - 1).bit_length()), most)
+
+    config = {
+        "BLOCK_M": block(problem.M, 128),
+        "BLOCK_N": block(problem.N, 128),
+        "BLOCK_K": block(problem.K, 256),
+        "GROUP_M": 4,
+        "FLATTEN": 0,
+        "NUM_STAGES": 2,
+        "NUM_WARPS": 4,
+    }
+    absent = {
+        "naive": ("GROUP_M", "FLATTEN", "NUM_STAGES"),
+        "grouped": ("FLATTEN", "NUM_STAGES"),
+        "pipelined": ("FLATTEN",),
+    }
+    return {key: value for key, value in config.items() if key not in absent.get(kernel, ())}
+
+
+def refuse_descriptor(problem: Any) -> str | None:
+    """Why TMA cannot reach an operand, as a sentence with the numbers; None when it can."""
+    M, N, K = problem.M, problem.N, problem.K
+    for name, shape, dtype in (
+        ("A", (M, K), problem.dtype_in),
+        ("B", (K, N), problem.dtype_in),
+        ("C", (M, N), problem.dtype_out),
+    ):
+        strides = getattr(problem, f"{name.lower()}_strides")
+        alignment = getattr(problem, f"{name.lower()}_alignment")
+        reason = why_not_tma(name, shape, strides, alignment, ITEMSIZE[dtype])
+        if reason:
+            return reason
+    return None
