@@ -60,6 +60,7 @@ class _Request(ctypes.Structure):
         ("shared_per_sm", ctypes.c_int64),
         ("l2_bytes", ctypes.c_int64),
         ("shared_static", ctypes.c_int64),
+        ("writers", ctypes.c_void_p),
         ("guard_count", ctypes.c_int32),
         ("unused", ctypes.c_int32),
         ("guards", ctypes.c_int32 * _MAX_GUARDS),
@@ -307,6 +308,7 @@ def simulate(
     check: bool = False,
     count: bool = False,
     machine: Machine | None = None,
+    writers: Any = None,
     workers: int | None = None,
     timeout_s: float = 600.0,
 ) -> Report:
@@ -318,6 +320,8 @@ def simulate(
         check: report bad accesses, races, divergent barriers and elements of C left unwritten.
         count: count requests, sectors, wavefronts, barriers and tensor-core instructions.
         machine: the GPU whose L2 is modelled; needs ``count``.
+        writers: a contiguous int32 CPU tensor [M, N] for the number of the block that wrote each
+            element, plus 1, blocks counted along x first; 0 where none did. Needs ``check``.
         workers: processes that share the blocks; by default one per core.
         timeout_s: seconds after which the kernel counts as hung.
 
@@ -337,6 +341,7 @@ def simulate(
     request.dtype_in, request.dtype_out = _dtype(a), _dtype(c)
     request.order, request.seed = order_number, seed & (2**64 - 1)
     request.check, request.count = check, count
+    request.writers = writers.data_ptr() if writers is not None else None
     request.workers = workers or len(os.sched_getaffinity(0))
     request.timeout_s = timeout_s
     if machine is not None:

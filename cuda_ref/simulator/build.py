@@ -51,25 +51,12 @@ _OBSERVED = (
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: TCGEMM_CACHE, or the user's cache; a temporary one if read-only."""
-    chosen = os.environ.get("TCGEMM_CACHE")
-    base = (
-        Path(chosen)
-        if chosen
-        else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tcgemm"
-    )
-    folder = base / "simulator"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        return _temporary_folder()
+    """Where libraries are kept: ``simulator/`` in the folder of compiled rungs."""
+    from ..build import cache_folder as rungs
 
-
-@cache
-def _temporary_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="tcgemm-simulator-"))
+    folder = rungs() / "simulator"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @cache

@@ -1038,6 +1038,7 @@ extern "C" __attribute__((visibility("default"))) int tcgemm_simulate(const Requ
       add_finding(*result, f);
     }
     copy_back(operands[2], request.operands[2].data);
+    if (request.writers && c_writers) std::memcpy(request.writers, c_writers, writers_bytes);
   }
   for (Operand& o : operands)
     if (o.map) munmap(o.map, o.map_bytes);

@@ -46,6 +46,7 @@ struct Request {
   int32_t sms, threads_per_sm;
   int64_t shared_per_sm, l2_bytes;
   int64_t shared_static;  // bytes of the kernel's own __shared__ arrays
+  int32_t* writers;       // where to leave, per element of C, 1 + the block that wrote it; or null
   // Offsets in the thread-local block of the guards that g++ sets beside arrays of class type.
   int32_t guard_count, unused;
   int32_t guards[MAX_GUARDS];
