@@ -35,7 +35,7 @@ _COMMON = (
     "-Wno-psabi",
 )
 # g++ calls a hook for each load and store, and our runtime provides the hooks. What merges, splits
-# or widens accesses, or makes two instructions of one, is off: one access in the source is one here.
+# or widens accesses, or makes two instructions of one, is off: an access in the source is one here.
 _OBSERVED = (
     "-fsanitize=thread",
     "--param=tsan-instrument-func-entry-exit=0",

@@ -45,8 +45,18 @@ struct Cell {
   Epoch in_flight;  // who issued an asynchronous copy to it that has not landed
   uint32_t in_flight_pc;
 };
-std::vector<Cell> cells;
-int granule_shift;
+// A cell per granule of two bytes; of one byte from the first access of a single byte on. Pages are
+// taken as they are touched.
+Cell* cells;
+int granule_shift = 1;
+
+void split_granules() {
+  for (size_t i = static_cast<size_t>(shared_high - shared_low); i-- > 0;) {
+    if (cells[i >> 1].writer || cells[i].writer || cells[i >> 1].reader || cells[i].reader)
+      cells[i] = cells[i >> 1];
+  }
+  granule_shift = 0;
+}
 
 struct Entry {
   uint64_t address;
@@ -85,6 +95,7 @@ Finding* shared_finding(Kind kind, uint64_t pc, const char* address, int bytes, 
 }
 
 void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) {
+  if (bytes == 1 && granule_shift) split_granules();
   const size_t first = static_cast<size_t>(address - shared_low) >> granule_shift;
   const size_t last = static_cast<size_t>(address + bytes - 1 - shared_low) >> granule_shift;
   const Epoch me = epoch_of(t);
@@ -408,8 +419,11 @@ void check_and_serve(const Thread* lanes, char* const* addresses, int bytes, boo
 }  // namespace
 
 void start_run() {
-  granule_shift = operands[0].item == 1 ? 0 : 1;
-  cells.assign((static_cast<size_t>(shared_high - shared_low) >> granule_shift) + 8, Cell{});
+  if (!cells) {
+    const size_t bytes = (static_cast<size_t>(shared_high - shared_low) + 16) * sizeof(Cell);
+    cells = static_cast<Cell*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  }
   block_total = uint64_t(grid_dim.x) * grid_dim.y * grid_dim.z;
   if (request.check && c_writers)
     std::memset(c_writers, 0, static_cast<size_t>(operands[2].rows * operands[2].cols) * 4);
