@@ -186,7 +186,7 @@ def _build(name: str, symbol: str, capability: tuple[int, int], library: Path) -
         os.replace(built, library)
         os.replace(written, library.with_suffix(".json"))
         logger.info("compiled %s for %s in %.1f s", name, sm_of(capability), seconds)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise RuntimeError(
             f"compiling CUDA kernel {name!r} for {sm_of(capability)} with {nvcc} failed: {error}"
         ) from error

@@ -9,14 +9,20 @@ import importlib.util
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 CSRC = Path(__file__).parent / "csrc"
 
+WHEELS = ("nvcc", "crt", "runtime", "cccl")
+"""The parts of a toolkit that nvcc needs, as wheels nvidia-cuda-...; and nvidia-nvvm."""
+
 NO_NVCC = (
-    "nvcc was not found in CUDA_HOME, on PATH or in the pip wheels: "
-    "install the CUDA toolkit and set CUDA_HOME, or run "
-    "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
+    "nvcc was not found in CUDA_HOME, on PATH or in the pip wheels: install the CUDA toolkit and "
+    "set CUDA_HOME, or, all of one version, which is the one that torch is built with, run pip "
+    "install "
+    + " ".join(f"'nvidia-cuda-{part}==13.0.*'" for part in WHEELS)
+    + " 'nvidia-nvvm==13.0.*'"
 )
 
 
@@ -73,17 +79,27 @@ def wheel_folders() -> list[Path]:
 
 
 def cuda_home(nvcc: Path) -> Path:
-    """The toolkit that an nvcc belongs to: the folder that holds include/cuda_runtime.h."""
+    """The toolkit that an nvcc belongs to: the folder that holds include/cuda_runtime.h.
+
+    nvcc may be a link or a script that calls the real one, so where the folder above its own does
+    not do, nvcc itself is asked.
+    """
     for path in (nvcc, nvcc.resolve()):
-        home = path.parent.parent
-        if (home / "include" / "cuda_runtime.h").is_file():
-            return home
-    return nvcc.resolve().parent.parent
+        if _is_home(path.parent.parent):
+            return path.parent.parent
+    command = [str(nvcc), "--dryrun", "-x", "cu", "-E", os.devnull]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
+    return Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
+
+
+def _is_home(folder: Path) -> bool:
+    return (folder / "include" / "cuda_runtime.h").is_file()
 
 
 def include_folders(nvcc: Path) -> list[Path]:
     """Folders that an nvcc from the older wheels, where each has its own, must be told of."""
-    if (cuda_home(nvcc) / "include" / "cuda_runtime.h").is_file():
+    if _is_home(cuda_home(nvcc)):
         return []
     return [folder / "include" for folder in wheel_folders() if (folder / "include").is_dir()]
 
@@ -108,7 +124,6 @@ def nvcc_flags(sm: str) -> list[str]:
         f"-gencode=arch=compute_{number},code={sm}",
         f"-DTCGEMM_SM={re.sub('[a-z]', '', number)}",
         "-lineinfo",
-        "--split-compile=0",
         "-U__CUDA_NO_HALF_OPERATORS__",
         "-U__CUDA_NO_HALF_CONVERSIONS__",
         "-U__CUDA_NO_HALF2_OPERATORS__",

@@ -253,7 +253,7 @@ def largest_integer(K: int, dtype_out: torch.dtype) -> int:
 
 def _references(a: torch.Tensor, b: torch.Tensor, seed: int) -> list[_Region]:
     (M, K), N = a.shape, b.shape[1]
-    a, b = a.double(), b.double()
+    a, b = a.to(torch.float64, copy=True), b.to(torch.float64, copy=True)
     factor = ACCUMULATION * math.sqrt(K)
     small = M * N * K <= WHOLE_PRODUCTS and M * N <= WHOLE_ELEMENTS
     if not a.is_cuda or small:

@@ -19,6 +19,7 @@ import torch
 from .errors import (
     OperandError,
     OperandTypeError,
+    ToolchainError,
     UnknownNameError,
     UnsupportedError,
 )
@@ -112,7 +113,10 @@ def find(backend: str, kernel: str) -> Kernel:
 @cache
 def load(backend: str, kernel: str) -> Callable[..., None]:
     """The kernel's callable ``run(a, b, c, **plan)``, which writes C; compiled on first use."""
-    run: Callable[..., None] = _module(backend).load(kernel)
+    try:
+        run: Callable[..., None] = _module(backend).load(kernel)
+    except RuntimeError as error:
+        raise ToolchainError(f"{backend}/{kernel}: {error}") from error
     return run
 
 
@@ -210,11 +214,16 @@ def matmul(
     problem = problem_of(a, b, c)
     row = choose(problem, backend, kernel)
     run = load(backend, row.name)
-    if a.is_cuda and a.device.index != torch.cuda.current_device():
-        with torch.cuda.device(a.device):
+    try:
+        if a.is_cuda and a.device.index != torch.cuda.current_device():
+            with torch.cuda.device(a.device):
+                run(a, b, c, **row.plan(problem))
+        else:
             run(a, b, c, **row.plan(problem))
-    else:
-        run(a, b, c, **row.plan(problem))
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
+            raise
+        raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
     return c
 
 

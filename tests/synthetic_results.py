@@ -6,42 +6,13 @@ import csv
 import json
 import math
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 from tcgemm.bench.store import COLUMNS
+from tcgemm.gpus import Gpu, lookup
 
-
-@dataclass(frozen=True)
-class FakeGpu:
-    name: str
-    slug: str
-    peak_tflops: dict[str, float | None]
-    bandwidth_gb_s: float | None
-    l2_bytes: int | None = None
-    sms: int | None = None
-    source: str | None = "made up for a test"
-
-    def ceiling_tflops(self, dtype: str, sm_clock_mhz: float | None = None) -> float | None:
-        return self.peak_tflops.get(dtype)
-
-
-H200 = FakeGpu(
-    "NVIDIA H200",
-    "nvidia-h200",
-    {"float16": 989.0, "bfloat16": 989.0},
-    4800.0,
-    50 * 2**20,
-    132,
-)
-A100 = FakeGpu(
-    "NVIDIA A100-SXM4-80GB",
-    "nvidia-a100",
-    {"float16": 312.0, "bfloat16": 312.0},
-    2039.0,
-    40 * 2**20,
-    108,
-)
+H200 = lookup("NVIDIA H200")
+A100 = lookup("NVIDIA A100-SXM4-80GB")
 
 TRITON = {
     "naive": 0.45,
@@ -78,7 +49,7 @@ LLM = [
 
 def write(
     folder: Path,
-    gpu: FakeGpu | None = H200,
+    gpu: Gpu | None = H200,
     *,
     dtypes: tuple[str, ...] = ("float16", "bfloat16"),
     layouts: tuple[str, ...] = ("nn", "nt"),
@@ -103,6 +74,7 @@ def write(
         writer.writeheader()
         writer.writerows(rows)
     environment = {
+        "gpu_slug": gpu.slug if gpu else "cpu",
         "gpu": gpu.name if gpu else None,
         "driver": "580.159" if gpu else None,
         "cuda": "13.0",
@@ -110,10 +82,11 @@ def write(
         "triton": "3.7.1",
         "date": "2026-03-01T12:00:00Z",
         "commit": "0123abc",
+        "command": ["tcgemm", "bench", "--suite", "full"],
         "power_limit_w": 700 if gpu else None,
         "precision": {"allow_tf32": False, "reduced_precision_reduction": False},
     }
-    (folder / "environment.json").write_text(json.dumps({"runs": {run: environment}}, indent=2))
+    (folder / "environment.json").write_text(json.dumps({run: environment}, indent=2))
     return folder
 
 

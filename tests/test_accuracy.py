@@ -38,9 +38,9 @@ def dropped_k_tail(a, b, c):
 
 
 def float16_accumulation(a, b, c):
-    total = torch.zeros(c.shape, dtype=F16)
-    for k in range(0, a.shape[1], 8):
-        total += (a[:, k : k + 8].float() @ b[k : k + 8].float()).to(F16)
+    total = torch.zeros(c.shape)
+    for k in range(0, a.shape[1], 32):
+        total = (total + a[:, k : k + 32].float() @ b[k : k + 32].float()).half().float()
     c.copy_(total)
 
 

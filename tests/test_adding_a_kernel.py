@@ -1,4 +1,4 @@
-"""A new kernel is one file and one row: a copy of the project with both added finds it everywhere."""
+"""A new kernel is one file and one row: a copy of the project with both finds it everywhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KERNELS = (
 )
 """
 
-PROGRAM = """
+LIBRARY = """
 import sys, torch, tcgemm
 from tcgemm import dispatch
 a, b = torch.randn(32, 24).half(), torch.randn(24, 40).half()
@@ -39,27 +39,15 @@ c = tcgemm.matmul(a, b, backend="triton", kernel="brought_along")
 assert torch.allclose(c, a @ b, atol=1e-1)
 frame = tcgemm.kernels()
 assert "brought_along" in set(frame.kernel)
-assert str(dispatch.plan(dispatch.problem_of(a, b, c), "triton")) == "triton/brought_along BLOCK_M=48"
+plan = dispatch.plan(dispatch.problem_of(a, b, c), "triton")
+assert str(plan) == "triton/brought_along BLOCK_M=48"
 try:
     tcgemm.matmul(a, b, backend="triton", kernel="unheard_of")
 except tcgemm.TcgemmError as error:
     assert "brought_along" in str(error)
-from tcgemm.cli import main
-sys.argv = ["tcgemm", "bench", "--backend", "triton", "--kernel", "brought_along",
-            "--shape", "32x40x24", "--out", sys.argv[1]]
-try:
-    main()
-except SystemExit as e:
-    assert not e.code, e.code
-rows = open(sys.argv[-1] + "/results.csv").read()
-assert "brought_along,BLOCK_M=48" in rows and ",ok," in rows, rows
-sys.argv = ["tcgemm", "report", sys.argv[-1], "--out", sys.argv[-1]]
-try:
-    main()
-except SystemExit as e:
-    assert not e.code, e.code
-assert "brought_along" in open(sys.argv[-1] + "/index.html").read()
 """
+
+COMMAND = "import sys; from tcgemm.cli import main; sys.argv[0] = 'tcgemm'; main()"
 
 
 def test_one_file_and_one_row(tmp_path):
@@ -73,13 +61,23 @@ def test_one_file_and_one_row(tmp_path):
     (package / "brought_along.py").write_text(KERNEL)
     with (package / "__init__.py").open("a") as file:
         file.write(ROW)
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    result = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "results")],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    results = str(tmp_path / "results")
+
+    def python(*arguments: str) -> None:
+        result = subprocess.run(
+            [sys.executable, "-c", *arguments],
+            env=os.environ | {"PYTHONPATH": str(site)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    python(LIBRARY)
+    case = ["--backend", "triton", "--kernel", "brought_along", "--shape", "32x40x24"]
+    python(COMMAND, "bench", *case, "--out", results)
+    rows = (tmp_path / "results" / "results.csv").read_text()
+    assert "brought_along,BLOCK_M=48" in rows
+    assert ",ok," in rows
+    python(COMMAND, "report", results)
+    assert "brought_along" in (tmp_path / "results" / "index.html").read_text()

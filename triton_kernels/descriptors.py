@@ -37,8 +37,9 @@ def describe(x: torch.Tensor, block: tuple[int, int], transposed: bool) -> Tenso
         transposed: x is stored transposed; the descriptor is then that of x.mT.
     """
     key = (x.data_ptr(), x.dtype, x.shape, x.stride(), block, transposed)
-    if not INTERPRETED and key in _cache:
-        return _cache[key]
+    kept = _cache.get(key)
+    if kept is not None:
+        return kept
     (rows, columns), pitch = x.shape, x.stride(0)
     if transposed:
         rows, columns, pitch, block = columns, rows, x.stride(1), block[::-1]

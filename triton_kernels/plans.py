@@ -2,7 +2,7 @@
 
 A table holds, for every rung, an ordered list of rows {"when": conditions, "config": values}; the
 first row whose conditions all hold is taken, and the last has none. Conditions: M_max, N_max,
-K_max, K_min, MN_max (M times N, elements of C), layout and dtype_out.
+K_max, K_min, MN_max (M times N, elements of C), layout, dtype_out and aligned.
 
 A GPU without a table of its own takes the one of its architecture, with NUM_STAGES lowered until
 the program fits its shared memory.
@@ -32,8 +32,6 @@ SHARED_BYTES = {
 """Compute capability -> most shared memory of one program, in bytes (CUDA programming guide)."""
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
-OWN_EPILOGUE = ("persistent", "descriptor")
-"""Rungs whose C is staged while the next tile's stages are already in use."""
 
 
 @lru_cache(maxsize=4096)
@@ -60,6 +58,8 @@ def choose(rows: list[dict[str, Any]], problem: Any) -> dict[str, int]:
 
 
 def _holds(name: str, value: Any, problem: Any) -> bool:
+    if name == "aligned":
+        return aligned(problem) == value
     if name in ("layout", "dtype_out"):
         return bool(getattr(problem, name) == value)
     what, side = name.split("_")
@@ -67,12 +67,36 @@ def _holds(name: str, value: Any, problem: Any) -> bool:
     return bool(size <= value if side == "max" else size >= value)
 
 
+def aligned(problem: Any) -> bool:
+    """Whether pointer rungs copy 16 bytes at a time: rows, row pitches and addresses of A, B and C
+    are multiples of 16 elements or bytes, the one divisor that Triton's compiler is told of.
+
+    Where they are not, every element is a copy of its own with its own registers: 128 x 256 x 64
+    then spills 4 KB a thread on sm_90, 128 x 128 x 32 nothing.
+    """
+    M, N, K = problem.M, problem.N, problem.K
+    for shape, strides, alignment in (
+        ((M, K), problem.a_strides, problem.a_alignment),
+        ((K, N), problem.b_strides, problem.b_alignment),
+        ((M, N), problem.c_strides, problem.c_alignment),
+    ):
+        order = letter(shape, strides)
+        outer, inner = (0, 1) if order == "n" else (1, 0)
+        pitch = strides[outer] if shape[outer] > 1 else 0
+        if order == "s" or alignment < 16 or shape[inner] % 16 or pitch % 16:
+            return False
+    return True
+
+
 def shared_bytes(kernel: str, config: Mapping[str, int], dtype_out: str) -> int:
     """Upper bound of a program's shared memory: its stages, staged C and barriers, in bytes."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     stages = config.get("NUM_STAGES", 1) * (m + n) * k * 2
-    staged_c = m * n // 2 * ITEMSIZE[dtype_out]
-    return stages + staged_c + 256 if kernel in OWN_EPILOGUE else max(stages, staged_c)
+    if kernel == "descriptor":
+        return stages + m * n // 2 * ITEMSIZE[dtype_out] + 256
+    # C is staged in the memory of the stages, except where the next tile's loads fill them.
+    staged = m * n * ITEMSIZE[dtype_out]
+    return stages + staged if config.get("FLATTEN") else max(stages, staged)
 
 
 def fit(kernel: str, config: dict[str, int], dtype_out: str, limit: int) -> dict[str, int]:

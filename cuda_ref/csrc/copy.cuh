@@ -13,6 +13,13 @@ inline bool aligned_16(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
+// True where every row of the matrix in its storage order begins at a multiple of 16 bytes.
+inline bool rows_aligned(const void* data, int64_t outer, int64_t outer_stride, int64_t inner_stride,
+                  int64_t element_bytes) {
+  return inner_stride == 1 && aligned_16(data) &&
+         (outer == 1 || outer_stride * element_bytes % 16 == 0);
+}
+
 #ifndef TCGEMM_SIMULATOR
 
 // The block's dynamic shared memory: as many bytes as `launch` was given.
@@ -27,15 +34,6 @@ __device__ inline unsigned char* dynamic_shared() {
 __device__ inline void cp_async_16(void* shared, const void* global) {
   const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(global) : "memory");
-}
-
-// The same, reading only the first `bytes` (0 to 16) and filling the rest with zeros. With 0 the
-// global address is never read.
-__device__ inline void cp_async_16(void* shared, const void* global, int bytes) {
-  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(global),
-               "r"(bytes)
-               : "memory");
 }
 
 // Closes a group of the thread's copies; a group may be empty.

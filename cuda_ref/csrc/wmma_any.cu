@@ -1,10 +1,10 @@
 // C[M, N] = A[M, K] B[K, N] on the tensor cores, for any size, stride and alignment.
 //
-// ADDS           checked copies. Where an operand's rows are 16-byte aligned, cp.async copies what
-//                is inside and fills the rest of each vector with zeros; where they are not, threads
-//                copy element by element. Both operands are zero past K, so that no Inf or NaN of
-//                stale memory meets a zero. A warp tile of 64 x 64 (64 FLOP per byte from global
-//                and 32 from shared memory) and NUM_STAGES stages, two of them on their way.
+// ADDS           checked copies. Where an operand's rows are 16-byte aligned, cp.async copies the
+//                vectors that lie inside; all else the threads copy element by element, with zeros
+//                outside. Both operands are zero past K, so that no Inf or NaN of stale memory meets
+//                a zero. A warp tile of 64 x 64 (64 FLOP per byte from global and 32 from shared
+//                memory) and NUM_STAGES stages, two of them on their way.
 // STILL MISSING  wgmma. On Hopper these mma instructions reach about 63 % of the tensor cores'
 //                rate, and every operand passes through registers on the way. The rungs for sm_90
 //                go on from here.
@@ -48,7 +48,8 @@ constexpr int STAGE_BYTES = (A_TILE + B_TILE) * 2;
 constexpr int C_LD = BLOCK_N + PAD / 2;
 constexpr int C_BYTES = BLOCK_M * C_LD * 4;
 // The tile of C takes the place of the stages once they are used up.
-constexpr int SHARED_BYTES = NUM_STAGES * STAGE_BYTES > C_BYTES ? NUM_STAGES * STAGE_BYTES : C_BYTES;
+constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
+constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K * (BLOCK_M + PAD) <= A_TILE && BLOCK_K * (BLOCK_N + PAD) <= B_TILE);
 static_assert(THREADS % BLOCK_M == 0 && THREADS % BLOCK_N == 0 && THREADS % BLOCK_K == 0);
@@ -80,12 +81,21 @@ __device__ void copy_tile(In* tile, const Operand& from, int64_t outer0, int64_t
     constexpr int ROWS = THREADS * VECTOR / INNER;
     const int row = threadIdx.x * VECTOR / INNER;
     const int col = threadIdx.x * VECTOR % INNER;
-    const int bytes = clamp(from.inner - inner0 - col, VECTOR) * static_cast<int>(sizeof(In));
+    const int cols = clamp(from.inner - inner0 - col, VECTOR);
     const In* source = data + row * from.outer_stride + inner0 + col;
+    In* to = &tile[row * WIDTH + col];
 #pragma unroll
     for (int i = 0; i < OUTER; i += ROWS) {
-      cp_async_16(&tile[(row + i) * WIDTH + col], source, row + i < rows ? bytes : 0);
-      source += ROWS * from.outer_stride;
+      if (row + i < rows && cols == VECTOR) cp_async_16(to + i * WIDTH, source + i * from.outer_stride);
+    }
+    if (rows == OUTER && cols == VECTOR) return;
+#pragma unroll 1
+    for (int i = 0; i < OUTER; i += ROWS) {
+      const int inside = row + i < rows ? cols : 0;
+#pragma unroll 1
+      for (int e = 0; e < VECTOR && inside < VECTOR; ++e) {
+        to[i * WIDTH + e] = e < inside ? source[i * from.outer_stride + e] : from_float<In>(0.0f);
+      }
     }
   } else {
     constexpr int ROWS = THREADS / INNER;
@@ -206,13 +216,6 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       }
     }
   }
-}
-
-// True where every row of the matrix in its storage order begins at a multiple of 16 bytes.
-bool rows_aligned(const void* data, int64_t outer, int64_t outer_stride, int64_t inner_stride,
-                  int64_t element_bytes) {
-  return inner_stride == 1 && aligned_16(data) &&
-         (outer == 1 || outer_stride * element_bytes % 16 == 0);
 }
 
 Operand operand(const Matrix& matrix) {

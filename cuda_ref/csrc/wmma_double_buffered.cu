@@ -45,7 +45,8 @@ constexpr int B_TILE = BLOCK_K * BLOCK_N;
 constexpr int STAGE_BYTES = (A_TILE + B_TILE) * 2;
 constexpr int C_BYTES = BLOCK_M * BLOCK_N * 4;
 // The tile of C takes the place of the stages once they are used up.
-constexpr int SHARED_BYTES = NUM_STAGES * STAGE_BYTES > C_BYTES ? NUM_STAGES * STAGE_BYTES : C_BYTES;
+constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
+constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K == MMA_K, "one mma step per stage");
 static_assert(A_TILE % (THREADS * VECTOR) == 0 && B_TILE % (THREADS * VECTOR) == 0);

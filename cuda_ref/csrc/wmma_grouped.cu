@@ -1,10 +1,11 @@
-// C[M, N] = A[M, K] B[K, N] on the tensor cores, in an order and a layout that the memories like.
+// C[M, N] = A[M, K] B[K, N] on the tensor cores, in an order and a layout that caches like.
 //
 // ADDS           grouped ordering: tiles of C are visited down groups of GROUP_M rows, so that the
-//                blocks in flight share rows of A and columns of B in L2. PAD: rows in shared memory
-//                are 8 elements longer, so the eight 16-byte pieces that a warp reads at once lie in
-//                different banks (40 elements are 80 bytes: 0, 80, 32, 112, ... mod 128). BLOCK_K 32
-//                halves the barriers. Fragments are loaded once and used twice each.
+//                blocks in flight share rows of A and columns of B in L2. PAD: rows in shared
+//                memory are 8 elements longer, so the eight 16-byte pieces that a warp reads at
+//                once lie in different banks (40 elements are 80 bytes, so they begin at 0, 80,
+//                32, 112, 64, 16, 96 and 48 mod 128). BLOCK_K 32 halves the barriers. Fragments
+//                are loaded once and used twice each.
 // STILL MISSING  sizes that are no multiple of the tile, rows that are not 16-byte aligned, and a
 //                tile large enough for Hopper: at 32 FLOP per byte the copies from L2 alone set the
 //                pace. See wmma_any.cu.
@@ -37,6 +38,8 @@ constexpr int MMA_K = 16;
 constexpr int NUM_STAGES = 2;
 constexpr int GROUP_M = 8;
 constexpr int PAD = 8;
+// Six blocks leave 80 registers a thread: enough, where the compiler's own guess of 72 spills.
+constexpr int BLOCKS_PER_SM = 6;
 constexpr int WARPS_N = BLOCK_N / WARP_N;
 constexpr int THREADS = BLOCK_M / WARP_M * WARPS_N * 32;
 constexpr int TILES_M = WARP_M / MMA_M;
@@ -48,26 +51,35 @@ constexpr int STAGE_BYTES = (A_TILE + B_TILE) * 2;
 constexpr int C_LD = BLOCK_N + PAD;
 constexpr int C_BYTES = BLOCK_M * C_LD * 4;
 // The tile of C takes the place of the stages once they are used up.
-constexpr int SHARED_BYTES = NUM_STAGES * STAGE_BYTES > C_BYTES ? NUM_STAGES * STAGE_BYTES : C_BYTES;
+constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
+constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K * (BLOCK_M + PAD) <= A_TILE && BLOCK_K * (BLOCK_N + PAD) <= B_TILE);
 static_assert(BLOCK_M * BLOCK_K % (THREADS * VECTOR) == 0);
 static_assert(BLOCK_K * BLOCK_N % (THREADS * VECTOR) == 0);
 
-// Copies OUTER rows of INNER elements, `stride` elements apart, to rows INNER + PAD apart.
+// Where in a tile of rows of INNER elements the thread's first vector lies.
+template <int INNER>
+__device__ int first_row() {
+  return threadIdx.x * VECTOR / INNER;
+}
+template <int INNER>
+__device__ int first_col() {
+  return threadIdx.x * VECTOR % INNER;
+}
+
+// Copies OUTER rows of INNER elements, `stride` elements apart, to rows INNER + PAD apart. `from` is
+// the thread's first vector; it stays in that column, so that only the row changes.
 template <int OUTER, int INNER, typename In>
 __device__ void copy_tile(In* tile, const In* from, int64_t stride) {
+  constexpr int ROWS = THREADS * VECTOR / INNER;
+  In* to = &tile[first_row<INNER>() * (INNER + PAD) + first_col<INNER>()];
 #pragma unroll
-  for (int i = 0; i < OUTER * INNER / (THREADS * VECTOR); ++i) {
-    const int index = (threadIdx.x + i * THREADS) * VECTOR;
-    const int row = index / INNER;
-    const int col = index % INNER;
-    cp_async_16(&tile[row * (INNER + PAD) + col], &from[row * stride + col]);
-  }
+  for (int i = 0; i < OUTER; i += ROWS) cp_async_16(to + i * (INNER + PAD), from + i * stride);
 }
 
 template <typename In, typename Out, bool A_T, bool B_T>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     wmma_grouped_kernel(Gemm gemm, int64_t lda, int64_t ldb, int tiles_m, int tiles_n) {
   __shared__ alignas(128) unsigned char shared[SHARED_BYTES];
   In* a_tiles = reinterpret_cast<In*>(shared);
@@ -81,8 +93,10 @@ __global__ void __launch_bounds__(THREADS)
   const Tile tile = grouped_tile<GROUP_M>(blockIdx.x, tiles_m, tiles_n);
   const int64_t m0 = static_cast<int64_t>(tile.m) * BLOCK_M;
   const int64_t n0 = static_cast<int64_t>(tile.n) * BLOCK_N;
-  const In* a = static_cast<const In*>(gemm.a.data) + m0 * gemm.a.row_stride;
-  const In* b = static_cast<const In*>(gemm.b.data) + n0 * gemm.b.col_stride;
+  const In* a = static_cast<const In*>(gemm.a.data) + m0 * gemm.a.row_stride +
+                first_row<A_LD - PAD>() * lda + first_col<A_LD - PAD>();
+  const In* b = static_cast<const In*>(gemm.b.data) + n0 * gemm.b.col_stride +
+                first_row<B_LD - PAD>() * ldb + first_col<B_LD - PAD>();
 
   // Each operand lies in shared memory in its own storage order.
   const auto load_stage = [&](int stage) {

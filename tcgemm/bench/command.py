@@ -197,5 +197,7 @@ def _checked(rows: list[dict[str, Any]]) -> str:
     right = [row for row in run if row["status"] == "ok"]
     if not run:
         return "none run here"
+    if len(run) == 1:
+        return f"{run[0]['kernel']}: {run[0]['status']}"
     bad = [f"{row['kernel']} {row['status']}" for row in run if row["status"] != "ok"]
     return f"{len(right)} of {len(run)}" + (f": {', '.join(bad)}" if bad else "")

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -148,19 +149,19 @@ class _Parent:
                 self.throttle.update(message[3])
                 self._finish(self.units[message[1]], message[2])
             deadline = time.monotonic() + self.timeout_s
-        if current is None:
-            raise ToolchainError(f"the benchmark's worker hangs: {self._last_words()}")
+        if current is None and len(self.left) == before:
+            raise ToolchainError(f"the benchmark's worker does not start: {self._last_words()}")
         self.end_worker()
-        reason = f"no result within {self.timeout_s:g} s; --timeout allows more"
-        self._finish(current, {"status": "timeout", "reason": reason})
+        if current is not None:
+            reason = f"no result within {self.timeout_s:g} s; --timeout allows more"
+            self._finish(current, {"status": "timeout", "reason": reason})
 
     def _start(self) -> Connection:
         self.end_worker()
         descriptor, name = tempfile.mkstemp(prefix="tcgemm-bench-", suffix=".log")
         os.close(descriptor)
         self._log = Path(name)
-        values = {field: getattr(self._job, field) for field in Job.__slots__}
-        job = Job(**(values | {"units": tuple(self.left), "log": name}))
+        job = replace(self._job, units=tuple(self.left), log=name)
         context = multiprocessing.get_context("spawn")
         connection, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=work, args=(theirs, job), daemon=True)

@@ -180,9 +180,10 @@ def check_folder(folder: str | Path, gpu_slug: str) -> None:
     """Raise ResultsError, with the remedy, where results of that GPU cannot go into the folder."""
     folder = Path(folder)
     try:
-        if folder.exists() and not folder.is_dir():
-            raise ResultsError(f"{folder} is a file: --out takes a folder")
-        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        standing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        if not standing.is_dir():
+            raise ResultsError(f"{standing} is a file: --out takes a folder")
+        names = {path.name for path in folder.iterdir()} if standing == folder else set()
     except OSError as error:
         raise _unwritable(folder, error) from None
     if names and not names & {RESULTS, ENVIRONMENT}:
@@ -197,8 +198,7 @@ def check_folder(folder: str | Path, gpu_slug: str) -> None:
             f"{folder} holds results of {', '.join(sorted(others))} and this is {gpu_slug}: "
             "choose another folder with --out"
         )
-    parent = next((p for p in (folder, *folder.absolute().parents) if p.exists()), folder)
-    if not os.access(parent, os.W_OK | os.X_OK):
+    if not os.access(standing, os.W_OK | os.X_OK):
         raise ResultsError(f"{folder} cannot be written: choose another folder with --out")
     for name in names & {RESULTS, ENVIRONMENT}:
         if not os.access(folder / name, os.W_OK):

@@ -112,7 +112,8 @@ class _CaseBench:
             row["status"] = "failed"
             row["reason"] = f"{type(error).__name__}: {error}"[:500]
         if row["status"] in ("failed", "wrong"):
-            self._made.clear()  # it may have written anywhere, into the operands too
+            # It may have written anywhere, into the operands too; what cannot be made stays so.
+            self._made = {k: v for k, v in self._made.items() if isinstance(v, Exception)}
         return row, throttle
 
     def _fill(self, unit: Unit, row: dict[str, Any]) -> list[str]:

@@ -196,19 +196,20 @@ KEY_SQUARES = (1024, 4096, 8192)
 def key_shapes(tables: Sequence[pd.DataFrame]) -> list[tuple[int, int, int]]:
     """The few shapes of the headline table: key squares, one decode and one prefill shape.
 
+    Decode and prefill are the median in size of N × K at the least M from 16 to 128 and at the
+    largest M from 1024.
+
     Falls back to the three largest shapes where none of these was timed.
     """
     timed = pd.concat([t[t["tflops"].notna()] for t in tables], ignore_index=True)
     every = sorted({(int(m), int(n), int(k)) for m, n, k in timed[["M", "N", "K"]].to_numpy()})
     keys = [(s, s, s) for s in KEY_SQUARES if (s, s, s) in every]
-    llm = timed[timed["suites"].str.split().map(lambda s: "llm" in s).astype(bool)]
-    shapes = sorted({(int(m), int(n), int(k)) for m, n, k in llm[["M", "N", "K"]].to_numpy()})
-    sizes = sorted({m for m, _, _ in shapes})
-    if sizes:
-        decode = next((m for m in sizes if m >= 16), sizes[0])
-        for m in dict.fromkeys((decode, sizes[-1])):
-            of_m = sorted((s for s in shapes if s[0] == m), key=lambda s: (s[1] * s[2], s))
-            keys.append(of_m[len(of_m) // 2])
+    wide = [s for s in every if min(s[1:]) >= 1024 and not s[0] == s[1] == s[2]]
+    decode = [m for m, _, _ in wide if 16 <= m <= 128]
+    prefill = [m for m, _, _ in wide if m >= 1024]
+    for m in [*decode[:1], *prefill[-1:]]:
+        of_m = sorted((s for s in wide if s[0] == m), key=lambda s: (s[1] * s[2], s))
+        keys.append(of_m[len(of_m) // 2])
     return list(dict.fromkeys(keys)) or sorted(every, key=lambda s: (s[0] * s[1] * s[2], s))[-3:]
 
 
@@ -216,6 +217,10 @@ def at_shape(table: pd.DataFrame, shape: tuple[int, int, int]) -> pd.DataFrame:
     """The rows of one shape."""
     M, N, K = shape
     return table[table["M"].eq(M) & table["N"].eq(N) & table["K"].eq(K)]
+
+
+DISPLAY = {"triton": "Triton", "cuda": "CUDA", "cublas": "cuBLAS"}
+"""Backend name -> as it is written in a sentence; any other is written as it is."""
 
 
 def pairs_text(dtype_in: str, dtype_out: str) -> str:

@@ -283,8 +283,11 @@ def draw_squares(table: pd.DataFrame, gpu: Gpu) -> Picture:
     leaders = best(square)
     backends = list(square["backend"].cat.categories)
     sizes = sorted({int(s) for s in square["M"]})
+    ticks = [s for s in sizes if s & (s - 1) == 0] or sizes
     with mpl.rc_context(RC):
-        figure = Figure(figsize=(WIDTH, 3.3 * len(pairs)), layout="constrained")
+        figure = Figure(
+            figsize=(WIDTH, (3.3 if len(layouts) > 1 else 4.2) * len(pairs)), layout="constrained"
+        )
         axes = figure.subplots(len(pairs), len(layouts), squeeze=False, sharex=True)
         for i, pair in enumerate(pairs):
             peak = gpu.peak_tflops.get(pair[0])
@@ -315,7 +318,7 @@ def draw_squares(table: pd.DataFrame, gpu: Gpu) -> Picture:
                     )  # fmt: skip
                 ax.set_xscale("log", base=2)
                 ax.set_xlim(sizes[0] / 1.1, sizes[-1] * 1.05)
-                ax.xaxis.set_major_locator(FixedLocator(sizes))
+                ax.xaxis.set_major_locator(FixedLocator(ticks))
                 ax.xaxis.set_minor_locator(NullLocator())
                 ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0f}"))
                 ax.set_ylim(0, top)
@@ -529,11 +532,16 @@ def draw_roofline(table: pd.DataFrame, gpu: Gpu) -> Picture:
         svg = save(figure)
     guide = (
         "Every kernel on every shape: across, the operations per byte that must at least move; "
-        "up, the rate reached, both logarithmic. The line is the roof of the data sheet: memory "
-        "bandwidth on its slope, the dense peak on its flat part. Large dots are the fastest rung "
-        "of each backend on a shape, small ones the other rungs. A dot far below the slope waits "
-        "on something other than memory."
+        "up, the rate reached, both logarithmic. Large dots are the fastest rung of each backend "
+        "on a shape, small ones the other rungs. "
     )
+    if gpu.bandwidth_gb_s and any(gpu.peak_tflops.get(pair[0]) for pair in pairs):
+        guide += (
+            "The line is the roof of the data sheet: memory bandwidth on its slope, the dense peak "
+            "on its flat part. A dot far below the slope waits on something other than memory."
+        )
+    else:
+        guide += "No data sheet of this GPU is known, so there is no roof."
     if shape:
         guide += (
             f" The names on the right belong to the dots at {shape_text(*shape)}, {layouts[0]}."
@@ -579,8 +587,8 @@ def draw_accuracy(table: pd.DataFrame) -> Picture:
     place, height = _rows_of_kernels(kernels)
     backends = list(table["backend"].cat.categories)
     positive = checked.loc[checked["error_ratio"].gt(0), "error_ratio"]
-    floor = max(float(positive.min()) if len(positive) else 0.1, 1e-6) / 1.6
-    top = max(2.0, float(checked["error_ratio"].replace(np.inf, np.nan).max()) * 1.6)
+    floor = min(max(float(positive.min()) if len(positive) else 0.1, 1e-6) / 1.6, 0.08)
+    top = max(3.0, float(checked["error_ratio"].replace(np.inf, np.nan).max()) * 1.6)
     with mpl.rc_context(RC):
         figure = Figure(figsize=(WIDTH, 0.9 + 0.2 * height), layout="constrained")
         axes = figure.subplots(1, len(pairs), squeeze=False)[0]
@@ -593,8 +601,11 @@ def draw_accuracy(table: pd.DataFrame) -> Picture:
                 of = _of(checked, pair)
                 of = of[of["backend"].eq(backend) & of["kernel"].eq(kernel)]
                 if of.empty:
+                    ends = _of(table, pair)
+                    ends = ends[ends["backend"].eq(backend) & ends["kernel"].eq(kernel)]
+                    why = ", ".join(dict.fromkeys(ends["status"].replace("ok", "not checked")))
                     ax.text(
-                        0.99, y, "not checked", va="center", ha="right", color=MUTED, fontsize=8,
+                        0.01, y, why or "not measured", va="center", color=MUTED, fontsize=8,
                         style="italic", transform=ax.get_yaxis_transform(),
                     )  # fmt: skip
                     continue
@@ -623,8 +634,9 @@ def draw_accuracy(table: pd.DataFrame) -> Picture:
     guide = (
         "One dot a case: the largest error of any element over the bound for that element, against "
         "a float64 reference. Right of the red line at 1 a result is wrong (a cross). The dark "
-        "tick and its number are the worst case that passed. Backends that sum in the same way lie "
-        "side by side; a kernel that lies right of cuBLAS loses digits that cuBLAS keeps."
+        "tick and its number are the worst case that passed. With a 16-bit C, rounding the result "
+        "once takes up most of the bound, so values just below 1 are what a good kernel has; a "
+        "kernel that lies right of cuBLAS loses digits that cuBLAS keeps."
     )
     return Picture("accuracy", title, guide, svg)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from .. import gpus
+from ..bench import store
 from ..errors import ResultsError
 from .derive import Gpu, derive
 
@@ -38,37 +39,26 @@ class Folder:
 
 def load(path: Path) -> Folder:
     """Read one folder. Raises ResultsError where it cannot be used, with the remedy."""
-    from ..gpus import lookup
-
-    rows, runs = _read(path)
-    used = [runs[run] for run in dict.fromkeys(rows["run"]) if run in runs] or list(runs.values())
-    names = list(dict.fromkeys(str(run.get("gpu") or "") for run in used))
+    rows, runs = store.read(path), store.read_environment(path)
+    used = [runs[run] for run in dict.fromkeys(row["run"] for row in rows) if run in runs]
+    used = used or list(runs.values())
+    if not used:
+        raise ResultsError(
+            f"{path / store.ENVIRONMENT} says nothing of the runs in {store.RESULTS}, so nobody "
+            f"knows which GPU they ran on: measure again with 'tcgemm bench --out DIR'"
+        )
+    names = list(dict.fromkeys(str(facts.get("gpu") or "") for facts in used))
     if len(names) > 1:
         these = " and ".join(name or "no GPU" for name in names)
         raise ResultsError(
-            f"{path} mixes runs of {these}: keep one folder a GPU, and run "
-            "'tcgemm bench --out DIR' again for the other"
+            f"{path} mixes runs of {these}: keep one folder a GPU, and measure the other again "
+            "with 'tcgemm bench --out DIR'"
         )
-    if not names or not names[0]:
-        return Folder(path, CPU_NAME, "cpu", None, derive(rows, None), runs)
-    gpu: Gpu = lookup(names[0])
-    return Folder(path, gpu.name, gpu.slug, gpu, derive(rows, gpu), runs)
-
-
-def _read(path: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
-    from ..bench.store import COLUMNS
-
-    results = path / "results.csv"
-    if not results.is_file():
-        raise ResultsError(f"no {results}: make one with 'tcgemm bench --out {path}'")
-    rows = pd.read_csv(results, dtype=str, keep_default_na=False)
-    if list(rows.columns) != list(COLUMNS):
-        raise ResultsError(f"{results} has another schema: run 'tcgemm bench' into a new folder")
-    try:
-        runs = json.loads((path / "environment.json").read_text())["runs"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ResultsError(f"{path / 'environment.json'} cannot be read: {error}") from None
-    return rows, runs
+    frame = pd.DataFrame(rows, columns=list(store.COLUMNS), dtype=str)
+    if not names[0]:
+        return Folder(path, CPU_NAME, "cpu", None, derive(frame, None), runs)
+    gpu: Gpu = gpus.lookup(names[0])
+    return Folder(path, gpu.name, gpu.slug, gpu, derive(frame, gpu), runs)
 
 
 def facts(folder: Folder) -> list[tuple[str, str]]:
@@ -92,6 +82,6 @@ def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif isinstance(value, list):
             flat.append((name, ", ".join(map(str, value)) or "none"))
         else:
-            text = {None: "not recorded", True: "yes", False: "no"}.get(value, str(value))
-            flat.append((name, text if text != "" else "not recorded"))
+            text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+            flat.append((name, "not recorded" if value in (None, "") else text))
     return flat

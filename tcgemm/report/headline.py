@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
 
-from .derive import BASELINE, at_shape, best, key_shapes, pairs_text, shape_text
+from .derive import BASELINE, DISPLAY, at_shape, best, key_shapes, pairs_text, shape_text
 from .folder import Folder
 
 
@@ -20,13 +21,17 @@ class Cell:
     tflops: float = np.nan
     pct_of_cublas: float = np.nan
     pct_of_peak: float = np.nan
+    pct_of_floor: float = np.nan
+    floor_by: str = ""
     why: str = ""
 
     @property
     def rate(self) -> str:
-        """``650 TFLOPS``, with the share of the peak where that is known."""
-        peak = "" if np.isnan(self.pct_of_peak) else f", {self.pct_of_peak:.0f} % of peak"
-        return f"{rate_text(self.tflops)} TFLOPS{peak}"
+        """``650 TFLOPS, 66 % of peak``; where memory bounds the case, % of bandwidth."""
+        rate = f"{rate_text(self.tflops)} TFLOPS"
+        if self.floor_by == "memory":
+            return f"{rate}, {self.pct_of_floor:.0f} % of bandwidth"
+        return rate if np.isnan(self.pct_of_peak) else f"{rate}, {self.pct_of_peak:.0f} % of peak"
 
     @property
     def share(self) -> str:
@@ -71,8 +76,9 @@ def headline(folders: Sequence[Folder]) -> Headline:
     timed = every[every["tflops"].notna()]
     cases = sorted({tuple(c) for c in timed[["dtype_in", "dtype_out", "layout"]].to_numpy()})
     lines = []
-    for dtype_in, dtype_out, layout in cases:
-        for shape in key_shapes(tables):
+    for dtype_in, dtype_out in dict.fromkeys(case[:2] for case in cases):
+        layouts = [case[2] for case in cases if case[:2] == (dtype_in, dtype_out)]
+        for shape, layout in product(key_shapes(tables), layouts):
             cells = {}
             for f in folders:
                 of = at_shape(f.table, shape)
@@ -94,7 +100,10 @@ def _cell(case: pd.DataFrame, leaders: pd.DataFrame, backend: str) -> Cell:
     if lead.empty:
         return Cell(why=", ".join(dict.fromkeys(rows["status"].replace("ok", "not timed"))))
     row = rows.loc[lead[0]]
-    return Cell(str(row["kernel"]), row["tflops"], row["pct_of_cublas"], row["pct_of_peak"])
+    rate, share, peak, floor = (
+        float(row[c]) for c in ("tflops", "pct_of_cublas", "pct_of_peak", "pct_of_floor")
+    )
+    return Cell(str(row["kernel"]), rate, share, peak, floor, str(row["floor_by"]))
 
 
 def sentence(folder: Folder) -> str:
@@ -106,7 +115,7 @@ def sentence(folder: Folder) -> str:
         counts = table["status"].value_counts()
         said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         return (
-            f"Checked on the CPU, without a GPU: {table['kernel'].nunique()} kernels on "
+            f"Checked on the CPU, without a GPU: {_kernels(table)} kernels on "
             f"{len(cases_of(table))} cases ({said}). Nothing is timed there."
         )
     leaders = best(table)
@@ -116,28 +125,33 @@ def sentence(folder: Folder) -> str:
     top = headline([folder])
     lines = [line for line in top.lines if line.shape == "4096³"] or top.lines
     lines = [line for line in lines if line.dtype == "bfloat16"] or lines
+    lines = [line for line in lines if line.shape == lines[0].shape]
     parts = []
     for backend, of in ratios.groupby("backend", observed=True):
         median = f"{of['ratio_p50'].median():.2f}"
         wins = int(of["ratio_p50"].ge(1).sum())
         parts.append(
-            f"{backend}'s fastest rungs reach a median {median} of cuBLAS over {len(of)} cases "
-            f"(at or above it on {wins})"
+            f"{DISPLAY.get(str(backend), backend)}'s fastest rungs have a median ratio of {median} "
+            f"over {len(of)} cases and are at or above cuBLAS on {wins or 'none'} of them"
         )
     reached = []
     for line in lines:
         cells = [(b, line.cells[folder.slug, b]) for b in top.backends if b != BASELINE]
-        shares = [f"{b} {c.share} ({c.kernel})" for b, c in cells if not c.why]
+        shares = [f"{DISPLAY.get(b, b)} {c.share} ({c.kernel})" for b, c in cells if not c.why]
         if shares:
-            reached.append(f"{line.layout} {', '.join(shares)}")
-    where = f"{lines[0].shape}, {lines[0].dtype}" if lines else ""
-    at = f"At {where}, as a share of cuBLAS: {'; '.join(reached)}. " if reached else ""
-    return f"{folder.name}. {at}{'; '.join(parts)[:1].upper()}{'; '.join(parts)[1:]}."
+            reached.append(f"{' and '.join(shares)} in layout {line.layout}")
+    where = f"{lines[0].dtype} at {lines[0].shape}" if lines else ""
+    at = f" In {where}, of the rate of cuBLAS: {'; '.join(reached)}." if reached else ""
+    return f"{folder.name}.{at} Over all shapes, {'; '.join(parts)}."
 
 
 def cases_of(table: pd.DataFrame) -> pd.DataFrame:
     """The distinct cases of a table."""
     return table[["dtype_in", "dtype_out", "layout", "M", "N", "K"]].drop_duplicates()
+
+
+def _kernels(table: pd.DataFrame) -> int:
+    return len(table[["backend", "kernel"]].drop_duplicates())
 
 
 def method(folder: Folder) -> list[str]:
@@ -147,16 +161,15 @@ def method(folder: Folder) -> list[str]:
         return ["Nothing was measured yet."]
     checked = int(table["error_ratio"].notna().sum())
     said = [
-        f"{len(table)} results: {table['kernel'].nunique()} kernel names of "
-        f"{table['backend'].nunique()} backends on {len(cases_of(table))} cases. Every kernel is "
+        f"{len(table)} results: {_kernels(table)} kernels of {table['backend'].nunique()} backends "
+        f"on {len(cases_of(table))} cases. Every kernel is "
         f"verified on every case before it is timed; {checked} were checked against a float64 "
         "reference element by element and with exact integers. A kernel that is wrong gets a "
         "status, not a time. Only the latest row of a kernel and case counts."
     ]
     data = ", ".join(sorted(set(table["data"]) - {""}))
     if data:
-        seeds = table["seed"].nunique()
-        said.append(f"Operands: {data}, from {seeds} seed{'s' if seeds != 1 else ''}.")
+        said.append(f"Operands: {data}; each row keeps its seed.")
     timed = table[table["tflops"].notna()]
     if not folder.on_gpu:
         said.append(
@@ -170,7 +183,7 @@ def method(folder: Folder) -> list[str]:
     caches = timed["cache"].value_counts()
     said.append(
         "Each kernel was timed in turn with cuBLAS, round by round"
-        + _range("; rounds a case", timed["rounds"], "")
+        + _range(",", timed["rounds"], " rounds a case")
         + ". The ratio is the median of the pairs, the time the median of the rounds. Timers: "
         + ", ".join(f"{t} on {n}" for t, n in sorted(timers.items()))
         + ". Caches: "

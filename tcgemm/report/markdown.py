@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from .derive import BASELINE
+from .derive import BASELINE, DISPLAY
 from .figures import Picture
 from .folder import Folder, facts
-from .headline import Headline, headline, method, sentence
+from .headline import Headline, headline, method, rate_text, sentence
 from .summary import kernels_summary, problems
 
 BEGIN = "<!-- tcgemm:report:begin -->"
@@ -35,7 +35,7 @@ def headline_table(head: Headline, folder: Folder) -> str:
     others = [b for b in head.backends if b != BASELINE]
     header = ["M × N × K", "dtype", "layout", "cuBLAS"]
     for backend in others:
-        header += [f"{backend}: best rung", "TFLOPS", "of cuBLAS"]
+        header += [f"{DISPLAY.get(backend, backend)}: best rung", "TFLOPS", "of cuBLAS"]
     rows = []
     for line in lines:
         base = line.cells.get((folder.slug, BASELINE))
@@ -46,7 +46,7 @@ def headline_table(head: Headline, folder: Folder) -> str:
             if cell.why:
                 row += [cell.why, "–", "–"]
             else:
-                row += [cell.kernel, cell.rate.split(" TFLOPS")[0], cell.share]
+                row += [cell.kernel, rate_text(cell.tflops), cell.share]
         rows.append(row)
     right = [3] + [i for i in range(4, len(header)) if (i - 4) % 3]
     return table(header, rows, right)
@@ -71,7 +71,7 @@ def folder_readme(folder: Folder, pictures: Sequence[Picture]) -> str:
             parts.append(f"![{picture.title}](figures/{picture.slug}.svg)")
         parts.append(picture.guide)
     found = problems(folder)
-    parts.append("## What did not end well")
+    parts.append("## Results that are not ok")
     if found:
         shown = [[p.kernel, p.status, str(p.cases), p.reason, p.example] for p in found[:40]]
         parts.append(table(["kernel", "status", "cases", "reason", "for example"], shown, [2]))
@@ -93,7 +93,7 @@ def project_section(folders: Sequence[Folder], readme: Path) -> str | None:
     for folder in folders:
         head = headline([folder])
         wanted = [line for line in head.lines if line.dtype == "bfloat16"] or head.lines
-        where = os.path.relpath(folder.path, readme.parent).replace(os.sep, "/")
+        where = os.path.relpath(folder.path.resolve(), readme.parent).replace(os.sep, "/")
         parts += [
             f"### {folder.name}",
             sentence(folder),

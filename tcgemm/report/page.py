@@ -13,7 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from ..bench.store import COLUMNS
-from .derive import BASELINE, DERIVED, NUMBERS, TIMED, why_empty
+from .derive import BASELINE, DERIVED, DISPLAY, NUMBERS, TIMED, why_empty
 from .figures import Picture, inline
 from .folder import Folder, facts
 from .headline import headline, method, sentence
@@ -74,6 +74,7 @@ def page(
         shared=[(p, _inline(p, f"all-{p.slug}")) for p in shared],
         head=head,
         baseline=BASELINE,
+        display={b: DISPLAY.get(b, b) for b in head.backends},
         head_gpus=[g for g in gpus if g.slug in shown],
         colour={b: f"var({variable(backend_colour(b, head.backends))})" for b in head.backends},
         light={variable(light): light for light in DARK},
@@ -113,6 +114,7 @@ def _part(folder: Folder, pictures: Sequence[Picture]) -> Part:
 def _results(folder: Folder) -> Markup:
     """Every derived row, as data for the table script; an empty cell holds its reason."""
     table = folder.table
+    main = [n for n in MAIN_COLUMNS if n != "dtype_out" or table["dtype_in"].ne(table[n]).any()]
     names = [*MAIN_COLUMNS, *(c for c in (*COLUMNS, *DERIVED) if c not in MAIN_COLUMNS)]
     if not folder.on_gpu:
         names = [n for n in names if n not in NO_RATE]
@@ -127,7 +129,7 @@ def _results(folder: Folder) -> Markup:
     meanings = {**COLUMNS, **DERIVED}
     return _packed(
         shown,
-        main=[n for n in MAIN_COLUMNS if n in names],
+        main=[n for n in main if n in names],
         filters=list(FILTERS),
         meanings=meanings,
         numbers=[n for n in names if n in NUMBERS or (n in DERIVED and n not in DERIVED_TEXT)],

@@ -25,7 +25,9 @@ def write(
         paths: results folders; empty takes every folder below ``reports/`` that has results.
         out: folder (or .html file) of the page over all folders; by default, where there are
             several, the folder that holds them all.
-        readme: Markdown file with the two markers; by default ``README.md`` here if it has them.
+        readme: Markdown file with the two markers, rewritten for every GPU folder; by default
+            ``README.md`` here if it has them, and only for folders below here: results from
+            elsewhere never end up in a project's own table unasked.
 
     Returns:
         ``"pages"``: the HTML pages, the most inclusive last; ``"changed"``: every file whose
@@ -99,6 +101,9 @@ def _readme(folders: Sequence[Folder], readme: Path | None, changed: list[Path])
         if readme is not None:
             raise ResultsError(f"no file {readme}: --readme names a Markdown file with markers")
         return
+    if readme is None:
+        here = path.resolve().parent
+        folders = [f for f in folders if f.path.resolve().is_relative_to(here)]
     section = project_section(folders, path.resolve())
     if section is None:
         return

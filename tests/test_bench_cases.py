@@ -1,0 +1,106 @@
+"""The suites are plain data that keeps its promises."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tcgemm.bench import cases
+from tcgemm.errors import OperandError, UnknownNameError, UnsupportedError
+
+
+def shapes(suite, **options):
+    return {(c.M, c.N, c.K) for c in cases.build(suite, **options)}
+
+
+@pytest.mark.parametrize("suite", cases.NAMES)
+def test_every_case_has_an_origin_and_no_case_comes_twice(suite):
+    built = cases.build(suite)
+    assert all(case.origin for case in built)
+    keys = [(c.M, c.N, c.K, c.dtype_in, c.dtype_out, c.layout) for c in built]
+    assert len(keys) == len(set(keys))
+
+
+def test_full_is_everything():
+    assert shapes("full") == set().union(*(shapes(name) for name in cases.SUITES))
+    assert {c.suite for c in cases.build("full")} == set(cases.SUITES)
+
+
+def test_the_seeds_suite_has_the_sizes_of_all_three_documents():
+    wanted = {(n, n, n) for n in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 100, 10000)}
+    wanted |= {(128, 320, 64), (4096, 128, 4096), (127, 129, 65), (1024, 2048, 512)}
+    assert shapes("seeds") == wanted
+
+
+def test_squares_go_from_512_to_16384():
+    sides = sorted(M for M, _, _ in shapes("squares"))
+    assert (sides[0], sides[-1]) == (512, 16384)
+    assert {1024, 2048, 4096, 8192} <= set(sides)
+
+
+def test_llm_has_decode_and_prefill_of_every_weight():
+    assert {M for M, _, _ in shapes("llm")} == {1, 16, 64, 128, 4096}
+    assert len(shapes("llm")) == 5 * len(cases.LLM_WEIGHTS)
+    assert {c.layout for c in cases.build("llm")} == {"nn", "nt"}
+
+
+def test_quick_on_a_cpu_is_tiny():
+    built = cases.build("quick", device="cpu")
+    assert sum(c.M * c.N * c.K for c in built) < 2e7
+    assert {c.dtype_in for c in built} == {"float16", "bfloat16"}
+
+
+@pytest.mark.parametrize("suite", ["squares", "seeds", "llm", "full"])
+def test_large_suites_are_refused_on_a_cpu(suite):
+    with pytest.raises(UnsupportedError, match="--suite quick"):
+        cases.build(suite, device="cpu")
+
+
+def test_shapes_by_hand_replace_the_suite():
+    built = cases.build("squares", shapes=["1x2x3", " 4X5x6 "], layouts=["nt", "tn"])
+    assert [str(c) for c in built] == [
+        "1x2x3 bfloat16 nt", "4x5x6 bfloat16 nt", "1x2x3 bfloat16 tn", "4x5x6 bfloat16 tn",
+    ]  # fmt: skip
+    assert {c.suite for c in built} == {"shape"}
+
+
+def test_output_dtypes_are_paired_where_they_fit():
+    built = cases.build(
+        shapes=["8x8x8"], dtypes=["float16", "bfloat16"], dtypes_out=["float16", "float32"]
+    )
+    assert [(c.dtype_in, c.dtype_out) for c in built] == [
+        ("float16", "float16"), ("float16", "float32"), ("bfloat16", "float32"),
+    ]  # fmt: skip
+    assert str(built[1]) == "8x8x8 float16 -> float32 nn"
+
+
+def test_a_pair_that_cannot_be_is_refused():
+    with pytest.raises(OperandError, match="bfloat16"):
+        cases.build(shapes=["8x8x8"], dtypes=["float16"], dtypes_out=["bfloat16"])
+
+
+@pytest.mark.parametrize("text", ["", "8", "8x8", "8x8x8x8", "8x8x0", "8x-8x8", "axbxc", "8.0x8x8"])
+def test_a_malformed_shape_is_named(text):
+    with pytest.raises(OperandError, match="MxNxK") as caught:
+        cases.build(shapes=[text])
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "listed"),
+    [
+        ({"suite": "slow"}, "squares"),
+        ({"dtypes": ["float8"]}, "bfloat16"),
+        ({"dtypes_out": ["int8"]}, "float32"),
+        ({"layouts": ["nx"]}, "tt"),
+    ],
+)
+def test_unknown_names_are_answered_with_those_that_exist(options, listed):
+    with pytest.raises(UnknownNameError, match=listed):
+        cases.build(**options)
+
+
+@pytest.mark.parametrize("module", ["cases", "store", "command", "timing", "telemetry"])
+def test_importing_costs_no_torch(module):
+    code = f"import sys, tcgemm.bench.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

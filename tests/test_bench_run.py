@@ -1,0 +1,302 @@
+"""A kernel that misbehaves becomes a row, and the run goes on: with kernels made for it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tcgemm import dispatch
+from tcgemm.bench import cases, run, store
+from tcgemm.bench.command import bench
+from tcgemm.errors import ResultsError, TcgemmError, ToolchainError, UnknownNameError
+
+MISBEHAVING = '''
+"""A backend of kernels that go wrong, each in its own way."""
+import os, signal, sys, time
+
+PAIRS = (("float16", "float16"), ("bfloat16", "bfloat16"))
+
+
+def refuse(problem):
+    return f"K is {problem.K} and it takes none" if problem.K else None
+
+
+def row(name, **more):
+    return {"name": name, "adds": name, "pairs": PAIRS, "devices": ("cpu",), **more}
+
+
+KERNELS = (
+    row("right", plan=lambda problem: {"BLOCK_M": 32}),
+    row("wrong"),
+    row("raises"),
+    row("refuses", refuse=refuse),
+    row("gpu_only", devices=("cuda",)),
+    row("hangs"),
+    row("after_the_hang"),
+    row("dies"),
+    row("exits"),
+    row("does_not_load"),
+    row("right_at_last"),
+)
+
+
+def right(a, b, c, **plan):
+    c.copy_(a.float() @ b.float())
+
+
+def wrong(a, b, c):
+    right(a, b, c)
+    c[0, 0] += 1
+
+
+def raises(a, b, c):
+    raise RuntimeError("out of\\nregisters")
+
+
+def hangs(a, b, c):
+    time.sleep(1000)
+
+
+def dies(a, b, c):
+    print("the last words", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def exits(a, b, c):
+    os._exit(7)
+
+
+def load(name):
+    if name == "does_not_load":
+        raise OSError("no compiler")
+    return globals().get(name, right)
+'''
+
+
+@pytest.fixture
+def misbehaving(tmp_path, monkeypatch):
+    (tmp_path / "misbehaving_kernels.py").write_text(MISBEHAVING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(dispatch.BACKENDS, "misbehaving", "misbehaving_kernels")
+    yield
+    dispatch.ladder.cache_clear()
+
+
+def measure(tmp_path, names, shapes=("16x8x4",), **options):
+    chosen = cases.build(shapes=shapes, device="cpu")
+    kernels = run.select(["misbehaving"], names, "cpu")
+    results = store.Store(tmp_path / "out", "r", {"gpu_slug": "cpu"})
+    try:
+        rows = run.run(run.units_of(chosen, kernels), results, device="cpu", **options)
+    finally:
+        results.close()
+    return rows, store.read(tmp_path / "out")
+
+
+def test_every_way_to_go_wrong_becomes_a_row(tmp_path, misbehaving):
+    rows, stored = measure(tmp_path, [], timeout_s=8)
+    status = {row["kernel"]: row["status"] for row in stored}
+    assert status == {
+        "right": "ok",
+        "wrong": "wrong",
+        "raises": "failed",
+        "refuses": "unsupported",
+        "gpu_only": "unsupported",
+        "hangs": "timeout",
+        "after_the_hang": "ok",
+        "dies": "failed",
+        "exits": "failed",
+        "does_not_load": "failed",
+        "right_at_last": "ok",
+    }
+    reason = {row["kernel"]: row["reason"] for row in stored}
+    assert "1 of 128 elements" in reason["wrong"]
+    assert reason["raises"] == "RuntimeError: out of registers"
+    assert reason["refuses"] == "K is 4 and it takes none"
+    assert reason["gpu_only"] == "it runs on cuda tensors and these are on cpu"
+    assert "8 s" in reason["hangs"]
+    assert "SIGSEGV" in reason["dies"]
+    assert "the last words" in reason["dies"]
+    assert "status 7" in reason["exits"]
+    assert "no compiler" in reason["does_not_load"]
+    assert reason["right"] == ""
+    assert len(rows) == len(stored) == 11
+
+
+def test_a_row_holds_facts_and_on_a_cpu_no_time(tmp_path, misbehaving):
+    seen = []
+    _, (row,) = measure(
+        tmp_path,
+        ["right"],
+        seed=5,
+        watch=lambda event, unit, row: seen.append((event, unit.full_name)),
+    )
+    assert row["config"] == "BLOCK_M=32"
+    assert (row["M"], row["N"], row["K"], row["layout"]) == ("16", "8", "4", "nn")
+    assert (row["seed"], row["data"], row["timer"], row["suite"]) == (
+        "5",
+        "normal",
+        "none",
+        "shape",
+    )
+    assert 0 <= float(row["error_ratio"]) <= 1
+    assert row["exact_errors"] == "0"
+    assert float(row["compile_s"]) >= 0
+    assert not any(row[name] for name in ("ms_p20", "ms_p50", "ratio_p50", "rounds", "power_w"))
+    assert seen == [("begin", "misbehaving/right"), ("row", "misbehaving/right")]
+
+
+def test_compilation_is_reported_once_a_configuration(tmp_path, misbehaving):
+    _, stored = measure(tmp_path, ["right"], shapes=("16x8x4", "8x8x8"))
+    assert [bool(row["compile_s"]) for row in stored] == [True, False]
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path, misbehaving):
+    def stop(event, unit, row):
+        if row is not None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, ["right", "wrong", "after_the_hang"], watch=stop)
+    assert [row["kernel"] for row in store.read(tmp_path / "out")] == ["right"]
+
+
+def test_a_worker_that_does_not_start_ends_the_run(tmp_path, misbehaving, monkeypatch):
+    monkeypatch.setattr(run, "work", os._exit)  # called with arguments it does not take
+    with pytest.raises(ToolchainError, match="does not start"):
+        measure(tmp_path, ["right"])
+
+
+def test_the_baseline_comes_first_and_kernels_are_chosen_by_name(misbehaving):
+    names = [row.full_name for row in run.select(["misbehaving", "cublas"], [], "cpu")]
+    assert names[0].startswith("cublas/")
+    assert [r.full_name for r in run.select([], ["misbehaving/right"], "cpu")] == [
+        "misbehaving/right"
+    ]
+    assert "cublas/torch_cpu" not in {r.full_name for r in run.select([], [], "cuda")}
+
+
+def test_unknown_backends_and_kernels_list_what_exists(misbehaving):
+    with pytest.raises(UnknownNameError, match="misbehaving"):
+        run.select(["opencl"])
+    with pytest.raises(UnknownNameError, match="misbehaving/right"):
+        run.select(["misbehaving"], ["left"], "cpu")
+
+
+def test_done_keys_are_skipped(misbehaving):
+    chosen = cases.build(shapes=["16x8x4"], device="cpu")
+    kernels = run.select(["misbehaving"], [], "cpu")
+    every = run.units_of(chosen, kernels)
+    done = {run.key(every[0].case, "misbehaving", "right")}
+    assert {u.kernel for u in every} - {u.kernel for u in run.units_of(chosen, kernels, done)} == {
+        "right"
+    }
+
+
+@pytest.fixture
+def app():
+    typer_app = typer.Typer(pretty_exceptions_enable=False)
+    typer_app.command("bench")(bench)
+    return typer_app
+
+
+def invoke(app, *arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+CHEAP = ("--shape", "8x8x8", "--backend", "misbehaving", "--kernel", "right", "--kernel", "wrong")
+
+
+def test_the_command_measures_and_says_where(app, tmp_path, misbehaving):
+    result = invoke(app, *CHEAP, "--out", tmp_path / "o")
+    assert result.exit_code == 0
+    assert "8x8x8 bfloat16 nn" in result.output
+    assert "results.csv" in result.output
+    assert "1 of 2" in result.output
+    assert [row["status"] for row in store.read(tmp_path / "o")] == ["ok", "wrong"]
+    (facts,) = store.read_environment(tmp_path / "o").values()
+    assert facts["gpu_slug"] == "cpu"
+    again = invoke(app, *CHEAP, "--out", tmp_path / "o", "--resume")
+    assert again.exit_code == 0
+    assert "Nothing is left" in again.output
+    assert len(store.read(tmp_path / "o")) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--suite", "slow"), "choose from quick"),
+        (("--shape", "8x8"), "MxNxK"),
+        (("--backend", "opencl"), "choose from"),
+        (("--kernel", "left"), "choose from"),
+        (("--dtype", "float8"), "choose from"),
+        (("--layout", "xy"), "choose from"),
+    ],
+)
+def test_a_mistake_is_an_error_of_the_family_and_writes_nothing(
+    app, tmp_path, misbehaving, arguments, says
+):
+    result = invoke(app, *arguments, "--out", tmp_path / "o")
+    assert isinstance(result.exception, TcgemmError)
+    assert says in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_foreign_folder_is_refused_by_the_command(app, tmp_path, misbehaving):
+    (tmp_path / "file").write_text("")
+    result = invoke(app, *CHEAP, "--out", tmp_path)
+    assert isinstance(result.exception, ResultsError)
+
+
+def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
+    script = f"""
+    import sys, typer
+    sys.path.insert(0, {str(tmp_path)!r})
+    from tcgemm import dispatch
+    from tcgemm.bench.command import bench
+    dispatch.BACKENDS["misbehaving"] = "misbehaving_kernels"
+    if __name__ == "__main__":
+        typer.run(bench)
+    """
+    (tmp_path / "main.py").write_text(textwrap.dedent(script))
+    arguments = ["--shape", "8x8x8", "--backend", "misbehaving", "--out", str(tmp_path / "o")]
+    kernels = ["--kernel", "right", "--kernel", "hangs"]
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "main.py"), *arguments, *kernels],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    results = tmp_path / "o" / store.RESULTS
+    deadline = time.monotonic() + 60
+    while not (results.exists() and results.read_text().count("\n") > 1):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and worker both get it
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "1 of 2 results are kept" in " ".join(errors.split())
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    assert [row["kernel"] for row in store.read(tmp_path / "o")] == ["right"]
+
+
+@pytest.mark.gpu
+def test_the_baseline_is_measured_against_itself_on_a_gpu(tmp_path):
+    chosen = cases.build(shapes=["512x512x512", "2048x2048x2048"], layouts=["nn", "nt"])
+    results = store.Store(tmp_path, "r", {"gpu_slug": "gpu"})
+    run.run(run.units_of(chosen, run.select(["cublas"])), results)
+    results.close()
+    stored = store.read(tmp_path)
+    assert [row["status"] for row in stored] == ["ok"] * 4
+    for row in stored:
+        assert float(row["ratio_p50"]) == pytest.approx(1, abs=0.1)
+        assert float(row["ms_p20"]) <= float(row["ms_p50"]) <= float(row["ms_p80"])
+        assert int(row["rounds"]) >= 5
+        assert row["cache"] == "cold"

@@ -1,0 +1,176 @@
+"""Rows survive crashes; folders that are not ours are refused before anything is measured."""
+
+import json
+import logging
+import os
+
+import pytest
+
+from tcgemm.bench import environment, store
+from tcgemm.errors import ResultsError
+
+FACTS = {"gpu_slug": "nvidia-h200", "date": "2026-01-01"}
+
+
+def open_store(folder, run="r1", **facts):
+    return store.Store(folder, run, FACTS | facts)
+
+
+def filled(folder, rows=2):
+    s = open_store(folder)
+    for i in range(rows):
+        s.append({"backend": "triton", "kernel": f"k{i}", "M": 8, "ms_p50": 1 / 3})
+    s.close()
+    return folder / store.RESULTS
+
+
+def test_a_row_comes_back_as_it_was_written(tmp_path):
+    s = open_store(tmp_path / "new" / "folder")
+    s.append(
+        {"kernel": "k", "reason": 'a "b", c\nd', "M": 128, "ms_p50": 0.1234567890, "power_w": None}
+    )
+    (row,) = store.read(tmp_path / "new" / "folder")  # flushed: readable before close
+    s.close()
+    assert list(row) == list(store.COLUMNS)
+    assert (row["run"], row["kernel"], row["M"]) == ("r1", "k", "128")
+    assert row["reason"] == 'a "b", c d'
+    assert row["ms_p50"] == "0.123457"
+    assert row["power_w"] == row["config"] == ""
+
+
+def test_an_unknown_column_is_a_mistake_of_ours(tmp_path):
+    with pytest.raises(ValueError, match="tflops"):
+        open_store(tmp_path).append({"tflops": 700.0})
+
+
+def test_a_second_run_appends_and_keeps_both_environments(tmp_path):
+    filled(tmp_path)
+    s = open_store(tmp_path, "r2", date="2026-01-02")
+    s.append({"kernel": "later"})
+    s.update(throttle_reasons_seen=["software power cap"])
+    s.close()
+    assert [row["run"] for row in store.read(tmp_path)] == ["r1", "r1", "r2"]
+    runs = store.read_environment(tmp_path)
+    assert list(runs) == ["r1", "r2"]
+    assert runs["r2"]["throttle_reasons_seen"] == ["software power cap"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["environment.json", "results.csv"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 10])
+def test_a_truncated_last_line_is_left_out_and_mended(tmp_path, caplog, cut):
+    path = filled(tmp_path, rows=3)
+    path.write_bytes(path.read_bytes()[:-cut])
+    with caplog.at_level(logging.WARNING):
+        assert [row["kernel"] for row in store.read(tmp_path)] == ["k0", "k1"]
+    assert "incomplete" in caplog.text
+    s = open_store(tmp_path, "r2")
+    s.append({"kernel": "later"})
+    s.close()
+    assert [row["kernel"] for row in store.read(tmp_path)] == ["k0", "k1", "later"]
+
+
+def test_a_truncated_header_is_written_anew(tmp_path):
+    path = filled(tmp_path, rows=0)
+    path.write_bytes(path.read_bytes()[:20])
+    assert store.read(tmp_path) == []
+    s = open_store(tmp_path)
+    s.append({"kernel": "k"})
+    s.close()
+    assert [row["kernel"] for row in store.read(tmp_path)] == ["k"]
+
+
+def test_another_schema_is_refused_by_the_columns_that_differ(tmp_path):
+    path = filled(tmp_path)
+    path.write_text(path.read_text().replace("ms_p50", "time_us"))
+    for use in (lambda: store.read(tmp_path), lambda: open_store(tmp_path)):
+        with pytest.raises(ResultsError, match="missing ms_p50; unknown time_us"):
+            use()
+
+
+def test_columns_in_another_order_are_another_schema(tmp_path):
+    path = filled(tmp_path)
+    path.write_text(path.read_text().replace("M,N,K", "K,N,M"))
+    with pytest.raises(ResultsError, match="another order"):
+        store.read(tmp_path)
+
+
+def test_a_line_of_another_length_is_named(tmp_path):
+    path = filled(tmp_path)
+    path.write_text(path.read_text() + "1,2,3\n")
+    with pytest.raises(ResultsError, match="line 4 has 3 cells"):
+        store.read(tmp_path)
+
+
+def test_what_is_no_csv_is_refused(tmp_path):
+    (tmp_path / store.RESULTS).write_bytes(b"\xff\xfe\x00\n")
+    with pytest.raises(ResultsError, match="not a CSV"):
+        store.read(tmp_path)
+
+
+def test_a_missing_file_says_what_writes_it(tmp_path):
+    with pytest.raises(ResultsError, match="tcgemm bench"):
+        store.read(tmp_path)
+    assert store.read_environment(tmp_path) == {}
+
+
+def test_a_foreign_folder_is_refused_and_untouched(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ResultsError, match="other files"):
+        open_store(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_results_of_another_gpu_are_refused_and_untouched(tmp_path):
+    path = filled(tmp_path)
+    before = path.read_bytes(), (tmp_path / store.ENVIRONMENT).read_bytes()
+    with pytest.raises(ResultsError, match=r"nvidia-h200 and this is nvidia-a100"):
+        open_store(tmp_path, gpu_slug="nvidia-a100-80gb-sxm")
+    assert before == (path.read_bytes(), (tmp_path / store.ENVIRONMENT).read_bytes())
+
+
+def test_a_report_beside_the_results_is_no_foreign_folder(tmp_path):
+    filled(tmp_path)
+    (tmp_path / "index.html").write_text("<html>")
+    open_store(tmp_path, "r2").close()
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "x").write_text("")
+    for out in (tmp_path / "x", tmp_path / "x" / "y"):
+        with pytest.raises(ResultsError, match="--out"):
+            open_store(out)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(ResultsError, match="cannot be written"):
+            open_store(tmp_path / "new")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"r": 1}'])
+def test_a_broken_environment_is_named(tmp_path, text):
+    (tmp_path / store.ENVIRONMENT).write_text(text)
+    with pytest.raises(ResultsError, match=r"environment\.json"):
+        open_store(tmp_path)
+
+
+def test_the_environment_can_be_collected_anywhere(monkeypatch):
+    facts = environment.collect(["/somewhere/bin/tcgemm", "bench"])
+    json.dumps(facts)
+    for name in ("date", "torch", "triton", "cuda", "cublas", "nvcc", "commit", "precision", "gpu"):
+        assert name in facts
+    assert facts["command"] == ["tcgemm", "bench"]
+    assert facts["gpu_slug"] == environment.slug()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    bare = environment.collect()
+    assert bare["commit"] is None
+    assert bare["nvcc"] is None or "wheel" in bare["nvcc"]
+
+
+def test_run_ids_differ():
+    assert len({environment.run_id() for _ in range(20)}) == 20

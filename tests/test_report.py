@@ -1,0 +1,631 @@
+"""The report: derived numbers, purity, markers, several GPUs, CPU folders, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_results import A100, H200, write
+from typer.testing import CliRunner
+
+from tcgemm import gpus
+from tcgemm.bench.store import COLUMNS
+from tcgemm.errors import ResultsError
+from tcgemm.report import figures, markdown, style
+from tcgemm.report import write as report_write
+from tcgemm.report.derive import DERIVED, best, derive, key_shapes, ladder_shape, why_empty
+from tcgemm.report.folder import load
+from tcgemm.report.headline import headline, sentence
+
+FEW = {
+    "squares": [(512, 512, 512), (1024, 1024, 1024), (4096, 4096, 4096)],
+    "llm": [(16, 4096, 4096), (4096, 4096, 14336), (100, 100, 100)],
+}
+
+
+def row(**changes):
+    values = dict.fromkeys(COLUMNS, "") | {
+        "run": "r",
+        "suite": "shape",
+        "backend": "triton",
+        "kernel": "naive",
+        "dtype_in": "bfloat16",
+        "dtype_out": "bfloat16",
+        "layout": "nn",
+        "M": "1000",
+        "N": "2000",
+        "K": "500",
+        "status": "ok",
+        "error_ratio": "0.25",
+        "ms_p20": "0.9",
+        "ms_p50": "1.0",
+        "ms_p80": "1.1",
+        "ratio_p20": "0.4",
+        "ratio_p50": "0.5",
+        "ratio_p80": "0.6",
+        "cache": "cold",
+        "timer": "events",
+        "sm_clock_mhz": "1500",
+    }
+    return values | {name: str(value) for name, value in changes.items()}
+
+
+def table(*rows, gpu=H200):
+    return derive(pd.DataFrame(rows, columns=list(COLUMNS), dtype=str), gpu)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A reports folder with an H200, an A100 and a CPU run, reported once."""
+    root = tmp_path_factory.mktemp("made")
+    reports = root / "reports"
+    write(reports / "nvidia-h200", H200, shapes=FEW, layouts=("nn",))
+    write(reports / "nvidia-a100", A100, shapes=FEW, dtypes=("bfloat16",), layouts=("nn",), seed=1)
+    write(reports / "cpu", None)
+    readme = root / "README.md"
+    readme.write_text(f"# x\n\n{markdown.BEGIN}\nold\n{markdown.END}\n\nafter\n")
+    names = ("nvidia-h200", "nvidia-a100", "cpu")
+    done = report_write.write([reports / n for n in names], readme=readme)
+    return root, done
+
+
+def small(folder, gpu=H200):
+    """One shape, one dtype, one layout: enough where the content does not matter."""
+    shapes = {"quick": [(64, 64, 64)]}
+    return write(folder, gpu, shapes=shapes, dtypes=("bfloat16",), layouts=("nn",))
+
+
+@pytest.fixture(autouse=True)
+def away_from_the_project(tmp_path, monkeypatch):
+    """The default README is that of the current folder: never the project's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """For tests of what surrounds the figures: drawing them is most of the time."""
+    monkeypatch.setattr(report_write, "draw_all", lambda name, table, gpu: [])
+
+
+def snapshot(root):
+    return {p: p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("flop", 2e9),
+        ("bytes", 2 * (1000 * 500 + 500 * 2000 + 1000 * 2000)),
+        ("intensity", 2e9 / 7e6),
+        ("tflops", 2.0),
+        ("eops", 1000 * 500 + 999 * 1000 * 2000 + 2 * 1000 * 2000),
+        ("etops", 2.0025),
+        ("gb_s", 7.0),
+        ("pct_of_peak", 100 * 2 / 989.4),
+        ("floor_ms", 2e9 / 989.4e9),
+        ("pct_of_floor", 100 * 2e9 / 989.4e9),
+        ("pct_of_cublas", 50.0),
+        ("flop_per_clock_sm", 2e9 / (1e-3 * 1500e6 * 132)),
+    ],
+)
+def test_derived_by_hand(column, value):
+    assert table(row())[column].item() == pytest.approx(value, rel=1e-9)
+
+
+def test_floor_of_a_memory_bound_case_is_bytes_over_bandwidth():
+    derived = table(row(M=1, N=8192, K=8192, ms_p50="0.05")).iloc[0]
+    assert derived["floor_by"] == "memory"
+    assert derived["floor_ms"] == pytest.approx(2 * (8192 + 8192**2 + 8192) / 4800e9 * 1e3)
+
+
+def test_output_in_float32_moves_more_bytes():
+    derived = table(row(dtype_out="float32"))
+    assert derived["bytes"].item() == 2 * (500_000 + 1_000_000) + 4 * 2_000_000
+
+
+def test_every_derived_column_is_there_and_no_other():
+    assert set(table(row()).columns) == {*COLUMNS, *DERIVED}
+
+
+def test_only_the_latest_row_of_a_kernel_and_case_counts():
+    derived = table(row(ms_p50=1), row(kernel="grouped"), row(ms_p50=2), row(layout="nt"))
+    mine = derived[derived["kernel"].eq("naive") & derived["layout"].eq("nn")]
+    assert mine["ms_p50"].tolist() == [2.0]
+    assert len(derived) == 3
+
+
+def test_a_later_failure_replaces_an_earlier_time():
+    derived = table(row(), row(status="wrong", error_ratio=7))
+    assert derived["status"].tolist() == ["wrong"]
+    assert derived["tflops"].isna().all()
+    assert best(derived).empty
+
+
+def test_suites_of_a_case_are_all_kept():
+    derived = table(row(suite="squares"), row(suite="llm"))
+    assert derived["suites"].tolist() == ["squares llm"]
+
+
+def test_ladder_order_is_that_of_the_file():
+    names = ["naive", "wmma", "a_later_rung"]
+    derived = table(*(row(backend="cuda", kernel=n) for n in names), row(backend="triton"))
+    assert derived["kernel"].astype(str).tolist() == ["naive", *names]
+    assert derived["backend"].astype(str).tolist() == ["triton", "cuda", "cuda", "cuda"]
+
+
+def test_cublas_is_its_own_baseline():
+    derived = table(
+        row(backend="cublas", kernel="cublas", ratio_p20="", ratio_p50="", ratio_p80="")
+    )
+    assert derived["pct_of_cublas"].item() == 100
+
+
+def test_a_wrong_kernel_has_no_rate_even_when_it_was_timed():
+    derived = table(row(status="wrong"))
+    assert derived[["tflops", "pct_of_cublas", "etops"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    ("ms", "shape", "said"),
+    [
+        (0.001, (1000, 2000, 500), "peak"),
+        (0.02, (1, 8192, 8192), "bytes"),
+        (1.0, (1000, 2000, 500), ""),
+    ],
+)
+def test_impossible_times_are_named(ms, shape, said):
+    suspect = table(row(ms_p50=ms, **dict(zip("MNK", shape, strict=True))))["suspect"].item()
+    assert said in suspect
+    assert bool(suspect) == bool(said)
+
+
+def test_unknown_gpu_has_rates_and_no_shares():
+    derived = table(row(), gpu=gpus.lookup("NVIDIA Imaginary 1"))
+    assert derived["tflops"].item() == pytest.approx(2)
+    assert derived[["pct_of_peak", "floor_ms", "pct_of_floor"]].isna().all(axis=None)
+    assert why_empty(derived.iloc[0], "pct_of_peak", gpus.lookup("NVIDIA Imaginary 1"))
+
+
+def test_without_a_gpu_no_time_survives():
+    derived = table(row(), gpu=None)
+    assert (
+        derived.filter(regex="^(ms|ratio)_|tflops|etops|gb_s|pct_|compile_s").isna().all(axis=None)
+    )
+
+
+@pytest.mark.parametrize("status", ["unsupported", "failed", "timeout", "wrong"])
+def test_an_empty_cell_names_the_status(status):
+    derived = table(row(status=status, error_ratio=""))
+    assert why_empty(derived.iloc[0], "tflops", H200) == status
+
+
+def test_ladder_shape_prefers_4096_then_the_largest_common_square():
+    small, mid, large = ({"M": s, "N": s, "K": s} for s in (512, 1024, 4096))
+    assert ladder_shape([table(row(**large), row(**mid))]) == (4096, 4096, 4096)
+    both = [table(row(**large), row(**mid)), table(row(**mid), row(**small))]
+    assert ladder_shape(both) == (1024, 1024, 1024)
+    assert ladder_shape([table(row(status="failed"))]) is None
+
+
+def test_key_shapes_hold_a_decode_and_a_prefill_shape():
+    shapes = [(4096,) * 3, (1, 4096, 4096), (16, 4096, 4096), (4096, 4096, 14336)]
+    derived = table(*(row(M=m, N=n, K=k) for m, n, k in shapes))
+    assert key_shapes([derived]) == [shapes[0], shapes[2], shapes[3]]
+
+
+def test_best_is_by_paired_ratio():
+    derived = table(
+        row(kernel="fast_clock", ms_p50=1.0, ratio_p50=0.8),
+        row(kernel="better_pair", ms_p50=1.1, ratio_p50=0.9),
+    )
+    assert best(derived)["kernel"].tolist() == ["better_pair"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_spread_keeps_the_gap_and_the_order(seed):
+    rng = np.random.default_rng(seed)
+    values = rng.uniform(0, 10, 9).tolist()
+    placed = figures.spread(values, 1.0, 0.0, 10.0)
+    ordered = [placed[i] for i in np.argsort(values)]
+    assert min(np.diff(ordered)) >= 1 - 1e-9
+    assert min(placed) >= 0
+    assert max(placed) <= 10
+
+
+def test_spread_leaves_free_labels_alone():
+    assert figures.spread([1.0, 5.0, 9.0], 1.0, 0.0, 10.0) == pytest.approx([1.0, 5.0, 9.0])
+
+
+def test_every_figure_is_drawn_for_a_full_folder(made):
+    root, _ = made
+    found = {p.stem for p in (root / "reports/nvidia-h200/figures").glob("*.svg")}
+    assert found == set(figures.SLUGS)
+
+
+@pytest.mark.parametrize("slug", figures.SLUGS)
+def test_a_figure_carries_no_date_and_no_random_id(made, slug):
+    text = (made[0] / f"reports/nvidia-h200/figures/{slug}.svg").read_text()
+    assert "<dc:date>" not in text
+    assert text.startswith("<?xml")
+
+
+def test_running_twice_changes_no_file(made):
+    root, _ = made
+    before = snapshot(root)
+    paths = [root / "reports" / n for n in ("nvidia-h200", "nvidia-a100", "cpu")]
+    again = report_write.write(paths, readme=root / "README.md")
+    assert again["changed"] == []
+    assert snapshot(root) == before
+
+
+def test_another_process_writes_the_same_bytes(made, tmp_path):
+    """Hash seeds, set order and element ids must not show."""
+    copy = tmp_path / "nvidia-a100"
+    copy.mkdir()
+    original = made[0] / "reports/nvidia-a100"
+    for name in ("results.csv", "environment.json"):
+        (copy / name).write_bytes((original / name).read_bytes())
+    code = (
+        "import sys; from pathlib import Path; from tcgemm.report.write import write; "
+        "write([Path(sys.argv[1])])"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    subprocess.run(
+        [sys.executable, "-c", code, str(copy)], cwd=tmp_path, env=environment, check=True
+    )
+    assert snapshot_names(copy) == snapshot_names(original)
+
+
+def snapshot_names(folder):
+    return {p.relative_to(folder): data for p, data in snapshot(folder).items()}
+
+
+def test_pages_ask_for_nothing_from_outside(made):
+    for path in made[0].rglob("index.html"):
+        page = path.read_text()
+        outside = re.findall(r"(?:src|href|action|data)\s*=\s*[\"'](?!#)[^\"']*", page)
+        assert outside == []
+        assert not re.search(r"url\((?!#)|@import|<link|<iframe|fetch\(|https?://", page)
+
+
+def test_page_ids_are_unique_and_links_inside_it_lead_somewhere(made):
+    page = (made[0] / "reports/index.html").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    for target in re.findall(r'(?:xlink:)?href="#([^"]+)"|url\(#([^)]+)\)', page):
+        assert (target[0] or target[1]) in ids
+
+
+def test_inline_figures_follow_the_theme(made):
+    page = (made[0] / "reports/nvidia-h200/index.html").read_text()
+    drawn = "".join(re.findall(r"<svg.*?</svg>", page, re.S))
+    assert drawn.count("<svg") == len(figures.SLUGS)
+    assert not [colour for colour in style.DARK if colour in drawn]
+
+
+def packed(page, name):
+    text = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page)[1]
+    return json.loads(text)
+
+
+def test_results_table_has_every_row_and_no_empty_cell(made):
+    page = (made[0] / "reports/nvidia-h200/index.html").read_text()
+    data = packed(page, "nvidia-h200-results")
+    assert data["rows"] == len(load(made[0] / "reports/nvidia-h200").table)
+    assert {c["name"] for c in data["columns"]} == {*COLUMNS, *DERIVED}
+    for column in data["columns"]:
+        assert "" not in column.get("texts", []), column["name"]
+        assert not [v for v in column["values"] if v is None or v in ("", "nan")], column["name"]
+
+
+def test_a_cpu_folder_shows_status_and_accuracy_and_no_speed(made):
+    root, _ = made
+    folder = root / "reports/cpu"
+    page, readme = (folder / "index.html").read_text(), (folder / "README.md").read_text()
+    for text in (page.split('id="columns"')[0], readme):
+        assert not re.search(r"TFLOPS|TOPS|GB/s|\d ms\b|ratio_p50|ms_p50", text)
+    assert "Checked on the CPU" in page
+    assert {p.stem for p in (folder / "figures").glob("*.svg")} == {"accuracy"}
+    assert {c["name"] for c in packed(page, "cpu-results")["columns"]} >= {"status", "error_ratio"}
+
+
+def test_statuses_and_reasons_are_listed(made):
+    page = (made[0] / "reports/nvidia-h200/index.html").read_text()
+    reasons = next(
+        c for c in packed(page, "nvidia-h200-problems")["columns"] if c["name"] == "reason"
+    )
+    assert any("multiples of 8" in text for text in reasons["texts"])
+
+
+def test_several_gpus_stand_side_by_side(made):
+    root, done = made
+    assert done["pages"][-1] == (root / "reports/index.html").resolve()
+    page = (root / "reports/index.html").read_text()
+    assert 'colspan="3">NVIDIA H200<' in page
+    assert 'colspan="3">NVIDIA A100 80GB SXM<' in page
+    ladder = re.search(r'id="all-ladder">.*?</figure>', page, re.S)[0]
+    assert "NVIDIA H200: bfloat16" in ladder
+    assert "NVIDIA A100 80GB SXM: bfloat16" in ladder
+    assert 'id="cpu"' in page
+
+
+def test_one_folder_writes_no_page_above_it(no_figures, tmp_path):
+    folder = small(tmp_path / "reports/nvidia-h200")
+    done = report_write.write([folder])
+    assert done["pages"] == [folder / "index.html"]
+    assert not (tmp_path / "reports/index.html").exists()
+
+
+@pytest.mark.parametrize("out", ["elsewhere", "elsewhere/page.html"])
+def test_out_names_a_folder_or_a_page(no_figures, tmp_path, out):
+    folder = small(tmp_path / "one")
+    done = report_write.write([folder], out=tmp_path / out)
+    page = tmp_path / out if out.endswith(".html") else tmp_path / out / "index.html"
+    assert done["pages"][-1] == page
+    assert page.is_file()
+
+
+def test_project_readme_is_rewritten_between_its_markers(made):
+    text = (made[0] / "README.md").read_text()
+    assert text.startswith(f"# x\n\n{markdown.BEGIN}\n### NVIDIA H200\n")
+    assert text.endswith(f"\n{markdown.END}\n\nafter\n")
+    assert "old" not in text
+    assert "CPU" not in text
+    assert "(reports/nvidia-h200/README.md)" in text
+    assert "| 4096³ | bfloat16 | nn |" in text
+
+
+def test_readme_links_and_images_exist(made):
+    for readme in made[0].rglob("README.md"):
+        for target in re.findall(r"\]\(([^)]+)\)", readme.read_text()):
+            assert (readme.parent / target).is_file()
+
+
+@pytest.mark.parametrize(
+    "text", ["# no markers\n", f"{markdown.END} before {markdown.BEGIN}", markdown.BEGIN]
+)
+def test_a_readme_without_a_pair_of_markers_stays(no_figures, tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text(text)
+    report_write.write([small(tmp_path / "one")])
+    assert Path("README.md").read_text() == text
+
+
+def test_results_from_elsewhere_stay_out_of_the_readme_here(no_figures, tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    inside, outside = small(project / "reports/nvidia-h200"), small(tmp_path / "outside")
+    text = f"{markdown.BEGIN}\ntable\n{markdown.END}\n"
+    (project / "README.md").write_text(text)
+    monkeypatch.chdir(project)
+    report_write.write([outside])
+    assert Path("README.md").read_text() == text
+    report_write.write([inside])
+    assert "### NVIDIA H200" in Path("README.md").read_text()
+
+
+def test_a_cpu_folder_leaves_the_project_readme_alone(no_figures, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{markdown.BEGIN}\ntable\n{markdown.END}\n")
+    report_write.write([small(tmp_path / "cpu", None)], readme=readme)
+    assert "table" in readme.read_text()
+
+
+def test_stale_figures_go(tmp_path):
+    squares = {"squares": [(512,) * 3, (1024,) * 3]}
+    folder = write(tmp_path / "one", shapes=squares, dtypes=("bfloat16",), layouts=("nn",))
+    report_write.write([folder])
+    assert (folder / "figures/squares.svg").is_file()
+    small(folder)
+    report_write.write([folder])
+    assert not (folder / "figures/squares.svg").exists()
+
+
+@pytest.mark.parametrize("gpu", [H200, None], ids=["H200", "CPU"])
+def test_a_folder_without_rows_says_so(tmp_path, gpu):
+    folder = write(tmp_path / "empty", gpu, shapes={})
+    report_write.write([folder])
+    assert "no row yet" in (folder / "README.md").read_text()
+    assert {p.stem for p in folder.rglob("*.svg")} <= {"published"}
+
+
+def test_only_failures_make_a_page_without_figures_of_speed(tmp_path):
+    folder = small(tmp_path / "bad")
+    lines = (folder / "results.csv").read_text().replace(",ok,", ",failed,")
+    (folder / "results.csv").write_text(lines)
+    report_write.write([folder])
+    assert "no kernel was timed beside cuBLAS" in (folder / "README.md").read_text()
+    assert not (folder / "figures/ladder.svg").exists()
+
+
+def test_reasons_cannot_break_out_of_the_page(no_figures, tmp_path):
+    folder = small(tmp_path / "x")
+    text = (folder / "results.csv").read_text().splitlines()
+    bad = row(run=text[1].split(",")[0], status="failed", reason="</script><b>| x |")
+    (folder / "results.csv").write_text("\n".join([*text, ",".join(bad.values())]) + "\n")
+    report_write.write([folder])
+    assert "</script><b>" not in (folder / "index.html").read_text()
+    assert "\\| x \\|" in (folder / "README.md").read_text()
+
+
+def test_headline_says_why_a_cell_is_empty(tmp_path):
+    shapes = {"quick": [(100, 100, 100)]}
+    folder = load(write(tmp_path / "x", shapes=shapes, dtypes=("bfloat16",), layouts=("nn",)))
+    folder.table.loc[folder.table["backend"].eq("triton"), ["tflops", "status"]] = [
+        np.nan,
+        "failed",
+    ]
+    (line,) = headline([folder]).lines
+    assert line.cells["nvidia-h200", "triton"].why == "failed"
+    assert line.cells["nvidia-h200", "cuda"].kernel
+
+
+def test_sentence_names_the_best_rungs(made):
+    said = sentence(load(made[0] / "reports/nvidia-h200"))
+    assert re.search(r"bfloat16 at 4096³.*Triton \d+ % \(descriptor\).*CUDA \d+ %", said)
+
+
+def test_published_times_are_marked_and_sourced():
+    theirs = figures.published()
+    assert len(theirs) == 25
+    assert set(theirs["kernel"]) == set(figures.PUBLISHED_RUNGS)
+    picture = figures.draw_published([])
+    assert "published" in picture.svg
+    assert theirs["source"].iloc[0] in picture.guide
+    assert "none was measured" in picture.guide
+
+
+@pytest.mark.parametrize(
+    ("published", "ours", "same"),
+    [
+        ("NVIDIA H200 SXM", "NVIDIA H200", True),
+        ("NVIDIA A100 80GB", "NVIDIA A100 80GB SXM", True),
+        ("NVIDIA H100 SXM", "NVIDIA H100 NVL", False),
+        ("NVIDIA T4", "NVIDIA L4", False),
+    ],
+)
+def test_published_gpus_are_matched_by_model(published, ours, same):
+    assert figures._same_gpu(published, ours) is same
+
+
+def _foreign(folder):
+    folder.mkdir()
+    (folder / "results.csv").write_text("a,b\n1,2\n")
+    (folder / "environment.json").write_text('{"r": {"gpu": "NVIDIA H200"}}')
+
+
+def _no_results(folder):
+    folder.mkdir()
+
+
+def _no_environment(folder):
+    small(folder)
+    (folder / "environment.json").unlink()
+
+
+def _two_gpus(folder):
+    small(folder)
+    runs = json.loads((folder / "environment.json").read_text())
+    text = (folder / "results.csv").read_text()
+    (folder / "results.csv").write_text(text + ",".join(row(run="other").values()) + "\n")
+    runs["other"] = {"gpu": "NVIDIA A100-SXM4-80GB"}
+    (folder / "environment.json").write_text(json.dumps(runs))
+
+
+def _broken_environment(folder):
+    small(folder)
+    (folder / "environment.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: None, "results.csv"),
+        (_no_results, "tcgemm bench"),
+        (_foreign, "schema"),
+        (_no_environment, "environment.json"),
+        (_broken_environment, "environment.json"),
+        (_two_gpus, "one folder a GPU"),
+    ],
+    ids=["missing", "no results", "foreign", "no environment", "broken environment", "two GPUs"],
+)
+def test_unusable_folders_are_refused_in_one_line(tmp_path, make, said):
+    folder = tmp_path / "bad"
+    make(folder)
+    with pytest.raises(ResultsError, match=re.escape(said)) as caught:
+        report_write.write([folder])
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("index.html"))
+
+
+def test_a_truncated_last_line_is_left_out(tmp_path):
+    folder = small(tmp_path / "x")
+    whole = len(load(folder).table)
+    with (folder / "results.csv").open("a") as file:
+        file.write("20260301T1200,quick,tri")
+    assert len(load(folder).table) == whole
+
+
+def test_two_folders_of_one_gpu_are_refused(tmp_path):
+    folders = [small(tmp_path / n) for n in "ab"]
+    with pytest.raises(ResultsError, match="name one of them"):
+        report_write.write(folders)
+
+
+def test_no_folder_and_nothing_below_reports(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ResultsError, match="tcgemm bench"):
+        report_write.write([])
+
+
+def test_missing_readme_is_named(no_figures, tmp_path):
+    folder = small(tmp_path / "x")
+    with pytest.raises(ResultsError, match=r"NOPE\.md"):
+        report_write.write([folder], readme=tmp_path / "NOPE.md")
+
+
+def test_unwritable_out_is_named(no_figures, tmp_path):
+    folder = small(tmp_path / "x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultsError, match="--out"):
+        report_write.write([folder], out=tmp_path / "file" / "deeper")
+
+
+def _app():
+    import typer
+
+    from tcgemm.report.command import report
+
+    app = typer.Typer()
+    app.command()(report)
+    return app
+
+
+def test_command_takes_every_folder_below_reports(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small(Path("reports/nvidia-h200"))
+    small(Path("reports/cpu"), None)
+    result = CliRunner().invoke(_app(), [])
+    assert result.exit_code == 0, result.output
+    assert str((tmp_path / "reports/index.html").resolve()) in result.output.replace("\n", "")
+    assert Path("reports/cpu/index.html").is_file()
+    assert "0 files changed" in CliRunner().invoke(_app(), []).output
+
+
+def test_command_module_stays_light():
+    code = (
+        "import sys, tcgemm.report.command; "
+        "print([m for m in ('torch', 'pandas', 'numpy', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_report_imports_no_torch_and_no_kernel():
+    code = (
+        "import sys, tcgemm.report.write; "
+        "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'triton') "
+        "or m.startswith(('tcgemm.triton_kernels', 'tcgemm.cuda_ref', 'tcgemm.dispatch'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_users_mistake_ends_with_status_2_and_one_line(tmp_path):
+    pytest.importorskip("tcgemm.bench.command", reason="the benchmark's command is not here")
+    code = (
+        "import sys; from tcgemm.cli import main; "
+        "sys.argv = ['tcgemm', 'report', 'nowhere']; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

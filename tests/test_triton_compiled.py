@@ -1,0 +1,144 @@
+"""Every shipped Triton configuration, cross-compiled for sm_80 and sm_90 and read back as SASS."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+import pytest
+
+from tcgemm import dispatch
+
+compile_only = import_module("tcgemm.triton_kernels.compile_only")
+plans = import_module("tcgemm.triton_kernels.plans")
+Request = compile_only.Request
+
+LIMITS = {(8, 0): 166_912, (9, 0): 232_448}
+LDGSTS_RUNGS = ("pipelined", "persistent")
+
+
+def shipped() -> list:
+    """One request a row of every table and layout, with a problem that meets the row."""
+    requests = []
+    for table, rungs in plans.tables().items():
+        capability = (8, 0) if table == "sm80" else (9, 0)
+        for kernel, rows in rungs.items():
+            for row in rows:
+                when = row.get("when", {})
+                size = {} if when.get("aligned", True) else {"M": 4001, "N": 3999, "K": 4104}
+                general = not when or when.keys() == {"aligned"}
+                wanted = when.get("dtype_out", "bfloat16")
+                cases = [(x, wanted) for x in ("nn", "nt", "tn", "tt")[: 4 if general else 2]]
+                if general or "K_max" in when:
+                    cases.append(("nn", "float32"))
+                for layout, dtype_out in cases:
+                    fitted = plans.fit(kernel, row["config"], dtype_out, LIMITS[capability])
+                    request = Request(
+                        kernel,
+                        fitted,
+                        dtype_out=dtype_out,
+                        layout=layout,
+                        capability=capability,
+                        **size,
+                    )
+                    if request not in requests:
+                        requests.append(request)
+    return requests
+
+
+SHIPPED = shipped()
+
+
+@cache
+def results(kernel: str, capability: tuple[int, int]) -> dict[str, object]:
+    """A rung's requests, compiled in one child process."""
+    mine = [r for r in SHIPPED if (r.kernel, r.capability) == (kernel, capability)]
+    return dict(zip(map(repr, mine), compile_only.compile_rungs(mine), strict=True))
+
+
+def name_of(request) -> str:
+    settings = "-".join(str(value) for value in request.plan.values())
+    aligned = "" if request.K == 4096 else "-unaligned"
+    sm = "{}{}".format(*request.capability)
+    return f"{request.kernel}-sm{sm}-{settings}-{request.layout}-{request.dtype_out}{aligned}"
+
+
+@pytest.mark.parametrize("wanted", SHIPPED, ids=name_of)
+def test_a_shipped_configuration_compiles_well(wanted):
+    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    counts = built.counts
+    assert counts["HGMMA" if wanted.capability >= (9, 0) else "HMMA"] > 0
+    assert not built.serialized, built.log
+    assert (built.spill_bytes, counts["LDL"], counts["STL"]) == (0, 0, 0)
+    assert built.shared_bytes <= LIMITS[wanted.capability]
+    assert built.shared_bytes <= plans.shared_bytes(wanted.kernel, wanted.plan, wanted.dtype_out)
+    if wanted.kernel == "descriptor":
+        assert counts["UTMALDG"] > 0
+        assert counts["UTMASTG"] == 2, "C leaves in two halves"
+        assert counts["LDG"] == counts["STG"] == counts["LDGSTS"] == 0
+    elif wanted.kernel in LDGSTS_RUNGS and wanted.K == 4096:
+        assert counts["LDGSTS"] > 0
+        assert counts["LDG"] == 0, "a copy fell to scalar loads"
+
+
+def test_a_float32_result_of_the_largest_tile_fits():
+    """The table gives it fewer stages: half of C takes 64 KB."""
+    problem = problem_on((9, 0), dtype_out="float32")
+    plan = plans.plan("descriptor", problem)
+    (built,) = compile_only.compile_rungs(
+        [Request("descriptor", plan, dtype_in="float16", dtype_out="float32", layout="nt")]
+    )
+    assert built.shared_bytes <= LIMITS[9, 0]
+    assert built.spill_bytes == 0
+
+
+def test_a_column_major_result_is_stored_by_tma():
+    (built,) = compile_only.compile_rungs(
+        [Request("descriptor", plans.plan("descriptor", problem_on((9, 0))), layout="ntt")]
+    )
+    assert built.counts["UTMASTG"] == 2
+    assert built.spill_bytes == 0
+
+
+def test_texts_come_when_asked_for():
+    plan = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
+    request = Request("naive", plan, dtype_in="float16", dtype_out="float16", M=100, N=100, K=100)
+    (built,) = compile_only.compile_rungs([request], assembly=True)
+    assert "wgmma.mma_async" in built.assembly["ptx"]
+    assert "HGMMA" in built.assembly["sass"]
+    assert "tt.dot" in built.assembly["ttgir"] or "warp_group_dot" in built.assembly["ttgir"]
+
+
+def test_a_failed_compilation_names_the_request():
+    plan = {"BLOCK_M": 48, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
+    with pytest.raises(RuntimeError, match="BLOCK_M': 48"):
+        compile_only.compile_rungs([Request("naive", plan)])
+
+
+def problem_on(capability: tuple[int, int], dtype_out: str = "bfloat16"):
+    from tcgemm.problem import Problem
+
+    row_major = (4096, 1)
+    return Problem(
+        M=4096,
+        N=4096,
+        K=4096,
+        dtype_in="bfloat16",
+        dtype_out=dtype_out,
+        a_strides=row_major,
+        b_strides=row_major,
+        c_strides=row_major,
+        device="meta",
+        capability=capability,
+    )
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_a_gpu_without_a_table_gets_what_fits_its_shared_memory(capability):
+    for row in dispatch.ladder("triton"):
+        problem = problem_on(capability)
+        if row.why_not(problem) is not None and capability < row.capability:
+            continue
+        plan = row.plan(problem)
+        limit = plans.SHARED_BYTES[capability]
+        assert plans.shared_bytes(row.name, plan, "bfloat16") <= limit

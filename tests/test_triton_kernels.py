@@ -1,0 +1,328 @@
+"""Every Triton rung against float64 and exact integers: in the interpreter on a CPU, compiled on a
+GPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from tcgemm import dispatch
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+RUNGS = [row.name for row in dispatch.ladder("triton")]
+POINTER_RUNGS = [name for name in RUNGS if name != "descriptor"]
+LAYOUTS = ("nn", "nt", "tn", "tt")
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+PAIRS = ((F16, F16), (F16, F32), (BF16, BF16), (BF16, F32))
+ROUNDOFF = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-24}
+
+EDGES = [
+    (1, 1, 1),
+    (1, 17, 2),
+    (2, 3, 7),
+    (3, 1, 64),
+    (7, 129, 8),
+    (8, 8, 15),
+    (15, 33, 16),
+    (16, 16, 17),
+    (17, 31, 31),
+    (31, 63, 32),
+    (32, 65, 33),
+    (33, 32, 63),
+    (63, 2, 65),
+    (64, 64, 1),
+    (65, 127, 127),
+    (127, 7, 128),
+    (128, 128, 129),
+    (129, 15, 3),
+    (100, 100, 100),
+    (127, 129, 65),
+    (255, 1, 255),
+    (1, 257, 256),
+    (256, 255, 257),
+    (257, 256, 31),
+    (101, 103, 107),
+]
+
+LARGE = [
+    (1024, 1024, 1024),
+    (4096, 128, 4096),
+    (16, 4096, 4096),
+    (1, 8192, 512),
+    (2000, 2056, 1000),
+    (640, 3072, 8192),
+    (4104, 4096, 72),
+    (64, 14336, 512),
+    (70_000, 64, 64),
+    (64, 70_000, 64),
+]
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype, letter: str, fill: str = "normal"):
+    """A matrix inside a larger buffer of NaN, rows at 16-byte multiples, in storage order
+    ``letter`` (n: row-major, t: column-major)."""
+    outer, inner = (rows, columns) if letter == "n" else (columns, rows)
+    pitch = -(-inner // 8) * 8 + 8
+    buffer = torch.full((outer + 1, pitch), float("nan"), dtype=dtype, device=DEVICE)
+    view = buffer[:outer, :inner]
+    if fill == "normal":
+        view.copy_(torch.randn(outer, inner, device=DEVICE))
+    elif fill == "integers":
+        most = 8
+        view.copy_(torch.randint(-most, most + 1, (outer, inner), device=DEVICE))
+    return view if letter == "n" else view.mT
+
+
+def small(name: str) -> dict[str, int]:
+    """A plan of small tiles, so that small problems have many."""
+    config = {
+        "BLOCK_M": 32,
+        "BLOCK_N": 32,
+        "BLOCK_K": 32,
+        "GROUP_M": 2,
+        "FLATTEN": 0,
+        "NUM_STAGES": 3,
+        "NUM_WARPS": 4,
+    }
+    problem = dispatch.problem_of(*(matrix(32, 32, F16, "n") for _ in range(3)))
+    return {key: config[key] for key in dispatch.find("triton", name).plan(problem)}
+
+
+def run(name: str, a, b, c, plan: Mapping[str, int] | None = None) -> None:
+    kernel = dispatch.find("triton", name)
+    problem = dispatch.problem_of(a, b, c)
+    reason = kernel.why_not(problem)
+    if reason is not None and CUDA and "compute capability" in reason:
+        pytest.skip(reason)
+    assert reason is None, reason
+    dispatch.load("triton", name)(a, b, c, **(plan or kernel.plan(problem)))
+
+
+def assert_right(a, b, c) -> None:
+    """Both checks of a result: every element within its error bound."""
+    a, b = a.double().cpu(), b.double().cpu()
+    exact, magnitude = a @ b, a.abs() @ b.abs()
+    bound = 2 * a.shape[1] ** 0.5 * 2.0**-23 * magnitude
+    bound += ROUNDOFF[c.dtype] * exact.abs() + 2.0**-25
+    error = (c.double().cpu() - exact).abs()
+    assert bool((error <= bound).all()), f"worst error over bound: {(error / bound).max():.3g}"
+
+
+def assert_outside_untouched(c) -> None:
+    """C is a view of a buffer that was all NaN: nothing but the view has numbers in it."""
+    size = c.untyped_storage().nbytes() // c.element_size()
+    buffer = torch.as_strided(c, (size,), (1,), 0)
+    written = int((~buffer.isnan()).sum())
+    assert written == c.numel()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(2)
+
+
+@pytest.mark.parametrize("size", EDGES, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("name", RUNGS)
+def test_edge_sizes(name, size):
+    (M, N, K), turn = size, EDGES.index(size) + RUNGS.index(name)
+    dtype_in, dtype_out = PAIRS[turn % 4]
+    layout = LAYOUTS[turn // 4 % 4] + "nt"[turn % 2]
+    a = matrix(M, K, dtype_in, layout[0])
+    b = matrix(K, N, dtype_in, layout[1])
+    c = matrix(M, N, dtype_out, layout[2], "nan")
+    run(name, a, b, c)
+    assert_right(a, b, c)
+    assert_outside_untouched(c)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}".replace("torch.", ""))
+@pytest.mark.parametrize("layout", [x + y for x, y in itertools.product(LAYOUTS, "nt")])
+@pytest.mark.parametrize("name", RUNGS)
+def test_layouts_and_dtypes(name, layout, pair):
+    M, N, K = 72, 40, 80
+    a = matrix(M, K, pair[0], layout[0], "integers")
+    b = matrix(K, N, pair[0], layout[1], "integers")
+    c = matrix(M, N, pair[1], layout[2], "nan")
+    run(name, a, b, c, small(name))
+    exact = (a.double().cpu() @ b.double().cpu()).to(pair[1])
+    assert torch.equal(c.cpu(), exact)
+    assert_outside_untouched(c)
+
+
+@pytest.mark.parametrize("size", [(128, 320, 64), (320, 128, 33), (161, 97, 31), (32, 352, 32)])
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_tile_is_visited(name, size):
+    """Tile rows that are no multiple of GROUP_M, more tiles than persistent programs."""
+    M, N, K = size
+    a, b = matrix(M, K, F16, "n", "integers"), matrix(K, N, F16, "t", "integers")
+    c = matrix(M, N, F32, "n", "nan")
+    run(name, a, b, c, {**small(name), **({"GROUP_M": 4} if name != "naive" else {})})
+    assert torch.equal(c.cpu(), a.float().cpu() @ b.float().cpu())
+
+
+@pytest.mark.parametrize("steps", [31, 32, 33, 95, 96, 97, 128])
+@pytest.mark.parametrize("name", RUNGS)
+def test_k_around_the_stages(name, steps):
+    a, b = matrix(40, steps, BF16, "n"), matrix(steps, 48, BF16, "n")
+    c = matrix(40, 48, BF16, "n", "nan")
+    run(name, a, b, c, small(name))
+    assert_right(a, b, c)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+@pytest.mark.parametrize("name", POINTER_RUNGS)
+def test_storage_offsets(name, offset):
+    def view(rows, columns, dtype):
+        buffer = torch.randn(rows * columns + offset, device=DEVICE).to(dtype)
+        return buffer[offset:].view(rows, columns)
+
+    a, b, c = view(45, 50, F16), view(50, 37, F16), view(45, 37, F32).fill_(float("nan"))
+    run(name, a, b, c)
+    assert_right(a, b, c)
+
+
+@pytest.mark.parametrize("name", POINTER_RUNGS)
+def test_odd_strides(name):
+    """Steps along both dimensions, stride 0, overlapping rows, a strided output."""
+    a = matrix(80, 120, F16, "n")[::2, ::3]
+    b = torch.as_strided(torch.randn(200, device=DEVICE).half(), (40, 50), (3, 1))
+    c = matrix(80, 100, F16, "n", "nan")[::2, ::2]
+    run(name, a, b, c)
+    assert_right(a, b, c)
+    expanded = torch.randn(1, 50, device=DEVICE).half().expand(40, 50)
+    run(name, a, expanded, c)
+    assert_right(a, expanded, c)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_a_nan_row_makes_that_row_nan(name):
+    a, b = matrix(50, 41, F16, "n"), matrix(41, 40, F16, "n")
+    a[33, 40] = float("nan")
+    c = matrix(50, 40, F32, "n", "nan")
+    run(name, a, b, c, small(name))
+    nan = c.isnan().cpu()
+    assert bool(nan[33].all())
+    assert int(nan.sum()) == 40
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("name", RUNGS)
+def test_infinities(name, dtype):
+    """Inf times 0 is NaN, Inf times a number Inf; the tail of K adds neither."""
+    a, b = matrix(40, 35, dtype, "n"), matrix(35, 40, dtype, "n").fill_(1.0)
+    a[3, 34] = float("inf")
+    b[34, 5] = 0.0
+    c = matrix(40, 40, dtype, "n", "nan")
+    run(name, a, b, c, small(name))
+    c = c.float().cpu()
+    assert bool(c[3, 5].isnan())
+    assert int(c.isnan().sum()) == 1
+    assert bool((c[3, :5] == float("inf")).all())
+    assert int(c.isinf().sum()) == 39
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_float16_overflow_is_inf(name):
+    a = torch.full((16, 16), 100.0, dtype=F16, device=DEVICE)
+    c = torch.empty(16, 16, dtype=F16, device=DEVICE)
+    run(name, a, a, c)
+    assert bool((c == float("inf")).all())
+
+
+@pytest.mark.parametrize("name", POINTER_RUNGS)
+def test_offsets_past_two_to_the_31(name):
+    """A stride times an index past 2^31 elements, over a buffer that is mapped but not touched."""
+    if CUDA and torch.cuda.mem_get_info()[0] < 10 << 30:
+        pytest.skip("needs 10 GiB of free GPU memory")
+    far = 2**30 + 8
+    buffer = torch.empty(3 * far, dtype=F16, device=DEVICE)
+    for shape, strides in (
+        ((3, 16), (far, 1)),
+        ((16, 3), (1, far)),
+        ((2, 40), (1, 2**26 + 8)),
+    ):
+        a = buffer.as_strided(shape, strides)
+        a.copy_(torch.randn(a.shape))
+        b = matrix(a.shape[1], 16, F16, "n")
+        c = matrix(a.shape[0], 16, F32, "n", "nan")
+        run(name, a, b, c, small(name))
+        assert_right(a, b, c)
+    del a
+    c = buffer.as_strided((3, 16), (far, 1)).fill_(float("nan"))
+    a, b = matrix(3, 8, F16, "n"), matrix(8, 16, F16, "n")
+    run(name, a, b, c)
+    assert_right(a, b, c)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_repeated_calls_agree_to_the_bit(name):
+    a, b = matrix(70, 90, BF16, "n"), matrix(90, 50, BF16, "t")
+    first, second = matrix(70, 50, F32, "n", "nan"), matrix(70, 50, F32, "n", "nan")
+    run(name, a, b, first)
+    run(name, a, b, second)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_more_than_65535_rows(name):
+    a, b = torch.ones(65_700, 8, dtype=F16, device=DEVICE), matrix(8, 8, F16, "n")
+    a[65_699] = 2.0
+    c = torch.full((65_700, 8), float("nan"), dtype=F32, device=DEVICE)
+    plan = small(name)
+    run(
+        name, a, b, c, {**plan, "BLOCK_M": 4096, "BLOCK_N": 16, "BLOCK_K": 16} if not CUDA else plan
+    )
+    assert_right(a, b, c)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU, and there is none here")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "size",
+    LARGE,
+    ids=lambda s: "x".join(map(str, s)),
+)
+@pytest.mark.parametrize("name", RUNGS)
+def test_large_sizes_with_the_table(name, size, layout):
+    M, N, K = size
+    for dtype_in, dtype_out in PAIRS:
+        a, b = matrix(M, K, dtype_in, layout[0]), matrix(K, N, dtype_in, layout[1])
+        c = matrix(M, N, dtype_out, "n", "nan")
+        run(name, a, b, c)
+        assert_right(a, b, c)
+        assert_outside_untouched(c)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU, and there is none here")
+def test_a_cached_descriptor_keeps_no_memory_alive():
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        a = torch.randn(1024, 1024, device="cuda", dtype=BF16)
+        c = torch.empty_like(a)
+        run("descriptor", a, a, c)
+        assert_right(a, a, c)
+    del a, c
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU, and there is none here")
+@pytest.mark.parametrize("name", RUNGS)
+def test_graph_capture_and_the_current_stream(name):
+    a, b = matrix(256, 128, F16, "n"), matrix(128, 192, F16, "n")
+    c = matrix(256, 192, F16, "n", "nan")
+    run(name, a, b, c)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(name, a, b, c)
+    a.copy_(torch.randn(256, 128))
+    c.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_right(a, b, c)

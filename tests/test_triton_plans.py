@@ -1,0 +1,183 @@
+"""The Triton rows: plans, refusals, and what a process must have set up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+
+import tcgemm
+from tcgemm import dispatch
+from tcgemm.problem import Problem
+
+plans = import_module("tcgemm.triton_kernels.plans")
+storage = import_module("tcgemm.triton_kernels.storage")
+
+SQUARE = Problem(
+    M=4096,
+    N=4096,
+    K=4096,
+    dtype_in="bfloat16",
+    dtype_out="bfloat16",
+    a_strides=(4096, 1),
+    b_strides=(4096, 1),
+    c_strides=(4096, 1),
+    device="meta",
+    capability=(9, 0),
+)
+DESCRIPTOR = dispatch.find("triton", "descriptor")
+
+
+def fresh(code: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run code in a new process, with TRITON_INTERPRET as given only."""
+    clean = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**clean, **environment}, capture_output=True, text=True
+    )
+
+
+def test_importing_the_ladder_imports_no_triton_and_no_torch():
+    done = fresh(
+        "import sys, tcgemm.triton_kernels as t; assert len(t.KERNELS) == 5;"
+        "assert not {'triton', 'torch'} & set(sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not the default here")
+def test_a_cpu_machine_needs_no_environment_variable():
+    done = fresh(
+        "import torch, tcgemm\n"
+        "a = torch.eye(16, dtype=torch.float16)\n"
+        "for kernel in ('naive', 'descriptor'):\n"
+        "    assert torch.equal(tcgemm.matmul(a, a, backend='triton', kernel=kernel), a)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_triton_imported_too_early_names_the_remedy():
+    done = fresh(
+        "import torch, triton, tcgemm\n"
+        "a = torch.eye(16, dtype=torch.float16)\n"
+        "tcgemm.matmul(a, a, backend='triton', kernel='naive')\n"
+    )
+    assert done.returncode == 1
+    assert "RuntimeError" in done.stderr
+    assert "TRITON_INTERPRET=1 before Python starts" in done.stderr
+
+
+def test_a_machine_with_a_gpu_says_where_to_put_the_operands(monkeypatch):
+    runtime = import_module("tcgemm.triton_kernels.runtime")
+    monkeypatch.setattr(runtime, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(RuntimeError, match=r"\.cuda\(\), or set TRITON_INTERPRET=1"):
+        runtime.check(torch.zeros(1))
+
+
+def test_the_largest_tile_for_large_squares_in_every_layout():
+    for layout, strides in (("nn", (4096, 1)), ("nt", (1, 4096))):
+        problem = replace(SQUARE, b_strides=strides)
+        assert problem.layout == layout
+        config = DESCRIPTOR.plan(problem)
+        assert (config["BLOCK_M"], config["BLOCK_N"]) == (128, 256)
+
+
+@pytest.mark.parametrize("name", ["pipelined", "persistent", "descriptor"])
+def test_few_rows_take_a_small_tile(name):
+    problem = replace(SQUARE, M=16)
+    assert dispatch.find("triton", name).plan(problem)["BLOCK_M"] == 64
+
+
+def test_a_column_major_result_plans_for_its_transpose():
+    thin = replace(SQUARE, M=4096, N=16, b_strides=(1, 4096), c_strides=(1, 4096))
+    wide = replace(SQUARE, M=16, N=4096, a_strides=(4096, 1))
+    assert DESCRIPTOR.plan(thin) == DESCRIPTOR.plan(wide)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"K": 4104, "a_strides": (4104, 1)},
+        {"a_strides": (4097, 1)},
+        {"b_alignment": 2},
+        {"c_strides": (8192, 2)},
+        {"N": 4001},
+    ],
+)
+def test_unaligned_problems_take_a_tile_that_does_not_spill(change):
+    problem = replace(SQUARE, **change)
+    assert not plans.aligned(problem)
+    config = dispatch.find("triton", "pipelined").plan(problem)
+    assert config["BLOCK_M"] * config["BLOCK_N"] <= 128 * 128
+    assert plans.aligned(SQUARE)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"a_strides": (8192, 2)}, r"A has strides \(8192, 2\).* A\.contiguous\(\)"),
+        ({"b_strides": (4100, 1)}, r"B has a row pitch of 4100 elements, 8200 bytes.* 4104"),
+        ({"c_strides": (4097, 1), "dtype_out": "float32"}, r"C .* 4097 elements, 16388 bytes"),
+        ({"a_alignment": 2}, r"A starts at an address that is a multiple of 2 bytes.* 16"),
+        ({"a_strides": (0, 1)}, r"A has rows of 4096 elements every 0, which overlap"),
+        ({"capability": (8, 0)}, r"compute capability 9\.0 and this GPU has 8\.0"),
+    ],
+)
+def test_descriptor_refuses_with_the_numbers(change, sentence):
+    problem = replace(SQUARE, **{"device": "cuda", **change})
+    reason = DESCRIPTOR.why_not(problem)
+    assert reason is not None
+    assert __import__("re").search(sentence, reason), reason
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"a_strides": (1, 4096)},
+        {"a_strides": (1, 8192), "b_strides": (1, 4104), "c_strides": (1, 4096)},
+        {"M": 1, "a_strides": (3, 1), "c_strides": (3, 1)},
+        {"M": 1, "a_strides": (4096, 1), "c_strides": (1, 1)},
+        {"N": 1, "b_strides": (1, 1), "c_strides": (1, 1)},
+        {"K": 1, "a_strides": (1, 1), "b_strides": (4096, 1)},
+        {"dtype_out": "float32", "c_strides": (4100, 1)},
+    ],
+)
+def test_descriptor_accepts(change):
+    assert DESCRIPTOR.why_not(replace(SQUARE, device="cuda", **change)) is None
+
+
+def test_pointer_rungs_refuse_nothing():
+    odd = replace(SQUARE, device="cuda", a_strides=(0, 3), b_strides=(5, 7), a_alignment=2)
+    for name in ("naive", "grouped", "pipelined", "persistent"):
+        assert dispatch.find("triton", name).why_not(odd) is None
+
+
+def test_the_best_rung_falls_back_to_pointers_and_says_why_by_name():
+    a, b = torch.ones(8, 9, dtype=torch.float16), torch.ones(9, 8, dtype=torch.float16)
+    problem = dispatch.problem_of(a, b, a.new_empty(8, 8))
+    assert dispatch.choose(problem, "triton").name == "persistent"
+    with pytest.raises(tcgemm.UnsupportedError, match="pitch of 9 elements, 18 bytes"):
+        dispatch.choose(problem, "triton", "descriptor")
+
+
+def test_every_table_ends_without_conditions_and_covers_every_rung():
+    tables = plans.tables()
+    assert {"sm80", "sm90", "nvidia-h200"} <= set(tables)
+    for name, rungs in tables.items():
+        wanted = {row.name for row in dispatch.ladder("triton")}
+        assert set(rungs) == wanted - ({"descriptor"} if name == "sm80" else set())
+        for rows in rungs.values():
+            assert not rows[-1].get("when")
+
+
+def test_fit_gives_up_stages_first_then_depth():
+    config = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "NUM_STAGES": 4}
+    assert plans.fit("pipelined", config, "bfloat16", 232_448) == config
+    assert plans.fit("pipelined", config, "bfloat16", 166_912)["NUM_STAGES"] == 3
+    tight = plans.fit("descriptor", config, "float32", 101_376)
+    assert (tight["NUM_STAGES"], tight["BLOCK_K"]) == (2, 16)
