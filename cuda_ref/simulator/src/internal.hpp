@@ -28,7 +28,7 @@ constexpr int MAX_MMA_KINDS = 12;
 constexpr int MAX_GUARDS = 62;
 constexpr int MAX_FRAMES = 12;
 
-// ---- what Python passes and reads: plain C layout, mirrored by ctypes in __init__.py ----
+// What Python passes and reads: plain C layout, mirrored by ctypes in __init__.py.
 
 struct OperandRequest {
   void* data;
@@ -113,7 +113,7 @@ struct Result {
   uint64_t image_base;
 };
 
-// ---- the processes ----
+// The processes.
 
 struct Worker {
   pid_t pid;
@@ -161,7 +161,7 @@ extern Worker* worker;
 extern Operand operands[3];
 extern int32_t* c_writers;  // per element of C: 1 + the block that wrote it, 0: none
 
-// ---- the threads of the block that runs ----
+// The threads of the block that runs.
 
 enum class State : uint8_t { ready, meeting, barrier, named_barrier, waiting, done };
 
@@ -254,7 +254,7 @@ void multiply(const Thread* lanes);
 void multiply_ptx(const Thread* lanes);
 void exchange_ldmatrix(const Thread* lanes);
 
-// ---- observation; each is called only where OBSERVE is true ----
+// Observation; each is called only where OBSERVE is true.
 
 namespace observe {
 void start_run();
