@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -106,6 +107,14 @@ def test_one_worker_and_many_give_the_same_bits():
         results.append(c)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def test_two_threads_at_once():
+    cases = [accuracy.operands(65, 33, 40, torch.float16, "nn", "cpu", seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda ab: tcgemm.matmul(*ab, backend="cuda"), cases))
+    for (a, b), c in zip(cases, results, strict=True):
+        assert accuracy.error_ratio(a, b, c) <= 1
 
 
 def test_speed_of_a_small_problem():

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .build import CSRC, library, shared_symbols
+from .build import CSRC, library, lock_of, shared_symbols
 from .findings import Finding, describe
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
@@ -352,7 +352,9 @@ def simulate(
     for i, offset in enumerate(guards[:_MAX_GUARDS]):
         request.guards[i] = offset
     result = _Result()
-    failure = _entry(library_path)(ctypes.byref(request), ctypes.byref(result))
+    # A library runs one request at a time; its blocks use all cores as it is.
+    with lock_of(library_path.name):
+        failure = _entry(library_path)(ctypes.byref(request), ctypes.byref(result))
     if failure:
         why = {-1: "no memory for the operands' copies", -2: "no process could be started"}
         raise SimulationError(

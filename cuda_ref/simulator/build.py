@@ -133,7 +133,8 @@ _locks: dict[str, threading.Lock] = {}
 _locks_guard = threading.Lock()
 
 
-def _lock(key: str) -> threading.Lock:
+def lock_of(key: str) -> threading.Lock:
+    """One lock per key in this process."""
     with _locks_guard:
         return _locks.setdefault(key, threading.Lock())
 
@@ -145,7 +146,7 @@ def _object(source: Path, observed: bool, headers: str, folder: Path) -> Path:
     )  # fmt: skip
     key = _hash(source.read_bytes(), headers, _compiler_version(), *flags)
     final = folder / f"{source.stem}-{key}.o"
-    with _lock(final.name):
+    with lock_of(final.name):
         if not final.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / "made.o"
@@ -212,7 +213,7 @@ def library(source: Path, observed: bool) -> Path:
     beside = b"" if source.parent == CSRC else _folder_bytes(source.parent)
     key = _hash(source.read_bytes(), beside, headers, _compiler_version(), str(source), *flags)
     final = folder / f"{source.stem}-{'observed' if observed else 'plain'}-{key}.so"
-    with _lock(final.name):
+    with lock_of(final.name):
         if not final.exists():
             _build(source, observed, headers, flags, folder, final)
     return final
