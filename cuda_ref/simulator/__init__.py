@@ -126,7 +126,7 @@ class _Mma(ctypes.Structure):
         ("k", ctypes.c_int32),
         ("element_in", ctypes.c_int32),
         ("element_out", ctypes.c_int32),
-        ("wmma", ctypes.c_int32),
+        ("instruction", ctypes.c_int32),
         ("count", ctypes.c_uint64),
     )
 
@@ -416,7 +416,7 @@ def _counts(result: _Result, flop: int) -> Counts:
     mma_flop = 0
     for m in result.mma:
         if m.count:
-            kind = "wmma" if m.wmma else "mma.sync"
+            kind = ("mma.sync", "wmma", "wgmma")[m.instruction]
             types = f"{_ELEMENTS[m.element_in]} -> {_ELEMENTS[m.element_out]}"
             mma[f"{kind} m{m.m}n{m.n}k{m.k} {types}"] = m.count
             mma_flop += 2 * m.m * m.n * m.k * m.count

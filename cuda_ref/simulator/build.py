@@ -18,7 +18,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 CSRC = _HERE.parent / "csrc"
 INCLUDE = _HERE / "include"
-_SOURCES = ("engine.cpp", "tensor.cpp")
+_SOURCES = ("engine.cpp", "tensor.cpp", "hopper.cpp")
 _DYNAMIC_BYTES = 227 * 1024
 
 _COMMON = (
@@ -116,7 +116,9 @@ def _run(command: Sequence[str], what: str) -> None:
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"g++ took more than 300 s over {what}") from None
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        telling = re.compile(r"error|undefined reference|No such file")
+        lines = [line for line in done.stderr.splitlines() if telling.search(line)]
+        lines = lines or [done.stderr]
         raise RuntimeError(
             f"g++ cannot compile {what} for the simulator:\n  "
             + "\n  ".join(lines[:8])

@@ -29,6 +29,7 @@ KINDS = (
     "crash",
     "timeout",
     "bad launch",
+    "not awaited",
 )
 """Names of the kinds, in the order of ``Kind`` in src/internal.hpp."""
 
@@ -37,7 +38,7 @@ _FATAL = {"divergent warp", "deadlock", "crash", "timeout", "wild address", "bad
 _FIRST = (
     "crash", "timeout", "deadlock", "divergent warp", "wild address", "bad launch",
     "divergent barrier", "exited before barrier", "out of bounds", "out of shared memory",
-    "misaligned", "async copy in flight", "writes an input", "written twice", "uninitialised",
+    "misaligned", "async copy in flight", "not awaited", "writes an input", "written twice", "uninitialised",
     "race", "not written", "none",
 )  # fmt: skip
 
@@ -238,6 +239,8 @@ def _finding(
                 name = "no signal"
             at_address = f" at address {f.offset:#x}" if f.offset else ""
             text = f"the kernel crashed with {name}{at_address}{at}, {who}"
+        case "not awaited":
+            text = f"{who} returns, and nobody has waited for its warp's wgmma{at}"
         case "timeout":
             text = f"the kernel did not end in the time allowed and was stopped{at}, {who}"
         case _:

@@ -35,6 +35,7 @@ extern dim3 block_dim, grid_dim;
 // Arguments of one lane at a warp-wide operation. `kind` tells operations apart.
 enum class Meeting : int32_t {
   sync_warp, shuffle, vote, load_matrix, store_matrix, mma, ldmatrix, mma_ptx,
+  custom,
 };
 
 void sync_threads(Site site);

@@ -17,6 +17,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "hopper.hpp"
 #include "runtime.hpp"
 #include "types.hpp"
 #include "wmma.hpp"
@@ -29,6 +30,7 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __cluster_dims__(...)
 #define __constant__ static
 #define __restrict__ __restrict
 #define __align__(n) __attribute__((aligned(n)))
@@ -57,6 +59,16 @@ inline const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+// Few enough that a persistent kernel's blocks have several tiles at small sizes.
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 4;
+  return cudaSuccess;
+}
 
 #define threadIdx (::tcgemm::simulator::current_indices->thread)
 #define blockIdx (::tcgemm::simulator::block_index)

@@ -57,6 +57,7 @@ const Launch* launch_now;
 int alive, at_barrier;
 int barrier_sum, barrier_result;
 bool abandoned;
+bool on_thread;  // a coroutine runs, not the scheduler
 uint64_t random_state;
 
 struct NamedBarrier {
@@ -132,6 +133,7 @@ static void yield_thread() { tcgemm_switch(&current->sp, scheduler_sp); }
 void abandon_block() {
   abandoned = true;
   control->stop.store(1);
+  if (!on_thread) _exit(0);  // the scheduler found it, and has nobody to return to
   void* nowhere;
   tcgemm_switch(&nowhere, scheduler_sp);
   __builtin_unreachable();
@@ -209,6 +211,7 @@ static void thread_entry() {
   if (!t.copies.empty()) land(t, t.copies.size());
   t.groups.clear();
   t.uncommitted = 0;
+  hopper_end_thread(t);
   t.state = State::done;
   warps[t.warp].exited |= 1u << t.lane;
   if (--alive > 0 && at_barrier == alive) {
@@ -377,6 +380,7 @@ void carry_out(Thread& t) {
       if constexpr (OBSERVE) observe::ldmatrix_access(lanes);
       exchange_ldmatrix(lanes);
       break;
+    case Meeting::custom: t.act(lanes); break;
   }
 }
 
@@ -422,7 +426,8 @@ void meet(Meeting kind, uint32_t mask, void* arguments, Site site, uint64_t pc) 
   for (int l = 0; l < 32; ++l) {
     Thread& other = lanes_of(t.warp)[l];
     if (!(mask >> l & 1)) continue;
-    if (other.meeting != kind || (OBSERVE && request.check && other.site.line != site.line))
+    if (other.meeting != kind || (kind == Meeting::custom && other.act != t.act) ||
+        (OBSERVE && request.check && other.site.line != site.line))
       diverged(t, other);
   }
   if (mask == w.present) {
@@ -435,6 +440,11 @@ void meet(Meeting kind, uint32_t mask, void* arguments, Site site, uint64_t pc) 
 }
 
 }  // namespace
+
+void meet_warp(void (*act)(Thread*), void* arguments, Site site, uint64_t pc) {
+  current->act = act;
+  meet(Meeting::custom, ~0u, arguments, site, pc);
+}
 
 __attribute__((noinline)) void sync_warp(unsigned mask, Site site) {
   meet(Meeting::sync_warp, mask, nullptr, site, CALLER);
@@ -565,7 +575,9 @@ bool run_warp(int w) {
       ran = any = true;
       current = &t;
       current_indices = &t.indices;
+      on_thread = true;
       tcgemm_switch(&scheduler_sp, t.sp);
+      on_thread = false;
       current = nullptr;
       if (abandoned) return true;
     }
@@ -643,6 +655,7 @@ void run_block(uint64_t index) {
   alive = thread_count;
   at_barrier = barrier_sum = 0;
   std::memset(named_barriers, 0, sizeof(named_barriers));
+  hopper_start_block();
   if constexpr (OBSERVE) observe::start_block();
 
   int order[MAX_WARPS];

@@ -55,7 +55,7 @@ struct Request {
 enum class Kind : int32_t {
   none, out_of_bounds, misaligned, uninitialised, race, async_in_flight, not_written, written_twice,
   writes_input, wild, shared_bounds, divergent_barrier, exited_before_barrier, divergent_warp,
-  deadlock, crash, timeout, bad_launch,
+  deadlock, crash, timeout, bad_launch, not_awaited,
 };
 
 struct Position {
@@ -85,7 +85,7 @@ struct Counters {
 };
 
 struct MmaCount {
-  int32_t m, n, k, in, out, wmma;
+  int32_t m, n, k, in, out, instruction;
   uint64_t count;
 };
 
@@ -183,6 +183,7 @@ struct Thread {
   Meeting meeting;
   uint32_t mask;
   void* arguments;
+  void (*act)(Thread* lanes);  // at a meeting of kind custom
   Site site;
   uint64_t pc;
   bool (*ready)(void*);
@@ -254,6 +255,13 @@ void multiply(const Thread* lanes);
 void multiply_ptx(const Thread* lanes);
 void exchange_ldmatrix(const Thread* lanes);
 
+// A meeting of the whole warp at which the last lane calls act(lanes).
+void meet_warp(void (*act)(Thread* lanes), void* arguments, Site site, uint64_t pc);
+
+// hopper.cpp: what is asynchronous belongs to a block, or to a thread.
+void hopper_start_block();
+void hopper_end_thread(Thread& thread);
+
 // Observation; each is called only where OBSERVE is true.
 
 namespace observe {
@@ -264,11 +272,23 @@ void end_block();
 void converge(int warp);
 void order_warp(int warp);
 void order_block(uint64_t warp_mask);
-void count_mma(int m, int n, int k, Element in, Element out, bool wmma);
+// instruction: 0 mma.sync, 1 wmma, 2 wgmma.
+void count_mma(int m, int n, int k, Element in, Element out, int instruction);
 void matrix_access(const Thread* lanes, bool store);
 void ldmatrix_access(const Thread* lanes);
 void async_issued(const Copy& copy);
 void async_lands(const Copy& copy);
+// By the running thread.
+void shared_read(char* address, int bytes, uint64_t pc);
+void shared_write(char* address, int bytes, uint64_t pc);
+void async_write_begins(char* to, int bytes, uint64_t pc);
+void async_read_begins(char* from, int bytes, uint64_t pc);
+void async_read_ends(char* from, int bytes, uint64_t pc);
+// A contiguous part of a bulk copy.
+void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc);
+// What the warp did so far is ordered before what whoever acquires `clocks` does next.
+void release(int warp, int64_t* clocks);
+void acquire(int warp, const int64_t* clocks);
 void end_run();  // in the leader, after all workers have ended
 }  // namespace observe
 

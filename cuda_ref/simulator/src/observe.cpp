@@ -428,7 +428,8 @@ void start_run() {
   if (request.check && c_writers)
     std::memset(c_writers, 0, static_cast<size_t>(operands[2].rows * operands[2].cols) * 4);
   if (!request.count || request.l2_bytes <= 0) return;
-  const size_t bytes = static_cast<size_t>(MAX_WORKERS) * TRACE_ENTRIES * 4;
+  const size_t bytes =
+      static_cast<size_t>(std::min(request.workers, MAX_WORKERS)) * TRACE_ENTRIES * 4;
   void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                    MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   void* table = mmap(nullptr, block_total * sizeof(BlockTrace), PROT_READ | PROT_WRITE,
@@ -543,8 +544,8 @@ void order_block(uint64_t warp_mask) {
   }
 }
 
-void count_mma(int m, int n, int k, Element in, Element out, bool wmma) {
-  const MmaCount kind{m, n, k, static_cast<int32_t>(in), static_cast<int32_t>(out), wmma, 0};
+void count_mma(int m, int n, int k, Element in, Element out, int instruction) {
+  const MmaCount kind{m, n, k, static_cast<int32_t>(in), static_cast<int32_t>(out), instruction, 0};
   for (MmaCount& c : worker->mma) {
     if (c.count && std::memcmp(&c, &kind, offsetof(MmaCount, count)) != 0) continue;
     const uint64_t count = c.count + 1;
@@ -639,6 +640,74 @@ void async_issued(const Copy& copy) {
   ++worker->counters.async_copies;
   if (operand >= 0) log(t, from, copy.source_bytes, false, static_cast<uint8_t>(operand), copy.pc);
   log(t, copy.to, copy.bytes, true, SHARED, copy.pc);
+}
+
+void shared_read(char* address, int bytes, uint64_t pc) {
+  if (!shared_exists(address, bytes, false, pc)) return;
+  if (request.check) check_shared(*current, address, bytes, false, pc);
+}
+
+void shared_write(char* address, int bytes, uint64_t pc) {
+  if (!shared_exists(address, bytes, true, pc)) return;
+  if (request.check) {
+    if (reinterpret_cast<uintptr_t>(address) % 16) misaligned(pc, -1, address, bytes, true);
+    check_shared(*current, address, bytes, true, pc);
+  }
+  log(*current, address, bytes, true, SHARED, pc);
+}
+
+void async_write_begins(char* to, int bytes, uint64_t pc) {
+  if (!shared_exists(to, bytes, true, pc) || !request.check) return;
+  check_shared(*current, to, bytes, true, pc);
+  const size_t first = static_cast<size_t>(to - shared_low) >> granule_shift;
+  for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i) {
+    cells[i].in_flight = epoch_of(*current);
+    cells[i].in_flight_pc = static_cast<uint32_t>(pc);
+  }
+}
+
+// Until the read has ended, no clock orders a write after it.
+void async_read_begins(char* from, int bytes, uint64_t pc) {
+  if (!shared_exists(from, bytes, false, pc) || !request.check) return;
+  check_shared(*current, from, bytes, false, pc);
+  const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
+  for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
+    cells[i].reader |= 0x7ffffc00u;
+}
+
+void async_read_ends(char* from, int bytes, uint64_t pc) {
+  if (!shared_exists(from, bytes, false, pc) || !request.check) return;
+  const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
+  for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
+    cells[i].reader = epoch_of(*current);
+}
+
+void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc) {
+  char* at = const_cast<char*>(address);
+  const int operand = operand_at(at);
+  if (operand < 0) wild(at, static_cast<int>(bytes), write, pc);
+  if (request.check) check_global(operand, at, static_cast<int>(bytes), write, pc);
+  if (!request.count) return;
+  const uint64_t base = reinterpret_cast<uint64_t>(operands[operand].map);
+  const uint64_t low = (reinterpret_cast<uint64_t>(at) - base) / 32;
+  const uint64_t high = (reinterpret_cast<uint64_t>(at) + static_cast<uint64_t>(bytes) - 1 - base) / 32;
+  Counters& c = worker->counters;
+  c.global_bytes[write] += static_cast<uint64_t>(bytes);
+  c.global_sectors[write] += high - low + 1;
+  c.operand_bytes[operand] += static_cast<uint64_t>(bytes);
+  c.operand_sectors[operand] += high - low + 1;
+  for (uint64_t s = low; s <= high; ++s) trace(operands[operand].first_sector + s, write);
+}
+
+void release(int warp, int64_t* clocks) {
+  for (int u = 0; u < warp_count; ++u) clocks[u] = std::max(clocks[u], seen[warp][u]);
+  clocks[warp] = std::max(clocks[warp], warp_clock[warp]);
+  ++warp_clock[warp];
+}
+
+void acquire(int warp, const int64_t* clocks) {
+  for (int u = 0; u < warp_count; ++u)
+    if (u != warp) seen[warp][u] = std::max(seen[warp][u], clocks[u]);
 }
 
 void async_lands(const Copy& copy) {
@@ -839,3 +908,42 @@ HOOK __tsan_func_entry(void*) {}
 HOOK __tsan_func_exit() {}
 HOOK __tsan_vptr_update(void**, void*) {}
 HOOK __tsan_vptr_read(void**) {}
+
+// Atomic operations, of host code for the most part: carried out, neither checked nor counted.
+#define ATOMIC_HOOKS(BITS)                                                                     \
+  using Atomic##BITS = uint##BITS##_t;                                                         \
+  ATOMIC_HOOK(Atomic##BITS) __tsan_atomic##BITS##_load(Atomic##BITS* p, int) {                 \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                               \
+  }                                                                                            \
+  ATOMIC_HOOK(void) __tsan_atomic##BITS##_store(Atomic##BITS* p, Atomic##BITS v, int) {        \
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                  \
+  }                                                                                            \
+  ATOMIC_HOOK(Atomic##BITS) __tsan_atomic##BITS##_exchange(Atomic##BITS* p, Atomic##BITS v,    \
+                                                           int) {                              \
+    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                        \
+  }                                                                                            \
+  ATOMIC_HOOK(Atomic##BITS) __tsan_atomic##BITS##_fetch_add(Atomic##BITS* p, Atomic##BITS v,   \
+                                                            int) {                             \
+    return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                         \
+  }                                                                                            \
+  ATOMIC_HOOK(Atomic##BITS) __tsan_atomic##BITS##_fetch_sub(Atomic##BITS* p, Atomic##BITS v,   \
+                                                            int) {                             \
+    return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                         \
+  }                                                                                            \
+  ATOMIC_HOOK(int) __tsan_atomic##BITS##_compare_exchange_strong(                              \
+      Atomic##BITS* p, Atomic##BITS* expected, Atomic##BITS v, int, int) {                     \
+    return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST,                \
+                                       __ATOMIC_SEQ_CST);                                      \
+  }                                                                                            \
+  ATOMIC_HOOK(int) __tsan_atomic##BITS##_compare_exchange_weak(                                \
+      Atomic##BITS* p, Atomic##BITS* expected, Atomic##BITS v, int, int) {                     \
+    return __atomic_compare_exchange_n(p, expected, v, true, __ATOMIC_SEQ_CST,                 \
+                                       __ATOMIC_SEQ_CST);                                      \
+  }
+#define ATOMIC_HOOK(T) extern "C" __attribute__((visibility("default"), noinline)) T
+ATOMIC_HOOKS(8)
+ATOMIC_HOOKS(16)
+ATOMIC_HOOKS(32)
+ATOMIC_HOOKS(64)
+HOOK __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+HOOK __tsan_atomic_signal_fence(int) {}

@@ -169,7 +169,7 @@ void multiply_as(const Thread* lanes) {
       put(arguments.out, arguments.d, e, cm[map.row[l][e] * a_kind.n + map.col[l][e]]);
   }
   if constexpr (OBSERVE)
-    observe::count_mma(a_kind.m, a_kind.n, a_kind.k, a_kind.element, first.out, true);
+    observe::count_mma(a_kind.m, a_kind.n, a_kind.k, a_kind.element, first.out, 1);
 }
 
 template <typename Sum>
@@ -197,7 +197,7 @@ void multiply_ptx_as(const Thread* lanes) {
     for (int e = 0; e < 4; ++e)
       put(g.accumulator, g.d, e, c[(l / 4 + e / 2 * 8) * 8 + l % 4 * 2 + e % 2]);
   }
-  if constexpr (OBSERVE) observe::count_mma(16, 8, k, first.in, first.accumulator, false);
+  if constexpr (OBSERVE) observe::count_mma(16, 8, k, first.in, first.accumulator, 0);
 }
 
 }  // namespace
