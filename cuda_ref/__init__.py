@@ -36,7 +36,8 @@ def _row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> di
         "adds": adds,
         "pairs": PAIRS,
         "capability": capability,
-        "devices": ("cuda", "cpu"),
+        # The simulator has one block per cluster: Hopper's rungs stay on the GPU.
+        "devices": ("cuda", "cpu") if capability < (9, 0) else ("cuda",),
         "plan": partial(_plan, name),
         **limits,
     }

@@ -38,8 +38,8 @@ _FATAL = {"divergent warp", "deadlock", "crash", "timeout", "wild address", "bad
 _FIRST = (
     "crash", "timeout", "deadlock", "divergent warp", "wild address", "bad launch",
     "divergent barrier", "exited before barrier", "out of bounds", "out of shared memory",
-    "misaligned", "async copy in flight", "not awaited", "writes an input", "written twice", "uninitialised",
-    "race", "not written", "none",
+    "misaligned", "async copy in flight", "not awaited", "writes an input", "written twice",
+    "uninitialised", "race", "not written", "none",
 )  # fmt: skip
 
 
