@@ -57,6 +57,8 @@ class Kernel:
     """The limits that ``refuse`` enforces, in words."""
     refuse: Callable[[Problem], str | None] = field(default=lambda problem: None)
     """A sentence with the numbers where shape, strides or alignment do not fit, else None."""
+    yields: Callable[[Problem], bool] = field(default=lambda problem: False)
+    """Whether a lower rung was measured faster: then it is chosen by name only."""
     plan: Callable[[Problem], Mapping[str, int | str]] = field(default=lambda problem: {})
     """How the kernel would run the problem: keyword arguments of the callable."""
     deterministic: bool = True
@@ -121,7 +123,7 @@ def load(backend: str, kernel: str) -> Callable[..., None]:
 
 
 def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
-    """The named kernel, or the highest rung that accepts the problem.
+    """The named kernel, or the highest rung that accepts the problem and does not yield.
 
     Raises UnsupportedError with every reason and, for a named kernel, what would work.
     """
@@ -139,11 +141,17 @@ def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
         )
         raise UnsupportedError(f"{row.full_name} refuses {problem}: {reason}; {cure}")
     reasons = []
+    yielding = None
     for row in reversed(rows):
         reason = row.why_not(problem)
-        if reason is None:
+        if reason is not None:
+            reasons.append(f"{row.name}: {reason}")
+        elif not row.yields(problem):
             return row
-        reasons.append(f"{row.name}: {reason}")
+        else:
+            yielding = yielding or row
+    if yielding is not None:
+        return yielding
     raise UnsupportedError(
         f"no kernel of {backend} takes {problem}; {_elsewhere(problem, backend)}\n  "
         + "\n  ".join(reasons)
@@ -185,7 +193,7 @@ def matmul(
         backend: "triton", "cuda" or "cublas"; by default the environment variable
             TCGEMM_BACKEND, or "triton".
         kernel: a rung by name (see ``tcgemm.kernels()``); by default the highest rung of the
-            backend that accepts the problem.
+            backend that accepts the problem, less those measured slower there than a lower one.
         out: C, written in place: [M, N], any strides without overlap, disjoint from A and B.
         out_dtype: dtype of C: that of A (the default) or float32.
 

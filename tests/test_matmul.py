@@ -228,7 +228,7 @@ def test_choice_takes_the_highest_rung_that_accepts(monkeypatch, tmp_path):
         "PAIRS = (('float16', 'float16'),)\n"
         "def row(name, **more):\n"
         "    return dict(name=name, adds='a rung', pairs=PAIRS, devices=('cpu',), **more)\n"
-        "KERNELS = (row('low'), row('high', refuse=refuse))\n"
+        "KERNELS = (row('low'), row('high', refuse=refuse, yields=lambda p: p.N == 9))\n"
         "def load(name):\n"
         "    return lambda a, b, c: c.fill_({'low': 1, 'high': 2}[name])\n"
     )
@@ -237,6 +237,8 @@ def test_choice_takes_the_highest_rung_that_accepts(monkeypatch, tmp_path):
     arguments = {"backend": "stand_in"}
     assert (tcgemm.matmul(*operands(M=16), **arguments) == 2).all()
     assert (tcgemm.matmul(*operands(M=17), **arguments) == 1).all()
+    assert (tcgemm.matmul(*operands(M=16, N=9), **arguments) == 1).all()
+    assert (tcgemm.matmul(*operands(M=16, N=9), kernel="high", **arguments) == 2).all()
     with pytest.raises(UnsupportedError) as caught:
         tcgemm.matmul(*operands(M=17), kernel="high", **arguments)
     assert "M=17 is no multiple of 16" in str(caught.value)

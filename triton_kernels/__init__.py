@@ -41,13 +41,14 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "grouped", "tiles visited in bands of GROUP_M tile rows, so that L2 serves what is shared"
     ),
     _row("pipelined", "loads of NUM_STAGES - 1 later K steps in flight; the tile from a table"),
-    _row("persistent", "one program per SM loops over tiles"),
+    _row("persistent", "one program per SM loops over tiles", yields=plans.few_rows),
     _row(
         "descriptor",
         "blocks copied by the TMA unit through tensor descriptors; C stored in halves",
         capability=(9, 0),
         shapes="A, B and C with one stride of 1, rows and addresses in multiples of 16 bytes",
         refuse=plans.refuse_descriptor,
+        yields=plans.few_rows,
     ),
 )
 
