@@ -10,6 +10,7 @@ import typer
 from .bench.command import bench
 from .errors import TcgemmError
 from .report.command import report
+from .simulate import simulate
 
 app = typer.Typer(
     name="tcgemm",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command("bench")(bench)
 app.command("report")(report)
+app.command("simulate")(simulate)
 
 
 @app.command("kernels")

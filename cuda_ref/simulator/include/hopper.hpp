@@ -1,0 +1,127 @@
+// Hopper's instructions on a CPU: the names of csrc/sm90.cuh and csrc/wgmma.cuh. Clusters have one
+// block.
+//
+// What is asynchronous happens as late as it may: a bulk load when somebody waits for its barrier,
+// a wgmma at the wait for its group, a bulk store when its issuer waits or returns. A wait that is
+// missing therefore shows in every order.
+#pragma once
+
+#include "runtime.hpp"
+
+// As large and as aligned as the driver's.
+struct __attribute__((aligned(64))) CUtensorMap {
+  void* data;
+  uint64_t inner, outer, pitch_bytes;  // extents in elements
+  uint32_t box_inner, box_outer, item_bytes;
+  uint32_t unused[21];
+};
+static_assert(sizeof(CUtensorMap) == 128);
+
+namespace tcgemm::simulator {
+
+void mbarrier_init(uint32_t barrier, uint32_t count);
+void mbarrier_arrive(uint32_t barrier, uint32_t transaction_bytes, Site site);
+void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site);
+
+// A box of the tensor to shared memory with the 128-byte swizzle, zeros outside the tensor; its
+// bytes count towards the barrier when it lands.
+void bulk_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int inner, int outer,
+               Site site);
+void bulk_store(const CUtensorMap* map, uint32_t shared, int inner, int outer, Site site);
+void bulk_commit();
+void bulk_wait_read(int pending);
+
+// The running warp's 16 rows of D[64, n] += A[64, 16] B[16, n]; d: n / 2 floats of each lane.
+void wgmma(Element element, int n, bool a_mn_major, bool b_mn_major, float* d, uint64_t a,
+           uint64_t b, bool accumulate, Site site);
+void wgmma_commit(Site site);
+void wgmma_wait(int pending, Site site);
+
+void stmatrix(uint32_t row, const uint32_t* registers, int count, Site site);
+
+}  // namespace tcgemm::simulator
+
+namespace tcgemm::sm90 {
+
+inline uint32_t shared_address(const void* pointer) { return simulator::shared_address(pointer); }
+
+inline void mbarrier_init(uint32_t barrier, uint32_t count) {
+  simulator::mbarrier_init(barrier, count);
+}
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive(uint32_t barrier, TCGEMM_HERE) {
+  simulator::mbarrier_arrive(barrier, 0, site);
+}
+inline void mbarrier_arrive_cluster(uint32_t barrier, uint32_t, TCGEMM_HERE) {
+  simulator::mbarrier_arrive(barrier, 0, site);
+}
+inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes, TCGEMM_HERE) {
+  simulator::mbarrier_arrive(barrier, bytes, site);
+}
+inline void mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity, TCGEMM_HERE) {
+  simulator::mbarrier_wait(barrier, parity, site);
+}
+
+inline void prefetch_tensormap(const CUtensorMap*) {}
+inline void cp_async_bulk_tensor_2d(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
+                                    int inner, int outer, TCGEMM_HERE) {
+  simulator::bulk_load(shared, map, barrier, inner, outer, site);
+}
+inline void cp_async_bulk_tensor_2d_multicast(uint32_t shared, const CUtensorMap* map,
+                                              uint32_t barrier, int inner, int outer, uint16_t,
+                                              TCGEMM_HERE) {
+  simulator::bulk_load(shared, map, barrier, inner, outer, site);
+}
+inline void tma_store_2d(const CUtensorMap* map, uint32_t shared, int inner, int outer,
+                         TCGEMM_HERE) {
+  simulator::bulk_store(map, shared, inner, outer, site);
+}
+inline void fence_proxy_async() {}
+inline void cp_async_bulk_commit_group() { simulator::bulk_commit(); }
+template <int PENDING>
+inline void cp_async_bulk_wait_group_read() {
+  simulator::bulk_wait_read(PENDING);
+}
+
+template <int REGISTERS>
+inline void setmaxnreg_inc() {}
+template <int REGISTERS>
+inline void setmaxnreg_dec() {}
+inline void bar_sync(uint32_t barrier, uint32_t threads, TCGEMM_HERE) {
+  simulator::sync_named(static_cast<int>(barrier), static_cast<int>(threads), site);
+}
+inline void stmatrix_x4(uint32_t shared, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3,
+                        TCGEMM_HERE) {
+  const uint32_t registers[4] = {m0, m1, m2, m3};
+  simulator::stmatrix(shared, registers, 4, site);
+}
+inline uint32_t cluster_ctarank() { return 0; }
+inline void barrier_cluster_arrive() {}
+inline void barrier_cluster_wait(TCGEMM_HERE) { simulator::sync_threads(site); }
+
+enum class Major { K, MN };
+
+inline void wgmma_fence() {}
+inline void wgmma_commit_group(TCGEMM_HERE) { simulator::wgmma_commit(site); }
+template <int PENDING>
+inline void wgmma_wait_group(TCGEMM_HERE) {
+  simulator::wgmma_wait(PENDING, site);
+}
+template <typename In>
+constexpr simulator::Element wgmma_element() {
+  return std::is_same_v<In, __half> ? simulator::Element::f16 : simulator::Element::bf16;
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate,
+                             TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 128, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, bool accumulate,
+                             TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 256, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+
+}  // namespace tcgemm::sm90

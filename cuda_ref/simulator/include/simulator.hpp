@@ -1,0 +1,219 @@
+// CUDA on a CPU: what a .cu file needs in place of CUDA's headers. The kernel is compiled by g++;
+// its launch goes to tcgemm::launch below.
+#pragma once
+
+// Before the macros below, which the standard headers would trip over.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cassert>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "hopper.hpp"
+#include "runtime.hpp"
+#include "types.hpp"
+#include "wmma.hpp"
+
+#define __CUDA_ARCH__ 800
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __cluster_dims__(...)
+#define __constant__ static
+#define __restrict__ __restrict
+#define __align__(n) __attribute__((aligned(n)))
+// g++ takes no alignas behind a storage class, nvcc does.
+#define alignas(n) __attribute__((aligned(n)))
+// One copy per process, and a process runs one block at a time.
+#define __shared__ thread_local
+
+using std::max;
+using std::min;
+
+using cudaStream_t = void*;
+using cudaError_t = int;
+enum : int {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorNotSupported = 801,
+};
+inline const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorNotSupported: return "operation not supported";
+    default: return "invalid argument";
+  }
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+// Few enough that a persistent kernel's blocks have several tiles at small sizes.
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 4;
+  return cudaSuccess;
+}
+
+#define threadIdx (::tcgemm::simulator::current_indices->thread)
+#define blockIdx (::tcgemm::simulator::block_index)
+#define blockDim (::tcgemm::simulator::block_dim)
+#define gridDim (::tcgemm::simulator::grid_dim)
+constexpr int warpSize = 32;
+
+inline void __syncthreads(TCGEMM_HERE) { tcgemm::simulator::sync_threads(site); }
+inline int __syncthreads_count(int predicate, TCGEMM_HERE) {
+  return tcgemm::simulator::sync_threads_count(predicate, site);
+}
+inline int __syncthreads_or(int predicate, TCGEMM_HERE) {
+  return tcgemm::simulator::sync_threads_count(predicate, site) != 0;
+}
+inline int __syncthreads_and(int predicate, TCGEMM_HERE) {
+  return tcgemm::simulator::sync_threads_count(!predicate, site) == 0;
+}
+inline void __syncwarp(unsigned mask = 0xffffffff, TCGEMM_HERE) {
+  tcgemm::simulator::sync_warp(mask, site);
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+template <typename T>
+inline T __shfl_sync(unsigned mask, T value, int source, int width = 32, TCGEMM_HERE) {
+  int lane = tcgemm::simulator::lane_index();
+  tcgemm::simulator::shuffle(mask, &value, sizeof(T), (lane & -width) | (source & (width - 1)),
+                             site);
+  return value;
+}
+template <typename T>
+inline T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, TCGEMM_HERE) {
+  int lane = tcgemm::simulator::lane_index(), from = lane ^ bits;
+  if ((from & -width) > (lane & -width)) from = lane;
+  tcgemm::simulator::shuffle(mask, &value, sizeof(T), from, site);
+  return value;
+}
+template <typename T>
+inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, TCGEMM_HERE) {
+  int lane = tcgemm::simulator::lane_index(), from = lane + static_cast<int>(delta);
+  if ((from & -width) != (lane & -width)) from = lane;
+  tcgemm::simulator::shuffle(mask, &value, sizeof(T), from, site);
+  return value;
+}
+template <typename T>
+inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, TCGEMM_HERE) {
+  int lane = tcgemm::simulator::lane_index(), from = lane - static_cast<int>(delta);
+  if (from < (lane & -width)) from = lane;
+  tcgemm::simulator::shuffle(mask, &value, sizeof(T), from, site);
+  return value;
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, TCGEMM_HERE) {
+  return tcgemm::simulator::vote(mask, predicate != 0, site);
+}
+inline int __any_sync(unsigned mask, int predicate, TCGEMM_HERE) {
+  return tcgemm::simulator::vote(mask, predicate != 0, site) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, TCGEMM_HERE) {
+  return tcgemm::simulator::vote(mask, predicate == 0, site) == 0;
+}
+inline unsigned __activemask() { return tcgemm::simulator::active_lanes(); }
+
+template <typename T>
+inline T __ldg(const T* p) { return *p; }
+template <typename T>
+inline T __ldcg(const T* p) { return *p; }
+template <typename T>
+inline T __ldca(const T* p) { return *p; }
+template <typename T>
+inline T __ldcs(const T* p) { return *p; }
+template <typename T>
+inline void __stcg(T* p, T v) { *p = v; }
+template <typename T>
+inline void __stcs(T* p, T v) { *p = v; }
+template <typename T>
+inline void __stwt(T* p, T v) { *p = v; }
+
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline int __float2int_rn(float f) { return static_cast<int>(std::nearbyint(f)); }
+inline float __int2float_rn(int i) { return static_cast<float>(i); }
+inline int __dp4a(int a, int b, int c) {
+  uint32_t sum = static_cast<uint32_t>(c);
+  for (int i = 0; i < 4; ++i)
+    sum += static_cast<uint32_t>(int8_t(a >> 8 * i) * int8_t(b >> 8 * i));
+  return static_cast<int>(sum);
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
+
+template <typename T>
+inline T atomicAdd(T* address, T value) { return tcgemm::simulator::atomic_add(address, value); }
+
+inline size_t __cvta_generic_to_shared(const void* p) {
+  return tcgemm::simulator::shared_address(p);
+}
+inline void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes,
+                                    size_t zero_fill = 0, TCGEMM_HERE) {
+  tcgemm::simulator::copy_async(shared, global, static_cast<int>(bytes),
+                                static_cast<int>(bytes - zero_fill), site);
+}
+inline void __pipeline_commit() { tcgemm::simulator::copy_async_commit(); }
+inline void __pipeline_wait_prior(size_t pending) {
+  tcgemm::simulator::copy_async_wait(static_cast<int>(pending));
+}
+
+namespace tcgemm {
+
+// Starts the kernel and runs it to its end.
+template <typename... Params, typename... Args>
+int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
+           Args... args) {
+  using Tuple = std::tuple<std::decay_t<Params>...>;
+  using Kernel = void (*)(Params...);
+  Tuple params(static_cast<Params>(args)...);
+  simulator::Launch launch;
+  launch.invoke = [](const void* pointer, void* closure) {
+    std::apply(reinterpret_cast<Kernel>(const_cast<void*>(pointer)),
+               *static_cast<Tuple*>(closure));
+  };
+  launch.kernel = reinterpret_cast<const void*>(kernel);
+  launch.params = &params;
+  launch.params_bytes = sizeof(params);
+  launch.grid = grid;
+  launch.block = block;
+  launch.shared_bytes = shared_bytes;
+  return simulator::run_grid(launch);
+}
+
+// The wrappers of csrc/copy.cuh.
+
+inline unsigned char* dynamic_shared() { return simulator::dynamic_shared_memory(); }
+inline void cp_async_16(void* shared, const void* global, TCGEMM_HERE) {
+  simulator::copy_async(shared, global, 16, 16, site);
+}
+inline void cp_async_16(void* shared, const void* global, int bytes, TCGEMM_HERE) {
+  simulator::copy_async(shared, global, 16, bytes, site);
+}
+inline void cp_async_commit() { simulator::copy_async_commit(); }
+template <int PENDING>
+inline void cp_async_wait() {
+  simulator::copy_async_wait(PENDING);
+}
+inline void st_global_16(void* global, const uint4& vector) {
+  *static_cast<uint4*>(global) = vector;
+}
+
+}  // namespace tcgemm

@@ -1,0 +1,295 @@
+// State shared by the parts of the runtime: engine.cpp (threads, barriers, processes), tensor.cpp
+// (fragments and their products), observe.cpp (checks and counts; in the observed build only).
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "runtime.hpp"
+
+#ifdef TCGEMM_OBSERVE
+constexpr bool OBSERVE = true;
+#else
+constexpr bool OBSERVE = false;
+#endif
+
+namespace tcgemm::simulator {
+
+constexpr int MAX_THREADS = 1024;
+constexpr int MAX_WARPS = MAX_THREADS / 32;
+constexpr int MAX_WORKERS = 64;
+constexpr int MAX_FINDINGS = 24;
+constexpr int MAX_MMA_KINDS = 12;
+constexpr int MAX_GUARDS = 62;
+constexpr int MAX_FRAMES = 12;
+
+// What Python passes and reads: plain C layout, mirrored by ctypes in __init__.py.
+
+struct OperandRequest {
+  void* data;
+  int64_t rows, cols, row_stride, col_stride;
+  int32_t item_bytes, unused;
+};
+
+struct Request {
+  OperandRequest operands[3];  // A, B, C
+  int32_t dtype_in, dtype_out;
+  int32_t order;  // 0 forward, 1 reverse, 2 random
+  int32_t check, count, workers;
+  uint64_t seed;
+  double timeout_s;
+  int32_t sms, threads_per_sm;
+  int64_t shared_per_sm, l2_bytes;
+  int64_t shared_static;  // bytes of the kernel's own __shared__ arrays
+  int32_t* writers;       // where to leave, per element of C, 1 + the block that wrote it; or null
+  // Offsets in the thread-local block of the guards that g++ sets beside arrays of class type.
+  int32_t guard_count, unused;
+  int32_t guards[MAX_GUARDS];
+};
+
+enum class Kind : int32_t {
+  none, out_of_bounds, misaligned, uninitialised, race, async_in_flight, not_written, written_twice,
+  writes_input, wild, shared_bounds, divergent_barrier, exited_before_barrier, divergent_warp,
+  deadlock, crash, timeout, bad_launch, not_awaited,
+};
+
+struct Position {
+  uint32_t block[3], thread[3];
+};
+
+struct Finding {
+  Kind kind;
+  int32_t operand;  // 0 A, 1 B, 2 C, -1 none
+  int32_t write, bytes, signal;
+  int32_t has_other, other_write;
+  Position at, other;
+  int64_t row, col;  // of the operand, or -1
+  int64_t offset;    // bytes: in shared memory, or from the operand's start
+  uint64_t pc, other_pc;      // relative to the library
+  Site site, other_site;      // file may be null
+  uint64_t frames[MAX_FRAMES];  // of a crash or timeout: return addresses, innermost first
+  int64_t times;
+};
+
+struct Counters {
+  uint64_t global_requests[2], global_sectors[2], global_bytes[2];  // loads, stores
+  uint64_t shared_requests[2], shared_wavefronts[2], shared_ideal[2], shared_bytes[2];
+  uint64_t operand_bytes[3], operand_sectors[3];
+  uint64_t barriers, warp_barriers, shuffles, async_copies, atomics;
+  uint64_t blocks, threads;
+};
+
+struct MmaCount {
+  int32_t m, n, k, in, out, instruction;
+  uint64_t count;
+};
+
+struct L2Result {
+  uint64_t accesses, hits;            // 32-byte sectors
+  uint64_t dram_read, dram_written;   // bytes
+  int64_t blocks_per_sm, waves;
+  int32_t modelled, unused;
+};
+
+struct LaunchInfo {
+  uint32_t grid[3], block[3];
+  uint64_t shared_static, shared_dynamic;
+  uint64_t kernel_pc;
+};
+
+struct Result {
+  int32_t launch_error;  // what tcgemm_launch returned
+  int32_t finding_count;
+  Finding findings[MAX_FINDINGS];
+  Counters counters;
+  MmaCount mma[MAX_MMA_KINDS];
+  L2Result l2;
+  LaunchInfo launch;
+  uint64_t image_base;
+};
+
+// The processes.
+
+struct Worker {
+  pid_t pid;
+  uint32_t block[3];
+  uint64_t traced;  // entries in this worker's trace
+  int32_t finding_count;
+  Finding findings[MAX_FINDINGS];
+  Counters counters;
+  MmaCount mma[MAX_MMA_KINDS];
+};
+
+struct BlockTrace {
+  int32_t worker;
+  uint32_t count;
+  uint64_t first;
+};
+
+// One mapping shared by all processes of a run.
+struct Control {
+  std::atomic<uint64_t> next_block;
+  std::atomic<int32_t> stop;
+  int32_t launch_error;
+  int32_t leader_done;
+  int32_t worker_count;
+  LaunchInfo launch;
+  L2Result l2;
+  Worker workers[MAX_WORKERS];
+};
+
+struct Operand {
+  char* data;   // element (0, 0), in a mapping of our own
+  char* map;    // the mapping: guard, view, guard
+  size_t map_bytes;
+  int64_t rows, cols, row_stride, col_stride;
+  int64_t item;
+  // The two dimensions with their strides in descending order, for finding an address's element.
+  int64_t big_stride, small_stride, big_count, small_count;
+  bool big_is_row, decodable;
+  uint64_t first_sector;  // number of its first 32-byte sector among those of all operands
+};
+
+extern Request request;
+extern Control* control;
+extern Worker* worker;
+extern Operand operands[3];
+extern int32_t* c_writers;  // per element of C: 1 + the block that wrote it, 0: none
+
+// The threads of the block that runs.
+
+enum class State : uint8_t { ready, meeting, barrier, named_barrier, waiting, done };
+
+struct Copy {
+  char* to;
+  const char* from;
+  int32_t bytes, source_bytes;
+  uint64_t pc;
+};
+
+struct Thread {
+  void* sp;
+  Indices indices;
+  State state;
+  uint8_t warp, lane;
+  int16_t named_barrier;
+  int32_t linear;
+  char* stack;
+  Meeting meeting;
+  uint32_t mask;
+  void* arguments;
+  void (*act)(Thread* lanes);  // at a meeting of kind custom
+  Site site;
+  uint64_t pc;
+  bool (*ready)(void*);
+  void* ready_argument;
+  const char* waits_for;
+  std::vector<Copy> copies;      // issued, not landed
+  std::vector<int32_t> groups;   // copies in each committed group, oldest first
+  int32_t uncommitted;
+};
+
+struct Warp {
+  uint32_t present;  // lanes that the block has
+  uint32_t exited;
+  uint32_t arrived;  // lanes at a meeting of the whole warp
+};
+
+extern Thread threads[MAX_THREADS];
+extern Warp warps[MAX_WARPS];
+extern Thread* current;
+extern int thread_count, warp_count;
+extern uint64_t block_number;
+extern size_t dynamic_shared_bytes;
+extern char *shared_low, *shared_high;  // this module's thread-local block: all shared memory
+extern char *image_low, *image_high;    // the library itself
+extern char *params_low, *params_high;
+constexpr size_t STACK_BYTES = 256 * 1024;
+
+[[noreturn]] void abandon_block();  // from a thread: leaves the block, and ends the run
+Finding* report(Kind kind, uint64_t pc, int operand = -1);
+Position position_of(const Thread& thread);
+inline uint64_t relative_pc(const void* pc) {
+  return reinterpret_cast<uint64_t>(pc) - reinterpret_cast<uint64_t>(image_low);
+}
+
+// The lane's arguments at a meeting.
+struct MatrixArguments {
+  FragmentKind kind;
+  void* fragment;
+  char* matrix;
+  uint32_t ld;
+  bool column;
+};
+struct MmaArguments {
+  FragmentKind a_kind, accumulator_kind;
+  Element out;
+  void* d;
+  const void *a, *b, *c;
+};
+struct LdmatrixArguments {
+  uint32_t* registers;
+  const char* row;
+  int32_t count;
+  bool transpose;
+};
+struct MmaPtxArguments {
+  int32_t k;
+  Element in, b_in, accumulator;
+  void* d;
+  const void *a, *b, *c;
+};
+
+int element_bytes(Element element);
+int fragment_rows(const FragmentKind& kind);
+int fragment_cols(const FragmentKind& kind);
+void element_position(const FragmentKind& kind, int lane, int element, int* row, int* col);
+// One lane's part of a matrix load or store.
+void move_fragment(const MatrixArguments& arguments, int lane, bool store);
+void multiply(const Thread* lanes);
+void multiply_ptx(const Thread* lanes);
+void exchange_ldmatrix(const Thread* lanes);
+
+// A meeting of the whole warp at which the last lane calls act(lanes).
+void meet_warp(void (*act)(Thread* lanes), void* arguments, Site site, uint64_t pc);
+
+// hopper.cpp: what is asynchronous belongs to a block, or to a thread.
+void hopper_start_block();
+void hopper_end_thread(Thread& thread);
+
+// Observation; each is called only where OBSERVE is true.
+
+namespace observe {
+void start_run();
+void start_block();
+void end_block();
+// The lanes of a warp stand at the same place: their accesses since the last time belong together.
+void converge(int warp);
+void order_warp(int warp);
+void order_block(uint64_t warp_mask);
+// instruction: 0 mma.sync, 1 wmma, 2 wgmma.
+void count_mma(int m, int n, int k, Element in, Element out, int instruction);
+void matrix_access(const Thread* lanes, bool store);
+void ldmatrix_access(const Thread* lanes);
+void async_issued(const Copy& copy);
+void async_lands(const Copy& copy);
+// By the running thread.
+void shared_read(char* address, int bytes, uint64_t pc);
+void shared_write(char* address, int bytes, uint64_t pc);
+void async_write_begins(char* to, int bytes, uint64_t pc);
+void async_read_begins(char* from, int bytes, uint64_t pc);
+void async_read_ends(char* from, int bytes, uint64_t pc);
+// A contiguous part of a bulk copy.
+void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc);
+// What the warp did so far is ordered before what whoever acquires `clocks` does next.
+void release(int warp, int64_t* clocks);
+void acquire(int warp, const int64_t* clocks);
+void end_run();  // in the leader, after all workers have ended
+}  // namespace observe
+
+}  // namespace tcgemm::simulator

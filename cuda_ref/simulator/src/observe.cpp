@@ -1,0 +1,949 @@
+// What the observed build sees: g++ calls a hook with the address of every load and store of the
+// kernel. Each is checked against what may be touched and what orders it, and counted as the
+// hardware would serve it: in requests of one warp, 32-byte sectors and shared-memory wavefronts.
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "internal.hpp"
+
+extern "C" __attribute__((visibility("hidden"))) thread_local unsigned char
+    tcgemm_dynamic_shared[];
+
+namespace tcgemm::simulator {
+
+namespace observe {
+
+namespace {
+
+// Vector clocks. A warp's clock counts its synchronisations; seen[w][u] is the last clock of warp
+// u whose accesses are ordered before what warp w does now.
+int64_t warp_clock[MAX_WARPS];
+int64_t seen[MAX_WARPS][MAX_WARPS];
+
+// One access packed: clock + 1, warp, lane; 0 is none. MANY: other lanes of the warp did the same.
+using Epoch = uint32_t;
+constexpr Epoch MANY = 1u << 31;
+
+Epoch epoch_of(const Thread& t) {
+  return static_cast<Epoch>((warp_clock[t.warp] + 1) << 10 | t.warp << 5 | t.lane);
+}
+int warp_of(Epoch e) { return e >> 5 & 31; }
+int lane_of(Epoch e) { return e & 31; }
+int64_t clock_of(Epoch e) { return static_cast<int64_t>((e & ~MANY) >> 10) - 1; }
+
+bool ordered(Epoch e, const Thread& t) {
+  if (warp_of(e) == t.warp)
+    return clock_of(e) < warp_clock[t.warp] || (lane_of(e) == t.lane && !(e & MANY));
+  return clock_of(e) <= seen[t.warp][warp_of(e)];
+}
+
+// What is known of one granule of shared memory in the running block.
+struct Cell {
+  Epoch writer, reader, other_reader;  // other_reader: of another warp than reader
+  uint32_t writer_pc, reader_pc, other_reader_pc;
+  Epoch in_flight;  // who issued an asynchronous copy to it that has not landed
+  uint32_t in_flight_pc;
+};
+// A cell per granule of two bytes; of one byte from the first access of a single byte on. Pages are
+// taken as they are touched.
+Cell* cells;
+int granule_shift = 1;
+
+void split_granules() {
+  for (size_t i = static_cast<size_t>(shared_high - shared_low); i-- > 0;) {
+    if (cells[i >> 1].writer || cells[i].writer || cells[i >> 1].reader || cells[i].reader)
+      cells[i] = cells[i >> 1];
+  }
+  granule_shift = 0;
+}
+
+struct Entry {
+  uint64_t address;
+  uint32_t pc;
+  uint8_t bytes, space, lane;  // space: operand 0 to 2, or SHARED
+  bool write;
+};
+constexpr uint8_t SHARED = 3;
+std::vector<Entry> logs[MAX_WARPS][32];
+
+// Sectors in the order of access, for the L2 model: number << 1 | write.
+constexpr uint64_t TRACE_ENTRIES = 1ull << 28;
+uint32_t* traces;
+BlockTrace* block_traces;
+uint64_t block_total;
+bool trace_full;
+
+int worker_index() { return static_cast<int>(worker - control->workers); }
+
+Thread& thread_of(Epoch e) { return threads[warp_of(e) * 32 + lane_of(e)]; }
+
+void add_other(Finding* f, Epoch other, uint32_t pc, bool write) {
+  f->has_other = 1;
+  f->other = position_of(thread_of(other));
+  f->other_pc = pc;
+  f->other_write = write;
+}
+
+Finding* shared_finding(Kind kind, uint64_t pc, const char* address, int bytes, bool write) {
+  Finding* f = report(kind, pc);
+  if (!f) return nullptr;
+  f->offset = address - shared_low;
+  f->bytes = bytes;
+  f->write = write;
+  return f;
+}
+
+void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) {
+  if (bytes == 1 && granule_shift) split_granules();
+  const size_t first = static_cast<size_t>(address - shared_low) >> granule_shift;
+  const size_t last = static_cast<size_t>(address + bytes - 1 - shared_low) >> granule_shift;
+  const Epoch me = epoch_of(t);
+  for (size_t i = first; i <= last; ++i) {
+    Cell& cell = cells[i];
+    if (cell.in_flight) {
+      if (Finding* f = shared_finding(Kind::async_in_flight, pc, address, bytes, write))
+        add_other(f, cell.in_flight, cell.in_flight_pc, true);
+    } else if (!write && cell.writer == 0) {
+      shared_finding(Kind::uninitialised, pc, address, bytes, write);
+    } else if (cell.writer && !ordered(cell.writer, t)) {
+      if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write))
+        add_other(f, cell.writer, cell.writer_pc, true);
+    }
+    if (write) {
+      for (auto [reader, reader_pc] : {std::pair{cell.reader, cell.reader_pc},
+                                       std::pair{cell.other_reader, cell.other_reader_pc}}) {
+        if (!reader || ordered(reader, t)) continue;
+        if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write))
+          add_other(f, reader, reader_pc, false);
+      }
+      cell.writer = me;
+      cell.writer_pc = static_cast<uint32_t>(pc);
+      cell.reader = cell.other_reader = 0;
+    } else if (cell.reader && warp_of(cell.reader) == t.warp) {
+      const bool many = clock_of(cell.reader) == warp_clock[t.warp] &&
+                        (cell.reader & MANY || lane_of(cell.reader) != t.lane);
+      cell.reader = me | (many ? MANY : 0);
+      cell.reader_pc = static_cast<uint32_t>(pc);
+    } else {
+      if (cell.reader) {
+        cell.other_reader = cell.reader;
+        cell.other_reader_pc = cell.reader_pc;
+      }
+      cell.reader = me;
+      cell.reader_pc = static_cast<uint32_t>(pc);
+    }
+  }
+}
+
+int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+
+// The element at `offset` elements from the operand's first, and whether the view holds it.
+bool locate(const Operand& o, int64_t offset, int64_t* row, int64_t* col) {
+  const int64_t i = o.big_stride == 0 ? 0 : floor_div(offset, o.big_stride);
+  const int64_t rest = offset - i * o.big_stride;
+  const int64_t j = o.small_stride <= 1 ? rest : rest / o.small_stride;
+  *row = o.big_is_row ? i : j;
+  *col = o.big_is_row ? j : i;
+  if (!o.decodable) {
+    const int64_t last = (o.big_count - 1) * o.big_stride + (o.small_count - 1) * o.small_stride;
+    return offset >= 0 && offset <= last;
+  }
+  return offset >= 0 && i < o.big_count && j < o.small_count &&
+         (o.small_stride <= 1 || rest % o.small_stride == 0);
+}
+
+void check_global(int operand, char* address, int bytes, bool write, uint64_t pc) {
+  const Operand& o = operands[operand];
+  const int64_t distance = address - o.data;
+  const int64_t first = floor_div(distance, o.item);
+  const int64_t last = floor_div(distance + bytes - 1, o.item);
+  for (int64_t e = first; e <= last; ++e) {
+    int64_t row, col;
+    if (!locate(o, e, &row, &col)) {
+      if (Finding* f = report(Kind::out_of_bounds, pc, operand)) {
+        f->write = write;
+        f->bytes = bytes;
+        f->row = row;
+        f->col = col;
+        f->offset = distance;
+      }
+      continue;
+    }
+    if (!write) continue;
+    if (operand != 2) {
+      if (Finding* f = report(Kind::writes_input, pc, operand)) {
+        f->row = row;
+        f->col = col;
+        f->bytes = bytes;
+      }
+      continue;
+    }
+    int32_t& writer = c_writers[row * o.cols + col];
+    const int32_t me = static_cast<int32_t>(block_number) + 1;
+    const int32_t before = __atomic_exchange_n(&writer, me, __ATOMIC_RELAXED);
+    if (before == 0 || before == me) continue;
+    if (Finding* f = report(Kind::written_twice, pc, operand)) {
+      const uint64_t block = static_cast<uint64_t>(before) - 1;
+      f->row = row;
+      f->col = col;
+      f->bytes = bytes;
+      f->has_other = 1;
+      f->other = {{static_cast<uint32_t>(block % grid_dim.x),
+                   static_cast<uint32_t>(block / grid_dim.x % grid_dim.y),
+                   static_cast<uint32_t>(block / grid_dim.x / grid_dim.y)},
+                  {0, 0, 0}};
+    }
+  }
+}
+
+void misaligned(uint64_t pc, int operand, const char* address, int bytes, bool write) {
+  Finding* f = report(Kind::misaligned, pc, operand);
+  if (!f) return;
+  f->bytes = bytes;
+  f->write = write;
+  f->signal = static_cast<int32_t>(reinterpret_cast<uintptr_t>(address) % bytes);
+  if (operand < 0) {
+    f->offset = address - shared_low;
+  } else {
+    const Operand& o = operands[operand];
+    f->offset = address - o.data;
+    locate(o, floor_div(f->offset, o.item), &f->row, &f->col);
+  }
+}
+
+int operand_at(const char* address) {
+  for (int i = 0; i < 3; ++i)
+    if (static_cast<size_t>(address - operands[i].map) < operands[i].map_bytes) return i;
+  return -1;
+}
+
+[[noreturn]] void wild(char* address, int bytes, bool write, uint64_t pc) {
+  int nearest = -1;
+  uint64_t best = 1ull << 32;
+  for (int i = 0; i < 3; ++i) {
+    const char* low = operands[i].map;
+    const char* high = low + operands[i].map_bytes;
+    const uint64_t distance = static_cast<uint64_t>(address < low ? low - address : address - high);
+    if (distance < best) {
+      best = distance;
+      nearest = i;
+    }
+  }
+  if (Finding* f = report(Kind::wild, pc, nearest)) {
+    f->write = write;
+    f->bytes = bytes;
+    f->offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(address));
+    if (nearest >= 0) {
+      f->offset = address - operands[nearest].data;
+      locate(operands[nearest], floor_div(f->offset, operands[nearest].item), &f->row, &f->col);
+    }
+  }
+  abandon_block();
+}
+
+bool in_shared(const char* address) {
+  return static_cast<size_t>(address - shared_low) <
+         static_cast<size_t>(shared_high - shared_low);
+}
+
+bool is_guard(const char* address) {
+  for (int i = 0; i < request.guard_count; ++i)
+    if (address - shared_low == request.guards[i]) return true;
+  return false;
+}
+
+// Checks that a shared access lies in what the block asked for.
+bool shared_exists(char* address, int bytes, bool write, uint64_t pc) {
+  const char* dynamic = reinterpret_cast<char*>(tcgemm_dynamic_shared);
+  if (address + bytes <= dynamic || address >= dynamic + MAX_SHARED ||
+      (address >= dynamic && address + bytes <= dynamic + dynamic_shared_bytes))
+    return true;
+  if (request.check) {
+    if (Finding* f = shared_finding(Kind::shared_bounds, pc, address, bytes, write))
+      f->offset = address - dynamic;
+  }
+  return false;
+}
+
+void log(const Thread& t, char* address, int bytes, bool write, uint8_t space, uint64_t pc) {
+  if (!request.count || bytes == 0) return;
+  logs[t.warp][t.lane].push_back({reinterpret_cast<uint64_t>(address), static_cast<uint32_t>(pc),
+                                  static_cast<uint8_t>(bytes), space, t.lane, write});
+}
+
+void access(void* pointer, int bytes, bool write, int alignment, uint64_t pc) {
+  Thread* t = current;
+  if (!t) return;
+  char* address = static_cast<char*>(pointer);
+  if (static_cast<size_t>(address - t->stack) < STACK_BYTES) return;
+  if (in_shared(address)) {
+    if (bytes == 1 && is_guard(address)) return;
+    if (!shared_exists(address, bytes, write, pc)) return;
+    if (request.check) {
+      if (reinterpret_cast<uintptr_t>(address) % alignment) misaligned(pc, -1, address, bytes, write);
+      check_shared(*t, address, bytes, write, pc);
+    }
+    log(*t, address, bytes, write, SHARED, pc);
+    return;
+  }
+  const int operand = operand_at(address);
+  if (operand >= 0) {
+    if (request.check) {
+      if (reinterpret_cast<uintptr_t>(address) % alignment)
+        misaligned(pc, operand, address, bytes, write);
+      check_global(operand, address, bytes, write, pc);
+    }
+    log(*t, address, bytes, write, static_cast<uint8_t>(operand), pc);
+    return;
+  }
+  if ((address >= image_low && address < image_high) ||
+      (address >= params_low && address < params_high))
+    return;
+  wild(address, bytes, write, pc);
+}
+
+// One warp's request, as the memory system serves it.
+
+void trace(uint64_t sector, bool write) {
+  if (trace_full || !traces) return;
+  if (worker->traced == TRACE_ENTRIES) {
+    trace_full = true;
+    return;
+  }
+  traces[static_cast<uint64_t>(worker_index()) * TRACE_ENTRIES + worker->traced++] =
+      static_cast<uint32_t>(sector << 1 | write);
+}
+
+void serve_global(const Entry* const* entries, int count) {
+  uint64_t sectors[32 * 3];
+  int n = 0;
+  const Entry& first = *entries[0];
+  const Operand& o = operands[first.space];
+  const uint64_t base = reinterpret_cast<uint64_t>(o.map);
+  uint64_t bytes = 0;
+  bool sorted = true;
+  for (int i = 0; i < count; ++i) {
+    const Entry& e = *entries[i];
+    bytes += e.bytes;
+    const uint64_t low = (e.address - base) / 32, high = (e.address + e.bytes - 1 - base) / 32;
+    for (uint64_t s = low; s <= high; ++s) {
+      if (n && sectors[n - 1] == s) continue;
+      sorted &= n == 0 || sectors[n - 1] < s;
+      sectors[n++] = s;
+    }
+  }
+  if (!sorted) {
+    std::sort(sectors, sectors + n);
+    n = static_cast<int>(std::unique(sectors, sectors + n) - sectors);
+  }
+  Counters& c = worker->counters;
+  c.global_requests[first.write] += 1;
+  c.global_sectors[first.write] += static_cast<uint64_t>(n);
+  c.global_bytes[first.write] += bytes;
+  c.operand_bytes[first.space] += bytes;
+  c.operand_sectors[first.space] += static_cast<uint64_t>(n);
+  for (int i = 0; i < n; ++i) trace(o.first_sector + sectors[i], first.write);
+}
+
+// Words of 4 bytes lie in 32 banks; a wavefront takes one word of each. Vectors of 8 bytes are
+// served by half warps, of 16 bytes by quarter warps.
+void serve_shared(const Entry* const* entries, int count) {
+  const Entry& first = *entries[0];
+  const int lanes_per_phase = first.bytes <= 4 ? 32 : first.bytes == 8 ? 16 : 8;
+  Counters& c = worker->counters;
+  c.shared_requests[first.write] += 1;
+  int i = 0;
+  while (i < count) {
+    const int phase = entries[i]->lane / lanes_per_phase;
+    uint64_t words[64];
+    int n = 0;
+    for (; i < count && entries[i]->lane / lanes_per_phase == phase; ++i) {
+      const Entry& e = *entries[i];
+      c.shared_bytes[first.write] += e.bytes;
+      for (uint64_t w = e.address / 4; w <= (e.address + e.bytes - 1) / 4 && n < 64; ++w)
+        if (!n || words[n - 1] != w) words[n++] = w;
+    }
+    std::sort(words, words + n);
+    n = static_cast<int>(std::unique(words, words + n) - words);
+    uint8_t depth[32] = {};
+    int deepest = 0;
+    for (int k = 0; k < n; ++k) deepest = std::max<int>(deepest, ++depth[words[k] & 31]);
+    c.shared_wavefronts[first.write] += static_cast<uint64_t>(deepest);
+    c.shared_ideal[first.write] += static_cast<uint64_t>((n + 31) / 32);
+  }
+}
+
+void serve(const Entry* const* entries, int count) {
+  if (entries[0]->space == SHARED)
+    serve_shared(entries, count);
+  else
+    serve_global(entries, count);
+}
+
+// A request of which each lane asks for `bytes`; where null the lane asks for nothing.
+void check_and_serve(const Thread* lanes, char* const* addresses, int bytes, bool store,
+                     uint64_t pc) {
+  Entry entries[32];
+  const Entry* pointers[32];
+  int n = 0;
+  Thread* const running = current;
+  for (int l = 0; l < 32; ++l) {
+    char* address = addresses[l];
+    if (!address) continue;
+    current = const_cast<Thread*>(&lanes[l]);
+    uint8_t space;
+    if (in_shared(address)) {
+      if (!shared_exists(address, bytes, store, pc)) continue;
+      if (request.check) check_shared(*current, address, bytes, store, pc);
+      space = SHARED;
+    } else {
+      const int operand = operand_at(address);
+      // A fragment staged in a thread's own memory: nothing that others see.
+      if (operand < 0) {
+        if (static_cast<size_t>(address - threads[0].stack) < STACK_BYTES * MAX_THREADS) continue;
+        wild(address, bytes, store, pc);
+      }
+      if (request.check) check_global(operand, address, bytes, store, pc);
+      space = static_cast<uint8_t>(operand);
+    }
+    entries[n] = {reinterpret_cast<uint64_t>(address), static_cast<uint32_t>(pc),
+                  static_cast<uint8_t>(bytes), space, static_cast<uint8_t>(l), store};
+    pointers[n] = &entries[n];
+    ++n;
+  }
+  current = running;
+  if (n && request.count) serve(pointers, n);
+}
+
+}  // namespace
+
+void start_run() {
+  if (!cells) {
+    const size_t bytes = (static_cast<size_t>(shared_high - shared_low) + 16) * sizeof(Cell);
+    cells = static_cast<Cell*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  }
+  block_total = uint64_t(grid_dim.x) * grid_dim.y * grid_dim.z;
+  if (request.check && c_writers)
+    std::memset(c_writers, 0, static_cast<size_t>(operands[2].rows * operands[2].cols) * 4);
+  if (!request.count || request.l2_bytes <= 0) return;
+  const size_t bytes =
+      static_cast<size_t>(std::min(request.workers, MAX_WORKERS)) * TRACE_ENTRIES * 4;
+  void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* table = mmap(nullptr, block_total * sizeof(BlockTrace), PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  traces = map == MAP_FAILED || table == MAP_FAILED ? nullptr : static_cast<uint32_t*>(map);
+  block_traces = static_cast<BlockTrace*>(table);
+  for (int i = 0; i < MAX_WORKERS; ++i) control->workers[i].traced = 0;
+}
+
+void start_block() {
+  for (int w = 0; w < warp_count; ++w) {
+    warp_clock[w] = 0;
+    for (int u = 0; u < warp_count; ++u) seen[w][u] = -1;
+    for (auto& log : logs[w]) log.clear();
+  }
+  const size_t dynamic = static_cast<size_t>(
+      reinterpret_cast<char*>(tcgemm_dynamic_shared) - shared_low);
+  auto clear = [](size_t low, size_t high) {
+    std::memset(static_cast<void*>(&cells[low >> granule_shift]), 0,
+                ((high - low) >> granule_shift) * sizeof(Cell));
+  };
+  clear(0, dynamic + dynamic_shared_bytes);
+  clear(dynamic + MAX_SHARED, static_cast<size_t>(shared_high - shared_low));
+  ++worker->counters.blocks;
+  worker->counters.threads += static_cast<uint64_t>(thread_count);
+  if (traces)
+    block_traces[block_number] = {worker_index(), 0, worker->traced};
+}
+
+void end_block() {
+  for (int w = 0; w < warp_count; ++w) converge(w);
+  if (traces)
+    block_traces[block_number].count =
+        static_cast<uint32_t>(worker->traced - block_traces[block_number].first);
+}
+
+void converge(int w) {
+  if (!request.count) return;
+  auto& lanes = logs[w];
+  const std::vector<Entry>* first = nullptr;
+  const std::vector<Entry>* some[32];
+  int n = 0;
+  bool same = true;
+  for (auto& log : lanes) {
+    if (log.empty()) continue;
+    if (!first) first = &log;
+    same &= log.size() == first->size();
+    some[n++] = &log;
+  }
+  if (!first) return;
+  for (int i = 1; i < n && same; ++i)
+    for (size_t e = 0; e < first->size() && same; ++e)
+      same = (*some[i])[e].pc == (*first)[e].pc && (*some[i])[e].space == (*first)[e].space;
+  const Entry* entries[32];
+  if (same) {
+    for (size_t e = 0; e < first->size(); ++e) {
+      for (int i = 0; i < n; ++i) entries[i] = &(*some[i])[e];
+      serve(entries, n);
+    }
+  } else {
+    // Some lanes went another way: an instruction's n-th execution is one request of the lanes
+    // that reached it.
+    struct Key {
+      uint32_t pc, occurrence;
+      const Entry* entry;
+    };
+    std::vector<Key> keys;
+    std::vector<std::pair<uint32_t, uint32_t>> met;
+    for (int i = 0; i < n; ++i) {
+      met.clear();
+      for (const Entry& e : *some[i]) {
+        uint32_t occurrence = 0;
+        auto at = std::find_if(met.begin(), met.end(),
+                               [&](const auto& pair) { return pair.first == e.pc * 4 + e.space; });
+        if (at == met.end())
+          met.push_back({e.pc * 4 + e.space, 0});
+        else
+          occurrence = ++at->second;
+        keys.push_back({e.pc * 4 + e.space, occurrence, &e});
+      }
+    }
+    std::stable_sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
+      return a.occurrence != b.occurrence ? a.occurrence < b.occurrence : a.pc < b.pc;
+    });
+    for (size_t i = 0; i < keys.size();) {
+      int count = 0;
+      const size_t start = i;
+      for (; i < keys.size() && keys[i].pc == keys[start].pc &&
+             keys[i].occurrence == keys[start].occurrence;
+           ++i)
+        entries[count++] = keys[i].entry;
+      serve(entries, count);
+    }
+  }
+  for (auto& log : lanes) log.clear();
+}
+
+void order_warp(int warp) { ++warp_clock[warp]; }
+
+void order_block(uint64_t warp_mask) {
+  int64_t joined[MAX_WARPS];
+  std::fill(joined, joined + warp_count, -1);
+  for (int w = 0; w < warp_count; ++w) {
+    if (!(warp_mask >> w & 1)) continue;
+    for (int u = 0; u < warp_count; ++u) joined[u] = std::max(joined[u], seen[w][u]);
+    joined[w] = std::max(joined[w], warp_clock[w]);
+  }
+  for (int w = 0; w < warp_count; ++w) {
+    if (!(warp_mask >> w & 1)) continue;
+    std::copy(joined, joined + warp_count, seen[w]);
+    ++warp_clock[w];
+  }
+}
+
+void count_mma(int m, int n, int k, Element in, Element out, int instruction) {
+  const MmaCount kind{m, n, k, static_cast<int32_t>(in), static_cast<int32_t>(out), instruction, 0};
+  for (MmaCount& c : worker->mma) {
+    if (c.count && std::memcmp(&c, &kind, offsetof(MmaCount, count)) != 0) continue;
+    const uint64_t count = c.count + 1;
+    c = kind;
+    c.count = count;
+    return;
+  }
+}
+
+// A fragment's load or store as the hardware's instructions see it: for A and B parts of 8 rows
+// (along the leading dimension) by four lanes with 4 bytes each, as ldmatrix and the 4-byte loads
+// from global memory have it; for the accumulator one instruction per pair of neighbours in a row.
+void matrix_access(const Thread* lanes, bool store) {
+  const auto& g = *static_cast<const MatrixArguments*>(lanes[0].arguments);
+  const int bytes = element_bytes(g.kind.element);
+  const uint64_t pc = lanes[0].pc;
+  if (request.check) {
+    const int operand = operand_at(g.matrix);
+    if (reinterpret_cast<uintptr_t>(g.matrix) % 32) misaligned(pc, operand, g.matrix, 32, store);
+    if (int64_t(g.ld) * bytes % 16)
+      misaligned(pc, operand, g.matrix + int64_t(g.ld) * bytes, 16, store);
+  }
+  char* addresses[32];
+  if (g.kind.use == Use::accumulator) {
+    const int count = fragment_rows(g.kind) * fragment_cols(g.kind) / 32;
+    const int step = g.column ? 1 : 2;
+    for (int e = 0; e < count; e += step) {
+      for (int l = 0; l < 32; ++l) {
+        int row, col;
+        element_position(g.kind, l, e, &row, &col);
+        const int64_t at = g.column ? int64_t(col) * g.ld + row : int64_t(row) * g.ld + col;
+        addresses[l] = g.matrix + at * bytes;
+      }
+      check_and_serve(lanes, addresses, step * bytes, store, pc);
+    }
+    return;
+  }
+  const int rows = fragment_rows(g.kind), cols = fragment_cols(g.kind);
+  const int major = g.column ? cols : rows, minor = g.column ? rows : cols;
+  const int width = std::min(std::max(1, 4 / bytes), minor / 4);
+  for (int j = 0; j < minor; j += 4 * width) {
+    for (int i = 0; i < major; i += 8) {
+      for (int l = 0; l < 32; ++l) {
+        const int row = i + l / 4, col = j + l % 4 * width;
+        addresses[l] =
+            row < major ? g.matrix + (int64_t(row) * g.ld + col) * bytes : nullptr;
+      }
+      check_and_serve(lanes, addresses, width * bytes, store, pc);
+    }
+  }
+}
+
+void ldmatrix_access(const Thread* lanes) {
+  const auto& g = *static_cast<const LdmatrixArguments*>(lanes[0].arguments);
+  const uint64_t pc = lanes[0].pc;
+  for (int i = 0; i < g.count; ++i) {
+    char* addresses[32];
+    for (int l = 0; l < 32; ++l) {
+      const auto& row = *static_cast<const LdmatrixArguments*>(lanes[8 * i + l / 4].arguments);
+      char* address = const_cast<char*>(row.row);
+      if (request.check && reinterpret_cast<uintptr_t>(address) % 16)
+        misaligned(pc, -1, address, 16, false);
+      addresses[l] = address + l % 4 * 4;
+    }
+    check_and_serve(lanes, addresses, 4, false, pc);
+  }
+}
+
+// Until it lands a copy's bytes are nobody's: to issue it is a write, and any access is an error.
+void async_issued(const Copy& copy) {
+  Thread& t = *current;
+  char* from = const_cast<char*>(copy.from);
+  if (!in_shared(copy.to)) wild(copy.to, copy.bytes, true, copy.pc);
+  if (!shared_exists(copy.to, copy.bytes, true, copy.pc)) return;
+  const int operand = copy.source_bytes ? operand_at(from) : -1;
+  if (copy.source_bytes && operand < 0) wild(from, copy.source_bytes, false, copy.pc);
+  if (request.check) {
+    if (reinterpret_cast<uintptr_t>(copy.to) % copy.bytes)
+      misaligned(copy.pc, -1, copy.to, copy.bytes, true);
+    if (operand >= 0) {
+      if (reinterpret_cast<uintptr_t>(from) % copy.bytes)
+        misaligned(copy.pc, operand, from, copy.bytes, false);
+      check_global(operand, from, copy.source_bytes, false, copy.pc);
+    }
+    check_shared(t, copy.to, copy.bytes, true, copy.pc);
+    const size_t first = static_cast<size_t>(copy.to - shared_low) >> granule_shift;
+    for (size_t i = first; i < first + (static_cast<size_t>(copy.bytes) >> granule_shift); ++i) {
+      cells[i].in_flight = epoch_of(t);
+      cells[i].in_flight_pc = static_cast<uint32_t>(copy.pc);
+    }
+  }
+  ++worker->counters.async_copies;
+  if (operand >= 0) log(t, from, copy.source_bytes, false, static_cast<uint8_t>(operand), copy.pc);
+  log(t, copy.to, copy.bytes, true, SHARED, copy.pc);
+}
+
+void shared_read(char* address, int bytes, uint64_t pc) {
+  if (!shared_exists(address, bytes, false, pc)) return;
+  if (request.check) check_shared(*current, address, bytes, false, pc);
+}
+
+void shared_write(char* address, int bytes, uint64_t pc) {
+  if (!shared_exists(address, bytes, true, pc)) return;
+  if (request.check) {
+    if (reinterpret_cast<uintptr_t>(address) % 16) misaligned(pc, -1, address, bytes, true);
+    check_shared(*current, address, bytes, true, pc);
+  }
+  log(*current, address, bytes, true, SHARED, pc);
+}
+
+void async_write_begins(char* to, int bytes, uint64_t pc) {
+  if (!shared_exists(to, bytes, true, pc) || !request.check) return;
+  check_shared(*current, to, bytes, true, pc);
+  const size_t first = static_cast<size_t>(to - shared_low) >> granule_shift;
+  for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i) {
+    cells[i].in_flight = epoch_of(*current);
+    cells[i].in_flight_pc = static_cast<uint32_t>(pc);
+  }
+}
+
+// Until the read has ended, no clock orders a write after it.
+void async_read_begins(char* from, int bytes, uint64_t pc) {
+  if (!shared_exists(from, bytes, false, pc) || !request.check) return;
+  check_shared(*current, from, bytes, false, pc);
+  const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
+  for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
+    cells[i].reader |= 0x7ffffc00u;
+}
+
+void async_read_ends(char* from, int bytes, uint64_t pc) {
+  if (!shared_exists(from, bytes, false, pc) || !request.check) return;
+  const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
+  for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
+    cells[i].reader = epoch_of(*current);
+}
+
+void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc) {
+  char* at = const_cast<char*>(address);
+  const int operand = operand_at(at);
+  if (operand < 0) wild(at, static_cast<int>(bytes), write, pc);
+  if (request.check) check_global(operand, at, static_cast<int>(bytes), write, pc);
+  if (!request.count) return;
+  const uint64_t base = reinterpret_cast<uint64_t>(operands[operand].map);
+  const uint64_t low = (reinterpret_cast<uint64_t>(at) - base) / 32;
+  const uint64_t high = (reinterpret_cast<uint64_t>(at) + static_cast<uint64_t>(bytes) - 1 - base) / 32;
+  Counters& c = worker->counters;
+  c.global_bytes[write] += static_cast<uint64_t>(bytes);
+  c.global_sectors[write] += high - low + 1;
+  c.operand_bytes[operand] += static_cast<uint64_t>(bytes);
+  c.operand_sectors[operand] += high - low + 1;
+  for (uint64_t s = low; s <= high; ++s) trace(operands[operand].first_sector + s, write);
+}
+
+void release(int warp, int64_t* clocks) {
+  for (int u = 0; u < warp_count; ++u) clocks[u] = std::max(clocks[u], seen[warp][u]);
+  clocks[warp] = std::max(clocks[warp], warp_clock[warp]);
+  ++warp_clock[warp];
+}
+
+void acquire(int warp, const int64_t* clocks) {
+  for (int u = 0; u < warp_count; ++u)
+    if (u != warp) seen[warp][u] = std::max(seen[warp][u], clocks[u]);
+}
+
+void async_lands(const Copy& copy) {
+  if (!request.check) return;
+  const size_t first = static_cast<size_t>(copy.to - shared_low) >> granule_shift;
+  for (size_t i = first; i < first + (static_cast<size_t>(copy.bytes) >> granule_shift); ++i) {
+    cells[i].in_flight = 0;
+    cells[i].writer = epoch_of(*current);
+    cells[i].writer_pc = static_cast<uint32_t>(copy.pc);
+  }
+}
+
+namespace {
+
+// Sectored L2: lines of 128 bytes, 16 ways, least recently used; a written sector is not fetched.
+struct L2 {
+  static constexpr int WAYS = 16;
+  struct Line {
+    uint32_t tag;
+    uint8_t valid, dirty;  // a bit per sector
+    uint64_t used;
+  };
+  std::vector<Line> lines;
+  uint64_t sets, time = 0;
+  L2Result& result;
+
+  L2(int64_t bytes, L2Result& result_) : result(result_) {
+    sets = std::max<uint64_t>(1, static_cast<uint64_t>(bytes) / 128 / WAYS);
+    lines.assign(sets * WAYS, Line{});
+  }
+
+  void access(uint32_t entry) {
+    const bool write = entry & 1;
+    const uint32_t sector = entry >> 1, tag = sector >> 2;
+    const uint8_t bit = static_cast<uint8_t>(1u << (sector & 3));
+    Line* set = &lines[(tag * 0x9e3779b97f4a7c15ull >> 20) % sets * WAYS];
+    Line* line = set;
+    bool present = false;
+    for (int w = 0; w < WAYS && !present; ++w) {
+      if (set[w].valid && set[w].tag == tag) {
+        line = &set[w];
+        present = true;
+      } else if (set[w].used < line->used) {
+        line = &set[w];
+      }
+    }
+    if (!present) {
+      result.dram_written += 32u * static_cast<unsigned>(__builtin_popcount(line->dirty));
+      *line = {tag, 0, 0, 0};
+    }
+    line->used = ++time;
+    if (write) {
+      line->dirty |= bit;
+    } else {
+      ++result.accesses;
+      if (line->valid & bit)
+        ++result.hits;
+      else
+        result.dram_read += 32;
+    }
+    line->valid |= bit;
+  }
+
+  void flush() {
+    for (const Line& line : lines)
+      result.dram_written += 32u * static_cast<unsigned>(__builtin_popcount(line.dirty));
+  }
+};
+
+// Blocks start in the order of their numbers, as many at a time as the GPU holds; those that run
+// together take turns of 32 sectors.
+void model_l2() {
+  L2Result& result = control->l2;
+  const int64_t block_threads = int64_t(block_dim.x) * block_dim.y * block_dim.z;
+  const int64_t shared = static_cast<int64_t>(control->launch.shared_static + dynamic_shared_bytes);
+  int64_t per_sm = std::min<int64_t>(32, request.threads_per_sm / block_threads);
+  if (shared) per_sm = std::min(per_sm, request.shared_per_sm / (shared + 1024));
+  per_sm = std::max<int64_t>(per_sm, 1);
+  const uint64_t slots = static_cast<uint64_t>(per_sm * request.sms);
+  result.blocks_per_sm = per_sm;
+  result.waves = static_cast<int64_t>((block_total + slots - 1) / slots);
+  if (!traces) return;
+  for (int i = 0; i < control->worker_count; ++i)
+    if (control->workers[i].traced == TRACE_ENTRIES) return;
+
+  struct Slot {
+    const uint32_t *next, *end;
+  };
+  std::vector<Slot> running;
+  uint64_t next_block = 0;
+  auto start = [&]() -> Slot {
+    const BlockTrace& t = block_traces[next_block++];
+    const uint32_t* first = traces + static_cast<uint64_t>(t.worker) * TRACE_ENTRIES + t.first;
+    return {first, first + t.count};
+  };
+  while (next_block < std::min(slots, block_total)) running.push_back(start());
+  L2 l2(request.l2_bytes, result);
+  while (!running.empty()) {
+    for (size_t i = 0; i < running.size();) {
+      Slot& slot = running[i];
+      for (int n = 0; n < 32 && slot.next < slot.end; ++n) l2.access(*slot.next++);
+      if (slot.next < slot.end) {
+        ++i;
+      } else if (next_block < block_total) {
+        slot = start();
+        ++i;
+      } else {
+        running.erase(running.begin() + static_cast<ptrdiff_t>(i));
+      }
+    }
+  }
+  l2.flush();
+  result.modelled = 1;
+}
+
+}  // namespace
+
+void end_run() {
+  if (control->stop.load()) return;
+  const Operand& c = operands[2];
+  if (request.check) {
+    int64_t missing = 0, first = -1;
+    for (int64_t i = 0; i < c.rows * c.cols; ++i) {
+      if (c_writers[i]) continue;
+      if (first < 0) first = i;
+      ++missing;
+    }
+    if (missing) {
+      if (Finding* f = report(Kind::not_written, 0, 2)) {
+        f->row = first / c.cols;
+        f->col = first % c.cols;
+        f->times = missing;
+      }
+    }
+  }
+  if (request.count && request.sms > 0) model_l2();
+}
+
+}  // namespace observe
+
+void note_atomic(void* address) {
+  if (!current) return;
+  ++worker->counters.atomics;
+  const int operand = observe::operand_at(static_cast<char*>(address));
+  if (operand != 2) return;
+  const Operand& o = operands[2];
+  int64_t row, col;
+  if (observe::locate(o, observe::floor_div(static_cast<char*>(address) - o.data, o.item), &row,
+                      &col))
+    c_writers[row * o.cols + col] = static_cast<int32_t>(block_number) + 1;
+}
+
+}  // namespace tcgemm::simulator
+
+// The hooks that -fsanitize=thread calls, in place of the sanitizer's own.
+#define HOOK extern "C" __attribute__((visibility("default"), noinline)) void
+#define CALLER                                    \
+  tcgemm::simulator::relative_pc(                 \
+      __builtin_extract_return_addr(__builtin_return_address(0)))
+#define HOOKS(BYTES)                                                                  \
+  HOOK __tsan_read##BYTES(void* p) {                                                  \
+    tcgemm::simulator::observe::access(p, BYTES, false, BYTES, CALLER);               \
+  }                                                                                   \
+  HOOK __tsan_write##BYTES(void* p) {                                                 \
+    tcgemm::simulator::observe::access(p, BYTES, true, BYTES, CALLER);                \
+  }                                                                                   \
+  HOOK __tsan_unaligned_read##BYTES(void* p) {                                        \
+    tcgemm::simulator::observe::access(p, BYTES, false, 1, CALLER);                   \
+  }                                                                                   \
+  HOOK __tsan_unaligned_write##BYTES(void* p) {                                       \
+    tcgemm::simulator::observe::access(p, BYTES, true, 1, CALLER);                    \
+  }                                                                                   \
+  HOOK __tsan_volatile_read##BYTES(void* p) {                                         \
+    tcgemm::simulator::observe::access(p, BYTES, false, BYTES, CALLER);               \
+  }                                                                                   \
+  HOOK __tsan_volatile_write##BYTES(void* p) {                                        \
+    tcgemm::simulator::observe::access(p, BYTES, true, BYTES, CALLER);                \
+  }
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+HOOK __tsan_read_range(void* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 16)
+    tcgemm::simulator::observe::access(static_cast<char*>(p) + i,
+                                       static_cast<int>(std::min<size_t>(16, bytes - i)), false, 1,
+                                       CALLER);
+}
+HOOK __tsan_write_range(void* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 16)
+    tcgemm::simulator::observe::access(static_cast<char*>(p) + i,
+                                       static_cast<int>(std::min<size_t>(16, bytes - i)), true, 1,
+                                       CALLER);
+}
+HOOK __tsan_init() {}
+HOOK __tsan_func_entry(void*) {}
+HOOK __tsan_func_exit() {}
+HOOK __tsan_vptr_update(void**, void*) {}
+HOOK __tsan_vptr_read(void**) {}
+
+// Atomic operations, of host code for the most part: carried out, neither checked nor counted.
+#define ATOMIC_HOOKS(BITS)                                                                     \
+  using Atomic##BITS = uint##BITS##_t;                                                         \
+  ATOMIC_HOOK(Atomic##BITS) __tsan_atomic##BITS##_load(Atomic##BITS* p, int) {                 \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                               \
+  }                                                                                            \
+  ATOMIC_HOOK(void) __tsan_atomic##BITS##_store(Atomic##BITS* p, Atomic##BITS v, int) {        \
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                  \
+  }                                                                                            \
+  ATOMIC_HOOK(Atomic##BITS) __tsan_atomic##BITS##_exchange(Atomic##BITS* p, Atomic##BITS v,    \
+                                                           int) {                              \
+    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                        \
+  }                                                                                            \
+  ATOMIC_HOOK(Atomic##BITS) __tsan_atomic##BITS##_fetch_add(Atomic##BITS* p, Atomic##BITS v,   \
+                                                            int) {                             \
+    return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                         \
+  }                                                                                            \
+  ATOMIC_HOOK(Atomic##BITS) __tsan_atomic##BITS##_fetch_sub(Atomic##BITS* p, Atomic##BITS v,   \
+                                                            int) {                             \
+    return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                         \
+  }                                                                                            \
+  ATOMIC_HOOK(int) __tsan_atomic##BITS##_compare_exchange_strong(                              \
+      Atomic##BITS* p, Atomic##BITS* expected, Atomic##BITS v, int, int) {                     \
+    return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST,                \
+                                       __ATOMIC_SEQ_CST);                                      \
+  }                                                                                            \
+  ATOMIC_HOOK(int) __tsan_atomic##BITS##_compare_exchange_weak(                                \
+      Atomic##BITS* p, Atomic##BITS* expected, Atomic##BITS v, int, int) {                     \
+    return __atomic_compare_exchange_n(p, expected, v, true, __ATOMIC_SEQ_CST,                 \
+                                       __ATOMIC_SEQ_CST);                                      \
+  }
+#define ATOMIC_HOOK(T) extern "C" __attribute__((visibility("default"), noinline)) T
+ATOMIC_HOOKS(8)
+ATOMIC_HOOKS(16)
+ATOMIC_HOOKS(32)
+ATOMIC_HOOKS(64)
+HOOK __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+HOOK __tsan_atomic_signal_fence(int) {}

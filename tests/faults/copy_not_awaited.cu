@@ -1,0 +1,27 @@
+// Fault: a barrier, but no wait for the copies before it.
+#include "copy.cuh"
+#include "tile.cuh"
+
+using namespace faults;
+
+__global__ void copy_not_awaited(tcgemm::Gemm gemm) {
+  __shared__ alignas(16) __half a[BLOCK][BLOCK];
+  const int x = threadIdx.x, y = threadIdx.y;
+  const int64_t row = blockIdx.y * BLOCK + y, col = blockIdx.x * BLOCK + x, K = gemm.a.cols;
+  float sum = 0.0f;
+  for (int64_t k = 0; k + BLOCK <= K; k += BLOCK) {
+    if (x < 2) {
+      const __half* from = static_cast<const __half*>(gemm.a.data) + row * gemm.a.row_stride + k;
+      tcgemm::cp_async_16(&a[y][8 * x], from + 8 * x);
+    }
+    tcgemm::cp_async_commit();
+    __syncthreads();
+    for (int i = 0; i < BLOCK; ++i) sum += float(a[y][i]) * float(element(gemm.b, k + i, col));
+    __syncthreads();
+  }
+  store(gemm.c, row, col, sum);
+}
+
+int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
+  return launch_tiles(copy_not_awaited, gemm, stream);
+}
