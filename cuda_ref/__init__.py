@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
+
+from .limits import refuse_tiled_copies, refuse_wmma_loads
+from .toolchain import constants
 
 PAIRS = (
     ("float16", "float16"),
@@ -15,9 +19,89 @@ PAIRS = (
     ("bfloat16", "float32"),
 )
 
-KERNELS: tuple[dict[str, Any], ...] = ()
+
+@cache
+def _constants(name: str) -> dict[str, int]:
+    return constants(name)
+
+
+def _plan(name: str, problem: Any) -> Mapping[str, int]:
+    """The constants of the rung's source, which alone decides them."""
+    return _constants(name)
+
+
+def _row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "adds": adds,
+        "pairs": PAIRS,
+        "capability": capability,
+        "plan": partial(_plan, name),
+        **limits,
+    }
+
+
+KERNELS: tuple[dict[str, Any], ...] = (
+    _row("naive", "one thread per element of C", (7, 0)),
+    _row("tiled", "tiles in shared memory, 2 x 2 elements of C per thread", (7, 0)),
+    _row(
+        "wmma",
+        "tensor cores: one warp per 16 x 16 tile, fragments straight from global memory",
+        (7, 0),
+        shapes="M, N and K multiples of 16; 32-byte aligned A and B, rows 8 elements apart or a "
+        "multiple; bfloat16 from compute capability 8.0",
+        refuse=refuse_wmma_loads,
+    ),
+    _row(
+        "wmma_double_buffered",
+        "cp.async in 16-byte vectors into the other half of shared memory; 32 x 32 per warp",
+        (8, 0),
+        shapes="M and N multiples of 64, K of 16; 16-byte aligned rows",
+        refuse=lambda problem: refuse_tiled_copies(problem, _constants("wmma_double_buffered")),
+    ),
+    _row(
+        "wmma_grouped",
+        "grouped ordering of the tiles, padded shared memory, BLOCK_K 32, fragments reused",
+        (8, 0),
+        shapes="M and N multiples of 64, K of 32; 16-byte aligned rows",
+        refuse=lambda problem: refuse_tiled_copies(problem, _constants("wmma_grouped")),
+    ),
+    _row(
+        "wmma_any",
+        "checked copies for any size, stride and alignment; 64 x 64 per warp, three stages",
+        (8, 0),
+    ),
+)
 
 
 def load(name: str) -> Callable[..., None]:
-    """The rung's callable ``run(a, b, c, **plan)``, compiled on first use."""
-    raise NotImplementedError(name)
+    """The rung's callable ``run(a, b, c, **plan)``, compiled on first use for the current GPU.
+
+    Raises LookupError for an unknown name, RuntimeError without a GPU or a working compiler.
+    """
+    if name not in [row["name"] for row in KERNELS]:
+        names = ", ".join(row["name"] for row in KERNELS)
+        raise LookupError(f"unknown CUDA kernel {name!r}: choose from {names}")
+
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"the CUDA kernel {name!r} needs an NVIDIA GPU and torch sees none: "
+            "check nvidia-smi and that torch was installed with CUDA (torch.version.cuda is "
+            f"{torch.version.cuda})"
+        )
+    from .build import operator
+
+    operators: dict[int, Callable[..., None]] = {}
+
+    def prepare(device: int) -> Callable[..., None]:
+        operators[device] = operator(name, torch.cuda.get_device_capability(device))
+        return operators[device]
+
+    def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
+        device = a.get_device()
+        (operators.get(device) or prepare(device))(a, b, c)
+
+    prepare(torch.cuda.current_device())
+    return run

@@ -46,7 +46,7 @@ namespace tcgemm {
 
 // The one way to start a kernel, so that the same source runs on a GPU and in the simulator.
 // Raises the dynamic shared-memory limit where more than 48 KB are asked for.
-#ifndef TCGEMM_SIMULATOR
+#ifdef __CUDACC__
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
            cudaStream_t stream, Args... args) {

@@ -1,0 +1,87 @@
+"""What a rung cannot take, as sentences with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ANY = "wmma_any takes it as it is"
+
+# A WMMA load computes row offsets in 32 bits.
+WMMA_LD_LIMIT = 2**26
+
+
+def refuse_wmma_loads(problem: Any) -> str | None:
+    """Why fragments cannot be loaded from A and B where they are; None when they can."""
+    if problem.dtype_in == "bfloat16" and (problem.capability or (8, 0)) < (8, 0):
+        here = "{}.{}".format(*problem.capability)
+        return f"bfloat16 fragments need compute capability 8.0 and this GPU has {here}"
+    reason = _multiples(problem, {"M": 16, "N": 16, "K": 16})
+    if reason:
+        return reason
+    for name, shape, strides, alignment in _operands(problem):
+        ld, inner = _storage(shape, strides)
+        if inner != 1:
+            return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
+        if ld % 8 or not 16 <= ld < WMMA_LD_LIMIT:
+            return (
+                f"{name} has rows {ld} elements apart; WMMA loads a multiple of 8 "
+                f"from 16 to {WMMA_LD_LIMIT - 8}: {ANY}"
+            )
+        if alignment < 32:
+            return f"{name} is {alignment}-byte aligned and WMMA loads need 32: {ANY}"
+    return None
+
+
+def refuse_tiled_copies(problem: Any, constants: Mapping[str, int]) -> str | None:
+    """Why whole tiles cannot be copied in 16-byte vectors; None when they can."""
+    block_m, block_n = constants["BLOCK_M"], constants["BLOCK_N"]
+    c_shape = (problem.M, problem.N)
+    if _column_major(c_shape, problem.c_strides):
+        block_m, block_n = block_n, block_m
+    reason = _multiples(problem, {"M": block_m, "N": block_n, "K": constants["BLOCK_K"]})
+    if reason:
+        return reason
+    c = ("C", c_shape, problem.c_strides, problem.c_alignment)
+    for name, shape, strides, alignment in (*_operands(problem), c):
+        ld, inner = _storage(shape, strides)
+        if inner != 1:
+            return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
+        itemsize = 4 if name == "C" and problem.dtype_out == "float32" else 2
+        if alignment < 16 or ld * itemsize % 16:
+            return (
+                f"{name} is {alignment}-byte aligned with rows {ld * itemsize} bytes apart, and "
+                f"16-byte vectors need multiples of 16: {ANY}"
+            )
+    return None
+
+
+def _operands(problem: Any) -> tuple[tuple[str, tuple[int, int], tuple[int, int], int], ...]:
+    return (
+        ("A", (problem.M, problem.K), problem.a_strides, problem.a_alignment),
+        ("B", (problem.K, problem.N), problem.b_strides, problem.b_alignment),
+    )
+
+
+def _multiples(problem: Any, tile: Mapping[str, int]) -> str | None:
+    wrong = [
+        f"{name}={getattr(problem, name)} is no multiple of {step}"
+        for name, step in tile.items()
+        if getattr(problem, name) % step
+    ]
+    if not wrong:
+        return None
+    fits = " ".join(
+        f"{name}={-(-getattr(problem, name) // step) * step}" for name, step in tile.items()
+    )
+    return f"{' and '.join(wrong)}: {ANY}, or pad to {fits}"
+
+
+def _column_major(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
+    """As column_major in csrc/select.cuh."""
+    return strides[0] == 1 and (strides[1] != 1 or shape[0] > shape[1])
+
+
+def _storage(shape: tuple[int, int], strides: tuple[int, int]) -> tuple[int, int]:
+    """(elements from row to row in storage order, elements from neighbour to neighbour)."""
+    return (strides[1], strides[0]) if _column_major(shape, strides) else strides

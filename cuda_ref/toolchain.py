@@ -1,0 +1,154 @@
+"""Where the compilers are, and with which flags they are called.
+
+Nothing here imports torch, so that a machine without a GPU can ask as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+CSRC = Path(__file__).parent / "csrc"
+
+WHEELS = ("nvcc", "crt", "runtime", "cccl")
+"""The parts of a toolkit that nvcc needs, as wheels nvidia-cuda-...; and nvidia-nvvm."""
+
+NO_NVCC = (
+    "nvcc was not found in CUDA_HOME, on PATH or in the pip wheels: install the CUDA toolkit and "
+    "set CUDA_HOME, or, all of one version, which is the one that torch is built with, run pip "
+    "install "
+    + " ".join(f"'nvidia-cuda-{part}==13.0.*'" for part in WHEELS)
+    + " 'nvidia-nvvm==13.0.*'"
+)
+
+
+def find_nvcc() -> tuple[Path, str] | None:
+    """(path, where it was found) of nvcc, from CUDA_HOME, PATH, the pip wheels, /usr/local/cuda."""
+    return _find_tool("nvcc")
+
+
+def find_cuobjdump() -> tuple[Path, str] | None:
+    """(path, where it was found) of cuobjdump; Triton's wheel carries one as well."""
+    found = _find_tool("cuobjdump")
+    if found:
+        return found
+    triton = importlib.util.find_spec("triton")
+    if triton and triton.origin:
+        path = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if path.is_file():
+            return path, "the Triton wheel"
+    return None
+
+
+def find_cxx() -> Path | None:
+    """The host's C++ compiler: $CXX, c++ or g++."""
+    for name in (os.environ.get("CXX", ""), "c++", "g++"):
+        path = shutil.which(name) if name else None
+        if path:
+            return Path(path)
+    return None
+
+
+def _find_tool(tool: str) -> tuple[Path, str] | None:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        home = os.environ.get(variable)
+        if home and (Path(home) / "bin" / tool).is_file():
+            return Path(home) / "bin" / tool, variable
+    on_path = shutil.which(tool)
+    if on_path:
+        return Path(on_path), "PATH"
+    for folder in wheel_folders():
+        path = folder / "bin" / tool
+        if path.is_file():
+            return path, "the pip wheels"
+    path = Path("/usr/local/cuda/bin") / tool
+    return (path, "/usr/local/cuda") if path.is_file() else None
+
+
+def wheel_folders() -> list[Path]:
+    """The folders of NVIDIA's wheels: nvidia/cu13 since CUDA 13, nvidia/cuda_nvcc, ... before."""
+    spec = importlib.util.find_spec("nvidia")
+    if spec is None or spec.submodule_search_locations is None:
+        return []
+    roots = [Path(location) for location in spec.submodule_search_locations]
+    return sorted(folder for root in roots for folder in root.glob("c*") if folder.is_dir())
+
+
+def cuda_home(nvcc: Path) -> Path:
+    """The toolkit that an nvcc belongs to: the folder that holds include/cuda_runtime.h.
+
+    nvcc may be a link or a script that calls the real one, so where the folder above its own does
+    not do, nvcc itself is asked.
+    """
+    for path in (nvcc, nvcc.resolve()):
+        if _is_home(path.parent.parent):
+            return path.parent.parent
+    command = [str(nvcc), "--dryrun", "-x", "cu", "-E", os.devnull]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
+    return Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
+
+
+def _is_home(folder: Path) -> bool:
+    return (folder / "include" / "cuda_runtime.h").is_file()
+
+
+def include_folders(nvcc: Path) -> list[Path]:
+    """Folders that an nvcc from the older wheels, where each has its own, must be told of."""
+    if _is_home(cuda_home(nvcc)):
+        return []
+    return [folder / "include" for folder in wheel_folders() if (folder / "include").is_dir()]
+
+
+def sm_of(capability: tuple[int, int]) -> str:
+    """The target of a compute capability: (9, 0) is sm_90a, which alone has wgmma."""
+    major, minor = capability
+    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+
+
+def nvcc_flags(sm: str) -> list[str]:
+    """Flags of every rung for one target, e.g. ``sm_90a``.
+
+    torch passes -D__CUDA_NO_HALF_OPERATORS__ and friends, which would take the arithmetic of
+    half and bfloat16 away: they are undone. Host symbols stay hidden, since every rung's library
+    defines the same tcgemm_launch.
+    """
+    number = sm.removeprefix("sm_")
+    return [
+        "-O3",
+        "-std=c++17",
+        f"-gencode=arch=compute_{number},code={sm}",
+        f"-DTCGEMM_SM={re.sub('[a-z]', '', number)}",
+        "-lineinfo",
+        "-U__CUDA_NO_HALF_OPERATORS__",
+        "-U__CUDA_NO_HALF_CONVERSIONS__",
+        "-U__CUDA_NO_HALF2_OPERATORS__",
+        "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+        "-Xcompiler=-fvisibility=hidden",
+    ]
+
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def source_files(name: str, folder: Path = CSRC) -> list[Path]:
+    """The .cu of a rung and every file of csrc that it includes, directly or not."""
+    found = [folder / f"{name}.cu"]
+    for path in found:
+        for include in _INCLUDE.findall(path.read_text()):
+            other = folder / include
+            if other.is_file() and other not in found:
+                found.append(other)
+    return found
+
+
+_CONSTANT = re.compile(r"^constexpr int ([A-Z][A-Z0-9_]*) = (\d+);", re.MULTILINE)
+
+
+def constants(name: str) -> dict[str, int]:
+    """The rung's ``constexpr int NAME = number;``, in the order of its source."""
+    return {key: int(value) for key, value in _CONSTANT.findall((CSRC / f"{name}.cu").read_text())}

@@ -1,0 +1,122 @@
+"""What the rungs refuse, and that the sentence has the numbers in it."""
+
+import dataclasses
+
+import pytest
+
+from tcgemm.dispatch import choose, find, ladder
+from tcgemm.errors import UnsupportedError
+from tcgemm.problem import Problem
+
+
+def problem(M=128, N=128, K=128, layout="nn", **changes):
+    a = (K, 1) if layout[0] == "n" else (1, M)
+    b = (N, 1) if layout[1] == "n" else (1, K)
+    asked = Problem(M, N, K, "float16", "float16", a, b, (N, 1), capability=(9, 0))
+    return dataclasses.replace(asked, **changes)
+
+
+def why(name, asked):
+    return find("cuda", name).why_not(asked)
+
+
+VECTORS = ["wmma_double_buffered", "wmma_grouped"]
+LIMITED = ["wmma", *VECTORS]
+UNLIMITED = ["naive", "tiled", "wmma_any"]
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("name", [*LIMITED, *UNLIMITED])
+def test_every_rung_takes_every_layout(name, layout):
+    assert why(name, problem(layout=layout)) is None
+
+
+@pytest.mark.parametrize("name", UNLIMITED)
+def test_the_others_take_odd_sizes_strides_and_addresses(name):
+    odd = problem(7, 13, 5, a_strides=(3, 17), b_strides=(0, 2), a_alignment=2, c_strides=(2, 99))
+    assert why(name, odd) is None
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_sizes_are_refused_with_the_number_and_what_fits(name):
+    reason = why(name, problem(M=100))
+    assert "M=100 is no multiple of" in reason
+    assert "wmma_any" in reason
+    assert ("M=112" if name == "wmma" else "M=128") in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "K", "ok"),
+    [
+        ("wmma", 16, True),
+        ("wmma_double_buffered", 48, True),
+        ("wmma_grouped", 48, False),
+        ("wmma", 24, False),
+    ],
+)
+def test_the_step_along_k_is_the_limit(name, K, ok):
+    assert (why(name, problem(K=K)) is None) == ok
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_strides_that_are_neither_1_are_refused(name):
+    assert "(256, 2)" in why(name, problem(a_strides=(256, 2)))
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_rows_that_are_not_16_byte_aligned_are_refused(name):
+    reason = why(name, problem(b_strides=(129, 1)))
+    assert reason.startswith("B ")
+    assert "129" in reason or "258" in reason
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_addresses_are_refused_with_their_alignment(name):
+    assert "A is 2-byte aligned" in why(name, problem(a_alignment=2))
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_c_needs_aligned_rows_for_vector_stores(name):
+    assert why(name, problem(c_strides=(130, 1))).startswith("C ")
+    assert why(name, problem(c_strides=(132, 1), dtype_out="float32")) is None
+
+
+def test_c_may_lie_anywhere_for_wmma():
+    assert why("wmma", problem(c_strides=(7, 1000), c_alignment=2)) is None
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_a_column_major_c_swaps_the_tile(name):
+    assert why(name, problem(c_strides=(1, 128))) is None
+
+
+def test_bfloat16_fragments_need_capability_8():
+    asked = problem(dtype_in="bfloat16", dtype_out="float32", capability=(7, 5))
+    assert "has 7.5" in why("wmma", asked)
+    assert why("naive", asked) is None
+    assert why("wmma", problem(capability=(7, 5))) is None
+
+
+@pytest.mark.parametrize("name", [*VECTORS, "wmma_any"])
+def test_async_copies_need_capability_8(name):
+    assert "8.0" in why(name, problem(capability=(7, 5)))
+
+
+def test_a_leading_dimension_beyond_32_bits_of_offset_is_refused():
+    assert str(2**27) in why("wmma", problem(a_strides=(2**27, 1)))
+
+
+def test_a_refused_rung_names_those_that_take_the_problem():
+    with pytest.raises(UnsupportedError, match=r"M=100 is no multiple.*naive, tiled, wmma_any"):
+        choose(problem(M=100), "cuda", "wmma")
+
+
+def test_the_ladder_is_in_order():
+    assert [row.name for row in ladder("cuda")][:6] == [
+        "naive",
+        "tiled",
+        "wmma",
+        "wmma_double_buffered",
+        "wmma_grouped",
+        "wmma_any",
+    ]

@@ -1,0 +1,77 @@
+"""The rungs' sources: torch-free, readable, and in the shape that every rung shares."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tcgemm.cuda_ref import toolchain
+
+from tcgemm import cuda_ref
+
+NAMES = [row["name"] for row in cuda_ref.KERNELS]
+SOURCES = sorted(toolchain.CSRC.glob("*.cu"))
+
+
+def text(name: str) -> str:
+    return (toolchain.CSRC / f"{name}.cu").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_row_has_its_source(name):
+    assert (toolchain.CSRC / f"{name}.cu").is_file()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_sources_reach_torch_and_the_hardware_by_name_only(path):
+    source = path.read_text()
+    assert not re.search(r"#\s*include\s*<(torch|ATen|c10|pybind11)", source)
+    assert not re.search(r"\basm\b", source), "inline assembly belongs in a .cuh wrapper"
+    assert "<<<" not in source, "kernels start through tcgemm::launch"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rung_is_short_enough_to_be_one_idea(name):
+    assert 60 <= len(text(name).splitlines()) <= 250
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_header_says_what_the_rung_adds_and_misses(name):
+    header = text(name).split("#include")[0]
+    assert header.startswith("// C[M, N] = A[M, K] B[K, N]")
+    for word in ("ADDS", "STILL MISSING", "grid ", "block "):
+        assert f"// {word}" in header
+
+
+@pytest.mark.parametrize(("name", "after"), list(pairwise(NAMES[:6])))
+def test_the_header_names_the_next_rung(name, after):
+    assert f"{after}.cu" in text(name).split("#include")[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rung_ends_in_its_launcher(name):
+    assert re.search(
+        r"^int tcgemm_launch\(const tcgemm::Gemm& \w+, cudaStream_t stream\)", text(name), re.M
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_line_is_longer_than_100(name):
+    assert max(map(len, text(name).splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plan_is_the_constants_of_the_source(name):
+    row = next(row for row in cuda_ref.KERNELS if row["name"] == name)
+    plan = row["plan"](None)
+    assert plan
+    for key, value in plan.items():
+        assert f"constexpr int {key} = {value};" in text(name)
+
+
+def test_source_files_follow_includes_once():
+    files = [path.name for path in toolchain.source_files("wmma_any")]
+    assert files[0] == "wmma_any.cu"
+    assert {"gemm.cuh", "copy.cuh", "order.cuh", "fragment.cuh"} <= set(files)
+    assert len(files) == len(set(files))
+    assert all(isinstance(path, Path) for path in toolchain.source_files("naive"))
