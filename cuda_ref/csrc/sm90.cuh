@@ -154,4 +154,18 @@ __device__ __forceinline__ void barrier_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// The grid after this one in the stream may start as soon as every block has said so or is done ...
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ... and waits here until this one is done and its writes are visible. No global memory before.
+__device__ __forceinline__ void griddepcontrol_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+__device__ __forceinline__ void st_shared_v2(uint32_t shared, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
+
 }  // namespace tcgemm::sm90

@@ -1,11 +1,12 @@
-// The host side of TMA: which way an operand can be read, its tensor map, and the choice of the
-// kernel's variant.
+// The host side of the Hopper rungs: which way TMA can read an operand, its tensor map, the choice
+// of the kernel's instance, and the launch of clusters.
 //
 // A tensor map is a pure function of address, extents, pitch, box and element type, so it is kept
 // and never goes stale: encoding costs about a microsecond, finding it again tens of nanoseconds.
 #pragma once
 
 #include "gemm.cuh"
+#include "select.cuh"
 #include "wgmma.cuh"
 
 #include <array>
@@ -138,15 +139,6 @@ inline PlainOutput plain_output(const Matrix& c, DType type) {
   return {c.data, c.row_stride, c.col_stride, pairs};
 }
 
-// The same problem with C row-major where C is column-major: C^T = B^T A^T.
-inline Gemm row_major_c(const Gemm& gemm) {
-  if (gemm.c.col_stride == 1 || gemm.c.row_stride != 1) return gemm;
-  auto transposed = [](const Matrix& x) {
-    return Matrix{x.data, x.cols, x.rows, x.col_stride, x.row_stride};
-  };
-  return {transposed(gemm.b), transposed(gemm.a), transposed(gemm.c), gemm.in, gemm.out};
-}
-
 // The multiprocessors of the current device, asked once per device.
 inline int multiprocessors(int* count) {
   static std::array<std::atomic<int>, 64> counts{};
@@ -164,25 +156,40 @@ inline int multiprocessors(int* count) {
   return cudaSuccess;
 }
 
-template <typename T>
-struct Type {
-  using type = T;
-};
+// Calls body(In{}, Out{}, major of A, major of B), the majors as integral_constant: one compiled
+// instance of a kernel for each combination.
+template <typename Body>
+int with_types_and_majors(const Gemm& gemm, Major a, Major b, Body body) {
+  constexpr std::integral_constant<Major, Major::K> k;
+  constexpr std::integral_constant<Major, Major::MN> mn;
+  return with_types(gemm, [&](auto in, auto out) {
+    if (a == Major::K) return b == Major::K ? body(in, out, k, k) : body(in, out, k, mn);
+    return b == Major::K ? body(in, out, mn, k) : body(in, out, mn, mn);
+  });
+}
 
-// Calls run(Type<In>, Type<Out>, major of A, major of B), the latter two as integral_constant:
-// one compiled variant of a kernel for each combination.
-template <typename Run>
-int select_variant(const Gemm& gemm, Major a, Major b, Run&& run) {
-  auto with_majors = [&](auto in, auto out) {
-    constexpr std::integral_constant<Major, Major::K> k;
-    constexpr std::integral_constant<Major, Major::MN> mn;
-    if (a == Major::K) return b == Major::K ? run(in, out, k, k) : run(in, out, k, mn);
-    return b == Major::K ? run(in, out, mn, k) : run(in, out, mn, mn);
-  };
-  auto with_types = [&](auto in) {
-    return gemm.out == DType::f32 ? with_majors(in, Type<float>{}) : with_majors(in, in);
-  };
-  return gemm.in == DType::f16 ? with_types(Type<__half>{}) : with_types(Type<__nv_bfloat16>{});
+// Starts clusters of `cluster` blocks. The grid may start while the one before it in the stream
+// still runs: the kernel must call griddepcontrol_wait before it touches global memory.
+template <typename... Params, typename... Args>
+int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned cluster, dim3 block,
+                    size_t shared_bytes, cudaStream_t stream, Args... args) {
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(shared_bytes));
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = cluster;
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(clusters * cluster);
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
 }  // namespace tcgemm::sm90

@@ -1,26 +1,36 @@
-// C[M, N] = A[M, K] @ B[K, N] with warps that only load and warps that only multiply.
+// C[M, N] = A[M, K] B[K, N] with warps that only load and warps that only multiply.
 //
-// Adds over wgmma_tma: a producer thread runs ahead through a ring of NUM_STAGES tiles, two
-// consumer warpgroups follow; a full and an empty mbarrier per stage are all that ties them.
-// setmaxnreg hands the producer's registers to the consumers, which affords a 128 x 256 tile:
-// wgmma 64 x 256 x 16 reads 80 bytes of shared memory per clock and TMA writes 48, of 128.
-// Still missing: a block's first loads and its stores to C run with idle tensor cores, and every
-// block fetches its own copy of B (wgmma_persistent).
+// ADDS           warp specialization. A producer thread runs ahead through a ring of NUM_STAGES
+//                tiles and two consumer warpgroups follow; a full and an empty mbarrier per stage
+//                are all that ties them. setmaxnreg hands the producer's registers to the
+//                consumers, which affords a tile of 128 x 256: wgmma 64 x 256 x 16 reads 80 bytes
+//                of shared memory per clock and TMA writes 48, of the 128 that there are.
+// STILL MISSING  a block's first loads and its stores to C run while the tensor cores idle, and
+//                each block fetches a copy of B of its own (wgmma_persistent.cu).
 //
-// Tiles: block 128 x 256 x 64, 4 stages of 48 KB -> 2 consumer warpgroups of 64 x 256 ->
-// wgmma 64 x 256 x 16.
-#include "tile_order.cuh"
+// grid       one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows; one to an
+//            SM
+// block      one producer and CONSUMERS consumer warpgroups step through K by BLOCK_K, over a ring
+//            of NUM_STAGES x 48 KB
+// warpgroup  64 x 256 of C: wgmma 64 x 256 x 16; 128 accumulators a thread
+#include "order.cuh"
 #include "wgmma_tile.cuh"
 
-namespace tcgemm {
 namespace {
 
-using namespace sm90;
+using namespace tcgemm;
+using namespace tcgemm::sm90;
 
-constexpr int BLOCK_M = 128, BLOCK_N = 256, BLOCK_K = 64, NUM_STAGES = 4, GROUP_M = 16;
-constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
+constexpr int BLOCK_M = 128;
+constexpr int BLOCK_N = 256;
+constexpr int BLOCK_K = 64;
+constexpr int NUM_STAGES = 4;
+constexpr int GROUP_M = 16;
+constexpr int CONSUMERS = 2;
+constexpr int THREADS = 128 * (1 + CONSUMERS);
 // 168 registers a thread at launch: 128 * (40 + 2 * 232) = 384 * 168.
-constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+constexpr int PRODUCER_REGISTERS = 40;
+constexpr int CONSUMER_REGISTERS = 232;
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 168 * (1 + CONSUMERS));
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
 constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
@@ -98,12 +108,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 }  // namespace
-}  // namespace tcgemm
 
-int tcgemm_launch(const tcgemm::Gemm& given, cudaStream_t stream) {
-  using namespace tcgemm;
-  using namespace tcgemm::sm90;
-  const Gemm gemm = row_major_c(given);
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const Gemm gemm = with_rows_of_c(asked);
   CUtensorMap a_map, b_map;
   Major a_major, b_major;
   int error = operand_map(gemm.a, false, gemm.in, BLOCK_M, &a_map, &a_major);
@@ -113,12 +120,9 @@ int tcgemm_launch(const tcgemm::Gemm& given, cudaStream_t stream) {
 
   const int M = static_cast<int>(gemm.c.rows), N = static_cast<int>(gemm.c.cols);
   const int K = static_cast<int>(gemm.a.cols);
-  const unsigned blocks = ((M - 1) / BLOCK_M + 1) * ((N - 1) / BLOCK_N + 1);
-  return select_variant(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
-    return launch(wgmma_specialized<In, Out, decltype(a)::value, decltype(b)::value>, blocks,
-                  THREADS, SHARED_BYTES, stream, a_map, b_map, plain_output(gemm.c, gemm.out), M, N,
-                  K);
+  return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
+    return launch_tiles(wgmma_specialized<decltype(in), decltype(out), a, b>, ceil_div(M, BLOCK_M),
+                        ceil_div(N, BLOCK_N), dim3(THREADS), SHARED_BYTES, stream, a_map, b_map,
+                        plain_output(gemm.c, gemm.out), M, N, K);
   });
 }

@@ -1,28 +1,37 @@
-// C[M, N] = A[M, K] @ B[K, N] with Hopper's own instructions: wgmma and the bulk tensor copy.
+// C[M, N] = A[M, K] B[K, N] with Hopper's own instructions: wgmma and the bulk tensor copy.
 //
-// Adds over the mma.sync rungs: one thread starts a copy of a whole tile (TMA: addresses, bounds
-// and swizzle in hardware), bytes are counted in by an mbarrier, and four warps together issue one
-// multiply that reads both operands from shared memory. No thread ever holds an operand.
-// Still missing: copies and multiplies take turns; only the other blocks on the SM fill the gaps
-// (wgmma_specialized).
+// ADDS           TMA and wgmma. One thread starts the copy of a whole tile: addresses, bounds,
+//                zeros past the edges and the swizzle are the hardware's. An mbarrier counts the
+//                bytes in. Four warps together issue one multiply that reads both operands from
+//                shared memory: no thread ever holds an operand, and an operand stored transposed
+//                costs nothing.
+// STILL MISSING  copies and multiplies take turns, one stage in each block: only the other blocks
+//                of the SM fill the gaps (wgmma_specialized.cu).
 //
-// Tiles: block 128 x 128 x 64 by one warpgroup -> 2 x wgmma 64 x 128 x 16. One stage of 32 KB;
-// three blocks per SM.
-#include "tile_order.cuh"
+// grid       one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows; three
+//            blocks of 33 KB to an SM
+// block      one warpgroup steps through K by BLOCK_K
+// warpgroup  2 x wgmma 64 x 128 x 16 for each 16 of K; 128 accumulators a thread
+#include "order.cuh"
 #include "wgmma_tile.cuh"
 
-namespace tcgemm {
 namespace {
 
-using namespace sm90;
+using namespace tcgemm;
+using namespace tcgemm::sm90;
 
-constexpr int BLOCK_M = 128, BLOCK_N = 128, BLOCK_K = 64, GROUP_M = 8, THREADS = 128;
+constexpr int BLOCK_M = 128;
+constexpr int BLOCK_N = 128;
+constexpr int BLOCK_K = 64;
+constexpr int GROUP_M = 8;
+constexpr int THREADS = 128;
+constexpr int BLOCKS_PER_SM = 3;
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
 // Panels start at multiples of 1024 bytes; dynamic shared memory promises only 16.
 constexpr uint32_t SHARED_BYTES = A_BYTES + B_BYTES + 1024;
 
 template <typename In, typename Out, Major A, Major B>
-__global__ void __launch_bounds__(THREADS, 3)
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     wgmma_tma(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
               PlainOutput c, int M, int N, int K) {
   extern __shared__ uint8_t shared[];
@@ -72,12 +81,9 @@ __global__ void __launch_bounds__(THREADS, 3)
 }
 
 }  // namespace
-}  // namespace tcgemm
 
-int tcgemm_launch(const tcgemm::Gemm& given, cudaStream_t stream) {
-  using namespace tcgemm;
-  using namespace tcgemm::sm90;
-  const Gemm gemm = row_major_c(given);
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const Gemm gemm = with_rows_of_c(asked);
   CUtensorMap a_map, b_map;
   Major a_major, b_major;
   int error = operand_map(gemm.a, false, gemm.in, BLOCK_M, &a_map, &a_major);
@@ -87,11 +93,9 @@ int tcgemm_launch(const tcgemm::Gemm& given, cudaStream_t stream) {
 
   const int M = static_cast<int>(gemm.c.rows), N = static_cast<int>(gemm.c.cols);
   const int K = static_cast<int>(gemm.a.cols);
-  const unsigned blocks = ((M - 1) / BLOCK_M + 1) * ((N - 1) / BLOCK_N + 1);
-  return select_variant(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
-    return launch(wgmma_tma<In, Out, decltype(a)::value, decltype(b)::value>, blocks, THREADS,
-                  SHARED_BYTES, stream, a_map, b_map, plain_output(gemm.c, gemm.out), M, N, K);
+  return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
+    return launch_tiles(wgmma_tma<decltype(in), decltype(out), a, b>, ceil_div(M, BLOCK_M),
+                        ceil_div(N, BLOCK_N), dim3(THREADS), SHARED_BYTES, stream, a_map, b_map,
+                        plain_output(gemm.c, gemm.out), M, N, K);
   });
 }
