@@ -2,7 +2,7 @@
 //
 // ADDS           checked copies. Where an operand's rows are 16-byte aligned, cp.async copies the
 //                vectors that lie inside; all else the threads copy element by element, with zeros
-//                outside. Both operands are zero past K, so that no Inf or NaN of stale memory meets
+//                outside. Both operands are zero past K: no Inf or NaN of stale memory meets
 //                a zero. A warp tile of 64 x 64 (64 FLOP per byte from global and 32 from shared
 //                memory) and NUM_STAGES stages, all but one of them on their way.
 // STILL MISSING  wgmma. On Hopper these mma instructions reach about 63 % of the tensor cores'
