@@ -81,14 +81,21 @@ def load(name: str) -> Callable[..., None]:
 
     CPU tensors take the same source through the simulator, compiled by g++.
 
-    Raises LookupError for an unknown name, RuntimeError without a working compiler.
+    Raises LookupError for an unknown name, RuntimeError without a working compiler, or without a
+    GPU where the simulator does not run the rung.
     """
-    if name not in [row["name"] for row in KERNELS]:
-        names = ", ".join(row["name"] for row in KERNELS)
-        raise LookupError(f"unknown CUDA kernel {name!r}: choose from {names}")
+    rows = {row["name"]: row for row in KERNELS}
+    if name not in rows:
+        raise LookupError(f"unknown CUDA kernel {name!r}: choose from {', '.join(rows)}")
 
     import torch
 
+    if not torch.cuda.is_available() and "cpu" not in rows[name]["devices"]:
+        raise RuntimeError(
+            f"the CUDA kernel {name!r} needs an NVIDIA GPU and torch sees none: "
+            "check nvidia-smi and that torch was installed with CUDA (torch.version.cuda is "
+            f"{torch.version.cuda})"
+        )
     from .build import operator
     from .simulator import run as simulate
 
