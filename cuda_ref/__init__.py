@@ -40,8 +40,7 @@ def _row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> di
         "adds": adds,
         "pairs": PAIRS,
         "capability": capability,
-        # The simulator has one block per cluster: Hopper's rungs stay on the GPU.
-        "devices": ("cuda", "cpu") if capability < (9, 0) else ("cuda",),
+        "devices": ("cuda", "cpu"),
         "plan": partial(_plan, name),
         **limits,
     }
