@@ -9,7 +9,7 @@ from typing import Any
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
-from .limits import refuse_tiled_copies, refuse_wmma_loads
+from .limits import refuse_tiled_copies, refuse_tma, refuse_wmma_loads
 from .toolchain import constants
 
 PAIRS = (
@@ -17,6 +17,10 @@ PAIRS = (
     ("float16", "float32"),
     ("bfloat16", "bfloat16"),
     ("bfloat16", "float32"),
+)
+
+TMA_SHAPES = (
+    "A and B 16-byte aligned, one stride 1, rows a multiple of 8 elements apart; C anywhere"
 )
 
 
@@ -36,8 +40,7 @@ def _row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> di
         "adds": adds,
         "pairs": PAIRS,
         "capability": capability,
-        # The simulator has one block per cluster: Hopper's rungs stay on the GPU.
-        "devices": ("cuda", "cpu") if capability < (9, 0) else ("cuda",),
+        "devices": ("cuda", "cpu"),
         "plan": partial(_plan, name),
         **limits,
     }
@@ -72,6 +75,27 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "wmma_any",
         "checked copies for any size, stride and alignment; 64 x 64 per warp, three stages",
         (8, 0),
+    ),
+    _row(
+        "wgmma_tma",
+        "TMA copies whole tiles, an mbarrier counts them in, wgmma reads them from shared memory",
+        (9, 0),
+        shapes=TMA_SHAPES,
+        refuse=refuse_tma,
+    ),
+    _row(
+        "wgmma_specialized",
+        "a producer warp fills a ring of stages for two consumer warpgroups; 128 x 256 tiles",
+        (9, 0),
+        shapes=TMA_SHAPES,
+        refuse=refuse_tma,
+    ),
+    _row(
+        "wgmma_persistent",
+        "blocks that stay: loads and stores under multiplies, clusters that multicast B",
+        (9, 0),
+        shapes=TMA_SHAPES,
+        refuse=refuse_tma,
     ),
 )
 

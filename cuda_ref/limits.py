@@ -56,6 +56,41 @@ def refuse_tiled_copies(problem: Any, constants: Mapping[str, int]) -> str | Non
     return None
 
 
+# TMA coordinates are 32-bit, and the last tile may reach 255 past the end.
+TMA_MOST = 2**31 - 256
+
+
+def refuse_tma(problem: Any) -> str | None:
+    """Why the bulk tensor copy cannot read A or B where they are; None when it can.
+
+    As operand_map in csrc/tensor_map.cuh. C may lie anywhere: TMA writes it where it can, plain
+    stores elsewhere.
+    """
+    for name, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
+        if size > TMA_MOST:
+            return f"{name}={size} and TMA coordinates end at {TMA_MOST}: {ANY}"
+    for name, shape, strides, alignment in _operands(problem):
+        if alignment < 16:
+            return f"{name} is {alignment}-byte aligned and TMA needs 16: {ANY}"
+        if _tma_rows(shape, strides) or _tma_rows(shape[::-1], strides[::-1]):
+            continue
+        ld, inner = _storage(shape, strides)
+        if inner != 1:
+            return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
+        return (
+            f"{name} has rows {ld * 2} bytes apart and TMA takes multiples of 16 from 16 up: "
+            f"{ANY}, or pad the rows to {max(8, -(-ld // 8) * 8)} elements"
+        )
+    return None
+
+
+def _tma_rows(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
+    """Whether rows of neighbours, a multiple of 16 bytes apart, make up a 16-bit operand."""
+    pitch = strides[0] * 2
+    aligned = shape[0] == 1 or (0 < pitch < 2**40 and pitch % 16 == 0)
+    return aligned and (shape[1] == 1 or strides[1] == 1)
+
+
 def _operands(problem: Any) -> tuple[tuple[str, tuple[int, int], tuple[int, int], int], ...]:
     return (
         ("A", (problem.M, problem.K), problem.a_strides, problem.a_alignment),

@@ -1,0 +1,179 @@
+// Hopper's instructions, one wrapper each, named after the instruction.
+//
+// Shared-memory addresses are 32-bit shared::cta addresses in bytes (shared_address); barriers are
+// 8-byte mbarrier objects. The wrappers order nothing beyond what their instruction orders: the
+// hazards are noted where a caller must add a fence or a barrier.
+#pragma once
+
+#include "gemm.cuh"
+
+#include <cstdint>
+
+#ifndef TCGEMM_SIMULATOR  // which has these names in hopper.hpp
+
+#include <cuda.h>  // CUtensorMap: types only, nothing to link against
+
+namespace tcgemm::sm90 {
+
+constexpr int MAX_CLUSTER = 2;  // blocks; the simulator runs one
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// mbarrier: a phase completes when `count` arrivals and all announced bytes have come in. Waiting
+// on parity p returns once the phase of that parity is over: 0 for the first, then 1, then 0, ...
+// On a fresh barrier a wait on parity 1 returns at once, which is how a producer starts.
+
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// Makes the initialised barriers visible to the copy engine and to the other CTAs of the cluster;
+// a __syncthreads or cluster barrier must follow.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives on the barrier at the same offset in CTA `cta` of the cluster. It orders no ordinary
+// memory access between the CTAs: .release.cluster would, at the price of a MEMBAR.GPU per arrival.
+// What a stage's barriers order is wgmma reads that have been waited for, and TMA writes.
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t cta) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(barrier), "r"(cta)
+      : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(barrier), "r"(parity)
+      : "memory");
+}
+
+// The bulk tensor copy (TMA). Coordinates are in elements, innermost first. What lies outside the
+// tensor arrives as zeros and still counts towards the barrier's bytes; stores are clipped.
+
+__device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d(uint32_t shared, const CUtensorMap* map,
+                                                        uint32_t barrier, int inner, int outer) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];" ::"r"(shared), "l"(map), "r"(barrier), "r"(inner), "r"(outer)
+      : "memory");
+}
+
+// The same box to the same offset, and the same barrier's offset, in every CTA of `ctas` (bits).
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_multicast(uint32_t shared,
+                                                                  const CUtensorMap* map,
+                                                                  uint32_t barrier, int inner,
+                                                                  int outer, uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared), "l"(map), "r"(barrier),
+      "r"(inner), "r"(outer), "h"(ctas)
+      : "memory");
+}
+
+// Hazard: ordinary writes to `shared` are visible to the store only after every writing thread has
+// run fence_proxy_async and a barrier has followed. Hazard: the clipping is to 16-byte units, so an
+// inner extent that is not a multiple of 16 bytes lets up to 14 bytes past each row be written.
+__device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, uint32_t shared, int inner,
+                                             int outer) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+                   map),
+               "r"(shared), "r"(inner), "r"(outer)
+               : "memory");
+}
+
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until at most PENDING of this thread's stores still read shared memory.
+template <int PENDING>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Moves registers between warpgroups: every warp of the warpgroup runs it, REGISTERS a multiple
+// of 8. ptxas honours it only in a kernel with __launch_bounds__(threads, 1).
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// A barrier of `threads` threads. Barrier 0 is __syncthreads.
+__device__ __forceinline__ void bar_sync(uint32_t barrier, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit elements. Lanes 8 i .. 8 i + 7 give the addresses of the 16-byte
+// rows of matrix i; lane l holds elements 2 (l % 4) and the next of row l / 4 of each matrix.
+__device__ __forceinline__ void stmatrix_x4(uint32_t shared, uint32_t m0, uint32_t m1, uint32_t m2,
+                                            uint32_t m3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+               : "memory");
+}
+
+__device__ __forceinline__ uint32_t cluster_ctarank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ void barrier_cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The grid after this one in the stream may start as soon as every block has said so or is done ...
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ... and waits here until this one is done and its writes are visible. No global memory before.
+__device__ __forceinline__ void griddepcontrol_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+__device__ __forceinline__ void st_shared_v2(uint32_t shared, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
+
+}  // namespace tcgemm::sm90
+
+#endif  // TCGEMM_SIMULATOR

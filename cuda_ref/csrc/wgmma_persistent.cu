@@ -1,0 +1,212 @@
+// C[M, N] = A[M, K] B[K, N] by blocks that stay: one to an SM, in pairs that share their loads.
+//
+// ADDS           a persistent schedule. Each block walks over many tiles, so that the producer
+//                fills the ring for the next tile while the consumers still store this one. The two
+//                blocks of a cluster work one above the other: each loads half of their common
+//                tile of B and multicasts it to both. C leaves through shared memory by TMA stores,
+//                under the next tile's multiplies. The next kernel's prologue may start early.
+// STILL MISSING  K is never divided: where C has few tiles, SMs idle.
+//
+// grid       as few clusters as finish in the same number of rounds, in groups of GROUP_M tile rows
+// cluster    1 or 2 blocks along M; 2 pay from five rounds on (1.6 % at 8192 cubed), and cost the
+//            launch of fewer
+// block      one producer and CONSUMERS consumer warpgroups step through K by BLOCK_K, over a ring
+//            of NUM_STAGES x 48 KB; BLOCK_M x BLOCK_N of C
+// warpgroup  64 x 256 of C: wgmma 64 x 256 x 16; 128 accumulators a thread; stored in chunks of 64
+//            rows x 128 bytes, through CHUNK_BUFFERS x 8 KB
+#include "order.cuh"
+#include "wgmma_tile.cuh"
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+constexpr int BLOCK_M = 128;
+constexpr int BLOCK_N = 256;
+constexpr int BLOCK_K = 64;
+constexpr int NUM_STAGES = 4;
+constexpr int GROUP_M = 16;
+constexpr int CONSUMERS = 2;
+constexpr int THREADS = 128 * (1 + CONSUMERS);
+// 168 registers a thread at launch: 128 * (40 + 2 * 232) = 384 * 168.
+constexpr int PRODUCER_REGISTERS = 40;
+constexpr int CONSUMER_REGISTERS = 232;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 168 * (1 + CONSUMERS));
+constexpr int CHUNK_ROWS = 64;
+constexpr int CHUNK_BUFFERS = 2;
+constexpr uint32_t CHUNK_BYTES = CHUNK_ROWS * 128;
+constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
+constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr uint32_t SHARED_BYTES =
+    NUM_STAGES * STAGE_BYTES + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES + 1024;
+static_assert(SHARED_BYTES <= 232448 - 64, "an SM gives a block 227 KB, barriers included");
+
+struct Schedule {
+  int M, N, K, cluster;  // cluster: blocks in a cluster, 1 or 2
+
+  __device__ int rows() const { return (M - 1) / (BLOCK_M * cluster) + 1; }
+  __device__ int cols() const { return (N - 1) / BLOCK_N + 1; }
+
+  // The tile that block `rank` of a cluster computes of the cluster's tile `index`.
+  __device__ Tile tile(int index, int rank) const {
+    if (cluster == 1) return grouped_tile<GROUP_M>(index, rows(), cols());
+    const Tile pair = grouped_tile<GROUP_M / 2>(index, rows(), cols());
+    return {pair.m * 2 + rank, pair.n};
+  }
+};
+
+template <typename In, typename Out, Major A, Major B>
+__global__ void __launch_bounds__(THREADS, 1)
+    wgmma_persistent(const __grid_constant__ CUtensorMap a_map,
+                     const __grid_constant__ CUtensorMap b_map,
+                     const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
+                     Schedule schedule) {
+  extern __shared__ uint8_t shared[];
+  __shared__ uint64_t barriers[2 * NUM_STAGES];
+  const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
+  const uint32_t full = shared_address(barriers), empty = full + 8 * NUM_STAGES;
+
+  const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
+  const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
+  const int tiles = schedule.rows() * schedule.cols(), k_tiles = (schedule.K - 1) / BLOCK_K + 1;
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < NUM_STAGES; ++stage) {
+      mbarrier_init(full + 8 * stage, 1);
+      // One arrival per consumer warp of the cluster: a multicast lands in every block's stage.
+      mbarrier_init(empty + 8 * stage, 4 * CONSUMERS * cluster);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (cluster > 1) {
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+  }
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+
+  // The same value in all lanes, and known to be so: each role is one branch of whole warpgroups.
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    setmaxnreg_dec<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) {
+      prefetch_tensormap(&a_map);
+      prefetch_tensormap(&b_map);
+      uint32_t stage = 0, phase = 0;
+      for (int index = first; index < tiles; index += step) {
+        const Tile tile = schedule.tile(index, rank);
+        const int m = tile.m * BLOCK_M, n = tile.n * BLOCK_N;
+        for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+          mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
+          const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
+          mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
+          load_tile<A, BLOCK_M>(a_tile, &a_map, barrier, m, k_tile * BLOCK_K);
+          load_tile_multicast<B, BLOCK_N>(a_tile + A_BYTES, &b_map, barrier, n, k_tile * BLOCK_K,
+                                          rank, cluster);
+          if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
+        }
+      }
+    }
+    __syncwarp();
+  } else {
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    const int consumer = warpgroup - 1;
+    const int lane = threadIdx.x % 32;
+    const bool stores = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
+    const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
+    const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
+    const uint32_t chunks =
+        ring + NUM_STAGES * STAGE_BYTES + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
+    float d[BLOCK_N / 2];
+    uint32_t stage = 0, phase = 0;
+    for (int index = first; index < tiles; index += step) {
+      const Tile tile = schedule.tile(index, rank);
+      const int m = tile.m * BLOCK_M + consumer * 64, n = tile.n * BLOCK_N;
+      for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+        mbarrier_try_wait_parity(full + 8 * stage, phase);
+        const uint32_t offset = stage * (STAGE_BYTES >> 4);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < BLOCK_K / MMA_K; ++k)
+          wgmma_m64n256k16<In, A, B>(d, a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
+                                     b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>,
+                                     k_tile > 0 || k > 0);
+        wgmma_commit_group();
+        // One group stays in flight; the one before has read its stage, which goes back.
+        wgmma_wait_group<1>();
+        if (k_tile > 0 && lane < cluster)
+          mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
+        if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
+      }
+      wgmma_wait_group<0>();
+      if (lane < cluster)
+        mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
+
+      if (plain.data != nullptr) {
+        store_accumulators<Out>(plain, d, m, n, schedule.M, schedule.N);
+        continue;
+      }
+      constexpr int CHUNK_N = 128 / sizeof(Out);
+#pragma unroll
+      for (int i = 0; i < BLOCK_N / CHUNK_N; ++i) {
+        const uint32_t chunk = chunks + i % CHUNK_BUFFERS * CHUNK_BYTES;
+        // The buffer's last store has been read out before anyone writes it again.
+        if (stores) cp_async_bulk_wait_group_read<CHUNK_BUFFERS - 1>();
+        bar_sync(1 + consumer, 128);
+        write_chunk<Out>(chunk, d, i * CHUNK_N);
+        fence_proxy_async();
+        bar_sync(1 + consumer, 128);
+        if (stores) {
+          tma_store_2d(&c_map, chunk, n + i * CHUNK_N, m);
+          cp_async_bulk_commit_group();
+        }
+      }
+    }
+    if (stores) cp_async_bulk_wait_group_read<0>();
+  }
+  // No block leaves while the other may still write its stages or arrive on its barriers.
+  if (cluster > 1) {
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+  }
+}
+
+}  // namespace
+
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const Gemm gemm = with_rows_of_c(asked);
+  CUtensorMap a_map, b_map, c_map{};
+  Major a_major, b_major;
+  int sms = 0;
+  int error = operand_map(gemm.a, false, gemm.in, BLOCK_M, &a_map, &a_major);
+  if (error == cudaSuccess)
+    error = operand_map(gemm.b, true, gemm.in, BOX_ROWS<Major::K>, &b_map, &b_major);
+  if (error == cudaSuccess) error = multiprocessors(&sms);
+  if (error != cudaSuccess) return error;
+
+  // TMA writes C where it can: whole 16-byte units only, since with 129 columns of 16 bits it
+  // would write seven elements past each row.
+  PlainOutput plain = plain_output(gemm.c, gemm.out);
+  const int bytes = gemm.out == DType::f32 ? 4 : 2;
+  if (gemm.c.cols * bytes % 16 == 0 &&
+      tensor_map(gemm.c, false, gemm.out, 128 / bytes, CHUNK_ROWS, &c_map) == cudaSuccess)
+    plain.data = nullptr;
+
+  Schedule schedule{static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols),
+                    static_cast<int>(gemm.a.cols), 1};
+  const int64_t tiles_m = ceil_div(schedule.M, BLOCK_M), tiles_n = ceil_div(schedule.N, BLOCK_N);
+  if (tiles_m * tiles_n > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
+  if (MAX_CLUSTER > 1 && tiles_m * tiles_n > 4 * sms && (tiles_m % 2 == 0 || tiles_m > 16))
+    schedule.cluster = 2;
+  // Clusters beyond what the last round needs would wait at its end, and draw power.
+  const int64_t tiles = ceil_div(tiles_m, schedule.cluster) * tiles_n;
+  const int64_t rounds = ceil_div(tiles, sms / schedule.cluster);
+  return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
+    return launch_clusters(wgmma_persistent<decltype(in), decltype(out), a, b>,
+                           static_cast<unsigned>(ceil_div(tiles, rounds)), schedule.cluster,
+                           dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
+                           schedule);
+  });
+}
