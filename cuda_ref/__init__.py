@@ -73,7 +73,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
     ),
     _row(
         "wmma_any",
-        "checked copies for any size, stride and alignment; 64 x 64 per warp, three stages",
+        "checked copies for any size, stride and alignment; 64 x 64 per warp, four stages",
         (8, 0),
     ),
     _row(

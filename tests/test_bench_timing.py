@@ -118,8 +118,8 @@ def test_a_slow_kernel_is_paired_three_times_and_not_warmed_up():
 
 def test_a_normal_kernel_warms_up_and_gets_five_pairs_at_least():
     clock, log = Clock(), []
-    kernel = Fake(clock, "k", log, events=400.0)
-    result = timing.measure(kernel, Fake(clock, "b", log, events=400.0), clock=clock)
+    kernel = Fake(clock, "k", log, events=80.0)
+    result = timing.measure(kernel, Fake(clock, "b", log, events=80.0), clock=clock)
     assert result.rounds == 5
     assert len(log) == 12
 

@@ -14,8 +14,8 @@ inline bool aligned_16(const void* pointer) {
 }
 
 // True where every row of the matrix in its storage order begins at a multiple of 16 bytes.
-inline bool rows_aligned(const void* data, int64_t outer, int64_t outer_stride, int64_t inner_stride,
-                  int64_t element_bytes) {
+inline bool rows_aligned(const void* data, int64_t outer, int64_t outer_stride,
+                         int64_t inner_stride, int64_t element_bytes) {
   return inner_stride == 1 && aligned_16(data) &&
          (outer == 1 || outer_stride * element_bytes % 16 == 0);
 }

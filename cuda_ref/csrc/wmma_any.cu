@@ -2,9 +2,9 @@
 //
 // ADDS           checked copies. Where an operand's rows are 16-byte aligned, cp.async copies the
 //                vectors that lie inside; all else the threads copy element by element, with zeros
-//                outside. Both operands are zero past K, so that no Inf or NaN of stale memory meets
+//                outside. Both operands are zero past K: no Inf or NaN of stale memory meets
 //                a zero. A warp tile of 64 x 64 (64 FLOP per byte from global and 32 from shared
-//                memory) and NUM_STAGES stages, two of them on their way.
+//                memory) and NUM_STAGES stages, all but one of them on their way.
 // STILL MISSING  wgmma. On Hopper these mma instructions reach about 63 % of the tensor cores'
 //                rate, and every operand passes through registers on the way. The rungs for sm_90
 //                go on from here.
@@ -12,8 +12,7 @@
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows
 // block  2 x 2 warps step through K by BLOCK_K
 // warp   WARP_M x WARP_N of C: 4 x 4 mma tiles. 128 registers of a thread hold accumulators, so two
-//        blocks of 128 threads fill the registers of an SM; 3 stages leave both room in shared
-//        memory (66 KB each: the tile of C).
+//        blocks of 128 threads fill the registers of an SM; 4 stages are 80 KB of shared memory.
 #include "convert.cuh"
 #include "copy.cuh"
 #include "fragment.cuh"
@@ -33,7 +32,7 @@ constexpr int WARP_N = 64;
 constexpr int MMA_M = 16;
 constexpr int MMA_N = 16;
 constexpr int MMA_K = 16;
-constexpr int NUM_STAGES = 3;
+constexpr int NUM_STAGES = 4;
 constexpr int GROUP_M = 8;
 constexpr int PAD = 8;
 constexpr int BLOCKS_PER_SM = 2;
@@ -84,17 +83,19 @@ __device__ void copy_tile(In* tile, const Operand& from, int64_t outer0, int64_t
     const int cols = clamp(from.inner - inner0 - col, VECTOR);
     const In* source = data + row * from.outer_stride + inner0 + col;
     In* to = &tile[row * WIDTH + col];
+    if (rows == OUTER && from.inner - inner0 >= INNER) {
 #pragma unroll
-    for (int i = 0; i < OUTER; i += ROWS) {
-      if (row + i < rows && cols == VECTOR) cp_async_16(to + i * WIDTH, source + i * from.outer_stride);
+      for (int i = 0; i < OUTER; i += ROWS, source += ROWS * from.outer_stride) {
+        cp_async_16(to + i * WIDTH, source);
+      }
+      return;
     }
-    if (rows == OUTER && cols == VECTOR) return;
 #pragma unroll 1
-    for (int i = 0; i < OUTER; i += ROWS) {
+    for (int i = 0; i < OUTER; i += ROWS, source += ROWS * from.outer_stride) {
       const int inside = row + i < rows ? cols : 0;
-#pragma unroll 1
+      if (inside == VECTOR) cp_async_16(to + i * WIDTH, source);
       for (int e = 0; e < VECTOR && inside < VECTOR; ++e) {
-        to[i * WIDTH + e] = e < inside ? source[i * from.outer_stride + e] : from_float<In>(0.0f);
+        to[i * WIDTH + e] = e < inside ? source[e] : from_float<In>(0.0f);
       }
     }
   } else {

@@ -36,7 +36,7 @@ constexpr int MMA_M = 16;
 constexpr int MMA_N = 16;
 constexpr int MMA_K = 16;
 constexpr int NUM_STAGES = 2;
-constexpr int GROUP_M = 8;
+constexpr int GROUP_M = 16;
 constexpr int PAD = 8;
 // Six blocks leave 80 registers a thread: enough, where the compiler's own guess of 72 spills.
 constexpr int BLOCKS_PER_SM = 6;
@@ -68,8 +68,8 @@ __device__ int first_col() {
   return threadIdx.x * VECTOR % INNER;
 }
 
-// Copies OUTER rows of INNER elements, `stride` elements apart, to rows INNER + PAD apart. `from` is
-// the thread's first vector; it stays in that column, so that only the row changes.
+// Copies OUTER rows of INNER elements, `stride` elements apart, to rows INNER + PAD apart. `from`
+// is the thread's first vector; it stays in that column, so that only the row changes.
 template <int OUTER, int INNER, typename In>
 __device__ void copy_tile(In* tile, const In* from, int64_t stride) {
   constexpr int ROWS = THREADS * VECTOR / INNER;

@@ -25,7 +25,7 @@ GRAPH_BELOW_MS = 0.1
 DOUBT_ABOVE = 1.1
 """A ratio to cuBLAS above this is measured again with the other timer."""
 
-SLOW_MS = 1000.0
+SLOW_MS = 100.0
 """Launches longer than this are paired three times at least, others MIN_PAIRS times."""
 
 MIN_PAIRS = 5
