@@ -175,7 +175,7 @@ def test_an_l2_that_holds_everything_reads_everything_once():
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["simulate", *arguments], env={"COLUMNS": "160"})
+    return CliRunner().invoke(app, ["simulate", *arguments], env={"COLUMNS": "240"})
 
 
 def test_the_table_names_every_rung():
