@@ -40,8 +40,7 @@ def _row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> di
         "adds": adds,
         "pairs": PAIRS,
         "capability": capability,
-        # The simulator has one block per cluster: Hopper's rungs stay on the GPU.
-        "devices": ("cuda", "cpu") if capability < (9, 0) else ("cuda",),
+        "devices": ("cuda", "cpu"),
         "plan": partial(_plan, name),
         **limits,
     }
@@ -106,14 +105,21 @@ def load(name: str) -> Callable[..., None]:
 
     CPU tensors take the same source through the simulator, compiled by g++.
 
-    Raises LookupError for an unknown name, RuntimeError without a working compiler.
+    Raises LookupError for an unknown name, RuntimeError without a working compiler, or without a
+    GPU where the simulator does not run the rung.
     """
-    if name not in [row["name"] for row in KERNELS]:
-        names = ", ".join(row["name"] for row in KERNELS)
-        raise LookupError(f"unknown CUDA kernel {name!r}: choose from {names}")
+    rows = {row["name"]: row for row in KERNELS}
+    if name not in rows:
+        raise LookupError(f"unknown CUDA kernel {name!r}: choose from {', '.join(rows)}")
 
     import torch
 
+    if not torch.cuda.is_available() and "cpu" not in rows[name]["devices"]:
+        raise RuntimeError(
+            f"the CUDA kernel {name!r} needs an NVIDIA GPU and torch sees none: "
+            "check nvidia-smi and that torch was installed with CUDA (torch.version.cuda is "
+            f"{torch.version.cuda})"
+        )
     from .build import operator
     from .simulator import run as simulate
 

@@ -368,7 +368,7 @@ def _lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("shared memory, bytes", _number(row["shared_bytes"])),
         ("bytes loaded by threads", _number(row["load_bytes"])),
         ("FLOP per byte loaded", _number(row["flop_per_byte"])),
-        ("sectors per load request", _number(row["sectors_per_load_request"])),
+        ("sectors per load request", _number(row["sectors_per_load_request"] or None)),
         ("FLOP per byte of sectors", _number(row["flop_per_sector_byte"])),
         ("L2 hit rate (model)", _percent(row.get("l2_hit_rate"))),
         ("FLOP per byte of memory (model)", _number(row.get("flop_per_dram_byte"))),
@@ -408,7 +408,7 @@ def _print_table(
             f"L2 of the {gpu.name}",
             title_justify="left",
         )
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         for row in ran:
             name = Path(row["kernel"]).name if row["kernel"].endswith(".cu") else row["kernel"]
             table.add_column(name, justify="right", overflow="fold")

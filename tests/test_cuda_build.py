@@ -209,10 +209,13 @@ def test_no_nvcc_no_cxx_and_no_ninja_each_name_the_remedy(monkeypatch, tmp_path)
         build.require_toolchain()
 
 
-def test_loading_without_a_gpu_says_so(monkeypatch):
+def test_loading_without_a_gpu_says_so_where_nothing_simulates_the_rung(monkeypatch):
     monkeypatch.setattr(build.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="'naive' needs an NVIDIA GPU"):
-        cuda_ref.load("naive")
+    row = {"name": "only_there", "devices": ("cuda",)}
+    monkeypatch.setattr(cuda_ref, "KERNELS", (*cuda_ref.KERNELS, row))
+    with pytest.raises(RuntimeError, match="'only_there' needs an NVIDIA GPU"):
+        cuda_ref.load("only_there")
+    assert callable(cuda_ref.load("naive"))
 
 
 def test_an_unknown_rung_lists_those_that_exist():

@@ -5,11 +5,17 @@
 // hazards are noted where a caller must add a fence or a barrier.
 #pragma once
 
-#include <cuda.h>  // CUtensorMap: types only, nothing to link against
+#include "gemm.cuh"
 
 #include <cstdint>
 
+#ifndef TCGEMM_SIMULATOR  // which has these names in hopper.hpp
+
+#include <cuda.h>  // CUtensorMap: types only, nothing to link against
+
 namespace tcgemm::sm90 {
+
+constexpr int MAX_CLUSTER = 2;  // blocks; the simulator runs one
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -169,3 +175,5 @@ __device__ __forceinline__ void st_shared_v2(uint32_t shared, float x, float y) 
 }
 
 }  // namespace tcgemm::sm90
+
+#endif  // TCGEMM_SIMULATOR

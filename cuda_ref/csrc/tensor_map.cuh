@@ -17,6 +17,8 @@
 
 namespace tcgemm::sm90 {
 
+#ifndef TCGEMM_SIMULATOR
+
 // cuTensorMapEncodeTiled, asked of the driver at run time so that nothing links against libcuda.
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static const auto encoder = [] {
@@ -29,6 +31,8 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   }();
   return encoder;
 }
+
+#endif
 
 // A 2-D box of a 2-D tensor whose inner dimension is contiguous. Extents in elements.
 struct TensorMapKey {
@@ -51,6 +55,8 @@ struct TensorMapKey {
     return h ^ h >> 32;
   }
 };
+
+#ifndef TCGEMM_SIMULATOR
 
 // Writes the tensor map of `key` (128-byte swizzle) to `map`: a cudaError_t. Thread-safe; keeps
 // the last map of each of 1,024 slots.
@@ -84,6 +90,16 @@ inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
   *map = slot.map;
   return cudaSuccess;
 }
+
+#else
+
+inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
+  *map = {key.data, key.inner, key.outer, key.pitch_bytes, key.box_inner, key.box_outer,
+          key.type == DType::f32 ? 4u : 2u, {}};
+  return cudaSuccess;
+}
+
+#endif
 
 // Coordinates are 32-bit, and the last tile may reach 255 past the end.
 constexpr int64_t MOST_ELEMENTS = INT32_MAX - 255;
@@ -168,6 +184,8 @@ int with_types_and_majors(const Gemm& gemm, Major a, Major b, Body body) {
   });
 }
 
+#ifndef TCGEMM_SIMULATOR
+
 // Starts clusters of `cluster` blocks. The grid may start while the one before it in the stream
 // still runs: the kernel must call griddepcontrol_wait before it touches global memory.
 template <typename... Params, typename... Args>
@@ -191,5 +209,7 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
   config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
+
+#endif
 
 }  // namespace tcgemm::sm90

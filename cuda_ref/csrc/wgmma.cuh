@@ -21,7 +21,9 @@
 
 namespace tcgemm::sm90 {
 
+#ifndef TCGEMM_SIMULATOR
 enum class Major { K, MN };
+#endif
 
 constexpr int PANEL = 64;                    // elements in a row of 128 bytes
 constexpr int MMA_K = 16;                    // elements of K in one wgmma
@@ -40,6 +42,8 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared) {
 // What to add to a descriptor for each MMA_K further along K.
 template <Major MAJOR>
 constexpr uint64_t DESCRIPTOR_PER_MMA_K = (MAJOR == Major::K ? MMA_K * 2 : MMA_K * 128) >> 4;
+
+#ifndef TCGEMM_SIMULATOR
 
 // Before the first wgmma, and whenever ordinary code has touched the accumulators.
 __device__ __forceinline__ void wgmma_fence() {
@@ -158,5 +162,7 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, ui
 #undef TCGEMM_WGMMA_M64N128K16
 #undef TCGEMM_WGMMA_M64N256K16
 #undef TCGEMM_ACCUMULATORS_8
+
+#endif  // TCGEMM_SIMULATOR
 
 }  // namespace tcgemm::sm90

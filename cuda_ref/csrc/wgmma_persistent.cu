@@ -198,7 +198,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
                     static_cast<int>(gemm.a.cols), 1};
   const int64_t tiles_m = ceil_div(schedule.M, BLOCK_M), tiles_n = ceil_div(schedule.N, BLOCK_N);
   if (tiles_m * tiles_n > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
-  if (tiles_m * tiles_n > 4 * sms && (tiles_m % 2 == 0 || tiles_m > 16)) schedule.cluster = 2;
+  if (MAX_CLUSTER > 1 && tiles_m * tiles_n > 4 * sms && (tiles_m % 2 == 0 || tiles_m > 16))
+    schedule.cluster = 2;
   // Clusters beyond what the last round needs would wait at its end, and draw power.
   const int64_t tiles = ceil_div(tiles_m, schedule.cluster) * tiles_n;
   const int64_t rounds = ceil_div(tiles, sms / schedule.cluster);

@@ -28,15 +28,14 @@ KINDS = (
     "deadlock",
     "crash",
     "timeout",
-    "bad launch",
     "not awaited",
 )
 """Names of the kinds, in the order of ``Kind`` in src/internal.hpp."""
 
-_FATAL = {"divergent warp", "deadlock", "crash", "timeout", "wild address", "bad launch"}
+_FATAL = {"divergent warp", "deadlock", "crash", "timeout", "wild address"}
 # A misplaced barrier brings races with it, and a bad copy uninitialised reads: causes come first.
 _FIRST = (
-    "crash", "timeout", "deadlock", "divergent warp", "wild address", "bad launch",
+    "crash", "timeout", "deadlock", "divergent warp", "wild address",
     "divergent barrier", "exited before barrier", "out of bounds", "out of shared memory",
     "misaligned", "async copy in flight", "not awaited", "writes an input", "written twice",
     "uninitialised", "race", "not written", "none",

@@ -43,6 +43,8 @@ void stmatrix(uint32_t row, const uint32_t* registers, int count, Site site);
 
 namespace tcgemm::sm90 {
 
+constexpr int MAX_CLUSTER = 1;
+
 inline uint32_t shared_address(const void* pointer) { return simulator::shared_address(pointer); }
 
 inline void mbarrier_init(uint32_t barrier, uint32_t count) {
@@ -99,6 +101,13 @@ inline uint32_t cluster_ctarank() { return 0; }
 inline void barrier_cluster_arrive() {}
 inline void barrier_cluster_wait(TCGEMM_HERE) { simulator::sync_threads(site); }
 
+// One grid runs after the other.
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() {}
+inline void st_shared_v2(uint32_t shared, float x, float y) {
+  *static_cast<float2*>(simulator::shared_pointer(shared)) = make_float2(x, y);
+}
+
 enum class Major { K, MN };
 
 inline void wgmma_fence() {}
@@ -115,6 +124,12 @@ template <typename In, Major A, Major B>
 inline void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate,
                              TCGEMM_HERE) {
   simulator::wgmma(wgmma_element<In>(), 128, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b, bool accumulate,
+                             TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 192, A == Major::MN, B == Major::MN, d, a, b, accumulate,
                    site);
 }
 template <typename In, Major A, Major B>

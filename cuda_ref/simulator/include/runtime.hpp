@@ -30,8 +30,6 @@ extern const Indices* current_indices;
 extern uint3 block_index;
 extern dim3 block_dim, grid_dim;
 
-// Meetings.
-
 // Arguments of one lane at a warp-wide operation. `kind` tells operations apart.
 enum class Meeting : int32_t {
   sync_warp, shuffle, vote, load_matrix, store_matrix, mma, ldmatrix, mma_ptx,
@@ -63,8 +61,6 @@ void copy_async_commit();
 // All but the latest `pending` committed groups have landed.
 void copy_async_wait(int pending);
 void copy_async_wait_all();
-
-// Tensor cores.
 
 enum class Element : int32_t { f16, bf16, tf32, f32, f64, s8, u8, s32, e4m3, e5m2 };
 enum class Use : int32_t { a, b, accumulator };
@@ -114,8 +110,6 @@ __attribute__((no_sanitize("thread"), noinline)) T atomic_add(T* address, T valu
   }
   return bits_as<T>(old);
 }
-
-// Launch.
 
 struct Launch {
   void (*invoke)(const void* kernel, void* params);

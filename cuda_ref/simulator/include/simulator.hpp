@@ -66,7 +66,7 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 // Few enough that a persistent kernel's blocks have several tiles at small sizes.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 4;
+  *value = 8;
   return cudaSuccess;
 }
 
@@ -197,6 +197,17 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
   launch.shared_bytes = shared_bytes;
   return simulator::run_grid(launch);
 }
+
+namespace sm90 {
+
+template <typename... Params, typename... Args>
+int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned cluster, dim3 block,
+                    size_t shared_bytes, cudaStream_t stream, Args... args) {
+  if (cluster != 1) return cudaErrorNotSupported;
+  return launch(kernel, dim3(clusters), block, shared_bytes, stream, args...);
+}
+
+}  // namespace sm90
 
 // The wrappers of csrc/copy.cuh.
 

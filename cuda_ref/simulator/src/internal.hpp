@@ -55,7 +55,7 @@ struct Request {
 enum class Kind : int32_t {
   none, out_of_bounds, misaligned, uninitialised, race, async_in_flight, not_written, written_twice,
   writes_input, wild, shared_bounds, divergent_barrier, exited_before_barrier, divergent_warp,
-  deadlock, crash, timeout, bad_launch, not_awaited,
+  deadlock, crash, timeout, not_awaited,
 };
 
 struct Position {
@@ -113,8 +113,6 @@ struct Result {
   uint64_t image_base;
 };
 
-// The processes.
-
 struct Worker {
   pid_t pid;
   uint32_t block[3];
@@ -160,8 +158,6 @@ extern Control* control;
 extern Worker* worker;
 extern Operand operands[3];
 extern int32_t* c_writers;  // per element of C: 1 + the block that wrote it, 0: none
-
-// The threads of the block that runs.
 
 enum class State : uint8_t { ready, meeting, barrier, named_barrier, waiting, done };
 

@@ -303,8 +303,6 @@ void access(void* pointer, int bytes, bool write, int alignment, uint64_t pc) {
   wild(address, bytes, write, pc);
 }
 
-// One warp's request, as the memory system serves it.
-
 void trace(uint64_t sector, bool write) {
   if (trace_full || !traces) return;
   if (worker->traced == TRACE_ENTRIES) {
