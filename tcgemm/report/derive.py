@@ -40,6 +40,8 @@ DERIVED: dict[str, str] = {
     "bytes": "least traffic in bytes: A and B read once, C written once",
     "intensity": "arithmetic intensity, FLOP per byte: flop / bytes",
     "tflops": "rate in TFLOPS: flop / ms_p50",
+    "paired_tflops": "rate on one clock in TFLOPS: that of cuBLAS in the rounds beside the fastest "
+    "rung of each backend (their median), × ratio_p50; tflops where nothing was paired",
     "eops": "effective operations: M K + (2 K - 1) M N + 2 M N (scale A, multiply, update C)",
     "etops": "effective rate in TOPS: eops / ms_p50",
     "pct_of_peak": "% of peak: tflops over the dense peak of that dtype on this GPU",
@@ -117,6 +119,7 @@ def derive(rows: pd.DataFrame, gpu: Gpu | None) -> pd.DataFrame:
     t["bytes"] = (M + N) * K * size_in + M * N * size_out
     t["intensity"] = t["flop"] / t["bytes"]
     t["tflops"] = t["flop"] / ms / 1e9
+    t["paired_tflops"] = _paired_tflops(t)
     t["eops"] = M * K + (2 * K - 1) * M * N + 2 * M * N
     t["etops"] = t["eops"] / ms / 1e9
     peaks = dict(gpu.peak_tflops) if gpu else {}
@@ -147,6 +150,22 @@ def derive(rows: pd.DataFrame, gpu: Gpu | None) -> pd.DataFrame:
         "",
     )
     return t
+
+
+def _paired_tflops(t: pd.DataFrame) -> pd.Series:
+    """``DERIVED["paired_tflops"]``: what makes the kernels of a case comparable.
+
+    Clocks drift while a case is measured, by 5 to 20 % under a power cap, so that two rates of one
+    case are not comparable, but each ratio is: cuBLAS ran beside that very kernel.
+    """
+    leaders = best(t[t["backend"].ne(BASELINE)])
+    beside = (leaders["tflops"] / leaders["ratio_p50"]).groupby([leaders[c] for c in CASE]).median()
+    baseline = t[CASE].join(beside.rename("beside"), on=CASE)["beside"]
+    return (
+        (baseline * t["ratio_p50"].where(t["backend"].ne(BASELINE), 1.0))
+        .where(t["tflops"].notna(), np.nan)
+        .fillna(t["tflops"])
+    )
 
 
 def ordered_backends(names: Iterable[str]) -> list[str]:
@@ -230,7 +249,16 @@ def pairs_text(dtype_in: str, dtype_out: str) -> str:
 
 def why_empty(row: pd.Series, column: str, gpu: Gpu | None) -> str:
     """Why a cell holds no value: what the tables show in its place."""
-    timing = {*TIMED, "tflops", "etops", "gb_s", "pct_of_peak", "pct_of_floor", "pct_of_cublas"}
+    timing = {
+        *TIMED,
+        "tflops",
+        "paired_tflops",
+        "etops",
+        "gb_s",
+        "pct_of_peak",
+        "pct_of_floor",
+        "pct_of_cublas",
+    }
     if column in ("error_ratio", "exact_errors"):
         return "not checked" if row["status"] == "ok" else str(row["status"])
     if column in timing | {"flop_per_clock_sm"}:

@@ -193,7 +193,7 @@ def _ladder_panel(
         ax.text(
             top * 0.995,
             y,
-            f"{_number(row['tflops'])}",
+            f"{_number(row['paired_tflops'])}",
             va="center",
             ha="right",
             fontsize=8.5,
@@ -207,7 +207,7 @@ def _ladder_panel(
 
 
 def _baseline_text(table: pd.DataFrame) -> str:
-    rate = table.loc[table["backend"].eq(BASELINE), "tflops"].dropna()
+    rate = table.loc[table["backend"].eq(BASELINE), "paired_tflops"].dropna()
     return f"cuBLAS {_number(float(rate.iloc[0]))} TFLOPS" if len(rate) else "cuBLAS not timed"
 
 
@@ -264,7 +264,8 @@ def draw_ladder(tables: Sequence[tuple[str, pd.DataFrame]]) -> Picture:
         f"Every rung of both ladders at {shape_text(*shape)} (M, N, K), from the first to the "
         "last. A bar's length is the median of paired rounds against cuBLAS, the dark line at its "
         "end spans the 20th to the 80th percentile, and the grey line at 100 % is cuBLAS itself. "
-        "On the right the rate in TFLOPS. A rung without a bar says why."
+        "On the right the rate in TFLOPS, on the clock of that cuBLAS. A rung without a bar says "
+        "why."
     )
     if len(here) > 1:
         guide += f" One column a GPU, layout {layouts[0]}."
@@ -291,7 +292,7 @@ def draw_squares(table: pd.DataFrame, gpu: Gpu) -> Picture:
         axes = figure.subplots(len(pairs), len(layouts), squeeze=False, sharex=True)
         for i, pair in enumerate(pairs):
             peak = gpu.peak_tflops.get(pair[0])
-            top = peak or 1.15 * float(_of(square, pair)["tflops"].max())
+            top = peak or 1.15 * float(_of(square, pair)["paired_tflops"].max())
             for j, layout in enumerate(layouts):
                 ax = axes[i][j]
                 ax.set_title(f"{pairs_text(*pair)}, {layout}", pad=14 if peak else 6)
@@ -299,17 +300,19 @@ def draw_squares(table: pd.DataFrame, gpu: Gpu) -> Picture:
                     ["backend", "kernel"], observed=True, sort=True
                 ):
                     colour = backend_colour(str(rung["backend"].iloc[0]), backends)
-                    ax.plot(rung["M"], rung["tflops"], color=colour, linewidth=0.7, alpha=0.35)
+                    ax.plot(
+                        rung["M"], rung["paired_tflops"], color=colour, linewidth=0.7, alpha=0.35
+                    )
                 ends = []
                 for backend, line in _of(leaders, pair, layout).groupby("backend", observed=True):
                     colour = backend_colour(str(backend), backends)
                     sns.lineplot(
-                        data=line, x="M", y="tflops", ax=ax, color=colour, marker="o",
+                        data=line, x="M", y="paired_tflops", ax=ax, color=colour, marker="o",
                         markersize=4.5, markeredgewidth=0, linewidth=2, errorbar=None,
                     )  # fmt: skip
                     last = line.sort_values("M").iloc[-1]
                     name = str(backend) if backend == BASELINE else f"{backend} {last['kernel']}"
-                    ends.append((float(last["tflops"]), float(last["M"]), name, colour))
+                    ends.append((float(last["paired_tflops"]), float(last["M"]), name, colour))
                 ys = spread([e[0] for e in ends], 0.065 * top, 0.03 * top, 0.97 * top)
                 for y, (_, _, name, colour) in zip(ys, ends, strict=True):
                     ax.annotate(
@@ -342,8 +345,9 @@ def draw_squares(table: pd.DataFrame, gpu: Gpu) -> Picture:
     )
     guide = (
         "Thick lines are cuBLAS and the fastest rung of each backend at each size (named by the "
-        f"rung that leads at the largest), thin lines the other rungs; {edge}. Where a thick line "
-        "runs below the grey one, that backend is slower than cuBLAS."
+        f"rung that leads at the largest), thin lines the other rungs; {edge}. All rates of a size "
+        "stand on one clock, that of cuBLAS beside the fastest rungs: where a thick line runs "
+        "below the grey one, that backend is slower than cuBLAS."
     )
     return Picture("squares", title, guide, svg)
 
@@ -376,7 +380,11 @@ def _ratio_text(value: float) -> str:
 def draw_llm(table: pd.DataFrame) -> Picture:
     """(c) Heat map of the best rung's ratio, M by (N, K), over the llm suite."""
     title = "Language-model shapes against cuBLAS"
-    llm = table[table["suites"].str.split().map(lambda s: "llm" in s).astype(bool)]
+    named = table[table["suites"].str.split().map(lambda s: "llm" in s).astype(bool)]
+    weights = set(zip(named["N"], named["K"], strict=True))
+    # A shape may stand in the results under another suite that names it too.
+    fits = np.array([pair in weights for pair in zip(table["N"], table["K"], strict=True)], bool)
+    llm = table[table["M"].isin(set(named["M"])) & fits]
     leaders = best(llm)
     leaders = leaders[leaders["backend"].ne(BASELINE) & leaders["ratio_p50"].notna()]
     if leaders.empty:

@@ -15,7 +15,10 @@ from .folder import Folder
 
 @dataclass(frozen=True)
 class Cell:
-    """The best rung of one backend on one case; ``why`` alone where there is none."""
+    """The best rung of one backend on one case; ``why`` alone where there is none.
+
+    Rates are ``paired_tflops``: on one clock for all backends.
+    """
 
     kernel: str = ""
     tflops: float = np.nan
@@ -100,9 +103,9 @@ def _cell(case: pd.DataFrame, leaders: pd.DataFrame, backend: str) -> Cell:
     if lead.empty:
         return Cell(why=", ".join(dict.fromkeys(rows["status"].replace("ok", "not timed"))))
     row = rows.loc[lead[0]]
-    rate, share, peak, floor = (
-        float(row[c]) for c in ("tflops", "pct_of_cublas", "pct_of_peak", "pct_of_floor")
-    )
+    rate, share = float(row["paired_tflops"]), float(row["pct_of_cublas"])
+    on_one_clock = rate / float(row["tflops"])
+    peak, floor = (float(row[c]) * on_one_clock for c in ("pct_of_peak", "pct_of_floor"))
     return Cell(str(row["kernel"]), rate, share, peak, floor, str(row["floor_by"]))
 
 

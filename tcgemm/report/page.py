@@ -31,7 +31,17 @@ FILTERS = ("backend", "kernel", "dtype_in", "dtype_out", "layout", "status", "su
 
 DERIVED_TEXT = ("shape", "suites", "floor_by", "suspect")
 
-NO_RATE = {*TIMED, "timer", "cache", "tflops", "etops", "pct_of_peak", "gb_s", "floor_ms"} | {
+NO_RATE = {
+    *TIMED,
+    "timer",
+    "cache",
+    "tflops",
+    "paired_tflops",
+    "etops",
+    "pct_of_peak",
+    "gb_s",
+    "floor_ms",
+} | {
     *("floor_by", "pct_of_floor", "pct_of_cublas", "flop_per_clock_sm", "suspect"),
 }
 """Columns that a folder without a GPU does not show."""
