@@ -193,7 +193,7 @@ def _ladder_panel(
         ax.text(
             top * 0.995,
             y,
-            f"{_number(row['paired_tflops'])}",
+            f"{_number(row['tflops'])}",
             va="center",
             ha="right",
             fontsize=8.5,
@@ -264,8 +264,9 @@ def draw_ladder(tables: Sequence[tuple[str, pd.DataFrame]]) -> Picture:
         f"Every rung of both ladders at {shape_text(*shape)} (M, N, K), from the first to the "
         "last. A bar's length is the median of paired rounds against cuBLAS, the dark line at its "
         "end spans the 20th to the 80th percentile, and the grey line at 100 % is cuBLAS itself. "
-        "On the right the rate in TFLOPS, on the clock of that cuBLAS. A rung without a bar says "
-        "why."
+        "On the right the rate as measured; the rate of cuBLAS is that beside the fastest rungs, "
+        "and beside a slow one, which leaves the board cool, it is higher. A rung without a bar "
+        "says why."
     )
     if len(here) > 1:
         guide += f" One column a GPU, layout {layouts[0]}."
