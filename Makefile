@@ -8,6 +8,7 @@ EXTRAS := dev$(shell test -x "$${CUDA_HOME:-/nonexistent}/bin/nvcc" || command -
 
 report: setup  ## the quick suite on a GPU (a small checked run without one), then the report
 	$(BIN)/tcgemm bench --suite quick
+	if [ -d reports/cpu ]; then $(BIN)/tcgemm simulate ladder --out reports/cpu; fi
 	$(BIN)/tcgemm report
 
 test: setup  ## all tests; those that need a GPU skip with a reason where there is none

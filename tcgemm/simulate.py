@@ -7,13 +7,20 @@ of either language goes through the model of ``tile_order``. Imports no torch un
 from __future__ import annotations
 
 from importlib import import_module
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import gpus, tile_order
-from .errors import OperandError, OperandTypeError, ToolchainError, UnknownNameError
+from .errors import (
+    OperandError,
+    OperandTypeError,
+    ResultsError,
+    ToolchainError,
+    UnknownNameError,
+)
 
 if TYPE_CHECKING:
     from .gpus import Gpu
@@ -75,12 +82,22 @@ def simulate(
         typer.Option("--check", help="Look for bad accesses, races, divergence; exit 1 on any."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Results folder for the report: the counts of the ladder, and of the orders of "
+            "tiles, go to simulated.json there. With 'ladder' only.",
+            metavar="DIR",
+        ),
+    ] = None,
 ) -> None:
     """Run CUDA kernels on this CPU: count what explains their speed, and check them.
 
     Nothing here is timed: counts are the kernel's, times would be the simulator's.
     """
     board = find_gpu(gpu)
+    if out is not None and kernel != LADDER:
+        raise OperandError(f"--out keeps the counts of the whole ladder: simulate {LADDER!r}")
     if kernel in (ORDER, "triton/naive", "triton/grouped"):
         size = _shape(shape or "8192x8192x8192")
         orders = order_rows(kernel, size, dtype, board)
@@ -101,8 +118,21 @@ def simulate(
         _print_json(rows)
     else:
         _print_table(rows, size, layout, board, check)
+    if out is not None:
+        _store(out, rows, order_rows(ORDER, (8192, 8192, 8192), dtype, board))
     if any(row["findings"] for row in rows):
         raise typer.Exit(1)
+
+
+def _store(folder: Path, ladder: list[dict[str, Any]], orders: list[dict[str, Any]]) -> None:
+    from .bench.store import SIMULATED
+
+    text = dumps({"ladder": ladder, "orders": orders}, indent=1) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SIMULATED).write_text(text)
+    except OSError as error:
+        raise ResultsError(f"cannot write {folder / SIMULATED}: {error.strerror}") from None
 
 
 def find_gpu(name: str) -> Gpu:

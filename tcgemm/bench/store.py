@@ -50,6 +50,8 @@ COLUMNS: dict[str, str] = {
 
 RESULTS = "results.csv"
 ENVIRONMENT = "environment.json"
+SIMULATED = "simulated.json"
+"""Counts of the simulator, beside the results: ``tcgemm simulate ladder --out DIR``."""
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import pandas as pd
 from .. import gpus
 from ..bench import store
 from ..errors import ResultsError
+from .counts import read_counts
 from .derive import Gpu, derive
 
 CPU_NAME = "CPU"
@@ -31,6 +32,8 @@ class Folder:
     """``derive`` of every stored row."""
     runs: dict[str, dict[str, Any]]
     """Run id -> environment, in file order."""
+    counts: dict[str, list[dict[str, Any]]] | None = None
+    """What the simulator counted, where the folder holds that."""
 
     @property
     def on_gpu(self) -> bool:
@@ -54,11 +57,12 @@ def load(path: Path) -> Folder:
             f"{path} mixes runs of {these}: keep one folder a GPU, and measure the other again "
             "with 'tcgemm bench --out DIR'"
         )
+    counts = read_counts(path)
     frame = pd.DataFrame(rows, columns=list(store.COLUMNS), dtype=str)
     if not names[0]:
-        return Folder(path, CPU_NAME, "cpu", None, derive(frame, None), runs)
+        return Folder(path, CPU_NAME, "cpu", None, derive(frame, None), runs, counts)
     gpu: Gpu = gpus.lookup(names[0])
-    return Folder(path, gpu.name, gpu.slug, gpu, derive(frame, gpu), runs)
+    return Folder(path, gpu.name, gpu.slug, gpu, derive(frame, gpu), runs, counts)
 
 
 def facts(folder: Folder) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from ..bench.store import COLUMNS
+from .counts import counts_table
 from .derive import BASELINE, DERIVED, DISPLAY, NUMBERS, TIMED, why_empty
 from .figures import Picture, inline
 from .folder import Folder, facts
@@ -58,6 +59,7 @@ class Part:
     facts: list[tuple[str, str]]
     pictures: list[tuple[Picture, Markup | None]]
     kernels: tuple[list[str], list[list[str]]]
+    counts: tuple[list[str], list[list[str]]] | None
     problems: Markup
     n_problems: int
     suspects: list[str]
@@ -114,6 +116,7 @@ def _part(folder: Folder, pictures: Sequence[Picture]) -> Part:
         facts=facts(folder),
         pictures=[(p, _inline(p, f"{folder.slug}-{p.slug}")) for p in pictures],
         kernels=kernels_summary(folder),
+        counts=counts_table(folder.counts) if folder.counts else None,
         problems=_packed(bad, main=list(bad.columns), filters=["kernel", "status"]),
         n_problems=len(found),
         suspects=suspects(folder),

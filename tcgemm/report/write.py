@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ResultsError
+from .counts import draw_counts
 from .figures import SLUGS, Picture, draw_all, draw_ladder, draw_published
 from .folder import Folder, load
 from .markdown import folder_readme, project_section, rewritten
@@ -48,6 +49,8 @@ def write(
     try:
         for folder in folders:
             pictures = draw_all(folder.name, folder.table, folder.gpu)
+            if folder.counts:
+                pictures = [*pictures, draw_counts(folder.counts)]
             drawn.append((folder, pictures))
             _figures(folder.path / "figures", pictures, changed)
             _write(folder.path / "README.md", folder_readme(folder, pictures), changed)
