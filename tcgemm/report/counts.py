@@ -31,6 +31,8 @@ RIDGES = (
 """Boards whose ridge points stand in the figure: those of the published run times."""
 
 TITLE = "What the CUDA rungs do, counted"
+SLUG = "counts"
+"""The figure's file name."""
 
 
 def read_counts(folder: Path) -> dict[str, list[dict[str, Any]]] | None:
@@ -131,7 +133,7 @@ def draw_counts(counts: dict[str, list[dict[str, Any]]]) -> Picture:
         f"the {big['gpu']}'s L2 at {big['M']} × {big['N']} × {big['K']}, tiles visited row after "
         "row and in groups of GROUP_M tile rows."
     )
-    return Picture("counts", TITLE, guide, svg)
+    return Picture(SLUG, TITLE, guide, svg)
 
 
 def _conflict_share(row: dict[str, Any]) -> float | None:

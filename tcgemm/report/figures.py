@@ -782,7 +782,7 @@ def draw_all(name: str, table: pd.DataFrame, gpu: Gpu | None) -> list[Picture]:
     ]
 
 
-SLUGS = ("ladder", "squares", "llm", "shapes", "roofline", "accuracy", "published", "counts")
-"""Every figure there can be, by file name."""
+SLUGS = ("ladder", "squares", "llm", "shapes", "roofline", "accuracy", "published")
+"""Every figure of results there can be, by file name."""
 
 __all__ = ["GRID", "SLUGS", "Picture", "draw_all", "draw_ladder", "draw_published", "inline"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from .counts import counts_table
+from .counts import SLUG, counts_table
 from .derive import BASELINE, DISPLAY
 from .figures import Picture
 from .folder import Folder, facts
@@ -71,7 +71,7 @@ def folder_readme(folder: Folder, pictures: Sequence[Picture]) -> str:
         if picture.svg is not None:
             parts.append(f"![{picture.title}](figures/{picture.slug}.svg)")
         parts.append(picture.guide)
-        if picture.slug == "counts" and folder.counts:
+        if picture.slug == SLUG and folder.counts:
             parts.append(table(*counts_table(folder.counts)))
     found = problems(folder)
     parts.append("## Results that are not ok")

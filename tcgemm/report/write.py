@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ResultsError
-from .counts import draw_counts
+from .counts import SLUG, draw_counts
 from .figures import SLUGS, Picture, draw_all, draw_ladder, draw_published
 from .folder import Folder, load
 from .markdown import folder_readme, project_section, rewritten
@@ -89,7 +89,7 @@ def _shared(folders: Sequence[Folder]) -> list[Picture]:
 
 def _figures(folder: Path, pictures: Sequence[Picture], changed: list[Path]) -> None:
     svgs = {p.slug: p.svg for p in pictures}
-    for slug in SLUGS:
+    for slug in (*SLUGS, SLUG):
         path, svg = folder / f"{slug}.svg", svgs.get(slug)
         if svg is not None:
             _write(path, svg, changed)
