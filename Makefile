@@ -7,9 +7,10 @@ EXTRAS := dev$(shell test -x "$${CUDA_HOME:-/nonexistent}/bin/nvcc" || command -
 .PHONY: report test check setup clean
 
 report: setup  ## the quick suite on a GPU (a small checked run without one), then the report
-	$(BIN)/tcgemm bench --suite quick
-	if [ -d reports/cpu ]; then $(BIN)/tcgemm simulate ladder --out reports/cpu; fi
-	$(BIN)/tcgemm report
+	@status=0; \
+	$(BIN)/tcgemm bench --suite quick || status=$$?; \
+	if [ -d reports/cpu ]; then $(BIN)/tcgemm simulate ladder --out reports/cpu || status=$$?; fi; \
+	$(BIN)/tcgemm report && exit $$status
 
 test: setup  ## all tests; those that need a GPU skip with a reason where there is none
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

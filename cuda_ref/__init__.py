@@ -19,7 +19,7 @@ PAIRS = (
     ("bfloat16", "float32"),
 )
 
-ROWS_SHAPES = (
+TMA_SHAPES = (
     "A and B 16-byte aligned, one stride 1, rows a multiple of 8 elements apart; C anywhere"
 )
 
@@ -80,21 +80,21 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "wgmma_tma",
         "TMA copies whole tiles, an mbarrier counts them in, wgmma reads them from shared memory",
         (9, 0),
-        shapes=ROWS_SHAPES,
+        shapes=TMA_SHAPES,
         refuse=refuse_tma,
     ),
     _row(
         "wgmma_specialized",
         "a producer warp fills a ring of stages for two consumer warpgroups; 128 x 256 tiles",
         (9, 0),
-        shapes=ROWS_SHAPES,
+        shapes=TMA_SHAPES,
         refuse=refuse_tma,
     ),
     _row(
         "wgmma_persistent",
         "blocks that stay: loads and stores under multiplies, clusters that multicast B",
         (9, 0),
-        shapes=ROWS_SHAPES,
+        shapes=TMA_SHAPES,
         refuse=refuse_tma,
     ),
 )

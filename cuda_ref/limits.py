@@ -56,8 +56,8 @@ def refuse_tiled_copies(problem: Any, constants: Mapping[str, int]) -> str | Non
     return None
 
 
-# Tile coordinates are 32-bit, and the last tile may reach 255 past the end.
-MOST_ELEMENTS = 2**31 - 256
+# TMA coordinates are 32-bit, and the last tile may reach 255 past the end.
+TMA_MOST = 2**31 - 256
 
 
 def refuse_tma(problem: Any) -> str | None:
@@ -66,34 +66,28 @@ def refuse_tma(problem: Any) -> str | None:
     As operand_map in csrc/tensor_map.cuh. C may lie anywhere: TMA writes it where it can, plain
     stores elsewhere.
     """
-    return _refuse_rows(problem, "TMA", 16)
-
-
-def _refuse_rows(problem: Any, reader: str, least: int) -> str | None:
     for name, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
-        if size > MOST_ELEMENTS:
-            return f"{name}={size} and coordinates end at {MOST_ELEMENTS}: {ANY}"
+        if size > TMA_MOST:
+            return f"{name}={size} and TMA coordinates end at {TMA_MOST}: {ANY}"
     for name, shape, strides, alignment in _operands(problem):
         if alignment < 16:
-            return f"{name} is {alignment}-byte aligned and {reader} needs 16: {ANY}"
-        if any(
-            _aligned_rows(*way, least) for way in ((shape, strides), (shape[::-1], strides[::-1]))
-        ):
+            return f"{name} is {alignment}-byte aligned and TMA needs 16: {ANY}"
+        if _tma_rows(shape, strides) or _tma_rows(shape[::-1], strides[::-1]):
             continue
         ld, inner = _storage(shape, strides)
         if inner != 1:
             return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
         return (
-            f"{name} has rows {ld * 2} bytes apart and {reader} takes multiples of 16 from {least} "
-            f"up: {ANY}, or pad the rows to {max(8, -(-ld // 8) * 8)} elements"
+            f"{name} has rows {ld * 2} bytes apart and TMA takes multiples of 16 from 16 up: "
+            f"{ANY}, or pad the rows to {max(8, -(-ld // 8) * 8)} elements"
         )
     return None
 
 
-def _aligned_rows(shape: tuple[int, int], strides: tuple[int, int], least: int) -> bool:
+def _tma_rows(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
     """Whether rows of neighbours, a multiple of 16 bytes apart, make up a 16-bit operand."""
     pitch = strides[0] * 2
-    aligned = shape[0] == 1 or (least <= pitch < 2**40 and pitch % 16 == 0)
+    aligned = shape[0] == 1 or (0 < pitch < 2**40 and pitch % 16 == 0)
     return aligned and (shape[1] == 1 or strides[1] == 1)
 
 

@@ -38,17 +38,23 @@ def kernels(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("kernel", "adds", "takes", "types", "sm", "here")
+    table = Table()
+    table.add_column("kernel", no_wrap=True)
+    for name in ("adds", "takes", "sm", "here"):
+        table.add_column(name)
     for row in frame.itertuples():
         table.add_row(
             f"{row.backend}/{row.kernel}",
             str(row.adds),
             str(row.shapes),
-            str(row.type_pairs).replace(", ", "\n"),
             f"{row.capability}+",
             "yes" if row.runs_here else f"no: {row.why_not}",
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for pairs, of in frame.groupby("type_pairs", sort=False):
+        which = "all kernels" if len(of) == len(frame) else ", ".join(of.backend + "/" + of.kernel)
+        console.print(f"A and B -> C: {pairs} ({which})")
 
 
 @app.command("doctor")

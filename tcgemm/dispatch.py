@@ -91,6 +91,8 @@ def _pairs(row: Kernel) -> str:
 
 
 def _module(backend: str) -> Any:
+    if not isinstance(backend, str):
+        raise OperandTypeError(f"backend is a {type(backend).__name__}, not a str")
     if backend not in BACKENDS:
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {', '.join(BACKENDS)}")
     return import_module(BACKENDS[backend])
@@ -117,8 +119,10 @@ def load(backend: str, kernel: str) -> Callable[..., None]:
     """The kernel's callable ``run(a, b, c, **plan)``, which writes C; compiled on first use."""
     try:
         run: Callable[..., None] = _module(backend).load(kernel)
-    except RuntimeError as error:
-        raise ToolchainError(f"{backend}/{kernel}: {error}") from error
+    except (RuntimeError, ImportError) as error:
+        raise ToolchainError(
+            f"{backend}/{kernel} cannot be loaded: {error} ('tcgemm doctor' says what is missing)"
+        ) from error
     return run
 
 
@@ -221,6 +225,11 @@ def matmul(
         return c.zero_()
     problem = problem_of(a, b, c)
     row = choose(problem, backend, kernel)
+    if not row.deterministic and torch.are_deterministic_algorithms_enabled():
+        raise UnsupportedError(
+            f"{row.full_name} may give other bits for the same inputs, and "
+            "torch.use_deterministic_algorithms(True) is set: name another kernel"
+        )
     run = load(backend, row.name)
     try:
         if a.is_cuda and a.device.index != torch.cuda.current_device():
@@ -326,6 +335,8 @@ def _output(
     shape = (a.shape[0], b.shape[1])
     if out is not None and not isinstance(out, torch.Tensor):
         raise OperandTypeError(f"out is a {type(out).__name__}, not a torch.Tensor")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise OperandTypeError(f"out_dtype is a {type(out_dtype).__name__}, not a torch.dtype")
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
     if dtype not in (a.dtype, torch.float32):
         given = "out_dtype" if out_dtype is not None else "out.dtype"

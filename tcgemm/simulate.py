@@ -122,6 +122,8 @@ def simulate(
         _store(out, rows, order_rows(ORDER, (8192, 8192, 8192), dtype, board))
     if any(row["findings"] for row in rows):
         raise typer.Exit(1)
+    if kernel != LADDER and any(row["refused"] for row in rows):
+        raise typer.Exit(2)
 
 
 def _store(folder: Path, ladder: list[dict[str, Any]], orders: list[dict[str, Any]]) -> None:
@@ -430,22 +432,26 @@ def _print_table(
 
     console = Console()
     ran = [row for row in rows if not row["refused"]]
-    if ran:
-        first = ran[0]
-        types = f"{first['dtype_in']} -> {first['dtype_out']}"
+    # A rung's column and the titles take some 22 and 30 characters: a table for as many as fit.
+    at_once = max(1, (console.width - 30) // 22)
+    for start in range(0, len(ran), at_once):
+        part = ran[start : start + at_once]
+        types = f"{part[0]['dtype_in']} -> {part[0]['dtype_out']}"
         table = Table(
             title=f"{'x'.join(map(str, shape))} {types} {layout}, counted on a CPU; "
             f"L2 of the {gpu.name}",
             title_justify="left",
         )
         table.add_column("", no_wrap=True)
-        for row in ran:
+        for row in part:
             name = Path(row["kernel"]).name if row["kernel"].endswith(".cu") else row["kernel"]
             table.add_column(name, justify="right", overflow="fold")
-        columns = [_lines(row) for row in ran]
+        columns = [_lines(row) for row in part]
         for i, (title, _) in enumerate(columns[0]):
             table.add_row(title, *(escape(column[i][1]) for column in columns))
         console.print(table)
+    if ran:
+        first = ran[0]
         if first["ridge"]:
             console.print(
                 f"The {gpu.name} needs {first['ridge']:.0f} FLOP per byte of memory to be bound by "

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import tcgemm
-from tcgemm import accuracy
+from tcgemm import accuracy, dispatch
 from tcgemm.errors import UnsupportedError
 
 DTYPES = [torch.float16, torch.bfloat16]
+ANY = dispatch.Kernel.__dataclass_fields__["shapes"].default
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 65]
 
 
@@ -25,7 +26,9 @@ def kept(row, a, b, **arguments):
         return tcgemm.matmul(a, b, backend=row.backend, kernel=row.name, **arguments)
     except UnsupportedError as error:
         refusal = str(error)
-    assert any(character.isdigit() for character in refusal), refusal
+    assert row.shapes != ANY, f"{row.full_name} says that it takes {ANY}, yet: {refusal}"
+    reason = refusal.partition(f" on {a.device.type}: ")[2].partition("; ")[0]
+    assert any(character.isdigit() for character in reason), refusal
     return None
 
 
@@ -179,9 +182,10 @@ def test_bytes_outside_out_stay_as_they_are(row, device):
 
 def test_same_inputs_give_the_same_bits(row, device):
     a, b = normal(128, 320, torch.float16, device), normal(320, 128, torch.float16, device, 1)
+    if not row.deterministic:
+        pytest.skip(f"{row.full_name} does not promise it")
     first = kept(row, a, b)
     if first is not None:
-        assert row.deterministic
         for _ in range(3 if device == "cpu" else 20):
             assert torch.equal(kept(row, a, b), first)
 

@@ -4,6 +4,7 @@ A table holds, for every rung, an ordered list of rows {"when": conditions, "con
 first row whose conditions all hold is taken, and the last has none. Conditions: M_max, M_min, the
 same of N, K and MN (M times N, elements of C), layout, dtype_out and aligned.
 
+A table is named after the device as torch names it: "NVIDIA H200" is configs-nvidia-h200.json.
 A GPU without a table of its own takes the one of its architecture, with NUM_STAGES lowered until
 the program fits its shared memory.
 """

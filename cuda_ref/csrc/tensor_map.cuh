@@ -7,7 +7,6 @@
 
 #include "gemm.cuh"
 #include "select.cuh"
-#include "store.cuh"
 #include "wgmma.cuh"
 
 #include <array>
@@ -118,8 +117,8 @@ inline int tensor_map(const Matrix& matrix, bool inner_is_rows, DType type, uint
   }
   const int64_t bytes = type == DType::f32 ? 4 : 2;
   int64_t pitch = outer == 1 ? (inner * bytes + 15) / 16 * 16 : outer_stride * bytes;
-  if (inner > MOST_ELEMENTS || outer > MOST_ELEMENTS || (inner > 1 && inner_stride != 1) ||
-      pitch <= 0 || pitch % 16 != 0 || pitch >= int64_t{1} << 40 ||
+  if (inner > MOST_ELEMENTS || outer > MOST_ELEMENTS || (inner > 1 && inner_stride != 1) || pitch <= 0 ||
+      pitch % 16 != 0 || pitch >= int64_t{1} << 40 ||
       reinterpret_cast<uint64_t>(matrix.data) % 16 != 0)
     return cudaErrorInvalidValue;
   return tensor_map(TensorMapKey{matrix.data, static_cast<uint64_t>(inner),
@@ -141,15 +140,19 @@ inline int operand_map(const Matrix& matrix, bool rows_are_k, DType type, uint32
   return error;
 }
 
-// The tensor map that stores C in chunks of `rows` rows x 128 bytes, and a plain output without
-// data; where TMA cannot store C, the plain output of all of it. TMA stores whole 16-byte units
-// only: with 129 columns of 16 bits it would write seven elements past each row.
-inline PlainOutput output_map(const Matrix& c, DType type, uint32_t rows, CUtensorMap* map) {
-  const int bytes = type == DType::f32 ? 4 : 2;
-  PlainOutput plain = plain_output(c, type);
-  if (c.cols * bytes % 16 == 0 && tensor_map(c, false, type, 128 / bytes, rows, map) == cudaSuccess)
-    plain.data = nullptr;
-  return plain;
+// C, where TMA cannot write it: element (m, n) is at data + m * row_stride + n * col_stride.
+// With `pairs`, two neighbours in a row may be stored as one word.
+struct PlainOutput {
+  void* data;
+  int64_t row_stride, col_stride;
+  bool pairs;
+};
+
+inline PlainOutput plain_output(const Matrix& c, DType type) {
+  const int64_t pair = type == DType::f32 ? 8 : 4;
+  bool pairs = c.col_stride == 1 && c.row_stride % 2 == 0 && c.cols % 2 == 0 &&
+               reinterpret_cast<uint64_t>(c.data) % pair == 0;
+  return {c.data, c.row_stride, c.col_stride, pairs};
 }
 
 // The multiprocessors of the current device, asked once per device.

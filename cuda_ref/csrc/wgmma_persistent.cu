@@ -8,14 +8,12 @@
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
 // grid       as few clusters as finish in the same number of rounds, in groups of GROUP_M tile rows
-// cluster    2 blocks that share the longer side of their tile, B or (wide) A; a single block below
-//            five rounds of tiles, where a cluster's launch costs more than it saves
-// block      one producer and CONSUMERS consumer warpgroups step through K by BLOCK_K.
-//            BLOCK_M x BLOCK_N of C over a ring of 4 x 48 KB, or, where that leaves no more of the
-//            last round idle, WIDE_BLOCK_M x WIDE_BLOCK_N over 3 x 56 KB: a fifth fewer bytes for
-//            each FLOP, and bytes are power
-// warpgroup  half of the block's rows: wgmma 64 x 256 x 16 with 128 accumulators a thread, or two
-//            of 64 x 192 x 16 with 192; stored in chunks of 64 rows x 128 bytes
+// cluster    1 or 2 blocks along M; 2 pay from five rounds on (1.6 % at 8192 cubed), and cost the
+//            launch of fewer
+// block      one producer and CONSUMERS consumer warpgroups step through K by BLOCK_K, over a ring
+//            of NUM_STAGES x 48 KB; BLOCK_M x BLOCK_N of C
+// warpgroup  64 x 256 of C: wgmma 64 x 256 x 16; 128 accumulators a thread; stored in chunks of 64
+//            rows x 128 bytes, through CHUNK_BUFFERS x 8 KB
 #include "order.cuh"
 #include "wgmma_tile.cuh"
 
@@ -26,10 +24,9 @@ using namespace tcgemm::sm90;
 
 constexpr int BLOCK_M = 128;
 constexpr int BLOCK_N = 256;
-constexpr int WIDE_BLOCK_M = 256;
-constexpr int WIDE_BLOCK_N = 192;
 constexpr int BLOCK_K = 64;
-constexpr int GROUP_M = 8;  // of 256 rows each
+constexpr int NUM_STAGES = 4;
+constexpr int GROUP_M = 16;
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = 128 * (1 + CONSUMERS);
 // 168 registers a thread at launch: 128 * (40 + 2 * 232) = 384 * 168.
@@ -37,49 +34,34 @@ constexpr int PRODUCER_REGISTERS = 40;
 constexpr int CONSUMER_REGISTERS = 232;
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 168 * (1 + CONSUMERS));
 constexpr int CHUNK_ROWS = 64;
+constexpr int CHUNK_BUFFERS = 2;
 constexpr uint32_t CHUNK_BYTES = CHUNK_ROWS * 128;
+constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
+constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr uint32_t SHARED_BYTES =
+    NUM_STAGES * STAGE_BYTES + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES + 1024;
+static_assert(SHARED_BYTES <= 232448 - 64, "an SM gives a block 227 KB, barriers included");
 
-// Sizes of the two tiles; STAGES, and BUFFERS of CHUNK_BYTES for each consumer.
-template <bool WIDE>
-struct Tiling {
-  static constexpr int M = WIDE ? WIDE_BLOCK_M : BLOCK_M, N = WIDE ? WIDE_BLOCK_N : BLOCK_N;
-  static constexpr int STAGES = WIDE ? 3 : 4, BUFFERS = WIDE ? 3 : 2;
-  static constexpr int MMAS = M / (64 * CONSUMERS);  // of 64 rows, for each consumer
-  static constexpr uint32_t A_BYTES = M * BLOCK_K * 2, STAGE_BYTES = A_BYTES + N * BLOCK_K * 2;
-  static constexpr uint32_t SHARED_BYTES =
-      STAGES * STAGE_BYTES + CONSUMERS * BUFFERS * CHUNK_BYTES + 1024;
-  static_assert(SHARED_BYTES <= 232448 - 64, "an SM gives a block 227 KB, barriers included");
-};
-
-// Which tiles there are, and how many blocks a cluster has: along N where WIDE, else along M.
-template <bool WIDE>
 struct Schedule {
-  int M, N, K, cluster;
+  int M, N, K, cluster;  // cluster: blocks in a cluster, 1 or 2
 
-  using T = Tiling<WIDE>;
-
-  __host__ __device__ int rows() const { return (M - 1) / (WIDE ? T::M : T::M * cluster) + 1; }
-  __host__ __device__ int cols() const { return (N - 1) / (WIDE ? T::N * cluster : T::N) + 1; }
+  __device__ int rows() const { return (M - 1) / (BLOCK_M * cluster) + 1; }
+  __device__ int cols() const { return (N - 1) / BLOCK_N + 1; }
 
   // The tile that block `rank` of a cluster computes of the cluster's tile `index`.
   __device__ Tile tile(int index, int rank) const {
-    if (cluster == 1) return grouped_tile<GROUP_M * 256 / T::M>(index, rows(), cols());
-    const Tile pair = grouped_tile<GROUP_M>(index, rows(), cols());
-    return WIDE ? Tile{pair.m, pair.n * 2 + rank} : Tile{pair.m * 2 + rank, pair.n};
+    if (cluster == 1) return grouped_tile<GROUP_M>(index, rows(), cols());
+    const Tile pair = grouped_tile<GROUP_M / 2>(index, rows(), cols());
+    return {pair.m * 2 + rank, pair.n};
   }
-
-  // How often a GPU's SMs go round to visit all tiles.
-  int64_t rounds(int sms) const { return ceil_div(int64_t{rows()} * cols(), sms / cluster); }
 };
 
-template <bool WIDE, typename In, typename Out, Major A, Major B>
+template <typename In, typename Out, Major A, Major B>
 __global__ void __launch_bounds__(THREADS, 1)
     wgmma_persistent(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
                      const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
-                     Schedule<WIDE> schedule) {
-  using T = Tiling<WIDE>;
-  constexpr uint32_t NUM_STAGES = T::STAGES, STAGE_BYTES = T::STAGE_BYTES;
+                     Schedule schedule) {
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * NUM_STAGES];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
@@ -115,20 +97,14 @@ __global__ void __launch_bounds__(THREADS, 1)
       uint32_t stage = 0, phase = 0;
       for (int index = first; index < tiles; index += step) {
         const Tile tile = schedule.tile(index, rank);
-        const int m = tile.m * T::M, n = tile.n * T::N;
+        const int m = tile.m * BLOCK_M, n = tile.n * BLOCK_N;
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
           mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
-          const uint32_t b_tile = a_tile + T::A_BYTES;
-          const int k = k_tile * BLOCK_K;
-          if constexpr (WIDE) {
-            load_tile_multicast<A, T::M>(a_tile, &a_map, barrier, m, k, rank, cluster);
-            load_tile<B, T::N>(b_tile, &b_map, barrier, n, k);
-          } else {
-            load_tile<A, T::M>(a_tile, &a_map, barrier, m, k);
-            load_tile_multicast<B, T::N>(b_tile, &b_map, barrier, n, k, rank, cluster);
-          }
+          load_tile<A, BLOCK_M>(a_tile, &a_map, barrier, m, k_tile * BLOCK_K);
+          load_tile_multicast<B, BLOCK_N>(a_tile + A_BYTES, &b_map, barrier, n, k_tile * BLOCK_K,
+                                          rank, cluster);
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
         }
       }
@@ -139,31 +115,24 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int consumer = warpgroup - 1;
     const int lane = threadIdx.x % 32;
     const bool stores = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
-    const uint64_t a_desc = wgmma_descriptor(ring + consumer * T::MMAS * BYTES_PER_64_MN);
-    const uint64_t b_desc = wgmma_descriptor(ring + T::A_BYTES);
+    const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
+    const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
     const uint32_t chunks =
-        ring + NUM_STAGES * STAGE_BYTES + consumer * T::BUFFERS * CHUNK_BYTES;
-    float d[T::MMAS][T::N / 2];
+        ring + NUM_STAGES * STAGE_BYTES + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
+    float d[BLOCK_N / 2];
     uint32_t stage = 0, phase = 0;
     for (int index = first; index < tiles; index += step) {
       const Tile tile = schedule.tile(index, rank);
-      const int m = tile.m * T::M + consumer * T::MMAS * 64, n = tile.n * T::N;
+      const int m = tile.m * BLOCK_M + consumer * 64, n = tile.n * BLOCK_N;
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         mbarrier_try_wait_parity(full + 8 * stage, phase);
         const uint32_t offset = stage * (STAGE_BYTES >> 4);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < BLOCK_K / MMA_K; ++k)
-#pragma unroll
-          for (int i = 0; i < T::MMAS; ++i) {
-            const uint64_t a =
-                a_desc + offset + i * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<A>;
-            const uint64_t b = b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>;
-            if constexpr (WIDE)
-              wgmma_m64n192k16<In, A, B>(d[i], a, b, k_tile > 0 || k > 0);
-            else
-              wgmma_m64n256k16<In, A, B>(d[i], a, b, k_tile > 0 || k > 0);
-          }
+          wgmma_m64n256k16<In, A, B>(d, a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
+                                     b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>,
+                                     k_tile > 0 || k > 0);
         wgmma_commit_group();
         // One group stays in flight; the one before has read its stage, which goes back.
         wgmma_wait_group<1>();
@@ -176,24 +145,21 @@ __global__ void __launch_bounds__(THREADS, 1)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
 
       if (plain.data != nullptr) {
-#pragma unroll
-        for (int i = 0; i < T::MMAS; ++i)
-          store_accumulators<Out>(plain, d[i], m + 64 * i, n, schedule.M, schedule.N);
+        store_accumulators<Out>(plain, d, m, n, schedule.M, schedule.N);
         continue;
       }
-      constexpr int CHUNK_N = 128 / sizeof(Out), CHUNKS = T::N / CHUNK_N;
+      constexpr int CHUNK_N = 128 / sizeof(Out);
 #pragma unroll
-      for (int i = 0; i < T::MMAS * CHUNKS; ++i) {
-        const uint32_t chunk = chunks + i % T::BUFFERS * CHUNK_BYTES;
-        const int row = i / CHUNKS, col = i % CHUNKS * CHUNK_N;
+      for (int i = 0; i < BLOCK_N / CHUNK_N; ++i) {
+        const uint32_t chunk = chunks + i % CHUNK_BUFFERS * CHUNK_BYTES;
         // The buffer's last store has been read out before anyone writes it again.
-        if (stores) cp_async_bulk_wait_group_read<T::BUFFERS - 1>();
+        if (stores) cp_async_bulk_wait_group_read<CHUNK_BUFFERS - 1>();
         bar_sync(1 + consumer, 128);
-        write_chunk<Out>(chunk, d[row], col);
+        write_chunk<Out>(chunk, d, i * CHUNK_N);
         fence_proxy_async();
         bar_sync(1 + consumer, 128);
         if (stores) {
-          tma_store_2d(&c_map, chunk, n + col, m + row * CHUNK_ROWS);
+          tma_store_2d(&c_map, chunk, n + i * CHUNK_N, m);
           cp_async_bulk_commit_group();
         }
       }
@@ -207,44 +173,40 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
 }
 
-template <bool WIDE>
-int launch_tiling(const Gemm& gemm, const Schedule<WIDE>& schedule, int sms, cudaStream_t stream) {
-  CUtensorMap a_map, b_map, c_map{};
-  Major a_major, b_major;
-  const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map);
-  int error = operand_map(gemm.a, false, gemm.in, BOX_ROWS<Major::K>, &a_map, &a_major);
-  if (error == cudaSuccess)
-    error = operand_map(gemm.b, true, gemm.in, WIDE ? WIDE_BLOCK_N : BOX_ROWS<Major::K>, &b_map,
-                        &b_major);
-  if (error != cudaSuccess) return error;
-
-  // Clusters beyond what the last round needs would wait at its end, and draw power.
-  const int64_t clusters =
-      ceil_div(int64_t{schedule.rows()} * schedule.cols(), schedule.rounds(sms));
-  return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
-    return launch_clusters(wgmma_persistent<WIDE, decltype(in), decltype(out), a, b>,
-                           static_cast<unsigned>(clusters), schedule.cluster, dim3(THREADS),
-                           Tiling<WIDE>::SHARED_BYTES, stream, a_map, b_map, c_map, plain,
-                           schedule);
-  });
-}
-
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
+  CUtensorMap a_map, b_map, c_map{};
+  Major a_major, b_major;
   int sms = 0;
-  const int error = multiprocessors(&sms);
+  int error = operand_map(gemm.a, false, gemm.in, BLOCK_M, &a_map, &a_major);
+  if (error == cudaSuccess)
+    error = operand_map(gemm.b, true, gemm.in, BOX_ROWS<Major::K>, &b_map, &b_major);
+  if (error == cudaSuccess) error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
 
-  const int M = static_cast<int>(gemm.c.rows), N = static_cast<int>(gemm.c.cols);
-  const int K = static_cast<int>(gemm.a.cols);
-  const Schedule<false> single{M, N, K, 1}, pair{M, N, K, 2};
-  const Schedule<true> wide{M, N, K, 2};
-  if (int64_t{single.rows()} * single.cols() > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
-  const bool few = single.rounds(sms) < 5 || (single.rows() % 2 == 1 && single.rows() < 16);
-  if (MAX_CLUSTER == 1 || few) return launch_tiling(gemm, single, sms, stream);
-  // A wide round is 3/2 of the work, at 3 % less power for it.
-  const bool pays = wide.rounds(sms) * 150 < pair.rounds(sms) * 103;
-  return pays ? launch_tiling(gemm, wide, sms, stream) : launch_tiling(gemm, pair, sms, stream);
+  // TMA writes C where it can: whole 16-byte units only, since with 129 columns of 16 bits it
+  // would write seven elements past each row.
+  PlainOutput plain = plain_output(gemm.c, gemm.out);
+  const int bytes = gemm.out == DType::f32 ? 4 : 2;
+  if (gemm.c.cols * bytes % 16 == 0 &&
+      tensor_map(gemm.c, false, gemm.out, 128 / bytes, CHUNK_ROWS, &c_map) == cudaSuccess)
+    plain.data = nullptr;
+
+  Schedule schedule{static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols),
+                    static_cast<int>(gemm.a.cols), 1};
+  const int64_t tiles_m = ceil_div(schedule.M, BLOCK_M), tiles_n = ceil_div(schedule.N, BLOCK_N);
+  if (tiles_m * tiles_n > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
+  if (MAX_CLUSTER > 1 && tiles_m * tiles_n > 4 * sms && (tiles_m % 2 == 0 || tiles_m > 16))
+    schedule.cluster = 2;
+  // Clusters beyond what the last round needs would wait at its end, and draw power.
+  const int64_t tiles = ceil_div(tiles_m, schedule.cluster) * tiles_n;
+  const int64_t rounds = ceil_div(tiles, sms / schedule.cluster);
+  return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
+    return launch_clusters(wgmma_persistent<decltype(in), decltype(out), a, b>,
+                           static_cast<unsigned>(ceil_div(tiles, rounds)), schedule.cluster,
+                           dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
+                           schedule);
+  });
 }

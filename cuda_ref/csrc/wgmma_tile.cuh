@@ -1,6 +1,7 @@
 // What the Hopper rungs share around their mainloops: loading a tile by TMA, storing accumulators.
 #pragma once
 
+#include "convert.cuh"
 #include "tensor_map.cuh"
 
 namespace tcgemm::sm90 {
@@ -40,13 +41,47 @@ __device__ __forceinline__ void load_tile_multicast(uint32_t shared, const CUten
   }
 }
 
+template <typename Out>
+__device__ __forceinline__ uint32_t pack(float x, float y) {
+  if constexpr (std::is_same_v<Out, __half>) {
+    __half2 pair = __floats2half2_rn(x, y);
+    return reinterpret_cast<uint32_t&>(pair);
+  } else {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    return reinterpret_cast<uint32_t&>(pair);
+  }
+}
+
 // Stores a warpgroup's 64 x (2 * REGISTERS) accumulators with C's corner at (m, n) by plain
 // stores, clipped to M and N; any strides.
 template <typename Out, int REGISTERS>
-__device__ __forceinline__ void store_accumulators(const PlainOutput& c,
-                                                   const float (&d)[REGISTERS], int m, int n,
-                                                   int M, int N) {
-  store_rows<Out>(c, d, m + threadIdx.x % 128 / 32 * 16, n, M, N);
+__device__ __forceinline__ void store_accumulators(const PlainOutput& c, const float (&d)[REGISTERS],
+                                                   int m, int n, int M, int N) {
+  const int thread = threadIdx.x % 128;
+  const int row = m + thread / 32 * 16 + thread % 32 / 4;
+  const int col = n + thread % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t i = row + half * 8;
+    if (i >= M) continue;
+    Out* line = static_cast<Out*>(c.data) + i * c.row_stride;
+#pragma unroll
+    for (int j = 0; j < REGISTERS / 4; ++j) {
+      const float x = d[4 * j + 2 * half], y = d[4 * j + 2 * half + 1];
+      const int64_t k = col + 8 * j;
+      if (c.pairs) {
+        if (k < N) {
+          if constexpr (std::is_same_v<Out, float>)
+            *reinterpret_cast<float2*>(line + k) = make_float2(x, y);
+          else
+            *reinterpret_cast<uint32_t*>(line + k) = pack<Out>(x, y);
+        }
+      } else {
+        if (k < N) line[k * c.col_stride] = from_float<Out>(x);
+        if (k + 1 < N) line[(k + 1) * c.col_stride] = from_float<Out>(y);
+      }
+    }
+  }
 }
 
 // Writes 128 bytes of each row of a warpgroup's accumulators, columns from `first`, to `chunk` in

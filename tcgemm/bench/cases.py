@@ -177,6 +177,7 @@ def build(
     _known("dtype", dtypes, DTYPES_IN)
     _known("output dtype", dtypes_out, DTYPES_OUT)
     _known("layout", layouts, LAYOUTS)
+    _known("suite", [suite] if suite else [], NAMES)
     chosen: list[tuple[str, Suite]]
     if shapes:
         by_hand = Suite(
@@ -185,7 +186,6 @@ def build(
         chosen = [("shape", by_hand)]
     else:
         suite = suite or "quick"
-        _known("suite", [suite], NAMES)
         if device == "cpu":
             if suite != "quick":
                 raise UnsupportedError(
@@ -217,9 +217,9 @@ def parse_shape(text: str) -> Shape:
     """ "MxNxK" -> Shape. Raises OperandError where it is not three positive integers."""
     match = re.fullmatch(r"([0-9]+)[xX×]([0-9]+)[xX×]([0-9]+)", text.strip())
     M, N, K = (int(side) for side in match.groups()) if match else (0, 0, 0)
-    if not (M and N and K):
+    if not (M and N and K) or max(M, N, K) >= 2**31:
         raise OperandError(
-            f"malformed shape {text!r}: give M, N and K as MxNxK, each at least 1, "
+            f"malformed shape {text!r}: give M, N and K as MxNxK, each from 1 to 2^31 - 1, "
             "e.g. 4096x4096x4096"
         )
     return Shape(M, N, K, "given by hand")

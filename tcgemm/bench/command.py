@@ -44,12 +44,12 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="Results folder; by default reports/<gpu>.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the operands.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the operands.", min=0, max=2**62)] = 0,
     budget: Annotated[
-        float, typer.Option(help="Seconds of timing for each kernel and case.", min=0.001)
+        float, typer.Option(help="Seconds of timing for each kernel and case.", min=0.001, max=3600)
     ] = 0.25,
     timeout: Annotated[
-        float, typer.Option(help="Seconds after which a kernel is given up.", min=0.1)
+        float, typer.Option(help="Seconds after which a kernel is given up.", min=0.1, max=86400)
     ] = 120.0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what the results folder already holds.")
@@ -118,6 +118,13 @@ def bench(
     out_console = Console()
     _print_table(out_console, rows, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
+    if bad := [row for row in rows if row["status"] in TROUBLE]:
+        console.print(f"{len(bad)} of {len(rows)} results are {', '.join(TROUBLE)}: see above")
+        raise typer.Exit(1)
+
+
+TROUBLE = ("wrong", "failed", "timeout")
+"""Statuses after which the command exits with 1: something here does not work."""
 
 
 class _Progress:
@@ -152,7 +159,7 @@ class _Progress:
             what = escape(f"{unit.case}  {unit.full_name}")
             self._bar.update(self._task, description=what)
             return
-        if row["status"] in ("wrong", "failed", "timeout"):
+        if row["status"] in TROUBLE:
             trouble = f"{unit.case} {unit.full_name}: {row['status']}: {row['reason']}"
             self._console.print(escape(trouble), soft_wrap=True)
         self._bar.advance(self._task)

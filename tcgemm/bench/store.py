@@ -44,9 +44,12 @@ COLUMNS: dict[str, str] = {
     "data": "distribution of the operands, e.g. normal",
     "seed": "seed of the operands",
     "sm_clock_mhz": "SM clock while it ran, median",
-    "power_w": "board power while it ran, median",
+    "power_w": "instantaneous board power while it ran, median",
 }
 """The schema of results.csv: column -> meaning, in file order."""
+
+STATUSES = ("ok", "wrong", "failed", "timeout", "unsupported")
+"""What the column status may hold."""
 
 RESULTS = "results.csv"
 ENVIRONMENT = "environment.json"
@@ -91,6 +94,18 @@ def read(folder: str | Path) -> list[dict[str, str]]:
             raise ResultsError(
                 f"{path}: line {number} has {len(line)} cells and the header {len(COLUMNS)}: "
                 "remove that line"
+            )
+        row = dict(zip(COLUMNS, line, strict=True))
+        for name in ("M", "N", "K"):
+            if not (row[name].isdecimal() and int(row[name])):
+                raise ResultsError(
+                    f"{path}: line {number} has {name}={row[name]!r}, no positive integer: "
+                    "remove that line"
+                )
+        if row["status"] not in STATUSES:
+            raise ResultsError(
+                f"{path}: line {number} has status {row['status']!r}, none of "
+                f"{', '.join(STATUSES)}: remove that line"
             )
     return [dict(zip(COLUMNS, line, strict=True)) for line in lines[1:]]
 

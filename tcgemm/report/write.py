@@ -10,7 +10,7 @@ from ..errors import ResultsError
 from .counts import SLUG, draw_counts
 from .figures import SLUGS, Picture, draw_all, draw_ladder, draw_published
 from .folder import Folder, load
-from .markdown import folder_readme, project_section, rewritten
+from .markdown import BEGIN, END, folder_readme, project_section, rewritten
 from .page import page
 
 REPORTS = Path("reports")
@@ -113,6 +113,10 @@ def _readme(folders: Sequence[Folder], readme: Path | None, changed: list[Path])
     text = rewritten(path.read_text(encoding="utf-8"), section)
     if text is not None:
         _write(path, text, changed)
+    elif readme is not None:
+        raise ResultsError(
+            f"{readme} lacks the lines {BEGIN} and {END}, between which its table goes"
+        )
 
 
 def _write(path: Path, text: str, changed: list[Path]) -> None:
