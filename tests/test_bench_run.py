@@ -215,7 +215,8 @@ CHEAP = ("--shape", "8x8x8", "--backend", "misbehaving", "--kernel", "right", "-
 
 def test_the_command_measures_and_says_where(app, tmp_path, misbehaving):
     result = invoke(app, *CHEAP, "--out", tmp_path / "o")
-    assert result.exit_code == 0
+    assert result.exit_code == 1, "a wrong kernel is no success"
+    assert "1 of 2 results are wrong, failed, timeout" in result.output
     assert "8x8x8 bfloat16 nn" in result.output
     assert "results.csv" in result.output
     assert "1 of 2" in result.output
@@ -228,10 +229,16 @@ def test_the_command_measures_and_says_where(app, tmp_path, misbehaving):
     assert len(store.read(tmp_path / "o")) == 2
 
 
+def test_a_run_without_trouble_ends_well(app, tmp_path, misbehaving):
+    assert invoke(app, *CHEAP[:-2], "--out", tmp_path / "o").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--suite", "slow"), "choose from quick"),
+        (("--suite", "slow", "--shape", "8x8x8"), "choose from quick"),
+        (("--shape", "8x8x99999999999"), "2^31 - 1"),
         (("--shape", "8x8"), "MxNxK"),
         (("--backend", "opencl"), "choose from"),
         (("--kernel", "left"), "choose from"),

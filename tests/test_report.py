@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -518,6 +520,15 @@ def _two_gpus(folder):
     (folder / "environment.json").write_text(json.dumps(runs))
 
 
+def _with_row(**changes):
+    def make(folder):
+        small(folder)
+        with (folder / "results.csv").open("a") as file:
+            file.write(",".join(row(run="made", **changes).values()) + "\n")
+
+    return make
+
+
 def _broken_environment(folder):
     small(folder)
     (folder / "environment.json").write_text("{")
@@ -532,8 +543,14 @@ def _broken_environment(folder):
         (_no_environment, "environment.json"),
         (_broken_environment, "environment.json"),
         (_two_gpus, "one folder a GPU"),
+        (_with_row(M="many"), "has M='many', which is no positive integer: remove that line"),
+        (_with_row(K=0), "has K='0'"),
+        (_with_row(status="fine"), "has status 'fine', which is none of ok, wrong"),
     ],
-    ids=["missing", "no results", "foreign", "no environment", "broken environment", "two GPUs"],
+    ids=[
+        *("missing", "no results", "foreign", "no environment", "broken environment", "two GPUs"),
+        *("no number", "zero", "no status"),
+    ],
 )
 def test_unusable_folders_are_refused_in_one_line(tmp_path, make, said):
     folder = tmp_path / "bad"
@@ -568,6 +585,30 @@ def test_missing_readme_is_named(no_figures, tmp_path):
     folder = small(tmp_path / "x")
     with pytest.raises(ResultsError, match=r"NOPE\.md"):
         report_write.write([folder], readme=tmp_path / "NOPE.md")
+
+
+def test_a_readme_asked_for_by_name_needs_the_markers(no_figures, tmp_path):
+    folder = small(tmp_path / "x")
+    (tmp_path / "OTHER.md").write_text(f"# x\n{markdown.BEGIN}\n")
+    with pytest.raises(ResultsError, match="lacks the lines .*begin.* and .*end"):
+        report_write.write([folder], readme=tmp_path / "OTHER.md")
+
+
+def test_the_committed_reports_are_what_their_results_make(tmp_path):
+    """Reports are regenerated, never edited. Drawn text is matplotlib's: only its pinned version
+    gives the same bytes."""
+    root = Path(__file__).parent.parent
+    pinned = re.search(r"^matplotlib==(\S+)", (root / "constraints.txt").read_text(), re.M)
+    if matplotlib.__version__ != pinned[1]:
+        pytest.skip(f"matplotlib {matplotlib.__version__} draws otherwise than {pinned[1]}")
+    committed = [p.parent for p in (root / "reports").glob("nvidia-*/results.csv")]
+    assert committed
+    for folder in committed:
+        copy = tmp_path / "reports" / folder.name
+        shutil.copytree(folder, copy)
+        before = snapshot(copy)
+        report_write.write([copy])
+        assert snapshot(copy) == before, f"run 'tcgemm report' and commit {folder}"
 
 
 def test_unwritable_out_is_named(no_figures, tmp_path):

@@ -57,12 +57,28 @@ def load(path: Path) -> Folder:
             f"{path} mixes runs of {these}: keep one folder a GPU, and measure the other again "
             "with 'tcgemm bench --out DIR'"
         )
+    for number, row in enumerate(rows, start=2):
+        _check_row(path, number, row)
     counts = read_counts(path)
     frame = pd.DataFrame(rows, columns=list(store.COLUMNS), dtype=str)
     if not names[0]:
         return Folder(path, CPU_NAME, "cpu", None, derive(frame, None), runs, counts)
     gpu: Gpu = gpus.lookup(names[0])
     return Folder(path, gpu.name, gpu.slug, gpu, derive(frame, gpu), runs, counts)
+
+
+def _check_row(path: Path, number: int, row: dict[str, str]) -> None:
+    for name in ("M", "N", "K"):
+        if not (row[name].isdecimal() and int(row[name])):
+            raise ResultsError(
+                f"{path / store.RESULTS}: line {number} has {name}={row[name]!r}, which is no "
+                "positive integer: remove that line"
+            )
+    if row["status"] not in store.STATUSES:
+        raise ResultsError(
+            f"{path / store.RESULTS}: line {number} has status {row['status']!r}, which is none "
+            f"of {', '.join(store.STATUSES)}: remove that line"
+        )
 
 
 def facts(folder: Folder) -> list[tuple[str, str]]:
