@@ -9,7 +9,7 @@ from typing import Any
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
-from .limits import refuse_tiled_copies, refuse_tma, refuse_wmma_loads
+from .limits import refuse_tiled_copies, refuse_tma, refuse_vector_rows, refuse_wmma_loads
 from .toolchain import constants
 
 PAIRS = (
@@ -74,6 +74,13 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "wmma_any",
         "checked copies for any size, stride and alignment; 64 x 64 per warp, three stages",
         (8, 0),
+    ),
+    _row(
+        "mma_multistage",
+        "ldmatrix and mma.sync from swizzled stages, fragments double-buffered in registers",
+        (8, 0),
+        shapes=ROWS_SHAPES,
+        refuse=refuse_vector_rows,
     ),
     _row(
         "wgmma_tma",

@@ -69,6 +69,14 @@ def refuse_tma(problem: Any) -> str | None:
     return _refuse_rows(problem, "TMA", 16)
 
 
+def refuse_vector_rows(problem: Any) -> str | None:
+    """Why A or B cannot be copied in 16-byte vectors with checked edges; None when they can.
+
+    As operand in csrc/mma_multistage.cu. C may lie anywhere.
+    """
+    return _refuse_rows(problem, "cp.async of 16 bytes", 0)
+
+
 def _refuse_rows(problem: Any, reader: str, least: int) -> str | None:
     for name, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
         if size > MOST_ELEMENTS:

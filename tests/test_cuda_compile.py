@@ -9,7 +9,7 @@ from tcgemm import cuda_ref
 
 NAMES = [row["name"] for row in cuda_ref.KERNELS if row["capability"] < (9, 0)]
 TARGETS = ("sm_80", "sm_90a")
-TENSOR_CORES = [name for name in NAMES if name.startswith("wmma")]
+TENSOR_CORES = [name for name in NAMES if name.startswith(("wmma", "mma"))]
 ASYNC_COPIES = [name for name in TENSOR_CORES if name != "wmma"]
 
 pytestmark = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""The Hopper rungs at the edges of their tiles, on an H100 or H200."""
+"""mma_multistage and the Hopper rungs at the edges of their tiles, on an H100 or H200."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ pytestmark = [
     ),
 ]
 
-NAMES = [row.name for row in ladder("cuda") if row.capability == (9, 0)]
+NAMES = ["mma_multistage", *(row.name for row in ladder("cuda") if row.capability == (9, 0))]
 LAYOUTS = ["nn", "nt", "tn", "tt"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(F16, F16), (F16, F32), (BF16, BF16), (BF16, F32)]
