@@ -590,7 +590,7 @@ def test_missing_readme_is_named(no_figures, tmp_path):
 def test_a_readme_asked_for_by_name_needs_the_markers(no_figures, tmp_path):
     folder = small(tmp_path / "x")
     (tmp_path / "OTHER.md").write_text(f"# x\n{markdown.BEGIN}\n")
-    with pytest.raises(ResultsError, match="lacks the lines .*begin.* and .*end"):
+    with pytest.raises(ResultsError, match=r"lacks the lines .*begin.* and .*end"):
         report_write.write([folder], readme=tmp_path / "OTHER.md")
 
 
