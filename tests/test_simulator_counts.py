@@ -201,7 +201,7 @@ def test_a_kernel_of_ones_own_with_a_fault_exits_1():
 
 def test_a_rung_that_refuses_says_why():
     result = invoke("wmma", "--shape", "100x100x100")
-    assert result.exit_code == 0
+    assert result.exit_code == 2
     assert "M=100 is no multiple of 16" in result.output.replace("\n", " ")
 
 
