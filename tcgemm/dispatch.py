@@ -79,6 +79,11 @@ class Kernel:
         if (problem.dtype_in, problem.dtype_out) not in self.pairs:
             asked = f"{problem.dtype_in} -> {problem.dtype_out}"
             return f"{asked} is none of its type pairs: {_pairs(self)}"
+        if problem.deterministic and not self.deterministic:
+            return (
+                "it may give other bits for the same inputs, and "
+                "torch.use_deterministic_algorithms(True) is set"
+            )
         return self.refuse(problem)
 
 
@@ -225,11 +230,6 @@ def matmul(
         return c.zero_()
     problem = problem_of(a, b, c)
     row = choose(problem, backend, kernel)
-    if not row.deterministic and torch.are_deterministic_algorithms_enabled():
-        raise UnsupportedError(
-            f"{row.full_name} may give other bits for the same inputs, and "
-            "torch.use_deterministic_algorithms(True) is set: name another kernel"
-        )
     run = load(backend, row.name)
     try:
         if a.is_cuda and a.device.index != torch.cuda.current_device():
@@ -266,6 +266,7 @@ def problem_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Problem:
         c_alignment=_alignment(c),
         device=a.device.type,
         capability=_capability(a.device.index) if a.is_cuda else None,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )
 
 

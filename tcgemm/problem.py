@@ -36,6 +36,8 @@ class Problem:
     device: str = "cuda"
     capability: tuple[int, int] | None = None
     """Compute capability of the GPU, e.g. (9, 0); None on the CPU."""
+    deterministic: bool = False
+    """Whether the same inputs have to give the same bits."""
 
     @property
     def layout(self) -> str:

@@ -245,3 +245,23 @@ def test_choice_takes_the_highest_rung_that_accepts(monkeypatch, tmp_path):
     assert "low" in str(caught.value)
     with pytest.raises(UnsupportedError, match="float16 -> float32 is none of its type pairs"):
         tcgemm.matmul(*operands(M=16), out_dtype=torch.float32, **arguments)
+
+
+def test_deterministic_algorithms_rule_out_what_is_not(monkeypatch, tmp_path):
+    module = tmp_path / "fickle_backend.py"
+    module.write_text(
+        "def row(name, deterministic):\n"
+        "    return dict(name=name, adds='a rung', pairs=(('float16', 'float16'),),\n"
+        "                devices=('cpu',), deterministic=deterministic)\n"
+        "KERNELS = (row('steady', True), row('fickle', False))\n"
+        "def load(name):\n"
+        "    return lambda a, b, c: c.fill_({'steady': 1, 'fickle': 2}[name])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(dispatch.BACKENDS, "fickle", "fickle_backend")
+    assert (tcgemm.matmul(*operands(), backend="fickle") == 2).all()
+    # Setting torch's own flag would import triton, before the interpreter can be chosen.
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert (tcgemm.matmul(*operands(), backend="fickle") == 1).all()
+    with pytest.raises(UnsupportedError, match=r"other bits.*kernels of fickle .*: steady"):
+        tcgemm.matmul(*operands(), backend="fickle", kernel="fickle")
