@@ -9,6 +9,7 @@ from typing import Any
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
+from .fusion import arguments
 from .limits import refuse_tiled_copies, refuse_tma, refuse_wmma_loads
 from .toolchain import constants
 
@@ -101,9 +102,11 @@ KERNELS: tuple[dict[str, Any], ...] = (
 
 
 def load(name: str) -> Callable[..., None]:
-    """The rung's callable ``run(a, b, c, **plan)``, compiled on first use for the current GPU.
+    """The rung's callable ``run(a, b, c, fusion=None, **plan)``, compiled on first use.
 
-    CPU tensors take the same source through the simulator, compiled by g++.
+    ``a``, ``b`` and ``c`` are all 2-D, or all 3-D with the batch first; ``fusion`` says what is
+    asked besides the plain product (see fusion.py), None that nothing is. CPU tensors take the
+    same source through the simulator, compiled by g++.
 
     Raises LookupError for an unknown name, RuntimeError without a working compiler, or without a
     GPU where the simulator does not run the rung.
@@ -120,21 +123,27 @@ def load(name: str) -> Callable[..., None]:
             "check nvidia-smi and that torch was installed with CUDA (torch.version.cuda is "
             f"{torch.version.cuda})"
         )
-    from .build import operator
+    from .build import Operators, operators
     from .simulator import run as simulate
 
-    operators: dict[int, Callable[..., None]] = {}
+    prepared: dict[int, Operators] = {}
 
-    def prepare(device: int) -> Callable[..., None]:
-        operators[device] = operator(name, torch.cuda.get_device_capability(device))
-        return operators[device]
+    def prepare(device: int) -> Operators:
+        prepared[device] = operators(name, torch.cuda.get_device_capability(device))
+        return prepared[device]
 
-    def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
+    def run(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
+    ) -> None:
         device = a.get_device()
         if device < 0:
-            simulate(name, a, b, c)
+            simulate(name, a, b, c, fusion)
             return
-        (operators.get(device) or prepare(device))(a, b, c)
+        plain, fused = prepared.get(device) or prepare(device)
+        if fusion is None:
+            plain(a, b, c)
+        else:
+            fused(a, b, c, *arguments(fusion))
 
     if torch.cuda.is_available():
         prepare(torch.cuda.current_device())

@@ -1,7 +1,7 @@
 """Rungs compiled on first use, one at a time, and kept.
 
-``operator(name, capability)`` returns a rung's torch operator. Its library comes from the cache,
-or is compiled by ``torch.utils.cpp_extension.load_inline`` and put there. The cache is
+``operators(name, capability)`` returns a rung's torch operators. Their library comes from the
+cache, or is compiled by ``torch.utils.cpp_extension.load_inline`` and put there. The cache is
 ``$TCGEMM_CACHE_DIR`` or ``~/.cache/tcgemm``; a library's name carries a hash of everything that
 went into it, so an entry is never out of date, only unused.
 """
@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,12 +43,21 @@ logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "TCGEMM_CACHE_DIR"
 
-_operators: dict[str, Callable[..., None]] = {}
+_operators: dict[str, Operators] = {}
 _lock = threading.RLock()
 
 
-def operator(name: str, capability: tuple[int, int]) -> Callable[..., None]:
-    """The rung's operator ``op(a, b, c)`` for GPUs of that compute capability.
+class Operators(NamedTuple):
+    """The two ways to call a rung."""
+
+    plain: Callable[..., None]
+    """``plain(a, b, c)``: the product alone."""
+    fused: Callable[..., None]
+    """``fused(a, b, c, *fusion.arguments(...))``: all that is asked."""
+
+
+def operators(name: str, capability: tuple[int, int]) -> Operators:
+    """The rung's operators for GPUs of that compute capability.
 
     Raises RuntimeError, with the remedy, where a compiler is missing or fails.
     """
@@ -56,7 +65,8 @@ def operator(name: str, capability: tuple[int, int]) -> Callable[..., None]:
     with _lock:
         if symbol not in _operators:
             _load(name, symbol, capability)
-            _operators[symbol] = getattr(torch.ops.tcgemm_cuda, symbol).default
+            packet = getattr(torch.ops.tcgemm_cuda, symbol)
+            _operators[symbol] = Operators(packet.default, packet.fused)
         return _operators[symbol]
 
 
