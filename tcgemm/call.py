@@ -310,6 +310,7 @@ def _without_product(c: torch.Tensor, fusion: Fusion) -> None:
         value += beta * fusion.c.to(wide)
     if fusion.bias is not None:
         value += fusion.bias.to(wide)
+    value = value.to(c.dtype) if wide == torch.int64 else value
     c.copy_(FUNCTIONS[fusion.epilogue](value))
 
 
