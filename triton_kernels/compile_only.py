@@ -41,9 +41,9 @@ OPCODES = (
     "LDL",
     "STL",
 )
-"""Instructions that are counted: wgmma (of 16-bit floats and tf32, integers, 8-bit floats), mma.sync
-(of the same and of float64), TMA load and store, cp.async, plain global load
-and store, ldmatrix, barriers, local-memory load and store (spills)."""
+"""Instructions that are counted: wgmma (of 16-bit floats and tf32, of integers, of 8-bit floats),
+mma.sync (of floats, integers, float64), TMA load and store, cp.async, plain global load and store,
+ldmatrix, barriers, local-memory load and store (spills)."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ Storage:  A descriptor's last dimension is the contiguous one. An operand stored
           its transpose, C' = B' A', by swapping the operands on the host.
 """
 
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RET505
+
 from __future__ import annotations
 
 from typing import Any
@@ -211,9 +214,7 @@ def stored(x: torch.Tensor) -> str:
     return letter(x.shape[-2:], x.stride()[-2:])
 
 
-def run(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
-) -> None:
+def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
     """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
     Args:

@@ -6,6 +6,9 @@ in float32; in float64 for float64, and in int32, which wraps, for integers. A k
 ``finish`` on a part of its tile, then narrows. What is absent is None, and compiles to nothing.
 """
 
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RET505
+
 from __future__ import annotations
 
 from typing import Any
@@ -151,17 +154,25 @@ def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any
         "ACTIVATION": fusion.epilogue,
     }
     stride_bias = None if bias is None else bias.stride(0)
+    alpha, beta = float(fusion.alpha), float(fusion.beta)
+    if fusion.compute == "int32":
+        alpha, beta = wrap(alpha), wrap(beta)
     arguments = (
         c_in,
         bias,
         scale_a,
         scale_b,
-        float(fusion.alpha),
-        float(fusion.beta),
+        alpha,
+        beta,
         *strides,
         stride_bias,
     )
     return arguments, constants
+
+
+def wrap(factor: float) -> float:
+    """A whole number, as the int32 that it is modulo 2^32."""
+    return float((int(factor) + 2**31) % 2**32 - 2**31)
 
 
 def _row_scales(scale: torch.Tensor | None) -> bool:
