@@ -18,6 +18,9 @@ COMPUTE says how the product is formed:
     int32     int8, and uint8 as int8 with the sums of rows and columns; wraps at 2^31
 """
 
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RET505
+
 from __future__ import annotations
 
 import torch
@@ -32,34 +35,36 @@ def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMPUTE: tl.constexpr):
     """An empty accumulator."""
     if COMPUTE == "int32":
         return tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
-    if COMPUTE == "float64":
+    elif COMPUTE == "float64":
         return tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float64)
-    if COMPUTE == "float16":
+    elif COMPUTE == "float16":
         return tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float16)
-    return tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    else:
+        return tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
 
 
 @triton.jit
 def multiply_add(a, b, acc, BITS: tl.constexpr, COMPUTE: tl.constexpr = "float32"):
     """acc[BLOCK_M, BLOCK_N] + a[BLOCK_M, BLOCK_K] @ b[BLOCK_K, BLOCK_N]."""
     if COMPUTE == "int32":
-        return tl.dot(a, b, acc, out_dtype=tl.int32)
-    if COMPUTE == "float64":
+        return tl.dot(a, b, acc, max_num_imprecise_acc=2**30, out_dtype=tl.int32)
+    elif COMPUTE == "float64":
         return tl.dot(a, b, acc, out_dtype=tl.float64)
-    if COMPUTE == "float16":
+    elif COMPUTE == "float16":
         return tl.dot(a, b, acc, out_dtype=tl.float16)
-    if COMPUTE == "tf32":
+    elif COMPUTE == "tf32":
         a, b = round_tf32(a, BITS), round_tf32(b, BITS)
         return tl.dot(a, b, acc, input_precision="tf32", out_dtype=tl.float32)
-    if COMPUTE == "tf32x3":
+    elif COMPUTE == "tf32x3":
         return tl.dot(a, b, acc, input_precision="tf32x3", out_dtype=tl.float32)
-    if BITS:
+    elif BITS:
         a, b = widen(a, BITS), widen(b, BITS)
         return tl.dot(a, b, acc, input_precision="ieee", out_dtype=tl.float32)
-    if a.dtype.is_fp8() and COMPUTE == "float32":
+    elif a.dtype.is_fp8() and COMPUTE == "float32":
         PROMOTE: tl.constexpr = 128 if a.shape[1] >= 128 else a.shape[1]
         return tl.dot(a, b, acc, max_num_imprecise_acc=PROMOTE, out_dtype=tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee", out_dtype=tl.float32)
+    else:
+        return tl.dot(a, b, acc, input_precision="ieee", out_dtype=tl.float32)
 
 
 @triton.jit
@@ -73,9 +78,10 @@ def round_tf32(x, BITS: tl.constexpr):
         rounded = ((bits + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
         # The carry would turn the NaN 0x7FFFFFFF into a zero.
         return tl.where(x == x, rounded, x)
-    return tl.inline_asm_elementwise(
-        "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
+    else:
+        return tl.inline_asm_elementwise(
+            "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
@@ -84,19 +90,20 @@ def widen(x, BITS: tl.constexpr):
     if BITS and x.dtype == tl.bfloat16:
         # bfloat16 is the upper half of a float32.
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    if BITS and x.dtype == tl.float8e5:
+    elif BITS and x.dtype == tl.float8e5:
         # e5m2 is the upper half of a float16.
         half = x.to(tl.uint8, bitcast=True).to(tl.uint16) << 8
         return half.to(tl.float16, bitcast=True).to(tl.float32)
-    if BITS and x.dtype == tl.float8e4nv:
+    elif BITS and x.dtype == tl.float8e4nv:
         # As bits of a float16 an e4m3 number, subnormals included, is 2^8 too small.
         bits = x.to(tl.uint8, bitcast=True).to(tl.uint16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
         number = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
         return tl.where((bits & 0x7F) == 0x7F, float("nan"), number)
-    if x.dtype.primitive_bitwidth == 16:
+    elif x.dtype.primitive_bitwidth == 16:
         return x.to(tl.float32)
-    return x
+    else:
+        return x
 
 
 @triton.jit
@@ -108,7 +115,8 @@ def narrow(acc, dtype: tl.constexpr, BITS: tl.constexpr):
         # Rounding a NaN may carry into its sign: 0x7FC0 is the quiet NaN.
         half = tl.where(acc == acc, bits >> 16, 0x7FC0)
         return half.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return acc.to(dtype)
+    else:
+        return acc.to(dtype)
 
 
 @triton.jit

@@ -6,6 +6,9 @@ in float32; in float64 for float64, and in int32, which wraps, for integers. A k
 ``finish`` on a part of its tile, then narrows. What is absent is None, and compiles to nothing.
 """
 
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RET505
+
 from __future__ import annotations
 
 from typing import Any
@@ -80,14 +83,15 @@ def activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         # A maximum would drop NaN.
         return tl.where(x < 0, tl.zeros_like(x), x)
-    if ACTIVATION == "gelu":
+    elif ACTIVATION == "gelu":
         return gelu(x)
-    if ACTIVATION == "gelu_tanh":
+    elif ACTIVATION == "gelu_tanh":
         # (1 + tanh(z)) / 2 is the logistic function of 2 z.
         return x * logistic(x * (1.5957691216057308 + 0.07135481627260025 * x * x))
-    if ACTIVATION == "silu":
+    elif ACTIVATION == "silu":
         return x * logistic(x)
-    return x
+    else:
+        return x
 
 
 @triton.jit
@@ -106,17 +110,18 @@ def gelu(x):
     """
     if x.dtype == tl.float64:
         return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
-    # Q falls without end: at 14 it is -187, and 2^-187 is 0 in float32.
-    t = tl.minimum(tl.abs(x), 14.0)
-    q = -5.09046686e-07 * t + 1.07624473e-05
-    q = q * t - 4.57654351e-05
-    q = q * t - 0.000489837315
-    q = q * t + 0.00754815526
-    q = q * t - 0.0528543033
-    q = q * t - 0.459079295
-    q = q * t - 1.15112209
-    tail = tl.math.exp2(q * t - 1.0)
-    return x * tl.where(x > 0, 1.0 - tail, tail)
+    else:
+        # Q falls without end: at 14 it is -187, and 2^-187 is 0 in float32.
+        t = tl.minimum(tl.abs(x), 14.0)
+        q = -5.09046686e-07 * t + 1.07624473e-05
+        q = q * t - 4.57654351e-05
+        q = q * t - 0.000489837315
+        q = q * t + 0.00754815526
+        q = q * t - 0.0528543033
+        q = q * t - 0.459079295
+        q = q * t - 1.15112209
+        tail = tl.math.exp2(q * t - 1.0)
+        return x * tl.where(x > 0, 1.0 - tail, tail)
 
 
 def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -149,17 +154,25 @@ def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any
         "ACTIVATION": fusion.epilogue,
     }
     stride_bias = None if bias is None else bias.stride(0)
+    alpha, beta = float(fusion.alpha), float(fusion.beta)
+    if fusion.compute == "int32":
+        alpha, beta = wrap(alpha), wrap(beta)
     arguments = (
         c_in,
         bias,
         scale_a,
         scale_b,
-        float(fusion.alpha),
-        float(fusion.beta),
+        alpha,
+        beta,
         *strides,
         stride_bias,
     )
     return arguments, constants
+
+
+def wrap(factor: float) -> float:
+    """A whole number, as the int32 that it is modulo 2^32."""
+    return float((int(factor) + 2**31) % 2**32 - 2**31)
 
 
 def _row_scales(scale: torch.Tensor | None) -> bool:

@@ -181,9 +181,7 @@ def arguments(
     return grid, (a, b, c, M, N, K, *strides, *fused, *batch_strides(a, b, c, fusion)), constants
 
 
-def run(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
-) -> None:
+def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
     """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
     Args:
