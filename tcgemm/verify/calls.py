@@ -191,11 +191,11 @@ def draw(row: Kernel, choose: Choose, device: str, most: int) -> Call:
     fuses = set(row.fuses)
     batch = choose(((), (), (2,), (3,), (2, 2))) if "batch" in fuses else ()
     batched = BATCHES if len(batch) > 1 else BATCHES[:2] if batch else BATCHES[:1]
+    of_a = choose(batched)
+    of_b = choose(batched if of_a in ("full", "turned") else BATCHES[:1])
     smallest = 64 if limited(row) else 1
     while M * N * K * math.prod(batch) > most and max(M, N, K) > smallest:
-        M, N, K = (
-            max(smallest, n // 2) if n == max(M, N, K) else n for n in (M, N, K)
-        )
+        M, N, K = (max(smallest, n // 2) if n == max(M, N, K) else n for n in (M, N, K))
     outputs = tuple(view for view in views if view in OF_OUTPUTS)
     exact = bool(choose((False, True)))
     factors = WHOLE_FACTORS if whole else FACTORS[:4] if exact else FACTORS
@@ -213,8 +213,8 @@ def draw(row: Kernel, choose: Choose, device: str, most: int) -> Call:
         dtype_in=dtype_in,
         dtype_out=dtype_out,
         compute=compute,
-        a=Stored(choose(views), choose(offsets), choose(batched)),
-        b=Stored(choose(views), choose(offsets), choose(batched)),
+        a=Stored(choose(views), choose(offsets), of_a),
+        b=Stored(choose(views), choose(offsets), of_b),
         out=Stored(choose(outputs), choose(offsets), choose(("full", "turned")[: len(batch) or 1])),
         batch=batch,
         alpha=alpha,
@@ -250,11 +250,11 @@ TIDY_SHAPES = {
 
 def edge_calls(row: Kernel, device: str) -> Iterator[Call]:
     """Every pair of the row: sizes around edges, all layouts, normal and integer operands; each
-    thing that it fuses, alone and all at once."""
+    thing that it fuses, alone and all at once (on the CPU, alone for one pair of each dtype)."""
     letters = {"n": "row", "t": "column"}
     layouts = ("nn", "nt", "tn", "tt")
     for index, pair in enumerate(pairs_of(row)):
-        of_pair = {"dtype_in": pair[0], "dtype_out": pair[1], "compute": pair[2]}
+        of_pair: dict[str, Any] = {"dtype_in": pair[0], "dtype_out": pair[1], "compute": pair[2]}
         shapes = TIDY_SHAPES[device] if limited(row) else SHAPES[device]
         for number, (M, N, K) in enumerate(shapes):
             some = layouts if limited(row) and not number else (layouts[(number + index) % 4],)
@@ -265,34 +265,34 @@ def edge_calls(row: Kernel, device: str) -> Iterator[Call]:
                 )  # fmt: skip
                 yield base
                 yield replace(base, exact=True)
-        yield from fused_calls(row, pair)
+        first = pair[0] not in {before[0] for before in pairs_of(row)[:index]}
+        yield from fused_calls(row, pair, alone=first or device == "cuda")
         for shape in row.mma_shapes:
             yield Call(64, 64, 64, mma_shape=shape, **of_pair)
 
 
-def fused_calls(row: Kernel, pair: tuple[str, str, str]) -> Iterator[Call]:
-    """Each thing that the row fuses, alone and all at once, for one type pair."""
-    base = Call(
-        64, 64, 64, *pair, a=Stored("padded row"), b=Stored("padded column"), seed=11
-    )
+def fused_calls(row: Kernel, pair: tuple[str, str, str], *, alone: bool = True) -> Iterator[Call]:
+    """What the row fuses for one type pair: all at once and, if asked, each thing alone."""
+    base = Call(64, 64, 64, *pair, a=Stored("padded row"), b=Stored("padded column"), seed=11)
     whole = pair[2] == "int32"
     fuses = set(row.fuses)
-    alone: list[dict[str, Any]] = []
+    each: list[dict[str, Any]] = []
     if "alpha" in fuses:
-        alone.append({"alpha": 3.0 if whole else 0.3})
+        each.append({"alpha": 3.0 if whole else 0.3})
     if "beta" in fuses:
-        alone += [{"beta": -2.0, "c": "own"}, {"beta": 1.0, "c": "out"}]
+        each += [{"beta": -2.0, "c": "own"}, {"beta": 1.0, "c": "out"}]
     if "bias" in fuses:
-        alone.append({"bias": True})
-    alone += [{"epilogue": name} for name in epilogues_of(row, pair[0])[1:]]
+        each.append({"bias": True})
+    each += [{"epilogue": name} for name in epilogues_of(row, pair[0])[1:]]
     if "scales" in fuses and pair[0].startswith("float8"):
-        alone += [{"scales": "tensor"}, {"scales": "row"}]
+        each += [{"scales": "tensor"}, {"scales": "row"}]
     if "batch" in fuses:
-        alone.append({"batch": (3,)})
-    for asked in alone:
-        yield replace(base, **asked)
-    if len(alone) > 1:
+        each.append({"batch": (3,)})
+    if alone:
+        for asked in each:
+            yield replace(base, **asked)
+    if len(each) > 1:
         together: dict[str, Any] = {}
-        for asked in alone:
+        for asked in each:
             together.update(asked)
         yield replace(base, **together)

@@ -93,16 +93,13 @@ def make(call: Call, device: torch.device | str = "cpu") -> Made:
     if call.bias:
         bias = _numbers((2 * call.N,), dtype_out, generator, term).to(dtype_out).to(device)[::2]
     scale_a, scale_b = (
-        None if not call.scales else _scale(n, call, generator).to(device)
-        for n in (call.M, call.N)
+        None if not call.scales else _scale(n, call, generator).to(device) for n in (call.M, call.N)
     )
     _plant(call.special, a, b, c)
     return Made(a, b, out, c, bias, scale_a, scale_b, buffers)
 
 
-def _elements(
-    shape: tuple[int, ...], strides: tuple[int, ...], start: int
-) -> torch.Tensor:
+def _elements(shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> torch.Tensor:
     """Indices of a view's elements in its flat buffer, each at least once."""
     index = torch.tensor([start])
     for size, stride in zip(shape, strides, strict=True):
@@ -148,7 +145,9 @@ def _strides(
         one = 3 * rows + columns
     if stored.batch == "shared":
         return shape, matrix, one
-    sizes = batch if stored.batch != "first" else tuple(n if not i else 1 for i, n in enumerate(batch))
+    sizes = (
+        batch if stored.batch != "first" else tuple(n if not i else 1 for i, n in enumerate(batch))
+    )
     order = range(len(sizes)) if stored.batch == "turned" else reversed(range(len(sizes)))
     steps, reach = [0] * len(sizes), one
     for index in order:
@@ -247,9 +246,7 @@ def _spread(scale: torch.Tensor | None, size: int) -> torch.Tensor | None:
     return None if scale is None else scale.expand(size)
 
 
-def exact(
-    a: torch.Tensor, b: torch.Tensor, fusion: Fusion, dtype_out: torch.dtype
-) -> torch.Tensor:
+def exact(a: torch.Tensor, b: torch.Tensor, fusion: Fusion, dtype_out: torch.dtype) -> torch.Tensor:
     """The result where all sums are exact in float64: rounded once, int32 wrapped."""
     value = torch.mm(a.double(), b.double()) * fusion.alpha
     if fusion.scale_a is not None and fusion.scale_b is not None:
@@ -271,7 +268,9 @@ def _changed(made: Made, before: dict[str, torch.Tensor]) -> str:
         different = (now != then).any(1)
         if name == "out":
             inside = torch.zeros(buffer.numel(), dtype=torch.bool, device=buffer.device)
-            inside[_elements(out.shape, out.stride(), out.storage_offset()).to(out.device)] = True
+            inside[_elements(out.shape, out.stride(), int(out.storage_offset())).to(out.device)] = (
+                True
+            )
             different &= ~inside
         if bool(different.any()):
             count = int(different.sum())
@@ -283,7 +282,7 @@ def _changed(made: Made, before: dict[str, torch.Tensor]) -> str:
 def save(path: Path, row: dispatch.Kernel, call: Call) -> None:
     """The operands of a call and the kernel's name, for ``replay``."""
     made = make(call)
-    tensors = {name: getattr(made, name) for name in Made.__slots__}  # type: ignore[attr-defined]
+    tensors = {name: getattr(made, name) for name in Made.__slots__}
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"kernel": row.full_name, "call": asdict(call), **tensors}, path)
 
