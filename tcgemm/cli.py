@@ -9,6 +9,7 @@ import typer
 
 from .bench.command import bench
 from .errors import TcgemmError
+from .explain import explain
 from .report.command import report
 from .simulate import simulate
 from .verify.command import verify
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("bench")(bench)
+app.command("explain")(explain)
 app.command("report")(report)
 app.command("simulate")(simulate)
 app.command("verify")(verify)

@@ -181,7 +181,8 @@ def draw(row: Kernel, choose: Choose, device: str, most: int) -> Call:
 
     M, N = choose(edges("BLOCK_M")), choose(edges("BLOCK_N"))
     K = choose(edges("BLOCK_K"))
-    views, offsets = VIEWS, OFFSETS
+    views: tuple[str, ...] = VIEWS
+    offsets: tuple[int, ...] = OFFSETS
     if limited(row):
         tidy = choose(("multiples", "padded", "any"))
         if tidy == "multiples":
