@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import tcgemm
 from tcgemm.errors import UnsupportedError
 from tcgemm.verify.calls import Call, Stored, limited
@@ -14,7 +12,7 @@ PADDED = {"a": Stored("padded row"), "b": Stored("padded row")}
 
 
 def call_of(row, pair, M=33, N=40, K=24, **asked):
-    """A call of the pair; where the row takes not every shape, with sizes and rows that it takes."""
+    """A call of the pair; with sizes in multiples of 64 where the row takes not every shape."""
     if limited(row):
         M, N, K = (-(-size // 64) * 64 for size in (M, N, K))
     dtype_in, dtype_out, compute = pair
@@ -33,8 +31,12 @@ def is_refusal(row, call, sentence):
     ]
     expected = limited(row) or call.mma_shape or any(name not in row.fuses for name in beyond)
     assert expected, f"{row.full_name} takes {row.shapes} and fuses {row.fuses}, yet: {sentence}"
-    reason = sentence.partition(": ")[2].partition("; ")[0]
-    assert any(character.isdigit() for character in reason), sentence
+    has_numbers(sentence.partition(": ")[2].partition("; ")[0])
+
+
+def has_numbers(sentence):
+    """A sentence says how large what is."""
+    assert any(character.isdigit() for character in sentence), sentence
 
 
 def keeps(row, call, device):
@@ -68,7 +70,3 @@ def multiply(row, made: Made, call, **asked):
     except UnsupportedError as error:
         is_refusal(row, call, str(error))
         return None
-
-
-def sizes(call, **changed):
-    return replace(call, **changed)
