@@ -52,8 +52,8 @@ def mma_tile(shape: str) -> tuple[int, int]:
 def case(dtype: Any, fusion: Any) -> tuple[str, ...]:
     """The compiler's flags for a build that takes one case only, of a rung that is built so.
 
-    A case is the dtype of A and B, how products are summed, and whether m and n of the WMMA tile are
-    equal. ``dtype`` is a torch.dtype.
+    A case is the dtype of A and B, how products are summed, and whether m and n of the WMMA tile
+    are equal. ``dtype`` is a torch.dtype.
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
