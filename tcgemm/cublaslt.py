@@ -142,8 +142,8 @@ _best: dict[tuple[Any, ...], tuple[_Product, _Candidate]] = {}
 def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None) -> None:
     """C[M, N] = A[M, K] @ B[K, N] by the fastest of cuBLASLt's candidates for these shapes.
 
-    The first call of a shape, dtype, layout and alignment verifies and times the candidates on the operands
-    given, which takes milliseconds and cannot be done while a graph is captured.
+    The first call of a shape, dtype, layout and alignment verifies and times the candidates on the
+    operands given, which takes milliseconds and cannot be done while a graph is captured.
 
     Raises:
         RuntimeError: no candidate, or the first call is inside a capture.
