@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,12 +68,13 @@ def matmul(
         c_start = 0 if out is None else out.data_ptr()
         key = (
             a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
-            a_start & 255, b_start & 255, out_dtype, backend or dispatch.default_backend(), kernel,
+            a_start & 255, b_start & 255, backend or dispatch.default_backend(), kernel, out_dtype,
             torch.are_deterministic_algorithms_enabled(),
-            None if out is None else (
-                out.shape, out.stride(), out.dtype, out.device, c_start & 255, out.requires_grad
-            ),
         )  # fmt: skip
+        if out is not None:
+            key += (
+                out.shape, out.stride(), out.dtype, out.device, c_start & 255, out.requires_grad,
+            )  # fmt: skip
         prepared = None if a.requires_grad or b.requires_grad else _prepared.get(key)
     except (AttributeError, RuntimeError, TypeError):  # no tensors: gemm says what is wrong
         return gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
@@ -352,10 +354,13 @@ def _prepare(
     row = dispatch.choose(problem, backend, kernel)
     run = dispatch.load(backend, row.name)
     config: dict[str, Any] = dict(row.plan(problem))
+    prepare = getattr(run, "prepare", None)
+    launch = prepare(a, b, c, **config) if prepare else partial(run, **config)
     a_bytes, b_bytes, c_bytes = (end - start for start, end in map(span, (a, b, c)))
     shape, dtype = tuple(c.shape), c.dtype
     misaligned = problem.c_alignment - 1
-    device = a.device.index if a.is_cuda else None
+    several = a.is_cuda and torch.cuda.device_count() > 1
+    device = a.device.index if several else None
     current_device = torch.cuda.current_device
 
     def again(
@@ -376,7 +381,7 @@ def _prepare(
             check_disjoint(out, A=a, B=b)
         try:
             if device is None or device == current_device():
-                run(a, b, out, **config)
+                launch(a, b, out)
             else:
                 _start(run, row, problem, config, a, b, out)
         except RuntimeError as error:
