@@ -66,7 +66,7 @@ def matmul(
     try:
         a_start, b_start = a.data_ptr(), b.data_ptr()
         c_start = 0 if out is None else out.data_ptr()
-        key = (
+        key: tuple[Any, ...] = (
             a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
             a_start & 255, b_start & 255, backend or dispatch.default_backend(), kernel, out_dtype,
             torch.are_deterministic_algorithms_enabled(),
