@@ -209,6 +209,10 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
 
 }  // namespace sm90
 
+// The wrapper of csrc/convert.cuh.
+
+inline float to_tf32(float x) { return simulator::tf32_of_float(x); }
+
 // The wrappers of csrc/copy.cuh.
 
 inline unsigned char* dynamic_shared() { return simulator::dynamic_shared_memory(); }
