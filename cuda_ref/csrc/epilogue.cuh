@@ -144,6 +144,18 @@ __device__ inline void load_neighbours(Out (&to)[COUNT], const Out* from, int64_
   }
 }
 
+// Narrows as many results as 16 bytes hold and stores them as one vector, at a multiple of 16 bytes.
+template <typename Out, typename Acc>
+__device__ inline void store_narrowed(Out* to, const Acc (&x)[16 / sizeof(Out)]) {
+  union {
+    Out elements[16 / sizeof(Out)];
+    uint4 vector;
+  } packed{};
+#pragma unroll
+  for (int e = 0; e < 16 / sizeof(Out); ++e) packed.elements[e] = narrow<Out>(x[e]);
+  st_global_16(to, packed.vector);
+}
+
 // Turns the sums of elements (m, n) .. (m, n + COUNT - 1) of C into their values, still to be
 // narrowed. Only the first `inside` of them lie in C: nothing is read for the others. n is a multiple
 // of COUNT. With FUSED = false it does nothing.
@@ -209,6 +221,56 @@ __device__ __forceinline__ Out finished(const Epilogue<Acc>& epilogue, Acc sum, 
   Acc x[1] = {sum};
   finish<FUSED, Out>(epilogue, x, m, n, batch);
   return narrow<Out>(x[0]);
+}
+
+// Reads COUNT neighbours in shared memory from a multiple of 16 bytes on.
+template <int COUNT, typename Sum>
+__device__ inline void load_shared(Sum (&to)[COUNT], const Sum* from) {
+  constexpr int WORDS = COUNT * sizeof(Sum) / 16;
+  static_assert(WORDS * 16 == COUNT * sizeof(Sum));
+  union {
+    Sum elements[COUNT];
+    uint4 words[WORDS];
+  } packed{};
+#pragma unroll
+  for (int w = 0; w < WORDS; ++w) packed.words[w] = reinterpret_cast<const uint4*>(from)[w];
+#pragma unroll
+  for (int e = 0; e < COUNT; ++e) to[e] = packed.elements[e];
+}
+
+// Stores the inside of a BLOCK_M x BLOCK_N tile of sums at (m0, n0) of matrix `batch` of C. The sums
+// are in shared memory, in rows LD apart that begin at multiples of 16 bytes. `vectors`: the same
+// holds of the rows of C.
+template <bool FUSED, int THREADS, int BLOCK_M, int BLOCK_N, int LD, typename Out, typename Sum,
+          typename Acc>
+__device__ void store_tile(const Sum* tile, const Matrix& c, bool vectors,
+                           const Epilogue<Acc>& epilogue, int64_t m0, int64_t n0, int64_t batch) {
+  constexpr int COUNT = 16 / sizeof(Out);
+  static_assert(BLOCK_M * BLOCK_N % (THREADS * COUNT) == 0 && BLOCK_N % COUNT == 0);
+  const int64_t rows = c.rows - m0, cols = c.cols - n0;
+  Out* data = static_cast<Out*>(c.data) + batch * c.batch_stride + m0 * c.row_stride +
+              n0 * c.col_stride;
+#pragma unroll 2
+  for (int i = 0; i < BLOCK_M * BLOCK_N / (THREADS * COUNT); ++i) {
+    const int index = (threadIdx.x + i * THREADS) * COUNT;
+    const int row = index / BLOCK_N;
+    const int col = index % BLOCK_N;
+    if (row >= rows) break;
+    const int inside = cols - col < COUNT ? static_cast<int>(cols - col) : COUNT;
+    Sum sums[COUNT];
+    load_shared(sums, &tile[row * LD + col]);
+    Acc x[COUNT];
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) x[e] = widen<Acc>(sums[e]);
+    finish<FUSED, Out>(epilogue, x, m0 + row, n0 + col, batch, inside);
+    if (vectors && inside == COUNT) {
+      store_narrowed(&data[row * c.row_stride + col], x);
+    } else {
+      for (int e = 0; e < COUNT; ++e) {
+        if (e < inside) data[row * c.row_stride + (col + e) * c.col_stride] = narrow<Out>(x[e]);
+      }
+    }
+  }
 }
 
 }  // namespace tcgemm
