@@ -20,6 +20,13 @@
 #include "wgmma_epilogue.cuh"
 #include "wgmma_kmajor.cuh"
 
+// What a build is for: the build system compiles one case at a time. By default it is all cases.
+#ifdef TCGEMM_IN
+#define TCGEMM_BUILT(IN, COMPUTE) (int(IN) == TCGEMM_IN && int(COMPUTE) == TCGEMM_COMPUTE)
+#else
+#define TCGEMM_BUILT(IN, COMPUTE) true
+#endif
+
 namespace {
 
 using namespace tcgemm;
@@ -296,33 +303,43 @@ int launch_mode(const Gemm& gemm, cudaStream_t stream) {
                          schedule, epilogue_of<typename Mode::Acc>(gemm));
 }
 
-template <typename Mode>
-int launch_floats(const Gemm& gemm, cudaStream_t stream) {
-  switch (gemm.out) {
-    case DType::f16: return launch_mode<Mode, __half>(gemm, stream);
-    case DType::bf16: return launch_mode<Mode, __nv_bfloat16>(gemm, stream);
-    default: return launch_mode<Mode, float>(gemm, stream);
+// The case of IN and COMPUTE, where this build has it.
+template <DType IN, Compute COMPUTE, typename Mode>
+int launch_case(const Gemm& gemm, cudaStream_t stream) {
+  if constexpr (TCGEMM_BUILT(IN, COMPUTE)) {
+    if constexpr (Mode::INTEGERS) return launch_mode<Mode, int32_t>(gemm, stream);
+    if constexpr (Mode::ITEM == 1 && !Mode::INTEGERS) {
+      if (gemm.out == DType::f16) return launch_mode<Mode, __half>(gemm, stream);
+      if (gemm.out == DType::bf16) return launch_mode<Mode, __nv_bfloat16>(gemm, stream);
+    }
+    if constexpr (!Mode::INTEGERS) return launch_mode<Mode, float>(gemm, stream);
   }
+  return cudaErrorNotSupported;
+}
+
+// The 8-bit floats, promoted or not.
+template <DType IN, Mma MMA>
+int launch_floats(const Gemm& gemm, cudaStream_t stream) {
+  return gemm.compute == Compute::fast
+             ? launch_case<IN, Compute::fast, Mode<MMA, 1, false>>(gemm, stream)
+             : launch_case<IN, Compute::f32, Mode<MMA, 1, true>>(gemm, stream);
 }
 
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
-  const bool fast = gemm.compute == Compute::fast;
   switch (gemm.in) {
-    case DType::s8: return launch_mode<Mode<Mma::s8, 1, false>, int32_t>(gemm, stream);
-    case DType::u8: return launch_mode<Mode<Mma::u8, 1, false>, int32_t>(gemm, stream);
-    case DType::e4m3:
-      return fast ? launch_floats<Mode<Mma::e4m3, 1, false>>(gemm, stream)
-                  : launch_floats<Mode<Mma::e4m3, 1, true>>(gemm, stream);
-    case DType::e5m2:
-      return fast ? launch_floats<Mode<Mma::e5m2, 1, false>>(gemm, stream)
-                  : launch_floats<Mode<Mma::e5m2, 1, true>>(gemm, stream);
+    case DType::s8:
+      return launch_case<DType::s8, Compute::s32, Mode<Mma::s8, 1, false>>(gemm, stream);
+    case DType::u8:
+      return launch_case<DType::u8, Compute::s32, Mode<Mma::u8, 1, false>>(gemm, stream);
+    case DType::e4m3: return launch_floats<DType::e4m3, Mma::e4m3>(gemm, stream);
+    case DType::e5m2: return launch_floats<DType::e5m2, Mma::e5m2>(gemm, stream);
     case DType::f32:
       return gemm.compute == Compute::tf32
-                 ? launch_mode<Mode<Mma::tf32, 1, false>, float>(gemm, stream)
-                 : launch_mode<Mode<Mma::tf32, 3, true>, float>(gemm, stream);
+                 ? launch_case<DType::f32, Compute::tf32, Mode<Mma::tf32, 1, false>>(gemm, stream)
+                 : launch_case<DType::f32, Compute::tf32x3, Mode<Mma::tf32, 3, true>>(gemm, stream);
     default: return cudaErrorNotSupported;
   }
 }
