@@ -57,6 +57,16 @@ struct Schedule {
   }
 };
 
+// What a build is for: the build system compiles one case at a time. By default it is all cases.
+template <typename In, bool PLAIN>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    PLAIN == TCGEMM_PLAIN &&
+    TCGEMM_IN == static_cast<int>(std::is_same_v<In, __half> ? DType::f16 : DType::bf16);
+#else
+    true;
+#endif
+
 // What the plain product does without.
 struct Plain {};
 struct Fused {
@@ -219,10 +229,13 @@ int launch_extra(const Gemm& gemm, int64_t batch, const Extra& extra, cudaStream
   const int64_t tiles = ceil_div(tiles_m, schedule.cluster) * tiles_n * gemm.batch;
   const int64_t rounds = ceil_div(tiles, sms / schedule.cluster);
   return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
-    return launch_clusters(wgmma_persistent<decltype(in), decltype(out), a, b, Extra>,
-                           static_cast<unsigned>(ceil_div(tiles, rounds)), schedule.cluster,
-                           dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
-                           schedule, extra);
+    using In = decltype(in);
+    if constexpr (BUILT<In, std::is_same_v<Extra, Plain>>)
+      return launch_clusters(wgmma_persistent<In, decltype(out), a, b, Extra>,
+                             static_cast<unsigned>(ceil_div(tiles, rounds)), schedule.cluster,
+                             dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
+                             schedule, extra);
+    return static_cast<int>(cudaErrorNotSupported);
   });
 }
 
