@@ -14,7 +14,7 @@ from .storage import UNIT
 CACHED = 256
 """Descriptors kept; making one and checking it costs about 10 us of Python."""
 
-_cache: OrderedDict[tuple[Any, ...], TensorDescriptor] = OrderedDict()
+_cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
 
 class _Base(NamedTuple):
@@ -28,15 +28,18 @@ class _Base(NamedTuple):
         return self.address
 
 
-def describe(x: torch.Tensor, block: tuple[int, int], transposed: bool) -> TensorDescriptor:
+def describe(
+    x: torch.Tensor, block: tuple[int, int], transposed: bool, make: Any = TensorDescriptor
+) -> Any:
     """The descriptor of a matrix in its storage order, in blocks.
 
     Args:
         x: 2-D; ``storage.why_not_tma`` has accepted it.
         block: elements of a block along x's two dimensions.
         transposed: x is stored transposed; the descriptor is then that of x.mT.
+        make: makes it of base, shape, strides and block.
     """
-    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), block, transposed)
+    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), block, transposed, make)
     kept = _cache.get(key)
     if kept is not None:
         return kept
@@ -48,7 +51,7 @@ def describe(x: torch.Tensor, block: tuple[int, int], transposed: bool) -> Tenso
         step = UNIT // x.itemsize
         pitch = -(-columns // step) * step
     base = x if INTERPRETED else _Base(x.data_ptr(), x.dtype)
-    made = TensorDescriptor(base, [rows, columns], [pitch, 1], list(block))
+    made = make(base, [rows, columns], [pitch, 1], list(block))
     if not INTERPRETED:
         _cache[key] = made
         if len(_cache) > CACHED:
