@@ -34,11 +34,14 @@ SHARED_BYTES = {
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 
+TMA_RUNGS = ("descriptor", "warp_specialized")
+"""They compute a column-major C as its transpose."""
+
 
 @lru_cache(maxsize=4096)
 def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """Keyword arguments of the rung's ``run`` for a problem (M, N, K, dtypes, strides, device)."""
-    if kernel == "descriptor" and _column_major(problem):
+    if kernel in TMA_RUNGS and _column_major(problem):
         # Computed as C' = B' A': what the kernel calls M is the caller's N.
         problem = replace(problem, M=problem.N, N=problem.M)
     if problem.device == "cpu":
@@ -95,6 +98,9 @@ def shared_bytes(kernel: str, config: Mapping[str, int], dtype_out: str) -> int:
     stages = config.get("NUM_STAGES", 1) * (m + n) * k * 2
     if kernel == "descriptor":
         return stages + m * n // 2 * ITEMSIZE[dtype_out] + 256
+    if kernel == "warp_specialized":
+        piece = m // config["CONSUMERS"] * n // config["PIECES"] * ITEMSIZE[dtype_out]
+        return stages + config["CONSUMERS"] * config["BUFFERS"] * piece + 512
     # C is staged in the memory of the stages, except where the next tile's loads fill them.
     staged = m * n * ITEMSIZE[dtype_out]
     return stages + staged if config.get("FLATTEN") else max(stages, staged)
@@ -193,3 +199,14 @@ def refuse_descriptor(problem: Any) -> str | None:
         if reason:
             return reason
     return None
+
+
+def refuse_warp_specialized(problem: Any) -> str | None:
+    """Why wgmma or TMA cannot do it, as a sentence with the numbers; None when they can."""
+    if problem.capability is not None and problem.capability >= (10, 0):
+        here = "{}.{}".format(*problem.capability)
+        return (
+            f"wgmma exists on compute capability 9.0 alone and this GPU has {here}: "
+            "take descriptor"
+        )
+    return refuse_descriptor(problem)

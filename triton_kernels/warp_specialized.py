@@ -51,18 +51,15 @@ grouped = gluon.jit(ordering.grouped.fn)
 def produce(
     a,
     b,
-    a_ring,
-    b_ring,
-    full,
-    empty,
-    M,
-    N,
-    K,
+    ring,
+    size,
     GROUP_M: gl.constexpr,
     A_TRANSPOSED: gl.constexpr,
     B_TRANSPOSED: gl.constexpr,
 ):
     """One warp: every block of A and B of every tile of this program, in order."""
+    a_ring, b_ring, full, empty = ring
+    M, N, K = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     CONSUMERS: gl.constexpr = a_ring.shape[0] // NUM_STAGES
     PART_M: gl.constexpr = a.block_shape[1 if A_TRANSPOSED else 0]
@@ -110,21 +107,18 @@ def store_piece(c, buffer, piece, m, n, PENDING: gl.constexpr):
 
 @gluon.jit
 def consume(
-    a_ring,
-    b_ring,
+    ring,
     c_ring,
-    full,
-    empty,
     c,
-    M,
-    N,
-    K,
+    size,
     part: gl.constexpr,
     GROUP_M: gl.constexpr,
     A_TRANSPOSED: gl.constexpr,
     B_TRANSPOSED: gl.constexpr,
 ):
     """One warpgroup: rows ``part`` of every tile of this program."""
+    a_ring, b_ring, full, empty = ring
+    M, N, K = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     CONSUMERS: gl.constexpr = a_ring.shape[0] // NUM_STAGES
     BUFFERS: gl.constexpr = c_ring.shape[0] // CONSUMERS
@@ -148,7 +142,6 @@ def consume(
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M + part * PART_M, tile_n * BLOCK_N
         acc = gl.zeros((PART_M, BLOCK_N), acc_type, layout)
-        last = slot
         for step in range(k_tiles):
             mbarrier.wait(full.index(slot), phase)
             a_block = a_ring.index(slot * CONSUMERS + part)
@@ -162,14 +155,14 @@ def consume(
             )
             # One group stays in flight, so the stage before is free now, and this one is not.
             acc = warpgroup_mma_wait(1, deps=[acc])
-            mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
-            last = slot
+            before = (slot + NUM_STAGES - 1) % NUM_STAGES
+            mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             slot += 1
             if slot == NUM_STAGES:
                 slot = 0
                 phase ^= 1
         acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index(last), count=1)
+        mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
 
         first = part * BUFFERS
         if PIECES == 1:
@@ -220,24 +213,38 @@ def kernel(
     gdc_wait()
     gdc_launch_dependents()
 
+    ring = (a_ring, b_ring, full, empty)
+    size = (M, N, K)
     if CONSUMERS == 1:
-        gl.warp_specialize([
-            (consume, (a_ring, b_ring, c_ring, full, empty, c, M, N, K, 0, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-            (produce, (a, b, a_ring, b_ring, full, empty, M, N, K, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-        ], [1], [24])
+        gl.warp_specialize(
+            [
+                (consume, (ring, c_ring, c, size, 0, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+                (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+            ],
+            [1],
+            [24],
+        )
     elif CONSUMERS == 2:
-        gl.warp_specialize([
-            (consume, (a_ring, b_ring, c_ring, full, empty, c, M, N, K, 0, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-            (consume, (a_ring, b_ring, c_ring, full, empty, c, M, N, K, 1, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-            (produce, (a, b, a_ring, b_ring, full, empty, M, N, K, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-        ], [4, 1], [240, 24])
+        gl.warp_specialize(
+            [
+                (consume, (ring, c_ring, c, size, 0, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+                (consume, (ring, c_ring, c, size, 1, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+                (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
     else:
-        gl.warp_specialize([
-            (consume, (a_ring, b_ring, c_ring, full, empty, c, M, N, K, 0, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-            (consume, (a_ring, b_ring, c_ring, full, empty, c, M, N, K, 1, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-            (consume, (a_ring, b_ring, c_ring, full, empty, c, M, N, K, 2, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-            (produce, (a, b, a_ring, b_ring, full, empty, M, N, K, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-        ], [4, 4, 1], [160, 160, 24])
+        gl.warp_specialize(
+            [
+                (consume, (ring, c_ring, c, size, 0, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+                (consume, (ring, c_ring, c, size, 1, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+                (consume, (ring, c_ring, c, size, 2, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+                (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
 
 
 DTYPES = {
@@ -297,10 +304,11 @@ def arguments(
     return grid, (*descriptors, M, N, K), constants
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
+def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int) -> None:
     """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
 
     Args:
+        fusion: None: the row fuses nothing.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to
             3 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; PIECES, 1, 2 or 4, of BLOCK_N in
             which C leaves; BUFFERS, 1 or 2, of a piece for each consumer.
