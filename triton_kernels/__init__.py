@@ -85,6 +85,15 @@ KERNELS: tuple[dict[str, Any], ...] = (
         refuse=plans.refuse_descriptor,
         yields=plans.few_rows,
     ),
+    _row(
+        "warp_specialized",
+        "in Gluon: a producer warp loads, warpgroups multiply, C leaves under the next tile",
+        devices=("cuda",),
+        capability=(9, 0),
+        shapes="as descriptor, on compute capability 9.0 only",
+        refuse=plans.refuse_warp_specialized,
+        yields=plans.few_rows,
+    ),
 )
 
 
