@@ -28,8 +28,9 @@ import torch
 
 from .descriptors import describe
 from .dot import multiply_add, narrow
+from .launching import launch
 from .ordering import grouped
-from .runtime import INTERPRETED, cdiv, check, programs, tl, triton
+from .runtime import INTERPRETED, cdiv, programs, tl, triton
 from .storage import letter
 
 
@@ -122,6 +123,4 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, **plan)
-    kernel[grid](*args, **constants)
+    launch(kernel, arguments, a, b, c, None, plan)

@@ -7,13 +7,15 @@ parts, whoever finished first, so that the same inputs give the same bits; atomi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .dot import narrow
+from .launching import Step
 from .ordering import grouped
-from .runtime import INTERPRETED, launch, tl, triton
+from .runtime import INTERPRETED, tl, triton
 
 CHUNK = 1024
 """Elements of C that one program of the second pass adds."""
@@ -68,36 +70,27 @@ def add_kernel(
     tl.store(c_ptrs, value, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
-def workspace(split_tiles: int, splits: int, block: int, device: torch.device) -> torch.Tensor:
+def workspace(split_tiles: int, splits: int, block: int, like: torch.Tensor) -> torch.Tensor:
     """Room for the partial sums, from torch's caching allocator: ordered on the current stream,
     and part of a graph's own pool during capture."""
-    return torch.empty(split_tiles * splits * block, dtype=torch.float32, device=device)
+    return torch.empty(split_tiles * splits * block, dtype=torch.float32, device=like.device)
 
 
-def add(
-    partials: torch.Tensor,
-    c: torch.Tensor,
-    first_tile: int,
-    split_tiles: int,
-    *,
-    BLOCK_M: int,
-    BLOCK_N: int,
-    GROUP_M: int,
-    SPLITS: int,
-    EARLY: int,
-) -> None:
-    """C's tiles from ``first_tile`` on, in grouped order, as the sums of their parts."""
-    rows = max(1, min(BLOCK_M, CHUNK // BLOCK_N))
+def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[str, int]) -> Step:
+    """The launch that makes C's tiles, from ``first_tile`` on in grouped order, of their parts."""
+    block_m, block_n, early = plan["BLOCK_M"], plan["BLOCK_N"], plan["EARLY"]
+    split_tiles = partials.numel() // (block_m * block_n * plan["SPLITS"])
+    rows = max(1, min(block_m, CHUNK // block_n))
     constants: dict[str, Any] = {
-        "BLOCK_M": BLOCK_M,
-        "BLOCK_N": BLOCK_N,
-        "GROUP_M": GROUP_M,
-        "SPLITS": SPLITS,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "GROUP_M": plan["GROUP_M"],
+        "SPLITS": plan["SPLITS"],
         "ROWS": rows,
-        "EARLY": bool(EARLY),
+        "EARLY": bool(early),
         "BITS": INTERPRETED and c.dtype == torch.bfloat16,
         "num_warps": 4,
-        **({"launch_pdl": True} if EARLY else {}),
+        **({"launch_pdl": True} if early else {}),
     }
-    grid = (split_tiles * (BLOCK_M // rows),)
-    launch(add_kernel, grid, (partials, c, *c.shape, first_tile, *c.stride()), constants)
+    grid = (split_tiles * (block_m // rows),)
+    return add_kernel, grid, (partials, c, *c.shape, first_tile, *c.stride()), constants

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -62,8 +61,3 @@ def _sm_count(device: int) -> int:
 def cdiv(x: int, y: int) -> int:
     """Ceiling of x / y."""
     return -(-x // y)
-
-
-def launch(kernel: Any, grid: tuple[int], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    """Run a kernel over a grid of programs."""
-    kernel[grid](*args, **constants)

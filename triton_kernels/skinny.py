@@ -18,13 +18,16 @@ Tiles:    C in block tiles of BLOCK_M (wide side) x BLOCK_N (thin side) x SPLITS
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .dot import multiply_add, narrow
+from .launching import Step, launch
+from .ordering import grouped
 from .partials import add, leave, workspace
-from .runtime import INTERPRETED, cdiv, check, launch, tl, triton
+from .runtime import INTERPRETED, cdiv, tl, triton
 
 
 @triton.jit
@@ -60,8 +63,9 @@ def kernel(
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    offs_m = tile % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tile // tiles_m * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile_m, tile_n = grouped(tile, tiles_m, tiles_n, 1)
+    offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     k_tiles = tl.cdiv(K, BLOCK_K)
     begin, end = k_tiles * part // SPLITS, k_tiles * (part + 1) // SPLITS
@@ -98,7 +102,6 @@ def arguments(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    partials: torch.Tensor | None = None,
     *,
     SWAP: int,
     BLOCK_M: int,
@@ -114,8 +117,7 @@ def arguments(
         a, b, c = b.mT, a.mT, c.mT
     (M, K), N = a.shape, b.shape[1]
     tiles = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)
-    if SPLITS > 1 and partials is None:
-        partials = workspace(tiles, SPLITS, BLOCK_M * BLOCK_N, a.device)
+    partials = workspace(tiles, SPLITS, BLOCK_M * BLOCK_N, a) if SPLITS > 1 else None
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
@@ -134,7 +136,22 @@ def arguments(
     return (tiles * SPLITS,), (a, b, c, partials, M, N, K, *strides), constants
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int) -> None:
+def second(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    args: tuple[Any, ...],
+    plan: Mapping[str, int],
+) -> Step | None:
+    """The launch that adds the parts, where K is divided."""
+    if plan["SPLITS"] == 1:
+        return None
+    return add(args[3], c.mT if plan["SWAP"] else c, 0, {**plan, "GROUP_M": 1})
+
+
+def run(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int
+) -> None:
     """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
 
     Args:
@@ -146,18 +163,4 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, **plan)
-    launch(kernel, grid, args, constants)
-    if plan["SPLITS"] > 1:
-        add(
-            args[3],
-            args[2],
-            0,
-            grid[0] // plan["SPLITS"],
-            BLOCK_M=plan["BLOCK_M"],
-            BLOCK_N=plan["BLOCK_N"],
-            GROUP_M=1 << 30,
-            SPLITS=plan["SPLITS"],
-            EARLY=plan["EARLY"],
-        )
+    launch(kernel, arguments, a, b, c, fusion, plan, second)

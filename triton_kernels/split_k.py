@@ -22,15 +22,17 @@ Storage:  as in `descriptor`, and C' = B' A' is computed where SWAP asks for it,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .descriptors import describe
 from .dot import multiply_add, narrow
+from .launching import Step, launch
 from .ordering import grouped
 from .partials import add, leave, workspace
-from .runtime import INTERPRETED, cdiv, check, launch, programs, tl, triton
+from .runtime import INTERPRETED, cdiv, programs, tl, triton
 from .storage import letter
 
 
@@ -120,7 +122,6 @@ def arguments(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    partials: torch.Tensor | None = None,
     *,
     SWAP: int,
     BLOCK_M: int,
@@ -141,8 +142,7 @@ def arguments(
         letter(x.shape, x.stride()) == "t" for x in (a, b, c)
     )
     split_tiles = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N) - WHOLE
-    if split_tiles and partials is None:
-        partials = workspace(split_tiles, SPLITS, BLOCK_M * BLOCK_N, a.device)
+    partials = workspace(split_tiles, SPLITS, BLOCK_M * BLOCK_N, a) if SPLITS > 1 else None
     descriptors = (
         describe(a, (BLOCK_M, BLOCK_K), a_transposed),
         describe(b, (BLOCK_K, BLOCK_N), b_transposed),
@@ -168,7 +168,22 @@ def arguments(
     return grid, (*descriptors, partials, M, N, K, WHOLE), constants
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int) -> None:
+def second(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    args: tuple[Any, ...],
+    plan: Mapping[str, int],
+) -> Step | None:
+    """The launch that adds the parts, where tiles are split."""
+    if plan["SPLITS"] == 1:
+        return None
+    return add(args[3], c.mT if plan["SWAP"] else c, plan["WHOLE"], plan)
+
+
+def run(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int
+) -> None:
     """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
 
     Args:
@@ -181,20 +196,4 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, **plan)
-    launch(kernel, grid, args, constants)
-    if args[3] is not None:
-        c = c.mT if plan["SWAP"] else c
-        tiles = cdiv(c.shape[0], plan["BLOCK_M"]) * cdiv(c.shape[1], plan["BLOCK_N"])
-        add(
-            args[3],
-            c,
-            plan["WHOLE"],
-            tiles - plan["WHOLE"],
-            BLOCK_M=plan["BLOCK_M"],
-            BLOCK_N=plan["BLOCK_N"],
-            GROUP_M=plan["GROUP_M"],
-            SPLITS=plan["SPLITS"],
-            EARLY=plan["EARLY"],
-        )
+    launch(kernel, arguments, a, b, c, fusion, plan, second)
