@@ -17,9 +17,6 @@ from .launching import Step
 from .ordering import grouped
 from .runtime import INTERPRETED, tl, triton
 
-TAG = tl.constexpr(0x7463_6765_6D6D_0000)
-"""Upper 48 bits of a counter that a running kernel has begun; the lower 16 count."""
-
 CHUNK = 1024
 """Elements of C that one program of the second pass adds."""
 
@@ -29,49 +26,6 @@ def leave(partials, slot, acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Store acc[BLOCK_M, BLOCK_N] as the slot-th block of the workspace."""
     at = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     tl.store(partials + slot.to(tl.int64) * (BLOCK_M * BLOCK_N) + at, acc)
-
-
-@triton.jit
-def last_to_leave(partials, tile, split_tiles, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Count this part of a split tile; whether all others have been left before.
-
-    The counters lie behind the partial sums, in memory that nobody has cleared: a counter is ours
-    when its upper bits are TAG, and counts from zero otherwise. The last part clears it.
-    """
-    counters = partials + split_tiles.to(tl.int64) * (SPLITS * BLOCK)
-    counter = counters.to(tl.pointer_type(tl.int64)) + tile
-    # All threads have stored before one of them counts, and counting publishes their stores.
-    tl.debug_barrier()
-    expected = tl.cast(0, tl.int64)
-    count = tl.cast(TAG + 1, tl.int64)
-    found = tl.atomic_cas(counter, expected, count)
-    while found != expected:
-        expected = found
-        count = tl.where((found >> 16) == (TAG >> 16), found + 1, TAG + 1)
-        found = tl.atomic_cas(counter, expected, count)
-    last = count == TAG + SPLITS
-    if last:
-        tl.atomic_xchg(counter, 0)
-    return last
-
-
-@triton.jit
-def total(
-    partials,
-    tile,
-    split_tiles,
-    SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """The sum of a split tile's parts, in their order."""
-    at = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    at_ptrs = partials + tile.to(tl.int64) * (BLOCK_M * BLOCK_N) + at
-    acc = tl.load(at_ptrs, cache_modifier=".cg")
-    for _ in range(SPLITS - 1):
-        at_ptrs += split_tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
-        acc += tl.load(at_ptrs, cache_modifier=".cg")
-    return acc
 
 
 @triton.jit
@@ -119,14 +73,13 @@ def add_kernel(
 def workspace(split_tiles: int, splits: int, block: int, like: torch.Tensor) -> torch.Tensor:
     """Room for the partial sums, from torch's caching allocator: ordered on the current stream,
     and part of a graph's own pool during capture."""
-    size = split_tiles * (splits * block + 2)
-    return torch.empty(size, dtype=torch.float32, device=like.device)
+    return torch.empty(split_tiles * splits * block, dtype=torch.float32, device=like.device)
 
 
 def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[str, int]) -> Step:
     """The launch that makes C's tiles, from ``first_tile`` on in grouped order, of their parts."""
     block_m, block_n, early = plan["BLOCK_M"], plan["BLOCK_N"], plan["EARLY"]
-    split_tiles = partials.numel() // (block_m * block_n * plan["SPLITS"] + 2)
+    split_tiles = partials.numel() // (block_m * block_n * plan["SPLITS"])
     rows = max(1, min(block_m, CHUNK // block_n))
     constants: dict[str, Any] = {
         "BLOCK_M": block_m,

@@ -26,7 +26,7 @@ import torch
 from .dot import multiply_add, narrow
 from .launching import Step, launch
 from .ordering import grouped
-from .partials import add, last_to_leave, leave, total, workspace
+from .partials import add, leave, workspace
 from .runtime import INTERPRETED, cdiv, tl, triton
 
 
@@ -53,8 +53,6 @@ def kernel(
     EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr,
     EARLY: tl.constexpr,
-    EVICT: tl.constexpr,
-    ONE_PASS: tl.constexpr,
     BITS: tl.constexpr,
 ):
     if EARLY:
@@ -87,7 +85,7 @@ def kernel(
     for step in range(tl.maximum(end - begin, 1)):
         # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
         in_k = (offs_k < K - (begin + step) * BLOCK_K) | EVEN_K
-        a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0, eviction_policy=EVICT)
+        a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0)
         b_block = tl.load(b_ptrs, mask=in_k[:, None] & in_n, other=0.0)
         acc = multiply_add(a_block, b_block, acc, BITS)
         a_ptrs += a_step
@@ -95,14 +93,7 @@ def kernel(
 
     if SPLITS > 1:
         leave(partials, tl.program_id(0), acc, BLOCK_M, BLOCK_N)
-        done = ONE_PASS
-        if ONE_PASS:
-            done = last_to_leave(partials, tile, tiles, SPLITS, BLOCK_M * BLOCK_N)
-            if done:
-                acc = total(partials, tile, tiles, SPLITS, BLOCK_M, BLOCK_N)
     else:
-        done = True
-    if done:
         c_ptrs = c + row[:, None] * stride_cm + col[None, :] * stride_cn
         tl.store(c_ptrs, narrow(acc, c.dtype.element_ty, BITS), mask=in_m & in_n)
 
@@ -118,8 +109,6 @@ def arguments(
     BLOCK_K: int,
     SPLITS: int,
     EARLY: int,
-    EVICT: int,
-    ONE_PASS: int,
     NUM_STAGES: int,
     NUM_WARPS: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
@@ -138,8 +127,6 @@ def arguments(
         "EVEN_N": N % BLOCK_N == 0,
         "EVEN_K": K % BLOCK_K == 0,
         "EARLY": bool(EARLY),
-        "EVICT": "evict_first" if EVICT else "",
-        "ONE_PASS": bool(ONE_PASS),
         "BITS": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
@@ -157,7 +144,7 @@ def second(
     plan: Mapping[str, int],
 ) -> Step | None:
     """The launch that adds the parts, where K is divided."""
-    if plan["SPLITS"] == 1 or plan["ONE_PASS"]:
+    if plan["SPLITS"] == 1:
         return None
     return add(args[3], c.mT if plan["SWAP"] else c, 0, {**plan, "GROUP_M": 1})
 

@@ -31,7 +31,7 @@ from .descriptors import describe
 from .dot import multiply_add, narrow
 from .launching import Step, launch
 from .ordering import grouped
-from .partials import add, last_to_leave, leave, total, workspace
+from .partials import add, leave, workspace
 from .runtime import INTERPRETED, cdiv, programs, tl, triton
 from .storage import letter
 
@@ -78,7 +78,6 @@ def kernel(
     B_TRANSPOSED: tl.constexpr,
     C_TRANSPOSED: tl.constexpr,
     EARLY: tl.constexpr,
-    ONE_PASS: tl.constexpr,
     BITS: tl.constexpr,
 ):
     if EARLY:
@@ -115,11 +114,6 @@ def kernel(
             store(c, acc, m, n, BLOCK_M, BLOCK_N, C_TRANSPOSED, BITS)
         elif slot >= 0:
             leave(partials, slot, acc, BLOCK_M, BLOCK_N)
-            if ONE_PASS:
-                split_tile = slot % split_tiles
-                if last_to_leave(partials, split_tile, split_tiles, SPLITS, BLOCK_M * BLOCK_N):
-                    acc = total(partials, split_tile, split_tiles, SPLITS, BLOCK_M, BLOCK_N)
-                    store(c, acc, m, n, BLOCK_M, BLOCK_N, C_TRANSPOSED, BITS)
         elif WHOLE:
             store(c, acc, m, n, BLOCK_M, BLOCK_N, C_TRANSPOSED, BITS)
 
@@ -137,7 +131,6 @@ def arguments(
     WHOLE: int,
     SPLITS: int,
     EARLY: int,
-    ONE_PASS: int,
     NUM_STAGES: int,
     NUM_WARPS: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
@@ -153,7 +146,7 @@ def arguments(
     descriptors = (
         describe(a, (BLOCK_M, BLOCK_K), a_transposed),
         describe(b, (BLOCK_K, BLOCK_N), b_transposed),
-        describe(c, (BLOCK_M, BLOCK_N // 2), c_transposed) if WHOLE or ONE_PASS else None,
+        describe(c, (BLOCK_M, BLOCK_N // 2), c_transposed) if WHOLE else None,
     )
     grid = (min(programs(a), WHOLE + split_tiles * SPLITS),)
     constants = {
@@ -167,7 +160,6 @@ def arguments(
         "B_TRANSPOSED": b_transposed,
         "C_TRANSPOSED": c_transposed,
         "EARLY": bool(EARLY),
-        "ONE_PASS": bool(ONE_PASS),
         "BITS": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
@@ -184,7 +176,7 @@ def second(
     plan: Mapping[str, int],
 ) -> Step | None:
     """The launch that adds the parts, where tiles are split."""
-    if plan["SPLITS"] == 1 or plan["ONE_PASS"]:
+    if plan["SPLITS"] == 1:
         return None
     return add(args[3], c.mT if plan["SWAP"] else c, plan["WHOLE"], plan)
 
