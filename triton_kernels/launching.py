@@ -1,18 +1,18 @@
 """Launch a kernel, and on a repeated call replay what Triton passed to the driver the first time.
 
-``kernel[grid](...)`` binds and specializes every argument anew: 7 us for pointers, over 40 us with
-three tensor descriptors, against 8 us for all of torch.mm (H200). Here the first call of a kind
-goes that way. Then Triton's own launcher is run once more with a recorder in place of its C
-function, and later calls hand the recorded arguments to the C function directly, with the stream
+``kernel[grid](...)`` binds and specializes every argument anew: 13 us of host time with pointers,
+15 us with three tensor descriptors, against 7.4 us for all of torch.mm (H200). Here the first call
+of a kind goes that way. Then Triton's own launcher runs once more with a recorder in place of its
+C function, and later calls hand the recorded arguments to the C function directly, with the stream
 and the addresses replaced.
 
-The guard is the key of that cache: everything that the compiled code may rest on. Shapes, strides
-and dtypes, the device, the plan, and every address modulo 16 bytes, which is what Triton
-specializes on. A kernel with tensor descriptors is recorded again for each set of addresses, since
-a descriptor holds one.
+The guard is the key of that memory: everything that compiled code and recorded arguments rest on.
+Shapes, strides and dtypes, the device, the plan, what is fused, and every address modulo 16 bytes,
+which is what Triton specializes on. A kernel with tensor descriptors is recorded again for each
+set of addresses, since a descriptor holds one.
 
-What Triton's launcher looks like inside differs from version to version (3.6 and 3.7 are known).
-Where it does not look as expected nothing is replayed and each call takes ``kernel[grid]``.
+What Triton's launcher looks like inside differs between versions (3.6 and 3.7 are known). Where it
+does not look as expected nothing is replayed, and each call takes ``kernel[grid]``.
 """
 
 from __future__ import annotations
@@ -34,32 +34,39 @@ ADDRESSES = 512
 """Sets of addresses remembered of one kind of call with tensor descriptors."""
 
 STREAM = 3
-"""Where the stream stands among the arguments of Triton's C launcher."""
+"""Where the stream stands among the arguments of Triton's C function."""
+
+FUSED = ("c", "bias", "scale_a", "scale_b")
+"""The attributes of a fusion that are tensors or None."""
 
 Step = tuple[Any, tuple[int], tuple[Any, ...], Mapping[str, Any]]
 """(kernel, grid, positional arguments, constants and options)."""
 
-Arguments = Callable[..., tuple[tuple[int], tuple[Any, ...], Mapping[str, Any]]]
+Second = Callable[..., Step | None]
+"""``second(a, b, c, args, plan)``: the launch that follows the one with those arguments."""
 
 
 @dataclass(slots=True)
 class Recorded:
-    """One launch as Triton's C launcher was called: the arguments, and which are addresses."""
+    """One launch as Triton's C function was called: its arguments, and which are addresses."""
 
     function: Callable[..., None]
     head: list[Any]
     """What comes before the kernel's arguments; the stream stands at STREAM."""
     values: list[Any]
-    """The kernel's arguments, inside a sequence of their own or after the head."""
+    """The kernel's arguments, in a sequence of their own or behind the head."""
     nested: bool
     slots: list[tuple[int, int]]
     """(position in ``values``, number of the address)."""
 
     def __call__(self, stream: int, addresses: tuple[int, ...]) -> None:
-        head, values = self.head.copy(), self.values.copy()
+        head = self.head.copy()
         head[STREAM] = stream
-        for position, number in self.slots:
-            values[position] = addresses[number]
+        values = self.values
+        if self.slots:
+            values = values.copy()
+            for position, number in self.slots:
+                values[position] = addresses[number]
         if self.nested:
             self.function(*head, values)
         else:
@@ -68,16 +75,16 @@ class Recorded:
 
 @dataclass(slots=True)
 class Kind:
-    """What is kept of a kind of call."""
+    """What is remembered of a kind of call."""
 
     compiled: list[Any]
     """Kept alive with their binaries."""
     described: bool
-    """Addresses are inside of tensor descriptors."""
+    """Addresses are inside of tensor descriptors: recordings are kept by them."""
     workspace: int
-    """Elements of float32 that every call needs anew; 0 for none."""
-    replay: list[Recorded] | None
-    """None where Triton's launcher is not as expected, or described."""
+    """Elements of float32 that each call needs anew; 0 for none."""
+    recorded: list[Recorded] | None
+    """None where Triton's launcher is not as expected, or where described."""
     by_address: dict[tuple[int, ...], list[Recorded]] = field(default_factory=dict)
 
 
@@ -86,24 +93,23 @@ _kinds: dict[tuple[Any, ...], Kind] = {}
 
 def launch(
     kernel: Any,
-    arguments: Arguments,
+    arguments: Callable[..., Any],
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
     fusion: Any,
     plan: Mapping[str, int],
-    second: Callable[..., Step | None] | None = None,
+    second: Second | None = None,
 ) -> None:
     """Run a rung's kernel, and its second pass where it has one.
 
     Args:
-        kernel: the compiled-on-demand function.
-        arguments: ``arguments(a, b, c, fusion, **plan)`` -> (grid, positional arguments,
-            constants and options). A tensor among them that is no operand is a workspace of
-            float32: later calls get one of their own.
+        kernel: the function that Triton compiles.
+        arguments: ``arguments(a, b, c, **plan)``, or ``(a, b, c, fusion, **plan)`` where something
+            is fused -> (grid, positional arguments, constants and options). A tensor among them
+            that is no operand is a workspace of float32: later calls get one of their own.
         a, b, c, fusion, plan: of the rung's ``run``.
-        second: ``second(a, b, c, args, plan)`` -> another launch that follows, or None; ``args``
-            are the positional arguments of the first.
+        second: the launch that follows.
 
     Raises:
         RuntimeError: the operands are where kernels cannot read them.
@@ -112,35 +118,72 @@ def launch(
     addresses = tuple([x.data_ptr() for x in tensors])
     key = (arguments, *plan, *plan.values(), *_guard(tensors, addresses, fusion))
     kind = _kinds.get(key)
+    if kind is not None and _replay(kind, a, addresses):
+        return
+    check(a)
+    steps = _steps(kernel, arguments, a, b, c, fusion, plan, second)
+    compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
+    if INTERPRETED:
+        return
     if kind is None:
-        check(a)
-        steps = _steps(kernel, arguments, a, b, c, fusion, plan, second)
-        compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
-        if not INTERPRETED:
-            if len(_kinds) >= KINDS:
-                _kinds.pop(next(iter(_kinds)), None)
-            _kinds[key] = _kind(compiled, steps, addresses)
-        return
-    replay = kind.replay
-    if replay is None and kind.described:
-        replay = kind.by_address.get(addresses)
-        if replay is None:
-            steps = _steps(kernel, arguments, a, b, c, fusion, plan, second)
-            replay = _record(kind.compiled, steps, addresses)
-            if replay is not None:
-                if len(kind.by_address) >= ADDRESSES:
-                    kind.by_address.clear()
-                kind.by_address[addresses] = replay
-    if replay is None or _hooked():
-        for step in _steps(kernel, arguments, a, b, c, fusion, plan, second):
-            step[0][step[1]](*step[2], **step[3])
-        return
+        if len(_kinds) >= KINDS:
+            _kinds.pop(next(iter(_kinds)), None)
+        _kinds[key] = _remember(compiled, steps, addresses)
+    elif kind.described:
+        recorded = _record(compiled, steps, addresses)
+        if recorded is not None:
+            if len(kind.by_address) >= ADDRESSES:
+                kind.by_address.clear()
+            kind.by_address[addresses] = recorded
+
+
+def bind(
+    kernel: Any,
+    arguments: Callable[..., Any],
+    second: Second | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    plan: Mapping[str, int],
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """``launch`` of plain products for callers that have a guard of their own.
+
+    Returns a function of A, B and C for tensors with the shapes, strides, dtypes and device of
+    these, which the caller promises; addresses it looks at itself.
+    """
+    addresses = a.data_ptr(), b.data_ptr(), c.data_ptr()
+    key = (arguments, *plan, *plan.values(), *_guard((a, b, c), addresses, None))
+    pa, pb, pc = (address & 15 for address in addresses)
+    same = addresses[0] == addresses[1]
+
+    def bound(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        x, y, z = a.data_ptr(), b.data_ptr(), c.data_ptr()
+        kind = _kinds.get(key)
+        if (
+            kind is None
+            or x & 15 != pa
+            or y & 15 != pb
+            or z & 15 != pc
+            or (x == y) is not same
+            or not _replay(kind, a, (x, y, z))
+        ):
+            launch(kernel, arguments, a, b, c, None, plan, second)
+
+    return bound
+
+
+def _replay(kind: Kind, a: torch.Tensor, addresses: tuple[int, ...]) -> bool:
+    """Launch from memory; False where that cannot be, and nothing has been launched."""
+    recorded = kind.by_address.get(addresses) if kind.described else kind.recorded
+    if recorded is None or _hooked():
+        return False
     if kind.workspace:
         room = torch.empty(kind.workspace, dtype=torch.float32, device=a.device)
         addresses = (*addresses, room.data_ptr())
     stream = torch._C._cuda_getCurrentRawStream(a.get_device())
-    for one in replay:
+    for one in recorded:
         one(stream, addresses)
+    return True
 
 
 def _guard(
@@ -152,6 +195,7 @@ def _guard(
     plain = (
         a.get_device(),
         a.dtype,
+        b.dtype,
         c.dtype,
         a.shape,
         b.shape,
@@ -180,10 +224,6 @@ def _guard(
     )
 
 
-FUSED = ("c", "bias", "scale_a", "scale_b")
-"""The attributes of a fusion that are tensors or None."""
-
-
 def _tensors(fusion: Any) -> tuple[torch.Tensor, ...]:
     found = (getattr(fusion, name) for name in FUSED)
     return tuple(x for x in found if x is not None)
@@ -191,54 +231,48 @@ def _tensors(fusion: Any) -> tuple[torch.Tensor, ...]:
 
 def _steps(
     kernel: Any,
-    arguments: Arguments,
+    arguments: Callable[..., Any],
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
     fusion: Any,
     plan: Mapping[str, int],
-    second: Callable[..., Step | None] | None,
+    second: Second | None,
 ) -> list[Step]:
-    if fusion is None:
-        grid, args, constants = arguments(a, b, c, **plan)
-    else:
-        grid, args, constants = arguments(a, b, c, fusion, **plan)
+    fused = () if fusion is None else (fusion,)
+    grid, args, constants = arguments(a, b, c, *fused, **plan)
     steps: list[Step] = [(kernel, grid, args, constants)]
     after = second(a, b, c, args, plan) if second is not None else None
     return [*steps, after] if after is not None else steps
 
 
-def _kind(compiled: list[Any], steps: list[Step], addresses: tuple[int, ...]) -> Kind:
-    extra = [
+def _remember(compiled: list[Any], steps: list[Step], addresses: tuple[int, ...]) -> Kind:
+    recorded = _record(compiled, steps, addresses)
+    if recorded is None:
+        return Kind(compiled, False, 0, None)
+    workspace = [
         x.numel()
         for step in steps
         for x in step[2]
         if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses
     ]
-    replay = _record(compiled, steps, addresses)
-    if replay is None:
-        return Kind(compiled, False, 0, None)
-    described = any(type(x).__name__ == "PyCUtensorMap" for r in replay for x in r.values)
-    kind = Kind(compiled, described, extra[0] if extra else 0, None if described else replay)
+    described = any(_is_descriptor(x) for one in recorded for x in one.values)
+    kind = Kind(compiled, described, max(workspace, default=0), None if described else recorded)
     if described:
-        kind.by_address[addresses] = replay
+        kind.by_address[addresses] = recorded
     return kind
 
 
 def _record(
     compiled: list[Any], steps: list[Step], addresses: tuple[int, ...]
 ) -> list[Recorded] | None:
-    replay = []
-    for one, step in zip(compiled, steps, strict=True):
-        recorded = record(one, step, addresses)
-        if recorded is None:
-            return None
-        replay.append(recorded)
-    return replay
+    found = [record(*pair, addresses) for pair in zip(compiled, steps, strict=True)]
+    recorded = [one for one in found if one is not None]
+    return recorded if len(recorded) == len(found) else None
 
 
 def record(compiled: Any, step: Step, addresses: tuple[int, ...]) -> Recorded | None:
-    """What Triton's launcher passes to its C function for this launch, which does not happen.
+    """What Triton's launcher passes to its C function for this launch; nothing is launched.
 
     Returns None where the launcher is not as expected, or needs scratch memory of its own.
     """
@@ -254,13 +288,13 @@ def record(compiled: Any, step: Step, addresses: tuple[int, ...]) -> Recorded | 
             return None
         inner = launcher.launch
         if isinstance(inner, FunctionType):
-            # Triton wraps the C function to encode descriptors: the same code over our recorder.
+            # Triton wraps its C function to encode descriptors: the same code over our recorder.
             names = inner.__code__.co_freevars
             cells = dict(zip(names, inner.__closure__ or (), strict=True))
             function = cells.pop("launcher").cell_contents
             closure = tuple(cells.get(name) or CellType(recorder) for name in names)
             launcher.launch = FunctionType(
-                inner.__code__, inner.__globals__, closure=closure, argdefs=inner.__defaults__
+                inner.__code__, inner.__globals__, argdefs=inner.__defaults__, closure=closure
             )
         else:
             function, launcher.launch = inner, recorder
@@ -274,29 +308,36 @@ def record(compiled: Any, step: Step, addresses: tuple[int, ...]) -> Recorded | 
     if nested:
         before, after = list(passed[:-1]), list(passed[-1])
     else:
-        first = next((i for i, x in enumerate(passed) if _is_argument(x)), len(passed))
-        before, after = list(passed[:first]), list(passed[first:])
+        # The first argument of every kernel is an operand or the workspace.
+        first = (
+            i for i, x in enumerate(passed) if isinstance(x, torch.Tensor) or _is_descriptor(x)
+        )
+        start = next(first, len(passed))
+        before, after = list(passed[:start]), list(passed[start:])
     if before[: STREAM + 2] != [programs, 1, 1, 0, compiled.function]:
         return None
     slots = []
     for position, value in enumerate(after):
         if isinstance(value, torch.Tensor):
             address = value.data_ptr()
-            known = address in addresses
-            slots.append((position, addresses.index(address) if known else len(addresses)))
+            number = addresses.index(address) if address in addresses else len(addresses)
+            slots.append((position, number))
             after[position] = 0
     return Recorded(function, before, after, nested, slots)
 
 
-def _is_argument(x: Any) -> bool:
-    """Whether that is the first of a kernel's arguments: A, as a tensor or as its descriptor."""
-    return isinstance(x, torch.Tensor) or type(x).__name__ == "PyCUtensorMap"
+def _is_descriptor(x: Any) -> bool:
+    """Whether that is an encoded tensor descriptor, as the C function takes it."""
+    return type(x).__name__ == "PyCUtensorMap"
+
+
+_runtime = triton.knobs.runtime
 
 
 def _hooked() -> bool:
     """Whether somebody (a profiler) wants to hear of launches: then all of them go by Triton."""
-    runtime = triton.knobs.runtime
-    for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
-        if hook is not None and getattr(hook, "calls", True):
-            return True
-    return False
+    enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+    return bool(
+        (enter is not None and getattr(enter, "calls", True))
+        or (leave is not None and getattr(leave, "calls", True))
+    )
