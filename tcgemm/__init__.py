@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from .errors import TcgemmError, UnsupportedError
 
 if TYPE_CHECKING:
-    from .dispatch import kernels, matmul
+    from .call import gemm, matmul
+    from .dispatch import kernels
 
 __version__ = "0.1.0"
-__all__ = ["TcgemmError", "UnsupportedError", "__version__", "kernels", "matmul"]
+__all__ = ["TcgemmError", "UnsupportedError", "__version__", "gemm", "kernels", "matmul"]
 
-_LAZY = {"matmul": "dispatch", "kernels": "dispatch"}
+_LAZY = {"gemm": "call", "matmul": "call", "kernels": "dispatch"}
 
 
 def __getattr__(name: str) -> Any:

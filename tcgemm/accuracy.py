@@ -1,16 +1,19 @@
 """How right is right: two checks of a kernel on a case, against results that no tensor core made.
 
 - **Element-wise bound.** With D the float64 product of the operands as they are stored,
-  ``|C - D| <= 2 sqrt(K) 2^-23 (|A| @ |B|) + u |D| + tiny``, where u is the unit roundoff of C's
-  dtype and tiny half its least subnormal. The first term is float32 accumulation in any order
-  (a random walk of K roundings), the second is the one rounding of the result. Operands are
+  ``|C - D| <= (c sqrt(K) + r) (|A| @ |B|) + u |D| + tiny``. c is the rounding of one step of the
+  running sum (a random walk of K roundings, in any order), r what the operands lose before they
+  are multiplied (0 but for tf32), u the unit roundoff of C's dtype and tiny half its least
+  subnormal. alpha, beta, bias and epilogue add a few float32 roundings of their terms. Operands are
   standard normal. The report is the worst ratio of error to bound: above 1 is wrong.
-- **Exact integers.** Operands are integers so small that every partial sum is exact in float32,
-  in any order of summation; C must equal the exact product, rounded once to C's dtype, to the bit.
+- **Exact integers.** Operands are integers so small that every partial sum is exact, in any order
+  of summation; C must equal the exact product, rounded once to C's dtype, to the bit. Integer
+  types use their whole range, and sums wrap at 2^31.
 
 On a GPU the references come from CUDA cores: float64 matrix-vector products, over the whole matrix
 where that is cheap and otherwise over a seeded sample of rows and columns that passes through every
-tile; and float32 matmul with TF32 off for the integers, always over the whole matrix.
+tile; and, for the integers, products that are exact in float32 with TF32 off (in float64 where
+they need more), always over the whole matrix. docs/contract.md says how the constants were found.
 """
 
 from __future__ import annotations
@@ -18,33 +21,82 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from .epilogue import FUNCTIONS
 from .errors import OperandError
+from .operands import dtype_name
+from .problem import COMPUTES, OUTPUTS, Fusion
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """``run(a, b, c)`` writes C[M, N] = A[M, K] @ B[K, N]."""
 
-ACCUMULATION = 2 * 2.0**-23
-"""Times sqrt(K) (|A| @ |B|): what float32 accumulation may lose."""
+ACCUMULATION = {
+    "float32": 2 * 2.0**-23,
+    "ieee": 2 * 2.0**-23,
+    "tf32": 2 * 2.0**-23,
+    "tf32x3": 2 * 2.0**-23,
+    "float64": 2 * 2.0**-52,
+    "float16": 2 * 2.0**-10,
+    "fast": 2 * 2.0**-13,
+}
+"""By compute, times sqrt(K) (|A| @ |B|): what a running sum may lose."""
 
-UNIT_ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+OPERAND_LOSS = {"tf32": 2.0**-10, "tf32x3": 3 * 2.0**-22}
+"""By compute, times |A| @ |B|: what the operands lose before they are multiplied."""
+
+PARTIAL_SUMS = 2.0**-13
+"""Times |A| @ |B|: what 8-bit floats lose in the tensor core's 14-bit sums before they are promoted
+to float32."""
+
+TERMS = 4 * 2.0**-24
+"""Times |alpha D| + |beta C| + |bias|: the float32 roundings of scaling and adding."""
+
+STEEPEST = {"": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+"""By epilogue: how much it can stretch an error of its argument."""
+
+OF_THE_EPILOGUE = 2.0**-20
+"""Times the magnitude of its argument: what the epilogue's own arithmetic may lose in float32."""
+
+UNIT_ROUNDOFF = {
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float32: 2.0**-24,
+    torch.float64: 2.0**-53,
+}
 HALF_LEAST_SUBNORMAL = {
     torch.float16: 2.0**-25,
     torch.bfloat16: 2.0**-134,
     torch.float32: 2.0**-150,
+    torch.float64: 0.0,
 }
 ROUNDS_TO_INF = {
     torch.float16: 65520.0,
     torch.bfloat16: 2.0**127 * (2 - 2.0**-8),
     torch.float32: 2.0**127 * (2 - 2.0**-24),
+    torch.float64: math.inf,
 }
 """The least magnitude that rounding to nearest turns into infinity."""
 
-EXACT_LIMIT = 2**24
-"""Integers up to here are exact in float32."""
+EXACT_LIMIT = {
+    "float32": 2**24,
+    "ieee": 2**24,
+    "tf32": 2**24,
+    "tf32x3": 2**24,
+    "float64": 2**53,
+    "float16": 2**11,
+    "fast": 2**13,
+}
+"""By compute: integers up to here are exact in the running sum."""
+
+LARGEST_INTEGER = {
+    torch.float8_e4m3fn: 8,
+    torch.float8_e5m2: 8,
+    torch.float64: 2**20,
+}
+"""By dtype of A and B: the largest integer operands, where it is neither 64 (32-bit C) nor 8."""
 
 WHOLE_PRODUCTS = 2**34
 """M N K up to which the float64 reference covers the whole matrix on a GPU."""
@@ -58,6 +110,9 @@ STRATA = 64
 GUARD = 256
 """Elements before and after C that a kernel must not touch."""
 
+POISON = 0x5A5A5A5A
+"""Of int32 results, before a kernel runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -65,8 +120,9 @@ class Verdict:
 
     error_ratio: float
     """Worst error over its bound; above 1 is wrong, infinite where C holds NaN."""
-    exact_errors: int
-    """Elements that differ from the exact integer product."""
+    exact_errors: int | None
+    """Elements that differ from the exact integer product; None where more than a product was
+    asked, whose float32 roundings no integers avoid."""
     elements: int
     """Elements of C."""
     outside: bool = False
@@ -97,7 +153,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """A part of C, with its exact values and what accumulation may lose there, in float64."""
+    """A part of C, with its exact values and what the kernel may lose there, in float64."""
 
     dim: int | None
     """0: the rows ``index``; 1: the columns; None: all of C."""
@@ -105,9 +161,45 @@ class _Region:
     exact: torch.Tensor
     slack: torch.Tensor
 
+    def part(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The region of a matrix [M, N]."""
+        if self.dim is None or self.index is None:
+            return matrix
+        return matrix.index_select(self.dim, self.index)
+
     def ratio(self, c: torch.Tensor) -> float:
-        part = c if self.dim is None or self.index is None else c.index_select(self.dim, self.index)
-        return _worst_ratio(part, self.exact, self.slack)
+        return _worst_ratio(self.part(c), self.exact, self.slack)
+
+    def after(self, fusion: Fusion, shape: tuple[int, int]) -> _Region:
+        """The region once scaled, added to and through the epilogue."""
+        exact, slack = self.exact, self.slack
+        wide = exact.dtype
+        for scale, view in ((fusion.scale_a, (-1, 1)), (fusion.scale_b, (1, -1))):
+            if scale is not None:
+                factor = self.part(scale.to(wide).view(view).expand(shape))
+                exact, slack = exact * factor, slack * factor.abs()
+        exact, slack = exact * fusion.alpha, slack * abs(fusion.alpha)
+        terms = exact.abs()
+        if fusion.c is not None:
+            term = fusion.beta * self.part(fusion.c.to(wide).expand(shape))
+            exact, terms = exact + term, terms + term.abs()
+        if fusion.bias is not None:
+            term = self.part(fusion.bias.to(wide).expand(shape))
+            exact, terms = exact + term, terms + term.abs()
+        if terms is not exact:
+            slack = slack + _rounding(TERMS, fusion) * terms
+        if fusion.compute == "int32":
+            exact = exact.to(torch.int64).to(torch.int32).to(wide)
+        if fusion.epilogue:
+            slack = slack * STEEPEST[fusion.epilogue]
+            if fusion.epilogue != "relu":
+                slack = slack + _rounding(OF_THE_EPILOGUE, fusion) * exact.abs()
+            exact = FUNCTIONS[fusion.epilogue](exact)
+        return _Region(self.dim, self.index, exact, slack)
+
+
+def _rounding(in_float32: float, fusion: Fusion) -> float:
+    return in_float32 * 2.0**-29 if fusion.compute == "float64" else in_float32
 
 
 class Oracle:
@@ -116,13 +208,16 @@ class Oracle:
     Args:
         M, N, K: the problem, each at least 1.
         dtype_in: dtype of A and B, a torch dtype or its name.
-        dtype_out: dtype of C: float16, bfloat16 or float32.
+        dtype_out: dtype of C (see problem.OUTPUTS).
         layout: nn, nt, tn or tt: A then B, t is stored transposed. C is row-major.
         device: where the kernel runs: "cuda" or "cpu".
         seed: another seed gives other data.
+        compute: how the kernel sums (see problem.COMPUTES); by default the dtype's first.
+        fusion: what the kernel does beyond the product.
 
     Raises:
-        OperandError: K above 2^24, where no nonzero integers have exact sums.
+        OperandError: K above 2^24, where no nonzero integers have exact sums in float32; a pair
+            of dtypes that is none.
     """
 
     def __init__(
@@ -135,29 +230,37 @@ class Oracle:
         layout: str = "nn",
         device: torch.device | str = "cpu",
         seed: int = 0,
+        compute: str = "",
+        fusion: Fusion | None = None,
     ) -> None:
         self.dtype_in, self.dtype_out = as_dtype(dtype_in), as_dtype(dtype_out)
+        _check_pair(self.dtype_in, self.dtype_out)
+        self.compute = compute or COMPUTES[dtype_name(self.dtype_in)][0]
         self.shape = (M, N)
         self.device = torch.device(device)
-        largest = largest_integer(K, self.dtype_out)
+        largest = largest_integer(K, self.dtype_out, self.dtype_in, self.compute)
         self.a, self.b = operands(M, N, K, self.dtype_in, layout, device, seed)
         self.integer_a, self.integer_b = operands(
             M, N, K, self.dtype_in, layout, device, seed, largest
         )
-        self._regions = _references(self.a, self.b, seed)
-        with _float32_without_tensor_cores():
-            product = torch.mm(self.integer_a.float(), self.integer_b.float())
-        self._exact = product.to(self.dtype_out)
+        self._regions = _references(self.a, self.b, seed, self.compute)
+        self._fused = fusion is not None and replace(fusion, compute="", mma_shape="") != Fusion(
+            compute=""
+        )
+        if fusion is not None and self._fused:
+            self._regions = [region.after(fusion, self.shape) for region in self._regions]
+        self._exact = exact_product(self.integer_a, self.integer_b, self.dtype_out)
 
     def check(self, run: Run) -> Verdict:
-        """Run the kernel on both sets of operands, C poisoned with NaN before each, and judge."""
+        """Run the kernel on both sets of operands, C poisoned before each, and judge."""
         c, untouched_normal = self._run(run, self.a, self.b)
-        ratio = math.inf if bool(c.isnan().any()) else max(r.ratio(c) for r in self._regions)
+        missing = self.dtype_out.is_floating_point and bool(c.isnan().any())
+        ratio = math.inf if missing else max(r.ratio(c) for r in self._regions)
         del c
         c, untouched_integer = self._run(run, self.integer_a, self.integer_b)
         return Verdict(
             error_ratio=ratio,
-            exact_errors=int((c != self._exact).sum()),
+            exact_errors=None if self._fused else int((c != self._exact).sum()),
             elements=c.numel(),
             outside=not (untouched_normal and untouched_integer),
         )
@@ -168,7 +271,7 @@ class Oracle:
 
     def _output(self) -> tuple[torch.Tensor, torch.Tensor]:
         size = self.shape[0] * self.shape[1]
-        flat = torch.full((size + 2 * GUARD,), math.nan, dtype=self.dtype_out, device=self.device)
+        flat = poisoned((size + 2 * GUARD,), self.dtype_out, self.device)
         return flat, flat[GUARD : GUARD + size].view(self.shape)
 
     def _run(self, run: Run, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -176,8 +279,9 @@ class Oracle:
         run(a, b, c)
         if c.is_cuda:
             torch.cuda.synchronize(c.device)
-        untouched = bool(flat[:GUARD].isnan().all() and flat[-GUARD:].isnan().all())
-        return c, untouched
+        guards = torch.cat([flat[:GUARD], flat[-GUARD:]])
+        poison = guards.isnan() if guards.is_floating_point() else guards == POISON
+        return c, bool(poison.all())
 
 
 def check(
@@ -190,21 +294,56 @@ def check(
     layout: str = "nn",
     device: torch.device | str = "cpu",
     seed: int = 0,
+    compute: str = "",
 ) -> Verdict:
     """Both checks of one kernel on one case; see ``Oracle``, which many kernels can share."""
-    return Oracle(M, N, K, dtype_in, dtype_out, layout, device, seed).check(run)
+    return Oracle(M, N, K, dtype_in, dtype_out, layout, device, seed, compute).check(run)
 
 
-def error_ratio(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
-    """The worst ratio of error to bound of C[M, N] as A[M, K] @ B[K, N]; above 1 is wrong.
+def error_ratio(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
+) -> float:
+    """The worst ratio of error to bound of C as the product of A and B; above 1 is wrong.
 
-    For operands of any origin and strides; the reference is made anew by each call.
+    Args:
+        a, b: A[M, K] and B[K, N], or a batch [batch, M, K] and [batch, K, N], of any origin and
+            strides; the reference is made anew by each call.
+        c: what the kernel wrote, [M, N] or [batch, M, N].
+        fusion: what else was asked; its tensors as they were before the kernel ran.
     """
-    if a.shape[1] == 0 or c.numel() == 0:
-        return 0.0 if not c.numel() or bool((c == 0).all()) else math.inf
-    if bool(c.isnan().any()):
+    if a.dim() == 3:
+        each = (
+            _replace_c(fusion, None if fusion is None or fusion.c is None else fusion.c[i])
+            for i in range(a.shape[0])
+        )
+        ratios = [error_ratio(*abc) for abc in zip(a, b, c, each, strict=True)]
+        return max(ratios, default=0.0)
+    if c.numel() == 0:
+        return 0.0
+    if c.is_floating_point() and bool(c.isnan().any()):
         return math.inf
-    return max(region.ratio(c) for region in _references(a, b, seed=0))
+    fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
+    if a.shape[1] == 0:
+        zeros = torch.zeros(c.shape, dtype=torch.float64, device=c.device)
+        regions = [_Region(None, None, zeros, zeros)]
+    else:
+        regions = _references(a, b, 0, fusion.compute)
+    shape = (c.shape[0], c.shape[1])
+    return max(region.after(fusion, shape).ratio(c) for region in regions)
+
+
+def _replace_c(fusion: Fusion | None, c: torch.Tensor | None) -> Fusion | None:
+    if fusion is None or fusion.c is c:
+        return fusion
+    return replace(fusion, c=c)
+
+
+def poisoned(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    """Memory that a kernel has to overwrite: NaN, or POISON for integers."""
+    value = math.nan if dtype.is_floating_point else POISON
+    return torch.full(shape, value, dtype=dtype, device=device)
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -224,37 +363,94 @@ def operands(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A[M, K] and B[K, N], stored as the layout says.
 
-    Standard normal; integers from -largest to largest, uniform, where ``largest`` is given.
+    Standard normal, or for integer dtypes uniform over all of the dtype's range; integers from
+    -largest to largest, uniform, where ``largest`` is given and A and B are no integers. A largest
+    of 0 means that only sums of few terms are exact: A is then -1, 0 or 1, mostly 0.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
-    def matrix(rows: int, columns: int, letter: str) -> torch.Tensor:
+    def matrix(rows: int, columns: int, letter: str, sparse: bool) -> torch.Tensor:
         stored = (rows, columns) if letter == "n" else (columns, rows)
-        if largest is None:
-            data = torch.randn(stored, generator=generator, device=device, dtype=dtype)
-        else:
+        if not dtype.is_floating_point:
+            info = torch.iinfo(dtype)
             data = torch.randint(
-                -largest, largest + 1, stored, generator=generator, device=device, dtype=torch.int8
-            ).to(dtype)
+                info.min, info.max + 1, stored, generator=generator, device=device, dtype=dtype
+            )
+        elif largest is None:
+            wide = dtype if dtype.itemsize > 1 else torch.float32
+            data = torch.randn(stored, generator=generator, device=device, dtype=wide).to(dtype)
+        else:
+            bound = max(largest, 1)
+            data = torch.randint(
+                -bound, bound + 1, stored, generator=generator, device=device, dtype=torch.int32
+            )
+            if sparse:
+                kept = torch.rand(stored, generator=generator, device=device)
+                data = data * (kept < _FEW_TERMS / (2 * K))
+            data = data.to(torch.float32 if dtype.itemsize == 1 else dtype).to(dtype)
         return data if letter == "n" else data.T
 
-    return matrix(M, K, layout[0]), matrix(K, N, layout[1])
+    few = largest == 0
+    return matrix(M, K, layout[0], few), matrix(K, N, layout[1], False)
 
 
-def largest_integer(K: int, dtype_out: torch.dtype) -> int:
-    """How large integer operands may be: |A| @ |B| stays at most 2^24; 64, or 8 for 16-bit C.
+_FEW_TERMS = 2**11
+"""Of sparse operands: the sums of float16 accumulation are exact up to here."""
+
+
+def largest_integer(
+    K: int,
+    dtype_out: torch.dtype,
+    dtype_in: torch.dtype | None = None,
+    compute: str = "float32",
+) -> int:
+    """How large integer operands may be, so that |A| @ |B| stays exact in the running sum.
+
+    At most 64, or 8 for 16-bit C and 8-bit floats, 2^20 for float64; 0 where K is beyond the sums
+    that are exact, so that only sparse operands do.
 
     Raises OperandError where K itself is above 2^24.
     """
-    if K > EXACT_LIMIT:
-        raise OperandError(f"K is {K}: sums of more than {EXACT_LIMIT} integers are not exact")
-    return min(64 if dtype_out == torch.float32 else 8, math.isqrt(EXACT_LIMIT // K))
+    if compute in ("int32", ""):
+        return 0
+    limit = EXACT_LIMIT[compute]
+    if K > 2**24:
+        raise OperandError(f"K is {K}: sums of more than {2**24} integers are not exact")
+    if dtype_in is not None and dtype_in.itemsize == 1:
+        limit = min(limit, EXACT_LIMIT["fast"] * (1 if compute == "fast" else max(1, K // 128)))
+    largest = 64 if dtype_out == torch.float32 else 8
+    if dtype_in is not None:
+        largest = LARGEST_INTEGER.get(dtype_in, largest)
+    return min(largest, math.isqrt(limit // K))
 
 
-def _references(a: torch.Tensor, b: torch.Tensor, seed: int) -> list[_Region]:
+def exact_product(a: torch.Tensor, b: torch.Tensor, dtype_out: torch.dtype) -> torch.Tensor:
+    """A @ B, exact and rounded once to the dtype of C; int32 wraps as two's complement."""
+    if not a.is_floating_point():
+        product = _product(a.double(), b.double()).to(torch.int64)
+        return product.to(torch.int32)
+    if a.dtype == torch.float64:
+        return _product(a, b).to(dtype_out)
+    with _float32_without_tensor_cores():
+        return torch.mm(a.float(), b.float()).to(dtype_out)
+
+
+def _check_pair(dtype_in: torch.dtype, dtype_out: torch.dtype) -> None:
+    outputs = OUTPUTS.get(dtype_name(dtype_in), ())
+    if dtype_name(dtype_out) not in outputs:
+        raise OperandError(
+            f"{dtype_name(dtype_in)} -> {dtype_name(dtype_out)} is no type pair: C of "
+            f"{dtype_name(dtype_in)} operands is {' or '.join(outputs) or 'not defined'}"
+        )
+
+
+def _references(a: torch.Tensor, b: torch.Tensor, seed: int, compute: str) -> list[_Region]:
     (M, K), N = a.shape, b.shape[1]
-    a, b = a.to(torch.float64, copy=True), b.to(torch.float64, copy=True)
-    factor = ACCUMULATION * math.sqrt(K)
+    eight_bit_float = a.is_floating_point() and a.dtype.itemsize == 1
+    a, b = (t.to(torch.float64, copy=True) for t in (a, b))
+    factor = ACCUMULATION.get(compute, 0.0) * math.sqrt(K) + OPERAND_LOSS.get(compute, 0.0)
+    if eight_bit_float and compute == "float32":
+        factor += PARTIAL_SUMS
     small = M * N * K <= WHOLE_PRODUCTS and M * N <= WHOLE_ELEMENTS
     if not a.is_cuda or small:
         return [_Region(None, None, _product(a, b), _product(a.abs(), b.abs()) * factor)]
@@ -291,9 +487,12 @@ def _sample(size: int, seed: int) -> torch.Tensor:
 
 def _worst_ratio(c: torch.Tensor, exact: torch.Tensor, slack: torch.Tensor) -> float:
     dtype = c.dtype
+    if not dtype.is_floating_point:
+        wrapped = exact.to(torch.int64).to(dtype)
+        return math.inf if bool((c != wrapped).any()) else 0.0
     c = c.double()
     bound = slack + UNIT_ROUNDOFF[dtype] * exact.abs() + HALF_LEAST_SUBNORMAL[dtype]
-    ratio = (c - exact).abs() / bound
+    ratio = ((c - exact).abs() / bound).masked_fill(c == exact, 0.0)
     limit = ROUNDS_TO_INF[dtype]
     may_overflow = c.isinf() & (c.sign() == exact.sign()) & (exact.abs() + slack >= limit)
     must_overflow = ~c.isinf() & (exact.abs() - slack >= limit)

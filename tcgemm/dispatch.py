@@ -1,4 +1,4 @@
-"""The backend table, the operand checks and the choice of kernel.
+"""The backend table and the choice of kernel.
 
 Dispatch knows of a backend module two names only: ``KERNELS``, its ladder as a tuple of rows, and
 ``load(name)``, which returns a rung's callable, compiled. It knows no tile size.
@@ -6,7 +6,6 @@ Dispatch knows of a backend module two names only: ``KERNELS``, its ladder as a 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,14 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import (
-    OperandError,
-    OperandTypeError,
-    ToolchainError,
-    UnknownNameError,
-    UnsupportedError,
-)
-from .problem import Plan, Problem
+from .errors import OperandTypeError, ToolchainError, UnknownNameError, UnsupportedError
+from .operands import alignment, dtype_name
+from .problem import COMPUTES, Fusion, Plan, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,8 +41,9 @@ class Kernel:
     name: str
     adds: str
     """One sentence: what this rung adds over the one before."""
-    pairs: tuple[tuple[str, str], ...]
-    """Supported (dtype of A and B, dtype of C), by name."""
+    pairs: tuple[tuple[str, ...], ...]
+    """Supported (dtype of A and B, dtype of C), by name; a third entry names how the products are
+    summed, where that is not the dtype's default (problem.COMPUTES)."""
     capability: tuple[int, int] = (0, 0)
     """Least compute capability."""
     devices: tuple[str, ...] = ("cuda",)
@@ -63,6 +58,11 @@ class Kernel:
     """How the kernel would run the problem: keyword arguments of the callable."""
     deterministic: bool = True
     """Same inputs, same bits."""
+    fuses: tuple[str, ...] = ()
+    """What it does in the same launch beyond one product: alpha, beta, bias, the epilogues by name,
+    scales (of 8-bit floats), batch."""
+    mma_shapes: tuple[str, ...] = ()
+    """WMMA shapes that a caller may name."""
 
     @property
     def full_name(self) -> str:
@@ -76,9 +76,16 @@ class Kernel:
         if problem.capability is not None and problem.capability < self.capability:
             least, here = ("{}.{}".format(*c) for c in (self.capability, problem.capability))
             return f"it needs compute capability {least} and this GPU has {here}"
-        if (problem.dtype_in, problem.dtype_out) not in self.pairs:
-            asked = f"{problem.dtype_in} -> {problem.dtype_out}"
+        if not self.takes_types(problem.dtype_in, problem.dtype_out, problem.compute):
+            asked = f"{problem.dtype_in} -> {problem.dtype_out} summed as {problem.compute}"
             return f"{asked} is none of its type pairs: {_pairs(self)}"
+        beyond = [name for name in problem.fused if name not in self.fuses]
+        if beyond:
+            can = f"it fuses {', '.join(self.fuses)}" if self.fuses else "it fuses nothing"
+            return f"{can}, and not {', '.join(beyond)} (asked: {problem})"
+        if problem.mma_shape and problem.mma_shape not in self.mma_shapes:
+            shapes = ", ".join(self.mma_shapes) or "none that can be named"
+            return f"mma_shape {problem.mma_shape} is none of its shapes: {shapes}"
         if problem.deterministic and not self.deterministic:
             return (
                 "it may give other bits for the same inputs, and "
@@ -86,13 +93,21 @@ class Kernel:
             )
         return self.refuse(problem)
 
+    def takes_types(self, dtype_in: str, dtype_out: str, compute: str) -> bool:
+        """Whether the type pair is one of its own."""
+        pair: tuple[str, ...] = (dtype_in, dtype_out, compute)
+        return pair in self.pairs or (compute == COMPUTES[dtype_in][0] and pair[:2] in self.pairs)
+
 
 def _pairs(row: Kernel) -> str:
-    """The type pairs in words, e.g. "float16 -> float16 or float32, int8 -> int32"."""
-    outputs: dict[str, list[str]] = {}
-    for dtype_in, dtype_out in row.pairs:
-        outputs.setdefault(dtype_in, []).append(dtype_out)
-    return ", ".join(f"{i} -> {' or '.join(o)}" for i, o in outputs.items())
+    """The type pairs in words: "float16 -> float16 or float32, float32 -> float32 by tf32"."""
+    outputs: dict[tuple[str, str], list[str]] = {}
+    for dtype_in, dtype_out, *compute in row.pairs:
+        outputs.setdefault((dtype_in, "".join(compute)), []).append(dtype_out)
+    return ", ".join(
+        f"{dtype_in} -> {' or '.join(outs)}{f' by {compute}' if compute else ''}"
+        for (dtype_in, compute), outs in outputs.items()
+    )
 
 
 def _module(backend: str) -> Any:
@@ -121,7 +136,10 @@ def find(backend: str, kernel: str) -> Kernel:
 
 @cache
 def load(backend: str, kernel: str) -> Callable[..., None]:
-    """The kernel's callable ``run(a, b, c, **plan)``, which writes C; compiled on first use."""
+    """The kernel's callable ``run(a, b, c, fusion=None, **plan)``; compiled on first use.
+
+    It writes C. ``fusion`` is given where the problem is not plain.
+    """
     try:
         run: Callable[..., None] = _module(backend).load(kernel)
     except (RuntimeError, ImportError) as error:
@@ -185,232 +203,52 @@ def default_backend() -> str:
     return os.environ.get(BACKEND_VARIABLE) or "triton"
 
 
-def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    backend: str | None = None,
-    kernel: str | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """C[M, N] = A[M, K] @ B[K, N], accumulated in float32.
-
-    Args:
-        a: A, 2-D [M, K], float16 or bfloat16; any strides and storage offset.
-        b: B, 2-D [K, N], the dtype and device of A; any strides and storage offset.
-        backend: "triton", "cuda" or "cublas"; by default the environment variable
-            TCGEMM_BACKEND, or "triton".
-        kernel: a rung by name (see ``tcgemm.kernels()``); by default the highest rung of the
-            backend that accepts the problem, less those measured slower there than a lower one.
-        out: C, written in place: [M, N], any strides without overlap, disjoint from A and B.
-        out_dtype: dtype of C: that of A (the default) or float32.
-
-    Returns:
-        C, which is ``out`` where that is given; row-major otherwise.
-
-    Raises:
-        OperandError: shapes that do not fit, operands on two devices, an ``out`` that overlaps.
-        OperandTypeError: A and B of two dtypes, a dtype that no kernel takes, not a tensor.
-        UnsupportedError: the kernel or backend refuses this problem; the message says why.
-        UnknownNameError: no backend or kernel of that name.
-        ToolchainError: the kernel cannot be compiled or run here.
-
-    The work is ordered on the current stream of A's device.
-    """
-    backend = backend or default_backend()
-    _module(backend)
-    _check_operands(a, b)
-    c = _output(a, b, out, out_dtype)
-    if kernel is not None:
-        find(backend, kernel)
-    if c.numel() == 0:
-        return c
-    if a.shape[1] == 0:
-        return c.zero_()
-    problem = problem_of(a, b, c)
-    row = choose(problem, backend, kernel)
-    run = load(backend, row.name)
-    try:
-        if a.is_cuda and a.device.index != torch.cuda.current_device():
-            with torch.cuda.device(a.device):
-                run(a, b, c, **row.plan(problem))
-        else:
-            run(a, b, c, **row.plan(problem))
-    except RuntimeError as error:
-        if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
-            raise
-        raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
-    return c
-
-
 def plan(problem: Problem, backend: str, kernel: str | None = None) -> Plan:
-    """How ``matmul`` would run the problem."""
+    """How ``gemm`` would run the problem."""
     row = choose(problem, backend, kernel)
     return Plan(backend, row.name, row.plan(problem))
 
 
-def problem_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Problem:
-    """The problem that three checked tensors pose."""
+def problem_of(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
+) -> Problem:
+    """The problem that checked tensors pose: all [rows, columns], or all [batch, rows, columns]."""
+    asked: dict[str, Any] = {}
+    if a.dim() == 3:
+        asked["batch"] = a.shape[0]
+        asked["batch_strides"] = (a.stride(0), b.stride(0), c.stride(0))
+    if fusion is not None:
+        scales = [s for s in (fusion.scale_a, fusion.scale_b) if s is not None]
+        asked.update(
+            alpha=fusion.alpha,
+            beta=fusion.beta,
+            c_in_strides=None if fusion.c is None else fusion.c.stride()[-2:],
+            bias=fusion.bias is not None,
+            epilogue=fusion.epilogue,
+            scales="" if not scales else "row" if any(s.numel() > 1 for s in scales) else "tensor",
+            compute=fusion.compute,
+            mma_shape=fusion.mma_shape,
+        )
     return Problem(
-        M=a.shape[0],
-        N=b.shape[1],
-        K=a.shape[1],
-        dtype_in=_dtype_name(a.dtype),
-        dtype_out=_dtype_name(c.dtype),
-        a_strides=a.stride(),  # type: ignore[arg-type]
-        b_strides=b.stride(),  # type: ignore[arg-type]
-        c_strides=c.stride(),  # type: ignore[arg-type]
-        a_alignment=_alignment(a),
-        b_alignment=_alignment(b),
-        c_alignment=_alignment(c),
+        M=a.shape[-2],
+        N=b.shape[-1],
+        K=a.shape[-1],
+        dtype_in=dtype_name(a.dtype),
+        dtype_out=dtype_name(c.dtype),
+        a_strides=a.stride()[-2:],  # type: ignore[arg-type]
+        b_strides=b.stride()[-2:],  # type: ignore[arg-type]
+        c_strides=c.stride()[-2:],  # type: ignore[arg-type]
+        a_alignment=alignment(a),
+        b_alignment=alignment(b),
+        c_alignment=alignment(c),
         device=a.device.type,
         capability=_capability(a.device.index) if a.is_cuda else None,
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        **asked,
     )
 
 
 _capability = cache(torch.cuda.get_device_capability)
-
-
-@cache
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _alignment(tensor: torch.Tensor) -> int:
-    address = tensor.data_ptr()
-    return min(address & -address, 256) if address else 256
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"[{', '.join(map(str, tensor.shape))}]"
-
-
-def _check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
-    for name, tensor in (("A", a), ("B", b)):
-        if not isinstance(tensor, torch.Tensor):
-            raise OperandTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
-        if tensor.layout is not torch.strided:
-            raise OperandTypeError(f"{name} is {tensor.layout}: convert it with .to_dense()")
-        if tensor.dim() != 2:
-            raise OperandError(
-                f"{name} has shape {_shape(tensor)}: matmul takes 2-D operands "
-                "(use [None, :] or [:, None] for a vector, a loop or reshape for a batch)"
-            )
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError(
-                f"{name} requires grad and matmul has no backward pass: "
-                "call it under torch.no_grad() or pass .detach()"
-            )
-    if a.dtype != b.dtype:
-        raise OperandTypeError(
-            f"A is {_dtype_name(a.dtype)} and B is {_dtype_name(b.dtype)}: "
-            "convert one with .to(), nothing is promoted silently"
-        )
-    if a.device != b.device:
-        raise OperandError(f"A is on {a.device} and B is on {b.device}: move one with .to()")
-    if a.dtype not in (torch.float16, torch.bfloat16):
-        raise OperandTypeError(
-            f"A and B are {_dtype_name(a.dtype)}: matmul takes float16 or bfloat16; "
-            "convert with .to(torch.bfloat16)"
-        )
-    if a.shape[1] != b.shape[0]:
-        message = (
-            f"inner dimensions differ: A is {_shape(a)} and B is {_shape(b)}, "
-            f"so K is {a.shape[1]} and {b.shape[0]}"
-        )
-        fits = []
-        if a.shape[1] == b.shape[1]:
-            fits.append("B.mT")
-        if a.shape[0] == b.shape[0]:
-            fits.append("A.mT")
-        if not fits and a.shape[0] == b.shape[1]:
-            fits.append("both A.mT and B.mT")
-        raise OperandError(message + (f"; {' or '.join(fits)} would fit" if fits else ""))
-
-
-def _output(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None
-) -> torch.Tensor:
-    shape = (a.shape[0], b.shape[1])
-    if out is not None and not isinstance(out, torch.Tensor):
-        raise OperandTypeError(f"out is a {type(out).__name__}, not a torch.Tensor")
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise OperandTypeError(f"out_dtype is a {type(out_dtype).__name__}, not a torch.dtype")
-    dtype = out_dtype or (a.dtype if out is None else out.dtype)
-    if dtype not in (a.dtype, torch.float32):
-        given = "out_dtype" if out_dtype is not None else "out.dtype"
-        raise OperandTypeError(
-            f"{given} is {_dtype_name(dtype)}: C is {_dtype_name(a.dtype)}, as A and B are, "
-            "or float32"
-        )
-    if out is None:
-        return a.new_empty(shape, dtype=dtype)
-    if tuple(out.shape) != shape:
-        raise OperandError(f"out has shape {_shape(out)} and C is [{shape[0]}, {shape[1]}]")
-    if out.dtype != dtype:
-        raise OperandTypeError(
-            f"out is {_dtype_name(out.dtype)} and out_dtype {_dtype_name(dtype)}"
-        )
-    if out.device != a.device:
-        raise OperandError(f"out is on {out.device} and A and B on {a.device}: move it with .to()")
-    if out.requires_grad:
-        raise OperandError(
-            "matmul(): functions with out=... arguments don't support automatic differentiation, "
-            "but out requires grad"
-        )
-    if _self_overlaps(out):
-        raise OperandError(
-            f"out has strides {out.stride()} for shape {_shape(out)}: two elements share memory; "
-            "use a contiguous out and copy"
-        )
-    for name, operand in (("A", a), ("B", b)):
-        if _overlap(out, operand):
-            raise OperandError(f"out overlaps {name} in memory: use another out, or clone {name}")
-    return out
-
-
-def _self_overlaps(t: torch.Tensor) -> bool:
-    """Whether two elements of a 2-D tensor share an address; exact."""
-    (n0, n1), (s0, s1) = t.shape, t.stride()
-    if n0 * n1 <= 1:
-        return False
-    if n0 == 1 or n1 == 1:
-        return (s1 if n0 == 1 else s0) == 0
-    # i * s0 == j * s1 has its least solution at i = s1 / g, j = s0 / g.
-    g = math.gcd(s0, s1)
-    return g == 0 or (s1 // g < n0 and s0 // g < n1)
-
-
-def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two 2-D views may share a byte.
-
-    Exact for views that are disjoint as ranges, and for two column windows of one row-major
-    buffer (or two row windows of a column-major one); any other interleaving counts as overlap.
-    """
-    if x.numel() == 0 or y.numel() == 0:
-        return False
-    (x0, x1), (y0, y1) = _span(x), _span(y)
-    if x1 <= y0 or y1 <= x0:
-        return False
-    for dim in (0, 1):
-        pitch = x.stride(dim) * x.itemsize
-        if pitch != y.stride(dim) * y.itemsize or pitch == 0:
-            continue
-        x_width, y_width = (
-            (t.shape[1 - dim] - 1) * t.stride(1 - dim) * t.itemsize + t.itemsize for t in (x, y)
-        )
-        gap = (y0 - x0) % pitch
-        if gap >= x_width and gap + y_width <= pitch:
-            return False
-    return True
-
-
-def _span(t: torch.Tensor) -> tuple[int, int]:
-    start = t.data_ptr()
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return start, start + (last + 1) * t.itemsize
 
 
 def why_not_here(row: Kernel) -> str | None:

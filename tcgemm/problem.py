@@ -1,6 +1,6 @@
-"""What is asked, and how it runs: the two types in which a caller and a kernel meet.
+"""What is asked, and how it runs: the types in which a caller and a kernel meet.
 
-Both are plain data. A backend reads their attributes and never imports this module, so that a
+All are plain data. A backend reads their attributes and never imports this module, so that a
 kernel can live anywhere.
 """
 
@@ -8,18 +8,85 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
+if TYPE_CHECKING:
+    import torch
+
+ITEMSIZE = {
+    "float64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 """Bytes per element, by dtype name."""
+
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "float16": ("float16", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "float32": ("float32",),
+    "float64": ("float64",),
+    "int8": ("int32",),
+    "uint8": ("int32",),
+    "float8_e4m3fn": ("bfloat16", "float16", "float32"),
+    "float8_e5m2": ("bfloat16", "float16", "float32"),
+}
+"""dtype of A and B -> dtypes that C may have, the default first. The type pairs of the project."""
+
+COMPUTES: dict[str, tuple[str, ...]] = {
+    "float16": ("float32", "float16"),
+    "bfloat16": ("float32",),
+    "float32": ("tf32x3", "tf32", "ieee"),
+    "float64": ("float64",),
+    "int8": ("int32",),
+    "uint8": ("int32",),
+    "float8_e4m3fn": ("float32", "fast"),
+    "float8_e5m2": ("float32", "fast"),
+}
+"""dtype of A and B -> how the products may be summed, the default first.
+
+float32, float16, float64, int32: the type of the running sum. ieee, tf32, tf32x3: float32 operands
+multiplied as they are, rounded to tf32, or as three products of their tf32 halves. fast: the
+tensor core's own accumulator for 8-bit floats, never promoted.
+"""
+
+EPILOGUES = ("relu", "gelu", "gelu_tanh", "silu")
+"""Functions that may be applied to each element before it is narrowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """All that a call asks for beyond C = A @ B; the tensors of it, and how it is summed."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    """Zero exactly where ``c`` is None."""
+    c: torch.Tensor | None = None
+    """C before: [M, N] or [batch, M, N], dtype of the output, any strides; maybe the output."""
+    bias: torch.Tensor | None = None
+    """[N], dtype of the output."""
+    epilogue: str = ""
+    scale_a: torch.Tensor | None = None
+    """float32, one element or [M]."""
+    scale_b: torch.Tensor | None = None
+    """float32, one element or [N]."""
+    compute: str = "float32"
+    mma_shape: str = ""
+    """m x n x k of the WMMA instruction, where the caller names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """C[M, N] = A[M, K] @ B[K, N]: everything a kernel may base a decision on.
+    """C[M, N] = epilogue(alpha A[M, K] @ B[K, N] + beta C + bias), ``batch`` times.
 
-    Strides are in elements. ``a_strides`` is (along M, along K), ``b_strides`` (along K, along N),
-    ``c_strides`` (along M, along N). Alignments are in bytes: the largest power of two, at most
-    256, that divides the operand's address.
+    Everything a kernel may base a decision on. Strides are in elements. ``a_strides`` is (along M,
+    along K), ``b_strides`` (along K, along N), ``c_strides`` (along M, along N). Alignments are in
+    bytes: the largest power of two, at most 256, that divides the operand's address.
     """
 
     M: int
@@ -38,6 +105,25 @@ class Problem:
     """Compute capability of the GPU, e.g. (9, 0); None on the CPU."""
     deterministic: bool = False
     """Whether the same inputs have to give the same bits."""
+    compute: str = ""
+    """How the products are summed (see COMPUTES); by default the dtype's first."""
+    batch: int = 1
+    batch_strides: tuple[int, int, int] = (0, 0, 0)
+    """From one product of the batch to the next: of A, B and C."""
+    alpha: float = 1.0
+    beta: float = 0.0
+    c_in_strides: tuple[int, int] | None = None
+    """Strides of the C that is read; None where beta is 0."""
+    bias: bool = False
+    epilogue: str = ""
+    scales: str = ""
+    """Scales of 8-bit operands: none, "tensor" (one each) or "row" (one per row of A, column of B,
+    or both)."""
+    mma_shape: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.compute:
+            object.__setattr__(self, "compute", COMPUTES.get(self.dtype_in, ("",))[0])
 
     @property
     def layout(self) -> str:
@@ -46,19 +132,49 @@ class Problem:
 
     @property
     def flop(self) -> int:
-        """Operations counted as 2 M N K."""
-        return 2 * self.M * self.N * self.K
+        """Operations counted as 2 M N K for each product of the batch."""
+        return 2 * self.M * self.N * self.K * self.batch
 
     @property
     def bytes(self) -> int:
-        """Least traffic: A, B read once and C written once."""
-        return (self.M + self.N) * self.K * ITEMSIZE[self.dtype_in] + self.M * self.N * ITEMSIZE[
-            self.dtype_out
-        ]
+        """Least traffic: A, B (and C, where beta is not 0) read once and C written once."""
+        operands = (self.M + self.N) * self.K * ITEMSIZE[self.dtype_in]
+        c = self.M * self.N * ITEMSIZE[self.dtype_out]
+        return self.batch * (operands + c * (2 if self.beta else 1))
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """What is asked beyond one product C = A @ B, in the words of a row's ``fuses``."""
+        asked = {
+            "batch": self.batch > 1,
+            "scales": self.scales,
+            "alpha": self.alpha != 1,
+            "beta": self.beta != 0,
+            "bias": self.bias,
+            self.epilogue: self.epilogue,
+        }
+        return tuple(name for name, is_asked in asked.items() if is_asked)
+
+    @property
+    def plain(self) -> bool:
+        """One or many products of 16-bit operands summed in float32, and nothing more."""
+        return (
+            self.dtype_in in ("float16", "bfloat16")
+            and self.compute == "float32"
+            and not self.mma_shape
+            and self.fused in ((), ("batch",))
+        )
 
     def __str__(self) -> str:
         pair = f"{self.dtype_in} -> {self.dtype_out}"
-        return f"{self.M}x{self.N}x{self.K} {pair} {self.layout} on {self.device}"
+        if self.compute != COMPUTES.get(self.dtype_in, (self.compute,))[0]:
+            pair += f" by {self.compute}"
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        named = {"alpha": f"alpha={self.alpha:g}", "beta": f"beta={self.beta:g}"}
+        more = [named.get(name, name) for name in self.fused if name != "batch"]
+        more += [f"mma_shape={self.mma_shape}"] if self.mma_shape else []
+        extra = f" with {', '.join(more)}" if more else ""
+        return f"{batch}{self.M}x{self.N}x{self.K} {pair} {self.layout}{extra} on {self.device}"
 
 
 def _letter(strides: tuple[int, int], shape: tuple[int, int]) -> str:

@@ -6,10 +6,23 @@ import pytest
 import torch
 
 from tcgemm import accuracy
+from tcgemm.epilogue import FUNCTIONS
 from tcgemm.errors import OperandError
+from tcgemm.problem import Fusion
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(F16, F32), (F16, F16), (BF16, F32), (BF16, BF16)]
+OTHER_PAIRS = [
+    (F32, F32),
+    (torch.float64, torch.float64),
+    (torch.int8, torch.int32),
+    (torch.uint8, torch.int32),
+    *(
+        (dtype, out)
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        for out in (F16, BF16, F32)
+    ),
+]
 M, N, K = 64, 96, 520
 
 
@@ -135,6 +148,114 @@ def test_a_planted_bug_is_caught(oracles, bug, pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_no_correct_kernel_is_blamed_on_odd_shapes(pair, shape, seed):
     assert accuracy.check(correct, *shape, *pair, seed=seed).ok
+
+
+def correct_in_any_type(a, b, c):
+    if c.dtype == torch.int32:
+        c.copy_(a.long() @ b.long())
+    else:
+        wide = torch.promote_types(c.dtype, F32)
+        c.copy_(a.to(wide) @ b.to(wide))
+
+
+def in_any_type(bug):
+    """The bug in the operands' shapes, around a product that is right for the dtype."""
+
+    def run(a, b, c):
+        K = a.shape[1]
+        if bug == "last k":
+            correct_in_any_type(a[:, : K - 1], b[: K - 1], c)
+        else:
+            correct_in_any_type(a, b, c)
+        if bug == "an element":
+            c[17, 31] += 1
+        if bug == "a stale row":
+            c[5] = c[4]
+        if bug == "past the end":
+            c.as_strided((1,), (1,), c.storage_offset() + c.numel()).zero_()
+
+    return run
+
+
+@pytest.mark.parametrize("pair", OTHER_PAIRS, ids=str)
+@pytest.mark.parametrize("bug", ["", "last k", "an element", "a stale row", "past the end"])
+def test_every_type_pair_is_judged(pair, bug):
+    verdict = accuracy.check(in_any_type(bug), M, N, 130, *pair, seed=2)
+    assert verdict.ok == (not bug), verdict
+
+
+def tf32(x, bits=13):
+    """Rounded to nearest in the top 19 bits, ties away: what cvt.rna.tf32 does."""
+    return ((x.view(torch.int32) + (1 << (bits - 1))) & -(1 << bits)).view(F32)
+
+
+def by_tf32(a, b, c):
+    c.copy_(tf32(a) @ tf32(b))
+
+
+def by_three_products(a, b, c):
+    a_high, b_high = tf32(a), tf32(b)
+    a_low, b_low = tf32(a - a_high), tf32(b - b_high)
+    c.copy_(a_low @ b_high + a_high @ b_low + a_high @ b_high)
+
+
+@pytest.mark.parametrize(("kernel", "compute"), [(by_tf32, "tf32"), (by_three_products, "tf32x3")])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (64, 96, 520)])
+def test_what_operands_lose_belongs_to_the_compute_mode(kernel, compute, shape):
+    for seed in range(5):
+        assert accuracy.check(kernel, *shape, F32, F32, seed=seed, compute=compute).ok
+    assert not accuracy.check(by_tf32, 64, 96, 520, F32, F32, compute="tf32x3").ok
+
+
+def test_float16_sums_have_their_own_bound():
+    def run(a, b, c):
+        total = torch.zeros(c.shape, dtype=F16)
+        for k in range(0, a.shape[1], 16):
+            total += (a[:, k : k + 16].float() @ b[k : k + 16].float()).half()
+        c.copy_(total)
+
+    assert accuracy.check(run, 64, 96, 520, F16, F16, compute="float16").ok
+    assert not accuracy.check(run, 64, 96, 520, F16, F16).ok
+    assert accuracy.check(run, 8, 8, 5000, F16, F16, compute="float16").exact_errors == 0
+
+
+FUSED = [
+    {"alpha": -1.5},
+    {"c": True, "beta": 0.5},
+    {"bias": True},
+    *({"epilogue": name, "bias": True} for name in ("relu", "gelu", "gelu_tanh", "silu")),
+]
+
+
+@pytest.mark.parametrize("fused", FUSED, ids=str)
+@pytest.mark.parametrize("pair", [(F16, F16), (BF16, F32), (torch.float64, torch.float64)], ids=str)
+def test_what_is_fused_is_judged_too(fused, pair):
+    generator = torch.Generator().manual_seed(4)
+    a, b = accuracy.operands(33, 40, 70, pair[0], "nt", "cpu", 1)
+    fields = {"compute": "float64" if pair[0] == torch.float64 else "float32", **fused}
+    for name, shape in (("c", (33, 40)), ("bias", (40,))):
+        if fields.get(name):
+            fields[name] = torch.randn(shape, generator=generator).to(pair[1])
+    fusion = Fusion(**fields)
+    wide = torch.promote_types(pair[1], F32)
+    value = fusion.alpha * (a.to(wide) @ b.to(wide))
+    value = value if fusion.c is None else value + fusion.beta * fusion.c.to(wide)
+    value = value if fusion.bias is None else value + fusion.bias.to(wide)
+    right = FUNCTIONS[fusion.epilogue](value).to(pair[1])
+    assert accuracy.error_ratio(a, b, right, fusion) <= 1
+    wrong = right.clone()
+    wrong[7, 3] += 0.1
+    assert accuracy.error_ratio(a, b, wrong, fusion) > 1
+    assert accuracy.error_ratio(a, b, right) > 1
+
+
+def test_a_batch_is_judged_product_by_product():
+    a, b = torch.randn(3, 5, 6), torch.randn(3, 6, 7)
+    c = a @ b
+    fusion = Fusion(compute="ieee")
+    assert accuracy.error_ratio(a, b, c, fusion) <= 1
+    c[1, 2, 3] += 1
+    assert accuracy.error_ratio(a, b, c, fusion) > 1
 
 
 def test_accumulation_in_float16_shows_on_long_sums_of_normal_data(oracles):

@@ -1,0 +1,397 @@
+"""``gemm`` and ``matmul``: from a call's tensors to one launch of one kernel."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import dispatch
+from .epilogue import FUNCTIONS
+from .errors import OperandError, ToolchainError
+from .operands import (
+    as_one_batch,
+    batch_shape,
+    check_bias,
+    check_c,
+    check_compute,
+    check_disjoint,
+    check_factors,
+    check_operands,
+    check_output,
+    check_scale,
+    dtype_name,
+    one_batch_dimension,
+    output_dtype,
+    overlap,
+    span,
+)
+from .problem import Fusion, Problem
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    backend: str | None = None,
+    kernel: str | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """C = A @ B: ``gemm`` without what comes after the product.
+
+    Args:
+        a: A, [..., M, K] or [K]; any strides and storage offset.
+        b: B, [..., K, N] or [K], the dtype and device of A. Leading dimensions broadcast.
+        backend: "triton", "cuda" or "cublas"; by default the environment variable
+            TCGEMM_BACKEND, or "triton".
+        kernel: a rung by name (see ``tcgemm.kernels()``); by default the highest rung of the
+            backend that accepts the problem, less those measured slower there than a lower one.
+        out: C, written in place: any strides without overlap, disjoint from A and B.
+        out_dtype: dtype of C; by default that of A, int32 for 8-bit integers and bfloat16 for
+            8-bit floats.
+
+    Returns:
+        C, which is ``out`` where that is given; row-major otherwise.
+
+    Raises:
+        As ``gemm``.
+    """
+    key = _key(a, b, out, out_dtype, backend, kernel)
+    known = _prepared.get(key) if key is not None else None
+    if known is not None:
+        return known(a, b, out)
+    return _matmul(a, b, out, out_dtype, backend, kernel, key)
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    compute: str | None = None,
+    scale_a: float | torch.Tensor | None = None,
+    scale_b: float | torch.Tensor | None = None,
+    mma_shape: str | None = None,
+    backend: str | None = None,
+    kernel: str | None = None,
+) -> torch.Tensor:
+    """epilogue(alpha * A @ B + beta * C + bias), in one kernel.
+
+    Args:
+        a: A, [..., M, K] or [K]: float16, bfloat16, float32, float64, int8, uint8, float8_e4m3fn
+            or float8_e5m2; any strides and storage offset.
+        b: B, [..., K, N] or [K], the dtype and device of A. Leading dimensions broadcast.
+        c: C, which ``beta`` multiplies: broadcasts to the result, has its dtype; never read where
+            beta is 0. It may be ``out`` itself.
+        alpha, beta: factors; whole numbers for integer products.
+        bias: [N], added to each row; the dtype of the result.
+        epilogue: "relu", "gelu" (with erf), "gelu_tanh" or "silu", applied last, in float32.
+        out: the result, written in place: any strides without overlap, disjoint from A, B, bias
+            and the scales.
+        out_dtype: dtype of the result; by default that of A, int32 for 8-bit integers and bfloat16
+            for 8-bit floats.
+        compute: how the products are summed, "float32" by default. For float16 operands also
+            "float16"; for float32 "tf32x3" (the default: float32's accuracy on tensor cores),
+            "tf32" (operands rounded to 11 bits) or "ieee" (no tensor core); for 8-bit floats
+            also "fast" (the tensor core's own accumulator).
+        scale_a, scale_b: factors of 8-bit floats: a number, or a float32 tensor of one element or
+            of one for each row of A, column of B.
+        mma_shape: the WMMA shape, "16x16x16", "32x8x16", ..., for a kernel that has several.
+        backend, kernel: as for ``matmul``.
+
+    Returns:
+        The result, [..., M, N] without the dimension that a vector lacks; ``out`` where given.
+
+    Raises:
+        OperandError: shapes that do not fit, operands on two devices, an ``out`` that overlaps,
+            factors or names that do not exist.
+        OperandTypeError: dtypes that differ, a dtype that no kernel takes, not a tensor.
+        UnsupportedError: the kernel or backend refuses this problem; the message says why.
+        UnknownNameError: no backend or kernel of that name.
+        ToolchainError: the kernel cannot be compiled or run here.
+
+    The work is ordered on the current stream of A's device. alpha = 0 or K = 0 leaves A and B
+    unread. Batches whose dimensions step as one are one launch; others one launch each for the
+    outer dimensions.
+    """
+    backend = backend or dispatch.default_backend()
+    dispatch.ladder(backend)
+    if kernel is not None:
+        dispatch.find(backend, kernel)
+    check_operands(a, b)
+    dtype = dtype_name(a.dtype)
+    result_dtype = output_dtype(a, out, out_dtype)
+    check_factors(dtype, alpha, beta, epilogue)
+    compute = check_compute(dtype, compute)
+    vector_a, vector_b = a.dim() == 1, b.dim() == 1
+    a = a[None, :] if vector_a else a
+    b = b[:, None] if vector_b else b
+    batch = batch_shape(a, b)
+    M, K, N = a.shape[-2], a.shape[-1], b.shape[-1]
+    full = (*batch, M, N)
+    shape = (*batch, *(() if vector_a else (M,)), *(() if vector_b else (N,)))
+    factor_a, scale_a = check_scale("scale_a", scale_a, M, "rows of A", a)
+    factor_b, scale_b = check_scale("scale_b", scale_b, N, "columns of B", b)
+    alpha = alpha * factor_a * factor_b
+    if bias is not None:
+        check_bias(bias, N, result_dtype, a)
+    if c is not None:
+        check_c(c, shape, result_dtype, a)
+    elif beta != 0:
+        raise OperandError(
+            f"beta is {beta} and there is no C to multiply: pass c=, or c=out to add in place"
+        )
+    c = c if beta != 0 else None
+    if out is None:
+        result = a.new_empty(shape, dtype=result_dtype)
+    else:
+        check_output(out, shape, a)
+        check_disjoint(out, A=a, B=b, bias=bias, scale_a=scale_a, scale_b=scale_b)
+        result = out
+    if c is not None:
+        c = c.expand(shape)
+        same = c.data_ptr() == result.data_ptr() and c.stride() == result.stride()
+        if out is not None and not same and overlap(out, c):
+            raise OperandError(
+                "out overlaps C in memory and is not C: pass c=out with the same shape and "
+                "strides, another out, or clone C"
+            )
+    if result.numel() == 0:
+        return result
+    fusion = Fusion(
+        alpha=float(alpha),
+        beta=float(beta),
+        c=c if c is None else _with_vectors(c, vector_a, vector_b),
+        bias=bias,
+        epilogue=epilogue or "",
+        scale_a=scale_a,
+        scale_b=scale_b,
+        compute=compute,
+        mma_shape=mma_shape or "",
+    )
+    view = _with_vectors(result, vector_a, vector_b)
+    if K == 0 or fusion.alpha == 0:
+        _without_product(view, fusion)
+        return result
+    a, b = a.expand(*batch, M, K), b.expand(*batch, K, N)
+    for part in _parts(full, a, b, view, fusion):
+        _launch(backend, kernel, *part)
+    return result
+
+
+def _with_vectors(t: torch.Tensor, vector_a: bool, vector_b: bool) -> torch.Tensor:
+    """The result with the dimensions that vectors lack: [..., M, N]."""
+    t = t.unsqueeze(-1) if vector_b else t
+    return t.unsqueeze(-2) if vector_a else t
+
+
+def _parts(
+    shape: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion
+) -> Any:
+    """(a, b, c, fusion) for each launch: 2-D, or [batch, rows, columns]; as few as there can be.
+
+    A batch that shares B is one product with more rows where A and C are stored as one matrix.
+    """
+    batch = shape[:-2]
+    if math.prod(batch) == 1:
+        yield (
+            _flat(a),
+            _flat(b),
+            _flat(c),
+            _replace(fusion, None if fusion.c is None else _flat(fusion.c)),
+        )
+        return
+    shared_b = not any(b.stride()[: len(batch)])
+    if shared_b and (fusion.scale_a is None or fusion.scale_a.numel() == 1):
+        tall = [
+            _as_rows((*batch, shape[-2]), t)
+            for t in (a, c, *([] if fusion.c is None else [fusion.c]))
+        ]
+        if all(t is not None for t in tall):
+            yield tall[0], b[(0,) * len(batch)], tall[1], _replace(fusion, (*tall, None)[2])
+            return
+    for outer in range(len(batch)):
+        inner = batch[outer:]
+        if one_batch_dimension(
+            inner, *(t[(0,) * outer] for t in (a, b, c, fusion.c) if t is not None)
+        ):
+            break
+    else:
+        outer, inner = len(batch), ()
+    for index in itertools.product(*(range(size) for size in batch[:outer])):
+        a_part, b_part, c_part, c_in = (
+            None
+            if t is None
+            else as_one_batch(inner, t[index])
+            if math.prod(inner) > 1
+            else _flat(t[index])
+            for t in (a, b, c, fusion.c)
+        )
+        yield a_part, b_part, c_part, _replace(fusion, c_in)
+
+
+def _flat(t: torch.Tensor) -> torch.Tensor:
+    """The one matrix of a tensor whose leading dimensions are all 1."""
+    return t[(0,) * (t.dim() - 2)]
+
+
+def _as_rows(rows: tuple[int, ...], t: torch.Tensor) -> torch.Tensor | None:
+    """The view [product of rows, columns], where the leading dimensions and rows step as one."""
+    columns = t[..., None, :]
+    if not one_batch_dimension(rows, columns):
+        return None
+    return as_one_batch(rows, columns)[:, 0, :]
+
+
+def _replace(fusion: Fusion, c: torch.Tensor | None) -> Fusion:
+    if fusion.c is c:
+        return fusion
+    fields = {name: getattr(fusion, name) for name in Fusion.__dataclass_fields__}
+    return Fusion(**{**fields, "c": c})
+
+
+def _launch(
+    backend: str,
+    kernel: str | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    fusion: Fusion,
+) -> None:
+    problem = dispatch.problem_of(a, b, c, fusion)
+    row = dispatch.choose(problem, backend, kernel)
+    run = dispatch.load(backend, row.name)
+    config: dict[str, Any] = dict(row.plan(problem))
+    if not problem.plain:
+        config["fusion"] = fusion
+    _start(run, row, problem, config, a, b, c)
+
+
+def _start(
+    run: Callable[..., None],
+    row: dispatch.Kernel,
+    problem: Problem,
+    config: dict[str, Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+) -> None:
+    try:
+        if a.is_cuda and a.device.index != torch.cuda.current_device():
+            with torch.cuda.device(a.device):
+                run(a, b, c, **config)
+        else:
+            run(a, b, c, **config)
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
+            raise
+        raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
+
+
+def _without_product(c: torch.Tensor, fusion: Fusion) -> None:
+    """C = epilogue(beta C + bias), where alpha or K is 0: A and B are not read."""
+    if fusion.c is None and fusion.bias is None:
+        c.zero_()
+        return
+    wide = torch.int64 if c.dtype == torch.int32 else torch.promote_types(c.dtype, torch.float32)
+    value = torch.zeros(c.shape, dtype=wide, device=c.device)
+    if fusion.c is not None:
+        beta = int(fusion.beta) if wide == torch.int64 else fusion.beta
+        value += beta * fusion.c.to(wide)
+    if fusion.bias is not None:
+        value += fusion.bias.to(wide)
+    value = value.to(c.dtype) if wide == torch.int64 else value
+    c.copy_(FUNCTIONS[fusion.epilogue](value))
+
+
+# A repeated plain product skips the checks that its first call passed.
+
+_Prepared = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+_prepared: dict[tuple[Any, ...], _Prepared] = {}
+_MOST_PREPARED = 4096
+
+
+def _key(
+    a: Any, b: Any, out: Any, out_dtype: Any, backend: str | None, kernel: str | None
+) -> tuple[Any, ...] | None:
+    """All that checks, choice and plan depend on; None where the call is no two-dimensional one."""
+    try:
+        a_address, b_address = a.data_ptr(), b.data_ptr()
+        key = (
+            a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
+            a_address & 255, b_address & 255, a.requires_grad, b.requires_grad,
+            out_dtype, backend or dispatch.default_backend(), kernel,
+            torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+        if out is None:
+            return key
+        return (
+            *key, out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 255,
+            out.requires_grad,
+        )  # fmt: skip
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def _matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str | None,
+    kernel: str | None,
+    key: tuple[Any, ...] | None,
+) -> torch.Tensor:
+    """The first call of its kind: checked, chosen, launched, and then kept."""
+    c = gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
+    if key is None or a.dim() != 2 or b.dim() != 2 or c.numel() == 0 or a.shape[1] == 0:
+        return c
+    problem = dispatch.problem_of(a, b, c)
+    if not problem.plain:
+        return c
+    backend = backend or dispatch.default_backend()
+    row = dispatch.choose(problem, backend, kernel)
+    run = dispatch.load(backend, row.name)
+    config: dict[str, Any] = dict(row.plan(problem))
+    a_bytes, b_bytes, c_bytes = (end - start for start, end in map(span, (a, b, c)))
+    shape, dtype = tuple(c.shape), c.dtype
+    fresh = problem.c_alignment
+    on_gpu, device = a.is_cuda, a.device.index
+
+    def again(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        if out is None:
+            c = a.new_empty(shape, dtype=dtype)
+            if c.data_ptr() & (fresh - 1):
+                return gemm(a, b, out=c, backend=backend, kernel=kernel)
+        else:
+            c, start = out, out.data_ptr()
+            a_start, b_start = a.data_ptr(), b.data_ptr()
+            if (a_start < start + c_bytes and start < a_start + a_bytes) or (
+                b_start < start + c_bytes and start < b_start + b_bytes
+            ):
+                check_disjoint(c, A=a, B=b)
+        if on_gpu and device != torch.cuda.current_device():
+            _start(run, row, problem, config, a, b, c)
+            return c
+        try:
+            run(a, b, c, **config)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
+            raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
+        return c
+
+    if len(_prepared) >= _MOST_PREPARED:
+        _prepared.clear()
+    _prepared[key] = again
+    return c

@@ -1,0 +1,338 @@
+"""The tensors of a call: what is checked about them, and how batches become strides.
+
+Every message names the operand, the numbers and the remedy.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+
+from .errors import OperandError, OperandTypeError, UnsupportedError
+from .problem import COMPUTES, EPILOGUES, OUTPUTS
+
+INTEGERS = ("int8", "uint8")
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.float16 -> "float16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    """The shape in words: [5, 6]."""
+    return f"[{', '.join(map(str, tensor.shape))}]"
+
+
+def alignment(tensor: torch.Tensor) -> int:
+    """Bytes: the largest power of two, at most 256, that divides the address."""
+    address = tensor.data_ptr()
+    return min(address & -address, 256) if address else 256
+
+
+def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
+    """A [..., M, K] and B [..., K, N], or vectors [K]: of one supported dtype, on one device."""
+    for name, tensor in (("A", a), ("B", b)):
+        _check_tensor(name, tensor)
+        if tensor.dim() == 0:
+            raise OperandError(
+                f"{name} is a scalar, shape []: it needs one dimension at least; "
+                "multiply by it with alpha="
+            )
+    if a.dtype != b.dtype:
+        pair = {dtype_name(a.dtype), dtype_name(b.dtype)}
+        cure = (
+            "int8 and uint8 do not mix: the pairs are int8 with int8, uint8 with uint8"
+            if pair == set(INTEGERS)
+            else "convert one with .to(), nothing is promoted silently"
+        )
+        raise OperandTypeError(f"A is {dtype_name(a.dtype)} and B is {dtype_name(b.dtype)}: {cure}")
+    if a.device != b.device:
+        raise OperandError(f"A is on {a.device} and B is on {b.device}: move one with .to()")
+    if dtype_name(a.dtype) not in OUTPUTS:
+        raise OperandTypeError(
+            f"A and B are {dtype_name(a.dtype)}: a product takes {_either(OUTPUTS)}; "
+            "convert with .to(torch.bfloat16)"
+        )
+    a_k, b_k = a.shape[-1], b.shape[0] if b.dim() == 1 else b.shape[-2]
+    if a_k != b_k:
+        raise OperandError(
+            f"inner dimensions differ: A is {shape_of(a)} and B is {shape_of(b)}, "
+            f"so K is {a_k} and {b_k}{_remedy(a, b)}"
+        )
+
+
+def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise OperandTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+    if tensor.layout is not torch.strided:
+        raise OperandTypeError(f"{name} is {tensor.layout}: convert it with .to_dense()")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError(
+            f"{name} requires grad and the product has no backward pass: "
+            "call it under torch.no_grad() or pass .detach()"
+        )
+
+
+def _remedy(a: torch.Tensor, b: torch.Tensor) -> str:
+    if a.dim() < 2 or b.dim() < 2:
+        return ""
+    fits = []
+    if a.shape[-1] == b.shape[-1]:
+        fits.append("B.mT")
+    if a.shape[-2] == b.shape[-2]:
+        fits.append("A.mT")
+    if not fits and a.shape[-2] == b.shape[-1]:
+        fits.append("both A.mT and B.mT")
+    return f"; {' or '.join(fits)} would fit" if fits else ""
+
+
+def _either(names: object) -> str:
+    *most, last = list(names)  # type: ignore[call-overload]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def batch_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """The leading dimensions of the product, broadcast as torch.matmul does."""
+    try:
+        return tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    except RuntimeError:
+        raise OperandError(
+            f"leading dimensions do not broadcast: A is {shape_of(a)} and B is {shape_of(b)}; "
+            "each pair of them must be equal, or one of them 1"
+        ) from None
+
+
+def output_dtype(
+    a: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> torch.dtype:
+    """The dtype of C, checked against the type pairs."""
+    if out is not None and not isinstance(out, torch.Tensor):
+        raise OperandTypeError(f"out is a {type(out).__name__}, not a torch.Tensor")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise OperandTypeError(f"out_dtype is a {type(out_dtype).__name__}, not a torch.dtype")
+    allowed = OUTPUTS[dtype_name(a.dtype)]
+    if out_dtype is None and out is None:
+        dtype: torch.dtype = getattr(torch, allowed[0])
+        return dtype
+    dtype = out_dtype if out_dtype is not None else out.dtype  # type: ignore[union-attr]
+    if dtype_name(dtype) not in allowed:
+        given = "out_dtype" if out_dtype is not None else "out.dtype"
+        raise OperandTypeError(
+            f"{given} is {dtype_name(dtype)}: with A and B {dtype_name(a.dtype)}, "
+            f"C is {_either(allowed)}"
+        )
+    if out is not None and out.dtype != dtype:
+        raise OperandTypeError(f"out is {dtype_name(out.dtype)} and out_dtype {dtype_name(dtype)}")
+    return dtype
+
+
+def check_output(out: torch.Tensor, shape: tuple[int, ...], a: torch.Tensor) -> None:
+    """``out`` holds C: its shape, device, no two elements in one place, no gradient."""
+    if tuple(out.shape) != shape:
+        raise OperandError(f"out has shape {shape_of(out)} and C is [{', '.join(map(str, shape))}]")
+    if out.device != a.device:
+        raise OperandError(f"out is on {out.device} and A and B on {a.device}: move it with .to()")
+    if out.requires_grad:
+        raise OperandError(
+            "matmul(): functions with out=... arguments don't support automatic differentiation, "
+            "but out requires grad"
+        )
+    if self_overlaps(out):
+        raise OperandError(
+            f"out has strides {out.stride()} for shape {shape_of(out)}: two elements share memory; "
+            "use a contiguous out and copy"
+        )
+
+
+def check_disjoint(out: torch.Tensor, **operands: torch.Tensor | None) -> None:
+    """No operand shares memory with ``out``."""
+    for name, operand in operands.items():
+        if operand is not None and overlap(out, operand):
+            raise OperandError(f"out overlaps {name} in memory: use another out, or clone {name}")
+
+
+def check_c(c: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, a: torch.Tensor) -> None:
+    """C as it is read: broadcasts to the result, has its dtype and device."""
+    _check_tensor("C", c)
+    if c.dtype != dtype:
+        raise OperandTypeError(
+            f"C is {dtype_name(c.dtype)} and the result {dtype_name(dtype)}: "
+            f"pass out_dtype=torch.{dtype_name(c.dtype)} or convert C with .to()"
+        )
+    if c.device != a.device:
+        raise OperandError(f"C is on {c.device} and A and B on {a.device}: move it with .to()")
+    try:
+        fits = tuple(torch.broadcast_shapes(c.shape, shape)) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise OperandError(
+            f"C has shape {shape_of(c)}, which does not broadcast to the result's "
+            f"[{', '.join(map(str, shape))}]"
+        )
+
+
+def check_bias(bias: torch.Tensor, N: int, dtype: torch.dtype, a: torch.Tensor) -> None:
+    """A row vector [N] of the result's dtype and device."""
+    _check_tensor("bias", bias)
+    if tuple(bias.shape) != (N,):
+        raise OperandError(
+            f"bias has shape {shape_of(bias)} and it is a row vector, one number for each column "
+            f"of C: [{N}]"
+        )
+    if bias.dtype != dtype:
+        raise OperandTypeError(
+            f"bias is {dtype_name(bias.dtype)} and the result {dtype_name(dtype)}: "
+            "convert it with .to()"
+        )
+    if bias.device != a.device:
+        raise OperandError(f"bias is on {bias.device} and A and B on {a.device}")
+
+
+def check_scale(
+    name: str, scale: float | torch.Tensor | None, size: int, dim: str, a: torch.Tensor
+) -> tuple[float, torch.Tensor | None]:
+    """A scale of 8-bit floats: (a factor for alpha, a float32 tensor of one element or [size])."""
+    if scale is None:
+        return 1.0, None
+    if not dtype_name(a.dtype).startswith("float8"):
+        raise OperandTypeError(
+            f"{name} scales 8-bit floats, and A and B are {dtype_name(a.dtype)}: use alpha"
+        )
+    if isinstance(scale, (int, float)):
+        return float(scale), None
+    _check_tensor(name, scale)
+    if scale.dtype != torch.float32:
+        raise OperandTypeError(f"{name} is {dtype_name(scale.dtype)}: convert it with .float()")
+    if scale.device != a.device:
+        raise OperandError(f"{name} is on {scale.device} and A and B on {a.device}")
+    if scale.numel() not in (1, size):
+        raise OperandError(
+            f"{name} has {scale.numel()} elements, shape {shape_of(scale)}: it takes one, or one "
+            f"for each of the {size} {dim}"
+        )
+    return 1.0, scale.reshape(-1).contiguous()
+
+
+def check_factors(dtype: str, alpha: float, beta: float, epilogue: str | None) -> None:
+    """alpha, beta and the epilogue's name; integers take whole factors and relu only."""
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+            raise OperandTypeError(f"{name} is a {type(factor).__name__}, not a float")
+        if dtype in INTEGERS and not float(factor).is_integer():
+            raise OperandError(
+                f"{name} is {factor} and {dtype} products are summed in int32: a whole number fits"
+            )
+    if epilogue and epilogue not in EPILOGUES:
+        raise OperandError(f"unknown epilogue {epilogue!r}: choose from {', '.join(EPILOGUES)}")
+    if epilogue and epilogue != "relu" and dtype in INTEGERS:
+        raise OperandError(f"{epilogue} of int32 results is not defined: relu is")
+
+
+def check_compute(dtype: str, compute: str | None) -> str:
+    """How the products are summed, by default as the dtype's first."""
+    allowed = COMPUTES[dtype]
+    if compute is None:
+        return allowed[0]
+    if compute not in allowed:
+        raise OperandError(
+            f"compute is {compute!r} and A and B are {dtype}: choose {_either(allowed)}"
+        )
+    return compute
+
+
+def self_overlaps(t: torch.Tensor) -> bool:
+    """Whether two elements share an address: exact for two dimensions, else never a false no."""
+    dims = [(s, n) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]
+    if t.numel() <= 1:
+        return False
+    if any(s == 0 for s, _ in dims):
+        return True
+    if len(dims) == 2:
+        (s0, n0), (s1, n1) = dims
+        # i * s0 == j * s1 has its least solution at i = s1 / g, j = s0 / g.
+        g = math.gcd(s0, s1)
+        return s1 // g < n0 and s0 // g < n1
+    reach = 0
+    for stride, size in sorted(dims):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two views may share a byte.
+
+    Exact for views that are disjoint as ranges, and for two windows of columns of one row-major
+    buffer (or of rows of a column-major one), with any leading dimensions; any other interleaving
+    counts as overlap.
+    """
+    if x.numel() == 0 or y.numel() == 0:
+        return False
+    (x0, x1), (y0, y1) = span(x), span(y)
+    if x1 <= y0 or y1 <= x0:
+        return False
+    x_dims, y_dims = _merged(x), _merged(y)
+    for pitch, size in x_dims:
+        for y_pitch, y_size in y_dims:
+            if pitch != y_pitch or pitch == 0:
+                continue
+            x_width = x1 - x0 - pitch * (size - 1)
+            y_width = y1 - y0 - pitch * (y_size - 1)
+            gap = (y0 - x0) % pitch
+            if gap >= x_width and gap + y_width <= pitch:
+                return False
+    return True
+
+
+def span(t: torch.Tensor) -> tuple[int, int]:
+    """The bytes between the first element and the end of the last: (start, end)."""
+    start = t.data_ptr()
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return start, start + (last + 1) * t.itemsize
+
+
+def _merged(t: torch.Tensor) -> list[tuple[int, int]]:
+    """(stride in bytes, size) of the dimensions, those merged that step as one."""
+    merged: list[tuple[int, int]] = []
+    for stride, size in sorted(
+        (s * t.itemsize, n) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1
+    ):
+        if merged and merged[-1][0] * merged[-1][1] == stride:
+            merged[-1] = (merged[-1][0], merged[-1][1] * size)
+        else:
+            merged.append((stride, size))
+    return merged
+
+
+def one_batch_dimension(batch: tuple[int, ...], *tensors: torch.Tensor | None) -> bool:
+    """Whether the leading dimensions of every tensor step as one, with one stride."""
+    return all(t is None or _batch_stride(batch, t) is not None for t in tensors)
+
+
+def _batch_stride(batch: tuple[int, ...], t: torch.Tensor) -> int | None:
+    """The stride that walks the leading dimensions as one; None where there is none."""
+    stride: int | None = None
+    reach = 0
+    for size, step in zip(reversed(batch), reversed(t.stride()[: len(batch)]), strict=True):
+        if size == 1:
+            continue
+        if stride is None:
+            stride, reach = step, step * size
+        elif step != reach:
+            return None
+        else:
+            reach *= size
+    return stride or 0
+
+
+def as_one_batch(batch: tuple[int, ...], t: torch.Tensor) -> torch.Tensor:
+    """The view [batch, rows, columns] of a tensor whose leading dimensions step as one."""
+    stride = _batch_stride(batch, t)
+    assert stride is not None
+    return t.as_strided((math.prod(batch), *t.shape[-2:]), (stride, *t.stride()[-2:]))
