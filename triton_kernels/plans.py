@@ -59,6 +59,7 @@ def kind(dtype_in: str, compute: str) -> str:
         return "float8" if compute == "fast" else "float8_promoted"
     return dtype_in if compute == "int32" else compute
 
+
 TMA_RUNGS = ("descriptor", "warp_specialized")
 """They compute a column-major C as its transpose."""
 
@@ -303,7 +304,6 @@ def refuse_warp_specialized(problem: Any) -> str | None:
     if problem.capability is not None and problem.capability >= (10, 0):
         here = "{}.{}".format(*problem.capability)
         return (
-            f"wgmma exists on compute capability 9.0 alone and this GPU has {here}: "
-            "take descriptor"
+            f"wgmma exists on compute capability 9.0 alone and this GPU has {here}: take descriptor"
         )
     return refuse_descriptor(problem)
