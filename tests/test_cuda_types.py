@@ -76,7 +76,7 @@ def run(name, a, b, dtype_out, fusion, c=None):
     return c
 
 
-@pytest.mark.parametrize("name, case", CASES)
+@pytest.mark.parametrize(("name", "case"), CASES)
 def test_both_checks_at_the_edges(name, case):
     dtype_in, dtype_out, compute = case
     for turn, (M, N, K) in enumerate(((1, 1, 1), (17, 33, 31), (129, 65, 9), (33, 130, 67))):
@@ -88,7 +88,7 @@ def test_both_checks_at_the_edges(name, case):
         assert verdict.ok, (M, N, K, layout, verdict.reason)
 
 
-@pytest.mark.parametrize("case, shape", SHAPED)
+@pytest.mark.parametrize(("case", "shape"), SHAPED)
 def test_every_wmma_shape_layout_and_storage_of_c(case, shape):
     dtype_in, dtype_out, compute = case
     fusion = ask(compute, mma_shape=shape)
@@ -99,7 +99,7 @@ def test_every_wmma_shape_layout_and_storage_of_c(case, shape):
         judge(a, b, run("wmma_types", a, b, dtype_out, fusion, c.mT if c_t else c), fusion)
 
 
-@pytest.mark.parametrize("name, case", CASES)
+@pytest.mark.parametrize(("name", "case"), CASES)
 def test_everything_fused_over_a_batch(name, case):
     dtype_in, dtype_out, compute = case
     batch, M, N, K = 3, 19, 37, 21
@@ -136,7 +136,7 @@ def test_scales(dtype, scales, c_t):
 
 
 @pytest.mark.parametrize("check", ["forward", "reverse", "random:7"])
-@pytest.mark.parametrize("case, shape", SHAPED)
+@pytest.mark.parametrize(("case", "shape"), SHAPED)
 def test_nothing_is_found_in_any_order(case, shape, check):
     dtype_in, dtype_out, compute = case
     a = normal(dtype_in, 2, 40, 70, transposed=check == "reverse")
@@ -151,7 +151,7 @@ def test_nothing_is_found_in_any_order(case, shape, check):
 
 
 @pytest.mark.parametrize("name", ["naive", "wmma_types"])
-@pytest.mark.parametrize("dtype, value", [("int8", -128), ("uint8", 255)])
+@pytest.mark.parametrize(("dtype", "value"), [("int8", -128), ("uint8", 255)])
 def test_integers_wrap_at_2_to_the_31(name, dtype, value):
     K = 2**31 // value**2 + 1
     a = torch.full((2, K), value, dtype=accuracy.as_dtype(dtype))
@@ -166,7 +166,7 @@ def test_integers_wrap_at_2_to_the_31(name, dtype, value):
 FLOATS = [case for case in CASES if case.values[1][1] != "int32"]
 
 
-@pytest.mark.parametrize("name, case", FLOATS)
+@pytest.mark.parametrize(("name", "case"), FLOATS)
 def test_special_values(name, case):
     dtype_in, dtype_out, compute = case
     dtype = accuracy.as_dtype(dtype_in)
@@ -188,10 +188,12 @@ def test_relu_keeps_nan_and_beta_0_never_reads_c(name):
     a[2, 2] = float("nan")
     c = torch.full((18, 17), float("nan"), dtype=torch.float16)
     run(name, a, b, "float16", ask("float32", epilogue="relu"), c)
-    assert c[2].isnan().all() and not c[:2].isnan().any() and not c[3:].isnan().any()
+    assert c[2].isnan().all()
+    assert not c[:2].isnan().any()
+    assert not c[3:].isnan().any()
 
 
-@pytest.mark.parametrize("name, case", CASES)
+@pytest.mark.parametrize(("name", "case"), CASES)
 def test_in_place_in_a_window_of_odd_offset(name, case):
     dtype_in, dtype_out, compute = case
     a = normal(dtype_in, 24, 31)[1:23, 3:30]
@@ -221,7 +223,7 @@ def test_names_of_shapes_that_wmma_does_not_have_are_refused():
 
 
 @pytest.mark.parametrize(
-    "words, more",
+    ("words", "more"),
     [("alpha=0.5 is no integer", {"alpha": 0.5}), ("no int32 result", {"epilogue": "gelu"})],
 )
 def test_integers_refuse_what_they_do_not_have(words, more):
@@ -252,7 +254,7 @@ def compiled(dtype, compute, square):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("dtype, compute, square", sorted(BUILDS))
+@pytest.mark.parametrize(("dtype", "compute", "square"), sorted(BUILDS))
 def test_each_build_holds_its_case_and_spills_nothing(dtype, compute, square):
     report = compiled(dtype, compute, square)
     assert len(report.kernels) == (4 if square else 8)

@@ -48,7 +48,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("rung, pair", PLAIN)
+@pytest.mark.parametrize(("rung", "pair"), PLAIN)
 def test_right_in_any_order_and_nothing_found(rung, pair, order):
     ran = 0
     for index, (M, N, K) in enumerate(SHAPES):
