@@ -15,6 +15,7 @@ from .limits import (
     refuse_integer_epilogues,
     refuse_tiled_copies,
     refuse_tma,
+    refuse_wgmma_types,
     refuse_wmma_loads,
     refuse_wmma_types,
     wmma_shapes,
@@ -75,6 +76,19 @@ def _typed_plan(problem: Any) -> Mapping[str, int]:
         "NUM_STAGES": constants["NUM_STAGES"],
         "GROUP_M": constants["GROUP_M"],
         **dict(mma),
+    }
+
+
+def _wgmma_types_plan(problem: Any) -> Mapping[str, int]:
+    """As Mode in csrc/wgmma_types.cu."""
+    constants = dict(_constants("wgmma_types"))
+    promote_block_n = constants.pop("PROMOTE_BLOCK_N")
+    itemsize = 4 if problem.dtype_in == "float32" else 1
+    promotes = problem.compute in ("float32", "tf32x3")
+    return {
+        **constants,
+        "BLOCK_N": promote_block_n if promotes else constants["BLOCK_N"],
+        "BLOCK_K": constants["BLOCK_K"] // itemsize,
     }
 
 
@@ -163,8 +177,26 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "wgmma_persistent",
         "blocks that stay: loads and stores under multiplies, clusters that multicast B",
         (9, 0),
-        shapes=TMA_SHAPES,
+        fuses=FUSES,
+        shapes=TMA_SHAPES + "; matrices of a batch a multiple of 8 elements apart",
         refuse=refuse_tma,
+    ),
+    _row(
+        "wgmma_types",
+        "8-bit types, tf32 and float32 as three tf32 products, split between TMA and wgmma",
+        (9, 0),
+        pairs=(
+            ("int8", "int32"),
+            ("uint8", "int32"),
+            *FP8_PAIRS,
+            ("float32", "float32", "tf32"),
+            ("float32", "float32", "tf32x3"),
+        ),
+        fuses=(*FUSES, "scales"),
+        shapes="any; an operand that is not K-major in 16-byte aligned rows is copied so first "
+        "(counted in its time); Inf under tf32x3 gives Inf or NaN",
+        refuse=refuse_wgmma_types,
+        plan=_wgmma_types_plan,
     ),
 )
 
@@ -211,7 +243,7 @@ def load(name: str) -> Callable[..., None]:
             simulate(name, a, b, c, fusion)
             return
         if by_case:
-            defines = case(a.dtype, fusion)
+            defines = case(a.dtype, fusion, a.dim() == 3)
             plain, fused = prepared.get((device, defines)) or prepare(device, defines)
         else:
             plain, fused = prepared.get(device) or prepare(device)

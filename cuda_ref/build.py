@@ -121,7 +121,9 @@ def _wanted_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tcgemm")
 
 
-def _load(name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...]) -> None:
+def _load(
+    name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...] = ()
+) -> None:
     library = _wanted_folder() / f"{symbol}.so"
     if _intact(library) and _opens(library):
         return
@@ -132,7 +134,7 @@ def _load(name: str, symbol: str, capability: tuple[int, int], defines: tuple[st
             if _intact(library) and _opens(library):
                 return
             logger.warning("the cached kernel %s is corrupt: it is compiled again", library)
-        _build(name, symbol, capability, defines, library)
+        _build(name, symbol, capability, library, defines)
 
 
 def _intact(library: Path) -> bool:
@@ -165,7 +167,11 @@ def _exclusive(path: Path) -> Iterator[None]:
 
 
 def _build(
-    name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...], library: Path
+    name: str,
+    symbol: str,
+    capability: tuple[int, int],
+    library: Path,
+    defines: tuple[str, ...] = (),
 ) -> None:
     nvcc = require_toolchain()
     # A fresh folder for each build: torch's own lock file, if its builder is killed, stays behind

@@ -49,23 +49,25 @@ def mma_tile(shape: str) -> tuple[int, int]:
     return int(m), int(n)
 
 
-def case(dtype: Any, fusion: Any) -> tuple[str, ...]:
+def case(dtype: Any, fusion: Any, batched: bool = False) -> tuple[str, ...]:
     """The compiler's flags for a build that takes one case only, of a rung that is built so.
 
-    A case is the dtype of A and B, how products are summed, and whether m and n of the WMMA tile are
-    equal. ``dtype`` is a torch.dtype.
+    A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
+    equal, and whether it is one plain product. ``dtype`` is a torch.dtype; ``batched``: of three
+    dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
-    return _flags(dtype, compute, m == n)
+    return _flags(dtype, compute, m == n, fusion is None and not batched)
 
 
 @cache
-def _flags(dtype: Any, compute: str, square: bool) -> tuple[str, ...]:
+def _flags(dtype: Any, compute: str, square: bool, plain: bool) -> tuple[str, ...]:
     return (
         f"-DTCGEMM_IN={DTYPES[str(dtype).removeprefix('torch.')]}",
         f"-DTCGEMM_COMPUTE={COMPUTES[compute]}",
         f"-DTCGEMM_SQUARE={int(square)}",
+        f"-DTCGEMM_PLAIN={int(plain)}",
     )
 
 

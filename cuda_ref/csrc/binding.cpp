@@ -4,11 +4,13 @@
 // are tcgemm_cuda::NAME(Tensor a, Tensor b, Tensor(c!) c) -> (), the plain product, which costs
 // least to call, and tcgemm_cuda::NAME.fused, which takes all that a Gemm holds. All matrices have
 // two dimensions, or all three, the first of which is the batch.
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 #include <optional>
+#include <vector>
 
 #include "gemm.cuh"
 
@@ -68,8 +70,27 @@ tcgemm::Gemm plain_gemm(const at::Tensor& a, const at::Tensor& b, const at::Tens
   return gemm;
 }
 
-void start(const tcgemm::Gemm& gemm, const at::Device& device) {
+// What one launch took from torch's allocator, given back when its kernels are in the stream: the
+// allocator hands it on to later work of the same stream only.
+struct Loans {
+  std::vector<void*> pointers;
+  ~Loans() {
+    for (void* pointer : pointers) c10::cuda::CUDACachingAllocator::raw_delete(pointer);
+  }
+};
+thread_local Loans* loans = nullptr;
+
+void* lend(size_t bytes, cudaStream_t stream) {
+  void* pointer = c10::cuda::CUDACachingAllocator::raw_alloc_with_stream(bytes, stream);
+  loans->pointers.push_back(pointer);
+  return pointer;
+}
+
+void start(tcgemm::Gemm gemm, const at::Device& device) {
   const c10::cuda::CUDAGuard guard(device);
+  Loans taken;
+  loans = &taken;
+  gemm.scratch.allocate = lend;
   const int code = tcgemm_launch(gemm, c10::cuda::getCurrentCUDAStream(device.index()));
   if (code != cudaSuccess) {
     cudaGetLastError();

@@ -347,7 +347,7 @@ def simulate(
         raise ValueError(f"no file {path}")
     order_number, seed = parse_order(order)
     observed = check or count
-    defines = case(a.dtype, fusion) if built_by_case(path) else ()
+    defines = case(a.dtype, fusion, c.dim() == 3) if built_by_case(path) else ()
     library_path = library(path, observed, defines)
     request = _Request()
     request.alpha, request.compute = 1.0, COMPUTES["float32"]
