@@ -167,4 +167,31 @@ __device__ __forceinline__ void finish_chunks(const Epilogue<Acc>& e, const Chun
   activate([](Acc x) { return relu(x); });
 }
 
+// Stores a warpgroup's values, whose corner in C is (m, n), by TMA: chunk after chunk through BUFFERS
+// x CHUNK_BYTES of shared memory at `chunks`. `barrier`: one of the warpgroup's own; its first thread
+// owns the stores, and waits for the last of them to be read before the block ends.
+template <typename Out, int BUFFERS, bool BATCHED, typename Acc, int REGISTERS>
+__device__ __forceinline__ void store_chunks(const CUtensorMap* c_map, uint32_t chunks,
+                                             uint32_t barrier, const Acc (&d)[REGISTERS], int m,
+                                             int n, int batch) {
+  const bool stores = threadIdx.x % 128 == 0;
+#pragma unroll
+  for (int i = 0; i < REGISTERS / CHUNK_REGISTERS<Out>; ++i) {
+    const uint32_t chunk = chunks + i % BUFFERS * CHUNK_BYTES;
+    // The buffer's last store has been read out before anyone writes it again.
+    if (stores) cp_async_bulk_wait_group_read<BUFFERS - 1>();
+    bar_sync(barrier, 128);
+    write_chunk<Out>(chunk, d, i * CHUNK_N<Out>);
+    fence_proxy_async();
+    bar_sync(barrier, 128);
+    if (stores) {
+      if constexpr (BATCHED)
+        tma_store_3d(c_map, chunk, n + i * CHUNK_N<Out>, m, batch);
+      else
+        tma_store_2d(c_map, chunk, n + i * CHUNK_N<Out>, m);
+      cp_async_bulk_commit_group();
+    }
+  }
+}
+
 }  // namespace tcgemm::sm90

@@ -17,8 +17,8 @@
 //            of NUM_STAGES x 48 KB; BLOCK_M x BLOCK_N of C
 // warpgroup  64 x 256 of C: wgmma 64 x 256 x 16; 128 accumulators a thread; stored in chunks of 64
 //            rows x 128 bytes, through CHUNK_BUFFERS x 8 KB
-#include "order.cuh"
 #include "wgmma_epilogue.cuh"
+#include "wgmma_schedule.cuh"
 
 namespace {
 
@@ -43,19 +43,7 @@ constexpr uint32_t SHARED_BYTES =
     NUM_STAGES * STAGE_BYTES + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES + 1024;
 static_assert(SHARED_BYTES <= 232448 - 64, "an SM gives a block 227 KB, barriers included");
 
-struct Schedule {
-  int M, N, K, cluster;  // cluster: blocks in a cluster, 1 or 2
-
-  __device__ int rows() const { return (M - 1) / (BLOCK_M * cluster) + 1; }
-  __device__ int cols() const { return (N - 1) / BLOCK_N + 1; }
-
-  // The tile that block `rank` of a cluster computes of the cluster's tile `index`.
-  __device__ Tile tile(int index, int rank) const {
-    if (cluster == 1) return grouped_tile<GROUP_M>(index, rows(), cols());
-    const Tile pair = grouped_tile<GROUP_M / 2>(index, rows(), cols());
-    return {pair.m * 2 + rank, pair.n};
-  }
-};
+using Tiles = Schedule<BLOCK_M, BLOCK_N, GROUP_M>;
 
 // What a build is for: the build system compiles one case at a time. By default it is all cases.
 template <typename In, bool PLAIN>
@@ -69,17 +57,14 @@ constexpr bool BUILT =
 
 // What the plain product does without.
 struct Plain {};
-struct Fused {
-  Epilogue<float> epilogue;
-  int batch, a_step, b_step;  // a_step, b_step: 0 where the batch shares the operand, else 1
-};
+using Fused = Epilogue<float>;
 
 template <typename In, typename Out, Major A, Major B, typename Extra>
 __global__ void __launch_bounds__(THREADS, 1)
     wgmma_persistent(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
-                     const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
-                     Schedule schedule, const __grid_constant__ Extra extra) {
+                     const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Tiles schedule,
+                     int k_tiles, const __grid_constant__ Extra extra) {
   constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * NUM_STAGES];
@@ -88,10 +73,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
-  const int k_tiles = (schedule.K - 1) / BLOCK_K + 1;
-  const int tiles_of_one = schedule.rows() * schedule.cols();
-  int tiles = tiles_of_one;
-  if constexpr (FUSED) tiles *= extra.batch;
+  const int tiles = schedule.tiles();
+  int m, n, z;
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < NUM_STAGES; ++stage) {
@@ -118,18 +101,16 @@ __global__ void __launch_bounds__(THREADS, 1)
       prefetch_tensormap(&b_map);
       uint32_t stage = 0, phase = 0;
       for (int index = first; index < tiles; index += step) {
-        const int z = FUSED ? index / tiles_of_one : 0;
-        const Tile tile = schedule.tile(index - z * tiles_of_one, rank);
-        const int m = tile.m * BLOCK_M, n = tile.n * BLOCK_N;
-        int a_z = 0, b_z = 0;
-        if constexpr (FUSED) a_z = z * extra.a_step, b_z = z * extra.b_step;
+        schedule.template locate<FUSED>(index, rank, &m, &n, &z);
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
           mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
-          load_tile<A, BLOCK_M, FUSED>(a_tile, &a_map, barrier, m, k_tile * BLOCK_K, a_z);
+          load_tile<A, BLOCK_M, FUSED>(a_tile, &a_map, barrier, m, k_tile * BLOCK_K,
+                                      z * schedule.a_step);
           load_tile_multicast<B, BLOCK_N, FUSED>(a_tile + A_BYTES, &b_map, barrier, n,
-                                                 k_tile * BLOCK_K, rank, cluster, b_z);
+                                                 k_tile * BLOCK_K, rank, cluster,
+                                                 z * schedule.b_step);
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
         }
       }
@@ -147,9 +128,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     float d[BLOCK_N / 2];
     uint32_t stage = 0, phase = 0;
     for (int index = first; index < tiles; index += step) {
-      const int z = FUSED ? index / tiles_of_one : 0;
-      const Tile tile = schedule.tile(index - z * tiles_of_one, rank);
-      const int m = tile.m * BLOCK_M + consumer * 64, n = tile.n * BLOCK_N;
+      schedule.template locate<FUSED>(index, rank, &m, &n, &z);
+      m += consumer * 64;
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         mbarrier_try_wait_parity(full + 8 * stage, phase);
         const uint32_t offset = stage * (STAGE_BYTES >> 4);
@@ -167,34 +147,18 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
       }
       ChunkOfCIn<Out> c_in;
-      if constexpr (FUSED) c_in.load(extra.epilogue, m, n, schedule.M, schedule.N, z);
+      if constexpr (FUSED) c_in.load(extra, m, n, schedule.M, schedule.N, z);
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
 
       if constexpr (FUSED)
-        finish_chunks<Out>(extra.epilogue, c_in, d, m, n, schedule.M, schedule.N, z);
+        finish_chunks<Out>(extra, c_in, d, m, n, schedule.M, schedule.N, z);
       if (plain.data != nullptr) {
         store_accumulators<Out>(plain.at(z, sizeof(Out)), d, m, n, schedule.M, schedule.N);
         continue;
       }
-#pragma unroll
-      for (int i = 0; i < BLOCK_N / CHUNK_N<Out>; ++i) {
-        const uint32_t chunk = chunks + i % CHUNK_BUFFERS * CHUNK_BYTES;
-        // The buffer's last store has been read out before anyone writes it again.
-        if (stores) cp_async_bulk_wait_group_read<CHUNK_BUFFERS - 1>();
-        bar_sync(1 + consumer, 128);
-        write_chunk<Out>(chunk, d, i * CHUNK_N<Out>);
-        fence_proxy_async();
-        bar_sync(1 + consumer, 128);
-        if (stores) {
-          if constexpr (FUSED)
-            tma_store_3d(&c_map, chunk, n + i * CHUNK_N<Out>, m, z);
-          else
-            tma_store_2d(&c_map, chunk, n + i * CHUNK_N<Out>, m);
-          cp_async_bulk_commit_group();
-        }
-      }
+store_chunks<Out, CHUNK_BUFFERS, FUSED>(&c_map, chunks, 1 + consumer, d, m, n, z);
     }
     if (stores) cp_async_bulk_wait_group_read<0>();
   }
@@ -205,36 +169,27 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
 }
 
-// `batch`: 0 for the plain product, whose tensor maps have two dimensions.
 template <typename Extra>
-int launch_extra(const Gemm& gemm, int64_t batch, const Extra& extra, cudaStream_t stream) {
+int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
+  constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
+  const int64_t batch = PLAIN ? 0 : gemm.batch;  // 0: tensor maps of two dimensions
   CUtensorMap a_map, b_map, c_map{};
   Major a_major, b_major;
-  int sms = 0;
+  Tiles schedule;
+  unsigned clusters;
   int error = operand_map(gemm.a, false, gemm.in, BLOCK_M, &a_map, &a_major, batch);
   if (error == cudaSuccess)
     error = operand_map(gemm.b, true, gemm.in, BOX_ROWS<Major::K>, &b_map, &b_major, batch);
-  if (error == cudaSuccess) error = multiprocessors(&sms);
+  if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
   const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, batch);
-
-  Schedule schedule{static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols),
-                    static_cast<int>(gemm.a.cols), 1};
-  const int64_t tiles_m = ceil_div(schedule.M, BLOCK_M), tiles_n = ceil_div(schedule.N, BLOCK_N);
-  if (tiles_m * tiles_n > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
-  if (MAX_CLUSTER > 1 && tiles_m * tiles_n * gemm.batch > 4 * sms &&
-      (tiles_m % 2 == 0 || tiles_m > 16))
-    schedule.cluster = 2;
-  // Clusters beyond what the last round needs would wait at its end, and draw power.
-  const int64_t tiles = ceil_div(tiles_m, schedule.cluster) * tiles_n * gemm.batch;
-  const int64_t rounds = ceil_div(tiles, sms / schedule.cluster);
+  const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
   return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
     using In = decltype(in);
-    if constexpr (BUILT<In, std::is_same_v<Extra, Plain>>)
-      return launch_clusters(wgmma_persistent<In, decltype(out), a, b, Extra>,
-                             static_cast<unsigned>(ceil_div(tiles, rounds)), schedule.cluster,
-                             dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
-                             schedule, extra);
+    if constexpr (BUILT<In, PLAIN>)
+      return launch_clusters(wgmma_persistent<In, decltype(out), a, b, Extra>, clusters,
+                             schedule.cluster, dim3(THREADS), SHARED_BYTES, stream, a_map, b_map,
+                             c_map, plain, schedule, k_tiles, extra);
     return static_cast<int>(cudaErrorNotSupported);
   });
 }
@@ -243,8 +198,6 @@ int launch_extra(const Gemm& gemm, int64_t batch, const Extra& extra, cudaStream
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
-  if (is_plain(gemm) && gemm.batch == 1) return launch_extra(gemm, 0, Plain{}, stream);
-  const Fused fused{epilogue_of<float>(gemm), static_cast<int>(gemm.batch),
-                    gemm.a.batch_stride != 0, gemm.b.batch_stride != 0};
-  return launch_extra(gemm, gemm.batch, fused, stream);
+  if (is_plain(gemm) && gemm.batch == 1) return launch_extra(gemm, Plain{}, stream);
+  return launch_extra(gemm, epilogue_of<float>(gemm), stream);
 }

@@ -15,10 +15,11 @@
 // block      one producer and CONSUMERS consumer warpgroups; BLOCK_M x BLOCK_N of C, BLOCK_N 256,
 //            or PROMOTE_BLOCK_N where a second set of accumulators holds the promoted sums
 // warpgroup  64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 32 bytes; stored in chunks of 64 rows x 128 bytes
-#include "order.cuh"
 #include "pack.cuh"
+#include "split.cuh"
 #include "wgmma_epilogue.cuh"
 #include "wgmma_kmajor.cuh"
+#include "wgmma_schedule.cuh"
 
 // What a build is for: the build system compiles one case at a time. By default it is all cases.
 #ifdef TCGEMM_IN
@@ -58,41 +59,16 @@ struct Mode {
   static constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K, LOADED_BYTES = A_BYTES + N * BLOCK_K;
   static constexpr uint32_t STAGE_BYTES = LOADED_BYTES * (PRODUCTS == 3 ? 2 : 1);
   static constexpr uint32_t NUM_STAGES = RING_BYTES / STAGE_BYTES;
+  using Tiles = Schedule<BLOCK_M, N, GROUP_M>;
   static constexpr int PRODUCER_REGISTERS = PRODUCTS == 3 ? 72 : 40;
   static constexpr int CONSUMER_REGISTERS = PRODUCTS == 3 ? 216 : 232;
 };
 
-struct Schedule {
-  int M, N, k_tiles, cluster, block_n;
-  int batch, a_step, b_step;  // a_step, b_step: 0 where the batch shares the operand, else 1
-
-  __device__ int rows() const { return (M - 1) / (BLOCK_M * cluster) + 1; }
-  __device__ int cols() const { return (N - 1) / block_n + 1; }
-
-  // The corner of the tile that block `rank` of a cluster computes of the cluster's tile `index`,
-  // and its matrix of the batch.
-  __device__ void locate(int index, int rank, int* m, int* n, int* z) const {
-    const int of_one = rows() * cols();
-    *z = index / of_one;
-    const Tile tile = cluster == 1
-                          ? grouped_tile<GROUP_M>(index - *z * of_one, rows(), cols())
-                          : grouped_tile<GROUP_M / 2>(index - *z * of_one, rows(), cols());
-    *m = (tile.m * cluster + rank) * BLOCK_M;
-    *n = tile.n * block_n;
-  }
-};
-
-// What is left of float32 numbers after the 11 leading bits of each, rounded to nearest as cvt.rna
-// does once the hardware drops the lower 13 bits. Nothing is left of Inf and NaN.
-__device__ __forceinline__ uint32_t low_part(uint32_t x) {
-  const float lo = __uint_as_float(x) - __uint_as_float(x & 0xffffe000);
-  return (x & 0x7f800000) == 0x7f800000 ? 0 : __float_as_uint(lo) + 0x1000;
-}
-
 template <typename Mode, typename Out>
 __global__ void __launch_bounds__(THREADS, 1)
     wgmma_types(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-                const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Schedule schedule,
+                const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
+                typename Mode::Tiles schedule, int k_tiles,
                 const __grid_constant__ Epilogue<typename Mode::Acc> epilogue) {
   using Acc = typename Mode::Acc;
   constexpr uint32_t NUM_STAGES = Mode::NUM_STAGES, STAGE_BYTES = Mode::STAGE_BYTES;
@@ -105,8 +81,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
-  const int tiles = schedule.rows() * schedule.cols() * schedule.batch;
-  const int k_tiles = schedule.k_tiles;
+  const int tiles = schedule.tiles();
 
   if (threadIdx.x == 0) {
     for (uint32_t stage = 0; stage < NUM_STAGES; ++stage) {
@@ -137,7 +112,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       prefetch_tensormap(&a_map);
       prefetch_tensormap(&b_map);
       for (int index = first; index < tiles; index += step) {
-        schedule.locate(index, rank, &m, &n, &z);
+        schedule.template locate<true>(index, rank, &m, &n, &z);
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile, advance()) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, tile = ring + stage * STAGE_BYTES;
@@ -149,24 +124,11 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
       }
     } else if (SPLIT && warp > 0) {
-      constexpr uint32_t UNITS = Mode::LOADED_BYTES / 16, BATCH = 4;
       for (int index = first; index < tiles; index += step) {
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile, advance()) {
           mbarrier_try_wait_parity(full + 8 * stage, phase);
-          const uint32_t tile = ring + stage * STAGE_BYTES;
-          for (uint32_t unit = threadIdx.x - 32; unit < UNITS; unit += BATCH * 32 * SPLITTERS) {
-            uint4 x[BATCH];
-#pragma unroll
-            for (uint32_t i = 0; i < BATCH; ++i)
-              if (unit + i * 32 * SPLITTERS < UNITS)
-                x[i] = ld_shared_v4(tile + (unit + i * 32 * SPLITTERS) * 16);
-#pragma unroll
-            for (uint32_t i = 0; i < BATCH; ++i)
-              if (unit + i * 32 * SPLITTERS < UNITS)
-                st_shared_v4(tile + Mode::LOADED_BYTES + (unit + i * 32 * SPLITTERS) * 16,
-                             make_uint4(low_part(x[i].x), low_part(x[i].y), low_part(x[i].z),
-                                        low_part(x[i].w)));
-          }
+          split_float32<Mode::LOADED_BYTES, 32 * SPLITTERS>(ring + stage * STAGE_BYTES,
+                                                            threadIdx.x - 32);
           fence_proxy_async();
           __syncwarp();
           if (lane == 0) mbarrier_arrive(split + 8 * stage);
@@ -186,7 +148,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     };
     Acc d[Mode::N / 2], sums[Mode::PROMOTE ? Mode::N / 2 : 1];
     for (int index = first; index < tiles; index += step) {
-      schedule.locate(index, rank, &m, &n, &z);
+      schedule.template locate<true>(index, rank, &m, &n, &z);
       m += consumer * 64;
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile, advance()) {
         mbarrier_try_wait_parity(full + 8 * stage, phase);
@@ -226,23 +188,10 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
       const auto store = [&](auto& values) {
         finish_chunks<Out>(epilogue, c_in, values, m, n, schedule.M, schedule.N, z);
-        if (plain.data != nullptr) {
+        if (plain.data != nullptr)
           store_accumulators<Out>(plain.at(z, sizeof(Out)), values, m, n, schedule.M, schedule.N);
-          return;
-        }
-#pragma unroll
-        for (int i = 0; i < Mode::N / CHUNK_N<Out>; ++i) {
-          const uint32_t chunk = chunks + i % CHUNK_BUFFERS * CHUNK_BYTES;
-          if (stores) cp_async_bulk_wait_group_read<CHUNK_BUFFERS - 1>();
-          bar_sync(1 + consumer, 128);
-          write_chunk<Out>(chunk, values, i * CHUNK_N<Out>);
-          fence_proxy_async();
-          bar_sync(1 + consumer, 128);
-          if (stores) {
-            tma_store_3d(&c_map, chunk, n + i * CHUNK_N<Out>, m, z);
-            cp_async_bulk_commit_group();
-          }
-        }
+        else
+          store_chunks<Out, CHUNK_BUFFERS, true>(&c_map, chunks, 1 + consumer, values, m, n, z);
       };
       if constexpr (Mode::PROMOTE) store(sums);
       else store(d);
@@ -255,52 +204,22 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
 }
 
-// The tensor map of an operand, of a packed copy where TMA cannot read it K-major where it is.
-template <typename Mode>
-int kmajor_map(Matrix matrix, bool rows_are_k, const Gemm& gemm, uint32_t box_rows,
-               cudaStream_t stream, CUtensorMap* map) {
-  constexpr bool ROUNDS = Mode::MMA == Mma::tf32 && Mode::PRODUCTS == 1;
-  using Word = std::conditional_t<Mode::ITEM == 4, uint32_t, uint8_t>;
-  const auto encode = [&] {
-    return tensor_map(matrix, rows_are_k, gemm.in, BLOCK_K / Mode::ITEM, box_rows, map, gemm.batch,
-                      ROUNDS);
-  };
-  int error = encode();
-  if (error != cudaErrorInvalidValue) return error;
-  error = pack_operand<Word>(matrix, rows_are_k, gemm.batch, gemm.scratch, stream);
-  return error == cudaSuccess ? encode() : error;
-}
-
 template <typename Mode, typename Out>
 int launch_mode(const Gemm& gemm, cudaStream_t stream) {
   CUtensorMap a_map, b_map, c_map{};
-  int sms = 0;
-  int error = kmajor_map<Mode>(gemm.a, false, gemm, BLOCK_M, stream, &a_map);
+  typename Mode::Tiles schedule;
+  unsigned clusters;
+  constexpr bool ROUNDS = Mode::MMA == Mma::tf32 && Mode::PRODUCTS == 1;
+  int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, BLOCK_M, ROUNDS, stream, &a_map);
   if (error == cudaSuccess)
-    error = kmajor_map<Mode>(gemm.b, true, gemm, Mode::N / 2, stream, &b_map);
-  if (error == cudaSuccess) error = multiprocessors(&sms);
+    error = kmajor_map(gemm, gemm.b, true, BLOCK_K, Mode::N / 2, ROUNDS, stream, &b_map);
+  if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
   const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, gemm.batch);
-
-  const int64_t tiles_m = ceil_div(gemm.c.rows, BLOCK_M), tiles_n = ceil_div(gemm.c.cols, Mode::N);
-  if (tiles_m * tiles_n > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
-  const int cluster = MAX_CLUSTER > 1 && tiles_m * tiles_n * gemm.batch > 4 * sms &&
-                              (tiles_m % 2 == 0 || tiles_m > 16)
-                          ? 2
-                          : 1;
-  const Schedule schedule{static_cast<int>(gemm.c.rows),
-                          static_cast<int>(gemm.c.cols),
-                          static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K / Mode::ITEM)),
-                          cluster,
-                          Mode::N,
-                          static_cast<int>(gemm.batch),
-                          gemm.a.batch_stride != 0,
-                          gemm.b.batch_stride != 0};
-  const int64_t tiles = ceil_div(tiles_m, cluster) * tiles_n * gemm.batch;
-  const int64_t rounds = ceil_div(tiles, sms / cluster);
-  return launch_clusters(wgmma_types<Mode, Out>, static_cast<unsigned>(ceil_div(tiles, rounds)),
-                         cluster, dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
-                         schedule, epilogue_of<typename Mode::Acc>(gemm));
+  const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K / Mode::ITEM));
+  return launch_clusters(wgmma_types<Mode, Out>, clusters, schedule.cluster, dim3(THREADS),
+                         SHARED_BYTES, stream, a_map, b_map, c_map, plain, schedule, k_tiles,
+                         epilogue_of<typename Mode::Acc>(gemm));
 }
 
 // The case of IN and COMPUTE, where this build has it.
