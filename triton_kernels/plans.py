@@ -46,6 +46,9 @@ ITEMSIZE = {
     "float8_e5m2": 1,
 }
 
+OF_MMA_SYNC = ((8, 0), (8, 6), (8, 7), (8, 9), (12, 0))
+"""Capabilities whose tensor cores take operands from registers, where rounding costs no detour."""
+
 THROUGH_REGISTERS = {"tf32": 1, "tf32x3": 2, "uint8": 1, "ieee": 0, "float64": 0}
 """Kinds whose blocks pass through registers, and copies of B's that go back to shared memory. The
 slot of the step at work is free by then: they need one less."""
@@ -69,12 +72,12 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """Keyword arguments of the rung's ``run`` for a problem (M, N, K, dtypes, strides, device)."""
     if kernel in TMA_RUNGS and _column_major(problem):
         problem = _transposed(problem)
+    name = kind(problem.dtype_in, problem.compute)
     if problem.device == "cpu":
-        return _interpreter(kernel, problem)
+        return {**_interpreter(kernel, problem), **_preparation(name, problem)}
     capability = problem.capability or (9, 0)
     gpu, limit = _gpu() if problem.device == "cuda" else ("", 0)
     architecture = "sm90" if capability >= (9, 0) else "sm80"
-    name = kind(problem.dtype_in, problem.compute)
     rows = _rows(gpu, kernel, name) or _rows(architecture, kernel, name)
     if rows is None:
         raise ValueError(f"configs-{architecture}.json has no rows of {kernel} for {name}")
@@ -82,8 +85,18 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     if kernel == "descriptor" and problem.beta:
         # Flattened, the next tile's loads hold the memory through which C_in passes.
         config["FLATTEN"] = 0
+    config |= _preparation(name, problem)
     limit = limit or SHARED_BYTES.get(capability, 101_376)
     return fit(kernel, config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
+
+
+def _preparation(name: str, problem: Any) -> dict[str, int]:
+    """PREPARE=1 where A and B are copied first (see prepared.py): 8-bit ones that do not lie with K
+    contiguous, and tf32 ones in products large enough."""
+    if name in ("int8", "uint8", "float8", "float8_promoted"):
+        return {} if problem.a_strides[1] == problem.b_strides[0] == 1 else {"PREPARE": 1}
+    large = min(problem.M, problem.N) >= 256 and problem.capability not in OF_MMA_SYNC
+    return {"PREPARE": 1} if name == "tf32" and large else {}
 
 
 def _rows(table: str, kernel: str, name: str) -> list[dict[str, Any]] | None:
@@ -158,7 +171,7 @@ def shared_bytes(
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     slots, copies = config.get("NUM_STAGES", 1), 0
     name = kind(dtype_in, compute)
-    if name in THROUGH_REGISTERS:
+    if name in THROUGH_REGISTERS and not (name == "tf32" and config.get("PREPARE")):
         slots, copies = max(slots - 1, 1), THROUGH_REGISTERS[name]
     stages = (slots * (m + n) + copies * n) * k * ITEMSIZE[dtype_in]
     if kernel == "descriptor":
@@ -275,6 +288,12 @@ def refuse_descriptor(problem: Any) -> str | None:
         reason = why_not_tma(name, shape, strides, alignment, ITEMSIZE[dtype])
         if reason:
             return reason
+    width, size = (M if _column_major(problem) else N), ITEMSIZE[problem.dtype_out]
+    if width * size % UNIT:
+        return (
+            f"C has rows of {width} elements, {width * size} bytes in storage order, and TMA "
+            f"stores {UNIT} bytes at a time: it would write past the end of each"
+        )
     if problem.batch > 1:
         dtypes = (problem.dtype_in, problem.dtype_in, problem.dtype_out)
         for name, stride, dtype in zip("ABC", problem.batch_strides, dtypes, strict=True):
