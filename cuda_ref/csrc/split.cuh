@@ -6,10 +6,10 @@
 namespace tcgemm::sm90 {
 
 // lo, for a hi that is x itself, whose lower 13 bits the tensor cores ignore; of lo they ignore them
-// too, so that the 0x1000 rounds to nearest as cvt.rna does. Nothing is left of Inf and NaN.
+// too, so that the 0x1000 rounds to nearest as cvt.rna does. Of Inf and NaN the difference is the NaN
+// 0x7FFFFFFF, which becomes -0.
 __device__ __forceinline__ uint32_t low_part(uint32_t x) {
-  const float lo = __uint_as_float(x) - __uint_as_float(x & 0xffffe000);
-  return (x & 0x7f800000) == 0x7f800000 ? 0 : __float_as_uint(lo) + 0x1000;
+  return __float_as_uint(__uint_as_float(x) - __uint_as_float(x & 0xffffe000)) + 0x1000;
 }
 
 // Writes the low parts of BYTES of shared memory at `tile` behind them, by THREADS threads of which

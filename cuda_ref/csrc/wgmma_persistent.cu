@@ -146,19 +146,23 @@ __global__ void __launch_bounds__(THREADS, 1)
           mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
         if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
       }
-      ChunkOfCIn<Out> c_in;
-      if constexpr (FUSED) c_in.load(extra, m, n, schedule.M, schedule.N, z);
+      RowTerms<Out, float> rows;
+      Ahead<Out> ahead;
+      if constexpr (FUSED) {
+        rows.load(extra, m, n, BLOCK_N, schedule.M, schedule.N);
+        ahead.load(extra, rows, m, n, schedule.M, schedule.N, z);
+      }
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
 
       if constexpr (FUSED)
-        finish_chunks<Out>(extra, c_in, d, m, n, schedule.M, schedule.N, z);
+        finish_chunks(extra, rows, ahead, d, m, n, schedule.M, schedule.N, z);
       if (plain.data != nullptr) {
         store_accumulators<Out>(plain.at(z, sizeof(Out)), d, m, n, schedule.M, schedule.N);
         continue;
       }
-store_chunks<Out, CHUNK_BUFFERS, FUSED>(&c_map, chunks, 1 + consumer, d, m, n, z);
+      store_chunks<Out, CHUNK_BUFFERS, FUSED>(&c_map, chunks, 1 + consumer, d, m, n, z);
     }
     if (stores) cp_async_bulk_wait_group_read<0>();
   }

@@ -40,6 +40,9 @@ constexpr int BLOCK_K = 128;  // bytes
 constexpr int GROUP_M = 16;
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = 128 * (1 + CONSUMERS);
+// 168 registers a thread at launch: 128 * (40 + 2 * 232) = 384 * 168.
+constexpr int PRODUCER_REGISTERS = 40;
+constexpr int CONSUMER_REGISTERS = 232;
 constexpr int SPLITTERS = 3;  // warps
 constexpr int CHUNK_BUFFERS = 2;
 constexpr uint32_t RING_BYTES = 192 * 1024;
@@ -60,8 +63,6 @@ struct Mode {
   static constexpr uint32_t STAGE_BYTES = LOADED_BYTES * (PRODUCTS == 3 ? 2 : 1);
   static constexpr uint32_t NUM_STAGES = RING_BYTES / STAGE_BYTES;
   using Tiles = Schedule<BLOCK_M, N, GROUP_M>;
-  static constexpr int PRODUCER_REGISTERS = PRODUCTS == 3 ? 72 : 40;
-  static constexpr int CONSUMER_REGISTERS = PRODUCTS == 3 ? 216 : 232;
 };
 
 template <typename Mode, typename Out>
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
   };
   if (warp < 4) {
-    setmaxnreg_dec<Mode::PRODUCER_REGISTERS>();
+    setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (threadIdx.x == 0) {
       prefetch_tensormap(&a_map);
       prefetch_tensormap(&b_map);
@@ -137,64 +138,97 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
   } else {
-    setmaxnreg_inc<Mode::CONSUMER_REGISTERS>();
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
     const int consumer = warp / 4 - 1;
     const bool stores = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
     const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + Mode::A_BYTES);
     const uint32_t chunks = ring + RING_BYTES + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
-    const auto release = [&](uint32_t stage) {
-      if (lane < cluster) mbarrier_arrive_cluster(empty + 8 * stage, lane);
+    // Two sets of accumulators where they are promoted: while one is added, the other is multiplied.
+    Acc d[Mode::PROMOTE ? 2 : 1][Mode::N / 2], sums[Mode::PROMOTE ? Mode::N / 2 : 1];
+    const auto multiply = [&](Acc(&d)[Mode::N / 2], bool more) {
+      mbarrier_try_wait_parity(full + 8 * stage, phase);
+      if constexpr (SPLIT) mbarrier_try_wait_parity(split + 8 * stage, phase);
+      constexpr uint64_t PER_MMA_K = DESCRIPTOR_PER_MMA_K<Major::K>;
+      constexpr uint64_t LOW = Mode::LOADED_BYTES >> 4;
+      const uint64_t a = a_desc + stage * (STAGE_BYTES >> 4);
+      const uint64_t b = b_desc + stage * (STAGE_BYTES >> 4);
+      wgmma_fence();
+      if constexpr (SPLIT) {  // the small products first: fewer large sums to truncate
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          wgmma_kmajor<Mode::MMA>(d, a + LOW + k * PER_MMA_K, b + k * PER_MMA_K, k > 0);
+          wgmma_kmajor<Mode::MMA>(d, a + k * PER_MMA_K, b + LOW + k * PER_MMA_K, true);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma_kmajor<Mode::MMA>(d, a + k * PER_MMA_K, b + k * PER_MMA_K, SPLIT || more || k > 0);
+      wgmma_commit_group();
+      advance();
     };
-    Acc d[Mode::N / 2], sums[Mode::PROMOTE ? Mode::N / 2 : 1];
+    // Gives back the stage that was read `ago` K tiles before the next one.
+    const auto release = [&](uint32_t ago) {
+      const uint32_t at = stage < ago ? stage + NUM_STAGES - ago : stage - ago;
+      if (lane < cluster) mbarrier_arrive_cluster(empty + 8 * at, lane);
+    };
     for (int index = first; index < tiles; index += step) {
       schedule.template locate<true>(index, rank, &m, &n, &z);
       m += consumer * 64;
-      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, advance()) {
-        mbarrier_try_wait_parity(full + 8 * stage, phase);
-        if constexpr (SPLIT) mbarrier_try_wait_parity(split + 8 * stage, phase);
-        constexpr uint64_t PER_MMA_K = DESCRIPTOR_PER_MMA_K<Major::K>;
-        constexpr uint64_t LOW = Mode::LOADED_BYTES >> 4;
-        const uint64_t a = a_desc + stage * (STAGE_BYTES >> 4);
-        const uint64_t b = b_desc + stage * (STAGE_BYTES >> 4);
-        const bool more = !Mode::PROMOTE && k_tile > 0;
-        wgmma_fence();
-        if constexpr (SPLIT) {  // the small products first: fewer large sums to truncate
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            wgmma_kmajor<Mode::MMA>(d, a + LOW + k * PER_MMA_K, b + k * PER_MMA_K, k > 0);
-            wgmma_kmajor<Mode::MMA>(d, a + k * PER_MMA_K, b + LOW + k * PER_MMA_K, true);
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          wgmma_kmajor<Mode::MMA>(d, a + k * PER_MMA_K, b + k * PER_MMA_K, SPLIT || more || k > 0);
-        wgmma_commit_group();
-        if constexpr (Mode::PROMOTE) {
-          wgmma_wait_group<0>();
-          release(stage);
-#pragma unroll
-          for (int i = 0; i < Mode::N / 2; ++i) sums[i] = k_tile > 0 ? sums[i] + d[i] : d[i];
-        } else {
-          wgmma_wait_group<1>();
-          if (k_tile > 0) release(stage == 0 ? NUM_STAGES - 1 : stage - 1);
-        }
-      }
-      ChunkOfCIn<Out> c_in;
-      c_in.load(epilogue, m, n, schedule.M, schedule.N, z);
-      if constexpr (!Mode::PROMOTE) {
-        wgmma_wait_group<0>();
-        release(stage == 0 ? NUM_STAGES - 1 : stage - 1);
-      }
-      const auto store = [&](auto& values) {
-        finish_chunks<Out>(epilogue, c_in, values, m, n, schedule.M, schedule.N, z);
+      RowTerms<Out, Acc> rows;
+      Ahead<Out> ahead;
+      const auto finish = [&](auto& values) {
+        finish_chunks(epilogue, rows, ahead, values, m, n, schedule.M, schedule.N, z);
         if (plain.data != nullptr)
           store_accumulators<Out>(plain.at(z, sizeof(Out)), values, m, n, schedule.M, schedule.N);
         else
           store_chunks<Out, CHUNK_BUFFERS, true>(&c_map, chunks, 1 + consumer, values, m, n, z);
       };
-      if constexpr (Mode::PROMOTE) store(sums);
-      else store(d);
+      if constexpr (!Mode::PROMOTE) {
+        for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+          multiply(d[0], k_tile > 0);
+          // One group stays in flight; the one before has read its stage, which goes back.
+          wgmma_wait_group<1>();
+          if (k_tile > 0) release(2);
+        }
+        rows.load(epilogue, m, n, Mode::N, schedule.M, schedule.N);
+        ahead.load(epilogue, rows, m, n, schedule.M, schedule.N, z);
+        wgmma_wait_group<0>();
+        release(1);
+        finish(d[0]);
+      } else {
+        const auto add = [&](const Acc(&d)[Mode::N / 2]) {
+#pragma unroll
+          for (int i = 0; i < Mode::N / 2; ++i) sums[i] += d[i];
+        };
+#pragma unroll
+        for (int i = 0; i < Mode::N / 2; ++i) sums[i] = 0;
+        const auto step_over = [&](auto& next, const auto& last) {
+          multiply(next, false);
+          wgmma_wait_group<1>();
+          release(2);
+          add(last);
+        };
+        multiply(d[0], false);
+        int k_tile = 1;
+        for (; k_tile + 1 < k_tiles; k_tile += 2) {
+          step_over(d[1], d[0]);
+          step_over(d[0], d[1]);
+        }
+        if constexpr (!SPLIT) rows.load(epilogue, m, n, Mode::N, schedule.M, schedule.N);
+        if (k_tile < k_tiles) {
+          step_over(d[1], d[0]);
+          wgmma_wait_group<0>();
+          add(d[1]);
+        } else {
+          wgmma_wait_group<0>();
+          add(d[0]);
+        }
+        release(1);
+        if constexpr (SPLIT) rows.load(epilogue, m, n, Mode::N, schedule.M, schedule.N);
+        ahead.load(epilogue, rows, m, n, schedule.M, schedule.N, z);
+        finish(sums);
+      }
     }
     if (stores) cp_async_bulk_wait_group_read<0>();
   }
