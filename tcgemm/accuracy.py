@@ -194,7 +194,11 @@ class _Region:
             slack = slack * STEEPEST[fusion.epilogue]
             if fusion.epilogue != "relu":
                 slack = slack + _rounding(OF_THE_EPILOGUE, fusion) * exact.abs()
+            limits = exact == -torch.inf
             exact = FUNCTIONS[fusion.epilogue](exact)
+            if fusion.epilogue != "relu":
+                # Their limit is 0, which floating-point arithmetic may miss: see _worst_ratio.
+                slack = torch.where(limits, OF_THE_EPILOGUE, slack)
         return _Region(self.dim, self.index, exact, slack)
 
 
@@ -501,10 +505,12 @@ def _worst_ratio(c: torch.Tensor, exact: torch.Tensor, slack: torch.Tensor) -> f
     c = c.double()
     bound = slack + UNIT_ROUNDOFF[dtype] * exact.abs() + HALF_LEAST_SUBNORMAL[dtype]
     ratio = ((c - exact).abs() / bound).masked_fill(c == exact, 0.0)
+    # NaN with a finite slack stands for the limit of an epilogue at minus infinity.
+    near_limit = exact.isnan() & (c.abs() <= slack)
     limit = ROUNDS_TO_INF[dtype]
     may_overflow = c.isinf() & (c.sign() == exact.sign()) & (exact.abs() + slack >= limit)
     must_overflow = ~c.isinf() & (exact.abs() - slack >= limit)
-    ratio = ratio.masked_fill(may_overflow | (c.isnan() & exact.isnan()), 0.0)
+    ratio = ratio.masked_fill(may_overflow | near_limit | (c.isnan() & exact.isnan()), 0.0)
     return float(ratio.masked_fill(must_overflow | ratio.isnan(), math.inf).max())
 
 

@@ -133,9 +133,10 @@ __device__ __forceinline__ float fast_gelu(float x) {
   return max_nan(x, 0.0f) - z * ex2_approx(p);
 }
 
-// x / (1 + e^-t)
+// x / (1 + e^-t). __fdividef gives 0 from a divisor of 2^126 on, as it should, and NaN for x of minus
+// infinity.
 __device__ __forceinline__ float times_logistic(float x, float t) {
-  return __fdividef(x, 1.0f + ex2_approx(fminf(-1.44269504f * t, 126.0f)));
+  return __fdividef(x, 1.0f + ex2_approx(-1.44269504f * t));
 }
 
 // A chunk's sums, d[first] and on, get all but scales of columns and the activation.
