@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+
 def _gelu(x: torch.Tensor) -> torch.Tensor:
     y = torch.nn.functional.gelu(x)
     # On the CPU torch makes NaN of infinity in float32.

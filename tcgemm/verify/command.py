@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -50,6 +51,9 @@ def verify(
     workers: Annotated[
         int, typer.Option(help="Processes; by default 1 on the CPU, up to 8 on a GPU.", min=0)
     ] = 0,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after this time, whatever is left.", min=1)
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Run one saved call again, and nothing else.")
     ] = None,
@@ -72,9 +76,12 @@ def verify(
     tasks = list(_tasks(backend or [], kernel or [], dtype or [], fuzz, seed, device))
     started = time.perf_counter()
     tallies: dict[str, Tally] = {}
-    for name, call, outcome in _run(tasks, workers or _workers(device), device):
+    for name, call, outcome in _run(tasks, workers or _workers(device), device, seconds):
         tallies.setdefault(name, Tally()).add(call, outcome)
     _print(console, tallies, device, time.perf_counter() - started)
+    ran = sum(tally.cases for tally in tallies.values())
+    if ran < len(tasks):
+        console.print(f"{len(tasks) - ran} of {len(tasks)} calls were left when the time was over")
     bad = [(name, *one) for name, tally in tallies.items() for one in tally.bad]
     if not bad:
         return
@@ -191,7 +198,7 @@ def _tasks(
 
 
 def _run(
-    tasks: list[tuple[str, Call]], workers: int, device: str
+    tasks: list[tuple[str, Call]], workers: int, device: str, seconds: float | None
 ) -> Iterator[tuple[str, Call, Outcome]]:
     """Outcomes as they come, with a bar on stderr."""
     from rich.console import Console
@@ -206,10 +213,13 @@ def _run(
         for of in by_kernel.values()
         if start < len(of)
     ]
+    end = math.inf if seconds is None else time.perf_counter() + seconds
     bar: Any = {"console": Console(stderr=True), "total": len(chunks), "transient": True}
     if workers == 1:
         for chunk in track(chunks, "verifying", **bar):
             yield from _outcomes(chunk, device)
+            if time.perf_counter() > end:
+                return
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -219,6 +229,9 @@ def _run(
         running = [pool.submit(_outcomes, chunk, device) for chunk in chunks]
         for done in track(as_completed(running), "verifying", **bar):
             yield from done.result()
+            if time.perf_counter() > end:
+                pool.shutdown(cancel_futures=True)
+                return
 
 
 def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Call, Outcome]]:
