@@ -21,5 +21,5 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
     "silu": torch.nn.functional.silu,
 }
-"""Epilogue's name -> the function, element by element. relu(NaN) is NaN; the others are NaN at minus
-infinity, in torch, and a kernel may give their limit 0."""
+"""Epilogue's name -> the function, element by element. relu(NaN) is NaN; at minus infinity others
+are NaN in torch, and a kernel may give their limit 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -90,6 +91,24 @@ def test_the_page_reads_for_everything_at_once():
     )  # fmt: skip
     for word in ("grid:", "waves:", "floor:", "bytes:", "operations:", "alpha=0.5"):
         assert word in output
+
+
+def test_the_compiler_is_asked_on_demand():
+    (choice,) = as_json(
+        "512x512x512", "--bias", "--backend", "triton", "--kernel", "pipelined", "--compile"
+    )["choices"]
+    assert 32 <= choice["compiled"]["registers"] <= 255
+    assert choice["compiled"]["spilled bytes"] == 0
+    assert choice["compiled"]["shared bytes"] >= choice["stage_bytes"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvcc_is_asked_on_demand():
+    (choice,) = as_json("64x64x64", "--backend", "cuda", "--kernel", "tiled", "--compile")[
+        "choices"
+    ]
+    assert choice["compiled"]["target"] == "sm_90a"
+    assert 16 <= choice["compiled"]["registers"] <= 255
 
 
 @pytest.mark.parametrize(

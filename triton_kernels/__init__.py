@@ -118,3 +118,38 @@ def bind(
         rung.kernel, rung.arguments, second, a, b, c, plan
     )
     return bound
+
+
+def inspect(name: str, problem: Any) -> dict[str, int | str]:
+    """What Triton makes of the rung for the problem, for its GPU; no GPU needed.
+
+    Raises RuntimeError where the rung does not compile.
+    """
+    from .compile_only import Request, compile_rungs
+
+    row = next(row for row in KERNELS if row["name"] == name)
+    capability = problem.capability or (9, 0)
+    request = Request(
+        kernel=name,
+        plan=row["plan"](problem),
+        dtype_in=problem.dtype_in,
+        dtype_out=problem.dtype_out,
+        layout=problem.layout,
+        capability=capability,
+        M=problem.M,
+        N=problem.N,
+        K=problem.K,
+        compute="" if problem.plain else problem.compute,
+        epilogue=problem.epilogue,
+        bias=problem.bias,
+        c_in=problem.beta != 0,
+        scales=problem.scales,
+        batch=problem.batch if problem.batch > 1 else 0,
+    )
+    (compiled,) = compile_rungs([request])
+    return {
+        "target": "sm_{}{}".format(*capability),
+        "registers": compiled.registers,
+        "spilled bytes": compiled.spill_bytes,
+        "shared bytes": compiled.shared_bytes,
+    }
