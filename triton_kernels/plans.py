@@ -3,6 +3,7 @@
 A table holds, for every rung, an ordered list of rows {"when": conditions, "config": values}; the
 first row whose conditions all hold is taken, and the last has none. Conditions: M_max, M_min, the
 same of N, K and MN (M times N, elements of C, of all of a batch), layout, dtype_out and aligned.
+Rows with a "rate" compete: of those that hold, the one that ends first is taken.
 Under "kernels" stand the rungs for 16-bit operands summed in float32, under "types" the same by
 ``kind`` for everything else.
 
@@ -59,6 +60,7 @@ def kind(dtype_in: str, compute: str) -> str:
         return "float8" if compute == "fast" else "float8_promoted"
     return dtype_in if compute == "int32" else compute
 
+
 TMA_RUNGS = ("descriptor", "warp_specialized")
 """They compute a column-major C as its transpose."""
 
@@ -77,7 +79,7 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     rows = _rows(gpu, kernel, name) or _rows(architecture, kernel, name)
     if rows is None:
         raise ValueError(f"configs-{architecture}.json has no rows of {kernel} for {name}")
-    config = choose(rows, problem)
+    config = choose(rows, problem, _programs() if gpu else PROGRAMS)
     if kernel == "descriptor" and problem.beta:
         # Flattened, the next tile's loads hold the memory through which C_in passes.
         config["FLATTEN"] = 0
@@ -107,11 +109,33 @@ def _transposed(problem: Any) -> Any:
     )
 
 
-def choose(rows: list[dict[str, Any]], problem: Any) -> dict[str, int]:
-    """The config of the first row whose conditions hold."""
-    for row in rows:
-        if all(_holds(name, value, problem) for name, value in row.get("when", {}).items()):
-            return dict(row["config"])
+PROGRAMS = 132
+"""Programs at a time of a persistent kernel on a GPU that is not there: SMs of an H100 or H200."""
+
+
+def choose(rows: list[dict[str, Any]], problem: Any, programs: int = PROGRAMS) -> dict[str, int]:
+    """The config of the first row whose conditions hold.
+
+    Where that row has a rate, all rows that hold and have one compete, and the least time wins: the
+    rounds that ``programs`` programs need for the tiles, times a tile's area over its rate, the
+    speed of a busy SM with this tile relative to the others. 288 tiles of 128 x 256 (3072 x 3072)
+    are 3 rounds; 384 of 192 x 128 are 3 rounds of tiles three quarters as large.
+    """
+    held = [
+        row
+        for row in rows
+        if all(_holds(name, value, problem) for name, value in row.get("when", {}).items())
+    ]
+    if held and "rate" in held[0]:
+
+        def time(row: dict[str, Any]) -> float:
+            m, n = row["config"]["BLOCK_M"], row["config"]["BLOCK_N"]
+            rounds = -(-(-(-problem.M // m) * -(-problem.N // n)) // programs)
+            return float(rounds * m * n / row["rate"])
+
+        return dict(min((row for row in held if "rate" in row), key=time)["config"])
+    if held:
+        return dict(held[0]["config"])
     raise ValueError(f"the table has no row for {problem}: its last row must have no conditions")
 
 
@@ -178,11 +202,14 @@ def fit(
     dtype_in: str = "bfloat16",
     compute: str = "float32",
 ) -> dict[str, int]:
-    """The config with as many stages, then as much BLOCK_K, as fit ``limit`` bytes."""
+    """The config with as many stages, then as much BLOCK_K, as fit ``limit`` bytes; a second
+    buffer for C goes first."""
     config = dict(config)
     least = 32 if ITEMSIZE[dtype_in] == 1 else 16
     while shared_bytes(kernel, config, dtype_out, dtype_in, compute) > limit:
-        if config.get("NUM_STAGES", 1) > 2:
+        if config.get("BUFFERS", 1) > 1:
+            config["BUFFERS"] -= 1
+        elif config.get("NUM_STAGES", 1) > 2:
             config["NUM_STAGES"] -= 1
         elif config["BLOCK_K"] > least:
             config["BLOCK_K"] //= 2
@@ -209,6 +236,14 @@ def _table(name: str) -> dict[str, Any] | None:
     if not name or not path.is_file():
         return None
     return {"types": {}, **json.loads(path.read_text())}
+
+
+@cache
+def _programs() -> int:
+    """SMs of the current GPU."""
+    import torch
+
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
 @cache
@@ -274,6 +309,14 @@ def refuse_descriptor(problem: Any) -> str | None:
         reason = why_not_tma(name, shape, strides, alignment, ITEMSIZE[dtype])
         if reason:
             return reason
+    # Stores are cut at the edge by units of 16 bytes, not by elements, except in the interpreter.
+    width = (M if _column_major(problem) else N) * ITEMSIZE[problem.dtype_out]
+    if width % UNIT and problem.device != "cpu":
+        step = UNIT // ITEMSIZE[problem.dtype_out]
+        return (
+            f"C has rows of {width // ITEMSIZE[problem.dtype_out]} elements, {width} bytes, and "
+            f"TMA stores whole units of {UNIT}, past the row's end: a multiple of {step} fits"
+        )
     if problem.batch > 1:
         dtypes = (problem.dtype_in, problem.dtype_in, problem.dtype_out)
         for name, stride, dtype in zip("ABC", problem.batch_strides, dtypes, strict=True):
@@ -302,8 +345,16 @@ def refuse_warp_specialized(problem: Any) -> str | None:
     """Why wgmma or TMA cannot do it, as a sentence with the numbers; None when they can."""
     if problem.capability is not None and problem.capability >= (10, 0):
         here = "{}.{}".format(*problem.capability)
-        return (
-            f"wgmma exists on compute capability 9.0 alone and this GPU has {here}: "
-            "take descriptor"
-        )
-    return refuse_descriptor(problem)
+        return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
+    reason = refuse_descriptor(problem)
+    if reason is None and ITEMSIZE[problem.dtype_in] == 1:
+        for name, shape, strides, wanted, remedy in (
+            ("A", (problem.M, problem.K), problem.a_strides, "n", "A.contiguous()"),
+            ("B", (problem.K, problem.N), problem.b_strides, "t", "B.mT.contiguous().mT"),
+        ):
+            if letter(shape, strides) != wanted:
+                return (
+                    f"{name} has strides ({strides[0]}, {strides[1]}) and wgmma reads "
+                    f"{problem.dtype_in} along K only: pass {remedy}"
+                )
+    return reason
