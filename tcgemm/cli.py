@@ -11,6 +11,7 @@ from .bench.command import bench
 from .errors import TcgemmError
 from .report.command import report
 from .simulate import simulate
+from .tune import tune
 
 app = typer.Typer(
     name="tcgemm",
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command("bench")(bench)
 app.command("report")(report)
 app.command("simulate")(simulate)
+app.command("tune")(tune)
 
 
 @app.command("kernels")

@@ -5,7 +5,7 @@ Importing it imports neither triton nor torch: the rows are plain data, a rung l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -74,7 +74,17 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         refuse=plans.refuse_float8,
     ),
-    _row("persistent", "one program per SM loops over tiles", yields=plans.few_rows),
+    _row(
+        "persistent",
+        "one program per SM loops over tiles",
+        yields=partial(plans.yields, "persistent"),
+    ),
+    _row(
+        "skinny",
+        "the wide side first, so that few rows waste nothing; K divided among idle SMs; an early "
+        "start",
+        yields=partial(plans.yields, "skinny"),
+    ),
     _row(
         "descriptor",
         "blocks copied by the TMA unit through tensor descriptors; C stored in halves",
@@ -83,7 +93,15 @@ KERNELS: tuple[dict[str, Any], ...] = (
         capability=(9, 0),
         shapes="A, B and C with one stride of 1, rows and addresses in multiples of 16 bytes",
         refuse=plans.refuse_descriptor,
-        yields=plans.few_rows,
+        yields=partial(plans.yields, "descriptor"),
+    ),
+    _row(
+        "split_k",
+        "tiles that do not fill the last wave of SMs divided along K and added in order",
+        capability=(9, 0),
+        shapes="as descriptor",
+        refuse=plans.refuse_descriptor,
+        yields=partial(plans.yields, "split_k"),
     ),
     _row(
         "warp_specialized",
@@ -94,7 +112,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         capability=(9, 0),
         shapes="as descriptor, on compute capability 9.0 only; 8-bit A row-major and B transposed",
         refuse=plans.refuse_warp_specialized,
-        yields=plans.few_rows,
+        yields=partial(plans.yields, "warp_specialized"),
     ),
 )
 
@@ -103,3 +121,20 @@ def load(name: str) -> Callable[..., None]:
     """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name."""
     run: Callable[..., None] = import_module(f".{name}", __name__).run
     return run
+
+
+def bind(
+    name: str, a: Any, b: Any, c: Any, plan: Mapping[str, int]
+) -> Callable[[Any, Any, Any], None]:
+    """``load(name)`` bound to a plan and a kind of plain product, for repeated calls.
+
+    The result launches C = A @ B for any a, b and c with the shapes, strides, dtypes and device of
+    these: the caller's promise. It spares ``run``'s own look-up, 2 us of host time.
+    """
+    rung = import_module(f".{name}", __name__)
+    launching = import_module(".launching", __name__)
+    second = getattr(rung, "second", None)
+    bound: Callable[[Any, Any, Any], None] = launching.bind(
+        rung.kernel, rung.arguments, second, a, b, c, plan
+    )
+    return bound

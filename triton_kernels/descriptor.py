@@ -32,8 +32,9 @@ import torch
 from .descriptors import describe
 from .dot import by_bits, multiply_add, narrow, zeros
 from .epilogue import batch_size, batch_strides, finish, operands
+from .launching import launch
 from .ordering import grouped
-from .runtime import cdiv, check, programs, tl, triton
+from .runtime import cdiv, programs, tl, triton
 from .storage import letter
 
 
@@ -226,6 +227,4 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, fusion, **plan)
-    kernel[grid](*args, **constants)
+    launch(kernel, arguments, a, b, c, fusion, plan)

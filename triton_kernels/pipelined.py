@@ -23,8 +23,9 @@ import torch
 
 from .dot import by_bits, less_128, multiply_add, narrow, zeros
 from .epilogue import batch_size, batch_strides, finish, operands
+from .launching import launch
 from .ordering import grouped
-from .runtime import cdiv, check, tl, triton
+from .runtime import cdiv, tl, triton
 
 
 @triton.jit
@@ -193,6 +194,4 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, fusion, **plan)
-    kernel[grid](*args, **constants)
+    launch(kernel, arguments, a, b, c, fusion, plan)
