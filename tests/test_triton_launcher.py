@@ -8,6 +8,7 @@ from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 launcher = import_module("tcgemm.triton_kernels.launcher")
 
@@ -94,11 +95,36 @@ def test_an_unknown_launcher_is_launched_the_long_way():
     assert kernel.long_way == [((4,), (1, 64), {"GROUP_M": 8})]
 
 
+def test_a_repeated_call_prepares_nothing(monkeypatch):
+    monkeypatch.setattr(launcher.torch._C, "_cuda_getCurrentRawStream", lambda d: 9, raising=False)
+    monkeypatch.setattr(launcher, "check", lambda a: None)
+    made = []
+    monkeypatch.setattr(launcher, "prepare", lambda *what: made.append(what) or LAUNCHED.append)
+    a, b, c = (torch.empty(16, 16) for _ in range(3))
+    fused = SimpleNamespace(compute="fast", scale_a=torch.ones(1), scale_b=None)
+
+    def arguments(a, b, c, fusion, GROUP_M):
+        return (1,), (GROUP_M,), {}
+
+    for fusion, plan, second in (
+        (None, {"GROUP_M": 8}, b),
+        (None, {"GROUP_M": 8}, b),
+        (None, {"GROUP_M": 4}, b),
+        (None, {"GROUP_M": 8}, b.mT),
+        (fused, {"GROUP_M": 8}, b),
+        (SimpleNamespace(compute="fast", scale_a=None, scale_b=torch.ones(1)), {"GROUP_M": 8}, b),
+        (fused, {"GROUP_M": 8}, b),
+    ):
+        launcher.launch("kernel", arguments, a, second, c, fusion, plan)
+    assert LAUNCHED == [9] * 7
+    assert len(made) == 5
+
+
 def test_the_oldest_launch_is_forgotten_first():
     for number in range(launcher.KEPT + 1):
         launcher.keep(number, lambda stream: None)
-    assert launcher.kept(0) is None
-    assert launcher.kept(1) is not None
+    assert launcher._kept.get(0) is None
+    assert launcher._kept.get(1) is not None
     assert len(launcher._kept) == launcher.KEPT
 
 

@@ -106,11 +106,13 @@ KERNELS: tuple[dict[str, Any], ...] = (
     _row(
         "warp_specialized",
         "in Gluon: a producer warp loads, warpgroups multiply, C leaves under the next tile",
+        pairs=(*PLAIN, ("int8", "int32"), *FLOAT8),
+        fuses=("scales",),
         devices=("cuda",),
         capability=(9, 0),
-        shapes="as descriptor, on compute capability 9.0 only",
+        shapes="as descriptor, on compute capability 9.0 only; 8-bit A row-major and B transposed",
         refuse=plans.refuse_warp_specialized,
-        yields=plans.few_rows,
+        yields=partial(plans.yields, "warp_specialized"),
     ),
 )
 

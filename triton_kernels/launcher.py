@@ -1,4 +1,4 @@
-"""Launching a compiled kernel again, without the JIT's work per call.
+"""Launching a kernel again, without the JIT's work per call.
 
 ``kernel[grid](...)`` binds and specializes its arguments on every call and encodes every host
 tensor descriptor anew: 20 to 60 us. Here the first launch goes through Triton's own launcher with
@@ -11,10 +11,12 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
+
+from .runtime import check
 
 KEPT = 512
 """Launches kept, oldest out first: about 2 KB each. They hold addresses, never tensors."""
@@ -28,15 +30,43 @@ Launch = Callable[[int], None]
 _kept: OrderedDict[Hashable, Launch] = OrderedDict()
 
 
-def kept(key: Hashable) -> Launch | None:
-    """The launch remembered under ``key``, which names all that it depends on: kernel, plan,
-    device, addresses, shapes, strides and dtypes."""
-    return _kept.get(key)
+def launch(
+    kernel: Any,
+    arguments: Callable[..., Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    fusion: Any,
+    plan: Mapping[str, int],
+) -> None:
+    """Run a rung's kernel with what ``arguments(a, b, c, fusion, **plan)`` makes of the operands.
+
+    Kept under all that the launch depends on: kernel, plan, device, and of the operands and scales
+    addresses, shapes, strides and dtypes.
+
+    Raises:
+        RuntimeError: the operands are where the kernel cannot read them.
+    """
+    device = a.get_device()
+    key: Hashable = (
+        kernel, device, a.dtype, c.dtype, a.data_ptr(), b.data_ptr(), c.data_ptr(),
+        a.shape, b.shape, a.stride(), b.stride(), c.stride(), *plan.values(),
+    )  # fmt: skip
+    if fusion is not None:
+        scales = [x for x in (fusion.scale_a, fusion.scale_b) if x is not None]
+        absent = (fusion.scale_a is None, fusion.scale_b is None)
+        key = (key, fusion.compute, absent, *((x.data_ptr(), x.numel()) for x in scales))
+    known = _kept.get(key)
+    if known is None:
+        check(a)
+        known = prepare(kernel, *arguments(a, b, c, fusion, **plan))
+        keep(key, known)
+    known(torch._C._cuda_getCurrentRawStream(device))
 
 
-def keep(key: Hashable, launch: Launch) -> None:
-    """Remember a launch."""
-    _kept[key] = launch
+def keep(key: Hashable, known: Launch) -> None:
+    """Remember a launch, and forget the oldest past KEPT."""
+    _kept[key] = known
     if len(_kept) > KEPT:
         _kept.popitem(last=False)
 
@@ -71,8 +101,3 @@ def prepare(
     recorder(*sizes, 0, compiled.function, compiled.packed_metadata, *hooks, *values)
     before, after = recorded[0][:STREAM], recorded[0][STREAM + 1 :]
     return lambda stream: last_step(*before, stream, *after)
-
-
-def stream_of(device: int) -> int:
-    """The current stream of a GPU, as the integer that a launch takes."""
-    return int(torch._C._cuda_getCurrentRawStream(device))

@@ -3,6 +3,7 @@
 A table holds, for every rung, an ordered list of rows {"when": conditions, "config": values}; the
 first row whose conditions all hold is taken, and the last has none. Conditions: M_max, M_min, the
 same of N, K and MN (M times N, elements of C, of all of a batch), layout, dtype_out and aligned.
+Rows with a "rate" compete: of those that hold, the one that ends first is taken.
 Under "kernels" stand the rungs for 16-bit operands summed in float32, under "types" the same by
 ``kind`` for everything else.
 
@@ -106,13 +107,14 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
         raise ValueError(f"configs-{architecture}.json has no rows of {kernel} for {name}")
     if not name:
         rows = [*_user_table(gpu)["kernels"].get(kernel, []), *rows]
-    config = choose(rows, problem)
+    processors = processors or PROCESSORS.get(capability, PROGRAMS)
+    config = choose(rows, problem, processors)
     if kernel == "descriptor" and problem.beta:
         # Flattened, the next tile's loads hold the memory through which C_in passes.
         config["FLATTEN"] = 0
     limit = limit or SHARED_BYTES.get(capability, 101_376)
     config = fit(kernel, config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
-    return divide(kernel, config, problem, processors or PROCESSORS.get(capability, 132), turned)
+    return divide(kernel, config, problem, processors, turned)
 
 
 def divide(
@@ -170,11 +172,29 @@ def _transposed(problem: Any) -> Any:
     )
 
 
-def choose(rows: list[dict[str, Any]], problem: Any) -> dict[str, int]:
-    """The config of the first row whose conditions hold."""
-    for row in rows:
-        if _all_hold(row, problem):
-            return dict(row["config"])
+PROGRAMS = 132
+"""Programs at a time of a persistent kernel on a GPU that is not there: SMs of an H100 or H200."""
+
+
+def choose(rows: list[dict[str, Any]], problem: Any, programs: int = PROGRAMS) -> dict[str, int]:
+    """The config of the first row whose conditions hold.
+
+    Where that row has a rate, all rows that hold and have one compete, and the least time wins: the
+    rounds that ``programs`` programs need for the tiles, times a tile's area over its rate, the
+    speed of a busy SM with this tile relative to the others. 288 tiles of 128 x 256 (3072 x 3072)
+    are 3 rounds; 384 of 192 x 128 are 3 rounds of tiles three quarters as large.
+    """
+    held = [row for row in rows if _all_hold(row, problem)]
+    if held and "rate" in held[0]:
+
+        def time(row: dict[str, Any]) -> float:
+            m, n = row["config"]["BLOCK_M"], row["config"]["BLOCK_N"]
+            rounds = -(-(-(-problem.M // m) * -(-problem.N // n)) // programs)
+            return float(rounds * m * n / row["rate"])
+
+        return dict(min((row for row in held if "rate" in row), key=time)["config"])
+    if held:
+        return dict(held[0]["config"])
     raise ValueError(f"the table has no row for {problem}: its last row must have no conditions")
 
 
@@ -248,11 +268,14 @@ def fit(
     dtype_in: str = "bfloat16",
     compute: str = "float32",
 ) -> dict[str, int]:
-    """The config with as many stages, then as much BLOCK_K, as fit ``limit`` bytes."""
+    """The config with as many stages, then as much BLOCK_K, as fit ``limit`` bytes; a second
+    buffer for C goes first."""
     config = dict(config)
     least = 32 if ITEMSIZE[dtype_in] == 1 else 16
     while shared_bytes(kernel, config, dtype_out, dtype_in, compute) > limit:
-        if config.get("NUM_STAGES", 1) > 2:
+        if config.get("BUFFERS", 1) > 1:
+            config["BUFFERS"] -= 1
+        elif config.get("NUM_STAGES", 1) > 2:
             config["NUM_STAGES"] -= 1
         elif config["BLOCK_K"] > least:
             config["BLOCK_K"] //= 2
@@ -405,9 +428,10 @@ def preferred(problem: Any) -> str | None:
     table = _table(gpu) or _table(_architecture(capability)) or {"prefer": []}
     thin = _transposed(problem) if problem.M > problem.N else problem
     by_tma = capability >= (9, 0) and refuse_descriptor(problem) is None
+    by_wgmma = problem.device != "cpu" and refuse_warp_specialized(problem) is None
+    able = {"descriptor": by_tma, "split_k": by_tma, "warp_specialized": by_tma and by_wgmma}
     for row in (*_user_table(gpu)["prefer"], *table["prefer"]):
-        needs_tma = row["kernel"] in (*TMA_RUNGS, "split_k")
-        if _all_hold(row, thin) and (by_tma or not needs_tma):
+        if _all_hold(row, thin) and able.get(row["kernel"], True):
             return row["kernel"] or None
     return None
 
@@ -446,6 +470,14 @@ def refuse_descriptor(problem: Any) -> str | None:
         reason = why_not_tma(name, shape, strides, alignment, ITEMSIZE[dtype])
         if reason:
             return reason
+    # Stores are cut at the edge by units of 16 bytes, not by elements, except in the interpreter.
+    width = (M if _column_major(problem) else N) * ITEMSIZE[problem.dtype_out]
+    if width % UNIT and problem.device != "cpu":
+        step = UNIT // ITEMSIZE[problem.dtype_out]
+        return (
+            f"C has rows of {width // ITEMSIZE[problem.dtype_out]} elements, {width} bytes, and "
+            f"TMA stores whole units of {UNIT}, past the row's end: a multiple of {step} fits"
+        )
     if problem.batch > 1:
         dtypes = (problem.dtype_in, problem.dtype_in, problem.dtype_out)
         for name, stride, dtype in zip("ABC", problem.batch_strides, dtypes, strict=True):
@@ -474,7 +506,16 @@ def refuse_warp_specialized(problem: Any) -> str | None:
     """Why wgmma or TMA cannot do it, as a sentence with the numbers; None when they can."""
     if problem.capability is not None and problem.capability >= (10, 0):
         here = "{}.{}".format(*problem.capability)
-        return (
-            f"wgmma exists on compute capability 9.0 alone and this GPU has {here}: take descriptor"
-        )
-    return refuse_descriptor(problem)
+        return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
+    reason = refuse_descriptor(problem)
+    if reason is None and ITEMSIZE[problem.dtype_in] == 1:
+        for name, shape, strides, wanted, remedy in (
+            ("A", (problem.M, problem.K), problem.a_strides, "n", "A.contiguous()"),
+            ("B", (problem.K, problem.N), problem.b_strides, "t", "B.mT.contiguous().mT"),
+        ):
+            if letter(shape, strides) != wanted:
+                return (
+                    f"{name} has strides ({strides[0]}, {strides[1]}) and wgmma reads "
+                    f"{problem.dtype_in} along K only: pass {remedy}"
+                )
+    return reason
