@@ -16,7 +16,21 @@ from typing import Any
 import torch
 
 from .dot import widen
-from .runtime import tl, triton
+from .runtime import INTERPRETED, tl, triton
+
+
+@triton.jit
+def read(c_in, row, col, M, N, stride_im, stride_in):
+    """C_in at row[:, None] and col[None, :], zeros outside of C[M, N]; None where there is none.
+
+    C_in may be C itself: every element is read by the program that writes it, and before.
+    """
+    if c_in is None:
+        return None
+    else:
+        inside = (row < M)[:, None] & (col < N)[None, :]
+        places = c_in + row[:, None] * stride_im + col[None, :] * stride_in
+        return tl.load(places, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -26,27 +40,25 @@ def finish(
     col,
     M,
     N,
-    c_in,
+    before,
     bias,
     scale_a,
     scale_b,
     alpha,
     beta,
-    stride_im,
-    stride_in,
     stride_bias,
     ROW_SCALES_A: tl.constexpr,
     ROW_SCALES_B: tl.constexpr,
     BIAS_ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     """acc at the 64-bit indices row[:, None] and col[None, :] of C[M, N], before narrowing.
 
     Args:
         acc: float16, float32, float64 or int32.
-        c_in: pointer to C_in of this batch, or None. It may be C itself: every element is read
-            here, and written by the same program afterwards.
+        before: these elements of C_in (see ``read``), or None.
         bias: pointer to one element a column, or a row with BIAS_ROWS (where the kernel computes
             the transpose of C), or None.
         scale_a, scale_b: pointer to one float32, or to one a row of A or column of B with
@@ -63,45 +75,66 @@ def finish(
         x *= tl.load(scale_a + row, mask=row < M, other=0.0)[:, None]
     if scale_b is not None and ROW_SCALES_B:
         x *= tl.load(scale_b + col, mask=col < N, other=0.0)[None, :]
-    if c_in is not None:
-        inside = (row < M)[:, None] & (col < N)[None, :]
-        before = tl.load(
-            c_in + row[:, None] * stride_im + col[None, :] * stride_in, mask=inside, other=0
-        )
+    if before is not None:
         x += tl.full((), beta, x.dtype) * widen(before, BITS)
     if bias is not None:
         if BIAS_ROWS:
             x += widen(tl.load(bias + row * stride_bias, mask=row < M, other=0), BITS)[:, None]
         else:
             x += widen(tl.load(bias + col * stride_bias, mask=col < N, other=0), BITS)[None, :]
-    return activate(x, ACTIVATION)
+    return activate(x, ACTIVATION, INTERPRETED)
 
 
 @triton.jit
-def activate(x, ACTIVATION: tl.constexpr):
+def activate(x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
     """relu, gelu, gelu_tanh or silu of x, or x; NaN stays NaN."""
     if ACTIVATION == "relu":
         # A maximum would drop NaN.
         return tl.where(x < 0, tl.zeros_like(x), x)
     elif ACTIVATION == "gelu":
-        return gelu(x)
+        return gelu(x, INTERPRETED)
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh(z)) / 2 is the logistic function of 2 z.
-        return x * logistic(x * (1.5957691216057308 + 0.07135481627260025 * x * x))
+        z = x * (1.5957691216057308 + 0.07135481627260025 * x * x)
+        return x * logistic(z, INTERPRETED)
     elif ACTIVATION == "silu":
-        return x * logistic(x)
+        return x * logistic(x, INTERPRETED)
     else:
         return x
 
 
 @triton.jit
-def logistic(x):
-    """1 / (1 + exp(-x))."""
-    return 1.0 / (1.0 + tl.exp(-x))
+def logistic(x, INTERPRETED: tl.constexpr):
+    """1 / (1 + exp(-x)); in float32 to about 2^-22."""
+    if x.dtype == tl.float64:
+        return 1.0 / (1.0 + tl.exp(-x))
+    elif INTERPRETED:
+        # The bound keeps numpy from warning of the overflow that is meant.
+        return 1.0 / (1.0 + power_of_two(tl.minimum(-1.4426950408889634 * x, 127.0), True))
+    else:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;",
+            "=f,f",
+            [1.0 + power_of_two(-1.4426950408889634 * x, False)],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
 
 
 @triton.jit
-def gelu(x):
+def power_of_two(x, INTERPRETED: tl.constexpr):
+    """2^x in float32, 0 below 2^-126: one instruction, where the careful form takes four."""
+    if INTERPRETED:
+        return tl.math.exp2(x)
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def gelu(x, INTERPRETED: tl.constexpr):
     """x Phi(x), Phi the normal distribution function; as torch, NaN at minus infinity.
 
     In float32, Phi(-t) = 2^Q(t) for t >= 0, with Q of degree 8 fitted to log2(erfc(t / sqrt(2)) /
@@ -120,12 +153,12 @@ def gelu(x):
         q = q * t - 0.0528543033
         q = q * t - 0.459079295
         q = q * t - 1.15112209
-        tail = tl.math.exp2(q * t - 1.0)
+        tail = power_of_two(q * t - 1.0, INTERPRETED)
         return x * tl.where(x > 0, 1.0 - tail, tail)
 
 
 def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of ``finish`` from c_in to stride_bias, and its constants.
+    """The arguments of ``read`` and ``finish`` that a kernel is given, and its constants.
 
     Args:
         fusion: what to fuse, or None.
@@ -137,6 +170,7 @@ def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any
             "ROW_SCALES_B": False,
             "BIAS_ROWS": False,
             "ACTIVATION": "",
+            "INTERPRETED": INTERPRETED,
         }
         return (None, None, None, None, 1.0, 0.0, None, None, None), constants
     c_in, bias = fusion.c, fusion.bias
@@ -152,6 +186,7 @@ def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any
         "ROW_SCALES_B": _row_scales(scale_b),
         "BIAS_ROWS": swapped and bias is not None,
         "ACTIVATION": fusion.epilogue,
+        "INTERPRETED": INTERPRETED,
     }
     stride_bias = None if bias is None else bias.stride(0)
     alpha, beta = float(fusion.alpha), float(fusion.beta)

@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
-from .dot import by_bits, less_128, multiply_add, narrow, zeros
-from .epilogue import batch_size, batch_strides, finish, operands
+from .dot import by_bits, less_128, multiply_add, narrow, way, zeros
+from .epilogue import batch_size, batch_strides, finish, operands, read
 from .launching import launch
 from .ordering import grouped
+from .prepared import prepared
 from .runtime import cdiv, tl, triton
 
 
@@ -70,6 +71,7 @@ def kernel(
     BIAS_ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tile = tl.program_id(0)
@@ -126,20 +128,19 @@ def kernel(
             col,
             M,
             N,
-            c_in,
+            read(c_in, row, col, M, N, stride_im, stride_in),
             bias,
             scale_a,
             scale_b,
             alpha,
             beta,
-            stride_im,
-            stride_in,
             stride_bias,
             ROW_SCALES_A,
             ROW_SCALES_B,
             BIAS_ROWS,
             ACTIVATION,
             BITS,
+            INTERPRETED,
         )
     c_ptrs = c + row[:, None] * stride_cm + col[None, :] * stride_cn
     tl.store(c_ptrs, narrow(acc, c.dtype.element_ty, BITS), mask=in_m & in_n)
@@ -157,6 +158,7 @@ def arguments(
     GROUP_M: int,
     NUM_STAGES: int,
     NUM_WARPS: int,
+    PREPARE: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     (M, K), N = a.shape[-2:], b.shape[-1]
@@ -170,7 +172,7 @@ def arguments(
         "EVEN_M": M % BLOCK_M == 0,
         "EVEN_N": N % BLOCK_N == 0,
         "EVEN_K": K % BLOCK_K == 0,
-        "COMPUTE": fusion.compute if fusion else "float32",
+        "COMPUTE": way(fusion, PREPARE),
         "FUSED": fusion is not None,
         "BATCHED": c.dim() == 3,
         **fused_constants,
@@ -189,9 +191,11 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *
         fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
             plain product of float16 or bfloat16, summed in float32.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows),
-            NUM_STAGES and NUM_WARPS.
+            NUM_STAGES, NUM_WARPS and, where A and B are copied first, PREPARE=1.
 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
+    if plan.get("PREPARE"):
+        a, b = prepared(a, b, fusion.compute)
     launch(kernel, arguments, a, b, c, fusion, plan)

@@ -71,6 +71,9 @@ ITEMSIZE = {
     "float8_e5m2": 1,
 }
 
+OF_MMA_SYNC = ((8, 0), (8, 6), (8, 7), (8, 9), (12, 0))
+"""Capabilities whose tensor cores take operands from registers, where rounding costs no detour."""
+
 THROUGH_REGISTERS = {"tf32": 1, "tf32x3": 2, "uint8": 1, "ieee": 0, "float64": 0}
 """Kinds whose blocks pass through registers, and copies of B's that go back to shared memory. The
 slot of the step at work is free by then: they need one less."""
@@ -95,25 +98,27 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     turned = kernel in DIVIDING and problem.M > problem.N
     if turned or (kernel in TMA_RUNGS and _column_major(problem)):
         problem = _transposed(problem)
+    name = kind(problem.dtype_in, problem.compute)
     if problem.device == "cpu":
-        config = _interpreter(kernel, problem)
+        config = {**_interpreter(kernel, problem), **_preparation(name, problem)}
         return divide(kernel, config, problem, INTERPRETER_PROGRAMS, turned)
     capability = problem.capability or (9, 0)
     gpu, limit, processors = _gpu() if problem.device == "cuda" else ("", 0, 0)
     architecture = _architecture(capability)
-    name = kind(problem.dtype_in, problem.compute)
     rows = _rows(gpu, kernel, name) or _rows(architecture, kernel, name)
     if rows is None:
         raise ValueError(f"configs-{architecture}.json has no rows of {kernel} for {name}")
     if not name:
         rows = [*_user_table(gpu)["kernels"].get(kernel, []), *rows]
-    config = choose(rows, problem, processors or PROCESSORS.get(capability, 132))
+    processors = processors or PROCESSORS.get(capability, PROGRAMS)
+    config = choose(rows, problem, processors)
     if kernel == "descriptor" and problem.beta:
         # Flattened, the next tile's loads hold the memory through which C_in passes.
         config["FLATTEN"] = 0
+    config |= _preparation(name, problem)
     limit = limit or SHARED_BYTES.get(capability, 101_376)
     config = fit(kernel, config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
-    return divide(kernel, config, problem, processors or PROCESSORS.get(capability, 132), turned)
+    return divide(kernel, config, problem, processors, turned)
 
 
 def divide(
@@ -147,6 +152,15 @@ def _architecture(capability: tuple[int, int]) -> str:
     return "sm90" if capability >= (9, 0) else "sm80"
 
 
+def _preparation(name: str, problem: Any) -> dict[str, int]:
+    """PREPARE=1 where A and B are copied first (see prepared.py): 8-bit ones that do not lie with K
+    contiguous, and tf32 ones in products large enough."""
+    if name in ("int8", "uint8", "float8", "float8_promoted"):
+        return {} if problem.a_strides[1] == problem.b_strides[0] == 1 else {"PREPARE": 1}
+    large = min(problem.M, problem.N) >= 256 and problem.capability not in OF_MMA_SYNC
+    return {"PREPARE": 1} if name == "tf32" and large else {}
+
+
 def _rows(table: str, kernel: str, name: str) -> list[dict[str, Any]] | None:
     found = _table(table)
     if found is None:
@@ -171,7 +185,11 @@ def _transposed(problem: Any) -> Any:
     )
 
 
-def choose(rows: list[dict[str, Any]], problem: Any, programs: int = 132) -> dict[str, int]:
+PROGRAMS = 132
+"""Programs at a time of a persistent kernel on a GPU that is not there: SMs of an H100 or H200."""
+
+
+def choose(rows: list[dict[str, Any]], problem: Any, programs: int = PROGRAMS) -> dict[str, int]:
     """The config of the first row whose conditions hold.
 
     Where that row has a rate, all rows that hold and have one compete, and the least time wins: the
@@ -239,7 +257,7 @@ def shared_bytes(
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     slots, copies = config.get("NUM_STAGES", 1), 0
     name = kind(dtype_in, compute)
-    if name in THROUGH_REGISTERS:
+    if name in THROUGH_REGISTERS and not (name == "tf32" and config.get("PREPARE")):
         slots, copies = max(slots - 1, 1), THROUGH_REGISTERS[name]
     stages = (slots * (m + n) + copies * n) * k * ITEMSIZE[dtype_in]
     if kernel == "descriptor":
@@ -423,9 +441,10 @@ def preferred(problem: Any) -> str | None:
     table = _table(gpu) or _table(_architecture(capability)) or {"prefer": []}
     thin = _transposed(problem) if problem.M > problem.N else problem
     by_tma = capability >= (9, 0) and refuse_descriptor(problem) is None
+    by_wgmma = problem.device != "cpu" and refuse_warp_specialized(problem) is None
+    able = {"descriptor": by_tma, "split_k": by_tma, "warp_specialized": by_tma and by_wgmma}
     for row in (*_user_table(gpu)["prefer"], *table["prefer"]):
-        needs_tma = row["kernel"] in (*TMA_RUNGS, "split_k")
-        if _all_hold(row, thin) and (by_tma or not needs_tma):
+        if _all_hold(row, thin) and able.get(row["kernel"], True):
             return row["kernel"] or None
     return None
 
