@@ -39,7 +39,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import ordering
 from .descriptors import describe
-from .launcher import launch
+from .launching import launch
 from .pieces import store_tile
 from .runtime import cdiv, programs
 from .storage import letter
