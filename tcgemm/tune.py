@@ -180,13 +180,11 @@ def read_table(path: Path) -> dict[str, Any]:
 
     Raises ResultsError where the file is no table.
     """
-    empty: dict[str, Any] = {"kernels": {}, "prefer": []}
     if not path.exists():
-        return empty
+        return {"kernels": {}, "prefer": []}
     try:
-        table: dict[str, Any] = {**empty, **json.loads(path.read_text())}
-        import_module(f"{_KERNELS}.plans").check_table(table)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        table: dict[str, Any] = import_module(f"{_KERNELS}.plans").read_table(path)
+    except (OSError, ValueError) as error:
         raise ResultsError(f"{path} is no table of configurations: {error}; move it away") from None
     return table
 

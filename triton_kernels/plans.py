@@ -326,18 +326,23 @@ def user_table(gpu: str) -> Path:
 @cache
 def _user_table(gpu: str) -> dict[str, Any]:
     """The user's rows, or none; a file that is no table is passed over with a warning."""
-    nothing: dict[str, Any] = {"kernels": {}, "prefer": []}
     path = user_table(gpu)
     if not gpu or not path.is_file():
-        return nothing
+        return {"kernels": {}, "prefer": []}
     try:
-        table = {**nothing, **json.loads(path.read_text())}
-        check_table(table)
+        return read_table(path)
     except (OSError, ValueError) as error:
-        logger.warning(
-            "the table %s is passed over (%s): 'tcgemm tune' writes it anew", path, error
-        )
-        return nothing
+        logger.warning("the table %s is passed over (%s): move it away, or mend it", path, error)
+        return {"kernels": {}, "prefer": []}
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The user's table of a file. Raises OSError or ValueError where it is none."""
+    table = json.loads(path.read_text())
+    if not isinstance(table, dict):
+        raise ValueError(f"it holds a {type(table).__name__}, not a table")
+    table = {"kernels": {}, "prefer": [], **table}
+    check_table(table)
     return table
 
 
