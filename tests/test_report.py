@@ -682,7 +682,7 @@ def with_types(tmp_path_factory):
 
 def test_types_shapes_and_epilogues_have_their_tables(with_types):
     made = {section.slug: section for section in sections(with_types)}
-    assert list(made) == ["types", "transposed", "wmma-shapes", "fused"]
+    assert list(made) == ["best", "types", "transposed", "wmma-shapes", "fused"]
     for section in made.values():
         assert {len(row) for row in section.rows} == {len(section.header)}
         assert all(cell for row in section.rows for cell in row)
@@ -711,5 +711,17 @@ def test_the_peak_is_that_of_the_type_and_the_way_to_sum(with_types):
     assert peaks["float8_e5m2", "fast"] == pytest.approx(1978.9)
 
 
-def test_a_folder_of_plain_products_has_no_such_table(made):
-    assert sections(load(made[0] / "reports" / "nvidia-h200")) == []
+def test_a_folder_of_plain_products_has_only_the_table_that_it_has_rows_for(made):
+    (section,) = sections(load(made[0] / "reports" / "nvidia-h200"))
+    assert section.slug == "best"
+    assert sections(load(made[0] / "reports" / "cpu")) == []
+
+
+def test_cublas_at_its_best_is_a_contender_and_not_the_baseline(made):
+    table = load(made[0] / "reports" / "nvidia-h200").table
+    rival = table[table["kernel"].eq("cublas_best")]
+    assert (rival["ratio_p50"] > 1).all()
+    assert not best(table)["kernel"].eq("cublas_best").any()
+    (section,) = sections(load(made[0] / "reports" / "nvidia-h200"))
+    of_mm, of_best = (float(section.rows[-1][i]) for i in (4, 5))
+    assert of_best == pytest.approx(of_mm / float(section.rows[-1][3]), abs=0.01)

@@ -5,7 +5,7 @@ Importing it imports neither triton nor torch: the rows are plain data, a rung l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -85,6 +85,15 @@ KERNELS: tuple[dict[str, Any], ...] = (
         refuse=plans.refuse_descriptor,
         yields=plans.few_rows,
     ),
+    _row(
+        "warp_specialized",
+        "in Gluon: a producer warp loads, warpgroups multiply, C leaves under the next tile",
+        devices=("cuda",),
+        capability=(9, 0),
+        shapes="as descriptor, on compute capability 9.0 only",
+        refuse=plans.refuse_warp_specialized,
+        yields=plans.few_rows,
+    ),
 )
 
 
@@ -92,3 +101,20 @@ def load(name: str) -> Callable[..., None]:
     """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name."""
     run: Callable[..., None] = import_module(f".{name}", __name__).run
     return run
+
+
+def bind(
+    name: str, a: Any, b: Any, c: Any, plan: Mapping[str, int]
+) -> Callable[[Any, Any, Any], None]:
+    """``load(name)`` bound to a plan and a kind of plain product, for repeated calls.
+
+    The result launches C = A @ B for any a, b and c with the shapes, strides, dtypes and device of
+    these: the caller's promise. It spares ``run``'s own look-up, 2 us of host time.
+    """
+    rung = import_module(f".{name}", __name__)
+    launching = import_module(".launching", __name__)
+    second = getattr(rung, "second", None)
+    bound: Callable[[Any, Any, Any], None] = launching.bind(
+        rung.kernel, rung.arguments, second, a, b, c, plan
+    )
+    return bound

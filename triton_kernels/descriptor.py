@@ -32,9 +32,10 @@ import torch
 from .descriptors import describe
 from .dot import by_bits, multiply_add, narrow, way, zeros
 from .epilogue import batch_size, batch_strides, finish, operands, read
+from .launching import launch
 from .ordering import grouped
 from .prepared import prepared
-from .runtime import cdiv, check, programs, tl, triton
+from .runtime import cdiv, programs, tl, triton
 from .storage import letter
 
 
@@ -234,8 +235,6 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
     if plan.get("PREPARE"):
         a, b = prepared(a, b, fusion.compute)
-    grid, args, constants = arguments(a, b, c, fusion, **plan)
-    kernel[grid](*args, **constants)
+    launch(kernel, arguments, a, b, c, fusion, plan)

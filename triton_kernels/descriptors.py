@@ -13,7 +13,7 @@ from .storage import UNIT
 CACHED = 256
 """Descriptors kept; making one and checking it costs about 10 us of Python."""
 
-_cache: OrderedDict[tuple[Any, ...], TensorDescriptor] = OrderedDict()
+_cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
 
 class _Base(NamedTuple):
@@ -27,7 +27,9 @@ class _Base(NamedTuple):
         return self.address
 
 
-def describe(x: torch.Tensor, block: tuple[int, int], transposed: bool) -> TensorDescriptor:
+def describe(
+    x: torch.Tensor, block: tuple[int, int], transposed: bool, make: Any = TensorDescriptor
+) -> Any:
     """The descriptor of a matrix in its storage order, in blocks.
 
     Args:
@@ -35,8 +37,9 @@ def describe(x: torch.Tensor, block: tuple[int, int], transposed: bool) -> Tenso
             is one matrix (stride 0), which needs two; ``storage.why_not_tma`` has accepted it.
         block: elements of a block along x's two dimensions.
         transposed: x is stored transposed; the descriptor is then that of x.mT.
+        make: makes it of base, shape, strides and block.
     """
-    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), block, transposed)
+    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), block, transposed, make)
     kept = _cache.get(key)
     if kept is not None:
         return kept
@@ -51,7 +54,7 @@ def describe(x: torch.Tensor, block: tuple[int, int], transposed: bool) -> Tenso
     shape, strides, sizes = [rows, columns], [pitch, 1], list(block)
     if x.dim() == 3 and x.shape[0] > 1 and x.stride(0):
         shape, strides, sizes = [x.shape[0], *shape], [x.stride(0), *strides], [1, *sizes]
-    made = TensorDescriptor(base, shape, strides, sizes)
+    made = make(base, shape, strides, sizes)
     if not INTERPRETED:
         _cache[key] = made
         if len(_cache) > CACHED:

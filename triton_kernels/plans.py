@@ -62,11 +62,14 @@ def kind(dtype_in: str, compute: str) -> str:
         return "float8" if compute == "fast" else "float8_promoted"
     return dtype_in if compute == "int32" else compute
 
+TMA_RUNGS = ("descriptor", "warp_specialized")
+"""They compute a column-major C as its transpose."""
+
 
 @lru_cache(maxsize=4096)
 def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """Keyword arguments of the rung's ``run`` for a problem (M, N, K, dtypes, strides, device)."""
-    if kernel == "descriptor" and _column_major(problem):
+    if kernel in TMA_RUNGS and _column_major(problem):
         problem = _transposed(problem)
     name = kind(problem.dtype_in, problem.compute)
     if problem.device == "cpu":
@@ -172,6 +175,9 @@ def shared_bytes(
     stages = (slots * (m + n) + copies * n) * k * ITEMSIZE[dtype_in]
     if kernel == "descriptor":
         return stages + m * n // 2 * ITEMSIZE[dtype_out] + 256
+    if kernel == "warp_specialized":
+        piece = m // config["CONSUMERS"] * n // config["PIECES"] * ITEMSIZE[dtype_out]
+        return stages + config["CONSUMERS"] * config["BUFFERS"] * piece + 512
     # C is staged in the memory of the stages, except where the next tile's loads fill them.
     staged = m * n * ITEMSIZE[dtype_out]
     return stages + staged if config.get("FLATTEN") else max(stages, staged)
@@ -309,3 +315,14 @@ def refuse_float8(problem: Any) -> str | None:
             f"{capability[0]}.{capability[1]}: bfloat16 holds the same numbers"
         )
     return None
+
+
+def refuse_warp_specialized(problem: Any) -> str | None:
+    """Why wgmma or TMA cannot do it, as a sentence with the numbers; None when they can."""
+    if problem.capability is not None and problem.capability >= (10, 0):
+        here = "{}.{}".format(*problem.capability)
+        return (
+            f"wgmma exists on compute capability 9.0 alone and this GPU has {here}: "
+            "take descriptor"
+        )
+    return refuse_descriptor(problem)

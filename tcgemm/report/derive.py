@@ -18,6 +18,9 @@ from ..problem import COMPUTES, ITEMSIZE
 BASELINE = "cublas"
 """The backend that every ratio is taken against."""
 
+AT_ITS_BEST = "cublas_best"
+"""That backend's other row: the fastest of cuBLASLt's candidates, a contender like any other."""
+
 CASE = list(CASE_COLUMNS)
 """The columns that name a case: what is asked."""
 
@@ -161,6 +164,7 @@ def plain(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of one 16-bit product each, C in the dtype of A and B: what the ladders are for."""
     keep = table["dtype_in"].isin(["float16", "bfloat16"]) & table["compute"].eq("float32")
     keep &= table["dtype_in"].eq(table["dtype_out"])
+    keep &= table["kernel"].ne(AT_ITS_BEST)
     rows = table[keep & table["fused"].eq("") & table["mma_shape"].eq("")].copy()
     for column in ("backend", "kernel"):
         rows[column] = rows[column].cat.remove_unused_categories()
@@ -175,9 +179,10 @@ def _paired_tflops(t: pd.DataFrame) -> pd.Series:
     """
     leaders = best(t[t["backend"].ne(BASELINE)])
     beside = (leaders["tflops"] / leaders["ratio_p50"]).groupby([leaders[c] for c in CASE]).median()
+    best_of_cublas = t["kernel"].eq(AT_ITS_BEST)
     baseline = t[CASE].join(beside.rename("beside"), on=CASE)["beside"]
     return (
-        (baseline * t["ratio_p50"].where(t["backend"].ne(BASELINE), 1.0))
+        (baseline * t["ratio_p50"].where(t["backend"].ne(BASELINE) | best_of_cublas, 1.0))
         .where(t["tflops"].notna(), np.nan)
         .fillna(t["tflops"])
     )
@@ -197,8 +202,11 @@ def shape_text(M: float, N: float, K: float) -> str:
 
 
 def best(table: pd.DataFrame) -> pd.DataFrame:
-    """The fastest timed rung of each backend on each case: by paired ratio, else by time."""
-    timed = table[table["tflops"].notna()]
+    """The fastest timed rung of each backend on each case: by paired ratio, else by time.
+
+    Of the baseline, the row that ratios are taken against.
+    """
+    timed = table[table["tflops"].notna() & table["kernel"].ne(AT_ITS_BEST)]
     order = timed.sort_values(["ratio_p50", "tflops"], ascending=False, kind="stable")
     return order.drop_duplicates([*CASE, "backend"]).sort_index()
 
