@@ -62,6 +62,7 @@ def kind(dtype_in: str, compute: str) -> str:
         return "float8" if compute == "fast" else "float8_promoted"
     return dtype_in if compute == "int32" else compute
 
+
 TMA_RUNGS = ("descriptor", "warp_specialized")
 """They compute a column-major C as its transpose."""
 
@@ -91,11 +92,13 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
 
 def _preparation(name: str, problem: Any) -> dict[str, int]:
     """PREPARE=1 where A and B are copied first (see prepared.py): 8-bit ones that do not lie with K
-    contiguous, and tf32 ones in products large enough."""
+    contiguous, and float32 ones in products large enough, for tf32 to be rounded."""
     if name in ("int8", "uint8", "float8", "float8_promoted"):
         return {} if problem.a_strides[1] == problem.b_strides[0] == 1 else {"PREPARE": 1}
     large = min(problem.M, problem.N) >= 256 and problem.capability not in OF_MMA_SYNC
-    return {"PREPARE": 1} if name == "tf32" and large else {}
+    if name == "tf32x3" and problem.a_strides[1] == problem.b_strides[0] == 1:
+        return {}
+    return {"PREPARE": 1} if name in ("tf32", "tf32x3") and large else {}
 
 
 def _rows(table: str, kernel: str, name: str) -> list[dict[str, Any]] | None:
@@ -322,7 +325,6 @@ def refuse_warp_specialized(problem: Any) -> str | None:
     if problem.capability is not None and problem.capability >= (10, 0):
         here = "{}.{}".format(*problem.capability)
         return (
-            f"wgmma exists on compute capability 9.0 alone and this GPU has {here}: "
-            "take descriptor"
+            f"wgmma exists on compute capability 9.0 alone and this GPU has {here}: take descriptor"
         )
     return refuse_descriptor(problem)

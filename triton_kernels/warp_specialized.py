@@ -304,7 +304,9 @@ def arguments(
     return grid, (*descriptors, M, N, K), constants
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int) -> None:
+def run(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int
+) -> None:
     """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
 
     Args:
