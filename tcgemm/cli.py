@@ -12,6 +12,7 @@ from .errors import TcgemmError
 from .explain import explain
 from .report.command import report
 from .simulate import simulate
+from .tune import tune
 from .verify.command import verify
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app.command("bench")(bench)
 app.command("explain")(explain)
 app.command("report")(report)
 app.command("simulate")(simulate)
+app.command("tune")(tune)
 app.command("verify")(verify)
 
 

@@ -192,7 +192,7 @@ def _floats(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion) -
         wide = _wide(c.dtype)
         # Summed in float16, cuBLAS gives float16 only.
         summed = torch.float16 if fusion.compute == "float16" else wide
-        direct = c.dtype == summed == wide and fusion.c is not c
+        direct = c.dtype == summed == wide and fusion.c is None
         x = c if direct else torch.empty(c.shape, dtype=summed, device=c.device)
         _product(a, b, x)
         x = x.to(wide)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
@@ -76,6 +78,12 @@ def test_a_shipped_configuration_compiles_well(wanted):
         assert counts["UTMALDG"] > 0
         assert counts["UTMASTG"] == 2, "C leaves in two halves"
         assert counts["LDG"] == counts["STG"] == counts["LDGSTS"] == 0
+    elif wanted.kernel == "warp_specialized":
+        stores = wanted.plan["CONSUMERS"] * wanted.plan["PIECES"]
+        assert counts["UTMALDG"] > 0
+        assert counts["UTMASTG"] == stores, "each consumer stores its pieces, once a tile"
+        assert counts["LDG"] == counts["STG"] == counts["LDGSTS"] == 0
+        assert "C7508" not in built.log, "registers are not moved to the consumers"
     elif wanted.kernel in LDGSTS_RUNGS and wanted.K == 4096:
         assert counts["LDGSTS"] > 0
         assert counts["LDG"] == 0, "a copy fell to scalar loads"
@@ -98,6 +106,77 @@ def test_a_column_major_result_is_stored_by_tma():
     )
     assert built.counts["UTMASTG"] == 2
     assert built.spill_bytes == 0
+
+
+WARP_SPECIALIZED = {
+    "BLOCK_M": 128,
+    "BLOCK_N": 256,
+    "BLOCK_K": 64,
+    "GROUP_M": 8,
+    "NUM_STAGES": 4,
+    "CONSUMERS": 2,
+    "PIECES": 4,
+    "BUFFERS": 2,
+}
+
+
+def test_warp_specialized_keeps_one_group_in_flight_and_moves_registers():
+    (built,) = compile_only.compile_rungs(
+        [Request("warp_specialized", WARP_SPECIALIZED, layout="nt")], assembly=True
+    )
+    sass = built.assembly["sass"]
+    mainloops = re.findall(
+        r"HGMMA[^\n]*gsb0[^\n]*\n(?:[^\n]*\n)*?[^\n]*DEPBAR\.LE gsb0, 0x(\d)", sass
+    )
+    assert mainloops == ["1", "1"], "each consumer waits for all but the newest group"
+    assert len(re.findall(r"64x256x16", sass)) == 2 * WARP_SPECIALIZED["BLOCK_K"] // 16
+    assert "USETMAXREG.DEALLOC.CTAPOOL 0x18" in sass
+    assert "USETMAXREG.TRY_ALLOC.CTAPOOL" in sass
+    assert "STSM" in sass, "C reaches shared memory by matrix stores"
+    assert sass.count("PREEXIT") == 1
+    # The ring's barriers: each consumer releases the stage before the one in flight.
+    assert "%empty[%slot]" not in built.assembly["ttgir"]
+
+
+EIGHT_BITS = [
+    ("int8", "int32", "", "", "IGMMA"),
+    ("float8_e4m3fn", "bfloat16", "fast", "tensor", "QGMMA"),
+    ("float8_e5m2", "float32", "fast", "row", "QGMMA"),
+    ("float8_e4m3fn", "float16", "float32", "", "QGMMA"),
+    ("float8_e4m3fn", "bfloat16", "float32", "row", "QGMMA"),
+]
+
+
+@cache
+def eight_bit_results() -> list:
+    requests = []
+    for dtype_in, dtype_out, compute, scales, _ in EIGHT_BITS:
+        problem = replace(
+            problem_on((9, 0), dtype_out),
+            dtype_in=dtype_in,
+            b_strides=(1, 4096),
+            compute=compute or "int32",
+            scales=scales,
+        )
+        row = dispatch.find("triton", "warp_specialized")
+        request = {"dtype_in": dtype_in, "dtype_out": dtype_out, "compute": compute}
+        plan = row.plan(problem)
+        requests.append(Request(row.name, plan, layout="nt", scales=scales, **request))
+    return list(zip(requests, compile_only.compile_rungs(requests), strict=True))
+
+
+@pytest.mark.parametrize("number", range(len(EIGHT_BITS)), ids=lambda n: "-".join(EIGHT_BITS[n]))
+def test_warp_specialized_multiplies_eight_bits(number):
+    request, built = eight_bit_results()[number]
+    assert built.counts[EIGHT_BITS[number][-1]] > 0
+    assert not built.serialized, built.log
+    assert built.spill_bytes == 0
+    assert built.counts["STG"] == 0
+    assert (built.counts["LDG"] > 0) == bool(request.scales)
+    limit = plans.shared_bytes(
+        request.kernel, request.plan, request.dtype_out, request.dtype_in, request.compute
+    )
+    assert built.shared_bytes <= limit <= LIMITS[9, 0]
 
 
 def test_texts_come_when_asked_for():

@@ -74,7 +74,17 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         refuse=plans.refuse_float8,
     ),
-    _row("persistent", "one program per SM loops over tiles", yields=plans.few_rows),
+    _row(
+        "persistent",
+        "one program per SM loops over tiles",
+        yields=partial(plans.yields, "persistent"),
+    ),
+    _row(
+        "skinny",
+        "the wide side first, so that few rows waste nothing; K divided among idle SMs; an early "
+        "start",
+        yields=partial(plans.yields, "skinny"),
+    ),
     _row(
         "descriptor",
         "blocks copied by the TMA unit through tensor descriptors; C stored in halves",
@@ -83,16 +93,26 @@ KERNELS: tuple[dict[str, Any], ...] = (
         capability=(9, 0),
         shapes="A, B and C with one stride of 1, rows and addresses in multiples of 16 bytes",
         refuse=plans.refuse_descriptor,
-        yields=plans.few_rows,
+        yields=partial(plans.yields, "descriptor"),
+    ),
+    _row(
+        "split_k",
+        "tiles that do not fill the last wave of SMs divided along K and added in order",
+        capability=(9, 0),
+        shapes="as descriptor",
+        refuse=plans.refuse_descriptor,
+        yields=partial(plans.yields, "split_k"),
     ),
     _row(
         "warp_specialized",
         "in Gluon: a producer warp loads, warpgroups multiply, C leaves under the next tile",
+        pairs=(*PLAIN, ("int8", "int32"), *FLOAT8),
+        fuses=("scales",),
         devices=("cuda",),
         capability=(9, 0),
-        shapes="as descriptor, on compute capability 9.0 only",
+        shapes="as descriptor, on compute capability 9.0 only; 8-bit A row-major and B transposed",
         refuse=plans.refuse_warp_specialized,
-        yields=plans.few_rows,
+        yields=partial(plans.yields, "warp_specialized"),
     ),
 )
 

@@ -33,6 +33,10 @@ from .runtime import INTERPRETED, tl, triton
 EIGHT_BIT_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
+FLOAT32 = tl.constexpr("float32")
+"""A default of a compiled function: Triton 3.6 does not make a constant of a bare string."""
+
+
 @triton.jit
 def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMPUTE: tl.constexpr):
     """An empty accumulator."""
@@ -47,7 +51,7 @@ def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def multiply_add(a, b, acc, BITS: tl.constexpr, COMPUTE: tl.constexpr = "float32"):
+def multiply_add(a, b, acc, BITS: tl.constexpr, COMPUTE: tl.constexpr = FLOAT32):
     """acc[BLOCK_M, BLOCK_N] + a[BLOCK_M, BLOCK_K] @ b[BLOCK_K, BLOCK_N]."""
     if COMPUTE == "int32":
         return tl.dot(a, b, acc, out_dtype=tl.int32)
