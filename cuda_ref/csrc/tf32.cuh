@@ -11,6 +11,7 @@
 #pragma once
 
 #include "convert.cuh"
+#include "fragment.cuh"
 
 namespace tcgemm {
 
@@ -31,6 +32,13 @@ struct Tf32B {
 struct Tf32Sums {
   static constexpr int num_elements = 8;
   float x[8];
+};
+
+template <int M, int N, int K, bool A_T, bool B_T>
+struct Fragments<M, N, K, Tf32, float, A_T, B_T> {
+  using A = Tf32A<A_T>;
+  using B = Tf32B<B_T>;
+  using Sums = Tf32Sums;
 };
 
 // Rows (of A; columns of B) g and g + 8 of a tile in shared memory, `ld` elements from row to row as
@@ -97,6 +105,21 @@ __device__ inline void store_matrix_sync(float* tile, const Tf32Sums& sums, int 
     float* to = &tile[(g + i % 2 * 8) * ld + i / 2 * 8 + 2 * t];
     *reinterpret_cast<float2*>(to) = make_float2(sums.x[2 * i], sums.x[2 * i + 1]);
   }
+}
+
+// sums += a * b of float32 numbers in two parts each: x = high + low, where high is the first 11 bits
+// of the mantissa of x and low the next 11. high * high + high * low + low * high misses 2^-22 of a
+// product. The tensor cores cut their sums off instead of rounding them, and that error adds up; so
+// the three products start from zero and their sum is added in float32.
+template <typename A, typename B>
+__device__ inline void add_products(Tf32Sums& sums, const A* a, const B* b) {
+  Tf32Sums products;
+  fill_fragment(products, 0.0f);
+  mma_sync(products, a[1], b[0], products);
+  mma_sync(products, a[0], b[1], products);
+  mma_sync(products, a[0], b[0], products);
+#pragma unroll
+  for (int e = 0; e < sums.num_elements; ++e) sums.x[e] += products.x[e];
 }
 
 // Makes what the tensor cores take of a fragment's float32 elements: tf32 numbers, rounded; or two,

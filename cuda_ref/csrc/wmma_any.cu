@@ -13,10 +13,10 @@
 // block  2 x 2 warps step through K by BLOCK_K
 // warp   WARP_M x WARP_N of C: 4 x 4 mma tiles. 128 registers of a thread hold accumulators, so two
 //        blocks of 128 threads fill the registers of an SM; 4 stages are 80 KB of shared memory.
-#include "epilogue.cuh"
 #include "fragment.cuh"
 #include "order.cuh"
 #include "select.cuh"
+#include "store_tile.cuh"
 #include "tile_copy.cuh"
 
 namespace {

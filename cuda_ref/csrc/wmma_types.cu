@@ -14,15 +14,10 @@
 //        or 3 x tf32 needs the room for its parts
 // mma    16 x 16 x 16, 32 x 8 x 16 or 8 x 32 x 16; 16 x 16 x 8 of tf32 (see tf32.cuh), 8 x 8 x 4 of
 //        float64
-//
-// float32 as 3 x tf32: x = high + low, where high is the first 11 bits of the mantissa of x and low
-// the next 11. high * high + high * low + low * high misses 2^-22 of a product. The tensor cores cut
-// their sums off instead of rounding them, and that error adds up; so the three products of a
-// step start from zero and their sum is added in float32.
-#include "epilogue.cuh"
 #include "fragment.cuh"
 #include "order.cuh"
 #include "select.cuh"
+#include "store_tile.cuh"
 #include "tf32.cuh"
 #include "tile_copy.cuh"
 
@@ -30,7 +25,7 @@
 #if !defined(TCGEMM_IN)
 #define TCGEMM_BUILT(IN, COMPUTE, SQUARE) true
 #else
-#define TCGEMM_BUILT(IN, COMPUTE, SQUARE)                                              \
+#define TCGEMM_BUILT(IN, COMPUTE, SQUARE) \
   (int(IN) == TCGEMM_IN && int(COMPUTE) == TCGEMM_COMPUTE && int(SQUARE) == TCGEMM_SQUARE)
 #endif
 
@@ -71,20 +66,6 @@ struct Shape {
   // The tile of C takes the place of the stages once they are used up.
   static constexpr int C_LD = BLOCK_N + 16 / int(sizeof(Sum));
   static constexpr int SHARED_BYTES = most(STAGES_BYTES, BLOCK_M * C_LD * int(sizeof(Sum)));
-};
-
-// The fragments of a tile, from WMMA or, of tf32, from tf32.cuh.
-template <int M, int N, int K, typename Element, typename Sum, bool A_T, bool B_T>
-struct Fragments {
-  using A = wmma::fragment<wmma::matrix_a, M, N, K, Element, Layout<A_T>>;
-  using B = wmma::fragment<wmma::matrix_b, M, N, K, Element, Layout<B_T>>;
-  using Sums = wmma::fragment<wmma::accumulator, M, N, K, Sum>;
-};
-template <int M, int N, int K, bool A_T, bool B_T>
-struct Fragments<M, N, K, Tf32, float, A_T, B_T> {
-  using A = Tf32A<A_T>;
-  using B = Tf32B<B_T>;
-  using Sums = Tf32Sums;
 };
 
 template <Compute COMPUTE, typename In, typename Element, typename Sum, int MMA_M, int MMA_N,
@@ -164,17 +145,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         to_parts<COMPUTE>(bs);
 #pragma unroll
         for (int i = 0; i < TILES_M; ++i) {
-          Accumulator& sum = accumulators[i][j];
+          Accumulator& sums = accumulators[i][j];
           if constexpr (PARTS == 1) {
-            mma_sync(sum, as[i][0], bs[0], sum);
+            mma_sync(sums, as[i][0], bs[0], sums);
           } else {
-            Accumulator products;
-            fill_fragment(products, Sum(0));
-            mma_sync(products, as[i][1], bs[0], products);
-            mma_sync(products, as[i][0], bs[1], products);
-            mma_sync(products, as[i][0], bs[0], products);
-#pragma unroll
-            for (int e = 0; e < sum.num_elements; ++e) sum.x[e] += products.x[e];
+            add_products(sums, as[i], bs);
           }
         }
       }
