@@ -1,9 +1,17 @@
 // Fragments from shared memory.
 #pragma once
 
-#include "gemm.cuh"
+#include "select.cuh"
 
 namespace tcgemm {
+
+// The three fragments of an M x N x K tile of elements of type Element, summed in type Sum.
+template <int M, int N, int K, typename Element, typename Sum, bool A_T, bool B_T>
+struct Fragments {
+  using A = nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, M, N, K, Element, Layout<A_T>>;
+  using B = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, M, N, K, Element, Layout<B_T>>;
+  using Sums = nvcuda::wmma::fragment<nvcuda::wmma::accumulator, M, N, K, Sum>;
+};
 
 // wmma::load_matrix_sync for a pointer to shared memory, which is read row by row (or column by
 // column): it is a multiple of their bytes in the tile, or of 32. `ld`, from row to row, is in

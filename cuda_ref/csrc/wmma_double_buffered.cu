@@ -37,6 +37,8 @@ constexpr int MMA_N = 16;
 constexpr int MMA_K = 16;
 constexpr int NUM_STAGES = 2;
 constexpr int WARPS_N = BLOCK_N / WARP_N;
+// Leaves 80 registers to a thread; with more blocks some would have to be spilled.
+constexpr int BLOCKS_PER_SM = 6;
 constexpr int THREADS = BLOCK_M / WARP_M * WARPS_N * 32;
 constexpr int TILES_M = WARP_M / MMA_M;
 constexpr int TILES_N = WARP_N / MMA_N;
@@ -62,7 +64,7 @@ __device__ void copy_tile(In* tile, const In* from, int64_t stride) {
 }
 
 template <typename In, typename Out, bool A_T, bool B_T>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     wmma_double_buffered_kernel(Gemm gemm, int64_t lda, int64_t ldb, int tiles_n) {
   __shared__ alignas(128) unsigned char shared[SHARED_BYTES];
   In* a_tiles = reinterpret_cast<In*>(shared);
