@@ -56,9 +56,7 @@ class Operators(NamedTuple):
     """``fused(a, b, c, *fusion.arguments(...))``: all that is asked."""
 
 
-def operators(
-    name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()
-) -> Operators:
+def operators(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> Operators:
     """The rung's operators for GPUs of that compute capability, built with further flags.
 
     Raises RuntimeError, with the remedy, where a compiler is missing or fails.
@@ -123,7 +121,9 @@ def _wanted_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tcgemm")
 
 
-def _load(name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...]) -> None:
+def _load(
+    name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...] = ()
+) -> None:
     library = _wanted_folder() / f"{symbol}.so"
     if _intact(library) and _opens(library):
         return
@@ -134,7 +134,7 @@ def _load(name: str, symbol: str, capability: tuple[int, int], defines: tuple[st
             if _intact(library) and _opens(library):
                 return
             logger.warning("the cached kernel %s is corrupt: it is compiled again", library)
-        _build(name, symbol, capability, defines, library)
+        _build(name, symbol, capability, library, defines)
 
 
 def _intact(library: Path) -> bool:
@@ -167,7 +167,11 @@ def _exclusive(path: Path) -> Iterator[None]:
 
 
 def _build(
-    name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...], library: Path
+    name: str,
+    symbol: str,
+    capability: tuple[int, int],
+    library: Path,
+    defines: tuple[str, ...] = (),
 ) -> None:
     nvcc = require_toolchain()
     # A fresh folder for each build: torch's own lock file, if its builder is killed, stays behind

@@ -57,7 +57,7 @@ def refuse_integer_epilogues(problem: Any) -> str | None:
     if problem.dtype_out != "int32":
         return None
     for name, value in (("alpha", problem.alpha), ("beta", problem.beta)):
-        if value != int(value):
+        if not float(value).is_integer():
             return f"{name}={value} is no integer, and C is int32: use a whole number, or a float"
     if problem.epilogue not in ("", "relu"):
         return f"the epilogue {problem.epilogue} has no int32 result: use relu, or convert C first"

@@ -5,8 +5,9 @@
 
 namespace tcgemm {
 
-// wmma::load_matrix_sync for a pointer to shared memory, a multiple of 16 bytes. `ld`, from row to
-// row or column to column, is in elements and makes a multiple of 16 bytes.
+// wmma::load_matrix_sync for a pointer to shared memory, which is read row by row (or column by
+// column): it is a multiple of their bytes in the tile, or of 32. `ld`, from row to row, is in
+// elements and makes a multiple of 16 bytes.
 template <typename Fragment, typename In>
 __device__ inline void load_fragment(Fragment& fragment, const In* tile, int ld) {
   nvcuda::wmma::load_matrix_sync(fragment, tile, ld);

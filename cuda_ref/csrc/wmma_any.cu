@@ -52,6 +52,16 @@ constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K * (BLOCK_M + PAD) <= A_TILE && BLOCK_K * (BLOCK_N + PAD) <= B_TILE);
 
+// What a build is for: the build system compiles one case at a time. By default it is all cases.
+template <typename In, bool PLAIN>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    PLAIN == TCGEMM_PLAIN &&
+    TCGEMM_IN == static_cast<int>(std::is_same_v<In, __half> ? DType::f16 : DType::bf16);
+#else
+    true;
+#endif
+
 template <bool FUSED, typename In, typename Out, bool A_T, bool B_T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     wmma_any_kernel(Operand a, Operand b, Matrix c, bool c_vectors, Epilogue<float> epilogue,
@@ -163,8 +173,13 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
     return with_layouts(gemm, [&](auto a_t, auto b_t) {
       using In = decltype(in);
       using Out = decltype(out);
-      return is_plain(gemm) ? with(wmma_any_kernel<false, In, Out, a_t.value, b_t.value>)
-                            : with(wmma_any_kernel<true, In, Out, a_t.value, b_t.value>);
+      if constexpr (BUILT<In, true>) {
+        if (is_plain(gemm)) return with(wmma_any_kernel<false, In, Out, a_t.value, b_t.value>);
+      }
+      if constexpr (BUILT<In, false>) {
+        return with(wmma_any_kernel<true, In, Out, a_t.value, b_t.value>);
+      }
+      return static_cast<int>(cudaErrorNotSupported);
     });
   });
 }

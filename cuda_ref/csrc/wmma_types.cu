@@ -12,7 +12,8 @@
 // block  2 x 2 warps step through K by 64 bytes: 64 int8, 32 float16, 16 float32, 8 float64
 // warp   64 x 64 of C, whose sums fill 128 registers of a thread; 64 x 32 where float64 fills as many
 //        or 3 x tf32 needs the room for its parts
-// mma    16 x 16 x 16, 32 x 8 x 16 or 8 x 32 x 16; 16 x 16 x 8 of tf32, 8 x 8 x 4 of float64
+// mma    16 x 16 x 16, 32 x 8 x 16 or 8 x 32 x 16; 16 x 16 x 8 of tf32 (see tf32.cuh), 8 x 8 x 4 of
+//        float64
 //
 // float32 as 3 x tf32: x = high + low, where high is the first 11 bits of the mantissa of x and low
 // the next 11. high * high + high * low + low * high misses 2^-22 of a product. The tensor cores cut
@@ -22,6 +23,7 @@
 #include "fragment.cuh"
 #include "order.cuh"
 #include "select.cuh"
+#include "tf32.cuh"
 #include "tile_copy.cuh"
 
 // What a build is for: the build system compiles one case at a time. By default it is all cases.
@@ -55,11 +57,11 @@ struct Shape {
   static constexpr int WARP_N = BLOCK_N / WARPS_N;
   // Elements that follow each row of a tile in shared memory, stored along K or across, so that no
   // two lanes of a load meet in a bank. ldmatrix reads 8 rows of 16 bytes: an odd number of 16 bytes
-  // from row to row. tf32 loads 4 neighbours along K by 8 rows of 4 bytes: 20 words from row to row,
-  // or, stored across K, 8 more than a multiple of 32. float64 loads 4 by 4 of 8 bytes, half a warp
-  // at a time: 4 more than a multiple of 8.
+  // from row to row. float64 loads 4 by 4 elements and tf32 4 rows by 4 pairs of floats, half a warp
+  // at a time, and rows 96 bytes apart suit both; stored across K, every second row of floats is to
+  // be 8 words further than a multiple of 32.
   template <bool ALONG_K>
-  static constexpr int PAD = (sizeof(In) < 4 || (sizeof(In) == 4 && ALONG_K) ? 16 : 32) / sizeof(In);
+  static constexpr int PAD = (sizeof(In) < 4 || (sizeof(In) == 4 && !ALONG_K) ? 16 : 32) / sizeof(In);
   static constexpr int most(int a, int b) { return a > b ? a : b; }
   static constexpr int A_TILE =
       most(BLOCK_M * (BLOCK_K + PAD<true>), BLOCK_K * (BLOCK_M + PAD<false>));
@@ -71,26 +73,19 @@ struct Shape {
   static constexpr int SHARED_BYTES = most(STAGES_BYTES, BLOCK_M * C_LD * int(sizeof(Sum)));
 };
 
-// Makes what the tensor cores take of a fragment's float32 elements: tf32 numbers, rounded; or
-// high and low. Where x is Inf or NaN high is 0, so that no Inf - Inf and no Inf * 0 arises.
-template <Compute COMPUTE, typename Fragment>
-__device__ inline void to_parts(Fragment* parts) {
-  if constexpr (COMPUTE == Compute::tf32 || COMPUTE == Compute::tf32x3) {
-#pragma unroll
-    for (int e = 0; e < parts[0].num_elements; ++e) {
-      const float x = parts[0].x[e];
-      if constexpr (COMPUTE == Compute::tf32) {
-        parts[0].x[e] = to_tf32(x);
-      } else {
-        const float high = fabsf(x) < INFINITY
-                               ? __uint_as_float(__float_as_uint(x) & 0xffffe000)
-                               : 0.0f;
-        parts[0].x[e] = high;
-        parts[1].x[e] = to_tf32(x - high);
-      }
-    }
-  }
-}
+// The fragments of a tile, from WMMA or, of tf32, from tf32.cuh.
+template <int M, int N, int K, typename Element, typename Sum, bool A_T, bool B_T>
+struct Fragments {
+  using A = wmma::fragment<wmma::matrix_a, M, N, K, Element, Layout<A_T>>;
+  using B = wmma::fragment<wmma::matrix_b, M, N, K, Element, Layout<B_T>>;
+  using Sums = wmma::fragment<wmma::accumulator, M, N, K, Sum>;
+};
+template <int M, int N, int K, bool A_T, bool B_T>
+struct Fragments<M, N, K, Tf32, float, A_T, B_T> {
+  using A = Tf32A<A_T>;
+  using B = Tf32B<B_T>;
+  using Sums = Tf32Sums;
+};
 
 template <Compute COMPUTE, typename In, typename Element, typename Sum, int MMA_M, int MMA_N,
           int MMA_K, bool A_T, bool B_T>
@@ -124,12 +119,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         b_tiles + stage * S::B_TILE, b, b_data, B_T ? n0 : k0, B_T ? k0 : n0);
   };
 
-  using Accumulator = wmma::fragment<wmma::accumulator, MMA_M, MMA_N, MMA_K, Sum>;
+  using Parts = Fragments<MMA_M, MMA_N, MMA_K, Element, Sum, A_T, B_T>;
+  using Accumulator = typename Parts::Sums;
   Accumulator accumulators[TILES_M][TILES_N];
 #pragma unroll
   for (int i = 0; i < TILES_M; ++i) {
 #pragma unroll
-    for (int j = 0; j < TILES_N; ++j) wmma::fill_fragment(accumulators[i][j], Sum(0));
+    for (int j = 0; j < TILES_N; ++j) fill_fragment(accumulators[i][j], Sum(0));
   }
 
   // Prologue. Each step commits one group, past K an empty one, so that NUM_STAGES - 1 groups are
@@ -153,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const In* b_tile = b_tiles + stage * S::B_TILE;
 #pragma unroll
     for (int k = 0; k < BLOCK_K; k += MMA_K) {
-      wmma::fragment<wmma::matrix_a, MMA_M, MMA_N, MMA_K, Element, Layout<A_T>> as[TILES_M][PARTS];
+      typename Parts::A as[TILES_M][PARTS];
 #pragma unroll
       for (int i = 0; i < TILES_M; ++i) {
         const int m = warp_m + i * MMA_M;
@@ -163,20 +159,20 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
       for (int j = 0; j < TILES_N; ++j) {
         const int n = warp_n + j * MMA_N;
-        wmma::fragment<wmma::matrix_b, MMA_M, MMA_N, MMA_K, Element, Layout<B_T>> bs[PARTS];
+        typename Parts::B bs[PARTS];
         load_fragment(bs[0], &b_tile[B_T ? n * B_LD + k : k * B_LD + n], B_LD);
         to_parts<COMPUTE>(bs);
 #pragma unroll
         for (int i = 0; i < TILES_M; ++i) {
           Accumulator& sum = accumulators[i][j];
           if constexpr (PARTS == 1) {
-            wmma::mma_sync(sum, as[i][0], bs[0], sum);
+            mma_sync(sum, as[i][0], bs[0], sum);
           } else {
             Accumulator products;
-            wmma::fill_fragment(products, Sum(0));
-            wmma::mma_sync(products, as[i][1], bs[0], products);
-            wmma::mma_sync(products, as[i][0], bs[1], products);
-            wmma::mma_sync(products, as[i][0], bs[0], products);
+            fill_fragment(products, Sum(0));
+            mma_sync(products, as[i][1], bs[0], products);
+            mma_sync(products, as[i][0], bs[1], products);
+            mma_sync(products, as[i][0], bs[0], products);
 #pragma unroll
             for (int e = 0; e < sum.num_elements; ++e) sum.x[e] += products.x[e];
           }
@@ -195,7 +191,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
     for (int j = 0; j < TILES_N; ++j) {
       const int at = (warp_m + i * MMA_M) * S::C_LD + warp_n + j * MMA_N;
-      wmma::store_matrix_sync(&c_tile[at], accumulators[i][j], S::C_LD, wmma::mem_row_major);
+      store_matrix_sync(&c_tile[at], accumulators[i][j], S::C_LD, wmma::mem_row_major);
     }
   }
   __syncthreads();
@@ -258,18 +254,17 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
       return start_shape<DType::u8, Compute::s32, unsigned char, int32_t>(gemm, stream);
     default: break;
   }
-  using wmma::precision::tf32;
   if constexpr (TCGEMM_BUILT(DType::f64, Compute::f64, true)) {
     if (gemm.in == DType::f64)
       return start<Compute::f64, double, double, double, 8, 8, 4>(gemm, stream);
   }
   if constexpr (TCGEMM_BUILT(DType::f32, Compute::tf32, true)) {
     if (gemm.compute == Compute::tf32)
-      return start<Compute::tf32, float, tf32, float, 16, 16, 8>(gemm, stream);
+      return start<Compute::tf32, float, Tf32, float, 16, 16, 8>(gemm, stream);
   }
   if constexpr (TCGEMM_BUILT(DType::f32, Compute::tf32x3, true)) {
     if (gemm.compute == Compute::tf32x3)
-      return start<Compute::tf32x3, float, tf32, float, 16, 16, 8>(gemm, stream);
+      return start<Compute::tf32x3, float, Tf32, float, 16, 16, 8>(gemm, stream);
   }
   return cudaErrorNotSupported;
 }

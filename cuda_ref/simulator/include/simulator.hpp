@@ -211,9 +211,13 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
 
 }  // namespace sm90
 
-// The wrapper of csrc/convert.cuh.
+// The wrappers of csrc/convert.cuh and csrc/tf32.cuh.
 
 inline float to_tf32(float x) { return simulator::tf32_of_float(x); }
+inline void mma_m16n8k8_tf32(float* d, const float* a, const float* b, TCGEMM_HERE) {
+  using simulator::Element;
+  simulator::mma_ptx(8, Element::tf32, Element::f32, Element::tf32, d, a, b, d, site);
+}
 
 // The wrappers of csrc/copy.cuh.
 
