@@ -55,11 +55,12 @@ struct Tiling {
 };
 
 // What a build is for: the build system compiles one case at a time. By default it is all cases.
-template <typename In, bool PLAIN>
+template <typename In, typename Out, bool PLAIN>
 constexpr bool BUILT =
 #ifdef TCGEMM_IN
     PLAIN == TCGEMM_PLAIN &&
-    TCGEMM_IN == static_cast<int>(std::is_same_v<In, __half> ? DType::f16 : DType::bf16);
+    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
+    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
 #else
     true;
 #endif
@@ -204,8 +205,9 @@ int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
   return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
     using In = decltype(in);
-    if constexpr (BUILT<In, PLAIN>)
-      return launch_clusters(wgmma_persistent<T, In, decltype(out), a, b, Extra>, clusters,
+    using Out = decltype(out);
+    if constexpr (BUILT<In, Out, PLAIN>)
+      return launch_clusters(wgmma_persistent<T, In, Out, a, b, Extra>, clusters,
                              schedule.cluster, dim3(T::THREADS), T::SHARED_BYTES, stream, a_map, b_map,
                              c_map, plain, schedule, k_tiles, extra);
     return static_cast<int>(cudaErrorNotSupported);

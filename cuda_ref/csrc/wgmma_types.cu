@@ -23,9 +23,10 @@
 
 // What a build is for: the build system compiles one case at a time. By default it is all cases.
 #ifdef TCGEMM_IN
-#define TCGEMM_BUILT(IN, COMPUTE) (int(IN) == TCGEMM_IN && int(COMPUTE) == TCGEMM_COMPUTE)
+#define TCGEMM_BUILT(IN, OUT, COMPUTE) \
+  (int(IN) == TCGEMM_IN && int(OUT) == TCGEMM_OUT && int(COMPUTE) == TCGEMM_COMPUTE)
 #else
-#define TCGEMM_BUILT(IN, COMPUTE) true
+#define TCGEMM_BUILT(IN, OUT, COMPUTE) true
 #endif
 
 namespace {
@@ -256,43 +257,48 @@ int launch_mode(const Gemm& gemm, cudaStream_t stream) {
                          epilogue_of<typename Mode::Acc>(gemm));
 }
 
-// The case of IN and COMPUTE, where this build has it.
-template <DType IN, Compute COMPUTE, typename Mode>
+// The case of IN, OUT and COMPUTE, where this build has it.
+template <DType IN, DType OUT, Compute COMPUTE, typename Mode, typename Out>
 int launch_case(const Gemm& gemm, cudaStream_t stream) {
-  if constexpr (TCGEMM_BUILT(IN, COMPUTE)) {
-    if constexpr (Mode::INTEGERS) return launch_mode<Mode, int32_t>(gemm, stream);
-    if constexpr (Mode::ITEM == 1 && !Mode::INTEGERS) {
-      if (gemm.out == DType::f16) return launch_mode<Mode, __half>(gemm, stream);
-      if (gemm.out == DType::bf16) return launch_mode<Mode, __nv_bfloat16>(gemm, stream);
-    }
-    if constexpr (!Mode::INTEGERS) return launch_mode<Mode, float>(gemm, stream);
-  }
+  if constexpr (TCGEMM_BUILT(IN, OUT, COMPUTE)) return launch_mode<Mode, Out>(gemm, stream);
   return cudaErrorNotSupported;
+}
+
+template <DType IN, Compute COMPUTE, typename Mode>
+int launch_outputs(const Gemm& gemm, cudaStream_t stream) {
+  switch (gemm.out) {
+    case DType::f16: return launch_case<IN, DType::f16, COMPUTE, Mode, __half>(gemm, stream);
+    case DType::bf16:
+      return launch_case<IN, DType::bf16, COMPUTE, Mode, __nv_bfloat16>(gemm, stream);
+    default: return launch_case<IN, DType::f32, COMPUTE, Mode, float>(gemm, stream);
+  }
 }
 
 // The 8-bit floats, promoted or not.
 template <DType IN, Mma MMA>
 int launch_floats(const Gemm& gemm, cudaStream_t stream) {
   return gemm.compute == Compute::fast
-             ? launch_case<IN, Compute::fast, Mode<MMA, 1, false>>(gemm, stream)
-             : launch_case<IN, Compute::f32, Mode<MMA, 1, true>>(gemm, stream);
+             ? launch_outputs<IN, Compute::fast, Mode<MMA, 1, false>>(gemm, stream)
+             : launch_outputs<IN, Compute::f32, Mode<MMA, 1, true>>(gemm, stream);
 }
 
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
+  using X = Compute;
+  using D = DType;
   switch (gemm.in) {
-    case DType::s8:
-      return launch_case<DType::s8, Compute::s32, Mode<Mma::s8, 1, false>>(gemm, stream);
-    case DType::u8:
-      return launch_case<DType::u8, Compute::s32, Mode<Mma::u8, 1, false>>(gemm, stream);
-    case DType::e4m3: return launch_floats<DType::e4m3, Mma::e4m3>(gemm, stream);
-    case DType::e5m2: return launch_floats<DType::e5m2, Mma::e5m2>(gemm, stream);
-    case DType::f32:
-      return gemm.compute == Compute::tf32
-                 ? launch_case<DType::f32, Compute::tf32, Mode<Mma::tf32, 1, false>>(gemm, stream)
-                 : launch_case<DType::f32, Compute::tf32x3, Mode<Mma::tf32, 3, true>>(gemm, stream);
+    case D::s8:
+      return launch_case<D::s8, D::s32, X::s32, Mode<Mma::s8, 1, false>, int32_t>(gemm, stream);
+    case D::u8:
+      return launch_case<D::u8, D::s32, X::s32, Mode<Mma::u8, 1, false>, int32_t>(gemm, stream);
+    case D::e4m3: return launch_floats<D::e4m3, Mma::e4m3>(gemm, stream);
+    case D::e5m2: return launch_floats<D::e5m2, Mma::e5m2>(gemm, stream);
+    case D::f32:
+      if (gemm.compute == X::tf32)
+        return launch_case<D::f32, D::f32, X::tf32, Mode<Mma::tf32, 1, false>, float>(gemm, stream);
+      return launch_case<D::f32, D::f32, X::tf32x3, Mode<Mma::tf32, 3, true>, float>(gemm, stream);
     default: return cudaErrorNotSupported;
   }
 }
