@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t low_part(uint32_t x) {
 // see them, each thread must run fence_proxy_async before it says that it is done.
 template <uint32_t BYTES, uint32_t THREADS>
 __device__ __forceinline__ void split_float32(uint32_t tile, uint32_t thread) {
-  constexpr uint32_t BATCH = 4;  // vectors in flight
+  constexpr uint32_t BATCH = 5;  // vectors in flight
   for (uint32_t first = thread * 16; first < BYTES; first += BATCH * THREADS * 16) {
     uint4 x[BATCH];
 #pragma unroll

@@ -9,7 +9,8 @@
 //                from zero and added in float32 registers. tf32x3: three warps that the producer
 //                leaves idle split each stage x = hi + lo, and hi hi + hi lo + lo hi are multiplied
 //                (lo lo is below 2^-22); hi is x itself, whose lower bits the tensor cores ignore.
-// STILL MISSING  a second tile where C has few of these.
+// STILL MISSING  a second tile where C has few of these. Built for one case of TCGEMM_IN, TCGEMM_OUT
+//                and TCGEMM_COMPUTE at a time (wgmma_mode.cuh).
 //
 // grid       as few clusters of 1 or 2 blocks along M as finish in the same number of rounds
 // block      one producer and CONSUMERS consumer warpgroups; BLOCK_M x BLOCK_N of C, BLOCK_N 256,
@@ -18,15 +19,8 @@
 #include "pack.cuh"
 #include "split.cuh"
 #include "wgmma_epilogue.cuh"
-#include "wgmma_kmajor.cuh"
+#include "wgmma_mode.cuh"
 #include "wgmma_schedule.cuh"
-
-// What a build is for: the build system compiles one case at a time. By default it is all cases.
-#ifdef TCGEMM_IN
-#define TCGEMM_BUILT(IN, COMPUTE) (int(IN) == TCGEMM_IN && int(COMPUTE) == TCGEMM_COMPUTE)
-#else
-#define TCGEMM_BUILT(IN, COMPUTE) true
-#endif
 
 namespace {
 
@@ -49,18 +43,12 @@ constexpr uint32_t RING_BYTES = 192 * 1024;
 constexpr uint32_t SHARED_BYTES = RING_BYTES + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES + 1024;
 static_assert(SHARED_BYTES <= 232448 - 256, "an SM gives a block 227 KB, barriers included");
 
-// One way to multiply. PRODUCTS: wgmma for each 32 bytes of K, 3 for tf32x3.
-template <Mma MMA_, int PRODUCTS_, bool PROMOTE_>
-struct Mode {
-  static constexpr Mma MMA = MMA_;
-  static constexpr int PRODUCTS = PRODUCTS_;
-  static constexpr bool PROMOTE = PROMOTE_;
-  static constexpr bool INTEGERS = MMA == Mma::s8 || MMA == Mma::u8;
-  using Acc = std::conditional_t<INTEGERS, int32_t, float>;
-  static constexpr int ITEM = MMA == Mma::tf32 ? 4 : 1;  // bytes
-  static constexpr int N = PROMOTE ? PROMOTE_BLOCK_N : BLOCK_N;
+// What the mode decides. LOADED_BYTES: of a stage, by TMA; tf32x3 has as many for the low parts.
+template <typename Mode>
+struct Tiling {
+  static constexpr int N = Mode::PROMOTE ? PROMOTE_BLOCK_N : BLOCK_N;
   static constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K, LOADED_BYTES = A_BYTES + N * BLOCK_K;
-  static constexpr uint32_t STAGE_BYTES = LOADED_BYTES * (PRODUCTS == 3 ? 2 : 1);
+  static constexpr uint32_t STAGE_BYTES = LOADED_BYTES * (Mode::SPLIT ? 2 : 1);
   static constexpr uint32_t NUM_STAGES = RING_BYTES / STAGE_BYTES;
   using Tiles = Schedule<BLOCK_M, N, GROUP_M>;
 };
@@ -69,11 +57,12 @@ template <typename Mode, typename Out>
 __global__ void __launch_bounds__(THREADS, 1)
     wgmma_types(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
-                typename Mode::Tiles schedule, int k_tiles,
+                typename Tiling<Mode>::Tiles schedule, int k_tiles,
                 const __grid_constant__ Epilogue<typename Mode::Acc> epilogue) {
   using Acc = typename Mode::Acc;
-  constexpr uint32_t NUM_STAGES = Mode::NUM_STAGES, STAGE_BYTES = Mode::STAGE_BYTES;
-  constexpr bool SPLIT = Mode::PRODUCTS == 3;
+  using T = Tiling<Mode>;
+  constexpr uint32_t NUM_STAGES = T::NUM_STAGES, STAGE_BYTES = T::STAGE_BYTES;
+  constexpr bool SPLIT = Mode::SPLIT;
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[3 * NUM_STAGES];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
@@ -118,17 +107,17 @@ __global__ void __launch_bounds__(THREADS, 1)
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, tile = ring + stage * STAGE_BYTES;
           const int k = k_tile * (BLOCK_K / Mode::ITEM);
-          mbarrier_arrive_expect_tx(barrier, Mode::LOADED_BYTES);
+          mbarrier_arrive_expect_tx(barrier, T::LOADED_BYTES);
           load_tile<Major::K, BLOCK_M, true>(tile, &a_map, barrier, m, k, z * schedule.a_step);
-          load_tile_multicast<Major::K, Mode::N, true, Mode::N / 2>(
-              tile + Mode::A_BYTES, &b_map, barrier, n, k, rank, cluster, z * schedule.b_step);
+          load_tile_multicast<Major::K, T::N, true, T::N / 2>(
+              tile + T::A_BYTES, &b_map, barrier, n, k, rank, cluster, z * schedule.b_step);
         }
       }
     } else if (SPLIT && warp > 0) {
       for (int index = first; index < tiles; index += step) {
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile, advance()) {
           mbarrier_try_wait_parity(full + 8 * stage, phase);
-          split_float32<Mode::LOADED_BYTES, 32 * SPLITTERS>(ring + stage * STAGE_BYTES,
+          split_float32<T::LOADED_BYTES, 32 * SPLITTERS>(ring + stage * STAGE_BYTES,
                                                             threadIdx.x - 32);
           fence_proxy_async();
           __syncwarp();
@@ -142,15 +131,15 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int consumer = warp / 4 - 1;
     const bool stores = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
     const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
-    const uint64_t b_desc = wgmma_descriptor(ring + Mode::A_BYTES);
+    const uint64_t b_desc = wgmma_descriptor(ring + T::A_BYTES);
     const uint32_t chunks = ring + RING_BYTES + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
     // Two sets of accumulators where they are promoted: while one is added, the other is multiplied.
-    Acc d[Mode::PROMOTE ? 2 : 1][Mode::N / 2], sums[Mode::PROMOTE ? Mode::N / 2 : 1];
-    const auto multiply = [&](Acc(&d)[Mode::N / 2], bool more) {
+    Acc d[Mode::PROMOTE ? 2 : 1][T::N / 2], sums[Mode::PROMOTE ? T::N / 2 : 1];
+    const auto multiply = [&](Acc(&d)[T::N / 2], bool more) {
       mbarrier_try_wait_parity(full + 8 * stage, phase);
       if constexpr (SPLIT) mbarrier_try_wait_parity(split + 8 * stage, phase);
       constexpr uint64_t PER_MMA_K = DESCRIPTOR_PER_MMA_K<Major::K>;
-      constexpr uint64_t LOW = Mode::LOADED_BYTES >> 4;
+      constexpr uint64_t LOW = T::LOADED_BYTES >> 4;
       const uint64_t a = a_desc + stage * (STAGE_BYTES >> 4);
       const uint64_t b = b_desc + stage * (STAGE_BYTES >> 4);
       wgmma_fence();
@@ -191,18 +180,18 @@ __global__ void __launch_bounds__(THREADS, 1)
           wgmma_wait_group<1>();
           if (k_tile > 0) release(2);
         }
-        rows.load(epilogue, m, n, Mode::N, schedule.M, schedule.N);
+        rows.load(epilogue, m, n, T::N, schedule.M, schedule.N);
         ahead.load(epilogue, rows, m, n, schedule.M, schedule.N, z);
         wgmma_wait_group<0>();
         release(1);
         finish(d[0]);
       } else {
-        const auto add = [&](const Acc(&d)[Mode::N / 2]) {
+        const auto add = [&](const Acc(&d)[T::N / 2]) {
 #pragma unroll
-          for (int i = 0; i < Mode::N / 2; ++i) sums[i] += d[i];
+          for (int i = 0; i < T::N / 2; ++i) sums[i] += d[i];
         };
 #pragma unroll
-        for (int i = 0; i < Mode::N / 2; ++i) sums[i] = 0;
+        for (int i = 0; i < T::N / 2; ++i) sums[i] = 0;
         const auto step_over = [&](auto& next, const auto& last) {
           multiply(next, false);
           wgmma_wait_group<1>();
@@ -215,7 +204,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           step_over(d[1], d[0]);
           step_over(d[0], d[1]);
         }
-        if constexpr (!SPLIT) rows.load(epilogue, m, n, Mode::N, schedule.M, schedule.N);
+        if constexpr (!SPLIT) rows.load(epilogue, m, n, T::N, schedule.M, schedule.N);
         if (k_tile < k_tiles) {
           step_over(d[1], d[0]);
           wgmma_wait_group<0>();
@@ -225,7 +214,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           add(d[0]);
         }
         release(1);
-        if constexpr (SPLIT) rows.load(epilogue, m, n, Mode::N, schedule.M, schedule.N);
+        if constexpr (SPLIT) rows.load(epilogue, m, n, T::N, schedule.M, schedule.N);
         ahead.load(epilogue, rows, m, n, schedule.M, schedule.N, z);
         finish(sums);
       }
@@ -241,12 +230,13 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename Mode, typename Out>
 int launch_mode(const Gemm& gemm, cudaStream_t stream) {
   CUtensorMap a_map, b_map, c_map{};
-  typename Mode::Tiles schedule;
+  typename Tiling<Mode>::Tiles schedule;
   unsigned clusters;
-  constexpr bool ROUNDS = Mode::MMA == Mma::tf32 && Mode::PRODUCTS == 1;
+  using T = Tiling<Mode>;
+  constexpr bool ROUNDS = Mode::MMA == Mma::tf32 && !Mode::SPLIT;
   int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, BLOCK_M, ROUNDS, stream, &a_map);
   if (error == cudaSuccess)
-    error = kmajor_map(gemm, gemm.b, true, BLOCK_K, Mode::N / 2, ROUNDS, stream, &b_map);
+    error = kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, ROUNDS, stream, &b_map);
   if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
   const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, gemm.batch);
@@ -256,43 +246,11 @@ int launch_mode(const Gemm& gemm, cudaStream_t stream) {
                          epilogue_of<typename Mode::Acc>(gemm));
 }
 
-// The case of IN and COMPUTE, where this build has it.
-template <DType IN, Compute COMPUTE, typename Mode>
-int launch_case(const Gemm& gemm, cudaStream_t stream) {
-  if constexpr (TCGEMM_BUILT(IN, COMPUTE)) {
-    if constexpr (Mode::INTEGERS) return launch_mode<Mode, int32_t>(gemm, stream);
-    if constexpr (Mode::ITEM == 1 && !Mode::INTEGERS) {
-      if (gemm.out == DType::f16) return launch_mode<Mode, __half>(gemm, stream);
-      if (gemm.out == DType::bf16) return launch_mode<Mode, __nv_bfloat16>(gemm, stream);
-    }
-    if constexpr (!Mode::INTEGERS) return launch_mode<Mode, float>(gemm, stream);
-  }
-  return cudaErrorNotSupported;
-}
-
-// The 8-bit floats, promoted or not.
-template <DType IN, Mma MMA>
-int launch_floats(const Gemm& gemm, cudaStream_t stream) {
-  return gemm.compute == Compute::fast
-             ? launch_case<IN, Compute::fast, Mode<MMA, 1, false>>(gemm, stream)
-             : launch_case<IN, Compute::f32, Mode<MMA, 1, true>>(gemm, stream);
-}
-
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
-  switch (gemm.in) {
-    case DType::s8:
-      return launch_case<DType::s8, Compute::s32, Mode<Mma::s8, 1, false>>(gemm, stream);
-    case DType::u8:
-      return launch_case<DType::u8, Compute::s32, Mode<Mma::u8, 1, false>>(gemm, stream);
-    case DType::e4m3: return launch_floats<DType::e4m3, Mma::e4m3>(gemm, stream);
-    case DType::e5m2: return launch_floats<DType::e5m2, Mma::e5m2>(gemm, stream);
-    case DType::f32:
-      return gemm.compute == Compute::tf32
-                 ? launch_case<DType::f32, Compute::tf32, Mode<Mma::tf32, 1, false>>(gemm, stream)
-                 : launch_case<DType::f32, Compute::tf32x3, Mode<Mma::tf32, 3, true>>(gemm, stream);
-    default: return cudaErrorNotSupported;
-  }
+  return with_modes(gemm, [&](auto mode, auto out) {
+    return launch_mode<decltype(mode), decltype(out)>(gemm, stream);
+  });
 }
