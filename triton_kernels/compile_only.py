@@ -31,6 +31,7 @@ OPCODES = (
     "HMMA",
     "IMMA",
     "DMMA",
+    "FFMA",
     "UTMALDG",
     "UTMASTG",
     "LDGSTS",
@@ -42,7 +43,7 @@ OPCODES = (
     "STL",
 )
 """Instructions that are counted: wgmma (of 16-bit floats and tf32, of integers, of 8-bit floats),
-mma.sync (of floats, integers, float64), TMA load and store, cp.async, plain global load and store,
+mma.sync (of floats, integers, float64), float32 on CUDA cores, TMA load and store, cp.async, plain global load and store,
 ldmatrix, barriers, local-memory load and store (spills)."""
 
 
