@@ -43,8 +43,8 @@ OPCODES = (
     "STL",
 )
 """Instructions that are counted: wgmma (of 16-bit floats and tf32, of integers, of 8-bit floats),
-mma.sync (of floats, integers, float64), float32 on CUDA cores, TMA load and store, cp.async, plain global load and store,
-ldmatrix, barriers, local-memory load and store (spills)."""
+mma.sync (of floats, integers, float64), multiply-add on CUDA cores, TMA load and store, cp.async,
+plain global load and store, ldmatrix, barriers, local-memory load and store (spills)."""
 
 
 @dataclass(frozen=True)
