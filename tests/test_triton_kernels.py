@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from importlib import import_module
 
 import pytest
 import torch
 
 from tcgemm import dispatch
 
+plans = import_module("tcgemm.triton_kernels.plans")
+
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 RUNGS = [row.name for row in dispatch.ladder("triton") if DEVICE in row.devices]
-POINTER_RUNGS = [name for name in RUNGS if name not in ("descriptor", "warp_specialized")]
+TMA_RUNGS = ("descriptor", "split_k", "warp_specialized")
+POINTER_RUNGS = [name for name in RUNGS if name not in TMA_RUNGS]
 LAYOUTS = ("nn", "nt", "tn", "tt")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = ((F16, F16), (F16, F32), (BF16, BF16), (BF16, F32))
@@ -105,6 +109,11 @@ def run(name: str, a, b, c, plan: Mapping[str, int] | None = None) -> None:
     if reason is not None and CUDA and ("capability" in reason or "whole units" in reason):
         pytest.skip(reason)
     assert reason is None, reason
+    if plan is not None:
+        # As a table's config: parts, whole tiles and orientation are counted for the problem.
+        turned = problem.M > problem.N
+        problem = plans._transposed(problem) if turned and name in plans.DIVIDING else problem
+        plan = plans.divide(name, dict(plan), problem, 5, turned)
     dispatch.load("triton", name)(a, b, c, **(plan or kernel.plan(problem)))
 
 
