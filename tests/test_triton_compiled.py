@@ -20,6 +20,24 @@ LIMITS = {(8, 0): 166_912, (9, 0): 232_448}
 LDGSTS_RUNGS = ("pipelined", "persistent", "skinny")
 
 
+def problem_on(capability: tuple[int, int], dtype_out: str = "bfloat16"):
+    from tcgemm.problem import Problem
+
+    row_major = (4096, 1)
+    return Problem(
+        M=4096,
+        N=4096,
+        K=4096,
+        dtype_in="bfloat16",
+        dtype_out=dtype_out,
+        a_strides=row_major,
+        b_strides=row_major,
+        c_strides=row_major,
+        device="meta",
+        capability=capability,
+    )
+
+
 def thin_size(when: dict) -> dict[str, int]:
     """A problem with M <= N that meets the conditions."""
     if not when.get("aligned", True):
@@ -216,24 +234,6 @@ def test_a_failed_compilation_names_the_request():
     plan = {"BLOCK_M": 48, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
     with pytest.raises(RuntimeError, match="BLOCK_M': 48"):
         compile_only.compile_rungs([Request("naive", plan)])
-
-
-def problem_on(capability: tuple[int, int], dtype_out: str = "bfloat16"):
-    from tcgemm.problem import Problem
-
-    row_major = (4096, 1)
-    return Problem(
-        M=4096,
-        N=4096,
-        K=4096,
-        dtype_in="bfloat16",
-        dtype_out=dtype_out,
-        a_strides=row_major,
-        b_strides=row_major,
-        c_strides=row_major,
-        device="meta",
-        capability=capability,
-    )
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
