@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -24,7 +25,36 @@ DEEP = {
     "NUM_WARPS": 8,
 }
 LIMITS = {(8, 0): 166_912, (9, 0): 232_448}
-LDGSTS_RUNGS = ("pipelined", "persistent")
+LDGSTS_RUNGS = ("pipelined", "persistent", "skinny")
+
+
+def problem_on(capability: tuple[int, int], dtype_out: str = "bfloat16"):
+    from tcgemm.problem import Problem
+
+    row_major = (4096, 1)
+    return Problem(
+        M=4096,
+        N=4096,
+        K=4096,
+        dtype_in="bfloat16",
+        dtype_out=dtype_out,
+        a_strides=row_major,
+        b_strides=row_major,
+        c_strides=row_major,
+        device="meta",
+        capability=capability,
+    )
+
+
+def thin_size(when: dict) -> dict[str, int]:
+    """A problem with M <= N that meets the conditions."""
+    if not when.get("aligned", True):
+        return {"M": 33, "N": 4001, "K": 4104}
+    side = math.isqrt(when.get("MN_max", 4096**2)) // 64 * 64
+    N = min(when.get("N_max", max(side, 4096 if "M_max" in when else side)), 28672)
+    N = max(N // 16 * 16, when.get("N_min", 0) // 16 * 16)
+    K = max(when.get("K_min", 0), min(when.get("K_max", 4096), 4096))
+    return {"M": min(when.get("M_max", side), N), "N": N, "K": K}
 
 
 def shipped() -> list:
@@ -43,6 +73,10 @@ def shipped() -> list:
                     cases.append(("nn", "float32"))
                 for layout, dtype_out in cases:
                     fitted = plans.fit(kernel, row["config"], dtype_out, LIMITS[capability])
+                    if kernel in plans.DIVIDING:
+                        size = thin_size(when)
+                        problem = replace(problem_on(capability, dtype_out), **size)
+                        fitted = plans.divide(kernel, fitted, problem, 132, False)
                     request = Request(
                         kernel,
                         fitted,
@@ -150,7 +184,8 @@ def results(kernel: str, capability: tuple[int, int]) -> dict[str, object]:
 
 def name_of(request) -> str:
     settings = "-".join(str(value) for value in request.plan.values())
-    aligned = "" if request.K == 4096 else "-unaligned"
+    aligned = "" if request.K % 16 == 0 else "-unaligned"
+    aligned += f"-{request.M}x{request.N}" if request.kernel in plans.DIVIDING else ""
     sm = "{}{}".format(*request.capability)
     return f"{request.kernel}-sm{sm}-{settings}-{request.layout}-{request.dtype_out}{aligned}"
 
@@ -174,6 +209,13 @@ def test_a_shipped_configuration_compiles_well(wanted):
         assert counts["UTMASTG"] == stores, "each consumer stores its pieces, once a tile"
         assert counts["LDG"] == counts["STG"] == counts["LDGSTS"] == 0
         assert "C7508" not in built.log, "registers are not moved to the consumers"
+    elif wanted.kernel == "split_k":
+        assert counts["UTMALDG"] > 0
+        assert counts["UTMASTG"] == (2 if wanted.plan["WHOLE"] else 0), (
+            "whole tiles leave in halves"
+        )
+        assert counts["LDG"] == counts["LDGSTS"] == 0
+        assert (counts["STG"] > 0) == (wanted.plan["SPLITS"] > 1), "parts leave by plain stores"
     elif wanted.kernel in LDGSTS_RUNGS and wanted.K == 4096:
         assert counts["LDGSTS"] > 0
         assert counts["LDG"] == 0, "a copy fell to scalar loads"
@@ -304,24 +346,6 @@ def test_a_failed_compilation_names_the_request():
     plan = {"BLOCK_M": 48, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
     with pytest.raises(RuntimeError, match="BLOCK_M': 48"):
         compile_only.compile_rungs([Request("naive", plan)])
-
-
-def problem_on(capability: tuple[int, int], dtype_out: str = "bfloat16"):
-    from tcgemm.problem import Problem
-
-    row_major = (4096, 1)
-    return Problem(
-        M=4096,
-        N=4096,
-        K=4096,
-        dtype_in="bfloat16",
-        dtype_out=dtype_out,
-        a_strides=row_major,
-        b_strides=row_major,
-        c_strides=row_major,
-        device="meta",
-        capability=capability,
-    )
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])

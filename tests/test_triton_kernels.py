@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from importlib import import_module
 
 import pytest
 import torch
 
 from tcgemm import dispatch
 
+plans = import_module("tcgemm.triton_kernels.plans")
+
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 RUNGS = [row.name for row in dispatch.ladder("triton") if DEVICE in row.devices]
-POINTER_RUNGS = [name for name in RUNGS if name not in ("descriptor", "warp_specialized")]
+TMA_RUNGS = ("descriptor", "split_k", "warp_specialized")
+POINTER_RUNGS = [name for name in RUNGS if name not in TMA_RUNGS]
 LAYOUTS = ("nn", "nt", "tn", "tt")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = ((F16, F16), (F16, F32), (BF16, BF16), (BF16, F32))
@@ -90,12 +94,15 @@ def small(name: str) -> dict[str, int]:
         "CONSUMERS": 1,
         "PIECES": 1,
         "BUFFERS": 1,
+        "SPLITS": 3,
+        "EARLY": 0,
     }
     if name == "warp_specialized":
         # A warpgroup multiplies 64 rows at least.
         config["BLOCK_M"] = 64
     problem = dispatch.problem_of(*(matrix(32, 32, F16, "n") for _ in range(3)))
-    return {key: config[key] for key in dispatch.find("triton", name).plan(problem)}
+    plan = dispatch.find("triton", name).plan(problem)
+    return {key: config[key] for key in plan if key in config}
 
 
 def run(name: str, a, b, c, plan: Mapping[str, int] | None = None) -> None:
@@ -105,6 +112,11 @@ def run(name: str, a, b, c, plan: Mapping[str, int] | None = None) -> None:
     if reason is not None and CUDA and ("capability" in reason or "whole units" in reason):
         pytest.skip(reason)
     assert reason is None, reason
+    if plan is not None:
+        # As a table's config: parts, whole tiles and orientation are counted for the problem.
+        turned = problem.M > problem.N
+        problem = plans._transposed(problem) if turned and name in plans.DIVIDING else problem
+        plan = plans.divide(name, dict(plan), problem, 5, turned)
     dispatch.load("triton", name)(a, b, c, **(plan or kernel.plan(problem)))
 
 
@@ -166,7 +178,7 @@ def test_every_tile_is_visited(name, size):
     M, N, K = size
     a, b = matrix(M, K, F16, "n", "integers"), matrix(K, N, F16, "t", "integers")
     c = matrix(M, N, F32, "n", "nan")
-    run(name, a, b, c, {**small(name), **({"GROUP_M": 4} if name != "naive" else {})})
+    run(name, a, b, c, {k: 4 if k == "GROUP_M" else v for k, v in small(name).items()})
     assert torch.equal(c.cpu(), a.float().cpu() @ b.float().cpu())
 
 

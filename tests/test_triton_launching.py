@@ -18,7 +18,6 @@ from tcgemm import accuracy, dispatch
 from tcgemm.problem import Fusion
 
 launching = import_module("tcgemm.triton_kernels.launching")
-triton_kernels = import_module("tcgemm.triton_kernels")
 CUDA = torch.cuda.is_available()
 
 
@@ -274,7 +273,7 @@ def test_memory_is_bounded(gpu, monkeypatch):
 
 def test_a_bound_call_looks_at_addresses_alone(gpu):
     kernel, a, b, c = Kernel(), tensor(), tensor(), tensor()
-    bound = launching.bind(kernel, plain, None, a, b, c, {"TILE": 16})
+    bound = launching.bind(kernel, plain, None, a, b, c, TILE=16)
     bound(a, b, c)
     assert (len(kernel.long_way), len(kernel.short_way)) == (1, 0)
     x = tensor()
@@ -396,7 +395,7 @@ def test_a_bound_call_is_right(name):
     problem = dispatch.problem_of(a, b, c)
     if row.why_not(problem) is not None:
         pytest.skip("refused")
-    bound = triton_kernels.bind(name, a, b, c, row.plan(problem))
+    bound = dispatch.load("triton", name).prepare(a, b, c, **row.plan(problem))
     for _ in range(3):
         a, b, c = (torch.randn(256, 256, device="cuda").half() for _ in range(3))
         for x, y in ((a, b), (a, a), (b, a)):

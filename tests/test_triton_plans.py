@@ -161,15 +161,104 @@ def test_the_best_rung_falls_back_to_pointers_and_says_why_by_name():
     a, b = torch.ones(80, 9, dtype=torch.float16), torch.ones(9, 8, dtype=torch.float16)
     problem = dispatch.problem_of(a, b, a.new_empty(80, 8))
     assert dispatch.choose(problem, "triton").name == "pipelined"
+    tall = replace(problem, M=800, N=800, b_strides=(800, 1), c_strides=(800, 1))
+    assert dispatch.choose(tall, "triton").name == "persistent"
     with pytest.raises(tcgemm.UnsupportedError, match="pitch of 9 elements, 18 bytes"):
         dispatch.choose(problem, "triton", "descriptor")
 
 
-def test_few_rows_go_to_the_rung_measured_faster():
-    few = replace(SQUARE, M=16, device="cuda")
-    assert dispatch.choose(few, "triton").name == "skinny"
-    assert dispatch.choose(few, "triton", "descriptor").name == "descriptor"
-    assert dispatch.choose(replace(few, M=4096), "triton").name == "warp_specialized"
+def asked(M, N, K, layout="nt", **changes):
+    """A plain product on a GPU of the H200's kind."""
+    problem = replace(
+        SQUARE,
+        M=M,
+        N=N,
+        K=K,
+        a_strides=(K, 1) if layout[0] == "n" else (1, M),
+        b_strides=(N, 1) if layout[1] == "n" else (1, K),
+        c_strides=(N, 1),
+        device="cuda",
+    )
+    return replace(problem, **changes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "name"),
+    [
+        ((16, 4096, 4096), "nt", "skinny"),
+        ((4096, 16, 4096), "nn", "skinny"),
+        ((1, 28672, 4096), "nn", "pipelined"),
+        ((64, 2112, 7168), "nt", "skinny"),
+        ((64, 28672, 4096), "nt", "descriptor"),
+        ((64, 4096, 14336), "nt", "warp_specialized"),
+        ((128, 8192, 8192), "nt", "split_k"),
+        ((8192, 128, 8192), "nt", "split_k"),
+        ((256, 256, 16384), "nt", "split_k"),
+        ((4096, 2112, 7168), "nt", "split_k"),
+        ((1024, 1024, 1024), "nt", "warp_specialized"),
+        ((4096, 4096, 4096), "nt", "warp_specialized"),
+        ((16, 4097, 4096), "nt", "pipelined"),
+        ((1000, 1001, 1003), "nt", "persistent"),
+    ],
+    ids=str,
+)
+def test_the_rung_measured_fastest_is_chosen(shape, layout, name):
+    problem = asked(*shape, layout)
+    assert dispatch.choose(problem, "triton").name == name
+    assert dispatch.choose(problem, "triton", "persistent").name == "persistent"
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+@pytest.mark.parametrize("shape", [(16, 4096, 4096), (64, 4096, 4096), (128, 8192, 8192)], ids=str)
+def test_a_rung_that_the_gpu_lacks_is_not_waited_for(capability, shape):
+    chosen = dispatch.choose(asked(*shape, capability=capability), "triton")
+    assert chosen.capability <= capability
+    assert chosen.name not in ("naive", "grouped", "warp_specialized")
+
+
+@pytest.mark.parametrize("change", [{"alpha": 2.0}, {"epilogue": "relu"}, {"batch": 3}], ids=str)
+def test_tables_of_plain_products_say_nothing_of_others(change):
+    """What divides K fuses nothing; with few rows pointers are best, else TMA."""
+    few = asked(16, 4096, 4096, **change)
+    assert plans.preferred(few) is None
+    assert dispatch.choose(few, "triton").name == "pipelined"
+    assert dispatch.choose(replace(few, M=128), "triton").name == "descriptor"
+
+
+@pytest.mark.parametrize(
+    ("shape", "whole", "parts"),
+    [
+        ((256, 256, 16384), 0, 8),
+        ((512, 512, 8192), 0, 4),
+        ((512, 512, 512), 64, 1),
+        ((4096, 2112, 7168), 264, 16),
+        ((128, 8192, 8192), 128, 1),
+        ((128, 4096, 14336), 0, 2),
+        ((128, 128, 64), 2, 1),
+    ],
+    ids=str,
+)
+def test_what_fills_no_wave_is_divided(shape, whole, parts):
+    """Of 132 SMs: 4096 x 2112 is 272 tiles, two waves and 8 tiles, in 16 parts each."""
+    plan = dispatch.find("triton", "split_k").plan(replace(asked(*shape), device="meta"))
+    assert (plan["WHOLE"], plan["SPLITS"]) == (whole, parts)
+
+
+@pytest.mark.parametrize("K", [1, 64, 128, 129, 257, 4096])
+@pytest.mark.parametrize("name", ["skinny", "split_k"])
+def test_no_part_is_without_a_step_of_k(name, K):
+    plan = dispatch.find("triton", name).plan(replace(asked(16, 256, K), device="meta"))
+    assert 1 <= plan["SPLITS"] <= -(-K // plan["BLOCK_K"])
+    assert plan["SPLITS"] <= plans.MOST_PARTS
+
+
+@pytest.mark.parametrize("name", ["skinny", "split_k"])
+def test_a_problem_and_its_transpose_take_the_same_tiles(name):
+    row = dispatch.find("triton", name)
+    thin = dict(row.plan(replace(asked(16, 4096, 4096, "nt"), device="meta")))
+    tall = dict(row.plan(replace(asked(4096, 16, 4096, "nt"), device="meta")))
+    assert thin.pop("SWAP") == 1 - tall.pop("SWAP")
+    assert thin == tall
 
 
 def test_every_table_ends_without_conditions_and_covers_every_rung():

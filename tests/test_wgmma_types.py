@@ -95,9 +95,13 @@ def test_scales_bias_and_residual(compute, column_major, per_row):
     torch.manual_seed(0)
     M, N, K = 66, 40, 160
     a, b = torch.randn(M, K).to(E4M3), torch.randn(N, K).to(E4M3).mT
-    scale_a, scale_b = (torch.rand(M) + 0.5, torch.rand(N) + 0.5) if per_row else (
-        torch.tensor(0.5),
-        torch.tensor(3.0),
+    scale_a, scale_b = (
+        (torch.rand(M) + 0.5, torch.rand(N) + 0.5)
+        if per_row
+        else (
+            torch.tensor(0.5),
+            torch.tensor(3.0),
+        )
     )
     c, bias = torch.randn(M, N).to(BF16), torch.randn(N).to(BF16)
     out = torch.empty(N, M, dtype=BF16).mT if column_major else torch.empty(M, N, dtype=BF16)

@@ -5,7 +5,7 @@ Importing it imports neither triton nor torch: the rows are plain data, a rung l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -118,26 +118,19 @@ KERNELS: tuple[dict[str, Any], ...] = (
 
 
 def load(name: str) -> Callable[..., None]:
-    """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name."""
-    run: Callable[..., None] = import_module(f".{name}", __name__).run
-    return run
+    """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name.
 
-
-def bind(
-    name: str, a: Any, b: Any, c: Any, plan: Mapping[str, int]
-) -> Callable[[Any, Any, Any], None]:
-    """``load(name)`` bound to a plan and a kind of plain product, for repeated calls.
-
-    The result launches C = A @ B for any a, b and c with the shapes, strides, dtypes and device of
-    these: the caller's promise. It spares ``run``'s own look-up, 2 us of host time.
+    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare(a, b, c, **plan)`` gives a
+    function of A, B and C that launches plain products of tensors with the shapes, strides, dtypes
+    and device of these: the caller's promise, which spares ``run``'s own look-up.
     """
     rung = import_module(f".{name}", __name__)
-    launching = import_module(".launching", __name__)
-    second = getattr(rung, "second", None)
-    bound: Callable[[Any, Any, Any], None] = launching.bind(
-        rung.kernel, rung.arguments, second, a, b, c, plan
-    )
-    return bound
+    run: Callable[..., None] = rung.run
+    if hasattr(rung, "kernel") and hasattr(rung, "arguments"):
+        bind = import_module(".launching", __name__).bind
+        second = getattr(rung, "second", None)
+        run.prepare = partial(bind, rung.kernel, rung.arguments, second)  # type: ignore[attr-defined]
+    return run
 
 
 def inspect(name: str, problem: Any) -> dict[str, int | str]:
