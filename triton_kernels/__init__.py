@@ -126,7 +126,9 @@ def load(name: str) -> Callable[..., None]:
     """
     rung = import_module(f".{name}", __name__)
     run: Callable[..., None] = rung.run
-    bind = import_module(".launching", __name__).bind
-    second = getattr(rung, "second", None)
-    run.prepare = partial(bind, rung.kernel, rung.arguments, second)  # type: ignore[attr-defined]
+    if hasattr(rung, "arguments"):
+        bind = import_module(".launching", __name__).bind
+        second = getattr(rung, "second", None)
+        prepare = partial(bind, rung.kernel, rung.arguments, second)
+        run.prepare = prepare  # type: ignore[attr-defined]
     return run
