@@ -190,9 +190,12 @@ def _floats(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion) -
     else:
         # What follows sees float32 sums: C is rounded once.
         wide = _wide(c.dtype)
-        direct = c.dtype == wide and fusion.c is not c
-        x = c if direct else torch.empty(c.shape, dtype=wide, device=c.device)
+        # Summed in float16, cuBLAS gives float16 only.
+        summed = torch.float16 if fusion.compute == "float16" else wide
+        direct = c.dtype == summed == wide and fusion.c is None
+        x = c if direct else torch.empty(c.shape, dtype=summed, device=c.device)
         _product(a, b, x)
+        x = x.to(wide)
         result = _finished(x, fusion)
         if result is not c:
             c.copy_(result)

@@ -31,7 +31,7 @@ import torch
 
 from .descriptors import describe
 from .dot import by_bits, multiply_add, narrow, way, zeros
-from .epilogue import batch_size, batch_strides, finish, operands, read
+from .epilogue import batch_size, batch_strides, fetch, finish, operands, read
 from .launching import launch
 from .ordering import grouped
 from .prepared import prepared
@@ -93,16 +93,15 @@ def kernel(
             tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         HALF: tl.constexpr = BLOCK_N // 2
-        before_left, before_right = None, None
         if c_in is not None:
-            # Asked for before the mainloop, it is there after it.
             source = c_in
             if C_BATCHED:
                 source += batch.to(tl.int64) * batch_in
             row = (m + tl.arange(0, BLOCK_M)).to(tl.int64)
             col = (n + tl.arange(0, HALF)).to(tl.int64)
-            before_left = read(source, row, col, M, N, stride_im, stride_in)
-            before_right = read(source, row, col + HALF, M, N, stride_im, stride_in)
+            if not INTERPRETED:
+                # The mainloop hides the way from DRAM.
+                fetch(source, row, n, M, N, stride_im, stride_in, BLOCK_N)
         acc = zeros(BLOCK_M, BLOCK_N, COMPUTE)
         for step in range(k_tiles):
             k = step * BLOCK_K
@@ -111,6 +110,10 @@ def kernel(
             b_block = load(b, batch, k, n, BLOCK_K, BLOCK_N, B_TRANSPOSED, B_BATCHED)
             acc = multiply_add(a_block, b_block, acc, BITS, COMPUTE)
 
+        before_left, before_right = None, None
+        if c_in is not None:
+            before_left = read(source, row, col, M, N, stride_im, stride_in)
+            before_right = read(source, row, col + HALF, M, N, stride_im, stride_in)
         # Columns j and j + BLOCK_N / 2 lie in one thread after the permutation: splitting there
         # moves no data between threads.
         left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, HALF)), (0, 2, 1)))

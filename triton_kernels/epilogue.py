@@ -21,16 +21,30 @@ from .runtime import INTERPRETED, tl, triton
 
 @triton.jit
 def read(c_in, row, col, M, N, stride_im, stride_in):
-    """C_in at row[:, None] and col[None, :], zeros outside of C[M, N]; None where there is none.
+    """C_in at row[:, None] and col[None, :], zeros outside of C[M, N].
 
     C_in may be C itself: every element is read by the program that writes it, and before.
     """
-    if c_in is None:
-        return None
-    else:
-        inside = (row < M)[:, None] & (col < N)[None, :]
-        places = c_in + row[:, None] * stride_im + col[None, :] * stride_in
-        return tl.load(places, mask=inside, other=0.0)
+    inside = (row < M)[:, None] & (col < N)[None, :]
+    places = c_in + row[:, None] * stride_im + col[None, :] * stride_in
+    return tl.load(places, mask=inside, other=0.0)
+
+
+@triton.jit
+def fetch(c_in, row, n, M, N, stride_im, stride_in, BLOCK_N: tl.constexpr):
+    """Have BLOCK_N columns of C_in from column n brought into L2: one request for 128 bytes."""
+    EACH: tl.constexpr = 1024 // c_in.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = BLOCK_N // EACH if BLOCK_N > EACH else 1
+    col = n + (tl.arange(0, LINES) * EACH).to(tl.int64)
+    row, col = tl.minimum(row, M - 1), tl.minimum(col, N - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [c_in + row[:, None] * stride_im + col[None, :] * stride_in],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -109,8 +123,10 @@ def logistic(x, INTERPRETED: tl.constexpr):
     if x.dtype == tl.float64:
         return 1.0 / (1.0 + tl.exp(-x))
     elif INTERPRETED:
-        # The bound keeps numpy from warning of the overflow that is meant.
-        return 1.0 / (1.0 + power_of_two(tl.minimum(-1.4426950408889634 * x, 127.0), True))
+        # Bounded, lest numpy warn of the overflow that is meant.
+        y = -1.4426950408889634 * x
+        result = 1.0 / (1.0 + power_of_two(tl.minimum(y, 127.0), True))
+        return tl.where(y < 127.0, result, tl.where(y == y, 0.0, y))
     else:
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;",
@@ -138,21 +154,21 @@ def gelu(x, INTERPRETED: tl.constexpr):
     """x Phi(x), Phi the normal distribution function; as torch, NaN at minus infinity.
 
     In float32, Phi(-t) = 2^Q(t) for t >= 0, with Q of degree 8 fitted to log2(erfc(t / sqrt(2)) /
-    2) so that t 2^Q(t) is within 5e-8 of the truth for all t. That is a third of the instructions
+    2) so that Phi(-t) max(1, t) is within 8e-8 of the truth. That is a third of the instructions
     of erf, which has two branches.
     """
     if x.dtype == tl.float64:
         return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
     else:
-        # Q falls without end: at 14 it is -187, and 2^-187 is 0 in float32.
+        # Q falls without end: at 14 it is -217, and 2^-217 is 0 in float32.
         t = tl.minimum(tl.abs(x), 14.0)
-        q = -5.09046686e-07 * t + 1.07624473e-05
-        q = q * t - 4.57654351e-05
-        q = q * t - 0.000489837315
-        q = q * t + 0.00754815526
-        q = q * t - 0.0528543033
-        q = q * t - 0.459079295
-        q = q * t - 1.15112209
+        q = -7.003419e-07 * t + 1.48002764e-05
+        q = q * t - 7.51348416e-05
+        q = q * t - 0.000388167886
+        q = q * t + 0.00736413477
+        q = q * t - 0.0526806079
+        q = q * t - 0.459157139
+        q = q * t - 1.1511097
         tail = power_of_two(q * t - 1.0, INTERPRETED)
         return x * tl.where(x > 0, 1.0 - tail, tail)
 

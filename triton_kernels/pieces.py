@@ -1,4 +1,4 @@
-"""How a tile of C leaves in Gluon: in pieces, through shared memory, by TMA.
+"""How a tile of C leaves in Gluon: scaled, in pieces, through shared memory, by TMA.
 
 A piece is all rows of the tile and a part of its columns. Each warpgroup has BUFFERS buffers of a
 piece and takes them in turn: it writes one while the TMA unit reads the other, and goes on to its
@@ -12,6 +12,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 store_block = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@gluon.jit
+def scaled(acc, scale, start, size, ACROSS: gl.constexpr, ROW_SCALES: gl.constexpr):
+    """The accumulator times one number; with ROW_SCALES, times one of each row (ACROSS 1) or column
+    (ACROSS 0), from ``start`` on of ``size``. Without a scale, as it is."""
+    if scale is not None:
+        if ROW_SCALES:
+            at = start + gl.arange(
+                0, acc.shape[1 - ACROSS], gl.SliceLayout(ACROSS, acc.type.layout)
+            )
+            acc *= gl.expand_dims(gl.load(scale + at, mask=at < size, other=0.0), ACROSS)
+        else:
+            acc *= gl.load(scale)
+    return acc
 
 
 @gluon.jit

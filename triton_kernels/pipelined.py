@@ -122,13 +122,16 @@ def kernel(
         # (u - 128) (v - 128) = u v - 128 u - 128 v + 16384, over the zeros past K too.
         acc += 128 * (sums_a[:, None] + sums_b[None, :]) - 16384 * BLOCK_K * k_tiles
     if FUSED:
+        before = None
+        if c_in is not None:
+            before = read(c_in, row, col, M, N, stride_im, stride_in)
         acc = finish(
             acc,
             row,
             col,
             M,
             N,
-            read(c_in, row, col, M, N, stride_im, stride_in),
+            before,
             bias,
             scale_a,
             scale_b,

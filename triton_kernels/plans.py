@@ -154,11 +154,13 @@ def _architecture(capability: tuple[int, int]) -> str:
 
 def _preparation(name: str, problem: Any) -> dict[str, int]:
     """PREPARE=1 where A and B are copied first (see prepared.py): 8-bit ones that do not lie with K
-    contiguous, and tf32 ones in products large enough."""
+    contiguous, and float32 ones in products large enough, for tf32 to be rounded."""
     if name in ("int8", "uint8", "float8", "float8_promoted"):
         return {} if problem.a_strides[1] == problem.b_strides[0] == 1 else {"PREPARE": 1}
     large = min(problem.M, problem.N) >= 256 and problem.capability not in OF_MMA_SYNC
-    return {"PREPARE": 1} if name == "tf32" and large else {}
+    if name == "tf32x3" and problem.a_strides[1] == problem.b_strides[0] == 1:
+        return {}
+    return {"PREPARE": 1} if name in ("tf32", "tf32x3") and large else {}
 
 
 def _rows(table: str, kernel: str, name: str) -> list[dict[str, Any]] | None:

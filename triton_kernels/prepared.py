@@ -14,7 +14,7 @@ import logging
 import torch
 
 from .dot import round_tf32
-from .runtime import INTERPRETED, cdiv, tl, triton
+from .runtime import INTERPRETED, cdiv, check, tl, triton
 from .storage import UNIT
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,12 @@ def kernel(
 
 
 def prepared(a: torch.Tensor, b: torch.Tensor, compute: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B, or copies: K contiguous, rows in whole 16 bytes, rounded where compute is tf32."""
+    """A and B, or copies: K contiguous, rows in whole 16 bytes, rounded where compute is tf32.
+
+    Raises:
+        RuntimeError: the operands are where kernels cannot read them.
+    """
+    check(a)
     rounded = compute == "tf32"
     return _rows_of_k("A", a, rounded), _rows_of_k("B", b.mT, rounded).mT
 

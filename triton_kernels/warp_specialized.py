@@ -40,7 +40,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from . import ordering
 from .descriptors import describe
 from .launching import launch
-from .pieces import store_tile
+from .pieces import scaled, store_tile
 from .runtime import cdiv, programs
 from .storage import letter
 
@@ -84,20 +84,10 @@ def produce(
 
 @gluon.jit
 def consume(
-    ring,
-    c_ring,
-    c,
-    size,
-    scale_a,
-    scale_b,
-    part: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr,
-    B_TRANSPOSED: gl.constexpr,
-    ROW_SCALES_A: gl.constexpr,
-    ROW_SCALES_B: gl.constexpr,
-    PROMOTE: gl.constexpr,
-):
+    ring, c_ring, c, size, scale_a, scale_b, part: gl.constexpr, GROUP_M: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ROW_SCALES_A: gl.constexpr,
+    ROW_SCALES_B: gl.constexpr, PROMOTE: gl.constexpr,
+):  # fmt: skip
     """One warpgroup: rows ``part`` of every tile of this program."""
     a_ring, b_ring, full, empty = ring
     M, N, K = size
@@ -146,18 +136,8 @@ def consume(
         if not PROMOTE:
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
-        if scale_a is not None:
-            if ROW_SCALES_A:
-                rows = m + gl.arange(0, PART_M, layout=gl.SliceLayout(1, layout))
-                acc *= gl.expand_dims(gl.load(scale_a + rows, mask=rows < M, other=0.0), 1)
-            else:
-                acc *= gl.load(scale_a)
-        if scale_b is not None:
-            if ROW_SCALES_B:
-                columns = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
-                acc *= gl.expand_dims(gl.load(scale_b + columns, mask=columns < N, other=0.0), 0)
-            else:
-                acc *= gl.load(scale_b)
+        acc = scaled(acc, scale_a, m, M, 1, ROW_SCALES_A)
+        acc = scaled(acc, scale_b, n, N, 0, ROW_SCALES_B)
         store_tile(c, c_ring, part * BUFFERS, BUFFERS, acc, m, n)
     # Shared memory has to outlive the stores that read it.
     tma.store_wait(0)
@@ -165,24 +145,11 @@ def consume(
 
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def kernel(
-    a,
-    b,
-    c,
-    M,
-    N,
-    K,
-    scale_a,
-    scale_b,
-    GROUP_M: gl.constexpr,
-    NUM_STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr,
-    B_TRANSPOSED: gl.constexpr,
-    ROW_SCALES_A: gl.constexpr,
-    ROW_SCALES_B: gl.constexpr,
+    a, b, c, M, N, K, scale_a, scale_b, GROUP_M: gl.constexpr, NUM_STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr,
+    B_TRANSPOSED: gl.constexpr, ROW_SCALES_A: gl.constexpr, ROW_SCALES_B: gl.constexpr,
     PROMOTE: gl.constexpr,
-):
+):  # fmt: skip
     a_ring = gl.allocate_shared_memory(a.dtype, [NUM_STAGES * CONSUMERS] + a.block_shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [NUM_STAGES] + b.block_shape, b.layout)
     c_ring = gl.allocate_shared_memory(c.dtype, [CONSUMERS * BUFFERS] + c.block_shape, c.layout)
@@ -232,20 +199,10 @@ def swizzled(base: Any, shape: list[int], strides: list[int], block: list[int]) 
 
 
 def arguments(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    fusion: Any = None,
-    *,
-    BLOCK_M: int,
-    BLOCK_N: int,
-    BLOCK_K: int,
-    GROUP_M: int,
-    NUM_STAGES: int,
-    CONSUMERS: int,
-    PIECES: int,
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
+    BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
     BUFFERS: int,
-) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     scale_a, scale_b = (None, None) if fusion is None else (fusion.scale_a, fusion.scale_b)
     if letter(c.shape, c.stride()) == "t":
@@ -269,14 +226,11 @@ def arguments(
         "B_TRANSPOSED": b_transposed,
         "ROW_SCALES_A": scale_a is not None and scale_a.numel() > 1,
         "ROW_SCALES_B": scale_b is not None and scale_b.numel() > 1,
-        "PROMOTE": a.dtype in FLOAT8 and fusion is not None and fusion.compute == "float32",
+        "PROMOTE": a.itemsize == 1 and fusion is not None and fusion.compute == "float32",
         "num_warps": 4,
         "launch_pdl": True,
     }
     return grid, (*descriptors, M, N, K, scale_a, scale_b), constants
-
-
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:

@@ -8,6 +8,31 @@ namespace tcgemm {
 
 __device__ inline float to_float(__half x) { return __half2float(x); }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
+__device__ inline float to_float(__nv_fp8_e5m2 x) { return static_cast<float>(x); }
+__device__ inline float to_float(float x) { return x; }
+
+#ifndef TCGEMM_SIMULATOR
+
+// cvt.rna.tf32: to 10 bits of mantissa, ties away from zero. Older GPUs have neither the instruction
+// nor a rung that asks for it.
+__device__ inline float to_tf32(float x) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+#else
+  return __uint_as_float((__float_as_uint(x) + 0x1000) & 0xffffe000);
+#endif
+}
+
+#endif  // TCGEMM_SIMULATOR
+
+// Zero of any type of operand.
+template <typename In>
+__device__ inline In zero() {
+  return In(0.0f);
+}
 
 // Rounds to nearest even; above the largest float16 the result is Inf.
 template <typename Out>

@@ -15,26 +15,60 @@
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <mma.h>
 #endif
 
 namespace tcgemm {
 
-enum class DType : int32_t { f16 = 0, bf16 = 1, f32 = 2 };
+enum class DType : int32_t { f16, bf16, f32, f64, s8, u8, s32, e4m3, e5m2 };
 
-// A matrix in global memory. Strides are in elements, of any sign of zero: element (i, j) is at
-// data + i * row_stride + j * col_stride. All index arithmetic on it is 64-bit.
+enum class Activation : int32_t { none, relu, gelu, gelu_tanh, silu };
+
+// How products are summed. f32: float32, fp8 promoted to it at every step; fast: fp8 as the tensor
+// cores keep it. float32 operands: ieee is multiplied as it is, tf32 rounded first, tf32x3 split
+// into two tf32 numbers each and multiplied three times.
+enum class Compute : int32_t { f32, fast, f16, s32, f64, ieee, tf32, tf32x3 };
+
+// A matrix in global memory, or a batch of them. Strides are in elements, of any sign of zero:
+// element (i, j) of matrix z is at data + z * batch_stride + i * row_stride + j * col_stride. All
+// index arithmetic on it is 64-bit.
 struct Matrix {
-  void* data;
-  int64_t rows, cols;
-  int64_t row_stride, col_stride;
+  void* data = nullptr;
+  int64_t rows = 0, cols = 0;
+  int64_t row_stride = 0, col_stride = 0;
+  int64_t batch_stride = 0;
 };
 
-// C[M, N] = A[M, K] @ B[K, N], accumulated in float32. A and B are `in`, C is `out`.
+// A row or a column that is added to or multiplied with every other one: what belongs to element
+// (m, n) of C is at data + m * row_stride + n * col_stride, and one of the strides is 0, or both.
+struct Vector {
+  const void* data = nullptr;
+  int64_t row_stride = 0, col_stride = 0;
+};
+
+// Device memory for kernels of one launch on its stream: nullptr where there is none left. Whoever
+// calls tcgemm_launch takes it back after the launch, for later work of the same stream.
+struct Scratch {
+  void* (*allocate)(size_t bytes, cudaStream_t stream) = nullptr;
+};
+
+// C[M, N] = activation(alpha * scale_a * scale_b * (A[M, K] @ B[K, N]) + beta * C_in + bias) for
+// each matrix of the batch. A and B are `in`; C, C_in and bias are `out`; the scales are float32. It
+// is computed in float32 (float64 for f64, int32 modulo 2^32 for integers) and narrowed once.
+// The values that the members have by themselves make it the plain product.
 struct Gemm {
   Matrix a, b, c;
-  DType in, out;
+  DType in = DType::f16, out = DType::f16;
+  int64_t batch = 1;
+  double alpha = 1.0, beta = 0.0;
+  Matrix c_in;  // data is null where beta is 0; may be C itself
+  Vector bias, scale_a, scale_b;  // data is null where there is none
+  Activation activation = Activation::none;
+  Compute compute = Compute::f32;
+  int32_t mma_m = 0, mma_n = 0;  // the WMMA shape asked for; 0: the rung's own choice
+  Scratch scratch;
 };
 
 }  // namespace tcgemm

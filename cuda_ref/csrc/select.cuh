@@ -14,15 +14,19 @@
 namespace tcgemm {
 
 // The problem whose result is C transposed: C^T[N, M] = B^T[N, K] A^T[K, M]. A transposed matrix is
-// the same memory with its strides exchanged, so nothing is copied.
+// the same memory with its strides exchanged, so nothing is copied. What is fused turns with C.
 inline Gemm transposed(const Gemm& gemm) {
   Gemm result = gemm;
   result.a = gemm.b;
   result.b = gemm.a;
-  for (Matrix* matrix : {&result.a, &result.b, &result.c}) {
+  for (Matrix* matrix : {&result.a, &result.b, &result.c, &result.c_in}) {
     std::swap(matrix->rows, matrix->cols);
     std::swap(matrix->row_stride, matrix->col_stride);
   }
+  for (Vector* vector : {&result.bias, &result.scale_a, &result.scale_b}) {
+    std::swap(vector->row_stride, vector->col_stride);
+  }
+  std::swap(result.mma_m, result.mma_n);
   return result;
 }
 
@@ -43,6 +47,23 @@ int with_types(const Gemm& gemm, Body body) {
   const bool wide = gemm.out == DType::f32;
   if (gemm.in == DType::f16) return wide ? body(__half{}, float{}) : body(__half{}, __half{});
   return wide ? body(__nv_bfloat16{}, float{}) : body(__nv_bfloat16{}, __nv_bfloat16{});
+}
+
+// The same with the 8-bit floats, whose results may be of three types.
+template <typename Body>
+int with_small_floats(const Gemm& gemm, Body body) {
+  const auto with_outputs = [&](auto in) {
+    switch (gemm.out) {
+      case DType::f16: return body(in, __half{});
+      case DType::bf16: return body(in, __nv_bfloat16{});
+      default: return body(in, float{});
+    }
+  };
+  switch (gemm.in) {
+    case DType::e4m3: return with_outputs(__nv_fp8_e4m3{});
+    case DType::e5m2: return with_outputs(__nv_fp8_e5m2{});
+    default: return with_types(gemm, body);
+  }
 }
 
 // The same for kernels with WMMA fragments, which hold bfloat16 from sm_80 on.

@@ -14,18 +14,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
+from ..toolchain import built_by_case
 from .build import CSRC, library, lock_of, shared_symbols
 from .findings import Finding, describe
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
-DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
-"""The values of tcgemm::DType in csrc/gemm.cuh."""
-
 _ELEMENTS = ("f16", "bf16", "tf32", "f32", "f64", "s8", "u8", "s32", "e4m3", "e5m2")
 _MAX_FINDINGS = 24
 _MAX_MMA_KINDS = 12
 _MAX_GUARDS = 62
 _MAX_FRAMES = 12
+_NUM_OPERANDS = 7
 
 
 class SimulationError(RuntimeError):
@@ -39,6 +39,8 @@ class _Operand(ctypes.Structure):
         ("cols", ctypes.c_int64),
         ("row_stride", ctypes.c_int64),
         ("col_stride", ctypes.c_int64),
+        ("batches", ctypes.c_int64),
+        ("batch_stride", ctypes.c_int64),
         ("item_bytes", ctypes.c_int32),
         ("unused", ctypes.c_int32),
     )
@@ -46,7 +48,13 @@ class _Operand(ctypes.Structure):
 
 class _Request(ctypes.Structure):
     _fields_ = (
-        ("operands", _Operand * 3),
+        ("operands", _Operand * _NUM_OPERANDS),
+        ("alpha", ctypes.c_double),
+        ("beta", ctypes.c_double),
+        ("activation", ctypes.c_int32),
+        ("compute", ctypes.c_int32),
+        ("mma_m", ctypes.c_int32),
+        ("mma_n", ctypes.c_int32),
         ("dtype_in", ctypes.c_int32),
         ("dtype_out", ctypes.c_int32),
         ("order", ctypes.c_int32),
@@ -107,8 +115,8 @@ class _Counters(ctypes.Structure):
         ("shared_wavefronts", ctypes.c_uint64 * 2),
         ("shared_ideal", ctypes.c_uint64 * 2),
         ("shared_bytes", ctypes.c_uint64 * 2),
-        ("operand_bytes", ctypes.c_uint64 * 3),
-        ("operand_sectors", ctypes.c_uint64 * 3),
+        ("operand_bytes", ctypes.c_uint64 * _NUM_OPERANDS),
+        ("operand_sectors", ctypes.c_uint64 * _NUM_OPERANDS),
         ("barriers", ctypes.c_uint64),
         ("warp_barriers", ctypes.c_uint64),
         ("shuffles", ctypes.c_uint64),
@@ -289,13 +297,15 @@ def source_of(name: str) -> Path:
     return path
 
 
-def run(name: str, a: Any, b: Any, c: Any, **plan: int | str) -> None:
+def run(name: str, a: Any, b: Any, c: Any, fusion: Any = None, **plan: int | str) -> None:
     """C[M, N] = A[M, K] @ B[K, N] on CPU tensors by the rung's own code; C is written in place.
+
+    ``fusion`` holds what else is asked (see fusion.py), None for a plain product.
 
     Raises SimulationError where the kernel crashes, hangs or stops at a barrier, and RuntimeError
     where it cannot be compiled (g++ is the only need).
     """
-    simulate(source_of(name), a, b, c).raise_if_stopped()
+    simulate(source_of(name), a, b, c, fusion=fusion).raise_if_stopped()
 
 
 def simulate(
@@ -304,6 +314,7 @@ def simulate(
     b: Any,
     c: Any,
     *,
+    fusion: Any = None,
     order: str = "forward",
     check: bool = False,
     count: bool = False,
@@ -312,16 +323,20 @@ def simulate(
     workers: int | None = None,
     timeout_s: float = 600.0,
 ) -> Report:
-    """Runs one .cu file on 2-D CPU tensors (strided, K >= 1, M, N >= 1) and writes C.
+    """Runs one .cu file on CPU tensors (strided, K >= 1, M, N, batch >= 1) and writes C.
+
+    The tensors are all 2-D, or all 3-D with the batch first.
 
     Args:
         source: a file that defines ``int tcgemm_launch(const tcgemm::Gemm&, cudaStream_t)``.
+        fusion: what is asked besides the plain product, or None (see ../fusion.py).
         order: in which legal order lanes, warps and blocks run: forward, reverse, random:SEED.
         check: report bad accesses, races, divergent barriers and elements of C left unwritten.
         count: count requests, sectors, wavefronts, barriers and tensor-core instructions.
         machine: the GPU whose L2 is modelled; needs ``count``.
-        writers: a contiguous int32 CPU tensor [M, N] for the number of the block that wrote each
-            element, plus 1, blocks counted along x first; 0 where none did. Needs ``check``.
+        writers: a contiguous int32 CPU tensor of the shape of C for the number of the block that
+            wrote each element, plus 1, blocks counted along x first; 0 where none did. Needs
+            ``check``.
         workers: processes that share the blocks; by default one per core.
         timeout_s: seconds after which the kernel counts as hung.
 
@@ -332,12 +347,24 @@ def simulate(
         raise ValueError(f"no file {path}")
     order_number, seed = parse_order(order)
     observed = check or count
-    library_path = library(path, observed)
+    defines = case(a.dtype, fusion, c.dim() == 3) if built_by_case(path) else ()
+    library_path = library(path, observed, defines)
     request = _Request()
-    for i, tensor in enumerate((a, b, c)):
-        request.operands[i] = _Operand(
-            tensor.data_ptr(), *tensor.shape, *tensor.stride(), tensor.element_size(), 0
-        )
+    request.alpha, request.compute = 1.0, COMPUTES["float32"]
+    operands = [_matrix(a), _matrix(b), _matrix(c)]
+    if fusion is not None:
+        request.alpha, request.beta = float(fusion.alpha), float(fusion.beta)
+        request.activation = ACTIVATIONS[fusion.epilogue]
+        request.compute = COMPUTES[fusion.compute]
+        request.mma_m, request.mma_n = mma_tile(fusion.mma_shape)
+        operands += [
+            _matrix(fusion.c),
+            _vector(fusion.bias, 1),
+            _vector(fusion.scale_a, 0),
+            _vector(fusion.scale_b, 1),
+        ]
+    for i, operand in enumerate(operands):
+        request.operands[i] = operand
     request.dtype_in, request.dtype_out = _dtype(a), _dtype(c)
     request.order, request.seed = order_number, seed & (2**64 - 1)
     request.check, request.count = check, count
@@ -360,17 +387,21 @@ def simulate(
         raise SimulationError(
             f"{path.name} was not run: {why.get(failure, 'no thread-local storage')}"
         )
-    M, K = a.shape
-    N = b.shape[1]
+    batch = c.shape[0] if c.dim() == 3 else 1
+    (M, K), N = a.shape[-2:], b.shape[-1]
     raw = list(result.findings[: result.finding_count])
     kernel, findings = describe(
-        path, library_path, raw, result.launch.kernel_pc, ((M, K), (K, N), (M, N))
+        path,
+        library_path,
+        raw,
+        result.launch.kernel_pc,
+        tuple((operand.batches * operand.rows, operand.cols) for operand in operands),
     )
     if result.launch_error:
         raise SimulationError(
             f"{path.name}: tcgemm_launch returned CUDA error {result.launch_error} "
-            f"for {M}x{N}x{K}: the launcher refuses this problem, or asks for too large a grid, "
-            "block or shared memory"
+            f"for {M}x{N}x{K}{f' and a batch of {batch}' if batch > 1 else ''}: the launcher "
+            "refuses this problem, or asks for too large a grid, block or shared memory"
         )
     launch = result.launch
     return Report(
@@ -381,11 +412,36 @@ def simulate(
         shared_bytes=launch.shared_static + launch.shared_dynamic,
         order=order,
         findings=findings,
-        counts=_counts(result, 2 * M * N * K) if count else None,
+        counts=_counts(result, 2 * batch * M * N * K) if count else None,
         l2=_l2(result.l2, machine) if machine is not None and result.l2.modelled else None,
         checked=check,
         shape=(M, N, K),
     )
+
+
+def _matrix(tensor: Any) -> _Operand:
+    """A matrix, or a batch of them; empty for None."""
+    if tensor is None:
+        return _Operand()
+    batches, batch_stride = (tensor.shape[0], tensor.stride(0)) if tensor.dim() == 3 else (1, 0)
+    return _Operand(
+        tensor.data_ptr(),
+        *tensor.shape[-2:],
+        *tensor.stride()[-2:],
+        batches,
+        batch_stride,
+        tensor.element_size(),
+    )
+
+
+def _vector(tensor: Any, dimension: int) -> _Operand:
+    """A bias or scale along the rows (0) or columns (1) of C; empty for None."""
+    if tensor is None:
+        return _Operand()
+    shape, strides = [1, 1], [0, 0]
+    if tensor.numel() > 1:
+        shape[dimension], strides[dimension] = tensor.numel(), tensor.stride(-1)
+    return _Operand(tensor.data_ptr(), *shape, *strides, 1, 0, tensor.element_size())
 
 
 def _dtype(tensor: Any) -> int:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+OPERANDS = ("A", "B", "C", "C_in", "bias", "scale_a", "scale_b")
+
 KINDS = (
     "none",
     "out of bounds",
@@ -162,7 +164,7 @@ def _finding(
 ) -> Finding:
     kind = KINDS[f.kind]
     block, thread = _place(f.at)
-    operand = "ABC"[f.operand] if f.operand >= 0 else None
+    operand = OPERANDS[f.operand] if f.operand >= 0 else None
     index = (f.row, f.col) if operand is not None and kind != "crash" else None
     verb = "writes" if f.write else "reads"
     threadless = kind in ("not written",) or f.has_other < 0

@@ -47,6 +47,7 @@ using cudaError_t = int;
 enum : int {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorNotSupported = 801,
 };
@@ -146,6 +147,7 @@ inline void __stcs(T* p, T v) { *p = v; }
 template <typename T>
 inline void __stwt(T* p, T v) { *p = v; }
 
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int __float2int_rn(float f) { return static_cast<int>(std::nearbyint(f)); }
 inline float __int2float_rn(int i) { return static_cast<float>(i); }
@@ -208,6 +210,10 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
 }
 
 }  // namespace sm90
+
+// The wrapper of csrc/convert.cuh.
+
+inline float to_tf32(float x) { return simulator::tf32_of_float(x); }
 
 // The wrappers of csrc/copy.cuh.
 

@@ -39,7 +39,7 @@ dim3 block_dim, grid_dim;
 Request request;
 Control* control;
 Worker* worker;
-Operand operands[3];
+Operand operands[NUM_OPERANDS];
 int32_t* c_writers;
 
 Thread threads[MAX_THREADS];
@@ -843,10 +843,29 @@ namespace {
 
 constexpr size_t GUARD = 1 << 16;
 
+// Copies the operand's elements, and nothing between them, from one place to another.
+void copy_elements(const Operand& o, char* to, const char* from) {
+  for (int64_t z = 0; z < o.batches; ++z) {
+    for (int64_t i = 0; i < o.big_count; ++i) {
+      const int64_t start = (z * o.batch_stride + i * o.big_stride) * o.item;
+      if (o.small_stride == 1 || o.small_count == 1) {
+        std::memcpy(to + start, from + start, static_cast<size_t>(o.small_count * o.item));
+        continue;
+      }
+      for (int64_t j = 0; j < o.small_count; ++j) {
+        const int64_t at = start + j * o.small_stride * o.item;
+        std::memcpy(to + at, from + at, static_cast<size_t>(o.item));
+      }
+    }
+  }
+}
+
 // A copy of the operand's elements at the same address modulo 256, with guards of NaN around the
 // view and between its rows where the view is not far larger than its elements.
 bool map_operand(Operand& o, const OperandRequest& from, bool shared) {
-  const int64_t last = (from.rows - 1) * from.row_stride + (from.cols - 1) * from.col_stride;
+  const int64_t matrix_last =
+      (from.rows - 1) * from.row_stride + (from.cols - 1) * from.col_stride;
+  const int64_t last = matrix_last + (from.batches - 1) * from.batch_stride;
   const size_t bytes = static_cast<size_t>((last + 1) * from.item_bytes);
   o.map_bytes = (bytes + 2 * GUARD + 8191) & ~size_t(4095);
   void* map = mmap(nullptr, o.map_bytes, PROT_READ | PROT_WRITE,
@@ -858,6 +877,8 @@ bool map_operand(Operand& o, const OperandRequest& from, bool shared) {
   o.cols = from.cols;
   o.row_stride = from.row_stride;
   o.col_stride = from.col_stride;
+  o.batch_stride = from.batches > 1 ? from.batch_stride : 0;
+  o.batches = o.batch_stride ? from.batches : 1;
   o.item = from.item_bytes;
 
   const int64_t rs = from.rows > 1 ? from.row_stride : 0, cs = from.cols > 1 ? from.col_stride : 0;
@@ -866,42 +887,17 @@ bool map_operand(Operand& o, const OperandRequest& from, bool shared) {
   o.small_stride = o.big_is_row ? cs : rs;
   o.big_count = o.big_stride == 0 ? 1 : o.big_is_row ? o.rows : o.cols;
   o.small_count = o.small_stride == 0 ? 1 : o.big_is_row ? o.cols : o.rows;
-  o.decodable = o.big_stride == 0 || o.big_stride > (o.small_count - 1) * o.small_stride;
+  o.decodable = (o.big_stride == 0 || o.big_stride > (o.small_count - 1) * o.small_stride) &&
+                (o.batches == 1 || o.batch_stride > matrix_last);
 
-  if (bytes <= 16 * static_cast<size_t>(from.rows * from.cols * from.item_bytes) + 4096) {
+  if (bytes <= 16 * static_cast<size_t>(o.batches * o.rows * o.cols * o.item) + 4096) {
     std::memset(o.map, 0xff, o.map_bytes);
   } else {
     std::memset(o.map, 0xff, static_cast<size_t>(o.data - o.map));
     std::memset(o.data + bytes, 0xff, GUARD);
   }
-  const char* source = static_cast<const char*>(from.data);
-  for (int64_t i = 0; i < o.big_count; ++i) {
-    const int64_t start = i * o.big_stride * o.item;
-    if (o.small_stride == 1 || o.small_count == 1) {
-      std::memcpy(o.data + start, source + start, static_cast<size_t>(o.small_count * o.item));
-      continue;
-    }
-    for (int64_t j = 0; j < o.small_count; ++j) {
-      const int64_t at = start + j * o.small_stride * o.item;
-      std::memcpy(o.data + at, source + at, static_cast<size_t>(o.item));
-    }
-  }
+  copy_elements(o, o.data, static_cast<const char*>(from.data));
   return true;
-}
-
-void copy_back(const Operand& o, void* to) {
-  for (int64_t i = 0; i < o.big_count; ++i) {
-    const int64_t start = i * o.big_stride * o.item;
-    if (o.small_stride == 1 || o.small_count == 1) {
-      std::memcpy(static_cast<char*>(to) + start, o.data + start,
-                  static_cast<size_t>(o.small_count * o.item));
-      continue;
-    }
-    for (int64_t j = 0; j < o.small_count; ++j) {
-      const int64_t at = start + j * o.small_stride * o.item;
-      std::memcpy(static_cast<char*>(to) + at, o.data + at, static_cast<size_t>(o.item));
-    }
-  }
 }
 
 double now() {
@@ -910,15 +906,42 @@ double now() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
+// C_in may be C itself, and is then read where C is written.
+bool c_in_is_c() {
+  const void* c_in = request.operands[C_IN_OPERAND].data;
+  return c_in && c_in == request.operands[C_OPERAND].data;
+}
+
+// Memory that the workers share, all ones at first: NaN to who reads what was not written.
+void* lend(size_t bytes, void*) {
+  void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) return nullptr;
+  return std::memset(map, 0xff, bytes);
+}
+
 [[noreturn]] void lead() {
   become_worker(0);
   Gemm gemm{};
-  Matrix* matrices[3] = {&gemm.a, &gemm.b, &gemm.c};
-  for (int i = 0; i < 3; ++i) {
-    const Operand& o = operands[i];
-    *matrices[i] = {o.data, o.rows, o.cols, request.operands[i].row_stride,
-                    request.operands[i].col_stride};
+  gemm.scratch.allocate = lend;
+  Matrix* matrices[] = {&gemm.a, &gemm.b, &gemm.c, &gemm.c_in};
+  for (int i = 0; i < 4; ++i) {
+    const OperandRequest& from = request.operands[i];
+    *matrices[i] = {operands[i].data, from.rows,       from.cols,
+                    from.row_stride,  from.col_stride, from.batch_stride};
   }
+  if (c_in_is_c()) gemm.c_in.data = gemm.c.data;
+  Vector* vectors[] = {&gemm.bias, &gemm.scale_a, &gemm.scale_b};
+  for (int i = 0; i < 3; ++i) {
+    const OperandRequest& from = request.operands[C_IN_OPERAND + 1 + i];
+    *vectors[i] = {operands[C_IN_OPERAND + 1 + i].data, from.row_stride, from.col_stride};
+  }
+  gemm.batch = request.operands[C_OPERAND].batches;
+  gemm.alpha = request.alpha;
+  gemm.beta = request.beta;
+  gemm.activation = static_cast<Activation>(request.activation);
+  gemm.compute = static_cast<Compute>(request.compute);
+  gemm.mma_m = request.mma_m;
+  gemm.mma_n = request.mma_n;
   gemm.in = static_cast<DType>(request.dtype_in);
   gemm.out = static_cast<DType>(request.dtype_out);
   control->launch_error = tcgemm_launch(gemm, nullptr);
@@ -1009,14 +1032,16 @@ extern "C" __attribute__((visibility("default"))) int tcgemm_simulate(const Requ
   control->worker_count = 1;
   bool mapped = true;
   uint64_t sectors = 0;
-  for (int i = 0; i < 3 && mapped; ++i) {
-    operands[i] = {};
-    mapped = map_operand(operands[i], request.operands[i], i == 2);
+  for (Operand& o : operands) o = {};
+  for (int i = 0; i < NUM_OPERANDS && mapped; ++i) {
+    if (!request.operands[i].data || (i == C_IN_OPERAND && c_in_is_c())) continue;
+    mapped = map_operand(operands[i], request.operands[i], i == C_OPERAND);
     operands[i].first_sector = sectors;
     sectors += operands[i].map_bytes / 32;
   }
+  const Operand& c = operands[C_OPERAND];
   const size_t writers_bytes =
-      OBSERVE && mapped ? static_cast<size_t>(operands[2].rows * operands[2].cols) * 4 : 0;
+      OBSERVE && mapped ? static_cast<size_t>(c.batches * c.rows * c.cols) * 4 : 0;
   c_writers = nullptr;
   if (writers_bytes) {
     void* w = mmap(nullptr, writers_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -1050,7 +1075,7 @@ extern "C" __attribute__((visibility("default"))) int tcgemm_simulate(const Requ
       std::memcpy(f.at.block, control->workers[0].block, sizeof(f.at.block));
       add_finding(*result, f);
     }
-    copy_back(operands[2], request.operands[2].data);
+    copy_elements(c, static_cast<char*>(request.operands[C_OPERAND].data), c.data);
     if (request.writers && c_writers) std::memcpy(request.writers, c_writers, writers_bytes);
   }
   for (Operand& o : operands)

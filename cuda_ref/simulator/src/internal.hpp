@@ -27,17 +27,23 @@ constexpr int MAX_FINDINGS = 24;
 constexpr int MAX_MMA_KINDS = 12;
 constexpr int MAX_GUARDS = 62;
 constexpr int MAX_FRAMES = 12;
+constexpr int NUM_OPERANDS = 7;  // A, B, C, C_in, bias, scale_a, scale_b; those after C may be none
+constexpr int C_OPERAND = 2;
+constexpr int C_IN_OPERAND = 3;
 
 // What Python passes and reads: plain C layout, mirrored by ctypes in __init__.py.
 
 struct OperandRequest {
-  void* data;
+  void* data;  // null where there is none
   int64_t rows, cols, row_stride, col_stride;
+  int64_t batches, batch_stride;
   int32_t item_bytes, unused;
 };
 
 struct Request {
-  OperandRequest operands[3];  // A, B, C
+  OperandRequest operands[NUM_OPERANDS];
+  double alpha, beta;
+  int32_t activation, compute, mma_m, mma_n;
   int32_t dtype_in, dtype_out;
   int32_t order;  // 0 forward, 1 reverse, 2 random
   int32_t check, count, workers;
@@ -64,11 +70,11 @@ struct Position {
 
 struct Finding {
   Kind kind;
-  int32_t operand;  // 0 A, 1 B, 2 C, -1 none
+  int32_t operand;  // its number, -1 none
   int32_t write, bytes, signal;
   int32_t has_other, other_write;
   Position at, other;
-  int64_t row, col;  // of the operand, or -1
+  int64_t row, col;  // of the operand, matrix after matrix of a batch, or -1
   int64_t offset;    // bytes: in shared memory, or from the operand's start
   uint64_t pc, other_pc;      // relative to the library
   Site site, other_site;      // file may be null
@@ -79,7 +85,7 @@ struct Finding {
 struct Counters {
   uint64_t global_requests[2], global_sectors[2], global_bytes[2];  // loads, stores
   uint64_t shared_requests[2], shared_wavefronts[2], shared_ideal[2], shared_bytes[2];
-  uint64_t operand_bytes[3], operand_sectors[3];
+  uint64_t operand_bytes[NUM_OPERANDS], operand_sectors[NUM_OPERANDS];
   uint64_t barriers, warp_barriers, shuffles, async_copies, atomics;
   uint64_t blocks, threads;
 };
@@ -146,6 +152,7 @@ struct Operand {
   char* map;    // the mapping: guard, view, guard
   size_t map_bytes;
   int64_t rows, cols, row_stride, col_stride;
+  int64_t batches, batch_stride;
   int64_t item;
   // The two dimensions with their strides in descending order, for finding an address's element.
   int64_t big_stride, small_stride, big_count, small_count;
@@ -156,7 +163,7 @@ struct Operand {
 extern Request request;
 extern Control* control;
 extern Worker* worker;
-extern Operand operands[3];
+extern Operand operands[NUM_OPERANDS];
 extern int32_t* c_writers;  // per element of C: 1 + the block that wrote it, 0: none
 
 enum class State : uint8_t { ready, meeting, barrier, named_barrier, waiting, done };

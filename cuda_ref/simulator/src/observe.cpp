@@ -61,10 +61,10 @@ void split_granules() {
 struct Entry {
   uint64_t address;
   uint32_t pc;
-  uint8_t bytes, space, lane;  // space: operand 0 to 2, or SHARED
+  uint8_t bytes, space, lane;  // space: the operand, or SHARED
   bool write;
 };
-constexpr uint8_t SHARED = 3;
+constexpr uint8_t SHARED = NUM_OPERANDS;
 std::vector<Entry> logs[MAX_WARPS][32];
 
 // Sectors in the order of access, for the L2 model: number << 1 | write.
@@ -138,16 +138,23 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) 
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
-// The element at `offset` elements from the operand's first, and whether the view holds it.
+// The element at `offset` elements from the operand's first, and whether the view holds it. Rows
+// count on from matrix to matrix of a batch.
 bool locate(const Operand& o, int64_t offset, int64_t* row, int64_t* col) {
+  const int64_t whole = offset;
+  const int64_t z = o.batches == 1 || offset < 0
+                        ? 0
+                        : std::min(offset / o.batch_stride, o.batches - 1);
+  offset -= z * o.batch_stride;
   const int64_t i = o.big_stride == 0 ? 0 : floor_div(offset, o.big_stride);
   const int64_t rest = offset - i * o.big_stride;
   const int64_t j = o.small_stride <= 1 ? rest : rest / o.small_stride;
-  *row = o.big_is_row ? i : j;
+  *row = z * o.rows + (o.big_is_row ? i : j);
   *col = o.big_is_row ? j : i;
   if (!o.decodable) {
-    const int64_t last = (o.big_count - 1) * o.big_stride + (o.small_count - 1) * o.small_stride;
-    return offset >= 0 && offset <= last;
+    const int64_t last = (o.batches - 1) * o.batch_stride + (o.big_count - 1) * o.big_stride +
+                         (o.small_count - 1) * o.small_stride;
+    return whole >= 0 && whole <= last;
   }
   return offset >= 0 && i < o.big_count && j < o.small_count &&
          (o.small_stride <= 1 || rest % o.small_stride == 0);
@@ -171,7 +178,7 @@ void check_global(int operand, char* address, int bytes, bool write, uint64_t pc
       continue;
     }
     if (!write) continue;
-    if (operand != 2) {
+    if (operand != C_OPERAND) {
       if (Finding* f = report(Kind::writes_input, pc, operand)) {
         f->row = row;
         f->col = col;
@@ -179,6 +186,7 @@ void check_global(int operand, char* address, int bytes, bool write, uint64_t pc
       }
       continue;
     }
+    if (!o.decodable) continue;
     int32_t& writer = c_writers[row * o.cols + col];
     const int32_t me = static_cast<int32_t>(block_number) + 1;
     const int32_t before = __atomic_exchange_n(&writer, me, __ATOMIC_RELAXED);
@@ -213,7 +221,7 @@ void misaligned(uint64_t pc, int operand, const char* address, int bytes, bool w
 }
 
 int operand_at(const char* address) {
-  for (int i = 0; i < 3; ++i)
+  for (int i = 0; i < NUM_OPERANDS; ++i)
     if (static_cast<size_t>(address - operands[i].map) < operands[i].map_bytes) return i;
   return -1;
 }
@@ -221,7 +229,8 @@ int operand_at(const char* address) {
 [[noreturn]] void wild(char* address, int bytes, bool write, uint64_t pc) {
   int nearest = -1;
   uint64_t best = 1ull << 32;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < NUM_OPERANDS; ++i) {
+    if (!operands[i].map) continue;
     const char* low = operands[i].map;
     const char* high = low + operands[i].map_bytes;
     const uint64_t distance = static_cast<uint64_t>(address < low ? low - address : address - high);
@@ -416,6 +425,11 @@ void check_and_serve(const Thread* lanes, char* const* addresses, int bytes, boo
 
 }  // namespace
 
+int64_t elements_of_c() {
+  const Operand& c = operands[C_OPERAND];
+  return c.batches * c.rows * c.cols;
+}
+
 void start_run() {
   if (!cells) {
     const size_t bytes = (static_cast<size_t>(shared_high - shared_low) + 16) * sizeof(Cell);
@@ -424,7 +438,7 @@ void start_run() {
   }
   block_total = uint64_t(grid_dim.x) * grid_dim.y * grid_dim.z;
   if (request.check && c_writers)
-    std::memset(c_writers, 0, static_cast<size_t>(operands[2].rows * operands[2].cols) * 4);
+    std::memset(c_writers, 0, static_cast<size_t>(elements_of_c()) * 4);
   if (!request.count || request.l2_bytes <= 0) return;
   const size_t bytes =
       static_cast<size_t>(std::min(request.workers, MAX_WORKERS)) * TRACE_ENTRIES * 4;
@@ -825,16 +839,16 @@ void model_l2() {
 
 void end_run() {
   if (control->stop.load()) return;
-  const Operand& c = operands[2];
-  if (request.check) {
+  const Operand& c = operands[C_OPERAND];
+  if (request.check && c.decodable) {
     int64_t missing = 0, first = -1;
-    for (int64_t i = 0; i < c.rows * c.cols; ++i) {
+    for (int64_t i = 0; i < elements_of_c(); ++i) {
       if (c_writers[i]) continue;
       if (first < 0) first = i;
       ++missing;
     }
     if (missing) {
-      if (Finding* f = report(Kind::not_written, 0, 2)) {
+      if (Finding* f = report(Kind::not_written, 0, C_OPERAND)) {
         f->row = first / c.cols;
         f->col = first % c.cols;
         f->times = missing;
@@ -850,8 +864,9 @@ void note_atomic(void* address) {
   if (!current) return;
   ++worker->counters.atomics;
   const int operand = observe::operand_at(static_cast<char*>(address));
-  if (operand != 2) return;
-  const Operand& o = operands[2];
+  if (operand != C_OPERAND) return;
+  const Operand& o = operands[C_OPERAND];
+  if (!o.decodable) return;
   int64_t row, col;
   if (observe::locate(o, observe::floor_div(static_cast<char*>(address) - o.data, o.item), &row,
                       &col))
