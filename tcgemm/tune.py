@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -191,6 +189,8 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def write_table(path: Path, table: dict[str, Any]) -> None:
     """Write a table whole or not at all. Raises ResultsError where that cannot be."""
+    import tempfile
+
     import_module(f"{_KERNELS}.plans").check_table(table)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -428,6 +428,7 @@ def compile_in_threads(
     jobs: int,
 ) -> list[Outcome | None]:
     """Compile in ``jobs`` threads, each a child process at a time: why each is dropped, or None."""
+    from concurrent.futures import ThreadPoolExecutor
 
     def group(indices: Sequence[int]) -> list[tuple[int, Outcome | None]]:
         try:

@@ -129,7 +129,8 @@ def load(name: str) -> Callable[..., None]:
     if hasattr(rung, "kernel") and hasattr(rung, "arguments"):
         bind = import_module(".launching", __name__).bind
         second = getattr(rung, "second", None)
-        run.prepare = partial(bind, rung.kernel, rung.arguments, second)  # type: ignore[attr-defined]
+        prepare = partial(bind, rung.kernel, rung.arguments, second)
+        run.prepare = prepare  # type: ignore[attr-defined]
     return run
 
 
