@@ -23,6 +23,8 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from .gpus import Gpu
 
 LADDER = "ladder"
@@ -213,9 +215,7 @@ def measure(
         simulator.parse_order(order)
     except ValueError as error:
         raise OperandError(str(error)) from None
-    a, b = map(
-        _aligned, accuracy.operands(M, N, K, accuracy.as_dtype(dtype), layout, "cpu", 0)
-    )
+    a, b = map(_aligned, accuracy.operands(M, N, K, accuracy.as_dtype(dtype), layout, "cpu", 0))
     c = _aligned(torch.full((M, N), float("nan"), dtype=accuracy.as_dtype(out_dtype or dtype)))
     row: dict[str, Any] = {
         "kernel": kernel, "M": M, "N": N, "K": K, "dtype_in": dtype,

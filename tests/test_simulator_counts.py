@@ -115,7 +115,7 @@ def test_the_fragments_that_nvcc_keeps_are_the_difference_to_ncu():
     ],
 )
 def test_asynchronous_copies_cost_what_an_h200_counts(row_bytes, pitch, past, sectors, through):
-    """Wavefronts past the L1, sectors that they fetch, wavefronts through it: ncu's, of one warp."""
+    """One warp: wavefronts past the L1, sectors that they fetch, wavefronts through it, by ncu."""
     source = Path(__file__).parent / "simulated" / "copies.cu"
     memory = torch.zeros(32 * 1024 + 128, dtype=torch.float16)
     start = -memory.data_ptr() % 256 // 2
@@ -125,9 +125,40 @@ def test_asynchronous_copies_cost_what_an_h200_counts(row_bytes, pitch, past, se
     for dtype in (torch.float16, torch.float32):
         c = torch.zeros(len(a), pitch // 16, dtype=dtype)
         counts = simulator.simulate(source, a, b, c, count=True).counts
-        assert counts.load_requests == 1 and counts.load_bytes == 512
+        assert counts.load_requests == 1
+        assert counts.load_bytes == 512
         counted.append((counts.shared_wavefronts, counts.load_sectors))
     assert counted == [(past, sectors), (through, 16)]
+
+
+@pytest.mark.parametrize(
+    ("vector_of", "loads", "stores"),
+    [
+        (lambda lane: lane, (2, 4), (2, 4)),
+        (lambda lane: 0, (1, 2), (2, 4)),
+        (lambda lane: lane // 16, (1, 2), (2, 4)),
+        (lambda lane: lane // 2, (1, 2), (2, 4)),
+        (lambda lane: lane // 4 * 2 + lane % 2, (1, 2), (2, 4)),
+        (lambda lane: lane // 8 * 4 + lane % 4, (2, 4), (2, 4)),
+        (lambda lane: lane % 16, (2, 4), (2, 4)),
+        (lambda lane: 2 * lane, (4, 8), (4, 8)),
+        (lambda lane: lane // 2 * 2, (2, 4), (2, 4)),
+    ],
+    ids=["all", "one", "half", "pairs", "xor2", "xor4", "halves", "stride2", "pairs2"],
+)
+def test_vectors_cost_the_wavefronts_that_an_h200_counts(vector_of, loads, stores):
+    """One warp with vectors of 8 and of 16 bytes, by ncu."""
+    source = Path(__file__).parent / "simulated" / "vectors.cu"
+    a = torch.tensor([[float(vector_of(lane)) for lane in range(32)]])
+    for dtype, expected in ((torch.float32, loads), (torch.float16, stores)):
+        counted = []
+        for N in (8, 16):
+            c = torch.zeros(1, 64, dtype=dtype)
+            b = torch.zeros(32, N)
+            counts = simulator.simulate(source, a, b, c, count=True).counts
+            assert counts.shared_requests == 1
+            counted.append(counts.shared_wavefronts)
+        assert tuple(counted) == expected, dtype
 
 
 def test_padding_takes_bank_conflicts_away(ladder):
