@@ -229,7 +229,7 @@ def load(name: str) -> Callable[..., None]:
     by_case = built_by_case(CSRC / f"{name}.cu")
     prepared: dict[Any, Operators] = {}
 
-    def prepare(device: int, defines: tuple[str, ...] = ()) -> Operators:
+    def build(device: int, defines: tuple[str, ...] = ()) -> Operators:
         capability = torch.cuda.get_device_capability(device)
         key = (device, defines) if by_case else device
         prepared[key] = operators(name, capability, defines)
@@ -242,18 +242,28 @@ def load(name: str) -> Callable[..., None]:
         if device < 0:
             simulate(name, a, b, c, fusion)
             return
-        if by_case:
-            defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case)
-            plain, fused = prepared.get((device, defines)) or prepare(device, defines)
-        else:
-            plain, fused = prepared.get(device) or prepare(device)
+        plain, fused = operators_for(device, a, c, fusion)
         if fusion is None:
             plain(a, b, c)
         else:
             fused(a, b, c, *arguments(fusion))
 
+    def operators_for(device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any) -> Operators:
+        if not by_case:
+            return prepared.get(device) or build(device)
+        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case)
+        return prepared.get((device, defines)) or build(device, defines)
+
+    def prepare(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int
+    ) -> Callable[..., None]:
+        """The operator of plain products like this one, with nothing in between."""
+        device = a.get_device()
+        return run if device < 0 else operators_for(device, a, c, None)[0]
+
+    run.prepare = prepare  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:
-        prepare(torch.cuda.current_device())
+        build(torch.cuda.current_device())
     return run
 
 
@@ -266,8 +276,9 @@ def inspect(name: str, problem: Any) -> dict[str, int | str]:
     from .toolchain import sm_of
 
     defines: tuple[str, ...] = ()
-    if built_by_case(CSRC / f"{name}.cu"):
-        defines = case(problem.dtype_in, None if problem.plain else problem, problem.batch > 1)
+    if macros := built_by_case(CSRC / f"{name}.cu"):
+        fusion = None if problem.plain else problem
+        defines = case(problem.dtype_in, fusion, problem.dtype_out, problem.batch > 1, macros)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines)
     return {
         "target": report.target,

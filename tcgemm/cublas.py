@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from . import cublaslt
 from .epilogue import FUNCTIONS
 from .problem import COMPUTES, OUTPUTS, Fusion, Problem
 
@@ -98,6 +99,21 @@ KERNELS = (
         "shapes": "any for 16 bits and more; 8-bit N and K in multiples of 8 or 16, aligned rows",
         "refuse": _refuse,
     },
+    {
+        "name": "cublas_best",
+        "adds": "the fastest of cuBLASLt's own candidates, timed for each shape on its first call",
+        "pairs": (
+            *((dtype, out) for dtype in ("float16", "bfloat16") for out in OUTPUTS[dtype]),
+            ("float32", "float32", "ieee"),
+            ("float32", "float32", "tf32"),
+            ("float64", "float64"),
+        ),
+        "capability": (8, 0),
+        "shapes": "A and B with rows or columns contiguous, C with rows",
+        "refuse": cublaslt.refuse,
+        # Never chosen unasked: what users get from cuBLAS is the row above.
+        "yields": lambda problem: True,
+    },
 )
 
 
@@ -107,7 +123,7 @@ def load(name: str) -> Callable[..., None]:
     For float32 operands, compute "ieee" and "tf32x3" are both SGEMM: the latter asks for float32's
     accuracy, and this is cuBLAS's way to it.
     """
-    return {"torch_cpu": _torch_cpu, "cublas": _cublas}[name]
+    return {"torch_cpu": _torch_cpu, "cublas": _cublas, "cublas_best": cublaslt.run}[name]
 
 
 def _torch_cpu(

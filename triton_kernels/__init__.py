@@ -120,9 +120,9 @@ KERNELS: tuple[dict[str, Any], ...] = (
 def load(name: str) -> Callable[..., None]:
     """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name.
 
-    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare(a, b, c, **plan)`` gives a
-    function of A, B and C that launches plain products of tensors with the shapes, strides, dtypes
-    and device of these: the caller's promise, which spares ``run``'s own look-up.
+    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare(a, b, c, **plan)`` gives
+    a function of A, B and C that launches plain products of tensors with the shapes, strides,
+    dtypes and device of these: the caller's promise, which spares ``run``'s own look-up.
     """
     rung = import_module(f".{name}", __name__)
     run: Callable[..., None] = rung.run
