@@ -56,9 +56,7 @@ class Operators(NamedTuple):
     """``fused(a, b, c, *fusion.arguments(...))``: all that is asked."""
 
 
-def operators(
-    name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()
-) -> Operators:
+def operators(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> Operators:
     """The rung's operators for GPUs of that compute capability, built with further flags.
 
     Raises RuntimeError, with the remedy, where a compiler is missing or fails.

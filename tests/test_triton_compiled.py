@@ -16,6 +16,14 @@ compile_only = import_module("tcgemm.triton_kernels.compile_only")
 plans = import_module("tcgemm.triton_kernels.plans")
 Request = compile_only.Request
 
+DEEP = {
+    "BLOCK_M": 128,
+    "BLOCK_N": 256,
+    "BLOCK_K": 64,
+    "GROUP_M": 8,
+    "NUM_STAGES": 4,
+    "NUM_WARPS": 8,
+}
 LIMITS = {(8, 0): 166_912, (9, 0): 232_448}
 LDGSTS_RUNGS = ("pipelined", "persistent", "skinny")
 
@@ -82,13 +90,95 @@ def shipped() -> list:
     return requests
 
 
+OF_KIND = {
+    "int8": ("int8", "int32", "int32"),
+    "uint8": ("uint8", "int32", "int32"),
+    "float8": ("float8_e4m3fn", "bfloat16", "fast"),
+    "float8_promoted": ("float8_e5m2", "float16", "float32"),
+    "float16": ("float16", "float16", "float16"),
+    "tf32": ("float32", "float32", "tf32"),
+    "tf32x3": ("float32", "float32", "tf32x3"),
+    "ieee": ("float32", "float32", "ieee"),
+    "float64": ("float64", "float64", "float64"),
+}
+INSTRUCTION = {
+    (9, 0): {
+        "int8": "IGMMA",
+        "uint8": "IGMMA",
+        "float8": "QGMMA",
+        "float8_promoted": "QGMMA",
+        "float16": "HGMMA",
+        "tf32": "HGMMA",
+        "tf32x3": "HGMMA",
+        "ieee": "FFMA",
+        "float64": "DMMA",
+    },
+    (8, 0): {
+        "int8": "IMMA",
+        "uint8": "IMMA",
+        "float16": "HMMA",
+        "tf32": "HMMA",
+        "tf32x3": "HMMA",
+        "ieee": "FFMA",
+        "float64": "DMMA",
+    },
+}
+
+
+def shipped_types() -> list:
+    """One request a row of the tables by type, B with K contiguous; 8-bit floats need sm_89."""
+    requests = []
+    for table, kinds in plans.type_tables().items():
+        capability = (8, 0) if table == "sm80" else (9, 0)
+        for kind, rungs in kinds.items():
+            if kind not in INSTRUCTION[capability]:
+                continue
+            dtype_in, dtype_out, compute = OF_KIND[kind]
+            for kernel, rows in rungs.items():
+                for row in rows:
+                    when = row.get("when", {})
+                    size = {} if when.get("aligned", True) else {"M": 4001, "N": 3999, "K": 4104}
+                    few = when.get("M_max") == 64
+                    prepare = {"PREPARE": 1} if kind == "tf32" and not few else {}
+                    fitted = plans.fit(
+                        kernel,
+                        {**row["config"], **(prepare if capability == (9, 0) else {})},
+                        dtype_out,
+                        LIMITS[capability],
+                        dtype_in,
+                        compute,
+                    )
+                    requests.append(
+                        Request(
+                            kernel,
+                            fitted,
+                            dtype_in=dtype_in,
+                            dtype_out=dtype_out,
+                            compute=compute,
+                            scales="row" if kind.startswith("float8") else "",
+                            layout="nt",
+                            capability=capability,
+                            **size,
+                        )
+                    )
+    return requests
+
+
+FUSED = [
+    Request("descriptor", plan, layout=layout, c_in=True, bias=True, epilogue=epilogue, batch=batch)
+    for plan in [plans.fit("descriptor", {**DEEP, "FLATTEN": 0}, "bfloat16", LIMITS[9, 0])]
+    for layout, epilogue, batch in (("nt", "gelu", 0), ("nnt", "silu", 3), ("tn", "gelu_tanh", 0))
+]
 SHIPPED = shipped()
+TYPES = shipped_types()
 
 
 @cache
 def results(kernel: str, capability: tuple[int, int]) -> dict[str, object]:
     """A rung's requests, compiled in one child process."""
-    mine = [r for r in SHIPPED if (r.kernel, r.capability) == (kernel, capability)]
+    mine = [
+        r for r in [*SHIPPED, *TYPES, *FUSED] if (r.kernel, r.capability) == (kernel, capability)
+    ]
     return dict(zip(map(repr, mine), compile_only.compile_rungs(mine), strict=True))
 
 
@@ -129,6 +219,28 @@ def test_a_shipped_configuration_compiles_well(wanted):
     elif wanted.kernel in LDGSTS_RUNGS and wanted.K == 4096:
         assert counts["LDGSTS"] > 0
         assert counts["LDG"] == 0, "a copy fell to scalar loads"
+
+
+@pytest.mark.parametrize("wanted", TYPES, ids=lambda r: f"{name_of(r)}-{r.dtype_in}-{r.compute}")
+def test_a_shipped_configuration_of_a_type_compiles_well(wanted):
+    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    counts = built.counts
+    kind = plans.kind(wanted.dtype_in, wanted.compute)
+    assert counts[INSTRUCTION[wanted.capability][kind]] > 0
+    assert not built.serialized, built.log
+    assert (built.spill_bytes, counts["LDL"], counts["STL"]) == (0, 0, 0)
+    bound = plans.shared_bytes(
+        wanted.kernel, wanted.plan, wanted.dtype_out, wanted.dtype_in, wanted.compute
+    )
+    assert built.shared_bytes <= bound <= LIMITS[wanted.capability]
+
+
+@pytest.mark.parametrize("wanted", FUSED, ids=lambda r: f"{r.layout}-{r.epilogue}")
+def test_everything_fused_into_the_largest_tile_fits(wanted):
+    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    assert (built.spill_bytes, built.serialized) == (0, False)
+    assert built.counts["UTMASTG"] == 2
+    assert built.shared_bytes <= LIMITS[9, 0]
 
 
 def test_a_float32_result_of_the_largest_tile_fits():

@@ -93,7 +93,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         capability=(9, 0),
         shapes="A, B and C with one stride of 1, rows and addresses in multiples of 16 bytes",
         refuse=plans.refuse_descriptor,
-        yields=partial(plans.yields, "descriptor"),
+        yields=plans.slower_descriptor,
     ),
     _row(
         "split_k",

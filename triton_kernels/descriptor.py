@@ -1,6 +1,6 @@
 """descriptor: blocks copied by the TMA unit through tensor descriptors; persistent.
 
-    C[M, N] = A[M, K] @ B[K, N]
+    C[M, N] = f(alpha A[M, K] @ B[K, N] + beta C[M, N] + bias[N]), for each of a batch
 
 Adds:     tensor descriptors. The host describes A, B and C once (address, shape, strides, block);
           one thread then asks for a whole block by its coordinates (UTMALDG), the unit computes
@@ -17,7 +17,9 @@ Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of B
 Storage:  A descriptor's last dimension is the contiguous one. An operand stored transposed is
           described as it lies, [K, M] or [N, K], and its block transposed in the kernel, where
           wgmma reads either order from shared memory: no copy. A column-major C is computed as
-          its transpose, C' = B' A', by swapping the operands on the host.
+          its transpose, C' = B' A', by swapping the operands on the host; bias then goes along
+          rows. A batch is a third dimension of the descriptors, save of an operand that all of
+          the batch shares.
 """
 
 # Triton compiles what follows a return: the else is no ornament.

@@ -1,6 +1,6 @@
 """pipelined: loads of later K steps in flight during the multiply, tile chosen per shape.
 
-    C[M, N] = A[M, K] @ B[K, N]
+    C[M, N] = f(alpha A[M, K] @ B[K, N] + beta C[M, N] + bias[N]), for each of a batch
 
 Adds:     NUM_STAGES slots of shared memory. In steady state NUM_STAGES - 1 steps are being copied
           (cp.async, no registers in between) while the oldest is multiplied; on sm_90 wgmma reads
@@ -8,6 +8,8 @@ Adds:     NUM_STAGES slots of shared memory. In steady state NUM_STAGES - 1 step
           (128 + 256) * 64 * 2 = 49,152 bytes, so four fit in 232,448.
           Masks are compiled only where the tile does not divide the problem, and the tile comes
           from a table per GPU and shape (configs-*.json, read by plans.py).
+          Every type that tl.dot has (dot.py), and what follows the product (epilogue.py), each
+          under a compile-time switch: a plain product compiles to what it was without them.
 Missing:  a program ends with its tile. While it stores C nothing loads, and the next program on
           that SM fills its pipeline from empty. The next rung, `persistent`, joins the tiles.
 
