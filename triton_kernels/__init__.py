@@ -120,7 +120,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
 def load(name: str) -> Callable[..., None]:
     """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name.
 
-    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare(a, b, c, **plan)`` gives a
+    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare(a, b, c, **plan)`` is a
     function of A, B and C that launches plain products of tensors with the shapes, strides, dtypes
     and device of these: the caller's promise, which spares ``run``'s own look-up.
     """
