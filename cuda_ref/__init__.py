@@ -243,7 +243,7 @@ def load(name: str) -> Callable[..., None]:
             simulate(name, a, b, c, fusion)
             return
         if by_case:
-            defines = case(a.dtype, fusion, a.dim() == 3)
+            defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case)
             plain, fused = prepared.get((device, defines)) or prepare(device, defines)
         else:
             plain, fused = prepared.get(device) or prepare(device)
@@ -255,3 +255,24 @@ def load(name: str) -> Callable[..., None]:
     if torch.cuda.is_available() and not by_case:
         prepare(torch.cuda.current_device())
     return run
+
+
+def inspect(name: str, problem: Any) -> dict[str, int | str]:
+    """What nvcc makes of the rung for the problem's GPU: the most of any of its instances.
+
+    Compiling takes 15 s or more. Raises RuntimeError without nvcc or cuobjdump.
+    """
+    from .inspection import compile_only
+    from .toolchain import sm_of
+
+    defines: tuple[str, ...] = ()
+    if built_by_case(CSRC / f"{name}.cu"):
+        defines = case(problem.dtype_in, None if problem.plain else problem, problem.batch > 1)
+    report = compile_only(name, sm_of(problem.capability or (9, 0)), defines)
+    return {
+        "target": report.target,
+        "instances": len(report.kernels),
+        "registers": report.registers,
+        "spilled bytes": report.spill_bytes,
+        "static shared bytes": report.static_shared_bytes,
+    }

@@ -194,7 +194,11 @@ class _Region:
             slack = slack * STEEPEST[fusion.epilogue]
             if fusion.epilogue != "relu":
                 slack = slack + _rounding(OF_THE_EPILOGUE, fusion) * exact.abs()
+            limits = exact == -torch.inf
             exact = FUNCTIONS[fusion.epilogue](exact)
+            if fusion.epilogue != "relu":
+                # Their limit is 0, which floating-point arithmetic may miss: see _worst_ratio.
+                slack = torch.where(limits, OF_THE_EPILOGUE, slack)
         return _Region(self.dim, self.index, exact, slack)
 
 
@@ -305,6 +309,9 @@ def error_ratio(
 ) -> float:
     """The worst ratio of error to bound of C as the product of A and B; above 1 is wrong.
 
+    NaN and Inf in the operands must make C NaN or Inf exactly where they make the float64 product
+    so, and leave the rest as it is.
+
     Args:
         a, b: A[M, K] and B[K, N], or a batch [batch, M, K] and [batch, K, N], of any origin and
             strides; the reference is made anew by each call.
@@ -320,9 +327,9 @@ def error_ratio(
         return max(ratios, default=0.0)
     if c.numel() == 0:
         return 0.0
-    if c.is_floating_point() and bool(c.isnan().any()):
-        return math.inf
     fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
+    if c.is_floating_point() and bool(c.isnan().any()) and _all_finite(a, b, fusion):
+        return math.inf
     if a.shape[1] == 0:
         zeros = torch.zeros(c.shape, dtype=torch.float64, device=c.device)
         regions = [_Region(None, None, zeros, zeros)]
@@ -330,6 +337,11 @@ def error_ratio(
         regions = _references(a, b, 0, fusion.compute)
     shape = (c.shape[0], c.shape[1])
     return max(region.after(fusion, shape).ratio(c) for region in regions)
+
+
+def _all_finite(a: torch.Tensor, b: torch.Tensor, fusion: Fusion) -> bool:
+    terms = (a, b, fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
+    return all(t is None or bool(t.double().isfinite().all()) for t in terms)
 
 
 def _replace_c(fusion: Fusion | None, c: torch.Tensor | None) -> Fusion | None:
@@ -493,10 +505,12 @@ def _worst_ratio(c: torch.Tensor, exact: torch.Tensor, slack: torch.Tensor) -> f
     c = c.double()
     bound = slack + UNIT_ROUNDOFF[dtype] * exact.abs() + HALF_LEAST_SUBNORMAL[dtype]
     ratio = ((c - exact).abs() / bound).masked_fill(c == exact, 0.0)
+    # NaN with a finite slack stands for the limit of an epilogue at minus infinity.
+    near_limit = exact.isnan() & (c.abs() <= slack)
     limit = ROUNDS_TO_INF[dtype]
     may_overflow = c.isinf() & (c.sign() == exact.sign()) & (exact.abs() + slack >= limit)
     must_overflow = ~c.isinf() & (exact.abs() - slack >= limit)
-    ratio = ratio.masked_fill(may_overflow, 0.0)
+    ratio = ratio.masked_fill(may_overflow | near_limit | (c.isnan() & exact.isnan()), 0.0)
     return float(ratio.masked_fill(must_overflow | ratio.isnan(), math.inf).max())
 
 

@@ -9,8 +9,11 @@ import typer
 
 from .bench.command import bench
 from .errors import TcgemmError
+from .explain import explain
 from .report.command import report
 from .simulate import simulate
+from .tune import tune
+from .verify.command import verify
 
 app = typer.Typer(
     name="tcgemm",
@@ -20,8 +23,11 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("bench")(bench)
+app.command("explain")(explain)
 app.command("report")(report)
 app.command("simulate")(simulate)
+app.command("tune")(tune)
+app.command("verify")(verify)
 
 
 @app.command("kernels")

@@ -1,49 +1,278 @@
 """The baseline, behind the same contract as the other two backends.
 
-On a GPU it is cuBLAS as users get it, through torch.mm. On the CPU the same row would be a lie, so
-torch's own matmul stands there under its own name.
+On a GPU it is cuBLAS as users get it through torch: mm, bmm, addmm, baddbmm, _int_mm and
+_scaled_mm, in the mode that the call names. What these do not fuse is torch's own kernels after
+the product, on float32 sums where C is narrower, so that the result is rounded once, as the
+contract says. On the CPU the same row would be a lie, so torch's own matmul stands there under its
+own name: float32 (float64, exact integers) for every type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import torch
 
-_PAIRS = (
-    ("float16", "float16"),
-    ("float16", "float32"),
-    ("bfloat16", "bfloat16"),
-    ("bfloat16", "float32"),
+from .epilogue import FUNCTIONS
+from .problem import COMPUTES, OUTPUTS, Fusion, Problem
+
+_EVERY = tuple(
+    (dtype, out, compute)
+    for dtype, outs in OUTPUTS.items()
+    for out in outs
+    for compute in COMPUTES[dtype]
 )
+_PAIRS = tuple(
+    pair
+    for pair in _EVERY
+    if pair[0] not in ("uint8", "float8_e5m2") and pair != ("float16", "float32", "float16")
+)
+_FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "scales", "batch")
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_UNIT = 16
+"""Bytes: 8-bit rows of A, columns of B and their addresses are multiples of it."""
+
+
+def _refuse(problem: Problem) -> str | None:
+    """Why torch's 8-bit products do not take the problem, as a sentence with the numbers."""
+    M, N, K = problem.M, problem.N, problem.K
+    if problem.dtype_in == "int8":
+        if M <= 16:
+            return f"M is {M} and torch._int_mm needs more than 16 rows"
+        for name, size in (("N", N), ("K", K)):
+            if size % 8:
+                fits = -(-size // 8) * 8
+                return f"{name} is {size} and torch._int_mm needs a multiple of 8: pad it to {fits}"
+    elif problem.dtype_in.startswith("float8"):
+        if problem.capability is not None and problem.capability < (8, 9):
+            least = "{}.{}".format(*problem.capability)
+            return f"torch._scaled_mm needs compute capability 8.9 and this GPU has {least}"
+        for name, size in (("N", N), ("K", K)):
+            if size % 16:
+                fits = -(-size // 16) * 16
+                return (
+                    f"{name} is {size} and torch._scaled_mm needs a multiple of 16: pad it to "
+                    f"{fits}"
+                )
+        if problem.layout != "nt":
+            return (
+                f"the layout is {problem.layout} and torch._scaled_mm takes nt: A by rows and B by "
+                "columns"
+            )
+    else:
+        return None
+    sides = (("A", problem.a_alignment), ("B", problem.b_alignment))
+    for name, alignment in sides:
+        if alignment < _UNIT:
+            return (
+                f"{name} starts at an address that is a multiple of {alignment} bytes only and "
+                f"cuBLAS needs {_UNIT} for 8-bit operands: pass {name}.clone()"
+            )
+    for name, strides in (("A", problem.a_strides), ("B", problem.b_strides)):
+        pitch = max(strides)
+        if min(strides) != 1 or pitch % _UNIT:
+            return (
+                f"{name} has strides {strides} and cuBLAS needs 1 and a multiple of {_UNIT} for "
+                f"8-bit operands: pass {name}.contiguous()"
+            )
+    return None
+
 
 KERNELS = (
     {
         "name": "torch_cpu",
         "adds": "torch's own matmul on the CPU: values to compare with, no measure of speed",
-        "pairs": _PAIRS,
+        "pairs": _EVERY,
+        "fuses": _FUSES,
         "devices": ("cpu",),
     },
     {
         "name": "cublas",
         "adds": "cuBLAS through torch.mm, as users get it: the baseline of every ratio",
         "pairs": _PAIRS,
+        "fuses": _FUSES,
         "capability": (7, 0),
+        "shapes": "any for 16 bits and more; 8-bit N and K in multiples of 8 or 16, aligned rows",
+        "refuse": _refuse,
     },
 )
 
 
-def load(name: str) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """The callable ``run(a, b, c)``, which writes C[M, N] = A[M, K] @ B[K, N]."""
+def load(name: str) -> Callable[..., None]:
+    """The callable ``run(a, b, c, fusion=None)``, which writes C; 2-D or [batch, ., .] operands.
+
+    For float32 operands, compute "ieee" and "tf32x3" are both SGEMM: the latter asks for float32's
+    accuracy, and this is cuBLAS's way to it.
+    """
     return {"torch_cpu": _torch_cpu, "cublas": _cublas}[name]
 
 
-def _torch_cpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    c.copy_(torch.mm(a.float(), b.float()))
+def _torch_cpu(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
+) -> None:
+    wide = _wide(c.dtype)
+    x = torch.matmul(a.to(wide), b.to(wide))
+    c.copy_(x if fusion is None else _finished(x, fusion))
 
 
-def _cublas(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    if c.dtype == a.dtype:
-        torch.mm(a, b, out=c)
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums are computed in: int64 for int32, which narrowing wraps; float64; else float32."""
+    if dtype == torch.int32:
+        return torch.int64
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _finished(x: torch.Tensor, fusion: Fusion, scaled: bool = False) -> torch.Tensor:
+    """alpha * scales * x + beta * C_in + bias through the epilogue; x is overwritten.
+
+    ``scaled``: alpha and the scales are in x already.
+    """
+    if not scaled:
+        if fusion.scale_a is not None:
+            x *= fusion.scale_a.reshape(-1, 1)
+        if fusion.scale_b is not None:
+            x *= fusion.scale_b.reshape(1, -1)
+        if fusion.alpha != 1:
+            x *= _factor(x, fusion.alpha)
+    if fusion.c is not None:
+        x.add_(fusion.c.to(x.dtype), alpha=_factor(x, fusion.beta))
+    if fusion.bias is not None:
+        x += fusion.bias
+    if x.dtype == torch.int64:
+        # The sum wraps first: relu sees its sign.
+        x = x.to(torch.int32)
+    return FUNCTIONS[fusion.epilogue](x)
+
+
+def _factor(x: torch.Tensor, factor: float) -> float | int:
+    """alpha or beta; for integers as int32 holds it modulo 2^32."""
+    if x.dtype.is_floating_point:
+        return factor
+    return (int(factor) + 2**31) % 2**32 - 2**31
+
+
+def _cublas(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
+) -> None:
+    if fusion is None:
+        _product(a, b, c)
+    elif a.dtype == torch.int8:
+        _integers(a, b, c, fusion)
+    elif a.dtype in _FLOAT8:
+        _float8(a, b, c, fusion)
     else:
-        torch.mm(a, b, out_dtype=c.dtype, out=c)
+        with _mode(fusion.compute):
+            _floats(a, b, c, fusion)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    multiply = torch.mm if a.dim() == 2 else torch.bmm
+    if c.dtype == a.dtype:
+        multiply(a, b, out=c)
+    else:
+        multiply(a, b, out_dtype=c.dtype, out=c)
+
+
+def _floats(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion) -> None:
+    """float16, bfloat16, float32 and float64: one cuBLAS call where that can do it."""
+    alpha, beta, bias = fusion.alpha, fusion.beta, fusion.bias
+    simple = c.dtype == a.dtype and fusion.epilogue in ("", "relu")
+    if simple and fusion.c is not None and bias is None:
+        add = torch.addmm if a.dim() == 2 else torch.baddbmm
+        add(fusion.c, a, b, beta=beta, alpha=alpha, out=c)
+    elif simple and fusion.c is None and bias is not None and a.dim() == 2:
+        torch.addmm(bias, a, b, alpha=alpha, out=c)
+    elif simple and fusion.c is None and bias is None and alpha == 1:
+        _product(a, b, c)
+    else:
+        # What follows sees float32 sums: C is rounded once.
+        wide = _wide(c.dtype)
+        # Summed in float16, cuBLAS gives float16 only.
+        summed = torch.float16 if fusion.compute == "float16" else wide
+        direct = c.dtype == summed == wide and fusion.c is None
+        x = c if direct else torch.empty(c.shape, dtype=summed, device=c.device)
+        _product(a, b, x)
+        x = x.to(wide)
+        result = _finished(x, fusion)
+        if result is not c:
+            c.copy_(result)
+        return
+    if fusion.epilogue:
+        # relu of the rounded number is the rounded relu.
+        c.relu_()
+
+
+def _integers(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion) -> None:
+    plain = fusion.alpha == 1 and fusion.c is None and fusion.bias is None
+    x = c if plain else torch.empty(c.shape, dtype=torch.int32, device=c.device)
+    for a_part, b_part, x_part in _matrices(a, b, x):
+        torch._int_mm(a_part, b_part, out=x_part)
+    result = FUNCTIONS[fusion.epilogue](x) if plain else _finished(x, fusion)
+    if result is not c:
+        c.copy_(result)
+
+
+def _float8(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion) -> None:
+    """One call where the scales are one element each; otherwise float32 sums, then torch."""
+    one = _one(a.device)
+    scales = [one if s is None else s for s in (fusion.scale_a, fusion.scale_b)]
+    simple = fusion.c is None and fusion.bias is None and not fusion.epilogue and fusion.alpha == 1
+    fast = fusion.compute == "fast"
+    if simple and all(scale.numel() == 1 for scale in scales):
+        for a_part, b_part, c_part in _matrices(a, b, c):
+            torch._scaled_mm(
+                a_part,
+                b_part,
+                scales[0],
+                scales[1],
+                out_dtype=c.dtype,
+                use_fast_accum=fast,
+                out=c_part,
+            )
+        return
+    x = torch.empty(c.shape, dtype=torch.float32, device=c.device)
+    for a_part, b_part, x_part in _matrices(a, b, x):
+        torch._scaled_mm(
+            a_part, b_part, one, one, out_dtype=torch.float32, use_fast_accum=fast, out=x_part
+        )
+    c.copy_(_finished(x, fusion))
+
+
+def _matrices(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """One product after the other: torch has no batch of 8-bit ones."""
+    if c.dim() == 2:
+        yield a, b, c
+    else:
+        yield from zip(a, b, c, strict=True)
+
+
+@cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones(1, device=device)
+
+
+@contextmanager
+def _mode(compute: str) -> Iterator[None]:
+    """torch's global settings of matmul for the length of one call: tf32, float16 sums."""
+    flags: Any = torch.backends.cuda.matmul
+    precision = torch.get_float32_matmul_precision()
+    wanted = "high" if compute == "tf32" else "highest"
+    half = compute == "float16"
+    if precision == wanted and not half:
+        yield
+        return
+    halves = flags.allow_fp16_accumulation if half else None
+    torch.set_float32_matmul_precision(wanted)
+    try:
+        if half:
+            flags.allow_fp16_accumulation = True
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        if half:
+            flags.allow_fp16_accumulation = halves

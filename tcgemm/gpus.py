@@ -204,3 +204,27 @@ def lookup(name: str) -> Gpu:
         if key in gpu.aliases or key == _key(gpu.name):
             return gpu
     return Gpu(name=name, slug=slug(name))
+
+
+_CAPABILITIES = {
+    "t4": (7, 5),
+    "v100": (7, 0),
+    "a100": (8, 0),
+    "a10": (8, 6),
+    "3090": (8, 6),
+    "orin": (8, 7),
+    "l4": (8, 9),
+    "l40s": (8, 9),
+    "4090": (8, 9),
+    "h100": (9, 0),
+    "h200": (9, 0),
+    "b200": (10, 0),
+    "5090": (12, 0),
+}
+"""A word of the slug -> compute capability (CUDA GPUs, NVIDIA developer site)."""
+
+
+def capability(gpu: Gpu) -> tuple[int, int] | None:
+    """Compute capability of a GPU of the table; None for one that is not."""
+    words = gpu.slug.split("-") if gpu.source else []
+    return next((_CAPABILITIES[word] for word in words if word in _CAPABILITIES), None)

@@ -23,6 +23,8 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from .gpus import Gpu
 
 LADDER = "ladder"
@@ -213,8 +215,8 @@ def measure(
         simulator.parse_order(order)
     except ValueError as error:
         raise OperandError(str(error)) from None
-    a, b = accuracy.operands(M, N, K, accuracy.as_dtype(dtype), layout, "cpu", 0)
-    c = torch.full((M, N), float("nan"), dtype=accuracy.as_dtype(out_dtype or dtype))
+    a, b = map(_aligned, accuracy.operands(M, N, K, accuracy.as_dtype(dtype), layout, "cpu", 0))
+    c = _aligned(torch.full((M, N), float("nan"), dtype=accuracy.as_dtype(out_dtype or dtype)))
     row: dict[str, Any] = {
         "kernel": kernel, "M": M, "N": N, "K": K, "dtype_in": dtype,
         "dtype_out": out_dtype or dtype, "layout": layout, "gpu": board.name, "order": order,
@@ -276,6 +278,21 @@ def measure(
             "waves": l2.waves,
         }
     return row
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides at a multiple of 256 bytes, as a GPU's allocator returns it.
+
+    On the CPU memory begins at multiples of 64: rows would lie across the lines of a cache
+    otherwise than on a GPU, and the counts with them.
+    """
+    import torch
+
+    size = tensor.numel() * tensor.element_size()
+    memory = torch.empty(size + 256, dtype=torch.uint8)
+    start = -memory.data_ptr() % 256
+    copy = memory[start : start + size].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    return copy.copy_(tensor)
 
 
 def ladder_names() -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tcgemm import dispatch
+from tcgemm.verify.calls import pairs_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -27,17 +28,26 @@ def all_rows() -> list[dispatch.Kernel]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``row``: every kernel that runs on this machine's device, the others skipped with reason."""
+    """``row``: every kernel that runs on this machine's device, the others skipped with reason.
+
+    ``pair``, beside it: each of the row's type pairs, (dtype of A and B, of C, how it is summed).
+    """
     if "row" not in metafunc.fixturenames:
         return
+    with_pairs = "pair" in metafunc.fixturenames
     parameters = []
     for row in all_rows():
         reason = dispatch.why_not_here(row)
         if reason is None and DEVICE not in row.devices:
             reason = f"runs on {' or '.join(row.devices)} only"
         marks = [pytest.mark.skip(reason=f"{row.full_name}: {reason}")] if reason else []
-        parameters.append(pytest.param(row, id=row.full_name, marks=marks))
-    metafunc.parametrize("row", parameters)
+        if not with_pairs:
+            parameters.append(pytest.param(row, id=row.full_name, marks=marks))
+            continue
+        for pair in pairs_of(row):
+            name = f"{row.full_name}-{'-'.join(pair)}"
+            parameters.append(pytest.param(row, pair, id=name, marks=marks))
+    metafunc.parametrize(("row", "pair") if with_pairs else "row", parameters)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ KERNELS = (
     {
         "name": "brought_along",
         "adds": "nothing: it shows what a new kernel costs",
-        "pairs": PAIRS,
+        "pairs": PLAIN,
         "devices": ("cpu",),
         "plan": lambda problem: {"BLOCK_M": 48},
     },

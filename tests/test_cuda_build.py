@@ -82,7 +82,7 @@ def test_the_second_start_builds_nothing(builder):
 
 @pytest.mark.parametrize("suffix", [".so", ".json"])
 @pytest.mark.parametrize("damage", [b"", b"\0" * 64])
-def test_a_corrupt_entry_is_rebuilt_with_a_warning(builder, tmp_path, caplog, suffix, damage):
+def test_promise_21_a_corrupt_entry_is_rebuilt(builder, tmp_path, caplog, suffix, damage):
     build._load("naive", "naive_1", CAPABILITY)
     (tmp_path / "cache" / "naive_1").with_suffix(suffix).write_bytes(damage)
     build._load("naive", "naive_1", CAPABILITY)
@@ -90,7 +90,7 @@ def test_a_corrupt_entry_is_rebuilt_with_a_warning(builder, tmp_path, caplog, su
     assert "corrupt" in caplog.text
 
 
-def test_threads_that_ask_at_once_build_once(builder):
+def test_promise_19_threads_that_ask_at_once_build_once(builder):
     threads = [
         threading.Thread(target=build._load, args=("naive", "naive_1", CAPABILITY))
         for _ in range(4)
@@ -102,7 +102,7 @@ def test_threads_that_ask_at_once_build_once(builder):
     assert builder.builds == ["naive_1"]
 
 
-def test_the_lock_of_a_killed_builder_blocks_nobody(builder, tmp_path):
+def test_promise_19_the_lock_of_a_killed_builder_blocks_nobody(builder, tmp_path):
     folder = tmp_path / "cache"
     folder.mkdir()
     program = textwrap.dedent(
@@ -132,7 +132,7 @@ def test_the_lock_of_a_killed_builder_blocks_nobody(builder, tmp_path):
     assert builder.builds == ["naive_1"]
 
 
-def test_an_unwritable_cache_falls_back_with_a_warning(monkeypatch, tmp_path, caplog):
+def test_promise_21_an_unwritable_cache_falls_back_with_a_warning(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))

@@ -244,3 +244,18 @@ def test_ldmatrix_and_mma_sync():
     assert torch.allclose(c, a.float() @ b.float(), atol=1e-5)
     assert report.counts.mma == {"mma.sync m16n8k16 f16 -> f32": 1}
     assert report.counts.async_copies == 32 + 16
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_pipeline_primitives(order):
+    generator = torch.Generator().manual_seed(2)
+    a = torch.randint(-8, 9, (20, 8), generator=generator).half()
+    b = torch.randint(-8, 9, (30, 8), generator=generator).half().T
+    c = torch.full((20, 30), float("nan"))
+    report = simulator.simulate(
+        HERE / "simulated" / "pipeline.cu", a, b, c, order=order, check=True, count=True
+    )
+    assert report.ok, report.findings
+    assert torch.equal(c, a[:, :4].float() @ b[:4].float())
+    assert report.counts.load_bytes == 20 * 16 + 30 * 8
+    assert report.counts.async_copies == 50

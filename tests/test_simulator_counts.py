@@ -57,9 +57,108 @@ def test_sectors_per_request(ladder):
     # in one.
     assert ladder["naive"]["sectors_per_load_request"] == 1.5
     # 32 lanes with 16 bytes each are 16 full sectors.
-    for name in ("wmma_double_buffered", "wmma_grouped", "wmma_any"):
+    for name in ("wmma_double_buffered", "wmma_grouped"):
         assert ladder[name]["sectors_per_load_request"] == 16, name
         assert ladder[name]["load_sectors"] * 32 == ladder[name]["load_bytes"], name
+    # Past the L1 into padded rows: every other row's sectors are fetched twice.
+    assert ladder["wmma_any"]["sectors_per_load_request"] == 24
+
+
+# 512 cubed, float16, nn on an H200, by ncu 2025.3 (docs/simulator.md): sectors that the loads and
+# copies ask for, wavefronts of shared memory. 1024 cubed has 8 times those of tiled.
+BY_NCU = {
+    "wmma": (2_097_152, 24_576),
+    "wmma_grouped": (262_144, 286_720),
+    "wmma_any": (196_608, 202_752),
+    "wgmma_tma": (131_072, 49_152),
+    "wgmma_specialized": (98_304, 40_960),
+    "wgmma_persistent": (98_304, 45_056),
+}
+
+
+@pytest.mark.parametrize("name", BY_NCU)
+def test_counts_are_those_of_ncu(name):
+    row = measure(name, (512, 512, 512))
+    assert (row["load_sectors"], row["shared_wavefronts"]) == BY_NCU[name]
+
+
+def test_tiled_is_what_ncu_counts(ladder):
+    assert ladder["tiled"]["load_sectors"] == 524_288 // 8
+    assert ladder["tiled"]["shared_wavefronts"] == 3_538_944 // 8
+
+
+def test_the_fragments_that_nvcc_keeps_are_the_difference_to_ncu():
+    # Two fragments of B per step and warp that the source loads again: eight rows 128 bytes apart
+    # are eight wavefronts, and there are four such parts.
+    row = measure("wmma_double_buffered", (512, 512, 512))
+    steps, warps = 512 // 16, 4 * (512 // 64) ** 2
+    assert row["shared_wavefronts"] - 2 * 4 * 8 * steps * warps == 868_352
+    assert row["load_sectors"] == 262_144
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "pitch", "past", "sectors", "through"),
+    [
+        (32, 32, 16, 16, 16),
+        (32, 48, 24, 24, 20),
+        (32, 80, 24, 24, 20),
+        (64, 64, 8, 16, 8),
+        (64, 80, 15, 24, 12),
+        (64, 96, 10, 16, 12),
+        (64, 112, 15, 24, 12),
+        (128, 128, 4, 16, 4),
+        (128, 144, 10, 24, 4),
+        (128, 160, 7, 16, 4),
+        (256, 272, 8, 24, 4),
+        (256, 288, 6, 16, 4),
+        (512, 528, 4, 16, 4),
+    ],
+)
+def test_asynchronous_copies_cost_what_an_h200_counts(row_bytes, pitch, past, sectors, through):
+    """One warp: wavefronts past the L1, sectors that they fetch, wavefronts through it, by ncu."""
+    source = Path(__file__).parent / "simulated" / "copies.cu"
+    memory = torch.zeros(32 * 1024 + 128, dtype=torch.float16)
+    start = -memory.data_ptr() % 256 // 2
+    a = memory[start : start + 32 * 1024].view(32, 1024)[: 512 // row_bytes, : row_bytes // 2]
+    b = torch.zeros(row_bytes // 2, pitch // 16, dtype=torch.float16)
+    counted = []
+    for dtype in (torch.float16, torch.float32):
+        c = torch.zeros(len(a), pitch // 16, dtype=dtype)
+        counts = simulator.simulate(source, a, b, c, count=True).counts
+        assert counts.load_requests == 1
+        assert counts.load_bytes == 512
+        counted.append((counts.shared_wavefronts, counts.load_sectors))
+    assert counted == [(past, sectors), (through, 16)]
+
+
+@pytest.mark.parametrize(
+    ("vector_of", "loads", "stores"),
+    [
+        (lambda lane: lane, (2, 4), (2, 4)),
+        (lambda lane: 0, (1, 2), (2, 4)),
+        (lambda lane: lane // 16, (1, 2), (2, 4)),
+        (lambda lane: lane // 2, (1, 2), (2, 4)),
+        (lambda lane: lane // 4 * 2 + lane % 2, (1, 2), (2, 4)),
+        (lambda lane: lane // 8 * 4 + lane % 4, (2, 4), (2, 4)),
+        (lambda lane: lane % 16, (2, 4), (2, 4)),
+        (lambda lane: 2 * lane, (4, 8), (4, 8)),
+        (lambda lane: lane // 2 * 2, (2, 4), (2, 4)),
+    ],
+    ids=["all", "one", "half", "pairs", "xor2", "xor4", "halves", "stride2", "pairs2"],
+)
+def test_vectors_cost_the_wavefronts_that_an_h200_counts(vector_of, loads, stores):
+    """One warp with vectors of 8 and of 16 bytes, by ncu."""
+    source = Path(__file__).parent / "simulated" / "vectors.cu"
+    a = torch.tensor([[float(vector_of(lane)) for lane in range(32)]])
+    for dtype, expected in ((torch.float32, loads), (torch.float16, stores)):
+        counted = []
+        for N in (8, 16):
+            c = torch.zeros(1, 64, dtype=dtype)
+            b = torch.zeros(32, N)
+            counts = simulator.simulate(source, a, b, c, count=True).counts
+            assert counts.shared_requests == 1
+            counted.append(counts.shared_wavefronts)
+        assert tuple(counted) == expected, dtype
 
 
 def test_padding_takes_bank_conflicts_away(ladder):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
@@ -13,8 +16,45 @@ compile_only = import_module("tcgemm.triton_kernels.compile_only")
 plans = import_module("tcgemm.triton_kernels.plans")
 Request = compile_only.Request
 
+DEEP = {
+    "BLOCK_M": 128,
+    "BLOCK_N": 256,
+    "BLOCK_K": 64,
+    "GROUP_M": 8,
+    "NUM_STAGES": 4,
+    "NUM_WARPS": 8,
+}
 LIMITS = {(8, 0): 166_912, (9, 0): 232_448}
-LDGSTS_RUNGS = ("pipelined", "persistent")
+LDGSTS_RUNGS = ("pipelined", "persistent", "skinny")
+
+
+def problem_on(capability: tuple[int, int], dtype_out: str = "bfloat16"):
+    from tcgemm.problem import Problem
+
+    row_major = (4096, 1)
+    return Problem(
+        M=4096,
+        N=4096,
+        K=4096,
+        dtype_in="bfloat16",
+        dtype_out=dtype_out,
+        a_strides=row_major,
+        b_strides=row_major,
+        c_strides=row_major,
+        device="meta",
+        capability=capability,
+    )
+
+
+def thin_size(when: dict) -> dict[str, int]:
+    """A problem with M <= N that meets the conditions."""
+    if not when.get("aligned", True):
+        return {"M": 33, "N": 4001, "K": 4104}
+    side = math.isqrt(when.get("MN_max", 4096**2)) // 64 * 64
+    N = min(when.get("N_max", max(side, 4096 if "M_max" in when else side)), 28672)
+    N = max(N // 16 * 16, when.get("N_min", 0) // 16 * 16)
+    K = max(when.get("K_min", 0), min(when.get("K_max", 4096), 4096))
+    return {"M": min(when.get("M_max", side), N), "N": N, "K": K}
 
 
 def shipped() -> list:
@@ -33,6 +73,10 @@ def shipped() -> list:
                     cases.append(("nn", "float32"))
                 for layout, dtype_out in cases:
                     fitted = plans.fit(kernel, row["config"], dtype_out, LIMITS[capability])
+                    if kernel in plans.DIVIDING:
+                        size = thin_size(when)
+                        problem = replace(problem_on(capability, dtype_out), **size)
+                        fitted = plans.divide(kernel, fitted, problem, 132, False)
                     request = Request(
                         kernel,
                         fitted,
@@ -46,19 +90,102 @@ def shipped() -> list:
     return requests
 
 
+OF_KIND = {
+    "int8": ("int8", "int32", "int32"),
+    "uint8": ("uint8", "int32", "int32"),
+    "float8": ("float8_e4m3fn", "bfloat16", "fast"),
+    "float8_promoted": ("float8_e5m2", "float16", "float32"),
+    "float16": ("float16", "float16", "float16"),
+    "tf32": ("float32", "float32", "tf32"),
+    "tf32x3": ("float32", "float32", "tf32x3"),
+    "ieee": ("float32", "float32", "ieee"),
+    "float64": ("float64", "float64", "float64"),
+}
+INSTRUCTION = {
+    (9, 0): {
+        "int8": "IGMMA",
+        "uint8": "IGMMA",
+        "float8": "QGMMA",
+        "float8_promoted": "QGMMA",
+        "float16": "HGMMA",
+        "tf32": "HGMMA",
+        "tf32x3": "HGMMA",
+        "ieee": "FFMA",
+        "float64": "DMMA",
+    },
+    (8, 0): {
+        "int8": "IMMA",
+        "uint8": "IMMA",
+        "float16": "HMMA",
+        "tf32": "HMMA",
+        "tf32x3": "HMMA",
+        "ieee": "FFMA",
+        "float64": "DMMA",
+    },
+}
+
+
+def shipped_types() -> list:
+    """One request a row of the tables by type, B with K contiguous; 8-bit floats need sm_89."""
+    requests = []
+    for table, kinds in plans.type_tables().items():
+        capability = (8, 0) if table == "sm80" else (9, 0)
+        for kind, rungs in kinds.items():
+            if kind not in INSTRUCTION[capability]:
+                continue
+            dtype_in, dtype_out, compute = OF_KIND[kind]
+            for kernel, rows in rungs.items():
+                for row in rows:
+                    when = row.get("when", {})
+                    size = {} if when.get("aligned", True) else {"M": 4001, "N": 3999, "K": 4104}
+                    few = when.get("M_max") == 64
+                    prepare = {"PREPARE": 1} if kind == "tf32" and not few else {}
+                    fitted = plans.fit(
+                        kernel,
+                        {**row["config"], **(prepare if capability == (9, 0) else {})},
+                        dtype_out,
+                        LIMITS[capability],
+                        dtype_in,
+                        compute,
+                    )
+                    requests.append(
+                        Request(
+                            kernel,
+                            fitted,
+                            dtype_in=dtype_in,
+                            dtype_out=dtype_out,
+                            compute=compute,
+                            scales="row" if kind.startswith("float8") else "",
+                            layout="nt",
+                            capability=capability,
+                            **size,
+                        )
+                    )
+    return requests
+
+
+FUSED = [
+    Request("descriptor", plan, layout=layout, c_in=True, bias=True, epilogue=epilogue, batch=batch)
+    for plan in [plans.fit("descriptor", {**DEEP, "FLATTEN": 0}, "bfloat16", LIMITS[9, 0])]
+    for layout, epilogue, batch in (("nt", "gelu", 0), ("nnt", "silu", 3), ("tn", "gelu_tanh", 0))
+]
 SHIPPED = shipped()
+TYPES = shipped_types()
 
 
 @cache
 def results(kernel: str, capability: tuple[int, int]) -> dict[str, object]:
     """A rung's requests, compiled in one child process."""
-    mine = [r for r in SHIPPED if (r.kernel, r.capability) == (kernel, capability)]
+    mine = [
+        r for r in [*SHIPPED, *TYPES, *FUSED] if (r.kernel, r.capability) == (kernel, capability)
+    ]
     return dict(zip(map(repr, mine), compile_only.compile_rungs(mine), strict=True))
 
 
 def name_of(request) -> str:
     settings = "-".join(str(value) for value in request.plan.values())
-    aligned = "" if request.K == 4096 else "-unaligned"
+    aligned = "" if request.K % 16 == 0 else "-unaligned"
+    aligned += f"-{request.M}x{request.N}" if request.kernel in plans.DIVIDING else ""
     sm = "{}{}".format(*request.capability)
     return f"{request.kernel}-sm{sm}-{settings}-{request.layout}-{request.dtype_out}{aligned}"
 
@@ -76,9 +203,44 @@ def test_a_shipped_configuration_compiles_well(wanted):
         assert counts["UTMALDG"] > 0
         assert counts["UTMASTG"] == 2, "C leaves in two halves"
         assert counts["LDG"] == counts["STG"] == counts["LDGSTS"] == 0
+    elif wanted.kernel == "warp_specialized":
+        stores = wanted.plan["CONSUMERS"] * wanted.plan["PIECES"]
+        assert counts["UTMALDG"] > 0
+        assert counts["UTMASTG"] == stores, "each consumer stores its pieces, once a tile"
+        assert counts["LDG"] == counts["STG"] == counts["LDGSTS"] == 0
+        assert "C7508" not in built.log, "registers are not moved to the consumers"
+    elif wanted.kernel == "split_k":
+        assert counts["UTMALDG"] > 0
+        assert counts["UTMASTG"] == (2 if wanted.plan["WHOLE"] else 0), (
+            "whole tiles leave in halves"
+        )
+        assert counts["LDG"] == counts["LDGSTS"] == 0
+        assert (counts["STG"] > 0) == (wanted.plan["SPLITS"] > 1), "parts leave by plain stores"
     elif wanted.kernel in LDGSTS_RUNGS and wanted.K == 4096:
         assert counts["LDGSTS"] > 0
         assert counts["LDG"] == 0, "a copy fell to scalar loads"
+
+
+@pytest.mark.parametrize("wanted", TYPES, ids=lambda r: f"{name_of(r)}-{r.dtype_in}-{r.compute}")
+def test_a_shipped_configuration_of_a_type_compiles_well(wanted):
+    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    counts = built.counts
+    kind = plans.kind(wanted.dtype_in, wanted.compute)
+    assert counts[INSTRUCTION[wanted.capability][kind]] > 0
+    assert not built.serialized, built.log
+    assert (built.spill_bytes, counts["LDL"], counts["STL"]) == (0, 0, 0)
+    bound = plans.shared_bytes(
+        wanted.kernel, wanted.plan, wanted.dtype_out, wanted.dtype_in, wanted.compute
+    )
+    assert built.shared_bytes <= bound <= LIMITS[wanted.capability]
+
+
+@pytest.mark.parametrize("wanted", FUSED, ids=lambda r: f"{r.layout}-{r.epilogue}")
+def test_everything_fused_into_the_largest_tile_fits(wanted):
+    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    assert (built.spill_bytes, built.serialized) == (0, False)
+    assert built.counts["UTMASTG"] == 2
+    assert built.shared_bytes <= LIMITS[9, 0]
 
 
 def test_a_float32_result_of_the_largest_tile_fits():
@@ -100,6 +262,77 @@ def test_a_column_major_result_is_stored_by_tma():
     assert built.spill_bytes == 0
 
 
+WARP_SPECIALIZED = {
+    "BLOCK_M": 128,
+    "BLOCK_N": 256,
+    "BLOCK_K": 64,
+    "GROUP_M": 8,
+    "NUM_STAGES": 4,
+    "CONSUMERS": 2,
+    "PIECES": 4,
+    "BUFFERS": 2,
+}
+
+
+def test_warp_specialized_keeps_one_group_in_flight_and_moves_registers():
+    (built,) = compile_only.compile_rungs(
+        [Request("warp_specialized", WARP_SPECIALIZED, layout="nt")], assembly=True
+    )
+    sass = built.assembly["sass"]
+    mainloops = re.findall(
+        r"HGMMA[^\n]*gsb0[^\n]*\n(?:[^\n]*\n)*?[^\n]*DEPBAR\.LE gsb0, 0x(\d)", sass
+    )
+    assert mainloops == ["1", "1"], "each consumer waits for all but the newest group"
+    assert len(re.findall(r"64x256x16", sass)) == 2 * WARP_SPECIALIZED["BLOCK_K"] // 16
+    assert "USETMAXREG.DEALLOC.CTAPOOL 0x18" in sass
+    assert "USETMAXREG.TRY_ALLOC.CTAPOOL" in sass
+    assert "STSM" in sass, "C reaches shared memory by matrix stores"
+    assert sass.count("PREEXIT") == 1
+    # The ring's barriers: each consumer releases the stage before the one in flight.
+    assert "%empty[%slot]" not in built.assembly["ttgir"]
+
+
+EIGHT_BITS = [
+    ("int8", "int32", "", "", "IGMMA"),
+    ("float8_e4m3fn", "bfloat16", "fast", "tensor", "QGMMA"),
+    ("float8_e5m2", "float32", "fast", "row", "QGMMA"),
+    ("float8_e4m3fn", "float16", "float32", "", "QGMMA"),
+    ("float8_e4m3fn", "bfloat16", "float32", "row", "QGMMA"),
+]
+
+
+@cache
+def eight_bit_results() -> list:
+    requests = []
+    for dtype_in, dtype_out, compute, scales, _ in EIGHT_BITS:
+        problem = replace(
+            problem_on((9, 0), dtype_out),
+            dtype_in=dtype_in,
+            b_strides=(1, 4096),
+            compute=compute or "int32",
+            scales=scales,
+        )
+        row = dispatch.find("triton", "warp_specialized")
+        request = {"dtype_in": dtype_in, "dtype_out": dtype_out, "compute": compute}
+        plan = row.plan(problem)
+        requests.append(Request(row.name, plan, layout="nt", scales=scales, **request))
+    return list(zip(requests, compile_only.compile_rungs(requests), strict=True))
+
+
+@pytest.mark.parametrize("number", range(len(EIGHT_BITS)), ids=lambda n: "-".join(EIGHT_BITS[n]))
+def test_warp_specialized_multiplies_eight_bits(number):
+    request, built = eight_bit_results()[number]
+    assert built.counts[EIGHT_BITS[number][-1]] > 0
+    assert not built.serialized, built.log
+    assert built.spill_bytes == 0
+    assert built.counts["STG"] == 0
+    assert (built.counts["LDG"] > 0) == bool(request.scales)
+    limit = plans.shared_bytes(
+        request.kernel, request.plan, request.dtype_out, request.dtype_in, request.compute
+    )
+    assert built.shared_bytes <= limit <= LIMITS[9, 0]
+
+
 def test_texts_come_when_asked_for():
     plan = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
     request = Request("naive", plan, dtype_in="float16", dtype_out="float16", M=100, N=100, K=100)
@@ -113,24 +346,6 @@ def test_a_failed_compilation_names_the_request():
     plan = {"BLOCK_M": 48, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
     with pytest.raises(RuntimeError, match="BLOCK_M': 48"):
         compile_only.compile_rungs([Request("naive", plan)])
-
-
-def problem_on(capability: tuple[int, int], dtype_out: str = "bfloat16"):
-    from tcgemm.problem import Problem
-
-    row_major = (4096, 1)
-    return Problem(
-        M=4096,
-        N=4096,
-        K=4096,
-        dtype_in="bfloat16",
-        dtype_out=dtype_out,
-        a_strides=row_major,
-        b_strides=row_major,
-        c_strides=row_major,
-        device="meta",
-        capability=capability,
-    )
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])

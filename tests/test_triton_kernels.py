@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from importlib import import_module
 
 import pytest
 import torch
 
 from tcgemm import dispatch
 
+plans = import_module("tcgemm.triton_kernels.plans")
+
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-RUNGS = [row.name for row in dispatch.ladder("triton")]
-POINTER_RUNGS = [name for name in RUNGS if name != "descriptor"]
+RUNGS = [row.name for row in dispatch.ladder("triton") if DEVICE in row.devices]
+TMA_RUNGS = ("descriptor", "split_k", "warp_specialized")
+POINTER_RUNGS = [name for name in RUNGS if name not in TMA_RUNGS]
 LAYOUTS = ("nn", "nt", "tn", "tt")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = ((F16, F16), (F16, F32), (BF16, BF16), (BF16, F32))
@@ -87,18 +91,32 @@ def small(name: str) -> dict[str, int]:
         "FLATTEN": 0,
         "NUM_STAGES": 3,
         "NUM_WARPS": 4,
+        "CONSUMERS": 1,
+        "PIECES": 1,
+        "BUFFERS": 1,
+        "SPLITS": 3,
+        "EARLY": 0,
     }
+    if name == "warp_specialized":
+        # A warpgroup multiplies 64 rows at least.
+        config["BLOCK_M"] = 64
     problem = dispatch.problem_of(*(matrix(32, 32, F16, "n") for _ in range(3)))
-    return {key: config[key] for key in dispatch.find("triton", name).plan(problem)}
+    plan = dispatch.find("triton", name).plan(problem)
+    return {key: config[key] for key in plan if key in config}
 
 
 def run(name: str, a, b, c, plan: Mapping[str, int] | None = None) -> None:
     kernel = dispatch.find("triton", name)
     problem = dispatch.problem_of(a, b, c)
     reason = kernel.why_not(problem)
-    if reason is not None and CUDA and "compute capability" in reason:
+    if reason is not None and CUDA and ("capability" in reason or "whole units" in reason):
         pytest.skip(reason)
     assert reason is None, reason
+    if plan is not None:
+        # As a table's config: parts, whole tiles and orientation are counted for the problem.
+        turned = problem.M > problem.N
+        problem = plans._transposed(problem) if turned and name in plans.DIVIDING else problem
+        plan = plans.divide(name, dict(plan), problem, 5, turned)
     dispatch.load("triton", name)(a, b, c, **(plan or kernel.plan(problem)))
 
 
@@ -160,7 +178,7 @@ def test_every_tile_is_visited(name, size):
     M, N, K = size
     a, b = matrix(M, K, F16, "n", "integers"), matrix(K, N, F16, "t", "integers")
     c = matrix(M, N, F32, "n", "nan")
-    run(name, a, b, c, {**small(name), **({"GROUP_M": 4} if name != "naive" else {})})
+    run(name, a, b, c, {k: 4 if k == "GROUP_M" else v for k, v in small(name).items()})
     assert torch.equal(c.cpu(), a.float().cpu() @ b.float().cpu())
 
 
@@ -326,3 +344,59 @@ def test_graph_capture_and_the_current_stream(name):
     graph.replay()
     torch.cuda.synchronize()
     assert_right(a, b, c)
+
+
+SPECIALIZED = pytest.mark.skipif(
+    not CUDA or torch.cuda.get_device_capability() != (9, 0), reason="needs compute capability 9.0"
+)
+
+
+@SPECIALIZED
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+@pytest.mark.parametrize("pieces", [1, 2, 4])
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_consumers_pieces_and_buffers(consumers, pieces, buffers):
+    plan = {
+        "BLOCK_M": 64 * consumers,
+        "BLOCK_N": 128,
+        "BLOCK_K": 64,
+        "GROUP_M": 3,
+        "NUM_STAGES": 3,
+        "CONSUMERS": consumers,
+        "PIECES": pieces,
+        "BUFFERS": buffers,
+    }
+    a, b = matrix(1500, 328, BF16, "n"), matrix(328, 1608, BF16, "t")
+    c = matrix(1500, 1608, BF16, "n", "nan")
+    run("warp_specialized", a, b, c, plan)
+    assert_right(a, b, c)
+    assert_outside_untouched(c)
+    again = matrix(1500, 1608, BF16, "n", "nan")
+    run("warp_specialized", a, b, again, plan)
+    assert torch.equal(c, again)
+
+
+@SPECIALIZED
+def test_a_kernel_that_starts_early_waits_for_the_one_before():
+    """Each product reads what the launch just before it wrote, and overwrites what it read."""
+    n = 512
+    swap = torch.eye(n, device="cuda", dtype=F16).flip(0).contiguous()
+    start = torch.randint(-8, 9, (n, n), device="cuda").to(F16)
+    x, y = start.clone(), torch.empty_like(start)
+    for _ in range(200):
+        run("warp_specialized", swap, x, y)
+        run("warp_specialized", swap, y, x)
+    assert torch.equal(x, start)
+
+
+@SPECIALIZED
+def test_launches_follow_their_tensors_and_streams():
+    stream = torch.cuda.Stream()
+    for seed in range(4):
+        a, b = matrix(256, 192, F16, "n", "integers"), matrix(192, 256, F16, "n", "integers")
+        c = matrix(256, 256, F16, "n", "nan")
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run("warp_specialized", a, b, c)
+        stream.synchronize()
+        assert torch.equal(c, (a.double() @ b.double()).half()), seed

@@ -43,7 +43,7 @@ def fresh(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 def test_importing_the_ladder_imports_no_triton_and_no_torch():
     done = fresh(
-        "import sys, tcgemm.triton_kernels as t; assert len(t.KERNELS) == 5;"
+        "import sys, tcgemm.triton_kernels as t; assert len(t.KERNELS) == 8;"
         "assert not {'triton', 'torch'} & set(sys.modules)"
     )
     assert done.returncode == 0, done.stderr
@@ -160,16 +160,105 @@ def test_pointer_rungs_refuse_nothing():
 def test_the_best_rung_falls_back_to_pointers_and_says_why_by_name():
     a, b = torch.ones(80, 9, dtype=torch.float16), torch.ones(9, 8, dtype=torch.float16)
     problem = dispatch.problem_of(a, b, a.new_empty(80, 8))
-    assert dispatch.choose(problem, "triton").name == "persistent"
+    assert dispatch.choose(problem, "triton").name == "pipelined"
+    tall = replace(problem, M=800, N=800, b_strides=(800, 1), c_strides=(800, 1))
+    assert dispatch.choose(tall, "triton").name == "persistent"
     with pytest.raises(tcgemm.UnsupportedError, match="pitch of 9 elements, 18 bytes"):
         dispatch.choose(problem, "triton", "descriptor")
 
 
-def test_few_rows_go_to_the_rung_measured_faster():
-    few = replace(SQUARE, M=16, device="cuda")
+def asked(M, N, K, layout="nt", **changes):
+    """A plain product on a GPU of the H200's kind."""
+    problem = replace(
+        SQUARE,
+        M=M,
+        N=N,
+        K=K,
+        a_strides=(K, 1) if layout[0] == "n" else (1, M),
+        b_strides=(N, 1) if layout[1] == "n" else (1, K),
+        c_strides=(N, 1),
+        device="cuda",
+    )
+    return replace(problem, **changes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "name"),
+    [
+        ((16, 4096, 4096), "nt", "skinny"),
+        ((4096, 16, 4096), "nn", "skinny"),
+        ((1, 28672, 4096), "nn", "pipelined"),
+        ((64, 2112, 7168), "nt", "skinny"),
+        ((64, 28672, 4096), "nt", "descriptor"),
+        ((64, 4096, 14336), "nt", "warp_specialized"),
+        ((128, 8192, 8192), "nt", "split_k"),
+        ((8192, 128, 8192), "nt", "split_k"),
+        ((256, 256, 16384), "nt", "split_k"),
+        ((4096, 2112, 7168), "nt", "split_k"),
+        ((1024, 1024, 1024), "nt", "warp_specialized"),
+        ((4096, 4096, 4096), "nt", "warp_specialized"),
+        ((16, 4097, 4096), "nt", "pipelined"),
+        ((1000, 1001, 1003), "nt", "persistent"),
+    ],
+    ids=str,
+)
+def test_the_rung_measured_fastest_is_chosen(shape, layout, name):
+    problem = asked(*shape, layout)
+    assert dispatch.choose(problem, "triton").name == name
+    assert dispatch.choose(problem, "triton", "persistent").name == "persistent"
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+@pytest.mark.parametrize("shape", [(16, 4096, 4096), (64, 4096, 4096), (128, 8192, 8192)], ids=str)
+def test_a_rung_that_the_gpu_lacks_is_not_waited_for(capability, shape):
+    chosen = dispatch.choose(asked(*shape, capability=capability), "triton")
+    assert chosen.capability <= capability
+    assert chosen.name not in ("naive", "grouped", "warp_specialized")
+
+
+@pytest.mark.parametrize("change", [{"alpha": 2.0}, {"epilogue": "relu"}, {"batch": 3}], ids=str)
+def test_tables_of_plain_products_say_nothing_of_others(change):
+    """What divides K fuses nothing; with few rows pointers are best, else TMA."""
+    few = asked(16, 4096, 4096, **change)
+    assert plans.preferred(few) is None
     assert dispatch.choose(few, "triton").name == "pipelined"
-    assert dispatch.choose(few, "triton", "descriptor").name == "descriptor"
-    assert dispatch.choose(replace(few, M=64), "triton").name == "descriptor"
+    assert dispatch.choose(replace(few, M=128), "triton").name == "descriptor"
+
+
+@pytest.mark.parametrize(
+    ("shape", "whole", "parts"),
+    [
+        ((256, 256, 16384), 0, 8),
+        ((512, 512, 8192), 0, 4),
+        ((512, 512, 512), 64, 1),
+        ((4096, 2112, 7168), 264, 16),
+        ((128, 8192, 8192), 128, 1),
+        ((128, 4096, 14336), 0, 2),
+        ((128, 128, 64), 2, 1),
+    ],
+    ids=str,
+)
+def test_what_fills_no_wave_is_divided(shape, whole, parts):
+    """Of 132 SMs: 4096 x 2112 is 272 tiles, two waves and 8 tiles, in 16 parts each."""
+    plan = dispatch.find("triton", "split_k").plan(replace(asked(*shape), device="meta"))
+    assert (plan["WHOLE"], plan["SPLITS"]) == (whole, parts)
+
+
+@pytest.mark.parametrize("K", [1, 64, 128, 129, 257, 4096])
+@pytest.mark.parametrize("name", ["skinny", "split_k"])
+def test_no_part_is_without_a_step_of_k(name, K):
+    plan = dispatch.find("triton", name).plan(replace(asked(16, 256, K), device="meta"))
+    assert 1 <= plan["SPLITS"] <= -(-K // plan["BLOCK_K"])
+    assert plan["SPLITS"] <= plans.MOST_PARTS
+
+
+@pytest.mark.parametrize("name", ["skinny", "split_k"])
+def test_a_problem_and_its_transpose_take_the_same_tiles(name):
+    row = dispatch.find("triton", name)
+    thin = dict(row.plan(replace(asked(16, 4096, 4096, "nt"), device="meta")))
+    tall = dict(row.plan(replace(asked(4096, 16, 4096, "nt"), device="meta")))
+    assert thin.pop("SWAP") == 1 - tall.pop("SWAP")
+    assert thin == tall
 
 
 def test_every_table_ends_without_conditions_and_covers_every_rung():
@@ -177,7 +266,7 @@ def test_every_table_ends_without_conditions_and_covers_every_rung():
     assert {"sm80", "sm90", "nvidia-h200"} <= set(tables)
     for name, rungs in tables.items():
         wanted = {row.name for row in dispatch.ladder("triton")}
-        assert set(rungs) == wanted - ({"descriptor"} if name == "sm80" else set())
+        assert set(rungs) == wanted - ({*plans.TMA_RUNGS, "split_k"} if name == "sm80" else set())
         for rows in rungs.values():
             assert not rows[-1].get("when")
 
@@ -188,3 +277,90 @@ def test_fit_gives_up_stages_first_then_depth():
     assert plans.fit("pipelined", config, "bfloat16", 166_912)["NUM_STAGES"] == 3
     tight = plans.fit("descriptor", config, "float32", 101_376)
     assert (tight["NUM_STAGES"], tight["BLOCK_K"]) == (2, 16)
+
+
+SPECIALIZED = dispatch.find("triton", "warp_specialized")
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "tile"),
+    [
+        (4096, 4096, (128, 256)),
+        (8192, 8192, (192, 128)),
+        (6144, 6144, (128, 256)),
+        (3072, 3072, (192, 128)),
+        (4096, 2112, (192, 128)),
+        (1024, 1024, (128, 64)),
+        (512, 512, (64, 64)),
+        (64, 2112, (64, 32)),
+        (128, 8192, (128, 64)),
+        (128, 4096, (64, 64)),
+        (128, 28672, (128, 256)),
+    ],
+)
+def test_the_tile_that_ends_first_is_taken(M, N, tile):
+    problem = replace(SQUARE, M=M, N=N, b_strides=(N, 1), c_strides=(N, 1))
+    config = SPECIALIZED.plan(problem)
+    assert (config["BLOCK_M"], config["BLOCK_N"]) == tile
+
+
+def test_more_programs_want_smaller_tiles():
+    rows = plans.tables()["sm90"]["warp_specialized"]
+    areas = [
+        config["BLOCK_M"] * config["BLOCK_N"]
+        for programs in (16, 64, 256, 1024)
+        for config in [plans.choose(rows, replace(SQUARE, M=1024, N=1024), programs)]
+    ]
+    assert areas == sorted(areas, reverse=True)
+    assert areas[0] > areas[-1]
+
+
+def test_a_wide_result_gives_up_its_second_buffer_before_a_stage():
+    wide = SPECIALIZED.plan(replace(SQUARE, dtype_out="float32"))
+    narrow = SPECIALIZED.plan(SQUARE)
+    assert (narrow["BUFFERS"], wide["BUFFERS"]) == (2, 1)
+    assert wide["NUM_STAGES"] == narrow["NUM_STAGES"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"capability": (10, 0)}, r"9\.0 alone and this GPU has 10\.0"),
+        ({"capability": (8, 9)}, r"capability 9\.0 and this GPU has 8\.9"),
+        ({"device": "cpu", "capability": None}, r"runs on cuda tensors and these are on cpu"),
+        ({"b_strides": (4100, 1)}, r"B has a row pitch of 4100 elements, 8200 bytes"),
+        ({"N": 4001}, r"C has rows of 4001 elements, 8002 bytes.* multiple of 8 fits"),
+        ({"N": 4002, "dtype_out": "float32"}, r"4002 elements, 16008 bytes.* multiple of 4 fits"),
+        (
+            {"dtype_in": "int8", "dtype_out": "int32", "compute": "int32"},
+            r"B has strides \(4096, 1\) and wgmma reads int8 along K only: pass B\.mT\.con",
+        ),
+        (
+            {"dtype_in": "float8_e5m2", "a_strides": (1, 4096), "b_strides": (1, 4096)},
+            r"A has strides \(1, 4096\) .* pass A\.contiguous\(\)",
+        ),
+        ({"beta": 1.0, "c_in_strides": (4096, 1)}, r"beta"),
+    ],
+)
+def test_warp_specialized_refuses_with_the_numbers(change, sentence):
+    reason = SPECIALIZED.why_not(replace(SQUARE, **{"device": "cuda", **change}))
+    assert reason is not None
+    assert __import__("re").search(sentence, reason), reason
+
+
+def test_warp_specialized_takes_what_tma_reaches():
+    on_gpu = replace(SQUARE, device="cuda")
+    assert dispatch.choose(on_gpu, "triton") == SPECIALIZED
+    column = {"a_strides": (1, 4096), "b_strides": (4096, 1), "c_strides": (1, 4096)}
+    assert SPECIALIZED.why_not(replace(on_gpu, **column)) is None
+    eight = {"dtype_in": "int8", "dtype_out": "int32", "compute": "int32", "b_strides": (1, 4096)}
+    assert SPECIALIZED.why_not(replace(on_gpu, **eight)) is None
+
+
+def test_a_store_past_the_row_is_refused_on_a_gpu_and_not_in_the_interpreter():
+    """Seen on an H200: 128 x 129 in 16 bits wrote 7 elements past each row."""
+    padded = replace(SQUARE, N=129, c_strides=(136, 1), b_strides=(136, 1))
+    assert "129 elements, 258 bytes" in (DESCRIPTOR.why_not(replace(padded, device="cuda")) or "")
+    assert DESCRIPTOR.why_not(replace(padded, device="cpu", capability=None)) is None
+    whole = replace(padded, N=136, device="cuda")
+    assert DESCRIPTOR.why_not(whole) is None

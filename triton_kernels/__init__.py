@@ -5,7 +5,7 @@ Importing it imports neither triton nor torch: the rows are plain data, a rung l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -74,7 +74,17 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         refuse=plans.refuse_float8,
     ),
-    _row("persistent", "one program per SM loops over tiles", yields=plans.few_rows),
+    _row(
+        "persistent",
+        "one program per SM loops over tiles",
+        yields=partial(plans.yields, "persistent"),
+    ),
+    _row(
+        "skinny",
+        "the wide side first, so that few rows waste nothing; K divided among idle SMs; an early "
+        "start",
+        yields=partial(plans.yields, "skinny"),
+    ),
     _row(
         "descriptor",
         "blocks copied by the TMA unit through tensor descriptors; C stored in halves",
@@ -83,38 +93,77 @@ KERNELS: tuple[dict[str, Any], ...] = (
         capability=(9, 0),
         shapes="A, B and C with one stride of 1, rows and addresses in multiples of 16 bytes",
         refuse=plans.refuse_descriptor,
-        yields=plans.few_rows,
+        yields=partial(plans.yields, "descriptor"),
+    ),
+    _row(
+        "split_k",
+        "tiles that do not fill the last wave of SMs divided along K and added in order",
+        capability=(9, 0),
+        shapes="as descriptor",
+        refuse=plans.refuse_descriptor,
+        yields=partial(plans.yields, "split_k"),
     ),
     _row(
         "warp_specialized",
         "in Gluon: a producer warp loads, warpgroups multiply, C leaves under the next tile",
+        pairs=(*PLAIN, ("int8", "int32"), *FLOAT8),
+        fuses=("scales",),
         devices=("cuda",),
         capability=(9, 0),
-        shapes="as descriptor, on compute capability 9.0 only",
+        shapes="as descriptor, on compute capability 9.0 only; 8-bit A row-major and B transposed",
         refuse=plans.refuse_warp_specialized,
-        yields=plans.few_rows,
+        yields=partial(plans.yields, "warp_specialized"),
     ),
 )
 
 
 def load(name: str) -> Callable[..., None]:
-    """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name."""
-    run: Callable[..., None] = import_module(f".{name}", __name__).run
+    """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name.
+
+    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare(a, b, c, **plan)`` gives a
+    function of A, B and C that launches plain products of tensors with the shapes, strides, dtypes
+    and device of these: the caller's promise, which spares ``run``'s own look-up.
+    """
+    rung = import_module(f".{name}", __name__)
+    run: Callable[..., None] = rung.run
+    if hasattr(rung, "kernel") and hasattr(rung, "arguments"):
+        bind = import_module(".launching", __name__).bind
+        second = getattr(rung, "second", None)
+        prepare = partial(bind, rung.kernel, rung.arguments, second)
+        run.prepare = prepare  # type: ignore[attr-defined]
     return run
 
 
-def bind(
-    name: str, a: Any, b: Any, c: Any, plan: Mapping[str, int]
-) -> Callable[[Any, Any, Any], None]:
-    """``load(name)`` bound to a plan and a kind of plain product, for repeated calls.
+def inspect(name: str, problem: Any) -> dict[str, int | str]:
+    """What Triton makes of the rung for the problem, for its GPU; no GPU needed.
 
-    The result launches C = A @ B for any a, b and c with the shapes, strides, dtypes and device of
-    these: the caller's promise. It spares ``run``'s own look-up, 2 us of host time.
+    Raises RuntimeError where the rung does not compile.
     """
-    rung = import_module(f".{name}", __name__)
-    launching = import_module(".launching", __name__)
-    second = getattr(rung, "second", None)
-    bound: Callable[[Any, Any, Any], None] = launching.bind(
-        rung.kernel, rung.arguments, second, a, b, c, plan
+    from .compile_only import Request, compile_rungs
+
+    row = next(row for row in KERNELS if row["name"] == name)
+    capability = problem.capability or (9, 0)
+    request = Request(
+        kernel=name,
+        plan=row["plan"](problem),
+        dtype_in=problem.dtype_in,
+        dtype_out=problem.dtype_out,
+        layout=problem.layout,
+        capability=capability,
+        M=problem.M,
+        N=problem.N,
+        K=problem.K,
+        compute="" if problem.plain else problem.compute,
+        epilogue=problem.epilogue,
+        bias=problem.bias,
+        c_in=problem.beta != 0,
+        scales=problem.scales,
+        batch=problem.batch if problem.batch > 1 else 0,
     )
-    return bound
+    (compiled,) = compile_rungs([request])
+    return {
+        "target": "sm_{}{}".format(*capability),
+        "registers": compiled.registers,
+        "spilled bytes": compiled.spill_bytes,
+        "shared bytes": compiled.shared_bytes,
+    }

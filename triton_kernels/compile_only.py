@@ -31,6 +31,7 @@ OPCODES = (
     "HMMA",
     "IMMA",
     "DMMA",
+    "FFMA",
     "UTMALDG",
     "UTMASTG",
     "LDGSTS",
@@ -42,8 +43,8 @@ OPCODES = (
     "STL",
 )
 """Instructions that are counted: wgmma (of 16-bit floats and tf32, of integers, of 8-bit floats),
-mma.sync (of floats, integers, float64), TMA load and store, cp.async, plain global load and store,
-ldmatrix, barriers, local-memory load and store (spills)."""
+mma.sync (of floats, integers, float64), multiply-add on CUDA cores, TMA load and store, cp.async,
+plain global load and store, ldmatrix, barriers, local-memory load and store (spills)."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """descriptor: blocks copied by the TMA unit through tensor descriptors; persistent.
 
-    C[M, N] = A[M, K] @ B[K, N]
+    C[M, N] = f(alpha A[M, K] @ B[K, N] + beta C[M, N] + bias[N]), for each of a batch
 
 Adds:     tensor descriptors. The host describes A, B and C once (address, shape, strides, block);
           one thread then asks for a whole block by its coordinates (UTMALDG), the unit computes
@@ -17,7 +17,9 @@ Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of B
 Storage:  A descriptor's last dimension is the contiguous one. An operand stored transposed is
           described as it lies, [K, M] or [N, K], and its block transposed in the kernel, where
           wgmma reads either order from shared memory: no copy. A column-major C is computed as
-          its transpose, C' = B' A', by swapping the operands on the host.
+          its transpose, C' = B' A', by swapping the operands on the host; bias then goes along
+          rows. A batch is a third dimension of the descriptors, save of an operand that all of
+          the batch shares.
 """
 
 # Triton compiles what follows a return: the else is no ornament.
@@ -30,10 +32,11 @@ from typing import Any
 import torch
 
 from .descriptors import describe
-from .dot import by_bits, multiply_add, narrow, zeros
-from .epilogue import batch_size, batch_strides, finish, operands
+from .dot import by_bits, multiply_add, narrow, way, zeros
+from .epilogue import batch_size, batch_strides, fetch, finish, operands, read
 from .launching import launch
 from .ordering import grouped
+from .prepared import prepared
 from .runtime import cdiv, programs, tl, triton
 from .storage import letter
 
@@ -74,6 +77,7 @@ def kernel(
     BIAS_ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     k_tiles = tl.maximum(tl.cdiv(K, BLOCK_K), 1)
@@ -90,6 +94,16 @@ def kernel(
             batch = 0
             tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+        HALF: tl.constexpr = BLOCK_N // 2
+        if c_in is not None:
+            source = c_in
+            if C_BATCHED:
+                source += batch.to(tl.int64) * batch_in
+            row = (m + tl.arange(0, BLOCK_M)).to(tl.int64)
+            col = (n + tl.arange(0, HALF)).to(tl.int64)
+            if not INTERPRETED:
+                # The mainloop hides the way from DRAM.
+                fetch(source, row, n, M, N, stride_im, stride_in, BLOCK_N)
         acc = zeros(BLOCK_M, BLOCK_N, COMPUTE)
         for step in range(k_tiles):
             k = step * BLOCK_K
@@ -98,37 +112,36 @@ def kernel(
             b_block = load(b, batch, k, n, BLOCK_K, BLOCK_N, B_TRANSPOSED, B_BATCHED)
             acc = multiply_add(a_block, b_block, acc, BITS, COMPUTE)
 
+        before_left, before_right = None, None
+        if c_in is not None:
+            before_left = read(source, row, col, M, N, stride_im, stride_in)
+            before_right = read(source, row, col + HALF, M, N, stride_im, stride_in)
         # Columns j and j + BLOCK_N / 2 lie in one thread after the permutation: splitting there
         # moves no data between threads.
-        HALF: tl.constexpr = BLOCK_N // 2
         left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, HALF)), (0, 2, 1)))
         for half in tl.static_range(2):
             x = left if half == 0 else right
             first = n + half * HALF
             if FUSED:
-                before = c_in
-                if c_in is not None and C_BATCHED:
-                    before += batch.to(tl.int64) * batch_in
                 x = finish(
                     x,
                     (m + tl.arange(0, BLOCK_M)).to(tl.int64),
                     (first + tl.arange(0, HALF)).to(tl.int64),
                     M,
                     N,
-                    before,
+                    before_left if half == 0 else before_right,
                     bias,
                     scale_a,
                     scale_b,
                     alpha,
                     beta,
-                    stride_im,
-                    stride_in,
                     stride_bias,
                     ROW_SCALES_A,
                     ROW_SCALES_B,
                     BIAS_ROWS,
                     ACTIVATION,
                     BITS,
+                    INTERPRETED,
                 )
             x = narrow(x, c.dtype, BITS)
             if C_BATCHED:
@@ -172,7 +185,7 @@ def arguments(
     FLATTEN: int,
     NUM_STAGES: int,
     NUM_WARPS: int,
-    PROGRAMS: int = 1,
+    PREPARE: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     swapped = stored(c) == "t"
@@ -186,7 +199,7 @@ def arguments(
         describe(c, (BLOCK_M, BLOCK_N // 2), False),
     )
     batches = batch_size(c)
-    grid = (min(programs(a) * PROGRAMS, batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
+    grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
     fused, fused_constants = operands(fusion, swapped)
     constants = {
         "BLOCK_M": BLOCK_M,
@@ -199,7 +212,7 @@ def arguments(
         "A_BATCHED": len(descriptors[0].shape) == 3,
         "B_BATCHED": len(descriptors[1].shape) == 3,
         "C_BATCHED": len(descriptors[2].shape) == 3,
-        "COMPUTE": fusion.compute if fusion else "float32",
+        "COMPUTE": way(fusion, PREPARE),
         "FUSED": fusion is not None,
         **fused_constants,
         "BITS": by_bits(a),
@@ -222,9 +235,11 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *
         fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
             plain product of float16 or bfloat16, summed in float32.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), FLATTEN (0 or 1),
-            NUM_STAGES, NUM_WARPS and PROGRAMS (per SM, 1 where absent).
+            NUM_STAGES, NUM_WARPS and, where A and B are copied first, PREPARE=1.
 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
+    if plan.get("PREPARE"):
+        a, b = prepared(a, b, fusion.compute)
     launch(kernel, arguments, a, b, c, fusion, plan)

@@ -12,6 +12,7 @@ COMPUTE says how the product is formed:
     fast      8-bit floats, all of K summed inside the tensor core
     float16   float16, summed in float16
     tf32      float32 rounded to 10 bits of fraction, to nearest
+    rounded   the same, of operands that are rounded already
     tf32x3    float32 as the sum of two tf32 numbers: three products
     ieee      float32 on CUDA cores
     float64   float64
@@ -23,11 +24,17 @@ COMPUTE says how the product is formed:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .runtime import INTERPRETED, tl, triton
 
 EIGHT_BIT_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+FLOAT32 = tl.constexpr("float32")
+"""A default of a compiled function: Triton 3.6 does not make a constant of a bare string."""
 
 
 @triton.jit
@@ -44,16 +51,18 @@ def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def multiply_add(a, b, acc, BITS: tl.constexpr, COMPUTE: tl.constexpr = "float32"):
+def multiply_add(a, b, acc, BITS: tl.constexpr, COMPUTE: tl.constexpr = FLOAT32):
     """acc[BLOCK_M, BLOCK_N] + a[BLOCK_M, BLOCK_K] @ b[BLOCK_K, BLOCK_N]."""
     if COMPUTE == "int32":
-        return tl.dot(a, b, acc, max_num_imprecise_acc=2**30, out_dtype=tl.int32)
+        return tl.dot(a, b, acc, out_dtype=tl.int32)
     elif COMPUTE == "float64":
         return tl.dot(a, b, acc, out_dtype=tl.float64)
     elif COMPUTE == "float16":
         return tl.dot(a, b, acc, out_dtype=tl.float16)
     elif COMPUTE == "tf32":
         a, b = round_tf32(a, BITS), round_tf32(b, BITS)
+        return tl.dot(a, b, acc, input_precision="tf32", out_dtype=tl.float32)
+    elif COMPUTE == "rounded":
         return tl.dot(a, b, acc, input_precision="tf32", out_dtype=tl.float32)
     elif COMPUTE == "tf32x3":
         return tl.dot(a, b, acc, input_precision="tf32x3", out_dtype=tl.float32)
@@ -123,6 +132,12 @@ def narrow(acc, dtype: tl.constexpr, BITS: tl.constexpr):
 def less_128(x):
     """uint8 minus 128, as int8: the upper bit flipped."""
     return (x ^ 0x80).to(tl.int8, bitcast=True)
+
+
+def way(fusion: Any, prepare: int) -> str:
+    """COMPUTE of a call: what its fusion asks for, float32 where it is None."""
+    compute: str = "float32" if fusion is None else fusion.compute
+    return "rounded" if prepare and compute == "tf32" else compute
 
 
 def by_bits(a: torch.Tensor) -> bool:

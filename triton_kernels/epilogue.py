@@ -16,7 +16,35 @@ from typing import Any
 import torch
 
 from .dot import widen
-from .runtime import tl, triton
+from .runtime import INTERPRETED, tl, triton
+
+
+@triton.jit
+def read(c_in, row, col, M, N, stride_im, stride_in):
+    """C_in at row[:, None] and col[None, :], zeros outside of C[M, N].
+
+    C_in may be C itself: every element is read by the program that writes it, and before.
+    """
+    inside = (row < M)[:, None] & (col < N)[None, :]
+    places = c_in + row[:, None] * stride_im + col[None, :] * stride_in
+    return tl.load(places, mask=inside, other=0.0)
+
+
+@triton.jit
+def fetch(c_in, row, n, M, N, stride_im, stride_in, BLOCK_N: tl.constexpr):
+    """Have BLOCK_N columns of C_in from column n brought into L2: one request for 128 bytes."""
+    EACH: tl.constexpr = 1024 // c_in.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = BLOCK_N // EACH if BLOCK_N > EACH else 1
+    col = n + (tl.arange(0, LINES) * EACH).to(tl.int64)
+    row, col = tl.minimum(row, M - 1), tl.minimum(col, N - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [c_in + row[:, None] * stride_im + col[None, :] * stride_in],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -26,27 +54,25 @@ def finish(
     col,
     M,
     N,
-    c_in,
+    before,
     bias,
     scale_a,
     scale_b,
     alpha,
     beta,
-    stride_im,
-    stride_in,
     stride_bias,
     ROW_SCALES_A: tl.constexpr,
     ROW_SCALES_B: tl.constexpr,
     BIAS_ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     """acc at the 64-bit indices row[:, None] and col[None, :] of C[M, N], before narrowing.
 
     Args:
         acc: float16, float32, float64 or int32.
-        c_in: pointer to C_in of this batch, or None. It may be C itself: every element is read
-            here, and written by the same program afterwards.
+        before: these elements of C_in (see ``read``), or None.
         bias: pointer to one element a column, or a row with BIAS_ROWS (where the kernel computes
             the transpose of C), or None.
         scale_a, scale_b: pointer to one float32, or to one a row of A or column of B with
@@ -63,69 +89,92 @@ def finish(
         x *= tl.load(scale_a + row, mask=row < M, other=0.0)[:, None]
     if scale_b is not None and ROW_SCALES_B:
         x *= tl.load(scale_b + col, mask=col < N, other=0.0)[None, :]
-    if c_in is not None:
-        inside = (row < M)[:, None] & (col < N)[None, :]
-        before = tl.load(
-            c_in + row[:, None] * stride_im + col[None, :] * stride_in, mask=inside, other=0
-        )
+    if before is not None:
         x += tl.full((), beta, x.dtype) * widen(before, BITS)
     if bias is not None:
         if BIAS_ROWS:
             x += widen(tl.load(bias + row * stride_bias, mask=row < M, other=0), BITS)[:, None]
         else:
             x += widen(tl.load(bias + col * stride_bias, mask=col < N, other=0), BITS)[None, :]
-    return activate(x, ACTIVATION)
+    return activate(x, ACTIVATION, INTERPRETED)
 
 
 @triton.jit
-def activate(x, ACTIVATION: tl.constexpr):
+def activate(x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
     """relu, gelu, gelu_tanh or silu of x, or x; NaN stays NaN."""
     if ACTIVATION == "relu":
         # A maximum would drop NaN.
         return tl.where(x < 0, tl.zeros_like(x), x)
     elif ACTIVATION == "gelu":
-        return gelu(x)
+        return gelu(x, INTERPRETED)
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh(z)) / 2 is the logistic function of 2 z.
-        return x * logistic(x * (1.5957691216057308 + 0.07135481627260025 * x * x))
+        z = x * (1.5957691216057308 + 0.07135481627260025 * x * x)
+        return x * logistic(z, INTERPRETED)
     elif ACTIVATION == "silu":
-        return x * logistic(x)
+        return x * logistic(x, INTERPRETED)
     else:
         return x
 
 
 @triton.jit
-def logistic(x):
-    """1 / (1 + exp(-x))."""
-    return 1.0 / (1.0 + tl.exp(-x))
+def logistic(x, INTERPRETED: tl.constexpr):
+    """1 / (1 + exp(-x)); in float32 to about 2^-22."""
+    if x.dtype == tl.float64:
+        return 1.0 / (1.0 + tl.exp(-x))
+    elif INTERPRETED:
+        # Bounded, lest numpy warn of the overflow that is meant.
+        y = -1.4426950408889634 * x
+        result = 1.0 / (1.0 + power_of_two(tl.minimum(y, 127.0), True))
+        return tl.where(y < 127.0, result, tl.where(y == y, 0.0, y))
+    else:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;",
+            "=f,f",
+            [1.0 + power_of_two(-1.4426950408889634 * x, False)],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
 
 
 @triton.jit
-def gelu(x):
+def power_of_two(x, INTERPRETED: tl.constexpr):
+    """2^x in float32, 0 below 2^-126: one instruction, where the careful form takes four."""
+    if INTERPRETED:
+        return tl.math.exp2(x)
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def gelu(x, INTERPRETED: tl.constexpr):
     """x Phi(x), Phi the normal distribution function; as torch, NaN at minus infinity.
 
     In float32, Phi(-t) = 2^Q(t) for t >= 0, with Q of degree 8 fitted to log2(erfc(t / sqrt(2)) /
-    2) so that t 2^Q(t) is within 5e-8 of the truth for all t. That is a third of the instructions
+    2) so that Phi(-t) max(1, t) is within 8e-8 of the truth. That is a third of the instructions
     of erf, which has two branches.
     """
     if x.dtype == tl.float64:
         return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
     else:
-        # Q falls without end: at 14 it is -187, and 2^-187 is 0 in float32.
+        # Q falls without end: at 14 it is -217, and 2^-217 is 0 in float32.
         t = tl.minimum(tl.abs(x), 14.0)
-        q = -5.09046686e-07 * t + 1.07624473e-05
-        q = q * t - 4.57654351e-05
-        q = q * t - 0.000489837315
-        q = q * t + 0.00754815526
-        q = q * t - 0.0528543033
-        q = q * t - 0.459079295
-        q = q * t - 1.15112209
-        tail = tl.math.exp2(q * t - 1.0)
+        q = -7.003419e-07 * t + 1.48002764e-05
+        q = q * t - 7.51348416e-05
+        q = q * t - 0.000388167886
+        q = q * t + 0.00736413477
+        q = q * t - 0.0526806079
+        q = q * t - 0.459157139
+        q = q * t - 1.1511097
+        tail = power_of_two(q * t - 1.0, INTERPRETED)
         return x * tl.where(x > 0, 1.0 - tail, tail)
 
 
 def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of ``finish`` from c_in to stride_bias, and its constants.
+    """The arguments of ``read`` and ``finish`` that a kernel is given, and its constants.
 
     Args:
         fusion: what to fuse, or None.
@@ -137,6 +186,7 @@ def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any
             "ROW_SCALES_B": False,
             "BIAS_ROWS": False,
             "ACTIVATION": "",
+            "INTERPRETED": INTERPRETED,
         }
         return (None, None, None, None, 1.0, 0.0, None, None, None), constants
     c_in, bias = fusion.c, fusion.bias
@@ -152,6 +202,7 @@ def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any
         "ROW_SCALES_B": _row_scales(scale_b),
         "BIAS_ROWS": swapped and bias is not None,
         "ACTIVATION": fusion.epilogue,
+        "INTERPRETED": INTERPRETED,
     }
     stride_bias = None if bias is None else bias.stride(0)
     alpha, beta = float(fusion.alpha), float(fusion.beta)

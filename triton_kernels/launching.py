@@ -144,7 +144,7 @@ def bind(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    plan: Mapping[str, int],
+    **plan: int,
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
     """``launch`` of plain products for callers that have a guard of their own.
 

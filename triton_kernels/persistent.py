@@ -7,7 +7,7 @@ Adds:     the loop over tiles. P programs are launched once, and the tiles that 
           neighbours in the grouped order. With FLATTEN the two loops become one, so that the
           first loads of the next tile are in flight while this tile's C is stored.
 Missing:  every thread still computes addresses, one 16-byte copy at a time: 128 x 256 x 64 needs
-          3,072 of them a step. The next rung, `descriptor`, hands whole blocks to the TMA unit.
+          3,072 of them a step. The rung `descriptor` hands whole blocks to the TMA unit.
 
 Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of BLOCK_K, each a
           stage; wgmma m64nBLOCK_Nk16 by warpgroups of four warps on sm_90, mma.sync on sm_80.

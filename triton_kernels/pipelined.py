@@ -1,6 +1,6 @@
 """pipelined: loads of later K steps in flight during the multiply, tile chosen per shape.
 
-    C[M, N] = A[M, K] @ B[K, N]
+    C[M, N] = f(alpha A[M, K] @ B[K, N] + beta C[M, N] + bias[N]), for each of a batch
 
 Adds:     NUM_STAGES slots of shared memory. In steady state NUM_STAGES - 1 steps are being copied
           (cp.async, no registers in between) while the oldest is multiplied; on sm_90 wgmma reads
@@ -8,6 +8,8 @@ Adds:     NUM_STAGES slots of shared memory. In steady state NUM_STAGES - 1 step
           (128 + 256) * 64 * 2 = 49,152 bytes, so four fit in 232,448.
           Masks are compiled only where the tile does not divide the problem, and the tile comes
           from a table per GPU and shape (configs-*.json, read by plans.py).
+          Every type that tl.dot has (dot.py), and what follows the product (epilogue.py), each
+          under a compile-time switch: a plain product compiles to what it was without them.
 Missing:  a program ends with its tile. While it stores C nothing loads, and the next program on
           that SM fills its pipeline from empty. The next rung, `persistent`, joins the tiles.
 
@@ -21,10 +23,11 @@ from typing import Any
 
 import torch
 
-from .dot import by_bits, less_128, multiply_add, narrow, zeros
-from .epilogue import batch_size, batch_strides, finish, operands
+from .dot import by_bits, less_128, multiply_add, narrow, way, zeros
+from .epilogue import batch_size, batch_strides, finish, operands, read
 from .launching import launch
 from .ordering import grouped
+from .prepared import prepared
 from .runtime import cdiv, tl, triton
 
 
@@ -70,6 +73,7 @@ def kernel(
     BIAS_ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tile = tl.program_id(0)
@@ -120,26 +124,28 @@ def kernel(
         # (u - 128) (v - 128) = u v - 128 u - 128 v + 16384, over the zeros past K too.
         acc += 128 * (sums_a[:, None] + sums_b[None, :]) - 16384 * BLOCK_K * k_tiles
     if FUSED:
+        before = None
+        if c_in is not None:
+            before = read(c_in, row, col, M, N, stride_im, stride_in)
         acc = finish(
             acc,
             row,
             col,
             M,
             N,
-            c_in,
+            before,
             bias,
             scale_a,
             scale_b,
             alpha,
             beta,
-            stride_im,
-            stride_in,
             stride_bias,
             ROW_SCALES_A,
             ROW_SCALES_B,
             BIAS_ROWS,
             ACTIVATION,
             BITS,
+            INTERPRETED,
         )
     c_ptrs = c + row[:, None] * stride_cm + col[None, :] * stride_cn
     tl.store(c_ptrs, narrow(acc, c.dtype.element_ty, BITS), mask=in_m & in_n)
@@ -157,6 +163,7 @@ def arguments(
     GROUP_M: int,
     NUM_STAGES: int,
     NUM_WARPS: int,
+    PREPARE: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     (M, K), N = a.shape[-2:], b.shape[-1]
@@ -170,7 +177,7 @@ def arguments(
         "EVEN_M": M % BLOCK_M == 0,
         "EVEN_N": N % BLOCK_N == 0,
         "EVEN_K": K % BLOCK_K == 0,
-        "COMPUTE": fusion.compute if fusion else "float32",
+        "COMPUTE": way(fusion, PREPARE),
         "FUSED": fusion is not None,
         "BATCHED": c.dim() == 3,
         **fused_constants,
@@ -189,9 +196,11 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *
         fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
             plain product of float16 or bfloat16, summed in float32.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows),
-            NUM_STAGES and NUM_WARPS.
+            NUM_STAGES, NUM_WARPS and, where A and B are copied first, PREPARE=1.
 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
+    if plan.get("PREPARE"):
+        a, b = prepared(a, b, fusion.compute)
     launch(kernel, arguments, a, b, c, fusion, plan)

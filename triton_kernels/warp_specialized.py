@@ -1,24 +1,26 @@
 """warp_specialized: one warp loads, warpgroups multiply; written in Gluon, for Hopper.
 
-    C[M, N] = A[M, K] @ B[K, N]
+    C[M, N] = scale_a * scale_b * A[M, K] @ B[K, N]        (scales: of 8-bit floats alone)
 
 Adds:     warps with a role. One producer warp does nothing but ask the TMA unit for blocks; each
           of CONSUMERS warpgroups multiplies its own BLOCK_M / CONSUMERS rows of the tile. They
           meet in a ring of NUM_STAGES stages and two barriers a stage: ``full`` counts the bytes
           that arrive, ``empty`` the consumers that are done. The producer runs ahead into the next
           tile, so its first stages are there before C of this one is stored; C leaves in PIECES
-          through small buffers while the next tile multiplies; and registers move from the
-          producer (24) to the consumers (up to 240).
-          With ``griddepcontrol`` the kernel sets up its barriers while the one before it ends.
+          while the next tile multiplies; and registers move from the producer, which keeps 24 a
+          thread, to the consumers, up to 240. With ``griddepcontrol`` the barriers are set up
+          while the kernel before still runs.
 Missing:  clusters, whose blocks share an operand by TMA multicast: Triton 3.6 has none.
 
 Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of BLOCK_K, each a
           stage; wgmma m64nBLOCK_N by each consumer, one group in flight.
 
 Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
-          shared memory read through a transposed view; a column-major C is C' = B' A'.
+          shared memory read through a transposed view; a column-major C is C' = B' A'. wgmma
+          reads 8-bit blocks along K only.
 """
 
+# ruff: noqa: RUF005 - Gluon takes no starred list.
 from __future__ import annotations
 
 from typing import Any
@@ -27,7 +29,6 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -38,24 +39,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import ordering
 from .descriptors import describe
-from .launcher import keep, kept, prepare, stream_of
-from .runtime import cdiv, check, programs
+from .launching import launch
+from .pieces import scaled, store_tile
+from .runtime import cdiv, programs
 from .storage import letter
 
 load_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-store_block = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 grouped = gluon.jit(ordering.grouped.fn)
 
 
 @gluon.jit
 def produce(
-    a,
-    b,
-    ring,
-    size,
-    GROUP_M: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr,
-    B_TRANSPOSED: gl.constexpr,
+    a, b, ring, size, GROUP_M: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr
 ):
     """One warp: every block of A and B of every tile of this program, in order."""
     a_ring, b_ring, full, empty = ring
@@ -63,17 +58,16 @@ def produce(
     NUM_STAGES: gl.constexpr = full.shape[0]
     CONSUMERS: gl.constexpr = a_ring.shape[0] // NUM_STAGES
     PART_M: gl.constexpr = a.block_shape[1 if A_TRANSPOSED else 0]
-    BLOCK_M: gl.constexpr = PART_M * CONSUMERS
     BLOCK_K: gl.constexpr = a.block_shape[0 if A_TRANSPOSED else 1]
     BLOCK_N: gl.constexpr = b.block_shape[0 if B_TRANSPOSED else 1]
     STAGE_BYTES: gl.constexpr = CONSUMERS * a.block_type.nbytes + b.block_type.nbytes
-    tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
+    tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
+    # The first round waits for the phase before the first, which counts as complete.
     slot, phase = 0, 1
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
-        m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+        m, n = tile_m * (PART_M * CONSUMERS), tile_n * BLOCK_N
         for k in range(0, K, BLOCK_K):
-            # The first round waits for the phase before the first, which counts as complete.
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
             mbarrier.expect(ready, STAGE_BYTES)
@@ -89,45 +83,20 @@ def produce(
 
 
 @gluon.jit
-def halves(x):
-    """Left and right half of the columns; both lie in the same threads, so nothing moves."""
-    rows: gl.constexpr = x.shape[0]
-    columns: gl.constexpr = x.shape[1]
-    return gl.split(gl.permute(gl.reshape(x, (rows, 2, columns // 2)), (0, 2, 1)))
-
-
-@gluon.jit
-def store_piece(c, buffer, piece, m, n, PENDING: gl.constexpr):
-    """One piece of C by TMA, once at most PENDING earlier ones still read their buffers."""
-    tma.store_wait(PENDING)
-    buffer.store(piece.to(c.dtype))
-    fence_async_shared()
-    store_block(c, [m, n], buffer)
-
-
-@gluon.jit
 def consume(
-    ring,
-    c_ring,
-    c,
-    size,
-    part: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr,
-    B_TRANSPOSED: gl.constexpr,
-):
+    ring, c_ring, c, size, scale_a, scale_b, part: gl.constexpr, GROUP_M: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ROW_SCALES_A: gl.constexpr,
+    ROW_SCALES_B: gl.constexpr, PROMOTE: gl.constexpr,
+):  # fmt: skip
     """One warpgroup: rows ``part`` of every tile of this program."""
     a_ring, b_ring, full, empty = ring
     M, N, K = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     CONSUMERS: gl.constexpr = a_ring.shape[0] // NUM_STAGES
-    BUFFERS: gl.constexpr = c_ring.shape[0] // CONSUMERS
     PART_M: gl.constexpr = c_ring.shape[1]
-    PIECE_N: gl.constexpr = c_ring.shape[2]
-    BLOCK_M: gl.constexpr = PART_M * CONSUMERS
     BLOCK_K: gl.constexpr = a_ring.shape[1 if A_TRANSPOSED else 2]
     BLOCK_N: gl.constexpr = b_ring.shape[1 if B_TRANSPOSED else 2]
-    PIECES: gl.constexpr = BLOCK_N // PIECE_N
+    BUFFERS: gl.constexpr = c_ring.shape[0] // CONSUMERS
     acc_type: gl.constexpr = gl.int32 if a_ring.dtype.is_int() else gl.float32
     # Triton knows no m64n256k32 of integers.
     MMA_N: gl.constexpr = min(BLOCK_N, 128) if a_ring.dtype.is_int() else BLOCK_N
@@ -135,72 +104,52 @@ def consume(
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, MMA_K]
     )
-    tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
+    tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
     k_tiles = gl.cdiv(K, BLOCK_K)
     slot, phase = 0, 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
-        m, n = tile_m * BLOCK_M + part * PART_M, tile_n * BLOCK_N
-        acc = gl.zeros((PART_M, BLOCK_N), acc_type, layout)
+        m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * BLOCK_N
+        zero = gl.zeros((PART_M, BLOCK_N), acc_type, layout)
+        acc = zero
         for step in range(k_tiles):
             mbarrier.wait(full.index(slot), phase)
-            a_block = a_ring.index(slot * CONSUMERS + part)
-            b_block = b_ring.index(slot)
-            acc = warpgroup_mma(
-                a_block.permute((1, 0)) if A_TRANSPOSED else a_block,
-                b_block.permute((1, 0)) if B_TRANSPOSED else b_block,
-                acc,
-                use_acc=step > 0,
-                is_async=True,
-            )
-            # One group stays in flight, so the stage before is free now, and this one is not.
-            acc = warpgroup_mma_wait(1, deps=[acc])
-            before = (slot + NUM_STAGES - 1) % NUM_STAGES
-            mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
+            a_block, b_block = a_ring.index(slot * CONSUMERS + part), b_ring.index(slot)
+            x = a_block.permute((1, 0)) if A_TRANSPOSED else a_block
+            y = b_block.permute((1, 0)) if B_TRANSPOSED else b_block
+            if PROMOTE:
+                # Each step's sum is added in float32, while another warpgroup multiplies.
+                token = warpgroup_mma(x, y, zero, use_acc=False, is_async=True)
+                partial = warpgroup_mma_wait(0, deps=[token])
+                mbarrier.arrive(empty.index(slot), count=1)
+                acc += partial
+            else:
+                # One group stays in flight, so the stage before is free now, and this one is not.
+                token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
+                acc = warpgroup_mma_wait(1, deps=[token])
+                before = (slot + NUM_STAGES - 1) % NUM_STAGES
+                mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             slot += 1
             if slot == NUM_STAGES:
                 slot = 0
                 phase ^= 1
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
-
-        first = part * BUFFERS
-        if PIECES == 1:
-            store_piece(c, c_ring.index(first), acc, m, n, BUFFERS - 1)
-        else:
-            left, right = halves(acc)
-            if PIECES == 2:
-                store_piece(c, c_ring.index(first), left, m, n, BUFFERS - 1)
-                store_piece(
-                    c, c_ring.index(first + 1 % BUFFERS), right, m, n + PIECE_N, BUFFERS - 1
-                )
-            else:
-                for side in gl.static_range(2):
-                    x, y = halves(left if side == 0 else right)
-                    at = n + side * 2 * PIECE_N
-                    store_piece(c, c_ring.index(first), x, m, at, BUFFERS - 1)
-                    store_piece(
-                        c, c_ring.index(first + 1 % BUFFERS), y, m, at + PIECE_N, BUFFERS - 1
-                    )
+        if not PROMOTE:
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
+        acc = scaled(acc, scale_a, m, M, 1, ROW_SCALES_A)
+        acc = scaled(acc, scale_b, n, N, 0, ROW_SCALES_B)
+        store_tile(c, c_ring, part * BUFFERS, BUFFERS, acc, m, n)
     # Shared memory has to outlive the stores that read it.
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def kernel(
-    a,
-    b,
-    c,
-    M,
-    N,
-    K,
-    GROUP_M: gl.constexpr,
-    NUM_STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr,
-    B_TRANSPOSED: gl.constexpr,
-):
+    a, b, c, M, N, K, scale_a, scale_b, GROUP_M: gl.constexpr, NUM_STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr,
+    B_TRANSPOSED: gl.constexpr, ROW_SCALES_A: gl.constexpr, ROW_SCALES_B: gl.constexpr,
+    PROMOTE: gl.constexpr,
+):  # fmt: skip
     a_ring = gl.allocate_shared_memory(a.dtype, [NUM_STAGES * CONSUMERS] + a.block_shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [NUM_STAGES] + b.block_shape, b.layout)
     c_ring = gl.allocate_shared_memory(c.dtype, [CONSUMERS * BUFFERS] + c.block_shape, c.layout)
@@ -213,74 +162,51 @@ def kernel(
     gdc_wait()
     gdc_launch_dependents()
 
-    ring = (a_ring, b_ring, full, empty)
-    size = (M, N, K)
+    ring, size = (a_ring, b_ring, full, empty), (M, N, K)
+    # fmt: off
     if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (consume, (ring, c_ring, c, size, 0, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-                (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-            ],
-            [1],
-            [24],
-        )
+        gl.warp_specialize([
+            (consume, (ring, c_ring, c, size, scale_a, scale_b, 0, GROUP_M, A_TRANSPOSED,
+                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
+            (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+        ], [1], [24])
     elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (consume, (ring, c_ring, c, size, 0, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-                (consume, (ring, c_ring, c, size, 1, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-                (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
+        gl.warp_specialize([
+            (consume, (ring, c_ring, c, size, scale_a, scale_b, 0, GROUP_M, A_TRANSPOSED,
+                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
+            (consume, (ring, c_ring, c, size, scale_a, scale_b, 1, GROUP_M, A_TRANSPOSED,
+                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
+            (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+        ], [4, 1], [240, 24])
     else:
-        gl.warp_specialize(
-            [
-                (consume, (ring, c_ring, c, size, 0, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-                (consume, (ring, c_ring, c, size, 1, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-                (consume, (ring, c_ring, c, size, 2, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-                (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )
-
-
-DTYPES = {
-    torch.float16: gl.float16,
-    torch.bfloat16: gl.bfloat16,
-    torch.float32: gl.float32,
-    torch.int8: gl.int8,
-    torch.int32: gl.int32,
-    torch.float8_e4m3fn: gl.float8e4nv,
-    torch.float8_e5m2: gl.float8e5,
-}
+        gl.warp_specialize([
+            (consume, (ring, c_ring, c, size, scale_a, scale_b, 0, GROUP_M, A_TRANSPOSED,
+                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
+            (consume, (ring, c_ring, c, size, scale_a, scale_b, 1, GROUP_M, A_TRANSPOSED,
+                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
+            (consume, (ring, c_ring, c, size, scale_a, scale_b, 2, GROUP_M, A_TRANSPOSED,
+                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
+            (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+        ], [4, 4, 1], [160, 160, 24])
+    # fmt: on
 
 
 def swizzled(base: Any, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
     """A descriptor whose blocks lie in shared memory as wgmma reads them."""
-    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[base.dtype])
-    return TensorDescriptor(base, shape, strides, block, layout)
+    bits = base.dtype.itemsize * 8
+    width = min(block[-1] * bits // 8, 128)
+    return TensorDescriptor(base, shape, strides, block, gl.NVMMASharedLayout(width, bits))
 
 
 def arguments(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    *,
-    BLOCK_M: int,
-    BLOCK_N: int,
-    BLOCK_K: int,
-    GROUP_M: int,
-    NUM_STAGES: int,
-    CONSUMERS: int,
-    PIECES: int,
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
+    BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
     BUFFERS: int,
-) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
+    scale_a, scale_b = (None, None) if fusion is None else (fusion.scale_a, fusion.scale_b)
     if letter(c.shape, c.stride()) == "t":
-        a, b, c = b.mT, a.mT, c.mT
+        a, b, c, scale_a, scale_b = b.mT, a.mT, c.mT, scale_b, scale_a
     (M, K), N = a.shape, b.shape[1]
     a_transposed = letter(a.shape, a.stride()) == "t"
     b_transposed = letter(b.shape, b.stride()) == "t"
@@ -298,19 +224,21 @@ def arguments(
         "BUFFERS": BUFFERS,
         "A_TRANSPOSED": a_transposed,
         "B_TRANSPOSED": b_transposed,
+        "ROW_SCALES_A": scale_a is not None and scale_a.numel() > 1,
+        "ROW_SCALES_B": scale_b is not None and scale_b.numel() > 1,
+        "PROMOTE": a.itemsize == 1 and fusion is not None and fusion.compute == "float32",
         "num_warps": 4,
         "launch_pdl": True,
     }
-    return grid, (*descriptors, M, N, K), constants
+    return grid, (*descriptors, M, N, K, scale_a, scale_b), constants
 
 
-def run(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int
-) -> None:
-    """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
+    """C[M, N] = A[M, K] @ B[K, N] into ``c``, times the scales of ``fusion``.
 
     Args:
-        fusion: None: the row fuses nothing.
+        a, b, c: 16-bit floats summed in float32; int8 summed in int32; 8-bit floats.
+        fusion: ``compute``, and ``scale_a`` and ``scale_b`` of 8-bit floats, are heeded.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to
             3 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; PIECES, 1, 2 or 4, of BLOCK_N in
             which C leaves; BUFFERS, 1 or 2, of a piece for each consumer.
@@ -318,14 +246,4 @@ def run(
     Raises:
         RuntimeError: the operands are on the CPU.
     """
-    device = a.get_device()
-    key = (
-        kernel, device, a.dtype, c.dtype, a.data_ptr(), b.data_ptr(), c.data_ptr(),
-        a.shape, b.shape, a.stride(), b.stride(), c.stride(), *plan.values(),
-    )  # fmt: skip
-    launch = kept(key)
-    if launch is None:
-        check(a)
-        launch = prepare(kernel, *arguments(a, b, c, **plan))
-        keep(key, launch)
-    launch(stream_of(device))
+    launch(kernel, arguments, a, b, c, fusion, plan)

@@ -28,12 +28,19 @@ __device__ inline unsigned char* dynamic_shared() {
   return bytes;
 }
 
-// cp.async: 16 bytes from global to shared memory, past the registers. Both addresses are
+// cp.async.cg: 16 bytes from the L2 to shared memory, past registers and L1. Both addresses are
 // multiples of 16 bytes. The copy is visible to its own thread after cp_async_wait and to the
-// block after the barrier that follows.
+// block after the barrier that follows. Sectors of 32 bytes travel: where the address in shared
+// memory is 16 mod 32 and that in global memory is not, each is fetched twice.
 __device__ inline void cp_async_16(void* shared, const void* global) {
   const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(global) : "memory");
+}
+
+// cp.async.ca: the same through the L1, which keeps the line: no sector is fetched twice.
+__device__ inline void cp_async_ca_16(void* shared, const void* global) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(global) : "memory");
 }
 
 // Closes a group of the thread's copies; a group may be empty.

@@ -4,8 +4,10 @@
 //                blocks in flight share rows of A and columns of B in L2. PAD: rows in shared
 //                memory are 8 elements longer, so the eight 16-byte pieces that a warp reads at
 //                once lie in different banks (40 elements are 80 bytes, so they begin at 0, 80,
-//                32, 112, 64, 16, 96 and 48 mod 128). BLOCK_K 32 halves the barriers. Fragments
-//                are loaded once and used twice each.
+//                32, 112, 64, 16, 96 and 48 mod 128). Every other padded row begins in the middle
+//                of a 32-byte sector, so the copies go through the L1: past it the L2 would send
+//                those rows twice. BLOCK_K 32 halves the barriers. Fragments are loaded once and
+//                used twice each.
 // STILL MISSING  sizes that are no multiple of the tile, rows that are not 16-byte aligned, and a
 //                tile large enough for Hopper: at 32 FLOP per byte the copies from L2 alone set the
 //                pace. See wmma_any.cu.
@@ -75,7 +77,7 @@ __device__ void copy_tile(In* tile, const In* from, int64_t stride) {
   constexpr int ROWS = THREADS * VECTOR / INNER;
   In* to = &tile[first_row<INNER>() * (INNER + PAD) + first_col<INNER>()];
 #pragma unroll
-  for (int i = 0; i < OUTER; i += ROWS) cp_async_16(to + i * (INNER + PAD), from + i * stride);
+  for (int i = 0; i < OUTER; i += ROWS) cp_async_ca_16(to + i * (INNER + PAD), from + i * stride);
 }
 
 template <typename In, typename Out, bool A_T, bool B_T>

@@ -56,7 +56,8 @@ int warp_index();
 
 // Asynchronous copies, 4, 8 or 16 bytes; the data land at the wait.
 
-void copy_async(void* shared, const void* global, int bytes, int source_bytes, Site site);
+void copy_async(void* shared, const void* global, int bytes, int source_bytes, bool through_l1,
+                Site site);
 void copy_async_commit();
 // All but the latest `pending` committed groups have landed.
 void copy_async_wait(int pending);

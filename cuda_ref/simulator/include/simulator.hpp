@@ -170,7 +170,7 @@ inline size_t __cvta_generic_to_shared(const void* p) {
 inline void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes,
                                     size_t zero_fill = 0, TCGEMM_HERE) {
   tcgemm::simulator::copy_async(shared, global, static_cast<int>(bytes),
-                                static_cast<int>(bytes - zero_fill), site);
+                                static_cast<int>(bytes - zero_fill), bytes < 16, site);
 }
 inline void __pipeline_commit() { tcgemm::simulator::copy_async_commit(); }
 inline void __pipeline_wait_prior(size_t pending) {
@@ -223,10 +223,13 @@ inline void mma_m16n8k8_tf32(float* d, const float* a, const float* b, TCGEMM_HE
 
 inline unsigned char* dynamic_shared() { return simulator::dynamic_shared_memory(); }
 inline void cp_async_16(void* shared, const void* global, TCGEMM_HERE) {
-  simulator::copy_async(shared, global, 16, 16, site);
+  simulator::copy_async(shared, global, 16, 16, false, site);
+}
+inline void cp_async_ca_16(void* shared, const void* global, TCGEMM_HERE) {
+  simulator::copy_async(shared, global, 16, 16, true, site);
 }
 inline void cp_async_16(void* shared, const void* global, int bytes, TCGEMM_HERE) {
-  simulator::copy_async(shared, global, 16, bytes, site);
+  simulator::copy_async(shared, global, 16, bytes, false, site);
 }
 inline void cp_async_commit() { simulator::copy_async_commit(); }
 template <int PENDING>

@@ -501,10 +501,10 @@ __attribute__((noinline)) void mma_ptx(int k, Element in, Element accumulator, E
 }
 
 __attribute__((noinline)) void copy_async(void* shared, const void* global, int bytes,
-                                          int source_bytes, Site) {
+                                          int source_bytes, bool through_l1, Site) {
   Thread& t = *current;
   const Copy copy{static_cast<char*>(shared), static_cast<const char*>(global), bytes,
-                  std::max(0, std::min(source_bytes, bytes)), CALLER};
+                  std::max(0, std::min(source_bytes, bytes)), through_l1, CALLER};
   if constexpr (OBSERVE) observe::async_issued(copy);
   t.copies.push_back(copy);
   ++t.uncommitted;

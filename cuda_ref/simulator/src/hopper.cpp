@@ -155,6 +155,8 @@ void store(const Store& s) {
   const CUtensorMap& map = s.map;
   const uint32_t unit = 16 / map.item_bytes;
   for (uint32_t row = 0; row < map.box_outer; ++row) {
+    const char* written = nullptr;
+    int64_t written_bytes = 0;
     for (uint32_t at = 0; at < map.box_inner; at += unit) {
       const uint32_t bytes = (row * map.box_inner + at) * map.item_bytes;
       char* from = static_cast<char*>(shared_pointer(swizzled(s.shared + bytes)));
@@ -166,9 +168,11 @@ void store(const Store& s) {
         continue;
       char* to = matrix_of(map, s.batch) + outer * static_cast<int64_t>(map.pitch_bytes) +
                  inner * map.item_bytes;
-      if constexpr (OBSERVE) observe::bulk_global(to, 16, true, s.pc);
+      if (!written) written = to;
+      written_bytes += 16;
       std::memcpy(to, from, 16);
     }
+    if (OBSERVE && written) observe::bulk_global(written, written_bytes, true, s.pc);
   }
 }
 

@@ -172,6 +172,7 @@ struct Copy {
   char* to;
   const char* from;
   int32_t bytes, source_bytes;
+  bool through_l1;
   uint64_t pc;
 };
 

@@ -1,0 +1,420 @@
+"""``tcgemm explain``: what a call would be, before it runs: kernels, tiles, waves, bytes, bound.
+
+Works for any GPU of gpus.py by name; only ``--compile`` needs more than the tables.
+"""
+
+from __future__ import annotations
+
+import json as json_
+import math
+import re
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .dispatch import Kernel
+    from .gpus import Gpu
+    from .problem import Problem
+
+PEAK_OF = {
+    "ieee": "float32",
+    "tf32": "tf32",
+    "tf32x3": "tf32",
+    "float64": "float64",
+    "int32": "int8",
+    "fast": "fp8",
+}
+"""How products are summed -> the peak rate that bounds it, where the dtype does not say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one backend makes of the problem."""
+
+    backend: str
+    kernel: str | None
+    why: str
+    others: dict[str, str]
+    """The other kernels of the backend, each with why it is not taken."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    tile: tuple[int, int] | None = None
+    """BLOCK_M, BLOCK_N: the part of C that one block or program computes."""
+    tiles: tuple[int, int] | None = None
+    """Rows and columns of tiles in C."""
+    blocks: int | None = None
+    waves: float | None = None
+    """Tiles over the GPU's SMs, one tile each at a time."""
+    last_wave_fill: float | None = None
+    """Share of the SMs that have a tile in the last wave."""
+    padding_waste: float | None = None
+    """Share of the tiles' elements that lie outside C."""
+    stage_bytes: int | None = None
+    """Shared memory that the pipeline's stages of A and B fill in one block."""
+    compiled: dict[str, Any] = field(default_factory=dict)
+    """Registers, spilled and shared bytes, as the compiler says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The problem against the GPU."""
+
+    flop: int
+    """2 M N K for each product."""
+    eops: int
+    """M K + (2 K - 1) M N + 2 M N: scale A, multiply, update C; the count of the first document."""
+    bytes: int
+    intensity: float
+    """FLOP per byte."""
+    peak_tflops: float | None
+    bandwidth_gb_s: float | None
+    ridge: float | None
+    """FLOP per byte above which the arithmetic is the bound."""
+    compute_us: float | None
+    memory_us: float | None
+
+    @property
+    def floor_us(self) -> float | None:
+        known = [t for t in (self.compute_us, self.memory_us) if t is not None]
+        return max(known) if known else None
+
+    @property
+    def by(self) -> str:
+        if self.compute_us is None or self.memory_us is None:
+            return "unknown"
+        return "arithmetic" if self.compute_us >= self.memory_us else "memory"
+
+
+def explain(
+    shape: Annotated[str, typer.Argument(help="Sizes of the product.", metavar="MxNxK")],
+    dtype: Annotated[str, typer.Option(help="Of A and B.", metavar="NAME")] = "float16",
+    out_dtype: Annotated[
+        str | None, typer.Option(help="Of C; by default the dtype's own.", metavar="NAME")
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="A then B, t is stored transposed.", metavar="nn|nt|tn|tt")
+    ] = "nn",
+    compute: Annotated[
+        str | None, typer.Option(help="How products are summed: tf32, ieee, ...", metavar="NAME")
+    ] = None,
+    alpha: Annotated[float, typer.Option(help="Factor of A @ B.")] = 1.0,
+    beta: Annotated[float, typer.Option(help="Factor of C.")] = 0.0,
+    bias: Annotated[bool, typer.Option("--bias", help="A row vector is added.")] = False,
+    epilogue: Annotated[
+        str, typer.Option(help="relu, gelu, gelu_tanh or silu.", metavar="NAME")
+    ] = "",
+    batch: Annotated[int, typer.Option(help="Products of one launch.", min=1)] = 1,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="This kernel, instead of the choice.", metavar="NAME")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="h200, a100, ...; by default the one here, else h200.")
+    ] = None,
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="Registers, spills, shared memory (nvcc: 15 s or more)."),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
+    from . import dispatch
+    from .errors import UnknownNameError
+
+    board = _gpu(gpu)
+    problem = problem_of(
+        shape, dtype, out_dtype, layout, compute, alpha, beta, bias, epilogue, batch, board
+    )
+    names = list(backend or dispatch.BACKENDS)
+    for name in names:
+        dispatch.ladder(name)
+    if kernel is not None:
+        names = [n for n in names if any(row.name == kernel for row in dispatch.ladder(n))]
+        if not names:
+            raise UnknownNameError(
+                f"unknown kernel {kernel!r}: choose from "
+                + ", ".join(
+                    r.name for n in backend or dispatch.BACKENDS for r in dispatch.ladder(n)
+                )
+            )
+    choices = [choice(problem, name, kernel, board, compile) for name in names]
+    against = bound(problem, board)
+    if json:
+        typer.echo(
+            json_.dumps(
+                {
+                    "problem": str(problem),
+                    "gpu": board.name,
+                    "choices": [asdict(each) for each in choices],
+                    "bound": {**asdict(against), "floor_us": against.floor_us, "by": against.by},
+                },
+                indent=2,
+            )
+        )
+        return
+    from rich.console import Console
+
+    _print(Console(), problem, board, choices, against)
+
+
+def _gpu(name: str | None) -> Gpu:
+    from . import gpus
+    from .simulate import find_gpu
+
+    if name is not None:
+        return find_gpu(name)
+    import torch
+
+    if torch.cuda.is_available():
+        return gpus.lookup(torch.cuda.get_device_name())
+    return find_gpu("h200")
+
+
+def problem_of(
+    shape: str,
+    dtype: str,
+    out_dtype: str | None,
+    layout: str,
+    compute: str | None,
+    alpha: float,
+    beta: float,
+    bias: bool,
+    epilogue: str,
+    batch: int,
+    board: Gpu,
+) -> Problem:
+    """The problem that the arguments name: contiguous operands, aligned, on that GPU.
+
+    Raises OperandError for names, layouts or sizes that do not exist.
+    """
+    from .errors import OperandError
+    from .gpus import capability
+    from .operands import check_compute, check_factors
+    from .problem import OUTPUTS, Problem
+
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape)
+    if not match or not all(map(int, match.groups())):
+        raise OperandError(f"shape is {shape!r}: write MxNxK, three whole numbers above 0")
+    M, N, K = map(int, match.groups())
+    if dtype not in OUTPUTS:
+        raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
+    if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
+        raise OperandError(
+            f"out-dtype is {out_dtype!r}: C of {dtype} operands is {' or '.join(OUTPUTS[dtype])}"
+        )
+    if layout not in ("nn", "nt", "tn", "tt"):
+        raise OperandError(f"layout is {layout!r}: choose nn, nt, tn or tt")
+    check_factors(dtype, alpha, beta, epilogue)
+    strides = {
+        "a": (K, 1) if layout[0] == "n" else (1, M),
+        "b": (N, 1) if layout[1] == "n" else (1, K),
+    }
+    return Problem(
+        M, N, K, dtype, out_dtype or OUTPUTS[dtype][0],
+        strides["a"], strides["b"], (N, 1),
+        capability=capability(board), compute=check_compute(dtype, compute), batch=batch,
+        batch_strides=(M * K, K * N, M * N) if batch > 1 else (0, 0, 0),
+        alpha=alpha, beta=beta, c_in_strides=(N, 1) if beta else None, bias=bias,
+        epilogue=epilogue,
+    )  # fmt: skip
+
+
+def choice(
+    problem: Problem, backend: str, kernel: str | None, board: Gpu, compile_: bool = False
+) -> Choice:
+    """What the backend makes of the problem, and why not otherwise."""
+    from . import dispatch
+    from .errors import UnsupportedError
+
+    rows = dispatch.ladder(backend)
+    try:
+        row = dispatch.choose(problem, backend, kernel)
+    except UnsupportedError as error:
+        others = {each.name: each.why_not(problem) or "" for each in rows}
+        return Choice(backend, None, str(error).splitlines()[0], others)
+    others = {each.name: _why_other(each, row, rows, problem, kernel) for each in rows}
+    others.pop(row.name)
+    why = "asked for by name" if kernel else "the highest rung that takes it"
+    if not kernel and row.yields(problem):
+        why += " (it yields to a lower one that does not take this)"
+    plan = dict(row.plan(problem))
+    return Choice(
+        backend,
+        row.name,
+        why,
+        others,
+        plan,
+        **_grid(plan, problem, board),
+        compiled=_compiled(row, problem) if compile_ else {},
+    )
+
+
+def _why_other(
+    other: Kernel, row: Kernel, rows: tuple[Kernel, ...], problem: Problem, kernel: str | None
+) -> str:
+    reason = other.why_not(problem)
+    if reason is not None:
+        return reason
+    if kernel is not None:
+        return f"takes it too, and {row.name} was asked for"
+    if rows.index(other) < rows.index(row):
+        return f"takes it too; {row.name} is a higher rung"
+    return f"takes it too, and was measured slower here than {row.name}"
+
+
+def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
+    from .problem import ITEMSIZE
+
+    if {"BLOCK_M", "BLOCK_N"} <= plan.keys():
+        block = (plan["BLOCK_M"], plan["BLOCK_N"])
+    elif {"MMA_M", "WARPS_M", "MMA_N", "WARPS_N"} <= plan.keys():
+        block = (plan["MMA_M"] * plan["WARPS_M"], plan["MMA_N"] * plan["WARPS_N"])
+    else:
+        return {}
+    tiles = (math.ceil(problem.M / block[0]), math.ceil(problem.N / block[1]))
+    blocks = tiles[0] * tiles[1] * problem.batch
+    covered = tiles[0] * block[0] * tiles[1] * block[1]
+    found: dict[str, Any] = {
+        "tile": block,
+        "tiles": tiles,
+        "blocks": blocks,
+        "padding_waste": 1 - problem.M * problem.N / covered,
+    }
+    if board.sms:
+        waves = blocks / board.sms
+        rest = blocks % board.sms
+        found["waves"] = waves
+        found["last_wave_fill"] = rest / board.sms if rest else 1.0
+    if "BLOCK_K" in plan:
+        step = (block[0] + block[1]) * plan["BLOCK_K"] * ITEMSIZE[problem.dtype_in]
+        found["stage_bytes"] = step * plan.get("NUM_STAGES", 1)
+    return found
+
+
+def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
+    """What the backend's optional ``inspect(name, problem)`` says; a reason where it cannot."""
+    from . import dispatch
+
+    inspect = getattr(import_module(dispatch.BACKENDS[row.backend]), "inspect", None)
+    if inspect is None:
+        return {"unknown": f"{row.backend} is no source that could be compiled here"}
+    try:
+        found: dict[str, Any] = inspect(row.name, problem)
+    except (RuntimeError, ValueError) as error:
+        return {"unknown": str(error).strip().splitlines()[0]}
+    return found
+
+
+def bound(problem: Problem, board: Gpu) -> Bound:
+    """Operations, bytes, and the floor of the time that they set on that GPU."""
+    M, N, K = problem.M, problem.N, problem.K
+    dtype = "fp8" if problem.dtype_in.startswith("float8") else problem.dtype_in
+    dtype = "int8" if dtype == "uint8" else dtype
+    peak = board.peak_tflops.get(PEAK_OF.get(problem.compute, dtype))
+    if peak is not None and problem.compute == "tf32x3":
+        peak /= 3
+    bandwidth = board.bandwidth_gb_s
+    return Bound(
+        flop=problem.flop,
+        eops=problem.batch * (M * K + (2 * K - 1) * M * N + 2 * M * N),
+        bytes=problem.bytes,
+        intensity=problem.flop / problem.bytes,
+        peak_tflops=peak,
+        bandwidth_gb_s=bandwidth,
+        ridge=1e3 * peak / bandwidth if peak and bandwidth else None,
+        compute_us=problem.flop / peak / 1e6 if peak else None,
+        memory_us=problem.bytes / bandwidth / 1e3 if bandwidth else None,
+    )
+
+
+def _print(
+    console: Console, problem: Problem, board: Gpu, choices: list[Choice], against: Bound
+) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console.print(f"[bold]{escape(str(problem))}[/]")
+    console.print(_sms(board), soft_wrap=True)
+    for each in choices:
+        console.print()
+        if each.kernel is None:
+            console.print(f"[bold]{each.backend}[/]: no kernel. {escape(each.why)}", soft_wrap=True)
+        else:
+            console.print(f"[bold]{each.backend}/{each.kernel}[/]: {each.why}")
+            for line in _lines(each, board):
+                console.print("  " + escape(line), soft_wrap=True)
+        if each.others:
+            table = Table("not", "because", box=None, padding=(0, 2), header_style="dim")
+            for name, reason in each.others.items():
+                table.add_row(name, escape(reason))
+            console.print(table)
+    console.print()
+    for line in _bound_lines(against, board, problem):
+        console.print(escape(line), soft_wrap=True)
+
+
+def _sms(board: Gpu) -> str:
+    parts = [board.name]
+    if board.sms:
+        parts.append(f"{board.sms} SMs")
+    if board.bandwidth_gb_s:
+        parts.append(f"{board.bandwidth_gb_s:g} GB/s")
+    if board.l2_bytes:
+        parts.append(f"{board.l2_bytes / 2**20:g} MiB of L2")
+    if board.source is None:
+        parts.append("not in the table of GPUs, so neither waves nor bounds are known")
+    return ", ".join(parts)
+
+
+def _lines(each: Choice, board: Gpu) -> list[str]:
+    lines = []
+    if each.plan:
+        lines.append("plan: " + " ".join(f"{name}={value}" for name, value in each.plan.items()))
+    if each.tile and each.tiles and each.padding_waste is not None:
+        lines.append(
+            f"grid: {each.tiles[0]} x {each.tiles[1]} tiles of {each.tile[0]} x {each.tile[1]}, "
+            f"{each.blocks:,} in all; {each.padding_waste:.1%} of their elements lie outside C"
+        )
+    if each.waves is not None and each.last_wave_fill is not None:
+        lines.append(
+            f"waves: {each.waves:.2f} over {board.sms} SMs, a tile each at a time; the last fills "
+            f"{each.last_wave_fill:.0%} of them"
+        )
+    if each.stage_bytes:
+        stages = each.plan.get("NUM_STAGES", 1)
+        lines.append(
+            f"shared memory: {each.stage_bytes / 1024:.1f} KiB for "
+            f"{stages} {'stages' if stages != 1 else 'stage'} of A and B, without padding"
+        )
+    if "unknown" in each.compiled:
+        lines.append(f"compiled: {each.compiled['unknown']}")
+    elif each.compiled:
+        lines.append(
+            "compiled: " + ", ".join(f"{name} {value}" for name, value in each.compiled.items())
+        )
+    return lines
+
+
+def _bound_lines(against: Bound, board: Gpu, problem: Problem) -> list[str]:
+    lines = [
+        f"operations: {against.flop:,} as 2 M N K; {against.eops:,} effective, as "
+        "M K + (2 K - 1) M N + 2 M N",
+        f"bytes: {against.bytes:,} at least (each operand once); "
+        f"{against.intensity:.1f} operations per byte",
+    ]
+    if against.ridge is None or against.compute_us is None or against.memory_us is None:
+        return [*lines, f"bound: unknown, {board.name} has no known peak for {problem.compute}"]
+    times = f"{against.compute_us:.2f} us of arithmetic, {against.memory_us:.2f} us of memory"
+    side = "above" if against.by == "arithmetic" else "below"
+    lines.append(
+        f"bound: {against.by}; {side} the ridge of {against.ridge:.0f} operations per byte "
+        f"({against.peak_tflops:g} TOPS over {against.bandwidth_gb_s:g} GB/s)"
+    )
+    lines.append(f"floor: {against.floor_us:.2f} us on {board.name} ({times})")
+    return lines

@@ -1,0 +1,1 @@
+"""Whether the kernels are right: drawn calls, made, run and judged (``tcgemm verify``)."""

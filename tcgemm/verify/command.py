@@ -1,0 +1,302 @@
+"""``tcgemm verify``: both checks of accuracy.py over edges, then over drawn calls."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..dispatch import Kernel
+    from .calls import Call
+    from .judge import Outcome
+
+MOST_WORK = {"cpu": 2**16, "cuda": 2**22}
+"""Multiply-adds of a drawn call, by device."""
+
+CHUNK = 24
+"""Calls that a worker takes at a time."""
+
+MOST_SAVED = 20
+"""Failing calls that are written to files."""
+
+
+def verify(
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
+    ] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this kernel, or backend/kernel. Repeatable.", metavar="NAME"),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Only A and B of this dtype. Repeatable.")
+    ] = None,
+    fuzz: Annotated[
+        int, typer.Option(help="Drawn calls for each backend, shared by its kernels.", min=0)
+    ] = 100,
+    seed: Annotated[int, typer.Option(help="Of the drawn calls.", min=0)] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the operands of failing calls.", metavar="FOLDER")
+    ] = Path("verify-failures"),
+    workers: Annotated[
+        int, typer.Option(help="Processes; by default 1 on the CPU, up to 8 on a GPU.", min=0)
+    ] = 0,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after this time, whatever is left.", min=1)
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Run one saved call again, and nothing else.")
+    ] = None,
+) -> None:
+    """Check the kernels that run here: edge sizes, layouts, types, fusions, then drawn calls.
+
+    Exits with 1 where a kernel is wrong; its operands are then saved.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from .. import dispatch
+    from . import judge
+
+    device = _device()
+    console = Console()
+    if replay is not None:
+        _replay(console, replay, device)
+        return
+    tasks = list(_tasks(backend or [], kernel or [], dtype or [], fuzz, seed, device))
+    started = time.perf_counter()
+    tallies: dict[str, Tally] = {}
+    for name, call, outcome in _run(tasks, workers or _workers(device), device, seconds):
+        tallies.setdefault(name, Tally()).add(call, outcome)
+    _print(console, tallies, device, time.perf_counter() - started)
+    ran = sum(tally.cases for tally in tallies.values())
+    if ran < len(tasks):
+        console.print(f"{len(tasks) - ran} of {len(tasks)} calls were left when the time was over")
+    bad = [(name, *one) for name, tally in tallies.items() for one in tally.bad]
+    if not bad:
+        return
+    for number, (name, call, outcome) in enumerate(bad[:MOST_SAVED]):
+        path = out / f"{name.replace('/', '-')}-{number}.pt"
+        judge.save(path, dispatch.find(*name.split("/")), call)
+        console.print(escape(f"{name}: {call}: {outcome.reason}"), soft_wrap=True)
+        console.print(f"  tcgemm verify --replay {escape(str(path))}", soft_wrap=True)
+    if len(bad) > MOST_SAVED:
+        console.print(f"{len(bad) - MOST_SAVED} more failing calls are not saved")
+    raise typer.Exit(1)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of one kernel's calls."""
+
+    cases: int = 0
+    refused: int = 0
+    worst: float = 0.0
+    worst_call: Call | None = None
+    exact_errors: int = 0
+    bad: list[tuple[Call, Outcome]] = field(default_factory=list)
+
+    def add(self, call: Call, outcome: Outcome) -> None:
+        self.cases += 1
+        self.refused += outcome.status == "refused"
+        self.exact_errors += outcome.exact_errors
+        if outcome.error_ratio > self.worst:
+            self.worst, self.worst_call = outcome.error_ratio, call
+        if outcome.status in ("wrong", "failed"):
+            self.bad.append((call, outcome))
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _workers(device: str) -> int:
+    return 1 if device == "cpu" else min(8, max(1, (os.cpu_count() or 2) // 2))
+
+
+def _rows(backends: list[str], kernels: list[str], dtypes: list[str], device: str) -> list[Kernel]:
+    """The rows asked for that run here, each with its pairs of the dtypes asked for."""
+    from dataclasses import replace
+
+    from .. import dispatch
+    from ..errors import OperandError, UnsupportedError
+    from ..problem import OUTPUTS
+
+    for name in dtypes:
+        if name not in OUTPUTS:
+            raise OperandError(f"unknown dtype {name!r}: choose from {', '.join(OUTPUTS)}")
+    rows: list[Kernel] = []
+    for name in kernels:
+        of, _, short = name.rpartition("/")
+        if of:
+            rows.append(dispatch.find(of, short))
+            continue
+        found = [
+            row
+            for each in backends or dispatch.BACKENDS
+            for row in dispatch.ladder(each)
+            if row.name == short
+        ]
+        if not found:
+            names = {
+                row.name for each in backends or dispatch.BACKENDS for row in dispatch.ladder(each)
+            }
+            from ..errors import UnknownNameError
+
+            raise UnknownNameError(
+                f"unknown kernel {name!r}: choose from {', '.join(sorted(names))}"
+            )
+        rows += found
+    if not kernels:
+        rows = [row for each in backends or dispatch.BACKENDS for row in dispatch.ladder(each)]
+    here = [row for row in rows if device in row.devices and dispatch.why_not_here(row) is None]
+    if not here:
+        reasons = "; ".join(
+            f"{row.full_name} {dispatch.why_not_here(row) or f'takes no {device} tensors'}"
+            for row in rows
+        )
+        raise UnsupportedError(f"no kernel to check runs here: {reasons}")
+    if dtypes:
+        here = [
+            replace(row, pairs=tuple(pair for pair in row.pairs if pair[0] in dtypes))
+            for row in here
+        ]
+        here = [row for row in here if row.pairs]
+        if not here:
+            raise UnsupportedError(f"none of the kernels asked for takes {' or '.join(dtypes)}")
+    return here
+
+
+def _tasks(
+    backends: list[str], kernels: list[str], dtypes: list[str], fuzz: int, seed: int, device: str
+) -> Iterator[tuple[str, Call]]:
+    """(kernel, call), the kernels of a backend in turn."""
+    from . import calls
+
+    rows = _rows(backends, kernels, dtypes, device)
+    for row in rows:
+        for call in calls.edge_calls(row, device):
+            yield row.full_name, call
+    for backend in dict.fromkeys(row.backend for row in rows):
+        of_backend = [row for row in rows if row.backend == backend]
+        choose = random.Random(f"{seed} {backend}").choice
+        for number in range(fuzz):
+            row = of_backend[number % len(of_backend)]
+            yield row.full_name, calls.draw(row, choose, device, MOST_WORK[device])
+
+
+def _run(
+    tasks: list[tuple[str, Call]], workers: int, device: str, seconds: float | None
+) -> Iterator[tuple[str, Call, Outcome]]:
+    """Outcomes as they come, with a bar on stderr."""
+    from rich.console import Console
+    from rich.progress import track
+
+    by_kernel: dict[str, list[tuple[str, Call]]] = {}
+    for task in tasks:
+        by_kernel.setdefault(task[0], []).append(task)
+    chunks = [
+        of[start : start + CHUNK]
+        for start in range(0, max(map(len, by_kernel.values())), CHUNK)
+        for of in by_kernel.values()
+        if start < len(of)
+    ]
+    end = math.inf if seconds is None else time.perf_counter() + seconds
+    bar: Any = {"console": Console(stderr=True), "total": len(chunks), "transient": True}
+    if workers == 1:
+        for chunk in track(chunks, "verifying", **bar):
+            yield from _outcomes(chunk, device)
+            if time.perf_counter() > end:
+                return
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+        running = [pool.submit(_outcomes, chunk, device) for chunk in chunks]
+        for done in track(as_completed(running), "verifying", **bar):
+            yield from done.result()
+            if time.perf_counter() > end:
+                pool.shutdown(cancel_futures=True)
+                return
+
+
+def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Call, Outcome]]:
+    """Check each call; after a fault that takes the GPU's context with it, fail the rest."""
+    from .. import dispatch
+    from .judge import Outcome, check
+
+    results = []
+    lost = ""
+    for name, call in chunk:
+        if lost:
+            results.append((name, call, Outcome("failed", reason=lost)))
+            continue
+        try:
+            outcome = check(dispatch.find(*name.split("/")), call, device)
+        except RuntimeError as error:
+            outcome = Outcome("failed", reason=f"{error}".splitlines()[0])
+            if device == "cuda":
+                lost = f"not run: the GPU's context was lost before it ({call})"
+        results.append((name, call, outcome))
+    return results
+
+
+def _print(console: Console, tallies: dict[str, Tally], device: str, seconds: float) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"on {_name_of(device)}", title_justify="left")
+    table.add_column("kernel", no_wrap=True)
+    for name in ("cases", "refused", "failed", "exact errors", "error / bound"):
+        table.add_column(name, justify="right")
+    for name, tally in tallies.items():
+        table.add_row(
+            name,
+            str(tally.cases),
+            str(tally.refused),
+            f"[red]{len(tally.bad)}[/]" if tally.bad else "0",
+            str(tally.exact_errors),
+            f"{tally.worst:.3f}",
+        )
+    console.print(table)
+    console.print("The call with the largest error over its bound, of each:")
+    for name, tally in tallies.items():
+        if tally.worst_call is not None:
+            console.print(escape(f"  {name}: {tally.worst_call}"), soft_wrap=True)
+    cases = sum(tally.cases for tally in tallies.values())
+    console.print(f"{cases} cases in {seconds:.0f} s")
+
+
+def _name_of(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else "the CPU"
+
+
+def _replay(console: Console, path: Path, device: str) -> None:
+    from rich.markup import escape
+
+    from ..errors import OperandError
+    from .judge import replay
+
+    if not path.is_file():
+        raise OperandError(f"{path} is no file: 'tcgemm verify' prints those that it saved")
+    row, call, outcome = replay(path, device)
+    what = outcome.reason or f"error over bound {outcome.error_ratio:.3g}"
+    console.print(escape(f"{row.full_name}: {call}: {outcome.status}: {what}"), soft_wrap=True)
+    if outcome.status in ("wrong", "failed"):
+        raise typer.Exit(1)

@@ -1,0 +1,295 @@
+"""A call made into tensors, run, and judged against results that no tensor core made.
+
+Every operand lies in a buffer of its own whose other elements are NaN (or 77, or 0x5A...): a
+kernel that reads beside its operand spoils its result, one that writes beside it is seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import accuracy, dispatch
+from ..accuracy import as_dtype, poisoned
+from ..call import gemm
+from ..epilogue import FUNCTIONS
+from ..errors import TcgemmError, UnsupportedError
+from ..problem import Fusion
+from .calls import Call, Stored, from_dict
+
+GUARD = 256
+"""Elements before and after each operand."""
+
+LARGEST_TERM = 8
+"""Integer C and bias are at most this large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a call."""
+
+    status: str
+    """ok, wrong, refused or failed."""
+    error_ratio: float = 0.0
+    """Worst error over its bound; 0 for integer operands, which must be exact."""
+    exact_errors: int = 0
+    """Elements that differ from the exact result."""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Made:
+    """The tensors of a call."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+    c: torch.Tensor | None
+    bias: torch.Tensor | None
+    scale_a: torch.Tensor | None
+    scale_b: torch.Tensor | None
+    buffers: dict[str, torch.Tensor]
+    """Flat, by operand: A, B, out, C."""
+
+
+def make(call: Call, device: torch.device | str = "cpu") -> Made:
+    """The operands of a call, the same on every device."""
+    generator = torch.Generator().manual_seed(call.seed)
+    dtype_in, dtype_out = as_dtype(call.dtype_in), as_dtype(call.dtype_out)
+    largest = None
+    if call.exact:
+        largest = max(1, accuracy.largest_integer(call.K, dtype_out, dtype_in, call.compute))
+    term = LARGEST_TERM if call.exact else None
+    of_c = (call.M, call.N)
+    shapes = {"A": (call.M, call.K), "B": (call.K, call.N), "C": of_c, "out": of_c}
+    buffers: dict[str, torch.Tensor] = {}
+
+    def place(name: str, stored: Stored, dtype: torch.dtype, limit: int | None, fill: bool) -> Any:
+        shape, strides, size = _strides(stored, shapes[name], call.batch)
+        buffer = poisoned((size + stored.offset + 2 * GUARD,), torch.float64, "cpu")
+        start = GUARD + stored.offset
+        if fill:
+            used = _elements(shape, strides, start)
+            buffer[used] = _numbers(buffer.shape, dtype, generator, limit)[used]
+        if not dtype.is_floating_point:
+            buffer.nan_to_num_(nan=77.0)
+        stored_as = buffer.to(dtype).to(device)
+        buffers[name] = stored_as
+        return stored_as.as_strided(shape, strides, start)
+
+    a = place("A", call.a, dtype_in, largest, True)
+    b = place("B", call.b, dtype_in, largest, True)
+    out = place("out", call.out, dtype_out, term, call.c == "out")
+    c = out if call.c == "out" else None
+    if call.c in ("own", "row"):
+        view = "sliced" if call.c == "own" else "expanded"
+        c = place("C", Stored(view), dtype_out, term, True)
+    bias = None
+    if call.bias:
+        bias = _numbers((2 * call.N,), dtype_out, generator, term).to(dtype_out).to(device)[::2]
+    scale_a, scale_b = (
+        None if not call.scales else _scale(n, call, generator).to(device) for n in (call.M, call.N)
+    )
+    _plant(call.special, a, b, c)
+    return Made(a, b, out, c, bias, scale_a, scale_b, buffers)
+
+
+def _elements(shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> torch.Tensor:
+    """Indices of a view's elements in its flat buffer, each at least once."""
+    index = torch.tensor([start])
+    for size, stride in zip(shape, strides, strict=True):
+        index = (index[:, None] + torch.arange(size) * stride).flatten()
+    return index
+
+
+def _numbers(
+    shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, largest: int | None
+) -> torch.Tensor:
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return torch.randint(info.min, info.max + 1, shape, generator=generator).double()
+    if largest is None:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.randint(-largest, largest + 1, shape, generator=generator).double()
+
+
+def _scale(size: int, call: Call, generator: torch.Generator) -> torch.Tensor:
+    size = size if call.scales == "row" else 1
+    if call.exact:
+        return torch.randint(-1, 2, (size,), generator=generator).float().exp2()
+    return torch.rand(size, generator=generator) + 0.5
+
+
+def _strides(
+    stored: Stored, shape: tuple[int, int], batch: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """(shape with its leading dimensions, strides, elements from first to last)."""
+    rows, columns = shape
+    matrix = {
+        "row": (columns, 1),
+        "column": (1, rows),
+        "padded row": (-(-columns // 16) * 16 + 16, 1),
+        "padded column": (1, -(-rows // 16) * 16 + 16),
+        "sliced": (columns + 5 - columns % 2, 1),
+        "stepped": (6 * columns, 3),
+        "expanded": (0, 1),
+        "overlapping": (3, 1),
+    }[stored.view]
+    one = max(matrix[0] * rows, matrix[1] * columns, 1)
+    if stored.view == "overlapping":
+        one = 3 * rows + columns
+    if stored.batch == "shared":
+        return shape, matrix, one
+    sizes = (
+        batch if stored.batch != "first" else tuple(n if not i else 1 for i, n in enumerate(batch))
+    )
+    order = range(len(sizes)) if stored.batch == "turned" else reversed(range(len(sizes)))
+    steps, reach = [0] * len(sizes), one
+    for index in order:
+        steps[index] = reach
+        reach *= sizes[index]
+    return (*sizes, *shape), (*steps, *matrix), reach
+
+
+def _plant(special: str, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> None:
+    if not special:
+        return
+    what, _, where = special.partition(" in ")
+    target = {"A": a, "B": b, "C": c}[where]
+    if target is not None:
+        # The last row and column: where tiles hang over the edge.
+        target[..., -1, -1:] = torch.tensor([float(what)], device=target.device).to(target.dtype)
+
+
+def check(row: dispatch.Kernel, call: Call, device: torch.device | str) -> Outcome:
+    """Make the operands, run the kernel by name, judge what it wrote."""
+    return judge(row, call, make(call, device))
+
+
+def judge(row: dispatch.Kernel, call: Call, made: Made) -> Outcome:
+    """Run the kernel on these operands and judge what it wrote."""
+    before = {name: buffer.clone() for name, buffer in made.buffers.items()}
+    c_before = None if made.c is None or not call.beta else made.c.clone()
+    try:
+        result = run(row, call, made)
+    except UnsupportedError as error:
+        return Outcome("refused", reason=str(error))
+    except (TcgemmError, RuntimeError) as error:
+        return Outcome("failed", reason=f"{type(error).__name__}: {error}".splitlines()[0])
+    if trouble := _changed(made, before):
+        return Outcome("wrong", reason=trouble)
+    fusion = Fusion(
+        alpha=call.alpha,
+        beta=call.beta,
+        c=c_before,
+        bias=made.bias,
+        epilogue=call.epilogue,
+        scale_a=_spread(made.scale_a, call.M),
+        scale_b=_spread(made.scale_b, call.N),
+        compute=call.compute,
+    )
+    a, b = (t.expand(*call.batch, *t.shape[-2:]) for t in (made.a, made.b))
+    if call.alpha == 0:
+        a, b = a[..., :0], b[..., :0, :]
+    c_in = None if fusion.c is None else fusion.c.expand(result.shape)
+    ratio, errors = 0.0, 0
+    for index in itertools.product(*(range(size) for size in call.batch)):
+        part = Fusion(
+            **{
+                **{name: getattr(fusion, name) for name in Fusion.__dataclass_fields__},
+                "c": None if c_in is None else c_in[index],
+            }
+        )
+        if call.exact or not result.is_floating_point():
+            errors += int((result[index] != exact(a[index], b[index], part, result.dtype)).sum())
+        else:
+            ratio = max(ratio, accuracy.error_ratio(a[index], b[index], result[index], part))
+    if errors:
+        reason = f"{errors} of {result.numel()} elements differ from the exact result"
+        return Outcome("wrong", exact_errors=errors, reason=reason)
+    if not ratio <= 1:
+        reason = (
+            "elements are not finite where they should be, or never written"
+            if math.isinf(ratio)
+            else f"the worst error is {ratio:.3g} times its bound"
+        )
+        return Outcome("wrong", ratio, reason=reason)
+    return Outcome("ok", ratio)
+
+
+def run(row: dispatch.Kernel, call: Call, made: Made) -> torch.Tensor:
+    """The call through ``gemm``, by this kernel."""
+    return gemm(
+        made.a,
+        made.b,
+        made.c,
+        alpha=call.alpha,
+        beta=call.beta,
+        bias=made.bias,
+        epilogue=call.epilogue or None,
+        out=made.out,
+        compute=call.compute,
+        scale_a=made.scale_a,
+        scale_b=made.scale_b,
+        mma_shape=call.mma_shape or None,
+        backend=row.backend,
+        kernel=row.name,
+    )
+
+
+def _spread(scale: torch.Tensor | None, size: int) -> torch.Tensor | None:
+    return None if scale is None else scale.expand(size)
+
+
+def exact(a: torch.Tensor, b: torch.Tensor, fusion: Fusion, dtype_out: torch.dtype) -> torch.Tensor:
+    """The result where all sums are exact in float64: rounded once, int32 wrapped."""
+    value = torch.mm(a.double(), b.double()) * fusion.alpha
+    if fusion.scale_a is not None and fusion.scale_b is not None:
+        value = value * fusion.scale_a.double()[:, None] * fusion.scale_b.double()
+    if fusion.c is not None:
+        value = value + fusion.beta * fusion.c.double()
+    if fusion.bias is not None:
+        value = value + fusion.bias.double()
+    if dtype_out == torch.int32:
+        value = value.to(torch.int64).to(torch.int32)
+    return FUNCTIONS[fusion.epilogue](value).to(dtype_out)
+
+
+def _changed(made: Made, before: dict[str, torch.Tensor]) -> str:
+    """What a kernel changed that was not its result; empty where nothing."""
+    out = made.out
+    for name, buffer in made.buffers.items():
+        now, then = (t.view(torch.uint8).view(t.numel(), -1) for t in (buffer, before[name]))
+        different = (now != then).any(1)
+        if name == "out":
+            inside = torch.zeros(buffer.numel(), dtype=torch.bool, device=buffer.device)
+            inside[_elements(out.shape, out.stride(), int(out.storage_offset())).to(out.device)] = (
+                True
+            )
+            different &= ~inside
+        if bool(different.any()):
+            count = int(different.sum())
+            what = "elements beside out" if name == "out" else f"elements of {name}'s buffer"
+            return f"{count} {what} were changed"
+    return ""
+
+
+def save(path: Path, row: dispatch.Kernel, call: Call) -> None:
+    """The operands of a call and the kernel's name, for ``replay``."""
+    made = make(call)
+    tensors = {name: getattr(made, name) for name in Made.__slots__}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"kernel": row.full_name, "call": asdict(call), **tensors}, path)
+
+
+def replay(path: Path, device: torch.device | str) -> tuple[dispatch.Kernel, Call, Outcome]:
+    """Run and judge again what ``save`` wrote."""
+    data = torch.load(path, map_location=device, weights_only=True)
+    row = dispatch.find(*data.pop("kernel").split("/"))
+    call = from_dict(data.pop("call"))
+    return row, call, judge(row, call, Made(**data))

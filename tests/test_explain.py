@@ -1,0 +1,141 @@
+"""``tcgemm explain``: numbers that can be worked out by hand, and names that do not exist."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from tcgemm import dispatch, gpus
+from tcgemm.cli import app
+
+
+def explain(*arguments):
+    result = CliRunner().invoke(app, ["explain", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def as_json(*arguments):
+    return json.loads(explain(*arguments, "--gpu", "h200", "--json"))
+
+
+def test_the_bound_by_hand():
+    bound = as_json("4096x2048x1024")["bound"]
+    M, N, K = 4096, 2048, 1024
+    assert bound["flop"] == 2 * M * N * K
+    assert bound["eops"] == M * K + (2 * K - 1) * M * N + 2 * M * N
+    assert bound["bytes"] == 2 * (M * K + K * N + M * N)
+    assert bound["ridge"] == pytest.approx(989.4e12 / 4.8e12)
+    assert bound["compute_us"] == pytest.approx(2 * M * N * K / 989.4e6)
+    assert bound["memory_us"] == pytest.approx(bound["bytes"] / 4.8e6)
+    assert bound["floor_us"] == max(bound["compute_us"], bound["memory_us"])
+    assert bound["by"] == "arithmetic"
+
+
+def test_a_thin_product_is_bound_by_memory():
+    bound = as_json("1x4096x4096")["bound"]
+    assert bound["by"] == "memory"
+    assert bound["intensity"] < 1.01
+
+
+@pytest.mark.parametrize(
+    ("arguments", "peak"),
+    [
+        (["--dtype", "float32", "--compute", "ieee"], 66.9),
+        (["--dtype", "float32", "--compute", "tf32"], 494.7),
+        (["--dtype", "float32"], 494.7 / 3),
+        (["--dtype", "float64"], 66.9),
+        (["--dtype", "uint8"], 1978.9),
+        (["--dtype", "float8_e4m3fn"], 1978.9),
+    ],
+)
+def test_the_peak_is_that_of_the_arithmetic(arguments, peak):
+    assert as_json("512x512x512", *arguments)["bound"]["peak_tflops"] == pytest.approx(peak)
+
+
+def test_the_grid_by_hand():
+    (choice,) = as_json("1000x1000x64", "--backend", "cuda", "--kernel", "wmma_any")["choices"]
+    assert choice["kernel"] == "wmma_any"
+    block_m, block_n = choice["tile"]
+    assert choice["tiles"] == [-(-1000 // block_m), -(-1000 // block_n)]
+    assert choice["blocks"] == choice["tiles"][0] * choice["tiles"][1]
+    assert choice["waves"] == pytest.approx(choice["blocks"] / 132)
+    covered = choice["blocks"] * block_m * block_n
+    assert choice["padding_waste"] == pytest.approx(1 - 10**6 / covered)
+
+
+def test_every_kernel_has_its_line_and_its_reason():
+    found = as_json("100x100x100")
+    assert [c["backend"] for c in found["choices"]] == list(dispatch.BACKENDS)
+    for choice in found["choices"]:
+        names = {row.name for row in dispatch.ladder(choice["backend"])}
+        assert {choice["kernel"], *choice["others"]} == names
+        assert all(choice["others"].values())
+    cuda = found["choices"][1]
+    assert "M=100 is no multiple of 16" in cuda["others"]["wmma"]
+
+
+def test_an_older_gpu_refuses_what_it_lacks():
+    output = explain("256x256x256", "--gpu", "a100", "--backend", "cuda")
+    assert "needs compute capability 9.0 and this GPU has 8.0" in output.replace("\n", " ")
+    assert "NVIDIA A100" in output
+
+
+def test_the_page_reads_for_everything_at_once():
+    output = explain(
+        "64x96x32", "--layout", "tn", "--alpha", "0.5", "--beta", "1", "--bias", "--epilogue",
+        "gelu", "--batch", "3", "--gpu", "h200",
+    )  # fmt: skip
+    for word in ("grid:", "waves:", "floor:", "bytes:", "operations:", "alpha=0.5"):
+        assert word in output
+
+
+def test_the_compiler_is_asked_on_demand():
+    (choice,) = as_json(
+        "512x512x512", "--bias", "--backend", "triton", "--kernel", "pipelined", "--compile"
+    )["choices"]
+    assert 32 <= choice["compiled"]["registers"] <= 255
+    assert choice["compiled"]["spilled bytes"] == 0
+    assert choice["compiled"]["shared bytes"] >= choice["stage_bytes"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvcc_is_asked_on_demand():
+    (choice,) = as_json("64x64x64", "--backend", "cuda", "--kernel", "tiled", "--compile")[
+        "choices"
+    ]
+    assert choice["compiled"]["target"] == "sm_90a"
+    assert 16 <= choice["compiled"]["registers"] <= 255
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["12x13"], "write MxNxK"),
+        (["0x1x1"], "above 0"),
+        (["8x8x8", "--dtype", "float17"], "unknown dtype 'float17'"),
+        (["8x8x8", "--out-dtype", "int8"], "C of float16 operands is float16 or float32"),
+        (["8x8x8", "--layout", "nx"], "choose nn, nt, tn or tt"),
+        (["8x8x8", "--compute", "tf32"], "compute is 'tf32'"),
+        (["8x8x8", "--epilogue", "swish"], "unknown epilogue"),
+        (["8x8x8", "--gpu", "voodoo"], "unknown GPU 'voodoo'"),
+        (["8x8x8", "--kernel", "x"], "unknown kernel 'x'"),
+        (["8x8x8", "--backend", "x"], "unknown backend 'x'"),
+    ],
+)
+def test_bad_arguments_name_the_choices(arguments, words):
+    result = CliRunner().invoke(app, ["explain", *arguments])
+    assert result.exit_code != 0
+    assert words in str(result.exception)
+
+
+@pytest.mark.parametrize("gpu", gpus.GPUS, ids=lambda gpu: gpu.slug)
+def test_every_gpu_of_the_table_has_its_capability(gpu):
+    assert gpus.capability(gpu) is not None
+
+
+def test_the_capability_of_a_stranger_is_unknown():
+    assert gpus.capability(gpus.lookup("Voodoo 3")) is None

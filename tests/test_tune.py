@@ -1,0 +1,311 @@
+"""tcgemm tune: what is tried, dropped, ranked and kept; by a fake GPU and timer on a CPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from tcgemm import dispatch, tune
+from tcgemm.bench.cases import build
+from tcgemm.cli import app
+from tcgemm.errors import (
+    OperandError,
+    ResultsError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from tcgemm.problem import Problem
+
+plans = import_module("tcgemm.triton_kernels.plans")
+candidates = import_module("tcgemm.triton_kernels.candidates")
+
+SKINNY = {
+    "BLOCK_M": 32,
+    "BLOCK_N": 16,
+    "BLOCK_K": 512,
+    "SPLITS": 3,
+    "EARLY": 0,
+    "NUM_STAGES": 2,
+    "NUM_WARPS": 4,
+}
+SHARED = 232_448
+
+
+def case_of(text, layout="nt", out=()):
+    (case,) = build(shapes=[text], layouts=[layout], dtypes_out=out)
+    return case
+
+
+def problem_of(M, N, K, layout="nt"):
+    return Problem(
+        M=M,
+        N=N,
+        K=K,
+        dtype_in="bfloat16",
+        dtype_out="bfloat16",
+        a_strides=(K, 1) if layout[0] == "n" else (1, M),
+        b_strides=(N, 1) if layout[1] == "n" else (1, K),
+        c_strides=(N, 1),
+        capability=(9, 0),
+    )
+
+
+class Fake:
+    """A GPU whose candidates are numbered stages; each has a status or a speed-up by number."""
+
+    gpu = "fake"
+
+    def __init__(self, **fates):
+        self.fates = {int(name[1:]): fate for name, fate in fates.items()}
+        self.timed = []
+
+    def candidates(self, case, kernels):
+        return [
+            tune.Candidate("skinny", {**SKINNY, "NUM_STAGES": n}, {"NUM_STAGES": n})
+            for n in self.fates
+        ]
+
+    def compile(self, case, tried):
+        return [
+            tune.Outcome(c, "spills", "8 bytes") if self.fate(c) == "spills" else None
+            for c in tried
+        ]
+
+    def prepare(self, case):
+        return "pipelined BLOCK_M=64", self
+
+    def fate(self, candidate):
+        return self.fates[candidate.config["NUM_STAGES"]]
+
+    def verify(self, candidate):
+        return "the worst error is 3 times its bound" if self.fate(candidate) == "wrong" else ""
+
+    def time(self, candidate):
+        fate = self.fate(candidate)
+        self.timed.append(candidate.config["NUM_STAGES"])
+        if fate == "fails":
+            raise RuntimeError("out of shared memory\nand more")
+        return 1 / fate, fate
+
+
+def test_the_fastest_right_candidate_wins():
+    machine = Fake(n2=1.1, n3="wrong", n4=1.3, n5="spills", n6="fails", n7=0.9)
+    found = tune.tune_case(case_of("16x512x512"), ["skinny"], machine)
+    assert found.best.candidate.config["NUM_STAGES"] == 4
+    assert found.best.speedup == 1.3
+    status = {o.candidate.config["NUM_STAGES"]: (o.status, o.reason) for o in found.outcomes}
+    assert status[3] == ("wrong", "the worst error is 3 times its bound")
+    assert status[5] == ("spills", "8 bytes")
+    assert status[6] == ("failed", "out of shared memory")
+    assert machine.timed == [2, 4, 6, 7], "what is wrong or spills is never timed"
+
+
+@pytest.mark.parametrize("speedup", [0.5, 1.0, 1.009])
+def test_the_present_choice_stays_where_nothing_beats_it(speedup):
+    found = tune.tune_case(case_of("16x512x512"), ["skinny"], Fake(n2=speedup))
+    assert found.best is None
+    assert tune.rows_of(found) == {"kernels": {}, "prefer": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [("1x512x512", 1, 16), ("16x512x512", 1, 16), ("17x512x512", 17, 64), ("128x512x512", 65, 128),
+     ("129x512x512", 129, 129)],
+)  # fmt: skip
+def test_few_rows_share_a_bucket(text, least, most):
+    found = tune.tune_case(case_of(text), ["skinny"], Fake(n2=2.0))
+    (row,) = tune.rows_of(found)["prefer"]
+    assert (row["when"]["M_min"], row["when"]["M_max"]) == (least, most)
+    assert row["when"]["N_min"] == row["when"]["N_max"] == 512
+
+
+def test_a_tall_problem_is_described_as_its_transpose():
+    found = tune.tune_case(case_of("512x16x256", "nn"), ["skinny"], Fake(n2=2.0))
+    rows = tune.rows_of(found)
+    for row in (*rows["prefer"], *rows["kernels"]["skinny"]):
+        assert row["when"]["M_max"] == 16
+        assert row["when"]["N_max"] == 512
+        assert row["when"]["layout"] == "tt"
+    found = tune.tune_case(case_of("512x16x256", out=["float32"]), ["skinny"], Fake(n2=2.0))
+    assert tune.rows_of(found)["prefer"][0]["when"]["dtype_out"] == "float32"
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """A folder of the user's own, and a GPU that is a H200 by name."""
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(plans, "_gpu", lambda: ("nvidia-h200", SHARED, 132))
+    plans.forget()
+    yield tmp_path
+    monkeypatch.undo()
+    plans.forget()
+
+
+@pytest.mark.parametrize("shape", [(16, 512, 512), (512, 16, 512)])
+def test_what_is_found_is_what_plans_choose(own_folder, shape):
+    M, N, K = shape
+    problem = problem_of(M, N, K)
+    shipped = dispatch.find("triton", "skinny").plan(problem)
+    found = tune.tune_case(case_of(f"{M}x{N}x{K}"), ["skinny"], Fake(n2=1.5))
+    path = plans.user_table("nvidia-h200")
+    assert path.parent == own_folder
+    tune.write_table(path, tune.merge(tune.read_table(path), tune.rows_of(found)))
+    plans.forget()
+    assert dispatch.choose(problem, "triton").name == "skinny"
+    plan = dispatch.find("triton", "skinny").plan(problem)
+    assert (plan["BLOCK_K"], plan["NUM_STAGES"]) == (512, 2)
+    assert plan != shipped
+    assert plan["SPLITS"] == 1, "K has one step"
+    assert plan["SWAP"] == (M < N)
+    other = problem_of(M * 2, N * 2, K)
+    assert dispatch.find("triton", "skinny").plan(other)["BLOCK_K"] != 512
+
+
+def test_new_rows_replace_old_ones_of_the_same_conditions(tmp_path):
+    path = tmp_path / "t.json"
+    table = tune.read_table(path)
+    for stages in (2, 3):
+        found = tune.tune_case(case_of("16x512x512"), [], Fake(**{f"n{stages}": 2.0}))
+        table = tune.merge(table, tune.rows_of(found))
+    found = tune.tune_case(case_of("16x1024x512"), [], Fake(n4=2.0))
+    tune.write_table(path, tune.merge(table, tune.rows_of(found)))
+    rows = tune.read_table(path)["kernels"]["skinny"]
+    assert [row["config"]["NUM_STAGES"] for row in rows] == [4, 3]
+    assert len(tune.read_table(path)["prefer"]) == 2
+
+
+BROKEN = {
+    "no JSON": "{",
+    "an unknown rung": json.dumps({"kernels": {"fast": []}}),
+    "a missing setting": json.dumps({"kernels": {"skinny": [{"config": {"BLOCK_M": 16}}]}}),
+    "a number in words": json.dumps(
+        {"kernels": {"skinny": [{"config": {**SKINNY, "BLOCK_M": "16"}}]}}
+    ),
+    "an unknown condition": json.dumps(
+        {"kernels": {"skinny": [{"when": {"O_max": 1}, "config": SKINNY}]}}
+    ),
+    "an unknown preference": json.dumps({"prefer": [{"kernel": "fast"}]}),
+    "a list": "[]",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_table_is_passed_over_with_a_warning_and_never_written_over(
+    own_folder, broken, caplog
+):
+    path = plans.user_table("nvidia-h200")
+    problem = problem_of(16, 512, 512)
+    shipped = dispatch.find("triton", "skinny").plan(problem)
+    path.write_text(BROKEN[broken])
+    plans.forget()
+    assert dispatch.find("triton", "skinny").plan(problem) == shipped
+    assert "is passed over" in caplog.text
+    with pytest.raises(ResultsError, match="is no table of configurations"):
+        tune.read_table(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultsError, match=r"cannot write .*TCGEMM_CACHE_DIR"):
+        tune.write_table(tmp_path / "file" / "t.json", {"kernels": {}, "prefer": []})
+
+
+@pytest.mark.parametrize("kernel", candidates.RUNGS)
+@pytest.mark.parametrize("shape", [(1, 4096, 512), (64, 2112, 7168), (128, 96, 64), (300, 8, 31),
+                                   (256, 256, 16384), (4096, 2112, 7168)], ids=str)  # fmt: skip
+def test_candidates_fit_and_can_be_tables_rows(kernel, shape):
+    problem = problem_of(*shape)
+    turned = kernel in plans.DIVIDING and problem.M > problem.N
+    problem = plans._transposed(problem) if turned else problem
+    found = candidates.candidates(kernel, problem, SHARED, 132)
+    assert bool(found) == (kernel != "skinny" or min(shape) <= 128)
+    assert len(found) < 80
+    plans.check_table({"kernels": {kernel: [{"config": c} for c in found]}, "prefer": []})
+    for config in found:
+        assert plans.shared_bytes(kernel, config, "bfloat16") <= SHARED
+        plan = plans.divide(kernel, config, problem, 132, turned)
+        assert plan.get("SPLITS", 1) >= 1
+
+
+def test_only_rungs_with_candidates_are_tuned():
+    with pytest.raises(ValueError, match="naive is not tuned"):
+        candidates.candidates("naive", problem_of(16, 16, 16), SHARED, 132)
+
+
+def test_every_candidate_is_compiled_and_the_failing_one_found():
+    tried = [tune.Candidate("skinny", {"NUM_STAGES": n}, {}) for n in range(7)]
+    good = SimpleNamespace(spill_bytes=0, serialized=False)
+    built = {3: replace_with(good, spill_bytes=16), 5: replace_with(good, serialized=True)}
+
+    def compile_rungs(requests):
+        if 2 in requests:
+            raise RuntimeError("Traceback\nptxas: too many registers")
+        return [built.get(request, good) for request in requests]
+
+    for jobs in (1, 3, 16):
+        answers = tune.compile_in_threads(compile_rungs, range(7), tried, jobs)
+        assert [a and a.status for a in answers] == [
+            None, None, "failed", "spills", None, "spills", None,
+        ]  # fmt: skip
+        assert answers[2].reason == "ptxas: too many registers"
+
+
+def replace_with(namespace, **changes):
+    return SimpleNamespace(**{**vars(namespace), **changes})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((), OperandError, "--shape MxNxK"),
+        (("--shape", "16x16"), OperandError, "malformed shape"),
+        (("--suite", "fast"), UnknownNameError, "llm"),
+        (("--shape", "16x16x16", "--kernel", "naive"), UnknownNameError, "split_k"),
+        (("--shape", "16x16x16", "--layout", "xx"), UnknownNameError, "tt"),
+        (("--shape", "16x16x16", "--dtype", "int8"), OperandError, "float16 and bfloat16"),
+    ],
+)
+def test_bad_input_is_answered_with_what_would_do(arguments, error, message):
+    result = CliRunner().invoke(app, ["tune", *arguments])
+    assert isinstance(result.exception, error), result.output
+    assert message in str(result.exception)
+
+
+def test_without_a_gpu_nothing_is_tuned(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = CliRunner().invoke(app, ["tune", "--shape", "16x16x16"])
+    assert isinstance(result.exception, UnsupportedError)
+    assert "measures on a GPU" in str(result.exception)
+
+
+def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
+    machine = Fake(n2=1.25, n3="wrong")
+    machine.gpu = "nvidia-h200"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(tune, "_Gpu", lambda budget, jobs: machine)
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--layout", "nt"])
+    assert result.exit_code == 0, result.output
+    assert "1.250" in result.output
+    assert "1 wrong" in result.output
+    assert "1 of 1 problems have a faster choice" in result.output
+    assert tune.read_table(plans.user_table("nvidia-h200"))["kernels"]["skinny"]
+    result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--json"])
+    (one,) = json.loads(result.output)
+    assert [c["status"] for c in one["candidates"]] == ["ok", "wrong"]
+
+
+def test_a_found_row_speaks_of_its_bucket_alone(own_folder):
+    case = replace(case_of("64x512x512"))
+    found = tune.tune_case(case, [], Fake(n2=2.0))
+    tune.write_table(plans.user_table("nvidia-h200"), tune.rows_of(found))
+    plans.forget()
+    chosen = {
+        M: dispatch.find("triton", "skinny").plan(problem_of(M, 512, 512)) for M in (16, 17, 64, 65)
+    }
+    assert [M for M, plan in chosen.items() if plan["BLOCK_K"] == 512] == [17, 64]

@@ -1,0 +1,162 @@
+"""``tcgemm verify``: what it draws, that it finds planted faults, what it saves."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tcgemm import dispatch
+from tcgemm.cli import app
+from tcgemm.verify import calls, judge
+from tcgemm.verify.calls import Call, Stored
+
+BACKEND = """
+import torch
+from tcgemm import epilogue
+fault = ""
+KERNELS = (
+    dict(name="echo", adds="a rung", pairs=(("float16", "float32"), ("int8", "int32")),
+         devices=("cpu", "cuda"), fuses=("alpha", "beta", "bias", "relu", "batch")),
+)
+def load(name):
+    def run(a, b, c, fusion=None):
+        value = a.double() @ b.double()
+        if fault == "last k":
+            value -= a[..., -1:].double() @ b[..., -1:, :].double()
+        if fusion is not None:
+            value *= fusion.alpha
+            if fusion.c is not None:
+                value += fusion.beta * fusion.c.double()
+            if fusion.bias is not None and fault != "no bias":
+                value += fusion.bias.double()
+            value = value.to(torch.int64).to(torch.int32) if c.dtype == torch.int32 else value
+            value = epilogue.FUNCTIONS[fusion.epilogue](value)
+        if fault == "drops nan":
+            value = value.nan_to_num()
+        c.copy_(value.to(torch.int64) if c.dtype == torch.int32 else value)
+        if fault == "writes beside":
+            c.as_strided((1,), (1,), c.storage_offset() - 1).zero_()
+        if fault == "writes A":
+            a[..., :1, :1] = 0
+        if fault == "crashes":
+            raise RuntimeError("an illegal memory access")
+    return run
+"""
+
+
+@pytest.fixture
+def echo(monkeypatch, tmp_path):
+    """A backend that torch computes, whose ``fault`` a test may set."""
+    (tmp_path / "verified_backend.py").write_text(BACKEND)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(dispatch.BACKENDS, "echo", "verified_backend")
+    monkeypatch.delitem(sys.modules, "verified_backend", raising=False)
+    dispatch.ladder.cache_clear()
+    dispatch.load.cache_clear()
+    yield importlib.import_module("verified_backend")
+    dispatch.ladder.cache_clear()
+    dispatch.load.cache_clear()
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["verify", "--backend", "echo", "--workers", "1", *arguments])
+
+
+def test_a_right_kernel_passes(echo):
+    result = run("--fuzz", "60")
+    assert result.exit_code == 0, result.output
+    assert "echo/echo" in result.output
+
+
+@pytest.mark.parametrize(
+    "fault", ["last k", "no bias", "drops nan", "writes beside", "writes A", "crashes"]
+)
+def test_a_planted_fault_is_found_saved_and_replayed(echo, fault, tmp_path):
+    echo.fault = fault
+    result = run("--fuzz", "60", "--out", str(tmp_path / "bad"))
+    assert result.exit_code == 1, result.output
+    saved = sorted((tmp_path / "bad").glob("*.pt"))
+    assert saved
+    assert f"tcgemm verify --replay {saved[0]}" in result.output.replace("\n", "")
+    replayed = CliRunner().invoke(app, ["verify", "--replay", str(saved[0])])
+    assert replayed.exit_code == 1, replayed.output
+    echo.fault = ""
+    replayed = CliRunner().invoke(app, ["verify", "--replay", str(saved[0])])
+    assert replayed.exit_code == 0, replayed.output
+
+
+def test_bad_names(tmp_path):
+    for arguments, words in (
+        (["--backend", "x"], "unknown backend 'x'"),
+        (["--kernel", "x"], "unknown kernel 'x'"),
+        (["--dtype", "x"], "unknown dtype 'x'"),
+        (["--replay", str(tmp_path / "x")], "is no file"),
+    ):
+        result = CliRunner().invoke(app, ["verify", *arguments])
+        assert result.exit_code != 0
+        assert words in str(result.exception)
+
+
+@pytest.mark.parametrize("view", calls.VIEWS)
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("of", calls.BATCHES)
+def test_operands_lie_as_they_say(view, batch, of):
+    call = Call(5, 6, 7, a=Stored(view, 3, of), batch=batch, seed=1)
+    made = judge.make(call)
+    leading = {"shared": (), "first": tuple(n if not i else 1 for i, n in enumerate(batch))}
+    assert made.a.shape == (*leading.get(of, batch), 5, 7)
+    assert made.a.isfinite().all()
+    offset = made.a.storage_offset() - judge.GUARD
+    assert offset == 3
+    buffer = made.buffers["A"]
+    used = judge._elements(made.a.shape, made.a.stride(), made.a.storage_offset())
+    assert not buffer[used].isnan().any()
+    assert int(buffer.isnan().sum()) == buffer.numel() - len(used.unique())
+    assert buffer[: judge.GUARD].isnan().all()
+    assert buffer[-judge.GUARD :].isnan().all()
+    if view in calls.OF_OUTPUTS:
+        assert len(used.unique()) == made.a.numel()
+
+
+def test_the_same_call_is_the_same_everywhere():
+    call = Call(4, 5, 6, bias=True, scales="row", dtype_in="float8_e4m3fn", seed=3)
+    first, second = judge.make(call), judge.make(call)
+    assert torch.equal(first.a.float(), second.a.float())
+    assert torch.equal(first.scale_a, second.scale_a)
+    other = judge.make(replace(call, seed=4))
+    assert not torch.equal(first.a.float(), other.a.float())
+
+
+def test_a_call_is_plain_data():
+    row = dispatch.find("cublas", "torch_cpu")
+    choose = random.Random(1).choice
+    for _ in range(50):
+        call = calls.draw(row, choose, "cpu", 2**16)
+        assert calls.from_dict(json.loads(json.dumps(asdict(call)))) == call
+        assert call.work <= 2**16
+
+
+def test_draws_reach_everything_that_a_row_does(echo):
+    row = dispatch.find("echo", "echo")
+    choose = random.Random(2).choice
+    drawn = [calls.draw(row, choose, "cpu", 2**16) for _ in range(400)]
+    for name, values in {
+        "alpha": {0.0, 1.0, -1.0, 0.5, 2.0**-20},
+        "c": {"", "own", "out", "row"},
+        "bias": {True, False},
+        "epilogue": {"", "relu"},
+        "special": set(calls.SPECIALS),
+        "exact": {True, False},
+        "batch": {(), (2,), (3,), (2, 2)},
+        "dtype_in": {"float16", "int8"},
+    }.items():
+        assert values <= {getattr(call, name) for call in drawn}, name
+    assert set(calls.VIEWS) == {call.a.view for call in drawn}
+    assert set(calls.OF_OUTPUTS) == {call.out.view for call in drawn}

@@ -1,0 +1,91 @@
+"""Copies of A and B that the tensor cores can read from shared memory.
+
+wgmma reads 8-bit and tf32 blocks only where K is contiguous. A block that lies otherwise, or whose
+float32 numbers have yet to be rounded to tf32, has to pass through registers at every step of the
+mainloop, which then waits: on an H200 at 4096 cubed an eighth of the speed in 8 bits, half in tf32.
+From some hundred rows on, one pass over A and B beforehand is cheaper: memory for the copy, which
+is logged, and the time to read and write it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from .dot import round_tf32
+from .runtime import INTERPRETED, cdiv, check, tl, triton
+from .storage import UNIT
+
+log = logging.getLogger(__name__)
+
+BLOCK = 64
+
+
+@triton.jit
+def kernel(
+    x,
+    copy,
+    R,
+    K,
+    batch_x,
+    stride_r,
+    stride_k,
+    batch_copy,
+    pitch,
+    ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """copy[r, k] = x[r, k] for each of a batch; rounded to tf32 with ROUND."""
+    tiles_r, tiles_k = tl.cdiv(R, BLOCK), tl.cdiv(K, BLOCK)
+    tile = tl.program_id(0)
+    batch = (tile // (tiles_r * tiles_k)).to(tl.int64)
+    tile = tile % (tiles_r * tiles_k)
+    r = (tile // tiles_k * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    k = (tile % tiles_k * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    inside = (r < R)[:, None] & (k < K)[None, :]
+    block = tl.load(x + batch * batch_x + r[:, None] * stride_r + k * stride_k, mask=inside)
+    if ROUND:
+        block = round_tf32(block, BITS)
+    tl.store(copy + batch * batch_copy + r[:, None] * pitch + k, block, mask=inside)
+
+
+def prepared(a: torch.Tensor, b: torch.Tensor, compute: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B, or copies: K contiguous, rows in whole 16 bytes, rounded where compute is tf32.
+
+    Raises:
+        RuntimeError: the operands are where kernels cannot read them.
+    """
+    check(a)
+    rounded = compute == "tf32"
+    return _rows_of_k("A", a, rounded), _rows_of_k("B", b.mT, rounded).mT
+
+
+def _rows_of_k(name: str, x: torch.Tensor, rounded: bool) -> torch.Tensor:
+    """x [..., R, K] as it is, or copied."""
+    if x.stride(-1) == 1 and not rounded:
+        return x
+    if x.dim() == 3 and x.stride(0) == 0:
+        return _rows_of_k(name, x[0], rounded).expand(x.shape)
+    R, K = x.shape[-2:]
+    batch = x.shape[0] if x.dim() == 3 else 1
+    step = UNIT // x.itemsize
+    pitch = cdiv(K, step) * step
+    copy = torch.empty((*x.shape[:-1], pitch), dtype=x.dtype, device=x.device)
+    log.info("%s: %d bytes copied, for rows of K%s", name, x.nbytes, " in tf32" if rounded else "")
+    kernel[(batch * cdiv(R, BLOCK) * cdiv(K, BLOCK),)](
+        x.view(torch.int8) if x.itemsize == 1 else x,
+        copy.view(torch.int8) if x.itemsize == 1 else copy,
+        R,
+        K,
+        x.stride(0) if x.dim() == 3 else 0,
+        x.stride(-2),
+        x.stride(-1),
+        R * pitch,
+        pitch,
+        ROUND=rounded,
+        BLOCK=BLOCK,
+        BITS=INTERPRETED,
+    )
+    return copy[..., :K]
