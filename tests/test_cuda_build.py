@@ -61,7 +61,7 @@ class Builder:
         monkeypatch.setattr(build, "_build", self.build)
         monkeypatch.setattr(build, "_opens", lambda path: self.opened.append(path) or True)
 
-    def build(self, name, symbol, capability, library):
+    def build(self, name, symbol, capability, library, defines=()):
         self.builds.append(symbol)
         time.sleep(0.05)
         library.write_bytes(b"code of " + symbol.encode())

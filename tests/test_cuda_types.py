@@ -270,3 +270,18 @@ def test_each_build_holds_its_case_and_spills_nothing(dtype, compute, square):
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
 def test_naive_compiles_for_all_and_spills_nothing(target):
     assert inspection.compile_only("naive", target).spill_bytes == 0
+
+
+@pytest.mark.parametrize("K", [16, 512])
+def test_tf32x3_errs_at_most_twice_as_much_as_float32(K):
+    a, b = normal("float32", 64, K), normal("float32", K, 64, seed=1)
+    exact = a.double() @ b.double()
+    c = run("wmma_types", a, b, "float32", ask("tf32x3"))
+    assert (c.double() - exact).norm() <= 2 * ((a @ b).double() - exact).norm()
+
+
+def test_tf32x3_holds_the_largest_float32():
+    largest = torch.finfo(torch.float32).max
+    a, b = torch.full((1, 1), largest), torch.full((1, 1), 2.0**-10)
+    c = run("wmma_types", a, b, "float32", ask("tf32x3"))
+    assert c.item() == pytest.approx(largest / 1024, rel=2.0**-10)

@@ -107,9 +107,10 @@ __device__ inline void store_matrix_sync(float* tile, const Tf32Sums& sums, int 
   }
 }
 
-// sums += a * b of float32 numbers in two parts each: x = high + low, where high is the first 11 bits
-// of the mantissa of x and low the next 11. high * high + high * low + low * high misses 2^-22 of a
-// product. The tensor cores cut their sums off instead of rounding them, and that error adds up; so
+// sums += a * b of float32 numbers in two parts each: x = high + low, where high is x rounded to 11
+// bits and low what is left, rounded to 11 bits. high * high + high * low + low * high misses at most
+// 2^-22 of a product, of either sign; a high that is cut off would leave low * low always positive.
+// The tensor cores cut their sums off instead of rounding them, and that error adds up; so
 // the three products start from zero and their sum is added in float32.
 template <typename A, typename B>
 __device__ inline void add_products(Tf32Sums& sums, const A* a, const B* b) {
@@ -123,7 +124,8 @@ __device__ inline void add_products(Tf32Sums& sums, const A* a, const B* b) {
 }
 
 // Makes what the tensor cores take of a fragment's float32 elements: tf32 numbers, rounded; or two,
-// high and low. Where x is Inf or NaN high is 0, so that no Inf - Inf and no Inf * 0 arises.
+// high and low. Where x is Inf or NaN, or so large that rounding makes it Inf, high is 0 and low is x,
+// so that no Inf - Inf and no Inf * 0 arises.
 template <Compute COMPUTE, typename Fragment>
 __device__ inline void to_parts(Fragment* parts) {
   if constexpr (COMPUTE == Compute::tf32 || COMPUTE == Compute::tf32x3) {
@@ -133,10 +135,10 @@ __device__ inline void to_parts(Fragment* parts) {
       if constexpr (COMPUTE == Compute::tf32) {
         parts[0].x[e] = to_tf32(x);
       } else {
-        const float high =
-            fabsf(x) < INFINITY ? __uint_as_float(__float_as_uint(x) & 0xffffe000) : 0.0f;
-        parts[0].x[e] = high;
-        parts[1].x[e] = to_tf32(x - high);
+        const float high = to_tf32(x);
+        const bool finite = fabsf(high) < INFINITY;
+        parts[0].x[e] = finite ? high : 0.0f;
+        parts[1].x[e] = finite ? to_tf32(x - high) : x;
       }
     }
   }
