@@ -53,7 +53,7 @@ def multiplies(kernel):
 
 @pytest.mark.parametrize(("name", "defines"), BUILDS)
 def test_nothing_is_spilled_and_each_case_is_there(name, defines):
-    """An instance for each layout of 16-bit types and tile; of both types where built whole."""
+    """One for each layout of 16-bit types and each tile; for all types where built whole."""
     expected = {"wgmma_persistent": 8, "wgmma_types": 1}.get(name, 16)
     assert len(kernels(name, defines)) == expected
 

@@ -1,13 +1,14 @@
 """wgmma beyond 16-bit types, in the simulator: both checks of each type, edges, what is fused."""
 
 import itertools
+from importlib import import_module
 
 import pytest
 import torch
 
 import tcgemm
 from tcgemm.dispatch import find
-from tcgemm.problem import Problem
+from tcgemm.problem import Fusion, Problem
 
 I8, U8, I32, F32 = torch.int8, torch.uint8, torch.int32, torch.float32
 E4M3, E5M2, F16, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16
@@ -130,8 +131,21 @@ def test_nan_stays_in_its_row():
         a, b = torch.randn(40, 64), torch.randn(32, 64).mT
         a[7, 5] = torch.nan
         rows = product(a, b, compute).isnan()
-        assert rows.any(1).nonzero().flatten().tolist() == [7]
-        assert rows[7].all()
+        assert rows.all(1).nonzero().flatten().tolist() == [7]
+        assert int(rows.sum()) == 32
+
+
+@pytest.mark.parametrize("order", ["forward", "random:5"])
+def test_nothing_races_where_operands_are_packed_and_split(order):
+    simulator = import_module("tcgemm.cuda_ref.simulator")
+    a, b = torch.randint(-4, 5, (65, 70)).float(), torch.randint(-4, 5, (70, 33)).float()
+    c = torch.empty(65, 33)
+    source = simulator.source_of("wgmma_types")
+    report = simulator.simulate(
+        source, a, b, c, fusion=Fusion(compute="tf32x3"), order=order, check=True
+    )
+    assert not report.findings
+    assert torch.equal(c, a @ b)
 
 
 def test_whatever_lies_anywhere_is_taken():

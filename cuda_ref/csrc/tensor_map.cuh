@@ -110,9 +110,17 @@ inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
 #else
 
 inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
-  *map = {key.data,          key.inner,         key.outer,     key.pitch_bytes,
-          key.batch,         key.batch_pitch_bytes, key.box_inner, key.box_outer,
-          static_cast<uint32_t>(bytes_of(key.type)), key.rounds, {}};
+  *map = {key.data,
+          key.inner,
+          key.outer,
+          key.pitch_bytes,
+          key.box_inner,
+          key.box_outer,
+          static_cast<uint32_t>(bytes_of(key.type)),
+          key.rounds,
+          key.batch,
+          key.batch_pitch_bytes,
+          {}};
   return cudaSuccess;
 }
 

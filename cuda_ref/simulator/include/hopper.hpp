@@ -12,9 +12,9 @@
 struct __attribute__((aligned(64))) CUtensorMap {
   void* data;
   uint64_t inner, outer, pitch_bytes;  // extents in elements
-  uint64_t batch, batch_pitch_bytes;   // matrices; 0: two dimensions
   uint32_t box_inner, box_outer, item_bytes;
-  uint32_t rounds;  // float32 to tf32
+  uint32_t rounds;                    // float32 to tf32
+  uint64_t batch, batch_pitch_bytes;  // matrices; 0: two dimensions
   uint32_t unused[16];
 };
 static_assert(sizeof(CUtensorMap) == 128);

@@ -41,6 +41,13 @@ Control* control;
 Worker* worker;
 Operand operands[NUM_OPERANDS];
 int32_t* c_writers;
+std::vector<std::pair<char*, char*>> loans;
+
+bool is_lent(const char* address) {
+  for (const auto& [begin, end] : loans)
+    if (address >= begin && address < end) return true;
+  return false;
+}
 
 Thread threads[MAX_THREADS];
 Warp warps[MAX_WARPS];
@@ -916,6 +923,7 @@ bool c_in_is_c() {
 void* lend(size_t bytes, void*) {
   void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) return nullptr;
+  loans.push_back({static_cast<char*>(map), static_cast<char*>(map) + bytes});
   return std::memset(map, 0xff, bytes);
 }
 

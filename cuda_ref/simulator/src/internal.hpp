@@ -163,6 +163,8 @@ struct Operand {
 extern Request request;
 extern Control* control;
 extern Worker* worker;
+// Whether this is scratch memory of the launch, whose accesses are neither checked nor counted.
+bool is_lent(const char* address);
 extern Operand operands[NUM_OPERANDS];
 extern int32_t* c_writers;  // per element of C: 1 + the block that wrote it, 0: none
 

@@ -313,7 +313,7 @@ void access(void* pointer, int bytes, bool write, int alignment, uint64_t pc) {
     return;
   }
   if ((address >= image_low && address < image_high) ||
-      (address >= params_low && address < params_high))
+      (address >= params_low && address < params_high) || is_lent(address))
     return;
   wild(address, bytes, write, pc);
 }
@@ -825,6 +825,7 @@ void async_read_ends(char* from, int bytes, uint64_t pc) {
 void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc) {
   char* at = const_cast<char*>(address);
   const int operand = operand_at(at);
+  if (operand < 0 && is_lent(at)) return;
   if (operand < 0) wild(at, static_cast<int>(bytes), write, pc);
   if (request.check) check_global(operand, at, static_cast<int>(bytes), write, pc);
   if (!request.count) return;
