@@ -10,7 +10,14 @@ if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
 from .fusion import arguments
-from .limits import refuse_tiled_copies, refuse_tma, refuse_wmma_loads
+from .limits import (
+    refuse_skinny,
+    refuse_tiled_copies,
+    refuse_tma,
+    refuse_wmma_loads,
+    skinny_yields,
+    split_k_yields,
+)
 from .toolchain import constants
 
 PAIRS = (
@@ -23,6 +30,8 @@ PAIRS = (
 TMA_SHAPES = (
     "A and B 16-byte aligned, one stride 1, rows a multiple of 8 elements apart; C anywhere"
 )
+
+FUSED = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu")
 
 
 @cache
@@ -97,6 +106,24 @@ KERNELS: tuple[dict[str, Any], ...] = (
         (9, 0),
         shapes=TMA_SHAPES,
         refuse=refuse_tma,
+    ),
+    _row(
+        "split_k",
+        "blocks divide K; their sums meet in a cluster, or in a workspace, in the order of K",
+        (9, 0),
+        shapes=TMA_SHAPES,
+        refuse=refuse_tma,
+        yields=split_k_yields,
+        fuses=FUSED,
+    ),
+    _row(
+        "skinny",
+        "few rows as wgmma's narrow side; a cluster divides K, so that memory is never idle",
+        (9, 0),
+        shapes=f"M or N at most 128; {TMA_SHAPES}",
+        refuse=refuse_skinny,
+        yields=skinny_yields,
+        fuses=FUSED,
     ),
 )
 

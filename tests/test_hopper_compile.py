@@ -7,7 +7,12 @@ from tcgemm.cuda_ref import inspection, toolchain
 
 from tcgemm import cuda_ref
 
-NAMES = [row["name"] for row in cuda_ref.KERNELS if row["capability"] == (9, 0)]
+# Those whose operands and sums go one way; the others are in test_small_shapes.py.
+NAMES = [
+    row["name"]
+    for row in cuda_ref.KERNELS
+    if row["capability"] == (9, 0) and row["name"] not in ("split_k", "skinny")
+]
 SPECIALIZED = [name for name in NAMES if name != "wgmma_tma"]
 
 pytestmark = pytest.mark.skipif(

@@ -4,6 +4,7 @@
 // are tcgemm_cuda::NAME(Tensor a, Tensor b, Tensor(c!) c) -> (), the plain product, which costs
 // least to call, and tcgemm_cuda::NAME.fused, which takes all that a Gemm holds. All matrices have
 // two dimensions, or all three, the first of which is the batch.
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -68,9 +69,13 @@ tcgemm::Gemm plain_gemm(const at::Tensor& a, const at::Tensor& b, const at::Tens
   return gemm;
 }
 
+// Of the call that this thread is in.
+thread_local c10::DataPtr workspace;
+
 void start(const tcgemm::Gemm& gemm, const at::Device& device) {
   const c10::cuda::CUDAGuard guard(device);
   const int code = tcgemm_launch(gemm, c10::cuda::getCurrentCUDAStream(device.index()));
+  workspace.clear();
   if (code != cudaSuccess) {
     cudaGetLastError();
     TORCH_CHECK(false, "the launch of ", TCGEMM_STRING(TCGEMM_OPERATOR), " failed at M=",
@@ -103,6 +108,11 @@ void run_fused(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
 }
 
 }  // namespace
+
+void* tcgemm_workspace(int64_t bytes) {
+  workspace = c10::cuda::CUDACachingAllocator::get()->allocate(bytes);
+  return workspace.get();
+}
 
 TORCH_LIBRARY_FRAGMENT(tcgemm_cuda, library) {
   library.def(TCGEMM_STRING(TCGEMM_OPERATOR) "(Tensor a, Tensor b, Tensor(c!) c) -> ()",

@@ -69,6 +69,11 @@ struct Gemm {
 // Defined by each rung.
 int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream);
 
+// Device memory for what this call of tcgemm_launch starts, uninitialised, 512-byte aligned; null
+// where there is none left. At most one a call: it goes back to torch's allocator after the launch,
+// whose order on the stream keeps it from the next user.
+void* tcgemm_workspace(int64_t bytes);
+
 namespace tcgemm {
 
 // The one way to start a kernel, so that the same source runs on a GPU and in the simulator.

@@ -3,6 +3,8 @@
 #pragma once
 
 // Before the macros below, which the standard headers would trip over.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -47,6 +49,7 @@ using cudaError_t = int;
 enum : int {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorNotSupported = 801,
 };
@@ -173,6 +176,17 @@ inline void __pipeline_memcpy_async(void* shared, const void* global, size_t byt
 inline void __pipeline_commit() { tcgemm::simulator::copy_async_commit(); }
 inline void __pipeline_wait_prior(size_t pending) {
   tcgemm::simulator::copy_async_wait(static_cast<int>(pending));
+}
+
+// Shared by the processes that the blocks run in; one at a time, as the calls of tcgemm_launch.
+inline void* tcgemm_workspace(int64_t bytes) {
+  static void* memory = nullptr;
+  static size_t size = 0;
+  if (memory != nullptr) munmap(memory, size);
+  size = static_cast<size_t>(bytes);
+  memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) memory = nullptr;
+  return memory;
 }
 
 namespace tcgemm {
