@@ -9,16 +9,21 @@ from typing import Any
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
-from .fusion import arguments
+from .fusion import arguments, case
 from .limits import (
+    WMMA_SHAPES,
+    refuse_integer_epilogues,
     refuse_skinny,
     refuse_tiled_copies,
     refuse_tma,
+    refuse_wgmma_types,
     refuse_wmma_loads,
+    refuse_wmma_types,
     skinny_yields,
     split_k_yields,
+    wmma_shapes,
 )
-from .toolchain import constants
+from .toolchain import CSRC, built_by_case, constants
 
 PAIRS = (
     ("float16", "float16"),
@@ -27,11 +32,28 @@ PAIRS = (
     ("bfloat16", "float32"),
 )
 
+WMMA_PAIRS = (
+    *PAIRS,
+    ("float16", "float16", "float16"),
+    ("int8", "int32"),
+    ("uint8", "int32"),
+    ("float32", "float32", "tf32"),
+    ("float32", "float32", "tf32x3"),
+    ("float64", "float64"),
+)
+
+FP8_PAIRS = tuple(
+    (dtype_in, dtype_out, compute)
+    for dtype_in in ("float8_e4m3fn", "float8_e5m2")
+    for dtype_out in ("float16", "bfloat16", "float32")
+    for compute in ("float32", "fast")
+)
+
+FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "batch")
+
 TMA_SHAPES = (
     "A and B 16-byte aligned, one stride 1, rows a multiple of 8 elements apart; C anywhere"
 )
-
-FUSED = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu")
 
 
 @cache
@@ -42,6 +64,35 @@ def _constants(name: str) -> dict[str, int]:
 def _plan(name: str, problem: Any) -> Mapping[str, int]:
     """The constants of the rung's source, which alone decides them."""
     return _constants(name)
+
+
+def _typed_plan(problem: Any) -> Mapping[str, int]:
+    """As Shape in csrc/wmma_types.cu."""
+    itemsize = {"float64": 8, "float32": 4, "int8": 1, "uint8": 1}.get(problem.dtype_in, 2)
+    constants = _constants("wmma_types")
+    shape = problem.mma_shape or wmma_shapes(problem.dtype_in)[0]
+    mma = zip(("MMA_M", "MMA_N", "MMA_K"), map(int, shape.split("x")), strict=True)
+    return {
+        "BLOCK_M": constants["BLOCK_M"],
+        "BLOCK_N": 64 if itemsize == 8 or problem.compute == "tf32x3" else 128,
+        "BLOCK_K": constants["BLOCK_K_BYTES"] // itemsize,
+        "NUM_STAGES": constants["NUM_STAGES"],
+        "GROUP_M": constants["GROUP_M"],
+        **dict(mma),
+    }
+
+
+def _wgmma_types_plan(problem: Any) -> Mapping[str, int]:
+    """As Mode in csrc/wgmma_types.cu."""
+    constants = dict(_constants("wgmma_types"))
+    promote_block_n = constants.pop("PROMOTE_BLOCK_N")
+    itemsize = 4 if problem.dtype_in == "float32" else 1
+    promotes = problem.compute in ("float32", "tf32x3")
+    return {
+        **constants,
+        "BLOCK_N": promote_block_n if promotes else constants["BLOCK_N"],
+        "BLOCK_K": constants["BLOCK_K"] // itemsize,
+    }
 
 
 def _row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> dict[str, Any]:
@@ -57,7 +108,19 @@ def _row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> di
 
 
 KERNELS: tuple[dict[str, Any], ...] = (
-    _row("naive", "one thread per element of C", (7, 0)),
+    _row(
+        "naive",
+        "one thread per element of C, of any type pair and with all that can be fused",
+        (7, 0),
+        pairs=(
+            *WMMA_PAIRS,
+            ("float16", "float32", "float16"),
+            ("float32", "float32", "ieee"),
+            *FP8_PAIRS,
+        ),
+        fuses=(*FUSES, "scales"),
+        refuse=refuse_integer_epilogues,
+    ),
     _row("tiled", "tiles in shared memory, 2 x 2 elements of C per thread", (7, 0)),
     _row(
         "wmma",
@@ -85,6 +148,19 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "wmma_any",
         "checked copies for any size, stride and alignment; 64 x 64 per warp, four stages",
         (8, 0),
+        fuses=FUSES,
+    ),
+    _row(
+        "wmma_types",
+        "every type that WMMA multiplies, in all of its shapes; float32 as three products of tf32",
+        (8, 0),
+        pairs=WMMA_PAIRS,
+        fuses=FUSES,
+        mma_shapes=(*WMMA_SHAPES, "16x16x8", "8x8x4"),
+        refuse=refuse_wmma_types,
+        # Of the two rungs with one loop, the one before takes these types.
+        yields=lambda problem: problem.compute == "float32" and not problem.mma_shape,
+        plan=_typed_plan,
     ),
     _row(
         "wgmma_tma",
@@ -104,7 +180,8 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "wgmma_persistent",
         "blocks that stay: loads and stores under multiplies, clusters that multicast B",
         (9, 0),
-        shapes=TMA_SHAPES,
+        fuses=FUSES,
+        shapes=TMA_SHAPES + "; matrices of a batch a multiple of 8 elements apart",
         refuse=refuse_tma,
     ),
     _row(
@@ -114,7 +191,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         shapes=TMA_SHAPES,
         refuse=refuse_tma,
         yields=split_k_yields,
-        fuses=FUSED,
+        fuses=FUSES[:-1],  # no batch
     ),
     _row(
         "skinny",
@@ -123,7 +200,24 @@ KERNELS: tuple[dict[str, Any], ...] = (
         shapes=f"M or N at most 128; {TMA_SHAPES}",
         refuse=refuse_skinny,
         yields=skinny_yields,
-        fuses=FUSED,
+        fuses=FUSES[:-1],  # no batch
+    ),
+    _row(
+        "wgmma_types",
+        "8-bit types, tf32 and float32 as three tf32 products, split between TMA and wgmma",
+        (9, 0),
+        pairs=(
+            ("int8", "int32"),
+            ("uint8", "int32"),
+            *FP8_PAIRS,
+            ("float32", "float32", "tf32"),
+            ("float32", "float32", "tf32x3"),
+        ),
+        fuses=(*FUSES, "scales"),
+        shapes="any; an operand that is not K-major in 16-byte aligned rows is copied so first "
+        "(counted in its time); Inf under tf32x3 gives Inf or NaN",
+        refuse=refuse_wgmma_types,
+        plan=_wgmma_types_plan,
     ),
 )
 
@@ -153,11 +247,14 @@ def load(name: str) -> Callable[..., None]:
     from .build import Operators, operators
     from .simulator import run as simulate
 
-    prepared: dict[int, Operators] = {}
+    by_case = built_by_case(CSRC / f"{name}.cu")
+    prepared: dict[Any, Operators] = {}
 
-    def prepare(device: int) -> Operators:
-        prepared[device] = operators(name, torch.cuda.get_device_capability(device))
-        return prepared[device]
+    def prepare(device: int, defines: tuple[str, ...] = ()) -> Operators:
+        capability = torch.cuda.get_device_capability(device)
+        key = (device, defines) if by_case else device
+        prepared[key] = operators(name, capability, defines)
+        return prepared[key]
 
     def run(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
@@ -166,12 +263,16 @@ def load(name: str) -> Callable[..., None]:
         if device < 0:
             simulate(name, a, b, c, fusion)
             return
-        plain, fused = prepared.get(device) or prepare(device)
+        if by_case:
+            defines = case(a.dtype, fusion, a.dim() == 3)
+            plain, fused = prepared.get((device, defines)) or prepare(device, defines)
+        else:
+            plain, fused = prepared.get(device) or prepare(device)
         if fusion is None:
             plain(a, b, c)
         else:
             fused(a, b, c, *arguments(fusion))
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not by_case:
         prepare(torch.cuda.current_device())
     return run

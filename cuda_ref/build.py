@@ -56,21 +56,26 @@ class Operators(NamedTuple):
     """``fused(a, b, c, *fusion.arguments(...))``: all that is asked."""
 
 
-def operators(name: str, capability: tuple[int, int]) -> Operators:
-    """The rung's operators for GPUs of that compute capability.
+def operators(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> Operators:
+    """The rung's operators for GPUs of that compute capability, built with further flags.
 
     Raises RuntimeError, with the remedy, where a compiler is missing or fails.
     """
-    symbol = f"{name}_{cache_key(name, capability)}"
+    symbol = f"{name}_{cache_key(name, capability, defines=defines)}"
     with _lock:
         if symbol not in _operators:
-            _load(name, symbol, capability)
+            _load(name, symbol, capability, defines)
             packet = getattr(torch.ops.tcgemm_cuda, symbol)
             _operators[symbol] = Operators(packet.default, packet.fused)
         return _operators[symbol]
 
 
-def cache_key(name: str, capability: tuple[int, int], folder: Path = CSRC) -> str:
+def cache_key(
+    name: str,
+    capability: tuple[int, int],
+    folder: Path = CSRC,
+    defines: tuple[str, ...] = (),
+) -> str:
     """16 hexadecimal digits of all that a rung's library depends on.
 
     The text of its source, of all files that it includes and of the binding; flags and target;
@@ -79,7 +84,7 @@ def cache_key(name: str, capability: tuple[int, int], folder: Path = CSRC) -> st
     digest = hashlib.sha256()
     for path in [*source_files(name, folder), folder / "binding.cpp"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    facts = [*nvcc_flags(sm_of(capability)), torch.__version__, str(torch.version.cuda)]
+    facts = [*nvcc_flags(sm_of(capability)), *defines, torch.__version__, str(torch.version.cuda)]
     digest.update("\0".join([*facts, platform.machine()]).encode())
     return digest.hexdigest()[:16]
 
@@ -116,7 +121,9 @@ def _wanted_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tcgemm")
 
 
-def _load(name: str, symbol: str, capability: tuple[int, int]) -> None:
+def _load(
+    name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...] = ()
+) -> None:
     library = _wanted_folder() / f"{symbol}.so"
     if _intact(library) and _opens(library):
         return
@@ -127,7 +134,7 @@ def _load(name: str, symbol: str, capability: tuple[int, int]) -> None:
             if _intact(library) and _opens(library):
                 return
             logger.warning("the cached kernel %s is corrupt: it is compiled again", library)
-        _build(name, symbol, capability, library)
+        _build(name, symbol, capability, library, defines)
 
 
 def _intact(library: Path) -> bool:
@@ -159,7 +166,13 @@ def _exclusive(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(name: str, symbol: str, capability: tuple[int, int], library: Path) -> None:
+def _build(
+    name: str,
+    symbol: str,
+    capability: tuple[int, int],
+    library: Path,
+    defines: tuple[str, ...] = (),
+) -> None:
     nvcc = require_toolchain()
     # A fresh folder for each build: torch's own lock file, if its builder is killed, stays behind
     # in a folder that nobody looks into again. The lock held here makes the others' leavings ours.
@@ -174,7 +187,7 @@ def _build(name: str, symbol: str, capability: tuple[int, int], library: Path) -
                 cpp_sources=['#include "binding.cpp"'],
                 cuda_sources=[f'#include "{name}.cu"'],
                 extra_cflags=["-O1", "-fvisibility=hidden", f"-DTCGEMM_OPERATOR={symbol}"],
-                extra_cuda_cflags=nvcc_flags(sm_of(capability)),
+                extra_cuda_cflags=[*nvcc_flags(sm_of(capability)), *defines],
                 extra_include_paths=[str(CSRC), *map(str, include_folders(nvcc))],
                 extra_ldflags=_link_flags(nvcc, folder),
                 build_directory=str(folder),
@@ -186,6 +199,7 @@ def _build(name: str, symbol: str, capability: tuple[int, int], library: Path) -
         record = {
             "kernel": name,
             "target": sm_of(capability),
+            "defines": list(defines),
             "nvcc": str(nvcc),
             "torch": torch.__version__,
             "seconds": round(seconds, 2),

@@ -11,6 +11,19 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+DTYPES = {
+    "float16": 0,
+    "bfloat16": 1,
+    "float32": 2,
+    "float64": 3,
+    "int8": 4,
+    "uint8": 5,
+    "int32": 6,
+    "float8_e4m3fn": 7,
+    "float8_e5m2": 8,
+}
+"""The values of tcgemm::DType in csrc/gemm.cuh."""
+
 ACTIVATIONS = {"": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 """The values of tcgemm::Activation in csrc/gemm.cuh."""
 
@@ -34,6 +47,28 @@ def mma_tile(shape: str) -> tuple[int, int]:
         return 0, 0
     m, n, _ = shape.split("x")
     return int(m), int(n)
+
+
+def case(dtype: Any, fusion: Any, batched: bool = False) -> tuple[str, ...]:
+    """The compiler's flags for a build that takes one case only, of a rung that is built so.
+
+    A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
+    equal, and whether it is one plain product. ``dtype`` is a torch.dtype; ``batched``: of three
+    dimensions.
+    """
+    compute = "float32" if fusion is None else fusion.compute
+    m, n = mma_tile("" if fusion is None else fusion.mma_shape)
+    return _flags(dtype, compute, m == n, fusion is None and not batched)
+
+
+@cache
+def _flags(dtype: Any, compute: str, square: bool, plain: bool) -> tuple[str, ...]:
+    return (
+        f"-DTCGEMM_IN={DTYPES[str(dtype).removeprefix('torch.')]}",
+        f"-DTCGEMM_COMPUTE={COMPUTES[compute]}",
+        f"-DTCGEMM_SQUARE={int(square)}",
+        f"-DTCGEMM_PLAIN={int(plain)}",
+    )
 
 
 def arguments(fusion: Any) -> tuple[Any, ...]:

@@ -70,8 +70,10 @@ class CompileReport:
         return total
 
 
-def compile_only(name: str, target: str) -> CompileReport:
+def compile_only(name: str, target: str, defines: tuple[str, ...] = ()) -> CompileReport:
     """Compiles a rung for a target, e.g. ``sm_80`` or ``sm_90a``, and reads the machine code.
+
+    ``defines`` are further flags, e.g. those of fusion.case.
 
     Raises RuntimeError where nvcc or cuobjdump is missing or nvcc fails; the message ends with what
     nvcc said.
@@ -87,7 +89,7 @@ def compile_only(name: str, target: str) -> CompileReport:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / f"{name}.cubin"
         includes = [f"-I{path}" for path in include_folders(nvcc[0])]
-        flags = [*nvcc_flags(target), *includes, "-Xptxas=-v", "-cubin", "-o", str(cubin)]
+        flags = [*nvcc_flags(target), *includes, *defines, "-Xptxas=-v", "-cubin", "-o", str(cubin)]
         started = time.perf_counter()
         built = _run([str(nvcc[0]), *flags, str(CSRC / f"{name}.cu")])
         seconds = time.perf_counter() - started

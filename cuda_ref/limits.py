@@ -7,6 +7,9 @@ from typing import Any
 
 ANY = "wmma_any takes it as it is"
 
+WMMA_SHAPES = ("16x16x16", "32x8x16", "8x32x16")
+"""m x n x k of the WMMA tiles of 8- and 16-bit types."""
+
 # A WMMA load computes row offsets in 32 bits.
 WMMA_LD_LIMIT = 2**26
 
@@ -30,6 +33,34 @@ def refuse_wmma_loads(problem: Any) -> str | None:
             )
         if alignment < 32:
             return f"{name} is {alignment}-byte aligned and WMMA loads need 32: {ANY}"
+    return None
+
+
+def wmma_shapes(dtype: str) -> tuple[str, ...]:
+    """The shapes of WMMA tiles of one dtype, the default first."""
+    return {"float32": ("16x16x8",), "float64": ("8x8x4",)}.get(dtype, WMMA_SHAPES)
+
+
+def refuse_wmma_types(problem: Any) -> str | None:
+    """Why WMMA has no such tile, or an integer no such epilogue."""
+    able = wmma_shapes(problem.dtype_in)
+    if problem.mma_shape and problem.mma_shape not in able:
+        return (
+            f"mma_shape {problem.mma_shape} is none of WMMA's for {problem.dtype_in}: "
+            f"{', '.join(able)}"
+        )
+    return refuse_integer_epilogues(problem)
+
+
+def refuse_integer_epilogues(problem: Any) -> str | None:
+    """Why an integer result has no such factor or function; None when it has."""
+    if problem.dtype_out != "int32":
+        return None
+    for name, value in (("alpha", problem.alpha), ("beta", problem.beta)):
+        if not float(value).is_integer():
+            return f"{name}={value} is no integer, and C is int32: use a whole number, or a float"
+    if problem.epilogue not in ("", "relu"):
+        return f"the epilogue {problem.epilogue} has no int32 result: use relu, or convert C first"
     return None
 
 
@@ -66,9 +97,17 @@ def refuse_tma(problem: Any) -> str | None:
     As operand_map in csrc/tensor_map.cuh. C may lie anywhere: TMA writes it where it can, plain
     stores elsewhere.
     """
-    for name, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
-        if size > TMA_MOST:
-            return f"{name}={size} and TMA coordinates end at {TMA_MOST}: {ANY}"
+    reason = _beyond_tma(problem)
+    if reason:
+        return reason
+    for name, stride in zip("AB", problem.batch_strides, strict=False):
+        if problem.batch > 1 and stride and not 0 < stride * 2 < 2**40:
+            return f"{name} has matrices {stride * 2} bytes apart: {ANY}, or copy it"
+        if problem.batch > 1 and stride * 2 % 16:
+            return (
+                f"{name} has matrices {stride * 2} bytes apart and TMA takes multiples of 16: "
+                f"{ANY}, or pad them to {-(-stride // 8) * 8} elements"
+            )
     for name, shape, strides, alignment in _operands(problem):
         if alignment < 16:
             return f"{name} is {alignment}-byte aligned and TMA needs 16: {ANY}"
@@ -111,6 +150,22 @@ def split_k_yields(problem: Any) -> bool:
     """Where C has so many tiles that K would not be divided, or K is too short to be."""
     tiles = -(-problem.M // 128) * -(-problem.N // 128)
     return tiles > SPLIT_K_TILES or problem.K < 256
+
+
+def refuse_wgmma_types(problem: Any) -> str | None:
+    """Why 8-bit operands or float32 cannot be multiplied; None when they can.
+
+    They may lie anywhere: what TMA cannot read is packed.
+    """
+    return _beyond_tma(problem) or refuse_integer_epilogues(problem)
+
+
+def _beyond_tma(problem: Any) -> str | None:
+    for name in ("M", "N", "K", "batch"):
+        size = getattr(problem, name)
+        if size > TMA_MOST:
+            return f"{name}={size} and TMA coordinates end at {TMA_MOST}: {ANY}"
+    return None
 
 
 def _tma_rows(shape: tuple[int, int], strides: tuple[int, int]) -> bool:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 CSRC = Path(__file__).parent / "csrc"
@@ -144,6 +145,12 @@ def source_files(name: str, folder: Path = CSRC) -> list[Path]:
             if other.is_file() and other not in found:
                 found.append(other)
     return found
+
+
+@cache
+def built_by_case(source: Path) -> bool:
+    """Whether a .cu file, which asks for TCGEMM_IN then, is compiled for one type at a time."""
+    return "TCGEMM_IN" in source.read_text()
 
 
 _CONSTANT = re.compile(r"^constexpr int ([A-Z][A-Z0-9_]*) = (\d+);", re.MULTILINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,11 +61,33 @@ def matmul(
     Raises:
         As ``gemm``.
     """
-    key = _key(a, b, out, out_dtype, backend, kernel)
-    known = _prepared.get(key) if key is not None else None
-    if known is not None:
-        return known(a, b, out)
-    return _matmul(a, b, out, out_dtype, backend, kernel, key)
+    # A repeated call skips the checks that its first one passed: all that they, the choice and the
+    # plan depend on is in the key, but for addresses, of which the key has the alignment.
+    try:
+        a_start, b_start = a.data_ptr(), b.data_ptr()
+        c_start = 0 if out is None else out.data_ptr()
+        key: tuple[Any, ...] = (
+            a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
+            a_start & 255, b_start & 255, backend or dispatch.default_backend(), kernel, out_dtype,
+            torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+        if out is not None:
+            key += (
+                out.shape, out.stride(), out.dtype, out.device, c_start & 255, out.requires_grad,
+            )  # fmt: skip
+        prepared = None if a.requires_grad or b.requires_grad else _prepared.get(key)
+    except (AttributeError, RuntimeError, TypeError):  # no tensors: gemm says what is wrong
+        return gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
+    if prepared is not None:
+        return prepared(a, b, out, a_start, b_start, c_start)
+    c = gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
+    if a.dim() == 2 and b.dim() == 2 and c.numel() and a.shape[1]:
+        again = _prepare(a, b, c, backend or dispatch.default_backend(), kernel)
+        if again is not None and not (a.requires_grad or b.requires_grad):
+            if len(_prepared) >= _MOST_PREPARED:
+                _prepared.clear()
+            _prepared[key] = again
+    return c
 
 
 def gemm(
@@ -314,84 +337,57 @@ def _without_product(c: torch.Tensor, fusion: Fusion) -> None:
     c.copy_(FUNCTIONS[fusion.epilogue](value))
 
 
-# A repeated plain product skips the checks that its first call passed.
-
-_Prepared = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+_Prepared = Callable[
+    [torch.Tensor, torch.Tensor, "torch.Tensor | None", int, int, int], torch.Tensor
+]
 _prepared: dict[tuple[Any, ...], _Prepared] = {}
 _MOST_PREPARED = 4096
 
 
-def _key(
-    a: Any, b: Any, out: Any, out_dtype: Any, backend: str | None, kernel: str | None
-) -> tuple[Any, ...] | None:
-    """All that checks, choice and plan depend on; None where the call is no two-dimensional one."""
-    try:
-        a_address, b_address = a.data_ptr(), b.data_ptr()
-        key = (
-            a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
-            a_address & 255, b_address & 255, a.requires_grad, b.requires_grad,
-            out_dtype, backend or dispatch.default_backend(), kernel,
-            torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
-        )  # fmt: skip
-        if out is None:
-            return key
-        return (
-            *key, out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 255,
-            out.requires_grad,
-        )  # fmt: skip
-    except (AttributeError, RuntimeError, TypeError):
-        return None
-
-
-def _matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: str | None,
-    kernel: str | None,
-    key: tuple[Any, ...] | None,
-) -> torch.Tensor:
-    """The first call of its kind: checked, chosen, launched, and then kept."""
-    c = gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
-    if key is None or a.dim() != 2 or b.dim() != 2 or c.numel() == 0 or a.shape[1] == 0:
-        return c
+def _prepare(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, backend: str, kernel: str | None
+) -> _Prepared | None:
+    """What a call like this one does, its checks, choice and plan behind it; None if not plain."""
     problem = dispatch.problem_of(a, b, c)
     if not problem.plain:
-        return c
-    backend = backend or dispatch.default_backend()
+        return None
     row = dispatch.choose(problem, backend, kernel)
     run = dispatch.load(backend, row.name)
     config: dict[str, Any] = dict(row.plan(problem))
+    prepare = getattr(run, "prepare", None)
+    launch = prepare(a, b, c, **config) if prepare else partial(run, **config)
     a_bytes, b_bytes, c_bytes = (end - start for start, end in map(span, (a, b, c)))
     shape, dtype = tuple(c.shape), c.dtype
-    fresh = problem.c_alignment
-    on_gpu, device = a.is_cuda, a.device.index
+    misaligned = problem.c_alignment - 1
+    several = a.is_cuda and torch.cuda.device_count() > 1
+    device = a.device.index if several else None
+    current_device = torch.cuda.current_device
 
-    def again(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def again(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None,
+        a_start: int,
+        b_start: int,
+        c_start: int,
+    ) -> torch.Tensor:
         if out is None:
-            c = a.new_empty(shape, dtype=dtype)
-            if c.data_ptr() & (fresh - 1):
-                return gemm(a, b, out=c, backend=backend, kernel=kernel)
-        else:
-            c, start = out, out.data_ptr()
-            a_start, b_start = a.data_ptr(), b.data_ptr()
-            if (a_start < start + c_bytes and start < a_start + a_bytes) or (
-                b_start < start + c_bytes and start < b_start + b_bytes
-            ):
-                check_disjoint(c, A=a, B=b)
-        if on_gpu and device != torch.cuda.current_device():
-            _start(run, row, problem, config, a, b, c)
-            return c
+            out = a.new_empty(shape, dtype=dtype)
+            if out.data_ptr() & misaligned:  # the plan was made for a better aligned C
+                return gemm(a, b, out=out, backend=backend, kernel=kernel)
+        elif (c_start < a_start + a_bytes and a_start < c_start + c_bytes) or (
+            c_start < b_start + b_bytes and b_start < c_start + c_bytes
+        ):
+            check_disjoint(out, A=a, B=b)
         try:
-            run(a, b, c, **config)
+            if device is None or device == current_device():
+                launch(a, b, out)
+            else:
+                _start(run, row, problem, config, a, b, out)
         except RuntimeError as error:
             if type(error) is not RuntimeError:
                 raise
             raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
-        return c
+        return out
 
-    if len(_prepared) >= _MOST_PREPARED:
-        _prepared.clear()
-    _prepared[key] = again
-    return c
+    return again

@@ -16,6 +16,9 @@ from functools import cache
 DTYPES = ("float16", "bfloat16", "float32", "tf32", "float64", "int8", "fp8")
 """Keys of ``Gpu.peak_tflops``. float32 is the CUDA cores' rate, float64 the tensor cores'."""
 
+UNITS = {"uint8": "int8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+"""dtype of operands -> the key of its peak, where that is another word."""
+
 MIB = 2**20
 
 
@@ -41,9 +44,21 @@ class Gpu:
     aliases: tuple[str, ...] = ()
     """Driver names of the same board, as ``_key`` writes them."""
 
-    def ceiling_tflops(self, dtype: str, sm_clock_mhz: float | None = None) -> float | None:
+    def peak(self, dtype: str, compute: str = "") -> float | None:
+        """The dense peak of products of that dtype, summed as ``compute`` (problem.COMPUTES) says.
+
+        tf32x3 makes three products of one, so a third of the tf32 peak is left.
+        """
+        if dtype == "float32" and compute in ("tf32", "tf32x3"):
+            tf32 = self.peak_tflops.get("tf32")
+            return tf32 if compute == "tf32" or tf32 is None else tf32 / 3
+        return self.peak_tflops.get(UNITS.get(dtype, dtype))
+
+    def ceiling_tflops(
+        self, dtype: str, sm_clock_mhz: float | None = None, compute: str = ""
+    ) -> float | None:
         """The dense peak, or the peak at the clock that was measured where that is higher."""
-        peak = self.peak_tflops.get(dtype)
+        peak = self.peak(dtype, compute)
         if peak is None or not sm_clock_mhz or not self.clock_mhz:
             return peak
         return peak * max(1.0, sm_clock_mhz / self.clock_mhz)

@@ -8,6 +8,7 @@ import math
 import random
 from pathlib import Path
 
+from tcgemm.bench.cases import build
 from tcgemm.bench.store import COLUMNS
 from tcgemm.gpus import Gpu, lookup
 
@@ -55,8 +56,12 @@ def write(
     layouts: tuple[str, ...] = ("nn", "nt"),
     shapes: dict[str, list[tuple[int, int, int]]] | None = None,
     seed: int = 0,
+    others: tuple[str, ...] = (),
 ) -> Path:
-    """Write ``results.csv`` and ``environment.json`` below ``folder``; without a GPU, a CPU run."""
+    """Write ``results.csv`` and ``environment.json`` below ``folder``; without a GPU, a CPU run.
+
+    ``others`` are suites of more than plain 16-bit products: types, fused, wmma.
+    """
     rng = random.Random(seed)
     if shapes is None:
         cpu_shapes = {"quick": [(64, 64, 64), (100, 100, 100), (128, 320, 64)]}
@@ -68,6 +73,15 @@ def write(
             for dtype in dtypes:
                 for layout in layouts:
                     rows += _case(rng, run, suite, gpu, shape, dtype, layout)
+    for case in (case for suite in others for case in build(suite)):
+        shape = (case.M, case.N, case.K)
+        more = {"dtype_out": case.dtype_out, "compute": case.compute, "fused": case.fused}
+        more["mma_shape"] = case.mma_shape
+        made = _case(rng, run, case.suite, gpu, shape, "float16", case.layout)
+        keep = {"pipelined", "descriptor", "wmma_any", "cublas", "cublas_best"}
+        rows += [
+            {**row, "dtype_in": case.dtype_in, **more} for row in made if row["kernel"] in keep
+        ]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -100,7 +114,11 @@ def _case(rng, run, suite, gpu, shape, dtype, layout):
         cublas_ms = 0.003 + max(flop / peak / max(waves, 0.01), 1.3 * traffic / bandwidth)
         cublas_ms *= rng.uniform(0.98, 1.02)
     rows = []
-    ladders = {"triton": TRITON, "cuda": CUDA, "cublas": {"cublas" if gpu else "torch_cpu": 1.0}}
+    ladders = {
+        "triton": TRITON,
+        "cuda": CUDA,
+        "cublas": {"cublas": 1.0, "cublas_best": 1.04} if gpu else {"torch_cpu": 1.0},
+    }
     for backend, ladder in ladders.items():
         for kernel, share in ladder.items():
             row = dict.fromkeys(COLUMNS, "")
@@ -112,6 +130,7 @@ def _case(rng, run, suite, gpu, shape, dtype, layout):
                 "config": "" if backend == "cublas" else "BLOCK_M=128 BLOCK_N=256 BLOCK_K=64",
                 "dtype_in": dtype,
                 "dtype_out": dtype,
+                "compute": "float32",
                 "layout": layout,
                 "M": M,
                 "N": N,

@@ -7,6 +7,7 @@ import pytest
 
 from tcgemm.bench import cases
 from tcgemm.errors import OperandError, UnknownNameError, UnsupportedError
+from tcgemm.problem import COMPUTES, OUTPUTS
 
 
 def shapes(suite, **options):
@@ -17,7 +18,7 @@ def shapes(suite, **options):
 def test_every_case_has_an_origin_and_no_case_comes_twice(suite):
     built = cases.build(suite)
     assert all(case.origin for case in built)
-    keys = [(c.M, c.N, c.K, c.dtype_in, c.dtype_out, c.layout) for c in built]
+    keys = [tuple(getattr(c, name) for name in cases.CASE_COLUMNS) for c in built]
     assert len(keys) == len(set(keys))
 
 
@@ -74,6 +75,37 @@ def test_output_dtypes_are_paired_where_they_fit():
     assert str(built[1]) == "8x8x8 float16 -> float32 nn"
 
 
+def test_the_types_suite_has_every_type_pair_and_every_way_to_sum():
+    built = cases.build("types")
+    assert {(c.dtype_in, c.compute) for c in built} == {
+        (dtype, compute) for dtype, computes in COMPUTES.items() for compute in computes
+    }
+    assert {(c.dtype_in, c.dtype_out) for c in built if c.dtype_in[:6] != "float8"} == {
+        (dtype, out) for dtype, outs in OUTPUTS.items() if dtype[:6] != "float8" for out in outs
+    }
+    assert {c.dtype_in for c in cases.build("types", dtypes=["int8"])} == {"int8"}
+
+
+def test_the_wmma_suite_has_the_five_shapes():
+    shapes = {c.mma_shape for c in cases.build("wmma")}
+    assert shapes == {"16x16x16", "32x8x16", "8x32x16", "16x16x8", "8x8x4"}
+
+
+def test_a_fused_case_is_named_in_one_order():
+    (case,) = cases.build(shapes=["8x8x8"], fused=["gelu bias residual"])
+    assert case.fused == "residual bias gelu"
+    assert str(case) == "8x8x8 bfloat16 nn residual+bias+gelu"
+
+
+def test_how_products_are_summed_is_part_of_a_case():
+    built = cases.build(shapes=["8x8x8"], dtypes=["float32", "int8"], computes=["tf32", "int32"])
+    assert [str(c) for c in built] == [
+        "8x8x8 float32 by tf32 nn", "8x8x8 int8 -> int32 nn",
+    ]  # fmt: skip
+    with pytest.raises(OperandError, match="int8 with tf32"):
+        cases.build(shapes=["8x8x8"], dtypes=["int8"], computes=["tf32"])
+
+
 def test_a_pair_that_cannot_be_is_refused():
     with pytest.raises(OperandError, match="bfloat16"):
         cases.build(shapes=["8x8x8"], dtypes=["float16"], dtypes_out=["bfloat16"])
@@ -93,6 +125,8 @@ def test_a_malformed_shape_is_named(text):
         ({"dtypes": ["float8"]}, "bfloat16"),
         ({"dtypes_out": ["int8"]}, "float32"),
         ({"layouts": ["nx"]}, "tt"),
+        ({"computes": ["int4"]}, "tf32x3"),
+        ({"fused": ["bias swish"]}, "silu"),
     ],
 )
 def test_unknown_names_are_answered_with_those_that_exist(options, listed):

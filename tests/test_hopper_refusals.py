@@ -7,7 +7,11 @@ import pytest
 from tcgemm.dispatch import choose, find, ladder
 from tcgemm.problem import Problem
 
-NAMES = [row.name for row in ladder("cuda") if row.capability == (9, 0)]
+NAMES = [
+    row.name
+    for row in ladder("cuda")
+    if row.capability == (9, 0) and ("bfloat16", "bfloat16") in row.pairs
+]
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
 

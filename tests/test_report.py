@@ -25,6 +25,7 @@ from tcgemm.report import write as report_write
 from tcgemm.report.derive import DERIVED, best, derive, key_shapes, ladder_shape, why_empty
 from tcgemm.report.folder import load
 from tcgemm.report.headline import headline, sentence
+from tcgemm.report.sections import sections
 
 FEW = {
     "squares": [(512, 512, 512), (1024, 1024, 1024), (4096, 4096, 4096)],
@@ -670,3 +671,57 @@ def test_a_users_mistake_ends_with_status_2_and_one_line(tmp_path):
     assert done.returncode == 2
     assert "nowhere" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def with_types(tmp_path_factory):
+    path = tmp_path_factory.mktemp("types") / "nvidia-h200"
+    write(path, shapes={"squares": [(4096, 4096, 4096)]}, others=("types", "fused", "wmma"))
+    return load(path)
+
+
+def test_types_shapes_and_epilogues_have_their_tables(with_types):
+    made = {section.slug: section for section in sections(with_types)}
+    assert list(made) == ["best", "types", "transposed", "wmma-shapes", "fused"]
+    for section in made.values():
+        assert {len(row) for row in section.rows} == {len(section.header)}
+        assert all(cell for row in section.rows for cell in row)
+    pairs = {row[0] for row in made["types"].rows}
+    assert {"int8 → int32", "float32 by tf32x3", "float8_e4m3fn → bfloat16 by fast"} <= pairs
+    assert {row[0] for row in made["fused"].rows} >= {"residual", "bias gelu"}
+    assert made["wmma-shapes"].header[3:] == ["16x16x16", "32x8x16", "8x32x16", "16x16x8", "8x8x4"]
+
+
+def test_the_ladders_stay_with_plain_products(with_types):
+    plain = with_types.plain
+    assert set(plain["dtype_in"]) == set(plain["dtype_out"]) == {"float16", "bfloat16"}
+    assert set(plain["fused"]) == set(plain["mma_shape"]) == {""}
+    assert len(with_types.table) > len(plain) > 0
+
+
+def test_the_peak_is_that_of_the_type_and_the_way_to_sum(with_types):
+    table = with_types.table
+    peaks = {
+        (r.dtype_in, r.compute): 100 * r.tflops / r.pct_of_peak
+        for r in table[table["tflops"].notna()].itertuples()
+    }
+    assert peaks["int8", "int32"] == pytest.approx(1978.9)
+    assert peaks["float32", "tf32x3"] == pytest.approx(494.7 / 3)
+    assert peaks["float32", "ieee"] == pytest.approx(66.9)
+    assert peaks["float8_e5m2", "fast"] == pytest.approx(1978.9)
+
+
+def test_a_folder_of_plain_products_has_only_the_table_that_it_has_rows_for(made):
+    (section,) = sections(load(made[0] / "reports" / "nvidia-h200"))
+    assert section.slug == "best"
+    assert sections(load(made[0] / "reports" / "cpu")) == []
+
+
+def test_cublas_at_its_best_is_a_contender_and_not_the_baseline(made):
+    table = load(made[0] / "reports" / "nvidia-h200").table
+    rival = table[table["kernel"].eq("cublas_best")]
+    assert (rival["ratio_p50"] > 1).all()
+    assert not best(table)["kernel"].eq("cublas_best").any()
+    (section,) = sections(load(made[0] / "reports" / "nvidia-h200"))
+    of_mm, of_best = (float(section.rows[-1][i]) for i in (4, 5))
+    assert of_best == pytest.approx(of_mm / float(section.rows[-1][3]), abs=0.01)

@@ -133,6 +133,59 @@ def test_the_choice_is_the_rung_measured_fastest(shape, name):
     assert choose(problem(*shape), "cuda").name == name
 
 
+gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a GPU of compute capability 9.0",
+)
+DEEP = [
+    ("skinny", (16, 4096, 4096)),
+    ("skinny", (100, 2112, 7168)),
+    ("skinny", (4096, 16, 4096)),
+    ("split_k", (256, 256, 16384)),
+    ("split_k", (300, 520, 8192)),
+]
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize(("name", "shape"), DEEP, ids=str)
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_deep_sums_are_exact_in_every_place_of_c(name, shape, layout):
+    M, N, K = shape
+    a = torch.randint(-2, 3, (M, K), device="cuda").to(BF16)
+    b = torch.randint(-2, 3, (K, N) if layout == "nn" else (N, K), device="cuda").to(BF16)
+    b = b if layout == "nn" else b.mT
+    for c in (torch.empty(M, N, device="cuda"), torch.empty(N, M, device="cuda").mT):
+        tcgemm.matmul(a, b, backend="cuda", kernel=name, out=c)
+        assert torch.equal(c.double(), a.double() @ b.double())
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize(("name", "shape"), DEEP, ids=str)
+def test_two_streams_and_reruns_give_the_same_bits(name, shape):
+    """Clusters and workspaces of two calls at once: each keeps to its own."""
+    M, N, K = shape
+    pairs = [
+        (
+            torch.randn(M, K, device="cuda", dtype=BF16),
+            torch.randn(N, K, device="cuda", dtype=BF16).mT,
+        )
+        for _ in range(2)
+    ]
+    alone = [tcgemm.matmul(*pair, backend="cuda", kernel=name) for pair in pairs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in pairs]
+    together: list[list[torch.Tensor]] = [[], []]
+    for _ in range(20):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                together[i].append(tcgemm.matmul(*pairs[i], backend="cuda", kernel=name))
+    torch.cuda.synchronize()
+    for i in range(2):
+        assert all(torch.equal(alone[i], c) for c in together[i])
+
+
 needs_nvcc = pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
     reason="needs nvcc and cuobjdump",

@@ -21,11 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 OPCODES = (
     "HGMMA",
+    "IGMMA",
+    "QGMMA",
     "HMMA",
+    "IMMA",
+    "DMMA",
     "UTMALDG",
     "UTMASTG",
     "LDGSTS",
@@ -36,8 +41,9 @@ OPCODES = (
     "LDL",
     "STL",
 )
-"""Instructions that are counted: wgmma, mma.sync, TMA load and store, cp.async, plain global load
-and store, ldmatrix, barriers, local-memory load and store (spills)."""
+"""Instructions that are counted: wgmma (of 16-bit floats and tf32, of integers, of 8-bit floats),
+mma.sync (of floats, integers, float64), TMA load and store, cp.async, plain global load and store,
+ldmatrix, barriers, local-memory load and store (spills)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,20 @@ class Request:
     M: int = 4096
     N: int = 4096
     K: int = 4096
+    compute: str = ""
+    """How to form the product; with any of the following, a fused call. Empty: a plain one."""
+    epilogue: str = ""
+    bias: bool = False
+    c_in: bool = False
+    scales: str = ""
+    """Of 8-bit floats: tensor or row."""
+    batch: int = 0
+    """Products in one launch; 0: the operands are 2-D."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether the rung is given something to fuse."""
+        return bool(self.compute or self.epilogue or self.bias or self.c_in or self.scales)
 
 
 @dataclass(frozen=True)
@@ -144,16 +164,33 @@ def _compile(request: Request) -> Any:
     rung = import_module(f".{request.kernel}", __package__)
     dtype_in, dtype_out = getattr(torch, request.dtype_in), getattr(torch, request.dtype_out)
     letters = request.layout.ljust(3, "n")
+    leading = (request.batch,) if request.batch else ()
 
     def operand(rows: int, columns: int, dtype: torch.dtype, letter: str) -> torch.Tensor:
         if letter == "n":
-            return torch.empty(rows, columns, dtype=dtype, device="meta")
-        return torch.empty(columns, rows, dtype=dtype, device="meta").mT
+            return torch.empty(*leading, rows, columns, dtype=dtype, device="meta")
+        return torch.empty(*leading, columns, rows, dtype=dtype, device="meta").mT
+
+    def vector(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
 
     a = operand(request.M, request.K, dtype_in, letters[0])
     b = operand(request.K, request.N, dtype_in, letters[1])
     c = operand(request.M, request.N, dtype_out, letters[2])
-    grid, args, constants = rung.arguments(a, b, c, **request.plan)
+    fused = {}
+    if request.fused:
+        rows = request.scales == "row"
+        fused["fusion"] = SimpleNamespace(
+            compute=request.compute or "float32",
+            alpha=0.5,
+            beta=1.0 if request.c_in else 0.0,
+            c=operand(request.M, request.N, dtype_out, letters[2]) if request.c_in else None,
+            bias=vector(request.N, dtype_out) if request.bias else None,
+            epilogue=request.epilogue,
+            scale_a=vector(request.M if rows else 1) if request.scales else None,
+            scale_b=vector(request.N if rows else 1) if request.scales else None,
+        )
+    grid, args, constants = rung.arguments(a, b, c, **fused, **request.plan)
     return rung.kernel.warmup(*args, grid=grid, **constants)
 
 

@@ -20,6 +20,9 @@ Storage:  A descriptor's last dimension is the contiguous one. An operand stored
           its transpose, C' = B' A', by swapping the operands on the host.
 """
 
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RET505
+
 from __future__ import annotations
 
 from typing import Any
@@ -27,9 +30,11 @@ from typing import Any
 import torch
 
 from .descriptors import describe
-from .dot import multiply_add, narrow
+from .dot import by_bits, multiply_add, narrow, zeros
+from .epilogue import batch_size, batch_strides, finish, operands
+from .launching import launch
 from .ordering import grouped
-from .runtime import INTERPRETED, cdiv, check, programs, tl, triton
+from .runtime import cdiv, programs, tl, triton
 from .storage import letter
 
 
@@ -41,6 +46,17 @@ def kernel(
     M,
     N,
     K,
+    batches,
+    c_in,
+    bias,
+    scale_a,
+    scale_b,
+    alpha: tl.float64,
+    beta: tl.float64,
+    stride_im,
+    stride_in,
+    stride_bias,
+    batch_in,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -48,34 +64,106 @@ def kernel(
     FLATTEN: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
+    A_BATCHED: tl.constexpr,
+    B_BATCHED: tl.constexpr,
+    C_BATCHED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    FUSED: tl.constexpr,
+    ROW_SCALES_A: tl.constexpr,
+    ROW_SCALES_B: tl.constexpr,
+    BIAS_ROWS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     k_tiles = tl.maximum(tl.cdiv(K, BLOCK_K), 1)
 
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
-        tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
+    tiles = tiles_m * tiles_n
+    if C_BATCHED:
+        tiles *= batches
+
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+        if C_BATCHED:
+            batch = tile // (tiles_m * tiles_n)
+            tile_m, tile_n = grouped(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+        else:
+            batch = 0
+            tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
-        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        acc = zeros(BLOCK_M, BLOCK_N, COMPUTE)
         for step in range(k_tiles):
             k = step * BLOCK_K
             # The unit writes zeros past the edges of A and B, so the K tail adds 0 * 0.
-            a_block = a.load([k, m]).T if A_TRANSPOSED else a.load([m, k])
-            b_block = b.load([n, k]).T if B_TRANSPOSED else b.load([k, n])
-            acc = multiply_add(a_block, b_block, acc, BITS)
+            a_block = load(a, batch, m, k, BLOCK_M, BLOCK_K, A_TRANSPOSED, A_BATCHED)
+            b_block = load(b, batch, k, n, BLOCK_K, BLOCK_N, B_TRANSPOSED, B_BATCHED)
+            acc = multiply_add(a_block, b_block, acc, BITS, COMPUTE)
 
         # Columns j and j + BLOCK_N / 2 lie in one thread after the permutation: splitting there
         # moves no data between threads.
-        halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
-        left, right = tl.split(halves)
-        c.store([m, n], narrow(left, c.dtype, BITS))
-        c.store([m, n + BLOCK_N // 2], narrow(right, c.dtype, BITS))
+        HALF: tl.constexpr = BLOCK_N // 2
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, HALF)), (0, 2, 1)))
+        for half in tl.static_range(2):
+            x = left if half == 0 else right
+            first = n + half * HALF
+            if FUSED:
+                before = c_in
+                if c_in is not None and C_BATCHED:
+                    before += batch.to(tl.int64) * batch_in
+                x = finish(
+                    x,
+                    (m + tl.arange(0, BLOCK_M)).to(tl.int64),
+                    (first + tl.arange(0, HALF)).to(tl.int64),
+                    M,
+                    N,
+                    before,
+                    bias,
+                    scale_a,
+                    scale_b,
+                    alpha,
+                    beta,
+                    stride_im,
+                    stride_in,
+                    stride_bias,
+                    ROW_SCALES_A,
+                    ROW_SCALES_B,
+                    BIAS_ROWS,
+                    ACTIVATION,
+                    BITS,
+                )
+            x = narrow(x, c.dtype, BITS)
+            if C_BATCHED:
+                c.store([batch, m, first], tl.reshape(x, (1, BLOCK_M, HALF)))
+            else:
+                c.store([m, first], x)
+
+
+@triton.jit
+def load(
+    x,
+    batch,
+    row,
+    column,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BATCHED: tl.constexpr,
+):
+    """The block x[row:, column:] of a descriptor in storage order, of this batch."""
+    if BATCHED and TRANSPOSED:
+        return tl.reshape(x.load([batch, column, row]), (COLUMNS, ROWS)).T
+    elif BATCHED:
+        return tl.reshape(x.load([batch, row, column]), (ROWS, COLUMNS))
+    elif TRANSPOSED:
+        return x.load([column, row]).T
+    else:
+        return x.load([row, column])
 
 
 def arguments(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
+    fusion: Any = None,
     *,
     BLOCK_M: int,
     BLOCK_N: int,
@@ -84,19 +172,22 @@ def arguments(
     FLATTEN: int,
     NUM_STAGES: int,
     NUM_WARPS: int,
+    PROGRAMS: int = 1,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
-    if letter(c.shape, c.stride()) == "t":
+    swapped = stored(c) == "t"
+    if swapped:
         a, b, c = b.mT, a.mT, c.mT
-    (M, K), N = a.shape, b.shape[1]
-    a_transposed = letter(a.shape, a.stride()) == "t"
-    b_transposed = letter(b.shape, b.stride()) == "t"
+    (M, K), N = a.shape[-2:], b.shape[-1]
+    a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
     descriptors = (
         describe(a, (BLOCK_M, BLOCK_K), a_transposed),
         describe(b, (BLOCK_K, BLOCK_N), b_transposed),
         describe(c, (BLOCK_M, BLOCK_N // 2), False),
     )
-    grid = (min(programs(a), cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
+    batches = batch_size(c)
+    grid = (min(programs(a) * PROGRAMS, batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
+    fused, fused_constants = operands(fusion, swapped)
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
@@ -105,23 +196,35 @@ def arguments(
         "FLATTEN": bool(FLATTEN),
         "A_TRANSPOSED": a_transposed,
         "B_TRANSPOSED": b_transposed,
-        "BITS": INTERPRETED and a.dtype == torch.bfloat16,
+        "A_BATCHED": len(descriptors[0].shape) == 3,
+        "B_BATCHED": len(descriptors[1].shape) == 3,
+        "C_BATCHED": len(descriptors[2].shape) == 3,
+        "COMPUTE": fusion.compute if fusion else "float32",
+        "FUSED": fusion is not None,
+        **fused_constants,
+        "BITS": by_bits(a),
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
     }
-    return grid, (*descriptors, M, N, K), constants
+    batch_in = batch_strides(a, b, c, fusion)[3]
+    return grid, (*descriptors, M, N, K, batches, *fused, batch_in), constants
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
-    """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+def stored(x: torch.Tensor) -> str:
+    """Storage of each matrix of x: n by rows, t by columns."""
+    return letter(x.shape[-2:], x.stride()[-2:])
+
+
+def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
+    """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
     Args:
+        fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
+            plain product of float16 or bfloat16, summed in float32.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), FLATTEN (0 or 1),
-            NUM_STAGES and NUM_WARPS.
+            NUM_STAGES, NUM_WARPS and PROGRAMS (per SM, 1 where absent).
 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, **plan)
-    kernel[grid](*args, **constants)
+    launch(kernel, arguments, a, b, c, fusion, plan)

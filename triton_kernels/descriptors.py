@@ -6,15 +6,14 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .runtime import INTERPRETED
+from .runtime import INTERPRETED, TensorDescriptor
 from .storage import UNIT
 
 CACHED = 256
 """Descriptors kept; making one and checking it costs about 10 us of Python."""
 
-_cache: OrderedDict[tuple[Any, ...], TensorDescriptor] = OrderedDict()
+_cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
 
 class _Base(NamedTuple):
@@ -28,27 +27,34 @@ class _Base(NamedTuple):
         return self.address
 
 
-def describe(x: torch.Tensor, block: tuple[int, int], transposed: bool) -> TensorDescriptor:
+def describe(
+    x: torch.Tensor, block: tuple[int, int], transposed: bool, make: Any = TensorDescriptor
+) -> Any:
     """The descriptor of a matrix in its storage order, in blocks.
 
     Args:
-        x: 2-D; ``storage.why_not_tma`` has accepted it.
+        x: 2-D, or 3-D with a batch first, described in three dimensions unless all of the batch
+            is one matrix (stride 0), which needs two; ``storage.why_not_tma`` has accepted it.
         block: elements of a block along x's two dimensions.
         transposed: x is stored transposed; the descriptor is then that of x.mT.
+        make: makes it of base, shape, strides and block.
     """
-    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), block, transposed)
+    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), block, transposed, make)
     kept = _cache.get(key)
     if kept is not None:
         return kept
-    (rows, columns), pitch = x.shape, x.stride(0)
+    (rows, columns), pitch = x.shape[-2:], x.stride(-2)
     if transposed:
-        rows, columns, pitch, block = columns, rows, x.stride(1), block[::-1]
+        rows, columns, pitch, block = columns, rows, x.stride(-1), block[::-1]
     if rows == 1:
         # Never stepped along, yet encoded: any multiple of 16 bytes past the row.
         step = UNIT // x.itemsize
         pitch = -(-columns // step) * step
     base = x if INTERPRETED else _Base(x.data_ptr(), x.dtype)
-    made = TensorDescriptor(base, [rows, columns], [pitch, 1], list(block))
+    shape, strides, sizes = [rows, columns], [pitch, 1], list(block)
+    if x.dim() == 3 and x.shape[0] > 1 and x.stride(0):
+        shape, strides, sizes = [x.shape[0], *shape], [x.stride(0), *strides], [1, *sizes]
+    made = make(base, shape, strides, sizes)
     if not INTERPRETED:
         _cache[key] = made
         if len(_cache) > CACHED:

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from .dot import multiply_add, narrow
+from .launching import launch
 from .ordering import grouped
-from .runtime import INTERPRETED, cdiv, check, tl, triton
+from .runtime import INTERPRETED, cdiv, tl, triton
 
 
 @triton.jit
@@ -108,6 +109,4 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, **plan)
-    kernel[grid](*args, **constants)
+    launch(kernel, arguments, a, b, c, None, plan)

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from .dot import multiply_add, narrow
-from .runtime import INTERPRETED, cdiv, check, tl, triton
+from .launching import launch
+from .runtime import INTERPRETED, cdiv, tl, triton
 
 
 @triton.jit
@@ -106,6 +107,4 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, **plan)
-    kernel[grid](*args, **constants)
+    launch(kernel, arguments, a, b, c, None, plan)

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from .dot import multiply_add, narrow
+from .launching import launch
 from .ordering import grouped
-from .runtime import INTERPRETED, cdiv, check, programs, tl, triton
+from .runtime import INTERPRETED, cdiv, programs, tl, triton
 
 
 @triton.jit
@@ -122,6 +123,4 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, **plan)
-    kernel[grid](*args, **constants)
+    launch(kernel, arguments, a, b, c, None, plan)

@@ -21,9 +21,11 @@ from typing import Any
 
 import torch
 
-from .dot import multiply_add, narrow
+from .dot import by_bits, less_128, multiply_add, narrow, zeros
+from .epilogue import batch_size, batch_strides, finish, operands
+from .launching import launch
 from .ordering import grouped
-from .runtime import INTERPRETED, cdiv, check, tl, triton
+from .runtime import cdiv, tl, triton
 
 
 @triton.jit
@@ -40,6 +42,19 @@ def kernel(
     stride_bn,
     stride_cm,
     stride_cn,
+    c_in,
+    bias,
+    scale_a,
+    scale_b,
+    alpha: tl.float64,
+    beta: tl.float64,
+    stride_im,
+    stride_in,
+    stride_bias,
+    batch_a,
+    batch_b,
+    batch_c,
+    batch_in,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -47,10 +62,26 @@ def kernel(
     EVEN_M: tl.constexpr,
     EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    FUSED: tl.constexpr,
+    BATCHED: tl.constexpr,
+    ROW_SCALES_A: tl.constexpr,
+    ROW_SCALES_B: tl.constexpr,
+    BIAS_ROWS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    tile_m, tile_n = grouped(tl.program_id(0), tiles_m, tiles_n, GROUP_M)
+    tile = tl.program_id(0)
+    if BATCHED:
+        batch = (tile // (tiles_m * tiles_n)).to(tl.int64)
+        tile = tile % (tiles_m * tiles_n)
+        a += batch * batch_a
+        b += batch * batch_b
+        c += batch * batch_c
+        if c_in is not None:
+            c_in += batch * batch_in
+    tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
     offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -64,18 +95,52 @@ def kernel(
 
     in_m = (offs_m < M)[:, None] | EVEN_M
     in_n = (offs_n < N)[None, :] | EVEN_N
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    acc = zeros(BLOCK_M, BLOCK_N, COMPUTE)
+    UNSIGNED: tl.constexpr = a.dtype.element_ty == tl.uint8
+    if UNSIGNED:
+        sums_a = tl.zeros((BLOCK_M,), dtype=tl.int32)
+        sums_b = tl.zeros((BLOCK_N,), dtype=tl.int32)
+    k_tiles = tl.maximum(tl.cdiv(K, BLOCK_K), 1)
     # K >= 1. The maximum tells the compiler: with a path that skips the loop, ptxas serialises
     # wgmma (C7515).
-    for k in range(tl.maximum(tl.cdiv(K, BLOCK_K), 1)):
+    for k in range(k_tiles):
         # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
         in_k = (offs_k < K - k * BLOCK_K) | EVEN_K
         a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0)
         b_block = tl.load(b_ptrs, mask=in_k[:, None] & in_n, other=0.0)
-        acc = multiply_add(a_block, b_block, acc, BITS)
+        if UNSIGNED:
+            sums_a += tl.sum(a_block.to(tl.int32), 1)
+            sums_b += tl.sum(b_block.to(tl.int32), 0)
+            a_block, b_block = less_128(a_block), less_128(b_block)
+        acc = multiply_add(a_block, b_block, acc, BITS, COMPUTE)
         a_ptrs += a_step
         b_ptrs += b_step
 
+    if UNSIGNED:
+        # (u - 128) (v - 128) = u v - 128 u - 128 v + 16384, over the zeros past K too.
+        acc += 128 * (sums_a[:, None] + sums_b[None, :]) - 16384 * BLOCK_K * k_tiles
+    if FUSED:
+        acc = finish(
+            acc,
+            row,
+            col,
+            M,
+            N,
+            c_in,
+            bias,
+            scale_a,
+            scale_b,
+            alpha,
+            beta,
+            stride_im,
+            stride_in,
+            stride_bias,
+            ROW_SCALES_A,
+            ROW_SCALES_B,
+            BIAS_ROWS,
+            ACTIVATION,
+            BITS,
+        )
     c_ptrs = c + row[:, None] * stride_cm + col[None, :] * stride_cn
     tl.store(c_ptrs, narrow(acc, c.dtype.element_ty, BITS), mask=in_m & in_n)
 
@@ -84,6 +149,7 @@ def arguments(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
+    fusion: Any = None,
     *,
     BLOCK_M: int,
     BLOCK_N: int,
@@ -93,8 +159,9 @@ def arguments(
     NUM_WARPS: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
-    (M, K), N = a.shape, b.shape[1]
-    grid = (cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)
+    (M, K), N = a.shape[-2:], b.shape[-1]
+    grid = (batch_size(c) * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)
+    fused, fused_constants = operands(fusion, False)
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
@@ -103,23 +170,28 @@ def arguments(
         "EVEN_M": M % BLOCK_M == 0,
         "EVEN_N": N % BLOCK_N == 0,
         "EVEN_K": K % BLOCK_K == 0,
-        "BITS": INTERPRETED and a.dtype == torch.bfloat16,
+        "COMPUTE": fusion.compute if fusion else "float32",
+        "FUSED": fusion is not None,
+        "BATCHED": c.dim() == 3,
+        **fused_constants,
+        "BITS": by_bits(a),
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
     }
-    return grid, (a, b, c, M, N, K, *a.stride(), *b.stride(), *c.stride()), constants
+    strides = (*a.stride()[-2:], *b.stride()[-2:], *c.stride()[-2:])
+    return grid, (a, b, c, M, N, K, *strides, *fused, *batch_strides(a, b, c, fusion)), constants
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
-    """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
+    """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
     Args:
+        fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
+            plain product of float16 or bfloat16, summed in float32.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows),
             NUM_STAGES and NUM_WARPS.
 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.
     """
-    check(a)
-    grid, args, constants = arguments(a, b, c, **plan)
-    kernel[grid](*args, **constants)
+    launch(kernel, arguments, a, b, c, fusion, plan)

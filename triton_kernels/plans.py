@@ -2,7 +2,9 @@
 
 A table holds, for every rung, an ordered list of rows {"when": conditions, "config": values}; the
 first row whose conditions all hold is taken, and the last has none. Conditions: M_max, M_min, the
-same of N, K and MN (M times N, elements of C), layout, dtype_out and aligned.
+same of N, K and MN (M times N, elements of C, of all of a batch), layout, dtype_out and aligned.
+Under "kernels" stand the rungs for 16-bit operands summed in float32, under "types" the same by
+``kind`` for everything else.
 
 A table is named after the device as torch names it: "NVIDIA H200" is configs-nvidia-h200.json.
 A GPU without a table of its own takes the one of its architecture, with NUM_STAGES lowered until
@@ -19,7 +21,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from .storage import letter, why_not_tma
+from .storage import UNIT, letter, why_not_tma
 
 SHARED_BYTES = {
     (8, 0): 166_912,
@@ -32,22 +34,78 @@ SHARED_BYTES = {
 }
 """Compute capability -> most shared memory of one program, in bytes (CUDA programming guide)."""
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
+ITEMSIZE = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+
+THROUGH_REGISTERS = {"tf32": 1, "tf32x3": 2, "uint8": 1, "ieee": 0, "float64": 0}
+"""Kinds whose blocks pass through registers, and copies of B's that go back to shared memory. The
+slot of the step at work is free by then: they need one less."""
+
+
+def kind(dtype_in: str, compute: str) -> str:
+    """Which tables of "types" a problem takes; "" for 16-bit operands summed in float32."""
+    if dtype_in in ("float16", "bfloat16"):
+        return "" if compute == "float32" else compute
+    if dtype_in.startswith("float8"):
+        return "float8" if compute == "fast" else "float8_promoted"
+    return dtype_in if compute == "int32" else compute
+
+
+TMA_RUNGS = ("descriptor", "warp_specialized")
+"""They compute a column-major C as its transpose."""
 
 
 @lru_cache(maxsize=4096)
 def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """Keyword arguments of the rung's ``run`` for a problem (M, N, K, dtypes, strides, device)."""
-    if kernel == "descriptor" and _column_major(problem):
-        # Computed as C' = B' A': what the kernel calls M is the caller's N.
-        problem = replace(problem, M=problem.N, N=problem.M)
+    if kernel in TMA_RUNGS and _column_major(problem):
+        problem = _transposed(problem)
     if problem.device == "cpu":
         return _interpreter(kernel, problem)
     capability = problem.capability or (9, 0)
     gpu, limit = _gpu() if problem.device == "cuda" else ("", 0)
-    table = _table(gpu) or _table("sm90" if capability >= (9, 0) else "sm80")
-    config = choose(table[kernel], problem)
-    return fit(kernel, config, problem.dtype_out, limit or SHARED_BYTES.get(capability, 101_376))
+    architecture = "sm90" if capability >= (9, 0) else "sm80"
+    name = kind(problem.dtype_in, problem.compute)
+    rows = _rows(gpu, kernel, name) or _rows(architecture, kernel, name)
+    if rows is None:
+        raise ValueError(f"configs-{architecture}.json has no rows of {kernel} for {name}")
+    config = choose(rows, problem)
+    if kernel == "descriptor" and problem.beta:
+        # Flattened, the next tile's loads hold the memory through which C_in passes.
+        config["FLATTEN"] = 0
+    limit = limit or SHARED_BYTES.get(capability, 101_376)
+    return fit(kernel, config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
+
+
+def _rows(table: str, kernel: str, name: str) -> list[dict[str, Any]] | None:
+    found = _table(table)
+    if found is None:
+        return None
+    rows: list[dict[str, Any]] | None = (
+        found["types"].get(name, {}) if name else found["kernels"]
+    ).get(kernel)
+    return rows
+
+
+def _transposed(problem: Any) -> Any:
+    """C' = B' A': what the kernel calls M is the caller's N."""
+    return replace(
+        problem,
+        M=problem.N,
+        N=problem.M,
+        a_strides=problem.b_strides[::-1],
+        b_strides=problem.a_strides[::-1],
+        c_strides=problem.c_strides[::-1],
+    )
 
 
 def choose(rows: list[dict[str, Any]], problem: Any) -> dict[str, int]:
@@ -64,7 +122,7 @@ def _holds(name: str, value: Any, problem: Any) -> bool:
     if name in ("layout", "dtype_out"):
         return bool(getattr(problem, name) == value)
     what, side = name.split("_")
-    size = problem.M * problem.N if what == "MN" else getattr(problem, what)
+    size = problem.M * problem.N * problem.batch if what == "MN" else getattr(problem, what)
     return bool(size <= value if side == "max" else size >= value)
 
 
@@ -89,24 +147,45 @@ def aligned(problem: Any) -> bool:
     return True
 
 
-def shared_bytes(kernel: str, config: Mapping[str, int], dtype_out: str) -> int:
+def shared_bytes(
+    kernel: str,
+    config: Mapping[str, int],
+    dtype_out: str,
+    dtype_in: str = "bfloat16",
+    compute: str = "float32",
+) -> int:
     """Upper bound of a program's shared memory: its stages, staged C and barriers, in bytes."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    stages = config.get("NUM_STAGES", 1) * (m + n) * k * 2
+    slots, copies = config.get("NUM_STAGES", 1), 0
+    name = kind(dtype_in, compute)
+    if name in THROUGH_REGISTERS:
+        slots, copies = max(slots - 1, 1), THROUGH_REGISTERS[name]
+    stages = (slots * (m + n) + copies * n) * k * ITEMSIZE[dtype_in]
     if kernel == "descriptor":
         return stages + m * n // 2 * ITEMSIZE[dtype_out] + 256
+    if kernel == "warp_specialized":
+        piece = m // config["CONSUMERS"] * n // config["PIECES"] * ITEMSIZE[dtype_out]
+        return stages + config["CONSUMERS"] * config["BUFFERS"] * piece + 512
     # C is staged in the memory of the stages, except where the next tile's loads fill them.
     staged = m * n * ITEMSIZE[dtype_out]
     return stages + staged if config.get("FLATTEN") else max(stages, staged)
 
 
-def fit(kernel: str, config: dict[str, int], dtype_out: str, limit: int) -> dict[str, int]:
+def fit(
+    kernel: str,
+    config: dict[str, int],
+    dtype_out: str,
+    limit: int,
+    dtype_in: str = "bfloat16",
+    compute: str = "float32",
+) -> dict[str, int]:
     """The config with as many stages, then as much BLOCK_K, as fit ``limit`` bytes."""
     config = dict(config)
-    while shared_bytes(kernel, config, dtype_out) > limit:
+    least = 32 if ITEMSIZE[dtype_in] == 1 else 16
+    while shared_bytes(kernel, config, dtype_out, dtype_in, compute) > limit:
         if config.get("NUM_STAGES", 1) > 2:
             config["NUM_STAGES"] -= 1
-        elif config["BLOCK_K"] > 16:
+        elif config["BLOCK_K"] > least:
             config["BLOCK_K"] //= 2
         else:
             break
@@ -117,16 +196,20 @@ def tables() -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Every shipped table by name: sm80, sm90 and the GPUs that have their own."""
     paths = sorted(Path(__file__).parent.glob("configs-*.json"))
     names = [path.stem.removeprefix("configs-") for path in paths]
-    return {name: table for name in names if (table := _table(name))}
+    return {name: table["kernels"] for name in names if (table := _table(name))}
+
+
+def type_tables() -> dict[str, dict[str, dict[str, list[dict[str, Any]]]]]:
+    """Table's name -> kind -> rung -> rows, of the tables that have types."""
+    return {name: table["types"] for name in tables() if (table := _table(name))}
 
 
 @cache
-def _table(name: str) -> dict[str, list[dict[str, Any]]] | None:
+def _table(name: str) -> dict[str, Any] | None:
     path = Path(__file__).parent / f"configs-{name}.json"
     if not name or not path.is_file():
         return None
-    rungs: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["kernels"]
-    return rungs
+    return {"types": {}, **json.loads(path.read_text())}
 
 
 @cache
@@ -192,4 +275,35 @@ def refuse_descriptor(problem: Any) -> str | None:
         reason = why_not_tma(name, shape, strides, alignment, ITEMSIZE[dtype])
         if reason:
             return reason
+    if problem.batch > 1:
+        dtypes = (problem.dtype_in, problem.dtype_in, problem.dtype_out)
+        for name, stride, dtype in zip("ABC", problem.batch_strides, dtypes, strict=True):
+            if stride * ITEMSIZE[dtype] % UNIT:
+                step = UNIT // ITEMSIZE[dtype]
+                return (
+                    f"{name} has a batch stride of {stride} elements, {stride * ITEMSIZE[dtype]} "
+                    f"bytes, and TMA needs a multiple of {UNIT}: {-(-stride // step) * step} "
+                    "elements fit"
+                )
     return None
+
+
+def refuse_float8(problem: Any) -> str | None:
+    """Why this GPU has no tensor core for the type, as a sentence; None when it has."""
+    capability = problem.capability
+    if problem.dtype_in.startswith("float8") and capability is not None and capability < (8, 9):
+        return (
+            f"{problem.dtype_in} needs compute capability 8.9 and this GPU has "
+            f"{capability[0]}.{capability[1]}: bfloat16 holds the same numbers"
+        )
+    return None
+
+
+def refuse_warp_specialized(problem: Any) -> str | None:
+    """Why wgmma or TMA cannot do it, as a sentence with the numbers; None when they can."""
+    if problem.capability is not None and problem.capability >= (10, 0):
+        here = "{}.{}".format(*problem.capability)
+        return (
+            f"wgmma exists on compute capability 9.0 alone and this GPU has {here}: take descriptor"
+        )
+    return refuse_descriptor(problem)

@@ -18,6 +18,7 @@ if "triton" not in sys.modules and not torch.cuda.is_available():
 import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <optional>
+#include <vector>
 
 #include "gemm.cuh"
 
@@ -69,13 +70,28 @@ tcgemm::Gemm plain_gemm(const at::Tensor& a, const at::Tensor& b, const at::Tens
   return gemm;
 }
 
-// Of the call that this thread is in.
-thread_local c10::DataPtr workspace;
+// What one launch took from torch's allocator, given back when its kernels are in the stream: the
+// allocator hands it on to later work of the same stream only.
+struct Loans {
+  std::vector<void*> pointers;
+  ~Loans() {
+    for (void* pointer : pointers) c10::cuda::CUDACachingAllocator::raw_delete(pointer);
+  }
+};
+thread_local Loans* loans = nullptr;
 
-void start(const tcgemm::Gemm& gemm, const at::Device& device) {
+void* lend(size_t bytes, cudaStream_t stream) {
+  void* pointer = c10::cuda::CUDACachingAllocator::raw_alloc_with_stream(bytes, stream);
+  loans->pointers.push_back(pointer);
+  return pointer;
+}
+
+void start(tcgemm::Gemm gemm, const at::Device& device) {
   const c10::cuda::CUDAGuard guard(device);
+  Loans taken;
+  loans = &taken;
+  gemm.scratch.allocate = lend;
   const int code = tcgemm_launch(gemm, c10::cuda::getCurrentCUDAStream(device.index()));
-  workspace.clear();
   if (code != cudaSuccess) {
     cudaGetLastError();
     TORCH_CHECK(false, "the launch of ", TCGEMM_STRING(TCGEMM_OPERATOR), " failed at M=",
@@ -108,11 +124,6 @@ void run_fused(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
 }
 
 }  // namespace
-
-void* tcgemm_workspace(int64_t bytes) {
-  workspace = c10::cuda::CUDACachingAllocator::get()->allocate(bytes);
-  return workspace.get();
-}
 
 TORCH_LIBRARY_FRAGMENT(tcgemm_cuda, library) {
   library.def(TCGEMM_STRING(TCGEMM_OPERATOR) "(Tensor a, Tensor b, Tensor(c!) c) -> ()",

@@ -28,6 +28,12 @@ __device__ inline float to_tf32(float x) {
 
 #endif  // TCGEMM_SIMULATOR
 
+// Zero of any type of operand.
+template <typename In>
+__device__ inline In zero() {
+  return In(0.0f);
+}
+
 // Rounds to nearest even; above the largest float16 the result is Inf.
 template <typename Out>
 __device__ inline Out from_float(float x);

@@ -110,14 +110,16 @@ __device__ inline Acc relu(Acc x) {
 }
 __device__ inline float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
 __device__ inline double gelu(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
+// x / (1 + exp(-x)); the quick division errs by 2 units in the last place.
+__device__ inline float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
+__device__ inline double silu(double x) { return x / (1.0 + exp(-x)); }
+// x (1 + tanh(u)) / 2 is x / (1 + exp(-2 u)).
 __device__ inline float gelu_tanh(float x) {
-  return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+  return __fdividef(x, 1.0f + expf(-1.59576912f * (x + 0.044715f * x * x * x)));
 }
 __device__ inline double gelu_tanh(double x) {
   return 0.5 * x * (1.0 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
 }
-__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
-__device__ inline double silu(double x) { return x / (1.0 + exp(-x)); }
 
 // Reads COUNT neighbours; `vectors` promises that they begin at a multiple of their bytes.
 template <int COUNT, typename Out>
@@ -144,6 +146,79 @@ __device__ inline void load_neighbours(Out (&to)[COUNT], const Out* from, int64_
   }
 }
 
+// Narrows as many results as 16 bytes hold and stores them as one vector, at a multiple of 16 bytes.
+template <typename Out, typename Acc>
+__device__ inline void store_narrowed(Out* to, const Acc (&x)[16 / sizeof(Out)]) {
+  union {
+    Out elements[16 / sizeof(Out)];
+    uint4 vector;
+  } packed{};
+#pragma unroll
+  for (int e = 0; e < 16 / sizeof(Out); ++e) packed.elements[e] = narrow<Out>(x[e]);
+  st_global_16(to, packed.vector);
+}
+
+// x * scales * alpha + beta * c, where `c` holds what was read of C_in, which is not read here.
+template <typename Out, typename Acc, int COUNT>
+__device__ inline void scale_and_add(const Epilogue<Acc>& epilogue, Acc (&x)[COUNT],
+                                     const Out (&c)[COUNT], int64_t m, int64_t n, int inside) {
+  if constexpr (std::is_same_v<Acc, float>) {
+    for (const Vector& scale : {epilogue.scale_a, epilogue.scale_b}) {
+      if (!scale.data) continue;
+      const float* from =
+          static_cast<const float*>(scale.data) + m * scale.row_stride + n * scale.col_stride;
+#pragma unroll
+      for (int e = 0; e < COUNT; ++e) {
+        if (e < inside) x[e] *= from[e * scale.col_stride];
+      }
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < COUNT; ++e) x[e] = multiply_add(epilogue.alpha, x[e], Acc(0));
+  if (!epilogue.c_in) return;
+#pragma unroll
+  for (int e = 0; e < COUNT; ++e) x[e] = multiply_add(epilogue.beta, widen<Acc>(c[e]), x[e]);
+}
+
+// Reads the neighbours of C_in at (m, n).
+template <typename Out, typename Acc, int COUNT>
+__device__ inline void load_c_in(const Epilogue<Acc>& epilogue, Out (&c)[COUNT], int64_t m,
+                                 int64_t n, int64_t batch, int inside) {
+  const Out* from = static_cast<const Out*>(epilogue.c_in) + batch * epilogue.batch_stride +
+                    m * epilogue.row_stride + n * epilogue.col_stride;
+  load_neighbours(c, from, epilogue.col_stride, epilogue.c_in_vectors, inside);
+}
+
+// The bias of the neighbours at (m, n), zeros where there is none.
+template <typename Out, typename Acc, int COUNT>
+__device__ inline void load_bias(const Epilogue<Acc>& epilogue, Acc (&to)[COUNT], int64_t m,
+                                 int64_t n, int inside) {
+  const Vector& bias = epilogue.bias;
+  const Out* from = static_cast<const Out*>(bias.data) + m * bias.row_stride + n * bias.col_stride;
+#pragma unroll
+  for (int e = 0; e < COUNT; ++e) {
+    to[e] = bias.data && e < inside ? widen<Acc>(from[e * bias.col_stride]) : Acc(0);
+  }
+}
+
+template <typename Acc, int COUNT>
+__device__ inline void activate(Activation activation, Acc (&x)[COUNT]) {
+  if (activation == Activation::none) return;
+#pragma unroll
+  for (int e = 0; e < COUNT; ++e) {
+    if constexpr (std::is_same_v<Acc, int32_t>) {
+      x[e] = relu(x[e]);
+    } else {
+      switch (activation) {
+        case Activation::gelu: x[e] = gelu(x[e]); break;
+        case Activation::gelu_tanh: x[e] = gelu_tanh(x[e]); break;
+        case Activation::silu: x[e] = silu(x[e]); break;
+        default: x[e] = relu(x[e]);
+      }
+    }
+  }
+}
+
 // Turns the sums of elements (m, n) .. (m, n + COUNT - 1) of C into their values, still to be
 // narrowed. Only the first `inside` of them lie in C: nothing is read for the others. n is a multiple
 // of COUNT. With FUSED = false it does nothing.
@@ -151,54 +226,16 @@ template <bool FUSED, typename Out, typename Acc, int COUNT>
 __device__ inline void finish(const Epilogue<Acc>& epilogue, Acc (&x)[COUNT], int64_t m, int64_t n,
                               int64_t batch, int inside = COUNT) {
   if constexpr (FUSED) {
-    if constexpr (std::is_same_v<Acc, float>) {
-      for (const Vector& scale : {epilogue.scale_a, epilogue.scale_b}) {
-        if (!scale.data) continue;
-        const float* from =
-            static_cast<const float*>(scale.data) + m * scale.row_stride + n * scale.col_stride;
-#pragma unroll
-        for (int e = 0; e < COUNT; ++e) {
-          if (e < inside) x[e] *= from[e * scale.col_stride];
-        }
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < COUNT; ++e) x[e] = multiply_add(epilogue.alpha, x[e], Acc(0));
-    if (epilogue.c_in) {
-      const Out* from = static_cast<const Out*>(epilogue.c_in) + batch * epilogue.batch_stride +
-                        m * epilogue.row_stride + n * epilogue.col_stride;
-      Out c[COUNT]{};
-      load_neighbours(c, from, epilogue.col_stride, epilogue.c_in_vectors, inside);
-#pragma unroll
-      for (int e = 0; e < COUNT; ++e) {
-        x[e] = multiply_add(epilogue.beta, widen<Acc>(c[e]), x[e]);
-      }
-    }
+    Out c[COUNT]{};
+    if (epilogue.c_in) load_c_in(epilogue, c, m, n, batch, inside);
+    scale_and_add(epilogue, x, c, m, n, inside);
     if (epilogue.bias.data) {
-      const Vector& bias = epilogue.bias;
-      const Out* from =
-          static_cast<const Out*>(bias.data) + m * bias.row_stride + n * bias.col_stride;
+      Acc bias[COUNT];
+      load_bias<Out>(epilogue, bias, m, n, inside);
 #pragma unroll
-      for (int e = 0; e < COUNT; ++e) {
-        if (e < inside) {
-          x[e] = multiply_add(Acc(1), widen<Acc>(from[e * bias.col_stride]), x[e]);
-        }
-      }
+      for (int e = 0; e < COUNT; ++e) x[e] = multiply_add(Acc(1), bias[e], x[e]);
     }
-    if (epilogue.activation == Activation::none) return;
-#pragma unroll
-    for (int e = 0; e < COUNT; ++e) {
-      if constexpr (std::is_same_v<Acc, int32_t>) {
-        x[e] = relu(x[e]);
-      } else {
-        switch (epilogue.activation) {
-          case Activation::gelu: x[e] = gelu(x[e]); break;
-          case Activation::gelu_tanh: x[e] = gelu_tanh(x[e]); break;
-          case Activation::silu: x[e] = silu(x[e]); break;
-          default: x[e] = relu(x[e]);
-        }
-      }
-    }
+    activate(epilogue.activation, x);
   }
 }
 
@@ -209,6 +246,109 @@ __device__ __forceinline__ Out finished(const Epilogue<Acc>& epilogue, Acc sum, 
   Acc x[1] = {sum};
   finish<FUSED, Out>(epilogue, x, m, n, batch);
   return narrow<Out>(x[0]);
+}
+
+// Reads COUNT neighbours in shared memory from a multiple of 16 bytes on.
+template <int COUNT, typename Sum>
+__device__ inline void load_shared(Sum (&to)[COUNT], const Sum* from) {
+  constexpr int WORDS = COUNT * sizeof(Sum) / 16;
+  static_assert(WORDS * 16 == COUNT * sizeof(Sum));
+  union {
+    Sum elements[COUNT];
+    uint4 words[WORDS];
+  } packed{};
+#pragma unroll
+  for (int w = 0; w < WORDS; ++w) packed.words[w] = reinterpret_cast<const uint4*>(from)[w];
+#pragma unroll
+  for (int e = 0; e < COUNT; ++e) to[e] = packed.elements[e];
+}
+
+// The same the other way.
+template <int COUNT, typename Sum>
+__device__ inline void store_shared(Sum* to, const Sum (&from)[COUNT]) {
+  constexpr int WORDS = COUNT * sizeof(Sum) / 16;
+  union {
+    Sum elements[COUNT];
+    uint4 words[WORDS];
+  } packed{};
+#pragma unroll
+  for (int e = 0; e < COUNT; ++e) packed.elements[e] = from[e];
+#pragma unroll
+  for (int w = 0; w < WORDS; ++w) reinterpret_cast<uint4*>(to)[w] = packed.words[w];
+}
+
+// Stores the inside of a BLOCK_M x BLOCK_N tile of sums at (m0, n0) of matrix `batch` of C. The sums
+// are in shared memory, in rows LD apart that begin at multiples of 16 bytes. `vectors`: the same
+// holds of the rows of C. Each thread keeps to its own columns and elements.
+template <bool FUSED, int THREADS, int BLOCK_M, int BLOCK_N, int LD, typename Out, typename Sum,
+          typename Acc>
+__device__ void store_tile(Sum* tile, const Matrix& c, bool vectors, const Epilogue<Acc>& epilogue,
+                           int64_t m0, int64_t n0, int64_t batch) {
+  constexpr int COUNT = 16 / sizeof(Out);
+  constexpr int ROWS = THREADS * COUNT / BLOCK_N;  // in one pass of all threads
+  constexpr int AHEAD = 4;
+  static_assert(THREADS * COUNT % BLOCK_N == 0 && BLOCK_M % (ROWS * AHEAD) == 0);
+  const int first = threadIdx.x * COUNT / BLOCK_N;
+  const int col = threadIdx.x * COUNT % BLOCK_N;
+  const int rows = c.rows - m0 < BLOCK_M ? static_cast<int>(c.rows - m0) : BLOCK_M;
+  const int64_t cols = c.cols - n0 - col;
+  const int inside = cols < COUNT ? (cols < 0 ? 0 : static_cast<int>(cols)) : COUNT;
+  Out* data = static_cast<Out*>(c.data) + batch * c.batch_stride + m0 * c.row_stride +
+              (n0 + col) * c.col_stride;
+  // C_in is added in the tile beforehand, so that AHEAD loads of it are on their way at once. Sums in
+  // float16 have no room for that.
+  bool added = false;
+  if constexpr (FUSED && std::is_same_v<Sum, Acc>) {
+    added = epilogue.c_in;
+    for (int row = first; added && row < rows; row += AHEAD * ROWS) {
+      Out c_in[AHEAD][COUNT]{};
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) {
+        const int64_t m = m0 + row + i * ROWS;
+        if (m < c.rows) load_c_in(epilogue, c_in[i], m, n0 + col, batch, inside);
+      }
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) {
+        Acc x[COUNT];
+        const int r = row + i * ROWS;
+        load_shared(x, &tile[r * LD + col]);
+        scale_and_add(epilogue, x, c_in[i], m0 + r, n0 + col, r < rows ? inside : 0);
+        store_shared(&tile[r * LD + col], x);
+      }
+    }
+  }
+  // A bias along the row stays the same from pass to pass.
+  Acc bias[COUNT];
+  const bool along_row = FUSED && epilogue.bias.row_stride == 0;
+  if constexpr (FUSED) load_bias<Out>(epilogue, bias, m0, n0 + col, along_row ? inside : 0);
+#pragma unroll 2
+  for (int row = first; row < rows; row += ROWS) {
+    Sum sums[COUNT];
+    load_shared(sums, &tile[row * LD + col]);
+    Acc x[COUNT];
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) x[e] = widen<Acc>(sums[e]);
+    if constexpr (FUSED) {
+      if (!added) {
+        Out c_in[COUNT]{};
+        if (epilogue.c_in) load_c_in(epilogue, c_in, m0 + row, n0 + col, batch, inside);
+        scale_and_add(epilogue, x, c_in, m0 + row, n0 + col, inside);
+      }
+      if (!along_row) load_bias<Out>(epilogue, bias, m0 + row, n0 + col, inside);
+      if (epilogue.bias.data) {
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) x[e] = multiply_add(Acc(1), bias[e], x[e]);
+      }
+      activate(epilogue.activation, x);
+    }
+    if (vectors && inside == COUNT) {
+      store_narrowed(&data[row * c.row_stride], x);
+    } else {
+      for (int e = 0; e < COUNT; ++e) {
+        if (e < inside) data[row * c.row_stride + e * c.col_stride] = narrow<Out>(x[e]);
+      }
+    }
+  }
 }
 
 }  // namespace tcgemm

@@ -48,6 +48,12 @@ struct Vector {
   int64_t row_stride = 0, col_stride = 0;
 };
 
+// Device memory for kernels of one launch on its stream: nullptr where there is none left. Whoever
+// calls tcgemm_launch takes it back after the launch, for later work of the same stream.
+struct Scratch {
+  void* (*allocate)(size_t bytes, cudaStream_t stream) = nullptr;
+};
+
 // C[M, N] = activation(alpha * scale_a * scale_b * (A[M, K] @ B[K, N]) + beta * C_in + bias) for
 // each matrix of the batch. A and B are `in`; C, C_in and bias are `out`; the scales are float32. It
 // is computed in float32 (float64 for f64, int32 modulo 2^32 for integers) and narrowed once.
@@ -62,17 +68,13 @@ struct Gemm {
   Activation activation = Activation::none;
   Compute compute = Compute::f32;
   int32_t mma_m = 0, mma_n = 0;  // the WMMA shape asked for; 0: the rung's own choice
+  Scratch scratch;
 };
 
 }  // namespace tcgemm
 
 // Defined by each rung.
 int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream);
-
-// Device memory for what this call of tcgemm_launch starts, uninitialised, 512-byte aligned; null
-// where there is none left. At most one a call: it goes back to torch's allocator after the launch,
-// whose order on the stream keeps it from the next user.
-void* tcgemm_workspace(int64_t bytes);
 
 namespace tcgemm {
 

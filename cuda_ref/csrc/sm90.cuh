@@ -108,6 +108,29 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_multicast(uint32_t share
       : "memory");
 }
 
+// The same with a third coordinate: the matrix of a batch.
+__device__ __forceinline__ void cp_async_bulk_tensor_3d(uint32_t shared, const CUtensorMap* map,
+                                                        uint32_t barrier, int inner, int outer,
+                                                        int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared), "l"(map), "r"(barrier), "r"(inner),
+      "r"(outer), "r"(batch)
+      : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_multicast(uint32_t shared,
+                                                                  const CUtensorMap* map,
+                                                                  uint32_t barrier, int inner,
+                                                                  int outer, int batch,
+                                                                  uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared), "l"(map),
+      "r"(barrier), "r"(inner), "r"(outer), "r"(batch), "h"(ctas)
+      : "memory");
+}
+
 // Hazard: ordinary writes to `shared` are visible to the store only after every writing thread has
 // run fence_proxy_async and a barrier has followed. Hazard: the clipping is to 16-byte units, so an
 // inner extent that is not a multiple of 16 bytes lets up to 14 bytes past each row be written.
@@ -117,6 +140,14 @@ __device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, uint32_t sh
                    map),
                "r"(shared), "r"(inner), "r"(outer)
                : "memory");
+}
+
+__device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, uint32_t shared, int inner,
+                                             int outer, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(shared), "r"(inner), "r"(outer), "r"(batch)
+      : "memory");
 }
 
 __device__ __forceinline__ void fence_proxy_async() {
@@ -189,8 +220,35 @@ __device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+// Two of them, because accumulators of a wgmma that change their type on the way, if only for the
+// assembler, are copied, and then the registers do not suffice (ptxas C7511).
 __device__ __forceinline__ void st_shared_v2(uint32_t shared, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ void st_shared_v2(uint32_t shared, int32_t x, int32_t y) {
+  asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(shared), "r"(x), "r"(y) : "memory");
+}
+
+__device__ __forceinline__ uint4 ld_shared_v4(uint32_t shared) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void st_shared_v4(uint32_t shared, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// 2^x, with 2 units in the last place.
+__device__ __forceinline__ float ex2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 }  // namespace tcgemm::sm90

@@ -201,15 +201,16 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   // more than the SMs bring.
   const int parts = static_cast<int>(
       std::max<int64_t>(1, std::min({sms / tiles, k_tiles / 2, int64_t{MOST_PARTS}})));
-  schedule.groups = static_cast<int>(ceil_div(parts, MOST_SPLITS));
-  schedule.splits = MAX_CLUSTER > 1 ? parts / schedule.groups : 1;
+  schedule.groups = static_cast<int>(ceil_div(parts, std::min(MOST_SPLITS, MAX_CLUSTER)));
+  schedule.splits = parts / schedule.groups;
 
   const Rows c = rows_of(gemm.c, gemm.out);
   const auto epilogue = epilogue_of<float>(gemm);
   const int64_t pitch = ceil_div(c.cols, 4) * 4, group_stride = c.rows * pitch;
   Rows sums = c;
   if (schedule.groups > 1) {
-    void* workspace = tcgemm_workspace(group_stride * schedule.groups * 4);
+    if (gemm.scratch.allocate == nullptr) return cudaErrorNotSupported;
+    void* workspace = gemm.scratch.allocate(group_stride * schedule.groups * 4, stream);
     if (workspace == nullptr) return cudaErrorMemoryAllocation;
     sums = {workspace, pitch, 1, c.rows, c.cols, true};
   }

@@ -5,6 +5,7 @@
 // and never goes stale: encoding costs about a microsecond, finding it again tens of nanoseconds.
 #pragma once
 
+#include "epilogue.cuh"
 #include "gemm.cuh"
 #include "select.cuh"
 #include "wgmma.cuh"
@@ -34,29 +35,46 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 
 #endif
 
-// A 2-D box of a 2-D tensor whose inner dimension is contiguous. Extents in elements.
+// A 2-D box of a 2-D tensor whose inner dimension is contiguous, or of each matrix of a batch (3-D,
+// with batch > 0). Extents in elements. `rounds`: float32 arrives as tf32, rounded to nearest even.
 struct TensorMapKey {
   void* data;
   uint64_t inner, outer, pitch_bytes;
+  uint64_t batch, batch_pitch_bytes;
   uint32_t box_inner, box_outer;
   DType type;
+  bool rounds;
 
   bool operator==(const TensorMapKey& o) const {
     return data == o.data && inner == o.inner && outer == o.outer && pitch_bytes == o.pitch_bytes &&
-           box_inner == o.box_inner && box_outer == o.box_outer && type == o.type;
+           batch == o.batch && batch_pitch_bytes == o.batch_pitch_bytes &&
+           box_inner == o.box_inner && box_outer == o.box_outer && type == o.type &&
+           rounds == o.rounds;
   }
 
   size_t hash() const {
     size_t h = 0;
-    for (uint64_t part : {reinterpret_cast<uint64_t>(data) >> 4, inner, outer, pitch_bytes,
-                          static_cast<uint64_t>(box_inner) << 32 | box_outer,
-                          static_cast<uint64_t>(type)})
+    for (uint64_t part : {reinterpret_cast<uint64_t>(data) >> 4, inner, outer, pitch_bytes, batch,
+                          batch_pitch_bytes, static_cast<uint64_t>(box_inner) << 32 | box_outer,
+                          static_cast<uint64_t>(type) << 1 | rounds})
       h = (h ^ part) * 0x9E3779B97F4A7C15ull;
     return h ^ h >> 32;
   }
 };
 
 #ifndef TCGEMM_SIMULATOR
+
+inline CUtensorMapDataType tensor_map_type(const TensorMapKey& key) {
+  switch (key.type) {
+    case DType::f16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case DType::bf16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case DType::f32:
+      return key.rounds ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case DType::f64: return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
+    case DType::s32: return CU_TENSOR_MAP_DATA_TYPE_INT32;
+    default: return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  }
+}
 
 // Writes the tensor map of `key` (128-byte swizzle) to `map`: a cudaError_t. Thread-safe; keeps
 // the last map of each of 1,024 slots.
@@ -72,16 +90,14 @@ inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
   if (!(slot.key == key)) {
     auto encode = tensor_map_encoder();
     if (encode == nullptr) return cudaErrorNotSupported;
-    CUtensorMapDataType type = key.type == DType::f16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                               : key.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-    cuuint64_t extents[2] = {key.inner, key.outer};
-    cuuint64_t pitches[1] = {key.pitch_bytes};
-    cuuint32_t box[2] = {key.box_inner, key.box_outer};
-    cuuint32_t steps[2] = {1, 1};
+    cuuint64_t extents[3] = {key.inner, key.outer, key.batch};
+    cuuint64_t pitches[2] = {key.pitch_bytes, key.batch_pitch_bytes};
+    cuuint32_t box[3] = {key.box_inner, key.box_outer, 1};
+    cuuint32_t steps[3] = {1, 1, 1};
     slot.key = TensorMapKey{};
     CUresult result =
-        encode(&slot.map, type, 2, key.data, extents, pitches, box, steps,
+        encode(&slot.map, tensor_map_type(key), key.batch ? 3 : 2, key.data, extents, pitches, box,
+               steps,
                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) return cudaErrorInvalidValue;
@@ -94,8 +110,9 @@ inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
 #else
 
 inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
-  *map = {key.data, key.inner, key.outer, key.pitch_bytes, key.box_inner, key.box_outer,
-          key.type == DType::f32 ? 4u : 2u, {}};
+  *map = {key.data,          key.inner,         key.outer,     key.pitch_bytes,
+          key.batch,         key.batch_pitch_bytes, key.box_inner, key.box_outer,
+          static_cast<uint32_t>(bytes_of(key.type)), key.rounds, {}};
   return cudaSuccess;
 }
 
@@ -107,35 +124,44 @@ constexpr int64_t MOST_ELEMENTS = INT32_MAX - 255;
 // The tensor map of `matrix` with its columns (or, with inner_is_rows, its rows) innermost.
 // cudaErrorInvalidValue where TMA cannot read or write it that way: the base and the pitch must be
 // multiples of 16 bytes and the inner stride 1. The stride of a dimension of extent 1 is free.
+//
+// With batch > 0 the map has a third dimension of as many matrices, one where they are all the same
+// (batch stride 0): such a map takes coordinate 0 for each of them.
 inline int tensor_map(const Matrix& matrix, bool inner_is_rows, DType type, uint32_t box_inner,
-                      uint32_t box_outer, CUtensorMap* map) {
+                      uint32_t box_outer, CUtensorMap* map, int64_t batch = 0,
+                      bool rounds = false) {
   int64_t inner = matrix.cols, inner_stride = matrix.col_stride;
   int64_t outer = matrix.rows, outer_stride = matrix.row_stride;
   if (inner_is_rows) {
     std::swap(inner, outer);
     std::swap(inner_stride, outer_stride);
   }
-  const int64_t bytes = type == DType::f32 ? 4 : 2;
+  const int64_t bytes = bytes_of(type);
   int64_t pitch = outer == 1 ? (inner * bytes + 15) / 16 * 16 : outer_stride * bytes;
+  int64_t batch_pitch = matrix.batch_stride * bytes;
+  if (batch > 0 && (batch == 1 || batch_pitch == 0)) batch = 1, batch_pitch = pitch;
   if (inner > MOST_ELEMENTS || outer > MOST_ELEMENTS || (inner > 1 && inner_stride != 1) || pitch <= 0 ||
       pitch % 16 != 0 || pitch >= int64_t{1} << 40 ||
+      (batch > 0 && (batch_pitch <= 0 || batch_pitch % 16 != 0 ||
+                     batch_pitch >= int64_t{1} << 40 || batch > MOST_ELEMENTS)) ||
       reinterpret_cast<uint64_t>(matrix.data) % 16 != 0)
     return cudaErrorInvalidValue;
   return tensor_map(TensorMapKey{matrix.data, static_cast<uint64_t>(inner),
                                  static_cast<uint64_t>(outer), static_cast<uint64_t>(pitch),
-                                 box_inner, box_outer, type},
+                                 static_cast<uint64_t>(batch), static_cast<uint64_t>(batch_pitch),
+                                 box_inner, box_outer, type, rounds},
                     map);
 }
 
 // An operand's tensor map in whichever major TMA can read; K-major where both will do.
 // Boxes are panels: 64 along K by `rows` of M or N when K-major, 64 of M or N by 64 along K else.
 inline int operand_map(const Matrix& matrix, bool rows_are_k, DType type, uint32_t rows,
-                       CUtensorMap* map, Major* major) {
+                       CUtensorMap* map, Major* major, int64_t batch = 0) {
   *major = Major::K;
-  int error = tensor_map(matrix, rows_are_k, type, PANEL, rows, map);
+  int error = tensor_map(matrix, rows_are_k, type, PANEL, rows, map, batch);
   if (error == cudaErrorInvalidValue) {
     *major = Major::MN;
-    error = tensor_map(matrix, !rows_are_k, type, PANEL, PANEL, map);
+    error = tensor_map(matrix, !rows_are_k, type, PANEL, PANEL, map, batch);
   }
   return error;
 }
@@ -146,13 +172,35 @@ struct PlainOutput {
   void* data;
   int64_t row_stride, col_stride;
   bool pairs;
+  int64_t batch_stride;
+
+  // The matrix `batch` of it.
+  __device__ PlainOutput at(int batch, int element_bytes) const {
+    PlainOutput c = *this;
+    c.data = static_cast<char*>(data) + batch * batch_stride * element_bytes;
+    return c;
+  }
 };
 
 inline PlainOutput plain_output(const Matrix& c, DType type) {
-  const int64_t pair = type == DType::f32 ? 8 : 4;
+  const int64_t pair = 2 * bytes_of(type);
   bool pairs = c.col_stride == 1 && c.row_stride % 2 == 0 && c.cols % 2 == 0 &&
-               reinterpret_cast<uint64_t>(c.data) % pair == 0;
-  return {c.data, c.row_stride, c.col_stride, pairs};
+               c.batch_stride % 2 == 0 && reinterpret_cast<uint64_t>(c.data) % pair == 0;
+  return {c.data, c.row_stride, c.col_stride, pairs, c.batch_stride};
+}
+
+// The tensor map that stores C in chunks of `rows` rows x 128 bytes, and a plain output without
+// data; where TMA cannot store C, the plain output of all of it. TMA stores whole 16-byte units
+// only: with 129 columns of 16 bits it would write seven elements past each row.
+inline PlainOutput output_map(const Matrix& c, DType type, uint32_t rows, CUtensorMap* map,
+                              int64_t batch = 0) {
+  const int64_t bytes = bytes_of(type);
+  PlainOutput plain = plain_output(c, type);
+  if (c.cols * bytes % 16 == 0 && (batch < 2 || c.batch_stride != 0) &&
+      tensor_map(c, false, type, static_cast<uint32_t>(128 / bytes), rows, map, batch) ==
+          cudaSuccess)
+    plain.data = nullptr;
+  return plain;
 }
 
 // The multiprocessors of the current device, asked once per device.

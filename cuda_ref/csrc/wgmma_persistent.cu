@@ -1,10 +1,13 @@
-// C[M, N] = A[M, K] B[K, N] by blocks that stay: one to an SM, in pairs that share their loads.
+// C[M, N] = epilogue(alpha A[M, K] B[K, N] + beta C_in + bias), or a batch of them, by blocks that
+// stay: one to an SM, in pairs that share their loads.
 //
 // ADDS           a persistent schedule. Each block walks over many tiles, so that the producer
 //                fills the ring for the next tile while the consumers still store this one. The two
 //                blocks of a cluster work one above the other: each loads half of their common
 //                tile of B and multicasts it to both. C leaves through shared memory by TMA stores,
 //                under the next tile's multiplies. The next kernel's prologue may start early.
+//                What is fused happens in registers on the way; C_in is read ahead under the last
+//                multiplies. The tiles of a batch are one long schedule.
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
 // grid       as few clusters as finish in the same number of rounds, in groups of GROUP_M tile rows
@@ -15,7 +18,7 @@
 // warpgroup  64 x 256 of C: wgmma 64 x 256 x 16; 128 accumulators a thread; stored in chunks of 64
 //            rows x 128 bytes, through CHUNK_BUFFERS x 8 KB
 #include "order.cuh"
-#include "wgmma_tile.cuh"
+#include "wgmma_epilogue.cuh"
 
 namespace {
 
@@ -33,9 +36,7 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);
 constexpr int PRODUCER_REGISTERS = 40;
 constexpr int CONSUMER_REGISTERS = 232;
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 168 * (1 + CONSUMERS));
-constexpr int CHUNK_ROWS = 64;
 constexpr int CHUNK_BUFFERS = 2;
-constexpr uint32_t CHUNK_BYTES = CHUNK_ROWS * 128;
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
 constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr uint32_t SHARED_BYTES =
@@ -56,12 +57,30 @@ struct Schedule {
   }
 };
 
-template <typename In, typename Out, Major A, Major B>
+// What a build is for: the build system compiles one case at a time. By default it is all cases.
+template <typename In, bool PLAIN>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    PLAIN == TCGEMM_PLAIN &&
+    TCGEMM_IN == static_cast<int>(std::is_same_v<In, __half> ? DType::f16 : DType::bf16);
+#else
+    true;
+#endif
+
+// What the plain product does without.
+struct Plain {};
+struct Fused {
+  Epilogue<float> epilogue;
+  int batch, a_step, b_step;  // a_step, b_step: 0 where the batch shares the operand, else 1
+};
+
+template <typename In, typename Out, Major A, Major B, typename Extra>
 __global__ void __launch_bounds__(THREADS, 1)
     wgmma_persistent(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
                      const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
-                     Schedule schedule) {
+                     Schedule schedule, const __grid_constant__ Extra extra) {
+  constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * NUM_STAGES];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
@@ -69,7 +88,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
-  const int tiles = schedule.rows() * schedule.cols(), k_tiles = (schedule.K - 1) / BLOCK_K + 1;
+  const int k_tiles = (schedule.K - 1) / BLOCK_K + 1;
+  const int tiles_of_one = schedule.rows() * schedule.cols();
+  int tiles = tiles_of_one;
+  if constexpr (FUSED) tiles *= extra.batch;
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < NUM_STAGES; ++stage) {
@@ -96,15 +118,18 @@ __global__ void __launch_bounds__(THREADS, 1)
       prefetch_tensormap(&b_map);
       uint32_t stage = 0, phase = 0;
       for (int index = first; index < tiles; index += step) {
-        const Tile tile = schedule.tile(index, rank);
+        const int z = FUSED ? index / tiles_of_one : 0;
+        const Tile tile = schedule.tile(index - z * tiles_of_one, rank);
         const int m = tile.m * BLOCK_M, n = tile.n * BLOCK_N;
+        int a_z = 0, b_z = 0;
+        if constexpr (FUSED) a_z = z * extra.a_step, b_z = z * extra.b_step;
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
           mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
-          load_tile<A, BLOCK_M>(a_tile, &a_map, barrier, m, k_tile * BLOCK_K);
-          load_tile_multicast<B, BLOCK_N>(a_tile + A_BYTES, &b_map, barrier, n, k_tile * BLOCK_K,
-                                          rank, cluster);
+          load_tile<A, BLOCK_M, FUSED>(a_tile, &a_map, barrier, m, k_tile * BLOCK_K, a_z);
+          load_tile_multicast<B, BLOCK_N, FUSED>(a_tile + A_BYTES, &b_map, barrier, n,
+                                                 k_tile * BLOCK_K, rank, cluster, b_z);
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
         }
       }
@@ -122,7 +147,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     float d[BLOCK_N / 2];
     uint32_t stage = 0, phase = 0;
     for (int index = first; index < tiles; index += step) {
-      const Tile tile = schedule.tile(index, rank);
+      const int z = FUSED ? index / tiles_of_one : 0;
+      const Tile tile = schedule.tile(index - z * tiles_of_one, rank);
       const int m = tile.m * BLOCK_M + consumer * 64, n = tile.n * BLOCK_N;
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         mbarrier_try_wait_parity(full + 8 * stage, phase);
@@ -140,26 +166,32 @@ __global__ void __launch_bounds__(THREADS, 1)
           mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
         if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
       }
+      ChunkOfCIn<Out> c_in;
+      if constexpr (FUSED) c_in.load(extra.epilogue, m, n, schedule.M, schedule.N, z);
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
 
+      if constexpr (FUSED)
+        finish_chunks<Out>(extra.epilogue, c_in, d, m, n, schedule.M, schedule.N, z);
       if (plain.data != nullptr) {
-        store_accumulators<Out>(plain, d, m, n, schedule.M, schedule.N);
+        store_accumulators<Out>(plain.at(z, sizeof(Out)), d, m, n, schedule.M, schedule.N);
         continue;
       }
-      constexpr int CHUNK_N = 128 / sizeof(Out);
 #pragma unroll
-      for (int i = 0; i < BLOCK_N / CHUNK_N; ++i) {
+      for (int i = 0; i < BLOCK_N / CHUNK_N<Out>; ++i) {
         const uint32_t chunk = chunks + i % CHUNK_BUFFERS * CHUNK_BYTES;
         // The buffer's last store has been read out before anyone writes it again.
         if (stores) cp_async_bulk_wait_group_read<CHUNK_BUFFERS - 1>();
         bar_sync(1 + consumer, 128);
-        write_chunk<Out>(chunk, d, i * CHUNK_N);
+        write_chunk<Out>(chunk, d, i * CHUNK_N<Out>);
         fence_proxy_async();
         bar_sync(1 + consumer, 128);
         if (stores) {
-          tma_store_2d(&c_map, chunk, n + i * CHUNK_N, m);
+          if constexpr (FUSED)
+            tma_store_3d(&c_map, chunk, n + i * CHUNK_N<Out>, m, z);
+          else
+            tma_store_2d(&c_map, chunk, n + i * CHUNK_N<Out>, m);
           cp_async_bulk_commit_group();
         }
       }
@@ -173,40 +205,46 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
 }
 
-}  // namespace
-
-int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
-  const Gemm gemm = with_rows_of_c(asked);
+// `batch`: 0 for the plain product, whose tensor maps have two dimensions.
+template <typename Extra>
+int launch_extra(const Gemm& gemm, int64_t batch, const Extra& extra, cudaStream_t stream) {
   CUtensorMap a_map, b_map, c_map{};
   Major a_major, b_major;
   int sms = 0;
-  int error = operand_map(gemm.a, false, gemm.in, BLOCK_M, &a_map, &a_major);
+  int error = operand_map(gemm.a, false, gemm.in, BLOCK_M, &a_map, &a_major, batch);
   if (error == cudaSuccess)
-    error = operand_map(gemm.b, true, gemm.in, BOX_ROWS<Major::K>, &b_map, &b_major);
+    error = operand_map(gemm.b, true, gemm.in, BOX_ROWS<Major::K>, &b_map, &b_major, batch);
   if (error == cudaSuccess) error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
-
-  // TMA writes C where it can: whole 16-byte units only, since with 129 columns of 16 bits it
-  // would write seven elements past each row.
-  PlainOutput plain = plain_output(gemm.c, gemm.out);
-  const int bytes = gemm.out == DType::f32 ? 4 : 2;
-  if (gemm.c.cols * bytes % 16 == 0 &&
-      tensor_map(gemm.c, false, gemm.out, 128 / bytes, CHUNK_ROWS, &c_map) == cudaSuccess)
-    plain.data = nullptr;
+  const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, batch);
 
   Schedule schedule{static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols),
                     static_cast<int>(gemm.a.cols), 1};
   const int64_t tiles_m = ceil_div(schedule.M, BLOCK_M), tiles_n = ceil_div(schedule.N, BLOCK_N);
-  if (tiles_m * tiles_n > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
-  if (MAX_CLUSTER > 1 && tiles_m * tiles_n > 4 * sms && (tiles_m % 2 == 0 || tiles_m > 16))
+  if (tiles_m * tiles_n > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
+  if (MAX_CLUSTER > 1 && tiles_m * tiles_n * gemm.batch > 4 * sms &&
+      (tiles_m % 2 == 0 || tiles_m > 16))
     schedule.cluster = 2;
   // Clusters beyond what the last round needs would wait at its end, and draw power.
-  const int64_t tiles = ceil_div(tiles_m, schedule.cluster) * tiles_n;
+  const int64_t tiles = ceil_div(tiles_m, schedule.cluster) * tiles_n * gemm.batch;
   const int64_t rounds = ceil_div(tiles, sms / schedule.cluster);
   return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
-    return launch_clusters(wgmma_persistent<decltype(in), decltype(out), a, b>,
-                           static_cast<unsigned>(ceil_div(tiles, rounds)), schedule.cluster,
-                           dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
-                           schedule);
+    using In = decltype(in);
+    if constexpr (BUILT<In, std::is_same_v<Extra, Plain>>)
+      return launch_clusters(wgmma_persistent<In, decltype(out), a, b, Extra>,
+                             static_cast<unsigned>(ceil_div(tiles, rounds)), schedule.cluster,
+                             dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
+                             schedule, extra);
+    return static_cast<int>(cudaErrorNotSupported);
   });
+}
+
+}  // namespace
+
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const Gemm gemm = with_rows_of_c(asked);
+  if (is_plain(gemm) && gemm.batch == 1) return launch_extra(gemm, 0, Plain{}, stream);
+  const Fused fused{epilogue_of<float>(gemm), static_cast<int>(gemm.batch),
+                    gemm.a.batch_stride != 0, gemm.b.batch_stride != 0};
+  return launch_extra(gemm, gemm.batch, fused, stream);
 }

@@ -7,16 +7,19 @@
 namespace tcgemm::sm90 {
 
 // One operand tile, ROWS of M or N from `mn` by 64 along K from `k`, to `shared`; its
-// ROWS * 128 bytes are announced by the caller.
-template <Major MAJOR, int ROWS>
+// ROWS * 128 bytes are announced by the caller. BATCHED: of matrix `batch` of a map of three
+// dimensions.
+template <Major MAJOR, int ROWS, bool BATCHED = false>
 __device__ __forceinline__ void load_tile(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
-                                          int mn, int k) {
-  if constexpr (MAJOR == Major::K) {
-    cp_async_bulk_tensor_2d(shared, map, barrier, k, mn);
-  } else {
+                                          int mn, int k, int batch = 0) {
+  constexpr int BOX = MAJOR == Major::K ? ROWS : 64;
 #pragma unroll
-    for (int i = 0; i < ROWS / 64; ++i)
-      cp_async_bulk_tensor_2d(shared + i * BYTES_PER_64_MN, map, barrier, mn + i * 64, k);
+  for (int i = 0; i < ROWS; i += BOX) {
+    const int inner = MAJOR == Major::K ? k : mn + i, outer = MAJOR == Major::K ? mn : k;
+    if constexpr (BATCHED)
+      cp_async_bulk_tensor_3d(shared + i * 128, map, barrier, inner, outer, batch);
+    else
+      cp_async_bulk_tensor_2d(shared + i * 128, map, barrier, inner, outer);
   }
 }
 
@@ -26,18 +29,25 @@ constexpr int BOX_ROWS = MAJOR == Major::K ? 128 : 64;
 
 // The same tile in every block of a cluster of `cluster`: block `rank` loads each cluster-th box
 // and multicasts it. Every block's barrier receives all ROWS * 128 bytes.
-template <Major MAJOR, int ROWS>
+template <Major MAJOR, int ROWS, bool BATCHED = false, int BOX = BOX_ROWS<MAJOR>>
 __device__ __forceinline__ void load_tile_multicast(uint32_t shared, const CUtensorMap* map,
                                                     uint32_t barrier, int mn, int k, int rank,
-                                                    int cluster) {
-  constexpr int BOX = BOX_ROWS<MAJOR>;
+                                                    int cluster, int batch = 0) {
+  const uint16_t ctas = static_cast<uint16_t>((1 << cluster) - 1);
   for (int row = rank * BOX; row < ROWS; row += cluster * BOX) {
     const int inner = MAJOR == Major::K ? k : mn + row, outer = MAJOR == Major::K ? mn + row : k;
-    if (cluster > 1)
-      cp_async_bulk_tensor_2d_multicast(shared + row * 128, map, barrier, inner, outer,
-                                        static_cast<uint16_t>((1 << cluster) - 1));
-    else
-      cp_async_bulk_tensor_2d(shared + row * 128, map, barrier, inner, outer);
+    const uint32_t to = shared + row * 128;
+    if constexpr (BATCHED) {
+      if (cluster > 1)
+        cp_async_bulk_tensor_3d_multicast(to, map, barrier, inner, outer, batch, ctas);
+      else
+        cp_async_bulk_tensor_3d(to, map, barrier, inner, outer, batch);
+    } else {
+      if (cluster > 1)
+        cp_async_bulk_tensor_2d_multicast(to, map, barrier, inner, outer, ctas);
+      else
+        cp_async_bulk_tensor_2d(to, map, barrier, inner, outer);
+    }
   }
 }
 
@@ -54,8 +64,8 @@ __device__ __forceinline__ uint32_t pack(float x, float y) {
 
 // Stores a warpgroup's 64 x (2 * REGISTERS) accumulators with C's corner at (m, n) by plain
 // stores, clipped to M and N; any strides.
-template <typename Out, int REGISTERS>
-__device__ __forceinline__ void store_accumulators(const PlainOutput& c, const float (&d)[REGISTERS],
+template <typename Out, typename Acc, int REGISTERS>
+__device__ __forceinline__ void store_accumulators(const PlainOutput& c, const Acc (&d)[REGISTERS],
                                                    int m, int n, int M, int N) {
   const int thread = threadIdx.x % 128;
   const int row = m + thread / 32 * 16 + thread % 32 / 4;
@@ -67,18 +77,20 @@ __device__ __forceinline__ void store_accumulators(const PlainOutput& c, const f
     Out* line = static_cast<Out*>(c.data) + i * c.row_stride;
 #pragma unroll
     for (int j = 0; j < REGISTERS / 4; ++j) {
-      const float x = d[4 * j + 2 * half], y = d[4 * j + 2 * half + 1];
+      const Acc x = d[4 * j + 2 * half], y = d[4 * j + 2 * half + 1];
       const int64_t k = col + 8 * j;
       if (c.pairs) {
         if (k < N) {
           if constexpr (std::is_same_v<Out, float>)
             *reinterpret_cast<float2*>(line + k) = make_float2(x, y);
+          else if constexpr (std::is_same_v<Out, int32_t>)
+            *reinterpret_cast<int2*>(line + k) = make_int2(x, y);
           else
             *reinterpret_cast<uint32_t*>(line + k) = pack<Out>(x, y);
         }
       } else {
-        if (k < N) line[k * c.col_stride] = from_float<Out>(x);
-        if (k + 1 < N) line[(k + 1) * c.col_stride] = from_float<Out>(y);
+        if (k < N) line[k * c.col_stride] = narrow<Out>(x);
+        if (k + 1 < N) line[(k + 1) * c.col_stride] = narrow<Out>(y);
       }
     }
   }
@@ -86,9 +98,8 @@ __device__ __forceinline__ void store_accumulators(const PlainOutput& c, const f
 
 // Writes 128 bytes of each row of a warpgroup's accumulators, columns from `first`, to `chunk` in
 // the order in which TMA's 128-byte swizzle reads it: 16-byte unit u of row r is at u ^ (r % 8).
-template <typename Out, int REGISTERS>
-__device__ __forceinline__ void write_chunk(uint32_t chunk, const float (&d)[REGISTERS],
-                                            int first) {
+template <typename Out, typename Acc, int REGISTERS>
+__device__ __forceinline__ void write_chunk(uint32_t chunk, const Acc (&d)[REGISTERS], int first) {
   const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   if constexpr (sizeof(Out) == 2) {
     // Lanes 8 i .. 8 i + 7 address matrix i: rows 8 (i % 2), columns 8 (i / 2) of 16 x 16.
@@ -103,7 +114,7 @@ __device__ __forceinline__ void write_chunk(uint32_t chunk, const float (&d)[REG
     const uint32_t row = warp * 16 + lane / 4;  // and row + 8, which swizzles alike
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float* x = d + (first / 8 + j) * 4;
+      const Acc* x = d + (first / 8 + j) * 4;
       const uint32_t unit = 2 * j + lane % 4 / 2;
       const uint32_t at = chunk + row * 128 + (unit ^ row % 8) * 16 + lane % 2 * 8;
       st_shared_v2(at, x[0], x[1]);

@@ -13,11 +13,11 @@
 // block  2 x 2 warps step through K by BLOCK_K
 // warp   WARP_M x WARP_N of C: 4 x 4 mma tiles. 128 registers of a thread hold accumulators, so two
 //        blocks of 128 threads fill the registers of an SM; 4 stages are 80 KB of shared memory.
-#include "convert.cuh"
-#include "copy.cuh"
+#include "epilogue.cuh"
 #include "fragment.cuh"
 #include "order.cuh"
 #include "select.cuh"
+#include "tile_copy.cuh"
 
 namespace {
 
@@ -51,71 +51,21 @@ constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
 constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K * (BLOCK_M + PAD) <= A_TILE && BLOCK_K * (BLOCK_N + PAD) <= B_TILE);
-static_assert(THREADS % BLOCK_M == 0 && THREADS % BLOCK_N == 0 && THREADS % BLOCK_K == 0);
-static_assert(BLOCK_M * BLOCK_K % (THREADS * VECTOR) == 0);
-static_assert(BLOCK_K * BLOCK_N % (THREADS * VECTOR) == 0);
 
-// A or B in its storage order: `inner` is the dimension along which elements are neighbours, if
-// they are along any. `vectors`: every row begins at a multiple of 16 bytes.
-struct Operand {
-  const void* data;
-  int64_t outer, inner;
-  int64_t outer_stride, inner_stride;
-  bool vectors;
-};
+// What a build is for: the build system compiles one case at a time. By default it is all cases.
+template <typename In, bool PLAIN>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    PLAIN == TCGEMM_PLAIN &&
+    TCGEMM_IN == static_cast<int>(std::is_same_v<In, __half> ? DType::f16 : DType::bf16);
+#else
+    true;
+#endif
 
-__device__ inline int clamp(int64_t x, int high) {
-  return static_cast<int>(x < 0 ? 0 : x < high ? x : high);
-}
-
-// Copies the OUTER x INNER part at (outer0, inner0) to rows INNER + PAD apart, zeros outside the
-// operand. The caller commits the cp.async group and meets the barrier that follows. A thread stays
-// in its column, so all that changes from copy to copy is the row.
-template <int OUTER, int INNER, typename In>
-__device__ void copy_tile(In* tile, const Operand& from, int64_t outer0, int64_t inner0) {
-  constexpr int WIDTH = INNER + PAD;
-  const int rows = clamp(from.outer - outer0, OUTER);
-  const In* data = static_cast<const In*>(from.data) + outer0 * from.outer_stride;
-  if (from.vectors) {
-    constexpr int ROWS = THREADS * VECTOR / INNER;
-    const int row = threadIdx.x * VECTOR / INNER;
-    const int col = threadIdx.x * VECTOR % INNER;
-    const int cols = clamp(from.inner - inner0 - col, VECTOR);
-    const In* source = data + row * from.outer_stride + inner0 + col;
-    In* to = &tile[row * WIDTH + col];
-    if (rows == OUTER && from.inner - inner0 >= INNER) {
-#pragma unroll
-      for (int i = 0; i < OUTER; i += ROWS, source += ROWS * from.outer_stride) {
-        cp_async_16(to + i * WIDTH, source);
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < OUTER; i += ROWS, source += ROWS * from.outer_stride) {
-      const int inside = row + i < rows ? cols : 0;
-      if (inside == VECTOR) cp_async_16(to + i * WIDTH, source);
-      for (int e = 0; e < VECTOR && inside < VECTOR; ++e) {
-        to[i * WIDTH + e] = e < inside ? source[e] : from_float<In>(0.0f);
-      }
-    }
-  } else {
-    constexpr int ROWS = THREADS / INNER;
-    const int row = threadIdx.x / INNER;
-    const int col = threadIdx.x % INNER;
-    const bool inside = inner0 + col < from.inner;
-    const In* source = data + row * from.outer_stride + (inner0 + col) * from.inner_stride;
-#pragma unroll 8
-    for (int i = 0; i < OUTER; i += ROWS) {
-      tile[(row + i) * WIDTH + col] = inside && row + i < rows ? *source : from_float<In>(0.0f);
-      source += ROWS * from.outer_stride;
-    }
-  }
-}
-
-template <typename In, typename Out, bool A_T, bool B_T>
+template <bool FUSED, typename In, typename Out, bool A_T, bool B_T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    wmma_any_kernel(Operand a, Operand b, Matrix c, bool c_vectors, int64_t K, int tiles_m,
-                    int tiles_n) {
+    wmma_any_kernel(Operand a, Operand b, Matrix c, bool c_vectors, Epilogue<float> epilogue,
+                    int64_t K, int tiles_m, int tiles_n) {
   In* a_tiles = reinterpret_cast<In*>(dynamic_shared());
   In* b_tiles = a_tiles + NUM_STAGES * A_TILE;
   constexpr int A_LD = (A_T ? BLOCK_M : BLOCK_K) + PAD;
@@ -124,15 +74,19 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int warp = threadIdx.x / 32;
   const int warp_m = warp / WARPS_N * WARP_M;
   const int warp_n = warp % WARPS_N * WARP_N;
-  const Tile tile = grouped_tile<GROUP_M>(blockIdx.x, tiles_m, tiles_n);
+  const int batch = blockIdx.x / (tiles_m * tiles_n);
+  const Tile tile = grouped_tile<GROUP_M>(blockIdx.x % (tiles_m * tiles_n), tiles_m, tiles_n);
   const int64_t m0 = static_cast<int64_t>(tile.m) * BLOCK_M;
   const int64_t n0 = static_cast<int64_t>(tile.n) * BLOCK_N;
 
+  const In* a_data = static_cast<const In*>(a.data) + batch * a.batch_stride;
+  const In* b_data = static_cast<const In*>(b.data) + batch * b.batch_stride;
+
   const auto load_stage = [&](int stage, int64_t k0) {
-    copy_tile<A_T ? BLOCK_K : BLOCK_M, A_LD - PAD>(a_tiles + stage * A_TILE, a, A_T ? k0 : m0,
-                                                   A_T ? m0 : k0);
-    copy_tile<B_T ? BLOCK_N : BLOCK_K, B_LD - PAD>(b_tiles + stage * B_TILE, b, B_T ? n0 : k0,
-                                                   B_T ? k0 : n0);
+    copy_tile<THREADS, A_T ? BLOCK_K : BLOCK_M, A_LD - PAD, A_LD>(
+        a_tiles + stage * A_TILE, a, a_data, A_T ? k0 : m0, A_T ? m0 : k0);
+    copy_tile<THREADS, B_T ? BLOCK_N : BLOCK_K, B_LD - PAD, B_LD>(
+        b_tiles + stage * B_TILE, b, b_data, B_T ? n0 : k0, B_T ? k0 : n0);
   };
 
   wmma::fragment<wmma::accumulator, MMA_M, MMA_N, MMA_K, float> accumulators[TILES_M][TILES_N];
@@ -199,52 +153,33 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
   }
   __syncthreads();
-  const int rows = clamp(c.rows - m0, BLOCK_M);
-  const int cols = clamp(c.cols - n0, BLOCK_N);
-  Out* data = static_cast<Out*>(c.data) + m0 * c.row_stride + n0 * c.col_stride;
-#pragma unroll 2
-  for (int i = 0; i < BLOCK_M * BLOCK_N / (THREADS * OUT_VECTOR<Out>); ++i) {
-    const int index = (threadIdx.x + i * THREADS) * OUT_VECTOR<Out>;
-    const int row = index / BLOCK_N;
-    const int col = index % BLOCK_N;
-    if (row >= rows) break;
-    const float* from = &c_tile[row * C_LD + col];
-    if (c_vectors && col + OUT_VECTOR<Out> <= cols) {
-      store_vector(&data[row * c.row_stride + col], from);
-    } else {
-      for (int e = 0; e < OUT_VECTOR<Out> && col + e < cols; ++e) {
-        data[row * c.row_stride + (col + e) * c.col_stride] = from_float<Out>(from[e]);
-      }
-    }
-  }
-}
-
-Operand operand(const Matrix& matrix) {
-  Operand result = {matrix.data, matrix.rows, matrix.cols, matrix.row_stride, matrix.col_stride,
-                    false};
-  if (column_major(matrix)) {
-    std::swap(result.outer, result.inner);
-    std::swap(result.outer_stride, result.inner_stride);
-  }
-  result.vectors =
-      rows_aligned(result.data, result.outer, result.outer_stride, result.inner_stride, 2);
-  return result;
+  store_tile<FUSED, THREADS, BLOCK_M, BLOCK_N, C_LD, Out>(c_tile, c, c_vectors, epilogue, m0, n0,
+                                                          batch);
 }
 
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
-  const Matrix& c = gemm.c;
-  const int64_t tiles_m = ceil_div(c.rows, BLOCK_M);
-  const int64_t tiles_n = ceil_div(c.cols, BLOCK_N);
+  const int64_t tiles_m = ceil_div(gemm.c.rows, BLOCK_M);
+  const int64_t tiles_n = ceil_div(gemm.c.cols, BLOCK_N);
+  const auto with = [&](auto kernel) {
+    return launch_tiles(kernel, gemm.batch * tiles_m, tiles_n, dim3(THREADS), SHARED_BYTES, stream,
+                        operand(gemm.a, gemm.batch, 2), operand(gemm.b, gemm.batch, 2), gemm.c,
+                        rows_are_vectors(gemm.c, gemm.batch, gemm.out), epilogue_of<float>(gemm),
+                        gemm.a.cols, static_cast<int>(tiles_m), static_cast<int>(tiles_n));
+  };
   return with_fragment_types(gemm, [&](auto in, auto out) {
-    const bool c_vectors = rows_aligned(c.data, c.rows, c.row_stride, c.col_stride, sizeof(out));
     return with_layouts(gemm, [&](auto a_t, auto b_t) {
-      return launch_tiles(wmma_any_kernel<decltype(in), decltype(out), a_t.value, b_t.value>,
-                          tiles_m, tiles_n, dim3(THREADS), SHARED_BYTES, stream,
-                          operand(gemm.a), operand(gemm.b), c, c_vectors, gemm.a.cols,
-                          static_cast<int>(tiles_m), static_cast<int>(tiles_n));
+      using In = decltype(in);
+      using Out = decltype(out);
+      if constexpr (BUILT<In, true>) {
+        if (is_plain(gemm)) return with(wmma_any_kernel<false, In, Out, a_t.value, b_t.value>);
+      }
+      if constexpr (BUILT<In, false>) {
+        return with(wmma_any_kernel<true, In, Out, a_t.value, b_t.value>);
+      }
+      return static_cast<int>(cudaErrorNotSupported);
     });
   });
 }

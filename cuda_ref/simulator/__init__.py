@@ -14,24 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..fusion import ACTIVATIONS, COMPUTES, mma_tile
+from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
+from ..toolchain import built_by_case
 from .build import CSRC, library, lock_of, shared_symbols
 from .findings import Finding, describe
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
-DTYPES = {
-    "float16": 0,
-    "bfloat16": 1,
-    "float32": 2,
-    "float64": 3,
-    "int8": 4,
-    "uint8": 5,
-    "int32": 6,
-    "float8_e4m3fn": 7,
-    "float8_e5m2": 8,
-}
-"""The values of tcgemm::DType in csrc/gemm.cuh."""
-
 _ELEMENTS = ("f16", "bf16", "tf32", "f32", "f64", "s8", "u8", "s32", "e4m3", "e5m2")
 _MAX_FINDINGS = 24
 _MAX_MMA_KINDS = 12
@@ -359,7 +347,8 @@ def simulate(
         raise ValueError(f"no file {path}")
     order_number, seed = parse_order(order)
     observed = check or count
-    library_path = library(path, observed)
+    defines = case(a.dtype, fusion, c.dim() == 3) if built_by_case(path) else ()
+    library_path = library(path, observed, defines)
     request = _Request()
     request.alpha, request.compute = 1.0, COMPUTES["float32"]
     operands = [_matrix(a), _matrix(b), _matrix(c)]

@@ -199,10 +199,11 @@ def _dynamic_source(names: set[str]) -> str:
     return "\n".join([*lines, f".zero {_DYNAMIC_BYTES}", '.section .note.GNU-stack,"",@progbits\n'])
 
 
-def library(source: Path, observed: bool) -> Path:
+def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
     """The shared library of one .cu file, built where the cache does not hold it.
 
-    ``observed`` builds it with a hook in front of every load and store, for checks and counts.
+    ``observed`` builds it with a hook in front of every load and store, for checks and counts;
+    ``defines`` are further flags.
     Raises RuntimeError where g++ is missing or refuses the file.
     """
     source = source.resolve()
@@ -210,7 +211,7 @@ def library(source: Path, observed: bool) -> Path:
     headers = _hash(_folder_bytes(INCLUDE, _HERE / "src", CSRC))
     flags = (
         *_COMMON, *_machine_flags(), "-O2", f"-I{INCLUDE}", f"-I{source.parent}", f"-I{CSRC}",
-        *(_OBSERVED if observed else ()),
+        *(_OBSERVED if observed else ()), *defines,
     )  # fmt: skip
     beside = b"" if source.parent == CSRC else _folder_bytes(source.parent)
     key = _hash(source.read_bytes(), beside, headers, _compiler_version(), str(source), *flags)

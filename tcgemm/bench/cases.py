@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import OperandError, UnknownNameError, UnsupportedError
+from ..problem import COMPUTES, EPILOGUES, OUTPUTS
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
-DTYPES_IN = ("float16", "bfloat16")
-DTYPES_OUT = ("float16", "bfloat16", "float32")
+DTYPES_IN = tuple(OUTPUTS)
+DTYPES_OUT = tuple(dict.fromkeys(out for outs in OUTPUTS.values() for out in outs))
+MODES = tuple(dict.fromkeys(mode for modes in COMPUTES.values() for mode in modes))
+FUSIONS = ("residual", "bias", *EPILOGUES)
+"""What may be fused, one word each; a case's ``fused`` joins some with a space, in this order."""
+
+CASE_COLUMNS = (
+    *("dtype_in", "dtype_out", "compute", "fused", "mma_shape", "layout"),
+    *("M", "N", "K"),
+)
+"""The fields of a case that name it, as the results store has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,16 @@ class Case:
     """nn, nt, tn or tt: A then B, t is stored transposed; C is row-major."""
     origin: str
     """Where the shape comes from, in words."""
+    compute: str = ""
+    """How the products are summed (problem.COMPUTES); by default the dtype's first."""
+    fused: str = ""
+    """Words of FUSIONS: residual is beta = 1, bias a row vector, the rest the epilogue."""
+    mma_shape: str = ""
+    """The WMMA shape, of kernels that have several."""
+
+    def __post_init__(self) -> None:
+        if not self.compute:
+            object.__setattr__(self, "compute", COMPUTES[self.dtype_in][0])
 
     @property
     def shape(self) -> str:
@@ -37,7 +58,10 @@ class Case:
         pair = self.dtype_in
         if self.dtype_out != self.dtype_in:
             pair += f" -> {self.dtype_out}"
-        return f"{self.shape} {pair} {self.layout}"
+        if self.compute != COMPUTES[self.dtype_in][0]:
+            pair += f" by {self.compute}"
+        words = [word for word in (self.fused.replace(" ", "+"), self.mma_shape) if word]
+        return " ".join([self.shape, pair, self.layout, *words])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +78,13 @@ class Suite:
 
     about: str
     shapes: tuple[Shape, ...]
-    dtypes: tuple[str, ...] = DTYPES_IN
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
     layouts: tuple[str, ...] = ("nn", "nt")
+    pairs: tuple[tuple[str, str, str], ...] = ()
+    """(dtype of A and B, of C, compute) instead of ``dtypes``, each with C of its own dtype."""
+    fused: tuple[str, ...] = ("",)
+    mma_shapes: tuple[tuple[str, str], ...] = ()
+    """(dtype of A and B, WMMA shape): each shape measured where A and B are of that dtype."""
 
 
 def _cubes(sizes: Iterable[int], origin: str) -> tuple[Shape, ...]:
@@ -129,6 +158,41 @@ SUITES: dict[str, Suite] = {
             for N, K, weight in LLM_WEIGHTS
         ),
     ),
+    "types": Suite(
+        "every type pair, and every way to sum",
+        _cubes((1024, 4096, 8192), "a cube, to compare type pairs"),
+        pairs=tuple(
+            (dtype, out, compute)
+            for dtype, outs in OUTPUTS.items()
+            for out in outs
+            for compute in COMPUTES[dtype]
+            if (compute == COMPUTES[dtype][0] or out == outs[0])
+            and (out == outs[0] or not dtype.startswith("float8"))
+        ),
+    ),
+    "fused": Suite(
+        "what an epilogue costs, beside the same in torch's calls",
+        (
+            *_cubes((1024, 4096), "a cube, to see what the epilogue costs"),
+            Shape(4096, 14336, 4096, "prefill of 4096 tokens: Llama 3 8B up projection"),
+        ),
+        dtypes=("bfloat16",),
+        layouts=("nt",),
+        fused=("", "residual", "bias", *(f"bias {name}" for name in EPILOGUES)),
+    ),
+    "wmma": Suite(
+        "the five WMMA shapes, by type",
+        _cubes((4096,), "a cube, to compare instruction shapes"),
+        mma_shapes=(
+            *(
+                (dtype, shape)
+                for dtype in ("float16", "bfloat16", "int8", "uint8")
+                for shape in ("16x16x16", "32x8x16", "8x32x16")
+            ),
+            ("float32", "16x16x8"),
+            ("float64", "8x8x4"),
+        ),
+    ),
 }
 """Suite name -> shapes. ``full`` is all of them."""
 
@@ -140,7 +204,6 @@ CHECKED = Suite(
         _NOTE_BROKEN[3],
         Shape(1, 256, 128, "decode, one sequence, made small"),
     ),
-    dtypes=DTYPES_IN,
     layouts=("nn",),
 )
 """What ``quick`` means where there is no GPU: nothing is timed, so small shapes say as much."""
@@ -155,6 +218,8 @@ def build(
     dtypes: Sequence[str] = (),
     dtypes_out: Sequence[str] = (),
     layouts: Sequence[str] = (),
+    computes: Sequence[str] = (),
+    fused: Sequence[str] = (),
     device: str = "cuda",
 ) -> list[Case]:
     """The cases of a suite, or of shapes given by hand, without repeats.
@@ -164,8 +229,11 @@ def build(
         shapes: each as "MxNxK".
         dtypes: of A and B; by default the suite's, or bfloat16 for shapes given by hand.
         dtypes_out: of C, each paired with every dtype of A and B that it fits; by default the
-            dtype of A and B.
+            suite's, or the first of problem.OUTPUTS.
         layouts: of nn, nt, tn, tt; by default the suite's, or nn.
+        computes: how the products are summed, each with every dtype that it fits; by default the
+            suite's, or the first of problem.COMPUTES.
+        fused: what is fused, each some of FUSIONS joined by spaces; by default the suite's.
         device: "cuda" or "cpu". On the CPU only quick (then CHECKED) and shapes given by hand are
             possible.
 
@@ -177,6 +245,8 @@ def build(
     _known("dtype", dtypes, DTYPES_IN)
     _known("output dtype", dtypes_out, DTYPES_OUT)
     _known("layout", layouts, LAYOUTS)
+    _known("compute", computes, MODES)
+    _known("fusion", [word for words in fused for word in words.split()], FUSIONS)
     _known("suite", [suite] if suite else [], NAMES)
     chosen: list[tuple[str, Suite]]
     if shapes:
@@ -197,20 +267,43 @@ def build(
             chosen = [(name, SUITES[name]) for name in (SUITES if suite == "full" else [suite])]
     cases: dict[tuple[object, ...], Case] = {}
     for name, s in chosen:
-        for dtype_in in dtypes or s.dtypes:
-            for dtype_out in dtypes_out or (dtype_in,):
-                if dtype_out not in (dtype_in, "float32"):
-                    continue
-                for layout in layouts or s.layouts:
-                    for x in s.shapes:
-                        key = (x.M, x.N, x.K, dtype_in, dtype_out, layout)
-                        cases.setdefault(key, Case(name, *key, origin=x.origin))
+        pairs = _pairs_of(s, dtypes, dtypes_out, computes)
+        for (*pair, mma_shape), layout in itertools.product(pairs, layouts or s.layouts):
+            for words, x in itertools.product(fused or s.fused, s.shapes):
+                dtype_in, dtype_out, compute = pair
+                case = Case(
+                    name, x.M, x.N, x.K, dtype_in, dtype_out, layout, x.origin, compute,
+                    " ".join(word for word in FUSIONS if word in words.split()), mma_shape,
+                )  # fmt: skip
+                cases.setdefault(tuple(getattr(case, name) for name in CASE_COLUMNS), case)
     if not cases:
+        asked = [", ".join(names) for names in (dtypes, dtypes_out, computes) if names]
         raise OperandError(
-            f"no pair of {', '.join(dtypes)} with {', '.join(dtypes_out)}: C is of the dtype of A "
-            "and B, or float32"
+            f"no type pair of {' with '.join(asked)}: "
+            + "; ".join(f"C of {dtype} is {' or '.join(outs)}" for dtype, outs in OUTPUTS.items())
         )
     return list(cases.values())
+
+
+def _pairs_of(
+    s: Suite, dtypes: Sequence[str], dtypes_out: Sequence[str], computes: Sequence[str]
+) -> list[tuple[str, str, str, str]]:
+    """(dtype of A and B, of C, compute, WMMA shape): the suite's, or those that were asked for."""
+    if s.mma_shapes:
+        return [
+            (dtype, OUTPUTS[dtype][0], "tf32" if dtype == "float32" else COMPUTES[dtype][0], shape)
+            for dtype, shape in s.mma_shapes
+            if dtype in (dtypes or DTYPES_IN)
+        ]
+    if s.pairs and not (dtypes_out or computes):
+        return [(*pair, "") for pair in s.pairs if pair[0] in (dtypes or DTYPES_IN)]
+    return [
+        (dtype, out, compute, "")
+        for dtype in dtypes or (dict.fromkeys(p[0] for p in s.pairs) if s.pairs else s.dtypes)
+        for out in dtypes_out or OUTPUTS[dtype][:1]
+        for compute in computes or COMPUTES[dtype][:1]
+        if out in OUTPUTS[dtype] and compute in COMPUTES[dtype]
+    ]
 
 
 def parse_shape(text: str) -> Shape:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def bench(
     suite: Annotated[
-        str, typer.Option(help="quick, squares, seeds, llm or full.", metavar="NAME")
+        str,
+        typer.Option(
+            help="quick, squares, seeds, llm, types, fused, wmma or full.", metavar="NAME"
+        ),
     ] = "quick",
     backend: Annotated[
         list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
@@ -27,11 +30,11 @@ def bench(
     ] = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Of A and B: float16, bfloat16. Repeatable.", metavar="NAME"),
+        typer.Option(help="Of A and B, e.g. bfloat16, int8. Repeatable.", metavar="NAME"),
     ] = None,
     out_dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Of C: as A and B, or float32. Repeatable.", metavar="NAME"),
+        typer.Option(help="Of C, e.g. float32. Repeatable.", metavar="NAME"),
     ] = None,
     shape: Annotated[
         list[str] | None,
@@ -40,6 +43,16 @@ def bench(
     layout: Annotated[
         list[str] | None,
         typer.Option(help="A then B, t is stored transposed. Repeatable.", metavar="nn|nt|tn|tt"),
+    ] = None,
+    compute: Annotated[
+        list[str] | None,
+        typer.Option(help="How to sum, e.g. tf32, tf32x3, fast. Repeatable.", metavar="NAME"),
+    ] = None,
+    fused: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What is fused, e.g. residual or 'bias gelu'. Repeatable.", metavar="WORDS"
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Results folder; by default reports/<gpu>.")
@@ -72,6 +85,8 @@ def bench(
         dtypes=dtype or (),
         dtypes_out=out_dtype or (),
         layouts=layout or (),
+        computes=compute or (),
+        fused=fused or (),
         device=device,
     )
     kernels = run.select(backend or (), kernel or (), device)
@@ -169,13 +184,12 @@ def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> N
     """One line a case: the best kernel of each backend; or what was checked, on the CPU."""
     from rich.table import Table
 
+    from .cases import CASE_COLUMNS, Case
+
     by_case: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        pair = row["dtype_in"]
-        if row["dtype_out"] != pair:
-            pair += f" -> {row['dtype_out']}"
-        name = f"{row['M']}x{row['N']}x{row['K']} {pair} {row['layout']}"
-        by_case.setdefault(name, []).append(row)
+        case = Case(suite="", origin="", **{column: row[column] for column in CASE_COLUMNS})
+        by_case.setdefault(str(case), []).append(row)
     backends = list(dict.fromkeys(row["backend"] for row in rows))
     if device == "cuda":
         title = "best kernel of each backend: ms (ratio to cuBLAS, above 1 is faster)"

@@ -15,9 +15,9 @@ from typing import Any
 
 from .. import dispatch
 from ..errors import ToolchainError, UnknownNameError
-from .cases import Case
+from .cases import CASE_COLUMNS, Case
 from .store import Store
-from .worker import Job, Unit, work
+from .worker import BASELINE, Job, Unit, work
 
 STARTUP_S = 300.0
 """A worker that is not ready by then is given up: it imports torch and nothing else."""
@@ -58,22 +58,33 @@ def units_of(
     kernels: Sequence[dispatch.Kernel],
     done: Collection[tuple[str, ...]] = (),
 ) -> list[Unit]:
-    """Every kernel on every case, but for those whose ``key`` is in ``done``."""
-    pairs = [(case, kernel) for case in cases for kernel in kernels]
+    """Every kernel on every case that its row names, but for those whose ``key`` is in ``done``.
+
+    A row that names the type pair and what is fused may still refuse the case: that is a result.
+    """
+    pairs = [(case, kernel) for case in cases for kernel in kernels if _names(kernel, case)]
     pairs = [(case, row) for case, row in pairs if key(case, row.backend, row.name) not in done]
     return [Unit(i, case, row.backend, row.name) for i, (case, row) in enumerate(pairs)]
 
 
+def _names(row: dispatch.Kernel, case: Case) -> bool:
+    """Whether the row speaks of such cases at all. The baseline has no WMMA shapes to choose."""
+    if case.mma_shape and row.backend != BASELINE[0] and case.mma_shape not in row.mma_shapes:
+        return False
+    words = {"residual": "beta"}
+    fused = {words.get(word, word) for word in case.fused.split()}
+    types = row.takes_types(case.dtype_in, case.dtype_out, case.compute)
+    return types and fused <= set(row.fuses)
+
+
 def key(case: Case, backend: str, kernel: str) -> tuple[str, ...]:
     """What identifies a row besides its run."""
-    sizes = (str(case.M), str(case.N), str(case.K))
-    return (backend, kernel, case.dtype_in, case.dtype_out, case.layout, *sizes)
+    return (backend, kernel, *(str(getattr(case, name)) for name in CASE_COLUMNS))
 
 
 def key_of_row(row: dict[str, str]) -> tuple[str, ...]:
     """The ``key`` of a stored row."""
-    names = ("backend", "kernel", "dtype_in", "dtype_out", "layout", "M", "N", "K")
-    return tuple(row[name] for name in names)
+    return tuple(row[name] for name in ("backend", "kernel", *CASE_COLUMNS))
 
 
 def run(
@@ -187,12 +198,7 @@ class _Parent:
             "suite": case.suite,
             "backend": unit.backend,
             "kernel": unit.kernel,
-            "dtype_in": case.dtype_in,
-            "dtype_out": case.dtype_out,
-            "layout": case.layout,
-            "M": case.M,
-            "N": case.N,
-            "K": case.K,
+            **{column: getattr(case, column) for column in CASE_COLUMNS},
             "timer": "none",
             "data": "normal",
             "seed": self._job.seed,

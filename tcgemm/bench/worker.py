@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .. import accuracy, dispatch, gpus
+from ..problem import EPILOGUES, Fusion
 from .cases import Case
 from .environment import gpu_uuid, set_precision
 from .telemetry import Telemetry
@@ -117,9 +118,11 @@ class _CaseBench:
         return row, throttle
 
     def _fill(self, unit: Unit, row: dict[str, Any]) -> list[str]:
+        fusion = self._once("what is fused", self._fusion)
         oracle = self._once("operands", self._oracle)
         kernel = dispatch.find(unit.backend, unit.kernel)
-        problem = dispatch.problem_of(oracle.a, oracle.b, oracle.output())
+        fusion = _asked_of(kernel, fusion)
+        problem = dispatch.problem_of(oracle.a, oracle.b, oracle.output(), fusion)
         if reason := kernel.why_not(problem):
             row |= {"status": "unsupported", "reason": reason}
             return []
@@ -133,12 +136,16 @@ class _CaseBench:
 
         def timed_call(a: Any, b: Any, c: Any) -> None:
             began = time.perf_counter()
-            _bind(kernel, launch, a, b, c)()
+            _bind(kernel, launch, a, b, c, fusion)()
             self._synchronize()
             calls.append(time.perf_counter() - began)
 
         verdict = oracle.check(timed_call)
-        key = (unit.full_name, plan.settings, self.case.dtype_in, self.case.dtype_out)
+        case = self.case
+        key = (
+            unit.full_name, plan.settings, case.dtype_in, case.dtype_out, case.compute, case.fused,
+            case.mma_shape,
+        )  # fmt: skip
         if key not in self._compiled:
             # The second call is the kernel alone, compiled: the rest of the first was preparation.
             self._compiled.add(key)
@@ -160,12 +167,12 @@ class _CaseBench:
         if (unit.backend, unit.kernel) == BASELINE and baseline is not None:
             contender = baseline
         else:
-            contender = Launches([_bind(kernel, launch, *abc) for abc in buffers], ring)
+            contender = Launches([_bind(kernel, launch, *each) for each in buffers], ring)
         with Telemetry(gpu_uuid()) as telemetry:
             timing = measure(contender, baseline, budget_s=self._job.budget_s)
         case = self.case
         ceiling = gpus.lookup(torch.cuda.get_device_name()).ceiling_tflops(
-            case.dtype_in, telemetry.sm_clock_mhz
+            case.dtype_in, telemetry.sm_clock_mhz, case.compute
         )
         flop = 2 * case.M * case.N * case.K
         if reason := why_impossible(flop, timing.ms_p50, ceiling):
@@ -200,11 +207,31 @@ class _CaseBench:
         return value
 
     def _oracle(self) -> Any:
-        case = self.case
+        case, fusion = self.case, self._once("what is fused", self._fusion)
         return accuracy.Oracle(
             case.M, case.N, case.K, case.dtype_in, case.dtype_out, case.layout,
-            self._job.device, self._job.seed,
+            self._job.device, self._job.seed, case.compute, fusion,
         )  # fmt: skip
+
+    def _fusion(self) -> Fusion:
+        """What the case asks beyond the product, on fresh normal data."""
+        case, device = self.case, self._job.device
+        generator = torch.Generator(device).manual_seed(self._job.seed + 1_000_003)
+        dtype = accuracy.as_dtype(case.dtype_out)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+        words = case.fused.split()
+        residual = "residual" in words
+        return Fusion(
+            beta=float(residual),
+            c=normal(case.M, case.N) if residual else None,
+            bias=normal(case.N) if "bias" in words else None,
+            epilogue=next((word for word in words if word in EPILOGUES), ""),
+            compute=case.compute,
+            mma_shape=case.mma_shape,
+        )
 
     def _buffers(self) -> Any:
         case, seed = self.case, self._job.seed
@@ -213,12 +240,14 @@ class _CaseBench:
         size = (case.M + case.N) * case.K * dtype_in.itemsize + case.M * case.N * dtype_out.itemsize
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         count, cache = buffer_count(size, properties.L2_cache_size, torch.cuda.mem_get_info()[0])
+        fusion = self._once("what is fused", self._fusion)
         sets = [
             (
                 *accuracy.operands(
                     case.M, case.N, case.K, dtype_in, case.layout, "cuda", seed + 1 + i
                 ),
                 torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
+                fusion if fusion.c is None else replace(fusion, c=fusion.c.clone()),
             )
             for i in range(count)
         ]
@@ -231,7 +260,7 @@ class _CaseBench:
             buffers, _, ring = self._once("buffers", self._buffers)
             kernel = dispatch.find(*BASELINE)
             launch = dispatch.load(*BASELINE)
-            launches = Launches([_bind(kernel, launch, *abc) for abc in buffers], ring)
+            launches = Launches([_bind(kernel, launch, *each) for each in buffers], ring)
             launches.estimate()
             return launches
 
@@ -245,9 +274,19 @@ class _CaseBench:
             torch.cuda.synchronize()
 
 
-def _bind(kernel: Any, launch: Callable[..., None], a: Any, b: Any, c: Any) -> Callable[[], None]:
+def _asked_of(kernel: Any, fusion: Fusion) -> Fusion:
+    """What is asked of the kernel; the baseline chooses its instructions itself."""
+    return replace(fusion, mma_shape="") if kernel.backend == BASELINE[0] else fusion
+
+
+def _bind(
+    kernel: Any, launch: Callable[..., None], a: Any, b: Any, c: Any, fusion: Fusion
+) -> Callable[[], None]:
     """The launch on these operands, planned for them: nothing but the launch is left to time."""
-    return partial(launch, a, b, c, **kernel.plan(dispatch.problem_of(a, b, c)))
+    fusion = _asked_of(kernel, fusion)
+    problem = dispatch.problem_of(a, b, c, fusion)
+    more = {} if problem.plain else {"fusion": fusion}
+    return partial(launch, a, b, c, **more, **kernel.plan(problem))
 
 
 def _release_memory(device: str) -> None:

@@ -12,14 +12,17 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
+from ..bench.cases import CASE_COLUMNS
+from ..problem import COMPUTES, ITEMSIZE
+
 BASELINE = "cublas"
 """The backend that every ratio is taken against."""
 
-CASE = ["dtype_in", "dtype_out", "layout", "M", "N", "K"]
-"""The columns that name a case: what is asked."""
+AT_ITS_BEST = "cublas_best"
+"""That backend's other row: the fastest of cuBLASLt's candidates, a contender like any other."""
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "int32": 4}
-"""Bytes per element, by dtype name; a dtype that is missing here has no intensity and no floor."""
+CASE = list(CASE_COLUMNS)
+"""The columns that name a case: what is asked."""
 
 NUMBERS = [
     *("M", "N", "K", "error_ratio", "exact_errors", "compile_s", "ms_p20", "ms_p50", "ms_p80"),
@@ -37,7 +40,7 @@ DERIVED: dict[str, str] = {
     "shape": "M × N × K, or one side cubed",
     "suites": "every suite that holds the case",
     "flop": "2 M N K",
-    "bytes": "least traffic in bytes: A and B read once, C written once",
+    "bytes": "least traffic in bytes: A and B (and C, where it is added) read once, C written once",
     "intensity": "arithmetic intensity, FLOP per byte: flop / bytes",
     "tflops": "rate in TFLOPS: flop / ms_p50",
     "paired_tflops": "rate on one clock in TFLOPS: that of cuBLAS in the rounds beside the fastest "
@@ -73,7 +76,10 @@ class Gpu(Protocol):
     def sms(self) -> int | None: ...
     @property
     def source(self) -> str | None: ...
-    def ceiling_tflops(self, dtype: str, sm_clock_mhz: float | None = None) -> float | None: ...
+    def peak(self, dtype: str, compute: str = "") -> float | None: ...
+    def ceiling_tflops(
+        self, dtype: str, sm_clock_mhz: float | None = None, compute: str = ""
+    ) -> float | None: ...
 
 
 def derive(rows: pd.DataFrame, gpu: Gpu | None) -> pd.DataFrame:
@@ -116,14 +122,16 @@ def derive(rows: pd.DataFrame, gpu: Gpu | None) -> pd.DataFrame:
     size_in, size_out = (t[c].map(ITEMSIZE).astype(float) for c in ("dtype_in", "dtype_out"))
     t["shape"] = [shape_text(*s) for s in zip(t["M"], t["N"], t["K"], strict=True)]
     t["flop"] = 2 * M * N * K
-    t["bytes"] = (M + N) * K * size_in + M * N * size_out
+    residual = t["fused"].str.contains("residual").astype(float)
+    t["bytes"] = (M + N) * K * size_in + M * N * size_out * (1 + residual)
     t["intensity"] = t["flop"] / t["bytes"]
     t["tflops"] = t["flop"] / ms / 1e9
     t["paired_tflops"] = _paired_tflops(t)
     t["eops"] = M * K + (2 * K - 1) * M * N + 2 * M * N
     t["etops"] = t["eops"] / ms / 1e9
-    peaks = dict(gpu.peak_tflops) if gpu else {}
-    peak = t["dtype_in"].map(lambda d: peaks.get(d)).astype(float)
+    types = list(zip(t["dtype_in"], t["compute"], strict=True))
+    peaks = {pair: gpu.peak(*pair) if gpu else None for pair in set(types)}
+    peak = pd.Series([peaks[pair] for pair in types], index=t.index, dtype=float)
     bandwidth = float((gpu.bandwidth_gb_s if gpu else None) or np.nan)
     t["pct_of_peak"] = 100 * t["tflops"] / peak
     t["gb_s"] = t["bytes"] / ms / 1e6
@@ -138,8 +146,8 @@ def derive(rows: pd.DataFrame, gpu: Gpu | None) -> pd.DataFrame:
     t["flop_per_clock_sm"] = t["flop"] / (ms * t["sm_clock_mhz"] * 1e3 * sms)
     ceiling = pd.Series(
         [
-            gpu.ceiling_tflops(dtype, None if np.isnan(clock) else clock) if gpu else None
-            for dtype, clock in zip(t["dtype_in"], t["sm_clock_mhz"], strict=True)
+            gpu.ceiling_tflops(dtype, None if np.isnan(clock) else clock, mode) if gpu else None
+            for (dtype, mode), clock in zip(types, t["sm_clock_mhz"], strict=True)
         ],
         index=t.index,
         dtype=float,
@@ -152,6 +160,17 @@ def derive(rows: pd.DataFrame, gpu: Gpu | None) -> pd.DataFrame:
     return t
 
 
+def plain(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one 16-bit product each, C in the dtype of A and B: what the ladders are for."""
+    keep = table["dtype_in"].isin(["float16", "bfloat16"]) & table["compute"].eq("float32")
+    keep &= table["dtype_in"].eq(table["dtype_out"])
+    keep &= table["kernel"].ne(AT_ITS_BEST)
+    rows = table[keep & table["fused"].eq("") & table["mma_shape"].eq("")].copy()
+    for column in ("backend", "kernel"):
+        rows[column] = rows[column].cat.remove_unused_categories()
+    return rows
+
+
 def _paired_tflops(t: pd.DataFrame) -> pd.Series:
     """``DERIVED["paired_tflops"]``: what makes the kernels of a case comparable.
 
@@ -160,9 +179,10 @@ def _paired_tflops(t: pd.DataFrame) -> pd.Series:
     """
     leaders = best(t[t["backend"].ne(BASELINE)])
     beside = (leaders["tflops"] / leaders["ratio_p50"]).groupby([leaders[c] for c in CASE]).median()
+    best_of_cublas = t["kernel"].eq(AT_ITS_BEST)
     baseline = t[CASE].join(beside.rename("beside"), on=CASE)["beside"]
     return (
-        (baseline * t["ratio_p50"].where(t["backend"].ne(BASELINE), 1.0))
+        (baseline * t["ratio_p50"].where(t["backend"].ne(BASELINE) | best_of_cublas, 1.0))
         .where(t["tflops"].notna(), np.nan)
         .fillna(t["tflops"])
     )
@@ -182,8 +202,11 @@ def shape_text(M: float, N: float, K: float) -> str:
 
 
 def best(table: pd.DataFrame) -> pd.DataFrame:
-    """The fastest timed rung of each backend on each case: by paired ratio, else by time."""
-    timed = table[table["tflops"].notna()]
+    """The fastest timed rung of each backend on each case: by paired ratio, else by time.
+
+    Of the baseline, the row that ratios are taken against.
+    """
+    timed = table[table["tflops"].notna() & table["kernel"].ne(AT_ITS_BEST)]
     order = timed.sort_values(["ratio_p50", "tflops"], ascending=False, kind="stable")
     return order.drop_duplicates([*CASE, "backend"]).sort_index()
 
@@ -242,9 +265,11 @@ DISPLAY = {"triton": "Triton", "cuda": "CUDA", "cublas": "cuBLAS"}
 """Backend name -> as it is written in a sentence; any other is written as it is."""
 
 
-def pairs_text(dtype_in: str, dtype_out: str) -> str:
-    """``bfloat16``, or ``bfloat16 → float32`` where C differs from A and B."""
-    return dtype_in if dtype_in == dtype_out else f"{dtype_in} → {dtype_out}"
+def pairs_text(dtype_in: str, dtype_out: str, compute: str = "") -> str:
+    """``bfloat16``; ``bfloat16 → float32`` where C differs; ``float32 by tf32`` where sums do."""
+    pair = dtype_in if dtype_in == dtype_out else f"{dtype_in} → {dtype_out}"
+    usual = compute in ("", COMPUTES[dtype_in][0]) and dtype_in != "float32"
+    return pair if usual or not compute else f"{pair} by {compute}"
 
 
 def why_empty(row: pd.Series, column: str, gpu: Gpu | None) -> str:
@@ -274,4 +299,5 @@ def why_empty(row: pd.Series, column: str, gpu: Gpu | None) -> str:
         return "no GPU" if gpu is None else "data sheet unknown"
     if column in ("sm_clock_mhz", "power_w", "compile_s", "flop_per_clock_sm"):
         return "not recorded"
-    return {"config": "no settings", "reason": "ok", "suspect": "none"}.get(column, "none")
+    named = {"config": "no settings", "reason": "ok", "fused": "nothing", "mma_shape": "not named"}
+    return named.get(column, "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from .. import gpus
 from ..bench import store
 from ..errors import ResultsError
 from .counts import read_counts
-from .derive import Gpu, derive
+from .derive import Gpu, derive, plain
 
 CPU_NAME = "CPU"
 """What a folder without a GPU is called."""
@@ -38,6 +39,11 @@ class Folder:
     @property
     def on_gpu(self) -> bool:
         return self.gpu is not None
+
+    @cached_property
+    def plain(self) -> pd.DataFrame:
+        """The rows of ``table`` that the ladders are compared on: see ``derive.plain``."""
+        return plain(self.table)
 
 
 def load(path: Path) -> Folder:

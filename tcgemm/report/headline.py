@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from .derive import BASELINE, DISPLAY, at_shape, best, key_shapes, pairs_text, shape_text
+from .derive import BASELINE, CASE, DISPLAY, at_shape, best, key_shapes, pairs_text, shape_text
 from .folder import Folder
 
 
@@ -68,14 +68,14 @@ def rate_text(tflops: float) -> str:
 
 def headline(folders: Sequence[Folder]) -> Headline:
     """The best rung of each backend at the key shapes, on each GPU."""
-    folders = [f for f in folders if f.on_gpu and f.table["tflops"].notna().any()]
+    folders = [f for f in folders if f.on_gpu and f.plain["tflops"].notna().any()]
     if not folders:
         return Headline([], [])
-    tables = [f.table for f in folders]
+    tables = [f.plain for f in folders]
     every = pd.concat(tables, ignore_index=True)
     found = list(dict.fromkeys(str(b) for t in tables for b in t["backend"].cat.categories))
     backends = [b for b in found if b == BASELINE] + [b for b in found if b != BASELINE]
-    leaders = {f.slug: best(f.table) for f in folders}
+    leaders = {f.slug: best(f.plain) for f in folders}
     timed = every[every["tflops"].notna()]
     cases = sorted({tuple(c) for c in timed[["dtype_in", "dtype_out", "layout"]].to_numpy()})
     lines = []
@@ -84,7 +84,7 @@ def headline(folders: Sequence[Folder]) -> Headline:
         for shape, layout in product(key_shapes(tables), layouts):
             cells = {}
             for f in folders:
-                of = at_shape(f.table, shape)
+                of = at_shape(f.plain, shape)
                 case = {"dtype_in": dtype_in, "dtype_out": dtype_out, "layout": layout}
                 of = of[(of[list(case)] == pd.Series(case)).all(axis=1)]
                 for backend in backends:
@@ -121,10 +121,10 @@ def sentence(folder: Folder) -> str:
             f"Checked on the CPU, without a GPU: {_kernels(table)} kernels on "
             f"{len(cases_of(table))} cases ({said}). Nothing is timed there."
         )
-    leaders = best(table)
+    leaders = best(folder.plain)
     ratios = leaders[leaders["backend"].ne(BASELINE)].dropna(subset=["ratio_p50"])
     if ratios.empty:
-        return f"{folder.name}: no kernel was timed beside cuBLAS."
+        return f"{folder.name}: no kernel was timed beside cuBLAS on 16-bit products."
     top = headline([folder])
     lines = [line for line in top.lines if line.shape == "4096³"] or top.lines
     lines = [line for line in lines if line.dtype == "bfloat16"] or lines
@@ -150,7 +150,7 @@ def sentence(folder: Folder) -> str:
 
 def cases_of(table: pd.DataFrame) -> pd.DataFrame:
     """The distinct cases of a table."""
-    return table[["dtype_in", "dtype_out", "layout", "M", "N", "K"]].drop_duplicates()
+    return table[CASE].drop_duplicates()
 
 
 def _kernels(table: pd.DataFrame) -> int:

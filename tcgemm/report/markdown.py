@@ -11,6 +11,7 @@ from .derive import BASELINE, DISPLAY
 from .figures import Picture
 from .folder import Folder, facts
 from .headline import Headline, headline, method, rate_text, sentence
+from .sections import sections
 from .summary import kernels_summary, problems
 
 BEGIN = "<!-- tcgemm:report:begin -->"
@@ -66,6 +67,10 @@ def folder_readme(folder: Folder, pictures: Sequence[Picture]) -> str:
         parts += ["## Against cuBLAS", headline_table(headline([folder]), folder)]
     header, rows = kernels_summary(folder)
     parts += ["## Kernels", table(header, rows)]
+    for section in sections(folder):
+        numbers = range(section.words, len(section.header))
+        parts += [f"## {section.title}", section.guide]
+        parts.append(table(section.header, section.rows, numbers))
     for picture in pictures:
         parts.append(f"## {picture.title}")
         if picture.svg is not None:
@@ -89,7 +94,7 @@ def folder_readme(folder: Folder, pictures: Sequence[Picture]) -> str:
 
 def project_section(folders: Sequence[Folder], readme: Path) -> str | None:
     """What goes between the markers of ``readme``; None where no folder is of a GPU."""
-    folders = [f for f in folders if f.on_gpu and f.table["tflops"].notna().any()]
+    folders = [f for f in folders if f.on_gpu and f.plain["tflops"].notna().any()]
     if not folders:
         return None
     parts = []

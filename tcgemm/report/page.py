@@ -18,16 +18,29 @@ from .derive import BASELINE, DERIVED, DISPLAY, NUMBERS, TIMED, why_empty
 from .figures import Picture, inline
 from .folder import Folder, facts
 from .headline import headline, method, sentence
+from .sections import Section, sections
 from .style import DARK, backend_colour, variable
 from .summary import kernels_summary, problems, suspects
 
 MAIN_COLUMNS = (
-    *("backend", "kernel", "dtype_in", "dtype_out", "layout", "M", "N", "K", "status", "tflops"),
-    *("pct_of_peak", "ratio_p50", "pct_of_floor", "ms_p50", "error_ratio"),
+    *("backend", "kernel", "dtype_in", "dtype_out", "compute", "fused", "layout", "M", "N", "K"),
+    *("status", "tflops", "pct_of_peak", "ratio_p50", "pct_of_floor", "ms_p50", "error_ratio"),
 )
 """What the table of results shows at first; the rest unfolds."""
 
-FILTERS = ("backend", "kernel", "dtype_in", "dtype_out", "layout", "status", "suites")
+FILTERS = (
+    *(
+        "backend",
+        "kernel",
+        "dtype_in",
+        "dtype_out",
+        "compute",
+        "fused",
+        "layout",
+        "status",
+        "suites",
+    ),
+)
 """Columns that get a menu above the table."""
 
 DERIVED_TEXT = ("shape", "suites", "floor_by", "suspect")
@@ -60,6 +73,7 @@ class Part:
     pictures: list[tuple[Picture, Markup | None]]
     kernels: tuple[list[str], list[list[str]]]
     counts: tuple[list[str], list[list[str]]] | None
+    sections: list[Section]
     problems: Markup
     n_problems: int
     suspects: list[str]
@@ -117,6 +131,7 @@ def _part(folder: Folder, pictures: Sequence[Picture]) -> Part:
         pictures=[(p, _inline(p, f"{folder.slug}-{p.slug}")) for p in pictures],
         kernels=kernels_summary(folder),
         counts=counts_table(folder.counts) if folder.counts else None,
+        sections=sections(folder),
         problems=_packed(bad, main=list(bad.columns), filters=["kernel", "status"]),
         n_problems=len(found),
         suspects=suspects(folder),
@@ -127,7 +142,12 @@ def _part(folder: Folder, pictures: Sequence[Picture]) -> Part:
 def _results(folder: Folder) -> Markup:
     """Every derived row, as data for the table script; an empty cell holds its reason."""
     table = folder.table
-    main = [n for n in MAIN_COLUMNS if n != "dtype_out" or table["dtype_in"].ne(table[n]).any()]
+    said = {
+        "dtype_out": table["dtype_out"].ne(table["dtype_in"]),
+        "compute": table["compute"].ne("float32"),
+        "fused": table["fused"].ne(""),
+    }
+    main = [name for name in MAIN_COLUMNS if name not in said or said[name].any()]
     names = [*MAIN_COLUMNS, *(c for c in (*COLUMNS, *DERIVED) if c not in MAIN_COLUMNS)]
     if not folder.on_gpu:
         names = [n for n in names if n not in NO_RATE]

@@ -29,7 +29,9 @@ def problems(folder: Folder) -> list[Problem]:
         ["backend", "kernel", "status", "reason"], observed=True, sort=True
     ):
         row = rows.iloc[0]
-        example = f"{row['shape']} {pairs_text(row['dtype_in'], row['dtype_out'])} {row['layout']}"
+        pair = pairs_text(row["dtype_in"], row["dtype_out"], row["compute"])
+        words = [row["shape"], pair, row["layout"], row["fused"], row["mma_shape"]]
+        example = " ".join(word for word in words if word)
         why = str(reason) or "no reason was recorded"
         found.append(Problem(f"{backend}/{kernel}", str(status), len(rows), why, example))
     rank = {"wrong": 0, "failed": 1, "timeout": 2, "unsupported": 4}

@@ -48,7 +48,7 @@ def write(
     drawn: list[tuple[Folder, Sequence[Picture]]] = []
     try:
         for folder in folders:
-            pictures = draw_all(folder.name, folder.table, folder.gpu)
+            pictures = draw_all(folder.name, folder.plain, folder.gpu)
             if folder.counts:
                 pictures = [*pictures, draw_counts(folder.counts)]
             drawn.append((folder, pictures))
@@ -83,7 +83,7 @@ def _found() -> list[Path]:
 
 
 def _shared(folders: Sequence[Folder]) -> list[Picture]:
-    timed = [(f.name, f.table) for f in folders if f.on_gpu and f.table["tflops"].notna().any()]
+    timed = [(f.name, f.plain) for f in folders if f.on_gpu and f.plain["tflops"].notna().any()]
     return [draw_ladder(timed), draw_published(timed)] if len(timed) > 1 else []
 
 

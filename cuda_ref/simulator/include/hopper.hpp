@@ -12,8 +12,10 @@
 struct __attribute__((aligned(64))) CUtensorMap {
   void* data;
   uint64_t inner, outer, pitch_bytes;  // extents in elements
+  uint64_t batch, batch_pitch_bytes;   // matrices; 0: two dimensions
   uint32_t box_inner, box_outer, item_bytes;
-  uint32_t unused[21];
+  uint32_t rounds;  // float32 to tf32
+  uint32_t unused[16];
 };
 static_assert(sizeof(CUtensorMap) == 128);
 
@@ -26,13 +28,15 @@ void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site);
 // A box of the tensor to shared memory with the 128-byte swizzle, zeros outside the tensor; its
 // bytes count towards the barrier when it lands.
 void bulk_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int inner, int outer,
-               Site site);
-void bulk_store(const CUtensorMap* map, uint32_t shared, int inner, int outer, Site site);
+               int batch, Site site);
+void bulk_store(const CUtensorMap* map, uint32_t shared, int inner, int outer, int batch,
+                Site site);
 void bulk_commit();
 void bulk_wait_read(int pending);
 
-// The running warp's 16 rows of D[64, n] += A[64, 16] B[16, n]; d: n / 2 floats of each lane.
-void wgmma(Element element, int n, bool a_mn_major, bool b_mn_major, float* d, uint64_t a,
+// The running warp's 16 rows of D[64, n] += A[64, k] B[k, n], k being 32 bytes; d: n / 2 floats, or
+// int32 for integers, of each lane.
+void wgmma(Element element, int n, bool a_mn_major, bool b_mn_major, void* d, uint64_t a,
            uint64_t b, bool accumulate, Site site);
 void wgmma_commit(Site site);
 void wgmma_wait(int pending, Site site);
@@ -67,21 +71,34 @@ inline void mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity, TCGEMM_H
 inline void prefetch_tensormap(const CUtensorMap*) {}
 inline void cp_async_bulk_tensor_2d(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
                                     int inner, int outer, TCGEMM_HERE) {
-  simulator::bulk_load(shared, map, barrier, inner, outer, site);
+  simulator::bulk_load(shared, map, barrier, inner, outer, 0, site);
 }
 inline void cp_async_bulk_tensor_2d_evict_first(uint32_t shared, const CUtensorMap* map,
                                                 uint32_t barrier, int inner, int outer,
                                                 TCGEMM_HERE) {
-  simulator::bulk_load(shared, map, barrier, inner, outer, site);
+  simulator::bulk_load(shared, map, barrier, inner, outer, 0, site);
 }
 inline void cp_async_bulk_tensor_2d_multicast(uint32_t shared, const CUtensorMap* map,
                                               uint32_t barrier, int inner, int outer, uint16_t,
                                               TCGEMM_HERE) {
-  simulator::bulk_load(shared, map, barrier, inner, outer, site);
+  simulator::bulk_load(shared, map, barrier, inner, outer, 0, site);
+}
+inline void cp_async_bulk_tensor_3d(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
+                                    int inner, int outer, int batch, TCGEMM_HERE) {
+  simulator::bulk_load(shared, map, barrier, inner, outer, batch, site);
+}
+inline void cp_async_bulk_tensor_3d_multicast(uint32_t shared, const CUtensorMap* map,
+                                              uint32_t barrier, int inner, int outer, int batch,
+                                              uint16_t, TCGEMM_HERE) {
+  simulator::bulk_load(shared, map, barrier, inner, outer, batch, site);
 }
 inline void tma_store_2d(const CUtensorMap* map, uint32_t shared, int inner, int outer,
                          TCGEMM_HERE) {
-  simulator::bulk_store(map, shared, inner, outer, site);
+  simulator::bulk_store(map, shared, inner, outer, 0, site);
+}
+inline void tma_store_3d(const CUtensorMap* map, uint32_t shared, int inner, int outer, int batch,
+                         TCGEMM_HERE) {
+  simulator::bulk_store(map, shared, inner, outer, batch, site);
 }
 inline void fence_proxy_async() {}
 inline void cp_async_bulk_commit_group() { simulator::bulk_commit(); }
@@ -115,6 +132,16 @@ inline void cp_async_bulk_cluster(uint32_t, uint32_t, uint32_t, uint32_t, uint32
 inline void st_shared_v2(uint32_t shared, float x, float y) {
   *static_cast<float2*>(simulator::shared_pointer(shared)) = make_float2(x, y);
 }
+inline void st_shared_v2(uint32_t shared, int32_t x, int32_t y) {
+  *static_cast<int2*>(simulator::shared_pointer(shared)) = make_int2(x, y);
+}
+inline uint4 ld_shared_v4(uint32_t shared) {
+  return *static_cast<const uint4*>(simulator::shared_pointer(shared));
+}
+inline void st_shared_v4(uint32_t shared, uint4 v) {
+  *static_cast<uint4*>(simulator::shared_pointer(shared)) = v;
+}
+inline float ex2_approx(float x) { return std::exp2(x); }
 
 enum class Major { K, MN };
 
@@ -127,6 +154,17 @@ inline void wgmma_wait_group(TCGEMM_HERE) {
 template <typename In>
 constexpr simulator::Element wgmma_element() {
   return std::is_same_v<In, __half> ? simulator::Element::f16 : simulator::Element::bf16;
+}
+enum class Mma { s8, u8, e4m3, e5m2, tf32 };
+
+template <Mma MMA, typename Acc, int REGISTERS>
+inline void wgmma_kmajor(Acc (&d)[REGISTERS], uint64_t a, uint64_t b, bool accumulate,
+                         TCGEMM_HERE) {
+  using simulator::Element;
+  constexpr Element ELEMENTS[] = {Element::s8, Element::u8, Element::e4m3, Element::e5m2,
+                                  Element::tf32};
+  simulator::wgmma(ELEMENTS[static_cast<int>(MMA)], 2 * REGISTERS, false, false, d, a, b,
+                   accumulate, site);
 }
 template <typename In, Major A, Major B>
 inline void wgmma_m64n16k16(float (&d)[8], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {

@@ -3,8 +3,6 @@
 #pragma once
 
 // Before the macros below, which the standard headers would trip over.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -149,6 +147,7 @@ inline void __stcs(T* p, T v) { *p = v; }
 template <typename T>
 inline void __stwt(T* p, T v) { *p = v; }
 
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int __float2int_rn(float f) { return static_cast<int>(std::nearbyint(f)); }
 inline float __int2float_rn(int i) { return static_cast<float>(i); }
@@ -176,17 +175,6 @@ inline void __pipeline_memcpy_async(void* shared, const void* global, size_t byt
 inline void __pipeline_commit() { tcgemm::simulator::copy_async_commit(); }
 inline void __pipeline_wait_prior(size_t pending) {
   tcgemm::simulator::copy_async_wait(static_cast<int>(pending));
-}
-
-// Shared by the processes that the blocks run in; one at a time, as the calls of tcgemm_launch.
-inline void* tcgemm_workspace(int64_t bytes) {
-  static void* memory = nullptr;
-  static size_t size = 0;
-  if (memory != nullptr) munmap(memory, size);
-  size = static_cast<size_t>(bytes);
-  memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) memory = nullptr;
-  return memory;
 }
 
 namespace tcgemm {
@@ -223,9 +211,13 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
 
 }  // namespace sm90
 
-// The wrapper of csrc/convert.cuh.
+// The wrappers of csrc/convert.cuh and csrc/tf32.cuh.
 
 inline float to_tf32(float x) { return simulator::tf32_of_float(x); }
+inline void mma_m16n8k8_tf32(float* d, const float* a, const float* b, TCGEMM_HERE) {
+  using simulator::Element;
+  simulator::mma_ptx(8, Element::tf32, Element::f32, Element::tf32, d, a, b, d, site);
+}
 
 // The wrappers of csrc/copy.cuh.
 

@@ -13,7 +13,7 @@ namespace {
 struct Load {
   uint32_t shared, barrier;
   CUtensorMap map;
-  int inner, outer;
+  int inner, outer, batch;
   int32_t issuer;
   uint64_t pc;
 };
@@ -31,7 +31,7 @@ std::deque<Mbarrier> mbarriers;
 struct Store {
   CUtensorMap map;
   uint32_t shared;
-  int inner, outer;
+  int inner, outer, batch;
   uint64_t pc;
 };
 struct Stores {
@@ -45,7 +45,7 @@ struct Multiply {
   int n;
   bool a_mn_major, b_mn_major, accumulate;
   uint64_t a, b;
-  float* d[32];
+  void* d[32];
   Site site;
   uint64_t pc;
 };
@@ -73,6 +73,20 @@ void complete(Mbarrier& b) {
   b.pending = b.count;
 }
 
+// The first element of matrix `batch` of a tensor.
+char* matrix_of(const CUtensorMap& map, int batch) {
+  return static_cast<char*>(map.data) +
+         static_cast<int64_t>(batch) * static_cast<int64_t>(map.batch_pitch_bytes);
+}
+
+// To 10 bits of mantissa, ties to even; Inf and NaN stay.
+void round_to_tf32(char* at) {
+  uint32_t x;
+  std::memcpy(&x, at, 4);
+  if ((x & 0x7f800000) != 0x7f800000) x = (x + 0xfff + (x >> 13 & 1)) & 0xffffe000;
+  std::memcpy(at, &x, 4);
+}
+
 // As if `thread` ran: what it does is its own, wherever the scheduler stands.
 template <typename Body>
 void as_thread(Thread& thread, Body body) {
@@ -89,8 +103,8 @@ void land(Mbarrier& b, const Load& load) {
     for (uint32_t row = 0; row < map.box_outer; ++row) {
       const int64_t outer = int64_t(load.outer) + row;
       const bool row_inside = outer >= 0 && static_cast<uint64_t>(outer) < map.outer;
-      const char* line = static_cast<const char*>(map.data) +
-                         outer * static_cast<int64_t>(map.pitch_bytes);
+      const char* line =
+          matrix_of(map, load.batch) + outer * static_cast<int64_t>(map.pitch_bytes);
       int64_t inside = 0, first = 0;
       for (uint32_t at = 0; at < map.box_inner; at += static_cast<uint32_t>(unit)) {
         const int64_t inner = int64_t(load.inner) + at;
@@ -104,6 +118,8 @@ void land(Mbarrier& b, const Load& load) {
           inside += high - low;
           std::memcpy(to + low * map.item_bytes, line + (inner + low) * map.item_bytes,
                       static_cast<size_t>((high - low) * map.item_bytes));
+          if (map.rounds)
+            for (int at_word = 0; at_word < 16; at_word += 4) round_to_tf32(to + at_word);
         }
         if constexpr (OBSERVE) observe::async_lands({to, nullptr, 16, 0, load.pc});
       }
@@ -148,7 +164,7 @@ void store(const Store& s) {
       if (inner < 0 || outer < 0 || static_cast<uint64_t>(inner) >= map.inner ||
           static_cast<uint64_t>(outer) >= map.outer)
         continue;
-      char* to = static_cast<char*>(map.data) + outer * static_cast<int64_t>(map.pitch_bytes) +
+      char* to = matrix_of(map, s.batch) + outer * static_cast<int64_t>(map.pitch_bytes) +
                  inner * map.item_bytes;
       if constexpr (OBSERVE) observe::bulk_global(to, 16, true, s.pc);
       std::memcpy(to, from, 16);
@@ -156,14 +172,24 @@ void store(const Store& s) {
   }
 }
 
-float element_at(Element element, uint32_t address) {
-  uint16_t bits;
-  std::memcpy(&bits, shared_pointer(swizzled(address)), 2);
-  return element == Element::f16 ? float_of_half(bits) : float_of_bfloat16(bits);
+template <typename Sum>
+Sum element_at(Element element, uint32_t address) {
+  const void* at = shared_pointer(swizzled(address));
+  uint32_t bits = 0;
+  std::memcpy(&bits, at, static_cast<size_t>(element_bytes(element)));
+  switch (element) {
+    case Element::f16: return Sum(float_of_half(static_cast<uint16_t>(bits)));
+    case Element::bf16: return Sum(float_of_bfloat16(static_cast<uint16_t>(bits)));
+    case Element::tf32: return Sum(bits_as<float>(bits & 0xffffe000));
+    case Element::e4m3: return Sum(float_of_fp8<3>(static_cast<uint8_t>(bits)));
+    case Element::e5m2: return Sum(float_of_fp8<2>(static_cast<uint8_t>(bits)));
+    case Element::s8: return static_cast<Sum>(static_cast<int8_t>(bits));
+    default: return static_cast<Sum>(bits);
+  }
 }
 
 // Where element (mn, k) of an operand lies: see csrc/wgmma.cuh for the two layouts.
-uint32_t operand_address(uint64_t descriptor, bool mn_major, int mn, int k) {
+uint32_t operand_address(uint64_t descriptor, bool mn_major, int mn, int k, int item) {
   const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
   const uint32_t leading = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4;
   const uint32_t stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
@@ -171,46 +197,57 @@ uint32_t operand_address(uint64_t descriptor, bool mn_major, int mn, int k) {
     return start + static_cast<uint32_t>(mn / 64) * leading + static_cast<uint32_t>(k / 8) * stride +
            static_cast<uint32_t>(k % 8 * 128 + mn % 64 * 2);
   return start + static_cast<uint32_t>(mn / 8) * stride +
-         static_cast<uint32_t>(mn % 8 * 128 + k * 2);
+         static_cast<uint32_t>(mn % 8 * 128 + k * item);
 }
 
-void multiply_now(const Multiply& m, int warp) {
-  float a[16][16], b[16][256];
-  const int first_row = warp % 4 * 16;
+// Sum: float, or uint32_t for integers, whose sums wrap.
+template <typename Sum>
+void multiply_as(const Multiply& m, int warp) {
+  Sum a[16][32], b[32][256];
+  const int first_row = warp % 4 * 16, item = element_bytes(m.element), depth = 32 / item;
   for (int i = 0; i < 16; ++i)
-    for (int k = 0; k < 16; ++k)
-      a[i][k] = element_at(m.element, operand_address(m.a, m.a_mn_major, first_row + i, k));
+    for (int k = 0; k < depth; ++k)
+      a[i][k] = element_at<Sum>(m.element,
+                                operand_address(m.a, m.a_mn_major, first_row + i, k, item));
   for (int j = 0; j < m.n; ++j)
-    for (int k = 0; k < 16; ++k)
-      b[k][j] = element_at(m.element, operand_address(m.b, m.b_mn_major, j, k));
+    for (int k = 0; k < depth; ++k)
+      b[k][j] = element_at<Sum>(m.element, operand_address(m.b, m.b_mn_major, j, k, item));
   if constexpr (OBSERVE) {
-    // 16 bytes are 8 elements along K, or along M or N.
+    // 16 bytes are 8 elements of 16 bits along K, or along M or N.
     auto read = [&](uint64_t descriptor, bool mn_major, int mn_first, int mn_count) {
       for (int mn = 0; mn < mn_count; mn += mn_major ? 8 : 1)
-        for (int k = 0; k < 16; k += mn_major ? 1 : 8)
+        for (int k = 0; k < depth; k += mn_major ? 1 : 16 / item)
           observe::shared_read(
               static_cast<char*>(shared_pointer(
-                  swizzled(operand_address(descriptor, mn_major, mn_first + mn, k)))),
+                  swizzled(operand_address(descriptor, mn_major, mn_first + mn, k, item)))),
               16, m.pc);
     };
     read(m.a, m.a_mn_major, first_row, 16);
     read(m.b, m.b_mn_major, 0, m.n);
-    if (warp % 4 == 0) observe::count_mma(64, m.n, 16, m.element, Element::f32, 2);
+    constexpr Element OUT = std::is_same_v<Sum, float> ? Element::f32 : Element::s32;
+    if (warp % 4 == 0) observe::count_mma(64, m.n, depth, m.element, OUT, 2);
   }
   for (int l = 0; l < 32; ++l) {
-    float* d = m.d[l];
+    Sum* d = static_cast<Sum*>(m.d[l]);
     for (int e = 0; e < m.n / 2; ++e) {
       const int row = l / 4 + e / 2 % 2 * 8, col = e / 4 * 8 + l % 4 * 2 + e % 2;
-      float sum = m.accumulate ? d[e] : 0.0f;
-      for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][col];
+      Sum sum = m.accumulate ? d[e] : Sum(0);
+      for (int k = 0; k < depth; ++k) sum += a[row][k] * b[k][col];
       d[e] = sum;
     }
   }
 }
 
+void multiply_now(const Multiply& m, int warp) {
+  if (m.element == Element::s8 || m.element == Element::u8)
+    multiply_as<uint32_t>(m, warp);
+  else
+    multiply_as<float>(m, warp);
+}
+
 struct WgmmaArguments {
   Multiply multiply;
-  float* d;
+  void* d;
 };
 
 void issue_wgmma(Thread* lanes) {
@@ -308,7 +345,7 @@ __attribute__((noinline)) void mbarrier_wait(uint32_t barrier, uint32_t parity, 
 }
 
 __attribute__((noinline)) void bulk_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
-                                         int inner, int outer, Site site) {
+                                         int inner, int outer, int batch, Site site) {
   const uint64_t pc = CALLER;
   Mbarrier& b = barrier_at(barrier, site, pc);
   if constexpr (OBSERVE) {
@@ -317,11 +354,11 @@ __attribute__((noinline)) void bulk_load(uint32_t shared, const CUtensorMap* map
       observe::async_write_begins(
           static_cast<char*>(shared_pointer(swizzled(shared + at))), 16, pc);
   }
-  b.loads.push_back({shared, barrier, *map, inner, outer, current->linear, pc});
+  b.loads.push_back({shared, barrier, *map, inner, outer, batch, current->linear, pc});
 }
 
 __attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t shared, int inner,
-                                          int outer, Site) {
+                                          int outer, int batch, Site) {
   const uint64_t pc = CALLER;
   if constexpr (OBSERVE) {
     const uint32_t bytes = map->box_inner * map->box_outer * map->item_bytes;
@@ -330,7 +367,7 @@ __attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t share
                                  pc);
   }
   Stores& queue = bulk_stores[current->linear];
-  queue.issued.push_back({*map, shared, inner, outer, pc});
+  queue.issued.push_back({*map, shared, inner, outer, batch, pc});
   ++queue.uncommitted;
 }
 
@@ -351,7 +388,7 @@ void bulk_wait_read(int pending) {
 }
 
 __attribute__((noinline)) void wgmma(Element element, int n, bool a_mn_major, bool b_mn_major,
-                                     float* d, uint64_t a, uint64_t b, bool accumulate,
+                                     void* d, uint64_t a, uint64_t b, bool accumulate,
                                      Site site) {
   WgmmaArguments arguments{
       {element, n, a_mn_major, b_mn_major, accumulate, a, b, {}, site, 0}, d};

@@ -212,6 +212,7 @@ extern size_t dynamic_shared_bytes;
 extern char *shared_low, *shared_high;  // this module's thread-local block: all shared memory
 extern char *image_low, *image_high;    // the library itself
 extern char *params_low, *params_high;
+extern char *lent_low, *lent_high;      // the launch's last scratch memory
 constexpr size_t STACK_BYTES = 256 * 1024;
 
 [[noreturn]] void abandon_block();  // from a thread: leaves the block, and ends the run

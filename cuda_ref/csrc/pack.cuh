@@ -1,0 +1,68 @@
+// Copies of operands that the tensor cores cannot read where they are: K-major, padded to rows of
+// whole 16-byte units. Values are moved as they are.
+#pragma once
+
+#include "order.cuh"
+
+namespace tcgemm {
+
+constexpr int PACK_TILE = 32;  // rows, columns and lanes
+constexpr int PACK_WARPS = 8;
+
+// to[z][mn][k] = from[z][mn][k]: tiles of 32 x 32 through shared memory, so that both sides are
+// walked along their neighbours, whichever way the operand is stored. Rows are M or N.
+template <typename Word>
+__global__ void __launch_bounds__(PACK_TILE * PACK_WARPS)
+    pack_kmajor(const Word* from, int64_t row_stride, int64_t k_stride, int64_t batch_stride,
+                Word* to, int64_t pitch, int rows, int K, int64_t tiles) {
+  __shared__ Word tile[PACK_TILE][PACK_TILE + 1];
+  const int lane = threadIdx.x % PACK_TILE, warp = threadIdx.x / PACK_TILE;
+  const int tiles_k = (K - 1) / PACK_TILE + 1, tiles_m = (rows - 1) / PACK_TILE + 1;
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t z = index / tiles_k / tiles_m;
+    const int m = static_cast<int>(index / tiles_k % tiles_m) * PACK_TILE;
+    const int k = static_cast<int>(index % tiles_k) * PACK_TILE;
+    const Word* source = from + z * batch_stride;
+    // Lanes walk along whichever side has its neighbours in memory.
+    const bool along_k = k_stride == 1;
+    __syncthreads();  // the tile before has been read
+    for (int i = warp; i < PACK_TILE; i += PACK_WARPS) {
+      const int r = along_k ? i : lane, c = along_k ? lane : i;
+      if (m + r < rows && k + c < K)
+        tile[r][c] = source[(m + r) * row_stride + (k + c) * k_stride];
+    }
+    __syncthreads();
+    for (int r = warp; r < PACK_TILE; r += PACK_WARPS) {
+      if (m + r < rows && k + lane < K)
+        to[(z * rows + m + r) * pitch + k + lane] = tile[r][lane];
+    }
+  }
+}
+
+// Packs an operand of elements of type Word into scratch memory of the stream, and points `matrix` at
+// the copy. rows_are_k: as B is, [K, N]. A cudaError_t.
+template <typename Word>
+int pack_operand(Matrix& matrix, bool rows_are_k, int64_t batch, const Scratch& scratch,
+                 cudaStream_t stream) {
+  const int64_t rows = rows_are_k ? matrix.cols : matrix.rows;
+  const int64_t K = rows_are_k ? matrix.rows : matrix.cols;
+  const int64_t unit = 16 / static_cast<int64_t>(sizeof(Word)), pitch = ceil_div(K, unit) * unit;
+  const int64_t copies = matrix.batch_stride == 0 ? 1 : batch;
+  if (scratch.allocate == nullptr) return cudaErrorNotSupported;
+  Word* to = static_cast<Word*>(scratch.allocate(copies * rows * pitch * sizeof(Word), stream));
+  if (to == nullptr) return cudaErrorMemoryAllocation;
+  const int64_t tiles = copies * ceil_div(rows, PACK_TILE) * ceil_div(K, PACK_TILE);
+  const int error =
+      launch(pack_kmajor<Word>, dim3(static_cast<unsigned>(tiles < 65536 ? tiles : 65536)),
+             dim3(PACK_TILE * PACK_WARPS), 0, stream, static_cast<const Word*>(matrix.data),
+             rows_are_k ? matrix.col_stride : matrix.row_stride,
+             rows_are_k ? matrix.row_stride : matrix.col_stride, matrix.batch_stride, to, pitch,
+             static_cast<int>(rows), static_cast<int>(K), tiles);
+  matrix.data = to;
+  (rows_are_k ? matrix.col_stride : matrix.row_stride) = pitch;
+  (rows_are_k ? matrix.row_stride : matrix.col_stride) = 1;
+  matrix.batch_stride = copies == 1 ? 0 : rows * pitch;
+  return error;
+}
+
+}  // namespace tcgemm

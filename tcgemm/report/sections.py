@@ -1,0 +1,274 @@
+"""Tables beside the ladders: type pairs, WMMA shapes, a transposed B, what an epilogue costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .derive import AT_ITS_BEST, BASELINE, CASE, DISPLAY, best, pairs_text, shape_text
+from .folder import Folder
+from .headline import rate_text
+
+TYPE = ["dtype_in", "dtype_out", "compute"]
+SHAPE = ["M", "N", "K"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with a title and how to read it; the first ``words`` columns are no numbers."""
+
+    slug: str
+    title: str
+    guide: str
+    header: list[str]
+    rows: list[list[str]]
+    words: int = 1
+
+
+def sections(folder: Folder) -> list[Section]:
+    """The tables that the folder has rows for."""
+    if not folder.on_gpu:
+        return []
+    timed = folder.table[folder.table["tflops"].notna()]
+    made = [
+        make(timed) for make in (_at_its_best, _type_pairs, _transposed_b, _wmma_shapes, _fused)
+    ]
+    return [section for section in made if section is not None and section.rows]
+
+
+def _named(table: pd.DataFrame) -> list[str]:
+    """The backends in ladder order, the baseline apart."""
+    return [str(b) for b in table["backend"].cat.categories if b != BASELINE]
+
+
+def _cubes(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["M"].eq(table["N"]) & table["N"].eq(table["K"])]
+
+
+def _pair(row: pd.Series) -> str:
+    return pairs_text(row["dtype_in"], row["dtype_out"], row["compute"])
+
+
+def _in_order(table: pd.DataFrame, columns: list[str]) -> list[tuple[Any, ...]]:
+    return sorted({tuple(row) for row in table[columns].to_numpy().tolist()})
+
+
+def _where(table: pd.DataFrame, columns: list[str], values: tuple[Any, ...]) -> pd.DataFrame:
+    keep = pd.Series(True, index=table.index)
+    for column, value in zip(columns, values, strict=True):
+        keep &= table[column].eq(value)
+    return table[keep]
+
+
+def _at_its_best(timed: pd.DataFrame) -> Section | None:
+    """Each backend beside cuBLAS as users get it, and beside the best that cuBLASLt offers."""
+    rival = timed[timed["kernel"].eq(AT_ITS_BEST) & timed["ratio_p50"].notna()]
+    if rival.empty:
+        return None
+    ours = best(timed[timed["backend"].ne(BASELINE)])
+    both = ours.merge(rival[[*CASE, "ratio_p50"]], on=CASE, suffixes=("", "_best"))
+    both["of_best"] = both["ratio_p50"] / both["ratio_p50_best"]
+    others = [b for b in _named(timed) if both["backend"].eq(b).any()]
+    said = []
+    for backend in others:
+        of = both[both["backend"].eq(backend)]
+        said.append(
+            f"{DISPLAY.get(backend, backend)} is at or above torch.mm on "
+            f"{int(of['ratio_p50'].ge(1).sum())} of {len(of)} cases, and at or above cuBLAS at its "
+            f"best on {int(of['of_best'].ge(1).sum())}"
+        )
+    shown = both[both["suites"].str.contains("squares")]
+    shown = both if shown.empty else shown
+    header = ["size", "type pair", "layout", "cuBLAS at its best"]
+    for backend in others:
+        name = DISPLAY.get(backend, backend)
+        header += [f"{name}: of torch.mm", "of the best"]
+    rows = []
+    for case in _in_order(shown, [*TYPE, *SHAPE, "layout"]):
+        at = _where(shown, [*TYPE, *SHAPE, "layout"], case)
+        row = [shape_text(*case[3:6]), _pair(at.iloc[0]), str(case[6])]
+        row.append(f"{at['ratio_p50_best'].iloc[0]:.2f}")
+        for backend in others:
+            of = at[at["backend"].eq(backend)]
+            row += ["–", "–"] if of.empty else [f"{of[c].iloc[0]:.2f}" for c in RATIOS]
+        rows.append(row)
+    return Section(
+        "best",
+        "torch.mm, and cuBLAS at its best",
+        "torch.mm takes the first algorithm that cuBLASLt's heuristic names; its best is the "
+        "fastest of all that the heuristic offers with a workspace of 64 MiB, each verified and "
+        f"timed for that very case. Both are shown, each by its name. {'; '.join(said)}.",
+        header,
+        rows,
+        words=3,
+    )
+
+
+RATIOS = ("ratio_p50", "of_best")
+
+
+def _type_pairs(timed: pd.DataFrame) -> Section | None:
+    """Every type pair at the sizes of the suite ``types``: the best rung of each backend."""
+    of = _cubes(timed[timed["fused"].eq("") & timed["mma_shape"].eq("")])
+    of = of[of["suites"].str.contains("types")]
+    if of.empty:
+        return None
+    leaders = best(of)
+    others = _named(of)
+    header = ["type pair", "size", "layout", "cuBLAS TFLOPS"]
+    for backend in others:
+        name = DISPLAY.get(backend, backend)
+        header += [f"{name}: best rung", "TFLOPS", "of cuBLAS", "error / bound"]
+    rows = []
+    for case in _in_order(of, [*TYPE, "M", "layout"]):
+        at = _where(leaders, [*TYPE, "M", "layout"], case)
+        row = [_pair(at.iloc[0]), shape_text(case[3], case[3], case[3]), str(case[4])]
+        base = at[at["backend"].eq(BASELINE)]
+        row.append("refused" if base.empty else rate_text(float(base["tflops"].iloc[0])))
+        for backend in others:
+            row += _rung(at[at["backend"].eq(backend)])
+        rows.append(row)
+    return Section(
+        "types",
+        "Type pairs",
+        "Rates in 10¹² operations a second, 2 M N K each. “By” says how products are summed where "
+        "a dtype has more than one way: tf32x3 makes three products of one and keeps float32's "
+        "accuracy, fast leaves sums of 8-bit floats in the tensor core. cuBLAS is its fastest call "
+        "for the pair; where there is none, nothing is paired. Error over bound is the worst of "
+        "the case against float64; integers are exact or wrong.",
+        header,
+        rows,
+        words=3,
+    )
+
+
+def _rung(rows: pd.DataFrame) -> list[str]:
+    if rows.empty:
+        return ["none", "–", "–", "–"]
+    row = rows.iloc[0]
+    ratio = float(row["ratio_p50"])
+    share = "not paired" if np.isnan(ratio) else f"{100 * ratio:.0f} %"
+    return [str(row["kernel"]), rate_text(float(row["tflops"])), share, f"{row['error_ratio']:.2g}"]
+
+
+def _transposed_b(timed: pd.DataFrame) -> Section | None:
+    """nt over nn by type, for each kernel that took both."""
+    of = _cubes(timed[timed["fused"].eq("") & timed["mma_shape"].eq("")])
+    of = of[of["suites"].str.contains("types") & of["layout"].isin(["nn", "nt"])]
+    if of.empty:
+        return None
+    size = 4096 if of["M"].eq(4096).any() else int(of["M"].max())
+    of = of[of["M"].eq(size)]
+    wide = of.pivot_table(
+        index=TYPE, columns=["backend", "kernel", "layout"], values="tflops", observed=True
+    )
+    columns = wide.columns.to_frame().to_numpy().tolist()
+    kernels = list(dict.fromkeys((backend, kernel) for backend, kernel, _ in columns))
+    rows = []
+    for number, types in enumerate(wide.index.to_frame().to_numpy().tolist()):
+        values, cells = wide.iloc[number], []
+        for backend, kernel in kernels:
+            nn, nt = (values.get((backend, kernel, layout), np.nan) for layout in ("nn", "nt"))
+            if not (np.isnan(nn) or np.isnan(nt)):
+                cells.append((nt / nn, f"{DISPLAY.get(backend, backend)} {kernel} {nt / nn:.2f}"))
+        if cells:
+            texts = [text for _, text in sorted(cells, key=lambda cell: -cell[0])]
+            rows.append([pairs_text(*types), ", ".join(texts)])
+    return Section(
+        "transposed",
+        f"What a transposed B gives at {shape_text(size, size, size)}",
+        "The rate with B stored [N, K] (nt) over the rate with B stored [K, N] (nn), kernel by "
+        "kernel: above 1 the transposed B is faster. A WMMA or mma instruction wants each column "
+        "of B contiguous; for 16 bits the hardware transposes on the way from shared memory "
+        "(ldmatrix, wgmma's transpose bit), for 8-bit and 32-bit types nothing does, so that the "
+        "kernel has to, by bytes or through a packed copy.",
+        ["type pair", "nt over nn"],
+        rows,
+        words=2,
+    )
+
+
+def _wmma_shapes(timed: pd.DataFrame) -> Section | None:
+    """The WMMA shapes of each type beside each other."""
+    of = timed[timed["mma_shape"].ne("") & timed["backend"].ne(BASELINE)]
+    if of.empty:
+        return None
+    shapes = list(dict.fromkeys(of["mma_shape"]))
+    rows = []
+    for case in _in_order(of, [*TYPE, *SHAPE, "layout"]):
+        at = _where(of, [*TYPE, *SHAPE, "layout"], case)
+        row = [_pair(at.iloc[0]), shape_text(*case[3:6]), str(case[6])]
+        for shape in shapes:
+            rates = at[at["mma_shape"].eq(shape)]["tflops"]
+            row.append("–" if rates.empty else rate_text(float(rates.max())))
+        rows.append(row)
+    return Section(
+        "wmma-shapes",
+        "WMMA shapes",
+        "TFLOPS of the same kernel with the instruction shape (M × N × K) named; a dash where the "
+        "type has no such shape. All of them become the same mma instructions in the end: what "
+        "differs is how many fragments of A and of B a warp holds, and so the reads from shared "
+        "memory for each multiply.",
+        ["type pair", "size", "layout", *shapes],
+        rows,
+        words=3,
+    )
+
+
+def _fused(timed: pd.DataFrame) -> Section | None:
+    """What each epilogue costs over the plain product, and beside torch's sequence of calls."""
+    of = timed[timed["suites"].str.contains("fused")]
+    if of.empty or of["fused"].eq("").all():
+        return None
+    key = [name for name in CASE if name not in ("fused", "mma_shape")]
+    leaders = best(of[of["backend"].ne(BASELINE)])
+    others = _named(of)
+    header = ["fused", "type pair", "size", "layout"]
+    for backend in others:
+        header += [f"{DISPLAY.get(backend, backend)}: rung", "over plain", "of torch's calls"]
+    rows = []
+    for case in _in_order(of[of["fused"].ne("")], [*key, "fused"]):
+        at = _where(leaders, [*key, "fused"], case)
+        first = _where(of, [*key, "fused"], case).iloc[0]
+        row = [str(first["fused"]), _pair(first), str(first["shape"]), str(first["layout"])]
+        for backend in others:
+            row += _cost(at[at["backend"].eq(backend)], of, key)
+        rows.append(row)
+    return Section(
+        "fused",
+        "What an epilogue costs",
+        "Residual adds C, bias a row vector; the rest is applied last, all in the product's own "
+        "launch. “Over plain” is the time above that of the same rung's plain product; “of torch's "
+        "calls” the ratio to torch doing the same in its own calls, the product by cuBLAS.",
+        header,
+        rows,
+        words=4,
+    )
+
+
+def _cost(rows: pd.DataFrame, of: pd.DataFrame, key: list[str]) -> list[str]:
+    if rows.empty:
+        return ["none", "–", "–"]
+    row = rows.iloc[0]
+    same: Callable[[str], pd.Series] = lambda column: of[column].eq(row[column])  # noqa: E731
+    keep = same("backend") & same("kernel") & of["fused"].eq("")
+    for column in key:
+        keep &= same(column)
+    base = of[keep]
+    over = "–"
+    if not base.empty:
+        # On one clock: each was timed beside cuBLAS, and clocks drift from case to case.
+        clock = _clock(row, base.iloc[0])
+        over = f"{100 * (float(row['ms_p50']) * clock / float(base['ms_p50'].iloc[0]) - 1):+.1f} %"
+    ratio = float(row["ratio_p50"])
+    return [str(row["kernel"]), over, "–" if np.isnan(ratio) else f"{ratio:.2f}"]
+
+
+def _clock(row: pd.Series, base: pd.Series) -> float:
+    """The clock of one measurement over that of another; 1 where either is unknown."""
+    ratio = float(row["sm_clock_mhz"]) / float(base["sm_clock_mhz"])
+    return 1.0 if np.isnan(ratio) else ratio

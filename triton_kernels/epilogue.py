@@ -1,0 +1,194 @@
+"""What happens to an accumulator before it is stored: scales, alpha, beta, bias, activation.
+
+    C = activation(alpha * scale_a * scale_b * acc + beta * C_in + bias)
+
+in float32; in float64 for float64, and in int32, which wraps, for integers. A kernel calls
+``finish`` on a part of its tile, then narrows. What is absent is None, and compiles to nothing.
+"""
+
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RET505
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .dot import widen
+from .runtime import tl, triton
+
+
+@triton.jit
+def finish(
+    acc,
+    row,
+    col,
+    M,
+    N,
+    c_in,
+    bias,
+    scale_a,
+    scale_b,
+    alpha,
+    beta,
+    stride_im,
+    stride_in,
+    stride_bias,
+    ROW_SCALES_A: tl.constexpr,
+    ROW_SCALES_B: tl.constexpr,
+    BIAS_ROWS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """acc at the 64-bit indices row[:, None] and col[None, :] of C[M, N], before narrowing.
+
+    Args:
+        acc: float16, float32, float64 or int32.
+        c_in: pointer to C_in of this batch, or None. It may be C itself: every element is read
+            here, and written by the same program afterwards.
+        bias: pointer to one element a column, or a row with BIAS_ROWS (where the kernel computes
+            the transpose of C), or None.
+        scale_a, scale_b: pointer to one float32, or to one a row of A or column of B with
+            ROW_SCALES; or None.
+    """
+    x = widen(acc, False)
+    factor = tl.full((), alpha, x.dtype)
+    if scale_a is not None and not ROW_SCALES_A:
+        factor *= tl.load(scale_a)
+    if scale_b is not None and not ROW_SCALES_B:
+        factor *= tl.load(scale_b)
+    x *= factor
+    if scale_a is not None and ROW_SCALES_A:
+        x *= tl.load(scale_a + row, mask=row < M, other=0.0)[:, None]
+    if scale_b is not None and ROW_SCALES_B:
+        x *= tl.load(scale_b + col, mask=col < N, other=0.0)[None, :]
+    if c_in is not None:
+        inside = (row < M)[:, None] & (col < N)[None, :]
+        before = tl.load(
+            c_in + row[:, None] * stride_im + col[None, :] * stride_in, mask=inside, other=0
+        )
+        x += tl.full((), beta, x.dtype) * widen(before, BITS)
+    if bias is not None:
+        if BIAS_ROWS:
+            x += widen(tl.load(bias + row * stride_bias, mask=row < M, other=0), BITS)[:, None]
+        else:
+            x += widen(tl.load(bias + col * stride_bias, mask=col < N, other=0), BITS)[None, :]
+    return activate(x, ACTIVATION)
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """relu, gelu, gelu_tanh or silu of x, or x; NaN stays NaN."""
+    if ACTIVATION == "relu":
+        # A maximum would drop NaN.
+        return tl.where(x < 0, tl.zeros_like(x), x)
+    elif ACTIVATION == "gelu":
+        return gelu(x)
+    elif ACTIVATION == "gelu_tanh":
+        # (1 + tanh(z)) / 2 is the logistic function of 2 z.
+        return x * logistic(x * (1.5957691216057308 + 0.07135481627260025 * x * x))
+    elif ACTIVATION == "silu":
+        return x * logistic(x)
+    else:
+        return x
+
+
+@triton.jit
+def logistic(x):
+    """1 / (1 + exp(-x))."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def gelu(x):
+    """x Phi(x), Phi the normal distribution function; as torch, NaN at minus infinity.
+
+    In float32, Phi(-t) = 2^Q(t) for t >= 0, with Q of degree 8 fitted to log2(erfc(t / sqrt(2)) /
+    2) so that t 2^Q(t) is within 5e-8 of the truth for all t. That is a third of the instructions
+    of erf, which has two branches.
+    """
+    if x.dtype == tl.float64:
+        return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    else:
+        # Q falls without end: at 14 it is -187, and 2^-187 is 0 in float32.
+        t = tl.minimum(tl.abs(x), 14.0)
+        q = -5.09046686e-07 * t + 1.07624473e-05
+        q = q * t - 4.57654351e-05
+        q = q * t - 0.000489837315
+        q = q * t + 0.00754815526
+        q = q * t - 0.0528543033
+        q = q * t - 0.459079295
+        q = q * t - 1.15112209
+        tail = tl.math.exp2(q * t - 1.0)
+        return x * tl.where(x > 0, 1.0 - tail, tail)
+
+
+def operands(fusion: Any, swapped: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``finish`` from c_in to stride_bias, and its constants.
+
+    Args:
+        fusion: what to fuse, or None.
+        swapped: the kernel computes the transpose of C, as B' A'.
+    """
+    if fusion is None:
+        constants = {
+            "ROW_SCALES_A": False,
+            "ROW_SCALES_B": False,
+            "BIAS_ROWS": False,
+            "ACTIVATION": "",
+        }
+        return (None, None, None, None, 1.0, 0.0, None, None, None), constants
+    c_in, bias = fusion.c, fusion.bias
+    scale_a, scale_b = fusion.scale_a, fusion.scale_b
+    strides: tuple[int | None, int | None] = (None, None)
+    if c_in is not None:
+        strides = c_in.stride()[-2:]
+    if swapped:
+        strides = strides[::-1]
+        scale_a, scale_b = scale_b, scale_a
+    constants = {
+        "ROW_SCALES_A": _row_scales(scale_a),
+        "ROW_SCALES_B": _row_scales(scale_b),
+        "BIAS_ROWS": swapped and bias is not None,
+        "ACTIVATION": fusion.epilogue,
+    }
+    stride_bias = None if bias is None else bias.stride(0)
+    alpha, beta = float(fusion.alpha), float(fusion.beta)
+    if fusion.compute == "int32":
+        alpha, beta = wrap(alpha), wrap(beta)
+    arguments = (
+        c_in,
+        bias,
+        scale_a,
+        scale_b,
+        alpha,
+        beta,
+        *strides,
+        stride_bias,
+    )
+    return arguments, constants
+
+
+def wrap(factor: float) -> float:
+    """A whole number, as the int32 that it is modulo 2^32."""
+    return float((int(factor) + 2**31) % 2**32 - 2**31)
+
+
+def _row_scales(scale: torch.Tensor | None) -> bool:
+    return scale is not None and scale.numel() > 1
+
+
+def batch_size(c: torch.Tensor) -> int:
+    """How many products: C is [M, N] or [batch, M, N]."""
+    return c.shape[0] if c.dim() == 3 else 1
+
+
+def batch_strides(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any
+) -> tuple[int | None, ...]:
+    """Elements from one A, B, C and C_in of a batch to the next; None where there is none."""
+    if c.dim() == 2:
+        return (None,) * 4
+    c_in = None if fusion is None else fusion.c
+    return a.stride(0), b.stride(0), c.stride(0), None if c_in is None else c_in.stride(0)

@@ -1,0 +1,199 @@
+"""split_k: tiles that do not fill the last wave of SMs are divided along K.
+
+    C[M, N] = A[M, K] @ B[K, N]
+    tiles 0 .. F - 1 whole, as in `descriptor`; tiles F .. as SPLITS parts of K each
+
+Adds:     parts. P SMs take whole tiles in waves of P; the R tiles that remain would leave P - R of
+          them idle for as long as a whole tile takes. Here they become R * SPLITS parts of about
+          K / SPLITS, which fill the wave and end early. With few tiles and a long K every tile is
+          split (F = 0): 256 x 256 x 16384 has four tiles of 128 x 128 for 132 SMs, and 32 parts
+          of each.
+          The parts leave float32 sums in a workspace and a second pass adds them in order:
+          deterministic, at the price of writing and reading 4 bytes a part and element.
+          An early start, as in `skinny`.
+Missing:  the threads that multiply also wait for the loads and store C: warp specialization.
+
+Tiles:    C in block tiles of BLOCK_M x BLOCK_N, whole or in parts, many a program; K in steps of
+          BLOCK_K, each a stage; wgmma m64nBLOCK_Nk16 by warpgroups of four warps.
+
+Storage:  as in `descriptor`, and C' = B' A' is computed where SWAP asks for it, with C' stored
+          transposed: the thin side of a skinny problem then is wgmma's n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .descriptors import describe
+from .dot import multiply_add, narrow
+from .launching import Step, launch
+from .ordering import grouped
+from .partials import add, leave, workspace
+from .runtime import INTERPRETED, cdiv, programs, tl, triton
+from .storage import letter
+
+
+@triton.jit
+def store(
+    c,
+    acc,
+    m,
+    n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    C_TRANSPOSED: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """A whole tile by TMA, in two halves of its columns as in `descriptor`."""
+    halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+    left, right = tl.split(halves)
+    if C_TRANSPOSED:
+        c.store([n, m], narrow(left, c.dtype, BITS).T)
+        c.store([n + BLOCK_N // 2, m], narrow(right, c.dtype, BITS).T)
+    else:
+        c.store([m, n], narrow(left, c.dtype, BITS))
+        c.store([m, n + BLOCK_N // 2], narrow(right, c.dtype, BITS))
+
+
+@triton.jit
+def kernel(
+    a,
+    b,
+    c,
+    partials,
+    M,
+    N,
+    K,
+    whole,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    C_TRANSPOSED: tl.constexpr,
+    EARLY: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    if EARLY:
+        # Nothing that an earlier kernel wrote may be read, nor anything it reads be written,
+        # before the wait.
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    split_tiles = tiles_m * tiles_n - whole
+    k_tiles = tl.cdiv(K, BLOCK_K)
+
+    items = whole + split_tiles * SPLITS
+    for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
+        # Whole tiles come first, then part 0 of every split tile, part 1, ...: programs that run
+        # together read the same steps of K.
+        tile, begin, end = item, 0, k_tiles
+        slot = item - whole
+        if SPLITS > 1:  # noqa: SIM102 (one condition is constant, the other is not)
+            if slot >= 0:
+                tile = whole + slot % split_tiles
+                part = slot // split_tiles
+                begin, end = k_tiles * part // SPLITS, k_tiles * (part + 1) // SPLITS
+        tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
+        m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for step in range(begin, tl.maximum(end, begin + 1)):
+            k = step * BLOCK_K
+            # The unit writes zeros past the edges of A and B, so the K tail adds 0 * 0.
+            a_block = a.load([k, m]).T if A_TRANSPOSED else a.load([m, k])
+            b_block = b.load([n, k]).T if B_TRANSPOSED else b.load([k, n])
+            acc = multiply_add(a_block, b_block, acc, BITS)
+
+        if SPLITS == 1:
+            store(c, acc, m, n, BLOCK_M, BLOCK_N, C_TRANSPOSED, BITS)
+        elif slot >= 0:
+            leave(partials, slot, acc, BLOCK_M, BLOCK_N)
+        elif WHOLE:
+            store(c, acc, m, n, BLOCK_M, BLOCK_N, C_TRANSPOSED, BITS)
+
+
+def arguments(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    SWAP: int,
+    BLOCK_M: int,
+    BLOCK_N: int,
+    BLOCK_K: int,
+    GROUP_M: int,
+    WHOLE: int,
+    SPLITS: int,
+    EARLY: int,
+    NUM_STAGES: int,
+    NUM_WARPS: int,
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
+    if SWAP:
+        a, b, c = b.mT, a.mT, c.mT
+    (M, K), N = a.shape, b.shape[1]
+    a_transposed, b_transposed, c_transposed = (
+        letter(x.shape, x.stride()) == "t" for x in (a, b, c)
+    )
+    split_tiles = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N) - WHOLE
+    partials = workspace(split_tiles, SPLITS, BLOCK_M * BLOCK_N, a) if SPLITS > 1 else None
+    descriptors = (
+        describe(a, (BLOCK_M, BLOCK_K), a_transposed),
+        describe(b, (BLOCK_K, BLOCK_N), b_transposed),
+        describe(c, (BLOCK_M, BLOCK_N // 2), c_transposed) if WHOLE else None,
+    )
+    grid = (min(programs(a), WHOLE + split_tiles * SPLITS),)
+    constants = {
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_K": BLOCK_K,
+        "GROUP_M": GROUP_M,
+        "SPLITS": SPLITS,
+        "WHOLE": WHOLE > 0,
+        "A_TRANSPOSED": a_transposed,
+        "B_TRANSPOSED": b_transposed,
+        "C_TRANSPOSED": c_transposed,
+        "EARLY": bool(EARLY),
+        "BITS": INTERPRETED and a.dtype == torch.bfloat16,
+        "num_warps": NUM_WARPS,
+        "num_stages": NUM_STAGES,
+        **({"launch_pdl": True} if EARLY else {}),
+    }
+    return grid, (*descriptors, partials, M, N, K, WHOLE), constants
+
+
+def second(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    args: tuple[Any, ...],
+    plan: Mapping[str, int],
+) -> Step | None:
+    """The launch that adds the parts, where tiles are split."""
+    if plan["SPLITS"] == 1:
+        return None
+    return add(args[3], c.mT if plan["SWAP"] else c, plan["WHOLE"], plan)
+
+
+def run(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int
+) -> None:
+    """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+
+    Args:
+        fusion: None; this rung fuses nothing.
+        plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M, BLOCK_N, BLOCK_K
+            (elements), GROUP_M (tile rows), WHOLE (tiles that are not split), SPLITS (parts of K
+            of the others, at most its steps), EARLY (0 or 1: start before the kernel ahead has
+            ended), NUM_STAGES and NUM_WARPS.
+
+    Raises:
+        RuntimeError: the operands are on the CPU and the interpreter is off.
+    """
+    launch(kernel, arguments, a, b, c, fusion, plan, second)
