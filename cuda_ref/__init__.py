@@ -264,7 +264,7 @@ def load(name: str) -> Callable[..., None]:
             simulate(name, a, b, c, fusion)
             return
         if by_case:
-            defines = case(a.dtype, fusion, a.dim() == 3)
+            defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case)
             plain, fused = prepared.get((device, defines)) or prepare(device, defines)
         else:
             plain, fused = prepared.get(device) or prepare(device)

@@ -49,26 +49,47 @@ def mma_tile(shape: str) -> tuple[int, int]:
     return int(m), int(n)
 
 
-def case(dtype: Any, fusion: Any, batched: bool = False) -> tuple[str, ...]:
+def case(
+    dtype: Any,
+    fusion: Any,
+    out_dtype: Any = None,
+    batched: bool = False,
+    macros: frozenset[str] | None = None,
+) -> tuple[str, ...]:
     """The compiler's flags for a build that takes one case only, of a rung that is built so.
 
     A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
-    equal, and whether it is one plain product. ``dtype`` is a torch.dtype; ``batched``: of three
-    dimensions.
+    equal, whether it is one plain product, and the dtype of C; of these, what ``macros`` name (see
+    toolchain.built_by_case), by default all but the last. ``dtype`` and ``out_dtype`` are
+    torch.dtypes; ``batched``: of three dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
-    return _flags(dtype, compute, m == n, fusion is None and not batched)
+    return _flags(dtype, compute, m == n, fusion is None and not batched, out_dtype, macros)
 
 
 @cache
-def _flags(dtype: Any, compute: str, square: bool, plain: bool) -> tuple[str, ...]:
-    return (
-        f"-DTCGEMM_IN={DTYPES[str(dtype).removeprefix('torch.')]}",
-        f"-DTCGEMM_COMPUTE={COMPUTES[compute]}",
-        f"-DTCGEMM_SQUARE={int(square)}",
-        f"-DTCGEMM_PLAIN={int(plain)}",
-    )
+def _flags(
+    dtype: Any,
+    compute: str,
+    square: bool,
+    plain: bool,
+    out_dtype: Any,
+    macros: frozenset[str] | None,
+) -> tuple[str, ...]:
+    values = {
+        "TCGEMM_IN": _number(dtype),
+        "TCGEMM_COMPUTE": COMPUTES[compute],
+        "TCGEMM_SQUARE": int(square),
+        "TCGEMM_PLAIN": int(plain),
+    }
+    if out_dtype is not None:
+        values["TCGEMM_OUT"] = _number(out_dtype)
+    return tuple(f"-D{k}={v}" for k, v in values.items() if macros is None or k in macros)
+
+
+def _number(dtype: Any) -> int:
+    return DTYPES[str(dtype).removeprefix("torch.")]
 
 
 def arguments(fusion: Any) -> tuple[Any, ...]:

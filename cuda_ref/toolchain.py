@@ -148,9 +148,9 @@ def source_files(name: str, folder: Path = CSRC) -> list[Path]:
 
 
 @cache
-def built_by_case(source: Path) -> bool:
-    """Whether a .cu file, which asks for TCGEMM_IN then, is compiled for one type at a time."""
-    return "TCGEMM_IN" in source.read_text()
+def built_by_case(source: Path) -> frozenset[str]:
+    """The macros by which a .cu file is compiled for one case at a time; none where it is whole."""
+    return frozenset(re.findall("TCGEMM_(?:IN|OUT|COMPUTE|SQUARE|PLAIN)\\b", source.read_text()))
 
 
 _CONSTANT = re.compile(r"^constexpr int ([A-Z][A-Z0-9_]*) = (\d+);", re.MULTILINE)

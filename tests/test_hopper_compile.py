@@ -4,65 +4,98 @@ from functools import cache
 
 import pytest
 from tcgemm.cuda_ref import inspection, toolchain
-
-from tcgemm import cuda_ref
-
-# Those whose operands and sums go one way; the others are in test_small_shapes.py.
-NAMES = [
-    row["name"]
-    for row in cuda_ref.KERNELS
-    if row["capability"] == (9, 0) and row["name"] not in ("split_k", "skinny")
-]
-SPECIALIZED = [name for name in NAMES if name != "wgmma_tma"]
+from tcgemm.cuda_ref.fusion import COMPUTES, DTYPES
 
 pytestmark = pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
     reason="needs nvcc and cuobjdump",
 )
 
-report = cache(inspection.compile_only)
+
+def case(dtype_in, dtype_out, compute="float32", plain=False):
+    return (
+        f"-DTCGEMM_IN={DTYPES[dtype_in]}",
+        f"-DTCGEMM_OUT={DTYPES[dtype_out]}",
+        f"-DTCGEMM_COMPUTE={COMPUTES[compute]}",
+        f"-DTCGEMM_PLAIN={int(plain)}",
+    )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_there_is_an_instance_for_each_type_pair_and_layout(name):
-    assert len(report(name, "sm_90a").kernels) == len(cuda_ref.PAIRS) * 4
+PLAIN = [
+    ("wgmma_tma", ()),
+    ("wgmma_specialized", ()),
+    ("wgmma_persistent", case("bfloat16", "bfloat16", plain=True)),
+    ("wgmma_persistent", case("float16", "float32", plain=True)),
+]
+FUSED = [("wgmma_persistent", case("float16", "float16"))]
+TYPES = [
+    ("wgmma_types", case("int8", "int32", "int32")),
+    ("wgmma_types", case("float8_e4m3fn", "bfloat16", "fast")),
+    ("wgmma_types", case("float8_e4m3fn", "float16", "float32")),
+    ("wgmma_types", case("float32", "float32", "tf32x3")),
+]
+BUILDS = PLAIN + FUSED + TYPES
+MULTIPLIES = ("HGMMA", "QGMMA", "IGMMA")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_spilled(name):
-    assert report(name, "sm_90a").spill_bytes == 0
-    assert report(name, "sm_90a").sass["STL"] == 0
+@cache
+def kernels(name, defines):
+    """All kernels of a build that multiply."""
+    report = inspection.compile_only(name, "sm_90a", defines)
+    assert report.spill_bytes == 0
+    assert report.sass["STL"] == 0
+    return [kernel for kernel in report.kernels if "pack" not in kernel.symbol]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_operands_go_by_tma_into_wgmma_and_through_no_register(name):
-    for kernel in report(name, "sm_90a").kernels:
+def multiplies(kernel):
+    return sum(kernel.sass[name] for name in MULTIPLIES)
+
+
+@pytest.mark.parametrize(("name", "defines"), BUILDS)
+def test_nothing_is_spilled_and_each_case_is_there(name, defines):
+    """An instance for each layout of 16-bit types (and tile), and for both types where built whole."""
+    expected = {"wgmma_persistent": 8, "wgmma_types": 1}.get(name, 16)
+    assert len(kernels(name, defines)) == expected
+
+
+@pytest.mark.parametrize(("name", "defines"), BUILDS)
+def test_operands_go_by_tma_into_wgmma(name, defines):
+    for kernel in kernels(name, defines):
         assert kernel.sass["UTMALDG"] > 0
-        assert kernel.sass["HGMMA"] > 0
-        for other in ("HMMA", "LDSM", "LDS", "LDGSTS", "LDG"):
+        assert multiplies(kernel) > 0
+        for other in ("HMMA", "LDSM", "LDGSTS"):
             assert kernel.sass[other] == 0, other
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_wgmma_is_not_serialized(name):
+@pytest.mark.parametrize(("name", "defines"), PLAIN)
+def test_a_plain_product_reads_through_no_register(name, defines):
+    for kernel in kernels(name, defines):
+        assert kernel.sass["LDS"] == kernel.sass["LDG"] == 0
+
+
+@pytest.mark.parametrize(("name", "defines"), BUILDS)
+def test_wgmma_is_not_serialized(name, defines):
     """A serialized wgmma (ptxas C7510) is fenced and waited for one by one."""
-    for kernel in report(name, "sm_90a").kernels:
-        assert kernel.sass["WARPGROUP"] < kernel.sass["HGMMA"]
+    for kernel in kernels(name, defines):
+        assert kernel.sass["WARPGROUP"] < multiplies(kernel)
 
 
-@pytest.mark.parametrize("name", SPECIALIZED)
-def test_registers_move_to_the_consumers(name):
-    """ptxas drops a setmaxnreg that it ignores (C7508)."""
-    for kernel in report(name, "sm_90a").kernels:
-        assert kernel.sass["USETMAXREG"] == 2
+@pytest.mark.parametrize(("name", "defines"), BUILDS[1:])
+def test_registers_move_to_two_consumers(name, defines):
+    """ptxas drops a setmaxnreg that it ignores (C7508); one consumer needs no more than it has."""
+    for kernel in kernels(name, defines):
+        if kernel.registers == 168:
+            assert kernel.sass["USETMAXREG"] == 2
+        else:
+            assert (name, kernel.sass["USETMAXREG"]) == ("wgmma_persistent", 0)
+            assert kernel.registers * 256 <= 65536
 
 
-def test_blocks_fit_an_sm():
-    assert report("wgmma_tma", "sm_90a").registers * 128 * 3 <= 65536
-    for name in SPECIALIZED:
-        assert report(name, "sm_90a").registers * 384 <= 65536
+def test_three_blocks_fit_an_sm():
+    assert max(kernel.registers for kernel in kernels("wgmma_tma", ())) * 128 * 3 <= 65536
 
 
-def test_only_the_persistent_rung_stores_by_tma():
-    stores = {name: report(name, "sm_90a").sass["UTMASTG"] > 0 for name in NAMES}
-    assert stores == {name: name == "wgmma_persistent" for name in NAMES}
+@pytest.mark.parametrize(("name", "defines"), BUILDS)
+def test_persistent_rungs_store_by_tma(name, defines):
+    stores = any(kernel.sass["UTMASTG"] for kernel in kernels(name, defines))
+    assert stores == (name in ("wgmma_persistent", "wgmma_types"))

@@ -17,7 +17,11 @@ pytestmark = [
     ),
 ]
 
-NAMES = [row.name for row in ladder("cuda") if row.capability == (9, 0)]
+NAMES = [
+    row.name
+    for row in ladder("cuda")
+    if row.capability == (9, 0) and ("bfloat16", "bfloat16") in row.pairs
+]
 LAYOUTS = ["nn", "nt", "tn", "tt"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(F16, F16), (F16, F32), (BF16, BF16), (BF16, F32)]
@@ -83,7 +87,8 @@ def test_integers_are_exact_and_stay_inside_c(kernel, layout, shape):
 def test_every_tile_of_a_schedule_is_visited(kernel, tiles):
     """Around one and four rounds of 132 SMs, in a row of tiles and in a column."""
     check(kernel, 128, 256 * tiles, 64, (BF16, F32), "nt", "tma")
-    check(kernel, 128 * tiles, 256, 64, (BF16, F32), "nn", "tma")
+    N = 128 if kernel == "skinny" else 256
+    check(kernel, 128 * tiles, N, 64, (BF16, F32), "nn", "tma")
 
 
 @pytest.mark.parametrize("kernel", NAMES)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "order.cuh"
+#include "tensor_map.cuh"
 
 namespace tcgemm {
 
@@ -63,6 +64,22 @@ int pack_operand(Matrix& matrix, bool rows_are_k, int64_t batch, const Scratch& 
   (rows_are_k ? matrix.row_stride : matrix.col_stride) = 1;
   matrix.batch_stride = copies == 1 ? 0 : rows * pitch;
   return error;
+}
+
+// The tensor map of an operand in K-major panels of `box_rows` rows; of a packed copy where TMA cannot
+// read the operand so where it is. rounds: float32 arrives as tf32. A cudaError_t.
+inline int kmajor_map(const Gemm& gemm, Matrix matrix, bool rows_are_k, uint32_t panel_bytes,
+                      uint32_t box_rows, bool rounds, cudaStream_t stream, CUtensorMap* map) {
+  const uint32_t item = static_cast<uint32_t>(bytes_of(gemm.in));
+  const auto encode = [&] {
+    return sm90::tensor_map(matrix, rows_are_k, gemm.in, panel_bytes / item, box_rows, map,
+                            gemm.batch, rounds);
+  };
+  int error = encode();
+  if (error != cudaErrorInvalidValue) return error;
+  error = item == 4 ? pack_operand<uint32_t>(matrix, rows_are_k, gemm.batch, gemm.scratch, stream)
+                    : pack_operand<uint8_t>(matrix, rows_are_k, gemm.batch, gemm.scratch, stream);
+  return error == cudaSuccess ? encode() : error;
 }
 
 }  // namespace tcgemm

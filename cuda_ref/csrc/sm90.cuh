@@ -244,6 +244,13 @@ __device__ __forceinline__ void st_shared_v4(uint32_t shared, uint4 v) {
                : "memory");
 }
 
+// The larger one; NaN if either is.
+__device__ __forceinline__ float max_nan(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+}
+
 // 2^x, with 2 units in the last place.
 __device__ __forceinline__ float ex2_approx(float x) {
   float y;

@@ -25,68 +25,98 @@ struct Place {
       : m(m + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), n(n + threadIdx.x % 4 * 2) {}
 };
 
-// A thread's part of a chunk of C_in: for each j the two words, or pairs of words, of its two rows.
-template <typename Out>
-struct ChunkOfCIn {
-  union {
-    Out elements[CHUNK_REGISTERS<Out>];
-    uint32_t words[16];
-  };
+// One element of a vector for each of a thread's two rows: what multiplies or is added to them.
+template <typename In, typename Acc>
+__device__ __forceinline__ void load_rows(const Vector& v, Place at, int M, Acc (&to)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    to[half] = widen<Acc>(
+        static_cast<const In*>(v.data)[min(at.m + 8 * half, M - 1) * v.row_stride]);
+}
 
-  template <typename Acc>
-  __device__ __forceinline__ void load(const Epilogue<Acc>& e, int m, int n, int M, int N,
-                                       int64_t batch) {
-    if (e.c_in == nullptr) return;
+// What is known of a tile before its sums are there: the factor of each row (alpha and the scales that
+// are one for a row), its bias, where that is one for a row, and whether a chunk's C_in and bias can
+// be read as words without a look at the edges.
+template <typename Out, typename Acc>
+struct RowTerms {
+  Acc factor[2], term[2];
+  bool factors, terms, columns, whole;
+  const float* scales;  // one for each column, contiguous, or null
+
+  __device__ __forceinline__ void load(const Epilogue<Acc>& e, int m, int n, int width, int M,
+                                       int N) {
     const Place at(m, n);
-    constexpr int WORDS = 2 * sizeof(Out) / 4;  // of a pair of neighbours
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t row = at.m + 8 * half;
-      const Out* line = static_cast<const Out*>(e.c_in) + batch * e.batch_stride +
-                        row * e.row_stride;
-#pragma unroll
-      for (int j = 0; j < CHUNK_N<Out> / 8; ++j) {
-        const int64_t col = at.n + 8 * j;
-        const int to = 2 * j + half;  // pair
-        if (e.c_in_vectors && row < M && col + 1 < N) {
-          if constexpr (WORDS == 1) {
-            words[to] = *reinterpret_cast<const uint32_t*>(line + col);
-          } else {
-            const uint2 pair = *reinterpret_cast<const uint2*>(line + col);
-            words[2 * to] = pair.x;
-            words[2 * to + 1] = pair.y;
-          }
-        } else {
-          elements[2 * to] = row < M && col < N ? line[col * e.col_stride] : Out(0);
-          elements[2 * to + 1] = row < M && col + 1 < N ? line[(col + 1) * e.col_stride] : Out(0);
+    factor[0] = factor[1] = e.alpha;
+    factors = e.alpha != Acc(1);
+    scales = nullptr;
+    if constexpr (std::is_same_v<Acc, float>) {
+      for (const Vector& scale : {e.scale_a, e.scale_b}) {
+        if (scale.data == nullptr) continue;
+        if (scale.col_stride != 0) {
+          scales = static_cast<const float*>(scale.data);
+          continue;
         }
+        float rows[2];
+        load_rows<float>(scale, at, M, rows);
+        factor[0] *= rows[0];
+        factor[1] *= rows[1];
+        factors = true;
       }
     }
+    terms = e.bias.data != nullptr && e.bias.col_stride == 0;
+    if (terms) load_rows<Out>(e.bias, at, M, term);
+    columns = e.bias.data != nullptr && e.bias.col_stride != 0;
+    whole = m + CHUNK_ROWS <= M && n + width <= N && (e.c_in == nullptr || e.c_in_vectors) &&
+            (!columns || (e.bias.col_stride == 1 &&
+                          reinterpret_cast<uint64_t>(e.bias.data) % (2 * sizeof(Out)) == 0));
   }
 };
 
-// x[e] = combine(x[e], v[its row or column]), clipped to M and N. d: the accumulators, of which the
-// chunk's begin at `first`.
-template <typename In, typename Acc, int COUNT, int REGISTERS, typename Combine>
-__device__ __forceinline__ void with_vector(const Vector& v, Acc (&d)[REGISTERS], int first,
-                                            Place at, int M, int N, Combine combine) {
-  if (v.data == nullptr) return;
-  const In* data = static_cast<const In*>(v.data);
-  if (v.col_stride == 0) {
-    const Acc upper = widen<Acc>(data[min(at.m, M - 1) * v.row_stride]);
-    const Acc lower = widen<Acc>(data[min(at.m + 8, M - 1) * v.row_stride]);
+// Two neighbours in a row of Out, as one word or two.
+template <typename Out>
+union PairOf {
+  Out elements[2];
+  std::conditional_t<sizeof(Out) == 2, uint32_t, uint64_t> word;
+};
+
+// What a chunk adds to the sums of a thread, read ahead of its use.
+template <typename Out>
+struct Ahead {
+  static constexpr int COLUMNS = CHUNK_N<Out> / 8;  // pairs of columns
+  PairOf<Out> c_in[2 * COLUMNS], bias[COLUMNS];
+
+  template <typename Acc>
+  __device__ __forceinline__ void load(const Epilogue<Acc>& e, const RowTerms<Out, Acc>& rows, int m,
+                                       int n, int M, int N, int64_t batch) {
+    const Place at(m, n);
+    const auto read = [&](PairOf<Out>& pair, const Out* line, int j, int64_t stride, bool exists) {
+      const int col = at.n + 8 * j;
+      if (rows.whole) {
+        pair.word = *reinterpret_cast<const decltype(pair.word)*>(line + col);
+      } else {
 #pragma unroll
-    for (int e = 0; e < COUNT; ++e) d[first + e] = combine(d[first + e], e % 4 < 2 ? upper : lower);
-    return;
+        for (int e = 0; e < 2; ++e)
+          pair.elements[e] = exists && col + e < N ? line[(col + e) * stride] : Out(0);
+      }
+    };
+    if (e.c_in != nullptr) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t row = at.m + 8 * half;
+        const Out* line = static_cast<const Out*>(e.c_in) + batch * e.batch_stride +
+                          row * e.row_stride;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+          read(c_in[2 * j + half], line, j, e.col_stride, row < M);
+      }
+    }
+    if (rows.columns) {
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j)
+        read(bias[j], static_cast<const Out*>(e.bias.data), j, e.bias.col_stride, true);
+    }
   }
-  In of_column[COUNT / 2];
-#pragma unroll
-  for (int e = 0; e < COUNT / 2; ++e)
-    of_column[e] = data[min(at.n + e / 2 * 8 + e % 2, N - 1) * v.col_stride];
-#pragma unroll
-  for (int e = 0; e < COUNT; ++e)
-    d[first + e] = combine(d[first + e], widen<Acc>(of_column[e / 4 * 2 + e % 2]));
-}
+};
 
 // x Phi(x), the normal distribution's Phi: erfc(z / sqrt 2) / 2 = 2^P(z) for z = |x|, with P fitted so
 // that z 2^P(z) is within 6e-8; no cancellation where x is negative. Past z = 8 the term is below
@@ -100,7 +130,7 @@ __device__ __forceinline__ float fast_gelu(float x) {
   p = p * z - 0.45877095f;
   p = p * z - 1.15120171f;
   p = p * z - 0.99999306f;
-  return relu(x) - z * ex2_approx(p);
+  return max_nan(x, 0.0f) - z * ex2_approx(p);
 }
 
 // x / (1 + e^-t)
@@ -108,51 +138,64 @@ __device__ __forceinline__ float times_logistic(float x, float t) {
   return __fdividef(x, 1.0f + ex2_approx(fminf(-1.44269504f * t, 126.0f)));
 }
 
-// A chunk's sums, d[first] and on, get all but the activation. (m, n): its corner.
+// A chunk's sums, d[first] and on, get all but scales of columns and the activation.
 template <typename Out, typename Acc, int REGISTERS>
-__device__ __forceinline__ void add_to_chunk(const Epilogue<Acc>& e, const ChunkOfCIn<Out>& c_in,
-                                             Acc (&d)[REGISTERS], int first, int m, int n, int M,
-                                             int N) {
+__device__ __forceinline__ void add_to_chunk(const Epilogue<Acc>& e, const RowTerms<Out, Acc>& rows,
+                                             const Ahead<Out>& ahead, Acc (&d)[REGISTERS],
+                                             int first) {
   constexpr int COUNT = CHUNK_REGISTERS<Out>;
-  const Place at(m, n);
-  const auto times = [](Acc x, Acc y) { return multiply_add(x, y, Acc(0)); };
-  if constexpr (std::is_same_v<Acc, float>) {
-    with_vector<float, Acc, COUNT>(e.scale_a, d, first, at, M, N, times);
-    with_vector<float, Acc, COUNT>(e.scale_b, d, first, at, M, N, times);
-  }
-  if (e.alpha != Acc(1)) {
+  if (rows.factors) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) d[first + i] = times(e.alpha, d[first + i]);
+    for (int i = 0; i < COUNT; ++i)
+      d[first + i] = multiply_add(rows.factor[i / 2 % 2], d[first + i], Acc(0));
   }
   if (e.c_in != nullptr) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
-      d[first + i] = multiply_add(e.beta, widen<Acc>(c_in.elements[i]), d[first + i]);
+      d[first + i] =
+          multiply_add(e.beta, widen<Acc>(ahead.c_in[i / 2].elements[i % 2]), d[first + i]);
   }
-  with_vector<Out, Acc, COUNT>(e.bias, d, first, at, M, N,
-                               [](Acc x, Acc y) { return multiply_add(Acc(1), y, x); });
+  if (rows.terms) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+      d[first + i] = multiply_add(Acc(1), rows.term[i / 2 % 2], d[first + i]);
+  }
+  if (rows.columns) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+      d[first + i] =
+          multiply_add(Acc(1), widen<Acc>(ahead.bias[i / 4].elements[i % 2]), d[first + i]);
+  }
 }
 
 // A warpgroup's sums become values of C, still to be narrowed. (m, n): their corner in matrix `batch`
-// of C; c_in: the first chunk of C_in, already loaded.
+// of C; ahead: what the first chunk adds, already on its way.
 template <typename Out, typename Acc, int REGISTERS>
-__device__ __forceinline__ void finish_chunks(const Epilogue<Acc>& e, const ChunkOfCIn<Out>& c_in,
-                                              Acc (&d)[REGISTERS], int m, int n, int M, int N,
-                                              int64_t batch) {
+__device__ __forceinline__ void finish_chunks(const Epilogue<Acc>& e, const RowTerms<Out, Acc>& rows,
+                                              const Ahead<Out>& ahead, Acc (&d)[REGISTERS], int m,
+                                              int n, int M, int N, int64_t batch) {
   constexpr int STEP = CHUNK_REGISTERS<Out>;
-  ChunkOfCIn<Out> next = c_in;
+  Ahead<Out> next = ahead;
 #pragma unroll
   for (int first = 0; first < REGISTERS; first += STEP) {
-    const ChunkOfCIn<Out> now = next;
+    const Ahead<Out> now = next;
     const int col = n + 2 * first;
-    if (first + STEP < REGISTERS) next.load(e, m, col + CHUNK_N<Out>, M, N, batch);
-    add_to_chunk(e, now, d, first, m, col, M, N);
+    if constexpr (std::is_same_v<Acc, float>) {
+      if (rows.scales != nullptr) {
+        const int mine = Place(m, col).n;
+#pragma unroll
+        for (int i = 0; i < STEP; ++i)
+          d[first + i] *= rows.scales[min(mine + i / 4 * 8 + i % 2, N - 1)];
+      }
+    }
+    if (first + STEP < REGISTERS) next.load(e, rows, m, col + CHUNK_N<Out>, M, N, batch);
+    add_to_chunk(e, rows, now, d, first);
   }
+  if (e.activation == Activation::none) return;
   const auto activate = [&](auto function) {
 #pragma unroll
     for (int i = 0; i < REGISTERS; ++i) d[i] = function(d[i]);
   };
-  if (e.activation == Activation::none) return;
   if constexpr (std::is_same_v<Acc, float>) {
     switch (e.activation) {
       case Activation::gelu: return activate([](float x) { return fast_gelu(x); });
@@ -161,10 +204,38 @@ __device__ __forceinline__ void finish_chunks(const Epilogue<Acc>& e, const Chun
           return times_logistic(x, 1.59576912f * (x + 0.044715f * x * x * x));
         });
       case Activation::silu: return activate([](float x) { return times_logistic(x, x); });
-      default: break;
+      default: return activate([](float x) { return max_nan(x, 0.0f); });
+    }
+  } else {
+    activate([](Acc x) { return relu(x); });
+  }
+}
+
+// Stores a warpgroup's values, whose corner in C is (m, n), by TMA: chunk after chunk through BUFFERS
+// x CHUNK_BYTES of shared memory at `chunks`. `barrier`: one of the warpgroup's own; its first thread
+// owns the stores, and waits for the last of them to be read before the block ends.
+template <typename Out, int BUFFERS, bool BATCHED, typename Acc, int REGISTERS>
+__device__ __forceinline__ void store_chunks(const CUtensorMap* c_map, uint32_t chunks,
+                                             uint32_t barrier, const Acc (&d)[REGISTERS], int m,
+                                             int n, int batch) {
+  const bool stores = threadIdx.x % 128 == 0;
+#pragma unroll
+  for (int i = 0; i < REGISTERS / CHUNK_REGISTERS<Out>; ++i) {
+    const uint32_t chunk = chunks + i % BUFFERS * CHUNK_BYTES;
+    // The buffer's last store has been read out before anyone writes it again.
+    if (stores) cp_async_bulk_wait_group_read<BUFFERS - 1>();
+    bar_sync(barrier, 128);
+    write_chunk<Out>(chunk, d, i * CHUNK_N<Out>);
+    fence_proxy_async();
+    bar_sync(barrier, 128);
+    if (stores) {
+      if constexpr (BATCHED)
+        tma_store_3d(c_map, chunk, n + i * CHUNK_N<Out>, m, batch);
+      else
+        tma_store_2d(c_map, chunk, n + i * CHUNK_N<Out>, m);
+      cp_async_bulk_commit_group();
     }
   }
-  activate([](Acc x) { return relu(x); });
 }
 
 }  // namespace tcgemm::sm90

@@ -62,6 +62,17 @@ __device__ __forceinline__ uint32_t pack(float x, float y) {
   }
 }
 
+// Stores two neighbours in a row as one word.
+template <typename Out, typename Acc>
+__device__ __forceinline__ void store_pair(Out* to, Acc x, Acc y) {
+  if constexpr (std::is_same_v<Out, float>)
+    *reinterpret_cast<float2*>(to) = make_float2(x, y);
+  else if constexpr (std::is_same_v<Out, int32_t>)
+    *reinterpret_cast<int2*>(to) = make_int2(x, y);
+  else
+    *reinterpret_cast<uint32_t*>(to) = pack<Out>(x, y);
+}
+
 // Stores a warpgroup's 64 x (2 * REGISTERS) accumulators with C's corner at (m, n) by plain
 // stores, clipped to M and N; any strides.
 template <typename Out, typename Acc, int REGISTERS>
@@ -70,6 +81,16 @@ __device__ __forceinline__ void store_accumulators(const PlainOutput& c, const A
   const int thread = threadIdx.x % 128;
   const int row = m + thread / 32 * 16 + thread % 32 / 4;
   const int col = n + thread % 4 * 2;
+  if (c.pairs && m + 64 <= M && n + 2 * REGISTERS <= N) {
+    Out* line = static_cast<Out*>(c.data) + row * c.row_stride + col;
+#pragma unroll
+    for (int half = 0; half < 2; ++half, line += 8 * c.row_stride) {
+#pragma unroll
+      for (int j = 0; j < REGISTERS / 4; ++j)
+        store_pair(line + 8 * j, d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+    }
+    return;
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t i = row + half * 8;
@@ -81,12 +102,7 @@ __device__ __forceinline__ void store_accumulators(const PlainOutput& c, const A
       const int64_t k = col + 8 * j;
       if (c.pairs) {
         if (k < N) {
-          if constexpr (std::is_same_v<Out, float>)
-            *reinterpret_cast<float2*>(line + k) = make_float2(x, y);
-          else if constexpr (std::is_same_v<Out, int32_t>)
-            *reinterpret_cast<int2*>(line + k) = make_int2(x, y);
-          else
-            *reinterpret_cast<uint32_t*>(line + k) = pack<Out>(x, y);
+          store_pair(line + k, x, y);
         }
       } else {
         if (k < N) line[k * c.col_stride] = narrow<Out>(x);

@@ -347,7 +347,8 @@ def simulate(
         raise ValueError(f"no file {path}")
     order_number, seed = parse_order(order)
     observed = check or count
-    defines = case(a.dtype, fusion, c.dim() == 3) if built_by_case(path) else ()
+    macros = built_by_case(path)
+    defines = case(a.dtype, fusion, c.dtype, c.dim() == 3, macros) if macros else ()
     library_path = library(path, observed, defines)
     request = _Request()
     request.alpha, request.compute = 1.0, COMPUTES["float32"]

@@ -141,6 +141,7 @@ inline uint4 ld_shared_v4(uint32_t shared) {
 inline void st_shared_v4(uint32_t shared, uint4 v) {
   *static_cast<uint4*>(simulator::shared_pointer(shared)) = v;
 }
+inline float max_nan(float x, float y) { return x != x || x > y ? x : y; }
 inline float ex2_approx(float x) { return std::exp2(x); }
 
 enum class Major { K, MN };

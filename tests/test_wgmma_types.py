@@ -1,0 +1,161 @@
+"""wgmma beyond 16-bit types, in the simulator: both checks of each type, edges, what is fused."""
+
+import itertools
+
+import pytest
+import torch
+
+import tcgemm
+from tcgemm.dispatch import find
+from tcgemm.problem import Problem
+
+I8, U8, I32, F32 = torch.int8, torch.uint8, torch.int32, torch.float32
+E4M3, E5M2, F16, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16
+
+CASES = [
+    (I8, I32, "int32"),
+    (U8, I32, "int32"),
+    (E4M3, BF16, "fast"),
+    (E4M3, F32, "float32"),
+    (E5M2, F16, "float32"),
+    (F32, F32, "tf32"),
+    (F32, F32, "tf32x3"),
+]
+UNIT = {F16: 2**-11, BF16: 2**-8, F32: 2**-24}
+
+
+def operand(rows, columns, dtype, transposed, make):
+    height, width = (columns, rows) if transposed else (rows, columns)
+    view = make((height, width)).to(dtype)
+    return view.mT if transposed else view
+
+
+def small_integers(dtype):
+    low = 0 if dtype == U8 else -4
+    return lambda size: torch.randint(low, 5, size).float()
+
+
+def product(a, b, compute, **arguments):
+    return tcgemm.gemm(a, b, compute=compute, backend="cuda", kernel="wgmma_types", **arguments)
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype", "compute"), CASES, ids=str)
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
+def test_integers_are_exact_in_any_layout(dtype, out_dtype, compute, layout):
+    """Of odd sizes TMA can read nothing where it is; of 64 x 128 x 96 whatever is K-major."""
+    for M, N, K in ((64, 128, 96), (65, 33, 71)):
+        a = operand(M, K, dtype, layout[0] == "t", small_integers(dtype))
+        b = operand(K, N, dtype, layout[1] == "t", small_integers(dtype))
+        c = product(a, b, compute, out_dtype=out_dtype)
+        assert torch.equal(c, (a.double() @ b.double()).to(out_dtype))
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype", "compute"), CASES[2:], ids=str)
+def test_normal_operands_stay_within_the_bound(dtype, out_dtype, compute):
+    torch.manual_seed(0)
+    M, N, K = 96, 72, 384
+    a, b = torch.randn(M, K).to(dtype), torch.randn(N, K).to(dtype).mT
+    d = a.double() @ b.double()
+    sums = a.double().abs() @ b.double().abs()
+    slack = 2 * K**0.5 * 2.0**-23 + (2.0**-10 if compute == "tf32" else 0)
+    bound = slack * sums + UNIT[out_dtype] * d.abs()
+    error = (product(a, b, compute, out_dtype=out_dtype).double() - d).abs()
+    assert (error <= bound).all()
+
+
+def test_three_products_are_as_accurate_as_float32():
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 512), torch.randn(96, 512).mT
+    d = a.double() @ b.double()
+    one = (product(a, b, "tf32").double() - d).abs().max()
+    three = (product(a, b, "tf32x3").double() - d).abs().max()
+    assert three <= 2 * ((a @ b).double() - d).abs().max()
+    assert one > 100 * three
+
+
+def test_tf32_is_rounded_and_not_truncated():
+    ones = torch.ones(16, 16)
+    a = torch.full((16, 16), 1 + 2**-11 + 2**-13)  # nearer to 1 + 2^-10 than to 1
+    assert torch.equal(product(a, ones, "tf32"), torch.full((16, 16), 16 * (1 + 2**-10)))
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(I8, -128), (U8, 255)], ids=str)
+def test_integer_sums_wrap(dtype, value):
+    K = 2**17 + 64 if dtype == I8 else 2**16
+    a, b = torch.full((1, K), value, dtype=dtype), torch.full((1, K), value, dtype=dtype).mT
+    exact = value * value * K
+    assert exact >= 2**31
+    assert product(a, b, "int32").item() == (exact + 2**31) % 2**32 - 2**31
+
+
+@pytest.mark.parametrize("compute", ["fast", "float32"])
+@pytest.mark.parametrize("column_major", [False, True])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_scales_bias_and_residual(compute, column_major, per_row):
+    torch.manual_seed(0)
+    M, N, K = 66, 40, 160
+    a, b = torch.randn(M, K).to(E4M3), torch.randn(N, K).to(E4M3).mT
+    scale_a, scale_b = (torch.rand(M) + 0.5, torch.rand(N) + 0.5) if per_row else (
+        torch.tensor(0.5),
+        torch.tensor(3.0),
+    )
+    c, bias = torch.randn(M, N).to(BF16), torch.randn(N).to(BF16)
+    out = torch.empty(N, M, dtype=BF16).mT if column_major else torch.empty(M, N, dtype=BF16)
+    product(
+        a, b, compute, c=c, alpha=2.0, beta=-1.0, bias=bias, epilogue="relu",
+        scale_a=scale_a, scale_b=scale_b, out=out,
+    )  # fmt: skip
+    column = scale_a.double().reshape(-1, 1) if per_row else scale_a.double()
+    d = 2 * column * scale_b.double() * (a.double() @ b.double()) - c.double() + bias.double()
+    torch.testing.assert_close(out.double(), d.relu(), rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize(("dtype", "compute"), [(I8, "int32"), (F32, "tf32")], ids=str)
+def test_a_batch_is_one_launch_and_may_share_an_operand(dtype, compute):
+    make = small_integers(dtype)
+    for a, b in (
+        (make((3, 33, 64)).to(dtype), make((3, 48, 64)).to(dtype).mT),
+        (make((3, 33, 50)).to(dtype), make((50, 48)).to(dtype).expand(3, -1, -1)),
+    ):
+        expected = (a.double() @ b.double()).float()
+        assert torch.equal(product(a, b, compute).float(), expected)
+
+
+def test_nan_stays_in_its_row():
+    for compute in ("tf32", "tf32x3"):
+        a, b = torch.randn(40, 64), torch.randn(32, 64).mT
+        a[7, 5] = torch.nan
+        rows = product(a, b, compute).isnan()
+        assert rows[7].all() and not rows[:7].any() and not rows[8:].any()
+
+
+def test_whatever_lies_anywhere_is_taken():
+    row = find("cuda", "wgmma_types")
+    for dtype, strides in itertools.product(("int8", "uint8"), ((7, 1), (3, 9), (0, 0))):
+        asked = Problem(5, 6, 7, dtype, "int32", strides, strides, (6, 1), a_alignment=1)
+        assert row.why_not(asked) is None
+
+
+def test_what_is_refused_is_said_with_the_numbers():
+    row = find("cuda", "wgmma_types")
+
+    def why(M=8, dtypes=("int8", "int32"), **more):
+        return row.why_not(Problem(M, 8, 8, *dtypes, (8, 1), (8, 1), (8, 1), **more))
+
+    assert f"M={2**31 - 1}" in why(M=2**31 - 1)
+    assert "0.5" in why(alpha=0.5)
+    assert "gelu" in why(epilogue="gelu")
+    assert "ieee" in why(dtypes=("float32", "float32"), compute="ieee")
+    assert "9.0" in why(capability=(8, 0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute", "width"),
+    [("int8", "int32", 128), ("float8_e4m3fn", "float32", 128), ("float32", "tf32", 32)],
+)
+def test_the_plan_counts_in_elements(dtype, compute, width):
+    out = "int32" if dtype == "int8" else "float32"
+    asked = Problem(8, 8, 8, dtype, out, (8, 1), (8, 1), (8, 1), compute=compute)
+    plan = find("cuda", "wgmma_types").plan(asked)
+    assert plan["BLOCK_K"] == width
+    assert plan["BLOCK_N"] == (128 if compute == "float32" else 256)
