@@ -13,11 +13,14 @@ from .fusion import arguments, case
 from .limits import (
     WMMA_SHAPES,
     refuse_integer_epilogues,
+    refuse_skinny,
     refuse_tiled_copies,
     refuse_tma,
     refuse_wgmma_types,
     refuse_wmma_loads,
     refuse_wmma_types,
+    skinny_yields,
+    split_k_yields,
     wmma_shapes,
 )
 from .toolchain import CSRC, built_by_case, constants
@@ -180,6 +183,24 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         shapes=TMA_SHAPES + "; matrices of a batch a multiple of 8 elements apart",
         refuse=refuse_tma,
+    ),
+    _row(
+        "split_k",
+        "blocks divide K; their sums meet in a cluster, or in a workspace, in the order of K",
+        (9, 0),
+        shapes=TMA_SHAPES,
+        refuse=refuse_tma,
+        yields=split_k_yields,
+        fuses=FUSES[:-1],  # no batch
+    ),
+    _row(
+        "skinny",
+        "few rows as wgmma's narrow side; a cluster divides K, so that memory is never idle",
+        (9, 0),
+        shapes=f"M or N at most 128; {TMA_SHAPES}",
+        refuse=refuse_skinny,
+        yields=skinny_yields,
+        fuses=FUSES[:-1],  # no batch
     ),
     _row(
         "wgmma_types",

@@ -123,6 +123,35 @@ def refuse_tma(problem: Any) -> str | None:
     return None
 
 
+SKINNY_MOST = 128
+
+
+def refuse_skinny(problem: Any) -> str | None:
+    """Why neither M nor N is one narrow tile, or TMA cannot read A or B; None when all fits."""
+    if min(problem.M, problem.N) > SKINNY_MOST:
+        return (
+            f"M={problem.M} and N={problem.N} and one of them must be at most {SKINNY_MOST}: "
+            "wgmma_persistent takes it"
+        )
+    return refuse_tma(problem)
+
+
+def skinny_yields(problem: Any) -> bool:
+    """Many rows by very many columns: the tiles of wgmma_persistent fill the GPU, and it reads A
+    less often. 128 x 28672 x 4096: 0.97 of cuBLAS against 0.89."""
+    return min(problem.M, problem.N) > 64 and max(problem.M, problem.N) >= 25_600
+
+
+SPLIT_K_TILES = 66
+"""Tiles of 128 x 128 from which on no second block to a tile fits the 132 SMs of an H200."""
+
+
+def split_k_yields(problem: Any) -> bool:
+    """Where C has so many tiles that K would not be divided, or K is too short to be."""
+    tiles = -(-problem.M // 128) * -(-problem.N // 128)
+    return tiles > SPLIT_K_TILES or problem.K < 256
+
+
 def refuse_wgmma_types(problem: Any) -> str | None:
     """Why 8-bit operands or float32 cannot be multiplied; None when they can.
 

@@ -76,6 +76,8 @@ def check(kernel, M, N, K, pair, layout, place):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kernel", NAMES)
 def test_integers_are_exact_and_stay_inside_c(kernel, layout, shape):
+    if kernel == "skinny" and min(shape[:2]) > 128:
+        pytest.skip("neither M nor N is 128 or less")
     for pair, place in itertools.product(PAIRS, ("tma", "odd", "shifted", "columns", "steps")):
         check(kernel, *shape, pair, layout, place)
 
@@ -85,14 +87,15 @@ def test_integers_are_exact_and_stay_inside_c(kernel, layout, shape):
 def test_every_tile_of_a_schedule_is_visited(kernel, tiles):
     """Around one and four rounds of 132 SMs, in a row of tiles and in a column."""
     check(kernel, 128, 256 * tiles, 64, (BF16, F32), "nt", "tma")
-    check(kernel, 128 * tiles, 256, 64, (BF16, F32), "nn", "tma")
+    N = 128 if kernel == "skinny" else 256
+    check(kernel, 128 * tiles, N, 64, (BF16, F32), "nn", "tma")
 
 
 @pytest.mark.parametrize("kernel", NAMES)
 def test_kernels_in_a_row_wait_for_each_other(kernel):
     """Each product reads what the one before wrote: an early start must not show."""
     a = torch.eye(256, device="cuda", dtype=F16).roll(1, 0)
-    c = x = torch.randn(256, 256, device="cuda", dtype=F16)
+    c = x = torch.randn(256, 128, device="cuda", dtype=F16)
     for _ in range(64):
         c = tcgemm.matmul(a, c, backend="cuda", kernel=kernel)
     assert torch.equal(c, x.roll(64, 0))
@@ -101,7 +104,7 @@ def test_kernels_in_a_row_wait_for_each_other(kernel):
 @pytest.mark.parametrize("kernel", NAMES)
 def test_a_graph_replays_a_chain(kernel):
     a = torch.eye(256, device="cuda", dtype=F16).roll(1, 0)
-    x = torch.randn(256, 256, device="cuda", dtype=F16)
+    x = torch.randn(256, 128, device="cuda", dtype=F16)
     tcgemm.matmul(a, x, backend="cuda", kernel=kernel)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -121,11 +124,12 @@ def test_threads_share_the_tensor_maps(kernel):
 
     def product(size):
         a = torch.randint(-4, 5, (size, size), device="cuda").to(F16)
+        b = a[:, :128]
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
-            c = tcgemm.matmul(a, a, backend="cuda", kernel=kernel, out_dtype=F32)
+            c = tcgemm.matmul(a, b, backend="cuda", kernel=kernel, out_dtype=F32)
             torch.cuda.current_stream().synchronize()
-        return torch.equal(c, (a.double() @ a.double()).float())
+        return torch.equal(c, (a.double() @ b.double()).float())
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(product, [64, 128, 192, 256] * 8))

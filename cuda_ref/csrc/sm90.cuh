@@ -15,7 +15,7 @@
 
 namespace tcgemm::sm90 {
 
-constexpr int MAX_CLUSTER = 2;  // blocks; the simulator runs one
+constexpr int MAX_CLUSTER = 8;  // blocks; the simulator runs one
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -80,6 +80,19 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d(uint32_t shared, const C
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4}], [%2];" ::"r"(shared), "l"(map), "r"(barrier), "r"(inner), "r"(outer)
+      : "memory");
+}
+
+// The same for what is read once: it is the first to leave the L2.
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_evict_first(uint32_t shared,
+                                                                    const CUtensorMap* map,
+                                                                    uint32_t barrier, int inner,
+                                                                    int outer) {
+  constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;  // as createpolicy makes it
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared), "l"(map), "r"(barrier),
+      "r"(inner), "r"(outer), "l"(EVICT_FIRST)
       : "memory");
 }
 
@@ -185,6 +198,12 @@ __device__ __forceinline__ uint32_t cluster_ctarank() {
 
 __device__ __forceinline__ void barrier_cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+// The same for a barrier that orders no writes: with .release it would wait for this thread's
+// stores to global memory, some two microseconds at the end of a kernel.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 
 __device__ __forceinline__ void barrier_cluster_wait() {

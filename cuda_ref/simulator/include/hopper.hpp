@@ -73,6 +73,11 @@ inline void cp_async_bulk_tensor_2d(uint32_t shared, const CUtensorMap* map, uin
                                     int inner, int outer, TCGEMM_HERE) {
   simulator::bulk_load(shared, map, barrier, inner, outer, 0, site);
 }
+inline void cp_async_bulk_tensor_2d_evict_first(uint32_t shared, const CUtensorMap* map,
+                                                uint32_t barrier, int inner, int outer,
+                                                TCGEMM_HERE) {
+  simulator::bulk_load(shared, map, barrier, inner, outer, 0, site);
+}
 inline void cp_async_bulk_tensor_2d_multicast(uint32_t shared, const CUtensorMap* map,
                                               uint32_t barrier, int inner, int outer, uint16_t,
                                               TCGEMM_HERE) {
@@ -116,11 +121,14 @@ inline void stmatrix_x4(uint32_t shared, uint32_t m0, uint32_t m1, uint32_t m2, 
 }
 inline uint32_t cluster_ctarank() { return 0; }
 inline void barrier_cluster_arrive() {}
+inline void barrier_cluster_arrive_relaxed() {}
 inline void barrier_cluster_wait(TCGEMM_HERE) { simulator::sync_threads(site); }
 
 // One grid runs after the other.
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
+inline void cp_async_bulk_prefetch_tensor_2d(const CUtensorMap*, int, int) {}
+inline void cp_async_bulk_cluster(uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) {}
 inline void st_shared_v2(uint32_t shared, float x, float y) {
   *static_cast<float2*>(simulator::shared_pointer(shared)) = make_float2(x, y);
 }
@@ -158,6 +166,16 @@ inline void wgmma_kmajor(Acc (&d)[REGISTERS], uint64_t a, uint64_t b, bool accum
                                   Element::tf32};
   simulator::wgmma(ELEMENTS[static_cast<int>(MMA)], 2 * REGISTERS, false, false, d, a, b,
                    accumulate, site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n16k16(float (&d)[8], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 16, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 64, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
 }
 template <typename In, Major A, Major B>
 inline void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate,

@@ -1,0 +1,162 @@
+// One tile of C summed over the blocks of a cluster, each of which has multiplied its part of K.
+//
+// Every block leaves its float32 sums in its own shared memory; block r finishes every cluster-th
+// part of the rows. It is sent that part by the others, block by block in turn so that no block is
+// asked by all at once, and adds them in the order of the ranks, which is the order of K: the bits
+// depend on no timing.
+#pragma once
+
+#include "epilogue.cuh"
+#include "wgmma_tile.cuh"
+
+namespace tcgemm::sm90 {
+
+#ifndef TCGEMM_SIMULATOR  // which has these names in hopper.hpp
+
+// Copies bytes, a multiple of 16, to block `cta` of the cluster, and counts them in at its barrier.
+// `to` and `barrier` are offsets as they would be here. Hazard: what this block has written comes
+// along only after fence_proxy_async by the writers and a barrier.
+__device__ __forceinline__ void cp_async_bulk_cluster(uint32_t to, uint32_t from, uint32_t bytes,
+                                                      uint32_t barrier, uint32_t cta) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there, counter;\n"
+      "mapa.shared::cluster.u32 there, %0, %4;\n"
+      "mapa.shared::cluster.u32 counter, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+      " [there], [%1], %2, [counter];\n"
+      "}\n" ::"r"(to), "r"(from), "r"(bytes), "r"(barrier), "r"(cta)
+      : "memory");
+}
+
+// Asks for a box of the tensor to be brought into the L2. It reads nothing that the program sees,
+// so it may stand before griddepcontrol_wait.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(const CUtensorMap* map, int inner,
+                                                                 int outer) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(inner),
+               "r"(outer)
+               : "memory");
+}
+
+#endif  // TCGEMM_SIMULATOR
+
+// Calls copy(offset in shared memory, inner, outer) for each box of a tile, as load_tile has them.
+template <Major MAJOR, int ROWS, typename Copy>
+__device__ __forceinline__ void each_box(int mn, int k, Copy copy) {
+  if constexpr (MAJOR == Major::K) {
+    copy(0, k, mn);
+  } else {
+#pragma unroll
+    for (int i = 0; i < ROWS / 64; ++i) copy(i * BYTES_PER_64_MN, mn + i * 64, k);
+  }
+}
+
+// C by rows of neighbours where it has them: element (i, j) is at data + i * row_stride +
+// j * col_stride. With `vectors`, four neighbours from a multiple of four on are one word.
+struct Rows {
+  void* data;
+  int64_t row_stride, col_stride;
+  int rows, cols;
+  bool vectors;
+};
+
+inline Rows rows_of(const Matrix& c, DType type) {
+  const uint64_t word = 4 * bytes_of(type);
+  return {c.data, c.row_stride, c.col_stride, static_cast<int>(c.rows), static_cast<int>(c.cols),
+          c.col_stride == 1 && c.row_stride % 4 == 0 &&
+              reinterpret_cast<uint64_t>(c.data) % word == 0};
+}
+
+// Floats from row to row of a tile of sums: no two lanes of a warp that holds accumulators of wgmma
+// meet in a bank, whichever way round they are written.
+__host__ __device__ constexpr int pitch_of(int cols) { return cols + 4; }
+
+// Writes a warpgroup's 64 x (2 * REGISTERS) accumulators to `sums`: element (i, j) at
+// i * step_i + j * step_j.
+template <int REGISTERS>
+__device__ __forceinline__ void write_sums(float* sums, const float (&d)[REGISTERS], int step_i,
+                                           int step_j) {
+  const int thread = threadIdx.x % 128;
+  sums += (thread / 32 * 16 + thread % 32 / 4) * step_i + thread % 4 * 2 * step_j;
+#pragma unroll
+  for (int j = 0; j < REGISTERS / 4; ++j) {
+    sums[8 * j * step_j] = d[4 * j];
+    sums[(8 * j + 1) * step_j] = d[4 * j + 1];
+    sums[8 * step_i + 8 * j * step_j] = d[4 * j + 2];
+    sums[8 * step_i + (8 * j + 1) * step_j] = d[4 * j + 3];
+  }
+}
+
+// Stores `inside` of four neighbours of C.
+template <typename Out>
+__device__ __forceinline__ void store_four(const Rows& c, const float (&x)[4], int row, int col,
+                                           int inside) {
+  Out* to = static_cast<Out*>(c.data) + row * c.row_stride + col * c.col_stride;
+  if (c.vectors && inside == 4) {
+    using Word = std::conditional_t<sizeof(Out) == 2, uint2, uint4>;
+    union {
+      Out elements[4];
+      Word word;
+    } packed{};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) packed.elements[e] = narrow<Out>(x[e]);
+    *reinterpret_cast<Word*>(to) = packed.word;
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (e < inside) to[e * c.col_stride] = narrow<Out>(x[e]);
+  }
+}
+
+// Which rows of a tile of sums, `rows` of pitch_of(COLS) floats, a block finishes.
+struct Share {
+  int rows, splits;
+
+  __device__ int each() const { return (rows - 1) / splits + 1; }
+  __device__ int first(int rank) const { return min(rank * each(), rows); }
+  __device__ int count(int rank) const { return first(rank + 1) - first(rank); }
+};
+
+// Sends the other blocks their rows of the tile at `sums` and announces what they send, which
+// `barrier` counts in: block p's part at `parts` + p * each() rows. By one thread, after a barrier
+// of the cluster: the parts lie where the rings were.
+template <int COLS>
+__device__ __forceinline__ void exchange(uint32_t sums, uint32_t parts, uint32_t barrier,
+                                         const Share& share, int rank) {
+  constexpr uint32_t ROW_BYTES = pitch_of(COLS) * 4;
+  mbarrier_arrive_expect_tx(barrier, (share.splits - 1) * share.count(rank) * ROW_BYTES);
+  for (int i = 1; i < share.splits; ++i) {
+    const int to = rank + i < share.splits ? rank + i : rank + i - share.splits;
+    if (share.count(to) > 0)
+      cp_async_bulk_cluster(parts + rank * share.each() * ROW_BYTES,
+                            sums + share.first(to) * ROW_BYTES, share.count(to) * ROW_BYTES,
+                            barrier, to);
+  }
+}
+
+// Finishes this block's rows of a tile of C, COLS columns from (row, col), from its own sums and
+// the other blocks' parts. By THREADS threads.
+template <bool FUSED, typename Out, int COLS, int THREADS>
+__device__ __forceinline__ void finish_share(const float* sums, const float* parts,
+                                             const Share& share, int rank, const Rows& c,
+                                             const Epilogue<float>& epilogue, int row, int col,
+                                             int thread) {
+  constexpr int UNITS = COLS / 4, PITCH = pitch_of(COLS);
+  const int first = share.first(rank), total = share.count(rank) * UNITS;
+  const int stride = share.each() * PITCH;
+  for (int unit = thread; unit < total; unit += THREADS) {
+    const int i = unit / UNITS, j = unit % UNITS * 4;
+    const int inside = c.cols - col - j < 4 ? c.cols - col - j : 4;
+    if (inside <= 0) continue;
+    float x[4] = {};
+    for (int split = 0; split < share.splits; ++split) {
+      const float* from = split == rank ? sums + first * PITCH : parts + split * stride;
+      const float4 part = *reinterpret_cast<const float4*>(from + i * PITCH + j);
+      x[0] += part.x, x[1] += part.y, x[2] += part.z, x[3] += part.w;
+    }
+    finish<FUSED, Out>(epilogue, x, row + first + i, col + j, 0, inside);
+    store_four<Out>(c, x, row + first + i, col + j, inside);
+  }
+}
+
+}  // namespace tcgemm::sm90

@@ -1,0 +1,209 @@
+"""The rungs that divide K: split_k, and skinny for few rows or columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from functools import cache
+from importlib import import_module
+
+import pytest
+import torch
+from tcgemm.cuda_ref import inspection, toolchain
+
+import tcgemm
+from tcgemm import accuracy, cuda_ref
+from tcgemm.dispatch import choose, find
+from tcgemm.problem import Problem
+
+simulator = import_module("tcgemm.cuda_ref.simulator")
+
+NAMES = ["split_k", "skinny"]
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+PAIRS = [(F16, F16), (BF16, F32), (BF16, BF16), (F16, F32)]
+# Around the tiles' 16, 64 and 128, with K of a part of a tile, of some and of more than a ring.
+SHAPES = [
+    (1, 1, 1),
+    (1, 257, 72),
+    (1, 64, 1100),
+    (15, 130, 64),
+    (16, 64, 200),
+    (17, 129, 65),
+    (64, 65, 72),
+    (65, 63, 136),
+    (128, 130, 40),
+    (127, 129, 71),
+    (129, 127, 64),
+    (130, 17, 72),
+    (257, 1, 65),
+]
+
+
+def problem(M=16, N=4096, K=4096, layout="nn", **changes):
+    a = (K, 1) if layout[0] == "n" else (1, M)
+    b = (N, 1) if layout[1] == "n" else (1, K)
+    asked = Problem(M, N, K, "bfloat16", "bfloat16", a, b, (N, 1), capability=(9, 0))
+    return dataclasses.replace(asked, **changes)
+
+
+def padded(rows, cols, dtype, transposed, fill):
+    """A matrix of that shape in a NaN-filled buffer whose rows are 16-byte aligned."""
+    height, width = (cols, rows) if transposed else (rows, cols)
+    buffer = torch.full((height + 1, -(-width // 8) * 8 + 8), float("nan"), dtype=dtype)
+    view = buffer[:height, :width]
+    view.copy_(fill(height, width))
+    return view.mT if transposed else view
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_right_at_the_edges_and_nothing_found(name, shape):
+    """Both checks in every layout, rows and columns of C, with the simulator's checks on."""
+    M, N, K = shape
+    cases = itertools.product(["nn", "nt", "tn", "tt"], [False, True])
+    for i, (layout, turned) in enumerate(cases):
+        dtype, out = PAIRS[i % 4]
+        for fill in (torch.randn, lambda *size: torch.randint(-2, 3, size)):
+            a = padded(M, K, dtype, layout[0] == "t", fill)
+            b = padded(K, N, dtype, layout[1] == "t", fill)
+            c = padded(M, N, out, turned, lambda *size: torch.full(size, float("nan")))
+            report = simulator.simulate(simulator.source_of(name), a, b, c, check=True)
+            assert not report.findings, [str(f) for f in report.findings]
+            if fill is torch.randn:
+                assert accuracy.error_ratio(a, b, c) < 1, (layout, turned)
+            else:
+                assert torch.equal(c, (a.double() @ b.double()).to(out)), (layout, turned)
+
+
+@pytest.mark.parametrize("order", ["reverse", "random:5"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_order_of_threads_shows(name, order):
+    a = padded(20, 1100, F16, False, torch.randn)
+    b = padded(1100, 130, F16, False, torch.randn)
+    c = torch.full((20, 130), float("nan"))
+    report = simulator.simulate(simulator.source_of(name), a, b, c, order=order)
+    assert not report.findings
+    assert accuracy.error_ratio(a, b, c) < 1
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+@pytest.mark.parametrize(("M", "N"), [(5, 130), (130, 8)])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_follows_the_product_is_fused(name, M, N, activation):
+    """alpha, beta, bias and an activation, with C by rows and by columns."""
+    torch.manual_seed(0)
+    a, b = torch.randn(M, 72, dtype=BF16), torch.randn(N, 72, dtype=BF16).mT
+    c, bias = torch.randn(M, N, dtype=BF16), torch.randn(N, dtype=BF16)
+    act = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+    exact = act[activation](0.5 * (a.double() @ b.double()) - 2 * c.double() + bias.double())
+    for out in (torch.empty(M, N, dtype=BF16), torch.empty(N, M, dtype=BF16).mT):
+        got = tcgemm.gemm(
+            a, b, c, alpha=0.5, beta=-2.0, bias=bias, epilogue=activation, out=out,
+            backend="cuda", kernel=name,
+        )  # fmt: skip
+        assert torch.allclose(got.double(), exact, rtol=2**-7, atol=2**-7)
+
+
+def test_skinny_refuses_with_the_numbers():
+    reason = find("cuda", "skinny").why_not(problem(129, 130, 64))
+    assert "M=129 and N=130" in reason
+    assert "128" in reason
+
+
+@pytest.mark.parametrize("shape", [(1, 8192, 8192), (128, 4096, 4096), (4096, 16, 4096)], ids=str)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_skinny_takes_few_rows_and_few_columns(shape, layout):
+    assert choose(problem(*shape, layout=layout), "cuda").name == "skinny"
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ((256, 256, 16384), "split_k"),
+        ((512, 512, 512), "split_k"),
+        ((1024, 1024, 1024), "split_k"),
+        ((256, 256, 128), "wgmma_persistent"),
+        ((2048, 2048, 2048), "wgmma_persistent"),
+        ((4096, 2112, 7168), "wgmma_persistent"),
+        ((128, 28672, 4096), "wgmma_persistent"),
+        ((64, 28672, 4096), "skinny"),
+    ],
+)
+def test_the_choice_is_the_rung_measured_fastest(shape, name):
+    assert choose(problem(*shape), "cuda").name == name
+
+
+gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a GPU of compute capability 9.0",
+)
+DEEP = [
+    ("skinny", (16, 4096, 4096)),
+    ("skinny", (100, 2112, 7168)),
+    ("skinny", (4096, 16, 4096)),
+    ("split_k", (256, 256, 16384)),
+    ("split_k", (300, 520, 8192)),
+]
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize(("name", "shape"), DEEP, ids=str)
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_deep_sums_are_exact_in_every_place_of_c(name, shape, layout):
+    M, N, K = shape
+    a = torch.randint(-2, 3, (M, K), device="cuda").to(BF16)
+    b = torch.randint(-2, 3, (K, N) if layout == "nn" else (N, K), device="cuda").to(BF16)
+    b = b if layout == "nn" else b.mT
+    for c in (torch.empty(M, N, device="cuda"), torch.empty(N, M, device="cuda").mT):
+        tcgemm.matmul(a, b, backend="cuda", kernel=name, out=c)
+        assert torch.equal(c.double(), a.double() @ b.double())
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize(("name", "shape"), DEEP, ids=str)
+def test_two_streams_and_reruns_give_the_same_bits(name, shape):
+    """Clusters and workspaces of two calls at once: each keeps to its own."""
+    M, N, K = shape
+    pairs = [
+        (
+            torch.randn(M, K, device="cuda", dtype=BF16),
+            torch.randn(N, K, device="cuda", dtype=BF16).mT,
+        )
+        for _ in range(2)
+    ]
+    alone = [tcgemm.matmul(*pair, backend="cuda", kernel=name) for pair in pairs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in pairs]
+    together: list[list[torch.Tensor]] = [[], []]
+    for _ in range(20):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                together[i].append(tcgemm.matmul(*pairs[i], backend="cuda", kernel=name))
+    torch.cuda.synchronize()
+    for i in range(2):
+        assert all(torch.equal(alone[i], c) for c in together[i])
+
+
+needs_nvcc = pytest.mark.skipif(
+    toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
+    reason="needs nvcc and cuobjdump",
+)
+report = cache(inspection.compile_only)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_spilled_or_serialized(name):
+    made = report(name, "sm_90a")
+    assert made.spill_bytes == 0
+    assert made.sass["STL"] == 0
+    kernels = [kernel for kernel in made.kernels if kernel.sass["HGMMA"]]
+    # Type pairs, majors of B, and of A: one tile for split_k; for skinny six and, transposed, two.
+    assert len(kernels) == len(cuda_ref.PAIRS) * 2 * {"split_k": 2, "skinny": 8}[name]
+    for kernel in kernels:
+        assert kernel.sass["UTMALDG"] > 0
+        assert kernel.sass["WARPGROUP"] < kernel.sass["HGMMA"] + 4
+        for other in ("HMMA", "LDSM", "LDGSTS"):
+            assert kernel.sass[other] == 0, other
