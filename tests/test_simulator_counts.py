@@ -72,7 +72,6 @@ BY_NCU = {
     "wmma_any": (196_608, 202_752),
     "wgmma_tma": (131_072, 49_152),
     "wgmma_specialized": (98_304, 40_960),
-    "wgmma_persistent": (98_304, 45_056),
 }
 
 
