@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from .runtime import INTERPRETED, check, triton
+from .runtime import INTERPRETED, check, one_at_a_time, triton
 
 KINDS = 4096
 """Kinds of calls remembered."""
@@ -122,7 +122,8 @@ def launch(
         return
     check(a)
     steps = _steps(kernel, arguments, a, b, c, fusion, plan, second)
-    compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
+    with one_at_a_time:
+        compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
     if INTERPRETED:
         return
     if kind is None:

@@ -14,7 +14,7 @@ import logging
 import torch
 
 from .dot import round_tf32
-from .runtime import INTERPRETED, cdiv, check, tl, triton
+from .runtime import INTERPRETED, cdiv, check, one_at_a_time, tl, triton
 from .storage import UNIT
 
 log = logging.getLogger(__name__)
@@ -74,18 +74,19 @@ def _rows_of_k(name: str, x: torch.Tensor, rounded: bool) -> torch.Tensor:
     pitch = cdiv(K, step) * step
     copy = torch.empty((*x.shape[:-1], pitch), dtype=x.dtype, device=x.device)
     log.info("%s: %d bytes copied, for rows of K%s", name, x.nbytes, " in tf32" if rounded else "")
-    kernel[(batch * cdiv(R, BLOCK) * cdiv(K, BLOCK),)](
-        x.view(torch.int8) if x.itemsize == 1 else x,
-        copy.view(torch.int8) if x.itemsize == 1 else copy,
-        R,
-        K,
-        x.stride(0) if x.dim() == 3 else 0,
-        x.stride(-2),
-        x.stride(-1),
-        R * pitch,
-        pitch,
-        ROUND=rounded,
-        BLOCK=BLOCK,
-        BITS=INTERPRETED,
-    )
+    with one_at_a_time:
+        kernel[(batch * cdiv(R, BLOCK) * cdiv(K, BLOCK),)](
+            x.view(torch.int8) if x.itemsize == 1 else x,
+            copy.view(torch.int8) if x.itemsize == 1 else copy,
+            R,
+            K,
+            x.stride(0) if x.dim() == 3 else 0,
+            x.stride(-2),
+            x.stride(-1),
+            R * pitch,
+            pitch,
+            ROUND=rounded,
+            BLOCK=BLOCK,
+            BITS=INTERPRETED,
+        )
     return copy[..., :K]

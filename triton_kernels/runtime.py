@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from threading import Lock
 
 import torch
 
@@ -22,6 +24,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""
+
+one_at_a_time: AbstractContextManager[object] = Lock() if INTERPRETED else nullcontext()
+"""Held during a launch: the interpreter keeps the program at work in one place for all threads."""
 
 INTERPRETER_PROGRAMS = 4
 """Programs of a persistent kernel in the interpreter, which runs them one after another."""
