@@ -15,7 +15,7 @@ if __name__ != "tcgemm.triton_kernels":
 
 from . import plans
 
-PAIRS = (
+PLAIN = (
     ("float16", "float16"),
     ("float16", "float32"),
     ("bfloat16", "bfloat16"),
@@ -30,7 +30,7 @@ FLOAT8 = tuple(
     for pair in ((dtype, out), (dtype, out, "fast"))
 )
 ON_TENSOR_CORES = (
-    *PAIRS,
+    *PLAIN,
     ("float16", "float16", "float16"),
     ("float16", "float32", "float16"),
     ("int8", "int32"),
@@ -53,7 +53,7 @@ def _row(name: str, adds: str, **limits: Any) -> dict[str, Any]:
     return {
         "name": name,
         "adds": adds,
-        "pairs": PAIRS,
+        "pairs": PLAIN,
         "devices": ("cuda", "cpu"),
         "capability": (8, 0),
         "plan": partial(plans.plan, name),
