@@ -843,6 +843,7 @@ int run_grid(const Launch& launch) {
     control->workers[i].pid = 0;
     if (status != 0) control->stop.store(1);
   }
+  if constexpr (OBSERVE) observe::end_launch();
   return cudaSuccess;
 }
 

@@ -272,6 +272,7 @@ void hopper_end_thread(Thread& thread);
 
 namespace observe {
 void start_run();
+void end_launch();
 void start_block();
 void end_block();
 // The lanes of a warp stand at the same place: their accesses since the last time belong together.

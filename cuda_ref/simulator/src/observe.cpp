@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "internal.hpp"
 
@@ -77,6 +78,7 @@ constexpr uint64_t TRACE_ENTRIES = 1ull << 28;
 uint32_t* traces;
 BlockTrace* block_traces;
 uint64_t block_total;
+uint64_t trace_bytes;
 bool trace_full;
 
 int worker_index() { return static_cast<int>(worker - control->workers); }
@@ -558,6 +560,7 @@ void start_run() {
                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   traces = map == MAP_FAILED || table == MAP_FAILED ? nullptr : static_cast<uint32_t*>(map);
   block_traces = static_cast<BlockTrace*>(table);
+  trace_bytes = bytes;
   for (int i = 0; i < MAX_WORKERS; ++i) control->workers[i].traced = 0;
 }
 
@@ -918,6 +921,10 @@ struct L2 {
   }
 };
 
+// What one launch leaves in the L2, the next finds.
+std::unique_ptr<L2> l2_of_run;
+bool untraced;
+
 // Blocks start in the order of their numbers, as many at a time as the GPU holds; those that run
 // together take turns of 32 sectors.
 void model_l2() {
@@ -928,11 +935,12 @@ void model_l2() {
   if (shared) per_sm = std::min(per_sm, request.shared_per_sm / (shared + 1024));
   per_sm = std::max<int64_t>(per_sm, 1);
   const uint64_t slots = static_cast<uint64_t>(per_sm * request.sms);
-  result.blocks_per_sm = per_sm;
-  result.waves = static_cast<int64_t>((block_total + slots - 1) / slots);
-  if (!traces) return;
+  if (!result.blocks_per_sm) result.blocks_per_sm = per_sm;
+  result.waves += static_cast<int64_t>((block_total + slots - 1) / slots);
+  untraced |= !traces;
   for (int i = 0; i < control->worker_count; ++i)
-    if (control->workers[i].traced == TRACE_ENTRIES) return;
+    untraced |= control->workers[i].traced == TRACE_ENTRIES;
+  if (untraced) return;
 
   struct Slot {
     const uint32_t *next, *end;
@@ -945,7 +953,8 @@ void model_l2() {
     return {first, first + t.count};
   };
   while (next_block < std::min(slots, block_total)) running.push_back(start());
-  L2 l2(request.l2_bytes, result);
+  if (!l2_of_run) l2_of_run = std::make_unique<L2>(request.l2_bytes, result);
+  L2& l2 = *l2_of_run;
   while (!running.empty()) {
     for (size_t i = 0; i < running.size();) {
       Slot& slot = running[i];
@@ -960,11 +969,18 @@ void model_l2() {
       }
     }
   }
-  l2.flush();
-  result.modelled = 1;
 }
 
 }  // namespace
+
+void end_launch() {
+  if (!request.count || request.sms <= 0 || control->stop.load()) return;
+  model_l2();
+  if (!traces) return;
+  munmap(traces, trace_bytes);
+  munmap(block_traces, block_total * sizeof(BlockTrace));
+  traces = nullptr;
+}
 
 void end_run() {
   if (control->stop.load()) return;
@@ -984,7 +1000,9 @@ void end_run() {
       }
     }
   }
-  if (request.count && request.sms > 0) model_l2();
+  if (!l2_of_run || untraced) return;
+  l2_of_run->flush();
+  control->l2.modelled = 1;
 }
 
 }  // namespace observe
