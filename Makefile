@@ -13,7 +13,7 @@ report: setup  ## the quick suite on a GPU (a small checked run without one), th
 	$(BIN)/tcgemm report && exit $$status
 
 test: setup  ## all tests; those that need a GPU skip with a reason where there is none
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 check: setup  ## format, lint and types
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -82,6 +82,16 @@ def _typed_plan(problem: Any) -> Mapping[str, int]:
     }
 
 
+def _persistent_plan(problem: Any) -> Mapping[str, int]:
+    """As Tiling in csrc/wgmma_persistent.cu: a small tile where few large ones cover C."""
+    constants = dict(_constants("wgmma_persistent"))
+    small = {name: constants.pop(f"SMALL_{name}") for name in ("BLOCK_M", "BLOCK_N", "NUM_STAGES")}
+    few = constants.pop("SMALL_TILES")
+    tile_m, tile_n = constants["BLOCK_M"], constants["BLOCK_N"]
+    tiles = -(-problem.M // tile_m) * -(-problem.N // tile_n) * problem.batch
+    return {**constants, **(small if tiles <= few else {})}
+
+
 def _wgmma_types_plan(problem: Any) -> Mapping[str, int]:
     """As Mode in csrc/wgmma_types.cu."""
     constants = dict(_constants("wgmma_types"))
@@ -183,6 +193,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         shapes=TMA_SHAPES + "; matrices of a batch a multiple of 8 elements apart",
         refuse=refuse_tma,
+        plan=_persistent_plan,
     ),
     _row(
         "split_k",

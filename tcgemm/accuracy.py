@@ -47,7 +47,7 @@ ACCUMULATION = {
 OPERAND_LOSS = {"tf32": 2.0**-10, "tf32x3": 3 * 2.0**-22}
 """By compute, times |A| @ |B|: what the operands lose before they are multiplied."""
 
-PARTIAL_SUMS = 2.0**-13
+PARTIAL_SUMS = 2.0**-12
 """Times |A| @ |B|: what 8-bit floats lose in the tensor core's 14-bit sums before they are promoted
 to float32."""
 

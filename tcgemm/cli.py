@@ -58,9 +58,23 @@ def kernels(
         )
     console = Console()
     console.print(table)
-    for pairs, of in frame.groupby("type_pairs", sort=False):
-        which = "all kernels" if len(of) == len(frame) else ", ".join(of.backend + "/" + of.kernel)
-        console.print(f"A and B -> C: {pairs} ({which})")
+    from .problem import COMPUTES, OUTPUTS
+
+    modes = [(dtype, compute) for dtype in OUTPUTS for compute in COMPUTES[dtype]]
+    types = Table(title="type pairs: A and B, and how they are summed", title_justify="left")
+    types.add_column("kernel", no_wrap=True)
+    for dtype, compute in modes:
+        usual = len(COMPUTES[dtype]) == 1
+        name = dtype.removeprefix("float8_").removesuffix("fn").replace("float", "f")
+        types.add_column(f"{name}\n{'' if usual else compute}".strip(), justify="center")
+    for row in frame.itertuples():
+        kernel = dispatch.find(str(row.backend), str(row.kernel))
+        marks = [
+            "x" if any(kernel.takes_types(d, out, c) for out in OUTPUTS[d]) else ""
+            for d, c in modes
+        ]
+        types.add_row(kernel.full_name, *marks)
+    console.print(types)
 
 
 @app.command("doctor")

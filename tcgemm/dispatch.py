@@ -268,8 +268,9 @@ def why_not_here(row: Kernel) -> str | None:
 def kernels() -> pd.DataFrame:
     """All kernels of all backends, in ladder order.
 
-    Columns: backend, kernel, adds (over the rung before), type_pairs, shapes, capability (least),
-    runs_here, why_not (a sentence where runs_here is False).
+    Columns: backend, kernel, adds (over the rung before), type_pairs, fuses (what it does in the
+    same launch), shapes, capability (least), runs_here, why_not (a sentence where runs_here is
+    False).
     """
     import pandas as pd
 
@@ -283,6 +284,7 @@ def kernels() -> pd.DataFrame:
                     "kernel": row.name,
                     "adds": row.adds,
                     "type_pairs": _pairs(row),
+                    "fuses": ", ".join(row.fuses),
                     "shapes": row.shapes,
                     "capability": "{}.{}".format(*row.capability),
                     "runs_here": reason is None,

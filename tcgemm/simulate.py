@@ -406,7 +406,8 @@ def _percent(value: float | None) -> str:
 
 def _lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     """The cells of one kernel, each under its name."""
-    tile = [str(extent) for extent in _tile(row)]
+    plan = row.get("plan", {})
+    tile = [str(plan[key]) for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if key in plan]
     kinds = ", ".join(" ".join(kind.split()[:2]) for kind in row["mma"]) or "-"
     conflicts = row["bank_conflicts"]
     wavefronts = row["shared_wavefronts"]
@@ -428,19 +429,6 @@ def _lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("of kind", kinds),
         ("error / bound", _number(row["error_ratio"], 2)),
     ]
-
-
-def _tile(row: dict[str, Any]) -> list[int]:
-    """BLOCK_M, BLOCK_N and BLOCK_K, as far as the rung's plan has them.
-
-    A rung with a smaller tile takes it where C is at most SMALL_TILES of the larger ones.
-    """
-    plan = dict(row.get("plan", {}))
-    if "SMALL_TILES" in plan:
-        tiles = -(-row["M"] // plan["BLOCK_M"]) * -(-row["N"] // plan["BLOCK_N"])
-        if tiles <= plan["SMALL_TILES"]:
-            plan |= {key.removeprefix("SMALL_"): plan[key] for key in plan if "SMALL_" in key}
-    return [plan[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if key in plan]
 
 
 def _dims(extents: list[int]) -> str:

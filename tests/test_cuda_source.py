@@ -8,6 +8,7 @@ import pytest
 from tcgemm.cuda_ref import toolchain
 
 from tcgemm import cuda_ref
+from tcgemm.problem import Problem
 
 NAMES = [row["name"] for row in cuda_ref.KERNELS]
 SOURCES = sorted(toolchain.CSRC.glob("*.cu"))
@@ -63,10 +64,23 @@ def test_no_line_is_longer_than_100(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_plan_is_the_constants_of_the_source(name):
     row = next(row for row in cuda_ref.KERNELS if row["name"] == name)
-    plan = row["plan"](None)
+    dtype = "int8" if name == "wgmma_types" else "float16"
+    plan = row["plan"](Problem(8192, 8192, 8192, dtype, dtype, (8192, 1), (8192, 1), (8192, 1)))
     assert plan
-    for key, value in plan.items():
-        assert f"constexpr int {key} = {value};" in text(name)
+    written = re.findall(r"^constexpr int (\w+) = (\d+);", text(name), re.M)
+    assert {(key, str(plan[key])) for key in ("BLOCK_M", "GROUP_M") if key in plan} <= {*written}
+    if name not in ("wmma_types", "wgmma_types"):  # whose tile depends on the type
+        assert {(key, str(value)) for key, value in plan.items()} <= {*written}
+
+
+def test_few_large_tiles_become_many_small_ones():
+    plan = next(row for row in cuda_ref.KERNELS if row["name"] == "wgmma_persistent")["plan"]
+    large, small = (
+        plan(Problem(side, side, 512, "float16", "float16", (512, 1), (side, 1), (side, 1)))
+        for side in (4096, 1024)
+    )
+    assert (large["BLOCK_M"], large["BLOCK_N"]) == (128, 256)
+    assert (small["BLOCK_M"], small["BLOCK_N"]) == (64, 128)
 
 
 def test_source_files_follow_includes_once():

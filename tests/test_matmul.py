@@ -218,6 +218,7 @@ def test_kernels_lists_every_row():
         "kernel",
         "adds",
         "type_pairs",
+        "fuses",
         "shapes",
         "capability",
         "runs_here",

@@ -102,7 +102,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
         using In = decltype(in);
         using Out = decltype(out);
         if constexpr (std::is_same_v<In, __half>) {
-          if (gemm.compute == Compute::f16) return start<Compute::f16, float, In, Out>(gemm, stream);
+          if (gemm.compute == Compute::f16)
+            return start<Compute::f16, float, In, Out>(gemm, stream);
         }
         return start<Compute::f32, float, In, Out>(gemm, stream);
       });

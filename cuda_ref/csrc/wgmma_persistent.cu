@@ -1,5 +1,5 @@
-// C[M, N] = epilogue(alpha A[M, K] B[K, N] + beta C_in + bias), or a batch of them, by blocks that
-// stay: one to an SM, in pairs that share their loads.
+// C[M, N] = A[M, K] B[K, N] by blocks that stay: one to an SM, in pairs that share their loads.
+// With alpha, beta C_in, bias and an activation, or a batch of them, where that is asked.
 //
 // ADDS           a persistent schedule. Each block walks over many tiles, so that the producer
 //                fills the ring for the next tile while the consumers still store this one. The two
@@ -208,8 +208,8 @@ int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
     using Out = decltype(out);
     if constexpr (BUILT<In, Out, PLAIN>)
       return launch_clusters(wgmma_persistent<T, In, Out, a, b, Extra>, clusters,
-                             schedule.cluster, dim3(T::THREADS), T::SHARED_BYTES, stream, a_map, b_map,
-                             c_map, plain, schedule, k_tiles, extra);
+                             schedule.cluster, dim3(T::THREADS), T::SHARED_BYTES, stream, a_map,
+                             b_map, c_map, plain, schedule, k_tiles, extra);
     return static_cast<int>(cudaErrorNotSupported);
   });
 }

@@ -1,5 +1,4 @@
-// C[M, N] = epilogue(alpha scale_a scale_b A[M, K] B[K, N] + beta C_in + bias), or a batch of them,
-// for int8, uint8, the 8-bit floats, and float32 as tf32 or at its own accuracy (tf32x3).
+// C[M, N] = A[M, K] B[K, N], and all that can be fused, for 8-bit types, tf32 and float32 (tf32x3).
 //
 // ADDS           the other types of the tensor cores, on the schedule of wgmma_persistent. A row of
 //                a panel is 128 bytes of K whatever the type, and both operands must lie K-major:
@@ -9,13 +8,12 @@
 //                from zero and added in float32 registers. tf32x3: three warps that the producer
 //                leaves idle split each stage x = hi + lo, and hi hi + hi lo + lo hi are multiplied
 //                (lo lo is below 2^-22); hi is x itself, whose lower bits the tensor cores ignore.
-// STILL MISSING  a second tile where C has few of these. Built for one case of TCGEMM_IN, TCGEMM_OUT
-//                and TCGEMM_COMPUTE at a time (wgmma_mode.cuh).
+// STILL MISSING  a second tile where C has few of these. Built case by case (wgmma_mode.cuh).
 //
 // grid       as few clusters of 1 or 2 blocks along M as finish in the same number of rounds
 // block      one producer and CONSUMERS consumer warpgroups; BLOCK_M x BLOCK_N of C, BLOCK_N 256,
 //            or PROMOTE_BLOCK_N where a second set of accumulators holds the promoted sums
-// warpgroup  64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 32 bytes; stored in chunks of 64 rows x 128 bytes
+// warpgroup  64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 32 bytes; stored by 64 rows x 128 bytes
 #include "pack.cuh"
 #include "split.cuh"
 #include "wgmma_epilogue.cuh"
@@ -55,7 +53,8 @@ struct Tiling {
 
 template <typename Mode, typename Out>
 __global__ void __launch_bounds__(THREADS, 1)
-    wgmma_types(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+    wgmma_types(const __grid_constant__ CUtensorMap a_map,
+                const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
                 typename Tiling<Mode>::Tiles schedule, int k_tiles,
                 const __grid_constant__ Epilogue<typename Mode::Acc> epilogue) {
@@ -68,10 +67,8 @@ __global__ void __launch_bounds__(THREADS, 1)
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
   const uint32_t full = shared_address(barriers), empty = full + 8 * NUM_STAGES;
   const uint32_t split = empty + 8 * NUM_STAGES;
-
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
-  const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
-  const int tiles = schedule.tiles();
+  const int first = blockIdx.x / cluster, step = gridDim.x / cluster, tiles = schedule.tiles();
 
   if (threadIdx.x == 0) {
     for (uint32_t stage = 0; stage < NUM_STAGES; ++stage) {
@@ -82,10 +79,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     fence_mbarrier_init();
   }
   __syncthreads();
-  if (cluster > 1) {
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-  }
+  if (cluster > 1) barrier_cluster_arrive(), barrier_cluster_wait();
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
 
@@ -133,7 +127,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + T::A_BYTES);
     const uint32_t chunks = ring + RING_BYTES + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
-    // Two sets of accumulators where they are promoted: while one is added, the other is multiplied.
+    // Two sets of accumulators where they are promoted: one is added, the other multiplied.
     Acc d[Mode::PROMOTE ? 2 : 1][T::N / 2], sums[Mode::PROMOTE ? T::N / 2 : 1];
     const auto multiply = [&](Acc(&d)[T::N / 2], bool more) {
       mbarrier_try_wait_parity(full + 8 * stage, phase);
@@ -221,18 +215,15 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     if (stores) cp_async_bulk_wait_group_read<0>();
   }
-  if (cluster > 1) {
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-  }
+  if (cluster > 1) barrier_cluster_arrive(), barrier_cluster_wait();
 }
 
 template <typename Mode, typename Out>
 int launch_mode(const Gemm& gemm, cudaStream_t stream) {
-  CUtensorMap a_map, b_map, c_map{};
-  typename Tiling<Mode>::Tiles schedule;
-  unsigned clusters;
   using T = Tiling<Mode>;
+  CUtensorMap a_map, b_map, c_map{};
+  typename T::Tiles schedule;
+  unsigned clusters;
   constexpr bool ROUNDS = Mode::MMA == Mma::tf32 && !Mode::SPLIT;
   int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, BLOCK_M, ROUNDS, stream, &a_map);
   if (error == cudaSuccess)

@@ -10,8 +10,8 @@
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
 //        matrix
 // block  2 x 2 warps step through K by 64 bytes: 64 int8, 32 float16, 16 float32, 8 float64
-// warp   64 x 64 of C, whose sums fill 128 registers of a thread; 64 x 32 where float64 fills as many
-//        or 3 x tf32 needs the room for its parts
+// warp   64 x 64 of C, whose sums fill 128 registers of a thread; 64 x 32 where float64 fills as
+//        many or 3 x tf32 needs the room for its parts
 // mma    16 x 16 x 16, 32 x 8 x 16 or 8 x 32 x 16; 16 x 16 x 8 of tf32 (see tf32.cuh), 8 x 8 x 4 of
 //        float64
 #include "fragment.cuh"
@@ -51,12 +51,13 @@ struct Shape {
   static constexpr int BLOCK_K = BLOCK_K_BYTES / sizeof(In);
   static constexpr int WARP_N = BLOCK_N / WARPS_N;
   // Elements that follow each row of a tile in shared memory, stored along K or across, so that no
-  // two lanes of a load meet in a bank. ldmatrix reads 8 rows of 16 bytes: an odd number of 16 bytes
-  // from row to row. float64 loads 4 by 4 elements and tf32 4 rows by 4 pairs of floats, half a warp
-  // at a time, and rows 96 bytes apart suit both; stored across K, every second row of floats is to
-  // be 8 words further than a multiple of 32.
+  // two lanes of a load meet in a bank. ldmatrix reads 8 rows of 16 bytes: an odd number of 16
+  // bytes from row to row. float64 loads 4 by 4 elements and tf32 4 rows by 4 pairs of floats, half
+  // a warp at a time, and rows 96 bytes apart suit both; stored across K, every second row of
+  // floats is to be 8 words further than a multiple of 32.
   template <bool ALONG_K>
-  static constexpr int PAD = (sizeof(In) < 4 || (sizeof(In) == 4 && !ALONG_K) ? 16 : 32) / sizeof(In);
+  static constexpr int PAD =
+      (sizeof(In) < 4 || (sizeof(In) == 4 && !ALONG_K) ? 16 : 32) / sizeof(In);
   static constexpr int most(int a, int b) { return a > b ? a : b; }
   static constexpr int A_TILE =
       most(BLOCK_M * (BLOCK_K + PAD<true>), BLOCK_K * (BLOCK_M + PAD<false>));
@@ -72,8 +73,8 @@ template <Compute COMPUTE, typename In, typename Element, typename Sum, int MMA_
           int MMA_K, bool A_T, bool B_T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     wmma_types_kernel(Operand a, Operand b, Matrix c, bool c_vectors, bool wide,
-                      Epilogue<std::conditional_t<sizeof(Sum) == 2, float, Sum>> epilogue, int64_t K,
-                      int tiles_m, int tiles_n) {
+                      Epilogue<std::conditional_t<sizeof(Sum) == 2, float, Sum>> epilogue,
+                      int64_t K, int tiles_m, int tiles_n) {
   using S = Shape<COMPUTE, In, Sum>;
   constexpr int BLOCK_N = S::BLOCK_N, BLOCK_K = S::BLOCK_K;
   constexpr int TILES_M = WARP_M / MMA_M, TILES_N = S::WARP_N / MMA_N;
