@@ -68,9 +68,8 @@ def folder_readme(folder: Folder, pictures: Sequence[Picture]) -> str:
     header, rows = kernels_summary(folder)
     parts += ["## Kernels", table(header, rows)]
     for section in sections(folder):
-        numbers = range(section.words, len(section.header))
         parts += [f"## {section.title}", section.guide]
-        parts.append(table(section.header, section.rows, numbers))
+        parts.append(table(section.header, section.rows, section.numbers))
     for picture in pictures:
         parts.append(f"## {picture.title}")
         if picture.svg is not None:

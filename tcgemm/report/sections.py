@@ -19,7 +19,8 @@ SHAPE = ["M", "N", "K"]
 
 @dataclass(frozen=True)
 class Section:
-    """A table with a title and how to read it; the first ``words`` columns are no numbers."""
+    """A table with a title and how to read it; the first ``words`` columns are no numbers, nor are
+    those of a rung's name."""
 
     slug: str
     title: str
@@ -27,6 +28,12 @@ class Section:
     header: list[str]
     rows: list[list[str]]
     words: int = 1
+
+    @property
+    def numbers(self) -> list[int]:
+        """The columns of numbers."""
+        named = [i for i, name in enumerate(self.header) if name.endswith("rung")]
+        return [i for i in range(self.words, len(self.header)) if i not in named]
 
 
 def sections(folder: Folder) -> list[Section]:
@@ -122,7 +129,7 @@ def _type_pairs(timed: pd.DataFrame) -> Section | None:
     header = ["type pair", "size", "layout", "cuBLAS TFLOPS"]
     for backend in others:
         name = DISPLAY.get(backend, backend)
-        header += [f"{name}: best rung", "TFLOPS", "of cuBLAS", "error / bound"]
+        header += [f"{name}: best rung", "TFLOPS", "of cuBLAS", "error"]
     rows = []
     for case in _in_order(of, [*TYPE, "M", "layout"]):
         at = _where(leaders, [*TYPE, "M", "layout"], case)
@@ -138,8 +145,8 @@ def _type_pairs(timed: pd.DataFrame) -> Section | None:
         "Rates in 10¹² operations a second, 2 M N K each. “By” says how products are summed where "
         "a dtype has more than one way: tf32x3 makes three products of one and keeps float32's "
         "accuracy, fast leaves sums of 8-bit floats in the tensor core. cuBLAS is its fastest call "
-        "for the pair; where there is none, nothing is paired. Error over bound is the worst of "
-        "the case against float64; integers are exact or wrong.",
+        "for the pair; where there is none, nothing is paired. The error is the largest of the "
+        "case against float64, over its bound; integers are exact or wrong.",
         header,
         rows,
         words=3,
@@ -242,8 +249,10 @@ def _fused(timed: pd.DataFrame) -> Section | None:
         "fused",
         "What an epilogue costs",
         "Residual adds C, bias a row vector; the rest is applied last, all in the product's own "
-        "launch. “Over plain” is the time above that of the same rung's plain product; “of torch's "
-        "calls” the ratio to torch doing the same in its own calls, the product by cuBLAS.",
+        "launch. “Over plain” is the time above that of the same rung's plain product, measured "
+        "minutes apart, while clocks drift by some percent; “of torch's calls” the ratio to torch "
+        "doing the same in its own calls, the product by cuBLAS, in one run. For gelu and silu "
+        "these keep float32 until the end, so that both round once.",
         header,
         rows,
         words=4,
@@ -261,14 +270,6 @@ def _cost(rows: pd.DataFrame, of: pd.DataFrame, key: list[str]) -> list[str]:
     base = of[keep]
     over = "–"
     if not base.empty:
-        # On one clock: each was timed beside cuBLAS, and clocks drift from case to case.
-        clock = _clock(row, base.iloc[0])
-        over = f"{100 * (float(row['ms_p50']) * clock / float(base['ms_p50'].iloc[0]) - 1):+.1f} %"
+        over = f"{100 * (float(row['ms_p50']) / float(base['ms_p50'].iloc[0]) - 1):+.1f} %"
     ratio = float(row["ratio_p50"])
     return [str(row["kernel"]), over, "–" if np.isnan(ratio) else f"{ratio:.2f}"]
-
-
-def _clock(row: pd.Series, base: pd.Series) -> float:
-    """The clock of one measurement over that of another; 1 where either is unknown."""
-    ratio = float(row["sm_clock_mhz"]) / float(base["sm_clock_mhz"])
-    return 1.0 if np.isnan(ratio) else ratio
