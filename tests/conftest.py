@@ -30,8 +30,8 @@ def all_rows() -> list[dispatch.Kernel]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``row``: every kernel that runs on this machine's device, the others skipped with reason.
 
-    ``pair``, beside it: each of the row's type pairs, (dtype of A and B, of C, how it is summed); on
-    a CPU, which takes its time, one dtype of C for each, another from row to row.
+    ``pair``, beside it: each of the row's type pairs, (dtype of A and B, of C, how it is summed);
+    on a CPU, which takes its time, one dtype of C for each, another from row to row.
     """
     if "row" not in metafunc.fixturenames:
         return
