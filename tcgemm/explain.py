@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json as json_
 import math
-import re
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -193,15 +192,14 @@ def problem_of(
 
     Raises OperandError for names, layouts or sizes that do not exist.
     """
+    from .bench.cases import parse_shape
     from .errors import OperandError
     from .gpus import capability
     from .operands import check_compute, check_factors
     from .problem import OUTPUTS, Problem
 
-    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape)
-    if not match or not all(map(int, match.groups())):
-        raise OperandError(f"shape is {shape!r}: write MxNxK, three whole numbers above 0")
-    M, N, K = map(int, match.groups())
+    size = parse_shape(shape)
+    M, N, K = size.M, size.N, size.K
     if dtype not in OUTPUTS:
         raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
     if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
