@@ -90,6 +90,8 @@ def doctor() -> None:
     from .doctor import checks
 
     table = Table("", "what", "found", "to mend it", show_lines=False)
+    for column in table.columns:
+        column.overflow = "fold"  # a path is of use only when it is whole
     results = checks()
     for check in results:
         mark = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}

@@ -342,7 +342,7 @@ def _print(
     for each in choices:
         console.print()
         if each.kernel is None:
-            console.print(f"[bold]{each.backend}[/]: no kernel. {escape(each.why)}", soft_wrap=True)
+            console.print(f"[bold]{each.backend}[/]: {escape(each.why)}", soft_wrap=True)
         else:
             console.print(f"[bold]{each.backend}/{each.kernel}[/]: {each.why}")
             for line in _lines(each, board):
@@ -407,7 +407,8 @@ def _bound_lines(against: Bound, board: Gpu, problem: Problem) -> list[str]:
         f"{against.intensity:.1f} operations per byte",
     ]
     if against.ridge is None or against.compute_us is None or against.memory_us is None:
-        return [*lines, f"bound: unknown, {board.name} has no known peak for {problem.compute}"]
+        kind = PEAK_OF.get(problem.compute, problem.dtype_in)
+        return [*lines, f"bound: unknown, {board.name} has no known peak for {kind}"]
     times = f"{against.compute_us:.2f} us of arithmetic, {against.memory_us:.2f} us of memory"
     side = "above" if against.by == "arithmetic" else "below"
     lines.append(
