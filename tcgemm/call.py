@@ -69,13 +69,15 @@ def matmul(
         key: tuple[Any, ...] = (
             a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
             a_start & 255, b_start & 255, backend or dispatch.default_backend(), kernel, out_dtype,
-            torch.are_deterministic_algorithms_enabled(),
+            torch.are_deterministic_algorithms_enabled(), a.is_neg(), b.is_neg(),
         )  # fmt: skip
         if out is not None:
             key += (
                 out.shape, out.stride(), out.dtype, out.device, c_start & 255, out.requires_grad,
+                out.is_neg(),
             )  # fmt: skip
-        prepared = None if a.requires_grad or b.requires_grad else _prepared.get(key)
+        differentiates = (a.requires_grad or b.requires_grad) and torch.is_grad_enabled()
+        prepared = None if differentiates else _prepared.get(key)
     except (AttributeError, RuntimeError, TypeError):  # no tensors: gemm says what is wrong
         return gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
     if prepared is not None:
@@ -83,7 +85,7 @@ def matmul(
     c = gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
     if a.dim() == 2 and b.dim() == 2 and c.numel() and a.shape[1]:
         again = _prepare(a, b, c, backend or dispatch.default_backend(), kernel)
-        if again is not None and not (a.requires_grad or b.requires_grad):
+        if again is not None:
             if len(_prepared) >= _MOST_PREPARED:
                 _prepared.clear()
             _prepared[key] = again

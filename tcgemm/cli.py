@@ -53,27 +53,30 @@ def kernels(
             f"{row.backend}/{row.kernel}",
             str(row.adds),
             str(row.shapes),
-            f"{row.capability}+",
+            f"{row.capability}+" if row.capability != "0.0" else "",
             "yes" if row.runs_here else f"no: {row.why_not}",
         )
     console = Console()
     console.print(table)
     from .problem import COMPUTES, OUTPUTS
 
-    modes = [(dtype, compute) for dtype in OUTPUTS for compute in COMPUTES[dtype]]
-    types = Table(title="type pairs: A and B, and how they are summed", title_justify="left")
-    types.add_column("kernel", no_wrap=True)
-    for dtype, compute in modes:
-        usual = len(COMPUTES[dtype]) == 1
-        name = dtype.removeprefix("float8_").removesuffix("fn").replace("float", "f")
-        types.add_column(f"{name}\n{'' if usual else compute}".strip(), justify="center")
-    for row in frame.itertuples():
-        kernel = dispatch.find(str(row.backend), str(row.kernel))
-        marks = [
-            "x" if any(kernel.takes_types(d, out, c) for out in OUTPUTS[d]) else ""
-            for d, c in modes
-        ]
-        types.add_row(kernel.full_name, *marks)
+    types = Table(title="type of A and B, how it is summed, and by which kernels")
+    types.title_justify = "left"
+    types.add_column("type", no_wrap=True)
+    for backend in dispatch.BACKENDS:
+        longest = max(len(row.name) for row in dispatch.ladder(backend))
+        types.add_column(backend, width=longest + len(","))
+    for dtype, outs in OUTPUTS.items():
+        for compute in COMPUTES[dtype]:
+            able = (
+                ", ".join(
+                    row.name
+                    for row in dispatch.ladder(backend)
+                    if any(row.takes_types(dtype, out, compute) for out in outs)
+                )
+                for backend in dispatch.BACKENDS
+            )
+            types.add_row(f"{dtype}\nby {compute}", *able, end_section=True)
     console.print(types)
 
 
@@ -87,6 +90,8 @@ def doctor() -> None:
     from .doctor import checks
 
     table = Table("", "what", "found", "to mend it", show_lines=False)
+    for column in table.columns:
+        column.overflow = "fold"  # a path is of use only when it is whole
     results = checks()
     for check in results:
         mark = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from .operands import alignment
+
 WORKSPACE_BYTES = 64 * 2**20
 CANDIDATES = 16
 """How many algorithms the heuristic is asked for."""
@@ -28,6 +30,7 @@ _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 
 _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_32F_TF32 = 68, 70, 77
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # CUBLASLT_MATMUL_DESC_TRANSA, _TRANSB
 _MAX_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+_MIN_ALIGNMENTS = 5, 6, 7, 8  # CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, _B, _C, _D
 
 
 class _Algorithm(ctypes.Structure):
@@ -79,6 +82,7 @@ class _Product:
         self.descriptor = _made(
             "cublasLtMatmulDescCreate", types.get(compute, _COMPUTE_32F), 1 if double else 0
         )
+        self.alignments = [alignment(matrix) for matrix in (b, a, c, c)]
         self.layouts = []
         for attribute, matrix in ((_TRANSPOSE_A, b), (_TRANSPOSE_B, a), (None, c)):
             rows, columns = matrix.shape
@@ -110,6 +114,13 @@ class _Product:
             "cublasLtMatmulPreferenceSetAttribute",
             preference, _MAX_WORKSPACE, ctypes.byref(limit), ctypes.c_size_t(8),
         )  # fmt: skip
+        # Unsaid, the heuristic takes every address for a multiple of 256 bytes.
+        for attribute, bytes_ in zip(_MIN_ALIGNMENTS, self.alignments, strict=True):
+            least = ctypes.c_uint32(bytes_)
+            _call(
+                "cublasLtMatmulPreferenceSetAttribute",
+                preference, attribute, ctypes.byref(least), ctypes.c_size_t(4),
+            )  # fmt: skip
         found, count = (_Candidate * CANDIDATES)(), ctypes.c_int()
         a, b, c = self.layouts
         _call(

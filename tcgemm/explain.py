@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json as json_
 import math
-import re
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -193,15 +192,14 @@ def problem_of(
 
     Raises OperandError for names, layouts or sizes that do not exist.
     """
+    from .bench.cases import parse_shape
     from .errors import OperandError
     from .gpus import capability
     from .operands import check_compute, check_factors
     from .problem import OUTPUTS, Problem
 
-    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape)
-    if not match or not all(map(int, match.groups())):
-        raise OperandError(f"shape is {shape!r}: write MxNxK, three whole numbers above 0")
-    M, N, K = map(int, match.groups())
+    size = parse_shape(shape)
+    M, N, K = size.M, size.N, size.K
     if dtype not in OUTPUTS:
         raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
     if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
@@ -344,7 +342,7 @@ def _print(
     for each in choices:
         console.print()
         if each.kernel is None:
-            console.print(f"[bold]{each.backend}[/]: no kernel. {escape(each.why)}", soft_wrap=True)
+            console.print(f"[bold]{each.backend}[/]: {escape(each.why)}", soft_wrap=True)
         else:
             console.print(f"[bold]{each.backend}/{each.kernel}[/]: {each.why}")
             for line in _lines(each, board):
@@ -409,7 +407,8 @@ def _bound_lines(against: Bound, board: Gpu, problem: Problem) -> list[str]:
         f"{against.intensity:.1f} operations per byte",
     ]
     if against.ridge is None or against.compute_us is None or against.memory_us is None:
-        return [*lines, f"bound: unknown, {board.name} has no known peak for {problem.compute}"]
+        kind = PEAK_OF.get(problem.compute, problem.dtype_in)
+        return [*lines, f"bound: unknown, {board.name} has no known peak for {kind}"]
     times = f"{against.compute_us:.2f} us of arithmetic, {against.memory_us:.2f} us of memory"
     side = "above" if against.by == "arithmetic" else "below"
     lines.append(

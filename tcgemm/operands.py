@@ -70,6 +70,11 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise OperandTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
     if tensor.layout is not torch.strided:
         raise OperandTypeError(f"{name} is {tensor.layout}: convert it with .to_dense()")
+    if tensor.is_neg():
+        raise OperandTypeError(
+            f"{name} is a lazily negated view, of which memory holds the negative: "
+            "pass .resolve_neg()"
+        )
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UnsupportedError(
             f"{name} requires grad and the product has no backward pass: "
@@ -136,6 +141,8 @@ def check_output(out: torch.Tensor, shape: tuple[int, ...], a: torch.Tensor) -> 
         raise OperandError(f"out has shape {shape_of(out)} and C is [{', '.join(map(str, shape))}]")
     if out.device != a.device:
         raise OperandError(f"out is on {out.device} and A and B on {a.device}: move it with .to()")
+    if out.is_neg():
+        raise OperandError("out is a lazily negated view: write into a plain tensor")
     if out.requires_grad:
         raise OperandError(
             "matmul(): functions with out=... arguments don't support automatic differentiation, "

@@ -114,8 +114,8 @@ def test_nvcc_is_asked_on_demand():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["12x13"], "write MxNxK"),
-        (["0x1x1"], "above 0"),
+        (["12x13"], "give M, N and K as MxNxK"),
+        (["0x1x1"], "each from 1"),
         (["8x8x8", "--dtype", "float17"], "unknown dtype 'float17'"),
         (["8x8x8", "--out-dtype", "int8"], "C of float16 operands is float16 or float32"),
         (["8x8x8", "--layout", "nx"], "choose nn, nt, tn or tt"),

@@ -1,4 +1,4 @@
-"""tcgemm.gemm: what it checks and how it turns a call into launches. Values: test_promises.py."""
+"""tcgemm.gemm: what it checks and how it turns a call into launches. Values: test_promises_*.py."""
 
 from __future__ import annotations
 
@@ -311,5 +311,9 @@ def test_a_repeated_call_is_checked_where_it_differs(calls):
     tcgemm.matmul(a, b, backend="echo", out=out)
     with pytest.raises(OperandError, match="out overlaps A"):
         tcgemm.matmul(a, b, backend="echo", out=buffer[8:28].view(4, 5))
+    a = a.clone().requires_grad_()
+    with torch.no_grad():
+        for _ in range(2):
+            assert close(tcgemm.matmul(a, b, backend="echo"), a.double() @ b.double())
     with pytest.raises(UnsupportedError, match="A requires grad"):
-        tcgemm.matmul(a.clone().requires_grad_(), b, backend="echo")
+        tcgemm.matmul(a, b, backend="echo")

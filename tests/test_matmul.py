@@ -1,4 +1,4 @@
-"""tcgemm.matmul: what it checks, what it says, what it leaves alone. Values: test_promises.py."""
+"""tcgemm.matmul: what it checks, what it says, what it leaves alone. Values: test_promises_*.py."""
 
 from __future__ import annotations
 
@@ -99,6 +99,17 @@ def test_requires_grad():
     refused(UnsupportedError, "A requires grad", "no_grad", a=a.requires_grad_())
     with torch.no_grad():
         assert not tcgemm.matmul(a, b, backend="cublas").requires_grad
+
+
+def test_a_lazily_negated_view_is_refused_after_a_like_one_was_multiplied():
+    numbers, b = torch.randn(5, 6, dtype=torch.cfloat), torch.randn(6, 7)
+    plain, negated = numbers.imag, numbers.conj().imag
+    assert (negated.data_ptr(), negated.stride()) == (plain.data_ptr(), plain.stride())
+    for _ in range(2):
+        tcgemm.matmul(plain, b, backend="cublas")
+    refused(OperandTypeError, "A is a lazily negated view", "resolve_neg", a=negated, b=b)
+    refused(OperandError, "out is a lazily negated", a=torch.randn(5, 9), b=torch.randn(9, 6),
+            out=negated)  # fmt: skip
 
 
 def test_gpu_only_kernel_on_cpu_tensors_names_the_cure():

@@ -8,8 +8,8 @@ Adds:     tensor descriptors. The host describes A, B and C once (address, shape
           The threads do nothing but multiply.
           The epilogue leaves in two halves of BLOCK_N / 2 columns: C's staging buffer shrinks from
           64 to 32 KB for 128 x 256 in 16 bits, which is room for a stage of A and B.
-Missing:  the threads that multiply also wait for the loads and store C. Producer warps apart from
-          consumers (warp specialization) and clusters with multicast are beyond this ladder.
+Missing:  tiles that do not fill the last wave of SMs leave some idle (`split_k`, the next rung),
+          and the threads that multiply also wait for the loads and store C (`warp_specialized`).
 
 Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of BLOCK_K, each a
           stage; wgmma m64nBLOCK_Nk16 by warpgroups of four warps.

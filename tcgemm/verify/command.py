@@ -6,6 +6,7 @@ import math
 import os
 import random
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,8 @@ def verify(
     if replay is not None:
         _replay(console, replay, device)
         return
+    # NumPy, in Triton's interpreter, tells of every Inf that a drawn call is meant to give.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.")
     tasks = list(_tasks(backend or [], kernel or [], dtype or [], fuzz, seed, device))
     started = time.perf_counter()
     tallies: dict[str, Tally] = {}
