@@ -222,8 +222,7 @@ def _read(built: Any, seconds: float, assembly: bool) -> dict[str, Any]:
         log = _tool(knobs.nvidia.ptxas, "-v", f"--gpu-name={arch}", str(ptx), "-o", str(cubin))
         cubin.write_bytes(built.asm["cubin"])
         sass = _tool(knobs.nvidia.nvdisasm, "-c", "-ndf", str(cubin))
-    # A read of nothing (@!PT LDS RZ), which ptxas puts before a cp.async, is no load.
-    counts = Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?!@!PT)(?:@!?\w+\s+)?(\w+)", sass, re.M))
+    counts = opcodes(sass)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
     texts = {"ttgir": built.asm["ttgir"], "ptx": built.asm["ptx"], "sass": sass}
     return {
@@ -236,6 +235,16 @@ def _read(built: Any, seconds: float, assembly: bool) -> dict[str, Any]:
         "assembly": texts if assembly else {},
         "seconds": seconds,
     }
+
+
+def opcodes(sass: str) -> Counter[str]:
+    """Instructions of a disassembly by opcode, without its modifiers.
+
+    A read of nothing (``@!PT LDS RZ``), which ptxas puts before a cp.async, is no load.
+    """
+    return Counter(
+        re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?!@!PT)(?:@!?\w+\s+)?(\w+)", sass, re.MULTILINE)
+    )
 
 
 def _tool(tool: Any, *arguments: str) -> str:
