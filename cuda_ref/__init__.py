@@ -299,23 +299,48 @@ def load(name: str) -> Callable[..., None]:
     return run
 
 
-def inspect(name: str, problem: Any) -> dict[str, int | str]:
-    """What nvcc makes of the rung for the problem's GPU: the most of any of its instances.
+STAGES = ("ptx", "sass")
+"""The texts that ``inspect`` can give."""
 
-    Compiling takes 15 s or more. Raises RuntimeError without nvcc or cuobjdump.
+
+def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
+    """What nvcc makes of the rung for the problem's GPU.
+
+    The instance that the problem would launch is picked by its symbol; where several are left,
+    "instances" says how many, their counts are summed and the resources are the most of any.
+    "shared bytes" leaves out what is asked for at the launch. With ``texts``, stage -> text.
+
+    Compiling takes 2 to 60 s. Raises RuntimeError without nvcc or cuobjdump.
     """
-    from .inspection import compile_only
+    from collections import Counter
+
+    from .inspection import compile_only, instances, source_lines
     from .toolchain import sm_of
 
     defines: tuple[str, ...] = ()
     if macros := built_by_case(CSRC / f"{name}.cu"):
         fusion = None if problem.plain else problem
         defines = case(problem.dtype_in, fusion, problem.dtype_out, problem.batch > 1, macros)
-    report = compile_only(name, sm_of(problem.capability or (9, 0)), defines)
+    report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
+    kernels = instances(name, report.kernels, problem)
+    counts: Counter[str] = Counter()
+    for kernel in kernels:
+        counts.update(kernel.sass)
+    own, whole = source_lines(name)
     return {
         "target": report.target,
-        "instances": len(report.kernels),
-        "registers": report.registers,
-        "spilled bytes": report.spill_bytes,
-        "static shared bytes": report.static_shared_bytes,
+        "instances": len(kernels),
+        "instances built": len(report.kernels),
+        "registers": max(kernel.registers for kernel in kernels),
+        "spilled bytes": max(kernel.spill_bytes for kernel in kernels),
+        "static shared bytes": max(kernel.static_shared_bytes for kernel in kernels),
+        "serialized": report.serialized,
+        "seconds": round(report.seconds, 2),
+        "lines": own,
+        "lines with what is shared": whole,
+        "counts": dict(counts),
+        "texts": {
+            stage: "\n".join(f"// {k.symbol}\n{k.texts.get(stage, '')}" for k in kernels)
+            for stage in (STAGES if texts else ())
+        },
     }

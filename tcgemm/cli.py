@@ -11,6 +11,7 @@ from .bench.command import bench
 from .errors import TcgemmError
 from .explain import explain
 from .report.command import report
+from .show_kernel import show_kernel
 from .simulate import simulate
 from .tune import tune
 from .verify.command import verify
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command("bench")(bench)
 app.command("explain")(explain)
 app.command("report")(report)
+app.command("show-kernel")(show_kernel)
 app.command("simulate")(simulate)
 app.command("tune")(tune)
 app.command("verify")(verify)

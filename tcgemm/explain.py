@@ -126,7 +126,7 @@ def explain(
     from . import dispatch
     from .errors import UnknownNameError
 
-    board = _gpu(gpu)
+    board = board_of(gpu)
     problem = problem_of(
         shape, dtype, out_dtype, layout, compute, alpha, beta, bias, epilogue, batch, board
     )
@@ -162,7 +162,8 @@ def explain(
     _print(Console(), problem, board, choices, against)
 
 
-def _gpu(name: str | None) -> Gpu:
+def board_of(name: str | None) -> Gpu:
+    """The GPU of that name; without one the GPU that is here, else an H200."""
     from . import gpus
     from .simulate import find_gpu
 
@@ -267,8 +268,6 @@ def _why_other(
 
 
 def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
-    from .problem import ITEMSIZE
-
     if {"BLOCK_M", "BLOCK_N"} <= plan.keys():
         block = (plan["BLOCK_M"], plan["BLOCK_N"])
     elif {"MMA_M", "WARPS_M", "MMA_N", "WARPS_N"} <= plan.keys():
@@ -289,10 +288,18 @@ def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
         rest = blocks % board.sms
         found["waves"] = waves
         found["last_wave_fill"] = rest / board.sms if rest else 1.0
-    if "BLOCK_K" in plan:
-        step = (block[0] + block[1]) * plan["BLOCK_K"] * ITEMSIZE[problem.dtype_in]
-        found["stage_bytes"] = step * plan.get("NUM_STAGES", 1)
+    found["stage_bytes"] = stage_bytes(plan, problem)
     return found
+
+
+def stage_bytes(plan: dict[str, Any], problem: Problem) -> int | None:
+    """Bytes of A and B in all stages of one block, without padding; None if the plan is silent."""
+    from .problem import ITEMSIZE
+
+    if not {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= plan.keys():
+        return None
+    step = (plan["BLOCK_M"] + plan["BLOCK_N"]) * plan["BLOCK_K"] * ITEMSIZE[problem.dtype_in]
+    return int(step * plan.get("NUM_STAGES", 1))
 
 
 def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
@@ -394,7 +401,12 @@ def _lines(each: Choice, board: Gpu) -> list[str]:
         lines.append(f"compiled: {each.compiled['unknown']}")
     elif each.compiled:
         lines.append(
-            "compiled: " + ", ".join(f"{name} {value}" for name, value in each.compiled.items())
+            "compiled: "
+            + ", ".join(
+                f"{name} {value}"
+                for name, value in each.compiled.items()
+                if not isinstance(value, dict)
+            )
         )
     return lines
 

@@ -134,12 +134,17 @@ def load(name: str) -> Callable[..., None]:
     return run
 
 
-def inspect(name: str, problem: Any) -> dict[str, int | str]:
+STAGES = ("ttgir", "ptx", "sass")
+"""The texts that ``inspect`` can give."""
+
+
+def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     """What Triton makes of the rung for the problem, for its GPU; no GPU needed.
 
-    Raises RuntimeError where the rung does not compile.
+    With ``texts``, also the stages ttgir, ptx and sass. Raises RuntimeError where the rung does not
+    compile.
     """
-    from .compile_only import Request, compile_rungs
+    from .compile_only import Request, compile_rungs, source_lines
 
     row = next(row for row in KERNELS if row["name"] == name)
     capability = problem.capability or (9, 0)
@@ -160,10 +165,19 @@ def inspect(name: str, problem: Any) -> dict[str, int | str]:
         scales=problem.scales,
         batch=problem.batch if problem.batch > 1 else 0,
     )
-    (compiled,) = compile_rungs([request])
+    (compiled,) = compile_rungs([request], assembly=texts, fresh=True)
+    own, whole = source_lines(name)
     return {
         "target": "sm_{}{}".format(*capability),
+        "instances": 1,
+        "instances built": 1,
         "registers": compiled.registers,
         "spilled bytes": compiled.spill_bytes,
         "shared bytes": compiled.shared_bytes,
+        "serialized": compiled.serialized,
+        "seconds": round(compiled.seconds, 2),
+        "lines": own,
+        "lines with what is shared": whole,
+        "counts": {opcode: count for opcode, count in compiled.counts.items() if count},
+        "texts": dict(compiled.assembly),
     }

@@ -9,12 +9,16 @@ interpreted can ask as well.
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
+import tokenize
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,9 +46,10 @@ OPCODES = (
     "LDL",
     "STL",
 )
-"""Instructions that are counted: wgmma (of 16-bit floats and tf32, of integers, of 8-bit floats),
-mma.sync (of floats, integers, float64), multiply-add on CUDA cores, TMA load and store, cp.async,
-plain global load and store, ldmatrix, barriers, local-memory load and store (spills)."""
+"""Instructions that always have a count, be it 0: wgmma (of 16-bit floats and tf32, of integers, of
+8-bit floats), mma.sync (of floats, integers, float64), multiply-add on CUDA cores, TMA load and
+store, cp.async, plain global load and store, ldmatrix, barriers, local-memory load and store
+(spills)."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,14 @@ class Compiled:
     log: str
     assembly: Mapping[str, str] = field(default_factory=dict)
     """Texts by stage (ttgir, ptx, sass), where they were asked for."""
+    seconds: float = 0.0
+    """Of Triton's compiler, next to nothing where its own cache had the kernel."""
 
 
-def compile_rungs(requests: Sequence[Request], *, assembly: bool = False) -> list[Compiled]:
-    """Compile every request in one child process; no GPU needed.
+def compile_rungs(
+    requests: Sequence[Request], *, assembly: bool = False, fresh: bool = False
+) -> list[Compiled]:
+    """Compile every request in one child process; no GPU needed. ``fresh``: past Triton's cache.
 
     Raises:
         RuntimeError: a compilation failed; the message carries the compiler's own.
@@ -109,7 +118,11 @@ def compile_rungs(requests: Sequence[Request], *, assembly: bool = False) -> lis
     child = subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps({"requests": [asdict(r) for r in requests], "assembly": assembly}),
-        env={**os.environ, "TRITON_INTERPRET": "0"},
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "0",
+            **({"TRITON_ALWAYS_COMPILE": "1"} if fresh else {}),
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -131,10 +144,10 @@ def answer(source: Any, sink: Any) -> None:
             request = Request(**{**raw, "capability": tuple(raw["capability"])})
             driver.set_active(_Driver(request.capability))
             try:
-                built = _compile(request)
+                built, seconds = _compile(request)
             except Exception as error:
                 raise RuntimeError(f"{request}: {error}") from error
-            pending.append(readers.submit(_read, built, task["assembly"]))
+            pending.append(readers.submit(_read, built, seconds, task["assembly"]))
         results = [future.result() for future in pending]
     sink.write("\n" + json.dumps(results) + "\n")
 
@@ -159,7 +172,8 @@ class _Driver:
         return 0
 
 
-def _compile(request: Request) -> Any:
+def _compile(request: Request) -> tuple[Any, float]:
+    """The compiled kernel, and the seconds that Triton took."""
     import torch
 
     rung = import_module(f".{request.kernel}", __package__)
@@ -192,10 +206,12 @@ def _compile(request: Request) -> Any:
             scale_b=vector(request.N if rows else 1) if request.scales else None,
         )
     grid, args, constants = rung.arguments(a, b, c, **fused, **request.plan)
-    return rung.kernel.warmup(*args, grid=grid, **constants)
+    started = time.perf_counter()
+    built = rung.kernel.warmup(*args, grid=grid, **constants)
+    return built, time.perf_counter() - started
 
 
-def _read(built: Any, assembly: bool) -> dict[str, Any]:
+def _read(built: Any, seconds: float, assembly: bool) -> dict[str, Any]:
     from triton import knobs
 
     # sm_90 is compiled as sm_90a: wgmma and setmaxnreg exist there only.
@@ -206,7 +222,7 @@ def _read(built: Any, assembly: bool) -> dict[str, Any]:
         log = _tool(knobs.nvidia.ptxas, "-v", f"--gpu-name={arch}", str(ptx), "-o", str(cubin))
         cubin.write_bytes(built.asm["cubin"])
         sass = _tool(knobs.nvidia.nvdisasm, "-c", "-ndf", str(cubin))
-    counts = Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?(\w+)", sass, re.M))
+    counts = opcodes(sass)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
     texts = {"ttgir": built.asm["ttgir"], "ptx": built.asm["ptx"], "sass": sass}
     return {
@@ -214,10 +230,21 @@ def _read(built: Any, assembly: bool) -> dict[str, Any]:
         "spill_bytes": sum(map(int, spills)),
         "shared_bytes": built.metadata.shared,
         "serialized": "serialize" in log,
-        "counts": {opcode: counts[opcode] for opcode in OPCODES},
+        "counts": {**dict.fromkeys(OPCODES, 0), **counts},
         "log": log,
         "assembly": texts if assembly else {},
+        "seconds": seconds,
     }
+
+
+def opcodes(sass: str) -> Counter[str]:
+    """Instructions of a disassembly by opcode, without its modifiers.
+
+    A read of nothing (``@!PT LDS RZ``), which ptxas puts before a cp.async, is no load.
+    """
+    return Counter(
+        re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?!@!PT)(?:@!?\w+\s+)?(\w+)", sass, re.MULTILINE)
+    )
 
 
 def _tool(tool: Any, *arguments: str) -> str:
@@ -225,3 +252,34 @@ def _tool(tool: Any, *arguments: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{tool.path} failed:\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
+
+
+def source_lines(kernel: str) -> tuple[int, int]:
+    """Lines of code, without blank ones, comments and docstrings.
+
+    Of the rung's module, and of it with all of this package that it imports.
+    """
+    folder = Path(__file__).parent
+    paths, counts = [folder / f"{kernel}.py"], []
+    for path in paths:
+        tree = ast.parse(path.read_text())
+        counts.append(_lines_of_code(path.read_text(), tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                names = [node.module] if node.module else [alias.name for alias in node.names]
+                for other in (folder / f"{name}.py" for name in names):
+                    if other.is_file() and other not in paths:
+                        paths.append(other)
+    return counts[0], sum(counts)
+
+
+def _lines_of_code(text: str, tree: ast.Module) -> int:
+    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (*blank, tokenize.ENDMARKER):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)

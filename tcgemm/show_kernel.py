@@ -1,0 +1,237 @@
+"""``tcgemm show-kernel``: what a compiler made of a rung, or of two side by side, without a GPU."""
+
+from __future__ import annotations
+
+import json as json_
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from .dispatch import Kernel
+    from .problem import Problem
+
+STAGES = ("ttgir", "ptx", "sass")
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "wgmma": ("HGMMA", "IGMMA", "QGMMA", "BGMMA"),
+    "mma": ("HMMA", "IMMA", "QMMA", "DMMA", "BMMA"),
+    "FMA on CUDA cores": ("FFMA", "FFMA2", "HFMA2", "DFMA"),
+    "TMA loads": ("UTMALDG",),
+    "TMA stores": ("UTMASTG",),
+    "bulk copies": ("UBLKCP",),
+    "cp.async": ("LDGSTS",),
+    "ldmatrix": ("LDSM",),
+    "stmatrix": ("STSM",),
+    "global loads": ("LDG", "LD"),
+    "global stores": ("STG", "ST"),
+    "shared loads": ("LDS",),
+    "shared stores": ("STS",),
+    "barriers of a block": ("BAR",),
+    "barriers of a cluster": ("UCGABAR", "UCGABAR_ARV", "UCGABAR_WAIT"),
+    "mbarrier operations": ("SYNCS",),
+    "local memory": ("LDL", "STL"),
+}
+"""What is counted -> opcodes of the machine code, without modifiers. Places in the code, not how
+often they run."""
+
+FACTS = (
+    "target",
+    "instances",
+    "registers",
+    "spilled bytes",
+    "shared bytes",
+    "static shared bytes",
+    "bytes of stages",
+    "wgmma serialized",
+    "seconds to compile",
+    "lines of source",
+    "lines with what is shared",
+)
+
+
+def show_kernel(
+    kernel: Annotated[str, typer.Argument(help="The rung.", metavar="BACKEND/KERNEL")],
+    compare: Annotated[
+        str | None, typer.Option(help="A second rung beside it.", metavar="BACKEND/KERNEL")
+    ] = None,
+    shape: Annotated[
+        str, typer.Option(help="Sizes of the product.", metavar="MxNxK")
+    ] = "4096x4096x4096",
+    dtype: Annotated[str, typer.Option(help="Of A and B.", metavar="NAME")] = "bfloat16",
+    layout: Annotated[
+        str, typer.Option(help="A then B, t is stored transposed.", metavar="nn|nt|tn|tt")
+    ] = "nn",
+    compute: Annotated[
+        str | None, typer.Option(help="How products are summed: tf32, ieee, ...", metavar="NAME")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="h200, a100, ...; by default the one here, else h200.")
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="Print this text instead: ttgir (Triton), ptx or sass.", metavar="NAME"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what the compiler made of a rung: instructions, registers, spills, seconds, lines."""
+    from .errors import UnknownNameError
+    from .explain import board_of, problem_of
+
+    if stage is not None and stage not in STAGES:
+        raise UnknownNameError(f"unknown stage {stage!r}: choose from {', '.join(STAGES)}")
+    rows = [find(name) for name in (kernel, compare) if name is not None]
+    board = board_of(gpu)
+    problem = problem_of(shape, dtype, None, layout, compute, 1.0, 0.0, False, "", 1, board)
+    inspectors = [inspector(row, problem, stage) for row in rows]
+    shown = [describe(row, problem, inspect(stage is not None)) for row, inspect in
+             zip(rows, inspectors, strict=True)]  # fmt: skip
+    texts = [each.pop("texts") for each in shown]
+    if stage is not None:
+        for each, text in zip(shown, texts, strict=True):
+            if stage not in text:
+                raise no_stage(each["kernel"], stage, text)
+            each["text"] = text[stage]
+    if json:
+        typer.echo(
+            json_.dumps({"problem": str(problem), "gpu": board.name, "kernels": shown}, indent=2)
+        )
+    elif stage is not None:
+        for each in shown:
+            typer.echo(f"// {each['kernel']}: {stage} for {each['facts']['target']}, {problem}")
+            typer.echo(each["text"])
+    else:
+        _print(shown, problem, board.name)
+
+
+def find(name: str) -> Kernel:
+    """The row of ``BACKEND/KERNEL``. Raises UnknownNameError, listing what exists."""
+    from . import dispatch
+    from .errors import UnknownNameError
+
+    backend, slash, kernel = name.partition("/")
+    if not slash:
+        known = [row.full_name for each in dispatch.BACKENDS for row in dispatch.ladder(each)]
+        near = [full for full in known if full.endswith("/" + name)] or known
+        raise UnknownNameError(f"{name!r} is no BACKEND/KERNEL: choose from {', '.join(near)}")
+    return dispatch.find(backend, kernel)
+
+
+def inspector(
+    row: Kernel, problem: Problem, stage: str | None
+) -> Callable[[bool], Mapping[str, Any]]:
+    """The backend's ``inspect`` of the rung, called with whether texts are wanted.
+
+    Raises UnsupportedError where the rung refuses the problem or nothing of it can be compiled or
+    shown; the callable raises ToolchainError where a compiler is missing or fails.
+    """
+    from . import dispatch
+    from .errors import ToolchainError, UnsupportedError
+
+    module = import_module(dispatch.BACKENDS[row.backend])
+    inspect = getattr(module, "inspect", None)
+    if inspect is None:
+        others = [
+            name
+            for name, path in dispatch.BACKENDS.items()
+            if hasattr(import_module(path), "inspect")
+        ]
+        raise UnsupportedError(
+            f"{row.backend} is no source that could be compiled here: choose a kernel of "
+            + " or ".join(others)
+        )
+    reason = row.why_not(problem)
+    if reason is not None:
+        raise UnsupportedError(f"{row.full_name} does not take {problem}: {reason}")
+    stages = getattr(module, "STAGES", ())
+    if stage is not None and stage not in stages:
+        raise no_stage(row.full_name, stage, stages)
+
+    def run(texts: bool) -> Mapping[str, Any]:
+        try:
+            found: Mapping[str, Any] = inspect(row.name, problem, texts)
+        except (RuntimeError, ValueError) as error:
+            raise ToolchainError(f"{row.full_name}: {str(error).strip()}") from error
+        return found
+
+    return run
+
+
+def no_stage(kernel: str, stage: str, stages: Any) -> Exception:
+    """The error of a text that a backend does not have."""
+    from .errors import UnsupportedError
+
+    return UnsupportedError(
+        f"{kernel} has no {stage}: its stages are {', '.join(stages) or 'none that can be shown'}"
+    )
+
+
+def describe(row: Kernel, problem: Problem, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``inspect`` found, in the words of FACTS and GROUPS; a fact it does not know is None."""
+    from .explain import stage_bytes
+
+    plan = dict(row.plan(problem))
+    counts = found.get("counts", {})
+    facts = {name: found.get(name) for name in FACTS}
+    facts["bytes of stages"] = stage_bytes(plan, problem)
+    facts["wgmma serialized"] = found.get("serialized")
+    facts["seconds to compile"] = found.get("seconds")
+    facts["lines of source"] = found.get("lines")
+    return {
+        "kernel": row.full_name,
+        "plan": plan,
+        "facts": facts,
+        "instances built": found.get("instances built"),
+        "counts": {
+            group: sum(counts.get(opcode, 0) for opcode in opcodes)
+            for group, opcodes in GROUPS.items()
+        },
+        "instructions": sum(counts.values()),
+        "texts": dict(found.get("texts", {})),
+    }
+
+
+def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"[bold]{escape(str(problem))}[/], compiled for {escape(gpu)}", soft_wrap=True)
+    table = Table("")
+    for each in shown:
+        table.add_column(each["kernel"], justify="right")
+    for name in FACTS:
+        values = [each["facts"][name] for each in shown]
+        if any(value is not None for value in values):
+            table.add_row(name, *map(_cell, values))
+    table.add_section()
+    for name in GROUPS:
+        values = [each["counts"][name] for each in shown]
+        if any(values):
+            table.add_row(name, *map(_cell, values))
+    table.add_row("instructions in all", *(_cell(each["instructions"]) for each in shown))
+    console.print(table)
+    for each in shown:
+        plan = " ".join(f"{name}={value}" for name, value in each["plan"].items())
+        console.print(f"{each['kernel']}: {plan}", soft_wrap=True)
+        number, built = each["facts"]["instances"], each["instances built"]
+        if number and number > 1:
+            console.print(
+                f"  the sum of {number} instances of {built}, and the most registers, spills and "
+                "shared memory of any: the symbols do not say which one this problem launches",
+                soft_wrap=True,
+            )
+        elif built and built > 1:
+            console.print(f"  the one instance of {built} that this problem launches")
+    console.print("Counts are places in the machine code, not how often they run.", soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value)

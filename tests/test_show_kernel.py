@@ -1,0 +1,257 @@
+"""``tcgemm show-kernel``: the right instance, the right counts, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+
+import pytest
+from typer.testing import CliRunner
+
+from tcgemm import dispatch
+from tcgemm.cli import app
+from tcgemm.explain import board_of, problem_of
+
+cuda = import_module("tcgemm.cuda_ref")
+inspection = import_module("tcgemm.cuda_ref.inspection")
+toolchain = import_module("tcgemm.cuda_ref.toolchain")
+triton = import_module("tcgemm.triton_kernels")
+compile_only = import_module("tcgemm.triton_kernels.compile_only")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["show-kernel", *arguments, "--gpu", "h200"])
+
+
+def problem(shape="4096x4096x4096", dtype="bfloat16", layout="nn", out=None, bias=False):
+    board = board_of("h200")
+    return problem_of(shape, dtype, out, layout, None, 1.0, 0.0, bias, "", 1, board)
+
+
+FOUND = {
+    "target": "sm_90a",
+    "instances": 2,
+    "instances built": 16,
+    "registers": 168,
+    "spilled bytes": 8,
+    "static shared bytes": 64,
+    "serialized": True,
+    "seconds": 1.5,
+    "lines": 100,
+    "lines with what is shared": 1234,
+    "counts": {"HGMMA": 3, "QGMMA": 1, "UTMALDG": 2, "LDL": 4, "STL": 5, "IADD3": 85},
+    "texts": {"ptx": "the ptx", "sass": "the sass"},
+}
+
+
+@pytest.fixture
+def injected(monkeypatch):
+    asked = []
+
+    def inspect(name, asked_for, texts=False):
+        asked.append((name, asked_for, texts))
+        return {**FOUND, "texts": FOUND["texts"] if texts else {}}
+
+    monkeypatch.setattr(cuda, "inspect", inspect)
+    monkeypatch.setattr(triton, "inspect", inspect)
+    return asked
+
+
+def test_counts_are_grouped_and_summed(injected):
+    (shown,) = json.loads(run("cuda/wgmma_persistent", "--json").output)["kernels"]
+    counts = {name: count for name, count in shown["counts"].items() if count}
+    assert counts == {"wgmma": 4, "TMA loads": 2, "local memory": 9}
+    assert shown["instructions"] == 100
+    assert shown["facts"]["bytes of stages"] == 4 * (128 + 256) * 64 * 2
+    assert shown["facts"]["shared bytes"] is None
+
+
+def test_two_rungs_stand_side_by_side(injected):
+    output = run("cuda/wgmma_persistent", "--compare", "triton/descriptor").output
+    for text in ("cuda/wgmma_persistent", "triton/descriptor", "1,234", "168", "yes"):
+        assert text in output
+    assert "the sum of 2 instances of 16" in output
+    assert [name for name, *_ in injected] == ["wgmma_persistent", "descriptor"]
+
+
+def test_the_problem_is_the_one_that_was_asked_for(injected):
+    result = run(
+        "triton/pipelined", "--shape", "64x96x32", "--dtype", "float32", "--layout", "tn",
+        "--compute", "tf32",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    ((_, asked, texts),) = injected
+    assert (asked.M, asked.N, asked.K, asked.layout) == (64, 96, 32, "tn")
+    assert (asked.dtype_in, asked.compute, asked.capability) == ("float32", "tf32", (9, 0))
+    assert not texts
+
+
+def test_a_stage_is_printed_as_text(injected):
+    output = run("cuda/tiled", "--stage", "sass", "--compare", "triton/naive").output
+    assert output.count("the sass") == 2
+    assert "the ptx" not in output
+    assert "cuda/tiled: sass" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["descriptor"], "choose from triton/descriptor"),
+        (["nothing"], "choose from triton/naive"),
+        (["triton/x"], "unknown"),
+        (["x/naive"], "unknown backend 'x'"),
+        (["cublas/cublas"], "choose a kernel of triton or cuda"),
+        (["cuda/tiled", "--stage", "ttgir"], "cuda/tiled has no ttgir: its stages are ptx, sass"),
+        (["cuda/tiled", "--stage", "llir"], "choose from ttgir, ptx, sass"),
+        (["cuda/wmma", "--shape", "100x100x100"], "M=100 is no multiple of 16"),
+        (["triton/naive", "--compare", "cuda/tiled", "--dtype", "int8"], "type pairs"),
+    ],
+)
+def test_errors_say_what_there_is(injected, arguments, words):
+    result = run(*arguments)
+    assert result.exit_code != 0
+    assert words in str(result.exception)
+    assert not injected, "nothing is compiled before all is known to be right"
+
+
+def test_an_older_gpu_refuses_what_it_lacks():
+    result = CliRunner().invoke(app, ["show-kernel", "cuda/wgmma_tma", "--gpu", "a100"])
+    assert "needs compute capability 9.0" in str(result.exception)
+
+
+def test_a_missing_compiler_is_named_with_its_cure(monkeypatch):
+    monkeypatch.setattr(inspection, "find_nvcc", lambda: None)
+    result = run("cuda/tiled")
+    assert isinstance(result.exception, RuntimeError)
+    assert "pip install 'nvidia-cuda-nvcc==" in str(result.exception)
+
+
+@pytest.mark.parametrize("backend", [b for b in dispatch.BACKENDS if b != "cublas"])
+def test_each_rung_has_lines_and_they_are_fewer_than_its_files(backend):
+    lines = inspection.source_lines if backend == "cuda" else compile_only.source_lines
+    for row in dispatch.ladder(backend):
+        own, whole = lines(row.name)
+        assert 10 < own <= whole
+
+
+def test_lines_of_python_are_code_alone():
+    text = '"""Doc."""\n\n# words\ndef f():\n    """More\n    doc."""\n'
+    text += "    return (1,\n            2)  # end\n"
+    assert compile_only._lines_of_code(text, compile_only.ast.parse(text)) == 3
+
+
+def persistent(small: bool, out: str, a: int, b: int, extra: str) -> str:
+    """The mangled name of an instance of wgmma_persistent, as nvcc 13.0 writes it."""
+    types = {"bfloat16": "S3_", "float32": "f"}
+    return (
+        "_ZN52_GLOBAL__N__039f507f_19_wgmma_persistent_cu_2482ff7316wgmma_persistentI"
+        f"NS_6TilingILb{int(small)}EEE13__nv_bfloat16{types[out]}LN6tcgemm4sm905MajorE{a}ELS6_{b}E"
+        f"NS_{len(extra)}{extra}EEEv14CUtensorMap_st"
+    )
+
+
+needs_names = pytest.mark.skipif(
+    inspection.shutil.which("c++filt") is None, reason="needs c++filt to read symbols"
+)
+
+
+def picked(name, symbols, asked):
+    kernels = tuple(inspection.KernelReport(symbol, 1, 0, 0, {}) for symbol in symbols)
+    return [kernel.symbol for kernel in inspection.instances(name, kernels, asked)]
+
+
+@needs_names
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("shape", ["512x512x512", "4096x4096x4096"])
+def test_the_instance_is_that_of_layout_and_tile(layout, shape):
+    symbols = [
+        persistent(small, "bfloat16", a, b, "Plain")
+        for small in (False, True)
+        for a in (0, 1)
+        for b in (0, 1)
+    ]
+    a, b = int(layout[0] == "t"), int(layout[1] == "n")  # Major::K is 0
+    wanted = persistent(shape.startswith("512"), "bfloat16", a, b, "Plain")
+    assert picked("wgmma_persistent", symbols, problem(shape, layout=layout)) == [wanted]
+
+
+GROUPED = (
+    "_ZN48_GLOBAL__N__777a8fc4_15_wmma_grouped_cu_2482ff7319wmma_grouped_kernelI"
+    "{}EEEvN6tcgemm4GemmEllii"
+)
+
+
+@needs_names
+@pytest.mark.parametrize(
+    ("dtype", "out", "layout", "wanted"),
+    [
+        ("bfloat16", "bfloat16", "nn", "13__nv_bfloat16S1_Lb0ELb0"),
+        ("bfloat16", "float32", "nt", "13__nv_bfloat16fLb0ELb1"),
+        ("float16", "float16", "tn", "6__halfS1_Lb1ELb0"),
+        ("float16", "float32", "tt", "6__halffLb1ELb1"),
+    ],
+)
+def test_the_instance_is_that_of_the_types(dtype, out, layout, wanted):
+    symbols = [
+        GROUPED.format(f"{types}Lb{a}ELb{b}")
+        for types in ("13__nv_bfloat16S1_", "13__nv_bfloat16f", "6__halfS1_", "6__halff")
+        for a in (0, 1)
+        for b in (0, 1)
+    ]
+    asked = problem(dtype=dtype, out=out, layout=layout)
+    assert picked("wmma_grouped", symbols, asked) == [GROUPED.format(wanted)]
+
+
+@needs_names
+def test_other_kernels_of_the_file_are_left_out():
+    helper = "_ZN6tcgemm4packEv"
+    own = GROUPED.format("13__nv_bfloat16S1_Lb0ELb0")
+    assert picked("wmma_grouped", [helper, own], problem()) == [own]
+    assert picked("wmma_grouped", [helper], problem()) == [helper]
+
+
+def test_without_a_demangler_all_instances_are_summed(monkeypatch):
+    monkeypatch.setattr(inspection.shutil, "which", lambda name: None)
+    symbols = [persistent(False, "bfloat16", a, 0, "Plain") for a in (0, 1)]
+    assert picked("wgmma_persistent", symbols, problem()) == symbols
+
+
+def test_template_arguments_are_split_at_their_own_commas():
+    assert inspection._split("bool, X<int, 3>, (a::B)1>(Y<z>, int)") == [
+        "bool", "X<int, 3>", "(a::B)1",
+    ]  # fmt: skip
+
+
+def test_texts_are_cut_by_function():
+    sass = "head\n\t\tFunction : one\n\tA ;\n\t\tFunction : two\n\tB ;\n"
+    assert inspection._functions(sass) == {"one": "\tA ;\n", "two": "\tB ;\n"}
+    ptx = ".version 9.0\n.entry one(\n)\n{\nret;\n}\n\t// end\n.visible .entry two(\n)\n{\n}\n"
+    assert inspection._entries(ptx) == {
+        "one": ".entry one(\n)\n{\nret;\n}\n",
+        "two": ".visible .entry two(\n)\n{\n}\n",
+    }
+
+
+def test_reads_of_nothing_are_no_loads():
+    line = "        /*0010*/              @!PT LDS RZ, [RZ] ;          /* 0x00 */"
+    assert not compile_only.opcodes(line)
+    assert compile_only.opcodes(line.replace("@!PT", "@!P0")) == {"LDS": 1}
+
+
+@pytest.mark.skipif(
+    toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
+    reason="needs nvcc and cuobjdump",
+)
+def test_nvcc_shows_one_instance_of_many():
+    found = json.loads(run("cuda/wmma_grouped", "--stage", "sass", "--json").output)
+    (shown,) = found["kernels"]
+    assert shown["facts"]["instances"] == 1
+    assert shown["instances built"] == 16
+    assert shown["counts"]["mma"] == shown["text"].count(" HMMA.") > 0
+    assert shown["counts"]["cp.async"] > 0
+    assert shown["counts"]["wgmma"] == shown["counts"]["TMA loads"] == 0
+
+
+def test_triton_shows_its_stages():
+    output = run("triton/descriptor", "--stage", "ttgir").output
+    assert "ttng.warp_group_dot" in output
