@@ -185,6 +185,7 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
     def is_major(k: bool) -> Callable[[str], bool]:
         return lambda value: value.endswith("0" if k else "1")
 
+    plain = problem.plain and problem.batch == 1
     a_t, b_t = problem.layout[0] == "t", problem.layout[1] == "t"
     k_major = {"A": not a_t, "B": b_t}
     if name == "skinny" and problem.M > problem.N:  # it computes the transposed product
@@ -194,8 +195,8 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         "Out": is_type(problem.dtype_out),
         "A_T": is_flag(a_t),
         "B_T": is_flag(b_t),
-        "FUSED": is_flag(not problem.plain),
-        "Extra": lambda value: value.endswith("Plain") == problem.plain,
+        "FUSED": is_flag(not plain),
+        "Extra": lambda value: value.endswith("Plain") == plain,
         **{key: is_major(value) for key, value in k_major.items()},
     }
     numbers = constants(name)

@@ -149,8 +149,12 @@ def source_files(name: str, folder: Path = CSRC) -> list[Path]:
 
 @cache
 def built_by_case(source: Path) -> frozenset[str]:
-    """The macros by which a .cu file is compiled for one case at a time; none where it is whole."""
-    return frozenset(re.findall("TCGEMM_(?:IN|OUT|COMPUTE|SQUARE|PLAIN)\\b", source.read_text()))
+    """The macros by which a .cu file, with what it includes, is compiled for one case at a time.
+
+    None where it is compiled whole.
+    """
+    text = "".join(path.read_text() for path in source_files(source.stem, source.parent))
+    return frozenset(re.findall("TCGEMM_(?:IN|OUT|COMPUTE|SQUARE|PLAIN)\\b", text))
 
 
 _CONSTANT = re.compile(r"^constexpr int ([A-Z][A-Z0-9_]*) = (\d+);", re.MULTILINE)

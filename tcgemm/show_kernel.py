@@ -175,7 +175,7 @@ def describe(row: Kernel, problem: Problem, found: Mapping[str, Any]) -> dict[st
     plan = dict(row.plan(problem))
     counts = found.get("counts", {})
     facts = {name: found.get(name) for name in FACTS}
-    facts["bytes of stages"] = stage_bytes(plan, problem)
+    facts["bytes of stages"] = stage_bytes(plan, problem) if "NUM_STAGES" in plan else None
     facts["wgmma serialized"] = found.get("serialized")
     facts["seconds to compile"] = found.get("seconds")
     facts["lines of source"] = found.get("lines")

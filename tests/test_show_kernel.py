@@ -202,6 +202,11 @@ def test_the_instance_is_that_of_the_types(dtype, out, layout, wanted):
     assert picked("wmma_grouped", symbols, asked) == [GROUPED.format(wanted)]
 
 
+@pytest.mark.parametrize("name", ["wmma_any", "wmma_types", "wgmma_persistent", "wgmma_types"])
+def test_a_rung_of_many_types_is_built_by_case_wherever_its_source_says_so(name):
+    assert "TCGEMM_IN" in toolchain.built_by_case(toolchain.CSRC / f"{name}.cu")
+
+
 @needs_names
 def test_other_kernels_of_the_file_are_left_out():
     helper = "_ZN6tcgemm4packEv"
