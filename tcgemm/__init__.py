@@ -21,7 +21,9 @@ _LAZY = {"gemm": "call", "matmul": "call", "kernels": "dispatch"}
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+        # Kept: from now on the name is found without coming here, which costs a microsecond.
+        globals()[name] = value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -364,3 +364,21 @@ def test_a_store_past_the_row_is_refused_on_a_gpu_and_not_in_the_interpreter():
     assert DESCRIPTOR.why_not(replace(padded, device="cpu", capability=None)) is None
     whole = replace(padded, N=136, device="cuda")
     assert DESCRIPTOR.why_not(whole) is None
+
+
+def test_a_plan_for_a_gpu_that_is_not_here_does_not_ask_the_one_that_is(monkeypatch):
+    other = replace(SQUARE, device="cuda", capability=(8, 0), M=4096, N=4096, K=4096)
+    plans.forget()
+    with monkeypatch.context() as here:
+        here.setattr(plans, "_gpu", lambda: ("", 0, 0))
+        alone = plans.plan("pipelined", other)
+    plans.forget()
+    with monkeypatch.context() as here:
+        here.setattr(torch.cuda, "is_available", lambda: True)
+        here.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+        here.setattr(plans, "_gpu", lambda: ("nvidia-h200", 232_448, 132))
+        beside_another = plans.plan("pipelined", other)
+        mine = plans.plan("pipelined", replace(other, capability=(9, 0)))
+    plans.forget()
+    assert beside_another == alone
+    assert mine != alone

@@ -103,7 +103,7 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
         config = {**_interpreter(kernel, problem), **_preparation(name, problem)}
         return divide(kernel, config, problem, INTERPRETER_PROGRAMS, turned)
     capability = problem.capability or (9, 0)
-    gpu, limit, processors = _gpu() if problem.device == "cuda" else ("", 0, 0)
+    gpu, limit, processors = _gpu_of(problem)
     architecture = _architecture(capability)
     rows = _rows(gpu, kernel, name) or _rows(architecture, kernel, name)
     if rows is None:
@@ -401,6 +401,20 @@ def _gpu() -> tuple[str, int, int]:
     return slug, shared, found.multi_processor_count
 
 
+def _gpu_of(problem: Any) -> tuple[str, int, int]:
+    """``_gpu`` where the problem's GPU is like it: a plan may be asked for one that is not here."""
+    if problem.device != "cuda":
+        return "", 0, 0
+    import torch
+
+    if torch.cuda.is_available() and problem.capability not in (
+        None,
+        torch.cuda.get_device_capability(),
+    ):
+        return "", 0, 0
+    return _gpu()
+
+
 def _column_major(problem: Any) -> bool:
     return letter((problem.M, problem.N), problem.c_strides) == "t"
 
@@ -444,7 +458,7 @@ def preferred(problem: Any) -> str | None:
     if not problem.plain or problem.batch > 1:
         return None
     capability = problem.capability or (9, 0)
-    gpu = _gpu()[0] if problem.device == "cuda" else ""
+    gpu = _gpu_of(problem)[0]
     table = _table(gpu) or _table(_architecture(capability)) or {"prefer": []}
     thin = _transposed(problem) if problem.M > problem.N else problem
     by_tma = capability >= (9, 0) and refuse_descriptor(problem) is None
