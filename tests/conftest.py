@@ -11,6 +11,7 @@ from tcgemm import dispatch
 from tcgemm.verify.calls import pairs_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PAIRS_ON_A_CPU = 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``row``: every kernel that runs on this machine's device, the others skipped with reason.
 
     ``pair``, beside it: each of the row's type pairs, (dtype of A and B, of C, how it is summed);
-    on a CPU, which takes its time, one dtype of C for each, another from row to row.
+    on a CPU, which takes its time, three of them, others from test to test.
     """
     if "row" not in metafunc.fixturenames:
         return
@@ -45,21 +46,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if not with_pairs:
             parameters.append(pytest.param(row, id=row.full_name, marks=marks))
             continue
-        for pair in pairs_of(row) if DEVICE == "cuda" else _one_output_each(row, number):
+        pairs = list(pairs_of(row))
+        if DEVICE == "cpu" and len(pairs) > PAIRS_ON_A_CPU:
+            turn = number + sum(map(ord, metafunc.function.__name__))
+            step = -(-len(pairs) // PAIRS_ON_A_CPU)
+            pairs = pairs[turn % step :: step]
+        for pair in pairs:
             name = f"{row.full_name}-{'-'.join(pair)}"
             parameters.append(pytest.param(row, pair, id=name, marks=marks))
     metafunc.parametrize(("row", "pair") if with_pairs else "row", parameters)
-
-
-def _one_output_each(row: dispatch.Kernel, turn: int) -> list[tuple[str, str, str]]:
-    """Of the row's type pairs one for each dtype of A and B and way of summing."""
-    outputs: dict[tuple[str, str], list[str]] = {}
-    for dtype_in, dtype_out, compute in pairs_of(row):
-        outputs.setdefault((dtype_in, compute), []).append(dtype_out)
-    return [
-        (dtype_in, of[(turn + index) % len(of)], compute)
-        for index, ((dtype_in, compute), of) in enumerate(outputs.items())
-    ]
 
 
 @pytest.fixture

@@ -44,11 +44,10 @@ def test_there_is_an_instance_for_each_type_pair_and_layout(name, target):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_instance_multiplies_where_it_should(name, target):
     wanted, other = ("HMMA", "FFMA") if name in TENSOR_CORES else ("FFMA", "HMMA")
-    # An activation, where one is fused, is arithmetic of CUDA cores: not in the plain instances.
-    defines = {"wmma_any": ("-DTCGEMM_IN=1", "-DTCGEMM_PLAIN=1")}.get(name, ())
-    for kernel in report(name, target, defines).kernels:
+    for kernel in report(name, target).kernels:
         assert kernel.sass[wanted] > 0
-        assert kernel.sass[other] == 0
+        # What wmma_any fuses is arithmetic of CUDA cores, in half of its instances.
+        assert kernel.sass[other] == 0 or name == "wmma_any"
 
 
 @pytest.mark.parametrize("target", TARGETS)
