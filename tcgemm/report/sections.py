@@ -146,7 +146,8 @@ def _type_pairs(timed: pd.DataFrame) -> Section | None:
         "says how products are summed where a dtype has more than one way: tf32x3 makes three "
         "products of one and keeps float32's accuracy, fast leaves sums of 8-bit floats in the "
         "tensor core. cuBLAS is its fastest call for the pair; where there is none, "
-        "nothing is paired. The error is the largest of the case against float64, over its bound; integers are exact or wrong.",
+        "nothing is paired. The error is the largest of the case against float64, over its bound; "
+        "integers are exact or wrong.",
         header,
         rows,
         words=3,
