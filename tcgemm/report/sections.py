@@ -111,11 +111,10 @@ SUITES = ("squares", "seeds", "llm")
 def _mean_and_worst(rows: pd.DataFrame) -> list[str]:
     if rows.empty:
         return ["–", "–", "–", "–"]
-    ratio = rows["ratio_p50"]
-    worst = rows.loc[ratio.idxmin()]
-    mean = float(np.exp(np.log(ratio.astype(float)).mean()))
+    ratio = rows["ratio_p50"].astype(float)
+    worst = rows.iloc[int(ratio.argmin())]
     where = f"{worst['shape']} {worst['layout']}, {worst['kernel']}"
-    return [str(len(rows)), f"{mean:.2f}", f"{float(ratio.min()):.2f}", where]
+    return [str(len(rows)), f"{np.exp(np.log(ratio).mean()):.2f}", f"{ratio.min():.2f}", where]
 
 
 def _at_its_best(timed: pd.DataFrame) -> Section | None:
