@@ -3,7 +3,7 @@
 For each problem the candidates of every rung are compiled in threads, those that spill are dropped,
 the rest are verified by both checks of ``accuracy``, and what is right is ranked by its time beside
 that of the present choice, launch for launch in turns. What beats the present choice becomes rows
-of the user's own table, which plans prefer from then on (triton_kernels/plans.py). Imports no torch
+of the user's own table, which comes first from then on (triton_kernels/tables.py). Imports no torch
 until it runs.
 """
 
@@ -26,12 +26,17 @@ from .errors import OperandError, ResultsError, TcgemmError, UnknownNameError, U
 if TYPE_CHECKING:
     from .bench.cases import Case
 
-_KERNELS = "tcgemm.triton_kernels"
+
 BUCKETS = (16, 64, 128)
 """Problems of up to so many rows share their rows of a table."""
 
 WORTH = 1.01
 """A candidate is kept where it is faster than the present choice by more than this."""
+
+
+def _triton(module: str) -> Any:
+    """A module of the Triton folder, which this package knows by name only."""
+    return import_module(f"tcgemm.triton_kernels.{module}")
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ def rows_of(found: Found) -> dict[str, Any]:
         return {"kernels": {}, "prefer": []}
     kernel = best.candidate.kernel
     turned = found.case.M > found.case.N
-    own = _when(found.case, turned and kernel in import_module(f"{_KERNELS}.plans").DIVIDING)
+    own = _when(found.case, turned and kernel in _triton("plans").DIVIDING)
     return {
         "kernels": {kernel: [{"when": own, "config": best.candidate.config}]},
         "prefer": [{"when": _when(found.case, turned), "kernel": kernel}],
@@ -181,7 +186,7 @@ def read_table(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {"kernels": {}, "prefer": []}
     try:
-        table: dict[str, Any] = import_module(f"{_KERNELS}.plans").read_table(path)
+        table: dict[str, Any] = _triton("tables").read(path)
     except (OSError, ValueError) as error:
         raise ResultsError(f"{path} is no table of configurations: {error}; move it away") from None
     return table
@@ -191,7 +196,7 @@ def write_table(path: Path, table: dict[str, Any]) -> None:
     """Write a table whole or not at all. Raises ResultsError where that cannot be."""
     import tempfile
 
-    import_module(f"{_KERNELS}.plans").check_table(table)
+    _triton("tables").check(table)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -244,7 +249,7 @@ def tune(
     TCGEMM_CACHE_DIR (~/.cache/tcgemm unless set), which every later call prefers.
     """
     cases = _cases(shape, suite, dtype, out_dtype, layout)
-    tunable = import_module(f"{_KERNELS}.candidates").RUNGS
+    tunable = _triton("candidates").RUNGS
     for name in kernel or ():
         if name not in tunable:
             raise UnknownNameError(
@@ -257,8 +262,7 @@ def tune(
             "tune measures on a GPU and there is none here: 'tcgemm doctor' says what was found"
         )
     machine = _Gpu(budget, jobs or os.cpu_count() or 1)
-    plans = import_module(f"{_KERNELS}.plans")
-    path = out or plans.user_table(machine.gpu)
+    path = out or _triton("tables").user_path(machine.gpu)
     table = read_table(path)
     results = []
     for found in _each(cases, kernel or tunable, machine, quiet=json_):
@@ -266,7 +270,7 @@ def tune(
         table = merge(table, rows_of(found))
         if found.best is not None:
             write_table(path, table)
-    plans.forget()
+    _triton("plans").forget()
     if json_:
         typer.echo(json.dumps([_as_json(found) for found in results], indent=1))
     else:
@@ -358,29 +362,29 @@ class _Gpu:
     """The current GPU, with the project's own oracle and timer."""
 
     def __init__(self, budget_s: float, jobs: int) -> None:
-        plans = import_module(f"{_KERNELS}.plans")
+        plans = _triton("plans")
         self.gpu, self._shared, self._processors = plans._gpu()
         self._budget_s, self._jobs = budget_s, jobs
 
     def candidates(self, case: Case, kernels: Sequence[str]) -> list[Candidate]:
         from . import dispatch
 
-        of = import_module(f"{_KERNELS}.candidates").candidates
-        plans = import_module(f"{_KERNELS}.plans")
+        of = _triton("candidates").candidates
+        plans = _triton("plans")
         problem = self._problem(case)
         found = []
         for kernel in kernels:
             if dispatch.find("triton", kernel).why_not(problem) is not None:
                 continue
             turned = kernel in plans.DIVIDING and problem.M > problem.N
-            seen = plans._transposed(problem) if turned else problem
+            seen = plans.transposed(problem) if turned else problem
             for config in of(kernel, seen, self._shared, self._processors):
                 plan = plans.divide(kernel, config, seen, self._processors, turned)
                 found.append(Candidate(kernel, config, plan))
         return found
 
     def compile(self, case: Case, candidates: Sequence[Candidate]) -> list[Outcome | None]:
-        compile_only = import_module(f"{_KERNELS}.compile_only")
+        compile_only = _triton("compile_only")
         capability = self._problem(case).capability
         requests = [
             compile_only.Request(
