@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from .gpus import Gpu
     from .problem import Problem
 
-PEAK_OF = {
-    "ieee": "float32",
-    "tf32": "tf32",
-    "tf32x3": "tf32",
-    "float64": "float64",
-    "int32": "int8",
-    "fast": "fp8",
-}
-"""How products are summed -> the peak rate that bounds it, where the dtype does not say so."""
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -319,11 +309,7 @@ def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
 def bound(problem: Problem, board: Gpu) -> Bound:
     """Operations, bytes, and the floor of the time that they set on that GPU."""
     M, N, K = problem.M, problem.N, problem.K
-    dtype = "fp8" if problem.dtype_in.startswith("float8") else problem.dtype_in
-    dtype = "int8" if dtype == "uint8" else dtype
-    peak = board.peak_tflops.get(PEAK_OF.get(problem.compute, dtype))
-    if peak is not None and problem.compute == "tf32x3":
-        peak /= 3
+    peak = board.peak(problem.dtype_in, problem.compute)
     bandwidth = board.bandwidth_gb_s
     return Bound(
         flop=problem.flop,
@@ -332,7 +318,7 @@ def bound(problem: Problem, board: Gpu) -> Bound:
         intensity=problem.flop / problem.bytes,
         peak_tflops=peak,
         bandwidth_gb_s=bandwidth,
-        ridge=1e3 * peak / bandwidth if peak and bandwidth else None,
+        ridge=board.ridge(problem.dtype_in, problem.compute),
         compute_us=problem.flop / peak / 1e6 if peak else None,
         memory_us=problem.bytes / bandwidth / 1e3 if bandwidth else None,
     )
@@ -419,7 +405,7 @@ def _bound_lines(against: Bound, board: Gpu, problem: Problem) -> list[str]:
         f"{against.intensity:.1f} operations per byte",
     ]
     if against.ridge is None or against.compute_us is None or against.memory_us is None:
-        kind = PEAK_OF.get(problem.compute, problem.dtype_in)
+        kind = f"{problem.dtype_in} by {problem.compute}"
         return [*lines, f"bound: unknown, {board.name} has no known peak for {kind}"]
     times = f"{against.compute_us:.2f} us of arithmetic, {against.memory_us:.2f} us of memory"
     side = "above" if against.by == "arithmetic" else "below"

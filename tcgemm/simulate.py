@@ -220,7 +220,7 @@ def measure(
     row: dict[str, Any] = {
         "kernel": kernel, "M": M, "N": N, "K": K, "dtype_in": dtype,
         "dtype_out": out_dtype or dtype, "layout": layout, "gpu": board.name, "order": order,
-        "checked": check, "refused": None, "findings": [], "ridge": _ridge(board, dtype),
+        "checked": check, "refused": None, "findings": [], "ridge": board.ridge(dtype),
     }  # fmt: skip
     if kernel.endswith(".cu"):
         source = Path(kernel)
@@ -328,7 +328,7 @@ def order_rows(
                     "l2_hit_rate": model.hit_rate, "read_bytes": model.read_bytes,
                     "dram_bytes": model.dram_bytes, "dram_over_least": model.dram_bytes / least,
                     "flop_per_dram_byte": 2 * M * N * K / model.dram_bytes,
-                    "waves": model.waves, "ridge": _ridge(gpu, dtype),
+                    "waves": model.waves, "ridge": gpu.ridge(dtype),
                 }
             )  # fmt: skip
     return rows
@@ -377,13 +377,6 @@ def _shape(text: str) -> tuple[int, int, int]:
 
     shape = parse_shape(text)
     return shape.M, shape.N, shape.K
-
-
-def _ridge(gpu: Gpu, dtype: str) -> float | None:
-    peak = gpu.peak_tflops.get(dtype)
-    if peak is None or gpu.bandwidth_gb_s is None:
-        return None
-    return peak * 1e3 / gpu.bandwidth_gb_s
 
 
 def _print_json(rows: list[dict[str, Any]]) -> None:
