@@ -114,24 +114,14 @@ def explain(
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
     from . import dispatch
-    from .errors import UnknownNameError
 
     board = board_of(gpu)
     problem = problem_of(
         shape, dtype, out_dtype, layout, compute, alpha, beta, bias, epilogue, batch, board
     )
-    names = list(backend or dispatch.BACKENDS)
-    for name in names:
-        dispatch.ladder(name)
-    if kernel is not None:
-        names = [n for n in names if any(row.name == kernel for row in dispatch.ladder(n))]
-        if not names:
-            raise UnknownNameError(
-                f"unknown kernel {kernel!r}: choose from "
-                + ", ".join(
-                    r.name for n in backend or dispatch.BACKENDS for r in dispatch.ladder(n)
-                )
-            )
+    rows = dispatch.select(backend or (), [kernel] if kernel else ())
+    names = dict.fromkeys(row.backend for row in rows)
+    kernel = rows[0].name if kernel else None
     choices = [choice(problem, name, kernel, board, compile) for name in names]
     against = bound(problem, board)
     if json:

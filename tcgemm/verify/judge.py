@@ -285,6 +285,6 @@ def save(path: Path, row: dispatch.Kernel, call: Call) -> None:
 def replay(path: Path, device: torch.device | str) -> tuple[dispatch.Kernel, Call, Outcome]:
     """Run and judge again what ``save`` wrote."""
     data = torch.load(path, map_location=device, weights_only=True)
-    row = dispatch.find(*data.pop("kernel").split("/"))
+    row = dispatch.named(data.pop("kernel"))
     call = from_dict(data.pop("call"))
     return row, call, judge(row, call, Made(**data))
