@@ -177,30 +177,22 @@ def problem_of(
     from .errors import OperandError
     from .gpus import capability
     from .operands import check_compute, check_factors
-    from .problem import OUTPUTS, Problem
+    from .problem import LAYOUTS, OUTPUTS, Problem
 
     size = parse_shape(shape)
-    M, N, K = size.M, size.N, size.K
     if dtype not in OUTPUTS:
         raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
     if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
         raise OperandError(
             f"out-dtype is {out_dtype!r}: C of {dtype} operands is {' or '.join(OUTPUTS[dtype])}"
         )
-    if layout not in ("nn", "nt", "tn", "tt"):
+    if layout not in LAYOUTS:
         raise OperandError(f"layout is {layout!r}: choose nn, nt, tn or tt")
     check_factors(dtype, alpha, beta, epilogue)
-    strides = {
-        "a": (K, 1) if layout[0] == "n" else (1, M),
-        "b": (N, 1) if layout[1] == "n" else (1, K),
-    }
-    return Problem(
-        M, N, K, dtype, out_dtype or OUTPUTS[dtype][0],
-        strides["a"], strides["b"], (N, 1),
+    return Problem.stored(
+        size.M, size.N, size.K, dtype, out_dtype or OUTPUTS[dtype][0], layout,
         capability=capability(board), compute=check_compute(dtype, compute), batch=batch,
-        batch_strides=(M * K, K * N, M * N) if batch > 1 else (0, 0, 0),
-        alpha=alpha, beta=beta, c_in_strides=(N, 1) if beta else None, bias=bias,
-        epilogue=epilogue,
+        alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
     )  # fmt: skip
 
 
@@ -354,9 +346,11 @@ def _sms(board: Gpu) -> str:
 
 
 def _lines(each: Choice, board: Gpu) -> list[str]:
+    from .problem import settings
+
     lines = []
     if each.plan:
-        lines.append("plan: " + " ".join(f"{name}={value}" for name, value in each.plan.items()))
+        lines.append("plan: " + settings(each.plan))
     if each.tile and each.tiles and each.padding_waste is not None:
         lines.append(
             f"grid: {each.tiles[0]} x {each.tiles[1]} tiles of {each.tile[0]} x {each.tile[1]}, "

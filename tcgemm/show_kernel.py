@@ -186,6 +186,8 @@ def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from .problem import settings
+
     console = Console()
     console.print(f"[bold]{escape(str(problem))}[/], compiled for {escape(gpu)}", soft_wrap=True)
     table = Table("")
@@ -203,8 +205,7 @@ def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
     table.add_row("instructions in all", *(_cell(each["instructions"]) for each in shown))
     console.print(table)
     for each in shown:
-        plan = " ".join(f"{name}={value}" for name, value in each["plan"].items())
-        console.print(f"{each['kernel']}: {plan}", soft_wrap=True)
+        console.print(f"{each['kernel']}: {settings(each['plan'])}", soft_wrap=True)
         number, built = each["facts"]["instances"], each["instances built"]
         if number and number > 1:
             console.print(

@@ -195,6 +195,7 @@ def measure(
     import torch
 
     from . import accuracy, dispatch
+    from .problem import LAYOUTS
 
     simulator = import_module(_SIMULATOR)
     board = gpu or find_gpu("h200")
@@ -203,7 +204,7 @@ def measure(
         raise OperandTypeError(f"the simulator takes float16 or bfloat16, not {dtype!r}")
     if out_dtype not in (None, dtype, "float32"):
         raise OperandTypeError(f"C is {dtype}, as A and B are, or float32, not {out_dtype!r}")
-    if layout not in ("nn", "nt", "tn", "tt"):
+    if layout not in LAYOUTS:
         raise OperandError(f"unknown layout {layout!r}: choose from nn, nt, tn, tt")
     if M * N * K > LARGEST:
         raise OperandError(
@@ -338,8 +339,7 @@ def _tiles(kernel: str, shape: tuple[int, int, int], dtype: str) -> list[tuple[s
     from . import dispatch
     from .problem import Problem
 
-    M, N, K = shape
-    problem = Problem(M, N, K, dtype, dtype, (K, 1), (N, 1), (N, 1), capability=(9, 0))
+    problem = Problem.stored(*shape, dtype, dtype, capability=(9, 0))
     if kernel == ORDER:
         names = [row for row in dispatch.ladder("cuda") if "GROUP_M" in row.plan(problem)]
         names.append(dispatch.find("triton", "grouped"))
