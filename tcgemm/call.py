@@ -375,7 +375,7 @@ def _repeat(
     """What does products of matrices like these, the checks, the choice and the plan behind it."""
     fusion = Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
     problem, row, run, config = _choice(backend, kernel, a, b, c, fusion)
-    prepare = getattr(run, "prepare", None) if problem.plain else None
+    prepare = getattr(run, "prepare", None)
     launch = _guarded(
         prepare(a, b, c, **config) if prepare else partial(run, **config), row, problem
     )

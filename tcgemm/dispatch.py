@@ -227,7 +227,13 @@ def _elsewhere(problem: Problem, backend: str) -> str:
 
 def default_backend() -> str:
     """TCGEMM_BACKEND where it is set, else triton."""
-    return os.environ.get(BACKEND_VARIABLE) or "triton"
+    # os.environ.get takes 0.9 us where nothing is set, a tenth of a repeated call: ask its dict.
+    value = _environment.get(_backend_key)
+    return os.environ.decodevalue(value) if value else "triton"
+
+
+_environment = os.environ._data  # type: ignore[attr-defined]
+_backend_key = os.environ.encodekey(BACKEND_VARIABLE)
 
 
 def plan(problem: Problem, backend: str, kernel: str | None = None) -> Plan:
