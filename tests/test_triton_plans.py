@@ -16,6 +16,7 @@ from tcgemm import dispatch
 from tcgemm.problem import Problem
 
 plans = import_module("tcgemm.triton_kernels.plans")
+tables = import_module("tcgemm.triton_kernels.tables")
 storage = import_module("tcgemm.triton_kernels.storage")
 
 SQUARE = Problem(
@@ -111,10 +112,10 @@ def test_a_column_major_result_plans_for_its_transpose():
 )
 def test_unaligned_problems_take_a_tile_that_does_not_spill(change):
     problem = replace(SQUARE, **change)
-    assert not plans.aligned(problem)
+    assert not tables.aligned(problem)
     config = dispatch.find("triton", "pipelined").plan(problem)
     assert config["BLOCK_M"] * config["BLOCK_N"] <= 128 * 128
-    assert plans.aligned(SQUARE)
+    assert tables.aligned(SQUARE)
 
 
 @pytest.mark.parametrize(
@@ -262,9 +263,10 @@ def test_a_problem_and_its_transpose_take_the_same_tiles(name):
 
 
 def test_every_table_ends_without_conditions_and_covers_every_rung():
-    tables = plans.tables()
-    assert {"sm80", "sm90", "nvidia-h200"} <= set(tables)
-    for name, rungs in tables.items():
+    shipped = tables.shipped()
+    assert {"sm80", "sm90", "nvidia-h200"} <= set(shipped)
+    for name, table in shipped.items():
+        rungs = table["kernels"]
         wanted = {row.name for row in dispatch.ladder("triton")}
         assert set(rungs) == wanted - ({*plans.TMA_RUNGS, "split_k"} if name == "sm80" else set())
         for rows in rungs.values():
@@ -305,11 +307,11 @@ def test_the_tile_that_ends_first_is_taken(M, N, tile):
 
 
 def test_more_programs_want_smaller_tiles():
-    rows = plans.tables()["sm90"]["warp_specialized"]
+    rows = tables.shipped()["sm90"]["kernels"]["warp_specialized"]
     areas = [
         config["BLOCK_M"] * config["BLOCK_N"]
         for programs in (16, 64, 256, 1024)
-        for config in [plans.choose(rows, replace(SQUARE, M=1024, N=1024), programs)]
+        for config in [tables.choose(rows, replace(SQUARE, M=1024, N=1024), programs)]
     ]
     assert areas == sorted(areas, reverse=True)
     assert areas[0] > areas[-1]

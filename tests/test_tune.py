@@ -22,6 +22,7 @@ from tcgemm.errors import (
 from tcgemm.problem import Problem
 
 plans = import_module("tcgemm.triton_kernels.plans")
+tables = import_module("tcgemm.triton_kernels.tables")
 candidates = import_module("tcgemm.triton_kernels.candidates")
 
 SKINNY = {
@@ -152,7 +153,7 @@ def test_what_is_found_is_what_plans_choose(own_folder, shape):
     problem = problem_of(M, N, K)
     shipped = dispatch.find("triton", "skinny").plan(problem)
     found = tune.tune_case(case_of(f"{M}x{N}x{K}"), ["skinny"], Fake(n2=1.5))
-    path = plans.user_table("nvidia-h200")
+    path = tables.user_path("nvidia-h200")
     assert path.parent == own_folder
     tune.write_table(path, tune.merge(tune.read_table(path), tune.rows_of(found)))
     plans.forget()
@@ -198,7 +199,7 @@ BROKEN = {
 def test_a_broken_table_is_passed_over_with_a_warning_and_never_written_over(
     own_folder, broken, caplog
 ):
-    path = plans.user_table("nvidia-h200")
+    path = tables.user_path("nvidia-h200")
     problem = problem_of(16, 512, 512)
     shipped = dispatch.find("triton", "skinny").plan(problem)
     path.write_text(BROKEN[broken])
@@ -221,11 +222,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_candidates_fit_and_can_be_tables_rows(kernel, shape):
     problem = problem_of(*shape)
     turned = kernel in plans.DIVIDING and problem.M > problem.N
-    problem = plans._transposed(problem) if turned else problem
+    problem = plans.transposed(problem) if turned else problem
     found = candidates.candidates(kernel, problem, SHARED, 132)
     assert bool(found) == (kernel != "skinny" or min(shape) <= 128)
     assert len(found) < 80
-    plans.check_table({"kernels": {kernel: [{"config": c} for c in found]}, "prefer": []})
+    tables.check({"kernels": {kernel: [{"config": c} for c in found]}, "prefer": []})
     for config in found:
         assert plans.shared_bytes(kernel, config, "bfloat16") <= SHARED
         plan = plans.divide(kernel, config, problem, 132, turned)
@@ -294,7 +295,7 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
     assert "1.250" in result.output
     assert "1 wrong" in result.output
     assert "1 of 1 problems have a faster choice" in result.output
-    assert tune.read_table(plans.user_table("nvidia-h200"))["kernels"]["skinny"]
+    assert tune.read_table(tables.user_path("nvidia-h200"))["kernels"]["skinny"]
     result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--json"])
     (one,) = json.loads(result.output)
     assert [c["status"] for c in one["candidates"]] == ["ok", "wrong"]
@@ -303,7 +304,7 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
 def test_a_found_row_speaks_of_its_bucket_alone(own_folder):
     case = replace(case_of("64x512x512"))
     found = tune.tune_case(case, [], Fake(n2=2.0))
-    tune.write_table(plans.user_table("nvidia-h200"), tune.rows_of(found))
+    tune.write_table(tables.user_path("nvidia-h200"), tune.rows_of(found))
     plans.forget()
     chosen = {
         M: dispatch.find("triton", "skinny").plan(problem_of(M, 512, 512)) for M in (16, 17, 64, 65)

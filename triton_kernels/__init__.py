@@ -13,7 +13,7 @@ from typing import Any
 if __name__ != "tcgemm.triton_kernels":
     raise ImportError("import tcgemm.triton_kernels: the bare name belongs to another distribution")
 
-from . import plans
+from . import plans, refusals
 
 PLAIN = (
     ("float16", "float16"),
@@ -72,7 +72,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "batches, and what follows the product",
         pairs=EVERY,
         fuses=FUSES,
-        refuse=plans.refuse_float8,
+        refuse=refusals.refuse_float8,
     ),
     _row(
         "persistent",
@@ -92,7 +92,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         capability=(9, 0),
         shapes="A, B and C with one stride of 1, rows and addresses in multiples of 16 bytes",
-        refuse=plans.refuse_descriptor,
+        refuse=refusals.refuse_descriptor,
         yields=partial(plans.yields, "descriptor"),
     ),
     _row(
@@ -100,7 +100,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "tiles that do not fill the last wave of SMs divided along K and added in order",
         capability=(9, 0),
         shapes="as descriptor",
-        refuse=plans.refuse_descriptor,
+        refuse=refusals.refuse_descriptor,
         yields=partial(plans.yields, "split_k"),
     ),
     _row(
@@ -111,7 +111,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         devices=("cuda",),
         capability=(9, 0),
         shapes="as descriptor, on compute capability 9.0 only; 8-bit A row-major and B transposed",
-        refuse=plans.refuse_warp_specialized,
+        refuse=refusals.refuse_warp_specialized,
         yields=partial(plans.yields, "warp_specialized"),
     ),
 )
@@ -120,16 +120,20 @@ KERNELS: tuple[dict[str, Any], ...] = (
 def load(name: str) -> Callable[..., None]:
     """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name.
 
-    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare(a, b, c, **plan)`` gives
-    a function of A, B and C that launches plain products of tensors with the shapes, strides,
-    dtypes and device of these: the caller's promise, which spares ``run``'s own look-up.
+    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare`` takes what ``run``
+    takes, with a fusion that holds no tensors, and gives a function of A, B and C that launches
+    products of tensors with the shapes, strides, dtypes and device of these: the caller's promise,
+    which spares ``run``'s own look-up.
     """
     rung = import_module(f".{name}", __name__)
     run: Callable[..., None] = rung.run
     if hasattr(rung, "kernel") and hasattr(rung, "arguments"):
         bind = import_module(".launching", __name__).bind
-        second = getattr(rung, "second", None)
-        prepare = partial(bind, rung.kernel, rung.arguments, second)
+        bound = partial(bind, rung.kernel, rung.arguments, getattr(rung, "second", None))
+
+        def prepare(*operands: Any, **plan: Any) -> Callable[..., None]:
+            return partial(run, **plan) if plan.get("PREPARE") else bound(*operands, **plan)
+
         run.prepare = prepare  # type: ignore[attr-defined]
     return run
 
