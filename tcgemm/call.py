@@ -318,6 +318,12 @@ def _start(
         else:
             run(a, b, c, **config)
     except RuntimeError as error:
+        memory = isinstance(error, torch.OutOfMemoryError)
+        if a.is_cuda and not memory and torch.cuda.is_current_stream_capturing():
+            raise ToolchainError(
+                f"{row.full_name} failed on {problem} while a graph is captured: call it once "
+                f"with such operands before the capture, which loads and tunes it ({error})"
+            ) from error
         if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
             raise
         raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
