@@ -335,6 +335,12 @@ def _guarded(launch: _Launch, row: dispatch.Kernel, problem: Problem) -> _Launch
                 with torch.cuda.device(device):
                     launch(a, b, c)
         except RuntimeError as error:
+            memory = isinstance(error, torch.OutOfMemoryError)
+            if device >= 0 and not memory and torch.cuda.is_current_stream_capturing():
+                raise ToolchainError(
+                    f"{row.full_name} failed on {problem} while a graph is captured: call it once "
+                    f"with such operands before the capture, which loads and tunes it ({error})"
+                ) from error
             if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
                 raise
             raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
