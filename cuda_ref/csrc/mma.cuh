@@ -10,10 +10,6 @@ namespace tcgemm {
 
 #ifndef TCGEMM_SIMULATOR
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 // The compiler works out again in every pass of a loop what it sees to be cheap. This it does not see.
 __device__ __forceinline__ void keep_in_register(int& x) { asm volatile("" : "+r"(x)); }
 

@@ -87,17 +87,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   ACopies a_copies(a, a_data, m0);
   BCopies b_copies(b, b_data, n0);
-  const int k_tiles = static_cast<int>(ceil_div(K, BLOCK_K));
   const bool checked = ACopies::divided(a, m0) || BCopies::divided(b, n0);
-  const int unchecked_tiles = checked ? 0 : static_cast<int>(K / BLOCK_K);
+  const int k_tiles = checked ? 0 : static_cast<int>(K / BLOCK_K);
   const auto load_stage = [&](unsigned char* to, int k_tile) {
-    if (k_tile < unchecked_tiles) {
+    if (k_tile < k_tiles) {
       a_copies.start(to);
       b_copies.start(to + A_BYTES);
-    } else if (k_tile < k_tiles) {
-      const int64_t k0 = static_cast<int64_t>(k_tile) * BLOCK_K;
-      ACopies::copy_checked(to, a, a_data, m0, k0);
-      BCopies::copy_checked(to + A_BYTES, b, b_data, n0, k0);
     }
     cp_async_commit();
   };
@@ -105,6 +100,25 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const Elements<ATile> a_elements(warp_m);
   const Elements<BTile> b_elements(warp_n);
   double d[TILES_M][TILES_N][4] = {};
+
+  const auto multiply = [&](const unsigned char* stage) {
+    double bs[TILES_N][4];
+#pragma unroll
+    for (int j = 0; j < TILES_N; ++j) {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        bs[j][q] = b_elements.load(stage + A_BYTES, j / 2, j % 2, q);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+      double as[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) as[e] = a_elements.load(stage, i, e % 2, e / 2);
+#pragma unroll
+      for (int j = 0; j < TILES_N; ++j) mma_m16n8k16_f64(d[i][j], as, bs[j]);
+    }
+  };
 
   // Prologue. Each step commits one group, past K an empty one, so that NUM_STAGES - 1 groups are
   // always in flight and the oldest is the one to wait for.
@@ -119,25 +133,19 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     cp_async_wait<NUM_STAGES - 2>();
     __syncthreads();
     load_stage(stages + free, k_tile + NUM_STAGES - 1);
-
-    double bs[TILES_N][4];
-#pragma unroll
-    for (int j = 0; j < TILES_N; ++j) {
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        bs[j][q] = b_elements.load(stages + now + A_BYTES, j / 2, j % 2, q);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < TILES_M; ++i) {
-      double as[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) as[e] = a_elements.load(stages + now, i, e % 2, e / 2);
-#pragma unroll
-      for (int j = 0; j < TILES_N; ++j) mma_m16n8k16_f64(d[i][j], as, bs[j]);
-    }
+    multiply(stages + now);
     free = now;
     now = now == STAGES_BYTES - STAGE_BYTES ? 0 : now + STAGE_BYTES;
+  }
+
+  // What is left of K is less than a tile, or all of it where copies are checked: one at a time.
+#pragma unroll 1
+  for (int64_t k0 = static_cast<int64_t>(k_tiles) * BLOCK_K; k0 < K; k0 += BLOCK_K) {
+    __syncthreads();
+    ACopies::copy_checked(stages, a, a_data, m0, k0);
+    BCopies::copy_checked(stages + A_BYTES, b, b_data, n0, k0);
+    __syncthreads();
+    multiply(stages);
   }
 
   // Epilogue: the stages become one tile of sums, of which the inside is stored.

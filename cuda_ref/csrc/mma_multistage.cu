@@ -102,17 +102,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   ACopies a_copies(a, a_data, m0);
   BCopies b_copies(b, b_data, n0);
-  const int k_tiles = static_cast<int>(ceil_div(K, BLOCK_K));
   const bool checked = ACopies::divided(a, m0) || BCopies::divided(b, n0);
-  const int unchecked_tiles = checked ? 0 : static_cast<int>(K / BLOCK_K);
+  const int k_tiles = checked ? 0 : static_cast<int>(K / BLOCK_K);
   const auto load_stage = [&](unsigned char* to, int k_tile) {
-    if (k_tile < unchecked_tiles) {
+    if (k_tile < k_tiles) {
       a_copies.start(to);
       b_copies.start(to + A_BYTES);
-    } else if (k_tile < k_tiles) {
-      const int64_t k0 = static_cast<int64_t>(k_tile) * BLOCK_K;
-      ACopies::copy_checked(to, a, a_data, m0, k0);
-      BCopies::copy_checked(to + A_BYTES, b, b_data, n0, k0);
     }
     cp_async_commit();
   };
@@ -133,16 +128,29 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   float d[TILES_M][2 * PAIRS_N][4] = {};
 
+  const auto multiply = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2 * PAIRS_N; ++j) {
+        const uint32_t* pair = &b_fragments[step % 2][j / 2][j % 2 * 2];
+        mma_m16n8k16<In>(d[i][j], a_fragments[step % 2][i], pair[0], pair[1]);
+      }
+    }
+  };
+
   // Prologue. Each step commits one group, past K an empty one, so that NUM_STAGES - 1 groups are
   // always in flight and the oldest is the one to wait for.
 #pragma unroll
   for (int stage = 0; stage < NUM_STAGES - 1; ++stage) {
     load_stage(stages + stage * STAGE_BYTES, stage);
   }
-  cp_async_wait<NUM_STAGES - 2>();
-  __syncthreads();
-  const uint32_t first = shared_address(stages);
-  load_fragments(first, 0);
+  const uint32_t first = static_cast<uint32_t>(__cvta_generic_to_shared(stages));
+  if (k_tiles > 0) {
+    cp_async_wait<NUM_STAGES - 2>();
+    __syncthreads();
+    load_fragments(first, 0);
+  }
 
   int now = 0, free = STAGES_BYTES - STAGE_BYTES;  // where the stage is that is multiplied, or filled
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
@@ -160,14 +168,21 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (k_tile + 1 < k_tiles) now = now == STAGES_BYTES - STAGE_BYTES ? 0 : now + STAGE_BYTES;
         load_fragments(first + now, 0);
       }
+      multiply(step);
+    }
+  }
+
+  // What is left of K is less than a tile, or all of it where copies are checked: one at a time.
+#pragma unroll 1
+  for (int64_t k0 = static_cast<int64_t>(k_tiles) * BLOCK_K; k0 < K; k0 += BLOCK_K) {
+    __syncthreads();
+    ACopies::copy_checked(stages, a, a_data, m0, k0);
+    BCopies::copy_checked(stages + A_BYTES, b, b_data, n0, k0);
+    __syncthreads();
 #pragma unroll
-      for (int i = 0; i < TILES_M; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2 * PAIRS_N; ++j) {
-          const uint32_t* pair = &b_fragments[step % 2][j / 2][j % 2 * 2];
-          mma_m16n8k16<In>(d[i][j], a_fragments[step % 2][i], pair[0], pair[1]);
-        }
-      }
+    for (int step = 0; step < STEPS; ++step) {
+      load_fragments(first, step);
+      multiply(step);
     }
   }
 

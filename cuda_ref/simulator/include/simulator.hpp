@@ -221,7 +221,6 @@ inline void mma_m16n8k8_tf32(float* d, const float* a, const float* b, TCGEMM_HE
 
 // The wrappers of csrc/mma.cuh.
 
-inline uint32_t shared_address(const void* pointer) { return simulator::shared_address(pointer); }
 inline void keep_in_register(int&) {}
 template <bool TRANSPOSED>
 inline void ldmatrix_x4(uint32_t (&m)[4], uint32_t shared, TCGEMM_HERE) {
