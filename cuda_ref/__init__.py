@@ -16,6 +16,7 @@ from .limits import (
     refuse_skinny,
     refuse_tiled_copies,
     refuse_tma,
+    refuse_vector_rows,
     refuse_wgmma_types,
     refuse_wmma_loads,
     refuse_wmma_types,
@@ -50,6 +51,8 @@ FP8_PAIRS = tuple(
 )
 
 FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "batch")
+
+ROWS_SHAPES = "A and B 16-byte aligned, one stride 1, rows a multiple of 16 bytes apart; C anywhere"
 
 TMA_SHAPES = (
     "A and B 16-byte aligned, one stride 1, rows a multiple of 8 elements apart; C anywhere"
@@ -171,6 +174,23 @@ KERNELS: tuple[dict[str, Any], ...] = (
         # Of the two rungs with one loop, the one before takes these types.
         yields=lambda problem: problem.compute == "float32" and not problem.mma_shape,
         plan=_typed_plan,
+    ),
+    _row(
+        "mma_multistage",
+        "ldmatrix and mma.sync from swizzled stages; no address is worked out in the loop",
+        (8, 0),
+        fuses=FUSES,
+        shapes=ROWS_SHAPES,
+        refuse=lambda problem: refuse_vector_rows(problem, _constants("mma_multistage")),
+    ),
+    _row(
+        "mma_float64",
+        "float64 by mma.sync, 16 x 8 x 16 in one instruction where WMMA has 8 x 8 x 4",
+        (8, 0),
+        pairs=(("float64", "float64"),),
+        fuses=FUSES,
+        shapes=ROWS_SHAPES,
+        refuse=lambda problem: refuse_vector_rows(problem, _constants("mma_float64")),
     ),
     _row(
         "wgmma_tma",
