@@ -23,6 +23,7 @@ from .limits import (
     split_k_yields,
     wmma_shapes,
 )
+from .tiles import plan as tile_plan
 from .toolchain import CSRC, built_by_case, constants
 
 PAIRS = (
@@ -80,16 +81,6 @@ def _typed_plan(problem: Any) -> Mapping[str, int]:
         "GROUP_M": constants["GROUP_M"],
         **dict(mma),
     }
-
-
-def _persistent_plan(problem: Any) -> Mapping[str, int]:
-    """As Tiling in csrc/wgmma_persistent.cu: a small tile where few large ones cover C."""
-    constants = dict(_constants("wgmma_persistent"))
-    small = {name: constants.pop(f"SMALL_{name}") for name in ("BLOCK_M", "BLOCK_N", "NUM_STAGES")}
-    few = constants.pop("SMALL_TILES")
-    tile_m, tile_n = constants["BLOCK_M"], constants["BLOCK_N"]
-    tiles = -(-problem.M // tile_m) * -(-problem.N // tile_n) * problem.batch
-    return {**constants, **(small if tiles <= few else {})}
 
 
 def _wgmma_types_plan(problem: Any) -> Mapping[str, int]:
@@ -193,7 +184,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         shapes=TMA_SHAPES + "; matrices of a batch a multiple of 8 elements apart",
         refuse=refuse_tma,
-        plan=_persistent_plan,
+        plan=tile_plan,
     ),
     _row(
         "split_k",
@@ -274,16 +265,18 @@ def load(name: str) -> Callable[..., None]:
         if device < 0:
             simulate(name, a, b, c, fusion)
             return
-        plain, fused = operators_for(device, a, c, fusion)
+        plain, fused = operators_for(device, a, c, fusion, plan)
         if fusion is None:
             plain(a, b, c)
         else:
             fused(a, b, c, *arguments(fusion))
 
-    def operators_for(device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any) -> Operators:
+    def operators_for(
+        device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any, plan: Mapping[str, int]
+    ) -> Operators:
         if not by_case:
             return prepared.get(device) or build(device)
-        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case)
+        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan)
         return prepared.get((device, defines)) or build(device, defines)
 
     def prepare(
@@ -291,7 +284,7 @@ def load(name: str) -> Callable[..., None]:
     ) -> Callable[..., None]:
         """The operator of plain products like this one, with nothing in between."""
         device = a.get_device()
-        return run if device < 0 else operators_for(device, a, c, None)[0]
+        return run if device < 0 else operators_for(device, a, c, None, plan)[0]
 
     run.prepare = prepare  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:
@@ -320,7 +313,10 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     defines: tuple[str, ...] = ()
     if macros := built_by_case(CSRC / f"{name}.cu"):
         fusion = None if problem.plain else problem
-        defines = case(problem.dtype_in, fusion, problem.dtype_out, problem.batch > 1, macros)
+        row = next(row for row in KERNELS if row["name"] == name)
+        batched = problem.batch > 1
+        plan = row["plan"](problem)
+        defines = case(problem.dtype_in, fusion, problem.dtype_out, batched, macros, plan)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
     kernels = instances(name, report.kernels, problem)
     counts: Counter[str] = Counter()

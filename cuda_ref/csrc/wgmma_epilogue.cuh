@@ -220,8 +220,10 @@ __device__ __forceinline__ void store_chunks(const CUtensorMap* c_map, uint32_t 
                                              uint32_t barrier, const Acc (&d)[REGISTERS], int m,
                                              int n, int batch) {
   const bool stores = threadIdx.x % 128 == 0;
+  constexpr int CHUNKS = REGISTERS / CHUNK_REGISTERS<Out>;
+  static_assert(CHUNKS % BUFFERS == 0, "the oldest store is that of the buffer written next");
 #pragma unroll
-  for (int i = 0; i < REGISTERS / CHUNK_REGISTERS<Out>; ++i) {
+  for (int i = 0; i < CHUNKS; ++i) {
     const uint32_t chunk = chunks + i % BUFFERS * CHUNK_BYTES;
     // The buffer's last store has been read out before anyone writes it again.
     if (stores) cp_async_bulk_wait_group_read<BUFFERS - 1>();
