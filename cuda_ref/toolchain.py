@@ -157,7 +157,7 @@ def built_by_case(source: Path) -> frozenset[str]:
     None where it is compiled whole.
     """
     text = "".join(path.read_text() for path in source_files(source.stem, source.parent))
-    return frozenset(re.findall(rf"TCGEMM_(?:{_CASE})\\b", text))
+    return frozenset(re.findall(rf"TCGEMM_(?:{_CASE})\b", text))
 
 
 _CONSTANT = re.compile(r"^constexpr int ([A-Z][A-Z0-9_]*) = (\d+);", re.MULTILINE)
