@@ -49,18 +49,20 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);
 // 40 + 2 * 232 = 3 * 168, 32 + 3 * 160 = 4 * 128. One consumer has enough.
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
-// A divisor of the chunks of 64 rows, so that each has the same buffer in every tile.
-constexpr int CHUNK_BUFFERS = BLOCK_N == 64 || CONSUMERS == 3 ? 1 : BLOCK_N == 192 ? 3 : 2;
-constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = A_BYTES + BLOCK_N * BLOCK_K * 2;
+constexpr int PANELS = (BLOCK_N - 1) / PANEL + 1;  // of 64 columns of B, the last maybe in part
+constexpr int CHUNK_BUFFERS = PANELS == 1 || CONSUMERS == 3 ? 1 : PANELS == 3 ? 3 : 2;
+constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = A_BYTES + PANELS * BYTES_PER_64_MN;
 constexpr uint32_t SHARED_BYTES =
     NUM_STAGES * STAGE_BYTES + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES + 1024;
-static_assert(BLOCK_M % (64 * SHARERS) == 0 && BLOCK_N % 64 == 0, "whole panels for each consumer");
+static_assert(BLOCK_M % (64 * SHARERS) == 0 && BLOCK_N % 16 == 0, "whole panels of A");
 static_assert(SHARED_BYTES <= 232448 - 128, "an SM gives a block 227 KB, barriers included");
 static_assert(MMAS * BLOCK_N <= 384, "a thread has room for 192 accumulators");
 
 constexpr bool SHARES_A = BLOCK_M > BLOCK_N;  // in a cluster; else B
 template <Major MAJOR, int ROWS>
 constexpr int BOX = MAJOR == Major::K ? ROWS : 64;  // rows of M or N
+template <Major MAJOR>
+constexpr int B_ROWS = MAJOR == Major::K ? BLOCK_N : 64 * PANELS;  // that are loaded
 constexpr int A_BOX = SHARES_A ? BLOCK_M / 2 : BLOCK_M, B_BOX = SHARES_A ? BLOCK_N : BLOCK_N / 2;
 using Tiles = Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>;
 
@@ -130,11 +132,11 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
-          mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
+          mbarrier_arrive_expect_tx(barrier, A_BYTES + B_ROWS<B> * 128);
           load_tile_multicast<A, BLOCK_M, FUSED, BOX<A, A_BOX>>(
               a_tile, &a_map, barrier, m, k_tile * BLOCK_K, SHARES_A ? rank : 0,
               SHARES_A ? cluster : 1, z * schedule.a_step);
-          load_tile_multicast<B, BLOCK_N, FUSED, BOX<B, B_BOX>>(
+          load_tile_multicast<B, B_ROWS<B>, FUSED, BOX<B, B_BOX>>(
               a_tile + A_BYTES, &b_map, barrier, n, k_tile * BLOCK_K, SHARES_A ? 0 : rank,
               SHARES_A ? 1 : cluster, z * schedule.b_step);
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;

@@ -4,6 +4,7 @@
 #include "convert.cuh"
 #include "tensor_map.cuh"
 #include "wgmma_narrow.cuh"
+#include "wgmma_uneven.cuh"
 
 namespace tcgemm::sm90 {
 
@@ -55,9 +56,10 @@ __device__ __forceinline__ void load_tile_multicast(uint32_t shared, const CUten
 // D[64, N] += A[64, 16] @ B[16, N], for an N that a tile is built with.
 template <int N, typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-  static_assert(N == 64 || N == 128 || N == 192 || N == 256, "as many as have a wrapper");
   if constexpr (N == 64) wgmma_m64n64k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 128) wgmma_m64n128k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 144) wgmma_m64n144k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 176) wgmma_m64n176k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 192) wgmma_m64n192k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 256) wgmma_m64n256k16<In, A, B>(d, a, b, accumulate);
 }
