@@ -20,6 +20,8 @@
 //            of NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  MMAS times 64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 16; MMAS x BLOCK_N / 2 accumulators
 //            a thread; stored in chunks of 64 rows x 128 bytes, through CHUNK_BUFFERS x 8 KB
+#include <algorithm>
+
 #include "wgmma_epilogue.cuh"
 #include "wgmma_schedule.cuh"
 
@@ -64,6 +66,9 @@ constexpr int BOX = MAJOR == Major::K ? ROWS : 64;  // rows of M or N
 template <Major MAJOR>
 constexpr int B_ROWS = MAJOR == Major::K ? BLOCK_N : 64 * PANELS;  // that are loaded
 constexpr int A_BOX = SHARES_A ? BLOCK_M / 2 : BLOCK_M, B_BOX = SHARES_A ? BLOCK_N : BLOCK_N / 2;
+// Steps along K that are brought into the L2 while the kernel before still runs: it pays where a
+// launch is a few microseconds.
+constexpr int AHEAD = BLOCK_M * BLOCK_N <= 64 * 128 ? NUM_STAGES : 0;
 using Tiles = Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>;
 
 // What a build is for: the build system compiles one case at a time. By default it is all cases.
@@ -86,12 +91,13 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_persistent(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
                      const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Tiles schedule,
-                     int k_tiles, const __grid_constant__ Extra extra) {
+                     int k_tiles, int ahead, const __grid_constant__ Extra extra) {
   constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   extern __shared__ uint8_t shared[];
-  __shared__ uint64_t barriers[2 * NUM_STAGES];
+  __shared__ uint64_t barriers[2 * NUM_STAGES + 2];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
   const uint32_t full = shared_address(barriers), empty = full + 8 * NUM_STAGES;
+  const uint32_t turns = empty + 8 * NUM_STAGES;  // of consumers that take them
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
@@ -106,6 +112,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       // One arrival per consumer warp of the cluster: a multicast lands in every block's stage.
       mbarrier_init(empty + 8 * stage, 4 * SHARERS * cluster);
     }
+    for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(turns + 8 * consumer, 4);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -114,6 +121,16 @@ __global__ void __launch_bounds__(THREADS, 1)
     barrier_cluster_wait();
   }
   griddepcontrol_launch_dependents();
+  if (threadIdx.x == 0 && first < tiles) {
+    // While the kernel before ends. It reads nothing, so what that one still writes is no hazard.
+    schedule.template locate<FUSED>(first, rank, &m, &n, &z);
+    for (int k_tile = 0; k_tile < ahead; ++k_tile) {
+      prefetch_tile<A, BLOCK_M, FUSED, BOX<A, A_BOX>>(&a_map, m, k_tile * BLOCK_K,
+                                                      z * schedule.a_step);
+      prefetch_tile<B, B_ROWS<B>, FUSED, BOX<B, B_BOX>>(&b_map, n, k_tile * BLOCK_K,
+                                                        z * schedule.b_step);
+    }
+  }
   griddepcontrol_wait();
 
   // The same value in all lanes, and known to be so: each role is one branch of whole warpgroups.
@@ -154,12 +171,15 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t chunks =
         ring + NUM_STAGES * STAGE_BYTES + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
     float d[MMAS][BLOCK_N / 2];
-    // Taking turns, consumer 0 has tiles 0, 2, ... of the block, and skips the others' stages.
-    const int turns = PINGPONG ? CONSUMERS : 1, turn = PINGPONG ? consumer : 0;
-    advance(turn * k_tiles);
-    for (int index = first + turn * step; index < tiles; index += turns * step) {
+    // Taking turns, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
+    uint32_t turn_phase = consumer == 0;
+    if constexpr (PINGPONG) advance(consumer * k_tiles);
+    for (int index = first + (PINGPONG ? consumer * step : 0); index < tiles;
+         index += PINGPONG ? 2 * step : step) {
       schedule.template locate<FUSED>(index, rank, &m, &n, &z);
       m += part * MMAS * 64;
+      // Until its turn a stage may be two phases behind, whose parity is that of the one it wants.
+      if constexpr (PINGPONG) mbarrier_try_wait_parity(turns + 8 * consumer, turn_phase);
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         mbarrier_try_wait_parity(full + 8 * stage, phase);
         const uint32_t offset = stage * (STAGE_BYTES >> 4);
@@ -179,6 +199,10 @@ __global__ void __launch_bounds__(THREADS, 1)
           mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
         if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
       }
+      if constexpr (PINGPONG) {
+        if (lane == 0) mbarrier_arrive(turns + 8 * (1 - consumer));
+        turn_phase ^= 1;
+      }
       RowTerms<Out, float> rows;
       Ahead<Out> ahead;
       const auto read_ahead = [&](int row) {
@@ -191,7 +215,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
-      if constexpr (PINGPONG) advance((CONSUMERS - 1) * k_tiles);
+      if constexpr (PINGPONG) advance(k_tiles);
 
 #pragma unroll
       for (int i = 0; i < MMAS; ++i) {
@@ -235,7 +259,7 @@ int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
     if constexpr (BUILT<In, Out, PLAIN>)
       return launch_clusters(wgmma_persistent<In, Out, a, b, Extra>, clusters, schedule.cluster,
                              dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
-                             schedule, k_tiles, extra);
+                             schedule, k_tiles, std::min(k_tiles, AHEAD), extra);
     return static_cast<int>(cudaErrorNotSupported);
   });
 }

@@ -53,6 +53,26 @@ __device__ __forceinline__ void load_tile_multicast(uint32_t shared, const CUten
   }
 }
 
+// Asks for a tile of ROWS to be brought into the L2, by the boxes that load it. It reads nothing that
+// the program sees, so it may stand before griddepcontrol_wait.
+template <Major MAJOR, int ROWS, bool BATCHED, int BOX>
+__device__ __forceinline__ void prefetch_tile(const CUtensorMap* map, int mn, int k, int batch) {
+#ifndef TCGEMM_SIMULATOR
+#pragma unroll
+  for (int row = 0; row < ROWS; row += BOX) {
+    const int inner = MAJOR == Major::K ? k : mn + row, outer = MAJOR == Major::K ? mn + row : k;
+    if constexpr (BATCHED)
+      asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map),
+                   "r"(inner), "r"(outer), "r"(batch)
+                   : "memory");
+    else
+      asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map),
+                   "r"(inner), "r"(outer)
+                   : "memory");
+  }
+#endif
+}
+
 // D[64, N] += A[64, 16] @ B[16, N], for an N that a tile is built with.
 template <int N, typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
