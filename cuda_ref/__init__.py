@@ -24,6 +24,7 @@ from .limits import (
     split_k_yields,
     wmma_shapes,
 )
+from .tiles import plan as tile_plan
 from .toolchain import CSRC, built_by_case, constants
 
 PAIRS = (
@@ -83,16 +84,6 @@ def _typed_plan(problem: Any) -> Mapping[str, int]:
         "GROUP_M": constants["GROUP_M"],
         **dict(mma),
     }
-
-
-def _persistent_plan(problem: Any) -> Mapping[str, int]:
-    """As Tiling in csrc/wgmma_persistent.cu: a small tile where few large ones cover C."""
-    constants = dict(_constants("wgmma_persistent"))
-    small = {name: constants.pop(f"SMALL_{name}") for name in ("BLOCK_M", "BLOCK_N", "NUM_STAGES")}
-    few = constants.pop("SMALL_TILES")
-    tile_m, tile_n = constants["BLOCK_M"], constants["BLOCK_N"]
-    tiles = -(-problem.M // tile_m) * -(-problem.N // tile_n) * problem.batch
-    return {**constants, **(small if tiles <= few else {})}
 
 
 def _wgmma_types_plan(problem: Any) -> Mapping[str, int]:
@@ -213,7 +204,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         shapes=TMA_SHAPES + "; matrices of a batch a multiple of 8 elements apart",
         refuse=refuse_tma,
-        plan=_persistent_plan,
+        plan=tile_plan,
     ),
     _row(
         "split_k",
@@ -294,16 +285,18 @@ def load(name: str) -> Callable[..., None]:
         if device < 0:
             simulate(name, a, b, c, fusion)
             return
-        plain, fused = operators_for(device, a, c, fusion)
+        plain, fused = operators_for(device, a, c, fusion, plan)
         if fusion is None:
             plain(a, b, c)
         else:
             fused(a, b, c, *arguments(fusion))
 
-    def operators_for(device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any) -> Operators:
+    def operators_for(
+        device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any, plan: Mapping[str, int]
+    ) -> Operators:
         if not by_case:
             return prepared.get(device) or build(device)
-        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case)
+        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan)
         return prepared.get((device, defines)) or build(device, defines)
 
     def prepare(
@@ -312,8 +305,8 @@ def load(name: str) -> Callable[..., None]:
         """The operator of products like this one, with nothing in between."""
         device = a.get_device()
         if device < 0:
-            return partial(run, fusion=fusion)
-        plain, fused = operators_for(device, a, c, fusion)
+            return partial(run, fusion=fusion, **plan)
+        plain, fused = operators_for(device, a, c, fusion, plan)
         if fusion is None:
             return plain
         more = arguments(fusion)
@@ -346,7 +339,10 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     defines: tuple[str, ...] = ()
     if macros := built_by_case(CSRC / f"{name}.cu"):
         fusion = None if problem.plain else problem
-        defines = case(problem.dtype_in, fusion, problem.dtype_out, problem.batch > 1, macros)
+        row = next(row for row in KERNELS if row["name"] == name)
+        batched = problem.batch > 1
+        plan = row["plan"](problem)
+        defines = case(problem.dtype_in, fusion, problem.dtype_out, batched, macros, plan)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
     kernels = instances(name, report.kernels, problem)
     counts: Counter[str] = Counter()
