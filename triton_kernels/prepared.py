@@ -15,7 +15,7 @@ import torch
 
 from .dot import round_tf32
 from .runtime import INTERPRETED, cdiv, check, one_at_a_time, tl, triton
-from .storage import UNIT
+from .storage import UNIT, letter
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def kernel(
     BLOCK: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """copy[r, k] = x[r, k] for each of a batch; rounded to tf32 with ROUND; with SPLIT what rounding
+    """copy[r, k] = x[r, k] for each of a batch; rounded to tf32 with ROUND. With SPLIT, what that
     takes away, rounded itself, is left ``term`` elements on."""
     tiles_r, tiles_k = tl.cdiv(R, BLOCK), tl.cdiv(K, BLOCK)
     tile = tl.program_id(0)
@@ -52,7 +52,7 @@ def kernel(
     places = copy + batch * batch_copy + r[:, None] * pitch + k
     if SPLIT:
         low = block - round_tf32(block, BITS)
-        # Inf less Inf: the upper term says it all.
+        # Of Inf nothing is taken away, though Inf less Inf is NaN.
         low = tl.where(low == low, round_tf32(low, BITS), 0.0)
         tl.store(places + term, low, mask=inside)
     if ROUND:
@@ -84,7 +84,7 @@ def terms(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 def _rows_of_k(name: str, x: torch.Tensor, rounded: bool) -> torch.Tensor:
     """x [..., R, K] as it is, or copied."""
-    if x.stride(-1) == 1 and not rounded:
+    if not rounded and letter(x.shape[-2:], x.stride()[-2:]) == "n":
         return x
     if x.dim() == 3 and x.stride(0) == 0:
         return _rows_of_k(name, x[0], rounded).expand(x.shape)

@@ -20,7 +20,6 @@ Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lie
           reads 8-bit blocks along K only.
 """
 
-# ruff: noqa: RUF005 - Gluon takes no starred list.
 from __future__ import annotations
 
 from typing import Any
@@ -103,7 +102,7 @@ def produce(a, b, c_in, ring, c_ring, size, HOW: gl.constexpr):
                     load(a, matrix, at, ready, block)
                 at = [n, k] if HOW.B_TRANSPOSED else [k, n]
                 load(b, matrix, at, ready, b_ring.index(slot * TERMS + term))
-            if HOW.STAGED:
+            if HOW.STAGED:  # noqa: SIM102 (one condition is constant, the other is not)
                 # Every stage holds a step of this tile by now, and no consumer frees one before it
                 # is done with the tile before: nothing is lost in waiting for the pieces' buffers.
                 if k == gl.minimum(NUM_STAGES, (K - 1) // BLOCK_K) * BLOCK_K:
@@ -253,6 +252,9 @@ def arguments(
     (M, K), N = a.shape[-2:], b.shape[-1]
     part, piece = BLOCK_M // CONSUMERS, BLOCK_N // PIECES
     a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
+    if a.itemsize != 2:
+        # wgmma reads these along K alone; a single row or column lies either way.
+        a_transposed, b_transposed = False, True
     make = rounding if compute == "tf32" and not PREPARE else swizzled
     described_a = describe(a, (part, BLOCK_K), a_transposed, make)
     described_b = describe(b, (BLOCK_K, BLOCK_N), b_transposed, make)
