@@ -35,37 +35,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .blocks import (
+from .blocks import load, load_pieces, place, ring_of
+from .descriptors import describe
+from .epilogue import batch_size, batch_strides, operands
+from .given import (
     FINISHING,
     ROUNDS,
     How,
     Rounding,
     finishes,
-    load,
-    load_pieces,
-    place,
     reachable,
     rounding,
     stored,
     swizzled,
 )
-from .descriptors import describe
-from .epilogue import batch_size, batch_strides, operands
 from .launching import launch
 from .pieces import store_tile
 from .prepared import prepared, terms
 from .runtime import cdiv, programs
-
-
-@gluon.jit
-def ring_of(x, count: gl.constexpr):
-    """Shared memory of ``count`` of x's blocks, each of two dimensions."""
-    rows: gl.constexpr = x.block_shape[len(x.block_shape) - 2]
-    columns: gl.constexpr = x.block_shape[len(x.block_shape) - 1]
-    layout: gl.constexpr = gl.NVMMASharedLayout(
-        x.layout.swizzle_byte_width, x.layout.element_bitwidth
-    )
-    return gl.allocate_shared_memory(x.dtype, [count, rows, columns], layout)
 
 
 @gluon.jit
