@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from .dot import narrow
-from .launching import Step
+from .launching import Step, counts
 from .ordering import grouped
-from .runtime import INTERPRETED, tl, triton
+from .runtime import INTERPRETED, programs, tl, triton
 
 CHUNK = 1024
 """Elements of C that one program of the second pass adds."""
@@ -26,6 +26,55 @@ def leave(partials, slot, acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Store acc[BLOCK_M, BLOCK_N] as the slot-th block of the workspace."""
     at = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     tl.store(partials + slot.to(tl.int64) * (BLOCK_M * BLOCK_N) + at, acc)
+
+
+@triton.jit
+def meet(
+    partials,
+    arrived,
+    c,
+    M,
+    N,
+    tile,
+    m,
+    n,
+    part,
+    split_tiles,
+    stride_cm,
+    stride_cn,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """Wait for all parts of a tile, then add ROWS of its rows, this part's share, into C.
+
+    Args:
+        arrived: one count a split tile, zero before and after every launch.
+        tile: of the split ones. m, n: its first row and column.
+    """
+    count = arrived + tile
+    tl.debug_barrier()  # every thread's sums are stored before one of them says so
+    tl.atomic_add(count, 1, sem="release")
+    while tl.atomic_add(count, 0, sem="acquire") < SPLITS:
+        pass
+    if part * ROWS < BLOCK_M:
+        rows, columns = part * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+        at = partials + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
+        at += rows[:, None] * BLOCK_N + columns[None, :]
+        step = split_tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
+        acc = tl.load(at, cache_modifier=".cg")
+        for _ in tl.static_range(SPLITS - 1):
+            at += step
+            acc += tl.load(at, cache_modifier=".cg")
+        row, col = m + rows, n + columns
+        c_ptrs = c + row.to(tl.int64)[:, None] * stride_cm + col.to(tl.int64)[None, :] * stride_cn
+        value = narrow(acc, c.dtype.element_ty, BITS)
+        tl.store(c_ptrs, value, mask=(row < M)[:, None] & (col < N)[None, :])
+    # The last to leave sets the count back.
+    if tl.atomic_add(count, 1, sem="relaxed") == 2 * SPLITS - 1:
+        tl.atomic_xchg(count, 0, sem="relaxed")
 
 
 @triton.jit
@@ -68,6 +117,19 @@ def add_kernel(
     c_ptrs = c + m.to(tl.int64)[:, None] * stride_cm + n.to(tl.int64)[None, :] * stride_cn
     value = narrow(acc, c.dtype.element_ty, BITS)
     tl.store(c_ptrs, value, mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+def share(block_m: int, splits: int) -> int:
+    """Rows of a tile that each part adds: a power of two, so that the parts cover the tile."""
+    return 1 << (-(-block_m // splits) - 1).bit_length()
+
+
+def meeting(items: int, splits: int, like: torch.Tensor) -> torch.Tensor | None:
+    """Counters for parts that meet in their own launch; None where a second pass adds them: K is
+    whole, or not all of the launch's programs are resident at once, or they run one by one."""
+    if splits == 1 or INTERPRETED or items > programs(like):
+        return None
+    return counts(like)
 
 
 def workspace(split_tiles: int, splits: int, block: int, like: torch.Tensor) -> torch.Tensor:
