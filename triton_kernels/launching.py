@@ -92,10 +92,10 @@ class Kind:
 
 _kinds: dict[tuple[Any, ...], Kind] = {}
 
-COUNTS = 256
-"""Counters of a set: one a tile whose parts meet, which are at most as many as a GPU has SMs."""
+COUNTS = 512
+"""Counters of a set: two a tile whose parts meet, of which a GPU's SMs have at most one each."""
 
-SPARE = 1024
+SPARE = 512
 """Sets for captured launches on a GPU, 1 MB."""
 
 _counts: dict[tuple[int, int], torch.Tensor] = {}

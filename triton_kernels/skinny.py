@@ -140,7 +140,6 @@ def arguments(
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
         **({"launch_pdl": True} if EARLY else {}),
-        **({"launch_cooperative_grid": True} if arrived is not None else {}),
     }
     strides = (*a.stride(), *b.stride(), *c.stride())
     return (tiles * SPLITS,), (a, b, c, partials, arrived, M, N, K, *strides), constants

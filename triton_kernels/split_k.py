@@ -176,7 +176,6 @@ def arguments(
         "num_stages": NUM_STAGES,
         "ROWS": share(BLOCK_M, SPLITS),
         **({"launch_pdl": True} if EARLY else {}),
-        **({"launch_cooperative_grid": True} if arrived is not None else {}),
     }
     c_ptr, strides = (None, (None, None)) if arrived is None else (c, c.stride())
     args = (*descriptors, partials, arrived, c_ptr, M, N, K, WHOLE, *strides)
