@@ -287,11 +287,17 @@ def load(name: str) -> Callable[..., None]:
         return prepared.get((device, defines)) or build(device, defines)
 
     def prepare(
-        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
     ) -> Callable[..., None]:
-        """The operator of plain products like this one, with nothing in between."""
+        """The operator of products like this one, with nothing in between."""
         device = a.get_device()
-        return run if device < 0 else operators_for(device, a, c, None)[0]
+        if device < 0:
+            return partial(run, fusion=fusion)
+        plain, fused = operators_for(device, a, c, fusion)
+        if fusion is None:
+            return plain
+        more = arguments(fusion)
+        return lambda a, b, c: fused(a, b, c, *more)
 
     run.prepare = prepare  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:

@@ -91,6 +91,7 @@ def show_kernel(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what the compiler made of a rung: instructions, registers, spills, seconds, lines."""
+    from . import dispatch
     from .errors import OperandError, UnknownNameError
     from .explain import board_of, problem_of
 
@@ -100,7 +101,7 @@ def show_kernel(
         raise OperandError(
             "name a BACKEND/KERNEL, or give --all, with which go --csv and --json only"
         )
-    rows = [find(name) for name in (kernel, compare) if name is not None]
+    rows = [dispatch.named(name) for name in (kernel, compare) if name is not None]
     board = board_of(gpu)
     problem = problem_of(shape, dtype, None, layout, compute, 1.0, 0.0, False, "", 1, board)
     if every:
@@ -125,19 +126,6 @@ def show_kernel(
             typer.echo(each["text"])
     else:
         _print(shown, problem, board.name)
-
-
-def find(name: str) -> Kernel:
-    """The row of ``BACKEND/KERNEL``. Raises UnknownNameError, listing what exists."""
-    from . import dispatch
-    from .errors import UnknownNameError
-
-    backend, slash, kernel = name.partition("/")
-    if not slash:
-        known = [row.full_name for each in dispatch.BACKENDS for row in dispatch.ladder(each)]
-        near = [full for full in known if full.endswith("/" + name)] or known
-        raise UnknownNameError(f"{name!r} is no BACKEND/KERNEL: choose from {', '.join(near)}")
-    return dispatch.find(backend, kernel)
 
 
 def inspector(
@@ -242,6 +230,8 @@ def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from .problem import settings
+
     console = Console()
     console.print(f"[bold]{escape(str(problem))}[/], compiled for {escape(gpu)}", soft_wrap=True)
     table = Table("")
@@ -259,8 +249,7 @@ def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
     table.add_row("instructions in all", *(_cell(each["instructions"]) for each in shown))
     console.print(table)
     for each in shown:
-        plan = " ".join(f"{name}={value}" for name, value in each["plan"].items())
-        console.print(f"{each['kernel']}: {plan}", soft_wrap=True)
+        console.print(f"{each['kernel']}: {settings(each['plan'])}", soft_wrap=True)
         number, built = each["facts"]["instances"], each["instances built"]
         if number and number > 1:
             console.print(

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -24,10 +24,11 @@ import typer
 
 from .bench.cases import build
 from .errors import OperandError, ResultsError, TcgemmError, UnknownNameError, UnsupportedError
+from .problem import settings
 
 if TYPE_CHECKING:
     from .bench.cases import Case
-    from .problem import Problem
+    from .problem import Plan, Problem
 
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Candidate:
     plan: dict[str, int]
 
     def __str__(self) -> str:
-        return f"{self.kernel} " + " ".join(f"{k}={v}" for k, v in self.config.items())
+        return f"{self.kernel} {settings(self.config)}"
 
 
 @dataclass(frozen=True)
@@ -272,27 +273,19 @@ def once(problem: Problem, machine: Machine | None = None) -> bool:
 
 
 def _case_of(problem: Problem) -> Case | None:
-    """The case of a problem's bucket; None where it is not tuned."""
-    layout, pitches = problem.layout, (problem.a_strides, problem.b_strides, problem.c_strides)
-    whole = [
-        _strides(problem.M, problem.K, layout[0]),
-        _strides(problem.K, problem.N, layout[1]),
-        _strides(problem.M, problem.N, "n"),
-    ]
-    if list(pitches) != whole:
+    """The case of a problem of contiguous operands; None of any other."""
+    if "s" in problem.layout:
         return None
     (case,) = build(
         "quick",
         shapes=[f"{problem.M}x{problem.N}x{problem.K}"],
         dtypes=[problem.dtype_in],
         dtypes_out=[problem.dtype_out],
-        layouts=[layout],
+        layouts=[problem.layout],
     )
-    return case
-
-
-def _strides(rows: int, columns: int, letter: str) -> tuple[int, int]:
-    return (columns, 1) if letter == "n" else (1, rows)
+    whole = case.product()
+    strides = ("a_strides", "b_strides", "c_strides")
+    return case if all(getattr(problem, x) == getattr(whole, x) for x in strides) else None
 
 
 def tune(
@@ -448,8 +441,11 @@ class _Gpu:
     """The current GPU, with the project's own oracle and timer."""
 
     def __init__(self, budget_s: float, jobs: int) -> None:
+        import torch
+
         plans = _triton("plans")
         self.gpu, self._shared, self._processors = plans._gpu()
+        self._capability = torch.cuda.get_device_capability()
         self._budget_s, self._jobs = budget_s, jobs
 
     def capturing(self) -> bool:
@@ -462,7 +458,7 @@ class _Gpu:
 
         of = _triton("candidates").candidates
         plans = _triton("plans")
-        problem = self._problem(case)
+        problem = case.product(capability=self._capability)
         found = []
         for kernel in kernels:
             if dispatch.find("triton", kernel).why_not(problem) is not None:
@@ -476,10 +472,9 @@ class _Gpu:
 
     def compile(self, case: Case, candidates: Sequence[Candidate]) -> list[Outcome | None]:
         compile_only = _triton("compile_only")
-        capability = self._problem(case).capability
         requests = [
             compile_only.Request(
-                c.kernel, c.plan, case.dtype_in, case.dtype_out, case.layout, capability,
+                c.kernel, c.plan, case.dtype_in, case.dtype_out, case.layout, self._capability,
                 case.M, case.N, case.K,
             )
             for c in candidates
@@ -489,28 +484,8 @@ class _Gpu:
     def prepare(self, case: Case) -> tuple[str, Bench]:
         from . import dispatch
 
-        problem = self._problem(case)
-        row = dispatch.choose(problem, "triton")
-        plan = dict(row.plan(problem))
-        return f"{row.name} {_settings(plan)}", _Operands(case, row.name, plan, self._budget_s)
-
-    def _problem(self, case: Case) -> Any:
-        import torch
-
-        from .problem import Problem
-
-        return Problem(
-            M=case.M,
-            N=case.N,
-            K=case.K,
-            dtype_in=case.dtype_in,
-            dtype_out=case.dtype_out,
-            a_strides=_strides(case.M, case.K, case.layout[0]),
-            b_strides=_strides(case.K, case.N, case.layout[1]),
-            c_strides=(case.N, 1),
-            capability=torch.cuda.get_device_capability(),
-            compute=case.compute,
-        )
+        plan = dispatch.plan(case.product(capability=self._capability), "triton")
+        return f"{plan.kernel} {plan.settings}", _Operands(case, plan, self._budget_s)
 
 
 def compile_in_threads(
@@ -549,37 +524,23 @@ def _why_dropped(candidate: Candidate, built: Any) -> Outcome | None:
     return None
 
 
-def _settings(plan: dict[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in plan.items())
-
-
 class _Operands:
     """A problem on the GPU: the oracle, the buffers to rotate over, the present choice's timer."""
 
-    def __init__(self, case: Case, kernel: str, plan: dict[str, Any], budget_s: float) -> None:
-        import torch
-
+    def __init__(self, case: Case, present: Plan, budget_s: float) -> None:
         from . import accuracy, dispatch
-        from .bench.timing import Launches, Ring, buffer_count
+        from .bench.timing import Launches, rotating_operands
 
         self._oracle = accuracy.Oracle(
             case.M, case.N, case.K, case.dtype_in, case.dtype_out, case.layout, "cuda"
         )
-        dtype_in, dtype_out = accuracy.as_dtype(case.dtype_in), accuracy.as_dtype(case.dtype_out)
-        size = (case.M + case.N) * case.K * dtype_in.itemsize + case.M * case.N * dtype_out.itemsize
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        count, _ = buffer_count(size, properties.L2_cache_size, torch.cuda.mem_get_info()[0])
-        self._sets = [
-            (
-                *accuracy.operands(case.M, case.N, case.K, dtype_in, case.layout, "cuda", 1 + i),
-                torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
-            )
-            for i in range(count)
-        ]
-        self._ring, self._budget_s = Ring(count), budget_s
-        self._present = Launches(self._bound(dispatch.load("triton", kernel), plan), self._ring)
+        self._sets, _, self._ring = rotating_operands(case)
+        self._budget_s = budget_s
+        self._present = Launches(
+            self._bound(dispatch.load("triton", present.kernel), present.config), self._ring
+        )
 
-    def _bound(self, run: Callable[..., None], plan: dict[str, Any]) -> list[Callable[[], None]]:
+    def _bound(self, run: Callable[..., None], plan: Mapping[str, Any]) -> list[Callable[[], None]]:
         return [partial(run, *abc, **plan) for abc in self._sets]
 
     def verify(self, candidate: Candidate) -> str:

@@ -156,15 +156,16 @@ def bind(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
+    fusion: Any = None,
     **plan: int,
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """``launch`` of plain products for callers that have a guard of their own.
+    """``launch`` for callers that have a guard of their own.
 
     Returns a function of A, B and C for tensors with the shapes, strides, dtypes and device of
-    these, which the caller promises; addresses it looks at itself.
+    these, which the caller promises; addresses it looks at itself. ``fusion`` holds no tensors.
     """
     addresses = a.data_ptr(), b.data_ptr(), c.data_ptr()
-    key = (arguments, *plan, *plan.values(), *_guard((a, b, c), addresses, None))
+    key = (arguments, *plan, *plan.values(), *_guard((a, b, c), addresses, fusion))
     pa, pb, pc = (address & 15 for address in addresses)
     same = addresses[0] == addresses[1]
 
@@ -179,7 +180,7 @@ def bind(
             or (x == y) is not same
             or not _replay(kind, a, (x, y, z))
         ):
-            launch(kernel, arguments, a, b, c, None, plan, second)
+            launch(kernel, arguments, a, b, c, fusion, plan, second)
 
     return bound
 
