@@ -333,7 +333,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     """
     from collections import Counter
 
-    from .inspection import compile_only, instances, source_lines
+    from .inspection import compile_only, compiler, instances, source_lines
     from .toolchain import sm_of
 
     defines: tuple[str, ...] = ()
@@ -350,6 +350,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
         counts.update(kernel.sass)
     own, whole = source_lines(name)
     return {
+        "compiler": compiler(),
         "target": report.target,
         "instances": len(kernels),
         "instances built": len(report.kernels),

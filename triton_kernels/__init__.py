@@ -154,6 +154,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     With ``texts``, also the stages ttgir, ptx and sass. Raises RuntimeError where the rung does not
     compile.
     """
+    from importlib.metadata import version
+
     from .compile_only import Request, compile_rungs, source_lines
 
     row = next(row for row in KERNELS if row["name"] == name)
@@ -178,6 +180,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     (compiled,) = compile_rungs([request], assembly=texts, fresh=True)
     own, whole = source_lines(name)
     return {
+        "compiler": f"Triton {version('triton')}",
         "target": "sm_{}{}".format(*capability),
         "instances": 1,
         "instances built": 1,
