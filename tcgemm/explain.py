@@ -174,23 +174,15 @@ def problem_of(
     Raises OperandError for names, layouts or sizes that do not exist.
     """
     from .bench.cases import parse_shape
-    from .errors import OperandError
     from .gpus import capability
-    from .operands import check_compute, check_factors
-    from .problem import LAYOUTS, OUTPUTS, Problem
+    from .operands import check_compute, check_factors, check_stored
+    from .problem import Problem
 
     size = parse_shape(shape)
-    if dtype not in OUTPUTS:
-        raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
-    if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
-        raise OperandError(
-            f"out-dtype is {out_dtype!r}: C of {dtype} operands is {' or '.join(OUTPUTS[dtype])}"
-        )
-    if layout not in LAYOUTS:
-        raise OperandError(f"layout is {layout!r}: choose nn, nt, tn or tt")
+    dtype_out = check_stored(dtype, out_dtype, layout)
     check_factors(dtype, alpha, beta, epilogue)
     return Problem.stored(
-        size.M, size.N, size.K, dtype, out_dtype or OUTPUTS[dtype][0], layout,
+        size.M, size.N, size.K, dtype, dtype_out, layout,
         capability=capability(board), compute=check_compute(dtype, compute), batch=batch,
         alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
     )  # fmt: skip
@@ -277,6 +269,7 @@ def stage_bytes(plan: dict[str, Any], problem: Problem) -> int | None:
 def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
     """What the backend's optional ``inspect(name, problem)`` says; a reason where it cannot."""
     from . import dispatch
+    from .errors import first_line
 
     inspect = getattr(import_module(dispatch.BACKENDS[row.backend]), "inspect", None)
     if inspect is None:
@@ -284,7 +277,7 @@ def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
     try:
         found: dict[str, Any] = inspect(row.name, problem)
     except (RuntimeError, ValueError) as error:
-        return {"unknown": str(error).strip().splitlines()[0]}
+        return {"unknown": first_line(error)}
     return found
 
 

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from .bench.cases import build
-from .errors import OperandError, ResultsError, TcgemmError, UnknownNameError, UnsupportedError
+from .errors import (
+    OperandError,
+    ResultsError,
+    TcgemmError,
+    UnknownNameError,
+    UnsupportedError,
+    first_line,
+)
 from .problem import settings
 
 if TYPE_CHECKING:
@@ -132,7 +139,7 @@ def _judge(candidate: Candidate, bench: Bench) -> Outcome:
             return Outcome(candidate, "wrong", wrong)
         ms, speedup = bench.time(candidate)
     except RuntimeError as error:
-        return Outcome(candidate, "failed", str(error).splitlines()[0][:200] if str(error) else "")
+        return Outcome(candidate, "failed", first_line(error)[:200])
     return Outcome(candidate, "ok", "", ms, speedup)
 
 
@@ -259,6 +266,8 @@ def tune(
             )
     import torch
 
+    from .call import forget
+
     if not torch.cuda.is_available():
         raise UnsupportedError(
             "tune measures on a GPU and there is none here: 'tcgemm doctor' says what was found"
@@ -273,6 +282,7 @@ def tune(
         if found.best is not None:
             write_table(path, table)
     _triton("plans").forget()
+    forget()
     if json_:
         typer.echo(json.dumps([_as_json(found) for found in results], indent=1))
     else:

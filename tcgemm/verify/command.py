@@ -217,6 +217,7 @@ def _run(
 def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Call, Outcome]]:
     """Check each call; after a fault that takes the GPU's context with it, fail the rest."""
     from .. import dispatch
+    from ..errors import first_line
     from .judge import Outcome, check
 
     results = []
@@ -228,7 +229,7 @@ def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Cal
         try:
             outcome = check(dispatch.named(name), call, device)
         except RuntimeError as error:
-            outcome = Outcome("failed", reason=f"{error}".splitlines()[0])
+            outcome = Outcome("failed", reason=first_line(error))
             if device == "cuda":
                 lost = f"not run: the GPU's context was lost before it ({call})"
         results.append((name, call, outcome))
