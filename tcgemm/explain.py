@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -80,16 +82,10 @@ class Bound:
 
 def explain(
     shape: Annotated[str, typer.Argument(help="Sizes of the product.", metavar="MxNxK")],
-    dtype: Annotated[str, typer.Option(help="Of A and B.", metavar="NAME")] = "float16",
-    out_dtype: Annotated[
-        str | None, typer.Option(help="Of C; by default the dtype's own.", metavar="NAME")
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(help="A then B, t is stored transposed.", metavar="nn|nt|tn|tt")
-    ] = "nn",
-    compute: Annotated[
-        str | None, typer.Option(help="How products are summed: tf32, ieee, ...", metavar="NAME")
-    ] = None,
+    dtype: options.Dtype = "float16",
+    out_dtype: options.OutDtype = None,
+    layout: options.Layout = "nn",
+    compute: options.Compute = None,
     alpha: Annotated[float, typer.Option(help="Factor of A @ B.")] = 1.0,
     beta: Annotated[float, typer.Option(help="Factor of C.")] = 0.0,
     bias: Annotated[bool, typer.Option("--bias", help="A row vector is added.")] = False,
@@ -97,20 +93,16 @@ def explain(
         str, typer.Option(help="relu, gelu, gelu_tanh or silu.", metavar="NAME")
     ] = "",
     batch: Annotated[int, typer.Option(help="Products of one launch.", min=1)] = 1,
-    backend: Annotated[
-        list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
-    ] = None,
+    backend: options.Backends = None,
     kernel: Annotated[
         str | None, typer.Option(help="This kernel, instead of the choice.", metavar="NAME")
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="h200, a100, ...; by default the one here, else h200.")
-    ] = None,
+    gpu: options.Board = None,
     compile: Annotated[
         bool,
         typer.Option("--compile", help="Registers, spills, shared memory (nvcc: 15 s or more)."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
     from . import dispatch

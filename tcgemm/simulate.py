@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import gpus, tile_order
+from . import gpus, options, tile_order
 from .errors import (
     OperandError,
     OperandTypeError,
@@ -66,11 +66,9 @@ def simulate(
         str | None,
         typer.Option(help="256x256x256 unless told; 8192x8192x8192 for orders.", metavar="MxNxK"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of A and B, e.g. float16, int8.")] = "float16",
-    out_dtype: Annotated[str | None, typer.Option(help="Of C; by default the dtype's own.")] = None,
-    layout: Annotated[
-        str, typer.Option(help="A then B, t is stored transposed.", metavar="nn|nt|tn|tt")
-    ] = "nn",
+    dtype: options.Dtype = "float16",
+    out_dtype: options.OutDtype = None,
+    layout: options.Layout = "nn",
     gpu: Annotated[str, typer.Option(help="Whose L2 is modelled: h200, a100, t4, ...")] = "h200",
     order: Annotated[
         str,
@@ -82,7 +80,7 @@ def simulate(
         bool,
         typer.Option("--check", help="Look for bad accesses, races, divergence; exit 1 on any."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: options.Json = False,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from . import options
 from .bench.cases import build
 from .errors import (
     OperandError,
@@ -234,10 +235,7 @@ def tune(
     out_dtype: Annotated[
         str | None, typer.Option(help="Of C: as A and B unless told, or float32.")
     ] = None,
-    layout: Annotated[
-        list[str] | None,
-        typer.Option(help="A then B, t is stored transposed. Repeatable.", metavar="nn|nt|tn|tt"),
-    ] = None,
+    layout: options.Layouts = None,
     budget: Annotated[
         float, typer.Option(help="Seconds of timing for each candidate.", min=0.001, max=60)
     ] = 0.03,

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,13 +34,8 @@ MOST_SAVED = 20
 
 
 def verify(
-    backend: Annotated[
-        list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
-    ] = None,
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this kernel, or backend/kernel. Repeatable.", metavar="NAME"),
-    ] = None,
+    backend: options.Backends = None,
+    kernel: options.Kernels = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="Only A and B of this dtype. Repeatable.")
     ] = None,
