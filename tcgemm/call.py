@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -316,6 +317,10 @@ def _choice(
 ) -> tuple[Problem, dispatch.Kernel, Callable[..., None], dict[str, Any]]:
     """The problem, its kernel's row and callable, and the arguments that follow A, B and C."""
     problem = dispatch.problem_of(a, b, c, fusion)
+    if backend == "triton" and kernel is None and os.environ.get("TCGEMM_TUNE") == "1":
+        from .tune import once
+
+        once(problem)
     row = dispatch.choose(problem, backend, kernel)
     config: dict[str, Any] = dict(row.plan(problem))
     if not problem.plain:
@@ -335,6 +340,12 @@ def _guarded(launch: _Launch, row: dispatch.Kernel, problem: Problem) -> _Launch
                 with torch.cuda.device(device):
                     launch(a, b, c)
         except RuntimeError as error:
+            memory = isinstance(error, torch.OutOfMemoryError)
+            if device >= 0 and not memory and torch.cuda.is_current_stream_capturing():
+                raise ToolchainError(
+                    f"{row.full_name} failed on {problem} while a graph is captured: call it once "
+                    f"with such operands before the capture, which loads and tunes it ({error})"
+                ) from error
             if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
                 raise
             raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +41,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 often they run."""
 
 FACTS = (
+    "compiler",
     "target",
     "instances",
     "registers",
@@ -53,9 +55,14 @@ FACTS = (
     "lines with what is shared",
 )
 
+ALL_SHOWN = ("registers", "spilled bytes", "wgmma", "mma", "instructions", "seconds to compile")
+"""What ``--all`` prints of a rung; its file has everything."""
+
 
 def show_kernel(
-    kernel: Annotated[str, typer.Argument(help="The rung.", metavar="BACKEND/KERNEL")],
+    kernel: Annotated[
+        str | None, typer.Argument(help="The rung.", metavar="BACKEND/KERNEL")
+    ] = None,
     compare: Annotated[
         str | None, typer.Option(help="A second rung beside it.", metavar="BACKEND/KERNEL")
     ] = None,
@@ -70,18 +77,32 @@ def show_kernel(
         str | None,
         typer.Option(help="Print this text instead: ttgir (Triton), ptx or sass.", metavar="NAME"),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every rung instead, one after another: minutes.")
+    ] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Of --all: write this file; compiled.csv of a report's folder is shown."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Say what the compiler made of a rung: instructions, registers, spills, seconds, lines."""
     from . import dispatch
-    from .errors import UnknownNameError
+    from .errors import OperandError, UnknownNameError
     from .explain import board_of, problem_of
 
     if stage is not None and stage not in STAGES:
         raise UnknownNameError(f"unknown stage {stage!r}: choose from {', '.join(STAGES)}")
+    if every == (kernel is not None) or (every and (compare or stage)) or (csv and not every):
+        raise OperandError(
+            "name a BACKEND/KERNEL, or give --all, with which go --csv and --json only"
+        )
     rows = [dispatch.named(name) for name in (kernel, compare) if name is not None]
     board = board_of(gpu)
     problem = problem_of(shape, dtype, None, layout, compute, 1.0, 0.0, False, "", 1, board)
+    if every:
+        _show_all(problem, board.name, csv, json)
+        return
     inspectors = [inspector(row, problem, stage) for row in rows]
     shown = [describe(row, problem, inspect(stage is not None)) for row, inspect in
              zip(rows, inspectors, strict=True)]  # fmt: skip
@@ -175,6 +196,29 @@ def describe(row: Kernel, problem: Problem, found: Mapping[str, Any]) -> dict[st
         "instructions": sum(counts.values()),
         "texts": dict(found.get("texts", {})),
     }
+
+
+def _show_all(problem: Problem, gpu: str, csv: Path | None, json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from .compiled import compile_all, write_csv
+
+    console, rows = Console(), []
+    table = Table("rung", *ALL_SHOWN)
+    with Console(stderr=True).status("compiling") as status:
+        for row in compile_all(problem, gpu):
+            name = f"{row['backend']}/{row['kernel']}"
+            status.update(f"compiled {name}")
+            rows.append(row)
+            why = [f"{row['status']}: {row['reason']}"] if row["status"] != "ok" else []
+            table.add_row(name, *(why or (_cell(row[column]) for column in ALL_SHOWN)))
+    if csv is not None:
+        write_csv(csv, rows)
+    if json:
+        typer.echo(json_.dumps(rows, indent=2))
+    else:
+        console.print(table)
 
 
 def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:

@@ -10,7 +10,9 @@ until it runs.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,11 +36,16 @@ from .problem import settings
 
 if TYPE_CHECKING:
     from .bench.cases import Case
-    from .problem import Plan
+    from .problem import Plan, Problem
 
 
-BUCKETS = (16, 64, 128)
-"""Problems of up to so many rows share their rows of a table."""
+log = logging.getLogger(__name__)
+
+VARIABLE = "TCGEMM_TUNE"
+"""Environment variable: 1 tunes at the first call of each bucket, once for a GPU."""
+
+BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Problems of up to so many rows share their rows of a table, as do those of more than the last."""
 
 WORTH = 1.01
 """A candidate is kept where it is faster than the present choice by more than this."""
@@ -95,6 +102,10 @@ class Machine(Protocol):
 
     gpu: str
     """The table's name, e.g. nvidia-h200."""
+
+    def capturing(self) -> bool:
+        """Whether launches go into a graph, and cannot be timed."""
+        ...
 
     def candidates(self, case: Case, kernels: Sequence[str]) -> list[Candidate]:
         """What to try."""
@@ -166,7 +177,7 @@ def _when(case: Case, turned: bool) -> dict[str, Any]:
         M, N, layout = N, M, flip[layout[1]] + flip[layout[0]]
     most = next((size for size in BUCKETS if size >= M), None)
     least = max((size + 1 for size in BUCKETS if size < M), default=1)
-    when: dict[str, Any] = {"M_min": least if most else M, "M_max": most or M}
+    when: dict[str, Any] = {"M_min": least, **({"M_max": most} if most else {})}
     for name, size in (("N", N), ("K", case.K)):
         when |= {f"{name}_min": size, f"{name}_max": size}
     when["layout"] = layout
@@ -217,6 +228,72 @@ def write_table(path: Path, table: dict[str, Any]) -> None:
         raise ResultsError(
             f"cannot write {path}: {error.strerror}; --out or TCGEMM_CACHE_DIR names another place"
         ) from None
+
+
+_tuning = threading.Lock()
+
+
+def once(problem: Problem, machine: Machine | None = None) -> bool:
+    """Tune the bucket of a problem where VARIABLE is 1 and no call has done so on this GPU.
+
+    What was found, be it that the present choice stays, goes to the user's own table, so that later
+    calls and processes take it from there. Minutes on a slow machine, 13 s with 16 cores.
+
+    Args:
+        problem: only plain products of contiguous 16-bit operands on a GPU are tuned.
+        machine: by default the current GPU.
+
+    Returns:
+        Whether it tuned.
+
+    Raises:
+        UnsupportedError: a graph is being captured, where nothing can be timed.
+    """
+    if os.environ.get(VARIABLE) != "1" or not problem.plain or problem.batch > 1:
+        return False
+    case = _case_of(problem)
+    if problem.device != "cuda" or case is None:
+        return False
+    with _tuning:
+        machine = machine or _Gpu(0.03, os.cpu_count() or 1)
+        tables = _triton("tables")
+        path = tables.user_path(machine.gpu)
+        table = read_table(path)
+        turned = case.M > case.N
+        bucket = _when(case, turned)
+        if any(row.get("when") == bucket for row in table["prefer"]):
+            return False
+        if machine.capturing():
+            raise UnsupportedError(
+                f"{VARIABLE}=1 asks to tune {problem} first, which times candidates, and a graph "
+                "capture forbids that: call it once with these shapes before the capture, run "
+                f"'tcgemm tune --shape {case.M}x{case.N}x{case.K} --layout {case.layout}', or "
+                f"unset {VARIABLE}"
+            )
+        log.info("tuning %s: %s keeps what is found", case, path)
+        found = tune_case(case, _triton("candidates").RUNGS, machine)
+        rows = rows_of(found)
+        if found.best is None:
+            rows["prefer"] = [{"when": bucket, "kernel": found.present.split()[0]}]
+        write_table(path, merge(table, rows))
+        _triton("plans").forget()
+    return True
+
+
+def _case_of(problem: Problem) -> Case | None:
+    """The case of a problem of contiguous operands; None of any other."""
+    if "s" in problem.layout:
+        return None
+    (case,) = build(
+        "quick",
+        shapes=[f"{problem.M}x{problem.N}x{problem.K}"],
+        dtypes=[problem.dtype_in],
+        dtypes_out=[problem.dtype_out],
+        layouts=[problem.layout],
+    )
+    whole = case.product()
+    strides = ("a_strides", "b_strides", "c_strides")
+    return case if all(getattr(problem, x) == getattr(whole, x) for x in strides) else None
 
 
 def tune(
@@ -378,6 +455,11 @@ class _Gpu:
         self.gpu, self._shared, self._processors = plans._gpu()
         self._capability = torch.cuda.get_device_capability()
         self._budget_s, self._jobs = budget_s, jobs
+
+    def capturing(self) -> bool:
+        import torch
+
+        return torch.cuda.is_current_stream_capturing()
 
     def candidates(self, case: Case, kernels: Sequence[str]) -> list[Candidate]:
         from . import dispatch

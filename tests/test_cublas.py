@@ -183,3 +183,16 @@ def test_refusals(change, sentence):
     reason = dispatch.find("cublas", "cublas").why_not(problem)
     assert reason is not None
     assert re.search(sentence, reason), reason
+
+
+@pytest.mark.parametrize("operand", ["A", "B"])
+@pytest.mark.parametrize("strides", [(0, 1), (3, 1), (1, 0), (1, 3)])
+def test_cublas_best_refuses_lines_that_overlap(operand, strides):
+    row = dispatch.find("cublas", "cublas_best")
+    made = dict.fromkeys(("a_strides", "b_strides", "c_strides"), (40, 1))
+    made[f"{operand.lower()}_strides"] = strides
+    made |= {"device": "cuda", "capability": (9, 0)}
+    apart = strides[0] if strides[1] == 1 else strides[1]
+    reason = row.why_not(Problem(40, 40, 40, "float16", "float16", **made)) or "it takes it"
+    assert f"{operand} lies in lines of 40 elements that start {apart} apart" in reason
+    assert row.why_not(Problem(1, 1, 1, "float16", "float16", **made)) is None

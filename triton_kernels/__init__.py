@@ -106,11 +106,17 @@ KERNELS: tuple[dict[str, Any], ...] = (
     _row(
         "warp_specialized",
         "in Gluon: a producer warp loads, warpgroups multiply, C leaves under the next tile",
-        pairs=(*PLAIN, ("int8", "int32"), *FLOAT8),
-        fuses=("scales",),
+        pairs=(
+            *PLAIN,
+            ("int8", "int32"),
+            *FLOAT8,
+            ("float32", "float32", "tf32"),
+            ("float32", "float32", "tf32x3"),
+        ),
+        fuses=FUSES,
         devices=("cuda",),
         capability=(9, 0),
-        shapes="as descriptor, on compute capability 9.0 only; 8-bit A row-major and B transposed",
+        shapes="as descriptor, on compute capability 9.0 only; no batches in tf32x3",
         refuse=refusals.refuse_warp_specialized,
         yields=partial(plans.yields, "warp_specialized"),
     ),
@@ -148,6 +154,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     With ``texts``, also the stages ttgir, ptx and sass. Raises RuntimeError where the rung does not
     compile.
     """
+    from importlib.metadata import version
+
     from .compile_only import Request, compile_rungs, source_lines
 
     row = next(row for row in KERNELS if row["name"] == name)
@@ -172,6 +180,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     (compiled,) = compile_rungs([request], assembly=texts, fresh=True)
     own, whole = source_lines(name)
     return {
+        "compiler": f"Triton {version('triton')}",
         "target": "sm_{}{}".format(*capability),
         "instances": 1,
         "instances built": 1,
