@@ -9,6 +9,7 @@ import json as json_
 import math
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .dispatch import Kernel
     from .gpus import Gpu
     from .problem import Problem
+    from .ranking import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,16 @@ def explain(
         bool,
         typer.Option("--compile", help="Registers, spills, shared memory (nvcc: 15 s or more)."),
     ] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Of that GPU, for the ranking; by default reports/<gpu>.", metavar="DIR"),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
     from . import dispatch
+    from .bench import store
+    from .ranking import rank
 
     board = board_of(gpu)
     problem = problem_of(
@@ -116,6 +124,9 @@ def explain(
     kernel = rows[0].name if kernel else None
     choices = [choice(problem, name, kernel, board, compile) for name in names]
     against = bound(problem, board)
+    folder = results or Path("reports") / board.slug
+    measured = store.read(folder) if results or (folder / store.RESULTS).is_file() else []
+    ranking = rank(problem, rows, board, measured)
     if json:
         typer.echo(
             json_.dumps(
@@ -123,6 +134,7 @@ def explain(
                     "problem": str(problem),
                     "gpu": board.name,
                     "choices": [asdict(each) for each in choices],
+                    "ranking": [asdict(each) for each in ranking],
                     "bound": {**asdict(against), "floor_us": against.floor_us, "by": against.by},
                 },
                 indent=2,
@@ -131,7 +143,9 @@ def explain(
         return
     from rich.console import Console
 
-    _print(Console(), problem, board, choices, against)
+    console = Console()
+    _print(console, problem, board, choices, against)
+    _print_ranking(console, ranking, choices, folder if measured else None)
 
 
 def board_of(name: str | None) -> Gpu:
@@ -224,11 +238,10 @@ def _why_other(
 
 
 def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
-    if {"BLOCK_M", "BLOCK_N"} <= plan.keys():
-        block = (plan["BLOCK_M"], plan["BLOCK_N"])
-    elif {"MMA_M", "WARPS_M", "MMA_N", "WARPS_N"} <= plan.keys():
-        block = (plan["MMA_M"] * plan["WARPS_M"], plan["MMA_N"] * plan["WARPS_N"])
-    else:
+    from .ranking import block_of
+
+    block = block_of(plan)
+    if block is None:
         return {}
     tiles = (math.ceil(problem.M / block[0]), math.ceil(problem.N / block[1]))
     blocks = tiles[0] * tiles[1] * problem.batch
@@ -315,6 +328,32 @@ def _print(
     console.print()
     for line in _bound_lines(against, board, problem):
         console.print(escape(line), soft_wrap=True)
+
+
+def _print_ranking(
+    console: Console, ranking: list[Estimate], choices: list[Choice], folder: Path | None
+) -> None:
+    from rich.table import Table
+
+    if folder is None:
+        console.print(
+            "ranking: nothing was measured on this GPU; 'tcgemm bench' does, and --results DIR "
+            "names another folder",
+            soft_wrap=True,
+        )
+        return
+    chosen = {f"{each.backend}/{each.kernel}" for each in choices}
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("kernel", "us", "scaled from"):
+        table.add_column(name, no_wrap=name != "scaled from")
+    for each in ranking:
+        name = f"{each.kernel} (chosen)" if each.kernel in chosen else each.kernel
+        if each.us is None:
+            table.add_row(name, "-", "nothing near it was measured")
+        else:
+            table.add_row(name, f"{each.us:.1f}", f"{each.measured_us:.1f} at {each.measured}")
+    console.print(f"ranking: estimates from the nearest shapes of {folder}", soft_wrap=True)
+    console.print(table)
 
 
 def _sms(board: Gpu) -> str:

@@ -178,12 +178,11 @@ def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> N
     """One line a case: the best kernel of each backend; or what was checked, on the CPU."""
     from rich.table import Table
 
-    from .cases import CASE_COLUMNS, Case
+    from .cases import case_of_row
 
     by_case: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        case = Case(suite="", origin="", **{column: row[column] for column in CASE_COLUMNS})
-        by_case.setdefault(str(case), []).append(row)
+        by_case.setdefault(str(case_of_row(row)), []).append(row)
     backends = list(dict.fromkeys(row["backend"] for row in rows))
     if device == "cuda":
         title = "best kernel of each backend: ms (ratio to cuBLAS, above 1 is faster)"
