@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -294,20 +295,9 @@ class Oracle:
         return c, bool(poison.all())
 
 
-def check(
-    run: Run,
-    M: int,
-    N: int,
-    K: int,
-    dtype_in: torch.dtype | str,
-    dtype_out: torch.dtype | str,
-    layout: str = "nn",
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-    compute: str = "",
-) -> Verdict:
-    """Both checks of one kernel on one case; see ``Oracle``, which many kernels can share."""
-    return Oracle(M, N, K, dtype_in, dtype_out, layout, device, seed, compute).check(run)
+def check(run: Run, *case: Any, **more: Any) -> Verdict:
+    """Both checks of one kernel on the case of an ``Oracle``, which many kernels can share."""
+    return Oracle(*case, **more).check(run)
 
 
 def error_ratio(

@@ -22,8 +22,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from . import options
 from .bench.cases import build
-from .errors import OperandError, ResultsError, TcgemmError, UnknownNameError, UnsupportedError
+from .errors import (
+    OperandError,
+    ResultsError,
+    TcgemmError,
+    UnknownNameError,
+    UnsupportedError,
+    first_line,
+)
 from .problem import settings
 
 if TYPE_CHECKING:
@@ -143,7 +151,7 @@ def _judge(candidate: Candidate, bench: Bench) -> Outcome:
             return Outcome(candidate, "wrong", wrong)
         ms, speedup = bench.time(candidate)
     except RuntimeError as error:
-        return Outcome(candidate, "failed", str(error).splitlines()[0][:200] if str(error) else "")
+        return Outcome(candidate, "failed", first_line(error)[:200])
     return Outcome(candidate, "ok", "", ms, speedup)
 
 
@@ -304,10 +312,7 @@ def tune(
     out_dtype: Annotated[
         str | None, typer.Option(help="Of C: as A and B unless told, or float32.")
     ] = None,
-    layout: Annotated[
-        list[str] | None,
-        typer.Option(help="A then B, t is stored transposed. Repeatable.", metavar="nn|nt|tn|tt"),
-    ] = None,
+    layout: options.Layouts = None,
     budget: Annotated[
         float, typer.Option(help="Seconds of timing for each candidate.", min=0.001, max=60)
     ] = 0.03,
@@ -336,6 +341,8 @@ def tune(
             )
     import torch
 
+    from .call import forget
+
     if not torch.cuda.is_available():
         raise UnsupportedError(
             "tune measures on a GPU and there is none here: 'tcgemm doctor' says what was found"
@@ -350,6 +357,7 @@ def tune(
         if found.best is not None:
             write_table(path, table)
     _triton("plans").forget()
+    forget()
     if json_:
         typer.echo(json.dumps([_as_json(found) for found in results], indent=1))
     else:
