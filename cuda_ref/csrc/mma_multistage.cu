@@ -24,13 +24,13 @@ using namespace tcgemm;
 
 constexpr int BLOCK_M = 128;
 constexpr int BLOCK_N = 256;
-constexpr int BLOCK_K = 32;
+constexpr int BLOCK_K = 64;
 constexpr int WARP_M = 64;
 constexpr int WARP_N = 64;
 constexpr int MMA_M = 16;
 constexpr int MMA_N = 8;
 constexpr int MMA_K = 16;
-constexpr int NUM_STAGES = 4;
+constexpr int NUM_STAGES = 3;
 constexpr int GROUP_M = 8;
 constexpr int BLOCKS_PER_SM = 1;
 constexpr int WARPS_N = BLOCK_N / WARP_N;

@@ -86,27 +86,6 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const In* a_data = static_cast<const In*>(a.data) + batch * a.batch_stride;
   const In* b_data = static_cast<const In*>(b.data) + batch * b.batch_stride;
 
-  ACopies a_copies(a, a_data, m0);
-  BCopies b_copies(b, b_data, n0);
-  const int k_tiles = static_cast<int>(ceil_div(K, BLOCK_K));
-  const bool whole = a.vectors && b.vectors && !ACopies::divided(a, m0) && !BCopies::divided(b, n0);
-  const int whole_tiles = whole ? static_cast<int>(K / BLOCK_K) : 0;
-  const auto load_stage = [&](unsigned char* to, int k_tile) {
-    const int64_t k0 = static_cast<int64_t>(k_tile) * BLOCK_K;
-    In* a_to = reinterpret_cast<In*>(to);
-    In* b_to = a_to + A_TILE;
-    if (k_tile < whole_tiles) {
-      a_copies.start(to);
-      b_copies.start(to + A_TILE * 2);
-    } else if (k_tile < k_tiles) {
-      copy_tile<THREADS, ATile::ROWS, ATile::COLS, A_LD>(a_to, a, a_data, A_T ? k0 : m0,
-                                                         A_T ? m0 : k0);
-      copy_tile<THREADS, BTile::ROWS, BTile::COLS, B_LD>(b_to, b, b_data, B_T ? n0 : k0,
-                                                         B_T ? k0 : n0);
-    }
-    cp_async_commit();
-  };
-
   wmma::fragment<wmma::matrix_a, MMA_M, MMA_N, MMA_K, In, Layout<A_T>> as[2][TILES_M];
   wmma::fragment<wmma::matrix_b, MMA_M, MMA_N, MMA_K, In, Layout<B_T>> bs[2][TILES_N];
   const int a_first = A_T ? warp_m : warp_m * A_LD;
@@ -134,45 +113,77 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int j = 0; j < TILES_N; ++j) wmma::fill_fragment(accumulators[i][j], 0.0f);
   }
 
-  // Prologue. Each step commits one group, past K an empty one, so that NUM_STAGES - 1 groups are
-  // always in flight and the oldest is the one to wait for.
+  // Multiplies `tiles` tiles along K, of which load_tile(stage, tile) copies one. Each step commits one
+  // group, past the last an empty one, so that NUM_STAGES - 1 groups are always in flight and the
+  // oldest is the one to wait for.
+  const auto multiply = [&](int tiles, auto load_tile) {
+    if (tiles == 0) return;
+    const auto load_stage = [&](unsigned char* to, int tile) {
+      if (tile < tiles) load_tile(to, tile);
+      cp_async_commit();
+    };
 #pragma unroll
-  for (int stage = 0; stage < NUM_STAGES - 1; ++stage) {
-    load_stage(stages + stage * STAGE_BYTES, stage);
-  }
-  cp_async_wait<NUM_STAGES - 2>();
-  __syncthreads();
-  load_fragments(stages, 0);
+    for (int stage = 0; stage < NUM_STAGES - 1; ++stage) {
+      load_stage(stages + stage * STAGE_BYTES, stage);
+    }
+    cp_async_wait<NUM_STAGES - 2>();
+    __syncthreads();
+    load_fragments(stages, 0);
 
-  int now = 0, free = STAGES_BYTES - STAGE_BYTES;  // where the stage is that is multiplied, or filled
-  for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+    // Where the stage is that is multiplied, or filled.
+    int now = 0, free = STAGES_BYTES - STAGE_BYTES;
+    for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      if (step + 1 < STEPS) {
-        load_fragments(stages + now, step + 1);
-        if (step == 0) load_stage(stages + free, k_tile + NUM_STAGES - 1);
-      } else {
-        // After this barrier the next stage is complete, and everyone has left this one, whose last
-        // fragments are in registers. After the last tile fragments are read again and not used.
-        cp_async_wait<NUM_STAGES - 2>();
-        __syncthreads();
-        free = now;
-        if (k_tile + 1 < k_tiles) now = now == STAGES_BYTES - STAGE_BYTES ? 0 : now + STAGE_BYTES;
-        load_fragments(stages + now, 0);
-      }
+      for (int step = 0; step < STEPS; ++step) {
+        if (step + 1 < STEPS) {
+          load_fragments(stages + now, step + 1);
+          if (step == 0) load_stage(stages + free, tile + NUM_STAGES - 1);
+        } else {
+          // After this barrier the next stage is complete, and everyone has left this one, whose last
+          // fragments are in registers. After the last tile fragments are read again and not used.
+          cp_async_wait<NUM_STAGES - 2>();
+          __syncthreads();
+          free = now;
+          if (tile + 1 < tiles) now = now == STAGES_BYTES - STAGE_BYTES ? 0 : now + STAGE_BYTES;
+          load_fragments(stages + now, 0);
+        }
 #pragma unroll
-      for (int i = 0; i < TILES_M; ++i) {
+        for (int i = 0; i < TILES_M; ++i) {
 #pragma unroll
-        for (int j = 0; j < TILES_N; ++j) {
-          wmma::mma_sync(accumulators[i][j], as[step % 2][i], bs[step % 2][j], accumulators[i][j]);
+          for (int j = 0; j < TILES_N; ++j) {
+            wmma::mma_sync(accumulators[i][j], as[step % 2][i], bs[step % 2][j],
+                           accumulators[i][j]);
+          }
         }
       }
     }
+    cp_async_wait<0>();
+    __syncthreads();
+  };
+
+  // Whole tiles of vectors first; then what is left of K, or all of it where there are none.
+  int whole_tiles = 0;
+  if (a.vectors && b.vectors && !ACopies::divided(a, m0) && !BCopies::divided(b, n0)) {
+    whole_tiles = static_cast<int>(K / BLOCK_K);
+    ACopies a_copies(a, a_data, m0);
+    BCopies b_copies(b, b_data, n0);
+    multiply(whole_tiles, [&](unsigned char* to, int) {
+      a_copies.start(to);
+      b_copies.start(to + A_TILE * 2);
+    });
   }
+  const int tiles_left = static_cast<int>(ceil_div(K, BLOCK_K)) - whole_tiles;
+  multiply(tiles_left, [&](unsigned char* to, int tile) {
+    In* a_to = reinterpret_cast<In*>(to);
+    In* b_to = a_to + A_TILE;
+    const int64_t k0 = static_cast<int64_t>(whole_tiles + tile) * BLOCK_K;
+    copy_tile<THREADS, ATile::ROWS, ATile::COLS, A_LD>(a_to, a, a_data, A_T ? k0 : m0,
+                                                       A_T ? m0 : k0);
+    copy_tile<THREADS, BTile::ROWS, BTile::COLS, B_LD>(b_to, b, b_data, B_T ? n0 : k0,
+                                                       B_T ? k0 : n0);
+  });
 
   // Epilogue: the stages become one float32 tile of C, of which the inside is stored.
-  cp_async_wait<0>();
-  __syncthreads();
   float* c_tile = reinterpret_cast<float*>(stages);
 #pragma unroll
   for (int i = 0; i < TILES_M; ++i) {
