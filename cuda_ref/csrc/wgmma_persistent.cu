@@ -54,10 +54,12 @@ constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
 constexpr int PANELS = (BLOCK_N - 1) / PANEL + 1;  // of 64 columns of B, the last maybe in part
 constexpr int CHUNK_BUFFERS = PANELS == 1 || CONSUMERS == 3 ? 1 : PANELS == 3 ? 3 : 2;
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = A_BYTES + PANELS * BYTES_PER_64_MN;
-constexpr uint32_t SHARED_BYTES =
-    NUM_STAGES * STAGE_BYTES + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES + 1024;
+// In this order: the ring, chunks of C, barriers.
+constexpr uint32_t CHUNKS_AT = NUM_STAGES * STAGE_BYTES;
+constexpr uint32_t BARRIERS_AT = CHUNKS_AT + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES;
+constexpr uint32_t SHARED_BYTES = BARRIERS_AT + 8 * (2 * NUM_STAGES + 2);
 static_assert(BLOCK_M % (64 * SHARERS) == 0 && BLOCK_N % 16 == 0, "whole panels of A");
-static_assert(SHARED_BYTES <= 232448 - 128, "an SM gives a block 227 KB, barriers included");
+static_assert(SHARED_BYTES <= 232448, "an SM gives a block 227 KB");
 static_assert(MMAS * BLOCK_N <= 384, "a thread has room for 192 accumulators");
 
 constexpr bool SHARES_A = BLOCK_M > BLOCK_N;  // in a cluster; else B
@@ -93,10 +95,9 @@ __global__ void __launch_bounds__(THREADS, 1)
                      const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Tiles schedule,
                      int k_tiles, int ahead, const __grid_constant__ Extra extra) {
   constexpr bool FUSED = std::is_same_v<Extra, Fused>;
-  extern __shared__ uint8_t shared[];
-  __shared__ uint64_t barriers[2 * NUM_STAGES + 2];
-  const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
-  const uint32_t full = shared_address(barriers), empty = full + 8 * NUM_STAGES;
+  extern __shared__ __align__(1024) uint8_t shared[];  // panels start at multiples of 1024
+  const uint32_t ring = shared_address(shared);
+  const uint32_t full = ring + BARRIERS_AT, empty = full + 8 * NUM_STAGES;
   const uint32_t turns = empty + 8 * NUM_STAGES;  // of consumers that take them
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
@@ -168,8 +169,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const bool stores = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
     const uint64_t a_desc = wgmma_descriptor(ring + part * MMAS * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
-    const uint32_t chunks =
-        ring + NUM_STAGES * STAGE_BYTES + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
+    const uint32_t chunks = ring + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
     float d[MMAS][BLOCK_N / 2];
     // Taking turns, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
     uint32_t turn_phase = consumer == 0;
