@@ -16,6 +16,7 @@ from .limits import (
     refuse_skinny,
     refuse_tiled_copies,
     refuse_tma,
+    refuse_vector_rows,
     refuse_wgmma_types,
     refuse_wmma_loads,
     refuse_wmma_types,
@@ -51,6 +52,8 @@ FP8_PAIRS = tuple(
 )
 
 FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "batch")
+
+ROWS_SHAPES = "A and B 16-byte aligned, one stride 1, rows a multiple of 16 bytes apart; C anywhere"
 
 TMA_SHAPES = (
     "A and B 16-byte aligned, one stride 1, rows a multiple of 8 elements apart; C anywhere"
@@ -162,6 +165,23 @@ KERNELS: tuple[dict[str, Any], ...] = (
         # Of the two rungs with one loop, the one before takes these types.
         yields=lambda problem: problem.compute == "float32" and not problem.mma_shape,
         plan=_typed_plan,
+    ),
+    _row(
+        "mma_multistage",
+        "ldmatrix and mma.sync from swizzled stages; no address is worked out in the loop",
+        (8, 0),
+        fuses=FUSES,
+        shapes=ROWS_SHAPES,
+        refuse=lambda problem: refuse_vector_rows(problem, _constants("mma_multistage")),
+    ),
+    _row(
+        "mma_float64",
+        "float64 by mma.sync, 16 x 8 x 16 in one instruction where WMMA has 8 x 8 x 4",
+        (8, 0),
+        pairs=(("float64", "float64"),),
+        fuses=FUSES,
+        shapes=ROWS_SHAPES,
+        refuse=lambda problem: refuse_vector_rows(problem, _constants("mma_float64")),
     ),
     _row(
         "wgmma_tma",
@@ -280,11 +300,17 @@ def load(name: str) -> Callable[..., None]:
         return prepared.get((device, defines)) or build(device, defines)
 
     def prepare(
-        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
     ) -> Callable[..., None]:
-        """The operator of plain products like this one, with nothing in between."""
+        """The operator of products like this one, with nothing in between."""
         device = a.get_device()
-        return run if device < 0 else operators_for(device, a, c, None, plan)[0]
+        if device < 0:
+            return partial(run, fusion=fusion, **plan)
+        plain, fused = operators_for(device, a, c, fusion, plan)
+        if fusion is None:
+            return plain
+        more = arguments(fusion)
+        return lambda a, b, c: fused(a, b, c, *more)
 
     run.prepare = prepare  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:
@@ -307,7 +333,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     """
     from collections import Counter
 
-    from .inspection import compile_only, instances, source_lines
+    from .inspection import compile_only, compiler, instances, source_lines
     from .toolchain import sm_of
 
     defines: tuple[str, ...] = ()
@@ -324,6 +350,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
         counts.update(kernel.sass)
     own, whole = source_lines(name)
     return {
+        "compiler": compiler(),
         "target": report.target,
         "instances": len(kernels),
         "instances built": len(report.kernels),

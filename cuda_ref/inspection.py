@@ -128,6 +128,15 @@ def compile_only(
     return CompileReport(name, target, seconds, kernels, "serialize" in built.stderr)
 
 
+def compiler() -> str:
+    """``nvcc`` and its version, as it says itself; raises RuntimeError where there is none."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError(NO_NVCC)
+    said = re.search(r"release ([\d.]+)", _run([str(nvcc[0]), "--version"]).stdout)
+    return f"nvcc {said[1]}" if said else "nvcc"
+
+
 def _functions(sass: str) -> dict[str, str]:
     """The part of a disassembly that each function is."""
     parts = re.split(r"^\s*Function : (\S+)\n", sass, flags=re.MULTILINE)
