@@ -16,12 +16,15 @@ PROCESSORS = {(9, 0): 132}
 
 
 class Tile(NamedTuple):
-    """BLOCK_M x BLOCK_N of C, NUM_STAGES, and whether consumers take turns or share each tile."""
+    """BLOCK_M x BLOCK_N of C, and how the shared memory and the consumers of a block are used."""
 
     BLOCK_M: int
     BLOCK_N: int
     NUM_STAGES: int
+    CHUNK_BUFFERS: int
+    """Of 8 KB for each consumer; a divisor of a tile's chunks, or only one is used."""
     PINGPONG: int
+    """Two consumers take turns, a tile each; else they share each tile."""
     rate: float
     """Speed of a busy SM relative to 128 x 256, measured (docs/hopper_rungs.md)."""
     fused_rate: float
@@ -35,24 +38,26 @@ class Tile(NamedTuple):
             "BLOCK_N": self.BLOCK_N,
             "BLOCK_K": 64,
             "NUM_STAGES": self.NUM_STAGES,
+            "CHUNK_BUFFERS": self.CHUNK_BUFFERS,
             "PINGPONG": self.PINGPONG,
             "GROUP_M": 2048 // self.BLOCK_M,
         }
 
 
 TILES = (
-    Tile(128, 256, 4, 0, 1.00, 0.95),
-    Tile(256, 192, 3, 0, 1.02, 0),
-    Tile(192, 128, 5, 0, 0.99, 0.94),
-    Tile(128, 192, 4, 0, 0.99, 0.94),
-    Tile(128, 128, 6, 1, 0.98, 0.98),
-    Tile(128, 128, 6, 0, 0.98, 0.93),
-    Tile(128, 64, 8, 0, 0.84, 0.80),
-    Tile(64, 128, 8, 0, 0.83, 0.80),
-    Tile(64, 64, 8, 0, 0.72, 0.70),
+    Tile(128, 256, 4, 2, 0, 1.00, 0.95),
+    Tile(256, 192, 3, 3, 0, 1.02, 0),
+    Tile(192, 128, 5, 1, 0, 0.99, 0.94),
+    Tile(128, 192, 4, 3, 0, 0.99, 0.94),
+    Tile(128, 176, 4, 3, 0, 0.99, 0),
+    Tile(128, 144, 4, 3, 0, 0.98, 0),
+    Tile(128, 128, 6, 2, 1, 0.98, 0.98),
+    Tile(128, 128, 3, 1, 0, 0.98, 0),
+    Tile(64, 128, 4, 2, 0, 0.83, 0.80),
+    Tile(64, 64, 6, 1, 0, 0.72, 0.70),
 )
 
-SIMULATED = Tile(128, 128, 6, 1, 0, 0)
+SIMULATED = Tile(128, 128, 6, 2, 1, 0, 0)
 """The tile of a build that names none; problems on the CPU all take it."""
 
 

@@ -11,7 +11,8 @@ from tcgemm import accuracy
 from tcgemm.problem import Problem
 
 SOURCE = toolchain.CSRC / "wgmma_persistent.cu"
-IDS = [f"{t.BLOCK_M}x{t.BLOCK_N}" + "-pingpong" * t.PINGPONG for t in tiles.TILES]
+BLOCK = toolchain.CSRC / "wgmma_block.cuh"
+IDS = [f"{t.BLOCK_M}x{t.BLOCK_N}x{t.NUM_STAGES}" for t in tiles.TILES]
 
 
 def problem(M, N, K=4096, **more):
@@ -53,32 +54,37 @@ def test_a_column_major_c_is_the_transposed_problem():
 
 
 def test_the_cpu_has_one_tile_and_it_is_that_of_a_build_without_one():
-    found = dict(re.findall(r"^#define TCGEMM_(\w+) (\d+)", SOURCE.read_text(), re.M))
+    found = dict(re.findall(r"^#define TCGEMM_(\w+) (\d+)", BLOCK.read_text(), re.M))
     plan = tiles.plan(problem(4096, 4096, device="cpu"))
     assert {name: int(value) for name, value in found.items()} == {key: plan[key] for key in TILE}
 
 
 @pytest.mark.parametrize("tile", tiles.TILES, ids=IDS)
 def test_the_ring_fits_shared_memory_and_no_stage_is_left_out(tile):
-    """As the source: buffers of 8 KB, 1 KB of alignment, 128 bytes of barriers."""
+    """As the source: whole panels of 64 columns, buffers of 8 KB; small tiles leave room for the
+    next kernel's block."""
     consumers = {64: 1, 192: 3}.get(tile.BLOCK_M, 2)
-    buffers = 1 if tile.BLOCK_N == 64 or consumers == 3 else 3 if tile.BLOCK_N == 192 else 2
-    stage = (tile.BLOCK_M + tile.BLOCK_N) * 64 * 2
-    left = 232_448 - 128 - 1024 - consumers * buffers * 8192 - tile.NUM_STAGES * stage
-    assert left >= 0
-    assert left < stage or tile.NUM_STAGES == 8
+    panels = -(-tile.BLOCK_N // 64)
+    assert panels * tile.BLOCK_M // 64 // consumers % tile.CHUNK_BUFFERS == 0
+    stage = (tile.BLOCK_M + 64 * panels) * 64 * 2
+    used = tile.NUM_STAGES * stage + consumers * tile.CHUNK_BUFFERS * 8192
+    used += 8 * (2 * tile.NUM_STAGES + 2)
+    whole = 232_448 if used > 232_448 // 2 else 233_472 // 2 - 1024
+    assert 0 <= whole - used < stage
     assert (consumers == 2) >= tile.PINGPONG
 
 
 @pytest.mark.parametrize("tile", tiles.TILES, ids=IDS)
 def test_each_tile_is_right_and_nothing_is_found(tile, tmp_path):
     """Several tiles a block, edges on both sides, an odd number of steps along K."""
-    source = tmp_path / f"tile_{tile.BLOCK_M}_{tile.BLOCK_N}_{tile.PINGPONG}.cu"
+    source = tmp_path / "tile.cu"
     chosen = {**{key: tile.plan[key] for key in TILE}, "PLAIN": 1}
     chosen |= {"IN": DTYPES["float16"], "OUT": DTYPES["float16"]}
     lines = [f"#define TCGEMM_{name} {value}" for name, value in chosen.items()]
     source.write_text("\n".join([*lines, f'#include "{SOURCE.name}"\n']))
-    a, b = accuracy.operands(520, 776, 200, torch.float16, "nn", "cpu", 0)
+    # Taking turns shows where a tile has more steps along K than the ring has stages.
+    K = 1032 if tile.PINGPONG else 200
+    a, b = accuracy.operands(520, 776, K, torch.float16, "nn", "cpu", 0)
     c = torch.full((520, 776), float("nan"), dtype=torch.float16)
     report = simulator.simulate(source, a, b, c, check=True, timeout_s=60)
     assert not report.findings, [str(finding) for finding in report.findings]

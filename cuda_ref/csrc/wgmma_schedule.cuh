@@ -45,10 +45,11 @@ struct Schedule {
 // fewer. A cudaError_t.
 template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A>
 int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>* schedule,
-                unsigned* clusters) {
+                unsigned* clusters, int blocks_per_sm = 1) {
   int sms = 0;
   const int error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
+  sms *= blocks_per_sm;
   const int64_t rows = ceil_div(gemm.c.rows, BLOCK_M), cols = ceil_div(gemm.c.cols, BLOCK_N);
   if (rows * cols > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
   const int64_t along = SHARES_A ? cols : rows;
