@@ -12,6 +12,7 @@ if __name__ != "tcgemm.cuda_ref":
 from .fusion import arguments, case
 from .limits import (
     WMMA_SHAPES,
+    refuse_gemv,
     refuse_integer_epilogues,
     refuse_skinny,
     refuse_tiled_copies,
@@ -223,6 +224,15 @@ KERNELS: tuple[dict[str, Any], ...] = (
         refuse=refuse_skinny,
         yields=skinny_yields,
         fuses=FUSES[:-1],  # no batch
+    ),
+    _row(
+        "gemv",
+        "up to 8 rows: memory to registers to mma.sync, no shared memory and no waiting in between",
+        (9, 0),
+        shapes="M or N at most 8; the longer of A and B 16-byte aligned, one stride 1, rows a "
+        "multiple of 8 elements apart",
+        refuse=refuse_gemv,
+        fuses=FUSES,
     ),
     _row(
         "wgmma_types",

@@ -188,6 +188,33 @@ def refuse_skinny(problem: Any) -> str | None:
     return refuse_tma(problem)
 
 
+GEMV_MOST = 8
+
+
+def refuse_gemv(problem: Any) -> str | None:
+    """Why neither M nor N is one narrow tile, or B has no 16-byte vectors; None when all fits.
+
+    Of the two operands the longer one is read in vectors; the other may lie anywhere.
+    """
+    if min(problem.M, problem.N) > GEMV_MOST:
+        return (
+            f"M={problem.M} and N={problem.N} and one of them must be at most {GEMV_MOST}: "
+            "skinny takes it up to 128"
+        )
+    index = 1 if problem.M <= problem.N else 0
+    name, shape, strides, alignment = _operands(problem)[index]
+    ld, inner = _storage(shape, strides)
+    step = problem.batch_strides[index] * 2 if problem.batch > 1 else 0
+    if inner != 1:
+        return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
+    if alignment < 16 or ld * 2 % 16 or step % 16:
+        return (
+            f"{name} is {alignment}-byte aligned with rows {ld * 2} and matrices {step} bytes apart,"
+            f" and 16-byte vectors need multiples of 16: {ANY}"
+        )
+    return None
+
+
 def _checked_on_a_gpu(problem: Any) -> bool:
     """Where rungs whose blocks exchange sums in a cluster, which the simulator does not run, have
     been checked on a GPU: plain products with whole tiles along K and the long side of C. Elsewhere
