@@ -31,6 +31,8 @@ class How:
     BATCHED: bool
     PROMOTE: bool
     """The sum of each step of K is added outside of the tensor core."""
+    LEAD: int
+    """Steps that each consumer starts behind the one before."""
     FUSED: bool
     STAGED: bool
     """C_in comes by TMA."""
