@@ -1,6 +1,6 @@
 """warp_specialized: one warp loads, warpgroups multiply; written in Gluon, for Hopper.
 
-    C[M, N] = scale_a * scale_b * A[M, K] @ B[K, N]        (scales: of 8-bit floats alone)
+    C[M, N] = f(alpha A[M, K] @ B[K, N] + beta C_in[M, N] + bias[N]), for each of a batch
 
 Adds:     warps with a role. One producer warp does nothing but ask the TMA unit for blocks; each
           of CONSUMERS warpgroups multiplies its own BLOCK_M / CONSUMERS rows of the tile. They
@@ -17,7 +17,8 @@ Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of B
 
 Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
           shared memory read through a transposed view; a column-major C is C' = B' A'. wgmma
-          reads 8-bit blocks along K only.
+          reads blocks of 8 bits and of tf32 along K only: others are copied first. float32 is
+          rounded to tf32 by the TMA unit; as two terms (tf32x3) it is written out beforehand.
 """
 
 from __future__ import annotations
@@ -36,23 +37,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .blocks import load, load_pieces, place, ring_of
-from .descriptors import describe
-from .epilogue import batch_size, batch_strides, operands
-from .given import (
-    FINISHING,
-    ROUNDS,
-    How,
-    Rounding,
-    finishes,
-    reachable,
-    rounding,
-    stored,
-    swizzled,
-)
+from .given import ROUNDS, Rounding, arguments
 from .launching import launch
 from .pieces import bias_of, store_tile
 from .prepared import prepared, terms
-from .runtime import cdiv, programs
 
 
 @gluon.jit
@@ -230,57 +218,6 @@ def kernel(
 
 ROUNDING = kernel if ROUNDS else Rounding(kernel)
 """The kernel where A and B are float32 that has yet to be rounded to tf32."""
-
-
-def arguments(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
-    BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
-    BUFFERS: int, PREPARE: int = 0, LEAD: int = 0,
-) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
-    swapped = stored(c) == "t"
-    if swapped:
-        a, b, c = b.mT, a.mT, c.mT
-    compute = "float32" if fusion is None else fusion.compute
-    (M, K), N = a.shape[-2:], b.shape[-1]
-    part, piece = BLOCK_M // CONSUMERS, BLOCK_N // PIECES
-    a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
-    if a.itemsize != 2:
-        # wgmma reads these along K alone; a single row or column lies either way.
-        a_transposed, b_transposed = False, True
-    make = rounding if compute == "tf32" else swizzled
-    described_a = describe(a, (part, BLOCK_K), a_transposed, make)
-    described_b = describe(b, (BLOCK_K, BLOCK_N), b_transposed, make)
-    described_c = describe(c, (part, piece), False, swizzled)
-    batches = batch_size(c)
-    (c_in, *others), constants = operands(fusion, swapped)
-    bias, scale_a, scale_b, alpha, beta, *strides = others
-    batch_in = batch_strides(a, b, c, fusion)[3]
-    if alpha == 1 and all(s is None or s.numel() > 1 for s in (scale_a, scale_b)):
-        alpha = None
-    staged = None
-    if c_in is not None and BUFFERS == PIECES and reachable(c_in.mT if swapped else c_in):
-        staged = describe(c_in.mT if swapped else c_in, (part, piece), False, swizzled)
-        # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
-        c_in, strides[:2], batch_in = None, (None, None), None
-    how = How(
-        GROUP_M=GROUP_M,
-        A_TRANSPOSED=a_transposed,
-        B_TRANSPOSED=b_transposed,
-        TERMS=2 if compute == "tf32x3" else 1,
-        BATCHED=batches > 1,
-        PROMOTE=compute == "tf32x3" or (a.itemsize == 1 and compute == "float32"),
-        LEAD=LEAD,
-        FUSED=finishes(fusion),
-        STAGED=staged is not None,
-        **{name: constants[name] for name in FINISHING},
-    )
-    grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
-    options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
-    described = (described_a, described_b, described_c, staged)
-    last = {"HOW": how, **options, "num_warps": 4, "launch_pdl": True}
-    finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
-    return grid, (*described, M, N, K, batches, *finishing), last
 
 
 def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
