@@ -129,17 +129,17 @@ def _architecture(capability: tuple[int, int]) -> str:
 
 
 def _with_room(rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
-    """The rows, with a buffer for every piece of C_in, that keep three stages beside them."""
-
-    def roomy(row: dict[str, Any]) -> dict[str, Any]:
+    """The rows of warp_specialized with a buffer for every piece of C_in, fewer stages where need
+    be; of those that hold, the ones that keep three, or else all."""
+    changed = []
+    for row in rows:
         config = {**row["config"], "BUFFERS": row["config"]["PIECES"]}
-        types = problem.dtype_out, limit, problem.dtype_in, problem.compute
-        while shared_bytes("warp_specialized", config, types[0], *types[2:]) > limit:
+        while config["NUM_STAGES"] > 2 and limit < shared_bytes(
+            "warp_specialized", config, problem.dtype_out, problem.dtype_in, problem.compute
+        ):
             config["NUM_STAGES"] -= 1
-        return {**row, "config": config}
-
-    changed = [roomy(row) for row in rows]
-    return [row for row in changed if row["config"]["NUM_STAGES"] >= 3]
+        changed.append({**row, "config": config})
+    return [row for row in changed if row["config"]["NUM_STAGES"] > 2] or changed
 
 
 def _rows_of_k(name: str, problem: Any) -> dict[str, int]:
