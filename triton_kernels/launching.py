@@ -83,23 +83,12 @@ class Kind:
     """Addresses are inside of tensor descriptors: recordings are kept by them."""
     workspace: int
     """Elements of float32 that each call needs anew; 0 for none."""
-    counts: bool
-    """Whether parts of a tile meet by ``counts``."""
     recorded: list[Recorded] | None
     """None where Triton's launcher is not as expected, or where described."""
     by_address: dict[tuple[int, ...], list[Recorded]] = field(default_factory=dict)
 
 
 _kinds: dict[tuple[Any, ...], Kind] = {}
-
-COUNTS = 512
-"""Counters of a set: two a tile whose parts meet, of which a GPU's SMs have at most one each."""
-
-SPARE = 512
-"""Sets for captured launches on a GPU, 1 MB."""
-
-_counts: dict[tuple[int, int], torch.Tensor] = {}
-_spare: dict[int, list[torch.Tensor]] = {}
 
 
 def launch(
@@ -118,7 +107,7 @@ def launch(
         kernel: the function that Triton compiles.
         arguments: ``arguments(a, b, c, **plan)``, or ``(a, b, c, fusion, **plan)`` where something
             is fused -> (grid, positional arguments, constants and options). A tensor among them
-            that is no operand is a workspace of float32, or ``counts``: later calls get their own.
+            that is no operand is a workspace of float32: later calls get one of their own.
         a, b, c, fusion, plan: of the rung's ``run``.
         second: the launch that follows.
 
@@ -185,33 +174,6 @@ def bind(
     return bound
 
 
-def counts(like: torch.Tensor) -> torch.Tensor:
-    """COUNTS counters of int32, zero, for a launch that leaves them zero; no other that may run at
-    the same time has them.
-
-    One set a stream, whose launches follow one another. A launch that is captured may be replayed
-    on any stream, so it gets a set for good, zeroed beforehand where this GPU has been used before;
-    else, or when those are spent, zeroed in the graph, for a microsecond or two a replay.
-    """
-    if not like.is_cuda:
-        return torch.empty(COUNTS, dtype=torch.int32, device=like.device)
-    device = like.get_device()
-    with torch.cuda.device(device):
-        captured = torch.cuda.is_current_stream_capturing()
-    if captured:
-        spare = _spare.get(device)
-        return spare.pop() if spare else torch.zeros(COUNTS, dtype=torch.int32, device=like.device)
-    key = device, torch._C._cuda_getCurrentRawStream(device)
-    kept = _counts.get(key)
-    if kept is None:
-        kept = _counts[key] = torch.zeros(COUNTS, dtype=torch.int32, device=like.device)
-        if device not in _spare:
-            zeros = torch.zeros(SPARE, COUNTS, dtype=torch.int32, device=like.device)
-            torch.cuda.synchronize(device)
-            _spare[device] = list(zeros)
-    return kept
-
-
 def _replay(kind: Kind, a: torch.Tensor, addresses: tuple[int, ...]) -> bool:
     """Launch from memory; False where that cannot be, and nothing has been launched."""
     recorded = kind.by_address.get(addresses) if kind.described else kind.recorded
@@ -220,8 +182,6 @@ def _replay(kind: Kind, a: torch.Tensor, addresses: tuple[int, ...]) -> bool:
     if kind.workspace:
         room = torch.empty(kind.workspace, dtype=torch.float32, device=a.device)
         addresses = (*addresses, room.data_ptr())
-        if kind.counts:
-            addresses = (*addresses, counts(a).data_ptr())
     stream = torch._C._cuda_getCurrentRawStream(a.get_device())
     for one in recorded:
         one(stream, addresses)
@@ -291,13 +251,15 @@ def _steps(
 def _remember(compiled: list[Any], steps: list[Step], addresses: tuple[int, ...]) -> Kind:
     recorded = _record(compiled, steps, addresses)
     if recorded is None:
-        return Kind(compiled, False, 0, False, None)
-    given = [x for step in steps for x in step[2] if isinstance(x, torch.Tensor)]
-    own = [x for x in given if x.data_ptr() not in addresses]
-    workspace = max((x.numel() for x in own if x.dtype == torch.float32), default=0)
+        return Kind(compiled, False, 0, None)
+    workspace = [
+        x.numel()
+        for step in steps
+        for x in step[2]
+        if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses
+    ]
     described = any(_is_descriptor(x) for one in recorded for x in one.values)
-    counted = any(x.dtype == torch.int32 for x in own)
-    kind = Kind(compiled, described, workspace, counted, None if described else recorded)
+    kind = Kind(compiled, described, max(workspace, default=0), None if described else recorded)
     if described:
         kind.by_address[addresses] = recorded
     return kind
@@ -360,8 +322,8 @@ def record(compiled: Any, step: Step, addresses: tuple[int, ...]) -> Recorded | 
     for position, value in enumerate(after):
         if isinstance(value, torch.Tensor):
             address = value.data_ptr()
-            own = len(addresses) + (value.dtype == torch.int32)
-            slots.append((position, addresses.index(address) if address in addresses else own))
+            number = addresses.index(address) if address in addresses else len(addresses)
+            slots.append((position, number))
             after[position] = 0
     return Recorded(function, before, after, nested, slots)
 
