@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from .dot import narrow
-from .launching import Step
 from .ordering import grouped
+from .recording import Step
 from .runtime import INTERPRETED, tl, triton
 
 CHUNK = 1024

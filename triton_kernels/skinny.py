@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from .dot import multiply_add, narrow
-from .launching import Step, launch
+from .launching import launch
 from .ordering import grouped
 from .partials import add, bounds, leave, start, workspace
+from .recording import Step
 from .runtime import INTERPRETED, cdiv, tl, triton
 
 

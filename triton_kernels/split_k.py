@@ -29,9 +29,10 @@ import torch
 
 from .descriptors import describe
 from .dot import multiply_add, narrow
-from .launching import Step, launch
+from .launching import launch
 from .ordering import grouped
 from .partials import add, bounds, leave, start, workspace
+from .recording import Step
 from .runtime import INTERPRETED, cdiv, programs, tl, triton
 from .storage import letter
 
