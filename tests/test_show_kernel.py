@@ -138,7 +138,7 @@ def test_each_rung_has_lines_and_they_are_fewer_than_its_files(backend):
 def test_lines_of_python_are_code_alone():
     text = '"""Doc."""\n\n# words\ndef f():\n    """More\n    doc."""\n'
     text += "    return (1,\n            2)  # end\n"
-    assert source._lines_of_code(text, compile_only.ast.parse(text)) == 3
+    assert source._lines_of_code(text, source.ast.parse(text)) == 3
 
 
 def persistent(small: bool, out: str, a: int, b: int, extra: str) -> str:
