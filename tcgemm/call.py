@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import dispatch
-from .epilogue import FUNCTIONS
+from .epilogue import finished, wide_dtype
 from .errors import OperandError, ToolchainError
 from .operands import (
     as_one_batch,
@@ -340,6 +340,12 @@ def _guarded(launch: _Launch, row: dispatch.Kernel, problem: Problem) -> _Launch
                 with torch.cuda.device(device):
                     launch(a, b, c)
         except RuntimeError as error:
+            memory = isinstance(error, torch.OutOfMemoryError)
+            if device >= 0 and not memory and torch.cuda.is_current_stream_capturing():
+                raise ToolchainError(
+                    f"{row.full_name} failed on {problem} while a graph is captured: call it once "
+                    f"with such operands before the capture, which loads and tunes it ({error})"
+                ) from error
             if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
                 raise
             raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
@@ -349,18 +355,8 @@ def _guarded(launch: _Launch, row: dispatch.Kernel, problem: Problem) -> _Launch
 
 def _without_product(c: torch.Tensor, fusion: Fusion) -> None:
     """C = epilogue(beta C + bias), where alpha or K is 0: A and B are not read."""
-    if fusion.c is None and fusion.bias is None:
-        c.zero_()
-        return
-    wide = torch.int64 if c.dtype == torch.int32 else torch.promote_types(c.dtype, torch.float32)
-    value = torch.zeros(c.shape, dtype=wide, device=c.device)
-    if fusion.c is not None:
-        beta = int(fusion.beta) if wide == torch.int64 else fusion.beta
-        value += beta * fusion.c.to(wide)
-    if fusion.bias is not None:
-        value += fusion.bias.to(wide)
-    value = value.to(c.dtype) if wide == torch.int64 else value
-    c.copy_(FUNCTIONS[fusion.epilogue](value))
+    zeros = torch.zeros(c.shape, dtype=wide_dtype(c.dtype), device=c.device)
+    c.copy_(finished(zeros, replace(fusion, alpha=1.0, scale_a=None, scale_b=None)))
 
 
 _repeated: dict[tuple[Any, ...], _Repeated] = {}

@@ -58,6 +58,8 @@ class Kernel:
     """How the kernel would run the problem: keyword arguments of the callable."""
     deterministic: bool = True
     """Same inputs, same bits."""
+    rounds_product: bool = False
+    """Rounds the product to C's dtype before it adds beta C, and so once more than was promised."""
     fuses: tuple[str, ...] = ()
     """What it does in the same launch beyond one product: alpha, beta, bias, the epilogues by name,
     scales (of 8-bit floats), batch."""

@@ -363,9 +363,7 @@ def test_a_problem_is_not_tuned_unasked_nor_where_tables_do_not_speak_of_it(aske
 def test_tuning_in_a_graph_capture_is_an_error_that_says_what_to_warm_up(asked):
     machine = Fake(n2=2.0)
     machine.capturing = lambda: True
-    with pytest.raises(
-        UnsupportedError, match=r"before the capture.*--shape 16x512x512"
-    ):
+    with pytest.raises(UnsupportedError, match=r"before the capture.*--shape 16x512x512"):
         tune.once(problem_of(16, 512, 512), machine)
     machine.capturing = lambda: False
     tune.once(problem_of(16, 512, 512), machine)

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import tables
 from .refusals import refuse_descriptor, refuse_warp_specialized
-from .storage import ITEMSIZE, column_major
+from .storage import ITEMSIZE, column_major, letter
 
 DIVIDING = ("skinny", "split_k")
 """They divide K among programs, and compute C' = B' A' where that makes the wide side BLOCK_M's."""
@@ -82,12 +82,17 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     if not name:
         rows = [*tables.of_user(gpu)["kernels"].get(kernel, []), *rows]
     processors = processors or PROCESSORS.get(capability, PROGRAMS)
+    limit = limit or SHARED_BYTES.get(capability, 101_376)
+    if kernel == "warp_specialized" and problem.beta:
+        rows = _with_room(rows, problem, limit)
     config = tables.choose(rows, problem, processors)
     if kernel == "descriptor" and problem.beta:
         # Flattened, the next tile's loads hold the memory through which C_in passes.
         config["FLATTEN"] = 0
-    config |= _preparation(name, problem)
-    limit = limit or SHARED_BYTES.get(capability, 101_376)
+    if kernel == "warp_specialized":
+        config |= _rows_of_k(name, problem)
+    else:
+        config |= _preparation(name, problem)
     config = fit(kernel, config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
     return divide(kernel, config, problem, processors, turned)
 
@@ -121,6 +126,30 @@ def divide(
 
 def _architecture(capability: tuple[int, int]) -> str:
     return "sm90" if capability >= (9, 0) else "sm80"
+
+
+def _with_room(rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
+    """The rows, with a buffer for every piece of C_in, that keep three stages beside them."""
+
+    def roomy(row: dict[str, Any]) -> dict[str, Any]:
+        config = {**row["config"], "BUFFERS": row["config"]["PIECES"]}
+        types = problem.dtype_out, limit, problem.dtype_in, problem.compute
+        while shared_bytes("warp_specialized", config, types[0], *types[2:]) > limit:
+            config["NUM_STAGES"] -= 1
+        return {**row, "config": config}
+
+    changed = [roomy(row) for row in rows]
+    return [row for row in changed if row["config"]["NUM_STAGES"] >= 3]
+
+
+def _rows_of_k(name: str, problem: Any) -> dict[str, int]:
+    """PREPARE=1 where warp_specialized needs copies of A and B: wgmma reads blocks of 8 bits and of
+    tf32 along K alone. float32 as two terms is copied always, and needs no word."""
+    if name in ("", "tf32x3"):
+        return {}
+    a = letter((problem.M, problem.K), problem.a_strides)
+    b = letter((problem.N, problem.K), problem.b_strides[::-1])
+    return {} if a == b == "n" else {"PREPARE": 1}
 
 
 def _preparation(name: str, problem: Any) -> dict[str, int]:
@@ -159,6 +188,11 @@ def shared_bytes(
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     slots, copies = config.get("NUM_STAGES", 1), 0
     name = kind(dtype_in, compute)
+    if kernel == "warp_specialized":
+        copies = slots * (m + n) if name == "tf32x3" else 0
+        stages = (slots * (m + n) + copies) * k * ITEMSIZE[dtype_in]
+        piece = m // config["CONSUMERS"] * n // config["PIECES"] * ITEMSIZE[dtype_out]
+        return stages + config["CONSUMERS"] * config["BUFFERS"] * piece + 512
     if name in THROUGH_REGISTERS and not (name == "tf32" and config.get("PREPARE")):
         slots, copies = max(slots - 1, 1), THROUGH_REGISTERS[name]
     stages = (slots * (m + n) + copies * n) * k * ITEMSIZE[dtype_in]
@@ -167,9 +201,6 @@ def shared_bytes(
     if kernel == "split_k":
         # Half of a whole tile, transposed on its way where C is.
         return stages + m * n // 2 * ITEMSIZE[dtype_out] + 2048
-    if kernel == "warp_specialized":
-        piece = m // config["CONSUMERS"] * n // config["PIECES"] * ITEMSIZE[dtype_out]
-        return stages + config["CONSUMERS"] * config["BUFFERS"] * piece + 512
     # C is staged in the memory of the stages, except where the next tile's loads fill them.
     staged = m * n * ITEMSIZE[dtype_out]
     return stages + staged if config.get("FLATTEN") else max(stages, staged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .storage import ITEMSIZE, UNIT, column_major, letter, why_not_tma
+from .storage import ITEMSIZE, UNIT, column_major, why_not_tma
 
 
 def refuse_descriptor(problem: Any) -> str | None:
@@ -57,15 +57,6 @@ def refuse_warp_specialized(problem: Any) -> str | None:
     if problem.capability is not None and problem.capability >= (10, 0):
         here = "{}.{}".format(*problem.capability)
         return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
-    reason = refuse_descriptor(problem)
-    if reason is None and ITEMSIZE[problem.dtype_in] == 1:
-        for name, shape, strides, wanted, remedy in (
-            ("A", (problem.M, problem.K), problem.a_strides, "n", "A.contiguous()"),
-            ("B", (problem.K, problem.N), problem.b_strides, "t", "B.mT.contiguous().mT"),
-        ):
-            if letter(shape, strides) != wanted:
-                return (
-                    f"{name} has strides ({strides[0]}, {strides[1]}) and wgmma reads "
-                    f"{problem.dtype_in} along K only: pass {remedy}"
-                )
-    return reason
+    if problem.compute == "tf32x3" and problem.batch > 1:
+        return f"a batch of {problem.batch} in tf32x3 is not fused here: descriptor takes it"
+    return refuse_descriptor(problem)

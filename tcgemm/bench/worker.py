@@ -128,6 +128,7 @@ class _CaseBench:
             return []
         plan = dispatch.Plan(unit.backend, unit.kernel, kernel.plan(problem))
         row["config"] = plan.settings
+        row["chosen"] = "yes" if dispatch.choose(problem, unit.backend) is kernel else "no"
 
         calls: list[float] = []
         loading = time.perf_counter()
