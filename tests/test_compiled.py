@@ -183,7 +183,7 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("row", "text"),
+    ("known", "text"),
     [
         ({"shared bytes": "229408"}, "224.0"),
         ({"shared bytes": "", "static shared bytes": "16384"}, "16.0"),
@@ -191,8 +191,8 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text):
         ({"static shared bytes": "64"}, "–"),
     ],
 )
-def test_shared_memory_is_all_that_is_known_of_it(row, text):
-    assert shared(row) == text
+def test_shared_memory_is_all_that_is_known_of_it(known, text):
+    assert shared(known) == text
 
 
 def test_what_is_added_up_stands_in_the_file():
