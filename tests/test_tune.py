@@ -316,6 +316,23 @@ def test_a_found_row_speaks_of_its_bucket_alone(own_folder):
     assert [M for M, plan in chosen.items() if plan["BLOCK_K"] == 512] == [17, 64]
 
 
+@pytest.mark.parametrize(
+    ("tile", "warps", "count"), [((128, 256), 8, 128), ((128, 128), 4, 128), ((256, 256), 8, 256)]
+)
+def test_sums_in_registers_are_counted_by_the_thread(tile, warps, count):
+    config = {"BLOCK_M": tile[0], "BLOCK_N": tile[1], "NUM_WARPS": warps}
+    assert candidates.accumulators(config) == count
+
+
+def test_a_tile_that_no_thread_can_hold_is_not_tried(monkeypatch):
+    problem = problem_of(4096, 4096, 4096)
+    every = candidates.candidates("descriptor", problem, SHARED, 132)
+    assert {candidates.accumulators(c) for c in every} >= {64, 128}
+    monkeypatch.setattr(candidates, "MOST_ACCUMULATORS", 64)
+    few = candidates.candidates("descriptor", problem, SHARED, 132)
+    assert few == [c for c in every if candidates.accumulators(c) <= 64]
+
+
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     monkeypatch.setenv(tune.VARIABLE, "1")

@@ -116,8 +116,8 @@ def kernel(
 
         before_left, before_right = None, None
         if before is not None:
-            both = load(before, batch, m, n, BLOCK_M, BLOCK_N, False, C_IN_BATCHED)
-            before_left, before_right = in_halves(both)
+            before_left = load(before, batch, m, n, BLOCK_M, HALF, False, C_IN_BATCHED)
+            before_right = load(before, batch, m, n + HALF, BLOCK_M, HALF, False, C_IN_BATCHED)
         elif c_in is not None:
             before_left = read(source, row, col, M, N, stride_im, stride_in)
             before_right = read(source, row, col + HALF, M, N, stride_im, stride_in)
@@ -213,7 +213,7 @@ def arguments(
     batches = batch_size(c)
     before = None
     if fusion is not None and fusion.c is not None:
-        before = by_unit(fusion.c.mT if swapped else fusion.c, (BLOCK_M, BLOCK_N))
+        before = by_unit(fusion.c.mT if swapped else fusion.c, (BLOCK_M, BLOCK_N // 2))
     grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
     fused, fused_constants = operands(fusion, swapped)
     constants = {
