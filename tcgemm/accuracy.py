@@ -349,16 +349,13 @@ def error_ratio(
         fusion: what else was asked; its tensors as they were before the kernel ran.
         rounds_product: allow a rounding to the dtype of C before ``fusion.c`` is added.
     """
+    fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
     if a.dim() == 3:
-        each = (
-            _replace_c(fusion, None if fusion is None or fusion.c is None else fusion.c[i])
-            for i in range(a.shape[0])
-        )
+        each = [replace(fusion, c=None if fusion.c is None else fusion.c[i]) for i in range(len(a))]
         ratios = [error_ratio(*abc, rounds_product) for abc in zip(a, b, c, each, strict=True)]
         return max(ratios, default=0.0)
     if c.numel() == 0:
         return 0.0
-    fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
     if c.is_floating_point() and bool(c.isnan().any()) and _all_finite(a, b, fusion):
         return math.inf
     if a.shape[1] == 0:
@@ -374,12 +371,6 @@ def error_ratio(
 def _all_finite(a: torch.Tensor, b: torch.Tensor, fusion: Fusion) -> bool:
     terms = (a, b, fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
     return all(t is None or bool(t.double().isfinite().all()) for t in terms)
-
-
-def _replace_c(fusion: Fusion | None, c: torch.Tensor | None) -> Fusion | None:
-    if fusion is None or fusion.c is c:
-        return fusion
-    return replace(fusion, c=c)
 
 
 def poisoned(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from .compiled import compiled_rows, language_rows
 from .derive import AT_ITS_BEST, BASELINE, CASE, DISPLAY, best, pairs_text, plain, shape_text
 from .folder import Folder
 from .headline import rate_text
@@ -45,6 +46,8 @@ def sections(folder: Folder) -> list[Section]:
         make(timed)
         for make in (_suites, _at_its_best, _type_pairs, _transposed_b, _wmma_shapes, _fused)
     ]
+    if folder.compiled is not None:
+        made += [_languages(folder.compiled), _compiled(folder.compiled)]
     return [section for section in made if section is not None and section.rows]
 
 
@@ -321,3 +324,33 @@ def _cost(rows: pd.DataFrame, of: pd.DataFrame, key: list[str]) -> list[str]:
         over = f"{100 * (float(row['ms_p50']) / float(base['ms_p50'].iloc[0]) - 1):+.1f} %"
     ratio = float(row["ratio_p50"])
     return [str(row["kernel"]), over, "–" if np.isnan(ratio) else f"{ratio:.2f}"]
+
+
+def _languages(rated: pd.DataFrame) -> Section:
+    """How much code each language takes to get how far."""
+    return Section(
+        "languages",
+        "Triton and CUDA: what it takes to get how far",
+        "For each share of cuBLAS the rung with the fewest lines of its own that reaches it at the "
+        "product that the next table names. Lines are code without blanks and comments: of the "
+        "rung's own file, and with all that it shares with other rungs. The first result is the "
+        "longest first call that any run has stored: compiling, loading and running. "
+        "docs/triton_and_cuda.md says what is behind it.",
+        *language_rows(rated),
+    )
+
+
+def _compiled(rated: pd.DataFrame) -> Section:
+    """What the compilers made of every rung."""
+    compilers = " and ".join(dict.fromkeys(filter(None, rated.get("compiler", []))))
+    return Section(
+        "compiled",
+        "What the compilers made of each rung",
+        f"By {compilers or 'the compilers'}, without a GPU (`tcgemm show-kernel --all --csv`), for "
+        "the product named; the rate is that product's here. Counts are places in the machine "
+        "code, not how often they run: TMA loads and stores; barriers of a block, of a cluster and "
+        "operations on mbarriers. Shared memory of a CUDA rung is what is static and what its "
+        "stages take.",
+        *compiled_rows(rated),
+        words=3,
+    )

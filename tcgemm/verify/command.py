@@ -93,7 +93,7 @@ def verify(
         return
     for number, (name, call, outcome) in enumerate(bad[:MOST_SAVED]):
         path = out / f"{name.replace('/', '-')}-{number}.pt"
-        judge.save(path, dispatch.find(*name.split("/")), call)
+        judge.save(path, dispatch.named(name), call)
         console.print(escape(f"{name}: {call}: {outcome.reason}"), soft_wrap=True)
         console.print(f"  tcgemm verify --replay {escape(str(path))}", soft_wrap=True)
     if len(bad) > MOST_SAVED:
@@ -143,30 +143,7 @@ def _rows(backends: list[str], kernels: list[str], dtypes: list[str], device: st
     for name in dtypes:
         if name not in OUTPUTS:
             raise OperandError(f"unknown dtype {name!r}: choose from {', '.join(OUTPUTS)}")
-    rows: list[Kernel] = []
-    for name in kernels:
-        of, _, short = name.rpartition("/")
-        if of:
-            rows.append(dispatch.find(of, short))
-            continue
-        found = [
-            row
-            for each in backends or dispatch.BACKENDS
-            for row in dispatch.ladder(each)
-            if row.name == short
-        ]
-        if not found:
-            names = {
-                row.name for each in backends or dispatch.BACKENDS for row in dispatch.ladder(each)
-            }
-            from ..errors import UnknownNameError
-
-            raise UnknownNameError(
-                f"unknown kernel {name!r}: choose from {', '.join(sorted(names))}"
-            )
-        rows += found
-    if not kernels:
-        rows = [row for each in backends or dispatch.BACKENDS for row in dispatch.ladder(each)]
+    rows = dispatch.select(backends, kernels)
     here = [row for row in rows if device in row.devices and dispatch.why_not_here(row) is None]
     if not here:
         reasons = "; ".join(
@@ -258,7 +235,7 @@ def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Cal
             results.append((name, call, Outcome("failed", reason=lost)))
             continue
         try:
-            outcome = check(dispatch.find(*name.split("/")), call, device)
+            outcome = check(dispatch.named(name), call, device)
         except RuntimeError as error:
             outcome = Outcome("failed", reason=f"{error}".splitlines()[0])
             if device == "cuda":
