@@ -209,8 +209,8 @@ def refuse_gemv(problem: Any) -> str | None:
         return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
     if alignment < 16 or ld * 2 % 16 or step % 16:
         return (
-            f"{name} is {alignment}-byte aligned with rows {ld * 2} and matrices {step} bytes apart,"
-            f" and 16-byte vectors need multiples of 16: {ANY}"
+            f"{name} is {alignment}-byte aligned with rows {ld * 2} and matrices {step} bytes "
+            f"apart, and 16-byte vectors need multiples of 16: {ANY}"
         )
     return None
 
