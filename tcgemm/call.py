@@ -245,6 +245,9 @@ def _parts(
     A batch that shares B is one product with more rows where A and C are stored as one matrix.
     """
     batch = shape[:-2]
+    if not batch:
+        yield a, b, c, fusion
+        return
     if math.prod(batch) == 1:
         yield (
             _flat(a),

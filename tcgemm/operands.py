@@ -102,6 +102,8 @@ def _either(names: object) -> str:
 
 def batch_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """The leading dimensions of the product, broadcast as torch.matmul does."""
+    if a.dim() == b.dim() == 2:
+        return ()
     try:
         return tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     except RuntimeError:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from . import options
-from .bench.cases import build
+from .bench.cases import Case, build
 from .errors import (
     OperandError,
     ResultsError,
@@ -35,7 +35,6 @@ from .errors import (
 from .problem import settings
 
 if TYPE_CHECKING:
-    from .bench.cases import Case
     from .problem import Plan, Problem
 
 
@@ -284,13 +283,8 @@ def _case_of(problem: Problem) -> Case | None:
     """The case of a problem of contiguous operands; None of any other."""
     if "s" in problem.layout:
         return None
-    (case,) = build(
-        "quick",
-        shapes=[f"{problem.M}x{problem.N}x{problem.K}"],
-        dtypes=[problem.dtype_in],
-        dtypes_out=[problem.dtype_out],
-        layouts=[problem.layout],
-    )
+    sizes = problem.M, problem.N, problem.K
+    case = Case("shape", *sizes, problem.dtype_in, problem.dtype_out, problem.layout, "a call")
     whole = case.product()
     strides = ("a_strides", "b_strides", "c_strides")
     return case if all(getattr(problem, x) == getattr(whole, x) for x in strides) else None
