@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -47,9 +48,9 @@ ACCUMULATION = {
 OPERAND_LOSS = {"tf32": 2.0**-10, "tf32x3": 3 * 2.0**-22}
 """By compute, times |A| @ |B|: what the operands lose before they are multiplied."""
 
-PARTIAL_SUMS = 2.0**-12
+PARTIAL_SUMS = 2.0**-11
 """Times |A| @ |B|: what 8-bit floats lose in the tensor core's 14-bit sums before they are promoted
-to float32."""
+to float32: each of an instruction's 32 products is cut to 13 bits below the largest."""
 
 TERMS = 4 * 2.0**-24
 """Times |alpha D| + |beta C| + |bias|: the float32 roundings of scaling and adding."""
@@ -127,6 +128,9 @@ class Verdict:
     """Elements of C."""
     outside: bool = False
     """Whether memory just before or after C was written."""
+    ratio_if_rounded: float | None = None
+    """``error_ratio`` had the product been allowed a rounding to C's dtype before C was added; of
+    wrong results only, where a C was added."""
 
     @property
     def ok(self) -> bool:
@@ -141,6 +145,11 @@ class Verdict:
                 "elements are not finite or never written"
                 if math.isinf(self.error_ratio)
                 else f"the worst error is {self.error_ratio:.3g} times its bound"
+            )
+        if self.ratio_if_rounded is not None and self.ratio_if_rounded <= 1:
+            parts[-1] += (
+                f" (and {self.ratio_if_rounded:.3g} times one that lets the product be rounded to "
+                "the dtype of C before C is added)"
             )
         if self.exact_errors:
             parts.append(
@@ -170,8 +179,13 @@ class _Region:
     def ratio(self, c: torch.Tensor) -> float:
         return _worst_ratio(self.part(c), self.exact, self.slack)
 
-    def after(self, fusion: Fusion, shape: tuple[int, int]) -> _Region:
-        """The region once scaled, added to and through the epilogue."""
+    def after(
+        self, fusion: Fusion, shape: tuple[int, int], product_rounding: float = 0.0
+    ) -> _Region:
+        """The region once scaled, added to and through the epilogue.
+
+        ``product_rounding``: unit roundoff of a rounding before C is added.
+        """
         exact, slack = self.exact, self.slack
         wide = exact.dtype
         for scale, view in ((fusion.scale_a, (-1, 1)), (fusion.scale_b, (1, -1))):
@@ -181,6 +195,7 @@ class _Region:
         exact, slack = exact * fusion.alpha, slack * abs(fusion.alpha)
         terms = exact.abs()
         if fusion.c is not None:
+            slack = slack + product_rounding * exact.abs()
             term = fusion.beta * self.part(fusion.c.to(wide).expand(shape))
             exact, terms = exact + term, terms + term.abs()
         if fusion.bias is not None:
@@ -251,7 +266,10 @@ class Oracle:
         self._fused = fusion is not None and replace(fusion, compute="", mma_shape="") != Fusion(
             compute=""
         )
+        self._products: list[_Region] = []
+        self._fusion = fusion
         if fusion is not None and self._fused:
+            self._products = self._regions if fusion.c is not None else []
             self._regions = [region.after(fusion, self.shape) for region in self._regions]
         self._exact = exact_product(self.integer_a, self.integer_b, self.dtype_out)
 
@@ -260,6 +278,7 @@ class Oracle:
         c, untouched_normal = self._run(run, self.a, self.b)
         missing = self.dtype_out.is_floating_point and bool(c.isnan().any())
         ratio = math.inf if missing else max(r.ratio(c) for r in self._regions)
+        rounded = self._ratio_if_rounded(c) if 1 < ratio < math.inf else None
         del c
         c, untouched_integer = self._run(run, self.integer_a, self.integer_b)
         return Verdict(
@@ -267,7 +286,15 @@ class Oracle:
             exact_errors=None if self._fused else int((c != self._exact).sum()),
             elements=c.numel(),
             outside=not (untouched_normal and untouched_integer),
+            ratio_if_rounded=rounded,
         )
+
+    def _ratio_if_rounded(self, c: torch.Tensor) -> float | None:
+        if self._fusion is None or not self._products:
+            return None
+        rounding = UNIT_ROUNDOFF[self.dtype_out]
+        regions = (r.after(self._fusion, self.shape, rounding) for r in self._products)
+        return max(region.ratio(c) for region in regions)
 
     def output(self) -> torch.Tensor:
         """A poisoned C, with guards around it that nothing looks at."""
@@ -288,24 +315,17 @@ class Oracle:
         return c, bool(poison.all())
 
 
-def check(
-    run: Run,
-    M: int,
-    N: int,
-    K: int,
-    dtype_in: torch.dtype | str,
-    dtype_out: torch.dtype | str,
-    layout: str = "nn",
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-    compute: str = "",
-) -> Verdict:
-    """Both checks of one kernel on one case; see ``Oracle``, which many kernels can share."""
-    return Oracle(M, N, K, dtype_in, dtype_out, layout, device, seed, compute).check(run)
+def check(run: Run, *case: Any, **more: Any) -> Verdict:
+    """Both checks of one kernel on the case of an ``Oracle``, which many kernels can share."""
+    return Oracle(*case, **more).check(run)
 
 
 def error_ratio(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    fusion: Fusion | None = None,
+    rounds_product: bool = False,
 ) -> float:
     """The worst ratio of error to bound of C as the product of A and B; above 1 is wrong.
 
@@ -317,17 +337,15 @@ def error_ratio(
             strides; the reference is made anew by each call.
         c: what the kernel wrote, [M, N] or [batch, M, N].
         fusion: what else was asked; its tensors as they were before the kernel ran.
+        rounds_product: allow a rounding to the dtype of C before ``fusion.c`` is added.
     """
+    fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
     if a.dim() == 3:
-        each = (
-            _replace_c(fusion, None if fusion is None or fusion.c is None else fusion.c[i])
-            for i in range(a.shape[0])
-        )
-        ratios = [error_ratio(*abc) for abc in zip(a, b, c, each, strict=True)]
+        each = [replace(fusion, c=None if fusion.c is None else fusion.c[i]) for i in range(len(a))]
+        ratios = [error_ratio(*abc, rounds_product) for abc in zip(a, b, c, each, strict=True)]
         return max(ratios, default=0.0)
     if c.numel() == 0:
         return 0.0
-    fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
     if c.is_floating_point() and bool(c.isnan().any()) and _all_finite(a, b, fusion):
         return math.inf
     if a.shape[1] == 0:
@@ -336,18 +354,13 @@ def error_ratio(
     else:
         regions = _references(a, b, 0, fusion.compute)
     shape = (c.shape[0], c.shape[1])
-    return max(region.after(fusion, shape).ratio(c) for region in regions)
+    rounding = UNIT_ROUNDOFF.get(c.dtype, 0.0) if rounds_product else 0.0
+    return max(region.after(fusion, shape, rounding).ratio(c) for region in regions)
 
 
 def _all_finite(a: torch.Tensor, b: torch.Tensor, fusion: Fusion) -> bool:
     terms = (a, b, fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
     return all(t is None or bool(t.double().isfinite().all()) for t in terms)
-
-
-def _replace_c(fusion: Fusion | None, c: torch.Tensor | None) -> Fusion | None:
-    if fusion is None or fusion.c is c:
-        return fusion
-    return replace(fusion, c=c)
 
 
 def poisoned(

@@ -9,9 +9,12 @@ import json as json_
 import math
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from . import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,16 +22,7 @@ if TYPE_CHECKING:
     from .dispatch import Kernel
     from .gpus import Gpu
     from .problem import Problem
-
-PEAK_OF = {
-    "ieee": "float32",
-    "tf32": "tf32",
-    "tf32x3": "tf32",
-    "float64": "float64",
-    "int32": "int8",
-    "fast": "fp8",
-}
-"""How products are summed -> the peak rate that bounds it, where the dtype does not say so."""
+    from .ranking import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +84,10 @@ class Bound:
 
 def explain(
     shape: Annotated[str, typer.Argument(help="Sizes of the product.", metavar="MxNxK")],
-    dtype: Annotated[str, typer.Option(help="Of A and B.", metavar="NAME")] = "float16",
-    out_dtype: Annotated[
-        str | None, typer.Option(help="Of C; by default the dtype's own.", metavar="NAME")
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(help="A then B, t is stored transposed.", metavar="nn|nt|tn|tt")
-    ] = "nn",
-    compute: Annotated[
-        str | None, typer.Option(help="How products are summed: tf32, ieee, ...", metavar="NAME")
-    ] = None,
+    dtype: options.Dtype = "float16",
+    out_dtype: options.OutDtype = None,
+    layout: options.Layout = "nn",
+    compute: options.Compute = None,
     alpha: Annotated[float, typer.Option(help="Factor of A @ B.")] = 1.0,
     beta: Annotated[float, typer.Option(help="Factor of C.")] = 0.0,
     bias: Annotated[bool, typer.Option("--bias", help="A row vector is added.")] = False,
@@ -107,43 +95,38 @@ def explain(
         str, typer.Option(help="relu, gelu, gelu_tanh or silu.", metavar="NAME")
     ] = "",
     batch: Annotated[int, typer.Option(help="Products of one launch.", min=1)] = 1,
-    backend: Annotated[
-        list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
-    ] = None,
+    backend: options.Backends = None,
     kernel: Annotated[
         str | None, typer.Option(help="This kernel, instead of the choice.", metavar="NAME")
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="h200, a100, ...; by default the one here, else h200.")
-    ] = None,
+    gpu: options.Board = None,
     compile: Annotated[
         bool,
         typer.Option("--compile", help="Registers, spills, shared memory (nvcc: 15 s or more)."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Of that GPU, for the ranking; by default reports/<gpu>.", metavar="DIR"),
+    ] = None,
+    json: options.Json = False,
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
     from . import dispatch
-    from .errors import UnknownNameError
+    from .bench import store
+    from .ranking import rank
 
     board = board_of(gpu)
     problem = problem_of(
         shape, dtype, out_dtype, layout, compute, alpha, beta, bias, epilogue, batch, board
     )
-    names = list(backend or dispatch.BACKENDS)
-    for name in names:
-        dispatch.ladder(name)
-    if kernel is not None:
-        names = [n for n in names if any(row.name == kernel for row in dispatch.ladder(n))]
-        if not names:
-            raise UnknownNameError(
-                f"unknown kernel {kernel!r}: choose from "
-                + ", ".join(
-                    r.name for n in backend or dispatch.BACKENDS for r in dispatch.ladder(n)
-                )
-            )
+    rows = dispatch.select(backend or (), [kernel] if kernel else ())
+    names = dict.fromkeys(row.backend for row in rows)
+    kernel = rows[0].name if kernel else None
     choices = [choice(problem, name, kernel, board, compile) for name in names]
     against = bound(problem, board)
+    folder = results or Path("reports") / board.slug
+    measured = store.read(folder) if results or (folder / store.RESULTS).is_file() else []
+    ranking = rank(problem, rows, board, measured)
     if json:
         typer.echo(
             json_.dumps(
@@ -151,6 +134,7 @@ def explain(
                     "problem": str(problem),
                     "gpu": board.name,
                     "choices": [asdict(each) for each in choices],
+                    "ranking": [asdict(each) for each in ranking],
                     "bound": {**asdict(against), "floor_us": against.floor_us, "by": against.by},
                 },
                 indent=2,
@@ -159,7 +143,9 @@ def explain(
         return
     from rich.console import Console
 
-    _print(Console(), problem, board, choices, against)
+    console = Console()
+    _print(console, problem, board, choices, against)
+    _print_ranking(console, ranking, choices, folder if measured else None)
 
 
 def board_of(name: str | None) -> Gpu:
@@ -194,33 +180,17 @@ def problem_of(
     Raises OperandError for names, layouts or sizes that do not exist.
     """
     from .bench.cases import parse_shape
-    from .errors import OperandError
     from .gpus import capability
-    from .operands import check_compute, check_factors
-    from .problem import OUTPUTS, Problem
+    from .operands import check_compute, check_factors, check_stored
+    from .problem import Problem
 
     size = parse_shape(shape)
-    M, N, K = size.M, size.N, size.K
-    if dtype not in OUTPUTS:
-        raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
-    if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
-        raise OperandError(
-            f"out-dtype is {out_dtype!r}: C of {dtype} operands is {' or '.join(OUTPUTS[dtype])}"
-        )
-    if layout not in ("nn", "nt", "tn", "tt"):
-        raise OperandError(f"layout is {layout!r}: choose nn, nt, tn or tt")
+    dtype_out = check_stored(dtype, out_dtype, layout)
     check_factors(dtype, alpha, beta, epilogue)
-    strides = {
-        "a": (K, 1) if layout[0] == "n" else (1, M),
-        "b": (N, 1) if layout[1] == "n" else (1, K),
-    }
-    return Problem(
-        M, N, K, dtype, out_dtype or OUTPUTS[dtype][0],
-        strides["a"], strides["b"], (N, 1),
+    return Problem.stored(
+        size.M, size.N, size.K, dtype, dtype_out, layout,
         capability=capability(board), compute=check_compute(dtype, compute), batch=batch,
-        batch_strides=(M * K, K * N, M * N) if batch > 1 else (0, 0, 0),
-        alpha=alpha, beta=beta, c_in_strides=(N, 1) if beta else None, bias=bias,
-        epilogue=epilogue,
+        alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
     )  # fmt: skip
 
 
@@ -268,11 +238,10 @@ def _why_other(
 
 
 def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
-    if {"BLOCK_M", "BLOCK_N"} <= plan.keys():
-        block = (plan["BLOCK_M"], plan["BLOCK_N"])
-    elif {"MMA_M", "WARPS_M", "MMA_N", "WARPS_N"} <= plan.keys():
-        block = (plan["MMA_M"] * plan["WARPS_M"], plan["MMA_N"] * plan["WARPS_N"])
-    else:
+    from .ranking import block_of
+
+    block = block_of(plan)
+    if block is None:
         return {}
     tiles = (math.ceil(problem.M / block[0]), math.ceil(problem.N / block[1]))
     blocks = tiles[0] * tiles[1] * problem.batch
@@ -305,6 +274,7 @@ def stage_bytes(plan: dict[str, Any], problem: Problem) -> int | None:
 def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
     """What the backend's optional ``inspect(name, problem)`` says; a reason where it cannot."""
     from . import dispatch
+    from .errors import first_line
 
     inspect = getattr(import_module(dispatch.BACKENDS[row.backend]), "inspect", None)
     if inspect is None:
@@ -312,18 +282,14 @@ def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
     try:
         found: dict[str, Any] = inspect(row.name, problem)
     except (RuntimeError, ValueError) as error:
-        return {"unknown": str(error).strip().splitlines()[0]}
+        return {"unknown": first_line(error)}
     return found
 
 
 def bound(problem: Problem, board: Gpu) -> Bound:
     """Operations, bytes, and the floor of the time that they set on that GPU."""
     M, N, K = problem.M, problem.N, problem.K
-    dtype = "fp8" if problem.dtype_in.startswith("float8") else problem.dtype_in
-    dtype = "int8" if dtype == "uint8" else dtype
-    peak = board.peak_tflops.get(PEAK_OF.get(problem.compute, dtype))
-    if peak is not None and problem.compute == "tf32x3":
-        peak /= 3
+    peak = board.peak(problem.dtype_in, problem.compute)
     bandwidth = board.bandwidth_gb_s
     return Bound(
         flop=problem.flop,
@@ -332,7 +298,7 @@ def bound(problem: Problem, board: Gpu) -> Bound:
         intensity=problem.flop / problem.bytes,
         peak_tflops=peak,
         bandwidth_gb_s=bandwidth,
-        ridge=1e3 * peak / bandwidth if peak and bandwidth else None,
+        ridge=board.ridge(problem.dtype_in, problem.compute),
         compute_us=problem.flop / peak / 1e6 if peak else None,
         memory_us=problem.bytes / bandwidth / 1e3 if bandwidth else None,
     )
@@ -364,6 +330,32 @@ def _print(
         console.print(escape(line), soft_wrap=True)
 
 
+def _print_ranking(
+    console: Console, ranking: list[Estimate], choices: list[Choice], folder: Path | None
+) -> None:
+    from rich.table import Table
+
+    if folder is None:
+        console.print(
+            "ranking: nothing was measured on this GPU; 'tcgemm bench' does, and --results DIR "
+            "names another folder",
+            soft_wrap=True,
+        )
+        return
+    chosen = {f"{each.backend}/{each.kernel}" for each in choices}
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("kernel", "us", "scaled from"):
+        table.add_column(name, no_wrap=name != "scaled from")
+    for each in ranking:
+        name = f"{each.kernel} (chosen)" if each.kernel in chosen else each.kernel
+        if each.us is None:
+            table.add_row(name, "-", "nothing near it was measured")
+        else:
+            table.add_row(name, f"{each.us:.1f}", f"{each.measured_us:.1f} at {each.measured}")
+    console.print(f"ranking: estimates from the nearest shapes of {folder}", soft_wrap=True)
+    console.print(table)
+
+
 def _sms(board: Gpu) -> str:
     parts = [board.name]
     if board.sms:
@@ -378,9 +370,11 @@ def _sms(board: Gpu) -> str:
 
 
 def _lines(each: Choice, board: Gpu) -> list[str]:
+    from .problem import settings
+
     lines = []
     if each.plan:
-        lines.append("plan: " + " ".join(f"{name}={value}" for name, value in each.plan.items()))
+        lines.append("plan: " + settings(each.plan))
     if each.tile and each.tiles and each.padding_waste is not None:
         lines.append(
             f"grid: {each.tiles[0]} x {each.tiles[1]} tiles of {each.tile[0]} x {each.tile[1]}, "
@@ -419,7 +413,7 @@ def _bound_lines(against: Bound, board: Gpu, problem: Problem) -> list[str]:
         f"{against.intensity:.1f} operations per byte",
     ]
     if against.ridge is None or against.compute_us is None or against.memory_us is None:
-        kind = PEAK_OF.get(problem.compute, problem.dtype_in)
+        kind = f"{problem.dtype_in} by {problem.compute}"
         return [*lines, f"bound: unknown, {board.name} has no known peak for {kind}"]
     times = f"{against.compute_us:.2f} us of arithmetic, {against.memory_us:.2f} us of memory"
     side = "above" if against.by == "arithmetic" else "below"

@@ -11,20 +11,19 @@ Shapes, strides and dtypes, the device, the plan, what is fused, and every addre
 which is what Triton specializes on. A kernel with tensor descriptors is recorded again for each
 set of addresses, since a descriptor holds one.
 
-What Triton's launcher looks like inside differs between versions (3.6 and 3.7 are known). Where it
-does not look as expected nothing is replayed, and each call takes ``kernel[grid]``.
+Where Triton's launcher does not look as recording.py expects nothing is replayed, and each call
+takes ``kernel[grid]``.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
 
+from .recording import Recorded, Step, is_descriptor, record
 from .runtime import INTERPRETED, check, one_at_a_time, triton
 
 KINDS = 4096
@@ -33,44 +32,11 @@ KINDS = 4096
 ADDRESSES = 512
 """Sets of addresses remembered of one kind of call with tensor descriptors."""
 
-STREAM = 3
-"""Where the stream stands among the arguments of Triton's C function."""
-
 FUSED = ("c", "bias", "scale_a", "scale_b")
 """The attributes of a fusion that are tensors or None."""
 
-Step = tuple[Any, tuple[int], tuple[Any, ...], Mapping[str, Any]]
-"""(kernel, grid, positional arguments, constants and options)."""
-
 Second = Callable[..., Step | None]
 """``second(a, b, c, args, plan)``: the launch that follows the one with those arguments."""
-
-
-@dataclass(slots=True)
-class Recorded:
-    """One launch as Triton's C function was called: its arguments, and which are addresses."""
-
-    function: Callable[..., None]
-    head: list[Any]
-    """What comes before the kernel's arguments; the stream stands at STREAM."""
-    values: list[Any]
-    """The kernel's arguments, in a sequence of their own or behind the head."""
-    nested: bool
-    slots: list[tuple[int, int]]
-    """(position in ``values``, number of the address)."""
-
-    def __call__(self, stream: int, addresses: tuple[int, ...]) -> None:
-        head = self.head.copy()
-        head[STREAM] = stream
-        values = self.values
-        if self.slots:
-            values = values.copy()
-            for position, number in self.slots:
-                values[position] = addresses[number]
-        if self.nested:
-            self.function(*head, values)
-        else:
-            self.function(*head, *values)
 
 
 @dataclass(slots=True)
@@ -145,15 +111,16 @@ def bind(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
+    fusion: Any = None,
     **plan: int,
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """``launch`` of plain products for callers that have a guard of their own.
+    """``launch`` for callers that have a guard of their own.
 
     Returns a function of A, B and C for tensors with the shapes, strides, dtypes and device of
-    these, which the caller promises; addresses it looks at itself.
+    these, which the caller promises; addresses it looks at itself. ``fusion`` holds no tensors.
     """
     addresses = a.data_ptr(), b.data_ptr(), c.data_ptr()
-    key = (arguments, *plan, *plan.values(), *_guard((a, b, c), addresses, None))
+    key = (arguments, *plan, *plan.values(), *_guard((a, b, c), addresses, fusion))
     pa, pb, pc = (address & 15 for address in addresses)
     same = addresses[0] == addresses[1]
 
@@ -168,7 +135,7 @@ def bind(
             or (x == y) is not same
             or not _replay(kind, a, (x, y, z))
         ):
-            launch(kernel, arguments, a, b, c, None, plan, second)
+            launch(kernel, arguments, a, b, c, fusion, plan, second)
 
     return bound
 
@@ -257,7 +224,7 @@ def _remember(compiled: list[Any], steps: list[Step], addresses: tuple[int, ...]
         for x in step[2]
         if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses
     ]
-    described = any(_is_descriptor(x) for one in recorded for x in one.values)
+    described = any(is_descriptor(x) for one in recorded for x in one.values)
     kind = Kind(compiled, described, max(workspace, default=0), None if described else recorded)
     if described:
         kind.by_address[addresses] = recorded
@@ -270,66 +237,6 @@ def _record(
     found = [record(*pair, addresses) for pair in zip(compiled, steps, strict=True)]
     recorded = [one for one in found if one is not None]
     return recorded if len(recorded) == len(found) else None
-
-
-def record(compiled: Any, step: Step, addresses: tuple[int, ...]) -> Recorded | None:
-    """What Triton's launcher passes to its C function for this launch; nothing is launched.
-
-    Returns None where the launcher is not as expected, or needs scratch memory of its own.
-    """
-    kernel, (programs,), args, constants = step
-    calls: list[tuple[Any, ...]] = []
-
-    def recorder(*passed: Any) -> None:
-        calls.append(passed)
-
-    try:
-        launcher = copy.copy(compiled.run)
-        if launcher.global_scratch_size or launcher.profile_scratch_size:
-            return None
-        inner = launcher.launch
-        if isinstance(inner, FunctionType):
-            # Triton wraps its C function to encode descriptors: the same code over our recorder.
-            names = inner.__code__.co_freevars
-            cells = dict(zip(names, inner.__closure__ or (), strict=True))
-            function = cells.pop("launcher").cell_contents
-            closure = tuple(cells.get(name) or CellType(recorder) for name in names)
-            launcher.launch = FunctionType(
-                inner.__code__, inner.__globals__, argdefs=inner.__defaults__, closure=closure
-            )
-        else:
-            function, launcher.launch = inner, recorder
-        values = [*args, *(constants[name] for name in kernel.arg_names[len(args) :])]
-        head = (programs, 1, 1, 0, compiled.function, compiled.packed_metadata, None, None, None)
-        launcher(*head, *values)
-        (passed,) = calls
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-    nested = isinstance(passed[-1], (tuple, list))
-    if nested:
-        before, after = list(passed[:-1]), list(passed[-1])
-    else:
-        # The first argument of every kernel is an operand or the workspace.
-        first = (
-            i for i, x in enumerate(passed) if isinstance(x, torch.Tensor) or _is_descriptor(x)
-        )
-        start = next(first, len(passed))
-        before, after = list(passed[:start]), list(passed[start:])
-    if before[: STREAM + 2] != [programs, 1, 1, 0, compiled.function]:
-        return None
-    slots = []
-    for position, value in enumerate(after):
-        if isinstance(value, torch.Tensor):
-            address = value.data_ptr()
-            number = addresses.index(address) if address in addresses else len(addresses)
-            slots.append((position, number))
-            after[position] = 0
-    return Recorded(function, before, after, nested, slots)
-
-
-def _is_descriptor(x: Any) -> bool:
-    """Whether that is an encoded tensor descriptor, as the C function takes it."""
-    return type(x).__name__ == "PyCUtensorMap"
 
 
 _runtime = triton.knobs.runtime

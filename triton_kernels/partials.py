@@ -13,12 +13,29 @@ from typing import Any
 import torch
 
 from .dot import narrow
-from .launching import Step
 from .ordering import grouped
+from .recording import Step
 from .runtime import INTERPRETED, tl, triton
 
 CHUNK = 1024
 """Elements of C that one program of the second pass adds."""
+
+
+@triton.jit
+def start(EARLY: tl.constexpr):
+    """Where EARLY, let the next kernel start, and wait for the end of the one before.
+
+    Nothing that an earlier kernel wrote may be read, nor anything it reads be written, before.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def bounds(k_tiles, part, SPLITS: tl.constexpr):
+    """The first step of K of a part, and the one after its last."""
+    return k_tiles * part // SPLITS, k_tiles * (part + 1) // SPLITS
 
 
 @triton.jit
@@ -45,9 +62,7 @@ def add_kernel(
     EARLY: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start(EARLY)
     chunks: tl.constexpr = BLOCK_M // ROWS
     program = tl.program_id(0)
     split_tile, chunk = program // chunks, program % chunks

@@ -22,14 +22,13 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
+from .plans import INTERPRETER_PROGRAMS
+
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""
 
 one_at_a_time: AbstractContextManager[object] = Lock() if INTERPRETED else nullcontext()
 """Held during a launch: the interpreter keeps the program at work in one place for all threads."""
-
-INTERPRETER_PROGRAMS = 4
-"""Programs of a persistent kernel in the interpreter, which runs them one after another."""
 
 
 def check(a: torch.Tensor) -> None:

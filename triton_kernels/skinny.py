@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from .dot import multiply_add, narrow
-from .launching import Step, launch
+from .launching import launch
 from .ordering import grouped
-from .partials import add, leave, workspace
+from .partials import add, bounds, leave, start, workspace
+from .recording import Step
 from .runtime import INTERPRETED, cdiv, tl, triton
 
 
@@ -55,11 +56,7 @@ def kernel(
     EARLY: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    if EARLY:
-        # Nothing that an earlier kernel wrote may be read, nor anything it reads be written,
-        # before the wait.
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start(EARLY)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -68,7 +65,7 @@ def kernel(
     offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     k_tiles = tl.cdiv(K, BLOCK_K)
-    begin, end = k_tiles * part // SPLITS, k_tiles * (part + 1) // SPLITS
+    begin, end = bounds(k_tiles, part, SPLITS)
 
     # Offsets are elements, and 64-bit before any multiplication by a stride.
     row, col = offs_m.to(tl.int64), offs_n.to(tl.int64)

@@ -10,6 +10,9 @@ Adds:     parts. P SMs take whole tiles in waves of P; the R tiles that remain w
           of each.
           The parts leave float32 sums in a workspace and a second pass adds them in order:
           deterministic, at the price of writing and reading 4 bytes a part and element.
+          Whole tiles in full waves and the rest in parts is also what stream-K comes to in practice
+          (Osama et al., PPoPP 2023, its hybrid schedules); parts of one length, and a second pass
+          in place of programs that wait for one another.
           An early start, as in `skinny`.
 Missing:  the threads that multiply also wait for the loads and store C: warp specialization.
 
@@ -29,9 +32,10 @@ import torch
 
 from .descriptors import describe
 from .dot import multiply_add, narrow
-from .launching import Step, launch
+from .launching import launch
 from .ordering import grouped
-from .partials import add, leave, workspace
+from .partials import add, bounds, leave, start, workspace
+from .recording import Step
 from .runtime import INTERPRETED, cdiv, programs, tl, triton
 from .storage import letter
 
@@ -80,11 +84,7 @@ def kernel(
     EARLY: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    if EARLY:
-        # Nothing that an earlier kernel wrote may be read, nor anything it reads be written,
-        # before the wait.
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start(EARLY)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     split_tiles = tiles_m * tiles_n - whole
     k_tiles = tl.cdiv(K, BLOCK_K)
@@ -99,7 +99,7 @@ def kernel(
             if slot >= 0:
                 tile = whole + slot % split_tiles
                 part = slot // split_tiles
-                begin, end = k_tiles * part // SPLITS, k_tiles * (part + 1) // SPLITS
+                begin, end = bounds(k_tiles, part, SPLITS)
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
