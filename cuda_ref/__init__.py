@@ -168,6 +168,14 @@ KERNELS: tuple[dict[str, Any], ...] = (
         plan=_typed_plan,
     ),
     _row(
+        "wmma_multistage",
+        "WMMA at its best: 128 x 256 tiles, the next fragments loaded while these are multiplied",
+        (8, 0),
+        fuses=FUSES,
+        shapes=ROWS_SHAPES,
+        refuse=lambda problem: refuse_vector_rows(problem, _constants("wmma_multistage")),
+    ),
+    _row(
         "mma_multistage",
         "ldmatrix and mma.sync from swizzled stages; no address is worked out in the loop",
         (8, 0),
