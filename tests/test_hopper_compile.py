@@ -22,7 +22,7 @@ def case(dtype_in, dtype_out, compute="float32", plain=False, tile=None):
     )
 
 
-TILES = {(tile.BLOCK_M, tile.BLOCK_N, tile.NUM_STAGES): tile for tile in tiles.TILES}
+TILES = {(t.BLOCK_M, t.BLOCK_N, t.NUM_STAGES): t for t in tiles.TILES}
 PLAIN = [
     ("wgmma_tma", ()),
     ("wgmma_specialized", ()),
@@ -30,7 +30,7 @@ PLAIN = [
     ("wgmma_persistent", case("float16", "float32", plain=True)),
     *(
         ("wgmma_persistent", case("bfloat16", "bfloat16", plain=True, tile=TILES[key]))
-        for key in ((128, 256, 4), (256, 192, 3), (192, 128, 5), (128, 128, 3), (64, 128, 4))
+        for key in ((128, 256, 4), (256, 192, 3), (192, 176, 4), (64, 128, 8))
     ),
 ]
 FUSED = [("wgmma_persistent", case("float16", "float16"))]
