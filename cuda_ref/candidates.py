@@ -36,12 +36,12 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
         return [c for c in found if tiles * c["SPLITS"] <= 2 * processors or c["SPLITS"] == 1]
     if kernel == "split_k":
         tiles = -(-problem.M // 128) * -(-problem.N // 128)
-        pairs = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (2, 2), (4, 2), (8, 2), (4, 4), (2, 8))
+        pairs = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (2, 4), (4, 4), (2, 8))
         return [
             {"SPLITS": splits, "GROUPS": groups}
             for splits, groups in pairs
             if splits == groups == 1
-            or (splits * groups <= parts and tiles * splits * groups <= processors)
+            or (splits * groups <= parts and tiles * groups <= _clusters(splits, processors))
         ]
     found = []
     for width in (64, 128):
@@ -55,3 +55,9 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
             rings = (112, 200) if blocks <= processors else (112,) if splits > 1 else (50, 112, 200)
             found += [{"BLOCK_N": width, "SPLITS": splits, "SHARED_KB": kb} for kb in rings]
     return found
+
+
+def _clusters(blocks: int, processors: int) -> int:
+    """Clusters of so many blocks, one to an SM, that run at once: SMs come in groups that clusters
+    do not cross, so an H200's 132 SMs take 30 clusters of 4 and 14 of 8."""
+    return int(processors / blocks * {1: 1.0, 2: 1.0, 4: 0.91}.get(blocks, 0.85))
