@@ -21,10 +21,11 @@ from .limits import (
     refuse_wgmma_types,
     refuse_wmma_loads,
     refuse_wmma_types,
-    skinny_yields,
-    split_k_yields,
     wmma_shapes,
 )
+from .plans import pack, yields
+from .plans import plan as divided_plan
+from .tables import SETTINGS
 from .tiles import plan as tile_plan
 from .toolchain import CSRC, built_by_case, constants
 
@@ -221,7 +222,8 @@ KERNELS: tuple[dict[str, Any], ...] = (
         (9, 0),
         shapes=TMA_SHAPES,
         refuse=refuse_tma,
-        yields=split_k_yields,
+        yields=partial(yields, "split_k"),
+        plan=partial(divided_plan, "split_k"),
         fuses=FUSES[:-1],  # no batch
     ),
     _row(
@@ -230,7 +232,8 @@ KERNELS: tuple[dict[str, Any], ...] = (
         (9, 0),
         shapes=f"M or N at most 128; {TMA_SHAPES}",
         refuse=refuse_skinny,
-        yields=skinny_yields,
+        yields=partial(yields, "skinny"),
+        plan=partial(divided_plan, "skinny"),
         fuses=FUSES[:-1],  # no batch
     ),
     _row(
@@ -240,6 +243,8 @@ KERNELS: tuple[dict[str, Any], ...] = (
         shapes="M or N at most 8; the longer of A and B 16-byte aligned, one stride 1, rows a "
         "multiple of 8 elements apart",
         refuse=refuse_gemv,
+        yields=partial(yields, "gemv"),
+        plan=partial(divided_plan, "gemv"),
         fuses=FUSES,
     ),
     _row(
@@ -304,10 +309,14 @@ def load(name: str) -> Callable[..., None]:
             simulate(name, a, b, c, fusion)
             return
         plain, fused = operators_for(device, a, c, fusion, plan)
+        config = settings(c, plan)
         if fusion is None:
-            plain(a, b, c)
+            plain(a, b, c, config)
         else:
-            fused(a, b, c, *arguments(fusion))
+            fused(a, b, c, *arguments(fusion), config)
+
+    def settings(c: torch.Tensor, plan: Mapping[str, int]) -> int:
+        return pack(name, plan, c.shape[-2] > c.shape[-1]) if name in SETTINGS else 0
 
     def operators_for(
         device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any, plan: Mapping[str, int]
@@ -325,10 +334,11 @@ def load(name: str) -> Callable[..., None]:
         if device < 0:
             return partial(run, fusion=fusion, **plan)
         plain, fused = operators_for(device, a, c, fusion, plan)
+        config = settings(c, plan)
         if fusion is None:
-            return plain
+            return (lambda a, b, c: plain(a, b, c, config)) if config else plain
         more = arguments(fusion)
-        return lambda a, b, c: fused(a, b, c, *more)
+        return lambda a, b, c: fused(a, b, c, *more, config)
 
     run.prepare = prepare  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:

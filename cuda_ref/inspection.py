@@ -196,7 +196,7 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
     plain = problem.plain and problem.batch == 1
     a_t, b_t = problem.layout[0] == "t", problem.layout[1] == "t"
     k_major = {"A": not a_t, "B": b_t}
-    if name == "skinny" and problem.M > problem.N:  # it computes the transposed product
+    if name in ("skinny", "gemv") and problem.M > problem.N:  # they compute the transposed product
         k_major = {"A": b_t, "B": not a_t}
     tests = {
         "In": is_type(problem.dtype_in),
@@ -211,6 +211,8 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
         rows = max(rows, 16 if k_major["A"] else 64)
         tests["TILE_M"] = lambda value: value == str(rows)
+    if name == "gemv":
+        tests["K_MAJOR"] = is_flag(k_major["B"])
     return tests
 
 
