@@ -16,7 +16,6 @@ from typing import Any
 from .toolchain import (
     CSRC,
     NO_NVCC,
-    constants,
     find_cuobjdump,
     find_nvcc,
     include_folders,
@@ -129,6 +128,15 @@ def compile_only(
     return CompileReport(name, target, seconds, kernels, "serialize" in built.stderr)
 
 
+def compiler() -> str:
+    """``nvcc`` and its version, as it says itself; raises RuntimeError where there is none."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError(NO_NVCC)
+    said = re.search(r"release ([\d.]+)", _run([str(nvcc[0]), "--version"]).stdout)
+    return f"nvcc {said[1]}" if said else "nvcc"
+
+
 def _functions(sass: str) -> dict[str, str]:
     """The part of a disassembly that each function is."""
     parts = re.split(r"^\s*Function : (\S+)\n", sass, flags=re.MULTILINE)
@@ -199,11 +207,6 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         "Extra": lambda value: value.endswith("Plain") == plain,
         **{key: is_major(value) for key, value in k_major.items()},
     }
-    numbers = constants(name)
-    if "SMALL_TILES" in numbers:
-        tiles = -(-problem.M // numbers["BLOCK_M"]) * -(-problem.N // numbers["BLOCK_N"])
-        small = tiles * problem.batch <= numbers["SMALL_TILES"]
-        tests["T"] = lambda value: value.endswith(f"Tiling<{str(small).lower()}>")
     if name == "skinny":
         rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
         rows = max(rows, 16 if k_major["A"] else 64)

@@ -126,16 +126,20 @@ KERNELS: tuple[dict[str, Any], ...] = (
 def load(name: str) -> Callable[..., None]:
     """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name.
 
-    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare(a, b, c, **plan)`` gives
-    a function of A, B and C that launches plain products of tensors with the shapes, strides,
-    dtypes and device of these: the caller's promise, which spares ``run``'s own look-up.
+    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare`` takes what ``run``
+    takes, with a fusion that holds no tensors, and gives a function of A, B and C that launches
+    products of tensors with the shapes, strides, dtypes and device of these: the caller's promise,
+    which spares ``run``'s own look-up.
     """
     rung = import_module(f".{name}", __name__)
     run: Callable[..., None] = rung.run
     if hasattr(rung, "kernel") and hasattr(rung, "arguments"):
         bind = import_module(".launching", __name__).bind
-        second = getattr(rung, "second", None)
-        prepare = partial(bind, rung.kernel, rung.arguments, second)
+        bound = partial(bind, rung.kernel, rung.arguments, getattr(rung, "second", None))
+
+        def prepare(*operands: Any, **plan: Any) -> Callable[..., None]:
+            return partial(run, **plan) if plan.get("PREPARE") else bound(*operands, **plan)
+
         run.prepare = prepare  # type: ignore[attr-defined]
     return run
 
@@ -150,6 +154,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     With ``texts``, also the stages ttgir, ptx and sass. Raises RuntimeError where the rung does not
     compile.
     """
+    from importlib.metadata import version
+
     from .compile_only import Request, compile_rungs, source_lines
 
     row = next(row for row in KERNELS if row["name"] == name)
@@ -174,6 +180,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     (compiled,) = compile_rungs([request], assembly=texts, fresh=True)
     own, whole = source_lines(name)
     return {
+        "compiler": f"Triton {version('triton')}",
         "target": "sm_{}{}".format(*capability),
         "instances": 1,
         "instances built": 1,

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from .cases import Case
+
 GRAPH_BELOW_MS = 0.1
 """Kernels shorter than this are timed by CUDA-graph replays: launch gaps dominate otherwise."""
 
@@ -225,6 +227,33 @@ class Ring:
         index = self._next
         self._next = (index + 1) % self.size
         return index
+
+
+def rotating_operands(
+    case: Case, seed: int = 0
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], str, Ring]:
+    """Sets of A, B and C of a case on the GPU: (sets, "cold" or "warm", the ring over them).
+
+    Their data is not that of ``accuracy.Oracle``, which has the seed itself.
+    """
+    import torch
+
+    from .. import accuracy
+
+    size = case.product().bytes
+    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    count, cache = buffer_count(size, l2_bytes, torch.cuda.mem_get_info()[0])
+    dtype_in, dtype_out = accuracy.as_dtype(case.dtype_in), accuracy.as_dtype(case.dtype_out)
+    sets = [
+        (
+            *accuracy.operands(
+                case.M, case.N, case.K, dtype_in, case.layout, "cuda", seed + 1 + number
+            ),
+            torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
+        )
+        for number in range(count)
+    ]
+    return sets, cache, Ring(count)
 
 
 class Launches:
