@@ -1,4 +1,4 @@
-"""How wgmma_types divides C: as launch_best in csrc/wgmma_types.cu, whose lists are read here."""
+"""How wgmma_types divides C: as launch_mode in csrc/wgmma_types.cu, whose lists are read here."""
 
 from __future__ import annotations
 
@@ -32,28 +32,40 @@ class Tiling(NamedTuple):
 def tilings() -> dict[str, tuple[Tiling, ...]]:
     """What is summed, or fused, -> the tilings that the source has for it."""
     source = (CSRC / "wgmma_types.cu").read_text()
-    lists = re.findall(r"return launch_best<Mode, Out,(.*?)>\(", source, re.DOTALL)
+    small = re.search(r"using Small = (.*?);", source)
+    lists = re.findall(r"return with_fastest<(.*?)>\(gemm", source, re.DOTALL)
+    if small is None:
+        raise RuntimeError("wgmma_types.cu names no tiling Small")
     tiling = re.compile(r"Tiling<Mode, (\d+), (\d+), (\d+), (\d+)(?:, (true|false)(?:, \d+)?)?>")
     found = [
-        tuple(Tiling(*map(int, each[:4]), each[4] == "true") for each in tiling.findall(text))
+        tuple(
+            Tiling(*map(int, each[:4]), each[4] == "true")
+            for each in tiling.findall(text.replace("Small", small[1]))
+        )
         for text in lists
     ]
     return dict(zip(("split", "promoted", "plain", "fused"), found, strict=True))
 
 
-def plan(problem: Any) -> Mapping[str, int]:
-    """How wgmma_types runs a problem: the tiling that ends first, by rounds x area / rate."""
+def is_fused(problem: Any) -> bool:
+    """Whether more is asked than products, so that an instance of its own runs."""
+    return not {*problem.fused} <= {"batch"}
+
+
+def tiling_of(problem: Any) -> Tiling:
+    """The tiling that ends first, by rounds x area / rate."""
     M, N = problem.M, problem.N
     if problem.c_strides[0] == 1 and (problem.c_strides[1] != 1 or M > N):
         M, N = N, M  # as column_major in csrc/select.cuh: the transposed product is computed
-    if problem.compute == "tf32x3":
-        kind = "split"
-    elif problem.compute == "float32":
-        kind = "promoted"
-    else:
-        kind = "plain" if {*problem.fused} <= {"batch"} else "fused"
-    chosen = _fastest(kind, M, N, problem.batch, _processors(problem))
-    numbers = constants("wgmma_types")
+    kind = {"tf32x3": "split", "float32": "promoted"}.get(
+        problem.compute, "fused" if is_fused(problem) else "plain"
+    )
+    return _fastest(kind, M, N, problem.batch, _processors(problem))
+
+
+def plan(problem: Any) -> Mapping[str, int]:
+    """How wgmma_types runs a problem."""
+    chosen, numbers = tiling_of(problem), constants("wgmma_types")
     return {
         "BLOCK_M": chosen.block_m,
         "BLOCK_N": chosen.block_n,

@@ -12,15 +12,14 @@
 // STILL MISSING  K is never divided. Built case by case (wgmma_mode.cuh).
 //
 // grid       as few clusters of 1 or 2 blocks along M as finish in the same number of rounds
-// block      one producer and 1 to 3 consumer warpgroups; the tile is one of tiles_of below
+// block      one producer and 1 to 3 consumer warpgroups; the tile is one of launch_mode's
 // warpgroup  64 or 2 x 64 rows of C: wgmma 64 x BLOCK_N x 32 bytes; stored by 64 rows x 128 bytes
 #include "pack.cuh"
 #include "wgmma_epilogue.cuh"
 #include "wgmma_mode.cuh"
 #include "wgmma_schedule.cuh"
 #include "wgmma_sums.cuh"
-
-#include <algorithm>
+#include "wgmma_tilings.cuh"
 
 namespace {
 
@@ -35,7 +34,7 @@ constexpr uint32_t BARRIER_BYTES = 256;
 
 // One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile belongs
 // to one consumer, else to all of them, one below the other. RATE: how fast a busy SM is with it, in
-// percent of the first of its kind (see launch_best).
+// percent of the first of its kind (see with_fastest).
 template <typename Mode, int RATE_, int CONSUMERS_, int HALVES_, int N_, bool PINGPONG_ = false,
           int SETS_ = 1>
 struct Tiling {
@@ -220,39 +219,21 @@ int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
                          c_map, plain, schedule, k_tiles, extra);
 }
 
-// Starts the tiling that ends first: rounds of tiles x area of a tile / rate.
-template <typename Mode, typename Out, typename... Ts, typename Extra>
-int launch_best(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
-  int sms = 0;
-  if (const int error = multiprocessors(&sms)) return error;
-  const auto time = [&](int M, int N, int rate) {
-    const int64_t tiles = ceil_div(gemm.c.rows, M) * ceil_div(gemm.c.cols, N) * gemm.batch;
-    return static_cast<double>(ceil_div(tiles, sms) * M * N) / rate;
-  };
-  const double least = std::min({time(Ts::M, Ts::N, Ts::RATE)...});
-  int result = cudaErrorNotSupported;
-  (void)((time(Ts::M, Ts::N, Ts::RATE) == least
-              ? (result = launch_tiling<Mode, Out, Ts>(gemm, extra, stream), true)
-              : false) ||
-         ...);
-  return result;
-}
-
 template <typename Mode, typename Out, typename Extra>
 int launch_mode(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
+  const auto launch = [&](auto tiling) {
+    return launch_tiling<Mode, Out, decltype(tiling)>(gemm, extra, stream);
+  };
+  using Small = Tiling<Mode, 65, 1, 1, 128, false, 2>;
   if constexpr (Mode::SPLIT)
-    return launch_best<Mode, Out, Tiling<Mode, 100, 2, 1, 128>, Tiling<Mode, 65, 1, 1, 128>>(
-        gemm, extra, stream);
+    return with_fastest<Tiling<Mode, 100, 2, 1, 128>, Small>(gemm, launch);
   else if constexpr (Mode::PROMOTE)
-    return launch_best<Mode, Out, Tiling<Mode, 100, 2, 1, 128, false, 2>,
-                       Tiling<Mode, 65, 1, 1, 128, false, 2>>(gemm, extra, stream);
+    return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Small>(gemm, launch);
   else if constexpr (std::is_same_v<Extra, Plain>)
-    return launch_best<Mode, Out, Tiling<Mode, 100, 2, 2, 128, true>,
-                       Tiling<Mode, 102, 2, 2, 192, true>, Tiling<Mode, 65, 1, 1, 128>>(
-        gemm, extra, stream);
+    return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Tiling<Mode, 102, 2, 2, 192, true>,
+                        Small>(gemm, launch);
   else  // 192 accumulators leave too few registers for what is fused
-    return launch_best<Mode, Out, Tiling<Mode, 100, 2, 2, 128, true>,
-                       Tiling<Mode, 65, 1, 1, 128>>(gemm, extra, stream);
+    return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Small>(gemm, launch);
 }
 
 }  // namespace
