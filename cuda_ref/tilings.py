@@ -44,7 +44,7 @@ def tilings() -> dict[str, tuple[Tiling, ...]]:
         )
         for text in lists
     ]
-    return dict(zip(("split", "promoted", "plain", "fused"), found, strict=True))
+    return dict(zip(("split", "promoted", "promoted fused", "plain", "fused"), found, strict=True))
 
 
 def is_fused(problem: Any) -> bool:
@@ -57,9 +57,12 @@ def tiling_of(problem: Any) -> Tiling:
     M, N = problem.M, problem.N
     if problem.c_strides[0] == 1 and (problem.c_strides[1] != 1 or M > N):
         M, N = N, M  # as column_major in csrc/select.cuh: the transposed product is computed
-    kind = {"tf32x3": "split", "float32": "promoted"}.get(
-        problem.compute, "fused" if is_fused(problem) else "plain"
-    )
+    fused = is_fused(problem)
+    kind = "fused" if fused else "plain"
+    if problem.compute == "float32":
+        kind = "promoted fused" if fused else "promoted"
+    elif problem.compute == "tf32x3":
+        kind = "split"
     return _fastest(kind, M, N, problem.batch, _processors(problem))
 
 

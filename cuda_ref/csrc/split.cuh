@@ -28,47 +28,53 @@ __device__ __forceinline__ uint32_t split_any(uint32_t& x) {
   return __float_as_uint(twice);
 }
 
-// COUNT numbers become hi, and lo is written. True where that changed one of them, which is rare: a
-// sum of remainders tells.
+// COUNT numbers become hi, and lo is written. What is not finite is rare: a sum of remainders tells.
 template <int COUNT>
-__device__ __forceinline__ bool split(uint32_t* x, uint32_t* lo) {
+__device__ __forceinline__ void split(uint32_t (&x)[COUNT], uint32_t (&lo)[COUNT]) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     const float rest = remainder(x[i]);
     lo[i] = low_part(rest);
-    sum = i == 0 ? rest : sum + rest;
+    sum += rest;
   }
-  if (sum == sum) return false;
+  if (sum == sum) return;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) lo[i] = split_any(x[i]);
-  return true;
 }
 
 // Splits BYTES of shared memory at `tile`, by THREADS threads of which this is number `thread`: the
-// low parts are written BYTES behind it. Element by element, so any swizzle stays as it is. Hazard:
-// for wgmma to see them, each thread must run fence_proxy_async before it says that it is done.
+// low parts are written BYTES behind it. Element by element, so any swizzle stays as it is. All of a
+// thread's loads are in flight at once, since the way through shared memory is long where the tensor
+// cores read too. Hazard: for wgmma to see what is written, each thread must run fence_proxy_async
+// before it says that it is done.
 template <uint32_t BYTES, uint32_t THREADS>
 __device__ __forceinline__ void split_float32(uint32_t tile, uint32_t thread) {
-  constexpr uint32_t BATCH = 2;  // vectors in flight
-  for (uint32_t first = thread * 16; first < BYTES; first += BATCH * THREADS * 16) {
-    union {
-      uint4 vectors[BATCH];
-      uint32_t words[4 * BATCH];
-    } x, lo;
+  constexpr uint32_t COUNT = (BYTES / 16 - 1) / THREADS + 1;  // vectors of a thread
+  const auto address = [&](uint32_t i) { return tile + (thread + i * THREADS) * 16; };
+  const auto exists = [&](uint32_t i) { return thread + i * THREADS < BYTES / 16; };
+  uint4 x[COUNT];
 #pragma unroll
-    for (uint32_t i = 0; i < BATCH; ++i) {
-      const uint32_t at = first + i * THREADS * 16;
-      x.vectors[i] = at < BYTES ? ld_shared_v4(tile + at) : make_uint4(0, 0, 0, 0);
-    }
-    const bool changed = split<4 * BATCH>(x.words, lo.words);
+  for (uint32_t i = 0; i < COUNT; ++i)
+    x[i] = exists(i) ? ld_shared_v4(address(i)) : make_uint4(0, 0, 0, 0);
+  float sum = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < BATCH; ++i) {
-      const uint32_t at = first + i * THREADS * 16;
-      if (at >= BYTES) continue;
-      st_shared_v4(tile + BYTES + at, lo.vectors[i]);
-      if (changed) st_shared_v4(tile + at, x.vectors[i]);
-    }
+  for (uint32_t i = 0; i < COUNT; ++i) {
+    const float rests[4] = {remainder(x[i].x), remainder(x[i].y), remainder(x[i].z),
+                            remainder(x[i].w)};
+    sum += (rests[0] + rests[1]) + (rests[2] + rests[3]);
+    if (exists(i))
+      st_shared_v4(address(i) + BYTES, make_uint4(low_part(rests[0]), low_part(rests[1]),
+                                                  low_part(rests[2]), low_part(rests[3])));
+  }
+  if (sum == sum) return;
+#pragma unroll 1
+  for (uint32_t i = 0; exists(i); ++i) {
+    uint4 hi = ld_shared_v4(address(i));
+    const uint4 lo = make_uint4(split_any(hi.x), split_any(hi.y), split_any(hi.z),
+                                split_any(hi.w));
+    st_shared_v4(address(i), hi);
+    st_shared_v4(address(i) + BYTES, lo);
   }
 }
 

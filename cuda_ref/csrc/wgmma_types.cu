@@ -12,7 +12,7 @@
 // STILL MISSING  K is never divided. Built case by case (wgmma_mode.cuh).
 //
 // grid       as few clusters of 1 or 2 blocks along M as finish in the same number of rounds
-// block      one producer and 1 to 3 consumer warpgroups; the tile is one of launch_mode's
+// block      one producer and 1 to 3 consumer warpgroups; the tiling that ends first (launch_mode)
 // warpgroup  64 or 2 x 64 rows of C: wgmma 64 x BLOCK_N x 32 bytes; stored by 64 rows x 128 bytes
 #include "pack.cuh"
 #include "wgmma_epilogue.cuh"
@@ -33,8 +33,7 @@ constexpr uint32_t SHARED_BYTES = 232448;  // 227 KB, what an SM gives a block
 constexpr uint32_t BARRIER_BYTES = 256;
 
 // One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile belongs
-// to one consumer, else to all of them, one below the other. RATE: how fast a busy SM is with it, in
-// percent of the first of its kind (see with_fastest).
+// to one consumer, else to all, one below the other. RATE: speed of a busy SM, percent of the first.
 template <typename Mode, int RATE_, int CONSUMERS_, int HALVES_, int N_, bool PINGPONG_ = false,
           int SETS_ = 1>
 struct Tiling {
@@ -42,9 +41,9 @@ struct Tiling {
   static constexpr bool PINGPONG = PINGPONG_;
   static constexpr int M = 64 * HALVES * (PINGPONG ? 1 : CONSUMERS);
   static constexpr int THREADS = 128 * (1 + CONSUMERS);
-  // Of 168 or 128 registers a thread at launch; one consumer has all that a thread can have.
-  static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
-  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
+  // Of 168 or 128 registers a thread at launch. One consumer has all that a thread can have.
+  static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : Mode::SPLIT ? 88 : 40;
+  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Mode::SPLIT ? 208 : 232;
   // Consumers that wait for their sums begin one after the other, so that their waits do not meet.
   static constexpr int SETS = SETS_;
   static constexpr bool STAGGERED = Mode::PROMOTE && SETS == 1 && CONSUMERS > 1;
@@ -53,9 +52,8 @@ struct Tiling {
   static constexpr uint32_t STAGE_BYTES = LOADED_BYTES + (Mode::SPLIT ? B_BYTES : 0);
   static constexpr int CHUNK_BUFFERS = N == 192 ? 3 : 2;  // a divisor of the chunks of 64 rows
   static constexpr uint32_t CHUNKS_BYTES = CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES;
-  static constexpr uint32_t MOST_STAGES =
-      (SHARED_BYTES - BARRIER_BYTES - 1024 - CHUNKS_BYTES) / STAGE_BYTES;
-  static constexpr uint32_t NUM_STAGES = MOST_STAGES < 8 ? MOST_STAGES : 8;
+  static constexpr uint32_t NUM_STAGES =
+      std::min(8u, (SHARED_BYTES - BARRIER_BYTES - 1024 - CHUNKS_BYTES) / STAGE_BYTES);
   static constexpr uint32_t RING_BYTES = NUM_STAGES * STAGE_BYTES;
   using Tiles = Schedule<M, N, GROUP_M>;
 };
@@ -81,8 +79,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
   Ring<NUM_STAGES> ring{shared_address(barriers)};
   const uint32_t turns = ring.barriers + 24 * NUM_STAGES;  // one for each consumer
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
-  const int first = blockIdx.x >> (cluster - 1), step = gridDim.x >> (cluster - 1);
-  const int tiles = schedule.tiles();
+  const int first = blockIdx.x / cluster, step = gridDim.x / cluster, tiles = schedule.tiles();
 
   if (threadIdx.x == 0) {
     for (Ring<NUM_STAGES> each = ring; each.phase == 0; each.advance()) {
@@ -155,7 +152,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
       else
         store_chunks<Out, T::CHUNK_BUFFERS, true>(&c_map, chunks, 1 + consumer, values, top, n, z);
     };
-    const int own = T::PINGPONG ? consumer * step : 0, stride = T::PINGPONG ? 2 * step : step;
+    const int own = T::PINGPONG ? consumer * step : 0;
     uint32_t turn = 0;  // parity
     if (own) ring.skip(k_tiles);
     bool starts_next = T::STAGGERED && consumer + 1 < T::CONSUMERS;
@@ -164,7 +161,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
       starts_next = false;
     };
     if (T::STAGGERED && consumer > 0) mbarrier_try_wait_parity(turns + 8 * consumer, 0);
-    for (int index = first + own; index < tiles; index += stride) {
+    for (int index = first + own; index < tiles; index += T::PINGPONG ? 2 * step : step) {
       schedule.template locate<true>(index, rank, &m, &n, &z);
       m += row;
       if constexpr (Mode::PROMOTE) {
@@ -224,12 +221,16 @@ int launch_mode(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   const auto launch = [&](auto tiling) {
     return launch_tiling<Mode, Out, decltype(tiling)>(gemm, extra, stream);
   };
+  constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
   using Small = Tiling<Mode, 65, 1, 1, 128, false, 2>;
   if constexpr (Mode::SPLIT)
     return with_fastest<Tiling<Mode, 100, 2, 1, 128>, Small>(gemm, launch);
+  else if constexpr (Mode::PROMOTE && PLAIN)
+    return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Tiling<Mode, 102, 3, 1, 128>,
+                        Small>(gemm, launch);
   else if constexpr (Mode::PROMOTE)
     return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Small>(gemm, launch);
-  else if constexpr (std::is_same_v<Extra, Plain>)
+  else if constexpr (PLAIN)
     return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Tiling<Mode, 102, 2, 2, 192, true>,
                         Small>(gemm, launch);
   else  // 192 accumulators leave too few registers for what is fused
