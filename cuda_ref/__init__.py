@@ -9,6 +9,7 @@ from typing import Any
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
+from . import tilings
 from .fusion import arguments, case
 from .limits import (
     WMMA_SHAPES,
@@ -85,19 +86,6 @@ def _typed_plan(problem: Any) -> Mapping[str, int]:
         "NUM_STAGES": constants["NUM_STAGES"],
         "GROUP_M": constants["GROUP_M"],
         **dict(mma),
-    }
-
-
-def _wgmma_types_plan(problem: Any) -> Mapping[str, int]:
-    """As Mode in csrc/wgmma_types.cu."""
-    constants = dict(_constants("wgmma_types"))
-    promote_block_n = constants.pop("PROMOTE_BLOCK_N")
-    itemsize = 4 if problem.dtype_in == "float32" else 1
-    promotes = problem.compute in ("float32", "tf32x3")
-    return {
-        **constants,
-        "BLOCK_N": promote_block_n if promotes else constants["BLOCK_N"],
-        "BLOCK_K": constants["BLOCK_K"] // itemsize,
     }
 
 
@@ -260,9 +248,9 @@ KERNELS: tuple[dict[str, Any], ...] = (
         ),
         fuses=(*FUSES, "scales"),
         shapes="any; an operand that is not K-major in 16-byte aligned rows is copied so first "
-        "(counted in its time); Inf under tf32x3 gives Inf or NaN",
+        "(counted in its time)",
         refuse=refuse_wgmma_types,
-        plan=_wgmma_types_plan,
+        plan=tilings.plan,
     ),
 )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import tilings
 from .toolchain import (
     CSRC,
     NO_NVCC,
@@ -207,6 +208,12 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         "Extra": lambda value: value.endswith("Plain") == plain,
         **{key: is_major(value) for key, value in k_major.items()},
     }
+    if name == "wgmma_types":
+        chosen, fused = tilings.tiling_of(problem), tilings.is_fused(problem)
+        sizes = (chosen.rate, chosen.consumers, chosen.halves, chosen.block_n)
+        written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
+        tests["T"] = lambda value: f", {written}, " in value
+        tests["Extra"] = lambda value: value.endswith("Plain") != fused
     if name == "skinny":
         rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
         rows = max(rows, 16 if k_major["A"] else 64)

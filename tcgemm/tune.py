@@ -349,7 +349,6 @@ def tune(
             )
     import torch
 
-    from .call import forget
 
     if not torch.cuda.is_available():
         raise UnsupportedError(

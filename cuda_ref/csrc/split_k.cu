@@ -25,8 +25,8 @@ using namespace tcgemm::sm90;
 constexpr int BLOCK_M = 128;
 constexpr int BLOCK_N = 128;
 constexpr int BLOCK_K = 64;
-constexpr int NUM_STAGES = 4;
-constexpr int MOST_SPLITS = 16;  // a cluster of more than 8 has to be asked for
+constexpr int NUM_STAGES = 6;
+constexpr int MOST_SPLITS = 8;
 constexpr int MOST_PARTS = 16;
 constexpr int CONSUMERS = 2;
 constexpr int MULTIPLIERS = 128 * CONSUMERS;  // threads; the producer warp follows them
@@ -213,7 +213,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   // more than the SMs bring.
   const int parts = static_cast<int>(
       std::max<int64_t>(1, std::min({sms / tiles, k_tiles / 2, int64_t{MOST_PARTS}})));
-  schedule.groups = static_cast<int>(ceil_div(parts, MAX_CLUSTER));
+  schedule.groups = static_cast<int>(ceil_div(parts, std::min(MOST_SPLITS, MAX_CLUSTER)));
   schedule.splits = parts / schedule.groups;
   if (asked.config != 0) {
     schedule.splits = std::min(asked.setting(0), std::min(MOST_SPLITS, MAX_CLUSTER));
