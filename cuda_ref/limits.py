@@ -215,42 +215,6 @@ def refuse_gemv(problem: Any) -> str | None:
     return None
 
 
-def _checked_on_a_gpu(problem: Any) -> bool:
-    """Where rungs whose blocks exchange sums in a cluster, which the simulator does not run, have
-    been checked on a GPU: plain products with whole tiles along K and the long side of C. Elsewhere
-    they are taken by name only."""
-    long = max(problem.M, problem.N)
-    return problem.plain and long % 64 == 0 and problem.K % 64 == 0
-
-
-def skinny_yields(problem: Any) -> bool:
-    """Many rows by very many columns: the tiles of wgmma_persistent fill the GPU, and it reads A
-    less often. 128 x 28672 x 4096: 0.97 of cuBLAS against 0.89."""
-    if not _checked_on_a_gpu(problem):
-        return True
-    return min(problem.M, problem.N) > 64 and max(problem.M, problem.N) >= 25_600
-
-
-SPLIT_K_TILES = 66
-"""Tiles of 64 x 128, wgmma_persistent's small one, from which on half of an H200's 132 SMs have
-one."""
-
-SPLIT_K_LEAST = 2048
-"""K from which on dividing it can pay for adding the sums."""
-
-
-def split_k_yields(problem: Any) -> bool:
-    """Where the small tile of wgmma_persistent fills the GPU, or K is too short to be divided.
-
-    Of cuBLAS on an H200, bfloat16: 512 cubed 0.88 to 0.90 by wgmma_persistent and 0.58 by split_k,
-    1024 cubed 0.87 and 0.62.
-    """
-    tiles = -(-problem.M // 64) * -(-problem.N // 128)
-    if not _checked_on_a_gpu(problem):
-        return True
-    return tiles > SPLIT_K_TILES or problem.K < SPLIT_K_LEAST
-
-
 def refuse_wgmma_types(problem: Any) -> str | None:
     """Why 8-bit operands or float32 cannot be multiplied; None when they can.
 

@@ -316,6 +316,7 @@ def test_float32_is_multiplied_as_tf32(version):
 
 
 C_IN = [
+    ("bfloat16", "bfloat16", "float32"),
     ("bfloat16", "float32", "float32"),
     ("float16", "float16", "float16"),
     ("int8", "int32", "int32"),
@@ -352,6 +353,9 @@ def test_a_c_that_is_read_comes_by_tma_through_memory_that_is_there(number):
     bound = plans.shared_bytes(
         "descriptor", request.plan, request.dtype_out, request.dtype_in, request.compute
     )
+    if request.plan["FLATTEN"]:
+        assert request.dtype_out == "bfloat16"
+        bound += 128 * 256  # half a tile of C_in in 16 bits
     assert built.shared_bytes <= bound <= LIMITS[9, 0]
 
 

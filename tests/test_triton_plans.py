@@ -432,3 +432,26 @@ def test_a_plan_for_a_gpu_that_is_not_here_does_not_ask_the_one_that_is(monkeypa
     plans.forget()
     assert beside_another == alone
     assert mine != alone
+
+
+@pytest.mark.parametrize(("dtype_out", "flatten"), [("bfloat16", 1), ("float32", 0)])
+def test_a_c_that_is_read_has_memory_beside_the_next_tiles_stages(dtype_out, flatten, monkeypatch):
+    """Where the loops are joined those are full; a stage of 128 x 256 x 64 then goes for C_in."""
+    row = {
+        "BLOCK_M": 128,
+        "BLOCK_N": 256,
+        "BLOCK_K": 64,
+        "GROUP_M": 8,
+        "FLATTEN": 1,
+        "NUM_STAGES": 4,
+        "NUM_WARPS": 8,
+    }
+    monkeypatch.setattr(plans.tables, "choose", lambda *_: dict(row))
+    plans.forget()
+    asked = Problem.stored(4096, 4096, 4096, "bfloat16", dtype_out, "nt", capability=(9, 0))
+    plain = plans.plan("descriptor", asked)
+    reads = plans.plan("descriptor", replace(asked, beta=1.0, c_in_strides=(4096, 1)))
+    plans.forget()
+    assert plain["FLATTEN"] == 1
+    assert reads["FLATTEN"] == flatten
+    assert (plain["NUM_STAGES"], reads["NUM_STAGES"]) == ((4, 3) if flatten else (3, 3))

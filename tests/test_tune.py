@@ -292,7 +292,7 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
     machine = Fake(n2=1.25, n3="wrong")
     machine.gpu = "nvidia-h200"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(tune, "_Gpu", lambda budget, jobs: machine)
+    monkeypatch.setattr(tune, "_Gpu", lambda budget, jobs, backend: machine)
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--layout", "nt"])
     assert result.exit_code == 0, result.output

@@ -34,8 +34,6 @@ class How:
     BATCHED: bool
     PROMOTE: bool
     """The sum of each step of K is added outside of the tensor core."""
-    LEAD: int
-    """Steps that each consumer starts behind the one before."""
     FUSED: bool
     STAGED: bool
     """C_in comes by TMA."""
@@ -94,7 +92,7 @@ def rounding(base: Any, shape: list[int], strides: list[int], block: list[int]) 
 def arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
     BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
-    BUFFERS: int, PREPARE: int = 0, LEAD: int = 0,
+    BUFFERS: int, PREPARE: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     swapped = stored(c) == "t"
@@ -129,7 +127,6 @@ def arguments(
         TERMS=2 if compute == "tf32x3" else 1,
         BATCHED=batches > 1,
         PROMOTE=compute == "tf32x3" or (a.itemsize == 1 and compute == "float32"),
-        LEAD=LEAD,
         FUSED=finishes(fusion),
         STAGED=staged is not None,
         **{name: constants[name] for name in FINISHING},

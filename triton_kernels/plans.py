@@ -87,8 +87,10 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
         rows = _with_room(rows, problem, limit)
     config = tables.choose(rows, problem, processors)
     if kernel == "descriptor" and problem.beta:
-        # Flattened, the next tile's loads hold the memory through which C_in passes.
-        config["FLATTEN"] = 0
+        # Flattened, the next tile's loads hold the stages while half of C_in passes beside them.
+        config["FLATTEN"] *= int(not name and ITEMSIZE[problem.dtype_out] == 2)
+        half = config["BLOCK_M"] * config["BLOCK_N"] // 2 * ITEMSIZE[problem.dtype_out]
+        limit -= half * config["FLATTEN"]
     if kernel == "warp_specialized":
         config |= _rows_of_k(name, problem)
     else:

@@ -114,12 +114,6 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
     if HOW.BATCHED:
         tiles *= batches
     k_tiles = gl.cdiv(K, BLOCK_K)
-    LEAD: gl.constexpr = part * HOW.LEAD
-    if LEAD > 0:  # noqa: SIM102 (one condition is constant, the other is not)
-        # The first multiplies alone meanwhile, and stays ahead by as much: its tile is finished
-        # while the others still multiply.
-        if k_tiles > LEAD:
-            mbarrier.wait(full.index(LEAD), 0)
     slot, phase, c_phase = 0, 0, 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, HOW)

@@ -171,19 +171,9 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
   float d[Tile::TILES][4] = {};
   Step<K_MAJOR> ahead[AHEAD];
   int next = first + warp * AHEAD;
-#ifndef NOPREFETCH
-#ifndef PRE
-#define PRE 1
-#endif
-#pragma unroll 1
-  for (int i = 0; i < PRE * AHEAD; ++i) {
-    const int at = next + i / AHEAD * warps * AHEAD + i % AHEAD;
-    if (at < whole) Step<K_MAJOR>::prefetch(o, n, at * STEP_K, columns);
-  }
-#endif
-#ifndef LATE
+  for (int i = 0; i < AHEAD; ++i)
+    if (next + i < whole) Step<K_MAJOR>::prefetch(o, n, (next + i) * STEP_K, columns);
   griddepcontrol_launch_dependents();
-#endif
   griddepcontrol_wait();
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i)
@@ -201,9 +191,6 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
     ahead[0].template multiply<In>(d);
   }
 
-#ifdef LATE
-  griddepcontrol_launch_dependents();
-#endif
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int j = 0; j < Tile::TILES; ++j)

@@ -6,9 +6,10 @@
 // STILL MISSING  nothing that the hardware has: wgmma does not multiply float64.
 //
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
-//        matrix; two to an SM, so that one multiplies while the other waits
+//        matrix; three to an SM, so that others multiply while one waits
 // block  2 x 2 warps step through K by BLOCK_K over NUM_STAGES stages
-// warp   WARP_M x WARP_N of C: 4 x 4 mma. 128 registers of a thread hold accumulators
+// warp   WARP_M x WARP_N of C: 2 x 4 mma. 64 registers of a thread hold accumulators, 32 the elements
+//        of B and 32 two parts of A: one is loaded while the other is multiplied
 #include "mma.cuh"
 #include "order.cuh"
 #include "select.cuh"
@@ -19,17 +20,17 @@ namespace {
 
 using namespace tcgemm;
 
-constexpr int BLOCK_M = 128;
+constexpr int BLOCK_M = 64;
 constexpr int BLOCK_N = 64;
 constexpr int BLOCK_K = 16;
-constexpr int WARP_M = 64;
+constexpr int WARP_M = 32;
 constexpr int WARP_N = 32;
 constexpr int MMA_M = 16;
 constexpr int MMA_N = 8;
 constexpr int MMA_K = 16;
 constexpr int NUM_STAGES = 4;
 constexpr int GROUP_M = 8;
-constexpr int BLOCKS_PER_SM = 2;
+constexpr int BLOCKS_PER_SM = 3;
 constexpr int WARPS_N = BLOCK_N / WARP_N;
 constexpr int THREADS = BLOCK_M / WARP_M * WARPS_N * 32;
 constexpr int TILES_M = WARP_M / MMA_M;

@@ -3,16 +3,16 @@
 // ADDS           the operands change places: 64 columns of B are wgmma's 64 rows and the few rows
 //                of A its narrow n, so that little is multiplied in vain. What counts is how fast B
 //                arrives: a cluster divides K, so that few columns occupy most SMs, and its sums
-//                meet in shared memory; the next kernel starts while this one ends.
-// STILL MISSING  with 65 rows and more A comes out of the L2 again for every BLOCK_N columns of B,
-//                and the L2 is the limit, not the memory: blocks side by side could share it.
+//                meet in shared memory; with many columns a block takes tiles in turn; the next
+//                kernel starts while this one ends, and asks for its first stages.
+// STILL MISSING  with 65 rows and more A comes into an SM again for every BLOCK_N columns of B, and
+//                an SM takes no more than some 85 KB a microsecond.
 //
-// grid       one cluster per BLOCK_N columns of C, 64 or 128
+// grid       one cluster per BLOCK_N columns of C, 64 or 128; or as many blocks as fit the GPU
 // cluster    1 to MOST_SPLITS blocks, each of which multiplies its part of K
-// block      a producer warp and one consumer warpgroup step through K by BLOCK_K, over a ring of
-//            up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
-// warpgroup  BLOCK_N / 64 x wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 128
-//            accumulators a thread
+// block      a producer warp and BLOCK_N / 64 consumer warpgroups step through K by BLOCK_K, over a
+//            ring of up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
+// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 accumulators a thread
 #include <algorithm>
 
 #include "cluster_reduce.cuh"
@@ -30,11 +30,8 @@ constexpr int BLOCK_K = 64;
 constexpr int MOST_SPLITS = 8;
 constexpr int MOST_STAGES = 16;
 constexpr uint32_t SM_BYTES = 220 * 1024;  // for the rings of all blocks of an SM
-// How many stages of the next kernel's B, and A, are brought into the L2 while this one ends.
-#ifndef PREFETCH
-#define PREFETCH 16
-#endif
-constexpr int PREFETCHES = PREFETCH;
+constexpr int AHEAD = 4;  // stages brought into the L2 before the kernel before this one is over
+constexpr int EARLY = 8;  // stages before its last at which a block lets the next kernel begin
 
 // A tile of C^T: BLOCK_N columns of B by TILE_M rows of A.
 template <int TILE_M, int BLOCK_N>
@@ -70,6 +67,7 @@ struct Schedule {
   int K, splits, stages;
   int tiles;      // of BLOCK_N columns; with fewer clusters each takes several in turn
   bool persists;  // then the sums lie behind the ring, not in its place
+  bool early;     // every block has an SM, on which the next kernel may begin
   bool plain;     // nothing follows the product
 };
 
@@ -119,7 +117,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
   if (warp == CONSUMERS / 32) {
     if (threadIdx.x == CONSUMERS) {
       prefetch_tensormap(&a_map);
-      for (int i = 0; i < count && i < min(stages, PREFETCHES); ++i) {
+      for (int i = 0; i < count && i < min(stages, AHEAD); ++i) {
         const int k = (first + i) * BLOCK_K;
         each_box<B, BLOCK_N>(start * BLOCK_N, k, [&](uint32_t, int inner, int outer) {
           cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
@@ -142,12 +140,10 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
           });
           load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, k);
           if (++stage == stages) stage = 0, phase ^= 1;
-#ifdef TRIGGER
-          if (tile + step >= schedule.tiles && i == count - TRIGGER) griddepcontrol_launch_dependents();
-#endif
+          // The next kernel may take what room there is.
+          if (schedule.early && i == count - EARLY) griddepcontrol_launch_dependents();
         }
       }
-      // Every byte has been asked for: the next kernel may take what room there is.
       griddepcontrol_launch_dependents();
     }
     __syncwarp();
@@ -233,14 +229,14 @@ struct Plan {
   uint32_t bytes;  // of shared memory for a ring and what lies behind it
 };
 
-// As few blocks to a tile as occupy most SMs, each with an SM to itself.
+// Without settings, as few blocks to a tile as occupy most SMs, each with an SM to itself.
 Plan plan_of(const Gemm& gemm, int sms) {
   if (gemm.config != 0)
     return {gemm.setting(0), std::min(gemm.setting(1), MAX_CLUSTER), gemm.setting(2) * 1024u};
-  const int64_t tiles = ceil_div(gemm.c.cols, 64), most = ceil_div(ceil_div(gemm.a.cols, BLOCK_K), 2);
   int splits = 1;
-  while (tiles * splits < sms * 3 / 4 && splits < std::min(MOST_SPLITS, MAX_CLUSTER)) ++splits;
-  return {64, static_cast<int>(std::min<int64_t>(splits, most)), 200 * 1024};
+  while (ceil_div(gemm.c.cols, 64) * splits < sms * 3 / 4 && splits < std::min(MOST_SPLITS, MAX_CLUSTER))
+    ++splits;
+  return {64, splits, 200 * 1024};
 }
 
 }  // namespace
@@ -263,23 +259,26 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
 
   const int64_t tiles = ceil_div(gemm.c.cols, width);
+  // No part of K is empty.
+  const int splits = static_cast<int>(std::min<int64_t>(plan.splits, ceil_div(K, BLOCK_K)));
   const int64_t at_once = int64_t{std::max(1u, SM_BYTES / plan.bytes)} * sms;
-  const bool persists = plan.splits == 1 && tiles > at_once, turned = column_major(gemm.c);
+  const bool persists = splits == 1 && tiles > at_once, turned = column_major(gemm.c);
   return with_types(gemm, [&](auto in, auto out) {
     return with_tile(a_major, M, width, [&](auto a, auto tile_m, auto block_n) {
       const auto start = [&](auto b) {
         using Tile = Shape<tile_m, block_n>;
         const uint32_t behind =
-            plan.splits > 1 ? Tile::PART_BYTES : persists ? Tile::SUM_BYTES : 0;
+            splits > 1 ? Tile::PART_BYTES : persists ? Tile::SUM_BYTES : 0;
         const uint32_t room = plan.bytes - std::min(plan.bytes, behind + 1024);
         const int stages = std::min<uint32_t>(
             std::max(room / Tile::STAGE_BYTES, Tile::LEAST_STAGES), MOST_STAGES);
         return launch_clusters(
             skinny<decltype(in), decltype(out), a, b, tile_m, block_n>,
-            static_cast<unsigned>(persists ? at_once : tiles), plan.splits, dim3(Tile::THREADS),
+            static_cast<unsigned>(persists ? at_once : tiles), splits, dim3(Tile::THREADS),
             stages * Tile::STAGE_BYTES + behind + 1024, stream, a_map, b_map,
             rows_of(by_rows.c, gemm.out), turned, epilogue_of<float>(by_rows),
-            Schedule{K, plan.splits, stages, static_cast<int>(tiles), persists, is_plain(gemm)});
+            Schedule{K, splits, stages, static_cast<int>(tiles), persists,
+                     !persists && tiles * splits <= sms, is_plain(gemm)});
       };
       return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
                                  : start(std::integral_constant<Major, Major::MN>{});

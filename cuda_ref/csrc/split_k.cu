@@ -25,8 +25,8 @@ using namespace tcgemm::sm90;
 constexpr int BLOCK_M = 128;
 constexpr int BLOCK_N = 128;
 constexpr int BLOCK_K = 64;
-constexpr int NUM_STAGES = 4;
-constexpr int MOST_SPLITS = 16;  // a cluster of more than 8 has to be asked for
+constexpr int NUM_STAGES = 6;
+constexpr int MOST_SPLITS = 8;
 constexpr int MOST_PARTS = 16;
 constexpr int CONSUMERS = 2;
 constexpr int MULTIPLIERS = 128 * CONSUMERS;  // threads; the producer warp follows them
@@ -36,9 +36,9 @@ constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr uint32_t SUM_BYTES = BLOCK_M * pitch_of(BLOCK_N) * 4;
 // What the others of a cluster send: each part of the rows is rounded up to whole rows.
 constexpr uint32_t PART_BYTES = (BLOCK_M + MOST_SPLITS) * pitch_of(BLOCK_N) * 4;
-constexpr uint32_t SHARED_BYTES = NUM_STAGES * STAGE_BYTES + PART_BYTES + 1024;  // 1024: alignment
+constexpr uint32_t SHARED_BYTES = NUM_STAGES * STAGE_BYTES + 1024;  // 1024: alignment of panels
 static_assert(SHARED_BYTES <= 232448 - 512, "an SM gives a block 227 KB, barriers included");
-static_assert(SUM_BYTES <= NUM_STAGES * STAGE_BYTES, "the sums take the ring's place");
+static_assert(SUM_BYTES + PART_BYTES <= NUM_STAGES * STAGE_BYTES, "they take the ring's place");
 
 // Who multiplies what: block `rank` of cluster `index` takes part rank + splits * group of K.
 struct Schedule {
@@ -85,8 +85,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     fence_mbarrier_init();
   }
   __syncthreads();
-  if (splits > 1) barrier_cluster_arrive_relaxed();
-#ifndef NOPREFETCH
   if (threadIdx.x == MULTIPLIERS) {
     for (int k_tile = first; k_tile < last && k_tile < first + NUM_STAGES; ++k_tile) {
       each_box<A, BLOCK_M>(m, k_tile * BLOCK_K, [&](uint32_t, int inner, int outer) {
@@ -97,7 +95,6 @@ __global__ void __launch_bounds__(THREADS, 1)
       });
     }
   }
-#endif
   griddepcontrol_wait();
 
   float* sums = reinterpret_cast<float*>(shared + (ring - shared_address(shared)));
@@ -118,6 +115,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       griddepcontrol_launch_dependents();
     }
     __syncwarp();
+    if (splits > 1) barrier_cluster_arrive();
   } else {
     const int consumer = warp / 4;
     const bool arrives = threadIdx.x % 32 == 0;
@@ -142,17 +140,17 @@ __global__ void __launch_bounds__(THREADS, 1)
       if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
     }
     wgmma_wait_group<0>();
+    if (splits > 1) barrier_cluster_arrive();
     bar_sync(1, MULTIPLIERS);  // all warps have read the ring: the sums may take its place
     write_sums(sums + consumer * 64 * pitch_of(BLOCK_N), d, pitch_of(BLOCK_N), 1);
     if (splits > 1) fence_proxy_async();
     bar_sync(1, MULTIPLIERS);
-    const uint32_t behind = ring + NUM_STAGES * STAGE_BYTES;
     if (splits > 1) {
-      barrier_cluster_wait();  // every block expects what is sent; all have arrived long since
-      if (threadIdx.x == 0) send_parts<BLOCK_N>(ring, behind, received, share, rank);
+      barrier_cluster_wait();  // all warps of all blocks have read their rings
+      if (threadIdx.x == 0) send_parts<BLOCK_N>(ring, ring + SUM_BYTES, received, share, rank);
       mbarrier_try_wait_parity(received, 0);
     }
-    const float* parts = sums + NUM_STAGES * STAGE_BYTES / 4;
+    const float* parts = sums + SUM_BYTES / 4;
     if (schedule.groups > 1) {
       c.data = static_cast<float*>(c.data) + group * group_stride;
       finish_share<false, float, BLOCK_N, MULTIPLIERS>(sums, parts, share, rank, c, epilogue, m, n,
@@ -215,11 +213,14 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   // more than the SMs bring.
   const int parts = static_cast<int>(
       std::max<int64_t>(1, std::min({sms / tiles, k_tiles / 2, int64_t{MOST_PARTS}})));
-  schedule.groups = static_cast<int>(ceil_div(parts, MAX_CLUSTER));
+  schedule.groups = static_cast<int>(ceil_div(parts, std::min(MOST_SPLITS, MAX_CLUSTER)));
   schedule.splits = parts / schedule.groups;
   if (asked.config != 0) {
-    schedule.splits = MAX_CLUSTER > 1 ? std::min(asked.setting(0), MOST_SPLITS) : 1;
+    schedule.splits = std::min(asked.setting(0), std::min(MOST_SPLITS, MAX_CLUSTER));
     schedule.groups = asked.setting(1);
+    // No part of K is empty.
+    while (schedule.groups > 1 && schedule.splits * schedule.groups > k_tiles) --schedule.groups;
+    schedule.splits = static_cast<int>(std::min<int64_t>(schedule.splits, k_tiles));
   }
 
   const Rows c = rows_of(gemm.c, gemm.out);

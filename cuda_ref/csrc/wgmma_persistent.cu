@@ -11,12 +11,11 @@
 //                A build has one tile (wgmma_block.cuh), which the plan chooses
 //                (cuda_ref/tiles.py): time is rounds of tiles times their area. With PINGPONG the
 //                consumers take turns, a tile each, so that one multiplies while the other fuses
-//                and stores. Small tiles leave half of an SM to a second block.
+//                and stores.
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
 // grid       as few clusters as finish in the same number of rounds, in groups of GROUP_M tile rows
-// cluster    1 or 2 blocks along M, along N where BLOCK_M > BLOCK_N; 2 pay from five rounds on
-//            (1.6 % at 8192 cubed), and cost the launch of fewer
+// cluster    1 or 2 blocks along M, along N where BLOCK_M > BLOCK_N (wgmma_schedule.cuh)
 // block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
 //            NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  MMAS times 64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 16; MMAS x BLOCK_N / 2 accumulators
@@ -31,7 +30,7 @@ using namespace tcgemm;
 using namespace tcgemm::sm90;
 
 template <typename In, typename Out, Major A, Major B, typename Extra>
-__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+__global__ void __launch_bounds__(THREADS, 1)
     wgmma_persistent(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
                      const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Tiles schedule,
@@ -191,7 +190,7 @@ int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   int error = operand_map(gemm.a, false, gemm.in, A_BOX, &a_map, &a_major, batch);
   if (error == cudaSuccess)
     error = operand_map(gemm.b, true, gemm.in, B_BOX, &b_map, &b_major, batch);
-  if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters, BLOCKS_PER_SM);
+  if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
   const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, batch);
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));

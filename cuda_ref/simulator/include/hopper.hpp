@@ -38,6 +38,8 @@ void bulk_wait_read(int pending);
 // int32 for integers, of each lane.
 void wgmma(Element element, int n, bool a_mn_major, bool b_mn_major, void* d, uint64_t a,
            uint64_t b, bool accumulate, Site site);
+// The same of tf32, with A in four registers of each lane, which are read when it is multiplied.
+void wgmma_registers(int n, void* d, const void* a, uint64_t b, bool accumulate, Site site);
 void wgmma_commit(Site site);
 void wgmma_wait(int pending, Site site);
 
@@ -149,6 +151,9 @@ inline void st_shared_v2(uint32_t shared, float x, float y) {
 inline void st_shared_v2(uint32_t shared, int32_t x, int32_t y) {
   *static_cast<int2*>(simulator::shared_pointer(shared)) = make_int2(x, y);
 }
+inline uint32_t ld_shared_u32(uint32_t shared) {
+  return *static_cast<const uint32_t*>(simulator::shared_pointer(shared));
+}
 inline uint4 ld_shared_v4(uint32_t shared) {
   return *static_cast<const uint4*>(simulator::shared_pointer(shared));
 }
@@ -180,6 +185,10 @@ inline void wgmma_kmajor(Acc (&d)[REGISTERS], uint64_t a, uint64_t b, bool accum
                                   Element::tf32};
   simulator::wgmma(ELEMENTS[static_cast<int>(MMA)], 2 * REGISTERS, false, false, d, a, b,
                    accumulate, site);
+}
+inline void wgmma_tf32_registers(float (&d)[64], const uint32_t* a, uint64_t b, bool accumulate,
+                                 TCGEMM_HERE) {
+  simulator::wgmma_registers(128, d, a, b, accumulate, site);
 }
 template <typename In, Major A, Major B>
 inline void wgmma_m64n16k16(float (&d)[8], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
