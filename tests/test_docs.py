@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tcgemm import dispatch
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -17,6 +19,35 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def anchors(page):
+    """As GitHub names the headings of a page."""
+    seen = {}
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.M):
+        slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        yield slug if slug not in seen else f"{slug}-{seen[slug]}"
+        seen[slug] = seen.get(slug, 0) + 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_to_headings_lead_somewhere(page):
+    for path, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        if target in PAGES:  # reports are generated, and their headings with them
+            assert anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
+
+
+@pytest.mark.parametrize("folder", ["cuda", "triton"])
+def test_every_rung_has_a_page_that_the_course_names(folder):
+    course = (ROOT / "docs/README.md").read_text()
+    for row in dispatch.ladder(folder):
+        page = ROOT / f"docs/rungs/{folder}_{row.name}.md"
+        assert page.exists(), f"{row.name} has no page: {page.relative_to(ROOT)}"
+        assert f"(rungs/{page.name})" in course, f"docs/README.md does not name {page.name}"
+        text = page.read_text()
+        assert "```" in text, f"{page.name} has no diagram"
+        assert "| level |" in text, f"{page.name} has no table of tiles"
 
 
 def test_make_targets_named_in_the_readme_exist():
