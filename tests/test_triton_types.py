@@ -140,6 +140,27 @@ def test_nan_and_infinity_in_float32(rung, compute, device):
     assert bool((c[[0, 1, 2, 4, *range(6, 48)]] == 40).all())
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("size", [48, 256])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_tf32x3_makes_nan_only_where_the_product_is(rung, size, layout, device):
+    """An infinity meets low halves of both signs, whose products must not reach the sum."""
+    generator = torch.Generator().manual_seed(7)
+    a, b = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
+    b = b.mT if layout == "nt" else b
+    a[5, 3], a[7, 1], a[9, 0] = math.inf, -math.inf, math.nan
+    b[2, 4], b[3, 6] = math.inf, 0.0
+    a[11, 3], a[11, 5], b[3, 8], b[5, 8] = math.inf, math.inf, 1.5, -2.5
+    c = tcgemm.gemm(a, b, compute="tf32x3", backend="triton", kernel=rung).double()
+    d = a.double() @ b.double()
+    assert torch.equal(c.isnan(), d.isnan())
+    assert torch.equal(c[d.isinf()], d[d.isinf()])
+    assert bool(d[5, 6].isnan())  # inf times 0
+    assert bool(d[11, 8].isnan())  # inf minus inf
+    finite = d.isfinite()
+    assert float((c - d)[finite].abs().max()) < 1e-4
+
+
 @pytest.mark.parametrize("size", [32, 256])
 @pytest.mark.parametrize("rung", RUNGS)
 def test_tf32_is_rounded_to_nearest(rung, size, device):
@@ -280,3 +301,27 @@ def test_a_rung_without_the_type_names_one_that_has_it():
     a = torch.ones(16, 16, dtype=torch.uint8)
     with pytest.raises(UnsupportedError, match=r"kernels of triton that take it: pipelined"):
         tcgemm.gemm(a, a, backend="triton", kernel="descriptor")
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_float32_is_the_sum_of_two_terms_in_tf32(layout):
+    terms = import_module("tcgemm.triton_kernels.prepared").terms
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b = torch.randn(33, 70, device=device), torch.randn(70, 20, device=device)
+    a[3, 5], a[4, 6] = math.inf, math.nan
+    a = a if layout[0] == "n" else a.mT.contiguous().mT
+    b = b if layout[1] == "n" else b.mT.contiguous().mT
+    for whole, parts in zip((a, b), terms(a, b), strict=True):
+        assert parts.shape == (2, *whole.shape)
+        along_k = 2 if whole is a else 1
+        assert parts.stride(along_k) == 1, "K is contiguous"
+        finite = whole.isfinite()
+        bits = parts.view(torch.int32) if parts.is_contiguous() else parts.clone().view(torch.int32)
+        assert not (bits & 0x1FFF)[:, finite].any(), "the lower 13 bits are zero"
+        both = parts.double().sum(0)
+        off = (both - whole.double()).abs()[finite] / whole.double().abs()[finite]
+        assert off.max() <= 2.0**-21
+        infinite = whole.isinf()
+        assert (parts[0][infinite] == whole[infinite]).all()
+        assert not parts[1][infinite].any()
+        assert parts[0][whole.isnan()].isnan().all()
