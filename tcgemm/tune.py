@@ -364,6 +364,7 @@ def tune(
         if found.best is not None:
             write_table(path, table, backend)
     _module(backend, "plans").forget()
+    forget()
     if json_:
         typer.echo(json.dumps([_as_json(found) for found in results], indent=1))
     else:

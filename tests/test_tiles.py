@@ -1,10 +1,11 @@
 """The tiles of wgmma_persistent: the choice by rounds, and each tile through the simulator."""
 
+import math
 import re
 
 import pytest
 import torch
-from tcgemm.cuda_ref import simulator, tiles, toolchain
+from tcgemm.cuda_ref import load, simulator, tiles, toolchain
 from tcgemm.cuda_ref.fusion import DTYPES, TILE
 
 from tcgemm import accuracy
@@ -111,3 +112,31 @@ def test_each_tile_is_right_and_nothing_is_found(tile, tmp_path):
     report = simulator.simulate(source, a, b, c, check=True, timeout_s=60)
     assert not report.findings, [str(finding) for finding in report.findings]
     assert accuracy.error_ratio(a, b, c) <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a GPU of compute capability 9.0",
+)
+@pytest.mark.parametrize("tile", tiles.TILES, ids=IDS)
+def test_each_tile_is_exact_on_the_gpu(tile):
+    """Edges, one and many rounds, clusters of one and two, more steps along K than stages."""
+    run = load("wgmma_persistent")
+    for M, N, K in ((1, 8, 8), (129, 520, 328), (3000, 2312, 1032), (128, 256 * 133 + 8, 64)):
+        for layout in ("nn", "nt", "tn", "tt"):
+            height = K if layout[0] == "t" else M
+            a = torch.randint(-4, 5, (height, M + K - height), device="cuda").bfloat16()
+            b = torch.randint(-4, 5, (N, K) if layout[1] == "t" else (K, N), device="cuda")
+            b = b.bfloat16()
+            a, b = (x.mT if t == "t" else x for x, t in zip((a, b), layout, strict=True))
+            if any(max(x.stride()) % 8 for x in (a, b)):
+                continue
+            buffer = torch.full((M + 1, N + 8), math.nan, device="cuda").bfloat16()
+            c = buffer[:M, :N]
+            want = (a.double() @ b.double()).bfloat16()
+            for _ in range(2):
+                c.fill_(math.nan)
+                run(a, b, c, **tile.plan)
+                assert torch.equal(c, want), (M, N, K, layout)
+            assert int((~buffer.isnan()).sum()) == M * N, "wrote outside C"
