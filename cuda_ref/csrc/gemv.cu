@@ -14,6 +14,7 @@
 
 #include "epilogue.cuh"
 #include "gemv.cuh"
+#include "mma.cuh"
 #include "order.cuh"
 #include "select.cuh"
 #include "tensor_map.cuh"
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
     barrier_cluster_wait();
     for (int i = rank * blockDim.x + threadIdx.x; i < o.M * COLS; i += splits * blockDim.x) {
       float sum = 0;
-      for (int p = 0; p < splits; ++p) sum += ld_shared_cluster(shared_address(all + i), p);
+      for (int p = 0; p < splits; ++p) sum += ld_shared_cluster(sm90::shared_address(all + i), p);
       if (i % COLS < columns) store<Out>(c, epilogue, sum, batch, i / COLS, n + i % COLS);
     }
     // No block leaves while another may still read its sums.
