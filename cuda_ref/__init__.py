@@ -17,6 +17,7 @@ from .limits import (
     refuse_skinny,
     refuse_tiled_copies,
     refuse_tma,
+    refuse_vector_rows,
     refuse_wgmma_types,
     refuse_wmma_loads,
     refuse_wmma_types,
@@ -24,6 +25,7 @@ from .limits import (
     split_k_yields,
     wmma_shapes,
 )
+from .tiles import plan as tile_plan
 from .toolchain import CSRC, built_by_case, constants
 
 PAIRS = (
@@ -51,6 +53,8 @@ FP8_PAIRS = tuple(
 )
 
 FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "batch")
+
+ROWS_SHAPES = "A and B 16-byte aligned, one stride 1, rows a multiple of 16 bytes apart; C anywhere"
 
 TMA_SHAPES = (
     "A and B 16-byte aligned, one stride 1, rows a multiple of 8 elements apart; C anywhere"
@@ -81,16 +85,6 @@ def _typed_plan(problem: Any) -> Mapping[str, int]:
         "GROUP_M": constants["GROUP_M"],
         **dict(mma),
     }
-
-
-def _persistent_plan(problem: Any) -> Mapping[str, int]:
-    """As Tiling in csrc/wgmma_persistent.cu: a small tile where few large ones cover C."""
-    constants = dict(_constants("wgmma_persistent"))
-    small = {name: constants.pop(f"SMALL_{name}") for name in ("BLOCK_M", "BLOCK_N", "NUM_STAGES")}
-    few = constants.pop("SMALL_TILES")
-    tile_m, tile_n = constants["BLOCK_M"], constants["BLOCK_N"]
-    tiles = -(-problem.M // tile_m) * -(-problem.N // tile_n) * problem.batch
-    return {**constants, **(small if tiles <= few else {})}
 
 
 def _row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> dict[str, Any]:
@@ -161,6 +155,23 @@ KERNELS: tuple[dict[str, Any], ...] = (
         plan=_typed_plan,
     ),
     _row(
+        "mma_multistage",
+        "ldmatrix and mma.sync from swizzled stages; no address is worked out in the loop",
+        (8, 0),
+        fuses=FUSES,
+        shapes=ROWS_SHAPES,
+        refuse=lambda problem: refuse_vector_rows(problem, _constants("mma_multistage")),
+    ),
+    _row(
+        "mma_float64",
+        "float64 by mma.sync, 16 x 8 x 16 in one instruction where WMMA has 8 x 8 x 4",
+        (8, 0),
+        pairs=(("float64", "float64"),),
+        fuses=FUSES,
+        shapes=ROWS_SHAPES,
+        refuse=lambda problem: refuse_vector_rows(problem, _constants("mma_float64")),
+    ),
+    _row(
         "wgmma_tma",
         "TMA copies whole tiles, an mbarrier counts them in, wgmma reads them from shared memory",
         (9, 0),
@@ -181,7 +192,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         shapes=TMA_SHAPES + "; matrices of a batch a multiple of 8 elements apart",
         refuse=refuse_tma,
-        plan=_persistent_plan,
+        plan=tile_plan,
     ),
     _row(
         "split_k",
@@ -262,24 +273,32 @@ def load(name: str) -> Callable[..., None]:
         if device < 0:
             simulate(name, a, b, c, fusion)
             return
-        plain, fused = operators_for(device, a, c, fusion)
+        plain, fused = operators_for(device, a, c, fusion, plan)
         if fusion is None:
             plain(a, b, c)
         else:
             fused(a, b, c, *arguments(fusion))
 
-    def operators_for(device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any) -> Operators:
+    def operators_for(
+        device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any, plan: Mapping[str, int]
+    ) -> Operators:
         if not by_case:
             return prepared.get(device) or build(device)
-        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case)
+        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan)
         return prepared.get((device, defines)) or build(device, defines)
 
     def prepare(
-        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
     ) -> Callable[..., None]:
-        """The operator of plain products like this one, with nothing in between."""
+        """The operator of products like this one, with nothing in between."""
         device = a.get_device()
-        return run if device < 0 else operators_for(device, a, c, None)[0]
+        if device < 0:
+            return partial(run, fusion=fusion, **plan)
+        plain, fused = operators_for(device, a, c, fusion, plan)
+        if fusion is None:
+            return plain
+        more = arguments(fusion)
+        return lambda a, b, c: fused(a, b, c, *more)
 
     run.prepare = prepare  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:
@@ -302,13 +321,16 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     """
     from collections import Counter
 
-    from .inspection import compile_only, instances, source_lines
+    from .inspection import compile_only, compiler, instances, source_lines
     from .toolchain import sm_of
 
     defines: tuple[str, ...] = ()
     if macros := built_by_case(CSRC / f"{name}.cu"):
         fusion = None if problem.plain else problem
-        defines = case(problem.dtype_in, fusion, problem.dtype_out, problem.batch > 1, macros)
+        row = next(row for row in KERNELS if row["name"] == name)
+        batched = problem.batch > 1
+        plan = row["plan"](problem)
+        defines = case(problem.dtype_in, fusion, problem.dtype_out, batched, macros, plan)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
     kernels = instances(name, report.kernels, problem)
     counts: Counter[str] = Counter()
@@ -316,6 +338,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
         counts.update(kernel.sass)
     own, whole = source_lines(name)
     return {
+        "compiler": compiler(),
         "target": report.target,
         "instances": len(kernels),
         "instances built": len(report.kernels),

@@ -8,6 +8,7 @@ compute (a key of COMPUTES) and mma_shape ("" or a WMMA shape, e.g. "32x8x16").
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -40,6 +41,10 @@ COMPUTES = {
 """The values of tcgemm::Compute in csrc/gemm.cuh."""
 
 
+TILE = ("BLOCK_M", "BLOCK_N", "NUM_STAGES", "PINGPONG")
+"""What of a plan a build is for, where the source has macros of these names."""
+
+
 @cache
 def mma_tile(shape: str) -> tuple[int, int]:
     """(m, n) of a WMMA shape such as "32x8x16"; (0, 0) where none is named."""
@@ -55,17 +60,19 @@ def case(
     out_dtype: Any = None,
     batched: bool = False,
     macros: frozenset[str] | None = None,
+    plan: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """The compiler's flags for a build that takes one case only, of a rung that is built so.
 
     A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
-    equal, whether it is one plain product, and the dtype of C; of these, what ``macros`` name (see
-    toolchain.built_by_case), by default all but the last. ``dtype`` and ``out_dtype`` are
-    torch.dtypes; ``batched``: of three dimensions.
+    equal, whether it is one plain product, the dtype of C, and the tile of ``plan``; of these, what
+    ``macros`` name (see toolchain.built_by_case), by default the first four. ``dtype`` and
+    ``out_dtype`` are torch.dtypes; ``batched``: of three dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
-    return _flags(dtype, compute, m == n, fusion is None and not batched, out_dtype, macros)
+    tile = tuple(map(plan.get, TILE)) if plan else ()
+    return _flags(dtype, compute, m == n, fusion is None and not batched, out_dtype, macros, tile)
 
 
 @cache
@@ -76,6 +83,7 @@ def _flags(
     plain: bool,
     out_dtype: Any,
     macros: frozenset[str] | None,
+    tile: tuple[Any, ...],
 ) -> tuple[str, ...]:
     values = {
         "TCGEMM_IN": _number(dtype),
@@ -85,6 +93,12 @@ def _flags(
     }
     if out_dtype is not None:
         values["TCGEMM_OUT"] = _number(out_dtype)
+    if macros is not None:
+        values |= {
+            f"TCGEMM_{name}": value
+            for name, value in zip(TILE, tile, strict=False)
+            if value is not None
+        }
     return tuple(f"-D{k}={v}" for k, v in values.items() if macros is None or k in macros)
 
 

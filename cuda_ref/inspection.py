@@ -17,7 +17,6 @@ from . import tilings
 from .toolchain import (
     CSRC,
     NO_NVCC,
-    constants,
     find_cuobjdump,
     find_nvcc,
     include_folders,
@@ -130,6 +129,15 @@ def compile_only(
     return CompileReport(name, target, seconds, kernels, "serialize" in built.stderr)
 
 
+def compiler() -> str:
+    """``nvcc`` and its version, as it says itself; raises RuntimeError where there is none."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError(NO_NVCC)
+    said = re.search(r"release ([\d.]+)", _run([str(nvcc[0]), "--version"]).stdout)
+    return f"nvcc {said[1]}" if said else "nvcc"
+
+
 def _functions(sass: str) -> dict[str, str]:
     """The part of a disassembly that each function is."""
     parts = re.split(r"^\s*Function : (\S+)\n", sass, flags=re.MULTILINE)
@@ -200,11 +208,6 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         "Extra": lambda value: value.endswith("Plain") == plain,
         **{key: is_major(value) for key, value in k_major.items()},
     }
-    numbers = constants(name)
-    if "SMALL_TILES" in numbers:
-        tiles = -(-problem.M // numbers["BLOCK_M"]) * -(-problem.N // numbers["BLOCK_N"])
-        small = tiles * problem.batch <= numbers["SMALL_TILES"]
-        tests["T"] = lambda value: value.endswith(f"Tiling<{str(small).lower()}>")
     if name == "wgmma_types":
         chosen, fused = tilings.tiling_of(problem), tilings.is_fused(problem)
         sizes = (chosen.rate, chosen.consumers, chosen.halves, chosen.block_n)

@@ -87,6 +87,58 @@ def refuse_tiled_copies(problem: Any, constants: Mapping[str, int]) -> str | Non
     return None
 
 
+SHARED_BYTES = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (12, 0): 99}
+"""KB of shared memory that a block can have, by compute capability; others as 9.0."""
+
+
+def refuse_vector_rows(problem: Any, constants: Mapping[str, int]) -> str | None:
+    """Why A or B cannot be copied in 16-byte vectors with checked edges; None when they can.
+
+    As operand in csrc/tile_copy.cuh. C may lie anywhere.
+    """
+    wide = problem.dtype_in == "float64"
+    itemsize, instead = (8, "wmma_types takes it as it is") if wide else (2, ANY)
+    reason = _refuse_shared(problem, constants, itemsize, instead)
+    if reason:
+        return reason
+    for name, stride in zip("AB", problem.batch_strides, strict=False):
+        if problem.batch > 1 and stride * itemsize % 16:
+            return (
+                f"{name} has matrices {stride * itemsize} bytes apart, and 16-byte vectors need "
+                f"multiples of 16: {instead}"
+            )
+    for name, shape, strides, alignment in _operands(problem):
+        rows = shape[1] if _column_major(shape, strides) else shape[0]
+        ld, inner = _storage(shape, strides)
+        if inner != 1:
+            return f"{name} has strides {strides} and neither is 1: {instead}, or copy it"
+        if alignment < 16 or (rows > 1 and ld * itemsize % 16):
+            return (
+                f"{name} is {alignment}-byte aligned with rows {ld * itemsize} bytes apart, and "
+                f"16-byte vectors need multiples of 16: {instead}"
+            )
+    return None
+
+
+def _refuse_shared(
+    problem: Any, constants: Mapping[str, int], itemsize: int, instead: str
+) -> str | None:
+    """As SHARED_BYTES in the source: the stages, or the sums in rows 8 elements longer."""
+    if problem.capability is None:
+        return None
+    block_m, block_n = constants["BLOCK_M"], constants["BLOCK_N"]
+    stage = (block_m + block_n) * constants["BLOCK_K"] * itemsize
+    sums = block_m * (block_n + 8) * max(4, itemsize)
+    most = SHARED_BYTES.get(problem.capability, SHARED_BYTES[9, 0]) * 1024
+    if (needed := max(constants["NUM_STAGES"] * stage, sums)) <= most:
+        return None
+    here = "{}.{}".format(*problem.capability)
+    return (
+        f"a block needs {needed} bytes of shared memory and compute capability {here} has {most}: "
+        f"{instead}"
+    )
+
+
 # TMA coordinates are 32-bit, and the last tile may reach 255 past the end.
 TMA_MOST = 2**31 - 256
 

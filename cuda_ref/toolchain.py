@@ -147,6 +147,9 @@ def source_files(name: str, folder: Path = CSRC) -> list[Path]:
     return found
 
 
+_CASE = "IN|OUT|COMPUTE|SQUARE|PLAIN|BLOCK_M|BLOCK_N|NUM_STAGES|PINGPONG"
+
+
 @cache
 def built_by_case(source: Path) -> frozenset[str]:
     """The macros by which a .cu file, with what it includes, is compiled for one case at a time.
@@ -154,7 +157,7 @@ def built_by_case(source: Path) -> frozenset[str]:
     None where it is compiled whole.
     """
     text = "".join(path.read_text() for path in source_files(source.stem, source.parent))
-    return frozenset(re.findall("TCGEMM_(?:IN|OUT|COMPUTE|SQUARE|PLAIN)\\b", text))
+    return frozenset(re.findall(rf"TCGEMM_(?:{_CASE})\b", text))
 
 
 _CONSTANT = re.compile(r"^constexpr int ([A-Z][A-Z0-9_]*) = (\d+);", re.MULTILINE)

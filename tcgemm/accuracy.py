@@ -47,9 +47,9 @@ ACCUMULATION = {
 OPERAND_LOSS = {"tf32": 2.0**-10, "tf32x3": 3 * 2.0**-22}
 """By compute, times |A| @ |B|: what the operands lose before they are multiplied."""
 
-PARTIAL_SUMS = 2.0**-12
+PARTIAL_SUMS = 2.0**-11
 """Times |A| @ |B|: what 8-bit floats lose in the tensor core's 14-bit sums before they are promoted
-to float32."""
+to float32: each of an instruction's 32 products is cut to 13 bits below the largest."""
 
 TERMS = 4 * 2.0**-24
 """Times |alpha D| + |beta C| + |bias|: the float32 roundings of scaling and adding."""
@@ -170,8 +170,13 @@ class _Region:
     def ratio(self, c: torch.Tensor) -> float:
         return _worst_ratio(self.part(c), self.exact, self.slack)
 
-    def after(self, fusion: Fusion, shape: tuple[int, int]) -> _Region:
-        """The region once scaled, added to and through the epilogue."""
+    def after(
+        self, fusion: Fusion, shape: tuple[int, int], product_rounding: float = 0.0
+    ) -> _Region:
+        """The region once scaled, added to and through the epilogue.
+
+        ``product_rounding``: unit roundoff of a rounding before C is added.
+        """
         exact, slack = self.exact, self.slack
         wide = exact.dtype
         for scale, view in ((fusion.scale_a, (-1, 1)), (fusion.scale_b, (1, -1))):
@@ -181,6 +186,7 @@ class _Region:
         exact, slack = exact * fusion.alpha, slack * abs(fusion.alpha)
         terms = exact.abs()
         if fusion.c is not None:
+            slack = slack + product_rounding * exact.abs()
             term = fusion.beta * self.part(fusion.c.to(wide).expand(shape))
             exact, terms = exact + term, terms + term.abs()
         if fusion.bias is not None:
@@ -305,7 +311,11 @@ def check(
 
 
 def error_ratio(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    fusion: Fusion | None = None,
+    rounds_product: bool = False,
 ) -> float:
     """The worst ratio of error to bound of C as the product of A and B; above 1 is wrong.
 
@@ -317,17 +327,15 @@ def error_ratio(
             strides; the reference is made anew by each call.
         c: what the kernel wrote, [M, N] or [batch, M, N].
         fusion: what else was asked; its tensors as they were before the kernel ran.
+        rounds_product: allow a rounding to the dtype of C before ``fusion.c`` is added.
     """
+    fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
     if a.dim() == 3:
-        each = (
-            _replace_c(fusion, None if fusion is None or fusion.c is None else fusion.c[i])
-            for i in range(a.shape[0])
-        )
-        ratios = [error_ratio(*abc) for abc in zip(a, b, c, each, strict=True)]
+        each = [replace(fusion, c=None if fusion.c is None else fusion.c[i]) for i in range(len(a))]
+        ratios = [error_ratio(*abc, rounds_product) for abc in zip(a, b, c, each, strict=True)]
         return max(ratios, default=0.0)
     if c.numel() == 0:
         return 0.0
-    fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
     if c.is_floating_point() and bool(c.isnan().any()) and _all_finite(a, b, fusion):
         return math.inf
     if a.shape[1] == 0:
@@ -336,18 +344,13 @@ def error_ratio(
     else:
         regions = _references(a, b, 0, fusion.compute)
     shape = (c.shape[0], c.shape[1])
-    return max(region.after(fusion, shape).ratio(c) for region in regions)
+    rounding = UNIT_ROUNDOFF.get(c.dtype, 0.0) if rounds_product else 0.0
+    return max(region.after(fusion, shape, rounding).ratio(c) for region in regions)
 
 
 def _all_finite(a: torch.Tensor, b: torch.Tensor, fusion: Fusion) -> bool:
     terms = (a, b, fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
     return all(t is None or bool(t.double().isfinite().all()) for t in terms)
-
-
-def _replace_c(fusion: Fusion | None, c: torch.Tensor | None) -> Fusion | None:
-    if fusion is None or fusion.c is c:
-        return fusion
-    return replace(fusion, c=c)
 
 
 def poisoned(

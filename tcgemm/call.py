@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from . import dispatch
-from .epilogue import FUNCTIONS
+from .epilogue import finished, wide_dtype
 from .errors import OperandError, ToolchainError
 from .operands import (
     as_one_batch,
@@ -30,7 +32,15 @@ from .operands import (
     overlap,
     span,
 )
-from .problem import Fusion, Problem
+from .problem import COMPUTES, Fusion, Problem
+
+_Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""(a, b, c)."""
+
+_Repeated = Callable[
+    [torch.Tensor, torch.Tensor, "torch.Tensor | None", int, int, int], torch.Tensor
+]
+"""(a, b, out, and the addresses of the three) -> C."""
 
 
 def matmul(
@@ -66,29 +76,36 @@ def matmul(
     try:
         a_start, b_start = a.data_ptr(), b.data_ptr()
         c_start = 0 if out is None else out.data_ptr()
-        key: tuple[Any, ...] = (
-            a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
-            a_start & 255, b_start & 255, backend or dispatch.default_backend(), kernel, out_dtype,
-            torch.are_deterministic_algorithms_enabled(), a.is_neg(), b.is_neg(),
-        )  # fmt: skip
-        if out is not None:
-            key += (
-                out.shape, out.stride(), out.dtype, out.device, c_start & 255, out.requires_grad,
+        of_c = (
+            ()
+            if out is None
+            else (
+                out.shape,
+                out.stride(),
+                out.dtype,
+                out.device,
+                c_start & 255,
+                out.requires_grad,
                 out.is_neg(),
-            )  # fmt: skip
+            )
+        )
+        key = (
+            a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
+            a_start & 255, b_start & 255, a.is_neg(), b.is_neg(), of_c, out_dtype,
+            backend or dispatch.default_backend(), kernel,
+            torch._C._get_deterministic_algorithms(),
+        )  # fmt: skip
         differentiates = (a.requires_grad or b.requires_grad) and torch.is_grad_enabled()
-        prepared = None if differentiates else _prepared.get(key)
+        repeated = None if differentiates else _repeated.get(key)
     except (AttributeError, RuntimeError, TypeError):  # no tensors: gemm says what is wrong
         return gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
-    if prepared is not None:
-        return prepared(a, b, out, a_start, b_start, c_start)
+    if repeated is not None:
+        return repeated(a, b, out, a_start, b_start, c_start)
     c = gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
     if a.dim() == 2 and b.dim() == 2 and c.numel() and a.shape[1]:
-        again = _prepare(a, b, c, backend or dispatch.default_backend(), kernel)
-        if again is not None:
-            if len(_prepared) >= _MOST_PREPARED:
-                _prepared.clear()
-            _prepared[key] = again
+        if len(_repeated) >= _MOST_REPEATED:
+            _repeated.clear()
+        _repeated[key] = _repeat(a, b, c, backend or dispatch.default_backend(), kernel)
     return c
 
 
@@ -233,7 +250,7 @@ def _parts(
             _flat(a),
             _flat(b),
             _flat(c),
-            _replace(fusion, None if fusion.c is None else _flat(fusion.c)),
+            replace(fusion, c=None if fusion.c is None else _flat(fusion.c)),
         )
         return
     shared_b = not any(b.stride()[: len(batch)])
@@ -243,7 +260,7 @@ def _parts(
             for t in (a, c, *([] if fusion.c is None else [fusion.c]))
         ]
         if all(t is not None for t in tall):
-            yield tall[0], b[(0,) * len(batch)], tall[1], _replace(fusion, (*tall, None)[2])
+            yield tall[0], b[(0,) * len(batch)], tall[1], replace(fusion, c=(*tall, None)[2])
             return
     for outer in range(len(batch)):
         inner = batch[outer:]
@@ -262,7 +279,7 @@ def _parts(
             else _flat(t[index])
             for t in (a, b, c, fusion.c)
         )
-        yield a_part, b_part, c_part, _replace(fusion, c_in)
+        yield a_part, b_part, c_part, replace(fusion, c=c_in)
 
 
 def _flat(t: torch.Tensor) -> torch.Tensor:
@@ -278,13 +295,6 @@ def _as_rows(rows: tuple[int, ...], t: torch.Tensor) -> torch.Tensor | None:
     return as_one_batch(rows, columns)[:, 0, :]
 
 
-def _replace(fusion: Fusion, c: torch.Tensor | None) -> Fusion:
-    if fusion.c is c:
-        return fusion
-    fields = {name: getattr(fusion, name) for name in Fusion.__dataclass_fields__}
-    return Fusion(**{**fields, "c": c})
-
-
 def _launch(
     backend: str,
     kernel: str | None,
@@ -293,79 +303,88 @@ def _launch(
     c: torch.Tensor,
     fusion: Fusion,
 ) -> None:
-    problem = dispatch.problem_of(a, b, c, fusion)
-    row = dispatch.choose(problem, backend, kernel)
-    run = dispatch.load(backend, row.name)
-    config: dict[str, Any] = dict(row.plan(problem))
-    if not problem.plain:
-        config["fusion"] = fusion
-    _start(run, row, problem, config, a, b, c)
+    problem, row, run, config = _choice(backend, kernel, a, b, c, fusion)
+    _guarded(partial(run, **config), row, problem)(a, b, c)
 
 
-def _start(
-    run: Callable[..., None],
-    row: dispatch.Kernel,
-    problem: Problem,
-    config: dict[str, Any],
+def _choice(
+    backend: str,
+    kernel: str | None,
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-) -> None:
-    try:
-        if a.is_cuda and a.device.index != torch.cuda.current_device():
-            with torch.cuda.device(a.device):
-                run(a, b, c, **config)
-        else:
-            run(a, b, c, **config)
-    except RuntimeError as error:
-        if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
-            raise
-        raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
+    fusion: Fusion,
+) -> tuple[Problem, dispatch.Kernel, Callable[..., None], dict[str, Any]]:
+    """The problem, its kernel's row and callable, and the arguments that follow A, B and C."""
+    problem = dispatch.problem_of(a, b, c, fusion)
+    if backend == "triton" and kernel is None and os.environ.get("TCGEMM_TUNE") == "1":
+        from .tune import once
+
+        once(problem)
+    row = dispatch.choose(problem, backend, kernel)
+    config: dict[str, Any] = dict(row.plan(problem))
+    if not problem.plain:
+        config["fusion"] = fusion
+    return problem, row, dispatch.load(backend, row.name), config
+
+
+def _guarded(launch: _Launch, row: dispatch.Kernel, problem: Problem) -> _Launch:
+    """The launch with A's device as the current one, and a kernel's RuntimeError explained."""
+
+    def guarded(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        device = a.get_device()
+        try:
+            if device < 0 or device == torch._C._cuda_getDevice():
+                launch(a, b, c)
+            else:
+                with torch.cuda.device(device):
+                    launch(a, b, c)
+        except RuntimeError as error:
+            memory = isinstance(error, torch.OutOfMemoryError)
+            if device >= 0 and not memory and torch.cuda.is_current_stream_capturing():
+                raise ToolchainError(
+                    f"{row.full_name} failed on {problem} while a graph is captured: call it once "
+                    f"with such operands before the capture, which loads and tunes it ({error})"
+                ) from error
+            if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
+                raise
+            raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
+
+    return guarded
 
 
 def _without_product(c: torch.Tensor, fusion: Fusion) -> None:
     """C = epilogue(beta C + bias), where alpha or K is 0: A and B are not read."""
-    if fusion.c is None and fusion.bias is None:
-        c.zero_()
-        return
-    wide = torch.int64 if c.dtype == torch.int32 else torch.promote_types(c.dtype, torch.float32)
-    value = torch.zeros(c.shape, dtype=wide, device=c.device)
-    if fusion.c is not None:
-        beta = int(fusion.beta) if wide == torch.int64 else fusion.beta
-        value += beta * fusion.c.to(wide)
-    if fusion.bias is not None:
-        value += fusion.bias.to(wide)
-    value = value.to(c.dtype) if wide == torch.int64 else value
-    c.copy_(FUNCTIONS[fusion.epilogue](value))
+    zeros = torch.zeros(c.shape, dtype=wide_dtype(c.dtype), device=c.device)
+    c.copy_(finished(zeros, replace(fusion, alpha=1.0, scale_a=None, scale_b=None)))
 
 
-_Prepared = Callable[
-    [torch.Tensor, torch.Tensor, "torch.Tensor | None", int, int, int], torch.Tensor
-]
-_prepared: dict[tuple[Any, ...], _Prepared] = {}
-_MOST_PREPARED = 4096
+_repeated: dict[tuple[Any, ...], _Repeated] = {}
+"""By a call's key in ``matmul``: what does a call like it."""
+
+_MOST_REPEATED = 4096
 
 
-def _prepare(
+def forget() -> None:
+    """Choose and plan anew from now on."""
+    _repeated.clear()
+
+
+def _repeat(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, backend: str, kernel: str | None
-) -> _Prepared | None:
-    """What a call like this one does, its checks, choice and plan behind it; None if not plain."""
-    problem = dispatch.problem_of(a, b, c)
-    if not problem.plain:
-        return None
-    row = dispatch.choose(problem, backend, kernel)
-    run = dispatch.load(backend, row.name)
-    config: dict[str, Any] = dict(row.plan(problem))
+) -> _Repeated:
+    """What does products of matrices like these, the checks, the choice and the plan behind it."""
+    fusion = Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
+    problem, row, run, config = _choice(backend, kernel, a, b, c, fusion)
     prepare = getattr(run, "prepare", None)
-    launch = prepare(a, b, c, **config) if prepare else partial(run, **config)
+    launch = _guarded(
+        prepare(a, b, c, **config) if prepare else partial(run, **config), row, problem
+    )
     a_bytes, b_bytes, c_bytes = (end - start for start, end in map(span, (a, b, c)))
     shape, dtype = tuple(c.shape), c.dtype
     misaligned = problem.c_alignment - 1
-    several = a.is_cuda and torch.cuda.device_count() > 1
-    device = a.device.index if several else None
-    current_device = torch.cuda.current_device
 
-    def again(
+    def repeat(
         a: torch.Tensor,
         b: torch.Tensor,
         out: torch.Tensor | None,
@@ -377,19 +396,9 @@ def _prepare(
             out = a.new_empty(shape, dtype=dtype)
             if out.data_ptr() & misaligned:  # the plan was made for a better aligned C
                 return gemm(a, b, out=out, backend=backend, kernel=kernel)
-        elif (c_start < a_start + a_bytes and a_start < c_start + c_bytes) or (
-            c_start < b_start + b_bytes and b_start < c_start + c_bytes
-        ):
+        elif -a_bytes < a_start - c_start < c_bytes or -b_bytes < b_start - c_start < c_bytes:
             check_disjoint(out, A=a, B=b)
-        try:
-            if device is None or device == current_device():
-                launch(a, b, out)
-            else:
-                _start(run, row, problem, config, a, b, out)
-        except RuntimeError as error:
-            if type(error) is not RuntimeError:
-                raise
-            raise ToolchainError(f"{row.full_name} failed on {problem}: {error}") from error
+        launch(a, b, out)
         return out
 
-    return again
+    return repeat

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
 
 from . import cublaslt
-from .epilogue import FUNCTIONS
+from .epilogue import FUNCTIONS, finished, wide_dtype
 from .problem import COMPUTES, OUTPUTS, Fusion, Problem
 
 _EVERY = tuple(
@@ -98,6 +99,8 @@ KERNELS = (
         "capability": (7, 0),
         "shapes": "any for 16 bits and more; 8-bit N and K in multiples of 8 or 16, aligned rows",
         "refuse": _refuse,
+        # torch.addmm and baddbmm: what they lose against one call is part of the baseline.
+        "rounds_product": True,
     },
     {
         "name": "cublas_best",
@@ -129,53 +132,19 @@ def load(name: str) -> Callable[..., None]:
 def _torch_cpu(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
 ) -> None:
-    wide = _wide(c.dtype)
+    wide = wide_dtype(c.dtype)
     x = torch.matmul(a.to(wide), b.to(wide))
-    c.copy_(x if fusion is None else _finished(x, fusion))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums are computed in: int64 for int32, which narrowing wraps; float64; else float32."""
-    if dtype == torch.int32:
-        return torch.int64
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _finished(x: torch.Tensor, fusion: Fusion, scaled: bool = False) -> torch.Tensor:
-    """alpha * scales * x + beta * C_in + bias through the epilogue; x is overwritten.
-
-    ``scaled``: alpha and the scales are in x already.
-    """
-    if not scaled:
-        if fusion.scale_a is not None:
-            x *= fusion.scale_a.reshape(-1, 1)
-        if fusion.scale_b is not None:
-            x *= fusion.scale_b.reshape(1, -1)
-        if fusion.alpha != 1:
-            x *= _factor(x, fusion.alpha)
-    if fusion.c is not None:
-        x.add_(fusion.c.to(x.dtype), alpha=_factor(x, fusion.beta))
-    if fusion.bias is not None:
-        x += fusion.bias
-    if x.dtype == torch.int64:
-        # The sum wraps first: relu sees its sign.
-        x = x.to(torch.int32)
-    return FUNCTIONS[fusion.epilogue](x)
-
-
-def _factor(x: torch.Tensor, factor: float) -> float | int:
-    """alpha or beta; for integers as int32 holds it modulo 2^32."""
-    if x.dtype.is_floating_point:
-        return factor
-    return (int(factor) + 2**31) % 2**32 - 2**31
+    c.copy_(x if fusion is None else finished(x, fusion))
 
 
 def _cublas(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
 ) -> None:
-    if fusion is None:
+    if fusion is None and a.dtype == torch.bfloat16:  # no setting concerns it
         _product(a, b, c)
-    elif a.dtype == torch.int8:
+        return
+    fusion = fusion or Fusion()
+    if a.dtype == torch.int8:
         _integers(a, b, c, fusion)
     elif a.dtype in _FLOAT8:
         _float8(a, b, c, fusion)
@@ -205,14 +174,14 @@ def _floats(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion) -
         _product(a, b, c)
     else:
         # What follows sees float32 sums: C is rounded once.
-        wide = _wide(c.dtype)
+        wide = wide_dtype(c.dtype)
         # Summed in float16, cuBLAS gives float16 only.
         summed = torch.float16 if fusion.compute == "float16" else wide
         direct = c.dtype == summed == wide and fusion.c is None
         x = c if direct else torch.empty(c.shape, dtype=summed, device=c.device)
         _product(a, b, x)
         x = x.to(wide)
-        result = _finished(x, fusion)
+        result = finished(x, fusion)
         if result is not c:
             c.copy_(result)
         return
@@ -226,7 +195,7 @@ def _integers(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion)
     x = c if plain else torch.empty(c.shape, dtype=torch.int32, device=c.device)
     for a_part, b_part, x_part in _matrices(a, b, x):
         torch._int_mm(a_part, b_part, out=x_part)
-    result = FUNCTIONS[fusion.epilogue](x) if plain else _finished(x, fusion)
+    result = FUNCTIONS[fusion.epilogue](x) if plain else finished(x, fusion)
     if result is not c:
         c.copy_(result)
 
@@ -254,7 +223,7 @@ def _float8(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion) -
         torch._scaled_mm(
             a_part, b_part, one, one, out_dtype=torch.float32, use_fast_accum=fast, out=x_part
         )
-    c.copy_(_finished(x, fusion))
+    c.copy_(finished(x, fusion))
 
 
 def _matrices(
@@ -272,23 +241,24 @@ def _one(device: torch.device) -> torch.Tensor:
     return torch.ones(1, device=device)
 
 
+_settings = Lock()
+"""Held while torch's settings of matmul, which are the process's, are those of one call."""
+
+
 @contextmanager
 def _mode(compute: str) -> Iterator[None]:
-    """torch's global settings of matmul for the length of one call: tf32, float16 sums."""
+    """torch's settings of matmul for the length of one call: tf32 products, float16 sums."""
     flags: Any = torch.backends.cuda.matmul
-    precision = torch.get_float32_matmul_precision()
-    wanted = "high" if compute == "tf32" else "highest"
-    half = compute == "float16"
-    if precision == wanted and not half:
-        yield
-        return
-    halves = flags.allow_fp16_accumulation if half else None
-    torch.set_float32_matmul_precision(wanted)
-    try:
-        if half:
-            flags.allow_fp16_accumulation = True
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        if half:
-            flags.allow_fp16_accumulation = halves
+    precision = "high" if compute == "tf32" else "highest"
+    with _settings:
+        before = torch.get_float32_matmul_precision(), flags.allow_fp16_accumulation
+        if before == (precision, compute == "float16"):
+            yield
+            return
+        try:
+            torch.set_float32_matmul_precision(precision)
+            flags.allow_fp16_accumulation = compute == "float16"
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            flags.allow_fp16_accumulation = before[1]

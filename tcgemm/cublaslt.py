@@ -30,6 +30,8 @@ _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 
 _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_32F_TF32 = 68, 70, 77
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # CUBLASLT_MATMUL_DESC_TRANSA, _TRANSB
 _MAX_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+_REDUCTIONS = 3  # CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK
+_IN_COMPUTE_TYPE = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: parts of K are not rounded to C's
 _MIN_ALIGNMENTS = 5, 6, 7, 8  # CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, _B, _C, _D
 
 
@@ -114,6 +116,11 @@ class _Product:
             "cublasLtMatmulPreferenceSetAttribute",
             preference, _MAX_WORKSPACE, ctypes.byref(limit), ctypes.c_size_t(8),
         )  # fmt: skip
+        schemes = ctypes.c_uint32(_IN_COMPUTE_TYPE)
+        _call(
+            "cublasLtMatmulPreferenceSetAttribute",
+            preference, _REDUCTIONS, ctypes.byref(schemes), ctypes.c_size_t(4),
+        )  # fmt: skip
         # Unsaid, the heuristic takes every address for a multiple of 256 bytes.
         for attribute, bytes_ in zip(_MIN_ALIGNMENTS, self.alignments, strict=True):
             least = ctypes.c_uint32(bytes_)
@@ -180,6 +187,17 @@ def refuse(problem: Any) -> str | None:
     """Why the rung cannot take a problem: it hands operands over as they lie."""
     if "s" in problem.layout:
         return f"layout {problem.layout}: rows or columns of A and of B have to be contiguous"
+    for name, strides, (rows, columns) in (
+        ("A", problem.a_strides, (problem.M, problem.K)),
+        ("B", problem.b_strides, (problem.K, problem.N)),
+    ):
+        if strides[1] != 1 and columns > 1:
+            strides, rows, columns = strides[::-1], columns, rows
+        if rows > 1 and strides[0] < columns:
+            return (
+                f"{name} lies in lines of {columns} elements that start {strides[0]} apart, and "
+                f"cuBLASLt takes none that overlap: pass {name}.contiguous()"
+            )
     if problem.N > 1 and problem.c_strides[1] != 1:
         return f"C has strides {problem.c_strides} and its rows have to be contiguous"
     return None

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from .gpus import Gpu
     from .problem import Problem
 
-PEAK_OF = {
-    "ieee": "float32",
-    "tf32": "tf32",
-    "tf32x3": "tf32",
-    "float64": "float64",
-    "int32": "int8",
-    "fast": "fp8",
-}
-"""How products are summed -> the peak rate that bounds it, where the dtype does not say so."""
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -124,24 +114,14 @@ def explain(
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
     from . import dispatch
-    from .errors import UnknownNameError
 
     board = board_of(gpu)
     problem = problem_of(
         shape, dtype, out_dtype, layout, compute, alpha, beta, bias, epilogue, batch, board
     )
-    names = list(backend or dispatch.BACKENDS)
-    for name in names:
-        dispatch.ladder(name)
-    if kernel is not None:
-        names = [n for n in names if any(row.name == kernel for row in dispatch.ladder(n))]
-        if not names:
-            raise UnknownNameError(
-                f"unknown kernel {kernel!r}: choose from "
-                + ", ".join(
-                    r.name for n in backend or dispatch.BACKENDS for r in dispatch.ladder(n)
-                )
-            )
+    rows = dispatch.select(backend or (), [kernel] if kernel else ())
+    names = dict.fromkeys(row.backend for row in rows)
+    kernel = rows[0].name if kernel else None
     choices = [choice(problem, name, kernel, board, compile) for name in names]
     against = bound(problem, board)
     if json:
@@ -197,30 +177,22 @@ def problem_of(
     from .errors import OperandError
     from .gpus import capability
     from .operands import check_compute, check_factors
-    from .problem import OUTPUTS, Problem
+    from .problem import LAYOUTS, OUTPUTS, Problem
 
     size = parse_shape(shape)
-    M, N, K = size.M, size.N, size.K
     if dtype not in OUTPUTS:
         raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
     if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
         raise OperandError(
             f"out-dtype is {out_dtype!r}: C of {dtype} operands is {' or '.join(OUTPUTS[dtype])}"
         )
-    if layout not in ("nn", "nt", "tn", "tt"):
+    if layout not in LAYOUTS:
         raise OperandError(f"layout is {layout!r}: choose nn, nt, tn or tt")
     check_factors(dtype, alpha, beta, epilogue)
-    strides = {
-        "a": (K, 1) if layout[0] == "n" else (1, M),
-        "b": (N, 1) if layout[1] == "n" else (1, K),
-    }
-    return Problem(
-        M, N, K, dtype, out_dtype or OUTPUTS[dtype][0],
-        strides["a"], strides["b"], (N, 1),
+    return Problem.stored(
+        size.M, size.N, size.K, dtype, out_dtype or OUTPUTS[dtype][0], layout,
         capability=capability(board), compute=check_compute(dtype, compute), batch=batch,
-        batch_strides=(M * K, K * N, M * N) if batch > 1 else (0, 0, 0),
-        alpha=alpha, beta=beta, c_in_strides=(N, 1) if beta else None, bias=bias,
-        epilogue=epilogue,
+        alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
     )  # fmt: skip
 
 
@@ -319,11 +291,7 @@ def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
 def bound(problem: Problem, board: Gpu) -> Bound:
     """Operations, bytes, and the floor of the time that they set on that GPU."""
     M, N, K = problem.M, problem.N, problem.K
-    dtype = "fp8" if problem.dtype_in.startswith("float8") else problem.dtype_in
-    dtype = "int8" if dtype == "uint8" else dtype
-    peak = board.peak_tflops.get(PEAK_OF.get(problem.compute, dtype))
-    if peak is not None and problem.compute == "tf32x3":
-        peak /= 3
+    peak = board.peak(problem.dtype_in, problem.compute)
     bandwidth = board.bandwidth_gb_s
     return Bound(
         flop=problem.flop,
@@ -332,7 +300,7 @@ def bound(problem: Problem, board: Gpu) -> Bound:
         intensity=problem.flop / problem.bytes,
         peak_tflops=peak,
         bandwidth_gb_s=bandwidth,
-        ridge=1e3 * peak / bandwidth if peak and bandwidth else None,
+        ridge=board.ridge(problem.dtype_in, problem.compute),
         compute_us=problem.flop / peak / 1e6 if peak else None,
         memory_us=problem.bytes / bandwidth / 1e3 if bandwidth else None,
     )
@@ -378,9 +346,11 @@ def _sms(board: Gpu) -> str:
 
 
 def _lines(each: Choice, board: Gpu) -> list[str]:
+    from .problem import settings
+
     lines = []
     if each.plan:
-        lines.append("plan: " + " ".join(f"{name}={value}" for name, value in each.plan.items()))
+        lines.append("plan: " + settings(each.plan))
     if each.tile and each.tiles and each.padding_waste is not None:
         lines.append(
             f"grid: {each.tiles[0]} x {each.tiles[1]} tiles of {each.tile[0]} x {each.tile[1]}, "
@@ -419,7 +389,7 @@ def _bound_lines(against: Bound, board: Gpu, problem: Problem) -> list[str]:
         f"{against.intensity:.1f} operations per byte",
     ]
     if against.ridge is None or against.compute_us is None or against.memory_us is None:
-        kind = PEAK_OF.get(problem.compute, problem.dtype_in)
+        kind = f"{problem.dtype_in} by {problem.compute}"
         return [*lines, f"bound: unknown, {board.name} has no known peak for {kind}"]
     times = f"{against.compute_us:.2f} us of arithmetic, {against.memory_us:.2f} us of memory"
     side = "above" if against.by == "arithmetic" else "below"

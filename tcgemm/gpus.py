@@ -54,6 +54,11 @@ class Gpu:
             return tf32 if compute == "tf32" or tf32 is None else tf32 / 3
         return self.peak_tflops.get(UNITS.get(dtype, dtype))
 
+    def ridge(self, dtype: str, compute: str = "") -> float | None:
+        """FLOP per byte of memory above which arithmetic, and not memory, bounds a kernel."""
+        peak = self.peak(dtype, compute)
+        return 1e3 * peak / self.bandwidth_gb_s if peak and self.bandwidth_gb_s else None
+
     def ceiling_tflops(
         self, dtype: str, sm_clock_mhz: float | None = None, compute: str = ""
     ) -> float | None:

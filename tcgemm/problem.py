@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +55,18 @@ multiplied as they are, rounded to tf32, or as three products of their tf32 halv
 tensor core's own accumulator for 8-bit floats, never promoted.
 """
 
+LAYOUTS = ("nn", "nt", "tn", "tt")
+"""Storage of A, then of B: t is stored transposed."""
+
 EPILOGUES = ("relu", "gelu", "gelu_tanh", "silu")
 """Functions that may be applied to each element before it is narrowed."""
+
+
+def type_pair(dtype_in: str, dtype_out: str, compute: str) -> str:
+    """The types in words: "bfloat16", "float16 -> float32", "float32 by tf32"."""
+    pair = dtype_in if dtype_out == dtype_in else f"{dtype_in} -> {dtype_out}"
+    is_default = compute == COMPUTES.get(dtype_in, (compute,))[0]
+    return pair if is_default else f"{pair} by {compute}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,25 @@ class Problem:
         if not self.compute:
             object.__setattr__(self, "compute", COMPUTES.get(self.dtype_in, ("",))[0])
 
+    @classmethod
+    def stored(
+        cls, M: int, N: int, K: int, dtype_in: str, dtype_out: str, layout: str = "nn", **asked: Any
+    ) -> Problem:
+        """The problem of contiguous operands stored as ``layout`` says; C is row-major."""
+        return cls(
+            M,
+            N,
+            K,
+            dtype_in,
+            dtype_out,
+            a_strides=(K, 1) if layout[0] == "n" else (1, M),
+            b_strides=(N, 1) if layout[1] == "n" else (1, K),
+            c_strides=(N, 1),
+            batch_strides=(M * K, K * N, M * N) if asked.get("batch", 1) > 1 else (0, 0, 0),
+            c_in_strides=(N, 1) if asked.get("beta") else None,
+            **asked,
+        )
+
     @property
     def layout(self) -> str:
         """Storage of A, then of B: n is row-major, t is stored transposed, s is neither."""
@@ -166,9 +195,7 @@ class Problem:
         )
 
     def __str__(self) -> str:
-        pair = f"{self.dtype_in} -> {self.dtype_out}"
-        if self.compute != COMPUTES.get(self.dtype_in, (self.compute,))[0]:
-            pair += f" by {self.compute}"
+        pair = type_pair(self.dtype_in, self.dtype_out, self.compute)
         batch = f"{self.batch} x " if self.batch > 1 else ""
         named = {"alpha": f"alpha={self.alpha:g}", "beta": f"beta={self.beta:g}"}
         more = [named.get(name, name) for name in self.fused if name != "batch"]
@@ -183,6 +210,11 @@ def _letter(strides: tuple[int, int], shape: tuple[int, int]) -> str:
     return "t" if strides[0] == 1 or shape[0] == 1 else "s"
 
 
+def settings(config: Mapping[str, int | str]) -> str:
+    """The values of a configuration: ``BLOCK_M=128 BLOCK_N=256``."""
+    return " ".join(f"{name}={value}" for name, value in config.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a problem runs: the kernel, and the values its row chose (tile, stages, warps, ...)."""
@@ -193,8 +225,8 @@ class Plan:
 
     @property
     def settings(self) -> str:
-        """The configuration alone, e.g. ``BLOCK_M=128 BLOCK_N=256``."""
-        return " ".join(f"{key}={value}" for key, value in self.config.items())
+        """The configuration alone."""
+        return settings(self.config)
 
     def __str__(self) -> str:
         return f"{self.backend}/{self.kernel} {self.settings}".rstrip()

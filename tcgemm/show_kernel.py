@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +39,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 often they run."""
 
 FACTS = (
+    "compiler",
     "target",
     "instances",
     "registers",
@@ -51,9 +53,14 @@ FACTS = (
     "lines with what is shared",
 )
 
+ALL_SHOWN = ("registers", "spilled bytes", "wgmma", "mma", "instructions", "seconds to compile")
+"""What ``--all`` prints of a rung; its file has everything."""
+
 
 def show_kernel(
-    kernel: Annotated[str, typer.Argument(help="The rung.", metavar="BACKEND/KERNEL")],
+    kernel: Annotated[
+        str | None, typer.Argument(help="The rung.", metavar="BACKEND/KERNEL")
+    ] = None,
     compare: Annotated[
         str | None, typer.Option(help="A second rung beside it.", metavar="BACKEND/KERNEL")
     ] = None,
@@ -74,17 +81,32 @@ def show_kernel(
         str | None,
         typer.Option(help="Print this text instead: ttgir (Triton), ptx or sass.", metavar="NAME"),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every rung instead, one after another: minutes.")
+    ] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Of --all: write this file; compiled.csv of a report's folder is shown."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what the compiler made of a rung: instructions, registers, spills, seconds, lines."""
-    from .errors import UnknownNameError
+    from . import dispatch
+    from .errors import OperandError, UnknownNameError
     from .explain import board_of, problem_of
 
     if stage is not None and stage not in STAGES:
         raise UnknownNameError(f"unknown stage {stage!r}: choose from {', '.join(STAGES)}")
-    rows = [find(name) for name in (kernel, compare) if name is not None]
+    if every == (kernel is not None) or (every and (compare or stage)) or (csv and not every):
+        raise OperandError(
+            "name a BACKEND/KERNEL, or give --all, with which go --csv and --json only"
+        )
+    rows = [dispatch.named(name) for name in (kernel, compare) if name is not None]
     board = board_of(gpu)
     problem = problem_of(shape, dtype, None, layout, compute, 1.0, 0.0, False, "", 1, board)
+    if every:
+        _show_all(problem, board.name, csv, json)
+        return
     inspectors = [inspector(row, problem, stage) for row in rows]
     shown = [describe(row, problem, inspect(stage is not None)) for row, inspect in
              zip(rows, inspectors, strict=True)]  # fmt: skip
@@ -104,19 +126,6 @@ def show_kernel(
             typer.echo(each["text"])
     else:
         _print(shown, problem, board.name)
-
-
-def find(name: str) -> Kernel:
-    """The row of ``BACKEND/KERNEL``. Raises UnknownNameError, listing what exists."""
-    from . import dispatch
-    from .errors import UnknownNameError
-
-    backend, slash, kernel = name.partition("/")
-    if not slash:
-        known = [row.full_name for each in dispatch.BACKENDS for row in dispatch.ladder(each)]
-        near = [full for full in known if full.endswith("/" + name)] or known
-        raise UnknownNameError(f"{name!r} is no BACKEND/KERNEL: choose from {', '.join(near)}")
-    return dispatch.find(backend, kernel)
 
 
 def inspector(
@@ -193,10 +202,35 @@ def describe(row: Kernel, problem: Problem, found: Mapping[str, Any]) -> dict[st
     }
 
 
+def _show_all(problem: Problem, gpu: str, csv: Path | None, json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from .compiled import compile_all, write_csv
+
+    console, rows = Console(), []
+    table = Table("rung", *ALL_SHOWN)
+    with Console(stderr=True).status("compiling") as status:
+        for row in compile_all(problem, gpu):
+            name = f"{row['backend']}/{row['kernel']}"
+            status.update(f"compiled {name}")
+            rows.append(row)
+            why = [f"{row['status']}: {row['reason']}"] if row["status"] != "ok" else []
+            table.add_row(name, *(why or (_cell(row[column]) for column in ALL_SHOWN)))
+    if csv is not None:
+        write_csv(csv, rows)
+    if json:
+        typer.echo(json_.dumps(rows, indent=2))
+    else:
+        console.print(table)
+
+
 def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from .problem import settings
 
     console = Console()
     console.print(f"[bold]{escape(str(problem))}[/], compiled for {escape(gpu)}", soft_wrap=True)
@@ -215,8 +249,7 @@ def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
     table.add_row("instructions in all", *(_cell(each["instructions"]) for each in shown))
     console.print(table)
     for each in shown:
-        plan = " ".join(f"{name}={value}" for name, value in each["plan"].items())
-        console.print(f"{each['kernel']}: {plan}", soft_wrap=True)
+        console.print(f"{each['kernel']}: {settings(each['plan'])}", soft_wrap=True)
         number, built = each["facts"]["instances"], each["instances built"]
         if number and number > 1:
             console.print(

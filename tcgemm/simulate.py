@@ -195,6 +195,7 @@ def measure(
     import torch
 
     from . import accuracy, dispatch
+    from .problem import LAYOUTS
 
     simulator = import_module(_SIMULATOR)
     board = gpu or find_gpu("h200")
@@ -203,7 +204,7 @@ def measure(
         raise OperandTypeError(f"the simulator takes float16 or bfloat16, not {dtype!r}")
     if out_dtype not in (None, dtype, "float32"):
         raise OperandTypeError(f"C is {dtype}, as A and B are, or float32, not {out_dtype!r}")
-    if layout not in ("nn", "nt", "tn", "tt"):
+    if layout not in LAYOUTS:
         raise OperandError(f"unknown layout {layout!r}: choose from nn, nt, tn, tt")
     if M * N * K > LARGEST:
         raise OperandError(
@@ -220,7 +221,7 @@ def measure(
     row: dict[str, Any] = {
         "kernel": kernel, "M": M, "N": N, "K": K, "dtype_in": dtype,
         "dtype_out": out_dtype or dtype, "layout": layout, "gpu": board.name, "order": order,
-        "checked": check, "refused": None, "findings": [], "ridge": _ridge(board, dtype),
+        "checked": check, "refused": None, "findings": [], "ridge": board.ridge(dtype),
     }  # fmt: skip
     if kernel.endswith(".cu"):
         source = Path(kernel)
@@ -328,7 +329,7 @@ def order_rows(
                     "l2_hit_rate": model.hit_rate, "read_bytes": model.read_bytes,
                     "dram_bytes": model.dram_bytes, "dram_over_least": model.dram_bytes / least,
                     "flop_per_dram_byte": 2 * M * N * K / model.dram_bytes,
-                    "waves": model.waves, "ridge": _ridge(gpu, dtype),
+                    "waves": model.waves, "ridge": gpu.ridge(dtype),
                 }
             )  # fmt: skip
     return rows
@@ -338,8 +339,7 @@ def _tiles(kernel: str, shape: tuple[int, int, int], dtype: str) -> list[tuple[s
     from . import dispatch
     from .problem import Problem
 
-    M, N, K = shape
-    problem = Problem(M, N, K, dtype, dtype, (K, 1), (N, 1), (N, 1), capability=(9, 0))
+    problem = Problem.stored(*shape, dtype, dtype, capability=(9, 0))
     if kernel == ORDER:
         names = [row for row in dispatch.ladder("cuda") if "GROUP_M" in row.plan(problem)]
         names.append(dispatch.find("triton", "grouped"))
@@ -377,13 +377,6 @@ def _shape(text: str) -> tuple[int, int, int]:
 
     shape = parse_shape(text)
     return shape.M, shape.N, shape.K
-
-
-def _ridge(gpu: Gpu, dtype: str) -> float | None:
-    peak = gpu.peak_tflops.get(dtype)
-    if peak is None or gpu.bandwidth_gb_s is None:
-        return None
-    return peak * 1e3 / gpu.bandwidth_gb_s
 
 
 def _print_json(rows: list[dict[str, Any]]) -> None:

@@ -3,15 +3,17 @@
 For each problem the candidates of every rung are compiled in threads, those that spill are dropped,
 the rest are verified by both checks of ``accuracy``, and what is right is ranked by its time beside
 that of the present choice, launch for launch in turns. What beats the present choice becomes rows
-of the user's own table, which plans prefer from then on (triton_kernels/plans.py). Imports no torch
+of the user's own table, which comes first from then on (triton_kernels/tables.py). Imports no torch
 until it runs.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -22,16 +24,28 @@ import typer
 
 from .bench.cases import build
 from .errors import OperandError, ResultsError, TcgemmError, UnknownNameError, UnsupportedError
+from .problem import settings
 
 if TYPE_CHECKING:
     from .bench.cases import Case
+    from .problem import Plan, Problem
 
-_KERNELS = "tcgemm.triton_kernels"
-BUCKETS = (16, 64, 128)
-"""Problems of up to so many rows share their rows of a table."""
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "TCGEMM_TUNE"
+"""Environment variable: 1 tunes at the first call of each bucket, once for a GPU."""
+
+BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Problems of up to so many rows share their rows of a table, as do those of more than the last."""
 
 WORTH = 1.01
 """A candidate is kept where it is faster than the present choice by more than this."""
+
+
+def _triton(module: str) -> Any:
+    """A module of the Triton folder, which this package knows by name only."""
+    return import_module(f"tcgemm.triton_kernels.{module}")
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class Candidate:
     plan: dict[str, int]
 
     def __str__(self) -> str:
-        return f"{self.kernel} " + " ".join(f"{k}={v}" for k, v in self.config.items())
+        return f"{self.kernel} {settings(self.config)}"
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,10 @@ class Machine(Protocol):
 
     gpu: str
     """The table's name, e.g. nvidia-h200."""
+
+    def capturing(self) -> bool:
+        """Whether launches go into a graph, and cannot be timed."""
+        ...
 
     def candidates(self, case: Case, kernels: Sequence[str]) -> list[Candidate]:
         """What to try."""
@@ -136,7 +154,7 @@ def rows_of(found: Found) -> dict[str, Any]:
         return {"kernels": {}, "prefer": []}
     kernel = best.candidate.kernel
     turned = found.case.M > found.case.N
-    own = _when(found.case, turned and kernel in import_module(f"{_KERNELS}.plans").DIVIDING)
+    own = _when(found.case, turned and kernel in _triton("plans").DIVIDING)
     return {
         "kernels": {kernel: [{"when": own, "config": best.candidate.config}]},
         "prefer": [{"when": _when(found.case, turned), "kernel": kernel}],
@@ -151,7 +169,7 @@ def _when(case: Case, turned: bool) -> dict[str, Any]:
         M, N, layout = N, M, flip[layout[1]] + flip[layout[0]]
     most = next((size for size in BUCKETS if size >= M), None)
     least = max((size + 1 for size in BUCKETS if size < M), default=1)
-    when: dict[str, Any] = {"M_min": least if most else M, "M_max": most or M}
+    when: dict[str, Any] = {"M_min": least, **({"M_max": most} if most else {})}
     for name, size in (("N", N), ("K", case.K)):
         when |= {f"{name}_min": size, f"{name}_max": size}
     when["layout"] = layout
@@ -181,7 +199,7 @@ def read_table(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {"kernels": {}, "prefer": []}
     try:
-        table: dict[str, Any] = import_module(f"{_KERNELS}.plans").read_table(path)
+        table: dict[str, Any] = _triton("tables").read(path)
     except (OSError, ValueError) as error:
         raise ResultsError(f"{path} is no table of configurations: {error}; move it away") from None
     return table
@@ -191,7 +209,7 @@ def write_table(path: Path, table: dict[str, Any]) -> None:
     """Write a table whole or not at all. Raises ResultsError where that cannot be."""
     import tempfile
 
-    import_module(f"{_KERNELS}.plans").check_table(table)
+    _triton("tables").check(table)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -202,6 +220,72 @@ def write_table(path: Path, table: dict[str, Any]) -> None:
         raise ResultsError(
             f"cannot write {path}: {error.strerror}; --out or TCGEMM_CACHE_DIR names another place"
         ) from None
+
+
+_tuning = threading.Lock()
+
+
+def once(problem: Problem, machine: Machine | None = None) -> bool:
+    """Tune the bucket of a problem where VARIABLE is 1 and no call has done so on this GPU.
+
+    What was found, be it that the present choice stays, goes to the user's own table, so that later
+    calls and processes take it from there. Minutes on a slow machine, 13 s with 16 cores.
+
+    Args:
+        problem: only plain products of contiguous 16-bit operands on a GPU are tuned.
+        machine: by default the current GPU.
+
+    Returns:
+        Whether it tuned.
+
+    Raises:
+        UnsupportedError: a graph is being captured, where nothing can be timed.
+    """
+    if os.environ.get(VARIABLE) != "1" or not problem.plain or problem.batch > 1:
+        return False
+    case = _case_of(problem)
+    if problem.device != "cuda" or case is None:
+        return False
+    with _tuning:
+        machine = machine or _Gpu(0.03, os.cpu_count() or 1)
+        tables = _triton("tables")
+        path = tables.user_path(machine.gpu)
+        table = read_table(path)
+        turned = case.M > case.N
+        bucket = _when(case, turned)
+        if any(row.get("when") == bucket for row in table["prefer"]):
+            return False
+        if machine.capturing():
+            raise UnsupportedError(
+                f"{VARIABLE}=1 asks to tune {problem} first, which times candidates, and a graph "
+                "capture forbids that: call it once with these shapes before the capture, run "
+                f"'tcgemm tune --shape {case.M}x{case.N}x{case.K} --layout {case.layout}', or "
+                f"unset {VARIABLE}"
+            )
+        log.info("tuning %s: %s keeps what is found", case, path)
+        found = tune_case(case, _triton("candidates").RUNGS, machine)
+        rows = rows_of(found)
+        if found.best is None:
+            rows["prefer"] = [{"when": bucket, "kernel": found.present.split()[0]}]
+        write_table(path, merge(table, rows))
+        _triton("plans").forget()
+    return True
+
+
+def _case_of(problem: Problem) -> Case | None:
+    """The case of a problem of contiguous operands; None of any other."""
+    if "s" in problem.layout:
+        return None
+    (case,) = build(
+        "quick",
+        shapes=[f"{problem.M}x{problem.N}x{problem.K}"],
+        dtypes=[problem.dtype_in],
+        dtypes_out=[problem.dtype_out],
+        layouts=[problem.layout],
+    )
+    whole = case.product()
+    strides = ("a_strides", "b_strides", "c_strides")
+    return case if all(getattr(problem, x) == getattr(whole, x) for x in strides) else None
 
 
 def tune(
@@ -244,7 +328,7 @@ def tune(
     TCGEMM_CACHE_DIR (~/.cache/tcgemm unless set), which every later call prefers.
     """
     cases = _cases(shape, suite, dtype, out_dtype, layout)
-    tunable = import_module(f"{_KERNELS}.candidates").RUNGS
+    tunable = _triton("candidates").RUNGS
     for name in kernel or ():
         if name not in tunable:
             raise UnknownNameError(
@@ -257,8 +341,7 @@ def tune(
             "tune measures on a GPU and there is none here: 'tcgemm doctor' says what was found"
         )
     machine = _Gpu(budget, jobs or os.cpu_count() or 1)
-    plans = import_module(f"{_KERNELS}.plans")
-    path = out or plans.user_table(machine.gpu)
+    path = out or _triton("tables").user_path(machine.gpu)
     table = read_table(path)
     results = []
     for found in _each(cases, kernel or tunable, machine, quiet=json_):
@@ -266,7 +349,7 @@ def tune(
         table = merge(table, rows_of(found))
         if found.best is not None:
             write_table(path, table)
-    plans.forget()
+    _triton("plans").forget()
     if json_:
         typer.echo(json.dumps([_as_json(found) for found in results], indent=1))
     else:
@@ -358,33 +441,40 @@ class _Gpu:
     """The current GPU, with the project's own oracle and timer."""
 
     def __init__(self, budget_s: float, jobs: int) -> None:
-        plans = import_module(f"{_KERNELS}.plans")
+        import torch
+
+        plans = _triton("plans")
         self.gpu, self._shared, self._processors = plans._gpu()
+        self._capability = torch.cuda.get_device_capability()
         self._budget_s, self._jobs = budget_s, jobs
+
+    def capturing(self) -> bool:
+        import torch
+
+        return torch.cuda.is_current_stream_capturing()
 
     def candidates(self, case: Case, kernels: Sequence[str]) -> list[Candidate]:
         from . import dispatch
 
-        of = import_module(f"{_KERNELS}.candidates").candidates
-        plans = import_module(f"{_KERNELS}.plans")
-        problem = self._problem(case)
+        of = _triton("candidates").candidates
+        plans = _triton("plans")
+        problem = case.product(capability=self._capability)
         found = []
         for kernel in kernels:
             if dispatch.find("triton", kernel).why_not(problem) is not None:
                 continue
             turned = kernel in plans.DIVIDING and problem.M > problem.N
-            seen = plans._transposed(problem) if turned else problem
+            seen = plans.transposed(problem) if turned else problem
             for config in of(kernel, seen, self._shared, self._processors):
                 plan = plans.divide(kernel, config, seen, self._processors, turned)
                 found.append(Candidate(kernel, config, plan))
         return found
 
     def compile(self, case: Case, candidates: Sequence[Candidate]) -> list[Outcome | None]:
-        compile_only = import_module(f"{_KERNELS}.compile_only")
-        capability = self._problem(case).capability
+        compile_only = _triton("compile_only")
         requests = [
             compile_only.Request(
-                c.kernel, c.plan, case.dtype_in, case.dtype_out, case.layout, capability,
+                c.kernel, c.plan, case.dtype_in, case.dtype_out, case.layout, self._capability,
                 case.M, case.N, case.K,
             )
             for c in candidates
@@ -394,31 +484,8 @@ class _Gpu:
     def prepare(self, case: Case) -> tuple[str, Bench]:
         from . import dispatch
 
-        problem = self._problem(case)
-        row = dispatch.choose(problem, "triton")
-        plan = dict(row.plan(problem))
-        return f"{row.name} {_settings(plan)}", _Operands(case, row.name, plan, self._budget_s)
-
-    def _problem(self, case: Case) -> Any:
-        import torch
-
-        from .problem import Problem
-
-        def strides(rows: int, columns: int, letter: str) -> tuple[int, int]:
-            return (columns, 1) if letter == "n" else (1, rows)
-
-        return Problem(
-            M=case.M,
-            N=case.N,
-            K=case.K,
-            dtype_in=case.dtype_in,
-            dtype_out=case.dtype_out,
-            a_strides=strides(case.M, case.K, case.layout[0]),
-            b_strides=strides(case.K, case.N, case.layout[1]),
-            c_strides=(case.N, 1),
-            capability=torch.cuda.get_device_capability(),
-            compute=case.compute,
-        )
+        plan = dispatch.plan(case.product(capability=self._capability), "triton")
+        return f"{plan.kernel} {plan.settings}", _Operands(case, plan, self._budget_s)
 
 
 def compile_in_threads(
@@ -457,37 +524,23 @@ def _why_dropped(candidate: Candidate, built: Any) -> Outcome | None:
     return None
 
 
-def _settings(plan: dict[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in plan.items())
-
-
 class _Operands:
     """A problem on the GPU: the oracle, the buffers to rotate over, the present choice's timer."""
 
-    def __init__(self, case: Case, kernel: str, plan: dict[str, Any], budget_s: float) -> None:
-        import torch
-
+    def __init__(self, case: Case, present: Plan, budget_s: float) -> None:
         from . import accuracy, dispatch
-        from .bench.timing import Launches, Ring, buffer_count
+        from .bench.timing import Launches, rotating_operands
 
         self._oracle = accuracy.Oracle(
             case.M, case.N, case.K, case.dtype_in, case.dtype_out, case.layout, "cuda"
         )
-        dtype_in, dtype_out = accuracy.as_dtype(case.dtype_in), accuracy.as_dtype(case.dtype_out)
-        size = (case.M + case.N) * case.K * dtype_in.itemsize + case.M * case.N * dtype_out.itemsize
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        count, _ = buffer_count(size, properties.L2_cache_size, torch.cuda.mem_get_info()[0])
-        self._sets = [
-            (
-                *accuracy.operands(case.M, case.N, case.K, dtype_in, case.layout, "cuda", 1 + i),
-                torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
-            )
-            for i in range(count)
-        ]
-        self._ring, self._budget_s = Ring(count), budget_s
-        self._present = Launches(self._bound(dispatch.load("triton", kernel), plan), self._ring)
+        self._sets, _, self._ring = rotating_operands(case)
+        self._budget_s = budget_s
+        self._present = Launches(
+            self._bound(dispatch.load("triton", present.kernel), present.config), self._ring
+        )
 
-    def _bound(self, run: Callable[..., None], plan: dict[str, Any]) -> list[Callable[[], None]]:
+    def _bound(self, run: Callable[..., None], plan: Mapping[str, Any]) -> list[Callable[[], None]]:
         return [partial(run, *abc, **plan) for abc in self._sets]
 
     def verify(self, candidate: Candidate) -> str:

@@ -23,11 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
-def all_rows() -> list[dispatch.Kernel]:
-    """Every kernel of every backend."""
-    return [row for backend in dispatch.BACKENDS for row in dispatch.ladder(backend)]
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``row``: every kernel that runs on this machine's device, the others skipped with reason.
 
@@ -38,7 +33,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     with_pairs = "pair" in metafunc.fixturenames
     parameters = []
-    for number, row in enumerate(all_rows()):
+    for number, row in enumerate(dispatch.select()):
         reason = dispatch.why_not_here(row)
         if reason is None and DEVICE not in row.devices:
             reason = f"runs on {' or '.join(row.devices)} only"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tcgemm
+from tcgemm import accuracy
 from tcgemm.errors import UnsupportedError
-from tcgemm.verify.calls import Call, Stored, limited
-from tcgemm.verify.judge import Made, Outcome, check
+from tcgemm.problem import Fusion
+from tcgemm.verify.calls import Call, Stored, limited, pairs_of
+from tcgemm.verify.judge import Made, Outcome, check, make
 
 PADDED = {"a": Stored("padded row"), "b": Stored("padded row")}
 """Operands as every kernel takes them."""
@@ -17,6 +19,18 @@ def call_of(row, pair, M=33, N=40, K=24, **asked):
         M, N, K = (-(-size // 64) * 64 for size in (M, N, K))
     dtype_in, dtype_out, compute = pair
     return Call(M, N, K, dtype_in=dtype_in, dtype_out=dtype_out, compute=compute, **asked)
+
+
+def made_for(row, seed=0, device="cpu", size=192):
+    """A product of the row's first type pair that every kernel takes, and its tensors."""
+    pair = pairs_of(row)[0]
+    call = call_of(row, pair, M=min(size, 128), N=size, K=size, seed=seed)
+    return call, make(call, device)
+
+
+def right(call, made, result):
+    """Whether the result is the product of the made operands."""
+    return accuracy.error_ratio(made.a, made.b, result, Fusion(compute=call.compute)) <= 1
 
 
 def is_refusal(row, call, sentence):

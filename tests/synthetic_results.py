@@ -127,6 +127,7 @@ def _case(rng, run, suite, gpu, shape, dtype, layout):
                 "suite": suite,
                 "backend": backend,
                 "kernel": kernel,
+                "chosen": "yes" if kernel == list(ladder)[-2:][0] else "no",
                 "config": "" if backend == "cublas" else "BLOCK_M=128 BLOCK_N=256 BLOCK_K=64",
                 "dtype_in": dtype,
                 "dtype_out": dtype,

@@ -258,6 +258,20 @@ def test_a_batch_is_judged_product_by_product():
     assert accuracy.error_ratio(a, b, c, fusion) > 1
 
 
+def test_a_product_rounded_before_c_is_added_is_told_and_can_be_allowed():
+    a, b = (torch.randn(64, 64, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    a, b = a.bfloat16(), b.bfloat16()
+    exact = a.double() @ b.double()
+    c_in = (-exact + 0.3).bfloat16()
+    fusion = Fusion(beta=1.0, c=c_in)
+    once = (exact + c_in.double()).bfloat16()
+    twice = (exact.bfloat16().double() + c_in.double()).bfloat16()
+    for allowed in (False, True):
+        assert accuracy.error_ratio(a, b, once, fusion, allowed) <= 1
+        assert (accuracy.error_ratio(a, b, twice, fusion, allowed) <= 1) == allowed
+    assert accuracy.error_ratio(a, b, twice + 1, fusion, True) > 1
+
+
 def test_accumulation_in_float16_shows_on_long_sums_of_normal_data(oracles):
     assert oracles[(F16, F16), "nn"].check(float16_accumulation).error_ratio > 1
 

@@ -77,7 +77,7 @@ def test_one_file_and_one_row(tmp_path):
     case = ["--backend", "triton", "--kernel", "brought_along", "--shape", "32x40x24"]
     python(COMMAND, "bench", *case, "--out", results)
     rows = (tmp_path / "results" / "results.csv").read_text()
-    assert "brought_along,BLOCK_M=48" in rows
+    assert "brought_along,yes,BLOCK_M=48" in rows
     assert ",ok," in rows
     python(COMMAND, "report", results)
     assert "brought_along" in (tmp_path / "results" / "index.html").read_text()

@@ -90,7 +90,7 @@ def misbehaving(tmp_path, monkeypatch):
 
 def measure(tmp_path, names, shapes=("16x8x4",), **options):
     chosen = cases.build(shapes=shapes, device="cpu")
-    kernels = run.select(["misbehaving"], names, "cpu")
+    kernels = run.contenders(["misbehaving"], names, "cpu")
     results = store.Store(tmp_path / "out", "r", {"gpu_slug": "cpu"})
     try:
         rows = run.run(run.units_of(chosen, kernels), results, device="cpu", **options)
@@ -174,24 +174,24 @@ def test_a_worker_that_does_not_start_ends_the_run(tmp_path, misbehaving, monkey
 
 
 def test_the_baseline_comes_first_and_kernels_are_chosen_by_name(misbehaving):
-    names = [row.full_name for row in run.select(["misbehaving", "cublas"], [], "cpu")]
+    names = [row.full_name for row in run.contenders(["misbehaving", "cublas"], [], "cpu")]
     assert names[0].startswith("cublas/")
-    assert [r.full_name for r in run.select([], ["misbehaving/right"], "cpu")] == [
+    assert [r.full_name for r in run.contenders([], ["misbehaving/right"], "cpu")] == [
         "misbehaving/right"
     ]
-    assert "cublas/torch_cpu" not in {r.full_name for r in run.select([], [], "cuda")}
+    assert "cublas/torch_cpu" not in {r.full_name for r in run.contenders([], [], "cuda")}
 
 
 def test_unknown_backends_and_kernels_list_what_exists(misbehaving):
     with pytest.raises(UnknownNameError, match="misbehaving"):
-        run.select(["opencl"])
+        run.contenders(["opencl"])
     with pytest.raises(UnknownNameError, match="misbehaving/right"):
-        run.select(["misbehaving"], ["left"], "cpu")
+        run.contenders(["misbehaving"], ["left"], "cpu")
 
 
 def test_done_keys_are_skipped(misbehaving):
     chosen = cases.build(shapes=["16x8x4"], device="cpu")
-    kernels = run.select(["misbehaving"], [], "cpu")
+    kernels = run.contenders(["misbehaving"], [], "cpu")
     every = run.units_of(chosen, kernels)
     done = {run.key(every[0].case, "misbehaving", "right")}
     assert {u.kernel for u in every} - {u.kernel for u in run.units_of(chosen, kernels, done)} == {
@@ -298,7 +298,7 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
 def test_the_baseline_is_measured_against_itself_on_a_gpu(tmp_path):
     chosen = cases.build(shapes=["512x512x512", "2048x2048x2048"], layouts=["nn", "nt"])
     results = store.Store(tmp_path, "r", {"gpu_slug": "gpu"})
-    run.run(run.units_of(chosen, run.select(["cublas"])), results)
+    run.run(run.units_of(chosen, run.contenders(["cublas"])), results)
     results.close()
     stored = store.read(tmp_path)
     assert [row["status"] for row in stored] == ["ok"] * 4

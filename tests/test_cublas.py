@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+import time
 
 import pytest
 import torch
@@ -105,27 +107,50 @@ def test_nan_in_c_is_not_read(device):
     assert bool((out == 96).all())
 
 
-@pytest.mark.parametrize("before", ["highest", "high"])
-@pytest.mark.parametrize("compute", ["tf32", "ieee", "float16"])
-def test_global_settings_come_back(compute, before):
+@pytest.mark.parametrize("before", [("highest", False), ("high", True)])
+@pytest.mark.parametrize("compute", ["tf32", "ieee", "float16", "float32"])
+def test_global_settings_are_those_of_the_call_and_come_back(compute, before):
     flags = torch.backends.cuda.matmul
-    halves = flags.allow_fp16_accumulation
+    here = torch.get_float32_matmul_precision(), flags.allow_fp16_accumulation
+
+    def settings():
+        return torch.get_float32_matmul_precision(), flags.allow_fp16_accumulation
 
     def fails_inside():
         with _mode(compute):
             wanted = "high" if compute == "tf32" else "highest"
-            assert torch.get_float32_matmul_precision() == wanted
-            assert flags.allow_fp16_accumulation == (compute == "float16" or halves)
+            assert settings() == (wanted, compute == "float16")
             raise ZeroDivisionError
 
-    torch.set_float32_matmul_precision(before)
+    def set_to(precision, halves):
+        torch.set_float32_matmul_precision(precision)
+        flags.allow_fp16_accumulation = halves
+
+    set_to(*before)
     try:
         with pytest.raises(ZeroDivisionError):
             fails_inside()
-        assert torch.get_float32_matmul_precision() == before
-        assert flags.allow_fp16_accumulation == halves
+        assert settings() == before
     finally:
-        torch.set_float32_matmul_precision("highest")
+        set_to(*here)
+
+
+def test_two_threads_do_not_see_each_others_settings():
+    seen = []
+
+    def ask(compute):
+        for _ in range(50):
+            with _mode(compute):
+                time.sleep(0)
+                seen.append((compute, torch.backends.cuda.matmul.allow_fp16_accumulation))
+
+    threads = [threading.Thread(target=ask, args=(x,)) for x in ("float16", "float32")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 100
+    assert all(halves == (compute == "float16") for compute, halves in seen)
 
 
 INT8 = {"dtype_in": "int8", "dtype_out": "int32"}
@@ -158,3 +183,16 @@ def test_refusals(change, sentence):
     reason = dispatch.find("cublas", "cublas").why_not(problem)
     assert reason is not None
     assert re.search(sentence, reason), reason
+
+
+@pytest.mark.parametrize("operand", ["A", "B"])
+@pytest.mark.parametrize("strides", [(0, 1), (3, 1), (1, 0), (1, 3)])
+def test_cublas_best_refuses_lines_that_overlap(operand, strides):
+    row = dispatch.find("cublas", "cublas_best")
+    made = dict.fromkeys(("a_strides", "b_strides", "c_strides"), (40, 1))
+    made[f"{operand.lower()}_strides"] = strides
+    made |= {"device": "cuda", "capability": (9, 0)}
+    apart = strides[0] if strides[1] == 1 else strides[1]
+    reason = row.why_not(Problem(40, 40, 40, "float16", "float16", **made)) or "it takes it"
+    assert f"{operand} lies in lines of 40 elements that start {apart} apart" in reason
+    assert row.why_not(Problem(1, 1, 1, "float16", "float16", **made)) is None

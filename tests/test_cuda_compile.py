@@ -14,7 +14,8 @@ NAMES = [
     if row["capability"] < (9, 0) and row["pairs"] == cuda_ref.PAIRS
 ]
 TARGETS = ("sm_80", "sm_90a")
-TENSOR_CORES = [name for name in NAMES if name.startswith("wmma")]
+TENSOR_CORES = [name for name in NAMES if name.startswith(("wmma", "mma"))]
+FUSED = ("wmma_any", "mma_multistage")
 ASYNC_COPIES = [name for name in TENSOR_CORES if name != "wmma"]
 
 pytestmark = pytest.mark.skipif(
@@ -36,7 +37,7 @@ def test_compiles_without_spills(name, target):
 @pytest.mark.parametrize("name", NAMES)
 def test_there_is_an_instance_for_each_type_pair_and_layout(name, target):
     layouts = 4 if name in TENSOR_CORES else 1
-    ways = {"wmma_any": 2}.get(name, 1)  # plain and fused
+    ways = 2 if name in FUSED else 1  # plain, and both
     assert len(report(name, target).kernels) == len(cuda_ref.PAIRS) * layouts * ways
 
 
@@ -46,8 +47,8 @@ def test_every_instance_multiplies_where_it_should(name, target):
     wanted, other = ("HMMA", "FFMA") if name in TENSOR_CORES else ("FFMA", "HMMA")
     for kernel in report(name, target).kernels:
         assert kernel.sass[wanted] > 0
-        # What wmma_any fuses is arithmetic of CUDA cores, in half of its instances.
-        assert kernel.sass[other] == 0 or name == "wmma_any"
+        # What is fused is arithmetic of CUDA cores, in half of the instances.
+        assert kernel.sass[other] == 0 or name in FUSED
 
 
 @pytest.mark.parametrize("target", TARGETS)

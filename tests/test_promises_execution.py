@@ -13,26 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from promises import PADDED, call_of, multiply
+from promises import PADDED, call_of, made_for, multiply, right
 
 import tcgemm
 from tcgemm import accuracy, dispatch
 from tcgemm.errors import OperandError, UnsupportedError
 from tcgemm.problem import Fusion
-from tcgemm.verify.calls import pairs_of
 from tcgemm.verify.judge import make
 
 ROOT = Path(__file__).parent.parent
-
-
-def made_for(row, seed=0, device="cpu", size=192):
-    pair = pairs_of(row)[0]
-    call = call_of(row, pair, M=size, N=size, K=size, seed=seed)
-    return call, make(call, device)
-
-
-def right(call, made, result):
-    return accuracy.error_ratio(made.a, made.b, result, Fusion(compute=call.compute)) <= 1
 
 
 def test_every_promise_has_a_test():
@@ -82,7 +71,100 @@ def test_promise_17_graph_capture_and_replay(row):
         torch.cuda.synchronize()
         fusion = Fusion(compute=call.compute, beta=1.0, c=c) if asked else None
         fusion = fusion or Fusion(compute=call.compute)
-        assert accuracy.error_ratio(made.a, made.b, made.out, fusion) <= 1
+        operands = made.a, made.b, made.out
+        assert accuracy.error_ratio(*operands, fusion, row.rounds_product) <= 1
+
+
+FIRST_CALL = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+import torch
+from promises import made_for, multiply, right
+from tcgemm import dispatch
+from tcgemm.errors import TcgemmError
+
+row = dispatch.find(*sys.argv[1].split("/"))
+"""
+"""A process that has called no kernel yet: what is loaded and compiled, is so by the first call."""
+
+IN_A_CAPTURE = """
+call, made = made_for(row, device="cuda")
+torch.cuda.synchronize()
+graph, refusal = torch.cuda.CUDAGraph(), ""
+with torch.cuda.stream(torch.cuda.Stream()):
+    graph.capture_begin()
+    try:
+        multiply(row, made, call, out=made.out)
+    except TcgemmError as error:
+        refusal = str(error)
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        assert refusal, "the capture broke without a word"
+if refusal:
+    assert "before the capture" in refusal, refusal
+    assert right(call, made, multiply(row, made, call)), "wrong after a refused capture"
+else:
+    made.out.fill_(float("nan") if made.out.is_floating_point() else 7)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert right(call, made, made.out), "captured, and wrong"
+print(row.full_name, "in a capture:", refusal or "captured", flush=True)
+"""
+
+FROM_THREADS = """
+together = Barrier(4)
+
+def work(seed):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        call, made = made_for(row, seed, "cuda")
+        together.wait()
+        result = multiply(row, made, call)
+        return right(call, made, result)
+
+with ThreadPoolExecutor(4) as pool:
+    assert all(pool.map(work, range(4)))
+"""
+
+
+def in_a_fresh_process(row, program):
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL + program, row.full_name],
+        cwd=ROOT / "tests",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.gpu
+def test_promise_17_a_first_call_in_a_capture_is_right_or_says_what_to_do(row):
+    in_a_fresh_process(row, IN_A_CAPTURE)
+
+
+@pytest.mark.gpu
+def test_promise_19_first_calls_from_four_threads_on_four_streams(row):
+    in_a_fresh_process(row, FROM_THREADS)
+
+
+@pytest.mark.gpu
+def test_promise_18_a_repeated_call_follows_its_tensors_from_gpu_to_gpu(row):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    call, first = made_for(row, seed=1, device="cuda:0")
+    _, second = made_for(row, seed=2, device="cuda:1")
+    for current in (0, 1):
+        with torch.cuda.device(current):
+            for made in (first, second, first, second):
+                named = {"backend": row.backend, "kernel": row.name, "out_dtype": made.out.dtype}
+                result = tcgemm.matmul(made.a, made.b, **named)
+                assert result.device == made.a.device
+                assert torch.cuda.current_device() == current
+                assert right(call, made, result)
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ from tcgemm.bench.store import COLUMNS
 from tcgemm.errors import ResultsError
 from tcgemm.report import figures, markdown, style
 from tcgemm.report import write as report_write
-from tcgemm.report.derive import DERIVED, best, derive, key_shapes, ladder_shape, why_empty
+from tcgemm.report.derive import CASE, DERIVED, best, derive, key_shapes, ladder_shape, why_empty
 from tcgemm.report.folder import load
 from tcgemm.report.headline import headline, sentence
 from tcgemm.report.sections import sections
@@ -682,7 +682,7 @@ def with_types(tmp_path_factory):
 
 def test_types_shapes_and_epilogues_have_their_tables(with_types):
     made = {section.slug: section for section in sections(with_types)}
-    assert list(made) == ["best", "types", "transposed", "wmma-shapes", "fused"]
+    assert list(made) == ["suites", "best", "types", "transposed", "wmma-shapes", "fused"]
     for section in made.values():
         assert {len(row) for row in section.rows} == {len(section.header)}
         assert all(cell for row in section.rows for cell in row)
@@ -711,9 +711,9 @@ def test_the_peak_is_that_of_the_type_and_the_way_to_sum(with_types):
     assert peaks["float8_e5m2", "fast"] == pytest.approx(1978.9)
 
 
-def test_a_folder_of_plain_products_has_only_the_table_that_it_has_rows_for(made):
-    (section,) = sections(load(made[0] / "reports" / "nvidia-h200"))
-    assert section.slug == "best"
+def test_a_folder_of_plain_products_has_only_the_tables_that_it_has_rows_for(made):
+    made_of = sections(load(made[0] / "reports" / "nvidia-h200"))
+    assert [section.slug for section in made_of] == ["suites", "best"]
     assert sections(load(made[0] / "reports" / "cpu")) == []
 
 
@@ -722,6 +722,30 @@ def test_cublas_at_its_best_is_a_contender_and_not_the_baseline(made):
     rival = table[table["kernel"].eq("cublas_best")]
     assert (rival["ratio_p50"] > 1).all()
     assert not best(table)["kernel"].eq("cublas_best").any()
-    (section,) = sections(load(made[0] / "reports" / "nvidia-h200"))
+    _, section = sections(load(made[0] / "reports" / "nvidia-h200"))
     of_mm, of_best = (float(section.rows[-1][i]) for i in (4, 5))
     assert of_best == pytest.approx(of_mm / float(section.rows[-1][3]), abs=0.01)
+
+
+def test_a_suite_is_a_geometric_mean_and_a_worst_case(made):
+    folder = load(made[0] / "reports" / "nvidia-h200")
+    section, _ = sections(folder)
+    (row,) = [row for row in section.rows if row[:3] == ["bfloat16", "Triton", "squares"]]
+    of = folder.plain[
+        folder.plain["dtype_in"].eq("bfloat16")
+        & folder.plain["backend"].eq("triton")
+        & folder.plain["suites"].str.contains("squares")
+    ]
+    fastest = of.groupby(CASE)["ratio_p50"].max()
+    chosen = of[of["chosen"].eq("yes")]["ratio_p50"]
+    assert row[3] == row[7] == str(len(fastest))
+    for first, ratios in ((4, fastest), (8, chosen)):
+        assert float(row[first]) == pytest.approx(ratios.prod() ** (1 / len(ratios)), abs=0.006)
+        assert float(row[first + 1]) == pytest.approx(ratios.min(), abs=0.006)
+    assert float(row[8]) < float(row[4])
+
+
+def test_every_case_counts_once_in_all_suites_together(made):
+    section, _ = sections(load(made[0] / "reports" / "nvidia-h200"))
+    counts = {row[2]: int(row[3]) for row in section.rows if row[:2] == ["float16", "Triton"]}
+    assert max(counts.values()) == counts["all"] <= sum(counts.values()) - counts["all"]

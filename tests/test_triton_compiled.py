@@ -14,6 +14,7 @@ from tcgemm import dispatch
 
 compile_only = import_module("tcgemm.triton_kernels.compile_only")
 plans = import_module("tcgemm.triton_kernels.plans")
+tables = import_module("tcgemm.triton_kernels.tables")
 Request = compile_only.Request
 
 DEEP = {
@@ -60,9 +61,9 @@ def thin_size(when: dict) -> dict[str, int]:
 def shipped() -> list:
     """One request a row of every table and layout, with a problem that meets the row."""
     requests = []
-    for table, rungs in plans.tables().items():
-        capability = (8, 0) if table == "sm80" else (9, 0)
-        for kernel, rows in rungs.items():
+    for name, table in tables.shipped().items():
+        capability = (8, 0) if name == "sm80" else (9, 0)
+        for kernel, rows in table["kernels"].items():
             for row in rows:
                 when = row.get("when", {})
                 size = {} if when.get("aligned", True) else {"M": 4001, "N": 3999, "K": 4104}
@@ -128,9 +129,9 @@ INSTRUCTION = {
 def shipped_types() -> list:
     """One request a row of the tables by type, B with K contiguous; 8-bit floats need sm_89."""
     requests = []
-    for table, kinds in plans.type_tables().items():
-        capability = (8, 0) if table == "sm80" else (9, 0)
-        for kind, rungs in kinds.items():
+    for name, table in tables.shipped().items():
+        capability = (8, 0) if name == "sm80" else (9, 0)
+        for kind, rungs in table["types"].items():
             if kind not in INSTRUCTION[capability]:
                 continue
             dtype_in, dtype_out, compute = OF_KIND[kind]

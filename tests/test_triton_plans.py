@@ -16,6 +16,7 @@ from tcgemm import dispatch
 from tcgemm.problem import Problem
 
 plans = import_module("tcgemm.triton_kernels.plans")
+tables = import_module("tcgemm.triton_kernels.tables")
 storage = import_module("tcgemm.triton_kernels.storage")
 
 SQUARE = Problem(
@@ -111,10 +112,10 @@ def test_a_column_major_result_plans_for_its_transpose():
 )
 def test_unaligned_problems_take_a_tile_that_does_not_spill(change):
     problem = replace(SQUARE, **change)
-    assert not plans.aligned(problem)
+    assert not tables.aligned(problem)
     config = dispatch.find("triton", "pipelined").plan(problem)
     assert config["BLOCK_M"] * config["BLOCK_N"] <= 128 * 128
-    assert plans.aligned(SQUARE)
+    assert tables.aligned(SQUARE)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_tables_of_plain_products_say_nothing_of_others(change):
     few = asked(16, 4096, 4096, **change)
     assert plans.preferred(few) is None
     assert dispatch.choose(few, "triton").name == "pipelined"
-    assert dispatch.choose(replace(few, M=128), "triton").name == "descriptor"
+    assert dispatch.choose(replace(few, M=128), "triton").name == "warp_specialized"
 
 
 @pytest.mark.parametrize(
@@ -262,9 +263,10 @@ def test_a_problem_and_its_transpose_take_the_same_tiles(name):
 
 
 def test_every_table_ends_without_conditions_and_covers_every_rung():
-    tables = plans.tables()
-    assert {"sm80", "sm90", "nvidia-h200"} <= set(tables)
-    for name, rungs in tables.items():
+    shipped = tables.shipped()
+    assert {"sm80", "sm90", "nvidia-h200"} <= set(shipped)
+    for name, table in shipped.items():
+        rungs = table["kernels"]
         wanted = {row.name for row in dispatch.ladder("triton")}
         assert set(rungs) == wanted - ({*plans.TMA_RUNGS, "split_k"} if name == "sm80" else set())
         for rows in rungs.values():
@@ -305,11 +307,11 @@ def test_the_tile_that_ends_first_is_taken(M, N, tile):
 
 
 def test_more_programs_want_smaller_tiles():
-    rows = plans.tables()["sm90"]["warp_specialized"]
+    rows = tables.shipped()["sm90"]["kernels"]["warp_specialized"]
     areas = [
         config["BLOCK_M"] * config["BLOCK_N"]
         for programs in (16, 64, 256, 1024)
-        for config in [plans.choose(rows, replace(SQUARE, M=1024, N=1024), programs)]
+        for config in [tables.choose(rows, replace(SQUARE, M=1024, N=1024), programs)]
     ]
     assert areas == sorted(areas, reverse=True)
     assert areas[0] > areas[-1]
@@ -332,14 +334,10 @@ def test_a_wide_result_gives_up_its_second_buffer_before_a_stage():
         ({"N": 4001}, r"C has rows of 4001 elements, 8002 bytes.* multiple of 8 fits"),
         ({"N": 4002, "dtype_out": "float32"}, r"4002 elements, 16008 bytes.* multiple of 4 fits"),
         (
-            {"dtype_in": "int8", "dtype_out": "int32", "compute": "int32"},
-            r"B has strides \(4096, 1\) and wgmma reads int8 along K only: pass B\.mT\.con",
+            {"dtype_in": "float32", "dtype_out": "float32", "compute": "tf32x3", "batch": 3},
+            r"batch of 3 in tf32x3",
         ),
-        (
-            {"dtype_in": "float8_e5m2", "a_strides": (1, 4096), "b_strides": (1, 4096)},
-            r"A has strides \(1, 4096\) .* pass A\.contiguous\(\)",
-        ),
-        ({"beta": 1.0, "c_in_strides": (4096, 1)}, r"beta"),
+        ({"dtype_in": "uint8", "dtype_out": "int32", "compute": "int32"}, r"uint8"),
     ],
 )
 def test_warp_specialized_refuses_with_the_numbers(change, sentence):
@@ -355,6 +353,34 @@ def test_warp_specialized_takes_what_tma_reaches():
     assert SPECIALIZED.why_not(replace(on_gpu, **column)) is None
     eight = {"dtype_in": "int8", "dtype_out": "int32", "compute": "int32", "b_strides": (1, 4096)}
     assert SPECIALIZED.why_not(replace(on_gpu, **eight)) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype_in", "dtype_out", "compute"),
+    [
+        ("int8", "int32", "int32"),
+        ("float8_e4m3fn", "bfloat16", "fast"),
+        ("float8_e5m2", "float16", "float32"),
+        ("float32", "float32", "tf32"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_what_does_not_lie_along_k_is_copied_first(dtype_in, dtype_out, compute, layout):
+    stored = {"n": (4096, 1), "t": (1, 4096)}
+    strides = {"a_strides": stored[layout[0]], "b_strides": stored[layout[1]]}
+    types = {"dtype_in": dtype_in, "dtype_out": dtype_out, "compute": compute}
+    plan = SPECIALIZED.plan(replace(SQUARE, device="cuda", **types, **strides))
+    assert plan.get("PREPARE", 0) == (layout != "nt")
+
+
+@pytest.mark.parametrize("dtype_out", ["bfloat16", "float32"])
+@pytest.mark.parametrize("M", [64, 1024, 2048, 4096])
+def test_c_in_has_a_buffer_for_every_piece_beside_three_stages(dtype_out, M):
+    asked_for = {"beta": 1.0, "c_in_strides": (4096, 1), "dtype_out": dtype_out}
+    plan = SPECIALIZED.plan(replace(SQUARE, device="cuda", M=M, **asked_for))
+    assert plan["BUFFERS"] == plan["PIECES"]
+    assert plan["NUM_STAGES"] >= 3
+    assert plans.shared_bytes("warp_specialized", plan, dtype_out) <= 232_448
 
 
 def test_a_store_past_the_row_is_refused_on_a_gpu_and_not_in_the_interpreter():

@@ -22,6 +22,7 @@ from tcgemm.errors import (
 from tcgemm.problem import Problem
 
 plans = import_module("tcgemm.triton_kernels.plans")
+tables = import_module("tcgemm.triton_kernels.tables")
 candidates = import_module("tcgemm.triton_kernels.candidates")
 
 SKINNY = {
@@ -63,6 +64,9 @@ class Fake:
     def __init__(self, **fates):
         self.fates = {int(name[1:]): fate for name, fate in fates.items()}
         self.timed = []
+
+    def capturing(self):
+        return False
 
     def candidates(self, case, kernels):
         return [
@@ -115,13 +119,14 @@ def test_the_present_choice_stays_where_nothing_beats_it(speedup):
 @pytest.mark.parametrize(
     ("text", "least", "most"),
     [("1x512x512", 1, 16), ("16x512x512", 1, 16), ("17x512x512", 17, 64), ("128x512x512", 65, 128),
-     ("129x512x512", 129, 129)],
+     ("129x512x512", 129, 256), ("8192x8200x512", 4097, 8192), ("9000x9000x512", 8193, None)],
 )  # fmt: skip
 def test_few_rows_share_a_bucket(text, least, most):
     found = tune.tune_case(case_of(text), ["skinny"], Fake(n2=2.0))
     (row,) = tune.rows_of(found)["prefer"]
-    assert (row["when"]["M_min"], row["when"]["M_max"]) == (least, most)
-    assert row["when"]["N_min"] == row["when"]["N_max"] == 512
+    assert (row["when"]["M_min"], row["when"].get("M_max")) == (least, most)
+    N = int(text.split("x")[1])
+    assert row["when"]["N_min"] == row["when"]["N_max"] == N
 
 
 def test_a_tall_problem_is_described_as_its_transpose():
@@ -152,7 +157,7 @@ def test_what_is_found_is_what_plans_choose(own_folder, shape):
     problem = problem_of(M, N, K)
     shipped = dispatch.find("triton", "skinny").plan(problem)
     found = tune.tune_case(case_of(f"{M}x{N}x{K}"), ["skinny"], Fake(n2=1.5))
-    path = plans.user_table("nvidia-h200")
+    path = tables.user_path("nvidia-h200")
     assert path.parent == own_folder
     tune.write_table(path, tune.merge(tune.read_table(path), tune.rows_of(found)))
     plans.forget()
@@ -198,7 +203,7 @@ BROKEN = {
 def test_a_broken_table_is_passed_over_with_a_warning_and_never_written_over(
     own_folder, broken, caplog
 ):
-    path = plans.user_table("nvidia-h200")
+    path = tables.user_path("nvidia-h200")
     problem = problem_of(16, 512, 512)
     shipped = dispatch.find("triton", "skinny").plan(problem)
     path.write_text(BROKEN[broken])
@@ -221,11 +226,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_candidates_fit_and_can_be_tables_rows(kernel, shape):
     problem = problem_of(*shape)
     turned = kernel in plans.DIVIDING and problem.M > problem.N
-    problem = plans._transposed(problem) if turned else problem
+    problem = plans.transposed(problem) if turned else problem
     found = candidates.candidates(kernel, problem, SHARED, 132)
     assert bool(found) == (kernel != "skinny" or min(shape) <= 128)
     assert len(found) < 80
-    plans.check_table({"kernels": {kernel: [{"config": c} for c in found]}, "prefer": []})
+    tables.check({"kernels": {kernel: [{"config": c} for c in found]}, "prefer": []})
     for config in found:
         assert plans.shared_bytes(kernel, config, "bfloat16") <= SHARED
         plan = plans.divide(kernel, config, problem, 132, turned)
@@ -294,7 +299,7 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
     assert "1.250" in result.output
     assert "1 wrong" in result.output
     assert "1 of 1 problems have a faster choice" in result.output
-    assert tune.read_table(plans.user_table("nvidia-h200"))["kernels"]["skinny"]
+    assert tune.read_table(tables.user_path("nvidia-h200"))["kernels"]["skinny"]
     result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--json"])
     (one,) = json.loads(result.output)
     assert [c["status"] for c in one["candidates"]] == ["ok", "wrong"]
@@ -303,9 +308,79 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
 def test_a_found_row_speaks_of_its_bucket_alone(own_folder):
     case = replace(case_of("64x512x512"))
     found = tune.tune_case(case, [], Fake(n2=2.0))
-    tune.write_table(plans.user_table("nvidia-h200"), tune.rows_of(found))
+    tune.write_table(tables.user_path("nvidia-h200"), tune.rows_of(found))
     plans.forget()
     chosen = {
         M: dispatch.find("triton", "skinny").plan(problem_of(M, 512, 512)) for M in (16, 17, 64, 65)
     }
     assert [M for M, plan in chosen.items() if plan["BLOCK_K"] == 512] == [17, 64]
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    monkeypatch.setenv(tune.VARIABLE, "1")
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
+    yield tmp_path / "configs-fake.json"
+    plans.forget()
+
+
+def test_a_bucket_is_tuned_once_and_kept_on_disk(asked):
+    machine = Fake(n2=1.5)
+    assert tune.once(problem_of(3, 512, 512), machine)
+    table = json.loads(asked.read_text())
+    assert table["kernels"]["skinny"][0]["config"]["NUM_STAGES"] == 2
+    assert [row["kernel"] for row in table["prefer"]] == ["skinny"]
+    for M in (3, 16, 1):
+        assert not tune.once(problem_of(M, 512, 512), machine), "the bucket has its row"
+    assert machine.timed == [2]
+    assert tune.once(problem_of(17, 512, 512), machine), "another bucket"
+    assert len(json.loads(asked.read_text())["prefer"]) == 2
+
+
+def test_a_present_choice_that_stays_is_kept_too(asked):
+    machine = Fake(n2=0.5)
+    assert tune.once(problem_of(16, 512, 512), machine)
+    (row,) = json.loads(asked.read_text())["prefer"]
+    assert row["kernel"] == "pipelined"
+    assert not tune.once(problem_of(16, 512, 512), machine)
+
+
+def test_a_problem_is_not_tuned_unasked_nor_where_tables_do_not_speak_of_it(asked, monkeypatch):
+    plain = problem_of(16, 512, 512)
+    others = [
+        replace(plain, dtype_in="int8", dtype_out="int32", compute="int32"),
+        replace(plain, bias=True),
+        replace(plain, batch=2, batch_strides=(0, 0, 16 * 512)),
+        replace(plain, a_strides=(600, 1)),
+        replace(plain, device="cpu"),
+    ]
+    assert not any(tune.once(other, Fake(n2=2.0)) for other in others)
+    monkeypatch.setenv(tune.VARIABLE, "0")
+    assert not tune.once(plain, Fake(n2=2.0))
+    assert not asked.exists()
+
+
+def test_tuning_in_a_graph_capture_is_an_error_that_says_what_to_warm_up(asked):
+    machine = Fake(n2=2.0)
+    machine.capturing = lambda: True
+    with pytest.raises(UnsupportedError, match=r"before the capture.*--shape 16x512x512"):
+        tune.once(problem_of(16, 512, 512), machine)
+    machine.capturing = lambda: False
+    tune.once(problem_of(16, 512, 512), machine)
+    machine.capturing = lambda: True
+    assert not tune.once(problem_of(16, 512, 512), machine), "it is warm"
+
+
+def test_a_call_has_its_problem_tuned_first(asked, monkeypatch):
+    import torch
+
+    import tcgemm
+
+    seen = []
+    monkeypatch.setattr(tune, "once", seen.append)
+    a = torch.randn(48, 40).half()
+    tcgemm.matmul(a, a.mT, backend="triton")
+    assert {(p.M, p.N, p.K, p.layout) for p in seen} == {(48, 48, 40, "nt")}
+    seen.clear()
+    tcgemm.matmul(a, a.mT, backend="triton", kernel="naive")
+    assert not seen, "a named kernel takes its own table"

@@ -75,6 +75,12 @@ def test_a_right_kernel_passes(echo):
     assert "echo/echo" in result.output
 
 
+def test_drawn_calls_alone(echo):
+    result = run("--fuzz", "60", "--no-edges")
+    assert result.exit_code == 0, result.output
+    assert "60 cases in" in result.output
+
+
 @pytest.mark.parametrize(
     "fault", ["last k", "no bias", "drops nan", "writes beside", "writes A", "crashes"]
 )

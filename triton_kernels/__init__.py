@@ -13,7 +13,7 @@ from typing import Any
 if __name__ != "tcgemm.triton_kernels":
     raise ImportError("import tcgemm.triton_kernels: the bare name belongs to another distribution")
 
-from . import plans
+from . import plans, refusals
 
 PLAIN = (
     ("float16", "float16"),
@@ -72,7 +72,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "batches, and what follows the product",
         pairs=EVERY,
         fuses=FUSES,
-        refuse=plans.refuse_float8,
+        refuse=refusals.refuse_float8,
     ),
     _row(
         "persistent",
@@ -92,7 +92,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES,
         capability=(9, 0),
         shapes="A, B and C with one stride of 1, rows and addresses in multiples of 16 bytes",
-        refuse=plans.refuse_descriptor,
+        refuse=refusals.refuse_descriptor,
         yields=partial(plans.yields, "descriptor"),
     ),
     _row(
@@ -100,18 +100,24 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "tiles that do not fill the last wave of SMs divided along K and added in order",
         capability=(9, 0),
         shapes="as descriptor",
-        refuse=plans.refuse_descriptor,
+        refuse=refusals.refuse_descriptor,
         yields=partial(plans.yields, "split_k"),
     ),
     _row(
         "warp_specialized",
         "in Gluon: a producer warp loads, warpgroups multiply, C leaves under the next tile",
-        pairs=(*PLAIN, ("int8", "int32"), *FLOAT8),
-        fuses=("scales",),
+        pairs=(
+            *PLAIN,
+            ("int8", "int32"),
+            *FLOAT8,
+            ("float32", "float32", "tf32"),
+            ("float32", "float32", "tf32x3"),
+        ),
+        fuses=FUSES,
         devices=("cuda",),
         capability=(9, 0),
-        shapes="as descriptor, on compute capability 9.0 only; 8-bit A row-major and B transposed",
-        refuse=plans.refuse_warp_specialized,
+        shapes="as descriptor, on compute capability 9.0 only; no batches in tf32x3",
+        refuse=refusals.refuse_warp_specialized,
         yields=partial(plans.yields, "warp_specialized"),
     ),
 )
@@ -120,16 +126,20 @@ KERNELS: tuple[dict[str, Any], ...] = (
 def load(name: str) -> Callable[..., None]:
     """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name.
 
-    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare(a, b, c, **plan)`` gives
-    a function of A, B and C that launches plain products of tensors with the shapes, strides,
-    dtypes and device of these: the caller's promise, which spares ``run``'s own look-up.
+    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare`` takes what ``run``
+    takes, with a fusion that holds no tensors, and gives a function of A, B and C that launches
+    products of tensors with the shapes, strides, dtypes and device of these: the caller's promise,
+    which spares ``run``'s own look-up.
     """
     rung = import_module(f".{name}", __name__)
     run: Callable[..., None] = rung.run
     if hasattr(rung, "kernel") and hasattr(rung, "arguments"):
         bind = import_module(".launching", __name__).bind
-        second = getattr(rung, "second", None)
-        prepare = partial(bind, rung.kernel, rung.arguments, second)
+        bound = partial(bind, rung.kernel, rung.arguments, getattr(rung, "second", None))
+
+        def prepare(*operands: Any, **plan: Any) -> Callable[..., None]:
+            return partial(run, **plan) if plan.get("PREPARE") else bound(*operands, **plan)
+
         run.prepare = prepare  # type: ignore[attr-defined]
     return run
 
@@ -144,6 +154,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     With ``texts``, also the stages ttgir, ptx and sass. Raises RuntimeError where the rung does not
     compile.
     """
+    from importlib.metadata import version
+
     from .compile_only import Request, compile_rungs, source_lines
 
     row = next(row for row in KERNELS if row["name"] == name)
@@ -168,6 +180,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     (compiled,) = compile_rungs([request], assembly=texts, fresh=True)
     own, whole = source_lines(name)
     return {
+        "compiler": f"Triton {version('triton')}",
         "target": "sm_{}{}".format(*capability),
         "instances": 1,
         "instances built": 1,

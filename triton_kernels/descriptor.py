@@ -38,7 +38,7 @@ from .launching import launch
 from .ordering import grouped
 from .prepared import prepared
 from .runtime import cdiv, programs, tl, triton
-from .storage import letter
+from .storage import UNIT, letter, why_not_tma
 
 
 @triton.jit
@@ -50,6 +50,7 @@ def kernel(
     N,
     K,
     batches,
+    before,
     c_in,
     bias,
     scale_a,
@@ -70,6 +71,7 @@ def kernel(
     A_BATCHED: tl.constexpr,
     B_BATCHED: tl.constexpr,
     C_BATCHED: tl.constexpr,
+    C_IN_BATCHED: tl.constexpr,
     COMPUTE: tl.constexpr,
     FUSED: tl.constexpr,
     ROW_SCALES_A: tl.constexpr,
@@ -113,12 +115,15 @@ def kernel(
             acc = multiply_add(a_block, b_block, acc, BITS, COMPUTE)
 
         before_left, before_right = None, None
-        if c_in is not None:
+        if before is not None:
+            both = load(before, batch, m, n, BLOCK_M, BLOCK_N, False, C_IN_BATCHED)
+            before_left, before_right = in_halves(both)
+        elif c_in is not None:
             before_left = read(source, row, col, M, N, stride_im, stride_in)
             before_right = read(source, row, col + HALF, M, N, stride_im, stride_in)
         # Columns j and j + BLOCK_N / 2 lie in one thread after the permutation: splitting there
         # moves no data between threads.
-        left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, HALF)), (0, 2, 1)))
+        left, right = in_halves(acc)
         for half in tl.static_range(2):
             x = left if half == 0 else right
             first = n + half * HALF
@@ -148,6 +153,13 @@ def kernel(
                 c.store([batch, m, first], tl.reshape(x, (1, BLOCK_M, HALF)))
             else:
                 c.store([m, first], x)
+
+
+@triton.jit
+def in_halves(x):
+    """The left and the right half of the columns of a block."""
+    halves = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
+    return tl.split(tl.permute(halves, (0, 2, 1)))
 
 
 @triton.jit
@@ -199,6 +211,9 @@ def arguments(
         describe(c, (BLOCK_M, BLOCK_N // 2), False),
     )
     batches = batch_size(c)
+    before = None
+    if fusion is not None and fusion.c is not None:
+        before = by_unit(fusion.c.mT if swapped else fusion.c, (BLOCK_M, BLOCK_N))
     grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
     fused, fused_constants = operands(fusion, swapped)
     constants = {
@@ -212,6 +227,7 @@ def arguments(
         "A_BATCHED": len(descriptors[0].shape) == 3,
         "B_BATCHED": len(descriptors[1].shape) == 3,
         "C_BATCHED": len(descriptors[2].shape) == 3,
+        "C_IN_BATCHED": before is not None and len(before.shape) == 3,
         "COMPUTE": way(fusion, PREPARE),
         "FUSED": fusion is not None,
         **fused_constants,
@@ -220,7 +236,19 @@ def arguments(
         "num_stages": NUM_STAGES,
     }
     batch_in = batch_strides(a, b, c, fusion)[3]
-    return grid, (*descriptors, M, N, K, batches, *fused, batch_in), constants
+    return grid, (*descriptors, M, N, K, batches, before, *fused, batch_in), constants
+
+
+def by_unit(c_in: torch.Tensor, block: tuple[int, int]) -> Any:
+    """The descriptor of C_in [..., M, N] where the TMA unit can read it in rows; else None."""
+    shape, strides = c_in.shape[-2:], c_in.stride()[-2:]
+    alignment = c_in.data_ptr() & -c_in.data_ptr() or UNIT
+    pitched = c_in.dim() == 2 or c_in.stride(0) * c_in.itemsize % UNIT == 0
+    if stored(c_in) != "n" or not pitched:
+        return None
+    if why_not_tma("C_in", shape, strides, alignment, c_in.itemsize) is not None:
+        return None
+    return describe(c_in, block, False)
 
 
 def stored(x: torch.Tensor) -> str:

@@ -104,7 +104,7 @@ def activate(x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
     """relu, gelu, gelu_tanh or silu of x, or x; NaN stays NaN."""
     if ACTIVATION == "relu":
         # A maximum would drop NaN.
-        return tl.where(x < 0, tl.zeros_like(x), x)
+        return tl.where(x < 0, 0, x)
     elif ACTIVATION == "gelu":
         return gelu(x, INTERPRETED)
     elif ACTIVATION == "gelu_tanh":

@@ -83,12 +83,23 @@ class Kind:
     """Addresses are inside of tensor descriptors: recordings are kept by them."""
     workspace: int
     """Elements of float32 that each call needs anew; 0 for none."""
+    counts: bool
+    """Whether parts of a tile meet by ``counts``."""
     recorded: list[Recorded] | None
     """None where Triton's launcher is not as expected, or where described."""
     by_address: dict[tuple[int, ...], list[Recorded]] = field(default_factory=dict)
 
 
 _kinds: dict[tuple[Any, ...], Kind] = {}
+
+COUNTS = 512
+"""Counters of a set: two a tile whose parts meet, of which a GPU's SMs have at most one each."""
+
+SPARE = 512
+"""Sets for captured launches on a GPU, 1 MB."""
+
+_counts: dict[tuple[int, int], torch.Tensor] = {}
+_spare: dict[int, list[torch.Tensor]] = {}
 
 
 def launch(
@@ -107,7 +118,7 @@ def launch(
         kernel: the function that Triton compiles.
         arguments: ``arguments(a, b, c, **plan)``, or ``(a, b, c, fusion, **plan)`` where something
             is fused -> (grid, positional arguments, constants and options). A tensor among them
-            that is no operand is a workspace of float32: later calls get one of their own.
+            that is no operand is a workspace of float32, or ``counts``: later calls get their own.
         a, b, c, fusion, plan: of the rung's ``run``.
         second: the launch that follows.
 
@@ -145,15 +156,16 @@ def bind(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
+    fusion: Any = None,
     **plan: int,
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """``launch`` of plain products for callers that have a guard of their own.
+    """``launch`` for callers that have a guard of their own.
 
     Returns a function of A, B and C for tensors with the shapes, strides, dtypes and device of
-    these, which the caller promises; addresses it looks at itself.
+    these, which the caller promises; addresses it looks at itself. ``fusion`` holds no tensors.
     """
     addresses = a.data_ptr(), b.data_ptr(), c.data_ptr()
-    key = (arguments, *plan, *plan.values(), *_guard((a, b, c), addresses, None))
+    key = (arguments, *plan, *plan.values(), *_guard((a, b, c), addresses, fusion))
     pa, pb, pc = (address & 15 for address in addresses)
     same = addresses[0] == addresses[1]
 
@@ -168,9 +180,36 @@ def bind(
             or (x == y) is not same
             or not _replay(kind, a, (x, y, z))
         ):
-            launch(kernel, arguments, a, b, c, None, plan, second)
+            launch(kernel, arguments, a, b, c, fusion, plan, second)
 
     return bound
+
+
+def counts(like: torch.Tensor) -> torch.Tensor:
+    """COUNTS counters of int32, zero, for a launch that leaves them zero; no other that may run at
+    the same time has them.
+
+    One set a stream, whose launches follow one another. A launch that is captured may be replayed
+    on any stream, so it gets a set for good, zeroed beforehand where this GPU has been used before;
+    else, or when those are spent, zeroed in the graph, for a microsecond or two a replay.
+    """
+    if not like.is_cuda:
+        return torch.empty(COUNTS, dtype=torch.int32, device=like.device)
+    device = like.get_device()
+    with torch.cuda.device(device):
+        captured = torch.cuda.is_current_stream_capturing()
+    if captured:
+        spare = _spare.get(device)
+        return spare.pop() if spare else torch.zeros(COUNTS, dtype=torch.int32, device=like.device)
+    key = device, torch._C._cuda_getCurrentRawStream(device)
+    kept = _counts.get(key)
+    if kept is None:
+        kept = _counts[key] = torch.zeros(COUNTS, dtype=torch.int32, device=like.device)
+        if device not in _spare:
+            zeros = torch.zeros(SPARE, COUNTS, dtype=torch.int32, device=like.device)
+            torch.cuda.synchronize(device)
+            _spare[device] = list(zeros)
+    return kept
 
 
 def _replay(kind: Kind, a: torch.Tensor, addresses: tuple[int, ...]) -> bool:
@@ -181,6 +220,8 @@ def _replay(kind: Kind, a: torch.Tensor, addresses: tuple[int, ...]) -> bool:
     if kind.workspace:
         room = torch.empty(kind.workspace, dtype=torch.float32, device=a.device)
         addresses = (*addresses, room.data_ptr())
+        if kind.counts:
+            addresses = (*addresses, counts(a).data_ptr())
     stream = torch._C._cuda_getCurrentRawStream(a.get_device())
     for one in recorded:
         one(stream, addresses)
@@ -250,15 +291,13 @@ def _steps(
 def _remember(compiled: list[Any], steps: list[Step], addresses: tuple[int, ...]) -> Kind:
     recorded = _record(compiled, steps, addresses)
     if recorded is None:
-        return Kind(compiled, False, 0, None)
-    workspace = [
-        x.numel()
-        for step in steps
-        for x in step[2]
-        if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses
-    ]
+        return Kind(compiled, False, 0, False, None)
+    given = [x for step in steps for x in step[2] if isinstance(x, torch.Tensor)]
+    own = [x for x in given if x.data_ptr() not in addresses]
+    workspace = max((x.numel() for x in own if x.dtype == torch.float32), default=0)
     described = any(_is_descriptor(x) for one in recorded for x in one.values)
-    kind = Kind(compiled, described, max(workspace, default=0), None if described else recorded)
+    counted = any(x.dtype == torch.int32 for x in own)
+    kind = Kind(compiled, described, workspace, counted, None if described else recorded)
     if described:
         kind.by_address[addresses] = recorded
     return kind
@@ -321,8 +360,8 @@ def record(compiled: Any, step: Step, addresses: tuple[int, ...]) -> Recorded | 
     for position, value in enumerate(after):
         if isinstance(value, torch.Tensor):
             address = value.data_ptr()
-            number = addresses.index(address) if address in addresses else len(addresses)
-            slots.append((position, number))
+            own = len(addresses) + (value.dtype == torch.int32)
+            slots.append((position, addresses.index(address) if address in addresses else own))
             after[position] = 0
     return Recorded(function, before, after, nested, slots)
 

@@ -1,32 +1,24 @@
-"""How a tile of C leaves in Gluon: scaled, in pieces, through shared memory, by TMA.
+"""How a tile of C leaves in Gluon: finished, in pieces, through shared memory, by TMA.
 
 A piece is all rows of the tile and a part of its columns. Each warpgroup has BUFFERS buffers of a
 piece and takes them in turn: it writes one while the TMA unit reads the other, and goes on to its
 next tile while the last are still being read.
+
+    C = activation(alpha * scale_a * scale_b * acc + beta * C_in + bias)
+
+Where there is a C_in, every piece has its buffer: the producer has C_in brought there while the
+mainloop runs, the warpgroup writes the result over it, and gives the buffers back once they are
+read. A C_in that TMA cannot reach is read in place.
 """
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-store_block = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-
-
-@gluon.jit
-def scaled(acc, scale, start, size, ACROSS: gl.constexpr, ROW_SCALES: gl.constexpr):
-    """The accumulator times one number; with ROW_SCALES, times one of each row (ACROSS 1) or column
-    (ACROSS 0), from ``start`` on of ``size``. Without a scale, as it is."""
-    if scale is not None:
-        if ROW_SCALES:
-            at = start + gl.arange(
-                0, acc.shape[1 - ACROSS], gl.SliceLayout(ACROSS, acc.type.layout)
-            )
-            acc *= gl.expand_dims(gl.load(scale + at, mask=at < size, other=0.0), ACROSS)
-        else:
-            acc *= gl.load(scale)
-    return acc
+from .blocks import store
+from .epilogue import activate
 
 
 @gluon.jit
@@ -38,7 +30,63 @@ def halves(x):
 
 
 @gluon.jit
-def store_piece(c, buffer, piece, m, n, PENDING: gl.constexpr):
+def along(start, x, ACROSS: gl.constexpr):
+    """Indices from ``start`` on of x's rows (ACROSS 1) or columns (ACROSS 0)."""
+    return start + gl.arange(0, x.shape[1 - ACROSS], gl.SliceLayout(ACROSS, x.type.layout))
+
+
+@gluon.jit
+def vector(source, stride, start, size, x, ACROSS: gl.constexpr):
+    """One number for each row (ACROSS 1) or column (ACROSS 0) of x, as x's accumulator type."""
+    at = along(start, x, ACROSS)
+    found = gl.load(source + at.to(gl.int64) * stride, mask=at < size, other=0)
+    return gl.expand_dims(found.to(x.dtype), ACROSS)
+
+
+@gluon.jit
+def finish(x, staged, batch, m, n, size, fused, HOW: gl.constexpr):
+    """x, the piece of the accumulator at row m and column n of C[M, N], before narrowing.
+
+    Args:
+        staged: shared memory that holds this piece of C_in where HOW.STAGED.
+        fused: (C_in to be read in place or None, bias, scale_a, scale_b, alpha, beta, C_in's
+            strides, bias's, C_in's batch stride), as ``epilogue.operands`` gives them.
+    """
+    c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in = fused
+    M, N = size
+    factor = alpha.to(x.dtype)
+    if scale_a is not None and not HOW.ROW_SCALES_A:
+        factor *= gl.load(scale_a)
+    if scale_b is not None and not HOW.ROW_SCALES_B:
+        factor *= gl.load(scale_b)
+    x *= factor
+    if HOW.ROW_SCALES_A:
+        x *= vector(scale_a, 1, m, M, x, 1)
+    if HOW.ROW_SCALES_B:
+        x *= vector(scale_b, 1, n, N, x, 0)
+    if HOW.STAGED:
+        x += beta.to(x.dtype) * staged.load(x.type.layout).to(x.dtype)
+    if c_in is not None:
+        row, column = along(m, x, 1), along(n, x, 0)
+        at = gl.expand_dims(row.to(gl.int64) * stride_im, 1)
+        at += gl.expand_dims(column.to(gl.int64) * stride_in, 0)
+        if batch_in is not None:
+            at += batch.to(gl.int64) * batch_in
+        inside = gl.expand_dims(row < M, 1) & gl.expand_dims(column < N, 0)
+        x += beta.to(x.dtype) * gl.load(c_in + at, mask=inside, other=0).to(x.dtype)
+    if bias is not None:
+        if HOW.BIAS_ROWS:
+            x += vector(bias, stride_bias, m, M, x, 1)
+        else:
+            # Rows of C are whole units of 16 bytes; told so, the compiler loads by twos.
+            UNIT: gl.constexpr = 128 // bias.dtype.element_ty.primitive_bitwidth
+            x += vector(bias, stride_bias, n, N // UNIT * UNIT, x, 0)
+    ACTIVATION: gl.constexpr = HOW.ACTIVATION
+    return activate(x, ACTIVATION, False)
+
+
+@gluon.jit
+def store_piece(c, buffer, piece, batch, m, n, PENDING: gl.constexpr):
     """One piece, once at most PENDING earlier ones still have to be read.
 
     The compiler puts a barrier of the warpgroup after the wait, which only the thread that issues
@@ -47,30 +95,51 @@ def store_piece(c, buffer, piece, m, n, PENDING: gl.constexpr):
     tma.store_wait(PENDING)
     buffer.store(piece.to(c.dtype))
     fence_async_shared()
-    store_block(c, [m, n], buffer)
+    store(c, batch, [m, n], buffer)
 
 
 @gluon.jit
-def store_tile(c, buffers, first: gl.constexpr, BUFFERS: gl.constexpr, acc, m, n):
+def leave(
+    c, buffers, part: gl.constexpr, BUFFERS: gl.constexpr, piece: gl.constexpr, x, batch, m, n,
+    size, fused, HOW: gl.constexpr,
+):  # fmt: skip
+    """Piece number piece of the accumulator, finished, to C."""
+    column = n + piece * x.shape[1]
+    buffer = buffers.index(part * BUFFERS + piece % BUFFERS)
+    if HOW.FUSED:
+        x = finish(x, buffer, batch, m, column, size, fused, HOW)
+    store_piece(c, buffer, x, batch, m, column, BUFFERS - 1)
+
+
+@gluon.jit
+def store_tile(
+    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, acc, batch, m, n, size, fused, phase,
+    HOW: gl.constexpr,
+):  # fmt: skip
     """The accumulator in 1, 2 or 4 pieces to C at row m and column n; narrowed to C's dtype.
 
     Args:
         c: descriptor of C in pieces.
-        buffers: shared memory of pieces; the warpgroup's are BUFFERS from ``first`` on.
+        c_ring: shared memory of pieces, BUFFERS for each part; and two barriers a part, of the
+            pieces of C_in that have come, and of those that have left.
+        fused: see ``finish``.
     """
-    WIDTH: gl.constexpr = c.block_shape[1]
-    PIECES: gl.constexpr = acc.shape[1] // WIDTH
-    even, odd = buffers.index(first), buffers.index(first + BUFFERS - 1)
+    buffers, full, empty = c_ring
+    PIECES: gl.constexpr = acc.shape[1] // buffers.shape[2]
+    if HOW.STAGED:
+        mbarrier.wait(full.index(part), phase)
     if PIECES == 1:
-        store_piece(c, even, acc, m, n, BUFFERS - 1)
-    elif PIECES == 2:
-        left, right = halves(acc)
-        store_piece(c, even, left, m, n, BUFFERS - 1)
-        store_piece(c, odd, right, m, n + WIDTH, BUFFERS - 1)
+        leave(c, buffers, part, BUFFERS, 0, acc, batch, m, n, size, fused, HOW)
     else:
         left, right = halves(acc)
         for side in gl.static_range(2):
-            x, y = halves(left if side == 0 else right)
-            column = n + side * 2 * WIDTH
-            store_piece(c, even, x, m, column, BUFFERS - 1)
-            store_piece(c, odd, y, m, column + WIDTH, BUFFERS - 1)
+            half = left if side == 0 else right
+            if PIECES == 2:
+                leave(c, buffers, part, BUFFERS, side, half, batch, m, n, size, fused, HOW)
+            else:
+                x, y = halves(half)
+                leave(c, buffers, part, BUFFERS, 2 * side, x, batch, m, n, size, fused, HOW)
+                leave(c, buffers, part, BUFFERS, 2 * side + 1, y, batch, m, n, size, fused, HOW)
+    if HOW.STAGED:
+        tma.store_wait(0)
+        mbarrier.arrive(empty.index(part), count=1)

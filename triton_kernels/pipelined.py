@@ -7,7 +7,7 @@ Adds:     NUM_STAGES slots of shared memory. In steady state NUM_STAGES - 1 step
           both operands from those slots. What a slot costs: 128 x 256 x 64 in 16 bits is
           (128 + 256) * 64 * 2 = 49,152 bytes, so four fit in 232,448.
           Masks are compiled only where the tile does not divide the problem, and the tile comes
-          from a table per GPU and shape (configs-*.json, read by plans.py).
+          from a table per GPU and shape (configs-*.json, read by tables.py).
           Every type that tl.dot has (dot.py), and what follows the product (epilogue.py), each
           under a compile-time switch: a plain product compiles to what it was without them.
 Missing:  a program ends with its tile. While it stores C nothing loads, and the next program on

@@ -1,40 +1,20 @@
-"""Which configuration a rung takes: tables per GPU, read from configs-*.json. Imports no triton.
+"""Which configuration a rung takes, and which rung was measured fastest. Imports no triton.
 
-A table holds, for every rung, an ordered list of rows {"when": conditions, "config": values}; the
-first row whose conditions all hold is taken, and the last has none. Conditions: M_max, M_min, the
-same of N, K and MN (M times N, elements of C, of all of a batch), layout, dtype_out and aligned.
-Rows with a "rate" compete: of those that hold, the one that ends first is taken.
-Under "kernels" stand the rungs for 16-bit operands summed in float32, under "types" the same by
-``kind`` for everything else.
-
-Under "prefer" stand rows {"when": conditions, "kernel": name}: which rung was measured fastest for
-a plain product; where none holds, the highest that accepts the problem. These conditions, and those
-of skinny and split_k, are of the problem with M <= N, transposed where it has to be.
-
-A table is named after the device as torch names it: "NVIDIA H200" is configs-nvidia-h200.json.
-A GPU without a table of its own takes the one of its architecture, with NUM_STAGES lowered until
-the program fits its shared memory. The rows of a table of the same name in the user's folder
-($TCGEMM_CACHE_DIR, or ~/.cache/tcgemm), as ``tcgemm tune`` writes it, come before the shipped ones.
+Configurations come from the table of the GPU (see tables.py). A GPU without a table of its own
+takes the one of its architecture, with NUM_STAGES lowered until the program fits its shared memory.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
-from .storage import UNIT, letter, why_not_tma
-
-logger = logging.getLogger(__name__)
-
-FOLDER_VARIABLE = "TCGEMM_CACHE_DIR"
-"""Environment variable that names the folder of the user's own tables."""
+from . import tables
+from .refusals import refuse_descriptor, refuse_warp_specialized
+from .storage import ITEMSIZE, column_major, letter
 
 DIVIDING = ("skinny", "split_k")
 """They divide K among programs, and compute C' = B' A' where that makes the wide side BLOCK_M's."""
@@ -44,6 +24,9 @@ MOST_PARTS = 32
 
 INTERPRETER_PROGRAMS = 4
 """Programs of a persistent kernel in the interpreter, which runs them one after another."""
+
+PROGRAMS = 132
+"""SMs of a GPU that is in no table: as an H100 or H200 has."""
 
 PROCESSORS = {(8, 0): 108, (8, 6): 84, (8, 7): 16, (8, 9): 142, (9, 0): 132}
 """Compute capability -> SMs of its largest GPU, for problems on no GPU in particular."""
@@ -58,18 +41,6 @@ SHARED_BYTES = {
     (12, 0): 101_376,
 }
 """Compute capability -> most shared memory of one program, in bytes (CUDA programming guide)."""
-
-ITEMSIZE = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "int8": 1,
-    "uint8": 1,
-    "int32": 4,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
 
 OF_MMA_SYNC = ((8, 0), (8, 6), (8, 7), (8, 9), (12, 0))
 """Capabilities whose tensor cores take operands from registers, where rounding costs no detour."""
@@ -96,8 +67,8 @@ TMA_RUNGS = ("descriptor", "warp_specialized")
 def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """Keyword arguments of the rung's ``run`` for a problem (M, N, K, dtypes, strides, device)."""
     turned = kernel in DIVIDING and problem.M > problem.N
-    if turned or (kernel in TMA_RUNGS and _column_major(problem)):
-        problem = _transposed(problem)
+    if turned or (kernel in TMA_RUNGS and column_major(problem)):
+        problem = transposed(problem)
     name = kind(problem.dtype_in, problem.compute)
     if problem.device == "cpu":
         config = {**_interpreter(kernel, problem), **_preparation(name, problem)}
@@ -105,18 +76,23 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     capability = problem.capability or (9, 0)
     gpu, limit, processors = _gpu_of(problem)
     architecture = _architecture(capability)
-    rows = _rows(gpu, kernel, name) or _rows(architecture, kernel, name)
+    rows = tables.shipped_rows(gpu, kernel, name) or tables.shipped_rows(architecture, kernel, name)
     if rows is None:
         raise ValueError(f"configs-{architecture}.json has no rows of {kernel} for {name}")
     if not name:
-        rows = [*_user_table(gpu)["kernels"].get(kernel, []), *rows]
+        rows = [*tables.of_user(gpu)["kernels"].get(kernel, []), *rows]
     processors = processors or PROCESSORS.get(capability, PROGRAMS)
-    config = choose(rows, problem, processors)
+    limit = limit or SHARED_BYTES.get(capability, 101_376)
+    if kernel == "warp_specialized" and problem.beta:
+        rows = _with_room(rows, problem, limit)
+    config = tables.choose(rows, problem, processors)
     if kernel == "descriptor" and problem.beta:
         # Flattened, the next tile's loads hold the memory through which C_in passes.
         config["FLATTEN"] = 0
-    config |= _preparation(name, problem)
-    limit = limit or SHARED_BYTES.get(capability, 101_376)
+    if kernel == "warp_specialized":
+        config |= _rows_of_k(name, problem)
+    else:
+        config |= _preparation(name, problem)
     config = fit(kernel, config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
     return divide(kernel, config, problem, processors, turned)
 
@@ -152,6 +128,30 @@ def _architecture(capability: tuple[int, int]) -> str:
     return "sm90" if capability >= (9, 0) else "sm80"
 
 
+def _with_room(rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
+    """The rows, with a buffer for every piece of C_in, that keep three stages beside them."""
+
+    def roomy(row: dict[str, Any]) -> dict[str, Any]:
+        config = {**row["config"], "BUFFERS": row["config"]["PIECES"]}
+        types = problem.dtype_out, limit, problem.dtype_in, problem.compute
+        while shared_bytes("warp_specialized", config, types[0], *types[2:]) > limit:
+            config["NUM_STAGES"] -= 1
+        return {**row, "config": config}
+
+    changed = [roomy(row) for row in rows]
+    return [row for row in changed if row["config"]["NUM_STAGES"] >= 3]
+
+
+def _rows_of_k(name: str, problem: Any) -> dict[str, int]:
+    """PREPARE=1 where warp_specialized needs copies of A and B: wgmma reads blocks of 8 bits and of
+    tf32 along K alone. float32 as two terms is copied always, and needs no word."""
+    if name in ("", "tf32x3"):
+        return {}
+    a = letter((problem.M, problem.K), problem.a_strides)
+    b = letter((problem.N, problem.K), problem.b_strides[::-1])
+    return {} if a == b == "n" else {"PREPARE": 1}
+
+
 def _preparation(name: str, problem: Any) -> dict[str, int]:
     """PREPARE=1 where A and B are copied first (see prepared.py): 8-bit ones that do not lie with K
     contiguous, and float32 ones in products large enough, for tf32 to be rounded."""
@@ -163,17 +163,7 @@ def _preparation(name: str, problem: Any) -> dict[str, int]:
     return {"PREPARE": 1} if name in ("tf32", "tf32x3") and large else {}
 
 
-def _rows(table: str, kernel: str, name: str) -> list[dict[str, Any]] | None:
-    found = _table(table)
-    if found is None:
-        return None
-    rows: list[dict[str, Any]] | None = (
-        found["types"].get(name, {}) if name else found["kernels"]
-    ).get(kernel)
-    return rows
-
-
-def _transposed(problem: Any) -> Any:
+def transposed(problem: Any) -> Any:
     """C' = B' A': what the kernel calls M is the caller's N."""
     return replace(
         problem,
@@ -187,67 +177,6 @@ def _transposed(problem: Any) -> Any:
     )
 
 
-PROGRAMS = 132
-"""Programs at a time of a persistent kernel on a GPU that is not there: SMs of an H100 or H200."""
-
-
-def choose(rows: list[dict[str, Any]], problem: Any, programs: int = PROGRAMS) -> dict[str, int]:
-    """The config of the first row whose conditions hold.
-
-    Where that row has a rate, all rows that hold and have one compete, and the least time wins: the
-    rounds that ``programs`` programs need for the tiles, times a tile's area over its rate, the
-    speed of a busy SM with this tile relative to the others. 288 tiles of 128 x 256 (3072 x 3072)
-    are 3 rounds; 384 of 192 x 128 are 3 rounds of tiles three quarters as large.
-    """
-    held = [row for row in rows if _all_hold(row, problem)]
-    if held and "rate" in held[0]:
-
-        def time(row: dict[str, Any]) -> float:
-            m, n = row["config"]["BLOCK_M"], row["config"]["BLOCK_N"]
-            rounds = -(-(-(-problem.M // m) * -(-problem.N // n)) // programs)
-            return float(rounds * m * n / row["rate"])
-
-        return dict(min((row for row in held if "rate" in row), key=time)["config"])
-    if held:
-        return dict(held[0]["config"])
-    raise ValueError(f"the table has no row for {problem}: its last row must have no conditions")
-
-
-def _all_hold(row: Mapping[str, Any], problem: Any) -> bool:
-    return all(_holds(name, value, problem) for name, value in row.get("when", {}).items())
-
-
-def _holds(name: str, value: Any, problem: Any) -> bool:
-    if name == "aligned":
-        return aligned(problem) == value
-    if name in ("layout", "dtype_out"):
-        return bool(getattr(problem, name) == value)
-    what, side = name.split("_")
-    size = problem.M * problem.N * problem.batch if what == "MN" else getattr(problem, what)
-    return bool(size <= value if side == "max" else size >= value)
-
-
-def aligned(problem: Any) -> bool:
-    """Whether pointer rungs copy 16 bytes at a time: rows, row pitches and addresses of A, B and C
-    are multiples of 16 elements or bytes, the one divisor that Triton's compiler is told of.
-
-    Where they are not, every element is a copy of its own with its own registers: 128 x 256 x 64
-    then spills 4 KB a thread on sm_90, 128 x 128 x 32 nothing.
-    """
-    M, N, K = problem.M, problem.N, problem.K
-    for shape, strides, alignment in (
-        ((M, K), problem.a_strides, problem.a_alignment),
-        ((K, N), problem.b_strides, problem.b_alignment),
-        ((M, N), problem.c_strides, problem.c_alignment),
-    ):
-        order = letter(shape, strides)
-        outer, inner = (0, 1) if order == "n" else (1, 0)
-        pitch = strides[outer] if shape[outer] > 1 else 0
-        if order == "s" or alignment < 16 or shape[inner] % 16 or pitch % 16:
-            return False
-    return True
-
-
 def shared_bytes(
     kernel: str,
     config: Mapping[str, int],
@@ -259,6 +188,11 @@ def shared_bytes(
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     slots, copies = config.get("NUM_STAGES", 1), 0
     name = kind(dtype_in, compute)
+    if kernel == "warp_specialized":
+        copies = slots * (m + n) if name == "tf32x3" else 0
+        stages = (slots * (m + n) + copies) * k * ITEMSIZE[dtype_in]
+        piece = m // config["CONSUMERS"] * n // config["PIECES"] * ITEMSIZE[dtype_out]
+        return stages + config["CONSUMERS"] * config["BUFFERS"] * piece + 512
     if name in THROUGH_REGISTERS and not (name == "tf32" and config.get("PREPARE")):
         slots, copies = max(slots - 1, 1), THROUGH_REGISTERS[name]
     stages = (slots * (m + n) + copies * n) * k * ITEMSIZE[dtype_in]
@@ -267,9 +201,6 @@ def shared_bytes(
     if kernel == "split_k":
         # Half of a whole tile, transposed on its way where C is.
         return stages + m * n // 2 * ITEMSIZE[dtype_out] + 2048
-    if kernel == "warp_specialized":
-        piece = m // config["CONSUMERS"] * n // config["PIECES"] * ITEMSIZE[dtype_out]
-        return stages + config["CONSUMERS"] * config["BUFFERS"] * piece + 512
     # C is staged in the memory of the stages, except where the next tile's loads fill them.
     staged = m * n * ITEMSIZE[dtype_out]
     return stages + staged if config.get("FLATTEN") else max(stages, staged)
@@ -299,92 +230,10 @@ def fit(
     return config
 
 
-def tables() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Every shipped table by name: sm80, sm90 and the GPUs that have their own."""
-    paths = sorted(Path(__file__).parent.glob("configs-*.json"))
-    names = [path.stem.removeprefix("configs-") for path in paths]
-    return {name: table["kernels"] for name in names if (table := _table(name))}
-
-
-def type_tables() -> dict[str, dict[str, dict[str, list[dict[str, Any]]]]]:
-    """Table's name -> kind -> rung -> rows, of the tables that have types."""
-    return {name: table["types"] for name in tables() if (table := _table(name))}
-
-
-@cache
-def _table(name: str) -> dict[str, Any] | None:
-    path = Path(__file__).parent / f"configs-{name}.json"
-    if not name or not path.is_file():
-        return None
-    return {"types": {}, "prefer": [], **json.loads(path.read_text())}
-
-
-def user_table(gpu: str) -> Path:
-    """Where the user's own table of a GPU lies, or would lie."""
-    folder = os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "tcgemm"
-    return Path(folder) / f"configs-{gpu}.json"
-
-
-@cache
-def _user_table(gpu: str) -> dict[str, Any]:
-    """The user's rows, or none; a file that is no table is passed over with a warning."""
-    path = user_table(gpu)
-    if not gpu or not path.is_file():
-        return {"kernels": {}, "prefer": []}
-    try:
-        return read_table(path)
-    except (OSError, ValueError) as error:
-        logger.warning("the table %s is passed over (%s): move it away, or mend it", path, error)
-        return {"kernels": {}, "prefer": []}
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    """The user's table of a file. Raises OSError or ValueError where it is none."""
-    table = json.loads(path.read_text())
-    if not isinstance(table, dict):
-        raise ValueError(f"it holds a {type(table).__name__}, not a table")
-    table = {"kernels": {}, "prefer": [], **table}
-    check_table(table)
-    return table
-
-
-def check_table(table: Any) -> None:
-    """Raise ValueError, naming the row, where a table's rows are not as ``plan`` reads them."""
-    known = (_table("sm90") or {})["kernels"]
-    for kernel, rows in table["kernels"].items():
-        if kernel not in known:
-            raise ValueError(f"{kernel} is no rung that has a table: {', '.join(known)}")
-        settings = set(known[kernel][-1]["config"])
-        for row in rows:
-            _check_conditions(row)
-            if set(row.get("config", ())) != settings:
-                raise ValueError(f"a row of {kernel} sets not all of {', '.join(sorted(settings))}")
-            if not all(type(value) is int for value in row["config"].values()):
-                raise ValueError(f"a row of {kernel} has values that are no whole numbers: {row}")
-    for row in table["prefer"]:
-        _check_conditions(row)
-        if row.get("kernel") not in ("", *known):
-            raise ValueError(f"{row.get('kernel')!r} is no rung that has a table")
-
-
-SIZES = ("M", "N", "K", "MN")
-CONDITIONS = (
-    "aligned",
-    "layout",
-    "dtype_out",
-    *(f"{x}_{y}" for x in SIZES for y in ("min", "max")),
-)
-
-
-def _check_conditions(row: Any) -> None:
-    unknown = set(row.get("when", {})) - set(CONDITIONS) if isinstance(row, dict) else {repr(row)}
-    if unknown:
-        raise ValueError(f"{', '.join(sorted(unknown))} is no condition: {', '.join(CONDITIONS)}")
-
-
 def forget() -> None:
     """Read all tables anew from now on."""
-    for kept in (plan, preferred, _table, _user_table):
+    tables.forget()
+    for kept in (plan, preferred):
         kept.cache_clear()
 
 
@@ -413,10 +262,6 @@ def _gpu_of(problem: Any) -> tuple[str, int, int]:
     ):
         return "", 0, 0
     return _gpu()
-
-
-def _column_major(problem: Any) -> bool:
-    return letter((problem.M, problem.N), problem.c_strides) == "t"
 
 
 def _interpreter(kernel: str, problem: Any) -> dict[str, int]:
@@ -459,13 +304,14 @@ def preferred(problem: Any) -> str | None:
         return None
     capability = problem.capability or (9, 0)
     gpu = _gpu_of(problem)[0]
-    table = _table(gpu) or _table(_architecture(capability)) or {"prefer": []}
-    thin = _transposed(problem) if problem.M > problem.N else problem
+    shipped = tables.shipped()
+    table = shipped.get(gpu) or shipped[_architecture(capability)]
+    thin = transposed(problem) if problem.M > problem.N else problem
     by_tma = capability >= (9, 0) and refuse_descriptor(problem) is None
     by_wgmma = problem.device != "cpu" and refuse_warp_specialized(problem) is None
     able = {"descriptor": by_tma, "split_k": by_tma, "warp_specialized": by_tma and by_wgmma}
-    for row in (*_user_table(gpu)["prefer"], *table["prefer"]):
-        if _all_hold(row, thin) and able.get(row["kernel"], True):
+    for row in (*tables.of_user(gpu)["prefer"], *table["prefer"]):
+        if tables.all_hold(row, thin) and able.get(row["kernel"], True):
             return row["kernel"] or None
     return None
 
@@ -495,68 +341,4 @@ def few_rows(problem: Any) -> bool:
     """
     if preferred(problem) is not None:
         return True
-    return bool((problem.N if _column_major(problem) else problem.M) < 64)
-
-
-def refuse_descriptor(problem: Any) -> str | None:
-    """Why TMA cannot reach an operand, as a sentence with the numbers; None when it can."""
-    M, N, K = problem.M, problem.N, problem.K
-    for name, shape, dtype in (
-        ("A", (M, K), problem.dtype_in),
-        ("B", (K, N), problem.dtype_in),
-        ("C", (M, N), problem.dtype_out),
-    ):
-        strides = getattr(problem, f"{name.lower()}_strides")
-        alignment = getattr(problem, f"{name.lower()}_alignment")
-        reason = why_not_tma(name, shape, strides, alignment, ITEMSIZE[dtype])
-        if reason:
-            return reason
-    # Stores are cut at the edge by units of 16 bytes, not by elements, except in the interpreter.
-    width = (M if _column_major(problem) else N) * ITEMSIZE[problem.dtype_out]
-    if width % UNIT and problem.device != "cpu":
-        step = UNIT // ITEMSIZE[problem.dtype_out]
-        return (
-            f"C has rows of {width // ITEMSIZE[problem.dtype_out]} elements, {width} bytes, and "
-            f"TMA stores whole units of {UNIT}, past the row's end: a multiple of {step} fits"
-        )
-    if problem.batch > 1:
-        dtypes = (problem.dtype_in, problem.dtype_in, problem.dtype_out)
-        for name, stride, dtype in zip("ABC", problem.batch_strides, dtypes, strict=True):
-            if stride * ITEMSIZE[dtype] % UNIT:
-                step = UNIT // ITEMSIZE[dtype]
-                return (
-                    f"{name} has a batch stride of {stride} elements, {stride * ITEMSIZE[dtype]} "
-                    f"bytes, and TMA needs a multiple of {UNIT}: {-(-stride // step) * step} "
-                    "elements fit"
-                )
-    return None
-
-
-def refuse_float8(problem: Any) -> str | None:
-    """Why this GPU has no tensor core for the type, as a sentence; None when it has."""
-    capability = problem.capability
-    if problem.dtype_in.startswith("float8") and capability is not None and capability < (8, 9):
-        return (
-            f"{problem.dtype_in} needs compute capability 8.9 and this GPU has "
-            f"{capability[0]}.{capability[1]}: bfloat16 holds the same numbers"
-        )
-    return None
-
-
-def refuse_warp_specialized(problem: Any) -> str | None:
-    """Why wgmma or TMA cannot do it, as a sentence with the numbers; None when they can."""
-    if problem.capability is not None and problem.capability >= (10, 0):
-        here = "{}.{}".format(*problem.capability)
-        return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
-    reason = refuse_descriptor(problem)
-    if reason is None and ITEMSIZE[problem.dtype_in] == 1:
-        for name, shape, strides, wanted, remedy in (
-            ("A", (problem.M, problem.K), problem.a_strides, "n", "A.contiguous()"),
-            ("B", (problem.K, problem.N), problem.b_strides, "t", "B.mT.contiguous().mT"),
-        ):
-            if letter(shape, strides) != wanted:
-                return (
-                    f"{name} has strides ({strides[0]}, {strides[1]}) and wgmma reads "
-                    f"{problem.dtype_in} along K only: pass {remedy}"
-                )
-    return reason
+    return bool((problem.N if column_major(problem) else problem.M) < 64)

@@ -15,7 +15,7 @@ import torch
 
 from .dot import round_tf32
 from .runtime import INTERPRETED, cdiv, check, one_at_a_time, tl, triton
-from .storage import UNIT
+from .storage import UNIT, letter
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,14 @@ def kernel(
     stride_k,
     batch_copy,
     pitch,
+    term,
     ROUND: tl.constexpr,
+    SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """copy[r, k] = x[r, k] for each of a batch; rounded to tf32 with ROUND."""
+    """copy[r, k] = x[r, k] for each of a batch; rounded to tf32 with ROUND. With SPLIT, what that
+    takes away, rounded itself, is left ``term`` elements on."""
     tiles_r, tiles_k = tl.cdiv(R, BLOCK), tl.cdiv(K, BLOCK)
     tile = tl.program_id(0)
     batch = (tile // (tiles_r * tiles_k)).to(tl.int64)
@@ -46,9 +49,15 @@ def kernel(
     k = (tile % tiles_k * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     inside = (r < R)[:, None] & (k < K)[None, :]
     block = tl.load(x + batch * batch_x + r[:, None] * stride_r + k * stride_k, mask=inside)
+    places = copy + batch * batch_copy + r[:, None] * pitch + k
+    if SPLIT:
+        low = block - round_tf32(block, BITS)
+        # Of Inf nothing is taken away, though Inf less Inf is NaN.
+        low = tl.where(low == low, round_tf32(low, BITS), 0.0)
+        tl.store(places + term, low, mask=inside)
     if ROUND:
         block = round_tf32(block, BITS)
-    tl.store(copy + batch * batch_copy + r[:, None] * pitch + k, block, mask=inside)
+    tl.store(places, block, mask=inside)
 
 
 def prepared(a: torch.Tensor, b: torch.Tensor, compute: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,18 +71,35 @@ def prepared(a: torch.Tensor, b: torch.Tensor, compute: str) -> tuple[torch.Tens
     return _rows_of_k("A", a, rounded), _rows_of_k("B", b.mT, rounded).mT
 
 
+def terms(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A [M, K] and B [K, N] of float32 as [2, M, K] and [2, K, N], K contiguous: the sum of two
+    numbers in tf32 each.
+
+    Raises:
+        RuntimeError: the operands are where kernels cannot read them.
+    """
+    check(a)
+    return _copy("A", a, 2), _copy("B", b.mT, 2).mT
+
+
 def _rows_of_k(name: str, x: torch.Tensor, rounded: bool) -> torch.Tensor:
     """x [..., R, K] as it is, or copied."""
-    if x.stride(-1) == 1 and not rounded:
+    if not rounded and letter(x.shape[-2:], x.stride()[-2:]) == "n":
         return x
     if x.dim() == 3 and x.stride(0) == 0:
         return _rows_of_k(name, x[0], rounded).expand(x.shape)
+    return _copy(name, x, int(rounded))
+
+
+def _copy(name: str, x: torch.Tensor, parts: int) -> torch.Tensor:
+    """x [..., R, K] with K contiguous: 0 as it is, 1 rounded to tf32, 2 as two terms [2, R, K]."""
     R, K = x.shape[-2:]
     batch = x.shape[0] if x.dim() == 3 else 1
     step = UNIT // x.itemsize
     pitch = cdiv(K, step) * step
-    copy = torch.empty((*x.shape[:-1], pitch), dtype=x.dtype, device=x.device)
-    log.info("%s: %d bytes copied, for rows of K%s", name, x.nbytes, " in tf32" if rounded else "")
+    leading = (2,) if parts == 2 else x.shape[:-2]
+    copy = torch.empty((*leading, R, pitch), dtype=x.dtype, device=x.device)
+    log.info("%s: %d bytes copied, for rows of K%s", name, x.nbytes, " in tf32" if parts else "")
     with one_at_a_time:
         kernel[(batch * cdiv(R, BLOCK) * cdiv(K, BLOCK),)](
             x.view(torch.int8) if x.itemsize == 1 else x,
@@ -85,7 +111,9 @@ def _rows_of_k(name: str, x: torch.Tensor, rounded: bool) -> torch.Tensor:
             x.stride(-1),
             R * pitch,
             pitch,
-            ROUND=rounded,
+            R * pitch,
+            ROUND=parts > 0,
+            SPLIT=parts == 2,
             BLOCK=BLOCK,
             BITS=INTERPRETED,
         )

@@ -22,14 +22,13 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
+from .plans import INTERPRETER_PROGRAMS, PROGRAMS
+
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""
 
 one_at_a_time: AbstractContextManager[object] = Lock() if INTERPRETED else nullcontext()
 """Held during a launch: the interpreter keeps the program at work in one place for all threads."""
-
-INTERPRETER_PROGRAMS = 4
-"""Programs of a persistent kernel in the interpreter, which runs them one after another."""
 
 
 def check(a: torch.Tensor) -> None:
@@ -56,6 +55,8 @@ def check(a: torch.Tensor) -> None:
 
 def programs(a: torch.Tensor) -> int:
     """Programs of a persistent kernel: one per SM of A's GPU."""
+    if a.is_meta:
+        return PROGRAMS
     return _sm_count(a.device.index) if a.is_cuda else INTERPRETER_PROGRAMS
 
 

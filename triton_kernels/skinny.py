@@ -26,7 +26,7 @@ import torch
 from .dot import multiply_add, narrow
 from .launching import Step, launch
 from .ordering import grouped
-from .partials import add, leave, workspace
+from .partials import add, leave, meet, meeting, share, workspace
 from .runtime import INTERPRETED, cdiv, tl, triton
 
 
@@ -36,6 +36,7 @@ def kernel(
     b,
     c,
     partials,
+    arrived,
     M,
     N,
     K,
@@ -49,6 +50,7 @@ def kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
     EVEN_M: tl.constexpr,
     EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -93,6 +95,11 @@ def kernel(
 
     if SPLITS > 1:
         leave(partials, tl.program_id(0), acc, BLOCK_M, BLOCK_N)
+        if arrived is not None:
+            meet(
+                partials, arrived, c, M, N, tile, tile_m * BLOCK_M, tile_n * BLOCK_N, part, tiles,
+                stride_cm, stride_cn, BLOCK_M, BLOCK_N, SPLITS, ROWS, BITS,
+            )  # fmt: skip
     else:
         c_ptrs = c + row[:, None] * stride_cm + col[None, :] * stride_cn
         tl.store(c_ptrs, narrow(acc, c.dtype.element_ty, BITS), mask=in_m & in_n)
@@ -118,11 +125,13 @@ def arguments(
     (M, K), N = a.shape, b.shape[1]
     tiles = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)
     partials = workspace(tiles, SPLITS, BLOCK_M * BLOCK_N, a) if SPLITS > 1 else None
+    arrived = meeting(tiles * SPLITS, SPLITS, a)
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
         "SPLITS": SPLITS,
+        "ROWS": share(BLOCK_M, SPLITS),
         "EVEN_M": M % BLOCK_M == 0,
         "EVEN_N": N % BLOCK_N == 0,
         "EVEN_K": K % BLOCK_K == 0,
@@ -133,7 +142,7 @@ def arguments(
         **({"launch_pdl": True} if EARLY else {}),
     }
     strides = (*a.stride(), *b.stride(), *c.stride())
-    return (tiles * SPLITS,), (a, b, c, partials, M, N, K, *strides), constants
+    return (tiles * SPLITS,), (a, b, c, partials, arrived, M, N, K, *strides), constants
 
 
 def second(
@@ -144,7 +153,7 @@ def second(
     plan: Mapping[str, int],
 ) -> Step | None:
     """The launch that adds the parts, where K is divided."""
-    if plan["SPLITS"] == 1:
+    if plan["SPLITS"] == 1 or args[4] is not None:
         return None
     return add(args[3], c.mT if plan["SWAP"] else c, 0, {**plan, "GROUP_M": 1})
 

@@ -7,9 +7,23 @@ A tensor descriptor wants one dimension contiguous, and the address and the othe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 UNIT = 16
 """Bytes: TMA addresses and row pitches are multiples of it."""
+
+ITEMSIZE = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""Bytes per element, by dtype name."""
 
 
 def letter(shape: Sequence[int], strides: Sequence[int]) -> str:
@@ -18,6 +32,11 @@ def letter(shape: Sequence[int], strides: Sequence[int]) -> str:
         # [M, 1] is a column as well as M rows: only a column has a pitch that TMA can step.
         return "t" if shape[1] == 1 and strides[0] == 1 and shape[0] > 1 else "n"
     return "t" if strides[0] == 1 or shape[0] == 1 else "s"
+
+
+def column_major(problem: Any) -> bool:
+    """Whether C's columns are contiguous: such a C is computed as its transpose."""
+    return letter((problem.M, problem.N), problem.c_strides) == "t"
 
 
 def why_not_tma(

@@ -20,7 +20,6 @@ Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lie
           reads 8-bit blocks along K only.
 """
 
-# ruff: noqa: RUF005 - Gluon takes no starred list.
 from __future__ import annotations
 
 from typing import Any
@@ -34,69 +33,87 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from . import ordering
+from .blocks import load, load_pieces, place, ring_of
 from .descriptors import describe
+from .epilogue import batch_size, batch_strides, operands
+from .given import (
+    FINISHING,
+    ROUNDS,
+    How,
+    Rounding,
+    finishes,
+    reachable,
+    rounding,
+    stored,
+    swizzled,
+)
 from .launching import launch
-from .pieces import scaled, store_tile
+from .pieces import store_tile
+from .prepared import prepared, terms
 from .runtime import cdiv, programs
-from .storage import letter
-
-load_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-grouped = gluon.jit(ordering.grouped.fn)
 
 
 @gluon.jit
-def produce(
-    a, b, ring, size, GROUP_M: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr
-):
-    """One warp: every block of A and B of every tile of this program, in order."""
+def produce(a, b, c_in, ring, c_ring, size, HOW: gl.constexpr):
+    """One warp: every block of A, B and C_in of every tile of this program, in order."""
     a_ring, b_ring, full, empty = ring
-    M, N, K = size
+    M, N, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
-    CONSUMERS: gl.constexpr = a_ring.shape[0] // NUM_STAGES
-    PART_M: gl.constexpr = a.block_shape[1 if A_TRANSPOSED else 0]
-    BLOCK_K: gl.constexpr = a.block_shape[0 if A_TRANSPOSED else 1]
-    BLOCK_N: gl.constexpr = b.block_shape[0 if B_TRANSPOSED else 1]
-    STAGE_BYTES: gl.constexpr = CONSUMERS * a.block_type.nbytes + b.block_type.nbytes
+    TERMS: gl.constexpr = HOW.TERMS
+    CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
+    PART_M: gl.constexpr = a_ring.shape[2 if HOW.A_TRANSPOSED else 1]
+    BLOCK_K: gl.constexpr = a_ring.shape[1 if HOW.A_TRANSPOSED else 2]
+    BLOCK_N: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
+    STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + b.block_type.nbytes)
     tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    if HOW.BATCHED:
+        tiles *= batches
     # The first round waits for the phase before the first, which counts as complete.
-    slot, phase = 0, 1
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
+    slot, phase, c_phase = 0, 1, 1
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, HOW)
         m, n = tile_m * (PART_M * CONSUMERS), tile_n * BLOCK_N
         for k in range(0, K, BLOCK_K):
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
             mbarrier.expect(ready, STAGE_BYTES)
-            for part in gl.static_range(CONSUMERS):
-                row = m + part * PART_M
-                at = [k, row] if A_TRANSPOSED else [row, k]
-                load_block(a, at, ready, a_ring.index(slot * CONSUMERS + part))
-            load_block(b, [n, k] if B_TRANSPOSED else [k, n], ready, b_ring.index(slot))
+            for term in gl.static_range(TERMS):
+                matrix = batch if TERMS == 1 else term
+                for part in gl.static_range(CONSUMERS):
+                    row = m + part * PART_M
+                    at = [k, row] if HOW.A_TRANSPOSED else [row, k]
+                    block = a_ring.index((slot * CONSUMERS + part) * TERMS + term)
+                    load(a, matrix, at, ready, block)
+                at = [n, k] if HOW.B_TRANSPOSED else [k, n]
+                load(b, matrix, at, ready, b_ring.index(slot * TERMS + term))
+            if HOW.STAGED:  # noqa: SIM102 (one condition is constant, the other is not)
+                # Every stage holds a step of this tile by now, and no consumer frees one before it
+                # is done with the tile before: nothing is lost in waiting for the pieces' buffers.
+                if k == gl.minimum(NUM_STAGES, (K - 1) // BLOCK_K) * BLOCK_K:
+                    load_pieces(c_in, batch, m, n, c_ring, CONSUMERS, c_phase)
             slot += 1
             if slot == NUM_STAGES:
                 slot = 0
                 phase ^= 1
+        if HOW.STAGED:
+            c_phase ^= 1
 
 
 @gluon.jit
-def consume(
-    ring, c_ring, c, size, scale_a, scale_b, part: gl.constexpr, GROUP_M: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ROW_SCALES_A: gl.constexpr,
-    ROW_SCALES_B: gl.constexpr, PROMOTE: gl.constexpr,
-):  # fmt: skip
+def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr):
     """One warpgroup: rows ``part`` of every tile of this program."""
     a_ring, b_ring, full, empty = ring
-    M, N, K = size
+    M, N, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
-    CONSUMERS: gl.constexpr = a_ring.shape[0] // NUM_STAGES
-    PART_M: gl.constexpr = c_ring.shape[1]
-    BLOCK_K: gl.constexpr = a_ring.shape[1 if A_TRANSPOSED else 2]
-    BLOCK_N: gl.constexpr = b_ring.shape[1 if B_TRANSPOSED else 2]
-    BUFFERS: gl.constexpr = c_ring.shape[0] // CONSUMERS
+    TERMS: gl.constexpr = HOW.TERMS
+    CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
+    PART_M: gl.constexpr = c_ring[0].shape[1]
+    BLOCK_K: gl.constexpr = a_ring.shape[1 if HOW.A_TRANSPOSED else 2]
+    BLOCK_N: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
+    BUFFERS: gl.constexpr = c_ring[0].shape[0] // CONSUMERS
     acc_type: gl.constexpr = gl.int32 if a_ring.dtype.is_int() else gl.float32
     # Triton knows no m64n256k32 of integers.
     MMA_N: gl.constexpr = min(BLOCK_N, 128) if a_ring.dtype.is_int() else BLOCK_N
@@ -105,145 +122,174 @@ def consume(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, MMA_K]
     )
     tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    if HOW.BATCHED:
+        tiles *= batches
     k_tiles = gl.cdiv(K, BLOCK_K)
-    slot, phase = 0, 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
+    slot, phase, c_phase = 0, 0, 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, HOW)
         m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * BLOCK_N
         zero = gl.zeros((PART_M, BLOCK_N), acc_type, layout)
         acc = zero
         for step in range(k_tiles):
             mbarrier.wait(full.index(slot), phase)
-            a_block, b_block = a_ring.index(slot * CONSUMERS + part), b_ring.index(slot)
-            x = a_block.permute((1, 0)) if A_TRANSPOSED else a_block
-            y = b_block.permute((1, 0)) if B_TRANSPOSED else b_block
-            if PROMOTE:
+            first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
+            a_block, b_block = a_ring.index(first_a), b_ring.index(first_b)
+            x = a_block.permute((1, 0)) if HOW.A_TRANSPOSED else a_block
+            y = b_block.permute((1, 0)) if HOW.B_TRANSPOSED else b_block
+            if HOW.PROMOTE:
                 # Each step's sum is added in float32, while another warpgroup multiplies.
                 token = warpgroup_mma(x, y, zero, use_acc=False, is_async=True)
                 partial = warpgroup_mma_wait(0, deps=[token])
                 mbarrier.arrive(empty.index(slot), count=1)
                 acc += partial
             else:
-                # One group stays in flight, so the stage before is free now, and this one is not.
-                token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=[token])
+                # One step stays in flight, so the stage before is free now, and this one is not.
+                if TERMS == 2:
+                    x_low, y_low = a_ring.index(first_a + 1), b_ring.index(first_b + 1)
+                    y_low = y_low.permute((1, 0))
+                    acc = warpgroup_mma(x_low, y, acc, use_acc=step > 0, is_async=True)
+                    acc = warpgroup_mma(x, y_low, acc, is_async=True)
+                    token = warpgroup_mma(x, y, acc, is_async=True)
+                    acc = warpgroup_mma_wait(3, deps=[token])
+                else:
+                    token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
+                    acc = warpgroup_mma_wait(1, deps=[token])
                 before = (slot + NUM_STAGES - 1) % NUM_STAGES
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             slot += 1
             if slot == NUM_STAGES:
                 slot = 0
                 phase ^= 1
-        if not PROMOTE:
+        if not HOW.PROMOTE:
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
-        acc = scaled(acc, scale_a, m, M, 1, ROW_SCALES_A)
-        acc = scaled(acc, scale_b, n, N, 0, ROW_SCALES_B)
-        store_tile(c, c_ring, part * BUFFERS, BUFFERS, acc, m, n)
+        store_tile(c, c_ring, part, BUFFERS, acc, batch, m, n, (M, N), fused, c_phase, HOW)
+        if HOW.STAGED:
+            c_phase ^= 1
     # Shared memory has to outlive the stores that read it.
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def kernel(
-    a, b, c, M, N, K, scale_a, scale_b, GROUP_M: gl.constexpr, NUM_STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr,
-    B_TRANSPOSED: gl.constexpr, ROW_SCALES_A: gl.constexpr, ROW_SCALES_B: gl.constexpr,
-    PROMOTE: gl.constexpr,
+    a, b, c, staged, M, N, K, batches, c_in, bias, scale_a, scale_b, alpha: gl.float64,
+    beta: gl.float64, stride_im, stride_in, stride_bias, batch_in, HOW: gl.constexpr,
+    NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
-    a_ring = gl.allocate_shared_memory(a.dtype, [NUM_STAGES * CONSUMERS] + a.block_shape, a.layout)
-    b_ring = gl.allocate_shared_memory(b.dtype, [NUM_STAGES] + b.block_shape, b.layout)
-    c_ring = gl.allocate_shared_memory(c.dtype, [CONSUMERS * BUFFERS] + c.block_shape, c.layout)
+    a_ring = ring_of(a, NUM_STAGES * CONSUMERS * HOW.TERMS)
+    b_ring = ring_of(b, NUM_STAGES * HOW.TERMS)
+    c_blocks = ring_of(c, CONSUMERS * BUFFERS)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(NUM_STAGES):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=CONSUMERS)
+    c_full, c_empty = full, empty
+    if HOW.STAGED:
+        c_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+        c_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+        for part in gl.static_range(CONSUMERS):
+            mbarrier.init(c_full.index(part), count=1)
+            mbarrier.init(c_empty.index(part), count=1)
     # Nothing above touches global memory, so it overlaps the end of the kernel before.
     gdc_wait()
     gdc_launch_dependents()
 
-    ring, size = (a_ring, b_ring, full, empty), (M, N, K)
+    ring, c_ring = (a_ring, b_ring, full, empty), (c_blocks, c_full, c_empty)
+    size = (M, N, K, batches)
+    fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in)
     # fmt: off
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (consume, (ring, c_ring, c, size, scale_a, scale_b, 0, GROUP_M, A_TRANSPOSED,
-                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
-            (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+            (consume, (ring, c_ring, c, size, fused, 0, HOW)),
+            (produce, (a, b, staged, ring, c_ring, size, HOW)),
         ], [1], [24])
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (consume, (ring, c_ring, c, size, scale_a, scale_b, 0, GROUP_M, A_TRANSPOSED,
-                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
-            (consume, (ring, c_ring, c, size, scale_a, scale_b, 1, GROUP_M, A_TRANSPOSED,
-                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
-            (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+            (consume, (ring, c_ring, c, size, fused, 0, HOW)),
+            (consume, (ring, c_ring, c, size, fused, 1, HOW)),
+            (produce, (a, b, staged, ring, c_ring, size, HOW)),
         ], [4, 1], [240, 24])
     else:
         gl.warp_specialize([
-            (consume, (ring, c_ring, c, size, scale_a, scale_b, 0, GROUP_M, A_TRANSPOSED,
-                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
-            (consume, (ring, c_ring, c, size, scale_a, scale_b, 1, GROUP_M, A_TRANSPOSED,
-                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
-            (consume, (ring, c_ring, c, size, scale_a, scale_b, 2, GROUP_M, A_TRANSPOSED,
-                       B_TRANSPOSED, ROW_SCALES_A, ROW_SCALES_B, PROMOTE)),
-            (produce, (a, b, ring, size, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+            (consume, (ring, c_ring, c, size, fused, 0, HOW)),
+            (consume, (ring, c_ring, c, size, fused, 1, HOW)),
+            (consume, (ring, c_ring, c, size, fused, 2, HOW)),
+            (produce, (a, b, staged, ring, c_ring, size, HOW)),
         ], [4, 4, 1], [160, 160, 24])
     # fmt: on
 
 
-def swizzled(base: Any, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
-    """A descriptor whose blocks lie in shared memory as wgmma reads them."""
-    bits = base.dtype.itemsize * 8
-    width = min(block[-1] * bits // 8, 128)
-    return TensorDescriptor(base, shape, strides, block, gl.NVMMASharedLayout(width, bits))
+ROUNDING = kernel if ROUNDS else Rounding(kernel)
+"""The kernel where A and B are float32 that has yet to be rounded to tf32."""
 
 
 def arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
     BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
-    BUFFERS: int,
+    BUFFERS: int, PREPARE: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
-    scale_a, scale_b = (None, None) if fusion is None else (fusion.scale_a, fusion.scale_b)
-    if letter(c.shape, c.stride()) == "t":
-        a, b, c, scale_a, scale_b = b.mT, a.mT, c.mT, scale_b, scale_a
-    (M, K), N = a.shape, b.shape[1]
-    a_transposed = letter(a.shape, a.stride()) == "t"
-    b_transposed = letter(b.shape, b.stride()) == "t"
-    part = BLOCK_M // CONSUMERS
-    descriptors = (
-        describe(a, (part, BLOCK_K), a_transposed, swizzled),
-        describe(b, (BLOCK_K, BLOCK_N), b_transposed, swizzled),
-        describe(c, (part, BLOCK_N // PIECES), False, swizzled),
+    swapped = stored(c) == "t"
+    if swapped:
+        a, b, c = b.mT, a.mT, c.mT
+    compute = "float32" if fusion is None else fusion.compute
+    (M, K), N = a.shape[-2:], b.shape[-1]
+    part, piece = BLOCK_M // CONSUMERS, BLOCK_N // PIECES
+    a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
+    if a.itemsize != 2:
+        # wgmma reads these along K alone; a single row or column lies either way.
+        a_transposed, b_transposed = False, True
+    make = rounding if compute == "tf32" and not PREPARE else swizzled
+    described_a = describe(a, (part, BLOCK_K), a_transposed, make)
+    described_b = describe(b, (BLOCK_K, BLOCK_N), b_transposed, make)
+    described_c = describe(c, (part, piece), False, swizzled)
+    batches = batch_size(c)
+    (c_in, *others), constants = operands(fusion, swapped)
+    batch_in = batch_strides(a, b, c, fusion)[3]
+    staged = None
+    if c_in is not None and BUFFERS == PIECES and reachable(c_in.mT if swapped else c_in):
+        staged = describe(c_in.mT if swapped else c_in, (part, piece), False, swizzled)
+        # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
+        c_in, others[5:7], batch_in = None, (None, None), None
+    how = How(
+        GROUP_M=GROUP_M,
+        A_TRANSPOSED=a_transposed,
+        B_TRANSPOSED=b_transposed,
+        TERMS=2 if compute == "tf32x3" else 1,
+        BATCHED=batches > 1,
+        PROMOTE=a.itemsize == 1 and compute == "float32",
+        FUSED=finishes(fusion),
+        STAGED=staged is not None,
+        **{name: constants[name] for name in FINISHING},
     )
-    grid = (min(programs(a), cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
-    constants = {
-        "GROUP_M": GROUP_M,
-        "NUM_STAGES": NUM_STAGES,
-        "CONSUMERS": CONSUMERS,
-        "BUFFERS": BUFFERS,
-        "A_TRANSPOSED": a_transposed,
-        "B_TRANSPOSED": b_transposed,
-        "ROW_SCALES_A": scale_a is not None and scale_a.numel() > 1,
-        "ROW_SCALES_B": scale_b is not None and scale_b.numel() > 1,
-        "PROMOTE": a.itemsize == 1 and fusion is not None and fusion.compute == "float32",
-        "num_warps": 4,
-        "launch_pdl": True,
-    }
-    return grid, (*descriptors, M, N, K, scale_a, scale_b), constants
+    grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
+    options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
+    described = (described_a, described_b, described_c, staged)
+    last = {"HOW": how, **options, "num_warps": 4, "launch_pdl": True}
+    return grid, (*described, M, N, K, batches, c_in, *others, batch_in), last
 
 
 def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
-    """C[M, N] = A[M, K] @ B[K, N] into ``c``, times the scales of ``fusion``.
+    """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
     Args:
-        a, b, c: 16-bit floats summed in float32; int8 summed in int32; 8-bit floats.
-        fusion: ``compute``, and ``scale_a`` and ``scale_b`` of 8-bit floats, are heeded.
+        fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
+            plain product of float16 or bfloat16, summed in float32.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to
             3 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; PIECES, 1, 2 or 4, of BLOCK_N in
-            which C leaves; BUFFERS, 1 or 2, of a piece for each consumer.
+            which C leaves; BUFFERS, of a piece for each consumer: 1, 2, or PIECES, so that C_in
+            can come to them.
 
     Raises:
         RuntimeError: the operands are on the CPU.
     """
-    launch(kernel, arguments, a, b, c, fusion, plan)
+    compute = "" if fusion is None else fusion.compute
+    if compute == "tf32x3":
+        a, b = terms(a, b)
+    elif plan.get("PREPARE"):
+        a, b = prepared(a, b, compute)
+    rounds = compute == "tf32" and not plan.get("PREPARE")
+    launch(ROUNDING if rounds else kernel, arguments, a, b, c, fusion, plan)

@@ -176,6 +176,7 @@ __device__ __forceinline__ void finish_chunks(const Epilogue<Acc>& e, const RowT
                                               const Ahead<Out>& ahead, Acc (&d)[REGISTERS], int m,
                                               int n, int M, int N, int64_t batch) {
   constexpr int STEP = CHUNK_REGISTERS<Out>;
+  static_assert(REGISTERS % STEP == 0, "whole chunks");
   Ahead<Out> next = ahead;
 #pragma unroll
   for (int first = 0; first < REGISTERS; first += STEP) {
@@ -212,28 +213,33 @@ __device__ __forceinline__ void finish_chunks(const Epilogue<Acc>& e, const RowT
   }
 }
 
-// Stores a warpgroup's values, whose corner in C is (m, n), by TMA: chunk after chunk through BUFFERS
-// x CHUNK_BYTES of shared memory at `chunks`. `barrier`: one of the warpgroup's own; its first thread
-// owns the stores, and waits for the last of them to be read before the block ends.
-template <typename Out, int BUFFERS, bool BATCHED, typename Acc, int REGISTERS>
+// Stores a warpgroup's values, whose corner in C is (m, n), by TMA: chunk after chunk through up to
+// MOST_BUFFERS x CHUNK_BYTES of shared memory at `chunks`. `barrier`: one of the warpgroup's own; its
+// first thread owns the stores, and waits for the last of them to be read before the block ends.
+template <typename Out, int MOST_BUFFERS, bool BATCHED, typename Acc, int REGISTERS>
 __device__ __forceinline__ void store_chunks(const CUtensorMap* c_map, uint32_t chunks,
                                              uint32_t barrier, const Acc (&d)[REGISTERS], int m,
                                              int n, int batch) {
   const bool stores = threadIdx.x % 128 == 0;
+  constexpr int N = 2 * REGISTERS, CHUNKS = (N - 1) / CHUNK_N<Out> + 1;
+  // A divisor, so that the oldest store is always that of the buffer written next.
+  constexpr int BUFFERS = CHUNKS % MOST_BUFFERS == 0 ? MOST_BUFFERS : 1;
 #pragma unroll
-  for (int i = 0; i < REGISTERS / CHUNK_REGISTERS<Out>; ++i) {
+  for (int i = 0; i < CHUNKS; ++i) {
     const uint32_t chunk = chunks + i % BUFFERS * CHUNK_BYTES;
     // The buffer's last store has been read out before anyone writes it again.
     if (stores) cp_async_bulk_wait_group_read<BUFFERS - 1>();
     bar_sync(barrier, 128);
-    write_chunk<Out>(chunk, d, i * CHUNK_N<Out>);
+    // The last chunk of an uneven tile begins where it ends with the tile, and stores some again.
+    const int first = min(i * CHUNK_N<Out>, N - CHUNK_N<Out>);
+    write_chunk<Out>(chunk, d, first);
     fence_proxy_async();
     bar_sync(barrier, 128);
     if (stores) {
       if constexpr (BATCHED)
-        tma_store_3d(c_map, chunk, n + i * CHUNK_N<Out>, m, batch);
+        tma_store_3d(c_map, chunk, n + first, m, batch);
       else
-        tma_store_2d(c_map, chunk, n + i * CHUNK_N<Out>, m);
+        tma_store_2d(c_map, chunk, n + first, m);
       cp_async_bulk_commit_group();
     }
   }

@@ -8,16 +8,21 @@
 namespace tcgemm::sm90 {
 
 // The tiles of a batch of C, BLOCK_M x BLOCK_N for each block. The blocks of a cluster work one above
-// the other; clusters walk in groups of GROUP_M tile rows.
-template <int BLOCK_M, int BLOCK_N, int GROUP_M>
+// the other, or beside each other where they are to share A; clusters walk in groups of GROUP_M tile
+// rows.
+template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A = false>
 struct Schedule {
   int M, N;
   int cluster;         // blocks in a cluster, 1 or 2
   int batch;           // matrices
   int a_step, b_step;  // 0 where the batch shares the operand, else 1
 
-  __host__ __device__ int rows() const { return (M - 1) / (BLOCK_M * cluster) + 1; }
-  __host__ __device__ int cols() const { return (N - 1) / BLOCK_N + 1; }
+  __host__ __device__ int rows() const {
+    return (M - 1) / (SHARES_A ? BLOCK_M : BLOCK_M * cluster) + 1;
+  }
+  __host__ __device__ int cols() const {
+    return (N - 1) / (SHARES_A ? BLOCK_N * cluster : BLOCK_N) + 1;
+  }
   __host__ __device__ int tiles() const { return rows() * cols() * batch; }
 
   // The corner (m, n) of the tile that block `rank` of a cluster computes of the cluster's tile
@@ -26,10 +31,11 @@ struct Schedule {
   __device__ void locate(int index, int rank, int* m, int* n, int* z) const {
     *z = BATCHED ? index / (rows() * cols()) : 0;
     if constexpr (BATCHED) index -= *z * rows() * cols();
-    const Tile tile = cluster == 1 ? grouped_tile<GROUP_M>(index, rows(), cols())
-                                   : grouped_tile<GROUP_M / 2>(index, rows(), cols());
-    *m = (tile.m * cluster + rank) * BLOCK_M;
-    *n = tile.n * BLOCK_N;
+    const Tile tile = cluster == 1 || SHARES_A
+                          ? grouped_tile<GROUP_M>(index, rows(), cols())
+                          : grouped_tile<GROUP_M / 2>(index, rows(), cols());
+    *m = (SHARES_A ? tile.m : tile.m * cluster + rank) * BLOCK_M;
+    *n = (SHARES_A ? tile.n * cluster + rank : tile.n) * BLOCK_N;
   }
 };
 
@@ -37,16 +43,17 @@ struct Schedule {
 // in the same number of rounds, since those beyond would wait at the end of the last, and draw
 // power. A cluster of 2 pays from five rounds on (1.6 % at 8192 cubed), and costs the launch of
 // fewer. A cudaError_t.
-template <int BLOCK_M, int BLOCK_N, int GROUP_M>
-int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M>* schedule,
+template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A>
+int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>* schedule,
                 unsigned* clusters) {
   int sms = 0;
   const int error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
   const int64_t rows = ceil_div(gemm.c.rows, BLOCK_M), cols = ceil_div(gemm.c.cols, BLOCK_N);
   if (rows * cols > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
+  const int64_t along = SHARES_A ? cols : rows;
   const bool pairs = MAX_CLUSTER > 1 && rows * cols * gemm.batch > 4 * sms &&
-                     (rows % 2 == 0 || rows > 16);
+                     (along % 2 == 0 || along > 16);
   *schedule = {static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols), pairs ? 2 : 1,
                static_cast<int>(gemm.batch),  gemm.a.batch_stride != 0,      gemm.b.batch_stride != 0};
   const int64_t tiles = schedule->tiles();

@@ -3,6 +3,8 @@
 
 #include "convert.cuh"
 #include "tensor_map.cuh"
+#include "wgmma_narrow.cuh"
+#include "wgmma_uneven.cuh"
 
 namespace tcgemm::sm90 {
 
@@ -49,6 +51,37 @@ __device__ __forceinline__ void load_tile_multicast(uint32_t shared, const CUten
         cp_async_bulk_tensor_2d(to, map, barrier, inner, outer);
     }
   }
+}
+
+// Asks for a tile of ROWS to be brought into the L2, by the boxes that load it. It reads nothing that
+// the program sees, so it may stand before griddepcontrol_wait.
+template <Major MAJOR, int ROWS, bool BATCHED, int BOX>
+__device__ __forceinline__ void prefetch_tile(const CUtensorMap* map, int mn, int k, int batch) {
+#ifndef TCGEMM_SIMULATOR
+#pragma unroll
+  for (int row = 0; row < ROWS; row += BOX) {
+    const int inner = MAJOR == Major::K ? k : mn + row, outer = MAJOR == Major::K ? mn + row : k;
+    if constexpr (BATCHED)
+      asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map),
+                   "r"(inner), "r"(outer), "r"(batch)
+                   : "memory");
+    else
+      asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map),
+                   "r"(inner), "r"(outer)
+                   : "memory");
+  }
+#endif
+}
+
+// D[64, N] += A[64, 16] @ B[16, N], for an N that a tile is built with.
+template <int N, typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
+  if constexpr (N == 64) wgmma_m64n64k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 128) wgmma_m64n128k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 144) wgmma_m64n144k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 176) wgmma_m64n176k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 192) wgmma_m64n192k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 256) wgmma_m64n256k16<In, A, B>(d, a, b, accumulate);
 }
 
 template <typename Out>

@@ -6,11 +6,11 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import OperandError, UnknownNameError, UnsupportedError
-from ..problem import COMPUTES, EPILOGUES, OUTPUTS
+from ..problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS, Problem, type_pair
 
-LAYOUTS = ("nn", "nt", "tn", "tt")
 DTYPES_IN = tuple(OUTPUTS)
 DTYPES_OUT = tuple(dict.fromkeys(out for outs in OUTPUTS.values() for out in outs))
 MODES = tuple(dict.fromkeys(mode for modes in COMPUTES.values() for mode in modes))
@@ -54,12 +54,15 @@ class Case:
     def shape(self) -> str:
         return f"{self.M}x{self.N}x{self.K}"
 
+    def product(self, **asked: Any) -> Problem:
+        """The product alone, of nothing fused, as a problem."""
+        return Problem.stored(
+            self.M, self.N, self.K, self.dtype_in, self.dtype_out, self.layout,
+            compute=self.compute, **asked,
+        )  # fmt: skip
+
     def __str__(self) -> str:
-        pair = self.dtype_in
-        if self.dtype_out != self.dtype_in:
-            pair += f" -> {self.dtype_out}"
-        if self.compute != COMPUTES[self.dtype_in][0]:
-            pair += f" by {self.compute}"
+        pair = type_pair(self.dtype_in, self.dtype_out, self.compute)
         words = [word for word in (self.fused.replace(" ", "+"), self.mma_shape) if word]
         return " ".join([self.shape, pair, self.layout, *words])
 

@@ -89,7 +89,7 @@ def bench(
         fused=fused or (),
         device=device,
     )
-    kernels = run.select(backend or (), kernel or (), device)
+    kernels = run.contenders(backend or (), kernel or (), device)
     folder = out or Path("reports") / environment.slug()
     store.check_folder(folder, environment.slug())
     done = set()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import dispatch
-from ..errors import ToolchainError, UnknownNameError
+from ..errors import ToolchainError
 from .cases import CASE_COLUMNS, Case
 from .store import Store
 from .worker import BASELINE, Job, Unit, work
@@ -27,27 +27,14 @@ Watcher = Callable[[str, Unit, Row | None], None]
 """Called with ("begin", unit, None) and ("row", unit, row)."""
 
 
-def select(
+def contenders(
     backends: Sequence[str] = (), kernels: Sequence[str] = (), device: str = "cuda"
 ) -> list[dispatch.Kernel]:
-    """The kernels to run, the baseline first: by default all of all backends.
+    """``dispatch.select``, the baseline first.
 
-    Args:
-        backends: of ``dispatch.BACKENDS``; by default all.
-        kernels: by name, or by "backend/name"; by default all of the backends.
-        device: on "cuda", kernels that are for the CPU only are no contenders and left out.
-
-    Raises UnknownNameError, listing what exists.
+    On "cuda", kernels that are for the CPU only are no contenders and left out.
     """
-    for name in backends:
-        dispatch.ladder(name)
-    rows = [row for name in backends or dispatch.BACKENDS for row in dispatch.ladder(name)]
-    for name in kernels:
-        if not any(name in (row.name, row.full_name) for row in rows):
-            known = ", ".join(row.full_name for row in rows)
-            raise UnknownNameError(f"unknown kernel {name!r}: choose from {known}")
-    if kernels:
-        rows = [row for row in rows if row.name in kernels or row.full_name in kernels]
+    rows = dispatch.select(backends, kernels)
     if device == "cuda":
         rows = [row for row in rows if "cuda" in row.devices]
     return sorted(rows, key=lambda row: row.backend != "cublas")

@@ -20,6 +20,7 @@ COLUMNS: dict[str, str] = {
     "suite": "the suite that named the case, or 'shape' for one given by hand",
     "backend": "triton, cuda, cublas, ...",
     "kernel": "the rung",
+    "chosen": "yes where matmul takes this rung of its backend unasked, no where another; or none",
     "config": "how it ran: the plan's settings, e.g. BLOCK_M=128 BLOCK_N=256",
     "dtype_in": "dtype of A and B",
     "dtype_out": "dtype of C",

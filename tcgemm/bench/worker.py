@@ -23,7 +23,7 @@ from ..problem import EPILOGUES, Fusion
 from .cases import Case
 from .environment import gpu_uuid, set_precision
 from .telemetry import Telemetry
-from .timing import Launches, Ring, buffer_count, measure, why_impossible
+from .timing import Launches, measure, rotating_operands, why_impossible
 
 BASELINE = ("cublas", "cublas")
 """Backend and kernel that every ratio is taken against."""
@@ -128,6 +128,7 @@ class _CaseBench:
             return []
         plan = dispatch.Plan(unit.backend, unit.kernel, kernel.plan(problem))
         row["config"] = plan.settings
+        row["chosen"] = "yes" if dispatch.choose(problem, unit.backend) is kernel else "no"
 
         calls: list[float] = []
         loading = time.perf_counter()
@@ -234,24 +235,12 @@ class _CaseBench:
         )
 
     def _buffers(self) -> Any:
-        case, seed = self.case, self._job.seed
-        dtype_in = accuracy.as_dtype(case.dtype_in)
-        dtype_out = accuracy.as_dtype(case.dtype_out)
-        size = (case.M + case.N) * case.K * dtype_in.itemsize + case.M * case.N * dtype_out.itemsize
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        count, cache = buffer_count(size, properties.L2_cache_size, torch.cuda.mem_get_info()[0])
+        operands, cache, ring = rotating_operands(self.case, self._job.seed)
         fusion = self._once("what is fused", self._fusion)
-        sets = [
-            (
-                *accuracy.operands(
-                    case.M, case.N, case.K, dtype_in, case.layout, "cuda", seed + 1 + i
-                ),
-                torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
-                fusion if fusion.c is None else replace(fusion, c=fusion.c.clone()),
-            )
-            for i in range(count)
-        ]
-        return sets, cache, Ring(count)
+        fusions = (
+            fusion if fusion.c is None else replace(fusion, c=fusion.c.clone()) for _ in operands
+        )
+        return [(*abc, each) for abc, each in zip(operands, fusions, strict=True)], cache, ring
 
     def _baseline(self) -> Any:
         """cuBLAS on the same buffers; None where it refuses or fails."""

@@ -81,11 +81,8 @@ def draw_counts(counts: dict[str, list[dict[str, Any]]]) -> Picture:
     """(g) FLOP per byte against ridge points, sectors, bank conflicts, and the L2 over orders."""
     ladder, orders = counts["ladder"], counts["orders"]
     names = [row["kernel"] for row in ladder]
-    ridges = {}
-    for board in map(gpus.lookup, RIDGES):
-        peak, bandwidth = board.peak_tflops.get("float16"), board.bandwidth_gb_s
-        if peak and bandwidth:
-            ridges[board.name] = 1e3 * peak / bandwidth
+    boards = map(gpus.lookup, RIDGES)
+    ridges = {board.name: ridge for board in boards if (ridge := board.ridge("float16"))}
     with mpl.rc_context(RC):
         figure = Figure(figsize=(WIDTH, 2.2 + 0.36 * len(names)), layout="constrained")
         axes = figure.subplots(2, 2)

@@ -12,6 +12,7 @@ import pandas as pd
 from .. import gpus
 from ..bench import store
 from ..errors import ResultsError
+from .compiled import read_compiled, with_rates
 from .counts import read_counts
 from .derive import Gpu, derive, plain
 
@@ -35,6 +36,8 @@ class Folder:
     """Run id -> environment, in file order."""
     counts: dict[str, list[dict[str, Any]]] | None = None
     """What the simulator counted, where the folder holds that."""
+    compiled: pd.DataFrame | None = None
+    """What the compilers made of each rung, with its rate, where the folder holds that."""
 
     @property
     def on_gpu(self) -> bool:
@@ -70,7 +73,9 @@ def load(path: Path) -> Folder:
     if not names[0]:
         return Folder(path, CPU_NAME, "cpu", None, derive(frame, None), runs, counts)
     gpu: Gpu = gpus.lookup(names[0])
-    return Folder(path, gpu.name, gpu.slug, gpu, derive(frame, gpu), runs, counts)
+    table, compiled = derive(frame, gpu), read_compiled(path)
+    rated = None if compiled is None else with_rates(compiled, table, frame)
+    return Folder(path, gpu.name, gpu.slug, gpu, table, runs, counts, rated)
 
 
 def _check_row(path: Path, number: int, row: dict[str, str]) -> None:

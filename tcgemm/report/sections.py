@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .derive import AT_ITS_BEST, BASELINE, CASE, DISPLAY, best, pairs_text, shape_text
+from .compiled import compiled_rows, language_rows
+from .derive import AT_ITS_BEST, BASELINE, CASE, DISPLAY, best, pairs_text, plain, shape_text
 from .folder import Folder
 from .headline import rate_text
 
@@ -32,7 +33,7 @@ class Section:
     @property
     def numbers(self) -> list[int]:
         """The columns of numbers."""
-        named = [i for i, name in enumerate(self.header) if name.endswith("rung")]
+        named = [i for i, name in enumerate(self.header) if name.endswith(("rung", "worst case"))]
         return [i for i in range(self.words, len(self.header)) if i not in named]
 
 
@@ -42,8 +43,11 @@ def sections(folder: Folder) -> list[Section]:
         return []
     timed = folder.table[folder.table["tflops"].notna()]
     made = [
-        make(timed) for make in (_at_its_best, _type_pairs, _transposed_b, _wmma_shapes, _fused)
+        make(timed)
+        for make in (_suites, _at_its_best, _type_pairs, _transposed_b, _wmma_shapes, _fused)
     ]
+    if folder.compiled is not None:
+        made += [_languages(folder.compiled), _compiled(folder.compiled)]
     return [section for section in made if section is not None and section.rows]
 
 
@@ -69,6 +73,51 @@ def _where(table: pd.DataFrame, columns: list[str], values: tuple[Any, ...]) -> 
     for column, value in zip(columns, values, strict=True):
         keep &= table[column].eq(value)
     return table[keep]
+
+
+def _suites(timed: pd.DataFrame) -> Section | None:
+    """The ratios of each suite of plain products in one number, and its worst case."""
+    of = plain(timed)
+    of = of[of["backend"].ne(BASELINE) & of["ratio_p50"].notna()]
+    names = [name for name in SUITES if of["suites"].str.contains(name).any()]
+    if not names:
+        return None
+    picks = {"fastest rung": best(of), "chosen unasked": of[of["chosen"].eq("yes")]}
+    rows = []
+    for dtype in sorted(set(of["dtype_in"])):
+        for backend in _named(of):
+            for name in [*names, "all"]:
+                row = [dtype, DISPLAY.get(backend, backend), name]
+                for pick in picks.values():
+                    at = pick[pick["dtype_in"].eq(dtype) & pick["backend"].eq(backend)]
+                    at = at[at["suites"].str.contains("|".join(names) if name == "all" else name)]
+                    row += _mean_and_worst(at)
+                rows.append(row)
+    header = ["dtype", "backend", "suite"]
+    for name in picks:
+        header += [f"{name}: cases", "geometric mean", "worst", "worst case"]
+    return Section(
+        "suites",
+        "Suite by suite",
+        "The ratio to cuBLAS over all cases of a suite, as a geometric mean, and the worst of "
+        "them. The fastest rung is found afterwards, case by case; what matmul chose unasked is "
+        "what a caller gets who names no kernel. All: each case once.",
+        header,
+        rows,
+        words=3,
+    )
+
+
+SUITES = ("squares", "seeds", "llm")
+
+
+def _mean_and_worst(rows: pd.DataFrame) -> list[str]:
+    if rows.empty:
+        return ["–", "–", "–", "–"]
+    ratio = rows["ratio_p50"].astype(float)
+    worst = rows.iloc[int(ratio.argmin())]
+    where = f"{worst['shape']} {worst['layout']}, {worst['kernel']}"
+    return [str(len(rows)), f"{np.exp(np.log(ratio).mean()):.2f}", f"{ratio.min():.2f}", where]
 
 
 def _at_its_best(timed: pd.DataFrame) -> Section | None:
@@ -275,3 +324,33 @@ def _cost(rows: pd.DataFrame, of: pd.DataFrame, key: list[str]) -> list[str]:
         over = f"{100 * (float(row['ms_p50']) / float(base['ms_p50'].iloc[0]) - 1):+.1f} %"
     ratio = float(row["ratio_p50"])
     return [str(row["kernel"]), over, "–" if np.isnan(ratio) else f"{ratio:.2f}"]
+
+
+def _languages(rated: pd.DataFrame) -> Section:
+    """How much code each language takes to get how far."""
+    return Section(
+        "languages",
+        "Triton and CUDA: what it takes to get how far",
+        "For each share of cuBLAS the rung with the fewest lines of its own that reaches it at the "
+        "product that the next table names. Lines are code without blanks and comments: of the "
+        "rung's own file, and with all that it shares with other rungs. The first result is the "
+        "longest first call that any run has stored: compiling, loading and running. "
+        "docs/triton_and_cuda.md says what is behind it.",
+        *language_rows(rated),
+    )
+
+
+def _compiled(rated: pd.DataFrame) -> Section:
+    """What the compilers made of every rung."""
+    compilers = " and ".join(dict.fromkeys(filter(None, rated.get("compiler", []))))
+    return Section(
+        "compiled",
+        "What the compilers made of each rung",
+        f"By {compilers or 'the compilers'}, without a GPU (`tcgemm show-kernel --all --csv`), for "
+        "the product named; the rate is that product's here. Counts are places in the machine "
+        "code, not how often they run: TMA loads and stores; barriers of a block, of a cluster and "
+        "operations on mbarriers. Shared memory of a CUDA rung is what is static and what its "
+        "stages take.",
+        *compiled_rows(rated),
+        words=3,
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..dispatch import Kernel
-from ..problem import COMPUTES, EPILOGUES, OUTPUTS, Problem
+from ..problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS, Problem, type_pair
 
 T = TypeVar("T")
 Choose = Callable[[Sequence[Any]], Any]
@@ -95,9 +95,7 @@ class Call:
     seed: int = 0
 
     def __str__(self) -> str:
-        pair = f"{self.dtype_in} -> {self.dtype_out}"
-        if self.compute != COMPUTES[self.dtype_in][0]:
-            pair += f" by {self.compute}"
+        pair = type_pair(self.dtype_in, self.dtype_out, self.compute)
         batch = f"{'x'.join(map(str, self.batch))} x " if self.batch else ""
         parts = [f"{batch}{self.M}x{self.N}x{self.K} {pair}"]
         parts.append(f"A {self.a}, B {self.b}, out {self.out}")
@@ -150,8 +148,8 @@ def limited(row: Kernel) -> bool:
 def tile_of(row: Kernel, pair: tuple[str, str, str], device: str) -> dict[str, int]:
     """The row's plan for a small product of the pair: BLOCK_M, BLOCK_N, ... where it has them."""
     size = 128
-    problem = Problem(
-        size, size, size, pair[0], pair[1], (size, 1), (size, 1), (size, 1),
+    problem = Problem.stored(
+        size, size, size, pair[0], pair[1],
         device=device, capability=(9, 0) if device == "cuda" else None, compute=pair[2],
     )  # fmt: skip
     if row.why_not(problem) is not None:
@@ -253,12 +251,11 @@ def edge_calls(row: Kernel, device: str) -> Iterator[Call]:
     """Every pair of the row: sizes around edges, all layouts, normal and integer operands; each
     thing that it fuses, alone and all at once (on the CPU, alone for one pair of each dtype)."""
     letters = {"n": "row", "t": "column"}
-    layouts = ("nn", "nt", "tn", "tt")
     for index, pair in enumerate(pairs_of(row)):
         of_pair: dict[str, Any] = {"dtype_in": pair[0], "dtype_out": pair[1], "compute": pair[2]}
         shapes = TIDY_SHAPES[device] if limited(row) else SHAPES[device]
         for number, (M, N, K) in enumerate(shapes):
-            some = layouts if limited(row) and not number else (layouts[(number + index) % 4],)
+            some = LAYOUTS if limited(row) and not number else (LAYOUTS[(number + index) % 4],)
             for layout in some:
                 base = Call(
                     M, N, K, a=Stored(letters[layout[0]]), b=Stored(letters[layout[1]]),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_WORK = {"cpu": 2**16, "cuda": 2**22}
 """Multiply-adds of a drawn call, by device."""
 
-CHUNK = 24
+CHUNK = 12
 """Calls that a worker takes at a time."""
 
 MOST_SAVED = 20
@@ -46,6 +46,9 @@ def verify(
         int, typer.Option(help="Drawn calls for each backend, shared by its kernels.", min=0)
     ] = 100,
     seed: Annotated[int, typer.Option(help="Of the drawn calls.", min=0)] = 0,
+    edges: Annotated[
+        bool, typer.Option("--edges/--no-edges", help="The calls around edges, before the drawn.")
+    ] = True,
     out: Annotated[
         Path, typer.Option(help="Folder for the operands of failing calls.", metavar="FOLDER")
     ] = Path("verify-failures"),
@@ -76,7 +79,7 @@ def verify(
         return
     # NumPy, in Triton's interpreter, tells of every Inf that a drawn call is meant to give.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.")
-    tasks = list(_tasks(backend or [], kernel or [], dtype or [], fuzz, seed, device))
+    tasks = list(_tasks(backend or [], kernel or [], dtype or [], fuzz, seed, device, edges))
     started = time.perf_counter()
     tallies: dict[str, Tally] = {}
     for name, call, outcome in _run(tasks, workers or _workers(device), device, seconds):
@@ -90,7 +93,7 @@ def verify(
         return
     for number, (name, call, outcome) in enumerate(bad[:MOST_SAVED]):
         path = out / f"{name.replace('/', '-')}-{number}.pt"
-        judge.save(path, dispatch.find(*name.split("/")), call)
+        judge.save(path, dispatch.named(name), call)
         console.print(escape(f"{name}: {call}: {outcome.reason}"), soft_wrap=True)
         console.print(f"  tcgemm verify --replay {escape(str(path))}", soft_wrap=True)
     if len(bad) > MOST_SAVED:
@@ -140,30 +143,7 @@ def _rows(backends: list[str], kernels: list[str], dtypes: list[str], device: st
     for name in dtypes:
         if name not in OUTPUTS:
             raise OperandError(f"unknown dtype {name!r}: choose from {', '.join(OUTPUTS)}")
-    rows: list[Kernel] = []
-    for name in kernels:
-        of, _, short = name.rpartition("/")
-        if of:
-            rows.append(dispatch.find(of, short))
-            continue
-        found = [
-            row
-            for each in backends or dispatch.BACKENDS
-            for row in dispatch.ladder(each)
-            if row.name == short
-        ]
-        if not found:
-            names = {
-                row.name for each in backends or dispatch.BACKENDS for row in dispatch.ladder(each)
-            }
-            from ..errors import UnknownNameError
-
-            raise UnknownNameError(
-                f"unknown kernel {name!r}: choose from {', '.join(sorted(names))}"
-            )
-        rows += found
-    if not kernels:
-        rows = [row for each in backends or dispatch.BACKENDS for row in dispatch.ladder(each)]
+    rows = dispatch.select(backends, kernels)
     here = [row for row in rows if device in row.devices and dispatch.why_not_here(row) is None]
     if not here:
         reasons = "; ".join(
@@ -183,13 +163,19 @@ def _rows(backends: list[str], kernels: list[str], dtypes: list[str], device: st
 
 
 def _tasks(
-    backends: list[str], kernels: list[str], dtypes: list[str], fuzz: int, seed: int, device: str
+    backends: list[str],
+    kernels: list[str],
+    dtypes: list[str],
+    fuzz: int,
+    seed: int,
+    device: str,
+    edges: bool = True,
 ) -> Iterator[tuple[str, Call]]:
     """(kernel, call), the kernels of a backend in turn."""
     from . import calls
 
     rows = _rows(backends, kernels, dtypes, device)
-    for row in rows:
+    for row in rows if edges else []:
         for call in calls.edge_calls(row, device):
             yield row.full_name, call
     for backend in dict.fromkeys(row.backend for row in rows):
@@ -249,7 +235,7 @@ def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Cal
             results.append((name, call, Outcome("failed", reason=lost)))
             continue
         try:
-            outcome = check(dispatch.find(*name.split("/")), call, device)
+            outcome = check(dispatch.named(name), call, device)
         except RuntimeError as error:
             outcome = Outcome("failed", reason=f"{error}".splitlines()[0])
             if device == "cuda":

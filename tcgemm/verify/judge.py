@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,17 +198,15 @@ def judge(row: dispatch.Kernel, call: Call, made: Made) -> Outcome:
         a, b = a[..., :0], b[..., :0, :]
     c_in = None if fusion.c is None else fusion.c.expand(result.shape)
     ratio, errors = 0.0, 0
+    rounds_product = row.rounds_product and fusion.c is not None and result.is_floating_point()
+    to_the_bit = not rounds_product and (call.exact or not result.is_floating_point())
     for index in itertools.product(*(range(size) for size in call.batch)):
-        part = Fusion(
-            **{
-                **{name: getattr(fusion, name) for name in Fusion.__dataclass_fields__},
-                "c": None if c_in is None else c_in[index],
-            }
-        )
-        if call.exact or not result.is_floating_point():
+        part = replace(fusion, c=None if c_in is None else c_in[index])
+        if to_the_bit:
             errors += int((result[index] != exact(a[index], b[index], part, result.dtype)).sum())
         else:
-            ratio = max(ratio, accuracy.error_ratio(a[index], b[index], result[index], part))
+            each = accuracy.error_ratio(a[index], b[index], result[index], part, rounds_product)
+            ratio = max(ratio, each)
     if errors:
         reason = f"{errors} of {result.numel()} elements differ from the exact result"
         return Outcome("wrong", exact_errors=errors, reason=reason)
@@ -290,6 +288,6 @@ def save(path: Path, row: dispatch.Kernel, call: Call) -> None:
 def replay(path: Path, device: torch.device | str) -> tuple[dispatch.Kernel, Call, Outcome]:
     """Run and judge again what ``save`` wrote."""
     data = torch.load(path, map_location=device, weights_only=True)
-    row = dispatch.find(*data.pop("kernel").split("/"))
+    row = dispatch.named(data.pop("kernel"))
     call = from_dict(data.pop("call"))
     return row, call, judge(row, call, Made(**data))

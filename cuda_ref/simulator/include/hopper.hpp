@@ -193,6 +193,22 @@ inline void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, bool accumu
                    site);
 }
 template <typename In, Major A, Major B>
+inline void wgmma_m64n144k16(float (&d)[72], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 144, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n176k16(float (&d)[88], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 176, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b, bool accumulate,
+                             TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 192, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
 inline void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, bool accumulate,
                              TCGEMM_HERE) {
   simulator::wgmma(wgmma_element<In>(), 256, A == Major::MN, B == Major::MN, d, a, b, accumulate,

@@ -219,6 +219,27 @@ inline void mma_m16n8k8_tf32(float* d, const float* a, const float* b, TCGEMM_HE
   simulator::mma_ptx(8, Element::tf32, Element::f32, Element::tf32, d, a, b, d, site);
 }
 
+// The wrappers of csrc/mma.cuh.
+
+inline void keep_in_register(int&) {}
+template <bool TRANSPOSED>
+inline void ldmatrix_x4(uint32_t (&m)[4], uint32_t shared, TCGEMM_HERE) {
+  simulator::ldmatrix(m, simulator::shared_pointer(shared), 4, TRANSPOSED, site);
+}
+template <typename In>
+inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                         TCGEMM_HERE) {
+  using simulator::Element;
+  constexpr Element IN = std::is_same_v<In, __half> ? Element::f16 : Element::bf16;
+  const uint32_t b[2] = {b0, b1};
+  simulator::mma_ptx(16, IN, Element::f32, IN, d, a, b, d, site);
+}
+inline void mma_m16n8k16_f64(double (&d)[4], const double (&a)[8], const double (&b)[4],
+                             TCGEMM_HERE) {
+  using simulator::Element;
+  simulator::mma_ptx(16, Element::f64, Element::f64, Element::f64, d, a, b, d, site);
+}
+
 // The wrappers of csrc/copy.cuh.
 
 inline unsigned char* dynamic_shared() { return simulator::dynamic_shared_memory(); }

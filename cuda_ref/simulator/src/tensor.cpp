@@ -175,7 +175,8 @@ void multiply_as(const Thread* lanes) {
 template <typename Sum>
 void multiply_ptx_as(const Thread* lanes) {
   const auto& first = *static_cast<const MmaPtxArguments*>(lanes[0].arguments);
-  const int k = first.k, per_register = 4 / element_bytes(first.in);
+  const int bytes = std::max(4, element_bytes(first.in));  // of a register; of two for float64
+  const int k = first.k, per_register = bytes / element_bytes(first.in);
   const int steps = k / (4 * per_register);  // registers along k
   Sum a[16 * 64] = {}, b[64 * 8] = {}, c[16 * 8];
   for (int l = 0; l < 32; ++l) {
@@ -183,11 +184,11 @@ void multiply_ptx_as(const Thread* lanes) {
     for (int r = 0; r < 2 * steps; ++r)
       for (int e = 0; e < per_register; ++e)
         a[(l / 4 + r % 2 * 8) * k + (r / 2 * 4 + l % 4) * per_register + e] =
-            value_of<Sum>(g.in, static_cast<const char*>(g.a) + 4 * r, e);
+            value_of<Sum>(g.in, static_cast<const char*>(g.a) + bytes * r, e);
     for (int r = 0; r < steps; ++r)
       for (int e = 0; e < per_register; ++e)
         b[((r * 4 + l % 4) * per_register + e) * 8 + l / 4] =
-            value_of<Sum>(g.b_in, static_cast<const char*>(g.b) + 4 * r, e);
+            value_of<Sum>(g.b_in, static_cast<const char*>(g.b) + bytes * r, e);
     for (int e = 0; e < 4; ++e)
       c[(l / 4 + e / 2 * 8) * 8 + l % 4 * 2 + e % 2] = value_of<Sum>(g.accumulator, g.c, e);
   }
@@ -232,6 +233,7 @@ void multiply_ptx(const Thread* lanes) {
   switch (static_cast<const MmaPtxArguments*>(lanes[0].arguments)->in) {
     case Element::s8:
     case Element::u8: multiply_ptx_as<uint32_t>(lanes); break;
+    case Element::f64: multiply_ptx_as<double>(lanes); break;
     default: multiply_ptx_as<float>(lanes); break;
   }
 }

@@ -1,0 +1,85 @@
+"""The tiles of wgmma_persistent: the choice by rounds, and each tile through the simulator."""
+
+import re
+
+import pytest
+import torch
+from tcgemm.cuda_ref import simulator, tiles, toolchain
+from tcgemm.cuda_ref.fusion import DTYPES, TILE
+
+from tcgemm import accuracy
+from tcgemm.problem import Problem
+
+SOURCE = toolchain.CSRC / "wgmma_persistent.cu"
+IDS = [f"{t.BLOCK_M}x{t.BLOCK_N}" + "-pingpong" * t.PINGPONG for t in tiles.TILES]
+
+
+def problem(M, N, K=4096, **more):
+    more = {"device": "cuda", "c_strides": (N, 1), **more}
+    return Problem(M, N, K, "bfloat16", "bfloat16", (K, 1), (N, 1), **more)
+
+
+def rounds(tile, M, N, processors=132):
+    return -(-(-(-M // tile.BLOCK_M) * -(-N // tile.BLOCK_N)) // processors)
+
+
+@pytest.mark.parametrize("side", [256, 1000, 1536, 2112, 3072, 4096, 8192, 16384])
+@pytest.mark.parametrize("rows", [4096, 1024])
+def test_no_other_tile_would_end_before(rows, side):
+    chosen = tiles.tile_of(problem(rows, side))
+
+    def time(tile):
+        return rounds(tile, rows, side) * tile.BLOCK_M * tile.BLOCK_N / tile.rate
+
+    assert time(chosen) == min(map(time, tiles.TILES))
+
+
+def test_rounding_decides_at_3072():
+    """288 tiles of 128 x 256 are three rounds of 132; 384 of 192 x 128 three smaller ones."""
+    tile = tiles.tile_of(problem(3072, 3072))
+    assert tile.BLOCK_M * tile.BLOCK_N < 128 * 256
+    assert rounds(tile, 3072, 3072) * tile.BLOCK_M * tile.BLOCK_N <= 2.25 * 128 * 256
+
+
+@pytest.mark.parametrize("more", [{"epilogue": "gelu"}, {"bias": True}, {"batch": 2}])
+def test_what_is_fused_takes_tiles_with_room_for_it(more):
+    for side in (512, 1024, 3072, 4096, 16384):
+        assert tiles.tile_of(problem(side, side, **more)).fused_rate > 0
+
+
+def test_a_column_major_c_is_the_transposed_problem():
+    tall, wide = problem(9000, 320, c_strides=(1, 9000)), problem(320, 9000)
+    assert tiles.tile_of(tall) == tiles.tile_of(wide)
+
+
+def test_the_cpu_has_one_tile_and_it_is_that_of_a_build_without_one():
+    found = dict(re.findall(r"^#define TCGEMM_(\w+) (\d+)", SOURCE.read_text(), re.M))
+    plan = tiles.plan(problem(4096, 4096, device="cpu"))
+    assert {name: int(value) for name, value in found.items()} == {key: plan[key] for key in TILE}
+
+
+@pytest.mark.parametrize("tile", tiles.TILES, ids=IDS)
+def test_the_ring_fits_shared_memory_and_no_stage_is_left_out(tile):
+    """As the source: buffers of 8 KB, 1 KB of alignment, 128 bytes of barriers."""
+    consumers = {64: 1, 192: 3}.get(tile.BLOCK_M, 2)
+    buffers = 1 if tile.BLOCK_N == 64 or consumers == 3 else 3 if tile.BLOCK_N == 192 else 2
+    stage = (tile.BLOCK_M + tile.BLOCK_N) * 64 * 2
+    left = 232_448 - 128 - 1024 - consumers * buffers * 8192 - tile.NUM_STAGES * stage
+    assert left >= 0
+    assert left < stage or tile.NUM_STAGES == 8
+    assert (consumers == 2) >= tile.PINGPONG
+
+
+@pytest.mark.parametrize("tile", tiles.TILES, ids=IDS)
+def test_each_tile_is_right_and_nothing_is_found(tile, tmp_path):
+    """Several tiles a block, edges on both sides, an odd number of steps along K."""
+    source = tmp_path / f"tile_{tile.BLOCK_M}_{tile.BLOCK_N}_{tile.PINGPONG}.cu"
+    chosen = {**{key: tile.plan[key] for key in TILE}, "PLAIN": 1}
+    chosen |= {"IN": DTYPES["float16"], "OUT": DTYPES["float16"]}
+    lines = [f"#define TCGEMM_{name} {value}" for name, value in chosen.items()]
+    source.write_text("\n".join([*lines, f'#include "{SOURCE.name}"\n']))
+    a, b = accuracy.operands(520, 776, 200, torch.float16, "nn", "cpu", 0)
+    c = torch.full((520, 776), float("nan"), dtype=torch.float16)
+    report = simulator.simulate(source, a, b, c, check=True, timeout_s=60)
+    assert not report.findings, [str(finding) for finding in report.findings]
+    assert accuracy.error_ratio(a, b, c) <= 1
