@@ -16,7 +16,7 @@ from tcgemm.bench import store
 from tcgemm.cli import app
 from tcgemm.compiled import COLUMNS, compile_all, fitting, write_csv
 from tcgemm.errors import OperandError, ResultsError, ToolchainError
-from tcgemm.report.compiled import COUNTED, SHARES, language_rows, read_compiled
+from tcgemm.report.compiled import COUNTED, SHARES, language_rows, read_compiled, shared
 from tcgemm.report.folder import load
 from tcgemm.report.sections import sections
 
@@ -180,6 +180,19 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text):
     (tmp_path / "compiled.csv").write_text(text)
     with pytest.raises(ResultsError, match="tcgemm show-kernel --all --csv"):
         read_compiled(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("known", "text"),
+    [
+        ({"shared bytes": "229408"}, "224.0"),
+        ({"shared bytes": "", "static shared bytes": "16384"}, "16.0"),
+        ({"static shared bytes": "64", "bytes of stages": "196608"}, "192.1"),
+        ({"static shared bytes": "64"}, "–"),
+    ],
+)
+def test_shared_memory_is_all_that_is_known_of_it(known, text):
+    assert shared(known) == text
 
 
 def test_what_is_added_up_stands_in_the_file():

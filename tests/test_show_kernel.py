@@ -17,6 +17,7 @@ inspection = import_module("tcgemm.cuda_ref.inspection")
 toolchain = import_module("tcgemm.cuda_ref.toolchain")
 triton = import_module("tcgemm.triton_kernels")
 compile_only = import_module("tcgemm.triton_kernels.compile_only")
+source = import_module("tcgemm.triton_kernels.source")
 
 
 def run(*arguments):
@@ -128,7 +129,7 @@ def test_a_missing_compiler_is_named_with_its_cure(monkeypatch):
 
 @pytest.mark.parametrize("backend", [b for b in dispatch.BACKENDS if b != "cublas"])
 def test_each_rung_has_lines_and_they_are_fewer_than_its_files(backend):
-    lines = inspection.source_lines if backend == "cuda" else compile_only.source_lines
+    lines = inspection.source_lines if backend == "cuda" else source.source_lines
     for row in dispatch.ladder(backend):
         own, whole = lines(row.name)
         assert 10 < own <= whole
@@ -137,7 +138,7 @@ def test_each_rung_has_lines_and_they_are_fewer_than_its_files(backend):
 def test_lines_of_python_are_code_alone():
     text = '"""Doc."""\n\n# words\ndef f():\n    """More\n    doc."""\n'
     text += "    return (1,\n            2)  # end\n"
-    assert compile_only._lines_of_code(text, compile_only.ast.parse(text)) == 3
+    assert source._lines_of_code(text, source.ast.parse(text)) == 3
 
 
 def persistent(out: str, a: int, b: int, extra: str) -> str:

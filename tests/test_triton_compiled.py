@@ -315,6 +315,50 @@ def test_float32_is_multiplied_as_tf32(version):
     assert built.spill_bytes == 0
 
 
+C_IN = [
+    ("bfloat16", "bfloat16", "float32"),
+    ("bfloat16", "float32", "float32"),
+    ("float16", "float16", "float16"),
+    ("int8", "int32", "int32"),
+    ("float8_e4m3fn", "float32", "float32"),
+    ("float32", "float32", "tf32"),
+    ("float32", "float32", "tf32x3"),
+]
+
+
+@cache
+def with_c_in() -> list:
+    """descriptor's plan of each type pair with a C that is read, compiled."""
+    requests = []
+    for dtype_in, dtype_out, compute in C_IN:
+        problem = replace(
+            problem_on((9, 0), dtype_out),
+            dtype_in=dtype_in,
+            compute=compute,
+            b_strides=(1, 4096),
+            beta=1.0,
+            c_in_strides=(4096, 1),
+        )
+        plan = plans.plan("descriptor", problem)
+        types = {"dtype_in": dtype_in, "dtype_out": dtype_out, "compute": compute}
+        requests.append(Request("descriptor", plan, layout="nt", c_in=True, **types))
+    return list(zip(requests, compile_only.compile_rungs(requests), strict=True))
+
+
+@pytest.mark.parametrize("number", range(len(C_IN)), ids=lambda n: "-".join(C_IN[n]))
+def test_a_c_that_is_read_comes_by_tma_through_memory_that_is_there(number):
+    request, built = with_c_in()[number]
+    assert built.counts["LDG"] == 0, "C_in is not read by the threads"
+    assert (built.spill_bytes, built.serialized) == (0, False)
+    bound = plans.shared_bytes(
+        "descriptor", request.plan, request.dtype_out, request.dtype_in, request.compute
+    )
+    if request.plan["FLATTEN"]:
+        assert request.dtype_out == "bfloat16"
+        bound += 128 * 256  # half a tile of C_in in 16 bits
+    assert built.shared_bytes <= bound <= LIMITS[9, 0]
+
+
 def test_a_float32_result_of_the_largest_tile_fits():
     """The table gives it fewer stages: half of C takes 64 KB."""
     problem = problem_on((9, 0), dtype_out="float32")

@@ -18,6 +18,7 @@ from tcgemm import accuracy, dispatch
 from tcgemm.problem import Fusion
 
 launching = import_module("tcgemm.triton_kernels.launching")
+recording = import_module("tcgemm.triton_kernels.recording")
 CUDA = torch.cuda.is_available()
 
 
@@ -337,7 +338,7 @@ def test_triton_s_own_launcher_is_replayed_as_it_is(monkeypatch, with_descriptor
     step = (kernel, (7,), args, {"TILE": 64, "num_warps": 4})
     addresses = tuple(x.data_ptr() for x in (a, b, c))
 
-    recorded = launching.record(compiled, step, addresses)
+    recorded = recording.record(compiled, step, addresses)
     assert recorded is not None
     assert not received, "recording launches nothing"
     recorded(5, addresses)

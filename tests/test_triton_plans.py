@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -392,19 +393,65 @@ def test_a_store_past_the_row_is_refused_on_a_gpu_and_not_in_the_interpreter():
     assert DESCRIPTOR.why_not(whole) is None
 
 
+H200 = SimpleNamespace(
+    name="NVIDIA H200", shared_memory_per_block_optin=232_448, multi_processor_count=132
+)
+
+
+def test_a_gpu_is_found_by_its_capability_whichever_is_current(monkeypatch):
+    orin = SimpleNamespace(
+        name="Orin", shared_memory_per_block_optin=166_912, multi_processor_count=16
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: ((8, 7), (9, 0))[i])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: (orin, H200)[i])
+    for current, name in ((0, "orin"), (1, "nvidia-h200")):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        assert plans._gpu()[0] == name
+        assert plans._gpu((8, 7)) == ("orin", 166_912, 16)
+        assert plans._gpu((9, 0)) == ("nvidia-h200", 232_448, 132)
+        assert plans._gpu((8, 0)) == ("", 0, 0)
+
+
 def test_a_plan_for_a_gpu_that_is_not_here_does_not_ask_the_one_that_is(monkeypatch):
     other = replace(SQUARE, device="cuda", capability=(8, 0), M=4096, N=4096, K=4096)
     plans.forget()
     with monkeypatch.context() as here:
-        here.setattr(plans, "_gpu", lambda: ("", 0, 0))
+        here.setattr(torch.cuda, "is_available", lambda: False)
         alone = plans.plan("pipelined", other)
     plans.forget()
     with monkeypatch.context() as here:
         here.setattr(torch.cuda, "is_available", lambda: True)
-        here.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-        here.setattr(plans, "_gpu", lambda: ("nvidia-h200", 232_448, 132))
+        here.setattr(torch.cuda, "current_device", lambda: 0)
+        here.setattr(torch.cuda, "device_count", lambda: 1)
+        here.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+        here.setattr(torch.cuda, "get_device_properties", lambda index: H200)
         beside_another = plans.plan("pipelined", other)
         mine = plans.plan("pipelined", replace(other, capability=(9, 0)))
     plans.forget()
     assert beside_another == alone
     assert mine != alone
+
+
+@pytest.mark.parametrize(("dtype_out", "flatten"), [("bfloat16", 1), ("float32", 0)])
+def test_a_c_that_is_read_has_memory_beside_the_next_tiles_stages(dtype_out, flatten, monkeypatch):
+    """Where the loops are joined those are full; a stage of 128 x 256 x 64 then goes for C_in."""
+    row = {
+        "BLOCK_M": 128,
+        "BLOCK_N": 256,
+        "BLOCK_K": 64,
+        "GROUP_M": 8,
+        "FLATTEN": 1,
+        "NUM_STAGES": 4,
+        "NUM_WARPS": 8,
+    }
+    monkeypatch.setattr(plans.tables, "choose", lambda *_: dict(row))
+    plans.forget()
+    asked = Problem.stored(4096, 4096, 4096, "bfloat16", dtype_out, "nt", capability=(9, 0))
+    plain = plans.plan("descriptor", asked)
+    reads = plans.plan("descriptor", replace(asked, beta=1.0, c_in_strides=(4096, 1)))
+    plans.forget()
+    assert plain["FLATTEN"] == 1
+    assert reads["FLATTEN"] == flatten
+    assert (plain["NUM_STAGES"], reads["NUM_STAGES"]) == ((4, 3) if flatten else (3, 3))

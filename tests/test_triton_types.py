@@ -140,6 +140,27 @@ def test_nan_and_infinity_in_float32(rung, compute, device):
     assert bool((c[[0, 1, 2, 4, *range(6, 48)]] == 40).all())
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("size", [48, 256])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_tf32x3_makes_nan_only_where_the_product_is(rung, size, layout, device):
+    """An infinity meets low halves of both signs, whose products must not reach the sum."""
+    generator = torch.Generator().manual_seed(7)
+    a, b = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
+    b = b.mT if layout == "nt" else b
+    a[5, 3], a[7, 1], a[9, 0] = math.inf, -math.inf, math.nan
+    b[2, 4], b[3, 6] = math.inf, 0.0
+    a[11, 3], a[11, 5], b[3, 8], b[5, 8] = math.inf, math.inf, 1.5, -2.5
+    c = tcgemm.gemm(a, b, compute="tf32x3", backend="triton", kernel=rung).double()
+    d = a.double() @ b.double()
+    assert torch.equal(c.isnan(), d.isnan())
+    assert torch.equal(c[d.isinf()], d[d.isinf()])
+    assert bool(d[5, 6].isnan())  # inf times 0
+    assert bool(d[11, 8].isnan())  # inf minus inf
+    finite = d.isfinite()
+    assert float((c - d)[finite].abs().max()) < 1e-4
+
+
 @pytest.mark.parametrize("size", [32, 256])
 @pytest.mark.parametrize("rung", RUNGS)
 def test_tf32_is_rounded_to_nearest(rung, size, device):

@@ -144,7 +144,7 @@ def test_a_tall_problem_is_described_as_its_transpose():
 def own_folder(tmp_path, monkeypatch):
     """A folder of the user's own, and a GPU that is a H200 by name."""
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(plans, "_gpu", lambda: ("nvidia-h200", SHARED, 132))
+    monkeypatch.setattr(plans, "_gpu", lambda capability=None: ("nvidia-h200", SHARED, 132))
     plans.forget()
     yield tmp_path
     monkeypatch.undo()
@@ -292,7 +292,7 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
     machine = Fake(n2=1.25, n3="wrong")
     machine.gpu = "nvidia-h200"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(tune, "_Gpu", lambda budget, jobs: machine)
+    monkeypatch.setattr(tune, "_Gpu", lambda budget, jobs, backend: machine)
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--layout", "nt"])
     assert result.exit_code == 0, result.output
@@ -314,6 +314,23 @@ def test_a_found_row_speaks_of_its_bucket_alone(own_folder):
         M: dispatch.find("triton", "skinny").plan(problem_of(M, 512, 512)) for M in (16, 17, 64, 65)
     }
     assert [M for M, plan in chosen.items() if plan["BLOCK_K"] == 512] == [17, 64]
+
+
+@pytest.mark.parametrize(
+    ("tile", "warps", "count"), [((128, 256), 8, 128), ((128, 128), 4, 128), ((256, 256), 8, 256)]
+)
+def test_sums_in_registers_are_counted_by_the_thread(tile, warps, count):
+    config = {"BLOCK_M": tile[0], "BLOCK_N": tile[1], "NUM_WARPS": warps}
+    assert candidates.accumulators(config) == count
+
+
+def test_a_tile_that_no_thread_can_hold_is_not_tried(monkeypatch):
+    problem = problem_of(4096, 4096, 4096)
+    every = candidates.candidates("descriptor", problem, SHARED, 132)
+    assert {candidates.accumulators(c) for c in every} >= {64, 128}
+    monkeypatch.setattr(candidates, "MOST_ACCUMULATORS", 64)
+    few = candidates.candidates("descriptor", problem, SHARED, 132)
+    assert few == [c for c in every if candidates.accumulators(c) <= 64]
 
 
 @pytest.fixture

@@ -156,7 +156,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     """
     from importlib.metadata import version
 
-    from .compile_only import Request, compile_rungs, source_lines
+    from .compile_only import Request, compile_rungs
+    from .source import source_lines
 
     row = next(row for row in KERNELS if row["name"] == name)
     capability = problem.capability or (9, 0)

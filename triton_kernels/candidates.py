@@ -15,6 +15,9 @@ RUNGS = ("pipelined", "descriptor", "skinny", "split_k")
 
 MOST_STAGES = 10
 
+MOST_ACCUMULATORS = 192
+"""Registers of a thread that may hold C, of 255: the rest is addresses and what is on its way."""
+
 
 def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[dict[str, int]]:
     """Configurations of a rung, for the problem with M <= N where the rung divides K.
@@ -46,9 +49,16 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
                     continue
                 config = {**base, **extra, **({"SWAP": swap} if kernel == "split_k" else {})}
                 config["NUM_STAGES"] = _stages(kernel, config, problem.dtype_out, shared)
+                if accumulators(config) > MOST_ACCUMULATORS:
+                    continue
                 if config["NUM_STAGES"] >= 2 and config not in found:
                     found.append(config)
     return found
+
+
+def accumulators(config: dict[str, int]) -> int:
+    """Registers of a thread that hold the sums of a tile, 32 bits each."""
+    return config["BLOCK_M"] * config["BLOCK_N"] // (32 * config["NUM_WARPS"])
 
 
 def _tiles(kernel: str, problem: Any) -> list[tuple[int, int, int]]:

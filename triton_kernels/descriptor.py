@@ -31,14 +31,13 @@ from typing import Any
 
 import torch
 
-from .descriptors import describe
+from .descriptors import describe, reachable, stored
 from .dot import by_bits, multiply_add, narrow, way, zeros
 from .epilogue import batch_size, batch_strides, fetch, finish, operands, read
 from .launching import launch
 from .ordering import grouped
 from .prepared import prepared
 from .runtime import cdiv, programs, tl, triton
-from .storage import UNIT, letter, why_not_tma
 
 
 @triton.jit
@@ -116,8 +115,8 @@ def kernel(
 
         before_left, before_right = None, None
         if before is not None:
-            both = load(before, batch, m, n, BLOCK_M, BLOCK_N, False, C_IN_BATCHED)
-            before_left, before_right = in_halves(both)
+            before_left = load(before, batch, m, n, BLOCK_M, HALF, False, C_IN_BATCHED)
+            before_right = load(before, batch, m, n + HALF, BLOCK_M, HALF, False, C_IN_BATCHED)
         elif c_in is not None:
             before_left = read(source, row, col, M, N, stride_im, stride_in)
             before_right = read(source, row, col + HALF, M, N, stride_im, stride_in)
@@ -211,9 +210,10 @@ def arguments(
         describe(c, (BLOCK_M, BLOCK_N // 2), False),
     )
     batches = batch_size(c)
+    c_in = None if fusion is None or fusion.c is None else fusion.c.mT if swapped else fusion.c
     before = None
-    if fusion is not None and fusion.c is not None:
-        before = by_unit(fusion.c.mT if swapped else fusion.c, (BLOCK_M, BLOCK_N))
+    if c_in is not None and reachable(c_in):
+        before = describe(c_in, (BLOCK_M, BLOCK_N // 2), False)
     grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
     fused, fused_constants = operands(fusion, swapped)
     constants = {
@@ -237,23 +237,6 @@ def arguments(
     }
     batch_in = batch_strides(a, b, c, fusion)[3]
     return grid, (*descriptors, M, N, K, batches, before, *fused, batch_in), constants
-
-
-def by_unit(c_in: torch.Tensor, block: tuple[int, int]) -> Any:
-    """The descriptor of C_in [..., M, N] where the TMA unit can read it in rows; else None."""
-    shape, strides = c_in.shape[-2:], c_in.stride()[-2:]
-    alignment = c_in.data_ptr() & -c_in.data_ptr() or UNIT
-    pitched = c_in.dim() == 2 or c_in.stride(0) * c_in.itemsize % UNIT == 0
-    if stored(c_in) != "n" or not pitched:
-        return None
-    if why_not_tma("C_in", shape, strides, alignment, c_in.itemsize) is not None:
-        return None
-    return describe(c_in, block, False)
-
-
-def stored(x: torch.Tensor) -> str:
-    """Storage of each matrix of x: n by rows, t by columns."""
-    return letter(x.shape[-2:], x.stride()[-2:])
 
 
 def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .runtime import INTERPRETED, TensorDescriptor
-from .storage import UNIT
+from .storage import UNIT, letter, why_not_tma
 
 CACHED = 256
 """Descriptors kept; making one and checking it costs about 10 us of Python."""
@@ -60,3 +60,17 @@ def describe(
         if len(_cache) > CACHED:
             _cache.popitem(last=False)
     return made
+
+
+def stored(x: torch.Tensor) -> str:
+    """Storage of each matrix of x: n by rows, t by columns."""
+    return letter(x.shape[-2:], x.stride()[-2:])
+
+
+def reachable(c_in: torch.Tensor) -> bool:
+    """Whether TMA reads C_in [..., M, N] in rows; a tensor without memory counts as aligned."""
+    whole = c_in.dim() == 2 or c_in.stride(0) * c_in.itemsize % UNIT == 0
+    alignment = c_in.data_ptr() & -c_in.data_ptr() or UNIT
+    shape, strides = c_in.shape[-2:], c_in.stride()[-2:]
+    reason = why_not_tma("C_in", shape, strides, alignment, c_in.itemsize)
+    return whole and reason is None and stored(c_in) == "n"

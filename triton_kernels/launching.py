@@ -11,20 +11,19 @@ Shapes, strides and dtypes, the device, the plan, what is fused, and every addre
 which is what Triton specializes on. A kernel with tensor descriptors is recorded again for each
 set of addresses, since a descriptor holds one.
 
-What Triton's launcher looks like inside differs between versions (3.6 and 3.7 are known). Where it
-does not look as expected nothing is replayed, and each call takes ``kernel[grid]``.
+Where Triton's launcher does not look as recording.py expects nothing is replayed, and each call
+takes ``kernel[grid]``.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
 
+from .recording import Recorded, Step, is_descriptor, record
 from .runtime import INTERPRETED, check, one_at_a_time, triton
 
 KINDS = 4096
@@ -33,44 +32,11 @@ KINDS = 4096
 ADDRESSES = 512
 """Sets of addresses remembered of one kind of call with tensor descriptors."""
 
-STREAM = 3
-"""Where the stream stands among the arguments of Triton's C function."""
-
 FUSED = ("c", "bias", "scale_a", "scale_b")
 """The attributes of a fusion that are tensors or None."""
 
-Step = tuple[Any, tuple[int], tuple[Any, ...], Mapping[str, Any]]
-"""(kernel, grid, positional arguments, constants and options)."""
-
 Second = Callable[..., Step | None]
 """``second(a, b, c, args, plan)``: the launch that follows the one with those arguments."""
-
-
-@dataclass(slots=True)
-class Recorded:
-    """One launch as Triton's C function was called: its arguments, and which are addresses."""
-
-    function: Callable[..., None]
-    head: list[Any]
-    """What comes before the kernel's arguments; the stream stands at STREAM."""
-    values: list[Any]
-    """The kernel's arguments, in a sequence of their own or behind the head."""
-    nested: bool
-    slots: list[tuple[int, int]]
-    """(position in ``values``, number of the address)."""
-
-    def __call__(self, stream: int, addresses: tuple[int, ...]) -> None:
-        head = self.head.copy()
-        head[STREAM] = stream
-        values = self.values
-        if self.slots:
-            values = values.copy()
-            for position, number in self.slots:
-                values[position] = addresses[number]
-        if self.nested:
-            self.function(*head, values)
-        else:
-            self.function(*head, *values)
 
 
 @dataclass(slots=True)
@@ -83,23 +49,12 @@ class Kind:
     """Addresses are inside of tensor descriptors: recordings are kept by them."""
     workspace: int
     """Elements of float32 that each call needs anew; 0 for none."""
-    counts: bool
-    """Whether parts of a tile meet by ``counts``."""
     recorded: list[Recorded] | None
     """None where Triton's launcher is not as expected, or where described."""
     by_address: dict[tuple[int, ...], list[Recorded]] = field(default_factory=dict)
 
 
 _kinds: dict[tuple[Any, ...], Kind] = {}
-
-COUNTS = 512
-"""Counters of a set: two a tile whose parts meet, of which a GPU's SMs have at most one each."""
-
-SPARE = 512
-"""Sets for captured launches on a GPU, 1 MB."""
-
-_counts: dict[tuple[int, int], torch.Tensor] = {}
-_spare: dict[int, list[torch.Tensor]] = {}
 
 
 def launch(
@@ -118,7 +73,7 @@ def launch(
         kernel: the function that Triton compiles.
         arguments: ``arguments(a, b, c, **plan)``, or ``(a, b, c, fusion, **plan)`` where something
             is fused -> (grid, positional arguments, constants and options). A tensor among them
-            that is no operand is a workspace of float32, or ``counts``: later calls get their own.
+            that is no operand is a workspace of float32: later calls get one of their own.
         a, b, c, fusion, plan: of the rung's ``run``.
         second: the launch that follows.
 
@@ -185,33 +140,6 @@ def bind(
     return bound
 
 
-def counts(like: torch.Tensor) -> torch.Tensor:
-    """COUNTS counters of int32, zero, for a launch that leaves them zero; no other that may run at
-    the same time has them.
-
-    One set a stream, whose launches follow one another. A launch that is captured may be replayed
-    on any stream, so it gets a set for good, zeroed beforehand where this GPU has been used before;
-    else, or when those are spent, zeroed in the graph, for a microsecond or two a replay.
-    """
-    if not like.is_cuda:
-        return torch.empty(COUNTS, dtype=torch.int32, device=like.device)
-    device = like.get_device()
-    with torch.cuda.device(device):
-        captured = torch.cuda.is_current_stream_capturing()
-    if captured:
-        spare = _spare.get(device)
-        return spare.pop() if spare else torch.zeros(COUNTS, dtype=torch.int32, device=like.device)
-    key = device, torch._C._cuda_getCurrentRawStream(device)
-    kept = _counts.get(key)
-    if kept is None:
-        kept = _counts[key] = torch.zeros(COUNTS, dtype=torch.int32, device=like.device)
-        if device not in _spare:
-            zeros = torch.zeros(SPARE, COUNTS, dtype=torch.int32, device=like.device)
-            torch.cuda.synchronize(device)
-            _spare[device] = list(zeros)
-    return kept
-
-
 def _replay(kind: Kind, a: torch.Tensor, addresses: tuple[int, ...]) -> bool:
     """Launch from memory; False where that cannot be, and nothing has been launched."""
     recorded = kind.by_address.get(addresses) if kind.described else kind.recorded
@@ -220,8 +148,6 @@ def _replay(kind: Kind, a: torch.Tensor, addresses: tuple[int, ...]) -> bool:
     if kind.workspace:
         room = torch.empty(kind.workspace, dtype=torch.float32, device=a.device)
         addresses = (*addresses, room.data_ptr())
-        if kind.counts:
-            addresses = (*addresses, counts(a).data_ptr())
     stream = torch._C._cuda_getCurrentRawStream(a.get_device())
     for one in recorded:
         one(stream, addresses)
@@ -291,13 +217,15 @@ def _steps(
 def _remember(compiled: list[Any], steps: list[Step], addresses: tuple[int, ...]) -> Kind:
     recorded = _record(compiled, steps, addresses)
     if recorded is None:
-        return Kind(compiled, False, 0, False, None)
-    given = [x for step in steps for x in step[2] if isinstance(x, torch.Tensor)]
-    own = [x for x in given if x.data_ptr() not in addresses]
-    workspace = max((x.numel() for x in own if x.dtype == torch.float32), default=0)
-    described = any(_is_descriptor(x) for one in recorded for x in one.values)
-    counted = any(x.dtype == torch.int32 for x in own)
-    kind = Kind(compiled, described, workspace, counted, None if described else recorded)
+        return Kind(compiled, False, 0, None)
+    workspace = [
+        x.numel()
+        for step in steps
+        for x in step[2]
+        if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses
+    ]
+    described = any(is_descriptor(x) for one in recorded for x in one.values)
+    kind = Kind(compiled, described, max(workspace, default=0), None if described else recorded)
     if described:
         kind.by_address[addresses] = recorded
     return kind
@@ -309,66 +237,6 @@ def _record(
     found = [record(*pair, addresses) for pair in zip(compiled, steps, strict=True)]
     recorded = [one for one in found if one is not None]
     return recorded if len(recorded) == len(found) else None
-
-
-def record(compiled: Any, step: Step, addresses: tuple[int, ...]) -> Recorded | None:
-    """What Triton's launcher passes to its C function for this launch; nothing is launched.
-
-    Returns None where the launcher is not as expected, or needs scratch memory of its own.
-    """
-    kernel, (programs,), args, constants = step
-    calls: list[tuple[Any, ...]] = []
-
-    def recorder(*passed: Any) -> None:
-        calls.append(passed)
-
-    try:
-        launcher = copy.copy(compiled.run)
-        if launcher.global_scratch_size or launcher.profile_scratch_size:
-            return None
-        inner = launcher.launch
-        if isinstance(inner, FunctionType):
-            # Triton wraps its C function to encode descriptors: the same code over our recorder.
-            names = inner.__code__.co_freevars
-            cells = dict(zip(names, inner.__closure__ or (), strict=True))
-            function = cells.pop("launcher").cell_contents
-            closure = tuple(cells.get(name) or CellType(recorder) for name in names)
-            launcher.launch = FunctionType(
-                inner.__code__, inner.__globals__, argdefs=inner.__defaults__, closure=closure
-            )
-        else:
-            function, launcher.launch = inner, recorder
-        values = [*args, *(constants[name] for name in kernel.arg_names[len(args) :])]
-        head = (programs, 1, 1, 0, compiled.function, compiled.packed_metadata, None, None, None)
-        launcher(*head, *values)
-        (passed,) = calls
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-    nested = isinstance(passed[-1], (tuple, list))
-    if nested:
-        before, after = list(passed[:-1]), list(passed[-1])
-    else:
-        # The first argument of every kernel is an operand or the workspace.
-        first = (
-            i for i, x in enumerate(passed) if isinstance(x, torch.Tensor) or _is_descriptor(x)
-        )
-        start = next(first, len(passed))
-        before, after = list(passed[:start]), list(passed[start:])
-    if before[: STREAM + 2] != [programs, 1, 1, 0, compiled.function]:
-        return None
-    slots = []
-    for position, value in enumerate(after):
-        if isinstance(value, torch.Tensor):
-            address = value.data_ptr()
-            own = len(addresses) + (value.dtype == torch.int32)
-            slots.append((position, addresses.index(address) if address in addresses else own))
-            after[position] = 0
-    return Recorded(function, before, after, nested, slots)
-
-
-def _is_descriptor(x: Any) -> bool:
-    """Whether that is an encoded tensor descriptor, as the C function takes it."""
-    return type(x).__name__ == "PyCUtensorMap"
 
 
 _runtime = triton.knobs.runtime

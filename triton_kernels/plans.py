@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from . import tables
@@ -87,8 +87,10 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
         rows = _with_room(rows, problem, limit)
     config = tables.choose(rows, problem, processors)
     if kernel == "descriptor" and problem.beta:
-        # Flattened, the next tile's loads hold the memory through which C_in passes.
-        config["FLATTEN"] = 0
+        # Flattened, the next tile's loads hold the stages while half of C_in passes beside them.
+        config["FLATTEN"] *= int(not name and ITEMSIZE[problem.dtype_out] == 2)
+        half = config["BLOCK_M"] * config["BLOCK_N"] // 2 * ITEMSIZE[problem.dtype_out]
+        limit -= half * config["FLATTEN"]
     if kernel == "warp_specialized":
         config |= _rows_of_k(name, problem)
     else:
@@ -237,31 +239,27 @@ def forget() -> None:
         kept.cache_clear()
 
 
-@cache
-def _gpu() -> tuple[str, int, int]:
-    """Name as in the table's file name, e.g. nvidia-h200, bytes of shared memory a program, SMs."""
+def _gpu(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
+    """Name as in the table's file name, e.g. nvidia-h200, bytes of shared memory a program, SMs.
+
+    Of the current GPU, or of the first here that has the capability; nothing where none has: a
+    plan may be asked for a GPU that is not here.
+    """
     import torch
 
     if not torch.cuda.is_available():
         return "", 0, 0
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
-    shared = getattr(found, "shared_memory_per_block_optin", 0)
-    return slug, shared, found.multi_processor_count
+    for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
+        if capability in (None, torch.cuda.get_device_capability(index)):
+            found = torch.cuda.get_device_properties(index)
+            slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
+            shared = getattr(found, "shared_memory_per_block_optin", 0)
+            return slug, shared, found.multi_processor_count
+    return "", 0, 0
 
 
 def _gpu_of(problem: Any) -> tuple[str, int, int]:
-    """``_gpu`` where the problem's GPU is like it: a plan may be asked for one that is not here."""
-    if problem.device != "cuda":
-        return "", 0, 0
-    import torch
-
-    if torch.cuda.is_available() and problem.capability not in (
-        None,
-        torch.cuda.get_device_capability(),
-    ):
-        return "", 0, 0
-    return _gpu()
+    return _gpu(problem.capability) if problem.device == "cuda" else ("", 0, 0)
 
 
 def _interpreter(kernel: str, problem: Any) -> dict[str, int]:

@@ -22,7 +22,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
-from .plans import INTERPRETER_PROGRAMS, PROGRAMS
+from .plans import INTERPRETER_PROGRAMS
 
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""
@@ -55,8 +55,6 @@ def check(a: torch.Tensor) -> None:
 
 def programs(a: torch.Tensor) -> int:
     """Programs of a persistent kernel: one per SM of A's GPU."""
-    if a.is_meta:
-        return PROGRAMS
     return _sm_count(a.device.index) if a.is_cuda else INTERPRETER_PROGRAMS
 
 

@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from .dot import multiply_add, narrow
-from .launching import Step, launch
+from .launching import launch
 from .ordering import grouped
-from .partials import add, leave, meet, meeting, share, workspace
+from .partials import add, bounds, leave, start, workspace
+from .recording import Step
 from .runtime import INTERPRETED, cdiv, tl, triton
 
 
@@ -36,7 +37,6 @@ def kernel(
     b,
     c,
     partials,
-    arrived,
     M,
     N,
     K,
@@ -50,18 +50,13 @@ def kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
     EVEN_M: tl.constexpr,
     EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr,
     EARLY: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    if EARLY:
-        # Nothing that an earlier kernel wrote may be read, nor anything it reads be written,
-        # before the wait.
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start(EARLY)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -70,7 +65,7 @@ def kernel(
     offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     k_tiles = tl.cdiv(K, BLOCK_K)
-    begin, end = k_tiles * part // SPLITS, k_tiles * (part + 1) // SPLITS
+    begin, end = bounds(k_tiles, part, SPLITS)
 
     # Offsets are elements, and 64-bit before any multiplication by a stride.
     row, col = offs_m.to(tl.int64), offs_n.to(tl.int64)
@@ -95,11 +90,6 @@ def kernel(
 
     if SPLITS > 1:
         leave(partials, tl.program_id(0), acc, BLOCK_M, BLOCK_N)
-        if arrived is not None:
-            meet(
-                partials, arrived, c, M, N, tile, tile_m * BLOCK_M, tile_n * BLOCK_N, part, tiles,
-                stride_cm, stride_cn, BLOCK_M, BLOCK_N, SPLITS, ROWS, BITS,
-            )  # fmt: skip
     else:
         c_ptrs = c + row[:, None] * stride_cm + col[None, :] * stride_cn
         tl.store(c_ptrs, narrow(acc, c.dtype.element_ty, BITS), mask=in_m & in_n)
@@ -125,13 +115,11 @@ def arguments(
     (M, K), N = a.shape, b.shape[1]
     tiles = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)
     partials = workspace(tiles, SPLITS, BLOCK_M * BLOCK_N, a) if SPLITS > 1 else None
-    arrived = meeting(tiles * SPLITS, SPLITS, a)
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
         "SPLITS": SPLITS,
-        "ROWS": share(BLOCK_M, SPLITS),
         "EVEN_M": M % BLOCK_M == 0,
         "EVEN_N": N % BLOCK_N == 0,
         "EVEN_K": K % BLOCK_K == 0,
@@ -142,7 +130,7 @@ def arguments(
         **({"launch_pdl": True} if EARLY else {}),
     }
     strides = (*a.stride(), *b.stride(), *c.stride())
-    return (tiles * SPLITS,), (a, b, c, partials, arrived, M, N, K, *strides), constants
+    return (tiles * SPLITS,), (a, b, c, partials, M, N, K, *strides), constants
 
 
 def second(
@@ -153,7 +141,7 @@ def second(
     plan: Mapping[str, int],
 ) -> Step | None:
     """The launch that adds the parts, where K is divided."""
-    if plan["SPLITS"] == 1 or args[4] is not None:
+    if plan["SPLITS"] == 1:
         return None
     return add(args[3], c.mT if plan["SWAP"] else c, 0, {**plan, "GROUP_M": 1})
 

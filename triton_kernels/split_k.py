@@ -32,9 +32,10 @@ import torch
 
 from .descriptors import describe
 from .dot import multiply_add, narrow
-from .launching import Step, launch
+from .launching import launch
 from .ordering import grouped
-from .partials import add, leave, meet, meeting, share, workspace
+from .partials import add, bounds, leave, start, workspace
+from .recording import Step
 from .runtime import INTERPRETED, cdiv, programs, tl, triton
 from .storage import letter
 
@@ -67,20 +68,15 @@ def kernel(
     b,
     c,
     partials,
-    arrived,
-    c_ptr,
     M,
     N,
     K,
     whole,
-    stride_cm,
-    stride_cn,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
     WHOLE: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
@@ -88,11 +84,7 @@ def kernel(
     EARLY: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    if EARLY:
-        # Nothing that an earlier kernel wrote may be read, nor anything it reads be written,
-        # before the wait.
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start(EARLY)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     split_tiles = tiles_m * tiles_n - whole
     k_tiles = tl.cdiv(K, BLOCK_K)
@@ -101,13 +93,13 @@ def kernel(
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
         # Whole tiles come first, then part 0 of every split tile, part 1, ...: programs that run
         # together read the same steps of K.
-        tile, part, begin, end = item, 0, 0, k_tiles
+        tile, begin, end = item, 0, k_tiles
         slot = item - whole
         if SPLITS > 1:  # noqa: SIM102 (one condition is constant, the other is not)
             if slot >= 0:
                 tile = whole + slot % split_tiles
                 part = slot // split_tiles
-                begin, end = k_tiles * part // SPLITS, k_tiles * (part + 1) // SPLITS
+                begin, end = bounds(k_tiles, part, SPLITS)
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -122,11 +114,6 @@ def kernel(
             store(c, acc, m, n, BLOCK_M, BLOCK_N, C_TRANSPOSED, BITS)
         elif slot >= 0:
             leave(partials, slot, acc, BLOCK_M, BLOCK_N)
-            if arrived is not None:
-                meet(
-                    partials, arrived, c_ptr, M, N, tile - whole, m, n, part, split_tiles,
-                    stride_cm, stride_cn, BLOCK_M, BLOCK_N, SPLITS, ROWS, BITS,
-                )  # fmt: skip
         elif WHOLE:
             store(c, acc, m, n, BLOCK_M, BLOCK_N, C_TRANSPOSED, BITS)
 
@@ -162,7 +149,6 @@ def arguments(
         describe(c, (BLOCK_M, BLOCK_N // 2), c_transposed) if WHOLE else None,
     )
     grid = (min(programs(a), WHOLE + split_tiles * SPLITS),)
-    arrived = meeting(split_tiles * SPLITS, SPLITS, a)
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
@@ -177,12 +163,9 @@ def arguments(
         "BITS": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
-        "ROWS": share(BLOCK_M, SPLITS),
         **({"launch_pdl": True} if EARLY else {}),
     }
-    c_ptr, strides = (None, (None, None)) if arrived is None else (c, c.stride())
-    args = (*descriptors, partials, arrived, c_ptr, M, N, K, WHOLE, *strides)
-    return grid, args, constants
+    return grid, (*descriptors, partials, M, N, K, WHOLE), constants
 
 
 def second(
@@ -193,7 +176,7 @@ def second(
     plan: Mapping[str, int],
 ) -> Step | None:
     """The launch that adds the parts, where tiles are split."""
-    if plan["SPLITS"] == 1 or args[4] is not None:
+    if plan["SPLITS"] == 1:
         return None
     return add(args[3], c.mT if plan["SWAP"] else c, plan["WHOLE"], plan)
 

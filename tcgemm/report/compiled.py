@@ -107,11 +107,12 @@ def compiled_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def shared(row: Mapping[Any, Any]) -> str:
-    """Kilobytes of shared memory: all of it, or what is static and what the stages take."""
-    known = str(row.get("shared bytes") or "")
-    if not known:
-        known = str(_number(row.get("static shared bytes")) + _number(row.get("bytes of stages")))
-    return f"{float(known) / 1024:.1f}"
+    """Kilobytes of shared memory: all of it, or what is static and what the stages take; a dash
+    where neither is more than barriers, and the rest is asked for at the launch."""
+    size = _number(row.get("shared bytes"))
+    if not size:
+        size = _number(row.get("static shared bytes")) + _number(row.get("bytes of stages"))
+    return f"{size / 1024:.1f}" if size >= 1024 else "–"
 
 
 def language_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -151,7 +152,7 @@ def _two(ratio: float) -> str:
 
 
 def _rate(tflops: float) -> str:
-    return "–" if np.isnan(tflops) else f"{tflops:.3g}"
+    return "–" if np.isnan(tflops) else f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
 
 
 def _seconds(seconds: float) -> str:

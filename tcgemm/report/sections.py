@@ -350,7 +350,7 @@ def _compiled(rated: pd.DataFrame) -> Section:
         "the product named; the rate is that product's here. Counts are places in the machine "
         "code, not how often they run: TMA loads and stores; barriers of a block, of a cluster and "
         "operations on mbarriers. Shared memory of a CUDA rung is what is static and what its "
-        "stages take.",
+        "stages take; a dash: what it asks for at the launch is not seen here.",
         *compiled_rows(rated),
         words=3,
     )
