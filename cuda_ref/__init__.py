@@ -9,9 +9,11 @@ from typing import Any
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
+from . import tilings
 from .fusion import arguments, case
 from .limits import (
     WMMA_SHAPES,
+    refuse_gemv,
     refuse_integer_epilogues,
     refuse_skinny,
     refuse_tiled_copies,
@@ -20,10 +22,11 @@ from .limits import (
     refuse_wgmma_types,
     refuse_wmma_loads,
     refuse_wmma_types,
-    skinny_yields,
-    split_k_yields,
     wmma_shapes,
 )
+from .plans import pack, yields
+from .plans import plan as divided_plan
+from .tables import SETTINGS
 from .tiles import plan as tile_plan
 from .toolchain import CSRC, built_by_case, constants
 
@@ -83,19 +86,6 @@ def _typed_plan(problem: Any) -> Mapping[str, int]:
         "NUM_STAGES": constants["NUM_STAGES"],
         "GROUP_M": constants["GROUP_M"],
         **dict(mma),
-    }
-
-
-def _wgmma_types_plan(problem: Any) -> Mapping[str, int]:
-    """As Mode in csrc/wgmma_types.cu."""
-    constants = dict(_constants("wgmma_types"))
-    promote_block_n = constants.pop("PROMOTE_BLOCK_N")
-    itemsize = 4 if problem.dtype_in == "float32" else 1
-    promotes = problem.compute in ("float32", "tf32x3")
-    return {
-        **constants,
-        "BLOCK_N": promote_block_n if promotes else constants["BLOCK_N"],
-        "BLOCK_K": constants["BLOCK_K"] // itemsize,
     }
 
 
@@ -167,6 +157,14 @@ KERNELS: tuple[dict[str, Any], ...] = (
         plan=_typed_plan,
     ),
     _row(
+        "wmma_multistage",
+        "WMMA at its best: 128 x 256 tiles, the next fragments loaded while these are multiplied",
+        (8, 0),
+        fuses=FUSES,
+        shapes=ROWS_SHAPES,
+        refuse=lambda problem: refuse_vector_rows(problem, _constants("wmma_multistage")),
+    ),
+    _row(
         "mma_multistage",
         "ldmatrix and mma.sync from swizzled stages; no address is worked out in the loop",
         (8, 0),
@@ -212,7 +210,8 @@ KERNELS: tuple[dict[str, Any], ...] = (
         (9, 0),
         shapes=TMA_SHAPES,
         refuse=refuse_tma,
-        yields=split_k_yields,
+        yields=partial(yields, "split_k"),
+        plan=partial(divided_plan, "split_k"),
         fuses=FUSES[:-1],  # no batch
     ),
     _row(
@@ -221,8 +220,20 @@ KERNELS: tuple[dict[str, Any], ...] = (
         (9, 0),
         shapes=f"M or N at most 128; {TMA_SHAPES}",
         refuse=refuse_skinny,
-        yields=skinny_yields,
+        yields=partial(yields, "skinny"),
+        plan=partial(divided_plan, "skinny"),
         fuses=FUSES[:-1],  # no batch
+    ),
+    _row(
+        "gemv",
+        "up to 8 rows: memory to registers to mma.sync, no shared memory and no waiting in between",
+        (9, 0),
+        shapes="M or N at most 8; the longer of A and B 16-byte aligned, one stride 1, rows a "
+        "multiple of 8 elements apart",
+        refuse=refuse_gemv,
+        yields=partial(yields, "gemv"),
+        plan=partial(divided_plan, "gemv"),
+        fuses=FUSES,
     ),
     _row(
         "wgmma_types",
@@ -237,9 +248,9 @@ KERNELS: tuple[dict[str, Any], ...] = (
         ),
         fuses=(*FUSES, "scales"),
         shapes="any; an operand that is not K-major in 16-byte aligned rows is copied so first "
-        "(counted in its time); Inf under tf32x3 gives Inf or NaN",
+        "(counted in its time)",
         refuse=refuse_wgmma_types,
-        plan=_wgmma_types_plan,
+        plan=tilings.plan,
     ),
 )
 
@@ -286,10 +297,14 @@ def load(name: str) -> Callable[..., None]:
             simulate(name, a, b, c, fusion)
             return
         plain, fused = operators_for(device, a, c, fusion, plan)
+        config = settings(c, plan)
         if fusion is None:
-            plain(a, b, c)
+            plain(a, b, c, config)
         else:
-            fused(a, b, c, *arguments(fusion))
+            fused(a, b, c, *arguments(fusion), config)
+
+    def settings(c: torch.Tensor, plan: Mapping[str, int]) -> int:
+        return pack(name, plan, c.shape[-2] > c.shape[-1]) if name in SETTINGS else 0
 
     def operators_for(
         device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any, plan: Mapping[str, int]
@@ -307,10 +322,11 @@ def load(name: str) -> Callable[..., None]:
         if device < 0:
             return partial(run, fusion=fusion, **plan)
         plain, fused = operators_for(device, a, c, fusion, plan)
+        config = settings(c, plan)
         if fusion is None:
-            return plain
+            return (lambda a, b, c: plain(a, b, c, config)) if config else plain
         more = arguments(fusion)
-        return lambda a, b, c: fused(a, b, c, *more)
+        return lambda a, b, c: fused(a, b, c, *more, config)
 
     run.prepare = prepare  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:

@@ -41,7 +41,7 @@ COMPUTES = {
 """The values of tcgemm::Compute in csrc/gemm.cuh."""
 
 
-TILE = ("BLOCK_M", "BLOCK_N", "NUM_STAGES", "PINGPONG")
+TILE = ("BLOCK_M", "BLOCK_N", "NUM_STAGES", "CHUNK_BUFFERS", "PINGPONG")
 """What of a plan a build is for, where the source has macros of these names."""
 
 

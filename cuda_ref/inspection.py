@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import tilings
 from .toolchain import (
     CSRC,
     NO_NVCC,
@@ -196,7 +197,7 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
     plain = problem.plain and problem.batch == 1
     a_t, b_t = problem.layout[0] == "t", problem.layout[1] == "t"
     k_major = {"A": not a_t, "B": b_t}
-    if name == "skinny" and problem.M > problem.N:  # it computes the transposed product
+    if name in ("skinny", "gemv") and problem.M > problem.N:  # they compute the transposed product
         k_major = {"A": b_t, "B": not a_t}
     tests = {
         "In": is_type(problem.dtype_in),
@@ -207,10 +208,18 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         "Extra": lambda value: value.endswith("Plain") == plain,
         **{key: is_major(value) for key, value in k_major.items()},
     }
+    if name == "wgmma_types":
+        chosen, fused = tilings.tiling_of(problem), tilings.is_fused(problem)
+        sizes = (chosen.rate, chosen.consumers, chosen.halves, chosen.block_n)
+        written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
+        tests["T"] = lambda value: f", {written}, " in value
+        tests["Extra"] = lambda value: value.endswith("Plain") != fused
     if name == "skinny":
         rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
         rows = max(rows, 16 if k_major["A"] else 64)
         tests["TILE_M"] = lambda value: value == str(rows)
+    if name == "gemv":
+        tests["K_MAJOR"] = is_flag(k_major["B"])
     return tests
 
 

@@ -188,40 +188,31 @@ def refuse_skinny(problem: Any) -> str | None:
     return refuse_tma(problem)
 
 
-def _checked_on_a_gpu(problem: Any) -> bool:
-    """Where rungs whose blocks exchange sums in a cluster, which the simulator does not run, have
-    been checked on a GPU: plain products with whole tiles along K and the long side of C. Elsewhere
-    they are taken by name only."""
-    long = max(problem.M, problem.N)
-    return problem.plain and long % 64 == 0 and problem.K % 64 == 0
+GEMV_MOST = 8
 
 
-def skinny_yields(problem: Any) -> bool:
-    """Many rows by very many columns: the tiles of wgmma_persistent fill the GPU, and it reads A
-    less often. 128 x 28672 x 4096: 0.97 of cuBLAS against 0.89."""
-    if not _checked_on_a_gpu(problem):
-        return True
-    return min(problem.M, problem.N) > 64 and max(problem.M, problem.N) >= 25_600
+def refuse_gemv(problem: Any) -> str | None:
+    """Why neither M nor N is one narrow tile, or B has no 16-byte vectors; None when all fits.
 
-
-SPLIT_K_TILES = 66
-"""Tiles of 64 x 128, wgmma_persistent's small one, from which on half of an H200's 132 SMs have
-one."""
-
-SPLIT_K_LEAST = 2048
-"""K from which on dividing it can pay for adding the sums."""
-
-
-def split_k_yields(problem: Any) -> bool:
-    """Where the small tile of wgmma_persistent fills the GPU, or K is too short to be divided.
-
-    Of cuBLAS on an H200, bfloat16: 512 cubed 0.88 to 0.90 by wgmma_persistent and 0.58 by split_k,
-    1024 cubed 0.87 and 0.62.
+    Of the two operands the longer one is read in vectors; the other may lie anywhere.
     """
-    tiles = -(-problem.M // 64) * -(-problem.N // 128)
-    if not _checked_on_a_gpu(problem):
-        return True
-    return tiles > SPLIT_K_TILES or problem.K < SPLIT_K_LEAST
+    if min(problem.M, problem.N) > GEMV_MOST:
+        return (
+            f"M={problem.M} and N={problem.N} and one of them must be at most {GEMV_MOST}: "
+            "skinny takes it up to 128"
+        )
+    index = 1 if problem.M <= problem.N else 0
+    name, shape, strides, alignment = _operands(problem)[index]
+    ld, inner = _storage(shape, strides)
+    step = problem.batch_strides[index] * 2 if problem.batch > 1 else 0
+    if inner != 1:
+        return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
+    if alignment < 16 or ld * 2 % 16 or step % 16:
+        return (
+            f"{name} is {alignment}-byte aligned with rows {ld * 2} and matrices {step} bytes "
+            f"apart, and 16-byte vectors need multiples of 16: {ANY}"
+        )
+    return None
 
 
 def refuse_wgmma_types(problem: Any) -> str | None:

@@ -16,63 +16,95 @@ PROCESSORS = {(9, 0): 132}
 
 
 class Tile(NamedTuple):
-    """BLOCK_M x BLOCK_N of C, NUM_STAGES, and whether consumers take turns or share each tile."""
+    """BLOCK_M x BLOCK_N of C, and how the shared memory and the consumers of a block are used."""
 
     BLOCK_M: int
     BLOCK_N: int
     NUM_STAGES: int
+    CHUNK_BUFFERS: int
+    """Of 8 KB for each consumer; a divisor of a tile's chunks, or only one is used."""
     PINGPONG: int
+    """Two consumers take turns, a tile each; else they share each tile."""
     rate: float
-    """Speed of a busy SM relative to 128 x 256, measured (docs/hopper_rungs.md)."""
-    fused_rate: float
+    """Speed of a busy SM relative to 128 x 256, as measured: see docs/hopper_rungs.md."""
+    fused_rate: float = 0.0
     """The same where something is fused; 0: has no room for it."""
+    n_major_rate: float = 0.0
+    """The same where B is row-major and its last panel is loaded whole and used in part."""
 
     @property
     def plan(self) -> dict[str, int]:
-        """As the constants of csrc/wgmma_persistent.cu."""
+        """As the constants of csrc/wgmma_block.cuh."""
         return {
             "BLOCK_M": self.BLOCK_M,
             "BLOCK_N": self.BLOCK_N,
             "BLOCK_K": 64,
             "NUM_STAGES": self.NUM_STAGES,
+            "CHUNK_BUFFERS": self.CHUNK_BUFFERS,
             "PINGPONG": self.PINGPONG,
             "GROUP_M": 2048 // self.BLOCK_M,
         }
 
+    @property
+    def traffic(self) -> float:
+        """Rows of A and columns of B that are read for each element of C."""
+        return 1 / self.BLOCK_M + 1 / self.BLOCK_N
+
 
 TILES = (
-    Tile(128, 256, 4, 0, 1.00, 0.95),
-    Tile(256, 192, 3, 0, 1.02, 0),
-    Tile(192, 128, 5, 0, 0.99, 0.94),
-    Tile(128, 192, 4, 0, 0.99, 0.94),
-    Tile(128, 128, 6, 1, 0.98, 0.98),
-    Tile(128, 128, 6, 0, 0.98, 0.93),
-    Tile(128, 64, 8, 0, 0.84, 0.80),
-    Tile(64, 128, 8, 0, 0.83, 0.80),
-    Tile(64, 64, 8, 0, 0.72, 0.70),
+    Tile(128, 256, 4, 2, 0, 1.00, 0.94),
+    Tile(256, 192, 3, 3, 0, 1.02),
+    Tile(192, 176, 4, 1, 0, 0.975),
+    Tile(192, 128, 5, 1, 0, 0.98, 0.92),
+    Tile(128, 192, 4, 3, 0, 0.985, 0.92),
+    Tile(128, 144, 4, 3, 0, 0.87, n_major_rate=0.68),
+    Tile(128, 128, 6, 2, 1, 0.965, 0.965),
+    Tile(128, 128, 6, 2, 0, 0.85, 0.80),
+    Tile(64, 128, 8, 2, 0, 0.83, 0.80),
+    Tile(64, 64, 8, 1, 0, 0.72, 0.70),
 )
 
-SIMULATED = Tile(128, 128, 6, 1, 0, 0)
+SIMULATED = Tile(128, 128, 6, 2, 1, 0.0)
 """The tile of a build that names none; problems on the CPU all take it."""
+
+LINE = 64
+"""Elements of 16 bits in a line of the L2."""
 
 
 def tile_of(problem: Any) -> Tile:
     """The tile for a problem, which the rung turns where C is column-major."""
     if problem.device == "cpu":
         return SIMULATED
-    M, N = problem.M, problem.N
+    M, N, a, b = problem.M, problem.N, problem.a_strides, problem.b_strides
     if problem.c_strides[0] == 1 and (problem.c_strides[1] != 1 or M > N):
-        M, N = N, M
-    fused = not problem.plain or problem.batch > 1
-    return _fastest(M, N, problem.batch, fused, _processors(problem.capability))
+        M, N, a, b = N, M, b[::-1], a[::-1]
+    return _fastest(
+        M,
+        N,
+        problem.batch,
+        not problem.plain or problem.batch > 1,
+        b[0] != 1,
+        any(max(strides) % LINE for strides in (a, b)),
+        _processors(problem.capability),
+    )
 
 
 @cache
-def _fastest(M: int, N: int, batch: int, fused: bool, processors: int) -> Tile:
+def _fastest(
+    M: int, N: int, batch: int, fused: bool, n_major: bool, split_lines: bool, processors: int
+) -> Tile:
+    def rate(tile: Tile) -> float:
+        own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate
+        if not split_lines:
+            return own
+        # Each row of a panel is in two lines: 128 x 128 has 0.7 of 128 x 256 at 10000 cubed.
+        return own * max(0.5, 1 - 0.9 * max(0.0, tile.traffic / TILES[0].traffic - 1))
+
     def time(tile: Tile) -> float:
-        tiles = -(-M // tile.BLOCK_M) * -(-N // tile.BLOCK_N) * batch
-        rate = tile.fused_rate if fused else tile.rate
-        return -(-tiles // processors) * tile.BLOCK_M * tile.BLOCK_N / rate
+        rounds = -(-(-(-M // tile.BLOCK_M) * -(-N // tile.BLOCK_N) * batch) // processors)
+        if tile.PINGPONG:
+            rounds = max(rounds, 2)  # of a single tile one consumer is idle
+        return rounds * tile.BLOCK_M * tile.BLOCK_N / rate(tile)
 
     return min((tile for tile in TILES if tile.fused_rate or not fused), key=time)
 

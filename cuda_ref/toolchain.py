@@ -147,7 +147,7 @@ def source_files(name: str, folder: Path = CSRC) -> list[Path]:
     return found
 
 
-_CASE = "IN|OUT|COMPUTE|SQUARE|PLAIN|BLOCK_M|BLOCK_N|NUM_STAGES|PINGPONG"
+_CASE = "IN|OUT|COMPUTE|SQUARE|PLAIN|BLOCK_M|BLOCK_N|NUM_STAGES|CHUNK_BUFFERS|PINGPONG"
 
 
 @cache

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -127,6 +128,9 @@ class Verdict:
     """Elements of C."""
     outside: bool = False
     """Whether memory just before or after C was written."""
+    ratio_if_rounded: float | None = None
+    """``error_ratio`` had the product been allowed a rounding to C's dtype before C was added; of
+    wrong results only, where a C was added."""
 
     @property
     def ok(self) -> bool:
@@ -141,6 +145,11 @@ class Verdict:
                 "elements are not finite or never written"
                 if math.isinf(self.error_ratio)
                 else f"the worst error is {self.error_ratio:.3g} times its bound"
+            )
+        if self.ratio_if_rounded is not None and self.ratio_if_rounded <= 1:
+            parts[-1] += (
+                f" (and {self.ratio_if_rounded:.3g} times one that lets the product be rounded to "
+                "the dtype of C before C is added)"
             )
         if self.exact_errors:
             parts.append(
@@ -257,7 +266,10 @@ class Oracle:
         self._fused = fusion is not None and replace(fusion, compute="", mma_shape="") != Fusion(
             compute=""
         )
+        self._products: list[_Region] = []
+        self._fusion = fusion
         if fusion is not None and self._fused:
+            self._products = self._regions if fusion.c is not None else []
             self._regions = [region.after(fusion, self.shape) for region in self._regions]
         self._exact = exact_product(self.integer_a, self.integer_b, self.dtype_out)
 
@@ -266,6 +278,7 @@ class Oracle:
         c, untouched_normal = self._run(run, self.a, self.b)
         missing = self.dtype_out.is_floating_point and bool(c.isnan().any())
         ratio = math.inf if missing else max(r.ratio(c) for r in self._regions)
+        rounded = self._ratio_if_rounded(c) if 1 < ratio < math.inf else None
         del c
         c, untouched_integer = self._run(run, self.integer_a, self.integer_b)
         return Verdict(
@@ -273,7 +286,15 @@ class Oracle:
             exact_errors=None if self._fused else int((c != self._exact).sum()),
             elements=c.numel(),
             outside=not (untouched_normal and untouched_integer),
+            ratio_if_rounded=rounded,
         )
+
+    def _ratio_if_rounded(self, c: torch.Tensor) -> float | None:
+        if self._fusion is None or not self._products:
+            return None
+        rounding = UNIT_ROUNDOFF[self.dtype_out]
+        regions = (r.after(self._fusion, self.shape, rounding) for r in self._products)
+        return max(region.ratio(c) for region in regions)
 
     def output(self) -> torch.Tensor:
         """A poisoned C, with guards around it that nothing looks at."""
@@ -294,20 +315,9 @@ class Oracle:
         return c, bool(poison.all())
 
 
-def check(
-    run: Run,
-    M: int,
-    N: int,
-    K: int,
-    dtype_in: torch.dtype | str,
-    dtype_out: torch.dtype | str,
-    layout: str = "nn",
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-    compute: str = "",
-) -> Verdict:
-    """Both checks of one kernel on one case; see ``Oracle``, which many kernels can share."""
-    return Oracle(M, N, K, dtype_in, dtype_out, layout, device, seed, compute).check(run)
+def check(run: Run, *case: Any, **more: Any) -> Verdict:
+    """Both checks of one kernel on the case of an ``Oracle``, which many kernels can share."""
+    return Oracle(*case, **more).check(run)
 
 
 def error_ratio(

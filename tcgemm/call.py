@@ -34,8 +34,8 @@ from .operands import (
 )
 from .problem import COMPUTES, Fusion, Problem
 
-_Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""(a, b, c)."""
+_Launch = Callable[..., None]
+"""(a, b, c), and fusion where there is one."""
 
 _Repeated = Callable[
     [torch.Tensor, torch.Tensor, "torch.Tensor | None", int, int, int], torch.Tensor
@@ -103,9 +103,7 @@ def matmul(
         return repeated(a, b, out, a_start, b_start, c_start)
     c = gemm(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
     if a.dim() == 2 and b.dim() == 2 and c.numel() and a.shape[1]:
-        if len(_repeated) >= _MOST_REPEATED:
-            _repeated.clear()
-        _repeated[key] = _repeat(a, b, c, backend or dispatch.default_backend(), kernel)
+        _remember(_repeated, key, _repeat(a, b, c, backend or dispatch.default_backend(), kernel))
     return c
 
 
@@ -167,6 +165,18 @@ def gemm(
     outer dimensions.
     """
     backend = backend or dispatch.default_backend()
+    tensors: Any = (a, b, c, bias, scale_a, scale_b, out)
+    try:
+        key: Any = (
+            *map(_all_but_address, (*tensors, alpha, beta)), epilogue, compute, mma_shape,
+            out_dtype, backend, kernel, torch._C._get_deterministic_algorithms(),
+            torch.is_grad_enabled(),
+        )  # fmt: skip
+        again = _finished.get(key)
+    except (AttributeError, RuntimeError, TypeError):  # no tensors: the checks say what is wrong
+        key = again = None
+    if again is not None and (done := again(*tensors)) is not None:
+        return done
     dispatch.ladder(backend)
     if kernel is not None:
         dispatch.find(backend, kernel)
@@ -228,6 +238,9 @@ def gemm(
     a, b = a.expand(*batch, M, K), b.expand(*batch, K, N)
     for part in _parts(full, a, b, view, fusion):
         _launch(backend, kernel, *part)
+    matrices = result.dim() == 2 and not batch and (c is None or tensors[2].shape == shape)
+    if key is not None and matrices:
+        _remember(_finished, key, _finish_again(a, b, result, fusion, backend, kernel))
     return result
 
 
@@ -245,6 +258,9 @@ def _parts(
     A batch that shares B is one product with more rows where A and C are stored as one matrix.
     """
     batch = shape[:-2]
+    if not batch:
+        yield a, b, c, fusion
+        return
     if math.prod(batch) == 1:
         yield (
             _flat(a),
@@ -331,14 +347,14 @@ def _choice(
 def _guarded(launch: _Launch, row: dispatch.Kernel, problem: Problem) -> _Launch:
     """The launch with A's device as the current one, and a kernel's RuntimeError explained."""
 
-    def guarded(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    def guarded(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **more: Any) -> None:
         device = a.get_device()
         try:
             if device < 0 or device == torch._C._cuda_getDevice():
-                launch(a, b, c)
+                launch(a, b, c, **more)
             else:
                 with torch.cuda.device(device):
-                    launch(a, b, c)
+                    launch(a, b, c, **more)
         except RuntimeError as error:
             memory = isinstance(error, torch.OutOfMemoryError)
             if device >= 0 and not memory and torch.cuda.is_current_stream_capturing():
@@ -362,12 +378,22 @@ def _without_product(c: torch.Tensor, fusion: Fusion) -> None:
 _repeated: dict[tuple[Any, ...], _Repeated] = {}
 """By a call's key in ``matmul``: what does a call like it."""
 
+_finished: dict[tuple[Any, ...], Callable[..., torch.Tensor | None]] = {}
+"""By a call's key in ``gemm``: what does a call like it, or None where that has to be checked."""
+
 _MOST_REPEATED = 4096
 
 
 def forget() -> None:
     """Choose and plan anew from now on."""
     _repeated.clear()
+    _finished.clear()
+
+
+def _remember(calls: dict[tuple[Any, ...], Any], key: tuple[Any, ...], call: Any) -> None:
+    if len(calls) >= _MOST_REPEATED:
+        calls.clear()
+    calls[key] = call
 
 
 def _repeat(
@@ -402,3 +428,64 @@ def _repeat(
         return out
 
     return repeat
+
+
+def _all_but_address(given: Any) -> tuple[Any, ...]:
+    """What checks, choice and plan depend on: of a tensor all but its address, of which the
+    alignment; of a number or None itself."""
+    if given is None or isinstance(given, (int, float)):
+        return type(given), given
+    return (
+        given.shape, given.stride(), given.dtype, given.device, given.data_ptr() & 255,
+        given.is_neg(), given.requires_grad,
+    )  # fmt: skip
+
+
+def _finish_again(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    fusion: Fusion,
+    backend: str,
+    kernel: str | None,
+) -> Callable[..., torch.Tensor | None]:
+    """What does calls of ``gemm`` like this one, of matrices, the checks behind it."""
+    problem, row, run, config = _choice(backend, kernel, a, b, c, fusion)
+    config.pop("fusion", None)
+    launch = _guarded(partial(run, **config), row, problem)
+    operands: Any = (a, b, fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
+    sizes = [0 if t is None else span(t)[1] - span(t)[0] for t in operands]
+    c_bytes = span(c)[1] - span(c)[0]
+    reads_c = fusion.c is not None
+    in_place = reads_c and operands[2].stride() == c.stride()
+    shape, dtype, misaligned = tuple(c.shape), c.dtype, problem.c_alignment - 1
+    of_scales = [None if t is None else t.shape for t in (fusion.scale_a, fusion.scale_b)]
+    asked = replace(fusion, c=None, bias=None, scale_a=None, scale_b=None)  # keeps no tensor alive
+
+    def again(*tensors: Any) -> torch.Tensor | None:
+        *read, out = tensors
+        a, b, c_in, bias, scale_a, scale_b = read
+        if out is None:
+            out = a.new_empty(shape, dtype=dtype)
+            if out.data_ptr() & misaligned:  # the plan was made for a better aligned C
+                return None
+        else:
+            start = out.data_ptr()
+            for t, size in zip(read, sizes, strict=True):
+                distance = t.data_ptr() - start if size else c_bytes
+                same = t is c_in and in_place and not distance
+                if -size < distance < c_bytes and not same:
+                    return None
+        if problem.plain:
+            launch(a, b, out)
+            return out
+        scale_a, scale_b = (
+            None if size is None else scale.reshape(size).contiguous()
+            for scale, size in zip((scale_a, scale_b), of_scales, strict=True)
+        )
+        c_in = c_in if reads_c else None
+        fused = replace(asked, c=c_in, bias=bias, scale_a=scale_a, scale_b=scale_b)
+        launch(a, b, out, fusion=fused)
+        return out
+
+    return again

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
 import typer
 
+from . import options
 from .bench.command import bench
 from .errors import TcgemmError
 from .explain import explain
@@ -34,7 +34,7 @@ app.command("verify")(verify)
 
 @app.command("kernels")
 def kernels(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a kernel.")] = False,
+    json: options.Json = False,
 ) -> None:
     """List all kernels: what each adds, what it supports, whether it runs here."""
     from . import dispatch

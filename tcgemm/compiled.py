@@ -59,6 +59,7 @@ def fitting(row: Kernel, problem: Problem) -> Problem:
 def compile_one(row: Kernel, problem: Problem, gpu: str) -> dict[str, Any]:
     """The row of a rung."""
     from .errors import TcgemmError, UnsupportedError
+    from .problem import settings
 
     asked = {
         "backend": row.backend,
@@ -73,9 +74,8 @@ def compile_one(row: Kernel, problem: Problem, gpu: str) -> dict[str, Any]:
         return {**asked, "status": "refused", "reason": _line(error)}
     except TcgemmError as error:
         return {**asked, "status": "failed", "reason": _line(error)}
-    plan = " ".join(f"{name}={value}" for name, value in shown["plan"].items())
     counts = {**shown["facts"], **shown["counts"], "instructions": shown["instructions"]}
-    return {**asked, "status": "ok", "reason": "", "plan": plan, **counts}
+    return {**asked, "status": "ok", "reason": "", "plan": settings(shown["plan"]), **counts}
 
 
 def _line(error: Exception) -> str:

@@ -26,6 +26,9 @@ ROUNDS = 9
 
 LAUNCHES = 8
 
+MOST_KEPT = 4096
+"""Products whose fastest algorithm is remembered."""
+
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}  # CUDA_R_*
 _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_32F_TF32 = 68, 70, 77
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # CUBLASLT_MATMUL_DESC_TRANSA, _TRANSB
@@ -178,6 +181,8 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None) -
                 "call it once with these shapes before the capture"
             )
         product = _Product(a, b, c, compute)
+        if len(_best) >= MOST_KEPT:
+            _best.pop(next(iter(_best)))
         _best[key] = product, _fastest(product, a, b, c)
     product, candidate = _best[key]
     product.run(candidate, a, b, c)

@@ -27,3 +27,8 @@ class ToolchainError(TcgemmError, RuntimeError):
 
 class ResultsError(TcgemmError, ValueError):
     """A results folder or file cannot be used: unwritable, foreign, or of another schema."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type's name where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,9 +9,12 @@ import json as json_
 import math
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from . import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from .dispatch import Kernel
     from .gpus import Gpu
     from .problem import Problem
+    from .ranking import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +84,10 @@ class Bound:
 
 def explain(
     shape: Annotated[str, typer.Argument(help="Sizes of the product.", metavar="MxNxK")],
-    dtype: Annotated[str, typer.Option(help="Of A and B.", metavar="NAME")] = "float16",
-    out_dtype: Annotated[
-        str | None, typer.Option(help="Of C; by default the dtype's own.", metavar="NAME")
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(help="A then B, t is stored transposed.", metavar="nn|nt|tn|tt")
-    ] = "nn",
-    compute: Annotated[
-        str | None, typer.Option(help="How products are summed: tf32, ieee, ...", metavar="NAME")
-    ] = None,
+    dtype: options.Dtype = "float16",
+    out_dtype: options.OutDtype = None,
+    layout: options.Layout = "nn",
+    compute: options.Compute = None,
     alpha: Annotated[float, typer.Option(help="Factor of A @ B.")] = 1.0,
     beta: Annotated[float, typer.Option(help="Factor of C.")] = 0.0,
     bias: Annotated[bool, typer.Option("--bias", help="A row vector is added.")] = False,
@@ -97,23 +95,25 @@ def explain(
         str, typer.Option(help="relu, gelu, gelu_tanh or silu.", metavar="NAME")
     ] = "",
     batch: Annotated[int, typer.Option(help="Products of one launch.", min=1)] = 1,
-    backend: Annotated[
-        list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
-    ] = None,
+    backend: options.Backends = None,
     kernel: Annotated[
         str | None, typer.Option(help="This kernel, instead of the choice.", metavar="NAME")
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="h200, a100, ...; by default the one here, else h200.")
-    ] = None,
+    gpu: options.Board = None,
     compile: Annotated[
         bool,
         typer.Option("--compile", help="Registers, spills, shared memory (nvcc: 15 s or more)."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Of that GPU, for the ranking; by default reports/<gpu>.", metavar="DIR"),
+    ] = None,
+    json: options.Json = False,
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
     from . import dispatch
+    from .bench import store
+    from .ranking import rank
 
     board = board_of(gpu)
     problem = problem_of(
@@ -124,6 +124,9 @@ def explain(
     kernel = rows[0].name if kernel else None
     choices = [choice(problem, name, kernel, board, compile) for name in names]
     against = bound(problem, board)
+    folder = results or Path("reports") / board.slug
+    measured = store.read(folder) if results or (folder / store.RESULTS).is_file() else []
+    ranking = rank(problem, rows, board, measured)
     if json:
         typer.echo(
             json_.dumps(
@@ -131,6 +134,7 @@ def explain(
                     "problem": str(problem),
                     "gpu": board.name,
                     "choices": [asdict(each) for each in choices],
+                    "ranking": [asdict(each) for each in ranking],
                     "bound": {**asdict(against), "floor_us": against.floor_us, "by": against.by},
                 },
                 indent=2,
@@ -139,7 +143,9 @@ def explain(
         return
     from rich.console import Console
 
-    _print(Console(), problem, board, choices, against)
+    console = Console()
+    _print(console, problem, board, choices, against)
+    _print_ranking(console, ranking, choices, folder if measured else None)
 
 
 def board_of(name: str | None) -> Gpu:
@@ -174,23 +180,15 @@ def problem_of(
     Raises OperandError for names, layouts or sizes that do not exist.
     """
     from .bench.cases import parse_shape
-    from .errors import OperandError
     from .gpus import capability
-    from .operands import check_compute, check_factors
-    from .problem import LAYOUTS, OUTPUTS, Problem
+    from .operands import check_compute, check_factors, check_stored
+    from .problem import Problem
 
     size = parse_shape(shape)
-    if dtype not in OUTPUTS:
-        raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
-    if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
-        raise OperandError(
-            f"out-dtype is {out_dtype!r}: C of {dtype} operands is {' or '.join(OUTPUTS[dtype])}"
-        )
-    if layout not in LAYOUTS:
-        raise OperandError(f"layout is {layout!r}: choose nn, nt, tn or tt")
+    dtype_out = check_stored(dtype, out_dtype, layout)
     check_factors(dtype, alpha, beta, epilogue)
     return Problem.stored(
-        size.M, size.N, size.K, dtype, out_dtype or OUTPUTS[dtype][0], layout,
+        size.M, size.N, size.K, dtype, dtype_out, layout,
         capability=capability(board), compute=check_compute(dtype, compute), batch=batch,
         alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
     )  # fmt: skip
@@ -240,11 +238,10 @@ def _why_other(
 
 
 def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
-    if {"BLOCK_M", "BLOCK_N"} <= plan.keys():
-        block = (plan["BLOCK_M"], plan["BLOCK_N"])
-    elif {"MMA_M", "WARPS_M", "MMA_N", "WARPS_N"} <= plan.keys():
-        block = (plan["MMA_M"] * plan["WARPS_M"], plan["MMA_N"] * plan["WARPS_N"])
-    else:
+    from .ranking import block_of
+
+    block = block_of(plan)
+    if block is None:
         return {}
     tiles = (math.ceil(problem.M / block[0]), math.ceil(problem.N / block[1]))
     blocks = tiles[0] * tiles[1] * problem.batch
@@ -277,6 +274,7 @@ def stage_bytes(plan: dict[str, Any], problem: Problem) -> int | None:
 def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
     """What the backend's optional ``inspect(name, problem)`` says; a reason where it cannot."""
     from . import dispatch
+    from .errors import first_line
 
     inspect = getattr(import_module(dispatch.BACKENDS[row.backend]), "inspect", None)
     if inspect is None:
@@ -284,7 +282,7 @@ def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
     try:
         found: dict[str, Any] = inspect(row.name, problem)
     except (RuntimeError, ValueError) as error:
-        return {"unknown": str(error).strip().splitlines()[0]}
+        return {"unknown": first_line(error)}
     return found
 
 
@@ -330,6 +328,32 @@ def _print(
     console.print()
     for line in _bound_lines(against, board, problem):
         console.print(escape(line), soft_wrap=True)
+
+
+def _print_ranking(
+    console: Console, ranking: list[Estimate], choices: list[Choice], folder: Path | None
+) -> None:
+    from rich.table import Table
+
+    if folder is None:
+        console.print(
+            "ranking: nothing was measured on this GPU; 'tcgemm bench' does, and --results DIR "
+            "names another folder",
+            soft_wrap=True,
+        )
+        return
+    chosen = {f"{each.backend}/{each.kernel}" for each in choices}
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("kernel", "us", "scaled from"):
+        table.add_column(name, no_wrap=name != "scaled from")
+    for each in ranking:
+        name = f"{each.kernel} (chosen)" if each.kernel in chosen else each.kernel
+        if each.us is None:
+            table.add_row(name, "-", "nothing near it was measured")
+        else:
+            table.add_row(name, f"{each.us:.1f}", f"{each.measured_us:.1f} at {each.measured}")
+    console.print(f"ranking: estimates from the nearest shapes of {folder}", soft_wrap=True)
+    console.print(table)
 
 
 def _sms(board: Gpu) -> str:

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from .errors import OperandError, OperandTypeError, UnsupportedError
-from .problem import COMPUTES, EPILOGUES, OUTPUTS
+from .problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS
 
 INTEGERS = ("int8", "uint8")
 
@@ -102,6 +102,8 @@ def _either(names: object) -> str:
 
 def batch_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """The leading dimensions of the product, broadcast as torch.matmul does."""
+    if a.dim() == b.dim() == 2:
+        return ()
     try:
         return tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     except RuntimeError:
@@ -238,6 +240,19 @@ def check_factors(dtype: str, alpha: float, beta: float, epilogue: str | None) -
         raise OperandError(f"unknown epilogue {epilogue!r}: choose from {', '.join(EPILOGUES)}")
     if epilogue and epilogue != "relu" and dtype in INTEGERS:
         raise OperandError(f"{epilogue} of int32 results is not defined: relu is")
+
+
+def check_stored(dtype: str, out_dtype: str | None, layout: str) -> str:
+    """The dtype of C, where dtypes and layout are given by name; by default the dtype's first."""
+    if dtype not in OUTPUTS:
+        raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
+    if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
+        raise OperandError(
+            f"out-dtype is {out_dtype!r}: C of {dtype} operands is {_either(OUTPUTS[dtype])}"
+        )
+    if layout not in LAYOUTS:
+        raise OperandError(f"layout is {layout!r}: choose {_either(LAYOUTS)}")
+    return out_dtype or OUTPUTS[dtype][0]
 
 
 def check_compute(dtype: str, compute: str | None) -> str:

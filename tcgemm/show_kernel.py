@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import options
+
 if TYPE_CHECKING:
     from .dispatch import Kernel
     from .problem import Problem
@@ -67,16 +69,10 @@ def show_kernel(
     shape: Annotated[
         str, typer.Option(help="Sizes of the product.", metavar="MxNxK")
     ] = "4096x4096x4096",
-    dtype: Annotated[str, typer.Option(help="Of A and B.", metavar="NAME")] = "bfloat16",
-    layout: Annotated[
-        str, typer.Option(help="A then B, t is stored transposed.", metavar="nn|nt|tn|tt")
-    ] = "nn",
-    compute: Annotated[
-        str | None, typer.Option(help="How products are summed: tf32, ieee, ...", metavar="NAME")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="h200, a100, ...; by default the one here, else h200.")
-    ] = None,
+    dtype: options.Dtype = "bfloat16",
+    layout: options.Layout = "nn",
+    compute: options.Compute = None,
+    gpu: options.Board = None,
     stage: Annotated[
         str | None,
         typer.Option(help="Print this text instead: ttgir (Triton), ptx or sass.", metavar="NAME"),
@@ -88,7 +84,7 @@ def show_kernel(
         Path | None,
         typer.Option(help="Of --all: write this file; compiled.csv of a report's folder is shown."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Say what the compiler made of a rung: instructions, registers, spills, seconds, lines."""
     from . import dispatch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import gpus, tile_order
+from . import gpus, options, tile_order
 from .errors import (
     OperandError,
     OperandTypeError,
@@ -21,6 +21,7 @@ from .errors import (
     ToolchainError,
     UnknownNameError,
 )
+from .problem import ITEMSIZE
 
 if TYPE_CHECKING:
     import torch
@@ -65,13 +66,9 @@ def simulate(
         str | None,
         typer.Option(help="256x256x256 unless told; 8192x8192x8192 for orders.", metavar="MxNxK"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of A and B: float16, bfloat16.")] = "float16",
-    out_dtype: Annotated[
-        str | None, typer.Option(help="Of C: as A and B unless told, or float32.")
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(help="A then B, t is stored transposed.", metavar="nn|nt|tn|tt")
-    ] = "nn",
+    dtype: options.Dtype = "float16",
+    out_dtype: options.OutDtype = None,
+    layout: options.Layout = "nn",
     gpu: Annotated[str, typer.Option(help="Whose L2 is modelled: h200, a100, t4, ...")] = "h200",
     order: Annotated[
         str,
@@ -83,7 +80,7 @@ def simulate(
         bool,
         typer.Option("--check", help="Look for bad accesses, races, divergence; exit 1 on any."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: options.Json = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -192,20 +189,14 @@ def measure(
         UnknownNameError: no such rung or file.
         ToolchainError: the file does not compile, or the kernel does not run to its end.
     """
-    import torch
-
     from . import accuracy, dispatch
-    from .problem import LAYOUTS
+    from .operands import check_stored
+    from .problem import COMPUTES, Fusion
 
     simulator = import_module(_SIMULATOR)
     board = gpu or find_gpu("h200")
     M, N, K = shape
-    if dtype not in ("float16", "bfloat16"):
-        raise OperandTypeError(f"the simulator takes float16 or bfloat16, not {dtype!r}")
-    if out_dtype not in (None, dtype, "float32"):
-        raise OperandTypeError(f"C is {dtype}, as A and B are, or float32, not {out_dtype!r}")
-    if layout not in LAYOUTS:
-        raise OperandError(f"unknown layout {layout!r}: choose from nn, nt, tn, tt")
+    out_dtype = check_stored(dtype, out_dtype, layout)
     if M * N * K > LARGEST:
         raise OperandError(
             f"{M}x{N}x{K} is {M * N * K / LARGEST:.3g} times what the simulator is asked for at "
@@ -217,11 +208,14 @@ def measure(
     except ValueError as error:
         raise OperandError(str(error)) from None
     a, b = map(_aligned, accuracy.operands(M, N, K, accuracy.as_dtype(dtype), layout, "cpu", 0))
-    c = _aligned(torch.full((M, N), float("nan"), dtype=accuracy.as_dtype(out_dtype or dtype)))
+    c = _aligned(accuracy.poisoned((M, N), accuracy.as_dtype(out_dtype), "cpu"))
+    fusion = Fusion(compute=COMPUTES[dtype][0])
+    problem = dispatch.problem_of(a, b, c, fusion)
     row: dict[str, Any] = {
         "kernel": kernel, "M": M, "N": N, "K": K, "dtype_in": dtype,
-        "dtype_out": out_dtype or dtype, "layout": layout, "gpu": board.name, "order": order,
-        "checked": check, "refused": None, "findings": [], "ridge": board.ridge(dtype),
+        "dtype_out": out_dtype, "layout": layout, "gpu": board.name, "order": order,
+        "checked": check, "refused": None, "findings": [],
+        "ridge": board.ridge(dtype, fusion.compute),
     }  # fmt: skip
     if kernel.endswith(".cu"):
         source = Path(kernel)
@@ -230,19 +224,19 @@ def measure(
     else:
         rung = dispatch.find("cuda", kernel)
         source = simulator.source_of(kernel)
-        problem = dispatch.problem_of(a, b, c)
         row["refused"] = rung.why_not(problem)
         if row["refused"]:
             return row
         row["plan"] = dict(rung.plan(problem))
     try:
         report = simulator.simulate(
-            source, a, b, c, order=order, check=check, count=True, machine=machine(board)
-        )
+            source, a, b, c, fusion=None if problem.plain else fusion, order=order, check=check,
+            count=True, machine=machine(board),
+        )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         raise ToolchainError(str(error)) from error
     row["findings"] = [finding.message for finding in report.findings]
-    row["error_ratio"] = accuracy.error_ratio(a, b, c)
+    row["error_ratio"] = accuracy.error_ratio(a, b, c, fusion)
     counts, l2 = report.counts, report.l2
     row |= {
         "function": report.kernel,
@@ -311,8 +305,10 @@ def order_rows(
     ``order`` takes the tiles of the CUDA rungs that have a GROUP_M and of Triton's grouped rung;
     a Triton rung its own.
     """
+    if dtype not in ("float16", "bfloat16"):
+        raise OperandTypeError(f"orders are of float16 or bfloat16 operands, not {dtype!r}")
     M, N, K = shape
-    itemsize = 2
+    itemsize = ITEMSIZE[dtype]
     rows = []
     for name, block_m, block_n in _tiles(kernel, shape, dtype):
         for group in (None,) if kernel == "triton/naive" else GROUPS:

@@ -1,10 +1,12 @@
-"""``tcgemm tune``: find faster configurations of the Triton rungs on this GPU, and keep them.
+"""``tcgemm tune``: find faster configurations of a backend's rungs on this GPU, and keep them.
 
-For each problem the candidates of every rung are compiled in threads, those that spill are dropped,
-the rest are verified by both checks of ``accuracy``, and what is right is ranked by its time beside
-that of the present choice, launch for launch in turns. What beats the present choice becomes rows
-of the user's own table, which comes first from then on (triton_kernels/tables.py). Imports no torch
-until it runs.
+A backend can be tuned whose folder has the modules ``candidates`` (RUNGS and candidates), ``plans``
+(DIVIDING, divide, transposed, forget) and ``tables`` (read, check, user_path), as those of
+triton_kernels and cuda_ref. For each problem the candidates of every rung are compiled in threads
+where the settings are part of the code, those that spill are dropped, the rest are verified by both
+checks of ``accuracy``, and what is right is ranked by its time beside that of the present choice,
+launch for launch in turns. What beats the present choice becomes rows of the user's own table,
+which comes first from then on. Imports no torch until it runs.
 """
 
 from __future__ import annotations
@@ -22,12 +24,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from .bench.cases import build
-from .errors import OperandError, ResultsError, TcgemmError, UnknownNameError, UnsupportedError
+from . import options
+from .bench.cases import Case, build
+from .errors import (
+    OperandError,
+    ResultsError,
+    TcgemmError,
+    UnknownNameError,
+    UnsupportedError,
+    first_line,
+)
 from .problem import settings
 
 if TYPE_CHECKING:
-    from .bench.cases import Case
     from .problem import Plan, Problem
 
 
@@ -43,9 +52,15 @@ WORTH = 1.01
 """A candidate is kept where it is faster than the present choice by more than this."""
 
 
-def _triton(module: str) -> Any:
-    """A module of the Triton folder, which this package knows by name only."""
-    return import_module(f"tcgemm.triton_kernels.{module}")
+TUNABLE = ("triton", "cuda")
+"""Backends with rungs that can be tuned, the default first."""
+
+
+def _module(backend: str, module: str) -> Any:
+    """A module of a backend's folder, which this package knows by name only."""
+    from .dispatch import BACKENDS
+
+    return import_module(f"{BACKENDS[backend]}.{module}")
 
 
 @dataclass(frozen=True)
@@ -143,18 +158,18 @@ def _judge(candidate: Candidate, bench: Bench) -> Outcome:
             return Outcome(candidate, "wrong", wrong)
         ms, speedup = bench.time(candidate)
     except RuntimeError as error:
-        return Outcome(candidate, "failed", str(error).splitlines()[0][:200] if str(error) else "")
+        return Outcome(candidate, "failed", first_line(error)[:200])
     return Outcome(candidate, "ok", "", ms, speedup)
 
 
-def rows_of(found: Found) -> dict[str, Any]:
+def rows_of(found: Found, backend: str = "triton") -> dict[str, Any]:
     """The rows of a table that say what was found: {"kernels": {rung: rows}, "prefer": rows}."""
     best = found.best
     if best is None:
         return {"kernels": {}, "prefer": []}
     kernel = best.candidate.kernel
     turned = found.case.M > found.case.N
-    own = _when(found.case, turned and kernel in _triton("plans").DIVIDING)
+    own = _when(found.case, turned and kernel in _module(backend, "plans").DIVIDING)
     return {
         "kernels": {kernel: [{"when": own, "config": best.candidate.config}]},
         "prefer": [{"when": _when(found.case, turned), "kernel": kernel}],
@@ -191,7 +206,7 @@ def merge(table: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {**table, "kernels": kernels, "prefer": joined(table.get("prefer", []), new["prefer"])}
 
 
-def read_table(path: Path) -> dict[str, Any]:
+def read_table(path: Path, backend: str = "triton") -> dict[str, Any]:
     """The table of a file, or an empty one where there is no file.
 
     Raises ResultsError where the file is no table.
@@ -199,17 +214,17 @@ def read_table(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {"kernels": {}, "prefer": []}
     try:
-        table: dict[str, Any] = _triton("tables").read(path)
+        table: dict[str, Any] = _module(backend, "tables").read(path)
     except (OSError, ValueError) as error:
         raise ResultsError(f"{path} is no table of configurations: {error}; move it away") from None
     return table
 
 
-def write_table(path: Path, table: dict[str, Any]) -> None:
+def write_table(path: Path, table: dict[str, Any], backend: str = "triton") -> None:
     """Write a table whole or not at all. Raises ResultsError where that cannot be."""
     import tempfile
 
-    _triton("tables").check(table)
+    _module(backend, "tables").check(table)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -248,7 +263,7 @@ def once(problem: Problem, machine: Machine | None = None) -> bool:
         return False
     with _tuning:
         machine = machine or _Gpu(0.03, os.cpu_count() or 1)
-        tables = _triton("tables")
+        tables = _module("triton", "tables")
         path = tables.user_path(machine.gpu)
         table = read_table(path)
         turned = case.M > case.N
@@ -263,12 +278,12 @@ def once(problem: Problem, machine: Machine | None = None) -> bool:
                 f"unset {VARIABLE}"
             )
         log.info("tuning %s: %s keeps what is found", case, path)
-        found = tune_case(case, _triton("candidates").RUNGS, machine)
+        found = tune_case(case, _module("triton", "candidates").RUNGS, machine)
         rows = rows_of(found)
         if found.best is None:
             rows["prefer"] = [{"when": bucket, "kernel": found.present.split()[0]}]
         write_table(path, merge(table, rows))
-        _triton("plans").forget()
+        _module("triton", "plans").forget()
     return True
 
 
@@ -276,13 +291,8 @@ def _case_of(problem: Problem) -> Case | None:
     """The case of a problem of contiguous operands; None of any other."""
     if "s" in problem.layout:
         return None
-    (case,) = build(
-        "quick",
-        shapes=[f"{problem.M}x{problem.N}x{problem.K}"],
-        dtypes=[problem.dtype_in],
-        dtypes_out=[problem.dtype_out],
-        layouts=[problem.layout],
-    )
+    sizes = problem.M, problem.N, problem.K
+    case = Case("shape", *sizes, problem.dtype_in, problem.dtype_out, problem.layout, "a call")
     whole = case.product()
     strides = ("a_strides", "b_strides", "c_strides")
     return case if all(getattr(problem, x) == getattr(whole, x) for x in strides) else None
@@ -298,16 +308,14 @@ def tune(
     ] = None,
     kernel: Annotated[
         list[str] | None,
-        typer.Option(help="Only candidates of this Triton rung. Repeatable.", metavar="NAME"),
+        typer.Option(help="Only candidates of this rung. Repeatable.", metavar="NAME"),
     ] = None,
+    backend: Annotated[str, typer.Option(help="Whose rungs: triton, cuda.")] = "triton",
     dtype: Annotated[str, typer.Option(help="Of A and B: float16, bfloat16.")] = "bfloat16",
     out_dtype: Annotated[
         str | None, typer.Option(help="Of C: as A and B unless told, or float32.")
     ] = None,
-    layout: Annotated[
-        list[str] | None,
-        typer.Option(help="A then B, t is stored transposed. Repeatable.", metavar="nn|nt|tn|tt"),
-    ] = None,
+    layout: options.Layouts = None,
     budget: Annotated[
         float, typer.Option(help="Seconds of timing for each candidate.", min=0.001, max=60)
     ] = 0.03,
@@ -322,13 +330,18 @@ def tune(
         bool, typer.Option("--json", help="Print JSON: every candidate and what became of it.")
     ] = False,
 ) -> None:
-    """Find faster configurations of the Triton kernels on this GPU and keep them.
+    """Find faster configurations of a backend's kernels on this GPU and keep them.
 
-    Wrong candidates are dropped. What beats the present choice goes to configs-GPU.json in
-    TCGEMM_CACHE_DIR (~/.cache/tcgemm unless set), which every later call prefers.
+    Wrong candidates are dropped. What beats the present choice goes to configs-GPU.json (of CUDA
+    cuda-configs-GPU.json) in TCGEMM_CACHE_DIR (~/.cache/tcgemm unless set), which every later call
+    prefers.
     """
     cases = _cases(shape, suite, dtype, out_dtype, layout)
-    tunable = _triton("candidates").RUNGS
+    if backend not in TUNABLE:
+        raise UnknownNameError(
+            f"backend {backend!r} is not tuned: choose from {', '.join(TUNABLE)}"
+        )
+    tunable = _module(backend, "candidates").RUNGS
     for name in kernel or ():
         if name not in tunable:
             raise UnknownNameError(
@@ -336,20 +349,21 @@ def tune(
             )
     import torch
 
+
     if not torch.cuda.is_available():
         raise UnsupportedError(
             "tune measures on a GPU and there is none here: 'tcgemm doctor' says what was found"
         )
-    machine = _Gpu(budget, jobs or os.cpu_count() or 1)
-    path = out or _triton("tables").user_path(machine.gpu)
-    table = read_table(path)
+    machine = _Gpu(budget, jobs or os.cpu_count() or 1, backend)
+    path = out or _module(backend, "tables").user_path(machine.gpu)
+    table = read_table(path, backend)
     results = []
     for found in _each(cases, kernel or tunable, machine, quiet=json_):
         results.append(found)
-        table = merge(table, rows_of(found))
+        table = merge(table, rows_of(found, backend))
         if found.best is not None:
-            write_table(path, table)
-    _triton("plans").forget()
+            write_table(path, table, backend)
+    _module(backend, "plans").forget()
     if json_:
         typer.echo(json.dumps([_as_json(found) for found in results], indent=1))
     else:
@@ -440,10 +454,11 @@ def _print_table(results: Sequence[Found], path: Path) -> None:
 class _Gpu:
     """The current GPU, with the project's own oracle and timer."""
 
-    def __init__(self, budget_s: float, jobs: int) -> None:
+    def __init__(self, budget_s: float, jobs: int, backend: str = "triton") -> None:
         import torch
 
-        plans = _triton("plans")
+        self._backend = backend
+        plans = _module(backend, "plans")
         self.gpu, self._shared, self._processors = plans._gpu()
         self._capability = torch.cuda.get_device_capability()
         self._budget_s, self._jobs = budget_s, jobs
@@ -456,12 +471,12 @@ class _Gpu:
     def candidates(self, case: Case, kernels: Sequence[str]) -> list[Candidate]:
         from . import dispatch
 
-        of = _triton("candidates").candidates
-        plans = _triton("plans")
+        of = _module(self._backend, "candidates").candidates
+        plans = _module(self._backend, "plans")
         problem = case.product(capability=self._capability)
         found = []
         for kernel in kernels:
-            if dispatch.find("triton", kernel).why_not(problem) is not None:
+            if dispatch.find(self._backend, kernel).why_not(problem) is not None:
                 continue
             turned = kernel in plans.DIVIDING and problem.M > problem.N
             seen = plans.transposed(problem) if turned else problem
@@ -471,7 +486,9 @@ class _Gpu:
         return found
 
     def compile(self, case: Case, candidates: Sequence[Candidate]) -> list[Outcome | None]:
-        compile_only = _triton("compile_only")
+        if self._backend != "triton":  # its settings are arguments, and a rung is compiled once
+            return [None] * len(candidates)
+        compile_only = _module(self._backend, "compile_only")
         requests = [
             compile_only.Request(
                 c.kernel, c.plan, case.dtype_in, case.dtype_out, case.layout, self._capability,
@@ -484,7 +501,7 @@ class _Gpu:
     def prepare(self, case: Case) -> tuple[str, Bench]:
         from . import dispatch
 
-        plan = dispatch.plan(case.product(capability=self._capability), "triton")
+        plan = dispatch.plan(case.product(capability=self._capability), self._backend)
         return f"{plan.kernel} {plan.settings}", _Operands(case, plan, self._budget_s)
 
 
@@ -535,9 +552,9 @@ class _Operands:
             case.M, case.N, case.K, case.dtype_in, case.dtype_out, case.layout, "cuda"
         )
         self._sets, _, self._ring = rotating_operands(case)
-        self._budget_s = budget_s
+        self._budget_s, self._backend = budget_s, present.backend
         self._present = Launches(
-            self._bound(dispatch.load("triton", present.kernel), present.config), self._ring
+            self._bound(dispatch.load(present.backend, present.kernel), present.config), self._ring
         )
 
     def _bound(self, run: Callable[..., None], plan: Mapping[str, Any]) -> list[Callable[[], None]]:
@@ -546,7 +563,7 @@ class _Operands:
     def verify(self, candidate: Candidate) -> str:
         from . import dispatch
 
-        run = dispatch.load("triton", candidate.kernel)
+        run = dispatch.load(self._backend, candidate.kernel)
         verdict = self._oracle.check(lambda a, b, c: run(a, b, c, **candidate.plan))
         return "" if verdict.ok else verdict.reason
 
@@ -554,7 +571,7 @@ class _Operands:
         from . import dispatch
         from .bench.timing import Launches, measure
 
-        run = dispatch.load("triton", candidate.kernel)
+        run = dispatch.load(self._backend, candidate.kernel)
         mine = Launches(self._bound(run, candidate.plan), self._ring)
         timing = measure(mine, self._present, budget_s=self._budget_s)
         if timing.ratio_p50 is None:

@@ -272,6 +272,23 @@ def test_a_product_rounded_before_c_is_added_is_told_and_can_be_allowed():
     assert accuracy.error_ratio(a, b, twice + 1, fusion, True) > 1
 
 
+def test_the_verdict_on_a_product_rounded_twice_says_so():
+    c_in = torch.randn(48, 64, generator=torch.Generator().manual_seed(5)).bfloat16()
+    fusion = Fusion(beta=1.0, c=c_in)
+
+    def twice(a, b, c):
+        c.copy_((a.double() @ b.double()).bfloat16().double() + c_in.double())
+
+    def wrong(a, b, c):
+        c.copy_(a.double() @ b.double() + 1.1 * c_in.double())
+
+    oracle = accuracy.Oracle(48, 64, 80, "bfloat16", "bfloat16", fusion=fusion)
+    verdict = oracle.check(twice)
+    assert not verdict.ok
+    assert "lets the product be rounded to the dtype of C before C is added" in verdict.reason
+    assert "rounded" not in oracle.check(wrong).reason
+
+
 def test_accumulation_in_float16_shows_on_long_sums_of_normal_data(oracles):
     assert oracles[(F16, F16), "nn"].check(float16_accumulation).error_ratio > 1
 

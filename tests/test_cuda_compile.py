@@ -15,7 +15,7 @@ NAMES = [
 ]
 TARGETS = ("sm_80", "sm_90a")
 TENSOR_CORES = [name for name in NAMES if name.startswith(("wmma", "mma"))]
-FUSED = ("wmma_any", "mma_multistage")
+FUSED = ("wmma_any", "wmma_multistage", "mma_multistage")
 ASYNC_COPIES = [name for name in TENSOR_CORES if name != "wmma"]
 
 pytestmark = pytest.mark.skipif(

@@ -317,3 +317,83 @@ def test_a_repeated_call_is_checked_where_it_differs(calls):
             assert close(tcgemm.matmul(a, b, backend="echo"), a.double() @ b.double())
     with pytest.raises(UnsupportedError, match="A requires grad"):
         tcgemm.matmul(a, b, backend="echo")
+
+
+ASKED = {
+    "compute": lambda: {"out_dtype": F32},
+    "alpha": lambda: {"alpha": 0.5},
+    "whole alpha": lambda: {"alpha": 2},
+    "C": lambda: {"c": random(4, 5), "beta": -1.0},
+    "C that is not read": lambda: {"c": torch.full((4, 5), math.nan).half()},
+    "C in columns": lambda: {"c": random(5, 4).mT, "beta": 0.5},
+    "one row of C": lambda: {"c": random(5), "beta": 1.0},
+    "bias": lambda: {"bias": random(5)},
+    "stepped bias": lambda: {"bias": random(10)[::2], "epilogue": "relu"},
+    "gelu": lambda: {"epilogue": "gelu"},
+    "all": lambda: {"alpha": 2.0, "c": random(4, 5), "beta": 1.0, "bias": random(5)},
+}
+
+
+def by_torch(a, b, *, alpha=1.0, beta=0.0, c=None, bias=None, epilogue="", out_dtype=None):
+    value = alpha * (a.double() @ b.double())
+    value = value if c is None or beta == 0 else value + beta * c.double()
+    return FUNCTIONS[epilogue](value if bias is None else value + bias.double())
+
+
+@pytest.mark.parametrize("in_out", [False, True])
+def test_repeated_fused_calls_take_their_own_operands(calls, monkeypatch, in_out):
+    chosen = []
+    choose = dispatch.choose
+    monkeypatch.setattr(dispatch, "choose", lambda *asked: chosen.append(1) or choose(*asked))
+    for name, ask in ASKED.items():
+        a, b, asked = random(4, 6), random(6, 5), ask()
+        out = {"out": torch.empty(4, 5, dtype=asked.get("out_dtype", F16))} if in_out else {}
+        for turn in range(3):
+            for t in (a, b, asked.get("bias"), asked.get("c")):
+                if t is not None and name != "C that is not read":
+                    t.copy_(random(*t.shape, seed=turn))
+            before = len(chosen)
+            result = tcgemm.gemm(a, b, backend="echo", **asked, **out)
+            assert not in_out or result is out["out"]
+            assert close(result, by_torch(a, b, **asked)), name
+            if in_out and turn and name != "one row of C":
+                assert len(chosen) == before, f"{name} was chosen anew"
+
+
+def test_a_repeated_call_adds_in_place_and_refuses_what_overlaps(calls):
+    buffer = random(200)
+    a, b = random(4, 6), random(6, 5)
+    for _ in range(3):
+        c = random(4, 5)
+        want = a.double() @ b.double() + c.double()
+        assert close(tcgemm.gemm(a, b, c, beta=1.0, out=c, backend="echo"), want)
+    asked = {"beta": 1.0, "out": buffer[128:148].view(4, 5), "backend": "echo"}
+    for _ in range(2):
+        tcgemm.gemm(a, b, buffer[:20].view(4, 5), **asked)
+    with pytest.raises(OperandError, match="out overlaps C"):
+        tcgemm.gemm(a, b, buffer[138:158].view(4, 5), **asked)
+    asked = {"out": buffer[128:148].view(4, 5), "backend": "echo"}
+    for _ in range(2):
+        tcgemm.gemm(a, b, bias=buffer[:5], **asked)
+    with pytest.raises(OperandError, match="out overlaps bias"):
+        tcgemm.gemm(a, b, bias=buffer[128:133], **asked)
+
+
+def test_a_repeated_call_with_scales_takes_their_values(calls):
+    for _ in range(3):
+        a, b = (random(*s).to(torch.float8_e4m3fn) for s in ((4, 6), (6, 5)))
+        x, y = torch.rand(4, 1), torch.rand(5)
+        c = tcgemm.gemm(a, b, scale_a=x, scale_b=y, out_dtype=F32, backend="echo")
+        assert close(c, (a.double() * x) @ (b.double() * y))
+
+
+def test_what_a_repeated_call_remembers_keeps_no_operand_alive(calls):
+    import gc
+    import weakref
+
+    a, b, c, bias = random(4, 6), random(6, 5), random(4, 5), random(5)
+    tcgemm.gemm(a, b, c, beta=1.0, bias=bias, backend="echo")
+    there = [weakref.ref(t) for t in (a, b, c, bias)]
+    del a, b, c, bias
+    gc.collect()
+    assert [ref() for ref in there] == [None] * 4

@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from tcgemm.cuda_ref import inspection, tiles, toolchain
+from tcgemm.cuda_ref import inspection, tiles, tilings, toolchain
 from tcgemm.cuda_ref.fusion import COMPUTES, DTYPES, TILE
 
 pytestmark = pytest.mark.skipif(
@@ -22,7 +22,7 @@ def case(dtype_in, dtype_out, compute="float32", plain=False, tile=None):
     )
 
 
-TILES = {(tile.BLOCK_M, tile.BLOCK_N, tile.PINGPONG): tile for tile in tiles.TILES}
+TILES = {(t.BLOCK_M, t.BLOCK_N, t.NUM_STAGES): t for t in tiles.TILES}
 PLAIN = [
     ("wgmma_tma", ()),
     ("wgmma_specialized", ()),
@@ -30,7 +30,7 @@ PLAIN = [
     ("wgmma_persistent", case("float16", "float32", plain=True)),
     *(
         ("wgmma_persistent", case("bfloat16", "bfloat16", plain=True, tile=TILES[key]))
-        for key in ((128, 256, 0), (256, 192, 0), (192, 128, 0), (64, 128, 0))
+        for key in ((128, 256, 4), (256, 192, 3), (192, 176, 4), (64, 128, 8))
     ),
 ]
 FUSED = [("wgmma_persistent", case("float16", "float16"))]
@@ -59,9 +59,19 @@ def multiplies(kernel):
 
 @pytest.mark.parametrize(("name", "defines"), BUILDS)
 def test_nothing_is_spilled_and_each_case_is_there(name, defines):
-    """One for each layout of 16-bit types; for all types where built whole."""
-    expected = {"wgmma_persistent": 4, "wgmma_types": 1}.get(name, 16)
-    assert len(kernels(name, defines)) == expected
+    """One for each layout of 16-bit types and each tile; for all types where built whole."""
+    if name == "wgmma_types":
+        assert len(kernels(name, defines)) in {
+            len(found[kind]) + len(found[fused])
+            for found in [tilings.tilings()]
+            for kind, fused in (
+                ("plain", "fused"),
+                ("promoted", "promoted fused"),
+                ("split", "split"),
+            )
+        }
+        return
+    assert len(kernels(name, defines)) == {"wgmma_persistent": 4}.get(name, 16)
 
 
 @pytest.mark.parametrize(("name", "defines"), BUILDS)
@@ -93,7 +103,8 @@ def test_registers_move_to_two_consumers(name, defines):
         if kernel.registers in (128, 168):
             assert kernel.sass["USETMAXREG"] == 2
         else:
-            assert (name, kernel.sass["USETMAXREG"]) == ("wgmma_persistent", 0)
+            assert name in ("wgmma_persistent", "wgmma_types")
+            assert kernel.sass["USETMAXREG"] == 0
             assert kernel.registers * 256 <= 65536
 
 

@@ -1,4 +1,4 @@
-"""mma_multistage and mma_float64: edges, order, bank conflicts, refusals, instructions."""
+"""wmma_multistage, mma_multistage, mma_float64: edges, order, conflicts, refusals, instructions."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ simulator = import_module("tcgemm.cuda_ref.simulator")
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 LAYOUTS = ["nn", "nt", "tn", "tt"]
 CASES = [
+    ("wmma_multistage", F16, F32),
     ("mma_multistage", F16, F16),
     ("mma_multistage", BF16, F32),
     ("mma_float64", F64, F64),
@@ -96,7 +97,7 @@ def test_everything_fused_over_a_batch(name, dtype, out, c_t):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("name", "dtype", "out"), CASES)
+@pytest.mark.parametrize(("name", "dtype", "out"), CASES[1:])
 def test_no_load_of_the_mainloop_meets_a_bank_conflict(name, dtype, out, layout):
     def conflicts(K):
         a, b = stored(128, K, layout[0], dtype, 0), stored(K, 256, layout[1], dtype, 1)
@@ -116,7 +117,11 @@ def problem(dtype="float16", M=256, N=256, K=256, layout="nn", **changes):
     return dataclasses.replace(asked, compute=COMPUTES[dtype][0], **changes)
 
 
-RUNGS = [("mma_multistage", "float16", 8, "wmma_any"), ("mma_float64", "float64", 2, "wmma_types")]
+RUNGS = [
+    ("wmma_multistage", "float16", 8, "wmma_any"),
+    ("mma_multistage", "float16", 8, "wmma_any"),
+    ("mma_float64", "float64", 2, "wmma_types"),
+]
 
 
 @pytest.mark.parametrize(("name", "dtype", "vector", "instead"), RUNGS)
@@ -139,13 +144,14 @@ def test_rows_that_are_no_vectors_are_refused_with_the_numbers(name, dtype, vect
 
 @pytest.mark.parametrize(("capability", "takes"), [((8, 0), True), ((8, 9), False)])
 def test_a_block_needs_more_shared_memory_than_some_gpus_have(capability, takes):
-    reason = find("cuda", "mma_multistage").why_not(problem(capability=capability))
-    assert (reason is None) == takes
-    assert takes or "101376" in reason
+    for name in ("wmma_multistage", "mma_multistage"):
+        reason = find("cuda", name).why_not(problem(capability=capability))
+        assert (reason is None) == takes
+        assert takes or "101376" in reason
     assert find("cuda", "mma_float64").why_not(problem("float64", capability=capability)) is None
 
 
-@pytest.mark.parametrize(("name", "dtype", "vector", "instead"), RUNGS)
+@pytest.mark.parametrize(("name", "dtype", "vector", "instead"), RUNGS[1:])
 def test_an_ampere_gpu_gets_the_rung_and_what_it_refuses_goes_to_the_one_before(
     name, dtype, vector, instead
 ):

@@ -85,10 +85,6 @@ def test_promise_4_nan_and_inf_stay_where_they_belong(row, pair, device, K):
     result = multiply(row, made, call)
     assert result[5, :2].isnan().all(), "Inf times 0"
     assert result[others].isfinite().all()
-    if pair[2] == "tf32x3":
-        # Inf times the low half of B's element may have the other sign.
-        assert not result[5].isfinite().any()
-        return
     sign = made.b[-1].float().sign()[2:]
     present = sign != 0
     assert torch.equal(result[5, 2:][present].float(), sign[present] * math.inf)

@@ -320,8 +320,9 @@ def test_orders_of_triton():
         (["naive", "--shape", "4x4"], "malformed shape"),
         (["naive", "--shape", "8192x8192x8192"], "at most"),
         (["naive", "--order", "sideways"], "random:SEED"),
-        (["naive", "--dtype", "float64"], "float16 or bfloat16"),
-        (["naive", "--layout", "xy"], "nn, nt, tn, tt"),
+        (["naive", "--dtype", "float128"], "unknown dtype"),
+        (["order", "--dtype", "int8"], "float16 or bfloat16"),
+        (["naive", "--layout", "xy"], "nn, nt, tn or tt"),
         (["missing.cu"], "no file"),
         (["triton/persistent"], "triton/grouped"),
     ],
@@ -338,6 +339,14 @@ def test_mistakes_are_one_line(arguments, message):
 def test_gpus_by_short_name(name, slug):
     assert find_gpu(name).slug == slug
     assert machine(find_gpu(name)).sms > 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32", "float64"])
+def test_every_type_of_a_rung_is_simulated(dtype):
+    row = measure("wmma_types", (32, 32, 32), dtype=dtype, check=True)
+    assert (row["refused"], row["findings"]) == (None, [])
+    assert row["error_ratio"] <= 1
+    assert row["mma_flop"] >= 2 * 32**3
 
 
 def test_an_ambiguous_gpu_is_the_first_of_its_name():

@@ -18,7 +18,7 @@ from tcgemm.problem import Problem
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
-NAMES = ["split_k", "skinny"]
+NAMES = ["split_k", "skinny", "gemv"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(F16, F16), (BF16, F32), (BF16, BF16), (F16, F32)]
 # Around the tiles' 16, 64 and 128, with K of a part of a tile, of some and of more than a ring.

@@ -170,6 +170,30 @@ FUSED = [
     for plan in [plans.fit("descriptor", {**DEEP, "FLATTEN": 0}, "bfloat16", LIMITS[9, 0])]
     for layout, epilogue, batch in (("nt", "gelu", 0), ("nnt", "silu", 3), ("tn", "gelu_tanh", 0))
 ]
+SPECIALIZED_FUSED = [
+    Request("warp_specialized", plan, layout=layout, batch=batch, **asked)
+    for deep in [
+        {
+            "BLOCK_M": 128,
+            "BLOCK_N": 256,
+            "BLOCK_K": 64,
+            "GROUP_M": 8,
+            "NUM_STAGES": 4,
+            "CONSUMERS": 2,
+            "PIECES": 4,
+            "BUFFERS": 2,
+        }
+    ]
+    for staged in [{**deep, "NUM_STAGES": 3, "BUFFERS": 4}]
+    for plan, layout, batch, asked in (
+        (deep, "nt", 0, {"bias": True}),
+        (deep, "nn", 0, {"epilogue": "gelu"}),
+        (deep, "nn", 3, {"epilogue": "silu"}),
+        (staged, "tn", 0, {"c_in": True}),
+        (staged, "nnt", 0, {"c_in": True, "bias": True, "epilogue": "gelu"}),
+        (staged, "nt", 3, {"c_in": True, "epilogue": "gelu_tanh"}),
+    )
+]
 SHIPPED = shipped()
 TYPES = shipped_types()
 
@@ -178,7 +202,9 @@ TYPES = shipped_types()
 def results(kernel: str, capability: tuple[int, int]) -> dict[str, object]:
     """A rung's requests, compiled in one child process."""
     mine = [
-        r for r in [*SHIPPED, *TYPES, *FUSED] if (r.kernel, r.capability) == (kernel, capability)
+        r
+        for r in [*SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED]
+        if (r.kernel, r.capability) == (kernel, capability)
     ]
     return dict(zip(map(repr, mine), compile_only.compile_rungs(mine), strict=True))
 
@@ -242,6 +268,51 @@ def test_everything_fused_into_the_largest_tile_fits(wanted):
     assert (built.spill_bytes, built.serialized) == (0, False)
     assert built.counts["UTMASTG"] == 2
     assert built.shared_bytes <= LIMITS[9, 0]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    SPECIALIZED_FUSED,
+    ids=lambda r: f"{r.layout}-{r.epilogue}-{r.bias}-{r.c_in}-{r.batch}",
+)
+def test_warp_specialized_fuses_without_spills_and_brings_c_in_by_tma(wanted):
+    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    plain = results(wanted.kernel, wanted.capability)[repr(SPECIALIZED_FUSED[0])]
+    assert (built.spill_bytes, built.serialized) == (0, False)
+    assert built.counts["UTMASTG"] == wanted.plan["CONSUMERS"] * wanted.plan["PIECES"]
+    assert built.counts["STG"] == 0
+    assert (built.counts["LDG"] > 0) == wanted.bias, "C_in is not read in place"
+    if wanted.c_in:
+        assert built.counts["UTMALDG"] > plain.counts["UTMALDG"]
+    limit = plans.shared_bytes(wanted.kernel, wanted.plan, wanted.dtype_out)
+    assert built.shared_bytes <= limit <= LIMITS[9, 0]
+
+
+def test_c_in_that_tma_does_not_reach_is_read_in_place():
+    (built,) = compile_only.compile_rungs(
+        [Request("warp_specialized", WARP_SPECIALIZED, layout="nt", c_in=True)]
+    )
+    assert built.counts["LDG"] > 0
+    assert built.spill_bytes == 0
+
+
+@pytest.mark.parametrize("version", ["HGMMA.64x256x8", "HGMMA.64x128x8"])
+def test_float32_is_multiplied_as_tf32(version):
+    """Four products a step; with two terms three times as many, awaited before they are added."""
+    terms = "64x128" in version
+    compute = "tf32x3" if terms else "tf32"
+    problem = replace(
+        problem_on((9, 0), "float32"), dtype_in="float32", b_strides=(1, 4096), compute=compute
+    )
+    plan = dispatch.find("triton", "warp_specialized").plan(problem)
+    request = {"dtype_in": "float32", "dtype_out": "float32", "compute": compute}
+    (built,) = compile_only.compile_rungs(
+        [Request("warp_specialized", plan, layout="nt", **request)], assembly=True
+    )
+    assert built.counts["HGMMA"] == 2 * 4 * (3 if terms else 1)
+    assert built.assembly["sass"].count(version) == built.counts["HGMMA"]
+    assert not built.serialized, built.log
+    assert built.spill_bytes == 0
 
 
 C_IN = [

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -392,17 +393,40 @@ def test_a_store_past_the_row_is_refused_on_a_gpu_and_not_in_the_interpreter():
     assert DESCRIPTOR.why_not(whole) is None
 
 
+H200 = SimpleNamespace(
+    name="NVIDIA H200", shared_memory_per_block_optin=232_448, multi_processor_count=132
+)
+
+
+def test_a_gpu_is_found_by_its_capability_whichever_is_current(monkeypatch):
+    orin = SimpleNamespace(
+        name="Orin", shared_memory_per_block_optin=166_912, multi_processor_count=16
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: ((8, 7), (9, 0))[i])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: (orin, H200)[i])
+    for current, name in ((0, "orin"), (1, "nvidia-h200")):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        assert plans._gpu()[0] == name
+        assert plans._gpu((8, 7)) == ("orin", 166_912, 16)
+        assert plans._gpu((9, 0)) == ("nvidia-h200", 232_448, 132)
+        assert plans._gpu((8, 0)) == ("", 0, 0)
+
+
 def test_a_plan_for_a_gpu_that_is_not_here_does_not_ask_the_one_that_is(monkeypatch):
     other = replace(SQUARE, device="cuda", capability=(8, 0), M=4096, N=4096, K=4096)
     plans.forget()
     with monkeypatch.context() as here:
-        here.setattr(plans, "_gpu", lambda: ("", 0, 0))
+        here.setattr(torch.cuda, "is_available", lambda: False)
         alone = plans.plan("pipelined", other)
     plans.forget()
     with monkeypatch.context() as here:
         here.setattr(torch.cuda, "is_available", lambda: True)
-        here.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-        here.setattr(plans, "_gpu", lambda: ("nvidia-h200", 232_448, 132))
+        here.setattr(torch.cuda, "current_device", lambda: 0)
+        here.setattr(torch.cuda, "device_count", lambda: 1)
+        here.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+        here.setattr(torch.cuda, "get_device_properties", lambda index: H200)
         beside_another = plans.plan("pipelined", other)
         mine = plans.plan("pipelined", replace(other, capability=(9, 0)))
     plans.forget()

@@ -301,3 +301,27 @@ def test_a_rung_without_the_type_names_one_that_has_it():
     a = torch.ones(16, 16, dtype=torch.uint8)
     with pytest.raises(UnsupportedError, match=r"kernels of triton that take it: pipelined"):
         tcgemm.gemm(a, a, backend="triton", kernel="descriptor")
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_float32_is_the_sum_of_two_terms_in_tf32(layout):
+    terms = import_module("tcgemm.triton_kernels.prepared").terms
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b = torch.randn(33, 70, device=device), torch.randn(70, 20, device=device)
+    a[3, 5], a[4, 6] = math.inf, math.nan
+    a = a if layout[0] == "n" else a.mT.contiguous().mT
+    b = b if layout[1] == "n" else b.mT.contiguous().mT
+    for whole, parts in zip((a, b), terms(a, b), strict=True):
+        assert parts.shape == (2, *whole.shape)
+        along_k = 2 if whole is a else 1
+        assert parts.stride(along_k) == 1, "K is contiguous"
+        finite = whole.isfinite()
+        bits = parts.view(torch.int32) if parts.is_contiguous() else parts.clone().view(torch.int32)
+        assert not (bits & 0x1FFF)[:, finite].any(), "the lower 13 bits are zero"
+        both = parts.double().sum(0)
+        off = (both - whole.double()).abs()[finite] / whole.double().abs()[finite]
+        assert off.max() <= 2.0**-21
+        infinite = whole.isinf()
+        assert (parts[0][infinite] == whole[infinite]).all()
+        assert not parts[1][infinite].any()
+        assert parts[0][whole.isnan()].isnan().all()

@@ -144,7 +144,7 @@ def test_a_tall_problem_is_described_as_its_transpose():
 def own_folder(tmp_path, monkeypatch):
     """A folder of the user's own, and a GPU that is a H200 by name."""
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(plans, "_gpu", lambda: ("nvidia-h200", SHARED, 132))
+    monkeypatch.setattr(plans, "_gpu", lambda capability=None: ("nvidia-h200", SHARED, 132))
     plans.forget()
     yield tmp_path
     monkeypatch.undo()
@@ -292,7 +292,7 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
     machine = Fake(n2=1.25, n3="wrong")
     machine.gpu = "nvidia-h200"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(tune, "_Gpu", lambda budget, jobs: machine)
+    monkeypatch.setattr(tune, "_Gpu", lambda budget, jobs, backend: machine)
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--layout", "nt"])
     assert result.exit_code == 0, result.output

@@ -126,6 +126,60 @@ def test_a_batch_is_one_launch_and_may_share_an_operand(dtype, compute):
         assert torch.equal(product(a, b, compute).float(), expected)
 
 
+SPECIALS = (torch.inf, -torch.inf, torch.nan)
+
+
+def test_three_products_of_inf_and_nan_are_what_they_are_in_float32():
+    """Inf times Inf, Inf times what has a low half of the other sign, NaN in either operand."""
+    torch.manual_seed(0)
+    a, b = torch.randn(40, 70), torch.randn(48, 70).mT
+    for i, value in enumerate(SPECIALS):
+        a[7 + 11 * i, 5 * i] = b[9 + i, 3 + 13 * i] = value
+    a[30, 33] = b[33, 21] = torch.inf
+    exact = a.double() @ b.double()
+    torch.testing.assert_close(
+        product(a, b, "tf32x3"), exact.float(), rtol=1e-4, atol=1e-4, equal_nan=True
+    )
+
+
+def test_a_nan_in_the_lowest_bits_stays_a_nan():
+    a, b = torch.ones(3, 8), torch.ones(8, 5)
+    a.view(torch.int32)[1, 4] = 0x7F800001
+    b.view(torch.int32)[2, 3] = -0x7FFFFF  # 0xFF800001
+    nan = product(a, b, "tf32x3").isnan()
+    assert nan[1].all()
+    assert nan[:, 3].all()
+    assert int(nan.sum()) == 5 + 3 - 1
+
+
+def tilings():
+    return import_module("tcgemm.cuda_ref.tilings").tilings()
+
+
+def side(M, N, dtype, out, compute="", **more):
+    asked = Problem(M, N, 4096, dtype, out, (4096, 1), (1, 4096), (N, 1), compute=compute, **more)
+    plan = find("cuda", "wgmma_types").plan(asked)
+    return plan["BLOCK_M"], plan["BLOCK_N"], plan["PINGPONG"]
+
+
+def test_the_tiling_is_the_one_that_ends_first():
+    assert side(1024, 1024, "int8", "int32") == (64, 128, 0)
+    assert side(4096, 4096, "int8", "int32") == (128, 128, 1)
+    assert side(8192, 8192, "int8", "int32") == (128, 192, 1)
+    assert side(8192, 8192, "int8", "int32", bias=True) == (128, 128, 1)
+    assert side(8192, 8192, "float8_e4m3fn", "bfloat16", "float32") == (192, 128, 0)
+    assert side(1024, 1024, "float32", "float32", "tf32x3") == (64, 128, 0)
+    assert side(4096, 4096, "float32", "float32", "tf32x3") == (128, 128, 0)
+
+
+def test_the_lists_of_tilings_are_read_from_the_source():
+    found = tilings()
+    assert {*found} == {"split", "promoted", "promoted fused", "plain", "fused"}
+    for tiles in found.values():
+        assert tiles[0].rate == 100
+        assert all(tile.block_m * tile.block_n >= 64 * 128 for tile in tiles)
+
+
 def test_nan_stays_in_its_row():
     for compute in ("tf32", "tf32x3"):
         a, b = torch.randn(40, 64), torch.randn(32, 64).mT
@@ -177,4 +231,3 @@ def test_the_plan_counts_in_elements(dtype, compute, width):
     asked = Problem(8, 8, 8, dtype, out, (8, 1), (8, 1), (8, 1), compute=compute)
     plan = find("cuda", "wgmma_types").plan(asked)
     assert plan["BLOCK_K"] == width
-    assert plan["BLOCK_N"] == (128 if compute == "float32" else 256)

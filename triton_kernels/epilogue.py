@@ -160,8 +160,11 @@ def gelu(x, INTERPRETED: tl.constexpr):
     if x.dtype == tl.float64:
         return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
     else:
-        # Q falls without end: at 14 it is -217, and 2^-217 is 0 in float32.
-        t = tl.minimum(tl.abs(x), 14.0)
+        # Q falls without end: at 14 it is -217, and 2^-217 is 0 in float32, as is 2^-Inf.
+        t = tl.abs(x)
+        if INTERPRETED:
+            # Bounded, lest numpy warn of an overflow that is meant.
+            t = tl.minimum(t, 14.0)
         q = -7.003419e-07 * t + 1.48002764e-05
         q = q * t - 7.51348416e-05
         q = q * t - 0.000388167886

@@ -9,6 +9,9 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .descriptors import describe
+from .epilogue import batch_size, batch_strides, operands
+from .runtime import cdiv, programs
 from .storage import UNIT, letter, why_not_tma
 
 ROUNDS = any(field.name == "round_f32_to_tf32" for field in fields(TensorDescriptor))
@@ -84,6 +87,57 @@ def rounding(base: Any, shape: list[int], strides: list[int], block: list[int]) 
     if ROUNDS:
         made.round_f32_to_tf32 = True
     return made
+
+
+def arguments(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
+    BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
+    BUFFERS: int, PREPARE: int = 0,
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
+    swapped = stored(c) == "t"
+    if swapped:
+        a, b, c = b.mT, a.mT, c.mT
+    compute = "float32" if fusion is None else fusion.compute
+    (M, K), N = a.shape[-2:], b.shape[-1]
+    part, piece = BLOCK_M // CONSUMERS, BLOCK_N // PIECES
+    a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
+    if a.itemsize != 2:
+        # wgmma reads these along K alone; a single row or column lies either way.
+        a_transposed, b_transposed = False, True
+    make = rounding if compute == "tf32" else swizzled
+    described_a = describe(a, (part, BLOCK_K), a_transposed, make)
+    described_b = describe(b, (BLOCK_K, BLOCK_N), b_transposed, make)
+    described_c = describe(c, (part, piece), False, swizzled)
+    batches = batch_size(c)
+    (c_in, *others), constants = operands(fusion, swapped)
+    bias, scale_a, scale_b, alpha, beta, *strides = others
+    batch_in = batch_strides(a, b, c, fusion)[3]
+    if alpha == 1 and all(s is None or s.numel() > 1 for s in (scale_a, scale_b)):
+        alpha = None
+    staged = None
+    if c_in is not None and BUFFERS == PIECES and reachable(c_in.mT if swapped else c_in):
+        staged = describe(c_in.mT if swapped else c_in, (part, piece), False, swizzled)
+        # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
+        c_in, strides[:2], batch_in = None, (None, None), None
+    how = How(
+        GROUP_M=GROUP_M,
+        A_TRANSPOSED=a_transposed,
+        B_TRANSPOSED=b_transposed,
+        TERMS=2 if compute == "tf32x3" else 1,
+        BATCHED=batches > 1,
+        PROMOTE=compute == "tf32x3"
+        or (fusion is not None and a.itemsize == 1 and compute == "float32"),
+        FUSED=finishes(fusion),
+        STAGED=staged is not None,
+        **{name: constants[name] for name in FINISHING},
+    )
+    grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
+    options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
+    described = (described_a, described_b, described_c, staged)
+    last = {"HOW": how, **options, "num_warps": 4, "launch_pdl": True}
+    finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
+    return grid, (*described, M, N, K, batches, *finishing), last
 
 
 class Rounding:

@@ -11,6 +11,8 @@ mainloop runs, the warpgroup writes the result over it, and gives the buffers ba
 read. A C_in that TMA cannot reach is read in place.
 """
 
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RET505
 from __future__ import annotations
 
 from triton.experimental import gluon
@@ -37,33 +39,57 @@ def along(start, x, ACROSS: gl.constexpr):
 
 @gluon.jit
 def vector(source, stride, start, size, x, ACROSS: gl.constexpr):
-    """One number for each row (ACROSS 1) or column (ACROSS 0) of x, as x's accumulator type."""
+    """A number for each row (ACROSS 1) or column (ACROSS 0) of x, from ``start`` on of ``size``."""
     at = along(start, x, ACROSS)
-    found = gl.load(source + at.to(gl.int64) * stride, mask=at < size, other=0)
-    return gl.expand_dims(found.to(x.dtype), ACROSS)
+    return gl.load(source + at.to(gl.int64) * stride, mask=at < size, other=0)
+
+
+@gluon.jit
+def bias_of(fused, x, m, n, size, HOW: gl.constexpr):
+    """The bias along the tile's columns, or rows where C' is computed; zero without one."""
+    bias = fused[1]
+    stride_bias = fused[8]
+    M, N = size
+    if bias is None:
+        return 0
+    elif HOW.BIAS_ROWS:
+        return vector(bias, stride_bias, m, M, x, 1)
+    else:
+        # Rows of C are whole units of 16 bytes; told so, the compiler loads by twos.
+        UNIT: gl.constexpr = 128 // bias.dtype.element_ty.primitive_bitwidth
+        return vector(bias, stride_bias, n, N // UNIT * UNIT, x, 0)
+
+
+@gluon.jit
+def scaled(x, m, n, size, fused, HOW: gl.constexpr):
+    """alpha * scale_a * scale_b * x, the whole accumulator."""
+    scale_a, scale_b, alpha = fused[2], fused[3], fused[4]
+    M, N = size
+    if alpha is not None:
+        factor = alpha.to(x.dtype)
+        if scale_a is not None and not HOW.ROW_SCALES_A:
+            factor *= gl.load(scale_a)
+        if scale_b is not None and not HOW.ROW_SCALES_B:
+            factor *= gl.load(scale_b)
+        x *= factor
+    if HOW.ROW_SCALES_A:
+        x *= gl.expand_dims(vector(scale_a, 1, m, M, x, 1), 1)
+    if HOW.ROW_SCALES_B:
+        x *= gl.expand_dims(vector(scale_b, 1, n, N, x, 0), 0)
+    return x
 
 
 @gluon.jit
 def finish(x, staged, batch, m, n, size, fused, HOW: gl.constexpr):
-    """x, the piece of the accumulator at row m and column n of C[M, N], before narrowing.
+    """activation(x + beta * C_in), of the piece at row m and column n of C[M, N].
 
     Args:
         staged: shared memory that holds this piece of C_in where HOW.STAGED.
         fused: (C_in to be read in place or None, bias, scale_a, scale_b, alpha, beta, C_in's
-            strides, bias's, C_in's batch stride), as ``epilogue.operands`` gives them.
+            strides, bias's, C_in's batch stride), as ``arguments`` has them.
     """
-    c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in = fused
+    c_in, beta, stride_im, stride_in, batch_in = fused[0], fused[5], fused[6], fused[7], fused[9]
     M, N = size
-    factor = alpha.to(x.dtype)
-    if scale_a is not None and not HOW.ROW_SCALES_A:
-        factor *= gl.load(scale_a)
-    if scale_b is not None and not HOW.ROW_SCALES_B:
-        factor *= gl.load(scale_b)
-    x *= factor
-    if HOW.ROW_SCALES_A:
-        x *= vector(scale_a, 1, m, M, x, 1)
-    if HOW.ROW_SCALES_B:
-        x *= vector(scale_b, 1, n, N, x, 0)
     if HOW.STAGED:
         x += beta.to(x.dtype) * staged.load(x.type.layout).to(x.dtype)
     if c_in is not None:
@@ -74,13 +100,6 @@ def finish(x, staged, batch, m, n, size, fused, HOW: gl.constexpr):
             at += batch.to(gl.int64) * batch_in
         inside = gl.expand_dims(row < M, 1) & gl.expand_dims(column < N, 0)
         x += beta.to(x.dtype) * gl.load(c_in + at, mask=inside, other=0).to(x.dtype)
-    if bias is not None:
-        if HOW.BIAS_ROWS:
-            x += vector(bias, stride_bias, m, M, x, 1)
-        else:
-            # Rows of C are whole units of 16 bytes; told so, the compiler loads by twos.
-            UNIT: gl.constexpr = 128 // bias.dtype.element_ty.primitive_bitwidth
-            x += vector(bias, stride_bias, n, N // UNIT * UNIT, x, 0)
     ACTIVATION: gl.constexpr = HOW.ACTIVATION
     return activate(x, ACTIVATION, False)
 
@@ -113,8 +132,8 @@ def leave(
 
 @gluon.jit
 def store_tile(
-    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, acc, batch, m, n, size, fused, phase,
-    HOW: gl.constexpr,
+    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, acc, bias, batch, m, n, size, fused,
+    phase, HOW: gl.constexpr,
 ):  # fmt: skip
     """The accumulator in 1, 2 or 4 pieces to C at row m and column n; narrowed to C's dtype.
 
@@ -122,10 +141,15 @@ def store_tile(
         c: descriptor of C in pieces.
         c_ring: shared memory of pieces, BUFFERS for each part; and two barriers a part, of the
             pieces of C_in that have come, and of those that have left.
+        bias: of ``bias_of``, asked for before the last products are awaited.
         fused: see ``finish``.
     """
     buffers, full, empty = c_ring
     PIECES: gl.constexpr = acc.shape[1] // buffers.shape[2]
+    if HOW.FUSED:
+        acc = scaled(acc, m, n, size, fused, HOW)
+        if fused[1] is not None:
+            acc += gl.expand_dims(bias.to(acc.dtype), 1 if HOW.BIAS_ROWS else 0)
     if HOW.STAGED:
         mbarrier.wait(full.index(part), phase)
     if PIECES == 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from . import tables
@@ -131,17 +131,17 @@ def _architecture(capability: tuple[int, int]) -> str:
 
 
 def _with_room(rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
-    """The rows, with a buffer for every piece of C_in, that keep three stages beside them."""
-
-    def roomy(row: dict[str, Any]) -> dict[str, Any]:
+    """The rows of warp_specialized with a buffer for every piece of C_in, fewer stages where need
+    be; of those that hold, the ones that keep three, or else all."""
+    changed = []
+    for row in rows:
         config = {**row["config"], "BUFFERS": row["config"]["PIECES"]}
-        types = problem.dtype_out, limit, problem.dtype_in, problem.compute
-        while shared_bytes("warp_specialized", config, types[0], *types[2:]) > limit:
+        while config["NUM_STAGES"] > 2 and limit < shared_bytes(
+            "warp_specialized", config, problem.dtype_out, problem.dtype_in, problem.compute
+        ):
             config["NUM_STAGES"] -= 1
-        return {**row, "config": config}
-
-    changed = [roomy(row) for row in rows]
-    return [row for row in changed if row["config"]["NUM_STAGES"] >= 3]
+        changed.append({**row, "config": config})
+    return [row for row in changed if row["config"]["NUM_STAGES"] > 2] or changed
 
 
 def _rows_of_k(name: str, problem: Any) -> dict[str, int]:
@@ -239,31 +239,27 @@ def forget() -> None:
         kept.cache_clear()
 
 
-@cache
-def _gpu() -> tuple[str, int, int]:
-    """Name as in the table's file name, e.g. nvidia-h200, bytes of shared memory a program, SMs."""
+def _gpu(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
+    """Name as in the table's file name, e.g. nvidia-h200, bytes of shared memory a program, SMs.
+
+    Of the current GPU, or of the first here that has the capability; nothing where none has: a
+    plan may be asked for a GPU that is not here.
+    """
     import torch
 
     if not torch.cuda.is_available():
         return "", 0, 0
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
-    shared = getattr(found, "shared_memory_per_block_optin", 0)
-    return slug, shared, found.multi_processor_count
+    for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
+        if capability in (None, torch.cuda.get_device_capability(index)):
+            found = torch.cuda.get_device_properties(index)
+            slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
+            shared = getattr(found, "shared_memory_per_block_optin", 0)
+            return slug, shared, found.multi_processor_count
+    return "", 0, 0
 
 
 def _gpu_of(problem: Any) -> tuple[str, int, int]:
-    """``_gpu`` where the problem's GPU is like it: a plan may be asked for one that is not here."""
-    if problem.device != "cuda":
-        return "", 0, 0
-    import torch
-
-    if torch.cuda.is_available() and problem.capability not in (
-        None,
-        torch.cuda.get_device_capability(),
-    ):
-        return "", 0, 0
-    return _gpu()
+    return _gpu(problem.capability) if problem.device == "cuda" else ("", 0, 0)
 
 
 def _interpreter(kernel: str, problem: Any) -> dict[str, int]:

@@ -60,7 +60,9 @@ def kernel(
     tl.store(places, block, mask=inside)
 
 
-def prepared(a: torch.Tensor, b: torch.Tensor, compute: str) -> tuple[torch.Tensor, torch.Tensor]:
+def prepared(
+    a: torch.Tensor, b: torch.Tensor, compute: str = ""
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A and B, or copies: K contiguous, rows in whole 16 bytes, rounded where compute is tf32.
 
     Raises:

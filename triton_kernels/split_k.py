@@ -10,6 +10,9 @@ Adds:     parts. P SMs take whole tiles in waves of P; the R tiles that remain w
           of each.
           The parts leave float32 sums in a workspace and a second pass adds them in order:
           deterministic, at the price of writing and reading 4 bytes a part and element.
+          Whole tiles in full waves and the rest in parts is also what stream-K comes to in practice
+          (Osama et al., PPoPP 2023, its hybrid schedules); parts of one length, and a second pass
+          in place of programs that wait for one another.
           An early start, as in `skinny`.
 Missing:  the threads that multiply also wait for the loads and store C: warp specialization.
 

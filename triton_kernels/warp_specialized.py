@@ -1,6 +1,6 @@
 """warp_specialized: one warp loads, warpgroups multiply; written in Gluon, for Hopper.
 
-    C[M, N] = scale_a * scale_b * A[M, K] @ B[K, N]        (scales: of 8-bit floats alone)
+    C[M, N] = f(alpha A[M, K] @ B[K, N] + beta C_in[M, N] + bias[N]), for each of a batch
 
 Adds:     warps with a role. One producer warp does nothing but ask the TMA unit for blocks; each
           of CONSUMERS warpgroups multiplies its own BLOCK_M / CONSUMERS rows of the tile. They
@@ -17,7 +17,8 @@ Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of B
 
 Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
           shared memory read through a transposed view; a column-major C is C' = B' A'. wgmma
-          reads 8-bit blocks along K only.
+          reads blocks of 8 bits and of tf32 along K only: others are copied first. float32 is
+          rounded to tf32 by the TMA unit; as two terms (tf32x3) it is written out beforehand.
 """
 
 from __future__ import annotations
@@ -36,23 +37,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .blocks import load, load_pieces, place, ring_of
-from .descriptors import describe
-from .epilogue import batch_size, batch_strides, operands
-from .given import (
-    FINISHING,
-    ROUNDS,
-    How,
-    Rounding,
-    finishes,
-    reachable,
-    rounding,
-    stored,
-    swizzled,
-)
+from .given import ROUNDS, Rounding, arguments
 from .launching import launch
-from .pieces import store_tile
+from .pieces import bias_of, store_tile
 from .prepared import prepared, terms
-from .runtime import cdiv, programs
 
 
 @gluon.jit
@@ -140,32 +128,32 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
             y = b_block.permute((1, 0)) if HOW.B_TRANSPOSED else b_block
             if HOW.PROMOTE:
                 # Each step's sum is added in float32, while another warpgroup multiplies.
-                token = warpgroup_mma(x, y, zero, use_acc=False, is_async=True)
+                token = zero
+                if TERMS == 2:
+                    x_low, y_low = a_ring.index(first_a + 1), b_ring.index(first_b + 1)
+                    token = warpgroup_mma(x_low, y, token, use_acc=False, is_async=True)
+                    token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
+                token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
                 partial = warpgroup_mma_wait(0, deps=[token])
                 mbarrier.arrive(empty.index(slot), count=1)
                 acc += partial
             else:
                 # One step stays in flight, so the stage before is free now, and this one is not.
-                if TERMS == 2:
-                    x_low, y_low = a_ring.index(first_a + 1), b_ring.index(first_b + 1)
-                    y_low = y_low.permute((1, 0))
-                    acc = warpgroup_mma(x_low, y, acc, use_acc=step > 0, is_async=True)
-                    acc = warpgroup_mma(x, y_low, acc, is_async=True)
-                    token = warpgroup_mma(x, y, acc, is_async=True)
-                    acc = warpgroup_mma_wait(3, deps=[token])
-                else:
-                    token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
-                    acc = warpgroup_mma_wait(1, deps=[token])
+                token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
+                acc = warpgroup_mma_wait(1, deps=[token])
                 before = (slot + NUM_STAGES - 1) % NUM_STAGES
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             slot += 1
             if slot == NUM_STAGES:
                 slot = 0
                 phase ^= 1
+        bias = 0
+        if HOW.FUSED:
+            bias = bias_of(fused, zero, m, n, (M, N), HOW)
         if not HOW.PROMOTE:
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
-        store_tile(c, c_ring, part, BUFFERS, acc, batch, m, n, (M, N), fused, c_phase, HOW)
+        store_tile(c, c_ring, part, BUFFERS, acc, bias, batch, m, n, (M, N), fused, c_phase, HOW)
         if HOW.STAGED:
             c_phase ^= 1
     # Shared memory has to outlive the stores that read it.
@@ -226,52 +214,6 @@ ROUNDING = kernel if ROUNDS else Rounding(kernel)
 """The kernel where A and B are float32 that has yet to be rounded to tf32."""
 
 
-def arguments(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
-    BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
-    BUFFERS: int, PREPARE: int = 0,
-) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
-    swapped = stored(c) == "t"
-    if swapped:
-        a, b, c = b.mT, a.mT, c.mT
-    compute = "float32" if fusion is None else fusion.compute
-    (M, K), N = a.shape[-2:], b.shape[-1]
-    part, piece = BLOCK_M // CONSUMERS, BLOCK_N // PIECES
-    a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
-    if a.itemsize != 2:
-        # wgmma reads these along K alone; a single row or column lies either way.
-        a_transposed, b_transposed = False, True
-    make = rounding if compute == "tf32" and not PREPARE else swizzled
-    described_a = describe(a, (part, BLOCK_K), a_transposed, make)
-    described_b = describe(b, (BLOCK_K, BLOCK_N), b_transposed, make)
-    described_c = describe(c, (part, piece), False, swizzled)
-    batches = batch_size(c)
-    (c_in, *others), constants = operands(fusion, swapped)
-    batch_in = batch_strides(a, b, c, fusion)[3]
-    staged = None
-    if c_in is not None and BUFFERS == PIECES and reachable(c_in.mT if swapped else c_in):
-        staged = describe(c_in.mT if swapped else c_in, (part, piece), False, swizzled)
-        # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
-        c_in, others[5:7], batch_in = None, (None, None), None
-    how = How(
-        GROUP_M=GROUP_M,
-        A_TRANSPOSED=a_transposed,
-        B_TRANSPOSED=b_transposed,
-        TERMS=2 if compute == "tf32x3" else 1,
-        BATCHED=batches > 1,
-        PROMOTE=a.itemsize == 1 and compute == "float32",
-        FUSED=finishes(fusion),
-        STAGED=staged is not None,
-        **{name: constants[name] for name in FINISHING},
-    )
-    grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
-    options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
-    described = (described_a, described_b, described_c, staged)
-    last = {"HOW": how, **options, "num_warps": 4, "launch_pdl": True}
-    return grid, (*described, M, N, K, batches, c_in, *others, batch_in), last
-
-
 def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
     """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
@@ -290,6 +232,5 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *
     if compute == "tf32x3":
         a, b = terms(a, b)
     elif plan.get("PREPARE"):
-        a, b = prepared(a, b, compute)
-    rounds = compute == "tf32" and not plan.get("PREPARE")
-    launch(ROUNDING if rounds else kernel, arguments, a, b, c, fusion, plan)
+        a, b = prepared(a, b)
+    launch(ROUNDING if compute == "tf32" else kernel, arguments, a, b, c, fusion, plan)

@@ -1,8 +1,8 @@
 // The one place where torch meets a rung: tensors in, pointers and strides out.
 //
 // Compiled once for each rung, which passes its operator's name as TCGEMM_OPERATOR. The operators
-// are tcgemm_cuda::NAME(Tensor a, Tensor b, Tensor(c!) c) -> (), the plain product, which costs
-// least to call, and tcgemm_cuda::NAME.fused, which takes all that a Gemm holds. All matrices have
+// are tcgemm_cuda::NAME(Tensor a, Tensor b, Tensor(c!) c, int config=0) -> (), the plain
+// product, which costs least to call, and tcgemm_cuda::NAME.fused, which takes all that a Gemm holds. All matrices have
 // two dimensions, or all three, the first of which is the batch.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -101,14 +101,17 @@ void start(tcgemm::Gemm gemm, const at::Device& device) {
 }
 
 // The caller has checked shapes, types, devices and aliasing.
-void run(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-  start(plain_gemm(a, b, c), a.device());
+void run(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, int64_t config) {
+  tcgemm::Gemm gemm = plain_gemm(a, b, c);
+  gemm.config = static_cast<uint64_t>(config);
+  start(gemm, a.device());
 }
 
 void run_fused(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
                const OptionalTensor& c_in, const OptionalTensor& bias,
                const OptionalTensor& scale_a, const OptionalTensor& scale_b, double alpha,
-               double beta, int64_t activation, int64_t compute, int64_t mma_m, int64_t mma_n) {
+               double beta, int64_t activation, int64_t compute, int64_t mma_m, int64_t mma_n,
+               int64_t config) {
   tcgemm::Gemm gemm = plain_gemm(a, b, c);
   if (c_in) gemm.c_in = matrix(*c_in);
   gemm.bias = vector(bias, 1);
@@ -120,17 +123,18 @@ void run_fused(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
   gemm.compute = static_cast<tcgemm::Compute>(compute);
   gemm.mma_m = static_cast<int32_t>(mma_m);
   gemm.mma_n = static_cast<int32_t>(mma_n);
+  gemm.config = static_cast<uint64_t>(config);
   start(gemm, a.device());
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(tcgemm_cuda, library) {
-  library.def(TCGEMM_STRING(TCGEMM_OPERATOR) "(Tensor a, Tensor b, Tensor(c!) c) -> ()",
+  library.def(TCGEMM_STRING(TCGEMM_OPERATOR) "(Tensor a, Tensor b, Tensor(c!) c, int config=0) -> ()",
               torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(run)));
   library.def(TCGEMM_STRING(TCGEMM_OPERATOR)
               ".fused(Tensor a, Tensor b, Tensor(c!) c, Tensor? c_in, Tensor? bias, "
               "Tensor? scale_a, Tensor? scale_b, float alpha, float beta, int activation, "
-              "int compute, int mma_m, int mma_n) -> ()",
+              "int compute, int mma_m, int mma_n, int config=0) -> ()",
               torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(run_fused)));
 }

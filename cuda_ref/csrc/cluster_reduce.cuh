@@ -117,14 +117,21 @@ struct Share {
   __device__ int count(int rank) const { return first(rank + 1) - first(rank); }
 };
 
-// Sends the other blocks their rows of the tile at `sums` and announces what they send, which
-// `barrier` counts in: block p's part at `parts` + p * each() rows. By one thread, after a barrier
-// of the cluster: the parts lie where the rings were.
+// Makes `barrier` count in what the other blocks will send. By one thread; the cluster must not send
+// before all of its blocks have done so (barrier_cluster_arrive, and at the end the wait).
 template <int COLS>
-__device__ __forceinline__ void exchange(uint32_t sums, uint32_t parts, uint32_t barrier,
-                                         const Share& share, int rank) {
+__device__ __forceinline__ void expect_parts(uint32_t barrier, const Share& share, int rank) {
+  mbarrier_init(barrier, 1);
+  mbarrier_arrive_expect_tx(barrier,
+                            (share.splits - 1) * share.count(rank) * pitch_of(COLS) * 4);
+}
+
+// Sends the other blocks their rows of the tile at `sums`: block p's part arrives at `parts` + p *
+// each() rows, which nothing else may use. By one thread.
+template <int COLS>
+__device__ __forceinline__ void send_parts(uint32_t sums, uint32_t parts, uint32_t barrier,
+                                           const Share& share, int rank) {
   constexpr uint32_t ROW_BYTES = pitch_of(COLS) * 4;
-  mbarrier_arrive_expect_tx(barrier, (share.splits - 1) * share.count(rank) * ROW_BYTES);
   for (int i = 1; i < share.splits; ++i) {
     const int to = rank + i < share.splits ? rank + i : rank + i - share.splits;
     if (share.count(to) > 0)
@@ -135,28 +142,52 @@ __device__ __forceinline__ void exchange(uint32_t sums, uint32_t parts, uint32_t
 }
 
 // Finishes this block's rows of a tile of C, COLS columns from (row, col), from its own sums and
-// the other blocks' parts. By THREADS threads.
+// the other blocks' parts. By THREADS threads, each with some groups of four neighbours at a time:
+// one after the other they would wait for shared memory each time.
 template <bool FUSED, typename Out, int COLS, int THREADS>
 __device__ __forceinline__ void finish_share(const float* sums, const float* parts,
                                              const Share& share, int rank, const Rows& c,
                                              const Epilogue<float>& epilogue, int row, int col,
                                              int thread) {
-  constexpr int UNITS = COLS / 4, PITCH = pitch_of(COLS);
+  constexpr int UNITS = COLS / 4, PITCH = pitch_of(COLS), BATCH = FUSED ? 2 : 4;
   const int first = share.first(rank), total = share.count(rank) * UNITS;
   const int stride = share.each() * PITCH;
-  for (int unit = thread; unit < total; unit += THREADS) {
-    const int i = unit / UNITS, j = unit % UNITS * 4;
-    const int inside = c.cols - col - j < 4 ? c.cols - col - j : 4;
-    if (inside <= 0) continue;
-    float x[4] = {};
+  for (int start = thread; start < total; start += THREADS * BATCH) {
+    float x[BATCH][4] = {};
     for (int split = 0; split < share.splits; ++split) {
       const float* from = split == rank ? sums + first * PITCH : parts + split * stride;
-      const float4 part = *reinterpret_cast<const float4*>(from + i * PITCH + j);
-      x[0] += part.x, x[1] += part.y, x[2] += part.z, x[3] += part.w;
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u) {
+        const int unit = start + u * THREADS;
+        if (unit >= total) continue;
+        const float4 part =
+            *reinterpret_cast<const float4*>(from + unit / UNITS * PITCH + unit % UNITS * 4);
+        x[u][0] += part.x, x[u][1] += part.y, x[u][2] += part.z, x[u][3] += part.w;
+      }
     }
-    finish<FUSED, Out>(epilogue, x, row + first + i, col + j, 0, inside);
-    store_four<Out>(c, x, row + first + i, col + j, inside);
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+      const int unit = start + u * THREADS;
+      const int i = row + first + unit / UNITS, j = col + unit % UNITS * 4;
+      const int inside = c.cols - j < 4 ? c.cols - j : 4;
+      if (unit >= total || inside <= 0) continue;
+      finish<FUSED, Out>(epilogue, x[u], i, j, 0, inside);
+      store_four<Out>(c, x[u], i, j, inside);
+    }
   }
+}
+
+// The same, by one look at whether anything follows the product.
+template <typename Out, int COLS, int THREADS>
+__device__ __forceinline__ void finish_share(bool plain, const float* sums, const float* parts,
+                                             const Share& share, int rank, const Rows& c,
+                                             const Epilogue<float>& epilogue, int row, int col,
+                                             int thread) {
+  if (plain)
+    finish_share<false, Out, COLS, THREADS>(sums, parts, share, rank, c, epilogue, row, col,
+                                            thread);
+  else
+    finish_share<true, Out, COLS, THREADS>(sums, parts, share, rank, c, epilogue, row, col, thread);
 }
 
 }  // namespace tcgemm::sm90

@@ -69,6 +69,10 @@ struct Gemm {
   Compute compute = Compute::f32;
   int32_t mma_m = 0, mma_n = 0;  // the WMMA shape asked for; 0: the rung's own choice
   Scratch scratch;
+  uint64_t config = 0;  // the rung's own settings, four of 16 bits; 0: its own choice
+
+  // Setting `index` of the rung.
+  int setting(int index) const { return static_cast<int>(config >> 16 * index & 0xFFFF); }
 };
 
 }  // namespace tcgemm

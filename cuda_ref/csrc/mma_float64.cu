@@ -6,9 +6,10 @@
 // STILL MISSING  nothing that the hardware has: wgmma does not multiply float64.
 //
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
-//        matrix; two to an SM, so that one multiplies while the other waits
+//        matrix; three to an SM, so that others multiply while one waits
 // block  2 x 2 warps step through K by BLOCK_K over NUM_STAGES stages
-// warp   WARP_M x WARP_N of C: 4 x 4 mma. 128 registers of a thread hold accumulators
+// warp   WARP_M x WARP_N of C: 2 x 4 mma. 64 registers of a thread hold accumulators, 32 the elements
+//        of B and 32 two parts of A: one is loaded while the other is multiplied
 #include "mma.cuh"
 #include "order.cuh"
 #include "select.cuh"
@@ -19,17 +20,17 @@ namespace {
 
 using namespace tcgemm;
 
-constexpr int BLOCK_M = 128;
+constexpr int BLOCK_M = 64;
 constexpr int BLOCK_N = 64;
 constexpr int BLOCK_K = 16;
-constexpr int WARP_M = 64;
+constexpr int WARP_M = 32;
 constexpr int WARP_N = 32;
 constexpr int MMA_M = 16;
 constexpr int MMA_N = 8;
 constexpr int MMA_K = 16;
 constexpr int NUM_STAGES = 4;
 constexpr int GROUP_M = 8;
-constexpr int BLOCKS_PER_SM = 2;
+constexpr int BLOCKS_PER_SM = 3;
 constexpr int WARPS_N = BLOCK_N / WARP_N;
 constexpr int THREADS = BLOCK_M / WARP_M * WARPS_N * 32;
 constexpr int TILES_M = WARP_M / MMA_M;
@@ -44,6 +45,7 @@ constexpr int C_BYTES = BLOCK_M * C_LD * 8;
 constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K == MMA_K);
+static_assert(TILES_M % 2 == 0, "part 0 of every stage is in the same registers");
 
 // Where a lane finds its elements of an operand, in bytes from the operand's tile. With g = lane / 4
 // and t = lane % 4, element (h, q) of 16 x 16 part i is m or n g + 8 h of the part at k 4 q + t.
@@ -101,24 +103,21 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const Elements<BTile> b_elements(warp_n);
   double d[TILES_M][TILES_N][4] = {};
 
-  const auto multiply = [&](const unsigned char* stage) {
-    double bs[TILES_N][4];
+  double as[2][8], bs[TILES_N][4];
+  const auto load_a = [&](const unsigned char* stage, int i) {
 #pragma unroll
-    for (int j = 0; j < TILES_N; ++j) {
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        bs[j][q] = b_elements.load(stage + A_BYTES, j / 2, j % 2, q);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < TILES_M; ++i) {
-      double as[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) as[e] = a_elements.load(stage, i, e % 2, e / 2);
-#pragma unroll
-      for (int j = 0; j < TILES_N; ++j) mma_m16n8k16_f64(d[i][j], as, bs[j]);
-    }
+    for (int e = 0; e < 8; ++e) as[i % 2][e] = a_elements.load(stage, i, e % 2, e / 2);
   };
+  const auto load_b = [&](const unsigned char* stage, int j) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) bs[j][q] = b_elements.load(stage + A_BYTES, j / 2, j % 2, q);
+  };
+  const auto load_first = [&](const unsigned char* stage) {
+    load_a(stage, 0);
+#pragma unroll
+    for (int j = 0; j < TILES_N; ++j) load_b(stage, j);
+  };
+  const auto multiply = [&](int i, int j) { mma_m16n8k16_f64(d[i][j], as[i % 2], bs[j]); };
 
   // Prologue. Each step commits one group, past K an empty one, so that NUM_STAGES - 1 groups are
   // always in flight and the oldest is the one to wait for.
@@ -126,16 +125,34 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   for (int stage = 0; stage < NUM_STAGES - 1; ++stage) {
     load_stage(stages + stage * STAGE_BYTES, stage);
   }
+  if (k_tiles > 0) {
+    cp_async_wait<NUM_STAGES - 2>();
+    __syncthreads();
+    load_first(stages);
+  }
 
   int now = 0, free = STAGES_BYTES - STAGE_BYTES;  // where the stage is that is multiplied, or filled
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-    // After this barrier the stage is complete, and everyone has left the one before it.
-    cp_async_wait<NUM_STAGES - 2>();
-    __syncthreads();
     load_stage(stages + free, k_tile + NUM_STAGES - 1);
-    multiply(stages + now);
-    free = now;
-    now = now == STAGES_BYTES - STAGE_BYTES ? 0 : now + STAGE_BYTES;
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+      if (i + 1 < TILES_M) {
+        load_a(stages + now, i + 1);
+      } else {
+        // After this barrier the next stage is complete, and everyone has left this one, whose last
+        // elements are in registers. After the last tile elements are read again and not used.
+        cp_async_wait<NUM_STAGES - 2>();
+        __syncthreads();
+        free = now;
+        if (k_tile + 1 < k_tiles) now = now == STAGES_BYTES - STAGE_BYTES ? 0 : now + STAGE_BYTES;
+        load_a(stages + now, 0);
+      }
+#pragma unroll
+      for (int j = 0; j < TILES_N; ++j) {
+        multiply(i, j);
+        if (i + 1 == TILES_M) load_b(stages + now, j);
+      }
+    }
   }
 
   // What is left of K is less than a tile, or all of it where copies are checked: one at a time.
@@ -145,7 +162,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     ACopies::copy_checked(stages, a, a_data, m0, k0);
     BCopies::copy_checked(stages + A_BYTES, b, b_data, n0, k0);
     __syncthreads();
-    multiply(stages);
+    load_first(stages);
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+      if (i > 0) load_a(stages, i);
+#pragma unroll
+      for (int j = 0; j < TILES_N; ++j) multiply(i, j);
+    }
   }
 
   // Epilogue: the stages become one tile of sums, of which the inside is stored.

@@ -1,11 +1,12 @@
 // C[M, N] = A[M, K] B[K, N] with the instructions below WMMA: ldmatrix and mma.sync.
 //
-// ADDS           a known place for every element. Shared memory is swizzled instead of padded;
-//                ldmatrix reads its rows or, transposed, its columns without bank conflicts; fragments
-//                are double-buffered in registers, so that the next are on their way while the tensor
-//                cores work on these. All addresses are worked out before the loop.
-// STILL MISSING  Hopper's own instructions: mma.sync reaches some 63 % of its tensor cores' rate,
-//                every operand passes through registers, and every thread takes part in the copies.
+// ADDS           a known place for every element. Shared memory is swizzled instead of padded: no bank
+//                conflicts, no sector fetched twice, and room for steps of 64 along K. ldmatrix reads
+//                its rows or, transposed, its columns; from one to the next an address changes by a
+//                constant, or by an XOR with one.
+// STILL MISSING  Hopper's own instructions: mma.sync reaches two thirds of its tensor cores' rate,
+//                every operand passes through registers, and every thread takes part in the copies
+//                (wgmma_tma.cu).
 //
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
 //        matrix; one to an SM
@@ -24,13 +25,13 @@ using namespace tcgemm;
 
 constexpr int BLOCK_M = 128;
 constexpr int BLOCK_N = 256;
-constexpr int BLOCK_K = 32;
+constexpr int BLOCK_K = 64;
 constexpr int WARP_M = 64;
 constexpr int WARP_N = 64;
 constexpr int MMA_M = 16;
 constexpr int MMA_N = 8;
 constexpr int MMA_K = 16;
-constexpr int NUM_STAGES = 4;
+constexpr int NUM_STAGES = 3;
 constexpr int GROUP_M = 8;
 constexpr int BLOCKS_PER_SM = 1;
 constexpr int WARPS_N = BLOCK_N / WARP_N;
@@ -130,9 +131,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const auto multiply = [&](int step) {
 #pragma unroll
-    for (int i = 0; i < TILES_M; ++i) {
+    for (int j = 0; j < 2 * PAIRS_N; ++j) {
 #pragma unroll
-      for (int j = 0; j < 2 * PAIRS_N; ++j) {
+      for (int i = 0; i < TILES_M; ++i) {
         const uint32_t* pair = &b_fragments[step % 2][j / 2][j % 2 * 2];
         mma_m16n8k16<In>(d[i][j], a_fragments[step % 2][i], pair[0], pair[1]);
       }

@@ -40,6 +40,57 @@ __global__ void __launch_bounds__(PACK_TILE * PACK_WARPS)
   }
 }
 
+// The same for bytes that are neighbours along M or N, in words of four: tiles of 128 x 128, in which a
+// thread turns 4 x 4 at a time. `from`, k_stride and batch_stride are multiples of 4.
+constexpr int PACK_BYTES = 128;
+
+static __global__ void __launch_bounds__(PACK_TILE * PACK_WARPS)
+    pack_bytes(const uint8_t* from, int64_t k_stride, int64_t batch_stride, uint8_t* to,
+               int64_t pitch, int rows, int K, int64_t tiles) {
+  constexpr int WORDS = PACK_BYTES / 4;
+  __shared__ uint32_t tile[PACK_BYTES][WORDS + 1];
+  const int lane = threadIdx.x % PACK_TILE, warp = threadIdx.x / PACK_TILE;
+  const int tiles_k = (K - 1) / PACK_BYTES + 1, tiles_m = (rows - 1) / PACK_BYTES + 1;
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t z = index / tiles_k / tiles_m;
+    const int m0 = static_cast<int>(index / tiles_k % tiles_m) * PACK_BYTES;
+    const int k0 = static_cast<int>(index % tiles_k) * PACK_BYTES;
+    const int m = m0 + 4 * lane;
+    uint32_t x[WORDS / PACK_WARPS][4];
+#pragma unroll
+    for (int i = 0; i < WORDS / PACK_WARPS; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int k = k0 + 4 * (warp + i * PACK_WARPS) + j;
+        const uint8_t* source = from + z * batch_stride + k * k_stride + m;
+        x[i][j] = 0;
+        if (k < K && m + 4 <= rows)
+          x[i][j] = *reinterpret_cast<const uint32_t*>(source);
+        else
+          for (int r = 0; k < K && m + r < rows; ++r)
+            x[i][j] |= static_cast<uint32_t>(source[r]) << 8 * r;
+      }
+    }
+    __syncthreads();  // the tile before has been read
+#pragma unroll
+    for (int i = 0; i < WORDS / PACK_WARPS; ++i) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        uint32_t word = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) word |= (x[i][j] >> 8 * r & 255) << 8 * j;
+        tile[4 * lane + r][warp + i * PACK_WARPS] = word;
+      }
+    }
+    __syncthreads();
+    for (int r = warp; r < PACK_BYTES && m0 + r < rows; r += PACK_WARPS) {
+      if (k0 + 4 * lane < K)
+        *reinterpret_cast<uint32_t*>(to + (z * rows + m0 + r) * pitch + k0 + 4 * lane) =
+            tile[r][lane];
+    }
+  }
+}
+
 // Packs an operand of elements of type Word into scratch memory of the stream, and points `matrix` at
 // the copy. rows_are_k: as B is, [K, N]. A cudaError_t.
 template <typename Word>
@@ -52,13 +103,24 @@ int pack_operand(Matrix& matrix, bool rows_are_k, int64_t batch, const Scratch& 
   if (scratch.allocate == nullptr) return cudaErrorNotSupported;
   Word* to = static_cast<Word*>(scratch.allocate(copies * rows * pitch * sizeof(Word), stream));
   if (to == nullptr) return cudaErrorMemoryAllocation;
-  const int64_t tiles = copies * ceil_div(rows, PACK_TILE) * ceil_div(K, PACK_TILE);
+  const int64_t row_stride = rows_are_k ? matrix.col_stride : matrix.row_stride;
+  const int64_t k_stride = rows_are_k ? matrix.row_stride : matrix.col_stride;
+  const bool words = sizeof(Word) == 1 && row_stride == 1 && k_stride % 4 == 0 &&
+                     matrix.batch_stride % 4 == 0 &&
+                     reinterpret_cast<uint64_t>(matrix.data) % 4 == 0;
+  const int64_t side = words ? PACK_BYTES : PACK_TILE;
+  const int64_t tiles = copies * ceil_div(rows, side) * ceil_div(K, side);
+  const dim3 grid(static_cast<unsigned>(tiles < 65536 ? tiles : 65536));
+  const dim3 block(PACK_TILE * PACK_WARPS);
   const int error =
-      launch(pack_kmajor<Word>, dim3(static_cast<unsigned>(tiles < 65536 ? tiles : 65536)),
-             dim3(PACK_TILE * PACK_WARPS), 0, stream, static_cast<const Word*>(matrix.data),
-             rows_are_k ? matrix.col_stride : matrix.row_stride,
-             rows_are_k ? matrix.row_stride : matrix.col_stride, matrix.batch_stride, to, pitch,
-             static_cast<int>(rows), static_cast<int>(K), tiles);
+      words ? launch(pack_bytes, grid, block, 0, stream,
+                     static_cast<const uint8_t*>(matrix.data), k_stride, matrix.batch_stride,
+                     reinterpret_cast<uint8_t*>(to), pitch, static_cast<int>(rows),
+                     static_cast<int>(K), tiles)
+            : launch(pack_kmajor<Word>, grid, block, 0, stream,
+                     static_cast<const Word*>(matrix.data), row_stride, k_stride,
+                     matrix.batch_stride, to, pitch, static_cast<int>(rows), static_cast<int>(K),
+                     tiles);
   matrix.data = to;
   (rows_are_k ? matrix.col_stride : matrix.row_stride) = pitch;
   (rows_are_k ? matrix.row_stride : matrix.col_stride) = 1;

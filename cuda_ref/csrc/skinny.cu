@@ -3,16 +3,16 @@
 // ADDS           the operands change places: 64 columns of B are wgmma's 64 rows and the few rows
 //                of A its narrow n, so that little is multiplied in vain. What counts is how fast B
 //                arrives: a cluster divides K, so that few columns occupy most SMs, and its sums
-//                meet in shared memory; the next kernel starts while this one ends.
-// STILL MISSING  with 65 rows and more A comes out of the L2 again for every BLOCK_N columns of B,
-//                and the L2 is the limit, not the memory: blocks side by side could share it.
+//                meet in shared memory; with many columns a block takes tiles in turn; the next
+//                kernel starts while this one ends, and asks for its first stages.
+// STILL MISSING  with 65 rows and more A comes into an SM again for every BLOCK_N columns of B, and
+//                an SM takes no more than some 85 KB a microsecond.
 //
-// grid       one cluster per BLOCK_N columns of C, 64 or 128
+// grid       one cluster per BLOCK_N columns of C, 64 or 128; or as many blocks as fit the GPU
 // cluster    1 to MOST_SPLITS blocks, each of which multiplies its part of K
-// block      a producer warp and one consumer warpgroup step through K by BLOCK_K, over a ring of
-//            up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
-// warpgroup  BLOCK_N / 64 x wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 128
-//            accumulators a thread
+// block      a producer warp and BLOCK_N / 64 consumer warpgroups step through K by BLOCK_K, over a
+//            ring of up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
+// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 accumulators a thread
 #include <algorithm>
 
 #include "cluster_reduce.cuh"
@@ -29,23 +29,26 @@ constexpr int MOST_M = 128;
 constexpr int BLOCK_K = 64;
 constexpr int MOST_SPLITS = 8;
 constexpr int MOST_STAGES = 16;
-constexpr int CONSUMERS = 128;  // threads; the producer warp follows them
-constexpr int THREADS = CONSUMERS + 32;
+constexpr uint32_t SM_BYTES = 220 * 1024;  // for the rings of all blocks of an SM
+constexpr int AHEAD = 4;  // stages brought into the L2 before the kernel before this one is over
+constexpr int EARLY = 8;  // stages before its last at which a block lets the next kernel begin
 
 // A tile of C^T: BLOCK_N columns of B by TILE_M rows of A.
 template <int TILE_M, int BLOCK_N>
 struct Shape {
+  static constexpr int CONSUMERS = BLOCK_N / 64 * 128;  // threads; the producer warp follows them
+  static constexpr int THREADS = CONSUMERS + 32;
   static constexpr uint32_t B_BYTES = BLOCK_N * BLOCK_K * 2;
   static constexpr uint32_t STAGE_BYTES = B_BYTES + TILE_M * BLOCK_K * 2;
-  // The sums take the ring's place at the end, in either orientation.
+  // In either orientation.
   static constexpr uint32_t SUM_BYTES = 4 * std::max(TILE_M * pitch_of(BLOCK_N),
                                                      BLOCK_N * pitch_of(TILE_M));
-
-  // As many stages as `bytes` have room for, and the sums with what a cluster sends.
-  static int stages(uint32_t bytes) {
-    const uint32_t least = (2 * SUM_BYTES - 1) / STAGE_BYTES + 1;
-    return std::min<uint32_t>(std::max((bytes - 1024) / STAGE_BYTES, least), MOST_STAGES);
-  }
+  // What the others of a cluster send: each part of the rows is rounded up to whole rows.
+  static constexpr uint32_t PART_BYTES = 4 * std::max((TILE_M + MOST_SPLITS) * pitch_of(BLOCK_N),
+                                                      (BLOCK_N + MOST_SPLITS) * pitch_of(TILE_M));
+  // Of a ring in whose place the sums lie at the end.
+  static constexpr uint32_t LEAST_STAGES =
+      std::max<uint32_t>(2, (SUM_BYTES + STAGE_BYTES - 1) / STAGE_BYTES);
 };
 
 template <typename In, Major A, Major B, int TILE_M>
@@ -60,117 +63,147 @@ __device__ __forceinline__ void multiply(float (&d)[TILE_M / 2], uint64_t b, uin
   }
 }
 
+struct Schedule {
+  int K, splits, stages;
+  int tiles;      // of BLOCK_N columns; with fewer clusters each takes several in turn
+  bool persists;  // then the sums lie behind the ring, not in its place
+  bool early;     // every block has an SM, on which the next kernel may begin
+  bool plain;     // nothing follows the product
+};
+
 // `c` has rows of neighbours: those of C, or with c_turned its columns.
 template <typename In, typename Out, Major A, Major B, int TILE_M, int BLOCK_N>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
     skinny(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-           Rows c, bool c_turned, Epilogue<float> epilogue, int K, int splits, int stages) {
+           Rows c, bool c_turned, Epilogue<float> epilogue, Schedule schedule) {
   using Tile = Shape<TILE_M, BLOCK_N>;
   constexpr uint32_t STAGE_BYTES = Tile::STAGE_BYTES, B_BYTES = Tile::B_BYTES;
-  constexpr int HALVES = BLOCK_N / 64;
+  constexpr int CONSUMERS = Tile::CONSUMERS;
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * MOST_STAGES + 1];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
   const uint32_t full = shared_address(barriers), empty = full + 8 * MOST_STAGES;
   const uint32_t received = empty + 8 * MOST_STAGES;
 
+  const int splits = schedule.splits, stages = schedule.stages;
   const int rank = splits > 1 ? cluster_ctarank() : 0;
-  const int n = blockIdx.x / splits * BLOCK_N;
-  const int64_t k_tiles = (K - 1) / BLOCK_K + 1;
+  const int64_t k_tiles = (schedule.K - 1) / BLOCK_K + 1;
   const int first = k_tiles * rank / splits, count = k_tiles * (rank + 1) / splits - first;
+  const int start = blockIdx.x / splits, step = gridDim.x / splits;
+  // Behind the ring lie the sums of a block that persists, or what the others of a cluster send.
+  const uint32_t behind = ring + stages * STAGE_BYTES;
+  const uint32_t sums_at = schedule.persists ? behind : ring;
+  const auto share_of = [&](int n) {
+    return Share{c_turned ? min(c.rows - n, BLOCK_N) : c.rows, splits};
+  };
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
       mbarrier_init(empty + 8 * stage, CONSUMERS / 32);
     }
-    mbarrier_init(received, 1);
+    if (splits > 1) {
+      if (c_turned)
+        expect_parts<TILE_M>(received, share_of(start * BLOCK_N), rank);
+      else
+        expect_parts<BLOCK_N>(received, share_of(start * BLOCK_N), rank);
+    }
     fence_mbarrier_init();
   }
   __syncthreads();
-  float* sums = reinterpret_cast<float*>(shared + (ring - shared_address(shared)));
+  if (splits > 1) barrier_cluster_arrive_relaxed();
 
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-  float d[HALVES][TILE_M / 2];
   if (warp == CONSUMERS / 32) {
     if (threadIdx.x == CONSUMERS) {
       prefetch_tensormap(&a_map);
-      for (int i = 0; i < count && i < stages; ++i)
-        each_box<B, BLOCK_N>(n, (first + i) * BLOCK_K, [&](uint32_t, int inner, int outer) {
+      for (int i = 0; i < count && i < min(stages, AHEAD); ++i) {
+        const int k = (first + i) * BLOCK_K;
+        each_box<B, BLOCK_N>(start * BLOCK_N, k, [&](uint32_t, int inner, int outer) {
           cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
         });
+        if (start >= 4) continue;  // all tiles have the same A
+        each_box<A, TILE_M>(0, k, [&](uint32_t, int inner, int outer) {
+          cp_async_bulk_prefetch_tensor_2d(&a_map, inner, outer);
+        });
+      }
       griddepcontrol_wait();
       uint32_t stage = 0, phase = 0;
-      for (int i = 0; i < count; ++i) {
-        mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
-        const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
-        mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
-        each_box<B, BLOCK_N>(n, (first + i) * BLOCK_K, [&](uint32_t at, int inner, int outer) {
-          cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
-        });
-        load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, (first + i) * BLOCK_K);
-        if (++stage == stages) stage = 0, phase ^= 1;
+      for (int tile = start; tile < schedule.tiles; tile += step) {
+        for (int i = 0; i < count; ++i) {
+          const int k = (first + i) * BLOCK_K;
+          mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
+          const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
+          mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
+          each_box<B, BLOCK_N>(tile * BLOCK_N, k, [&](uint32_t at, int inner, int outer) {
+            cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
+          });
+          load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, k);
+          if (++stage == stages) stage = 0, phase ^= 1;
+          // The next kernel may take what room there is.
+          if (schedule.early && i == count - EARLY) griddepcontrol_launch_dependents();
+        }
       }
-      // Every byte has been asked for: the next kernel may take what room there is.
       griddepcontrol_launch_dependents();
     }
     __syncwarp();
   } else {
     griddepcontrol_wait();
+    const int half = warp / 4;
     const bool arrives = threadIdx.x % 32 == 0;
-    const uint64_t b_desc = wgmma_descriptor(ring), a_desc = wgmma_descriptor(ring + B_BYTES);
+    const uint64_t b_desc = wgmma_descriptor(ring + half * BYTES_PER_64_MN);
+    const uint64_t a_desc = wgmma_descriptor(ring + B_BYTES);
+    float* sums = reinterpret_cast<float*>(shared + (sums_at - shared_address(shared)));
     uint32_t stage = 0, phase = 0;
-    for (int i = 0; i < count; ++i) {
-      mbarrier_try_wait_parity(full + 8 * stage, phase);
-      const uint32_t offset = stage * (STAGE_BYTES >> 4);
-      wgmma_fence();
+    for (int tile = start; tile < schedule.tiles; tile += step) {
+      float d[TILE_M / 2];
+      for (int i = 0; i < count; ++i) {
+        mbarrier_try_wait_parity(full + 8 * stage, phase);
+        const uint32_t offset = stage * (STAGE_BYTES >> 4);
+        wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < BLOCK_K / MMA_K; ++k)
-#pragma unroll
-        for (int half = 0; half < HALVES; ++half)
-          multiply<In, A, B, TILE_M>(
-              d[half],
-              b_desc + offset + half * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<B>,
-              a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>, i > 0 || k > 0);
-      wgmma_commit_group();
-      // One group stays in flight; the one before has read its stage, which goes back.
-      wgmma_wait_group<1>();
-      if (arrives && i > 0)
-        mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
-      if (++stage == stages) stage = 0, phase ^= 1;
-    }
-    wgmma_wait_group<0>();
-    bar_sync(1, CONSUMERS);  // all four warps have read the ring: the sums may take its place
-    const int step_n = c_turned ? pitch_of(TILE_M) : 1, step_m = c_turned ? 1 : pitch_of(BLOCK_N);
-#pragma unroll
-    for (int half = 0; half < HALVES; ++half)
-      write_sums(sums + half * 64 * step_n, d[half], step_n, step_m);
-    fence_proxy_async();
-    if (splits == 1) bar_sync(1, CONSUMERS);
-  }
-  const Share share{c_turned ? min(c.rows - n, BLOCK_N) : c.rows, splits};
-  const uint32_t parts = Tile::SUM_BYTES;  // bytes from the sums on
-  if (splits > 1) {
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-    if (threadIdx.x == CONSUMERS) {
+        for (int k = 0; k < BLOCK_K / MMA_K; ++k)
+          multiply<In, A, B, TILE_M>(d, b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>,
+                                     a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
+                                     i > 0 || k > 0);
+        wgmma_commit_group();
+        // One group stays in flight; the one before has read its stage, which goes back.
+        wgmma_wait_group<1>();
+        if (arrives && i > 0) mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
+        if (++stage == stages) stage = 0, phase ^= 1;
+      }
+      wgmma_wait_group<0>();
+      if (arrives) mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
+      bar_sync(1, CONSUMERS);  // all warps are done with what lies where the sums go
+      const int step_n = c_turned ? pitch_of(TILE_M) : 1;
+      const int step_m = c_turned ? 1 : pitch_of(BLOCK_N);
+      write_sums(sums + half * 64 * step_n, d, step_n, step_m);
+      if (splits > 1) fence_proxy_async();
+      bar_sync(1, CONSUMERS);
+      const int n = tile * BLOCK_N;
+      const Share share = share_of(n);
+      if (splits > 1) {
+        barrier_cluster_wait();  // every block expects what is sent; all have arrived long since
+        if (threadIdx.x == 0) {
+          if (c_turned)
+            send_parts<TILE_M>(sums_at, behind, received, share, rank);
+          else
+            send_parts<BLOCK_N>(sums_at, behind, received, share, rank);
+        }
+        mbarrier_try_wait_parity(received, 0);
+      }
+      const float* parts = reinterpret_cast<float*>(shared + (behind - shared_address(shared)));
       if (c_turned)
-        exchange<TILE_M>(ring, ring + parts, received, share, rank);
+        finish_share<Out, TILE_M, CONSUMERS>(schedule.plain, sums, parts, share, rank, c, epilogue,
+                                             n, 0, threadIdx.x);
       else
-        exchange<BLOCK_N>(ring, ring + parts, received, share, rank);
+        finish_share<Out, BLOCK_N, CONSUMERS>(schedule.plain, sums, parts, share, rank, c, epilogue,
+                                              0, n, threadIdx.x);
     }
-  }
-  if (warp < CONSUMERS / 32) {
-    if (splits > 1) mbarrier_try_wait_parity(received, 0);
-    if (c_turned)
-      finish_share<true, Out, TILE_M, CONSUMERS>(sums, sums + parts / 4, share, rank, c, epilogue,
-                                                 n, 0, threadIdx.x);
-    else
-      finish_share<true, Out, BLOCK_N, CONSUMERS>(sums, sums + parts / 4, share, rank, c, epilogue,
-                                                  0, n, threadIdx.x);
   }
   // No block leaves while another may still read its sums.
   if (splits > 1) {
+    if (warp == CONSUMERS / 32) barrier_cluster_wait();
     barrier_cluster_arrive_relaxed();
     barrier_cluster_wait();
   }
@@ -193,23 +226,17 @@ int with_tile(Major a, int m, int block_n, Body body) {
 
 struct Plan {
   int block_n, splits;
-  uint32_t bytes;  // of shared memory for a ring
+  uint32_t bytes;  // of shared memory for a ring and what lies behind it
 };
 
-// As few blocks to a tile as occupy most SMs; with many rows, which cost the L2 most, two at least.
-// Wide tiles where narrow ones would leave a third of the SMs idle, and for rows of long K. A block
-// with a long way to go has an SM to itself, others leave room for the next kernel's.
-Plan plan_of(int m, int64_t n, int64_t k, Major a, int sms) {
-  const int64_t narrow = ceil_div(n, 64), k_tiles = ceil_div(k, BLOCK_K);
-  const bool idle = m <= 16 && narrow > sms * 3 / 5 && narrow < sms * 3 / 4;
-  const bool wide = a == Major::MN ? m > 64 : idle || (m > 16 && k_tiles >= 256);
-  const int64_t tiles = ceil_div(n, wide ? 128 : 64);
-  int splits = idle || (m > 64 && tiles <= 2 * sms) ? 2 : 1;
-  while (!idle && tiles * splits < sms * 3 / 4 && splits < MOST_SPLITS) ++splits;
-  splits = static_cast<int>(std::min<int64_t>(splits, MAX_CLUSTER > 1 ? ceil_div(k_tiles, 2) : 1));
-  const int64_t blocks = tiles * splits;
-  const bool alone = blocks <= sms && (k_tiles / splits >= 64 || (m > 64 && !wide));
-  return {wide ? 128 : 64, splits, (alone ? 200u : blocks <= 3 * sms ? 100u : 54u) * 1024};
+// Without settings, as few blocks to a tile as occupy most SMs, each with an SM to itself.
+Plan plan_of(const Gemm& gemm, int sms) {
+  if (gemm.config != 0)
+    return {gemm.setting(0), std::min(gemm.setting(1), MAX_CLUSTER), gemm.setting(2) * 1024u};
+  int splits = 1;
+  while (ceil_div(gemm.c.cols, 64) * splits < sms * 3 / 4 && splits < std::min(MOST_SPLITS, MAX_CLUSTER))
+    ++splits;
+  return {64, splits, 200 * 1024};
 }
 
 }  // namespace
@@ -225,23 +252,33 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   int error =
       operand_map(gemm.a, false, gemm.in, M <= 16 ? 16 : M <= 64 ? 64 : 128, &a_map, &a_major);
   if (error == cudaSuccess) error = multiprocessors(&sms);
-  const Plan plan = plan_of(M, gemm.c.cols, K, a_major, sms);
-  if (error == cudaSuccess)
-    error = operand_map(gemm.b, true, gemm.in, plan.block_n, &b_map, &b_major);
+  const Plan plan = plan_of(gemm, sms);
+  // An A that is stored transposed has tiles of one width alone.
+  const int width = a_major == Major::K ? plan.block_n : M <= 64 ? 64 : 128;
+  if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major);
   if (error != cudaSuccess) return error;
 
-  const int64_t tiles = ceil_div(gemm.c.cols, plan.block_n);
-  const bool turned = column_major(gemm.c);
+  const int64_t tiles = ceil_div(gemm.c.cols, width);
+  // No part of K is empty.
+  const int splits = static_cast<int>(std::min<int64_t>(plan.splits, ceil_div(K, BLOCK_K)));
+  const int64_t at_once = int64_t{std::max(1u, SM_BYTES / plan.bytes)} * sms;
+  const bool persists = splits == 1 && tiles > at_once, turned = column_major(gemm.c);
   return with_types(gemm, [&](auto in, auto out) {
-    return with_tile(a_major, M, plan.block_n, [&](auto a, auto tile_m, auto block_n) {
+    return with_tile(a_major, M, width, [&](auto a, auto tile_m, auto block_n) {
       const auto start = [&](auto b) {
         using Tile = Shape<tile_m, block_n>;
-        const int stages = Tile::stages(plan.bytes);
-        return launch_clusters(skinny<decltype(in), decltype(out), a, b, tile_m, block_n>,
-                               static_cast<unsigned>(tiles), plan.splits, dim3(THREADS),
-                               stages * Tile::STAGE_BYTES + 1024, stream, a_map, b_map,
-                               rows_of(by_rows.c, gemm.out), turned, epilogue_of<float>(by_rows),
-                               K, plan.splits, stages);
+        const uint32_t behind =
+            splits > 1 ? Tile::PART_BYTES : persists ? Tile::SUM_BYTES : 0;
+        const uint32_t room = plan.bytes - std::min(plan.bytes, behind + 1024);
+        const int stages = std::min<uint32_t>(
+            std::max(room / Tile::STAGE_BYTES, Tile::LEAST_STAGES), MOST_STAGES);
+        return launch_clusters(
+            skinny<decltype(in), decltype(out), a, b, tile_m, block_n>,
+            static_cast<unsigned>(persists ? at_once : tiles), splits, dim3(Tile::THREADS),
+            stages * Tile::STAGE_BYTES + behind + 1024, stream, a_map, b_map,
+            rows_of(by_rows.c, gemm.out), turned, epilogue_of<float>(by_rows),
+            Schedule{K, splits, stages, static_cast<int>(tiles), persists,
+                     !persists && tiles * splits <= sms, is_plain(gemm)});
       };
       return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
                                  : start(std::integral_constant<Major, Major::MN>{});

@@ -33,15 +33,18 @@ constexpr int MULTIPLIERS = 128 * CONSUMERS;  // threads; the producer warp foll
 constexpr int THREADS = MULTIPLIERS + 32;
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
 constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
-constexpr uint32_t SHARED_BYTES = NUM_STAGES * STAGE_BYTES + 1024;  // 1024: alignment of panels
 constexpr uint32_t SUM_BYTES = BLOCK_M * pitch_of(BLOCK_N) * 4;
+// What the others of a cluster send: each part of the rows is rounded up to whole rows.
+constexpr uint32_t PART_BYTES = (BLOCK_M + MOST_SPLITS) * pitch_of(BLOCK_N) * 4;
+constexpr uint32_t SHARED_BYTES = NUM_STAGES * STAGE_BYTES + 1024;  // 1024: alignment of panels
 static_assert(SHARED_BYTES <= 232448 - 512, "an SM gives a block 227 KB, barriers included");
-static_assert(2 * SUM_BYTES <= NUM_STAGES * STAGE_BYTES, "the sums, and what a cluster sends");
+static_assert(SUM_BYTES + PART_BYTES <= NUM_STAGES * STAGE_BYTES, "they take the ring's place");
 
 // Who multiplies what: block `rank` of cluster `index` takes part rank + splits * group of K.
 struct Schedule {
   int tiles_m, tiles_n, K;
   int splits, groups;
+  bool plain;  // nothing follows the product
 
   __device__ int group(int index) const { return index / (tiles_m * tiles_n); }
   __device__ Tile tile(int index) const {
@@ -69,6 +72,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int index = blockIdx.x / splits, group = schedule.group(index);
   const Tile tile = schedule.tile(index);
   const int m = tile.m * BLOCK_M, n = tile.n * BLOCK_N;
+  const Share share{min(c.rows - m, BLOCK_M), splits};
   const int first = schedule.k_tile(group * splits + rank);
   const int last = schedule.k_tile(group * splits + rank + 1);
 
@@ -77,10 +81,20 @@ __global__ void __launch_bounds__(THREADS, 1)
       mbarrier_init(full + 8 * stage, 1);
       mbarrier_init(empty + 8 * stage, MULTIPLIERS / 32);
     }
-    mbarrier_init(received, 1);
+    if (splits > 1) expect_parts<BLOCK_N>(received, share, rank);
     fence_mbarrier_init();
   }
   __syncthreads();
+  if (threadIdx.x == MULTIPLIERS) {
+    for (int k_tile = first; k_tile < last && k_tile < first + NUM_STAGES; ++k_tile) {
+      each_box<A, BLOCK_M>(m, k_tile * BLOCK_K, [&](uint32_t, int inner, int outer) {
+        cp_async_bulk_prefetch_tensor_2d(&a_map, inner, outer);
+      });
+      each_box<B, BLOCK_N>(n, k_tile * BLOCK_K, [&](uint32_t, int inner, int outer) {
+        cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
+      });
+    }
+  }
   griddepcontrol_wait();
 
   float* sums = reinterpret_cast<float*>(shared + (ring - shared_address(shared)));
@@ -101,6 +115,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       griddepcontrol_launch_dependents();
     }
     __syncwarp();
+    if (splits > 1) barrier_cluster_arrive();
   } else {
     const int consumer = warp / 4;
     const bool arrives = threadIdx.x % 32 == 0;
@@ -125,32 +140,29 @@ __global__ void __launch_bounds__(THREADS, 1)
       if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
     }
     wgmma_wait_group<0>();
+    if (splits > 1) barrier_cluster_arrive();
     bar_sync(1, MULTIPLIERS);  // all warps have read the ring: the sums may take its place
     write_sums(sums + consumer * 64 * pitch_of(BLOCK_N), d, pitch_of(BLOCK_N), 1);
-    fence_proxy_async();
-    if (splits == 1) bar_sync(1, MULTIPLIERS);
-  }
-  const Share share{min(c.rows - m, BLOCK_M), splits};
-  if (splits > 1) {
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-    if (threadIdx.x == MULTIPLIERS)
-      exchange<BLOCK_N>(ring, ring + SUM_BYTES, received, share, rank);
-  }
-  if (warp < MULTIPLIERS / 32) {
-    if (splits > 1) mbarrier_try_wait_parity(received, 0);
+    if (splits > 1) fence_proxy_async();
+    bar_sync(1, MULTIPLIERS);
+    if (splits > 1) {
+      barrier_cluster_wait();  // all warps of all blocks have read their rings
+      if (threadIdx.x == 0) send_parts<BLOCK_N>(ring, ring + SUM_BYTES, received, share, rank);
+      mbarrier_try_wait_parity(received, 0);
+    }
     const float* parts = sums + SUM_BYTES / 4;
     if (schedule.groups > 1) {
       c.data = static_cast<float*>(c.data) + group * group_stride;
       finish_share<false, float, BLOCK_N, MULTIPLIERS>(sums, parts, share, rank, c, epilogue, m, n,
                                                        threadIdx.x);
     } else {
-      finish_share<true, Out, BLOCK_N, MULTIPLIERS>(sums, parts, share, rank, c, epilogue, m, n,
-                                                    threadIdx.x);
+      finish_share<Out, BLOCK_N, MULTIPLIERS>(schedule.plain, sums, parts, share, rank, c, epilogue,
+                                              m, n, threadIdx.x);
     }
   }
   // No block leaves while another may still read its sums.
   if (splits > 1) {
+    if (warp == MULTIPLIERS / 32) barrier_cluster_wait();
     barrier_cluster_arrive_relaxed();
     barrier_cluster_wait();
   }
@@ -196,13 +208,20 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t tiles = tiles_m * tiles_n, k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
   if (tiles > INT32_MAX / 64) return cudaErrorInvalidConfiguration;
   Schedule schedule{static_cast<int>(tiles_m), static_cast<int>(tiles_n),
-                    static_cast<int>(gemm.a.cols), 1, 1};
+                    static_cast<int>(gemm.a.cols), 1, 1, is_plain(gemm)};
   // Two K tiles at least to a part, and no more parts than SMs; beyond MOST_PARTS the sums cost
   // more than the SMs bring.
   const int parts = static_cast<int>(
       std::max<int64_t>(1, std::min({sms / tiles, k_tiles / 2, int64_t{MOST_PARTS}})));
   schedule.groups = static_cast<int>(ceil_div(parts, std::min(MOST_SPLITS, MAX_CLUSTER)));
   schedule.splits = parts / schedule.groups;
+  if (asked.config != 0) {
+    schedule.splits = std::min(asked.setting(0), std::min(MOST_SPLITS, MAX_CLUSTER));
+    schedule.groups = asked.setting(1);
+    // No part of K is empty.
+    while (schedule.groups > 1 && schedule.splits * schedule.groups > k_tiles) --schedule.groups;
+    schedule.splits = static_cast<int>(std::min<int64_t>(schedule.splits, k_tiles));
+  }
 
   const Rows c = rows_of(gemm.c, gemm.out);
   const auto epilogue = epilogue_of<float>(gemm);

@@ -22,6 +22,7 @@ struct SwizzledTile {
   static constexpr int ROWS = K_MAJOR ? EXTENT : BLOCK_K;
   static constexpr int COLS = K_MAJOR ? BLOCK_K : EXTENT;
   static constexpr int STEP_K = BLOCK_K;
+  static constexpr bool THROUGH_L1 = false;
   static constexpr int UNITS = COLS / VECTOR;  // in a row
   static constexpr int ROW_BYTES = UNITS * 16;
   static_assert(UNITS >= (sizeof(In) == 2 ? 4 : 8));
@@ -37,7 +38,9 @@ struct SwizzledTile {
   }
 };
 
-// The same with rows padded by PAD elements, and no swizzle.
+// The same with rows padded by PAD elements, and no swizzle. Where 16 bytes of padding put every other
+// row out of step with the sectors, the L2 would send those twice: short rows, those along K, are
+// copied through the L1.
 template <typename Element, bool ALONG_K, int EXTENT, int BLOCK_K, int PAD>
 struct PaddedTile {
   using In = Element;
@@ -46,6 +49,7 @@ struct PaddedTile {
   static constexpr int ROWS = K_MAJOR ? EXTENT : BLOCK_K;
   static constexpr int COLS = K_MAJOR ? BLOCK_K : EXTENT;
   static constexpr int STEP_K = BLOCK_K;
+  static constexpr bool THROUGH_L1 = K_MAJOR;
   static constexpr int UNITS = COLS / VECTOR;
   static constexpr int LD = COLS + PAD;  // elements from row to row
   static constexpr int ROW_BYTES = LD * sizeof(In);
@@ -103,7 +107,12 @@ struct StageCopies {
     for (int i = 0; i < COUNT; ++i) {
       const char*& source = sources[K_MAJOR ? i : 0];
       const int moved = Tile::swizzle(i * STEP) * 16;
-      cp_async_16(tile + (to ^ moved) + i * STEP * Tile::ROW_BYTES, source);
+      unsigned char* at = tile + (to ^ moved) + i * STEP * Tile::ROW_BYTES;
+      if constexpr (Tile::THROUGH_L1) {
+        cp_async_ca_16(at, source);
+      } else {
+        cp_async_16(at, source);
+      }
       source += K_MAJOR ? static_cast<int64_t>(Tile::STEP_K * sizeof(In)) : step_bytes;
     }
   }

@@ -249,6 +249,8 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
                     size_t shared_bytes, cudaStream_t stream, Args... args) {
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(shared_bytes));
+  if (error == cudaSuccess && cluster > MAX_CLUSTER)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;

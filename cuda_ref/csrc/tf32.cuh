@@ -124,8 +124,9 @@ __device__ inline void add_products(Tf32Sums& sums, const A* a, const B* b) {
 }
 
 // Makes what the tensor cores take of a fragment's float32 elements: tf32 numbers, rounded; or two,
-// high and low. Where x is Inf or NaN, or so large that rounding makes it Inf, high is 0 and low is x,
-// so that no Inf - Inf and no Inf * 0 arises.
+// high and low. Where x is Inf or NaN, or so large that rounding makes it Inf, high is 1 with the
+// sign of x and low is x: no Inf - Inf arises, and no Inf meets the low part of the other operand, so
+// that Inf times Inf is Inf too.
 template <Compute COMPUTE, typename Fragment>
 __device__ inline void to_parts(Fragment* parts) {
   if constexpr (COMPUTE == Compute::tf32 || COMPUTE == Compute::tf32x3) {
@@ -137,7 +138,7 @@ __device__ inline void to_parts(Fragment* parts) {
       } else {
         const float high = to_tf32(x);
         const bool finite = fabsf(high) < INFINITY;
-        parts[0].x[e] = finite ? high : 0.0f;
+        parts[0].x[e] = finite ? high : copysignf(1.0f, x);
         parts[1].x[e] = finite ? to_tf32(x - high) : x;
       }
     }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "sm90.cuh"
+#include "wgmma_registers.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -61,107 +62,37 @@ __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-#define TCGEMM_ACCUMULATORS_8(d, i)                                                      \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-      "+f"(d[i + 6]), "+f"(d[i + 7])
-
-#define TCGEMM_WGMMA_M64N128K16(TYPE)                                                             \
-  asm volatile(                                                                                   \
-      "{\n"                                                                                       \
-      ".reg .pred p;\n"                                                                           \
-      "setp.ne.b32 p, %66, 0;\n"                                                                  \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " "                            \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, "                                                         \
-      " %8, %9, %10, %11, %12, %13, %14, %15, "                                                   \
-      " %16, %17, %18, %19, %20, %21, %22, %23, "                                                 \
-      " %24, %25, %26, %27, %28, %29, %30, %31, "                                                 \
-      " %32, %33, %34, %35, %36, %37, %38, %39, "                                                 \
-      " %40, %41, %42, %43, %44, %45, %46, %47, "                                                 \
-      " %48, %49, %50, %51, %52, %53, %54, %55, "                                                 \
-      " %56, %57, %58, %59, %60, %61, %62, %63}, "                                                \
-      "%64, %65, p, 1, 1, %67, %68;\n"                                                            \
-      "}\n"                                                                                       \
-      : TCGEMM_ACCUMULATORS_8(d, 0),                                                              \
-        TCGEMM_ACCUMULATORS_8(d, 8),                                                              \
-        TCGEMM_ACCUMULATORS_8(d, 16),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 24),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 32),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 40),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 48),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 56)                                                              \
-      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)), "n"(TRANS_A), "n"(TRANS_B))
-
-#define TCGEMM_WGMMA_M64N256K16(TYPE)                                                             \
-  asm volatile(                                                                                   \
-      "{\n"                                                                                       \
-      ".reg .pred p;\n"                                                                           \
-      "setp.ne.b32 p, %130, 0;\n"                                                                 \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " "                            \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, "                                                         \
-      " %8, %9, %10, %11, %12, %13, %14, %15, "                                                   \
-      " %16, %17, %18, %19, %20, %21, %22, %23, "                                                 \
-      " %24, %25, %26, %27, %28, %29, %30, %31, "                                                 \
-      " %32, %33, %34, %35, %36, %37, %38, %39, "                                                 \
-      " %40, %41, %42, %43, %44, %45, %46, %47, "                                                 \
-      " %48, %49, %50, %51, %52, %53, %54, %55, "                                                 \
-      " %56, %57, %58, %59, %60, %61, %62, %63, "                                                 \
-      " %64, %65, %66, %67, %68, %69, %70, %71, "                                                 \
-      " %72, %73, %74, %75, %76, %77, %78, %79, "                                                 \
-      " %80, %81, %82, %83, %84, %85, %86, %87, "                                                 \
-      " %88, %89, %90, %91, %92, %93, %94, %95, "                                                 \
-      " %96, %97, %98, %99, %100, %101, %102, %103, "                                             \
-      " %104, %105, %106, %107, %108, %109, %110, %111, "                                         \
-      " %112, %113, %114, %115, %116, %117, %118, %119, "                                         \
-      " %120, %121, %122, %123, %124, %125, %126, %127}, "                                        \
-      "%128, %129, p, 1, 1, %131, %132;\n"                                                        \
-      "}\n"                                                                                       \
-      : TCGEMM_ACCUMULATORS_8(d, 0),                                                              \
-        TCGEMM_ACCUMULATORS_8(d, 8),                                                              \
-        TCGEMM_ACCUMULATORS_8(d, 16),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 24),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 32),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 40),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 48),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 56),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 64),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 72),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 80),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 88),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 96),                                                             \
-        TCGEMM_ACCUMULATORS_8(d, 104),                                                            \
-        TCGEMM_ACCUMULATORS_8(d, 112),                                                            \
-        TCGEMM_ACCUMULATORS_8(d, 120)                                                             \
-      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)), "n"(TRANS_A), "n"(TRANS_B))
-
 // Accumulators of a warpgroup: thread t of 128 holds rows 16 (t / 32) + t % 32 / 4 and 8 below it;
 // d[4 j + 0, 1] are columns 8 j + 2 (t % 4) and the next of the upper row, d[4 j + 2, 3] of the
 // lower. With accumulate = false D is overwritten, whatever the registers held.
 
+// Of float16 or bfloat16.
+#define TCGEMM_WGMMA_16_BITS(COUNT, SHAPE, A_NUMBER, B_NUMBER, P, TAIL)                            \
+  constexpr int TRANS_A = A == Major::MN, TRANS_B = B == Major::MN;                               \
+  if constexpr (std::is_same_v<In, __half>)                                                       \
+    TCGEMM_WGMMA(COUNT, SHAPE ".f32.f16.f16", "+f", A_NUMBER, B_NUMBER, P, TAIL,                  \
+                 TCGEMM_DESCRIPTORS, "n"(TRANS_A), "n"(TRANS_B));                                 \
+  else                                                                                            \
+    TCGEMM_WGMMA(COUNT, SHAPE ".f32.bf16.bf16", "+f", A_NUMBER, B_NUMBER, P, TAIL,                \
+                 TCGEMM_DESCRIPTORS, "n"(TRANS_A), "n"(TRANS_B))
+
 template <typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b,
-                                               bool accumulate) {
-  constexpr int TRANS_A = A == Major::MN, TRANS_B = B == Major::MN;
-  if constexpr (std::is_same_v<In, __half>) {
-    TCGEMM_WGMMA_M64N128K16("f16");
-  } else {
-    TCGEMM_WGMMA_M64N128K16("bf16");
-  }
+                                                 bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(64, "m64n128k16", "%64", "%65", "%66", ", 1, 1, %67, %68");
+}
+
+template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b,
+                                                 bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(96, "m64n192k16", "%96", "%97", "%98", ", 1, 1, %99, %100");
 }
 
 template <typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b,
-                                               bool accumulate) {
-  constexpr int TRANS_A = A == Major::MN, TRANS_B = B == Major::MN;
-  if constexpr (std::is_same_v<In, __half>) {
-    TCGEMM_WGMMA_M64N256K16("f16");
-  } else {
-    TCGEMM_WGMMA_M64N256K16("bf16");
-  }
+                                                 bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(128, "m64n256k16", "%128", "%129", "%130", ", 1, 1, %131, %132");
 }
-
-#undef TCGEMM_WGMMA_M64N128K16
-#undef TCGEMM_WGMMA_M64N256K16
-#undef TCGEMM_ACCUMULATORS_8
 
 #endif  // TCGEMM_SIMULATOR
 

@@ -8,83 +8,26 @@
 //                stores, under the next tile's multiplies. The next kernel's prologue may start
 //                early. What is fused happens in registers on the way; C_in is read ahead under the
 //                last multiplies. The tiles of a batch are one long schedule.
-//                A build has one tile, which the plan chooses (cuda_ref/tiles.py): time is rounds
-//                of tiles times their area. With PINGPONG the consumers take turns, a tile each, so
-//                that one multiplies while the other fuses and stores.
+//                A build has one tile (wgmma_block.cuh), which the plan chooses
+//                (cuda_ref/tiles.py): time is rounds of tiles times their area. With PINGPONG the
+//                consumers take turns, a tile each, so that one multiplies while the other fuses
+//                and stores.
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
 // grid       as few clusters as finish in the same number of rounds, in groups of GROUP_M tile rows
-// cluster    1 or 2 blocks along M, along N where BLOCK_M > BLOCK_N; 2 pay from five rounds on
-//            (1.6 % at 8192 cubed), and cost the launch of fewer
-// block      one producer and CONSUMERS consumer warpgroups step through K by BLOCK_K, over a ring
-//            of NUM_STAGES; BLOCK_M x BLOCK_N of C
+// cluster    1 or 2 blocks along M, along N where BLOCK_M > BLOCK_N (wgmma_schedule.cuh)
+// block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
+//            NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  MMAS times 64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 16; MMAS x BLOCK_N / 2 accumulators
 //            a thread; stored in chunks of 64 rows x 128 bytes, through CHUNK_BUFFERS x 8 KB
 #include <algorithm>
 
-#include "wgmma_epilogue.cuh"
-#include "wgmma_schedule.cuh"
+#include "wgmma_block.cuh"
 
 namespace {
 
 using namespace tcgemm;
 using namespace tcgemm::sm90;
-
-#ifndef TCGEMM_BLOCK_M  // the tile of a build that names none
-#define TCGEMM_BLOCK_M 128
-#define TCGEMM_BLOCK_N 128
-#define TCGEMM_NUM_STAGES 6
-#define TCGEMM_PINGPONG 1
-#endif
-
-constexpr int BLOCK_M = TCGEMM_BLOCK_M;
-constexpr int BLOCK_N = TCGEMM_BLOCK_N;
-constexpr int BLOCK_K = 64;
-constexpr uint32_t NUM_STAGES = TCGEMM_NUM_STAGES;
-constexpr bool PINGPONG = TCGEMM_PINGPONG;
-constexpr int GROUP_M = 2048 / BLOCK_M;
-constexpr int CONSUMERS = BLOCK_M == 64 ? 1 : BLOCK_M == 192 ? 3 : 2;
-constexpr int SHARERS = PINGPONG ? 1 : CONSUMERS;  // warpgroups that share a tile
-constexpr int MMAS = BLOCK_M / 64 / SHARERS;
-constexpr int THREADS = 128 * (1 + CONSUMERS);
-// At launch a thread has 65536 / THREADS registers, 168 with two consumers and 128 with three:
-// 40 + 2 * 232 = 3 * 168, 32 + 3 * 160 = 4 * 128. One consumer has enough.
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
-constexpr int PANELS = (BLOCK_N - 1) / PANEL + 1;  // of 64 columns of B, the last maybe in part
-constexpr int CHUNK_BUFFERS = PANELS == 1 || CONSUMERS == 3 ? 1 : PANELS == 3 ? 3 : 2;
-constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = A_BYTES + PANELS * BYTES_PER_64_MN;
-constexpr uint32_t SHARED_BYTES =
-    NUM_STAGES * STAGE_BYTES + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES + 1024;
-static_assert(BLOCK_M % (64 * SHARERS) == 0 && BLOCK_N % 16 == 0, "whole panels of A");
-static_assert(SHARED_BYTES <= 232448 - 128, "an SM gives a block 227 KB, barriers included");
-static_assert(MMAS * BLOCK_N <= 384, "a thread has room for 192 accumulators");
-
-constexpr bool SHARES_A = BLOCK_M > BLOCK_N;  // in a cluster; else B
-template <Major MAJOR, int ROWS>
-constexpr int BOX = MAJOR == Major::K ? ROWS : 64;  // rows of M or N
-template <Major MAJOR>
-constexpr int B_ROWS = MAJOR == Major::K ? BLOCK_N : 64 * PANELS;  // that are loaded
-constexpr int A_BOX = SHARES_A ? BLOCK_M / 2 : BLOCK_M, B_BOX = SHARES_A ? BLOCK_N : BLOCK_N / 2;
-// Steps along K that are brought into the L2 while the kernel before still runs: it pays where a
-// launch is a few microseconds.
-constexpr int AHEAD = BLOCK_M * BLOCK_N <= 64 * 128 ? NUM_STAGES : 0;
-using Tiles = Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>;
-
-// What a build is for: the build system compiles one case at a time. By default it is all cases.
-template <typename In, typename Out, bool PLAIN>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    PLAIN == TCGEMM_PLAIN &&
-    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
-    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
-#else
-    true;
-#endif
-
-// What the plain product does without.
-struct Plain {};
-using Fused = Epilogue<float>;
 
 template <typename In, typename Out, Major A, Major B, typename Extra>
 __global__ void __launch_bounds__(THREADS, 1)
@@ -93,10 +36,9 @@ __global__ void __launch_bounds__(THREADS, 1)
                      const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Tiles schedule,
                      int k_tiles, int ahead, const __grid_constant__ Extra extra) {
   constexpr bool FUSED = std::is_same_v<Extra, Fused>;
-  extern __shared__ uint8_t shared[];
-  __shared__ uint64_t barriers[2 * NUM_STAGES + 2];
-  const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
-  const uint32_t full = shared_address(barriers), empty = full + 8 * NUM_STAGES;
+  extern __shared__ __align__(1024) uint8_t shared[];  // panels start at multiples of 1024
+  const uint32_t ring = shared_address(shared);
+  const uint32_t full = ring + BARRIERS_AT, empty = full + 8 * NUM_STAGES;
   const uint32_t turns = empty + 8 * NUM_STAGES;  // of consumers that take them
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
@@ -141,9 +83,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     phase ^= stage / NUM_STAGES & 1;
     stage %= NUM_STAGES;
   };
-  if (warpgroup == 0) {
-    if constexpr (CONSUMERS > 1) setmaxnreg_dec<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) {
+  if (warpgroup == CONSUMERS) {
+    if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 128 * CONSUMERS) {
       for (int index = first; index < tiles; index += step) {
         schedule.template locate<FUSED>(index, rank, &m, &n, &z);
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
@@ -162,14 +104,13 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
   } else {
-    if constexpr (CONSUMERS > 1) setmaxnreg_inc<CONSUMER_REGISTERS>();
-    const int consumer = warpgroup - 1, part = PINGPONG ? 0 : consumer;
+    if constexpr (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
+    const int consumer = warpgroup, part = PINGPONG ? 0 : consumer;
     const int lane = threadIdx.x % 32;
     const bool stores = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
     const uint64_t a_desc = wgmma_descriptor(ring + part * MMAS * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
-    const uint32_t chunks =
-        ring + NUM_STAGES * STAGE_BYTES + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
+    const uint32_t chunks = ring + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
     float d[MMAS][BLOCK_N / 2];
     // Taking turns, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
     uint32_t turn_phase = consumer == 0;

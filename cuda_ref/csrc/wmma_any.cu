@@ -17,7 +17,6 @@
 #include "order.cuh"
 #include "select.cuh"
 #include "store_tile.cuh"
-#include "stage_copies.cuh"
 #include "tile_copy.cuh"
 
 namespace {
@@ -41,7 +40,6 @@ constexpr int WARPS_N = BLOCK_N / WARP_N;
 constexpr int THREADS = BLOCK_M / WARP_M * WARPS_N * 32;
 constexpr int TILES_M = WARP_M / MMA_M;
 constexpr int TILES_N = WARP_N / MMA_N;
-constexpr int STEPS = BLOCK_K / MMA_K;
 // Elements of one tile in shared memory, for the storage order that has more rows to pad.
 constexpr int A_TILE = BLOCK_M * (BLOCK_K + PAD);
 constexpr int B_TILE = BLOCK_N * (BLOCK_K + PAD);
@@ -68,12 +66,10 @@ template <bool FUSED, typename In, typename Out, bool A_T, bool B_T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     wmma_any_kernel(Operand a, Operand b, Matrix c, bool c_vectors, Epilogue<float> epilogue,
                     int64_t K, int tiles_m, int tiles_n) {
-  using ATile = PaddedTile<In, !A_T, BLOCK_M, BLOCK_K, PAD>;
-  using BTile = PaddedTile<In, B_T, BLOCK_N, BLOCK_K, PAD>;
-  using ACopies = StageCopies<ATile, THREADS>;
-  using BCopies = StageCopies<BTile, THREADS>;
-  constexpr int A_LD = ATile::LD, B_LD = BTile::LD;
-  unsigned char* const stages = dynamic_shared();
+  In* a_tiles = reinterpret_cast<In*>(dynamic_shared());
+  In* b_tiles = a_tiles + NUM_STAGES * A_TILE;
+  constexpr int A_LD = (A_T ? BLOCK_M : BLOCK_K) + PAD;
+  constexpr int B_LD = (B_T ? BLOCK_K : BLOCK_N) + PAD;
 
   const int warp = threadIdx.x / 32;
   const int warp_m = warp / WARPS_N * WARP_M;
@@ -86,45 +82,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const In* a_data = static_cast<const In*>(a.data) + batch * a.batch_stride;
   const In* b_data = static_cast<const In*>(b.data) + batch * b.batch_stride;
 
-  ACopies a_copies(a, a_data, m0);
-  BCopies b_copies(b, b_data, n0);
-  const int k_tiles = static_cast<int>(ceil_div(K, BLOCK_K));
-  const bool whole = a.vectors && b.vectors && !ACopies::divided(a, m0) && !BCopies::divided(b, n0);
-  const int whole_tiles = whole ? static_cast<int>(K / BLOCK_K) : 0;
-  const auto load_stage = [&](unsigned char* to, int k_tile) {
-    const int64_t k0 = static_cast<int64_t>(k_tile) * BLOCK_K;
-    In* a_to = reinterpret_cast<In*>(to);
-    In* b_to = a_to + A_TILE;
-    if (k_tile < whole_tiles) {
-      a_copies.start(to);
-      b_copies.start(to + A_TILE * 2);
-    } else if (k_tile < k_tiles) {
-      copy_tile<THREADS, ATile::ROWS, ATile::COLS, A_LD>(a_to, a, a_data, A_T ? k0 : m0,
-                                                         A_T ? m0 : k0);
-      copy_tile<THREADS, BTile::ROWS, BTile::COLS, B_LD>(b_to, b, b_data, B_T ? n0 : k0,
-                                                         B_T ? k0 : n0);
-    }
-    cp_async_commit();
-  };
-
-  wmma::fragment<wmma::matrix_a, MMA_M, MMA_N, MMA_K, In, Layout<A_T>> as[2][TILES_M];
-  wmma::fragment<wmma::matrix_b, MMA_M, MMA_N, MMA_K, In, Layout<B_T>> bs[2][TILES_N];
-  const int a_first = A_T ? warp_m : warp_m * A_LD;
-  const int b_first = A_TILE + (B_T ? warp_n * B_LD : warp_n);
-  const auto load_fragments = [&](const unsigned char* stage, int step) {
-    const In* a_tile = reinterpret_cast<const In*>(stage) + a_first;
-    const In* b_tile = reinterpret_cast<const In*>(stage) + b_first;
-    const int k = step * MMA_K;
-#pragma unroll
-    for (int i = 0; i < TILES_M; ++i) {
-      const int m = i * MMA_M;
-      load_fragment(as[step % 2][i], &a_tile[A_T ? k * A_LD + m : m * A_LD + k], A_LD);
-    }
-#pragma unroll
-    for (int j = 0; j < TILES_N; ++j) {
-      const int n = j * MMA_N;
-      load_fragment(bs[step % 2][j], &b_tile[B_T ? n * B_LD + k : k * B_LD + n], B_LD);
-    }
+  const auto load_stage = [&](int stage, int64_t k0) {
+    copy_tile<THREADS, A_T ? BLOCK_K : BLOCK_M, A_LD - PAD, A_LD>(
+        a_tiles + stage * A_TILE, a, a_data, A_T ? k0 : m0, A_T ? m0 : k0);
+    copy_tile<THREADS, B_T ? BLOCK_N : BLOCK_K, B_LD - PAD, B_LD>(
+        b_tiles + stage * B_TILE, b, b_data, B_T ? n0 : k0, B_T ? k0 : n0);
   };
 
   wmma::fragment<wmma::accumulator, MMA_M, MMA_N, MMA_K, float> accumulators[TILES_M][TILES_N];
@@ -136,44 +98,52 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // Prologue. Each step commits one group, past K an empty one, so that NUM_STAGES - 1 groups are
   // always in flight and the oldest is the one to wait for.
-#pragma unroll
   for (int stage = 0; stage < NUM_STAGES - 1; ++stage) {
-    load_stage(stages + stage * STAGE_BYTES, stage);
+    if (stage * BLOCK_K < K) load_stage(stage, stage * BLOCK_K);
+    cp_async_commit();
   }
-  cp_async_wait<NUM_STAGES - 2>();
-  __syncthreads();
-  load_fragments(stages, 0);
 
-  int now = 0, free = STAGES_BYTES - STAGE_BYTES;  // where the stage is that is multiplied, or filled
-  for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+  int stage = 0;
+  for (int64_t k0 = 0; k0 < K; k0 += BLOCK_K) {
+    cp_async_wait<NUM_STAGES - 2>();
+    // After this barrier the stage is complete, and everyone is done with the one before it, which
+    // is the next to be filled.
+    __syncthreads();
+    const int64_t ahead = k0 + (NUM_STAGES - 1) * BLOCK_K;
+    if (ahead < K) load_stage(stage == 0 ? NUM_STAGES - 1 : stage - 1, ahead);
+    cp_async_commit();
+
+    const In* a_tile = a_tiles + stage * A_TILE;
+    const In* b_tile = b_tiles + stage * B_TILE;
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      if (step + 1 < STEPS) {
-        load_fragments(stages + now, step + 1);
-        if (step == 0) load_stage(stages + free, k_tile + NUM_STAGES - 1);
-      } else {
-        // After this barrier the next stage is complete, and everyone has left this one, whose last
-        // fragments are in registers. After the last tile fragments are read again and not used.
-        cp_async_wait<NUM_STAGES - 2>();
-        __syncthreads();
-        free = now;
-        if (k_tile + 1 < k_tiles) now = now == STAGES_BYTES - STAGE_BYTES ? 0 : now + STAGE_BYTES;
-        load_fragments(stages + now, 0);
+    for (int k = 0; k < BLOCK_K; k += MMA_K) {
+      wmma::fragment<wmma::matrix_a, MMA_M, MMA_N, MMA_K, In, Layout<A_T>> a_fragments[TILES_M];
+      wmma::fragment<wmma::matrix_b, MMA_M, MMA_N, MMA_K, In, Layout<B_T>> b_fragments[TILES_N];
+#pragma unroll
+      for (int i = 0; i < TILES_M; ++i) {
+        const int m = warp_m + i * MMA_M;
+        load_fragment(a_fragments[i], &a_tile[A_T ? k * A_LD + m : m * A_LD + k], A_LD);
+      }
+#pragma unroll
+      for (int j = 0; j < TILES_N; ++j) {
+        const int n = warp_n + j * MMA_N;
+        load_fragment(b_fragments[j], &b_tile[B_T ? n * B_LD + k : k * B_LD + n], B_LD);
       }
 #pragma unroll
       for (int i = 0; i < TILES_M; ++i) {
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
-          wmma::mma_sync(accumulators[i][j], as[step % 2][i], bs[step % 2][j], accumulators[i][j]);
+          wmma::mma_sync(accumulators[i][j], a_fragments[i], b_fragments[j], accumulators[i][j]);
         }
       }
     }
+    stage = stage == NUM_STAGES - 1 ? 0 : stage + 1;
   }
 
   // Epilogue: the stages become one float32 tile of C, of which the inside is stored.
   cp_async_wait<0>();
   __syncthreads();
-  float* c_tile = reinterpret_cast<float*>(stages);
+  float* c_tile = reinterpret_cast<float*>(dynamic_shared());
 #pragma unroll
   for (int i = 0; i < TILES_M; ++i) {
 #pragma unroll

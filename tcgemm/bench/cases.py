@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,14 @@ class Case:
         pair = type_pair(self.dtype_in, self.dtype_out, self.compute)
         words = [word for word in (self.fused.replace(" ", "+"), self.mma_shape) if word]
         return " ".join([self.shape, pair, self.layout, *words])
+
+
+def case_of_row(row: Mapping[str, Any]) -> Case:
+    """The case of a row of results, whose cells may be text."""
+    cells: dict[str, Any] = {
+        name: int(row[name]) if name in "MNK" else row[name] for name in CASE_COLUMNS
+    }
+    return Case(suite="", origin="", **cells)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,13 +23,8 @@ def bench(
             help="quick, squares, seeds, llm, types, fused, wmma or full.", metavar="NAME"
         ),
     ] = "quick",
-    backend: Annotated[
-        list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
-    ] = None,
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this kernel, or backend/kernel. Repeatable.", metavar="NAME"),
-    ] = None,
+    backend: options.Backends = None,
+    kernel: options.Kernels = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(help="Of A and B, e.g. bfloat16, int8. Repeatable.", metavar="NAME"),
@@ -40,10 +37,7 @@ def bench(
         list[str] | None,
         typer.Option(help="Instead of a suite. Repeatable.", metavar="MxNxK"),
     ] = None,
-    layout: Annotated[
-        list[str] | None,
-        typer.Option(help="A then B, t is stored transposed. Repeatable.", metavar="nn|nt|tn|tt"),
-    ] = None,
+    layout: options.Layouts = None,
     compute: Annotated[
         list[str] | None,
         typer.Option(help="How to sum, e.g. tf32, tf32x3, fast. Repeatable.", metavar="NAME"),
@@ -184,12 +178,11 @@ def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> N
     """One line a case: the best kernel of each backend; or what was checked, on the CPU."""
     from rich.table import Table
 
-    from .cases import CASE_COLUMNS, Case
+    from .cases import case_of_row
 
     by_case: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        case = Case(suite="", origin="", **{column: row[column] for column in CASE_COLUMNS})
-        by_case.setdefault(str(case), []).append(row)
+        by_case.setdefault(str(case_of_row(row)), []).append(row)
     backends = list(dict.fromkeys(row["backend"] for row in rows))
     if device == "cuda":
         title = "best kernel of each backend: ms (ratio to cuBLAS, above 1 is faster)"

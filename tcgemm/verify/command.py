@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,13 +34,8 @@ MOST_SAVED = 20
 
 
 def verify(
-    backend: Annotated[
-        list[str] | None, typer.Option(help="Only this backend. Repeatable.", metavar="NAME")
-    ] = None,
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this kernel, or backend/kernel. Repeatable.", metavar="NAME"),
-    ] = None,
+    backend: options.Backends = None,
+    kernel: options.Kernels = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="Only A and B of this dtype. Repeatable.")
     ] = None,
@@ -226,6 +223,7 @@ def _run(
 def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Call, Outcome]]:
     """Check each call; after a fault that takes the GPU's context with it, fail the rest."""
     from .. import dispatch
+    from ..errors import first_line
     from .judge import Outcome, check
 
     results = []
@@ -237,7 +235,7 @@ def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Cal
         try:
             outcome = check(dispatch.named(name), call, device)
         except RuntimeError as error:
-            outcome = Outcome("failed", reason=f"{error}".splitlines()[0])
+            outcome = Outcome("failed", reason=first_line(error))
             if device == "cuda":
                 lost = f"not run: the GPU's context was lost before it ({call})"
         results.append((name, call, outcome))

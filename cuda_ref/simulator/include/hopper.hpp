@@ -38,6 +38,8 @@ void bulk_wait_read(int pending);
 // int32 for integers, of each lane.
 void wgmma(Element element, int n, bool a_mn_major, bool b_mn_major, void* d, uint64_t a,
            uint64_t b, bool accumulate, Site site);
+// The same of tf32, with A in four registers of each lane, which are read when it is multiplied.
+void wgmma_registers(int n, void* d, const void* a, uint64_t b, bool accumulate, Site site);
 void wgmma_commit(Site site);
 void wgmma_wait(int pending, Site site);
 
@@ -129,11 +131,28 @@ inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 inline void cp_async_bulk_prefetch_tensor_2d(const CUtensorMap*, int, int) {}
 inline void cp_async_bulk_cluster(uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) {}
+template <int AROUND>
+inline uint4 ld_global_evict_first(const void* from) { return *static_cast<const uint4*>(from); }
+inline void prefetch_global_l2(const void*) {}
+inline float ld_shared_cluster(uint32_t at, uint32_t) {
+  return *static_cast<const float*>(simulator::shared_pointer(at));
+}
+template <typename In>
+inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                         TCGEMM_HERE) {
+  using simulator::Element;
+  const Element in = std::is_same_v<In, __half> ? Element::f16 : Element::bf16;
+  const uint32_t b[2] = {b0, b1};
+  simulator::mma_ptx(16, in, Element::f32, in, d, a, b, d, site);
+}
 inline void st_shared_v2(uint32_t shared, float x, float y) {
   *static_cast<float2*>(simulator::shared_pointer(shared)) = make_float2(x, y);
 }
 inline void st_shared_v2(uint32_t shared, int32_t x, int32_t y) {
   *static_cast<int2*>(simulator::shared_pointer(shared)) = make_int2(x, y);
+}
+inline uint32_t ld_shared_u32(uint32_t shared) {
+  return *static_cast<const uint32_t*>(simulator::shared_pointer(shared));
 }
 inline uint4 ld_shared_v4(uint32_t shared) {
   return *static_cast<const uint4*>(simulator::shared_pointer(shared));
@@ -166,6 +185,10 @@ inline void wgmma_kmajor(Acc (&d)[REGISTERS], uint64_t a, uint64_t b, bool accum
                                   Element::tf32};
   simulator::wgmma(ELEMENTS[static_cast<int>(MMA)], 2 * REGISTERS, false, false, d, a, b,
                    accumulate, site);
+}
+inline void wgmma_tf32_registers(float (&d)[64], const uint32_t* a, uint64_t b, bool accumulate,
+                                 TCGEMM_HERE) {
+  simulator::wgmma_registers(128, d, a, b, accumulate, site);
 }
 template <typename In, Major A, Major B>
 inline void wgmma_m64n16k16(float (&d)[8], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {

@@ -315,6 +315,14 @@ inline float __int_as_float(int i) { return tcgemm::simulator::bits_as<float>(i)
 inline int __float_as_int(float f) { return tcgemm::simulator::bits_as<int>(f); }
 inline float __uint_as_float(unsigned i) { return tcgemm::simulator::bits_as<float>(i); }
 inline unsigned __float_as_uint(float f) { return tcgemm::simulator::bits_as<unsigned>(f); }
+// Byte i of the result is that of the eight of y:x which digit i of `selector` names.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i)
+    result |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  return result;
+}
 
 struct dim3 {
   unsigned x, y, z;

@@ -46,6 +46,7 @@ struct Multiply {
   bool a_mn_major, b_mn_major, accumulate;
   uint64_t a, b;
   void* d[32];
+  const uint32_t* a_registers[32];  // null where A is in shared memory
   Site site;
   uint64_t pc;
 };
@@ -209,10 +210,13 @@ template <typename Sum>
 void multiply_as(const Multiply& m, int warp) {
   Sum a[16][32], b[32][256];
   const int first_row = warp % 4 * 16, item = element_bytes(m.element), depth = 32 / item;
+  const bool registers = m.a_registers[0] != nullptr;
   for (int i = 0; i < 16; ++i)
     for (int k = 0; k < depth; ++k)
-      a[i][k] = element_at<Sum>(m.element,
-                                operand_address(m.a, m.a_mn_major, first_row + i, k, item));
+      a[i][k] = registers
+                    ? Sum(bits_as<float>(m.a_registers[i % 8 * 4 + k % 4][i / 8 + k / 4 * 2] & 0xffffe000))
+                    : element_at<Sum>(m.element, operand_address(m.a, m.a_mn_major, first_row + i,
+                                                                 k, item));
   for (int j = 0; j < m.n; ++j)
     for (int k = 0; k < depth; ++k)
       b[k][j] = element_at<Sum>(m.element, operand_address(m.b, m.b_mn_major, j, k, item));
@@ -226,7 +230,7 @@ void multiply_as(const Multiply& m, int warp) {
                   swizzled(operand_address(descriptor, mn_major, mn_first + mn, k, item)))),
               16, m.pc);
     };
-    read(m.a, m.a_mn_major, first_row, 16);
+    if (!registers) read(m.a, m.a_mn_major, first_row, 16);
     read(m.b, m.b_mn_major, 0, m.n);
     constexpr Element OUT = std::is_same_v<Sum, float> ? Element::f32 : Element::s32;
     if (warp % 4 == 0) observe::count_mma(64, m.n, depth, m.element, OUT, 2);
@@ -252,12 +256,17 @@ void multiply_now(const Multiply& m, int warp) {
 struct WgmmaArguments {
   Multiply multiply;
   void* d;
+  const void* a;
 };
 
 void issue_wgmma(Thread* lanes) {
   Multiplies& queue = multiplies[lanes[0].warp];
   Multiply m = static_cast<WgmmaArguments*>(lanes[0].arguments)->multiply;
-  for (int l = 0; l < 32; ++l) m.d[l] = static_cast<WgmmaArguments*>(lanes[l].arguments)->d;
+  for (int l = 0; l < 32; ++l) {
+    const WgmmaArguments& lane = *static_cast<WgmmaArguments*>(lanes[l].arguments);
+    m.d[l] = lane.d;
+    m.a_registers[l] = static_cast<const uint32_t*>(lane.a);
+  }
   m.pc = lanes[0].pc;
   queue.issued.push_back(m);
   ++queue.uncommitted;
@@ -395,7 +404,14 @@ __attribute__((noinline)) void wgmma(Element element, int n, bool a_mn_major, bo
                                      void* d, uint64_t a, uint64_t b, bool accumulate,
                                      Site site) {
   WgmmaArguments arguments{
-      {element, n, a_mn_major, b_mn_major, accumulate, a, b, {}, site, 0}, d};
+      {element, n, a_mn_major, b_mn_major, accumulate, a, b, {}, {}, site, 0}, d, nullptr};
+  meet_warp(issue_wgmma, &arguments, site, CALLER);
+}
+
+__attribute__((noinline)) void wgmma_registers(int n, void* d, const void* a, uint64_t b,
+                                               bool accumulate, Site site) {
+  WgmmaArguments arguments{
+      {Element::tf32, n, false, false, accumulate, 0, b, {}, {}, site, 0}, d, a};
   meet_warp(issue_wgmma, &arguments, site, CALLER);
 }
 

@@ -1,0 +1,275 @@
+// C[M, N] = A[M, K] B[K, N] with M up to 8 (or N, by C^T = B^T A^T): B goes straight to registers.
+//
+// ADDS           nothing stands between memory and the tensor cores: no shared memory, no barrier, no
+//                tensor map. Which of the sixteen k of an mma is which does not matter as long as A
+//                and B agree, so each thread loads 16 bytes along a row and has its fragments. The
+//                warps of a block divide K, and no block waits for another.
+// STILL MISSING  from 9 rows on A would cost as much to load as B (skinny.cu).
+//
+// grid       one cluster per COLS columns of C, and matrix of the batch
+// cluster    1 to MOST_SPLITS blocks, each with its part of K
+// block      up to MOST_WARPS warps, which take steps of K in turn and add their sums at the end
+// warp       COLS columns by 8 rows; mma 16 x 8 x 16, whose 16 rows are columns of B
+#include <algorithm>
+
+#include "epilogue.cuh"
+#include "gemv.cuh"
+#include "order.cuh"
+#include "select.cuh"
+#include "tensor_map.cuh"
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+constexpr int MOST_M = 8;
+constexpr int MOST_SPLITS = 8;
+constexpr int MOST_WARPS = 16;
+constexpr int STEP_K = 32;  // of one 16-byte vector of A for each thread
+
+// How far a warp loads ahead, in steps of STEP_K, and its columns: with B stored by columns (K-major)
+// a thread loads its row g and row g + 8, with B stored by rows 8 columns of 8 rows.
+template <bool K_MAJOR>
+struct Shape {
+  static constexpr int COLS = K_MAJOR ? 16 : 64;
+  static constexpr int VECTORS = K_MAJOR ? 2 : 8;  // of 16 bytes, a thread and step
+  static constexpr int AHEAD = K_MAJOR ? 4 : 2;
+  static constexpr int TILES = COLS / 16;
+};
+
+struct Operands {
+  const uint16_t *a, *b;
+  int64_t a_stride, a_step, b_stride;  // elements between rows of A, its neighbours along K, B's rows
+  int64_t a_batch, b_batch;
+  bool a_vectors;  // 16-byte vectors along the rows of A
+  int M, N, K;
+};
+
+__device__ __forceinline__ uint4 zeros() { return make_uint4(0, 0, 0, 0); }
+
+// Eight elements `step` apart, of which the first `inside` exist; zeros for the others.
+__device__ __forceinline__ uint4 load_some(const uint16_t* from, int64_t step, int inside) {
+  union {
+    uint16_t elements[8];
+    uint4 vector;
+  } eight{};
+#pragma unroll
+  for (int e = 0; e < 8; ++e)
+    if (e < inside) eight.elements[e] = from[e * step];
+  return eight.vector;
+}
+
+// Of two words that hold two columns of two rows of k, one column's elements.
+__device__ __forceinline__ uint32_t even(uint32_t k0, uint32_t k1) {
+  return __byte_perm(k0, k1, 0x5410);
+}
+__device__ __forceinline__ uint32_t odd(uint32_t k0, uint32_t k1) {
+  return __byte_perm(k0, k1, 0x7632);
+}
+
+template <bool K_MAJOR>
+struct Step {
+  uint4 a, b[Shape<K_MAJOR>::VECTORS];
+
+  // Loads step `k`, whose 32 elements along K all exist if `whole`. `columns` of B from `n` on exist.
+  __device__ __forceinline__ void load(const Operands& o, int n, int k, bool whole, int columns) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int mine = k + 8 * t, inside = whole ? 8 : o.K - mine;
+    a = zeros();
+    if (g < o.M) {
+      const uint16_t* from = o.a + g * o.a_stride + mine * o.a_step;
+      a = o.a_vectors && inside >= 8 ? *reinterpret_cast<const uint4*>(from)
+                                     : load_some(from, o.a_step, inside);
+    }
+    if constexpr (K_MAJOR) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int column = g + 8 * i < columns ? g + 8 * i : columns - 1;
+        const uint16_t* from = o.b + (n + column) * o.b_stride + mine;
+        b[i] = inside >= 8 ? ld_global_evict_first<256>(from) : load_some(from, 1, inside);
+      }
+    } else {
+      const int columns_here = columns - 8 * g;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint16_t* from = o.b + (mine + i) * o.b_stride + n + 8 * g;
+        if (i >= inside)
+          b[i] = zeros();
+        else
+          b[i] = columns_here >= 8 ? ld_global_evict_first<64>(from) : load_some(from, 1, columns_here);
+      }
+    }
+  }
+
+  // Brings step `k` of B into the L2.
+  static __device__ __forceinline__ void prefetch(const Operands& o, int n, int k, int columns) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (K_MAJOR) {  // 64 bytes of 16 columns
+      if (lane < columns && lane < 16) prefetch_global_l2(o.b + (n + lane) * o.b_stride + k);
+    } else {  // 128 bytes of 32 rows
+      prefetch_global_l2(o.b + (k + lane) * o.b_stride + n);
+    }
+  }
+
+  template <typename In>
+  __device__ __forceinline__ void multiply(float (&d)[Shape<K_MAJOR>::TILES][4]) const {
+    if constexpr (K_MAJOR) {
+      mma_m16n8k16<In>(d[0], {b[0].x, b[1].x, b[0].y, b[1].y}, a.x, a.y);
+      mma_m16n8k16<In>(d[0], {b[0].z, b[1].z, b[0].w, b[1].w}, a.z, a.w);
+    } else {
+      multiply_columns<In>(d[0], d[1], &uint4::x, &uint4::z);
+      multiply_columns<In>(d[2], d[3], &uint4::y, &uint4::w);
+    }
+  }
+
+  // Columns 8 g + 2 w and 8 g + 2 w + 4, where `low` is word w of a vector and `high` word w + 2, to
+  // d0, and their neighbours to d1.
+  template <typename In>
+  __device__ __forceinline__ void multiply_columns(float (&d0)[4], float (&d1)[4],
+                                                   uint32_t uint4::* low,
+                                                   uint32_t uint4::* high) const {
+#pragma unroll
+    for (int k = 0; k < 8; k += 4) {
+      const uint32_t a0 = k == 0 ? a.x : a.z, a1 = k == 0 ? a.y : a.w;
+      mma_m16n8k16<In>(d0,
+                       {even(b[k].*low, b[k + 1].*low), even(b[k].*high, b[k + 1].*high),
+                        even(b[k + 2].*low, b[k + 3].*low), even(b[k + 2].*high, b[k + 3].*high)},
+                       a0, a1);
+      mma_m16n8k16<In>(d1,
+                       {odd(b[k].*low, b[k + 1].*low), odd(b[k].*high, b[k + 1].*high),
+                        odd(b[k + 2].*low, b[k + 3].*low), odd(b[k + 2].*high, b[k + 3].*high)},
+                       a0, a1);
+    }
+  }
+};
+
+template <typename Out>
+__device__ __forceinline__ void store(const PlainOutput& c, const Epilogue<float>& epilogue,
+                                      float sum, int batch, int m, int n) {
+  static_cast<Out*>(c.data)[batch * c.batch_stride + m * c.row_stride + n * c.col_stride] =
+      finished<true, Out>(epilogue, sum, m, n, batch);
+}
+
+template <typename In, typename Out, bool K_MAJOR>
+__global__ void __launch_bounds__(32 * MOST_WARPS)
+    gemv(Operands o, PlainOutput c, Epilogue<float> epilogue, int tiles, int splits) {
+  using Tile = Shape<K_MAJOR>;
+  constexpr int COLS = Tile::COLS, AHEAD = Tile::AHEAD;
+  __shared__ float sums[MOST_WARPS][MOST_M][COLS];
+  const int rank = splits > 1 ? cluster_ctarank() : 0;
+  const int index = blockIdx.x / splits, batch = index / tiles, n = index % tiles * COLS;
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  o.a += batch * o.a_batch;
+  o.b += batch * o.b_batch;
+  const int columns = o.N - n < COLS ? o.N - n : COLS;
+
+  // Steps warp, warp + warps, ... of this block's are this warp's.
+  const int64_t steps = (o.K - 1) / STEP_K + 1;
+  const int first = steps * rank / splits, last = steps * (rank + 1) / splits;
+  const int whole = o.K / STEP_K < last ? o.K / STEP_K : last;
+  float d[Tile::TILES][4] = {};
+  Step<K_MAJOR> ahead[AHEAD];
+  int next = first + warp * AHEAD;
+  for (int i = 0; i < AHEAD; ++i)
+    if (next + i < whole) Step<K_MAJOR>::prefetch(o, n, (next + i) * STEP_K, columns);
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i)
+    if (next + i < whole) ahead[i].load(o, n, (next + i) * STEP_K, true, columns);
+  for (int step = next; step < whole; step = next) {
+    next = step + warps * AHEAD;
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      if (step + i < whole) ahead[i].template multiply<In>(d);
+      if (next + i < whole) ahead[i].load(o, n, (next + i) * STEP_K, true, columns);
+    }
+  }
+  if (whole < last && warp == 0) {
+    ahead[0].load(o, n, whole * STEP_K, false, columns);
+    ahead[0].template multiply<In>(d);
+  }
+
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int j = 0; j < Tile::TILES; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = K_MAJOR ? g + i / 2 * 8 : 8 * g + j + i / 2 * 4;
+      sums[warp][2 * t + i % 2][column] = d[j][i];
+    }
+  __syncthreads();
+  float* all = &sums[0][0][0];
+  for (int i = threadIdx.x; i < o.M * COLS; i += blockDim.x) {
+    float sum = all[i];
+    for (int w = 1; w < warps; ++w) sum += all[w * MOST_M * COLS + i];
+    if (splits > 1)
+      all[i] = sum;
+    else if (i % COLS < columns)
+      store<Out>(c, epilogue, sum, batch, i / COLS, n + i % COLS);
+  }
+  if (splits > 1) {
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+    for (int i = rank * blockDim.x + threadIdx.x; i < o.M * COLS; i += splits * blockDim.x) {
+      float sum = 0;
+      for (int p = 0; p < splits; ++p) sum += ld_shared_cluster(shared_address(all + i), p);
+      if (i % COLS < columns) store<Out>(c, epilogue, sum, batch, i / COLS, n + i % COLS);
+    }
+    // No block leaves while another may still read its sums.
+    barrier_cluster_arrive_relaxed();
+    barrier_cluster_wait();
+  }
+}
+
+struct Plan {
+  int splits, warps;
+};
+
+// Eight warps to a block and several blocks to an SM; where there are few tiles, sixteen warps, and
+// clusters that divide K.
+Plan plan_of(const Gemm& gemm, int64_t tiles, int sms) {
+  if (gemm.config != 0)
+    return {std::min(gemm.setting(0), MAX_CLUSTER), std::min(gemm.setting(1), MOST_WARPS)};
+  int splits = 1;
+  while (tiles * splits * 2 <= sms && splits < std::min(MOST_SPLITS, MAX_CLUSTER)) splits *= 2;
+  return {splits, tiles * splits <= 2 * sms ? 16 : 8};
+}
+
+}  // namespace
+
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const Gemm gemm = asked.c.rows <= asked.c.cols ? asked : transposed(asked);
+  if (gemm.c.rows > MOST_M) return cudaErrorInvalidValue;
+  // B's neighbours lie along K, or along N.
+  const bool k_major = column_major(gemm.b);
+  const int64_t b_stride = k_major ? gemm.b.col_stride : gemm.b.row_stride;
+  const Matrix& a = gemm.a;
+  const Operands o{static_cast<const uint16_t*>(a.data),
+                   static_cast<const uint16_t*>(gemm.b.data),
+                   a.row_stride,
+                   a.col_stride,
+                   b_stride,
+                   a.batch_stride,
+                   gemm.b.batch_stride,
+                   a.col_stride == 1 && rows_are_vectors(a, gemm.batch, gemm.in),
+                   static_cast<int>(gemm.c.rows),
+                   static_cast<int>(gemm.c.cols),
+                   static_cast<int>(a.cols)};
+  int sms = 0;
+  const int error = multiprocessors(&sms);
+  if (error != cudaSuccess) return error;
+  return with_types(gemm, [&](auto in, auto out) {
+    const auto start = [&](auto k_major) {
+      const int64_t tiles = ceil_div(o.N, Shape<k_major>::COLS);
+      if (tiles * gemm.batch > INT32_MAX / MOST_SPLITS) return int{cudaErrorInvalidConfiguration};
+      const Plan plan = plan_of(gemm, tiles * gemm.batch, sms);
+      return launch_clusters(gemv<decltype(in), decltype(out), k_major>,
+                             static_cast<unsigned>(tiles * gemm.batch), plan.splits,
+                             dim3(32 * plan.warps), 0, stream, o, plain_output(gemm.c, gemm.out),
+                             epilogue_of<float>(gemm), static_cast<int>(tiles), plan.splits);
+    };
+    return k_major ? start(std::true_type{}) : start(std::false_type{});
+  });
+}

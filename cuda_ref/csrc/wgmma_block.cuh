@@ -1,0 +1,75 @@
+// What a build of wgmma_persistent is for, one tile and one case of types, and what follows from it:
+// the warpgroups of a block, its shared memory, its registers.
+#pragma once
+
+#include "wgmma_epilogue.cuh"
+#include "wgmma_schedule.cuh"
+
+#ifndef TCGEMM_BLOCK_M  // the tile of a build that names none
+#define TCGEMM_BLOCK_M 128
+#define TCGEMM_BLOCK_N 128
+#define TCGEMM_NUM_STAGES 6
+#define TCGEMM_CHUNK_BUFFERS 2
+#define TCGEMM_PINGPONG 1
+#endif
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+constexpr int BLOCK_M = TCGEMM_BLOCK_M;
+constexpr int BLOCK_N = TCGEMM_BLOCK_N;
+constexpr int BLOCK_K = 64;
+constexpr uint32_t NUM_STAGES = TCGEMM_NUM_STAGES;
+constexpr bool PINGPONG = TCGEMM_PINGPONG;
+constexpr int GROUP_M = 2048 / BLOCK_M;
+constexpr int CONSUMERS = BLOCK_M == 64 ? 1 : BLOCK_M == 192 ? 3 : 2;
+constexpr int SHARERS = PINGPONG ? 1 : CONSUMERS;  // warpgroups that share a tile
+constexpr int MMAS = BLOCK_M / 64 / SHARERS;
+constexpr int PANELS = (BLOCK_N - 1) / PANEL + 1;  // of 64 columns of B, the last maybe in part
+constexpr int CHUNK_BUFFERS = TCGEMM_CHUNK_BUFFERS;
+constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
+constexpr uint32_t STAGE_BYTES = A_BYTES + PANELS * BYTES_PER_64_MN;
+// In this order: the ring, chunks of C, barriers.
+constexpr uint32_t CHUNKS_AT = NUM_STAGES * STAGE_BYTES;
+constexpr uint32_t BARRIERS_AT = CHUNKS_AT + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES;
+constexpr uint32_t SHARED_BYTES = BARRIERS_AT + 8 * (2 * NUM_STAGES + 2);
+// Consumers first, then the producer: a warp, or where consumers want more registers than a thread
+// has at launch, 168 of two consumers and 128 of three, a warpgroup that gives them its own:
+// 40 + 2 * 232 = 3 * 168, 32 + 3 * 160 = 4 * 128.
+constexpr bool MOVES_REGISTERS = CONSUMERS > 1;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
+constexpr int THREADS = 128 * CONSUMERS + (MOVES_REGISTERS ? 128 : 32);
+static_assert(BLOCK_M % (64 * SHARERS) == 0 && BLOCK_N % 16 == 0, "whole panels of A");
+static_assert(SHARED_BYTES <= 232448, "an SM gives a block 227 KB");
+static_assert(MMAS * BLOCK_N <= 384, "a thread has room for 192 accumulators");
+
+constexpr bool SHARES_A = BLOCK_M > BLOCK_N;  // in a cluster; else B
+template <Major MAJOR, int ROWS>
+constexpr int BOX = MAJOR == Major::K ? ROWS : 64;  // rows of M or N
+template <Major MAJOR>
+constexpr int B_ROWS = MAJOR == Major::K ? BLOCK_N : 64 * PANELS;  // that are loaded
+constexpr int A_BOX = SHARES_A ? BLOCK_M / 2 : BLOCK_M, B_BOX = SHARES_A ? BLOCK_N : BLOCK_N / 2;
+// Steps along K that are brought into the L2 while the kernel before still runs: +9 % at 512 cubed.
+// With larger tiles more blocks ask for the same bytes twice, and it costs 5 to 20 %.
+constexpr int AHEAD = BLOCK_M * BLOCK_N <= 64 * 64 ? NUM_STAGES : 0;
+using Tiles = Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>;
+
+// What a build is for: the build system compiles one case at a time. By default it is all cases.
+template <typename In, typename Out, bool PLAIN>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    PLAIN == TCGEMM_PLAIN &&
+    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
+    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
+#else
+    true;
+#endif
+
+// What the plain product does without.
+struct Plain {};
+using Fused = Epilogue<float>;
+
+}  // namespace

@@ -1,0 +1,230 @@
+"""Which settings the rungs that divide K take, and which rung a problem prefers.
+
+First the rows of the user's and of the shipped table of the GPU (tables.py), then a model of the
+time, so that an unknown GPU gets a sound choice. All is said of the problem with M <= N.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any
+
+from . import tables
+from .limits import refuse_gemv, refuse_skinny, refuse_tma
+from .tables import SETTINGS
+
+DIVIDING = tuple(SETTINGS)
+
+H200 = "nvidia-h200"
+"""The table for compute capability 9.0 where no GPU is at hand."""
+
+SMS = 132
+"""SMs of a GPU that is not there: those of an H100 or H200."""
+
+# The model, in microseconds and bytes, fitted to the H200 (reports/nvidia-h200/trials).
+START = 3.0  # from the end of the kernel before to the first bytes, and from the last to the end
+MEMORY = 4.3e6  # bytes a microsecond
+OF_AN_SM = 85e3  # bytes a microsecond from the L2 into one SM
+EXCHANGE = 1.0  # sums between the blocks of a cluster
+SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
+TILE = 2.0  # storing 128 x 128 of C
+PERSISTENT = {(128, 256): 1.15, (64, 128): 0.45}  # a tile of wgmma_persistent, a step of 64 along K
+
+TILE_K = 64
+
+
+def pack(kernel: str, plan: Mapping[str, int], turned: bool) -> int:
+    """The settings of a plan as the launcher takes them (Gemm::config); 0 without any."""
+    if any(name not in plan for name in SETTINGS[kernel]):
+        return 0
+    names = SETTINGS[kernel]
+    values = [plan["BLOCK_M" if turned and name == "BLOCK_N" else name] for name in names]
+    return sum(value << 16 * index for index, value in enumerate(values))
+
+
+@lru_cache(maxsize=4096)
+def plan(kernel: str, problem: Any) -> Mapping[str, int]:
+    """Keyword arguments of the rung's ``run``: its tile of C, and its settings on a GPU."""
+    turned = problem.M > problem.N
+    seen = transposed(problem) if turned else problem
+    gpu, sms = _gpu_of(problem)
+    if problem.device == "cpu":  # the simulator's clusters have one block
+        config = {"split_k": {"SPLITS": 1, "GROUPS": 1}, "gemv": {"SPLITS": 1, "WARPS": 8}}.get(
+            kernel, {"BLOCK_N": 64, "SPLITS": 1, "SHARED_KB": 200}
+        )
+    else:
+        rows = [table["kernels"].get(kernel, []) for table in _tables(gpu)]
+        row = tables.first([row for some in rows for row in some], seen)
+        config = row["config"] if row else fastest(kernel, seen, sms)[1]
+    return divide(kernel, config, seen, sms, turned)
+
+
+def divide(
+    kernel: str, config: Mapping[str, int], problem: Any, processors: int, turned: bool
+) -> dict[str, int]:
+    """The plan of a table's config: with the tile of C as the caller's M and N have it.
+
+    Args:
+        problem: with M <= N.
+        processors: SMs.
+        turned: the caller's problem is the transpose of this one.
+    """
+    most = max(1, -(-problem.K // TILE_K) // 2)
+    config = {**config, "SPLITS": min(config["SPLITS"], most)}
+    if kernel == "split_k":
+        return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": TILE_K, **config}
+    if kernel == "gemv":
+        wide = 16 if problem.layout[1] == "t" else 64
+        tile = {"BLOCK_M": 8, "BLOCK_N": wide}
+    else:
+        rows = _rows(problem.M)
+        wide = config["BLOCK_N"]
+        if problem.layout[0] == "t":  # such an A comes in panels of 64 rows
+            rows = wide = max(rows, 64)
+        tile = {"BLOCK_M": rows, "BLOCK_N": wide, "BLOCK_K": TILE_K}
+    if turned:
+        tile |= {"BLOCK_M": tile["BLOCK_N"], "BLOCK_N": tile["BLOCK_M"]}
+    return {**tile, **{name: value for name, value in config.items() if name != "BLOCK_N"}}
+
+
+def _rows(M: int) -> int:
+    return 16 if M <= 16 else 64 if M <= 64 else 128
+
+
+@lru_cache(maxsize=4096)
+def preferred(problem: Any) -> str:
+    """The rung that is expected to be fastest of those that divide K and wgmma_persistent."""
+    seen = transposed(problem) if problem.M > problem.N else problem
+    gpu, sms = _gpu_of(problem)
+    refusals = {"gemv": refuse_gemv, "skinny": refuse_skinny, "split_k": refuse_tma}
+    able = [name for name, refuse in refusals.items() if refuse(problem) is None]
+    if problem.batch > 1:
+        return "gemv" if "gemv" in able else "wgmma_persistent"
+    row = tables.first([row for table in _tables(gpu) for row in table["prefer"]], seen)
+    if row and row["kernel"] in (*able, "wgmma_persistent"):
+        return str(row["kernel"])
+    if "split_k" in able and not _divided_pays(seen, sms):
+        able.remove("split_k")
+    times = {name: fastest(name, seen, sms)[0] for name in able}
+    if refuse_tma(problem) is None:
+        times["wgmma_persistent"] = _persistent_us(seen, sms)
+    return min(times, key=lambda name: times[name], default="wgmma_persistent")
+
+
+LEAST_K = 2048
+"""K from which on dividing it can pay for adding the sums."""
+
+
+def _divided_pays(problem: Any, sms: int) -> bool:
+    """Whether K is long and the small tile of wgmma_persistent leaves half of the SMs idle.
+
+    Of cuBLAS on an H200, bfloat16: 512 cubed 0.88 to 0.90 by wgmma_persistent and 0.58 by split_k.
+    """
+    return problem.K >= LEAST_K and sms // 2 >= -(-problem.M // 64) * -(-problem.N // 128)
+
+
+def yields(kernel: str, problem: Any) -> bool:
+    """Whether another rung is preferred."""
+    return preferred(problem) != kernel
+
+
+def fastest(kernel: str, problem: Any, sms: int) -> tuple[float, dict[str, int]]:
+    """(microseconds, settings) of the rung's best settings by the model, for M <= N."""
+    from .candidates import candidates
+
+    return min(
+        ((modelled_us(kernel, config, problem, sms), config) for config in
+         candidates(kernel, problem, 0, sms)),
+        key=lambda pair: pair[0],
+    )  # fmt: skip
+
+
+def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) -> float:
+    """Microseconds by the model: bytes out of memory, bytes into the busiest SM, and what comes
+    before and after."""
+    M, N, K = problem.M, problem.N, problem.K
+    splits = config["SPLITS"]
+    memory = 2 * (M * K + K * N + M * N) / MEMORY
+    if kernel == "gemv":
+        blocks = -(-N // (16 if problem.layout[1] == "t" else 64)) * splits
+        flying = blocks * config["WARPS"] * 8192
+        return START + memory * max(1.05, sms * 49152 / flying) + EXCHANGE * (splits > 1)
+    tile_m, tile_n = (128, 128) if kernel == "split_k" else (_rows(M), config["BLOCK_N"])
+    tiles = -(-N // tile_n) * (-(-M // tile_m) if kernel == "split_k" else 1)
+    blocks = tiles * splits * config.get("GROUPS", 1)
+    steps = math.ceil(math.ceil(K / TILE_K) / (splits * config.get("GROUPS", 1)))
+    rounds = max(1, blocks / sms) if kernel == "skinny" else -(-blocks // sms)
+    into_sm = rounds * steps * (tile_m + tile_n) * 2 * TILE_K / OF_AN_SM
+    stored = TILE * tile_m * tile_n / 128 / 128
+    if kernel == "split_k" or splits > 1:
+        stored += EXCHANGE * (splits > 1)
+    second = SECOND_KERNEL * (config.get("GROUPS", 1) > 1)
+    return START + max(memory, into_sm) + stored + second
+
+
+def _persistent_us(problem: Any, sms: int) -> float:
+    steps = -(-problem.K // TILE_K)
+
+    def time(m: int, n: int) -> float:
+        tiles = -(-problem.M // m) * -(-problem.N // n)
+        return START + -(-tiles // sms) * (steps * PERSISTENT[m, n] + 1)
+
+    memory = 2 * (problem.M + problem.N) * problem.K / MEMORY
+    return max(START + memory, min(time(*tile) for tile in PERSISTENT))
+
+
+def transposed(problem: Any) -> Any:
+    """C' = B' A': M <= N where it was M > N."""
+    return replace(
+        problem,
+        M=problem.N,
+        N=problem.M,
+        a_strides=problem.b_strides[::-1],
+        b_strides=problem.a_strides[::-1],
+        c_strides=problem.c_strides[::-1],
+        a_alignment=problem.b_alignment,
+        b_alignment=problem.a_alignment,
+        batch_strides=(
+            problem.batch_strides[1],
+            problem.batch_strides[0],
+            problem.batch_strides[2],
+        ),
+    )
+
+
+def forget() -> None:
+    """Read all tables anew from now on."""
+    tables.forget()
+    for kept in (plan, preferred):
+        kept.cache_clear()
+
+
+def _tables(gpu: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return tables.of_user(gpu), tables.shipped(gpu)
+
+
+@cache
+def _gpu() -> tuple[str, int, int]:
+    """Name as in the table's file name, e.g. nvidia-h200, bytes of shared memory a block, SMs."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "", 0, 0
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
+    return slug, getattr(found, "shared_memory_per_block_optin", 0), found.multi_processor_count
+
+
+def _gpu_of(problem: Any) -> tuple[str, int]:
+    """(table's name, SMs) of the problem's GPU, which may be one that is not here."""
+    import torch
+
+    here = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    if here is None or problem.capability not in (None, here):
+        return (H200 if problem.capability in (None, (9, 0)) else ""), SMS
+    gpu, _, sms = _gpu()
+    return gpu, sms
