@@ -1,4 +1,4 @@
-"""The rungs that divide K: split_k, and skinny for few rows or columns."""
+"""The rungs that divide K: split_k, and skinny and gemv for few rows or columns."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tcgemm.problem import Problem
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
 NAMES = ["split_k", "skinny", "gemv"]
+BY_TMA = ["split_k", "skinny"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(F16, F16), (BF16, F32), (BF16, BF16), (F16, F32)]
 # Around the tiles' 16, 64 and 128, with K of a part of a tile, of some and of more than a ring.
@@ -60,6 +61,8 @@ def padded(rows, cols, dtype, transposed, fill):
 def test_right_at_the_edges_and_nothing_found(name, shape):
     """Both checks in every layout, rows and columns of C, with the simulator's checks on."""
     M, N, K = shape
+    if name == "gemv":  # few enough rows, and the other sizes as they are
+        M, N = (min(M, 7), N) if M <= N else (M, min(N, 7))
     cases = itertools.product(["nn", "nt", "tn", "tt"], [False, True])
     for i, (layout, turned) in enumerate(cases):
         dtype, out = PAIRS[i % 4]
@@ -78,9 +81,10 @@ def test_right_at_the_edges_and_nothing_found(name, shape):
 @pytest.mark.parametrize("order", ["reverse", "random:5"])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_order_of_threads_shows(name, order):
-    a = padded(20, 1100, F16, False, torch.randn)
+    M = 5 if name == "gemv" else 20
+    a = padded(M, 1100, F16, False, torch.randn)
     b = padded(1100, 130, F16, False, torch.randn)
-    c = torch.full((20, 130), float("nan"))
+    c = torch.full((M, 130), float("nan"))
     report = simulator.simulate(simulator.source_of(name), a, b, c, order=order)
     assert not report.findings
     assert accuracy.error_ratio(a, b, c) < 1
@@ -113,7 +117,26 @@ def test_skinny_refuses_with_the_numbers():
 @pytest.mark.parametrize("shape", [(1, 8192, 8192), (128, 4096, 4096), (4096, 16, 4096)], ids=str)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_skinny_takes_few_rows_and_few_columns(shape, layout):
-    assert choose(problem(*shape, layout=layout), "cuda").name == "skinny"
+    few = "gemv" if shape == (1, 8192, 8192) and layout[1] == "n" else "skinny"
+    assert choose(problem(*shape, layout=layout), "cuda").name == few
+
+
+def test_gemv_refuses_with_the_numbers():
+    why_not = find("cuda", "gemv").why_not
+    assert "M=9 and N=4096" in why_not(problem(9))
+    assert "B is 256-byte aligned with rows 8194" in why_not(problem(1, b_strides=(4097, 1)))
+    assert "B is 8-byte aligned" in why_not(problem(1, b_alignment=8))
+    assert "A is 8-byte aligned" in why_not(problem(4096, 1, a_alignment=8))
+    assert why_not(problem(1, a_alignment=2, a_strides=(9, 3))) is None
+
+
+def test_few_rows_that_tma_cannot_read_go_to_gemv():
+    assert choose(problem(4, a_strides=(4099, 1)), "cuda").name == "gemv"
+
+
+def test_batches_of_few_rows_go_to_gemv():
+    asked = problem(4, batch=3, batch_strides=(4 * 4096, 4096 * 4096, 4 * 4096))
+    assert choose(asked, "cuda").name == "gemv"
 
 
 @pytest.mark.parametrize(
@@ -127,9 +150,8 @@ def test_skinny_takes_few_rows_and_few_columns(shape, layout):
         ((4096, 2112, 7168), "wgmma_persistent"),
         ((128, 28672, 4096), "wgmma_persistent"),
         ((64, 28672, 4096), "skinny"),
-        # Not checked on a GPU where tiles are not whole: by name only.
-        ((64, 28680, 4096), "wgmma_persistent"),
-        ((256, 264, 16384), "wgmma_persistent"),
+        ((64, 28680, 4096), "skinny"),
+        ((256, 264, 16384), "split_k"),
     ],
 )
 def test_the_choice_is_the_rung_measured_fastest(shape, name):
@@ -146,6 +168,8 @@ DEEP = [
     ("skinny", (4096, 16, 4096)),
     ("split_k", (256, 256, 16384)),
     ("split_k", (300, 520, 8192)),
+    ("gemv", (5, 4096, 14336)),
+    ("gemv", (4096, 1, 8192)),
 ]
 
 
@@ -197,7 +221,17 @@ report = cache(inspection.compile_only)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", NAMES)
+def test_gemv_loads_vectors_and_spills_nothing():
+    made = report("gemv", "sm_90a")
+    assert made.spill_bytes == 0
+    for kernel in made.kernels:
+        assert kernel.sass["HMMA"] > 0
+        assert kernel.sass["LDG"] > 0
+        assert kernel.sass["UTMALDG"] == 0
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", BY_TMA)
 def test_nothing_is_spilled_or_serialized(name):
     made = report(name, "sm_90a")
     assert made.spill_bytes == 0

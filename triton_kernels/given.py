@@ -126,7 +126,8 @@ def arguments(
         B_TRANSPOSED=b_transposed,
         TERMS=2 if compute == "tf32x3" else 1,
         BATCHED=batches > 1,
-        PROMOTE=compute == "tf32x3" or (a.itemsize == 1 and compute == "float32"),
+        PROMOTE=compute == "tf32x3"
+        or (fusion is not None and a.itemsize == 1 and compute == "float32"),
         FUSED=finishes(fusion),
         STAGED=staged is not None,
         **{name: constants[name] for name in FINISHING},

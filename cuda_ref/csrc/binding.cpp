@@ -1,9 +1,9 @@
 // The one place where torch meets a rung: tensors in, pointers and strides out.
 //
 // Compiled once for each rung, which passes its operator's name as TCGEMM_OPERATOR. The operators
-// are tcgemm_cuda::NAME(Tensor a, Tensor b, Tensor(c!) c, int config=0) -> (), the plain
-// product, which costs least to call, and tcgemm_cuda::NAME.fused, which takes all that a Gemm holds. All matrices have
-// two dimensions, or all three, the first of which is the batch.
+// are tcgemm_cuda::NAME(Tensor a, Tensor b, Tensor(c!) c, int config=0) -> (), the plain product,
+// which costs least to call, and tcgemm_cuda::NAME.fused, which takes all that a Gemm holds. All
+// matrices have two dimensions, or all three, the first of which is the batch.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -130,7 +130,8 @@ void run_fused(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(tcgemm_cuda, library) {
-  library.def(TCGEMM_STRING(TCGEMM_OPERATOR) "(Tensor a, Tensor b, Tensor(c!) c, int config=0) -> ()",
+  library.def(TCGEMM_STRING(TCGEMM_OPERATOR)
+              "(Tensor a, Tensor b, Tensor(c!) c, int config=0) -> ()",
               torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(run)));
   library.def(TCGEMM_STRING(TCGEMM_OPERATOR)
               ".fused(Tensor a, Tensor b, Tensor(c!) c, Tensor? c_in, Tensor? bias, "

@@ -117,8 +117,8 @@ struct Share {
   __device__ int count(int rank) const { return first(rank + 1) - first(rank); }
 };
 
-// Makes `barrier` count in what the other blocks will send. By one thread; the cluster must not send
-// before all of its blocks have done so (barrier_cluster_arrive, and at the end the wait).
+// Makes `barrier` count in what the other blocks will send. By one thread; none of the cluster may
+// send before all of its blocks have done so: a barrier of the cluster stands in between.
 template <int COLS>
 __device__ __forceinline__ void expect_parts(uint32_t barrier, const Share& share, int rank) {
   mbarrier_init(barrier, 1);

@@ -1,9 +1,9 @@
 // C[M, N] = A[M, K] B[K, N] with M up to 8 (or N, by C^T = B^T A^T): B goes straight to registers.
 //
-// ADDS           nothing stands between memory and the tensor cores: no shared memory, no barrier, no
-//                tensor map. Which of the sixteen k of an mma is which does not matter as long as A
-//                and B agree, so each thread loads 16 bytes along a row and has its fragments. The
-//                warps of a block divide K, and no block waits for another.
+// ADDS           nothing stands between memory and the tensor cores: no shared memory, no barrier,
+//                no tensor map. Which of the sixteen k of an mma is which does not matter as long
+//                as A and B agree, so each thread loads 16 bytes along a row and has its fragments
+//                (gemv.cuh). The warps of a block divide K, and no block waits for another.
 // STILL MISSING  from 9 rows on A would cost as much to load as B (skinny.cu).
 //
 // grid       one cluster per COLS columns of C, and matrix of the batch
@@ -26,124 +26,6 @@ using namespace tcgemm::sm90;
 constexpr int MOST_M = 8;
 constexpr int MOST_SPLITS = 8;
 constexpr int MOST_WARPS = 16;
-constexpr int STEP_K = 32;  // of one 16-byte vector of A for each thread
-
-// How far a warp loads ahead, in steps of STEP_K, and its columns: with B stored by columns (K-major)
-// a thread loads its row g and row g + 8, with B stored by rows 8 columns of 8 rows.
-template <bool K_MAJOR>
-struct Shape {
-  static constexpr int COLS = K_MAJOR ? 16 : 64;
-  static constexpr int VECTORS = K_MAJOR ? 2 : 8;  // of 16 bytes, a thread and step
-  static constexpr int AHEAD = K_MAJOR ? 4 : 2;
-  static constexpr int TILES = COLS / 16;
-};
-
-struct Operands {
-  const uint16_t *a, *b;
-  int64_t a_stride, a_step, b_stride;  // elements between rows of A, its neighbours along K, B's rows
-  int64_t a_batch, b_batch;
-  bool a_vectors;  // 16-byte vectors along the rows of A
-  int M, N, K;
-};
-
-__device__ __forceinline__ uint4 zeros() { return make_uint4(0, 0, 0, 0); }
-
-// Eight elements `step` apart, of which the first `inside` exist; zeros for the others.
-__device__ __forceinline__ uint4 load_some(const uint16_t* from, int64_t step, int inside) {
-  union {
-    uint16_t elements[8];
-    uint4 vector;
-  } eight{};
-#pragma unroll
-  for (int e = 0; e < 8; ++e)
-    if (e < inside) eight.elements[e] = from[e * step];
-  return eight.vector;
-}
-
-// Of two words that hold two columns of two rows of k, one column's elements.
-__device__ __forceinline__ uint32_t even(uint32_t k0, uint32_t k1) {
-  return __byte_perm(k0, k1, 0x5410);
-}
-__device__ __forceinline__ uint32_t odd(uint32_t k0, uint32_t k1) {
-  return __byte_perm(k0, k1, 0x7632);
-}
-
-template <bool K_MAJOR>
-struct Step {
-  uint4 a, b[Shape<K_MAJOR>::VECTORS];
-
-  // Loads step `k`, whose 32 elements along K all exist if `whole`. `columns` of B from `n` on exist.
-  __device__ __forceinline__ void load(const Operands& o, int n, int k, bool whole, int columns) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int mine = k + 8 * t, inside = whole ? 8 : o.K - mine;
-    a = zeros();
-    if (g < o.M) {
-      const uint16_t* from = o.a + g * o.a_stride + mine * o.a_step;
-      a = o.a_vectors && inside >= 8 ? *reinterpret_cast<const uint4*>(from)
-                                     : load_some(from, o.a_step, inside);
-    }
-    if constexpr (K_MAJOR) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int column = g + 8 * i < columns ? g + 8 * i : columns - 1;
-        const uint16_t* from = o.b + (n + column) * o.b_stride + mine;
-        b[i] = inside >= 8 ? ld_global_evict_first<256>(from) : load_some(from, 1, inside);
-      }
-    } else {
-      const int columns_here = columns - 8 * g;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const uint16_t* from = o.b + (mine + i) * o.b_stride + n + 8 * g;
-        if (i >= inside)
-          b[i] = zeros();
-        else
-          b[i] = columns_here >= 8 ? ld_global_evict_first<64>(from) : load_some(from, 1, columns_here);
-      }
-    }
-  }
-
-  // Brings step `k` of B into the L2.
-  static __device__ __forceinline__ void prefetch(const Operands& o, int n, int k, int columns) {
-    const int lane = threadIdx.x % 32;
-    if constexpr (K_MAJOR) {  // 64 bytes of 16 columns
-      if (lane < columns && lane < 16) prefetch_global_l2(o.b + (n + lane) * o.b_stride + k);
-    } else {  // 128 bytes of 32 rows
-      prefetch_global_l2(o.b + (k + lane) * o.b_stride + n);
-    }
-  }
-
-  template <typename In>
-  __device__ __forceinline__ void multiply(float (&d)[Shape<K_MAJOR>::TILES][4]) const {
-    if constexpr (K_MAJOR) {
-      mma_m16n8k16<In>(d[0], {b[0].x, b[1].x, b[0].y, b[1].y}, a.x, a.y);
-      mma_m16n8k16<In>(d[0], {b[0].z, b[1].z, b[0].w, b[1].w}, a.z, a.w);
-    } else {
-      multiply_columns<In>(d[0], d[1], &uint4::x, &uint4::z);
-      multiply_columns<In>(d[2], d[3], &uint4::y, &uint4::w);
-    }
-  }
-
-  // Columns 8 g + 2 w and 8 g + 2 w + 4, where `low` is word w of a vector and `high` word w + 2, to
-  // d0, and their neighbours to d1.
-  template <typename In>
-  __device__ __forceinline__ void multiply_columns(float (&d0)[4], float (&d1)[4],
-                                                   uint32_t uint4::* low,
-                                                   uint32_t uint4::* high) const {
-#pragma unroll
-    for (int k = 0; k < 8; k += 4) {
-      const uint32_t a0 = k == 0 ? a.x : a.z, a1 = k == 0 ? a.y : a.w;
-      mma_m16n8k16<In>(d0,
-                       {even(b[k].*low, b[k + 1].*low), even(b[k].*high, b[k + 1].*high),
-                        even(b[k + 2].*low, b[k + 3].*low), even(b[k + 2].*high, b[k + 3].*high)},
-                       a0, a1);
-      mma_m16n8k16<In>(d1,
-                       {odd(b[k].*low, b[k + 1].*low), odd(b[k].*high, b[k + 1].*high),
-                        odd(b[k + 2].*low, b[k + 3].*low), odd(b[k + 2].*high, b[k + 3].*high)},
-                       a0, a1);
-    }
-  }
-};
-
 template <typename Out>
 __device__ __forceinline__ void store(const PlainOutput& c, const Epilogue<float>& epilogue,
                                       float sum, int batch, int m, int n) {
@@ -214,7 +96,7 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
     barrier_cluster_wait();
     for (int i = rank * blockDim.x + threadIdx.x; i < o.M * COLS; i += splits * blockDim.x) {
       float sum = 0;
-      for (int p = 0; p < splits; ++p) sum += ld_shared_cluster(shared_address(all + i), p);
+      for (int p = 0; p < splits; ++p) sum += ld_shared_cluster(sm90::shared_address(all + i), p);
       if (i % COLS < columns) store<Out>(c, epilogue, sum, batch, i / COLS, n + i % COLS);
     }
     // No block leaves while another may still read its sums.

@@ -83,12 +83,6 @@ __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], uint64_t a, uin
 }
 
 template <typename In, Major A, Major B>
-__device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b,
-                                                 bool accumulate) {
-  TCGEMM_WGMMA_16_BITS(96, "m64n192k16", "%96", "%97", "%98", ", 1, 1, %99, %100");
-}
-
-template <typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b,
                                                  bool accumulate) {
   TCGEMM_WGMMA_16_BITS(128, "m64n256k16", "%128", "%129", "%130", ", 1, 1, %131, %132");

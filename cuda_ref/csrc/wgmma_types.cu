@@ -32,8 +32,8 @@ constexpr int SPLITTERS = 3;  // warps
 constexpr uint32_t SHARED_BYTES = 232448;  // 227 KB, what an SM gives a block
 constexpr uint32_t BARRIER_BYTES = 256;
 
-// One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile belongs
-// to one consumer, else to all, one below the other. RATE: speed of a busy SM, percent of the first.
+// One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile is
+// one consumer's, else all work on it, in turn downwards. RATE: speed of a busy SM, % of the first.
 template <typename Mode, int RATE_, int CONSUMERS_, int HALVES_, int N_, bool PINGPONG_ = false,
           int SETS_ = 1>
 struct Tiling {

@@ -137,14 +137,6 @@ inline void prefetch_global_l2(const void*) {}
 inline float ld_shared_cluster(uint32_t at, uint32_t) {
   return *static_cast<const float*>(simulator::shared_pointer(at));
 }
-template <typename In>
-inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                         TCGEMM_HERE) {
-  using simulator::Element;
-  const Element in = std::is_same_v<In, __half> ? Element::f16 : Element::bf16;
-  const uint32_t b[2] = {b0, b1};
-  simulator::mma_ptx(16, in, Element::f32, in, d, a, b, d, site);
-}
 inline void st_shared_v2(uint32_t shared, float x, float y) {
   *static_cast<float2*>(simulator::shared_pointer(shared)) = make_float2(x, y);
 }

@@ -1,0 +1,157 @@
+"""Which settings CUDA's rungs take: tables, the user's own, and the model."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+
+import pytest
+
+from tcgemm.dispatch import choose, find
+from tcgemm.problem import Problem
+
+plans = import_module("tcgemm.cuda_ref.plans")
+tables = import_module("tcgemm.cuda_ref.tables")
+candidates = import_module("tcgemm.cuda_ref.candidates")
+
+SHAPES = [
+    (1, 8192, 8192),
+    (3, 1000, 333),
+    (16, 4096, 4096),
+    (64, 28672, 4096),
+    (128, 8192, 8192),
+    (256, 256, 16384),
+    (7, 7, 7),
+]
+
+
+def problem(M, N, K, layout="nt", **changes):
+    a = (K, 1) if layout[0] == "n" else (1, M)
+    b = (N, 1) if layout[1] == "n" else (1, K)
+    return Problem(M, N, K, "bfloat16", "bfloat16", a, b, (N, 1), capability=(9, 0), **changes)
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """Writes the user's own table of the H200."""
+    monkeypatch.setenv(tables.FOLDER_VARIABLE, str(tmp_path))
+
+    def write(table):
+        text = table if isinstance(table, str) else json.dumps(table)
+        tables.user_path("nvidia-h200").write_text(text)
+        plans.forget()
+
+    yield write
+    plans.forget()
+
+
+def test_the_shipped_table_is_one():
+    table = tables.shipped("nvidia-h200")
+    assert table["kernels"]["skinny"]
+    assert table["prefer"]
+    tables.check(table)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_transposed_problem_has_the_transposed_plan(shape, layout):
+    M, N, K = shape
+    flip = {"n": "t", "t": "n"}
+    there = problem(N, M, K, flip[layout[1]] + flip[layout[0]])
+    for kernel in ("skinny", "gemv"):
+        if find("cuda", kernel).why_not(problem(*shape, layout)) is not None or M == N:
+            continue
+        one, other = plans.plan(kernel, problem(*shape, layout)), plans.plan(kernel, there)
+        swapped = {**other, "BLOCK_M": other["BLOCK_N"], "BLOCK_N": other["BLOCK_M"]}
+        assert one == swapped
+        assert plans.pack(kernel, one, False) == plans.pack(kernel, other, True) > 0
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kernel", candidates.RUNGS)
+def test_no_part_of_k_is_empty(kernel, shape):
+    steps = -(-shape[2] // 64)
+    for capability in ((9, 0), None):
+        plan = plans.plan(kernel, problem(*shape))
+        assert plan["SPLITS"] * plan.get("GROUPS", 1) <= max(1, steps // 2), capability
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_model_has_settings_for_a_gpu_without_a_table(shape, monkeypatch):
+    monkeypatch.setattr(plans, "_gpu_of", lambda problem: ("", 114))
+    plans.forget()
+    for kernel in candidates.RUNGS:
+        plan = plans.plan(kernel, problem(*shape))
+        assert set(tables.SETTINGS[kernel]) <= set(plan)
+    assert plans.preferred(problem(*shape)) in (*candidates.RUNGS, "wgmma_persistent")
+    plans.forget()
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ((256, 256, 16384), {"SPLITS": 8, "GROUPS": 2}),
+        ((384, 384, 8192), {"SPLITS": 8, "GROUPS": 1}),
+        ((512, 512, 8192), {"SPLITS": 2, "GROUPS": 4}),
+        ((256, 512, 4096), {"SPLITS": 8, "GROUPS": 1}),
+    ],
+)
+def test_the_model_finds_what_was_measured_fastest(shape, config):
+    """Of the settings of split_k timed in reports/nvidia-h200/trials/cuda-small.csv."""
+    assert plans.fastest("split_k", problem(*shape), 132)[1] == config
+
+
+def test_settings_are_packed_16_bits_each():
+    plan = {"BLOCK_M": 16, "BLOCK_N": 128, "SPLITS": 3, "SHARED_KB": 200}
+    assert plans.pack("skinny", plan, False) == 128 | 3 << 16 | 200 << 32
+    assert plans.pack("skinny", plan, True) == 16 | 3 << 16 | 200 << 32
+    assert plans.pack("skinny", {}, False) == 0
+
+
+def test_the_user_s_rows_come_first(user):
+    asked = problem(16, 4096, 4096)
+    config = {"BLOCK_N": 128, "SPLITS": 4, "SHARED_KB": 72}
+    user(
+        {
+            "kernels": {"skinny": [{"when": {"N_max": 4096}, "config": config}]},
+            "prefer": [{"when": {"M_max": 16}, "kernel": "wgmma_persistent"}],
+        }
+    )
+    plan = find("cuda", "skinny").plan(asked)
+    assert (plan["BLOCK_N"], plan["SPLITS"], plan["SHARED_KB"]) == (128, 4, 72)
+    assert choose(asked, "cuda").name == "wgmma_persistent"
+    assert find("cuda", "skinny").plan(problem(16, 8192, 4096))["SHARED_KB"] != 72
+
+
+WRONG = {
+    "no JSON": "{",
+    "a list": "[]",
+    "an unknown rung": {"kernels": {"naive": []}},
+    "a setting is missing": {"kernels": {"skinny": [{"config": {"BLOCK_N": 64}}]}},
+    "no whole number": {"kernels": {"gemv": [{"config": {"SPLITS": 1.5, "WARPS": 8}}]}},
+    "an unknown condition": {"prefer": [{"when": {"O_max": 1}, "kernel": "skinny"}]},
+    "prefers an unknown rung": {"prefer": [{"kernel": "fast"}]},
+}
+
+
+@pytest.mark.parametrize("table", WRONG.values(), ids=WRONG)
+def test_a_file_that_is_no_table_is_passed_over_with_a_warning(table, user, caplog):
+    asked = problem(16, 4096, 4096)
+    shipped = dict(find("cuda", "skinny").plan(asked))
+    user(table)
+    assert dict(find("cuda", "skinny").plan(asked)) == shipped
+    assert "is passed over" in caplog.text
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kernel", candidates.RUNGS)
+def test_candidates_fit_tables_and_differ(kernel, shape):
+    found = candidates.candidates(kernel, problem(*shape), 0, 132)
+    assert found
+    tables.check({"kernels": {kernel: [{"config": c} for c in found]}, "prefer": []})
+    assert len({tuple(c.items()) for c in found}) == len(found)
+
+
+def test_an_unknown_rung_has_no_candidates():
+    with pytest.raises(ValueError, match="choose from split_k, skinny, gemv"):
+        candidates.candidates("naive", problem(16, 64, 64), 0, 132)
