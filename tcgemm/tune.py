@@ -349,6 +349,7 @@ def tune(
             )
     import torch
 
+    from .call import forget
 
     if not torch.cuda.is_available():
         raise UnsupportedError(

@@ -14,13 +14,13 @@
   ", %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55" \
   ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define TCGEMM_NUMBERS_72 TCGEMM_NUMBERS_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define TCGEMM_NUMBERS_72 TCGEMM_NUMBERS_64 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define TCGEMM_NUMBERS_88 \
   TCGEMM_NUMBERS_72 \
   ", %72, %73, %74, %75, %76, %77, %78, %79" \
   ", %80, %81, %82, %83, %84, %85, %86, %87"
-#define TCGEMM_NUMBERS_96 \
-  TCGEMM_NUMBERS_88 \
+#define TCGEMM_NUMBERS_96 TCGEMM_NUMBERS_88 \
   ", %88, %89, %90, %91, %92, %93, %94, %95"
 #define TCGEMM_NUMBERS_128 \
   TCGEMM_NUMBERS_96 \

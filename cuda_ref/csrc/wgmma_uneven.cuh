@@ -1,5 +1,6 @@
-// wgmma with an n of 144 or 176, for tiles that fit a matrix better: D[64, n] += A[64, 16] @ B[16, n].
-// Operands, descriptors and accumulators are as in wgmma.cuh, with n / 2 accumulators a thread.
+// wgmma with an n that is no power of two, for tiles that fit a matrix better: D[64, n] +=
+// A[64, 16] @ B[16, n]. Operands, descriptors and accumulators are as in wgmma.cuh, with n / 2
+// accumulators a thread.
 #pragma once
 
 #include "wgmma.cuh"
@@ -18,6 +19,12 @@ template <typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma_m64n176k16(float (&d)[88], uint64_t a, uint64_t b,
                                                  bool accumulate) {
   TCGEMM_WGMMA_16_BITS(88, "m64n176k16", "%88", "%89", "%90", ", 1, 1, %91, %92");
+}
+
+template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b,
+                                                 bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(96, "m64n192k16", "%96", "%97", "%98", ", 1, 1, %99, %100");
 }
 
 }  // namespace tcgemm::sm90
