@@ -228,8 +228,8 @@ KERNELS: tuple[dict[str, Any], ...] = (
         "gemv",
         "up to 8 rows: memory to registers to mma.sync, no shared memory and no waiting in between",
         (9, 0),
-        shapes="M or N at most 8; the longer of A and B 16-byte aligned, one stride 1, rows a "
-        "multiple of 8 elements apart",
+        shapes="B, or A where M > N, 16-byte aligned, one stride 1, rows a multiple of 8 elements "
+        "apart",
         refuse=refuse_gemv,
         yields=partial(yields, "gemv"),
         plan=partial(divided_plan, "gemv"),

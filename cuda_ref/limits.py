@@ -188,19 +188,11 @@ def refuse_skinny(problem: Any) -> str | None:
     return refuse_tma(problem)
 
 
-GEMV_MOST = 8
-
-
 def refuse_gemv(problem: Any) -> str | None:
-    """Why neither M nor N is one narrow tile, or B has no 16-byte vectors; None when all fits.
+    """Why the operand with more rows or columns of C has no 16-byte vectors; None when it has.
 
-    Of the two operands the longer one is read in vectors; the other may lie anywhere.
+    The other operand may lie anywhere.
     """
-    if min(problem.M, problem.N) > GEMV_MOST:
-        return (
-            f"M={problem.M} and N={problem.N} and one of them must be at most {GEMV_MOST}: "
-            "skinny takes it up to 128"
-        )
     index = 1 if problem.M <= problem.N else 0
     name, shape, strides, alignment = _operands(problem)[index]
     ld, inner = _storage(shape, strides)

@@ -36,6 +36,9 @@ PERSISTENT = {(128, 256): 1.15, (64, 128): 0.45}  # a tile of wgmma_persistent, 
 
 TILE_K = 64
 
+FEW = 8
+"""Rows up to which gemv reads B once."""
+
 
 def pack(kernel: str, plan: Mapping[str, int], turned: bool) -> int:
     """The settings of a plan as the launcher takes them (Gemm::config); 0 without any."""
@@ -102,6 +105,8 @@ def preferred(problem: Any) -> str:
     gpu, sms = _gpu_of(problem)
     refusals = {"gemv": refuse_gemv, "skinny": refuse_skinny, "split_k": refuse_tma}
     able = [name for name, refuse in refusals.items() if refuse(problem) is None]
+    if seen.M > FEW and "gemv" in able:
+        able.remove("gemv")
     if problem.batch > 1:
         return "gemv" if "gemv" in able else "wgmma_persistent"
     row = tables.first([row for table in _tables(gpu) for row in table["prefer"]], seen)

@@ -75,7 +75,8 @@ def test_right_in_any_order_and_nothing_found(rung, pair, order):
 
 @pytest.mark.parametrize("rung", RUNGS, ids=NAMES)
 def test_the_plain_run_is_matmul(rung):
-    dtype = torch.bfloat16 if ("bfloat16", "bfloat16") in rung.pairs else torch.int8
+    types = (torch.bfloat16, torch.int8, torch.float64)
+    dtype = next(t for t in types if any(pair[0] == str(t)[6:] for pair in rung.pairs))
     a, b = accuracy.operands(128, 320, 64, dtype, "nt", "cpu", 3)
     c = tcgemm.matmul(a, b, backend="cuda", kernel=rung.name)
     assert accuracy.error_ratio(a, b, c) <= 1

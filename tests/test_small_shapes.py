@@ -61,8 +61,6 @@ def padded(rows, cols, dtype, transposed, fill):
 def test_right_at_the_edges_and_nothing_found(name, shape):
     """Both checks in every layout, rows and columns of C, with the simulator's checks on."""
     M, N, K = shape
-    if name == "gemv":  # few enough rows, and the other sizes as they are
-        M, N = (min(M, 7), N) if M <= N else (M, min(N, 7))
     cases = itertools.product(["nn", "nt", "tn", "tt"], [False, True])
     for i, (layout, turned) in enumerate(cases):
         dtype, out = PAIRS[i % 4]
@@ -81,10 +79,9 @@ def test_right_at_the_edges_and_nothing_found(name, shape):
 @pytest.mark.parametrize("order", ["reverse", "random:5"])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_order_of_threads_shows(name, order):
-    M = 5 if name == "gemv" else 20
-    a = padded(M, 1100, F16, False, torch.randn)
+    a = padded(20, 1100, F16, False, torch.randn)
     b = padded(1100, 130, F16, False, torch.randn)
-    c = torch.full((M, 130), float("nan"))
+    c = torch.full((20, 130), float("nan"))
     report = simulator.simulate(simulator.source_of(name), a, b, c, order=order)
     assert not report.findings
     assert accuracy.error_ratio(a, b, c) < 1
@@ -123,7 +120,6 @@ def test_skinny_takes_few_rows_and_few_columns(shape, layout):
 
 def test_gemv_refuses_with_the_numbers():
     why_not = find("cuda", "gemv").why_not
-    assert "M=9 and N=4096" in why_not(problem(9))
     assert "B is 256-byte aligned with rows 8194" in why_not(problem(1, b_strides=(4097, 1)))
     assert "B is 8-byte aligned" in why_not(problem(1, b_alignment=8))
     assert "A is 8-byte aligned" in why_not(problem(4096, 1, a_alignment=8))

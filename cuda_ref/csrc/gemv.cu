@@ -1,12 +1,12 @@
-// C[M, N] = A[M, K] B[K, N] with M up to 8 (or N, by C^T = B^T A^T): B goes straight to registers.
+// C[M, N] = A[M, K] B[K, N] for M up to 8 (or N, by C^T = B^T A^T): B goes straight to registers.
 //
 // ADDS           nothing stands between memory and the tensor cores: no shared memory, no barrier,
 //                no tensor map. Which of the sixteen k of an mma is which does not matter as long
 //                as A and B agree, so each thread loads 16 bytes along a row and has its fragments
 //                (gemv.cuh). The warps of a block divide K, and no block waits for another.
-// STILL MISSING  from 9 rows on A would cost as much to load as B (skinny.cu).
+// STILL MISSING  with more than 8 rows B is read again for each 8 of them (skinny.cu).
 //
-// grid       one cluster per COLS columns of C, and matrix of the batch
+// grid       one cluster per COLS columns and BLOCK_M rows of C, and matrix of the batch
 // cluster    1 to MOST_SPLITS blocks, each with its part of K
 // block      up to MOST_WARPS warps, which take steps of K in turn and add their sums at the end
 // warp       COLS columns by 8 rows; mma 16 x 8 x 16, whose 16 rows are columns of B
@@ -23,7 +23,7 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
-constexpr int MOST_M = 8;
+constexpr int BLOCK_M = 8;
 constexpr int MOST_SPLITS = 8;
 constexpr int MOST_WARPS = 16;
 template <typename Out>
@@ -35,16 +35,19 @@ __device__ __forceinline__ void store(const PlainOutput& c, const Epilogue<float
 
 template <typename In, typename Out, bool K_MAJOR>
 __global__ void __launch_bounds__(32 * MOST_WARPS)
-    gemv(Operands o, PlainOutput c, Epilogue<float> epilogue, int tiles, int splits) {
+    gemv(Operands o, PlainOutput c, Epilogue<float> epilogue, int tiles_m, int tiles_n,
+         int splits) {
   using Tile = Shape<K_MAJOR>;
   constexpr int COLS = Tile::COLS, AHEAD = Tile::AHEAD;
-  __shared__ float sums[MOST_WARPS][MOST_M][COLS];
+  __shared__ float sums[MOST_WARPS][BLOCK_M][COLS];
   const int rank = splits > 1 ? cluster_ctarank() : 0;
-  const int index = blockIdx.x / splits, batch = index / tiles, n = index % tiles * COLS;
+  const int index = blockIdx.x / splits, n = index % tiles_n * COLS;
+  const int m = index / tiles_n % tiles_m * BLOCK_M, batch = index / tiles_n / tiles_m;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  o.a += batch * o.a_batch;
+  o.a += batch * o.a_batch + m * o.a_stride;
   o.b += batch * o.b_batch;
-  const int columns = o.N - n < COLS ? o.N - n : COLS;
+  o.M = min(o.M - m, BLOCK_M);
+  const int columns = min(o.N - n, COLS);
 
   // Steps warp, warp + warps, ... of this block's are this warp's.
   const int64_t steps = (o.K - 1) / STEP_K + 1;
@@ -85,11 +88,11 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
   float* all = &sums[0][0][0];
   for (int i = threadIdx.x; i < o.M * COLS; i += blockDim.x) {
     float sum = all[i];
-    for (int w = 1; w < warps; ++w) sum += all[w * MOST_M * COLS + i];
+    for (int w = 1; w < warps; ++w) sum += all[w * BLOCK_M * COLS + i];
     if (splits > 1)
       all[i] = sum;
     else if (i % COLS < columns)
-      store<Out>(c, epilogue, sum, batch, i / COLS, n + i % COLS);
+      store<Out>(c, epilogue, sum, batch, m + i / COLS, n + i % COLS);
   }
   if (splits > 1) {
     barrier_cluster_arrive();
@@ -97,7 +100,7 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
     for (int i = rank * blockDim.x + threadIdx.x; i < o.M * COLS; i += splits * blockDim.x) {
       float sum = 0;
       for (int p = 0; p < splits; ++p) sum += ld_shared_cluster(sm90::shared_address(all + i), p);
-      if (i % COLS < columns) store<Out>(c, epilogue, sum, batch, i / COLS, n + i % COLS);
+      if (i % COLS < columns) store<Out>(c, epilogue, sum, batch, m + i / COLS, n + i % COLS);
     }
     // No block leaves while another may still read its sums.
     barrier_cluster_arrive_relaxed();
@@ -123,7 +126,6 @@ Plan plan_of(const Gemm& gemm, int64_t tiles, int sms) {
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = asked.c.rows <= asked.c.cols ? asked : transposed(asked);
-  if (gemm.c.rows > MOST_M) return cudaErrorInvalidValue;
   // B's neighbours lie along K, or along N.
   const bool k_major = column_major(gemm.b);
   const int64_t b_stride = k_major ? gemm.b.col_stride : gemm.b.row_stride;
@@ -144,13 +146,14 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   return with_types(gemm, [&](auto in, auto out) {
     const auto start = [&](auto k_major) {
-      const int64_t tiles = ceil_div(o.N, Shape<k_major>::COLS);
-      if (tiles * gemm.batch > INT32_MAX / MOST_SPLITS) return int{cudaErrorInvalidConfiguration};
-      const Plan plan = plan_of(gemm, tiles * gemm.batch, sms);
+      const int64_t tiles_m = ceil_div(o.M, BLOCK_M), tiles_n = ceil_div(o.N, Shape<k_major>::COLS);
+      const int64_t tiles = tiles_m * tiles_n * gemm.batch;
+      if (tiles > INT32_MAX / MOST_SPLITS) return int{cudaErrorInvalidConfiguration};
+      const Plan plan = plan_of(gemm, tiles, sms);
       return launch_clusters(gemv<decltype(in), decltype(out), k_major>,
-                             static_cast<unsigned>(tiles * gemm.batch), plan.splits,
-                             dim3(32 * plan.warps), 0, stream, o, plain_output(gemm.c, gemm.out),
-                             epilogue_of<float>(gemm), static_cast<int>(tiles), plan.splits);
+                             static_cast<unsigned>(tiles), plan.splits, dim3(32 * plan.warps), 0,
+                             stream, o, plain_output(gemm.c, gemm.out), epilogue_of<float>(gemm),
+                             static_cast<int>(tiles_m), static_cast<int>(tiles_n), plan.splits);
     };
     return k_major ? start(std::true_type{}) : start(std::false_type{});
   });

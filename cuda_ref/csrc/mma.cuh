@@ -1,5 +1,5 @@
-// The multiply of a warp below WMMA: ldmatrix and mma.sync, each wrapper named after its instruction.
-// In lane l, with g = l / 4 and t = l % 4.
+// The multiply of a warp below WMMA: ldmatrix and mma.sync, each wrapper named after its
+// instruction. In lane l, with g = l / 4 and t = l % 4.
 #pragma once
 
 #include <type_traits>
@@ -10,12 +10,13 @@ namespace tcgemm {
 
 #ifndef TCGEMM_SIMULATOR
 
-// The compiler works out again in every pass of a loop what it sees to be cheap. This it does not see.
+// The compiler works out again in every pass of a loop what it sees to be cheap. This it does not
+// see.
 __device__ __forceinline__ void keep_in_register(int& x) { asm volatile("" : "+r"(x)); }
 
-// Four 8 x 8 matrices of 16-bit elements. Lanes 8 i .. 8 i + 7 give the addresses of the 16-byte rows
-// of matrix i. A lane receives elements 2 t and 2 t + 1 of row g of each, or with TRANSPOSED of
-// column g.
+// Four 8 x 8 matrices of 16-bit elements. Lanes 8 i .. 8 i + 7 give the addresses of the 16-byte
+// rows of matrix i. A lane receives elements 2 t and 2 t + 1 of row g of each, or with TRANSPOSED
+// of column g.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&m)[4], uint32_t shared) {
   if constexpr (TRANSPOSED) {

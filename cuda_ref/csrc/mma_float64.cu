@@ -1,15 +1,15 @@
 // C[M, N] = A[M, K] B[K, N] in float64 by mma.sync.
 //
-// ADDS           to wmma_types, which makes an 8 x 8 x 4 instruction of each WMMA tile: 16 x 8 x 16 from
-//                sm_90 on, 8 times as much work for an instruction; and swizzled stages, so that fragments are
-//                loaded without bank conflicts in all layouts.
+// ADDS           to wmma_types, which makes an 8 x 8 x 4 instruction of each WMMA tile: 16 x 8 x 16
+//                from sm_90 on, 8 times as much work for an instruction; and swizzled stages, so
+//                that fragments are loaded without bank conflicts in all layouts.
 // STILL MISSING  nothing that the hardware has: wgmma does not multiply float64.
 //
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
 //        matrix; three to an SM, so that others multiply while one waits
 // block  2 x 2 warps step through K by BLOCK_K over NUM_STAGES stages
-// warp   WARP_M x WARP_N of C: 2 x 4 mma. 64 registers of a thread hold accumulators, 32 the elements
-//        of B and 32 two parts of A: one is loaded while the other is multiplied
+// warp   WARP_M x WARP_N of C: 2 x 4 mma. 64 registers of a thread hold accumulators, 32 the
+//        elements of B and 32 two parts of A: one is loaded while the other is multiplied
 #include "mma.cuh"
 #include "order.cuh"
 #include "select.cuh"
@@ -38,8 +38,8 @@ constexpr int TILES_N = WARP_N / MMA_N;
 constexpr int A_BYTES = BLOCK_M * BLOCK_K * 8;
 constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * BLOCK_K * 8;
 constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
-// The tile of C takes the place of the stages once they are used up. 64 bytes more in a row, and the 2
-// rows that a quarter of a warp writes meet in no bank.
+// The tile of C takes the place of the stages once they are used up. 64 bytes more in a row, and
+// the 2 rows that a quarter of a warp writes meet in no bank.
 constexpr int C_LD = BLOCK_N + 8;
 constexpr int C_BYTES = BLOCK_M * C_LD * 8;
 constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
@@ -47,8 +47,8 @@ constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 static_assert(BLOCK_K == MMA_K);
 static_assert(TILES_M % 2 == 0, "part 0 of every stage is in the same registers");
 
-// Where a lane finds its elements of an operand, in bytes from the operand's tile. With g = lane / 4
-// and t = lane % 4, element (h, q) of 16 x 16 part i is m or n g + 8 h of the part at k 4 q + t.
+// Where a lane finds its elements of an operand, in bytes from the operand's tile. With g = lane /
+// 4 and t = lane % 4, element (h, q) of 16 x 16 part i is m or n g + 8 h of the part at k 4 q + t.
 template <typename Tile>
 struct Elements {
   static constexpr bool K_MAJOR = Tile::K_MAJOR;
@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     load_first(stages);
   }
 
-  int now = 0, free = STAGES_BYTES - STAGE_BYTES;  // where the stage is that is multiplied, or filled
+  // Where the stage is that is multiplied, or filled.
+  int now = 0, free = STAGES_BYTES - STAGE_BYTES;
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
     load_stage(stages + free, k_tile + NUM_STAGES - 1);
 #pragma unroll

@@ -1,9 +1,9 @@
 // C[M, N] = A[M, K] B[K, N] with the instructions below WMMA: ldmatrix and mma.sync.
 //
-// ADDS           a known place for every element. Shared memory is swizzled instead of padded: no bank
-//                conflicts, no sector fetched twice, and room for steps of 64 along K. ldmatrix reads
-//                its rows or, transposed, its columns; from one to the next an address changes by a
-//                constant, or by an XOR with one.
+// ADDS           a known place for every element. Shared memory is swizzled instead of padded: no
+//                bank conflicts, no sector fetched twice, and room for steps of 64 along K.
+//                ldmatrix reads its rows or, transposed, its columns; from one to the next an
+//                address changes by a constant, or by an XOR with one.
 // STILL MISSING  Hopper's own instructions: mma.sync reaches two thirds of its tensor cores' rate,
 //                every operand passes through registers, and every thread takes part in the copies
 //                (wgmma_tma.cu).
@@ -11,8 +11,8 @@
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
 //        matrix; one to an SM
 // block  2 x 4 warps step through K by BLOCK_K over NUM_STAGES stages
-// warp   WARP_M x WARP_N of C: 4 x 8 mma of 16 x 8 x 16. 128 registers of a thread hold accumulators,
-//        and two sets of 32 the fragments
+// warp   WARP_M x WARP_N of C: 4 x 8 mma of 16 x 8 x 16. 128 registers of a thread hold
+//        accumulators, and two sets of 32 the fragments
 #include "mma.cuh"
 #include "order.cuh"
 #include "select.cuh"
@@ -42,8 +42,8 @@ constexpr int PAIRS_N = WARP_N / (2 * MMA_N);  // one ldmatrix brings B for two 
 constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2;
 constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * BLOCK_K * 2;
 constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
-// The tile of C takes the place of the stages once they are used up. 8 floats more in a row, and the
-// 4 rows that half a warp writes meet in no bank.
+// The tile of C takes the place of the stages once they are used up. 8 floats more in a row, and
+// the 4 rows that half a warp writes meet in no bank.
 constexpr int C_LD = BLOCK_N + 8;
 constexpr int C_BYTES = BLOCK_M * C_LD * 4;
 constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
@@ -60,8 +60,8 @@ constexpr bool BUILT =
     true;
 #endif
 
-// Where a lane finds its rows for ldmatrix, in bytes from the operand's tile. A 16 x 16 part has four
-// matrices: from one to the next A goes along M first, B along K first.
+// Where a lane finds its rows for ldmatrix, in bytes from the operand's tile. A 16 x 16 part has
+// four matrices: from one to the next A goes along M first, B along K first.
 template <typename Tile, bool IS_A>
 struct Rows {
   static constexpr bool K_MAJOR = Tile::K_MAJOR;
@@ -70,7 +70,8 @@ struct Rows {
   __device__ explicit Rows(int warp_mn) {
     const int line = threadIdx.x % 8, near = threadIdx.x / 8 % 2, far = threadIdx.x / 16 % 2;
     const int mn = IS_A ? near : far, k = IS_A ? far : near;  // in units of 8
-    first = K_MAJOR ? Tile::at(warp_mn + 8 * mn + line, k) : Tile::at(8 * k + line, warp_mn / 8 + mn);
+    first = K_MAJOR ? Tile::at(warp_mn + 8 * mn + line, k)
+                    : Tile::at(8 * k + line, warp_mn / 8 + mn);
     keep_in_register(first);
   }
   // Of part i along M or N at a step along K. Whole units exchange places within aligned groups of
@@ -153,7 +154,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     load_fragments(first, 0);
   }
 
-  int now = 0, free = STAGES_BYTES - STAGE_BYTES;  // where the stage is that is multiplied, or filled
+  // Where the stage is that is multiplied, or filled.
+  int now = 0, free = STAGES_BYTES - STAGE_BYTES;
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -227,7 +229,9 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
       using In = decltype(in);
       using Out = decltype(out);
       if constexpr (BUILT<In, true>) {
-        if (is_plain(gemm)) return with(mma_multistage_kernel<false, In, Out, a_t.value, b_t.value>);
+        if (is_plain(gemm)) {
+          return with(mma_multistage_kernel<false, In, Out, a_t.value, b_t.value>);
+        }
       }
       if constexpr (BUILT<In, false>) {
         return with(mma_multistage_kernel<true, In, Out, a_t.value, b_t.value>);

@@ -1,5 +1,5 @@
-// Copies of tiles from global memory to stages in shared memory, with all addresses worked out before
-// the loop: what is left of a copy inside it is one cp.async and one addition.
+// Copies of tiles from global memory to stages in shared memory, with all addresses worked out
+// before the loop: what is left of a copy inside it is one cp.async and one addition.
 #pragma once
 
 #include "mma.cuh"
@@ -7,12 +7,13 @@
 
 namespace tcgemm {
 
-// A tile of an operand in shared memory: EXTENT of M or N by BLOCK_K, in rows along K (K_MAJOR), one
-// for each m or n, or along M or N, one for each k. Rows are not padded. Their 16-byte units change
-// places by an XOR with bits of the row's number, so that the lanes of a load meet in no bank:
+// A tile of an operand in shared memory: EXTENT of M or N by BLOCK_K, in rows along K (K_MAJOR),
+// one for each m or n, or along M or N, one for each k. Rows are not padded. Their 16-byte units
+// change places by an XOR with bits of the row's number, so that the lanes of a load meet in no
+// bank:
 //
-//   16-bit elements, by ldmatrix   8 rows at the same unit: as many different units. Rows of 64 bytes
-//                                  share the banks in pairs.
+//   16-bit elements, by ldmatrix   8 rows at the same unit: as many different units. Rows of 64
+//                                  bytes share the banks in pairs.
 //   float64, 8 bytes a lane        half a warp at a time, 4 rows at 2 neighbouring units
 template <typename Element, bool ALONG_K, int EXTENT, int BLOCK_K>
 struct SwizzledTile {
@@ -27,7 +28,8 @@ struct SwizzledTile {
   static constexpr int ROW_BYTES = UNITS * 16;
   static_assert(UNITS >= (sizeof(In) == 2 ? 4 : 8));
 
-  // What a unit's number is XORed with. That of a sum of rows without a common bit is the XOR of both.
+  // What a unit's number is XORed with. That of a sum of rows without a common bit is the XOR of
+  // both.
   __device__ static constexpr int swizzle(int row) {
     if (sizeof(In) == 8) return row % 4 * 2;
     return UNITS == 4 ? row / 2 % 4 : row % 8;
@@ -38,9 +40,9 @@ struct SwizzledTile {
   }
 };
 
-// The same with rows padded by PAD elements, and no swizzle. Where 16 bytes of padding put every other
-// row out of step with the sectors, the L2 would send those twice: short rows, those along K, are
-// copied through the L1.
+// The same with rows padded by PAD elements, and no swizzle. Where 16 bytes of padding put every
+// other row out of step with the sectors, the L2 would send those twice: short rows, those along K,
+// are copied through the L1.
 template <typename Element, bool ALONG_K, int EXTENT, int BLOCK_K, int PAD>
 struct PaddedTile {
   using In = Element;
@@ -60,9 +62,9 @@ struct PaddedTile {
 
 // One thread's share of the copies of an operand's tiles, which follow each other along K.
 //
-// Nothing outside of the operand is read. Rows and units beyond its M or N are taken from inside it:
-// what they hold meets no element of C. Beyond K, and in units that the end of M or N divides, go
-// zeros and single elements (copy_checked).
+// Nothing outside of the operand is read. Rows and units beyond its M or N are taken from inside
+// it: what they hold meets no element of C. Beyond K, and in units that the end of M or N divides,
+// go zeros and single elements (copy_checked).
 template <typename Tile, int THREADS>
 struct StageCopies {
   using In = typename Tile::In;

@@ -1,19 +1,19 @@
 // C[M, N] = A[M, K] B[K, N] on the tensor cores: WMMA at its best.
 //
-// ADDS           what keeps the tensor cores fed. A block tile of 128 x 256 reads a quarter less than
-//                one of 128 x 128; addresses of copies are worked out before the loop, which holds
-//                nothing but whole tiles; fragments are double-buffered in registers, so that the next
-//                are on their way while the tensor cores work on these.
-// STILL MISSING  shared memory as the hardware would have it. WMMA asks for rows at equal distances,
-//                so against bank conflicts there is only padding, which puts rows out of step with the
-//                sectors of the L2; and it hides where a lane finds its elements, so that every load
-//                adds up an address in the loop (mma_multistage.cu).
+// ADDS           what keeps the tensor cores fed. A block tile of 128 x 256 reads a quarter less
+//                than one of 128 x 128; addresses of copies are worked out before the loop, which
+//                holds nothing but whole tiles; fragments are double-buffered in registers, so that
+//                the next are on their way while the tensor cores work on these.
+// STILL MISSING  shared memory as the hardware would have it. WMMA asks for rows at equal
+//                distances, so against bank conflicts there is only padding, which puts rows out of
+//                step with the sectors of the L2; and it hides where a lane finds its elements, so
+//                that every load adds up an address in the loop (mma_multistage.cu).
 //
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
 //        matrix; one to an SM
 // block  2 x 4 warps step through K by BLOCK_K over NUM_STAGES stages
-// warp   WARP_M x WARP_N of C: 4 x 4 mma tiles. 128 registers of a thread hold accumulators, and two
-//        sets of 32 the fragments
+// warp   WARP_M x WARP_N of C: 4 x 4 mma tiles. 128 registers of a thread hold accumulators, and
+//        two sets of 32 the fragments
 #include "fragment.cuh"
 #include "order.cuh"
 #include "select.cuh"
@@ -46,8 +46,8 @@ constexpr int TILES_N = WARP_N / MMA_N;
 constexpr int A_BYTES = BLOCK_M * (BLOCK_K + PAD) * 2;
 constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * (BLOCK_K + PAD) * 2;
 constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
-// The tile of C takes the place of the stages once they are used up. 8 floats more in a row, and the
-// 4 rows that half a warp writes meet in no bank.
+// The tile of C takes the place of the stages once they are used up. 8 floats more in a row, and
+// the 4 rows that half a warp writes meet in no bank.
 constexpr int C_LD = BLOCK_N + 8;
 constexpr int C_BYTES = BLOCK_M * C_LD * 4;
 constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     load_fragments(stages, 0);
   }
 
-  int now = 0, free = STAGES_BYTES - STAGE_BYTES;  // where the stage is that is multiplied, or filled
+  // Where the stage is that is multiplied, or filled.
+  int now = 0, free = STAGES_BYTES - STAGE_BYTES;
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -215,7 +216,9 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
       using In = decltype(in);
       using Out = decltype(out);
       if constexpr (BUILT<In, true>) {
-        if (is_plain(gemm)) return with(wmma_multistage_kernel<false, In, Out, a_t.value, b_t.value>);
+        if (is_plain(gemm)) {
+          return with(wmma_multistage_kernel<false, In, Out, a_t.value, b_t.value>);
+        }
       }
       if constexpr (BUILT<In, false>) {
         return with(wmma_multistage_kernel<true, In, Out, a_t.value, b_t.value>);
