@@ -50,13 +50,16 @@ def kernel(
     inside = (r < R)[:, None] & (k < K)[None, :]
     block = tl.load(x + batch * batch_x + r[:, None] * stride_r + k * stride_k, mask=inside)
     places = copy + batch * batch_copy + r[:, None] * pitch + k
-    if SPLIT:
-        low = block - round_tf32(block, BITS)
-        # Of Inf nothing is taken away, though Inf less Inf is NaN.
-        low = tl.where(low == low, round_tf32(low, BITS), 0.0)
-        tl.store(places + term, low, mask=inside)
     if ROUND:
-        block = round_tf32(block, BITS)
+        high = round_tf32(block, BITS)
+        if SPLIT:
+            # Inf and NaN are in the low term alone, beside a high term of 1: products with the low
+            # term of the other operand, which is 0 or of either sign, would make NaN of Inf.
+            finite = high - high == 0
+            low = tl.where(finite, round_tf32(block - high, BITS), high + block)
+            tl.store(places + term, low, mask=inside)
+            high = tl.where(finite, high, tl.where(block < 0, -1.0, 1.0))
+        block = high
     tl.store(places, block, mask=inside)
 
 
