@@ -7,23 +7,18 @@ time, so that an unknown GPU gets a sound choice. All is said of the problem wit
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from . import tables
+from .gpu import here
+from .gpu import of as gpu_of
 from .limits import refuse_gemv, refuse_skinny, refuse_tma
 from .tables import SETTINGS
 
 DIVIDING = tuple(SETTINGS)
-
-H200 = "nvidia-h200"
-"""The table for compute capability 9.0 where no GPU is at hand."""
-
-SMS = 132
-"""SMs of a GPU that is not there: those of an H100 or H200."""
 
 # The model, in microseconds and bytes, fitted to the H200 (reports/nvidia-h200/trials).
 START = 3.0  # from the end of the kernel before to the first bytes, and from the last to the end
@@ -54,7 +49,7 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """Keyword arguments of the rung's ``run``: its tile of C, and its settings on a GPU."""
     turned = problem.M > problem.N
     seen = transposed(problem) if turned else problem
-    gpu, sms = _gpu_of(problem)
+    gpu, sms, _ = gpu_of(problem)
     if problem.device == "cpu":  # the simulator's clusters have one block
         config = {"split_k": {"SPLITS": 1, "GROUPS": 1}, "gemv": {"SPLITS": 1, "WARPS": 8}}.get(
             kernel, {"BLOCK_N": 64, "SPLITS": 1, "SHARED_KB": 200}
@@ -102,7 +97,7 @@ def _rows(M: int) -> int:
 def preferred(problem: Any) -> str:
     """The rung that is expected to be fastest of those that divide K and wgmma_persistent."""
     seen = transposed(problem) if problem.M > problem.N else problem
-    gpu, sms = _gpu_of(problem)
+    gpu, sms, _ = gpu_of(problem)
     refusals = {"gemv": refuse_gemv, "skinny": refuse_skinny, "split_k": refuse_tma}
     able = [name for name, refuse in refusals.items() if refuse(problem) is None]
     if seen.M > FEW and "gemv" in able:
@@ -212,24 +207,7 @@ def _tables(gpu: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return tables.of_user(gpu), tables.shipped(gpu)
 
 
-@cache
-def _gpu() -> tuple[str, int, int]:
-    """Name as in the table's file name, e.g. nvidia-h200, bytes of shared memory a block, SMs."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "", 0, 0
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
-    return slug, getattr(found, "shared_memory_per_block_optin", 0), found.multi_processor_count
-
-
-def _gpu_of(problem: Any) -> tuple[str, int]:
-    """(table's name, SMs) of the problem's GPU, which may be one that is not here."""
-    import torch
-
-    here = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    if here is None or problem.capability not in (None, here):
-        return (H200 if problem.capability in (None, (9, 0)) else ""), SMS
-    gpu, _, sms = _gpu()
-    return gpu, sms
+def gpu_here() -> tuple[str, int, int]:
+    """(table's name, bytes of shared memory a block, SMs); nothing where there is no GPU."""
+    found = here()
+    return (found.name, found.shared_bytes, found.sms) if found else ("", 0, 0)

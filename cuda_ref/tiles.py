@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-PROCESSORS = {(9, 0): 132}
-"""Compute capability -> SMs of its largest GPU, for problems on a GPU that is not here."""
+from .gpu import of as gpu_of
 
 
 class Tile(NamedTuple):
@@ -85,7 +84,7 @@ def tile_of(problem: Any) -> Tile:
         not problem.plain or problem.batch > 1,
         b[0] != 1,
         any(max(strides) % LINE for strides in (a, b)),
-        _processors(problem.capability),
+        gpu_of(problem).sms,
     )
 
 
@@ -107,17 +106,6 @@ def _fastest(
         return rounds * tile.BLOCK_M * tile.BLOCK_N / rate(tile)
 
     return min((tile for tile in TILES if tile.fused_rate or not fused), key=time)
-
-
-@cache
-def _processors(capability: tuple[int, int] | None) -> int:
-    import torch
-
-    here = torch.cuda.is_available() and torch.cuda.get_device_capability()
-    if here and capability in (None, here):
-        device = torch.cuda.current_device()
-        return int(torch.cuda.get_device_properties(device).multi_processor_count)
-    return PROCESSORS.get(capability or (9, 0), 132)
 
 
 def plan(problem: Any) -> Mapping[str, int]:

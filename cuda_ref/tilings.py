@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from .gpu import SIMULATED_SMS
+from .gpu import of as gpu_of
 from .toolchain import CSRC, constants
-
-PROCESSORS = {"cpu": 8, "cuda": 132}
-"""SMs of the simulator, and of an H100 or H200 that is not here."""
 
 
 class Tiling(NamedTuple):
@@ -63,7 +62,8 @@ def tiling_of(problem: Any) -> Tiling:
         kind = "promoted fused" if fused else "promoted"
     elif problem.compute == "tf32x3":
         kind = "split"
-    return _fastest(kind, M, N, problem.batch, _processors(problem))
+    sms = SIMULATED_SMS if problem.device == "cpu" else gpu_of(problem).sms
+    return _fastest(kind, M, N, problem.batch, sms)
 
 
 def plan(problem: Any) -> Mapping[str, int]:
@@ -86,13 +86,3 @@ def _fastest(kind: str, M: int, N: int, batch: int, processors: int) -> Tiling:
         return -(-tiles // processors) * tiling.block_m * tiling.block_n / tiling.rate
 
     return min(tilings()[kind], key=time)
-
-
-def _processors(problem: Any) -> int:
-    if problem.device == "cpu":
-        return PROCESSORS["cpu"]
-    import torch
-
-    if not torch.cuda.is_available():
-        return PROCESSORS["cuda"]
-    return int(torch.cuda.get_device_properties(0).multi_processor_count)

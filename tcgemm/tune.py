@@ -461,7 +461,7 @@ class _Gpu:
 
         self._backend = backend
         plans = _module(backend, "plans")
-        self.gpu, self._shared, self._processors = plans._gpu()
+        self.gpu, self._shared, self._processors = plans.gpu_here()
         self._capability = torch.cuda.get_device_capability()
         self._budget_s, self._jobs = budget_s, jobs
 

@@ -78,7 +78,7 @@ def test_no_part_of_k_is_empty(kernel, shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_model_has_settings_for_a_gpu_without_a_table(shape, monkeypatch):
-    monkeypatch.setattr(plans, "_gpu_of", lambda problem: ("", 114))
+    monkeypatch.setattr(plans, "gpu_of", lambda problem: ("", 114, 0))
     plans.forget()
     for kernel in candidates.RUNGS:
         plan = plans.plan(kernel, problem(*shape))

@@ -408,10 +408,10 @@ def test_a_gpu_is_found_by_its_capability_whichever_is_current(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: (orin, H200)[i])
     for current, name in ((0, "orin"), (1, "nvidia-h200")):
         monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
-        assert plans._gpu()[0] == name
-        assert plans._gpu((8, 7)) == ("orin", 166_912, 16)
-        assert plans._gpu((9, 0)) == ("nvidia-h200", 232_448, 132)
-        assert plans._gpu((8, 0)) == ("", 0, 0)
+        assert plans.gpu_here()[0] == name
+        assert plans.gpu_here((8, 7)) == ("orin", 166_912, 16)
+        assert plans.gpu_here((9, 0)) == ("nvidia-h200", 232_448, 132)
+        assert plans.gpu_here((8, 0)) == ("", 0, 0)
 
 
 def test_a_plan_for_a_gpu_that_is_not_here_does_not_ask_the_one_that_is(monkeypatch):

@@ -144,7 +144,7 @@ def test_a_tall_problem_is_described_as_its_transpose():
 def own_folder(tmp_path, monkeypatch):
     """A folder of the user's own, and a GPU that is a H200 by name."""
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(plans, "_gpu", lambda capability=None: ("nvidia-h200", SHARED, 132))
+    monkeypatch.setattr(plans, "gpu_here", lambda capability=None: ("nvidia-h200", SHARED, 132))
     plans.forget()
     yield tmp_path
     monkeypatch.undo()

@@ -9,14 +9,12 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .descriptors import describe
+from .descriptors import describe, reachable, stored
 from .epilogue import batch_size, batch_strides, operands
 from .runtime import cdiv, programs
-from .storage import UNIT, letter, why_not_tma
 
 ROUNDS = any(field.name == "round_f32_to_tf32" for field in fields(TensorDescriptor))
 """Whether this Triton's descriptors can be told to round float32 to tf32 on the way."""
-
 
 TFLOAT32 = 11
 """CU_TENSOR_MAP_DATA_TYPE_TFLOAT32."""
@@ -55,22 +53,6 @@ def finishes(fusion: Any) -> bool:
     return bool(
         fusion.alpha != 1 or fusion.epilogue or any(tensor is not None for tensor in tensors)
     )
-
-
-def stored(x: torch.Tensor) -> str:
-    """Storage of each matrix of x: n by rows, t by columns."""
-    return letter(x.shape[-2:], x.stride()[-2:])
-
-
-def reachable(c_in: torch.Tensor) -> bool:
-    """Whether TMA brings blocks of C_in, rows contiguous; a number of others are read in place."""
-    address, strides = c_in.data_ptr(), c_in.stride()
-    # An address of 0 is that of a tensor without memory, which is compiled for.
-    alignment = address & -address or UNIT
-    whole = c_in.dim() == 2 or strides[0] * c_in.itemsize % UNIT == 0
-    shape = tuple(c_in.shape[-2:])
-    reason = why_not_tma("C_in", shape, strides[-2:], alignment, c_in.itemsize)
-    return whole and reason is None and stored(c_in) == "n"
 
 
 def swizzled(base: Any, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:

@@ -239,7 +239,7 @@ def forget() -> None:
         kept.cache_clear()
 
 
-def _gpu(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
+def gpu_here(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
     """Name as in the table's file name, e.g. nvidia-h200, bytes of shared memory a program, SMs.
 
     Of the current GPU, or of the first here that has the capability; nothing where none has: a
@@ -259,7 +259,7 @@ def _gpu(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
 
 
 def _gpu_of(problem: Any) -> tuple[str, int, int]:
-    return _gpu(problem.capability) if problem.device == "cuda" else ("", 0, 0)
+    return gpu_here(problem.capability) if problem.device == "cuda" else ("", 0, 0)
 
 
 def _interpreter(kernel: str, problem: Any) -> dict[str, int]:
