@@ -11,7 +11,7 @@ from tcgemm import dispatch
 from tcgemm.verify.calls import pairs_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PAIRS_ON_A_CPU = 3
+PAIRS_ON_A_CPU = 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ from importlib import import_module
 import pytest
 import torch
 from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.fusion import case
 
 import tcgemm
 from tcgemm import accuracy, cuda_ref
@@ -229,12 +230,15 @@ def test_gemv_loads_vectors_and_spills_nothing():
 @needs_nvcc
 @pytest.mark.parametrize("name", BY_TMA)
 def test_nothing_is_spilled_or_serialized(name):
-    made = report(name, "sm_90a")
+    macros = toolchain.built_by_case(toolchain.CSRC / f"{name}.cu")
+    defines = case(torch.bfloat16, None, torch.bfloat16, macros=macros) if macros else ()
+    made = report(name, "sm_90a", defines)
     assert made.spill_bytes == 0
     assert made.sass["STL"] == 0
     kernels = [kernel for kernel in made.kernels if kernel.sass["HGMMA"]]
     # Type pairs, majors of B, and of A: one tile for split_k; for skinny six and, transposed, two.
-    assert len(kernels) == len(cuda_ref.PAIRS) * 2 * {"split_k": 2, "skinny": 8}[name]
+    pairs = 1 if defines else len(cuda_ref.PAIRS)
+    assert len(kernels) == pairs * 2 * {"split_k": 2, "skinny": 8}[name]
     for kernel in kernels:
         assert kernel.sass["UTMALDG"] > 0
         assert kernel.sass["WARPGROUP"] < kernel.sass["HGMMA"] + 4

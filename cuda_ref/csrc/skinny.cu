@@ -173,6 +173,16 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
   }
 }
 
+// What a build is for: the build system compiles one pair of types at a time. By default it is all.
+template <typename In, typename Out>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
+    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
+#else
+    true;
+#endif
+
 struct Plan {
   int block_n, splits;
   uint32_t bytes;  // of shared memory for a ring and what lies behind it
@@ -212,7 +222,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int splits = static_cast<int>(std::min<int64_t>(plan.splits, ceil_div(K, BLOCK_K)));
   const int64_t at_once = int64_t{std::max(1u, SM_BYTES / plan.bytes)} * sms;
   const bool persists = splits == 1 && tiles > at_once, turned = column_major(gemm.c);
-  return with_types(gemm, [&](auto in, auto out) {
+  const auto launched = [&](auto in, auto out) {
     return with_tile(a_major, M, width, [&](auto a, auto tile_m, auto block_n) {
       const auto start = [&](auto b) {
         using Tile = Shape<tile_m, block_n>;
@@ -232,5 +242,9 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
       return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
                                  : start(std::integral_constant<Major, Major::MN>{});
     });
+  };
+  return with_types(gemm, [&](auto in, auto out) {
+    if constexpr (BUILT<decltype(in), decltype(out)>) return launched(in, out);
+    return int{cudaErrorInvalidValue};
   });
 }
