@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tcgemm import dispatch
 from tcgemm.bench import cases, run, store
 from tcgemm.bench.command import bench
+from tcgemm.call import forget
 from tcgemm.errors import ResultsError, TcgemmError, ToolchainError, UnknownNameError
 
 MISBEHAVING = '''
@@ -86,6 +87,7 @@ def misbehaving(tmp_path, monkeypatch):
     monkeypatch.setitem(dispatch.BACKENDS, "misbehaving", "misbehaving_kernels")
     yield
     dispatch.ladder.cache_clear()
+    forget()
 
 
 def measure(tmp_path, names, shapes=("16x8x4",), **options):

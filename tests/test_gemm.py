@@ -9,6 +9,7 @@ import torch
 
 import tcgemm
 from tcgemm import accuracy, dispatch
+from tcgemm.call import forget
 from tcgemm.epilogue import FUNCTIONS
 from tcgemm.errors import OperandError, OperandTypeError, UnsupportedError
 from tcgemm.problem import COMPUTES, EPILOGUES, OUTPUTS, Fusion
@@ -69,9 +70,11 @@ def calls(monkeypatch, tmp_path):
     monkeypatch.setitem(dispatch.BACKENDS, "echo", "echo_backend")
     monkeypatch.delitem(sys.modules, "echo_backend", raising=False)
     dispatch.ladder.cache_clear()
+    forget()
     dispatch.load.cache_clear()
     yield importlib.import_module("echo_backend").calls
     dispatch.ladder.cache_clear()
+    forget()
     dispatch.load.cache_clear()
 
 

@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from tcgemm import dispatch
+from tcgemm.call import forget
 from tcgemm.cli import app
 from tcgemm.verify import calls, judge
 from tcgemm.verify.calls import Call, Stored
@@ -59,9 +60,11 @@ def echo(monkeypatch, tmp_path):
     monkeypatch.setitem(dispatch.BACKENDS, "echo", "verified_backend")
     monkeypatch.delitem(sys.modules, "verified_backend", raising=False)
     dispatch.ladder.cache_clear()
+    forget()
     dispatch.load.cache_clear()
     yield importlib.import_module("verified_backend")
     dispatch.ladder.cache_clear()
+    forget()
     dispatch.load.cache_clear()
 
 
