@@ -37,6 +37,9 @@ from .problem import COMPUTES, Fusion, Problem
 _Launch = Callable[..., None]
 """(a, b, c), and fusion where there is one."""
 
+_Chosen = tuple[Problem, dispatch.Kernel, Callable[..., None], dict[str, Any]]
+"""The problem, its kernel's row and callable, and the arguments that follow A, B and C."""
+
 _Repeated = Callable[
     [torch.Tensor, torch.Tensor, "torch.Tensor | None", int, int, int], torch.Tensor
 ]
@@ -237,10 +240,10 @@ def gemm(
         return result
     a, b = a.expand(*batch, M, K), b.expand(*batch, K, N)
     for part in _parts(full, a, b, view, fusion):
-        _launch(backend, kernel, *part)
+        chosen = _launch(backend, kernel, *part)
     matrices = result.dim() == 2 and not batch and (c is None or tensors[2].shape == shape)
     if key is not None and matrices:
-        _remember(_finished, key, _finish_again(a, b, result, fusion, backend, kernel))
+        _remember(_finished, key, _finish_again(a, b, result, fusion, chosen))
     return result
 
 
@@ -318,9 +321,10 @@ def _launch(
     b: torch.Tensor,
     c: torch.Tensor,
     fusion: Fusion,
-) -> None:
-    problem, row, run, config = _choice(backend, kernel, a, b, c, fusion)
+) -> _Chosen:
+    problem, row, run, config = chosen = _choice(backend, kernel, a, b, c, fusion)
     _guarded(partial(run, **config), row, problem)(a, b, c)
+    return chosen
 
 
 def _choice(
@@ -330,8 +334,7 @@ def _choice(
     b: torch.Tensor,
     c: torch.Tensor,
     fusion: Fusion,
-) -> tuple[Problem, dispatch.Kernel, Callable[..., None], dict[str, Any]]:
-    """The problem, its kernel's row and callable, and the arguments that follow A, B and C."""
+) -> _Chosen:
     problem = dispatch.problem_of(a, b, c, fusion)
     if backend == "triton" and kernel is None and os.environ.get("TCGEMM_TUNE") == "1":
         from .tune import once
@@ -446,11 +449,10 @@ def _finish_again(
     b: torch.Tensor,
     c: torch.Tensor,
     fusion: Fusion,
-    backend: str,
-    kernel: str | None,
+    chosen: _Chosen,
 ) -> Callable[..., torch.Tensor | None]:
-    """What does calls of ``gemm`` like this one, of matrices, the checks behind it."""
-    problem, row, run, config = _choice(backend, kernel, a, b, c, fusion)
+    """What does calls of ``gemm`` like this one, of matrices, the checks and choice behind it."""
+    problem, row, run, config = chosen
     config.pop("fusion", None)
     launch = _guarded(partial(run, **config), row, problem)
     operands: Any = (a, b, fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
