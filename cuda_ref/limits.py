@@ -68,7 +68,7 @@ def refuse_tiled_copies(problem: Any, constants: Mapping[str, int]) -> str | Non
     """Why whole tiles cannot be copied in 16-byte vectors; None when they can."""
     block_m, block_n = constants["BLOCK_M"], constants["BLOCK_N"]
     c_shape = (problem.M, problem.N)
-    if _column_major(c_shape, problem.c_strides):
+    if column_major(c_shape, problem.c_strides):
         block_m, block_n = block_n, block_m
     reason = _multiples(problem, {"M": block_m, "N": block_n, "K": constants["BLOCK_K"]})
     if reason:
@@ -108,7 +108,7 @@ def refuse_vector_rows(problem: Any, constants: Mapping[str, int]) -> str | None
                 f"multiples of 16: {instead}"
             )
     for name, shape, strides, alignment in _operands(problem):
-        rows = shape[1] if _column_major(shape, strides) else shape[0]
+        rows = shape[1] if column_major(shape, strides) else shape[0]
         ld, inner = _storage(shape, strides)
         if inner != 1:
             return f"{name} has strides {strides} and neither is 1: {instead}, or copy it"
@@ -251,11 +251,11 @@ def _multiples(problem: Any, tile: Mapping[str, int]) -> str | None:
     return f"{' and '.join(wrong)}: {ANY}, or pad to {fits}"
 
 
-def _column_major(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
+def column_major(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
     """As column_major in csrc/select.cuh."""
     return strides[0] == 1 and (strides[1] != 1 or shape[0] > shape[1])
 
 
 def _storage(shape: tuple[int, int], strides: tuple[int, int]) -> tuple[int, int]:
     """(elements from row to row in storage order, elements from neighbour to neighbour)."""
-    return (strides[1], strides[0]) if _column_major(shape, strides) else strides
+    return (strides[1], strides[0]) if column_major(shape, strides) else strides

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -48,7 +47,7 @@ def pack(kernel: str, plan: Mapping[str, int], turned: bool) -> int:
 def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """Keyword arguments of the rung's ``run``: its tile of C, and its settings on a GPU."""
     turned = problem.M > problem.N
-    seen = transposed(problem) if turned else problem
+    seen = problem.transposed() if turned else problem
     gpu, sms, _ = gpu_of(problem)
     if problem.device == "cpu":  # the simulator's clusters have one block
         config = {"split_k": {"SPLITS": 1, "GROUPS": 1}, "gemv": {"SPLITS": 1, "WARPS": 8}}.get(
@@ -96,7 +95,7 @@ def _rows(M: int) -> int:
 @lru_cache(maxsize=4096)
 def preferred(problem: Any) -> str:
     """The rung that is expected to be fastest of those that divide K and wgmma_persistent."""
-    seen = transposed(problem) if problem.M > problem.N else problem
+    seen = problem.transposed() if problem.M > problem.N else problem
     gpu, sms, _ = gpu_of(problem)
     refusals = {"gemv": refuse_gemv, "skinny": refuse_skinny, "split_k": refuse_tma}
     able = [name for name, refuse in refusals.items() if refuse(problem) is None]
@@ -175,25 +174,6 @@ def _persistent_us(problem: Any, sms: int) -> float:
 
     memory = 2 * (problem.M + problem.N) * problem.K / MEMORY
     return max(START + memory, min(time(*tile) for tile in PERSISTENT))
-
-
-def transposed(problem: Any) -> Any:
-    """C' = B' A': M <= N where it was M > N."""
-    return replace(
-        problem,
-        M=problem.N,
-        N=problem.M,
-        a_strides=problem.b_strides[::-1],
-        b_strides=problem.a_strides[::-1],
-        c_strides=problem.c_strides[::-1],
-        a_alignment=problem.b_alignment,
-        b_alignment=problem.a_alignment,
-        batch_strides=(
-            problem.batch_strides[1],
-            problem.batch_strides[0],
-            problem.batch_strides[2],
-        ),
-    )
 
 
 def forget() -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from .gpu import of as gpu_of
+from .limits import column_major
 
 
 class Tile(NamedTuple):
@@ -75,7 +76,7 @@ def tile_of(problem: Any) -> Tile:
     if problem.device == "cpu":
         return SIMULATED
     M, N, a, b = problem.M, problem.N, problem.a_strides, problem.b_strides
-    if problem.c_strides[0] == 1 and (problem.c_strides[1] != 1 or M > N):
+    if column_major((M, N), problem.c_strides):
         M, N, a, b = N, M, b[::-1], a[::-1]
     return _fastest(
         M,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .gpu import SIMULATED_SMS
 from .gpu import of as gpu_of
+from .limits import column_major
 from .toolchain import CSRC, constants
 
 
@@ -54,8 +55,8 @@ def is_fused(problem: Any) -> bool:
 def tiling_of(problem: Any) -> Tiling:
     """The tiling that ends first, by rounds x area / rate."""
     M, N = problem.M, problem.N
-    if problem.c_strides[0] == 1 and (problem.c_strides[1] != 1 or M > N):
-        M, N = N, M  # as column_major in csrc/select.cuh: the transposed product is computed
+    if column_major((M, N), problem.c_strides):
+        M, N = N, M  # the transposed product is computed
     fused = is_fused(problem)
     kind = "fused" if fused else "plain"
     if problem.compute == "float32":

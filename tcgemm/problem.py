@@ -7,7 +7,7 @@ kernel can live anywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -152,6 +152,21 @@ class Problem:
             batch_strides=(M * K, K * N, M * N) if asked.get("batch", 1) > 1 else (0, 0, 0),
             c_in_strides=(N, 1) if asked.get("beta") else None,
             **asked,
+        )
+
+    def transposed(self) -> Problem:
+        """C' = B' A': what is called M here is the caller's N. What is fused stays as it is."""
+        a, b, c = self.batch_strides
+        return replace(
+            self,
+            M=self.N,
+            N=self.M,
+            a_strides=self.b_strides[::-1],
+            b_strides=self.a_strides[::-1],
+            c_strides=self.c_strides[::-1],
+            a_alignment=self.b_alignment,
+            b_alignment=self.a_alignment,
+            batch_strides=(b, a, c),
         )
 
     @property

@@ -481,7 +481,7 @@ class _Gpu:
             if dispatch.find(self._backend, kernel).why_not(problem) is not None:
                 continue
             turned = kernel in plans.DIVIDING and problem.M > problem.N
-            seen = plans.transposed(problem) if turned else problem
+            seen = problem.transposed() if turned else problem
             for config in of(kernel, seen, self._shared, self._processors):
                 plan = plans.divide(kernel, config, seen, self._processors, turned)
                 found.append(Candidate(kernel, config, plan))

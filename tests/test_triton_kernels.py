@@ -115,7 +115,7 @@ def run(name: str, a, b, c, plan: Mapping[str, int] | None = None) -> None:
     if plan is not None:
         # As a table's config: parts, whole tiles and orientation are counted for the problem.
         turned = problem.M > problem.N
-        problem = plans.transposed(problem) if turned and name in plans.DIVIDING else problem
+        problem = problem.transposed() if turned and name in plans.DIVIDING else problem
         plan = plans.divide(name, dict(plan), problem, 5, turned)
     dispatch.load("triton", name)(a, b, c, **(plan or kernel.plan(problem)))
 

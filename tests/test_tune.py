@@ -226,7 +226,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_candidates_fit_and_can_be_tables_rows(kernel, shape):
     problem = problem_of(*shape)
     turned = kernel in plans.DIVIDING and problem.M > problem.N
-    problem = plans.transposed(problem) if turned else problem
+    problem = problem.transposed() if turned else problem
     found = candidates.candidates(kernel, problem, SHARED, 132)
     assert bool(found) == (kernel != "skinny" or min(shape) <= 128)
     assert len(found) < 80

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -68,7 +67,7 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """Keyword arguments of the rung's ``run`` for a problem (M, N, K, dtypes, strides, device)."""
     turned = kernel in DIVIDING and problem.M > problem.N
     if turned or (kernel in TMA_RUNGS and column_major(problem)):
-        problem = transposed(problem)
+        problem = problem.transposed()
     name = kind(problem.dtype_in, problem.compute)
     if problem.device == "cpu":
         config = {**_interpreter(kernel, problem), **_preparation(name, problem)}
@@ -163,20 +162,6 @@ def _preparation(name: str, problem: Any) -> dict[str, int]:
     if name == "tf32x3" and problem.a_strides[1] == problem.b_strides[0] == 1:
         return {}
     return {"PREPARE": 1} if name in ("tf32", "tf32x3") and large else {}
-
-
-def transposed(problem: Any) -> Any:
-    """C' = B' A': what the kernel calls M is the caller's N."""
-    return replace(
-        problem,
-        M=problem.N,
-        N=problem.M,
-        a_strides=problem.b_strides[::-1],
-        b_strides=problem.a_strides[::-1],
-        c_strides=problem.c_strides[::-1],
-        a_alignment=problem.b_alignment,
-        b_alignment=problem.a_alignment,
-    )
 
 
 def shared_bytes(
@@ -304,7 +289,7 @@ def preferred(problem: Any) -> str | None:
     gpu = _gpu_of(problem)[0]
     shipped = tables.shipped()
     table = shipped.get(gpu) or shipped[_architecture(capability)]
-    thin = transposed(problem) if problem.M > problem.N else problem
+    thin = problem.transposed() if problem.M > problem.N else problem
     by_tma = capability >= (9, 0) and refuse_descriptor(problem) is None
     by_wgmma = problem.device != "cpu" and refuse_warp_specialized(problem) is None
     able = {"descriptor": by_tma, "split_k": by_tma, "warp_specialized": by_tma and by_wgmma}

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ResultsError
-from .derive import BASELINE, DISPLAY, shape_text
+from .derive import BASELINE, DISPLAY, rate_text, shape_text
 
 COMPILED = "compiled.csv"
 
@@ -95,7 +95,8 @@ def compiled_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     for row in rated.to_dict("records"):
         product = f"{row['dtype_in']} {row['layout']} {shape_text(row['M'], row['N'], row['K'])}"
         cells = [DISPLAY.get(row["backend"], row["backend"]), row["kernel"], product]
-        cells += [_rate(row["paired_tflops"]), _two(row["ratio_p50"])]
+        rate = row["paired_tflops"]
+        cells += ["–" if np.isnan(rate) else rate_text(rate), _two(row["ratio_p50"])]
         for names in COUNTED.values():
             cells.append(f"{sum(_number(row.get(name)) for name in names):.0f}")
         cells += [_whole(row.get("instructions")), _whole(row.get("registers"))]
@@ -149,10 +150,6 @@ def _whole(text: object) -> str:
 
 def _two(ratio: float) -> str:
     return "–" if np.isnan(ratio) else f"{ratio:.2f}"
-
-
-def _rate(tflops: float) -> str:
-    return "–" if np.isnan(tflops) else f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
 
 
 def _seconds(seconds: float) -> str:

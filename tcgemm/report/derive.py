@@ -201,6 +201,11 @@ def shape_text(M: float, N: float, K: float) -> str:
     return " × ".join(str(int(side)) for side in (M, N, K))
 
 
+def rate_text(tflops: float) -> str:
+    """TFLOPS to three digits, without decimals from 100 up."""
+    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
+
+
 def best(table: pd.DataFrame) -> pd.DataFrame:
     """The fastest timed rung of each backend on each case: by paired ratio, else by time.
 

@@ -9,7 +9,17 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from .derive import BASELINE, CASE, DISPLAY, at_shape, best, key_shapes, pairs_text, shape_text
+from .derive import (
+    BASELINE,
+    CASE,
+    DISPLAY,
+    at_shape,
+    best,
+    key_shapes,
+    pairs_text,
+    rate_text,
+    shape_text,
+)
 from .folder import Folder
 
 
@@ -59,11 +69,6 @@ class Headline:
 
     backends: list[str]
     lines: list[Line]
-
-
-def rate_text(tflops: float) -> str:
-    """TFLOPS to three digits, without decimals from 100 up."""
-    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
 
 
 def headline(folders: Sequence[Folder]) -> Headline:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .counts import SLUG, counts_table
-from .derive import BASELINE, DISPLAY
+from .derive import BASELINE, DISPLAY, rate_text
 from .figures import Picture
 from .folder import Folder, facts
-from .headline import Headline, headline, method, rate_text, sentence
+from .headline import Headline, headline, method, sentence
 from .sections import sections
 from .summary import kernels_summary, problems
 

@@ -10,9 +10,18 @@ import numpy as np
 import pandas as pd
 
 from .compiled import compiled_rows, language_rows
-from .derive import AT_ITS_BEST, BASELINE, CASE, DISPLAY, best, pairs_text, plain, shape_text
+from .derive import (
+    AT_ITS_BEST,
+    BASELINE,
+    CASE,
+    DISPLAY,
+    best,
+    pairs_text,
+    plain,
+    rate_text,
+    shape_text,
+)
 from .folder import Folder
-from .headline import rate_text
 
 TYPE = ["dtype_in", "dtype_out", "compute"]
 SHAPE = ["M", "N", "K"]
