@@ -13,6 +13,7 @@
 // block  2 x 4 warps step through K by BLOCK_K over NUM_STAGES stages
 // warp   WARP_M x WARP_N of C: 4 x 8 mma of 16 x 8 x 16. 128 registers of a thread hold
 //        accumulators, and two sets of 32 the fragments
+#include "built_plain.cuh"
 #include "mma.cuh"
 #include "order.cuh"
 #include "select.cuh"
@@ -49,16 +50,6 @@ constexpr int C_BYTES = BLOCK_M * C_LD * 4;
 constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(STEPS % 2 == 0, "step 0 of every stage is in the same set of fragments");
-
-// What a build is for: the build system compiles one case at a time. By default it is all cases.
-template <typename In, bool PLAIN>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    PLAIN == TCGEMM_PLAIN &&
-    TCGEMM_IN == static_cast<int>(std::is_same_v<In, __half> ? DType::f16 : DType::bf16);
-#else
-    true;
-#endif
 
 // Where a lane finds its rows for ldmatrix, in bytes from the operand's tile. A 16 x 16 part has
 // four matrices: from one to the next A goes along M first, B along K first.

@@ -13,6 +13,7 @@
 // block  2 x 2 warps step through K by BLOCK_K
 // warp   WARP_M x WARP_N of C: 4 x 4 mma tiles. 128 registers of a thread hold accumulators, so two
 //        blocks of 128 threads fill the registers of an SM; 4 stages are 80 KB of shared memory.
+#include "built_plain.cuh"
 #include "fragment.cuh"
 #include "order.cuh"
 #include "select.cuh"
@@ -51,16 +52,6 @@ constexpr int STAGES_BYTES = NUM_STAGES * STAGE_BYTES;
 constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K * (BLOCK_M + PAD) <= A_TILE && BLOCK_K * (BLOCK_N + PAD) <= B_TILE);
-
-// What a build is for: the build system compiles one case at a time. By default it is all cases.
-template <typename In, bool PLAIN>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    PLAIN == TCGEMM_PLAIN &&
-    TCGEMM_IN == static_cast<int>(std::is_same_v<In, __half> ? DType::f16 : DType::bf16);
-#else
-    true;
-#endif
 
 template <bool FUSED, typename In, typename Out, bool A_T, bool B_T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)

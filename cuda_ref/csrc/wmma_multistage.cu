@@ -14,6 +14,7 @@
 // block  2 x 4 warps step through K by BLOCK_K over NUM_STAGES stages
 // warp   WARP_M x WARP_N of C: 4 x 4 mma tiles. 128 registers of a thread hold accumulators, and
 //        two sets of 32 the fragments
+#include "built_plain.cuh"
 #include "fragment.cuh"
 #include "order.cuh"
 #include "select.cuh"
@@ -54,16 +55,6 @@ constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(BLOCK_K * (BLOCK_M + PAD) * 2 <= A_BYTES);
 static_assert(STEPS % 2 == 0, "step 0 of every stage is in the same set of fragments");
-
-// What a build is for: the build system compiles one case at a time. By default it is all cases.
-template <typename In, bool PLAIN>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    PLAIN == TCGEMM_PLAIN &&
-    TCGEMM_IN == static_cast<int>(std::is_same_v<In, __half> ? DType::f16 : DType::bf16);
-#else
-    true;
-#endif
 
 template <bool FUSED, typename In, typename Out, bool A_T, bool B_T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
