@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   const uint32_t ring = shared_address(shared);
   const uint32_t full = ring + BARRIERS_AT, empty = full + 8 * NUM_STAGES;
   const uint32_t turns = empty + 8 * NUM_STAGES;  // of consumers that take them
+  const uint32_t arrivals = turns + 8 * 2;        // of C_in, one for each buffer
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
@@ -55,6 +56,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       mbarrier_init(empty + 8 * stage, 4 * SHARERS * cluster);
     }
     for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(turns + 8 * consumer, 4);
+    if constexpr (FUSED)
+      for (int i = 0; i < CONSUMERS * CHUNK_BUFFERS; ++i) mbarrier_init(arrivals + 8 * i, 1);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -110,15 +113,28 @@ __global__ void __launch_bounds__(THREADS, 1)
     const bool stores = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
     const uint64_t a_desc = wgmma_descriptor(ring + part * MMAS * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
-    const uint32_t chunks = ring + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
+    uint8_t* const chunks = shared + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
+    const auto leaving = [&] {
+      if constexpr (FUSED)
+        return Leaving<Out, MMAS, BLOCK_N, CHUNK_BUFFERS>{
+            extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, 1u + consumer, stores};
+      else
+        return 0;
+    };
+    auto tile = leaving();
     float d[MMAS][BLOCK_N / 2];
     // Taking turns, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
     uint32_t turn_phase = consumer == 0;
     if constexpr (PINGPONG) advance(consumer * k_tiles);
+#ifdef TCGEMM_TRIAL_LAG
+    if (!PINGPONG && consumer == 1 && first < tiles) mbarrier_try_wait_parity(turns, 0);
+#endif
     for (int index = first + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
-      schedule.template locate<FUSED>(index, rank, &m, &n, &z);
-      m += part * MMAS * 64;
+      const auto locate = [&] {
+        schedule.template locate<FUSED>(index, rank, &m, &n, &z);
+        m += part * MMAS * 64;
+      };
       // Until its turn a stage may be two phases behind, whose parity is that of the one it wants.
       if constexpr (PINGPONG) mbarrier_try_wait_parity(turns + 8 * consumer, turn_phase);
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
@@ -134,6 +150,18 @@ __global__ void __launch_bounds__(THREADS, 1)
                 a_desc + offset + i * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<A>,
                 b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>, k_tile > 0 || k > 0);
         wgmma_commit_group();
+#ifdef TCGEMM_TRIAL_LAG
+        if (!PINGPONG && consumer == 0 && index == first && lane == 0 &&
+            k_tile == min(TCGEMM_TRIAL_LAG, k_tiles) - 1)
+          mbarrier_arrive(turns);
+#endif
+        if constexpr (FUSED) {
+          if (k_tile == min(2, k_tiles - 1)) {
+            locate();
+            tile.m = m, tile.n = n, tile.z = z;
+            tile.begin();
+          }
+        }
         // One group stays in flight; the one before has read its stage, which goes back.
         wgmma_wait_group<1>();
         if (k_tile > 0 && lane < cluster)
@@ -144,30 +172,29 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (lane == 0) mbarrier_arrive(turns + 8 * (1 - consumer));
         turn_phase ^= 1;
       }
-      RowTerms<Out, float> rows;
-      Ahead<Out> ahead;
-      const auto read_ahead = [&](int row) {
-        if constexpr (FUSED) {
-          rows.load(extra, row, n, BLOCK_N, schedule.M, schedule.N);
-          ahead.load(extra, rows, row, n, schedule.M, schedule.N, z);
-        }
-      };
-      read_ahead(m);
+      // In the shadow of the last multiplies.
+      if constexpr (FUSED) {
+        tile.read_bias(0, schedule.M, schedule.N);
+      } else {
+        locate();
+      }
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
       if constexpr (PINGPONG) advance(k_tiles);
 
+      if constexpr (FUSED) {
+        tile.leave(&c_map, plain, d, schedule.M, schedule.N);
+      } else {
 #pragma unroll
-      for (int i = 0; i < MMAS; ++i) {
-        const int row = m + 64 * i;
-        if (i > 0) read_ahead(row);
-        if constexpr (FUSED)
-          finish_chunks(extra, rows, ahead, d[i], row, n, schedule.M, schedule.N, z);
-        if (plain.data != nullptr)
-          store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], row, n, schedule.M, schedule.N);
-        else
-          store_chunks<Out, CHUNK_BUFFERS, FUSED>(&c_map, chunks, 1 + consumer, d[i], row, n, z);
+        for (int i = 0; i < MMAS; ++i) {
+          const int row = m + 64 * i;
+          if (plain.data != nullptr)
+            store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], row, n, schedule.M, schedule.N);
+          else
+            store_chunks<Out, CHUNK_BUFFERS, false>(&c_map, shared_address(chunks), 1 + consumer,
+                                                    d[i], row, n, z);
+        }
       }
     }
     if (stores) cp_async_bulk_wait_group_read<0>();
@@ -210,5 +237,5 @@ int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
   if (is_plain(gemm) && gemm.batch == 1) return launch_extra(gemm, Plain{}, stream);
-  return launch_extra(gemm, epilogue_of<float>(gemm), stream);
+  return launch_extra(gemm, fused_of(gemm), stream);
 }

@@ -1,0 +1,203 @@
+// What wgmma_persistent fuses: C = activation(alpha * sums + beta * C_in + bias), chunk after chunk,
+// so that one chunk leaves while the next is worked out.
+//
+// C_in comes by TMA, while the tile is still multiplied, into the buffers in which C will leave; a
+// thread reads its words where it writes the result. A C_in that TMA cannot reach is brought there by
+// the warpgroup's threads. The bias is read once for each tile, under the last multiplies.
+#pragma once
+
+#include "mma.cuh"
+#include "wgmma_epilogue.cuh"
+
+namespace tcgemm::sm90 {
+
+// What is asked besides the product.
+struct Fused : Epilogue<float> {
+  CUtensorMap c_in_map;
+  int c_in_step;  // 0 where the batch shares C_in, else 1
+  bool c_in_by_tma;
+};
+
+inline Fused fused_of(const Gemm& gemm) {
+  Fused fused{epilogue_of<float>(gemm), {}, gemm.c_in.batch_stride != 0, false};
+  fused.c_in_by_tma =
+      gemm.c_in.data &&
+      tensor_map(gemm.c_in, false, gemm.out, static_cast<uint32_t>(128 / bytes_of(gemm.out)),
+                 CHUNK_ROWS, &fused.c_in_map, gemm.batch) == cudaSuccess;
+  return fused;
+}
+
+// d[first ..] += beta * a chunk of C_in in shared memory: write_chunk's way back.
+template <typename Out, int REGISTERS>
+__device__ __forceinline__ void add_chunk(uint32_t chunk, float beta, float (&d)[REGISTERS],
+                                          int first) {
+  const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  PairOf<Out> pair;
+  if constexpr (sizeof(Out) == 2) {
+    const uint32_t row = warp * 16 + lane % 16, unit = lane / 16;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t words[4];
+      ldmatrix_x4<false>(words, chunk + row * 128 + ((unit + 2 * j) ^ row % 8) * 16);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        pair.word = words[i / 2];
+        d[first + 8 * j + i] += beta * widen<float>(pair.elements[i % 2]);
+      }
+    }
+  } else {
+    const uint32_t row = warp * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t unit = i / 4 * 2 + lane % 4 / 2;
+      const uint32_t at = chunk + (row + i / 2 % 2 * 8) * 128 + (unit ^ row % 8) * 16 +
+                          lane % 2 * 8 + i % 2 * 4;
+      d[first + i] += beta * __uint_as_float(ld_shared_u32(at));
+    }
+  }
+}
+
+// A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N.
+template <typename Out, int MMAS, int BLOCK_N, int MOST_BUFFERS>
+struct Leaving {
+  static constexpr int WIDTH = CHUNK_N<Out>, IN_A_ROW = BLOCK_N / WIDTH, CHUNKS = MMAS * IN_A_ROW;
+  static constexpr int BUFFERS = CHUNKS % MOST_BUFFERS == 0 ? MOST_BUFFERS : 1;
+  static constexpr int BEHIND = BUFFERS > 1;  // chunks whose store may still read its buffer
+  // Columns whose bias a thread has room for, 32 registers.
+  static constexpr int BIAS_N = BLOCK_N * sizeof(Out) > 512 ? 128 : BLOCK_N;
+  static_assert(BLOCK_N % WIDTH == 0 && BLOCK_N % BIAS_N == 0, "whole chunks");
+
+  const Fused& fused;
+  uint8_t* buffers;   // shared memory: BUFFERS x CHUNK_BYTES
+  uint32_t barriers;  // one for each buffer: its chunk of C_in has come
+  uint32_t group;     // the barrier of the warpgroup
+  bool leads;         // the thread that owns the stores, and the loads into the same buffers
+  uint32_t phase = 0;
+  int m = 0, n = 0, z = 0;  // the corner in C
+  PairOf<Out> columns[BIAS_N / 8];  // the bias of a thread's columns
+  float rows[MMAS][2];              // or of its rows
+
+  __device__ uint32_t buffer(int chunk) const {
+    return shared_address(buffers) + chunk % BUFFERS * CHUNK_BYTES;
+  }
+  __device__ int row_of(int chunk) const { return m + chunk / IN_A_ROW * CHUNK_ROWS; }
+  __device__ int column_of(int chunk) const { return n + chunk % IN_A_ROW * WIDTH; }
+
+  __device__ void bring(int chunk) const {
+    const uint32_t barrier = barriers + chunk % BUFFERS * 8;
+    mbarrier_arrive_expect_tx(barrier, CHUNK_BYTES);
+    cp_async_bulk_tensor_3d(buffer(chunk), &fused.c_in_map, barrier, column_of(chunk),
+                            row_of(chunk), z * fused.c_in_step);
+  }
+
+  // Some steps into the mainloop, when the tile before has left the buffers.
+  __device__ void begin() const {
+    if (!leads || !fused.c_in_by_tma) return;
+    cp_async_bulk_wait_group_read<0>();
+#pragma unroll
+    for (int chunk = 0; chunk < BUFFERS; ++chunk) bring(chunk);
+  }
+
+  // Of the chunk's columns and those after it.
+  __device__ void read_bias(int chunk, int M, int N) {
+    const Vector& bias = fused.bias;
+    const Out* from = static_cast<const Out*>(bias.data);
+    if (from == nullptr) return;
+    const Place at(m, column_of(chunk));
+    if (bias.col_stride == 0) {
+#pragma unroll
+      for (int i = 0; i < MMAS; ++i) load_rows<Out>(bias, Place(m + 64 * i, n), M, rows[i]);
+    } else if (bias.col_stride == 1 && column_of(chunk) + BIAS_N <= N &&
+               reinterpret_cast<uint64_t>(from) % sizeof(PairOf<Out>) == 0) {
+#pragma unroll
+      for (int j = 0; j < BIAS_N / 8; ++j)
+        columns[j].word = *reinterpret_cast<const decltype(columns[j].word)*>(from + at.n + 8 * j);
+    } else {
+#pragma unroll
+      for (int i = 0; i < BIAS_N / 4; ++i) {
+        const int64_t column = at.n + i / 2 * 8 + i % 2;
+        columns[i / 2].elements[i % 2] = column < N ? from[column * bias.col_stride] : Out(0);
+      }
+    }
+  }
+
+  // A chunk of a C_in that TMA cannot reach, in the order of TMA's swizzle.
+  __device__ void fill(int chunk, int M, int N) const {
+    const Out* from = static_cast<const Out*>(fused.c_in) + z * fused.batch_stride;
+    uint8_t* to = buffers + chunk % BUFFERS * CHUNK_BYTES;
+#pragma unroll 8
+    for (int i = threadIdx.x % 128; i < CHUNK_ROWS * WIDTH; i += 128) {
+      const int row = i / WIDTH, byte = i % WIDTH * sizeof(Out);
+      const int64_t at_m = row_of(chunk) + row, at_n = column_of(chunk) + i % WIDTH;
+      *reinterpret_cast<Out*>(to + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16) =
+          at_m < M && at_n < N ? from[at_m * fused.row_stride + at_n * fused.col_stride] : Out(0);
+    }
+  }
+
+  // The sums of a chunk become values of C, still to be narrowed.
+  template <int REGISTERS>
+  __device__ void finish(float (&d)[REGISTERS], int chunk, int first) const {
+    constexpr int COUNT = CHUNK_REGISTERS<Out>;
+    if (fused.alpha != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) d[first + i] *= fused.alpha;
+    }
+    if (fused.c_in != nullptr) add_chunk<Out>(buffer(chunk), fused.beta, d, first);
+    if (fused.bias.data != nullptr) {
+      if (fused.bias.col_stride == 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) d[first + i] += rows[chunk / IN_A_ROW][i / 2 % 2];
+      } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+          d[first + i] += widen<float>(columns[(first + i) / 4 % (BIAS_N / 8)].elements[i % 2]);
+      }
+    }
+    activate_sums<COUNT>(fused.activation, d, first);
+  }
+
+  // At the end of the tile, once its products are there.
+  template <int REGISTERS>
+  __device__ __forceinline__ void leave(const CUtensorMap* c_map, const PlainOutput& plain,
+                                        float (&d)[MMAS][REGISTERS], int M, int N) {
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      const int i = chunk / IN_A_ROW, first = chunk % IN_A_ROW * CHUNK_REGISTERS<Out>;
+      if (fused.c_in_by_tma) {
+        mbarrier_try_wait_parity(barriers + chunk % BUFFERS * 8, phase);
+      } else {
+        // The buffer's last store has been read out before anyone writes it again.
+        if (leads) cp_async_bulk_wait_group_read<BUFFERS - 1>();
+        bar_sync(group, 128);
+        if (fused.c_in != nullptr) {
+          fill(chunk, M, N);
+          bar_sync(group, 128);
+        }
+      }
+      if (chunk > 0 && BIAS_N < BLOCK_N && chunk * WIDTH % BIAS_N == 0) read_bias(chunk, M, N);
+      finish(d[i], chunk, first);
+      if (plain.data == nullptr) {
+        __syncwarp();  // its lanes read one another's rows, and no other warp's
+        write_chunk<Out>(buffer(chunk), d[i], 2 * first);
+      }
+      fence_proxy_async();
+      bar_sync(group, 128);
+      if (leads && plain.data == nullptr) {
+        tma_store_3d(c_map, buffer(chunk), column_of(chunk), row_of(chunk), z);
+        cp_async_bulk_commit_group();
+      }
+      if (BUFFERS < CHUNKS && chunk >= BEHIND && chunk - BEHIND + BUFFERS < CHUNKS && leads &&
+          fused.c_in_by_tma) {
+        cp_async_bulk_wait_group_read<BEHIND>();
+        bring(chunk - BEHIND + BUFFERS);
+      }
+      if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
+    }
+    if (plain.data == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < MMAS; ++i)
+      store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], m + 64 * i, n, M, N);
+  }
+};
+
+}  // namespace tcgemm::sm90
