@@ -132,10 +132,9 @@ __device__ __forceinline__ float fast_gelu(float x) {
   return max_nan(x, 0.0f) - z * ex2_approx(p);
 }
 
-// x / (1 + e^-t). __fdividef gives 0 from a divisor of 2^126 on, as it should, and NaN for x of minus
-// infinity.
+// x / (1 + 2^t), of which a divisor past 2^126 makes 0; NaN for x of minus infinity.
 __device__ __forceinline__ float times_logistic(float x, float t) {
-  return __fdividef(x, 1.0f + ex2_approx(-1.44269504f * t));
+  return x * rcp_approx(1.0f + ex2_approx(t));
 }
 
 // The activation of COUNT values, d[first] and on.
@@ -152,9 +151,10 @@ __device__ __forceinline__ void activate_sums(Activation activation, Acc (&d)[RE
       case Activation::gelu: return activate([](float x) { return fast_gelu(x); });
       case Activation::gelu_tanh:
         return activate([](float x) {
-          return times_logistic(x, 1.59576912f * (x + 0.044715f * x * x * x));
+          return times_logistic(x, x * (-2.30220819f - 0.102943242f * x * x));
         });
-      case Activation::silu: return activate([](float x) { return times_logistic(x, x); });
+      case Activation::silu:
+        return activate([](float x) { return times_logistic(x, -1.44269504f * x); });
       default: return activate([](float x) { return max_nan(x, 0.0f); });
     }
   } else {

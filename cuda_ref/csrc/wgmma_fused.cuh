@@ -62,6 +62,12 @@ template <typename Out, int MMAS, int BLOCK_N, int MOST_BUFFERS>
 struct Leaving {
   static constexpr int WIDTH = CHUNK_N<Out>, IN_A_ROW = BLOCK_N / WIDTH, CHUNKS = MMAS * IN_A_ROW;
   static constexpr int BUFFERS = CHUNKS % MOST_BUFFERS == 0 ? MOST_BUFFERS : 1;
+  // Where every chunk has its buffer, all are stored at once, behind a single barrier.
+#ifdef TCGEMM_TRIAL_EACH
+  static constexpr int TOGETHER = 1;
+#else
+  static constexpr int TOGETHER = BUFFERS == CHUNKS ? CHUNKS : 1;
+#endif
   static constexpr int BEHIND = BUFFERS > 1;  // chunks whose store may still read its buffer
   // Columns whose bias a thread has room for, 32 registers.
   static constexpr int BIAS_N = BLOCK_N * sizeof(Out) > 512 ? 128 : BLOCK_N;
@@ -165,14 +171,14 @@ struct Leaving {
       const int i = chunk / IN_A_ROW, first = chunk % IN_A_ROW * CHUNK_REGISTERS<Out>;
       if (fused.c_in_by_tma) {
         mbarrier_try_wait_parity(barriers + chunk % BUFFERS * 8, phase);
-      } else {
-        // The buffer's last store has been read out before anyone writes it again.
-        if (leads) cp_async_bulk_wait_group_read<BUFFERS - 1>();
+      } else if (chunk % TOGETHER == 0) {
+        // The buffers' last stores have been read out before anyone writes them again.
+        if (leads) cp_async_bulk_wait_group_read<BUFFERS / TOGETHER - 1>();
         bar_sync(group, 128);
-        if (fused.c_in != nullptr) {
-          fill(chunk, M, N);
-          bar_sync(group, 128);
-        }
+      }
+      if (fused.c_in != nullptr && !fused.c_in_by_tma) {
+        fill(chunk, M, N);
+        bar_sync(group, 128);
       }
       if (chunk > 0 && BIAS_N < BLOCK_N && chunk * WIDTH % BIAS_N == 0) read_bias(chunk, M, N);
       finish(d[i], chunk, first);
@@ -180,18 +186,22 @@ struct Leaving {
         __syncwarp();  // its lanes read one another's rows, and no other warp's
         write_chunk<Out>(buffer(chunk), d[i], 2 * first);
       }
+      if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
+      if ((chunk + 1) % TOGETHER != 0) continue;
       fence_proxy_async();
       bar_sync(group, 128);
-      if (leads && plain.data == nullptr) {
-        tma_store_3d(c_map, buffer(chunk), column_of(chunk), row_of(chunk), z);
+      if (!leads) continue;
+      if (plain.data == nullptr) {
+#pragma unroll
+        for (int each = chunk + 1 - TOGETHER; each <= chunk; ++each)
+          tma_store_3d(c_map, buffer(each), column_of(each), row_of(each), z);
         cp_async_bulk_commit_group();
       }
-      if (BUFFERS < CHUNKS && chunk >= BEHIND && chunk - BEHIND + BUFFERS < CHUNKS && leads &&
-          fused.c_in_by_tma) {
+      const int next = chunk - BEHIND + BUFFERS;
+      if (chunk >= BEHIND && next < CHUNKS && fused.c_in_by_tma) {
         cp_async_bulk_wait_group_read<BEHIND>();
-        bring(chunk - BEHIND + BUFFERS);
+        bring(next);
       }
-      if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
     }
     if (plain.data == nullptr) return;
 #pragma unroll

@@ -154,6 +154,7 @@ inline void st_shared_v4(uint32_t shared, uint4 v) {
 }
 inline float max_nan(float x, float y) { return x != x || x > y ? x : y; }
 inline float ex2_approx(float x) { return std::exp2(x); }
+inline float rcp_approx(float x) { return 1.0f / x; }
 
 enum class Major { K, MN };
 
