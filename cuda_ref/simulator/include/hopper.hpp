@@ -216,6 +216,12 @@ inline void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b, bool accumu
                    site);
 }
 template <typename In, Major A, Major B>
+inline void wgmma_m64n224k16(float (&d)[112], uint64_t a, uint64_t b, bool accumulate,
+                             TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 224, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
 inline void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, bool accumulate,
                              TCGEMM_HERE) {
   simulator::wgmma(wgmma_element<In>(), 256, A == Major::MN, B == Major::MN, d, a, b, accumulate,
