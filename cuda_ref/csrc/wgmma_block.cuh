@@ -73,7 +73,4 @@ constexpr bool BUILT =
     true;
 #endif
 
-// What the plain product does without.
-struct Plain {};
-
 }  // namespace

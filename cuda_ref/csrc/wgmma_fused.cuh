@@ -1,5 +1,5 @@
-// What wgmma_persistent fuses: C = activation(alpha * sums + beta * C_in + bias), chunk after chunk,
-// so that one chunk leaves while the next is worked out.
+// How a tile of wgmma_persistent leaves: C = activation(alpha * sums + beta * C_in + bias), in chunks
+// of 64 rows x 128 bytes, through shared memory and by TMA.
 //
 // C_in comes by TMA, while the tile is still multiplied, into the buffers in which C will leave; a
 // thread reads its words where it writes the result. A C_in that TMA cannot reach is brought there by
@@ -11,7 +11,8 @@
 
 namespace tcgemm::sm90 {
 
-// What is asked besides the product.
+// What is asked besides the product: nothing, or something.
+struct Plain {};
 struct Fused : Epilogue<float> {
   CUtensorMap c_in_map;
   int c_in_step;  // 0 where the batch shares C_in, else 1
@@ -57,10 +58,13 @@ __device__ __forceinline__ void add_chunk(uint32_t chunk, float beta, float (&d)
   }
 }
 
-// A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N.
-template <typename Out, int MMAS, int BLOCK_N, int MOST_BUFFERS>
+// A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N. The last chunk of an uneven
+// row begins where it ends with the tile, and stores some columns again.
+template <typename Out, typename Extra, int MMAS, int BLOCK_N, int MOST_BUFFERS>
 struct Leaving {
-  static constexpr int WIDTH = CHUNK_N<Out>, IN_A_ROW = BLOCK_N / WIDTH, CHUNKS = MMAS * IN_A_ROW;
+  static constexpr bool FUSED = std::is_same_v<Extra, Fused>;
+  static constexpr int WIDTH = CHUNK_N<Out>, IN_A_ROW = (BLOCK_N - 1) / WIDTH + 1;
+  static constexpr int CHUNKS = MMAS * IN_A_ROW;
   static constexpr int BUFFERS = CHUNKS % MOST_BUFFERS == 0 ? MOST_BUFFERS : 1;
   // Where every chunk has its buffer, all are stored at once, behind a single barrier.
 #ifdef TCGEMM_TRIAL_EACH
@@ -71,9 +75,9 @@ struct Leaving {
   static constexpr int BEHIND = BUFFERS > 1;  // chunks whose store may still read its buffer
   // Columns whose bias a thread has room for, 32 registers.
   static constexpr int BIAS_N = BLOCK_N * sizeof(Out) > 512 ? 128 : BLOCK_N;
-  static_assert(BLOCK_N % WIDTH == 0 && BLOCK_N % BIAS_N == 0, "whole chunks");
+  static_assert(!FUSED || BLOCK_N % WIDTH == 0 && BLOCK_N % BIAS_N == 0, "C_in is added once");
 
-  const Fused& fused;
+  const Extra& fused;
   uint8_t* buffers;   // shared memory: BUFFERS x CHUNK_BYTES
   uint32_t barriers;  // one for each buffer: its chunk of C_in has come
   uint32_t group;     // the barrier of the warpgroup
@@ -87,7 +91,10 @@ struct Leaving {
     return shared_address(buffers) + chunk % BUFFERS * CHUNK_BYTES;
   }
   __device__ int row_of(int chunk) const { return m + chunk / IN_A_ROW * CHUNK_ROWS; }
-  __device__ int column_of(int chunk) const { return n + chunk % IN_A_ROW * WIDTH; }
+  __device__ static constexpr int first_of(int chunk) {
+    return chunk % IN_A_ROW * WIDTH < BLOCK_N - WIDTH ? chunk % IN_A_ROW * WIDTH : BLOCK_N - WIDTH;
+  }
+  __device__ int column_of(int chunk) const { return n + first_of(chunk); }
 
   __device__ void bring(int chunk) const {
     const uint32_t barrier = barriers + chunk % BUFFERS * 8;
@@ -97,7 +104,7 @@ struct Leaving {
   }
 
   // Some steps into the mainloop, when the tile before has left the buffers.
-  __device__ void begin() const {
+  __device__ __forceinline__ void begin() const {
     if (!leads || !fused.c_in_by_tma) return;
     cp_async_bulk_wait_group_read<0>();
 #pragma unroll
@@ -166,44 +173,62 @@ struct Leaving {
   template <int REGISTERS>
   __device__ __forceinline__ void leave(const CUtensorMap* c_map, const PlainOutput& plain,
                                         float (&d)[MMAS][REGISTERS], int M, int N) {
+    const bool to_plain = plain.data != nullptr;
+    bool comes = false, is_brought = false;  // C_in, by TMA and by threads
+    if constexpr (FUSED) comes = fused.c_in_by_tma, is_brought = fused.c_in != nullptr && !comes;
+    if (!FUSED && to_plain) return store_plainly(plain, d, M, N);
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-      const int i = chunk / IN_A_ROW, first = chunk % IN_A_ROW * CHUNK_REGISTERS<Out>;
-      if (fused.c_in_by_tma) {
+      const int i = chunk / IN_A_ROW, first = first_of(chunk);
+      if (comes) {
         mbarrier_try_wait_parity(barriers + chunk % BUFFERS * 8, phase);
       } else if (chunk % TOGETHER == 0) {
         // The buffers' last stores have been read out before anyone writes them again.
         if (leads) cp_async_bulk_wait_group_read<BUFFERS / TOGETHER - 1>();
         bar_sync(group, 128);
       }
-      if (fused.c_in != nullptr && !fused.c_in_by_tma) {
-        fill(chunk, M, N);
-        bar_sync(group, 128);
-      }
-      if (chunk > 0 && BIAS_N < BLOCK_N && chunk * WIDTH % BIAS_N == 0) read_bias(chunk, M, N);
-      finish(d[i], chunk, first);
-      if (plain.data == nullptr) {
+      if constexpr (FUSED) {
+        if (is_brought) {
+          fill(chunk, M, N);
+          bar_sync(group, 128);
+        }
+        if (chunk > 0 && chunk * WIDTH % BIAS_N == 0 && BIAS_N < BLOCK_N) read_bias(chunk, M, N);
+        finish(d[i], chunk, first / 2);
         __syncwarp();  // its lanes read one another's rows, and no other warp's
-        write_chunk<Out>(buffer(chunk), d[i], 2 * first);
       }
+      if (!to_plain) write_chunk<Out>(buffer(chunk), d[i], first);
       if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
       if ((chunk + 1) % TOGETHER != 0) continue;
       fence_proxy_async();
       bar_sync(group, 128);
       if (!leads) continue;
-      if (plain.data == nullptr) {
+      if (!to_plain) {
 #pragma unroll
-        for (int each = chunk + 1 - TOGETHER; each <= chunk; ++each)
-          tma_store_3d(c_map, buffer(each), column_of(each), row_of(each), z);
+        for (int each = chunk + 1 - TOGETHER; each <= chunk; ++each) store(c_map, each);
         cp_async_bulk_commit_group();
       }
-      const int next = chunk - BEHIND + BUFFERS;
-      if (chunk >= BEHIND && next < CHUNKS && fused.c_in_by_tma) {
-        cp_async_bulk_wait_group_read<BEHIND>();
-        bring(next);
+      if constexpr (FUSED) {
+        const int next = chunk - BEHIND + BUFFERS;
+        if (chunk >= BEHIND && next < CHUNKS && comes) {
+          cp_async_bulk_wait_group_read<BEHIND>();
+          bring(next);
+        }
       }
     }
-    if (plain.data == nullptr) return;
+    if (to_plain) store_plainly(plain, d, M, N);
+  }
+
+  __device__ __forceinline__ void store(const CUtensorMap* c_map, int chunk) const {
+    if constexpr (FUSED)
+      tma_store_3d(c_map, buffer(chunk), column_of(chunk), row_of(chunk), z);
+    else
+      tma_store_2d(c_map, buffer(chunk), column_of(chunk), row_of(chunk));
+  }
+
+  template <int REGISTERS>
+  __device__ __forceinline__ void store_plainly(const PlainOutput& plain,
+                                                const float (&d)[MMAS][REGISTERS], int M,
+                                                int N) const {
 #pragma unroll
     for (int i = 0; i < MMAS; ++i)
       store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], m + 64 * i, n, M, N);

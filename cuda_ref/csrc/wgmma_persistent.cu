@@ -114,14 +114,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint64_t a_desc = wgmma_descriptor(ring + part * MMAS * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
     uint8_t* const chunks = shared + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
-    const auto leaving = [&] {
-      if constexpr (FUSED)
-        return Leaving<Out, MMAS, BLOCK_N, CHUNK_BUFFERS>{
-            extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, 1u + consumer, stores};
-      else
-        return 0;
-    };
-    auto tile = leaving();
+    Leaving<Out, Extra, MMAS, BLOCK_N, CHUNK_BUFFERS> tile{
+        extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, 1u + consumer, stores};
     float d[MMAS][BLOCK_N / 2];
     // Taking turns, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
     uint32_t turn_phase = consumer == 0;
@@ -132,8 +126,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     for (int index = first + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
       const auto locate = [&] {
-        schedule.template locate<FUSED>(index, rank, &m, &n, &z);
-        m += part * MMAS * 64;
+        schedule.template locate<FUSED>(index, rank, &tile.m, &tile.n, &tile.z);
+        tile.m += part * MMAS * 64;
       };
       // Until its turn a stage may be two phases behind, whose parity is that of the one it wants.
       if constexpr (PINGPONG) mbarrier_try_wait_parity(turns + 8 * consumer, turn_phase);
@@ -158,7 +152,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         if constexpr (FUSED) {
           if (k_tile == min(2, k_tiles - 1)) {
             locate();
-            tile.m = m, tile.n = n, tile.z = z;
             tile.begin();
           }
         }
@@ -173,29 +166,16 @@ __global__ void __launch_bounds__(THREADS, 1)
         turn_phase ^= 1;
       }
       // In the shadow of the last multiplies.
-      if constexpr (FUSED) {
+      if constexpr (FUSED)
         tile.read_bias(0, schedule.M, schedule.N);
-      } else {
+      else
         locate();
-      }
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
       if constexpr (PINGPONG) advance(k_tiles);
 
-      if constexpr (FUSED) {
-        tile.leave(&c_map, plain, d, schedule.M, schedule.N);
-      } else {
-#pragma unroll
-        for (int i = 0; i < MMAS; ++i) {
-          const int row = m + 64 * i;
-          if (plain.data != nullptr)
-            store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], row, n, schedule.M, schedule.N);
-          else
-            store_chunks<Out, CHUNK_BUFFERS, false>(&c_map, shared_address(chunks), 1 + consumer,
-                                                    d[i], row, n, z);
-        }
-      }
+      tile.leave(&c_map, plain, d, schedule.M, schedule.N);
     }
     if (stores) cp_async_bulk_wait_group_read<0>();
   }
