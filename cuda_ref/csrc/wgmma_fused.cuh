@@ -11,12 +11,40 @@
 
 namespace tcgemm::sm90 {
 
+// What of it a build is for, so that its instructions lie in a row: an Activation, and bits of what
+// else is asked. In a build that does not say so it is found out at run time.
+enum : int { ADDS_C_IN = 8, ADDS_BIAS = 16, SCALES = 32, BATCHES = 64 };
+#ifdef TCGEMM_FUSES
+constexpr bool KNOWN = true;
+constexpr int FUSES = TCGEMM_FUSES;
+#else
+constexpr bool KNOWN = false;
+constexpr int FUSES = BATCHES;
+#endif
+
+inline int fuses(const Gemm& gemm) {
+  return static_cast<int>(gemm.activation) | (gemm.c_in.data ? ADDS_C_IN : 0) |
+         (gemm.bias.data ? ADDS_BIAS : 0) | (gemm.alpha != 1.0 ? SCALES : 0) |
+         (gemm.batch > 1 ? BATCHES : 0);
+}
+
 // What is asked besides the product: nothing, or something.
-struct Plain {};
+struct Plain {
+  static constexpr bool BATCHED = false;
+  __device__ static constexpr bool adds_c_in() { return false; }
+};
 struct Fused : Epilogue<float> {
+  static constexpr bool BATCHED = FUSES & BATCHES;
   CUtensorMap c_in_map;
   int c_in_step;  // 0 where the batch shares C_in, else 1
   bool c_in_by_tma;
+
+  __device__ bool adds_c_in() const { return KNOWN ? FUSES & ADDS_C_IN : c_in != nullptr; }
+  __device__ bool adds_bias() const { return KNOWN ? FUSES & ADDS_BIAS : bias.data != nullptr; }
+  __device__ bool scales() const { return KNOWN ? FUSES & SCALES : alpha != 1.0f; }
+  __device__ Activation activates() const {
+    return KNOWN ? static_cast<Activation>(FUSES % ADDS_C_IN) : activation;
+  }
 };
 
 inline Fused fused_of(const Gemm& gemm) {
@@ -24,14 +52,14 @@ inline Fused fused_of(const Gemm& gemm) {
   fused.c_in_by_tma =
       gemm.c_in.data &&
       tensor_map(gemm.c_in, false, gemm.out, static_cast<uint32_t>(128 / bytes_of(gemm.out)),
-                 CHUNK_ROWS, &fused.c_in_map, gemm.batch) == cudaSuccess;
+                 CHUNK_ROWS, &fused.c_in_map, Fused::BATCHED ? gemm.batch : 0) == cudaSuccess;
   return fused;
 }
 
-// d[first ..] += beta * a chunk of C_in in shared memory: write_chunk's way back.
-template <typename Out, int REGISTERS>
-__device__ __forceinline__ void add_chunk(uint32_t chunk, float beta, float (&d)[REGISTERS],
-                                          int first) {
+// x += beta * a chunk of C_in in shared memory: write_chunk's way back.
+template <typename Out>
+__device__ __forceinline__ void add_chunk(uint32_t chunk, float beta,
+                                          float (&x)[CHUNK_REGISTERS<Out>]) {
   const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   PairOf<Out> pair;
   if constexpr (sizeof(Out) == 2) {
@@ -43,7 +71,7 @@ __device__ __forceinline__ void add_chunk(uint32_t chunk, float beta, float (&d)
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         pair.word = words[i / 2];
-        d[first + 8 * j + i] += beta * widen<float>(pair.elements[i % 2]);
+        x[8 * j + i] += beta * widen<float>(pair.elements[i % 2]);
       }
     }
   } else {
@@ -53,10 +81,13 @@ __device__ __forceinline__ void add_chunk(uint32_t chunk, float beta, float (&d)
       const uint32_t unit = i / 4 * 2 + lane % 4 / 2;
       const uint32_t at = chunk + (row + i / 2 % 2 * 8) * 128 + (unit ^ row % 8) * 16 +
                           lane % 2 * 8 + i % 2 * 4;
-      d[first + i] += beta * __uint_as_float(ld_shared_u32(at));
+      x[i] += beta * __uint_as_float(ld_shared_u32(at));
     }
   }
 }
+
+template <int I>
+using Index = std::integral_constant<int, I>;
 
 // A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N. The last chunk of an uneven
 // row begins where it ends with the tile, and stores some columns again.
@@ -64,14 +95,10 @@ template <typename Out, typename Extra, int MMAS, int BLOCK_N, int MOST_BUFFERS>
 struct Leaving {
   static constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   static constexpr int WIDTH = CHUNK_N<Out>, IN_A_ROW = (BLOCK_N - 1) / WIDTH + 1;
-  static constexpr int CHUNKS = MMAS * IN_A_ROW;
+  static constexpr int CHUNKS = MMAS * IN_A_ROW, COUNT = CHUNK_REGISTERS<Out>;
   static constexpr int BUFFERS = CHUNKS % MOST_BUFFERS == 0 ? MOST_BUFFERS : 1;
   // Where every chunk has its buffer, all are stored at once, behind a single barrier.
-#ifdef TCGEMM_TRIAL_EACH
-  static constexpr int TOGETHER = 1;
-#else
   static constexpr int TOGETHER = BUFFERS == CHUNKS ? CHUNKS : 1;
-#endif
   static constexpr int BEHIND = BUFFERS > 1;  // chunks whose store may still read its buffer
   // Columns whose bias a thread has room for, 32 registers.
   static constexpr int BIAS_N = BLOCK_N * sizeof(Out) > 512 ? 128 : BLOCK_N;
@@ -99,23 +126,29 @@ struct Leaving {
   __device__ void bring(int chunk) const {
     const uint32_t barrier = barriers + chunk % BUFFERS * 8;
     mbarrier_arrive_expect_tx(barrier, CHUNK_BYTES);
-    cp_async_bulk_tensor_3d(buffer(chunk), &fused.c_in_map, barrier, column_of(chunk),
-                            row_of(chunk), z * fused.c_in_step);
+    if constexpr (Extra::BATCHED)
+      cp_async_bulk_tensor_3d(buffer(chunk), &fused.c_in_map, barrier, column_of(chunk),
+                              row_of(chunk), z * fused.c_in_step);
+    else
+      cp_async_bulk_tensor_2d(buffer(chunk), &fused.c_in_map, barrier, column_of(chunk),
+                              row_of(chunk));
   }
 
   // Some steps into the mainloop, when the tile before has left the buffers.
   __device__ __forceinline__ void begin() const {
-    if (!leads || !fused.c_in_by_tma) return;
-    cp_async_bulk_wait_group_read<0>();
+    if (leads && fused.c_in_by_tma) {
+      cp_async_bulk_wait_group_read<0>();
 #pragma unroll
-    for (int chunk = 0; chunk < BUFFERS; ++chunk) bring(chunk);
+      for (int chunk = 0; chunk < BUFFERS; ++chunk) bring(chunk);
+    }
+    __syncwarp();
   }
 
   // Of the chunk's columns and those after it.
   __device__ void read_bias(int chunk, int M, int N) {
     const Vector& bias = fused.bias;
     const Out* from = static_cast<const Out*>(bias.data);
-    if (from == nullptr) return;
+    if (!fused.adds_bias()) return;
     const Place at(m, column_of(chunk));
     if (bias.col_stride == 0) {
 #pragma unroll
@@ -147,26 +180,24 @@ struct Leaving {
     }
   }
 
-  // The sums of a chunk become values of C, still to be narrowed.
-  template <int REGISTERS>
-  __device__ void finish(float (&d)[REGISTERS], int chunk, int first) const {
-    constexpr int COUNT = CHUNK_REGISTERS<Out>;
-    if (fused.alpha != 1.0f) {
+  // A chunk's sums, x, become values of C, still to be narrowed. bias: of a thread's columns.
+  __device__ __forceinline__ void finish(float (&x)[COUNT], const PairOf<Out> (&bias)[COUNT / 4],
+                                         const float (&row_bias)[2], int chunk) const {
+    if (fused.scales()) {
 #pragma unroll
-      for (int i = 0; i < COUNT; ++i) d[first + i] *= fused.alpha;
+      for (int i = 0; i < COUNT; ++i) x[i] *= fused.alpha;
     }
-    if (fused.c_in != nullptr) add_chunk<Out>(buffer(chunk), fused.beta, d, first);
-    if (fused.bias.data != nullptr) {
-      if (fused.bias.col_stride == 0) {
+    if (fused.adds_c_in()) add_chunk<Out>(buffer(chunk), fused.beta, x);
+    if (fused.adds_bias()) {
+      if (__builtin_expect(fused.bias.col_stride == 0, 0)) {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) d[first + i] += rows[chunk / IN_A_ROW][i / 2 % 2];
+        for (int i = 0; i < COUNT; ++i) x[i] += row_bias[i / 2 % 2];
       } else {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-          d[first + i] += widen<float>(columns[(first + i) / 4 % (BIAS_N / 8)].elements[i % 2]);
+        for (int i = 0; i < COUNT; ++i) x[i] += widen<float>(bias[i / 4].elements[i % 2]);
       }
     }
-    activate_sums<COUNT>(fused.activation, d, first);
+    activate_sums<COUNT>(fused.activates(), x, 0);
   }
 
   // At the end of the tile, once its products are there.
@@ -175,11 +206,31 @@ struct Leaving {
                                         float (&d)[MMAS][REGISTERS], int M, int N) {
     const bool to_plain = plain.data != nullptr;
     bool comes = false, is_brought = false;  // C_in, by TMA and by threads
-    if constexpr (FUSED) comes = fused.c_in_by_tma, is_brought = fused.c_in != nullptr && !comes;
+    if constexpr (FUSED) {
+      comes = fused.adds_c_in() && fused.c_in_by_tma;
+      is_brought = fused.adds_c_in() && !comes;
+    }
     if (!FUSED && to_plain) return store_plainly(plain, d, M, N);
+#ifdef TCGEMM_TRIAL_LOOP
+#pragma unroll 1
+#else
 #pragma unroll
+#endif
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-      const int i = chunk / IN_A_ROW, first = first_of(chunk);
+      float x[COUNT];
+      PairOf<Out> bias[COUNT / 4];
+      float row_bias[2];
+      const auto take = [&](auto which) {
+        constexpr int TAKEN = decltype(which)::value % CHUNKS;
+        constexpr int FIRST = first_of(TAKEN) / 2;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) x[i] = d[TAKEN / IN_A_ROW][FIRST + i];
+        if constexpr (FUSED) {
+#pragma unroll
+          for (int i = 0; i < COUNT / 4; ++i) bias[i] = columns[(FIRST / 4 + i) % (BIAS_N / 8)];
+          for (int i = 0; i < 2; ++i) row_bias[i] = rows[TAKEN / IN_A_ROW][i];
+        }
+      };
       if (comes) {
         mbarrier_try_wait_parity(barriers + chunk % BUFFERS * 8, phase);
       } else if (chunk % TOGETHER == 0) {
@@ -188,38 +239,52 @@ struct Leaving {
         bar_sync(group, 128);
       }
       if constexpr (FUSED) {
-        if (is_brought) {
+        if (__builtin_expect(is_brought, 0)) {
           fill(chunk, M, N);
           bar_sync(group, 128);
         }
         if (chunk > 0 && chunk * WIDTH % BIAS_N == 0 && BIAS_N < BLOCK_N) read_bias(chunk, M, N);
-        finish(d[i], chunk, first / 2);
+      }
+      switch (chunk) {
+        case 0: take(Index<0>{}); break;
+        case 1: take(Index<1>{}); break;
+        case 2: take(Index<2>{}); break;
+        case 3: take(Index<3>{}); break;
+        case 4: take(Index<4>{}); break;
+        case 5: take(Index<5>{}); break;
+        case 6: take(Index<6>{}); break;
+        default: take(Index<7>{}); break;
+      }
+      if constexpr (FUSED) {
+        finish(x, bias, row_bias, chunk);
         __syncwarp();  // its lanes read one another's rows, and no other warp's
       }
-      if (!to_plain) write_chunk<Out>(buffer(chunk), d[i], first);
+      if (!to_plain) write_chunk<Out>(buffer(chunk), x, 0);
       if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
       if ((chunk + 1) % TOGETHER != 0) continue;
       fence_proxy_async();
       bar_sync(group, 128);
-      if (!leads) continue;
-      if (!to_plain) {
+      const int next = chunk - BEHIND + BUFFERS;
+      if (leads) {
+        if (!to_plain) {
 #pragma unroll
-        for (int each = chunk + 1 - TOGETHER; each <= chunk; ++each) store(c_map, each);
-        cp_async_bulk_commit_group();
-      }
-      if constexpr (FUSED) {
-        const int next = chunk - BEHIND + BUFFERS;
-        if (chunk >= BEHIND && next < CHUNKS && comes) {
-          cp_async_bulk_wait_group_read<BEHIND>();
-          bring(next);
+          for (int each = chunk + 1 - TOGETHER; each <= chunk; ++each) store(c_map, each);
+          cp_async_bulk_commit_group();
+        }
+        if constexpr (FUSED) {
+          if (comes && chunk >= BEHIND && next < CHUNKS) {
+            cp_async_bulk_wait_group_read<BEHIND>();
+            bring(next);
+          }
         }
       }
+      __syncwarp();
     }
     if (to_plain) store_plainly(plain, d, M, N);
   }
 
   __device__ __forceinline__ void store(const CUtensorMap* c_map, int chunk) const {
-    if constexpr (FUSED)
+    if constexpr (Extra::BATCHED)
       tma_store_3d(c_map, buffer(chunk), column_of(chunk), row_of(chunk), z);
     else
       tma_store_2d(c_map, buffer(chunk), column_of(chunk), row_of(chunk));

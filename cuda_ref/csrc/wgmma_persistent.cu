@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                      const __grid_constant__ CUtensorMap b_map,
                      const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Tiles schedule,
                      int k_tiles, int ahead, const __grid_constant__ Extra extra) {
-  constexpr bool FUSED = std::is_same_v<Extra, Fused>;
+  constexpr bool FUSED = std::is_same_v<Extra, Fused>, BATCHED = Extra::BATCHED;
   extern __shared__ __align__(1024) uint8_t shared[];  // panels start at multiples of 1024
   const uint32_t ring = shared_address(shared);
   const uint32_t full = ring + BARRIERS_AT, empty = full + 8 * NUM_STAGES;
@@ -68,11 +68,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   griddepcontrol_launch_dependents();
   if (threadIdx.x == 0 && first < tiles) {
     // While the kernel before ends. It reads nothing, so what that one still writes is no hazard.
-    schedule.template locate<FUSED>(first, rank, &m, &n, &z);
+    schedule.template locate<BATCHED>(first, rank, &m, &n, &z);
     for (int k_tile = 0; k_tile < ahead; ++k_tile) {
-      prefetch_tile<A, BLOCK_M, FUSED, BOX<A, A_BOX>>(&a_map, m, k_tile * BLOCK_K,
+      prefetch_tile<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(&a_map, m, k_tile * BLOCK_K,
                                                       z * schedule.a_step);
-      prefetch_tile<B, B_ROWS<B>, FUSED, BOX<B, B_BOX>>(&b_map, n, k_tile * BLOCK_K,
+      prefetch_tile<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(&b_map, n, k_tile * BLOCK_K,
                                                         z * schedule.b_step);
     }
   }
@@ -90,15 +90,15 @@ __global__ void __launch_bounds__(THREADS, 1)
     if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (threadIdx.x == 128 * CONSUMERS) {
       for (int index = first; index < tiles; index += step) {
-        schedule.template locate<FUSED>(index, rank, &m, &n, &z);
+        schedule.template locate<BATCHED>(index, rank, &m, &n, &z);
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
           mbarrier_arrive_expect_tx(barrier, A_BYTES + B_ROWS<B> * 128);
-          load_tile_multicast<A, BLOCK_M, FUSED, BOX<A, A_BOX>>(
+          load_tile_multicast<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(
               a_tile, &a_map, barrier, m, k_tile * BLOCK_K, SHARES_A ? rank : 0,
               SHARES_A ? cluster : 1, z * schedule.a_step);
-          load_tile_multicast<B, B_ROWS<B>, FUSED, BOX<B, B_BOX>>(
+          load_tile_multicast<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(
               a_tile + A_BYTES, &b_map, barrier, n, k_tile * BLOCK_K, SHARES_A ? 0 : rank,
               SHARES_A ? 1 : cluster, z * schedule.b_step);
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     for (int index = first + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
       const auto locate = [&] {
-        schedule.template locate<FUSED>(index, rank, &tile.m, &tile.n, &tile.z);
+        schedule.template locate<BATCHED>(index, rank, &tile.m, &tile.n, &tile.z);
         tile.m += part * MMAS * 64;
       };
       // Until its turn a stage may be two phases behind, whose parity is that of the one it wants.
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           mbarrier_arrive(turns);
 #endif
         if constexpr (FUSED) {
-          if (k_tile == min(2, k_tiles - 1)) {
+          if (extra.adds_c_in() && k_tile == min(2, k_tiles - 1)) {
             locate();
             tile.begin();
           }
@@ -166,10 +166,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         turn_phase ^= 1;
       }
       // In the shadow of the last multiplies.
-      if constexpr (FUSED)
-        tile.read_bias(0, schedule.M, schedule.N);
-      else
-        locate();
+      if (!extra.adds_c_in()) locate();
+      if constexpr (FUSED) tile.read_bias(0, schedule.M, schedule.N);
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
@@ -189,7 +187,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename Extra>
 int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
-  const int64_t batch = PLAIN ? 0 : gemm.batch;  // 0: tensor maps of two dimensions
+  if (!PLAIN && KNOWN && fuses(gemm) != FUSES) return cudaErrorNotSupported;
+  const int64_t batch = Extra::BATCHED ? gemm.batch : 0;  // 0: tensor maps of two dimensions
   CUtensorMap a_map, b_map, c_map{};
   Major a_major, b_major;
   Tiles schedule;
