@@ -210,7 +210,6 @@ struct Leaving {
       comes = fused.adds_c_in() && fused.c_in_by_tma;
       is_brought = fused.adds_c_in() && !comes;
     }
-    if (!FUSED && to_plain) return store_plainly(plain, d, M, N);
 #ifdef TCGEMM_TRIAL_LOOP
 #pragma unroll 1
 #else
@@ -259,7 +258,10 @@ struct Leaving {
         finish(x, bias, row_bias, chunk);
         __syncwarp();  // its lanes read one another's rows, and no other warp's
       }
-      if (!to_plain) write_chunk<Out>(buffer(chunk), x, 0);
+      if (__builtin_expect(to_plain, 0))
+        store_accumulators<Out>(plain.at(z, sizeof(Out)), x, row_of(chunk), column_of(chunk), M, N);
+      else
+        write_chunk<Out>(buffer(chunk), x, 0);
       if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
       if ((chunk + 1) % TOGETHER != 0) continue;
       fence_proxy_async();
@@ -280,7 +282,6 @@ struct Leaving {
       }
       __syncwarp();
     }
-    if (to_plain) store_plainly(plain, d, M, N);
   }
 
   __device__ __forceinline__ void store(const CUtensorMap* c_map, int chunk) const {
@@ -288,15 +289,6 @@ struct Leaving {
       tma_store_3d(c_map, buffer(chunk), column_of(chunk), row_of(chunk), z);
     else
       tma_store_2d(c_map, buffer(chunk), column_of(chunk), row_of(chunk));
-  }
-
-  template <int REGISTERS>
-  __device__ __forceinline__ void store_plainly(const PlainOutput& plain,
-                                                const float (&d)[MMAS][REGISTERS], int M,
-                                                int N) const {
-#pragma unroll
-    for (int i = 0; i < MMAS; ++i)
-      store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], m + 64 * i, n, M, N);
   }
 };
 
