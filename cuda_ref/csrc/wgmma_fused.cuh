@@ -9,6 +9,13 @@
 #include "mma.cuh"
 #include "wgmma_epilogue.cuh"
 
+#ifdef TCGEMM_TRIAL_KEPT
+#define ALPHA alpha
+#define BETA beta
+#else
+#define ALPHA fused.alpha
+#define BETA fused.beta
+#endif
 namespace tcgemm::sm90 {
 
 // What of it a build is for, so that its instructions lie in a row: an Activation, and bits of what
@@ -38,6 +45,7 @@ struct Fused : Epilogue<float> {
   CUtensorMap c_in_map;
   int c_in_step;  // 0 where the batch shares C_in, else 1
   bool c_in_by_tma;
+  int kind;
 
   __device__ bool adds_c_in() const { return KNOWN ? FUSES & ADDS_C_IN : c_in != nullptr; }
   __device__ bool adds_bias() const { return KNOWN ? FUSES & ADDS_BIAS : bias.data != nullptr; }
@@ -48,11 +56,12 @@ struct Fused : Epilogue<float> {
 };
 
 inline Fused fused_of(const Gemm& gemm) {
-  Fused fused{epilogue_of<float>(gemm), {}, gemm.c_in.batch_stride != 0, false};
+  Fused fused{epilogue_of<float>(gemm), {}, gemm.c_in.batch_stride != 0, false, 0};
   fused.c_in_by_tma =
       gemm.c_in.data &&
       tensor_map(gemm.c_in, false, gemm.out, static_cast<uint32_t>(128 / bytes_of(gemm.out)),
                  CHUNK_ROWS, &fused.c_in_map, Fused::BATCHED ? gemm.batch : 0) == cudaSuccess;
+  fused.kind = fuses(gemm) | (fused.c_in_by_tma ? 128 : 0) | (gemm.bias.data && gemm.bias.col_stride == 0 ? 256 : 0);
   return fused;
 }
 
@@ -111,6 +120,23 @@ struct Leaving {
   bool leads;         // the thread that owns the stores, and the loads into the same buffers
   uint32_t phase = 0;
   int m = 0, n = 0, z = 0;  // the corner in C
+#ifdef TCGEMM_TRIAL_KEPT
+  int kind = 0;
+  float alpha = 0, beta = 0;
+  __device__ bool scales() const { return kind & SCALES; }
+  __device__ bool adds_c_in() const { return kind & ADDS_C_IN; }
+  __device__ bool adds_bias() const { return kind & ADDS_BIAS; }
+  __device__ bool by_tma() const { return kind & 128; }
+  __device__ bool by_rows() const { return kind & 256; }
+  __device__ Activation activates() const { return static_cast<Activation>(kind & 7); }
+#else
+  __device__ bool scales() const { return fused.scales(); }
+  __device__ bool adds_c_in() const { return fused.adds_c_in(); }
+  __device__ bool adds_bias() const { return fused.adds_bias(); }
+  __device__ bool by_tma() const { return fused.c_in_by_tma; }
+  __device__ bool by_rows() const { return fused.bias.col_stride == 0; }
+  __device__ Activation activates() const { return fused.activates(); }
+#endif
   PairOf<Out> columns[BIAS_N / 8];  // the bias of a thread's columns
   float rows[MMAS][2];              // or of its rows
 
@@ -183,13 +209,13 @@ struct Leaving {
   // A chunk's sums, x, become values of C, still to be narrowed. bias: of a thread's columns.
   __device__ __forceinline__ void finish(float (&x)[COUNT], const PairOf<Out> (&bias)[COUNT / 4],
                                          const float (&row_bias)[2], int chunk) const {
-    if (fused.scales()) {
+    if (scales()) {
 #pragma unroll
-      for (int i = 0; i < COUNT; ++i) x[i] *= fused.alpha;
+      for (int i = 0; i < COUNT; ++i) x[i] *= ALPHA;
     }
-    if (fused.adds_c_in()) add_chunk<Out>(buffer(chunk), fused.beta, x);
-    if (fused.adds_bias()) {
-      if (__builtin_expect(fused.bias.col_stride == 0, 0)) {
+    if (adds_c_in()) add_chunk<Out>(buffer(chunk), BETA, x);
+    if (adds_bias()) {
+      if (__builtin_expect(by_rows(), 0)) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) x[i] += row_bias[i / 2 % 2];
       } else {
@@ -197,7 +223,7 @@ struct Leaving {
         for (int i = 0; i < COUNT; ++i) x[i] += widen<float>(bias[i / 4].elements[i % 2]);
       }
     }
-    activate_sums<COUNT>(fused.activates(), x, 0);
+    activate_sums<COUNT>(activates(), x, 0);
   }
 
   // At the end of the tile, once its products are there.
@@ -207,8 +233,8 @@ struct Leaving {
     const bool to_plain = plain.data != nullptr;
     bool comes = false, is_brought = false;  // C_in, by TMA and by threads
     if constexpr (FUSED) {
-      comes = fused.adds_c_in() && fused.c_in_by_tma;
-      is_brought = fused.adds_c_in() && !comes;
+      comes = adds_c_in() && by_tma();
+      is_brought = adds_c_in() && !comes;
     }
 #ifdef TCGEMM_TRIAL_LOOP
 #pragma unroll 1

@@ -116,6 +116,15 @@ __global__ void __launch_bounds__(THREADS, 1)
     uint8_t* const chunks = shared + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
     Leaving<Out, Extra, MMAS, BLOCK_N, CHUNK_BUFFERS> tile{
         extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, 1u + consumer, stores};
+#ifdef TCGEMM_TRIAL_KEPT
+    if constexpr (FUSED) {
+      int alpha = __float_as_int(extra.alpha), beta = __float_as_int(extra.beta);
+      tile.kind = extra.kind;
+      keep_in_register(tile.kind), keep_in_register(alpha), keep_in_register(beta);
+      tile.kind = __shfl_sync(0xFFFFFFFF, tile.kind, 0);
+      tile.alpha = __int_as_float(alpha), tile.beta = __int_as_float(beta);
+    }
+#endif
     float d[MMAS][BLOCK_N / 2];
     // Taking turns, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
     uint32_t turn_phase = consumer == 0;
