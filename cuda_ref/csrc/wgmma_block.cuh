@@ -11,6 +11,7 @@
 #define TCGEMM_NUM_STAGES 6
 #define TCGEMM_CHUNK_BUFFERS 2
 #define TCGEMM_PINGPONG 1
+#define TCGEMM_SHARES_A 0
 #endif
 
 namespace {
@@ -47,11 +48,7 @@ static_assert(BLOCK_M % (64 * SHARERS) == 0 && BLOCK_N % 16 == 0, "whole panels 
 static_assert(SHARED_BYTES <= 232448, "an SM gives a block 227 KB");
 static_assert(MMAS * BLOCK_N <= 384, "a thread has room for 192 accumulators");
 
-#ifdef TCGEMM_TRIAL_SHARES_A
-constexpr bool SHARES_A = true;
-#else
-constexpr bool SHARES_A = BLOCK_M > BLOCK_N;  // in a cluster; else B
-#endif
+constexpr bool SHARES_A = TCGEMM_SHARES_A;  // the blocks of a cluster; else B
 template <Major MAJOR, int ROWS>
 constexpr int BOX = MAJOR == Major::K ? ROWS : 64;  // rows of M or N
 template <Major MAJOR>

@@ -9,18 +9,12 @@
 #include "mma.cuh"
 #include "wgmma_epilogue.cuh"
 
-#ifdef TCGEMM_TRIAL_KEPT
-#define ALPHA alpha
-#define BETA beta
-#else
-#define ALPHA fused.alpha
-#define BETA fused.beta
-#endif
 namespace tcgemm::sm90 {
 
-// What of it a build is for, so that its instructions lie in a row: an Activation, and bits of what
-// else is asked. In a build that does not say so it is found out at run time.
-enum : int { ADDS_C_IN = 8, ADDS_BIAS = 16, SCALES = 32, BATCHES = 64 };
+// What a build fuses: an Activation, and bits of what else. A build that knows it is one row of
+// instructions; where the macro is missing it is found out at run time, in 4 to 6 % of the time of
+// 4096 cubed: instructions that are jumped over still have to be fetched.
+enum : int { ADDS_C_IN = 8, ADDS_BIAS = 16, BATCHES = 32 };
 #ifdef TCGEMM_FUSES
 constexpr bool KNOWN = true;
 constexpr int FUSES = TCGEMM_FUSES;
@@ -31,44 +25,39 @@ constexpr int FUSES = BATCHES;
 
 inline int fuses(const Gemm& gemm) {
   return static_cast<int>(gemm.activation) | (gemm.c_in.data ? ADDS_C_IN : 0) |
-         (gemm.bias.data ? ADDS_BIAS : 0) | (gemm.alpha != 1.0 ? SCALES : 0) |
-         (gemm.batch > 1 ? BATCHES : 0);
+         (gemm.bias.data ? ADDS_BIAS : 0) | (gemm.batch > 1 ? BATCHES : 0);
 }
 
 // What is asked besides the product: nothing, or something.
 struct Plain {
   static constexpr bool BATCHED = false;
-  __device__ static constexpr bool adds_c_in() { return false; }
 };
 struct Fused : Epilogue<float> {
   static constexpr bool BATCHED = FUSES & BATCHES;
   CUtensorMap c_in_map;
   int c_in_step;  // 0 where the batch shares C_in, else 1
   bool c_in_by_tma;
-  int kind;
 
   __device__ bool adds_c_in() const { return KNOWN ? FUSES & ADDS_C_IN : c_in != nullptr; }
   __device__ bool adds_bias() const { return KNOWN ? FUSES & ADDS_BIAS : bias.data != nullptr; }
-  __device__ bool scales() const { return KNOWN ? FUSES & SCALES : alpha != 1.0f; }
   __device__ Activation activates() const {
     return KNOWN ? static_cast<Activation>(FUSES % ADDS_C_IN) : activation;
   }
 };
 
 inline Fused fused_of(const Gemm& gemm) {
-  Fused fused{epilogue_of<float>(gemm), {}, gemm.c_in.batch_stride != 0, false, 0};
+  Fused fused{epilogue_of<float>(gemm), {}, gemm.c_in.batch_stride != 0, false};
   fused.c_in_by_tma =
       gemm.c_in.data &&
       tensor_map(gemm.c_in, false, gemm.out, static_cast<uint32_t>(128 / bytes_of(gemm.out)),
                  CHUNK_ROWS, &fused.c_in_map, Fused::BATCHED ? gemm.batch : 0) == cudaSuccess;
-  fused.kind = fuses(gemm) | (fused.c_in_by_tma ? 128 : 0) | (gemm.bias.data && gemm.bias.col_stride == 0 ? 256 : 0);
   return fused;
 }
 
-// x += beta * a chunk of C_in in shared memory: write_chunk's way back.
-template <typename Out>
-__device__ __forceinline__ void add_chunk(uint32_t chunk, float beta,
-                                          float (&x)[CHUNK_REGISTERS<Out>]) {
+// d[first ..] += beta * a chunk of C_in in shared memory: write_chunk's way back.
+template <typename Out, int REGISTERS>
+__device__ __forceinline__ void add_chunk(uint32_t chunk, float beta, float (&d)[REGISTERS],
+                                          int first) {
   const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   PairOf<Out> pair;
   if constexpr (sizeof(Out) == 2) {
@@ -80,7 +69,7 @@ __device__ __forceinline__ void add_chunk(uint32_t chunk, float beta,
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         pair.word = words[i / 2];
-        x[8 * j + i] += beta * widen<float>(pair.elements[i % 2]);
+        d[first + 8 * j + i] += beta * widen<float>(pair.elements[i % 2]);
       }
     }
   } else {
@@ -90,13 +79,10 @@ __device__ __forceinline__ void add_chunk(uint32_t chunk, float beta,
       const uint32_t unit = i / 4 * 2 + lane % 4 / 2;
       const uint32_t at = chunk + (row + i / 2 % 2 * 8) * 128 + (unit ^ row % 8) * 16 +
                           lane % 2 * 8 + i % 2 * 4;
-      x[i] += beta * __uint_as_float(ld_shared_u32(at));
+      d[first + i] += beta * __uint_as_float(ld_shared_u32(at));
     }
   }
 }
-
-template <int I>
-using Index = std::integral_constant<int, I>;
 
 // A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N. The last chunk of an uneven
 // row begins where it ends with the tile, and stores some columns again.
@@ -120,23 +106,6 @@ struct Leaving {
   bool leads;         // the thread that owns the stores, and the loads into the same buffers
   uint32_t phase = 0;
   int m = 0, n = 0, z = 0;  // the corner in C
-#ifdef TCGEMM_TRIAL_KEPT
-  int kind = 0;
-  float alpha = 0, beta = 0;
-  __device__ bool scales() const { return kind & SCALES; }
-  __device__ bool adds_c_in() const { return kind & ADDS_C_IN; }
-  __device__ bool adds_bias() const { return kind & ADDS_BIAS; }
-  __device__ bool by_tma() const { return kind & 128; }
-  __device__ bool by_rows() const { return kind & 256; }
-  __device__ Activation activates() const { return static_cast<Activation>(kind & 7); }
-#else
-  __device__ bool scales() const { return fused.scales(); }
-  __device__ bool adds_c_in() const { return fused.adds_c_in(); }
-  __device__ bool adds_bias() const { return fused.adds_bias(); }
-  __device__ bool by_tma() const { return fused.c_in_by_tma; }
-  __device__ bool by_rows() const { return fused.bias.col_stride == 0; }
-  __device__ Activation activates() const { return fused.activates(); }
-#endif
   PairOf<Out> columns[BIAS_N / 8];  // the bias of a thread's columns
   float rows[MMAS][2];              // or of its rows
 
@@ -161,13 +130,14 @@ struct Leaving {
   }
 
   // Some steps into the mainloop, when the tile before has left the buffers.
-  __device__ __forceinline__ void begin() const {
+  __device__ __forceinline__ void begin(int M, int N) {
     if (leads && fused.c_in_by_tma) {
       cp_async_bulk_wait_group_read<0>();
 #pragma unroll
       for (int chunk = 0; chunk < BUFFERS; ++chunk) bring(chunk);
     }
     __syncwarp();
+    read_bias(0, M, N);
   }
 
   // Of the chunk's columns and those after it.
@@ -179,6 +149,8 @@ struct Leaving {
     if (bias.col_stride == 0) {
 #pragma unroll
       for (int i = 0; i < MMAS; ++i) load_rows<Out>(bias, Place(m + 64 * i, n), M, rows[i]);
+#pragma unroll
+      for (int j = 0; j < BIAS_N / 8; ++j) columns[j].word = 0;
     } else if (bias.col_stride == 1 && column_of(chunk) + BIAS_N <= N &&
                reinterpret_cast<uint64_t>(from) % sizeof(PairOf<Out>) == 0) {
 #pragma unroll
@@ -206,24 +178,29 @@ struct Leaving {
     }
   }
 
-  // A chunk's sums, x, become values of C, still to be narrowed. bias: of a thread's columns.
-  __device__ __forceinline__ void finish(float (&x)[COUNT], const PairOf<Out> (&bias)[COUNT / 4],
-                                         const float (&row_bias)[2], int chunk) const {
-    if (scales()) {
+  // What is asked seldom, so that its instructions lie apart: alpha, and a bias along the rows.
+  template <int REGISTERS>
+  __device__ __forceinline__ void scale(float (&d)[MMAS][REGISTERS]) const {
+    const bool by_rows = fused.adds_bias() && fused.bias.col_stride == 0;
+    if (__builtin_expect(fused.alpha == 1.0f && !by_rows, 1)) return;
 #pragma unroll
-      for (int i = 0; i < COUNT; ++i) x[i] *= ALPHA;
+    for (int i = 0; i < MMAS * REGISTERS; ++i) {
+      float& x = d[i / REGISTERS][i % REGISTERS];
+      x = fused.alpha * x + (by_rows ? rows[i / REGISTERS][i / 2 % 2] : 0.0f);
     }
-    if (adds_c_in()) add_chunk<Out>(buffer(chunk), BETA, x);
-    if (adds_bias()) {
-      if (__builtin_expect(by_rows(), 0)) {
+  }
+
+  // The sums of a chunk become values of C, still to be narrowed.
+  template <int REGISTERS>
+  __device__ __forceinline__ void finish(float (&d)[REGISTERS], int chunk) const {
+    const int first = first_of(chunk) / 2;
+    if (fused.adds_c_in()) add_chunk<Out>(buffer(chunk), fused.beta, d, first);
+    if (fused.adds_bias()) {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) x[i] += row_bias[i / 2 % 2];
-      } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) x[i] += widen<float>(bias[i / 4].elements[i % 2]);
-      }
+      for (int i = 0; i < COUNT; ++i)
+        d[first + i] += widen<float>(columns[(first + i) / 4 % (BIAS_N / 8)].elements[i % 2]);
     }
-    activate_sums<COUNT>(activates(), x, 0);
+    activate_sums<COUNT>(fused.activates(), d, first);
   }
 
   // At the end of the tile, once its products are there.
@@ -233,29 +210,13 @@ struct Leaving {
     const bool to_plain = plain.data != nullptr;
     bool comes = false, is_brought = false;  // C_in, by TMA and by threads
     if constexpr (FUSED) {
-      comes = adds_c_in() && by_tma();
-      is_brought = adds_c_in() && !comes;
+      comes = fused.adds_c_in() && fused.c_in_by_tma;
+      is_brought = fused.adds_c_in() && !comes;
+      scale(d);
     }
-#ifdef TCGEMM_TRIAL_LOOP
-#pragma unroll 1
-#else
 #pragma unroll
-#endif
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-      float x[COUNT];
-      PairOf<Out> bias[COUNT / 4];
-      float row_bias[2];
-      const auto take = [&](auto which) {
-        constexpr int TAKEN = decltype(which)::value % CHUNKS;
-        constexpr int FIRST = first_of(TAKEN) / 2;
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) x[i] = d[TAKEN / IN_A_ROW][FIRST + i];
-        if constexpr (FUSED) {
-#pragma unroll
-          for (int i = 0; i < COUNT / 4; ++i) bias[i] = columns[(FIRST / 4 + i) % (BIAS_N / 8)];
-          for (int i = 0; i < 2; ++i) row_bias[i] = rows[TAKEN / IN_A_ROW][i];
-        }
-      };
+      float(&sums)[REGISTERS] = d[chunk / IN_A_ROW];
       if (comes) {
         mbarrier_try_wait_parity(barriers + chunk % BUFFERS * 8, phase);
       } else if (chunk % TOGETHER == 0) {
@@ -269,25 +230,10 @@ struct Leaving {
           bar_sync(group, 128);
         }
         if (chunk > 0 && chunk * WIDTH % BIAS_N == 0 && BIAS_N < BLOCK_N) read_bias(chunk, M, N);
-      }
-      switch (chunk) {
-        case 0: take(Index<0>{}); break;
-        case 1: take(Index<1>{}); break;
-        case 2: take(Index<2>{}); break;
-        case 3: take(Index<3>{}); break;
-        case 4: take(Index<4>{}); break;
-        case 5: take(Index<5>{}); break;
-        case 6: take(Index<6>{}); break;
-        default: take(Index<7>{}); break;
-      }
-      if constexpr (FUSED) {
-        finish(x, bias, row_bias, chunk);
+        finish(sums, chunk);
         __syncwarp();  // its lanes read one another's rows, and no other warp's
       }
-      if (__builtin_expect(to_plain, 0))
-        store_accumulators<Out>(plain.at(z, sizeof(Out)), x, row_of(chunk), column_of(chunk), M, N);
-      else
-        write_chunk<Out>(buffer(chunk), x, 0);
+      if (!to_plain) write_chunk<Out>(buffer(chunk), sums, first_of(chunk));
       if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
       if ((chunk + 1) % TOGETHER != 0) continue;
       fence_proxy_async();
@@ -308,6 +254,10 @@ struct Leaving {
       }
       __syncwarp();
     }
+    if (__builtin_expect(!to_plain, 1)) return;
+#pragma unroll
+    for (int i = 0; i < MMAS; ++i)
+      store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], m + 64 * i, n, M, N);
   }
 
   __device__ __forceinline__ void store(const CUtensorMap* c_map, int chunk) const {

@@ -116,22 +116,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     uint8_t* const chunks = shared + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
     Leaving<Out, Extra, MMAS, BLOCK_N, CHUNK_BUFFERS> tile{
         extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, 1u + consumer, stores};
-#ifdef TCGEMM_TRIAL_KEPT
-    if constexpr (FUSED) {
-      int alpha = __float_as_int(extra.alpha), beta = __float_as_int(extra.beta);
-      tile.kind = extra.kind;
-      keep_in_register(tile.kind), keep_in_register(alpha), keep_in_register(beta);
-      tile.kind = __shfl_sync(0xFFFFFFFF, tile.kind, 0);
-      tile.alpha = __int_as_float(alpha), tile.beta = __int_as_float(beta);
-    }
-#endif
     float d[MMAS][BLOCK_N / 2];
     // Taking turns, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
     uint32_t turn_phase = consumer == 0;
     if constexpr (PINGPONG) advance(consumer * k_tiles);
-#ifdef TCGEMM_TRIAL_LAG
-    if (!PINGPONG && consumer == 1 && first < tiles) mbarrier_try_wait_parity(turns, 0);
-#endif
     for (int index = first + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
       const auto locate = [&] {
@@ -153,15 +141,10 @@ __global__ void __launch_bounds__(THREADS, 1)
                 a_desc + offset + i * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<A>,
                 b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>, k_tile > 0 || k > 0);
         wgmma_commit_group();
-#ifdef TCGEMM_TRIAL_LAG
-        if (!PINGPONG && consumer == 0 && index == first && lane == 0 &&
-            k_tile == min(TCGEMM_TRIAL_LAG, k_tiles) - 1)
-          mbarrier_arrive(turns);
-#endif
         if constexpr (FUSED) {
-          if (extra.adds_c_in() && k_tile == min(2, k_tiles - 1)) {
+          if (k_tile == min(2, k_tiles - 1)) {
             locate();
-            tile.begin();
+            tile.begin(schedule.M, schedule.N);
           }
         }
         // One group stays in flight; the one before has read its stage, which goes back.
@@ -174,9 +157,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (lane == 0) mbarrier_arrive(turns + 8 * (1 - consumer));
         turn_phase ^= 1;
       }
-      // In the shadow of the last multiplies.
-      if (!extra.adds_c_in()) locate();
-      if constexpr (FUSED) tile.read_bias(0, schedule.M, schedule.N);
+      if constexpr (!FUSED) locate();  // in the shadow of the last multiplies
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);

@@ -46,15 +46,10 @@ int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>*
   if (error != cudaSuccess) return error;
   const int64_t rows = ceil_div(gemm.c.rows, BLOCK_M), cols = ceil_div(gemm.c.cols, BLOCK_N);
   if (rows * cols > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
-  const int64_t along = SHARES_A ? cols : rows, across = SHARES_A ? rows : cols;
+  const int64_t along = SHARES_A ? cols : rows;
   const int64_t least = BLOCK_M * BLOCK_N == 64 * 128 ? 1 : 4 * sms;  // tiles
-  const auto rounds_of = [&](int64_t cluster) {
-    return ceil_div(ceil_div(along, cluster) * across * gemm.batch, sms / cluster);
-  };
-  bool pairs = MAX_CLUSTER > 1 && rows * cols * gemm.batch > least && rounds_of(2) <= rounds_of(1);
-#ifdef TCGEMM_TRIAL_PAIRS
-  pairs = TCGEMM_TRIAL_PAIRS;
-#endif
+  const bool pairs = MAX_CLUSTER > 1 && rows * cols * gemm.batch > least &&
+                     (along % 2 == 0 || along > 16);
   const int cluster = pairs ? 2 : 1;
   *schedule = {static_cast<int>(gemm.c.rows),
                static_cast<int>(gemm.c.cols),
@@ -65,7 +60,7 @@ int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>*
                static_cast<int>(ceil_div(rows, SHARES_A ? 1 : cluster)),
                static_cast<int>(ceil_div(cols, SHARES_A ? cluster : 1))};
   const int64_t tiles = schedule->tiles();
-  *clusters = static_cast<unsigned>(ceil_div(tiles, rounds_of(cluster)));
+  *clusters = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms / cluster)));
   return cudaSuccess;
 }
 
