@@ -300,7 +300,7 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
 def test_the_baseline_is_measured_against_itself_on_a_gpu(tmp_path):
     chosen = cases.build(shapes=["512x512x512", "2048x2048x2048"], layouts=["nn", "nt"])
     results = store.Store(tmp_path, "r", {"gpu_slug": "gpu"})
-    run.run(run.units_of(chosen, run.contenders(["cublas"])), results)
+    run.run(run.units_of(chosen, run.contenders([], ["cublas/cublas"])), results)
     results.close()
     stored = store.read(tmp_path)
     assert [row["status"] for row in stored] == ["ok"] * 4
