@@ -278,7 +278,7 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
     arguments = ["--shape", "8x8x8", "--backend", "misbehaving", "--out", str(tmp_path / "o")]
     kernels = ["--kernel", "right", "--kernel", "hangs"]
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "main.py"), *arguments, *kernels],
+        [sys.executable, "-X", "faulthandler", str(tmp_path / "main.py"), *arguments, *kernels],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     results = tmp_path / "o" / store.RESULTS
@@ -288,7 +288,11 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and worker both get it
-    _, errors = process.communicate(timeout=30)
+    try:
+        _, errors = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)  # each thread says where it waits
+        pytest.fail(f"still running after Ctrl-C: {process.communicate(timeout=30)}")
     assert process.returncode == 130
     assert "1 of 2 results are kept" in " ".join(errors.split())
     assert "--resume" in errors
