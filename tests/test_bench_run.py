@@ -266,10 +266,11 @@ def test_a_foreign_folder_is_refused_by_the_command(app, tmp_path, misbehaving):
 
 def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
     script = f"""
-    import sys, typer
+    import signal, sys, typer
     sys.path.insert(0, {str(tmp_path)!r})
     from tcgemm import dispatch
     from tcgemm.bench.command import bench
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
     dispatch.BACKENDS["misbehaving"] = "misbehaving_kernels"
     if __name__ == "__main__":
         typer.run(bench)
