@@ -45,8 +45,10 @@ TILE = ("BLOCK_M", "BLOCK_N", "NUM_STAGES", "CHUNK_BUFFERS", "PINGPONG", "SHARES
 """What of a plan a build is for, where the source has macros of these names."""
 
 KNOWN_FROM = 128 * 128
-"""The least elements of a tile whose builds know what they fuse (FUSES in csrc/wgmma_fused.cuh): one
-build for each combination, which gains 4 to 6 % of a large product and nothing of a small one."""
+"""The least elements of a tile whose builds know what they fuse (FUSES in csrc/wgmma_fused.cuh).
+
+A build for each combination gains 4 to 6 % of a large product; small tiles do with one for all.
+"""
 
 
 @cache
@@ -69,9 +71,9 @@ def case(
     """The compiler's flags for a build that takes one case only, of a rung that is built so.
 
     A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
-    equal, whether it is one plain product, the dtype of C, the tile of ``plan``, and for large tiles
-    what is fused; of these, what ``macros`` name (see toolchain.built_by_case), by default the first
-    four. ``dtype`` and
+    equal, whether it is one plain product, the dtype of C, the tile of ``plan``, and for a large
+    tile what is fused; of these, what ``macros`` name (see toolchain.built_by_case), by default the
+    first four. ``dtype`` and
     ``out_dtype`` are torch.dtypes; ``batched``: of three dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute

@@ -127,11 +127,15 @@ def plan(problem: Any) -> Mapping[str, int]:
 
 @cache
 def _shares_a(tile: Tile, M: int, N: int, batch: int, processors: int) -> bool:
-    """Whether pairs of blocks work beside each other, sharing A: with the larger operand shared, but
-    for the other where an odd number of tiles would make a round more.
+    """Whether pairs of blocks work beside each other and share A.
+
+    They share the longer side of the tile, but for an odd number of tiles that makes a round more
+    of pairs that way and not of the others.
     """
     rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
     own = tile.BLOCK_M > tile.BLOCK_N
+    if (cols if own else rows) < 16 or rows * cols * batch <= 4 * processors:
+        return own  # as schedule_of in csrc/wgmma_schedule.cuh: there are no pairs
 
     def rounds(beside: bool) -> int:
         pairs = rows * -(-cols // 2) if beside else -(-rows // 2) * cols

@@ -35,8 +35,14 @@ PLAIN = [
 ]
 FUSED = [
     ("wgmma_persistent", case("float16", "float16")),
-    ("wgmma_persistent", case("bfloat16", "bfloat16", tile=TILES[128, 256, 3])),
-    ("wgmma_persistent", case("float16", "float32", tile=TILES[128, 256, 3])),
+    *(
+        ("wgmma_persistent", (*case(*pair, tile=TILES[128, 256, 4]), f"-DTCGEMM_FUSES={fuses}"))
+        for pair, fuses in (
+            (("bfloat16", "bfloat16"), 2 + 8 + 16),  # gelu, C_in, bias
+            (("bfloat16", "bfloat16"), 32),  # a batch
+            (("float16", "float32"), 2 + 8 + 16),
+        )
+    ),
 ]
 TYPES = [
     ("wgmma_types", case("int8", "int32", "int32")),

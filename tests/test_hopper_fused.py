@@ -7,6 +7,7 @@ import pytest
 import torch
 from tcgemm.cuda_ref import load, simulator, tiles, toolchain
 from tcgemm.cuda_ref.fusion import DTYPES, TILE
+from tcgemm.cuda_ref.fusion import case as fused_case
 
 from tcgemm.problem import Fusion
 
@@ -16,6 +17,7 @@ FUSING = [tile for tile in tiles.TILES if tile.fused_rate]
 ALL_BUFFERS = next(t for t in FUSING if t.BLOCK_N == 256)
 IN_TURNS = next(t for t in FUSING if t.PINGPONG)
 SIZES = {ALL_BUFFERS: (1500, 1304, 200), IN_TURNS: (500, 392, 584)}
+SMALL = tiles.TILES[-1]
 ONE_BUFFER = next(t for t in FUSING if t.CHUNK_BUFFERS == 1 and t.BLOCK_N > 64)
 
 
@@ -116,17 +118,31 @@ def test_each_way_of_c_in_is_right_and_nothing_is_found(tile, out, order, way, t
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="needs a GPU of compute capability 9.0",
 )
-@pytest.mark.parametrize("tile", FUSING, ids=ids)
-def test_each_tile_is_exact_on_the_gpu(tile):
-    """Edges, one and many rounds, clusters of one and two, batches; twice to the bit."""
+@pytest.mark.parametrize("tile", [ALL_BUFFERS, IN_TURNS, ONE_BUFFER, SMALL], ids=ids)
+def test_fused_products_are_exact_on_the_gpu(tile):
+    """Edges, one and many rounds, clusters of one and two, a batch; twice to the bit."""
     run = load("wgmma_persistent")
-    shapes = [(1, 8, 8), (129, 521, 328), (3000, 2312, 200), (128, 256 * 133 + 8, 64)]
-    for shape in shapes:
-        for way in WAYS:
-            for batch in ((), (3,)) if shape[0] < 1000 else ((),):
-                x = case(*shape, BF16, BF16, batch=batch, device="cuda", **way)
+    for shape in ((1, 8, 8), (129, 521, 328), (3000, 2312, 200), (128, 256 * 133 + 8, 64)):
+        for way in WAYS[:6]:
+            x = case(*shape, BF16, BF16, device="cuda", **{**way, "bias": way.get("bias") or "row"})
+            for again in range(1 if way["c_in"] == "in place" else 2):
                 run(x.a, x.b, x.c, x.fusion, **tile.plan)
-                assert right(x), (shape, way, batch)
-                if way["c_in"] != "in place" if "c_in" in way else True:
-                    run(x.a, x.b, x.c, x.fusion, **tile.plan)
-                    assert right(x), (shape, way, batch, "again")
+                assert right(x), (shape, way, again)
+    x = case(129, 520, 200, BF16, BF16, c_in="rows", bias="row", batch=(3,), device="cuda")
+    run(x.a, x.b, x.c, x.fusion, **tile.plan)
+    assert right(x)
+
+
+def test_a_large_tile_is_built_for_what_it_fuses():
+    """One row of instructions; a small one finds it out at run time, and has one build."""
+
+    def flags(tile, fusion, batched=False):
+        macros = toolchain.built_by_case(SOURCE)
+        found = fused_case(BF16, fusion, BF16, batched, macros, tile.plan)
+        return [flag for flag in found if "FUSES" in flag]
+
+    bias = torch.zeros(8, dtype=BF16)
+    asked = Fusion(bias=bias, epilogue="gelu")
+    assert flags(ALL_BUFFERS, asked) == ["-DTCGEMM_FUSES=18"]
+    assert flags(ALL_BUFFERS, None, batched=True) == ["-DTCGEMM_FUSES=32"]
+    assert flags(ALL_BUFFERS, None) == flags(SMALL, asked) == []
