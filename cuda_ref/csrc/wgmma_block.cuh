@@ -2,7 +2,7 @@
 // the warpgroups of a block, its shared memory, its registers.
 #pragma once
 
-#include "wgmma_fused.cuh"
+#include "wgmma_leaving.cuh"
 #include "wgmma_schedule.cuh"
 
 #ifndef TCGEMM_BLOCK_M  // the tile of a build that names none

@@ -6,8 +6,9 @@
 //                blocks of a cluster work side by side: each loads half of their common tile of the
 //                longer operand and multicasts it to both. C leaves through shared memory by TMA
 //                stores, under the next tile's multiplies. The next kernel's prologue may start
-//                early. What is fused happens in registers on the way; C_in is read ahead under the
-//                last multiplies. The tiles of a batch are one long schedule.
+//                early. What is fused happens in registers on the way, in a build that knows what;
+//                C_in comes by TMA, into the buffers of C, under the multiplies
+//                (wgmma_leaving.cuh). The tiles of a batch are one long schedule.
 //                A build has one tile (wgmma_block.cuh), which the plan chooses
 //                (cuda_ref/tiles.py): time is rounds of tiles times their area. With PINGPONG the
 //                consumers take turns, a tile each, so that one multiplies while the other fuses
@@ -15,7 +16,7 @@
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
 // grid       as few clusters as finish in the same number of rounds, in groups of GROUP_M tile rows
-// cluster    1 or 2 blocks along M, along N where BLOCK_M > BLOCK_N (wgmma_schedule.cuh)
+// cluster    1 or 2 blocks along M, along N where they share A (wgmma_schedule.cuh)
 // block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
 //            NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  MMAS times 64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 16; MMAS x BLOCK_N / 2 accumulators
