@@ -61,6 +61,11 @@ struct Leaving {
       cp_async_bulk_wait_group_read<0>();
 #pragma unroll
       for (int chunk = 0; chunk < BUFFERS; ++chunk) bring(chunk);
+      // The others wait for a buffer, so that at least their way from memory is behind them.
+#pragma unroll
+      for (int chunk = BUFFERS; chunk < CHUNKS; ++chunk)
+        prefetch_tile<Major::K, CHUNK_ROWS, Extra::BATCHED, CHUNK_ROWS>(
+            &fused.c_in_map, row_of(chunk), column_of(chunk), z * fused.c_in_step);
     }
     __syncwarp();
     read_bias(0, M, N);
@@ -145,9 +150,10 @@ struct Leaving {
       float(&sums)[REGISTERS] = d[chunk / IN_A_ROW];
       if (comes) {
         mbarrier_try_wait_parity(barriers + chunk % BUFFERS * 8, phase);
-      } else if (chunk % TOGETHER == 0) {
+      } else if (chunk == 0 || chunk >= BUFFERS) {
         // The buffers' last stores have been read out before anyone writes them again.
-        if (leads) cp_async_bulk_wait_group_read<BUFFERS / TOGETHER - 1>();
+        if (leads && chunk == 0) cp_async_bulk_wait_group_read<0>();
+        if (leads && chunk > 0) cp_async_bulk_wait_group_read<BUFFERS - 1>();
         bar_sync(group, 128);
       }
       if constexpr (FUSED) {
