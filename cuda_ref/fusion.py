@@ -86,13 +86,13 @@ def case(
 
 
 def fused_number(fusion: Any, batched: bool) -> int:
-    """As fuses() in csrc/wgmma_fused.cuh."""
+    """As fuses() in csrc/wgmma_fused.cuh; of a Problem, whose bias is a bool, as well."""
     if fusion is None:
         return 32 * batched
     return (
         ACTIVATIONS[fusion.epilogue]
-        | 8 * (fusion.c is not None)
-        | 16 * (fusion.bias is not None)
+        | 8 * (fusion.beta != 0)
+        | 16 * (fusion.bias is not None and fusion.bias is not False)
         | 32 * batched
     )
 
