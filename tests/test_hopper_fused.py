@@ -9,14 +9,14 @@ from tcgemm.cuda_ref import load, simulator, tiles, toolchain
 from tcgemm.cuda_ref.fusion import DTYPES, TILE
 from tcgemm.cuda_ref.fusion import case as fused_case
 
-from tcgemm.problem import Fusion
+from tcgemm.problem import Fusion, Problem
 
 SOURCE = toolchain.CSRC / "wgmma_persistent.cu"
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 FUSING = [tile for tile in tiles.TILES if tile.fused_rate]
-ALL_BUFFERS = next(t for t in FUSING if t.BLOCK_N == 256)
+WIDE = next(t for t in FUSING if t.BLOCK_N == 256)
 IN_TURNS = next(t for t in FUSING if t.PINGPONG)
-SIZES = {ALL_BUFFERS: (1500, 1304, 200), IN_TURNS: (500, 392, 584)}
+SIZES = {WIDE: (1500, 1304, 200), IN_TURNS: (500, 392, 584)}
 SMALL = tiles.TILES[-1]
 ONE_BUFFER = next(t for t in FUSING if t.CHUNK_BUFFERS == 1 and t.BLOCK_N > 64)
 
@@ -88,7 +88,7 @@ WAYS = [
 @pytest.mark.parametrize(
     ("tile", "out", "order"),
     [
-        (ALL_BUFFERS, BF16, "reverse"),
+        (WIDE, BF16, "reverse"),
         (IN_TURNS, BF16, "random:3"),
         (IN_TURNS, F32, "forward"),
         (ONE_BUFFER, F32, "reverse"),
@@ -118,7 +118,7 @@ def test_each_way_of_c_in_is_right_and_nothing_is_found(tile, out, order, way, t
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="needs a GPU of compute capability 9.0",
 )
-@pytest.mark.parametrize("tile", [ALL_BUFFERS, IN_TURNS, ONE_BUFFER, SMALL], ids=ids)
+@pytest.mark.parametrize("tile", [WIDE, IN_TURNS, ONE_BUFFER, SMALL], ids=ids)
 def test_fused_products_are_exact_on_the_gpu(tile):
     """Edges, one and many rounds, clusters of one and two, a batch; twice to the bit."""
     run = load("wgmma_persistent")
@@ -143,6 +143,8 @@ def test_a_large_tile_is_built_for_what_it_fuses():
 
     bias = torch.zeros(8, dtype=BF16)
     asked = Fusion(bias=bias, epilogue="gelu")
-    assert flags(ALL_BUFFERS, asked) == ["-DTCGEMM_FUSES=18"]
-    assert flags(ALL_BUFFERS, None, batched=True) == ["-DTCGEMM_FUSES=32"]
-    assert flags(ALL_BUFFERS, None) == flags(SMALL, asked) == []
+    assert flags(WIDE, asked) == ["-DTCGEMM_FUSES=18"]
+    stored = Problem.stored(64, 64, 64, "bfloat16", "bfloat16", bias=True, epilogue="gelu")
+    assert flags(WIDE, stored) == flags(WIDE, asked)
+    assert flags(WIDE, None, batched=True) == ["-DTCGEMM_FUSES=32"]
+    assert flags(WIDE, None) == flags(SMALL, asked) == []
