@@ -33,6 +33,7 @@ struct Schedule {
   int tiles;      // of BLOCK_N columns; with fewer clusters each takes several in turn
   bool persists;  // then the sums lie behind the ring, not in its place
   bool early;     // every block has an SM, on which the next kernel may begin
+  int stagger;
   bool plain;     // nothing follows the product
 };
 
@@ -57,6 +58,11 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
   const int64_t k_tiles = (schedule.K - 1) / BLOCK_K + 1;
   const int first = k_tiles * rank / splits, count = k_tiles * (rank + 1) / splits - first;
   const int start = blockIdx.x / cluster, step = gridDim.x / cluster;
+  const int offset = static_cast<int>(int64_t{start} * schedule.stagger % max(count, 1));
+  const auto k_of = [&](int i) {
+    const int j = i + offset;
+    return (first + (j < count ? j : j - count)) * BLOCK_K;
+  };
   // Behind the ring lie the sums of a block that persists, or what the others of a cluster send.
   const uint32_t behind = ring + stages * STAGE_BYTES;
   const uint32_t sums_at = schedule.persists ? behind : ring;
@@ -85,7 +91,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     if (threadIdx.x == CONSUMERS) {
       prefetch_tensormap(&a_map);
       for (int i = 0; i < count && i < min(stages, AHEAD); ++i) {
-        const int k = (first + i) * BLOCK_K;
+        const int k = k_of(i);
         each_box_of_b<Tile, B>(start * BLOCK_N, k, sharer, sharers,
                                [&](uint32_t, int inner, int outer) {
                                  cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
@@ -102,7 +108,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
       uint32_t stage = 0, phase = 0;
       for (int tile = start; tile < schedule.tiles; tile += step) {
         for (int i = 0; i < count; ++i) {
-          const int k = (first + i) * BLOCK_K;
+          const int k = k_of(i);
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
           mbarrier_arrive_expect_tx(barrier, Tile::LOADED_BYTES);
@@ -218,7 +224,7 @@ struct Plan {
 // Without settings, as few blocks to a tile as occupy most SMs, each with an SM to itself.
 Plan plan_of(const Gemm& gemm, int sms) {
   if (gemm.config != 0)
-    return {gemm.setting(0), std::min(gemm.setting(1), MAX_CLUSTER), std::min(gemm.setting(3), MAX_CLUSTER),
+    return {gemm.setting(0), std::min(gemm.setting(1), MAX_CLUSTER), std::min(gemm.setting(3) & 3, MAX_CLUSTER),
             gemm.setting(2) * 1024u};
   const int64_t tiles = ceil_div(gemm.c.cols, 64);
   int splits = 1;
@@ -269,7 +275,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
             stages * Tile::STAGE_BYTES + behind + 1024, stream, a_map, b_map,
             rows_of(by_rows.c, gemm.out), turned, epilogue_of<float>(by_rows),
             Schedule{K, splits, stages, sharers, static_cast<int>(tiles), persists,
-                     !persists && tiles * splits * sharers <= sms, is_plain(gemm)});
+                     !persists && tiles * splits * sharers <= sms, gemm.setting(3) >> 4, is_plain(gemm)});
       };
       return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
                                  : start(std::integral_constant<Major, Major::MN>{});
