@@ -29,11 +29,9 @@ constexpr int EARLY = 8;  // stages before its last at which a block lets the ne
 
 struct Schedule {
   int K, splits, stages;
-  int sharers;    // blocks of a cluster that have 64 rows each and share B, 1 or 2
   int tiles;      // of BLOCK_N columns; with fewer clusters each takes several in turn
   bool persists;  // then the sums lie behind the ring, not in its place
   bool early;     // every block has an SM, on which the next kernel may begin
-  int stagger;
   bool plain;     // nothing follows the product
 };
 
@@ -51,29 +49,22 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
   const uint32_t full = shared_address(barriers), empty = full + 8 * MOST_STAGES;
   const uint32_t received = empty + 8 * MOST_STAGES;
 
-  const int splits = schedule.splits, sharers = schedule.sharers, stages = schedule.stages;
-  const int cluster = splits * sharers;  // one of them is 1
-  const int rank = splits > 1 ? cluster_ctarank() : 0, sharer = sharers > 1 ? cluster_ctarank() : 0;
-  const int m = sharer * TILE_M;
+  const int splits = schedule.splits, stages = schedule.stages;
+  const int rank = splits > 1 ? cluster_ctarank() : 0;
   const int64_t k_tiles = (schedule.K - 1) / BLOCK_K + 1;
   const int first = k_tiles * rank / splits, count = k_tiles * (rank + 1) / splits - first;
-  const int start = blockIdx.x / cluster, step = gridDim.x / cluster;
-  const int offset = static_cast<int>(int64_t{start} * schedule.stagger % max(count, 1));
-  const auto k_of = [&](int i) {
-    const int j = i + offset;
-    return (first + (j < count ? j : j - count)) * BLOCK_K;
-  };
+  const int start = blockIdx.x / splits, step = gridDim.x / splits;
   // Behind the ring lie the sums of a block that persists, or what the others of a cluster send.
   const uint32_t behind = ring + stages * STAGE_BYTES;
   const uint32_t sums_at = schedule.persists ? behind : ring;
   const auto share_of = [&](int n) {
-    return Share{c_turned ? min(c.rows - n, BLOCK_N) : min(c.rows - m, TILE_M), splits};
+    return Share{c_turned ? min(c.rows - n, BLOCK_N) : c.rows, splits};
   };
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
-      mbarrier_init(empty + 8 * stage, CONSUMERS / 32 * sharers);
+      mbarrier_init(empty + 8 * stage, CONSUMERS / 32);
     }
     if (splits > 1) {
       if (c_turned)
@@ -84,43 +75,34 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     fence_mbarrier_init();
   }
   __syncthreads();
-  if (cluster > 1) barrier_cluster_arrive_relaxed();
+  if (splits > 1) barrier_cluster_arrive_relaxed();
 
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
   if (warp == CONSUMERS / 32) {
     if (threadIdx.x == CONSUMERS) {
       prefetch_tensormap(&a_map);
       for (int i = 0; i < count && i < min(stages, AHEAD); ++i) {
-        const int k = k_of(i);
-        each_box_of_b<Tile, B>(start * BLOCK_N, k, sharer, sharers,
-                               [&](uint32_t, int inner, int outer) {
-                                 cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
-                               });
+        const int k = (first + i) * BLOCK_K;
+        each_box_of_b<Tile, B>(start * BLOCK_N, k, [&](uint32_t, int inner, int outer) {
+          cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
+        });
         if (start >= 4) continue;  // all tiles have the same A
-        each_box<A, TILE_M>(m, k, [&](uint32_t, int inner, int outer) {
+        each_box<A, TILE_M>(0, k, [&](uint32_t, int inner, int outer) {
           cp_async_bulk_prefetch_tensor_2d(&a_map, inner, outer);
         });
       }
       griddepcontrol_wait();
-    }
-    if (sharers > 1) barrier_cluster_wait();  // the other's barriers are there
-    if (threadIdx.x == CONSUMERS) {
       uint32_t stage = 0, phase = 0;
       for (int tile = start; tile < schedule.tiles; tile += step) {
         for (int i = 0; i < count; ++i) {
-          const int k = k_of(i);
+          const int k = (first + i) * BLOCK_K;
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
           mbarrier_arrive_expect_tx(barrier, Tile::LOADED_BYTES);
-          each_box_of_b<Tile, B>(tile * BLOCK_N, k, sharer, sharers,
-                                 [&](uint32_t at, int inner, int outer) {
-            if (sharers > 1)
-              cp_async_bulk_tensor_2d_multicast_evict_first(b_tile + at, &b_map, barrier, inner,
-                                                            outer, 3);
-            else
-              cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
+          each_box_of_b<Tile, B>(tile * BLOCK_N, k, [&](uint32_t at, int inner, int outer) {
+            cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
           });
-          load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, m, k);
+          load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, k);
           if (++stage == stages) stage = 0, phase ^= 1;
           // The next kernel may take what room there is.
           if (schedule.early && i == count - EARLY) griddepcontrol_launch_dependents();
@@ -129,16 +111,10 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
       griddepcontrol_launch_dependents();
     }
     __syncwarp();
-    if (sharers > 1) barrier_cluster_arrive();
   } else {
     griddepcontrol_wait();
-    if (sharers > 1) barrier_cluster_wait();
-    const int part = warp / 4;  // 64 columns of B each, or of rows of A
-    const int lane = threadIdx.x % 32;
-    const auto release = [&](uint32_t stage) {
-      if (sharers == 1 && lane == 0) mbarrier_arrive(empty + 8 * stage);
-      if (sharers > 1 && lane < sharers) mbarrier_arrive_cluster(empty + 8 * stage, lane);
-    };
+    const int part = warp / 4;  // 64 columns of B each, or 64 rows of A
+    const bool arrives = threadIdx.x % 32 == 0;
     const uint64_t b_desc = wgmma_descriptor(ring + Tile::TURNED * part * BYTES_PER_64_MN);
     const uint64_t a_desc =
         wgmma_descriptor(ring + B_BYTES + !Tile::TURNED * part * BYTES_PER_64_MN);
@@ -158,23 +134,15 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
         wgmma_commit_group();
         // One group stays in flight; the one before has read its stage, which goes back.
         wgmma_wait_group<1>();
-        if (i > 0) release(stage == 0 ? stages - 1 : stage - 1);
+        if (arrives && i > 0) mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
         if (++stage == stages) stage = 0, phase ^= 1;
       }
       wgmma_wait_group<0>();
-      release(stage == 0 ? stages - 1 : stage - 1);
-      // The other block may go when this one's arrivals are there: before the stores of C.
-      if (sharers > 1 && tile + step >= schedule.tiles) barrier_cluster_arrive();
+      if (arrives) mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
       bar_sync(1, CONSUMERS);  // all warps are done with what lies where the sums go
       const int step_n = c_turned ? pitch_of(TILE_M) : 1;
       const int step_m = c_turned ? 1 : pitch_of(BLOCK_N);
-#pragma unroll
-      for (int j = 0; j < Tile::MMAS; ++j) {
-        if constexpr (Tile::TURNED)
-          write_sums(sums + part * 64 * step_n, d[j], step_n, step_m);
-        else
-          write_sums(sums + part * 64 * step_m + j * Tile::PANEL_N * step_n, d[j], step_m, step_n);
-      }
+      write_tile<Tile>(sums, d, part, step_n, step_m);
       if (splits > 1) fence_proxy_async();
       bar_sync(1, CONSUMERS);
       const int n = tile * BLOCK_N;
@@ -192,18 +160,18 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
       const float* parts = reinterpret_cast<float*>(shared + (behind - shared_address(shared)));
       if (c_turned)
         finish_share<Out, TILE_M, CONSUMERS>(schedule.plain, sums, parts, share, rank, c, epilogue,
-                                             n, m, threadIdx.x);
+                                             n, 0, threadIdx.x);
       else
         finish_share<Out, BLOCK_N, CONSUMERS>(schedule.plain, sums, parts, share, rank, c, epilogue,
-                                              m, n, threadIdx.x);
+                                              0, n, threadIdx.x);
     }
   }
   // No block leaves while another may still read its sums.
   if (splits > 1) {
     if (warp == CONSUMERS / 32) barrier_cluster_wait();
     barrier_cluster_arrive_relaxed();
+    barrier_cluster_wait();
   }
-  if (cluster > 1) barrier_cluster_wait();
 }
 
 // What a build is for: the build system compiles one pair of types at a time. By default it is all.
@@ -217,19 +185,18 @@ constexpr bool BUILT =
 #endif
 
 struct Plan {
-  int block_n, splits, sharers;
+  int block_n, splits;
   uint32_t bytes;  // of shared memory for a ring and what lies behind it
 };
 
 // Without settings, as few blocks to a tile as occupy most SMs, each with an SM to itself.
 Plan plan_of(const Gemm& gemm, int sms) {
   if (gemm.config != 0)
-    return {gemm.setting(0), std::min(gemm.setting(1), MAX_CLUSTER), std::min(gemm.setting(3) & 3, MAX_CLUSTER),
-            gemm.setting(2) * 1024u};
+    return {gemm.setting(0), std::min(gemm.setting(1), MAX_CLUSTER), gemm.setting(2) * 1024u};
   const int64_t tiles = ceil_div(gemm.c.cols, 64);
   int splits = 1;
   while (tiles * splits < sms * 3 / 4 && splits < std::min(MOST_SPLITS, MAX_CLUSTER)) ++splits;
-  return {64, splits, 1, 200 * 1024};
+  return {64, splits, 200 * 1024};
 }
 
 }  // namespace
@@ -245,20 +212,18 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   int error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
   const Plan plan = plan_of(gemm, sms);
-  const int sharers = plan.sharers > 1 && plan.splits == 1 && M > 64 ? 2 : 1;
-  const int rows = M <= 16 && plan.block_n % 64 == 0 ? 16 : M <= 64 || sharers > 1 ? 64 : 128;
+  const int rows = tile_rows(M, plan.block_n);
   error = operand_map(gemm.a, false, gemm.in, rows, &a_map, &a_major);
   // An A that is stored transposed has tiles of one width alone.
   const int width = a_major == Major::K ? plan.block_n : rows <= 64 ? 64 : 128;
   if (error == cudaSuccess)
-    error = operand_map(gemm.b, true, gemm.in, width / sharers, &b_map, &b_major, 0,
-                        panel_of(width));
+    error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major, 0, panel_of(width));
   if (error != cudaSuccess) return error;
 
   const int64_t tiles = ceil_div(gemm.c.cols, width);
   // No part of K is empty.
   const int splits = static_cast<int>(std::min<int64_t>(plan.splits, ceil_div(K, BLOCK_K)));
-  const int64_t at_once = int64_t{std::max(1u, SM_BYTES / plan.bytes)} * sms / sharers;
+  const int64_t at_once = int64_t{std::max(1u, SM_BYTES / plan.bytes)} * sms;
   const bool persists = splits == 1 && tiles > at_once, turned = column_major(gemm.c);
   const auto launched = [&](auto in, auto out) {
     return with_tile(a_major, rows, width, [&](auto a, auto tile_m, auto block_n) {
@@ -271,11 +236,11 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
             std::max(room / Tile::STAGE_BYTES, Tile::LEAST_STAGES), MOST_STAGES);
         return launch_clusters(
             skinny<decltype(in), decltype(out), a, b, tile_m, block_n>,
-            static_cast<unsigned>(persists ? at_once : tiles), splits * sharers, dim3(Tile::THREADS),
+            static_cast<unsigned>(persists ? at_once : tiles), splits, dim3(Tile::THREADS),
             stages * Tile::STAGE_BYTES + behind + 1024, stream, a_map, b_map,
             rows_of(by_rows.c, gemm.out), turned, epilogue_of<float>(by_rows),
-            Schedule{K, splits, stages, sharers, static_cast<int>(tiles), persists,
-                     !persists && tiles * splits * sharers <= sms, gemm.setting(3) >> 4, is_plain(gemm)});
+            Schedule{K, splits, stages, static_cast<int>(tiles), persists,
+                     !persists && tiles * splits <= sms, is_plain(gemm)});
       };
       return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
                                  : start(std::integral_constant<Major, Major::MN>{});

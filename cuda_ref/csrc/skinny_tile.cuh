@@ -44,16 +44,14 @@ struct Shape {
       std::max<uint32_t>(2, (SUM_BYTES + STAGE_BYTES - 1) / STAGE_BYTES);
 };
 
-// Calls copy(offset in shared memory, inner, outer) for each box of B's tile that block `rank` of
-// `sharers` loads.
+// Calls copy(offset in shared memory, inner, outer) for each box of B's tile.
 template <typename Tile, Major B, typename Copy>
-__device__ __forceinline__ void each_box_of_b(int n, int k, int rank, int sharers, Copy copy) {
+__device__ __forceinline__ void each_box_of_b(int n, int k, Copy copy) {
   if constexpr (B == Major::K) {
-    const int rows = Tile::PANELS * Tile::PANEL_N / sharers;
-    copy(rank * rows * 128, k, n + rank * rows);
+    copy(0, k, n);
   } else {
-    for (int i = rank; i < Tile::PANELS; i += sharers)
-      copy(i * Tile::PANEL_BYTES, n + i * Tile::PANEL_N, k);
+#pragma unroll
+    for (int i = 0; i < Tile::PANELS; ++i) copy(i * Tile::PANEL_BYTES, n + i * Tile::PANEL_N, k);
   }
 }
 
@@ -80,32 +78,54 @@ __device__ __forceinline__ void multiply(float (&d)[Tile::MMAS][Tile::SUMS], uin
   }
 }
 
-// Calls body(major of A, TILE_M, BLOCK_N as integral_constant). An A that is stored transposed
-// comes in panels of 64 rows.
+// Writes a warpgroup's part of a tile to `sums`: element (n, m) at n * step_n + m * step_m.
+template <typename Tile>
+__device__ __forceinline__ void write_tile(float* sums, const float (&d)[Tile::MMAS][Tile::SUMS],
+                                           int part, int step_n, int step_m) {
+  if constexpr (Tile::TURNED) {
+    write_sums(sums + part * 64 * step_n, d[0], step_n, step_m);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Tile::MMAS; ++i)
+      write_sums(sums + part * 64 * step_m + i * Tile::PANEL_N * step_n, d[i], step_m, step_n);
+  }
+}
+
+// Rows of A in a tile, for M of them.
+inline int tile_rows(int M, int block_n) {
+  return M <= 16 && block_n % 64 == 0 ? 16 : M <= 64 ? 64 : 128;
+}
+
+// Calls body(major of A, TILE_M, BLOCK_N as integral_constant), for widths that are multiples of 64.
+// An A that is stored transposed comes in panels of 64 rows.
 template <typename Body>
-int with_tile(Major a, int rows, int block_n, Body body) {
+int with_turned_tile(Major a, int rows, int block_n, Body body) {
   constexpr std::integral_constant<Major, Major::K> k;
   constexpr std::integral_constant<Major, Major::MN> mn;
   constexpr std::integral_constant<int, 16> c16;
-  constexpr std::integral_constant<int, 48> c48;
-  constexpr std::integral_constant<int, 56> c56;
   constexpr std::integral_constant<int, 64> c64;
-  constexpr std::integral_constant<int, 96> c96;
-  constexpr std::integral_constant<int, 112> c112;
   constexpr std::integral_constant<int, 128> c128;
-  constexpr std::integral_constant<int, 256> c256;
   if (a == Major::MN) return rows <= 64 ? body(mn, c64, c64) : body(mn, c128, c128);
+  if (block_n == 64)
+    return rows <= 16 ? body(k, c16, c64) : rows <= 64 ? body(k, c64, c64) : body(k, c128, c64);
+  return rows <= 16 ? body(k, c16, c128) : rows <= 64 ? body(k, c64, c128) : body(k, c128, c128);
+}
+
+// The same of all widths.
+template <typename Body>
+int with_tile(Major a, int rows, int block_n, Body body) {
+  if (a == Major::MN || block_n == 64 || block_n == 128)
+    return with_turned_tile(a, rows, block_n, body);
+  constexpr std::integral_constant<Major, Major::K> k;
   const auto with_rows = [&](auto width) {
-    return rows <= 64 ? body(k, c64, width) : body(k, c128, width);
+    if (rows <= 64) return body(k, std::integral_constant<int, 64>{}, width);
+    return body(k, std::integral_constant<int, 128>{}, width);
   };
   switch (block_n) {
-    case 48: return with_rows(c48);
-    case 56: return with_rows(c56);
-    case 96: return with_rows(c96);
-    case 112: return with_rows(c112);
-    case 64: return rows <= 16 ? body(k, c16, c64) : with_rows(c64);
-    case 256: return rows <= 16 ? body(k, c16, c256) : body(k, c64, c256);
-    default: return rows <= 16 ? body(k, c16, c128) : with_rows(c128);
+    case 48: return with_rows(std::integral_constant<int, 48>{});
+    case 56: return with_rows(std::integral_constant<int, 56>{});
+    case 96: return with_rows(std::integral_constant<int, 96>{});
+    default: return with_rows(std::integral_constant<int, 112>{});
   }
 }
 

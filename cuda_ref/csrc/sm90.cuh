@@ -108,18 +108,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_multicast(uint32_t share
       : "memory");
 }
 
-// The same for what is read once.
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_multicast_evict_first(
-    uint32_t shared, const CUtensorMap* map, uint32_t barrier, int inner, int outer,
-    uint16_t ctas) {
-  constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(shared),
-      "l"(map), "r"(barrier), "r"(inner), "r"(outer), "h"(ctas), "l"(EVICT_FIRST)
-      : "memory");
-}
-
 // The same with a third coordinate: the matrix of a batch.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d(uint32_t shared, const CUtensorMap* map,
                                                         uint32_t barrier, int inner, int outer,

@@ -22,26 +22,23 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
+constexpr int BLOCK_M = 128;
+constexpr int BLOCK_N = 128;
 constexpr int BLOCK_K = 64;
+constexpr int NUM_STAGES = 6;
 constexpr int MOST_SPLITS = 8;
 constexpr int MOST_PARTS = 16;
-
-// A tile of C.
-template <int BLOCK_M, int BLOCK_N>
-struct Shape {
-  static constexpr int CONSUMERS = BLOCK_M / 64;
-  static constexpr int MULTIPLIERS = 128 * CONSUMERS;  // threads; the producer warp follows them
-  static constexpr int THREADS = MULTIPLIERS + 32;
-  static constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
-  static constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
-  static constexpr int NUM_STAGES = 192 * 1024 / STAGE_BYTES;
-  static constexpr uint32_t SUM_BYTES = BLOCK_M * pitch_of(BLOCK_N) * 4;
-  // What the others of a cluster send: each part of the rows is rounded up to whole rows.
-  static constexpr uint32_t PART_BYTES = (BLOCK_M + MOST_SPLITS) * pitch_of(BLOCK_N) * 4;
-  static constexpr uint32_t SHARED_BYTES = NUM_STAGES * STAGE_BYTES + 1024;  // 1024: alignment
-  static_assert(SHARED_BYTES <= 232448 - 512, "an SM gives a block 227 KB, barriers included");
-  static_assert(SUM_BYTES + PART_BYTES <= NUM_STAGES * STAGE_BYTES, "they take the ring's place");
-};
+constexpr int CONSUMERS = 2;
+constexpr int MULTIPLIERS = 128 * CONSUMERS;  // threads; the producer warp follows them
+constexpr int THREADS = MULTIPLIERS + 32;
+constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
+constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr uint32_t SUM_BYTES = BLOCK_M * pitch_of(BLOCK_N) * 4;
+// What the others of a cluster send: each part of the rows is rounded up to whole rows.
+constexpr uint32_t PART_BYTES = (BLOCK_M + MOST_SPLITS) * pitch_of(BLOCK_N) * 4;
+constexpr uint32_t SHARED_BYTES = NUM_STAGES * STAGE_BYTES + 1024;  // 1024: alignment of panels
+static_assert(SHARED_BYTES <= 232448 - 512, "an SM gives a block 227 KB, barriers included");
+static_assert(SUM_BYTES + PART_BYTES <= NUM_STAGES * STAGE_BYTES, "they take the ring's place");
 
 // Who multiplies what: block `rank` of cluster `index` takes part rank + splits * group of K.
 struct Schedule {
@@ -61,14 +58,10 @@ struct Schedule {
 
 // `c` is C, or with several groups the float32 workspace [group, M, N], whose groups lie
 // `group_stride` elements apart and which takes the sums as they are.
-template <typename In, typename Out, Major A, Major B, int BLOCK_M, int BLOCK_N>
-__global__ void __launch_bounds__(Shape<BLOCK_M, BLOCK_N>::THREADS, 1)
+template <typename In, typename Out, Major A, Major B>
+__global__ void __launch_bounds__(THREADS, 1)
     split_k(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
             Rows c, int64_t group_stride, Epilogue<float> epilogue, Schedule schedule) {
-  using Tiling = Shape<BLOCK_M, BLOCK_N>;
-  constexpr int NUM_STAGES = Tiling::NUM_STAGES, MULTIPLIERS = Tiling::MULTIPLIERS;
-  constexpr uint32_t STAGE_BYTES = Tiling::STAGE_BYTES, A_BYTES = Tiling::A_BYTES;
-  constexpr uint32_t SUM_BYTES = Tiling::SUM_BYTES;
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * NUM_STAGES + 1];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
@@ -136,7 +129,7 @@ __global__ void __launch_bounds__(Shape<BLOCK_M, BLOCK_N>::THREADS, 1)
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < BLOCK_K / MMA_K; ++k)
-        wgmma<BLOCK_N, In, A, B>(d, a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
+        wgmma_m64n128k16<In, A, B>(d, a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
                                    b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>,
                                    k_tile > first || k > 0);
       wgmma_commit_group();
@@ -198,32 +191,20 @@ __global__ void __launch_bounds__(ADD_THREADS)
   store_four<Out>(c, x, row, col, inside);
 }
 
-// What a build is for: the build system compiles one pair of types at a time. By default it is all.
-template <typename In, typename Out>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
-    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
-#else
-    true;
-#endif
-
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
-  const int wide = asked.setting(2) == 64 ? 64 : 128;  // BLOCK_M and BLOCK_N
-  const int high = asked.setting(3) == 64 ? 64 : 128;
   CUtensorMap a_map, b_map;
   Major a_major, b_major;
   int sms = 0;
-  int error = operand_map(gemm.a, false, gemm.in, high, &a_map, &a_major);
+  int error = operand_map(gemm.a, false, gemm.in, BLOCK_M, &a_map, &a_major);
   if (error == cudaSuccess)
-    error = operand_map(gemm.b, true, gemm.in, wide, &b_map, &b_major);
+    error = operand_map(gemm.b, true, gemm.in, BLOCK_N, &b_map, &b_major);
   if (error == cudaSuccess) error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
 
-  const int64_t tiles_m = ceil_div(gemm.c.rows, high), tiles_n = ceil_div(gemm.c.cols, wide);
+  const int64_t tiles_m = ceil_div(gemm.c.rows, BLOCK_M), tiles_n = ceil_div(gemm.c.cols, BLOCK_N);
   const int64_t tiles = tiles_m * tiles_n, k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
   if (tiles > INT32_MAX / 64) return cudaErrorInvalidConfiguration;
   Schedule schedule{static_cast<int>(tiles_m), static_cast<int>(tiles_n),
@@ -253,20 +234,10 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
     sums = {workspace, pitch, 1, c.rows, c.cols, true};
   }
   error = with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
-    const auto start = [&](auto m, auto n) {
-      using Tiling = Shape<m, n>;
-      return launch_clusters(split_k<decltype(in), decltype(out), a, b, m, n>,
-                             static_cast<unsigned>(tiles * schedule.groups), schedule.splits,
-                             dim3(Tiling::THREADS), Tiling::SHARED_BYTES, stream, a_map, b_map,
-                             sums, group_stride, epilogue, schedule);
-    };
-    constexpr std::integral_constant<int, 64> c64;
-    constexpr std::integral_constant<int, 128> c128;
-    if constexpr (BUILT<decltype(in), decltype(out)>) {
-      if (high == 64) return start(c64, c64);
-      return wide == 64 ? start(c128, c64) : start(c128, c128);
-    }
-    return int{cudaErrorInvalidValue};
+    return launch_clusters(split_k<decltype(in), decltype(out), a, b>,
+                           static_cast<unsigned>(tiles * schedule.groups), schedule.splits,
+                           dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, sums, group_stride,
+                           epilogue, schedule);
   });
   if (error != cudaSuccess || schedule.groups == 1) return error;
   return with_types(gemm, [&](auto, auto out) {

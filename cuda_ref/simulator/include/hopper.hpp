@@ -85,11 +85,6 @@ inline void cp_async_bulk_tensor_2d_multicast(uint32_t shared, const CUtensorMap
                                               TCGEMM_HERE) {
   simulator::bulk_load(shared, map, barrier, inner, outer, 0, site);
 }
-inline void cp_async_bulk_tensor_2d_multicast_evict_first(uint32_t shared, const CUtensorMap* map,
-                                                          uint32_t barrier, int inner, int outer,
-                                                          uint16_t, TCGEMM_HERE) {
-  simulator::bulk_load(shared, map, barrier, inner, outer, 0, site);
-}
 inline void cp_async_bulk_tensor_3d(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
                                     int inner, int outer, int batch, TCGEMM_HERE) {
   simulator::bulk_load(shared, map, barrier, inner, outer, batch, site);
@@ -139,6 +134,8 @@ inline void cp_async_bulk_cluster(uint32_t, uint32_t, uint32_t, uint32_t, uint32
 template <int AROUND>
 inline uint4 ld_global_evict_first(const void* from) { return *static_cast<const uint4*>(from); }
 inline void prefetch_global_l2(const void*) {}
+inline void st_release(uint64_t* to, uint64_t value) { *to = value; }
+inline uint64_t ld_acquire(const uint64_t* from) { return *from; }
 inline float ld_shared_cluster(uint32_t at, uint32_t) {
   return *static_cast<const float*>(simulator::shared_pointer(at));
 }

@@ -1,0 +1,214 @@
+// C[M, N] = A[M, K] B[K, N] with M up to 128 (or N, by C^T = B^T A^T): every SM the same work.
+//
+// ADDS           skinny deals out tiles, and 96 or 448 of them do not divide by 132 SMs. Here all
+//                steps along K of all tiles are one list, cut into as many equal ranges as there are
+//                SMs. A tile that is cut belongs to the block with its first step: it adds what the
+//                others have left in a workspace, in the order of K, so that no bit depends on
+//                timing. A block begins with the end of a tile that is another's, so that this is
+//                there long before it is wanted.
+// STILL MISSING  a range that lies inside of one tile ends when its sums are wanted.
+//
+// grid       one block to an SM, the last range first: a block waits only for those before it
+// block      a producer warp and BLOCK_N / 64 consumer warpgroups step through K by BLOCK_K, over a
+//            ring of up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
+// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 accumulators a thread
+#include <atomic>
+
+#include "order.cuh"
+#include "parts.cuh"
+#include "skinny_tile.cuh"
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+constexpr int MOST_M = 128;
+constexpr int MOST_STAGES = 16;
+constexpr uint32_t BLOCK_BYTES = 226 * 1024;  // for a ring and the sums behind it
+constexpr int AHEAD = 4;  // stages brought into the L2 before the kernel before this one is over
+constexpr int EARLY = 8;  // stages before its last at which a block lets the next kernel begin
+constexpr int LEAST_STEPS = 4;  // of a range
+
+// Step s is step s % k_tiles along K of tile s / k_tiles.
+struct Schedule {
+  int k_tiles, stages;
+  int each, longer;  // steps of a range; the first `longer` have one more
+  bool plain;        // nothing follows the product
+  Parts parts;
+
+  __device__ int first(int range) const { return range * each + min(range, longer); }
+};
+
+// `c` has rows of neighbours: those of C, or with c_turned its columns.
+template <typename In, typename Out, Major A, Major B, int TILE_M, int BLOCK_N>
+__global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
+    stream_k(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+             Rows c, bool c_turned, Epilogue<float> epilogue, Schedule schedule) {
+  using Tile = Shape<TILE_M, BLOCK_N, B>;
+  constexpr uint32_t STAGE_BYTES = Tile::STAGE_BYTES, B_BYTES = Tile::B_BYTES;
+  constexpr int CONSUMERS = Tile::CONSUMERS;
+  extern __shared__ uint8_t shared[];
+  __shared__ uint64_t barriers[2 * MOST_STAGES];
+  const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
+  const uint32_t full = shared_address(barriers), empty = full + 8 * MOST_STAGES;
+  const int stages = schedule.stages, k_tiles = schedule.k_tiles;
+  const int range = gridDim.x - 1 - blockIdx.x;
+  const int first = schedule.first(range), last = schedule.first(range + 1);
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) {
+      mbarrier_init(full + 8 * stage, 1);
+      mbarrier_init(empty + 8 * stage, CONSUMERS / 32);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+  if (warp == CONSUMERS / 32) {
+    if (threadIdx.x == CONSUMERS) {
+      prefetch_tensormap(&a_map);
+      int tile = first / k_tiles, k_tile = first % k_tiles;
+      for (int i = 0; i < min(k_tiles - k_tile, AHEAD); ++i)
+        each_box_of_b<Tile, B>(tile * BLOCK_N, (k_tile + i) * BLOCK_K,
+                               [&](uint32_t, int inner, int outer) {
+                                 cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
+                               });
+      griddepcontrol_wait();
+      uint32_t stage = 0, phase = 0;
+      for (int step = first; step < last; ++step) {
+        mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
+        const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
+        mbarrier_arrive_expect_tx(barrier, Tile::LOADED_BYTES);
+        each_box_of_b<Tile, B>(
+            tile * BLOCK_N, k_tile * BLOCK_K, [&](uint32_t at, int inner, int outer) {
+              cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
+            });
+        load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, k_tile * BLOCK_K);
+        if (++stage == stages) stage = 0, phase ^= 1;
+        if (++k_tile == k_tiles) k_tile = 0, ++tile;
+        if (step == last - EARLY) griddepcontrol_launch_dependents();
+      }
+      griddepcontrol_launch_dependents();
+    }
+  } else {
+    griddepcontrol_wait();
+    const int part = warp / 4;
+    const bool arrives = threadIdx.x % 32 == 0;
+    const uint64_t b_desc = wgmma_descriptor(ring + part * BYTES_PER_64_MN);
+    const uint64_t a_desc = wgmma_descriptor(ring + B_BYTES);
+    float* sums = reinterpret_cast<float*>(
+        shared + (ring + stages * STAGE_BYTES - shared_address(shared)));
+    uint32_t stage = 0, phase = 0;
+    for (int step = first; step < last;) {
+      const int tile = step / k_tiles, begin = step % k_tiles;
+      const int count = min(k_tiles - begin, last - step);
+      step += count;
+      float d[1][TILE_M / 2];
+      for (int i = 0; i < count; ++i) {
+        mbarrier_try_wait_parity(full + 8 * stage, phase);
+        const uint32_t offset = stage * (STAGE_BYTES >> 4);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < BLOCK_K / MMA_K; ++k)
+          multiply<In, A, B, TILE_M, Tile>(d, b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>,
+                                           a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
+                                           i > 0 || k > 0);
+        wgmma_commit_group();
+        // One group stays in flight; the one before has read its stage, which goes back.
+        wgmma_wait_group<1>();
+        if (arrives && i > 0) mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
+        if (++stage == stages) stage = 0, phase ^= 1;
+      }
+      wgmma_wait_group<0>();
+      if (arrives) mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
+      if (begin > 0) {
+        leave_part<CONSUMERS>(schedule.parts, range, d[0]);
+        continue;
+      }
+      for (int done = count, next = range + 1; done < k_tiles; ++next) {
+        add_part<CONSUMERS>(schedule.parts, next, d[0]);
+        done += schedule.first(next + 1) - schedule.first(next);
+      }
+      bar_sync(1, CONSUMERS);  // the tile before has been read
+      write_tile<Tile>(sums, d, part, c_turned ? pitch_of(TILE_M) : 1,
+                       c_turned ? 1 : pitch_of(BLOCK_N));
+      bar_sync(1, CONSUMERS);
+      const int n = tile * BLOCK_N;
+      const Share all{c_turned ? min(c.rows - n, BLOCK_N) : c.rows, 1};
+      if (c_turned)
+        finish_share<Out, TILE_M, CONSUMERS>(schedule.plain, sums, sums, all, 0, c, epilogue, n, 0,
+                                             threadIdx.x);
+      else
+        finish_share<Out, BLOCK_N, CONSUMERS>(schedule.plain, sums, sums, all, 0, c, epilogue, 0, n,
+                                              threadIdx.x);
+    }
+  }
+}
+
+// What a build is for: the build system compiles one pair of types at a time. By default it is all.
+template <typename In, typename Out>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
+    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
+#else
+    true;
+#endif
+
+}  // namespace
+
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const Gemm gemm = asked.c.rows <= asked.c.cols ? asked : transposed(asked);
+  const Gemm by_rows = with_rows_of_c(gemm);
+  const int M = static_cast<int>(gemm.c.rows);
+  if (M > MOST_M) return cudaErrorInvalidValue;
+  CUtensorMap a_map, b_map;
+  Major a_major, b_major;
+  int sms = 0;
+  int error = multiprocessors(&sms);
+  const int asked_width = gemm.config != 0 ? gemm.setting(0) : 64;
+  const int rows = tile_rows(M, asked_width);
+  if (error == cudaSuccess) error = operand_map(gemm.a, false, gemm.in, rows, &a_map, &a_major);
+  const int width = a_major == Major::K ? asked_width : rows <= 64 ? 64 : 128;
+  if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major);
+  if (error != cudaSuccess) return error;
+
+  const int64_t tiles = ceil_div(gemm.c.cols, width), k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
+  const int64_t steps = tiles * k_tiles;
+  if (steps > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
+  // The simulator's blocks cannot wait for each other: each has a tile.
+  const int64_t most = gemm.config != 0 && gemm.setting(1) > 0 ? gemm.setting(1) : sms;
+  const int64_t ranges = MAX_CLUSTER == 1 ? tiles
+                                          : std::max<int64_t>(1, std::min(most, steps / LEAST_STEPS));
+  const size_t part_bytes = size_t{4} * (a_major == Major::K || rows > 16 ? rows : 64) * width;
+  Schedule schedule{static_cast<int>(k_tiles), 0, static_cast<int>(steps / ranges),
+                    static_cast<int>(steps % ranges), is_plain(gemm), {}};
+  if (MAX_CLUSTER > 1) {
+    if (gemm.scratch.allocate == nullptr) return cudaErrorNotSupported;
+    void* workspace = gemm.scratch.allocate(ranges * (part_bytes + 8), stream);
+    if (workspace == nullptr) return cudaErrorMemoryAllocation;
+    schedule.parts = parts_in(workspace, static_cast<int>(ranges), part_bytes);
+  }
+  const auto launched = [&](auto in, auto out) {
+    return with_turned_tile(a_major, rows, width, [&](auto a, auto tile_m, auto block_n) {
+      const auto start = [&](auto b) {
+        using Tile = Shape<tile_m, block_n, b>;
+        schedule.stages = std::min<uint32_t>(
+            (BLOCK_BYTES - Tile::SUM_BYTES - 1024) / Tile::STAGE_BYTES, MOST_STAGES);
+        return launch_clusters(stream_k<decltype(in), decltype(out), a, b, tile_m, block_n>,
+                               static_cast<unsigned>(ranges), 1, dim3(Tile::THREADS),
+                               schedule.stages * Tile::STAGE_BYTES + Tile::SUM_BYTES + 1024, stream,
+                               a_map, b_map, rows_of(by_rows.c, gemm.out), column_major(gemm.c),
+                               epilogue_of<float>(by_rows), schedule);
+      };
+      return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
+                                 : start(std::integral_constant<Major, Major::MN>{});
+    });
+  };
+  return with_types(gemm, [&](auto in, auto out) {
+    if constexpr (BUILT<decltype(in), decltype(out)>) return launched(in, out);
+    return int{cudaErrorInvalidValue};
+  });
+}
