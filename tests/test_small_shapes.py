@@ -40,11 +40,13 @@ SHAPES = [
     (257, 1, 65),
 ]
 
+
 def problem(M=16, N=4096, K=4096, layout="nn", **changes):
     a = (K, 1) if layout[0] == "n" else (1, M)
     b = (N, 1) if layout[1] == "n" else (1, K)
     asked = Problem(M, N, K, "bfloat16", "bfloat16", a, b, (N, 1), capability=(9, 0))
     return dataclasses.replace(asked, **changes)
+
 
 def padded(rows, cols, dtype, transposed, fill):
     """A matrix of that shape in a NaN-filled buffer whose rows are 16-byte aligned."""
@@ -53,6 +55,7 @@ def padded(rows, cols, dtype, transposed, fill):
     view = buffer[:height, :width]
     view.copy_(fill(height, width))
     return view.mT if transposed else view
+
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -73,13 +76,14 @@ def test_right_at_the_edges_and_nothing_found(name, shape):
             else:
                 assert torch.equal(c, (a.double() @ b.double()).to(out)), (layout, turned)
 
+
 WIDTHS = {
     48: [(17, 129, 72), (128, 300, 65)],
     56: [(100, 230, 136)],
     96: [(64, 48, 1100)],
     112: [(100, 230, 136)],
-
 }
+
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_skinny_is_right_in_every_width(width, tmp_path):
@@ -88,15 +92,14 @@ def test_skinny_is_right_in_every_width(width, tmp_path):
     source = tmp_path / f"skinny_{width}.cu"
     source.write_text(text.replace("return {64, splits, ", f"return {{{width}, splits, "))
     assert source.read_text() != text
-    for (M, N, K), layout, turned in itertools.product(
-        WIDTHS[width], ["nn", "nt"], [False, True]
-    ):
+    for (M, N, K), layout, turned in itertools.product(WIDTHS[width], ["nn", "nt"], [False, True]):
         a = padded(M, K, BF16, layout[0] == "t", lambda *size: torch.randint(-2, 3, size))
         b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
         c = padded(M, N, BF16, turned, lambda *size: torch.full(size, float("nan")))
         report = simulator.simulate(source, a, b, c, check=True)
         assert not report.findings, [str(f) for f in report.findings]
         assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, turned)
+
 
 @pytest.mark.parametrize("order", ["reverse", "random:5"])
 @pytest.mark.parametrize("name", NAMES)
@@ -107,6 +110,7 @@ def test_no_order_of_threads_shows(name, order):
     report = simulator.simulate(simulator.source_of(name), a, b, c, order=order)
     assert not report.findings
     assert accuracy.error_ratio(a, b, c) < 1
+
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 @pytest.mark.parametrize(("M", "N"), [(5, 130), (130, 8)])
@@ -125,16 +129,19 @@ def test_what_follows_the_product_is_fused(name, M, N, activation):
         )  # fmt: skip
         assert torch.allclose(got.double(), exact, rtol=2**-7, atol=2**-7)
 
+
 def test_skinny_refuses_with_the_numbers():
     reason = find("cuda", "skinny").why_not(problem(129, 130, 64))
     assert "M=129 and N=130" in reason
     assert "128" in reason
+
 
 @pytest.mark.parametrize("shape", [(1, 8192, 8192), (128, 4096, 4096), (4096, 16, 4096)], ids=str)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_skinny_takes_few_rows_and_few_columns(shape, layout):
     few = "gemv" if shape == (1, 8192, 8192) and layout[1] == "n" else "skinny"
     assert choose(problem(*shape, layout=layout), "cuda").name == few
+
 
 def test_gemv_refuses_with_the_numbers():
     why_not = find("cuda", "gemv").why_not
@@ -143,12 +150,15 @@ def test_gemv_refuses_with_the_numbers():
     assert "A is 8-byte aligned" in why_not(problem(4096, 1, a_alignment=8))
     assert why_not(problem(1, a_alignment=2, a_strides=(9, 3))) is None
 
+
 def test_few_rows_that_tma_cannot_read_go_to_gemv():
     assert choose(problem(4, a_strides=(4099, 1)), "cuda").name == "gemv"
+
 
 def test_batches_of_few_rows_go_to_gemv():
     asked = problem(4, batch=3, batch_strides=(4 * 4096, 4096 * 4096, 4 * 4096))
     assert choose(asked, "cuda").name == "gemv"
+
 
 @pytest.mark.parametrize(
     ("shape", "name"),
@@ -168,6 +178,7 @@ def test_batches_of_few_rows_go_to_gemv():
 def test_the_choice_is_the_rung_measured_fastest(shape, name):
     assert choose(problem(*shape), "cuda").name == name
 
+
 gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="needs a GPU of compute capability 9.0",
@@ -182,6 +193,7 @@ DEEP = [
     ("gemv", (4096, 1, 8192)),
 ]
 
+
 @pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize(("name", "shape"), DEEP, ids=str)
@@ -194,6 +206,7 @@ def test_deep_sums_are_exact_in_every_place_of_c(name, shape, layout):
     for c in (torch.empty(M, N, device="cuda"), torch.empty(N, M, device="cuda").mT):
         tcgemm.matmul(a, b, backend="cuda", kernel=name, out=c)
         assert torch.equal(c.double(), a.double() @ b.double())
+
 
 @pytest.mark.gpu
 @gpu
@@ -220,11 +233,13 @@ def test_two_streams_and_reruns_give_the_same_bits(name, shape):
     for i in range(2):
         assert all(torch.equal(alone[i], c) for c in together[i])
 
+
 needs_nvcc = pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
     reason="needs nvcc and cuobjdump",
 )
 report = cache(inspection.compile_only)
+
 
 @needs_nvcc
 def test_gemv_loads_vectors_and_spills_nothing():
@@ -234,6 +249,7 @@ def test_gemv_loads_vectors_and_spills_nothing():
         assert kernel.sass["HMMA"] > 0
         assert kernel.sass["LDG"] > 0
         assert kernel.sass["UTMALDG"] == 0
+
 
 @needs_nvcc
 @pytest.mark.parametrize("name", BY_TMA)

@@ -29,16 +29,29 @@ constexpr uint32_t BLOCK_BYTES = 226 * 1024;  // for a ring and the sums behind 
 constexpr int AHEAD = 4;  // stages brought into the L2 before the kernel before this one is over
 constexpr int EARLY = 8;  // stages before its last at which a block lets the next kernel begin
 constexpr int LEAST_STEPS = 4;  // of a range
+constexpr int MOST_RANGES = 160;
 
 // Step s is step s % k_tiles along K of tile s / k_tiles.
 struct Schedule {
   int k_tiles, stages;
-  int each, longer;  // steps of a range; the first `longer` have one more
-  bool plain;        // nothing follows the product
+  bool plain;  // nothing follows the product
   Parts parts;
-
-  __device__ int first(int range) const { return range * each + min(range, longer); }
+  int first[MOST_RANGES + 1];  // step of each range
 };
+
+// Cuts `steps` into `ranges` of `most` steps, those that lie inside of one tile, behind its first
+// step, of `sooner` fewer: their sums are wanted when the others end. Whether it suffices.
+bool cut(Schedule* schedule, int steps, int ranges, int most, int sooner) {
+  int step = 0;
+  for (int i = 0; i < ranges; ++i) {
+    schedule->first[i] = step;
+    const int begin = step % schedule->k_tiles;
+    const bool inside = begin > 0 && schedule->k_tiles - begin > most - sooner;
+    step = std::min(steps, step + (inside ? std::max(1, most - sooner) : most));
+  }
+  schedule->first[ranges] = steps;
+  return step == steps;
+}
 
 // `c` has rows of neighbours: those of C, or with c_turned its columns.
 template <typename In, typename Out, Major A, Major B, int TILE_M, int BLOCK_N>
@@ -54,7 +67,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
   const uint32_t full = shared_address(barriers), empty = full + 8 * MOST_STAGES;
   const int stages = schedule.stages, k_tiles = schedule.k_tiles;
   const int range = gridDim.x - 1 - blockIdx.x;
-  const int first = schedule.first(range), last = schedule.first(range + 1);
+  const int first = schedule.first[range], last = schedule.first[range + 1];
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
@@ -70,7 +83,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
     if (threadIdx.x == CONSUMERS) {
       prefetch_tensormap(&a_map);
       int tile = first / k_tiles, k_tile = first % k_tiles;
-      for (int i = 0; i < min(k_tiles - k_tile, AHEAD); ++i)
+      for (int i = 0; i < min(min(k_tiles - k_tile, last - first), AHEAD); ++i)
         each_box_of_b<Tile, B>(tile * BLOCK_N, (k_tile + i) * BLOCK_K,
                                [&](uint32_t, int inner, int outer) {
                                  cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
@@ -129,7 +142,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
       }
       for (int done = count, next = range + 1; done < k_tiles; ++next) {
         add_part<CONSUMERS>(schedule.parts, next, d[0]);
-        done += schedule.first(next + 1) - schedule.first(next);
+        done += schedule.first[next + 1] - schedule.first[next];
       }
       bar_sync(1, CONSUMERS);  // the tile before has been read
       write_tile<Tile>(sums, d, part, c_turned ? pitch_of(TILE_M) : 1,
@@ -180,16 +193,32 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   if (steps > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
   // The simulator's blocks cannot wait for each other: each has a tile.
   const int64_t most = gemm.config != 0 && gemm.setting(1) > 0 ? gemm.setting(1) : sms;
-  const int64_t ranges = MAX_CLUSTER == 1 ? tiles
-                                          : std::max<int64_t>(1, std::min(most, steps / LEAST_STEPS));
+  const int ranges = static_cast<int>(
+      MAX_CLUSTER == 1 ? std::min<int64_t>(tiles, MOST_RANGES)
+                       : std::clamp<int64_t>(steps / LEAST_STEPS, 1,
+                                             std::min<int64_t>(most, MOST_RANGES)));
   const size_t part_bytes = size_t{4} * (a_major == Major::K || rows > 16 ? rows : 64) * width;
-  Schedule schedule{static_cast<int>(k_tiles), 0, static_cast<int>(steps / ranges),
-                    static_cast<int>(steps % ranges), is_plain(gemm), {}};
+  Schedule schedule{static_cast<int>(k_tiles), 0, is_plain(gemm), {}, {}};
+  if (MAX_CLUSTER == 1) {
+    for (int i = 0; i <= ranges; ++i)
+      schedule.first[i] = static_cast<int>(tiles * i / ranges * k_tiles);
+  } else {
+    const int sooner = gemm.config != 0 ? gemm.setting(2) : 0;
+    int low = static_cast<int>(ceil_div(steps, ranges)), high = low + sooner;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (cut(&schedule, static_cast<int>(steps), ranges, middle, sooner))
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    cut(&schedule, static_cast<int>(steps), ranges, low, sooner);
+  }
   if (MAX_CLUSTER > 1) {
     if (gemm.scratch.allocate == nullptr) return cudaErrorNotSupported;
     void* workspace = gemm.scratch.allocate(ranges * (part_bytes + 8), stream);
     if (workspace == nullptr) return cudaErrorMemoryAllocation;
-    schedule.parts = parts_in(workspace, static_cast<int>(ranges), part_bytes);
+    schedule.parts = parts_in(workspace, ranges, part_bytes);
   }
   const auto launched = [&](auto in, auto out) {
     return with_turned_tile(a_major, rows, width, [&](auto a, auto tile_m, auto block_n) {
