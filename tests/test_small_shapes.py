@@ -19,8 +19,8 @@ from tcgemm.problem import Problem
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
-NAMES = ["split_k", "skinny", "gemv"]
-BY_TMA = ["split_k", "skinny"]
+NAMES = ["split_k", "skinny", "stream_k", "gemv"]
+BY_TMA = ["split_k", "skinny", "stream_k"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(F16, F16), (BF16, F32), (BF16, BF16), (F16, F32)]
 # Around the tiles' 16, 64 and 128, with K of a part of a tile, of some and of more than a ring.
@@ -262,7 +262,7 @@ def test_nothing_is_spilled_or_serialized(name):
     kernels = [kernel for kernel in made.kernels if kernel.sass["HGMMA"]]
     # Type pairs, majors of B, and of A: one tile for split_k; for skinny six and, transposed, two.
     pairs = 1 if defines else len(cuda_ref.PAIRS)
-    assert len(kernels) == pairs * 2 * {"split_k": 2, "skinny": 8}[name]
+    assert len(kernels) == pairs * 2 * {"split_k": 2, "skinny": 16, "stream_k": 8}[name]
     for kernel in kernels:
         assert kernel.sass["UTMALDG"] > 0
         assert kernel.sass["WARPGROUP"] < kernel.sass["HGMMA"] + 4

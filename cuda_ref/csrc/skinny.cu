@@ -5,14 +5,17 @@
 //                arrives: a cluster divides K, so that few columns occupy most SMs, and its sums
 //                meet in shared memory; with many columns a block takes tiles in turn; the next
 //                kernel starts while this one ends, and asks for its first stages.
+//                A tile's width may be one by which N fits the SMs: 6144 is 128 times 48.
 // STILL MISSING  with 65 rows and more A comes into an SM again for every BLOCK_N columns of B, and
-//                an SM takes no more than some 85 KB a microsecond.
+//                an SM takes no more than some 85 KB a microsecond. Tiles that do not divide by the
+//                SMs (stream_k.cu).
 //
-// grid       one cluster per BLOCK_N columns of C, 64 or 128; or as many blocks as fit the GPU
+// grid       one cluster per BLOCK_N columns of C; or as many blocks as fit the GPU
 // cluster    1 to MOST_SPLITS blocks, each of which multiplies its part of K
-// block      a producer warp and BLOCK_N / 64 consumer warpgroups step through K by BLOCK_K, over a
-//            ring of up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
-// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 accumulators a thread
+// block      a producer warp and consumer warpgroups step through K by BLOCK_K, over a ring of
+//            up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
+// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 sums a thread;
+//            where BLOCK_N is no multiple of 64, wgmma 64 x 48 or 56 x 16: C
 #include "order.cuh"
 #include "skinny_tile.cuh"
 
@@ -115,9 +118,8 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     griddepcontrol_wait();
     const int part = warp / 4;  // 64 columns of B each, or 64 rows of A
     const bool arrives = threadIdx.x % 32 == 0;
-    const uint64_t b_desc = wgmma_descriptor(ring + Tile::TURNED * part * BYTES_PER_64_MN);
-    const uint64_t a_desc =
-        wgmma_descriptor(ring + B_BYTES + !Tile::TURNED * part * BYTES_PER_64_MN);
+    const uint64_t b_desc = wgmma_descriptor(ring + part * Tile::B_TO_NEXT);
+    const uint64_t a_desc = wgmma_descriptor(ring + B_BYTES + part * Tile::A_TO_NEXT);
     float* sums = reinterpret_cast<float*>(shared + (sums_at - shared_address(shared)));
     uint32_t stage = 0, phase = 0;
     for (int tile = start; tile < schedule.tiles; tile += step) {
@@ -174,16 +176,6 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
   }
 }
 
-// What a build is for: the build system compiles one pair of types at a time. By default it is all.
-template <typename In, typename Out>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
-    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
-#else
-    true;
-#endif
-
 struct Plan {
   int block_n, splits;
   uint32_t bytes;  // of shared memory for a ring and what lies behind it
@@ -207,13 +199,12 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int M = static_cast<int>(gemm.c.rows), K = static_cast<int>(gemm.a.cols);
   if (M > MOST_M) return cudaErrorInvalidValue;
   CUtensorMap a_map, b_map;
-  Major a_major, b_major;
+  Major a_major{}, b_major{};
   int sms = 0;
   int error = multiprocessors(&sms);
-  if (error != cudaSuccess) return error;
   const Plan plan = plan_of(gemm, sms);
   const int rows = tile_rows(M, plan.block_n);
-  error = operand_map(gemm.a, false, gemm.in, rows, &a_map, &a_major);
+  if (error == cudaSuccess) error = operand_map(gemm.a, false, gemm.in, rows, &a_map, &a_major);
   // An A that is stored transposed has tiles of one width alone.
   const int width = a_major == Major::K ? plan.block_n : rows <= 64 ? 64 : 128;
   if (error == cudaSuccess)

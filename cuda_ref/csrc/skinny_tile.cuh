@@ -18,8 +18,8 @@ __host__ __device__ constexpr int panel_of(int width) {
 }
 
 // A tile of C: BLOCK_N columns of B by TILE_M rows of A. Where BLOCK_N is a multiple of 64 the
-// operands change places (TURNED): 64 columns of B are wgmma's rows. Other widths are its n, with 64
-// rows of A: so a width can divide N by the SMs.
+// operands change places (TURNED): 64 columns of B are wgmma's rows. Other widths are its n, with
+// 64 rows of A to a warpgroup.
 template <int TILE_M, int BLOCK_N, Major B>
 struct Shape {
   static constexpr bool TURNED = BLOCK_N % 64 == 0;
@@ -30,6 +30,9 @@ struct Shape {
   static constexpr int MMAS = TURNED ? 1 : PANELS;  // of a warpgroup, for each 16 along K
   static constexpr int SUMS = (TURNED ? TILE_M : PANEL_N) / 2;  // of a thread, each
   static constexpr uint32_t PANEL_BYTES = B == Major::K ? PANEL_N * 128 : BYTES_PER_64_MN;
+  // From what one warpgroup reads of a stage to what the next does.
+  static constexpr uint32_t B_TO_NEXT = TURNED ? BYTES_PER_64_MN : 0;
+  static constexpr uint32_t A_TO_NEXT = TURNED ? 0 : BYTES_PER_64_MN;
   static constexpr uint32_t B_BYTES = PANELS * PANEL_BYTES;  // in shared memory
   static constexpr uint32_t STAGE_BYTES = B_BYTES + TILE_M * BLOCK_K * 2;
   static constexpr uint32_t LOADED_BYTES = (BLOCK_N + TILE_M) * BLOCK_K * 2;
@@ -96,8 +99,18 @@ inline int tile_rows(int M, int block_n) {
   return M <= 16 && block_n % 64 == 0 ? 16 : M <= 64 ? 64 : 128;
 }
 
-// Calls body(major of A, TILE_M, BLOCK_N as integral_constant), for widths that are multiples of 64.
-// An A that is stored transposed comes in panels of 64 rows.
+// What a build is for: the build system compiles one pair of types at a time. By default it is all.
+template <typename In, typename Out>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
+    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
+#else
+    true;
+#endif
+
+// Calls body(major of A, TILE_M, BLOCK_N as integral_constant), for widths of 64 and 128. An A that
+// is stored transposed comes in panels of 64 rows.
 template <typename Body>
 int with_turned_tile(Major a, int rows, int block_n, Body body) {
   constexpr std::integral_constant<Major, Major::K> k;

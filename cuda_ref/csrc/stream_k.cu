@@ -1,11 +1,11 @@
 // C[M, N] = A[M, K] B[K, N] with M up to 128 (or N, by C^T = B^T A^T): every SM the same work.
 //
-// ADDS           skinny deals out tiles, and 96 or 448 of them do not divide by 132 SMs. Here all
-//                steps along K of all tiles are one list, cut into as many equal ranges as there are
-//                SMs. A tile that is cut belongs to the block with its first step: it adds what the
-//                others have left in a workspace, in the order of K, so that no bit depends on
-//                timing. A block begins with the end of a tile that is another's, so that this is
-//                there long before it is wanted.
+// ADDS           skinny deals out tiles, and 96 or 448 of them do not divide by 132 SMs. Here the
+//                steps along K of all tiles are one list, cut into as many equal ranges as there
+//                are SMs. A tile that is cut belongs to the block with its first step: it adds
+//                what the others have left in a workspace, in the order of K, so that no bit
+//                depends on timing. A block begins with the end of a tile that is another's, so
+//                that this is there long before it is wanted.
 // STILL MISSING  a range that lies inside of one tile ends when its sums are wanted.
 //
 // grid       one block to an SM, the last range first: a block waits only for those before it
@@ -159,16 +159,6 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
     }
   }
 }
-
-// What a build is for: the build system compiles one pair of types at a time. By default it is all.
-template <typename In, typename Out>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
-    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
-#else
-    true;
-#endif
 
 }  // namespace
 
