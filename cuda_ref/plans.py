@@ -25,6 +25,7 @@ MEMORY = 4.3e6  # bytes a microsecond
 OF_AN_SM = 85e3  # bytes a microsecond from the L2 into one SM
 EXCHANGE = 1.0  # sums between the blocks of a cluster
 MEETING = 2.0  # of a tile's parts in a workspace, behind a flag
+APART = 1.4  # reading at other steps along K than the other blocks
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
 TILE = 2.0  # storing 128 x 128 of C
 PERSISTENT = {(128, 256): 1.15, (64, 128): 0.45}  # a tile of wgmma_persistent, a step of 64 along K
@@ -176,10 +177,7 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
     )
     tiles = -(-N // tile_n) * (-(-M // tile_m) if kernel == "split_k" else 1)
     if kernel == "stream_k":
-        steps = tiles * -(-K // TILE_K) / min(sms, max(1, tiles * -(-K // TILE_K) // 4))
-        parts = MEETING * (tiles % sms > 0)
-        into_sm = steps * (tile_m + tile_n) * 2 * TILE_K / OF_AN_SM
-        return START + max(memory, into_sm) + TILE * tile_m * tile_n / 128 / 128 + parts
+        return _stream_k_us(problem, tile_m, tile_n, memory, sms)
     blocks = tiles * splits * config.get("GROUPS", 1)
     steps = math.ceil(math.ceil(K / TILE_K) / (splits * config.get("GROUPS", 1)))
     rounds = max(1, blocks / sms) if kernel == "skinny" else -(-blocks // sms)
@@ -189,6 +187,19 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
         stored += EXCHANGE * (splits > 1)
     second = SECOND_KERNEL * (config.get("GROUPS", 1) > 1)
     return START + max(memory, into_sm) + stored + second
+
+
+def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int) -> float:
+    """Of whole tiles in step, and of ranges of the rest, as in csrc/stream_k.cu."""
+    k_tiles, tiles = -(-problem.K // TILE_K), -(-problem.N // tile_n)
+    blocks = max(1, min(k_tiles * tiles // 4, 8 * tiles, sms))
+    rounds, ends = divmod(tiles, blocks)
+    apart = ends * k_tiles / blocks
+    into_sm = (rounds * k_tiles + apart * APART) * (tile_m + tile_n) * 2 * TILE_K / OF_AN_SM
+    if problem.layout[1] == "n" and tile_n == 64:
+        memory *= 1 + (APART - 1) * apart / (rounds * k_tiles + apart)
+    stored = TILE * tile_m * tile_n / 128 / 128
+    return START + max(memory, into_sm) + stored + MEETING * (ends > 0 and rounds == 0)
 
 
 def _persistent_us(problem: Any, sms: int) -> float:

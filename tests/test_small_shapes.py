@@ -101,6 +101,25 @@ def test_skinny_is_right_in_every_width(width, tmp_path):
         assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, turned)
 
 
+@pytest.mark.parametrize("blocks", [1, 3, 5, 7])
+def test_stream_k_adds_the_parts_of_a_tile(blocks, tmp_path):
+    """With ranges that end anywhere: in the order of the blocks none waits for a later one."""
+    text = simulator.source_of("stream_k").read_text()
+    source = tmp_path / "stream_k.cu"
+    whole = "if (MAX_CLUSTER == 1) return static_cast<int>(tiles);"
+    assert whole in text
+    source.write_text(text.replace(whole, f"if (MAX_CLUSTER == 1) return {blocks};"))
+    for (M, N, K), layout, turned in itertools.product(
+        [(17, 129, 330), (100, 200, 648)], ["nn", "nt"], [False, True]
+    ):
+        a = padded(M, K, BF16, layout[0] == "t", lambda *size: torch.randint(-2, 3, size))
+        b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
+        c = padded(M, N, BF16, turned, lambda *size: torch.full(size, float("nan")))
+        report = simulator.simulate(source, a, b, c, check=True, workers=1)
+        assert not report.findings, [str(f) for f in report.findings]
+        assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, turned)
+
+
 @pytest.mark.parametrize("order", ["reverse", "random:5"])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_order_of_threads_shows(name, order):
