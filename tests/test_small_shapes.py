@@ -189,8 +189,10 @@ def test_batches_of_few_rows_go_to_gemv():
         ((2048, 2048, 2048), "wgmma_persistent"),
         ((4096, 2112, 7168), "wgmma_persistent"),
         ((128, 28672, 4096), "wgmma_persistent"),
-        ((64, 28672, 4096), "skinny"),
-        ((64, 28680, 4096), "skinny"),
+        ((64, 28672, 4096), "stream_k"),
+        ((64, 28680, 4096), "stream_k"),
+        ((64, 16384, 4096), "skinny"),
+        ((128, 6144, 4096), "wgmma_persistent"),
         ((256, 264, 16384), "split_k"),
     ],
 )
