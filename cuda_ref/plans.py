@@ -22,9 +22,11 @@ DIVIDING = tuple(SETTINGS)
 # The model, in microseconds and bytes, fitted to the H200 (reports/nvidia-h200/trials).
 START = 3.0  # from the end of the kernel before to the first bytes, and from the last to the end
 MEMORY = 4.3e6  # bytes a microsecond
+TO_AN_SM = 43e3  # bytes a microsecond out of memory to one SM
 OF_AN_SM = 85e3  # bytes a microsecond from the L2 into one SM
 EXCHANGE = 1.0  # sums between the blocks of a cluster
 MEETING = 2.0  # of a tile's parts in a workspace, behind a flag
+LAST_ROUND = 0.8  # of the SMs that idle in it, what memory is idle for
 APART = 1.4  # reading at other steps along K than the other blocks
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
 TILE = 2.0  # storing 128 x 128 of C
@@ -180,6 +182,11 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
         return _stream_k_us(problem, tile_m, tile_n, memory, sms)
     blocks = tiles * splits * config.get("GROUPS", 1)
     steps = math.ceil(math.ceil(K / TILE_K) / (splits * config.get("GROUPS", 1)))
+    if kernel == "skinny":
+        if splits == 1 and tiles > sms:  # the last round is not full
+            memory *= 1 + LAST_ROUND * (-(-tiles // sms) * sms / tiles - 1)
+        most = -(-tiles * splits // sms) * tile_n * 2 * K / splits  # of B, for an SM
+        memory = max(memory, most / TO_AN_SM)
     rounds = max(1, blocks / sms) if kernel == "skinny" else -(-blocks // sms)
     into_sm = rounds * steps * (tile_m + tile_n) * 2 * TILE_K / OF_AN_SM
     stored = TILE * tile_m * tile_n / 128 / 128
@@ -196,8 +203,8 @@ def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int
     rounds, ends = divmod(tiles, blocks)
     apart = ends * k_tiles / blocks
     into_sm = (rounds * k_tiles + apart * APART) * (tile_m + tile_n) * 2 * TILE_K / OF_AN_SM
-    if problem.layout[1] == "n" and tile_n == 64:
-        memory *= 1 + (APART - 1) * apart / (rounds * k_tiles + apart)
+    if tile_n == 64:  # fewer bytes of a row of memory at a time
+        memory *= 1.3 if problem.layout[1] == "n" else 1.1
     stored = TILE * tile_m * tile_n / 128 / 128
     return START + max(memory, into_sm) + stored + MEETING * (ends > 0 and rounds == 0)
 
