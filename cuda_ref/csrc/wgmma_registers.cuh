@@ -23,10 +23,11 @@
   ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define TCGEMM_NUMBERS_96 TCGEMM_NUMBERS_88 \
   ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define TCGEMM_NUMBERS_128 \
-  TCGEMM_NUMBERS_96 \
+#define TCGEMM_NUMBERS_112 TCGEMM_NUMBERS_96 \
   ", %96, %97, %98, %99, %100, %101, %102, %103" \
-  ", %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define TCGEMM_NUMBERS_128 \
+  TCGEMM_NUMBERS_112 \
   ", %112, %113, %114, %115, %116, %117, %118, %119" \
   ", %120, %121, %122, %123, %124, %125, %126, %127"
 
@@ -45,9 +46,10 @@
 #define TCGEMM_OPERANDS_88(C) \
   TCGEMM_OPERANDS_72(C), TCGEMM_EIGHT(C, 72), TCGEMM_EIGHT(C, 80)
 #define TCGEMM_OPERANDS_96(C) TCGEMM_OPERANDS_88(C), TCGEMM_EIGHT(C, 88)
+#define TCGEMM_OPERANDS_112(C) \
+  TCGEMM_OPERANDS_96(C), TCGEMM_EIGHT(C, 96), TCGEMM_EIGHT(C, 104)
 #define TCGEMM_OPERANDS_128(C) \
-  TCGEMM_OPERANDS_96(C), TCGEMM_EIGHT(C, 96), TCGEMM_EIGHT(C, 104), TCGEMM_EIGHT(C, 112), \
-  TCGEMM_EIGHT(C, 120)
+  TCGEMM_OPERANDS_112(C), TCGEMM_EIGHT(C, 112), TCGEMM_EIGHT(C, 120)
 
 // INSTRUCTION: what follows wgmma.mma_async.sync.aligned; A, B, P: the inputs' numbers, of P the one
 // that is 0 where D is overwritten, whatever the registers held; TAIL: what follows P.

@@ -156,6 +156,7 @@ inline void st_shared_v4(uint32_t shared, uint4 v) {
 }
 inline float max_nan(float x, float y) { return x != x || x > y ? x : y; }
 inline float ex2_approx(float x) { return std::exp2(x); }
+inline float rcp_approx(float x) { return 1.0f / x; }
 
 enum class Major { K, MN };
 
@@ -224,6 +225,12 @@ template <typename In, Major A, Major B>
 inline void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b, bool accumulate,
                              TCGEMM_HERE) {
   simulator::wgmma(wgmma_element<In>(), 192, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n224k16(float (&d)[112], uint64_t a, uint64_t b, bool accumulate,
+                             TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 224, A == Major::MN, B == Major::MN, d, a, b, accumulate,
                    site);
 }
 template <typename In, Major A, Major B>
