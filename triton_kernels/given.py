@@ -27,6 +27,8 @@ class How:
     GROUP_M: int
     A_TRANSPOSED: bool
     B_TRANSPOSED: bool
+    REST: int
+    """Columns of a second accumulator and of B's second blocks; 0: none."""
     TERMS: int
     """2: A and B are float32 as hi and lo, each in tf32."""
     BATCHED: bool
@@ -74,7 +76,7 @@ def rounding(base: Any, shape: list[int], strides: list[int], block: list[int]) 
 def arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
     BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
-    BUFFERS: int, PREPARE: int = 0,
+    BUFFERS: int, PREPARE: int = 0, REST: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     swapped = stored(c) == "t"
@@ -89,7 +91,8 @@ def arguments(
         a_transposed, b_transposed = False, True
     make = rounding if compute == "tf32" else swizzled
     described_a = describe(a, (part, BLOCK_K), a_transposed, make)
-    described_b = describe(b, (BLOCK_K, BLOCK_N), b_transposed, make)
+    described_b = describe(b, (BLOCK_K, BLOCK_N - REST), b_transposed, make)
+    rest = describe(b, (BLOCK_K, REST), b_transposed, make) if REST else None
     described_c = describe(c, (part, piece), False, swizzled)
     batches = batch_size(c)
     (c_in, *others), constants = operands(fusion, swapped)
@@ -98,7 +101,7 @@ def arguments(
     if alpha == 1 and all(s is None or s.numel() > 1 for s in (scale_a, scale_b)):
         alpha = None
     staged = None
-    if c_in is not None and BUFFERS == PIECES and reachable(c_in.mT if swapped else c_in):
+    if c_in is not None and BUFFERS == PIECES and not REST and reachable(c_in.mT if swapped else c_in):
         staged = describe(c_in.mT if swapped else c_in, (part, piece), False, swizzled)
         # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
         c_in, strides[:2], batch_in = None, (None, None), None
@@ -106,6 +109,7 @@ def arguments(
         GROUP_M=GROUP_M,
         A_TRANSPOSED=a_transposed,
         B_TRANSPOSED=b_transposed,
+        REST=REST,
         TERMS=2 if compute == "tf32x3" else 1,
         BATCHED=batches > 1,
         PROMOTE=compute == "tf32x3"
@@ -116,7 +120,7 @@ def arguments(
     )
     grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
     options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
-    described = (described_a, described_b, described_c, staged)
+    described = (described_a, described_b, rest, described_c, staged)
     last = {"HOW": how, **options, "num_warps": 4, "launch_pdl": True}
     finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
     return grid, (*described, M, N, K, batches, *finishing), last

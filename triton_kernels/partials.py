@@ -22,13 +22,14 @@ CHUNK = 1024
 
 
 @triton.jit
-def start(EARLY: tl.constexpr):
+def start(EARLY: tl.constexpr, LATE: tl.constexpr = False):
     """Where EARLY, let the next kernel start, and wait for the end of the one before.
 
     Nothing that an earlier kernel wrote may be read, nor anything it reads be written, before.
     """
     if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
+        if not LATE:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from .dot import multiply_add, narrow
+from .epilogue import fetch
 from .launching import launch
 from .ordering import grouped
 from .partials import add, bounds, leave, start, workspace
@@ -54,9 +55,10 @@ def kernel(
     EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr,
     EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LATE: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    start(EARLY)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -69,11 +71,20 @@ def kernel(
 
     # Offsets are elements, and 64-bit before any multiplication by a stride.
     row, col = offs_m.to(tl.int64), offs_n.to(tl.int64)
-    k0 = begin.to(tl.int64) * BLOCK_K + offs_k
+    k0_first = begin.to(tl.int64) * BLOCK_K
+    k0 = k0_first + offs_k
     a_ptrs = a + row[:, None] * stride_am + k0[None, :] * stride_ak
     b_ptrs = b + k0[:, None] * stride_bk + col[None, :] * stride_bn
     a_step = tl.cast(stride_ak, tl.int64) * BLOCK_K
     b_step = tl.cast(stride_bk, tl.int64) * BLOCK_K
+
+    if AHEAD:
+        if stride_ak == 1:
+            fetch(a, row, k0_first, M, K, stride_am, stride_ak, AHEAD * BLOCK_K)
+        else:
+            k = k0_first + tl.arange(0, AHEAD * BLOCK_K)
+            fetch(a, k, tile_m * BLOCK_M, K, M, stride_ak, stride_am, BLOCK_M)
+    start(EARLY, LATE)
 
     in_m = (offs_m < M)[:, None] | EVEN_M
     in_n = (offs_n < N)[None, :] | EVEN_N
@@ -88,6 +99,8 @@ def kernel(
         a_ptrs += a_step
         b_ptrs += b_step
 
+    if LATE:
+        tl.extra.cuda.gdc_launch_dependents()
     if SPLITS > 1:
         leave(partials, tl.program_id(0), acc, BLOCK_M, BLOCK_N)
     else:
@@ -108,6 +121,8 @@ def arguments(
     EARLY: int,
     NUM_STAGES: int,
     NUM_WARPS: int,
+    AHEAD: int = 0,
+    LATE: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     if SWAP:
@@ -124,6 +139,8 @@ def arguments(
         "EVEN_N": N % BLOCK_N == 0,
         "EVEN_K": K % BLOCK_K == 0,
         "EARLY": bool(EARLY),
+        "AHEAD": AHEAD,
+        "LATE": bool(LATE),
         "BITS": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,

@@ -44,17 +44,19 @@ from .prepared import prepared, terms
 
 
 @gluon.jit
-def produce(a, b, c_in, ring, c_ring, size, HOW: gl.constexpr):
+def produce(a, b, rest, c_in, ring, c_ring, size, HOW: gl.constexpr):
     """One warp: every block of A, B and C_in of every tile of this program, in order."""
-    a_ring, b_ring, full, empty = ring
+    a_ring, b_ring, rest_ring, full, empty = ring
     M, N, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     TERMS: gl.constexpr = HOW.TERMS
     CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
     PART_M: gl.constexpr = a_ring.shape[2 if HOW.A_TRANSPOSED else 1]
     BLOCK_K: gl.constexpr = a_ring.shape[1 if HOW.A_TRANSPOSED else 2]
-    BLOCK_N: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
-    STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + b.block_type.nbytes)
+    WIDE: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
+    BLOCK_N: gl.constexpr = WIDE + HOW.REST
+    B_BYTES: gl.constexpr = b.block_type.nbytes // WIDE * BLOCK_N
+    STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + B_BYTES)
     tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     if HOW.BATCHED:
@@ -77,6 +79,9 @@ def produce(a, b, c_in, ring, c_ring, size, HOW: gl.constexpr):
                     load(a, matrix, at, ready, block)
                 at = [n, k] if HOW.B_TRANSPOSED else [k, n]
                 load(b, matrix, at, ready, b_ring.index(slot * TERMS + term))
+                if HOW.REST:
+                    at = [n + WIDE, k] if HOW.B_TRANSPOSED else [k, n + WIDE]
+                    load(rest, matrix, at, ready, rest_ring.index(slot * TERMS + term))
             if HOW.STAGED:  # noqa: SIM102 (one condition is constant, the other is not)
                 # Every stage holds a step of this tile by now, and no consumer frees one before it
                 # is done with the tile before: nothing is lost in waiting for the pieces' buffers.
@@ -91,24 +96,39 @@ def produce(a, b, c_in, ring, c_ring, size, HOW: gl.constexpr):
 
 
 @gluon.jit
+def block_of(b_ring, number, HOW: gl.constexpr):
+    """A block of B as wgmma takes it, [BLOCK_K, columns]."""
+    block = b_ring.index(number)
+    return block.permute((1, 0)) if HOW.B_TRANSPOSED else block
+
+
+@gluon.constexpr_function
+def layout_of(columns, dtype):
+    """How a warpgroup's sums lie in its registers, which names its wgmma: m64, n, k."""
+    # Triton knows no m64n256k32 of integers.
+    n = min(columns, 128) if dtype.is_int() else columns
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 256 // dtype.primitive_bitwidth]
+    )
+
+
+@gluon.jit
 def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr):
     """One warpgroup: rows ``part`` of every tile of this program."""
-    a_ring, b_ring, full, empty = ring
+    a_ring, b_ring, rest_ring, full, empty = ring
     M, N, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     TERMS: gl.constexpr = HOW.TERMS
+    REST: gl.constexpr = HOW.REST
     CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
     PART_M: gl.constexpr = c_ring[0].shape[1]
     BLOCK_K: gl.constexpr = a_ring.shape[1 if HOW.A_TRANSPOSED else 2]
-    BLOCK_N: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
+    WIDE: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
+    BLOCK_N: gl.constexpr = WIDE + REST
     BUFFERS: gl.constexpr = c_ring[0].shape[0] // CONSUMERS
     acc_type: gl.constexpr = gl.int32 if a_ring.dtype.is_int() else gl.float32
-    # Triton knows no m64n256k32 of integers.
-    MMA_N: gl.constexpr = min(BLOCK_N, 128) if a_ring.dtype.is_int() else BLOCK_N
-    MMA_K: gl.constexpr = 256 // a_ring.dtype.primitive_bitwidth
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, MMA_K]
-    )
+    layout: gl.constexpr = layout_of(WIDE, a_ring.dtype)
+    rest_layout: gl.constexpr = layout_of(REST if REST else WIDE, a_ring.dtype)
     tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     if HOW.BATCHED:
@@ -118,14 +138,17 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, HOW)
         m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * BLOCK_N
-        zero = gl.zeros((PART_M, BLOCK_N), acc_type, layout)
+        zero = gl.zeros((PART_M, WIDE), acc_type, layout)
         acc = zero
+        if REST:
+            rest_zero = gl.zeros((PART_M, REST), acc_type, rest_layout)
+            rest_acc = rest_zero
         for step in range(k_tiles):
             mbarrier.wait(full.index(slot), phase)
             first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
-            a_block, b_block = a_ring.index(first_a), b_ring.index(first_b)
+            a_block = a_ring.index(first_a)
             x = a_block.permute((1, 0)) if HOW.A_TRANSPOSED else a_block
-            y = b_block.permute((1, 0)) if HOW.B_TRANSPOSED else b_block
+            y = block_of(b_ring, first_b, HOW)
             if HOW.PROMOTE:
                 # Each step's sum is added in float32, while another warpgroup multiplies.
                 token = zero
@@ -135,12 +158,25 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
                     token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
                 token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
                 partial = warpgroup_mma_wait(0, deps=[token])
+                if REST:
+                    acc += partial
+                    z = block_of(rest_ring, first_b, HOW)
+                    token = warpgroup_mma(x, z, rest_zero, use_acc=False, is_async=True)
+                    partial = warpgroup_mma_wait(0, deps=[token])
                 mbarrier.arrive(empty.index(slot), count=1)
-                acc += partial
+                if REST:
+                    rest_acc += partial
+                else:
+                    acc += partial
             else:
                 # One step stays in flight, so the stage before is free now, and this one is not.
                 token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=[token])
+                if REST:
+                    z = block_of(rest_ring, first_b, HOW)
+                    more = warpgroup_mma(x, z, rest_acc, use_acc=step > 0, is_async=True)
+                    acc, rest_acc = warpgroup_mma_wait(2, deps=[token, more])
+                else:
+                    acc = warpgroup_mma_wait(1, deps=[token])
                 before = (slot + NUM_STAGES - 1) % NUM_STAGES
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             slot += 1
@@ -151,9 +187,22 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
         if HOW.FUSED:
             bias = bias_of(fused, zero, m, n, (M, N), HOW)
         if not HOW.PROMOTE:
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            if REST:
+                acc, rest_acc = warpgroup_mma_wait(0, deps=[acc, rest_acc])
+            else:
+                acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
-        store_tile(c, c_ring, part, BUFFERS, acc, bias, batch, m, n, (M, N), fused, c_phase, HOW)
+        store_tile(
+            c, c_ring, part, BUFFERS, 0, acc, bias, batch, m, n, (M, N), fused, c_phase, HOW
+        )
+        if REST:
+            FIRST: gl.constexpr = WIDE // c_ring[0].shape[2]
+            n += WIDE
+            if HOW.FUSED:
+                bias = bias_of(fused, rest_zero, m, n, (M, N), HOW)
+            store_tile(
+                c, c_ring, part, BUFFERS, FIRST, rest_acc, bias, batch, m, n, (M, N), fused, 0, HOW
+            )
         if HOW.STAGED:
             c_phase ^= 1
     # Shared memory has to outlive the stores that read it.
@@ -162,12 +211,15 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
 
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def kernel(
-    a, b, c, staged, M, N, K, batches, c_in, bias, scale_a, scale_b, alpha: gl.float64,
+    a, b, rest, c, staged, M, N, K, batches, c_in, bias, scale_a, scale_b, alpha: gl.float64,
     beta: gl.float64, stride_im, stride_in, stride_bias, batch_in, HOW: gl.constexpr,
     NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     a_ring = ring_of(a, NUM_STAGES * CONSUMERS * HOW.TERMS)
     b_ring = ring_of(b, NUM_STAGES * HOW.TERMS)
+    rest_ring = b_ring
+    if HOW.REST:
+        rest_ring = ring_of(rest, NUM_STAGES * HOW.TERMS)
     c_blocks = ring_of(c, CONSUMERS * BUFFERS)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
@@ -185,27 +237,27 @@ def kernel(
     gdc_wait()
     gdc_launch_dependents()
 
-    ring, c_ring = (a_ring, b_ring, full, empty), (c_blocks, c_full, c_empty)
+    ring, c_ring = (a_ring, b_ring, rest_ring, full, empty), (c_blocks, c_full, c_empty)
     size = (M, N, K, batches)
     fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in)
     # fmt: off
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, HOW)),
-            (produce, (a, b, staged, ring, c_ring, size, HOW)),
+            (produce, (a, b, rest, staged, ring, c_ring, size, HOW)),
         ], [1], [24])
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, HOW)),
             (consume, (ring, c_ring, c, size, fused, 1, HOW)),
-            (produce, (a, b, staged, ring, c_ring, size, HOW)),
+            (produce, (a, b, rest, staged, ring, c_ring, size, HOW)),
         ], [4, 1], [240, 24])
     else:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, HOW)),
             (consume, (ring, c_ring, c, size, fused, 1, HOW)),
             (consume, (ring, c_ring, c, size, fused, 2, HOW)),
-            (produce, (a, b, staged, ring, c_ring, size, HOW)),
+            (produce, (a, b, rest, staged, ring, c_ring, size, HOW)),
         ], [4, 4, 1], [160, 160, 24])
     # fmt: on
 
