@@ -71,3 +71,28 @@ def ring_of(x, count: gl.constexpr):
         x.layout.swizzle_byte_width, x.layout.element_bitwidth
     )
     return gl.allocate_shared_memory(x.dtype, [count, rows, columns], layout)
+
+
+@gluon.jit
+def bring(
+    x, row, R, K, pitch, ROWS: gl.constexpr, DEPTH: gl.constexpr, TRANSPOSED: gl.constexpr
+):
+    """Have x[row : row + ROWS, : DEPTH] of x[R, K] brought into the L2, 128 bytes a request."""
+    EACH: gl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
+    # Rows and columns in storage order.
+    HIGH: gl.constexpr = DEPTH if TRANSPOSED else ROWS
+    LINES: gl.constexpr = max((ROWS if TRANSPOSED else DEPTH) // EACH, 1)
+    one = gl.arange(0, HIGH * LINES, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    high, low = one // LINES, one % LINES * EACH
+    if TRANSPOSED:
+        high, low = gl.minimum(high, K - 1), gl.minimum(row + low, R - 1)
+    else:
+        high, low = gl.minimum(row + high, R - 1), gl.minimum(low, K - 1)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [x + high.to(gl.int64) * pitch + low],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -27,6 +27,10 @@ class How:
     GROUP_M: int
     A_TRANSPOSED: bool
     B_TRANSPOSED: bool
+    AHEAD: int
+    """Columns of K, of the larger operand, that come to the L2 before this kernel may read."""
+    STREAM_A: bool
+    """The larger one is A."""
     REST: int
     """Columns of a second accumulator and of B's second blocks; 0: none."""
     TERMS: int
@@ -77,6 +81,7 @@ def arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
     BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
     BUFFERS: int, PREPARE: int = 0, REST: int = 0,
+    AHEAD: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     swapped = stored(c) == "t"
@@ -105,10 +110,14 @@ def arguments(
         staged = describe(c_in.mT if swapped else c_in, (part, piece), False, swizzled)
         # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
         c_in, strides[:2], batch_in = None, (None, None), None
+    larger = a if M > N else b
+    streamed = (larger, max(larger.stride())) if AHEAD and batches == 1 else (None, None)
     how = How(
         GROUP_M=GROUP_M,
         A_TRANSPOSED=a_transposed,
         B_TRANSPOSED=b_transposed,
+        AHEAD=AHEAD * BLOCK_K if batches == 1 else 0,
+        STREAM_A=M > N,
         REST=REST,
         TERMS=2 if compute == "tf32x3" else 1,
         BATCHED=batches > 1,
@@ -120,7 +129,7 @@ def arguments(
     )
     grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
     options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
-    described = (described_a, described_b, rest, described_c, staged)
+    described = (described_a, described_b, rest, described_c, staged, *streamed)
     last = {"HOW": how, **options, "num_warps": 4, "launch_pdl": True}
     finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
     return grid, (*described, M, N, K, batches, *finishing), last

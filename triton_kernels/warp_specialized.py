@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .blocks import load, load_pieces, place, ring_of
+from .blocks import bring, load, load_pieces, place, ring_of
 from .given import ROUNDS, Rounding, arguments
 from .launching import launch
 from .pieces import bias_of, store_tile
@@ -211,7 +211,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
 
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def kernel(
-    a, b, rest, c, staged, M, N, K, batches, c_in, bias, scale_a, scale_b, alpha: gl.float64,
+    a, b, rest, c, staged, streamed, pitch, M, N, K, batches, c_in, bias, scale_a, scale_b, alpha: gl.float64,
     beta: gl.float64, stride_im, stride_in, stride_bias, batch_in, HOW: gl.constexpr,
     NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
@@ -233,7 +233,19 @@ def kernel(
         for part in gl.static_range(CONSUMERS):
             mbarrier.init(c_full.index(part), count=1)
             mbarrier.init(c_empty.index(part), count=1)
-    # Nothing above touches global memory, so it overlaps the end of the kernel before.
+    # Nothing above reads global memory, so it overlaps the end of the kernel before.
+    if HOW.AHEAD:
+        tiles_m, tiles_n = gl.cdiv(M, CONSUMERS * a.block_shape[HOW.A_TRANSPOSED]), gl.cdiv(
+            N, b.block_shape[not HOW.B_TRANSPOSED] + HOW.REST
+        )
+        _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, HOW)
+        if HOW.STREAM_A:
+            ROWS: gl.constexpr = CONSUMERS * a.block_shape[HOW.A_TRANSPOSED]
+            bring(streamed, tile_m * ROWS, M, K, pitch, ROWS, HOW.AHEAD, HOW.A_TRANSPOSED)
+        else:
+            COLUMNS: gl.constexpr = b.block_shape[not HOW.B_TRANSPOSED]
+            n = tile_n * (COLUMNS + HOW.REST)
+            bring(streamed, n, N, K, pitch, COLUMNS, HOW.AHEAD, not HOW.B_TRANSPOSED)
     gdc_wait()
     gdc_launch_dependents()
 
