@@ -74,9 +74,24 @@ def ring_of(x, count: gl.constexpr):
 
 
 @gluon.jit
-def bring(
-    x, row, R, K, pitch, ROWS: gl.constexpr, DEPTH: gl.constexpr, TRANSPOSED: gl.constexpr
-):
+def block_of(b_ring, number, HOW: gl.constexpr):
+    """A block of B as wgmma takes it, [BLOCK_K, columns]."""
+    block = b_ring.index(number)
+    return block.permute((1, 0)) if HOW.B_TRANSPOSED else block
+
+
+@gluon.constexpr_function
+def layout_of(columns, dtype):
+    """How a warpgroup's sums lie in its registers, which names its wgmma: m64, n, k."""
+    # Triton knows no m64n256k32 of integers.
+    n = min(columns, 128) if dtype.is_int() else columns
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 256 // dtype.primitive_bitwidth]
+    )
+
+
+@gluon.jit
+def bring(x, row, R, K, pitch, ROWS: gl.constexpr, DEPTH: gl.constexpr, TRANSPOSED: gl.constexpr):
     """Have x[row : row + ROWS, : DEPTH] of x[R, K] brought into the L2, 128 bytes a request."""
     EACH: gl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
     # Rows and columns in storage order.
@@ -96,3 +111,21 @@ def bring(
         is_pure=False,
         pack=1,
     )
+
+
+@gluon.jit
+def bring_first(x, pitch, a, b, size, CONSUMERS: gl.constexpr, HOW: gl.constexpr):
+    """Have this program's first HOW.AHEAD columns of the larger operand brought into the L2."""
+    M, N, K = size
+    BLOCK_M: gl.constexpr = CONSUMERS * a.block_shape[1 if HOW.A_TRANSPOSED else 0]
+    WIDE: gl.constexpr = b.block_shape[0 if HOW.B_TRANSPOSED else 1]
+    BLOCK_N: gl.constexpr = WIDE + HOW.REST
+    tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
+    _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, HOW)
+    if HOW.STREAM_A:
+        bring(x, tile_m * BLOCK_M, M, K, pitch, BLOCK_M, HOW.AHEAD, HOW.A_TRANSPOSED)
+    else:
+        bring(x, tile_n * BLOCK_N, N, K, pitch, WIDE, HOW.AHEAD, not HOW.B_TRANSPOSED)
+        if HOW.REST:
+            n = tile_n * BLOCK_N + WIDE
+            bring(x, n, N, K, pitch, HOW.REST, HOW.AHEAD, not HOW.B_TRANSPOSED)

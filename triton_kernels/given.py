@@ -106,8 +106,9 @@ def arguments(
     if alpha == 1 and all(s is None or s.numel() > 1 for s in (scale_a, scale_b)):
         alpha = None
     staged = None
-    if c_in is not None and BUFFERS == PIECES and not REST and reachable(c_in.mT if swapped else c_in):
-        staged = describe(c_in.mT if swapped else c_in, (part, piece), False, swizzled)
+    turned = c_in.mT if c_in is not None and swapped else c_in
+    if turned is not None and BUFFERS == PIECES and not REST and reachable(turned):
+        staged = describe(turned, (part, piece), False, swizzled)
         # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
         c_in, strides[:2], batch_in = None, (None, None), None
     larger = a if M > N else b

@@ -164,7 +164,9 @@ def store_tile(
             else:
                 x, y = halves(half)
                 leave(c, buffers, part, BUFFERS, FIRST, 2 * side, x, batch, m, n, size, fused, HOW)
-                leave(c, buffers, part, BUFFERS, FIRST, 2 * side + 1, y, batch, m, n, size, fused, HOW)
+                leave(
+                    c, buffers, part, BUFFERS, FIRST, 2 * side + 1, y, batch, m, n, size, fused, HOW
+                )
     if HOW.STAGED:
         tma.store_wait(0)
         mbarrier.arrive(empty.index(part), count=1)

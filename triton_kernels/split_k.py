@@ -114,7 +114,9 @@ def kernel(
                 tile = whole + (tile - whole) % split_tiles
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         bring(a_at, tile_m * BLOCK_M, first, M, K, pitch_a, BLOCK_M, AHEAD * BLOCK_K, A_TRANSPOSED)
-        bring(b_at, tile_n * BLOCK_N, first, N, K, pitch_b, BLOCK_N, AHEAD * BLOCK_K, not B_TRANSPOSED)
+        bring(
+            b_at, tile_n * BLOCK_N, first, N, K, pitch_b, BLOCK_N, AHEAD * BLOCK_K, not B_TRANSPOSED
+        )
     start(EARLY)
     items = whole + split_tiles * SPLITS
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):

@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .blocks import bring, load, load_pieces, place, ring_of
+from .blocks import block_of, bring_first, layout_of, load, load_pieces, place, ring_of
 from .given import ROUNDS, Rounding, arguments
 from .launching import launch
 from .pieces import bias_of, store_tile
@@ -93,23 +93,6 @@ def produce(a, b, rest, c_in, ring, c_ring, size, HOW: gl.constexpr):
                 phase ^= 1
         if HOW.STAGED:
             c_phase ^= 1
-
-
-@gluon.jit
-def block_of(b_ring, number, HOW: gl.constexpr):
-    """A block of B as wgmma takes it, [BLOCK_K, columns]."""
-    block = b_ring.index(number)
-    return block.permute((1, 0)) if HOW.B_TRANSPOSED else block
-
-
-@gluon.constexpr_function
-def layout_of(columns, dtype):
-    """How a warpgroup's sums lie in its registers, which names its wgmma: m64, n, k."""
-    # Triton knows no m64n256k32 of integers.
-    n = min(columns, 128) if dtype.is_int() else columns
-    return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 256 // dtype.primitive_bitwidth]
-    )
 
 
 @gluon.jit
@@ -192,9 +175,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
             else:
                 acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
-        store_tile(
-            c, c_ring, part, BUFFERS, 0, acc, bias, batch, m, n, (M, N), fused, c_phase, HOW
-        )
+        store_tile(c, c_ring, part, BUFFERS, 0, acc, bias, batch, m, n, (M, N), fused, c_phase, HOW)
         if REST:
             FIRST: gl.constexpr = WIDE // c_ring[0].shape[2]
             n += WIDE
@@ -211,9 +192,10 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
 
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def kernel(
-    a, b, rest, c, staged, streamed, pitch, M, N, K, batches, c_in, bias, scale_a, scale_b, alpha: gl.float64,
-    beta: gl.float64, stride_im, stride_in, stride_bias, batch_in, HOW: gl.constexpr,
-    NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr,
+    a, b, rest, c, staged, streamed, pitch, M, N, K, batches, c_in, bias, scale_a, scale_b,
+    alpha: gl.float64, beta: gl.float64, stride_im, stride_in, stride_bias, batch_in,
+    HOW: gl.constexpr, NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    BUFFERS: gl.constexpr,
 ):  # fmt: skip
     a_ring = ring_of(a, NUM_STAGES * CONSUMERS * HOW.TERMS)
     b_ring = ring_of(b, NUM_STAGES * HOW.TERMS)
@@ -235,17 +217,7 @@ def kernel(
             mbarrier.init(c_empty.index(part), count=1)
     # Nothing above reads global memory, so it overlaps the end of the kernel before.
     if HOW.AHEAD:
-        tiles_m, tiles_n = gl.cdiv(M, CONSUMERS * a.block_shape[HOW.A_TRANSPOSED]), gl.cdiv(
-            N, b.block_shape[not HOW.B_TRANSPOSED] + HOW.REST
-        )
-        _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, HOW)
-        if HOW.STREAM_A:
-            ROWS: gl.constexpr = CONSUMERS * a.block_shape[HOW.A_TRANSPOSED]
-            bring(streamed, tile_m * ROWS, M, K, pitch, ROWS, HOW.AHEAD, HOW.A_TRANSPOSED)
-        else:
-            COLUMNS: gl.constexpr = b.block_shape[not HOW.B_TRANSPOSED]
-            n = tile_n * (COLUMNS + HOW.REST)
-            bring(streamed, n, N, K, pitch, COLUMNS, HOW.AHEAD, not HOW.B_TRANSPOSED)
+        bring_first(streamed, pitch, a, b, (M, N, K), CONSUMERS, HOW)
     gdc_wait()
     gdc_launch_dependents()
 
