@@ -22,14 +22,13 @@ CHUNK = 1024
 
 
 @triton.jit
-def start(EARLY: tl.constexpr, LATE: tl.constexpr = False):
+def start(EARLY: tl.constexpr):
     """Where EARLY, let the next kernel start, and wait for the end of the one before.
 
     Nothing that an earlier kernel wrote may be read, nor anything it reads be written, before.
     """
     if EARLY:
-        if not LATE:
-            tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
 

@@ -56,7 +56,6 @@ def kernel(
     EVEN_K: tl.constexpr,
     EARLY: tl.constexpr,
     AHEAD: tl.constexpr,
-    LATE: tl.constexpr,
     BITS: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -84,7 +83,7 @@ def kernel(
         else:
             k = k0_first + tl.arange(0, AHEAD * BLOCK_K)
             fetch(a, k, tile_m * BLOCK_M, K, M, stride_ak, stride_am, BLOCK_M)
-    start(EARLY, LATE)
+    start(EARLY)
 
     in_m = (offs_m < M)[:, None] | EVEN_M
     in_n = (offs_n < N)[None, :] | EVEN_N
@@ -99,8 +98,6 @@ def kernel(
         a_ptrs += a_step
         b_ptrs += b_step
 
-    if LATE:
-        tl.extra.cuda.gdc_launch_dependents()
     if SPLITS > 1:
         leave(partials, tl.program_id(0), acc, BLOCK_M, BLOCK_N)
     else:
@@ -122,7 +119,6 @@ def arguments(
     NUM_STAGES: int,
     NUM_WARPS: int,
     AHEAD: int = 0,
-    LATE: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     if SWAP:
@@ -140,7 +136,6 @@ def arguments(
         "EVEN_K": K % BLOCK_K == 0,
         "EARLY": bool(EARLY),
         "AHEAD": AHEAD,
-        "LATE": bool(LATE),
         "BITS": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
