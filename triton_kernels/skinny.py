@@ -7,7 +7,8 @@ Adds:     the wide side first. wgmma's m is 64 at least and its n as small as 8:
           wide operand at the rate of memory: deep pipelines of small steps, K divided among
           SPLITS programs where tiles alone leave SMs idle, and an early start: the next kernel's
           programs are resident before this one ends (griddepcontrol), so that a launch of two
-          microseconds is not paid on a product of ten.
+          microseconds is not paid on a product of ten, and have their first AHEAD steps of the wide
+          operand brought to the L2, which is safe whoever still writes it.
 Missing:  the loads are 16-byte copies with an address each, issued by the threads that multiply.
           The next rungs leave them to the TMA unit.
 
@@ -167,7 +168,8 @@ def run(
         fusion: None; this rung fuses nothing.
         plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M, BLOCK_N, BLOCK_K
             (elements), SPLITS (parts of K, at most its steps), EARLY (0 or 1: start before the
-            kernel ahead has ended; sm_90), NUM_STAGES and NUM_WARPS.
+            kernel ahead has ended; sm_90), NUM_STAGES, NUM_WARPS and optionally AHEAD, with EARLY:
+            steps of the wide operand that are asked for meanwhile.
 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.

@@ -225,7 +225,8 @@ def run(
         plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M, BLOCK_N, BLOCK_K
             (elements), GROUP_M (tile rows), WHOLE (tiles that are not split), SPLITS (parts of K
             of the others, at most its steps), EARLY (0 or 1: start before the kernel ahead has
-            ended), NUM_STAGES and NUM_WARPS.
+            ended), NUM_STAGES, NUM_WARPS and optionally AHEAD, with EARLY: steps of A and B that
+            are asked for meanwhile.
 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.

@@ -9,11 +9,14 @@ Adds:     warps with a role. One producer warp does nothing but ask the TMA unit
           tile, so its first stages are there before C of this one is stored; C leaves in PIECES
           while the next tile multiplies; and registers move from the producer, which keeps 24 a
           thread, to the consumers, up to 240. With ``griddepcontrol`` the barriers are set up
-          while the kernel before still runs.
+          while the kernel before still runs, and where AHEAD asks for it the first steps of the
+          larger operand are on their way to the L2.
+          Blocks have sides that are powers of two; a tile of 192 columns is 128 and REST = 64:
+          two blocks of B a stage, two accumulators a consumer.
 Missing:  clusters, whose blocks share an operand by TMA multicast: Triton 3.6 has none.
 
 Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of BLOCK_K, each a
-          stage; wgmma m64nBLOCK_N by each consumer, one group in flight.
+          stage; wgmma m64nBLOCK_N by each consumer, one step in flight.
 
 Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
           shared memory read through a transposed view; a column-major C is C' = B' A'. wgmma
@@ -257,9 +260,11 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *
         fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
             plain product of float16 or bfloat16, summed in float32.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to
-            3 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; PIECES, 1, 2 or 4, of BLOCK_N in
-            which C leaves; BUFFERS, of a piece for each consumer: 1, 2, or PIECES, so that C_in
-            can come to them.
+            3 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; PIECES of BLOCK_N in which C
+            leaves, 1, 2 or 4 of each accumulator; BUFFERS, of a piece for each consumer: 1, 2, or
+            PIECES, so that C_in can come to them. Optional: REST, the columns of BLOCK_N that a
+            second accumulator holds; AHEAD, the steps of K of the larger operand that are asked
+            for while the kernel before still runs.
 
     Raises:
         RuntimeError: the operands are on the CPU.
