@@ -91,8 +91,10 @@ def layout_of(columns, dtype):
 
 
 @gluon.jit
-def bring(x, row, R, K, pitch, ROWS: gl.constexpr, DEPTH: gl.constexpr, TRANSPOSED: gl.constexpr):
-    """Have x[row : row + ROWS, : DEPTH] of x[R, K] brought into the L2, 128 bytes a request."""
+def bring(
+    x, row, k, R, K, pitch, ROWS: gl.constexpr, DEPTH: gl.constexpr, TRANSPOSED: gl.constexpr
+):
+    """Have x[row : row + ROWS, k : k + DEPTH] of x[R, K] brought into the L2, 128 bytes a request."""
     EACH: gl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
     # Rows and columns in storage order.
     HIGH: gl.constexpr = DEPTH if TRANSPOSED else ROWS
@@ -100,9 +102,9 @@ def bring(x, row, R, K, pitch, ROWS: gl.constexpr, DEPTH: gl.constexpr, TRANSPOS
     one = gl.arange(0, HIGH * LINES, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     high, low = one // LINES, one % LINES * EACH
     if TRANSPOSED:
-        high, low = gl.minimum(high, K - 1), gl.minimum(row + low, R - 1)
+        high, low = gl.minimum(k + high, K - 1), gl.minimum(row + low, R - 1)
     else:
-        high, low = gl.minimum(row + high, R - 1), gl.minimum(low, K - 1)
+        high, low = gl.minimum(row + high, R - 1), gl.minimum(k + low, K - 1)
     gl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
@@ -122,10 +124,13 @@ def bring_first(x, pitch, a, b, size, CONSUMERS: gl.constexpr, HOW: gl.constexpr
     BLOCK_N: gl.constexpr = WIDE + HOW.REST
     tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
     _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, HOW)
+    DEPTH: gl.constexpr = HOW.AHEAD if HOW.AHEAD > 0 else -HOW.AHEAD // 2
     if HOW.STREAM_A:
-        bring(x, tile_m * BLOCK_M, M, K, pitch, BLOCK_M, HOW.AHEAD, HOW.A_TRANSPOSED)
+        k = 0 if HOW.AHEAD > 0 else tile_n % 2 * DEPTH
+        bring(x, tile_m * BLOCK_M, k, M, K, pitch, BLOCK_M, DEPTH, HOW.A_TRANSPOSED)
     else:
-        bring(x, tile_n * BLOCK_N, N, K, pitch, WIDE, HOW.AHEAD, not HOW.B_TRANSPOSED)
+        k = 0 if HOW.AHEAD > 0 else tile_m % 2 * DEPTH
+        bring(x, tile_n * BLOCK_N, k, N, K, pitch, WIDE, DEPTH, not HOW.B_TRANSPOSED)
         if HOW.REST:
             n = tile_n * BLOCK_N + WIDE
-            bring(x, n, N, K, pitch, HOW.REST, HOW.AHEAD, not HOW.B_TRANSPOSED)
+            bring(x, n, k, N, K, pitch, HOW.REST, DEPTH, not HOW.B_TRANSPOSED)
