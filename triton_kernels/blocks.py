@@ -94,7 +94,7 @@ def layout_of(columns, dtype):
 def bring(
     x, row, k, R, K, pitch, ROWS: gl.constexpr, DEPTH: gl.constexpr, TRANSPOSED: gl.constexpr
 ):
-    """Have x[row : row + ROWS, k : k + DEPTH] of x[R, K] brought into the L2, 128 bytes a request."""
+    """Have DEPTH columns from k on of ROWS rows of x[R, K] brought to the L2, by 128 bytes."""
     EACH: gl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
     # Rows and columns in storage order.
     HIGH: gl.constexpr = DEPTH if TRANSPOSED else ROWS
@@ -117,20 +117,20 @@ def bring(
 
 @gluon.jit
 def bring_first(x, pitch, a, b, size, CONSUMERS: gl.constexpr, HOW: gl.constexpr):
-    """Have this program's first HOW.AHEAD columns of the larger operand brought into the L2."""
+    """Have HOW.AHEAD columns of the larger operand, of this program's first tile, brought into the
+    L2."""
     M, N, K = size
     BLOCK_M: gl.constexpr = CONSUMERS * a.block_shape[1 if HOW.A_TRANSPOSED else 0]
     WIDE: gl.constexpr = b.block_shape[0 if HOW.B_TRANSPOSED else 1]
     BLOCK_N: gl.constexpr = WIDE + HOW.REST
     tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
     _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, HOW)
-    DEPTH: gl.constexpr = HOW.AHEAD if HOW.AHEAD > 0 else -HOW.AHEAD // 2
+    # Programs that share a block of the operand ask for different columns of it.
+    k = (tile_n if HOW.STREAM_A else tile_m) * HOW.AHEAD
     if HOW.STREAM_A:
-        k = 0 if HOW.AHEAD > 0 else tile_n % 2 * DEPTH
-        bring(x, tile_m * BLOCK_M, k, M, K, pitch, BLOCK_M, DEPTH, HOW.A_TRANSPOSED)
+        bring(x, tile_m * BLOCK_M, k, M, K, pitch, BLOCK_M, HOW.AHEAD, HOW.A_TRANSPOSED)
     else:
-        k = 0 if HOW.AHEAD > 0 else tile_m % 2 * DEPTH
-        bring(x, tile_n * BLOCK_N, k, N, K, pitch, WIDE, DEPTH, not HOW.B_TRANSPOSED)
+        bring(x, tile_n * BLOCK_N, k, N, K, pitch, WIDE, HOW.AHEAD, not HOW.B_TRANSPOSED)
         if HOW.REST:
             n = tile_n * BLOCK_N + WIDE
-            bring(x, n, k, N, K, pitch, HOW.REST, DEPTH, not HOW.B_TRANSPOSED)
+            bring(x, n, k, N, K, pitch, HOW.REST, HOW.AHEAD, not HOW.B_TRANSPOSED)

@@ -113,15 +113,12 @@ def kernel(
                 first = bounds(k_tiles, part, SPLITS)[0] * BLOCK_K
                 tile = whole + (tile - whole) % split_tiles
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
-        if AHEAD > 0:
-            DEPTH: tl.constexpr = AHEAD * BLOCK_K
-            bring(a_at, tile_m * BLOCK_M, first, M, K, pitch_a, BLOCK_M, DEPTH, A_TRANSPOSED)
-            bring(b_at, tile_n * BLOCK_N, first, N, K, pitch_b, BLOCK_N, DEPTH, not B_TRANSPOSED)
-        else:
-            k = first + tile_n % -AHEAD * BLOCK_K
-            bring(a_at, tile_m * BLOCK_M, k, M, K, pitch_a, BLOCK_M, BLOCK_K, A_TRANSPOSED)
-            k = first + tile_m % -AHEAD * BLOCK_K
-            bring(b_at, tile_n * BLOCK_N, k, N, K, pitch_b, BLOCK_N, BLOCK_K, not B_TRANSPOSED)
+        # Programs that share a block of an operand ask for different steps of it.
+        DEPTH: tl.constexpr = AHEAD * BLOCK_K
+        k = first + tile_n * DEPTH
+        bring(a_at, tile_m * BLOCK_M, k, M, K, pitch_a, BLOCK_M, DEPTH, A_TRANSPOSED)
+        k = first + tile_m * DEPTH
+        bring(b_at, tile_n * BLOCK_N, k, N, K, pitch_b, BLOCK_N, DEPTH, not B_TRANSPOSED)
     start(EARLY)
     items = whole + split_tiles * SPLITS
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
