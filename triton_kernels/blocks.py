@@ -74,6 +74,17 @@ def ring_of(x, count: gl.constexpr):
 
 
 @gluon.jit
+def barriers(COUNT: gl.constexpr, READERS: gl.constexpr):
+    """Two barriers for each of COUNT buffers: full, of bytes, and empty, of READERS arrivals."""
+    full = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for number in gl.static_range(COUNT):
+        mbarrier.init(full.index(number), count=1)
+        mbarrier.init(empty.index(number), count=READERS)
+    return full, empty
+
+
+@gluon.jit
 def block_of(b_ring, number, HOW: gl.constexpr):
     """A block of B as wgmma takes it, [BLOCK_K, columns]."""
     block = b_ring.index(number)

@@ -170,3 +170,17 @@ def store_tile(
     if HOW.STAGED:
         tma.store_wait(0)
         mbarrier.arrive(empty.index(part), count=1)
+
+
+@gluon.jit
+def store_rest(
+    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, WIDE: gl.constexpr, acc, batch, m, n,
+    size, fused, HOW: gl.constexpr,
+):  # fmt: skip
+    """``store_tile`` of a second accumulator, whose columns begin WIDE behind the first's."""
+    FIRST: gl.constexpr = WIDE // c_ring[0].shape[2]
+    n += WIDE
+    bias = 0
+    if HOW.FUSED:
+        bias = bias_of(fused, acc, m, n, size, HOW)
+    store_tile(c, c_ring, part, BUFFERS, FIRST, acc, bias, batch, m, n, size, fused, 0, HOW)

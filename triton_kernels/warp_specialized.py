@@ -39,10 +39,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .blocks import block_of, bring_first, layout_of, load, load_pieces, place, ring_of
+from .blocks import barriers, block_of, bring_first, layout_of, load, load_pieces, place, ring_of
 from .given import ROUNDS, Rounding, arguments
 from .launching import launch
-from .pieces import bias_of, store_tile
+from .pieces import bias_of, store_rest, store_tile
 from .prepared import prepared, terms
 
 
@@ -180,13 +180,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
         store_tile(c, c_ring, part, BUFFERS, 0, acc, bias, batch, m, n, (M, N), fused, c_phase, HOW)
         if REST:
-            FIRST: gl.constexpr = WIDE // c_ring[0].shape[2]
-            n += WIDE
-            if HOW.FUSED:
-                bias = bias_of(fused, rest_zero, m, n, (M, N), HOW)
-            store_tile(
-                c, c_ring, part, BUFFERS, FIRST, rest_acc, bias, batch, m, n, (M, N), fused, 0, HOW
-            )
+            store_rest(c, c_ring, part, BUFFERS, WIDE, rest_acc, batch, m, n, (M, N), fused, HOW)
         if HOW.STAGED:
             c_phase ^= 1
     # Shared memory has to outlive the stores that read it.
@@ -206,18 +200,10 @@ def kernel(
     if HOW.REST:
         rest_ring = ring_of(rest, NUM_STAGES * HOW.TERMS)
     c_blocks = ring_of(c, CONSUMERS * BUFFERS)
-    full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(NUM_STAGES):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=CONSUMERS)
+    full, empty = barriers(NUM_STAGES, CONSUMERS)
     c_full, c_empty = full, empty
     if HOW.STAGED:
-        c_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-        c_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-        for part in gl.static_range(CONSUMERS):
-            mbarrier.init(c_full.index(part), count=1)
-            mbarrier.init(c_empty.index(part), count=1)
+        c_full, c_empty = barriers(CONSUMERS, 1)
     # Nothing above reads global memory, so it overlaps the end of the kernel before.
     if HOW.AHEAD:
         bring_first(streamed, pitch, a, b, (M, N, K), CONSUMERS, HOW)
