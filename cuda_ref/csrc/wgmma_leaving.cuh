@@ -150,10 +150,9 @@ struct Leaving {
       float(&sums)[REGISTERS] = d[chunk / IN_A_ROW];
       if (comes) {
         mbarrier_try_wait_parity(barriers + chunk % BUFFERS * 8, phase);
-      } else if (chunk == 0 || chunk >= BUFFERS) {
+      } else if (chunk % TOGETHER == 0) {
         // The buffers' last stores have been read out before anyone writes them again.
-        if (leads && chunk == 0) cp_async_bulk_wait_group_read<0>();
-        if (leads && chunk > 0) cp_async_bulk_wait_group_read<BUFFERS - 1>();
+        if (leads) cp_async_bulk_wait_group_read<BUFFERS / TOGETHER - 1>();
         bar_sync(group, 128);
       }
       if constexpr (FUSED) {
