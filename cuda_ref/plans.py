@@ -81,11 +81,20 @@ def divide(
         rows = _rows(problem.M)
         wide = config["BLOCK_N"]
         if problem.layout[0] == "t":  # such an A comes in panels of 64 rows
-            rows = wide = max(rows, 64)
+            rows = max(rows, 64)
         tile = {"BLOCK_M": rows, "BLOCK_N": wide, "BLOCK_K": TILE_K}
     if turned:
         tile |= {"BLOCK_M": tile["BLOCK_N"], "BLOCK_N": tile["BLOCK_M"]}
     return {**tile, **{name: value for name, value in config.items() if name != "BLOCK_N"}}
+
+
+SMALL = 32
+"""Rows and columns of C that a block of small computes."""
+
+
+def small_plan(problem: Any) -> Mapping[str, int]:
+    """As tcgemm_launch in csrc/small.cu."""
+    return {"BLOCK_M": SMALL, "BLOCK_N": SMALL, "BLOCK_K": 16, "WARPS": min(16, -(-problem.K // 16))}
 
 
 def _rows(M: int) -> int:

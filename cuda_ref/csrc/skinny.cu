@@ -212,8 +212,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
       operand_map(gemm.a, false, gemm.in, M <= 16 ? 16 : M <= 64 ? 64 : 128, &a_map, &a_major);
   if (error == cudaSuccess) error = multiprocessors(&sms);
   const Plan plan = plan_of(gemm, sms);
-  // An A that is stored transposed has tiles of one width alone.
-  const int width = a_major == Major::K ? plan.block_n : M <= 64 ? 64 : 128;
+  const int width = plan.block_n;
   if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major);
   if (error != cudaSuccess) return error;
 

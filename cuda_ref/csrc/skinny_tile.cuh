@@ -51,7 +51,9 @@ int with_tile(Major a, int m, int block_n, Body body) {
   constexpr std::integral_constant<int, 16> c16;
   constexpr std::integral_constant<int, 64> c64;
   constexpr std::integral_constant<int, 128> c128;
-  if (a == Major::MN) return m <= 64 ? body(mn, c64, c64) : body(mn, c128, c128);
+  if (a == Major::MN && block_n == 64)
+    return m <= 64 ? body(mn, c64, c64) : body(mn, c128, c64);
+  if (a == Major::MN) return m <= 64 ? body(mn, c64, c128) : body(mn, c128, c128);
   if (block_n == 64)
     return m <= 16 ? body(k, c16, c64) : m <= 64 ? body(k, c64, c64) : body(k, c128, c64);
   return m <= 16 ? body(k, c16, c128) : m <= 64 ? body(k, c64, c128) : body(k, c128, c128);

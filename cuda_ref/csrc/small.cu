@@ -1,0 +1,149 @@
+// C[M, N] = A[M, K] B[K, N] for a small C, of any strides: each warp multiplies what it loads itself.
+//
+// ADDS           one trip to memory. A product this small is all latency: the start of a kernel, the
+//                way of the operands, the way of C. So the warps of a block divide K, each loads its
+//                part of A and B straight into the registers that mma.sync wants (small_patch.cuh), by
+//                8 bytes or, where rows are not aligned, by elements; and one barrier lies between
+//                the first byte and C. No tensor map, no ring, and no row that it cannot read.
+// STILL MISSING  reuse: the operands are read again for every 32 rows and columns of C, past shared
+//                memory. A larger C wants wgmma_persistent.cu, or, unaligned, wmma_any.cu.
+//
+// grid   one block per BLOCK x BLOCK tile of C and matrix of the batch
+// block  up to MOST_WARPS warps, which take steps of 16 along K in turn
+// warp   all of the tile: 2 x 4 mma of 16 x 8 x 16
+#include <algorithm>
+
+#include "built_plain.cuh"
+#include "cluster_reduce.cuh"
+#include "order.cuh"
+#include "small_patch.cuh"
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+constexpr int BLOCK = 32;
+constexpr int STEP = 16;
+constexpr int MOST_WARPS = 16;
+constexpr int QUARTERS = 8;  // of a lane's 32 sums, four neighbours each
+
+template <bool FUSED, typename In, typename Out, Access A, Access B>
+__global__ void __launch_bounds__(32 * MOST_WARPS)
+    small_kernel(Side a, Side b, Rows c, int64_t c_batch, Epilogue<float> epilogue, int tiles_m,
+                 int tiles_n) {
+  constexpr int AHEAD = A == Access::elements ? 1 : 2;  // steps of a warp; two have no room there
+  float4* const sums = reinterpret_cast<float4*>(dynamic_shared());
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  const int n = blockIdx.x % tiles_n * BLOCK, m = blockIdx.x / tiles_n % tiles_m * BLOCK;
+  const int batch = blockIdx.x / tiles_n / tiles_m;
+  a.data += batch * a.batch_stride;
+  b.data += batch * b.batch_stride;
+  const int g = lane / 4, t = lane % 4;
+  const int a_row = m + PATCH * g, b_row = n + PATCH * g;
+
+  const int steps = (a.K - 1) / STEP + 1;
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) {
+    const int k = (warp + i * warps) * STEP + PATCH * t;
+    Patch<A>::prefetch(a, a_row, k);
+    Patch<B>::prefetch(b, b_row, k);
+  }
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+
+  float d[2][PATCH][4] = {};
+  for (int step = warp; step < steps; step += AHEAD * warps) {
+    Patch<A> a_patches[AHEAD];
+    Patch<B> b_patches[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const int k = (step + i * warps) * STEP + PATCH * t;
+      a_patches[i].load(a, a_row, k);
+      b_patches[i].load(b, b_row, k);
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) multiply<In>(d, a_patches[i], b_patches[i]);
+  }
+
+#pragma unroll
+  for (int q = 0; q < QUARTERS; ++q) sums[(warp * QUARTERS + q) * 32 + lane] = quarter(d, q);
+  __syncthreads();
+  c.data = static_cast<Out*>(c.data) + batch * c_batch;
+  for (int q = warp; q < QUARTERS; q += warps) {
+    float x[4] = {};
+    for (int w = 0; w < warps; ++w) {
+      const float4 part = sums[(w * QUARTERS + q) * 32 + lane];
+      x[0] += part.x, x[1] += part.y, x[2] += part.z, x[3] += part.w;
+    }
+    const int row = m + PATCH * g + q / 2, col = n + 8 * t + 4 * (q % 2);
+    const int inside = min(c.cols - col, 4);
+    if (row >= c.rows || inside <= 0) continue;
+    finish<FUSED, Out>(epilogue, x, row, col, batch, inside);
+    store_four<Out>(c, x, row, col, inside);
+  }
+}
+
+// `matrix` with its rows along M, or, of B, its columns along N.
+Side side_of(const Matrix& matrix, bool rows_are_k) {
+  const uint16_t* data = static_cast<const uint16_t*>(matrix.data);
+  if (rows_are_k)
+    return {data, matrix.col_stride, matrix.row_stride, matrix.batch_stride,
+            static_cast<int>(matrix.cols), static_cast<int>(matrix.rows)};
+  return {data, matrix.row_stride, matrix.col_stride, matrix.batch_stride,
+          static_cast<int>(matrix.rows), static_cast<int>(matrix.cols)};
+}
+
+// Vectors that lie wholly inside or wholly outside, at multiples of their size.
+Access access_of(const Side& side, int64_t batch) {
+  const auto fits = [](int64_t elements) { return elements % PATCH == 0; };
+  if (reinterpret_cast<uint64_t>(side.data) % 8 != 0 || (batch > 1 && !fits(side.batch_stride)))
+    return Access::elements;
+  if (side.k_stride == 1 && fits(side.K) && (side.mn == 1 || fits(side.mn_stride)))
+    return Access::K;
+  if (side.mn_stride == 1 && fits(side.mn) && (side.K == 1 || fits(side.k_stride)))
+    return Access::MN;
+  return Access::elements;
+}
+
+// Calls body with how A and B are read, as integral constants.
+template <typename Body>
+int with_accesses(Access a, Access b, Body body) {
+  constexpr std::integral_constant<Access, Access::K> k;
+  constexpr std::integral_constant<Access, Access::MN> mn;
+  constexpr std::integral_constant<Access, Access::elements> elements;
+  if (a == Access::elements || b == Access::elements) return body(elements, elements);
+  if (a == Access::K) return b == Access::K ? body(k, k) : body(k, mn);
+  return b == Access::K ? body(mn, k) : body(mn, mn);
+}
+
+}  // namespace
+
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const Gemm gemm = with_rows_of_c(asked);
+  const Side a = side_of(gemm.a, false), b = side_of(gemm.b, true);
+  const int64_t tiles_m = ceil_div(a.mn, BLOCK), tiles_n = ceil_div(b.mn, BLOCK);
+  const int64_t tiles = tiles_m * tiles_n * gemm.batch;
+  if (tiles > INT32_MAX || std::max(gemm.c.rows, gemm.c.cols) > MOST_ELEMENTS ||
+      gemm.a.cols > MOST_ELEMENTS)
+    return cudaErrorInvalidConfiguration;
+  const int warps = static_cast<int>(std::min<int64_t>(ceil_div(a.K, STEP), MOST_WARPS));
+  Rows c = rows_of(gemm.c, gemm.out);
+  c.vectors = c.vectors && (gemm.batch == 1 || gemm.c.batch_stride % 4 == 0);
+  const auto with = [&](auto kernel) {
+    return launch_clusters(kernel, static_cast<unsigned>(tiles), 1, dim3(32 * warps),
+                           warps * QUARTERS * 32 * sizeof(float4), stream, a, b, c,
+                           gemm.c.batch_stride, epilogue_of<float>(gemm),
+                           static_cast<int>(tiles_m), static_cast<int>(tiles_n));
+  };
+  return with_types(gemm, [&](auto in, auto out) {
+    using In = decltype(in);
+    using Out = decltype(out);
+    return with_accesses(access_of(a, gemm.batch), access_of(b, gemm.batch), [&](auto x, auto y) {
+      if constexpr (BUILT<In, true>)
+        if (is_plain(gemm)) return with(small_kernel<false, In, Out, x.value, y.value>);
+      if constexpr (BUILT<In, false>) return with(small_kernel<true, In, Out, x.value, y.value>);
+      return static_cast<int>(cudaErrorNotSupported);
+    });
+  });
+}
