@@ -94,7 +94,12 @@ SMALL = 32
 
 def small_plan(problem: Any) -> Mapping[str, int]:
     """As tcgemm_launch in csrc/small.cu."""
-    return {"BLOCK_M": SMALL, "BLOCK_N": SMALL, "BLOCK_K": 16, "WARPS": min(16, -(-problem.K // 16))}
+    return {
+        "BLOCK_M": SMALL,
+        "BLOCK_N": SMALL,
+        "BLOCK_K": 16,
+        "WARPS": min(16, -(-problem.K // 16)),
+    }
 
 
 def _rows(M: int) -> int:
