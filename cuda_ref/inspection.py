@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import tilings
+from .plans import small_vectors
 from .toolchain import (
     CSRC,
     NO_NVCC,
@@ -218,6 +219,8 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
         rows = max(rows, 16 if k_major["A"] else 64)
         tests["TILE_M"] = lambda value: value == str(rows)
+    if name == "small" and not small_vectors(problem):
+        tests["A"] = tests["B"] = lambda value: value.endswith("2")  # Access::elements
     if name == "gemv":
         tests["K_MAJOR"] = is_flag(k_major["B"])
     return tests

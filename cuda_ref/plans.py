@@ -91,15 +91,36 @@ def divide(
 SMALL = 32
 """Rows and columns of C that a block of small computes."""
 
+PATCH = 4
+"""Elements that it loads at once where rows are aligned: 8 bytes."""
+
 
 def small_plan(problem: Any) -> Mapping[str, int]:
-    """As tcgemm_launch in csrc/small.cu."""
-    return {
-        "BLOCK_M": SMALL,
-        "BLOCK_N": SMALL,
-        "BLOCK_K": 16,
-        "WARPS": min(16, -(-problem.K // 16)),
-    }
+    """As tcgemm_launch in csrc/small.cu: VECTOR elements are loaded at once."""
+    warps = min(16, -(-problem.K // 16))
+    vector = PATCH if small_vectors(problem) else 1
+    return {"BLOCK_M": SMALL, "BLOCK_N": SMALL, "BLOCK_K": 16, "WARPS": warps, "VECTOR": vector}
+
+
+def small_vectors(problem: Any) -> bool:
+    """Whether A and B lie so that no vector of small is divided by their ends."""
+    a, b = (problem.M, problem.K), (problem.K, problem.N)
+    sides = (
+        (a, problem.a_strides, problem.a_alignment),
+        (b, problem.b_strides, problem.b_alignment),
+    )
+    if problem.batch > 1 and any(stride % PATCH for stride in problem.batch_strides[:2]):
+        return False
+    return all(
+        alignment % 8 == 0
+        and any(
+            strides[inner] == 1
+            and shape[inner] % PATCH == 0
+            and (shape[1 - inner] == 1 or strides[1 - inner] % PATCH == 0)
+            for inner in (0, 1)
+        )
+        for shape, strides, alignment in sides
+    )
 
 
 def _rows(M: int) -> int:

@@ -13,7 +13,6 @@ from tcgemm.cuda_ref.fusion import case
 
 import tcgemm
 from tcgemm import accuracy
-from tcgemm.dispatch import choose, find
 from tcgemm.problem import Problem
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
@@ -34,7 +33,7 @@ SHAPES = [
 
 
 def between(rows, cols, dtype, transposed, offset, fill):
-    """A matrix in a buffer full of NaN, whose rows lie `offset` elements further apart than long."""
+    """A matrix in a buffer full of NaN, with `offset` elements between its rows."""
     height, width = (cols, rows) if transposed else (rows, cols)
     buffer = torch.full((height + 2, width + offset), float("nan"), dtype=dtype)
     view = buffer[1 : height + 1, offset:]
