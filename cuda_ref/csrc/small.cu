@@ -26,13 +26,17 @@ using namespace tcgemm::sm90;
 constexpr int BLOCK = 32;
 constexpr int STEP = 16;
 constexpr int MOST_WARPS = 16;
+constexpr int FEW_WARPS = 8;   // of which an SM has room for three blocks
+constexpr int MOST_AHEAD = 2;  // steps that a warp loads at once; by elements there is room for one
 constexpr int QUARTERS = 8;  // of a lane's 32 sums, four neighbours each
 
-template <bool FUSED, typename In, typename Out, Access A, Access B>
+template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES>
 __global__ void __launch_bounds__(32 * MOST_WARPS)
     small_kernel(Side a, Side b, Rows c, int64_t c_batch, Epilogue<float> epilogue, int tiles_m,
                  int tiles_n) {
-  constexpr int AHEAD = A == Access::elements ? 1 : 2;  // steps of a warp; two have no room there
+  using APatch = Patch<A, BYTES>;
+  using BPatch = Patch<B, BYTES>;
+  constexpr int AHEAD = A == Access::elements ? 1 : MOST_AHEAD;
   float4* const sums = reinterpret_cast<float4*>(dynamic_shared());
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const int n = blockIdx.x % tiles_n * BLOCK, m = blockIdx.x / tiles_n % tiles_m * BLOCK;
@@ -46,16 +50,21 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i) {
     const int k = (warp + i * warps) * STEP + PATCH * t;
-    Patch<A>::prefetch(a, a_row, k);
-    Patch<B>::prefetch(b, b_row, k);
+    APatch::prefetch(a, a_row, k);
+    BPatch::prefetch(b, b_row, k);
   }
+#ifdef EXP_MID
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+#else
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
+#endif
 
   float d[2][PATCH][4] = {};
   for (int step = warp; step < steps; step += AHEAD * warps) {
-    Patch<A> a_patches[AHEAD];
-    Patch<B> b_patches[AHEAD];
+    APatch a_patches[AHEAD];
+    BPatch b_patches[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
       const int k = (step + i * warps) * STEP + PATCH * t;
@@ -94,10 +103,11 @@ Side side_of(const Matrix& matrix, bool rows_are_k) {
           static_cast<int>(matrix.rows), static_cast<int>(matrix.cols)};
 }
 
-// Vectors that lie wholly inside or wholly outside, at multiples of their size.
-Access access_of(const Side& side, int64_t batch) {
-  const auto fits = [](int64_t elements) { return elements % PATCH == 0; };
-  if (reinterpret_cast<uint64_t>(side.data) % 8 != 0 || (batch > 1 && !fits(side.batch_stride)))
+// How `side` is read in words of `bytes`, which lie wholly inside or wholly outside, at multiples of
+// their size.
+Access access_of(const Side& side, int64_t batch, int bytes) {
+  const auto fits = [bytes](int64_t elements) { return elements * 2 % bytes == 0; };
+  if (reinterpret_cast<uint64_t>(side.data) % bytes != 0 || (batch > 1 && !fits(side.batch_stride)))
     return Access::elements;
   if (side.k_stride == 1 && fits(side.K) && (side.mn == 1 || fits(side.mn_stride)))
     return Access::K;
@@ -106,15 +116,29 @@ Access access_of(const Side& side, int64_t batch) {
   return Access::elements;
 }
 
-// Calls body with how A and B are read, as integral constants.
+// Calls body with how A and B are read, and the bytes of a word, as integral constants.
 template <typename Body>
-int with_accesses(Access a, Access b, Body body) {
+int with_accesses(const Side& a, const Side& b, int64_t batch, Body body) {
   constexpr std::integral_constant<Access, Access::K> k;
   constexpr std::integral_constant<Access, Access::MN> mn;
   constexpr std::integral_constant<Access, Access::elements> elements;
-  if (a == Access::elements || b == Access::elements) return body(elements, elements);
-  if (a == Access::K) return b == Access::K ? body(k, k) : body(k, mn);
-  return b == Access::K ? body(mn, k) : body(mn, mn);
+  const auto with = [&](auto bytes, auto otherwise) {
+    const Access x = access_of(a, batch, bytes), y = access_of(b, batch, bytes);
+    if (x == Access::elements || y == Access::elements) return otherwise();
+    if (x == Access::K) return y == Access::K ? body(k, k, bytes) : body(k, mn, bytes);
+    return y == Access::K ? body(mn, k, bytes) : body(mn, mn, bytes);
+  };
+  return with(std::integral_constant<int, 8>{}, [&] {
+    return with(std::integral_constant<int, 4>{}, [&] {
+      return body(elements, elements, std::integral_constant<int, 2>{});
+    });
+  });
+}
+
+// As many as need one trip, and where SMs have several blocks no more than fit.
+int warps_of(int64_t steps, int ahead, bool few_tiles) {
+  const int64_t most = few_tiles ? std::max<int64_t>(FEW_WARPS, ceil_div(steps, ahead)) : FEW_WARPS;
+  return static_cast<int>(std::min({steps, most, int64_t{MOST_WARPS}}));
 }
 
 }  // namespace
@@ -127,10 +151,12 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   if (tiles > INT32_MAX || std::max(gemm.c.rows, gemm.c.cols) > MOST_ELEMENTS ||
       gemm.a.cols > MOST_ELEMENTS)
     return cudaErrorInvalidConfiguration;
-  const int warps = static_cast<int>(std::min<int64_t>(ceil_div(a.K, STEP), MOST_WARPS));
+  int sms = 0;
+  if (const int error = multiprocessors(&sms)) return error;
   Rows c = rows_of(gemm.c, gemm.out);
   c.vectors = c.vectors && (gemm.batch == 1 || gemm.c.batch_stride % 4 == 0);
-  const auto with = [&](auto kernel) {
+  const auto with = [&](auto kernel, int ahead) {
+    const int warps = warps_of(ceil_div(a.K, STEP), ahead, tiles <= sms);
     return launch_clusters(kernel, static_cast<unsigned>(tiles), 1, dim3(32 * warps),
                            warps * QUARTERS * 32 * sizeof(float4), stream, a, b, c,
                            gemm.c.batch_stride, epilogue_of<float>(gemm),
@@ -139,10 +165,11 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
-    return with_accesses(access_of(a, gemm.batch), access_of(b, gemm.batch), [&](auto x, auto y) {
+    return with_accesses(a, b, gemm.batch, [&](auto x, auto y, auto bytes) {
+      const int ahead = bytes == 2 ? 1 : MOST_AHEAD;
       if constexpr (BUILT<In, true>)
-        if (is_plain(gemm)) return with(small_kernel<false, In, Out, x.value, y.value>);
-      if constexpr (BUILT<In, false>) return with(small_kernel<true, In, Out, x.value, y.value>);
+        if (is_plain(gemm)) return with(small_kernel<false, In, Out, x, y, bytes>, ahead);
+      if constexpr (BUILT<In, false>) return with(small_kernel<true, In, Out, x, y, bytes>, ahead);
       return static_cast<int>(cudaErrorNotSupported);
     });
   });

@@ -5,9 +5,9 @@
 
 namespace tcgemm::sm90 {
 
-constexpr int PATCH = 4;  // elements along M or N, and along K: 8 bytes of a row
+constexpr int PATCH = 4;  // elements along M or N, and along K
 
-// How an operand is read: in vectors of 8 bytes along K, or along M or N, or by elements.
+// How an operand is read: in vectors along K, or along M or N, or by elements.
 enum class Access { K, MN, elements };
 
 // A, or B by its columns: element (mn, k) is at data + mn * mn_stride + k * k_stride.
@@ -17,37 +17,42 @@ struct Side {
   int mn, K;
 };
 
+// Four neighbours, at a multiple of BYTES, in words of as many; zeros from `inside` on, which divides
+// no word.
+template <int BYTES>
+__device__ __forceinline__ uint2 load_line(const uint16_t* from, int inside) {
+  if constexpr (BYTES == 8) {
+    return inside > 0 ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
+  } else {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(from);
+    return make_uint2(inside > 0 ? words[0] : 0, inside > 2 ? words[1] : 0);
+  }
+}
+
 // 4 x 4 elements from (mn, k) on, both multiples of 4. What lies beyond K is zero; beyond M or N it is
-// taken from inside the operand, since it meets no element of C.
-template <Access ACCESS>
+// zero or taken from inside the operand, since it meets no element of C.
+template <Access ACCESS, int BYTES>
 struct Patch {
   // As loaded: of Access::MN by k, else by m or n; two elements to a word.
   uint2 lines[PATCH];
 
   __device__ __forceinline__ void load(const Side& from, int mn, int k) {
-    if constexpr (ACCESS == Access::K) {
 #pragma unroll
-      for (int s = 0; s < PATCH; ++s) {
-        const int row = min(mn + s, from.mn - 1);
-        const uint16_t* at = from.data + row * from.mn_stride + k;
-        lines[s] = k < from.K ? *reinterpret_cast<const uint2*>(at) : make_uint2(0, 0);
-      }
-    } else if constexpr (ACCESS == Access::MN) {
-      const uint16_t* at = from.data + min(mn, from.mn - PATCH);
-#pragma unroll
-      for (int s = 0; s < PATCH; ++s)
-        lines[s] = k + s < from.K
-                       ? *reinterpret_cast<const uint2*>(at + (k + s) * from.k_stride)
-                       : make_uint2(0, 0);
-    } else {
-#pragma unroll
-      for (int s = 0; s < PATCH; ++s) {
+    for (int s = 0; s < PATCH; ++s) {
+      if constexpr (ACCESS == Access::MN) {
+        lines[s] = load_line<BYTES>(from.data + mn + (k + s) * from.k_stride,
+                                    k + s < from.K ? from.mn - mn : 0);
+      } else {
         const uint16_t* at = from.data + min(mn + s, from.mn - 1) * from.mn_stride;
-        uint32_t x[PATCH];
+        if constexpr (ACCESS == Access::K) {
+          lines[s] = load_line<BYTES>(at + k, from.K - k);
+        } else {
+          uint32_t x[PATCH];
 #pragma unroll
-        for (int e = 0; e < PATCH; ++e)
-          x[e] = k + e < from.K ? at[(k + e) * from.k_stride] : uint16_t{0};
-        lines[s] = make_uint2(x[0] | x[1] << 16, x[2] | x[3] << 16);
+          for (int e = 0; e < PATCH; ++e)
+            x[e] = k + e < from.K ? at[(k + e) * from.k_stride] : uint16_t{0};
+          lines[s] = make_uint2(x[0] | x[1] << 16, x[2] | x[3] << 16);
+        }
       }
     }
   }
@@ -57,8 +62,8 @@ struct Patch {
     if (k >= from.K) return;
 #pragma unroll
     for (int s = 0; s < PATCH; ++s) {
-      const int row = ACCESS == Access::MN ? min(mn, from.mn - 1) : min(mn + s, from.mn - 1);
-      const int col = ACCESS == Access::MN ? min(k + s, from.K - 1) : k;
+      const int row = min(ACCESS == Access::MN ? mn : mn + s, from.mn - 1);
+      const int col = min(ACCESS == Access::MN ? k + s : k, from.K - 1);
       prefetch_global_l2(from.data + row * from.mn_stride + col * from.k_stride);
     }
   }
@@ -79,10 +84,9 @@ struct Patch {
 
 // D[32, 32] += A[32, 16] B[16, 32] from the patches of a warp's lanes. Lane l = 4 g + t has those
 // from row or column 4 g and from k = 4 t on. Which k of an mma is which does not matter as long as A
-// and B agree; nor which row or column, as long as D is read accordingly (see `place`).
-template <typename In, Access A, Access B>
-__device__ __forceinline__ void multiply(float (&d)[2][PATCH][4], const Patch<A>& a,
-                                         const Patch<B>& b) {
+// and B agree; nor which row or column, as long as D is read accordingly.
+template <typename In, typename A, typename B>
+__device__ __forceinline__ void multiply(float (&d)[2][PATCH][4], const A& a, const B& b) {
 #pragma unroll
   for (int j = 0; j < PATCH; ++j) {
     const uint2 column = b.row(j);
