@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import tilings
-from .plans import small_vectors
+from .plans import small_vector
 from .toolchain import (
     CSRC,
     NO_NVCC,
@@ -219,8 +219,11 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
         rows = max(rows, 16 if k_major["A"] else 64)
         tests["TILE_M"] = lambda value: value == str(rows)
-    if name == "small" and not small_vectors(problem):
-        tests["A"] = tests["B"] = lambda value: value.endswith("2")  # Access::elements
+    if name == "small":
+        elements = small_vector(problem)
+        tests["BYTES"] = lambda value: value == str(2 * elements)
+        if elements == 1:
+            tests["A"] = tests["B"] = lambda value: True
     if name == "gemv":
         tests["K_MAJOR"] = is_flag(k_major["B"])
     return tests

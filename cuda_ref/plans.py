@@ -27,6 +27,9 @@ EXCHANGE = 1.0  # sums between the blocks of a cluster
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
 TILE = 2.0  # storing 128 x 128 of C
 PERSISTENT = {(128, 256): 1.15, (64, 128): 0.45}  # a tile of wgmma_persistent, a step of 64 along K
+SMALL_START = 1.9  # of small, whose loads wait for no ring
+SMALL_STEP = {4: 0.05, 2: 0.08, 1: 0.15}  # its 16 along K of a tile, by the elements of a word
+ANY_STEP = 4.5  # wmma_any: 32 along K of a tile whose rows are not aligned
 
 TILE_K = 64
 
@@ -91,36 +94,46 @@ def divide(
 SMALL = 32
 """Rows and columns of C that a block of small computes."""
 
-PATCH = 4
-"""Elements that it loads at once where rows are aligned: 8 bytes."""
-
 
 def small_plan(problem: Any) -> Mapping[str, int]:
     """As tcgemm_launch in csrc/small.cu: VECTOR elements are loaded at once."""
-    warps = min(16, -(-problem.K // 16))
-    vector = PATCH if small_vectors(problem) else 1
-    return {"BLOCK_M": SMALL, "BLOCK_N": SMALL, "BLOCK_K": 16, "WARPS": warps, "VECTOR": vector}
+    vector = small_vector(problem)
+    tile = {"BLOCK_M": SMALL, "BLOCK_N": SMALL, "BLOCK_K": 16}
+    return {**tile, "WARPS": _small_warps(problem, gpu_of(problem).sms), "VECTOR": vector}
 
 
-def small_vectors(problem: Any) -> bool:
-    """Whether A and B lie so that no vector of small is divided by their ends."""
-    a, b = (problem.M, problem.K), (problem.K, problem.N)
+def small_vector(problem: Any) -> int:
+    """How many elements of A and B are words that no end of them divides: 4, 2 or 1."""
     sides = (
-        (a, problem.a_strides, problem.a_alignment),
-        (b, problem.b_strides, problem.b_alignment),
+        ((problem.M, problem.K), problem.a_strides, problem.a_alignment),
+        ((problem.K, problem.N), problem.b_strides, problem.b_alignment),
     )
-    if problem.batch > 1 and any(stride % PATCH for stride in problem.batch_strides[:2]):
-        return False
-    return all(
-        alignment % 8 == 0
-        and any(
-            strides[inner] == 1
-            and shape[inner] % PATCH == 0
-            and (shape[1 - inner] == 1 or strides[1 - inner] % PATCH == 0)
-            for inner in (0, 1)
+
+    def fits(elements: int) -> bool:
+        apart = problem.batch_strides[:2] if problem.batch > 1 else ()
+        return not any(stride % elements for stride in apart) and all(
+            alignment % (2 * elements) == 0
+            and any(
+                strides[inner] == 1
+                and shape[inner] % elements == 0
+                and (shape[1 - inner] == 1 or strides[1 - inner] % elements == 0)
+                for inner in (0, 1)
+            )
+            for shape, strides, alignment in sides
         )
-        for shape, strides, alignment in sides
-    )
+
+    return next(elements for elements in (4, 2, 1) if elements == 1 or fits(elements))
+
+
+def _small_tiles(problem: Any) -> int:
+    return int(-(-problem.M // SMALL) * -(-problem.N // SMALL) * problem.batch)
+
+
+def _small_warps(problem: Any, sms: int) -> int:
+    steps = max(1, -(-problem.K // 16))
+    ahead = 1 if small_vector(problem) == 1 else 2
+    most = max(8, -(-steps // ahead)) if _small_tiles(problem) <= sms else 8
+    return min(steps, most, 16)
 
 
 def _rows(M: int) -> int:
@@ -129,24 +142,31 @@ def _rows(M: int) -> int:
 
 @lru_cache(maxsize=4096)
 def preferred(problem: Any) -> str:
-    """The rung that is expected to be fastest of those that divide K and wgmma_persistent."""
+    """The rung that is expected to be fastest of those that divide K, wgmma_persistent, which reads
+    by TMA, and small and wmma_any, which read any rows."""
     seen = problem.transposed() if problem.M > problem.N else problem
     gpu, sms, _ = gpu_of(problem)
+    by_tma = refuse_tma(problem) is None
     refusals = {"gemv": refuse_gemv, "skinny": refuse_skinny, "split_k": refuse_tma}
     able = [name for name, refuse in refusals.items() if refuse(problem) is None]
     if seen.M > FEW and "gemv" in able:
         able.remove("gemv")
+    any_rows = {"small": _small_us(problem, sms), "wmma_any": _any_us(problem, sms)}
     if problem.batch > 1:
-        return "gemv" if "gemv" in able else "wgmma_persistent"
+        if "gemv" in able:
+            return "gemv"
+        return "wgmma_persistent" if by_tma else min(any_rows, key=lambda name: any_rows[name])
     row = tables.first([row for table in _tables(gpu) for row in table["prefer"]], seen)
-    if row and row["kernel"] in (*able, "wgmma_persistent"):
+    if row and row["kernel"] in (*able, "small", *(["wgmma_persistent"] if by_tma else [])):
         return str(row["kernel"])
     if "split_k" in able and not _divided_pays(seen, sms):
         able.remove("split_k")
     times = {name: fastest(name, seen, sms)[0] for name in able}
-    if refuse_tma(problem) is None:
+    if by_tma:
         times["wgmma_persistent"] = _persistent_us(seen, sms)
-    return min(times, key=lambda name: times[name], default="wgmma_persistent")
+    else:
+        times |= any_rows
+    return min(times, key=lambda name: times[name])
 
 
 LEAST_K = 2048
@@ -209,6 +229,16 @@ def _persistent_us(problem: Any, sms: int) -> float:
 
     memory = 2 * (problem.M + problem.N) * problem.K / MEMORY
     return max(START + memory, min(time(*tile) for tile in PERSISTENT))
+
+
+def _small_us(problem: Any, sms: int) -> float:
+    steps = -(-_small_tiles(problem) // sms) * -(-problem.K // 16)
+    return SMALL_START + steps * SMALL_STEP[small_vector(problem)]
+
+
+def _any_us(problem: Any, sms: int) -> float:
+    tiles = -(-problem.M // 128) * -(-problem.N // 128) * problem.batch
+    return START + -(-tiles // sms) * -(-problem.K // 32) * ANY_STEP
 
 
 def forget() -> None:

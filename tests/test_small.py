@@ -13,6 +13,7 @@ from tcgemm.cuda_ref.fusion import case
 
 import tcgemm
 from tcgemm import accuracy
+from tcgemm.dispatch import choose, find
 from tcgemm.problem import Problem
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
@@ -95,8 +96,38 @@ def test_it_spills_nothing_and_meets_one_barrier(fusion):
     macros = toolchain.built_by_case(toolchain.CSRC / "small.cu")
     made = inspection.compile_only("small", "sm_90a", case(BF16, fusion, BF16, macros=macros))
     assert made.spill_bytes == 0
-    assert len(made.kernels) == 2 * 5  # types of C; four layouts by vectors, and by elements
+    assert (
+        len(made.kernels) == 2 * 9
+    )  # types of C; four layouts by words of 8 and of 4 bytes, and by elements
     for kernel in made.kernels:
         assert kernel.sass["HMMA"] > 0
         assert kernel.sass["BAR"] == 1
         assert kernel.sass["UTMALDG"] == 0
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize(
+    "shape", [(100, 100, 100), (127, 129, 65), (250, 252, 33), (1000, 100, 100), (60, 60, 2050)]
+)
+def test_small_products_of_any_rows_are_its(shape, layout):
+    assert choose(problem(*shape, layout=layout), "cuda").name == "small"
+
+
+def test_what_tma_reads_is_not():
+    assert choose(problem(64, 64, 64), "cuda").name == "wgmma_persistent"
+    assert choose(problem(16, 16, 16), "cuda").name == "skinny"
+
+
+def test_a_batch_of_small_products_is_its():
+    asked = problem(100, 100, 100, batch=3, batch_strides=(10000, 10000, 10000))
+    assert choose(asked, "cuda").name == "small"
+
+
+def test_vectors_want_rows_and_ends_at_multiples_of_them():
+    plan = find("cuda", "small").plan
+    assert plan(problem(100, 100, 100))["VECTOR"] == 4
+    assert plan(problem(100, 100, 102))["VECTOR"] == 2
+    assert plan(problem(100, 100, 101))["VECTOR"] == 1
+    assert plan(problem(101, 100, 100))["VECTOR"] == 4
+    assert plan(problem(101, 100, 100, "tn"))["VECTOR"] == 1
+    assert plan(problem(100, 100, 100, a_alignment=2))["VECTOR"] == 1
