@@ -17,8 +17,8 @@ struct Side {
   int mn, K;
 };
 
-// Four neighbours, at a multiple of BYTES, in words of as many; zeros from `inside` on, which divides
-// no word.
+// Four neighbours, at a multiple of BYTES, in words of as many; zeros from `inside` on, which
+// divides no word.
 template <int BYTES>
 __device__ __forceinline__ uint2 load_line(const uint16_t* from, int inside) {
   if constexpr (BYTES == 8) {
@@ -29,8 +29,8 @@ __device__ __forceinline__ uint2 load_line(const uint16_t* from, int inside) {
   }
 }
 
-// 4 x 4 elements from (mn, k) on, both multiples of 4. What lies beyond K is zero; beyond M or N it is
-// zero or taken from inside the operand, since it meets no element of C.
+// 4 x 4 elements from (mn, k) on, both multiples of 4. What lies beyond K is zero; beyond M or N it
+// is zero or taken from inside the operand, since it meets no element of C.
 template <Access ACCESS, int BYTES>
 struct Patch {
   // As loaded: of Access::MN by k, else by m or n; two elements to a word.
@@ -83,8 +83,8 @@ struct Patch {
 };
 
 // D[32, 32] += A[32, 16] B[16, 32] from the patches of a warp's lanes. Lane l = 4 g + t has those
-// from row or column 4 g and from k = 4 t on. Which k of an mma is which does not matter as long as A
-// and B agree; nor which row or column, as long as D is read accordingly.
+// from row or column 4 g and from k = 4 t on. Which k of an mma is which does not matter as long as
+// A and B agree; nor which row or column, as long as D is read accordingly.
 template <typename In, typename A, typename B>
 __device__ __forceinline__ void multiply(float (&d)[2][PATCH][4], const A& a, const B& b) {
 #pragma unroll
@@ -98,8 +98,8 @@ __device__ __forceinline__ void multiply(float (&d)[2][PATCH][4], const A& a, co
   }
 }
 
-// Of a lane's sums, quarter q of 8: four neighbours of row 4 g + q / 2, from column 8 t + 4 (q % 2).
-__device__ __forceinline__ float4 quarter(const float (&d)[2][PATCH][4], int q) {
+// Of a lane's sums, group q of 8: four neighbours of row 4 g + q / 2, from column 8 t + 4 (q % 2).
+__device__ __forceinline__ float4 group_of_four(const float (&d)[2][PATCH][4], int q) {
   const int i = q / 4, e = q / 2 % 2 * 2 + q % 2;
   return make_float4(d[i][0][e], d[i][1][e], d[i][2][e], d[i][3][e]);
 }
