@@ -1,8 +1,8 @@
 // C[M, N] = A[M, K] B[K, N] for a small C, of any strides: a warp multiplies what it loads itself.
 //
-// ADDS           one trip to memory. A product this small is all latency: the start of a kernel, the
-//                way of the operands, the way of C. So the warps of a block divide K, and each loads
-//                its part of A and B straight into the registers that mma.sync wants
+// ADDS           one trip to memory. A product this small is all latency: the start of a kernel,
+//                the way of the operands, the way of C. So the warps of a block divide K, and each
+//                loads its part of A and B straight into the registers that mma.sync wants
 //                (small_patch.cuh), 8, 4 or 2 bytes at a time as the rows are aligned; one barrier
 //                lies between the first byte and C. No tensor map, no ring, no row it cannot read.
 // STILL MISSING  reuse: the operands are read again for every 32 rows and columns of C, past shared
@@ -27,9 +27,9 @@ constexpr int BLOCK_M = 32;
 constexpr int BLOCK_N = 32;
 constexpr int BLOCK_K = 16;
 constexpr int MOST_WARPS = 16;
-constexpr int FEW_WARPS = 8;   // of which an SM has room for three blocks
+constexpr int FEW_WARPS = 8;   // of which an SM has room for two blocks
 constexpr int MOST_AHEAD = 2;  // steps that a warp loads at once; by elements there is room for one
-constexpr int GROUPS = 8;  // of a lane's 32 sums, four neighbours each
+constexpr int GROUPS = 8;      // of a lane's 32 sums, four neighbours each
 
 template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES>
 __global__ void __launch_bounds__(32 * MOST_WARPS)
@@ -104,8 +104,8 @@ Side side_of(const Matrix& matrix, bool rows_are_k) {
           static_cast<int>(matrix.rows), static_cast<int>(matrix.cols)};
 }
 
-// How `side` is read in words of `bytes`, which lie at multiples of their size, each wholly inside or
-// wholly outside.
+// How `side` is read in words of `bytes`, which lie at multiples of their size, each wholly inside
+// or wholly outside.
 Access access_of(const Side& side, int64_t batch, int bytes) {
   const auto fits = [bytes](int64_t elements) { return elements * 2 % bytes == 0; };
   if (reinterpret_cast<uint64_t>(side.data) % bytes != 0 || (batch > 1 && !fits(side.batch_stride)))
