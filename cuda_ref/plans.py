@@ -26,10 +26,12 @@ OF_AN_SM = 85e3  # bytes a microsecond from the L2 into one SM
 EXCHANGE = 1.0  # sums between the blocks of a cluster
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
 TILE = 2.0  # storing 128 x 128 of C
-PERSISTENT = {(128, 256): 1.15, (64, 128): 0.45}  # a tile of wgmma_persistent, a step of 64 along K
-SMALL_START = 1.9  # of small, whose loads wait for no ring
-SMALL_STEP = {4: 0.05, 2: 0.08, 1: 0.15}  # its 16 along K of a tile, by the elements of a word
-ANY_STEP = 4.5  # wmma_any: 32 along K of a tile whose rows are not aligned
+# Of a tile of wgmma_persistent: a step of 64 along K, and the rest.
+PERSISTENT = {(128, 256): (1.15, 1.0), (64, 128): (0.45, 1.0), (64, 64): (0.22, 0.3)}
+SMALL_START = 0.6  # of small, whose loads wait for no ring
+SMALL_TILE = 1.3  # a tile of it on each SM
+SMALL_STEP = {4: 0.05, 2: 0.05, 1: 0.13}  # 16 along K of a tile, by the elements of a word
+ANY_TILE, ANY_STEP = 8.0, 4.0  # wmma_any: two tiles of unaligned rows on each SM; 32 along K
 
 TILE_K = 64
 
@@ -225,20 +227,21 @@ def _persistent_us(problem: Any, sms: int) -> float:
 
     def time(m: int, n: int) -> float:
         tiles = -(-problem.M // m) * -(-problem.N // n)
-        return START + -(-tiles // sms) * (steps * PERSISTENT[m, n] + 1)
+        step, rest = PERSISTENT[m, n]
+        return START + -(-tiles // sms) * (steps * step + rest)
 
     memory = 2 * (problem.M + problem.N) * problem.K / MEMORY
     return max(START + memory, min(time(*tile) for tile in PERSISTENT))
 
 
 def _small_us(problem: Any, sms: int) -> float:
-    steps = -(-_small_tiles(problem) // sms) * -(-problem.K // 16)
-    return SMALL_START + steps * SMALL_STEP[small_vector(problem)]
+    rounds, steps = -(-_small_tiles(problem) // sms), -(-problem.K // 16)
+    return SMALL_START + rounds * (SMALL_TILE + steps * SMALL_STEP[small_vector(problem)])
 
 
 def _any_us(problem: Any, sms: int) -> float:
     tiles = -(-problem.M // 128) * -(-problem.N // 128) * problem.batch
-    return START + -(-tiles // sms) * -(-problem.K // 32) * ANY_STEP
+    return START + -(-tiles // (2 * sms)) * (ANY_TILE + -(-problem.K // 32) * ANY_STEP)
 
 
 def forget() -> None:

@@ -54,13 +54,8 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
     APatch::prefetch(a, a_row, k);
     BPatch::prefetch(b, b_row, k);
   }
-#ifdef EXP_MID
   griddepcontrol_wait();
-  griddepcontrol_launch_dependents();
-#else
-  griddepcontrol_launch_dependents();
-  griddepcontrol_wait();
-#endif
+  griddepcontrol_launch_dependents();  // not before, or several kernels wait beside each other
 
   float d[2][PATCH][4] = {};
   for (int step = warp; step < steps; step += AHEAD * warps) {
