@@ -200,9 +200,10 @@ def refuse_gemv(problem: Any) -> str | None:
     if inner != 1:
         return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
     if alignment < 16 or ld * 2 % 16 or step % 16:
+        matrices = f" and matrices {step}" if step else ""
         return (
-            f"{name} is {alignment}-byte aligned with rows {ld * 2} and matrices {step} bytes "
-            f"apart, and 16-byte vectors need multiples of 16: {ANY}"
+            f"{name} is {alignment}-byte aligned with rows {ld * 2}{matrices} bytes apart, and "
+            f"16-byte vectors need multiples of 16: {ANY}"
         )
     return None
 

@@ -11,6 +11,7 @@ import ctypes
 import statistics
 from collections.abc import Callable
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -158,6 +159,7 @@ class _Product:
 
 
 _best: dict[tuple[Any, ...], tuple[_Product, _Candidate]] = {}
+_timing = Lock()
 
 
 def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None) -> None:
@@ -174,18 +176,26 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None) -
         a.shape, b.shape, a.stride(), b.stride(), c.stride(), a.dtype, c.dtype, c.device, compute,
         *(t.data_ptr() & 255 for t in (a, b, c)),
     )  # fmt: skip
-    if key not in _best:
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "cublas_best times its candidates on first use, which a graph capture forbids: "
-                "call it once with these shapes before the capture"
-            )
-        product = _Product(a, b, c, compute)
-        if len(_best) >= MOST_KEPT:
-            _best.pop(next(iter(_best)))
-        _best[key] = product, _fastest(product, a, b, c)
-    product, candidate = _best[key]
+    product, candidate = _best.get(key) or _chosen(key, a, b, c, compute)
     product.run(candidate, a, b, c)
+
+
+def _chosen(
+    key: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, compute: str
+) -> tuple[_Product, _Candidate]:
+    """The product and its fastest algorithm, timed by one thread at a time and kept."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "cublas_best times its candidates on first use, which a graph capture forbids: "
+            "call it once with these shapes before the capture"
+        )
+    with _timing:
+        if key not in _best:
+            product = _Product(a, b, c, compute)
+            if len(_best) >= MOST_KEPT:
+                _best.pop(next(iter(_best)))
+            _best[key] = product, _fastest(product, a, b, c)
+        return _best[key]
 
 
 def refuse(problem: Any) -> str | None:
@@ -245,7 +255,10 @@ def _repeated(
 ) -> Callable[[], None]:
     """LAUNCHES launches as one graph, so that small products are timed without launch gaps."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # By itself torch captures on a stream of the first GPU that captured, and forbids every thread
+    # of the process to synchronize meanwhile.
+    stream = torch.cuda.Stream(c.device)
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for _ in range(LAUNCHES):
             product.run(candidate, a, b, c)
     return graph.replay

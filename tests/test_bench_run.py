@@ -266,10 +266,11 @@ def test_a_foreign_folder_is_refused_by_the_command(app, tmp_path, misbehaving):
 
 def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
     script = f"""
-    import sys, typer
+    import signal, sys, typer
     sys.path.insert(0, {str(tmp_path)!r})
     from tcgemm import dispatch
     from tcgemm.bench.command import bench
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
     dispatch.BACKENDS["misbehaving"] = "misbehaving_kernels"
     if __name__ == "__main__":
         typer.run(bench)
@@ -278,7 +279,7 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
     arguments = ["--shape", "8x8x8", "--backend", "misbehaving", "--out", str(tmp_path / "o")]
     kernels = ["--kernel", "right", "--kernel", "hangs"]
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "main.py"), *arguments, *kernels],
+        [sys.executable, "-X", "faulthandler", str(tmp_path / "main.py"), *arguments, *kernels],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     results = tmp_path / "o" / store.RESULTS
@@ -288,7 +289,11 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and worker both get it
-    _, errors = process.communicate(timeout=30)
+    try:
+        _, errors = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)  # each thread says where it waits
+        pytest.fail(f"still running after Ctrl-C: {process.communicate(timeout=30)}")
     assert process.returncode == 130
     assert "1 of 2 results are kept" in " ".join(errors.split())
     assert "--resume" in errors
@@ -300,7 +305,7 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
 def test_the_baseline_is_measured_against_itself_on_a_gpu(tmp_path):
     chosen = cases.build(shapes=["512x512x512", "2048x2048x2048"], layouts=["nn", "nt"])
     results = store.Store(tmp_path, "r", {"gpu_slug": "gpu"})
-    run.run(run.units_of(chosen, run.contenders(["cublas"])), results)
+    run.run(run.units_of(chosen, run.contenders([], ["cublas/cublas"])), results)
     results.close()
     stored = store.read(tmp_path)
     assert [row["status"] for row in stored] == ["ok"] * 4

@@ -192,15 +192,15 @@ def test_contenders_of_a_case_share_one_ring():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("timer", ["graph", "events"])
-def test_both_timers_agree_on_a_gpu(timer):
+def test_both_timers_agree_on_a_gpu():
     sets = [[torch.randn(2048, 2048, device="cuda").half() for _ in range(3)] for _ in range(5)]
     calls = [lambda a=a, b=b, c=c: torch.mm(a, b, out=c) for a, b, c in sets]
     launches = timing.Launches(calls, timing.Ring(len(calls)))
-    times = {name: timing.quantile([launches.sampler(name)() for _ in range(20)], 0.5)
-             for name in ("graph", "events")}  # fmt: skip
-    assert times[timer] > 0
-    assert times["graph"] == pytest.approx(times["events"], rel=0.3)
+    # The least of many: other programs may share the GPU.
+    graph = min(launches.sampler("graph")() for _ in range(50))
+    events = min(launches.sampler("events")() for _ in range(50))
+    assert graph > 0
+    assert graph == pytest.approx(events, rel=0.3)
 
 
 @pytest.mark.gpu

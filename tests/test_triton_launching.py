@@ -402,3 +402,11 @@ def test_a_bound_call_is_right(name):
         for x, y in ((a, b), (a, a), (b, a)):
             bound(x, y, c.fill_(float("nan")))
             assert accuracy.error_ratio(x, y, c) <= 1
+
+
+def test_tritons_own_start_is_done_beside_ours_and_kept():
+    starting = import_module("tcgemm.triton_kernels.starting")
+    kept = import_module("triton.runtime.cache").triton_key.cache_info
+    starting.begin()
+    starting.wait()
+    assert kept().currsize == 1

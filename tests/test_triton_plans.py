@@ -160,8 +160,8 @@ def test_pointer_rungs_refuse_nothing():
 
 
 def test_the_best_rung_falls_back_to_pointers_and_says_why_by_name():
-    a, b = torch.ones(80, 9, dtype=torch.float16), torch.ones(9, 8, dtype=torch.float16)
-    problem = dispatch.problem_of(a, b, a.new_empty(80, 8))
+    a, b = torch.ones(480, 9, dtype=torch.float16), torch.ones(9, 8, dtype=torch.float16)
+    problem = dispatch.problem_of(a, b, a.new_empty(480, 8))
     assert dispatch.choose(problem, "triton").name == "pipelined"
     tall = replace(problem, M=800, N=800, b_strides=(800, 1), c_strides=(800, 1))
     assert dispatch.choose(tall, "triton").name == "persistent"
@@ -208,6 +208,41 @@ def test_the_rung_measured_fastest_is_chosen(shape, layout, name):
     problem = asked(*shape, layout)
     assert dispatch.choose(problem, "triton").name == name
     assert dispatch.choose(problem, "triton", "persistent").name == "persistent"
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "name", "wanted"),
+    [
+        ((100, 100, 100), "nt", "skinny", {"BLOCK_M": 32, "BLOCK_K": 128, "SPLITS": 1}),
+        ((16, 4096, 4096), "nt", "skinny", {"BLOCK_M": 64, "AHEAD": 4}),
+        ((256, 256, 16384), "nn", "split_k", {"SPLITS": 8, "AHEAD": 1}),
+        ((4096, 128, 4096), "nn", "warp_specialized", {"GROUP_M": 1, "AHEAD": 2}),
+        ((128, 6144, 4096), "nt", "warp_specialized", {"BLOCK_N": 48, "REST": 16}),
+        ((128, 6144, 4096), "nn", "warp_specialized", {"BLOCK_N": 64}),
+        ((64, 4096, 14336), "nn", "warp_specialized", {"BLOCK_K": 64, "NUM_STAGES": 12}),
+        ((3072, 3072, 3072), "nt", "warp_specialized", {"BLOCK_N": 192, "REST": 64}),
+        ((8192, 8192, 8192), "nt", "warp_specialized", {"BLOCK_M": 128, "BLOCK_N": 256}),
+    ],
+    ids=str,
+)
+def test_what_an_h200_takes(shape, layout, name, wanted, monkeypatch):
+    monkeypatch.setattr(plans, "gpu_here", lambda capability=None: ("nvidia-h200", 232_448, 132))
+    plans.forget()
+    row = dispatch.choose(asked(*shape, layout), "triton")
+    plan = row.plan(asked(*shape, layout))
+    plans.forget()
+    assert row.name == name
+    assert wanted.items() <= plan.items()
+    assert plan.get("REST", 0) == wanted.get("REST", 0)
+
+
+def test_c_in_comes_to_no_second_accumulator(monkeypatch):
+    monkeypatch.setattr(plans, "gpu_here", lambda capability=None: ("nvidia-h200", 232_448, 132))
+    plans.forget()
+    plan = SPECIALIZED.plan(asked(3072, 3072, 3072, beta=1.0))
+    plans.forget()
+    assert "REST" not in plan
+    assert plan["BUFFERS"] == plan["PIECES"]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])

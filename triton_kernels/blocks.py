@@ -71,3 +71,77 @@ def ring_of(x, count: gl.constexpr):
         x.layout.swizzle_byte_width, x.layout.element_bitwidth
     )
     return gl.allocate_shared_memory(x.dtype, [count, rows, columns], layout)
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, READERS: gl.constexpr):
+    """Two barriers for each of COUNT buffers: full, of bytes, and empty, of READERS arrivals."""
+    full = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for number in gl.static_range(COUNT):
+        mbarrier.init(full.index(number), count=1)
+        mbarrier.init(empty.index(number), count=READERS)
+    return full, empty
+
+
+@gluon.jit
+def block_of(b_ring, number, HOW: gl.constexpr):
+    """A block of B as wgmma takes it, [BLOCK_K, columns]."""
+    block = b_ring.index(number)
+    return block.permute((1, 0)) if HOW.B_TRANSPOSED else block
+
+
+@gluon.constexpr_function
+def layout_of(columns, dtype):
+    """How a warpgroup's sums lie in its registers, which names its wgmma: m64, n, k."""
+    # Triton knows no m64n256k32 of integers.
+    n = min(columns, 128) if dtype.is_int() else columns
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 256 // dtype.primitive_bitwidth]
+    )
+
+
+@gluon.jit
+def bring(
+    x, row, k, R, K, pitch, ROWS: gl.constexpr, DEPTH: gl.constexpr, TRANSPOSED: gl.constexpr
+):
+    """Have DEPTH columns from k on of ROWS rows of x[R, K] brought to the L2, by 128 bytes."""
+    EACH: gl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
+    # Rows and columns in storage order.
+    HIGH: gl.constexpr = DEPTH if TRANSPOSED else ROWS
+    LINES: gl.constexpr = max((ROWS if TRANSPOSED else DEPTH) // EACH, 1)
+    one = gl.arange(0, HIGH * LINES, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    high, low = one // LINES, one % LINES * EACH
+    if TRANSPOSED:
+        high, low = gl.minimum(k + high, K - 1), gl.minimum(row + low, R - 1)
+    else:
+        high, low = gl.minimum(row + high, R - 1), gl.minimum(k + low, K - 1)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [x + high.to(gl.int64) * pitch + low],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def bring_first(x, pitch, a, b, size, CONSUMERS: gl.constexpr, HOW: gl.constexpr):
+    """Have HOW.AHEAD columns of the larger operand, of this program's first tile, brought into the
+    L2."""
+    M, N, K = size
+    BLOCK_M: gl.constexpr = CONSUMERS * a.block_shape[1 if HOW.A_TRANSPOSED else 0]
+    WIDE: gl.constexpr = b.block_shape[0 if HOW.B_TRANSPOSED else 1]
+    BLOCK_N: gl.constexpr = WIDE + HOW.REST
+    tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
+    _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, HOW)
+    # Programs that share a block of the operand ask for different columns of it.
+    k = (tile_n if HOW.STREAM_A else tile_m) * HOW.AHEAD
+    if HOW.STREAM_A:
+        bring(x, tile_m * BLOCK_M, k, M, K, pitch, BLOCK_M, HOW.AHEAD, HOW.A_TRANSPOSED)
+    else:
+        bring(x, tile_n * BLOCK_N, k, N, K, pitch, WIDE, HOW.AHEAD, not HOW.B_TRANSPOSED)
+        if HOW.REST:
+            n = tile_n * BLOCK_N + WIDE
+            bring(x, n, k, N, K, pitch, HOW.REST, HOW.AHEAD, not HOW.B_TRANSPOSED)

@@ -31,16 +31,16 @@ def read(c_in, row, col, M, N, stride_im, stride_in):
 
 
 @triton.jit
-def fetch(c_in, row, n, M, N, stride_im, stride_in, BLOCK_N: tl.constexpr):
-    """Have BLOCK_N columns of C_in from column n brought into L2: one request for 128 bytes."""
-    EACH: tl.constexpr = 1024 // c_in.dtype.element_ty.primitive_bitwidth
+def fetch(x, row, n, M, N, stride_m, stride_n, BLOCK_N: tl.constexpr):
+    """Have BLOCK_N columns of x[M, N] from column n brought into L2: one request for 128 bytes."""
+    EACH: tl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = BLOCK_N // EACH if BLOCK_N > EACH else 1
     col = n + (tl.arange(0, LINES) * EACH).to(tl.int64)
     row, col = tl.minimum(row, M - 1), tl.minimum(col, N - 1)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
-        [c_in + row[:, None] * stride_im + col[None, :] * stride_in],
+        [x + row[:, None] * stride_m + col[None, :] * stride_n],
         dtype=tl.int32,
         is_pure=False,
         pack=1,

@@ -27,6 +27,12 @@ class How:
     GROUP_M: int
     A_TRANSPOSED: bool
     B_TRANSPOSED: bool
+    AHEAD: int
+    """Columns of K, of the larger operand, that come to the L2 before this kernel may read."""
+    STREAM_A: bool
+    """The larger one is A."""
+    REST: int
+    """Columns of a second accumulator and of B's second blocks; 0: none."""
     TERMS: int
     """2: A and B are float32 as hi and lo, each in tf32."""
     BATCHED: bool
@@ -74,7 +80,8 @@ def rounding(base: Any, shape: list[int], strides: list[int], block: list[int]) 
 def arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
     BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, PIECES: int,
-    BUFFERS: int, PREPARE: int = 0,
+    BUFFERS: int, PREPARE: int = 0, REST: int = 0,
+    AHEAD: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     swapped = stored(c) == "t"
@@ -89,7 +96,8 @@ def arguments(
         a_transposed, b_transposed = False, True
     make = rounding if compute == "tf32" else swizzled
     described_a = describe(a, (part, BLOCK_K), a_transposed, make)
-    described_b = describe(b, (BLOCK_K, BLOCK_N), b_transposed, make)
+    described_b = describe(b, (BLOCK_K, BLOCK_N - REST), b_transposed, make)
+    rest = describe(b, (BLOCK_K, REST), b_transposed, make) if REST else None
     described_c = describe(c, (part, piece), False, swizzled)
     batches = batch_size(c)
     (c_in, *others), constants = operands(fusion, swapped)
@@ -98,14 +106,20 @@ def arguments(
     if alpha == 1 and all(s is None or s.numel() > 1 for s in (scale_a, scale_b)):
         alpha = None
     staged = None
-    if c_in is not None and BUFFERS == PIECES and reachable(c_in.mT if swapped else c_in):
-        staged = describe(c_in.mT if swapped else c_in, (part, piece), False, swizzled)
+    turned = c_in.mT if c_in is not None and swapped else c_in
+    if turned is not None and BUFFERS == PIECES and not REST and reachable(turned):
+        staged = describe(turned, (part, piece), False, swizzled)
         # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
         c_in, strides[:2], batch_in = None, (None, None), None
+    larger = a if M > N else b
+    streamed = (larger, max(larger.stride())) if AHEAD and batches == 1 else (None, None)
     how = How(
         GROUP_M=GROUP_M,
         A_TRANSPOSED=a_transposed,
         B_TRANSPOSED=b_transposed,
+        AHEAD=AHEAD * BLOCK_K if batches == 1 else 0,
+        STREAM_A=M > N,
+        REST=REST,
         TERMS=2 if compute == "tf32x3" else 1,
         BATCHED=batches > 1,
         PROMOTE=compute == "tf32x3"
@@ -116,7 +130,7 @@ def arguments(
     )
     grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
     options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
-    described = (described_a, described_b, described_c, staged)
+    described = (described_a, described_b, rest, described_c, staged, *streamed)
     last = {"HOW": how, **options, "num_warps": 4, "launch_pdl": True}
     finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
     return grid, (*described, M, N, K, batches, *finishing), last

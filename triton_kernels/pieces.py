@@ -119,12 +119,12 @@ def store_piece(c, buffer, piece, batch, m, n, PENDING: gl.constexpr):
 
 @gluon.jit
 def leave(
-    c, buffers, part: gl.constexpr, BUFFERS: gl.constexpr, piece: gl.constexpr, x, batch, m, n,
-    size, fused, HOW: gl.constexpr,
+    c, buffers, part: gl.constexpr, BUFFERS: gl.constexpr, FIRST: gl.constexpr,
+    piece: gl.constexpr, x, batch, m, n, size, fused, HOW: gl.constexpr,
 ):  # fmt: skip
     """Piece number piece of the accumulator, finished, to C."""
     column = n + piece * x.shape[1]
-    buffer = buffers.index(part * BUFFERS + piece % BUFFERS)
+    buffer = buffers.index(part * BUFFERS + (FIRST + piece) % BUFFERS)
     if HOW.FUSED:
         x = finish(x, buffer, batch, m, column, size, fused, HOW)
     store_piece(c, buffer, x, batch, m, column, BUFFERS - 1)
@@ -132,8 +132,8 @@ def leave(
 
 @gluon.jit
 def store_tile(
-    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, acc, bias, batch, m, n, size, fused,
-    phase, HOW: gl.constexpr,
+    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, FIRST: gl.constexpr, acc, bias, batch,
+    m, n, size, fused, phase, HOW: gl.constexpr,
 ):  # fmt: skip
     """The accumulator in 1, 2 or 4 pieces to C at row m and column n; narrowed to C's dtype.
 
@@ -141,6 +141,7 @@ def store_tile(
         c: descriptor of C in pieces.
         c_ring: shared memory of pieces, BUFFERS for each part; and two barriers a part, of the
             pieces of C_in that have come, and of those that have left.
+        FIRST: pieces of the tile that have left already, from another accumulator.
         bias: of ``bias_of``, asked for before the last products are awaited.
         fused: see ``finish``.
     """
@@ -153,17 +154,33 @@ def store_tile(
     if HOW.STAGED:
         mbarrier.wait(full.index(part), phase)
     if PIECES == 1:
-        leave(c, buffers, part, BUFFERS, 0, acc, batch, m, n, size, fused, HOW)
+        leave(c, buffers, part, BUFFERS, FIRST, 0, acc, batch, m, n, size, fused, HOW)
     else:
         left, right = halves(acc)
         for side in gl.static_range(2):
             half = left if side == 0 else right
             if PIECES == 2:
-                leave(c, buffers, part, BUFFERS, side, half, batch, m, n, size, fused, HOW)
+                leave(c, buffers, part, BUFFERS, FIRST, side, half, batch, m, n, size, fused, HOW)
             else:
                 x, y = halves(half)
-                leave(c, buffers, part, BUFFERS, 2 * side, x, batch, m, n, size, fused, HOW)
-                leave(c, buffers, part, BUFFERS, 2 * side + 1, y, batch, m, n, size, fused, HOW)
+                leave(c, buffers, part, BUFFERS, FIRST, 2 * side, x, batch, m, n, size, fused, HOW)
+                leave(
+                    c, buffers, part, BUFFERS, FIRST, 2 * side + 1, y, batch, m, n, size, fused, HOW
+                )
     if HOW.STAGED:
         tma.store_wait(0)
         mbarrier.arrive(empty.index(part), count=1)
+
+
+@gluon.jit
+def store_rest(
+    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, WIDE: gl.constexpr, acc, batch, m, n,
+    size, fused, HOW: gl.constexpr,
+):  # fmt: skip
+    """``store_tile`` of a second accumulator, whose columns begin WIDE behind the first's."""
+    FIRST: gl.constexpr = WIDE // c_ring[0].shape[2]
+    n += WIDE
+    bias = 0
+    if HOW.FUSED:
+        bias = bias_of(fused, acc, m, n, size, HOW)
+    store_tile(c, c_ring, part, BUFFERS, FIRST, acc, bias, batch, m, n, size, fused, 0, HOW)

@@ -131,9 +131,12 @@ def _architecture(capability: tuple[int, int]) -> str:
 
 def _with_room(rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
     """The rows of warp_specialized with a buffer for every piece of C_in, fewer stages where need
-    be; of those that hold, the ones that keep three, or else all."""
+    be; of those that hold, the ones that keep three, or else all. C_in does not come to the pieces
+    of a second accumulator."""
     changed = []
     for row in rows:
+        if "REST" in row["config"]:
+            continue
         config = {**row["config"], "BUFFERS": row["config"]["PIECES"]}
         while config["NUM_STAGES"] > 2 and limit < shared_bytes(
             "warp_specialized", config, problem.dtype_out, problem.dtype_in, problem.compute

@@ -22,10 +22,14 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
+from . import starting
 from .plans import INTERPRETER_PROGRAMS
 
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""
+
+if not INTERPRETED and torch.cuda.is_available():
+    starting.begin()
 
 one_at_a_time: AbstractContextManager[object] = Lock() if INTERPRETED else nullcontext()
 """Held during a launch: the interpreter keeps the program at work in one place for all threads."""
@@ -33,6 +37,7 @@ one_at_a_time: AbstractContextManager[object] = Lock() if INTERPRETED else nullc
 
 def check(a: torch.Tensor) -> None:
     """Raise RuntimeError, naming the remedy, where kernels cannot read A's device."""
+    starting.wait()
     if a.is_cuda and bool(triton.knobs.runtime.interpret) == INTERPRETED:
         return
     if not a.is_cuda and INTERPRETED:

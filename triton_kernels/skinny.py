@@ -7,7 +7,8 @@ Adds:     the wide side first. wgmma's m is 64 at least and its n as small as 8:
           wide operand at the rate of memory: deep pipelines of small steps, K divided among
           SPLITS programs where tiles alone leave SMs idle, and an early start: the next kernel's
           programs are resident before this one ends (griddepcontrol), so that a launch of two
-          microseconds is not paid on a product of ten.
+          microseconds is not paid on a product of ten, and have their first AHEAD steps of the wide
+          operand brought to the L2, which is safe whoever still writes it.
 Missing:  the loads are 16-byte copies with an address each, issued by the threads that multiply.
           The next rungs leave them to the TMA unit.
 
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from .dot import multiply_add, narrow
+from .epilogue import fetch
 from .launching import launch
 from .ordering import grouped
 from .partials import add, bounds, leave, start, workspace
@@ -54,9 +56,9 @@ def kernel(
     EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr,
     EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    start(EARLY)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -69,11 +71,20 @@ def kernel(
 
     # Offsets are elements, and 64-bit before any multiplication by a stride.
     row, col = offs_m.to(tl.int64), offs_n.to(tl.int64)
-    k0 = begin.to(tl.int64) * BLOCK_K + offs_k
+    k0_first = begin.to(tl.int64) * BLOCK_K
+    k0 = k0_first + offs_k
     a_ptrs = a + row[:, None] * stride_am + k0[None, :] * stride_ak
     b_ptrs = b + k0[:, None] * stride_bk + col[None, :] * stride_bn
     a_step = tl.cast(stride_ak, tl.int64) * BLOCK_K
     b_step = tl.cast(stride_bk, tl.int64) * BLOCK_K
+
+    if AHEAD:
+        if stride_ak == 1:
+            fetch(a, row, k0_first, M, K, stride_am, stride_ak, AHEAD * BLOCK_K)
+        else:
+            k = k0_first + tl.arange(0, AHEAD * BLOCK_K)
+            fetch(a, k, tile_m * BLOCK_M, K, M, stride_ak, stride_am, BLOCK_M)
+    start(EARLY)
 
     in_m = (offs_m < M)[:, None] | EVEN_M
     in_n = (offs_n < N)[None, :] | EVEN_N
@@ -108,6 +119,7 @@ def arguments(
     EARLY: int,
     NUM_STAGES: int,
     NUM_WARPS: int,
+    AHEAD: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     if SWAP:
@@ -124,6 +136,7 @@ def arguments(
         "EVEN_N": N % BLOCK_N == 0,
         "EVEN_K": K % BLOCK_K == 0,
         "EARLY": bool(EARLY),
+        "AHEAD": AHEAD,
         "BITS": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
@@ -155,7 +168,8 @@ def run(
         fusion: None; this rung fuses nothing.
         plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M, BLOCK_N, BLOCK_K
             (elements), SPLITS (parts of K, at most its steps), EARLY (0 or 1: start before the
-            kernel ahead has ended; sm_90), NUM_STAGES and NUM_WARPS.
+            kernel ahead has ended; sm_90), NUM_STAGES, NUM_WARPS and optionally AHEAD, with EARLY:
+            steps of the wide operand that are asked for meanwhile.
 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.

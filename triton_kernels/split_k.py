@@ -32,6 +32,7 @@ import torch
 
 from .descriptors import describe
 from .dot import multiply_add, narrow
+from .epilogue import fetch
 from .launching import launch
 from .ordering import grouped
 from .partials import add, bounds, leave, start, workspace
@@ -63,6 +64,17 @@ def store(
 
 
 @triton.jit
+def bring(
+    x, row, k, R, K, pitch, ROWS: tl.constexpr, DEPTH: tl.constexpr, TRANSPOSED: tl.constexpr
+):
+    """Have x[row : row + ROWS, k : k + DEPTH] of x[R, K] brought into the L2."""
+    if TRANSPOSED:
+        fetch(x, (k + tl.arange(0, DEPTH)).to(tl.int64), row, K, R, pitch, 1, ROWS)
+    else:
+        fetch(x, (row + tl.arange(0, ROWS)).to(tl.int64), k, R, K, pitch, 1, DEPTH)
+
+
+@triton.jit
 def kernel(
     a,
     b,
@@ -72,6 +84,10 @@ def kernel(
     N,
     K,
     whole,
+    a_at,
+    b_at,
+    pitch_a,
+    pitch_b,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -82,13 +98,28 @@ def kernel(
     B_TRANSPOSED: tl.constexpr,
     C_TRANSPOSED: tl.constexpr,
     EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    start(EARLY)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     split_tiles = tiles_m * tiles_n - whole
     k_tiles = tl.cdiv(K, BLOCK_K)
 
+    if AHEAD:
+        tile, first = tl.program_id(0), 0
+        if SPLITS > 1:  # noqa: SIM102
+            if tile >= whole:
+                part = (tile - whole) // split_tiles
+                first = bounds(k_tiles, part, SPLITS)[0] * BLOCK_K
+                tile = whole + (tile - whole) % split_tiles
+        tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
+        # Programs that share a block of an operand ask for different steps of it.
+        DEPTH: tl.constexpr = AHEAD * BLOCK_K
+        k = first + tile_n * DEPTH
+        bring(a_at, tile_m * BLOCK_M, k, M, K, pitch_a, BLOCK_M, DEPTH, A_TRANSPOSED)
+        k = first + tile_m * DEPTH
+        bring(b_at, tile_n * BLOCK_N, k, N, K, pitch_b, BLOCK_N, DEPTH, not B_TRANSPOSED)
+    start(EARLY)
     items = whole + split_tiles * SPLITS
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
         # Whole tiles come first, then part 0 of every split tile, part 1, ...: programs that run
@@ -133,6 +164,7 @@ def arguments(
     EARLY: int,
     NUM_STAGES: int,
     NUM_WARPS: int,
+    AHEAD: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     if SWAP:
@@ -160,12 +192,16 @@ def arguments(
         "B_TRANSPOSED": b_transposed,
         "C_TRANSPOSED": c_transposed,
         "EARLY": bool(EARLY),
+        "AHEAD": AHEAD,
         "BITS": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
         **({"launch_pdl": True} if EARLY else {}),
     }
-    return grid, (*descriptors, partials, M, N, K, WHOLE), constants
+    ahead = (None, None, 0, 0)
+    if AHEAD:
+        ahead = (a, b, max(a.stride()), max(b.stride()))
+    return grid, (*descriptors, partials, M, N, K, WHOLE, *ahead), constants
 
 
 def second(
@@ -191,7 +227,8 @@ def run(
         plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M, BLOCK_N, BLOCK_K
             (elements), GROUP_M (tile rows), WHOLE (tiles that are not split), SPLITS (parts of K
             of the others, at most its steps), EARLY (0 or 1: start before the kernel ahead has
-            ended), NUM_STAGES and NUM_WARPS.
+            ended), NUM_STAGES, NUM_WARPS and optionally AHEAD, with EARLY: steps of A and B that
+            are asked for meanwhile.
 
     Raises:
         RuntimeError: the operands are on the CPU and the interpreter is off.

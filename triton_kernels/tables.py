@@ -34,6 +34,9 @@ FOLDER_VARIABLE = "TCGEMM_CACHE_DIR"
 """Environment variable that names the folder of the user's own tables."""
 
 SIZES = ("M", "N", "K", "MN")
+OPTIONAL = ("AHEAD", "REST")
+"""Settings that a row may leave out: none of it."""
+
 CONDITIONS = (
     "aligned",
     "layout",
@@ -105,10 +108,10 @@ def check(table: Any) -> None:
     for kernel, rows in table["kernels"].items():
         if kernel not in known:
             raise ValueError(f"{kernel} is no rung that has a table: {', '.join(known)}")
-        settings = set(known[kernel][-1]["config"])
+        settings = set(known[kernel][-1]["config"]) - {*OPTIONAL}
         for row in rows:
             _check_conditions(row)
-            if set(row.get("config", ())) != settings:
+            if set(row.get("config", ())) - {*OPTIONAL} != settings:
                 raise ValueError(f"a row of {kernel} sets not all of {', '.join(sorted(settings))}")
             if not all(type(value) is int for value in row["config"].values()):
                 raise ValueError(f"a row of {kernel} has values that are no whole numbers: {row}")

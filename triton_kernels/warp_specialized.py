@@ -9,11 +9,14 @@ Adds:     warps with a role. One producer warp does nothing but ask the TMA unit
           tile, so its first stages are there before C of this one is stored; C leaves in PIECES
           while the next tile multiplies; and registers move from the producer, which keeps 24 a
           thread, to the consumers, up to 240. With ``griddepcontrol`` the barriers are set up
-          while the kernel before still runs.
+          while the kernel before still runs, and where AHEAD asks for it the first steps of the
+          larger operand are on their way to the L2.
+          Blocks have sides that are powers of two; a tile of 192 columns is 128 and REST = 64:
+          two blocks of B a stage, two accumulators a consumer.
 Missing:  clusters, whose blocks share an operand by TMA multicast: Triton 3.6 has none.
 
 Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of BLOCK_K, each a
-          stage; wgmma m64nBLOCK_N by each consumer, one group in flight.
+          stage; wgmma m64nBLOCK_N by each consumer, one step in flight.
 
 Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
           shared memory read through a transposed view; a column-major C is C' = B' A'. wgmma
@@ -36,25 +39,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .blocks import load, load_pieces, place, ring_of
+from .blocks import barriers, block_of, bring_first, layout_of, load, load_pieces, place, ring_of
 from .given import ROUNDS, Rounding, arguments
 from .launching import launch
-from .pieces import bias_of, store_tile
+from .pieces import bias_of, store_rest, store_tile
 from .prepared import prepared, terms
 
 
 @gluon.jit
-def produce(a, b, c_in, ring, c_ring, size, HOW: gl.constexpr):
+def produce(a, b, rest, c_in, ring, c_ring, size, HOW: gl.constexpr):
     """One warp: every block of A, B and C_in of every tile of this program, in order."""
-    a_ring, b_ring, full, empty = ring
+    a_ring, b_ring, rest_ring, full, empty = ring
     M, N, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     TERMS: gl.constexpr = HOW.TERMS
     CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
     PART_M: gl.constexpr = a_ring.shape[2 if HOW.A_TRANSPOSED else 1]
     BLOCK_K: gl.constexpr = a_ring.shape[1 if HOW.A_TRANSPOSED else 2]
-    BLOCK_N: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
-    STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + b.block_type.nbytes)
+    WIDE: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
+    BLOCK_N: gl.constexpr = WIDE + HOW.REST
+    B_BYTES: gl.constexpr = b.block_type.nbytes // WIDE * BLOCK_N
+    STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + B_BYTES)
     tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     if HOW.BATCHED:
@@ -77,6 +82,9 @@ def produce(a, b, c_in, ring, c_ring, size, HOW: gl.constexpr):
                     load(a, matrix, at, ready, block)
                 at = [n, k] if HOW.B_TRANSPOSED else [k, n]
                 load(b, matrix, at, ready, b_ring.index(slot * TERMS + term))
+                if HOW.REST:
+                    at = [n + WIDE, k] if HOW.B_TRANSPOSED else [k, n + WIDE]
+                    load(rest, matrix, at, ready, rest_ring.index(slot * TERMS + term))
             if HOW.STAGED:  # noqa: SIM102 (one condition is constant, the other is not)
                 # Every stage holds a step of this tile by now, and no consumer frees one before it
                 # is done with the tile before: nothing is lost in waiting for the pieces' buffers.
@@ -93,22 +101,20 @@ def produce(a, b, c_in, ring, c_ring, size, HOW: gl.constexpr):
 @gluon.jit
 def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr):
     """One warpgroup: rows ``part`` of every tile of this program."""
-    a_ring, b_ring, full, empty = ring
+    a_ring, b_ring, rest_ring, full, empty = ring
     M, N, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     TERMS: gl.constexpr = HOW.TERMS
+    REST: gl.constexpr = HOW.REST
     CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
     PART_M: gl.constexpr = c_ring[0].shape[1]
     BLOCK_K: gl.constexpr = a_ring.shape[1 if HOW.A_TRANSPOSED else 2]
-    BLOCK_N: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
+    WIDE: gl.constexpr = b_ring.shape[1 if HOW.B_TRANSPOSED else 2]
+    BLOCK_N: gl.constexpr = WIDE + REST
     BUFFERS: gl.constexpr = c_ring[0].shape[0] // CONSUMERS
     acc_type: gl.constexpr = gl.int32 if a_ring.dtype.is_int() else gl.float32
-    # Triton knows no m64n256k32 of integers.
-    MMA_N: gl.constexpr = min(BLOCK_N, 128) if a_ring.dtype.is_int() else BLOCK_N
-    MMA_K: gl.constexpr = 256 // a_ring.dtype.primitive_bitwidth
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, MMA_K]
-    )
+    layout: gl.constexpr = layout_of(WIDE, a_ring.dtype)
+    rest_layout: gl.constexpr = layout_of(REST if REST else WIDE, a_ring.dtype)
     tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     if HOW.BATCHED:
@@ -118,14 +124,17 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, HOW)
         m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * BLOCK_N
-        zero = gl.zeros((PART_M, BLOCK_N), acc_type, layout)
+        zero = gl.zeros((PART_M, WIDE), acc_type, layout)
         acc = zero
+        if REST:
+            rest_zero = gl.zeros((PART_M, REST), acc_type, rest_layout)
+            rest_acc = rest_zero
         for step in range(k_tiles):
             mbarrier.wait(full.index(slot), phase)
             first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
-            a_block, b_block = a_ring.index(first_a), b_ring.index(first_b)
+            a_block = a_ring.index(first_a)
             x = a_block.permute((1, 0)) if HOW.A_TRANSPOSED else a_block
-            y = b_block.permute((1, 0)) if HOW.B_TRANSPOSED else b_block
+            y = block_of(b_ring, first_b, HOW)
             if HOW.PROMOTE:
                 # Each step's sum is added in float32, while another warpgroup multiplies.
                 token = zero
@@ -135,12 +144,25 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
                     token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
                 token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
                 partial = warpgroup_mma_wait(0, deps=[token])
+                if REST:
+                    acc += partial
+                    z = block_of(rest_ring, first_b, HOW)
+                    token = warpgroup_mma(x, z, rest_zero, use_acc=False, is_async=True)
+                    partial = warpgroup_mma_wait(0, deps=[token])
                 mbarrier.arrive(empty.index(slot), count=1)
-                acc += partial
+                if REST:
+                    rest_acc += partial
+                else:
+                    acc += partial
             else:
                 # One step stays in flight, so the stage before is free now, and this one is not.
                 token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=[token])
+                if REST:
+                    z = block_of(rest_ring, first_b, HOW)
+                    more = warpgroup_mma(x, z, rest_acc, use_acc=step > 0, is_async=True)
+                    acc, rest_acc = warpgroup_mma_wait(2, deps=[token, more])
+                else:
+                    acc = warpgroup_mma_wait(1, deps=[token])
                 before = (slot + NUM_STAGES - 1) % NUM_STAGES
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             slot += 1
@@ -151,9 +173,14 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
         if HOW.FUSED:
             bias = bias_of(fused, zero, m, n, (M, N), HOW)
         if not HOW.PROMOTE:
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            if REST:
+                acc, rest_acc = warpgroup_mma_wait(0, deps=[acc, rest_acc])
+            else:
+                acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
-        store_tile(c, c_ring, part, BUFFERS, acc, bias, batch, m, n, (M, N), fused, c_phase, HOW)
+        store_tile(c, c_ring, part, BUFFERS, 0, acc, bias, batch, m, n, (M, N), fused, c_phase, HOW)
+        if REST:
+            store_rest(c, c_ring, part, BUFFERS, WIDE, rest_acc, batch, m, n, (M, N), fused, HOW)
         if HOW.STAGED:
             c_phase ^= 1
     # Shared memory has to outlive the stores that read it.
@@ -162,50 +189,48 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, HOW: gl.constexpr)
 
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def kernel(
-    a, b, c, staged, M, N, K, batches, c_in, bias, scale_a, scale_b, alpha: gl.float64,
-    beta: gl.float64, stride_im, stride_in, stride_bias, batch_in, HOW: gl.constexpr,
-    NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr,
+    a, b, rest, c, staged, streamed, pitch, M, N, K, batches, c_in, bias, scale_a, scale_b,
+    alpha: gl.float64, beta: gl.float64, stride_im, stride_in, stride_bias, batch_in,
+    HOW: gl.constexpr, NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    BUFFERS: gl.constexpr,
 ):  # fmt: skip
     a_ring = ring_of(a, NUM_STAGES * CONSUMERS * HOW.TERMS)
     b_ring = ring_of(b, NUM_STAGES * HOW.TERMS)
+    rest_ring = b_ring
+    if HOW.REST:
+        rest_ring = ring_of(rest, NUM_STAGES * HOW.TERMS)
     c_blocks = ring_of(c, CONSUMERS * BUFFERS)
-    full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(NUM_STAGES):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=CONSUMERS)
+    full, empty = barriers(NUM_STAGES, CONSUMERS)
     c_full, c_empty = full, empty
     if HOW.STAGED:
-        c_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-        c_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-        for part in gl.static_range(CONSUMERS):
-            mbarrier.init(c_full.index(part), count=1)
-            mbarrier.init(c_empty.index(part), count=1)
-    # Nothing above touches global memory, so it overlaps the end of the kernel before.
+        c_full, c_empty = barriers(CONSUMERS, 1)
+    # Nothing above reads global memory, so it overlaps the end of the kernel before.
+    if HOW.AHEAD:
+        bring_first(streamed, pitch, a, b, (M, N, K), CONSUMERS, HOW)
     gdc_wait()
     gdc_launch_dependents()
 
-    ring, c_ring = (a_ring, b_ring, full, empty), (c_blocks, c_full, c_empty)
+    ring, c_ring = (a_ring, b_ring, rest_ring, full, empty), (c_blocks, c_full, c_empty)
     size = (M, N, K, batches)
     fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in)
     # fmt: off
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, HOW)),
-            (produce, (a, b, staged, ring, c_ring, size, HOW)),
+            (produce, (a, b, rest, staged, ring, c_ring, size, HOW)),
         ], [1], [24])
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, HOW)),
             (consume, (ring, c_ring, c, size, fused, 1, HOW)),
-            (produce, (a, b, staged, ring, c_ring, size, HOW)),
+            (produce, (a, b, rest, staged, ring, c_ring, size, HOW)),
         ], [4, 1], [240, 24])
     else:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, HOW)),
             (consume, (ring, c_ring, c, size, fused, 1, HOW)),
             (consume, (ring, c_ring, c, size, fused, 2, HOW)),
-            (produce, (a, b, staged, ring, c_ring, size, HOW)),
+            (produce, (a, b, rest, staged, ring, c_ring, size, HOW)),
         ], [4, 4, 1], [160, 160, 24])
     # fmt: on
 
@@ -221,9 +246,11 @@ def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *
         fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
             plain product of float16 or bfloat16, summed in float32.
         plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to
-            3 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; PIECES, 1, 2 or 4, of BLOCK_N in
-            which C leaves; BUFFERS, of a piece for each consumer: 1, 2, or PIECES, so that C_in
-            can come to them.
+            3 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; PIECES of BLOCK_N in which C
+            leaves, 1, 2 or 4 of each accumulator; BUFFERS, of a piece for each consumer: 1, 2, or
+            PIECES, so that C_in can come to them. Optional: REST, the columns of BLOCK_N that a
+            second accumulator holds; AHEAD, the steps of K of the larger operand that are asked
+            for while the kernel before still runs.
 
     Raises:
         RuntimeError: the operands are on the CPU.
