@@ -225,6 +225,16 @@ KERNELS: tuple[dict[str, Any], ...] = (
         fuses=FUSES[:-1],  # no batch
     ),
     _row(
+        "stream_k",
+        "all steps along K of all tiles in equal ranges, one to an SM; their ends meet in order",
+        (9, 0),
+        shapes=f"M or N at most 128; {TMA_SHAPES}",
+        refuse=refuse_skinny,
+        yields=partial(yields, "stream_k"),
+        plan=partial(divided_plan, "stream_k"),
+        fuses=FUSES[:-1],  # no batch
+    ),
+    _row(
         "gemv",
         "up to 8 rows: memory to registers to mma.sync, no shared memory and no waiting in between",
         (9, 0),

@@ -43,8 +43,10 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
             if splits == groups == 1
             or (splits * groups <= parts and tiles * groups <= _clusters(splits, processors))
         ]
+    if kernel == "stream_k":
+        return [{"BLOCK_N": width} for width in (64, 128)]
     found = []
-    for width in (64, 128):
+    for width in widths(problem):
         tiles = -(-problem.N // width)
         for splits in range(1, 9):
             blocks = tiles * splits
@@ -55,6 +57,15 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
             rings = (112, 200) if blocks <= processors else (112,) if splits > 1 else (50, 112, 200)
             found += [{"BLOCK_N": width, "SPLITS": splits, "SHARED_KB": kb} for kb in rings]
     return found
+
+
+def widths(problem: Any) -> tuple[int, ...]:
+    """Columns of C that a tile of skinny may have, for a problem with M <= N.
+
+    Others than 64 and 128 are wgmma's n, which for up to 16 rows multiplies mostly in vain; of a
+    row-major B they are parts of the lines in which it comes out of memory.
+    """
+    return (48, 56, 64, 96, 112, 128) if problem.layout == "nt" and problem.M > 16 else (64, 128)
 
 
 def _clusters(blocks: int, processors: int) -> int:

@@ -41,8 +41,14 @@ COMPUTES = {
 """The values of tcgemm::Compute in csrc/gemm.cuh."""
 
 
-TILE = ("BLOCK_M", "BLOCK_N", "NUM_STAGES", "CHUNK_BUFFERS", "PINGPONG")
+TILE = ("BLOCK_M", "BLOCK_N", "NUM_STAGES", "CHUNK_BUFFERS", "PINGPONG", "SHARES_A")
 """What of a plan a build is for, where the source has macros of these names."""
+
+KNOWN_FROM = 128 * 128
+"""The least elements of a tile whose builds know what they fuse (FUSES in csrc/wgmma_fused.cuh).
+
+A build for each combination gains 4 to 6 % of a large product; small tiles do with one for all.
+"""
 
 
 @cache
@@ -65,14 +71,30 @@ def case(
     """The compiler's flags for a build that takes one case only, of a rung that is built so.
 
     A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
-    equal, whether it is one plain product, the dtype of C, and the tile of ``plan``; of these, what
-    ``macros`` name (see toolchain.built_by_case), by default the first four. ``dtype`` and
+    equal, whether it is one plain product, the dtype of C, the tile of ``plan``, and for a large
+    tile what is fused; of these, what ``macros`` name (see toolchain.built_by_case), by default the
+    first four. ``dtype`` and
     ``out_dtype`` are torch.dtypes; ``batched``: of three dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
     tile = tuple(map(plan.get, TILE)) if plan else ()
-    return _flags(dtype, compute, m == n, fusion is None and not batched, out_dtype, macros, tile)
+    plain = fusion is None and not batched
+    known = plan and not plain and plan["BLOCK_M"] * plan["BLOCK_N"] >= KNOWN_FROM
+    fuses = fused_number(fusion, batched) if known else None
+    return _flags(dtype, compute, m == n, plain, out_dtype, macros, tile, fuses)
+
+
+def fused_number(fusion: Any, batched: bool) -> int:
+    """As fuses() in csrc/wgmma_fused.cuh; of a Problem, whose bias is a bool, as well."""
+    if fusion is None:
+        return 32 * batched
+    return (
+        ACTIVATIONS[fusion.epilogue]
+        | 8 * (fusion.beta != 0)
+        | 16 * (fusion.bias is not None and fusion.bias is not False)
+        | 32 * batched
+    )
 
 
 @cache
@@ -84,6 +106,7 @@ def _flags(
     out_dtype: Any,
     macros: frozenset[str] | None,
     tile: tuple[Any, ...],
+    fuses: int | None,
 ) -> tuple[str, ...]:
     values = {
         "TCGEMM_IN": _number(dtype),
@@ -93,6 +116,8 @@ def _flags(
     }
     if out_dtype is not None:
         values["TCGEMM_OUT"] = _number(out_dtype)
+    if fuses is not None:
+        values["TCGEMM_FUSES"] = fuses
     if macros is not None:
         values |= {
             f"TCGEMM_{name}": value

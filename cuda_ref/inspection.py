@@ -197,7 +197,9 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
     plain = problem.plain and problem.batch == 1
     a_t, b_t = problem.layout[0] == "t", problem.layout[1] == "t"
     k_major = {"A": not a_t, "B": b_t}
-    if name in ("skinny", "gemv") and problem.M > problem.N:  # they compute the transposed product
+    if (
+        name in ("skinny", "stream_k", "gemv") and problem.M > problem.N
+    ):  # they compute the transposed product
         k_major = {"A": b_t, "B": not a_t}
     tests = {
         "In": is_type(problem.dtype_in),
@@ -214,10 +216,10 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
         tests["T"] = lambda value: f", {written}, " in value
         tests["Extra"] = lambda value: value.endswith("Plain") != fused
-    if name == "skinny":
+    if name in ("skinny", "stream_k"):
         rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
         rows = max(rows, 16 if k_major["A"] else 64)
-        tests["TILE_M"] = lambda value: value == str(rows)
+        tests["TILE_M"] = lambda value: value in (str(rows), str(max(rows, 64)))
     if name == "gemv":
         tests["K_MAJOR"] = is_flag(k_major["B"])
     return tests

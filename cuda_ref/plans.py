@@ -22,13 +22,25 @@ DIVIDING = tuple(SETTINGS)
 # The model, in microseconds and bytes, fitted to the H200 (reports/nvidia-h200/trials).
 START = 3.0  # from the end of the kernel before to the first bytes, and from the last to the end
 MEMORY = 4.3e6  # bytes a microsecond
+TO_AN_SM = 43e3  # bytes a microsecond out of memory to one SM
 OF_AN_SM = 85e3  # bytes a microsecond from the L2 into one SM
 EXCHANGE = 1.0  # sums between the blocks of a cluster
+MEETING = 2.0  # of a tile's parts in a workspace, behind a flag
+LAST_ROUND = 0.8  # of the SMs that idle in it, what memory is idle for
+APART = 1.4  # reading at other steps along K than the other blocks
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
 TILE = 2.0  # storing 128 x 128 of C
 PERSISTENT = {(128, 256): 1.15, (64, 128): 0.45}  # a tile of wgmma_persistent, a step of 64 along K
 
 TILE_K = 64
+
+SIMULATED = {
+    "split_k": {"SPLITS": 1, "GROUPS": 1},
+    "skinny": {"BLOCK_N": 64, "SPLITS": 1, "SHARED_KB": 200},
+    "stream_k": {"BLOCK_N": 64},
+    "gemv": {"SPLITS": 1, "WARPS": 8},
+}
+"""Settings of the simulator, whose clusters have one block."""
 
 FEW = 8
 """Rows up to which gemv reads B once."""
@@ -50,9 +62,7 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     seen = problem.transposed() if turned else problem
     gpu, sms, _ = gpu_of(problem)
     if problem.device == "cpu":  # the simulator's clusters have one block
-        config = {"split_k": {"SPLITS": 1, "GROUPS": 1}, "gemv": {"SPLITS": 1, "WARPS": 8}}.get(
-            kernel, {"BLOCK_N": 64, "SPLITS": 1, "SHARED_KB": 200}
-        )
+        config = SIMULATED[kernel]
     else:
         rows = [table["kernels"].get(kernel, []) for table in _tables(gpu)]
         row = tables.first([row for some in rows for row in some], seen)
@@ -71,15 +81,16 @@ def divide(
         turned: the caller's problem is the transpose of this one.
     """
     most = max(1, -(-problem.K // TILE_K) // 2)
-    config = {**config, "SPLITS": min(config["SPLITS"], most)}
+    if "SPLITS" in config:
+        config = {**config, "SPLITS": min(config["SPLITS"], most)}
     if kernel == "split_k":
         return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": TILE_K, **config}
     if kernel == "gemv":
         wide = 16 if problem.layout[1] == "t" else 64
         tile = {"BLOCK_M": 8, "BLOCK_N": wide}
     else:
-        rows = _rows(problem.M)
         wide = config["BLOCK_N"]
+        rows = _rows(problem.M, wide)
         if problem.layout[0] == "t":  # such an A comes in panels of 64 rows
             rows = wide = max(rows, 64)
         tile = {"BLOCK_M": rows, "BLOCK_N": wide, "BLOCK_K": TILE_K}
@@ -88,8 +99,9 @@ def divide(
     return {**tile, **{name: value for name, value in config.items() if name != "BLOCK_N"}}
 
 
-def _rows(M: int) -> int:
-    return 16 if M <= 16 else 64 if M <= 64 else 128
+def _rows(M: int, block_n: int) -> int:
+    """As tile_rows in csrc/skinny_tile.cuh."""
+    return 16 if M <= 16 and block_n % 64 == 0 else 64 if M <= 64 else 128
 
 
 @lru_cache(maxsize=4096)
@@ -97,7 +109,12 @@ def preferred(problem: Any) -> str:
     """The rung that is expected to be fastest of those that divide K and wgmma_persistent."""
     seen = problem.transposed() if problem.M > problem.N else problem
     gpu, sms, _ = gpu_of(problem)
-    refusals = {"gemv": refuse_gemv, "skinny": refuse_skinny, "split_k": refuse_tma}
+    refusals = {
+        "gemv": refuse_gemv,
+        "skinny": refuse_skinny,
+        "stream_k": refuse_skinny,
+        "split_k": refuse_tma,
+    }
     able = [name for name, refuse in refusals.items() if refuse(problem) is None]
     if seen.M > FEW and "gemv" in able:
         able.remove("gemv")
@@ -146,16 +163,30 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
     """Microseconds by the model: bytes out of memory, bytes into the busiest SM, and what comes
     before and after."""
     M, N, K = problem.M, problem.N, problem.K
-    splits = config["SPLITS"]
+    splits = config.get("SPLITS", 1)
     memory = 2 * (M * K + K * N + M * N) / MEMORY
     if kernel == "gemv":
         blocks = -(-N // (16 if problem.layout[1] == "t" else 64)) * splits
         flying = blocks * config["WARPS"] * 8192
         return START + memory * max(1.05, sms * 49152 / flying) + EXCHANGE * (splits > 1)
-    tile_m, tile_n = (128, 128) if kernel == "split_k" else (_rows(M), config["BLOCK_N"])
+    tile_m, tile_n = (
+        (128, 128)
+        if kernel == "split_k"
+        else (
+            _rows(M, config["BLOCK_N"]),
+            config["BLOCK_N"],
+        )
+    )
     tiles = -(-N // tile_n) * (-(-M // tile_m) if kernel == "split_k" else 1)
+    if kernel == "stream_k":
+        return _stream_k_us(problem, tile_m, tile_n, memory, sms)
     blocks = tiles * splits * config.get("GROUPS", 1)
     steps = math.ceil(math.ceil(K / TILE_K) / (splits * config.get("GROUPS", 1)))
+    if kernel == "skinny":
+        if splits == 1 and tiles > sms:  # the last round is not full
+            memory *= 1 + LAST_ROUND * (-(-tiles // sms) * sms / tiles - 1)
+        most = -(-tiles * splits // sms) * tile_n * 2 * K / splits  # of B, for an SM
+        memory = max(memory, most / TO_AN_SM)
     rounds = max(1, blocks / sms) if kernel == "skinny" else -(-blocks // sms)
     into_sm = rounds * steps * (tile_m + tile_n) * 2 * TILE_K / OF_AN_SM
     stored = TILE * tile_m * tile_n / 128 / 128
@@ -163,6 +194,19 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
         stored += EXCHANGE * (splits > 1)
     second = SECOND_KERNEL * (config.get("GROUPS", 1) > 1)
     return START + max(memory, into_sm) + stored + second
+
+
+def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int) -> float:
+    """Of whole tiles in step, and of ranges of the rest, as in csrc/stream_k.cu."""
+    k_tiles, tiles = -(-problem.K // TILE_K), -(-problem.N // tile_n)
+    blocks = max(1, min(k_tiles * tiles // 4, 8 * tiles, sms))
+    rounds, ends = divmod(tiles, blocks)
+    apart = ends * k_tiles / blocks
+    into_sm = (rounds * k_tiles + apart * APART) * (tile_m + tile_n) * 2 * TILE_K / OF_AN_SM
+    if tile_n == 64:  # fewer bytes of a row of memory at a time
+        memory *= 1.3 if problem.layout[1] == "n" else 1.1
+    stored = TILE * tile_m * tile_n / 128 / 128
+    return START + max(memory, into_sm) + stored + MEETING * (ends > 0 and rounds == 0)
 
 
 def _persistent_us(problem: Any, sms: int) -> float:

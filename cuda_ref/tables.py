@@ -28,6 +28,7 @@ FOLDER_VARIABLE = "TCGEMM_CACHE_DIR"
 SETTINGS = {
     "split_k": ("SPLITS", "GROUPS"),
     "skinny": ("BLOCK_N", "SPLITS", "SHARED_KB"),
+    "stream_k": ("BLOCK_N",),
     "gemv": ("SPLITS", "WARPS"),
 }
 """Rung -> its settings, in the order in which the launcher unpacks them (Gemm::setting)."""

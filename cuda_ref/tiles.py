@@ -42,6 +42,7 @@ class Tile(NamedTuple):
             "NUM_STAGES": self.NUM_STAGES,
             "CHUNK_BUFFERS": self.CHUNK_BUFFERS,
             "PINGPONG": self.PINGPONG,
+            "SHARES_A": int(self.BLOCK_M > self.BLOCK_N),
             "GROUP_M": 2048 // self.BLOCK_M,
         }
 
@@ -52,13 +53,14 @@ class Tile(NamedTuple):
 
 
 TILES = (
-    Tile(128, 256, 4, 2, 0, 1.00, 0.94),
+    Tile(128, 256, 4, 2, 0, 1.00, 0.95),
     Tile(256, 192, 3, 3, 0, 1.02),
+    Tile(128, 224, 4, 2, 0, 0.99),
     Tile(192, 176, 4, 1, 0, 0.975),
-    Tile(192, 128, 5, 1, 0, 0.98, 0.92),
-    Tile(128, 192, 4, 3, 0, 0.985, 0.92),
+    Tile(192, 128, 5, 1, 0, 0.98, 0.94),
+    Tile(128, 192, 4, 3, 0, 0.985, 0.95),
     Tile(128, 144, 4, 3, 0, 0.87, n_major_rate=0.68),
-    Tile(128, 128, 6, 2, 1, 0.965, 0.89),
+    Tile(128, 128, 6, 2, 1, 0.965, 0.94),
     Tile(128, 128, 6, 2, 0, 0.85, 0.80),
     Tile(64, 128, 8, 2, 0, 0.83, 0.80),
     Tile(64, 64, 8, 1, 0, 0.72, 0.70),
@@ -75,9 +77,7 @@ def tile_of(problem: Any) -> Tile:
     """The tile for a problem, which the rung turns where C is column-major."""
     if problem.device == "cpu":
         return SIMULATED
-    M, N, a, b = problem.M, problem.N, problem.a_strides, problem.b_strides
-    if column_major((M, N), problem.c_strides):
-        M, N, a, b = N, M, b[::-1], a[::-1]
+    M, N, a, b = _turned(problem)
     return _fastest(
         M,
         N,
@@ -87,6 +87,12 @@ def tile_of(problem: Any) -> Tile:
         any(max(strides) % LINE for strides in (a, b)),
         gpu_of(problem).sms,
     )
+
+
+def _turned(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
+    """M, N and the strides of A and B of the problem whose C has its rows in a row."""
+    M, N, a, b = problem.M, problem.N, problem.a_strides, problem.b_strides
+    return (N, M, b[::-1], a[::-1]) if column_major((M, N), problem.c_strides) else (M, N, a, b)
 
 
 @cache
@@ -111,4 +117,28 @@ def _fastest(
 
 def plan(problem: Any) -> Mapping[str, int]:
     """How wgmma_persistent runs a problem."""
-    return tile_of(problem).plan
+    tile = tile_of(problem)
+    if problem.device == "cpu":
+        return tile.plan
+    M, N, *_ = _turned(problem)
+    shares_a = _shares_a(tile, M, N, problem.batch, gpu_of(problem).sms)
+    return {**tile.plan, "SHARES_A": int(shares_a)}
+
+
+@cache
+def _shares_a(tile: Tile, M: int, N: int, batch: int, processors: int) -> bool:
+    """Whether pairs of blocks work beside each other and share A.
+
+    They share the longer side of the tile, but for an odd number of tiles that makes a round more
+    of pairs that way and not of the others.
+    """
+    rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
+    own = tile.BLOCK_M > tile.BLOCK_N
+    if (cols if own else rows) < 16 or rows * cols * batch <= 4 * processors:
+        return own  # as schedule_of in csrc/wgmma_schedule.cuh: there are no pairs
+
+    def rounds(beside: bool) -> int:
+        pairs = rows * -(-cols // 2) if beside else -(-rows // 2) * cols
+        return -(-pairs * batch // (processors // 2))
+
+    return not own if rounds(not own) < rounds(own) else own

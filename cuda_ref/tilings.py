@@ -44,7 +44,8 @@ def tilings() -> dict[str, tuple[Tiling, ...]]:
         )
         for text in lists
     ]
-    return dict(zip(("split", "promoted", "promoted fused", "plain", "fused"), found, strict=True))
+    kinds = ("split", "promoted", "promoted fused", "plain tf32", "plain", "fused")
+    return dict(zip(kinds, found, strict=True))
 
 
 def is_fused(problem: Any) -> bool:
@@ -63,6 +64,8 @@ def tiling_of(problem: Any) -> Tiling:
         kind = "promoted fused" if fused else "promoted"
     elif problem.compute == "tf32x3":
         kind = "split"
+    elif problem.compute == "tf32" and not fused:
+        kind = "plain tf32"
     sms = SIMULATED_SMS if problem.device == "cpu" else gpu_of(problem).sms
     return _fastest(kind, M, N, problem.batch, sms)
 

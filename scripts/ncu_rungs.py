@@ -24,7 +24,12 @@ import tempfile
 from pathlib import Path
 
 SQUARE = (4096, 4096, 4096)
-SHAPES = {"gemv": (1, 8192, 8192), "skinny": (16, 4096, 4096), "split_k": (256, 256, 16384)}
+SHAPES = {
+    "gemv": (1, 8192, 8192),
+    "skinny": (16, 4096, 4096),
+    "stream_k": (64, 28672, 4096),
+    "split_k": (256, 256, 16384),
+}
 """(M, N, K) by the rung's name, where it is not SQUARE."""
 
 MARKER = "spin_kernel"

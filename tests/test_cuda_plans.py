@@ -58,7 +58,7 @@ def test_a_transposed_problem_has_the_transposed_plan(shape, layout):
     M, N, K = shape
     flip = {"n": "t", "t": "n"}
     there = problem(N, M, K, flip[layout[1]] + flip[layout[0]])
-    for kernel in ("skinny", "gemv"):
+    for kernel in ("skinny", "stream_k", "gemv"):
         if find("cuda", kernel).why_not(problem(*shape, layout)) is not None or M == N:
             continue
         one, other = plans.plan(kernel, problem(*shape, layout)), plans.plan(kernel, there)
@@ -73,7 +73,7 @@ def test_no_part_of_k_is_empty(kernel, shape):
     steps = -(-shape[2] // 64)
     for capability in ((9, 0), None):
         plan = plans.plan(kernel, problem(*shape))
-        assert plan["SPLITS"] * plan.get("GROUPS", 1) <= max(1, steps // 2), capability
+        assert plan.get("SPLITS", 1) * plan.get("GROUPS", 1) <= max(1, steps // 2), capability
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -153,5 +153,5 @@ def test_candidates_fit_tables_and_differ(kernel, shape):
 
 
 def test_an_unknown_rung_has_no_candidates():
-    with pytest.raises(ValueError, match="choose from split_k, skinny, gemv"):
+    with pytest.raises(ValueError, match="choose from split_k, skinny, stream_k, gemv"):
         candidates.candidates("naive", problem(16, 64, 64), 0, 132)

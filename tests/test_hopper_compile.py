@@ -33,7 +33,17 @@ PLAIN = [
         for key in ((128, 256, 4), (256, 192, 3), (192, 176, 4), (64, 128, 8))
     ),
 ]
-FUSED = [("wgmma_persistent", case("float16", "float16"))]
+FUSED = [
+    ("wgmma_persistent", case("float16", "float16")),
+    *(
+        ("wgmma_persistent", (*case(*pair, tile=TILES[128, 256, 4]), f"-DTCGEMM_FUSES={fuses}"))
+        for pair, fuses in (
+            (("bfloat16", "bfloat16"), 2 + 8 + 16),  # gelu, C_in, bias
+            (("bfloat16", "bfloat16"), 32),  # a batch
+            (("float16", "float32"), 2 + 8 + 16),
+        )
+    ),
+]
 TYPES = [
     ("wgmma_types", case("int8", "int32", "int32")),
     ("wgmma_types", case("float8_e4m3fn", "bfloat16", "fast")),
@@ -79,8 +89,10 @@ def test_operands_go_by_tma_into_wgmma(name, defines):
     for kernel in kernels(name, defines):
         assert kernel.sass["UTMALDG"] > 0
         assert multiplies(kernel) > 0
-        for other in ("HMMA", "LDSM", "LDGSTS"):
+        for other in ("HMMA", "LDGSTS"):
             assert kernel.sass[other] == 0, other
+        if (name, defines) not in FUSED:  # which read C_in from shared memory
+            assert kernel.sass["LDSM"] == 0
 
 
 @pytest.mark.parametrize(("name", "defines"), PLAIN)

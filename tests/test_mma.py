@@ -186,7 +186,7 @@ def test_what_nvcc_makes_of_it(name, target):
         products *= constants[tile] // constants[step]
     for kernel in report.kernels:
         if name == "mma_float64":
-            assert kernel.sass["DMMA"] == products * (1 if target == "sm_90a" else 8)
+            assert kernel.sass["DMMA"] == products * (1 if target == "sm_90a" else 4)
         else:
             assert kernel.sass["HMMA"] == products
             # No fragment is loaded twice: ldmatrix brings one of A, or two of B, and the first step

@@ -19,8 +19,8 @@ from tcgemm.problem import Problem
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
-NAMES = ["split_k", "skinny", "gemv"]
-BY_TMA = ["split_k", "skinny"]
+NAMES = ["split_k", "skinny", "stream_k", "gemv"]
+BY_TMA = ["split_k", "skinny", "stream_k"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(F16, F16), (BF16, F32), (BF16, BF16), (F16, F32)]
 # Around the tiles' 16, 64 and 128, with K of a part of a tile, of some and of more than a ring.
@@ -75,6 +75,49 @@ def test_right_at_the_edges_and_nothing_found(name, shape):
                 assert accuracy.error_ratio(a, b, c) < 1, (layout, turned)
             else:
                 assert torch.equal(c, (a.double() @ b.double()).to(out)), (layout, turned)
+
+
+WIDTHS = {
+    48: [(17, 129, 72), (128, 300, 65)],
+    56: [(100, 230, 136)],
+    96: [(64, 48, 1100)],
+    112: [(100, 230, 136)],
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_skinny_is_right_in_every_width(width, tmp_path):
+    """As above, of widths that the simulator's plan does not take."""
+    text = simulator.source_of("skinny").read_text()
+    source = tmp_path / f"skinny_{width}.cu"
+    source.write_text(text.replace("return {64, splits, ", f"return {{{width}, splits, "))
+    assert source.read_text() != text
+    for (M, N, K), layout, turned in itertools.product(WIDTHS[width], ["nn", "nt"], [False, True]):
+        a = padded(M, K, BF16, layout[0] == "t", lambda *size: torch.randint(-2, 3, size))
+        b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
+        c = padded(M, N, BF16, turned, lambda *size: torch.full(size, float("nan")))
+        report = simulator.simulate(source, a, b, c, check=True)
+        assert not report.findings, [str(f) for f in report.findings]
+        assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, turned)
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 5, 7])
+def test_stream_k_adds_the_parts_of_a_tile(blocks, tmp_path):
+    """With ranges that end anywhere: in the order of the blocks none waits for a later one."""
+    text = simulator.source_of("stream_k").read_text()
+    source = tmp_path / "stream_k.cu"
+    whole = "if (MAX_CLUSTER == 1) return static_cast<int>(tiles);"
+    assert whole in text
+    source.write_text(text.replace(whole, f"if (MAX_CLUSTER == 1) return {blocks};"))
+    for (M, N, K), layout, turned in itertools.product(
+        [(17, 129, 330), (100, 200, 648)], ["nn", "nt"], [False, True]
+    ):
+        a = padded(M, K, BF16, layout[0] == "t", lambda *size: torch.randint(-2, 3, size))
+        b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
+        c = padded(M, N, BF16, turned, lambda *size: torch.full(size, float("nan")))
+        report = simulator.simulate(source, a, b, c, check=True, workers=1)
+        assert not report.findings, [str(f) for f in report.findings]
+        assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, turned)
 
 
 @pytest.mark.parametrize("order", ["reverse", "random:5"])
@@ -146,8 +189,10 @@ def test_batches_of_few_rows_go_to_gemv():
         ((2048, 2048, 2048), "wgmma_persistent"),
         ((4096, 2112, 7168), "wgmma_persistent"),
         ((128, 28672, 4096), "wgmma_persistent"),
-        ((64, 28672, 4096), "skinny"),
-        ((64, 28680, 4096), "skinny"),
+        ((64, 28672, 4096), "stream_k"),
+        ((64, 28680, 4096), "stream_k"),
+        ((64, 16384, 4096), "skinny"),
+        ((128, 6144, 4096), "wgmma_persistent"),
         ((256, 264, 16384), "split_k"),
     ],
 )
@@ -163,6 +208,9 @@ DEEP = [
     ("skinny", (16, 4096, 4096)),
     ("skinny", (100, 2112, 7168)),
     ("skinny", (4096, 16, 4096)),
+    ("stream_k", (64, 11008, 4096)),
+    ("stream_k", (100, 2112, 7168)),
+    ("stream_k", (4096, 16, 4096)),
     ("split_k", (256, 256, 16384)),
     ("split_k", (300, 520, 8192)),
     ("gemv", (5, 4096, 14336)),
@@ -238,7 +286,7 @@ def test_nothing_is_spilled_or_serialized(name):
     kernels = [kernel for kernel in made.kernels if kernel.sass["HGMMA"]]
     # Type pairs, majors of B, and of A: one tile for split_k; for skinny six and, transposed, two.
     pairs = 1 if defines else len(cuda_ref.PAIRS)
-    assert len(kernels) == pairs * 2 * {"split_k": 2, "skinny": 8}[name]
+    assert len(kernels) == pairs * 2 * {"split_k": 2, "skinny": 16, "stream_k": 8}[name]
     for kernel in kernels:
         assert kernel.sass["UTMALDG"] > 0
         assert kernel.sass["WARPGROUP"] < kernel.sass["HGMMA"] + 4

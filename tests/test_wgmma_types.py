@@ -167,14 +167,19 @@ def test_the_tiling_is_the_one_that_ends_first():
     assert side(4096, 4096, "int8", "int32") == (128, 128, 1)
     assert side(8192, 8192, "int8", "int32") == (128, 192, 1)
     assert side(8192, 8192, "int8", "int32", bias=True) == (128, 128, 1)
-    assert side(8192, 8192, "float8_e4m3fn", "bfloat16", "float32") == (192, 128, 0)
+    assert side(8192, 8192, "float8_e4m3fn", "bfloat16", "float32") == (128, 128, 0)
+    assert side(3072, 3072, "float8_e4m3fn", "bfloat16", "float32") == (192, 128, 0)
+    assert side(4096, 4096, "float32", "float32", "tf32") == (128, 256, 0)
+    assert side(8192, 8192, "float32", "float32", "tf32") == (128, 192, 1)
     assert side(1024, 1024, "float32", "float32", "tf32x3") == (64, 128, 0)
     assert side(4096, 4096, "float32", "float32", "tf32x3") == (128, 128, 0)
 
 
 def test_the_lists_of_tilings_are_read_from_the_source():
     found = tilings()
-    assert {*found} == {"split", "promoted", "promoted fused", "plain", "fused"}
+    assert {*found} == {
+        "split", "promoted", "promoted fused", "plain tf32", "plain", "fused",
+    }  # fmt: skip
     for tiles in found.values():
         assert tiles[0].rate == 100
         assert all(tile.block_m * tile.block_n >= 64 * 128 for tile in tiles)

@@ -37,6 +37,13 @@ __device__ inline void cp_async_16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(global) : "memory");
 }
 
+// The same of the first `bytes` of the 16, with zeros for the others.
+__device__ inline void cp_async_16(void* shared, const void* global, int bytes) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(global), "r"(bytes)
+               : "memory");
+}
+
 // cp.async.ca: the same through the L1, which keeps the line: no sector is fetched twice.
 __device__ inline void cp_async_ca_16(void* shared, const void* global) {
   const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));

@@ -51,19 +51,18 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
   }
 }
 
-// The same of float64. a[2 q + h] is (m, k) = (g + 8 h, 4 q + t), b[q] is (k, n) = (4 q + t, g).
-// GPUs before sm_90 have the m8n8k4 alone, eight of which it is.
-__device__ __forceinline__ void mma_m16n8k16_f64(double (&d)[4], const double (&a)[8],
-                                                 const double (&b)[4]) {
+// D[16, 8] += A[16, 8] B[8, 8] in float64. a[2 q + h] is (m, k) = (g + 8 h, 4 q + t), b[q] is (k, n) =
+// (4 q + t, g). GPUs before sm_90 have the m8n8k4 alone, four of which it is.
+__device__ __forceinline__ void mma_m16n8k8_f64(double (&d)[4], const double (&a)[4],
+                                                const double (&b)[2]) {
 #if __CUDA_ARCH__ >= 900
-  asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, "
-      "{%4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, {%0, %1, %2, %3};\n"
+  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};\n"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]),
-        "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 #else
 #pragma unroll
-  for (int q = 0; q < 4; ++q) {
+  for (int q = 0; q < 2; ++q) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};\n"

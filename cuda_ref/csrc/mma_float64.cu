@@ -1,15 +1,15 @@
 // C[M, N] = A[M, K] B[K, N] in float64 by mma.sync.
 //
-// ADDS           to wmma_types, which makes an 8 x 8 x 4 instruction of each WMMA tile: 16 x 8 x 16
-//                from sm_90 on, 8 times as much work for an instruction; and swizzled stages, so
+// ADDS           to wmma_types, which makes an 8 x 8 x 4 instruction of each WMMA tile: 16 x 8 x 8
+//                from sm_90 on, 4 times as much work for an instruction; and swizzled stages, so
 //                that fragments are loaded without bank conflicts in all layouts.
 // STILL MISSING  nothing that the hardware has: wgmma does not multiply float64.
 //
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
-//        matrix; three to an SM, so that others multiply while one waits
+//        matrix; two to an SM, so that one multiplies while the other waits
 // block  2 x 2 warps step through K by BLOCK_K over NUM_STAGES stages
-// warp   WARP_M x WARP_N of C: 2 x 4 mma. 64 registers of a thread hold accumulators, 32 the
-//        elements of B and 32 two parts of A: one is loaded while the other is multiplied
+// warp   WARP_M x WARP_N of C: 2 x 8 mma. 128 registers of a thread hold accumulators, 96 the
+//        elements of half a stage and of the next: one is loaded while the other is multiplied
 #include "mma.cuh"
 #include "order.cuh"
 #include "select.cuh"
@@ -21,16 +21,16 @@ namespace {
 using namespace tcgemm;
 
 constexpr int BLOCK_M = 64;
-constexpr int BLOCK_N = 64;
+constexpr int BLOCK_N = 128;
 constexpr int BLOCK_K = 16;
 constexpr int WARP_M = 32;
-constexpr int WARP_N = 32;
+constexpr int WARP_N = 64;
 constexpr int MMA_M = 16;
 constexpr int MMA_N = 8;
-constexpr int MMA_K = 16;
-constexpr int NUM_STAGES = 4;
+constexpr int MMA_K = 8;
+constexpr int NUM_STAGES = 3;
 constexpr int GROUP_M = 8;
-constexpr int BLOCKS_PER_SM = 3;
+constexpr int BLOCKS_PER_SM = 2;
 constexpr int WARPS_N = BLOCK_N / WARP_N;
 constexpr int THREADS = BLOCK_M / WARP_M * WARPS_N * 32;
 constexpr int TILES_M = WARP_M / MMA_M;
@@ -44,8 +44,7 @@ constexpr int C_LD = BLOCK_N + 8;
 constexpr int C_BYTES = BLOCK_M * C_LD * 8;
 constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
-static_assert(BLOCK_K == MMA_K);
-static_assert(TILES_M % 2 == 0, "part 0 of every stage is in the same registers");
+static_assert(BLOCK_K == 2 * MMA_K, "one half of a stage is loaded while the other is multiplied");
 
 // Where a lane finds its elements of an operand, in bytes from the operand's tile. With g = lane /
 // 4 and t = lane % 4, element (h, q) of 16 x 16 part i is m or n g + 8 h of the part at k 4 q + t.
@@ -73,8 +72,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                        int64_t K, int tiles_m, int tiles_n) {
   using ATile = SwizzledTile<double, !A_T, BLOCK_M, BLOCK_K>;
   using BTile = SwizzledTile<double, B_T, BLOCK_N, BLOCK_K>;
-  using ACopies = StageCopies<ATile, THREADS>;
-  using BCopies = StageCopies<BTile, THREADS>;
+  using ACopies = StageCopies<ATile, THREADS, true>;
+  using BCopies = StageCopies<BTile, THREADS, true>;
   unsigned char* const stages = dynamic_shared();
 
   const int warp = threadIdx.x / 32;
@@ -103,57 +102,59 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const Elements<BTile> b_elements(warp_n);
   double d[TILES_M][TILES_N][4] = {};
 
-  double as[2][8], bs[TILES_N][4];
-  const auto load_a = [&](const unsigned char* stage, int i) {
+  // Of half a stage along K: A's in turns, B's where those before have just been multiplied.
+  double as[2][TILES_M][4], bs[TILES_N][2];
+  const auto load_a = [&](const unsigned char* stage, int half) {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) as[i % 2][e] = a_elements.load(stage, i, e % 2, e / 2);
+    for (int i = 0; i < TILES_M; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        as[half][i][e] = a_elements.load(stage, i, e % 2, 2 * half + e / 2);
+    }
   };
-  const auto load_b = [&](const unsigned char* stage, int j) {
+  const auto load_b = [&](const unsigned char* stage, int half, int j) {
 #pragma unroll
-    for (int q = 0; q < 4; ++q) bs[j][q] = b_elements.load(stage + A_BYTES, j / 2, j % 2, q);
+    for (int q = 0; q < 2; ++q)
+      bs[j][q] = b_elements.load(stage + A_BYTES, j / 2, j % 2, 2 * half + q);
   };
   const auto load_first = [&](const unsigned char* stage) {
     load_a(stage, 0);
 #pragma unroll
-    for (int j = 0; j < TILES_N; ++j) load_b(stage, j);
+    for (int j = 0; j < TILES_N; ++j) load_b(stage, 0, j);
   };
-  const auto multiply = [&](int i, int j) { mma_m16n8k16_f64(d[i][j], as[i % 2], bs[j]); };
-
-  // Prologue. Each step commits one group, past K an empty one, so that NUM_STAGES - 1 groups are
-  // always in flight and the oldest is the one to wait for.
+  // Multiplies half `half` while the other one, of `next`, is loaded.
+  const auto multiply = [&](int half, const unsigned char* next) {
 #pragma unroll
-  for (int stage = 0; stage < NUM_STAGES - 1; ++stage) {
+    for (int j = 0; j < TILES_N; ++j) {
+      if (j == TILES_N / 2) load_a(next, 1 - half);
+#pragma unroll
+      for (int i = 0; i < TILES_M; ++i) mma_m16n8k8_f64(d[i][j], as[half][i], bs[j]);
+      load_b(next, 1 - half, j);
+    }
+  };
+
+  // Prologue. Each step commits one group, past K an empty one, so that the oldest is always the
+  // one to wait for.
+#pragma unroll
+  for (int stage = 0; stage < NUM_STAGES; ++stage) {
     load_stage(stages + stage * STAGE_BYTES, stage);
   }
   if (k_tiles > 0) {
-    cp_async_wait<NUM_STAGES - 2>();
+    cp_async_wait<NUM_STAGES - 1>();
     __syncthreads();
     load_first(stages);
   }
 
-  // Where the stage is that is multiplied, or filled.
-  int now = 0, free = STAGES_BYTES - STAGE_BYTES;
+  int now = 0;  // where the stage is that is multiplied
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-    load_stage(stages + free, k_tile + NUM_STAGES - 1);
-#pragma unroll
-    for (int i = 0; i < TILES_M; ++i) {
-      if (i + 1 < TILES_M) {
-        load_a(stages + now, i + 1);
-      } else {
-        // After this barrier the next stage is complete, and everyone has left this one, whose last
-        // elements are in registers. After the last tile elements are read again and not used.
-        cp_async_wait<NUM_STAGES - 2>();
-        __syncthreads();
-        free = now;
-        if (k_tile + 1 < k_tiles) now = now == STAGES_BYTES - STAGE_BYTES ? 0 : now + STAGE_BYTES;
-        load_a(stages + now, 0);
-      }
-#pragma unroll
-      for (int j = 0; j < TILES_N; ++j) {
-        multiply(i, j);
-        if (i + 1 == TILES_M) load_b(stages + now, j);
-      }
-    }
+    multiply(0, stages + now);
+    // After this barrier the next stage is complete, and everyone has left this one, which is in
+    // registers. After the last tile elements are read again and not used.
+    cp_async_wait<NUM_STAGES - 2>();
+    __syncthreads();
+    load_stage(stages + now, k_tile + NUM_STAGES);
+    if (k_tile + 1 < k_tiles) now = now == STAGES_BYTES - STAGE_BYTES ? 0 : now + STAGE_BYTES;
+    multiply(1, stages + now);
   }
 
   // What is left of K is less than a tile, or all of it where copies are checked: one at a time.
@@ -164,12 +165,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     BCopies::copy_checked(stages + A_BYTES, b, b_data, n0, k0);
     __syncthreads();
     load_first(stages);
-#pragma unroll
-    for (int i = 0; i < TILES_M; ++i) {
-      if (i > 0) load_a(stages, i);
-#pragma unroll
-      for (int j = 0; j < TILES_N; ++j) multiply(i, j);
-    }
+    multiply(0, stages);
+    multiply(1, stages);
   }
 
   // Epilogue: the stages become one tile of sums, of which the inside is stored.

@@ -5,14 +5,17 @@
 //                arrives: a cluster divides K, so that few columns occupy most SMs, and its sums
 //                meet in shared memory; with many columns a block takes tiles in turn; the next
 //                kernel starts while this one ends, and asks for its first stages.
+//                A tile's width may be one by which N fits the SMs: 6144 is 128 times 48.
 // STILL MISSING  with 65 rows and more A comes into an SM again for every BLOCK_N columns of B, and
-//                an SM takes no more than some 85 KB a microsecond.
+//                an SM takes no more than some 85 KB a microsecond. Tiles that do not divide by the
+//                SMs (stream_k.cu).
 //
-// grid       one cluster per BLOCK_N columns of C, 64 or 128; or as many blocks as fit the GPU
+// grid       one cluster per BLOCK_N columns of C; or as many blocks as fit the GPU
 // cluster    1 to MOST_SPLITS blocks, each of which multiplies its part of K
-// block      a producer warp and BLOCK_N / 64 consumer warpgroups step through K by BLOCK_K, over a
-//            ring of up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
-// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 accumulators a thread
+// block      a producer warp and consumer warpgroups step through K by BLOCK_K, over a ring of
+//            up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
+// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 sums a thread;
+//            where BLOCK_N is no multiple of 64, wgmma 64 x 48 or 56 x 16: C
 #include "order.cuh"
 #include "skinny_tile.cuh"
 
@@ -37,10 +40,10 @@ struct Schedule {
 
 // `c` has rows of neighbours: those of C, or with c_turned its columns.
 template <typename In, typename Out, Major A, Major B, int TILE_M, int BLOCK_N>
-__global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
+__global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     skinny(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
            Rows c, bool c_turned, Epilogue<float> epilogue, Schedule schedule) {
-  using Tile = Shape<TILE_M, BLOCK_N>;
+  using Tile = Shape<TILE_M, BLOCK_N, B>;
   constexpr uint32_t STAGE_BYTES = Tile::STAGE_BYTES, B_BYTES = Tile::B_BYTES;
   constexpr int CONSUMERS = Tile::CONSUMERS;
   extern __shared__ uint8_t shared[];
@@ -83,7 +86,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
       prefetch_tensormap(&a_map);
       for (int i = 0; i < count && i < min(stages, AHEAD); ++i) {
         const int k = (first + i) * BLOCK_K;
-        each_box<B, BLOCK_N>(start * BLOCK_N, k, [&](uint32_t, int inner, int outer) {
+        each_box_of_b<Tile, B>(start * BLOCK_N, k, [&](uint32_t, int inner, int outer) {
           cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
         });
         if (start >= 4) continue;  // all tiles have the same A
@@ -98,8 +101,8 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
           const int k = (first + i) * BLOCK_K;
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
-          mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
-          each_box<B, BLOCK_N>(tile * BLOCK_N, k, [&](uint32_t at, int inner, int outer) {
+          mbarrier_arrive_expect_tx(barrier, Tile::LOADED_BYTES);
+          each_box_of_b<Tile, B>(tile * BLOCK_N, k, [&](uint32_t at, int inner, int outer) {
             cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
           });
           load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, k);
@@ -113,23 +116,23 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
     __syncwarp();
   } else {
     griddepcontrol_wait();
-    const int half = warp / 4;
+    const int part = warp / 4;  // 64 columns of B each, or 64 rows of A
     const bool arrives = threadIdx.x % 32 == 0;
-    const uint64_t b_desc = wgmma_descriptor(ring + half * BYTES_PER_64_MN);
-    const uint64_t a_desc = wgmma_descriptor(ring + B_BYTES);
+    const uint64_t b_desc = wgmma_descriptor(ring + part * Tile::B_TO_NEXT);
+    const uint64_t a_desc = wgmma_descriptor(ring + B_BYTES + part * Tile::A_TO_NEXT);
     float* sums = reinterpret_cast<float*>(shared + (sums_at - shared_address(shared)));
     uint32_t stage = 0, phase = 0;
     for (int tile = start; tile < schedule.tiles; tile += step) {
-      float d[TILE_M / 2];
+      float d[Tile::MMAS][Tile::SUMS];
       for (int i = 0; i < count; ++i) {
         mbarrier_try_wait_parity(full + 8 * stage, phase);
         const uint32_t offset = stage * (STAGE_BYTES >> 4);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < BLOCK_K / MMA_K; ++k)
-          multiply<In, A, B, TILE_M>(d, b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>,
-                                     a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
-                                     i > 0 || k > 0);
+          multiply<In, A, B, TILE_M, Tile>(d, b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>,
+                                           a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
+                                           i > 0 || k > 0);
         wgmma_commit_group();
         // One group stays in flight; the one before has read its stage, which goes back.
         wgmma_wait_group<1>();
@@ -141,7 +144,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
       bar_sync(1, CONSUMERS);  // all warps are done with what lies where the sums go
       const int step_n = c_turned ? pitch_of(TILE_M) : 1;
       const int step_m = c_turned ? 1 : pitch_of(BLOCK_N);
-      write_sums(sums + half * 64 * step_n, d, step_n, step_m);
+      write_tile<Tile>(sums, d, part, step_n, step_m);
       if (splits > 1) fence_proxy_async();
       bar_sync(1, CONSUMERS);
       const int n = tile * BLOCK_N;
@@ -173,16 +176,6 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N>::THREADS)
   }
 }
 
-// What a build is for: the build system compiles one pair of types at a time. By default it is all.
-template <typename In, typename Out>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
-    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
-#else
-    true;
-#endif
-
 struct Plan {
   int block_n, splits;
   uint32_t bytes;  // of shared memory for a ring and what lies behind it
@@ -206,15 +199,16 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int M = static_cast<int>(gemm.c.rows), K = static_cast<int>(gemm.a.cols);
   if (M > MOST_M) return cudaErrorInvalidValue;
   CUtensorMap a_map, b_map;
-  Major a_major, b_major;
+  Major a_major{}, b_major{};
   int sms = 0;
-  int error =
-      operand_map(gemm.a, false, gemm.in, M <= 16 ? 16 : M <= 64 ? 64 : 128, &a_map, &a_major);
-  if (error == cudaSuccess) error = multiprocessors(&sms);
+  int error = multiprocessors(&sms);
   const Plan plan = plan_of(gemm, sms);
+  const int rows = tile_rows(M, plan.block_n);
+  if (error == cudaSuccess) error = operand_map(gemm.a, false, gemm.in, rows, &a_map, &a_major);
   // An A that is stored transposed has tiles of one width alone.
-  const int width = a_major == Major::K ? plan.block_n : M <= 64 ? 64 : 128;
-  if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major);
+  const int width = a_major == Major::K ? plan.block_n : rows <= 64 ? 64 : 128;
+  if (error == cudaSuccess)
+    error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major, 0, panel_of(width));
   if (error != cudaSuccess) return error;
 
   const int64_t tiles = ceil_div(gemm.c.cols, width);
@@ -223,9 +217,9 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t at_once = int64_t{std::max(1u, SM_BYTES / plan.bytes)} * sms;
   const bool persists = splits == 1 && tiles > at_once, turned = column_major(gemm.c);
   const auto launched = [&](auto in, auto out) {
-    return with_tile(a_major, M, width, [&](auto a, auto tile_m, auto block_n) {
+    return with_tile(a_major, rows, width, [&](auto a, auto tile_m, auto block_n) {
       const auto start = [&](auto b) {
-        using Tile = Shape<tile_m, block_n>;
+        using Tile = Shape<tile_m, block_n, b>;
         const uint32_t behind =
             splits > 1 ? Tile::PART_BYTES : persists ? Tile::SUM_BYTES : 0;
         const uint32_t room = plan.bytes - std::min(plan.bytes, behind + 1024);

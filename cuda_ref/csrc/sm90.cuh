@@ -264,6 +264,13 @@ __device__ __forceinline__ float ex2_approx(float x) {
   return y;
 }
 
+// 1 / x, with 1 unit in the last place; 0 where that is subnormal.
+__device__ __forceinline__ float rcp_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace tcgemm::sm90
 
 #endif  // TCGEMM_SIMULATOR

@@ -64,20 +64,22 @@ struct PaddedTile {
 //
 // Nothing outside of the operand is read. Rows and units beyond its M or N are taken from inside
 // it: what they hold meets no element of C. Beyond K, and in units that the end of M or N divides,
-// go zeros and single elements (copy_checked).
-template <typename Tile, int THREADS>
+// go zeros and single elements (copy_checked). ONE_POINTER: for want of registers rows are found
+// from the first, and those beyond M or N are zeros.
+template <typename Tile, int THREADS, bool ONE_POINTER = false>
 struct StageCopies {
   using In = typename Tile::In;
   static constexpr bool K_MAJOR = Tile::K_MAJOR;
   static constexpr int STEP = THREADS / Tile::UNITS;  // rows that all threads copy at once
   static constexpr int COUNT = Tile::ROWS / STEP;
   // Rows beyond M or N have pointers of their own; rows along K follow each other.
-  static constexpr int POINTERS = K_MAJOR ? COUNT : 1;
+  static constexpr int POINTERS = K_MAJOR && !ONE_POINTER ? COUNT : 1;
   static_assert(THREADS % Tile::UNITS == 0 && Tile::ROWS % STEP == 0 && (STEP & (STEP - 1)) == 0);
 
   const char* sources[POINTERS];  // of the next tile to be copied
   int64_t step_bytes;             // between rows that are STEP apart
   int to;                         // bytes from the tile's start to the first unit
+  int rows;                       // from the first one on to the end of M or N
 
   // For the tiles from (mn0, 0) on of the matrix `data` of the batch.
   __device__ StageCopies(const Operand& from, const In* data, int64_t mn0) {
@@ -86,6 +88,7 @@ struct StageCopies {
     to = Tile::at(row, unit);
     keep_in_register(to);
     step_bytes = STEP * from.outer_stride * sizeof(In);
+    rows = K_MAJOR ? clamp(from.outer - mn0 - row, Tile::ROWS) : 0;
 #pragma unroll
     for (int i = 0; i < POINTERS; ++i) {
       int64_t outer = row + i * STEP, inner = col;
@@ -107,9 +110,14 @@ struct StageCopies {
   __device__ __forceinline__ void start(unsigned char* tile) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      const char*& source = sources[K_MAJOR ? i : 0];
+      const char*& source = sources[POINTERS > 1 ? i : 0];
       const int moved = Tile::swizzle(i * STEP) * 16;
       unsigned char* at = tile + (to ^ moved) + i * STEP * Tile::ROW_BYTES;
+      if constexpr (K_MAJOR && ONE_POINTER) {
+        cp_async_16(at, sources[0] + i * step_bytes, i * STEP < rows ? 16 : 0);
+        if (i + 1 == COUNT) sources[0] += Tile::STEP_K * sizeof(In);
+        continue;
+      }
       if constexpr (Tile::THROUGH_L1) {
         cp_async_ca_16(at, source);
       } else {

@@ -162,14 +162,15 @@ inline int tensor_map(const Matrix& matrix, bool inner_is_rows, DType type, uint
 }
 
 // An operand's tensor map in whichever major TMA can read; K-major where both will do.
-// Boxes are panels: 64 along K by `rows` of M or N when K-major, 64 of M or N by 64 along K else.
+// Boxes are panels: 64 along K by `rows` of M or N when K-major, `panel` of M or N by 64 along K else.
 inline int operand_map(const Matrix& matrix, bool rows_are_k, DType type, uint32_t rows,
-                       CUtensorMap* map, Major* major, int64_t batch = 0) {
+                       CUtensorMap* map, Major* major, int64_t batch = 0,
+                       uint32_t panel = PANEL) {
   *major = Major::K;
   int error = tensor_map(matrix, rows_are_k, type, PANEL, rows, map, batch);
   if (error == cudaErrorInvalidValue) {
     *major = Major::MN;
-    error = tensor_map(matrix, !rows_are_k, type, PANEL, PANEL, map, batch);
+    error = tensor_map(matrix, !rows_are_k, type, panel, PANEL, map, batch);
   }
   return error;
 }

@@ -2,7 +2,7 @@
 // the warpgroups of a block, its shared memory, its registers.
 #pragma once
 
-#include "wgmma_epilogue.cuh"
+#include "wgmma_leaving.cuh"
 #include "wgmma_schedule.cuh"
 
 #ifndef TCGEMM_BLOCK_M  // the tile of a build that names none
@@ -11,6 +11,7 @@
 #define TCGEMM_NUM_STAGES 6
 #define TCGEMM_CHUNK_BUFFERS 2
 #define TCGEMM_PINGPONG 1
+#define TCGEMM_SHARES_A 0
 #endif
 
 namespace {
@@ -34,7 +35,8 @@ constexpr uint32_t STAGE_BYTES = A_BYTES + PANELS * BYTES_PER_64_MN;
 // In this order: the ring, chunks of C, barriers.
 constexpr uint32_t CHUNKS_AT = NUM_STAGES * STAGE_BYTES;
 constexpr uint32_t BARRIERS_AT = CHUNKS_AT + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES;
-constexpr uint32_t SHARED_BYTES = BARRIERS_AT + 8 * (2 * NUM_STAGES + 2);
+constexpr uint32_t BARRIERS = 2 * NUM_STAGES + 2 + CONSUMERS * CHUNK_BUFFERS;
+constexpr uint32_t SHARED_BYTES = BARRIERS_AT + 8 * BARRIERS;
 // Consumers first, then the producer: a warp, or where consumers want more registers than a thread
 // has at launch, 168 of two consumers and 128 of three, a warpgroup that gives them its own:
 // 40 + 2 * 232 = 3 * 168, 32 + 3 * 160 = 4 * 128.
@@ -46,7 +48,7 @@ static_assert(BLOCK_M % (64 * SHARERS) == 0 && BLOCK_N % 16 == 0, "whole panels 
 static_assert(SHARED_BYTES <= 232448, "an SM gives a block 227 KB");
 static_assert(MMAS * BLOCK_N <= 384, "a thread has room for 192 accumulators");
 
-constexpr bool SHARES_A = BLOCK_M > BLOCK_N;  // in a cluster; else B
+constexpr bool SHARES_A = TCGEMM_SHARES_A;  // the blocks of a cluster; else B
 template <Major MAJOR, int ROWS>
 constexpr int BOX = MAJOR == Major::K ? ROWS : 64;  // rows of M or N
 template <Major MAJOR>
@@ -67,9 +69,5 @@ constexpr bool BUILT =
 #else
     true;
 #endif
-
-// What the plain product does without.
-struct Plain {};
-using Fused = Epilogue<float>;
 
 }  // namespace

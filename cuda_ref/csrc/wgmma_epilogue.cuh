@@ -6,7 +6,7 @@
 // use, so that its way from memory passes under the chunk before it, or under the last multiplies.
 #pragma once
 
-#include "epilogue.cuh"
+#include "activations.cuh"
 #include "wgmma_tile.cuh"
 
 namespace tcgemm::sm90 {
@@ -118,27 +118,6 @@ struct Ahead {
   }
 };
 
-// x Phi(x), the normal distribution's Phi: erfc(z / sqrt 2) / 2 = 2^P(z) for z = |x|, with P fitted so
-// that z 2^P(z) is within 6e-8; no cancellation where x is negative. Past z = 8 the term is below
-// 1e-14 and stays there. 10 instructions, one of them on the special function unit.
-__device__ __forceinline__ float fast_gelu(float x) {
-  const float z = fminf(fabsf(x), 8.0f);
-  float p = 3.30935865e-05f;
-  p = p * z - 0.000769226315f;
-  p = p * z + 0.00808073774f;
-  p = p * z - 0.0534121361f;
-  p = p * z - 0.45877095f;
-  p = p * z - 1.15120171f;
-  p = p * z - 0.99999306f;
-  return max_nan(x, 0.0f) - z * ex2_approx(p);
-}
-
-// x / (1 + e^-t). __fdividef gives 0 from a divisor of 2^126 on, as it should, and NaN for x of minus
-// infinity.
-__device__ __forceinline__ float times_logistic(float x, float t) {
-  return __fdividef(x, 1.0f + ex2_approx(-1.44269504f * t));
-}
-
 // A chunk's sums, d[first] and on, get all but scales of columns and the activation.
 template <typename Out, typename Acc, int REGISTERS>
 __device__ __forceinline__ void add_to_chunk(const Epilogue<Acc>& e, const RowTerms<Out, Acc>& rows,
@@ -193,24 +172,7 @@ __device__ __forceinline__ void finish_chunks(const Epilogue<Acc>& e, const RowT
     if (first + STEP < REGISTERS) next.load(e, rows, m, col + CHUNK_N<Out>, M, N, batch);
     add_to_chunk(e, rows, now, d, first);
   }
-  if (e.activation == Activation::none) return;
-  const auto activate = [&](auto function) {
-#pragma unroll
-    for (int i = 0; i < REGISTERS; ++i) d[i] = function(d[i]);
-  };
-  if constexpr (std::is_same_v<Acc, float>) {
-    switch (e.activation) {
-      case Activation::gelu: return activate([](float x) { return fast_gelu(x); });
-      case Activation::gelu_tanh:
-        return activate([](float x) {
-          return times_logistic(x, 1.59576912f * (x + 0.044715f * x * x * x));
-        });
-      case Activation::silu: return activate([](float x) { return times_logistic(x, x); });
-      default: return activate([](float x) { return max_nan(x, 0.0f); });
-    }
-  } else {
-    activate([](Acc x) { return relu(x); });
-  }
+  activate_sums<REGISTERS>(e.activation, d, 0);
 }
 
 // Stores a warpgroup's values, whose corner in C is (m, n), by TMA: chunk after chunk through up to

@@ -15,6 +15,18 @@ __device__ __forceinline__ void wgmma_m64n16k16(float (&d)[8], uint64_t a, uint6
 }
 
 template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n48k16(float (&d)[24], uint64_t a, uint64_t b,
+                                                bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(24, "m64n48k16", "%24", "%25", "%26", ", 1, 1, %27, %28");
+}
+
+template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n56k16(float (&d)[28], uint64_t a, uint64_t b,
+                                                bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(28, "m64n56k16", "%28", "%29", "%30", ", 1, 1, %31, %32");
+}
+
+template <typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b,
                                                 bool accumulate) {
   TCGEMM_WGMMA_16_BITS(32, "m64n64k16", "%32", "%33", "%34", ", 1, 1, %35, %36");

@@ -6,8 +6,9 @@
 //                blocks of a cluster work side by side: each loads half of their common tile of the
 //                longer operand and multicasts it to both. C leaves through shared memory by TMA
 //                stores, under the next tile's multiplies. The next kernel's prologue may start
-//                early. What is fused happens in registers on the way; C_in is read ahead under the
-//                last multiplies. The tiles of a batch are one long schedule.
+//                early. What is fused happens in registers on the way, in a build that knows what;
+//                C_in comes by TMA, into the buffers of C, under the multiplies
+//                (wgmma_leaving.cuh). The tiles of a batch are one long schedule.
 //                A build has one tile (wgmma_block.cuh), which the plan chooses
 //                (cuda_ref/tiles.py): time is rounds of tiles times their area. With PINGPONG the
 //                consumers take turns, a tile each, so that one multiplies while the other fuses
@@ -15,7 +16,7 @@
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
 // grid       as few clusters as finish in the same number of rounds, in groups of GROUP_M tile rows
-// cluster    1 or 2 blocks along M, along N where BLOCK_M > BLOCK_N (wgmma_schedule.cuh)
+// cluster    1 or 2 blocks along M, along N where they share A (wgmma_schedule.cuh)
 // block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
 //            NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  MMAS times 64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 16; MMAS x BLOCK_N / 2 accumulators
@@ -35,11 +36,12 @@ __global__ void __launch_bounds__(THREADS, 1)
                      const __grid_constant__ CUtensorMap b_map,
                      const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Tiles schedule,
                      int k_tiles, int ahead, const __grid_constant__ Extra extra) {
-  constexpr bool FUSED = std::is_same_v<Extra, Fused>;
+  constexpr bool FUSED = std::is_same_v<Extra, Fused>, BATCHED = Extra::BATCHED;
   extern __shared__ __align__(1024) uint8_t shared[];  // panels start at multiples of 1024
   const uint32_t ring = shared_address(shared);
   const uint32_t full = ring + BARRIERS_AT, empty = full + 8 * NUM_STAGES;
   const uint32_t turns = empty + 8 * NUM_STAGES;  // of consumers that take them
+  const uint32_t arrivals = turns + 8 * 2;        // of C_in, one for each buffer
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
@@ -55,6 +57,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       mbarrier_init(empty + 8 * stage, 4 * SHARERS * cluster);
     }
     for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(turns + 8 * consumer, 4);
+    if constexpr (FUSED)
+      for (int i = 0; i < CONSUMERS * CHUNK_BUFFERS; ++i) mbarrier_init(arrivals + 8 * i, 1);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -65,11 +69,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   griddepcontrol_launch_dependents();
   if (threadIdx.x == 0 && first < tiles) {
     // While the kernel before ends. It reads nothing, so what that one still writes is no hazard.
-    schedule.template locate<FUSED>(first, rank, &m, &n, &z);
+    schedule.template locate<BATCHED>(first, rank, &m, &n, &z);
     for (int k_tile = 0; k_tile < ahead; ++k_tile) {
-      prefetch_tile<A, BLOCK_M, FUSED, BOX<A, A_BOX>>(&a_map, m, k_tile * BLOCK_K,
+      prefetch_tile<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(&a_map, m, k_tile * BLOCK_K,
                                                       z * schedule.a_step);
-      prefetch_tile<B, B_ROWS<B>, FUSED, BOX<B, B_BOX>>(&b_map, n, k_tile * BLOCK_K,
+      prefetch_tile<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(&b_map, n, k_tile * BLOCK_K,
                                                         z * schedule.b_step);
     }
   }
@@ -87,15 +91,15 @@ __global__ void __launch_bounds__(THREADS, 1)
     if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (threadIdx.x == 128 * CONSUMERS) {
       for (int index = first; index < tiles; index += step) {
-        schedule.template locate<FUSED>(index, rank, &m, &n, &z);
+        schedule.template locate<BATCHED>(index, rank, &m, &n, &z);
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
           mbarrier_arrive_expect_tx(barrier, A_BYTES + B_ROWS<B> * 128);
-          load_tile_multicast<A, BLOCK_M, FUSED, BOX<A, A_BOX>>(
+          load_tile_multicast<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(
               a_tile, &a_map, barrier, m, k_tile * BLOCK_K, SHARES_A ? rank : 0,
               SHARES_A ? cluster : 1, z * schedule.a_step);
-          load_tile_multicast<B, B_ROWS<B>, FUSED, BOX<B, B_BOX>>(
+          load_tile_multicast<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(
               a_tile + A_BYTES, &b_map, barrier, n, k_tile * BLOCK_K, SHARES_A ? 0 : rank,
               SHARES_A ? 1 : cluster, z * schedule.b_step);
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
@@ -110,15 +114,19 @@ __global__ void __launch_bounds__(THREADS, 1)
     const bool stores = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
     const uint64_t a_desc = wgmma_descriptor(ring + part * MMAS * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
-    const uint32_t chunks = ring + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
+    uint8_t* const chunks = shared + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
+    Leaving<Out, Extra, MMAS, BLOCK_N, CHUNK_BUFFERS> tile{
+        extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, 1u + consumer, stores};
     float d[MMAS][BLOCK_N / 2];
     // Taking turns, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
     uint32_t turn_phase = consumer == 0;
     if constexpr (PINGPONG) advance(consumer * k_tiles);
     for (int index = first + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
-      schedule.template locate<FUSED>(index, rank, &m, &n, &z);
-      m += part * MMAS * 64;
+      const auto locate = [&] {
+        schedule.template locate<BATCHED>(index, rank, &tile.m, &tile.n, &tile.z);
+        tile.m += part * MMAS * 64;
+      };
       // Until its turn a stage may be two phases behind, whose parity is that of the one it wants.
       if constexpr (PINGPONG) mbarrier_try_wait_parity(turns + 8 * consumer, turn_phase);
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
@@ -134,6 +142,12 @@ __global__ void __launch_bounds__(THREADS, 1)
                 a_desc + offset + i * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<A>,
                 b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>, k_tile > 0 || k > 0);
         wgmma_commit_group();
+        if constexpr (FUSED) {
+          if (k_tile == min(2, k_tiles - 1)) {
+            locate();
+            tile.begin(schedule.M, schedule.N);
+          }
+        }
         // One group stays in flight; the one before has read its stage, which goes back.
         wgmma_wait_group<1>();
         if (k_tile > 0 && lane < cluster)
@@ -144,31 +158,13 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (lane == 0) mbarrier_arrive(turns + 8 * (1 - consumer));
         turn_phase ^= 1;
       }
-      RowTerms<Out, float> rows;
-      Ahead<Out> ahead;
-      const auto read_ahead = [&](int row) {
-        if constexpr (FUSED) {
-          rows.load(extra, row, n, BLOCK_N, schedule.M, schedule.N);
-          ahead.load(extra, rows, row, n, schedule.M, schedule.N, z);
-        }
-      };
-      read_ahead(m);
+      if constexpr (!FUSED) locate();  // in the shadow of the last multiplies
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
       if constexpr (PINGPONG) advance(k_tiles);
 
-#pragma unroll
-      for (int i = 0; i < MMAS; ++i) {
-        const int row = m + 64 * i;
-        if (i > 0) read_ahead(row);
-        if constexpr (FUSED)
-          finish_chunks(extra, rows, ahead, d[i], row, n, schedule.M, schedule.N, z);
-        if (plain.data != nullptr)
-          store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], row, n, schedule.M, schedule.N);
-        else
-          store_chunks<Out, CHUNK_BUFFERS, FUSED>(&c_map, chunks, 1 + consumer, d[i], row, n, z);
-      }
+      tile.leave(&c_map, plain, d, schedule.M, schedule.N);
     }
     if (stores) cp_async_bulk_wait_group_read<0>();
   }
@@ -182,7 +178,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename Extra>
 int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
-  const int64_t batch = PLAIN ? 0 : gemm.batch;  // 0: tensor maps of two dimensions
+  if (!PLAIN && KNOWN && (fuses(gemm) | (FUSES & BATCHES)) != FUSES) return cudaErrorNotSupported;
+  const int64_t batch = Extra::BATCHED ? gemm.batch : 0;  // 0: tensor maps of two dimensions
   CUtensorMap a_map, b_map, c_map{};
   Major a_major, b_major;
   Tiles schedule;
@@ -210,5 +207,5 @@ int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
   if (is_plain(gemm) && gemm.batch == 1) return launch_extra(gemm, Plain{}, stream);
-  return launch_extra(gemm, epilogue_of<float>(gemm), stream);
+  return launch_extra(gemm, fused_of(gemm), stream);
 }

@@ -16,24 +16,18 @@ struct Schedule {
   int cluster;         // blocks in a cluster, 1 or 2
   int batch;           // matrices
   int a_step, b_step;  // 0 where the batch shares the operand, else 1
+  int rows, cols;      // of clusters' tiles
 
-  __host__ __device__ int rows() const {
-    return (M - 1) / (SHARES_A ? BLOCK_M : BLOCK_M * cluster) + 1;
-  }
-  __host__ __device__ int cols() const {
-    return (N - 1) / (SHARES_A ? BLOCK_N * cluster : BLOCK_N) + 1;
-  }
-  __host__ __device__ int tiles() const { return rows() * cols() * batch; }
+  __host__ __device__ int tiles() const { return rows * cols * batch; }
 
   // The corner (m, n) of the tile that block `rank` of a cluster computes of the cluster's tile
   // `index`, and its matrix z of the batch.
   template <bool BATCHED>
   __device__ void locate(int index, int rank, int* m, int* n, int* z) const {
-    *z = BATCHED ? index / (rows() * cols()) : 0;
-    if constexpr (BATCHED) index -= *z * rows() * cols();
-    const Tile tile = cluster == 1 || SHARES_A
-                          ? grouped_tile<GROUP_M>(index, rows(), cols())
-                          : grouped_tile<GROUP_M / 2>(index, rows(), cols());
+    *z = BATCHED ? index / (rows * cols) : 0;
+    if constexpr (BATCHED) index -= *z * rows * cols;
+    const Tile tile = cluster == 1 || SHARES_A ? grouped_tile<GROUP_M>(index, rows, cols)
+                                               : grouped_tile<GROUP_M / 2>(index, rows, cols);
     *m = (SHARES_A ? tile.m : tile.m * cluster + rank) * BLOCK_M;
     *n = (SHARES_A ? tile.n * cluster + rank : tile.n) * BLOCK_N;
   }
@@ -56,11 +50,17 @@ int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>*
   const int64_t least = BLOCK_M * BLOCK_N == 64 * 128 ? 1 : 4 * sms;  // tiles
   const bool pairs = MAX_CLUSTER > 1 && rows * cols * gemm.batch > least &&
                      (along % 2 == 0 || along > 16);
-  *schedule = {static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols), pairs ? 2 : 1,
-               static_cast<int>(gemm.batch),  gemm.a.batch_stride != 0,      gemm.b.batch_stride != 0};
+  const int cluster = pairs ? 2 : 1;
+  *schedule = {static_cast<int>(gemm.c.rows),
+               static_cast<int>(gemm.c.cols),
+               cluster,
+               static_cast<int>(gemm.batch),
+               gemm.a.batch_stride != 0,
+               gemm.b.batch_stride != 0,
+               static_cast<int>(ceil_div(rows, SHARES_A ? 1 : cluster)),
+               static_cast<int>(ceil_div(cols, SHARES_A ? cluster : 1))};
   const int64_t tiles = schedule->tiles();
-  const int64_t rounds = ceil_div(tiles, sms / schedule->cluster);
-  *clusters = static_cast<unsigned>(ceil_div(tiles, rounds));
+  *clusters = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms / cluster)));
   return cudaSuccess;
 }
 

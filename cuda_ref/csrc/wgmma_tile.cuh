@@ -81,6 +81,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b,
   if constexpr (N == 144) wgmma_m64n144k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 176) wgmma_m64n176k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 192) wgmma_m64n192k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 224) wgmma_m64n224k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 256) wgmma_m64n256k16<In, A, B>(d, a, b, accumulate);
 }
 

@@ -1,14 +1,13 @@
 // C[M, N] = A[M, K] B[K, N], and all that can be fused, for 8-bit types, tf32 and float32 (tf32x3).
 //
 // ADDS           the other types of the tensor cores, on the schedule of wgmma_persistent. A row of
-//                a panel is 128 bytes of K whatever the type, and both operands must lie K-major:
-//                one that does not, or whose rows TMA cannot read, is copied first (pack.cuh).
-//                Ping-pong: each consumer has tiles of its own, and stores one while the other
-//                multiplies the next. tf32: TMA rounds to nearest on the way in. PROMOTE: the
-//                tensor cores truncate each partial sum (of 8-bit floats to some 14 bits), so every
-//                128 bytes of K are summed from zero and added in float32 registers. tf32x3: x = hi
-//                + lo, and hi hi + hi lo + lo hi are multiplied (lo lo is below 2^-22); consumers
-//                split A in registers, warps that the producer leaves idle B in shared memory.
+//                a panel is 128 bytes of K whatever the type; an operand that does not lie K-major,
+//                or whose rows TMA cannot read, is copied first (pack.cuh). Ping-pong: a consumer
+//                stores a tile of its own while the other multiplies the next. tf32: TMA rounds to
+//                nearest on the way in. PROMOTE: the tensor cores truncate each partial sum (of
+//                8-bit floats to some 14 bits), so every 128 bytes of K are summed from zero and
+//                added in float32. tf32x3: x = hi + lo, and hi hi + hi lo + lo hi are multiplied
+//                (lo lo is below 2^-22); consumers split A in registers, idle warps B in shared.
 // STILL MISSING  K is never divided. Built case by case (wgmma_mode.cuh).
 //
 // grid       as few clusters of 1 or 2 blocks along M as finish in the same number of rounds
@@ -66,8 +65,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
     wgmma_types(const __grid_constant__ CUtensorMap a_map,
                 const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
-                typename T::Tiles schedule, int k_tiles,
-                const __grid_constant__ Extra extra) {
+                typename T::Tiles schedule, int k_tiles, const __grid_constant__ Extra extra) {
   using Acc = typename Mode::Acc;
   constexpr bool FUSED = !std::is_same_v<Extra, Plain>;
   constexpr uint32_t NUM_STAGES = T::NUM_STAGES;
@@ -226,10 +224,13 @@ int launch_mode(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   if constexpr (Mode::SPLIT)
     return with_fastest<Tiling<Mode, 100, 2, 1, 128>, Small>(gemm, launch);
   else if constexpr (Mode::PROMOTE && PLAIN)
-    return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Tiling<Mode, 102, 3, 1, 128>,
+    return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Tiling<Mode, 94, 3, 1, 128>,
                         Small>(gemm, launch);
   else if constexpr (Mode::PROMOTE)
     return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Small>(gemm, launch);
+  else if constexpr (PLAIN && Mode::MMA == Mma::tf32)
+    return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Tiling<Mode, 102, 2, 2, 192, true>,
+                        Tiling<Mode, 101, 2, 1, 256>, Small>(gemm, launch);
   else if constexpr (PLAIN)
     return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Tiling<Mode, 102, 2, 2, 192, true>,
                         Small>(gemm, launch);
@@ -243,8 +244,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
   return with_modes(gemm, [&](auto mode, auto out) {
     using Mode = decltype(mode);
-    using Out = decltype(out);
-    if (is_plain(gemm)) return launch_mode<Mode, Out>(gemm, Plain{}, stream);
-    return launch_mode<Mode, Out>(gemm, epilogue_of<typename Mode::Acc>(gemm), stream);
+    if (is_plain(gemm)) return launch_mode<Mode, decltype(out)>(gemm, Plain{}, stream);
+    return launch_mode<Mode, decltype(out)>(gemm, epilogue_of<typename Mode::Acc>(gemm), stream);
   });
 }

@@ -27,6 +27,12 @@ __device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uin
   TCGEMM_WGMMA_16_BITS(96, "m64n192k16", "%96", "%97", "%98", ", 1, 1, %99, %100");
 }
 
+template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n224k16(float (&d)[112], uint64_t a, uint64_t b,
+                                                 bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(112, "m64n224k16", "%112", "%113", "%114", ", 1, 1, %115, %116");
+}
+
 }  // namespace tcgemm::sm90
 
 #endif

@@ -25,8 +25,8 @@ void mbarrier_init(uint32_t barrier, uint32_t count);
 void mbarrier_arrive(uint32_t barrier, uint32_t transaction_bytes, Site site);
 void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site);
 
-// A box of the tensor to shared memory with the 128-byte swizzle, zeros outside the tensor; its
-// bytes count towards the barrier when it lands.
+// A box of the tensor to shared memory with the 128-byte swizzle, in rows of 128 bytes even where
+// the box has fewer, zeros outside the tensor; its bytes count towards the barrier when it lands.
 void bulk_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int inner, int outer,
                int batch, Site site);
 void bulk_store(const CUtensorMap* map, uint32_t shared, int inner, int outer, int batch,
@@ -134,6 +134,8 @@ inline void cp_async_bulk_cluster(uint32_t, uint32_t, uint32_t, uint32_t, uint32
 template <int AROUND>
 inline uint4 ld_global_evict_first(const void* from) { return *static_cast<const uint4*>(from); }
 inline void prefetch_global_l2(const void*) {}
+inline void st_release(uint64_t* to, uint64_t value) { *to = value; }
+inline uint64_t ld_acquire(const uint64_t* from) { return *from; }
 inline float ld_shared_cluster(uint32_t at, uint32_t) {
   return *static_cast<const float*>(simulator::shared_pointer(at));
 }
@@ -154,6 +156,7 @@ inline void st_shared_v4(uint32_t shared, uint4 v) {
 }
 inline float max_nan(float x, float y) { return x != x || x > y ? x : y; }
 inline float ex2_approx(float x) { return std::exp2(x); }
+inline float rcp_approx(float x) { return 1.0f / x; }
 
 enum class Major { K, MN };
 
@@ -188,6 +191,16 @@ inline void wgmma_m64n16k16(float (&d)[8], uint64_t a, uint64_t b, bool accumula
                    site);
 }
 template <typename In, Major A, Major B>
+inline void wgmma_m64n48k16(float (&d)[24], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 48, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n56k16(float (&d)[28], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 56, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
 inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
   simulator::wgmma(wgmma_element<In>(), 64, A == Major::MN, B == Major::MN, d, a, b, accumulate,
                    site);
@@ -212,6 +225,12 @@ template <typename In, Major A, Major B>
 inline void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b, bool accumulate,
                              TCGEMM_HERE) {
   simulator::wgmma(wgmma_element<In>(), 192, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n224k16(float (&d)[112], uint64_t a, uint64_t b, bool accumulate,
+                             TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 224, A == Major::MN, B == Major::MN, d, a, b, accumulate,
                    site);
 }
 template <typename In, Major A, Major B>

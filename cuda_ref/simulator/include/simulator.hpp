@@ -234,10 +234,10 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
   const uint32_t b[2] = {b0, b1};
   simulator::mma_ptx(16, IN, Element::f32, IN, d, a, b, d, site);
 }
-inline void mma_m16n8k16_f64(double (&d)[4], const double (&a)[8], const double (&b)[4],
-                             TCGEMM_HERE) {
+inline void mma_m16n8k8_f64(double (&d)[4], const double (&a)[4], const double (&b)[2],
+                            TCGEMM_HERE) {
   using simulator::Element;
-  simulator::mma_ptx(16, Element::f64, Element::f64, Element::f64, d, a, b, d, site);
+  simulator::mma_ptx(8, Element::f64, Element::f64, Element::f64, d, a, b, d, site);
 }
 
 // The wrappers of csrc/copy.cuh.

@@ -58,8 +58,18 @@ struct Multiplies {
 
 #define CALLER relative_pc(__builtin_extract_return_addr(__builtin_return_address(0)))
 
+constexpr uint32_t ROW_BYTES = 128;  // of a box in shared memory, as wide as the swizzle
+
 // The 128-byte swizzle: 16-byte units are exchanged within each 1024 bytes.
 uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+// Calls body(offset in shared memory) for each 16 bytes of a box.
+template <typename Body>
+void each_unit(const CUtensorMap& map, Body body) {
+  for (uint32_t row = 0; row < map.box_outer; ++row)
+    for (uint32_t at = 0; at < map.box_inner * map.item_bytes; at += 16)
+      body(row * ROW_BYTES + at);
+}
 
 Mbarrier& barrier_at(uint32_t address, Site site, uint64_t pc) {
   for (Mbarrier& b : mbarriers)
@@ -109,7 +119,7 @@ void land(Mbarrier& b, const Load& load) {
       int64_t inside = 0, first = 0;
       for (uint32_t at = 0; at < map.box_inner; at += static_cast<uint32_t>(unit)) {
         const int64_t inner = int64_t(load.inner) + at;
-        const uint32_t bytes = (row * map.box_inner + at) * map.item_bytes;
+        const uint32_t bytes = row * ROW_BYTES + at * map.item_bytes;
         char* to = static_cast<char*>(shared_pointer(swizzled(load.shared + bytes)));
         std::memset(to, 0, 16);
         int64_t low = std::max<int64_t>(0, -inner);
@@ -159,7 +169,7 @@ void store(const Store& s) {
     const char* written = nullptr;
     int64_t written_bytes = 0;
     for (uint32_t at = 0; at < map.box_inner; at += unit) {
-      const uint32_t bytes = (row * map.box_inner + at) * map.item_bytes;
+      const uint32_t bytes = row * ROW_BYTES + at * map.item_bytes;
       char* from = static_cast<char*>(shared_pointer(swizzled(s.shared + bytes)));
       if constexpr (OBSERVE) observe::async_read_ends(from, 16, s.pc);
       // Clipped to whole units: the last one writes past the extent, as on the GPU.
@@ -362,10 +372,10 @@ __attribute__((noinline)) void bulk_load(uint32_t shared, const CUtensorMap* map
   const uint64_t pc = CALLER;
   Mbarrier& b = barrier_at(barrier, site, pc);
   if constexpr (OBSERVE) {
-    const uint32_t bytes = map->box_inner * map->box_outer * map->item_bytes;
-    for (uint32_t at = 0; at < bytes; at += 16)
+    each_unit(*map, [&](uint32_t at) {
       observe::async_write_begins(
           static_cast<char*>(shared_pointer(swizzled(shared + at))), 16, pc);
+    });
   }
   b.loads.push_back({shared, barrier, *map, inner, outer, batch, current->linear, pc});
 }
@@ -374,10 +384,10 @@ __attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t share
                                           int outer, int batch, Site) {
   const uint64_t pc = CALLER;
   if constexpr (OBSERVE) {
-    const uint32_t bytes = map->box_inner * map->box_outer * map->item_bytes;
-    for (uint32_t at = 0; at < bytes; at += 16)
+    each_unit(*map, [&](uint32_t at) {
       observe::async_read_begins(static_cast<char*>(shared_pointer(swizzled(shared + at))), 16,
                                  pc);
+    });
   }
   Stores& queue = bulk_stores[current->linear];
   queue.issued.push_back({*map, shared, inner, outer, batch, pc});
