@@ -24,7 +24,7 @@ from .limits import (
     refuse_wmma_types,
     wmma_shapes,
 )
-from .plans import pack, yields
+from .plans import pack, small_plan, yields
 from .plans import plan as divided_plan
 from .tables import SETTINGS
 from .tiles import plan as tile_plan
@@ -243,6 +243,14 @@ KERNELS: tuple[dict[str, Any], ...] = (
         refuse=refuse_gemv,
         yields=partial(yields, "gemv"),
         plan=partial(divided_plan, "gemv"),
+        fuses=FUSES,
+    ),
+    _row(
+        "small",
+        "a small C of any rows: one trip from memory to mma.sync, and one barrier before C",
+        (9, 0),
+        yields=partial(yields, "small"),
+        plan=small_plan,
         fuses=FUSES,
     ),
     _row(

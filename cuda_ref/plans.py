@@ -30,7 +30,12 @@ LAST_ROUND = 0.8  # of the SMs that idle in it, what memory is idle for
 APART = 1.4  # reading at other steps along K than the other blocks
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
 TILE = 2.0  # storing 128 x 128 of C
-PERSISTENT = {(128, 256): 1.15, (64, 128): 0.45}  # a tile of wgmma_persistent, a step of 64 along K
+# Of a tile of wgmma_persistent: a step of 64 along K, and the rest.
+PERSISTENT = {(128, 256): (1.15, 1.0), (64, 128): (0.45, 1.0), (64, 64): (0.22, 0.3)}
+SMALL_START = 0.6  # of small, whose loads wait for no ring
+SMALL_TILE = 1.3  # a tile of it on each SM
+SMALL_STEP = {4: 0.05, 2: 0.05, 1: 0.13}  # 16 along K of a tile, by the elements of a word
+ANY_TILE, ANY_STEP = 8.0, 4.0  # wmma_any: two tiles of unaligned rows on each SM; 32 along K
 
 TILE_K = 64
 
@@ -91,12 +96,58 @@ def divide(
     else:
         wide = config["BLOCK_N"]
         rows = _rows(problem.M, wide)
-        if problem.layout[0] == "t":  # such an A comes in panels of 64 rows
-            rows = wide = max(rows, 64)
+        if problem.layout[0] == "t":  # such an A comes in panels of 64 rows; see width_for
+            rows = max(rows, 64)
+            wide = wide if wide % 64 == 0 else rows
         tile = {"BLOCK_M": rows, "BLOCK_N": wide, "BLOCK_K": TILE_K}
     if turned:
         tile |= {"BLOCK_M": tile["BLOCK_N"], "BLOCK_N": tile["BLOCK_M"]}
     return {**tile, **{name: value for name, value in config.items() if name != "BLOCK_N"}}
+
+
+SMALL = 32
+"""Rows and columns of C that a block of small computes."""
+
+
+def small_plan(problem: Any) -> Mapping[str, int]:
+    """As tcgemm_launch in csrc/small.cu: VECTOR elements are loaded at once."""
+    vector = small_vector(problem)
+    tile = {"BLOCK_M": SMALL, "BLOCK_N": SMALL, "BLOCK_K": 16}
+    return {**tile, "WARPS": _small_warps(problem, gpu_of(problem).sms), "VECTOR": vector}
+
+
+def small_vector(problem: Any) -> int:
+    """How many elements of A and B are words that no end of them divides: 4, 2 or 1."""
+    sides = (
+        ((problem.M, problem.K), problem.a_strides, problem.a_alignment),
+        ((problem.K, problem.N), problem.b_strides, problem.b_alignment),
+    )
+
+    def fits(elements: int) -> bool:
+        apart = problem.batch_strides[:2] if problem.batch > 1 else ()
+        return not any(stride % elements for stride in apart) and all(
+            alignment % (2 * elements) == 0
+            and any(
+                strides[inner] == 1
+                and shape[inner] % elements == 0
+                and (shape[1 - inner] == 1 or strides[1 - inner] % elements == 0)
+                for inner in (0, 1)
+            )
+            for shape, strides, alignment in sides
+        )
+
+    return next(elements for elements in (4, 2, 1) if elements == 1 or fits(elements))
+
+
+def _small_tiles(problem: Any) -> int:
+    return int(-(-problem.M // SMALL) * -(-problem.N // SMALL) * problem.batch)
+
+
+def _small_warps(problem: Any, sms: int) -> int:
+    steps = max(1, -(-problem.K // 16))
+    ahead = 1 if small_vector(problem) == 1 else 2
+    most = max(8, -(-steps // ahead)) if _small_tiles(problem) <= sms else 8
+    return min(steps, most, 16)
 
 
 def _rows(M: int, block_n: int) -> int:
@@ -106,9 +157,11 @@ def _rows(M: int, block_n: int) -> int:
 
 @lru_cache(maxsize=4096)
 def preferred(problem: Any) -> str:
-    """The rung that is expected to be fastest of those that divide K and wgmma_persistent."""
+    """The rung that is expected to be fastest of those that divide K, wgmma_persistent, which reads
+    by TMA, and small and wmma_any, which read any rows."""
     seen = problem.transposed() if problem.M > problem.N else problem
     gpu, sms, _ = gpu_of(problem)
+    by_tma = refuse_tma(problem) is None
     refusals = {
         "gemv": refuse_gemv,
         "skinny": refuse_skinny,
@@ -118,17 +171,22 @@ def preferred(problem: Any) -> str:
     able = [name for name, refuse in refusals.items() if refuse(problem) is None]
     if seen.M > FEW and "gemv" in able:
         able.remove("gemv")
+    any_rows = {"small": _small_us(problem, sms), "wmma_any": _any_us(problem, sms)}
     if problem.batch > 1:
-        return "gemv" if "gemv" in able else "wgmma_persistent"
+        if "gemv" in able:
+            return "gemv"
+        return "wgmma_persistent" if by_tma else min(any_rows, key=lambda name: any_rows[name])
     row = tables.first([row for table in _tables(gpu) for row in table["prefer"]], seen)
-    if row and row["kernel"] in (*able, "wgmma_persistent"):
+    if row and row["kernel"] in (*able, "small", *(["wgmma_persistent"] if by_tma else [])):
         return str(row["kernel"])
     if "split_k" in able and not _divided_pays(seen, sms):
         able.remove("split_k")
     times = {name: fastest(name, seen, sms)[0] for name in able}
-    if refuse_tma(problem) is None:
+    if by_tma:
         times["wgmma_persistent"] = _persistent_us(seen, sms)
-    return min(times, key=lambda name: times[name], default="wgmma_persistent")
+    else:
+        times |= any_rows
+    return min(times, key=lambda name: times[name])
 
 
 LEAST_K = 2048
@@ -214,10 +272,21 @@ def _persistent_us(problem: Any, sms: int) -> float:
 
     def time(m: int, n: int) -> float:
         tiles = -(-problem.M // m) * -(-problem.N // n)
-        return START + -(-tiles // sms) * (steps * PERSISTENT[m, n] + 1)
+        step, rest = PERSISTENT[m, n]
+        return START + -(-tiles // sms) * (steps * step + rest)
 
     memory = 2 * (problem.M + problem.N) * problem.K / MEMORY
     return max(START + memory, min(time(*tile) for tile in PERSISTENT))
+
+
+def _small_us(problem: Any, sms: int) -> float:
+    rounds, steps = -(-_small_tiles(problem) // sms), -(-problem.K // 16)
+    return SMALL_START + rounds * (SMALL_TILE + steps * SMALL_STEP[small_vector(problem)])
+
+
+def _any_us(problem: Any, sms: int) -> float:
+    tiles = -(-problem.M // 128) * -(-problem.N // 128) * problem.batch
+    return START + -(-tiles // (2 * sms)) * (ANY_TILE + -(-problem.K // 32) * ANY_STEP)
 
 
 def forget() -> None:

@@ -33,7 +33,7 @@ SETTINGS = {
 }
 """Rung -> its settings, in the order in which the launcher unpacks them (Gemm::setting)."""
 
-UNSET = ("wgmma_persistent",)
+UNSET = ("wgmma_persistent", "small")
 """Rungs that may be preferred and have no settings here."""
 
 CONDITIONS = ("layout", "dtype_out", *(f"{x}_{y}" for x in "MNK" for y in ("min", "max")))

@@ -179,7 +179,7 @@ def test_tensor_core_instructions(ladder):
         (kind,) = row["mma"]
         if name.startswith("wmma"):
             assert row["mma"] == {"wmma m16n16k16 f16 -> f32": (SIDE // 16) ** 3}, name
-        elif name in ("mma_multistage", "gemv"):
+        elif name in ("mma_multistage", "gemv", "small"):
             assert kind == "mma.sync m16n8k16 f16 -> f32"
         else:
             assert kind.startswith("wgmma m64n"), name

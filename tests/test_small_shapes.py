@@ -193,6 +193,10 @@ def test_batches_of_few_rows_go_to_gemv():
         ((64, 28680, 4096), "stream_k"),
         ((64, 16384, 4096), "skinny"),
         ((128, 6144, 4096), "wgmma_persistent"),
+        ((128, 128, 128), "wgmma_persistent"),
+        ((64, 2048, 512), "wgmma_persistent"),
+        ((64, 512, 512), "skinny"),
+        ((64, 64, 1024), "skinny"),
         ((256, 264, 16384), "split_k"),
     ],
 )
@@ -284,9 +288,9 @@ def test_nothing_is_spilled_or_serialized(name):
     assert made.spill_bytes == 0
     assert made.sass["STL"] == 0
     kernels = [kernel for kernel in made.kernels if kernel.sass["HGMMA"]]
-    # Type pairs, majors of B, and of A: one tile for split_k; for skinny six and, transposed, two.
+    # Type pairs, majors of B, and of A: one tile for split_k; for skinny six and, transposed, four.
     pairs = 1 if defines else len(cuda_ref.PAIRS)
-    assert len(kernels) == pairs * 2 * {"split_k": 2, "skinny": 16, "stream_k": 8}[name]
+    assert len(kernels) == pairs * 2 * {"split_k": 2, "skinny": 18, "stream_k": 10}[name]
     for kernel in kernels:
         assert kernel.sass["UTMALDG"] > 0
         assert kernel.sass["WARPGROUP"] < kernel.sass["HGMMA"] + 4

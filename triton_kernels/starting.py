@@ -45,6 +45,8 @@ def _hash() -> None:
     importlib.import_module("triton.runtime.cache").triton_key()
 
 
-def _driver() -> None:
-    """Make the driver of this GPU, with its compiled module."""
-    importlib.import_module("triton.runtime.driver").driver.active.get_current_target()
+def _driver() -> object:
+    """Triton's driver with its compiled module; asks the GPU nothing, so that a capture may be
+    under way."""
+    drivers = importlib.import_module("triton.runtime.driver").driver
+    return drivers.active

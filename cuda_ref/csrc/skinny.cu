@@ -205,8 +205,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Plan plan = plan_of(gemm, sms);
   const int rows = tile_rows(M, plan.block_n);
   if (error == cudaSuccess) error = operand_map(gemm.a, false, gemm.in, rows, &a_map, &a_major);
-  // An A that is stored transposed has tiles of one width alone.
-  const int width = a_major == Major::K ? plan.block_n : rows <= 64 ? 64 : 128;
+  const int width = width_for(a_major, rows, plan.block_n);
   if (error == cudaSuccess)
     error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major, 0, panel_of(width));
   if (error != cudaSuccess) return error;

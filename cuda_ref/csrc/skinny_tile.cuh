@@ -109,6 +109,11 @@ constexpr bool BUILT =
     true;
 #endif
 
+// Columns of a tile: as asked, but an A that is stored transposed has whole panels of 64 alone.
+inline int width_for(Major a, int rows, int block_n) {
+  return a == Major::K || block_n % 64 == 0 ? block_n : rows <= 64 ? 64 : 128;
+}
+
 // Calls body(major of A, TILE_M, BLOCK_N as integral_constant), for widths of 64 and 128. An A that
 // is stored transposed comes in panels of 64 rows.
 template <typename Body>
@@ -118,7 +123,9 @@ int with_turned_tile(Major a, int rows, int block_n, Body body) {
   constexpr std::integral_constant<int, 16> c16;
   constexpr std::integral_constant<int, 64> c64;
   constexpr std::integral_constant<int, 128> c128;
-  if (a == Major::MN) return rows <= 64 ? body(mn, c64, c64) : body(mn, c128, c128);
+  if (a == Major::MN && block_n == 64)
+    return rows <= 64 ? body(mn, c64, c64) : body(mn, c128, c64);
+  if (a == Major::MN) return rows <= 64 ? body(mn, c64, c128) : body(mn, c128, c128);
   if (block_n == 64)
     return rows <= 16 ? body(k, c16, c64) : rows <= 64 ? body(k, c64, c64) : body(k, c128, c64);
   return rows <= 16 ? body(k, c16, c128) : rows <= 64 ? body(k, c64, c128) : body(k, c128, c128);

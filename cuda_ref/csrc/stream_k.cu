@@ -192,7 +192,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int asked_width = gemm.config != 0 ? gemm.setting(0) : 64;
   const int rows = tile_rows(M, asked_width);
   if (error == cudaSuccess) error = operand_map(gemm.a, false, gemm.in, rows, &a_map, &a_major);
-  const int width = a_major == Major::K ? asked_width : rows <= 64 ? 64 : 128;
+  const int width = width_for(a_major, rows, asked_width);
   if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major);
   if (error != cudaSuccess) return error;
 

@@ -36,8 +36,8 @@ struct Schedule {
 // The schedule of a problem on the current device, and how many clusters to start: as few as finish
 // in the same number of rounds, since those beyond would wait at the end of the last, and draw
 // power. A cluster of 2 pays from five rounds on (1.6 % at 8192 cubed), and costs the launch of
-// fewer, but for tiles of 64 x 128, which read the most for what they multiply (2.4 % at 1024 cubed).
-// A cudaError_t.
+// fewer, but for tiles of 64 x 128, which read the most for what they multiply: +5 % at 768 x 1024 x
+// 1024, though in one round with a short K -8 % (1024 x 1024 x 512). A cudaError_t.
 template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A>
 int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>* schedule,
                 unsigned* clusters) {
@@ -47,7 +47,8 @@ int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>*
   const int64_t rows = ceil_div(gemm.c.rows, BLOCK_M), cols = ceil_div(gemm.c.cols, BLOCK_N);
   if (rows * cols > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
   const int64_t along = SHARES_A ? cols : rows;
-  const int64_t least = BLOCK_M * BLOCK_N == 64 * 128 ? 1 : 4 * sms;  // tiles
+  const int64_t least =  // tiles
+      BLOCK_M * BLOCK_N != 64 * 128 ? 4 * sms : gemm.a.cols < 768 ? sms : 1;
   const bool pairs = MAX_CLUSTER > 1 && rows * cols * gemm.batch > least &&
                      (along % 2 == 0 || along > 16);
   const int cluster = pairs ? 2 : 1;

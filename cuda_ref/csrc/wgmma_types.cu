@@ -97,10 +97,10 @@ __global__ void __launch_bounds__(T::THREADS, 1)
   int m, n, z;
   if (warp < 4) {
     if constexpr (T::CONSUMERS > 1) setmaxnreg_dec<T::PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x % 32 == 0 && warp < 1) {
       prefetch_tensormap(&a_map);
       prefetch_tensormap(&b_map);
-      for (int index = first; index < tiles; index += step) {
+      for (int index = first + warp; index < tiles; index += step) {  // + 0: uniform (the page)
         schedule.template locate<true>(index, rank, &m, &n, &z);
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
           mbarrier_try_wait_parity(ring.empty(), ring.phase ^ 1);
