@@ -100,8 +100,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   };
   if (warpgroup == CONSUMERS) {
     if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 128 * CONSUMERS) {
-      for (int index = first; index < tiles; index += step) {
+    // Written so, the compiler keeps the loop in uniform registers (docs/rungs/cuda_wgmma_types.md).
+    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0) - 4 * CONSUMERS;
+    if (threadIdx.x % 32 == 0 && warp < 1) {
+      for (int index = first + warp; index < tiles; index += step) {  // + 0
         schedule.template locate<BATCHED>(index, rank, &m, &n, &z);
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
