@@ -29,6 +29,7 @@ SHAPES = {
     "skinny": (16, 4096, 4096),
     "stream_k": (64, 28672, 4096),
     "split_k": (256, 256, 16384),
+    "small": (100, 100, 100),
 }
 """(M, N, K) by the rung's name, where it is not SQUARE."""
 

@@ -16,9 +16,9 @@ pytestmark = [
 ]
 
 NAMES = [row["name"] for row in cuda_ref.KERNELS if ("float16", "float32") in row["pairs"]]
-FEW_ROWS = "skinny"
-"""Takes M or N of at most 128 alone."""
-UNLIMITED = ["naive", "tiled", "wmma_any"]
+FEW_ROWS = ("skinny", "stream_k")
+"""Take M or N of at most 128 alone."""
+UNLIMITED = ["naive", "tiled", "wmma_any", "small"]
 LAYOUTS = ["nn", "nt", "tn", "tt"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(F16, F16), (F16, F32), (BF16, BF16), (BF16, F32)]
@@ -82,7 +82,7 @@ def test_edge_sizes_pairwise(kernel, M):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 @pytest.mark.parametrize("kernel", NAMES)
 def test_whole_tiles(kernel, pair, layout):
-    last = (640, 64, 96) if kernel == FEW_ROWS else (640, 576, 96)
+    last = (640, 64, 96) if kernel in FEW_ROWS else (640, 576, 96)
     for M, N, K in ((64, 64, 32), (128, 320, 64), (192, 128, 256), last):
         for c_t in (False, True):
             check(kernel, M, N, K, pair, layout, c_t=c_t)
@@ -182,7 +182,7 @@ def test_offsets_beyond_31_bits(kernel):
 @pytest.mark.parametrize("kernel", NAMES)
 def test_two_runs_agree_to_the_bit(kernel):
     a, b = (torch.randn(512, 512, device="cuda", dtype=BF16) for _ in range(2))
-    a = a[:128] if kernel == FEW_ROWS else a
+    a = a[:128] if kernel in FEW_ROWS else a
     one, two = (tcgemm.matmul(a, b, backend="cuda", kernel=kernel) for _ in range(2))
     assert torch.equal(one, two)
 
@@ -190,7 +190,7 @@ def test_two_runs_agree_to_the_bit(kernel):
 @pytest.mark.parametrize("kernel", NAMES)
 def test_work_is_ordered_on_the_current_stream_and_captured(kernel):
     a, b = (torch.randn(256, 256, device="cuda", dtype=F16) for _ in range(2))
-    a = a[:128] if kernel == FEW_ROWS else a
+    a = a[:128] if kernel in FEW_ROWS else a
     c = tcgemm.matmul(a, b, backend="cuda", kernel=kernel)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
