@@ -112,7 +112,8 @@ def test_wgmma_is_not_serialized(name, defines):
 def test_registers_move_to_two_consumers(name, defines):
     """ptxas drops a setmaxnreg that it ignores (C7508); one consumer needs no more than it has."""
     for kernel in kernels(name, defines):
-        if kernel.registers in (128, 168):
+        # Of 65,536 registers, 384 threads start with 168 and the 512 of three consumers with 128.
+        if kernel.registers == 168 or (kernel.registers == 128 and name == "wgmma_persistent"):
             assert kernel.sass["USETMAXREG"] == 2
         else:
             assert name in ("wgmma_persistent", "wgmma_types")

@@ -47,8 +47,15 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("rung", "pair"), PLAIN)
+# From its last block to its first, or in no order, from pair to pair.
+IN_ORDER = [
+    pytest.param(*param.values, order, id=f"{param.id}-{order}")
+    for index, param in enumerate(PLAIN)
+    for order in (ORDERS[0], ORDERS[1 + index % 2])
+]
+
+
+@pytest.mark.parametrize(("rung", "pair", "order"), IN_ORDER)
 def test_right_in_any_order_and_nothing_found(rung, pair, order):
     ran = 0
     for index, (M, N, K) in enumerate(SHAPES):
