@@ -263,6 +263,20 @@ def test_tables_of_plain_products_say_nothing_of_others(change):
 
 
 @pytest.mark.parametrize(
+    ("asked_too", "name"),
+    [
+        ({"epilogue": "gelu"}, "descriptor"),
+        ({"epilogue": "gelu_tanh"}, "warp_specialized"),
+        ({"epilogue": "gelu", "M": 1024}, "warp_specialized"),
+        ({"epilogue": "gelu", "beta": 1.0, "c_in_strides": (4096, 1)}, "warp_specialized"),
+    ],
+)
+def test_the_exact_gelu_of_a_large_c_goes_to_descriptor(asked_too, name):
+    problem = replace(asked(4096, 4096, 4096, "nt"), bias=True, **asked_too)
+    assert dispatch.choose(problem, "triton").name == name
+
+
+@pytest.mark.parametrize(
     ("shape", "whole", "parts"),
     [
         ((256, 256, 16384), 0, 8),
