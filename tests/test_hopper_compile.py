@@ -111,13 +111,14 @@ def test_wgmma_is_not_serialized(name, defines):
 @pytest.mark.parametrize(("name", "defines"), BUILDS[1:])
 def test_registers_move_to_two_consumers(name, defines):
     """ptxas drops a setmaxnreg that it ignores (C7508); one consumer needs no more than it has."""
+    moves = {kernel.sass["USETMAXREG"] for kernel in kernels(name, defines)}
+    assert moves <= {0, 2}
+    assert 2 in moves or "-DTCGEMM_BLOCK_M=64" in defines
     for kernel in kernels(name, defines):
-        # Of 65,536 registers, 384 threads start with 168 and the 512 of three consumers with 128.
-        if kernel.registers == 168 or (kernel.registers == 128 and name == "wgmma_persistent"):
-            assert kernel.sass["USETMAXREG"] == 2
+        if kernel.sass["USETMAXREG"]:  # of 65,536 registers, 384 or 512 threads start with as many
+            assert kernel.registers in (128, 168)
         else:
             assert name in ("wgmma_persistent", "wgmma_types")
-            assert kernel.sass["USETMAXREG"] == 0
             assert kernel.registers * 256 <= 65536
 
 

@@ -77,12 +77,8 @@ def test_right_at_the_edges_and_nothing_found(name, shape):
                 assert torch.equal(c, (a.double() @ b.double()).to(out)), (layout, turned)
 
 
-WIDTHS = {
-    48: [(17, 129, 72), (128, 300, 65)],
-    56: [(100, 230, 136)],
-    96: [(64, 48, 1100)],
-    112: [(100, 230, 136)],
-}
+# 48 columns are one panel, 112 two of 56; each is a build of its own.
+WIDTHS = {48: [(17, 129, 72), (128, 300, 65)], 112: [(100, 230, 136), (64, 112, 1100)]}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -101,7 +97,7 @@ def test_skinny_is_right_in_every_width(width, tmp_path):
         assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, turned)
 
 
-@pytest.mark.parametrize("blocks", [1, 3, 5, 7])
+@pytest.mark.parametrize("blocks", [1, 7])
 def test_stream_k_adds_the_parts_of_a_tile(blocks, tmp_path):
     """With ranges that end anywhere: in the order of the blocks none waits for a later one."""
     text = simulator.source_of("stream_k").read_text()
