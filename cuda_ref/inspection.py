@@ -198,9 +198,8 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
     plain = problem.plain and problem.batch == 1
     a_t, b_t = problem.layout[0] == "t", problem.layout[1] == "t"
     k_major = {"A": not a_t, "B": b_t}
-    if (
-        name in ("skinny", "stream_k", "gemv") and problem.M > problem.N
-    ):  # they compute the transposed product
+    # They compute the transposed product.
+    if name in ("skinny", "stream_k", "gemv") and problem.M > problem.N:
         k_major = {"A": b_t, "B": not a_t}
     tests = {
         "In": is_type(problem.dtype_in),

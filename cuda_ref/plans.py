@@ -171,21 +171,19 @@ def preferred(problem: Any) -> str:
     able = [name for name, refuse in refusals.items() if refuse(problem) is None]
     if seen.M > FEW and "gemv" in able:
         able.remove("gemv")
-    any_rows = {"small": _small_us(problem, sms), "wmma_any": _any_us(problem, sms)}
+    times = {} if by_tma else {"small": _small_us(problem, sms), "wmma_any": _any_us(problem, sms)}
     if problem.batch > 1:
         if "gemv" in able:
             return "gemv"
-        return "wgmma_persistent" if by_tma else min(any_rows, key=lambda name: any_rows[name])
+        return min(times, key=lambda name: times[name], default="wgmma_persistent")
     row = tables.first([row for table in _tables(gpu) for row in table["prefer"]], seen)
     if row and row["kernel"] in (*able, "small", *(["wgmma_persistent"] if by_tma else [])):
         return str(row["kernel"])
     if "split_k" in able and not _divided_pays(seen, sms):
         able.remove("split_k")
-    times = {name: fastest(name, seen, sms)[0] for name in able}
+    times |= {name: fastest(name, seen, sms)[0] for name in able}
     if by_tma:
         times["wgmma_persistent"] = _persistent_us(seen, sms)
-    else:
-        times |= any_rows
     return min(times, key=lambda name: times[name])
 
 
@@ -227,14 +225,8 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
         blocks = -(-N // (16 if problem.layout[1] == "t" else 64)) * splits
         flying = blocks * config["WARPS"] * 8192
         return START + memory * max(1.05, sms * 49152 / flying) + EXCHANGE * (splits > 1)
-    tile_m, tile_n = (
-        (128, 128)
-        if kernel == "split_k"
-        else (
-            _rows(M, config["BLOCK_N"]),
-            config["BLOCK_N"],
-        )
-    )
+    tile_n = config.get("BLOCK_N", 128)  # split_k has tiles of 128 x 128 alone
+    tile_m = 128 if kernel == "split_k" else _rows(M, tile_n)
     tiles = -(-N // tile_n) * (-(-M // tile_m) if kernel == "split_k" else 1)
     if kernel == "stream_k":
         return _stream_k_us(problem, tile_m, tile_n, memory, sms)

@@ -1,5 +1,6 @@
 """What nvcc makes of the Hopper rungs: TMA and wgmma, nothing spilled, nothing serialized."""
 
+import re
 from functools import cache
 
 import pytest
@@ -111,14 +112,13 @@ def test_wgmma_is_not_serialized(name, defines):
 @pytest.mark.parametrize(("name", "defines"), BUILDS[1:])
 def test_registers_move_to_two_consumers(name, defines):
     """ptxas drops a setmaxnreg that it ignores (C7508); one consumer needs no more than it has."""
-    moves = {kernel.sass["USETMAXREG"] for kernel in kernels(name, defines)}
-    assert moves <= {0, 2}
-    assert 2 in moves or "-DTCGEMM_BLOCK_M=64" in defines
     for kernel in kernels(name, defines):
-        if kernel.sass["USETMAXREG"]:  # of 65,536 registers, 384 or 512 threads start with as many
-            assert kernel.registers in (128, 168)
+        one = re.search(r"6TilingI\w+?_Li\d+ELi1E", kernel.symbol)  # rate, then consumers
+        if kernel.registers in (128, 168) and not one:
+            assert kernel.sass["USETMAXREG"] == 2
         else:
             assert name in ("wgmma_persistent", "wgmma_types")
+            assert kernel.sass["USETMAXREG"] == 0
             assert kernel.registers * 256 <= 65536
 
 
