@@ -205,6 +205,16 @@ KERNELS: tuple[dict[str, Any], ...] = (
         plan=tile_plan,
     ),
     _row(
+        "one_wave",
+        "one tile to a block and all at once: what is known to the build, the loop need not ask",
+        (9, 0),
+        fuses=FUSES[:-1],  # no batch
+        shapes=TMA_SHAPES,
+        refuse=refuse_tma,
+        yields=partial(yields, "one_wave"),
+        plan=partial(divided_plan, "one_wave"),
+    ),
+    _row(
         "split_k",
         "blocks divide K; their sums meet in a cluster, or in a workspace, in the order of K",
         (9, 0),

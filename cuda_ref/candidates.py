@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import waves
 from .tables import SETTINGS
 
 RUNGS = tuple(SETTINGS)
 """Rungs that can be tuned."""
+
+
+MOST_BUILDS = 12
+"""Settings of one_wave that are tried, each of them a build."""
 
 
 def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[dict[str, int]]:
@@ -43,6 +48,12 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
             if splits == groups == 1
             or (splits * groups <= parts and tiles * groups <= _clusters(splits, processors))
         ]
+    if kernel == "one_wave":
+        found = sorted(
+            waves.candidates(problem, processors),
+            key=lambda config: waves.modelled_us(config, problem),
+        )
+        return found[:MOST_BUILDS]
     if kernel == "stream_k":
         return [{"BLOCK_N": width} for width in (64, 128)]
     found = []

@@ -41,8 +41,17 @@ COMPUTES = {
 """The values of tcgemm::Compute in csrc/gemm.cuh."""
 
 
-TILE = ("BLOCK_M", "BLOCK_N", "NUM_STAGES", "CHUNK_BUFFERS", "PINGPONG", "SHARES_A")
-"""What of a plan a build is for, where the source has macros of these names."""
+TILE = (
+    "BLOCK_M",
+    "BLOCK_N",
+    "NUM_STAGES",
+    "CHUNK_BUFFERS",
+    "PINGPONG",
+    "SHARES_A",
+    "CLUSTER",
+    "DIVIDES",
+)
+"""What of a plan a build is for, where the source has macros of these names; DIVIDES: SPLITS > 1."""
 
 KNOWN_FROM = 128 * 128
 """The least elements of a tile whose builds know what they fuse (FUSES in csrc/wgmma_fused.cuh).
@@ -77,7 +86,7 @@ def case(
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
-    tile = tuple(map(plan.get, TILE)) if plan else ()
+    tile = tuple(map({**plan, "DIVIDES": int(plan.get("SPLITS", 1) > 1)}.get, TILE)) if plan else ()
     plain = fusion is None and not batched
     known = plan and not plain and plan["BLOCK_M"] * plan["BLOCK_N"] >= KNOWN_FROM
     fuses = fused_number(fusion, batched) if known else None

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from . import tables
+from . import tables, waves
 from .gpu import here
 from .gpu import of as gpu_of
-from .limits import refuse_gemv, refuse_skinny, refuse_tma
-from .tables import SETTINGS
+from .limits import column_major, refuse_gemv, refuse_skinny, refuse_tma
+from .tables import COMPILED_IN, SETTINGS
+from .tiles import tile_of
 
 DIVIDING = tuple(SETTINGS)
 
@@ -30,8 +31,9 @@ LAST_ROUND = 0.8  # of the SMs that idle in it, what memory is idle for
 APART = 1.4  # reading at other steps along K than the other blocks
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
 TILE = 2.0  # storing 128 x 128 of C
-# Of a tile of wgmma_persistent: a step of 64 along K, and the rest.
-PERSISTENT = {(128, 256): (1.15, 1.0), (64, 128): (0.45, 1.0), (64, 64): (0.22, 0.3)}
+PERSISTENT_START = 2.4  # of wgmma_persistent
+PERSISTENT_STEP = 0.7  # a step along K of 128 x 256
+PERSISTENT_TILE = 0.5  # what comes before and after a tile
 SMALL_START = 0.6  # of small, whose loads wait for no ring
 SMALL_TILE = 1.3  # a tile of it on each SM
 SMALL_STEP = {4: 0.05, 2: 0.05, 1: 0.13}  # 16 along K of a tile, by the elements of a word
@@ -44,6 +46,7 @@ SIMULATED = {
     "skinny": {"BLOCK_N": 64, "SPLITS": 1, "SHARED_KB": 200},
     "stream_k": {"BLOCK_N": 64},
     "gemv": {"SPLITS": 1, "WARPS": 8},
+    "one_wave": waves.SIMULATED,
 }
 """Settings of the simulator, whose clusters have one block."""
 
@@ -53,9 +56,9 @@ FEW = 8
 
 def pack(kernel: str, plan: Mapping[str, int], turned: bool) -> int:
     """The settings of a plan as the launcher takes them (Gemm::config); 0 without any."""
-    if any(name not in plan for name in SETTINGS[kernel]):
+    names = [name for name in SETTINGS[kernel] if name not in COMPILED_IN.get(kernel, ())]
+    if any(name not in plan for name in names):
         return 0
-    names = SETTINGS[kernel]
     values = [plan["BLOCK_M" if turned and name == "BLOCK_N" else name] for name in names]
     return sum(value << 16 * index for index, value in enumerate(values))
 
@@ -63,11 +66,15 @@ def pack(kernel: str, plan: Mapping[str, int], turned: bool) -> int:
 @lru_cache(maxsize=4096)
 def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """Keyword arguments of the rung's ``run``: its tile of C, and its settings on a GPU."""
+    if kernel == "one_wave" and column_major((problem.M, problem.N), problem.c_strides):
+        problem = problem.transposed()  # as the launcher turns it
     turned = problem.M > problem.N
     seen = problem.transposed() if turned else problem
     gpu, sms, _ = gpu_of(problem)
     if problem.device == "cpu":  # the simulator's clusters have one block
         config = SIMULATED[kernel]
+        if kernel == "one_wave":
+            return config
     else:
         rows = [table["kernels"].get(kernel, []) for table in _tables(gpu)]
         row = tables.first([row for some in rows for row in some], seen)
@@ -85,6 +92,8 @@ def divide(
         processors: SMs.
         turned: the caller's problem is the transpose of this one.
     """
+    if kernel == "one_wave":
+        return waves.divide(config, problem, turned)
     most = max(1, -(-problem.K // TILE_K) // 2)
     if "SPLITS" in config:
         config = {**config, "SPLITS": min(config["SPLITS"], most)}
@@ -167,6 +176,7 @@ def preferred(problem: Any) -> str:
         "skinny": refuse_skinny,
         "stream_k": refuse_skinny,
         "split_k": refuse_tma,
+        "one_wave": refuse_tma,
     }
     able = [name for name, refuse in refusals.items() if refuse(problem) is None]
     if seen.M > FEW and "gemv" in able:
@@ -181,9 +191,11 @@ def preferred(problem: Any) -> str:
         return str(row["kernel"])
     if "split_k" in able and not _divided_pays(seen, sms):
         able.remove("split_k")
+    if "one_wave" in able and not waves.candidates(seen, sms):
+        able.remove("one_wave")
     times |= {name: fastest(name, seen, sms)[0] for name in able}
     if by_tma:
-        times["wgmma_persistent"] = _persistent_us(seen, sms)
+        times["wgmma_persistent"] = _persistent_us(problem, sms)
     return min(times, key=lambda name: times[name])
 
 
@@ -218,6 +230,8 @@ def fastest(kernel: str, problem: Any, sms: int) -> tuple[float, dict[str, int]]
 def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) -> float:
     """Microseconds by the model: bytes out of memory, bytes into the busiest SM, and what comes
     before and after."""
+    if kernel == "one_wave":
+        return waves.modelled_us(config, problem)
     M, N, K = problem.M, problem.N, problem.K
     splits = config.get("SPLITS", 1)
     memory = 2 * (M * K + K * N + M * N) / MEMORY
@@ -260,15 +274,13 @@ def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int
 
 
 def _persistent_us(problem: Any, sms: int) -> float:
-    steps = -(-problem.K // TILE_K)
-
-    def time(m: int, n: int) -> float:
-        tiles = -(-problem.M // m) * -(-problem.N // n)
-        step, rest = PERSISTENT[m, n]
-        return START + -(-tiles // sms) * (steps * step + rest)
-
+    tile = tile_of(problem)
+    rate = tile.rate if problem.plain and problem.batch == 1 else tile.fused_rate
+    rounds = -(-(-(-problem.M // tile.BLOCK_M) * -(-problem.N // tile.BLOCK_N)) // sms)
+    step = PERSISTENT_STEP * tile.BLOCK_M * tile.BLOCK_N / (128 * 256) / rate
     memory = 2 * (problem.M + problem.N) * problem.K / MEMORY
-    return max(START + memory, min(time(*tile) for tile in PERSISTENT))
+    steps = -(-problem.K // TILE_K)
+    return max(START + memory, PERSISTENT_START + rounds * (steps * step + PERSISTENT_TILE))
 
 
 def _small_us(problem: Any, sms: int) -> float:

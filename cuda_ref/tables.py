@@ -30,8 +30,12 @@ SETTINGS = {
     "skinny": ("BLOCK_N", "SPLITS", "SHARED_KB"),
     "stream_k": ("BLOCK_N",),
     "gemv": ("SPLITS", "WARPS"),
+    "one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A", "SPLITS"),
 }
 """Rung -> its settings, in the order in which the launcher unpacks them (Gemm::setting)."""
+
+COMPILED_IN = {"one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A")}
+"""Rung -> those of its settings that a build is for, and no launcher unpacks."""
 
 UNSET = ("wgmma_persistent", "small")
 """Rungs that may be preferred and have no settings here."""

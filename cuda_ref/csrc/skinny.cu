@@ -32,6 +32,7 @@ constexpr int EARLY = 8;  // stages before its last at which a block lets the ne
 
 struct Schedule {
   int K, splits, stages;
+  int a_rows;  // of A that arrive for a step
   int tiles;      // of BLOCK_N columns; with fewer clusters each takes several in turn
   bool persists;  // then the sums lie behind the ring, not in its place
   bool early;     // every block has an SM, on which the next kernel may begin
@@ -77,6 +78,8 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     }
     fence_mbarrier_init();
   }
+  zero_rows<Tile::THREADS>(shared + (ring - shared_address(shared)) + B_BYTES, STAGE_BYTES, stages,
+                           schedule.a_rows, TILE_M);
   __syncthreads();
   if (splits > 1) barrier_cluster_arrive_relaxed();
 
@@ -101,7 +104,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
           const int k = (first + i) * BLOCK_K;
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
-          mbarrier_arrive_expect_tx(barrier, Tile::LOADED_BYTES);
+          mbarrier_arrive_expect_tx(barrier, (BLOCK_N + schedule.a_rows) * 128);
           each_box_of_b<Tile, B>(tile * BLOCK_N, k, [&](uint32_t at, int inner, int outer) {
             cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
           });
@@ -204,7 +207,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   int error = multiprocessors(&sms);
   const Plan plan = plan_of(gemm, sms);
   const int rows = tile_rows(M, plan.block_n);
-  if (error == cudaSuccess) error = operand_map(gemm.a, false, gemm.in, rows, &a_map, &a_major);
+  if (error == cudaSuccess)
+    error = operand_map(gemm.a, false, gemm.in, std::min(M, rows), &a_map, &a_major);
   const int width = width_for(a_major, rows, plan.block_n);
   if (error == cudaSuccess)
     error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major, 0, panel_of(width));
@@ -229,8 +233,9 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
             static_cast<unsigned>(persists ? at_once : tiles), splits, dim3(Tile::THREADS),
             stages * Tile::STAGE_BYTES + behind + 1024, stream, a_map, b_map,
             rows_of(by_rows.c, gemm.out), turned, epilogue_of<float>(by_rows),
-            Schedule{K, splits, stages, static_cast<int>(tiles), persists,
-                     !persists && tiles * splits <= sms, is_plain(gemm)});
+            Schedule{K, splits, stages, loaded_rows(a_major, M, rows),
+                     static_cast<int>(tiles), persists, !persists && tiles * splits <= sms,
+                     is_plain(gemm)});
       };
       return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
                                  : start(std::integral_constant<Major, Major::MN>{});

@@ -35,7 +35,6 @@ struct Shape {
   static constexpr uint32_t A_TO_NEXT = TURNED ? 0 : BYTES_PER_64_MN;
   static constexpr uint32_t B_BYTES = PANELS * PANEL_BYTES;  // in shared memory
   static constexpr uint32_t STAGE_BYTES = B_BYTES + TILE_M * BLOCK_K * 2;
-  static constexpr uint32_t LOADED_BYTES = (BLOCK_N + TILE_M) * BLOCK_K * 2;
   // In either orientation.
   static constexpr uint32_t SUM_BYTES = 4 * std::max(TILE_M * pitch_of(BLOCK_N),
                                                      BLOCK_N * pitch_of(TILE_M));
@@ -97,6 +96,12 @@ __device__ __forceinline__ void write_tile(float* sums, const float (&d)[Tile::M
 // Rows of A in a tile, for M of them.
 inline int tile_rows(int M, int block_n) {
   return M <= 16 && block_n % 64 == 0 ? 16 : M <= 64 ? 64 : 128;
+}
+
+// How many rows of A are loaded: of a K-major one those that there are, since a box that is partly
+// outside of the tensor takes longer, not less; of an MN-major one whole panels.
+inline int loaded_rows(Major a, int M, int rows) {
+  return a == Major::K ? std::min(M, rows) : std::max(rows, PANEL);
 }
 
 // What a build is for: the build system compiles one pair of types at a time. By default it is all.

@@ -14,8 +14,7 @@
 // warpgroup  64 x 128 of C: wgmma 64 x 128 x 16; 64 accumulators a thread
 #include <algorithm>
 
-#include "cluster_reduce.cuh"
-#include "order.cuh"
+#include "add_parts.cuh"
 
 namespace {
 
@@ -168,29 +167,6 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
 }
 
-// C from the workspace: the groups' sums, added in the order of K.
-constexpr int ADD_THREADS = 128;
-template <typename Out>
-__global__ void __launch_bounds__(ADD_THREADS)
-    add_groups(Rows c, Rows partial, int64_t group_stride, int groups, Epilogue<float> epilogue) {
-  griddepcontrol_launch_dependents();
-  griddepcontrol_wait();
-  const int units = (c.cols - 1) / 4 + 1;
-  const int64_t unit = int64_t{blockIdx.x} * ADD_THREADS + threadIdx.x;
-  const int row = unit / units, col = unit % units * 4;
-  if (row >= c.rows) return;
-  const float* from = static_cast<const float*>(partial.data) + row * partial.row_stride + col;
-  float x[4] = {};
-#pragma unroll 8
-  for (int group = 0; group < groups; ++group) {
-    const float4 part = *reinterpret_cast<const float4*>(from + group * group_stride);
-    x[0] += part.x, x[1] += part.y, x[2] += part.z, x[3] += part.w;
-  }
-  const int inside = c.cols - col < 4 ? c.cols - col : 4;
-  finish<true, Out>(epilogue, x, row, col, 0, inside);
-  store_four<Out>(c, x, row, col, inside);
-}
-
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
@@ -240,11 +216,5 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
                            epilogue, schedule);
   });
   if (error != cudaSuccess || schedule.groups == 1) return error;
-  return with_types(gemm, [&](auto, auto out) {
-    const int64_t units = c.rows * ceil_div(c.cols, 4);
-    return launch_clusters(add_groups<decltype(out)>,
-                           static_cast<unsigned>(ceil_div(units, ADD_THREADS)), 1,
-                           dim3(ADD_THREADS), 0, stream, c, sums, group_stride, schedule.groups,
-                           epilogue);
-  });
+  return launch_add_parts(gemm, sums, group_stride, schedule.groups, stream);
 }

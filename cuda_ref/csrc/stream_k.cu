@@ -44,6 +44,7 @@ struct Segment {
 // for after its range, the loads of its next tile hide.
 struct Schedule {
   int k_tiles, stages;
+  int a_rows;  // of A that arrive for a step
   int ends, rounds;
   int each, longer;  // steps of a range; the first `longer` have one more
   bool plain;        // nothing follows the product
@@ -86,6 +87,8 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
     }
     fence_mbarrier_init();
   }
+  zero_rows<Tile::THREADS>(shared + (ring - shared_address(shared)) + B_BYTES, STAGE_BYTES, stages,
+                           schedule.a_rows, TILE_M);
   __syncthreads();
 
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
@@ -106,7 +109,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
           const int k = (segment.begin + i) * BLOCK_K;
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
           const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
-          mbarrier_arrive_expect_tx(barrier, Tile::LOADED_BYTES);
+          mbarrier_arrive_expect_tx(barrier, (BLOCK_N + schedule.a_rows) * 128);
           each_box_of_b<Tile, B>(segment.tile * BLOCK_N, k, [&](uint32_t at, int inner, int outer) {
             cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
           });
@@ -191,7 +194,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   int error = multiprocessors(&sms);
   const int asked_width = gemm.config != 0 ? gemm.setting(0) : 64;
   const int rows = tile_rows(M, asked_width);
-  if (error == cudaSuccess) error = operand_map(gemm.a, false, gemm.in, rows, &a_map, &a_major);
+  if (error == cudaSuccess)
+    error = operand_map(gemm.a, false, gemm.in, std::min(M, rows), &a_map, &a_major);
   const int width = width_for(a_major, rows, asked_width);
   if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major);
   if (error != cudaSuccess) return error;
@@ -204,8 +208,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   // Some few tiles would have many parts each, to be added one after the other.
   if (ends > 0 && ends * MOST_PARTS / 2 < blocks && rounds > 0) --rounds, ends += blocks;
   const int in_ranges = ends * static_cast<int>(k_tiles);
-  Schedule schedule{static_cast<int>(k_tiles), 0, ends, rounds, in_ranges / blocks,
-                    in_ranges % blocks, is_plain(gemm), {}};
+  Schedule schedule{static_cast<int>(k_tiles), 0, loaded_rows(a_major, M, rows), ends, rounds,
+                    in_ranges / blocks, in_ranges % blocks, is_plain(gemm), {}};
   const size_t part_bytes = size_t{4} * (a_major == Major::K ? rows : std::max(rows, 64)) * width;
   if (ends > 0) {
     if (gemm.scratch.allocate == nullptr) return cudaErrorNotSupported;

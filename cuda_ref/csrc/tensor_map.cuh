@@ -10,6 +10,7 @@
 #include "select.cuh"
 #include "wgmma.cuh"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -162,15 +163,16 @@ inline int tensor_map(const Matrix& matrix, bool inner_is_rows, DType type, uint
 }
 
 // An operand's tensor map in whichever major TMA can read; K-major where both will do.
-// Boxes are panels: 64 along K by `rows` of M or N when K-major, `panel` of M or N by 64 along K else.
+// Boxes are panels: 64 along K by `rows` of M or N when K-major, `panel` of M or N by `depth` along K
+// else.
 inline int operand_map(const Matrix& matrix, bool rows_are_k, DType type, uint32_t rows,
-                       CUtensorMap* map, Major* major, int64_t batch = 0,
-                       uint32_t panel = PANEL) {
+                       CUtensorMap* map, Major* major, int64_t batch = 0, uint32_t panel = PANEL,
+                       uint32_t depth = PANEL) {
   *major = Major::K;
   int error = tensor_map(matrix, rows_are_k, type, PANEL, rows, map, batch);
   if (error == cudaErrorInvalidValue) {
     *major = Major::MN;
-    error = tensor_map(matrix, !rows_are_k, type, panel, PANEL, map, batch);
+    error = tensor_map(matrix, !rows_are_k, type, panel, depth, map, batch);
   }
   return error;
 }
@@ -198,16 +200,16 @@ inline PlainOutput plain_output(const Matrix& c, DType type) {
   return {c.data, c.row_stride, c.col_stride, pairs, c.batch_stride};
 }
 
-// The tensor map that stores C in chunks of `rows` rows x 128 bytes, and a plain output without
-// data; where TMA cannot store C, the plain output of all of it. TMA stores whole 16-byte units
-// only: with 129 columns of 16 bits it would write seven elements past each row.
+// The tensor map that stores C in chunks of `rows` rows x 128 bytes, or fewer, `columns` of them; and a
+// plain output without data. Where TMA cannot store C, the plain output of all of it. TMA stores whole
+// 16-byte units only: with 129 columns of 16 bits it would write seven elements past each row.
 inline PlainOutput output_map(const Matrix& c, DType type, uint32_t rows, CUtensorMap* map,
-                              int64_t batch = 0) {
-  const int64_t bytes = bytes_of(type);
+                              int64_t batch = 0, int columns = 128) {
+  const int bytes = bytes_of(type);
   PlainOutput plain = plain_output(c, type);
   if (c.cols * bytes % 16 == 0 && (batch < 2 || c.batch_stride != 0) &&
-      tensor_map(c, false, type, static_cast<uint32_t>(128 / bytes), rows, map, batch) ==
-          cudaSuccess)
+      tensor_map(c, false, type, static_cast<uint32_t>(std::min(columns, 128 / bytes)), rows, map,
+                 batch) == cudaSuccess)
     plain.data = nullptr;
   return plain;
 }
@@ -229,15 +231,21 @@ inline int multiprocessors(int* count) {
   return cudaSuccess;
 }
 
+// Calls body(major of A, major of B) with integral_constants.
+template <typename Body>
+int with_majors(Major a, Major b, Body body) {
+  constexpr std::integral_constant<Major, Major::K> k;
+  constexpr std::integral_constant<Major, Major::MN> mn;
+  if (a == Major::K) return b == Major::K ? body(k, k) : body(k, mn);
+  return b == Major::K ? body(mn, k) : body(mn, mn);
+}
+
 // Calls body(In{}, Out{}, major of A, major of B), the majors as integral_constant: one compiled
 // instance of a kernel for each combination.
 template <typename Body>
 int with_types_and_majors(const Gemm& gemm, Major a, Major b, Body body) {
-  constexpr std::integral_constant<Major, Major::K> k;
-  constexpr std::integral_constant<Major, Major::MN> mn;
   return with_types(gemm, [&](auto in, auto out) {
-    if (a == Major::K) return b == Major::K ? body(in, out, k, k) : body(in, out, k, mn);
-    return b == Major::K ? body(in, out, mn, k) : body(in, out, mn, mn);
+    return with_majors(a, b, [&](auto a, auto b) { return body(in, out, a, b); });
   });
 }
 

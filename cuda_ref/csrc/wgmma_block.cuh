@@ -59,15 +59,4 @@ constexpr int A_BOX = SHARES_A ? BLOCK_M / 2 : BLOCK_M, B_BOX = SHARES_A ? BLOCK
 constexpr int AHEAD = BLOCK_M * BLOCK_N <= 64 * 64 ? 16 : 0;
 using Tiles = Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>;
 
-// What a build is for: the build system compiles one case at a time. By default it is all cases.
-template <typename In, typename Out, bool PLAIN>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    PLAIN == TCGEMM_PLAIN &&
-    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
-    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
-#else
-    true;
-#endif
-
 }  // namespace

@@ -1,5 +1,5 @@
-// What wgmma_persistent is asked besides the product, how much of it a build knows, and C_in on its way
-// from shared memory to the sums.
+// What wgmma_persistent and one_wave are asked besides the product, how much of it a build knows, and
+// C_in on its way from shared memory to the sums.
 #pragma once
 
 #include "mma.cuh"
@@ -17,6 +17,17 @@ constexpr int FUSES = TCGEMM_FUSES;
 #else
 constexpr bool KNOWN = false;
 constexpr int FUSES = BATCHES;
+#endif
+
+// What a build is for: the build system compiles one case at a time. By default it is all cases.
+template <typename In, typename Out, bool PLAIN>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    PLAIN == TCGEMM_PLAIN &&
+    std::is_same_v<Out, float> == (TCGEMM_OUT == static_cast<int>(DType::f32)) &&
+    std::is_same_v<In, __half> == (TCGEMM_IN == static_cast<int>(DType::f16));
+#else
+    true;
 #endif
 
 inline int fuses(const Gemm& gemm) {

@@ -1,4 +1,4 @@
-// How a tile of wgmma_persistent leaves: C = activation(alpha * sums + beta * C_in + bias), in chunks
+// How a tile of wgmma_persistent or one_wave leaves: C = activation(alpha * sums + beta * C_in + bias), in chunks
 // of 64 rows x 128 bytes, through shared memory and by TMA.
 //
 // C_in comes by TMA, while the tile is still multiplied, into the buffers in which C will leave; a
@@ -15,8 +15,10 @@ namespace tcgemm::sm90 {
 template <typename Out, typename Extra, int MMAS, int BLOCK_N, int MOST_BUFFERS>
 struct Leaving {
   static constexpr bool FUSED = std::is_same_v<Extra, Fused>;
-  static constexpr int WIDTH = CHUNK_N<Out>, IN_A_ROW = (BLOCK_N - 1) / WIDTH + 1;
-  static constexpr int CHUNKS = MMAS * IN_A_ROW, COUNT = CHUNK_REGISTERS<Out>;
+  static constexpr int WIDTH = std::min(CHUNK_N<Out>, BLOCK_N);  // columns of a chunk
+  static constexpr int IN_A_ROW = (BLOCK_N - 1) / WIDTH + 1;
+  static constexpr int CHUNKS = MMAS * IN_A_ROW;
+  static constexpr int COUNT = WIDTH / 2;  // of a thread's sums in a chunk
   static constexpr int BUFFERS = CHUNKS % MOST_BUFFERS == 0 ? MOST_BUFFERS : 1;
   // Where every chunk has its buffer, all are stored at once, behind a single barrier.
   static constexpr int TOGETHER = BUFFERS == CHUNKS ? CHUNKS : 1;
@@ -164,7 +166,7 @@ struct Leaving {
         finish(sums, chunk);
         __syncwarp();  // its lanes read one another's rows, and no other warp's
       }
-      if (!to_plain) write_chunk<Out>(buffer(chunk), sums, first_of(chunk));
+      if (!to_plain) write_chunk<Out, WIDTH>(buffer(chunk), sums, first_of(chunk));
       if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
       if ((chunk + 1) % TOGETHER != 0) continue;
       fence_proxy_async();

@@ -53,6 +53,18 @@ __device__ __forceinline__ void load_tile_multicast(uint32_t shared, const CUten
   }
 }
 
+// Zeros rows `first` to `last` of a K-major tile in each stage of a ring, which no load will write. By
+// all THREADS of the block; a barrier must follow.
+template <int THREADS>
+__device__ __forceinline__ void zero_rows(uint8_t* tile, uint32_t stage_bytes, int stages, int first,
+                                          int last) {
+  if (first >= last) return;
+  for (int stage = 0; stage < stages; ++stage, tile += stage_bytes)
+    for (int i = first * 8 + threadIdx.x; i < last * 8; i += THREADS)
+      reinterpret_cast<uint4*>(tile)[i] = uint4{};
+  fence_proxy_async();
+}
+
 // Asks for a tile of ROWS to be brought into the L2, by the boxes that load it. It reads nothing that
 // the program sees, so it may stand before griddepcontrol_wait.
 template <Major MAJOR, int ROWS, bool BATCHED, int BOX>
@@ -76,6 +88,7 @@ __device__ __forceinline__ void prefetch_tile(const CUtensorMap* map, int mn, in
 // D[64, N] += A[64, 16] @ B[16, N], for an N that a tile is built with.
 template <int N, typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
+  if constexpr (N == 48) wgmma_m64n48k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 64) wgmma_m64n64k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 128) wgmma_m64n128k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 144) wgmma_m64n144k16<In, A, B>(d, a, b, accumulate);
@@ -146,16 +159,17 @@ __device__ __forceinline__ void store_accumulators(const PlainOutput& c, const A
   }
 }
 
-// Writes 128 bytes of each row of a warpgroup's accumulators, columns from `first`, to `chunk` in
-// the order in which TMA's 128-byte swizzle reads it: 16-byte unit u of row r is at u ^ (r % 8).
-template <typename Out, typename Acc, int REGISTERS>
+// Writes 128 bytes of each row of a warpgroup's accumulators, or COLUMNS of them, from `first` on, to
+// `chunk` in the order in which TMA's 128-byte swizzle reads it: 16-byte unit u of row r is at
+// u ^ (r % 8).
+template <typename Out, int COLUMNS = 128 / sizeof(Out), typename Acc, int REGISTERS>
 __device__ __forceinline__ void write_chunk(uint32_t chunk, const Acc (&d)[REGISTERS], int first) {
   const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   if constexpr (sizeof(Out) == 2) {
     // Lanes 8 i .. 8 i + 7 address matrix i: rows 8 (i % 2), columns 8 (i / 2) of 16 x 16.
     const uint32_t row = warp * 16 + lane % 16, unit = lane / 16;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < COLUMNS / 16; ++j) {
       const float* x = d + (first / 8 + 2 * j) * 4;
       stmatrix_x4(chunk + row * 128 + ((unit + 2 * j) ^ row % 8) * 16, pack<Out>(x[0], x[1]),
                   pack<Out>(x[2], x[3]), pack<Out>(x[4], x[5]), pack<Out>(x[6], x[7]));

@@ -1,0 +1,172 @@
+"""How one_wave runs a problem: the tile of a block, who shares its loads, and the parts of K.
+
+All three are compiled into a build of its own (see fusion.case). The model is fitted to some 600
+timed cases of an H200 (reports/nvidia-h200/trials/one_wave.csv); it is said of the problem with
+M <= N, like the tables that come before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+TILE_K = 64
+
+# BLOCK_M, BLOCK_N: microseconds of a step along K.
+STEP = {
+    (64, 48): 0.142,
+    (64, 64): 0.140,
+    (64, 128): 0.195,
+    (128, 48): 0.172,
+    (128, 64): 0.191,
+    (128, 128): 0.344,
+}
+
+WHOLE = {
+    (64, 48): ((1, 0),),
+    (64, 64): ((1, 0), (2, 0), (2, 1)),
+    (64, 128): ((1, 0), (2, 0)),
+    (128, 48): ((1, 0),),
+    (128, 64): ((1, 0), (2, 0), (4, 1)),
+    (128, 128): ((1, 0), (2, 0)),
+}
+"""(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER, SHARES_A) that were the fastest somewhere."""
+
+DIVIDED = {
+    (64, 64): ((1, 0), (2, 0)),
+    (64, 128): ((2, 0), (4, 0)),
+    (128, 64): ((1, 0), (2, 0)),
+}
+"""The same where K is divided."""
+
+START = 1.9  # microseconds before the first step and after the last
+AHEAD_START = 1.45  # the same where the first steps are asked for before the start
+MEMORY = 3.9e6  # bytes a microsecond
+STREAMED = 16e6  # bytes of B from which on it comes from memory as it is multiplied,
+AGAIN = 1.25  # which takes longer where blocks that do not share it ask for the same
+L2 = 13.6e6  # bytes a microsecond that all blocks ask of the L2
+TOGETHER = 0.2  # microseconds by which a cluster starts later
+ADDING = 1.36  # microseconds of the second kernel
+PARTS = 2.3e6  # bytes of float32 sums a microsecond, there and back
+OUTSIDE = 1.3  # steps of tiles that are partly outside of the operand, beside others that are not
+
+SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+
+SHARED_BYTES = 232448
+MOST_STAGES = 12
+
+
+def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
+    """Settings of one_wave for a problem with M <= N, all of whose blocks run at once."""
+    found = []
+    for (block_m, block_n), (cluster, shares_a), splits in (
+        (tile, sharers, splits)
+        for splits in SPLITS
+        for tile, found_so in (WHOLE if splits == 1 else DIVIDED).items()
+        for sharers in found_so
+    ):
+        rows, cols = -(-problem.M // block_m), -(-problem.N // block_n)
+        if (cols if shares_a else rows) % cluster or (block_m == 128 and problem.M <= 64):
+            continue
+        if block_n % 64 and not takes_uneven(problem):
+            continue
+        if rows * cols * splits > at_once(cluster, processors):
+            continue
+        if splits > 1 and problem.K < 4 * TILE_K * splits:
+            continue
+        found.append(
+            {
+                "BLOCK_M": block_m,
+                "BLOCK_N": block_n,
+                "CLUSTER": cluster,
+                "SHARES_A": shares_a,
+                "SPLITS": splits,
+            }
+        )
+    return found
+
+
+def takes_uneven(problem: Any) -> bool:
+    """Whether a tile's width may be no multiple of 64: B comes by columns, and nothing is fused."""
+    return bool(problem.layout[1] == "t" and problem.plain)
+
+
+def at_once(cluster: int, processors: int) -> int:
+    """Blocks in clusters that run at once: SMs come in groups that clusters do not cross, so an
+    H200's 132 SMs take 30 clusters of 4."""
+    return processors if cluster < 4 else processors * 10 // 11
+
+
+def modelled_us(config: Mapping[str, int], problem: Any) -> float:
+    """Microseconds of a problem with M <= N by the model: the longest of a block's own steps, what
+    all ask of the L2, and what comes from memory, and what comes before and after."""
+    M, N, K = problem.M, problem.N, problem.K
+    block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
+    splits = config["SPLITS"]
+    blocks = -(-M // block_m) * -(-N // block_n) * splits
+    steps = math.ceil(math.ceil(K / TILE_K) / splits)
+    a_sharers, b_sharers = (cluster, 1) if config["SHARES_A"] else (1, cluster)
+    asked = 2 * TILE_K * (block_m / a_sharers + block_n / b_sharers)
+    own = steps * STEP[block_m, block_n]
+    if M > block_m and M % block_m:
+        own *= OUTSIDE
+    memory = 2 * (M * K + K * N + M * N) / MEMORY
+    if -(-M // block_m) > b_sharers and 2 * K * N > STREAMED:
+        memory *= AGAIN
+    limits = (own, steps * blocks * asked / L2, memory)
+    body = sum(limit**6 for limit in limits) ** (1 / 6)
+    start = AHEAD_START if block_m * block_n <= 64 * 64 else START
+    added = (ADDING + 4 * M * N * splits / PARTS) if splits > 1 else 0.0
+    return start + body + added + TOGETHER * (cluster > 1)
+
+
+def divide(config: Mapping[str, int], problem: Any, turned: bool) -> dict[str, int]:
+    """The plan of a table's config.
+
+    Args:
+        problem: with M <= N.
+        turned: the kernel's problem is the transpose of this one, and tile and sharers with it.
+    """
+    block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
+    shares_a = config["SHARES_A"]
+    if block_n % 64 and (turned or not takes_uneven(problem)):
+        block_n = 64
+    if turned:
+        block_m, block_n = block_n, block_m
+        shares_a = int(cluster > 1 and not shares_a)
+    # No part of K is empty, and no block of a cluster without work.
+    splits = max(1, min(config["SPLITS"], -(-problem.K // TILE_K) // 2))
+    sides = (problem.N, problem.M) if turned else (problem.M, problem.N)
+    tiles = -(-sides[shares_a] // (block_n if shares_a else block_m))
+    if tiles % cluster:
+        cluster, shares_a = 1, 0
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": TILE_K,
+        "NUM_STAGES": _stages(block_m, block_n, splits > 1 or problem.dtype_out == "float32"),
+        "CLUSTER": cluster,
+        "SHARES_A": shares_a,
+        "SPLITS": splits,
+    }
+
+
+def _stages(block_m: int, block_n: int, float32: bool) -> int:
+    """As many as fit beside the chunks of C; see SHARED_BYTES in csrc/one_wave_block.cuh."""
+    stage = (block_m + block_n) * TILE_K * 2
+    chunks = block_m // 64 * -(-block_n * (4 if float32 else 2) // 128)
+    room = SHARED_BYTES - 8 * (2 * MOST_STAGES + chunks) - 8192 * chunks
+    return min(MOST_STAGES, room // stage)
+
+
+SIMULATED = {
+    "BLOCK_M": 64,
+    "BLOCK_N": 64,
+    "BLOCK_K": TILE_K,
+    "NUM_STAGES": 8,
+    "CLUSTER": 1,
+    "SHARES_A": 0,
+    "SPLITS": 1,
+}
+"""The tile of a build that names none; problems on the CPU all take it."""
