@@ -51,7 +51,7 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
     if kernel == "one_wave":
         found = sorted(
             waves.candidates(problem, processors),
-            key=lambda config: waves.modelled_us(config, problem),
+            key=lambda config: waves.modelled_us(config, problem, processors),
         )
         return found[:MOST_BUILDS]
     if kernel == "stream_k":

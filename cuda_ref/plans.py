@@ -191,8 +191,6 @@ def preferred(problem: Any) -> str:
         return str(row["kernel"])
     if "split_k" in able and not _divided_pays(seen, sms):
         able.remove("split_k")
-    if "one_wave" in able and not waves.candidates(seen, sms):
-        able.remove("one_wave")
     times |= {name: fastest(name, seen, sms)[0] for name in able}
     if by_tma:
         times["wgmma_persistent"] = _persistent_us(problem, sms)
@@ -231,7 +229,7 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
     """Microseconds by the model: bytes out of memory, bytes into the busiest SM, and what comes
     before and after."""
     if kernel == "one_wave":
-        return waves.modelled_us(config, problem)
+        return waves.modelled_us(config, problem, sms)
     M, N, K = problem.M, problem.N, problem.K
     splits = config.get("SPLITS", 1)
     memory = 2 * (M * K + K * N + M * N) / MEMORY

@@ -58,7 +58,10 @@ MOST_STAGES = 12
 
 
 def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
-    """Settings of one_wave for a problem with M <= N, all of whose blocks run at once."""
+    """Settings of one_wave for a problem with M <= N, all of whose blocks run at once.
+
+    One where there is none such.
+    """
     found = []
     for (block_m, block_n), (cluster, shares_a), splits in (
         (tile, sharers, splits)
@@ -75,16 +78,18 @@ def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
             continue
         if splits > 1 and problem.K < 4 * TILE_K * splits:
             continue
-        found.append(
-            {
-                "BLOCK_M": block_m,
-                "BLOCK_N": block_n,
-                "CLUSTER": cluster,
-                "SHARES_A": shares_a,
-                "SPLITS": splits,
-            }
-        )
-    return found
+        found.append(_config(block_m, block_n, cluster, shares_a, splits))
+    return found or [_config(128, 128, 1, 0, 1)]
+
+
+def _config(block_m: int, block_n: int, cluster: int, shares_a: int, splits: int) -> dict[str, int]:
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "CLUSTER": cluster,
+        "SHARES_A": shares_a,
+        "SPLITS": splits,
+    }
 
 
 def takes_uneven(problem: Any) -> bool:
@@ -98,14 +103,15 @@ def at_once(cluster: int, processors: int) -> int:
     return processors if cluster < 4 else processors * 10 // 11
 
 
-def modelled_us(config: Mapping[str, int], problem: Any) -> float:
+def modelled_us(config: Mapping[str, int], problem: Any, processors: int) -> float:
     """Microseconds of a problem with M <= N by the model: the longest of a block's own steps, what
     all ask of the L2, and what comes from memory, and what comes before and after."""
     M, N, K = problem.M, problem.N, problem.K
     block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
     splits = config["SPLITS"]
     blocks = -(-M // block_m) * -(-N // block_n) * splits
-    steps = math.ceil(math.ceil(K / TILE_K) / splits)
+    rounds = -(-blocks // processors)
+    steps = rounds * math.ceil(math.ceil(K / TILE_K) / splits)
     a_sharers, b_sharers = (cluster, 1) if config["SHARES_A"] else (1, cluster)
     asked = 2 * TILE_K * (block_m / a_sharers + block_n / b_sharers)
     own = steps * STEP[block_m, block_n]
@@ -114,11 +120,11 @@ def modelled_us(config: Mapping[str, int], problem: Any) -> float:
     memory = 2 * (M * K + K * N + M * N) / MEMORY
     if -(-M // block_m) > b_sharers and 2 * K * N > STREAMED:
         memory *= AGAIN
-    limits = (own, steps * blocks * asked / L2, memory)
+    limits = (own, steps * blocks * asked / rounds / L2, memory)
     body = sum(limit**6 for limit in limits) ** (1 / 6)
     start = AHEAD_START if block_m * block_n <= 64 * 64 else START
     added = (ADDING + 4 * M * N * splits / PARTS) if splits > 1 else 0.0
-    return start + body + added + TOGETHER * (cluster > 1)
+    return rounds * start + body + added + TOGETHER * (cluster > 1)
 
 
 def divide(config: Mapping[str, int], problem: Any, turned: bool) -> dict[str, int]:
