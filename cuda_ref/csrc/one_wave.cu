@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
   const bool produces = threadIdx.x == 128 * CONSUMERS;
   if (AHEAD > 0 && produces) {
-    const int steps = min(count, AHEAD);
+    const int steps = count > AHEAD ? FIRST : count;
     SharesA::ask_ahead(&a_map, m, wave.a_box, first, steps, n / BLOCK_N, wave.cols);
     SharesB::ask_ahead(&b_map, n, wave.b_box, first, steps, m / BLOCK_M, wave.rows);
   }
