@@ -33,6 +33,7 @@ SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
 TILE = 2.0  # storing 128 x 128 of C
 PERSISTENT_START = 2.4  # of wgmma_persistent
 PERSISTENT_STEP = 0.7  # a step along K of 128 x 256
+PERSISTENT_LEAST = 0.25  # a step of any tile: what its producer takes
 PERSISTENT_TILE = 0.5  # what comes before and after a tile
 SMALL_START = 0.6  # of small, whose loads wait for no ring
 SMALL_TILE = 1.3  # a tile of it on each SM
@@ -276,6 +277,7 @@ def _persistent_us(problem: Any, sms: int) -> float:
     rate = tile.rate if problem.plain and problem.batch == 1 else tile.fused_rate
     rounds = -(-(-(-problem.M // tile.BLOCK_M) * -(-problem.N // tile.BLOCK_N)) // sms)
     step = PERSISTENT_STEP * tile.BLOCK_M * tile.BLOCK_N / (128 * 256) / rate
+    step = max(step, PERSISTENT_LEAST)
     memory = 2 * (problem.M + problem.N) * problem.K / MEMORY
     steps = -(-problem.K // TILE_K)
     return max(START + memory, PERSISTENT_START + rounds * (steps * step + PERSISTENT_TILE))

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from .tiles import LINE
+
 TILE_K = 64
 
 # BLOCK_M, BLOCK_N: microseconds of a step along K.
@@ -46,9 +48,10 @@ MEMORY = 3.9e6  # bytes a microsecond
 STREAMED = 16e6  # bytes of B from which on it comes from memory as it is multiplied,
 AGAIN = 1.25  # which takes longer where blocks that do not share it ask for the same
 L2 = 13.6e6  # bytes a microsecond that all blocks ask of the L2
-TOGETHER = 0.2  # microseconds by which a cluster starts later
+TOGETHER = 0.75  # microseconds by which a cluster starts later
 ADDING = 1.36  # microseconds of the second kernel
 PARTS = 2.3e6  # bytes of float32 sums a microsecond, there and back
+APART = 1.7  # by which more is asked where rows begin and end within lines of the L2
 OUTSIDE = 1.3  # steps of tiles that are partly outside of the operand, beside others that are not
 
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
@@ -114,6 +117,8 @@ def modelled_us(config: Mapping[str, int], problem: Any, processors: int) -> flo
     steps = rounds * math.ceil(math.ceil(K / TILE_K) / splits)
     a_sharers, b_sharers = (cluster, 1) if config["SHARES_A"] else (1, cluster)
     asked = 2 * TILE_K * (block_m / a_sharers + block_n / b_sharers)
+    if any(max(strides) % LINE for strides in (problem.a_strides, problem.b_strides)):
+        asked *= APART
     own = steps * STEP[block_m, block_n]
     if M > block_m and M % block_m:
         own *= OUTSIDE
