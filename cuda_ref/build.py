@@ -128,7 +128,7 @@ def _load(
     if _intact(library) and _opens(library):
         return
     library = cache_folder() / f"{symbol}.so"
-    with _exclusive(library.with_suffix(".lock")):
+    with exclusive(library.with_suffix(".lock")):
         if library.exists():
             # Another process may have finished it while this one waited.
             if _intact(library) and _opens(library):
@@ -156,7 +156,7 @@ def _opens(library: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Holds a lock that ends with its process: a killed builder blocks nobody."""
     with path.open("w") as file:
         try:

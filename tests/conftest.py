@@ -27,7 +27,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``row``: every kernel that runs on this machine's device, the others skipped with reason.
 
     ``pair``, beside it: each of the row's type pairs, (dtype of A and B, of C, how it is summed);
-    on a CPU, which takes its time, three of them, others from test to test.
+    on a CPU, which takes its time, PAIRS_ON_A_CPU of them, others from test to test and from row to
+    row.
     """
     if "row" not in metafunc.fixturenames:
         return

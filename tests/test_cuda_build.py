@@ -110,7 +110,7 @@ def test_promise_19_the_lock_of_a_killed_builder_blocks_nobody(builder, tmp_path
         import sys, time
         from pathlib import Path
         from tcgemm.cuda_ref import build
-        with build._exclusive(Path(sys.argv[1])):
+        with build.exclusive(Path(sys.argv[1])):
             print("held", flush=True)
             time.sleep(60)
         """

@@ -77,6 +77,8 @@ def test_right_at_the_edges_and_nothing_found(name, shape):
                 assert torch.equal(c, (a.double() @ b.double()).to(out)), (layout, turned)
 
 
+# A changed copy is built for these types alone, as the rung itself is.
+OF_BFLOAT16 = "#define TCGEMM_IN 1\n#define TCGEMM_OUT 1\n"
 # 48 columns are one panel, 112 two of 56; each is a build of its own.
 WIDTHS = {48: [(17, 129, 72), (128, 300, 65)], 112: [(100, 230, 136), (64, 112, 1100)]}
 
@@ -86,8 +88,9 @@ def test_skinny_is_right_in_every_width(width, tmp_path):
     """As above, of widths that the simulator's plan does not take."""
     text = simulator.source_of("skinny").read_text()
     source = tmp_path / f"skinny_{width}.cu"
-    source.write_text(text.replace("return {64, splits, ", f"return {{{width}, splits, "))
-    assert source.read_text() != text
+    changed = text.replace("return {64, splits, ", f"return {{{width}, splits, ")
+    assert changed != text
+    source.write_text(OF_BFLOAT16 + changed)
     for (M, N, K), layout, turned in itertools.product(WIDTHS[width], ["nn", "nt"], [False, True]):
         a = padded(M, K, BF16, layout[0] == "t", lambda *size: torch.randint(-2, 3, size))
         b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
@@ -104,7 +107,7 @@ def test_stream_k_adds_the_parts_of_a_tile(blocks, tmp_path):
     source = tmp_path / "stream_k.cu"
     whole = "if (MAX_CLUSTER == 1) return static_cast<int>(tiles);"
     assert whole in text
-    source.write_text(text.replace(whole, f"if (MAX_CLUSTER == 1) return {blocks};"))
+    source.write_text(OF_BFLOAT16 + text.replace(whole, f"if (MAX_CLUSTER == 1) return {blocks};"))
     for (M, N, K), layout, turned in itertools.product(
         [(17, 129, 330), (100, 200, 648)], ["nn", "nt"], [False, True]
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -461,6 +462,7 @@ def test_texts_come_when_asked_for():
     (built,) = compile_only.compile_rungs([request], assembly=True)
     assert "wgmma.mma_async" in built.assembly["ptx"]
     assert "HGMMA" in built.assembly["sass"]
+    assert +Counter(built.counts) == compile_only.opcodes(built.assembly["sass"])
     assert "tt.dot" in built.assembly["ttgir"] or "warp_group_dot" in built.assembly["ttgir"]
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -136,7 +138,7 @@ def answer(source: Any, sink: Any) -> None:
     task = json.load(source)
     # Triton compiles in this thread, one kernel at a time; ptxas and nvdisasm read behind it.
     with ThreadPoolExecutor(os.cpu_count()) as readers:
-        pending = []
+        pending, cubins = [], []
         for raw in task["requests"]:
             request = Request(**{**raw, "capability": tuple(raw["capability"])})
             driver.set_active(_Driver(request.capability))
@@ -145,7 +147,11 @@ def answer(source: Any, sink: Any) -> None:
             except Exception as error:
                 raise RuntimeError(f"{request}: {error}") from error
             pending.append(readers.submit(_read, built, seconds, task["assembly"]))
+            cubins.append((_arch(built), built.asm["cubin"]))
+        counted = readers.submit(_counts, cubins)
         results = [future.result() for future in pending]
+    for result, counts in zip(results, counted.result(), strict=True):
+        result["counts"] = {**dict.fromkeys(OPCODES, 0), **counts}
     sink.write("\n" + json.dumps(results) + "\n")
 
 
@@ -215,27 +221,74 @@ def _compile(request: Request) -> tuple[Any, float]:
 def _read(built: Any, seconds: float, assembly: bool) -> dict[str, Any]:
     from triton import knobs
 
-    # sm_90 is compiled as sm_90a: wgmma and setmaxnreg exist there only.
-    arch = re.search(r"\.target\s+(\w+)", built.asm["ptx"])[1]  # type: ignore[index]
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder, "k.ptx"), Path(folder, "k.cubin")
         ptx.write_text(re.sub(r"\.file.*|\.loc.*", "", built.asm["ptx"]))
-        log = _tool(knobs.nvidia.ptxas, "-v", f"--gpu-name={arch}", str(ptx), "-o", str(cubin))
-        cubin.write_bytes(built.asm["cubin"])
-        sass = _tool(knobs.nvidia.nvdisasm, "-c", "-ndf", str(cubin))
-    counts = opcodes(sass)
+        log = _tool(
+            knobs.nvidia.ptxas, "-v", f"--gpu-name={_arch(built)}", str(ptx), "-o", str(cubin)
+        )
+        texts = {}
+        if assembly:
+            cubin.write_bytes(built.asm["cubin"])
+            sass = _tool(knobs.nvidia.nvdisasm, "-c", "-ndf", str(cubin))
+            texts = {"ttgir": built.asm["ttgir"], "ptx": built.asm["ptx"], "sass": sass}
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
-    texts = {"ttgir": built.asm["ttgir"], "ptx": built.asm["ptx"], "sass": sass}
     return {
         "registers": int(re.search(r"Used (\d+) registers", log)[1]),  # type: ignore[index]
         "spill_bytes": sum(map(int, spills)),
         "shared_bytes": built.metadata.shared,
         "serialized": "serialize" in log,
-        "counts": {**dict.fromkeys(OPCODES, 0), **counts},
         "log": log,
-        "assembly": texts if assembly else {},
+        "assembly": texts,
         "seconds": seconds,
     }
+
+
+def _arch(built: Any) -> str:
+    """What it was compiled for; sm_90 as sm_90a: wgmma and setmaxnreg exist there only."""
+    return re.search(r"\.target\s+(\w+)", built.asm["ptx"])[1]  # type: ignore[index, no-any-return]
+
+
+def _counts(cubins: Sequence[tuple[str, bytes]]) -> list[Counter[str]]:
+    """The opcodes of each cubin's code, by one nvdisasm for each target.
+
+    It takes a quarter of a second to start, as long as all the rest of a compilation; so it is
+    given all code as one raw binary, and the lines are shared out by their addresses.
+    """
+    from triton import knobs
+
+    counts: list[Counter[str]] = [Counter() for _ in cubins]
+    for arch in sorted({each for each, _ in cubins}):
+        target = arch.replace("sm_", "SM")
+        parts = [(i, code(cubin)) for i, (each, cubin) in enumerate(cubins) if each == arch]
+        with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+            file.write(b"".join(part for _, part in parts))
+            file.flush()
+            sass = _tool(knobs.nvidia.nvdisasm, "-ndf", "-b", target, file.name)
+        lines = [(int(at, 16), opcode) for at, opcode in _INSTRUCTION.findall(sass)]
+        addresses, end = [at for at, _ in lines], 0
+        for i, part in parts:
+            start, end = end, end + len(part)
+            mine = lines[bisect_left(addresses, start) : bisect_left(addresses, end)]
+            counts[i] = Counter(opcode for _, opcode in mine)
+    return counts
+
+
+def code(cubin: bytes) -> bytes:
+    """The machine code in a cubin, an ELF file of 64 bits: its sections ``.text...``."""
+    at = struct.unpack_from("<Q", cubin, 0x28)[0]
+    size, number, of_names = struct.unpack_from("<3H", cubin, 0x3A)
+    # Of a section: name, type, flags, address, offset, bytes, and what is not asked for here.
+    sections = [struct.unpack_from("<IIQQQQ", cubin, at + i * size) for i in range(number)]
+    names = sections[of_names][4]
+    return b"".join(
+        cubin[section[4] : section[4] + section[5]]
+        for section in sections
+        if cubin.startswith(b".text.", names + section[0])
+    )
+
+
+_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]+)\*/\s+(?!@!PT)(?:@!?\w+\s+)?(\w+)", re.MULTILINE)
 
 
 def opcodes(sass: str) -> Counter[str]:
@@ -243,9 +296,7 @@ def opcodes(sass: str) -> Counter[str]:
 
     A read of nothing (``@!PT LDS RZ``), which ptxas puts before a cp.async, is no load.
     """
-    return Counter(
-        re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?!@!PT)(?:@!?\w+\s+)?(\w+)", sass, re.MULTILINE)
-    )
+    return Counter(opcode for _, opcode in _INSTRUCTION.findall(sass))
 
 
 def _tool(tool: Any, *arguments: str) -> str:

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -34,6 +35,8 @@ _COMMON = (
     "-Wno-attributes",
     "-Wno-psabi",
 )
+# A kernel is compiled for a run of a second: -O1 takes two thirds of -O2's time.
+_KERNEL = "-O1"
 # g++ calls a hook for each load and store, and our runtime provides the hooks. What merges, splits
 # or widens accesses, or makes two instructions of one, is off: an access in the source is one here.
 _OBSERVED = (
@@ -131,6 +134,19 @@ def _publish(made: Path, final: Path) -> None:
     os.replace(made, final)
 
 
+@contextmanager
+def _building(final: Path) -> Iterator[bool]:
+    """Whether the file is missing, for the only thread and process that builds it now."""
+    from ..build import exclusive
+
+    with lock_of(final.name):
+        if final.exists():
+            yield False
+            return
+        with exclusive(final.with_suffix(".lock")):
+            yield not final.exists()
+
+
 _locks: dict[str, threading.Lock] = {}
 _locks_guard = threading.Lock()
 
@@ -148,13 +164,37 @@ def _object(source: Path, observed: bool, headers: str, folder: Path) -> Path:
     )  # fmt: skip
     key = _hash(source.read_bytes(), headers, _compiler_version(), *flags)
     final = folder / f"{source.stem}-{key}.o"
-    with lock_of(final.name):
-        if not final.exists():
+    with _building(final) as missing:
+        if missing:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / "made.o"
                 _run([compiler(), *flags, "-c", str(source), "-o", str(made)], source.name)
                 _publish(made, final)
     return final
+
+
+def _standard_headers(flags: Sequence[str], folder: Path) -> Path:
+    """A header of all standard headers that simulator.hpp includes, with g++'s precompiled form.
+
+    Reading them takes most of a small kernel's time. g++ takes the precompiled form where the flags
+    are those that made it, macros aside, and else the header itself.
+    """
+    includes = re.findall(r"^#include <.+>$", (INCLUDE / "simulator.hpp").read_text(), re.MULTILINE)
+    vectors = ["#include <immintrin.h>"] if _machine_flags() else []
+    text = "\n".join([*includes, *vectors, ""])
+    kept = [flag for flag in flags if not flag.startswith(("-I", "-D"))]
+    header = folder / f"standard-{_hash(text, _compiler_version(), *kept)}.hpp"
+    final = header.with_suffix(".hpp.gch")
+    with _building(final) as missing:
+        if missing:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                here, made = Path(scratch) / header.name, Path(scratch) / "made.gch"
+                here.write_text(text)
+                what = "the standard headers"
+                _run([compiler(), *kept, "-x", "c++-header", str(here), "-o", str(made)], what)
+                _publish(here, header)
+                _publish(made, final)
+    return header
 
 
 def _thread_locals(file: Path) -> list[tuple[str, int, int, bool]]:
@@ -210,14 +250,14 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
     folder = cache_folder()
     headers = _hash(_folder_bytes(INCLUDE, _HERE / "src", CSRC))
     flags = (
-        *_COMMON, *_machine_flags(), "-O2", f"-I{INCLUDE}", f"-I{source.parent}", f"-I{CSRC}",
+        *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", f"-I{CSRC}",
         *(_OBSERVED if observed else ()), *defines,
     )  # fmt: skip
     beside = b"" if source.parent == CSRC else _folder_bytes(source.parent)
     key = _hash(source.read_bytes(), beside, headers, _compiler_version(), str(source), *flags)
     final = folder / f"{source.stem}-{'observed' if observed else 'plain'}-{key}.so"
-    with lock_of(final.name):
-        if not final.exists():
+    with _building(final) as missing:
+        if missing:
             _build(source, observed, headers, flags, folder, final)
     return final
 
@@ -227,14 +267,12 @@ def _build(
 ) -> None:
     names = (*_SOURCES, "observe.cpp") if observed else _SOURCES
     with tempfile.TemporaryDirectory(dir=folder) as scratch, ThreadPoolExecutor() as pool:
-        made = Path(scratch) / "kernel.o"
-        kernel = pool.submit(
-            _run, [compiler(), *flags, "-x", "c++", "-c", str(source), "-o", str(made)], source.name
-        )
         runtime = [
             pool.submit(_object, _HERE / "src" / name, observed, headers, folder) for name in names
         ]
-        kernel.result()
+        made = Path(scratch) / "kernel.o"
+        before = ["-include", str(_standard_headers(flags, folder)), "-x", "c++"]
+        _run([compiler(), *flags, *before, "-c", str(source), "-o", str(made)], source.name)
         objects = [str(made), *(str(job.result()) for job in runtime)]
         assembler = Path(scratch) / "dynamic.s"
         assembler.write_text(_dynamic_source(_dynamic_names(made)))
