@@ -30,6 +30,7 @@ SHAPES = {
     "stream_k": (64, 28672, 4096),
     "split_k": (256, 256, 16384),
     "small": (100, 100, 100),
+    "one_wave": (1024, 1024, 1024),
 }
 """(M, N, K) by the rung's name, where it is not SQUARE."""
 

@@ -153,5 +153,5 @@ def test_candidates_fit_tables_and_differ(kernel, shape):
 
 
 def test_an_unknown_rung_has_no_candidates():
-    with pytest.raises(ValueError, match="choose from split_k, skinny, stream_k, gemv"):
+    with pytest.raises(ValueError, match="choose from split_k, skinny, stream_k, gemv, one_wave"):
         candidates.candidates("naive", problem(16, 64, 64), 0, 132)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 def case(dtype_in, dtype_out, compute="float32", plain=False, tile=None):
     return (
-        *(f"-DTCGEMM_{name}={(tile.plan)[name]}" for name in (TILE if tile else ())),
+        *(f"-DTCGEMM_{name}={tile.plan[name]}" for name in TILE if tile and name in tile.plan),
         f"-DTCGEMM_IN={DTYPES[dtype_in]}",
         f"-DTCGEMM_OUT={DTYPES[dtype_out]}",
         f"-DTCGEMM_COMPUTE={COMPUTES[compute]}",

@@ -154,7 +154,7 @@ def test_skinny_refuses_with_the_numbers():
     assert "128" in reason
 
 
-@pytest.mark.parametrize("shape", [(1, 8192, 8192), (128, 4096, 4096), (4096, 16, 4096)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 8192, 8192), (104, 4096, 4096), (4096, 16, 4096)], ids=str)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_skinny_takes_few_rows_and_few_columns(shape, layout):
     few = "gemv" if shape == (1, 8192, 8192) and layout[1] == "n" else "skinny"
@@ -181,22 +181,22 @@ def test_batches_of_few_rows_go_to_gemv():
 @pytest.mark.parametrize(
     ("shape", "name"),
     [
-        ((256, 256, 16384), "split_k"),
-        ((512, 512, 512), "wgmma_persistent"),
-        ((1024, 1024, 1024), "wgmma_persistent"),
-        ((256, 256, 128), "wgmma_persistent"),
+        ((256, 256, 16384), "one_wave"),
+        ((512, 512, 512), "one_wave"),
+        ((1024, 1024, 1024), "one_wave"),
+        ((256, 256, 128), "one_wave"),
         ((2048, 2048, 2048), "wgmma_persistent"),
         ((4096, 2112, 7168), "wgmma_persistent"),
         ((128, 28672, 4096), "wgmma_persistent"),
         ((64, 28672, 4096), "stream_k"),
         ((64, 28680, 4096), "stream_k"),
         ((64, 16384, 4096), "skinny"),
-        ((128, 6144, 4096), "wgmma_persistent"),
-        ((128, 128, 128), "wgmma_persistent"),
-        ((64, 2048, 512), "wgmma_persistent"),
+        ((128, 6144, 4096), "one_wave"),
+        ((128, 128, 128), "one_wave"),
+        ((64, 2048, 512), "one_wave"),
         ((64, 512, 512), "skinny"),
         ((64, 64, 1024), "skinny"),
-        ((256, 264, 16384), "split_k"),
+        ((256, 264, 16384), "one_wave"),
     ],
 )
 def test_the_choice_is_the_rung_measured_fastest(shape, name):
@@ -214,6 +214,9 @@ DEEP = [
     ("stream_k", (64, 11008, 4096)),
     ("stream_k", (100, 2112, 7168)),
     ("stream_k", (4096, 16, 4096)),
+    ("one_wave", (256, 256, 16384)),
+    ("one_wave", (128, 6144, 4096)),
+    ("one_wave", (4096, 120, 4096)),
     ("split_k", (256, 256, 16384)),
     ("split_k", (300, 520, 8192)),
     ("gemv", (5, 4096, 14336)),

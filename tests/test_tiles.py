@@ -91,7 +91,9 @@ def test_a_column_major_c_is_the_transposed_problem():
 def test_the_cpu_has_one_tile_and_it_is_that_of_a_build_without_one():
     found = dict(re.findall(r"^#define TCGEMM_(\w+) (\d+)", BLOCK.read_text(), re.M))
     plan = tiles.plan(problem(4096, 4096, device="cpu"))
-    assert {name: int(value) for name, value in found.items()} == {key: plan[key] for key in TILE}
+    assert {name: int(value) for name, value in found.items()} == {
+        key: plan[key] for key in TILE if key in plan
+    }
 
 
 @pytest.mark.parametrize("tile", tiles.TILES, ids=IDS)
@@ -113,7 +115,7 @@ def test_the_ring_fits_shared_memory_and_no_stage_is_left_out(tile):
 def test_each_tile_is_right_and_nothing_is_found(tile, tmp_path):
     """Several tiles a block, edges on both sides, an odd number of steps along K."""
     source = tmp_path / "tile.cu"
-    chosen = {**{key: tile.plan[key] for key in TILE}, "PLAIN": 1}
+    chosen = {**{key: tile.plan[key] for key in TILE if key in tile.plan}, "PLAIN": 1}
     chosen |= {"IN": DTYPES["float16"], "OUT": DTYPES["float16"]}
     lines = [f"#define TCGEMM_{name} {value}" for name, value in chosen.items()]
     source.write_text("\n".join([*lines, f'#include "{SOURCE.name}"\n']))

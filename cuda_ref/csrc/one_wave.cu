@@ -2,11 +2,11 @@
 // With alpha, beta C_in, bias and an activation, where that is asked.
 //
 // ADDS           nothing that a block needs to stay: no loop over tiles; tile, ring and cluster are
-//                known to the build. So the producer's step is a handful of instructions: a tile of
-//                64 x 128 takes one each 160 ns, and wgmma_persistent took 250 to ask for the next.
+//                known to the build. So the producer's step is a handful of instructions: a tile
+//                of 64 x 128 takes one each 160 ns; wgmma_persistent took 250 to ask for the next.
 //                Of small tiles what comes first is asked for while the kernel before still ends.
 //                Blocks of a cluster share what they all read, along M or along N; what nobody
-//                reads again does not displace the rest of the L2. Where it DIVIDES, the blocks of a
+//                reads again does not displace the rest of the L2. Where it DIVIDES, blocks of a
 //                tile take a part of K each, and a second kernel adds their sums, in order.
 // STILL MISSING  more tiles than SMs: that is wgmma_persistent. Up to 16 rows, of which most of
 //                each multiply is in vain: skinny.

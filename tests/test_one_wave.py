@@ -1,0 +1,244 @@
+"""one_wave: right in each of its builds, what it plans, and what nvcc makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from functools import cache
+from importlib import import_module
+
+import pytest
+import torch
+from tcgemm.cuda_ref import candidates, inspection, plans, tables, toolchain, waves
+from tcgemm.cuda_ref.fusion import DTYPES, TILE
+
+import tcgemm
+from tcgemm.dispatch import choose, find
+from tcgemm.problem import Problem
+
+simulator = import_module("tcgemm.cuda_ref.simulator")
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+PAIRS = [(F16, F16), (BF16, F32), (BF16, BF16), (F16, F32)]
+LAYOUTS = ["nn", "nt", "tn", "tt"]
+
+
+def integers(rows, cols, dtype, transposed):
+    """Small integers in a NaN-filled buffer whose rows are 16-byte aligned."""
+    height, width = (cols, rows) if transposed else (rows, cols)
+    buffer = torch.full((height + 1, -(-width // 8) * 8 + 8), float("nan"), dtype=dtype)
+    view = buffer[:height, :width]
+    view.copy_(torch.randint(-2, 3, (height, width)))
+    return view.mT if transposed else view
+
+
+def check(source, shape, layout, pair, turned=False, **how):
+    M, N, K = shape
+    a = integers(M, K, pair[0], layout[0] == "t")
+    b = integers(K, N, pair[0], layout[1] == "t")
+    c = integers(M, N, pair[1], turned).fill_(float("nan"))
+    report = simulator.simulate(source, a, b, c, check=True, **how)
+    assert not report.findings, [str(f) for f in report.findings]
+    assert torch.equal(c, (a.double() @ b.double()).to(pair[1])), (shape, layout, turned)
+
+
+# Below, at and above a tile; K of a part of a step, of some, and of more than the ring.
+SHAPES = [(1, 1, 1), (1, 257, 72), (33, 64, 1100), (64, 65, 64), (65, 63, 136), (129, 130, 200)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_right_at_the_edges_and_nothing_found(shape):
+    for i, (layout, turned) in enumerate(itertools.product(LAYOUTS, [False, True])):
+        check(simulator.source_of("one_wave"), shape, layout, PAIRS[i % 4], turned)
+
+
+# BLOCK_M, BLOCK_N, DIVIDES, the type of C; each a build of its own, of clusters of one block.
+BUILDS = {
+    (64, 48, 0, BF16): [(17, 129, 72), (64, 96, 65)],
+    (128, 48, 0, F32): [(100, 200, 136)],
+    (128, 64, 0, BF16): [(130, 70, 136), (7, 100, 640)],
+    (128, 128, 0, F32): [(129, 257, 72)],
+    (64, 64, 1, BF16): [(100, 70, 330), (3, 65, 136)],
+    (128, 64, 1, F32): [(130, 33, 200)],
+}
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=str)
+def test_right_in_every_tile(build, tmp_path):
+    block_m, block_n, divides, out = build
+    values = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "NUM_STAGES": 4,
+        "CLUSTER": 1,
+        "SHARES_A": 0,
+        "DIVIDES": divides,
+    }
+    source = tmp_path / "one_wave_built.cu"
+    lines = [f"#define TCGEMM_{name} {value}" for name, value in values.items()]
+    lines += ["// for one case: TCGEMM_IN, TCGEMM_OUT, TCGEMM_PLAIN", '#include "one_wave.cu"']
+    source.write_text("\n".join(lines) + "\n")
+    for shape in BUILDS[build]:
+        for i, layout in enumerate(LAYOUTS if block_n % 64 == 0 else ["nt", "tt"]):
+            turned = i > 1
+            if block_n % 64 and turned:  # then B is A, and comes by its rows
+                continue
+            check(source, shape, layout, (BF16, out), turned)
+
+
+@pytest.mark.parametrize("order", ["reverse", "random:5"])
+def test_no_order_of_threads_shows(order):
+    source = simulator.source_of("one_wave")
+    check(source, (70, 130, 1100), "nt", (F16, F32), order=order)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_what_follows_the_product_is_fused(activation):
+    """alpha, beta, bias and an activation, with C by rows and by columns."""
+    torch.manual_seed(0)
+    a, b = torch.randn(70, 72, dtype=BF16), torch.randn(136, 72, dtype=BF16).mT
+    c, bias = torch.randn(70, 136, dtype=BF16), torch.randn(136, dtype=BF16)
+    act = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[activation]
+    exact = act(0.5 * (a.double() @ b.double()) - 2 * c.double() + bias.double())
+    for out in (torch.empty(70, 136, dtype=BF16), torch.empty(136, 70, dtype=BF16).mT):
+        got = tcgemm.gemm(
+            a, b, c, alpha=0.5, beta=-2.0, bias=bias, epilogue=activation, out=out,
+            backend="cuda", kernel="one_wave",
+        )  # fmt: skip
+        assert torch.allclose(got.double(), exact, rtol=2**-7, atol=2**-7)
+
+
+def problem(M, N, K, layout="nn", **changes):
+    a = (K, 1) if layout[0] == "n" else (1, M)
+    b = (N, 1) if layout[1] == "n" else (1, K)
+    asked = Problem(M, N, K, "bfloat16", "bfloat16", a, b, (N, 1), capability=(9, 0))
+    return dataclasses.replace(asked, **{"device": "cuda", **changes})
+
+
+ASKED = [
+    (512, 512, 512), (1024, 1024, 1024), (256, 256, 16384), (128, 6144, 4096), (64, 6144, 4096),
+    (128, 8192, 8192), (4096, 128, 4096), (300, 520, 8192), (1, 64, 64), (65, 64, 1 << 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ASKED, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_blocks_run_at_once_and_none_is_without_work(shape, layout):
+    for asked in (problem(*shape, layout), problem(*shape, layout, bias=True)):
+        plan = find("cuda", "one_wave").plan(asked)
+        sides = (-(-asked.M // plan["BLOCK_M"]), -(-asked.N // plan["BLOCK_N"]))
+        assert sides[0] * sides[1] * plan["SPLITS"] <= 132
+        assert sides[plan["SHARES_A"]] % plan["CLUSTER"] == 0
+        assert plan["SPLITS"] == 1 or plan["SPLITS"] <= asked.K // 64 // 2
+        assert plan["BLOCK_M"] in (64, 128)
+        assert plan["BLOCK_N"] % 64 == 0 or (asked.plain and layout[1] == "t")
+
+
+@pytest.mark.parametrize("shape", ASKED, ids=str)
+def test_a_transposed_problem_has_the_transposed_plan(shape):
+    M, N, K = shape
+    one = plans.plan("one_wave", problem(M, N, K, "nn"))
+    other = plans.plan("one_wave", problem(N, M, K, "tt"))
+    if M != N:
+        assert (one["BLOCK_M"], one["BLOCK_N"]) == (other["BLOCK_N"], other["BLOCK_M"])
+        assert one["CLUSTER"] == other["CLUSTER"]
+        assert one["CLUSTER"] == 1 or one["SHARES_A"] == 1 - other["SHARES_A"]
+    # A column-major C is turned by the launcher: the build is that of the turned problem.
+    turned = plans.plan("one_wave", problem(M, N, K, "nn", c_strides=(1, M)))
+    assert turned == plans.plan("one_wave", problem(N, M, K, "tt"))
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+def test_the_ring_and_the_chunks_fit_an_sm(out):
+    for shape in ASKED:
+        for config in waves.candidates(problem(*sorted(shape[:2]), shape[2], "nt"), 132):
+            asked = problem(*sorted(shape[:2]), shape[2], "nt", dtype_out=out)
+            plan = waves.divide(config, asked, turned=False)
+            stage = (plan["BLOCK_M"] + plan["BLOCK_N"]) * 128
+            itemsize = 4 if out == "float32" or plan["SPLITS"] > 1 else 2
+            chunks = plan["BLOCK_M"] // 64 * -(-plan["BLOCK_N"] * itemsize // 128)
+            barriers = 8 * (2 * plan["NUM_STAGES"] + chunks)
+            assert 4 <= plan["NUM_STAGES"] <= 12
+            assert plan["NUM_STAGES"] * stage + chunks * 8192 + barriers <= 232448
+
+
+def test_a_product_of_more_tiles_than_sms_has_a_plan_and_prefers_another_rung():
+    asked = problem(4096, 4096, 4096)
+    assert find("cuda", "one_wave").plan(asked)["SPLITS"] == 1
+    assert choose(asked, "cuda").name == "wgmma_persistent"
+
+
+def test_what_is_tuned_is_what_can_be_planned():
+    asked = problem(512, 512, 8192)
+    found = candidates.candidates("one_wave", asked, 0, 132)
+    assert 1 < len(found) <= candidates.MOST_BUILDS
+    best = min(found, key=lambda config: waves.modelled_us(config, asked, 132))
+    assert best == found[0]
+    assert all(set(config) == set(tables.SETTINGS["one_wave"]) for config in found)
+
+
+def test_only_the_parts_of_k_are_told_to_the_launcher():
+    plan = plans.plan("one_wave", problem(256, 256, 16384))
+    assert plan["SPLITS"] > 1
+    assert plans.pack("one_wave", plan, False) == plan["SPLITS"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "tile"),
+    [
+        ((1024, 1024, 1024), "nt", (128, 64, 1, 0, 1)),
+        ((512, 512, 512), "nn", (64, 64, 1, 0, 1)),
+        ((128, 6144, 4096), "nt", (128, 48, 1, 0, 1)),
+        ((128, 6144, 4096), "nn", (128, 64, 4, 1, 1)),
+        ((128, 8192, 8192), "nt", (64, 128, 2, 0, 1)),
+        ((128, 4096, 4096), "nn", (64, 64, 2, 0, 1)),
+        ((512, 512, 8192), "nn", (64, 128, 2, 0, 4)),
+        ((256, 256, 16384), "nn", (64, 128, 4, 0, 14)),
+    ],
+)
+def test_the_plan_is_what_was_measured_fastest(shape, layout, tile):
+    """Of those timed in reports/nvidia-h200/trials/one_wave.csv; by the table or by the model."""
+    asked = problem(*shape, layout)
+    assert choose(asked, "cuda").name == "one_wave"
+    plan = find("cuda", "one_wave").plan(asked)
+    assert tuple(plan[name] for name in tables.SETTINGS["one_wave"]) == tile
+
+
+needs_nvcc = pytest.mark.skipif(
+    toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
+    reason="needs nvcc and cuobjdump",
+)
+COMPILED = [
+    ({"BLOCK_M": 64, "BLOCK_N": 128, "NUM_STAGES": 8, "CLUSTER": 1, "SHARES_A": 0}, 0, 1),
+    ({"BLOCK_M": 128, "BLOCK_N": 64, "NUM_STAGES": 8, "CLUSTER": 4, "SHARES_A": 1}, 0, 0),
+    ({"BLOCK_M": 64, "BLOCK_N": 64, "NUM_STAGES": 12, "CLUSTER": 4, "SHARES_A": 0}, 1, 1),
+    ({"BLOCK_M": 128, "BLOCK_N": 48, "NUM_STAGES": 9, "CLUSTER": 1, "SHARES_A": 0}, 0, 1),
+]
+
+
+@cache
+def compiled(index):
+    tile, divides, plain = COMPILED[index]
+    values = {**tile, "DIVIDES": divides, "IN": 1, "OUT": 1, "PLAIN": plain}
+    assert set(tile) | {"DIVIDES"} <= set(TILE)
+    defines = tuple(f"-DTCGEMM_{name}={value}" for name, value in values.items())
+    return inspection.compile_only("one_wave", "sm_90a", defines)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("index", range(len(COMPILED)))
+def test_nothing_is_spilled_or_serialized(index):
+    report = compiled(index)
+    assert report.spill_bytes == 0
+    assert report.sass["STL"] == 0
+    assert not report.serialized
+    kernels = [kernel for kernel in report.kernels if kernel.sass["HGMMA"]]
+    # A build for each layout; of a width that is no panel, those with a K-major B.
+    assert len(kernels) == (4 if COMPILED[index][0]["BLOCK_N"] % 64 == 0 else 2)
+    for kernel in kernels:
+        assert kernel.sass["UTMALDG"] > 0
+        assert kernel.sass["UTMASTG"] > 0
+        assert kernel.sass["WARPGROUP"] < kernel.sass["HGMMA"] + 4
+        assert kernel.sass["USETMAXREG"] == 0
+        for other in ("HMMA", "LDGSTS"):
+            assert kernel.sass[other] == 0, other
