@@ -51,7 +51,10 @@ TILE = (
     "CLUSTER",
     "DIVIDES",
 )
-"""What of a plan a build is for, where the source has macros of these names; DIVIDES: SPLITS > 1."""
+"""What of a plan a build is for, where the source has macros of these names.
+
+DIVIDES is whether SPLITS is more than 1.
+"""
 
 KNOWN_FROM = 128 * 128
 """The least elements of a tile whose builds know what they fuse (FUSES in csrc/wgmma_fused.cuh).

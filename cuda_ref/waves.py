@@ -66,12 +66,13 @@ def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
     One where there is none such.
     """
     found = []
-    for (block_m, block_n), (cluster, shares_a), splits in (
-        (tile, sharers, splits)
-        for splits in SPLITS
-        for tile, found_so in (WHOLE if splits == 1 else DIVIDED).items()
-        for sharers in found_so
-    ):
+    every = (
+        (*tile, *sharers, parts)
+        for parts in SPLITS
+        for tile, clusters in (WHOLE if parts == 1 else DIVIDED).items()
+        for sharers in clusters
+    )
+    for block_m, block_n, cluster, shares_a, splits in every:
         rows, cols = -(-problem.M // block_m), -(-problem.N // block_n)
         if (cols if shares_a else rows) % cluster or (block_m == 128 and problem.M <= 64):
             continue
@@ -79,7 +80,7 @@ def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
             continue
         if rows * cols * splits > at_once(cluster, processors):
             continue
-        if splits > 1 and problem.K < 4 * TILE_K * splits:
+        if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
         found.append(_config(block_m, block_n, cluster, shares_a, splits))
     return found or [_config(128, 128, 1, 0, 1)]
@@ -120,7 +121,7 @@ def modelled_us(config: Mapping[str, int], problem: Any, processors: int) -> flo
     if any(max(strides) % LINE for strides in (problem.a_strides, problem.b_strides)):
         asked *= APART
     own = steps * STEP[block_m, block_n]
-    if M > block_m and M % block_m:
+    if block_m < M and M % block_m:
         own *= OUTSIDE
     memory = 2 * (M * K + K * N + M * N) / MEMORY
     if -(-M // block_m) > b_sharers and 2 * K * N > STREAMED:

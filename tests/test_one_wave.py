@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 import torch
 from tcgemm.cuda_ref import candidates, inspection, plans, tables, toolchain, waves
-from tcgemm.cuda_ref.fusion import DTYPES, TILE
+from tcgemm.cuda_ref.fusion import TILE
 
 import tcgemm
 from tcgemm.dispatch import choose, find
