@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(THREADS, 1)
       for (int i = 0; i < CONSUMERS * CHUNKS<Out>; ++i) mbarrier_init(arrivals + 8 * i, 1);
     fence_mbarrier_init();
   }
-  zero_rows<THREADS>(shared, STAGE_BYTES, NUM_STAGES, SharesA::rows(wave.a_box), BLOCK_M);
-  zero_rows<THREADS>(shared + A_BYTES, STAGE_BYTES, NUM_STAGES, SharesB::rows(wave.b_box), BLOCK_N);
+  const int used = min(count, NUM_STAGES);
+  zero_rows<THREADS>(shared, STAGE_BYTES, used, SharesA::rows(wave.a_box), BLOCK_M);
+  zero_rows<THREADS>(shared + A_BYTES, STAGE_BYTES, used, SharesB::rows(wave.b_box), BLOCK_N);
   __syncthreads();
   if constexpr (CLUSTER > 1) {
     barrier_cluster_arrive_relaxed();

@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     }
     fence_mbarrier_init();
   }
-  zero_rows<Tile::THREADS>(shared + (ring - shared_address(shared)) + B_BYTES, STAGE_BYTES, stages,
-                           schedule.a_rows, TILE_M);
+  zero_rows<Tile::THREADS>(shared + (ring - shared_address(shared)) + B_BYTES, STAGE_BYTES,
+                           schedule.persists ? stages : min(count, stages), schedule.a_rows,
+                           TILE_M);
   __syncthreads();
   if (splits > 1) barrier_cluster_arrive_relaxed();
 

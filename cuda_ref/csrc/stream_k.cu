@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
     }
     fence_mbarrier_init();
   }
-  zero_rows<Tile::THREADS>(shared + (ring - shared_address(shared)) + B_BYTES, STAGE_BYTES, stages,
-                           schedule.a_rows, TILE_M);
+  zero_rows<Tile::THREADS>(shared + (ring - shared_address(shared)) + B_BYTES, STAGE_BYTES,
+                           min(steps, stages), schedule.a_rows, TILE_M);
   __syncthreads();
 
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
