@@ -749,3 +749,14 @@ def test_every_case_counts_once_in_all_suites_together(made):
     section, _ = sections(load(made[0] / "reports" / "nvidia-h200"))
     counts = {row[2]: int(row[3]) for row in section.rows if row[:2] == ["float16", "Triton"]}
     assert max(counts.values()) == counts["all"] <= sum(counts.values()) - counts["all"]
+
+
+def test_rungs_stand_in_the_order_of_their_ladders():
+    """Each behind the one before it; names that both have stand where the first ladder has them."""
+    from tcgemm.report.derive import _in_order
+
+    ladders = [("triton", "naive"), ("triton", "skinny"), ("triton", "late")]
+    ladders += [("cuda", "naive"), ("cuda", "tiled"), ("cuda", "skinny"), ("cuda", "small")]
+    names = _in_order(ladders, ["cublas", "small", "naive", "tried once"])
+    assert names == ["naive", "tiled", "skinny", "small", "late", "cublas", "tried once"]
+    assert _in_order([], ["b", "a", "b"]) == ["b", "a"]

@@ -82,16 +82,20 @@ class Gpu(Protocol):
     ) -> float | None: ...
 
 
-def derive(rows: pd.DataFrame, gpu: Gpu | None) -> pd.DataFrame:
+def derive(
+    rows: pd.DataFrame, gpu: Gpu | None, ladders: Iterable[tuple[str, str]] = ()
+) -> pd.DataFrame:
     """The latest row of each (backend, kernel, case), with the columns of ``DERIVED``.
 
     Args:
         rows: the stored rows in file order, with the columns of ``bench.store.COLUMNS``.
         gpu: peaks and bandwidth; None for rows that no GPU made, whose times are dropped.
+        ladders: (backend, kernel) of each ladder, from the first rung to the last.
 
     Returns:
         One row a (backend, kernel, case), ordered by case and ladder: ``backend`` and ``kernel``
-        are ordered categories whose order is that of first appearance in the file.
+        are ordered categories: kernels in the order of the ladders, others in that of first
+        appearance in the file.
     """
     t = rows.copy()
     for column in t.columns:
@@ -103,7 +107,7 @@ def derive(rows: pd.DataFrame, gpu: Gpu | None) -> pd.DataFrame:
         t[TIMED] = np.nan
         t[["timer", "cache"]] = "none"
 
-    kernels = list(dict.fromkeys(t["kernel"]))
+    kernels = _in_order(ladders, t["kernel"])
     backends = ordered_backends(t["backend"])
     suites = t.groupby(CASE, sort=False)["suite"].agg(lambda s: " ".join(dict.fromkeys(s)))
     t = t.drop_duplicates([*CASE, "backend", "kernel"], keep="last")
@@ -169,6 +173,20 @@ def plain(table: pd.DataFrame) -> pd.DataFrame:
     for column in ("backend", "kernel"):
         rows[column] = rows[column].cat.remove_unused_categories()
     return rows
+
+
+def _in_order(ladders: Iterable[tuple[str, str]], seen: Iterable[str]) -> list[str]:
+    """The names of all kernels: each rung behind the one before it on its ladder.
+
+    Names that two ladders share stand where the first has them.
+    """
+    names: list[str] = []
+    at: dict[str, int] = {}  # backend -> where its next rung goes
+    for backend, kernel in ladders:
+        if kernel not in names:
+            names.insert(at.get(backend, 0), kernel)
+        at[backend] = max(at.get(backend, 0), names.index(kernel) + 1)
+    return list(dict.fromkeys([*names, *seen]))
 
 
 def _paired_tflops(t: pd.DataFrame) -> pd.Series:

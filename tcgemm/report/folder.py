@@ -73,7 +73,9 @@ def load(path: Path) -> Folder:
     if not names[0]:
         return Folder(path, CPU_NAME, "cpu", None, derive(frame, None), runs, counts)
     gpu: Gpu = gpus.lookup(names[0])
-    table, compiled = derive(frame, gpu), read_compiled(path)
+    compiled = read_compiled(path)
+    ladders = [] if compiled is None else zip(compiled["backend"], compiled["kernel"], strict=True)
+    table = derive(frame, gpu, ladders)
     rated = None if compiled is None else with_rates(compiled, table, frame)
     return Folder(path, gpu.name, gpu.slug, gpu, table, runs, counts, rated)
 
