@@ -89,8 +89,10 @@ def case(
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
-    tile = tuple(map({**plan, "DIVIDES": int(plan.get("SPLITS", 1) > 1)}.get, TILE)) if plan else ()
-    plain = fusion is None and not batched
+    divides = bool(plan and plan.get("SPLITS", 1) > 1 and "TCGEMM_DIVIDES" in (macros or ()))
+    tile = tuple(map({**plan, "DIVIDES": int(divides)}.get, TILE)) if plan else ()
+    # What divides K leaves all that follows the product to a second kernel.
+    plain = divides or (fusion is None and not batched)
     known = plan and not plain and plan["BLOCK_M"] * plan["BLOCK_N"] >= KNOWN_FROM
     fuses = fused_number(fusion, batched) if known else None
     return _flags(dtype, compute, m == n, plain, out_dtype, macros, tile, fuses)

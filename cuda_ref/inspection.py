@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import tilings
-from .plans import small_vector
+from .plans import plan, small_vector
 from .toolchain import (
     CSRC,
     NO_NVCC,
@@ -220,6 +220,9 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
         rows = max(rows, 16 if k_major["A"] else 64)
         tests["TILE_M"] = lambda value: value in (str(rows), str(max(rows, 64)))
+    if name == "one_wave" and plan(name, problem)["SPLITS"] > 1:
+        tests["Out"] = is_type("float32")  # sums; a second kernel makes C of them
+        tests["Extra"] = lambda value: value.endswith("Plain")
     if name == "small":
         elements = small_vector(problem)
         tests["BYTES"] = lambda value: value == str(2 * elements)

@@ -183,7 +183,7 @@ def refuse_skinny(problem: Any) -> str | None:
     if min(problem.M, problem.N) > SKINNY_MOST:
         return (
             f"M={problem.M} and N={problem.N} and one of them must be at most {SKINNY_MOST}: "
-            "wgmma_persistent takes it"
+            "one_wave and wgmma_persistent take it"
         )
     return refuse_tma(problem)
 

@@ -16,7 +16,7 @@ from .gpu import here
 from .gpu import of as gpu_of
 from .limits import column_major, refuse_gemv, refuse_skinny, refuse_tma
 from .tables import COMPILED_IN, SETTINGS
-from .tiles import tile_of
+from .tiles import LEAST, tile_of
 
 DIVIDING = tuple(SETTINGS)
 
@@ -33,7 +33,6 @@ SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
 TILE = 2.0  # storing 128 x 128 of C
 PERSISTENT_START = 2.4  # of wgmma_persistent
 PERSISTENT_STEP = 0.7  # a step along K of 128 x 256
-PERSISTENT_LEAST = 0.25  # a step of any tile: what its producer takes
 PERSISTENT_TILE = 0.5  # what comes before and after a tile
 SMALL_START = 0.6  # of small, whose loads wait for no ring
 SMALL_TILE = 1.3  # a tile of it on each SM
@@ -192,6 +191,8 @@ def preferred(problem: Any) -> str:
         return str(row["kernel"])
     if "split_k" in able and not _divided_pays(seen, sms):
         able.remove("split_k")
+    if "one_wave" in able and not waves.fits(seen, sms):
+        able.remove("one_wave")
     times |= {name: fastest(name, seen, sms)[0] for name in able}
     if by_tma:
         times["wgmma_persistent"] = _persistent_us(problem, sms)
@@ -203,9 +204,9 @@ LEAST_K = 2048
 
 
 def _divided_pays(problem: Any, sms: int) -> bool:
-    """Whether K is long and the small tile of wgmma_persistent leaves half of the SMs idle.
+    """Whether K is long and tiles of 64 x 128 leave half of the SMs idle.
 
-    Of cuBLAS on an H200, bfloat16: 512 cubed 0.88 to 0.90 by wgmma_persistent and 0.58 by split_k.
+    Of cuBLAS on an H200, bfloat16: 512 cubed 0.62 by split_k and 1.42 by one_wave.
     """
     return problem.K >= LEAST_K and sms // 2 >= -(-problem.M // 64) * -(-problem.N // 128)
 
@@ -276,8 +277,7 @@ def _persistent_us(problem: Any, sms: int) -> float:
     tile = tile_of(problem)
     rate = tile.rate if problem.plain and problem.batch == 1 else tile.fused_rate
     rounds = -(-(-(-problem.M // tile.BLOCK_M) * -(-problem.N // tile.BLOCK_N)) // sms)
-    step = PERSISTENT_STEP * tile.BLOCK_M * tile.BLOCK_N / (128 * 256) / rate
-    step = max(step, PERSISTENT_LEAST)
+    step = PERSISTENT_STEP * max(tile.BLOCK_M * tile.BLOCK_N / (128 * 256) / rate, LEAST)
     memory = 2 * (problem.M + problem.N) * problem.K / MEMORY
     steps = -(-problem.K // TILE_K)
     return max(START + memory, PERSISTENT_START + rounds * (steps * step + PERSISTENT_TILE))

@@ -32,7 +32,8 @@ SETTINGS = {
     "gemv": ("SPLITS", "WARPS"),
     "one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A", "SPLITS"),
 }
-"""Rung -> its settings, in the order in which the launcher unpacks them (Gemm::setting)."""
+"""Rung -> its settings, in the order in which the launcher unpacks them (Gemm::setting), but for
+those that are compiled in."""
 
 COMPILED_IN = {"one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A")}
 """Rung -> those of its settings that a build is for, and no launcher unpacks."""
@@ -98,10 +99,28 @@ def check(table: Any) -> None:
                 raise ValueError(f"a row of {kernel} does not set just {wanted}: {row}")
             if not all(type(value) is int for value in row["config"].values()):
                 raise ValueError(f"a row of {kernel} has values that are no whole numbers: {row}")
+            if kernel == "one_wave" and not _buildable(**row["config"]):
+                raise ValueError(
+                    f"one_wave has no such build: {row}; BLOCK_M is 64 or 128, BLOCK_N 48, 64 or "
+                    "128, CLUSTER 1, 2 or 4, and 1 with 48, SHARES_A 0 or 1, SPLITS 1 or more, and "
+                    "1 with 128 x 128"
+                )
     for row in table["prefer"]:
         _check_conditions(row)
         if row.get("kernel") not in (*SETTINGS, *UNSET):
             raise ValueError(f"{row.get('kernel')!r} is no rung that has a table")
+
+
+def _buildable(BLOCK_M: int, BLOCK_N: int, CLUSTER: int, SHARES_A: int, SPLITS: int) -> bool:
+    """As the assertions of csrc/one_wave_block.cuh."""
+    return (
+        BLOCK_M in (64, 128)
+        and BLOCK_N in (48, 64, 128)
+        and CLUSTER in ((1, 2, 4) if BLOCK_N != 48 else (1,))
+        and SHARES_A in (0, 1)
+        and SPLITS >= 1
+        and (SPLITS == 1 or BLOCK_M * BLOCK_N < 128 * 128)
+    )
 
 
 def _check_conditions(row: Any) -> None:

@@ -69,6 +69,9 @@ TILES = (
 SIMULATED = Tile(128, 128, 6, 2, 1, 0.0)
 """The tile of a build that names none; problems on the CPU all take it."""
 
+LEAST = 0.36
+"""Of the time that a step of 128 x 256 takes: what a producer needs for a step of any tile."""
+
 LINE = 64
 """Elements of 16 bits in a line of the L2."""
 
@@ -110,7 +113,8 @@ def _fastest(
         rounds = -(-(-(-M // tile.BLOCK_M) * -(-N // tile.BLOCK_N) * batch) // processors)
         if tile.PINGPONG:
             rounds = max(rounds, 2)  # of a single tile one consumer is idle
-        return rounds * tile.BLOCK_M * tile.BLOCK_N / rate(tile)
+        area = rounds * tile.BLOCK_M * tile.BLOCK_N
+        return max(area / rate(tile), rounds * LEAST * 128 * 256)
 
     return min((tile for tile in TILES if tile.fused_rate or not fused), key=time)
 

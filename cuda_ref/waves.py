@@ -31,7 +31,7 @@ WHOLE = {
     (64, 128): ((1, 0), (2, 0)),
     (128, 48): ((1, 0),),
     (128, 64): ((1, 0), (2, 0), (4, 1)),
-    (128, 128): ((1, 0), (2, 0)),
+    (128, 128): ((1, 0), (2, 0), (4, 1)),
 }
 """(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER, SHARES_A) that were the fastest somewhere."""
 
@@ -65,6 +65,15 @@ def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
 
     One where there is none such.
     """
+    return _fitting(problem, processors) or [_config(128, 128, 1, 0, 1)]
+
+
+def fits(problem: Any, processors: int) -> bool:
+    """Whether all blocks of some setting run at once."""
+    return bool(_fitting(problem, processors))
+
+
+def _fitting(problem: Any, processors: int) -> list[dict[str, int]]:
     found = []
     every = (
         (*tile, *sharers, parts)
@@ -83,7 +92,7 @@ def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
         found.append(_config(block_m, block_n, cluster, shares_a, splits))
-    return found or [_config(128, 128, 1, 0, 1)]
+    return found
 
 
 def _config(block_m: int, block_n: int, cluster: int, shares_a: int, splits: int) -> dict[str, int]:

@@ -244,7 +244,8 @@ def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
     if block is None:
         return {}
     tiles = (math.ceil(problem.M / block[0]), math.ceil(problem.N / block[1]))
-    blocks = tiles[0] * tiles[1] * problem.batch
+    parts = plan.get("SPLITS", 1) * plan.get("GROUPS", 1)
+    blocks = tiles[0] * tiles[1] * problem.batch * parts
     covered = tiles[0] * block[0] * tiles[1] * block[1]
     found: dict[str, Any] = {
         "tile": block,

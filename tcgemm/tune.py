@@ -488,7 +488,9 @@ class _Gpu:
         return found
 
     def compile(self, case: Case, candidates: Sequence[Candidate]) -> list[Outcome | None]:
-        if self._backend != "triton":  # its settings are arguments, and a rung is compiled once
+        if (
+            self._backend != "triton"
+        ):  # built where they are called: one build a rung, of one_wave one a setting
             return [None] * len(candidates)
         compile_only = _module(self._backend, "compile_only")
         requests = [

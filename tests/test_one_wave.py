@@ -177,6 +177,41 @@ def test_what_is_tuned_is_what_can_be_planned():
     assert all(set(config) == set(tables.SETTINGS["one_wave"]) for config in found)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"BLOCK_M": 96}, {"BLOCK_N": 80}, {"CLUSTER": 3}, {"SHARES_A": 2}, {"SPLITS": 0},
+     {"BLOCK_N": 48, "CLUSTER": 4}, {"BLOCK_M": 128, "BLOCK_N": 128, "SPLITS": 2}],
+    ids=str,
+)  # fmt: skip
+def test_a_table_asks_for_builds_that_there_are(wrong):
+    right = {"BLOCK_M": 64, "BLOCK_N": 128, "CLUSTER": 2, "SHARES_A": 0, "SPLITS": 3}
+    table = {"kernels": {"one_wave": [{"config": right}]}, "prefer": []}
+    tables.check(table)
+    table["kernels"]["one_wave"] = [{"config": {**right, **wrong}}]
+    with pytest.raises(ValueError, match="one_wave has no such build"):
+        tables.check(table)
+
+
+def test_the_model_prefers_it_only_where_all_blocks_run_at_once():
+    for shape in ((1024, 2112, 4096), (192, 11008, 4096), (11008, 192, 4096)):
+        assert choose(problem(*shape), "cuda").name == "wgmma_persistent"
+
+
+def test_few_rows_by_many_columns_share_what_there_is_of_a():
+    plan = find("cuda", "one_wave").plan(problem(192, 7168, 2048))
+    assert (plan["BLOCK_M"], plan["BLOCK_N"], plan["CLUSTER"], plan["SHARES_A"]) == (128, 128, 4, 1)
+
+
+def test_a_plan_for_another_gpu_fits_it(monkeypatch):
+    monkeypatch.setattr(plans, "gpu_of", lambda problem: ("", 114, 0))
+    plans.forget()
+    for shape in ASKED:
+        plan = plans.plan("one_wave", problem(*shape))
+        tiles = -(-shape[0] // plan["BLOCK_M"]) * -(-shape[1] // plan["BLOCK_N"])
+        assert tiles * plan["SPLITS"] <= 114 or plan["SPLITS"] == 1
+    plans.forget()
+
+
 def test_only_the_parts_of_k_are_told_to_the_launcher():
     plan = plans.plan("one_wave", problem(256, 256, 16384))
     assert plan["SPLITS"] > 1

@@ -216,6 +216,7 @@ DEEP = [
     ("stream_k", (4096, 16, 4096)),
     ("one_wave", (256, 256, 16384)),
     ("one_wave", (128, 6144, 4096)),
+    ("one_wave", (72, 6144, 4096)),  # fours that share what there is of A
     ("one_wave", (4096, 120, 4096)),
     ("split_k", (256, 256, 16384)),
     ("split_k", (300, 520, 8192)),

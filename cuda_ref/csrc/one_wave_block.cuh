@@ -33,8 +33,11 @@ constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
 constexpr uint32_t STAGE_BYTES = A_BYTES + BLOCK_N * BLOCK_K * 2;
 constexpr uint32_t CHUNKS_AT = NUM_STAGES * STAGE_BYTES;  // behind the ring; then the barriers
 // Steps along K that the blocks bring into the L2 while the kernel before still runs, each of them
-// once: all where there are no more than AHEAD (512 cubed 2.9 to 2.55 us), else FIRST.
+// once: all where there are no more than AHEAD (512 cubed 2.75 to 2.34 us), else FIRST.
 constexpr int AHEAD = BLOCK_M * BLOCK_N <= 64 * 64 ? 16 : DIVIDES ? 4 : 0, FIRST = 4;
+static_assert(BLOCK_M % 64 == 0 && (BLOCK_N % 64 == 0 || (BLOCK_N == 48 && CLUSTER == 1)),
+              "whole warpgroups, and panels that can be shared out");
+static_assert((CLUSTER & (CLUSTER - 1)) == 0 && CLUSTER <= 4, "shares that are whole");
 static_assert(STAGE_BYTES % 1024 == 0, "panels start at multiples of 1024 bytes");
 
 template <typename Out>

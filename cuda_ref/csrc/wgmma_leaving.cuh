@@ -1,5 +1,5 @@
-// How a tile of wgmma_persistent or one_wave leaves: C = activation(alpha * sums + beta * C_in + bias), in chunks
-// of 64 rows x 128 bytes, through shared memory and by TMA.
+// How a tile of wgmma_persistent or one_wave leaves: C = activation(alpha * sums + beta * C_in +
+// bias), in chunks of 64 rows x 128 bytes, through shared memory and by TMA.
 //
 // C_in comes by TMA, while the tile is still multiplied, into the buffers in which C will leave; a
 // thread reads its words where it writes the result. A C_in that TMA cannot reach is brought there by
