@@ -276,6 +276,7 @@ def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int
 def _persistent_us(problem: Any, sms: int) -> float:
     tile = tile_of(problem)
     rate = tile.rate if problem.plain and problem.batch == 1 else tile.fused_rate
+    rate = rate or 1.0  # the simulator's tile has none
     rounds = -(-(-(-problem.M // tile.BLOCK_M) * -(-problem.N // tile.BLOCK_N)) // sms)
     step = PERSISTENT_STEP * max(tile.BLOCK_M * tile.BLOCK_N / (128 * 256) / rate, LEAST)
     memory = 2 * (problem.M + problem.N) * problem.K / MEMORY

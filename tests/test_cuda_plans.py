@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from importlib import import_module
 
@@ -99,6 +100,15 @@ def test_the_model_has_settings_for_a_gpu_without_a_table(shape, monkeypatch):
 def test_the_model_finds_what_was_measured_fastest(shape, config):
     """Of the settings of split_k timed in reports/nvidia-h200/trials/cuda-small.csv."""
     assert plans.fastest("split_k", problem(*shape), 132)[1] == config
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 256, 128), (256, 1, 128), (300, 304, 304), (1, 8, 8), (512, 4096, 64)], ids=str
+)
+@pytest.mark.parametrize("more", [{}, {"bias": True}], ids=["plain", "fused"])
+def test_a_problem_on_the_cpu_has_a_choice(shape, more):
+    asked = dataclasses.replace(problem(*shape), device="cpu", capability=None, **more)
+    assert plans.preferred(asked) in (*tables.SETTINGS, *tables.UNSET)
 
 
 def test_settings_are_packed_16_bits_each():
