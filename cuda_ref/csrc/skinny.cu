@@ -32,7 +32,7 @@ constexpr int EARLY = 8;  // stages before its last at which a block lets the ne
 
 struct Schedule {
   int K, splits, stages;
-  int a_rows;  // of A that arrive for a step
+  int a_rows;     // of A that arrive for a step
   int tiles;      // of BLOCK_N columns; with fewer clusters each takes several in turn
   bool persists;  // then the sums lie behind the ring, not in its place
   bool early;     // every block has an SM, on which the next kernel may begin

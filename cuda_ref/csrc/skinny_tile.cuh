@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "cluster_reduce.cuh"
-#include "wgmma_narrow.cuh"
 
 namespace tcgemm::sm90 {
 
@@ -57,26 +56,16 @@ __device__ __forceinline__ void each_box_of_b(int n, int k, Copy copy) {
   }
 }
 
-// d += a b for the 64 rows and columns of a warpgroup and 16 along K.
-template <typename In, Major A, Major B, int N, int SUMS>
-__device__ __forceinline__ void narrow_wgmma(float (&d)[SUMS], uint64_t a, uint64_t b,
-                                             bool accumulate) {
-  if constexpr (N == 16) wgmma_m64n16k16<In, A, B>(d, a, b, accumulate);
-  if constexpr (N == 48) wgmma_m64n48k16<In, A, B>(d, a, b, accumulate);
-  if constexpr (N == 56) wgmma_m64n56k16<In, A, B>(d, a, b, accumulate);
-  if constexpr (N == 64) wgmma_m64n64k16<In, A, B>(d, a, b, accumulate);
-  if constexpr (N == 128) wgmma_m64n128k16<In, A, B>(d, a, b, accumulate);
-}
-
+// d += a b for what a warpgroup has of the tile, and 16 along K.
 template <typename In, Major A, Major B, int TILE_M, typename Tile>
 __device__ __forceinline__ void multiply(float (&d)[Tile::MMAS][Tile::SUMS], uint64_t b, uint64_t a,
                                          bool accumulate) {
   if constexpr (Tile::TURNED) {
-    narrow_wgmma<In, B, A, TILE_M>(d[0], b, a, accumulate);
+    wgmma<TILE_M, In, B, A>(d[0], b, a, accumulate);
   } else {
 #pragma unroll
     for (int i = 0; i < Tile::MMAS; ++i)
-      narrow_wgmma<In, A, B, Tile::PANEL_N>(d[i], a, b + i * (Tile::PANEL_BYTES >> 4), accumulate);
+      wgmma<Tile::PANEL_N, In, A, B>(d[i], a, b + i * (Tile::PANEL_BYTES >> 4), accumulate);
   }
 }
 
