@@ -49,12 +49,8 @@ TILE = (
     "PINGPONG",
     "SHARES_A",
     "CLUSTER",
-    "DIVIDES",
 )
-"""What of a plan a build is for, where the source has macros of these names.
-
-DIVIDES is whether SPLITS is more than 1.
-"""
+"""What of a plan a build is for, where the source has macros of these names."""
 
 KNOWN_FROM = 128 * 128
 """The least elements of a tile whose builds know what they fuse (FUSES in csrc/wgmma_fused.cuh).
@@ -83,19 +79,20 @@ def case(
     """The compiler's flags for a build that takes one case only, of a rung that is built so.
 
     A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
-    equal, whether it is one plain product, the dtype of C, the tile of ``plan``, and for a large
-    tile what is fused; of these, what ``macros`` name (see toolchain.built_by_case), by default the
-    first four. ``dtype`` and ``out_dtype`` are torch.dtypes; ``batched``: of three dimensions.
+    equal, whether it is one plain product, the dtype of C, the tile of ``plan``, whether K is
+    divided, and for a large tile what is fused; of these, what ``macros`` name (see
+    toolchain.built_by_case), by default the first four. ``dtype`` and ``out_dtype`` are
+    torch.dtypes; ``batched``: of three dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
-    divides = bool(plan and plan.get("SPLITS", 1) > 1 and "TCGEMM_DIVIDES" in (macros or ()))
-    tile = tuple(map({**plan, "DIVIDES": int(divides)}.get, TILE)) if plan else ()
+    tile = tuple(map(plan.get, TILE)) if plan else ()
+    divides = plan["SPLITS"] > 1 if plan and macros and "TCGEMM_DIVIDES" in macros else None
     # What divides K leaves all that follows the product to a second kernel.
-    plain = divides or (fusion is None and not batched)
+    plain = bool(divides) or (fusion is None and not batched)
     known = plan and not plain and plan["BLOCK_M"] * plan["BLOCK_N"] >= KNOWN_FROM
     fuses = fused_number(fusion, batched) if known else None
-    return _flags(dtype, compute, m == n, plain, out_dtype, macros, tile, fuses)
+    return _flags(dtype, compute, m == n, plain, out_dtype, macros, tile, fuses, divides)
 
 
 def fused_number(fusion: Any, batched: bool) -> int:
@@ -120,6 +117,7 @@ def _flags(
     macros: frozenset[str] | None,
     tile: tuple[Any, ...],
     fuses: int | None,
+    divides: bool | None,
 ) -> tuple[str, ...]:
     values = {
         "TCGEMM_IN": _number(dtype),
@@ -131,6 +129,8 @@ def _flags(
         values["TCGEMM_OUT"] = _number(out_dtype)
     if fuses is not None:
         values["TCGEMM_FUSES"] = fuses
+    if divides is not None:
+        values["TCGEMM_DIVIDES"] = int(divides)
     if macros is not None:
         values |= {
             f"TCGEMM_{name}": value

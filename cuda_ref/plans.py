@@ -17,6 +17,7 @@ from .gpu import of as gpu_of
 from .limits import column_major, refuse_gemv, refuse_skinny, refuse_tma
 from .tables import COMPILED_IN, SETTINGS
 from .tiles import LEAST, tile_of
+from .waves import TILE_K
 
 DIVIDING = tuple(SETTINGS)
 
@@ -38,8 +39,6 @@ SMALL_START = 0.6  # of small, whose loads wait for no ring
 SMALL_TILE = 1.3  # a tile of it on each SM
 SMALL_STEP = {4: 0.05, 2: 0.05, 1: 0.13}  # 16 along K of a tile, by the elements of a word
 ANY_TILE, ANY_STEP = 8.0, 4.0  # wmma_any: two tiles of unaligned rows on each SM; 32 along K
-
-TILE_K = 64
 
 SIMULATED = {
     "split_k": {"SPLITS": 1, "GROUPS": 1},
@@ -276,7 +275,6 @@ def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int
 def _persistent_us(problem: Any, sms: int) -> float:
     tile = tile_of(problem)
     rate = tile.rate if problem.plain and problem.batch == 1 else tile.fused_rate
-    rate = rate or 1.0  # the simulator's tile has none
     rounds = -(-(-(-problem.M // tile.BLOCK_M) * -(-problem.N // tile.BLOCK_N)) // sms)
     step = PERSISTENT_STEP * max(tile.BLOCK_M * tile.BLOCK_N / (128 * 256) / rate, LEAST)
     memory = 2 * (problem.M + problem.N) * problem.K / MEMORY

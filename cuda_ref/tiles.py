@@ -66,7 +66,7 @@ TILES = (
     Tile(64, 64, 8, 1, 0, 0.72, 0.70),
 )
 
-SIMULATED = Tile(128, 128, 6, 2, 1, 0.0)
+SIMULATED = Tile(128, 128, 6, 2, 1, 1.0, 1.0)
 """The tile of a build that names none; problems on the CPU all take it."""
 
 LEAST = 0.36

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from .limits import SHARED_BYTES
 from .tiles import LINE
 
 TILE_K = 64
@@ -56,7 +57,6 @@ OUTSIDE = 1.3  # steps of tiles that are partly outside of the operand, beside o
 
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 
-SHARED_BYTES = 232448
 MOST_STAGES = 12
 
 
@@ -174,10 +174,10 @@ def divide(config: Mapping[str, int], problem: Any, turned: bool) -> dict[str, i
 
 
 def _stages(block_m: int, block_n: int, float32: bool) -> int:
-    """As many as fit beside the chunks of C; see SHARED_BYTES in csrc/one_wave_block.cuh."""
+    """As many as fit beside the chunks of C, as SHARED_BYTES in csrc/one_wave_block.cuh counts."""
     stage = (block_m + block_n) * TILE_K * 2
     chunks = block_m // 64 * -(-block_n * (4 if float32 else 2) // 128)
-    room = SHARED_BYTES - 8 * (2 * MOST_STAGES + chunks) - 8192 * chunks
+    room = 1024 * SHARED_BYTES[9, 0] - 8 * (2 * MOST_STAGES + chunks) - 8192 * chunks
     return min(MOST_STAGES, room // stage)
 
 

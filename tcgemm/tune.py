@@ -488,9 +488,8 @@ class _Gpu:
         return found
 
     def compile(self, case: Case, candidates: Sequence[Candidate]) -> list[Outcome | None]:
-        if (
-            self._backend != "triton"
-        ):  # built where they are called: one build a rung, of one_wave one a setting
+        # CUDA's are built where they are called: one build a rung, of one_wave one a setting.
+        if self._backend != "triton":
             return [None] * len(candidates)
         compile_only = _module(self._backend, "compile_only")
         requests = [

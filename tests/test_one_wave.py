@@ -9,6 +9,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from padded import padded
 from tcgemm.cuda_ref import candidates, inspection, plans, tables, toolchain, waves
 from tcgemm.cuda_ref.fusion import TILE
 
@@ -23,20 +24,15 @@ PAIRS = [(F16, F16), (BF16, F32), (BF16, BF16), (F16, F32)]
 LAYOUTS = ["nn", "nt", "tn", "tt"]
 
 
-def integers(rows, cols, dtype, transposed):
-    """Small integers in a NaN-filled buffer whose rows are 16-byte aligned."""
-    height, width = (cols, rows) if transposed else (rows, cols)
-    buffer = torch.full((height + 1, -(-width // 8) * 8 + 8), float("nan"), dtype=dtype)
-    view = buffer[:height, :width]
-    view.copy_(torch.randint(-2, 3, (height, width)))
-    return view.mT if transposed else view
+def integers(*size):
+    return torch.randint(-2, 3, size)
 
 
 def check(source, shape, layout, pair, turned=False, **how):
     M, N, K = shape
-    a = integers(M, K, pair[0], layout[0] == "t")
-    b = integers(K, N, pair[0], layout[1] == "t")
-    c = integers(M, N, pair[1], turned).fill_(float("nan"))
+    a = padded(M, K, pair[0], layout[0] == "t", integers)
+    b = padded(K, N, pair[0], layout[1] == "t", integers)
+    c = padded(M, N, pair[1], turned, lambda *size: torch.full(size, float("nan")))
     report = simulator.simulate(source, a, b, c, check=True, **how)
     assert not report.findings, [str(f) for f in report.findings]
     assert torch.equal(c, (a.double() @ b.double()).to(pair[1])), (shape, layout, turned)
@@ -255,7 +251,9 @@ COMPILED = [
 def compiled(index):
     tile, divides, plain = COMPILED[index]
     values = {**tile, "DIVIDES": divides, "IN": 1, "OUT": 1, "PLAIN": plain}
-    assert set(tile) | {"DIVIDES"} <= set(TILE)
+    assert set(tile) <= set(TILE)
+    macros = toolchain.built_by_case(toolchain.CSRC / "one_wave.cu")
+    assert {f"TCGEMM_{name}" for name in values} <= macros
     defines = tuple(f"-DTCGEMM_{name}={value}" for name, value in values.items())
     return inspection.compile_only("one_wave", "sm_90a", defines)
 

@@ -9,6 +9,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from padded import padded
 from tcgemm.cuda_ref import inspection, toolchain
 from tcgemm.cuda_ref.fusion import case
 
@@ -46,15 +47,6 @@ def problem(M=16, N=4096, K=4096, layout="nn", **changes):
     b = (N, 1) if layout[1] == "n" else (1, K)
     asked = Problem(M, N, K, "bfloat16", "bfloat16", a, b, (N, 1), capability=(9, 0))
     return dataclasses.replace(asked, **changes)
-
-
-def padded(rows, cols, dtype, transposed, fill):
-    """A matrix of that shape in a NaN-filled buffer whose rows are 16-byte aligned."""
-    height, width = (cols, rows) if transposed else (rows, cols)
-    buffer = torch.full((height + 1, -(-width // 8) * 8 + 8), float("nan"), dtype=dtype)
-    view = buffer[:height, :width]
-    view.copy_(fill(height, width))
-    return view.mT if transposed else view
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
