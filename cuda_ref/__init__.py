@@ -246,7 +246,7 @@ KERNELS: tuple[dict[str, Any], ...] = (
     ),
     _row(
         "gemv",
-        "up to 8 rows: memory to registers to mma.sync, no shared memory and no waiting in between",
+        "up to 8 rows: a ring of cp.async for each warp, which streams B and waits for no other",
         (9, 0),
         shapes="B, or A where M > N, 16-byte aligned, one stride 1, rows a multiple of 8 elements "
         "apart",

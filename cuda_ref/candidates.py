@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import waves
+from .plans import gemv_by_columns
 from .tables import SETTINGS
 
 RUNGS = tuple(SETTINGS)
@@ -30,15 +31,17 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
         raise ValueError(f"{kernel} is not tuned: choose from {', '.join(RUNGS)}")
     parts = max(1, -(-problem.K // 64) // 2)
     if kernel == "gemv":
-        wide = 16 if problem.layout[1] == "t" else 64
+        wide, most = (16, 4) if problem.layout[1] == "t" else (128, 8)
+        tiles = -(-problem.N // wide) * -(-problem.M // 8) * problem.batch
         found = [
-            {"SPLITS": splits, "WARPS": warps}
-            for splits in (1, 2, 4, 8)
-            for warps in (4, 8, 16)
-            if splits <= parts
+            {"SPLITS": splits, "WARPS": warps, "BLOCKS": blocks}
+            for splits in range(1, min(most, parts) + 1)
+            for warps, blocks in ((4, 2), (8, 1), (8, 2), (12, 1), (4, 3), (8, 3))
+            if splits == 1 or tiles * splits <= blocks * processors
         ]
-        tiles = -(-problem.N // wide)
-        return [c for c in found if tiles * c["SPLITS"] <= 2 * processors or c["SPLITS"] == 1]
+        if gemv_by_columns(problem):  # one setting without parts of K, whatever it says
+            found = [c for c in found if c["SPLITS"] > 1 or (c["WARPS"], c["BLOCKS"]) == (8, 2)]
+        return found
     if kernel == "split_k":
         tiles = -(-problem.M // 128) * -(-problem.N // 128)
         pairs = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (2, 4), (4, 4), (2, 8))

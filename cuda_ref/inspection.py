@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import tilings
-from .plans import plan, small_vector
+from .plans import GEMV_COLUMNS, plan, small_vector
 from .toolchain import (
     CSRC,
     NO_NVCC,
@@ -230,6 +230,7 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
             tests["A"] = tests["B"] = lambda value: True
     if name == "gemv":
         tests["K_MAJOR"] = is_flag(k_major["B"])
+        tests["COLUMNS"] = is_flag(plan(name, problem)["WARPS"] == GEMV_COLUMNS["WARPS"])
     return tests
 
 

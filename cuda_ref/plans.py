@@ -28,6 +28,11 @@ TO_AN_SM = 43e3  # bytes a microsecond out of memory to one SM
 OF_AN_SM = 85e3  # bytes a microsecond from the L2 into one SM
 EXCHANGE = 1.0  # sums between the blocks of a cluster
 MEETING = 2.0  # of a tile's parts in a workspace, behind a flag
+GEMV_MEMORY = 4.5e6  # bytes a microsecond, of gemv, which does not wait between tiles
+GEMV_START = 3.0  # its clusters, with the exchange of sums
+GEMV_TURNS = 3.5  # blocks that take tile after tile, and read A again for each
+GEMV_COLUMN_START = 1.6  # a column for each warp
+GEMV_FLYING = 49152  # bytes on their way to an SM that keep memory busy
 LAST_ROUND = 0.8  # of the SMs that idle in it, what memory is idle for
 APART = 1.4  # reading at other steps along K than the other blocks
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
@@ -44,13 +49,18 @@ SIMULATED = {
     "split_k": {"SPLITS": 1, "GROUPS": 1},
     "skinny": {"BLOCK_N": 64, "SPLITS": 1, "SHARED_KB": 200},
     "stream_k": {"BLOCK_N": 64},
-    "gemv": {"SPLITS": 1, "WARPS": 8},
+    "gemv": {"SPLITS": 1, "WARPS": 8, "BLOCKS": 2},
     "one_wave": waves.SIMULATED,
 }
 """Settings of the simulator, whose clusters have one block."""
 
 FEW = 8
 """Rows up to which gemv reads B once."""
+
+GEMV_COLUMNS = {"SPLITS": 1, "WARPS": 16, "BLOCKS": 1}
+"""Settings of gemv with one row and a K-major B: a column of B for each warp."""
+MOST_COLUMN_K = 32768
+"""As in csrc/gemv_columns.cuh."""
 
 
 def pack(kernel: str, plan: Mapping[str, int], turned: bool) -> int:
@@ -99,8 +109,10 @@ def divide(
     if kernel == "split_k":
         return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": TILE_K, **config}
     if kernel == "gemv":
-        wide = 16 if problem.layout[1] == "t" else 64
+        wide = 16 if problem.layout[1] == "t" else 128
         tile = {"BLOCK_M": 8, "BLOCK_N": wide}
+        if config["SPLITS"] == 1 and gemv_by_columns(problem):
+            tile, config = {"BLOCK_M": 1, "BLOCK_N": GEMV_COLUMNS["WARPS"]}, GEMV_COLUMNS
     else:
         wide = config["BLOCK_N"]
         rows = _rows(problem.M, wide)
@@ -235,9 +247,7 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
     splits = config.get("SPLITS", 1)
     memory = 2 * (M * K + K * N + M * N) / MEMORY
     if kernel == "gemv":
-        blocks = -(-N // (16 if problem.layout[1] == "t" else 64)) * splits
-        flying = blocks * config["WARPS"] * 8192
-        return START + memory * max(1.05, sms * 49152 / flying) + EXCHANGE * (splits > 1)
+        return _gemv_us(config, problem, sms)
     tile_n = config.get("BLOCK_N", 128)  # split_k has tiles of 128 x 128 alone
     tile_m = 128 if kernel == "split_k" else _rows(M, tile_n)
     tiles = -(-N // tile_n) * (-(-M // tile_m) if kernel == "split_k" else 1)
@@ -257,6 +267,28 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
         stored += EXCHANGE * (splits > 1)
     second = SECOND_KERNEL * (config.get("GROUPS", 1) > 1)
     return START + max(memory, into_sm) + stored + second
+
+
+def _gemv_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
+    M, N, K = problem.M, problem.N, problem.K
+    memory = 2 * (M * K + K * N + M * N) / GEMV_MEMORY
+    if config["SPLITS"] == 1 and gemv_by_columns(problem):
+        warps = min(N, GEMV_COLUMNS["WARPS"] * sms)
+        return GEMV_COLUMN_START + memory * max(1, sms * GEMV_FLYING / (warps * 4096))
+    k_major = problem.layout[1] == "t"
+    blocks = min(-(-N // (16 if k_major else 128)) * config["SPLITS"], config["BLOCKS"] * sms)
+    start = (GEMV_TURNS if k_major else GEMV_START) + EXCHANGE / 3 * (M - 1)
+    return start + memory * max(1, sms * GEMV_FLYING / (blocks * config["WARPS"] * 8192))
+
+
+def gemv_by_columns(problem: Any) -> bool:
+    """Whether gemv gives each warp a column of B where it divides no K, for M <= N."""
+    return bool(
+        problem.M == 1
+        and problem.batch == 1
+        and problem.layout[1] == "t"
+        and problem.K <= MOST_COLUMN_K
+    )
 
 
 def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int) -> float:

@@ -29,7 +29,7 @@ SETTINGS = {
     "split_k": ("SPLITS", "GROUPS"),
     "skinny": ("BLOCK_N", "SPLITS", "SHARED_KB"),
     "stream_k": ("BLOCK_N",),
-    "gemv": ("SPLITS", "WARPS"),
+    "gemv": ("SPLITS", "WARPS", "BLOCKS"),
     "one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A", "SPLITS"),
 }
 """Rung -> its settings, in the order in which the launcher unpacks them (Gemm::setting), but for

@@ -138,7 +138,9 @@ WRONG = {
     "a list": "[]",
     "an unknown rung": {"kernels": {"naive": []}},
     "a setting is missing": {"kernels": {"skinny": [{"config": {"BLOCK_N": 64}}]}},
-    "no whole number": {"kernels": {"gemv": [{"config": {"SPLITS": 1.5, "WARPS": 8}}]}},
+    "no whole number": {
+        "kernels": {"gemv": [{"config": {"SPLITS": 1.5, "WARPS": 8, "BLOCKS": 2}}]}
+    },
     "an unknown condition": {"prefer": [{"when": {"O_max": 1}, "kernel": "skinny"}]},
     "prefers an unknown rung": {"prefer": [{"kernel": "fast"}]},
 }

@@ -111,6 +111,26 @@ def test_stream_k_adds_the_parts_of_a_tile(blocks, tmp_path):
         assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, turned)
 
 
+def test_the_rings_of_gemv_go_on_from_tile_to_tile(tmp_path):
+    """With so few blocks that each has many tiles, or its warps many columns."""
+    text = simulator.source_of("gemv").read_text()
+    source = tmp_path / "gemv.cu"
+    changed = text.replace("std::min(tiles, most)", "std::min<int64_t>(tiles, 2)")
+    changed = changed.replace("std::min(sms, o.N)", "1")
+    assert changed.count("<int64_t>(tiles, 2)") == 1
+    source.write_text(changed)
+    assert source.read_text() != text
+    for (M, N, K), layout, turned in itertools.product(
+        [(1, 50, 2100), (1, 300, 72), (3, 129, 650), (17, 290, 136)], ["nn", "nt"], [False, True]
+    ):
+        a = padded(M, K, BF16, False, lambda *size: torch.randint(-2, 3, size))
+        b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
+        c = padded(M, N, BF16, turned, lambda *size: torch.full(size, float("nan")))
+        report = simulator.simulate(source, a, b, c, check=True)
+        assert not report.findings, [str(f) for f in report.findings]
+        assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (M, layout, turned)
+
+
 @pytest.mark.parametrize("order", ["reverse", "random:5"])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_order_of_threads_shows(name, order):
@@ -148,8 +168,8 @@ def test_skinny_refuses_with_the_numbers():
 
 @pytest.mark.parametrize("shape", [(1, 8192, 8192), (104, 4096, 4096), (4096, 16, 4096)], ids=str)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_skinny_takes_few_rows_and_few_columns(shape, layout):
-    few = "gemv" if shape == (1, 8192, 8192) and layout[1] == "n" else "skinny"
+def test_few_rows_and_few_columns_go_to_rungs_for_them(shape, layout):
+    few = "gemv" if shape == (1, 8192, 8192) and layout[1] == "t" else "skinny"
     assert choose(problem(*shape, layout=layout), "cuda").name == few
 
 
@@ -187,6 +207,9 @@ def test_batches_of_few_rows_go_to_gemv():
         ((128, 128, 128), "one_wave"),
         ((64, 2048, 512), "one_wave"),
         ((64, 512, 512), "skinny"),
+        ((1, 28672, 4096), "gemv"),
+        ((1, 4096, 4096), "skinny"),
+        ((8, 4096, 4096), "skinny"),
         ((64, 64, 1024), "skinny"),
         ((256, 264, 16384), "one_wave"),
     ],
@@ -213,6 +236,7 @@ DEEP = [
     ("split_k", (256, 256, 16384)),
     ("split_k", (300, 520, 8192)),
     ("gemv", (5, 4096, 14336)),
+    ("gemv", (1, 28672, 4096)),
     ("gemv", (4096, 1, 8192)),
 ]
 
@@ -265,13 +289,15 @@ report = cache(inspection.compile_only)
 
 
 @needs_nvcc
-def test_gemv_loads_vectors_and_spills_nothing():
+def test_gemv_copies_asynchronously_and_spills_nothing():
     made = report("gemv", "sm_90a")
     assert made.spill_bytes == 0
     for kernel in made.kernels:
-        assert kernel.sass["HMMA"] > 0
-        assert kernel.sass["LDG"] > 0
+        assert kernel.sass["LDGSTS"] > 0
         assert kernel.sass["UTMALDG"] == 0
+    # A column for each warp is no tensor core's work.
+    without = [kernel for kernel in made.kernels if kernel.sass["HMMA"] == 0]
+    assert len(without) == len(made.kernels) // 3 == len(cuda_ref.PAIRS)
 
 
 @needs_nvcc

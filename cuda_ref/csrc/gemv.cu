@@ -1,19 +1,23 @@
-// C[M, N] = A[M, K] B[K, N] for M up to 8 (or N, by C^T = B^T A^T): B goes straight to registers.
+// C[M, N] = A[M, K] B[K, N] for M up to 8 (or N, by C^T = B^T A^T): warps stream B alone.
 //
-// ADDS           nothing stands between memory and the tensor cores: no shared memory, no barrier,
-//                no tensor map. Which of the sixteen k of an mma is which does not matter as long
-//                as A and B agree, so each thread loads 16 bytes along a row and has its fragments
-//                (gemv.cuh). The warps of a block divide K, and no block waits for another.
+// ADDS           a ring for each warp. Its lanes ask for 16 bytes each, 256 or 512 that lie beside
+//                each other in memory, by cp.async: what is on its way takes no register. The warp
+//                alone waits for it, having asked for the next before. A block has work as long as
+//                the kernel runs, and the rings go on from one tile to the next; only sums are
+//                exchanged, at the end of a tile. With one row and a K-major B not even these: a
+//                warp has a column to itself (gemv_columns.cuh).
 // STILL MISSING  with more than 8 rows B is read again for each 8 of them (skinny.cu).
 //
-// grid       one cluster per COLS columns and BLOCK_M rows of C, and matrix of the batch
-// cluster    1 to MOST_SPLITS blocks, each with its part of K
-// block      up to MOST_WARPS warps, which take steps of K in turn and add their sums at the end
-// warp       COLS columns by 8 rows; mma 16 x 8 x 16, whose 16 rows are columns of B
+// grid       BLOCKS blocks to an SM, or as many as there are tiles
+// cluster    SPLITS blocks, each with its part of K, take tiles of COLS columns and 8 rows in turn
+// block      WARPS warps, which take stages of that part in turn and add their sums
+// warp       COLS columns (16 of a K-major B, else 128) by DEPTH of K (128, or 16) to a stage
+// thread     mma 16 x 8 x 16, whose 16 rows are columns of B
 #include <algorithm>
 
 #include "epilogue.cuh"
 #include "gemv.cuh"
+#include "gemv_columns.cuh"
 #include "order.cuh"
 #include "select.cuh"
 #include "tensor_map.cuh"
@@ -24,8 +28,25 @@ using namespace tcgemm;
 using namespace tcgemm::sm90;
 
 constexpr int BLOCK_M = 8;
-constexpr int MOST_SPLITS = 8;
-constexpr int MOST_WARPS = 16;
+constexpr int MOST_WARPS = 12;
+constexpr int SM_BYTES = 227 * 1024, BLOCK_RESERVED = 1024;
+
+// Of a tile: its matrix, its corner, and what of it exists.
+struct Place {
+  int batch, m, n, rows, columns;
+};
+
+struct Schedule {
+  int tiles_m, tiles_n, tiles;  // tiles: of all matrices
+  int splits;
+
+  template <int COLS>
+  __device__ Place place(int tile, const Operands& o) const {
+    const int n = tile % tiles_n * COLS, above = tile / tiles_n, m = above % tiles_m * BLOCK_M;
+    return {above / tiles_m, m, n, min(o.M - m, BLOCK_M), min(o.N - n, COLS)};
+  }
+};
+
 template <typename Out>
 __device__ __forceinline__ void store(const PlainOutput& c, const Epilogue<float>& epilogue,
                                       float sum, int batch, int m, int n) {
@@ -33,93 +54,121 @@ __device__ __forceinline__ void store(const PlainOutput& c, const Epilogue<float
       finished<true, Out>(epilogue, sum, m, n, batch);
 }
 
+// A cluster takes tile after tile; its warps' rings go on from one to the next.
 template <typename In, typename Out, bool K_MAJOR>
-__global__ void __launch_bounds__(32 * MOST_WARPS)
-    gemv(Operands o, PlainOutput c, Epilogue<float> epilogue, int tiles_m, int tiles_n,
-         int splits) {
-  using Tile = Shape<K_MAJOR>;
-  constexpr int COLS = Tile::COLS, AHEAD = Tile::AHEAD;
-  __shared__ float sums[MOST_WARPS][BLOCK_M][COLS];
-  const int rank = splits > 1 ? cluster_ctarank() : 0;
-  const int index = blockIdx.x / splits, n = index % tiles_n * COLS;
-  const int m = index / tiles_n % tiles_m * BLOCK_M, batch = index / tiles_n / tiles_m;
+__device__ __forceinline__ void multiply_tiles(const Operands& o, const PlainOutput& c,
+                                               const Epilogue<float>& epilogue,
+                                               const Schedule& schedule) {
+  using Stage = sm90::Stage<K_MAJOR>;
+  constexpr int COLS = Stage::COLS, DEPTH = Stage::DEPTH;
+  const int splits = schedule.splits, rank = splits > 1 ? cluster_ctarank() : 0;
+  const int clusters = gridDim.x / splits, cluster = blockIdx.x / splits;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  o.a += batch * o.a_batch + m * o.a_stride;
-  o.b += batch * o.b_batch;
-  o.M = min(o.M - m, BLOCK_M);
-  const int columns = min(o.N - n, COLS);
+  const int most_rows = min(o.M, BLOCK_M), stage_bytes = Stage::bytes(most_rows);
+  unsigned char* ring = dynamic_shared() + warp * 2 * stage_bytes;
+  float* sums = reinterpret_cast<float*>(dynamic_shared() + warps * 2 * stage_bytes);
 
-  // Steps warp, warp + warps, ... of this block's are this warp's.
-  const int64_t steps = (o.K - 1) / STEP_K + 1;
-  const int first = steps * rank / splits, last = steps * (rank + 1) / splits;
-  const int whole = o.K / STEP_K < last ? o.K / STEP_K : last;
-  float d[Tile::TILES][4] = {};
-  Step<K_MAJOR> ahead[AHEAD];
-  int next = first + warp * AHEAD;
-  for (int i = 0; i < AHEAD; ++i)
-    if (next + i < whole) Step<K_MAJOR>::prefetch(o, n, (next + i) * STEP_K, columns);
-  griddepcontrol_launch_dependents();
+  // Of a tile's steps of K a block has those from `first` to `last`, a warp every warps-th of them.
+  const int steps = (o.K - 1) / DEPTH + 1;
+  const int first = steps * rank / splits + warp, last = steps * (rank + 1) / splits;
+  Place next = schedule.place<COLS>(cluster, o);
+  int next_tile = cluster, next_step = first, next_stage = 0;
+  const auto ask = [&] {
+    if (next_step >= last) {
+      next_step = first, next_tile += clusters;
+      if (next_tile < schedule.tiles) next = schedule.place<COLS>(next_tile, o);
+    }
+    if (next_step < last && next_tile < schedule.tiles) {
+      unsigned char* to = ring + next_stage * stage_bytes;
+      const int k = next_step * DEPTH;
+      Stage::copy_b(to, o.b + next.batch * o.b_batch, o.b_stride, next.n, k, next.columns, o.K - k);
+      Stage::copy_a(to, o, o.a + next.batch * o.a_batch + next.m * o.a_stride, next.rows, k);
+      next_step += warps, next_stage ^= 1;
+    }
+    cp_async_commit();
+  };
+
+  if (K_MAJOR) griddepcontrol_launch_dependents();
   griddepcontrol_wait();
-#pragma unroll
-  for (int i = 0; i < AHEAD; ++i)
-    if (next + i < whole) ahead[i].load(o, n, (next + i) * STEP_K, true, columns);
-  for (int step = next; step < whole; step = next) {
-    next = step + warps * AHEAD;
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
-      if (step + i < whole) ahead[i].template multiply<In>(d);
-      if (next + i < whole) ahead[i].load(o, n, (next + i) * STEP_K, true, columns);
+  ask();
+  uint32_t stage = 0;
+  for (int tile = cluster; tile < schedule.tiles; tile += clusters) {
+    const auto [batch, m, n, rows, columns] = schedule.place<COLS>(tile, o);
+    float d[Stage::TILES][4] = {};
+    for (int step = first; step < last; step += warps) {
+      ask();
+      cp_async_wait<1>();
+      __syncwarp();
+      Stage::template multiply<In>(d, sm90::shared_address(ring) + stage * stage_bytes, rows);
+      __syncwarp();  // all have read what the next copies overwrite
+      stage ^= 1;
     }
-  }
-  if (whole < last && warp == 0) {
-    ahead[0].load(o, n, whole * STEP_K, false, columns);
-    ahead[0].template multiply<In>(d);
-  }
 
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    __syncthreads();  // the sums of the tile before have been read
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, each = rows * COLS;
 #pragma unroll
-  for (int j = 0; j < Tile::TILES; ++j)
+    for (int j = 0; j < Stage::TILES; ++j)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int column = K_MAJOR ? g + i / 2 * 8 : 8 * g + j + i / 2 * 4;
-      sums[warp][2 * t + i % 2][column] = d[j][i];
-    }
-  __syncthreads();
-  float* all = &sums[0][0][0];
-  for (int i = threadIdx.x; i < o.M * COLS; i += blockDim.x) {
-    float sum = all[i];
-    for (int w = 1; w < warps; ++w) sum += all[w * BLOCK_M * COLS + i];
-    if (splits > 1)
-      all[i] = sum;
-    else if (i % COLS < columns)
-      store<Out>(c, epilogue, sum, batch, m + i / COLS, n + i % COLS);
-  }
-  if (splits > 1) {
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-    for (int i = rank * blockDim.x + threadIdx.x; i < o.M * COLS; i += splits * blockDim.x) {
+      for (int i = 0; i < 4; ++i)
+        if (2 * t + i % 2 < rows)
+          sums[warp * each + (2 * t + i % 2) * COLS + 16 * j + g + i / 2 * 8] = d[j][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < each; i += blockDim.x) {
       float sum = 0;
-      for (int p = 0; p < splits; ++p) sum += ld_shared_cluster(sm90::shared_address(all + i), p);
-      if (i % COLS < columns) store<Out>(c, epilogue, sum, batch, m + i / COLS, n + i % COLS);
+      for (int w = 0; w < warps; w += 4) {
+        float of[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) of[j] = sums[(w + j) * each + i];
+        sum += (of[0] + of[1]) + (of[2] + of[3]);
+      }
+      if (splits > 1)
+        sums[i] = sum;
+      else if (i % COLS < columns)
+        store<Out>(c, epilogue, sum, batch, m + i / COLS, n + i % COLS);
     }
-    // No block leaves while another may still read its sums.
-    barrier_cluster_arrive_relaxed();
-    barrier_cluster_wait();
+    if (splits > 1) {
+      barrier_cluster_arrive();
+      barrier_cluster_wait();
+      for (int i = rank * blockDim.x + threadIdx.x; i < each; i += splits * blockDim.x) {
+        float sum = 0;
+#pragma unroll 4
+        for (int p = 0; p < splits; ++p)
+          sum += ld_shared_cluster(sm90::shared_address(sums + i), p);
+        if (i % COLS < columns) store<Out>(c, epilogue, sum, batch, m + i / COLS, n + i % COLS);
+      }
+      // No block goes on, or leaves, while another may still read its sums.
+      barrier_cluster_arrive_relaxed();
+      barrier_cluster_wait();
+    }
   }
 }
 
+template <typename In, typename Out, bool K_MAJOR, bool COLUMNS>
+__global__ void __launch_bounds__(32 * (COLUMNS ? COLUMN_WARPS : MOST_WARPS), COLUMNS ? 1 : 2)
+    gemv(Operands o, PlainOutput c, Epilogue<float> epilogue, Schedule schedule) {
+  if constexpr (COLUMNS)
+    multiply_columns<In>(o, [&](float sum, int n) { store<Out>(c, epilogue, sum, 0, 0, n); });
+  else
+    multiply_tiles<In, Out, K_MAJOR>(o, c, epilogue, schedule);
+}
+
+// Shared memory: the rings, and the sums of the warps.
+template <bool K_MAJOR>
+constexpr int block_bytes(int warps, int rows) {
+  return warps * (2 * Stage<K_MAJOR>::bytes(rows) + rows * Stage<K_MAJOR>::COLS * 4);
+}
+
 struct Plan {
-  int splits, warps;
+  int splits, warps, blocks;  // blocks: to an SM
 };
 
-// Eight warps to a block and several blocks to an SM; where there are few tiles, sixteen warps, and
-// clusters that divide K.
-Plan plan_of(const Gemm& gemm, int64_t tiles, int sms) {
+// Where tiles are few, clusters that divide K.
+Plan plan_of(const Gemm& gemm, bool k_major, int64_t tiles, int sms) {
   if (gemm.config != 0)
-    return {std::min(gemm.setting(0), MAX_CLUSTER), std::min(gemm.setting(1), MOST_WARPS)};
-  int splits = 1;
-  while (tiles * splits * 2 <= sms && splits < std::min(MOST_SPLITS, MAX_CLUSTER)) splits *= 2;
-  return {splits, tiles * splits <= 2 * sms ? 16 : 8};
+    return {std::min(gemm.setting(0), MAX_CLUSTER),
+            std::clamp(gemm.setting(1) / 4 * 4, 4, MOST_WARPS), std::max(gemm.setting(2), 1)};
+  const int64_t splits = std::max<int64_t>(1, 2 * sms / tiles);
+  return {static_cast<int>(std::min<int64_t>(splits, MAX_CLUSTER)), k_major ? 8 : 4, 2};
 }
 
 }  // namespace
@@ -144,17 +193,34 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   int sms = 0;
   const int error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
+  const int64_t tiles_m = ceil_div(o.M, BLOCK_M);
+  const int64_t tiles_n = ceil_div(o.N, k_major ? Stage<true>::COLS : Stage<false>::COLS);
+  const int64_t tiles = tiles_m * tiles_n * gemm.batch;
+  const Plan plan = plan_of(gemm, k_major, tiles, sms);
+  const int64_t most = std::max(1, sms * plan.blocks / plan.splits);
+  if (tiles > INT32_MAX - most) return cudaErrorInvalidConfiguration;
+  const Schedule schedule{static_cast<int>(tiles_m), static_cast<int>(tiles_n),
+                          static_cast<int>(tiles), plan.splits};
+  const int rows = std::min(o.M, BLOCK_M);
   return with_types(gemm, [&](auto in, auto out) {
-    const auto start = [&](auto k_major) {
-      const int64_t tiles_m = ceil_div(o.M, BLOCK_M), tiles_n = ceil_div(o.N, Shape<k_major>::COLS);
-      const int64_t tiles = tiles_m * tiles_n * gemm.batch;
-      if (tiles > INT32_MAX / MOST_SPLITS) return int{cudaErrorInvalidConfiguration};
-      const Plan plan = plan_of(gemm, tiles, sms);
-      return launch_clusters(gemv<decltype(in), decltype(out), k_major>,
-                             static_cast<unsigned>(tiles), plan.splits, dim3(32 * plan.warps), 0,
-                             stream, o, plain_output(gemm.c, gemm.out), epilogue_of<float>(gemm),
-                             static_cast<int>(tiles_m), static_cast<int>(tiles_n), plan.splits);
+    const auto start = [&](auto kernel, int64_t clusters, int warps, int bytes) {
+      return launch_clusters(kernel, static_cast<unsigned>(clusters), plan.splits,
+                             dim3(32 * warps), bytes, stream, o, plain_output(gemm.c, gemm.out),
+                             epilogue_of<float>(gemm), schedule);
     };
-    return k_major ? start(std::true_type{}) : start(std::false_type{});
+    using In = decltype(in);
+    using Out = decltype(out);
+    if (k_major && o.M == 1 && gemm.batch == 1 && plan.splits == 1 && o.K <= MOST_COLUMN_K)
+      return start(gemv<In, Out, true, true>, std::min(sms, o.N), COLUMN_WARPS,
+                   column_bytes(o.K));
+    const int64_t clusters = std::min(tiles, most);
+    if (!k_major)
+      return start(gemv<In, Out, false, false>, clusters, plan.warps,
+                   block_bytes<false>(plan.warps, rows));
+    // As much as an SM has for each of its blocks: the next kernel's begin before these have left,
+    // and no SM shall have more of them than another.
+    const int room = SM_BYTES / plan.blocks / 1024 * 1024 - BLOCK_RESERVED;
+    return start(gemv<In, Out, true, false>, clusters, plan.warps,
+                 std::max(room, block_bytes<true>(plan.warps, rows)));
   });
 }

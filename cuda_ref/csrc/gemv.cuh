@@ -1,39 +1,13 @@
-// How a warp of gemv.cu loads and multiplies a step of K; and what it asks of the machine beyond
-// sm90.cuh, each wrapper named after its instruction.
+// A warp's stage of B in gemv.cu: how it is brought to shared memory, and multiplied from there.
 #pragma once
 
+#include "copy.cuh"
 #include "mma.cuh"
 #include "sm90.cuh"
 
 #ifndef TCGEMM_SIMULATOR  // which has these names in hopper.hpp
 
 namespace tcgemm::sm90 {
-
-// Sixteen bytes that are read once: past the L1, and the first to leave the L2, which is told to
-// fetch AROUND bytes, 64 or 256: those of a row that the next loads will ask for.
-template <int AROUND>
-__device__ __forceinline__ uint4 ld_global_evict_first(const void* from) {
-  constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;  // as createpolicy makes it
-  uint4 v;
-  if constexpr (AROUND == 256) {
-    asm volatile(
-        "ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(from), "l"(EVICT_FIRST));
-  } else {
-    asm volatile(
-        "ld.global.nc.L1::no_allocate.L2::cache_hint.L2::64B.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(from), "l"(EVICT_FIRST));
-  }
-  return v;
-}
-
-// Asks for a line to be brought into the L2. It may stand before griddepcontrol_wait, as the
-// program sees nothing of it.
-__device__ __forceinline__ void prefetch_global_l2(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
 
 // A float at the same offset in block `cta` of the cluster.
 __device__ __forceinline__ float ld_shared_cluster(uint32_t at, uint32_t cta) {
@@ -56,123 +30,117 @@ __device__ __forceinline__ float ld_shared_cluster(uint32_t at, uint32_t cta) {
 
 namespace tcgemm::sm90 {
 
-constexpr int STEP_K = 32;  // of one 16-byte vector of A for each thread
+// A stage's lines of B are 16 of 256 bytes, as it is stored: columns with 128 of k each (K_MAJOR),
+// or 16 of k with 128 columns each. Unit u of 16 bytes of line l lies at u ^ (4 (l % 2) + l / 4),
+// so that what eight lanes read at once, below, lies in as many banks. Behind them stands what rows
+// of A have for the same k: lines of their own, likewise, or all in one.
+constexpr int LINES = 16, UNITS = 16, LINE_BYTES = 16 * UNITS;
 
-// How far a warp loads ahead, in steps of STEP_K, and its columns: with B stored by columns
-// (K-major) a thread loads columns g and g + 8, with B stored by rows 8 columns of 8 rows.
-template <bool K_MAJOR>
-struct Shape {
-  static constexpr int COLS = K_MAJOR ? 16 : 64;
-  static constexpr int VECTORS = K_MAJOR ? 2 : 8;  // of 16 bytes, a thread and step
-  static constexpr int AHEAD = K_MAJOR ? 4 : 2;
-  static constexpr int TILES = COLS / 16;
-};
+__device__ __forceinline__ int swizzle(int line) { return 4 * (line % 2) + line / 4; }
 
 struct Operands {
   const uint16_t *a, *b;
-  // Elements between rows of A, between its neighbours along K, and between rows of B as stored.
+  // Elements between rows of A, between its neighbours along K, and between lines of B.
   int64_t a_stride, a_step, b_stride;
   int64_t a_batch, b_batch;
-  bool a_vectors;  // 16-byte vectors along the rows of A
+  bool a_vectors;  // of 16 bytes, along the rows of A
   int M, N, K;
 };
 
-__device__ __forceinline__ uint4 zeros() { return make_uint4(0, 0, 0, 0); }
+// Asks for 8 elements, of which `inside` exist; zeros for the others.
+__device__ __forceinline__ void copy_unit(unsigned char* to, const uint16_t* from, int inside) {
+  cp_async_16(to, from, 2 * min(max(inside, 0), 8));
+}
 
-// Eight elements `step` apart, of which the first `inside` exist; zeros for the others.
-__device__ __forceinline__ uint4 load_some(const uint16_t* from, int64_t step, int inside) {
-  union {
-    uint16_t elements[8];
-    uint4 vector;
-  } eight{};
-#pragma unroll
+// The same of elements `step` apart, at once.
+__device__ __forceinline__ void copy_apart(unsigned char* to, const uint16_t* from, int64_t step,
+                                           int inside) {
+#pragma unroll 1
   for (int e = 0; e < 8; ++e)
-    if (e < inside) eight.elements[e] = from[e * step];
-  return eight.vector;
+    reinterpret_cast<uint16_t*>(to)[e] = e < inside ? from[e * step] : uint16_t{0};
 }
 
-// Of two words that hold two columns of two rows of k, one column's elements.
-__device__ __forceinline__ uint32_t even(uint32_t k0, uint32_t k1) {
-  return __byte_perm(k0, k1, 0x5410);
-}
-__device__ __forceinline__ uint32_t odd(uint32_t k0, uint32_t k1) {
-  return __byte_perm(k0, k1, 0x7632);
-}
-
+// Of a warp; in its lane l, with g = l / 4 and t = l % 4. Which k of an mma is which does not matter
+// as long as A and B agree: a lane has neighbours along a row of A.
 template <bool K_MAJOR>
-struct Step {
-  uint4 a, b[Shape<K_MAJOR>::VECTORS];
+struct Stage {
+  static constexpr int COLS = K_MAJOR ? LINES : 8 * UNITS, DEPTH = K_MAJOR ? 8 * UNITS : LINES;
+  static constexpr int TILES = COLS / 16;  // of 16 columns, the rows of an mma
+  static constexpr int UNITS_OF_A = DEPTH / 8;
 
-  // Loads step `k`, whose 32 elements along K all exist if `whole`. Of B's columns from `n` on
-  // `columns` exist.
-  __device__ __forceinline__ void load(const Operands& o, int n, int k, bool whole, int columns) {
+  static __host__ __device__ constexpr int bytes(int rows) {
+    return LINES * LINE_BYTES + (K_MAJOR ? rows : 1) * LINE_BYTES;
+  }
+
+  // Columns `n` to n + COLS and k to k + DEPTH of B, of which `columns` and `depth` exist. Beyond
+  // them comes zero, or a column that does.
+  static __device__ __forceinline__ void copy_b(unsigned char* to, const uint16_t* b,
+                                                int64_t stride, int n, int k, int columns,
+                                                int depth) {
+    const int lane = threadIdx.x % 32, half = lane / UNITS, unit = lane % UNITS;
+    const int lines = K_MAJOR ? columns : depth, along = K_MAJOR ? depth : columns;
+    const uint16_t* from = b + (K_MAJOR ? n : k) * stride + (K_MAJOR ? k : n) + 8 * unit;
+    to += half * LINE_BYTES;
+    const int place = (unit ^ swizzle(half)) * 16;  // of lines 0 and 1
+    if (lines >= LINES && along >= 8 * UNITS) {
+      from += half * stride;
+#pragma unroll
+      for (int i = 0; i < LINES / 2; ++i, from += 2 * stride)
+        cp_async_16(to + 2 * i * LINE_BYTES + (place ^ i / 2 * 16), from);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < LINES / 2; ++i) {
+        const int line = K_MAJOR ? min(2 * i + half, lines - 1) : 2 * i + half;
+        const int inside = line < lines ? along - 8 * unit : 0;
+        copy_unit(to + 2 * i * LINE_BYTES + (place ^ i / 2 * 16),
+                  inside > 0 ? from + line * stride : b, inside);
+      }
+    }
+  }
+
+  // `rows` rows of A at k to k + DEPTH, with zeros beyond K.
+  static __device__ __forceinline__ void copy_a(unsigned char* to, const Operands& o,
+                                                const uint16_t* a, int rows, int k) {
+    const int unit = threadIdx.x % UNITS_OF_A, inside = o.K - k - 8 * unit;
+    to += LINES * LINE_BYTES;
+    for (int row = threadIdx.x % 32 / UNITS_OF_A; row < rows; row += 32 / UNITS_OF_A) {
+      const uint16_t* from = a + row * o.a_stride + (k + 8 * unit) * o.a_step;
+      unsigned char* there =
+          to + (K_MAJOR ? row * LINE_BYTES + (unit ^ swizzle(row)) * 16 : (2 * row + unit) * 16);
+      if (o.a_vectors)
+        copy_unit(there, inside > 0 ? from : a, inside);
+      else
+        copy_apart(there, from, o.a_step, inside);
+    }
+  }
+
+  // Of tile j, row r of d is column 16 j + r of the stage and column c of it row c of A.
+  template <typename In>
+  static __device__ __forceinline__ void multiply(float (&d)[TILES][4], uint32_t stage, int rows) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int mine = k + 8 * t, inside = whole ? 8 : o.K - mine;
-    a = zeros();
-    if (g < o.M) {
-      const uint16_t* from = o.a + g * o.a_stride + mine * o.a_step;
-      a = o.a_vectors && inside >= 8 ? *reinterpret_cast<const uint4*>(from)
-                                     : load_some(from, o.a_step, inside);
-    }
+    const uint32_t a_at = stage + LINES * LINE_BYTES;
     if constexpr (K_MAJOR) {
+      const uint32_t line = g * LINE_BYTES, place = (t ^ swizzle(g)) * 16;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int column = g + 8 * i < columns ? g + 8 * i : columns - 1;
-        const uint16_t* from = o.b + (n + column) * o.b_stride + mine;
-        b[i] = inside >= 8 ? ld_global_evict_first<256>(from) : load_some(from, 1, inside);
+      for (int i = 0; i < DEPTH / 32; ++i) {
+        const uint32_t at = line + (place ^ i * 64), below = 8 * LINE_BYTES;
+        const uint4 a = g < rows ? ld_shared_v4(a_at + at) : make_uint4(0, 0, 0, 0);
+        const uint4 low = ld_shared_v4(stage + at), high = ld_shared_v4(stage + (at ^ 32) + below);
+        mma_m16n8k16<In>(d[0], {low.x, high.x, low.y, high.y}, a.x, a.y);
+        mma_m16n8k16<In>(d[0], {low.z, high.z, low.w, high.w}, a.z, a.w);
       }
     } else {
-      const int columns_here = columns - 8 * g;
+      const uint32_t a_low = g < rows ? ld_shared_u32(a_at + g * 32 + t * 8) : 0;
+      const uint32_t a_high = g < rows ? ld_shared_u32(a_at + g * 32 + t * 8 + 4) : 0;
+      // Rows 2 t and 2 t + 1 of an 8 x 8 matrix are k of 4 t and 4 t + 1, or 2 more.
+      const int matrix = lane / 8, row = lane % 8, k = 4 * (row / 2) + row % 2 + 2 * (matrix / 2);
+      const uint32_t line = stage + k * LINE_BYTES, place = (matrix % 2 ^ swizzle(k)) * 16;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const uint16_t* from = o.b + (mine + i) * o.b_stride + n + 8 * g;
-        if (i >= inside)
-          b[i] = zeros();
-        else
-          b[i] = columns_here >= 8 ? ld_global_evict_first<64>(from)
-                                   : load_some(from, 1, columns_here);
+      for (int j = 0; j < TILES; ++j) {
+        uint32_t b[4];
+        ldmatrix_x4<true>(b, line + (place ^ j * 32));
+        mma_m16n8k16<In>(d[j], b, a_low, a_high);
       }
-    }
-  }
-
-  // Brings step `k` of B into the L2.
-  static __device__ __forceinline__ void prefetch(const Operands& o, int n, int k, int columns) {
-    const int lane = threadIdx.x % 32;
-    if constexpr (K_MAJOR) {  // 64 bytes of 16 columns
-      if (lane < columns && lane < 16) prefetch_global_l2(o.b + (n + lane) * o.b_stride + k);
-    } else {  // 128 bytes of 32 rows
-      prefetch_global_l2(o.b + (k + lane) * o.b_stride + n);
-    }
-  }
-
-  template <typename In>
-  __device__ __forceinline__ void multiply(float (&d)[Shape<K_MAJOR>::TILES][4]) const {
-    if constexpr (K_MAJOR) {
-      mma_m16n8k16<In>(d[0], {b[0].x, b[1].x, b[0].y, b[1].y}, a.x, a.y);
-      mma_m16n8k16<In>(d[0], {b[0].z, b[1].z, b[0].w, b[1].w}, a.z, a.w);
-    } else {
-      multiply_columns<In>(d[0], d[1], &uint4::x, &uint4::z);
-      multiply_columns<In>(d[2], d[3], &uint4::y, &uint4::w);
-    }
-  }
-
-  // Columns 8 g + 2 w and 8 g + 2 w + 4, where `low` is word w of a vector and `high` word w + 2,
-  // to d0, and their neighbours to d1.
-  template <typename In>
-  __device__ __forceinline__ void multiply_columns(float (&d0)[4], float (&d1)[4],
-                                                   uint32_t uint4::* low,
-                                                   uint32_t uint4::* high) const {
-#pragma unroll
-    for (int k = 0; k < 8; k += 4) {
-      const uint32_t a0 = k == 0 ? a.x : a.z, a1 = k == 0 ? a.y : a.w;
-      mma_m16n8k16<In>(d0,
-                       {even(b[k].*low, b[k + 1].*low), even(b[k].*high, b[k + 1].*high),
-                        even(b[k + 2].*low, b[k + 3].*low), even(b[k + 2].*high, b[k + 3].*high)},
-                       a0, a1);
-      mma_m16n8k16<In>(d1,
-                       {odd(b[k].*low, b[k + 1].*low), odd(b[k].*high, b[k + 1].*high),
-                        odd(b[k + 2].*low, b[k + 3].*low), odd(b[k + 2].*high, b[k + 3].*high)},
-                       a0, a1);
     }
   }
 };

@@ -1,7 +1,22 @@
 // What a thread of small.cu holds of an operand: how it is loaded and handed to mma.sync.
 #pragma once
 
-#include "gemv.cuh"
+#include "mma.cuh"
+#include "sm90.cuh"
+
+#ifndef TCGEMM_SIMULATOR  // which has this name in hopper.hpp
+
+namespace tcgemm::sm90 {
+
+// Asks for a line to be brought into the L2. It may stand before griddepcontrol_wait, as the
+// program sees nothing of it.
+__device__ __forceinline__ void prefetch_global_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+}  // namespace tcgemm::sm90
+
+#endif  // TCGEMM_SIMULATOR
 
 namespace tcgemm::sm90 {
 
@@ -16,6 +31,14 @@ struct Side {
   int64_t mn_stride, k_stride, batch_stride;
   int mn, K;
 };
+
+// Of two words that hold two elements of two rows of k each, the first or the second of both.
+__device__ __forceinline__ uint32_t even(uint32_t k0, uint32_t k1) {
+  return __byte_perm(k0, k1, 0x5410);
+}
+__device__ __forceinline__ uint32_t odd(uint32_t k0, uint32_t k1) {
+  return __byte_perm(k0, k1, 0x7632);
+}
 
 // Four neighbours, at a multiple of BYTES, in words of as many; zeros from `inside` on, which
 // divides no word.

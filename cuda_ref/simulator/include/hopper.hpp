@@ -131,8 +131,6 @@ inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 inline void cp_async_bulk_prefetch_tensor_2d(const CUtensorMap*, int, int) {}
 inline void cp_async_bulk_cluster(uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) {}
-template <int AROUND>
-inline uint4 ld_global_evict_first(const void* from) { return *static_cast<const uint4*>(from); }
 inline void prefetch_global_l2(const void*) {}
 inline void st_release(uint64_t* to, uint64_t value) { *to = value; }
 inline uint64_t ld_acquire(const uint64_t* from) { return *from; }
