@@ -23,7 +23,7 @@ from tcgemm.errors import ResultsError
 from tcgemm.report import figures, markdown, style
 from tcgemm.report import write as report_write
 from tcgemm.report.derive import CASE, DERIVED, best, derive, key_shapes, ladder_shape, why_empty
-from tcgemm.report.folder import load
+from tcgemm.report.folder import facts, load
 from tcgemm.report.headline import headline, sentence
 from tcgemm.report.sections import sections
 
@@ -495,6 +495,27 @@ def test_published_times_are_marked_and_sourced():
 )
 def test_published_gpus_are_matched_by_model(published, ours, same):
     assert figures._same_gpu(published, ours) is same
+
+
+def test_a_fact_of_many_values_names_the_first_and_the_last(tmp_path):
+    small(tmp_path / "h200")
+    runs = json.loads((tmp_path / "h200" / "environment.json").read_text())
+    (one,) = runs.values()
+    for number in range(6):
+        runs[f"run{number}"] = {
+            **one, "commit": f"c{number}", "driver": f"d{number % 2}",
+            "command": ["tcgemm", "bench", "--out", f"my folder {number}"],
+        }  # fmt: skip
+    runs = {name: run for name, run in runs.items() if name.startswith("run")}
+    (tmp_path / "h200" / "environment.json").write_text(json.dumps(runs))
+    results = (tmp_path / "h200" / "results.csv").read_text().splitlines()
+    rows = [row(run=f"run{number}", kernel=f"k{number}") for number in range(6)]
+    lines = [results[0], *(",".join(each.values()) for each in rows)]
+    (tmp_path / "h200" / "results.csv").write_text("\n".join(lines) + "\n")
+    shown = dict(facts(load(tmp_path / "h200")))
+    assert shown["commit"] == "c0; ... (4 others, in environment.json); c5"
+    assert shown["driver"] == "d0; d1"
+    assert shown["command"].startswith("tcgemm bench --out 'my folder 0'; ...")
 
 
 def _foreign(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,8 +95,13 @@ def _check_row(path: Path, number: int, row: dict[str, str]) -> None:
         )
 
 
+MOST_VALUES = 4
+"""Values of a fact that a report lists."""
+
+
 def facts(folder: Folder) -> list[tuple[str, str]]:
-    """The environment as (fact, value) pairs; a fact that differs between runs lists each value."""
+    """The environment as (fact, value) pairs; a fact that differs between runs lists each value,
+    or the first and the last of more than MOST_VALUES."""
     used = [r for r in dict.fromkeys(folder.table["run"]) if r in folder.runs] or list(folder.runs)
     found: dict[str, list[str]] = {}
     for run in sorted(used, key=list(folder.runs).index):
@@ -103,7 +109,14 @@ def facts(folder: Folder) -> list[tuple[str, str]]:
             values = found.setdefault(name, [])
             if value not in values:
                 values.append(value)
-    return [("runs", str(len(used)))] + [(name, "; ".join(v)) for name, v in found.items()]
+    return [("runs", str(len(used)))] + [(name, _listed(v)) for name, v in found.items()]
+
+
+def _listed(values: list[str]) -> str:
+    if len(values) <= MOST_VALUES:
+        return "; ".join(values)
+    others = f"{len(values) - 2} others, in {store.ENVIRONMENT}"
+    return f"{values[0]}; ... ({others}); {values[-1]}"
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -113,7 +126,8 @@ def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, dict):
             flat += _flat(value, f"{name}: ")
         elif isinstance(value, list):
-            flat.append((name, ", ".join(map(str, value)) or "none"))
+            written = shlex.join(value) if key == "command" else ", ".join(map(str, value))
+            flat.append((name, written or "none"))
         else:
             text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
             flat.append((name, "not recorded" if value in (None, "") else text))
