@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import waves
-from .plans import gemv_by_columns
+from .plans import gemv_by_columns, gemv_k_major, gemv_tiles
 from .tables import SETTINGS
 
 RUNGS = tuple(SETTINGS)
@@ -31,12 +31,11 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
         raise ValueError(f"{kernel} is not tuned: choose from {', '.join(RUNGS)}")
     parts = max(1, -(-problem.K // 64) // 2)
     if kernel == "gemv":
-        wide, most = (16, 4) if problem.layout[1] == "t" else (128, 8)
-        tiles = -(-problem.N // wide) * -(-problem.M // 8) * problem.batch
+        tiles, most = gemv_tiles(problem), 4 if gemv_k_major(problem) else 8
         found = [
             {"SPLITS": splits, "WARPS": warps, "BLOCKS": blocks}
             for splits in range(1, min(most, parts) + 1)
-            for warps, blocks in ((4, 2), (8, 1), (8, 2), (12, 1), (4, 3), (8, 3))
+            for warps, blocks in ((4, 2), (8, 1), (8, 2), (12, 1), (4, 3))
             if splits == 1 or tiles * splits <= blocks * processors
         ]
         if gemv_by_columns(problem):  # one setting without parts of K, whatever it says

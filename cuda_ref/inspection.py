@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import tilings
-from .plans import GEMV_COLUMNS, plan, small_vector
+from .plans import gemv_by_columns, gemv_k_major, plan, small_vector
 from .toolchain import (
     CSRC,
     NO_NVCC,
@@ -199,7 +199,7 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
     a_t, b_t = problem.layout[0] == "t", problem.layout[1] == "t"
     k_major = {"A": not a_t, "B": b_t}
     # They compute the transposed product.
-    if name in ("skinny", "stream_k", "gemv") and problem.M > problem.N:
+    if name in ("skinny", "stream_k") and problem.M > problem.N:
         k_major = {"A": b_t, "B": not a_t}
     tests = {
         "In": is_type(problem.dtype_in),
@@ -229,8 +229,9 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         if elements == 1:
             tests["A"] = tests["B"] = lambda value: True
     if name == "gemv":
-        tests["K_MAJOR"] = is_flag(k_major["B"])
-        tests["COLUMNS"] = is_flag(plan(name, problem)["WARPS"] == GEMV_COLUMNS["WARPS"])
+        seen = problem.transposed() if problem.M > problem.N else problem
+        tests["K_MAJOR"] = is_flag(gemv_k_major(seen))
+        tests["COLUMNS"] = is_flag(gemv_by_columns(seen) and plan(name, problem)["SPLITS"] == 1)
     return tests
 
 

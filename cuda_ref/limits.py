@@ -193,6 +193,9 @@ def refuse_gemv(problem: Any) -> str | None:
 
     The other operand may lie anywhere.
     """
+    for side, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
+        if size > TMA_MOST:
+            return f"{side}={size} and gemv counts to {TMA_MOST}: {ANY}"
     index = 1 if problem.M <= problem.N else 0
     name, shape, strides, alignment = _operands(problem)[index]
     ld, inner = _storage(shape, strides)

@@ -29,10 +29,11 @@ OF_AN_SM = 85e3  # bytes a microsecond from the L2 into one SM
 EXCHANGE = 1.0  # sums between the blocks of a cluster
 MEETING = 2.0  # of a tile's parts in a workspace, behind a flag
 GEMV_MEMORY = 4.5e6  # bytes a microsecond, of gemv, which does not wait between tiles
-GEMV_START = 3.0  # its clusters, with the exchange of sums
-GEMV_TURNS = 3.5  # blocks that take tile after tile, and read A again for each
+GEMV_START = {False: 3.0, True: 3.5}  # its tiles of a row-major B, and of a K-major one
+GEMV_ROW = 0.33  # a further row of A
 GEMV_COLUMN_START = 1.6  # a column for each warp
-GEMV_FLYING = 49152  # bytes on their way to an SM that keep memory busy
+GEMV_FLYING = 48 * 1024  # bytes on their way to an SM that keep memory busy
+GEMV_WARP = 8192  # of which a warp has two stages, and by columns half as much
 LAST_ROUND = 0.8  # of the SMs that idle in it, what memory is idle for
 APART = 1.4  # reading at other steps along K than the other blocks
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
@@ -58,9 +59,10 @@ FEW = 8
 """Rows up to which gemv reads B once."""
 
 GEMV_COLUMNS = {"SPLITS": 1, "WARPS": 16, "BLOCKS": 1}
-"""Settings of gemv with one row and a K-major B: a column of B for each warp."""
+"""Settings of gemv with one row and a K-major B, a column of B for each warp, as COLUMN_WARPS of
+csrc/gemv_columns.cuh."""
 MOST_COLUMN_K = 32768
-"""As in csrc/gemv_columns.cuh."""
+"""As there."""
 
 
 def pack(kernel: str, plan: Mapping[str, int], turned: bool) -> int:
@@ -103,26 +105,63 @@ def divide(
     """
     if kernel == "one_wave":
         return waves.divide(config, problem, turned)
+    if kernel == "gemv":
+        return _gemv_plan(config, problem, processors, turned)
     most = max(1, -(-problem.K // TILE_K) // 2)
     if "SPLITS" in config:
         config = {**config, "SPLITS": min(config["SPLITS"], most)}
     if kernel == "split_k":
         return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": TILE_K, **config}
-    if kernel == "gemv":
-        wide = 16 if problem.layout[1] == "t" else 128
-        tile = {"BLOCK_M": 8, "BLOCK_N": wide}
-        if config["SPLITS"] == 1 and gemv_by_columns(problem):
-            tile, config = {"BLOCK_M": 1, "BLOCK_N": GEMV_COLUMNS["WARPS"]}, GEMV_COLUMNS
-    else:
-        wide = config["BLOCK_N"]
-        rows = _rows(problem.M, wide)
-        if problem.layout[0] == "t":  # such an A comes in panels of 64 rows; see width_for
-            rows = max(rows, 64)
-            wide = wide if wide % 64 == 0 else rows
-        tile = {"BLOCK_M": rows, "BLOCK_N": wide, "BLOCK_K": TILE_K}
-    if turned:
-        tile |= {"BLOCK_M": tile["BLOCK_N"], "BLOCK_N": tile["BLOCK_M"]}
-    return {**tile, **{name: value for name, value in config.items() if name != "BLOCK_N"}}
+    wide = config["BLOCK_N"]
+    rows = _rows(problem.M, wide)
+    if problem.layout[0] == "t":  # such an A comes in panels of 64 rows; see width_for
+        rows = max(rows, 64)
+        wide = wide if wide % 64 == 0 else rows
+    settings = {name: value for name, value in config.items() if name != "BLOCK_N"}
+    return {**_tile(rows, wide, turned), "BLOCK_K": TILE_K, **settings}
+
+
+def _tile(rows: int, columns: int, turned: bool) -> dict[str, int]:
+    return (
+        {"BLOCK_M": columns, "BLOCK_N": rows} if turned else {"BLOCK_M": rows, "BLOCK_N": columns}
+    )
+
+
+def _gemv_plan(
+    config: Mapping[str, int], problem: Any, processors: int, turned: bool
+) -> dict[str, int]:
+    """As plan_of in csrc/gemv.cu takes the settings; K is divided where tiles are few."""
+    settings = {
+        "SPLITS": min(max(config["SPLITS"], 1), 8, max(1, -(-problem.K // TILE_K) // 2)),
+        "WARPS": min(max(config["WARPS"] // 4 * 4, 4), 12),
+        "BLOCKS": max(config["BLOCKS"], 1),
+    }
+    if gemv_tiles(problem) * settings["SPLITS"] > settings["BLOCKS"] * processors:
+        settings["SPLITS"] = 1
+    if settings["SPLITS"] == 1 and gemv_by_columns(problem):
+        return {**_tile(1, GEMV_COLUMNS["WARPS"], turned), **GEMV_COLUMNS}
+    return {**_tile(8, gemv_width(problem), turned), **settings}
+
+
+def gemv_k_major(problem: Any) -> bool:
+    """Whether gemv reads B along K, for M <= N."""
+    return column_major((problem.K, problem.N), problem.b_strides)
+
+
+def gemv_by_columns(problem: Any) -> bool:
+    """Whether gemv gives each warp a column of B where it divides no K, for M <= N."""
+    few = problem.M == 1 and problem.batch == 1 and problem.K <= MOST_COLUMN_K
+    return few and gemv_k_major(problem)
+
+
+def gemv_width(problem: Any) -> int:
+    """Columns of a tile of gemv, for M <= N."""
+    return 16 if gemv_k_major(problem) else 128
+
+
+def gemv_tiles(problem: Any) -> int:
+    """Tiles of gemv, of all matrices of the batch, for M <= N."""
+    return int(-(-problem.M // 8) * -(-problem.N // gemv_width(problem)) * problem.batch)
 
 
 SMALL = 32
@@ -243,11 +282,11 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
     before and after."""
     if kernel == "one_wave":
         return waves.modelled_us(config, problem, sms)
+    if kernel == "gemv":
+        return _gemv_us(config, problem, sms)
     M, N, K = problem.M, problem.N, problem.K
     splits = config.get("SPLITS", 1)
     memory = 2 * (M * K + K * N + M * N) / MEMORY
-    if kernel == "gemv":
-        return _gemv_us(config, problem, sms)
     tile_n = config.get("BLOCK_N", 128)  # split_k has tiles of 128 x 128 alone
     tile_m = 128 if kernel == "split_k" else _rows(M, tile_n)
     tiles = -(-N // tile_n) * (-(-M // tile_m) if kernel == "split_k" else 1)
@@ -271,24 +310,14 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
 
 def _gemv_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     M, N, K = problem.M, problem.N, problem.K
-    memory = 2 * (M * K + K * N + M * N) / GEMV_MEMORY
+    reads = -(-M // 8)  # of B
+    memory = 2 * (M * K + reads * K * N + M * N) * problem.batch / GEMV_MEMORY
     if config["SPLITS"] == 1 and gemv_by_columns(problem):
-        warps = min(N, GEMV_COLUMNS["WARPS"] * sms)
-        return GEMV_COLUMN_START + memory * max(1, sms * GEMV_FLYING / (warps * 4096))
-    k_major = problem.layout[1] == "t"
-    blocks = min(-(-N // (16 if k_major else 128)) * config["SPLITS"], config["BLOCKS"] * sms)
-    start = (GEMV_TURNS if k_major else GEMV_START) + EXCHANGE / 3 * (M - 1)
-    return start + memory * max(1, sms * GEMV_FLYING / (blocks * config["WARPS"] * 8192))
-
-
-def gemv_by_columns(problem: Any) -> bool:
-    """Whether gemv gives each warp a column of B where it divides no K, for M <= N."""
-    return bool(
-        problem.M == 1
-        and problem.batch == 1
-        and problem.layout[1] == "t"
-        and problem.K <= MOST_COLUMN_K
-    )
+        flying = min(N, GEMV_COLUMNS["WARPS"] * sms) * GEMV_WARP / 2
+        return GEMV_COLUMN_START + memory * max(1, sms * GEMV_FLYING / flying)
+    blocks = min(gemv_tiles(problem) * config["SPLITS"], config["BLOCKS"] * sms)
+    start = GEMV_START[gemv_k_major(problem)] + GEMV_ROW * (min(M, 8) - 1)
+    return start + memory * max(1, sms * GEMV_FLYING / (blocks * config["WARPS"] * GEMV_WARP))
 
 
 def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int) -> float:

@@ -38,6 +38,9 @@ those that are compiled in."""
 COMPILED_IN = {"one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A")}
 """Rung -> those of its settings that a build is for, and no launcher unpacks."""
 
+LEAST = {"SHARES_A": 0}
+"""The least value of a setting, where that is not 1."""
+
 UNSET = ("wgmma_persistent", "small")
 """Rungs that may be preferred and have no settings here."""
 
@@ -99,6 +102,8 @@ def check(table: Any) -> None:
                 raise ValueError(f"a row of {kernel} does not set just {wanted}: {row}")
             if not all(type(value) is int for value in row["config"].values()):
                 raise ValueError(f"a row of {kernel} has values that are no whole numbers: {row}")
+            if not all(LEAST.get(name, 1) <= x < 65536 for name, x in row["config"].items()):
+                raise ValueError(f"a row of {kernel} has values outside of 1 to 65535: {row}")
             if kernel == "one_wave" and not _buildable(**row["config"]):
                 raise ValueError(
                     f"one_wave has no such build: {row}; BLOCK_M is 64 or 128, BLOCK_N 48, 64 or "

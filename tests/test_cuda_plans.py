@@ -141,6 +141,7 @@ WRONG = {
     "no whole number": {
         "kernels": {"gemv": [{"config": {"SPLITS": 1.5, "WARPS": 8, "BLOCKS": 2}}]}
     },
+    "out of range": {"kernels": {"gemv": [{"config": {"SPLITS": 0, "WARPS": 8, "BLOCKS": 2}}]}},
     "an unknown condition": {"prefer": [{"when": {"O_max": 1}, "kernel": "skinny"}]},
     "prefers an unknown rung": {"prefer": [{"kernel": "fast"}]},
 }

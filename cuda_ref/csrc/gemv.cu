@@ -8,7 +8,8 @@
 //                warp has a column to itself (gemv_columns.cuh).
 // STILL MISSING  with more than 8 rows B is read again for each 8 of them (skinny.cu).
 //
-// grid       BLOCKS blocks to an SM, or as many as there are tiles
+// grid       clusters for BLOCKS blocks on each SM, or for as many tiles as there are; by columns
+//            one block of COLUMN_WARPS warps to an SM
 // cluster    SPLITS blocks, each with its part of K, take tiles of COLS columns and 8 rows in turn
 // block      WARPS warps, which take stages of that part in turn and add their sums
 // warp       COLS columns (16 of a K-major B, else 128) by DEPTH of K (128, or 16) to a stage
@@ -28,8 +29,10 @@ using namespace tcgemm;
 using namespace tcgemm::sm90;
 
 constexpr int BLOCK_M = 8;
-constexpr int MOST_WARPS = 12;
-constexpr int SM_BYTES = 227 * 1024, BLOCK_RESERVED = 1024;
+constexpr int MOST_WARPS = 12, AT_ONCE = 4;  // warps, whose number is a multiple of AT_ONCE
+constexpr int MOST_BYTES = 227 * 1024;    // of shared memory for a block, which costs the SM
+constexpr int RESERVED = 1024;            // as many more
+constexpr int64_t MOST = INT32_MAX - 255;  // rows, columns, and elements along K
 
 // Of a tile: its matrix, its corner, and what of it exists.
 struct Place {
@@ -88,6 +91,7 @@ __device__ __forceinline__ void multiply_tiles(const Operands& o, const PlainOut
     cp_async_commit();
   };
 
+  // Those of a row-major B leave room on some SMs, which the next kernel's blocks would share.
   if (K_MAJOR) griddepcontrol_launch_dependents();
   griddepcontrol_wait();
   ask();
@@ -115,10 +119,10 @@ __device__ __forceinline__ void multiply_tiles(const Operands& o, const PlainOut
     __syncthreads();
     for (int i = threadIdx.x; i < each; i += blockDim.x) {
       float sum = 0;
-      for (int w = 0; w < warps; w += 4) {
-        float of[4];
+      for (int w = 0; w < warps; w += AT_ONCE) {
+        float of[AT_ONCE];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) of[j] = sums[(w + j) * each + i];
+        for (int j = 0; j < AT_ONCE; ++j) of[j] = sums[(w + j) * each + i];
         sum += (of[0] + of[1]) + (of[2] + of[3]);
       }
       if (splits > 1)
@@ -158,23 +162,28 @@ constexpr int block_bytes(int warps, int rows) {
   return warps * (2 * Stage<K_MAJOR>::bytes(rows) + rows * Stage<K_MAJOR>::COLS * 4);
 }
 
+static_assert(block_bytes<true>(MOST_WARPS, BLOCK_M) <= MOST_BYTES &&
+              block_bytes<false>(MOST_WARPS, BLOCK_M) <= MOST_BYTES &&
+              column_bytes(MOST_COLUMN_K) <= MOST_BYTES);
+
 struct Plan {
   int splits, warps, blocks;  // blocks: to an SM
 };
 
 // Where tiles are few, clusters that divide K.
-Plan plan_of(const Gemm& gemm, bool k_major, int64_t tiles, int sms) {
+Plan plan_of(const Gemm& gemm, int64_t tiles, int sms) {
   if (gemm.config != 0)
-    return {std::min(gemm.setting(0), MAX_CLUSTER),
-            std::clamp(gemm.setting(1) / 4 * 4, 4, MOST_WARPS), std::max(gemm.setting(2), 1)};
-  const int64_t splits = std::max<int64_t>(1, 2 * sms / tiles);
-  return {static_cast<int>(std::min<int64_t>(splits, MAX_CLUSTER)), k_major ? 8 : 4, 2};
+    return {std::clamp(gemm.setting(0), 1, MAX_CLUSTER),
+            std::clamp(gemm.setting(1) / AT_ONCE * AT_ONCE, AT_ONCE, MOST_WARPS),
+            std::max(gemm.setting(2), 1)};
+  return {static_cast<int>(std::clamp<int64_t>(2 * sms / tiles, 1, MAX_CLUSTER)), 8, 2};
 }
 
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = asked.c.rows <= asked.c.cols ? asked : transposed(asked);
+  if (std::max(gemm.c.cols, gemm.a.cols) > MOST) return cudaErrorInvalidConfiguration;
   // B's neighbours lie along K, or along N.
   const bool k_major = column_major(gemm.b);
   const int64_t b_stride = k_major ? gemm.b.col_stride : gemm.b.row_stride;
@@ -196,12 +205,15 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t tiles_m = ceil_div(o.M, BLOCK_M);
   const int64_t tiles_n = ceil_div(o.N, k_major ? Stage<true>::COLS : Stage<false>::COLS);
   const int64_t tiles = tiles_m * tiles_n * gemm.batch;
-  const Plan plan = plan_of(gemm, k_major, tiles, sms);
+  const int rows = std::min(o.M, BLOCK_M);
+  Plan plan = plan_of(gemm, tiles, sms);
+  const int bytes = k_major ? block_bytes<true>(plan.warps, rows)
+                            : block_bytes<false>(plan.warps, rows);
+  plan.blocks = std::min(plan.blocks, (MOST_BYTES + RESERVED) / (bytes + RESERVED));
   const int64_t most = std::max(1, sms * plan.blocks / plan.splits);
   if (tiles > INT32_MAX - most) return cudaErrorInvalidConfiguration;
   const Schedule schedule{static_cast<int>(tiles_m), static_cast<int>(tiles_n),
                           static_cast<int>(tiles), plan.splits};
-  const int rows = std::min(o.M, BLOCK_M);
   return with_types(gemm, [&](auto in, auto out) {
     const auto start = [&](auto kernel, int64_t clusters, int warps, int bytes) {
       return launch_clusters(kernel, static_cast<unsigned>(clusters), plan.splits,
@@ -215,12 +227,10 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
                    column_bytes(o.K));
     const int64_t clusters = std::min(tiles, most);
     if (!k_major)
-      return start(gemv<In, Out, false, false>, clusters, plan.warps,
-                   block_bytes<false>(plan.warps, rows));
+      return start(gemv<In, Out, false, false>, clusters, plan.warps, bytes);
     // As much as an SM has for each of its blocks: the next kernel's begin before these have left,
     // and no SM shall have more of them than another.
-    const int room = SM_BYTES / plan.blocks / 1024 * 1024 - BLOCK_RESERVED;
-    return start(gemv<In, Out, true, false>, clusters, plan.warps,
-                 std::max(room, block_bytes<true>(plan.warps, rows)));
+    const int room = (MOST_BYTES + RESERVED) / plan.blocks / 1024 * 1024 - RESERVED;
+    return start(gemv<In, Out, true, false>, clusters, plan.warps, std::max(room, bytes));
   });
 }

@@ -32,8 +32,8 @@ namespace tcgemm::sm90 {
 
 // A stage's lines of B are 16 of 256 bytes, as it is stored: columns with 128 of k each (K_MAJOR),
 // or 16 of k with 128 columns each. Unit u of 16 bytes of line l lies at u ^ (4 (l % 2) + l / 4),
-// so that what eight lanes read at once, below, lies in as many banks. Behind them stands what rows
-// of A have for the same k: lines of their own, likewise, or all in one.
+// so that what eight lanes read at once, below, lies in different banks. Behind them stands what
+// rows of A have for the same k: lines of their own, likewise, or all in one.
 constexpr int LINES = 16, UNITS = 16, LINE_BYTES = 16 * UNITS;
 
 __device__ __forceinline__ int swizzle(int line) { return 4 * (line % 2) + line / 4; }

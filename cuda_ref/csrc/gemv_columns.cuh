@@ -12,7 +12,7 @@ constexpr int STEP_BYTES = CHUNKS * CHUNK_BYTES, STEP_K = STEP_BYTES / 2;
 constexpr int MOST_COLUMN_K = 32768;  // of a row of A in shared memory, beside the rings
 
 // Shared memory of a block: the row of A, with zeros up to a whole step, and two steps a warp.
-inline int column_bytes(int K) {
+constexpr int column_bytes(int K) {
   return ((K - 1) / STEP_K + 1) * STEP_BYTES + COLUMN_WARPS * 2 * STEP_BYTES;
 }
 
