@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import waves
-from .plans import gemv_by_columns, gemv_k_major, gemv_tiles
+from . import streams, waves
 from .tables import SETTINGS
 
 RUNGS = tuple(SETTINGS)
@@ -31,16 +30,7 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
         raise ValueError(f"{kernel} is not tuned: choose from {', '.join(RUNGS)}")
     parts = max(1, -(-problem.K // 64) // 2)
     if kernel == "gemv":
-        tiles, most = gemv_tiles(problem), 4 if gemv_k_major(problem) else 8
-        found = [
-            {"SPLITS": splits, "WARPS": warps, "BLOCKS": blocks}
-            for splits in range(1, min(most, parts) + 1)
-            for warps, blocks in ((4, 2), (8, 1), (8, 2), (12, 1), (4, 3))
-            if splits == 1 or tiles * splits <= blocks * processors
-        ]
-        if gemv_by_columns(problem):  # one setting without parts of K, whatever it says
-            found = [c for c in found if c["SPLITS"] > 1 or (c["WARPS"], c["BLOCKS"]) == (8, 2)]
-        return found
+        return streams.candidates(problem, processors)
     if kernel == "split_k":
         tiles = -(-problem.M // 128) * -(-problem.N // 128)
         pairs = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (2, 4), (4, 4), (2, 8))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import tilings
-from .plans import gemv_by_columns, gemv_k_major, plan, small_vector
+from . import streams, tilings
+from .plans import plan, small_vector
 from .toolchain import (
     CSRC,
     NO_NVCC,
@@ -230,8 +230,8 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
             tests["A"] = tests["B"] = lambda value: True
     if name == "gemv":
         seen = problem.transposed() if problem.M > problem.N else problem
-        tests["K_MAJOR"] = is_flag(gemv_k_major(seen))
-        tests["COLUMNS"] = is_flag(gemv_by_columns(seen) and plan(name, problem)["SPLITS"] == 1)
+        tests["K_MAJOR"] = is_flag(streams.k_major(seen))
+        tests["COLUMNS"] = is_flag(streams.by_columns(seen) and plan(name, problem)["SPLITS"] == 1)
     return tests
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from . import tables, waves
+from . import streams, tables, waves
 from .gpu import here
 from .gpu import of as gpu_of
 from .limits import column_major, refuse_gemv, refuse_skinny, refuse_tma
@@ -28,12 +28,6 @@ TO_AN_SM = 43e3  # bytes a microsecond out of memory to one SM
 OF_AN_SM = 85e3  # bytes a microsecond from the L2 into one SM
 EXCHANGE = 1.0  # sums between the blocks of a cluster
 MEETING = 2.0  # of a tile's parts in a workspace, behind a flag
-GEMV_MEMORY = 4.5e6  # bytes a microsecond, of gemv, which does not wait between tiles
-GEMV_START = {False: 3.0, True: 3.5}  # its tiles of a row-major B, and of a K-major one
-GEMV_ROW = 0.33  # a further row of A
-GEMV_COLUMN_START = 1.6  # a column for each warp
-GEMV_FLYING = 48 * 1024  # bytes on their way to an SM that keep memory busy
-GEMV_WARP = 8192  # of which a warp has two stages, and by columns half as much
 LAST_ROUND = 0.8  # of the SMs that idle in it, what memory is idle for
 APART = 1.4  # reading at other steps along K than the other blocks
 SECOND_KERNEL = 2.0  # sums of several clusters, from a workspace
@@ -50,19 +44,10 @@ SIMULATED = {
     "split_k": {"SPLITS": 1, "GROUPS": 1},
     "skinny": {"BLOCK_N": 64, "SPLITS": 1, "SHARED_KB": 200},
     "stream_k": {"BLOCK_N": 64},
-    "gemv": {"SPLITS": 1, "WARPS": 8, "BLOCKS": 2},
+    "gemv": streams.SIMULATED,
     "one_wave": waves.SIMULATED,
 }
 """Settings of the simulator, whose clusters have one block."""
-
-FEW = 8
-"""Rows up to which gemv reads B once."""
-
-GEMV_COLUMNS = {"SPLITS": 1, "WARPS": 16, "BLOCKS": 1}
-"""Settings of gemv with one row and a K-major B, a column of B for each warp, as COLUMN_WARPS of
-csrc/gemv_columns.cuh."""
-MOST_COLUMN_K = 32768
-"""As there."""
 
 
 def pack(kernel: str, plan: Mapping[str, int], turned: bool) -> int:
@@ -106,7 +91,7 @@ def divide(
     if kernel == "one_wave":
         return waves.divide(config, problem, turned)
     if kernel == "gemv":
-        return _gemv_plan(config, problem, processors, turned)
+        return streams.divide(config, problem, processors, turned)
     most = max(1, -(-problem.K // TILE_K) // 2)
     if "SPLITS" in config:
         config = {**config, "SPLITS": min(config["SPLITS"], most)}
@@ -118,50 +103,8 @@ def divide(
         rows = max(rows, 64)
         wide = wide if wide % 64 == 0 else rows
     settings = {name: value for name, value in config.items() if name != "BLOCK_N"}
-    return {**_tile(rows, wide, turned), "BLOCK_K": TILE_K, **settings}
-
-
-def _tile(rows: int, columns: int, turned: bool) -> dict[str, int]:
-    return (
-        {"BLOCK_M": columns, "BLOCK_N": rows} if turned else {"BLOCK_M": rows, "BLOCK_N": columns}
-    )
-
-
-def _gemv_plan(
-    config: Mapping[str, int], problem: Any, processors: int, turned: bool
-) -> dict[str, int]:
-    """As plan_of in csrc/gemv.cu takes the settings; K is divided where tiles are few."""
-    settings = {
-        "SPLITS": min(max(config["SPLITS"], 1), 8, max(1, -(-problem.K // TILE_K) // 2)),
-        "WARPS": min(max(config["WARPS"] // 4 * 4, 4), 12),
-        "BLOCKS": max(config["BLOCKS"], 1),
-    }
-    if gemv_tiles(problem) * settings["SPLITS"] > settings["BLOCKS"] * processors:
-        settings["SPLITS"] = 1
-    if settings["SPLITS"] == 1 and gemv_by_columns(problem):
-        return {**_tile(1, GEMV_COLUMNS["WARPS"], turned), **GEMV_COLUMNS}
-    return {**_tile(8, gemv_width(problem), turned), **settings}
-
-
-def gemv_k_major(problem: Any) -> bool:
-    """Whether gemv reads B along K, for M <= N."""
-    return column_major((problem.K, problem.N), problem.b_strides)
-
-
-def gemv_by_columns(problem: Any) -> bool:
-    """Whether gemv gives each warp a column of B where it divides no K, for M <= N."""
-    few = problem.M == 1 and problem.batch == 1 and problem.K <= MOST_COLUMN_K
-    return few and gemv_k_major(problem)
-
-
-def gemv_width(problem: Any) -> int:
-    """Columns of a tile of gemv, for M <= N."""
-    return 16 if gemv_k_major(problem) else 128
-
-
-def gemv_tiles(problem: Any) -> int:
-    """Tiles of gemv, of all matrices of the batch, for M <= N."""
-    return int(-(-problem.M // 8) * -(-problem.N // gemv_width(problem)) * problem.batch)
+    tile = (wide, rows) if turned else (rows, wide)
+    return {"BLOCK_M": tile[0], "BLOCK_N": tile[1], "BLOCK_K": TILE_K, **settings}
 
 
 SMALL = 32
@@ -229,7 +172,7 @@ def preferred(problem: Any) -> str:
         "one_wave": refuse_tma,
     }
     able = [name for name, refuse in refusals.items() if refuse(problem) is None]
-    if seen.M > FEW and "gemv" in able:
+    if seen.M > streams.MOST_ROWS and "gemv" in able:
         able.remove("gemv")
     times = {} if by_tma else {"small": _small_us(problem, sms), "wmma_any": _any_us(problem, sms)}
     if problem.batch > 1:
@@ -283,7 +226,7 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
     if kernel == "one_wave":
         return waves.modelled_us(config, problem, sms)
     if kernel == "gemv":
-        return _gemv_us(config, problem, sms)
+        return streams.modelled_us(config, problem, sms)
     M, N, K = problem.M, problem.N, problem.K
     splits = config.get("SPLITS", 1)
     memory = 2 * (M * K + K * N + M * N) / MEMORY
@@ -306,18 +249,6 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
         stored += EXCHANGE * (splits > 1)
     second = SECOND_KERNEL * (config.get("GROUPS", 1) > 1)
     return START + max(memory, into_sm) + stored + second
-
-
-def _gemv_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
-    M, N, K = problem.M, problem.N, problem.K
-    reads = -(-M // 8)  # of B
-    memory = 2 * (M * K + reads * K * N + M * N) * problem.batch / GEMV_MEMORY
-    if config["SPLITS"] == 1 and gemv_by_columns(problem):
-        flying = min(N, GEMV_COLUMNS["WARPS"] * sms) * GEMV_WARP / 2
-        return GEMV_COLUMN_START + memory * max(1, sms * GEMV_FLYING / flying)
-    blocks = min(gemv_tiles(problem) * config["SPLITS"], config["BLOCKS"] * sms)
-    start = GEMV_START[gemv_k_major(problem)] + GEMV_ROW * (min(M, 8) - 1)
-    return start + memory * max(1, sms * GEMV_FLYING / (blocks * config["WARPS"] * GEMV_WARP))
 
 
 def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
+import statistics
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,7 @@ from tcgemm.problem import Problem
 plans = import_module("tcgemm.cuda_ref.plans")
 tables = import_module("tcgemm.cuda_ref.tables")
 candidates = import_module("tcgemm.cuda_ref.candidates")
+streams = import_module("tcgemm.cuda_ref.streams")
 
 SHAPES = [
     (1, 8192, 8192),
@@ -100,6 +104,32 @@ def test_the_model_has_settings_for_a_gpu_without_a_table(shape, monkeypatch):
 def test_the_model_finds_what_was_measured_fastest(shape, config):
     """Of the settings of split_k timed in reports/nvidia-h200/trials/cuda-small.csv."""
     assert plans.fastest("split_k", problem(*shape), 132)[1] == config
+
+
+def test_the_model_of_gemv_picks_from_what_was_timed():
+    """Of the settings in reports/nvidia-h200/trials/gemv.csv, run f: 2 to 3 % from the fastest."""
+    timed: dict[tuple[str, ...], dict[tuple[int, ...], float]] = {}
+    with (Path(__file__).parents[1] / "reports/nvidia-h200/trials/gemv.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["run"] == "f" and row["kernel"] == "gemv":
+                key = (row["M"], row["N"], row["K"], row["layout"])
+                settings = tuple(int(part.partition("=")[2]) for part in row["settings"].split())
+                timed.setdefault(key, {})[settings] = float(row["us"])
+    losses, errors = [], []
+    for (*shape, layout), seen in timed.items():
+        asked = problem(*map(int, shape), layout)
+        names = tables.SETTINGS["gemv"]
+        modelled = {
+            settings: streams.modelled_us(dict(zip(names, settings, strict=True)), asked, 132)
+            for settings in seen
+        }
+        picked = min(modelled, key=lambda settings: modelled[settings])
+        losses.append(seen[picked] / min(seen.values()))
+        errors.append(modelled[picked] / seen[picked])
+    assert len(losses) > 70
+    assert statistics.mean(losses) < 1.04
+    assert max(losses) < 1.35
+    assert 0.7 < min(errors) < max(errors) < 1.4
 
 
 @pytest.mark.parametrize(
