@@ -102,14 +102,14 @@ def check(table: Any) -> None:
                 raise ValueError(f"a row of {kernel} does not set just {wanted}: {row}")
             if not all(type(value) is int for value in row["config"].values()):
                 raise ValueError(f"a row of {kernel} has values that are no whole numbers: {row}")
-            if not all(LEAST.get(name, 1) <= x < 65536 for name, x in row["config"].items()):
-                raise ValueError(f"a row of {kernel} has values outside of 1 to 65535: {row}")
             if kernel == "one_wave" and not _buildable(**row["config"]):
                 raise ValueError(
                     f"one_wave has no such build: {row}; BLOCK_M is 64 or 128, BLOCK_N 48, 64 or "
                     "128, CLUSTER 1, 2 or 4, and 1 with 48, SHARES_A 0 or 1, SPLITS 1 or more, and "
                     "1 with 128 x 128"
                 )
+            if not all(LEAST.get(name, 1) <= x < 65536 for name, x in row["config"].items()):
+                raise ValueError(f"a row of {kernel} has values outside of 1 to 65535: {row}")
     for row in table["prefer"]:
         _check_conditions(row)
         if row.get("kernel") not in (*SETTINGS, *UNSET):
