@@ -28,7 +28,7 @@ def candidates(kernel: str, problem: Any, shared: int, processors: int) -> list[
     """
     if kernel not in SETTINGS:
         raise ValueError(f"{kernel} is not tuned: choose from {', '.join(RUNGS)}")
-    parts = max(1, -(-problem.K // 64) // 2)
+    parts = waves.most_parts(problem.K)
     if kernel == "gemv":
         return streams.candidates(problem, processors)
     if kernel == "split_k":

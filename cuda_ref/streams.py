@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .limits import column_major
+from .waves import most_parts
 
 MOST_ROWS = 8
 """Rows of A that are multiplied with B at once."""
@@ -63,9 +64,8 @@ def divide(
         processors: SMs.
         turned: the caller's problem is the transpose of this one.
     """
-    most_splits = min(8, max(1, -(-problem.K // 64) // 2))
     settings = {
-        "SPLITS": min(max(config["SPLITS"], 1), most_splits),
+        "SPLITS": min(max(config["SPLITS"], 1), 8, most_parts(problem.K)),
         "WARPS": min(max(config["WARPS"] // 4 * 4, 4), 12),
         "BLOCKS": max(config["BLOCKS"], 1),
     }
@@ -80,7 +80,7 @@ def divide(
 
 def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
     """Settings worth trying, as tables hold them."""
-    most = min(4 if k_major(problem) else 8, max(1, -(-problem.K // 64) // 2))
+    most = min(4 if k_major(problem) else 8, most_parts(problem.K))
     found = [
         {"SPLITS": splits, "WARPS": warps, "BLOCKS": blocks}
         for splits in range(1, most + 1)

@@ -16,6 +16,12 @@ from .tiles import LINE
 
 TILE_K = 64
 
+
+def most_parts(K: int) -> int:
+    """Parts of K that have two steps of TILE_K each."""
+    return max(1, -(-K // TILE_K) // 2)
+
+
 # BLOCK_M, BLOCK_N: microseconds of a step along K.
 STEP = {
     (64, 48): 0.142,
@@ -157,7 +163,7 @@ def divide(config: Mapping[str, int], problem: Any, turned: bool) -> dict[str, i
         block_m, block_n = block_n, block_m
         shares_a = int(cluster > 1 and not shares_a)
     # No part of K is empty, and no block of a cluster without work.
-    splits = max(1, min(config["SPLITS"], -(-problem.K // TILE_K) // 2))
+    splits = max(1, min(config["SPLITS"], most_parts(problem.K)))
     sides = (problem.N, problem.M) if turned else (problem.M, problem.N)
     tiles = -(-sides[shares_a] // (block_n if shares_a else block_m))
     if tiles % cluster:

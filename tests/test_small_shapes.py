@@ -69,6 +69,17 @@ def test_right_at_the_edges_and_nothing_found(name, shape):
                 assert torch.equal(c, (a.double() @ b.double()).to(out)), (layout, turned)
 
 
+def assert_exact(source, shapes, **how):
+    """Integers, with B and C by rows and by columns, and the simulator's checks on."""
+    for (M, N, K), layout, turned in itertools.product(shapes, ["nn", "nt"], [False, True]):
+        a = padded(M, K, BF16, False, lambda *size: torch.randint(-2, 3, size))
+        b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
+        c = padded(M, N, BF16, turned, lambda *size: torch.full(size, float("nan")))
+        report = simulator.simulate(source, a, b, c, check=True, **how)
+        assert not report.findings, [str(f) for f in report.findings]
+        assert torch.equal(c, (a.double() @ b.double()).to(BF16)), ((M, N, K), layout, turned)
+
+
 # A changed copy is built for these types alone, as the rung itself is.
 OF_BFLOAT16 = "#define TCGEMM_IN 1\n#define TCGEMM_OUT 1\n"
 # 48 columns are one panel, 112 two of 56; each is a build of its own.
@@ -83,13 +94,7 @@ def test_skinny_is_right_in_every_width(width, tmp_path):
     changed = text.replace("return {64, splits, ", f"return {{{width}, splits, ")
     assert changed != text
     source.write_text(OF_BFLOAT16 + changed)
-    for (M, N, K), layout, turned in itertools.product(WIDTHS[width], ["nn", "nt"], [False, True]):
-        a = padded(M, K, BF16, layout[0] == "t", lambda *size: torch.randint(-2, 3, size))
-        b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
-        c = padded(M, N, BF16, turned, lambda *size: torch.full(size, float("nan")))
-        report = simulator.simulate(source, a, b, c, check=True)
-        assert not report.findings, [str(f) for f in report.findings]
-        assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, turned)
+    assert_exact(source, WIDTHS[width])
 
 
 @pytest.mark.parametrize("blocks", [1, 7])
@@ -100,15 +105,7 @@ def test_stream_k_adds_the_parts_of_a_tile(blocks, tmp_path):
     whole = "if (MAX_CLUSTER == 1) return static_cast<int>(tiles);"
     assert whole in text
     source.write_text(OF_BFLOAT16 + text.replace(whole, f"if (MAX_CLUSTER == 1) return {blocks};"))
-    for (M, N, K), layout, turned in itertools.product(
-        [(17, 129, 330), (100, 200, 648)], ["nn", "nt"], [False, True]
-    ):
-        a = padded(M, K, BF16, layout[0] == "t", lambda *size: torch.randint(-2, 3, size))
-        b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
-        c = padded(M, N, BF16, turned, lambda *size: torch.full(size, float("nan")))
-        report = simulator.simulate(source, a, b, c, check=True, workers=1)
-        assert not report.findings, [str(f) for f in report.findings]
-        assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, turned)
+    assert_exact(source, [(17, 129, 330), (100, 200, 648)], workers=1)
 
 
 SIMULATED_SMS = 8
@@ -154,15 +151,7 @@ def test_the_rings_of_gemv_go_on_from_tile_to_tile(tmp_path):
         text = text.replace(many, few)
     source = tmp_path / "gemv.cu"
     source.write_text(text)
-    for (M, N, K), layout, turned in itertools.product(
-        [(1, 50, 2100), (1, 300, 72), (3, 129, 650), (17, 290, 136)], ["nn", "nt"], [False, True]
-    ):
-        a = padded(M, K, BF16, False, lambda *size: torch.randint(-2, 3, size))
-        b = padded(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
-        c = padded(M, N, BF16, turned, lambda *size: torch.full(size, float("nan")))
-        report = simulator.simulate(source, a, b, c, check=True)
-        assert not report.findings, [str(f) for f in report.findings]
-        assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (M, layout, turned)
+    assert_exact(source, [(1, 50, 2100), (1, 300, 72), (3, 129, 650), (17, 290, 136)])
 
 
 @pytest.mark.parametrize("order", ["reverse", "random:5"])

@@ -215,10 +215,10 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Schedule schedule{static_cast<int>(tiles_m), static_cast<int>(tiles_n),
                           static_cast<int>(tiles), plan.splits};
   return with_types(gemm, [&](auto in, auto out) {
-    const auto start = [&](auto kernel, int64_t clusters, int warps, int bytes) {
+    const auto start = [&](auto kernel, int64_t clusters, int warps, int shared_bytes) {
       return launch_clusters(kernel, static_cast<unsigned>(clusters), plan.splits,
-                             dim3(32 * warps), bytes, stream, o, plain_output(gemm.c, gemm.out),
-                             epilogue_of<float>(gemm), schedule);
+                             dim3(32 * warps), shared_bytes, stream, o,
+                             plain_output(gemm.c, gemm.out), epilogue_of<float>(gemm), schedule);
     };
     using In = decltype(in);
     using Out = decltype(out);
