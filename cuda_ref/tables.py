@@ -30,7 +30,7 @@ SETTINGS = {
     "skinny": ("BLOCK_N", "SPLITS", "SHARED_KB"),
     "stream_k": ("BLOCK_N",),
     "gemv": ("SPLITS", "WARPS", "BLOCKS"),
-    "one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A", "SPLITS"),
+    "one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A", "SPLITS", "EARLY"),
 }
 """Rung -> its settings, in the order in which the launcher unpacks them (Gemm::setting), but for
 those that are compiled in."""
@@ -38,7 +38,7 @@ those that are compiled in."""
 COMPILED_IN = {"one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A")}
 """Rung -> those of its settings that a build is for, and no launcher unpacks."""
 
-LEAST = {"SHARES_A": 0}
+LEAST = {"SHARES_A": 0, "EARLY": 0}
 """The least value of a setting, where that is not 1."""
 
 UNSET = ("wgmma_persistent", "small")
@@ -104,9 +104,9 @@ def check(table: Any) -> None:
                 raise ValueError(f"a row of {kernel} has values that are no whole numbers: {row}")
             if kernel == "one_wave" and not _buildable(**row["config"]):
                 raise ValueError(
-                    f"one_wave has no such build: {row}; BLOCK_M is 64 or 128, BLOCK_N 48, 64 or "
-                    "128, CLUSTER 1, 2 or 4, and 1 with 48, SHARES_A 0 or 1, SPLITS 1 or more, and "
-                    "1 with 128 x 128"
+                    f"one_wave has no such build: {row}; BLOCK_M is 64 or 128, BLOCK_N 48, 64, 96, "
+                    "112 or 128, CLUSTER 1, 2 or 4, but not 4 with 48, 96 and 112, SHARES_A 0 or "
+                    "1, SPLITS 1 or more, and 1 with 128 x 128, EARLY 0 or 1"
                 )
             if not all(LEAST.get(name, 1) <= x < 65536 for name, x in row["config"].items()):
                 raise ValueError(f"a row of {kernel} has values outside of 1 to 65535: {row}")
@@ -116,13 +116,16 @@ def check(table: Any) -> None:
             raise ValueError(f"{row.get('kernel')!r} is no rung that has a table")
 
 
-def _buildable(BLOCK_M: int, BLOCK_N: int, CLUSTER: int, SHARES_A: int, SPLITS: int) -> bool:
+def _buildable(
+    BLOCK_M: int, BLOCK_N: int, CLUSTER: int, SHARES_A: int, SPLITS: int, EARLY: int
+) -> bool:
     """As the assertions of csrc/one_wave_block.cuh."""
     return (
         BLOCK_M in (64, 128)
-        and BLOCK_N in (48, 64, 128)
-        and CLUSTER in ((1, 2, 4) if BLOCK_N != 48 else (1,))
+        and BLOCK_N in (48, 64, 96, 112, 128)
+        and CLUSTER in ((1, 2) if BLOCK_N % 64 else (1, 2, 4))
         and SHARES_A in (0, 1)
+        and EARLY in (0, 1)
         and SPLITS >= 1
         and (SPLITS == 1 or BLOCK_M * BLOCK_N < 128 * 128)
     )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .limits import SHARED_BYTES
+from .limits import SHARED_BYTES, column_major
 from .tiles import LINE
 
 TILE_K = 64
@@ -24,20 +24,28 @@ def most_parts(K: int) -> int:
 
 # BLOCK_M, BLOCK_N: microseconds of a step along K.
 STEP = {
-    (64, 48): 0.142,
-    (64, 64): 0.140,
-    (64, 128): 0.195,
-    (128, 48): 0.172,
-    (128, 64): 0.191,
-    (128, 128): 0.344,
+    (64, 48): 0.131,
+    (64, 64): 0.133,
+    (64, 96): 0.158,
+    (64, 112): 0.185,
+    (64, 128): 0.187,
+    (128, 48): 0.155,
+    (128, 64): 0.172,
+    (128, 96): 0.275,
+    (128, 112): 0.298,
+    (128, 128): 0.333,
 }
 
 WHOLE = {
     (64, 48): ((1, 0),),
     (64, 64): ((1, 0), (2, 0), (2, 1)),
+    (64, 96): ((1, 0), (2, 0)),
+    (64, 112): ((1, 0), (2, 0)),
     (64, 128): ((1, 0), (2, 0)),
     (128, 48): ((1, 0),),
     (128, 64): ((1, 0), (2, 0), (4, 1)),
+    (128, 96): ((1, 0), (2, 0)),
+    (128, 112): ((1, 0), (2, 0)),
     (128, 128): ((1, 0), (2, 0), (4, 1)),
 }
 """(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER, SHARES_A) that were the fastest somewhere."""
@@ -49,17 +57,21 @@ DIVIDED = {
 }
 """The same where K is divided."""
 
-START = 1.9  # microseconds before the first step and after the last
-AHEAD_START = 1.45  # the same where the first steps are asked for before the start
+START = 1.6  # microseconds before the first step and after the last
+AHEAD_START = 1.25  # the same where the first steps are asked for before the start
 MEMORY = 3.9e6  # bytes a microsecond
 STREAMED = 16e6  # bytes of B from which on it comes from memory as it is multiplied,
-AGAIN = 1.25  # which takes longer where blocks that do not share it ask for the same
-L2 = 13.6e6  # bytes a microsecond that all blocks ask of the L2
-TOGETHER = 0.75  # microseconds by which a cluster starts later
-ADDING = 1.36  # microseconds of the second kernel
-PARTS = 2.3e6  # bytes of float32 sums a microsecond, there and back
+AGAIN = 1.25  # which takes longer where blocks that do not share it ask for the same lines
+L2 = 12.6e6  # bytes a microsecond that all blocks ask of the L2
+TOGETHER = 0.66  # microseconds by which a cluster starts later
+ADDING = 1.16  # microseconds of the second kernel
+PARTS = 2.0e6  # bytes of float32 sums a microsecond, there and back
 APART = 1.7  # by which more is asked where rows begin and end within lines of the L2
-OUTSIDE = 1.3  # steps of tiles that are partly outside of the operand, beside others that are not
+LATE = 0.86  # microseconds by which the next kernel starts later without EARLY
+AMONG_IDLE = 1.12  # by which a kernel takes longer with it,
+IDLE = (0.5, 0.77)  # where so many of the SMs have a block
+OUTSIDE = 1.26  # steps of tiles with boxes that are partly outside, beside others that are not
+BETWEEN_LINES = 1.31  # what a row-major B is asked for by tiles that begin within lines of the L2
 
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 
@@ -71,7 +83,7 @@ def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
 
     One where there is none such.
     """
-    return _fitting(problem, processors) or [_config(128, 128, 1, 0, 1)]
+    return _fitting(problem, processors) or [_config(128, 128, 1, 0, 1, 1)]
 
 
 def fits(problem: Any, processors: int) -> bool:
@@ -91,29 +103,51 @@ def _fitting(problem: Any, processors: int) -> list[dict[str, int]]:
         rows, cols = -(-problem.M // block_m), -(-problem.N // block_n)
         if (cols if shares_a else rows) % cluster or (block_m == 128 and problem.M <= 64):
             continue
-        if block_n % 64 and not takes_uneven(problem):
+        if not takes(block_n, problem):
             continue
         if rows * cols * splits > at_once(cluster, processors):
             continue
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
-        found.append(_config(block_m, block_n, cluster, shares_a, splits))
+        for early in (1, 0) if waits_among_idle(rows * cols * splits, processors) else (1,):
+            found.append(_config(block_m, block_n, cluster, shares_a, splits, early))
     return found
 
 
-def _config(block_m: int, block_n: int, cluster: int, shares_a: int, splits: int) -> dict[str, int]:
+def _config(
+    block_m: int, block_n: int, cluster: int, shares_a: int, splits: int, early: int
+) -> dict[str, int]:
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "CLUSTER": cluster,
         "SHARES_A": shares_a,
         "SPLITS": splits,
+        "EARLY": early,
     }
 
 
-def takes_uneven(problem: Any) -> bool:
-    """Whether a tile's width may be no multiple of 64: B comes by columns, and nothing is fused."""
-    return bool(problem.layout[1] == "t" and problem.plain)
+def waits_among_idle(blocks: int, processors: int) -> bool:
+    """Whether the next kernel's blocks would begin on SMs that this one leaves idle, but not all of
+    them find one: those that did are ahead of the others from then on."""
+    least, most = (share * processors for share in IDLE)
+    return least < blocks <= most
+
+
+def takes(block_n: int, problem: Any) -> bool:
+    """Whether a tile of a problem with M <= N may be so wide.
+
+    What is no multiple of 64 wants C by rows and nothing fused; 48 wants B by columns as well.
+    """
+    if block_n % 64 == 0:
+        return True
+    by_rows = not column_major((problem.M, problem.N), problem.c_strides)
+    return bool(problem.plain and by_rows and (block_n > 48 or problem.layout[1] == "t"))
+
+
+def rows_of_b(block_n: int) -> int:
+    """Rows of B in a stage: as B_ROWS in csrc/one_wave_block.cuh."""
+    return 48 if block_n == 48 else -(-block_n // 64) * 64
 
 
 def at_once(cluster: int, processors: int) -> int:
@@ -131,21 +165,33 @@ def modelled_us(config: Mapping[str, int], problem: Any, processors: int) -> flo
     blocks = -(-M // block_m) * -(-N // block_n) * splits
     rounds = -(-blocks // processors)
     steps = rounds * math.ceil(math.ceil(K / TILE_K) / splits)
-    a_sharers, b_sharers = (cluster, 1) if config["SHARES_A"] else (1, cluster)
-    asked = 2 * TILE_K * (block_m / a_sharers + block_n / b_sharers)
+    a_sharers, b_sharers = _sharers(config)
+    between = problem.layout[1] == "n" and block_n % 64 > 0
+    columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
+    asked = 2 * TILE_K * (block_m / a_sharers + columns / b_sharers)
     if any(max(strides) % LINE for strides in (problem.a_strides, problem.b_strides)):
         asked *= APART
     own = steps * STEP[block_m, block_n]
-    if block_m < M and M % block_m:
+    if block_m < M and M % (block_m // a_sharers):
         own *= OUTSIDE
     memory = 2 * (M * K + K * N + M * N) / MEMORY
-    if -(-M // block_m) > b_sharers and 2 * K * N > STREAMED:
+    if (between or -(-M // block_m) > b_sharers) and 2 * K * N > STREAMED:
         memory *= AGAIN
     limits = (own, steps * blocks * asked / rounds / L2, memory)
     body = sum(limit**6 for limit in limits) ** (1 / 6)
     start = AHEAD_START if block_m * block_n <= 64 * 64 else START
     added = (ADDING + 4 * M * N * splits / PARTS) if splits > 1 else 0.0
+    if not config["EARLY"]:
+        start += LATE
+    elif cluster < 4 and waits_among_idle(blocks, processors):
+        body *= AMONG_IDLE
     return rounds * start + body + added + TOGETHER * (cluster > 1)
+
+
+def _sharers(config: Mapping[str, int]) -> tuple[int, int]:
+    """Blocks of a cluster that share their loads of A, and of B."""
+    cluster = config["CLUSTER"]
+    return (cluster, 1) if config["SHARES_A"] else (1, cluster)
 
 
 def divide(config: Mapping[str, int], problem: Any, turned: bool) -> dict[str, int]:
@@ -157,8 +203,8 @@ def divide(config: Mapping[str, int], problem: Any, turned: bool) -> dict[str, i
     """
     block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
     shares_a = config["SHARES_A"]
-    if block_n % 64 and (turned or not takes_uneven(problem)):
-        block_n = 64
+    if turned or not takes(block_n, problem):
+        block_n = -(-block_n // 64) * 64
     if turned:
         block_m, block_n = block_n, block_m
         shares_a = int(cluster > 1 and not shares_a)
@@ -176,12 +222,13 @@ def divide(config: Mapping[str, int], problem: Any, turned: bool) -> dict[str, i
         "CLUSTER": cluster,
         "SHARES_A": shares_a,
         "SPLITS": splits,
+        "EARLY": config["EARLY"],
     }
 
 
 def _stages(block_m: int, block_n: int, float32: bool) -> int:
     """As many as fit beside the chunks of C, as SHARED_BYTES in csrc/one_wave_block.cuh counts."""
-    stage = (block_m + block_n) * TILE_K * 2
+    stage = (block_m + rows_of_b(block_n)) * TILE_K * 2
     chunks = block_m // 64 * -(-block_n * (4 if float32 else 2) // 128)
     room = 1024 * SHARED_BYTES[9, 0] - 8 * (2 * MOST_STAGES + chunks) - 8192 * chunks
     return min(MOST_STAGES, room // stage)
@@ -195,5 +242,6 @@ SIMULATED = {
     "CLUSTER": 1,
     "SHARES_A": 0,
     "SPLITS": 1,
+    "EARLY": 1,
 }
 """The tile of a build that names none; problems on the CPU all take it."""

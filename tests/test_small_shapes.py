@@ -189,7 +189,7 @@ def test_skinny_refuses_with_the_numbers():
     assert "128" in reason
 
 
-@pytest.mark.parametrize("shape", [(1, 8192, 8192), (104, 4096, 4096), (4096, 16, 4096)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 8192, 8192), (104, 4096, 8200), (4096, 16, 4096)], ids=str)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_few_rows_and_few_columns_go_to_rungs_for_them(shape, layout):
     few = "gemv" if shape == (1, 8192, 8192) and layout[1] == "t" else "skinny"
@@ -257,6 +257,9 @@ DEEP = [
     ("one_wave", (128, 6144, 4096)),
     ("one_wave", (72, 6144, 4096)),  # fours that share what there is of A
     ("one_wave", (4096, 120, 4096)),
+    ("one_wave", (250, 7112, 2048)),  # pairs of uneven tiles, and the last one in part
+    ("one_wave", (200, 2304, 4096)),
+    ("one_wave", (64, 5120, 5120)),  # the next kernel waits
     ("split_k", (256, 256, 16384)),
     ("split_k", (300, 520, 8192)),
     ("gemv", (5, 4096, 14336)),

@@ -33,7 +33,7 @@ struct Wave {
   int rows, cols;           // tiles of C, with those that fill up clusters
   bool a_once, b_once;      // the blocks that read a panel of the operand are one cluster
   int a_box, b_box;         // rows of a box of a K-major operand
-  bool few;                 // blocks, so that the next kernel's would wait beside them
+  bool early;               // the next kernel may start while this one runs
   int sums_rows;            // of the workspace, for each part of K
 
   // The corner of a block's tile: along the shorter side first, so that who reads the same is near.
@@ -93,10 +93,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     SharesA::ask_ahead(&a_map, m, wave.a_box, first, steps, n / BLOCK_N, wave.cols);
     SharesB::ask_ahead(&b_map, n, wave.b_box, first, steps, m / BLOCK_M, wave.rows);
   }
-  if (!wave.few) griddepcontrol_launch_dependents();
   griddepcontrol_wait();
-  // Else several kernels' blocks wait on the SMs that the next wants: 64 cubed 1.57 to 1.37 us.
-  if (wave.few) griddepcontrol_launch_dependents();
+  // Not before, or several kernels' blocks wait on the SMs that the next wants: 64 cubed 1.57 to
+  // 1.40 us. Where few SMs stream a large B, not at all: see EARLY in waves.py.
+  if (wave.early) griddepcontrol_launch_dependents();
 
   if (warp == 4 * CONSUMERS) {
     if (produces) {
@@ -174,10 +174,10 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const PlainOutput& p
   if (error != cudaSuccess) return error;
   const unsigned clusters = wave.rows * wave.cols * wave.splits / CLUSTER;
   return with_majors(a_major, b_major, [&](auto a, auto b) {
-    if constexpr (b == Major::K || BLOCK_N % 64 == 0)
+    if constexpr (b == Major::K || BLOCK_N > 48)
       return launch_clusters(one_wave<In, Out, a, b, Extra>, clusters, CLUSTER, dim3(THREADS),
                              SHARED_BYTES<Out>, stream, a_map, b_map, c_map, plain, wave, extra);
-    return int{cudaErrorNotSupported};  // such a B comes in panels of 64 columns
+    return int{cudaErrorNotSupported};  // such a B comes in panels of 64 columns, each a stage has
   });
 }
 
@@ -230,12 +230,11 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
-  int sms = 0;
-  if (const int error = multiprocessors(&sms)) return error;
   const int64_t k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
   const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), B_SHARERS) * B_SHARERS;
   const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), A_SHARERS) * A_SHARERS;
   const int splits = !DIVIDES ? 1 : gemm.config != 0 ? gemm.setting(0) : 2;
+  const bool early = gemm.config == 0 || gemm.setting(1) != 0;
   if (k_tiles < splits) return cudaErrorInvalidValue;  // no part of K is empty
   if (rows * cols > INT32_MAX / splits || k_tiles > INT32_MAX / splits)
     return cudaErrorInvalidConfiguration;
@@ -244,7 +243,6 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
                   cols == A_SHARERS, rows == B_SHARERS,
                   Shares<Major::K, BLOCK_M, A_SHARERS>::box(gemm.c.rows),
                   Shares<Major::K, BLOCK_N, B_SHARERS>::box(gemm.c.cols),
-                  rows * cols * splits < (AHEAD > 0 ? sms / 4 : sms / 2),
-                  DIVIDES ? static_cast<int>(rows) * BLOCK_M : 0};
+                  early, DIVIDES ? static_cast<int>(rows) * BLOCK_M : 0};
   return start(gemm, wave, stream);
 }

@@ -30,14 +30,16 @@ constexpr int A_SHARERS = TCGEMM_SHARES_A ? CLUSTER : 1, B_SHARERS = TCGEMM_SHAR
 constexpr int CONSUMERS = BLOCK_M / 64;
 constexpr int THREADS = 128 * CONSUMERS + 32;
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
-constexpr uint32_t STAGE_BYTES = A_BYTES + BLOCK_N * BLOCK_K * 2;
+// B has whole panels of 64 columns, but 48 columns are those of a K-major B alone.
+constexpr int B_ROWS = BLOCK_N == 48 ? 48 : (BLOCK_N + 63) / 64 * 64;
+constexpr uint32_t STAGE_BYTES = A_BYTES + B_ROWS * BLOCK_K * 2;
 constexpr uint32_t CHUNKS_AT = NUM_STAGES * STAGE_BYTES;  // behind the ring; then the barriers
 // Steps along K that the blocks bring into the L2 while the kernel before still runs, each of them
 // once: all where there are no more than AHEAD (512 cubed 2.75 to 2.34 us), else FIRST.
 constexpr int AHEAD = BLOCK_M * BLOCK_N <= 64 * 64 ? 16 : DIVIDES ? 4 : 0, FIRST = 4;
-static_assert(BLOCK_M % 64 == 0 && (BLOCK_N % 64 == 0 || (BLOCK_N == 48 && CLUSTER == 1)),
-              "whole warpgroups, and panels that can be shared out");
-static_assert((CLUSTER & (CLUSTER - 1)) == 0 && CLUSTER <= 4, "shares that are whole");
+static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0, "whole warpgroups, and wgmma's n");
+static_assert(CLUSTER == 1 || CLUSTER == 2 || (CLUSTER == 4 && BLOCK_N % 64 == 0),
+              "shares of 8 rows, or panels");
 static_assert(STAGE_BYTES % 1024 == 0, "panels start at multiples of 1024 bytes");
 
 template <typename Out>
@@ -52,7 +54,7 @@ constexpr uint32_t SHARED_BYTES =
 // K-major one; of an MN-major one panels of 64, or where those are too few, rows along K.
 template <Major MAJOR, int ROWS, int SHARERS>
 struct Shares {
-  static constexpr int PANELS = ROWS / 64;
+  static constexpr int PANELS = (ROWS + 63) / 64;
   static constexpr bool BY_PANELS = PANELS % SHARERS == 0;
   static constexpr int DEPTH = MAJOR == Major::K || BY_PANELS ? BLOCK_K : BLOCK_K / SHARERS;
 
@@ -63,9 +65,9 @@ struct Shares {
     const int64_t rows = extent < ROWS ? extent : ROWS;
     return static_cast<int>(SHARERS == 1 ? rows : (rows - 1) / (8 * SHARERS) * 8 + 8);
   }
-  // Rows that arrive for a step, from all sharers.
+  // Rows, or columns of panels, that arrive for a step, from all sharers.
   static __host__ __device__ constexpr int rows(int box) {
-    return MAJOR == Major::K ? SHARERS * box : ROWS;
+    return MAJOR == Major::K ? SHARERS * box : PANELS * 64;
   }
 
   // Calls copy(offset in shared memory, inner, outer) for each box of block `rank`.

@@ -88,12 +88,14 @@ __device__ __forceinline__ void prefetch_tile(const CUtensorMap* map, int mn, in
 // D[64, N] += A[64, 16] @ B[16, N], for an N that a tile is built with.
 template <int N, typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-  static_assert(N == 16 || N == 48 || N == 56 || N == 64 || N == 128 || N == 144 || N == 176 ||
-                N == 192 || N == 224 || N == 256);
+  static_assert(N == 16 || N == 48 || N == 56 || N == 64 || N == 96 || N == 112 || N == 128 ||
+                N == 144 || N == 176 || N == 192 || N == 224 || N == 256);
   if constexpr (N == 16) wgmma_m64n16k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 48) wgmma_m64n48k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 56) wgmma_m64n56k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 64) wgmma_m64n64k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 96) wgmma_m64n96k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 112) wgmma_m64n112k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 128) wgmma_m64n128k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 144) wgmma_m64n144k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 176) wgmma_m64n176k16<In, A, B>(d, a, b, accumulate);

@@ -10,6 +10,18 @@
 namespace tcgemm::sm90 {
 
 template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n96k16(float (&d)[48], uint64_t a, uint64_t b,
+                                                bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(48, "m64n96k16", "%48", "%49", "%50", ", 1, 1, %51, %52");
+}
+
+template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n112k16(float (&d)[56], uint64_t a, uint64_t b,
+                                                 bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(56, "m64n112k16", "%56", "%57", "%58", ", 1, 1, %59, %60");
+}
+
+template <typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma_m64n144k16(float (&d)[72], uint64_t a, uint64_t b,
                                                  bool accumulate) {
   TCGEMM_WGMMA_16_BITS(72, "m64n144k16", "%72", "%73", "%74", ", 1, 1, %75, %76");

@@ -210,6 +210,16 @@ inline void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, bool accumu
                    site);
 }
 template <typename In, Major A, Major B>
+inline void wgmma_m64n96k16(float (&d)[48], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 96, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
+inline void wgmma_m64n112k16(float (&d)[56], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
+  simulator::wgmma(wgmma_element<In>(), 112, A == Major::MN, B == Major::MN, d, a, b, accumulate,
+                   site);
+}
+template <typename In, Major A, Major B>
 inline void wgmma_m64n144k16(float (&d)[72], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
   simulator::wgmma(wgmma_element<In>(), 144, A == Major::MN, B == Major::MN, d, a, b, accumulate,
                    site);
