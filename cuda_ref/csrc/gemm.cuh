@@ -8,6 +8,8 @@
 // cuda_ref/__init__.py has already refused every problem that the kernel cannot take.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 
 #ifdef TCGEMM_SIMULATOR
@@ -82,17 +84,35 @@ int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream);
 
 namespace tcgemm {
 
-// The one way to start a kernel, so that the same source runs on a GPU and in the simulator.
-// Raises the dynamic shared-memory limit where more than 48 KB are asked for.
 #ifdef __CUDACC__
+// Lets a kernel take all of the dynamic shared memory that a block can have, once on each device.
+// Up to 48 KB, its static shared memory among them, any kernel may take.
+inline int allow_shared(const void* kernel, size_t bytes) {
+  if (bytes <= 40 * 1024) return cudaSuccess;
+  static std::array<std::atomic<uintptr_t>, 64> allowed{};
+  int device = 0, most = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(kernel), key = 64 * address + device;
+  std::atomic<uintptr_t>& known = allowed[(address / 16 + device) % allowed.size()];
+  if (known == key) return cudaSuccess;
+  cudaFuncAttributes has;
+  error = cudaFuncGetAttributes(&has, kernel);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 most - static_cast<int>(has.sharedSizeBytes));
+  if (error == cudaSuccess) known = key;
+  return error;
+}
+
+// The one way to start a kernel, so that the same source runs on a GPU and in the simulator.
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
            cudaStream_t stream, Args... args) {
-  if (shared_bytes > 48 * 1024) {
-    cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return error;
-  }
+  if (const int error = allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes))
+    return error;
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<Params>(args)...);
   return cudaGetLastError();
 }

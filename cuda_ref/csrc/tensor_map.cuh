@@ -256,8 +256,7 @@ int with_types_and_majors(const Gemm& gemm, Major a, Major b, Body body) {
 template <typename... Params, typename... Args>
 int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned cluster, dim3 block,
                     size_t shared_bytes, cudaStream_t stream, Args... args) {
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared_bytes));
+  int error = allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
   if (error == cudaSuccess && cluster > MAX_CLUSTER)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (error != cudaSuccess) return error;
