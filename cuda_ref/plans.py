@@ -72,8 +72,10 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
         if kernel == "one_wave":
             return config
     else:
-        rows = [table["kernels"].get(kernel, []) for table in _tables(gpu)]
-        row = tables.first([row for some in rows for row in some], seen)
+        rows = [row for table in _tables(gpu) for row in table["kernels"].get(kernel, [])]
+        if kernel == "one_wave":
+            rows = [row for row in rows if waves.runs_at_once(row["config"], seen, sms)]
+        row = tables.first(rows, seen)
         config = row["config"] if row else fastest(kernel, seen, sms)[1]
     return divide(kernel, config, seen, sms, turned)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from functools import cache
 from importlib import import_module
 
@@ -181,7 +182,7 @@ def test_what_is_tuned_is_what_can_be_planned():
     "wrong",
     [{"BLOCK_M": 96}, {"BLOCK_N": 80}, {"CLUSTER": 3}, {"SHARES_A": 2}, {"SPLITS": 0},
      {"BLOCK_N": 48, "CLUSTER": 4}, {"BLOCK_N": 96, "CLUSTER": 4}, {"EARLY": 2},
-     {"BLOCK_M": 128, "BLOCK_N": 128, "SPLITS": 2}],
+     {"BLOCK_M": 128, "BLOCK_N": 128, "SPLITS": 2}, {"BLOCK_M": 128, "BLOCK_N": 112, "SPLITS": 2}],
     ids=str,
 )  # fmt: skip
 def test_a_table_asks_for_builds_that_there_are(wrong):
@@ -209,7 +210,39 @@ def test_a_plan_for_another_gpu_fits_it(monkeypatch):
     for shape in ASKED:
         plan = plans.plan("one_wave", problem(*shape))
         tiles = -(-shape[0] // plan["BLOCK_M"]) * -(-shape[1] // plan["BLOCK_N"])
-        assert tiles * plan["SPLITS"] <= 114 or plan["SPLITS"] == 1
+        assert tiles * plan["SPLITS"] <= 114
+    plans.forget()
+
+
+ROWS = tables.shipped("nvidia-h200")["kernels"]["one_wave"]
+
+
+@pytest.mark.parametrize("shipped", ROWS, ids=lambda shipped: str(shipped["when"]))
+def test_the_blocks_of_a_shipped_row_run_at_once_at_its_corners(shipped):
+    when, config = shipped["when"], shipped["config"]
+    M, N = (sorted({when.get(f"{x}_min", 64), when[f"{x}_max"]}) for x in "MN")
+    layout = when.get("layout", "nt")
+    held = 0
+    for corner in itertools.product(M, N):
+        asked = problem(*sorted(corner), when.get("K_min", 512), layout)
+        if tables.first([shipped], asked) is None:
+            continue  # M > N
+        # Where clusters do not divide the model is asked.
+        if config["CLUSTER"] == 1:
+            assert waves.runs_at_once(config, asked, 132), corner
+        held += waves.runs_at_once(config, asked, 132)
+    assert held
+
+
+def test_a_row_whose_blocks_do_not_run_at_once_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv(tables.FOLDER_VARIABLE, str(tmp_path))
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "CLUSTER": 1, "SHARES_A": 0, "SPLITS": 6, "EARLY": 1}
+    table = {"kernels": {"one_wave": [{"config": config}]}}
+    tables.user_path("nvidia-h200").write_text(json.dumps(table))
+    plans.forget()
+    assert find("cuda", "one_wave").plan(problem(256, 256, 8192))["SPLITS"] == 6
+    assert find("cuda", "one_wave").plan(problem(256, 512, 8192))["SPLITS"] == 4
+    monkeypatch.undo()
     plans.forget()
 
 
@@ -272,7 +305,7 @@ COMPILED = [
     ({"BLOCK_M": 128, "BLOCK_N": 64, "NUM_STAGES": 8, "CLUSTER": 4, "SHARES_A": 1}, 0, 0),
     ({"BLOCK_M": 64, "BLOCK_N": 64, "NUM_STAGES": 12, "CLUSTER": 4, "SHARES_A": 0}, 1, 1),
     ({"BLOCK_M": 128, "BLOCK_N": 48, "NUM_STAGES": 9, "CLUSTER": 1, "SHARES_A": 0}, 0, 1),
-    ({"BLOCK_M": 128, "BLOCK_N": 96, "NUM_STAGES": 6, "CLUSTER": 2, "SHARES_A": 0}, 0, 1),
+    ({"BLOCK_M": 128, "BLOCK_N": 112, "NUM_STAGES": 6, "CLUSTER": 2, "SHARES_A": 0}, 0, 1),
 ]
 
 

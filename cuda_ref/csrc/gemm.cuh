@@ -85,8 +85,9 @@ int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream);
 namespace tcgemm {
 
 #ifdef __CUDACC__
-// Lets a kernel take all of the dynamic shared memory that a block can have, once on each device.
-// Up to 48 KB, its static shared memory among them, any kernel may take.
+// Lets a kernel take all of the dynamic shared memory that a block can have, once on each device,
+// whose context is taken to live as long as the process. Up to 48 KB, its static shared memory among
+// them, any kernel may take.
 inline int allow_shared(const void* kernel, size_t bytes) {
   if (bytes <= 40 * 1024) return cudaSuccess;
   static std::array<std::atomic<uintptr_t>, 64> allowed{};

@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
   griddepcontrol_wait();
   // Not before, or several kernels' blocks wait on the SMs that the next wants: 64 cubed 1.57 to
-  // 1.40 us. Where few SMs stream a large B, not at all: see EARLY in waves.py.
+  // 1.37 us. Not at all where some of the next kernel's blocks would find an idle SM, but not all
+  // (among_idle in waves.py).
   if (wave.early) griddepcontrol_launch_dependents();
 
   if (warp == 4 * CONSUMERS) {
@@ -177,7 +178,7 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const PlainOutput& p
     if constexpr (b == Major::K || BLOCK_N > 48)
       return launch_clusters(one_wave<In, Out, a, b, Extra>, clusters, CLUSTER, dim3(THREADS),
                              SHARED_BYTES<Out>, stream, a_map, b_map, c_map, plain, wave, extra);
-    return int{cudaErrorNotSupported};  // such a B comes in panels of 64 columns, each a stage has
+    return int{cudaErrorNotSupported};  // a stage of 48 columns has no room for a panel of 64
   });
 }
 
