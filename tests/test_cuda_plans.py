@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 import statistics
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,7 @@ from tcgemm.problem import Problem
 plans = import_module("tcgemm.cuda_ref.plans")
 tables = import_module("tcgemm.cuda_ref.tables")
 candidates = import_module("tcgemm.cuda_ref.candidates")
-streams = import_module("tcgemm.cuda_ref.streams")
+waves = import_module("tcgemm.cuda_ref.waves")
 
 SHAPES = [
     (1, 8192, 8192),
@@ -106,30 +107,81 @@ def test_the_model_finds_what_was_measured_fastest(shape, config):
     assert plans.fastest("split_k", problem(*shape), 132)[1] == config
 
 
+TRIALS = Path(__file__).parents[1] / "reports/nvidia-h200/trials"
+
+
+def timed(name, run, settings_of):
+    """(M, N, K, layout) -> {settings: microseconds}, of a run's rows for which there are any."""
+    found: dict[tuple[str, ...], dict[tuple[int, ...], float]] = {}
+    with (TRIALS / name).open() as file:
+        for row in csv.DictReader(file):
+            settings = settings_of(row) if row["run"] == run else None
+            if settings:
+                key = (row["M"], row["N"], row["K"], row["layout"])
+                found.setdefault(key, {})[settings] = float(row["us"])
+    return found
+
+
+def model_against(kernel, seen_of, tries=None):
+    """How much slower the model's choice is than the fastest, and its times over those seen."""
+    losses, errors = [], []
+    for (*shape, layout), seen in seen_of.items():
+        asked = problem(*map(int, shape), layout)
+        names, tried = tables.SETTINGS[kernel], tries and tries(asked, 132)
+        modelled = {}
+        for settings in seen:
+            config = dict(zip(names, settings, strict=True))
+            if tried is None or config in tried:
+                modelled[settings] = plans.modelled_us(kernel, config, asked, 132)
+        if modelled:
+            picked = min(modelled, key=lambda settings: modelled[settings])
+            losses.append(seen[picked] / min(seen.values()))
+            errors.append(modelled[picked] / seen[picked])
+    return losses, errors
+
+
 def test_the_model_of_gemv_picks_from_what_was_timed():
     """Of the settings in reports/nvidia-h200/trials/gemv.csv, run f: 2 to 3 % from the fastest."""
-    timed: dict[tuple[str, ...], dict[tuple[int, ...], float]] = {}
-    with (Path(__file__).parents[1] / "reports/nvidia-h200/trials/gemv.csv").open() as file:
-        for row in csv.DictReader(file):
-            if row["run"] == "f" and row["kernel"] == "gemv":
-                key = (row["M"], row["N"], row["K"], row["layout"])
-                settings = tuple(int(part.partition("=")[2]) for part in row["settings"].split())
-                timed.setdefault(key, {})[settings] = float(row["us"])
-    losses, errors = [], []
-    for (*shape, layout), seen in timed.items():
-        asked = problem(*map(int, shape), layout)
-        names = tables.SETTINGS["gemv"]
-        modelled = {
-            settings: streams.modelled_us(dict(zip(names, settings, strict=True)), asked, 132)
-            for settings in seen
-        }
-        picked = min(modelled, key=lambda settings: modelled[settings])
-        losses.append(seen[picked] / min(seen.values()))
-        errors.append(modelled[picked] / seen[picked])
+
+    def settings_of(row):
+        parts = row["settings"].split() if row["kernel"] == "gemv" else ()
+        return tuple(int(part.partition("=")[2]) for part in parts)
+
+    losses, errors = model_against("gemv", timed("gemv.csv", "f", settings_of))
     assert len(losses) > 70
     assert statistics.mean(losses) < 1.04
     assert max(losses) < 1.35
     assert 0.7 < min(errors) < max(errors) < 1.4
+
+
+def settings_of_wave(row):
+    """One_wave's, of a contender such as "128x96 c2 shares A s4, next kernel late"."""
+    said = re.fullmatch(
+        r"(\d+)x(\d+) c(\d)( shares A)?(?: s(\d+))?, next kernel (after wait|late)",
+        row["contender"],
+    )
+    if not said:
+        return None
+    m, n, cluster, shares, splits, start = said.groups()
+    return (int(m), int(n), int(cluster), int(bool(shares)), int(splits or 1), int(start != "late"))
+
+
+def test_the_model_of_one_wave_picks_from_what_was_timed():
+    """Of the settings in reports/nvidia-h200/trials/waves.csv: 2 % from the fastest, 1 by table."""
+    seen_of = timed("waves.csv", "3", settings_of_wave)
+    assert len(seen_of) > 400
+    losses, _ = model_against("one_wave", seen_of, waves.candidates)
+    assert statistics.mean(losses) < 1.025
+    assert max(losses) < 1.46
+    losses = []
+    for (*shape, layout), seen in seen_of.items():
+        plan = plans.plan("one_wave", problem(*map(int, shape), layout))
+        settings = tuple(plan[name] for name in tables.SETTINGS["one_wave"])
+        if settings in seen:
+            losses.append(seen[settings] / min(seen.values()))
+    assert len(losses) > 400
+    assert statistics.mean(losses) < 1.01
+    assert max(losses) < 1.14
 
 
 @pytest.mark.parametrize(
