@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .waves import whole_panels
+
 logger = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "TCGEMM_CACHE_DIR"
@@ -127,7 +129,7 @@ def _buildable(
         and SHARES_A in (0, 1)
         and EARLY in (0, 1)
         and SPLITS >= 1
-        and (SPLITS == 1 or BLOCK_M * (-(-BLOCK_N // 64) * 64) < 128 * 128)
+        and (SPLITS == 1 or BLOCK_M * whole_panels(BLOCK_N) < 128 * 128)
     )
 
 

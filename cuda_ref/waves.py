@@ -85,7 +85,7 @@ def candidates(problem: Any, processors: int) -> list[dict[str, int]]:
 
     One where there is none such.
     """
-    return _fitting(problem, processors) or [_config(128, 128, 1, 0, 1, 1)]
+    return _fitting(problem, processors) or [_config(128, 128, 1, 0, 1)]
 
 
 def fits(problem: Any, processors: int) -> bool:
@@ -106,7 +106,7 @@ def _fitting(problem: Any, processors: int) -> list[dict[str, int]]:
             continue
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
-        config = _config(block_m, block_n, cluster, shares_a, splits, 1)
+        config = _config(block_m, block_n, cluster, shares_a, splits)
         if not runs_at_once(config, problem, processors):
             continue
         found.append(config)
@@ -131,16 +131,14 @@ def _blocks(config: Mapping[str, int], problem: Any) -> int:
     return rows * cols * config["SPLITS"]
 
 
-def _config(
-    block_m: int, block_n: int, cluster: int, shares_a: int, splits: int, early: int
-) -> dict[str, int]:
+def _config(block_m: int, block_n: int, cluster: int, shares_a: int, splits: int) -> dict[str, int]:
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "CLUSTER": cluster,
         "SHARES_A": shares_a,
         "SPLITS": splits,
-        "EARLY": early,
+        "EARLY": 1,
     }
 
 
@@ -167,7 +165,12 @@ def takes(block_n: int, problem: Any) -> bool:
 
 def rows_of_b(block_n: int) -> int:
     """Rows of B in a stage: as B_ROWS in csrc/one_wave_block.cuh."""
-    return 48 if block_n == 48 else -(-block_n // 64) * 64
+    return 48 if block_n == 48 else whole_panels(block_n)
+
+
+def whole_panels(block_n: int) -> int:
+    """Columns of the panels of 64 that a tile's width takes."""
+    return -(-block_n // 64) * 64
 
 
 def at_once(cluster: int, processors: int) -> int:
@@ -224,7 +227,7 @@ def divide(config: Mapping[str, int], problem: Any, turned: bool) -> dict[str, i
     block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
     shares_a = config["SHARES_A"]
     if turned or not takes(block_n, problem):
-        block_n = -(-block_n // 64) * 64
+        block_n = whole_panels(block_n)
     if turned:
         block_m, block_n = block_n, block_m
         shares_a = int(cluster > 1 and not shares_a)

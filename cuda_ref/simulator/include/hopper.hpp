@@ -183,69 +183,25 @@ inline void wgmma_tf32_registers(float (&d)[64], const uint32_t* a, uint64_t b, 
                                  TCGEMM_HERE) {
   simulator::wgmma_registers(128, d, a, b, accumulate, site);
 }
-template <typename In, Major A, Major B>
-inline void wgmma_m64n16k16(float (&d)[8], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 16, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n48k16(float (&d)[24], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 48, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n56k16(float (&d)[28], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 56, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 64, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate,
-                             TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 128, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n96k16(float (&d)[48], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 96, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n112k16(float (&d)[56], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 112, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n144k16(float (&d)[72], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 144, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n176k16(float (&d)[88], uint64_t a, uint64_t b, bool accumulate, TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 176, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b, bool accumulate,
-                             TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 192, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n224k16(float (&d)[112], uint64_t a, uint64_t b, bool accumulate,
-                             TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 224, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
-template <typename In, Major A, Major B>
-inline void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, bool accumulate,
-                             TCGEMM_HERE) {
-  simulator::wgmma(wgmma_element<In>(), 256, A == Major::MN, B == Major::MN, d, a, b, accumulate,
-                   site);
-}
+#define TCGEMM_SIMULATED_WGMMA(N)                                                                   \
+  template <typename In, Major A, Major B>                                                         \
+  inline void wgmma_m64n##N##k16(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate,       \
+                                 TCGEMM_HERE) {                                                    \
+    simulator::wgmma(wgmma_element<In>(), N, A == Major::MN, B == Major::MN, d, a, b, accumulate,  \
+                     site);                                                                        \
+  }
+TCGEMM_SIMULATED_WGMMA(16)
+TCGEMM_SIMULATED_WGMMA(48)
+TCGEMM_SIMULATED_WGMMA(56)
+TCGEMM_SIMULATED_WGMMA(64)
+TCGEMM_SIMULATED_WGMMA(96)
+TCGEMM_SIMULATED_WGMMA(112)
+TCGEMM_SIMULATED_WGMMA(128)
+TCGEMM_SIMULATED_WGMMA(144)
+TCGEMM_SIMULATED_WGMMA(176)
+TCGEMM_SIMULATED_WGMMA(192)
+TCGEMM_SIMULATED_WGMMA(224)
+TCGEMM_SIMULATED_WGMMA(256)
+#undef TCGEMM_SIMULATED_WGMMA
 
 }  // namespace tcgemm::sm90
