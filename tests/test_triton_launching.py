@@ -410,3 +410,22 @@ def test_tritons_own_start_is_done_beside_ours_and_kept():
     starting.begin()
     starting.wait()
     assert kept().currsize == 1
+
+
+@pytest.mark.parametrize("compute", ["tf32", "tf32x3"])
+def test_a_prepared_call_copies_float32_as_the_first_call_does(monkeypatch, compute):
+    """warp_specialized multiplies copies of float32 operands: a repeated call has to make them."""
+    rung = import_module("tcgemm.triton_kernels.warp_specialized")
+    launched = []
+    monkeypatch.setattr(rung, "launch", lambda *given: launched.append(given[2:4]))
+    monkeypatch.setattr(launching, "launch", lambda *given: launched.append(given[2:4]))
+    for name in ("prepared", "terms"):
+        monkeypatch.setattr(rung, name, lambda a, b, *_: (a + 1, b + 1))
+    a, b, c = (tensor(64, 64, torch.float32) for _ in range(3))
+    fusion = Fusion(compute=compute)
+    plan = {} if compute == "tf32x3" else {"PREPARE": 1}
+    run = dispatch.load("triton", "warp_specialized")
+    run(a, b, c, fusion, **plan)
+    run.prepare(a, b, c, fusion=fusion, **plan)(a, b, c)
+    (first, second) = launched
+    assert all(torch.equal(x, y) and x.min() == 1 for x, y in zip(first, second, strict=True))

@@ -138,7 +138,9 @@ def load(name: str) -> Callable[..., None]:
         bound = partial(bind, rung.kernel, rung.arguments, getattr(rung, "second", None))
 
         def prepare(*operands: Any, **plan: Any) -> Callable[..., None]:
-            return partial(run, **plan) if plan.get("PREPARE") else bound(*operands, **plan)
+            # What copies A and B first is launched with the copies: only ``run`` makes them.
+            copies = plan.get("PREPARE") or getattr(plan.get("fusion"), "compute", "") == "tf32x3"
+            return partial(run, **plan) if copies else bound(*operands, **plan)
 
         run.prepare = prepare  # type: ignore[attr-defined]
     return run
