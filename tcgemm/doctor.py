@@ -93,7 +93,7 @@ def _triton() -> Check:
 
 
 def _nvcc() -> Check:
-    found = import_module("tcgemm.cuda_ref.build").find_nvcc()
+    found = import_module("tcgemm.cuda_ref.build.toolchain").find_nvcc()
     if found is None:
         return Check(
             "CUDA compiler",
@@ -116,7 +116,7 @@ def _host_compiler() -> Check:
 
 
 def _cache() -> Check:
-    folder = Path(import_module("tcgemm.cuda_ref.build").cache_folder())
+    folder = Path(import_module("tcgemm.cuda_ref.build.store").folder())
     with tempfile.TemporaryFile(dir=folder):
         return Check("kernel cache", "ok", str(folder))
 
