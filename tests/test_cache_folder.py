@@ -3,10 +3,14 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from tcgemm.cuda_ref.build import store
 from tcgemm.cuda_ref.simulator import build as simulator
+from tcgemm.triton_kernels import starting
+
+from tcgemm import doctor
 
 CXX = shutil.which("g++")
 
@@ -149,3 +153,33 @@ def test_a_whole_entry_of_a_read_only_folder_is_used(cache, monkeypatch):
     log = []
     assert obtain(log=log).parent == cache / store.SIMULATOR
     assert log == []
+
+
+def test_doctor_says_why_a_folder_is_refused_and_what_to_set(cache):
+    store.folder()
+    assert (doctor._cache().state, doctor._cache().found) == ("ok", str(cache))
+    cache.chmod(0o777)
+    refused = doctor._cache()
+    assert refused.state == "missing"
+    assert "others may write" in refused.found
+    assert store.VARIABLE in refused.cure
+
+
+def test_triton_gets_a_folder_of_this_process_where_it_cannot_write_its_own(
+    monkeypatch, tmp_path, caplog
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kept"))
+    starting.usable_cache()
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "kept")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("HOME", "/proc/nope")
+    monkeypatch.delenv("TRITON_HOME", raising=False)
+    starting.usable_cache()
+    folder = Path(os.environ["TRITON_CACHE_DIR"])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert "/proc/nope/.triton/cache" in caplog.text
+    assert "set TRITON_CACHE_DIR" in caplog.text
+    starting._remove(str(folder), os.getpid() + 1)
+    assert folder.is_dir(), "a forked child leaves its parent's folder alone"
+    starting._remove(str(folder), os.getpid())
+    assert not folder.exists()

@@ -20,7 +20,6 @@ KERNELS = (
     ("triton", "pipelined"),
     ("cuda", "naive"),
     ("cuda", "wmma_any"),
-    ("cublas", "torch_cpu"),
 )
 SECONDS = 30
 """A child that hangs is killed by its own alarm, and the test says so."""

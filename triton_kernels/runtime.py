@@ -28,8 +28,10 @@ from .plans import INTERPRETER_PROGRAMS
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""
 
-if not INTERPRETED and torch.cuda.is_available():
-    starting.begin()
+if not INTERPRETED:
+    starting.usable_cache()
+    if torch.cuda.is_available():
+        starting.begin()
 
 
 class _OneAtATime(AbstractContextManager[None]):
