@@ -226,7 +226,7 @@ def write_table(path: Path, table: dict[str, Any], backend: str = "triton") -> N
 
     _module(backend, "tables").check(table)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump(table, file, indent=1)
             file.write("\n")
@@ -238,6 +238,15 @@ def write_table(path: Path, table: dict[str, Any], backend: str = "triton") -> N
 
 
 _tuning = threading.Lock()
+
+
+def _free_in_child() -> None:
+    # Tuning takes minutes, and a fork does not wait for it.
+    global _tuning
+    _tuning = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_in_child)
 
 
 def once(problem: Problem, machine: Machine | None = None) -> bool:

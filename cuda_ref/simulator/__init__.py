@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..build import store
+from ..build.toolchain import built_by_case
 from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
-from ..toolchain import built_by_case
 from .build import CSRC, library, lock_of, shared_symbols
 from .findings import Finding, describe
 
@@ -457,7 +458,7 @@ def _entry(path: Path) -> Any:
     try:
         entry = ctypes.CDLL(str(path)).tcgemm_simulate
     except OSError as error:
-        path.unlink(missing_ok=True)
+        store.discard(path)
         raise SimulationError(
             f"the cached library {path.name} cannot be loaded ({error}); it has been removed, "
             "so the next call builds it again"
