@@ -85,9 +85,10 @@ def test_a_kernel_that_writes_into_an_operand_is_wrong_and_the_next_is_judged_fa
     assert (row["status"], row["reason"]) == ("ok", "")
 
 
-def timed(bench, run, monkeypatch):
+def timed(kernels, run, monkeypatch):
     """The row of a kernel timed on a clock of its own, on the CPU, over three sets of operands."""
-    case = bench.case
+    kernels(timed=run)
+    bench = a_bench()
     sets = [
         (*case_bench.accuracy.operands(16, 8, 4, torch.bfloat16, "nn", "cpu", seed),
          torch.empty(16, 8, dtype=torch.bfloat16))
@@ -112,21 +113,20 @@ def timed(bench, run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     row = {}
     try:
-        bench._time(dispatch.Kernel("made", "timed", "", ()), run, row)
+        bench._time(dispatch.find("made", "timed"), row)
     except case_bench.WrongError as error:
         return row, str(error)
-    assert case.M == 16
     return row, ""
 
 
-def test_what_was_timed_is_right(monkeypatch):
-    row, wrong = timed(a_bench(), product, monkeypatch)
+def test_what_was_timed_is_right(kernels, monkeypatch):
+    row, wrong = timed(kernels, product, monkeypatch)
     assert not wrong
     assert row["status"] == "ok"
     assert row["ms_p50"] == 1.0
 
 
-def test_a_kernel_that_is_wrong_from_the_second_call_on_gets_no_time(monkeypatch):
+def test_a_kernel_that_is_wrong_from_the_second_call_on_gets_no_time(kernels, monkeypatch):
     calls = []
 
     def second_call_wrong(a, b, c, **plan):
@@ -135,13 +135,13 @@ def test_a_kernel_that_is_wrong_from_the_second_call_on_gets_no_time(monkeypatch
         if len(calls) > 3:
             c[0, 0] += 8
 
-    row, wrong = timed(a_bench(), second_call_wrong, monkeypatch)
+    row, wrong = timed(kernels, second_call_wrong, monkeypatch)
     assert "right when called for the first time" in wrong
     assert "times its bound after the CUDA-graph replays that were timed" in wrong
     assert not row
 
 
-def test_a_launch_that_was_timed_and_writes_nothing_is_seen(monkeypatch):
+def test_a_launch_that_was_timed_and_writes_nothing_is_seen(kernels, monkeypatch):
     calls = []
 
     def only_the_first(a, b, c, **plan):
@@ -149,19 +149,19 @@ def test_a_launch_that_was_timed_and_writes_nothing_is_seen(monkeypatch):
         if len(calls) <= 3:
             product(a, b, c)
 
-    _, wrong = timed(a_bench(), only_the_first, monkeypatch)
+    _, wrong = timed(kernels, only_the_first, monkeypatch)
     assert "not finite or never written" in wrong
 
 
-def test_the_callable_that_a_repeated_call_uses_is_what_is_timed(monkeypatch):
+def test_the_callable_that_a_repeated_call_uses_is_what_is_timed(kernels, monkeypatch):
     def run(a, b, c, **plan):
         product(a, b, c)
 
-    run.prepare = lambda a, b, c, **plan: lambda a, b, c: c.fill_(1.0)
-    _, wrong = timed(a_bench(), run, monkeypatch)
+    run.bind = lambda *first, **plan: lambda a, b, c, *terms: c.fill_(1.0)
+    _, wrong = timed(kernels, run, monkeypatch)
     assert "times its bound" in wrong
 
 
-def test_operands_spoiled_while_timing_are_seen(monkeypatch):
-    _, wrong = timed(a_bench(), writes_into_a, monkeypatch)
+def test_operands_spoiled_while_timing_are_seen(kernels, monkeypatch):
+    _, wrong = timed(kernels, writes_into_a, monkeypatch)
     assert "elements of A, which a kernel may only read" in wrong

@@ -141,13 +141,30 @@ def test_an_odd_line_of_what_was_compiled_is_named(tmp_path):
 
 
 RUNG = {
-    "kernel": "naive", "refused": None, "M": 64, "N": 64, "K": 64, "dtype_in": "float16",
-    "layout": "nn", "flop_per_byte": 0.5, "sectors_per_load_request": 8.5, "mma": {},
-    "barriers_per_block": 0.0, "l2_hit_rate": 0.5, "shared_wavefronts": 10, "bank_conflicts": 4,
+    "kernel": "naive",
+    "refused": None,
+    "M": 64,
+    "N": 64,
+    "K": 64,
+    "dtype_in": "float16",
+    "layout": "nn",
+    "flop_per_byte": 0.5,
+    "sectors_per_load_request": 8.5,
+    "mma": {},
+    "barriers_per_block": 0.0,
+    "l2_hit_rate": 0.5,
+    "shared_wavefronts": 10,
+    "bank_conflicts": 4,
 }
 ORDER = {
-    "gpu": "H200", "M": 64, "N": 64, "K": 64, "BLOCK_M": 16, "BLOCK_N": 16,
-    "GROUP_M": None, "l2_hit_rate": 0.5,
+    "gpu": "H200",
+    "M": 64,
+    "N": 64,
+    "K": 64,
+    "BLOCK_M": 16,
+    "BLOCK_N": 16,
+    "GROUP_M": None,
+    "l2_hit_rate": 0.5,
 }
 
 

@@ -121,18 +121,16 @@ class CaseBench:
         if self._device != "cuda":
             row["status"] = "ok"
             return []
-        return self._time(kernel, run, row)
+        return self._time(kernel, row)
 
-    def _time(
-        self, kernel: dispatch.Kernel, run: Callable[..., None], row: dict[str, Any]
-    ) -> list[str]:
+    def _time(self, kernel: dispatch.Kernel, row: dict[str, Any]) -> list[str]:
         buffers, cache, ring = self._once("buffers", self._buffers)
         copies = self._once("copies of the buffers", lambda: _Copies(_named(buffers)))
         baseline = self._baseline()
         if (kernel.backend, kernel.name) == BASELINE and baseline is not None:
             contender = baseline
         else:
-            contender = _launches(kernel, run, buffers, ring)
+            contender = _launches(kernel, buffers, ring)
         with Telemetry(gpu_uuid()) as telemetry:
             timing = measure(contender, baseline, budget_s=self._budget_s)
         copies.check()
@@ -246,8 +244,7 @@ class CaseBench:
 
         def make() -> Launches:
             buffers, _, ring = self._once("buffers", self._buffers)
-            kernel = dispatch.find(*BASELINE)
-            launches = _launches(kernel, dispatch.load(*BASELINE), buffers, ring)
+            launches = _launches(dispatch.find(*BASELINE), buffers, ring)
             launches.estimate()
             return launches
 
@@ -307,11 +304,9 @@ def _named(buffers: list[_Set]) -> list[tuple[str, torch.Tensor]]:
     return list({id(t): (name, t) for name, t in every}.values())
 
 
-def _launches(
-    kernel: dispatch.Kernel, run: Callable[..., None], buffers: list[_Set], ring: Ring
-) -> Launches:
+def _launches(kernel: dispatch.Kernel, buffers: list[_Set], ring: Ring) -> Launches:
     sets = [(a, b, c, _asked_of(kernel, fusion)) for a, b, c, fusion in buffers]
-    return Launches(repeated_calls(kernel, run, sets), ring)
+    return Launches(repeated_calls(kernel, sets), ring)
 
 
 def _asked_of(kernel: dispatch.Kernel, fusion: Fusion) -> Fusion:

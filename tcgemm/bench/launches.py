@@ -90,34 +90,29 @@ def rotating_operands(
 
 
 def repeated_calls(
-    kernel: Kernel,
-    run: Callable[..., None],
-    sets: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fusion]],
+    kernel: Kernel, sets: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fusion]]
 ) -> list[Callable[[], None]]:
-    """For each set of A, B, C and what is fused: the launch that a user's repeated call makes.
+    """For each set of A, B, C and what is fused: what a user's repeated call of ``gemm`` runs.
 
     The one place where the benchmark decides how a kernel is called. The first set stands for the
-    user's first call, which chooses, plans and prepares; every set is then called as ``matmul`` and
-    ``gemm`` call a product that they have seen before.
+    user's first call, which checks, chooses, plans and makes the ``launch.Launch``; every set is
+    then handed to that very object, as every later call of the kind is.
 
     Args:
-        kernel: the row, whose plan for the first set holds for all of them.
-        run: the row's callable, loaded.
-        sets: A[M, K], B[K, N], C[M, N] and the fusion, all of one case.
+        kernel: the row.
+        sets: A[M, K], B[K, N], C[M, N] and the fusion, all of one case and alignment.
     """
-    from .. import dispatch
+    from ..launch import make
 
-    a, b, c, fusion = sets[0]
-    problem = dispatch.problem_of(a, b, c, fusion)
-    plan = kernel.plan(problem)
-    prepare = getattr(run, "prepare", None)
-    if problem.plain:
-        launch = prepare(a, b, c, **plan) if prepare else partial(run, **plan)
-        return [partial(launch, a, b, c) for a, b, c, _ in sets]
-    if prepare and not problem.fused and not problem.mma_shape:
-        launch = prepare(a, b, c, fusion=fusion, **plan)
-        return [partial(launch, a, b, c) for a, b, c, _ in sets]
-    return [partial(run, a, b, c, fusion=each, **plan) for a, b, c, each in sets]
+    a, b, out, asked = sets[0]
+    launch = make(
+        a, b, asked.c, asked.alpha, asked.beta, asked.bias, asked.epilogue or None, out, out.dtype,
+        asked.compute or None, asked.scale_a, asked.scale_b, asked.mma_shape or None,
+        kernel.backend, kernel.name,
+    )  # fmt: skip
+    return [
+        partial(launch, a, b, of.c, of.bias, of.scale_a, of.scale_b, out) for a, b, out, of in sets
+    ]
 
 
 class Launches:
