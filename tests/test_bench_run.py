@@ -1,6 +1,8 @@
 """A kernel that misbehaves becomes a row, and the run goes on: with kernels made for it."""
 
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tcgemm import dispatch
-from tcgemm.bench import cases, run, store
-from tcgemm.bench.command import bench
+from tcgemm.bench import ahead, cases, run, store
+from tcgemm.bench.command import _Progress, bench
+from tcgemm.bench.worker import Unit
 from tcgemm.call import forget
 from tcgemm.errors import ResultsError, TcgemmError, ToolchainError, UnknownNameError
 
@@ -167,6 +171,69 @@ def test_a_row_holds_facts_and_on_a_cpu_no_time(tmp_path, misbehaving):
 def test_compilation_is_reported_once_a_configuration(tmp_path, misbehaving):
     _, stored = measure(tmp_path, ["right"], shapes=("16x8x4", "8x8x8"))
     assert [bool(row["compile_s"]) for row in stored] == [True, False]
+
+
+MEETING = """
+import threading, time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NAMES = ("first", "second", "dies_in_a_load", "third")
+KERNELS = tuple(
+    {"name": name, "adds": name, "pairs": (("bfloat16", "bfloat16"),), "devices": ("cpu",)}
+    for name in NAMES
+)
+
+
+def load(name):
+    if name.startswith("dies"):
+        raise OSError("no compiler")
+    (HERE / f"{name}.began").touch()
+    built = HERE / f"{name}.built"
+    if built.exists():  # the cache of this backend
+        return lambda a, b, c: c.copy_(a.float() @ b.float())
+    others = [HERE / f"{other}.began" for other in ("first", "second", "third")]
+    deadline = time.monotonic() + 20
+    while not all(other.exists() for other in others) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not all(other.exists() for other in others):
+        raise RuntimeError("the others are not built at the same time")
+    built.touch()
+    return load(name)
+"""
+
+
+def test_kernels_are_built_ahead_and_at_the_same_time(tmp_path, monkeypatch):
+    (tmp_path / "meeting_kernels.py").write_text(MEETING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(dispatch.BACKENDS, "meeting", "meeting_kernels")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
+    chosen = cases.build(shapes=["16x8x4"], device="cpu")
+    units = run.units_of(chosen, run.contenders(["meeting"], [], "cpu"))
+    built = ahead.Ahead(units, "cpu")
+    try:
+        built.wait(100)
+        assert 0 < built.seconds("meeting/first", "") < 60
+        assert built.seconds("meeting/dies_in_a_load", "") == 0
+    finally:
+        built.end()
+        dispatch.ladder.cache_clear()
+    assert {path.stem for path in tmp_path.glob("*.built")} == {"first", "second", "third"}
+
+
+def test_in_a_pipe_a_line_says_every_few_seconds_where_the_run_is():
+    said = io.StringIO()
+    (case,) = cases.build(shapes=["16x8x4"], device="cpu")
+    unit = Unit(0, case, "triton", "naive")
+    with _Progress(Console(file=said), 7, every_s=0.02) as progress:
+        progress("begin", unit, None)
+        progress("row", unit, {"status": "ok", "reason": ""})
+        deadline = time.monotonic() + 20
+        while said.getvalue().count("\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    lines = said.getvalue().splitlines()
+    assert len(lines) >= 2
+    assert re.fullmatch(r"\d+ s: 1 of 7 results; 16x8x4 bfloat16 nn  triton/naive", lines[-1])
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path, misbehaving):

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import dispatch
 from ..errors import ToolchainError
+from .ahead import Ahead
 from .case_bench import BASELINE
 from .cases import CASE_COLUMNS, Case
 from .store import Store
@@ -82,6 +83,7 @@ def run(
     budget_s: float = 0.25,
     timeout_s: float = 120.0,
     watch: Watcher = lambda event, unit, row: None,
+    build_ahead: bool | None = None,
 ) -> list[Row]:
     """Verify and time every unit in worker processes; append a row for each to the store.
 
@@ -89,17 +91,24 @@ def run(
     row with the reason, and the run goes on. KeyboardInterrupt ends the worker and is passed on;
     the store then holds all rows but the one in progress.
 
+    Where there is a GPU, or ``build_ahead`` is set, kernels are built by a process of their own
+    while others are measured (see ``ahead``), so that the GPU waits for few of them.
+
     Raises ToolchainError where a worker process cannot start.
     """
     log = Log()
     job = Job((), dict(dispatch.BACKENDS), device, seed, budget_s, log, os.getpid())
     parent = _Parent(units, store, job)
     parent.watch, parent.timeout_s = watch, timeout_s
+    if device == "cuda" if build_ahead is None else build_ahead:
+        parent.ahead = Ahead(units, device)
     try:
         while parent.left:
             parent.run_worker()
     finally:
         parent.end_worker()
+        if parent.ahead is not None:
+            parent.ahead.end()
         log.close()
         store.update(throttle_reasons_seen=sorted(parent.throttle))
     return parent.rows
@@ -111,6 +120,7 @@ class _Parent:
         self.left = list(units)
         self.rows: list[Row] = []
         self.throttle: set[str] = set()
+        self.ahead: Ahead | None = None
         self.watch: Watcher
         self.timeout_s: float
         self._store = store
@@ -188,6 +198,9 @@ class _Parent:
             "seed": self._job.seed,
             **measured,
         }
+        if self.ahead is not None and row.get("compile_s") is not None:
+            built_s = self.ahead.seconds(unit.full_name, str(row.get("config", "")))
+            row["compile_s"] = max(row["compile_s"], built_s)
         self._store.append(row)
         self.rows.append(row)
         self.left = [other for other in self.left if other.index != unit.index]
