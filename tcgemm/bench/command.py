@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,42 +138,69 @@ TROUBLE = ("wrong", "failed", "timeout")
 """Statuses after which the command exits with 1: something here does not work."""
 
 
-class _Progress:
-    """A bar with what is running and the time left; on a plain file, nothing but trouble."""
+LINE_EVERY_S = 5.0
+"""Seconds between two lines of progress where they do not go to a terminal."""
 
-    def __init__(self, console: Console, total: int) -> None:
+
+class _Progress:
+    """A bar with what is running and the time left; in a pipe or file, a line every few seconds."""
+
+    def __init__(self, console: Console, total: int, every_s: float = LINE_EVERY_S) -> None:
         from rich import progress
 
-        self._console = console
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("left"),
-            progress.TimeRemainingColumn(),
-            console=console,
-        )
-        self._task = self._bar.add_task("starting", total=total)
+        self._console, self._total, self._every_s = console, total, every_s
+        self._done, self._what, self._began = 0, "starting", time.monotonic()
+        self._over = threading.Event()
+        self._lines = threading.Thread(target=self._print_lines, daemon=True)
+        self._bar: progress.Progress | None = None
+        if console.is_terminal:
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TextColumn("left"),
+                progress.TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task(self._what, total=total)
 
     def __enter__(self) -> _Progress:
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
+        else:
+            self._lines.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        self._over.set()
+        if self._bar is not None:
+            self._bar.stop()
+        else:
+            self._lines.join()
 
     def __call__(self, event: str, unit: Unit, row: dict[str, Any] | None) -> None:
         from rich.markup import escape
 
         if row is None:
-            what = escape(f"{unit.case}  {unit.full_name}")
-            self._bar.update(self._task, description=what)
+            self._what = f"{unit.case}  {unit.full_name}"
+            if self._bar is not None:
+                self._bar.update(self._task, description=escape(self._what))
             return
+        self._done += 1
         if row["status"] in TROUBLE:
             trouble = f"{unit.case} {unit.full_name}: {row['status']}: {row['reason']}"
             self._console.print(escape(trouble), soft_wrap=True)
-        self._bar.advance(self._task)
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+    def _print_lines(self) -> None:
+        from rich.markup import escape
+
+        while not self._over.wait(self._every_s):
+            seconds = time.monotonic() - self._began
+            line = f"{seconds:.0f} s: {self._done} of {self._total} results; {self._what}"
+            self._console.print(escape(line), soft_wrap=True, highlight=False)
 
 
 def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> None:
