@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options
+from .request import board_of, check_problem, problem_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,6 +112,7 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
+    check_problem(shape, dtype, out_dtype, layout, compute, alpha, beta, epilogue, gpu)
     from . import dispatch
     from .bench import store
     from .ranking import rank
@@ -146,52 +148,6 @@ def explain(
     console = Console()
     _print(console, problem, board, choices, against)
     _print_ranking(console, ranking, choices, folder if measured else None)
-
-
-def board_of(name: str | None) -> Gpu:
-    """The GPU of that name; without one the GPU that is here, else an H200."""
-    from . import gpus
-    from .simulate import find_gpu
-
-    if name is not None:
-        return find_gpu(name)
-    import torch
-
-    if torch.cuda.is_available():
-        return gpus.lookup(torch.cuda.get_device_name())
-    return find_gpu("h200")
-
-
-def problem_of(
-    shape: str,
-    dtype: str,
-    out_dtype: str | None,
-    layout: str,
-    compute: str | None,
-    alpha: float,
-    beta: float,
-    bias: bool,
-    epilogue: str,
-    batch: int,
-    board: Gpu,
-) -> Problem:
-    """The problem that the arguments name: contiguous operands, aligned, on that GPU.
-
-    Raises OperandError for names, layouts or sizes that do not exist.
-    """
-    from .bench.cases import parse_shape
-    from .gpus import capability
-    from .operands import check_compute, check_factors, check_stored
-    from .problem import Problem
-
-    size = parse_shape(shape)
-    dtype_out = check_stored(dtype, out_dtype, layout)
-    check_factors(dtype, alpha, beta, epilogue)
-    return Problem.stored(
-        size.M, size.N, size.K, dtype, dtype_out, layout,
-        capability=capability(board), compute=check_compute(dtype, compute), batch=batch,
-        alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
-    )  # fmt: skip
 
 
 def choice(

@@ -22,6 +22,8 @@ from .errors import (
     UnknownNameError,
 )
 from .problem import ITEMSIZE
+from .request import DEFAULT_GPU
+from .vocabulary import check_stored
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +36,8 @@ GROUPS = (None, 1, 2, 4, 8, 16, 32, 64)
 """Orders that are compared: row after row, then GROUP_M."""
 LARGEST = 2**30
 """M N K that the simulator is asked for at most: half a minute or so."""
-_SIMULATOR = "tcgemm.cuda_ref.simulator"
+_CUDA = "tcgemm.cuda_ref"
+_SIMULATOR = f"{_CUDA}.simulator"
 
 # Shared memory of an SM in KiB and its threads, by compute capability: CUDA C++ programming guide,
 # technical specifications per compute capability.
@@ -69,7 +72,9 @@ def simulate(
     dtype: options.Dtype = "float16",
     out_dtype: options.OutDtype = None,
     layout: options.Layout = "nn",
-    gpu: Annotated[str, typer.Option(help="Whose L2 is modelled: h200, a100, t4, ...")] = "h200",
+    gpu: Annotated[
+        str, typer.Option(help="Whose L2 is modelled: h200, a100, t4, ...")
+    ] = DEFAULT_GPU,
     order: Annotated[
         str,
         typer.Option(
@@ -94,7 +99,7 @@ def simulate(
 
     Nothing here is timed: counts are the kernel's, times would be the simulator's.
     """
-    board = find_gpu(gpu)
+    board = gpus.find(gpu)
     if out is not None and kernel != LADDER:
         raise OperandError(f"--out keeps the counts of the whole ladder: simulate {LADDER!r}")
     if kernel in (ORDER, "triton/naive", "triton/grouped"):
@@ -106,6 +111,8 @@ def simulate(
             _print_orders(orders, size, board)
         return
     size = _shape(shape or "256x256x256")
+    check_stored(dtype, out_dtype, layout)
+    _check_order(order)
     rows = [
         measure(
             name, size, dtype=dtype, out_dtype=out_dtype, layout=layout, gpu=board, order=order,
@@ -134,19 +141,6 @@ def _store(folder: Path, ladder: list[dict[str, Any]], orders: list[dict[str, An
         (folder / SIMULATED).write_text(text)
     except OSError as error:
         raise ResultsError(f"cannot write {folder / SIMULATED}: {error.strerror}") from None
-
-
-def find_gpu(name: str) -> Gpu:
-    """The GPU whose name, slug or part of a slug that is; UnknownNameError lists what there is."""
-    board = gpus.lookup(name)
-    if board.source is None:
-        wanted = gpus.slug(name).split("-")
-        found = [g for g in gpus.GPUS if set(wanted) <= set(g.slug.split("-"))]
-        if not found:
-            slugs = ", ".join(g.slug for g in gpus.GPUS)
-            raise UnknownNameError(f"unknown GPU {name!r}: choose from {slugs}")
-        board = found[0]
-    return board
 
 
 def machine(gpu: Gpu) -> Any:
@@ -190,11 +184,10 @@ def measure(
         ToolchainError: the file does not compile, or the kernel does not run to its end.
     """
     from . import accuracy, dispatch
-    from .operands import check_stored
     from .problem import COMPUTES, Fusion
 
     simulator = import_module(_SIMULATOR)
-    board = gpu or find_gpu("h200")
+    board = gpu or gpus.find(DEFAULT_GPU)
     M, N, K = shape
     out_dtype = check_stored(dtype, out_dtype, layout)
     if M * N * K > LARGEST:
@@ -203,10 +196,7 @@ def measure(
             "most (1024x1024x1024): counts per byte and per request hardly change beyond the tile, "
             "and 'tcgemm simulate order' models the L2 at any size"
         )
-    try:
-        simulator.parse_order(order)
-    except ValueError as error:
-        raise OperandError(str(error)) from None
+    _check_order(order)
     a, b = map(_aligned, accuracy.operands(M, N, K, accuracy.as_dtype(dtype), layout, "cpu", 0))
     c = _aligned(accuracy.poisoned((M, N), accuracy.as_dtype(out_dtype), "cpu"))
     fusion = Fusion(compute=COMPUTES[dtype][0])
@@ -275,6 +265,13 @@ def measure(
     return row
 
 
+def _check_order(order: str) -> None:
+    try:
+        import_module(_SIMULATOR).parse_order(order)
+    except ValueError as error:
+        raise OperandError(str(error)) from None
+
+
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides at a multiple of 256 bytes, as a GPU's allocator returns it.
 
@@ -292,9 +289,8 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def ladder_names() -> list[str]:
     """The CUDA rungs that the simulator runs, from the first to the last."""
-    from . import dispatch
-
-    return [row.name for row in dispatch.ladder("cuda") if "cpu" in row.devices]
+    rows = import_module(_CUDA).KERNELS
+    return [row["name"] for row in rows if "cpu" in row.get("devices", ())]
 
 
 def order_rows(
@@ -473,29 +469,32 @@ def _print_table(
 
 
 def _print_orders(rows: list[dict[str, Any]], shape: tuple[int, int, int], gpu: Gpu) -> None:
+    """A table a kernel, so that a narrow terminal has room for every name and number."""
+    from itertools import groupby
+
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        title=f"Order of tiles at {'x'.join(map(str, shape))} against the L2 of the {gpu.name} "
-        f"({(gpu.l2_bytes or 0) / gpus.MIB:.0f} MiB, {gpu.sms} SMs, one block each)",
-        title_justify="left",
-    )
-    for title in ("kernel", "tile", "order", "L2 hit rate", "from memory, GB", "times A and B",
-                  "FLOP per byte of memory"):  # fmt: skip
-        table.add_column(title, justify="left" if title in ("kernel", "order") else "right")
-    previous = None
-    for row in rows:
-        if previous not in (None, row["kernel"]):
-            table.add_section()
-        previous = row["kernel"]
-        order = "row after row" if row["GROUP_M"] is None else f"GROUP_M {row['GROUP_M']}"
-        table.add_row(
-            row["kernel"], f"{row['BLOCK_M']} x {row['BLOCK_N']}", order,
-            _percent(row["l2_hit_rate"]), f"{row['dram_bytes'] / 1e9:.2f}",
-            f"{row['dram_over_least']:.1f}", _number(row["flop_per_dram_byte"]),
-        )  # fmt: skip
     console = Console()
-    console.print(table)
+    console.print(
+        f"Order of tiles at {'x'.join(map(str, shape))} against the L2 of the {gpu.name} "
+        f"({(gpu.l2_bytes or 0) / gpus.MIB:.0f} MiB, {gpu.sms} SMs, one block each)"
+    )
+    for (kernel, *tile), of_kernel in groupby(
+        rows, key=lambda row: (row["kernel"], row["BLOCK_M"], row["BLOCK_N"])
+    ):
+        console.print(f"\n{kernel}, tiles of {tile[0]} x {tile[1]}")
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("order", no_wrap=True)
+        for title in ("L2 hit rate", "from memory, GB", "times A and B", "FLOP per byte of memory"):
+            table.add_column(title, justify="right")
+        for row in of_kernel:
+            table.add_row(
+                "row after row" if row["GROUP_M"] is None else f"GROUP_M {row['GROUP_M']}",
+                _percent(row["l2_hit_rate"]), f"{row['dram_bytes'] / 1e9:.2f}",
+                f"{row['dram_over_least']:.1f}", _number(row["flop_per_dram_byte"]),
+            )  # fmt: skip
+        console.print(table)
     if rows and rows[0]["ridge"]:
         console.print(f"Ridge point of the {gpu.name}: {rows[0]['ridge']:.0f} FLOP per byte.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,10 +71,10 @@ def bench(
     from rich.markup import escape
 
     from . import cases as cases_
-    from . import environment, run, store
+    from . import store
 
-    device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
-    cases = cases_.build(
+    build = partial(
+        cases_.build,
         suite,
         shapes=shape or (),
         dtypes=dtype or (),
@@ -81,8 +82,13 @@ def bench(
         layouts=layout or (),
         computes=compute or (),
         fused=fused or (),
-        device=device,
     )
+    build(device="cuda")  # names a mistake in the arguments before torch is imported
+
+    from . import environment, run
+
+    device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
+    cases = build(device=device)
     kernels = run.contenders(backend or (), kernel or (), device)
     folder = out or Path("reports") / environment.slug()
     store.check_folder(folder, environment.slug())
