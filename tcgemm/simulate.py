@@ -6,6 +6,7 @@ of either language goes through the model of ``tile_order``. Imports no torch un
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from json import dumps
 from pathlib import Path
@@ -24,6 +25,7 @@ from .errors import (
 from .problem import ITEMSIZE
 from .request import DEFAULT_GPU
 from .vocabulary import check_stored
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +62,9 @@ def simulate(
     kernel: Annotated[
         str,
         typer.Argument(
-            help="A CUDA rung; 'ladder' for all of them; the path of your own .cu file; 'order', "
-            "triton/naive or triton/grouped for the order of tiles against the L2.",
+            help="A CUDA rung; 'ladder' for all of them; the path of your own .cu file, which runs "
+            "as a program with your rights; 'order', triton/naive or triton/grouped for the order "
+            "of tiles against the L2.",
             metavar="KERNEL",
         ),
     ],
@@ -85,6 +88,10 @@ def simulate(
         bool,
         typer.Option("--check", help="Look for bad accesses, races, divergence; exit 1 on any."),
     ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(help="Seconds after which a kernel is stopped.", min=0.1, max=86400),
+    ] = 120.0,
     json: options.Json = False,
     out: Annotated[
         Path | None,
@@ -97,7 +104,8 @@ def simulate(
 ) -> None:
     """Run CUDA kernels on this CPU: count what explains their speed, and check them.
 
-    Nothing here is timed: counts are the kernel's, times would be the simulator's.
+    Nothing here is timed: counts are the kernel's, times would be the simulator's. Exits with 1
+    where a kernel is wrong, where --check finds something, and where a kernel does not end.
     """
     board = gpus.find(gpu)
     if out is not None and kernel != LADDER:
@@ -113,20 +121,26 @@ def simulate(
     size = _shape(shape or "256x256x256")
     check_stored(dtype, out_dtype, layout)
     _check_order(order)
-    rows = [
-        measure(
-            name, size, dtype=dtype, out_dtype=out_dtype, layout=layout, gpu=board, order=order,
-            check=check,
-        )
-        for name in _kernels(kernel)
-    ]  # fmt: skip
+    names = _kernels(kernel)
+    if kernel.endswith(".cu"):
+        typer.echo(f"{kernel} is compiled and runs here as a program with your rights.", err=True)
+    rows = []
+    with Waiting(f"simulating {names[0]}") as waiting:
+        for number, name in enumerate(names, 1):
+            of = f" ({number} of {len(names)})" if len(names) > 1 else ""
+            waiting.update(f"simulating {name}{of}")
+            row = measure(
+                name, size, dtype=dtype, out_dtype=out_dtype, layout=layout, gpu=board,
+                order=order, check=check, timeout_s=timeout,
+            )  # fmt: skip
+            rows.append(row)
     if json:
         _print_json(rows)
     else:
         _print_table(rows, size, layout, board, check)
     if out is not None:
         _store(out, rows, order_rows(ORDER, (8192, 8192, 8192), dtype, board))
-    if any(row["findings"] for row in rows):
+    if any(row["findings"] or row.get("wrong") for row in rows):
         raise typer.Exit(1)
     if kernel != LADDER and any(row["refused"] for row in rows):
         raise typer.Exit(2)
@@ -168,16 +182,20 @@ def measure(
     gpu: Gpu | None = None,
     order: str = "forward",
     check: bool = False,
+    timeout_s: float = 600.0,
 ) -> dict[str, Any]:
     """One kernel simulated on normal random operands, as a flat row of plain values.
 
     Args:
         kernel: a CUDA rung by name, or the path of a .cu file.
         shape: M, N, K.
+        timeout_s: seconds after which the kernel is stopped, with a finding that says so.
 
     Returns:
         The counts of ``cuda_ref.simulator.Counts`` and ``L2`` and what follows from them; where the
-        rung refuses the problem, ``refused`` says why and there are no counts.
+        rung refuses the problem, ``refused`` says why and there are no counts. ``wrong`` says in
+        words how wrong C is, and is empty where it is right or the kernel was stopped;
+        ``error_ratio`` is the worst error over its bound, None where that is no number.
 
     Raises:
         UnknownNameError: no such rung or file.
@@ -221,12 +239,15 @@ def measure(
     try:
         report = simulator.simulate(
             source, a, b, c, fusion=None if problem.plain else fusion, order=order, check=check,
-            count=True, machine=machine(board),
+            count=True, machine=machine(board), timeout_s=timeout_s,
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         raise ToolchainError(str(error)) from error
     row["findings"] = [finding.message for finding in report.findings]
-    row["error_ratio"] = accuracy.error_ratio(a, b, c, fusion)
+    stopped = any(finding.fatal for finding in report.findings)
+    row["wrong"] = "" if stopped else accuracy.what_is_wrong(a, b, c, fusion)
+    ratio = accuracy.error_ratio(a, b, c, fusion)
+    row["error_ratio"] = ratio if math.isfinite(ratio) else None
     counts, l2 = report.counts, report.l2
     row |= {
         "function": report.kernel,
@@ -412,8 +433,14 @@ def _lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("barriers per block", _number(row["barriers_per_block"])),
         ("tensor-core instructions", _number(sum(row["mma"].values()))),
         ("of kind", kinds),
-        ("error / bound", _number(row["error_ratio"], 2)),
+        ("error / bound", _error(row)),
     ]
+
+
+def _error(row: dict[str, Any]) -> str:
+    if row["error_ratio"] is not None:
+        return _number(row["error_ratio"], 2)
+    return "see below" if row["wrong"] or row["findings"] else "-"
 
 
 def _dims(extents: list[int]) -> str:
@@ -464,7 +491,12 @@ def _print_table(
             console.print(escape(f"{row['kernel']} does not take this: {row['refused']}"))
         for message in row["findings"]:
             console.print(f"[red]{escape(message)}[/]", soft_wrap=True)
-    if check and not any(row["findings"] for row in rows):
+        if row.get("wrong"):
+            name = Path(row["kernel"]).name
+            console.print(
+                f"[red]{escape(name)} is wrong: {escape(row['wrong'])}[/]", soft_wrap=True
+            )
+    if check and not any(row["findings"] or row.get("wrong") for row in rows):
         console.print("[green]Checked: nothing found.[/]")
 
 

@@ -41,10 +41,20 @@ bool ordered(Epoch e, const Thread& t) {
   return clock_of(e) <= seen[t.warp][warp_of(e)];
 }
 
+// The last read of a granule by one warp.
+struct Reader {
+  Epoch epoch;
+  uint32_t pc;
+  // Of MANY, a lane other than the epoch's that read in the same interval, with its place in the
+  // code: lane << 27 | pc. A race of the epoch's own thread is with that one.
+  uint32_t neighbour;
+};
+
 // What is known of one granule of shared memory in the running block.
 struct Cell {
-  Epoch writer, reader, other_reader;  // other_reader: of another warp than reader
-  uint32_t writer_pc, reader_pc, other_reader_pc;
+  Epoch writer;
+  uint32_t writer_pc;
+  Reader reader, other_reader;  // other_reader: of another warp than reader
   Epoch in_flight;  // who issued an asynchronous copy to it that has not landed
   uint32_t in_flight_pc;
 };
@@ -55,7 +65,8 @@ int granule_shift = 1;
 
 void split_granules() {
   for (size_t i = static_cast<size_t>(shared_high - shared_low); i-- > 0;) {
-    if (cells[i >> 1].writer || cells[i].writer || cells[i >> 1].reader || cells[i].reader)
+    if (cells[i >> 1].writer || cells[i].writer || cells[i >> 1].reader.epoch ||
+        cells[i].reader.epoch)
       cells[i] = cells[i >> 1];
   }
   granule_shift = 0;
@@ -101,6 +112,31 @@ Finding* shared_finding(Kind kind, uint64_t pc, const char* address, int bytes, 
   return f;
 }
 
+constexpr uint32_t PC_MASK = (1u << 27) - 1;
+
+// The epoch of a reader's neighbour: the same warp and interval, another lane.
+Epoch neighbour_of(const Reader& reader) {
+  return (reader.epoch & ~31u & ~MANY) | reader.neighbour >> 27;
+}
+
+void note_read(Cell& cell, const Thread& t, Epoch me, uint32_t pc) {
+  Reader& last = cell.reader;
+  if (last.epoch && warp_of(last.epoch) == t.warp) {
+    const bool same_interval = clock_of(last.epoch) == warp_clock[t.warp];
+    const bool another_lane = lane_of(last.epoch) != t.lane;
+    const bool many = same_interval && (last.epoch & MANY || another_lane);
+    if (many && another_lane)
+      last.neighbour = static_cast<uint32_t>(lane_of(last.epoch)) << 27 | (last.pc & PC_MASK);
+    else if (!many)
+      last.neighbour = 0;
+    last.epoch = me | (many ? MANY : 0);
+    last.pc = pc;
+    return;
+  }
+  if (last.epoch) cell.other_reader = last;
+  last = {me, pc, 0};
+}
+
 void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) {
   if (bytes == 1 && granule_shift) split_granules();
   const size_t first = static_cast<size_t>(address - shared_low) >> granule_shift;
@@ -118,27 +154,20 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) 
         add_other(f, cell.writer, cell.writer_pc, true);
     }
     if (write) {
-      for (auto [reader, reader_pc] : {std::pair{cell.reader, cell.reader_pc},
-                                       std::pair{cell.other_reader, cell.other_reader_pc}}) {
-        if (!reader || ordered(reader, t)) continue;
-        if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write))
-          add_other(f, reader, reader_pc, false);
+      for (const Reader& reader : {cell.reader, cell.other_reader}) {
+        if (!reader.epoch || ordered(reader.epoch, t)) continue;
+        if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write)) {
+          if (&thread_of(reader.epoch) == &t && reader.neighbour)
+            add_other(f, neighbour_of(reader), reader.neighbour & PC_MASK, false);
+          else
+            add_other(f, reader.epoch, reader.pc, false);
+        }
       }
       cell.writer = me;
       cell.writer_pc = static_cast<uint32_t>(pc);
-      cell.reader = cell.other_reader = 0;
-    } else if (cell.reader && warp_of(cell.reader) == t.warp) {
-      const bool many = clock_of(cell.reader) == warp_clock[t.warp] &&
-                        (cell.reader & MANY || lane_of(cell.reader) != t.lane);
-      cell.reader = me | (many ? MANY : 0);
-      cell.reader_pc = static_cast<uint32_t>(pc);
+      cell.reader = cell.other_reader = {};
     } else {
-      if (cell.reader) {
-        cell.other_reader = cell.reader;
-        cell.other_reader_pc = cell.reader_pc;
-      }
-      cell.reader = me;
-      cell.reader_pc = static_cast<uint32_t>(pc);
+      note_read(cell, t, me, static_cast<uint32_t>(pc));
     }
   }
 }
@@ -815,14 +844,14 @@ void async_read_begins(char* from, int bytes, uint64_t pc) {
   check_shared(*current, from, bytes, false, pc);
   const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
-    cells[i].reader |= 0x7ffffc00u;
+    cells[i].reader.epoch |= 0x7ffffc00u;
 }
 
 void async_read_ends(char* from, int bytes, uint64_t pc) {
   if (!shared_exists(from, bytes, false, pc) || !request.check) return;
   const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
-    cells[i].reader = epoch_of(*current);
+    cells[i].reader.epoch = epoch_of(*current);
 }
 
 void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc) {
