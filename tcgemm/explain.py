@@ -334,18 +334,16 @@ def _print_ranking(
         return
     chosen = {f"{each.backend}/{each.kernel}" for each in choices}
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("kernel", "us", "MHz", "measured, or scaled from"):
-        table.add_column(name, no_wrap=name in ("kernel", "us", "MHz"))
+    for name in ("kernel", "us", "measured, or scaled from"):
+        table.add_column(name, no_wrap=name in ("kernel", "us"))
     for each in ranking:
         name = f"{each.kernel} (chosen)" if each.kernel in chosen else each.kernel
         if each.us is None:
-            table.add_row(name, "-", "-", "nothing near it was measured")
+            table.add_row(name, "-", "nothing near it was measured")
             continue
-        known = (
-            "measured" if each.exact else f"estimated, {each.measured_us:.1f} at {each.measured}"
-        )
-        clock = f"{each.sm_clock_mhz:.0f}" if each.sm_clock_mhz else "-"
-        table.add_row(name, f"{each.us:.1f}", clock, known)
+        clock = f" at {each.sm_clock_mhz:.0f} MHz" if each.sm_clock_mhz else ""
+        known = f"{each.measured_us:.1f} at {each.measured}"
+        table.add_row(name, f"{each.us:.1f}", f"measured{clock}" if each.exact else known)
     console.print(
         f"ranking: estimates from the nearest shapes of {folder}, measured where this one was",
         soft_wrap=True,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import options
+from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,17 +134,14 @@ def bench(
     out_console = Console()
     _print_table(out_console, rows, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
-    if bad := [row for row in rows if row["status"] in TROUBLE]:
-        console.print(f"{len(bad)} of {len(rows)} results are {', '.join(TROUBLE)}: see above")
+    if paragraphs := reasons(rows):
+        for paragraph in paragraphs:
+            out_console.print(escape(paragraph), soft_wrap=True)
         raise typer.Exit(1)
 
 
-TROUBLE = ("wrong", "failed", "timeout")
-"""Statuses after which the command exits with 1: something here does not work."""
-
-
 class _Progress:
-    """A bar with what is running and the time left; on a plain file, nothing but trouble."""
+    """A bar with what is running and the time left; each reason of trouble once, when it is met."""
 
     def __init__(self, console: Console, total: int) -> None:
         from rich import progress
@@ -159,6 +157,7 @@ class _Progress:
             console=console,
         )
         self._task = self._bar.add_task("starting", total=total)
+        self._told: set[tuple[str, str]] = set()
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -174,7 +173,8 @@ class _Progress:
             what = escape(f"{unit.case}  {unit.full_name}")
             self._bar.update(self._task, description=what)
             return
-        if row["status"] in TROUBLE:
+        if row["status"] in TROUBLE and key_of(row) not in self._told:
+            self._told.add(key_of(row))
             trouble = f"{unit.case} {unit.full_name}: {row['status']}: {row['reason']}"
             self._console.print(escape(trouble), soft_wrap=True)
         self._bar.advance(self._task)
@@ -219,5 +219,7 @@ def _checked(rows: list[dict[str, Any]]) -> str:
         return "none run here"
     if len(run) == 1:
         return f"{run[0]['kernel']}: {run[0]['status']}"
+    if not right and len({row["status"] for row in run}) == 1:
+        return f"all {len(run)}: {run[0]['status']}"
     bad = [f"{row['kernel']} {row['status']}" for row in run if row["status"] != "ok"]
     return f"{len(right)} of {len(run)}" + (f": {', '.join(bad)}" if bad else "")
