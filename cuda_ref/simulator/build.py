@@ -19,7 +19,13 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 CSRC = _HERE.parent / "csrc"
 INCLUDE = _HERE / "include"
-_SOURCES = ("engine.cpp", "tensor.cpp", "hopper.cpp")
+_SOURCES = tuple(
+    f"{name}.cpp"
+    for name in "fibers collectives copies operands findings processes tensor hopper wgmma".split()
+)
+_OBSERVING = tuple(
+    f"{name}.cpp" for name in "observe addresses races requests accesses l2 hooks".split()
+)
 _DYNAMIC_BYTES = 227 * 1024
 
 _COMMON = (
@@ -265,7 +271,7 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
 def _build(
     source: Path, observed: bool, headers: str, flags: Sequence[str], folder: Path, final: Path
 ) -> None:
-    names = (*_SOURCES, "observe.cpp") if observed else _SOURCES
+    names = (*_SOURCES, *_OBSERVING) if observed else _SOURCES
     with tempfile.TemporaryDirectory(dir=folder) as scratch, ThreadPoolExecutor() as pool:
         runtime = [
             pool.submit(_object, _HERE / "src" / name, observed, headers, folder) for name in names
