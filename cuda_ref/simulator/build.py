@@ -19,13 +19,14 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 CSRC = _HERE.parent / "csrc"
 INCLUDE = _HERE / "include"
-_SOURCES = tuple(
-    f"{name}.cpp"
-    for name in "fibers collectives copies operands findings processes tensor hopper wgmma".split()
-)
-_OBSERVING = tuple(
-    f"{name}.cpp" for name in "observe addresses races requests accesses l2 hooks".split()
-)
+_SOURCES = (
+    "fibers.cpp", "collectives.cpp", "copies.cpp", "operands.cpp", "findings.cpp", "processes.cpp",
+    "tensor.cpp", "hopper.cpp", "wgmma.cpp",
+)  # fmt: skip
+_OBSERVING = (
+    "observe.cpp", "addresses.cpp", "races.cpp", "requests.cpp", "accesses.cpp", "l2.cpp",
+    "hooks.cpp",
+)  # fmt: skip
 _DYNAMIC_BYTES = 227 * 1024
 
 _COMMON = (
