@@ -113,7 +113,7 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
-    check_problem(shape, dtype, out_dtype, layout, compute, alpha, beta, epilogue, gpu)
+    check_problem(shape, dtype, out_dtype, layout, compute, epilogue, gpu)
     from . import dispatch
     from .bench import store
     from .ranking import rank, spread

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from . import gpus
 from .bench.cases import parse_shape
 from .problem import Problem
-from .vocabulary import check_compute, check_factors, check_stored
+from .vocabulary import check_compute, check_epilogue, check_stored
 
 if TYPE_CHECKING:
     from .gpus import Gpu
@@ -40,15 +40,16 @@ def check_problem(
     out_dtype: str | None,
     layout: str,
     compute: str | None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
     epilogue: str = "",
     gpu: str | None = None,
 ) -> None:
-    """Raise what ``board_of`` and ``problem_of`` would raise of these arguments, without torch."""
+    """Raise what ``board_of`` and ``problem_of`` would raise of these arguments, without torch.
+
+    alpha and beta are left to ``problem_of``.
+    """
     parse_shape(shape)
     check_stored(dtype, out_dtype, layout)
-    check_factors(dtype, alpha, beta, epilogue)
+    check_epilogue(dtype, epilogue)
     check_compute(dtype, compute)
     if gpu is not None:
         gpus.find(gpu)
@@ -71,7 +72,10 @@ def problem_of(
 
     Raises OperandError for names, layouts or sizes that do not exist.
     """
-    check_problem(shape, dtype, out_dtype, layout, compute, alpha, beta, epilogue)
+    check_problem(shape, dtype, out_dtype, layout, compute, epilogue)
+    from .operands import check_factors
+
+    alpha, beta = check_factors(dtype, alpha, beta, epilogue)
     size = parse_shape(shape)
     return Problem.stored(
         size.M, size.N, size.K, dtype, check_stored(dtype, out_dtype, layout), layout,

@@ -1,4 +1,4 @@
-"""What is checked about values that a call gives by name or number: dtypes, layouts, factors.
+"""What is checked about values that a call gives by name: dtypes, layouts, epilogues.
 
 Imports no torch, so that a command can name a mistake before it loads anything.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .errors import OperandError, OperandTypeError
+from .errors import OperandError
 from .problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS
 
 INTEGERS = ("int8", "uint8")
@@ -19,15 +19,8 @@ def either(names: Iterable[str]) -> str:
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
-def check_factors(dtype: str, alpha: float, beta: float, epilogue: str | None) -> None:
-    """alpha, beta and the epilogue's name; integers take whole factors and relu only."""
-    for name, factor in (("alpha", alpha), ("beta", beta)):
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-            raise OperandTypeError(f"{name} is a {type(factor).__name__}, not a float")
-        if dtype in INTEGERS and not float(factor).is_integer():
-            raise OperandError(
-                f"{name} is {factor} and {dtype} products are summed in int32: a whole number fits"
-            )
+def check_epilogue(dtype: str, epilogue: str | None) -> None:
+    """The epilogue's name; of integers relu only."""
     if epilogue and epilogue not in EPILOGUES:
         raise OperandError(f"unknown epilogue {epilogue!r}: choose from {', '.join(EPILOGUES)}")
     if epilogue and epilogue != "relu" and dtype in INTEGERS:
