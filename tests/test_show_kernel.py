@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tcgemm import dispatch
 from tcgemm.cli import app
-from tcgemm.explain import board_of, problem_of
+from tcgemm.request import board_of, problem_of
 
 cuda = import_module("tcgemm.cuda_ref")
 inspection = import_module("tcgemm.cuda_ref.build.inspection")

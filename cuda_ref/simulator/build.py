@@ -20,7 +20,14 @@ from ..build.toolchain import compiler_version, consulted_variables
 _HERE = Path(__file__).parent
 CSRC = _HERE.parent / "csrc"
 INCLUDE = _HERE / "include"
-_SOURCES = ("engine.cpp", "tensor.cpp", "hopper.cpp")
+_SOURCES = (
+    "fibers.cpp", "collectives.cpp", "copies.cpp", "operands.cpp", "findings.cpp", "processes.cpp",
+    "tensor.cpp", "hopper.cpp", "wgmma.cpp",
+)  # fmt: skip
+_OBSERVING = (
+    "observe.cpp", "addresses.cpp", "races.cpp", "requests.cpp", "accesses.cpp", "l2.cpp",
+    "hooks.cpp",
+)  # fmt: skip
 _DYNAMIC_BYTES = 227 * 1024
 
 _COMMON = (
@@ -229,7 +236,7 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
 
 
 def _build(source: Path, observed: bool, headers: str, flags: Sequence[str], scratch: Path) -> Path:
-    names = (*_SOURCES, "observe.cpp") if observed else _SOURCES
+    names = (*_SOURCES, *_OBSERVING) if observed else _SOURCES
     with ThreadPoolExecutor() as pool:
         runtime = [pool.submit(_object, _HERE / "src" / name, observed, headers) for name in names]
         made = scratch / "kernel.o"
