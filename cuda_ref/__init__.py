@@ -28,7 +28,7 @@ from .plans import pack, small_plan, yields
 from .plans import plan as divided_plan
 from .tables import SETTINGS
 from .tiles import plan as tile_plan
-from .toolchain import CSRC, built_by_case, constants
+from .toolchain import built_by_case, constants, source
 
 PAIRS = (
     ("float16", "float16"),
@@ -74,7 +74,7 @@ def _plan(name: str, problem: Any) -> Mapping[str, int]:
 
 
 def _typed_plan(problem: Any) -> Mapping[str, int]:
-    """As Shape in csrc/wmma_types.cu."""
+    """As Shape in shapes/wmma_types.cu."""
     itemsize = {"float64": 8, "float32": 4, "int8": 1, "uint8": 1}.get(problem.dtype_in, 2)
     constants = _constants("wmma_types")
     shape = problem.mma_shape or wmma_shapes(problem.dtype_in)[0]
@@ -308,7 +308,7 @@ def load(name: str) -> Callable[..., None]:
     from .build import Operators, operators
     from .simulator import run as simulate
 
-    by_case = built_by_case(CSRC / f"{name}.cu")
+    by_case = built_by_case(source(name))
     prepared: dict[Any, Operators] = {}
 
     def build(device: int, defines: tuple[str, ...] = ()) -> Operators:
@@ -381,7 +381,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     from .toolchain import sm_of
 
     defines: tuple[str, ...] = ()
-    if macros := built_by_case(CSRC / f"{name}.cu"):
+    if macros := built_by_case(source(name)):
         fusion = None if problem.plain else problem
         row = next(row for row in KERNELS if row["name"] == name)
         batched = problem.batch > 1

@@ -27,15 +27,17 @@ from typing import Any, NamedTuple
 import torch
 
 from .toolchain import (
-    CSRC,
     NO_NVCC,
+    ROOT,
     cuda_home,
     find_cxx,
     find_nvcc,
     include_folders,
     nvcc_flags,
     sm_of,
+    source,
     source_files,
+    source_folders,
     wheel_folders,
 )
 
@@ -73,7 +75,7 @@ def operators(name: str, capability: tuple[int, int], defines: tuple[str, ...] =
 def cache_key(
     name: str,
     capability: tuple[int, int],
-    folder: Path = CSRC,
+    root: Path = ROOT,
     defines: tuple[str, ...] = (),
 ) -> str:
     """16 hexadecimal digits of all that a rung's library depends on.
@@ -82,7 +84,7 @@ def cache_key(
     the versions of torch and of torch's CUDA; the machine's architecture.
     """
     digest = hashlib.sha256()
-    for path in [*source_files(name, folder), folder / "binding.cpp"]:
+    for path in [*source_files(source(name, root), root), root / "csrc/host/binding.cpp"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     facts = [*nvcc_flags(sm_of(capability)), *defines, torch.__version__, str(torch.version.cuda)]
     digest.update("\0".join([*facts, platform.machine()]).encode())
@@ -184,11 +186,11 @@ def _build(
         with _environment(nvcc) as cpp_extension:
             built = cpp_extension.load_inline(
                 symbol,
-                cpp_sources=['#include "binding.cpp"'],
+                cpp_sources=['#include "host/binding.cpp"'],
                 cuda_sources=[f'#include "{name}.cu"'],
                 extra_cflags=["-O1", "-fvisibility=hidden", f"-DTCGEMM_OPERATOR={symbol}"],
                 extra_cuda_cflags=[*nvcc_flags(sm_of(capability)), *defines],
-                extra_include_paths=[str(CSRC), *map(str, include_folders(nvcc))],
+                extra_include_paths=[*map(str, source_folders()), *map(str, include_folders(nvcc))],
                 extra_ldflags=_link_flags(nvcc, folder),
                 build_directory=str(folder),
                 with_cuda=True,

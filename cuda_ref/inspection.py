@@ -16,13 +16,14 @@ from typing import Any
 from . import streams, tilings
 from .plans import plan, small_vector
 from .toolchain import (
-    CSRC,
     NO_NVCC,
     find_cuobjdump,
     find_nvcc,
     include_folders,
     nvcc_flags,
+    source,
     source_files,
+    source_folders,
 )
 
 
@@ -99,12 +100,12 @@ def compile_only(
         )
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / f"{name}.cubin"
-        includes = [f"-I{path}" for path in include_folders(nvcc[0])]
+        includes = [f"-I{path}" for path in (*source_folders(), *include_folders(nvcc[0]))]
         flags = [*nvcc_flags(target), *includes, *defines, "-Xptxas=-v", "-cubin", "-o", str(cubin)]
         if texts:
             flags += ["-keep", "-keep-dir", folder]
         started = time.perf_counter()
-        built = _run([str(nvcc[0]), *flags, str(CSRC / f"{name}.cu")])
+        built = _run([str(nvcc[0]), *flags, str(source(name))])
         seconds = time.perf_counter() - started
         if built.returncode:
             raise RuntimeError(f"nvcc could not compile {name}.cu for {target}:\n{built.stderr}")
@@ -158,7 +159,7 @@ def instances(name: str, kernels: tuple[KernelReport, ...], problem: Any) -> lis
     is known of types, layout, tile and fusion picks among them. All that are left are given; all
     instances of the rung where the symbols cannot be read.
     """
-    names = _parameters((CSRC / f"{name}.cu").read_text())
+    names = _parameters(source(name).read_text())
     wanted = _wanted(name, problem)
     own, fitting = [], []
     for kernel, values in zip(kernels, _arguments([k.symbol for k in kernels], name), strict=True):
@@ -272,7 +273,7 @@ def _split(text: str) -> list[str]:
 def source_lines(name: str) -> tuple[int, int]:
     """Lines of code, without blank ones and comments: of the .cu, and with what it includes."""
     counts = []
-    for path in source_files(name):
+    for path in source_files(source(name)):
         text = re.sub(r"/\*[\s\S]*?\*/", "", path.read_text())
         counts.append(sum(bool(line.split("//")[0].strip()) for line in text.splitlines()))
     return counts[0], sum(counts)

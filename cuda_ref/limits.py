@@ -94,7 +94,7 @@ SHARED_BYTES = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (
 def refuse_vector_rows(problem: Any, constants: Mapping[str, int]) -> str | None:
     """Why A or B cannot be copied in 16-byte vectors with checked edges; None when they can.
 
-    As operand in csrc/tile_copy.cuh. C may lie anywhere.
+    As operand in csrc/tile/predicated_loader.cuh. C may lie anywhere.
     """
     wide = problem.dtype_in == "float64"
     itemsize, instead = (8, "wmma_types takes it as it is") if wide else (2, ANY)
@@ -146,8 +146,8 @@ TMA_MOST = 2**31 - 256
 def refuse_tma(problem: Any) -> str | None:
     """Why the bulk tensor copy cannot read A or B where they are; None when it can.
 
-    As operand_map in csrc/tensor_map.cuh. C may lie anywhere: TMA writes it where it can, plain
-    stores elsewhere.
+    As operand_map in csrc/sm90/tensor_map.cuh. C may lie anywhere: TMA writes it where it can,
+    plain stores elsewhere.
     """
     reason = _beyond_tma(problem)
     if reason:
@@ -256,7 +256,7 @@ def _multiples(problem: Any, tile: Mapping[str, int]) -> str | None:
 
 
 def column_major(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
-    """As column_major in csrc/select.cuh."""
+    """As column_major in csrc/host/select.cuh."""
     return strides[0] == 1 and (strides[1] != 1 or shape[0] > shape[1])
 
 

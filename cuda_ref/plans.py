@@ -113,7 +113,7 @@ SMALL = 32
 
 
 def small_plan(problem: Any) -> Mapping[str, int]:
-    """As tcgemm_launch in csrc/small.cu: VECTOR elements are loaded at once."""
+    """As tcgemm_launch in shapes/small.cu: VECTOR elements are loaded at once."""
     vector = small_vector(problem)
     tile = {"BLOCK_M": SMALL, "BLOCK_N": SMALL, "BLOCK_K": 16}
     return {**tile, "WARPS": _small_warps(problem, gpu_of(problem).sms), "VECTOR": vector}
@@ -154,7 +154,7 @@ def _small_warps(problem: Any, sms: int) -> int:
 
 
 def _rows(M: int, block_n: int) -> int:
-    """As tile_rows in csrc/skinny_tile.cuh."""
+    """As tile_rows in shapes/skinny_tile.cuh."""
     return 16 if M <= 16 and block_n % 64 == 0 else 64 if M <= 64 else 128
 
 
@@ -262,7 +262,7 @@ def modelled_us(kernel: str, config: Mapping[str, int], problem: Any, sms: int) 
 
 
 def _stream_k_us(problem: Any, tile_m: int, tile_n: int, memory: float, sms: int) -> float:
-    """Of whole tiles in step, and of ranges of the rest, as in csrc/stream_k.cu."""
+    """Of whole tiles in step, and of ranges of the rest, as in shapes/stream_k.cu."""
     k_tiles, tiles = -(-problem.K // TILE_K), -(-problem.N // tile_n)
     blocks = max(1, min(k_tiles * tiles // 4, 8 * tiles, sms))
     rounds, ends = divmod(tiles, blocks)

@@ -16,7 +16,7 @@ MOST_ROWS = 8
 """Rows of A that are multiplied with B at once."""
 
 COLUMNS = {"SPLITS": 1, "WARPS": 16, "BLOCKS": 1}
-"""Settings of a column for each warp; WARPS is COLUMN_WARPS of csrc/gemv_columns.cuh."""
+"""Settings of a column for each warp; WARPS is COLUMN_WARPS of shapes/gemv_columns.cuh."""
 
 MOST_COLUMN_K = 32768
 """As there."""
@@ -33,7 +33,7 @@ WARP = 8192  # of which a warp keeps so many
 
 
 def k_major(problem: Any) -> bool:
-    """Whether B is read along K: as column_major in csrc/select.cuh."""
+    """Whether B is read along K: as column_major in csrc/host/select.cuh."""
     return column_major((problem.K, problem.N), problem.b_strides)
 
 
@@ -56,7 +56,7 @@ def tiles(problem: Any) -> int:
 def divide(
     config: Mapping[str, int], problem: Any, processors: int, turned: bool
 ) -> dict[str, int]:
-    """The plan of a table's config, clamped as plan_of in csrc/gemv.cu clamps it.
+    """The plan of a table's config, clamped as plan_of in shapes/gemv.cu clamps it.
 
     K is divided only where tiles are few: with more, clusters would meet after each of them.
 

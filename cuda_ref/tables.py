@@ -121,7 +121,7 @@ def check(table: Any) -> None:
 def _buildable(
     BLOCK_M: int, BLOCK_N: int, CLUSTER: int, SHARES_A: int, SPLITS: int, EARLY: int
 ) -> bool:
-    """Whether the assertions of csrc/one_wave_block.cuh hold, of an uneven width's panels too."""
+    """Whether the assertions of shapes/one_wave_build.cuh hold, of an uneven width's panels too."""
     return (
         BLOCK_M in (64, 128)
         and BLOCK_N in (48, 64, 96, 112, 128)

@@ -34,7 +34,7 @@ class Tile(NamedTuple):
 
     @property
     def plan(self) -> dict[str, int]:
-        """As the constants of csrc/wgmma_block.cuh."""
+        """As the constants of rungs/wgmma_persistent_build.cuh."""
         return {
             "BLOCK_M": self.BLOCK_M,
             "BLOCK_N": self.BLOCK_N,
@@ -139,7 +139,7 @@ def _shares_a(tile: Tile, M: int, N: int, batch: int, processors: int) -> bool:
     rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
     own = tile.BLOCK_M > tile.BLOCK_N
     if (cols if own else rows) < 16 or rows * cols * batch <= 4 * processors:
-        return own  # as schedule_of in csrc/wgmma_schedule.cuh: there are no pairs
+        return own  # as schedule_of in csrc/sm90/scheduler.cuh: there are no pairs
 
     def rounds(beside: bool) -> int:
         pairs = rows * -(-cols // 2) if beside else -(-rows // 2) * cols

@@ -1,4 +1,4 @@
-"""How wgmma_types divides C: as launch_mode in csrc/wgmma_types.cu, whose lists are read here."""
+"""How wgmma_types divides C: as launch_mode in shapes/wgmma_types.cu, whose lists are read here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .gpu import SIMULATED_SMS
 from .gpu import of as gpu_of
 from .limits import column_major
-from .toolchain import CSRC, constants
+from .toolchain import constants, source
 
 
 class Tiling(NamedTuple):
@@ -31,21 +31,21 @@ class Tiling(NamedTuple):
 @cache
 def tilings() -> dict[str, tuple[Tiling, ...]]:
     """What is summed, or fused, -> the tilings that the source has for it."""
-    source = (CSRC / "wgmma_types.cu").read_text()
-    small = re.search(r"using Small = (.*?);", source)
-    lists = re.findall(r"return with_fastest<(.*?)>\(gemm", source, re.DOTALL)
+    text = source("wgmma_types").read_text()
+    small = re.search(r"using Small = (.*?);", text)
+    lists = re.findall(r"return with_fastest<(.*?)>\(gemm", text, re.DOTALL)
     if small is None:
         raise RuntimeError("wgmma_types.cu names no tiling Small")
     tiling = re.compile(r"Tiling<Mode, (\d+), (\d+), (\d+), (\d+)(?:, (true|false)(?:, \d+)?)?>")
-    found = [
+    read = [
         tuple(
             Tiling(*map(int, each[:4]), each[4] == "true")
-            for each in tiling.findall(text.replace("Small", small[1]))
+            for each in tiling.findall(found.replace("Small", small[1]))
         )
-        for text in lists
+        for found in lists
     ]
     kinds = ("split", "promoted", "promoted fused", "plain tf32", "plain", "fused")
-    return dict(zip(kinds, found, strict=True))
+    return dict(zip(kinds, read, strict=True))
 
 
 def is_fused(problem: Any) -> bool:

@@ -164,7 +164,7 @@ def takes(block_n: int, problem: Any) -> bool:
 
 
 def rows_of_b(block_n: int) -> int:
-    """Rows of B in a stage: as B_ROWS in csrc/one_wave_block.cuh."""
+    """Rows of B in a stage: as B_ROWS in shapes/one_wave_build.cuh."""
     return 48 if block_n == 48 else whole_panels(block_n)
 
 
@@ -250,7 +250,7 @@ def divide(config: Mapping[str, int], problem: Any, turned: bool) -> dict[str, i
 
 
 def _stages(block_m: int, block_n: int, float32: bool) -> int:
-    """As many as fit beside the chunks of C, as SHARED_BYTES in csrc/one_wave_block.cuh counts."""
+    """As many as fit beside the chunks of C, as SHARED_BYTES in one_wave_build.cuh counts."""
     stage = (block_m + rows_of_b(block_n)) * TILE_K * 2
     chunks = block_m // 64 * -(-block_n * (4 if float32 else 2) // 128)
     room = 1024 * SHARED_BYTES[9, 0] - 8 * (2 * MOST_STAGES + chunks) - 8192 * chunks

@@ -11,7 +11,7 @@ from tcgemm.cuda_ref.fusion import case as fused_case
 
 from tcgemm.problem import Fusion, Problem
 
-SOURCE = toolchain.CSRC / "wgmma_persistent.cu"
+SOURCE = toolchain.source("wgmma_persistent")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 FUSING = [tile for tile in tiles.TILES if tile.fused_rate]
 WIDE = next(t for t in FUSING if t.BLOCK_N == 256)

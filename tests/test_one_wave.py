@@ -314,7 +314,7 @@ def compiled(index):
     tile, divides, plain = COMPILED[index]
     values = {**tile, "DIVIDES": divides, "IN": 1, "OUT": 1, "PLAIN": plain}
     assert set(tile) <= set(TILE)
-    macros = toolchain.built_by_case(toolchain.CSRC / "one_wave.cu")
+    macros = toolchain.built_by_case(toolchain.source("one_wave"))
     assert {f"TCGEMM_{name}" for name in values} <= macros
     defines = tuple(f"-DTCGEMM_{name}={value}" for name, value in values.items())
     return inspection.compile_only("one_wave", "sm_90a", defines)

@@ -186,7 +186,7 @@ def test_no_process_is_left_behind():
 def test_shared_memory_beyond_what_was_asked_for(tmp_path):
     source = tmp_path / "too_far.cu"
     source.write_text(
-        '#include "gemm.cuh"\n'
+        '#include "host/gemm.cuh"\n'
         "__global__ void too_far(__half* c) {\n"
         "  extern __shared__ __half tile[];\n"
         "  tile[threadIdx.x + 1] = __half(1.0f);\n"

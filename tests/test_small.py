@@ -92,7 +92,7 @@ needs_nvcc = pytest.mark.skipif(
 @needs_nvcc
 @pytest.mark.parametrize("fusion", [None, tcgemm.problem.Fusion(bias=True)], ids=["plain", "fused"])
 def test_it_spills_nothing_and_meets_one_barrier(fusion):
-    macros = toolchain.built_by_case(toolchain.CSRC / "small.cu")
+    macros = toolchain.built_by_case(toolchain.source("small"))
     made = inspection.compile_only("small", "sm_90a", case(BF16, fusion, BF16, macros=macros))
     assert made.spill_bytes == 0
     assert (

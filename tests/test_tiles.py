@@ -11,8 +11,8 @@ from tcgemm.cuda_ref.fusion import DTYPES, TILE
 from tcgemm import accuracy
 from tcgemm.problem import Problem
 
-SOURCE = toolchain.CSRC / "wgmma_persistent.cu"
-BLOCK = toolchain.CSRC / "wgmma_block.cuh"
+SOURCE = toolchain.source("wgmma_persistent")
+BLOCK = toolchain.ROOT / "rungs/wgmma_persistent_build.cuh"
 IDS = [f"{t.BLOCK_M}x{t.BLOCK_N}" + "-pingpong" * t.PINGPONG for t in tiles.TILES]
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
 from ..toolchain import built_by_case
-from .build import CSRC, library, lock_of, shared_symbols
+from ..toolchain import source as rung_source
+from .build import library, lock_of, shared_symbols
 from .findings import Finding, describe
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
@@ -291,10 +292,10 @@ def parse_order(order: str) -> tuple[int, int]:
 
 def source_of(name: str) -> Path:
     """The .cu file of a rung."""
-    path = CSRC / f"{name}.cu"
-    if not path.is_file():
-        raise ValueError(f"no rung {name!r}: there is no {path.name} in csrc/")
-    return path
+    try:
+        return rung_source(name)
+    except LookupError as error:
+        raise ValueError(str(error)) from None
 
 
 def run(name: str, a: Any, b: Any, c: Any, fusion: Any = None, **plan: int | str) -> None:

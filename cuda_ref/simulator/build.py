@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from ..toolchain import CSRC, source_folders
+
 _HERE = Path(__file__).parent
-CSRC = _HERE.parent / "csrc"
 INCLUDE = _HERE / "include"
 _SOURCES = ("engine.cpp", "tensor.cpp", "hopper.cpp")
 _DYNAMIC_BYTES = 227 * 1024
@@ -110,6 +111,15 @@ def _folder_bytes(*folders: Path) -> bytes:
     return b"\0".join(f.name.encode() + b"\0" + f.read_bytes() for f in files)
 
 
+def _includes() -> list[str]:
+    return [f"-I{folder}" for folder in source_folders()]
+
+
+def _header_folders() -> list[Path]:
+    """The folders of all headers that a rung may include."""
+    return [*source_folders(), *(f for f in sorted(CSRC.iterdir()) if f.is_dir())]
+
+
 _TEXT = {".hpp", ".h", ".cpp", ".cuh"}
 
 
@@ -159,7 +169,7 @@ def lock_of(key: str) -> threading.Lock:
 
 def _object(source: Path, observed: bool, headers: str, folder: Path) -> Path:
     flags = (
-        *_COMMON, *_machine_flags(), "-O3", f"-I{INCLUDE}", f"-I{CSRC}",
+        *_COMMON, *_machine_flags(), "-O3", f"-I{INCLUDE}", *_includes(),
         *(("-DTCGEMM_OBSERVE",) if observed else ()),
     )  # fmt: skip
     key = _hash(source.read_bytes(), headers, _compiler_version(), *flags)
@@ -248,12 +258,12 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
     """
     source = source.resolve()
     folder = cache_folder()
-    headers = _hash(_folder_bytes(INCLUDE, _HERE / "src", CSRC))
+    headers = _hash(_folder_bytes(INCLUDE, _HERE / "src", *_header_folders()))
     flags = (
-        *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", f"-I{CSRC}",
+        *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", *_includes(),
         *(_OBSERVED if observed else ()), *defines,
     )  # fmt: skip
-    beside = b"" if source.parent == CSRC else _folder_bytes(source.parent)
+    beside = b"" if source.parent in _header_folders() else _folder_bytes(source.parent)
     key = _hash(source.read_bytes(), beside, headers, _compiler_version(), str(source), *flags)
     final = folder / f"{source.stem}-{'observed' if observed else 'plain'}-{key}.so"
     with _building(final) as missing:

@@ -19,7 +19,7 @@
 
 #include "internal.hpp"
 
-#include "gemm.cuh"
+#include "host/gemm.cuh"
 
 #undef alignas
 #undef threadIdx
