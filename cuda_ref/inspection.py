@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import streams, tilings
-from .plans import plan, small_vector
+from .planning.ladder import by_name
 from .toolchain import (
     NO_NVCC,
     find_cuobjdump,
@@ -199,9 +198,6 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
     plain = problem.plain and problem.batch == 1
     a_t, b_t = problem.layout[0] == "t", problem.layout[1] == "t"
     k_major = {"A": not a_t, "B": b_t}
-    # They compute the transposed product.
-    if name in ("skinny", "stream_k") and problem.M > problem.N:
-        k_major = {"A": b_t, "B": not a_t}
     tests = {
         "In": is_type(problem.dtype_in),
         "Out": is_type(problem.dtype_out),
@@ -211,28 +207,9 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         "Extra": lambda value: value.endswith("Plain") == plain,
         **{key: is_major(value) for key, value in k_major.items()},
     }
-    if name == "wgmma_types":
-        chosen, fused = tilings.tiling_of(problem), tilings.is_fused(problem)
-        sizes = (chosen.rate, chosen.consumers, chosen.halves, chosen.block_n)
-        written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
-        tests["T"] = lambda value: f", {written}, " in value
-        tests["Extra"] = lambda value: value.endswith("Plain") != fused
-    if name in ("skinny", "stream_k"):
-        rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
-        rows = max(rows, 16 if k_major["A"] else 64)
-        tests["TILE_M"] = lambda value: value in (str(rows), str(max(rows, 64)))
-    if name == "one_wave" and plan(name, problem)["SPLITS"] > 1:
-        tests["Out"] = is_type("float32")  # sums; a second kernel makes C of them
-        tests["Extra"] = lambda value: value.endswith("Plain")
-    if name == "small":
-        elements = small_vector(problem)
-        tests["BYTES"] = lambda value: value == str(2 * elements)
-        if elements == 1:
-            tests["A"] = tests["B"] = lambda value: True
-    if name == "gemv":
-        seen = problem.transposed() if problem.M > problem.N else problem
-        tests["K_MAJOR"] = is_flag(streams.k_major(seen))
-        tests["COLUMNS"] = is_flag(streams.by_columns(seen) and plan(name, problem)["SPLITS"] == 1)
+    rung = by_name().get(name)
+    if rung is not None and hasattr(rung, "instance"):
+        tests |= rung.instance(problem)
     return tests
 
 

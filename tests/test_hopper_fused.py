@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tcgemm.cuda_ref import load, simulator, tiles, toolchain
+from tcgemm.cuda_ref import load, simulator, toolchain
 from tcgemm.cuda_ref.fusion import DTYPES, TILE
 from tcgemm.cuda_ref.fusion import case as fused_case
+from tcgemm.cuda_ref.rungs import wgmma_persistent as tiles
 
 from tcgemm.problem import Fusion, Problem
 

@@ -130,3 +130,9 @@ def test_vectors_want_rows_and_ends_at_multiples_of_them():
     assert plan(problem(101, 100, 100))["VECTOR"] == 4
     assert plan(problem(101, 100, 100, "tn"))["VECTOR"] == 1
     assert plan(problem(100, 100, 100, a_alignment=2))["VECTOR"] == 1
+
+
+def test_sizes_that_its_launcher_cannot_count_are_refused():
+    long = Problem(8, 8, 2**31 - 200, "float16", "float16", (2**31, 1), (8, 1), (8, 1))
+    assert f"K={2**31 - 200}" in find("cuda", "small").why_not(long)
+    assert find("cuda", "small").why_not(dataclasses.replace(long, K=2**31 - 256)) is None

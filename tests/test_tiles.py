@@ -5,8 +5,9 @@ import re
 
 import pytest
 import torch
-from tcgemm.cuda_ref import load, simulator, tiles, toolchain
+from tcgemm.cuda_ref import load, simulator, toolchain
 from tcgemm.cuda_ref.fusion import DTYPES, TILE
+from tcgemm.cuda_ref.rungs import wgmma_persistent as tiles
 
 from tcgemm import accuracy
 from tcgemm.problem import Problem

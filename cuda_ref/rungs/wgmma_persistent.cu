@@ -10,9 +10,9 @@
 //                C_in comes by TMA, into the buffers of C, under the multiplies
 //                (sm90/epilogue_tma.cuh). The tiles of a batch are one long schedule.
 //                A build has one tile (wgmma_persistent_build.cuh), which the plan chooses
-//                (cuda_ref/tiles.py): time is rounds of tiles times their area. With PINGPONG the
-//                consumers take turns, a tile each, so that one multiplies while the other fuses
-//                and stores.
+//                (wgmma_persistent.py): time is waves of tiles times their area. With PINGPONG the
+//                consumers take alternate tiles, so that one multiplies while the other fuses and
+//                stores.
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
 // grid       as few clusters as finish in the same number of rounds, in groups of GROUP_M tile rows

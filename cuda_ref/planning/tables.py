@@ -2,8 +2,8 @@
 
 A table holds, for every rung that has settings, an ordered list of rows {"when": conditions,
 "config": values}; the first row whose conditions all hold is taken. Under "prefer" stand rows
-{"when": conditions, "kernel": name}: which rung was measured fastest. Where no row holds, the model
-of plans.py decides. Conditions: M_max, M_min, the same of N and K, layout and dtype_out; all of the
+{"when": conditions, "kernel": name}: which rung was measured fastest. Where no row holds, models
+of the rungs decide. Conditions: M_max, M_min, the same of N and K, layout and dtype_out; all of the
 problem with M <= N, transposed where it has to be.
 
 A table is named after the device as torch names it: "NVIDIA H200" is configs-nvidia-h200.json.
@@ -18,33 +18,15 @@ import logging
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .waves import whole_panels
+if TYPE_CHECKING:
+    from .tuning import Tuning
 
 logger = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "TCGEMM_CACHE_DIR"
 """Environment variable that names the folder of the user's own tables."""
-
-SETTINGS = {
-    "split_k": ("SPLITS", "GROUPS"),
-    "skinny": ("BLOCK_N", "SPLITS", "SHARED_KB"),
-    "stream_k": ("BLOCK_N",),
-    "gemv": ("SPLITS", "WARPS", "BLOCKS"),
-    "one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A", "SPLITS", "EARLY"),
-}
-"""Rung -> its settings, in the order in which the launcher unpacks them (Gemm::setting), but for
-those that are compiled in."""
-
-COMPILED_IN = {"one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A")}
-"""Rung -> those of its settings that a build is for, and no launcher unpacks."""
-
-LEAST = {"SHARES_A": 0, "EARLY": 0}
-"""The least value of a setting, where that is not 1."""
-
-UNSET = ("wgmma_persistent", "small")
-"""Rungs that may be preferred and have no settings here."""
 
 CONDITIONS = ("layout", "dtype_out", *(f"{x}_{y}" for x in "MNK" for y in ("min", "max")))
 
@@ -87,50 +69,78 @@ def read(path: Path) -> dict[str, Any]:
     table = json.loads(path.read_text())
     if not isinstance(table, dict):
         raise ValueError(f"it holds a {type(table).__name__}, not a table")
-    table = {**EMPTY, **table}
+    table = _with_new_names({**EMPTY, **table}, path)
     check(table)
     return table
 
 
 def check(table: Any) -> None:
     """Raise ValueError, naming the row, where a table's rows are not as they are read here."""
+    from .ladder import by_name, tunings
+
+    known = tunings()
     for kernel, rows in table["kernels"].items():
-        if kernel not in SETTINGS:
-            raise ValueError(f"{kernel} is no rung that has a table: {', '.join(SETTINGS)}")
+        if kernel not in known:
+            raise ValueError(f"{kernel} is no rung that has a table: {', '.join(known)}")
         for row in rows:
             _check_conditions(row)
-            if set(row.get("config", ())) != set(SETTINGS[kernel]):
-                wanted = ", ".join(SETTINGS[kernel])
-                raise ValueError(f"a row of {kernel} does not set just {wanted}: {row}")
-            if not all(type(value) is int for value in row["config"].values()):
-                raise ValueError(f"a row of {kernel} has values that are no whole numbers: {row}")
-            if kernel == "one_wave" and not _buildable(**row["config"]):
-                raise ValueError(
-                    f"one_wave has no such build: {row}; BLOCK_M is 64 or 128, BLOCK_N 48, 64, 96, "
-                    "112 or 128, CLUSTER 1, 2 or 4, but not 4 with 48, 96 and 112, SHARES_A 0 or "
-                    "1, SPLITS 1 or more, and 1 with 128 x 96 to 128, EARLY 0 or 1"
-                )
-            if not all(LEAST.get(name, 1) <= x < 65536 for name, x in row["config"].items()):
-                raise ValueError(f"a row of {kernel} has values outside of 1 to 65535: {row}")
+            _check_config(known[kernel], row)
     for row in table["prefer"]:
         _check_conditions(row)
-        if row.get("kernel") not in (*SETTINGS, *UNSET):
+        preferred = by_name().get(row.get("kernel"))
+        if preferred is None or not hasattr(preferred, "cost"):
             raise ValueError(f"{row.get('kernel')!r} is no rung that has a table")
 
 
-def _buildable(
-    BLOCK_M: int, BLOCK_N: int, CLUSTER: int, SHARES_A: int, SPLITS: int, EARLY: int
-) -> bool:
-    """Whether the assertions of shapes/one_wave_build.cuh hold, of an uneven width's panels too."""
-    return (
-        BLOCK_M in (64, 128)
-        and BLOCK_N in (48, 64, 96, 112, 128)
-        and CLUSTER in ((1, 2) if BLOCK_N % 64 else (1, 2, 4))
-        and SHARES_A in (0, 1)
-        and EARLY in (0, 1)
-        and SPLITS >= 1
-        and (SPLITS == 1 or BLOCK_M * whole_panels(BLOCK_N) < 128 * 128)
+def _check_config(tuning: Tuning, row: Any) -> None:
+    kernel, config = tuning.kernel, row.get("config", {})
+    if set(config) != set(tuning.settings):
+        wanted = ", ".join(tuning.settings)
+        raise ValueError(f"a row of {kernel} does not set just {wanted}: {row}")
+    if not all(type(value) is int for value in config.values()):
+        raise ValueError(f"a row of {kernel} has values that are no whole numbers: {row}")
+    if reason := tuning.check(config):
+        raise ValueError(f"{kernel} has no such build: {row}; {reason}")
+    for name, value in config.items():
+        if not (name not in tuning.may_be_zero) <= value < 65536:
+            raise ValueError(f"a row of {kernel} has values outside of 1 to 65535: {row}")
+
+
+def _with_new_names(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The table with settings by the names that they have now; a warning where some had others."""
+    from .ladder import tunings
+
+    known, old, kernels = tunings(), set(), {}
+    for kernel, rows in table["kernels"].items():
+        new = known[kernel].renamed if kernel in known else {}
+        old |= {f"{kernel}'s {k}" for row in rows for k in row.get("config", ()) if k in new}
+        kernels[kernel] = [
+            {**row, "config": {new.get(k, k): v for k, v in row.get("config", {}).items()}}
+            for row in rows
+        ]
+    if not old:
+        return table
+    logger.warning(
+        "the table %s has settings by earlier names (%s): they are read as what they are called "
+        "now, and 'tcgemm tune' writes them so",
+        path,
+        ", ".join(sorted(old)),
     )
+    return {**table, "kernels": kernels}
+
+
+def rows_of(gpu: str, kernel: str) -> list[dict[str, Any]]:
+    """The rows of a rung in the tables of a GPU: the user's, then the shipped ones."""
+    return [row for table in _of(gpu) for row in table["kernels"].get(kernel, [])]
+
+
+def preferences(gpu: str) -> list[dict[str, Any]]:
+    """The rows that name the rung to take: the user's, then the shipped ones."""
+    return [row for table in _of(gpu) for row in table["prefer"]]
+
+
+def _of(gpu: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return of_user(gpu), shipped(gpu)
 
 
 def _check_conditions(row: Any) -> None:

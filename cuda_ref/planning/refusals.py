@@ -1,4 +1,4 @@
-"""What a rung cannot take, as sentences with the numbers."""
+"""What rungs cannot take, as sentences with the numbers: what several of them have in common."""
 
 from __future__ import annotations
 
@@ -7,49 +7,15 @@ from typing import Any
 
 ANY = "wmma_any takes it as it is"
 
-WMMA_SHAPES = ("16x16x16", "32x8x16", "8x32x16")
-"""m x n x k of the WMMA tiles of 8- and 16-bit types."""
-
-# A WMMA load computes row offsets in 32 bits.
-WMMA_LD_LIMIT = 2**26
+SM90_ONLY = "compute capability 9.0 alone"
 
 
-def refuse_wmma_loads(problem: Any) -> str | None:
-    """Why fragments cannot be loaded from A and B where they are; None when they can."""
-    if problem.dtype_in == "bfloat16" and (problem.capability or (8, 0)) < (8, 0):
-        here = "{}.{}".format(*problem.capability)
-        return f"bfloat16 fragments need compute capability 8.0 and this GPU has {here}"
-    reason = _multiples(problem, {"M": 16, "N": 16, "K": 16})
-    if reason:
-        return reason
-    for name, shape, strides, alignment in _operands(problem):
-        ld, inner = _storage(shape, strides)
-        if inner != 1:
-            return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
-        if ld % 8 or not 16 <= ld < WMMA_LD_LIMIT:
-            return (
-                f"{name} has rows {ld} elements apart; WMMA loads a multiple of 8 "
-                f"from 16 to {WMMA_LD_LIMIT - 8}: {ANY}"
-            )
-        if alignment < 32:
-            return f"{name} is {alignment}-byte aligned and WMMA loads need 32: {ANY}"
-    return None
-
-
-def wmma_shapes(dtype: str) -> tuple[str, ...]:
-    """The shapes of WMMA tiles of one dtype, the default first."""
-    return {"float32": ("16x16x8",), "float64": ("8x8x4",)}.get(dtype, WMMA_SHAPES)
-
-
-def refuse_wmma_types(problem: Any) -> str | None:
-    """Why WMMA has no such tile, or an integer no such epilogue."""
-    able = wmma_shapes(problem.dtype_in)
-    if problem.mma_shape and problem.mma_shape not in able:
-        return (
-            f"mma_shape {problem.mma_shape} is none of WMMA's for {problem.dtype_in}: "
-            f"{', '.join(able)}"
-        )
-    return refuse_integer_epilogues(problem)
+def refuse_other_than_sm90(problem: Any) -> str | None:
+    """Why the GPU has no wgmma; None where it has, or where no GPU is named."""
+    if problem.capability in (None, (9, 0)):
+        return None
+    here = "{}.{}".format(*problem.capability)
+    return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
 
 
 def refuse_integer_epilogues(problem: Any) -> str | None:
@@ -70,12 +36,12 @@ def refuse_tiled_copies(problem: Any, constants: Mapping[str, int]) -> str | Non
     c_shape = (problem.M, problem.N)
     if column_major(c_shape, problem.c_strides):
         block_m, block_n = block_n, block_m
-    reason = _multiples(problem, {"M": block_m, "N": block_n, "K": constants["BLOCK_K"]})
+    reason = refuse_no_multiples(problem, {"M": block_m, "N": block_n, "K": constants["BLOCK_K"]})
     if reason:
         return reason
     c = ("C", c_shape, problem.c_strides, problem.c_alignment)
-    for name, shape, strides, alignment in (*_operands(problem), c):
-        ld, inner = _storage(shape, strides)
+    for name, shape, strides, alignment in (*operands(problem), c):
+        ld, inner = storage(shape, strides)
         if inner != 1:
             return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
         itemsize = 4 if name == "C" and problem.dtype_out == "float32" else 2
@@ -107,9 +73,9 @@ def refuse_vector_rows(problem: Any, constants: Mapping[str, int]) -> str | None
                 f"{name} has matrices {stride * itemsize} bytes apart, and 16-byte vectors need "
                 f"multiples of 16: {instead}"
             )
-    for name, shape, strides, alignment in _operands(problem):
+    for name, shape, strides, alignment in operands(problem):
         rows = shape[1] if column_major(shape, strides) else shape[0]
-        ld, inner = _storage(shape, strides)
+        ld, inner = storage(shape, strides)
         if inner != 1:
             return f"{name} has strides {strides} and neither is 1: {instead}, or copy it"
         if alignment < 16 or (rows > 1 and ld * itemsize % 16):
@@ -149,7 +115,7 @@ def refuse_tma(problem: Any) -> str | None:
     As operand_map in csrc/sm90/tensor_map.cuh. C may lie anywhere: TMA writes it where it can,
     plain stores elsewhere.
     """
-    reason = _beyond_tma(problem)
+    reason = beyond_tma(problem)
     if reason:
         return reason
     for name, stride in zip("AB", problem.batch_strides, strict=False):
@@ -160,12 +126,12 @@ def refuse_tma(problem: Any) -> str | None:
                 f"{name} has matrices {stride * 2} bytes apart and TMA takes multiples of 16: "
                 f"{ANY}, or pad them to {-(-stride // 8) * 8} elements"
             )
-    for name, shape, strides, alignment in _operands(problem):
+    for name, shape, strides, alignment in operands(problem):
         if alignment < 16:
             return f"{name} is {alignment}-byte aligned and TMA needs 16: {ANY}"
-        if _tma_rows(shape, strides) or _tma_rows(shape[::-1], strides[::-1]):
+        if tma_rows(shape, strides) or tma_rows(shape[::-1], strides[::-1]):
             continue
-        ld, inner = _storage(shape, strides)
+        ld, inner = storage(shape, strides)
         if inner != 1:
             return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
         return (
@@ -175,51 +141,8 @@ def refuse_tma(problem: Any) -> str | None:
     return None
 
 
-SKINNY_MOST = 128
-
-
-def refuse_skinny(problem: Any) -> str | None:
-    """Why neither M nor N is one narrow tile, or TMA cannot read A or B; None when all fits."""
-    if min(problem.M, problem.N) > SKINNY_MOST:
-        return (
-            f"M={problem.M} and N={problem.N} and one of them must be at most {SKINNY_MOST}: "
-            "one_wave and wgmma_persistent take it"
-        )
-    return refuse_tma(problem)
-
-
-def refuse_gemv(problem: Any) -> str | None:
-    """Why the operand with more rows or columns of C has no 16-byte vectors; None when it has.
-
-    The other operand may lie anywhere.
-    """
-    for side, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
-        if size > TMA_MOST:
-            return f"{side}={size} and gemv counts to {TMA_MOST}: {ANY}"
-    index = 1 if problem.M <= problem.N else 0
-    name, shape, strides, alignment = _operands(problem)[index]
-    ld, inner = _storage(shape, strides)
-    step = problem.batch_strides[index] * 2 if problem.batch > 1 else 0
-    if inner != 1:
-        return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
-    if alignment < 16 or ld * 2 % 16 or step % 16:
-        matrices = f" and matrices {step}" if step else ""
-        return (
-            f"{name} is {alignment}-byte aligned with rows {ld * 2}{matrices} bytes apart, and "
-            f"16-byte vectors need multiples of 16: {ANY}"
-        )
-    return None
-
-
-def refuse_wgmma_types(problem: Any) -> str | None:
-    """Why 8-bit operands or float32 cannot be multiplied; None when they can.
-
-    They may lie anywhere: what TMA cannot read is packed.
-    """
-    return _beyond_tma(problem) or refuse_integer_epilogues(problem)
-
-
-def _beyond_tma(problem: Any) -> str | None:
+def beyond_tma(problem: Any) -> str | None:
+    """Why a coordinate does not fit the 31 bits that TMA has for it."""
     for name in ("M", "N", "K", "batch"):
         size = getattr(problem, name)
         if size > TMA_MOST:
@@ -227,21 +150,23 @@ def _beyond_tma(problem: Any) -> str | None:
     return None
 
 
-def _tma_rows(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
+def tma_rows(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
     """Whether rows of neighbours, a multiple of 16 bytes apart, make up a 16-bit operand."""
     pitch = strides[0] * 2
     aligned = shape[0] == 1 or (0 < pitch < 2**40 and pitch % 16 == 0)
     return aligned and (shape[1] == 1 or strides[1] == 1)
 
 
-def _operands(problem: Any) -> tuple[tuple[str, tuple[int, int], tuple[int, int], int], ...]:
+def operands(problem: Any) -> tuple[tuple[str, tuple[int, int], tuple[int, int], int], ...]:
+    """(name, shape, strides, alignment in bytes) of A and of B."""
     return (
         ("A", (problem.M, problem.K), problem.a_strides, problem.a_alignment),
         ("B", (problem.K, problem.N), problem.b_strides, problem.b_alignment),
     )
 
 
-def _multiples(problem: Any, tile: Mapping[str, int]) -> str | None:
+def refuse_no_multiples(problem: Any, tile: Mapping[str, int]) -> str | None:
+    """Which of M, N and K are no multiples of ``tile``, by name."""
     wrong = [
         f"{name}={getattr(problem, name)} is no multiple of {step}"
         for name, step in tile.items()
@@ -260,6 +185,6 @@ def column_major(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
     return strides[0] == 1 and (strides[1] != 1 or shape[0] > shape[1])
 
 
-def _storage(shape: tuple[int, int], strides: tuple[int, int]) -> tuple[int, int]:
+def storage(shape: tuple[int, int], strides: tuple[int, int]) -> tuple[int, int]:
     """(elements from row to row in storage order, elements from neighbour to neighbour)."""
     return (strides[1], strides[0]) if column_major(shape, strides) else strides

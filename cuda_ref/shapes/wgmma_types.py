@@ -1,16 +1,27 @@
-"""How wgmma_types divides C: as launch_mode in shapes/wgmma_types.cu, whose lists are read here."""
+"""wgmma_types: the other types of Hopper's tensor cores, and its tilings of C."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from .gpu import SIMULATED_SMS
-from .gpu import of as gpu_of
-from .limits import column_major
-from .toolchain import constants, source
+from ..planning.gpu import SIMULATED_SMS
+from ..planning.gpu import of as gpu_of
+from ..planning.refusals import beyond_tma, column_major, refuse_integer_epilogues
+from ..planning.rows import FP8_PAIRS, FUSES, row
+from ..toolchain import constants, source
+
+ORDER = 200
+
+
+def refuse_wgmma_types(problem: Any) -> str | None:
+    """Why 8-bit operands or float32 cannot be multiplied; None when they can.
+
+    They may lie anywhere: what TMA cannot read is packed.
+    """
+    return beyond_tma(problem) or refuse_integer_epilogues(problem)
 
 
 class Tiling(NamedTuple):
@@ -54,7 +65,7 @@ def is_fused(problem: Any) -> bool:
 
 
 def tiling_of(problem: Any) -> Tiling:
-    """The tiling that ends first, by rounds x area / rate."""
+    """The tiling that ends first, by waves x area / rate."""
     M, N = problem.M, problem.N
     if column_major((M, N), problem.c_strides):
         M, N = N, M  # the transposed product is computed
@@ -84,9 +95,40 @@ def plan(problem: Any) -> Mapping[str, int]:
 
 
 @cache
-def _fastest(kind: str, M: int, N: int, batch: int, processors: int) -> Tiling:
+def _fastest(kind: str, M: int, N: int, batch: int, sms: int) -> Tiling:
     def time(tiling: Tiling) -> float:
         tiles = -(-M // tiling.block_m) * -(-N // tiling.block_n) * batch
-        return -(-tiles // processors) * tiling.block_m * tiling.block_n / tiling.rate
+        return -(-tiles // sms) * tiling.block_m * tiling.block_n / tiling.rate
 
     return min(tilings()[kind], key=time)
+
+
+def instance(problem: Any) -> dict[str, Callable[[str], bool]]:
+    """What the template's parameters are: see inspection.py."""
+    chosen, fused = tiling_of(problem), is_fused(problem)
+    sizes = (chosen.rate, chosen.consumers, chosen.halves, chosen.block_n)
+    written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
+    return {
+        "T": lambda value: f", {written}, " in value,
+        "Extra": lambda value: value.endswith("Plain") != fused,
+    }
+
+
+ROW = row(
+    "wgmma_types",
+    "8-bit types, tf32 and float32 as three tf32 products, split between TMA and wgmma",
+    (9, 0),
+    pairs=(
+        ("int8", "int32"),
+        ("uint8", "int32"),
+        *FP8_PAIRS,
+        ("float32", "float32", "tf32"),
+        ("float32", "float32", "tf32x3"),
+    ),
+    fuses=(*FUSES, "scales"),
+    shapes="any; an operand that is not K-major in 16-byte aligned rows is copied so first "
+    "(counted in its time)",
+    refuse=refuse_wgmma_types,
+    wgmma=True,
+    plan=plan,
+)

@@ -1,8 +1,8 @@
-"""Which tile of C a block of wgmma_persistent computes: that whose last round ends first.
+"""wgmma_persistent, the production kernel: a block computes the tile whose last wave ends first.
 
 A tile is compiled into a build of its own (see fusion.case), so a plan names all that the source
-needs. The choice is a model of one line: the time of a product is the rounds that the SMs need for
-its tiles, times the area of a tile over its rate.
+needs. The choice is a model of one line: the time of a product is the waves of its tiles on the
+SMs, times the area of a tile over its rate.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from .gpu import of as gpu_of
-from .limits import column_major
+from ..planning.cost import LAUNCH_US, MEMORY_BYTES_PER_US, TILE_K, ceil_div
+from ..planning.gpu import of as gpu_of
+from ..planning.refusals import column_major, refuse_tma
+from ..planning.rows import FUSES, TMA_ROWS, row
+
+ORDER = 130
 
 
 class Tile(NamedTuple):
@@ -24,7 +28,7 @@ class Tile(NamedTuple):
     CHUNK_BUFFERS: int
     """Of 8 KB for each consumer; a divisor of a tile's chunks, or only one is used."""
     PINGPONG: int
-    """Two consumers take turns, a tile each; else they share each tile."""
+    """Two consumers work in ping-pong, a tile each; else they share each tile."""
     rate: float
     """Speed of a busy SM relative to 128 x 256, as measured: see docs/hopper_rungs.md."""
     fused_rate: float = 0.0
@@ -34,7 +38,7 @@ class Tile(NamedTuple):
 
     @property
     def plan(self) -> dict[str, int]:
-        """As the constants of rungs/wgmma_persistent_build.cuh."""
+        """As the constants of wgmma_persistent_build.cuh."""
         return {
             "BLOCK_M": self.BLOCK_M,
             "BLOCK_N": self.BLOCK_N,
@@ -75,12 +79,21 @@ LEAST = 0.36
 LINE = 64
 """Elements of 16 bits in a line of the L2."""
 
+PERSISTENT_LAUNCH_US = 2.4
+"""Before the first step along K and after the last store."""
+
+STEP_US = 0.7
+"""A step along K of 128 x 256."""
+
+TILE_US = 0.5
+"""What comes before and after a tile."""
+
 
 def tile_of(problem: Any) -> Tile:
-    """The tile for a problem, which the rung turns where C is column-major."""
+    """The tile for a problem, which the rung transposes where C is column-major."""
     if problem.device == "cpu":
         return SIMULATED
-    M, N, a, b = _turned(problem)
+    M, N, a, b = _transposed(problem)
     return _fastest(
         M,
         N,
@@ -92,7 +105,7 @@ def tile_of(problem: Any) -> Tile:
     )
 
 
-def _turned(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
+def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
     """M, N and the strides of A and B of the problem whose C has its rows in a row."""
     M, N, a, b = problem.M, problem.N, problem.a_strides, problem.b_strides
     return (N, M, b[::-1], a[::-1]) if column_major((M, N), problem.c_strides) else (M, N, a, b)
@@ -100,7 +113,7 @@ def _turned(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
 
 @cache
 def _fastest(
-    M: int, N: int, batch: int, fused: bool, n_major: bool, split_lines: bool, processors: int
+    M: int, N: int, batch: int, fused: bool, n_major: bool, split_lines: bool, sms: int
 ) -> Tile:
     def rate(tile: Tile) -> float:
         own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate
@@ -110,11 +123,11 @@ def _fastest(
         return own * max(0.5, 1 - 0.9 * max(0.0, tile.traffic / TILES[0].traffic - 1))
 
     def time(tile: Tile) -> float:
-        rounds = -(-(-(-M // tile.BLOCK_M) * -(-N // tile.BLOCK_N) * batch) // processors)
+        waves = -(-(-(-M // tile.BLOCK_M) * -(-N // tile.BLOCK_N) * batch) // sms)
         if tile.PINGPONG:
-            rounds = max(rounds, 2)  # of a single tile one consumer is idle
-        area = rounds * tile.BLOCK_M * tile.BLOCK_N
-        return max(area / rate(tile), rounds * LEAST * 128 * 256)
+            waves = max(waves, 2)  # of a single tile one consumer is idle
+        area = waves * tile.BLOCK_M * tile.BLOCK_N
+        return max(area / rate(tile), waves * LEAST * 128 * 256)
 
     return min((tile for tile in TILES if tile.fused_rate or not fused), key=time)
 
@@ -124,25 +137,50 @@ def plan(problem: Any) -> Mapping[str, int]:
     tile = tile_of(problem)
     if problem.device == "cpu":
         return tile.plan
-    M, N, *_ = _turned(problem)
+    M, N, *_ = _transposed(problem)
     shares_a = _shares_a(tile, M, N, problem.batch, gpu_of(problem).sms)
     return {**tile.plan, "SHARES_A": int(shares_a)}
 
 
 @cache
-def _shares_a(tile: Tile, M: int, N: int, batch: int, processors: int) -> bool:
+def _shares_a(tile: Tile, M: int, N: int, batch: int, sms: int) -> bool:
     """Whether pairs of blocks work beside each other and share A.
 
-    They share the longer side of the tile, but for an odd number of tiles that makes a round more
+    They share the longer side of the tile, but for an odd number of tiles that makes a wave more
     of pairs that way and not of the others.
     """
     rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
     own = tile.BLOCK_M > tile.BLOCK_N
-    if (cols if own else rows) < 16 or rows * cols * batch <= 4 * processors:
-        return own  # as schedule_of in csrc/sm90/scheduler.cuh: there are no pairs
+    if (cols if own else rows) < 16 or rows * cols * batch <= 4 * sms:
+        return own  # as schedule_of in scheduler.cuh: there are no pairs
 
-    def rounds(beside: bool) -> int:
+    def waves(beside: bool) -> int:
         pairs = rows * -(-cols // 2) if beside else -(-rows // 2) * cols
-        return -(-pairs * batch // (processors // 2))
+        return -(-pairs * batch // (sms // 2))
 
-    return not own if rounds(not own) < rounds(own) else own
+    return not own if waves(not own) < waves(own) else own
+
+
+def cost(problem: Any, sms: int) -> float | None:
+    """Microseconds of a product whose operands TMA can read; None where it cannot."""
+    if refuse_tma(problem) is not None:
+        return None
+    tile = tile_of(problem)
+    rate = tile.rate if problem.plain and problem.batch == 1 else tile.fused_rate
+    waves = ceil_div(ceil_div(problem.M, tile.BLOCK_M) * ceil_div(problem.N, tile.BLOCK_N), sms)
+    step = STEP_US * max(tile.BLOCK_M * tile.BLOCK_N / (128 * 256) / rate, LEAST)
+    memory = 2 * (problem.M + problem.N) * problem.K / MEMORY_BYTES_PER_US
+    steps = ceil_div(problem.K, TILE_K)
+    return max(LAUNCH_US + memory, PERSISTENT_LAUNCH_US + waves * (steps * step + TILE_US))
+
+
+ROW = row(
+    "wgmma_persistent",
+    "blocks that stay: loads and stores under multiplies, clusters that multicast B",
+    (9, 0),
+    fuses=FUSES,
+    shapes=TMA_ROWS + "; matrices of a batch a multiple of 8 elements apart",
+    refuse=refuse_tma,
+    wgmma=True,
+    plan=plan,
+)
