@@ -12,8 +12,8 @@ if __name__ != "tcgemm.cuda_ref":
 from .fusion import arguments, case
 from .planning.choose import choose, yields
 from .planning.ladder import rows, tunings
+from .planning.launch import launch_plan
 from .planning.rows import PAIRS
-from .planning.tuning import pack
 from .toolchain import built_by_case, source
 
 __all__ = ["KERNELS", "PAIRS", "choose", "inspect", "load"]
@@ -50,6 +50,7 @@ def load(name: str) -> Callable[..., None]:
     from .simulator import run as simulate
 
     by_case = built_by_case(source(name))
+    obeys = name in tunings()  # whose launcher reads the plan
     prepared: dict[Any, Operators] = {}
 
     def build(device: int, defines: tuple[str, ...] = ()) -> Operators:
@@ -66,14 +67,11 @@ def load(name: str) -> Callable[..., None]:
             simulate(name, a, b, c, fusion)
             return
         plain, fused = operators_for(device, a, c, fusion, plan)
-        config = settings(c, plan)
+        numbers = launch_plan(plan) if obeys else []
         if fusion is None:
-            plain(a, b, c, config)
+            plain(a, b, c, numbers)
         else:
-            fused(a, b, c, *arguments(fusion), config)
-
-    def settings(c: torch.Tensor, plan: Mapping[str, int]) -> int:
-        return pack(name, plan, c.shape[-2] > c.shape[-1]) if name in tunings() else 0
+            fused(a, b, c, *arguments(fusion), numbers)
 
     def operators_for(
         device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any, plan: Mapping[str, int]
@@ -91,11 +89,11 @@ def load(name: str) -> Callable[..., None]:
         if device < 0:
             return partial(run, fusion=fusion, **plan)
         plain, fused = operators_for(device, a, c, fusion, plan)
-        config = settings(c, plan)
+        numbers = launch_plan(plan) if obeys else []
         if fusion is None:
-            return (lambda a, b, c: plain(a, b, c, config)) if config else plain
+            return (lambda a, b, c: plain(a, b, c, numbers)) if obeys else plain
         more = arguments(fusion)
-        return lambda a, b, c: fused(a, b, c, *more, config)
+        return lambda a, b, c: fused(a, b, c, *more, numbers)
 
     run.prepare = prepare  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:

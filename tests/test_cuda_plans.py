@@ -16,6 +16,9 @@ from tcgemm.dispatch import choose, find
 from tcgemm.problem import Problem
 
 planning = import_module("tcgemm.cuda_ref.planning")
+launch = import_module("tcgemm.cuda_ref.planning.launch")
+toolchain = import_module("tcgemm.cuda_ref.toolchain")
+launch_plan = launch.launch_plan
 tuning = import_module("tcgemm.cuda_ref.planning.tuning")
 tables = import_module("tcgemm.cuda_ref.planning.tables")
 choosing = import_module("tcgemm.cuda_ref.planning.choose")
@@ -72,7 +75,10 @@ def test_a_transposed_problem_has_the_transposed_plan(shape, layout):
         one, other = planning.plan(kernel, problem(*shape, layout)), planning.plan(kernel, there)
         swapped = {**other, "BLOCK_M": other["BLOCK_N"], "BLOCK_N": other["BLOCK_M"]}
         assert one == swapped
-        assert tuning.pack(kernel, one, False) == tuning.pack(kernel, other, True) > 0
+        # C++ exchanges the tile's sides with the operands (transposed in csrc/host/select.cuh).
+        assert launch_plan(one)[:2] == launch_plan(other)[1::-1]
+        assert launch_plan(one)[2:] == launch_plan(other)[2:]
+        assert all(launch_plan(one)[:2])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -197,11 +203,30 @@ def test_a_problem_on_the_cpu_has_a_choice(shape, more):
     assert choose(asked, "cuda").name in (*TUNINGS, "wgmma_persistent", "small")
 
 
-def test_settings_are_packed_16_bits_each():
-    plan = {"BLOCK_M": 16, "BLOCK_N": 128, "SPLITS": 3, "SHARED_KB": 200}
-    assert tuning.pack("skinny", plan, False) == 128 | 3 << 16 | 200 << 32
-    assert tuning.pack("skinny", plan, True) == 16 | 3 << 16 | 200 << 32
-    assert tuning.pack("skinny", {}, False) == 0
+def test_a_plan_crosses_to_cpp_as_named_numbers():
+    plan = {"BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_K": 64, "SPLITS": 3, "SHARED_KB": 200}
+    named = dict(zip(launch.FIELDS, launch_plan(plan), strict=True))
+    assert named == {name: plan.get(name, 0) for name in launch.FIELDS}
+    assert launch_plan({"PDL": 0})[launch.FIELDS.index("NO_PDL")] == 1
+    assert not any(launch_plan({}))
+
+
+def test_the_struct_has_the_same_fields_in_the_same_order():
+    header = (Path(toolchain.CSRC) / "host" / "gemm.cuh").read_text()
+    struct = re.search(r"struct Plan \{\n(.*?)\n\};", header, re.DOTALL)[1]
+    declared = re.findall(r"\b(\w+) = 0", struct)
+    assert tuple(name.upper() for name in declared) == launch.FIELDS
+    binding = (Path(toolchain.CSRC) / "host" / "binding.cpp").read_text()
+    assert re.findall(r"&plan\.(\w+)", binding) == declared
+
+
+def test_no_split_of_k_is_empty_whatever_a_table_says():
+    config = {"SPLITS": 100, "GROUPS": 50}
+    plan = planning.divide("split_k", config, problem(256, 256, 640), 132, False)
+    assert plan["SPLITS"] * plan["GROUPS"] <= 10
+    assert plan["SPLITS"] == 5
+    skinny = {"BLOCK_N": 64, "SPLITS": 100, "SHARED_KB": 112}
+    assert planning.divide("skinny", skinny, problem(16, 256, 8192), 132, False)["SPLITS"] == 8
 
 
 def test_the_user_s_rows_come_first(user):

@@ -13,7 +13,7 @@ import torch
 from padded import padded
 from tcgemm.cuda_ref import inspection, planning, toolchain
 from tcgemm.cuda_ref.fusion import TILE
-from tcgemm.cuda_ref.planning import tables, tuning
+from tcgemm.cuda_ref.planning import launch, tables, tuning
 from tcgemm.cuda_ref.shapes import one_wave
 
 import tcgemm
@@ -248,11 +248,14 @@ def test_a_row_whose_blocks_do_not_run_at_once_is_passed_over(tmp_path, monkeypa
     planning.forget()
 
 
-def test_the_parts_of_k_and_the_early_start_are_told_to_the_launcher():
+def test_the_splits_of_k_and_pdl_are_told_to_the_launcher():
     plan = planning.plan("one_wave", problem(256, 256, 16384))
     assert plan["SPLITS"] > 1
     assert plan["PDL"] == 1
-    assert tuning.pack("one_wave", plan, False) == plan["SPLITS"] + (1 << 16)
+    told = dict(zip(launch.FIELDS, launch.launch_plan(plan), strict=True))
+    assert (told["SPLITS"], told["NO_PDL"]) == (plan["SPLITS"], 0)
+    told = dict(zip(launch.FIELDS, launch.launch_plan({**plan, "PDL": 0}), strict=True))
+    assert told["NO_PDL"] == 1
 
 
 def test_the_next_kernel_waits_where_it_would_find_too_few_idle_sms():

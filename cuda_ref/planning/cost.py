@@ -29,6 +29,10 @@ TILE_K = 64
 """Elements of K in a step of a TMA rung, 128 bytes of 16-bit operands."""
 
 
+MOST_SPLITS = 8
+"""Blocks of a cluster, the most that every GPU with clusters runs."""
+
+
 def ceil_div(a: int, b: int) -> int:
     """a / b rounded up."""
     return -(-a // b)

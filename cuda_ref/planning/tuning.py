@@ -123,15 +123,3 @@ def fastest(kernel: str, problem: Any, sms: int) -> tuple[float, dict[str, int]]
         for config in candidates(kernel, problem, 0, sms)
     ]
     return min(timed, key=lambda pair: pair[0])
-
-
-COMPILED_IN = {"one_wave": ("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A")}
-
-
-def pack(kernel: str, plan: Config, transposed: bool) -> int:
-    """The settings of a plan as the launcher takes them (Gemm::config); 0 without any."""
-    names = [n for n in _tuning(kernel).settings if n not in COMPILED_IN.get(kernel, ())]
-    if any(name not in plan for name in names):
-        return 0
-    values = [plan["BLOCK_M" if transposed and name == "BLOCK_N" else name] for name in names]
-    return sum(value << 16 * index for index, value in enumerate(values))

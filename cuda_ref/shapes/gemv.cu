@@ -166,16 +166,14 @@ static_assert(block_bytes<true>(MOST_WARPS, BLOCK_M) <= MOST_BYTES &&
               block_bytes<false>(MOST_WARPS, BLOCK_M) <= MOST_BYTES &&
               column_bytes(MOST_COLUMN_K) <= MOST_BYTES);
 
-struct Plan {
+struct Settings {
   int splits, warps, blocks;  // blocks: to an SM
 };
 
 // Where tiles are few, clusters that divide K.
-Plan plan_of(const Gemm& gemm, int64_t tiles, int sms) {
-  if (gemm.config != 0)
-    return {std::clamp(gemm.setting(0), 1, MAX_CLUSTER),
-            std::clamp(gemm.setting(1) / AT_ONCE * AT_ONCE, AT_ONCE, MOST_WARPS),
-            std::max(gemm.setting(2), 1)};
+Settings settings_of(const Gemm& gemm, int64_t tiles, int sms) {
+  const Plan& plan = gemm.plan;
+  if (plan.splits > 0) return {plan.splits, std::min(plan.warps, MOST_WARPS), plan.blocks};
   return {static_cast<int>(std::clamp<int64_t>(2 * sms / tiles, 1, MAX_CLUSTER)), 8, 2};
 }
 
@@ -206,7 +204,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t tiles_n = ceil_div(o.N, k_major ? Stage<true>::COLS : Stage<false>::COLS);
   const int64_t tiles = tiles_m * tiles_n * gemm.batch;
   const int rows = std::min(o.M, BLOCK_M);
-  Plan plan = plan_of(gemm, tiles, sms);
+  Settings plan = settings_of(gemm, tiles, sms);
   const int bytes = k_major ? block_bytes<true>(plan.warps, rows)
                             : block_bytes<false>(plan.warps, rows);
   plan.blocks = std::min(plan.blocks, (MOST_BYTES + RESERVED) / (bytes + RESERVED));

@@ -234,8 +234,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
   const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), B_SHARERS) * B_SHARERS;
   const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), A_SHARERS) * A_SHARERS;
-  const int splits = !DIVIDES ? 1 : gemm.config != 0 ? gemm.setting(0) : 2;
-  const bool early = gemm.config == 0 || gemm.setting(1) != 0;
+  const int splits = !DIVIDES ? 1 : gemm.plan.splits > 0 ? gemm.plan.splits : 2;
+  const bool early = gemm.plan.no_pdl == 0;
   if (k_tiles < splits) return cudaErrorInvalidValue;  // no part of K is empty
   if (rows * cols > INT32_MAX / splits || k_tiles > INT32_MAX / splits)
     return cudaErrorInvalidConfiguration;

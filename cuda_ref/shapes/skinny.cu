@@ -180,15 +180,15 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
   }
 }
 
-struct Plan {
+struct Settings {
   int block_n, splits;
   uint32_t bytes;  // of shared memory for a ring and what lies behind it
 };
 
-// Without settings, as few blocks to a tile as occupy most SMs, each with an SM to itself.
-Plan plan_of(const Gemm& gemm, int sms) {
-  if (gemm.config != 0)
-    return {gemm.setting(0), std::min(gemm.setting(1), MAX_CLUSTER), gemm.setting(2) * 1024u};
+// Without a plan, as few blocks to a tile as occupy most SMs, each with an SM to itself.
+Settings settings_of(const Gemm& gemm, int sms) {
+  const Plan& plan = gemm.plan;
+  if (plan.splits > 0) return {plan.block_n, plan.splits, plan.shared_kb * 1024u};
   const int64_t tiles = ceil_div(gemm.c.cols, 64);
   int splits = 1;
   while (tiles * splits < sms * 3 / 4 && splits < std::min(MOST_SPLITS, MAX_CLUSTER)) ++splits;
@@ -206,7 +206,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   Major a_major{}, b_major{};
   int sms = 0;
   int error = multiprocessors(&sms);
-  const Plan plan = plan_of(gemm, sms);
+  const Settings plan = settings_of(gemm, sms);
   const int rows = tile_rows(M, plan.block_n);
   if (error == cudaSuccess)
     error = operand_map(gemm.a, false, gemm.in, std::min(M, rows), &a_map, &a_major);

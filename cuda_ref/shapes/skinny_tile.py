@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..planning.cost import TILE_K, most_splits
+from ..planning.cost import MOST_SPLITS, TILE_K, most_splits
 from ..planning.refusals import refuse_tma
 from ..planning.rows import TMA_ROWS
 
@@ -37,7 +37,7 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     width_for in skinny_tile.cuh.
     """
     if "SPLITS" in config:
-        config = {**config, "SPLITS": min(config["SPLITS"], most_splits(problem.K))}
+        config = {**config, "SPLITS": min(config["SPLITS"], most_splits(problem.K), MOST_SPLITS)}
     width = config["BLOCK_N"]
     rows = tile_rows(problem.M, width)
     if problem.layout[0] == "t":

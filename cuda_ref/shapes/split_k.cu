@@ -191,13 +191,9 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
       std::max<int64_t>(1, std::min({sms / tiles, k_tiles / 2, int64_t{MOST_PARTS}})));
   schedule.groups = static_cast<int>(ceil_div(parts, std::min(MOST_SPLITS, MAX_CLUSTER)));
   schedule.splits = parts / schedule.groups;
-  if (asked.config != 0) {
-    schedule.splits = std::min(asked.setting(0), std::min(MOST_SPLITS, MAX_CLUSTER));
-    schedule.groups = asked.setting(1);
-    // No part of K is empty.
-    while (schedule.groups > 1 && schedule.splits * schedule.groups > k_tiles) --schedule.groups;
-    schedule.splits = static_cast<int>(std::min<int64_t>(schedule.splits, k_tiles));
-  }
+  if (asked.plan.splits > 0) schedule.splits = asked.plan.splits, schedule.groups = asked.plan.groups;
+  if (int64_t{schedule.splits} * schedule.groups > std::max<int64_t>(k_tiles, 1))
+    return cudaErrorInvalidConfiguration;  // a split of K would be empty
 
   const Rows c = rows_of(gemm.c, gemm.out);
   const auto epilogue = epilogue_of<float>(gemm);

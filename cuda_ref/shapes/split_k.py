@@ -8,6 +8,7 @@ from typing import Any
 
 from ..planning.cost import (
     LAUNCH_US,
+    MOST_SPLITS,
     TILE_K,
     ceil_div,
     clusters_at_once,
@@ -61,9 +62,14 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
 
 
 def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) -> dict[str, int]:
-    """The plan of a table's config; its tile is square, so that it is the same transposed."""
-    splits = min(config["SPLITS"], most_splits(problem.K))
-    return {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": TILE_K, **config, "SPLITS": splits}
+    """The plan of a table's config, in which no split of K is empty.
+
+    The tile is square, so that it is the same for the transposed problem.
+    """
+    splits = min(config["SPLITS"], most_splits(problem.K), MOST_SPLITS)
+    groups = min(config["GROUPS"], max(1, ceil_div(problem.K, TILE_K) // splits))
+    tile = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": TILE_K}
+    return {**tile, "SPLITS": splits, "GROUPS": groups}
 
 
 TUNING = Tuning(

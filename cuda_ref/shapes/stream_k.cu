@@ -192,7 +192,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   Major a_major, b_major;
   int sms = 0;
   int error = multiprocessors(&sms);
-  const int asked_width = gemm.config != 0 ? gemm.setting(0) : 64;
+  const int asked_width = gemm.plan.block_n > 0 ? gemm.plan.block_n : 64;
   const int rows = tile_rows(M, asked_width);
   if (error == cudaSuccess)
     error = operand_map(gemm.a, false, gemm.in, std::min(M, rows), &a_map, &a_major);

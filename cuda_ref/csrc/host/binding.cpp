@@ -1,7 +1,7 @@
 // The one place where torch meets a rung: tensors in, pointers and strides out.
 //
 // Compiled once for each rung, which passes its operator's name as TCGEMM_OPERATOR. The operators
-// are tcgemm_cuda::NAME(Tensor a, Tensor b, Tensor(c!) c, int config=0) -> (), the plain product,
+// are tcgemm_cuda::NAME(Tensor a, Tensor b, Tensor(c!) c, int[] plan=[]) -> (), the plain product,
 // which costs least to call, and tcgemm_cuda::NAME.fused, which takes all that a Gemm holds. All
 // matrices have two dimensions, or all three, the first of which is the batch.
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -86,6 +87,18 @@ void* lend(size_t bytes, cudaStream_t stream) {
   return pointer;
 }
 
+// The fields of a Plan in its order, or none of them.
+tcgemm::Plan plan_of(at::IntArrayRef fields) {
+  tcgemm::Plan plan;
+  if (fields.empty()) return plan;
+  int32_t* const to[] = {&plan.block_m, &plan.block_n, &plan.splits,    &plan.groups,
+                         &plan.warps,   &plan.blocks,  &plan.shared_kb, &plan.no_pdl};
+  TORCH_CHECK(fields.size() == std::size(to), "a plan has ", std::size(to), " numbers and not ",
+              fields.size());
+  for (size_t i = 0; i < fields.size(); ++i) *to[i] = static_cast<int32_t>(fields[i]);
+  return plan;
+}
+
 void start(tcgemm::Gemm gemm, const at::Device& device) {
   const c10::cuda::CUDAGuard guard(device);
   Loans taken;
@@ -101,9 +114,10 @@ void start(tcgemm::Gemm gemm, const at::Device& device) {
 }
 
 // The caller has checked shapes, types, devices and aliasing.
-void run(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, int64_t config) {
+void run(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
+         at::IntArrayRef plan) {
   tcgemm::Gemm gemm = plain_gemm(a, b, c);
-  gemm.config = static_cast<uint64_t>(config);
+  gemm.plan = plan_of(plan);
   start(gemm, a.device());
 }
 
@@ -111,7 +125,7 @@ void run_fused(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
                const OptionalTensor& c_in, const OptionalTensor& bias,
                const OptionalTensor& scale_a, const OptionalTensor& scale_b, double alpha,
                double beta, int64_t activation, int64_t compute, int64_t mma_m, int64_t mma_n,
-               int64_t config) {
+               at::IntArrayRef plan) {
   tcgemm::Gemm gemm = plain_gemm(a, b, c);
   if (c_in) gemm.c_in = matrix(*c_in);
   gemm.bias = vector(bias, 1);
@@ -123,7 +137,7 @@ void run_fused(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
   gemm.compute = static_cast<tcgemm::Compute>(compute);
   gemm.mma_m = static_cast<int32_t>(mma_m);
   gemm.mma_n = static_cast<int32_t>(mma_n);
-  gemm.config = static_cast<uint64_t>(config);
+  gemm.plan = plan_of(plan);
   start(gemm, a.device());
 }
 
@@ -131,11 +145,11 @@ void run_fused(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
 
 TORCH_LIBRARY_FRAGMENT(tcgemm_cuda, library) {
   library.def(TCGEMM_STRING(TCGEMM_OPERATOR)
-              "(Tensor a, Tensor b, Tensor(c!) c, int config=0) -> ()",
+              "(Tensor a, Tensor b, Tensor(c!) c, int[] plan=[]) -> ()",
               torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(run)));
   library.def(TCGEMM_STRING(TCGEMM_OPERATOR)
               ".fused(Tensor a, Tensor b, Tensor(c!) c, Tensor? c_in, Tensor? bias, "
               "Tensor? scale_a, Tensor? scale_b, float alpha, float beta, int activation, "
-              "int compute, int mma_m, int mma_n, int config=0) -> ()",
+              "int compute, int mma_m, int mma_n, int[] plan=[]) -> ()",
               torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(run_fused)));
 }

@@ -56,6 +56,19 @@ struct Scratch {
   void* (*allocate)(size_t bytes, cudaStream_t stream) = nullptr;
 };
 
+// How the problem is to be run, as Python has planned it: cuda_ref/planning/launch.py has the same
+// fields in the same order. A rung obeys the fields that it knows. One of 0 was not planned, as in
+// the simulator and for whoever calls tcgemm_launch without a plan: there a rung chooses itself.
+struct Plan {
+  int32_t block_m = 0, block_n = 0;  // the tile of C
+  int32_t splits = 0;                // blocks, or for split_k blocks of a cluster, that divide K
+  int32_t groups = 0;                // clusters that divide K
+  int32_t warps = 0;                 // of a block
+  int32_t blocks = 0;                // to an SM
+  int32_t shared_kb = 0;             // of shared memory for a block
+  int32_t no_pdl = 0;                // 1: the next kernel starts only when this one has finished
+};
+
 // C[M, N] = activation(alpha * scale_a * scale_b * (A[M, K] @ B[K, N]) + beta * C_in + bias) for
 // each matrix of the batch. A and B are `in`; C, C_in and bias are `out`; the scales are float32. It
 // is computed in float32 (float64 for f64, int32 modulo 2^32 for integers) and narrowed once.
@@ -71,10 +84,7 @@ struct Gemm {
   Compute compute = Compute::f32;
   int32_t mma_m = 0, mma_n = 0;  // the WMMA shape asked for; 0: the rung's own choice
   Scratch scratch;
-  uint64_t config = 0;  // the rung's own settings, four of 16 bits; 0: its own choice
-
-  // Setting `index` of the rung.
-  int setting(int index) const { return static_cast<int>(config >> 16 * index & 0xFFFF); }
+  Plan plan;
 };
 
 }  // namespace tcgemm

@@ -27,6 +27,7 @@ inline Gemm transposed(const Gemm& gemm) {
     std::swap(vector->row_stride, vector->col_stride);
   }
   std::swap(result.mma_m, result.mma_n);
+  std::swap(result.plan.block_m, result.plan.block_n);
   return result;
 }
 
