@@ -169,7 +169,7 @@ needs_nvcc = pytest.mark.skipif(
 @cache
 def compiled(name, target):
     defines = ()
-    if macros := toolchain.built_by_case(toolchain.CSRC / f"{name}.cu"):
+    if macros := toolchain.built_by_case(toolchain.source(name)):
         defines = numbers.case(BF16, None, BF16, False, macros)
     return inspection.compile_only(name, target, defines)
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from ..build import store
 from ..build.toolchain import built_by_case
+from ..build.toolchain import source as rung_source
 from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
-from .build import CSRC, library, lock_of, shared_symbols
+from .build import library, lock_of, shared_symbols
 from .cures import explained
 from .findings import Finding, describe
 
@@ -293,10 +294,10 @@ def parse_order(order: str) -> tuple[int, int]:
 
 def source_of(name: str) -> Path:
     """The .cu file of a rung."""
-    path = CSRC / f"{name}.cu"
-    if not path.is_file():
-        raise ValueError(f"no rung {name!r}: there is no {path.name} in csrc/")
-    return path
+    try:
+        return rung_source(name)
+    except LookupError as error:
+        raise ValueError(str(error)) from None
 
 
 def run(name: str, a: Any, b: Any, c: Any, fusion: Any = None, **plan: int | str) -> None:
