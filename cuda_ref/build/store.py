@@ -302,7 +302,8 @@ def folder(below: str = "") -> Path:
     if wanted not in _warned:
         _warned.add(wanted)
         logger.warning(
-            "cannot write the cache %s (%s): what is compiled goes to %s; set %s to choose a folder",
+            "cannot write the cache %s (%s): what is compiled goes to %s; "
+            "set %s to choose a folder",
             wanted or "~/.cache/tcgemm",
             reason,
             instead,
