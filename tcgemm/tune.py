@@ -225,6 +225,7 @@ def write_table(path: Path, table: dict[str, Any], backend: str = "triton") -> N
     """Write a table whole or not at all. Raises ResultsError where that cannot be."""
     _module(backend, "tables").check(table)
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, json.dumps(table, indent=1) + "\n")
     except OSError as error:
         raise _unwritable(path, error) from None
@@ -250,6 +251,15 @@ def _unwritable(path: Path, error: OSError) -> ResultsError:
 
 
 _tuning = threading.Lock()
+
+
+def _free_in_child() -> None:
+    # Tuning takes minutes, and a fork does not wait for it.
+    global _tuning
+    _tuning = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_in_child)
 
 
 def once(problem: Problem, machine: Machine | None = None) -> bool:

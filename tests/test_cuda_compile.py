@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 
 from tcgemm import cuda_ref
 

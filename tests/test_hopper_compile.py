@@ -4,7 +4,8 @@ import re
 from functools import cache
 
 import pytest
-from tcgemm.cuda_ref import inspection, tiles, tilings, toolchain
+from tcgemm.cuda_ref import tiles, tilings
+from tcgemm.cuda_ref.build import inspection, toolchain
 from tcgemm.cuda_ref.fusion import COMPUTES, DTYPES, TILE
 
 pytestmark = pytest.mark.skipif(

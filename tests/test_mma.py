@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import torch
 from tcgemm.cuda_ref import fusion as numbers
-from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 
 from tcgemm import accuracy, cuda_ref
 from tcgemm.dispatch import choose, find

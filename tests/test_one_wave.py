@@ -11,7 +11,8 @@ from importlib import import_module
 import pytest
 import torch
 from padded import padded
-from tcgemm.cuda_ref import candidates, inspection, plans, tables, toolchain, waves
+from tcgemm.cuda_ref import candidates, plans, tables, waves
+from tcgemm.cuda_ref.build import inspection, toolchain
 from tcgemm.cuda_ref.fusion import TILE
 
 import tcgemm

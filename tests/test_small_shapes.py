@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 import torch
 from padded import padded
-from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 from tcgemm.cuda_ref.fusion import case
 
 import tcgemm

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import options
+from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,10 +80,10 @@ def bench(
     from rich.markup import escape
 
     from . import cases as cases_
-    from . import environment, run, store
+    from . import store
 
-    device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
-    cases = cases_.build(
+    build = partial(
+        cases_.build,
         suite,
         shapes=shape or (),
         dtypes=dtype or (),
@@ -89,10 +91,15 @@ def bench(
         layouts=layout or (),
         computes=compute or (),
         fused=fused or (),
-        device=device,
         seed=seed,
         count=count,
     )
+    build(device="cuda")  # names a mistake in the arguments before torch is imported
+
+    from . import environment, run
+
+    device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
+    cases = build(device=device)
     kernels = run.contenders(backend or (), kernel or (), device)
     folder = out or Path("reports") / environment.slug()
     store.check_folder(folder, environment.slug())
@@ -137,13 +144,10 @@ def bench(
     out_console = Console()
     _print_table(out_console, rows, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
-    if bad := [row for row in rows if row["status"] in TROUBLE]:
-        console.print(f"{len(bad)} of {len(rows)} results are {', '.join(TROUBLE)}: see above")
+    if paragraphs := reasons(rows):
+        for paragraph in paragraphs:
+            out_console.print(escape(paragraph), soft_wrap=True)
         raise typer.Exit(1)
-
-
-TROUBLE = ("wrong", "failed", "timeout")
-"""Statuses after which the command exits with 1: something here does not work."""
 
 
 LINE_EVERY_S = 5.0
@@ -151,7 +155,10 @@ LINE_EVERY_S = 5.0
 
 
 class _Progress:
-    """A bar with what is running and the time left; in a pipe or file, a line every few seconds."""
+    """A bar with what is running and the time left; in a pipe or file, a line every few seconds.
+
+    Each reason of trouble is told once, when it is met.
+    """
 
     def __init__(self, console: Console, total: int, every_s: float = LINE_EVERY_S) -> None:
         from rich import progress
@@ -172,6 +179,7 @@ class _Progress:
                 console=console,
             )
             self._task = self._bar.add_task(self._what, total=total)
+        self._told: set[tuple[str, str]] = set()
 
     def __enter__(self) -> _Progress:
         if self._bar is not None:
@@ -196,7 +204,8 @@ class _Progress:
                 self._bar.update(self._task, description=escape(self._what))
             return
         self._done += 1
-        if row["status"] in TROUBLE:
+        if row["status"] in TROUBLE and key_of(row) not in self._told:
+            self._told.add(key_of(row))
             trouble = f"{unit.case} {unit.full_name}: {row['status']}: {row['reason']}"
             self._console.print(escape(trouble), soft_wrap=True)
         if self._bar is not None:
@@ -250,5 +259,7 @@ def _checked(rows: list[dict[str, Any]]) -> str:
         return "none run here"
     if len(run) == 1:
         return f"{run[0]['kernel']}: {run[0]['status']}"
+    if not right and len({row["status"] for row in run}) == 1:
+        return f"all {len(run)}: {run[0]['status']}"
     bad = [f"{row['kernel']} {row['status']}" for row in run if row["status"] != "ok"]
     return f"{len(right)} of {len(run)}" + (f": {', '.join(bad)}" if bad else "")
