@@ -7,11 +7,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tcgemm import gpus, simulate
+from tcgemm import gpus
 from tcgemm.bench.store import SIMULATED
 from tcgemm.cli import app
 from tcgemm.errors import OperandError, ResultsError
 from tcgemm.report.counts import counts_table, draw_counts, read_counts
+from tcgemm.tools.simulate import command as simulate
 
 
 @pytest.fixture(scope="module")

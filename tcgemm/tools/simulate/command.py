@@ -14,23 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import gpus, options, tile_order
-from .errors import (
+from ... import gpus, options
+from ...errors import (
     OperandError,
     OperandTypeError,
     ResultsError,
     ToolchainError,
     UnknownNameError,
 )
-from .problem import ITEMSIZE
-from .request import DEFAULT_GPU
-from .vocabulary import check_stored
-from .waiting import Waiting
+from ...problem import ITEMSIZE
+from ...request import DEFAULT_GPU
+from ...vocabulary import check_stored
+from ...waiting import Waiting
+from . import tile_order
 
 if TYPE_CHECKING:
     import torch
 
-    from .gpus import Gpu
+    from ...gpus import Gpu
 
 LADDER = "ladder"
 ORDER = "order"
@@ -147,7 +148,7 @@ def simulate(
 
 
 def _store(folder: Path, ladder: list[dict[str, Any]], orders: list[dict[str, Any]]) -> None:
-    from .bench.store import SIMULATED
+    from ...bench.store import SIMULATED
 
     text = dumps({"ladder": ladder, "orders": orders}, indent=1) + "\n"
     try:
@@ -201,8 +202,8 @@ def measure(
         UnknownNameError: no such rung or file.
         ToolchainError: the file does not compile, or the kernel does not run to its end.
     """
-    from . import accuracy, dispatch
-    from .problem import COMPUTES, Fusion
+    from ... import accuracy, dispatch
+    from ...problem import COMPUTES, Fusion
 
     simulator = import_module(_SIMULATOR)
     board = gpu or gpus.find(DEFAULT_GPU)
@@ -349,8 +350,8 @@ def order_rows(
 
 
 def _tiles(kernel: str, shape: tuple[int, int, int], dtype: str) -> list[tuple[str, int, int]]:
-    from . import dispatch
-    from .problem import Problem
+    from ... import dispatch
+    from ...problem import Problem
 
     problem = Problem.stored(*shape, dtype, dtype, capability=(9, 0))
     if kernel == ORDER:
@@ -386,7 +387,7 @@ def _kernels(kernel: str) -> list[str]:
 
 
 def _shape(text: str) -> tuple[int, int, int]:
-    from .bench.cases import parse_shape
+    from ...bench.cases import parse_shape
 
     shape = parse_shape(text)
     return shape.M, shape.N, shape.K

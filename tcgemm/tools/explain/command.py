@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import options
-from .request import board_of, check_problem, problem_of
+from ... import options
+from ...request import board_of, check_problem, problem_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .dispatch import Kernel
-    from .gpus import Gpu
-    from .problem import Problem
-    from .ranking import Estimate
+    from ...dispatch import Kernel
+    from ...gpus import Gpu
+    from ...problem import Problem
+    from ...ranking import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ def explain(
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
     check_problem(shape, dtype, out_dtype, layout, compute, epilogue, gpu)
-    from . import dispatch
-    from .bench import store
-    from .ranking import rank, spread
+    from ... import dispatch
+    from ...bench import store
+    from ...ranking import rank, spread
 
     board = board_of(gpu)
     problem = problem_of(
@@ -164,8 +164,8 @@ def choice(
 
     Times are compared as ``ranking`` has them, and called measured where they are.
     """
-    from . import dispatch
-    from .errors import UnsupportedError
+    from ... import dispatch
+    from ...errors import UnsupportedError
 
     rows = dispatch.ladder(backend)
     try:
@@ -223,7 +223,8 @@ def _comparison(other: Estimate | None, chosen: Estimate | None) -> str:
 
 
 def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
-    from .ranking import block_of
+    from ...problem import stage_bytes
+    from ...ranking import block_of
 
     block = block_of(plan)
     if block is None:
@@ -247,20 +248,10 @@ def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
     return found
 
 
-def stage_bytes(plan: dict[str, Any], problem: Problem) -> int | None:
-    """Bytes of A and B in all stages of one block, without padding; None if the plan is silent."""
-    from .problem import ITEMSIZE
-
-    if not {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= plan.keys():
-        return None
-    step = (plan["BLOCK_M"] + plan["BLOCK_N"]) * plan["BLOCK_K"] * ITEMSIZE[problem.dtype_in]
-    return int(step * plan.get("NUM_STAGES", 1))
-
-
 def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
     """What the backend's optional ``inspect(name, problem)`` says; a reason where it cannot."""
-    from . import dispatch
-    from .errors import first_line
+    from ... import dispatch
+    from ...errors import first_line
 
     inspect = getattr(import_module(dispatch.BACKENDS[row.backend]), "inspect", None)
     if inspect is None:
@@ -323,7 +314,7 @@ def _print_ranking(
 ) -> None:
     from rich.table import Table
 
-    from .ranking import spread
+    from ...ranking import spread
 
     if folder is None:
         console.print(
@@ -367,7 +358,7 @@ def _sms(board: Gpu) -> str:
 
 
 def _lines(each: Choice, board: Gpu) -> list[str]:
-    from .problem import settings
+    from ...problem import settings
 
     lines = []
     if each.plan:
