@@ -14,7 +14,8 @@ from tcgemm import accuracy, dispatch, gpus
 from tcgemm.cli import app
 from tcgemm.errors import OperandError, TcgemmError, UnknownNameError
 from tcgemm.tools.simulate import tile_order
-from tcgemm.tools.simulate.command import ladder_names, machine, measure, order_rows
+from tcgemm.tools.simulate.measure import ladder_names, machine, measure
+from tcgemm.tools.simulate.orders import order_rows
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
