@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import options
-from .errors import OperandError, UnknownNameError
-from .request import board_of, check_problem, problem_of
+from ... import options
+from ...errors import OperandError, UnknownNameError
+from ...request import board_of, check_problem, problem_of
 
 if TYPE_CHECKING:
-    from .dispatch import Kernel
-    from .problem import Problem
+    from ...dispatch import Kernel
+    from ...problem import Problem
 
 STAGES = ("ttgir", "ptx", "sass")
 
@@ -96,7 +96,7 @@ def show_kernel(
             "name a BACKEND/KERNEL, or give --all, with which go --csv and --json only"
         )
     check_problem(shape, dtype, None, layout, compute, gpu=gpu)
-    from . import dispatch
+    from ... import dispatch
 
     rows = [dispatch.named(name) for name in (kernel, compare) if name is not None]
     board = board_of(gpu)
@@ -133,8 +133,8 @@ def inspector(
     Raises UnsupportedError where the rung refuses the problem or nothing of it can be compiled or
     shown; the callable raises ToolchainError where a compiler is missing or fails.
     """
-    from . import dispatch
-    from .errors import ToolchainError, UnsupportedError
+    from ... import dispatch
+    from ...errors import ToolchainError, UnsupportedError
 
     module = import_module(dispatch.BACKENDS[row.backend])
     inspect = getattr(module, "inspect", None)
@@ -167,7 +167,7 @@ def inspector(
 
 def no_stage(kernel: str, stage: str, stages: Any) -> Exception:
     """The error of a text that a backend does not have."""
-    from .errors import UnsupportedError
+    from ...errors import UnsupportedError
 
     return UnsupportedError(
         f"{kernel} has no {stage}: its stages are {', '.join(stages) or 'none that can be shown'}"
@@ -176,7 +176,7 @@ def no_stage(kernel: str, stage: str, stages: Any) -> Exception:
 
 def describe(row: Kernel, problem: Problem, found: Mapping[str, Any]) -> dict[str, Any]:
     """What ``inspect`` found, in the words of FACTS and GROUPS; a fact it does not know is None."""
-    from .explain import stage_bytes
+    from ...problem import stage_bytes
 
     plan = dict(row.plan(problem))
     counts = found.get("counts", {})
@@ -227,7 +227,7 @@ def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from .problem import settings
+    from ...problem import settings
 
     console = Console()
     console.print(f"[bold]{escape(str(problem))}[/], compiled for {escape(gpu)}", soft_wrap=True)

@@ -13,11 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .show_kernel import FACTS, GROUPS, describe, inspector
+from .command import FACTS, GROUPS, describe, inspector
 
 if TYPE_CHECKING:
-    from .dispatch import Kernel
-    from .problem import Problem
+    from ...dispatch import Kernel
+    from ...problem import Problem
 
 COLUMNS = (
     *("backend", "kernel", "adds", "gpu", "dtype_in", "dtype_out", "compute", "layout"),
@@ -35,7 +35,7 @@ def compile_all(problem: Problem, gpu: str) -> Iterator[dict[str, Any]]:
 
     Rungs of backends without source are left out.
     """
-    from . import dispatch
+    from ... import dispatch
 
     for backend, path in dispatch.BACKENDS.items():
         if hasattr(import_module(path), "inspect"):
@@ -46,7 +46,7 @@ def compile_all(problem: Problem, gpu: str) -> Iterator[dict[str, Any]]:
 def fitting(row: Kernel, problem: Problem) -> Problem:
     """The problem, or where it is none of the rung's types, the first pair that it has, with B
     stored transposed, as 8-bit instructions read it."""
-    from .problem import COMPUTES
+    from ...problem import COMPUTES
 
     if not row.takes_types(problem.dtype_in, problem.dtype_out, problem.compute):
         dtype_in, dtype_out, *compute = row.pairs[0]
@@ -58,8 +58,8 @@ def fitting(row: Kernel, problem: Problem) -> Problem:
 
 def compile_one(row: Kernel, problem: Problem, gpu: str) -> dict[str, Any]:
     """The row of a rung."""
-    from .errors import TcgemmError, UnsupportedError
-    from .problem import settings
+    from ...errors import TcgemmError, UnsupportedError
+    from ...problem import settings
 
     asked = {
         "backend": row.backend,
@@ -84,7 +84,7 @@ def _line(error: Exception) -> str:
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write the rows. Raises ResultsError where that cannot be."""
-    from .errors import ResultsError
+    from ...errors import ResultsError
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
