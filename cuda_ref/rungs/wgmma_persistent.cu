@@ -4,18 +4,18 @@
 // ADDS           a persistent schedule. Each block walks over many tiles, so that the producer
 //                fills the ring for the next tile while the consumers still store this one. The two
 //                blocks of a cluster work side by side: each loads half of their common tile of the
-//                longer operand and multicasts it to both. C leaves through shared memory by TMA
+//                longer operand and multicasts it to both. C is stored through shared memory by TMA
 //                stores, under the next tile's multiplies. The next kernel's prologue may start
-//                early. What is fused happens in registers on the way, in a build that knows what;
-//                C_in comes by TMA, into the buffers of C, under the multiplies
-//                (sm90/epilogue_tma.cuh). The tiles of a batch are one long schedule.
+//                while this one runs (PDL). What is fused happens in registers on the way, in a
+//                build that knows what; C_in comes by TMA, into the buffers of C, under the
+//                multiplies (sm90/epilogue_tma.cuh). The tiles of a batch are one long schedule.
 //                A build has one tile (wgmma_persistent_build.cuh), which the plan chooses
 //                (wgmma_persistent.py): time is waves of tiles times their area. With PINGPONG the
 //                consumers take alternate tiles, so that one multiplies while the other fuses and
 //                stores.
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
-// grid       as few clusters as finish in the same number of rounds, in groups of GROUP_M tile rows
+// grid       as few clusters as finish in the same number of waves, in groups of GROUP_M tile rows
 // cluster    1 or 2 blocks along M, along N where they share A (sm90/scheduler.cuh)
 // block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
 //            NUM_STAGES; BLOCK_M x BLOCK_N of C
@@ -30,12 +30,12 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
-// A panel has `sharers` blocks that will read it: this is number `share`, and brings its share of
-// the first `steps` steps into the L2. By a warp.
+// A panel has `readers` blocks that will read it: this is number `share`, and prefetches its share
+// of the first `steps` steps into the L2. By a warp.
 template <Major MAJOR, int ROWS, bool BATCHED, int BOX>
-__device__ __forceinline__ void ask_ahead(const CUtensorMap* map, int mn, int share, int sharers,
-                                          int steps, int batch) {
-  for (int step = share + sharers * threadIdx.x; step < steps; step += 32 * sharers)
+__device__ __forceinline__ void prefetch_l2(const CUtensorMap* map, int mn, int share, int readers,
+                                            int steps, int batch) {
+  for (int step = share + readers * threadIdx.x; step < steps; step += 32 * readers)
     prefetch_tile<MAJOR, ROWS, BATCHED, BOX>(map, mn, step * BLOCK_K, batch);
 }
 
@@ -44,13 +44,13 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_persistent(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
                      const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Tiles schedule,
-                     int k_tiles, int ahead, const __grid_constant__ Extra extra) {
+                     int k_tiles, int prefetched, const __grid_constant__ Extra extra) {
   constexpr bool FUSED = std::is_same_v<Extra, Fused>, BATCHED = Extra::BATCHED;
   extern __shared__ __align__(1024) uint8_t shared[];  // panels start at multiples of 1024
   const uint32_t ring = shared_address(shared);
   const uint32_t full = ring + BARRIERS_AT, empty = full + 8 * NUM_STAGES;
-  const uint32_t turns = empty + 8 * NUM_STAGES;  // of consumers that take them
-  const uint32_t arrivals = turns + 8 * 2;        // of C_in, one for each buffer
+  const uint32_t pingpong = empty + 8 * NUM_STAGES;  // whose consumer may multiply
+  const uint32_t arrivals = pingpong + 8 * 2;     // of C_in, one for each buffer
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
@@ -63,9 +63,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     for (uint32_t stage = 0; stage < NUM_STAGES; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
       // One arrival per consumer warp of the cluster: a multicast lands in every block's stage.
-      mbarrier_init(empty + 8 * stage, 4 * SHARERS * cluster);
+      mbarrier_init(empty + 8 * stage, 4 * WARPGROUPS_OF_A_TILE * cluster);
     }
-    for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(turns + 8 * consumer, 4);
+    for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(pingpong + 8 * consumer, 4);
     if constexpr (FUSED)
       for (int i = 0; i < CONSUMERS * CHUNK_BUFFERS; ++i) mbarrier_init(arrivals + 8 * i, 1);
     fence_mbarrier_init();
@@ -75,20 +75,20 @@ __global__ void __launch_bounds__(THREADS, 1)
     barrier_cluster_arrive();
     barrier_cluster_wait();
   }
-  if (AHEAD == 0) griddepcontrol_launch_dependents();
-  if (AHEAD > 0 && threadIdx.x < 32 && first < tiles) {
+  if (L2_PREFETCH == 0) griddepcontrol_launch_dependents();
+  if (L2_PREFETCH > 0 && threadIdx.x < 32 && first < tiles) {
     // While the kernel before ends. It reads nothing, so what that one still writes is no hazard.
     schedule.template locate<BATCHED>(first, rank, &m, &n, &z);
-    ask_ahead<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(&a_map, m, n / BLOCK_N,
-                                                (schedule.N - 1) / BLOCK_N + 1, ahead,
+    prefetch_l2<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(&a_map, m, n / BLOCK_N,
+                                                (schedule.N - 1) / BLOCK_N + 1, prefetched,
                                                 z * schedule.a_step);
-    ask_ahead<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(&b_map, n, m / BLOCK_M,
-                                                  (schedule.M - 1) / BLOCK_M + 1, ahead,
+    prefetch_l2<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(&b_map, n, m / BLOCK_M,
+                                                  (schedule.M - 1) / BLOCK_M + 1, prefetched,
                                                   z * schedule.b_step);
   }
   griddepcontrol_wait();
   // Not before, or several small kernels wait beside each other: 64 cubed 1.92 us for 1.72.
-  if (AHEAD > 0) griddepcontrol_launch_dependents();
+  if (L2_PREFETCH > 0) griddepcontrol_launch_dependents();
 
   // The same value in all lanes, and known to be so: each role is one branch of whole warpgroups.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     // Written so, the loop is kept in uniform registers (docs/rungs/cuda_wgmma_types.md).
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0) - 4 * CONSUMERS;
     if (threadIdx.x % 32 == 0 && warp < 1) {
-      for (int index = first + warp; index < tiles; index += step) {  // + 0
+      for (int index = first + warp; index < tiles; index += step) {
         schedule.template locate<BATCHED>(index, rank, &m, &n, &z);
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
@@ -128,11 +128,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint64_t a_desc = wgmma_descriptor(ring + part * MMAS * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
     uint8_t* const chunks = shared + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
-    Leaving<Out, Extra, MMAS, BLOCK_N, CHUNK_BUFFERS> tile{
+    TmaEpilogue<Out, Extra, MMAS, BLOCK_N, CHUNK_BUFFERS> tile{
         extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, 1u + consumer, stores};
     float d[MMAS][BLOCK_N / 2];
-    // Taking turns, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
-    uint32_t turn_phase = consumer == 0;
+    // In ping-pong, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.
+    uint32_t pingpong_phase = consumer == 0;
     if constexpr (PINGPONG) advance(consumer * k_tiles);
     for (int index = first + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
@@ -140,8 +140,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         schedule.template locate<BATCHED>(index, rank, &tile.m, &tile.n, &tile.z);
         tile.m += part * MMAS * 64;
       };
-      // Until its turn a stage may be two phases behind, whose parity is that of the one it wants.
-      if constexpr (PINGPONG) mbarrier_try_wait_parity(turns + 8 * consumer, turn_phase);
+      // Until this consumer may multiply, a stage may be two phases behind, and such a one has the
+      // parity of the one that it waits for.
+      if constexpr (PINGPONG) mbarrier_try_wait_parity(pingpong + 8 * consumer, pingpong_phase);
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         mbarrier_try_wait_parity(full + 8 * stage, phase);
         const uint32_t offset = stage * (STAGE_BYTES >> 4);
@@ -168,8 +169,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
       }
       if constexpr (PINGPONG) {
-        if (lane == 0) mbarrier_arrive(turns + 8 * (1 - consumer));
-        turn_phase ^= 1;
+        if (lane == 0) mbarrier_arrive(pingpong + 8 * (1 - consumer));
+        pingpong_phase ^= 1;
       }
       if constexpr (!FUSED) locate();  // in the shadow of the last multiplies
       wgmma_wait_group<0>();
@@ -177,11 +178,11 @@ __global__ void __launch_bounds__(THREADS, 1)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
       if constexpr (PINGPONG) advance(k_tiles);
 
-      tile.leave(&c_map, plain, d, schedule.M, schedule.N);
+      tile.store(&c_map, plain, d, schedule.M, schedule.N);
     }
     if (stores) cp_async_bulk_wait_group_read<0>();
   }
-  // No block leaves while the other may still write its stages or arrive on its barriers.
+  // No block exits while the other may still write its stages or arrive on its barriers.
   if (cluster > 1) {
     barrier_cluster_arrive();
     barrier_cluster_wait();
@@ -210,7 +211,7 @@ int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
     if constexpr (BUILT<In, Out, PLAIN>)
       return launch_clusters(wgmma_persistent<In, Out, a, b, Extra>, clusters, schedule.cluster,
                              dim3(THREADS), SHARED_BYTES, stream, a_map, b_map, c_map, plain,
-                             schedule, k_tiles, std::min(k_tiles, AHEAD), extra);
+                             schedule, k_tiles, std::min(k_tiles, L2_PREFETCH), extra);
     return static_cast<int>(cudaErrorNotSupported);
   });
 }

@@ -3,7 +3,7 @@
 //
 // ADDS           nothing that a block needs to stay: no loop over tiles; tile, ring and cluster are
 //                known to the build. So the producer's step is a handful of instructions: a tile
-//                of 64 x 128 takes one each 160 ns; wgmma_persistent took 250 to ask for the next.
+//                of 64 x 128 takes one each 160 ns; wgmma_persistent took 250 to issue the next.
 //                Of small tiles what comes first is asked for while the kernel before still ends.
 //                Blocks of a cluster share what they all read, along M or along N; what nobody
 //                reads again does not displace the rest of the L2. Where it DIVIDES, blocks of a
@@ -13,10 +13,10 @@
 //
 // grid       a block for each tile of C and part of K, rounded up to whole clusters
 // cluster    CLUSTER blocks beside each other with the same rows of A (SHARES_A), or one above the
-//            other with the same columns of B: each brings its share and multicasts it
+//            other with the same columns of B: each loads its share and multicasts it
 // block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
-// warpgroup  wgmma 64 x BLOCK_N x 16; C leaves in chunks of 64 rows x 128 bytes by TMA
+// warpgroup  wgmma 64 x BLOCK_N x 16; C is stored in chunks of 64 rows x 128 bytes by TMA
 #include "one_wave_build.cuh"
 #if TCGEMM_DIVIDES
 #include "sm90/reduce_kernel.cuh"
@@ -33,16 +33,16 @@ struct Wave {
   int rows, cols;           // tiles of C, with those that fill up clusters
   bool a_once, b_once;      // the blocks that read a panel of the operand are one cluster
   int a_box, b_box;         // rows of a box of a K-major operand
-  bool early;               // the next kernel may start while this one runs
+  bool pdl;                 // the next kernel may start while this one runs
   int sums_rows;            // of the workspace, for each part of K
 
   // The corner of a block's tile: along the shorter side first, so that who reads the same is near.
   __device__ void locate(int index, int rank, int* m, int* n) const {
-    const int high = rows / B_SHARERS, wide = cols / A_SHARERS, at = index / CLUSTER;
+    const int high = rows / B_PEERS, wide = cols / A_PEERS, at = index / CLUSTER;
     const bool down = high <= wide;
     const Tile tile = down ? Tile{at % high, at / high} : Tile{at / wide, at % wide};
-    *m = (tile.m * B_SHARERS + (B_SHARERS > 1 ? rank : 0)) * BLOCK_M;
-    *n = (tile.n * A_SHARERS + (A_SHARERS > 1 ? rank : 0)) * BLOCK_N;
+    *m = (tile.m * B_PEERS + (B_PEERS > 1 ? rank : 0)) * BLOCK_M;
+    *n = (tile.n * A_PEERS + (A_PEERS > 1 ? rank : 0)) * BLOCK_N;
   }
 };
 
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     one_wave(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
              const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Wave wave,
              const __grid_constant__ Extra extra) {
-  using SharesA = Shares<A, BLOCK_M, A_SHARERS>;
-  using SharesB = Shares<B, BLOCK_N, B_SHARERS>;
+  using SharesA = Shares<A, BLOCK_M, A_PEERS>;
+  using SharesB = Shares<B, BLOCK_N, B_PEERS>;
   constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   static_assert(SHARED_BYTES<Out> <= 232448, "an SM gives a block 227 KB");
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -88,16 +88,16 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
   const bool produces = threadIdx.x == 128 * CONSUMERS;
-  if (AHEAD > 0 && produces) {
-    const int steps = count > AHEAD ? FIRST : count;
-    SharesA::ask_ahead(&a_map, m, wave.a_box, first, steps, n / BLOCK_N, wave.cols);
-    SharesB::ask_ahead(&b_map, n, wave.b_box, first, steps, m / BLOCK_M, wave.rows);
+  if (L2_PREFETCH > 0 && produces) {
+    const int steps = count > L2_PREFETCH ? L2_PREFETCH_FIRST : count;
+    SharesA::prefetch_l2(&a_map, m, wave.a_box, first, steps, n / BLOCK_N, wave.cols);
+    SharesB::prefetch_l2(&b_map, n, wave.b_box, first, steps, m / BLOCK_M, wave.rows);
   }
   griddepcontrol_wait();
   // Not before, or several kernels' blocks wait on the SMs that the next wants: 64 cubed 1.57 to
   // 1.37 us. Not at all where some of the next kernel's blocks would find an idle SM, but not all
   // (among_idle in waves.py).
-  if (wave.early) griddepcontrol_launch_dependents();
+  if (wave.pdl) griddepcontrol_launch_dependents();
 
   if (warp == 4 * CONSUMERS) {
     if (produces) {
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t lane = threadIdx.x % 32;
     const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
-    Leaving<Out, Extra, 1, BLOCK_N, CHUNKS<Out>> tile{
+    TmaEpilogue<Out, Extra, 1, BLOCK_N, CHUNKS<Out>> tile{
         extra, shared + CHUNKS_AT + consumer * CHUNKS<Out> * CHUNK_BYTES,
         arrivals + 8 * consumer * CHUNKS<Out>, 1u + consumer, threadIdx.x % 128 == 0};
     tile.m = m + consumer * 64 + part * wave.sums_rows;
@@ -150,10 +150,10 @@ __global__ void __launch_bounds__(THREADS, 1)
       if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
     }
     wgmma_wait_group<0>();
-    tile.leave(&c_map, plain, d, wave.M, wave.N);
-    if (tile.leads) cp_async_bulk_wait_group_read<0>();
+    tile.store(&c_map, plain, d, wave.M, wave.N);
+    if (tile.elected) cp_async_bulk_wait_group_read<0>();
   }
-  // No block leaves while another may still write its stages.
+  // No block exits while another may still write its stages.
   if constexpr (CLUSTER > 1) {
     barrier_cluster_arrive_relaxed();
     barrier_cluster_wait();
@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename In, typename Out, typename Extra>
 int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const PlainOutput& plain,
                 const Wave& wave, const Extra& extra, cudaStream_t stream) {
-  using SharesA = Shares<Major::MN, BLOCK_M, A_SHARERS>;
-  using SharesB = Shares<Major::MN, BLOCK_N, B_SHARERS>;
+  using SharesA = Shares<Major::MN, BLOCK_M, A_PEERS>;
+  using SharesB = Shares<Major::MN, BLOCK_N, B_PEERS>;
   CUtensorMap a_map, b_map;
   Major a_major, b_major;
   int error = operand_map(gemm.a, false, gemm.in, wave.a_box, &a_map, &a_major, 0, PANEL,
@@ -222,7 +222,7 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
     return int{cudaErrorNotSupported};
   });
   if (error != cudaSuccess) return error;
-  return launch_add_parts(gemm, rows_of(sums, DType::f32), stride, wave.splits, stream);
+  return launch_add_partials(gemm, rows_of(sums, DType::f32), stride, wave.splits, stream);
 }
 
 #endif
@@ -232,18 +232,18 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
   const int64_t k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
-  const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), B_SHARERS) * B_SHARERS;
-  const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), A_SHARERS) * A_SHARERS;
+  const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), B_PEERS) * B_PEERS;
+  const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), A_PEERS) * A_PEERS;
   const int splits = !DIVIDES ? 1 : gemm.plan.splits > 0 ? gemm.plan.splits : 2;
-  const bool early = gemm.plan.no_pdl == 0;
+  const bool pdl = gemm.plan.no_pdl == 0;
   if (k_tiles < splits) return cudaErrorInvalidValue;  // no part of K is empty
   if (rows * cols > INT32_MAX / splits || k_tiles > INT32_MAX / splits)
     return cudaErrorInvalidConfiguration;
   const Wave wave{static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols),
                   static_cast<int>(k_tiles), splits, static_cast<int>(rows), static_cast<int>(cols),
-                  cols == A_SHARERS, rows == B_SHARERS,
-                  Shares<Major::K, BLOCK_M, A_SHARERS>::box(gemm.c.rows),
-                  Shares<Major::K, BLOCK_N, B_SHARERS>::box(gemm.c.cols),
-                  early, DIVIDES ? static_cast<int>(rows) * BLOCK_M : 0};
+                  cols == A_PEERS, rows == B_PEERS,
+                  Shares<Major::K, BLOCK_M, A_PEERS>::box(gemm.c.rows),
+                  Shares<Major::K, BLOCK_N, B_PEERS>::box(gemm.c.cols),
+                  pdl, DIVIDES ? static_cast<int>(rows) * BLOCK_M : 0};
   return start(gemm, wave, stream);
 }

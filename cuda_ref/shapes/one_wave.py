@@ -96,10 +96,10 @@ def fits(problem: Any, sms: int) -> bool:
 def _fitting(problem: Any, sms: int) -> list[dict[str, int]]:
     found = []
     every = (
-        (*tile, *sharers, splits)
+        (*tile, *cluster, splits)
         for splits in SPLITS
         for tile, clusters in (WHOLE if splits == 1 else DIVIDED).items()
-        for sharers in clusters
+        for cluster in clusters
     )
     for block_m, block_n, cluster, shares_a, splits in every:
         if not takes(block_n, problem) or (block_m == 128 and problem.M <= 64):
@@ -188,17 +188,17 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     blocks = _blocks(config, problem)
     waves = -(-blocks // sms)
     steps = waves * math.ceil(math.ceil(K / TILE_K) / splits)
-    a_sharers, b_sharers = _sharers(config)
+    a_peers, b_peers = _multicast_peers(config)
     between = problem.layout[1] == "n" and block_n % 64 > 0
     columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
-    asked = 2 * TILE_K * (block_m / a_sharers + columns / b_sharers)
+    asked = 2 * TILE_K * (block_m / a_peers + columns / b_peers)
     if any(max(strides) % LINE for strides in (problem.a_strides, problem.b_strides)):
         asked *= SPLIT_LINES
     own = steps * STEP[block_m, block_n]
-    if block_m < M and M % (block_m // a_sharers):
+    if block_m < M and M % (block_m // a_peers):
         own *= OUTSIDE
     memory = 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US
-    if (between or -(-M // block_m) > b_sharers) and 2 * K * N > STREAMED:
+    if (between or -(-M // block_m) > b_peers) and 2 * K * N > STREAMED:
         memory *= REREAD
     limits = (own, steps * blocks * asked / waves / L2_BYTES_PER_US, memory)
     body = sum(limit**6 for limit in limits) ** (1 / 6)
@@ -211,7 +211,7 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     return waves * start + body + added + CLUSTER_US * (cluster > 1)
 
 
-def _sharers(config: Mapping[str, int]) -> tuple[int, int]:
+def _multicast_peers(config: Mapping[str, int]) -> tuple[int, int]:
     """Blocks of a cluster that share their loads of A, and of B."""
     cluster = config["CLUSTER"]
     return (cluster, 1) if config["SHARES_A"] else (1, cluster)
@@ -222,7 +222,7 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
 
     Args:
         problem: with M <= N.
-        transposed: the kernel's problem is the transpose of this one, and tile and sharers with it.
+        transposed: the kernel's problem is the transpose of this one, and tile and multicast with it.
     """
     block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
     shares_a = config["SHARES_A"]

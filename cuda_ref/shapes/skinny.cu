@@ -27,15 +27,15 @@ using namespace tcgemm::sm90;
 constexpr int MOST_M = 128;
 constexpr int MOST_STAGES = 16;
 constexpr uint32_t SM_BYTES = 220 * 1024;  // for the rings of all blocks of an SM
-constexpr int AHEAD = 4;  // stages brought into the L2 before the kernel before this one is over
-constexpr int EARLY = 8;  // stages before its last at which a block lets the next kernel begin
+constexpr int L2_PREFETCH = 4;  // stages, before the kernel before this one has finished
+constexpr int PDL_STEPS = 8;  // stages before its last at which a block lets the next kernel begin
 
 struct Schedule {
   int K, splits, stages;
   int a_rows;     // of A that arrive for a step
   int tiles;      // of BLOCK_N columns; with fewer clusters each takes several in turn
   bool persists;  // then the sums lie behind the ring, not in its place
-  bool early;     // every block has an SM, on which the next kernel may begin
+  bool pdl;     // every block has an SM, on which the next kernel may begin
   bool plain;     // nothing follows the product
 };
 
@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     }
     if (splits > 1) {
       if (c_turned)
-        expect_parts<TILE_M>(received, share_of(start * BLOCK_N), rank);
+        expect_partials<TILE_M>(received, share_of(start * BLOCK_N), rank);
       else
-        expect_parts<BLOCK_N>(received, share_of(start * BLOCK_N), rank);
+        expect_partials<BLOCK_N>(received, share_of(start * BLOCK_N), rank);
     }
     fence_mbarrier_init();
   }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
   if (warp == CONSUMERS / 32) {
     if (threadIdx.x == CONSUMERS) {
       prefetch_tensormap(&a_map);
-      for (int i = 0; i < count && i < min(stages, AHEAD); ++i) {
+      for (int i = 0; i < count && i < min(stages, L2_PREFETCH); ++i) {
         const int k = (first + i) * BLOCK_K;
         each_box_of_b<Tile, B>(start * BLOCK_N, k, [&](uint32_t, int inner, int outer) {
           cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
           load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, k);
           if (++stage == stages) stage = 0, phase ^= 1;
           // The next kernel may take what room there is.
-          if (schedule.early && i == count - EARLY) griddepcontrol_launch_dependents();
+          if (schedule.pdl && i == count - PDL_STEPS) griddepcontrol_launch_dependents();
         }
       }
       griddepcontrol_launch_dependents();
@@ -157,9 +157,9 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
         barrier_cluster_wait();  // every block expects what is sent; all have arrived long since
         if (threadIdx.x == 0) {
           if (c_turned)
-            send_parts<TILE_M>(sums_at, behind, received, share, rank);
+            send_partials<TILE_M>(sums_at, behind, received, share, rank);
           else
-            send_parts<BLOCK_N>(sums_at, behind, received, share, rank);
+            send_partials<BLOCK_N>(sums_at, behind, received, share, rank);
         }
         mbarrier_try_wait_parity(received, 0);
       }
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
                                               0, n, threadIdx.x);
     }
   }
-  // No block leaves while another may still read its sums.
+  // No block exits while another may still read its sums.
   if (splits > 1) {
     if (warp == CONSUMERS / 32) barrier_cluster_wait();
     barrier_cluster_arrive_relaxed();
@@ -219,13 +219,13 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   // No part of K is empty.
   const int splits = static_cast<int>(std::min<int64_t>(plan.splits, ceil_div(K, BLOCK_K)));
   const int64_t at_once = int64_t{std::max(1u, SM_BYTES / plan.bytes)} * sms;
-  const bool persists = splits == 1 && tiles > at_once, turned = column_major(gemm.c);
+  const bool persists = splits == 1 && tiles > at_once, c_transposed = column_major(gemm.c);
   const auto launched = [&](auto in, auto out) {
     return with_tile(a_major, rows, width, [&](auto a, auto tile_m, auto block_n) {
       const auto start = [&](auto b) {
         using Tile = Shape<tile_m, block_n, b>;
         const uint32_t behind =
-            splits > 1 ? Tile::PART_BYTES : persists ? Tile::SUM_BYTES : 0;
+            splits > 1 ? Tile::PARTIAL_BYTES : persists ? Tile::ACCUMULATOR_BYTES : 0;
         const uint32_t room = plan.bytes - std::min(plan.bytes, behind + 1024);
         const int stages = std::min<uint32_t>(
             std::max(room / Tile::STAGE_BYTES, Tile::LEAST_STAGES), MOST_STAGES);
@@ -233,7 +233,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
             skinny<decltype(in), decltype(out), a, b, tile_m, block_n>,
             static_cast<unsigned>(persists ? at_once : tiles), splits, dim3(Tile::THREADS),
             stages * Tile::STAGE_BYTES + behind + 1024, stream, a_map, b_map,
-            rows_of(by_rows.c, gemm.out), turned, epilogue_of<float>(by_rows),
+            rows_of(by_rows.c, gemm.out), c_transposed, epilogue_of<float>(by_rows),
             Schedule{K, splits, stages, loaded_rows(a_major, M, rows),
                      static_cast<int>(tiles), persists, !persists && tiles * splits <= sms,
                      is_plain(gemm)});

@@ -17,32 +17,32 @@ __host__ __device__ constexpr int panel_of(int width) {
 }
 
 // A tile of C: BLOCK_N columns of B by TILE_M rows of A. Where BLOCK_N is a multiple of 64 the
-// operands change places (TURNED): 64 columns of B are wgmma's rows. Other widths are its n, with
+// operands change places (SWAP_AB): 64 columns of B are wgmma's rows. Other widths are its n, with
 // 64 rows of A to a warpgroup.
 template <int TILE_M, int BLOCK_N, Major B>
 struct Shape {
-  static constexpr bool TURNED = BLOCK_N % 64 == 0;
+  static constexpr bool SWAP_AB = BLOCK_N % 64 == 0;
   static constexpr int PANEL_N = panel_of(BLOCK_N);  // columns of B that one wgmma takes
   static constexpr int PANELS = BLOCK_N / PANEL_N;
-  static constexpr int CONSUMERS = (TURNED ? PANELS : TILE_M / 64) * 128;  // threads
+  static constexpr int CONSUMERS = (SWAP_AB ? PANELS : TILE_M / 64) * 128;  // threads
   static constexpr int THREADS = CONSUMERS + 32;  // the producer warp follows them
-  static constexpr int MMAS = TURNED ? 1 : PANELS;  // of a warpgroup, for each 16 along K
-  static constexpr int SUMS = (TURNED ? TILE_M : PANEL_N) / 2;  // of a thread, each
+  static constexpr int MMAS = SWAP_AB ? 1 : PANELS;  // of a warpgroup, for each 16 along K
+  static constexpr int SUMS = (SWAP_AB ? TILE_M : PANEL_N) / 2;  // of a thread, each
   static constexpr uint32_t PANEL_BYTES = B == Major::K ? PANEL_N * 128 : BYTES_PER_64_MN;
   // From what one warpgroup reads of a stage to what the next does.
-  static constexpr uint32_t B_TO_NEXT = TURNED ? BYTES_PER_64_MN : 0;
-  static constexpr uint32_t A_TO_NEXT = TURNED ? 0 : BYTES_PER_64_MN;
+  static constexpr uint32_t B_TO_NEXT = SWAP_AB ? BYTES_PER_64_MN : 0;
+  static constexpr uint32_t A_TO_NEXT = SWAP_AB ? 0 : BYTES_PER_64_MN;
   static constexpr uint32_t B_BYTES = PANELS * PANEL_BYTES;  // in shared memory
   static constexpr uint32_t STAGE_BYTES = B_BYTES + TILE_M * BLOCK_K * 2;
   // In either orientation.
-  static constexpr uint32_t SUM_BYTES = 4 * std::max(TILE_M * pitch_of(BLOCK_N),
+  static constexpr uint32_t ACCUMULATOR_BYTES = 4 * std::max(TILE_M * pitch_of(BLOCK_N),
                                                      BLOCK_N * pitch_of(TILE_M));
   // What the others of a cluster send: each part of the rows is rounded up to whole rows.
-  static constexpr uint32_t PART_BYTES = 4 * std::max((TILE_M + MOST_SPLITS) * pitch_of(BLOCK_N),
+  static constexpr uint32_t PARTIAL_BYTES = 4 * std::max((TILE_M + MOST_SPLITS) * pitch_of(BLOCK_N),
                                                       (BLOCK_N + MOST_SPLITS) * pitch_of(TILE_M));
   // Of a ring in whose place the sums lie at the end.
   static constexpr uint32_t LEAST_STAGES =
-      std::max<uint32_t>(2, (SUM_BYTES + STAGE_BYTES - 1) / STAGE_BYTES);
+      std::max<uint32_t>(2, (ACCUMULATOR_BYTES + STAGE_BYTES - 1) / STAGE_BYTES);
 };
 
 // Calls copy(offset in shared memory, inner, outer) for each box of B's tile.
@@ -60,7 +60,7 @@ __device__ __forceinline__ void each_box_of_b(int n, int k, Copy copy) {
 template <typename In, Major A, Major B, int TILE_M, typename Tile>
 __device__ __forceinline__ void multiply(float (&d)[Tile::MMAS][Tile::SUMS], uint64_t b, uint64_t a,
                                          bool accumulate) {
-  if constexpr (Tile::TURNED) {
+  if constexpr (Tile::SWAP_AB) {
     wgmma<TILE_M, In, B, A>(d[0], b, a, accumulate);
   } else {
 #pragma unroll
@@ -73,12 +73,13 @@ __device__ __forceinline__ void multiply(float (&d)[Tile::MMAS][Tile::SUMS], uin
 template <typename Tile>
 __device__ __forceinline__ void write_tile(float* sums, const float (&d)[Tile::MMAS][Tile::SUMS],
                                            int part, int step_n, int step_m) {
-  if constexpr (Tile::TURNED) {
-    write_sums(sums + part * 64 * step_n, d[0], step_n, step_m);
+  if constexpr (Tile::SWAP_AB) {
+    write_accumulators(sums + part * 64 * step_n, d[0], step_n, step_m);
   } else {
 #pragma unroll
     for (int i = 0; i < Tile::MMAS; ++i)
-      write_sums(sums + part * 64 * step_m + i * Tile::PANEL_N * step_n, d[i], step_m, step_n);
+      write_accumulators(sums + part * 64 * step_m + i * Tile::PANEL_N * step_n, d[i], step_m,
+                         step_n);
   }
 }
 
@@ -111,7 +112,7 @@ inline int width_for(Major a, int rows, int block_n) {
 // Calls body(major of A, TILE_M, BLOCK_N as integral_constant), for widths of 64 and 128. An A that
 // is stored transposed comes in panels of 64 rows.
 template <typename Body>
-int with_turned_tile(Major a, int rows, int block_n, Body body) {
+int with_swap_ab_tile(Major a, int rows, int block_n, Body body) {
   constexpr std::integral_constant<Major, Major::K> k;
   constexpr std::integral_constant<Major, Major::MN> mn;
   constexpr std::integral_constant<int, 16> c16;
@@ -129,7 +130,7 @@ int with_turned_tile(Major a, int rows, int block_n, Body body) {
 template <typename Body>
 int with_tile(Major a, int rows, int block_n, Body body) {
   if (a == Major::MN || block_n == 64 || block_n == 128)
-    return with_turned_tile(a, rows, block_n, body);
+    return with_swap_ab_tile(a, rows, block_n, body);
   constexpr std::integral_constant<Major, Major::K> k;
   const auto with_rows = [&](auto width) {
     if (rows <= 64) return body(k, std::integral_constant<int, 64>{}, width);

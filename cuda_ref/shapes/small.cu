@@ -28,7 +28,7 @@ constexpr int BLOCK_N = 32;
 constexpr int BLOCK_K = 16;
 constexpr int MOST_WARPS = 16;
 constexpr int FEW_WARPS = 8;   // of which an SM has room for two blocks
-constexpr int MOST_AHEAD = 2;  // steps that a warp loads at once; by elements there is room for one
+constexpr int MOST_IN_FLIGHT = 2;  // steps that a warp loads at once; by elements one
 constexpr int GROUPS = 8;      // of a lane's 32 sums, four neighbours each
 
 template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES>
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
                  int tiles_n) {
   using APatch = Patch<A, BYTES>;
   using BPatch = Patch<B, BYTES>;
-  constexpr int AHEAD = A == Access::elements ? 1 : MOST_AHEAD;
+  constexpr int IN_FLIGHT = A == Access::elements ? 1 : MOST_IN_FLIGHT;
   float4* const sums = reinterpret_cast<float4*>(dynamic_shared());
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const int n = blockIdx.x % tiles_n * BLOCK_N, m = blockIdx.x / tiles_n % tiles_m * BLOCK_M;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
 
   const int steps = (a.K - 1) / BLOCK_K + 1;
 #pragma unroll
-  for (int i = 0; i < AHEAD; ++i) {
+  for (int i = 0; i < IN_FLIGHT; ++i) {
     const int k = (warp + i * warps) * BLOCK_K + PATCH * t;
     APatch::prefetch(a, a_row, k);
     BPatch::prefetch(b, b_row, k);
@@ -58,17 +58,17 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
   griddepcontrol_launch_dependents();  // not before, or several kernels wait beside each other
 
   float d[2][PATCH][4] = {};
-  for (int step = warp; step < steps; step += AHEAD * warps) {
-    APatch a_patches[AHEAD];
-    BPatch b_patches[AHEAD];
+  for (int step = warp; step < steps; step += IN_FLIGHT * warps) {
+    APatch a_patches[IN_FLIGHT];
+    BPatch b_patches[IN_FLIGHT];
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
+    for (int i = 0; i < IN_FLIGHT; ++i) {
       const int k = (step + i * warps) * BLOCK_K + PATCH * t;
       a_patches[i].load(a, a_row, k);
       b_patches[i].load(b, b_row, k);
     }
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) multiply<In>(d, a_patches[i], b_patches[i]);
+    for (int i = 0; i < IN_FLIGHT; ++i) multiply<In>(d, a_patches[i], b_patches[i]);
   }
 
 #pragma unroll
@@ -132,8 +132,9 @@ int with_accesses(const Side& a, const Side& b, int64_t batch, Body body) {
 }
 
 // As many as need one trip, and where SMs have several blocks no more than fit.
-int warps_of(int64_t steps, int ahead, bool few_tiles) {
-  const int64_t most = few_tiles ? std::max<int64_t>(FEW_WARPS, ceil_div(steps, ahead)) : FEW_WARPS;
+int warps_of(int64_t steps, int in_flight, bool few_tiles) {
+  const int64_t one_trip = std::max<int64_t>(FEW_WARPS, ceil_div(steps, in_flight));
+  const int64_t most = few_tiles ? one_trip : FEW_WARPS;
   return static_cast<int>(std::min({steps, most, int64_t{MOST_WARPS}}));
 }
 
@@ -151,8 +152,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   if (const int error = multiprocessors(&sms)) return error;
   Rows c = rows_of(gemm.c, gemm.out);
   c.vectors = c.vectors && (gemm.batch == 1 || gemm.c.batch_stride % 4 == 0);
-  const auto with = [&](auto kernel, int ahead) {
-    const int warps = warps_of(ceil_div(a.K, BLOCK_K), ahead, tiles <= sms);
+  const auto with = [&](auto kernel, int in_flight) {
+    const int warps = warps_of(ceil_div(a.K, BLOCK_K), in_flight, tiles <= sms);
     return launch_clusters(kernel, static_cast<unsigned>(tiles), 1, dim3(32 * warps),
                            warps * GROUPS * 32 * sizeof(float4), stream, a, b, c,
                            gemm.c.batch_stride, epilogue_of<float>(gemm),
@@ -162,10 +163,11 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
     using In = decltype(in);
     using Out = decltype(out);
     return with_accesses(a, b, gemm.batch, [&](auto x, auto y, auto bytes) {
-      const int ahead = bytes == 2 ? 1 : MOST_AHEAD;
+      const int in_flight = bytes == 2 ? 1 : MOST_IN_FLIGHT;
       if constexpr (BUILT<In, true>)
-        if (is_plain(gemm)) return with(small_kernel<false, In, Out, x, y, bytes>, ahead);
-      if constexpr (BUILT<In, false>) return with(small_kernel<true, In, Out, x, y, bytes>, ahead);
+        if (is_plain(gemm)) return with(small_kernel<false, In, Out, x, y, bytes>, in_flight);
+      if constexpr (BUILT<In, false>)
+        return with(small_kernel<true, In, Out, x, y, bytes>, in_flight);
       return static_cast<int>(cudaErrorNotSupported);
     });
   });

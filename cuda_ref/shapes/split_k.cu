@@ -26,18 +26,19 @@ constexpr int BLOCK_N = 128;
 constexpr int BLOCK_K = 64;
 constexpr int NUM_STAGES = 6;
 constexpr int MOST_SPLITS = 8;
-constexpr int MOST_PARTS = 16;
+constexpr int MOST_PARTIALS = 16;
 constexpr int CONSUMERS = 2;
 constexpr int MULTIPLIERS = 128 * CONSUMERS;  // threads; the producer warp follows them
 constexpr int THREADS = MULTIPLIERS + 32;
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
 constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
-constexpr uint32_t SUM_BYTES = BLOCK_M * pitch_of(BLOCK_N) * 4;
+constexpr uint32_t ACCUMULATOR_BYTES = BLOCK_M * pitch_of(BLOCK_N) * 4;
 // What the others of a cluster send: each part of the rows is rounded up to whole rows.
-constexpr uint32_t PART_BYTES = (BLOCK_M + MOST_SPLITS) * pitch_of(BLOCK_N) * 4;
+constexpr uint32_t PARTIAL_BYTES = (BLOCK_M + MOST_SPLITS) * pitch_of(BLOCK_N) * 4;
 constexpr uint32_t SHARED_BYTES = NUM_STAGES * STAGE_BYTES + 1024;  // 1024: alignment of panels
 static_assert(SHARED_BYTES <= 232448 - 512, "an SM gives a block 227 KB, barriers included");
-static_assert(SUM_BYTES + PART_BYTES <= NUM_STAGES * STAGE_BYTES, "they take the ring's place");
+static_assert(ACCUMULATOR_BYTES + PARTIAL_BYTES <= NUM_STAGES * STAGE_BYTES,
+              "they take the ring's place");
 
 // Who multiplies what: block `rank` of cluster `index` takes part rank + splits * group of K.
 struct Schedule {
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       mbarrier_init(full + 8 * stage, 1);
       mbarrier_init(empty + 8 * stage, MULTIPLIERS / 32);
     }
-    if (splits > 1) expect_parts<BLOCK_N>(received, share, rank);
+    if (splits > 1) expect_partials<BLOCK_N>(received, share, rank);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -141,15 +142,16 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_wait_group<0>();
     if (splits > 1) barrier_cluster_arrive();
     bar_sync(1, MULTIPLIERS);  // all warps have read the ring: the sums may take its place
-    write_sums(sums + consumer * 64 * pitch_of(BLOCK_N), d, pitch_of(BLOCK_N), 1);
+    write_accumulators(sums + consumer * 64 * pitch_of(BLOCK_N), d, pitch_of(BLOCK_N), 1);
     if (splits > 1) fence_proxy_async();
     bar_sync(1, MULTIPLIERS);
     if (splits > 1) {
       barrier_cluster_wait();  // all warps of all blocks have read their rings
-      if (threadIdx.x == 0) send_parts<BLOCK_N>(ring, ring + SUM_BYTES, received, share, rank);
+      if (threadIdx.x == 0)
+        send_partials<BLOCK_N>(ring, ring + ACCUMULATOR_BYTES, received, share, rank);
       mbarrier_try_wait_parity(received, 0);
     }
-    const float* parts = sums + SUM_BYTES / 4;
+    const float* parts = sums + ACCUMULATOR_BYTES / 4;
     if (schedule.groups > 1) {
       c.data = static_cast<float*>(c.data) + group * group_stride;
       finish_share<false, float, BLOCK_N, MULTIPLIERS>(sums, parts, share, rank, c, epilogue, m, n,
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                                               m, n, threadIdx.x);
     }
   }
-  // No block leaves while another may still read its sums.
+  // No block exits while another may still read its sums.
   if (splits > 1) {
     if (warp == MULTIPLIERS / 32) barrier_cluster_wait();
     barrier_cluster_arrive_relaxed();
@@ -185,13 +187,16 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   if (tiles > INT32_MAX / 64) return cudaErrorInvalidConfiguration;
   Schedule schedule{static_cast<int>(tiles_m), static_cast<int>(tiles_n),
                     static_cast<int>(gemm.a.cols), 1, 1, is_plain(gemm)};
-  // Two K tiles at least to a part, and no more parts than SMs; beyond MOST_PARTS the sums cost
+  // Two K tiles at least to a part, and no more parts than SMs; beyond MOST_PARTIALS the sums cost
   // more than the SMs bring.
   const int parts = static_cast<int>(
-      std::max<int64_t>(1, std::min({sms / tiles, k_tiles / 2, int64_t{MOST_PARTS}})));
+      std::max<int64_t>(1, std::min({sms / tiles, k_tiles / 2, int64_t{MOST_PARTIALS}})));
   schedule.groups = static_cast<int>(ceil_div(parts, std::min(MOST_SPLITS, MAX_CLUSTER)));
   schedule.splits = parts / schedule.groups;
-  if (asked.plan.splits > 0) schedule.splits = asked.plan.splits, schedule.groups = asked.plan.groups;
+  if (asked.plan.splits > 0) {
+    schedule.splits = asked.plan.splits;
+    schedule.groups = asked.plan.groups;
+  }
   if (int64_t{schedule.splits} * schedule.groups > std::max<int64_t>(k_tiles, 1))
     return cudaErrorInvalidConfiguration;  // a split of K would be empty
 
@@ -212,5 +217,5 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
                            epilogue, schedule);
   });
   if (error != cudaSuccess || schedule.groups == 1) return error;
-  return launch_add_parts(gemm, sums, group_stride, schedule.groups, stream);
+  return launch_add_partials(gemm, sums, group_stride, schedule.groups, stream);
 }

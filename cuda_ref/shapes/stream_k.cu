@@ -28,10 +28,10 @@ using namespace tcgemm::sm90;
 constexpr int MOST_M = 128;
 constexpr int MOST_STAGES = 16;
 constexpr uint32_t BLOCK_BYTES = 226 * 1024;  // for a ring and the sums behind it
-constexpr int AHEAD = 4;  // stages brought into the L2 before the kernel before this one is over
-constexpr int EARLY = 8;  // stages before its last at which a block lets the next kernel begin
+constexpr int L2_PREFETCH = 4;  // stages, before the kernel before this one has finished
+constexpr int PDL_STEPS = 8;  // stages before its last at which a block lets the next kernel begin
 constexpr int LEAST_STEPS = 4;  // of a range
-constexpr int MOST_PARTS = 8;   // of a tile, on average
+constexpr int MOST_PARTIALS = 8;   // of a tile, on average
 
 // A run of steps along K of one tile.
 struct Segment {
@@ -39,20 +39,20 @@ struct Segment {
 };
 
 // Step s of the list is step s % k_tiles along K of tile s / k_tiles. Each block has a range of the
-// `ends` first tiles, then `rounds` whole ones, at the same step as the other blocks: so they read
+// `ends` first tiles, then `waves` whole ones, at the same step as the other blocks: so they read
 // the same lines of A, and neighbours in the rows of B, at the same time. What a block still waits
 // for after its range, the loads of its next tile hide.
 struct Schedule {
   int k_tiles, stages;
   int a_rows;  // of A that arrive for a step
-  int ends, rounds;
+  int ends, waves;
   int each, longer;  // steps of a range; the first `longer` have one more
   bool plain;        // nothing follows the product
-  Parts parts;
+  Partials parts;
 
   __device__ int first(int range) const { return range * each + min(range, longer); }
   __device__ int steps(int range) const {
-    return first(range + 1) - first(range) + rounds * k_tiles;
+    return first(range + 1) - first(range) + waves * k_tiles;
   }
   // What the block with this range does from its step `done` on.
   __device__ Segment segment(int range, int done) const {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
     if (threadIdx.x == CONSUMERS) {
       prefetch_tensormap(&a_map);
       const Segment start = schedule.segment(range, 0);
-      for (int i = 0; i < min(start.count, AHEAD); ++i)
+      for (int i = 0; i < min(start.count, L2_PREFETCH); ++i)
         each_box_of_b<Tile, B>(start.tile * BLOCK_N, (start.begin + i) * BLOCK_K,
                                [&](uint32_t, int inner, int outer) {
                                  cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
           });
           load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, k);
           if (++stage == stages) stage = 0, phase ^= 1;
-          if (done == steps - EARLY) griddepcontrol_launch_dependents();
+          if (done == steps - PDL_STEPS) griddepcontrol_launch_dependents();
         }
       }
       griddepcontrol_launch_dependents();
@@ -151,11 +151,11 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
       wgmma_wait_group<0>();
       if (arrives) mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
       if (segment.begin > 0) {
-        leave_part<CONSUMERS>(schedule.parts, range, d[0]);
+        store_partial<CONSUMERS>(schedule.parts, range, d[0]);
         continue;
       }
       for (int summed = segment.count, next = range + 1; summed < k_tiles; ++next) {
-        add_part<CONSUMERS>(schedule.parts, next, d[0]);
+        add_partial<CONSUMERS>(schedule.parts, next, d[0]);
         summed += schedule.first(next + 1) - schedule.first(next);
       }
       bar_sync(1, CONSUMERS);  // the tile before has been read
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
 int blocks_of(int64_t tiles, int64_t steps, int sms) {
   if (MAX_CLUSTER == 1) return static_cast<int>(tiles);
   return static_cast<int>(
-      std::max<int64_t>(1, std::min({steps / LEAST_STEPS, tiles * MOST_PARTS, int64_t{sms}})));
+      std::max<int64_t>(1, std::min({steps / LEAST_STEPS, tiles * MOST_PARTIALS, int64_t{sms}})));
 }
 
 }  // namespace
@@ -192,11 +192,11 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   Major a_major, b_major;
   int sms = 0;
   int error = multiprocessors(&sms);
-  const int asked_width = gemm.plan.block_n > 0 ? gemm.plan.block_n : 64;
-  const int rows = tile_rows(M, asked_width);
+  const int planned_width = gemm.plan.block_n > 0 ? gemm.plan.block_n : 64;
+  const int rows = tile_rows(M, planned_width);
   if (error == cudaSuccess)
     error = operand_map(gemm.a, false, gemm.in, std::min(M, rows), &a_map, &a_major);
-  const int width = width_for(a_major, rows, asked_width);
+  const int width = width_for(a_major, rows, planned_width);
   if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major);
   if (error != cudaSuccess) return error;
 
@@ -204,30 +204,31 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t steps = tiles * k_tiles;
   if (steps > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
   const int blocks = blocks_of(tiles, steps, sms);
-  int rounds = static_cast<int>(tiles / blocks), ends = static_cast<int>(tiles % blocks);
+  int waves = static_cast<int>(tiles / blocks), ends = static_cast<int>(tiles % blocks);
   // Some few tiles would have many parts each, to be added one after the other.
-  if (ends > 0 && ends * MOST_PARTS / 2 < blocks && rounds > 0) --rounds, ends += blocks;
+  if (ends > 0 && ends * MOST_PARTIALS / 2 < blocks && waves > 0) --waves, ends += blocks;
   const int in_ranges = ends * static_cast<int>(k_tiles);
-  Schedule schedule{static_cast<int>(k_tiles), 0, loaded_rows(a_major, M, rows), ends, rounds,
+  Schedule schedule{static_cast<int>(k_tiles), 0, loaded_rows(a_major, M, rows), ends, waves,
                     in_ranges / blocks, in_ranges % blocks, is_plain(gemm), {}};
-  const size_t part_bytes = size_t{4} * (a_major == Major::K ? rows : std::max(rows, 64)) * width;
+  const size_t partial_bytes =
+      size_t{4} * (a_major == Major::K ? rows : std::max(rows, 64)) * width;
   if (ends > 0) {
     if (gemm.scratch.allocate == nullptr) return cudaErrorNotSupported;
-    void* workspace = gemm.scratch.allocate(blocks * (part_bytes + 8), stream);
+    void* workspace = gemm.scratch.allocate(blocks * (partial_bytes + 8), stream);
     if (workspace == nullptr) return cudaErrorMemoryAllocation;
-    schedule.parts = parts_in(workspace, blocks, part_bytes);
+    schedule.parts = partials_in(workspace, blocks, partial_bytes);
   }
   const auto launched = [&](auto in, auto out) {
-    return with_turned_tile(a_major, rows, width, [&](auto a, auto tile_m, auto block_n) {
+    return with_swap_ab_tile(a_major, rows, width, [&](auto a, auto tile_m, auto block_n) {
       const auto start = [&](auto b) {
         using Tile = Shape<tile_m, block_n, b>;
         schedule.stages = std::min<uint32_t>(
-            (BLOCK_BYTES - Tile::SUM_BYTES - 1024) / Tile::STAGE_BYTES, MOST_STAGES);
+            (BLOCK_BYTES - Tile::ACCUMULATOR_BYTES - 1024) / Tile::STAGE_BYTES, MOST_STAGES);
         return launch_clusters(stream_k<decltype(in), decltype(out), a, b, tile_m, block_n>,
                                static_cast<unsigned>(blocks), 1, dim3(Tile::THREADS),
-                               schedule.stages * Tile::STAGE_BYTES + Tile::SUM_BYTES + 1024, stream,
-                               a_map, b_map, rows_of(by_rows.c, gemm.out), column_major(gemm.c),
-                               epilogue_of<float>(by_rows), schedule);
+                               schedule.stages * Tile::STAGE_BYTES + Tile::ACCUMULATOR_BYTES + 1024,
+                               stream, a_map, b_map, rows_of(by_rows.c, gemm.out),
+                               column_major(gemm.c), epilogue_of<float>(by_rows), schedule);
       };
       return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
                                  : start(std::integral_constant<Major, Major::MN>{});

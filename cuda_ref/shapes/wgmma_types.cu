@@ -10,7 +10,7 @@
 //                (lo lo is below 2^-22); consumers split A in registers, idle warps B in shared.
 // STILL MISSING  K is never divided. Built case by case (wgmma_types_modes.cuh).
 //
-// grid       as few clusters of 1 or 2 blocks along M as finish in the same number of rounds
+// grid       as few clusters of 1 or 2 blocks along M as finish in as many waves
 // block      one producer and 1 to 3 consumer warpgroups; the tiling that ends first (launch_mode)
 // warpgroup  64 or 2 x 64 rows of C: wgmma 64 x BLOCK_N x 32 bytes; stored by 64 rows x 128 bytes
 #include "host/repack.cuh"
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
   static_assert(sizeof(barriers) <= BARRIER_BYTES);
   const uint32_t stages = (shared_address(shared) + 1023) / 1024 * 1024;
   Ring<NUM_STAGES> ring{shared_address(barriers)};
-  const uint32_t turns = ring.barriers + 24 * NUM_STAGES;  // one for each consumer
+  const uint32_t pingpong = ring.barriers + 24 * NUM_STAGES;  // one for each consumer
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster, tiles = schedule.tiles();
 
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
       mbarrier_init(each.empty(), 4 * READERS * cluster);
       mbarrier_init(each.split(), SPLITTERS);
     }
-    for (int i = 0; i < T::CONSUMERS; ++i) mbarrier_init(turns + 8 * i, 1);
+    for (int i = 0; i < T::CONSUMERS; ++i) mbarrier_init(pingpong + 8 * i, 1);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -128,15 +128,15 @@ __global__ void __launch_bounds__(T::THREADS, 1)
   } else {
     if constexpr (T::CONSUMERS > 1) setmaxnreg_inc<T::CONSUMER_REGISTERS>();
     const int consumer = warp / 4 - 1;
-    const bool leads = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
+    const bool elected = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
     const int row = T::PINGPONG ? 0 : consumer * 64 * T::HALVES;  // of the consumer in the tile
     const Operands<T> from{stages, row, cluster};
     RowTerms<Out, Acc> rows;
-    Ahead<Out> ahead;
-    const auto read_ahead = [&](int half) {
+    Addends<Out> addends;
+    const auto load_addends = [&](int half) {
       if constexpr (FUSED) {
         rows.load(extra, m + 64 * half, n, T::N, schedule.M, schedule.N);
-        ahead.load(extra, rows, m + 64 * half, n, schedule.M, schedule.N, z);
+        addends.load(extra, rows, m + 64 * half, n, schedule.M, schedule.N, z);
       }
     };
     const auto finish = [&](auto& values, int half) {
@@ -144,54 +144,54 @@ __global__ void __launch_bounds__(T::THREADS, 1)
       const uint32_t chunks =
           stages + T::RING_BYTES + consumer * T::CHUNK_BUFFERS * CHUNK_BYTES;
       if constexpr (FUSED)
-        finish_chunks(extra, rows, ahead, values, top, n, schedule.M, schedule.N, z);
+        finish_chunks(extra, rows, addends, values, top, n, schedule.M, schedule.N, z);
       if (plain.data != nullptr)
         store_accumulators<Out>(plain.at(z, sizeof(Out)), values, top, n, schedule.M, schedule.N);
       else
         store_chunks<Out, T::CHUNK_BUFFERS, true>(&c_map, chunks, 1 + consumer, values, top, n, z);
     };
     const int own = T::PINGPONG ? consumer * step : 0;
-    uint32_t turn = 0;  // parity
+    uint32_t parity = 0;  // parity
     if (own) ring.skip(k_tiles);
     bool starts_next = T::STAGGERED && consumer + 1 < T::CONSUMERS;
     const auto start_next = [&] {
-      if (starts_next && leads) mbarrier_arrive(turns + 8 * (consumer + 1));
+      if (starts_next && elected) mbarrier_arrive(pingpong + 8 * (consumer + 1));
       starts_next = false;
     };
-    if (T::STAGGERED && consumer > 0) mbarrier_try_wait_parity(turns + 8 * consumer, 0);
+    if (T::STAGGERED && consumer > 0) mbarrier_try_wait_parity(pingpong + 8 * consumer, 0);
     for (int index = first + own; index < tiles; index += T::PINGPONG ? 2 * step : step) {
       schedule.template locate<true>(index, rank, &m, &n, &z);
       m += row;
       if constexpr (Mode::PROMOTE) {
         float sums[T::N / 2];
         if constexpr (Mode::SPLIT) {
-          sum_three_products(ring, from, k_tiles, sums, start_next);
+          accumulate_three_products(ring, from, k_tiles, sums, start_next);
         } else {
           float d[T::SETS][1][T::N / 2];
-          sum_promoted<Mode>(ring, from, k_tiles, sums, d, start_next);
+          accumulate_promoted<Mode>(ring, from, k_tiles, sums, d, start_next);
         }
-        read_ahead(0);
+        load_addends(0);
         finish(sums, 0);
       } else {
         Acc d[T::HALVES][T::N / 2];
         // A stage's parity says which use it is at only once the other consumer has seen its own.
-        if (T::PINGPONG) mbarrier_try_wait_parity(turns + 8 * consumer, turn ^ 1 ^ consumer);
-        sum_plainly<Mode>(ring, from, k_tiles, d, [&] {
-          if (T::PINGPONG && leads) mbarrier_arrive(turns + 8 * (1 - consumer));
+        if (T::PINGPONG) mbarrier_try_wait_parity(pingpong + 8 * consumer, parity ^ 1 ^ consumer);
+        accumulate<Mode>(ring, from, k_tiles, d, [&] {
+          if (T::PINGPONG && elected) mbarrier_arrive(pingpong + 8 * (1 - consumer));
         });
-        if (T::PINGPONG) turn ^= 1;
-        read_ahead(0);
+        if (T::PINGPONG) parity ^= 1;
+        load_addends(0);
         wgmma_wait_group<0>();
         ring.release(1, cluster);
         if constexpr (T::PINGPONG) ring.skip(k_tiles);
 #pragma unroll
         for (int half = 0; half < T::HALVES; ++half) {
-          if (half > 0) read_ahead(half);
+          if (half > 0) load_addends(half);
           finish(d[half], half);
         }
       }
     }
-    if (leads) cp_async_bulk_wait_group_read<0>();
+    if (elected) cp_async_bulk_wait_group_read<0>();
   }
   if (cluster > 1) barrier_cluster_arrive(), barrier_cluster_wait();
 }
@@ -201,10 +201,10 @@ int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   CUtensorMap a_map, b_map, c_map{};
   typename T::Tiles schedule;
   unsigned clusters;
-  constexpr bool ROUNDS = Mode::MMA == Mma::tf32 && !Mode::SPLIT;
-  int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, T::M, ROUNDS, stream, &a_map);
+  constexpr bool TO_TF32 = Mode::MMA == Mma::tf32 && !Mode::SPLIT;
+  int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, T::M, TO_TF32, stream, &a_map);
   if (error == cudaSuccess)
-    error = kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, ROUNDS, stream, &b_map);
+    error = kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, TO_TF32, stream, &b_map);
   if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
   const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, gemm.batch);

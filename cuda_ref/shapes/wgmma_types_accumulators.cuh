@@ -1,4 +1,4 @@
-// The mainloops of wgmma_types: how a consumer warpgroup sums its tile of C over a ring of stages.
+// The mainloops of wgmma_types: how a consumer warpgroup accumulates its tile of C over a ring of stages.
 //
 // A stage holds BLOCK_K = 128 bytes along K: a panel of A, one of B, and for tf32x3 one of B's low
 // parts. Each loop waits for its stages, gives them back, and leaves the sums in registers, with no
@@ -70,9 +70,9 @@ __device__ __forceinline__ void multiply_step(const Operands<T>& from, uint32_t 
   wgmma_commit_group();
 }
 
-// d = A B, all of K in the tensor cores' own sums. in_last_step: called when the last stage is full.
+// d = A B, all of K in the tensor cores' own accumulators. in_last_step: called when the last stage is full.
 template <typename Mode, typename T, typename Acc, int HALVES, int REGISTERS, typename Body>
-__device__ __forceinline__ void sum_plainly(Ring<T::NUM_STAGES>& ring, const Operands<T>& from,
+__device__ __forceinline__ void accumulate(Ring<T::NUM_STAGES>& ring, const Operands<T>& from,
                                             int k_tiles, Acc (&d)[HALVES][REGISTERS],
                                             const Body& in_last_step) {
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
@@ -96,10 +96,11 @@ __device__ __forceinline__ void add(float (&sums)[REGISTERS], const float (&d)[R
 // accumulators one is added while the other is multiplied; with one, another consumer multiplies.
 // after_step: called when a step has been multiplied.
 template <typename Mode, typename T, int REGISTERS, int SETS, typename Body>
-__device__ __forceinline__ void sum_promoted(Ring<T::NUM_STAGES>& ring, const Operands<T>& from,
-                                             int k_tiles, float (&sums)[REGISTERS],
-                                             float (&d)[SETS][1][REGISTERS],
-                                             const Body& after_step) {
+__device__ __forceinline__ void accumulate_promoted(Ring<T::NUM_STAGES>& ring,
+                                                    const Operands<T>& from, int k_tiles,
+                                                    float (&sums)[REGISTERS],
+                                                    float (&d)[SETS][1][REGISTERS],
+                                                    const Body& after_step) {
   const auto multiply = [&](float(&d)[1][REGISTERS]) {
     mbarrier_try_wait_parity(ring.full(), ring.phase);
     multiply_step<Mode>(from, ring.stage, d, false);
@@ -160,7 +161,7 @@ struct SplitA {
 // first, and added in float32. A is split in registers, B's low parts lie in the stage. What a
 // consumer does between its multiplies, another's multiplies hide. after_step: as above.
 template <typename T, typename Body>
-__device__ __forceinline__ void sum_three_products(Ring<T::NUM_STAGES>& ring,
+__device__ __forceinline__ void accumulate_three_products(Ring<T::NUM_STAGES>& ring,
                                                    const Operands<T>& from, int k_tiles,
                                                    float (&sums)[64], const Body& after_step) {
   constexpr uint64_t PER_MMA_K = DESCRIPTOR_PER_MMA_K<Major::K>;

@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         b_tiles + stage * S::B_TILE, b, b_data, B_T ? n0 : k0, B_T ? k0 : n0);
   };
 
-  using Parts = Fragments<MMA_M, MMA_N, MMA_K, Element, Sum, A_T, B_T>;
-  using Accumulator = typename Parts::Sums;
+  using Partials = Fragments<MMA_M, MMA_N, MMA_K, Element, Sum, A_T, B_T>;
+  using Accumulator = typename Partials::Sums;
   Accumulator accumulators[TILES_M][TILES_N];
 #pragma unroll
   for (int i = 0; i < TILES_M; ++i) {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const In* b_tile = b_tiles + stage * S::B_TILE;
 #pragma unroll
     for (int k = 0; k < BLOCK_K; k += MMA_K) {
-      typename Parts::A as[TILES_M][PARTS];
+      typename Partials::A as[TILES_M][PARTS];
 #pragma unroll
       for (int i = 0; i < TILES_M; ++i) {
         const int m = warp_m + i * MMA_M;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
       for (int j = 0; j < TILES_N; ++j) {
         const int n = warp_n + j * MMA_N;
-        typename Parts::B bs[PARTS];
+        typename Partials::B bs[PARTS];
         load_fragment(bs[0], &b_tile[B_T ? n * B_LD + k : k * B_LD + n], B_LD);
         to_parts<COMPUTE>(bs);
 #pragma unroll

@@ -7,7 +7,7 @@
 
 namespace tcgemm::sm90 {
 
-// Calls body(T{}) with that T of Ts which ends first: rounds of tiles x area of a tile / rate, for
+// Calls body(T{}) with that T of Ts which ends first: waves of tiles x area of a tile / rate, for
 // tiles of T::M x T::N. tilings.py says the same of a plan.
 template <typename... Ts, typename Body>
 int with_fastest(const Gemm& gemm, const Body& body) {

@@ -14,7 +14,7 @@
 namespace tcgemm {
 
 // The problem whose result is C transposed: C^T[N, M] = B^T[N, K] A^T[K, M]. A transposed matrix is
-// the same memory with its strides exchanged, so nothing is copied. What is fused turns with C.
+// the same memory with its strides exchanged, so nothing is copied. What is fused is transposed with C.
 inline Gemm transposed(const Gemm& gemm) {
   Gemm result = gemm;
   result.a = gemm.b;

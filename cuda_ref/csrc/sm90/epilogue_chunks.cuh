@@ -81,7 +81,7 @@ union PairOf {
 
 // What a chunk adds to the sums of a thread, read ahead of its use.
 template <typename Out>
-struct Ahead {
+struct Addends {
   static constexpr int COLUMNS = CHUNK_N<Out> / 8;  // pairs of columns
   PairOf<Out> c_in[2 * COLUMNS], bias[COLUMNS];
 
@@ -121,7 +121,7 @@ struct Ahead {
 // A chunk's sums, d[first] and on, get all but scales of columns and the activation.
 template <typename Out, typename Acc, int REGISTERS>
 __device__ __forceinline__ void add_to_chunk(const Epilogue<Acc>& e, const RowTerms<Out, Acc>& rows,
-                                             const Ahead<Out>& ahead, Acc (&d)[REGISTERS],
+                                             const Addends<Out>& addends, Acc (&d)[REGISTERS],
                                              int first) {
   constexpr int COUNT = CHUNK_REGISTERS<Out>;
   if (rows.factors) {
@@ -133,7 +133,7 @@ __device__ __forceinline__ void add_to_chunk(const Epilogue<Acc>& e, const RowTe
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
       d[first + i] =
-          multiply_add(e.beta, widen<Acc>(ahead.c_in[i / 2].elements[i % 2]), d[first + i]);
+          multiply_add(e.beta, widen<Acc>(addends.c_in[i / 2].elements[i % 2]), d[first + i]);
   }
   if (rows.terms) {
 #pragma unroll
@@ -144,22 +144,22 @@ __device__ __forceinline__ void add_to_chunk(const Epilogue<Acc>& e, const RowTe
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
       d[first + i] =
-          multiply_add(Acc(1), widen<Acc>(ahead.bias[i / 4].elements[i % 2]), d[first + i]);
+          multiply_add(Acc(1), widen<Acc>(addends.bias[i / 4].elements[i % 2]), d[first + i]);
   }
 }
 
 // A warpgroup's sums become values of C, still to be narrowed. (m, n): their corner in matrix `batch`
-// of C; ahead: what the first chunk adds, already on its way.
+// of C; addends: what the first chunk adds, already on its way.
 template <typename Out, typename Acc, int REGISTERS>
 __device__ __forceinline__ void finish_chunks(const Epilogue<Acc>& e, const RowTerms<Out, Acc>& rows,
-                                              const Ahead<Out>& ahead, Acc (&d)[REGISTERS], int m,
+                                              const Addends<Out>& addends, Acc (&d)[REGISTERS], int m,
                                               int n, int M, int N, int64_t batch) {
   constexpr int STEP = CHUNK_REGISTERS<Out>;
   static_assert(REGISTERS % STEP == 0, "whole chunks");
-  Ahead<Out> next = ahead;
+  Addends<Out> next = addends;
 #pragma unroll
   for (int first = 0; first < REGISTERS; first += STEP) {
-    const Ahead<Out> now = next;
+    const Addends<Out> now = next;
     const int col = n + 2 * first;
     if constexpr (std::is_same_v<Acc, float>) {
       if (rows.scales != nullptr) {

@@ -1,7 +1,7 @@
-// How a tile of wgmma_persistent or one_wave leaves: C = activation(alpha * sums + beta * C_in +
-// bias), in chunks of 64 rows x 128 bytes, through shared memory and by TMA.
+// The TMA-store epilogue of wgmma_persistent and one_wave: C = activation(alpha * accumulators +
+// beta * C_in + bias), in chunks of 64 rows x 128 bytes, through shared memory and by TMA.
 //
-// C_in comes by TMA, while the tile is still multiplied, into the buffers in which C will leave; a
+// C_in comes by TMA, while the tile is still multiplied, into the buffers from which C is stored; a
 // thread reads its words where it writes the result. A C_in that TMA cannot reach is brought there by
 // the warpgroup's threads. The bias is read once for each tile, under the multiplies.
 #pragma once
@@ -13,7 +13,7 @@ namespace tcgemm::sm90 {
 // A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N. The last chunk of an uneven
 // row begins where it ends with the tile, and stores some columns again.
 template <typename Out, typename Extra, int MMAS, int BLOCK_N, int MOST_BUFFERS>
-struct Leaving {
+struct TmaEpilogue {
   static constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   static constexpr int WIDTH = std::min(CHUNK_N<Out>, BLOCK_N);  // columns of a chunk
   static constexpr int IN_A_ROW = (BLOCK_N - 1) / WIDTH + 1;
@@ -31,7 +31,7 @@ struct Leaving {
   uint8_t* buffers;   // shared memory: BUFFERS x CHUNK_BYTES
   uint32_t barriers;  // one for each buffer: its chunk of C_in has come
   uint32_t group;     // the barrier of the warpgroup
-  bool leads;         // the thread that owns the stores, and the loads into the same buffers
+  bool elected;         // the thread that owns the stores, and the loads into the same buffers
   uint32_t phase = 0;
   int m = 0, n = 0, z = 0;  // the corner in C
   PairOf<Out> columns[BIAS_N / 8];  // the bias of a thread's columns
@@ -46,7 +46,7 @@ struct Leaving {
   }
   __device__ int column_of(int chunk) const { return n + first_of(chunk); }
 
-  __device__ void bring(int chunk) const {
+  __device__ void load_c_in(int chunk) const {
     const uint32_t barrier = barriers + chunk % BUFFERS * 8;
     mbarrier_arrive_expect_tx(barrier, CHUNK_BYTES);
     if constexpr (Extra::BATCHED)
@@ -59,10 +59,10 @@ struct Leaving {
 
   // Some steps into the mainloop, when the tile before has left the buffers.
   __device__ __forceinline__ void begin(int M, int N) {
-    if (leads && fused.c_in_by_tma) {
+    if (elected && fused.c_in_by_tma) {
       cp_async_bulk_wait_group_read<0>();
 #pragma unroll
-      for (int chunk = 0; chunk < BUFFERS; ++chunk) bring(chunk);
+      for (int chunk = 0; chunk < BUFFERS; ++chunk) load_c_in(chunk);
       // The others wait for a buffer, so that at least their way from memory is behind them.
 #pragma unroll
       for (int chunk = BUFFERS; chunk < CHUNKS; ++chunk)
@@ -138,7 +138,7 @@ struct Leaving {
 
   // At the end of the tile, once its products are there.
   template <int REGISTERS>
-  __device__ __forceinline__ void leave(const CUtensorMap* c_map, const PlainOutput& plain,
+  __device__ __forceinline__ void store(const CUtensorMap* c_map, const PlainOutput& plain,
                                         float (&d)[MMAS][REGISTERS], int M, int N) {
     const bool to_plain = plain.data != nullptr;
     bool comes = false, is_brought = false;  // C_in, by TMA and by threads
@@ -154,7 +154,7 @@ struct Leaving {
         mbarrier_try_wait_parity(barriers + chunk % BUFFERS * 8, phase);
       } else if (chunk % TOGETHER == 0) {
         // The buffers' last stores have been read out before anyone writes them again.
-        if (leads) cp_async_bulk_wait_group_read<BUFFERS / TOGETHER - 1>();
+        if (elected) cp_async_bulk_wait_group_read<BUFFERS / TOGETHER - 1>();
         bar_sync(group, 128);
       }
       if constexpr (FUSED) {
@@ -172,7 +172,7 @@ struct Leaving {
       fence_proxy_async();
       bar_sync(group, 128);
       const int next = chunk - BEHIND + BUFFERS;
-      if (leads) {
+      if (elected) {
         if (!to_plain) {
 #pragma unroll
           for (int each = chunk + 1 - TOGETHER; each <= chunk; ++each) store(c_map, each);
@@ -181,7 +181,7 @@ struct Leaving {
         if constexpr (FUSED) {
           if (comes && chunk >= BEHIND && next < CHUNKS) {
             cp_async_bulk_wait_group_read<BEHIND>();
-            bring(next);
+            load_c_in(next);
           }
         }
       }

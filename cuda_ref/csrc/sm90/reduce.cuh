@@ -1,7 +1,7 @@
 // One tile of C summed over the blocks of a cluster, each of which has multiplied its part of K.
 //
-// Every block leaves its float32 sums in its own shared memory; block r finishes every cluster-th
-// part of the rows. It is sent that part by the others, block by block in turn so that no block is
+// Every block stores its float32 partial sums in its own shared memory; block r finishes every
+// cluster-th part of the rows. It is sent that part by the others, block by block in turn so that no block is
 // asked by all at once, and adds them in the order of the ranks, which is the order of K: the bits
 // depend on no timing.
 #pragma once
@@ -45,8 +45,8 @@ __host__ __device__ constexpr int pitch_of(int cols) { return cols + 4; }
 // Writes a warpgroup's 64 x (2 * REGISTERS) accumulators to `sums`: element (i, j) at
 // i * step_i + j * step_j.
 template <int REGISTERS>
-__device__ __forceinline__ void write_sums(float* sums, const float (&d)[REGISTERS], int step_i,
-                                           int step_j) {
+__device__ __forceinline__ void write_accumulators(float* sums, const float (&d)[REGISTERS],
+                                                   int step_i, int step_j) {
   const int thread = threadIdx.x % 128;
   sums += (thread / 32 * 16 + thread % 32 / 4) * step_i + thread % 4 * 2 * step_j;
 #pragma unroll
@@ -91,7 +91,7 @@ struct Share {
 // Makes `barrier` count in what the other blocks will send. By one thread; none of the cluster may
 // send before all of its blocks have done so: a barrier of the cluster stands in between.
 template <int COLS>
-__device__ __forceinline__ void expect_parts(uint32_t barrier, const Share& share, int rank) {
+__device__ __forceinline__ void expect_partials(uint32_t barrier, const Share& share, int rank) {
   mbarrier_init(barrier, 1);
   mbarrier_arrive_expect_tx(barrier,
                             (share.splits - 1) * share.count(rank) * pitch_of(COLS) * 4);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void expect_parts(uint32_t barrier, const Share& shar
 // Sends the other blocks their rows of the tile at `sums`: block p's part arrives at `parts` + p *
 // each() rows, which nothing else may use. By one thread.
 template <int COLS>
-__device__ __forceinline__ void send_parts(uint32_t sums, uint32_t parts, uint32_t barrier,
+__device__ __forceinline__ void send_partials(uint32_t sums, uint32_t parts, uint32_t barrier,
                                            const Share& share, int rank) {
   constexpr uint32_t ROW_BYTES = pitch_of(COLS) * 4;
   for (int i = 1; i < share.splits; ++i) {

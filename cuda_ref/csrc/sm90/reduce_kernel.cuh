@@ -12,7 +12,7 @@ constexpr int ADD_THREADS = 128;
 // added in the order of K. One thread per four elements of C.
 template <typename Out>
 __global__ void __launch_bounds__(ADD_THREADS)
-    add_parts(Rows c, Rows sums, int64_t stride, int parts, Epilogue<float> epilogue) {
+    add_partials(Rows c, Rows sums, int64_t stride, int parts, Epilogue<float> epilogue) {
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
   const int units = (c.cols - 1) / 4 + 1;
@@ -37,12 +37,12 @@ __global__ void __launch_bounds__(ADD_THREADS)
 }
 
 // Starts it for the C of `gemm`, whose rows are rows of neighbours. A cudaError_t.
-inline int launch_add_parts(const Gemm& gemm, const Rows& sums, int64_t stride, int parts,
+inline int launch_add_partials(const Gemm& gemm, const Rows& sums, int64_t stride, int parts,
                             cudaStream_t stream) {
   const Rows c = rows_of(gemm.c, gemm.out);
   const auto blocks = ceil_div(c.rows * ceil_div(c.cols, 4), ADD_THREADS);
   return with_types(gemm, [&](auto, auto out) {
-    return launch_clusters(add_parts<decltype(out)>, static_cast<unsigned>(blocks), 1,
+    return launch_clusters(add_partials<decltype(out)>, static_cast<unsigned>(blocks), 1,
                            dim3(ADD_THREADS), 0, stream, c, sums, stride, parts,
                            epilogue_of<float>(gemm));
   });

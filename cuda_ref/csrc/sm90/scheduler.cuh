@@ -34,8 +34,8 @@ struct Schedule {
 };
 
 // The schedule of a problem on the current device, and how many clusters to start: as few as finish
-// in the same number of rounds, since those beyond would wait at the end of the last, and draw
-// power. A cluster of 2 pays from five rounds on (1.6 % at 8192 cubed), and costs the launch of
+// in the same number of waves, since those beyond would wait at the end of the last, and draw
+// power. A cluster of 2 pays from five waves on (1.6 % at 8192 cubed), and costs the launch of
 // fewer, but for tiles of 64 x 128, which read the most for what they multiply: +5 % at 768 x 1024 x
 // 1024, though in one round with a short K -8 % (1024 x 1024 x 512). A cudaError_t.
 template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A>

@@ -37,27 +37,27 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 #endif
 
 // A 2-D box of a 2-D tensor whose inner dimension is contiguous, or of each matrix of a batch (3-D,
-// with batch > 0). Extents in elements. `rounds`: float32 arrives as tf32, rounded to nearest even.
+// with batch > 0). Extents in elements. `to_tf32`: float32 arrives as tf32, rounded to nearest even.
 struct TensorMapKey {
   void* data;
   uint64_t inner, outer, pitch_bytes;
   uint64_t batch, batch_pitch_bytes;
   uint32_t box_inner, box_outer;
   DType type;
-  bool rounds;
+  bool to_tf32;
 
   bool operator==(const TensorMapKey& o) const {
     return data == o.data && inner == o.inner && outer == o.outer && pitch_bytes == o.pitch_bytes &&
            batch == o.batch && batch_pitch_bytes == o.batch_pitch_bytes &&
            box_inner == o.box_inner && box_outer == o.box_outer && type == o.type &&
-           rounds == o.rounds;
+           to_tf32 == o.to_tf32;
   }
 
   size_t hash() const {
     size_t h = 0;
     for (uint64_t part : {reinterpret_cast<uint64_t>(data) >> 4, inner, outer, pitch_bytes, batch,
                           batch_pitch_bytes, static_cast<uint64_t>(box_inner) << 32 | box_outer,
-                          static_cast<uint64_t>(type) << 1 | rounds})
+                          static_cast<uint64_t>(type) << 1 | to_tf32})
       h = (h ^ part) * 0x9E3779B97F4A7C15ull;
     return h ^ h >> 32;
   }
@@ -70,7 +70,7 @@ inline CUtensorMapDataType tensor_map_type(const TensorMapKey& key) {
     case DType::f16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::bf16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     case DType::f32:
-      return key.rounds ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+      return key.to_tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     case DType::f64: return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
     case DType::s32: return CU_TENSOR_MAP_DATA_TYPE_INT32;
     default: return CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -118,7 +118,7 @@ inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
           key.box_inner,
           key.box_outer,
           static_cast<uint32_t>(bytes_of(key.type)),
-          key.rounds,
+          key.to_tf32,
           key.batch,
           key.batch_pitch_bytes,
           {}};
@@ -138,7 +138,7 @@ constexpr int64_t MOST_ELEMENTS = INT32_MAX - 255;
 // (batch stride 0): such a map takes coordinate 0 for each of them.
 inline int tensor_map(const Matrix& matrix, bool inner_is_rows, DType type, uint32_t box_inner,
                       uint32_t box_outer, CUtensorMap* map, int64_t batch = 0,
-                      bool rounds = false) {
+                      bool to_tf32 = false) {
   int64_t inner = matrix.cols, inner_stride = matrix.col_stride;
   int64_t outer = matrix.rows, outer_stride = matrix.row_stride;
   if (inner_is_rows) {
@@ -158,7 +158,7 @@ inline int tensor_map(const Matrix& matrix, bool inner_is_rows, DType type, uint
   return tensor_map(TensorMapKey{matrix.data, static_cast<uint64_t>(inner),
                                  static_cast<uint64_t>(outer), static_cast<uint64_t>(pitch),
                                  static_cast<uint64_t>(batch), static_cast<uint64_t>(batch_pitch),
-                                 box_inner, box_outer, type, rounds},
+                                 box_inner, box_outer, type, to_tf32},
                     map);
 }
 

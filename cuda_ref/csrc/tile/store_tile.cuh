@@ -43,8 +43,8 @@ __device__ void store_tile(Sum* tile, const Matrix& c, bool vectors, const Epilo
                            int64_t m0, int64_t n0, int64_t batch) {
   constexpr int COUNT = 16 / sizeof(Out);
   constexpr int ROWS = THREADS * COUNT / BLOCK_N;  // in one pass of all threads
-  constexpr int AHEAD = 4;
-  static_assert(THREADS * COUNT % BLOCK_N == 0 && BLOCK_M % (ROWS * AHEAD) == 0);
+  constexpr int IN_FLIGHT = 4;
+  static_assert(THREADS * COUNT % BLOCK_N == 0 && BLOCK_M % (ROWS * IN_FLIGHT) == 0);
   const int first = threadIdx.x * COUNT / BLOCK_N;
   const int col = threadIdx.x * COUNT % BLOCK_N;
   const int rows = c.rows - m0 < BLOCK_M ? static_cast<int>(c.rows - m0) : BLOCK_M;
@@ -52,20 +52,20 @@ __device__ void store_tile(Sum* tile, const Matrix& c, bool vectors, const Epilo
   const int inside = cols < COUNT ? (cols < 0 ? 0 : static_cast<int>(cols)) : COUNT;
   Out* data = static_cast<Out*>(c.data) + batch * c.batch_stride + m0 * c.row_stride +
               (n0 + col) * c.col_stride;
-  // C_in is added in the tile beforehand, so that AHEAD loads of it are on their way at once. Sums in
+  // C_in is added in the tile beforehand, so that IN_FLIGHT loads of it are on their way at once. Sums in
   // float16 have no room for that.
   bool added = false;
   if constexpr (FUSED && std::is_same_v<Sum, Acc>) {
     added = epilogue.c_in;
-    for (int row = first; added && row < rows; row += AHEAD * ROWS) {
-      Out c_in[AHEAD][COUNT]{};
+    for (int row = first; added && row < rows; row += IN_FLIGHT * ROWS) {
+      Out c_in[IN_FLIGHT][COUNT]{};
 #pragma unroll
-      for (int i = 0; i < AHEAD; ++i) {
+      for (int i = 0; i < IN_FLIGHT; ++i) {
         const int64_t m = m0 + row + i * ROWS;
         if (m < c.rows) load_c_in(epilogue, c_in[i], m, n0 + col, batch, inside);
       }
 #pragma unroll
-      for (int i = 0; i < AHEAD; ++i) {
+      for (int i = 0; i < IN_FLIGHT; ++i) {
         Acc x[COUNT];
         const int r = row + i * ROWS;
         load_shared(x, &tile[r * LD + col]);
