@@ -346,16 +346,42 @@ def error_ratio(
         return max(ratios, default=0.0)
     if c.numel() == 0:
         return 0.0
-    if c.is_floating_point() and bool(c.isnan().any()) and _all_finite(a, b, fusion):
-        return math.inf
-    if a.shape[1] == 0:
-        zeros = torch.zeros(c.shape, dtype=torch.float64, device=c.device)
-        regions = [_Region(None, None, zeros, zeros)]
-    else:
-        regions = _references(a, b, 0, fusion.compute)
-    shape = (c.shape[0], c.shape[1])
-    rounding = UNIT_ROUNDOFF.get(c.dtype, 0.0) if rounds_product else 0.0
-    return max(region.after(fusion, shape, rounding).ratio(c) for region in regions)
+    return Reference(a, b, c.dtype, fusion, rounds_product).error_ratio(c)
+
+
+class Reference:
+    """What a kernel must make of given matrices: made once, then held against many results.
+
+    Args:
+        a, b: A[M, K] and B[K, N], which are not looked at again.
+        dtype_out: dtype of C.
+        fusion, rounds_product: as for ``error_ratio``.
+    """
+
+    def __init__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        dtype_out: torch.dtype,
+        fusion: Fusion | None = None,
+        rounds_product: bool = False,
+    ) -> None:
+        fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
+        shape = (a.shape[0], b.shape[1])
+        self._finite = _all_finite(a, b, fusion)
+        if a.shape[1] == 0:
+            zeros = torch.zeros(shape, dtype=torch.float64, device=a.device)
+            regions = [_Region(None, None, zeros, zeros)]
+        else:
+            regions = _references(a, b, 0, fusion.compute)
+        rounding = UNIT_ROUNDOFF.get(dtype_out, 0.0) if rounds_product else 0.0
+        self._regions = [region.after(fusion, shape, rounding) for region in regions]
+
+    def error_ratio(self, c: torch.Tensor) -> float:
+        """The worst ratio of error to bound of C[M, N]; above 1 is wrong."""
+        if c.is_floating_point() and self._finite and bool(c.isnan().any()):
+            return math.inf
+        return max(region.ratio(c) for region in self._regions)
 
 
 def _all_finite(a: torch.Tensor, b: torch.Tensor, fusion: Fusion) -> bool:

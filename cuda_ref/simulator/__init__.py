@@ -12,10 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..build import store
+from ..build.toolchain import built_by_case
+from ..build.toolchain import source as rung_source
 from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
-from ..toolchain import built_by_case
 from . import abi
-from .build import CSRC, library, lock_of, shared_symbols
+from .build import library, lock_of, shared_symbols
 from .cures import explained
 from .findings import Finding, describe
 from .report import L2, Counts, Machine, Report, SimulationError, counts_of, l2_of
@@ -43,10 +45,10 @@ def parse_order(order: str) -> tuple[int, int]:
 
 def source_of(name: str) -> Path:
     """The .cu file of a rung."""
-    path = CSRC / f"{name}.cu"
-    if not path.is_file():
-        raise ValueError(f"no rung {name!r}: there is no {path.name} in csrc/")
-    return path
+    try:
+        return rung_source(name)
+    except LookupError as error:
+        raise ValueError(str(error)) from None
 
 
 def run(name: str, a: Any, b: Any, c: Any, fusion: Any = None, **plan: int | str) -> None:
@@ -188,7 +190,7 @@ def _entry(path: Path) -> Any:
     try:
         entry = ctypes.CDLL(str(path)).tcgemm_simulate
     except OSError as error:
-        path.unlink(missing_ok=True)
+        store.discard(path)
         raise SimulationError(
             f"the cached library {path.name} cannot be loaded ({error}); it has been removed, "
             "so the next call builds it again"
