@@ -4,7 +4,8 @@ import re
 from functools import cache
 
 import pytest
-from tcgemm.cuda_ref import inspection, tiles, tilings, toolchain
+import records
+from tcgemm.cuda_ref import tiles, tilings, toolchain
 from tcgemm.cuda_ref.fusion import COMPUTES, DTYPES, TILE
 
 pytestmark = pytest.mark.skipif(
@@ -58,7 +59,7 @@ MULTIPLIES = ("HGMMA", "QGMMA", "IGMMA")
 @cache
 def kernels(name, defines):
     """All kernels of a build that multiply."""
-    report = inspection.compile_only(name, "sm_90a", defines)
+    report = records.cuda(name, "sm_90a", defines)
     assert report.spill_bytes == 0
     assert report.sass["STL"] == 0
     return [kernel for kernel in report.kernels if "pack" not in kernel.symbol]

@@ -9,9 +9,10 @@ from functools import cache
 from importlib import import_module
 
 import pytest
+import records
 import torch
 from padded import padded
-from tcgemm.cuda_ref import candidates, inspection, plans, tables, toolchain, waves
+from tcgemm.cuda_ref import candidates, plans, tables, toolchain, waves
 from tcgemm.cuda_ref.fusion import TILE
 
 import tcgemm
@@ -317,7 +318,7 @@ def compiled(index):
     macros = toolchain.built_by_case(toolchain.CSRC / "one_wave.cu")
     assert {f"TCGEMM_{name}" for name in values} <= macros
     defines = tuple(f"-DTCGEMM_{name}={value}" for name, value in values.items())
-    return inspection.compile_only("one_wave", "sm_90a", defines)
+    return records.cuda("one_wave", "sm_90a", defines)
 
 
 @needs_nvcc

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 
 import pytest
+import records
 
 from tcgemm import dispatch
 
@@ -174,20 +175,19 @@ FUSED = [
     for plan in [plans.fit("descriptor", {**DEEP, "FLATTEN": 0}, "bfloat16", LIMITS[9, 0])]
     for layout, epilogue, batch in (("nt", "gelu", 0), ("nnt", "silu", 3), ("tn", "gelu_tanh", 0))
 ]
+WARP_SPECIALIZED = {
+    "BLOCK_M": 128,
+    "BLOCK_N": 256,
+    "BLOCK_K": 64,
+    "GROUP_M": 8,
+    "NUM_STAGES": 4,
+    "CONSUMERS": 2,
+    "PIECES": 4,
+    "BUFFERS": 2,
+}
 SPECIALIZED_FUSED = [
     Request("warp_specialized", plan, layout=layout, batch=batch, **asked)
-    for deep in [
-        {
-            "BLOCK_M": 128,
-            "BLOCK_N": 256,
-            "BLOCK_K": 64,
-            "GROUP_M": 8,
-            "NUM_STAGES": 4,
-            "CONSUMERS": 2,
-            "PIECES": 4,
-            "BUFFERS": 2,
-        }
-    ]
+    for deep in [WARP_SPECIALIZED]
     for staged in [{**deep, "NUM_STAGES": 3, "BUFFERS": 4}]
     for plan, layout, batch, asked in (
         (deep, "nt", 0, {"bias": True}),
@@ -200,17 +200,35 @@ SPECIALIZED_FUSED = [
 ]
 SHIPPED = shipped()
 TYPES = shipped_types()
+C_IN_BY_ROWS = Request("warp_specialized", WARP_SPECIALIZED, layout="nt", c_in=True)
+WIDE_RESULT = Request(
+    "descriptor",
+    plans.plan("descriptor", problem_on((9, 0), dtype_out="float32")),
+    dtype_in="float16",
+    dtype_out="float32",
+    layout="nt",
+)
+COLUMN_MAJOR_RESULT = Request(
+    "descriptor", plans.plan("descriptor", problem_on((9, 0))), layout="ntt"
+)
+SINGLE = [C_IN_BY_ROWS, WIDE_RESULT, COLUMN_MAJOR_RESULT]
+
+
+@cache
+def all_requests() -> list:
+    return [*SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED, *with_c_in(), *eight_bits(), *SINGLE]
 
 
 @cache
 def results(kernel: str, capability: tuple[int, int]) -> dict[str, object]:
-    """A rung's requests, compiled in one child process."""
-    mine = [
-        r
-        for r in [*SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED]
-        if (r.kernel, r.capability) == (kernel, capability)
-    ]
-    return dict(zip(map(repr, mine), compile_only.compile_rungs(mine), strict=True))
+    """What a rung's requests are compiled to."""
+    records.triton_digests(all_requests())  # one child process for all
+    mine = [r for r in all_requests() if (r.kernel, r.capability) == (kernel, capability)]
+    return dict(zip(map(repr, mine), records.triton(mine), strict=True))
+
+
+def compiled(request):
+    return results(request.kernel, request.capability)[repr(request)]
 
 
 def name_of(request) -> str:
@@ -223,7 +241,7 @@ def name_of(request) -> str:
 
 @pytest.mark.parametrize("wanted", SHIPPED, ids=name_of)
 def test_a_shipped_configuration_compiles_well(wanted):
-    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    built = compiled(wanted)
     counts = built.counts
     by_warpgroups = wanted.capability >= (9, 0) and wanted.plan["BLOCK_M"] >= 64
     assert counts["HGMMA" if by_warpgroups else "HMMA"] > 0
@@ -257,7 +275,7 @@ def test_a_shipped_configuration_compiles_well(wanted):
 
 @pytest.mark.parametrize("wanted", TYPES, ids=lambda r: f"{name_of(r)}-{r.dtype_in}-{r.compute}")
 def test_a_shipped_configuration_of_a_type_compiles_well(wanted):
-    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    built = compiled(wanted)
     counts = built.counts
     kind = plans.kind(wanted.dtype_in, wanted.compute)
     assert counts[INSTRUCTION[wanted.capability][kind]] > 0
@@ -271,7 +289,7 @@ def test_a_shipped_configuration_of_a_type_compiles_well(wanted):
 
 @pytest.mark.parametrize("wanted", FUSED, ids=lambda r: f"{r.layout}-{r.epilogue}")
 def test_everything_fused_into_the_largest_tile_fits(wanted):
-    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    built = compiled(wanted)
     assert (built.spill_bytes, built.serialized) == (0, False)
     assert built.counts["UTMASTG"] == 2
     assert built.shared_bytes <= LIMITS[9, 0]
@@ -283,8 +301,8 @@ def test_everything_fused_into_the_largest_tile_fits(wanted):
     ids=lambda r: f"{r.layout}-{r.epilogue}-{r.bias}-{r.c_in}-{r.batch}",
 )
 def test_warp_specialized_fuses_without_spills_and_brings_c_in_by_tma(wanted):
-    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
-    plain = results(wanted.kernel, wanted.capability)[repr(SPECIALIZED_FUSED[0])]
+    built = compiled(wanted)
+    plain = compiled(SPECIALIZED_FUSED[0])
     assert (built.spill_bytes, built.serialized) == (0, False)
     assert built.counts["UTMASTG"] == wanted.plan["CONSUMERS"] * wanted.plan["PIECES"]
     assert built.counts["STG"] == 0
@@ -296,9 +314,7 @@ def test_warp_specialized_fuses_without_spills_and_brings_c_in_by_tma(wanted):
 
 
 def test_c_in_that_tma_does_not_reach_is_read_in_place():
-    (built,) = compile_only.compile_rungs(
-        [Request("warp_specialized", WARP_SPECIALIZED, layout="nt", c_in=True)]
-    )
+    built = compiled(C_IN_BY_ROWS)
     assert built.counts["LDG"] > 0
     assert built.spill_bytes == 0
 
@@ -335,7 +351,7 @@ C_IN = [
 
 @cache
 def with_c_in() -> list:
-    """descriptor's plan of each type pair with a C that is read, compiled."""
+    """descriptor's plan of each type pair with a C that is read."""
     requests = []
     for dtype_in, dtype_out, compute in C_IN:
         problem = replace(
@@ -349,12 +365,13 @@ def with_c_in() -> list:
         plan = plans.plan("descriptor", problem)
         types = {"dtype_in": dtype_in, "dtype_out": dtype_out, "compute": compute}
         requests.append(Request("descriptor", plan, layout="nt", c_in=True, **types))
-    return list(zip(requests, compile_only.compile_rungs(requests), strict=True))
+    return requests
 
 
 @pytest.mark.parametrize("number", range(len(C_IN)), ids=lambda n: "-".join(C_IN[n]))
 def test_a_c_that_is_read_comes_by_tma_through_memory_that_is_there(number):
-    request, built = with_c_in()[number]
+    request = with_c_in()[number]
+    built = compiled(request)
     assert built.counts["LDG"] == 0, "C_in is not read by the threads"
     assert (built.spill_bytes, built.serialized) == (0, False)
     bound = plans.shared_bytes(
@@ -368,33 +385,15 @@ def test_a_c_that_is_read_comes_by_tma_through_memory_that_is_there(number):
 
 def test_a_float32_result_of_the_largest_tile_fits():
     """The table gives it fewer stages: half of C takes 64 KB."""
-    problem = problem_on((9, 0), dtype_out="float32")
-    plan = plans.plan("descriptor", problem)
-    (built,) = compile_only.compile_rungs(
-        [Request("descriptor", plan, dtype_in="float16", dtype_out="float32", layout="nt")]
-    )
+    built = compiled(WIDE_RESULT)
     assert built.shared_bytes <= LIMITS[9, 0]
     assert built.spill_bytes == 0
 
 
 def test_a_column_major_result_is_stored_by_tma():
-    (built,) = compile_only.compile_rungs(
-        [Request("descriptor", plans.plan("descriptor", problem_on((9, 0))), layout="ntt")]
-    )
+    built = compiled(COLUMN_MAJOR_RESULT)
     assert built.counts["UTMASTG"] == 2
     assert built.spill_bytes == 0
-
-
-WARP_SPECIALIZED = {
-    "BLOCK_M": 128,
-    "BLOCK_N": 256,
-    "BLOCK_K": 64,
-    "GROUP_M": 8,
-    "NUM_STAGES": 4,
-    "CONSUMERS": 2,
-    "PIECES": 4,
-    "BUFFERS": 2,
-}
 
 
 def test_warp_specialized_keeps_one_group_in_flight_and_moves_registers():
@@ -425,7 +424,7 @@ EIGHT_BITS = [
 
 
 @cache
-def eight_bit_results() -> list:
+def eight_bits() -> list:
     requests = []
     for dtype_in, dtype_out, compute, scales, _ in EIGHT_BITS:
         problem = replace(
@@ -439,12 +438,13 @@ def eight_bit_results() -> list:
         request = {"dtype_in": dtype_in, "dtype_out": dtype_out, "compute": compute}
         plan = row.plan(problem)
         requests.append(Request(row.name, plan, layout="nt", scales=scales, **request))
-    return list(zip(requests, compile_only.compile_rungs(requests), strict=True))
+    return requests
 
 
 @pytest.mark.parametrize("number", range(len(EIGHT_BITS)), ids=lambda n: "-".join(EIGHT_BITS[n]))
 def test_warp_specialized_multiplies_eight_bits(number):
-    request, built = eight_bit_results()[number]
+    request = eight_bits()[number]
+    built = compiled(request)
     assert built.counts[EIGHT_BITS[number][-1]] > 0
     assert not built.serialized, built.log
     assert built.spill_bytes == 0
