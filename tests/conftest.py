@@ -1,4 +1,8 @@
-"""What all tests share: the device they run on, every kernel as a parameter, the GPU mark."""
+"""What all tests share: the device they run on, every kernel as a parameter, the marks.
+
+``make test`` leaves out what is marked exhaustive, ``make test-all`` (``pytest --all``) runs it too:
+docs/testing.md says what that is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,16 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAIRS_ON_A_CPU = 2
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run what is marked exhaustive as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all") and not config.getoption("-m"):
+        left_out = [item for item in items if "exhaustive" in item.keywords]
+        if left_out and len(left_out) < len(items):
+            items[:] = [item for item in items if "exhaustive" not in item.keywords]
+            config.hook.pytest_deselected(items=left_out)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU, and there is none here")
@@ -28,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     ``pair``, beside it: each of the row's type pairs, (dtype of A and B, of C, how it is summed);
     on a CPU, which takes its time, PAIRS_ON_A_CPU of them, others from test to test and from row to
-    row.
+    row, of which one is exhaustive.
     """
     if "row" not in metafunc.fixturenames:
         return
@@ -42,15 +55,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if not with_pairs:
             parameters.append(pytest.param(row, id=row.full_name, marks=marks))
             continue
-        pairs = list(pairs_of(row))
-        if DEVICE == "cpu" and len(pairs) > PAIRS_ON_A_CPU:
-            turn = number + sum(map(ord, metafunc.function.__name__))
-            step = -(-len(pairs) // PAIRS_ON_A_CPU)
-            pairs = pairs[turn % step :: step]
-        for pair in pairs:
+        turn = number + sum(map(ord, metafunc.function.__name__))
+        for pair, exhaustive in drawn_pairs(list(pairs_of(row)), turn):
             name = f"{row.full_name}-{'-'.join(pair)}"
-            parameters.append(pytest.param(row, pair, id=name, marks=marks))
+            of_pair = [*marks, pytest.mark.exhaustive] if exhaustive else marks
+            parameters.append(pytest.param(row, pair, id=name, marks=of_pair))
     metafunc.parametrize(("row", "pair") if with_pairs else "row", parameters)
+
+
+def drawn_pairs(pairs: list[tuple[str, ...]], turn: int) -> list[tuple[tuple[str, ...], bool]]:
+    """The type pairs that a test tries on this device, and whether they are exhaustive.
+
+    On a GPU all of them. On a CPU PAIRS_ON_A_CPU; ``make test`` keeps one: a row's first pair, which
+    takes every case of a test, where it is among them, else another from turn to turn.
+    """
+    if DEVICE != "cpu":
+        return [(pair, False) for pair in pairs]
+    step = -(-len(pairs) // PAIRS_ON_A_CPU)
+    drawn = pairs[turn % step :: step] if len(pairs) > PAIRS_ON_A_CPU else pairs
+    kept = drawn[0] if pairs[0] in drawn else drawn[turn // step % len(drawn)]
+    return [(pair, pair != kept) for pair in drawn]
 
 
 @pytest.fixture
@@ -59,7 +83,7 @@ def device() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why tests were skipped, once a reason instead of once a test."""
+    """Why tests were skipped, once a reason instead of once a test; what is left to test-all."""
     reasons = Counter(
         str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
         .removeprefix("Skipped: ")
@@ -68,3 +92,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
+    if left_out := len(terminalreporter.stats.get("deselected", [])):
+        terminalreporter.write_line(f"{left_out} not selected: `make test-all` runs every test")

@@ -319,19 +319,44 @@ def test_c_in_that_tma_does_not_reach_is_read_in_place():
     assert built.spill_bytes == 0
 
 
-@pytest.mark.parametrize("version", ["HGMMA.64x256x8", "HGMMA.64x128x8"])
-def test_float32_is_multiplied_as_tf32(version):
-    """Four products a step; with two terms three times as many, awaited before they are added."""
-    terms = "64x128" in version
-    compute = "tf32x3" if terms else "tf32"
+def as_tf32(compute: str):
     problem = replace(
         problem_on((9, 0), "float32"), dtype_in="float32", b_strides=(1, 4096), compute=compute
     )
     plan = dispatch.find("triton", "warp_specialized").plan(problem)
-    request = {"dtype_in": "float32", "dtype_out": "float32", "compute": compute}
-    (built,) = compile_only.compile_rungs(
-        [Request("warp_specialized", plan, layout="nt", **request)], assembly=True
-    )
+    types = {"dtype_in": "float32", "dtype_out": "float32", "compute": compute}
+    return Request("warp_specialized", plan, layout="nt", **types)
+
+
+PRODUCER_AND_CONSUMERS = Request("warp_specialized", WARP_SPECIALIZED, layout="nt")
+SMALL = Request(
+    "naive",
+    {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4},
+    dtype_in="float16",
+    dtype_out="float16",
+    M=100,
+    N=100,
+    K=100,
+)
+
+
+@cache
+def all_with_texts() -> dict[str, object]:
+    """What tests read as texts, which no record keeps: compiled in every run, by one process."""
+    wanted = [as_tf32("tf32"), as_tf32("tf32x3"), PRODUCER_AND_CONSUMERS, SMALL]
+    built = compile_only.compile_rungs(wanted, assembly=True)
+    return dict(zip(map(repr, wanted), built, strict=True))
+
+
+def with_texts(request):
+    return all_with_texts()[repr(request)]
+
+
+@pytest.mark.parametrize("version", ["HGMMA.64x256x8", "HGMMA.64x128x8"])
+def test_float32_is_multiplied_as_tf32(version):
+    """Four products a step; with two terms three times as many, awaited before they are added."""
+    terms = "64x128" in version
+    built = with_texts(as_tf32("tf32x3" if terms else "tf32"))
     assert built.counts["HGMMA"] == 2 * 4 * (3 if terms else 1)
     assert built.assembly["sass"].count(version) == built.counts["HGMMA"]
     assert not built.serialized, built.log
@@ -397,9 +422,7 @@ def test_a_column_major_result_is_stored_by_tma():
 
 
 def test_warp_specialized_keeps_one_group_in_flight_and_moves_registers():
-    (built,) = compile_only.compile_rungs(
-        [Request("warp_specialized", WARP_SPECIALIZED, layout="nt")], assembly=True
-    )
+    built = with_texts(PRODUCER_AND_CONSUMERS)
     sass = built.assembly["sass"]
     mainloops = re.findall(
         r"HGMMA[^\n]*gsb0[^\n]*\n(?:[^\n]*\n)*?[^\n]*DEPBAR\.LE gsb0, 0x(\d)", sass
@@ -457,9 +480,7 @@ def test_warp_specialized_multiplies_eight_bits(number):
 
 
 def test_texts_come_when_asked_for():
-    plan = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
-    request = Request("naive", plan, dtype_in="float16", dtype_out="float16", M=100, N=100, K=100)
-    (built,) = compile_only.compile_rungs([request], assembly=True)
+    built = with_texts(SMALL)
     assert "wgmma.mma_async" in built.assembly["ptx"]
     assert "HGMMA" in built.assembly["sass"]
     assert +Counter(built.counts) == compile_only.opcodes(built.assembly["sass"])
