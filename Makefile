@@ -1,5 +1,5 @@
 # `make report` measures (or checks) and writes the report. `make test` runs the tests, `make test-all`
-# also those that repeat what others show (docs/testing.md).
+# also those that repeat what others show (docs/tests.md).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -1,7 +1,7 @@
 """What all tests share: the device they run on, every kernel as a parameter, the marks.
 
-``make test`` leaves out what is marked exhaustive, ``make test-all`` (``pytest --all``) runs it too:
-docs/testing.md says what that is.
+``make test`` leaves out what is marked exhaustive, ``make test-all`` (``pytest --all``) runs it
+too, and docs/tests.md says what that is.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if DEVICE == "cpu" and is_left_by_spread(item):
+            item.add_marker(pytest.mark.exhaustive)
     if not config.getoption("--all") and not config.getoption("-m"):
         left_out = [item for item in items if "exhaustive" in item.keywords]
         if left_out and len(left_out) < len(items):
@@ -34,6 +37,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def is_left_by_spread(item: pytest.Item) -> bool:
+    """``spread(n, *names)``: of all combinations of these parameters one in n is kept, and each
+    value with others in turn: those where the sum of the values' places divides by n."""
+    mark = item.get_closest_marker("spread")
+    if mark is None:
+        return False
+    n, *names = mark.args
+    places = item.callspec.indices  # type: ignore[attr-defined]
+    return bool(sum(places[name] for name in names) % n)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -56,24 +70,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             parameters.append(pytest.param(row, id=row.full_name, marks=marks))
             continue
         turn = number + sum(map(ord, metafunc.function.__name__))
-        for pair, exhaustive in drawn_pairs(list(pairs_of(row)), turn):
+        first = metafunc.definition.get_closest_marker("first_pair") is not None
+        for pair, exhaustive in drawn_pairs(list(pairs_of(row)), turn, first):
             name = f"{row.full_name}-{'-'.join(pair)}"
             of_pair = [*marks, pytest.mark.exhaustive] if exhaustive else marks
             parameters.append(pytest.param(row, pair, id=name, marks=of_pair))
     metafunc.parametrize(("row", "pair") if with_pairs else "row", parameters)
 
 
-def drawn_pairs(pairs: list[tuple[str, ...]], turn: int) -> list[tuple[tuple[str, ...], bool]]:
+def drawn_pairs(
+    pairs: list[tuple[str, ...]], turn: int, first: bool = False
+) -> list[tuple[tuple[str, ...], bool]]:
     """The type pairs that a test tries on this device, and whether they are exhaustive.
 
-    On a GPU all of them. On a CPU PAIRS_ON_A_CPU; ``make test`` keeps one: a row's first pair, which
-    takes every case of a test, where it is among them, else another from turn to turn.
+    On a GPU all of them. On a CPU PAIRS_ON_A_CPU, of which ``make test`` keeps one, from turn to
+    turn; ``first``: the row's first pair, where it is among them, because it takes more cases.
     """
     if DEVICE != "cpu":
         return [(pair, False) for pair in pairs]
     step = -(-len(pairs) // PAIRS_ON_A_CPU)
-    drawn = pairs[turn % step :: step] if len(pairs) > PAIRS_ON_A_CPU else pairs
-    kept = drawn[0] if pairs[0] in drawn else drawn[turn // step % len(drawn)]
+    drawn = pairs[turn % step :: step]
+    kept = pairs[0] if first and pairs[0] in drawn else drawn[turn // step % len(drawn)]
     return [(pair, pair != kept) for pair in drawn]
 
 
