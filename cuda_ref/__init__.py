@@ -10,6 +10,7 @@ if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
 from . import tilings
+from .build.toolchain import CSRC, built_by_case, constants
 from .fusion import Asked, case, numbers
 from .limits import (
     WMMA_SHAPES,
@@ -28,7 +29,6 @@ from .plans import pack, small_plan, yields
 from .plans import plan as divided_plan
 from .tables import SETTINGS
 from .tiles import plan as tile_plan
-from .toolchain import CSRC, built_by_case, constants
 
 PAIRS = (
     ("float16", "float16"),
@@ -305,7 +305,7 @@ def load(name: str) -> Callable[..., None]:
             "check nvidia-smi and that torch was installed with CUDA (torch.version.cuda is "
             f"{torch.version.cuda})"
         )
-    from .build import Operators, operators
+    from .build.extensions import Operators, operators
     from .simulator import run as simulate
 
     by_case = built_by_case(CSRC / f"{name}.cu")
@@ -372,8 +372,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     """
     from collections import Counter
 
-    from .inspection import compile_only, compiler, instances, source_lines
-    from .toolchain import sm_of
+    from .build.inspection import compile_only, compiler, instances, source_lines
+    from .build.toolchain import sm_of
 
     defines: tuple[str, ...] = ()
     if macros := built_by_case(CSRC / f"{name}.cu"):

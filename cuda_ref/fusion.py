@@ -82,7 +82,7 @@ def case(
     A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
     equal, whether it is one plain product, the dtype of C, the tile of ``plan``, whether K is
     divided, and for a large tile what is fused; of these, what ``macros`` name (see
-    toolchain.built_by_case), by default the first four. ``dtype`` and ``out_dtype`` are
+    build.toolchain.built_by_case), by default the first four. ``dtype`` and ``out_dtype`` are
     torch.dtypes; ``batched``: of three dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute

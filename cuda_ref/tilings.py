@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from .build.toolchain import CSRC, constants
 from .gpu import SIMULATED_SMS
 from .gpu import of as gpu_of
 from .limits import column_major
-from .toolchain import CSRC, constants
 
 
 class Tiling(NamedTuple):

@@ -93,7 +93,7 @@ def _triton() -> Check:
 
 
 def _nvcc() -> Check:
-    found = import_module("tcgemm.cuda_ref.build").find_nvcc()
+    found = import_module("tcgemm.cuda_ref.build.toolchain").find_nvcc()
     if found is None:
         return Check(
             "CUDA compiler",
@@ -116,7 +116,12 @@ def _host_compiler() -> Check:
 
 
 def _cache() -> Check:
-    folder = Path(import_module("tcgemm.cuda_ref.build").cache_folder())
+    store = import_module("tcgemm.cuda_ref.build.store")
+    try:
+        folder = store.folder()
+    except RuntimeError as error:
+        cure = f"set {store.VARIABLE} to a folder that only you can write"
+        return Check("kernel cache", "missing", str(error), cure)
     with tempfile.TemporaryFile(dir=folder):
         return Check("kernel cache", "ok", str(folder))
 

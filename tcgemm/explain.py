@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json as json_
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options
+from .request import board_of, check_problem, problem_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,9 +113,10 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
+    check_problem(shape, dtype, out_dtype, layout, compute, epilogue, gpu)
     from . import dispatch
     from .bench import store
-    from .ranking import rank
+    from .ranking import rank, spread
 
     board = board_of(gpu)
     problem = problem_of(
@@ -122,11 +125,11 @@ def explain(
     rows = dispatch.select(backend or (), [kernel] if kernel else ())
     names = dict.fromkeys(row.backend for row in rows)
     kernel = rows[0].name if kernel else None
-    choices = [choice(problem, name, kernel, board, compile) for name in names]
-    against = bound(problem, board)
     folder = results or Path("reports") / board.slug
     measured = store.read(folder) if results or (folder / store.RESULTS).is_file() else []
     ranking = rank(problem, rows, board, measured)
+    choices = [choice(problem, name, kernel, board, compile, ranking) for name in names]
+    against = bound(problem, board)
     if json:
         typer.echo(
             json_.dumps(
@@ -135,6 +138,7 @@ def explain(
                     "gpu": board.name,
                     "choices": [asdict(each) for each in choices],
                     "ranking": [asdict(each) for each in ranking],
+                    "runs": spread(ranking),
                     "bound": {**asdict(against), "floor_us": against.floor_us, "by": against.by},
                 },
                 indent=2,
@@ -148,56 +152,18 @@ def explain(
     _print_ranking(console, ranking, choices, folder if measured else None)
 
 
-def board_of(name: str | None) -> Gpu:
-    """The GPU of that name; without one the GPU that is here, else an H200."""
-    from . import gpus
-    from .simulate import find_gpu
-
-    if name is not None:
-        return find_gpu(name)
-    import torch
-
-    if torch.cuda.is_available():
-        return gpus.lookup(torch.cuda.get_device_name())
-    return find_gpu("h200")
-
-
-def problem_of(
-    shape: str,
-    dtype: str,
-    out_dtype: str | None,
-    layout: str,
-    compute: str | None,
-    alpha: float,
-    beta: float,
-    bias: bool,
-    epilogue: str,
-    batch: int,
-    board: Gpu,
-) -> Problem:
-    """The problem that the arguments name: contiguous operands, aligned, on that GPU.
-
-    Raises OperandError for names, layouts or sizes that do not exist.
-    """
-    from .bench.cases import parse_shape
-    from .gpus import capability
-    from .operands import check_compute, check_factors, check_stored
-    from .problem import Problem
-
-    size = parse_shape(shape)
-    dtype_out = check_stored(dtype, out_dtype, layout)
-    check_factors(dtype, alpha, beta, epilogue)
-    return Problem.stored(
-        size.M, size.N, size.K, dtype, dtype_out, layout,
-        capability=capability(board), compute=check_compute(dtype, compute), batch=batch,
-        alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
-    )  # fmt: skip
-
-
 def choice(
-    problem: Problem, backend: str, kernel: str | None, board: Gpu, compile_: bool = False
+    problem: Problem,
+    backend: str,
+    kernel: str | None,
+    board: Gpu,
+    compile_: bool = False,
+    ranking: Sequence[Estimate] = (),
 ) -> Choice:
-    """What the backend makes of the problem, and why not otherwise."""
+    """What the backend makes of the problem, and why not otherwise.
+
+    Times are compared as ``ranking`` has them, and called measured where they are.
+    """
     from . import dispatch
     from .errors import UnsupportedError
 
@@ -207,9 +173,10 @@ def choice(
     except UnsupportedError as error:
         others = {each.name: each.why_not(problem) or "" for each in rows}
         return Choice(backend, None, str(error).splitlines()[0], others)
-    others = {each.name: _why_other(each, row, rows, problem, kernel) for each in rows}
+    times = {each.kernel: each for each in ranking}
+    others = {each.name: _why_other(each, row, rows, problem, kernel, times) for each in rows}
     others.pop(row.name)
-    why = "asked for by name" if kernel else "the highest rung that takes it"
+    why = "asked for by name" if kernel else "the highest rung that takes it and does not give way"
     if not kernel and row.yields(problem):
         why += " (it yields to a lower one that does not take this)"
     plan = dict(row.plan(problem))
@@ -225,16 +192,34 @@ def choice(
 
 
 def _why_other(
-    other: Kernel, row: Kernel, rows: tuple[Kernel, ...], problem: Problem, kernel: str | None
+    other: Kernel,
+    row: Kernel,
+    rows: tuple[Kernel, ...],
+    problem: Problem,
+    kernel: str | None,
+    times: Mapping[str, Estimate],
 ) -> str:
     reason = other.why_not(problem)
     if reason is not None:
         return reason
     if kernel is not None:
-        return f"takes it too, and {row.name} was asked for"
-    if rows.index(other) < rows.index(row):
-        return f"takes it too; {row.name} is a higher rung"
-    return f"takes it too, and was measured slower here than {row.name}"
+        why = f"takes it too, and {row.name} was asked for"
+    elif rows.index(other) < rows.index(row):
+        why = f"takes it too, and {row.name} is a higher rung"
+    else:
+        why = f"takes it too, and gives way to {row.name}"
+    return f"{why}: {_comparison(times.get(other.full_name), times.get(row.full_name))}"
+
+
+def _comparison(other: Estimate | None, chosen: Estimate | None) -> str:
+    """Which of the two is slower, as far as it is known and from what."""
+    if other is None or other.us is None:
+        return "no time of it is known near this shape"
+    if chosen is None or chosen.us is None:
+        return f"{other.us:.1f} us here, and no time of the other is known near this shape"
+    how = "measured" if other.exact and chosen.exact else "estimated"
+    which = "slower" if other.us > chosen.us else "faster" if other.us < chosen.us else "as fast"
+    return f"{how} {which}, {other.us:.1f} us to {chosen.us:.1f}"
 
 
 def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
@@ -322,7 +307,9 @@ def _print(
             for line in _lines(each, board):
                 console.print("  " + escape(line), soft_wrap=True)
         if each.others:
-            table = Table("not", "because", box=None, padding=(0, 2), header_style="dim")
+            table = Table(box=None, padding=(0, 2), header_style="dim")
+            table.add_column("not", no_wrap=True)
+            table.add_column("because")
             for name, reason in each.others.items():
                 table.add_row(name, escape(reason))
             console.print(table)
@@ -336,6 +323,8 @@ def _print_ranking(
 ) -> None:
     from rich.table import Table
 
+    from .ranking import spread
+
     if folder is None:
         console.print(
             "ranking: nothing was measured on this GPU; 'tcgemm bench' does, and --results DIR "
@@ -345,16 +334,23 @@ def _print_ranking(
         return
     chosen = {f"{each.backend}/{each.kernel}" for each in choices}
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("kernel", "us", "scaled from"):
-        table.add_column(name, no_wrap=name != "scaled from")
+    for name in ("kernel", "us", "measured, or scaled from"):
+        table.add_column(name, no_wrap=name in ("kernel", "us"))
     for each in ranking:
         name = f"{each.kernel} (chosen)" if each.kernel in chosen else each.kernel
         if each.us is None:
             table.add_row(name, "-", "nothing near it was measured")
-        else:
-            table.add_row(name, f"{each.us:.1f}", f"{each.measured_us:.1f} at {each.measured}")
-    console.print(f"ranking: estimates from the nearest shapes of {folder}", soft_wrap=True)
+            continue
+        clock = f" at {each.sm_clock_mhz:.0f} MHz" if each.sm_clock_mhz else ""
+        known = f"{each.measured_us:.1f} at {each.measured}"
+        table.add_row(name, f"{each.us:.1f}", f"measured{clock}" if each.exact else known)
+    console.print(
+        f"ranking: estimates from the nearest shapes of {folder}, measured where this one was",
+        soft_wrap=True,
+    )
     console.print(table)
+    if about_runs := spread(ranking):
+        console.print(about_runs)
 
 
 def _sms(board: Gpu) -> str:

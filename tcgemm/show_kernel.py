@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options
+from .errors import OperandError, UnknownNameError
+from .request import board_of, check_problem, problem_of
 
 if TYPE_CHECKING:
     from .dispatch import Kernel
@@ -87,16 +89,15 @@ def show_kernel(
     json: options.Json = False,
 ) -> None:
     """Say what the compiler made of a rung: instructions, registers, spills, seconds, lines."""
-    from . import dispatch
-    from .errors import OperandError, UnknownNameError
-    from .explain import board_of, problem_of
-
     if stage is not None and stage not in STAGES:
         raise UnknownNameError(f"unknown stage {stage!r}: choose from {', '.join(STAGES)}")
     if every == (kernel is not None) or (every and (compare or stage)) or (csv and not every):
         raise OperandError(
             "name a BACKEND/KERNEL, or give --all, with which go --csv and --json only"
         )
+    check_problem(shape, dtype, None, layout, compute, gpu=gpu)
+    from . import dispatch
+
     rows = [dispatch.named(name) for name in (kernel, compare) if name is not None]
     board = board_of(gpu)
     problem = problem_of(shape, dtype, None, layout, compute, 1.0, 0.0, False, "", 1, board)

@@ -6,6 +6,7 @@ of either language goes through the model of ``tile_order``. Imports no torch un
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from json import dumps
 from pathlib import Path
@@ -22,6 +23,9 @@ from .errors import (
     UnknownNameError,
 )
 from .problem import ITEMSIZE
+from .request import DEFAULT_GPU
+from .vocabulary import check_stored
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +38,8 @@ GROUPS = (None, 1, 2, 4, 8, 16, 32, 64)
 """Orders that are compared: row after row, then GROUP_M."""
 LARGEST = 2**30
 """M N K that the simulator is asked for at most: half a minute or so."""
-_SIMULATOR = "tcgemm.cuda_ref.simulator"
+_CUDA = "tcgemm.cuda_ref"
+_SIMULATOR = f"{_CUDA}.simulator"
 
 # Shared memory of an SM in KiB and its threads, by compute capability: CUDA C++ programming guide,
 # technical specifications per compute capability.
@@ -57,8 +62,9 @@ def simulate(
     kernel: Annotated[
         str,
         typer.Argument(
-            help="A CUDA rung; 'ladder' for all of them; the path of your own .cu file; 'order', "
-            "triton/naive or triton/grouped for the order of tiles against the L2.",
+            help="A CUDA rung; 'ladder' for all of them; the path of your own .cu file, which runs "
+            "as a program with your rights; 'order', triton/naive or triton/grouped for the order "
+            "of tiles against the L2.",
             metavar="KERNEL",
         ),
     ],
@@ -69,7 +75,9 @@ def simulate(
     dtype: options.Dtype = "float16",
     out_dtype: options.OutDtype = None,
     layout: options.Layout = "nn",
-    gpu: Annotated[str, typer.Option(help="Whose L2 is modelled: h200, a100, t4, ...")] = "h200",
+    gpu: Annotated[
+        str, typer.Option(help="Whose L2 is modelled: h200, a100, t4, ...")
+    ] = DEFAULT_GPU,
     order: Annotated[
         str,
         typer.Option(
@@ -80,6 +88,10 @@ def simulate(
         bool,
         typer.Option("--check", help="Look for bad accesses, races, divergence; exit 1 on any."),
     ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(help="Seconds after which a kernel is stopped.", min=0.1, max=86400),
+    ] = 120.0,
     json: options.Json = False,
     out: Annotated[
         Path | None,
@@ -92,9 +104,10 @@ def simulate(
 ) -> None:
     """Run CUDA kernels on this CPU: count what explains their speed, and check them.
 
-    Nothing here is timed: counts are the kernel's, times would be the simulator's.
+    Nothing here is timed: counts are the kernel's, times would be the simulator's. Exits with 1
+    where a kernel is wrong, where --check finds something, and where a kernel does not end.
     """
-    board = find_gpu(gpu)
+    board = gpus.find(gpu)
     if out is not None and kernel != LADDER:
         raise OperandError(f"--out keeps the counts of the whole ladder: simulate {LADDER!r}")
     if kernel in (ORDER, "triton/naive", "triton/grouped"):
@@ -106,20 +119,28 @@ def simulate(
             _print_orders(orders, size, board)
         return
     size = _shape(shape or "256x256x256")
-    rows = [
-        measure(
-            name, size, dtype=dtype, out_dtype=out_dtype, layout=layout, gpu=board, order=order,
-            check=check,
-        )
-        for name in _kernels(kernel)
-    ]  # fmt: skip
+    check_stored(dtype, out_dtype, layout)
+    _check_order(order)
+    names = _kernels(kernel)
+    if kernel.endswith(".cu"):
+        typer.echo(f"{kernel} is compiled and runs here as a program with your rights.", err=True)
+    rows = []
+    with Waiting(f"simulating {names[0]}") as waiting:
+        for number, name in enumerate(names, 1):
+            of = f" ({number} of {len(names)})" if len(names) > 1 else ""
+            waiting.update(f"simulating {name}{of}")
+            row = measure(
+                name, size, dtype=dtype, out_dtype=out_dtype, layout=layout, gpu=board,
+                order=order, check=check, timeout_s=timeout,
+            )  # fmt: skip
+            rows.append(row)
     if json:
         _print_json(rows)
     else:
         _print_table(rows, size, layout, board, check)
     if out is not None:
         _store(out, rows, order_rows(ORDER, (8192, 8192, 8192), dtype, board))
-    if any(row["findings"] for row in rows):
+    if any(row["findings"] or row.get("wrong") for row in rows):
         raise typer.Exit(1)
     if kernel != LADDER and any(row["refused"] for row in rows):
         raise typer.Exit(2)
@@ -134,19 +155,6 @@ def _store(folder: Path, ladder: list[dict[str, Any]], orders: list[dict[str, An
         (folder / SIMULATED).write_text(text)
     except OSError as error:
         raise ResultsError(f"cannot write {folder / SIMULATED}: {error.strerror}") from None
-
-
-def find_gpu(name: str) -> Gpu:
-    """The GPU whose name, slug or part of a slug that is; UnknownNameError lists what there is."""
-    board = gpus.lookup(name)
-    if board.source is None:
-        wanted = gpus.slug(name).split("-")
-        found = [g for g in gpus.GPUS if set(wanted) <= set(g.slug.split("-"))]
-        if not found:
-            slugs = ", ".join(g.slug for g in gpus.GPUS)
-            raise UnknownNameError(f"unknown GPU {name!r}: choose from {slugs}")
-        board = found[0]
-    return board
 
 
 def machine(gpu: Gpu) -> Any:
@@ -174,27 +182,30 @@ def measure(
     gpu: Gpu | None = None,
     order: str = "forward",
     check: bool = False,
+    timeout_s: float = 600.0,
 ) -> dict[str, Any]:
     """One kernel simulated on normal random operands, as a flat row of plain values.
 
     Args:
         kernel: a CUDA rung by name, or the path of a .cu file.
         shape: M, N, K.
+        timeout_s: seconds after which the kernel is stopped, with a finding that says so.
 
     Returns:
         The counts of ``cuda_ref.simulator.Counts`` and ``L2`` and what follows from them; where the
-        rung refuses the problem, ``refused`` says why and there are no counts.
+        rung refuses the problem, ``refused`` says why and there are no counts. ``wrong`` says in
+        words how wrong C is, and is empty where it is right or the kernel was stopped;
+        ``error_ratio`` is the worst error over its bound, None where that is no number.
 
     Raises:
         UnknownNameError: no such rung or file.
         ToolchainError: the file does not compile, or the kernel does not run to its end.
     """
     from . import accuracy, dispatch
-    from .operands import check_stored
     from .problem import COMPUTES, Fusion
 
     simulator = import_module(_SIMULATOR)
-    board = gpu or find_gpu("h200")
+    board = gpu or gpus.find(DEFAULT_GPU)
     M, N, K = shape
     out_dtype = check_stored(dtype, out_dtype, layout)
     if M * N * K > LARGEST:
@@ -203,10 +214,7 @@ def measure(
             "most (1024x1024x1024): counts per byte and per request hardly change beyond the tile, "
             "and 'tcgemm simulate order' models the L2 at any size"
         )
-    try:
-        simulator.parse_order(order)
-    except ValueError as error:
-        raise OperandError(str(error)) from None
+    _check_order(order)
     a, b = map(_aligned, accuracy.operands(M, N, K, accuracy.as_dtype(dtype), layout, "cpu", 0))
     c = _aligned(accuracy.poisoned((M, N), accuracy.as_dtype(out_dtype), "cpu"))
     fusion = Fusion(compute=COMPUTES[dtype][0])
@@ -231,12 +239,15 @@ def measure(
     try:
         report = simulator.simulate(
             source, a, b, c, fusion=None if problem.plain else fusion, order=order, check=check,
-            count=True, machine=machine(board),
+            count=True, machine=machine(board), timeout_s=timeout_s,
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         raise ToolchainError(str(error)) from error
     row["findings"] = [finding.message for finding in report.findings]
-    row["error_ratio"] = accuracy.error_ratio(a, b, c, fusion)
+    stopped = any(finding.fatal for finding in report.findings)
+    row["wrong"] = "" if stopped else accuracy.what_is_wrong(a, b, c, fusion)
+    ratio = accuracy.error_ratio(a, b, c, fusion)
+    row["error_ratio"] = ratio if math.isfinite(ratio) else None
     counts, l2 = report.counts, report.l2
     row |= {
         "function": report.kernel,
@@ -275,6 +286,13 @@ def measure(
     return row
 
 
+def _check_order(order: str) -> None:
+    try:
+        import_module(_SIMULATOR).parse_order(order)
+    except ValueError as error:
+        raise OperandError(str(error)) from None
+
+
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides at a multiple of 256 bytes, as a GPU's allocator returns it.
 
@@ -292,9 +310,8 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def ladder_names() -> list[str]:
     """The CUDA rungs that the simulator runs, from the first to the last."""
-    from . import dispatch
-
-    return [row.name for row in dispatch.ladder("cuda") if "cpu" in row.devices]
+    rows = import_module(_CUDA).KERNELS
+    return [row["name"] for row in rows if "cpu" in row.get("devices", ())]
 
 
 def order_rows(
@@ -416,8 +433,14 @@ def _lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("barriers per block", _number(row["barriers_per_block"])),
         ("tensor-core instructions", _number(sum(row["mma"].values()))),
         ("of kind", kinds),
-        ("error / bound", _number(row["error_ratio"], 2)),
+        ("error / bound", _error(row)),
     ]
+
+
+def _error(row: dict[str, Any]) -> str:
+    if row["error_ratio"] is not None:
+        return _number(row["error_ratio"], 2)
+    return "see below" if row["wrong"] or row["findings"] else "-"
 
 
 def _dims(extents: list[int]) -> str:
@@ -468,34 +491,42 @@ def _print_table(
             console.print(escape(f"{row['kernel']} does not take this: {row['refused']}"))
         for message in row["findings"]:
             console.print(f"[red]{escape(message)}[/]", soft_wrap=True)
-    if check and not any(row["findings"] for row in rows):
+        if row.get("wrong"):
+            name = Path(row["kernel"]).name
+            console.print(
+                f"[red]{escape(name)} is wrong: {escape(row['wrong'])}[/]", soft_wrap=True
+            )
+    if check and not any(row["findings"] or row.get("wrong") for row in rows):
         console.print("[green]Checked: nothing found.[/]")
 
 
 def _print_orders(rows: list[dict[str, Any]], shape: tuple[int, int, int], gpu: Gpu) -> None:
+    """A table a kernel, so that a narrow terminal has room for every name and number."""
+    from itertools import groupby
+
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        title=f"Order of tiles at {'x'.join(map(str, shape))} against the L2 of the {gpu.name} "
-        f"({(gpu.l2_bytes or 0) / gpus.MIB:.0f} MiB, {gpu.sms} SMs, one block each)",
-        title_justify="left",
-    )
-    for title in ("kernel", "tile", "order", "L2 hit rate", "from memory, GB", "times A and B",
-                  "FLOP per byte of memory"):  # fmt: skip
-        table.add_column(title, justify="left" if title in ("kernel", "order") else "right")
-    previous = None
-    for row in rows:
-        if previous not in (None, row["kernel"]):
-            table.add_section()
-        previous = row["kernel"]
-        order = "row after row" if row["GROUP_M"] is None else f"GROUP_M {row['GROUP_M']}"
-        table.add_row(
-            row["kernel"], f"{row['BLOCK_M']} x {row['BLOCK_N']}", order,
-            _percent(row["l2_hit_rate"]), f"{row['dram_bytes'] / 1e9:.2f}",
-            f"{row['dram_over_least']:.1f}", _number(row["flop_per_dram_byte"]),
-        )  # fmt: skip
     console = Console()
-    console.print(table)
+    console.print(
+        f"Order of tiles at {'x'.join(map(str, shape))} against the L2 of the {gpu.name} "
+        f"({(gpu.l2_bytes or 0) / gpus.MIB:.0f} MiB, {gpu.sms} SMs, one block each)"
+    )
+    for (kernel, *tile), of_kernel in groupby(
+        rows, key=lambda row: (row["kernel"], row["BLOCK_M"], row["BLOCK_N"])
+    ):
+        console.print(f"\n{kernel}, tiles of {tile[0]} x {tile[1]}")
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("order", no_wrap=True)
+        for title in ("L2 hit rate", "from memory, GB", "times A and B", "FLOP per byte of memory"):
+            table.add_column(title, justify="right")
+        for row in of_kernel:
+            table.add_row(
+                "row after row" if row["GROUP_M"] is None else f"GROUP_M {row['GROUP_M']}",
+                _percent(row["l2_hit_rate"]), f"{row['dram_bytes'] / 1e9:.2f}",
+                f"{row['dram_over_least']:.1f}", _number(row["flop_per_dram_byte"]),
+            )  # fmt: skip
+        console.print(table)
     if rows and rows[0]["ridge"]:
         console.print(f"Ridge point of the {gpu.name}: {rows[0]['ridge']:.0f} FLOP per byte.")

@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 
 compile_only = import_module("tcgemm.triton_kernels.compile_only")
 
@@ -198,20 +198,37 @@ nvcc_version = cache(inspection.compiler)
 def cuda_digest(
     name: str, target: str, defines: tuple[str, ...], folder: Path = toolchain.CSRC
 ) -> str:
-    """A digest of a rung's source and of all of ours that it includes, comments aside, and of the
-    flags. CUDA's own headers are the compiler's, which a record names."""
-    parts = [" ".join((*toolchain.nvcc_flags(target), *defines))]
-    for path in toolchain.source_files(name, folder):
-        parts += [path.name, without_comments(path.read_text())]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    """A digest of the flags and of a rung's source with the files of ours that it includes, without
+    comments: where files lie and what they are called makes no machine code. CUDA's own headers are
+    the compiler's, which a record names."""
+    flags = " ".join((*toolchain.nvcc_flags(target), *defines))
+    text = " ".join(whole_source(folder / f"{name}.cu", folder).split())
+    return hashlib.sha256(f"{flags}\0{text}".encode()).hexdigest()[:16]
 
 
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*[\s\S]*?\*/')
 
 
+def whole_source(path: Path, folder: Path, seen: set[Path] | None = None) -> str:
+    """A C++ source without comments, with each file included once, beside it or in ``folder``."""
+    seen = set() if seen is None else seen
+    seen.add(path.resolve())
+    lines = []
+    for line in without_comments(path.read_text()).splitlines():
+        included = _INCLUDE.match(line)
+        places = [place / included[1] for place in (path.parent, folder)] if included else []
+        file = next((place for place in places if place.is_file()), None)
+        if file is not None:
+            line = "" if file.resolve() in seen else whole_source(file, folder, seen)
+        if line.split() != ["#pragma", "once"]:
+            lines.append(line)
+    return "\n".join(lines)
+
+
 def without_comments(source: str) -> str:
-    """A C++ source with every comment and every run of blanks as one blank."""
-    return re.sub(r"\s+", " ", _COMMENT.sub(lambda match: match[1] or " ", source)).strip()
+    """A C++ source with a blank in place of each comment."""
+    return _COMMENT.sub(lambda match: match[1] or " ", source)
 
 
 # Where records are kept: a JSON file a kernel.

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tcgemm.bench import timing
+from tcgemm.bench import launches, timing
 
 
 class Clock:
@@ -183,11 +183,11 @@ MIB = 2**20
     ],
 )
 def test_buffers_rotate_over_twice_the_l2(each, free, expected):
-    assert timing.buffer_count(each, 50 * MIB, free) == expected
+    assert launches.buffer_count(each, 50 * MIB, free) == expected
 
 
 def test_contenders_of_a_case_share_one_ring():
-    ring = timing.Ring(3)
+    ring = launches.Ring(3)
     assert [ring.turn() for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
@@ -195,10 +195,10 @@ def test_contenders_of_a_case_share_one_ring():
 def test_both_timers_agree_on_a_gpu():
     sets = [[torch.randn(2048, 2048, device="cuda").half() for _ in range(3)] for _ in range(5)]
     calls = [lambda a=a, b=b, c=c: torch.mm(a, b, out=c) for a, b, c in sets]
-    launches = timing.Launches(calls, timing.Ring(len(calls)))
+    bound = launches.Launches(calls, launches.Ring(len(calls)))
     # The least of many: other programs may share the GPU.
-    graph = min(launches.sampler("graph")() for _ in range(50))
-    events = min(launches.sampler("events")() for _ in range(50))
+    graph = min(bound.sampler("graph")() for _ in range(50))
+    events = min(bound.sampler("events")() for _ in range(50))
     assert graph > 0
     assert graph == pytest.approx(events, rel=0.3)
 
@@ -211,8 +211,8 @@ def test_a_call_that_synchronises_cannot_be_captured_and_harms_nobody():
         x.add_(1)
         torch.cuda.synchronize()
 
-    launches = timing.Launches([call, call], timing.Ring(2))
+    bound = launches.Launches([call, call], launches.Ring(2))
     with pytest.raises(timing.CaptureError):
-        launches.sampler("graph")
-    assert launches.sampler("events")() > 0
-    assert timing.Launches([lambda: x.add_(1)], timing.Ring(1)).sampler("graph")() > 0
+        bound.sampler("graph")
+    assert bound.sampler("events")() > 0
+    assert launches.Launches([lambda: x.add_(1)], launches.Ring(1)).sampler("graph")() > 0

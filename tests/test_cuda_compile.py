@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import records
-from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 
 from tcgemm import cuda_ref
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tcgemm.cuda_ref import toolchain
+from tcgemm.cuda_ref.build import toolchain
 
 from tcgemm import cuda_ref
 from tcgemm.problem import Problem

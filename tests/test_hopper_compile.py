@@ -5,7 +5,8 @@ from functools import cache
 
 import pytest
 import records
-from tcgemm.cuda_ref import tiles, tilings, toolchain
+from tcgemm.cuda_ref import tiles, tilings
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import COMPUTES, DTYPES, TILE
 
 pytestmark = pytest.mark.skipif(

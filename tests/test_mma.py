@@ -10,7 +10,7 @@ import pytest
 import records
 import torch
 from tcgemm.cuda_ref import fusion as numbers
-from tcgemm.cuda_ref import toolchain
+from tcgemm.cuda_ref.build import toolchain
 
 from tcgemm import accuracy, cuda_ref
 from tcgemm.dispatch import choose, find

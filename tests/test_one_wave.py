@@ -12,7 +12,8 @@ import pytest
 import records
 import torch
 from padded import padded
-from tcgemm.cuda_ref import candidates, plans, tables, toolchain, waves
+from tcgemm.cuda_ref import candidates, plans, tables, waves
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import TILE
 
 import tcgemm

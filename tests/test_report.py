@@ -24,6 +24,7 @@ from tcgemm.errors import ResultsError
 from tcgemm.report import figures, markdown, style
 from tcgemm.report import write as report_write
 from tcgemm.report.derive import CASE, DERIVED, best, derive, key_shapes, ladder_shape, why_empty
+from tcgemm.report.figures.published_times import _same_gpu
 from tcgemm.report.folder import facts, load
 from tcgemm.report.headline import headline, sentence
 from tcgemm.report.sections import sections
@@ -497,7 +498,7 @@ def test_published_times_are_marked_and_sourced():
     ],
 )
 def test_published_gpus_are_matched_by_model(published, ours, same):
-    assert figures._same_gpu(published, ours) is same
+    assert _same_gpu(published, ours) is same
 
 
 def test_a_fact_of_many_values_names_the_first_and_the_last(tmp_path):

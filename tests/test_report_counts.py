@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tcgemm import simulate
+from tcgemm import gpus, simulate
 from tcgemm.bench.store import SIMULATED
 from tcgemm.cli import app
 from tcgemm.errors import OperandError, ResultsError
@@ -17,7 +17,7 @@ from tcgemm.report.counts import counts_table, draw_counts, read_counts
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("counts")
-    board = simulate.find_gpu("h200")
+    board = gpus.find("h200")
     rows = [
         simulate.measure(
             name, (128, 128, 64), dtype="float16", out_dtype=None, layout="nn", gpu=board,

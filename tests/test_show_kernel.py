@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from tcgemm import dispatch
 from tcgemm.cli import app
-from tcgemm.explain import board_of, problem_of
+from tcgemm.request import board_of, problem_of
 
 cuda = import_module("tcgemm.cuda_ref")
-inspection = import_module("tcgemm.cuda_ref.inspection")
-toolchain = import_module("tcgemm.cuda_ref.toolchain")
+inspection = import_module("tcgemm.cuda_ref.build.inspection")
+toolchain = import_module("tcgemm.cuda_ref.build.toolchain")
 triton = import_module("tcgemm.triton_kernels")
 compile_only = import_module("tcgemm.triton_kernels.compile_only")
 source = import_module("tcgemm.triton_kernels.source")

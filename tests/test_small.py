@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import records
 import torch
-from tcgemm.cuda_ref import toolchain
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import case
 
 import tcgemm

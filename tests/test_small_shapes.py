@@ -11,7 +11,7 @@ import pytest
 import records
 import torch
 from padded import padded
-from tcgemm.cuda_ref import toolchain
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import case
 
 import tcgemm

@@ -5,7 +5,8 @@ import re
 
 import pytest
 import torch
-from tcgemm.cuda_ref import load, simulator, tiles, toolchain
+from tcgemm.cuda_ref import load, simulator, tiles
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import DTYPES, TILE
 
 from tcgemm import accuracy

@@ -14,9 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..build import store
+from ..build.toolchain import built_by_case
 from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
-from ..toolchain import built_by_case
 from .build import CSRC, library, lock_of, shared_symbols
+from .cures import explained
 from .findings import Finding, describe
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
@@ -349,7 +351,10 @@ def simulate(
     observed = check or count
     macros = built_by_case(path)
     defines = case(a.dtype, fusion, c.dtype, c.dim() == 3, macros) if macros else ()
-    library_path = library(path, observed, defines)
+    try:
+        library_path = library(path, observed, defines)
+    except RuntimeError as error:
+        raise RuntimeError(explained(path, str(error))) from error
     request = _Request()
     request.alpha, request.compute = 1.0, COMPUTES["float32"]
     operands = [_matrix(a), _matrix(b), _matrix(c)]
@@ -397,6 +402,7 @@ def simulate(
         raw,
         result.launch.kernel_pc,
         tuple((operand.batches * operand.rows, operand.cols) for operand in operands),
+        timeout_s,
     )
     if result.launch_error:
         raise SimulationError(
@@ -457,7 +463,7 @@ def _entry(path: Path) -> Any:
     try:
         entry = ctypes.CDLL(str(path)).tcgemm_simulate
     except OSError as error:
-        path.unlink(missing_ok=True)
+        store.discard(path)
         raise SimulationError(
             f"the cached library {path.name} cannot be loaded ({error}); it has been removed, "
             "so the next call builds it again"

@@ -11,9 +11,10 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ..errors import ResultsError
+from ..files import locked, write_whole
 
 COLUMNS: dict[str, str] = {
     "run": "id of the run in environment.json",
@@ -114,6 +115,8 @@ def read_environment(folder: str | Path) -> dict[str, dict[str, Any]]:
         return {}
     except (OSError, ValueError) as error:
         raise ResultsError(f"{path}: cannot be read: {error}") from None
+    except RecursionError:
+        raise ResultsError(f"{path}: it is nested too deep to be what a run wrote") from None
     if not isinstance(runs, dict) or not all(isinstance(facts, dict) for facts in runs.values()):
         raise ResultsError(f"{path}: not an object of runs")
     return runs
@@ -137,52 +140,74 @@ class Store:
         self.run = run
         self._facts = dict(environment)
         check_folder(self.folder, str(environment.get("gpu_slug")))
+        self._path = self.folder / RESULTS
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write_environment()
-            self._file = self._open()
+            self._file = self._path.open("ab", buffering=0)
+            with locked(self._path):
+                self._mend()
+                self._write_environment()
         except OSError as error:
             raise _unwritable(self.folder, error) from None
 
     def append(self, row: Row) -> None:
-        """Write one row and flush it. Raises ValueError for a column that does not exist."""
+        """Write one row, whole or not at all.
+
+        Raises:
+            ValueError: a column that does not exist.
+            ResultsError: the row cannot be written, on a full disk for example.
+        """
         if unknown := set(row) - set(COLUMNS):
             raise ValueError(f"no such column: {', '.join(sorted(unknown))}")
         line = io.StringIO()
         cells = [self.run if name == "run" else cell(row.get(name)) for name in COLUMNS]
         csv.writer(line, lineterminator="\n").writerow(cells)
-        self._file.write(line.getvalue())
-        self._file.flush()
+        with locked(self._path):
+            try:
+                self._write(line.getvalue().encode())
+            except OSError as error:
+                raise _unwritable(self._path, error) from None
 
     def update(self, **facts: Any) -> None:
-        """Add facts to the run's entry in environment.json."""
+        """Add facts to the run's entry in environment.json; entries of other runs stay.
+
+        Raises ResultsError where that cannot be written.
+        """
         self._facts.update(facts)
-        self._write_environment()
+        try:
+            with locked(self._path):
+                self._write_environment()
+        except OSError as error:
+            raise _unwritable(self.folder / ENVIRONMENT, error) from None
 
     def close(self) -> None:
         self._file.close()
 
-    def _open(self) -> TextIO:
-        path = self.folder / RESULTS
-        if path.exists():
-            text = path.read_bytes()
-            whole = _whole_lines(text)
-            if len(whole) < len(text):
-                log.warning("%s: its last line is incomplete and is removed", path)
-                os.truncate(path, len(whole))
-        file = path.open("a", encoding="utf-8", newline="")
-        if not path.stat().st_size:
-            file.write(",".join(COLUMNS) + "\n")
-            file.flush()
-        return file
+    def _mend(self) -> None:
+        """Give a new file its header, and cut off the line that a killed run left unfinished."""
+        text = self._path.read_bytes()
+        whole = _whole_lines(text)
+        if len(whole) < len(text):
+            log.warning("%s: its last line is incomplete and is removed", self._path)
+            os.truncate(self._path, len(whole))
+        if not whole:
+            self._write((",".join(COLUMNS) + "\n").encode())
+
+    def _write(self, text: bytes) -> None:
+        """Append the text, whole or not at all; the lock is held."""
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while text:
+                text = text[self._file.write(text) or 0 :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), before)
+            raise
 
     def _write_environment(self) -> None:
+        """Put the run's facts beside those that are in the file now; the lock is held."""
         runs = read_environment(self.folder)
         runs[self.run] = self._facts
-        path = self.folder / ENVIRONMENT
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(self.folder / ENVIRONMENT, json.dumps(runs, indent=2) + "\n")
 
 
 def check_folder(folder: str | Path, gpu_slug: str) -> None:
@@ -242,5 +267,6 @@ def _check_header(path: Path, header: list[str]) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> ResultsError:
     return ResultsError(
-        f"{folder} cannot be written ({error.strerror}): choose another folder with --out"
+        f"{folder} cannot be written ({error.strerror}): make room or permission there, or choose "
+        "another folder with --out"
     )

@@ -1,5 +1,6 @@
-// State shared by the parts of the runtime: engine.cpp (threads, barriers, processes), tensor.cpp
-// (fragments and their products), observe.cpp (checks and counts; in the observed build only).
+// State shared by the parts of the runtime: the engine (engine.hpp: threads, barriers, processes),
+// tensor.cpp (fragments and their products), hopper.cpp, and the observation (observe.hpp: checks
+// and counts; in the observed build only).
 #pragma once
 
 #include <sys/types.h>

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import streams, tilings
-from .plans import plan, small_vector
+from .. import streams, tilings
+from ..plans import plan, small_vector
 from .toolchain import (
     CSRC,
     NO_NVCC,

@@ -13,7 +13,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-CSRC = Path(__file__).parent / "csrc"
+CSRC = Path(__file__).parent.parent / "csrc"
 
 WHEELS = ("nvcc", "crt", "runtime", "cccl")
 """The parts of a toolkit that nvcc needs, as wheels nvidia-cuda-...; and nvidia-nvvm."""
@@ -45,13 +45,45 @@ def find_cuobjdump() -> tuple[Path, str] | None:
     return None
 
 
-def find_cxx() -> Path | None:
-    """The host's C++ compiler: $CXX, c++ or g++."""
+def find_cxx(path: str | None = None) -> Path | None:
+    """The host's C++ compiler: $CXX, c++ or g++, on PATH or on another list of folders."""
     for name in (os.environ.get("CXX", ""), "c++", "g++"):
-        path = shutil.which(name) if name else None
-        if path:
-            return Path(path)
+        found = shutil.which(name, path=path) if name else None
+        if found:
+            return Path(found)
     return None
+
+
+CONSULTED = (
+    "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CC", "CXX", "CPATH",
+    "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
+)  # fmt: skip
+"""Variables of the environment that nvcc, g++ or torch's builder read beside their arguments."""
+
+
+def consulted_variables() -> list[str]:
+    """``NAME=value`` of those of CONSULTED that are set."""
+    return [f"{name}={os.environ[name]}" for name in CONSULTED if name in os.environ]
+
+
+def compiler_version(path: Path) -> str:
+    """What a compiler says to ``--version``: its release, its build and who made it.
+
+    Empty where it cannot be run. Asked once, and again where the file has changed.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return _version(path, status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _version(path: Path, mtime_ns: int, size: int) -> str:
+    try:
+        return subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+    except OSError:
+        return ""
 
 
 def _find_tool(tool: str) -> tuple[Path, str] | None:
