@@ -11,10 +11,10 @@ from . import __version__, options
 from .bench.command import bench
 from .commands import HELP, Command
 from .errors import TcgemmError
-from .explain import explain
 from .report.command import report
-from .show_kernel import show_kernel
-from .simulate import simulate
+from .tools.explain.command import explain
+from .tools.show_kernel.command import show_kernel
+from .tools.simulate.command import simulate
 from .tune import tune
 from .verify.command import verify
 
@@ -121,7 +121,7 @@ def doctor() -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from .doctor import checks
+    from .tools.doctor import checks
 
     table = Table("", "what", "found", "to mend it", show_lines=False)
     for column in table.columns:

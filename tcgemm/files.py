@@ -38,10 +38,21 @@ def locked(path: Path) -> Iterator[None]:
     The lock ends with its process: a killed one blocks nobody. Where the file system has no locks
     the block runs without one.
     """
-    with path.open("a") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    while True:
+        with path.open("a") as file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_at(file.fileno(), path):  # replaced while this waited: lock the new one
+                continue
+            yield
+            return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 def _mode(path: Path) -> int:

@@ -196,13 +196,13 @@ nvcc_version = cache(inspection.compiler)
 
 
 def cuda_digest(
-    name: str, target: str, defines: tuple[str, ...], folder: Path = toolchain.CSRC
+    name: str, target: str, defines: tuple[str, ...], root: Path = toolchain.ROOT
 ) -> str:
     """A digest of the flags and of a rung's source with the files of ours that it includes, without
     comments: where files lie and what they are called makes no machine code. CUDA's own headers are
     the compiler's, which a record names."""
     flags = " ".join((*toolchain.nvcc_flags(target), *defines))
-    text = " ".join(whole_source(folder / f"{name}.cu", folder).split())
+    text = " ".join(whole_source(toolchain.source(name, root), root).split())
     return hashlib.sha256(f"{flags}\0{text}".encode()).hexdigest()[:16]
 
 
@@ -210,17 +210,17 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*[\s\S]*?\*/')
 
 
-def whole_source(path: Path, folder: Path, seen: set[Path] | None = None) -> str:
-    """A C++ source without comments, with each file included once, beside it or in ``folder``."""
+def whole_source(path: Path, root: Path, seen: set[Path] | None = None) -> str:
+    """A C++ source without comments, with each file of ours included once and in its place."""
     seen = set() if seen is None else seen
     seen.add(path.resolve())
     lines = []
     for line in without_comments(path.read_text()).splitlines():
         included = _INCLUDE.match(line)
-        places = [place / included[1] for place in (path.parent, folder)] if included else []
-        file = next((place for place in places if place.is_file()), None)
+        folders = (path.parent, *toolchain.source_folders(root)) if included else ()
+        file = next((f / included[1] for f in folders if (f / included[1]).is_file()), None)
         if file is not None:
-            line = "" if file.resolve() in seen else whole_source(file, folder, seen)
+            line = "" if file.resolve() in seen else whole_source(file, root, seen)
         if line.split() != ["#pragma", "once"]:
             lines.append(line)
     return "\n".join(lines)

@@ -76,17 +76,20 @@ def test_a_kernel_that_writes_into_an_operand_is_wrong_and_the_next_is_judged_fa
 ):
     kernels(spoils=run, innocent=product)
     bench = a_bench(fused)
-    row, _ = bench.measure("made", "spoils")
+    (row,), _ = bench.measure("made", "spoils")
     assert row["status"] == "wrong"
     assert says in row["reason"]
     assert "may only read" in row["reason"]
     assert not row.get("ms_p50")
-    row, _ = bench.measure("made", "innocent")
+    (row,), _ = bench.measure("made", "innocent")
     assert (row["status"], row["reason"]) == ("ok", "")
 
 
-def timed(kernels, run, monkeypatch):
-    """The row of a kernel timed on a clock of its own, on the CPU, over three sets of operands."""
+def timed(kernels, run, monkeypatch, others=None):
+    """The row of a kernel timed on a clock of its own, on the CPU, over three sets of operands.
+
+    ``others``, where given, takes the rows of it timed among other kernels.
+    """
     kernels(timed=run)
     bench = a_bench()
     sets = [
@@ -96,8 +99,8 @@ def timed(kernels, run, monkeypatch):
     ]  # fmt: skip
 
     def measure(contender, baseline, *, budget_s):
-        assert baseline is None
-        calls = contender._calls
+        assert (baseline is None) == (others is None)
+        calls = contender.calls
 
         def burst():
             for call in calls:
@@ -109,11 +112,13 @@ def timed(kernels, run, monkeypatch):
 
     monkeypatch.setattr(case_bench, "rotating_operands", lambda *_: (sets, "cold", Ring(3)))
     monkeypatch.setattr(case_bench, "measure", measure)
-    monkeypatch.setattr(bench, "_baseline", lambda: None)
+    baseline = None if others is None else case_bench.Launches([lambda: None] * 3, Ring(3))
+    monkeypatch.setattr(bench, "_baseline", lambda: baseline)
+    monkeypatch.setattr(case_bench.Launches, "estimate", lambda self: 0.01)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     row = {}
     try:
-        bench._time(dispatch.find("made", "timed"), row)
+        bench._time(dispatch.find("made", "timed"), row, [] if others is None else others)
     except case_bench.WrongError as error:
         return row, str(error)
     return row, ""
@@ -165,3 +170,36 @@ def test_the_callable_that_a_repeated_call_uses_is_what_is_timed(kernels, monkey
 def test_operands_spoiled_while_timing_are_seen(kernels, monkeypatch):
     _, wrong = timed(kernels, writes_into_a, monkeypatch)
     assert "elements of A, which a kernel may only read" in wrong
+
+
+def test_a_short_product_is_timed_among_others_in_a_graph_and_in_a_stream(kernels, monkeypatch):
+    seen = []
+
+    def measure_among(pair, baseline_pair, foreign, timer, *, budget_s):
+        seen.append(timer)
+        for contender in (foreign, baseline_pair, pair):
+            for call in contender.calls:
+                call()
+        pair._bursts[timer] = lambda: [call() for call in pair.calls], len(pair.calls)
+        ms = 2.0 if timer == "graph" else 3.0
+        return timing.Timing(ms, ms, ms, 0.9, 0.9, 0.9, 5, timer)
+
+    monkeypatch.setattr(case_bench, "measure_among", measure_among)
+    others = []
+    row, wrong = timed(kernels, product, monkeypatch, others)
+    assert not wrong
+    assert seen == ["graph", "events"]
+    assert (row["among"], row["ms_p50"]) == ("alone", 1.0)
+    assert [(other["among"], other["ms_p50"]) for other in others] == [
+        ("graph", 2.0),
+        ("stream", 3.0),
+    ]
+
+
+def test_a_foreign_kernel_follows_each_launch_and_leaves_its_output():
+    c = torch.zeros(2, 2)
+    (both,) = case_bench.followed([lambda: c.fill_(3.0)], [c])
+    version = c._version
+    both()
+    assert c._version == version + 2
+    assert c.eq(3).all()

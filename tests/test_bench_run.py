@@ -295,7 +295,8 @@ CHEAP = ("--shape", "8x8x8", "--backend", "misbehaving", "--kernel", "right", "-
 def test_the_command_measures_and_says_where(app, tmp_path, misbehaving):
     result = invoke(app, *CHEAP, "--out", tmp_path / "o")
     assert result.exit_code == 1, "a wrong kernel is no success"
-    assert "1 of 2 results are wrong, failed, timeout" in result.output
+    assert "1 result is wrong: the worst error is" in result.output
+    assert "misbehaving/wrong at 8x8x8 bfloat16 nn" in result.output
     assert "8x8x8 bfloat16 nn" in result.output
     assert "results.csv" in result.output
     assert "1 of 2" in result.output

@@ -254,3 +254,18 @@ def test_an_environment_of_great_depth_is_refused(tmp_path):
     (tmp_path / store.ENVIRONMENT).write_text('{"r": ' + '{"a": ' * 100_000 + "1" + "}" * 100_001)
     with pytest.raises(ResultsError, match="nested too deep"):
         store.read_environment(tmp_path)
+
+
+def test_a_file_of_before_a_later_column_is_read_and_goes_on(tmp_path):
+    path = filled(tmp_path)
+    before = store.read(tmp_path)
+    lines = [line.rsplit(",", 1)[0] for line in path.read_text().splitlines()]
+    assert list(store.COLUMNS)[-1] == "among"
+    path.write_text("\n".join(lines) + "\n")
+    assert store.read(tmp_path) == before
+    results = open_store(tmp_path, "later")
+    results.append({"kernel": "new", "among": "graph"})
+    results.close()
+    assert store.read(tmp_path)[:-1] == before
+    assert store.read(tmp_path)[-1]["among"] == "graph"
+    assert path.read_text().splitlines()[0] == ",".join(store.COLUMNS)

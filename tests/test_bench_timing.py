@@ -160,6 +160,32 @@ def test_a_missing_baseline_leaves_the_time():
     assert (result.ms_p50, result.ratio_p50) == (0.2, None)
 
 
+def among(clock, mine, other, foreign, **more):
+    contenders = [Fake(clock, graph=ms, events=ms, **more) for ms in (mine, other, foreign)]
+    return timing.measure_among(*contenders, "graph", budget_s=0.01, clock=clock)
+
+
+def test_among_others_the_foreign_kernels_time_is_taken_off_both():
+    result = among(Clock(), 0.010, 0.012, 0.004)
+    assert result.ms_p50 == pytest.approx(0.006)
+    assert result.ratio_p50 == pytest.approx(8 / 6)
+    assert result.timer == "graph"
+    assert result.rounds >= timing.MIN_PAIRS
+
+
+def test_among_others_all_three_are_sampled_in_turning_order():
+    clock, log = Clock(), []
+    names = ("k", "b", "f")
+    contenders = [Fake(clock, name, log, events=1.0) for name in names]
+    assert timing.measure_among(*contenders, "events", budget_s=0, clock=clock) is None
+    rounds = ["".join(name for name, _ in log[i : i + 3]) for i in range(3, len(log), 3)]
+    assert rounds == ["kbf", "kfb", "fkb", "fbk", "bfk"]
+
+
+def test_among_others_a_pair_no_longer_than_what_is_taken_off_says_nothing():
+    assert among(Clock(), 0.004, 0.012, 0.004) is None
+
+
 def test_a_rate_above_the_peak_is_impossible():
     flop = 2 * 4096**3
     assert timing.why_impossible(flop, 0.2, 989.4) is None

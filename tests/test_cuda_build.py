@@ -20,29 +20,39 @@ NAMES = ("naive", "tiled", "wmma")
 
 
 @pytest.fixture
-def csrc(tmp_path):
+def sources(tmp_path):
     """A copy of the sources that a test may change."""
-    return Path(shutil.copytree(toolchain.CSRC, tmp_path / "csrc"))
+    for folder in toolchain.source_folders():
+        shutil.copytree(folder, tmp_path / "cuda_ref" / folder.name)
+    return tmp_path / "cuda_ref"
 
 
-def test_the_key_is_stable(csrc):
-    assert extensions.cache_key("naive", CAPABILITY, csrc) == extensions.cache_key(
+def test_the_key_is_stable(sources):
+    assert extensions.cache_key("naive", CAPABILITY, sources) == extensions.cache_key(
         "naive", CAPABILITY
     )
 
 
-@pytest.mark.parametrize("name", ["naive.cu", "order.cuh", "gemm.cuh", "binding.cpp"])
-def test_the_key_changes_with_each_source(csrc, name):
-    before = extensions.cache_key("naive", CAPABILITY, csrc)
-    (csrc / name).write_text((csrc / name).read_text() + "\n")
-    assert extensions.cache_key("naive", CAPABILITY, csrc) != before
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rungs/naive.cu",
+        "csrc/tile/order.cuh",
+        "csrc/host/gemm.cuh",
+        "csrc/host/binding.cpp",
+    ],
+)
+def test_the_key_changes_with_each_source(sources, name):
+    before = extensions.cache_key("naive", CAPABILITY, sources)
+    (sources / name).write_text((sources / name).read_text() + "\n")
+    assert extensions.cache_key("naive", CAPABILITY, sources) != before
 
 
-def test_the_key_ignores_the_sources_of_other_rungs(csrc):
-    before = extensions.cache_key("naive", CAPABILITY, csrc)
-    for name in ("tiled.cu", "fragment.cuh"):
-        (csrc / name).write_text("")
-    assert extensions.cache_key("naive", CAPABILITY, csrc) == before
+def test_the_key_ignores_the_sources_of_other_rungs(sources):
+    before = extensions.cache_key("naive", CAPABILITY, sources)
+    for name in ("rungs/tiled.cu", "csrc/tile/fragment.cuh"):
+        (sources / name).write_text("")
+    assert extensions.cache_key("naive", CAPABILITY, sources) == before
 
 
 def test_the_key_changes_with_target_torch_and_flags(monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 import records
 import torch
 from tcgemm.cuda_ref import fusion as numbers
-from tcgemm.cuda_ref import limits
 from tcgemm.cuda_ref.build import toolchain
+from tcgemm.cuda_ref.shapes import wmma_types as limits
 
 from tcgemm import accuracy, cuda_ref, dispatch
 from tcgemm.problem import COMPUTES, Fusion

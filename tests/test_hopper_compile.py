@@ -5,9 +5,10 @@ from functools import cache
 
 import pytest
 import records
-from tcgemm.cuda_ref import tiles, tilings
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import COMPUTES, DTYPES, TILE
+from tcgemm.cuda_ref.rungs import wgmma_persistent as tiles
+from tcgemm.cuda_ref.shapes import wgmma_types as tilings
 
 pytestmark = pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,

@@ -170,7 +170,7 @@ needs_nvcc = pytest.mark.skipif(
 @cache
 def compiled(name, target):
     defines = ()
-    if macros := toolchain.built_by_case(toolchain.CSRC / f"{name}.cu"):
+    if macros := toolchain.built_by_case(toolchain.source(name)):
         defines = numbers.case(BF16, None, BF16, False, macros)
     return records.cuda(name, target, defines)
 

@@ -134,13 +134,15 @@ def test_comments_are_not_in_tritons_digest_and_what_is_called_is(tmp_path):
 
 
 def test_comments_are_not_in_cudas_digest_and_headers_are(tmp_path):
-    source, header = tmp_path / "rung.cu", tmp_path / "tile.cuh"
+    source, header = tmp_path / "rungs/rung.cu", tmp_path / "csrc/tile.cuh"
+    source.parent.mkdir()
+    header.parent.mkdir()
 
     def digest(cu='#include "tile.cuh"\nint a = TILE;', cuh="#define TILE 1", **given):
         source.write_text(cu)
         header.write_text(cuh)
         asked = {"target": "sm_80", "defines": (), **given}
-        return records.cuda_digest("rung", folder=tmp_path, **asked)
+        return records.cuda_digest("rung", root=tmp_path, **asked)
 
     same = digest()
     assert digest(cuh="// A tile.\n#define TILE   1 /* of\none */") == same
@@ -151,19 +153,26 @@ def test_comments_are_not_in_cudas_digest_and_headers_are(tmp_path):
 
 
 def test_where_a_header_lies_is_not_in_cudas_digest(tmp_path):
+    def digest(name, files):
+        for path, text in files.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_text(text)
+        return records.cuda_digest("rung", "sm_80", (), tmp_path / name)
+
     once = "#pragma once\n"
-    (tmp_path / "rung.cu").write_text('#include "a.cuh"\n#include "b.cuh"\nint c;')
-    (tmp_path / "a.cuh").write_text(once + "int a;")
-    (tmp_path / "b.cuh").write_text(once + '#include "a.cuh"\nint b;')
-    before = records.cuda_digest("rung", "sm_80", (), tmp_path)
-    moved = tmp_path / "moved"
-    (moved / "tile").mkdir(parents=True)
-    (moved / "rung.cu").write_text('#include "tile/new_b.cuh"\nint c;')
-    (moved / "tile/new_a.cuh").write_text(once + "int a;")
-    (moved / "tile/new_b.cuh").write_text(once + '#include "new_a.cuh"\nint b;')
-    assert records.cuda_digest("rung", "sm_80", (), moved) == before
-    (moved / "tile/new_a.cuh").write_text(once + "int a2;")
-    assert records.cuda_digest("rung", "sm_80", (), moved) != before
+    flat = {
+        "rungs/rung.cu": '#include "a.cuh"\n#include "b.cuh"\nint c;',
+        "csrc/a.cuh": once + "int a;",
+        "csrc/b.cuh": once + '#include "a.cuh"\nint b;',
+    }
+    moved = {
+        "shapes/rung.cu": '#include "tile/b.cuh"\nint c;',
+        "csrc/tile/of_a.cuh": once + "int a;",
+        "csrc/tile/b.cuh": once + '#include "of_a.cuh"\nint b;',
+    }
+    assert digest("flat", flat) == digest("moved", moved)
+    changed = {**moved, "csrc/tile/of_a.cuh": once + "int a2;"}
+    assert digest("flat", flat) != digest("changed", changed)
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_the_instance_is_that_of_the_types(dtype, out, layout, wanted):
 
 @pytest.mark.parametrize("name", ["wmma_any", "wmma_types", "wgmma_persistent", "wgmma_types"])
 def test_a_rung_of_many_types_is_built_by_case_wherever_its_source_says_so(name):
-    assert "TCGEMM_IN" in toolchain.built_by_case(toolchain.CSRC / f"{name}.cu")
+    assert "TCGEMM_IN" in toolchain.built_by_case(toolchain.source(name))
 
 
 @needs_names

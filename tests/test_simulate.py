@@ -95,7 +95,7 @@ int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
   return tcgemm::launch(one, dim3(1), dim3(32), 0, stream, gemm);
 }
 """
-KERNEL = '#include "gemm.cuh"\n__global__ void one(tcgemm::Gemm gemm) {}\n'
+KERNEL = '#include "host/gemm.cuh"\n__global__ void one(tcgemm::Gemm gemm) {}\n'
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ KERNEL = '#include "gemm.cuh"\n__global__ void one(tcgemm::Gemm gemm) {}\n'
         ),
         (
             "#include <cuda_runtime.h>\n" + KERNEL.partition("\n")[2] + LAUNCHER,
-            ['own.cu uses tcgemm:: and lacks the line #include "gemm.cuh"'],
+            ['own.cu uses tcgemm:: and lacks the line #include "host/gemm.cuh"'],
         ),
         (
             KERNEL.replace("{}", '{ asm volatile("mov.u32 %0, %%laneid;" : "=r"(gemm.mma_m)); }')

@@ -10,10 +10,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tcgemm import accuracy, dispatch, gpus, tile_order
+from tcgemm import accuracy, dispatch, gpus
 from tcgemm.cli import app
 from tcgemm.errors import OperandError, TcgemmError, UnknownNameError
-from tcgemm.simulate import ladder_names, machine, measure, order_rows
+from tcgemm.tools.simulate import tile_order
+from tcgemm.tools.simulate.measure import ladder_names, machine, measure
+from tcgemm.tools.simulate.orders import order_rows
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 

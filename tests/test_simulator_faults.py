@@ -71,7 +71,7 @@ def test_a_race_names_two_threads_and_two_places(order):
         assert len(re.findall(r"removed_barrier\.cu:\d+", finding.message)) >= 2
 
 
-RACE_IN_A_WARP = """#include "gemm.cuh"
+RACE_IN_A_WARP = """#include "host/gemm.cuh"
 __global__ void neighbours(const __half* a, __half* c) {
   __shared__ __half shared[32];
   shared[threadIdx.x] = a[threadIdx.x];
@@ -233,7 +233,7 @@ def test_no_process_is_left_behind():
 def test_shared_memory_beyond_what_was_asked_for(tmp_path):
     source = tmp_path / "too_far.cu"
     source.write_text(
-        '#include "gemm.cuh"\n'
+        '#include "host/gemm.cuh"\n'
         "__global__ void too_far(__half* c) {\n"
         "  extern __shared__ __half tile[];\n"
         "  tile[threadIdx.x + 1] = __half(1.0f);\n"

@@ -332,7 +332,7 @@ def test_gemv_copies_asynchronously_and_spills_nothing():
 @needs_nvcc
 @pytest.mark.parametrize("name", BY_TMA)
 def test_nothing_is_spilled_or_serialized(name):
-    macros = toolchain.built_by_case(toolchain.CSRC / f"{name}.cu")
+    macros = toolchain.built_by_case(toolchain.source(name))
     defines = case(torch.bfloat16, None, torch.bfloat16, macros=macros) if macros else ()
     made = report(name, "sm_90a", defines)
     assert made.spill_bytes == 0

@@ -22,8 +22,8 @@ import torch
 from . import store
 from .store import lock_of
 from .toolchain import (
-    CSRC,
     NO_NVCC,
+    ROOT,
     compiler_version,
     consulted_variables,
     cuda_home,
@@ -32,7 +32,9 @@ from .toolchain import (
     include_folders,
     nvcc_flags,
     sm_of,
+    source,
     source_files,
+    source_folders,
     wheel_folders,
 )
 
@@ -69,7 +71,7 @@ def operators(name: str, capability: tuple[int, int], defines: tuple[str, ...] =
 def cache_key(
     name: str,
     capability: tuple[int, int],
-    folder: Path = CSRC,
+    root: Path = ROOT,
     defines: tuple[str, ...] = (),
 ) -> str:
     """24 hexadecimal digits of all that a rung's library depends on.
@@ -79,7 +81,7 @@ def cache_key(
     of torch and of torch's CUDA; the machine's architecture.
     """
     parts: list[str | bytes] = []
-    for path in [*source_files(name, folder), folder / "binding.cpp"]:
+    for path in [*source_files(source(name, root), root), root / "csrc/host/binding.cpp"]:
         parts += [path.name, path.read_bytes()]
     return store.key_of(
         *parts,
@@ -142,7 +144,7 @@ def _build(
         with _environment(nvcc) as cpp_extension:
             built = cpp_extension.load_inline(
                 symbol,
-                cpp_sources=['#include "binding.cpp"'],
+                cpp_sources=['#include "host/binding.cpp"'],
                 cuda_sources=[f'#include "{name}.cu"'],
                 extra_cflags=[
                     "-O1",
@@ -152,7 +154,7 @@ def _build(
                 ],
                 # Temporary files in the build's own folder, for the same reason.
                 extra_cuda_cflags=["-objtemp", *nvcc_flags(sm_of(capability)), *defines],
-                extra_include_paths=[str(CSRC), *map(str, include_folders(nvcc))],
+                extra_include_paths=[*map(str, source_folders()), *map(str, include_folders(nvcc))],
                 extra_ldflags=_link_flags(nvcc, scratch),
                 build_directory=str(scratch),
                 with_cuda=True,

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import streams, tilings
-from ..plans import plan, small_vector
+from ..planning.ladder import by_name
 from .toolchain import (
-    CSRC,
     NO_NVCC,
     find_cuobjdump,
     find_nvcc,
     include_folders,
     nvcc_flags,
+    source,
     source_files,
+    source_folders,
 )
 
 
@@ -99,12 +99,12 @@ def compile_only(
         )
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / f"{name}.cubin"
-        includes = [f"-I{path}" for path in include_folders(nvcc[0])]
+        includes = [f"-I{path}" for path in (*source_folders(), *include_folders(nvcc[0]))]
         flags = [*nvcc_flags(target), *includes, *defines, "-Xptxas=-v", "-cubin", "-o", str(cubin)]
         if texts:
             flags += ["-keep", "-keep-dir", folder]
         started = time.perf_counter()
-        built = _run([str(nvcc[0]), *flags, str(CSRC / f"{name}.cu")])
+        built = _run([str(nvcc[0]), *flags, str(source(name))])
         seconds = time.perf_counter() - started
         if built.returncode:
             raise RuntimeError(f"nvcc could not compile {name}.cu for {target}:\n{built.stderr}")
@@ -158,7 +158,7 @@ def instances(name: str, kernels: tuple[KernelReport, ...], problem: Any) -> lis
     is known of types, layout, tile and fusion picks among them. All that are left are given; all
     instances of the rung where the symbols cannot be read.
     """
-    names = _parameters((CSRC / f"{name}.cu").read_text())
+    names = _parameters(source(name).read_text())
     wanted = _wanted(name, problem)
     own, fitting = [], []
     for kernel, values in zip(kernels, _arguments([k.symbol for k in kernels], name), strict=True):
@@ -198,9 +198,6 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
     plain = problem.plain and problem.batch == 1
     a_t, b_t = problem.layout[0] == "t", problem.layout[1] == "t"
     k_major = {"A": not a_t, "B": b_t}
-    # They compute the transposed product.
-    if name in ("skinny", "stream_k") and problem.M > problem.N:
-        k_major = {"A": b_t, "B": not a_t}
     tests = {
         "In": is_type(problem.dtype_in),
         "Out": is_type(problem.dtype_out),
@@ -210,28 +207,9 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
         "Extra": lambda value: value.endswith("Plain") == plain,
         **{key: is_major(value) for key, value in k_major.items()},
     }
-    if name == "wgmma_types":
-        chosen, fused = tilings.tiling_of(problem), tilings.is_fused(problem)
-        sizes = (chosen.rate, chosen.consumers, chosen.halves, chosen.block_n)
-        written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
-        tests["T"] = lambda value: f", {written}, " in value
-        tests["Extra"] = lambda value: value.endswith("Plain") != fused
-    if name in ("skinny", "stream_k"):
-        rows = next(n for n in (16, 64, 128) if min(problem.M, problem.N) <= n)
-        rows = max(rows, 16 if k_major["A"] else 64)
-        tests["TILE_M"] = lambda value: value in (str(rows), str(max(rows, 64)))
-    if name == "one_wave" and plan(name, problem)["SPLITS"] > 1:
-        tests["Out"] = is_type("float32")  # sums; a second kernel makes C of them
-        tests["Extra"] = lambda value: value.endswith("Plain")
-    if name == "small":
-        elements = small_vector(problem)
-        tests["BYTES"] = lambda value: value == str(2 * elements)
-        if elements == 1:
-            tests["A"] = tests["B"] = lambda value: True
-    if name == "gemv":
-        seen = problem.transposed() if problem.M > problem.N else problem
-        tests["K_MAJOR"] = is_flag(streams.k_major(seen))
-        tests["COLUMNS"] = is_flag(streams.by_columns(seen) and plan(name, problem)["SPLITS"] == 1)
+    rung = by_name().get(name)
+    if rung is not None and hasattr(rung, "instance"):
+        tests |= rung.instance(problem)
     return tests
 
 
@@ -272,7 +250,7 @@ def _split(text: str) -> list[str]:
 def source_lines(name: str) -> tuple[int, int]:
     """Lines of code, without blank ones and comments: of the .cu, and with what it includes."""
     counts = []
-    for path in source_files(name):
+    for path in source_files(source(name)):
         text = re.sub(r"/\*[\s\S]*?\*/", "", path.read_text())
         counts.append(sum(bool(line.split("//")[0].strip()) for line in text.splitlines()))
     return counts[0], sum(counts)

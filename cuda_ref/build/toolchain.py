@@ -13,7 +13,10 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-CSRC = Path(__file__).parent.parent / "csrc"
+ROOT = Path(__file__).parent.parent
+"""The folder of all sources: rungs/ and shapes/, one .cu file a rung, and csrc/, their headers."""
+
+CSRC = ROOT / "csrc"
 
 WHEELS = ("nvcc", "crt", "runtime", "cccl")
 """The parts of a toolkit that nvcc needs, as wheels nvidia-cuda-...; and nvidia-nvvm."""
@@ -168,14 +171,31 @@ def nvcc_flags(sm: str) -> list[str]:
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
-def source_files(name: str, folder: Path = CSRC) -> list[Path]:
-    """The .cu of a rung and every file of csrc that it includes, directly or not."""
-    found = [folder / f"{name}.cu"]
-    for path in found:
-        for include in _INCLUDE.findall(path.read_text()):
-            other = folder / include
-            if other.is_file() and other not in found:
-                found.append(other)
+def source_folders(root: Path = ROOT) -> list[Path]:
+    """The folders that the compilers search for what a rung includes."""
+    return [root / "csrc", root / "rungs", root / "shapes"]
+
+
+def source(name: str, root: Path = ROOT) -> Path:
+    """The .cu file of a rung. Raises LookupError where no rung has the name."""
+    for folder in ("rungs", "shapes"):
+        path = root / folder / f"{name}.cu"
+        if path.is_file():
+            return path
+    raise LookupError(f"no rung {name!r}: there is no {name}.cu in rungs/ or shapes/")
+
+
+def source_files(path: Path, root: Path = ROOT) -> list[Path]:
+    """A .cu file and every file of ``root`` that it includes, directly or not."""
+    found = [path]
+    for file in found:
+        for include in _INCLUDE.findall(file.read_text()):
+            for folder in (file.parent, *source_folders(root)):
+                other = folder / include
+                if other.is_file():
+                    if other not in found:
+                        found.append(other)
+                    break
     return found
 
 
@@ -186,12 +206,12 @@ _CASE = (
 
 
 @cache
-def built_by_case(source: Path) -> frozenset[str]:
+def built_by_case(path: Path) -> frozenset[str]:
     """The macros by which a .cu file, with what it includes, is compiled for one case at a time.
 
     None where it is compiled whole.
     """
-    text = "".join(path.read_text() for path in source_files(source.stem, source.parent))
+    text = "".join(file.read_text() for file in source_files(path))
     return frozenset(re.findall(rf"TCGEMM_(?:{_CASE})\b", text))
 
 
@@ -200,4 +220,4 @@ _CONSTANT = re.compile(r"^constexpr int ([A-Z][A-Z0-9_]*) = (\d+);", re.MULTILIN
 
 def constants(name: str) -> dict[str, int]:
     """The rung's ``constexpr int NAME = number;``, in the order of its source."""
-    return {key: int(value) for key, value in _CONSTANT.findall((CSRC / f"{name}.cu").read_text())}
+    return {key: int(value) for key, value in _CONSTANT.findall(source(name).read_text())}

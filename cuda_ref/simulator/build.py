@@ -15,10 +15,9 @@ from pathlib import Path
 from ..build import store
 from ..build.store import key_of
 from ..build.store import lock_of as lock_of
-from ..build.toolchain import compiler_version, consulted_variables
+from ..build.toolchain import CSRC, compiler_version, consulted_variables, source_folders
 
 _HERE = Path(__file__).parent
-CSRC = _HERE.parent / "csrc"
 INCLUDE = _HERE / "include"
 _SOURCES = (
     "fibers.cpp", "collectives.cpp", "copies.cpp", "operands.cpp", "findings.cpp", "processes.cpp",
@@ -101,6 +100,15 @@ def _folder_bytes(*folders: Path) -> bytes:
     return b"\0".join(f.name.encode() + b"\0" + f.read_bytes() for f in files)
 
 
+def _includes() -> list[str]:
+    return [f"-I{folder}" for folder in source_folders()]
+
+
+def _header_folders() -> list[Path]:
+    """The folders of all headers that a rung may include."""
+    return [*source_folders(), *(f for f in sorted(CSRC.iterdir()) if f.is_dir())]
+
+
 _TEXT = {".hpp", ".h", ".cpp", ".cuh"}
 
 
@@ -124,7 +132,7 @@ def _run(command: Sequence[str], what: str, scratch: Path) -> None:
 
 def _object(source: Path, observed: bool, headers: str) -> Path:
     flags = (
-        *_COMMON, *_machine_flags(), "-O3", f"-I{INCLUDE}", f"-I{CSRC}",
+        *_COMMON, *_machine_flags(), "-O3", f"-I{INCLUDE}", *_includes(),
         *(("-DTCGEMM_OBSERVE",) if observed else ()),
     )  # fmt: skip
     key = key_of(source.read_bytes(), headers, _made_by(), *flags)
@@ -220,12 +228,12 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
     Raises RuntimeError where g++ is missing or refuses the file, or the store cannot be used.
     """
     source = source.resolve()
-    headers = key_of(_folder_bytes(INCLUDE, _HERE / "src", CSRC))
+    headers = key_of(_folder_bytes(INCLUDE, _HERE / "src", *_header_folders()))
     flags = (
-        *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", f"-I{CSRC}",
+        *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", *_includes(),
         *(_OBSERVED if observed else ()), *defines,
     )  # fmt: skip
-    beside = b"" if source.parent == CSRC else _folder_bytes(source.parent)
+    beside = b"" if source.parent in _header_folders() else _folder_bytes(source.parent)
     key = key_of(source.read_bytes(), beside, headers, _made_by(), str(source), *flags)
     name = f"{source.stem}-{'observed' if observed else 'plain'}-{key}.so"
 

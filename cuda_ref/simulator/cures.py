@@ -38,7 +38,7 @@ def _sentence(source: Path, failure: str) -> str:
         return (
             f"{source.name} includes CUDA's {missing[1]}, which the simulator does not have: leave "
             f"the include out, or put it and what needs it under #ifndef TCGEMM_SIMULATOR. It has "
-            f"gemm.cuh and, of CUDA's own, {ours}"
+            f"host/gemm.cuh and, of CUDA's own, {ours}"
         )
     text = source.read_text(errors="replace")
     code = _without_comments(text)
@@ -62,8 +62,8 @@ def _sentence(source: Path, failure: str) -> str:
             else "has no launcher, the function that starts its kernel"
         )
         return f"{source.name} {what}: it must end in\n{LAUNCHER}\n"
-    if "tcgemm" in code and "gemm.cuh" not in text and "tcgemm" in failure:
-        return f'{source.name} uses tcgemm:: and lacks the line #include "gemm.cuh"'
+    if "tcgemm" in code and "host/gemm.cuh" not in text and "tcgemm" in failure:
+        return f'{source.name} uses tcgemm:: and lacks the line #include "host/gemm.cuh"'
     return ""
 
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,16 @@ from .. import accuracy, dispatch, gpus
 from ..problem import EPILOGUES, Fusion
 from .cases import Case
 from .environment import gpu_uuid
-from .launches import Launches, Ring, repeated_calls, rotating_operands
+from .launches import Launches, Ring, followed, repeated_calls, rotating_operands
 from .telemetry import Telemetry
-from .timing import measure, why_impossible
+from .timing import (
+    GRAPH_BELOW_MS,
+    CaptureError,
+    Timing,
+    measure,
+    measure_among,
+    why_impossible,
+)
 
 BASELINE = ("cublas", "cublas")
 """Backend and kernel that every ratio is taken against."""
@@ -55,8 +63,13 @@ class CaseBench:
         self._compiled = compiled
         self._made: dict[str, Any] = {}
 
-    def measure(self, backend: str, kernel: str) -> tuple[dict[str, Any], list[str]]:
-        """The columns that measuring gives, and the throttle reasons seen; never raises."""
+    def measure(self, backend: str, kernel: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """The columns that measuring gives, and the throttle reasons seen; never raises.
+
+        The first row says what became of the kernel; rows of a short product timed among other
+        kernels follow it.
+        """
+        others: list[dict[str, Any]] = []
         row: dict[str, Any] = {
             "status": "failed",
             "reason": "",
@@ -66,7 +79,7 @@ class CaseBench:
         }
         throttle: list[str] = []
         try:
-            throttle = self._fill(dispatch.find(backend, kernel), row)
+            throttle = self._fill(dispatch.find(backend, kernel), row, others)
         except WrongError as error:
             row |= {"status": "wrong", "reason": str(error)}
         except Exception as error:
@@ -76,9 +89,12 @@ class CaseBench:
             # It may have written anywhere, into the operands too, which are made anew for the next
             # kernel; what cannot be made stays so.
             self._made = {k: v for k, v in self._made.items() if isinstance(v, Exception)}
-        return row, throttle
+            others = []
+        return [row, *({**row, "compile_s": None, **other} for other in others)], throttle
 
-    def _fill(self, kernel: dispatch.Kernel, row: dict[str, Any]) -> list[str]:
+    def _fill(
+        self, kernel: dispatch.Kernel, row: dict[str, Any], others: list[dict[str, Any]]
+    ) -> list[str]:
         fusion = self._once("what is fused", self._fusion)
         oracle = self._once("operands", self._oracle)
         copies = self._once("copies of the operands", self._copies)
@@ -121,9 +137,11 @@ class CaseBench:
         if self._device != "cuda":
             row["status"] = "ok"
             return []
-        return self._time(kernel, row)
+        return self._time(kernel, row, others)
 
-    def _time(self, kernel: dispatch.Kernel, row: dict[str, Any]) -> list[str]:
+    def _time(
+        self, kernel: dispatch.Kernel, row: dict[str, Any], others: list[dict[str, Any]]
+    ) -> list[str]:
         buffers, cache, ring = self._once("buffers", self._buffers)
         copies = self._once("copies of the buffers", lambda: _Copies(_named(buffers)))
         baseline = self._baseline()
@@ -135,6 +153,9 @@ class CaseBench:
             timing = measure(contender, baseline, budget_s=self._budget_s)
         copies.check()
         self._check_timed(contender, buffers)
+        short = contender.estimate() < GRAPH_BELOW_MS
+        if short and baseline is not None:
+            others += self._time_among(contender, baseline, buffers, ring)
         copies.check()
         case = self.case
         ceiling = gpus.lookup(torch.cuda.get_device_name()).ceiling_tflops(
@@ -146,19 +167,40 @@ class CaseBench:
             return telemetry.throttle_reasons
         row |= {
             "status": "ok",
-            "ms_p20": timing.ms_p20,
-            "ms_p50": timing.ms_p50,
-            "ms_p80": timing.ms_p80,
-            "ratio_p20": timing.ratio_p20,
-            "ratio_p50": timing.ratio_p50,
-            "ratio_p80": timing.ratio_p80,
-            "rounds": timing.rounds,
-            "timer": timing.timer,
+            **_columns(timing),
+            "among": "alone" if short else None,
             "cache": cache,
             "sm_clock_mhz": telemetry.sm_clock_mhz,
             "power_w": telemetry.power_w,
         }
         return telemetry.throttle_reasons
+
+    def _time_among(
+        self, contender: Launches, baseline: Launches, buffers: list[_Set], ring: Ring
+    ) -> list[dict[str, Any]]:
+        """The columns of the kernel timed among others: in a graph, and in a stream."""
+        outputs = [c for _, _, c, _ in buffers]
+
+        def foreign() -> Launches:
+            return Launches([partial(c.mul_, 1) for c in outputs], ring)
+
+        def behind_the_baseline() -> Launches:
+            return Launches(followed(baseline.calls, outputs), ring)
+
+        theirs = self._once("the baseline among others", behind_the_baseline)
+        alone = self._once("the foreign kernel", foreign)
+        is_baseline = contender is baseline
+        mine = theirs if is_baseline else Launches(followed(contender.calls, outputs), ring)
+        rows = []
+        for among, timer in (("graph", "graph"), ("stream", "events")):
+            try:
+                timing = measure_among(mine, theirs, alone, timer, budget_s=self._budget_s / 2)
+            except CaptureError:
+                continue
+            if timing is not None:
+                rows.append({**_columns(timing), "among": among})
+        self._check_timed(mine, buffers)
+        return rows
 
     def _check_timed(self, contender: Launches, buffers: list[_Set]) -> None:
         """Run once more what was timed, on poisoned outputs, and check what its last launch left.
@@ -257,6 +299,20 @@ class CaseBench:
     def _synchronize(self) -> None:
         if self._device == "cuda":
             torch.cuda.synchronize()
+
+
+def _columns(timing: Timing) -> dict[str, Any]:
+    """The columns of a row that a timing gives."""
+    return {
+        "ms_p20": timing.ms_p20,
+        "ms_p50": timing.ms_p50,
+        "ms_p80": timing.ms_p80,
+        "ratio_p20": timing.ratio_p20,
+        "ratio_p50": timing.ratio_p50,
+        "ratio_p80": timing.ratio_p80,
+        "rounds": timing.rounds,
+        "timer": timing.timer,
+    }
 
 
 class _Copies:

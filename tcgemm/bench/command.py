@@ -24,7 +24,7 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="quick, squares, seeds, llm, types, fused, wmma or full.", metavar="NAME"
+            help="quick, squares, seeds, llm, types, fused, wmma, full or drawn.", metavar="NAME"
         ),
     ] = "quick",
     backend: options.Backends = None,
@@ -55,7 +55,13 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="Results folder; by default reports/<gpu>.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the operands.", min=0, max=2**62)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of the operands, and of the shapes of suite drawn.", min=0, max=2**62
+        ),
+    ] = 0,
+    count: Annotated[int, typer.Option(help="Cases of suite drawn.", min=1, max=100_000)] = 100,
     budget: Annotated[
         float, typer.Option(help="Seconds of timing for each kernel and case.", min=0.001, max=3600)
     ] = 0.25,
@@ -85,6 +91,8 @@ def bench(
         layouts=layout or (),
         computes=compute or (),
         fused=fused or (),
+        seed=seed,
+        count=count,
     )
     build(device="cuda")  # names a mistake in the arguments before torch is imported
 

@@ -115,6 +115,22 @@ def repeated_calls(
     ]
 
 
+def followed(
+    calls: Sequence[Callable[[], None]], outputs: Sequence[torch.Tensor]
+) -> list[Callable[[], None]]:
+    """Each call with torch's elementwise ``mul_`` by 1 on its output behind it: a foreign kernel
+    that reads what was written, as a user's program has one, and leaves it as it is."""
+
+    def both(call: Callable[[], None], c: torch.Tensor) -> Callable[[], None]:
+        def run() -> None:
+            call()
+            c.mul_(1)
+
+        return run
+
+    return [both(call, c) for call, c in zip(calls, outputs, strict=True)]
+
+
 class Launches:
     """A contender on the GPU: one kernel, bound to each of several sets of operands.
 
@@ -123,7 +139,7 @@ class Launches:
     """
 
     def __init__(self, calls: Sequence[Callable[[], Any]], ring: Ring) -> None:
-        self._calls = calls
+        self.calls = calls
         self._ring = ring
         self._ms = 0.0
         self._host_ms = 0.0
@@ -153,12 +169,12 @@ class Launches:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Every set first: a launcher may have to prepare for addresses that it has not seen, and
         # that time of the CPU would pass for the kernel's.
-        for launches in (len(self._calls), 5):
+        for launches in (len(self.calls), 5):
             torch.cuda.synchronize()
             began = time.perf_counter()
             start.record()
             for _ in range(launches):
-                self._calls[self._ring.turn()]()
+                self.calls[self._ring.turn()]()
             end.record()
             self._host_ms = (time.perf_counter() - began) * 1e3 / launches
             end.synchronize()
@@ -174,7 +190,7 @@ class Launches:
         return self._samplers[timer]
 
     def _events(self) -> Callable[[], float]:
-        calls, ring = self._calls, self._ring
+        calls, ring = self.calls, self._ring
         launches = min(64, max(1, math.ceil(EVENTS_MS / self._ms)))
         delay_ms = 0.05 + 1.5 * min(launches * self._host_ms, 20)
 
@@ -186,9 +202,9 @@ class Launches:
         return _between_events(burst, launches, delay_ms)
 
     def _graph(self) -> Callable[[], float]:
-        rounds = max(1, math.ceil(GRAPH_MS / (self._ms * len(self._calls))))
-        launches = rounds * len(self._calls)
-        graph = _capture(list(self._calls) * rounds)
+        rounds = max(1, math.ceil(GRAPH_MS / (self._ms * len(self.calls))))
+        launches = rounds * len(self.calls)
+        graph = _capture(list(self.calls) * rounds)
         self._bursts["graph"] = graph.replay, launches
         return _between_events(graph.replay, launches, 0.1 + 0.001 * launches)
 

@@ -154,10 +154,10 @@ class _Parent:
             if message[0] == "begin":
                 current = self.units[message[1]]
                 self.watch("begin", current, None)
-            elif message[0] == "row":
+            elif message[0] == "rows":
                 current = None
                 self.throttle.update(message[3])
-                self._finish(self.units[message[1]], message[2])
+                self._finish(self.units[message[1]], *message[2])
             deadline = time.monotonic() + self.timeout_s
         if current is None and len(self.left) == before:
             raise ToolchainError(f"the benchmark's worker does not start: {self._last_words()}")
@@ -185,7 +185,19 @@ class _Parent:
                 self._process.join(30)
             self._process = None
 
-    def _finish(self, unit: Unit, measured: Row) -> None:
+    def _finish(self, unit: Unit, measured: Row, *among_others: Row) -> None:
+        """Store what became of a unit: its row, and those of it among other kernels.
+
+        The watcher is told the one that counts: of those among others the lower ratio.
+        """
+        row = self._stored(unit, measured)
+        if among_others:
+            stored = [self._stored(unit, other) for other in among_others]
+            row = min(stored, key=lambda other: other["ratio_p50"])
+        self.left = [each for each in self.left if each.index != unit.index]
+        self.watch("row", unit, row)
+
+    def _stored(self, unit: Unit, measured: Row) -> Row:
         case = unit.case
         row = {
             "run": self._store.run,
@@ -203,8 +215,7 @@ class _Parent:
             row["compile_s"] = max(row["compile_s"], built_s)
         self._store.append(row)
         self.rows.append(row)
-        self.left = [other for other in self.left if other.index != unit.index]
-        self.watch("row", unit, row)
+        return row
 
     def _why_died(self) -> str:
         code = self._process.exitcode

@@ -50,8 +50,13 @@ COLUMNS: dict[str, str] = {
     "seed": "seed of the operands",
     "sm_clock_mhz": "SM clock while it ran, median",
     "power_w": "instantaneous board power while it ran, median",
+    "among": "of products under 100 us, among what they were timed: alone (launches of nothing but "
+    "itself), graph or stream (a foreign kernel after each, its own time taken off); or none",
 }
 """The schema of results.csv: column -> meaning, in file order."""
+
+LATER = ("among",)
+"""Columns that older files lack: their rows have empty cells there."""
 
 STATUSES = ("ok", "wrong", "failed", "timeout", "unsupported")
 """What the column status may hold."""
@@ -93,14 +98,16 @@ def read(folder: str | Path) -> list[dict[str, str]]:
         raise ResultsError(f"{path}: not a CSV file: {error}") from None
     if not lines:
         return []
-    _check_header(path, lines[0])
+    header = lines[0]
+    _check_header(path, header)
     for number, line in enumerate(lines[1:], start=2):
-        if len(line) != len(COLUMNS):
+        if len(line) != len(header):
             raise ResultsError(
-                f"{path}: line {number} has {len(line)} cells and the header {len(COLUMNS)}: "
+                f"{path}: line {number} has {len(line)} cells and the header {len(header)}: "
                 "remove that line"
             )
-    return [dict(zip(COLUMNS, line, strict=True)) for line in lines[1:]]
+    empty = dict.fromkeys(COLUMNS, "")
+    return [empty | dict(zip(header, line, strict=True)) for line in lines[1:]]
 
 
 def read_environment(folder: str | Path) -> dict[str, dict[str, Any]]:
@@ -143,7 +150,6 @@ class Store:
         self._path = self.folder / RESULTS
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab", buffering=0)
             with locked(self._path):
                 self._mend()
                 self._write_environment()
@@ -184,12 +190,19 @@ class Store:
         self._file.close()
 
     def _mend(self) -> None:
-        """Give a new file its header, and cut off the line that a killed run left unfinished."""
+        """Open the file, with the header and the columns of today, and without the line that a
+        killed run left unfinished; the lock is held."""
         text = self._path.read_bytes()
         whole = _whole_lines(text)
         if len(whole) < len(text):
             log.warning("%s: its last line is incomplete and is removed", self._path)
             os.truncate(self._path, len(whole))
+        if whole.startswith((",".join(_before_later()) + "\n").encode()):
+            file = io.StringIO()
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerows([list(COLUMNS), *(list(row.values()) for row in read(self.folder))])
+            write_whole(self._path, file.getvalue())
+        self._file = self._path.open("ab", buffering=0)
         if not whole:
             self._write((",".join(COLUMNS) + "\n").encode())
 
@@ -253,9 +266,9 @@ def _whole_lines(text: bytes) -> bytes:
 
 
 def _check_header(path: Path, header: list[str]) -> None:
-    if header == list(COLUMNS):
+    if header in (list(COLUMNS), _before_later()):
         return
-    missing = [name for name in COLUMNS if name not in header]
+    missing = [name for name in _before_later() if name not in header]
     extra = [name for name in header if name not in COLUMNS]
     parts = [f"missing {', '.join(missing)}"] if missing else []
     parts += [f"unknown {', '.join(extra)}"] if extra else []
@@ -263,6 +276,11 @@ def _check_header(path: Path, header: list[str]) -> None:
         f"{path}: the columns are of another schema: {'; '.join(parts) or 'another order'}. "
         "Measure again into a new folder with --out"
     )
+
+
+def _before_later() -> list[str]:
+    """The header of files that were begun before the columns of LATER were added."""
+    return [name for name in COLUMNS if name not in LATER]
 
 
 def _unwritable(folder: Path, error: OSError) -> ResultsError:

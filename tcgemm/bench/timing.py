@@ -144,6 +144,49 @@ def measure(
     return again if again.ratio_p50 < timing.ratio_p50 else timing
 
 
+def measure_among(
+    pair: Contender,
+    baseline_pair: Contender,
+    foreign: Contender,
+    timer: str,
+    *,
+    budget_s: float = 0.25,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timing | None:
+    """The time of a kernel among others, as in a user's program: paired with the baseline's.
+
+    Args:
+        pair: the kernel, and a foreign kernel behind each of its launches.
+        baseline_pair: the baseline with the same behind it.
+        foreign: the foreign kernel alone, whose median time is taken off both.
+        timer: "graph" or "events", for all three, which are sampled in turns.
+        budget_s: seconds to spend.
+
+    Returns:
+        Timing of the kernel in ms a launch; None where a pair took no longer than what is taken
+        off, so that nothing can be said.
+
+    Raises CaptureError where a graph is asked for and one of them cannot be captured.
+    """
+    samplers = [contender.sampler(timer) for contender in (pair, baseline_pair, foreign)]
+    for sample in samplers:
+        sample()
+    rounds: list[list[float]] = []
+    start = clock()
+    while len(rounds) < MIN_PAIRS or (len(rounds) < MAX_PAIRS and clock() - start < budget_s):
+        of_round = [0.0] * len(samplers)
+        first = len(rounds) % len(samplers)
+        order = [*range(first, len(samplers)), *range(first)]
+        for index in order if len(rounds) % 2 == 0 else reversed(order):
+            of_round[index] = samplers[index]()
+        rounds.append(of_round)
+    off = statistics.median(of_round[2] for of_round in rounds)
+    pairs: list[Pair] = [(mine - off, other - off) for mine, other, _ in rounds]
+    if min(ms for pair in pairs for ms in pair if ms is not None) <= 0:
+        return None
+    return summarise(pairs, timer)
+
+
 def _measure(
     contender: Contender,
     baseline: Contender | None,

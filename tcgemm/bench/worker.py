@@ -100,7 +100,7 @@ def die_with(parent: int) -> None:
 def work(connection: Connection, job: Job) -> None:
     """Entry of the worker process.
 
-    Sends ("ready",), then for each unit ("begin", index) and ("row", index, columns, throttle
+    Sends ("ready",), then for each unit ("begin", index) and ("rows", index, rows, throttle
     reasons), and at last ("done",).
     """
     die_with(job.parent)
@@ -117,9 +117,9 @@ def work(connection: Connection, job: Job) -> None:
             bench = None
             _release_memory(job.device)
             bench = CaseBench(unit.case, job.device, job.seed, job.budget_s, compiled)
-        row, throttle = bench.measure(unit.backend, unit.kernel)
-        connection.send(("row", unit.index, row, throttle))
-        if row["status"] == "failed" and not _healthy(job.device):
+        rows, throttle = bench.measure(unit.backend, unit.kernel)
+        connection.send(("rows", unit.index, rows, throttle))
+        if rows[0]["status"] == "failed" and not _healthy(job.device):
             os._exit(1)  # the context is lost: another process goes on
     connection.send(("done",))
 

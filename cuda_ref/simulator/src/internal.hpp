@@ -32,7 +32,7 @@ constexpr int NUM_OPERANDS = 7;  // A, B, C, C_in, bias, scale_a, scale_b; those
 constexpr int C_OPERAND = 2;
 constexpr int C_IN_OPERAND = 3;
 
-// What Python passes and reads: plain C layout, mirrored by ctypes in __init__.py.
+// What Python passes and reads: plain C layout, mirrored by ctypes in abi.py.
 
 struct OperandRequest {
   void* data;  // null where there is none

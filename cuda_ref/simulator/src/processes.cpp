@@ -20,7 +20,7 @@
 
 #include "engine.hpp"
 
-#include "gemm.cuh"
+#include "host/gemm.cuh"
 
 #undef alignas
 #undef threadIdx

@@ -39,7 +39,7 @@ Sum element_at(Element element, uint32_t address) {
   }
 }
 
-// Where element (mn, k) of an operand lies: see csrc/wgmma.cuh for the two layouts.
+// Where element (mn, k) of an operand lies: see ptx/wgmma.cuh for the two layouts.
 uint32_t operand_address(uint64_t descriptor, bool mn_major, int mn, int k, int item) {
   const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
   const uint32_t leading = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4;
