@@ -22,6 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run what is marked exhaustive as well")
 
 
+def pytest_report_header(config: pytest.Config) -> str:
+    left = "run" if config.getoption("--all") else "left to `make test-all` (pytest --all)"
+    return f"exhaustive tests: {left}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if DEVICE == "cpu" and is_left_by_spread(item):
@@ -100,7 +105,7 @@ def device() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why tests were skipped, once a reason instead of once a test; what is left to test-all."""
+    """Why tests were skipped, once a reason instead of once a test."""
     reasons = Counter(
         str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
         .removeprefix("Skipped: ")
@@ -109,5 +114,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
-    if left_out := len(terminalreporter.stats.get("deselected", [])):
-        terminalreporter.write_line(f"{left_out} not selected: `make test-all` runs every test")
