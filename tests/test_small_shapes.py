@@ -8,9 +8,10 @@ from functools import cache
 from importlib import import_module
 
 import pytest
+import records
 import torch
 from padded import padded
-from tcgemm.cuda_ref.build import inspection, toolchain
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import case
 
 import tcgemm
@@ -313,7 +314,7 @@ needs_nvcc = pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
     reason="needs nvcc and cuobjdump",
 )
-report = cache(inspection.compile_only)
+report = cache(records.cuda)
 
 
 @needs_nvcc

@@ -143,6 +143,7 @@ def _seed() -> None:
     torch.manual_seed(2)
 
 
+@pytest.mark.spread(2, "size", "name")
 @pytest.mark.parametrize("size", EDGES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("name", RUNGS)
 def test_edge_sizes(name, size):
@@ -157,6 +158,7 @@ def test_edge_sizes(name, size):
     assert_outside_untouched(c)
 
 
+@pytest.mark.spread(4, "pair", "layout", "name")
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}".replace("torch.", ""))
 @pytest.mark.parametrize("layout", [x + y for x, y in itertools.product(LAYOUTS, "nt")])
 @pytest.mark.parametrize("name", RUNGS)

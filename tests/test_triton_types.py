@@ -42,6 +42,7 @@ def name_of(case):
     return "-".join([case[0], *case[1]])
 
 
+@pytest.mark.spread(3, "case", "layout")
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_both_checks_of_every_pair(case, layout, device):
@@ -52,6 +53,7 @@ def test_both_checks_of_every_pair(case, layout, device):
     assert verdict.ok, verdict.reason
 
 
+@pytest.mark.spread(2, "epilogue", "pair", "rung")
 @pytest.mark.parametrize("epilogue", ["", *EPILOGUES])
 @pytest.mark.parametrize("pair", [(F16, F16), (BF16, F32), (F32, F32), (torch.float64,) * 2])
 @pytest.mark.parametrize("rung", RUNGS)
