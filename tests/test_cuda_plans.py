@@ -75,7 +75,7 @@ def test_a_transposed_problem_has_the_transposed_plan(shape, layout):
         one, other = planning.plan(kernel, problem(*shape, layout)), planning.plan(kernel, there)
         swapped = {**other, "BLOCK_M": other["BLOCK_N"], "BLOCK_N": other["BLOCK_M"]}
         assert one == swapped
-        # C++ exchanges the tile's sides with the operands (transposed in csrc/host/select.cuh).
+        # C++ exchanges the tile's sides with the operands (plan_of in csrc/host/select.cuh).
         assert launch_plan(one)[:2] == launch_plan(other)[1::-1]
         assert launch_plan(one)[2:] == launch_plan(other)[2:]
         assert all(launch_plan(one)[:2])
