@@ -194,6 +194,13 @@ class TestOut:
         tcgemm.matmul(a, b, backend="cublas", out=out)
         assert torch.allclose(out, expected, atol=1e-2)
 
+    def test_an_out_may_begin_where_an_operand_ends(self):
+        base, b = torch.randn(60).half(), torch.randn(6, 5).half()
+        a, out = base[:24].view(4, 6), base[24:44].view(4, 5)
+        expected = (a.float() @ b.float()).half()
+        tcgemm.matmul(a, b, backend="cublas", out=out)
+        assert torch.allclose(out, expected, atol=1e-2)
+
     def test_windows_that_do_overlap(self):
         base = torch.randn(6, 18).half()
         refused(OperandError, "overlaps A", a=base[:, :6], b=base[:, 12:], out=base[:, 5:11])
