@@ -10,7 +10,7 @@ if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
 from . import tilings
-from .fusion import arguments, case
+from .fusion import Asked, case, numbers
 from .limits import (
     WMMA_SHAPES,
     refuse_gemv,
@@ -320,19 +320,28 @@ def load(name: str) -> Callable[..., None]:
     def run(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
     ) -> None:
-        device = a.get_device()
-        if device < 0:
-            simulate(name, a, b, c, fusion)
-            return
-        plain, fused = operators_for(device, a, c, fusion, plan)
-        config = settings(c, plan)
-        if fusion is None:
-            plain(a, b, c, config)
-        else:
-            fused(a, b, c, *arguments(fusion), config)
+        fused = () if fusion is None else (fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
+        bind(a, b, c, fusion, **plan)(a, b, c, *fused)
 
-    def settings(c: torch.Tensor, plan: Mapping[str, int]) -> int:
-        return pack(name, plan, c.shape[-2] > c.shape[-1]) if name in SETTINGS else 0
+    def bind(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
+    ) -> Callable[..., None]:
+        """The rung for products like this one: a function of (a, b, c, c_in, bias, scale_a,
+        scale_b), the tensors of ``fusion``, none of which is kept."""
+        device = a.get_device()
+        asked = () if fusion is None else (
+            fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
+        )  # fmt: skip
+        if device < 0:
+            return lambda a, b, c, *tensors: simulate(
+                name, a, b, c, Asked(*asked, *tensors) if asked else None
+            )
+        plain, fused = operators_for(device, a, c, fusion, plan)
+        config = pack(name, plan, c.shape[-2] > c.shape[-1]) if name in SETTINGS else 0
+        if fusion is None:
+            return lambda a, b, c, *none: plain(a, b, c, config)
+        constants = numbers(fusion)
+        return lambda *tensors: fused(*tensors, *constants, config)
 
     def operators_for(
         device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any, plan: Mapping[str, int]
@@ -342,21 +351,7 @@ def load(name: str) -> Callable[..., None]:
         defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan)
         return prepared.get((device, defines)) or build(device, defines)
 
-    def prepare(
-        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
-    ) -> Callable[..., None]:
-        """The operator of products like this one, with nothing in between."""
-        device = a.get_device()
-        if device < 0:
-            return partial(run, fusion=fusion, **plan)
-        plain, fused = operators_for(device, a, c, fusion, plan)
-        config = settings(c, plan)
-        if fusion is None:
-            return (lambda a, b, c: plain(a, b, c, config)) if config else plain
-        more = arguments(fusion)
-        return lambda a, b, c: fused(a, b, c, *more, config)
-
-    run.prepare = prepare  # type: ignore[attr-defined]
+    run.bind = bind  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:
         build(torch.cuda.current_device())
     return run

@@ -53,7 +53,7 @@ class Operators(NamedTuple):
     plain: Callable[..., None]
     """``plain(a, b, c)``: the product alone."""
     fused: Callable[..., None]
-    """``fused(a, b, c, *fusion.arguments(...))``: all that is asked."""
+    """``fused(a, b, c, c_in, bias, scale_a, scale_b, *fusion.numbers(...), config)``."""
 
 
 def operators(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> Operators:

@@ -9,6 +9,7 @@ compute (a key of COMPUTES) and mma_shape ("" or a WMMA shape, e.g. "32x8x16").
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -144,16 +145,27 @@ def _number(dtype: Any) -> int:
     return DTYPES[str(dtype).removeprefix("torch.")]
 
 
-def arguments(fusion: Any) -> tuple[Any, ...]:
-    """The operator's arguments after A, B and C, in the order of csrc/binding.cpp."""
+def numbers(fusion: Any) -> tuple[Any, ...]:
+    """What the fused operator takes after its tensors, in the order of csrc/binding.cpp."""
     return (
-        fusion.c,
-        fusion.bias,
-        fusion.scale_a,
-        fusion.scale_b,
         float(fusion.alpha),
         float(fusion.beta),
         ACTIVATIONS[fusion.epilogue],
         COMPUTES[fusion.compute],
         *mma_tile(fusion.mma_shape),
     )
+
+
+@dataclass(slots=True)
+class Asked:
+    """A fusion: what is asked for, and the tensors of one call."""
+
+    alpha: float
+    beta: float
+    epilogue: str
+    compute: str
+    mma_shape: str
+    c: Any = None
+    bias: Any = None
+    scale_a: Any = None
+    scale_b: Any = None

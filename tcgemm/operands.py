@@ -10,8 +10,9 @@ from functools import cache
 
 import torch
 
-from .errors import OperandError, OperandTypeError, UnsupportedError
+from .errors import OperandError, OperandTypeError
 from .problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS
+from .tensors import as_float, as_number, check_memory, check_nobody_traces, check_tensor
 
 INTEGERS = ("int8", "uint8")
 
@@ -35,8 +36,9 @@ def alignment(tensor: torch.Tensor) -> int:
 
 def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
     """A [..., M, K] and B [..., K, N], or vectors [K]: of one supported dtype, on one device."""
+    check_nobody_traces()
     for name, tensor in (("A", a), ("B", b)):
-        _check_tensor(name, tensor)
+        check_tensor(name, tensor)
         if tensor.dim() == 0:
             raise OperandError(
                 f"{name} is a scalar, shape []: it needs one dimension at least; "
@@ -55,7 +57,7 @@ def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
     if dtype_name(a.dtype) not in OUTPUTS:
         raise OperandTypeError(
             f"A and B are {dtype_name(a.dtype)}: a product takes {_either(OUTPUTS)}; "
-            "convert with .to(torch.bfloat16)"
+            f"{_converted(a.dtype)}"
         )
     a_k, b_k = a.shape[-1], b.shape[0] if b.dim() == 1 else b.shape[-2]
     if a_k != b_k:
@@ -65,21 +67,13 @@ def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
         )
 
 
-def _check_tensor(name: str, tensor: torch.Tensor) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise OperandTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
-    if tensor.layout is not torch.strided:
-        raise OperandTypeError(f"{name} is {tensor.layout}: convert it with .to_dense()")
-    if tensor.is_neg():
-        raise OperandTypeError(
-            f"{name} is a lazily negated view, of which memory holds the negative: "
-            "pass .resolve_neg()"
-        )
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise UnsupportedError(
-            f"{name} requires grad and the product has no backward pass: "
-            "call it under torch.no_grad() or pass .detach()"
-        )
+def _converted(dtype: torch.dtype) -> str:
+    """What to do with operands of a dtype that has no product here."""
+    if dtype.is_complex:
+        return "multiply real and imaginary parts, or use torch.matmul"
+    if dtype.is_floating_point:
+        return "convert with .to(torch.bfloat16)"
+    return "convert with .to(torch.int8) where the values fit -128 to 127, else .to(torch.float64)"
 
 
 def _remedy(a: torch.Tensor, b: torch.Tensor) -> str:
@@ -117,8 +111,8 @@ def output_dtype(
     a: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> torch.dtype:
     """The dtype of C, checked against the type pairs."""
-    if out is not None and not isinstance(out, torch.Tensor):
-        raise OperandTypeError(f"out is a {type(out).__name__}, not a torch.Tensor")
+    if out is not None:
+        check_memory("out", out)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise OperandTypeError(f"out_dtype is a {type(out_dtype).__name__}, not a torch.dtype")
     allowed = OUTPUTS[dtype_name(a.dtype)]
@@ -145,7 +139,12 @@ def check_output(out: torch.Tensor, shape: tuple[int, ...], a: torch.Tensor) -> 
         raise OperandError(f"out is on {out.device} and A and B on {a.device}: move it with .to()")
     if out.is_neg():
         raise OperandError("out is a lazily negated view: write into a plain tensor")
-    if out.requires_grad:
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise OperandError(
+            "out is an inference tensor, which is written under torch.inference_mode() alone: "
+            "pass out.clone(), or call it under that mode"
+        )
+    if out.requires_grad and torch.is_grad_enabled():
         raise OperandError(
             "matmul(): functions with out=... arguments don't support automatic differentiation, "
             "but out requires grad"
@@ -166,11 +165,13 @@ def check_disjoint(out: torch.Tensor, **operands: torch.Tensor | None) -> None:
 
 def check_c(c: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, a: torch.Tensor) -> None:
     """C as it is read: broadcasts to the result, has its dtype and device."""
-    _check_tensor("C", c)
+    check_tensor("C", c)
     if c.dtype != dtype:
+        allowed = dtype_name(c.dtype) in OUTPUTS[dtype_name(a.dtype)]
+        cure = f"pass out_dtype=torch.{dtype_name(c.dtype)} or " if allowed else ""
         raise OperandTypeError(
             f"C is {dtype_name(c.dtype)} and the result {dtype_name(dtype)}: "
-            f"pass out_dtype=torch.{dtype_name(c.dtype)} or convert C with .to()"
+            f"{cure}convert C with .to(torch.{dtype_name(dtype)})"
         )
     if c.device != a.device:
         raise OperandError(f"C is on {c.device} and A and B on {a.device}: move it with .to()")
@@ -187,7 +188,7 @@ def check_c(c: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, a: torc
 
 def check_bias(bias: torch.Tensor, N: int, dtype: torch.dtype, a: torch.Tensor) -> None:
     """A row vector [N] of the result's dtype and device."""
-    _check_tensor("bias", bias)
+    check_tensor("bias", bias)
     if tuple(bias.shape) != (N,):
         raise OperandError(
             f"bias has shape {shape_of(bias)} and it is a row vector, one number for each column "
@@ -212,9 +213,9 @@ def check_scale(
         raise OperandTypeError(
             f"{name} scales 8-bit floats, and A and B are {dtype_name(a.dtype)}: use alpha"
         )
-    if isinstance(scale, (int, float)):
-        return float(scale), None
-    _check_tensor(name, scale)
+    if not isinstance(scale, torch.Tensor):
+        return as_float(name, as_number(name, scale)), None
+    check_tensor(name, scale)
     if scale.dtype != torch.float32:
         raise OperandTypeError(f"{name} is {dtype_name(scale.dtype)}: convert it with .float()")
     if scale.device != a.device:
@@ -227,19 +228,29 @@ def check_scale(
     return 1.0, scale.reshape(-1).contiguous()
 
 
-def check_factors(dtype: str, alpha: float, beta: float, epilogue: str | None) -> None:
-    """alpha, beta and the epilogue's name; integers take whole factors and relu only."""
-    for name, factor in (("alpha", alpha), ("beta", beta)):
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-            raise OperandTypeError(f"{name} is a {type(factor).__name__}, not a float")
-        if dtype in INTEGERS and not float(factor).is_integer():
-            raise OperandError(
-                f"{name} is {factor} and {dtype} products are summed in int32: a whole number fits"
-            )
+def check_factors(
+    dtype: str, alpha: float, beta: float, epilogue: str | None
+) -> tuple[float, float]:
+    """alpha and beta as kernels take them; integers take whole factors, and relu only.
+
+    Factors of integer products are reduced to int32 modulo 2^32, as their sums are.
+    """
+    factors = []
+    for name, given in (("alpha", alpha), ("beta", beta)):
+        factor = as_number(name, given)
+        if dtype in INTEGERS:
+            if not math.isfinite(factor) or factor != int(factor):
+                raise OperandError(
+                    f"{name} is {factor} and {dtype} products are summed in int32: a whole number "
+                    "fits"
+                )
+            factor = (int(factor) + 2**31) % 2**32 - 2**31
+        factors.append(as_float(name, factor))
     if epilogue and epilogue not in EPILOGUES:
         raise OperandError(f"unknown epilogue {epilogue!r}: choose from {', '.join(EPILOGUES)}")
     if epilogue and epilogue != "relu" and dtype in INTEGERS:
         raise OperandError(f"{epilogue} of int32 results is not defined: relu is")
+    return factors[0], factors[1]
 
 
 def check_stored(dtype: str, out_dtype: str | None, layout: str) -> str:
@@ -330,31 +341,3 @@ def _merged(t: torch.Tensor) -> list[tuple[int, int]]:
         else:
             merged.append((stride, size))
     return merged
-
-
-def one_batch_dimension(batch: tuple[int, ...], *tensors: torch.Tensor | None) -> bool:
-    """Whether the leading dimensions of every tensor step as one, with one stride."""
-    return all(t is None or _batch_stride(batch, t) is not None for t in tensors)
-
-
-def _batch_stride(batch: tuple[int, ...], t: torch.Tensor) -> int | None:
-    """The stride that walks the leading dimensions as one; None where there is none."""
-    stride: int | None = None
-    reach = 0
-    for size, step in zip(reversed(batch), reversed(t.stride()[: len(batch)]), strict=True):
-        if size == 1:
-            continue
-        if stride is None:
-            stride, reach = step, step * size
-        elif step != reach:
-            return None
-        else:
-            reach *= size
-    return stride or 0
-
-
-def as_one_batch(batch: tuple[int, ...], t: torch.Tensor) -> torch.Tensor:
-    """The view [batch, rows, columns] of a tensor whose leading dimensions step as one."""
-    stride = _batch_stride(batch, t)
-    assert stride is not None
-    return t.as_strided((math.prod(batch), *t.shape[-2:]), (stride, *t.stride()[-2:]))

@@ -88,7 +88,6 @@ def gpu(monkeypatch):
     """The module as on a GPU, with stream 5 current; nothing remembered."""
     monkeypatch.setattr(launching, "INTERPRETED", False)
     monkeypatch.setattr(launching, "check", lambda a: None)
-    monkeypatch.setattr(launching, "_kinds", {})
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
 
 
@@ -107,17 +106,20 @@ def described(a, b, c, TILE):
     return (3,), (x, y, z, a.shape[0]), {"TILE": TILE}
 
 
-def call(kernel, a, b, c, arguments=plain, fusion=None, **plan):
-    launching.launch(kernel, arguments, a, b, c, fusion, plan or {"TILE": 16})
+def bound(kernel, arguments=plain, fusion=None, **more):
+    """A function of tensors, for calls of one kind."""
+    rung = launching.Rung(kernel, arguments, **more)
+    return rung.bind(tensor(), tensor(), tensor(), fusion, TILE=16)
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_repeated_call_goes_the_short_way_with_its_own_addresses(gpu, nested):
-    kernel, a, b, c = Kernel(nested), tensor(), tensor(), tensor()
-    call(kernel, a, b, c)
+    kernel = Kernel(nested)
+    call = bound(kernel)
+    call(tensor(), tensor(), tensor())
     assert (len(kernel.long_way), len(kernel.short_way)) == (1, 0)
     x, y, z = tensor(), tensor(), tensor()
-    call(kernel, x, y, z)
+    call(x, y, z)
     assert (len(kernel.long_way), len(kernel.short_way)) == (1, 1)
     (passed,) = kernel.short_way
     values = list(passed[-1]) if nested else list(passed[13:])
@@ -127,76 +129,40 @@ def test_a_repeated_call_goes_the_short_way_with_its_own_addresses(gpu, nested):
 
 def test_descriptors_are_recorded_for_each_set_of_addresses(gpu):
     kernel = Kernel(described=True)
+    call = bound(kernel, described)
     first, second = (tuple(tensor() for _ in range(3)) for _ in range(2))
     for operands in (first, second, first, second, second):
-        call(kernel, *operands, described)
+        call(*operands)
     assert len(kernel.long_way) == 2
     assert [p[13].address for p in kernel.short_way] == [
         first[0].data_ptr(), second[0].data_ptr(), second[0].data_ptr(),
     ]  # fmt: skip
 
 
-CHANGES = {
-    "a misaligned A": lambda: ((tensor(offset=1), tensor(), tensor()), {}),
-    "a misaligned B": lambda: ((tensor(), tensor(offset=2), tensor()), {}),
-    "a misaligned C": lambda: ((tensor(), tensor(), tensor(offset=4)), {}),
-    "another dtype of A": lambda: ((tensor(dtype=torch.bfloat16), tensor(), tensor()), {}),
-    "another dtype of C": lambda: ((tensor(), tensor(), tensor(dtype=torch.float32)), {}),
-    "another shape": lambda: ((tensor(4, 8), tensor(), tensor(4, 8)), {}),
-    "another N": lambda: ((tensor(), tensor(8, 4), tensor(8, 4)), {}),
-    "other strides of A": lambda: ((tensor().T, tensor(), tensor()), {}),
-    "other strides of B": lambda: ((tensor(), tensor().T, tensor()), {}),
-    "other strides of C": lambda: ((tensor(), tensor(), tensor().T), {}),
-    "another plan": lambda: ((tensor(), tensor(), tensor()), {"TILE": 32}),
-    "the same tensor twice": lambda: ((t := tensor(), t, tensor()), {}),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_whatever_compiled_code_rests_on_is_part_of_the_guard(gpu, change):
-    kernel = Kernel()
-    call(kernel, tensor(), tensor(), tensor())
-    operands, plan = CHANGES[change]()
-    call(kernel, *operands, **plan)
+def test_equal_addresses_that_were_none_are_not_taken_for_one(gpu):
+    kernel, a, b, c = Kernel(), tensor(), tensor(), tensor()
+    call = bound(kernel)
+    call(a, a, c)
+    call(a, b, c)
     assert (len(kernel.long_way), len(kernel.short_way)) == (2, 0)
-    call(kernel, tensor(), tensor(), tensor())
-    call(kernel, *operands, **plan)
-    assert (len(kernel.long_way), len(kernel.short_way)) == (2, 2)
+    call(b, b, c)
+    call(a, b, c)
+    assert (len(kernel.long_way), len(kernel.short_way)) == (3, 1)
+    assert kernel.long_way[-1][1][:3] == (a, b, c)
 
 
-def test_another_device_is_another_kind(gpu, monkeypatch):
-    kernel, a = Kernel(), tensor()
-    call(kernel, a, tensor(), tensor())
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 1)
-    call(kernel, a, tensor(), tensor())
-    assert (len(kernel.long_way), len(kernel.short_way)) == (2, 0)
-
-
-def test_plans_with_the_same_values_under_other_names_differ(gpu):
-    kernel, operands = Kernel(), (tensor(), tensor(), tensor())
-
-    def arguments(a, b, c, P, Q):
-        return (P,), (a, b, c, Q), {"TILE": 1}
-
-    call(kernel, *operands, arguments, P=2, Q=3)
-    call(kernel, *operands, arguments, Q=2, P=3)
-    assert len(kernel.long_way) == 2
-
-
-def test_what_is_fused_is_part_of_the_guard_and_its_addresses_are_replaced(gpu):
+def test_what_is_fused_comes_with_each_call_and_its_addresses_are_replaced(gpu):
     kernel = Kernel()
 
     def arguments(a, b, c, fusion, TILE):
-        return (3,), (a, b, fusion.bias, c.shape[0]), {"TILE": TILE}
+        return (3,), (a, b, fusion.bias, int(fusion.alpha)), {"TILE": TILE}
 
-    operands = (tensor(), tensor(), tensor())
-    for alpha, bias in ((1.0, tensor(1, 8)), (1.0, tensor(1, 8)), (2.0, tensor(1, 8)),
-                        (1.0, tensor(1, 8, offset=1))):  # fmt: skip
-        call(kernel, *operands, arguments, Fusion(alpha=alpha, bias=bias[0]))
-    assert (len(kernel.long_way), len(kernel.short_way)) == (3, 1)
-    bias = tensor(1, 8)[0]
-    call(kernel, *operands, arguments, Fusion(bias=bias))
-    assert kernel.short_way[-1][15] == bias.data_ptr()
+    call = bound(kernel, arguments, Fusion(alpha=2.0, bias=tensor(1, 8)[0]))
+    for _ in range(2):
+        bias = tensor(1, 8)[0]
+        call(tensor(), tensor(), tensor(), None, bias, None, None)
+    assert (len(kernel.long_way), len(kernel.short_way)) == (1, 1)
+    assert kernel.short_way[-1][15:17] == (bias.data_ptr(), 2)
 
 
 def test_every_call_gets_a_workspace_of_its_own(gpu):
@@ -209,14 +175,32 @@ def test_every_call_gets_a_workspace_of_its_own(gpu):
         return follower, (1,), (args[2], c, args[2], 8), {"TILE": plan["TILE"]}
 
     operands = (tensor(), tensor(), tensor())
+    call = bound(kernel, arguments, second=second)
     for _ in range(2):
-        launching.launch(kernel, arguments, *operands, None, {"TILE": 16}, second)
-    (kind,) = launching._kinds.values()
-    assert kind.workspace == 24
+        call(*operands)
+    assert call._workspace == 24
     (one,), (two,) = kernel.short_way, follower.short_way
     assert one[15] == two[13] == two[15], "both passes share it"
     assert one[15] not in (0, *(t.data_ptr() for t in operands))
     assert two[14] == operands[2].data_ptr()
+
+
+def test_what_repacks_does_so_on_every_call(gpu):
+    """The kernel sees the copies of each call, whether it is launched or replayed."""
+    kernel, copies = Kernel(), []
+
+    def repack(a, b, compute, plan):
+        copies.append((tensor(), tensor()))
+        return copies[-1]
+
+    call = bound(kernel, repack=repack)
+    for _ in range(3):
+        call(tensor(), tensor(), tensor())
+    assert len(copies) == 3
+    launched = [p[1][:2] for p in kernel.long_way]
+    assert launched == [copies[0]]
+    replayed = [p[13:15] for p in kernel.short_way]
+    assert replayed == [(a.data_ptr(), b.data_ptr()) for a, b in copies[1:]]
 
 
 UNKNOWN = {
@@ -239,50 +223,35 @@ def backwards(kernel):
 def test_a_launcher_that_looks_otherwise_is_never_replayed(gpu, unknown):
     kernel = Kernel()
     UNKNOWN[unknown](kernel)
+    call = bound(kernel)
     for _ in range(3):
-        call(kernel, tensor(), tensor(), tensor())
+        call(tensor(), tensor(), tensor())
     assert (len(kernel.long_way), len(kernel.short_way)) == (3, 0)
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
 def test_a_profiler_that_listens_hears_of_every_launch(gpu, monkeypatch, hook):
     kernel = Kernel()
-    call(kernel, tensor(), tensor(), tensor())
+    call = bound(kernel)
+    call(tensor(), tensor(), tensor())
     listening = SimpleNamespace(calls=[print])
     hooks = {"launch_enter_hook": None, "launch_exit_hook": None, hook: listening}
     monkeypatch.setattr(launching, "_runtime", SimpleNamespace(**hooks))
-    call(kernel, tensor(), tensor(), tensor())
+    call(tensor(), tensor(), tensor())
     assert (len(kernel.long_way), len(kernel.short_way)) == (2, 0)
     listening.calls.clear()
-    call(kernel, tensor(), tensor(), tensor())
+    call(tensor(), tensor(), tensor())
     assert (len(kernel.long_way), len(kernel.short_way)) == (2, 1)
 
 
 def test_memory_is_bounded(gpu, monkeypatch):
-    monkeypatch.setattr(launching, "KINDS", 3)
     monkeypatch.setattr(launching, "ADDRESSES", 2)
     kernel = Kernel(described=True)
     kept = [tuple(tensor() for _ in range(3)) for _ in range(4)]
+    call = bound(kernel, described)
     for operands in kept:
-        call(kernel, *operands, described)
-    (kind,) = launching._kinds.values()
-    assert len(kind.by_address) <= 2
-    for tile in range(8):
-        call(kernel, *kept[0], described, TILE=tile)
-    assert len(launching._kinds) <= 3
-
-
-def test_a_bound_call_looks_at_addresses_alone(gpu):
-    kernel, a, b, c = Kernel(), tensor(), tensor(), tensor()
-    bound = launching.bind(kernel, plain, None, a, b, c, TILE=16)
-    bound(a, b, c)
-    assert (len(kernel.long_way), len(kernel.short_way)) == (1, 0)
-    x = tensor()
-    bound(x, b, c)
-    assert kernel.short_way[-1][13:16] == (x.data_ptr(), b.data_ptr(), c.data_ptr())
-    bound(tensor(offset=1), b, c)
-    bound(b, b, c)
-    assert (len(kernel.long_way), len(kernel.short_way)) == (3, 1)
+        call(*operands)
+    assert len(call._by_address) <= 2
 
 
 @pytest.mark.parametrize("with_descriptors", [False, True])
@@ -396,11 +365,11 @@ def test_a_bound_call_is_right(name):
     problem = dispatch.problem_of(a, b, c)
     if row.why_not(problem) is not None:
         pytest.skip("refused")
-    bound = dispatch.load("triton", name).prepare(a, b, c, **row.plan(problem))
+    call = dispatch.load("triton", name).bind(a, b, c, **row.plan(problem))
     for _ in range(3):
         a, b, c = (torch.randn(256, 256, device="cuda").half() for _ in range(3))
         for x, y in ((a, b), (a, a), (b, a)):
-            bound(x, y, c.fill_(float("nan")))
+            call(x, y, c.fill_(float("nan")))
             assert accuracy.error_ratio(x, y, c) <= 1
 
 
@@ -410,3 +379,18 @@ def test_tritons_own_start_is_done_beside_ours_and_kept():
     starting.begin()
     starting.wait()
     assert kept().currsize == 1
+
+
+@pytest.mark.parametrize("compute", ["tf32", "tf32x3"])
+def test_float32_is_repacked_for_warp_specialized(compute):
+    """It multiplies copies of float32 operands: rows of K, and two terms of tf32 each."""
+    run = dispatch.load("triton", "warp_specialized")
+    a, b = torch.randn(64, 32), torch.randn(64, 32)
+    x, y = run.repack(a, b.mT, compute, {} if compute == "tf32x3" else {"PREPARE": 1})
+    if compute == "tf32":
+        assert torch.equal(x, a)
+        assert torch.equal(y, b.mT)
+    else:
+        assert (x.shape, y.shape) == ((2, 64, 32), (2, 32, 64))
+        assert torch.allclose(x.sum(0), a, atol=1e-6)
+        assert torch.allclose(y.sum(0), b.mT, atol=1e-6)

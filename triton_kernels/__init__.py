@@ -124,23 +124,12 @@ KERNELS: tuple[dict[str, Any], ...] = (
 
 
 def load(name: str) -> Callable[..., None]:
-    """The callable ``run(a, b, c, fusion=None, **plan)``; each is the module of its name.
+    """The callable ``run(a, b, c, fusion=None, **plan)``: the ``Rung`` of the module of its name.
 
-    Where the module has a ``kernel`` and its ``arguments``, ``run.prepare`` takes what ``run``
-    takes, with a fusion that holds no tensors, and gives a function of A, B and C that launches
-    products of tensors with the shapes, strides, dtypes and device of these: the caller's promise,
-    which spares ``run``'s own look-up.
+    ``run.bind``, with the same arguments, gives a function of (a, b, c, c_in, bias, scale_a,
+    scale_b) for many calls of one kind; see launching.Bound.
     """
-    rung = import_module(f".{name}", __name__)
-    run: Callable[..., None] = rung.run
-    if hasattr(rung, "kernel") and hasattr(rung, "arguments"):
-        bind = import_module(".launching", __name__).bind
-        bound = partial(bind, rung.kernel, rung.arguments, getattr(rung, "second", None))
-
-        def prepare(*operands: Any, **plan: Any) -> Callable[..., None]:
-            return partial(run, **plan) if plan.get("PREPARE") else bound(*operands, **plan)
-
-        run.prepare = prepare  # type: ignore[attr-defined]
+    run: Callable[..., None] = import_module(f".{name}", __name__).run
     return run
 
 

@@ -34,9 +34,9 @@ import torch
 from .descriptors import describe, reachable, stored
 from .dot import by_bits, multiply_add, narrow, way, zeros
 from .epilogue import batch_size, batch_strides, fetch, finish, operands, read
-from .launching import launch
+from .launching import Rung
 from .ordering import grouped
-from .prepared import prepared
+from .prepared import repacked
 from .runtime import cdiv, programs, tl, triton
 
 
@@ -239,18 +239,9 @@ def arguments(
     return grid, (*descriptors, M, N, K, batches, before, *fused, batch_in), constants
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
-    """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
+run = Rung(kernel, arguments, repack=repacked)
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
-    Args:
-        fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
-            plain product of float16 or bfloat16, summed in float32.
-        plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), FLATTEN (0 or 1),
-            NUM_STAGES, NUM_WARPS and, where A and B are copied first, PREPARE=1.
-
-    Raises:
-        RuntimeError: the operands are on the CPU and the interpreter is off.
-    """
-    if plan.get("PREPARE"):
-        a, b = prepared(a, b, fusion.compute)
-    launch(kernel, arguments, a, b, c, fusion, plan)
+Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), FLATTEN (0 or 1), NUM_STAGES,
+NUM_WARPS and, where A and B are copied first, PREPARE=1.
+"""

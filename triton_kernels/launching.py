@@ -1,13 +1,13 @@
-"""Launch a kernel, and on a repeated call replay what Triton passed to the driver the first time.
+"""Launch a rung's kernel, and on a repeated call replay what Triton passed to the driver before.
 
 ``kernel[grid](...)`` binds and specializes every argument anew: 13 us of host time with pointers,
-15 us with three tensor descriptors, against 7.4 us for all of torch.mm (H200). Here the first call
-of a kind goes that way. Then Triton's own launcher runs once more with a recorder in place of its
-C function, and later calls hand the recorded arguments to the C function directly, with the stream
-and the addresses replaced.
+15 us with three tensor descriptors, against 7.4 us for all of torch.mm (H200). A rung is bound once
+to a kind of call. The first call goes Triton's way; then Triton's own launcher runs once more with
+a recorder in place of its C function, and later calls hand the recorded arguments to the C function
+directly, with the stream and the addresses replaced.
 
-The guard is the key of that memory: everything that compiled code and recorded arguments rest on.
-Shapes, strides and dtypes, the device, the plan, what is fused, and every address modulo 16 bytes,
+What compiled code and recorded arguments rest on is the kind of call, which the caller promises:
+shapes, strides and dtypes, the device, the plan, what is fused, and every address modulo 16 bytes,
 which is what Triton specializes on. A kernel with tensor descriptors is recorded again for each
 set of addresses, since a descriptor holds one.
 
@@ -18,7 +18,7 @@ takes ``kernel[grid]``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,209 +26,175 @@ import torch
 from .recording import Recorded, Step, is_descriptor, record
 from .runtime import INTERPRETED, check, one_at_a_time, triton
 
-KINDS = 4096
-"""Kinds of calls remembered."""
-
 ADDRESSES = 512
 """Sets of addresses remembered of one kind of call with tensor descriptors."""
 
-FUSED = ("c", "bias", "scale_a", "scale_b")
-"""The attributes of a fusion that are tensors or None."""
+
+@dataclass(slots=True)
+class Asked:
+    """What a fusion asks for, with the tensors of one call."""
+
+    alpha: float
+    beta: float
+    epilogue: str
+    compute: str
+    mma_shape: str
+    c: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+
 
 Second = Callable[..., Step | None]
 """``second(a, b, c, args, plan)``: the launch that follows the one with those arguments."""
 
-
-@dataclass(slots=True)
-class Kind:
-    """What is remembered of a kind of call."""
-
-    compiled: list[Any]
-    """Kept alive with their binaries."""
-    described: bool
-    """Addresses are inside of tensor descriptors: recordings are kept by them."""
-    workspace: int
-    """Elements of float32 that each call needs anew; 0 for none."""
-    recorded: list[Recorded] | None
-    """None where Triton's launcher is not as expected, or where described."""
-    by_address: dict[tuple[int, ...], list[Recorded]] = field(default_factory=dict)
+Repack = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""``repack(a, b, compute, plan)``: A and B as the kernel can read them, copied where need be."""
 
 
-_kinds: dict[tuple[Any, ...], Kind] = {}
+class Rung:
+    """What a rung's module calls ``run``: ``run(a, b, c, fusion=None, **plan)`` writes C.
 
+    C[M, N] = A[M, K] @ B[K, N], or the same for each of a batch [batch, M, K] where the rung takes
+    batches; ``fusion`` says what is asked besides, with the attributes alpha, beta, c, bias,
+    epilogue, scale_a, scale_b, compute and mma_shape. It is None for a plain product of float16 or
+    bfloat16, summed in float32.
 
-def launch(
-    kernel: Any,
-    arguments: Callable[..., Any],
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    fusion: Any,
-    plan: Mapping[str, int],
-    second: Second | None = None,
-) -> None:
-    """Run a rung's kernel, and its second pass where it has one.
-
-    Args:
-        kernel: the function that Triton compiles.
-        arguments: ``arguments(a, b, c, **plan)``, or ``(a, b, c, fusion, **plan)`` where something
-            is fused -> (grid, positional arguments, constants and options). A tensor among them
-            that is no operand is a workspace of float32: later calls get one of their own.
-        a, b, c, fusion, plan: of the rung's ``run``.
-        second: the launch that follows.
-
-    Raises:
-        RuntimeError: the operands are where kernels cannot read them.
+    Raises RuntimeError where kernels cannot read the operands' device.
     """
-    tensors = (a, b, c) if fusion is None else (a, b, c, *_tensors(fusion))
-    addresses = tuple([x.data_ptr() for x in tensors])
-    key = (arguments, *plan, *plan.values(), *_guard(tensors, addresses, fusion))
-    kind = _kinds.get(key)
-    if kind is not None and _replay(kind, a, addresses):
-        return
-    check(a)
-    steps = _steps(kernel, arguments, a, b, c, fusion, plan, second)
-    with one_at_a_time:
-        compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
-    if INTERPRETED:
-        return
-    if kind is None:
-        if len(_kinds) >= KINDS:
-            _kinds.pop(next(iter(_kinds)), None)
-        _kinds[key] = _remember(compiled, steps, addresses)
-    elif kind.described:
+
+    def __init__(
+        self,
+        kernel: Any,
+        arguments: Callable[..., Any],
+        *,
+        second: Second | None = None,
+        repack: Repack | None = None,
+        rounding: Any = None,
+    ) -> None:
+        """
+        Args:
+            kernel: the function that Triton compiles.
+            arguments: ``arguments(a, b, c, **plan)``, or ``(a, b, c, fusion, **plan)`` where
+                something is fused -> (grid, positional arguments, constants and options). A tensor
+                among them that is no operand is a workspace of float32: later calls get one of
+                their own.
+            second: the launch that follows.
+            repack: what is done to A and B first.
+            rounding: the kernel in place of ``kernel`` where float32 operands are rounded to tf32.
+        """
+        self.kernel, self.arguments, self.second = kernel, arguments, second
+        self.repack, self.rounding = repack, rounding
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
+    ) -> None:
+        fused = () if fusion is None else (fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
+        self.bind(a, b, c, fusion, **plan)(a, b, c, *fused)
+
+    def bind(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
+    ) -> Bound:
+        """The rung for products like this one; see ``Bound``."""
+        return Bound(self, fusion, plan)
+
+
+class Bound:
+    """A rung bound to a kind of call: ``bound(a, b, c, c_in, bias, scale_a, scale_b)``.
+
+    The caller promises that all calls have tensors of the same shapes, strides, dtypes, device and
+    alignment, and the same of them None. No tensor is kept.
+    """
+
+    __slots__ = (
+        "_asked", "_by_address", "_compiled", "_described", "_kernel", "_pattern", "_plan",
+        "_recorded", "_rung", "_workspace",
+    )  # fmt: skip
+
+    def __init__(self, rung: Rung, fusion: Any, plan: Mapping[str, int]) -> None:
+        self._rung, self._plan = rung, plan
+        self._asked = None if fusion is None else (
+            fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
+        )  # fmt: skip
+        rounds = rung.rounding is not None and getattr(fusion, "compute", "") == "tf32"
+        self._kernel = rung.rounding if rounds else rung.kernel
+        self._compiled: list[Any] = []  # kept alive with their binaries
+        self._described = False  # addresses are inside of descriptors: recorded for each set
+        self._by_address: dict[tuple[int, ...], list[Recorded]] = {}
+        self._recorded: list[Recorded] | None = None
+        self._pattern: list[int] = []  # which recorded addresses were equal: these must stay so
+        self._workspace = 0  # elements of float32 that each call needs anew
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *fused: torch.Tensor | None
+    ) -> None:
+        rung = self._rung
+        if rung.repack is not None:
+            compute = "" if self._asked is None else self._asked[3]
+            a, b = rung.repack(a, b, compute, self._plan)
+        if self._asked is None:
+            tensors: list[torch.Tensor] = [a, b, c]
+        else:
+            tensors = [a, b, c, *[x for x in fused if x is not None]]
+        addresses = tuple([x.data_ptr() for x in tensors])
+        recorded = self._by_address.get(addresses) if self._described else self._recorded
+        if recorded is None or _hooked() or not (self._described or self._alike(addresses)):
+            self._by_triton(a, b, c, fused, addresses)
+            return
+        if self._workspace:
+            room = torch.empty(self._workspace, dtype=torch.float32, device=a.device)
+            addresses = (*addresses, room.data_ptr())
+        stream = torch._C._cuda_getCurrentRawStream(a.get_device())
+        for one in recorded:
+            one(stream, addresses)
+
+    def _alike(self, addresses: tuple[int, ...]) -> bool:
+        """Whether just those addresses are equal that were: recorded ones are known by value."""
+        return [*map(addresses.index, addresses)] == self._pattern
+
+    def _by_triton(
+        self, a: Any, b: Any, c: Any, fused: tuple[Any, ...], addresses: tuple[int, ...]
+    ) -> None:
+        """Launch as Triton does, and record it."""
+        check(a)
+        fusion = None if self._asked is None else Asked(*self._asked, *fused)
+        steps = self._steps(a, b, c, fusion)
+        with one_at_a_time:
+            compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
+        if INTERPRETED:
+            return
         recorded = _record(compiled, steps, addresses)
-        if recorded is not None:
-            if len(kind.by_address) >= ADDRESSES:
-                kind.by_address.clear()
-            kind.by_address[addresses] = recorded
+        if recorded is None:
+            self._compiled = compiled
+            return
+        described = any(is_descriptor(x) for one in recorded for x in one.values)
+        if self._recorded is not None and not described:
+            return  # other addresses are equal now: that is not what was recorded
+        self._compiled, self._described = compiled, described
+        self._workspace = max(
+            (
+                x.numel()
+                for step in steps
+                for x in step[2]
+                if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses
+            ),
+            default=0,
+        )
+        if not described:
+            self._pattern = [*map(addresses.index, addresses)]
+            self._recorded = recorded
+            return
+        if len(self._by_address) >= ADDRESSES:
+            self._by_address.clear()
+        self._by_address[addresses] = recorded
 
-
-def bind(
-    kernel: Any,
-    arguments: Callable[..., Any],
-    second: Second | None,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    fusion: Any = None,
-    **plan: int,
-) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """``launch`` for callers that have a guard of their own.
-
-    Returns a function of A, B and C for tensors with the shapes, strides, dtypes and device of
-    these, which the caller promises; addresses it looks at itself. ``fusion`` holds no tensors.
-    """
-    addresses = a.data_ptr(), b.data_ptr(), c.data_ptr()
-    key = (arguments, *plan, *plan.values(), *_guard((a, b, c), addresses, fusion))
-    pa, pb, pc = (address & 15 for address in addresses)
-    same = addresses[0] == addresses[1]
-
-    def bound(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        x, y, z = a.data_ptr(), b.data_ptr(), c.data_ptr()
-        kind = _kinds.get(key)
-        if (
-            kind is None
-            or x & 15 != pa
-            or y & 15 != pb
-            or z & 15 != pc
-            or (x == y) is not same
-            or not _replay(kind, a, (x, y, z))
-        ):
-            launch(kernel, arguments, a, b, c, fusion, plan, second)
-
-    return bound
-
-
-def _replay(kind: Kind, a: torch.Tensor, addresses: tuple[int, ...]) -> bool:
-    """Launch from memory; False where that cannot be, and nothing has been launched."""
-    recorded = kind.by_address.get(addresses) if kind.described else kind.recorded
-    if recorded is None or _hooked():
-        return False
-    if kind.workspace:
-        room = torch.empty(kind.workspace, dtype=torch.float32, device=a.device)
-        addresses = (*addresses, room.data_ptr())
-    stream = torch._C._cuda_getCurrentRawStream(a.get_device())
-    for one in recorded:
-        one(stream, addresses)
-    return True
-
-
-def _guard(
-    tensors: tuple[torch.Tensor, ...], addresses: tuple[int, ...], fusion: Any
-) -> tuple[Any, ...]:
-    """All that compiled code and recorded arguments rest on, of the operands."""
-    a, b, c = tensors[:3]
-    pa, pb, pc = addresses[:3]
-    plain = (
-        a.get_device(),
-        a.dtype,
-        b.dtype,
-        c.dtype,
-        a.shape,
-        b.shape,
-        a.stride(),
-        b.stride(),
-        c.stride(),
-        pa & 15,
-        pb & 15,
-        pc & 15,
-        # A recorded argument is known by its address: equal ones must stay equal.
-        pa == pb,
-    )
-    if fusion is None:
-        return plain
-    return (
-        *plain,
-        fusion.alpha,
-        fusion.beta,
-        fusion.epilogue,
-        fusion.compute,
-        fusion.mma_shape,
-        *(getattr(fusion, name) is None for name in FUSED),
-        *((x.dtype, x.shape, x.stride()) for x in tensors[3:]),
-        *(address & 15 for address in addresses[3:]),
-        *map(addresses.index, addresses),
-    )
-
-
-def _tensors(fusion: Any) -> tuple[torch.Tensor, ...]:
-    found = (getattr(fusion, name) for name in FUSED)
-    return tuple(x for x in found if x is not None)
-
-
-def _steps(
-    kernel: Any,
-    arguments: Callable[..., Any],
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    fusion: Any,
-    plan: Mapping[str, int],
-    second: Second | None,
-) -> list[Step]:
-    fused = () if fusion is None else (fusion,)
-    grid, args, constants = arguments(a, b, c, *fused, **plan)
-    steps: list[Step] = [(kernel, grid, args, constants)]
-    after = second(a, b, c, args, plan) if second is not None else None
-    return [*steps, after] if after is not None else steps
-
-
-def _remember(compiled: list[Any], steps: list[Step], addresses: tuple[int, ...]) -> Kind:
-    recorded = _record(compiled, steps, addresses)
-    if recorded is None:
-        return Kind(compiled, False, 0, None)
-    workspace = [
-        x.numel()
-        for step in steps
-        for x in step[2]
-        if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses
-    ]
-    described = any(is_descriptor(x) for one in recorded for x in one.values)
-    kind = Kind(compiled, described, max(workspace, default=0), None if described else recorded)
-    if described:
-        kind.by_address[addresses] = recorded
-    return kind
+    def _steps(self, a: Any, b: Any, c: Any, fusion: Any) -> list[Step]:
+        rung, plan = self._rung, self._plan
+        asked = () if fusion is None else (fusion,)
+        grid, args, constants = rung.arguments(a, b, c, *asked, **plan)
+        steps: list[Step] = [(self._kernel, grid, args, constants)]
+        after = rung.second(a, b, c, args, plan) if rung.second is not None else None
+        return [*steps, after] if after is not None else steps
 
 
 def _record(

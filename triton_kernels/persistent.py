@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .dot import multiply_add, narrow
-from .launching import launch
+from .launching import Rung
 from .ordering import grouped
 from .runtime import INTERPRETED, cdiv, programs, tl, triton
 
@@ -113,14 +113,9 @@ def arguments(
     return grid, (a, b, c, M, N, K, *a.stride(), *b.stride(), *c.stride()), constants
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **plan: int) -> None:
-    """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+run = Rung(kernel, arguments)
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
 
-    Args:
-        plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), FLATTEN (0 or 1),
-            NUM_STAGES and NUM_WARPS.
-
-    Raises:
-        RuntimeError: the operands are on the CPU and the interpreter is off.
-    """
-    launch(kernel, arguments, a, b, c, None, plan)
+Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), FLATTEN (0 or 1), NUM_STAGES
+and NUM_WARPS.
+"""

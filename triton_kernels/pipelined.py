@@ -25,9 +25,9 @@ import torch
 
 from .dot import by_bits, less_128, multiply_add, narrow, way, zeros
 from .epilogue import batch_size, batch_strides, finish, operands, read
-from .launching import launch
+from .launching import Rung
 from .ordering import grouped
-from .prepared import prepared
+from .prepared import repacked
 from .runtime import cdiv, tl, triton
 
 
@@ -189,18 +189,9 @@ def arguments(
     return grid, (a, b, c, M, N, K, *strides, *fused, *batch_strides(a, b, c, fusion)), constants
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
-    """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
+run = Rung(kernel, arguments, repack=repacked)
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
-    Args:
-        fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
-            plain product of float16 or bfloat16, summed in float32.
-        plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows),
-            NUM_STAGES, NUM_WARPS and, where A and B are copied first, PREPARE=1.
-
-    Raises:
-        RuntimeError: the operands are on the CPU and the interpreter is off.
-    """
-    if plan.get("PREPARE"):
-        a, b = prepared(a, b, fusion.compute)
-    launch(kernel, arguments, a, b, c, fusion, plan)
+Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES, NUM_WARPS and,
+where A and B are copied first, PREPARE=1.
+"""

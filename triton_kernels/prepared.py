@@ -10,6 +10,7 @@ is logged, and the time to read and write it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import torch
 
@@ -74,6 +75,13 @@ def prepared(
     check(a)
     rounded = compute == "tf32"
     return _rows_of_k("A", a, rounded), _rows_of_k("B", b.mT, rounded).mT
+
+
+def repacked(
+    a: torch.Tensor, b: torch.Tensor, compute: str, plan: Mapping[str, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B, or copies of them where the plan says PREPARE."""
+    return prepared(a, b, compute) if plan.get("PREPARE") else (a, b)
 
 
 def terms(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,7 +33,7 @@ import torch
 from .descriptors import describe
 from .dot import multiply_add, narrow
 from .epilogue import fetch
-from .launching import launch
+from .launching import Rung
 from .ordering import grouped
 from .partials import add, bounds, leave, start, workspace
 from .recording import Step
@@ -217,20 +217,11 @@ def second(
     return add(args[3], c.mT if plan["SWAP"] else c, plan["WHOLE"], plan)
 
 
-def run(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: None = None, **plan: int
-) -> None:
-    """C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+run = Rung(kernel, arguments, second=second)
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
 
-    Args:
-        fusion: None; this rung fuses nothing.
-        plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M, BLOCK_N, BLOCK_K
-            (elements), GROUP_M (tile rows), WHOLE (tiles that are not split), SPLITS (parts of K
-            of the others, at most its steps), EARLY (0 or 1: start before the kernel ahead has
-            ended), NUM_STAGES, NUM_WARPS and optionally AHEAD, with EARLY: steps of A and B that
-            are asked for meanwhile.
-
-    Raises:
-        RuntimeError: the operands are on the CPU and the interpreter is off.
-    """
-    launch(kernel, arguments, a, b, c, fusion, plan, second)
+Its plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M, BLOCK_N, BLOCK_K
+(elements), GROUP_M (tile rows), WHOLE (tiles that are not split), SPLITS (parts of K of the others,
+at most its steps), EARLY (0 or 1: start before the kernel ahead has ended), NUM_STAGES, NUM_WARPS
+and optionally AHEAD, with EARLY: steps of A and B that are asked for meanwhile.
+"""

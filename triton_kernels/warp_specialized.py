@@ -26,7 +26,7 @@ Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lie
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from triton.experimental import gluon
@@ -41,7 +41,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .blocks import barriers, block_of, bring_first, layout_of, load, load_pieces, place, ring_of
 from .given import ROUNDS, Rounding, arguments
-from .launching import launch
+from .launching import Rung
 from .pieces import bias_of, store_rest, store_tile
 from .prepared import prepared, terms
 
@@ -239,25 +239,21 @@ ROUNDING = kernel if ROUNDS else Rounding(kernel)
 """The kernel where A and B are float32 that has yet to be rounded to tf32."""
 
 
-def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int) -> None:
-    """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
-
-    Args:
-        fusion: alpha, beta, C_in, bias, scales, activation and the way to compute; None for a
-            plain product of float16 or bfloat16, summed in float32.
-        plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to
-            3 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; PIECES of BLOCK_N in which C
-            leaves, 1, 2 or 4 of each accumulator; BUFFERS, of a piece for each consumer: 1, 2, or
-            PIECES, so that C_in can come to them. Optional: REST, the columns of BLOCK_N that a
-            second accumulator holds; AHEAD, the steps of K of the larger operand that are asked
-            for while the kernel before still runs.
-
-    Raises:
-        RuntimeError: the operands are on the CPU.
-    """
-    compute = "" if fusion is None else fusion.compute
+def repack(
+    a: torch.Tensor, b: torch.Tensor, compute: str, plan: Mapping[str, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B as wgmma reads them: float32 as two terms of tf32, others with K contiguous."""
     if compute == "tf32x3":
-        a, b = terms(a, b)
-    elif plan.get("PREPARE"):
-        a, b = prepared(a, b)
-    launch(ROUNDING if compute == "tf32" else kernel, arguments, a, b, c, fusion, plan)
+        return terms(a, b)
+    return prepared(a, b) if plan.get("PREPARE") else (a, b)
+
+
+run = Rung(kernel, arguments, repack=repack, rounding=ROUNDING)
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
+
+Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to 3
+warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; PIECES of BLOCK_N in which C leaves, 1, 2 or 4 of
+each accumulator; BUFFERS, of a piece for each consumer: 1, 2, or PIECES, so that C_in can come to
+them. Optional: REST, the columns of BLOCK_N that a second accumulator holds; AHEAD, the steps of K
+of the larger operand that are asked for while the kernel before still runs.
+"""

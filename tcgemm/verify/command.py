@@ -221,10 +221,10 @@ def _run(
 
 
 def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Call, Outcome]]:
-    """Check each call; after a fault that takes the GPU's context with it, fail the rest."""
+    """Check each call, repeated; after a fault that loses the GPU's context, fail the rest."""
     from .. import dispatch
     from ..errors import first_line
-    from .judge import Outcome, check
+    from .judge import Outcome, check_repeated
 
     results = []
     lost = ""
@@ -233,7 +233,7 @@ def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Cal
             results.append((name, call, Outcome("failed", reason=lost)))
             continue
         try:
-            outcome = check(dispatch.named(name), call, device)
+            outcome = check_repeated(dispatch.named(name), call, device)
         except RuntimeError as error:
             outcome = Outcome("failed", reason=first_line(error))
             if device == "cuda":

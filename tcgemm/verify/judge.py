@@ -171,6 +171,32 @@ def check(row: dispatch.Kernel, call: Call, device: torch.device | str) -> Outco
     return judge(row, call, make(call, device))
 
 
+REPEATS = 3
+"""Calls of one kind in a row: the first makes a launch, the others run it."""
+
+
+def check_repeated(row: dispatch.Kernel, call: Call, device: torch.device | str) -> Outcome:
+    """As ``check``, called REPEATS times with new data at new addresses, then with an A that is
+    aligned otherwise. The first outcome that is not ok, or the last; a refusal of the misaligned
+    call alone is none."""
+    kept = []  # what lives on keeps its address from the next
+    worst = 0.0
+    for turn in range(REPEATS + 1):
+        again = replace(call, seed=call.seed + 7919 * turn)
+        if turn == REPEATS:
+            again = replace(again, a=replace(call.a, offset=call.a.offset + 1))
+        kept.append(make(again, device))
+        outcome = judge(row, again, kept[-1])
+        if outcome.status == "refused" and turn == REPEATS:
+            break
+        if outcome.status != "ok":
+            if not turn:
+                return outcome
+            return replace(outcome, reason=f"call {turn + 1} of its kind: {outcome.reason}")
+        worst = max(worst, outcome.error_ratio)
+    return Outcome("ok", worst)
+
+
 def judge(row: dispatch.Kernel, call: Call, made: Made) -> Outcome:
     """Run the kernel on these operands and judge what it wrote."""
     before = {name: buffer.clone() for name, buffer in made.buffers.items()}

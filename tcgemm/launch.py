@@ -1,0 +1,295 @@
+"""A launch: what calls of one kind run. The first of them makes it, and it is all that any runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from . import dispatch
+from .batching import Part, parts, with_vectors
+from .epilogue import finished, wide_dtype
+from .errors import OperandError, ToolchainError
+from .operands import (
+    alignment,
+    batch_shape,
+    check_bias,
+    check_c,
+    check_compute,
+    check_disjoint,
+    check_factors,
+    check_operands,
+    check_output,
+    check_scale,
+    dtype_name,
+    output_dtype,
+    overlap,
+    span,
+)
+from .problem import Fusion, Plan, Problem
+
+Start = Callable[..., None]
+"""``start(a, b, c, c_in, bias, scale_a, scale_b)`` launches one product: matrices, or batches of
+them, of the shapes, strides, dtypes, device and alignment that it was bound to."""
+
+_FUSED = ("c", "bias", "scale_a", "scale_b")
+
+
+@dataclass(slots=True)
+class Launch:
+    """What ``gemm`` runs for calls of one kind (see launch_cache.key_of).
+
+    It holds no tensor: a call hands its own over, and what it may differ in from the first one
+    (addresses, and so overlap) is looked at in ``check_memory``.
+    """
+
+    shape: tuple[int, ...]
+    """Of the result, as the caller sees it."""
+    dtype: torch.dtype
+    """Of the result."""
+    batch: tuple[int, ...]
+    """The leading dimensions of the result."""
+    vectors: tuple[bool, bool]
+    """Whether A, B has one dimension."""
+    asked: Fusion
+    """What is asked besides the product; its tensors are None."""
+    scales: tuple[bool, bool]
+    """Whether the scale of A, of B is a tensor."""
+    row_scales: bool
+    """Whether each row of A has a scale of its own."""
+    bytes: dict[str, int]
+    """Operand that is read, or "out" -> bytes from its first element to the end of its last."""
+    direct: bool = False
+    """Whether the caller's tensors are what the kernel takes, without a view in between."""
+    misaligned: int = 0
+    """Bits that the address of a result has clear."""
+    problems: list[Problem] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    """What each launch of a kernel multiplies, how, and the kernel: none where A, B are unread."""
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        scale_a: Any,
+        scale_b: Any,
+        out: torch.Tensor,
+    ) -> None:
+        """Write the result into ``out``; the operands are of this launch's kind."""
+        if not self.asked.beta:
+            c = None
+        if self.direct:
+            self._started(0, a, b, out, c, bias, scale_a, scale_b)
+            return
+        if c is not None:
+            c = c.expand(self.shape)
+        if not self.starts:
+            self._without_product(out, c, bias)
+            return
+        of_a, of_b = self.scales
+        scale_a = scale_a.reshape(-1).contiguous() if of_a else None
+        scale_b = scale_b.reshape(-1).contiguous() if of_b else None
+        for index, part in enumerate(self.parts(a, b, out, c)):
+            self._started(index, part.a, part.b, part.c, part.c_in, bias, scale_a, scale_b)
+
+    def check_memory(
+        self, a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, out: torch.Tensor
+    ) -> None:
+        """Raise OperandError where ``out`` shares memory with an operand that is not C itself."""
+        start, reach = out.data_ptr(), self.bytes["out"]
+        read = {"A": a, "B": b, "C": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+        for name, size in self.bytes.items():
+            if name == "out" or not -size < read[name].data_ptr() - start < reach:
+                continue
+            if name != "C":
+                check_disjoint(out, **{name: read[name]})
+                continue
+            c = c.expand(self.shape)
+            itself = c.data_ptr() == start and c.stride() == out.stride()
+            if not itself and overlap(out, c):
+                raise OperandError(
+                    "out overlaps C in memory and is not C: pass c=out with the same shape and "
+                    "strides, another out, or clone C"
+                )
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{problem}: {plan}" for problem, plan in zip(self.problems, self.plans, strict=True)
+        )
+
+    def parts(self, a: Any, b: Any, out: torch.Tensor, c: Any) -> list[Part]:
+        """The matrices of each launch, out of the caller's tensors."""
+        vector_a, vector_b = self.vectors
+        a = a[None, :] if vector_a else a
+        b = b[:, None] if vector_b else b
+        out = with_vectors(out, vector_a, vector_b)
+        c = None if c is None else with_vectors(c, vector_a, vector_b)
+        a, b = a.expand(*self.batch, *a.shape[-2:]), b.expand(*self.batch, *b.shape[-2:])
+        return list(parts(self.batch, a, b, out, c, self.row_scales))
+
+    def _without_product(self, out: torch.Tensor, c: Any, bias: Any) -> None:
+        """C = epilogue(beta C + bias), where alpha or K is 0: A and B are not read."""
+        if not out.numel():
+            return
+        out = with_vectors(out, *self.vectors)
+        c = None if c is None else with_vectors(c, *self.vectors)
+        zeros = torch.zeros(out.shape, dtype=wide_dtype(out.dtype), device=out.device)
+        asked = replace(self.asked, alpha=1.0, c=c, bias=bias)
+        out.copy_(finished(zeros, asked))
+
+    def _started(self, index: int, a: torch.Tensor, *others: Any) -> None:
+        """Start a kernel with A's device as the current one; its RuntimeError is explained."""
+        device = a.get_device()
+        try:
+            if device < 0 or device == torch._C._cuda_getDevice():
+                self.starts[index](a, *others)
+            else:
+                with torch.cuda.device(device):
+                    self.starts[index](a, *others)
+        except RuntimeError as error:
+            plan, problem = self.plans[index], self.problems[index]
+            what = f"{plan.backend}/{plan.kernel} failed on {problem}"
+            memory = isinstance(error, torch.OutOfMemoryError)
+            if device >= 0 and not memory and torch.cuda.is_current_stream_capturing():
+                raise ToolchainError(
+                    f"{what} while a graph is captured: call it once with such operands before "
+                    f"the capture, which loads and tunes it ({error})"
+                ) from error
+            if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
+                raise
+            raise ToolchainError(f"{what}: {error}") from error
+
+
+def make(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    bias: torch.Tensor | None,
+    epilogue: str | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    compute: str | None,
+    scale_a: Any,
+    scale_b: Any,
+    mma_shape: str | None,
+    backend: str,
+    kernel: str | None,
+) -> Launch:
+    """The launch of a call with these arguments of ``gemm``: checked, chosen and planned.
+
+    Nothing is computed, ``out`` is not written, and of the arguments no tensor is kept.
+    """
+    dispatch.ladder(backend)
+    if kernel is not None:
+        dispatch.find(backend, kernel)
+    check_operands(a, b)
+    dtype = dtype_name(a.dtype)
+    result_dtype = output_dtype(a, out, out_dtype)
+    alpha, beta = check_factors(dtype, alpha, beta, epilogue)
+    compute = check_compute(dtype, compute)
+    vector_a, vector_b = a.dim() == 1, b.dim() == 1
+    M, K = (1, a.shape[0]) if vector_a else a.shape[-2:]
+    N = 1 if vector_b else b.shape[-1]
+    batch = batch_shape(a[None, :] if vector_a else a, b[:, None] if vector_b else b)
+    shape = (*batch, *(() if vector_a else (M,)), *(() if vector_b else (N,)))
+    factor_a, row_scale = check_scale("scale_a", scale_a, M, "rows of A", a)
+    factor_b, column_scale = check_scale("scale_b", scale_b, N, "columns of B", b)
+    if bias is not None:
+        check_bias(bias, N, result_dtype, a)
+    if c is not None:
+        check_c(c, shape, result_dtype, a)
+    elif beta != 0:
+        raise OperandError(
+            f"beta is {beta} and there is no C to multiply: pass c=, or c=out to add in place"
+        )
+    if out is not None:
+        check_output(out, shape, a)
+    made = Launch(
+        shape=shape,
+        dtype=result_dtype,
+        batch=batch,
+        vectors=(vector_a, vector_b),
+        asked=Fusion(
+            alpha=alpha * factor_a * factor_b,
+            beta=beta,
+            epilogue=epilogue or "",
+            compute=compute,
+            mma_shape=mma_shape or "",
+        ),
+        scales=(row_scale is not None, column_scale is not None),
+        row_scales=row_scale is not None and row_scale.numel() > 1,
+        bytes={},
+    )
+    c = c if beta else None
+    result = a.new_empty(shape, dtype=result_dtype) if out is None else out
+    scale_tensors = [s if isinstance(s, torch.Tensor) else None for s in (scale_a, scale_b)]
+    read = dict(zip(("A", "B", "C", "bias", "scale_a", "scale_b"),
+                    (a, b, c, bias, *scale_tensors), strict=True))  # fmt: skip
+    made.bytes = {n: _bytes(t) for n, t in read.items() if t is not None and t.numel()}
+    made.bytes["out"] = _bytes(result)
+    if not (result.numel() and K and made.asked.alpha):
+        return made
+    made.misaligned = alignment(result) - 1
+    made.direct = bool(
+        a.dim() == b.dim() == 2
+        and (c is None or c.shape == shape)
+        and all(
+            s is None or (isinstance(s, torch.Tensor) and s.dim() == 1 and s.is_contiguous())
+            for s in (scale_a, scale_b)
+        )
+    )
+    c = None if c is None else c.expand(shape)
+    alike: dict[Any, tuple[Plan, Start]] = {}
+    for part in made.parts(a, b, result, c):
+        fusion = replace(
+            made.asked, c=part.c_in, bias=bias, scale_a=row_scale, scale_b=column_scale
+        )
+        problem = dispatch.problem_of(part.a, part.b, part.c, fusion)
+        addresses = [t.data_ptr() for t in (*part, bias) if t is not None]
+        kind = problem, *map(addresses.index, addresses)
+        if kind not in alike:
+            plan = _planned(problem, backend, kernel)
+            alike[kind] = plan, _bound(plan, problem, part, fusion)
+        made.problems.append(problem)
+        made.plans.append(alike[kind][0])
+        made.starts.append(alike[kind][1])
+    return made
+
+
+def _bytes(t: torch.Tensor) -> int:
+    first, end = span(t)
+    return end - first
+
+
+def _planned(problem: Problem, backend: str, kernel: str | None) -> Plan:
+    if backend == "triton" and kernel is None and os.environ.get("TCGEMM_TUNE") == "1":
+        from .tune import once
+
+        once(problem)
+    return dispatch.plan(problem, backend, kernel)
+
+
+def _bound(plan: Plan, problem: Problem, part: Part, fusion: Fusion) -> Start:
+    """The kernel of a plan, for products like this one."""
+    run: Any = dispatch.load(plan.backend, plan.kernel)
+    asked = None if problem.plain else fusion
+    if hasattr(run, "bind"):
+        start: Start = run.bind(part.a, part.b, part.c, asked, **plan.config)
+        return start
+    config = dict(plan.config)
+    if asked is None:
+        return lambda a, b, c, *none: run(a, b, c, **config)
+    constants = replace(fusion, c=None, bias=None, scale_a=None, scale_b=None)
+
+    def with_fusion(a: Any, b: Any, c: Any, *tensors: Any) -> None:
+        run(a, b, c, fusion=replace(constants, **dict(zip(_FUSED, tensors, strict=True))), **config)
+
+    return with_fusion

@@ -1,0 +1,127 @@
+"""The launches that were made, and the key that says which calls are of one kind.
+
+All that the checks, the choice of kernel and its plan depend on is in the key, but for addresses:
+of these it has the alignment, and which of them are equal. Two calls of one key run one launch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from .launch import Launch
+
+MOST = 4096
+"""Launches kept."""
+
+_ALIGNED = 255
+"""Bits of an address that a kernel may depend on."""
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_NUMBERS = frozenset((int, float))
+
+_modes = torch._C._len_torch_dispatch_stack
+_grad = torch.is_grad_enabled
+_deterministic = torch._C._get_deterministic_algorithms
+
+launches: dict[Any, Launch] = {}
+
+
+def key_of(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    bias: torch.Tensor | None,
+    epilogue: str | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    compute: str | None,
+    scale_a: Any,
+    scale_b: Any,
+    mma_shape: str | None,
+    backend: str,
+    kernel: str | None,
+) -> Any:
+    """The key of a call with these arguments of ``gemm``; None where it has to be looked at whole.
+
+    That is a call with anything but plain tensors in memory and Python numbers, one whose
+    derivative somebody asks for, and one under a dispatch mode.
+    """
+    if type(a) not in _PLAIN or type(b) not in _PLAIN or _modes() or forward_ad._current_level >= 0:
+        return None
+    try:
+        a_start, b_start = a.data_ptr(), b.data_ptr()
+    except RuntimeError:  # a transform of torch.func holds the memory
+        return None
+    if not (a_start and b_start) or a.is_neg() or b.is_neg():
+        return None
+    if (a.requires_grad or b.requires_grad) and _grad():
+        return None
+    key = (
+        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
+        a_start & _ALIGNED, b_start & _ALIGNED, a_start == b_start, out_dtype, backend, kernel,
+        _deterministic(),
+    )  # fmt: skip
+    if (
+        None is c is bias is epilogue is scale_a is scale_b is compute is mma_shape
+        and type(alpha) is type(beta) is float
+        and alpha == 1.0
+        and beta == 0.0
+    ):
+        if out is None:
+            return key
+        kind = _kind(out)
+        return None if kind is None or _frozen(out) else (key, kind)
+    if type(alpha) not in _NUMBERS or type(beta) not in _NUMBERS:
+        return None
+    if out is not None and _frozen(out):
+        return None
+    addresses = [a_start, b_start]
+    kinds = []
+    for given in (c, bias, scale_a, scale_b, out):
+        kind = _kind(given)
+        if kind is None:
+            return None
+        kinds.append(kind)
+        if len(kind) > 2:
+            addresses.append(given.data_ptr())  # type: ignore[union-attr]
+    return (
+        key, *kinds, alpha, beta, epilogue, compute, mma_shape, *map(addresses.index, addresses),
+    )  # fmt: skip
+
+
+def _kind(given: Any) -> tuple[Any, ...] | None:
+    """A number or None as itself, a tensor by all but its address; None for anything else."""
+    kind = type(given)
+    if given is None or kind in _NUMBERS:
+        return kind, given
+    if kind not in _PLAIN:
+        return None
+    try:
+        start = given.data_ptr()
+    except RuntimeError:
+        return None
+    if not start or given.is_neg() or (given.requires_grad and _grad()):
+        return None
+    return given.shape, given.stride(), given.dtype, given.device, start & _ALIGNED
+
+
+def _frozen(out: torch.Tensor) -> bool:
+    """Whether ``out`` may not be written now."""
+    return out.is_inference() and not torch.is_inference_mode_enabled()
+
+
+def remember(key: Any, launch: Launch) -> None:
+    """Keep the launch; beyond MOST all others are forgotten first."""
+    if len(launches) >= MOST:
+        launches.clear()
+    launches[key] = launch
+
+
+def forget() -> None:
+    """Choose and plan anew from now on."""
+    launches.clear()

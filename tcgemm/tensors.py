@@ -1,0 +1,140 @@
+"""Which tensors and numbers a call takes: those that a kernel can read, and that nobody tracks.
+
+A kernel gets an address. A tensor without memory (fake, functional, wrapped by a subclass or by a
+transform of torch.func) has none, and what torch records of an operation (gradients, tangents,
+traces) would be lost: such a call is refused in a sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from .errors import OperandError, OperandTypeError, UnsupportedError
+
+_PLAIN = torch.Tensor.__torch_dispatch__
+"""What ``__torch_dispatch__`` is of a tensor that holds its elements itself."""
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    """An operand that a kernel can read: strided, in memory, and no derivative is lost.
+
+    Args:
+        name: the operand in words, for the message.
+        tensor: any object.
+
+    Raises:
+        OperandTypeError: no tensor, or one whose elements are not in memory as strides say.
+        OperandError: its storage is smaller than its shape.
+        UnsupportedError: a gradient or tangent would be lost.
+    """
+    check_memory(name, tensor)
+    if tensor.is_neg():
+        raise OperandTypeError(
+            f"{name} is a lazily negated view, of which memory holds the negative: "
+            "pass .resolve_neg()"
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError(
+            f"{name} requires grad and the product has no backward pass: "
+            "call it under torch.no_grad() or pass .detach()"
+        )
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise UnsupportedError(
+            f"{name} carries a forward-mode tangent, and the product has no forward derivative: "
+            "pass torch.autograd.forward_ad.unpack_dual(...).primal, or use torch.matmul"
+        )
+
+
+def check_memory(name: str, tensor: torch.Tensor) -> None:
+    """A strided tensor whose elements are in memory; raises as ``check_tensor``."""
+    if not isinstance(tensor, torch.Tensor):
+        raise OperandTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+    kind = type(tensor)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise UnsupportedError(
+            f"{name} belongs to a transform of torch.func (vmap, grad, jvp, ...), which cannot see "
+            "this product: call it outside of the transform, or use torch.matmul inside"
+        )
+    if kind.__torch_dispatch__ is not _PLAIN:
+        cure = (
+            "pass .to_local()"
+            if hasattr(kind, "to_local")
+            else "pass the plain tensor that it stands for"
+        )
+        raise OperandTypeError(
+            f"{name} is a {kind.__name__}, a tensor without memory of its own: {cure}"
+        )
+    if tensor.is_nested:
+        raise OperandTypeError(
+            f"{name} is a nested tensor: pass .to_padded_tensor(0.0), or its parts one by one"
+        )
+    if tensor.layout is not torch.strided:
+        raise OperandTypeError(f"{name} is {tensor.layout}: convert it with .to_dense()")
+    if tensor.is_meta or torch._is_functional_tensor(tensor) or tensor._is_zerotensor():
+        what = (
+            "on the meta device"
+            if tensor.is_meta
+            else "a functional tensor"
+            if torch._is_functional_tensor(tensor)
+            else "torch's zero tensor"
+        )
+        raise OperandTypeError(
+            f"{name} is {what}, which has no memory: pass a tensor with elements, "
+            "e.g. torch.zeros(...) of that shape"
+        )
+    if tensor.numel():
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        needs = (tensor.storage_offset() + last + 1) * tensor.itemsize
+        if tensor.untyped_storage().nbytes() < needs:
+            shape = ", ".join(map(str, tensor.shape))
+            raise OperandError(
+                f"{name} has shape [{shape}] and needs {needs} bytes, and its storage has "
+                f"{tensor.untyped_storage().nbytes()}: it was resized or freed, make it anew"
+            )
+
+
+def check_nobody_traces() -> None:
+    """Raise UnsupportedError where a dispatch mode would miss the product: it sees operators."""
+    if not torch._C._len_torch_dispatch_stack():
+        return
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    names = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
+    raise UnsupportedError(
+        f"a dispatch mode is active ({names}) and cannot see this product, which would be missing "
+        "from what it traces or counts: call it outside of the mode, or use torch.matmul inside"
+    )
+
+
+def as_number(name: str, factor: Any) -> float | int:
+    """alpha or beta as a Python number: of an int, a float, a numpy number or a 0-d tensor.
+
+    A tensor on a GPU is waited for, as torch.addmm does. Raises OperandTypeError for all else.
+    """
+    if type(factor) in (float, int):
+        return factor
+    if isinstance(factor, torch.Tensor) and factor.dim() == 0:
+        check_tensor(name, factor)
+        factor = factor.item()
+    elif hasattr(factor, "dtype") and getattr(factor, "shape", None) == ():  # a numpy scalar
+        factor = factor.item()
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+        raise OperandTypeError(
+            f"{name} is a {type(factor).__name__}, not a number: pass a float, an int or a 0-d "
+            "tensor"
+        )
+    return factor
+
+
+def as_float(name: str, factor: float | int) -> float:
+    """The number as float64. Raises OperandError for an integer past its range."""
+    try:
+        return float(factor)
+    except OverflowError:
+        raise OperandError(
+            f"{name} is an integer of {int(factor).bit_length()} bits, past the range of float64: "
+            "pass float('inf'), or a factor below 1.8e308"
+        ) from None
