@@ -19,6 +19,7 @@ CLASSES = (
     "swapped scale",
     "wrong stride",
     "wrong table row",
+    "missing version bump",
     "wrong bound",
     "wrong order",
     "missing check",

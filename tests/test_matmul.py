@@ -85,6 +85,12 @@ def test_sparse_operand():
     refused(OperandTypeError, "sparse", ".to_dense()", a=a.to_sparse())
 
 
+def test_an_operand_whose_storage_was_freed():
+    a, b = operands()
+    a.untyped_storage().resize_(0)
+    refused(OperandError, "A has shape [5, 6] and needs 60 bytes", "storage has 0", a=a, b=b)
+
+
 def test_unknown_names_list_what_exists():
     refused(UnknownNameError, "'metal'", "triton", "cuda", "cublas", backend="metal")
     refused(UnknownNameError, "'fast'", "torch_cpu", "cublas", kernel="fast")
