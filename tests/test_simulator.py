@@ -94,7 +94,10 @@ WRAPPED_BYTES = 17 * 128
 def test_a_k_that_goes_around_the_ring_twice(rung):
     dtype_in, dtype_out, compute = pairs_of(rung)[0]
     dtype = accuracy.as_dtype(dtype_in)
-    a, b = accuracy.operands(64, 64, WRAPPED_BYTES // dtype.itemsize, dtype, "nt", "cpu", 5)
+    K = WRAPPED_BYTES // dtype.itemsize
+    if takes(rung, 64, 64, K + 8, (dtype_in, dtype_out), "nt"):
+        K += 8  # and a step that is not whole
+    a, b = accuracy.operands(64, 64, K, dtype, "nt", "cpu", 5)
     c = accuracy.poisoned((64, 64), accuracy.as_dtype(dtype_out), "cpu")
     fusion = Fusion(compute=compute)
     source = simulator.source_of(rung.name)

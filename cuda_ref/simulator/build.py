@@ -97,6 +97,18 @@ def _machine_flags() -> tuple[str, ...]:
     return ("-mavx2", "-mfma", "-mf16c", "-mbmi2") if wanted <= flags else ()
 
 
+@cache
+def _poison_flags() -> tuple[str, ...]:
+    """Local variables that nobody has set hold huge negative numbers, where g++ can do so (12 on).
+
+    An accumulator that is added to before it is set is a wrong result then, as on a GPU, and not
+    the zero that a fresh stack holds.
+    """
+    version = re.search(r"(\d+)\.\d+\.\d+", _compiler_version())
+    able = version is not None and int(version[1]) >= 12
+    return ("-ftrivial-auto-var-init=pattern",) if able else ()
+
+
 def _hash(*parts: str | bytes) -> str:
     digest = hashlib.sha256()
     for part in parts:
@@ -251,7 +263,7 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
     headers = _hash(_folder_bytes(INCLUDE, _HERE / "src", CSRC))
     flags = (
         *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", f"-I{CSRC}",
-        *(_OBSERVED if observed else ()), *defines,
+        *((*_OBSERVED, *_poison_flags()) if observed else ()), *defines,
     )  # fmt: skip
     beside = b"" if source.parent == CSRC else _folder_bytes(source.parent)
     key = _hash(source.read_bytes(), beside, headers, _compiler_version(), str(source), *flags)
