@@ -100,8 +100,8 @@ def test_a_k_that_goes_around_the_ring_twice(rung):
     a, b = accuracy.operands(64, 64, K, dtype, "nt", "cpu", 5)
     c = accuracy.poisoned((64, 64), accuracy.as_dtype(dtype_out), "cpu")
     fusion = Fusion(compute=compute)
-    source = simulator.source_of(rung.name)
-    report = simulator.simulate(source, a, b, c, fusion=fusion, check=True)
+    more = {} if dispatch.problem_of(a, b, c, fusion).plain else {"fusion": fusion}
+    report = simulator.simulate(simulator.source_of(rung.name), a, b, c, check=True, **more)
     assert not report.findings, [str(finding) for finding in report.findings]
     assert accuracy.error_ratio(a, b, c, fusion) <= 1
 
