@@ -8,6 +8,7 @@ import torch
 import tcgemm
 from tcgemm import dispatch
 from tcgemm.errors import OperandError, OperandTypeError, UnknownNameError, UnsupportedError
+from tcgemm.operands import overlap
 
 
 def operands(M=5, N=7, K=6, dtype=torch.float16, device="cpu"):
@@ -203,6 +204,8 @@ class TestOut:
     def test_an_out_may_begin_where_an_operand_ends(self):
         base, b = torch.randn(60).half(), torch.randn(6, 5).half()
         a, out = base[:24].view(4, 6), base[24:44].view(4, 5)
+        assert not overlap(a, out)
+        assert not overlap(out, a)
         expected = (a.float() @ b.float()).half()
         tcgemm.matmul(a, b, backend="cublas", out=out)
         assert torch.allclose(out, expected, atol=1e-2)

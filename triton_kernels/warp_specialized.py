@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -43,7 +42,7 @@ from .blocks import barriers, block_of, bring_first, layout_of, load, load_piece
 from .given import ROUNDS, Rounding, arguments
 from .launching import Rung
 from .pieces import bias_of, store_rest, store_tile
-from .prepared import prepared, terms
+from .prepared import Repack
 
 
 @gluon.jit
@@ -239,13 +238,12 @@ ROUNDING = kernel if ROUNDS else Rounding(kernel)
 """The kernel where A and B are float32 that has yet to be rounded to tf32."""
 
 
-def repack(
-    a: torch.Tensor, b: torch.Tensor, compute: str, plan: Mapping[str, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B as wgmma reads them: float32 as two terms of tf32, others with K contiguous."""
+def repack(compute: str, plan: Mapping[str, int]) -> Repack | None:
+    """What makes A and B such as wgmma reads: float32 as two terms of tf32, others with K
+    contiguous."""
     if compute == "tf32x3":
-        return terms(a, b)
-    return prepared(a, b) if plan.get("PREPARE") else (a, b)
+        return Repack(compute, terms=True)
+    return Repack("") if plan.get("PREPARE") else None
 
 
 run = Rung(kernel, arguments, repack=repack, rounding=ROUNDING)
