@@ -10,7 +10,7 @@ from tcgemm.cuda_ref.build import store
 from tcgemm.cuda_ref.simulator import build as simulator
 from tcgemm.triton_kernels import starting
 
-from tcgemm import doctor
+from tcgemm.tools import doctor
 
 CXX = shutil.which("g++")
 
