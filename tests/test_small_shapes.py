@@ -330,6 +330,15 @@ def test_gemv_copies_asynchronously_and_spills_nothing():
 
 
 @needs_nvcc
+def test_gemv_meets_its_cluster_before_it_leaves():
+    """Its blocks wait for each other's sums, and once more until all have read them: a block that
+    has left takes its shared memory along. In the simulator clusters have one block."""
+    for kernel in report("gemv", "sm_90a").kernels:
+        # An arrival and a wait each; those with a column for each warp exchange nothing.
+        assert kernel.sass["UCGABAR"] == (2 * 2 if kernel.sass["HMMA"] else 0)
+
+
+@needs_nvcc
 @pytest.mark.parametrize("name", BY_TMA)
 def test_nothing_is_spilled_or_serialized(name):
     macros = toolchain.built_by_case(toolchain.source(name))

@@ -173,7 +173,11 @@ def test_layouts_and_dtypes(name, layout, pair):
     assert_outside_untouched(c)
 
 
-@pytest.mark.parametrize("size", [(128, 320, 64), (320, 128, 33), (161, 97, 31), (32, 352, 32)])
+@pytest.mark.parametrize(
+    "size",
+    # Of the last one split_k divides one tile among three programs, and leaves twenty whole.
+    [(128, 320, 64), (320, 128, 33), (161, 97, 31), (32, 352, 32), (96, 224, 96)],
+)
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_tile_is_visited(name, size):
     """Tile rows that are no multiple of GROUP_M, more tiles than persistent programs."""
