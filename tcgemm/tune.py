@@ -56,11 +56,22 @@ TUNABLE = ("triton", "cuda")
 """Backends with rungs that can be tuned, the default first."""
 
 
+MODULES = {
+    "triton": {
+        "plans": "by_name",
+        "candidates": "by_name",
+        "tables": "planning.tables",
+        "compile_only": "inspection.compile_only",
+    },
+}
+"""Where a backend keeps what is asked for, where it is not a module of that name."""
+
+
 def _module(backend: str, module: str) -> Any:
     """A module of a backend's folder, which this package knows by name only."""
     from .dispatch import BACKENDS
 
-    return import_module(f"{BACKENDS[backend]}.{module}")
+    return import_module(f"{BACKENDS[backend]}.{MODULES.get(backend, {}).get(module, module)}")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A new kernel is one file and one row: a copy of the project with both finds it everywhere."""
+"""A new kernel is its file, its row and its name: a copy of the project with them finds it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ def run(a, b, c, BLOCK_M):
     c.copy_(a.float() @ b.float())
 '''
 
-ROW = """
-KERNELS = (
-    *KERNELS,
-    {
-        "name": "brought_along",
-        "adds": "nothing: it shows what a new kernel costs",
-        "pairs": PLAIN,
-        "devices": ("cpu",),
-        "plan": lambda problem: {"BLOCK_M": 48},
-    },
-)
+PLAN = """
+from ..planning.dtypes import PLAIN
+
+ROW = {
+    "name": "brought_along",
+    "adds": "nothing: it shows what a new kernel costs",
+    "pairs": PLAIN,
+    "devices": ("cpu",),
+    "plan": lambda problem: {"BLOCK_M": 48},
+}
 """
+
+NAME = """    "rungs.brought_along",
+    "shapes.skinny","""
 
 LIBRARY = """
 import sys, torch, tcgemm
@@ -50,7 +52,7 @@ except tcgemm.TcgemmError as error:
 COMMAND = "import sys; from tcgemm.cli import main; sys.argv[0] = 'tcgemm'; main()"
 
 
-def test_one_file_and_one_row(tmp_path):
+def test_a_file_a_row_and_a_name(tmp_path):
     # The mapped packages, laid out as a wheel installs them.
     site = tmp_path / "site"
     skip = shutil.ignore_patterns("__pycache__")
@@ -58,9 +60,11 @@ def test_one_file_and_one_row(tmp_path):
     for folder in ("triton_kernels", "cuda_ref"):
         shutil.copytree(ROOT / folder, site / "tcgemm" / folder, ignore=skip)
     package = site / "tcgemm" / "triton_kernels"
-    (package / "brought_along.py").write_text(KERNEL)
-    with (package / "__init__.py").open("a") as file:
-        file.write(ROW)
+    (package / "rungs" / "brought_along.py").write_text(KERNEL)
+    (package / "rungs" / "brought_along_plan.py").write_text(PLAN)
+    order = (package / "__init__.py").read_text()
+    assert order.count('    "shapes.skinny",') == 1
+    (package / "__init__.py").write_text(order.replace('    "shapes.skinny",', NAME))
     results = str(tmp_path / "results")
 
     def python(*arguments: str) -> None:
