@@ -1,4 +1,4 @@
-"""What may be asked besides the plain product, in the numbers that csrc/gemm.cuh gives it.
+"""What may be asked besides the plain product, in the numbers that csrc/host/gemm.cuh gives it.
 
 ``fusion`` is any object with the attributes alpha and beta (numbers), c (C_in, [M, N] or
 [batch, M, N] of the output's dtype, or None), bias ([N] of the output's dtype, or None), epilogue
@@ -24,10 +24,10 @@ DTYPES = {
     "float8_e4m3fn": 7,
     "float8_e5m2": 8,
 }
-"""The values of tcgemm::DType in csrc/gemm.cuh."""
+"""The values of tcgemm::DType in csrc/host/gemm.cuh."""
 
 ACTIVATIONS = {"": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-"""The values of tcgemm::Activation in csrc/gemm.cuh."""
+"""The values of tcgemm::Activation in csrc/host/gemm.cuh."""
 
 COMPUTES = {
     "float32": 0,
@@ -39,7 +39,7 @@ COMPUTES = {
     "tf32": 6,
     "tf32x3": 7,
 }
-"""The values of tcgemm::Compute in csrc/gemm.cuh."""
+"""The values of tcgemm::Compute in csrc/host/gemm.cuh."""
 
 
 TILE = (
@@ -54,7 +54,7 @@ TILE = (
 """What of a plan a build is for, where the source has macros of these names."""
 
 KNOWN_FROM = 128 * 128
-"""The least elements of a tile whose builds know what they fuse (FUSES in csrc/wgmma_fused.cuh).
+"""The least elements of a tile whose builds know what they fuse (FUSES, in epilogue_fused.cuh).
 
 A build for each combination gains 3 to 5 % of a large product; small tiles do with one for all.
 """
@@ -82,7 +82,7 @@ def case(
     A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
     equal, whether it is one plain product, the dtype of C, the tile of ``plan``, whether K is
     divided, and for a large tile what is fused; of these, what ``macros`` name (see
-    toolchain.built_by_case), by default the first four. ``dtype`` and ``out_dtype`` are
+    build.toolchain.built_by_case), by default the first four. ``dtype`` and ``out_dtype`` are
     torch.dtypes; ``batched``: of three dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute
@@ -97,7 +97,7 @@ def case(
 
 
 def fused_number(fusion: Any, batched: bool) -> int:
-    """As fuses() in csrc/wgmma_fused.cuh; of a Problem, whose bias is a bool, as well."""
+    """As fuses() in csrc/sm90/epilogue_fused.cuh; of a Problem, whose bias is a bool, as well."""
     if fusion is None:
         return 32 * batched
     return (
@@ -146,7 +146,7 @@ def _number(dtype: Any) -> int:
 
 
 def numbers(fusion: Any) -> tuple[Any, ...]:
-    """What the fused operator takes after its tensors, in the order of csrc/binding.cpp."""
+    """What the fused operator takes after its tensors, in the order of csrc/host/binding.cpp."""
     return (
         float(fusion.alpha),
         float(fusion.beta),

@@ -346,16 +346,42 @@ def error_ratio(
         return max(ratios, default=0.0)
     if c.numel() == 0:
         return 0.0
-    if c.is_floating_point() and bool(c.isnan().any()) and _all_finite(a, b, fusion):
-        return math.inf
-    if a.shape[1] == 0:
-        zeros = torch.zeros(c.shape, dtype=torch.float64, device=c.device)
-        regions = [_Region(None, None, zeros, zeros)]
-    else:
-        regions = _references(a, b, 0, fusion.compute)
-    shape = (c.shape[0], c.shape[1])
-    rounding = UNIT_ROUNDOFF.get(c.dtype, 0.0) if rounds_product else 0.0
-    return max(region.after(fusion, shape, rounding).ratio(c) for region in regions)
+    return Reference(a, b, c.dtype, fusion, rounds_product).error_ratio(c)
+
+
+class Reference:
+    """What a kernel must make of given matrices: made once, then held against many results.
+
+    Args:
+        a, b: A[M, K] and B[K, N], which are not looked at again.
+        dtype_out: dtype of C.
+        fusion, rounds_product: as for ``error_ratio``.
+    """
+
+    def __init__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        dtype_out: torch.dtype,
+        fusion: Fusion | None = None,
+        rounds_product: bool = False,
+    ) -> None:
+        fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
+        shape = (a.shape[0], b.shape[1])
+        self._finite = _all_finite(a, b, fusion)
+        if a.shape[1] == 0:
+            zeros = torch.zeros(shape, dtype=torch.float64, device=a.device)
+            regions = [_Region(None, None, zeros, zeros)]
+        else:
+            regions = _references(a, b, 0, fusion.compute)
+        rounding = UNIT_ROUNDOFF.get(dtype_out, 0.0) if rounds_product else 0.0
+        self._regions = [region.after(fusion, shape, rounding) for region in regions]
+
+    def error_ratio(self, c: torch.Tensor) -> float:
+        """The worst ratio of error to bound of C[M, N]; above 1 is wrong."""
+        if c.is_floating_point() and self._finite and bool(c.isnan().any()):
+            return math.inf
+        return max(region.ratio(c) for region in self._regions)
 
 
 def _all_finite(a: torch.Tensor, b: torch.Tensor, fusion: Fusion) -> bool:
@@ -511,10 +537,15 @@ def _sample(size: int, seed: int) -> torch.Tensor:
 
 
 def _worst_ratio(c: torch.Tensor, exact: torch.Tensor, slack: torch.Tensor) -> float:
+    return float(_ratios(c, exact, slack).max())
+
+
+def _ratios(c: torch.Tensor, exact: torch.Tensor, slack: torch.Tensor) -> torch.Tensor:
+    """Of each element its error over its bound, infinite where no error is allowed."""
     dtype = c.dtype
     if not dtype.is_floating_point:
-        wrapped = exact.to(torch.int64).to(dtype)
-        return math.inf if bool((c != wrapped).any()) else 0.0
+        wrong = c != exact.to(torch.int64).to(dtype)
+        return torch.zeros_like(exact).masked_fill(wrong, math.inf)
     c = c.double()
     bound = slack + UNIT_ROUNDOFF[dtype] * exact.abs() + HALF_LEAST_SUBNORMAL[dtype]
     ratio = ((c - exact).abs() / bound).masked_fill(c == exact, 0.0)
@@ -524,7 +555,39 @@ def _worst_ratio(c: torch.Tensor, exact: torch.Tensor, slack: torch.Tensor) -> f
     may_overflow = c.isinf() & (c.sign() == exact.sign()) & (exact.abs() + slack >= limit)
     must_overflow = ~c.isinf() & (exact.abs() - slack >= limit)
     ratio = ratio.masked_fill(may_overflow | near_limit | (c.isnan() & exact.isnan()), 0.0)
-    return float(ratio.masked_fill(must_overflow | ratio.isnan(), math.inf).max())
+    return ratio.masked_fill(must_overflow | ratio.isnan(), math.inf)
+
+
+def what_is_wrong(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
+) -> str:
+    """How wrong C[M, N] is as the product of A and B on a CPU, in words; empty where it is right.
+
+    The words say how many elements are beyond their bound, and of the worst its place, its value,
+    the right one, and its error over its bound.
+    """
+    fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
+    (region,) = _references(a, b, 0, fusion.compute)
+    region = region.after(fusion, (c.shape[0], c.shape[1]))
+    ratios = _ratios(c, region.exact, region.slack)
+    wrong = int((ratios > 1).sum())
+    if not wrong:
+        return ""
+    row, col = divmod(int(ratios.argmax()), c.shape[1])
+    got, right = float(c[row, col]), float(region.exact[row, col])
+    if not c.is_floating_point():
+        right = float(int(right) + 2**31 & 2**32 - 1) - 2**31
+    ratio = float(ratios[row, col])
+    if math.isnan(got):
+        how = "not a number: never written, or computed from what was never written"
+    elif math.isfinite(ratio):
+        how = f"{ratio:.3g} times its bound away"
+    else:
+        how = "where no error is allowed" if not c.is_floating_point() else "far beyond any bound"
+    return (
+        f"{wrong} of {c.numel()} elements of C are wrong; the worst is C[{row}, {col}] = {got:.9g} "
+        f"where {right:.9g} is right, {how}"
+    )
 
 
 @contextmanager

@@ -40,11 +40,10 @@ def matmul(
     Raises:
         As ``gemm``.
     """
-    arguments = (
+    return _call(
         a, b, None, 1.0, 0.0, None, None, out, out_dtype, None, None, None, None,
         backend or default_backend(), kernel,
     )  # fmt: skip
-    return _call(arguments)
 
 
 def gemm(
@@ -104,14 +103,13 @@ def gemm(
     unread. Batches whose dimensions step as one are one launch; others one launch each for the
     outer dimensions.
     """
-    arguments = (
+    return _call(
         a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b, mma_shape,
         backend or default_backend(), kernel,
     )  # fmt: skip
-    return _call(arguments)
 
 
-def launch_of(arguments: tuple[Any, ...]) -> Launch:
+def launch_of(*arguments: Any) -> Launch:
     """The launch that a call with these arguments runs: kept, or made now and kept.
 
     Args:
@@ -130,13 +128,13 @@ def launch_of(arguments: tuple[Any, ...]) -> Launch:
     return launch
 
 
-def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
-    launch = launch_of(arguments)
-    a, b, c, _, _, bias, _, out, _, _, scale_a, scale_b, *_ = arguments
+def _call(*arguments: Any) -> torch.Tensor:
+    a, b, c, _, _, bias, _, out, _, _, scale_a, scale_b, _, _, _ = arguments
+    launch = launch_of(*arguments)
     if out is None:
         out = a.new_empty(launch.shape, dtype=launch.dtype)
         if out.data_ptr() & launch.misaligned:  # the plan was made for a better aligned C
-            return _call((*arguments[:7], out, *arguments[8:]))
+            return _call(*arguments[:7], out, *arguments[8:])
         launch(a, b, c, bias, scale_a, scale_b, out)
     else:
         launch.check_memory(a, b, c, bias, scale_a, scale_b, out)

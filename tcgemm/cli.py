@@ -3,36 +3,59 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
-from . import options
+from . import __version__, options
 from .bench.command import bench
+from .commands import HELP, Command
 from .errors import TcgemmError
-from .explain import explain
 from .report.command import report
-from .show_kernel import show_kernel
-from .simulate import simulate
+from .tools.explain.command import explain
+from .tools.show_kernel.command import show_kernel
+from .tools.simulate.command import simulate
 from .tune import tune
 from .verify.command import verify
 
+WIDE = 110
+"""Columns of a terminal from which on every fact of a kernel has a column of its own."""
+
 app = typer.Typer(
     name="tcgemm",
-    help="Matrix multiplication on tensor cores, in Triton and in CUDA C++, beside cuBLAS.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    context_settings=HELP,
 )
-app.command("bench")(bench)
-app.command("explain")(explain)
-app.command("report")(report)
-app.command("show-kernel")(show_kernel)
-app.command("simulate")(simulate)
-app.command("tune")(tune)
-app.command("verify")(verify)
+app.command("bench", cls=Command)(bench)
+app.command("explain", cls=Command)(explain)
+app.command("report", cls=Command)(report)
+app.command("show-kernel", cls=Command)(show_kernel)
+app.command("simulate", cls=Command)(simulate)
+app.command("tune", cls=Command)(tune)
+app.command("verify", cls=Command)(verify)
 
 
-@app.command("kernels")
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tcgemm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def application(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """Matrix multiplication on tensor cores, in Triton and in CUDA C++, beside cuBLAS."""
+
+
+@app.command("kernels", cls=Command)
 def kernels(
     json: options.Json = False,
 ) -> None:
@@ -46,50 +69,59 @@ def kernels(
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
     table = Table()
     table.add_column("kernel", no_wrap=True)
-    for name in ("adds", "takes", "sm", "here"):
-        table.add_column(name)
+    if console.width < WIDE:
+        table.add_column("what it adds; what it takes, from which sm on; whether it runs here")
+    else:
+        for name in ("adds", "takes", "sm", "here"):
+            table.add_column(name)
     for row in frame.itertuples():
-        table.add_row(
-            f"{row.backend}/{row.kernel}",
+        cells: tuple[str, ...] = (
             str(row.adds),
             str(row.shapes),
             f"{row.capability}+" if row.capability != "0.0" else "",
             "yes" if row.runs_here else f"no: {row.why_not}",
         )
-    console = Console()
+        if console.width < WIDE:
+            adds, takes, sm, here = cells
+            where = "runs here" if here == "yes" else f"does not run here: {here[4:]}"
+            cells = ("; ".join(filter(None, (adds, takes, sm and f"sm {sm}", where))),)
+        table.add_row(f"{row.backend}/{row.kernel}", *cells)
     console.print(table)
     from .problem import COMPUTES, OUTPUTS
 
+    # A name is never cut: the widest cells of the first two columns leave room for any of them.
     types = Table(title="type of A and B, how it is summed, and by which kernels")
     types.title_justify = "left"
     types.add_column("type", no_wrap=True)
-    for backend in dispatch.BACKENDS:
-        longest = max(len(row.name) for row in dispatch.ladder(backend))
-        types.add_column(backend, width=longest + len(","))
+    types.add_column("backend", no_wrap=True)
+    types.add_column("kernels", overflow="fold")
     for dtype, outs in OUTPUTS.items():
         for compute in COMPUTES[dtype]:
-            able = (
-                ", ".join(
+            types.add_section()
+            title = f"{dtype}\nby {compute}"
+            for backend in dispatch.BACKENDS:
+                able = [
                     row.name
                     for row in dispatch.ladder(backend)
                     if any(row.takes_types(dtype, out, compute) for out in outs)
-                )
-                for backend in dispatch.BACKENDS
-            )
-            types.add_row(f"{dtype}\nby {compute}", *able, end_section=True)
+                ]
+                if able:
+                    types.add_row(title, backend, ", ".join(able))
+                    title = ""
     console.print(types)
 
 
-@app.command("doctor")
+@app.command("doctor", cls=Command)
 def doctor() -> None:
     """Say what was found on this machine, what is missing, and the one line that mends it."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from .doctor import checks
+    from .tools.doctor import checks
 
     table = Table("", "what", "found", "to mend it", show_lines=False)
     for column in table.columns:

@@ -9,6 +9,7 @@ own name: float32 (float64, exact integers) for every type.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -242,7 +243,15 @@ def _one(device: torch.device) -> torch.Tensor:
 
 
 _settings = Lock()
-"""Held while torch's settings of matmul, which are the process's, are those of one call."""
+"""Held while torch's settings of matmul, which are the process's, are those of one call.
+
+A fork waits for that call's end: its child has the user's settings, and the lock is free there.
+"""
+os.register_at_fork(
+    before=_settings.acquire,
+    after_in_parent=_settings.release,
+    after_in_child=_settings.release,
+)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ has loaded; its functions and constants are those of cublasLt.h (CUDA 12 and 13)
 from __future__ import annotations
 
 import ctypes
+import os
 import statistics
 from collections.abc import Callable
 from functools import cache
@@ -160,6 +161,14 @@ class _Product:
 
 _best: dict[tuple[Any, ...], tuple[_Product, _Candidate]] = {}
 _timing = Lock()
+
+
+def _free_in_child() -> None:
+    global _timing
+    _timing = Lock()
+
+
+os.register_at_fork(after_in_child=_free_in_child)
 
 
 def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None) -> None:

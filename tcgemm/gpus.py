@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from .errors import UnknownNameError
+
 DTYPES = ("float16", "bfloat16", "float32", "tf32", "float64", "int8", "fp8")
 """Keys of ``Gpu.peak_tflops``. float32 is the CUDA cores' rate, float64 the tensor cores'."""
 
@@ -36,6 +38,8 @@ class Gpu:
     bandwidth_gb_s: float | None = None
     """Memory bandwidth in 10^9 bytes a second."""
     l2_bytes: int | None = None
+    """Size of the L2, for the models. This is its only place: a test compares it with what the
+    driver said of the GPUs that have a report."""
     sms: int | None = None
     clock_mhz: float | None = None
     """SM clock at which the float16 peak holds. Some boards run above it."""
@@ -174,7 +178,8 @@ GPUS: tuple[Gpu, ...] = (
         "NVIDIA H100 NVL", H100_NVL, 3938, 50, 132, 1545, H100_NVL_SHEET, "h100 nvl",
     ),
     _gpu(
-        "NVIDIA H200", H100, 4800, 50, 132, 1830, H200_SHEET, "h200",
+        "NVIDIA H200", H100, 4800, 60, 132, 1830, f"{H200_SHEET}; L2: as the driver gives it",
+        "h200",
     ),
     _gpu(
         "NVIDIA H200 NVL", H100_NVL, 4800, 50, 132, 1545, H200_SHEET, "h200 nvl",
@@ -209,6 +214,31 @@ def lookup(name: str) -> Gpu:
         if key in gpu.aliases or key == _key(gpu.name):
             return gpu
     return Gpu(name=name, slug=slug(name))
+
+
+def find(name: str) -> Gpu:
+    """The GPU that a user names: "NVIDIA H200", "h200", "rtx-4090", "RTX 4090", "rtx4090", "a100".
+
+    Case, spaces and hyphens make no difference. Where the words fit several boards (a100), the
+    first of the table is meant.
+
+    Raises UnknownNameError, listing the slugs that exist.
+    """
+    board = lookup(name)
+    if board.source is not None:
+        return board
+    words = _key(name).split()
+    for gpu in GPUS if words else ():
+        slug_words = gpu.slug.split("-")
+        runs = {
+            "".join(slug_words[first:last])
+            for first in range(len(slug_words))
+            for last in range(first + 1, len(slug_words) + 1)
+        }
+        if set(words) <= set(slug_words) or "".join(words) in runs:
+            return gpu
+    slugs = ", ".join(gpu.slug for gpu in GPUS)
+    raise UnknownNameError(f"unknown GPU {name!r}: choose from {slugs}")
 
 
 _CAPABILITIES = {

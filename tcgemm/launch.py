@@ -35,6 +35,9 @@ Start = Callable[..., None]
 """``start(a, b, c, c_in, bias, scale_a, scale_b)`` launches one product: matrices, or batches of
 them, of the shapes, strides, dtypes, device and alignment that it was bound to."""
 
+READ = ("A", "B", "C", "bias", "scale_a", "scale_b")
+"""What a call may read, in the order in which it hands it over."""
+
 _FUSED = ("c", "bias", "scale_a", "scale_b")
 
 
@@ -60,8 +63,10 @@ class Launch:
     """Whether the scale of A, of B is a tensor."""
     row_scales: bool
     """Whether each row of A has a scale of its own."""
-    bytes: dict[str, int]
-    """Operand that is read, or "out" -> bytes from its first element to the end of its last."""
+    bytes: tuple[tuple[int, int], ...]
+    """(position in READ, bytes from its first element to the end of its last) of what is read."""
+    out_bytes: int
+    """The same bytes of the result."""
     direct: bool = False
     """Whether the caller's tensors are what the kernel takes, without a view in between."""
     misaligned: int = 0
@@ -102,21 +107,23 @@ class Launch:
         self, a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, out: torch.Tensor
     ) -> None:
         """Raise OperandError where ``out`` shares memory with an operand that is not C itself."""
-        start, reach = out.data_ptr(), self.bytes["out"]
-        read = {"A": a, "B": b, "C": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-        for name, size in self.bytes.items():
-            if name == "out" or not -size < read[name].data_ptr() - start < reach:
-                continue
-            if name != "C":
-                check_disjoint(out, **{name: read[name]})
-                continue
-            c = c.expand(self.shape)
-            itself = c.data_ptr() == start and c.stride() == out.stride()
-            if not itself and overlap(out, c):
-                raise OperandError(
-                    "out overlaps C in memory and is not C: pass c=out with the same shape and "
-                    "strides, another out, or clone C"
-                )
+        start, reach = out.data_ptr(), self.out_bytes
+        tensors = (a, b, c, bias, scale_a, scale_b)
+        for index, size in self.bytes:
+            if -size < tensors[index].data_ptr() - start < reach:
+                self._check_overlap(READ[index], tensors[index], out)
+
+    def _check_overlap(self, name: str, read: torch.Tensor, out: torch.Tensor) -> None:
+        if name != "C":
+            check_disjoint(out, **{name: read})
+            return
+        c = read.expand(self.shape)
+        itself = c.data_ptr() == out.data_ptr() and c.stride() == out.stride()
+        if not itself and overlap(out, c):
+            raise OperandError(
+                "out overlaps C in memory and is not C: pass c=out with the same shape and "
+                "strides, another out, or clone C"
+            )
 
     def __str__(self) -> str:
         return "; ".join(
@@ -226,15 +233,15 @@ def make(
         ),
         scales=(row_scale is not None, column_scale is not None),
         row_scales=row_scale is not None and row_scale.numel() > 1,
-        bytes={},
+        bytes=(),
+        out_bytes=0,
     )
     c = c if beta else None
     result = a.new_empty(shape, dtype=result_dtype) if out is None else out
     scale_tensors = [s if isinstance(s, torch.Tensor) else None for s in (scale_a, scale_b)]
-    read = dict(zip(("A", "B", "C", "bias", "scale_a", "scale_b"),
-                    (a, b, c, bias, *scale_tensors), strict=True))  # fmt: skip
-    made.bytes = {n: _bytes(t) for n, t in read.items() if t is not None and t.numel()}
-    made.bytes["out"] = _bytes(result)
+    read = enumerate((a, b, c, bias, *scale_tensors))
+    made.bytes = tuple((i, _bytes(t)) for i, t in read if t is not None and t.numel())
+    made.out_bytes = _bytes(result)
     if not (result.numel() and K and made.asked.alpha):
         return made
     made.misaligned = alignment(result) - 1

@@ -49,20 +49,18 @@ def key_of(
     """The key of a call with these arguments of ``gemm``; None where it has to be looked at whole.
 
     That is a call with anything but plain tensors in memory and Python numbers, one whose
-    derivative somebody asks for, and one under a dispatch mode.
+    derivative somebody asks for, and one under a dispatch mode. Raises RuntimeError for tensors of
+    a transform of torch.func, AttributeError or TypeError where there is no tensor.
     """
     if type(a) not in _PLAIN or type(b) not in _PLAIN or _modes() or forward_ad._current_level >= 0:
         return None
-    try:
-        a_start, b_start = a.data_ptr(), b.data_ptr()
-    except RuntimeError:  # a transform of torch.func holds the memory
-        return None
-    if not (a_start and b_start) or a.is_neg() or b.is_neg():
+    a_start, b_start = a.data_ptr(), b.data_ptr()
+    if not a_start or not b_start or a.is_neg() or b.is_neg():
         return None
     if (a.requires_grad or b.requires_grad) and _grad():
         return None
     key = (
-        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
+        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), b.get_device(),
         a_start & _ALIGNED, b_start & _ALIGNED, a_start == b_start, out_dtype, backend, kernel,
         _deterministic(),
     )  # fmt: skip
@@ -101,13 +99,10 @@ def _kind(given: Any) -> tuple[Any, ...] | None:
         return kind, given
     if kind not in _PLAIN:
         return None
-    try:
-        start = given.data_ptr()
-    except RuntimeError:
-        return None
+    start = given.data_ptr()
     if not start or given.is_neg() or (given.requires_grad and _grad()):
         return None
-    return given.shape, given.stride(), given.dtype, given.device, start & _ALIGNED
+    return given.shape, given.stride(), given.dtype, given.get_device(), start & _ALIGNED
 
 
 def _frozen(out: torch.Tensor) -> bool:

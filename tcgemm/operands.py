@@ -11,10 +11,10 @@ from functools import cache
 import torch
 
 from .errors import OperandError, OperandTypeError
-from .problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS
+from .problem import OUTPUTS
 from .tensors import as_float, as_number, check_memory, check_nobody_traces, check_tensor
-
-INTEGERS = ("int8", "uint8")
+from .vocabulary import INTEGERS, check_epilogue, either
+from .vocabulary import check_compute as check_compute
 
 
 @cache
@@ -56,7 +56,7 @@ def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
         raise OperandError(f"A is on {a.device} and B is on {b.device}: move one with .to()")
     if dtype_name(a.dtype) not in OUTPUTS:
         raise OperandTypeError(
-            f"A and B are {dtype_name(a.dtype)}: a product takes {_either(OUTPUTS)}; "
+            f"A and B are {dtype_name(a.dtype)}: a product takes {either(OUTPUTS)}; "
             f"{_converted(a.dtype)}"
         )
     a_k, b_k = a.shape[-1], b.shape[0] if b.dim() == 1 else b.shape[-2]
@@ -89,11 +89,6 @@ def _remedy(a: torch.Tensor, b: torch.Tensor) -> str:
     return f"; {' or '.join(fits)} would fit" if fits else ""
 
 
-def _either(names: object) -> str:
-    *most, last = list(names)  # type: ignore[call-overload]
-    return f"{', '.join(most)} or {last}" if most else last
-
-
 def batch_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """The leading dimensions of the product, broadcast as torch.matmul does."""
     if a.dim() == b.dim() == 2:
@@ -124,7 +119,7 @@ def output_dtype(
         given = "out_dtype" if out_dtype is not None else "out.dtype"
         raise OperandTypeError(
             f"{given} is {dtype_name(dtype)}: with A and B {dtype_name(a.dtype)}, "
-            f"C is {_either(allowed)}"
+            f"C is {either(allowed)}"
         )
     if out is not None and out.dtype != dtype:
         raise OperandTypeError(f"out is {dtype_name(out.dtype)} and out_dtype {dtype_name(dtype)}")
@@ -246,36 +241,8 @@ def check_factors(
                 )
             factor = (int(factor) + 2**31) % 2**32 - 2**31
         factors.append(as_float(name, factor))
-    if epilogue and epilogue not in EPILOGUES:
-        raise OperandError(f"unknown epilogue {epilogue!r}: choose from {', '.join(EPILOGUES)}")
-    if epilogue and epilogue != "relu" and dtype in INTEGERS:
-        raise OperandError(f"{epilogue} of int32 results is not defined: relu is")
+    check_epilogue(dtype, epilogue)
     return factors[0], factors[1]
-
-
-def check_stored(dtype: str, out_dtype: str | None, layout: str) -> str:
-    """The dtype of C, where dtypes and layout are given by name; by default the dtype's first."""
-    if dtype not in OUTPUTS:
-        raise OperandError(f"unknown dtype {dtype!r}: choose from {', '.join(OUTPUTS)}")
-    if out_dtype is not None and out_dtype not in OUTPUTS[dtype]:
-        raise OperandError(
-            f"out-dtype is {out_dtype!r}: C of {dtype} operands is {_either(OUTPUTS[dtype])}"
-        )
-    if layout not in LAYOUTS:
-        raise OperandError(f"layout is {layout!r}: choose {_either(LAYOUTS)}")
-    return out_dtype or OUTPUTS[dtype][0]
-
-
-def check_compute(dtype: str, compute: str | None) -> str:
-    """How the products are summed, by default as the dtype's first."""
-    allowed = COMPUTES[dtype]
-    if compute is None:
-        return allowed[0]
-    if compute not in allowed:
-        raise OperandError(
-            f"compute is {compute!r} and A and B are {dtype}: choose {_either(allowed)}"
-        )
-    return compute
 
 
 def self_overlaps(t: torch.Tensor) -> bool:

@@ -230,6 +230,14 @@ def settings(config: Mapping[str, int | str]) -> str:
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
+def stage_bytes(plan: Mapping[str, Any], problem: Problem) -> int | None:
+    """Bytes of A and B in all stages of one block, without padding; None if the plan is silent."""
+    if not {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= plan.keys():
+        return None
+    step = (plan["BLOCK_M"] + plan["BLOCK_N"]) * plan["BLOCK_K"] * ITEMSIZE[problem.dtype_in]
+    return int(step * plan.get("NUM_STAGES", 1))
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a problem runs: the kernel, and the values its row chose (tile, stages, warps, ...)."""

@@ -34,6 +34,7 @@ from .errors import (
     UnsupportedError,
     first_line,
 )
+from .files import locked, write_whole
 from .problem import settings
 
 if TYPE_CHECKING:
@@ -63,15 +64,16 @@ MODULES = {
         "tables": "planning.tables",
         "compile_only": "inspection.compile_only",
     },
+    "cuda": {"plans": "planning", "candidates": "planning", "tables": "planning"},
 }
-"""Where a backend keeps what is asked for, where it is not a module of that name."""
+"""Backend -> where it keeps what is asked for, where that is no module of that name."""
 
 
 def _module(backend: str, module: str) -> Any:
     """A module of a backend's folder, which this package knows by name only."""
     from .dispatch import BACKENDS
 
-    return import_module(f"{BACKENDS[backend]}.{MODULES.get(backend, {}).get(module, module)}")
+    return import_module(f"{BACKENDS[backend]}.{MODULES[backend].get(module, module)}")
 
 
 @dataclass(frozen=True)
@@ -233,22 +235,43 @@ def read_table(path: Path, backend: str = "triton") -> dict[str, Any]:
 
 def write_table(path: Path, table: dict[str, Any], backend: str = "triton") -> None:
     """Write a table whole or not at all. Raises ResultsError where that cannot be."""
-    import tempfile
-
     _module(backend, "tables").check(table)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(table, file, indent=1)
-            file.write("\n")
-        os.replace(file.name, path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, json.dumps(table, indent=1) + "\n")
     except OSError as error:
-        raise ResultsError(
-            f"cannot write {path}: {error.strerror}; --out or TCGEMM_CACHE_DIR names another place"
-        ) from None
+        raise _unwritable(path, error) from None
+
+
+def keep(path: Path, new: dict[str, Any], backend: str = "triton") -> None:
+    """Merge new rows into the table of a file, as it is by then: other processes write it too.
+
+    Raises ResultsError where the file is no table or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock")):
+            write_table(path, merge(read_table(path, backend), new), backend)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> ResultsError:
+    return ResultsError(
+        f"cannot write {path}: {error.strerror}; --out or TCGEMM_CACHE_DIR names another place"
+    )
 
 
 _tuning = threading.Lock()
+
+
+def _free_in_child() -> None:
+    # Tuning takes minutes, and a fork does not wait for it.
+    global _tuning
+    _tuning = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_in_child)
 
 
 def once(problem: Problem, machine: Machine | None = None) -> bool:
@@ -293,7 +316,7 @@ def once(problem: Problem, machine: Machine | None = None) -> bool:
         rows = rows_of(found)
         if found.best is None:
             rows["prefer"] = [{"when": bucket, "kernel": found.present.split()[0]}]
-        write_table(path, merge(table, rows))
+        keep(path, rows)
         _module("triton", "plans").forget()
     return True
 
@@ -368,13 +391,12 @@ def tune(
         )
     machine = _Gpu(budget, jobs or os.cpu_count() or 1, backend)
     path = out or _module(backend, "tables").user_path(machine.gpu)
-    table = read_table(path, backend)
+    read_table(path, backend)
     results = []
     for found in _each(cases, kernel or tunable, machine, quiet=json_):
         results.append(found)
-        table = merge(table, rows_of(found, backend))
         if found.best is not None:
-            write_table(path, table, backend)
+            keep(path, rows_of(found, backend), backend)
     _module(backend, "plans").forget()
     forget()
     if json_:
@@ -560,7 +582,7 @@ class _Operands:
 
     def __init__(self, case: Case, present: Plan, budget_s: float) -> None:
         from . import accuracy, dispatch
-        from .bench.timing import Launches, rotating_operands
+        from .bench.launches import Launches, rotating_operands
 
         self._oracle = accuracy.Oracle(
             case.M, case.N, case.K, case.dtype_in, case.dtype_out, case.layout, "cuda"
@@ -583,7 +605,8 @@ class _Operands:
 
     def time(self, candidate: Candidate) -> tuple[float, float]:
         from . import dispatch
-        from .bench.timing import Launches, measure
+        from .bench.launches import Launches
+        from .bench.timing import measure
 
         run = dispatch.load(self._backend, candidate.kernel)
         mine = Launches(self._bound(run, candidate.plan), self._ring)

@@ -1,4 +1,5 @@
-"""A new kernel is its file, its row and its name: a copy of the project with them finds it."""
+"""What a new kernel costs: two files, for Triton its name in the ladder too. A copy of the project
+with them finds it everywhere."""
 
 from __future__ import annotations
 
@@ -51,14 +52,70 @@ except tcgemm.TcgemmError as error:
 
 COMMAND = "import sys; from tcgemm.cli import main; sys.argv[0] = 'tcgemm'; main()"
 
+SPECIALIST = """
+from ..planning.rows import row
 
-def test_a_file_a_row_and_a_name(tmp_path):
-    # The mapped packages, laid out as a wheel installs them.
+ORDER = 300
+
+def cost(problem, sms):
+    return 0.01 * sms if problem.M == 9 else None
+
+ROW = row("brought_along", "nothing: it shows what a new kernel costs", (9, 0),
+    refuse=lambda problem: f"M={problem.M} is 34" if problem.M == 34 else None)
+"""
+
+CUDA_LIBRARY = """
+from tcgemm import dispatch
+from tcgemm.problem import Problem
+
+def problem(M, **changes):
+    return Problem(M, 512, 512, "bfloat16", "bfloat16", (512, 1), (512, 1), (512, 1), **changes)
+
+assert dispatch.choose(problem(9), "cuda").name == "brought_along"
+for other in (problem(32), problem(34), problem(9, capability=(8, 0))):
+    assert dispatch.choose(other, "cuda").name not in ("brought_along", "naive")
+row = dispatch.find("cuda", "brought_along")
+assert dict(row.plan(problem(9))) == {"BLOCK_M": 48}
+assert row.why_not(problem(34)) == "M=34 is 34"
+assert dispatch.ladder("cuda")[-1] is row
+from tcgemm.cuda_ref import choose
+accepting = [row.name for row in dispatch.ladder("cuda") if row.why_not(problem(9)) is None]
+assert choose(problem(9), accepting) == "brought_along"
+assert choose(problem(9), accepting[:-1]) in accepting[:-1]
+"""
+
+
+def copy_of_the_project(tmp_path):
+    """The mapped packages, laid out as a wheel installs them."""
     site = tmp_path / "site"
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "tcgemm", site / "tcgemm", ignore=skip)
     for folder in ("triton_kernels", "cuda_ref"):
         shutil.copytree(ROOT / folder, site / "tcgemm" / folder, ignore=skip)
+    return site
+
+
+def run(site, tmp_path, *arguments):
+    result = subprocess.run(
+        [sys.executable, "-c", *arguments],
+        env=os.environ | {"PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_two_files_make_a_cuda_specialist_with_plan_and_cost(tmp_path):
+    site = copy_of_the_project(tmp_path)
+    shapes = site / "tcgemm" / "cuda_ref" / "shapes"
+    (shapes / "brought_along.py").write_text(SPECIALIST)
+    (shapes / "brought_along.cu").write_text("constexpr int BLOCK_M = 48;\n")
+    run(site, tmp_path, CUDA_LIBRARY)
+
+
+def test_two_files_and_a_name_make_a_triton_kernel(tmp_path):
+    site = copy_of_the_project(tmp_path)
     package = site / "tcgemm" / "triton_kernels"
     (package / "rungs" / "brought_along.py").write_text(KERNEL)
     (package / "rungs" / "brought_along_plan.py").write_text(PLAN)
@@ -68,14 +125,7 @@ def test_a_file_a_row_and_a_name(tmp_path):
     results = str(tmp_path / "results")
 
     def python(*arguments: str) -> None:
-        result = subprocess.run(
-            [sys.executable, "-c", *arguments],
-            env=os.environ | {"PYTHONPATH": str(site)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
+        run(site, tmp_path, *arguments)
 
     python(LIBRARY)
     case = ["--backend", "triton", "--kernel", "brought_along", "--shape", "32x40x24"]

@@ -66,6 +66,22 @@ def test_the_report_imports_no_torch_and_no_kernel(path):
     assert not touches(imported(path), *forbidden)
 
 
+@pytest.mark.parametrize("path", files("tcgemm/tools"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_tool_imports_no_other_tool(path):
+    own = ".".join(path.relative_to(ROOT).with_suffix("").parts[:3])
+    others = touches(imported(path), "tcgemm.tools") - {"tcgemm.tools"}
+    assert not others - touches(others, own)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in files("tcgemm") if p.name != "cli.py" and ROOT / "tcgemm/tools" not in p.parents],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_nothing_but_the_command_line_imports_a_tool(path):
+    assert not touches(imported(path), "tcgemm.tools")
+
+
 def test_dispatch_knows_no_tile_size():
     assert "BLOCK" not in (ROOT / "tcgemm/dispatch.py").read_text()
 

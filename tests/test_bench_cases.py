@@ -138,3 +138,34 @@ def test_unknown_names_are_answered_with_those_that_exist(options, listed):
 def test_importing_costs_no_torch(module):
     code = f"import sys, tcgemm.bench.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_drawn_cases_are_the_same_for_a_seed_and_as_aligned_as_they_say():
+    drawn = cases.build("drawn", seed=7, count=60)
+    assert drawn == cases.build("drawn", seed=7, count=60)
+    assert drawn[:10] == cases.build("drawn", seed=7, count=10)
+    assert drawn != cases.build("drawn", seed=8, count=60)
+    assert len({(c.M, c.N, c.K, c.dtype_in, c.layout) for c in drawn}) == 60
+    assert {c.layout for c in drawn} == {"nn", "nt", "tn", "tt"}
+    assert {c.dtype_in for c in drawn} == {"float16", "bfloat16"}
+    seen = set()
+    for case in drawn:
+        name, seed, alignment = case.suite.split("-")
+        assert (name, seed) == ("drawn", "s7")
+        alignment = int(alignment[1:])
+        seen.add(alignment)
+        problem = case.product()
+        assert problem.flop <= 4e12
+        assert max(case.M, case.N, case.K) <= 16384
+        for strides in (problem.a_strides, problem.b_strides, problem.c_strides):
+            row = 2 * max(strides)
+            assert row % alignment == 0
+            assert alignment == 128 or row % (2 * alignment)
+    assert seen == {2, 16, 32, 64, 128}
+
+
+def test_drawn_cases_of_one_layout_and_dtype():
+    drawn = cases.build("drawn", seed=1, count=5, layouts=["tn"], dtypes=["float16"])
+    assert {(c.layout, c.dtype_in) for c in drawn} == {("tn", "float16")}
+    with pytest.raises(OperandError, match="int8, bias was asked for"):
+        cases.build("drawn", dtypes=["int8"], fused=["bias"])

@@ -1,19 +1,24 @@
 """A kernel that misbehaves becomes a row, and the run goes on: with kernels made for it."""
 
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tcgemm import dispatch
-from tcgemm.bench import cases, run, store
-from tcgemm.bench.command import bench
+from tcgemm.bench import ahead, cases, run, store
+from tcgemm.bench.command import _Progress, bench
+from tcgemm.bench.worker import Unit
 from tcgemm.call import forget
 from tcgemm.errors import ResultsError, TcgemmError, ToolchainError, UnknownNameError
 
@@ -40,6 +45,7 @@ KERNELS = (
     row("gpu_only", devices=("cuda",)),
     row("hangs"),
     row("after_the_hang"),
+    row("spins", refuse=lambda problem: None if problem.M == 8 else "M is not 8"),
     row("dies"),
     row("exits"),
     row("does_not_load"),
@@ -62,6 +68,13 @@ def raises(a, b, c):
 
 def hangs(a, b, c):
     time.sleep(1000)
+
+
+def spins(a, b, c):
+    from pathlib import Path
+    Path(__file__).with_name("spins.pid").write_text(f"{os.getpid()}\\n")
+    while True:
+        pass
 
 
 def dies(a, b, c):
@@ -112,6 +125,7 @@ def test_every_way_to_go_wrong_becomes_a_row(tmp_path, misbehaving):
         "gpu_only": "unsupported",
         "hangs": "timeout",
         "after_the_hang": "ok",
+        "spins": "unsupported",
         "dies": "failed",
         "exits": "failed",
         "does_not_load": "failed",
@@ -128,7 +142,7 @@ def test_every_way_to_go_wrong_becomes_a_row(tmp_path, misbehaving):
     assert "status 7" in reason["exits"]
     assert "no compiler" in reason["does_not_load"]
     assert reason["right"] == ""
-    assert len(rows) == len(stored) == 11
+    assert len(rows) == len(stored) == 12
 
 
 def test_a_row_holds_facts_and_on_a_cpu_no_time(tmp_path, misbehaving):
@@ -157,6 +171,69 @@ def test_a_row_holds_facts_and_on_a_cpu_no_time(tmp_path, misbehaving):
 def test_compilation_is_reported_once_a_configuration(tmp_path, misbehaving):
     _, stored = measure(tmp_path, ["right"], shapes=("16x8x4", "8x8x8"))
     assert [bool(row["compile_s"]) for row in stored] == [True, False]
+
+
+MEETING = """
+import threading, time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NAMES = ("first", "second", "dies_in_a_load", "third")
+KERNELS = tuple(
+    {"name": name, "adds": name, "pairs": (("bfloat16", "bfloat16"),), "devices": ("cpu",)}
+    for name in NAMES
+)
+
+
+def load(name):
+    if name.startswith("dies"):
+        raise OSError("no compiler")
+    (HERE / f"{name}.began").touch()
+    built = HERE / f"{name}.built"
+    if built.exists():  # the cache of this backend
+        return lambda a, b, c: c.copy_(a.float() @ b.float())
+    others = [HERE / f"{other}.began" for other in ("first", "second", "third")]
+    deadline = time.monotonic() + 20
+    while not all(other.exists() for other in others) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not all(other.exists() for other in others):
+        raise RuntimeError("the others are not built at the same time")
+    built.touch()
+    return load(name)
+"""
+
+
+def test_kernels_are_built_ahead_and_at_the_same_time(tmp_path, monkeypatch):
+    (tmp_path / "meeting_kernels.py").write_text(MEETING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(dispatch.BACKENDS, "meeting", "meeting_kernels")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
+    chosen = cases.build(shapes=["16x8x4"], device="cpu")
+    units = run.units_of(chosen, run.contenders(["meeting"], [], "cpu"))
+    built = ahead.Ahead(units, "cpu")
+    try:
+        built.wait(100)
+        assert 0 < built.seconds("meeting/first", "") < 60
+        assert built.seconds("meeting/dies_in_a_load", "") == 0
+    finally:
+        built.end()
+        dispatch.ladder.cache_clear()
+    assert {path.stem for path in tmp_path.glob("*.built")} == {"first", "second", "third"}
+
+
+def test_in_a_pipe_a_line_says_every_few_seconds_where_the_run_is():
+    said = io.StringIO()
+    (case,) = cases.build(shapes=["16x8x4"], device="cpu")
+    unit = Unit(0, case, "triton", "naive")
+    with _Progress(Console(file=said), 7, every_s=0.02) as progress:
+        progress("begin", unit, None)
+        progress("row", unit, {"status": "ok", "reason": ""})
+        deadline = time.monotonic() + 20
+        while said.getvalue().count("\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    lines = said.getvalue().splitlines()
+    assert len(lines) >= 2
+    assert re.fullmatch(r"\d+ s: 1 of 7 results; 16x8x4 bfloat16 nn  triton/naive", lines[-1])
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path, misbehaving):
@@ -218,7 +295,8 @@ CHEAP = ("--shape", "8x8x8", "--backend", "misbehaving", "--kernel", "right", "-
 def test_the_command_measures_and_says_where(app, tmp_path, misbehaving):
     result = invoke(app, *CHEAP, "--out", tmp_path / "o")
     assert result.exit_code == 1, "a wrong kernel is no success"
-    assert "1 of 2 results are wrong, failed, timeout" in result.output
+    assert "1 result is wrong: the worst error is" in result.output
+    assert "misbehaving/wrong at 8x8x8 bfloat16 nn" in result.output
     assert "8x8x8 bfloat16 nn" in result.output
     assert "results.csv" in result.output
     assert "1 of 2" in result.output
@@ -264,7 +342,8 @@ def test_a_foreign_folder_is_refused_by_the_command(app, tmp_path, misbehaving):
     assert isinstance(result.exception, ResultsError)
 
 
-def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
+def bench_in_a_process(tmp_path, *kernels):
+    """A bench of misbehaving kernels in a process group of its own."""
     script = f"""
     import signal, sys, typer
     sys.path.insert(0, {str(tmp_path)!r})
@@ -277,17 +356,28 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
     """
     (tmp_path / "main.py").write_text(textwrap.dedent(script))
     arguments = ["--shape", "8x8x8", "--backend", "misbehaving", "--out", str(tmp_path / "o")]
-    kernels = ["--kernel", "right", "--kernel", "hangs"]
-    process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", str(tmp_path / "main.py"), *arguments, *kernels],
+    for kernel in kernels:
+        arguments += ["--kernel", kernel]
+    (tmp_path / "tmp").mkdir()
+    return subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", str(tmp_path / "main.py"), *arguments],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
     )  # fmt: skip
-    results = tmp_path / "o" / store.RESULTS
-    deadline = time.monotonic() + 60
-    while not (results.exists() and results.read_text().count("\n") > 1):
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + 120
+    while not condition():
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
+
+
+def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
+    process = bench_in_a_process(tmp_path, "right", "hangs")
+    results = tmp_path / "o" / store.RESULTS
+    wait_for(lambda: results.exists() and results.read_text().count("\n") > 1, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and worker both get it
     try:
         _, errors = process.communicate(timeout=30)
@@ -299,6 +389,25 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
     assert "--resume" in errors
     assert "Traceback" not in errors
     assert [row["kernel"] for row in store.read(tmp_path / "o")] == ["right"]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_worker_ends_with_its_parent_and_leaves_no_log(tmp_path, misbehaving, end):
+    process = bench_in_a_process(tmp_path, "spins")
+    running = tmp_path / "spins.pid"
+    wait_for(lambda: running.exists() and running.read_text().endswith("\n"), process)
+    worker = int(running.read_text())
+    try:
+        process.send_signal(end)  # to the parent alone
+        process.communicate(timeout=30)  # ends once the worker has let go of the pipes too
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not Path(f"/proc/{worker}").exists()
+    finally:
+        if Path(f"/proc/{worker}").exists():
+            os.kill(worker, signal.SIGKILL)
+    assert not list((tmp_path / "tmp").glob("tcgemm*"))
 
 
 @pytest.mark.gpu

@@ -1,8 +1,14 @@
 """Rows survive crashes; folders that are not ours are refused before anything is measured."""
 
+import contextlib
 import json
 import logging
 import os
+import resource
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -174,3 +180,92 @@ def test_the_environment_can_be_collected_anywhere(monkeypatch):
 
 def test_run_ids_differ():
     assert len({environment.run_id() for _ in range(20)}) == 20
+
+
+def test_runs_that_begin_and_end_together_lose_nothing(tmp_path):
+    together = 8
+    barrier = threading.Barrier(together)
+
+    def one_run(number):
+        results = store.Store(tmp_path, f"run{number}", {"gpu_slug": "g"})
+        barrier.wait()
+        for row in range(5):
+            results.append({"kernel": f"k{number}", "seed": row})
+            results.update(rows=row)
+        results.close()
+
+    with ThreadPoolExecutor(together) as threads:
+        list(threads.map(one_run, range(together)))
+    environment = store.read_environment(tmp_path)
+    assert sorted(environment) == [f"run{number}" for number in range(together)]
+    assert {facts["rows"] for facts in environment.values()} == {4}
+    assert len(store.read(tmp_path)) == 5 * together
+
+
+def test_processes_that_begin_together_lose_no_entry(tmp_path):
+    code = (
+        "import sys; from tcgemm.bench import store\n"
+        "sys.stdin.readline()\n"
+        "for i in range(20):\n"
+        "    store.Store(sys.argv[1], f'{sys.argv[2]}-{i}', {'gpu_slug': 'g'}).close()\n"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "o"), str(number)], stdin=subprocess.PIPE
+        )
+        for number in range(3)
+    ]
+    for child in children:
+        child.stdin.write(b"go\n")
+        child.stdin.close()
+    assert [child.wait(60) for child in children] == [0, 0, 0]
+    assert len(store.read_environment(tmp_path / "o")) == 60
+
+
+@contextlib.contextmanager
+def no_file_may_pass(size):
+    """As on a full disk: a write past ``size`` bytes of a file fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_row_on_a_full_disk_is_written_not_at_all(tmp_path):
+    results = store.Store(tmp_path, "r", {"gpu_slug": "g"})
+    results.append({"kernel": "whole"})
+    before = (tmp_path / store.RESULTS).read_bytes()
+    with no_file_may_pass(len(before) + 20), pytest.raises(ResultsError, match="make room"):
+        results.append({"kernel": "cut", "reason": "x" * 100})
+    assert (tmp_path / store.RESULTS).read_bytes() == before
+    environment = (tmp_path / store.ENVIRONMENT).read_bytes()
+    with no_file_may_pass(10), pytest.raises(ResultsError, match=r"environment\.json"):
+        results.update(more="facts")
+    assert (tmp_path / store.ENVIRONMENT).read_bytes() == environment
+    assert {p.name for p in tmp_path.iterdir()} == {store.RESULTS, store.ENVIRONMENT}
+    results.append({"kernel": "whole again"})
+    results.close()
+    assert [row["kernel"] for row in store.read(tmp_path)] == ["whole", "whole again"]
+
+
+def test_an_environment_of_great_depth_is_refused(tmp_path):
+    (tmp_path / store.ENVIRONMENT).write_text('{"r": ' + '{"a": ' * 100_000 + "1" + "}" * 100_001)
+    with pytest.raises(ResultsError, match="nested too deep"):
+        store.read_environment(tmp_path)
+
+
+def test_a_file_of_before_a_later_column_is_read_and_goes_on(tmp_path):
+    path = filled(tmp_path)
+    before = store.read(tmp_path)
+    lines = [line.rsplit(",", 1)[0] for line in path.read_text().splitlines()]
+    assert list(store.COLUMNS)[-1] == "among"
+    path.write_text("\n".join(lines) + "\n")
+    assert store.read(tmp_path) == before
+    results = open_store(tmp_path, "later")
+    results.append({"kernel": "new", "among": "graph"})
+    results.close()
+    assert store.read(tmp_path)[:-1] == before
+    assert store.read(tmp_path)[-1]["among"] == "graph"
+    assert path.read_text().splitlines()[0] == ",".join(store.COLUMNS)

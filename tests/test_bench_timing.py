@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tcgemm.bench import timing
+from tcgemm.bench import launches, timing
 
 
 class Clock:
@@ -160,6 +160,32 @@ def test_a_missing_baseline_leaves_the_time():
     assert (result.ms_p50, result.ratio_p50) == (0.2, None)
 
 
+def among(clock, mine, other, foreign, **more):
+    contenders = [Fake(clock, graph=ms, events=ms, **more) for ms in (mine, other, foreign)]
+    return timing.measure_among(*contenders, "graph", budget_s=0.01, clock=clock)
+
+
+def test_among_others_the_foreign_kernels_time_is_taken_off_both():
+    result = among(Clock(), 0.010, 0.012, 0.004)
+    assert result.ms_p50 == pytest.approx(0.006)
+    assert result.ratio_p50 == pytest.approx(8 / 6)
+    assert result.timer == "graph"
+    assert result.rounds >= timing.MIN_PAIRS
+
+
+def test_among_others_all_three_are_sampled_in_turning_order():
+    clock, log = Clock(), []
+    names = ("k", "b", "f")
+    contenders = [Fake(clock, name, log, events=1.0) for name in names]
+    assert timing.measure_among(*contenders, "events", budget_s=0, clock=clock) is None
+    rounds = ["".join(name for name, _ in log[i : i + 3]) for i in range(3, len(log), 3)]
+    assert rounds == ["kbf", "kfb", "fkb", "fbk", "bfk"]
+
+
+def test_among_others_a_pair_no_longer_than_what_is_taken_off_says_nothing():
+    assert among(Clock(), 0.004, 0.012, 0.004) is None
+
+
 def test_a_rate_above_the_peak_is_impossible():
     flop = 2 * 4096**3
     assert timing.why_impossible(flop, 0.2, 989.4) is None
@@ -183,11 +209,11 @@ MIB = 2**20
     ],
 )
 def test_buffers_rotate_over_twice_the_l2(each, free, expected):
-    assert timing.buffer_count(each, 50 * MIB, free) == expected
+    assert launches.buffer_count(each, 50 * MIB, free) == expected
 
 
 def test_contenders_of_a_case_share_one_ring():
-    ring = timing.Ring(3)
+    ring = launches.Ring(3)
     assert [ring.turn() for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
@@ -195,10 +221,10 @@ def test_contenders_of_a_case_share_one_ring():
 def test_both_timers_agree_on_a_gpu():
     sets = [[torch.randn(2048, 2048, device="cuda").half() for _ in range(3)] for _ in range(5)]
     calls = [lambda a=a, b=b, c=c: torch.mm(a, b, out=c) for a, b, c in sets]
-    launches = timing.Launches(calls, timing.Ring(len(calls)))
+    bound = launches.Launches(calls, launches.Ring(len(calls)))
     # The least of many: other programs may share the GPU.
-    graph = min(launches.sampler("graph")() for _ in range(50))
-    events = min(launches.sampler("events")() for _ in range(50))
+    graph = min(bound.sampler("graph")() for _ in range(50))
+    events = min(bound.sampler("events")() for _ in range(50))
     assert graph > 0
     assert graph == pytest.approx(events, rel=0.3)
 
@@ -211,8 +237,8 @@ def test_a_call_that_synchronises_cannot_be_captured_and_harms_nobody():
         x.add_(1)
         torch.cuda.synchronize()
 
-    launches = timing.Launches([call, call], timing.Ring(2))
+    bound = launches.Launches([call, call], launches.Ring(2))
     with pytest.raises(timing.CaptureError):
-        launches.sampler("graph")
-    assert launches.sampler("events")() > 0
-    assert timing.Launches([lambda: x.add_(1)], timing.Ring(1)).sampler("graph")() > 0
+        bound.sampler("graph")
+    assert bound.sampler("events")() > 0
+    assert launches.Launches([lambda: x.add_(1)], launches.Ring(1)).sampler("graph")() > 0

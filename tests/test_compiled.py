@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from tcgemm import dispatch
 from tcgemm.bench import store
 from tcgemm.cli import app
-from tcgemm.compiled import COLUMNS, compile_all, fitting, write_csv
 from tcgemm.errors import OperandError, ResultsError, ToolchainError
 from tcgemm.report.compiled import COUNTED, SHARES, language_rows, read_compiled, shared
 from tcgemm.report.folder import load
 from tcgemm.report.sections import sections
+from tcgemm.tools.show_kernel.compiled import COLUMNS, compile_all, fitting, write_csv
 
 cuda = import_module("tcgemm.cuda_ref")
 triton = import_module("tcgemm.triton_kernels")
@@ -202,6 +202,6 @@ def test_what_is_added_up_stands_in_the_file():
 def test_a_missing_toolchain_is_the_rungs_own_error(injected, monkeypatch):
     monkeypatch.setattr(cuda, "inspect", lambda *_: (_ for _ in ()).throw(RuntimeError("no nvcc")))
     with pytest.raises(ToolchainError, match="no nvcc"):
-        import_module("tcgemm.show_kernel").inspector(
+        import_module("tcgemm.tools.show_kernel.command").inspector(
             dispatch.find("cuda", "wmma"), problem(), None
         )(False)

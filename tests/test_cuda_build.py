@@ -1,55 +1,87 @@
 """The build cache and the search for compilers; compiling is stood in for by a small file."""
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from tcgemm.cuda_ref import build, toolchain
+from tcgemm.cuda_ref.build import extensions, store, toolchain
 
 from tcgemm import cuda_ref
 
 CAPABILITY = (9, 0)
+NAMES = ("naive", "tiled", "wmma")
 
 
 @pytest.fixture
-def csrc(tmp_path):
+def sources(tmp_path):
     """A copy of the sources that a test may change."""
-    return Path(shutil.copytree(toolchain.CSRC, tmp_path / "csrc"))
+    for folder in toolchain.source_folders():
+        shutil.copytree(folder, tmp_path / "cuda_ref" / folder.name)
+    return tmp_path / "cuda_ref"
 
 
-def test_the_key_is_stable(csrc):
-    assert build.cache_key("naive", CAPABILITY, csrc) == build.cache_key("naive", CAPABILITY)
+def test_the_key_is_stable(sources):
+    assert extensions.cache_key("naive", CAPABILITY, sources) == extensions.cache_key(
+        "naive", CAPABILITY
+    )
 
 
-@pytest.mark.parametrize("name", ["naive.cu", "order.cuh", "gemm.cuh", "binding.cpp"])
-def test_the_key_changes_with_each_source(csrc, name):
-    before = build.cache_key("naive", CAPABILITY, csrc)
-    (csrc / name).write_text((csrc / name).read_text() + "\n")
-    assert build.cache_key("naive", CAPABILITY, csrc) != before
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rungs/naive.cu",
+        "csrc/tile/order.cuh",
+        "csrc/host/gemm.cuh",
+        "csrc/host/binding.cpp",
+    ],
+)
+def test_the_key_changes_with_each_source(sources, name):
+    before = extensions.cache_key("naive", CAPABILITY, sources)
+    (sources / name).write_text((sources / name).read_text() + "\n")
+    assert extensions.cache_key("naive", CAPABILITY, sources) != before
 
 
-def test_the_key_ignores_the_sources_of_other_rungs(csrc):
-    before = build.cache_key("naive", CAPABILITY, csrc)
-    for name in ("tiled.cu", "fragment.cuh"):
-        (csrc / name).write_text("")
-    assert build.cache_key("naive", CAPABILITY, csrc) == before
+def test_the_key_ignores_the_sources_of_other_rungs(sources):
+    before = extensions.cache_key("naive", CAPABILITY, sources)
+    for name in ("rungs/tiled.cu", "csrc/tile/fragment.cuh"):
+        (sources / name).write_text("")
+    assert extensions.cache_key("naive", CAPABILITY, sources) == before
 
 
 def test_the_key_changes_with_target_torch_and_flags(monkeypatch):
-    keys = {build.cache_key("naive", CAPABILITY), build.cache_key("naive", (8, 0))}
-    monkeypatch.setattr(build.torch, "__version__", "0.0")
-    keys.add(build.cache_key("naive", CAPABILITY))
-    monkeypatch.setattr(build, "nvcc_flags", lambda sm: ["-O0"])
-    keys.add(build.cache_key("naive", CAPABILITY))
+    keys = {extensions.cache_key("naive", CAPABILITY), extensions.cache_key("naive", (8, 0))}
+    monkeypatch.setattr(extensions.torch, "__version__", "0.0")
+    keys.add(extensions.cache_key("naive", CAPABILITY))
+    monkeypatch.setattr(extensions, "nvcc_flags", lambda sm: ["-O0"])
+    keys.add(extensions.cache_key("naive", CAPABILITY))
     assert len(keys) == 4
+
+
+@pytest.mark.parametrize("which", ["nvcc", "c++"])
+def test_the_key_changes_with_the_compilers_versions(monkeypatch, tmp_path, which):
+    compiler = tool(tmp_path, which)
+    monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+    for variable in ("CUDA_HOME", "CUDA_PATH", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    keys = set()
+    for release in ("13.0", "13.1 "):
+        compiler.write_text(f"#!/bin/sh\necho release {release}\n")
+        keys.add(extensions.cache_key("naive", CAPABILITY))
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("variable", ["NVCC_APPEND_FLAGS", "CPATH"])
+def test_the_key_changes_with_flags_of_the_environment(monkeypatch, variable):
+    before = extensions.cache_key("naive", CAPABILITY)
+    monkeypatch.setenv(variable, "/elsewhere")
+    assert extensions.cache_key("naive", CAPABILITY) != before
 
 
 class Builder:
@@ -57,16 +89,15 @@ class Builder:
 
     def __init__(self, monkeypatch, folder):
         self.builds, self.opened = [], []
-        monkeypatch.setenv(build.CACHE_VARIABLE, str(folder))
-        monkeypatch.setattr(build, "_build", self.build)
-        monkeypatch.setattr(build, "_opens", lambda path: self.opened.append(path) or True)
+        monkeypatch.setenv(store.VARIABLE, str(folder))
+        monkeypatch.setattr(extensions, "_build", self.build)
+        monkeypatch.setattr(extensions, "_opens", lambda path: self.opened.append(path) or True)
 
-    def build(self, name, symbol, capability, library, defines=()):
+    def build(self, name, symbol, capability, scratch, defines=()):
         self.builds.append(symbol)
         time.sleep(0.05)
-        library.write_bytes(b"code of " + symbol.encode())
-        digest = build.hashlib.sha256(library.read_bytes()).hexdigest()
-        library.with_suffix(".json").write_text(json.dumps({"sha256": digest}))
+        (scratch / "library").write_bytes(b"code of " + symbol.encode())
+        return scratch / "library"
 
 
 @pytest.fixture
@@ -75,24 +106,25 @@ def builder(monkeypatch, tmp_path):
 
 
 def test_the_second_start_builds_nothing(builder):
-    build._load("naive", "naive_1", CAPABILITY)
-    build._load("naive", "naive_1", CAPABILITY)
+    extensions._load("naive", "naive_1", CAPABILITY)
+    extensions._load("naive", "naive_1", CAPABILITY)
     assert builder.builds == ["naive_1"]
 
 
-@pytest.mark.parametrize("suffix", [".so", ".json"])
+@pytest.mark.parametrize("suffix", [".so", ".so.json"])
 @pytest.mark.parametrize("damage", [b"", b"\0" * 64])
 def test_promise_21_a_corrupt_entry_is_rebuilt(builder, tmp_path, caplog, suffix, damage):
-    build._load("naive", "naive_1", CAPABILITY)
-    (tmp_path / "cache" / "naive_1").with_suffix(suffix).write_bytes(damage)
-    build._load("naive", "naive_1", CAPABILITY)
+    extensions._load("naive", "naive_1", CAPABILITY)
+    store._seen_intact.clear()  # as in another process
+    (tmp_path / "cache" / "extensions" / f"naive_1{suffix}").write_bytes(damage)
+    extensions._load("naive", "naive_1", CAPABILITY)
     assert builder.builds == ["naive_1", "naive_1"]
     assert "corrupt" in caplog.text
 
 
 def test_promise_19_threads_that_ask_at_once_build_once(builder):
     threads = [
-        threading.Thread(target=build._load, args=("naive", "naive_1", CAPABILITY))
+        threading.Thread(target=extensions._load, args=("naive", "naive_1", CAPABILITY))
         for _ in range(4)
     ]
     for thread in threads:
@@ -102,49 +134,35 @@ def test_promise_19_threads_that_ask_at_once_build_once(builder):
     assert builder.builds == ["naive_1"]
 
 
-def test_promise_19_the_lock_of_a_killed_builder_blocks_nobody(builder, tmp_path):
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    program = textwrap.dedent(
-        """
-        import sys, time
-        from pathlib import Path
-        from tcgemm.cuda_ref import build
-        with build.exclusive(Path(sys.argv[1])):
-            print("held", flush=True)
-            time.sleep(60)
-        """
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, str(folder / "naive_1.lock")],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout.readline() == "held\n"
-    waiter = threading.Thread(target=build._load, args=("naive", "naive_1", CAPABILITY))
-    waiter.start()
-    waiter.join(0.3)
-    assert waiter.is_alive(), "a living builder is waited for"
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    waiter.join(10)
-    assert not waiter.is_alive()
-    assert builder.builds == ["naive_1"]
+def test_promise_19_different_rungs_are_built_at_the_same_time(builder, monkeypatch):
+    together = threading.Barrier(3, timeout=10)
+
+    def build(*asked):
+        together.wait()  # broken where one build waits for the end of another
+        return builder.build(*asked)
+
+    monkeypatch.setattr(extensions, "_build", build)
+    monkeypatch.setattr(extensions, "_operators", {})
+    built = {f"{name}_1": SimpleNamespace(default=None, fused=None) for name in NAMES}
+    monkeypatch.setattr(extensions.torch.ops, "tcgemm_cuda", SimpleNamespace(**built))
+    monkeypatch.setattr(extensions, "cache_key", lambda name, capability, defines: 1)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda name: extensions.operators(name, CAPABILITY), NAMES))
+    assert sorted(builder.builds) == sorted(built)
 
 
-def test_promise_21_an_unwritable_cache_falls_back_with_a_warning(monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert build.cache_folder() == tmp_path / f"tcgemm-{os.getuid()}"
-    assert "cannot write the cache" in caplog.text
-    assert build.CACHE_VARIABLE in caplog.text
-
-
-def test_the_cache_is_in_the_home_by_default(monkeypatch, tmp_path):
-    monkeypatch.delenv(build.CACHE_VARIABLE, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert build.cache_folder() == tmp_path / ".cache" / "tcgemm"
+def test_builds_at_the_same_time_leave_the_environment_as_it_was(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "/one:/two")
+    monkeypatch.delenv("PYTORCH_NVCC", raising=False)
+    nvcc = tool(tmp_path / "toolkit")
+    first, second = extensions._environment(nvcc), extensions._environment(nvcc)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ["PYTORCH_NVCC"] == str(nvcc), "the second build is still under way"
+    second.__exit__(None, None, None)
+    assert os.environ["PATH"] == "/one:/two"
+    assert "PYTORCH_NVCC" not in os.environ
 
 
 def tool(folder, name="nvcc"):
@@ -196,21 +214,21 @@ def test_the_toolkit_of_a_script_that_calls_nvcc_is_found(tmp_path):
 
 
 def test_no_nvcc_no_cxx_and_no_ninja_each_name_the_remedy(monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "find_nvcc", lambda: None)
+    monkeypatch.setattr(extensions, "find_nvcc", lambda: None)
     with pytest.raises(RuntimeError, match="pip install 'nvidia-cuda-nvcc=="):
-        build.require_toolchain()
-    monkeypatch.setattr(build, "find_nvcc", lambda: (tmp_path / "nvcc", "PATH"))
-    monkeypatch.setattr(build, "find_cxx", lambda: None)
+        extensions.require_toolchain()
+    monkeypatch.setattr(extensions, "find_nvcc", lambda: (tmp_path / "nvcc", "PATH"))
+    monkeypatch.setattr(extensions, "find_cxx", lambda path=None: None)
     with pytest.raises(RuntimeError, match=r"install g\+\+"):
-        build.require_toolchain()
-    monkeypatch.setattr(build, "find_cxx", lambda: tmp_path / "g++")
-    monkeypatch.setattr(build, "_path_with_scripts", lambda: "")
+        extensions.require_toolchain()
+    monkeypatch.setattr(extensions, "find_cxx", lambda path=None: tmp_path / "g++")
+    monkeypatch.setattr(extensions, "_path_with_scripts", lambda: "")
     with pytest.raises(RuntimeError, match="pip install ninja"):
-        build.require_toolchain()
+        extensions.require_toolchain()
 
 
 def test_loading_without_a_gpu_says_so_where_nothing_simulates_the_rung(monkeypatch):
-    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(extensions.torch.cuda, "is_available", lambda: False)
     row = {"name": "only_there", "devices": ("cuda",)}
     monkeypatch.setattr(cuda_ref, "KERNELS", (*cuda_ref.KERNELS, row))
     with pytest.raises(RuntimeError, match="'only_there' needs an NVIDIA GPU"):

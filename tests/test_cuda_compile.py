@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 
 from tcgemm import cuda_ref
 
@@ -86,7 +86,7 @@ def test_wmma_compiles_for_gpus_without_bfloat16_fragments():
 
 def test_a_compile_error_says_what_nvcc_said(tmp_path, monkeypatch):
     (tmp_path / "broken.cu").write_text("int tcgemm_launch( {")
-    monkeypatch.setattr(inspection, "CSRC", tmp_path)
+    monkeypatch.setattr(inspection, "source", lambda name: tmp_path / f"{name}.cu")
     with pytest.raises(RuntimeError, match=r"broken\.cu for sm_80[\s\S]*error"):
         inspection.compile_only("broken", "sm_80")
 

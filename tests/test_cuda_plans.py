@@ -15,10 +15,15 @@ import pytest
 from tcgemm.dispatch import choose, find
 from tcgemm.problem import Problem
 
-plans = import_module("tcgemm.cuda_ref.plans")
-tables = import_module("tcgemm.cuda_ref.tables")
-candidates = import_module("tcgemm.cuda_ref.candidates")
-waves = import_module("tcgemm.cuda_ref.waves")
+planning = import_module("tcgemm.cuda_ref.planning")
+launch = import_module("tcgemm.cuda_ref.planning.launch")
+toolchain = import_module("tcgemm.cuda_ref.build.toolchain")
+launch_plan = launch.launch_plan
+tuning = import_module("tcgemm.cuda_ref.planning.tuning")
+tables = import_module("tcgemm.cuda_ref.planning.tables")
+choosing = import_module("tcgemm.cuda_ref.planning.choose")
+one_wave = import_module("tcgemm.cuda_ref.shapes.one_wave")
+TUNINGS = import_module("tcgemm.cuda_ref.planning.ladder").tunings()
 
 SHAPES = [
     (1, 8192, 8192),
@@ -45,10 +50,10 @@ def user(tmp_path, monkeypatch):
     def write(table):
         text = table if isinstance(table, str) else json.dumps(table)
         tables.user_path("nvidia-h200").write_text(text)
-        plans.forget()
+        planning.forget()
 
     yield write
-    plans.forget()
+    planning.forget()
 
 
 def test_the_shipped_table_is_one():
@@ -67,30 +72,35 @@ def test_a_transposed_problem_has_the_transposed_plan(shape, layout):
     for kernel in ("skinny", "stream_k", "gemv"):
         if find("cuda", kernel).why_not(problem(*shape, layout)) is not None or M == N:
             continue
-        one, other = plans.plan(kernel, problem(*shape, layout)), plans.plan(kernel, there)
+        one, other = planning.plan(kernel, problem(*shape, layout)), planning.plan(kernel, there)
         swapped = {**other, "BLOCK_M": other["BLOCK_N"], "BLOCK_N": other["BLOCK_M"]}
         assert one == swapped
-        assert plans.pack(kernel, one, False) == plans.pack(kernel, other, True) > 0
+        # C++ exchanges the tile's sides with the operands (transposed in csrc/host/select.cuh).
+        assert launch_plan(one)[:2] == launch_plan(other)[1::-1]
+        assert launch_plan(one)[2:] == launch_plan(other)[2:]
+        assert all(launch_plan(one)[:2])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kernel", candidates.RUNGS)
+@pytest.mark.parametrize("kernel", planning.RUNGS)
 def test_no_part_of_k_is_empty(kernel, shape):
     steps = -(-shape[2] // 64)
     for capability in ((9, 0), None):
-        plan = plans.plan(kernel, problem(*shape))
+        plan = planning.plan(kernel, problem(*shape))
         assert plan.get("SPLITS", 1) * plan.get("GROUPS", 1) <= max(1, steps // 2), capability
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_model_has_settings_for_a_gpu_without_a_table(shape, monkeypatch):
-    monkeypatch.setattr(plans, "gpu_of", lambda problem: ("", 114, 0))
-    plans.forget()
-    for kernel in candidates.RUNGS:
-        plan = plans.plan(kernel, problem(*shape))
-        assert set(tables.SETTINGS[kernel]) <= set(plan)
-    assert plans.preferred(problem(*shape)) in (*tables.SETTINGS, *tables.UNSET)
-    plans.forget()
+    unknown = tuning.gpu_of(problem(*shape))._replace(name="", sms=114)
+    monkeypatch.setattr(tuning, "gpu_of", lambda problem: unknown)
+    monkeypatch.setattr(choosing, "gpu_of", lambda problem: unknown)
+    planning.forget()
+    for kernel in planning.RUNGS:
+        plan = planning.plan(kernel, problem(*shape))
+        assert set(TUNINGS[kernel].settings) <= set(plan)
+    assert choose(problem(*shape), "cuda").name in (*TUNINGS, "wgmma_persistent", "small")
+    planning.forget()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +114,7 @@ def test_the_model_has_settings_for_a_gpu_without_a_table(shape, monkeypatch):
 )
 def test_the_model_finds_what_was_measured_fastest(shape, config):
     """Of the settings of split_k timed in reports/nvidia-h200/trials/cuda-small.csv."""
-    assert plans.fastest("split_k", problem(*shape), 132)[1] == config
+    assert planning.fastest("split_k", problem(*shape), 132)[1] == config
 
 
 TRIALS = Path(__file__).parents[1] / "reports/nvidia-h200/trials"
@@ -127,12 +137,12 @@ def model_against(kernel, seen_of, tries=None):
     losses, errors = [], []
     for (*shape, layout), seen in seen_of.items():
         asked = problem(*map(int, shape), layout)
-        names, tried = tables.SETTINGS[kernel], tries and tries(asked, 132)
+        names, tried = TUNINGS[kernel].settings, tries and tries(asked, 132)
         modelled = {}
         for settings in seen:
             config = dict(zip(names, settings, strict=True))
             if tried is None or config in tried:
-                modelled[settings] = plans.modelled_us(kernel, config, asked, 132)
+                modelled[settings] = planning.modelled_us(kernel, config, asked, 132)
         if modelled:
             picked = min(modelled, key=lambda settings: modelled[settings])
             losses.append(seen[picked] / min(seen.values()))
@@ -170,13 +180,13 @@ def test_the_model_of_one_wave_picks_from_what_was_timed():
     """Of the settings in reports/nvidia-h200/trials/waves.csv: 2 % from the fastest, 1 by table."""
     seen_of = timed("waves.csv", "3", settings_of_wave)
     assert len(seen_of) > 400
-    losses, _ = model_against("one_wave", seen_of, waves.candidates)
+    losses, _ = model_against("one_wave", seen_of, one_wave.candidates)
     assert statistics.mean(losses) < 1.025
     assert max(losses) < 1.46
     losses = []
     for (*shape, layout), seen in seen_of.items():
-        plan = plans.plan("one_wave", problem(*map(int, shape), layout))
-        settings = tuple(plan[name] for name in tables.SETTINGS["one_wave"])
+        plan = planning.plan("one_wave", problem(*map(int, shape), layout))
+        settings = tuple(plan[name] for name in one_wave.TUNING.settings)
         if settings in seen:
             losses.append(seen[settings] / min(seen.values()))
     assert len(losses) > 400
@@ -190,14 +200,33 @@ def test_the_model_of_one_wave_picks_from_what_was_timed():
 @pytest.mark.parametrize("more", [{}, {"bias": True}], ids=["plain", "fused"])
 def test_a_problem_on_the_cpu_has_a_choice(shape, more):
     asked = dataclasses.replace(problem(*shape), device="cpu", capability=None, **more)
-    assert plans.preferred(asked) in (*tables.SETTINGS, *tables.UNSET)
+    assert choose(asked, "cuda").name in (*TUNINGS, "wgmma_persistent", "small")
 
 
-def test_settings_are_packed_16_bits_each():
-    plan = {"BLOCK_M": 16, "BLOCK_N": 128, "SPLITS": 3, "SHARED_KB": 200}
-    assert plans.pack("skinny", plan, False) == 128 | 3 << 16 | 200 << 32
-    assert plans.pack("skinny", plan, True) == 16 | 3 << 16 | 200 << 32
-    assert plans.pack("skinny", {}, False) == 0
+def test_a_plan_crosses_to_cpp_as_named_numbers():
+    plan = {"BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_K": 64, "SPLITS": 3, "SHARED_KB": 200}
+    named = dict(zip(launch.FIELDS, launch_plan(plan), strict=True))
+    assert named == {name: plan.get(name, 0) for name in launch.FIELDS}
+    assert launch_plan({"PDL": 0})[launch.FIELDS.index("NO_PDL")] == 1
+    assert not any(launch_plan({}))
+
+
+def test_the_struct_has_the_same_fields_in_the_same_order():
+    header = (Path(toolchain.CSRC) / "host" / "gemm.cuh").read_text()
+    struct = re.search(r"struct Plan \{\n(.*?)\n\};", header, re.DOTALL)[1]
+    declared = re.findall(r"\b(\w+) = 0", struct)
+    assert tuple(name.upper() for name in declared) == launch.FIELDS
+    binding = (Path(toolchain.CSRC) / "host" / "binding.cpp").read_text()
+    assert re.findall(r"&plan\.(\w+)", binding) == declared
+
+
+def test_no_split_of_k_is_empty_whatever_a_table_says():
+    config = {"SPLITS": 100, "GROUPS": 50}
+    plan = planning.divide("split_k", config, problem(256, 256, 640), 132, False)
+    assert plan["SPLITS"] * plan["GROUPS"] <= 10
+    assert plan["SPLITS"] == 5
+    skinny = {"BLOCK_N": 64, "SPLITS": 100, "SHARED_KB": 112}
+    assert planning.divide("skinny", skinny, problem(16, 256, 8192), 132, False)["SPLITS"] == 8
 
 
 def test_the_user_s_rows_come_first(user):
@@ -239,14 +268,14 @@ def test_a_file_that_is_no_table_is_passed_over_with_a_warning(table, user, capl
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kernel", candidates.RUNGS)
+@pytest.mark.parametrize("kernel", planning.RUNGS)
 def test_candidates_fit_tables_and_differ(kernel, shape):
-    found = candidates.candidates(kernel, problem(*shape), 0, 132)
+    found = planning.candidates(kernel, problem(*shape), 0, 132)
     assert found
     tables.check({"kernels": {kernel: [{"config": c} for c in found]}, "prefer": []})
     assert len({tuple(c.items()) for c in found}) == len(found)
 
 
 def test_an_unknown_rung_has_no_candidates():
-    with pytest.raises(ValueError, match="choose from split_k, skinny, stream_k, gemv, one_wave"):
-        candidates.candidates("naive", problem(16, 64, 64), 0, 132)
+    with pytest.raises(ValueError, match="choose from one_wave, split_k, skinny, stream_k, gemv"):
+        planning.candidates("naive", problem(16, 64, 64), 0, 132)

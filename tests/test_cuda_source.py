@@ -5,22 +5,22 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tcgemm.cuda_ref import toolchain
+from tcgemm.cuda_ref.build import toolchain
 
 from tcgemm import cuda_ref
 from tcgemm.problem import Problem
 
 NAMES = [row["name"] for row in cuda_ref.KERNELS]
-SOURCES = sorted(toolchain.CSRC.glob("*.cu"))
+SOURCES = sorted(toolchain.ROOT.rglob("*.cu"))
 
 
 def text(name: str) -> str:
-    return (toolchain.CSRC / f"{name}.cu").read_text()
+    return toolchain.source(name).read_text()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_row_has_its_source(name):
-    assert (toolchain.CSRC / f"{name}.cu").is_file()
+    assert toolchain.source(name).is_file()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
@@ -70,7 +70,7 @@ def test_the_plan_is_the_constants_of_the_source(name):
     written = re.findall(r"^constexpr int (\w+) = (\d+);", text(name), re.M)
     # Whose tile depends on the type or is chosen (test_tiles, test_wgmma_types, test_cuda_plans),
     # or whose plan has more (test_small).
-    chosen = ("wgmma_types", "wgmma_persistent", "small", *cuda_ref.SETTINGS)
+    chosen = ("wgmma_types", "wgmma_persistent", "small", *cuda_ref.tunings())
     if name not in chosen:
         shared = {"BLOCK_M", "GROUP_M"} & {*plan}
         assert {(key, str(plan[key])) for key in shared} <= {*written}
@@ -79,8 +79,8 @@ def test_the_plan_is_the_constants_of_the_source(name):
 
 
 def test_source_files_follow_includes_once():
-    files = [path.name for path in toolchain.source_files("wmma_any")]
+    files = [path.name for path in toolchain.source_files(toolchain.source("wmma_any"))]
     assert files[0] == "wmma_any.cu"
-    assert {"gemm.cuh", "copy.cuh", "order.cuh", "fragment.cuh"} <= set(files)
+    assert {"gemm.cuh", "cp_async.cuh", "order.cuh", "fragment.cuh"} <= set(files)
     assert len(files) == len(set(files))
-    assert all(isinstance(path, Path) for path in toolchain.source_files("naive"))
+    assert all(isinstance(path, Path) for path in toolchain.source_files(toolchain.source("naive")))

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tcgemm.cuda_ref import fusion as numbers
-from tcgemm.cuda_ref import inspection, limits, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
+from tcgemm.cuda_ref.shapes import wmma_types as limits
 
 from tcgemm import accuracy, cuda_ref, dispatch
 from tcgemm.problem import COMPUTES, Fusion

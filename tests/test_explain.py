@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from tcgemm import dispatch, gpus
+from tcgemm.bench import store
 from tcgemm.cli import app
 
 
@@ -76,6 +79,45 @@ def test_every_kernel_has_its_line_and_its_reason():
         assert all(choice["others"].values())
     cuda = found["choices"][1]
     assert "M=100 is no multiple of 16" in cuda["others"]["wmma"]
+
+
+RESULTS = Path(__file__).parents[1] / "reports" / "nvidia-h200"
+
+
+@pytest.mark.parametrize("shape", ["4096x4096x4096", "1000x1000x1000", "1x4096x4096"])
+def test_reasons_agree_with_the_ranking_and_say_measured_only_of_what_was(shape):
+    found = as_json(shape, "--results", str(RESULTS))
+    ranking = {each["kernel"]: each for each in found["ranking"]}
+    rows = [row for row in store.read(RESULTS) if row["status"] == "ok" and row["ms_p50"]]
+    sizes = {
+        f"{row['backend']}/{row['kernel']}"
+        for row in rows
+        if f"{row['M']}x{row['N']}x{row['K']}" == shape
+        and (row["dtype_in"], row["layout"]) == ("float16", "nn")
+    }
+    compared = 0
+    for choice in found["choices"]:
+        mine = ranking[f"{choice['backend']}/{choice['kernel']}"]
+        for name, reason in choice["others"].items():
+            full_name = f"{choice['backend']}/{name}"
+            if "measured" in reason:
+                assert {full_name, mine["kernel"]} <= sizes, reason
+            if times := re.search(r"(measured|estimated) (slower|faster), ([\d.]+) us", reason):
+                other = ranking[full_name]
+                assert float(times[3]) == pytest.approx(other["us"], abs=0.06)
+                assert (times[2] == "slower") == (other["us"] > mine["us"])
+                compared += 1
+            elif "takes it too" in reason:
+                assert "no time of" in reason
+    assert compared
+
+
+def test_nothing_is_called_measured_where_nothing_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = explain("4096x4096x4096", "--gpu", "h200")
+    assert "ranking: nothing was measured on this GPU" in output
+    assert not re.search(r"(was )?measured (slower|faster)", output)
+    assert "estimated" not in output
 
 
 def test_an_older_gpu_refuses_what_it_lacks():

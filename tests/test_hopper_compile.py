@@ -4,8 +4,10 @@ import re
 from functools import cache
 
 import pytest
-from tcgemm.cuda_ref import inspection, tiles, tilings, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 from tcgemm.cuda_ref.fusion import COMPUTES, DTYPES, TILE
+from tcgemm.cuda_ref.rungs import wgmma_persistent as tiles
+from tcgemm.cuda_ref.shapes import wgmma_types as tilings
 
 pytestmark = pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,

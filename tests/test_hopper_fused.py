@@ -5,13 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tcgemm.cuda_ref import load, simulator, tiles, toolchain
+from tcgemm.cuda_ref import load, simulator
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import DTYPES, TILE
 from tcgemm.cuda_ref.fusion import case as fused_case
+from tcgemm.cuda_ref.rungs import wgmma_persistent as tiles
 
 from tcgemm.problem import Fusion, Problem
 
-SOURCE = toolchain.CSRC / "wgmma_persistent.cu"
+SOURCE = toolchain.source("wgmma_persistent")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 FUSING = [tile for tile in tiles.TILES if tile.fused_rate]
 WIDE = next(t for t in FUSING if t.BLOCK_N == 256)

@@ -93,3 +93,14 @@ def test_the_plan_names_the_tile(name):
 def test_a_tma_rung_is_chosen_and_another_where_tma_cannot(name):
     assert choose(problem(), "cuda").name in NAMES
     assert choose(problem(b_strides=(129, 1)), "cuda").name == "small"
+
+
+def test_no_other_gpu_has_wgmma(name):
+    for capability in ((10, 0), (12, 0)):
+        reason = why(name, problem(capability=capability))
+        assert reason == (
+            "wgmma exists on compute capability 9.0 alone and this GPU has {}.{}".format(
+                *capability
+            )
+        )
+        assert choose(problem(capability=capability), "cuda").capability == (8, 0)

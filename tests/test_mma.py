@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import torch
 from tcgemm.cuda_ref import fusion as numbers
-from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 
 from tcgemm import accuracy, cuda_ref
 from tcgemm.dispatch import choose, find
@@ -169,7 +169,7 @@ needs_nvcc = pytest.mark.skipif(
 @cache
 def compiled(name, target):
     defines = ()
-    if macros := toolchain.built_by_case(toolchain.CSRC / f"{name}.cu"):
+    if macros := toolchain.built_by_case(toolchain.source(name)):
         defines = numbers.case(BF16, None, BF16, False, macros)
     return inspection.compile_only(name, target, defines)
 

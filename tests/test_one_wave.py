@@ -11,8 +11,11 @@ from importlib import import_module
 import pytest
 import torch
 from padded import padded
-from tcgemm.cuda_ref import candidates, inspection, plans, tables, toolchain, waves
+from tcgemm.cuda_ref import planning
+from tcgemm.cuda_ref.build import inspection, toolchain
 from tcgemm.cuda_ref.fusion import TILE
+from tcgemm.cuda_ref.planning import launch, tables, tuning
+from tcgemm.cuda_ref.shapes import one_wave
 
 import tcgemm
 from tcgemm.dispatch import choose, find
@@ -138,24 +141,24 @@ def test_all_blocks_run_at_once_and_none_is_without_work(shape, layout):
 def test_a_transposed_problem_has_the_transposed_plan(shape):
     M, N, K = shape
     # With a bias, for which no width is uneven: the transposed tile would be as high.
-    one = plans.plan("one_wave", problem(M, N, K, "nn", bias=True))
-    other = plans.plan("one_wave", problem(N, M, K, "tt", bias=True))
+    one = planning.plan("one_wave", problem(M, N, K, "nn", bias=True))
+    other = planning.plan("one_wave", problem(N, M, K, "tt", bias=True))
     if M != N:
         assert (one["BLOCK_M"], one["BLOCK_N"]) == (other["BLOCK_N"], other["BLOCK_M"])
         assert one["CLUSTER"] == other["CLUSTER"]
         assert one["CLUSTER"] == 1 or one["SHARES_A"] == 1 - other["SHARES_A"]
     # A column-major C is turned by the launcher: the build is that of the turned problem.
-    turned = plans.plan("one_wave", problem(M, N, K, "nn", c_strides=(1, M)))
-    assert turned == plans.plan("one_wave", problem(N, M, K, "tt"))
+    turned = planning.plan("one_wave", problem(M, N, K, "nn", c_strides=(1, M)))
+    assert turned == planning.plan("one_wave", problem(N, M, K, "tt"))
 
 
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 def test_the_ring_and_the_chunks_fit_an_sm(out):
     for shape in ASKED:
-        for config in waves.candidates(problem(*sorted(shape[:2]), shape[2], "nt"), 132):
+        for config in one_wave.candidates(problem(*sorted(shape[:2]), shape[2], "nt"), 132):
             asked = problem(*sorted(shape[:2]), shape[2], "nt", dtype_out=out)
-            plan = waves.divide(config, asked, turned=False)
-            stage = (plan["BLOCK_M"] + waves.rows_of_b(plan["BLOCK_N"])) * 128
+            plan = one_wave.divide(config, asked, 132, False)
+            stage = (plan["BLOCK_M"] + one_wave.rows_of_b(plan["BLOCK_N"])) * 128
             itemsize = 4 if out == "float32" or plan["SPLITS"] > 1 else 2
             chunks = plan["BLOCK_M"] // 64 * -(-plan["BLOCK_N"] * itemsize // 128)
             barriers = 8 * (2 * plan["NUM_STAGES"] + chunks)
@@ -171,22 +174,22 @@ def test_a_product_of_more_tiles_than_sms_has_a_plan_and_prefers_another_rung():
 
 def test_what_is_tuned_is_what_can_be_planned():
     asked = problem(512, 512, 8192)
-    found = candidates.candidates("one_wave", asked, 0, 132)
-    assert 1 < len(found) <= candidates.MOST_BUILDS
-    best = min(found, key=lambda config: waves.modelled_us(config, asked, 132))
+    found = planning.candidates("one_wave", asked, 0, 132)
+    assert 1 < len(found) <= one_wave.MOST_BUILDS
+    best = min(found, key=lambda config: one_wave.modelled_us(config, asked, 132))
     assert best == found[0]
-    assert all(set(config) == set(tables.SETTINGS["one_wave"]) for config in found)
+    assert all(set(config) == set(one_wave.TUNING.settings) for config in found)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"BLOCK_M": 96}, {"BLOCK_N": 80}, {"CLUSTER": 3}, {"SHARES_A": 2}, {"SPLITS": 0},
-     {"BLOCK_N": 48, "CLUSTER": 4}, {"BLOCK_N": 96, "CLUSTER": 4}, {"EARLY": 2},
+     {"BLOCK_N": 48, "CLUSTER": 4}, {"BLOCK_N": 96, "CLUSTER": 4}, {"PDL": 2},
      {"BLOCK_M": 128, "BLOCK_N": 128, "SPLITS": 2}, {"BLOCK_M": 128, "BLOCK_N": 112, "SPLITS": 2}],
     ids=str,
 )  # fmt: skip
 def test_a_table_asks_for_builds_that_there_are(wrong):
-    right = {"BLOCK_M": 64, "BLOCK_N": 128, "CLUSTER": 2, "SHARES_A": 0, "SPLITS": 3, "EARLY": 0}
+    right = {"BLOCK_M": 64, "BLOCK_N": 128, "CLUSTER": 2, "SHARES_A": 0, "SPLITS": 3, "PDL": 0}
     table = {"kernels": {"one_wave": [{"config": right}]}, "prefer": []}
     tables.check(table)
     table["kernels"]["one_wave"] = [{"config": {**right, **wrong}}]
@@ -205,13 +208,13 @@ def test_few_rows_by_many_columns_share_what_there_is_of_a():
 
 
 def test_a_plan_for_another_gpu_fits_it(monkeypatch):
-    monkeypatch.setattr(plans, "gpu_of", lambda problem: ("", 114, 0))
-    plans.forget()
+    monkeypatch.setattr(tuning, "gpu_of", lambda problem: ("", 114, 0))
+    planning.forget()
     for shape in ASKED:
-        plan = plans.plan("one_wave", problem(*shape))
+        plan = planning.plan("one_wave", problem(*shape))
         tiles = -(-shape[0] // plan["BLOCK_M"]) * -(-shape[1] // plan["BLOCK_N"])
         assert tiles * plan["SPLITS"] <= 114
-    plans.forget()
+    planning.forget()
 
 
 ROWS = tables.shipped("nvidia-h200")["kernels"]["one_wave"]
@@ -229,36 +232,39 @@ def test_the_blocks_of_a_shipped_row_run_at_once_at_its_corners(shipped):
             continue  # M > N
         # Where clusters do not divide the model is asked.
         if config["CLUSTER"] == 1:
-            assert waves.runs_at_once(config, asked, 132), corner
-        held += waves.runs_at_once(config, asked, 132)
+            assert one_wave.runs_at_once(config, asked, 132), corner
+        held += one_wave.runs_at_once(config, asked, 132)
     assert held
 
 
 def test_a_row_whose_blocks_do_not_run_at_once_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setenv(tables.FOLDER_VARIABLE, str(tmp_path))
-    config = {"BLOCK_M": 64, "BLOCK_N": 64, "CLUSTER": 1, "SHARES_A": 0, "SPLITS": 6, "EARLY": 1}
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "CLUSTER": 1, "SHARES_A": 0, "SPLITS": 6, "PDL": 1}
     table = {"kernels": {"one_wave": [{"config": config}]}}
     tables.user_path("nvidia-h200").write_text(json.dumps(table))
-    plans.forget()
+    planning.forget()
     assert find("cuda", "one_wave").plan(problem(256, 256, 8192))["SPLITS"] == 6
     assert find("cuda", "one_wave").plan(problem(256, 512, 8192))["SPLITS"] == 4
     monkeypatch.undo()
-    plans.forget()
+    planning.forget()
 
 
-def test_the_parts_of_k_and_the_early_start_are_told_to_the_launcher():
-    plan = plans.plan("one_wave", problem(256, 256, 16384))
+def test_the_splits_of_k_and_pdl_are_told_to_the_launcher():
+    plan = planning.plan("one_wave", problem(256, 256, 16384))
     assert plan["SPLITS"] > 1
-    assert plan["EARLY"] == 1
-    assert plans.pack("one_wave", plan, False) == plan["SPLITS"] + (1 << 16)
+    assert plan["PDL"] == 1
+    told = dict(zip(launch.FIELDS, launch.launch_plan(plan), strict=True))
+    assert (told["SPLITS"], told["NO_PDL"]) == (plan["SPLITS"], 0)
+    told = dict(zip(launch.FIELDS, launch.launch_plan({**plan, "PDL": 0}), strict=True))
+    assert told["NO_PDL"] == 1
 
 
 def test_the_next_kernel_waits_where_it_would_find_too_few_idle_sms():
     for blocks, early in ((64, {1}), (67, {0, 1}), (80, {0, 1}), (101, {0, 1}), (102, {1})):
-        found = waves.candidates(problem(64, 64 * blocks, 4096), 132)
+        found = one_wave.candidates(problem(64, 64 * blocks, 4096), 132)
         tiles = [config for config in found if (config["BLOCK_M"], config["BLOCK_N"]) == (64, 64)]
-        assert {config["EARLY"] for config in tiles if config["SPLITS"] == 1} == early
-    assert find("cuda", "one_wave").plan(problem(64, 5120, 5120))["EARLY"] == 0
+        assert {config["PDL"] for config in tiles if config["SPLITS"] == 1} == early
+    assert find("cuda", "one_wave").plan(problem(64, 5120, 5120))["PDL"] == 0
 
 
 def test_uneven_widths_are_of_a_plain_product_whose_c_is_stored_by_rows():
@@ -289,11 +295,11 @@ def test_uneven_widths_are_of_a_plain_product_whose_c_is_stored_by_rows():
     ],
 )
 def test_the_plan_is_what_was_measured_fastest(shape, layout, tile):
-    """Of those timed in reports/nvidia-h200/trials/waves.csv; by the table or by the model."""
+    """Of those timed in reports/nvidia-h200/trials/one_wave.csv; by the table or by the model."""
     asked = problem(*shape, layout)
     assert choose(asked, "cuda").name == "one_wave"
     plan = find("cuda", "one_wave").plan(asked)
-    assert tuple(plan[name] for name in tables.SETTINGS["one_wave"]) == tile
+    assert tuple(plan[name] for name in one_wave.TUNING.settings) == tile
 
 
 needs_nvcc = pytest.mark.skipif(
@@ -314,7 +320,7 @@ def compiled(index):
     tile, divides, plain = COMPILED[index]
     values = {**tile, "DIVIDES": divides, "IN": 1, "OUT": 1, "PLAIN": plain}
     assert set(tile) <= set(TILE)
-    macros = toolchain.built_by_case(toolchain.CSRC / "one_wave.cu")
+    macros = toolchain.built_by_case(toolchain.source("one_wave"))
     assert {f"TCGEMM_{name}" for name in values} <= macros
     defines = tuple(f"-DTCGEMM_{name}={value}" for name, value in values.items())
     return inspection.compile_only("one_wave", "sm_90a", defines)

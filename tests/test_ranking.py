@@ -69,6 +69,30 @@ def test_a_measured_shape_keeps_its_time_and_the_order_follows():
     assert [each.us for each in found] == [pytest.approx(20), pytest.approx(30), None]
 
 
+def test_runs_at_other_clocks_are_compared_by_their_ratio_to_cublas():
+    """grouped ran at half the clock, and beside cuBLAS it was the faster one."""
+    rows = dispatch.select(["triton"], ["naive", "grouped"])
+    results = [
+        result("triton/naive", 512, 512, 512, 30, run="one", ratio_p50="0.5", sm_clock_mhz="1980"),
+        result(
+            "triton/grouped", 512, 512, 512, 40, run="two", ratio_p50="0.75", sm_clock_mhz="990"
+        ),
+    ]
+    found = ranking.rank(problem_of(512, 512, 512), rows, H200, results)
+    cublas = (30 * 0.5 + 40 * 0.75) / 2
+    assert [(each.kernel, each.us) for each in found] == [
+        ("triton/grouped", pytest.approx(cublas / 0.75)),
+        ("triton/naive", pytest.approx(cublas / 0.5)),
+    ]
+    assert all(each.exact for each in found)
+    words = ranking.spread(found)
+    assert "2 runs at SM clocks of 990 to 1980 MHz" in words
+    assert ranking.spread(found[:1]) == ""
+    bare = [result("triton/naive", 512, 512, 512, 30, run="one"), results[1]]
+    words = ranking.spread(ranking.rank(problem_of(512, 512, 512), rows, H200, bare))
+    assert "triton/naive had no cuBLAS beside it" in words
+
+
 def test_the_nearest_shape_counts_and_other_types_do_not():
     (row,) = dispatch.select(["triton"], ["naive"])
     results = [

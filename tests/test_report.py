@@ -24,6 +24,7 @@ from tcgemm.errors import ResultsError
 from tcgemm.report import figures, markdown, style
 from tcgemm.report import write as report_write
 from tcgemm.report.derive import CASE, DERIVED, best, derive, key_shapes, ladder_shape, why_empty
+from tcgemm.report.figures.published_times import _same_gpu
 from tcgemm.report.folder import facts, load
 from tcgemm.report.headline import headline, sentence
 from tcgemm.report.sections import sections
@@ -123,6 +124,37 @@ def snapshot(root):
 )
 def test_derived_by_hand(column, value):
     assert table(row())[column].item() == pytest.approx(value, rel=1e-9)
+
+
+def short(among, ratio, run="r", kernel="naive", **more):
+    timer = "events" if among == "stream" else "graph"
+    changes = {"ratio_p50": ratio, "ms_p50": 0.01 / ratio, "among": among, "timer": timer}
+    return row(run=run, kernel=kernel, **changes, **more)
+
+
+def test_a_short_product_counts_with_the_lower_of_graph_and_stream():
+    derived = table(short("alone", 1.5), short("graph", 0.9), short("stream", 1.1)).iloc[0]
+    assert (derived["among"], derived["ratio_p50"], derived["timer"]) == ("graph", 0.9, "graph")
+    assert derived["ratio_alone"] == 1.5
+    assert derived["ms_p50"] == pytest.approx(0.01 / 0.9)
+    derived = table(short("alone", 1.5), short("graph", 1.2), short("stream", 1.1)).iloc[0]
+    assert (derived["among"], derived["timer"]) == ("stream", "events")
+
+
+def test_a_later_run_alone_does_not_keep_what_an_older_one_timed_among_others():
+    rows = [short("alone", 1.5), short("graph", 0.9), short("alone", 1.4, run="later")]
+    derived = table(*rows).iloc[0]
+    assert (derived["among"], derived["ratio_p50"]) == ("alone", 1.4)
+
+
+def test_a_row_of_before_the_column_is_alone_where_a_graph_timed_it():
+    rows = [short("", 1.5), row(kernel="long", timer="events")]
+    assert list(table(*rows).set_index("kernel")["among"]) == ["alone", ""]
+
+
+def test_the_best_rung_is_one_timed_among_others_where_there_is_one():
+    rows = [short("alone", 1.5), short("graph", 0.9), short("alone", 1.3, kernel="grouped")]
+    assert list(best(table(*rows))["kernel"]) == ["naive"]
 
 
 def test_floor_of_a_memory_bound_case_is_bytes_over_bandwidth():
@@ -497,7 +529,7 @@ def test_published_times_are_marked_and_sourced():
     ],
 )
 def test_published_gpus_are_matched_by_model(published, ours, same):
-    assert figures._same_gpu(published, ours) is same
+    assert _same_gpu(published, ours) is same
 
 
 def test_a_fact_of_many_values_names_the_first_and_the_last(tmp_path):

@@ -7,25 +7,28 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tcgemm import simulate
+from tcgemm import gpus
 from tcgemm.bench.store import SIMULATED
 from tcgemm.cli import app
 from tcgemm.errors import OperandError, ResultsError
 from tcgemm.report.counts import counts_table, draw_counts, read_counts
+from tcgemm.tools.simulate.command import _store
+from tcgemm.tools.simulate.measure import measure
+from tcgemm.tools.simulate.orders import order_rows
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("counts")
-    board = simulate.find_gpu("h200")
+    board = gpus.find("h200")
     rows = [
-        simulate.measure(
+        measure(
             name, (128, 128, 64), dtype="float16", out_dtype=None, layout="nn", gpu=board,
             order="forward", check=False,
         )
         for name in ("naive", "wmma_double_buffered", "wmma_grouped")
     ]  # fmt: skip
-    simulate._store(path, rows, simulate.order_rows("order", (2048,) * 3, "float16", board))
+    _store(path, rows, order_rows("order", (2048,) * 3, "float16", board))
     return path
 
 

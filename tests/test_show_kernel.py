@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from tcgemm import dispatch
 from tcgemm.cli import app
-from tcgemm.explain import board_of, problem_of
+from tcgemm.request import board_of, problem_of
 
 cuda = import_module("tcgemm.cuda_ref")
-inspection = import_module("tcgemm.cuda_ref.inspection")
-toolchain = import_module("tcgemm.cuda_ref.toolchain")
+inspection = import_module("tcgemm.cuda_ref.build.inspection")
+toolchain = import_module("tcgemm.cuda_ref.build.toolchain")
 triton = import_module("tcgemm.triton_kernels")
 compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
 source = import_module("tcgemm.triton_kernels.inspection.source")
@@ -226,7 +226,7 @@ def test_the_instance_is_that_of_the_types(dtype, out, layout, wanted):
 
 @pytest.mark.parametrize("name", ["wmma_any", "wmma_types", "wgmma_persistent", "wgmma_types"])
 def test_a_rung_of_many_types_is_built_by_case_wherever_its_source_says_so(name):
-    assert "TCGEMM_IN" in toolchain.built_by_case(toolchain.CSRC / f"{name}.cu")
+    assert "TCGEMM_IN" in toolchain.built_by_case(toolchain.source(name))
 
 
 @needs_names

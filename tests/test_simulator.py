@@ -161,7 +161,7 @@ def test_unknown_orders_and_types_are_refused():
 
 def test_a_file_that_does_not_compile_names_its_line(tmp_path):
     source = tmp_path / "broken.cu"
-    source.write_text('#include "gemm.cuh"\nint x = nonsense;\n')
+    source.write_text('#include "host/gemm.cuh"\nint x = nonsense;\n')
     a = torch.zeros(2, 2).half()
     with pytest.raises(RuntimeError, match=r"broken\.cu:2.*nonsense"):
         simulator.simulate(source, a, a, a)
@@ -170,7 +170,7 @@ def test_a_file_that_does_not_compile_names_its_line(tmp_path):
 def test_a_refused_launch_says_so(tmp_path):
     source = tmp_path / "wide.cu"
     source.write_text(
-        '#include "gemm.cuh"\n'
+        '#include "host/gemm.cuh"\n'
         "__global__ void wide() {}\n"
         "int tcgemm_launch(const tcgemm::Gemm&, cudaStream_t stream) {\n"
         "  return tcgemm::launch(wide, dim3(1), dim3(2048), 0, stream);\n}\n"

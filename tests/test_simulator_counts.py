@@ -10,10 +10,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tcgemm import accuracy, dispatch, tile_order
+from tcgemm import accuracy, dispatch, gpus
 from tcgemm.cli import app
 from tcgemm.errors import OperandError, TcgemmError, UnknownNameError
-from tcgemm.simulate import find_gpu, ladder_names, machine, measure, order_rows
+from tcgemm.tools.simulate import tile_order
+from tcgemm.tools.simulate.measure import ladder_names, machine, measure
+from tcgemm.tools.simulate.orders import order_rows
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
@@ -24,7 +26,7 @@ FAULTS = Path(__file__).parent / "faults"
 @pytest.fixture(scope="module")
 def ladder():
     """Every rung that takes 256 cubed in float16, once."""
-    rows = [measure(name, (SIDE, SIDE, SIDE), gpu=find_gpu("h200")) for name in ladder_names()]
+    rows = [measure(name, (SIDE, SIDE, SIDE), gpu=gpus.find("h200")) for name in ladder_names()]
     refused = {row["kernel"] for row in rows if row["refused"]}
     assert refused == {"mma_float64", "skinny", "stream_k", "wgmma_types"}
     return {row["kernel"]: row for row in rows if not row["refused"]}
@@ -256,7 +258,7 @@ def test_every_tile_is_visited_once(group):
 
 
 def test_grouping_reads_less_from_memory():
-    rows = order_rows("triton/grouped", (8192, 8192, 8192), "float16", find_gpu("h200"))
+    rows = order_rows("triton/grouped", (8192, 8192, 8192), "float16", gpus.find("h200"))
     by_group = {row["GROUP_M"]: row for row in rows}
     assert by_group[8]["dram_bytes"] < by_group[None]["dram_bytes"] / 2
     assert by_group[1]["dram_bytes"] == by_group[None]["dram_bytes"]
@@ -337,8 +339,8 @@ def test_mistakes_are_one_line(arguments, message):
     ("name", "slug"), [("t4", "nvidia-t4"), ("h200", "nvidia-h200"), ("NVIDIA L4", "nvidia-l4")]
 )
 def test_gpus_by_short_name(name, slug):
-    assert find_gpu(name).slug == slug
-    assert machine(find_gpu(name)).sms > 0
+    assert gpus.find(name).slug == slug
+    assert machine(gpus.find(name)).sms > 0
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float32", "float64"])
@@ -350,9 +352,9 @@ def test_every_type_of_a_rung_is_simulated(dtype):
 
 
 def test_an_ambiguous_gpu_is_the_first_of_its_name():
-    assert find_gpu("a100").slug.startswith("nvidia-a100")
+    assert gpus.find("a100").slug.startswith("nvidia-a100")
     with pytest.raises(UnknownNameError):
-        find_gpu("")
+        gpus.find("")
 
 
 def test_measure_refuses_what_is_too_large():

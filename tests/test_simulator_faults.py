@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -52,6 +53,52 @@ def test_a_removed_barrier_is_a_race(order):
     assert {f.kind for f in report.findings} == {"race"}
     assert "no barrier in between" in finding.message
     assert line_of("removed_barrier", "sum +=") in finding.message
+
+
+def threads_of(message):
+    """(block, thread) of everybody whom a message names."""
+    return re.findall(r"block (\([^)]*\)), thread (\([^)]*\))", message)
+
+
+@pytest.mark.parametrize("order", [*ORDERS, "random:4", "random:5"])
+def test_a_race_names_two_threads_and_two_places(order):
+    report, _ = simulate("removed_barrier", order=order)
+    races = [finding for finding in report.findings if finding.kind == "race"]
+    assert races
+    for finding in races:
+        first, second = threads_of(finding.message)
+        assert first != second, finding.message
+        assert len(re.findall(r"removed_barrier\.cu:\d+", finding.message)) >= 2
+
+
+RACE_IN_A_WARP = """#include "host/gemm.cuh"
+__global__ void neighbours(const __half* a, __half* c) {
+  __shared__ __half shared[32];
+  shared[threadIdx.x] = a[threadIdx.x];
+  __syncthreads();
+  const __half first = shared[0];  // read by all lanes
+  shared[threadIdx.x == 31 ? 0 : threadIdx.x] = first;  // written by the last one
+  c[threadIdx.x] = first;
+}
+int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
+  return tcgemm::launch(neighbours, dim3(1), dim3(32), 0, stream,
+                        static_cast<const __half*>(gemm.a.data), static_cast<__half*>(gemm.c.data));
+}
+"""
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+def test_who_writes_what_all_lanes_read_races_with_another_lane(tmp_path, order):
+    """The last reader of the bytes is their writer: the race is with one of the other readers."""
+    source = tmp_path / "neighbours.cu"
+    source.write_text(RACE_IN_A_WARP)
+    a, b, c = torch.zeros(32, 1).half(), torch.zeros(1, 1).half(), torch.zeros(32, 1).half()
+    report = simulator.simulate(source, a, b, c, check=True, order=order)
+    finding = only(report, "race")
+    first, second = threads_of(finding.message)
+    assert first != second, finding.message
+    assert "neighbours.cu:7" in finding.message
+    assert "neighbours.cu:6" in finding.message
 
 
 def test_a_removed_barrier_gives_another_result_in_another_order():
@@ -186,7 +233,7 @@ def test_no_process_is_left_behind():
 def test_shared_memory_beyond_what_was_asked_for(tmp_path):
     source = tmp_path / "too_far.cu"
     source.write_text(
-        '#include "gemm.cuh"\n'
+        '#include "host/gemm.cuh"\n'
         "__global__ void too_far(__half* c) {\n"
         "  extern __shared__ __half tile[];\n"
         "  tile[threadIdx.x + 1] = __half(1.0f);\n"

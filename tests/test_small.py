@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 from tcgemm.cuda_ref.fusion import case
 
 import tcgemm
@@ -92,7 +92,7 @@ needs_nvcc = pytest.mark.skipif(
 @needs_nvcc
 @pytest.mark.parametrize("fusion", [None, tcgemm.problem.Fusion(bias=True)], ids=["plain", "fused"])
 def test_it_spills_nothing_and_meets_one_barrier(fusion):
-    macros = toolchain.built_by_case(toolchain.CSRC / "small.cu")
+    macros = toolchain.built_by_case(toolchain.source("small"))
     made = inspection.compile_only("small", "sm_90a", case(BF16, fusion, BF16, macros=macros))
     assert made.spill_bytes == 0
     assert (
@@ -130,3 +130,9 @@ def test_vectors_want_rows_and_ends_at_multiples_of_them():
     assert plan(problem(101, 100, 100))["VECTOR"] == 4
     assert plan(problem(101, 100, 100, "tn"))["VECTOR"] == 1
     assert plan(problem(100, 100, 100, a_alignment=2))["VECTOR"] == 1
+
+
+def test_sizes_that_its_launcher_cannot_count_are_refused():
+    long = Problem(8, 8, 2**31 - 200, "float16", "float16", (2**31, 1), (8, 1), (8, 1))
+    assert f"K={2**31 - 200}" in find("cuda", "small").why_not(long)
+    assert find("cuda", "small").why_not(dataclasses.replace(long, K=2**31 - 256)) is None

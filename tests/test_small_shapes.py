@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 import torch
 from padded import padded
-from tcgemm.cuda_ref import inspection, toolchain
+from tcgemm.cuda_ref.build import inspection, toolchain
 from tcgemm.cuda_ref.fusion import case
 
 import tcgemm
@@ -331,7 +331,7 @@ def test_gemv_copies_asynchronously_and_spills_nothing():
 @needs_nvcc
 @pytest.mark.parametrize("name", BY_TMA)
 def test_nothing_is_spilled_or_serialized(name):
-    macros = toolchain.built_by_case(toolchain.CSRC / f"{name}.cu")
+    macros = toolchain.built_by_case(toolchain.source(name))
     defines = case(torch.bfloat16, None, torch.bfloat16, macros=macros) if macros else ()
     made = report(name, "sm_90a", defines)
     assert made.spill_bytes == 0

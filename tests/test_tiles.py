@@ -5,14 +5,16 @@ import re
 
 import pytest
 import torch
-from tcgemm.cuda_ref import load, simulator, tiles, toolchain
+from tcgemm.cuda_ref import load, simulator
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import DTYPES, TILE
+from tcgemm.cuda_ref.rungs import wgmma_persistent as tiles
 
 from tcgemm import accuracy
 from tcgemm.problem import Problem
 
-SOURCE = toolchain.CSRC / "wgmma_persistent.cu"
-BLOCK = toolchain.CSRC / "wgmma_block.cuh"
+SOURCE = toolchain.source("wgmma_persistent")
+BLOCK = toolchain.ROOT / "rungs/wgmma_persistent_build.cuh"
 IDS = [f"{t.BLOCK_M}x{t.BLOCK_N}" + "-pingpong" * t.PINGPONG for t in tiles.TILES]
 
 

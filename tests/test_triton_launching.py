@@ -89,6 +89,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(launching, "INTERPRETED", False)
     monkeypatch.setattr(launching, "check", lambda a: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
 
 
 def tensor(rows=8, columns=8, dtype=torch.float16, offset=0):
@@ -125,6 +126,15 @@ def test_a_repeated_call_goes_the_short_way_with_its_own_addresses(gpu, nested):
     values = list(passed[-1]) if nested else list(passed[13:])
     assert values == [x.data_ptr(), y.data_ptr(), z.data_ptr(), 8, 16]
     assert passed[:5] == (3, 1, 1, 5, 77)
+
+
+def test_while_a_graph_is_captured_nothing_starts_early(gpu, monkeypatch):
+    kernel = Kernel()
+    call = bound(kernel)
+    for capturing in (False, False, True, False):
+        monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda c=capturing: c)
+        call(tensor(), tensor(), tensor())
+    assert [passed[recording.PDL] for passed in kernel.short_way] == [True, False, True]
 
 
 def test_descriptors_are_recorded_for_each_set_of_addresses(gpu):
@@ -189,11 +199,11 @@ def test_what_repacks_does_so_on_every_call(gpu):
     """The kernel sees the copies of each call, whether it is launched or replayed."""
     kernel, copies = Kernel(), []
 
-    def repack(a, b, compute, plan):
+    def repack(a, b):
         copies.append((tensor(), tensor()))
         return copies[-1]
 
-    call = bound(kernel, repack=repack)
+    call = bound(kernel, repack=lambda compute, plan: repack)
     for _ in range(3):
         call(tensor(), tensor(), tensor())
     assert len(copies) == 3
@@ -258,6 +268,7 @@ def test_memory_is_bounded(gpu, monkeypatch):
 def test_triton_s_own_launcher_is_replayed_as_it_is(monkeypatch, with_descriptors):
     """Triton's launcher class and its wrapper for descriptors, over a stand-in C function."""
     driver = import_module("triton.backends.nvidia.driver")
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
     active = import_module("triton.runtime").driver
     encoded = []
 
@@ -386,8 +397,10 @@ def test_float32_is_repacked_for_warp_specialized(compute):
     """It multiplies copies of float32 operands: rows of K, and two terms of tf32 each."""
     run = dispatch.load("triton", "warp_specialized")
     a, b = torch.randn(64, 32), torch.randn(64, 32)
-    x, y = run.repack(a, b.mT, compute, {} if compute == "tf32x3" else {"REPACK": 1})
+    plan = {} if compute == "tf32x3" else {"REPACK": 1}
+    x, y = run.repack(compute, plan)(a.mT.contiguous().mT, b.mT)
     if compute == "tf32":
+        assert x.stride(1) == y.stride(0) == 1
         assert torch.equal(x, a)
         assert torch.equal(y, b.mT)
     else:

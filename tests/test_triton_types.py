@@ -238,11 +238,11 @@ def test_special_values_of_8_bit_floats(rung, device):
 
 
 def test_operands_are_copied_only_where_they_must_be_and_that_is_logged(caplog, device):
-    repack_operands = import_module("tcgemm.triton_kernels.host.repack").repack_operands
+    repack = import_module("tcgemm.triton_kernels.host.repack").Repack("int32")
     a = torch.randint(-8, 8, (16, 33), dtype=torch.int8, device=device)
     b = torch.randint(-8, 8, (33, 24), dtype=torch.int8, device=device)
     with caplog.at_level(logging.INFO, "tcgemm.triton_kernels.host.repack"):
-        a_ready, b_ready = repack_operands(a, b, "int32")
+        a_ready, b_ready = repack(a, b)
     assert a_ready is a
     assert torch.equal(b_ready, b)
     assert b_ready.stride() == (1, 48)
@@ -250,7 +250,7 @@ def test_operands_are_copied_only_where_they_must_be_and_that_is_logged(caplog, 
         "B: 792 bytes copied, for rows of K"
     ]
     shared = b.expand(5, 33, 24)
-    assert repack_operands(a.expand(5, 16, 33), shared, "int32")[1].stride(0) == 0
+    assert repack(a.expand(5, 16, 33), shared)[1].stride(0) == 0
 
 
 def problem(**change):
@@ -314,7 +314,7 @@ def test_what_pipelined_took_before_names_the_rung_that_takes_it_now(asked):
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_float32_is_the_sum_of_two_terms_in_tf32(layout):
-    terms = import_module("tcgemm.triton_kernels.host.repack").terms
+    terms = import_module("tcgemm.triton_kernels.host.repack").Repack("tf32x3", terms=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     a, b = torch.randn(33, 70, device=device), torch.randn(70, 20, device=device)
     a[3, 5], a[4, 6] = math.inf, math.nan
@@ -342,9 +342,8 @@ def test_two_terms_multiply_to_what_the_numbers_do(special):
     a[1, 3] = special
     b[7, 2] = -special
     b[3, 1] = 0.0
-    (high_a, low_a), (high_b, low_b) = (
-        t.double() for t in import_module("tcgemm.triton_kernels.host.repack").terms(a, b)
-    )
+    terms = import_module("tcgemm.triton_kernels.host.repack").Repack("tf32x3", terms=True)
+    (high_a, low_a), (high_b, low_b) = (t.double() for t in terms(a, b))
     product = low_a @ high_b + high_a @ low_b + high_a @ high_b
     wanted = a.clone(), b.clone()
     for x in wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -414,3 +415,25 @@ def test_a_call_has_its_problem_tuned_first(asked, monkeypatch):
     seen.clear()
     tcgemm.matmul(a, a.mT, backend="triton", kernel="naive")
     assert not seen, "a named kernel takes its own table"
+
+
+def test_rows_that_two_runs_keep_at_once_are_all_kept(tmp_path):
+    path = tmp_path / "configs-test.json"
+
+    def keep(number):
+        when = {"M_min": number, "M_max": number}
+        tune.keep(path, {"kernels": {}, "prefer": [{"when": when, "kernel": "skinny"}]})
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(keep, range(1, 41)))
+    kept = {row["when"]["M_min"] for row in tune.read_table(path)["prefer"]}
+    assert kept == set(range(1, 41))
+
+
+def test_a_run_keeps_what_another_wrote_since_it_began(tmp_path):
+    path = tmp_path / "configs-test.json"
+    row = {"when": {"M_min": 1, "M_max": 1}, "kernel": "skinny"}
+    tune.read_table(path)
+    tune.keep(path, {"kernels": {}, "prefer": [row]})
+    tune.keep(path, {"kernels": {}, "prefer": [{**row, "when": {"M_min": 2, "M_max": 2}}]})
+    assert len(tune.read_table(path)["prefer"]) == 2

@@ -153,7 +153,7 @@ def test_a_nan_in_the_lowest_bits_stays_a_nan():
 
 
 def tilings():
-    return import_module("tcgemm.cuda_ref.tilings").tilings()
+    return import_module("tcgemm.cuda_ref.shapes.wgmma_types").tilings()
 
 
 def side(M, N, dtype, out, compute="", **more):

@@ -8,272 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..build import store
+from ..build.toolchain import built_by_case
+from ..build.toolchain import source as rung_source
 from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
-from ..toolchain import built_by_case
-from .build import CSRC, library, lock_of, shared_symbols
+from . import abi
+from .build import library, lock_of, shared_symbols
+from .cures import explained
 from .findings import Finding, describe
+from .report import L2, Counts, Machine, Report, SimulationError, counts_of, l2_of
+
+__all__ = [
+    "L2", "ORDERS", "Counts", "Finding", "Machine", "Report", "SimulationError", "parse_order",
+    "run", "simulate", "source_of",
+]  # fmt: skip
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
-_ELEMENTS = ("f16", "bf16", "tf32", "f32", "f64", "s8", "u8", "s32", "e4m3", "e5m2")
-_MAX_FINDINGS = 24
-_MAX_MMA_KINDS = 12
-_MAX_GUARDS = 62
-_MAX_FRAMES = 12
-_NUM_OPERANDS = 7
-
-
-class SimulationError(RuntimeError):
-    """The kernel did not run to its end: it crashed, hung, stopped at a barrier or was refused."""
-
-
-class _Operand(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("cols", ctypes.c_int64),
-        ("row_stride", ctypes.c_int64),
-        ("col_stride", ctypes.c_int64),
-        ("batches", ctypes.c_int64),
-        ("batch_stride", ctypes.c_int64),
-        ("item_bytes", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-    )
-
-
-class _Request(ctypes.Structure):
-    _fields_ = (
-        ("operands", _Operand * _NUM_OPERANDS),
-        ("alpha", ctypes.c_double),
-        ("beta", ctypes.c_double),
-        ("activation", ctypes.c_int32),
-        ("compute", ctypes.c_int32),
-        ("mma_m", ctypes.c_int32),
-        ("mma_n", ctypes.c_int32),
-        ("dtype_in", ctypes.c_int32),
-        ("dtype_out", ctypes.c_int32),
-        ("order", ctypes.c_int32),
-        ("check", ctypes.c_int32),
-        ("count", ctypes.c_int32),
-        ("workers", ctypes.c_int32),
-        ("seed", ctypes.c_uint64),
-        ("timeout_s", ctypes.c_double),
-        ("sms", ctypes.c_int32),
-        ("threads_per_sm", ctypes.c_int32),
-        ("shared_per_sm", ctypes.c_int64),
-        ("l2_bytes", ctypes.c_int64),
-        ("shared_static", ctypes.c_int64),
-        ("writers", ctypes.c_void_p),
-        ("guard_count", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-        ("guards", ctypes.c_int32 * _MAX_GUARDS),
-    )
-
-
-class _Position(ctypes.Structure):
-    _fields_ = (("block", ctypes.c_uint32 * 3), ("thread", ctypes.c_uint32 * 3))
-
-
-class _Site(ctypes.Structure):
-    _fields_ = (("file", ctypes.c_char_p), ("line", ctypes.c_int32))
-
-
-class _Finding(ctypes.Structure):
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("operand", ctypes.c_int32),
-        ("write", ctypes.c_int32),
-        ("bytes", ctypes.c_int32),
-        ("signal", ctypes.c_int32),
-        ("has_other", ctypes.c_int32),
-        ("other_write", ctypes.c_int32),
-        ("at", _Position),
-        ("other", _Position),
-        ("row", ctypes.c_int64),
-        ("col", ctypes.c_int64),
-        ("offset", ctypes.c_int64),
-        ("pc", ctypes.c_uint64),
-        ("other_pc", ctypes.c_uint64),
-        ("site", _Site),
-        ("other_site", _Site),
-        ("frames", ctypes.c_uint64 * _MAX_FRAMES),
-        ("times", ctypes.c_int64),
-    )
-
-
-class _Counters(ctypes.Structure):
-    _fields_ = (
-        ("global_requests", ctypes.c_uint64 * 2),
-        ("global_sectors", ctypes.c_uint64 * 2),
-        ("global_bytes", ctypes.c_uint64 * 2),
-        ("shared_requests", ctypes.c_uint64 * 2),
-        ("shared_wavefronts", ctypes.c_uint64 * 2),
-        ("shared_ideal", ctypes.c_uint64 * 2),
-        ("shared_bytes", ctypes.c_uint64 * 2),
-        ("operand_bytes", ctypes.c_uint64 * _NUM_OPERANDS),
-        ("operand_sectors", ctypes.c_uint64 * _NUM_OPERANDS),
-        ("barriers", ctypes.c_uint64),
-        ("warp_barriers", ctypes.c_uint64),
-        ("shuffles", ctypes.c_uint64),
-        ("async_copies", ctypes.c_uint64),
-        ("atomics", ctypes.c_uint64),
-        ("blocks", ctypes.c_uint64),
-        ("threads", ctypes.c_uint64),
-    )
-
-
-class _Mma(ctypes.Structure):
-    _fields_ = (
-        ("m", ctypes.c_int32),
-        ("n", ctypes.c_int32),
-        ("k", ctypes.c_int32),
-        ("element_in", ctypes.c_int32),
-        ("element_out", ctypes.c_int32),
-        ("instruction", ctypes.c_int32),
-        ("count", ctypes.c_uint64),
-    )
-
-
-class _L2(ctypes.Structure):
-    _fields_ = (
-        ("accesses", ctypes.c_uint64),
-        ("hits", ctypes.c_uint64),
-        ("dram_read", ctypes.c_uint64),
-        ("dram_written", ctypes.c_uint64),
-        ("blocks_per_sm", ctypes.c_int64),
-        ("waves", ctypes.c_int64),
-        ("modelled", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-    )
-
-
-class _Launch(ctypes.Structure):
-    _fields_ = (
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("shared_static", ctypes.c_uint64),
-        ("shared_dynamic", ctypes.c_uint64),
-        ("kernel_pc", ctypes.c_uint64),
-    )
-
-
-class _Result(ctypes.Structure):
-    _fields_ = (
-        ("launch_error", ctypes.c_int32),
-        ("finding_count", ctypes.c_int32),
-        ("findings", _Finding * _MAX_FINDINGS),
-        ("counters", _Counters),
-        ("mma", _Mma * _MAX_MMA_KINDS),
-        ("l2", _L2),
-        ("launch", _Launch),
-        ("image_base", ctypes.c_uint64),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the L2 model needs of a GPU. Bytes everywhere."""
-
-    name: str
-    sms: int
-    l2_bytes: int
-    shared_per_sm: int = 228 * 1024
-    threads_per_sm: int = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What one run did, summed over the grid. Loads and stores are the kernel's, in bytes asked
-    for by its threads, warp requests and the 32-byte sectors that serve them."""
-
-    load_bytes: int
-    store_bytes: int
-    load_requests: int
-    store_requests: int
-    load_sectors: int
-    store_sectors: int
-    shared_bytes: int
-    shared_requests: int
-    shared_wavefronts: int
-    bank_conflicts: int
-    """Wavefronts beyond those that the words themselves need."""
-    barriers: int
-    warp_barriers: int
-    async_copies: int
-    mma: Mapping[str, int]
-    """Tensor-core instructions by kind, e.g. ``wmma m16n16k16 f16 -> f32``."""
-    mma_flop: int
-    """Operations of those instructions, padding included."""
-    flop: int
-    """2 M N K."""
-    blocks: int
-    threads: int
-
-    @property
-    def sectors_per_load_request(self) -> float:
-        return self.load_sectors / self.load_requests if self.load_requests else 0.0
-
-    @property
-    def load_efficiency(self) -> float:
-        """Distinct bytes cannot exceed the sectors': bytes asked for per byte of sector; above 1
-        where lanes share an address."""
-        return self.load_bytes / (32 * self.load_sectors) if self.load_sectors else 0.0
-
-    @property
-    def flop_per_byte(self) -> float:
-        """Operations per byte that the threads load from global memory."""
-        return self.flop / self.load_bytes if self.load_bytes else 0.0
-
-    @property
-    def flop_per_sector_byte(self) -> float:
-        """Operations per byte of sectors loaded: what coalescing leaves of flop_per_byte."""
-        return self.flop / (32 * self.load_sectors) if self.load_sectors else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class L2:
-    """The modelled L2 of one machine. Sectors are of 32 bytes."""
-
-    machine: str
-    hit_rate: float
-    """Of the sectors loaded."""
-    dram_read: int
-    dram_written: int
-    blocks_per_sm: int
-    """By threads and shared memory; registers, which only nvcc knows, may allow fewer."""
-    waves: int
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One simulated run."""
-
-    source: Path
-    kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    order: str
-    findings: tuple[Finding, ...]
-    counts: Counts | None = None
-    l2: L2 | None = None
-    checked: bool = False
-    shape: tuple[int, int, int] = field(default=(0, 0, 0))
-
-    @property
-    def ok(self) -> bool:
-        return not self.findings
-
-    def raise_if_stopped(self) -> None:
-        """Raises SimulationError where the kernel did not run to its end."""
-        stopped = [f for f in self.findings if f.fatal]
-        if stopped:
-            raise SimulationError("\n".join(f.message for f in stopped))
 
 
 def parse_order(order: str) -> tuple[int, int]:
@@ -291,10 +45,10 @@ def parse_order(order: str) -> tuple[int, int]:
 
 def source_of(name: str) -> Path:
     """The .cu file of a rung."""
-    path = CSRC / f"{name}.cu"
-    if not path.is_file():
-        raise ValueError(f"no rung {name!r}: there is no {path.name} in csrc/")
-    return path
+    try:
+        return rung_source(name)
+    except LookupError as error:
+        raise ValueError(str(error)) from None
 
 
 def run(name: str, a: Any, b: Any, c: Any, fusion: Any = None, **plan: int | str) -> None:
@@ -349,20 +103,23 @@ def simulate(
     observed = check or count
     macros = built_by_case(path)
     defines = case(a.dtype, fusion, c.dtype, c.dim() == 3, macros) if macros else ()
-    library_path = library(path, observed, defines)
-    request = _Request()
+    try:
+        library_path = library(path, observed, defines)
+    except RuntimeError as error:
+        raise RuntimeError(explained(path, str(error))) from error
+    request = abi.Request()
     request.alpha, request.compute = 1.0, COMPUTES["float32"]
-    operands = [_matrix(a), _matrix(b), _matrix(c)]
+    operands = [abi.matrix(a), abi.matrix(b), abi.matrix(c)]
     if fusion is not None:
         request.alpha, request.beta = float(fusion.alpha), float(fusion.beta)
         request.activation = ACTIVATIONS[fusion.epilogue]
         request.compute = COMPUTES[fusion.compute]
         request.mma_m, request.mma_n = mma_tile(fusion.mma_shape)
         operands += [
-            _matrix(fusion.c),
-            _vector(fusion.bias, 1),
-            _vector(fusion.scale_a, 0),
-            _vector(fusion.scale_b, 1),
+            abi.matrix(fusion.c),
+            abi.vector(fusion.bias, 1),
+            abi.vector(fusion.scale_a, 0),
+            abi.vector(fusion.scale_b, 1),
         ]
     for i, operand in enumerate(operands):
         request.operands[i] = operand
@@ -376,10 +133,10 @@ def simulate(
         request.sms, request.threads_per_sm = machine.sms, machine.threads_per_sm
         request.shared_per_sm, request.l2_bytes = machine.shared_per_sm, machine.l2_bytes
     request.shared_static, guards = shared_symbols(library_path)
-    request.guard_count = min(len(guards), _MAX_GUARDS)
-    for i, offset in enumerate(guards[:_MAX_GUARDS]):
+    request.guard_count = min(len(guards), abi.MAX_GUARDS)
+    for i, offset in enumerate(guards[: abi.MAX_GUARDS]):
         request.guards[i] = offset
-    result = _Result()
+    result = abi.Result()
     # A library runs one request at a time; its blocks use all cores as it is.
     with lock_of(library_path.name):
         failure = _entry(library_path)(ctypes.byref(request), ctypes.byref(result))
@@ -397,6 +154,7 @@ def simulate(
         raw,
         result.launch.kernel_pc,
         tuple((operand.batches * operand.rows, operand.cols) for operand in operands),
+        timeout_s,
     )
     if result.launch_error:
         raise SimulationError(
@@ -413,36 +171,11 @@ def simulate(
         shared_bytes=launch.shared_static + launch.shared_dynamic,
         order=order,
         findings=findings,
-        counts=_counts(result, 2 * batch * M * N * K) if count else None,
-        l2=_l2(result.l2, machine) if machine is not None and result.l2.modelled else None,
+        counts=counts_of(result, 2 * batch * M * N * K) if count else None,
+        l2=l2_of(result.l2, machine) if machine is not None and result.l2.modelled else None,
         checked=check,
         shape=(M, N, K),
     )
-
-
-def _matrix(tensor: Any) -> _Operand:
-    """A matrix, or a batch of them; empty for None."""
-    if tensor is None:
-        return _Operand()
-    batches, batch_stride = (tensor.shape[0], tensor.stride(0)) if tensor.dim() == 3 else (1, 0)
-    return _Operand(
-        tensor.data_ptr(),
-        *tensor.shape[-2:],
-        *tensor.stride()[-2:],
-        batches,
-        batch_stride,
-        tensor.element_size(),
-    )
-
-
-def _vector(tensor: Any, dimension: int) -> _Operand:
-    """A bias or scale along the rows (0) or columns (1) of C; empty for None."""
-    if tensor is None:
-        return _Operand()
-    shape, strides = [1, 1], [0, 0]
-    if tensor.numel() > 1:
-        shape[dimension], strides[dimension] = tensor.numel(), tensor.stride(-1)
-    return _Operand(tensor.data_ptr(), *shape, *strides, 1, 0, tensor.element_size())
 
 
 def _dtype(tensor: Any) -> int:
@@ -457,54 +190,11 @@ def _entry(path: Path) -> Any:
     try:
         entry = ctypes.CDLL(str(path)).tcgemm_simulate
     except OSError as error:
-        path.unlink(missing_ok=True)
+        store.discard(path)
         raise SimulationError(
             f"the cached library {path.name} cannot be loaded ({error}); it has been removed, "
             "so the next call builds it again"
         ) from None
-    entry.argtypes = (ctypes.POINTER(_Request), ctypes.POINTER(_Result))
+    entry.argtypes = (ctypes.POINTER(abi.Request), ctypes.POINTER(abi.Result))
     entry.restype = ctypes.c_int
     return entry
-
-
-def _counts(result: _Result, flop: int) -> Counts:
-    raw = result.counters
-    mma: dict[str, int] = {}
-    mma_flop = 0
-    for m in result.mma:
-        if m.count:
-            kind = ("mma.sync", "wmma", "wgmma")[m.instruction]
-            types = f"{_ELEMENTS[m.element_in]} -> {_ELEMENTS[m.element_out]}"
-            mma[f"{kind} m{m.m}n{m.n}k{m.k} {types}"] = m.count
-            mma_flop += 2 * m.m * m.n * m.k * m.count
-    return Counts(
-        load_bytes=raw.global_bytes[0],
-        store_bytes=raw.global_bytes[1],
-        load_requests=raw.global_requests[0],
-        store_requests=raw.global_requests[1],
-        load_sectors=raw.global_sectors[0],
-        store_sectors=raw.global_sectors[1],
-        shared_bytes=sum(raw.shared_bytes),
-        shared_requests=sum(raw.shared_requests),
-        shared_wavefronts=sum(raw.shared_wavefronts),
-        bank_conflicts=sum(raw.shared_wavefronts) - sum(raw.shared_ideal),
-        barriers=raw.barriers,
-        warp_barriers=raw.warp_barriers,
-        async_copies=raw.async_copies,
-        mma=mma,
-        mma_flop=mma_flop,
-        flop=flop,
-        blocks=raw.blocks,
-        threads=raw.threads,
-    )
-
-
-def _l2(raw: _L2, machine: Machine) -> L2:
-    return L2(
-        machine=machine.name,
-        hit_rate=raw.hits / raw.accesses if raw.accesses else 0.0,
-        dram_read=raw.dram_read,
-        dram_written=raw.dram_written,
-        blocks_per_sm=raw.blocks_per_sm,
-        waves=raw.waves,
-    )

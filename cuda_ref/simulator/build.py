@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
 import shutil
 import subprocess
-import tempfile
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from ..build import store
+from ..build.store import key_of
+from ..build.store import lock_of as lock_of
+from ..build.toolchain import CSRC, compiler_version, consulted_variables, source_folders
+
 _HERE = Path(__file__).parent
-CSRC = _HERE.parent / "csrc"
 INCLUDE = _HERE / "include"
-_SOURCES = ("engine.cpp", "tensor.cpp", "hopper.cpp")
+_SOURCES = (
+    "fibers.cpp", "collectives.cpp", "copies.cpp", "operands.cpp", "findings.cpp", "processes.cpp",
+    "tensor.cpp", "hopper.cpp", "wgmma.cpp",
+)  # fmt: skip
+_OBSERVING = (
+    "observe.cpp", "addresses.cpp", "races.cpp", "requests.cpp", "accesses.cpp", "l2.cpp",
+    "hooks.cpp",
+)  # fmt: skip
 _DYNAMIC_BYTES = 227 * 1024
 
 _COMMON = (
@@ -53,15 +60,6 @@ _OBSERVED = (
 )
 
 
-def cache_folder() -> Path:
-    """Where libraries are kept: ``simulator/`` in the folder of compiled rungs."""
-    from ..build import cache_folder as rungs
-
-    folder = rungs() / "simulator"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @cache
 def compiler() -> str:
     """The C++ compiler: CXX where it is set and is g++, else g++ on PATH."""
@@ -78,9 +76,9 @@ def compiler() -> str:
     )
 
 
-@cache
-def _compiler_version() -> str:
-    return subprocess.run([compiler(), "--version"], capture_output=True, text=True).stdout
+def _made_by() -> str:
+    """All that a build depends on besides files and flags: the compiler and what it reads."""
+    return "\n".join([compiler_version(Path(compiler())), *consulted_variables()])
 
 
 @cache
@@ -97,29 +95,32 @@ def _machine_flags() -> tuple[str, ...]:
     return ("-mavx2", "-mfma", "-mf16c", "-mbmi2") if wanted <= flags else ()
 
 
-def _hash(*parts: str | bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else part)
-        digest.update(b"\0")
-    return digest.hexdigest()[:24]
-
-
 def _folder_bytes(*folders: Path) -> bytes:
     files = sorted(f for folder in folders for f in folder.iterdir() if f.suffix in _TEXT)
     return b"\0".join(f.name.encode() + b"\0" + f.read_bytes() for f in files)
 
 
+def _includes() -> list[str]:
+    return [f"-I{folder}" for folder in source_folders()]
+
+
+def _header_folders() -> list[Path]:
+    """The folders of all headers that a rung may include."""
+    return [*source_folders(), *(f for f in sorted(CSRC.iterdir()) if f.is_dir())]
+
+
 _TEXT = {".hpp", ".h", ".cpp", ".cuh"}
 
 
-def _run(command: Sequence[str], what: str) -> None:
+def _run(command: Sequence[str], what: str, scratch: Path) -> None:
+    # Temporary files lie in the scratch folder as well: nothing stays of a killed compiler.
+    environment = {**os.environ, "TMPDIR": str(scratch)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"g++ took more than 300 s over {what}") from None
     if done.returncode != 0:
-        telling = re.compile(r"error|undefined reference|No such file")
+        telling = re.compile(r"error|undefined reference|No such file|No space left|quota exceeded")
         lines = [line for line in done.stderr.splitlines() if telling.search(line)]
         lines = lines or [done.stderr]
         raise RuntimeError(
@@ -129,51 +130,27 @@ def _run(command: Sequence[str], what: str) -> None:
         )
 
 
-def _publish(made: Path, final: Path) -> None:
-    """A finished file appears whole or not at all; two builders of one file do no harm."""
-    os.replace(made, final)
-
-
-@contextmanager
-def _building(final: Path) -> Iterator[bool]:
-    """Whether the file is missing, for the only thread and process that builds it now."""
-    from ..build import exclusive
-
-    with lock_of(final.name):
-        if final.exists():
-            yield False
-            return
-        with exclusive(final.with_suffix(".lock")):
-            yield not final.exists()
-
-
-_locks: dict[str, threading.Lock] = {}
-_locks_guard = threading.Lock()
-
-
-def lock_of(key: str) -> threading.Lock:
-    """One lock per key in this process."""
-    with _locks_guard:
-        return _locks.setdefault(key, threading.Lock())
-
-
-def _object(source: Path, observed: bool, headers: str, folder: Path) -> Path:
+def _object(source: Path, observed: bool, headers: str) -> Path:
     flags = (
-        *_COMMON, *_machine_flags(), "-O3", f"-I{INCLUDE}", f"-I{CSRC}",
+        *_COMMON, *_machine_flags(), "-O3", f"-I{INCLUDE}", *_includes(),
         *(("-DTCGEMM_OBSERVE",) if observed else ()),
     )  # fmt: skip
-    key = _hash(source.read_bytes(), headers, _compiler_version(), *flags)
-    final = folder / f"{source.stem}-{key}.o"
-    with _building(final) as missing:
-        if missing:
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                made = Path(scratch) / "made.o"
-                _run([compiler(), *flags, "-c", str(source), "-o", str(made)], source.name)
-                _publish(made, final)
-    return final
+    key = key_of(source.read_bytes(), headers, _made_by(), *flags)
+
+    def make(scratch: Path) -> Path:
+        made = scratch / "made.o"
+        _run([compiler(), *flags, "-c", str(source), "-o", str(made)], source.name, scratch)
+        return made
+
+    return store.obtain(store.SIMULATOR, f"{source.stem}-{key}.o", make, _facts(source, flags))
 
 
-def _standard_headers(flags: Sequence[str], folder: Path) -> Path:
+def _facts(source: Path, flags: Sequence[str]) -> dict[str, object]:
+    """What a record says of an entry, for people to read."""
+    return {"source": str(source), "compiler": compiler_version(Path(compiler())), "flags": flags}
+
+
+def _standard_headers(flags: Sequence[str]) -> Path:
     """A header of all standard headers that simulator.hpp includes, with g++'s precompiled form.
 
     Reading them takes most of a small kernel's time. g++ takes the precompiled form where the flags
@@ -183,17 +160,21 @@ def _standard_headers(flags: Sequence[str], folder: Path) -> Path:
     vectors = ["#include <immintrin.h>"] if _machine_flags() else []
     text = "\n".join([*includes, *vectors, ""])
     kept = [flag for flag in flags if not flag.startswith(("-I", "-D"))]
-    header = folder / f"standard-{_hash(text, _compiler_version(), *kept)}.hpp"
-    final = header.with_suffix(".hpp.gch")
-    with _building(final) as missing:
-        if missing:
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                here, made = Path(scratch) / header.name, Path(scratch) / "made.gch"
-                here.write_text(text)
-                what = "the standard headers"
-                _run([compiler(), *kept, "-x", "c++-header", str(here), "-o", str(made)], what)
-                _publish(here, header)
-                _publish(made, final)
+    name = f"standard-{key_of(text, _made_by(), *kept)}.hpp"
+    facts = _facts(Path(name), kept)
+
+    def written(scratch: Path) -> Path:
+        (scratch / name).write_text(text)
+        return scratch / name
+
+    def precompiled(scratch: Path) -> Path:
+        made, what = scratch / "made.gch", "the standard headers"
+        command = [compiler(), *kept, "-x", "c++-header", str(written(scratch)), "-o", str(made)]
+        _run(command, what, scratch)
+        return made
+
+    header = store.obtain(store.SIMULATOR, name, written, facts)
+    store.obtain(store.SIMULATOR, f"{name}.gch", precompiled, facts)
     return header
 
 
@@ -244,42 +225,40 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
 
     ``observed`` builds it with a hook in front of every load and store, for checks and counts;
     ``defines`` are further flags.
-    Raises RuntimeError where g++ is missing or refuses the file.
+    Raises RuntimeError where g++ is missing or refuses the file, or the store cannot be used.
     """
     source = source.resolve()
-    folder = cache_folder()
-    headers = _hash(_folder_bytes(INCLUDE, _HERE / "src", CSRC))
+    headers = key_of(_folder_bytes(INCLUDE, _HERE / "src", *_header_folders()))
     flags = (
-        *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", f"-I{CSRC}",
+        *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", *_includes(),
         *(_OBSERVED if observed else ()), *defines,
     )  # fmt: skip
-    beside = b"" if source.parent == CSRC else _folder_bytes(source.parent)
-    key = _hash(source.read_bytes(), beside, headers, _compiler_version(), str(source), *flags)
-    final = folder / f"{source.stem}-{'observed' if observed else 'plain'}-{key}.so"
-    with _building(final) as missing:
-        if missing:
-            _build(source, observed, headers, flags, folder, final)
-    return final
+    beside = b"" if source.parent in _header_folders() else _folder_bytes(source.parent)
+    key = key_of(source.read_bytes(), beside, headers, _made_by(), str(source), *flags)
+    name = f"{source.stem}-{'observed' if observed else 'plain'}-{key}.so"
+
+    def make(scratch: Path) -> Path:
+        return _build(source, observed, headers, flags, scratch)
+
+    return store.obtain(store.SIMULATOR, name, make, _facts(source, flags))
 
 
-def _build(
-    source: Path, observed: bool, headers: str, flags: Sequence[str], folder: Path, final: Path
-) -> None:
-    names = (*_SOURCES, "observe.cpp") if observed else _SOURCES
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, ThreadPoolExecutor() as pool:
-        runtime = [
-            pool.submit(_object, _HERE / "src" / name, observed, headers, folder) for name in names
-        ]
-        made = Path(scratch) / "kernel.o"
-        before = ["-include", str(_standard_headers(flags, folder)), "-x", "c++"]
-        _run([compiler(), *flags, *before, "-c", str(source), "-o", str(made)], source.name)
+def _build(source: Path, observed: bool, headers: str, flags: Sequence[str], scratch: Path) -> Path:
+    names = (*_SOURCES, *_OBSERVING) if observed else _SOURCES
+    with ThreadPoolExecutor() as pool:
+        runtime = [pool.submit(_object, _HERE / "src" / name, observed, headers) for name in names]
+        made = scratch / "kernel.o"
+        before = ["-include", str(_standard_headers(flags)), "-x", "c++"]
+        command = [compiler(), *flags, *before, "-c", str(source), "-o", str(made)]
+        _run(command, source.name, scratch)
         objects = [str(made), *(str(job.result()) for job in runtime)]
-        assembler = Path(scratch) / "dynamic.s"
-        assembler.write_text(_dynamic_source(_dynamic_names(made)))
-        so = Path(scratch) / "made.so"
-        _run(
-            [compiler(), "-shared", "-fPIC", "-Wl,-Bsymbolic,--no-undefined", *objects,
-             str(assembler), "-lpthread", "-o", str(so)],
-            f"{source.name} (linking)",
-        )  # fmt: skip
-        _publish(so, final)
+    assembler = scratch / "dynamic.s"
+    assembler.write_text(_dynamic_source(_dynamic_names(made)))
+    so = scratch / "made.so"
+    _run(
+        [compiler(), "-shared", "-fPIC", "-Wl,-Bsymbolic,--no-undefined", *objects,
+         str(assembler), "-lpthread", "-o", str(so)],
+        f"{source.name} (linking)",
+        scratch,
+    )  # fmt: skip
+    return so

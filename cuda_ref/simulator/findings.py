@@ -128,8 +128,9 @@ def describe(
     raw: Sequence[Any],
     kernel_pc: int,
     shapes: tuple[tuple[int, int], ...],
+    timeout_s: float,
 ) -> tuple[str, tuple[Finding, ...]]:
-    """The kernel's name, and the findings in words."""
+    """The kernel's name, and the findings in words; ``timeout_s`` is what the run was allowed."""
     if not raw:
         return source.stem, ()
     # A return address may belong to the next line: one byte before it is in the call.
@@ -150,7 +151,7 @@ def describe(
         where = line(f.pc, f.site)
         for pc in f.frames:
             where = where or line(pc, None)
-        found.append(_finding(f, kernel, where, line(f.other_pc, f.other_site), shapes))
+        found.append(_finding(f, kernel, where, line(f.other_pc, f.other_site), shapes, timeout_s))
     found.sort(key=lambda finding: _FIRST.index(finding.kind))
     return kernel, tuple(found)
 
@@ -161,6 +162,7 @@ def _finding(
     where: str | None,
     other_where: str | None,
     shapes: tuple[tuple[int, int], ...],
+    timeout_s: float,
 ) -> Finding:
     kind = KINDS[f.kind]
     block, thread = _place(f.at)
@@ -174,6 +176,7 @@ def _finding(
     shape = "[{}, {}]".format(*shapes[f.operand]) if operand else ""
     other_block, other_thread = _place(f.other)
     other = f"thread {other_thread}" + (f" at {other_where}" if other_where else "")
+    other_in_full = f"block {other_block}, {other}"
     shared = f"shared memory, byte {f.offset}"
     match kind:
         case "out of bounds":
@@ -189,8 +192,8 @@ def _finding(
         case "race":
             earlier = "wrote" if f.other_write else "read"
             text = (
-                f"{who} {verb} {f.bytes} bytes of {shared}{at}, and {other} {earlier} there with "
-                "no barrier in between"
+                f"{who} {verb} {f.bytes} bytes of {shared}{at}, and {other_in_full} {earlier} "
+                "there with no barrier in between"
             )
         case "async copy in flight":
             text = (
@@ -243,7 +246,7 @@ def _finding(
         case "not awaited":
             text = f"{who} returns, and nobody has waited for its warp's wgmma{at}"
         case "timeout":
-            text = f"the kernel did not end in the time allowed and was stopped{at}, {who}"
+            text = f"the kernel did not end within {timeout_s:g} s and was stopped{at}, {who}"
         case _:
             text = who
     more = f" ({f.times} times)" if f.times > 1 and kind != "not written" else ""

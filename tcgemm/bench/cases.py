@@ -219,7 +219,10 @@ CHECKED = Suite(
 )
 """What ``quick`` means where there is no GPU: nothing is timed, so small shapes say as much."""
 
-NAMES = (*SUITES, "full")
+DRAWN = "drawn"
+"""The suite whose cases are drawn at random: see ``drawn``."""
+
+NAMES = (*SUITES, "full", DRAWN)
 
 
 def build(
@@ -232,6 +235,8 @@ def build(
     computes: Sequence[str] = (),
     fused: Sequence[str] = (),
     device: str = "cuda",
+    seed: int = 0,
+    count: int = 100,
 ) -> list[Case]:
     """The cases of a suite, or of shapes given by hand, without repeats.
 
@@ -247,6 +252,8 @@ def build(
         fused: what is fused, each some of FUSIONS joined by spaces; by default the suite's.
         device: "cuda" or "cpu". On the CPU only quick (then CHECKED) and shapes given by hand are
             possible.
+        seed, count: of the suite drawn: its seed, and how many cases. It takes float16 and
+            bfloat16 operands and fuses nothing.
 
     Raises:
         UnknownNameError: no suite, dtype or layout of that name.
@@ -274,6 +281,8 @@ def build(
                     "or --shape MxNxK, which are checked and not timed"
                 )
             chosen = [("quick", CHECKED)]
+        elif suite == DRAWN:
+            return _drawn(seed, count, dtypes, layouts, [*dtypes_out, *computes, *fused])
         else:
             chosen = [(name, SUITES[name]) for name in (SUITES if suite == "full" else [suite])]
     cases: dict[tuple[object, ...], Case] = {}
@@ -294,6 +303,20 @@ def build(
             + "; ".join(f"C of {dtype} is {' or '.join(outs)}" for dtype, outs in OUTPUTS.items())
         )
     return list(cases.values())
+
+
+def _drawn(
+    seed: int, count: int, dtypes: Sequence[str], layouts: Sequence[str], beyond: Sequence[str]
+) -> list[Case]:
+    from .drawn import drawn_cases
+
+    wide = [dtype for dtype in dtypes if dtype not in ("float16", "bfloat16")]
+    if wide or beyond:
+        raise OperandError(
+            f"suite {DRAWN} is of float16 and bfloat16 products with nothing fused, and "
+            f"{', '.join([*wide, *beyond])} was asked for: leave that out, or name a --shape"
+        )
+    return drawn_cases(seed, count, dtypes, layouts)
 
 
 def _pairs_of(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import options
+from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +24,7 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="quick, squares, seeds, llm, types, fused, wmma or full.", metavar="NAME"
+            help="quick, squares, seeds, llm, types, fused, wmma, full or drawn.", metavar="NAME"
         ),
     ] = "quick",
     backend: options.Backends = None,
@@ -51,7 +55,13 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="Results folder; by default reports/<gpu>.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the operands.", min=0, max=2**62)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of the operands, and of the shapes of suite drawn.", min=0, max=2**62
+        ),
+    ] = 0,
+    count: Annotated[int, typer.Option(help="Cases of suite drawn.", min=1, max=100_000)] = 100,
     budget: Annotated[
         float, typer.Option(help="Seconds of timing for each kernel and case.", min=0.001, max=3600)
     ] = 0.25,
@@ -70,10 +80,10 @@ def bench(
     from rich.markup import escape
 
     from . import cases as cases_
-    from . import environment, run, store
+    from . import store
 
-    device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
-    cases = cases_.build(
+    build = partial(
+        cases_.build,
         suite,
         shapes=shape or (),
         dtypes=dtype or (),
@@ -81,8 +91,15 @@ def bench(
         layouts=layout or (),
         computes=compute or (),
         fused=fused or (),
-        device=device,
+        seed=seed,
+        count=count,
     )
+    build(device="cuda")  # names a mistake in the arguments before torch is imported
+
+    from . import environment, run
+
+    device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
+    cases = build(device=device)
     kernels = run.contenders(backend or (), kernel or (), device)
     folder = out or Path("reports") / environment.slug()
     store.check_folder(folder, environment.slug())
@@ -127,51 +144,80 @@ def bench(
     out_console = Console()
     _print_table(out_console, rows, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
-    if bad := [row for row in rows if row["status"] in TROUBLE]:
-        console.print(f"{len(bad)} of {len(rows)} results are {', '.join(TROUBLE)}: see above")
+    if paragraphs := reasons(rows):
+        for paragraph in paragraphs:
+            out_console.print(escape(paragraph), soft_wrap=True)
         raise typer.Exit(1)
 
 
-TROUBLE = ("wrong", "failed", "timeout")
-"""Statuses after which the command exits with 1: something here does not work."""
+LINE_EVERY_S = 5.0
+"""Seconds between two lines of progress where they do not go to a terminal."""
 
 
 class _Progress:
-    """A bar with what is running and the time left; on a plain file, nothing but trouble."""
+    """A bar with what is running and the time left; in a pipe or file, a line every few seconds.
 
-    def __init__(self, console: Console, total: int) -> None:
+    Each reason of trouble is told once, when it is met.
+    """
+
+    def __init__(self, console: Console, total: int, every_s: float = LINE_EVERY_S) -> None:
         from rich import progress
 
-        self._console = console
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("left"),
-            progress.TimeRemainingColumn(),
-            console=console,
-        )
-        self._task = self._bar.add_task("starting", total=total)
+        self._console, self._total, self._every_s = console, total, every_s
+        self._done, self._what, self._began = 0, "starting", time.monotonic()
+        self._over = threading.Event()
+        self._lines = threading.Thread(target=self._print_lines, daemon=True)
+        self._bar: progress.Progress | None = None
+        if console.is_terminal:
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TextColumn("left"),
+                progress.TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task(self._what, total=total)
+        self._told: set[tuple[str, str]] = set()
 
     def __enter__(self) -> _Progress:
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
+        else:
+            self._lines.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        self._over.set()
+        if self._bar is not None:
+            self._bar.stop()
+        else:
+            self._lines.join()
 
     def __call__(self, event: str, unit: Unit, row: dict[str, Any] | None) -> None:
         from rich.markup import escape
 
         if row is None:
-            what = escape(f"{unit.case}  {unit.full_name}")
-            self._bar.update(self._task, description=what)
+            self._what = f"{unit.case}  {unit.full_name}"
+            if self._bar is not None:
+                self._bar.update(self._task, description=escape(self._what))
             return
-        if row["status"] in TROUBLE:
+        self._done += 1
+        if row["status"] in TROUBLE and key_of(row) not in self._told:
+            self._told.add(key_of(row))
             trouble = f"{unit.case} {unit.full_name}: {row['status']}: {row['reason']}"
             self._console.print(escape(trouble), soft_wrap=True)
-        self._bar.advance(self._task)
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+    def _print_lines(self) -> None:
+        from rich.markup import escape
+
+        while not self._over.wait(self._every_s):
+            seconds = time.monotonic() - self._began
+            line = f"{seconds:.0f} s: {self._done} of {self._total} results; {self._what}"
+            self._console.print(escape(line), soft_wrap=True, highlight=False)
 
 
 def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> None:
@@ -213,5 +259,7 @@ def _checked(rows: list[dict[str, Any]]) -> str:
         return "none run here"
     if len(run) == 1:
         return f"{run[0]['kernel']}: {run[0]['status']}"
+    if not right and len({row["status"] for row in run}) == 1:
+        return f"all {len(run)}: {run[0]['status']}"
     bad = [f"{row['kernel']} {row['status']}" for row in run if row["status"] != "ok"]
     return f"{len(right)} of {len(run)}" + (f": {', '.join(bad)}" if bad else "")

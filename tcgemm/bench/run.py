@@ -5,19 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from .. import dispatch
 from ..errors import ToolchainError
+from .ahead import Ahead
+from .case_bench import BASELINE
 from .cases import CASE_COLUMNS, Case
 from .store import Store
-from .worker import BASELINE, Job, Unit, work
+from .worker import Job, Log, Unit, work
 
 STARTUP_S = 300.0
 """A worker that is not ready by then is given up: it imports torch and nothing else."""
@@ -83,6 +83,7 @@ def run(
     budget_s: float = 0.25,
     timeout_s: float = 120.0,
     watch: Watcher = lambda event, unit, row: None,
+    build_ahead: bool | None = None,
 ) -> list[Row]:
     """Verify and time every unit in worker processes; append a row for each to the store.
 
@@ -90,15 +91,25 @@ def run(
     row with the reason, and the run goes on. KeyboardInterrupt ends the worker and is passed on;
     the store then holds all rows but the one in progress.
 
+    Where there is a GPU, or ``build_ahead`` is set, kernels are built by a process of their own
+    while others are measured (see ``ahead``), so that the GPU waits for few of them.
+
     Raises ToolchainError where a worker process cannot start.
     """
-    parent = _Parent(units, store, Job((), dict(dispatch.BACKENDS), device, seed, budget_s, ""))
+    log = Log()
+    job = Job((), dict(dispatch.BACKENDS), device, seed, budget_s, log, os.getpid())
+    parent = _Parent(units, store, job)
     parent.watch, parent.timeout_s = watch, timeout_s
+    if device == "cuda" if build_ahead is None else build_ahead:
+        parent.ahead = Ahead(units, device)
     try:
         while parent.left:
             parent.run_worker()
     finally:
         parent.end_worker()
+        if parent.ahead is not None:
+            parent.ahead.end()
+        log.close()
         store.update(throttle_reasons_seen=sorted(parent.throttle))
     return parent.rows
 
@@ -109,12 +120,13 @@ class _Parent:
         self.left = list(units)
         self.rows: list[Row] = []
         self.throttle: set[str] = set()
+        self.ahead: Ahead | None = None
         self.watch: Watcher
         self.timeout_s: float
         self._store = store
         self._job = job
         self._process: Any = None
-        self._log: Path | None = None
+        self._said_before = 0
 
     def run_worker(self) -> None:
         """Start a worker with the units that are left and follow it until it ends."""
@@ -142,10 +154,10 @@ class _Parent:
             if message[0] == "begin":
                 current = self.units[message[1]]
                 self.watch("begin", current, None)
-            elif message[0] == "row":
+            elif message[0] == "rows":
                 current = None
                 self.throttle.update(message[3])
-                self._finish(self.units[message[1]], message[2])
+                self._finish(self.units[message[1]], *message[2])
             deadline = time.monotonic() + self.timeout_s
         if current is None and len(self.left) == before:
             raise ToolchainError(f"the benchmark's worker does not start: {self._last_words()}")
@@ -156,10 +168,8 @@ class _Parent:
 
     def _start(self) -> Connection:
         self.end_worker()
-        descriptor, name = tempfile.mkstemp(prefix="tcgemm-bench-", suffix=".log")
-        os.close(descriptor)
-        self._log = Path(name)
-        job = replace(self._job, units=tuple(self.left), log=name)
+        self._said_before = len(self._job.log.text())
+        job = replace(self._job, units=tuple(self.left))
         context = multiprocessing.get_context("spawn")
         connection, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=work, args=(theirs, job), daemon=True)
@@ -168,17 +178,26 @@ class _Parent:
         return connection
 
     def end_worker(self) -> None:
-        """Kill the worker where it still runs, and drop its log."""
+        """Kill the worker where it still runs."""
         if self._process is not None:
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join(30)
             self._process = None
-        if self._log is not None:
-            self._log.unlink(missing_ok=True)
-            self._log = None
 
-    def _finish(self, unit: Unit, measured: Row) -> None:
+    def _finish(self, unit: Unit, measured: Row, *among_others: Row) -> None:
+        """Store what became of a unit: its row, and those of it among other kernels.
+
+        The watcher is told the one that counts: of those among others the lower ratio.
+        """
+        row = self._stored(unit, measured)
+        if among_others:
+            stored = [self._stored(unit, other) for other in among_others]
+            row = min(stored, key=lambda other: other["ratio_p50"])
+        self.left = [each for each in self.left if each.index != unit.index]
+        self.watch("row", unit, row)
+
+    def _stored(self, unit: Unit, measured: Row) -> Row:
         case = unit.case
         row = {
             "run": self._store.run,
@@ -191,10 +210,12 @@ class _Parent:
             "seed": self._job.seed,
             **measured,
         }
+        if self.ahead is not None and row.get("compile_s") is not None:
+            built_s = self.ahead.seconds(unit.full_name, str(row.get("config", "")))
+            row["compile_s"] = max(row["compile_s"], built_s)
         self._store.append(row)
         self.rows.append(row)
-        self.left = [other for other in self.left if other.index != unit.index]
-        self.watch("row", unit, row)
+        return row
 
     def _why_died(self) -> str:
         code = self._process.exitcode
@@ -207,7 +228,6 @@ class _Parent:
         return f"the process {how}: {self._last_words()}"
 
     def _last_words(self) -> str:
-        assert self._log is not None
-        lines = self._log.read_text(errors="replace").split("\n")
+        lines = self._job.log.text()[self._said_before :].split("\n")
         said = [line.strip() for line in lines if line.strip()]
         return said[-1][:300] if said else "it said nothing"

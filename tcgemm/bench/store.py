@@ -11,9 +11,10 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ..errors import ResultsError
+from ..files import locked, write_whole
 
 COLUMNS: dict[str, str] = {
     "run": "id of the run in environment.json",
@@ -49,8 +50,13 @@ COLUMNS: dict[str, str] = {
     "seed": "seed of the operands",
     "sm_clock_mhz": "SM clock while it ran, median",
     "power_w": "instantaneous board power while it ran, median",
+    "among": "of products under 100 us, among what they were timed: alone (launches of nothing but "
+    "itself), graph or stream (a foreign kernel after each, its own time taken off); or none",
 }
 """The schema of results.csv: column -> meaning, in file order."""
+
+LATER = ("among",)
+"""Columns that older files lack: their rows have empty cells there."""
 
 STATUSES = ("ok", "wrong", "failed", "timeout", "unsupported")
 """What the column status may hold."""
@@ -92,14 +98,16 @@ def read(folder: str | Path) -> list[dict[str, str]]:
         raise ResultsError(f"{path}: not a CSV file: {error}") from None
     if not lines:
         return []
-    _check_header(path, lines[0])
+    header = lines[0]
+    _check_header(path, header)
     for number, line in enumerate(lines[1:], start=2):
-        if len(line) != len(COLUMNS):
+        if len(line) != len(header):
             raise ResultsError(
-                f"{path}: line {number} has {len(line)} cells and the header {len(COLUMNS)}: "
+                f"{path}: line {number} has {len(line)} cells and the header {len(header)}: "
                 "remove that line"
             )
-    return [dict(zip(COLUMNS, line, strict=True)) for line in lines[1:]]
+    empty = dict.fromkeys(COLUMNS, "")
+    return [empty | dict(zip(header, line, strict=True)) for line in lines[1:]]
 
 
 def read_environment(folder: str | Path) -> dict[str, dict[str, Any]]:
@@ -114,6 +122,8 @@ def read_environment(folder: str | Path) -> dict[str, dict[str, Any]]:
         return {}
     except (OSError, ValueError) as error:
         raise ResultsError(f"{path}: cannot be read: {error}") from None
+    except RecursionError:
+        raise ResultsError(f"{path}: it is nested too deep to be what a run wrote") from None
     if not isinstance(runs, dict) or not all(isinstance(facts, dict) for facts in runs.values()):
         raise ResultsError(f"{path}: not an object of runs")
     return runs
@@ -137,52 +147,80 @@ class Store:
         self.run = run
         self._facts = dict(environment)
         check_folder(self.folder, str(environment.get("gpu_slug")))
+        self._path = self.folder / RESULTS
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write_environment()
-            self._file = self._open()
+            with locked(self._path):
+                self._mend()
+                self._write_environment()
         except OSError as error:
             raise _unwritable(self.folder, error) from None
 
     def append(self, row: Row) -> None:
-        """Write one row and flush it. Raises ValueError for a column that does not exist."""
+        """Write one row, whole or not at all.
+
+        Raises:
+            ValueError: a column that does not exist.
+            ResultsError: the row cannot be written, on a full disk for example.
+        """
         if unknown := set(row) - set(COLUMNS):
             raise ValueError(f"no such column: {', '.join(sorted(unknown))}")
         line = io.StringIO()
         cells = [self.run if name == "run" else cell(row.get(name)) for name in COLUMNS]
         csv.writer(line, lineterminator="\n").writerow(cells)
-        self._file.write(line.getvalue())
-        self._file.flush()
+        with locked(self._path):
+            try:
+                self._write(line.getvalue().encode())
+            except OSError as error:
+                raise _unwritable(self._path, error) from None
 
     def update(self, **facts: Any) -> None:
-        """Add facts to the run's entry in environment.json."""
+        """Add facts to the run's entry in environment.json; entries of other runs stay.
+
+        Raises ResultsError where that cannot be written.
+        """
         self._facts.update(facts)
-        self._write_environment()
+        try:
+            with locked(self._path):
+                self._write_environment()
+        except OSError as error:
+            raise _unwritable(self.folder / ENVIRONMENT, error) from None
 
     def close(self) -> None:
         self._file.close()
 
-    def _open(self) -> TextIO:
-        path = self.folder / RESULTS
-        if path.exists():
-            text = path.read_bytes()
-            whole = _whole_lines(text)
-            if len(whole) < len(text):
-                log.warning("%s: its last line is incomplete and is removed", path)
-                os.truncate(path, len(whole))
-        file = path.open("a", encoding="utf-8", newline="")
-        if not path.stat().st_size:
-            file.write(",".join(COLUMNS) + "\n")
-            file.flush()
-        return file
+    def _mend(self) -> None:
+        """Open the file, with the header and the columns of today, and without the line that a
+        killed run left unfinished; the lock is held."""
+        text = self._path.read_bytes()
+        whole = _whole_lines(text)
+        if len(whole) < len(text):
+            log.warning("%s: its last line is incomplete and is removed", self._path)
+            os.truncate(self._path, len(whole))
+        if whole.startswith((",".join(_before_later()) + "\n").encode()):
+            file = io.StringIO()
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerows([list(COLUMNS), *(list(row.values()) for row in read(self.folder))])
+            write_whole(self._path, file.getvalue())
+        self._file = self._path.open("ab", buffering=0)
+        if not whole:
+            self._write((",".join(COLUMNS) + "\n").encode())
+
+    def _write(self, text: bytes) -> None:
+        """Append the text, whole or not at all; the lock is held."""
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while text:
+                text = text[self._file.write(text) or 0 :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), before)
+            raise
 
     def _write_environment(self) -> None:
+        """Put the run's facts beside those that are in the file now; the lock is held."""
         runs = read_environment(self.folder)
         runs[self.run] = self._facts
-        path = self.folder / ENVIRONMENT
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(self.folder / ENVIRONMENT, json.dumps(runs, indent=2) + "\n")
 
 
 def check_folder(folder: str | Path, gpu_slug: str) -> None:
@@ -228,9 +266,9 @@ def _whole_lines(text: bytes) -> bytes:
 
 
 def _check_header(path: Path, header: list[str]) -> None:
-    if header == list(COLUMNS):
+    if header in (list(COLUMNS), _before_later()):
         return
-    missing = [name for name in COLUMNS if name not in header]
+    missing = [name for name in _before_later() if name not in header]
     extra = [name for name in header if name not in COLUMNS]
     parts = [f"missing {', '.join(missing)}"] if missing else []
     parts += [f"unknown {', '.join(extra)}"] if extra else []
@@ -240,7 +278,13 @@ def _check_header(path: Path, header: list[str]) -> None:
     )
 
 
+def _before_later() -> list[str]:
+    """The header of files that were begun before the columns of LATER were added."""
+    return [name for name in COLUMNS if name not in LATER]
+
+
 def _unwritable(folder: Path, error: OSError) -> ResultsError:
     return ResultsError(
-        f"{folder} cannot be written ({error.strerror}): choose another folder with --out"
+        f"{folder} cannot be written ({error.strerror}): make room or permission there, or choose "
+        "another folder with --out"
     )

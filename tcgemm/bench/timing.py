@@ -3,23 +3,17 @@
 A **sample** is the mean milliseconds of a launch over one short burst of a contender. ``measure``
 takes samples of a kernel and of the baseline in turns, in alternating order, because clocks drift
 by 5 to 20 % under a power cap and only neighbours in time can be compared. The statistics are pure
-functions of pairs of samples; the GPU enters by ``Launches`` alone. Imports torch only there.
+functions of pairs of samples; the GPU enters by ``launches.Launches`` alone. Imports no torch.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    import torch
-
-    from .cases import Case
+from typing import Protocol
 
 GRAPH_BELOW_MS = 0.1
 """Kernels shorter than this are timed by CUDA-graph replays: launch gaps dominate otherwise."""
@@ -32,15 +26,6 @@ SLOW_MS = 100.0
 
 MIN_PAIRS = 5
 MAX_PAIRS = 1000
-GRAPH_MS = 1.0
-"""Least duration of a graph, in estimated milliseconds."""
-
-EVENTS_MS = 1.0
-"""Least duration of a burst between two events."""
-
-MAX_BUFFERS = 512
-CYCLES_PER_MS = 2_000_000
-"""Of a GPU at 2 GHz: a delay in cycles is at least as long in milliseconds as asked for."""
 
 
 class CaptureError(RuntimeError):
@@ -159,6 +144,49 @@ def measure(
     return again if again.ratio_p50 < timing.ratio_p50 else timing
 
 
+def measure_among(
+    pair: Contender,
+    baseline_pair: Contender,
+    foreign: Contender,
+    timer: str,
+    *,
+    budget_s: float = 0.25,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timing | None:
+    """The time of a kernel among others, as in a user's program: paired with the baseline's.
+
+    Args:
+        pair: the kernel, and a foreign kernel behind each of its launches.
+        baseline_pair: the baseline with the same behind it.
+        foreign: the foreign kernel alone, whose median time is taken off both.
+        timer: "graph" or "events", for all three, which are sampled in turns.
+        budget_s: seconds to spend.
+
+    Returns:
+        Timing of the kernel in ms a launch; None where a pair took no longer than what is taken
+        off, so that nothing can be said.
+
+    Raises CaptureError where a graph is asked for and one of them cannot be captured.
+    """
+    samplers = [contender.sampler(timer) for contender in (pair, baseline_pair, foreign)]
+    for sample in samplers:
+        sample()
+    rounds: list[list[float]] = []
+    start = clock()
+    while len(rounds) < MIN_PAIRS or (len(rounds) < MAX_PAIRS and clock() - start < budget_s):
+        of_round = [0.0] * len(samplers)
+        first = len(rounds) % len(samplers)
+        order = [*range(first, len(samplers)), *range(first)]
+        for index in order if len(rounds) % 2 == 0 else reversed(order):
+            of_round[index] = samplers[index]()
+        rounds.append(of_round)
+    off = statistics.median(of_round[2] for of_round in rounds)
+    pairs: list[Pair] = [(mine - off, other - off) for mine, other, _ in rounds]
+    if min(ms for pair in pairs for ms in pair if ms is not None) <= 0:
+        return None
+    return summarise(pairs, timer)
+
+
 def _measure(
     contender: Contender,
     baseline: Contender | None,
@@ -201,181 +229,6 @@ def why_impossible(flop: int, ms: float, ceiling_tflops: float | None) -> str | 
         f"{rate:.0f} TFLOPS in {ms:.4g} ms is above the dense peak of {ceiling_tflops:.0f}: "
         "the time cannot be right"
     )
-
-
-def buffer_count(bytes_each: int, l2_bytes: int, free_bytes: int) -> tuple[int, str]:
-    """How many sets of A, B and C to rotate over, and whether that is "cold" or "warm".
-
-    Cold: at least two sets and twice the L2 in all, so that no set is still cached when its turn
-    comes again. At most MAX_BUFFERS sets and half of the free memory; always at least one.
-    """
-    wanted = max(2, math.ceil(2 * l2_bytes / bytes_each))
-    count = max(1, min(wanted, MAX_BUFFERS, free_bytes // 2 // bytes_each))
-    return count, "cold" if count >= 2 and count * bytes_each >= 2 * l2_bytes else "warm"
-
-
-class Ring:
-    """Whose turn it is among the sets of operands: one position for all contenders of a case, so
-    that none finds in the cache what another has just left there."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._next = 0
-
-    def turn(self) -> int:
-        """The index of the set to use now."""
-        index = self._next
-        self._next = (index + 1) % self.size
-        return index
-
-
-def rotating_operands(
-    case: Case, seed: int = 0
-) -> tuple[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], str, Ring]:
-    """Sets of A, B and C of a case on the GPU: (sets, "cold" or "warm", the ring over them).
-
-    Their data is not that of ``accuracy.Oracle``, which has the seed itself.
-    """
-    import torch
-
-    from .. import accuracy
-
-    size = case.product().bytes
-    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    count, cache = buffer_count(size, l2_bytes, torch.cuda.mem_get_info()[0])
-    dtype_in, dtype_out = accuracy.as_dtype(case.dtype_in), accuracy.as_dtype(case.dtype_out)
-    sets = [
-        (
-            *accuracy.operands(
-                case.M, case.N, case.K, dtype_in, case.layout, "cuda", seed + 1 + number
-            ),
-            torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
-        )
-        for number in range(count)
-    ]
-    return sets, cache, Ring(count)
-
-
-class Launches:
-    """A contender on the GPU: one kernel, bound to each of several sets of operands.
-
-    ``calls`` are functions of no arguments that launch on the current stream, one for each set of
-    the ring; a burst walks over them, so that each launch finds its operands out of the cache.
-    """
-
-    def __init__(self, calls: Sequence[Callable[[], Any]], ring: Ring) -> None:
-        self._calls = calls
-        self._ring = ring
-        self._ms = 0.0
-        self._host_ms = 0.0
-        self._samplers: dict[str, Callable[[], float]] = {}
-
-    def estimate(self) -> float:
-        import torch
-
-        if self._ms:
-            return self._ms
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # Every set first: a launcher may have to prepare for addresses that it has not seen, and
-        # that time of the CPU would pass for the kernel's.
-        for launches in (len(self._calls), 5):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            start.record()
-            for _ in range(launches):
-                self._calls[self._ring.turn()]()
-            end.record()
-            self._host_ms = (time.perf_counter() - began) * 1e3 / launches
-            end.synchronize()
-            self._ms = max(start.elapsed_time(end) / launches, 1e-3)
-            if self._ms > 50:
-                break
-        return self._ms
-
-    def sampler(self, timer: str) -> Callable[[], float]:
-        self.estimate()
-        if timer not in self._samplers:
-            self._samplers[timer] = self._graph() if timer == "graph" else self._events()
-        return self._samplers[timer]
-
-    def _events(self) -> Callable[[], float]:
-        calls, ring = self._calls, self._ring
-        launches = min(64, max(1, math.ceil(EVENTS_MS / self._ms)))
-        delay_ms = 0.05 + 1.5 * min(launches * self._host_ms, 20)
-
-        def burst() -> None:
-            for _ in range(launches):
-                calls[ring.turn()]()
-
-        return _between_events(burst, launches, delay_ms)
-
-    def _graph(self) -> Callable[[], float]:
-        rounds = max(1, math.ceil(GRAPH_MS / (self._ms * len(self._calls))))
-        launches = rounds * len(self._calls)
-        graph = _capture(list(self._calls) * rounds)
-        return _between_events(graph.replay, launches, 0.1 + 0.001 * launches)
-
-
-def _between_events(
-    burst: Callable[[], Any], launches: int, delay_ms: float
-) -> Callable[[], float]:
-    """A sample: the burst between two events, behind a delay during which the CPU runs ahead.
-
-    Without the delay the first launch's time on the CPU would count as the kernel's.
-    """
-    import torch
-
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def sample() -> float:
-        torch.cuda._sleep(int(delay_ms * CYCLES_PER_MS))
-        start.record()
-        burst()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / launches
-
-    return sample
-
-
-_stream: torch.cuda.Stream | None = None
-
-
-def _capture(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
-    """The launches in a CUDA graph. Raises CaptureError where the kernel cannot be captured."""
-    import torch
-
-    global _stream
-    if _stream is None:
-        # One stream for all captures: cuBLAS keeps a workspace for each stream it has seen.
-        _stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    failure: Exception | None = None
-    # A collected tensor or graph would free memory on the GPU, which breaks a capture.
-    gc.disable()
-    try:
-        with torch.cuda.stream(_stream):
-            calls[0]()  # libraries set themselves up for this stream outside of the capture
-            _stream.synchronize()
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for call in calls:
-                    call()
-            except Exception as error:
-                failure = error
-            try:
-                graph.capture_end()
-            except Exception as error:
-                failure = failure or error
-    finally:
-        gc.enable()
-    torch.cuda.synchronize()
-    if failure is not None:
-        raise CaptureError(str(failure)) from failure
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
 
 
 def median(values: Sequence[float]) -> float | None:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from ..errors import ResultsError
 from .derive import BASELINE, DISPLAY, rate_text, shape_text
+from .rows import printable
 
 COMPILED = "compiled.csv"
 
@@ -36,6 +37,15 @@ SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
 
 NEEDED = ("backend", "kernel", "status", "dtype_in", "layout", "M", "N", "K", "lines of source")
 
+NUMBERED = ("M", "N", "K", "lines of source")
+"""Columns that hold a whole number in every row that is ok."""
+
+TEXTS = (
+    *("backend", "kernel", "adds", "gpu", "dtype_in", "dtype_out", "compute", "layout", "status"),
+    *("reason", "plan", "compiler", "target", "wgmma serialized"),
+)
+"""Columns of text; all others hold numbers."""
+
 PLAIN = ("float16", "bfloat16")
 
 
@@ -54,10 +64,28 @@ def read_compiled(folder: Path) -> pd.DataFrame | None:
     missing = [name for name in NEEDED if name not in table.columns]
     if missing:
         raise ResultsError(f"{path} lacks {', '.join(missing)}: {_REMEDY.format(path)}")
+    table = table.map(printable)
+    for number, row in enumerate(table.to_dict("records"), start=2):
+        _check_row(path, number, row)
     return table
 
 
 _REMEDY = "write it again with 'tcgemm show-kernel --all --csv {}', or remove it"
+
+
+def _check_row(path: Path, number: int, row: Mapping[Any, str]) -> None:
+    """Raise ResultsError where a cell that is a number, or empty, is neither."""
+    for name, text in row.items():
+        if name in TEXTS or not text:
+            if name in NUMBERED and row["status"] == "ok":
+                raise ResultsError(f"{path}: line {number} has no {name}: {_REMEDY.format(path)}")
+            continue
+        digits = text if name in NUMBERED else text.replace(".", "", 1)
+        if not (text.isascii() and digits.isdigit() and len(text) < 19):
+            raise ResultsError(
+                f"{path}: line {number} has {name}={text[:80]!r}, which is no number: "
+                f"{_REMEDY.format(path)}"
+            )
 
 
 def with_rates(compiled: pd.DataFrame, table: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:

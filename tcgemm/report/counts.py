@@ -19,7 +19,8 @@ from .. import gpus
 from ..bench.store import SIMULATED
 from ..errors import ResultsError
 from .figures import WIDTH, Picture, save, spread
-from .style import MUTED, RC, backend_colour
+from .rows import check_depth, printable_facts
+from .style import MUTED, RC, backend_colour, line_colour
 
 RIDGES = (
     "NVIDIA A100-SXM4-80GB",
@@ -44,14 +45,48 @@ def read_counts(folder: Path) -> dict[str, list[dict[str, Any]]] | None:
     if not path.is_file():
         return None
     try:
-        counts = json.loads(path.read_text())
+        counts = json.loads(path.read_text(encoding="utf-8"))
+        check_depth(path, counts)
+        counts = printable_facts(counts)
         counted = [row for row in counts["ladder"] if not row["refused"]]
-        return {"ladder": counted, "orders": list(counts["orders"])}
-    except (ValueError, KeyError, TypeError) as error:
+        orders = list(counts["orders"])
+        _check_counts(counted, orders)
+        return {"ladder": counted, "orders": orders}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, ResultsError):
+            raise
         raise ResultsError(
             f"{path} is not what 'tcgemm simulate ladder --out {folder}' writes ({error!r}): "
             "write it again, or remove it"
         ) from None
+
+
+def _check_counts(ladder: list[dict[str, Any]], orders: list[dict[str, Any]]) -> None:
+    """Raise ValueError where a count is none, KeyError where one is missing."""
+    if not ladder or not orders:
+        raise ValueError("it counts no rung, or no order of tiles")
+    whole, real = (int,), (int, float)
+    of_ladder: dict[str, tuple[type, ...]] = {
+        **dict.fromkeys(("kernel", "dtype_in", "layout"), (str,)),
+        **dict.fromkeys(("M", "N", "K", "shared_wavefronts", "bank_conflicts"), whole),
+        **dict.fromkeys(("flop_per_byte", "sectors_per_load_request", "barriers_per_block"), real),
+        "l2_hit_rate": (*real, type(None)),
+    }
+    of_orders: dict[str, tuple[type, ...]] = {
+        "gpu": (str,),
+        **dict.fromkeys(("M", "N", "K", "BLOCK_M", "BLOCK_N"), whole),
+        "GROUP_M": (int, type(None)),
+        "l2_hit_rate": real,
+    }
+    counts: list[tuple[Any, tuple[type, ...]]] = [
+        *((row[name], types) for row in ladder for name, types in of_ladder.items()),
+        *((row[name], types) for row in orders for name, types in of_orders.items()),
+        *((count, whole) for row in ladder for count in row["mma"].values()),
+    ]
+    for value, types in counts:
+        in_range = not isinstance(value, (int, float)) or 0 <= value < 2**63
+        if not isinstance(value, types) or not in_range:
+            raise ValueError(f"{value!r} is no count")
 
 
 def counts_table(counts: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
@@ -90,7 +125,10 @@ def draw_counts(counts: dict[str, list[dict[str, Any]]]) -> Picture:
         _bars(flop_axes, names, [row["flop_per_byte"] for row in ladder], "{:.3g}")
         flop_axes.set_title("FLOP per byte loaded from global memory")
         flop_axes.set_xscale("log")
-        flop_axes.set_xlim(0.3, 900)
+        flops = [row["flop_per_byte"] for row in ladder if row["flop_per_byte"] > 0]
+        flop_axes.set_xlim(
+            min(0.3, 0.5 * min(flops, default=1)), max(900, 5 * max(flops, default=1))
+        )
         flop_axes.xaxis.set_major_locator(FixedLocator([1, 10, 100]))
         flop_axes.xaxis.set_minor_locator(NullLocator())
         flop_axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -105,13 +143,15 @@ def draw_counts(counts: dict[str, list[dict[str, Any]]]) -> Picture:
             axes[0][1], names, [row["sectors_per_load_request"] or None for row in ladder], "{:.3g}"
         )
         axes[0][1].set_title("32-byte sectors per load request")
-        axes[0][1].set_xlim(0, 20)
-        axes[0][1].xaxis.set_major_locator(FixedLocator([0, 4, 8, 12, 16]))
+        most = max((row["sectors_per_load_request"] for row in ladder), default=0)
+        axes[0][1].set_xlim(0, 1.25 * max(most, 16))
+        axes[0][1].xaxis.set_major_locator(FixedLocator(list(range(0, int(max(most, 16)) + 1, 4))))
         axes[0][1].set_yticklabels([])
         shares = [_conflict_share(row) for row in ladder]
         _bars(axes[1][0], names, [None if s is None else 100 * s for s in shares], "{:.0f} %")
         axes[1][0].set_title("Bank conflicts, % of shared-memory wavefronts")
-        axes[1][0].set_xlim(0, 100)
+        axes[1][0].set_xlim(0, 115)  # room for "100 %" beside the longest bar
+        axes[1][0].xaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
         _hit_rates(axes[1][1], orders)
         svg = save(figure)
     first = ladder[0]
@@ -168,14 +208,14 @@ def _hit_rates(ax: Axes, orders: list[dict[str, Any]]) -> None:
         ys = [100 * row["l2_hit_rate"] for row in of]
         ax.plot(
             [groups.index(row["GROUP_M"]) for row in of], ys, marker="o", markersize=4,
-            markeredgewidth=0, linewidth=1.6, color=backend_colour(name, names),
+            markeredgewidth=0, linewidth=1.6, color=line_colour(names.index(name)),
         )  # fmt: skip
         ends.append(ys[-1])
     low, high = ax.get_ylim()
     for y, name in zip(spread(ends, 0.08 * (high - low), low, high), names, strict=True):
         ax.annotate(
             name, (len(groups) - 1, y), fontsize=8.5, va="center", xytext=(6, 0),
-            color=backend_colour(name, names), textcoords="offset points", annotation_clip=False,
+            color=line_colour(names.index(name)), textcoords="offset points", annotation_clip=False,
         )  # fmt: skip
     ax.set_title("L2 hit rate by the order of tiles, %")
     ax.xaxis.set_major_locator(FixedLocator(list(range(len(groups)))))

@@ -36,6 +36,9 @@ TIMED = [
 ]
 """The stored columns that say how fast: emptied where no GPU ran."""
 
+AMONG_OTHERS = ("graph", "stream")
+"""What ``among`` says of a product timed with a foreign kernel behind each launch."""
+
 DERIVED: dict[str, str] = {
     "shape": "M × N × K, or one side cubed",
     "suites": "every suite that holds the case",
@@ -54,6 +57,8 @@ DERIVED: dict[str, str] = {
     "pct_of_floor": "% of floor: floor_ms over ms_p50; 100 is as fast as the hardware's data sheet",
     "pct_of_cublas": "100 × ratio_p50, the median of paired rounds; above 100 is faster",
     "flop_per_clock_sm": "FLOP per clock and SM: flop / (ms_p50 × sm_clock_mhz × SMs)",
+    "ratio_alone": "ratio_p50 of launches of nothing but itself, back to back; where the product "
+    "was timed among other kernels too, ms and ratio are the lower ratio of graph and stream",
     "suspect": "why a time cannot be true (above the peak, below the memory floor)",
 }
 """The derived columns: name -> meaning, with the formula."""
@@ -110,7 +115,7 @@ def derive(
     kernels = _in_order(ladders, t["kernel"])
     backends = ordered_backends(t["backend"])
     suites = t.groupby(CASE, sort=False)["suite"].agg(lambda s: " ".join(dict.fromkeys(s)))
-    t = t.drop_duplicates([*CASE, "backend", "kernel"], keep="last")
+    t = _among(t)
     t = t.join(suites.rename("suites"), on=CASE)
     t["backend"] = pd.Categorical(t["backend"], backends, ordered=True)
     t["kernel"] = pd.Categorical(t["kernel"], kernels, ordered=True)
@@ -162,6 +167,31 @@ def derive(
         "",
     )
     return t
+
+
+def _among(t: pd.DataFrame) -> pd.DataFrame:
+    """The latest row of each kernel and case, with the time that counts, and ``ratio_alone``.
+
+    A product that the same run timed among other kernels too, in a graph and in a stream, counts
+    with the lower ratio of the two: launches back to back overlap, and no program has only them.
+    """
+    key = [*CASE, "backend", "kernel"]
+    old = t["among"].eq("") & t["timer"].eq("graph")
+    t["among"] = t["among"].mask(old, "alone")
+    beside = t["among"].isin(AMONG_OTHERS)
+    latest = t[~beside].drop_duplicates(key, keep="last")
+    others = t[beside & t["status"].eq("ok") & t["ratio_p50"].gt(0)]
+    others = others.drop_duplicates([*key, "run", "among"], keep="last")
+    lower = others.sort_values("ratio_p50", kind="stable").drop_duplicates([*key, "run"])
+    columns = ["ms_p20", "ms_p50", "ms_p80", "ratio_p20", "ratio_p50", "ratio_p80"]
+    columns += ["rounds", "timer", "among"]
+    new = lower.set_index([*key, "run"])[columns].add_suffix("_new")
+    joined = latest.join(new, on=[*key, "run"])
+    found = joined["among_new"].notna() & joined["status"].eq("ok")
+    joined["ratio_alone"] = joined["ratio_p50"].where(joined["among"].eq("alone"))
+    for column in columns:
+        joined[column] = joined[column].mask(found, joined[f"{column}_new"])
+    return joined.drop(columns=[f"{column}_new" for column in columns])
 
 
 def plain(table: pd.DataFrame) -> pd.DataFrame:
@@ -227,9 +257,13 @@ def rate_text(tflops: float) -> str:
 def best(table: pd.DataFrame) -> pd.DataFrame:
     """The fastest timed rung of each backend on each case: by paired ratio, else by time.
 
-    Of the baseline, the row that ratios are taken against.
+    Of the baseline, the row that ratios are taken against. Where a backend has rungs that were
+    timed among other kernels on a case, those that were not are no match for them.
     """
     timed = table[table["tflops"].notna() & table["kernel"].ne(AT_ITS_BEST)]
+    beside = timed["among"].isin(AMONG_OTHERS)
+    of_case = [timed[name] for name in (*CASE, "backend")]
+    timed = timed[beside | ~beside.groupby(of_case, observed=True).transform("any")]
     order = timed.sort_values(["ratio_p50", "tflops"], ascending=False, kind="stable")
     return order.drop_duplicates([*CASE, "backend"]).sort_index()
 
@@ -307,6 +341,8 @@ def why_empty(row: pd.Series, column: str, gpu: Gpu | None) -> str:
         "pct_of_floor",
         "pct_of_cublas",
     }
+    if column == "ratio_alone":
+        return "not timed alone"
     if column in ("error_ratio", "exact_errors"):
         return "not checked" if row["status"] == "ok" else str(row["status"])
     if column in timing | {"flop_per_clock_sm"}:

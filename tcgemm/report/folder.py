@@ -16,6 +16,7 @@ from ..errors import ResultsError
 from .compiled import read_compiled, with_rates
 from .counts import read_counts
 from .derive import Gpu, derive, plain
+from .rows import check_depth, check_row, printable, printable_facts
 
 CPU_NAME = "CPU"
 """What a folder without a GPU is called."""
@@ -53,6 +54,11 @@ class Folder:
 def load(path: Path) -> Folder:
     """Read one folder. Raises ResultsError where it cannot be used, with the remedy."""
     rows, runs = store.read(path), store.read_environment(path)
+    check_depth(path / store.ENVIRONMENT, runs)
+    for number, row in enumerate(rows, start=2):
+        check_row(path / store.RESULTS, number, row)
+    rows = [{name: printable(cell) for name, cell in row.items()} for row in rows]
+    runs = printable_facts(runs)
     used = [runs[run] for run in dict.fromkeys(row["run"] for row in rows) if run in runs]
     used = used or list(runs.values())
     if not used:
@@ -67,8 +73,6 @@ def load(path: Path) -> Folder:
             f"{path} mixes runs of {these}: keep one folder a GPU, and measure the other again "
             "with 'tcgemm bench --out DIR'"
         )
-    for number, row in enumerate(rows, start=2):
-        _check_row(path, number, row)
     counts = read_counts(path)
     frame = pd.DataFrame(rows, columns=list(store.COLUMNS), dtype=str)
     if not names[0]:
@@ -79,20 +83,6 @@ def load(path: Path) -> Folder:
     table = derive(frame, gpu, ladders)
     rated = None if compiled is None else with_rates(compiled, table, frame)
     return Folder(path, gpu.name, gpu.slug, gpu, table, runs, counts, rated)
-
-
-def _check_row(path: Path, number: int, row: dict[str, str]) -> None:
-    for name in ("M", "N", "K"):
-        if not (row[name].isdecimal() and int(row[name])):
-            raise ResultsError(
-                f"{path / store.RESULTS}: line {number} has {name}={row[name]!r}, which is no "
-                "positive integer: remove that line"
-            )
-    if row["status"] not in store.STATUSES:
-        raise ResultsError(
-            f"{path / store.RESULTS}: line {number} has status {row['status']!r}, which is none "
-            f"of {', '.join(store.STATUSES)}: remove that line"
-        )
 
 
 MOST_VALUES = 4

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from .derive import (
+    AMONG_OTHERS,
     BASELINE,
     CASE,
     DISPLAY,
@@ -198,6 +199,15 @@ def method(folder: Folder) -> list[str]:
         + ", ".join(f"{c} on {n}" for c, n in sorted(caches.items()))
         + "."
     )
+    alone = int(timed["among"].eq("alone").sum())
+    beside = int(timed["among"].isin(AMONG_OTHERS).sum())
+    if alone or beside:
+        said.append(
+            f"Of the products under 100 us, {beside} count as timed among other kernels (a foreign "
+            "kernel after each, in a graph or in a stream, whichever ratio is lower) and "
+            f"{alone} alone: launches of nothing but themselves, where one starts while the one "
+            "before it ends, which no program offers."
+        )
     clocks = _range("SM clock", timed["sm_clock_mhz"], " MHz")
     power = _range("board power", timed["power_w"], " W")
     if clocks or power:

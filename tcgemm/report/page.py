@@ -49,6 +49,8 @@ NO_RATE = {
     *TIMED,
     "timer",
     "cache",
+    "among",
+    "ratio_alone",
     "tflops",
     "paired_tflops",
     "etops",

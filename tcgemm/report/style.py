@@ -40,6 +40,15 @@ def backend_colour(backend: str, backends: list[str]) -> str:
     return _OTHERS[others.index(backend) % len(_OTHERS)]
 
 
+LINES = (*_OTHERS, *_BACKENDS.values())
+"""Colours of lines that are no backends, the first first."""
+
+
+def line_colour(number: int) -> str:
+    """The colour of the line of that number; no two of ``len(LINES)`` lines share one."""
+    return LINES[number % len(LINES)]
+
+
 def variable(colour: str) -> str:
     """The CSS variable that stands for a light colour."""
     return f"--c{list(DARK).index(colour)}"
@@ -67,6 +76,7 @@ RC: Any = {
     "grid.color": GRID,
     "grid.linewidth": 0.7,
     "text.color": INK,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "xtick.labelcolor": INK,

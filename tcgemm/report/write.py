@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ResultsError
+from ..files import write_whole
 from .counts import SLUG, draw_counts
 from .figures import SLUGS, Picture, draw_all, draw_ladder, draw_published
 from .folder import Folder, load
@@ -66,8 +67,8 @@ def write(
         _readme(folders, readme, changed)
     except OSError as error:
         raise ResultsError(
-            f"cannot write {error.filename}: {error.strerror}; check its permissions, or give "
-            "another folder with --out"
+            f"cannot write {error.filename}: {error.strerror}; check its permissions and the room "
+            "on its disk, or give another folder with --out"
         ) from None
     return {"pages": pages, "changed": changed}
 
@@ -120,9 +121,8 @@ def _readme(folders: Sequence[Folder], readme: Path | None, changed: list[Path])
 
 
 def _write(path: Path, text: str, changed: list[Path]) -> None:
-    """Write ``text`` where it differs from what is there."""
+    """Write ``text``, whole or not at all, where it differs from what is there."""
     if path.is_file() and path.read_bytes() == text.encode():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="\n")
+    write_whole(path, text)
     changed.append(path)

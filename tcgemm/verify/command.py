@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import options
+from ..errors import OperandError
+from ..problem import OUTPUTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,6 +65,10 @@ def verify(
 
     Exits with 1 where a kernel is wrong; its operands are then saved.
     """
+    for name in dtype or ():
+        if name not in OUTPUTS:
+            raise OperandError(f"unknown dtype {name!r}: choose from {', '.join(OUTPUTS)}")
+
     from rich.console import Console
     from rich.markup import escape
 
@@ -134,12 +140,8 @@ def _rows(backends: list[str], kernels: list[str], dtypes: list[str], device: st
     from dataclasses import replace
 
     from .. import dispatch
-    from ..errors import OperandError, UnsupportedError
-    from ..problem import OUTPUTS
+    from ..errors import UnsupportedError
 
-    for name in dtypes:
-        if name not in OUTPUTS:
-            raise OperandError(f"unknown dtype {name!r}: choose from {', '.join(OUTPUTS)}")
     rows = dispatch.select(backends, kernels)
     here = [row for row in rows if device in row.devices and dispatch.why_not_here(row) is None]
     if not here:

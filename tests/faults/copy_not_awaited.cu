@@ -1,5 +1,5 @@
 // Fault: a barrier, but no wait for the copies before it.
-#include "copy.cuh"
+#include "ptx/cp_async.cuh"
 #include "tile.cuh"
 
 using namespace faults;

@@ -1,7 +1,7 @@
 // A 16 x 16 tile kernel in float16, small enough to see what each fault changes in it.
 #pragma once
 
-#include "gemm.cuh"
+#include "host/gemm.cuh"
 
 namespace faults {
 

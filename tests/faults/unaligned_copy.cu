@@ -1,5 +1,5 @@
 // Fault: 16-byte copies of rows that begin at any multiple of 2 bytes.
-#include "copy.cuh"
+#include "ptx/cp_async.cuh"
 #include "tile.cuh"
 
 using namespace faults;

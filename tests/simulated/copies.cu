@@ -1,6 +1,6 @@
 // A warp copies 512 bytes of A to shared memory, 16 bytes a lane: rows as long as A's, N 16-byte
 // units apart. Where C is float32 the copies go through the L1, otherwise past it.
-#include "copy.cuh"
+#include "ptx/cp_async.cuh"
 
 __global__ void copies(tcgemm::Gemm gemm) {
   using namespace tcgemm;

@@ -1,5 +1,5 @@
 // C[16, 8] = A[16, 16] B[16, 8] by ldmatrix and one mma.sync.m16n8k16, float16 and float32.
-#include "copy.cuh"
+#include "ptx/cp_async.cuh"
 
 __global__ void fragments(tcgemm::Gemm gemm) {
   using namespace tcgemm;

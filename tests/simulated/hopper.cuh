@@ -6,7 +6,7 @@
 // NO_READ_WAIT, are macros.
 #pragma once
 
-#include "gemm.cuh"
+#include "host/gemm.cuh"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // C[M, N] = A[M, 8] B[8, N] with M and N up to 32, by CUDA's pipeline primitives: a row of A in 16
 // bytes, a column of B in 8 bytes and 8 of zeros, each in a batch of its own.
-#include "gemm.cuh"
+#include "host/gemm.cuh"
 
 #include <cuda_pipeline.h>
 

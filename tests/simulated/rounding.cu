@@ -1,5 +1,5 @@
 // C[r, i]: element i of A's row, rounded by the r-th narrow type and widened again.
-#include "gemm.cuh"
+#include "host/gemm.cuh"
 #ifdef TCGEMM_SIMULATOR
 #include "cuda_fp8.h"
 #else

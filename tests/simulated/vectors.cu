@@ -1,6 +1,6 @@
 // A warp's one access to shared memory: lane l takes the vector that A[0, l] names, of 16 bytes where
 // N is 16, else of 8, and reads it where C is float32, else writes it.
-#include "gemm.cuh"
+#include "host/gemm.cuh"
 
 template <typename Vector>
 __device__ void vector_access(const tcgemm::Gemm& gemm) {

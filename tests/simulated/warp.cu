@@ -1,6 +1,6 @@
 // C[r, thread]: what warp-wide operations give, in a block and grid of three dimensions and with
 // dynamic shared memory under a name of the kernel's own.
-#include "gemm.cuh"
+#include "host/gemm.cuh"
 
 __global__ void warp(float* c, int64_t ld) {
   extern __shared__ float numbers[];

@@ -1,6 +1,6 @@
 // Every WMMA type pair and shape, a block each: C[32 b + i, j] is block b's product of the first
 // m x k of A[32, 16] and k x n of B[16, 32], whose elements are small integers.
-#include "gemm.cuh"
+#include "host/gemm.cuh"
 
 namespace wmma = nvcuda::wmma;
 

@@ -48,8 +48,8 @@ class Asked:
 Second = Callable[..., Step | None]
 """``second(a, b, c, args, plan)``: the launch that follows the one with those arguments."""
 
-Repack = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""``repack(a, b, compute, plan)``: A and B as the kernel can read them, copied where need be."""
+Repack = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""``repack(a, b)``: A and B as the kernel can read them, copied where need be."""
 
 
 class Rung:
@@ -69,7 +69,7 @@ class Rung:
         arguments: Callable[..., Any],
         *,
         second: Second | None = None,
-        repack: Repack | None = None,
+        repack: Callable[[str, Mapping[str, int]], Repack | None] | None = None,
         rounding: Any = None,
     ) -> None:
         """
@@ -80,7 +80,7 @@ class Rung:
                 among them that is no operand is a workspace of float32: later calls get one of
                 their own.
             second: the launch that follows.
-            repack: what is done to A and B first.
+            repack: ``repack(compute, plan)``: what is done to A and B first, if anything.
             rounding: the kernel in place of ``kernel`` where float32 operands are rounded to tf32.
         """
         self.kernel, self.arguments, self.second = kernel, arguments, second
@@ -108,7 +108,7 @@ class Bound:
 
     __slots__ = (
         "_asked", "_by_address", "_compiled", "_described", "_kernel", "_pattern", "_plan",
-        "_recorded", "_rung", "_workspace",
+        "_recorded", "_repack", "_rung", "_workspace",
     )  # fmt: skip
 
     def __init__(self, rung: Rung, fusion: Any, plan: Mapping[str, int]) -> None:
@@ -118,6 +118,8 @@ class Bound:
         )  # fmt: skip
         rounds = rung.rounding is not None and getattr(fusion, "compute", "") == "tf32"
         self._kernel = rung.rounding if rounds else rung.kernel
+        compute = getattr(fusion, "compute", "")
+        self._repack = None if rung.repack is None else rung.repack(compute, plan)
         self._compiled: list[Any] = []  # kept alive with their binaries
         self._described = False  # addresses are inside of descriptors: recorded for each set
         self._by_address: dict[tuple[int, ...], list[Recorded]] = {}
@@ -126,20 +128,24 @@ class Bound:
         self._workspace = 0  # elements of float32 that each call needs anew
 
     def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *fused: torch.Tensor | None
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        c_in: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
     ) -> None:
-        rung = self._rung
-        if rung.repack is not None:
-            compute = "" if self._asked is None else self._asked[3]
-            a, b = rung.repack(a, b, compute, self._plan)
-        if self._asked is None:
-            tensors: list[torch.Tensor] = [a, b, c]
-        else:
-            tensors = [a, b, c, *[x for x in fused if x is not None]]
-        addresses = tuple([x.data_ptr() for x in tensors])
+        if self._repack is not None:
+            a, b = self._repack(a, b)
+        addresses: tuple[int, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr())
+        if self._asked is not None:
+            fused = [x for x in (c_in, bias, scale_a, scale_b) if x is not None]
+            addresses = (*addresses, *[x.data_ptr() for x in fused])
         recorded = self._by_address.get(addresses) if self._described else self._recorded
         if recorded is None or _hooked() or not (self._described or self._alike(addresses)):
-            self._by_triton(a, b, c, fused, addresses)
+            self._by_triton(a, b, c, (c_in, bias, scale_a, scale_b), addresses)
             return
         if self._workspace:
             room = torch.empty(self._workspace, dtype=torch.float32, device=a.device)
@@ -150,6 +156,8 @@ class Bound:
 
     def _alike(self, addresses: tuple[int, ...]) -> bool:
         """Whether just those addresses are equal that were: recorded ones are known by value."""
+        if len(addresses) == 3:
+            return (addresses[0] == addresses[1]) is (self._pattern[1] == 0)
         return [*map(addresses.index, addresses)] == self._pattern
 
     def _by_triton(

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ..device.dot import round_tf32
-from .runtime import INTERPRETED, cdiv, check, one_at_a_time, tl, triton
+from .launching import Bound, Rung
+from .runtime import INTERPRETED, cdiv, tl, triton
 from .storage import UNIT, letter
 
 log = logging.getLogger(__name__)
@@ -64,80 +66,74 @@ def kernel(
     tl.store(places, block, mask=inside)
 
 
-def repack_operands(
-    a: torch.Tensor, b: torch.Tensor, compute: str = ""
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B, or copies: K contiguous, rows in whole 16 bytes, rounded where compute is tf32.
+def arguments(
+    x: torch.Tensor, _: torch.Tensor, copy: torch.Tensor, *, ROUND: bool, SPLIT: bool
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``.
 
-    Raises:
-        RuntimeError: the operands are where kernels cannot read them.
+    Args:
+        x: [R, K] or [batch, R, K].
+        copy: [R, pitch], [batch, R, pitch] or, with SPLIT, [2, R, pitch].
     """
-    check(a)
-    rounded = compute == "tf32"
-    return _rows_of_k("A", a, rounded), _rows_of_k("B", b.mT, rounded).mT
+    R, K = x.shape[-2:]
+    pitch = copy.shape[-1]
+    batch, step = (x.shape[0], x.stride(0)) if x.dim() == 3 else (1, 0)
+    if x.itemsize == 1:
+        x, copy = x.view(torch.int8), copy.view(torch.int8)
+    sizes = (R, K, step, x.stride(-2), x.stride(-1), R * pitch, pitch, R * pitch)
+    constants = {"ROUND": ROUND, "SPLIT": SPLIT, "BLOCK": BLOCK, "EMULATED": INTERPRETED}
+    return (batch * cdiv(R, BLOCK) * cdiv(K, BLOCK),), (x, copy, *sizes), constants
 
 
-def repack(
-    a: torch.Tensor, b: torch.Tensor, compute: str, plan: Mapping[str, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B, or copies of them where the plan says REPACK."""
-    return repack_operands(a, b, compute) if plan.get("REPACK") else (a, b)
+_copying = Rung(kernel, arguments)
 
 
-def repack_for_wgmma(
-    a: torch.Tensor, b: torch.Tensor, compute: str, plan: Mapping[str, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+class Repack:
+    """A and B, or copies of them, for calls of one kind: ``a, b = repack(a, b)``.
+
+    Copies have K contiguous and rows in whole 16 bytes; they are rounded to tf32, or are the two
+    terms in tf32 that a float32 number is the sum of, [2, M, K] and [2, K, N].
+    """
+
+    def __init__(self, compute: str, terms: bool = False) -> None:
+        """
+        Args:
+            compute: how products are summed; "tf32" operands are always copied.
+            terms: whether the copies are two terms.
+        """
+        parts = 2 if terms else int(compute == "tf32")
+        self._parts = parts
+        self._a = _copying.bind(None, None, None, ROUND=parts > 0, SPLIT=terms)
+        self._b = _copying.bind(None, None, None, ROUND=parts > 0, SPLIT=terms)
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rows("A", a, self._a), self._rows("B", b.mT, self._b).mT
+
+    def _rows(self, name: str, x: torch.Tensor, copying: Bound) -> torch.Tensor:
+        """x [..., R, K] as it is, or copied."""
+        if not self._parts and letter(x.shape[-2:], x.stride()[-2:]) == "n":
+            return x
+        if x.dim() == 3 and x.stride(0) == 0:
+            return self._rows(name, x[0], copying).expand(x.shape)
+        R, K = x.shape[-2:]
+        step = UNIT // x.itemsize
+        leading = (2,) if self._parts == 2 else x.shape[:-2]
+        shape = (*leading, R, cdiv(K, step) * step)
+        copy = torch.empty(shape, dtype=x.dtype, device=x.device)
+        tf32 = " in tf32" if self._parts else ""
+        log.info("%s: %d bytes copied, for rows of K%s", name, x.nbytes, tf32)
+        copying(x, x, copy)
+        return copy[..., :K]
+
+
+def repack(compute: str, plan: Mapping[str, int]) -> Repack | None:
+    """Copies of A and B where the plan says REPACK."""
+    return Repack(compute) if plan.get("REPACK") else None
+
+
+def repack_for_wgmma(compute: str, plan: Mapping[str, int]) -> Repack | None:
     """A and B as wgmma reads them: float32 as two terms of tf32, others with K contiguous where
     the plan says REPACK."""
     if compute == "tf32x3":
-        return terms(a, b)
-    return repack_operands(a, b) if plan.get("REPACK") else (a, b)
-
-
-def terms(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A [M, K] and B [K, N] of float32 as [2, M, K] and [2, K, N], K contiguous: the sum of two
-    numbers in tf32 each.
-
-    Raises:
-        RuntimeError: the operands are where kernels cannot read them.
-    """
-    check(a)
-    return _copy("A", a, 2), _copy("B", b.mT, 2).mT
-
-
-def _rows_of_k(name: str, x: torch.Tensor, rounded: bool) -> torch.Tensor:
-    """x [..., R, K] as it is, or copied."""
-    if not rounded and letter(x.shape[-2:], x.stride()[-2:]) == "n":
-        return x
-    if x.dim() == 3 and x.stride(0) == 0:
-        return _rows_of_k(name, x[0], rounded).expand(x.shape)
-    return _copy(name, x, int(rounded))
-
-
-def _copy(name: str, x: torch.Tensor, parts: int) -> torch.Tensor:
-    """x [..., R, K] with K contiguous: 0 as it is, 1 rounded to tf32, 2 as two terms [2, R, K]."""
-    R, K = x.shape[-2:]
-    batch = x.shape[0] if x.dim() == 3 else 1
-    step = UNIT // x.itemsize
-    pitch = cdiv(K, step) * step
-    leading = (2,) if parts == 2 else x.shape[:-2]
-    copy = torch.empty((*leading, R, pitch), dtype=x.dtype, device=x.device)
-    log.info("%s: %d bytes copied, for rows of K%s", name, x.nbytes, " in tf32" if parts else "")
-    with one_at_a_time:
-        kernel[(batch * cdiv(R, BLOCK) * cdiv(K, BLOCK),)](
-            x.view(torch.int8) if x.itemsize == 1 else x,
-            copy.view(torch.int8) if x.itemsize == 1 else copy,
-            R,
-            K,
-            x.stride(0) if x.dim() == 3 else 0,
-            x.stride(-2),
-            x.stride(-1),
-            R * pitch,
-            pitch,
-            R * pitch,
-            ROUND=parts > 0,
-            SPLIT=parts == 2,
-            BLOCK=BLOCK,
-            EMULATED=INTERPRETED,
-        )
-    return copy[..., :K]
+        return Repack(compute, terms=True)
+    return Repack("") if plan.get("REPACK") else None

@@ -27,10 +27,34 @@ from . import interpreter, warm_up
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""
 
-if not INTERPRETED and torch.cuda.is_available():
-    warm_up.begin()
+if not INTERPRETED:
+    warm_up.usable_cache()
+    if torch.cuda.is_available():
+        warm_up.begin()
 
-one_at_a_time: AbstractContextManager[object] = Lock() if INTERPRETED else nullcontext()
+
+class _OneAtATime(AbstractContextManager[None]):
+    """A lock that is free in a forked child, where the thread that held it does not exist.
+
+    A launch of the interpreter sets all of the interpreter's state anew, so what an unfinished one
+    left in the child does no harm.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+one_at_a_time: AbstractContextManager[object] = _OneAtATime() if INTERPRETED else nullcontext()
 """Held during a launch: the interpreter keeps the program at work in one place for all threads."""
 
 

@@ -10,12 +10,53 @@ process find them as well.
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 
 _under_way: list[Thread] = []
+
+CACHE_VARIABLE = "TRITON_CACHE_DIR"
+
+logger = logging.getLogger(__name__)
+
+
+def usable_cache() -> None:
+    """Give Triton a folder to keep what it compiles in, where it cannot write its own.
+
+    Triton ends in a traceback where neither $TRITON_CACHE_DIR nor ~/.triton can be made. The folder
+    that takes its place is this process's own, and goes with it.
+    """
+    folder = os.environ.get(CACHE_VARIABLE) or os.path.join(
+        os.environ.get("TRITON_HOME") or os.path.expanduser("~"), ".triton", "cache"
+    )
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        instead = tempfile.mkdtemp(prefix="tcgemm-triton-")
+        atexit.register(_remove, instead, os.getpid())
+        os.environ[CACHE_VARIABLE] = instead
+        logger.warning(
+            "Triton cannot write its cache %s (%s): what it compiles is kept for this process "
+            "only, in %s; set %s to a folder that can be written",
+            folder,
+            error.strerror,
+            instead,
+            CACHE_VARIABLE,
+        )
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked child, which its parent may outlive
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def begin() -> None:

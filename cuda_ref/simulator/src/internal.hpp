@@ -1,5 +1,6 @@
-// State shared by the parts of the runtime: engine.cpp (threads, barriers, processes), tensor.cpp
-// (fragments and their products), observe.cpp (checks and counts; in the observed build only).
+// State shared by the parts of the runtime: the engine (engine.hpp: threads, barriers, processes),
+// tensor.cpp (fragments and their products), hopper.cpp, and the observation (observe.hpp: checks
+// and counts; in the observed build only).
 #pragma once
 
 #include <sys/types.h>
@@ -31,7 +32,7 @@ constexpr int NUM_OPERANDS = 7;  // A, B, C, C_in, bias, scale_a, scale_b; those
 constexpr int C_OPERAND = 2;
 constexpr int C_IN_OPERAND = 3;
 
-// What Python passes and reads: plain C layout, mirrored by ctypes in __init__.py.
+// What Python passes and reads: plain C layout, mirrored by ctypes in abi.py.
 
 struct OperandRequest {
   void* data;  // null where there is none

@@ -1,0 +1,239 @@
+"""Rungs compiled for a GPU on first use, and kept.
+
+``operators(name, capability)`` returns a rung's torch operators. Their library comes from the store
+(store.py), or is compiled by ``torch.utils.cpp_extension.load_inline`` and put there. Its name
+carries a hash of everything that went into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from . import store
+from .store import lock_of
+from .toolchain import (
+    NO_NVCC,
+    ROOT,
+    compiler_version,
+    consulted_variables,
+    cuda_home,
+    find_cxx,
+    find_nvcc,
+    include_folders,
+    nvcc_flags,
+    sm_of,
+    source,
+    source_files,
+    source_folders,
+    wheel_folders,
+)
+
+logger = logging.getLogger(__name__)
+
+_operators: dict[str, Operators] = {}
+
+
+class Operators(NamedTuple):
+    """The two ways to call a rung."""
+
+    plain: Callable[..., None]
+    """``plain(a, b, c)``: the product alone."""
+    fused: Callable[..., None]
+    """``fused(a, b, c, c_in, bias, scale_a, scale_b, *fusion.numbers(...), config)``."""
+
+
+def operators(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> Operators:
+    """The rung's operators for GPUs of that compute capability, built with further flags.
+
+    Threads that ask for one rung at once wait for one build; different rungs build side by side.
+
+    Raises RuntimeError, with the remedy, where a compiler is missing or fails.
+    """
+    symbol = f"{name}_{cache_key(name, capability, defines=defines)}"
+    with lock_of(f"operators {symbol}"):
+        if symbol not in _operators:
+            _load(name, symbol, capability, defines)
+            packet = getattr(torch.ops.tcgemm_cuda, symbol)
+            _operators[symbol] = Operators(packet.default, packet.fused)
+        return _operators[symbol]
+
+
+def cache_key(
+    name: str,
+    capability: tuple[int, int],
+    root: Path = ROOT,
+    defines: tuple[str, ...] = (),
+) -> str:
+    """24 hexadecimal digits of all that a rung's library depends on.
+
+    The text of its source, of all files that it includes and of the binding; flags, target and the
+    variables of the environment that compilers read; the versions of nvcc, of the host's compilers,
+    of torch and of torch's CUDA; the machine's architecture.
+    """
+    parts: list[str | bytes] = []
+    for path in [*source_files(source(name, root), root), root / "csrc/host/binding.cpp"]:
+        parts += [path.name, path.read_bytes()]
+    return store.key_of(
+        *parts,
+        *nvcc_flags(sm_of(capability)),
+        *defines,
+        *consulted_variables(),
+        *_compilers(),
+        torch.__version__,
+        str(torch.version.cuda),
+        platform.machine(),
+    )
+
+
+def _compilers() -> list[str]:
+    """The versions of the compilers that a build takes here: nvcc, its host's compiler, torch's."""
+    nvcc, path = find_nvcc(), _path_with_scripts()
+    host = shutil.which(os.environ.get("CC") or "gcc", path=path)
+    found = (nvcc[0] if nvcc else None, Path(host) if host else None, find_cxx(path))
+    return [compiler_version(compiler) for compiler in found if compiler is not None]
+
+
+def _load(
+    name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...] = ()
+) -> None:
+    """Registers the rung's operators with torch, from the store or from a build."""
+
+    def make(scratch: Path) -> Path:
+        return _build(name, symbol, capability, scratch, defines)
+
+    facts = {
+        "kernel": name,
+        "target": sm_of(capability),
+        "defines": list(defines),
+        "compilers": _compilers(),
+        "torch": torch.__version__,
+    }
+    # What is built just now needs no opening: load_inline has done so in the scratch folder.
+    store.obtain(store.EXTENSIONS, f"{symbol}.so", make, facts, _opens)
+
+
+def _opens(library: Path) -> bool:
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        logger.warning("the cached kernel %s does not load: %s", library, error)
+        return False
+    return True
+
+
+def _build(
+    name: str,
+    symbol: str,
+    capability: tuple[int, int],
+    scratch: Path,
+    defines: tuple[str, ...] = (),
+) -> Path:
+    """Compiles a rung's library in a folder of its own and registers its operators."""
+    nvcc = require_toolchain()
+    try:
+        with _environment(nvcc) as cpp_extension:
+            built = cpp_extension.load_inline(
+                symbol,
+                cpp_sources=['#include "host/binding.cpp"'],
+                cuda_sources=[f'#include "{name}.cu"'],
+                extra_cflags=[
+                    "-O1",
+                    "-fvisibility=hidden",
+                    "-pipe",  # no temporary files that a killed compiler leaves
+                    f"-DTCGEMM_OPERATOR={symbol}",
+                ],
+                # Temporary files in the build's own folder, for the same reason.
+                extra_cuda_cflags=["-objtemp", *nvcc_flags(sm_of(capability)), *defines],
+                extra_include_paths=[*map(str, source_folders()), *map(str, include_folders(nvcc))],
+                extra_ldflags=_link_flags(nvcc, scratch),
+                build_directory=str(scratch),
+                with_cuda=True,
+                is_python_module=False,
+                no_implicit_headers=True,
+            )
+        return Path(built)
+    except (RuntimeError, OSError) as error:
+        raise RuntimeError(
+            f"compiling CUDA kernel {name!r} for {sm_of(capability)} with {nvcc} failed: {error}"
+        ) from error
+
+
+def require_toolchain() -> Path:
+    """The path of nvcc, once it, a C++ compiler and ninja are found; else RuntimeError."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError(NO_NVCC)
+    if find_cxx() is None:
+        raise RuntimeError(
+            "no C++ compiler was found ($CXX, c++ or g++), and nvcc needs one: "
+            "install g++, e.g. apt-get install g++"
+        )
+    if shutil.which("ninja", path=_path_with_scripts()) is None:
+        raise RuntimeError("ninja was not found, and torch compiles with it: pip install ninja")
+    return nvcc[0]
+
+
+def _path_with_scripts() -> str:
+    """PATH with the scripts of this interpreter first, where pip puts ninja."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+_builds_under_way: list[Path] = []
+_before_builds: dict[str, str | None] = {}
+
+
+@contextlib.contextmanager
+def _environment(nvcc: Path) -> Iterator[Any]:
+    """torch's extension module, made to use this nvcc and to find ninja.
+
+    Several threads may build at once: the first sets the process's environment, the last puts it
+    back as it was.
+    """
+    from torch.utils import cpp_extension
+
+    with lock_of("environment of builds"):
+        if not _builds_under_way:
+            _before_builds.update(
+                PATH=os.environ.get("PATH"),
+                PYTORCH_NVCC=os.environ.get("PYTORCH_NVCC"),
+                CUDA_HOME=cpp_extension.CUDA_HOME,
+            )
+            cpp_extension.CUDA_HOME = str(cuda_home(nvcc))
+            os.environ["PATH"] = _path_with_scripts()
+            os.environ["PYTORCH_NVCC"] = str(nvcc)
+        _builds_under_way.append(nvcc)
+    try:
+        yield cpp_extension
+    finally:
+        with lock_of("environment of builds"):
+            _builds_under_way.remove(nvcc)
+            if not _builds_under_way:
+                cpp_extension.CUDA_HOME = _before_builds["CUDA_HOME"]
+                for name in ("PATH", "PYTORCH_NVCC"):
+                    before = _before_builds[name]
+                    if before is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = before
+
+
+def _link_flags(nvcc: Path, folder: Path) -> list[str]:
+    """Flags to find libcudart.so, which the wheels hold only as libcudart.so.13."""
+    home = cuda_home(nvcc)
+    if any((home / lib / "libcudart.so").exists() for lib in ("lib64", "lib")):
+        return []
+    for wheel in wheel_folders():
+        for runtime in sorted((wheel / "lib").glob("libcudart.so.*")):
+            (folder / "libcudart.so").symlink_to(runtime)
+            return [f"-L{folder}"]
+    return []

@@ -1,0 +1,204 @@
+// The TMA-store epilogue of wgmma_persistent and one_wave: C = activation(alpha * accumulators +
+// beta * C_in + bias), in chunks of 64 rows x 128 bytes, through shared memory and by TMA.
+//
+// C_in comes by TMA, while the tile is still multiplied, into the buffers from which C is stored; a
+// thread reads its words where it writes the result. A C_in that TMA cannot reach is brought there by
+// the warpgroup's threads. The bias is read once for each tile, under the multiplies.
+#pragma once
+
+#include "sm90/epilogue_fused.cuh"
+
+namespace tcgemm::sm90 {
+
+// A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N. The last chunk of an uneven
+// row begins where it ends with the tile, and stores some columns again.
+template <typename Out, typename Extra, int MMAS, int BLOCK_N, int MOST_BUFFERS>
+struct TmaEpilogue {
+  static constexpr bool FUSED = std::is_same_v<Extra, Fused>;
+  static constexpr int WIDTH = std::min(CHUNK_N<Out>, BLOCK_N);  // columns of a chunk
+  static constexpr int IN_A_ROW = (BLOCK_N - 1) / WIDTH + 1;
+  static constexpr int CHUNKS = MMAS * IN_A_ROW;
+  static constexpr int COUNT = WIDTH / 2;  // of a thread's sums in a chunk
+  static constexpr int BUFFERS = CHUNKS % MOST_BUFFERS == 0 ? MOST_BUFFERS : 1;
+  // Where every chunk has its buffer, all are stored at once, behind a single barrier.
+  static constexpr int TOGETHER = BUFFERS == CHUNKS ? CHUNKS : 1;
+  static constexpr int BEHIND = BUFFERS > 1;  // chunks whose store may still read its buffer
+  // Columns whose bias a thread has room for, 32 registers.
+  static constexpr int BIAS_N = BLOCK_N * sizeof(Out) > 512 ? 128 : BLOCK_N;
+  static_assert(!FUSED || BLOCK_N % WIDTH == 0 && BLOCK_N % BIAS_N == 0, "C_in is added once");
+
+  const Extra& fused;
+  uint8_t* buffers;   // shared memory: BUFFERS x CHUNK_BYTES
+  uint32_t barriers;  // one for each buffer: its chunk of C_in has come
+  uint32_t group;     // the barrier of the warpgroup
+  bool elected;         // the thread that owns the stores, and the loads into the same buffers
+  uint32_t phase = 0;
+  int m = 0, n = 0, z = 0;  // the corner in C
+  PairOf<Out> columns[BIAS_N / 8];  // the bias of a thread's columns
+  float rows[MMAS][2];              // or of its rows
+
+  __device__ uint32_t buffer(int chunk) const {
+    return shared_address(buffers) + chunk % BUFFERS * CHUNK_BYTES;
+  }
+  __device__ int row_of(int chunk) const { return m + chunk / IN_A_ROW * CHUNK_ROWS; }
+  __device__ static constexpr int first_of(int chunk) {
+    return chunk % IN_A_ROW * WIDTH < BLOCK_N - WIDTH ? chunk % IN_A_ROW * WIDTH : BLOCK_N - WIDTH;
+  }
+  __device__ int column_of(int chunk) const { return n + first_of(chunk); }
+
+  __device__ void load_c_in(int chunk) const {
+    const uint32_t barrier = barriers + chunk % BUFFERS * 8;
+    mbarrier_arrive_expect_tx(barrier, CHUNK_BYTES);
+    if constexpr (Extra::BATCHED)
+      cp_async_bulk_tensor_3d(buffer(chunk), &fused.c_in_map, barrier, column_of(chunk),
+                              row_of(chunk), z * fused.c_in_step);
+    else
+      cp_async_bulk_tensor_2d(buffer(chunk), &fused.c_in_map, barrier, column_of(chunk),
+                              row_of(chunk));
+  }
+
+  // Some steps into the mainloop, when the tile before has left the buffers.
+  __device__ __forceinline__ void begin(int M, int N) {
+    if (elected && fused.c_in_by_tma) {
+      cp_async_bulk_wait_group_read<0>();
+#pragma unroll
+      for (int chunk = 0; chunk < BUFFERS; ++chunk) load_c_in(chunk);
+      // The others wait for a buffer, so that at least their way from memory is behind them.
+#pragma unroll
+      for (int chunk = BUFFERS; chunk < CHUNKS; ++chunk)
+        prefetch_tile<Major::K, CHUNK_ROWS, Extra::BATCHED, CHUNK_ROWS>(
+            &fused.c_in_map, row_of(chunk), column_of(chunk), z * fused.c_in_step);
+    }
+    __syncwarp();
+    read_bias(0, M, N);
+  }
+
+  // Of the chunk's columns and those after it.
+  __device__ void read_bias(int chunk, int M, int N) {
+    const Vector& bias = fused.bias;
+    const Out* from = static_cast<const Out*>(bias.data);
+    if (!fused.adds_bias()) return;
+    const Place at(m, column_of(chunk));
+    if (bias.col_stride == 0) {
+#pragma unroll
+      for (int i = 0; i < MMAS; ++i) load_rows<Out>(bias, Place(m + 64 * i, n), M, rows[i]);
+#pragma unroll
+      for (int j = 0; j < BIAS_N / 8; ++j) columns[j].word = 0;
+    } else if (bias.col_stride == 1 && column_of(chunk) + BIAS_N <= N &&
+               reinterpret_cast<uint64_t>(from) % sizeof(PairOf<Out>) == 0) {
+#pragma unroll
+      for (int j = 0; j < BIAS_N / 8; ++j)
+        columns[j].word = *reinterpret_cast<const decltype(columns[j].word)*>(from + at.n + 8 * j);
+    } else {
+#pragma unroll
+      for (int i = 0; i < BIAS_N / 4; ++i) {
+        const int64_t column = at.n + i / 2 * 8 + i % 2;
+        columns[i / 2].elements[i % 2] = column < N ? from[column * bias.col_stride] : Out(0);
+      }
+    }
+  }
+
+  // A chunk of a C_in that TMA cannot reach, in the order of TMA's swizzle.
+  __device__ void fill(int chunk, int M, int N) const {
+    const Out* from = static_cast<const Out*>(fused.c_in) + z * fused.batch_stride;
+    uint8_t* to = buffers + chunk % BUFFERS * CHUNK_BYTES;
+#pragma unroll 8
+    for (int i = threadIdx.x % 128; i < CHUNK_ROWS * WIDTH; i += 128) {
+      const int row = i / WIDTH, byte = i % WIDTH * sizeof(Out);
+      const int64_t at_m = row_of(chunk) + row, at_n = column_of(chunk) + i % WIDTH;
+      *reinterpret_cast<Out*>(to + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16) =
+          at_m < M && at_n < N ? from[at_m * fused.row_stride + at_n * fused.col_stride] : Out(0);
+    }
+  }
+
+  // What is asked seldom, so that its instructions lie apart: alpha, and a bias along the rows.
+  template <int REGISTERS>
+  __device__ __forceinline__ void scale(float (&d)[MMAS][REGISTERS]) const {
+    const bool by_rows = fused.adds_bias() && fused.bias.col_stride == 0;
+    if (__builtin_expect(fused.alpha == 1.0f && !by_rows, 1)) return;
+#pragma unroll
+    for (int i = 0; i < MMAS * REGISTERS; ++i) {
+      float& x = d[i / REGISTERS][i % REGISTERS];
+      x = fused.alpha * x + (by_rows ? rows[i / REGISTERS][i / 2 % 2] : 0.0f);
+    }
+  }
+
+  // The sums of a chunk become values of C, still to be narrowed.
+  template <int REGISTERS>
+  __device__ __forceinline__ void finish(float (&d)[REGISTERS], int chunk) const {
+    const int first = first_of(chunk) / 2;
+    if (fused.adds_c_in()) add_chunk<Out>(buffer(chunk), fused.beta, d, first);
+    if (fused.adds_bias()) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i)
+        d[first + i] += widen<float>(columns[(first + i) / 4 % (BIAS_N / 8)].elements[i % 2]);
+    }
+    activate_sums<COUNT>(fused.activates(), d, first);
+  }
+
+  // At the end of the tile, once its products are there.
+  template <int REGISTERS>
+  __device__ __forceinline__ void store(const CUtensorMap* c_map, const PlainOutput& plain,
+                                        float (&d)[MMAS][REGISTERS], int M, int N) {
+    const bool to_plain = plain.data != nullptr;
+    bool comes = false, is_brought = false;  // C_in, by TMA and by threads
+    if constexpr (FUSED) {
+      comes = fused.adds_c_in() && fused.c_in_by_tma;
+      is_brought = fused.adds_c_in() && !comes;
+      scale(d);
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      float(&sums)[REGISTERS] = d[chunk / IN_A_ROW];
+      if (comes) {
+        mbarrier_try_wait_parity(barriers + chunk % BUFFERS * 8, phase);
+      } else if (chunk % TOGETHER == 0) {
+        // The buffers' last stores have been read out before anyone writes them again.
+        if (elected) cp_async_bulk_wait_group_read<BUFFERS / TOGETHER - 1>();
+        bar_sync(group, 128);
+      }
+      if constexpr (FUSED) {
+        if (__builtin_expect(is_brought, 0)) {
+          fill(chunk, M, N);
+          bar_sync(group, 128);
+        }
+        if (chunk > 0 && chunk * WIDTH % BIAS_N == 0 && BIAS_N < BLOCK_N) read_bias(chunk, M, N);
+        finish(sums, chunk);
+        __syncwarp();  // its lanes read one another's rows, and no other warp's
+      }
+      if (!to_plain) write_chunk<Out, WIDTH>(buffer(chunk), sums, first_of(chunk));
+      if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
+      if ((chunk + 1) % TOGETHER != 0) continue;
+      fence_proxy_async();
+      bar_sync(group, 128);
+      const int next = chunk - BEHIND + BUFFERS;
+      if (elected) {
+        if (!to_plain) {
+#pragma unroll
+          for (int each = chunk + 1 - TOGETHER; each <= chunk; ++each) store(c_map, each);
+          cp_async_bulk_commit_group();
+        }
+        if constexpr (FUSED) {
+          if (comes && chunk >= BEHIND && next < CHUNKS) {
+            cp_async_bulk_wait_group_read<BEHIND>();
+            load_c_in(next);
+          }
+        }
+      }
+      __syncwarp();
+    }
+    if (__builtin_expect(!to_plain, 1)) return;
+#pragma unroll
+    for (int i = 0; i < MMAS; ++i)
+      store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], m + 64 * i, n, M, N);
+  }
+
+  __device__ __forceinline__ void store(const CUtensorMap* c_map, int chunk) const {
+    if constexpr (Extra::BATCHED)
+      tma_store_3d(c_map, buffer(chunk), column_of(chunk), row_of(chunk), z);
+    else
+      tma_store_2d(c_map, buffer(chunk), column_of(chunk), row_of(chunk));
+  }
+};
+
+}  // namespace tcgemm::sm90

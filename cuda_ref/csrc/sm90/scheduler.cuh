@@ -1,0 +1,68 @@
+// The schedule of the persistent Hopper rungs: which tiles a block visits, in which order, and how
+// many clusters are started.
+#pragma once
+
+#include "tile/order.cuh"
+#include "sm90/tensor_map.cuh"
+
+namespace tcgemm::sm90 {
+
+// The tiles of a batch of C, BLOCK_M x BLOCK_N for each block. The blocks of a cluster work one above
+// the other, or beside each other where they are to share A; clusters walk in groups of GROUP_M tile
+// rows.
+template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A = false>
+struct Schedule {
+  int M, N;
+  int cluster;         // blocks in a cluster, 1 or 2
+  int batch;           // matrices
+  int a_step, b_step;  // 0 where the batch shares the operand, else 1
+  int rows, cols;      // of clusters' tiles
+
+  __host__ __device__ int tiles() const { return rows * cols * batch; }
+
+  // The corner (m, n) of the tile that block `rank` of a cluster computes of the cluster's tile
+  // `index`, and its matrix z of the batch.
+  template <bool BATCHED>
+  __device__ void locate(int index, int rank, int* m, int* n, int* z) const {
+    *z = BATCHED ? index / (rows * cols) : 0;
+    if constexpr (BATCHED) index -= *z * rows * cols;
+    const Tile tile = cluster == 1 || SHARES_A ? grouped_tile<GROUP_M>(index, rows, cols)
+                                               : grouped_tile<GROUP_M / 2>(index, rows, cols);
+    *m = (SHARES_A ? tile.m : tile.m * cluster + rank) * BLOCK_M;
+    *n = (SHARES_A ? tile.n * cluster + rank : tile.n) * BLOCK_N;
+  }
+};
+
+// The schedule of a problem on the current device, and how many clusters to start: as few as finish
+// in the same number of waves, since those beyond would wait at the end of the last, and draw
+// power. A cluster of 2 pays from five waves on (1.6 % at 8192 cubed), and costs the launch of
+// fewer, but for tiles of 64 x 128, which read the most for what they multiply: +5 % at 768 x 1024 x
+// 1024, though in one round with a short K -8 % (1024 x 1024 x 512). A cudaError_t.
+template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A>
+int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>* schedule,
+                unsigned* clusters) {
+  int sms = 0;
+  const int error = multiprocessors(&sms);
+  if (error != cudaSuccess) return error;
+  const int64_t rows = ceil_div(gemm.c.rows, BLOCK_M), cols = ceil_div(gemm.c.cols, BLOCK_N);
+  if (rows * cols > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
+  const int64_t along = SHARES_A ? cols : rows;
+  const int64_t least =  // tiles
+      BLOCK_M * BLOCK_N != 64 * 128 ? 4 * sms : gemm.a.cols < 768 ? sms : 1;
+  const bool pairs = MAX_CLUSTER > 1 && rows * cols * gemm.batch > least &&
+                     (along % 2 == 0 || along > 16);
+  const int cluster = pairs ? 2 : 1;
+  *schedule = {static_cast<int>(gemm.c.rows),
+               static_cast<int>(gemm.c.cols),
+               cluster,
+               static_cast<int>(gemm.batch),
+               gemm.a.batch_stride != 0,
+               gemm.b.batch_stride != 0,
+               static_cast<int>(ceil_div(rows, SHARES_A ? 1 : cluster)),
+               static_cast<int>(ceil_div(cols, SHARES_A ? cluster : 1))};
+  const int64_t tiles = schedule->tiles();
+  *clusters = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms / cluster)));
+  return cudaSuccess;
+}
+
+}  // namespace tcgemm::sm90

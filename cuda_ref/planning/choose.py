@@ -1,0 +1,103 @@
+"""Which rung a problem is given to.
+
+First what the tables of the GPU prefer, then what is settled by measurement whatever a model says,
+then the least cost: of each specialist that the problem suits, and of the ladder. No rung is named
+here: each says in its own Python file what it costs (see ladder.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from ..build.toolchain import ROOT
+from . import tables
+from .gpu import of as gpu_of
+from .ladder import by_name
+from .tuning import wide
+
+SPECIALISTS = ROOT / "shapes"
+
+
+def choose(problem: Any, able: Sequence[str]) -> str:
+    """The rung to take of those that accept the problem.
+
+    Args:
+        able: names of rungs that accept it, at least one, in any order.
+    """
+    return _choose(problem, frozenset(able))
+
+
+@lru_cache(maxsize=4096)
+def _choose(problem: Any, able: frozenset[str]) -> str:
+    rungs = [module for name, module in by_name().items() if name in able]
+    rungs = [m for m in rungs if not _only_by_name(m, problem)] or rungs
+    names = {module.ROW["name"] for module in rungs}
+    gpu, sms, _ = gpu_of(problem)
+    if problem.batch == 1:  # tables hold single products
+        preferred = tables.first(tables.preferences(gpu), wide(problem))
+        if preferred and preferred["kernel"] in names:
+            return _highest_for(preferred["kernel"], rungs)
+    for module in reversed(rungs):
+        if hasattr(module, "settled") and module.settled(problem, sms):
+            return str(module.ROW["name"])
+    times = {}
+    for module in rungs:
+        us = module.cost(problem, sms) if hasattr(module, "cost") else None
+        if us is not None:
+            times[module.ROW["name"]] = us
+    if times:
+        return _highest_for(min(times, key=lambda name: times[name]), rungs)
+    return _highest(rungs)
+
+
+def _highest_for(name: str, rungs: Sequence[ModuleType]) -> str:
+    """The rung, where it is a specialist; else the highest of the ladder, for which it stands."""
+    return name if _is_specialist(by_name()[name]) else _highest(rungs)
+
+
+def _highest(rungs: Sequence[ModuleType]) -> str:
+    """The last rung of those that no cost tells apart."""
+    ladder = [m for m in rungs if not (_is_specialist(m) and hasattr(m, "cost"))]
+    return str((ladder or rungs)[-1].ROW["name"])
+
+
+def _is_specialist(module: ModuleType) -> bool:
+    return str(module.__file__).startswith(str(SPECIALISTS))
+
+
+def _only_by_name(module: ModuleType, problem: Any) -> bool:
+    """Whether a rung that takes the problem as well is the better one always."""
+    return bool(hasattr(module, "only_by_name") and module.only_by_name(problem))
+
+
+def yields(name: str, problem: Any) -> bool:
+    """Whether another rung than ``name``, which accepts the problem, is chosen for it."""
+    return _choose(problem, _accepting(problem)) != name
+
+
+@lru_cache(maxsize=4096)
+def _accepting(problem: Any) -> frozenset[str]:
+    """Names of the rungs that accept the problem, as far as their rows say so here."""
+    return frozenset(name for name, module in by_name().items() if _accepts(module.ROW, problem))
+
+
+def _accepts(row: dict[str, Any], problem: Any) -> bool:
+    if problem.capability is not None and problem.capability < row["capability"]:
+        return False
+    if not any(pair[:2] == (problem.dtype_in, problem.dtype_out) for pair in row["pairs"]):
+        return False
+    if not set(problem.fused) <= set(row.get("fuses", ())):
+        return False
+    if problem.mma_shape and problem.mma_shape not in row.get("mma_shapes", ()):
+        return False
+    refuse = row.get("refuse")
+    return refuse is None or refuse(problem) is None
+
+
+def forget() -> None:
+    """Choose anew from now on, as the tables say then."""
+    _choose.cache_clear()
+    _accepting.cache_clear()

@@ -1,0 +1,68 @@
+"""The cost model that the specialists share: microseconds of a product on an H200.
+
+A product takes as long as the slower of memory and the busiest SM, and what comes before and after.
+The constants are fitted to timed cases (reports/nvidia-h200/trials); a rung with constants of its
+own has them in its Python file. What a cost is for is a comparison: the choice among rungs, and
+among settings of one, on a GPU that has no table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+LAUNCH_US = 3.0
+"""From the end of the kernel before to the first bytes, and from the last bytes to the end."""
+
+MEMORY_BYTES_PER_US = 4.3e6
+"""Bytes that memory delivers in a microsecond to all SMs."""
+
+MEMORY_TO_SM_BYTES_PER_US = 43e3
+"""Bytes a microsecond out of memory to one SM."""
+
+L2_TO_SM_BYTES_PER_US = 85e3
+"""Bytes a microsecond from the L2 into one SM."""
+
+STORE_US = 2.0
+"""Storing 128 x 128 elements of C."""
+
+TILE_K = 64
+"""Elements of K in a step of a TMA rung, 128 bytes of 16-bit operands."""
+
+
+MOST_SPLITS = 8
+"""Blocks of a cluster, the most that every GPU with clusters runs."""
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def most_splits(K: int) -> int:
+    """The most splits of K that have two steps of TILE_K each."""
+    return max(1, ceil_div(K, TILE_K) // 2)
+
+
+def memory_us(problem: Any) -> float:
+    """Reading A and B and writing C once, 2 bytes an element."""
+    M, N, K = problem.M, problem.N, problem.K
+    return float(2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US)
+
+
+def into_sm_us(waves: float, steps: int, tile_m: int, tile_n: int) -> float:
+    """What the busiest SM reads of the L2: ``steps`` along K of a tile in each of its waves."""
+    return waves * steps * (tile_m + tile_n) * 2 * TILE_K / L2_TO_SM_BYTES_PER_US
+
+
+def store_us(tile_m: int, tile_n: int) -> float:
+    """Storing a tile of C."""
+    return STORE_US * tile_m * tile_n / 128 / 128
+
+
+def clusters_at_once(blocks: int, sms: int) -> int:
+    """Clusters of so many blocks, one block to an SM, that run at once.
+
+    SMs come in groups that clusters do not cross: an H200's 132 SMs take 30 clusters of 4 blocks
+    and 14 of 8.
+    """
+    return int(sms / blocks * {1: 1.0, 2: 1.0, 4: 0.91}.get(blocks, 0.85))

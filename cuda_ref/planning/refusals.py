@@ -1,0 +1,190 @@
+"""What rungs cannot take, as sentences with the numbers: what several of them have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ANY = "wmma_any takes it as it is"
+
+SM90_ONLY = "compute capability 9.0 alone"
+
+
+def refuse_other_than_sm90(problem: Any) -> str | None:
+    """Why the GPU has no wgmma; None where it has, or where no GPU is named."""
+    if problem.capability in (None, (9, 0)):
+        return None
+    here = "{}.{}".format(*problem.capability)
+    return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
+
+
+def refuse_integer_epilogues(problem: Any) -> str | None:
+    """Why an integer result has no such factor or function; None when it has."""
+    if problem.dtype_out != "int32":
+        return None
+    for name, value in (("alpha", problem.alpha), ("beta", problem.beta)):
+        if not float(value).is_integer():
+            return f"{name}={value} is no integer, and C is int32: use a whole number, or a float"
+    if problem.epilogue not in ("", "relu"):
+        return f"the epilogue {problem.epilogue} has no int32 result: use relu, or convert C first"
+    return None
+
+
+def refuse_tiled_copies(problem: Any, constants: Mapping[str, int]) -> str | None:
+    """Why whole tiles cannot be copied in 16-byte vectors; None when they can."""
+    block_m, block_n = constants["BLOCK_M"], constants["BLOCK_N"]
+    c_shape = (problem.M, problem.N)
+    if column_major(c_shape, problem.c_strides):
+        block_m, block_n = block_n, block_m
+    reason = refuse_no_multiples(problem, {"M": block_m, "N": block_n, "K": constants["BLOCK_K"]})
+    if reason:
+        return reason
+    c = ("C", c_shape, problem.c_strides, problem.c_alignment)
+    for name, shape, strides, alignment in (*operands(problem), c):
+        ld, inner = storage(shape, strides)
+        if inner != 1:
+            return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
+        itemsize = 4 if name == "C" and problem.dtype_out == "float32" else 2
+        if alignment < 16 or ld * itemsize % 16:
+            return (
+                f"{name} is {alignment}-byte aligned with rows {ld * itemsize} bytes apart, and "
+                f"16-byte vectors need multiples of 16: {ANY}"
+            )
+    return None
+
+
+SHARED_BYTES = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (12, 0): 99}
+"""KB of shared memory that a block can have, by compute capability; others as 9.0."""
+
+
+def refuse_vector_rows(problem: Any, constants: Mapping[str, int]) -> str | None:
+    """Why A or B cannot be copied in 16-byte vectors with checked edges; None when they can.
+
+    As operand in csrc/tile/predicated_loader.cuh. C may lie anywhere.
+    """
+    wide = problem.dtype_in == "float64"
+    itemsize, instead = (8, "wmma_types takes it as it is") if wide else (2, ANY)
+    reason = _refuse_shared(problem, constants, itemsize, instead)
+    if reason:
+        return reason
+    for name, stride in zip("AB", problem.batch_strides, strict=False):
+        if problem.batch > 1 and stride * itemsize % 16:
+            return (
+                f"{name} has matrices {stride * itemsize} bytes apart, and 16-byte vectors need "
+                f"multiples of 16: {instead}"
+            )
+    for name, shape, strides, alignment in operands(problem):
+        rows = shape[1] if column_major(shape, strides) else shape[0]
+        ld, inner = storage(shape, strides)
+        if inner != 1:
+            return f"{name} has strides {strides} and neither is 1: {instead}, or copy it"
+        if alignment < 16 or (rows > 1 and ld * itemsize % 16):
+            return (
+                f"{name} is {alignment}-byte aligned with rows {ld * itemsize} bytes apart, and "
+                f"16-byte vectors need multiples of 16: {instead}"
+            )
+    return None
+
+
+def _refuse_shared(
+    problem: Any, constants: Mapping[str, int], itemsize: int, instead: str
+) -> str | None:
+    """As SHARED_BYTES in the source: the stages, or the sums in rows 8 elements longer."""
+    if problem.capability is None:
+        return None
+    block_m, block_n = constants["BLOCK_M"], constants["BLOCK_N"]
+    stage = (block_m + block_n) * constants["BLOCK_K"] * itemsize
+    sums = block_m * (block_n + 8) * max(4, itemsize)
+    most = SHARED_BYTES.get(problem.capability, SHARED_BYTES[9, 0]) * 1024
+    if (needed := max(constants["NUM_STAGES"] * stage, sums)) <= most:
+        return None
+    here = "{}.{}".format(*problem.capability)
+    return (
+        f"a block needs {needed} bytes of shared memory and compute capability {here} has {most}: "
+        f"{instead}"
+    )
+
+
+# TMA coordinates are 32-bit, and the last tile may reach 255 past the end.
+TMA_MOST = 2**31 - 256
+
+
+def refuse_tma(problem: Any) -> str | None:
+    """Why the bulk tensor copy cannot read A or B where they are; None when it can.
+
+    As operand_map in csrc/sm90/tensor_map.cuh. C may lie anywhere: TMA writes it where it can,
+    plain stores elsewhere.
+    """
+    reason = beyond_tma(problem)
+    if reason:
+        return reason
+    for name, stride in zip("AB", problem.batch_strides, strict=False):
+        if problem.batch > 1 and stride and not 0 < stride * 2 < 2**40:
+            return f"{name} has matrices {stride * 2} bytes apart: {ANY}, or copy it"
+        if problem.batch > 1 and stride * 2 % 16:
+            return (
+                f"{name} has matrices {stride * 2} bytes apart and TMA takes multiples of 16: "
+                f"{ANY}, or pad them to {-(-stride // 8) * 8} elements"
+            )
+    for name, shape, strides, alignment in operands(problem):
+        if alignment < 16:
+            return f"{name} is {alignment}-byte aligned and TMA needs 16: {ANY}"
+        if tma_rows(shape, strides) or tma_rows(shape[::-1], strides[::-1]):
+            continue
+        ld, inner = storage(shape, strides)
+        if inner != 1:
+            return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
+        return (
+            f"{name} has rows {ld * 2} bytes apart and TMA takes multiples of 16 from 16 up: "
+            f"{ANY}, or pad the rows to {max(8, -(-ld // 8) * 8)} elements"
+        )
+    return None
+
+
+def beyond_tma(problem: Any) -> str | None:
+    """Why a coordinate does not fit the 31 bits that TMA has for it."""
+    for name in ("M", "N", "K", "batch"):
+        size = getattr(problem, name)
+        if size > TMA_MOST:
+            return f"{name}={size} and TMA coordinates end at {TMA_MOST}: {ANY}"
+    return None
+
+
+def tma_rows(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
+    """Whether rows of neighbours, a multiple of 16 bytes apart, make up a 16-bit operand."""
+    pitch = strides[0] * 2
+    aligned = shape[0] == 1 or (0 < pitch < 2**40 and pitch % 16 == 0)
+    return aligned and (shape[1] == 1 or strides[1] == 1)
+
+
+def operands(problem: Any) -> tuple[tuple[str, tuple[int, int], tuple[int, int], int], ...]:
+    """(name, shape, strides, alignment in bytes) of A and of B."""
+    return (
+        ("A", (problem.M, problem.K), problem.a_strides, problem.a_alignment),
+        ("B", (problem.K, problem.N), problem.b_strides, problem.b_alignment),
+    )
+
+
+def refuse_no_multiples(problem: Any, tile: Mapping[str, int]) -> str | None:
+    """Which of M, N and K are no multiples of ``tile``, by name."""
+    wrong = [
+        f"{name}={getattr(problem, name)} is no multiple of {step}"
+        for name, step in tile.items()
+        if getattr(problem, name) % step
+    ]
+    if not wrong:
+        return None
+    fits = " ".join(
+        f"{name}={-(-getattr(problem, name) // step) * step}" for name, step in tile.items()
+    )
+    return f"{' and '.join(wrong)}: {ANY}, or pad to {fits}"
+
+
+def column_major(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
+    """As column_major in csrc/host/select.cuh."""
+    return strides[0] == 1 and (strides[1] != 1 or shape[0] > shape[1])
+
+
+def storage(shape: tuple[int, int], strides: tuple[int, int]) -> tuple[int, int]:
+    """(elements from row to row in storage order, elements from neighbour to neighbour)."""
+    return (strides[1], strides[0]) if column_major(shape, strides) else strides

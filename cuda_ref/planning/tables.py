@@ -1,0 +1,166 @@
+"""The tables of settings, one per GPU: configs-*.json.
+
+A table holds, for every rung that has settings, an ordered list of rows {"when": conditions,
+"config": values}; the first row whose conditions all hold is taken. Under "prefer" stand rows
+{"when": conditions, "kernel": name}: which rung was measured fastest. Where no row holds, models
+of the rungs decide. Conditions: M_max, M_min, the same of N and K, layout and dtype_out; all of the
+problem with M <= N, transposed where it has to be.
+
+A table is named after the device as torch names it: "NVIDIA H200" is configs-nvidia-h200.json.
+The rows of cuda-configs-GPU.json in the user's folder ($TCGEMM_CACHE_DIR, or ~/.cache/tcgemm), as
+``tcgemm tune --backend cuda`` writes it, come before the shipped ones.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .tuning import Tuning
+
+logger = logging.getLogger(__name__)
+
+FOLDER_VARIABLE = "TCGEMM_CACHE_DIR"
+"""Environment variable that names the folder of the user's own tables."""
+
+CONDITIONS = ("layout", "dtype_out", *(f"{x}_{y}" for x in "MNK" for y in ("min", "max")))
+
+EMPTY: dict[str, Any] = {"kernels": {}, "prefer": []}
+
+
+@cache
+def shipped(gpu: str) -> dict[str, Any]:
+    """The package's table of a GPU; an empty one where it has none."""
+    path = Path(__file__).parent / f"configs-{gpu}.json"
+    return {**EMPTY, **json.loads(path.read_text())} if gpu and path.is_file() else EMPTY
+
+
+def user_path(gpu: str) -> Path:
+    """Where the user's own table of a GPU lies, or would lie."""
+    folder = os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "tcgemm"
+    return Path(folder) / f"cuda-configs-{gpu}.json"
+
+
+@cache
+def of_user(gpu: str) -> dict[str, Any]:
+    """The user's rows, or none; a file that is no table is passed over with a warning."""
+    path = user_path(gpu)
+    if not gpu or not path.is_file():
+        return EMPTY
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        logger.warning("the table %s is passed over (%s): move it away, or mend it", path, error)
+        return EMPTY
+
+
+def forget() -> None:
+    """Read the user's tables anew from now on."""
+    of_user.cache_clear()
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The table of a file. Raises OSError or ValueError where it is none."""
+    table = json.loads(path.read_text())
+    if not isinstance(table, dict):
+        raise ValueError(f"it holds a {type(table).__name__}, not a table")
+    table = _with_new_names({**EMPTY, **table}, path)
+    check(table)
+    return table
+
+
+def check(table: Any) -> None:
+    """Raise ValueError, naming the row, where a table's rows are not as they are read here."""
+    from .ladder import by_name, tunings
+
+    known = tunings()
+    for kernel, rows in table["kernels"].items():
+        if kernel not in known:
+            raise ValueError(f"{kernel} is no rung that has a table: {', '.join(known)}")
+        for row in rows:
+            _check_conditions(row)
+            _check_config(known[kernel], row)
+    for row in table["prefer"]:
+        _check_conditions(row)
+        preferred = by_name().get(row.get("kernel"))
+        if preferred is None or not hasattr(preferred, "cost"):
+            raise ValueError(f"{row.get('kernel')!r} is no rung that has a table")
+
+
+def _check_config(tuning: Tuning, row: Any) -> None:
+    kernel, config = tuning.kernel, row.get("config", {})
+    if set(config) != set(tuning.settings):
+        wanted = ", ".join(tuning.settings)
+        raise ValueError(f"a row of {kernel} does not set just {wanted}: {row}")
+    if not all(type(value) is int for value in config.values()):
+        raise ValueError(f"a row of {kernel} has values that are no whole numbers: {row}")
+    if reason := tuning.check(config):
+        raise ValueError(f"{kernel} has no such build: {row}; {reason}")
+    for name, value in config.items():
+        if not (name not in tuning.may_be_zero) <= value < 65536:
+            raise ValueError(f"a row of {kernel} has values outside of 1 to 65535: {row}")
+
+
+def _with_new_names(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The table with settings by the names that they have now; a warning where some had others."""
+    from .ladder import tunings
+
+    known, old, kernels = tunings(), set(), {}
+    for kernel, rows in table["kernels"].items():
+        new = known[kernel].renamed if kernel in known else {}
+        old |= {f"{kernel}'s {k}" for row in rows for k in row.get("config", ()) if k in new}
+        kernels[kernel] = [
+            {**row, "config": {new.get(k, k): v for k, v in row.get("config", {}).items()}}
+            for row in rows
+        ]
+    if not old:
+        return table
+    logger.warning(
+        "the table %s has settings by earlier names (%s): they are read as what they are called "
+        "now, and 'tcgemm tune' writes them so",
+        path,
+        ", ".join(sorted(old)),
+    )
+    return {**table, "kernels": kernels}
+
+
+def rows_of(gpu: str, kernel: str) -> list[dict[str, Any]]:
+    """The rows of a rung in the tables of a GPU: the user's, then the shipped ones."""
+    return [row for table in _of(gpu) for row in table["kernels"].get(kernel, [])]
+
+
+def preferences(gpu: str) -> list[dict[str, Any]]:
+    """The rows that name the rung to take: the user's, then the shipped ones."""
+    return [row for table in _of(gpu) for row in table["prefer"]]
+
+
+def _of(gpu: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return of_user(gpu), shipped(gpu)
+
+
+def _check_conditions(row: Any) -> None:
+    unknown = set(row.get("when", {})) - set(CONDITIONS) if isinstance(row, dict) else {repr(row)}
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))} is no condition: {', '.join(CONDITIONS)}")
+
+
+def first(rows: list[dict[str, Any]], problem: Any) -> dict[str, Any] | None:
+    """The first row whose conditions hold for a problem with M <= N."""
+    return next((row for row in rows if _all_hold(row, problem)), None)
+
+
+def _all_hold(row: dict[str, Any], problem: Any) -> bool:
+    return all(_holds(name, value, problem) for name, value in row.get("when", {}).items())
+
+
+def _holds(name: str, value: Any, problem: Any) -> bool:
+    if name in ("layout", "dtype_out"):
+        return bool(getattr(problem, name) == value)
+    what, side = name.split("_")
+    size = getattr(problem, what)
+    return bool(size <= value if side == "max" else size >= value)

@@ -1,0 +1,186 @@
+"""wgmma_persistent, the production kernel: a block computes the tile whose last wave ends first.
+
+A tile is compiled into a build of its own (see fusion.case), so a plan names all that the source
+needs. The choice is a model of one line: the time of a product is the waves of its tiles on the
+SMs, times the area of a tile over its rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..planning.cost import LAUNCH_US, MEMORY_BYTES_PER_US, TILE_K, ceil_div
+from ..planning.gpu import of as gpu_of
+from ..planning.refusals import column_major, refuse_tma
+from ..planning.rows import FUSES, TMA_ROWS, row
+
+ORDER = 130
+
+
+class Tile(NamedTuple):
+    """BLOCK_M x BLOCK_N of C, and how the shared memory and the consumers of a block are used."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    NUM_STAGES: int
+    CHUNK_BUFFERS: int
+    """Of 8 KB for each consumer; a divisor of a tile's chunks, or only one is used."""
+    PINGPONG: int
+    """Two consumers work in ping-pong, a tile each; else they share each tile."""
+    rate: float
+    """Speed of a busy SM relative to 128 x 256, as measured: see docs/hopper_rungs.md."""
+    fused_rate: float = 0.0
+    """The same where something is fused; 0: has no room for it."""
+    n_major_rate: float = 0.0
+    """The same where B is row-major and its last panel is loaded whole and used in part."""
+
+    @property
+    def plan(self) -> dict[str, int]:
+        """As the constants of wgmma_persistent_build.cuh."""
+        return {
+            "BLOCK_M": self.BLOCK_M,
+            "BLOCK_N": self.BLOCK_N,
+            "BLOCK_K": 64,
+            "NUM_STAGES": self.NUM_STAGES,
+            "CHUNK_BUFFERS": self.CHUNK_BUFFERS,
+            "PINGPONG": self.PINGPONG,
+            "SHARES_A": int(self.BLOCK_M > self.BLOCK_N),
+            "GROUP_M": 2048 // self.BLOCK_M,
+        }
+
+    @property
+    def traffic(self) -> float:
+        """Rows of A and columns of B that are read for each element of C."""
+        return 1 / self.BLOCK_M + 1 / self.BLOCK_N
+
+
+TILES = (
+    Tile(128, 256, 4, 2, 0, 1.00, 0.95),
+    Tile(256, 192, 3, 3, 0, 1.02),
+    Tile(128, 224, 4, 2, 0, 0.99),
+    Tile(192, 176, 4, 1, 0, 0.975),
+    Tile(192, 128, 5, 1, 0, 0.98, 0.94),
+    Tile(128, 192, 4, 3, 0, 0.985, 0.95),
+    Tile(128, 144, 4, 3, 0, 0.87, n_major_rate=0.68),
+    Tile(128, 128, 6, 2, 1, 0.965, 0.94),
+    Tile(128, 128, 6, 2, 0, 0.85, 0.80),
+    Tile(64, 128, 8, 2, 0, 0.83, 0.80),
+    Tile(64, 64, 8, 1, 0, 0.72, 0.70),
+)
+
+SIMULATED = Tile(128, 128, 6, 2, 1, 1.0, 1.0)
+"""The tile of a build that names none; problems on the CPU all take it."""
+
+LEAST = 0.36
+"""Of the time that a step of 128 x 256 takes: what a producer needs for a step of any tile."""
+
+LINE = 64
+"""Elements of 16 bits in a line of the L2."""
+
+PERSISTENT_LAUNCH_US = 2.4
+"""Before the first step along K and after the last store."""
+
+STEP_US = 0.7
+"""A step along K of 128 x 256."""
+
+TILE_US = 0.5
+"""What comes before and after a tile."""
+
+
+def tile_of(problem: Any) -> Tile:
+    """The tile for a problem, which the rung transposes where C is column-major."""
+    if problem.device == "cpu":
+        return SIMULATED
+    M, N, a, b = _transposed(problem)
+    return _fastest(
+        M,
+        N,
+        problem.batch,
+        not problem.plain or problem.batch > 1,
+        b[0] != 1,
+        any(max(strides) % LINE for strides in (a, b)),
+        gpu_of(problem).sms,
+    )
+
+
+def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
+    """M, N and the strides of A and B of the problem whose C has its rows in a row."""
+    M, N, a, b = problem.M, problem.N, problem.a_strides, problem.b_strides
+    return (N, M, b[::-1], a[::-1]) if column_major((M, N), problem.c_strides) else (M, N, a, b)
+
+
+@cache
+def _fastest(
+    M: int, N: int, batch: int, fused: bool, n_major: bool, split_lines: bool, sms: int
+) -> Tile:
+    def rate(tile: Tile) -> float:
+        own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate
+        if not split_lines:
+            return own
+        # Each row of a panel is in two lines: 128 x 128 has 0.7 of 128 x 256 at 10000 cubed.
+        return own * max(0.5, 1 - 0.9 * max(0.0, tile.traffic / TILES[0].traffic - 1))
+
+    def time(tile: Tile) -> float:
+        waves = -(-(-(-M // tile.BLOCK_M) * -(-N // tile.BLOCK_N) * batch) // sms)
+        if tile.PINGPONG:
+            waves = max(waves, 2)  # of a single tile one consumer is idle
+        area = waves * tile.BLOCK_M * tile.BLOCK_N
+        return max(area / rate(tile), waves * LEAST * 128 * 256)
+
+    return min((tile for tile in TILES if tile.fused_rate or not fused), key=time)
+
+
+def plan(problem: Any) -> Mapping[str, int]:
+    """How wgmma_persistent runs a problem."""
+    tile = tile_of(problem)
+    if problem.device == "cpu":
+        return tile.plan
+    M, N, *_ = _transposed(problem)
+    shares_a = _shares_a(tile, M, N, problem.batch, gpu_of(problem).sms)
+    return {**tile.plan, "SHARES_A": int(shares_a)}
+
+
+@cache
+def _shares_a(tile: Tile, M: int, N: int, batch: int, sms: int) -> bool:
+    """Whether pairs of blocks work beside each other and share A.
+
+    They share the longer side of the tile, but for an odd number of tiles that makes a wave more
+    of pairs that way and not of the others.
+    """
+    rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
+    own = tile.BLOCK_M > tile.BLOCK_N
+    if (cols if own else rows) < 16 or rows * cols * batch <= 4 * sms:
+        return own  # as schedule_of in scheduler.cuh: there are no pairs
+
+    def waves(beside: bool) -> int:
+        pairs = rows * -(-cols // 2) if beside else -(-rows // 2) * cols
+        return -(-pairs * batch // (sms // 2))
+
+    return not own if waves(not own) < waves(own) else own
+
+
+def cost(problem: Any, sms: int) -> float | None:
+    """Microseconds of a product whose operands TMA can read; None where it cannot."""
+    if refuse_tma(problem) is not None:
+        return None
+    tile = tile_of(problem)
+    rate = tile.rate if problem.plain and problem.batch == 1 else tile.fused_rate
+    waves = ceil_div(ceil_div(problem.M, tile.BLOCK_M) * ceil_div(problem.N, tile.BLOCK_N), sms)
+    step = STEP_US * max(tile.BLOCK_M * tile.BLOCK_N / (128 * 256) / rate, LEAST)
+    memory = 2 * (problem.M + problem.N) * problem.K / MEMORY_BYTES_PER_US
+    steps = ceil_div(problem.K, TILE_K)
+    return max(LAUNCH_US + memory, PERSISTENT_LAUNCH_US + waves * (steps * step + TILE_US))
+
+
+ROW = row(
+    "wgmma_persistent",
+    "blocks that stay: loads and stores under multiplies, clusters that multicast B",
+    (9, 0),
+    fuses=FUSES,
+    shapes=TMA_ROWS + "; matrices of a batch a multiple of 8 elements apart",
+    refuse=refuse_tma,
+    wgmma=True,
+    plan=plan,
+)

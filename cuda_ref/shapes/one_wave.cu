@@ -1,0 +1,249 @@
+// C[M, N] = A[M, K] B[K, N] for a C of few tiles: one to a block, and all of them run at once.
+// With alpha, beta C_in, bias and an activation.
+//
+// ADDS           nothing that a block needs to stay: no loop over tiles; tile, ring and cluster are
+//                known to the build. So the producer's step is a handful of instructions: a tile
+//                of 64 x 128 takes one each 160 ns; wgmma_persistent took 250 to issue the next.
+//                Of small tiles what comes first is asked for while the kernel before still ends.
+//                Blocks of a cluster share what they all read, along M or along N; what nobody
+//                reads again does not displace the rest of the L2. Where it DIVIDES, blocks of a
+//                tile take a part of K each, and a second kernel adds their sums, in order.
+// STILL MISSING  more tiles than SMs: that is wgmma_persistent. Up to 16 rows, of which most of
+//                each multiply is in vain: skinny.
+//
+// grid       a block for each tile of C and part of K, rounded up to whole clusters
+// cluster    CLUSTER blocks beside each other with the same rows of A (SHARES_A), or one above the
+//            other with the same columns of B: each loads its share and multicasts it
+// block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
+//            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
+// warpgroup  wgmma 64 x BLOCK_N x 16; C is stored in chunks of 64 rows x 128 bytes by TMA
+#include "one_wave_build.cuh"
+#if TCGEMM_DIVIDES
+#include "sm90/reduce_kernel.cuh"
+#endif
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+struct Wave {
+  int M, N, k_tiles;
+  int splits;               // parts of K
+  int rows, cols;           // tiles of C, with those that fill up clusters
+  bool a_once, b_once;      // the blocks that read a panel of the operand are one cluster
+  int a_box, b_box;         // rows of a box of a K-major operand
+  bool pdl;                 // the next kernel may start while this one runs
+  int sums_rows;            // of the workspace, for each part of K
+
+  // The corner of a block's tile: along the shorter side first, so that who reads the same is near.
+  __device__ void locate(int index, int rank, int* m, int* n) const {
+    const int high = rows / B_PEERS, wide = cols / A_PEERS, at = index / CLUSTER;
+    const bool down = high <= wide;
+    const Tile tile = down ? Tile{at % high, at / high} : Tile{at / wide, at % wide};
+    *m = (tile.m * B_PEERS + (B_PEERS > 1 ? rank : 0)) * BLOCK_M;
+    *n = (tile.n * A_PEERS + (A_PEERS > 1 ? rank : 0)) * BLOCK_N;
+  }
+};
+
+// `Out` is the type of C, or float where K is divided and c_map is of the workspace.
+template <typename In, typename Out, Major A, Major B, typename Extra>
+__global__ void __launch_bounds__(THREADS, 1)
+    one_wave(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+             const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Wave wave,
+             const __grid_constant__ Extra extra) {
+  using SharesA = Shares<A, BLOCK_M, A_PEERS>;
+  using SharesB = Shares<B, BLOCK_N, B_PEERS>;
+  constexpr bool FUSED = std::is_same_v<Extra, Fused>;
+  static_assert(SHARED_BYTES<Out> <= 232448, "an SM gives a block 227 KB");
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t ring = shared_address(shared);
+  const uint32_t full = ring + BARRIERS_AT<Out>, empty = full + 8 * NUM_STAGES;
+  const uint32_t arrivals = empty + 8 * NUM_STAGES;  // of C_in, one for each chunk
+
+  const int tiles = wave.rows * wave.cols, part = DIVIDES ? blockIdx.x / tiles : 0;
+  const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
+  const int first = DIVIDES ? wave.k_tiles * part / wave.splits : 0;
+  const int count =
+      DIVIDES ? wave.k_tiles * (part + 1) / wave.splits - first : wave.k_tiles;
+  int m, n;
+  wave.locate(blockIdx.x - part * tiles, rank, &m, &n);
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < NUM_STAGES; ++stage) {
+      mbarrier_init(full + 8 * stage, 1);
+      mbarrier_init(empty + 8 * stage, 4 * CONSUMERS * CLUSTER);
+    }
+    if constexpr (FUSED)
+      for (int i = 0; i < CONSUMERS * CHUNKS<Out>; ++i) mbarrier_init(arrivals + 8 * i, 1);
+    fence_mbarrier_init();
+  }
+  const int used = min(count, NUM_STAGES);
+  zero_rows<THREADS>(shared, STAGE_BYTES, used, SharesA::rows(wave.a_box), BLOCK_M);
+  zero_rows<THREADS>(shared + A_BYTES, STAGE_BYTES, used, SharesB::rows(wave.b_box), BLOCK_N);
+  __syncthreads();
+  if constexpr (CLUSTER > 1) {
+    barrier_cluster_arrive_relaxed();
+    barrier_cluster_wait();
+  }
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+  const bool produces = threadIdx.x == 128 * CONSUMERS;
+  if (L2_PREFETCH > 0 && produces) {
+    const int steps = count > L2_PREFETCH ? L2_PREFETCH_FIRST : count;
+    SharesA::prefetch_l2(&a_map, m, wave.a_box, first, steps, n / BLOCK_N, wave.cols);
+    SharesB::prefetch_l2(&b_map, n, wave.b_box, first, steps, m / BLOCK_M, wave.rows);
+  }
+  griddepcontrol_wait();
+  // Not before, or several kernels' blocks wait on the SMs that the next wants: 64 cubed 1.57 to
+  // 1.37 us. Not at all where some of the next kernel's blocks would find an idle SM, but not all
+  // (among_idle in waves.py).
+  if (wave.pdl) griddepcontrol_launch_dependents();
+
+  if (warp == 4 * CONSUMERS) {
+    if (produces) {
+      const uint32_t bytes = 128 * (SharesA::rows(wave.a_box) + SharesB::rows(wave.b_box));
+      uint32_t stage = 0, phase = 0;
+      for (int i = 0; i < count; ++i) {
+        mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
+        const uint32_t barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES;
+        const int k = (first + i) * BLOCK_K;
+        mbarrier_arrive_expect_tx(barrier, bytes);
+        SharesA::load(to, &a_map, barrier, rank, m, k, wave.a_box, wave.a_once);
+        SharesB::load(to + A_BYTES, &b_map, barrier, rank, n, k, wave.b_box, wave.b_once);
+        if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
+      }
+    }
+    __syncwarp();
+  } else {
+    const int consumer = warp / 4;
+    const uint32_t lane = threadIdx.x % 32;
+    const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
+    const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
+    TmaEpilogue<Out, Extra, 1, BLOCK_N, CHUNKS<Out>> tile{
+        extra, shared + CHUNKS_AT + consumer * CHUNKS<Out> * CHUNK_BYTES,
+        arrivals + 8 * consumer * CHUNKS<Out>, 1u + consumer, threadIdx.x % 128 == 0};
+    tile.m = m + consumer * 64 + part * wave.sums_rows;
+    tile.n = n;
+    if constexpr (FUSED) tile.begin(wave.M, wave.N);
+
+    float d[1][BLOCK_N / 2];
+    uint32_t stage = 0, phase = 0;
+    for (int i = 0; i < count; ++i) {
+      mbarrier_try_wait_parity(full + 8 * stage, phase);
+      const uint32_t offset = stage * (STAGE_BYTES >> 4);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < BLOCK_K / MMA_K; ++k)
+        wgmma<BLOCK_N, In, A, B>(d[0], a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
+                                 b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>, i > 0 || k > 0);
+      wgmma_commit_group();
+      // One group stays in flight; the one before has read its stage, which goes back.
+      wgmma_wait_group<1>();
+      // Nobody waits for the last ones: their arrivals could reach a block that has left.
+      if (i > 0 && i - 1 + NUM_STAGES < count && lane < CLUSTER) {
+        const uint32_t barrier = empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1);
+        if constexpr (CLUSTER > 1)
+          mbarrier_arrive_cluster(barrier, lane);
+        else
+          mbarrier_arrive(barrier);
+      }
+      if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
+    }
+    wgmma_wait_group<0>();
+    tile.store(&c_map, plain, d, wave.M, wave.N);
+    if (tile.elected) cp_async_bulk_wait_group_read<0>();
+  }
+  // No block exits while another may still write its stages.
+  if constexpr (CLUSTER > 1) {
+    barrier_cluster_arrive_relaxed();
+    barrier_cluster_wait();
+  }
+}
+
+template <typename In, typename Out, typename Extra>
+int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const PlainOutput& plain,
+                const Wave& wave, const Extra& extra, cudaStream_t stream) {
+  using SharesA = Shares<Major::MN, BLOCK_M, A_PEERS>;
+  using SharesB = Shares<Major::MN, BLOCK_N, B_PEERS>;
+  CUtensorMap a_map, b_map;
+  Major a_major, b_major;
+  int error = operand_map(gemm.a, false, gemm.in, wave.a_box, &a_map, &a_major, 0, PANEL,
+                          SharesA::DEPTH);
+  if (error == cudaSuccess)
+    error = operand_map(gemm.b, true, gemm.in, wave.b_box, &b_map, &b_major, 0, PANEL,
+                        SharesB::DEPTH);
+  if (error != cudaSuccess) return error;
+  const unsigned clusters = wave.rows * wave.cols * wave.splits / CLUSTER;
+  return with_majors(a_major, b_major, [&](auto a, auto b) {
+    if constexpr (b == Major::K || BLOCK_N > 48)
+      return launch_clusters(one_wave<In, Out, a, b, Extra>, clusters, CLUSTER, dim3(THREADS),
+                             SHARED_BYTES<Out>, stream, a_map, b_map, c_map, plain, wave, extra);
+    return int{cudaErrorNotSupported};  // a stage of 48 columns has no room for a panel of 64
+  });
+}
+
+#if !TCGEMM_DIVIDES
+
+template <typename Extra>
+int launch_whole(const Gemm& gemm, const Wave& wave, const Extra& extra, cudaStream_t stream) {
+  constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
+  if constexpr (!PLAIN && BLOCK_N % 64 != 0) return cudaErrorNotSupported;  // C_in has whole chunks
+  CUtensorMap c_map{};
+  const PlainOutput plain =
+      output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, Extra::BATCHED ? 1 : 0, BLOCK_N);
+  return with_types(gemm, [&](auto in, auto out) {
+    using In = decltype(in);
+    using Out = decltype(out);
+    if constexpr (BUILT<In, Out, PLAIN> && (PLAIN || BLOCK_N % 64 == 0))
+      return launch_wave<In, Out>(gemm, c_map, plain, wave, extra, stream);
+    return int{cudaErrorNotSupported};
+  });
+}
+
+int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
+  if (is_plain(gemm)) return launch_whole(gemm, wave, Plain{}, stream);
+  return launch_whole(gemm, wave, fused_of(gemm), stream);
+}
+
+#else
+
+int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
+  const int64_t pitch = ceil_div(gemm.c.cols, 4) * 4, stride = wave.sums_rows * pitch;
+  if (gemm.scratch.allocate == nullptr) return cudaErrorNotSupported;
+  void* workspace = gemm.scratch.allocate(stride * wave.splits * 4, stream);
+  if (workspace == nullptr) return cudaErrorMemoryAllocation;
+  const Matrix sums{workspace, int64_t{wave.sums_rows} * wave.splits, pitch, pitch, 1};
+  CUtensorMap sums_map{};
+  const PlainOutput plain = output_map(sums, DType::f32, CHUNK_ROWS, &sums_map);
+  int error = with_types(gemm, [&](auto in, auto out) {
+    using In = decltype(in);
+    if constexpr (BUILT<In, decltype(out), true> || BUILT<In, decltype(out), false>)
+      return launch_wave<In, float>(gemm, sums_map, plain, wave, Plain{}, stream);
+    return int{cudaErrorNotSupported};
+  });
+  if (error != cudaSuccess) return error;
+  return launch_add_partials(gemm, rows_of(sums, DType::f32), stride, wave.splits, stream);
+}
+
+#endif
+
+}  // namespace
+
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const Gemm gemm = with_rows_of_c(asked);
+  const int64_t k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
+  const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), B_PEERS) * B_PEERS;
+  const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), A_PEERS) * A_PEERS;
+  const int splits = !DIVIDES ? 1 : gemm.plan.splits > 0 ? gemm.plan.splits : 2;
+  const bool pdl = gemm.plan.no_pdl == 0;
+  if (k_tiles < splits) return cudaErrorInvalidValue;  // no part of K is empty
+  if (rows * cols > INT32_MAX / splits || k_tiles > INT32_MAX / splits)
+    return cudaErrorInvalidConfiguration;
+  const Wave wave{static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols),
+                  static_cast<int>(k_tiles), splits, static_cast<int>(rows), static_cast<int>(cols),
+                  cols == A_PEERS, rows == B_PEERS,
+                  Shares<Major::K, BLOCK_M, A_PEERS>::box(gemm.c.rows),
+                  Shares<Major::K, BLOCK_N, B_PEERS>::box(gemm.c.cols),
+                  pdl, DIVIDES ? static_cast<int>(rows) * BLOCK_M : 0};
+  return start(gemm, wave, stream);
+}

@@ -1,0 +1,115 @@
+// What a build of one_wave is for, one tile and cluster and one case of types, and what follows from
+// it: its shared memory, and how a cluster shares out its loads.
+#pragma once
+
+#include "sm90/reduce.cuh"
+#include "tile/order.cuh"
+#include "sm90/epilogue_tma.cuh"
+
+#ifndef TCGEMM_CLUSTER  // the tile of a build that names none
+#define TCGEMM_BLOCK_M 64
+#define TCGEMM_BLOCK_N 64
+#define TCGEMM_NUM_STAGES 8
+#define TCGEMM_CLUSTER 1
+#define TCGEMM_SHARES_A 0
+#define TCGEMM_DIVIDES 0
+#endif
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+constexpr int BLOCK_M = TCGEMM_BLOCK_M;
+constexpr int BLOCK_N = TCGEMM_BLOCK_N;
+constexpr int BLOCK_K = 64;
+constexpr int NUM_STAGES = TCGEMM_NUM_STAGES;
+constexpr int CLUSTER = TCGEMM_CLUSTER;
+constexpr bool DIVIDES = TCGEMM_DIVIDES;  // K, among blocks
+constexpr int A_PEERS = TCGEMM_SHARES_A ? CLUSTER : 1, B_PEERS = TCGEMM_SHARES_A ? 1 : CLUSTER;
+constexpr int CONSUMERS = BLOCK_M / 64;
+constexpr int THREADS = 128 * CONSUMERS + 32;
+constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
+// B has whole panels of 64 columns, but 48 columns are those of a K-major B alone.
+constexpr int B_ROWS = BLOCK_N == 48 ? 48 : (BLOCK_N + 63) / 64 * 64;
+constexpr uint32_t STAGE_BYTES = A_BYTES + B_ROWS * BLOCK_K * 2;
+constexpr uint32_t CHUNKS_AT = NUM_STAGES * STAGE_BYTES;  // behind the ring; then the barriers
+// Steps along K that the blocks prefetch into the L2 while the kernel before still runs, each of them
+// once: all where there are no more than L2_PREFETCH (512 cubed 2.75 to 2.34 us), else
+// L2_PREFETCH_FIRST.
+constexpr int L2_PREFETCH = BLOCK_M * BLOCK_N <= 64 * 64 ? 16 : DIVIDES ? 4 : 0;
+constexpr int L2_PREFETCH_FIRST = 4;
+static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0, "whole warpgroups, and wgmma's n");
+static_assert(CLUSTER == 1 || CLUSTER == 2 || (CLUSTER == 4 && BLOCK_N % 64 == 0),
+              "shares of 8 rows, or panels");
+static_assert(STAGE_BYTES % 1024 == 0, "panels start at multiples of 1024 bytes");
+
+template <typename Out>
+constexpr int CHUNKS = (BLOCK_N * int{sizeof(Out)} - 1) / 128 + 1;
+template <typename Out>
+constexpr uint32_t BARRIERS_AT = CHUNKS_AT + CONSUMERS * CHUNKS<Out> * CHUNK_BYTES;
+template <typename Out>
+constexpr uint32_t SHARED_BYTES =
+    BARRIERS_AT<Out> + 8 * (2 * NUM_STAGES + CONSUMERS * CHUNKS<Out>);
+
+// How the tile of an operand, ROWS of M or N by BLOCK_K, is shared out among PEERS blocks: rows of a
+// K-major one; of an MN-major one panels of 64, or where those are too few, rows along K.
+template <Major MAJOR, int ROWS, int PEERS>
+struct Shares {
+  static constexpr int PANELS = (ROWS + 63) / 64;
+  static constexpr bool BY_PANELS = PANELS % PEERS == 0;
+  static constexpr int DEPTH = MAJOR == Major::K || BY_PANELS ? BLOCK_K : BLOCK_K / PEERS;
+
+  // Rows of M or N in a box, for an operand that has `extent` of them: a box that is partly outside
+  // of it takes longer, not less.
+  static __host__ __device__ constexpr int box(int64_t extent) {
+    if (MAJOR != Major::K) return 64;
+    const int64_t rows = extent < ROWS ? extent : ROWS;
+    return static_cast<int>(PEERS == 1 ? rows : (rows - 1) / (8 * PEERS) * 8 + 8);
+  }
+  // Rows, or columns of panels, that arrive for a step, from all multicast peers.
+  static __host__ __device__ constexpr int rows(int box) {
+    return MAJOR == Major::K ? PEERS * box : PANELS * 64;
+  }
+
+  // Calls copy(offset in shared memory, inner, outer) for each box of block `rank`.
+  template <typename Copy>
+  static __device__ __forceinline__ void each(int rank, int mn, int k, int box, Copy copy) {
+    if constexpr (MAJOR == Major::K) {
+      copy(rank * box * 128, k, mn + rank * box);
+    } else {
+      constexpr int STEP = BY_PANELS ? PEERS : 1;
+      const int first = BY_PANELS ? rank : 0, row = BY_PANELS ? 0 : rank * DEPTH;
+#pragma unroll
+      for (int i = 0; i < PANELS / STEP; ++i)
+        copy((first + i * STEP) * BYTES_PER_64_MN + row * 128, mn + (first + i * STEP) * 64,
+             k + row);
+    }
+  }
+
+  // `once`: nobody else will read it.
+  static __device__ __forceinline__ void load(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                              int rank, int mn, int k, int box, bool once) {
+    each(PEERS > 1 ? rank : 0, mn, k, box, [&](uint32_t at, int inner, int outer) {
+      if constexpr (PEERS > 1)
+        cp_async_bulk_tensor_2d_multicast(to + at, map, barrier, inner, outer, (1 << PEERS) - 1);
+      else if (once)
+        cp_async_bulk_tensor_2d_evict_first(to + at, map, barrier, inner, outer);
+      else
+        cp_async_bulk_tensor_2d(to + at, map, barrier, inner, outer);
+    });
+  }
+
+  // Prefetches every reader-th step of `steps` into the L2, from step `reader` on.
+  static __device__ __forceinline__ void prefetch_l2(const CUtensorMap* map, int mn, int box,
+                                                   int first, int steps, int reader,
+                                                   int readers) {
+    for (int step = reader; step < steps; step += readers)
+      for (int rank = 0; rank < PEERS; ++rank)
+        each(rank, mn, (first + step) * BLOCK_K, box, [&](uint32_t, int inner, int outer) {
+          cp_async_bulk_prefetch_tensor_2d(map, inner, outer);
+        });
+  }
+};
+
+}  // namespace

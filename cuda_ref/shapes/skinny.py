@@ -1,0 +1,93 @@
+"""skinny: few rows of A as wgmma's narrow side, and B streamed out of memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..planning.cost import (
+    LAUNCH_US,
+    MEMORY_TO_SM_BYTES_PER_US,
+    TILE_K,
+    ceil_div,
+    into_sm_us,
+    memory_us,
+    most_splits,
+    store_us,
+)
+from ..planning.rows import FUSES_NO_BATCH, row
+from ..planning.tuning import Tuning
+from . import skinny_tile
+
+ORDER = 160
+
+EXCHANGE_US = 1.0
+"""Exchanging partial sums between the blocks of a cluster."""
+
+LAST_WAVE = 0.8
+"""Of the SMs that idle in the last wave, the share for which memory idles too."""
+
+
+def widths(problem: Any) -> tuple[int, ...]:
+    """Columns of C that a tile may have, for a problem with M <= N.
+
+    Others than 64 and 128 are wgmma's n, which for up to 16 rows multiplies mostly in vain; of a
+    row-major B they are parts of the lines in which it comes out of memory.
+    """
+    return (48, 56, 64, 96, 112, 128) if problem.layout == "nt" and problem.M > 16 else (64, 128)
+
+
+def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
+    """Those that keep at least half of the SMs busy, where K is long enough."""
+    found = []
+    most = most_splits(problem.K)
+    for width in widths(problem):
+        tiles = ceil_div(problem.N, width)
+        for splits in range(1, 9):
+            blocks = tiles * splits
+            if splits > 1 and (splits > most or blocks > 2 * sms):
+                continue
+            if blocks * 2 < sms and splits < min(8, most):
+                continue
+            rings = (112, 200) if blocks <= sms else (112,) if splits > 1 else (50, 112, 200)
+            found += [{"BLOCK_N": width, "SPLITS": splits, "SHARED_KB": kb} for kb in rings]
+    return found
+
+
+def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
+    """Memory, which idles where the last wave is not full, or the busiest SM, and the exchange."""
+    splits, tile_n = config["SPLITS"], config["BLOCK_N"]
+    tile_m = skinny_tile.tile_rows(problem.M, tile_n)
+    tiles = ceil_div(problem.N, tile_n)
+    memory = memory_us(problem)
+    if splits == 1 and tiles > sms:
+        memory *= 1 + LAST_WAVE * (ceil_div(tiles, sms) * sms / tiles - 1)
+    most = ceil_div(tiles * splits, sms) * tile_n * 2 * problem.K / splits  # bytes of B for an SM
+    memory = max(memory, most / MEMORY_TO_SM_BYTES_PER_US)
+    steps = math.ceil(math.ceil(problem.K / TILE_K) / splits)
+    into_sm = into_sm_us(max(1, tiles * splits / sms), steps, tile_m, tile_n)
+    return LAUNCH_US + max(memory, into_sm) + store_us(tile_m, tile_n) + EXCHANGE_US * (splits > 1)
+
+
+TUNING = Tuning(
+    kernel="skinny",
+    settings=("BLOCK_N", "SPLITS", "SHARED_KB"),
+    simulated={"BLOCK_N": 64, "SPLITS": 1, "SHARED_KB": 200},
+    candidates=candidates,
+    modelled_us=modelled_us,
+    divide=skinny_tile.divide,
+)
+cost = TUNING.cost
+instance = skinny_tile.instance
+
+ROW = row(
+    "skinny",
+    "few rows as wgmma's narrow side; a cluster divides K, so that memory is never idle",
+    (9, 0),
+    shapes=skinny_tile.SKINNY_ROWS,
+    refuse=skinny_tile.refuse_skinny,
+    wgmma=True,
+    plan=TUNING.plan,
+    fuses=FUSES_NO_BATCH,
+)

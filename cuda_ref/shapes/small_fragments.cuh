@@ -1,0 +1,116 @@
+// What a thread of small.cu holds of an operand: how it is loaded and handed to mma.sync.
+#pragma once
+
+#include "ptx/mma.cuh"
+#include "ptx/sm90.cuh"
+
+namespace tcgemm::sm90 {
+
+constexpr int PATCH = 4;  // elements along M or N, and along K
+
+// How an operand is read: in vectors along K, or along M or N, or by elements.
+enum class Access { K, MN, elements };
+
+// A, or B by its columns: element (mn, k) is at data + mn * mn_stride + k * k_stride.
+struct Side {
+  const uint16_t* data;
+  int64_t mn_stride, k_stride, batch_stride;
+  int mn, K;
+};
+
+// Of two words that hold two elements of two rows of k each, the first or the second of both.
+__device__ __forceinline__ uint32_t even(uint32_t k0, uint32_t k1) {
+  return __byte_perm(k0, k1, 0x5410);
+}
+__device__ __forceinline__ uint32_t odd(uint32_t k0, uint32_t k1) {
+  return __byte_perm(k0, k1, 0x7632);
+}
+
+// Four neighbours, at a multiple of BYTES, in words of as many; zeros from `inside` on, which
+// divides no word.
+template <int BYTES>
+__device__ __forceinline__ uint2 load_line(const uint16_t* from, int inside) {
+  if constexpr (BYTES == 8) {
+    return inside > 0 ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
+  } else {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(from);
+    return make_uint2(inside > 0 ? words[0] : 0, inside > 2 ? words[1] : 0);
+  }
+}
+
+// 4 x 4 elements from (mn, k) on, both multiples of 4. What lies beyond K is zero; beyond M or N it
+// is zero or taken from inside the operand, since it meets no element of C.
+template <Access ACCESS, int BYTES>
+struct Patch {
+  // As loaded: of Access::MN by k, else by m or n; two elements to a word.
+  uint2 lines[PATCH];
+
+  __device__ __forceinline__ void load(const Side& from, int mn, int k) {
+#pragma unroll
+    for (int s = 0; s < PATCH; ++s) {
+      if constexpr (ACCESS == Access::MN) {
+        lines[s] = load_line<BYTES>(from.data + mn + (k + s) * from.k_stride,
+                                    k + s < from.K ? from.mn - mn : 0);
+      } else {
+        const uint16_t* at = from.data + min(mn + s, from.mn - 1) * from.mn_stride;
+        if constexpr (ACCESS == Access::K) {
+          lines[s] = load_line<BYTES>(at + k, from.K - k);
+        } else {
+          uint32_t x[PATCH];
+#pragma unroll
+          for (int e = 0; e < PATCH; ++e)
+            x[e] = k + e < from.K ? at[(k + e) * from.k_stride] : uint16_t{0};
+          lines[s] = make_uint2(x[0] | x[1] << 16, x[2] | x[3] << 16);
+        }
+      }
+    }
+  }
+
+  // Asks for it to be brought into the L2.
+  __device__ __forceinline__ static void prefetch(const Side& from, int mn, int k) {
+    if (k >= from.K) return;
+#pragma unroll
+    for (int s = 0; s < PATCH; ++s) {
+      const int row = min(ACCESS == Access::MN ? mn : mn + s, from.mn - 1);
+      const int col = min(ACCESS == Access::MN ? k + s : k, from.K - 1);
+      prefetch_global_l2(from.data + row * from.mn_stride + col * from.k_stride);
+    }
+  }
+
+  // The elements of row `s` along K, two to a word.
+  __device__ __forceinline__ uint2 row(int s) const {
+    if constexpr (ACCESS == Access::MN) {
+      uint32_t x[PATCH];
+#pragma unroll
+      for (int k = 0; k < PATCH; ++k) x[k] = s < 2 ? lines[k].x : lines[k].y;
+      return s % 2 == 0 ? make_uint2(even(x[0], x[1]), even(x[2], x[3]))
+                        : make_uint2(odd(x[0], x[1]), odd(x[2], x[3]));
+    } else {
+      return lines[s];
+    }
+  }
+};
+
+// D[32, 32] += A[32, 16] B[16, 32] from the patches of a warp's lanes. Lane l = 4 g + t has those
+// from row or column 4 g and from k = 4 t on. Which k of an mma is which does not matter as long as
+// A and B agree; nor which row or column, as long as D is read accordingly.
+template <typename In, typename A, typename B>
+__device__ __forceinline__ void multiply(float (&d)[2][PATCH][4], const A& a, const B& b) {
+#pragma unroll
+  for (int j = 0; j < PATCH; ++j) {
+    const uint2 column = b.row(j);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint2 low = a.row(2 * i), high = a.row(2 * i + 1);
+      mma_m16n8k16<In>(d[i][j], {low.x, high.x, low.y, high.y}, column.x, column.y);
+    }
+  }
+}
+
+// Of a lane's sums, group q of 8: four neighbours of row 4 g + q / 2, from column 8 t + 4 (q % 2).
+__device__ __forceinline__ float4 group_of_four(const float (&d)[2][PATCH][4], int q) {
+  const int i = q / 4, e = q / 2 % 2 * 2 + q % 2;
+  return make_float4(d[i][0][e], d[i][1][e], d[i][2][e], d[i][3][e]);
+}
+
+}  // namespace tcgemm::sm90

@@ -1,0 +1,250 @@
+// C[M, N] = A[M, K] B[K, N], and all that can be fused, for 8-bit types, tf32 and float32 (tf32x3).
+//
+// ADDS           the other types of the tensor cores, on the schedule of wgmma_persistent. A row of
+//                a panel is 128 bytes of K whatever the type; an operand that does not lie K-major,
+//                or whose rows TMA cannot read is repacked (host/repack.cuh). Ping-pong: a consumer
+//                stores a tile of its own while the other multiplies the next. tf32: TMA rounds to
+//                nearest on the way in. PROMOTE: the tensor cores truncate each partial sum (of
+//                8-bit floats to some 14 bits), so every 128 bytes of K are summed from zero and
+//                added in float32. tf32x3: x = hi + lo, and hi hi + hi lo + lo hi are multiplied
+//                (lo lo is below 2^-22); consumers split A in registers, idle warps B in shared.
+// STILL MISSING  K is never divided. Built case by case (wgmma_types_modes.cuh).
+//
+// grid       as few clusters of 1 or 2 blocks along M as finish in as many waves
+// block      one producer and 1 to 3 consumer warpgroups; the tiling that ends first (launch_mode)
+// warpgroup  64 or 2 x 64 rows of C: wgmma 64 x BLOCK_N x 32 bytes; stored by 64 rows x 128 bytes
+#include "host/repack.cuh"
+#include "sm90/epilogue_chunks.cuh"
+#include "wgmma_types_modes.cuh"
+#include "sm90/scheduler.cuh"
+#include "wgmma_types_accumulators.cuh"
+#include "host/fastest_tiling.cuh"
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+constexpr int BLOCK_K = 128;  // bytes
+constexpr int GROUP_M = 16;
+constexpr int SPLITTERS = 3;  // warps
+constexpr uint32_t SHARED_BYTES = 232448;  // 227 KB, what an SM gives a block
+constexpr uint32_t BARRIER_BYTES = 256;
+
+// One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile is
+// one consumer's, else all work on it, in turn downwards. RATE: speed of a busy SM, % of the first.
+template <typename Mode, int RATE_, int CONSUMERS_, int HALVES_, int N_, bool PINGPONG_ = false,
+          int SETS_ = 1>
+struct Tiling {
+  static constexpr int RATE = RATE_, CONSUMERS = CONSUMERS_, HALVES = HALVES_, N = N_;
+  static constexpr bool PINGPONG = PINGPONG_;
+  static constexpr int M = 64 * HALVES * (PINGPONG ? 1 : CONSUMERS);
+  static constexpr int THREADS = 128 * (1 + CONSUMERS);
+  // Of 168 or 128 registers a thread at launch. One consumer has all that a thread can have.
+  static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : Mode::SPLIT ? 88 : 40;
+  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Mode::SPLIT ? 208 : 232;
+  // Consumers that wait for their sums begin one after the other, so that their waits do not meet.
+  static constexpr int SETS = SETS_;
+  static constexpr bool STAGGERED = Mode::PROMOTE && SETS == 1 && CONSUMERS > 1;
+  static constexpr uint32_t A_BYTES = M * BLOCK_K, B_BYTES = N * BLOCK_K;
+  static constexpr uint32_t LOADED_BYTES = A_BYTES + B_BYTES;
+  static constexpr uint32_t STAGE_BYTES = LOADED_BYTES + (Mode::SPLIT ? B_BYTES : 0);
+  static constexpr int CHUNK_BUFFERS = N == 192 ? 3 : 2;  // a divisor of the chunks of 64 rows
+  static constexpr uint32_t CHUNKS_BYTES = CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES;
+  static constexpr uint32_t NUM_STAGES =
+      std::min(8u, (SHARED_BYTES - BARRIER_BYTES - 1024 - CHUNKS_BYTES) / STAGE_BYTES);
+  static constexpr uint32_t RING_BYTES = NUM_STAGES * STAGE_BYTES;
+  using Tiles = Schedule<M, N, GROUP_M>;
+};
+
+// What the plain product does without.
+struct Plain {};
+
+template <typename Mode, typename Out, typename T, typename Extra>
+__global__ void __launch_bounds__(T::THREADS, 1)
+    wgmma_types(const __grid_constant__ CUtensorMap a_map,
+                const __grid_constant__ CUtensorMap b_map,
+                const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
+                typename T::Tiles schedule, int k_tiles, const __grid_constant__ Extra extra) {
+  using Acc = typename Mode::Acc;
+  constexpr bool FUSED = !std::is_same_v<Extra, Plain>;
+  constexpr uint32_t NUM_STAGES = T::NUM_STAGES;
+  constexpr int READERS = T::PINGPONG ? 1 : T::CONSUMERS;  // consumers of a stage
+  extern __shared__ uint8_t shared[];
+  __shared__ uint64_t barriers[3 * NUM_STAGES + T::CONSUMERS];
+  static_assert(sizeof(barriers) <= BARRIER_BYTES);
+  const uint32_t stages = (shared_address(shared) + 1023) / 1024 * 1024;
+  Ring<NUM_STAGES> ring{shared_address(barriers)};
+  const uint32_t pingpong = ring.barriers + 24 * NUM_STAGES;  // one for each consumer
+  const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
+  const int first = blockIdx.x / cluster, step = gridDim.x / cluster, tiles = schedule.tiles();
+
+  if (threadIdx.x == 0) {
+    for (Ring<NUM_STAGES> each = ring; each.phase == 0; each.advance()) {
+      mbarrier_init(each.full(), 1);
+      mbarrier_init(each.empty(), 4 * READERS * cluster);
+      mbarrier_init(each.split(), SPLITTERS);
+    }
+    for (int i = 0; i < T::CONSUMERS; ++i) mbarrier_init(pingpong + 8 * i, 1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (cluster > 1) barrier_cluster_arrive(), barrier_cluster_wait();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+  int m, n, z;
+  if (warp < 4) {
+    if constexpr (T::CONSUMERS > 1) setmaxnreg_dec<T::PRODUCER_REGISTERS>();
+    if (threadIdx.x % 32 == 0 && warp < 1) {
+      prefetch_tensormap(&a_map);
+      prefetch_tensormap(&b_map);
+      for (int index = first + warp; index < tiles; index += step) {  // + 0: uniform (the page)
+        schedule.template locate<true>(index, rank, &m, &n, &z);
+        for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
+          mbarrier_try_wait_parity(ring.empty(), ring.phase ^ 1);
+          const uint32_t full = ring.full(), tile = stages + ring.stage * T::STAGE_BYTES;
+          const int k = k_tile * (BLOCK_K / Mode::ITEM);
+          mbarrier_arrive_expect_tx(full, T::LOADED_BYTES);
+          load_tile<Major::K, T::M, true>(tile, &a_map, full, m, k, z * schedule.a_step);
+          load_tile_multicast<Major::K, T::N, true, T::N / 2>(
+              tile + T::A_BYTES, &b_map, full, n, k, rank, cluster, z * schedule.b_step);
+        }
+      }
+    } else if (Mode::SPLIT && warp > 0) {
+      for (int index = first; index < tiles; index += step) {
+        for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
+          mbarrier_try_wait_parity(ring.full(), ring.phase);
+          split_float32<T::B_BYTES, 32 * SPLITTERS>(
+              stages + ring.stage * T::STAGE_BYTES + T::A_BYTES, threadIdx.x - 32);
+          fence_proxy_async();
+          __syncwarp();
+          if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.split());
+        }
+      }
+    }
+    __syncwarp();
+  } else {
+    if constexpr (T::CONSUMERS > 1) setmaxnreg_inc<T::CONSUMER_REGISTERS>();
+    const int consumer = warp / 4 - 1;
+    const bool elected = threadIdx.x % 128 == 0;  // the thread that owns the TMA stores
+    const int row = T::PINGPONG ? 0 : consumer * 64 * T::HALVES;  // of the consumer in the tile
+    const Operands<T> from{stages, row, cluster};
+    RowTerms<Out, Acc> rows;
+    Addends<Out> addends;
+    const auto load_addends = [&](int half) {
+      if constexpr (FUSED) {
+        rows.load(extra, m + 64 * half, n, T::N, schedule.M, schedule.N);
+        addends.load(extra, rows, m + 64 * half, n, schedule.M, schedule.N, z);
+      }
+    };
+    const auto finish = [&](auto& values, int half) {
+      const int top = m + 64 * half;
+      const uint32_t chunks =
+          stages + T::RING_BYTES + consumer * T::CHUNK_BUFFERS * CHUNK_BYTES;
+      if constexpr (FUSED)
+        finish_chunks(extra, rows, addends, values, top, n, schedule.M, schedule.N, z);
+      if (plain.data != nullptr)
+        store_accumulators<Out>(plain.at(z, sizeof(Out)), values, top, n, schedule.M, schedule.N);
+      else
+        store_chunks<Out, T::CHUNK_BUFFERS, true>(&c_map, chunks, 1 + consumer, values, top, n, z);
+    };
+    const int own = T::PINGPONG ? consumer * step : 0;
+    uint32_t parity = 0;  // parity
+    if (own) ring.skip(k_tiles);
+    bool starts_next = T::STAGGERED && consumer + 1 < T::CONSUMERS;
+    const auto start_next = [&] {
+      if (starts_next && elected) mbarrier_arrive(pingpong + 8 * (consumer + 1));
+      starts_next = false;
+    };
+    if (T::STAGGERED && consumer > 0) mbarrier_try_wait_parity(pingpong + 8 * consumer, 0);
+    for (int index = first + own; index < tiles; index += T::PINGPONG ? 2 * step : step) {
+      schedule.template locate<true>(index, rank, &m, &n, &z);
+      m += row;
+      if constexpr (Mode::PROMOTE) {
+        float sums[T::N / 2];
+        if constexpr (Mode::SPLIT) {
+          accumulate_three_products(ring, from, k_tiles, sums, start_next);
+        } else {
+          float d[T::SETS][1][T::N / 2];
+          accumulate_promoted<Mode>(ring, from, k_tiles, sums, d, start_next);
+        }
+        load_addends(0);
+        finish(sums, 0);
+      } else {
+        Acc d[T::HALVES][T::N / 2];
+        // A stage's parity says which use it is at only once the other consumer has seen its own.
+        if (T::PINGPONG) mbarrier_try_wait_parity(pingpong + 8 * consumer, parity ^ 1 ^ consumer);
+        accumulate<Mode>(ring, from, k_tiles, d, [&] {
+          if (T::PINGPONG && elected) mbarrier_arrive(pingpong + 8 * (1 - consumer));
+        });
+        if (T::PINGPONG) parity ^= 1;
+        load_addends(0);
+        wgmma_wait_group<0>();
+        ring.release(1, cluster);
+        if constexpr (T::PINGPONG) ring.skip(k_tiles);
+#pragma unroll
+        for (int half = 0; half < T::HALVES; ++half) {
+          if (half > 0) load_addends(half);
+          finish(d[half], half);
+        }
+      }
+    }
+    if (elected) cp_async_bulk_wait_group_read<0>();
+  }
+  if (cluster > 1) barrier_cluster_arrive(), barrier_cluster_wait();
+}
+
+template <typename Mode, typename Out, typename T, typename Extra>
+int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
+  CUtensorMap a_map, b_map, c_map{};
+  typename T::Tiles schedule;
+  unsigned clusters;
+  constexpr bool TO_TF32 = Mode::MMA == Mma::tf32 && !Mode::SPLIT;
+  int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, T::M, TO_TF32, stream, &a_map);
+  if (error == cudaSuccess)
+    error = kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, TO_TF32, stream, &b_map);
+  if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
+  if (error != cudaSuccess) return error;
+  const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, gemm.batch);
+  const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K / Mode::ITEM));
+  return launch_clusters(wgmma_types<Mode, Out, T, Extra>, clusters, schedule.cluster,
+                         dim3(T::THREADS), SHARED_BYTES - BARRIER_BYTES, stream, a_map, b_map,
+                         c_map, plain, schedule, k_tiles, extra);
+}
+
+template <typename Mode, typename Out, typename Extra>
+int launch_mode(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
+  const auto launch = [&](auto tiling) {
+    return launch_tiling<Mode, Out, decltype(tiling)>(gemm, extra, stream);
+  };
+  constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
+  using Small = Tiling<Mode, 65, 1, 1, 128, false, 2>;
+  if constexpr (Mode::SPLIT)
+    return with_fastest<Tiling<Mode, 100, 2, 1, 128>, Small>(gemm, launch);
+  else if constexpr (Mode::PROMOTE && PLAIN)
+    return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Tiling<Mode, 94, 3, 1, 128>,
+                        Small>(gemm, launch);
+  else if constexpr (Mode::PROMOTE)
+    return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Small>(gemm, launch);
+  else if constexpr (PLAIN && Mode::MMA == Mma::tf32)
+    return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Tiling<Mode, 102, 2, 2, 192, true>,
+                        Tiling<Mode, 101, 2, 1, 256>, Small>(gemm, launch);
+  else if constexpr (PLAIN)
+    return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Tiling<Mode, 102, 2, 2, 192, true>,
+                        Small>(gemm, launch);
+  else  // 192 accumulators leave too few registers for what is fused
+    return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Small>(gemm, launch);
+}
+
+}  // namespace
+
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const Gemm gemm = with_rows_of_c(asked);
+  return with_modes(gemm, [&](auto mode, auto out) {
+    using Mode = decltype(mode);
+    if (is_plain(gemm)) return launch_mode<Mode, decltype(out)>(gemm, Plain{}, stream);
+    return launch_mode<Mode, decltype(out)>(gemm, epilogue_of<typename Mode::Acc>(gemm), stream);
+  });
+}

@@ -1,0 +1,64 @@
+// Findings and counts: where a worker notes them, and how those of all workers become one result.
+#include "engine.hpp"
+
+namespace tcgemm::simulator {
+
+Position position_of(const Thread& thread) {
+  return {{block_index.x, block_index.y, block_index.z},
+          {thread.indices.thread.x, thread.indices.thread.y, thread.indices.thread.z}};
+}
+
+// A new finding, or null where the same one was reported before and is only counted.
+Finding* report(Kind kind, uint64_t pc, int operand) {
+  for (int i = 0; i < worker->finding_count; ++i) {
+    Finding& f = worker->findings[i];
+    if (f.kind == kind && f.pc == pc && f.operand == operand) {
+      ++f.times;
+      return nullptr;
+    }
+  }
+  if (worker->finding_count == MAX_FINDINGS) return nullptr;
+  Finding& f = worker->findings[worker->finding_count++];
+  f = {};
+  f.kind = kind;
+  f.operand = operand;
+  f.pc = pc;
+  f.row = f.col = -1;
+  f.times = 1;
+  if (current) f.at = position_of(*current);
+  return &f;
+}
+
+void add_finding(Result& result, const Finding& finding) {
+  for (int i = 0; i < result.finding_count; ++i) {
+    Finding& f = result.findings[i];
+    if (f.kind == finding.kind && f.pc == finding.pc && f.operand == finding.operand) {
+      f.times += finding.times;
+      return;
+    }
+  }
+  if (result.finding_count < MAX_FINDINGS) result.findings[result.finding_count++] = finding;
+}
+
+void collect(Result& result) {
+  for (int w = 0; w < control->worker_count; ++w) {
+    const Worker& from = control->workers[w];
+    for (int i = 0; i < from.finding_count; ++i) add_finding(result, from.findings[i]);
+    const auto* add = reinterpret_cast<const uint64_t*>(&from.counters);
+    auto* to = reinterpret_cast<uint64_t*>(&result.counters);
+    for (size_t i = 0; i < sizeof(Counters) / 8; ++i) to[i] += add[i];
+    for (const MmaCount& m : from.mma) {
+      if (m.count == 0) continue;
+      for (MmaCount& r : result.mma) {
+        const bool same = std::memcmp(&r, &m, offsetof(MmaCount, count)) == 0;
+        if (r.count && !same) continue;
+        const uint64_t sum = r.count + m.count;
+        r = m;
+        r.count = sum;
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace tcgemm::simulator

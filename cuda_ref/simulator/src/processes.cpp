@@ -1,0 +1,322 @@
+// The processes of a run.
+//
+// A run forks a leader, which calls the launcher; each launch forks helpers, and all of them take
+// blocks from one counter. Operands lie in mappings shared by these processes, so a kernel that
+// crashes, hangs or writes where it should not harms nobody's memory but its own.
+#include <execinfo.h>
+#include <link.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+
+#include "engine.hpp"
+
+#include "host/gemm.cuh"
+
+#undef alignas
+#undef threadIdx
+#undef blockIdx
+#undef blockDim
+#undef gridDim
+
+extern "C" __attribute__((visibility("hidden"))) thread_local unsigned char
+    tcgemm_dynamic_shared[];
+
+namespace tcgemm::simulator {
+
+Request request;
+Control* control;
+Worker* worker;
+Operand operands[NUM_OPERANDS];
+int32_t* c_writers;
+
+namespace {
+
+void crash_handler(int signal, siginfo_t* info, void* context) {
+  uint64_t pc = 0;
+#if defined(__x86_64__)
+  pc = static_cast<uint64_t>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+  pc = static_cast<ucontext_t*>(context)->uc_mcontext.pc;
+#endif
+  if (worker) {
+    const bool timeout = signal == SIGUSR1;
+    const uint64_t where = pc - reinterpret_cast<uint64_t>(image_low) + 1;
+    worker->finding_count = std::min(worker->finding_count, MAX_FINDINGS - 1);
+    if (Finding* f = report(timeout ? Kind::timeout : Kind::crash, where)) {
+      f->signal = signal;
+      f->at.block[0] = block_index.x;
+      f->at.block[1] = block_index.y;
+      f->at.block[2] = block_index.z;
+      f->offset = static_cast<int64_t>(reinterpret_cast<uint64_t>(info->si_addr));
+      // Where the fault lies in the runtime, one of its callers has a place in the kernel's source.
+      void* frames[MAX_FRAMES];
+      const int count = backtrace(frames, MAX_FRAMES);
+      for (int i = 0; i < count; ++i) f->frames[i] = relative_pc(frames[i]);
+      if (!current) f->has_other = -1;  // outside every thread: the launcher, or a block's start
+    }
+  }
+  control->stop.store(1);
+  _exit(signal == SIGUSR1 ? 3 : 2);
+}
+
+void become_worker(int index) {
+  worker = &control->workers[index];
+  worker->pid = getpid();
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
+  static char alternate[64 * 1024];
+  stack_t stack{};
+  stack.ss_sp = alternate;
+  stack.ss_size = sizeof(alternate);
+  sigaltstack(&stack, nullptr);
+  struct sigaction action {};
+  action.sa_sigaction = crash_handler;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigset_t none;
+  sigemptyset(&none);
+  pthread_sigmask(SIG_SETMASK, &none, nullptr);
+  for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGUSR1}) sigaction(s, &action, nullptr);
+}
+
+int find_image(dl_phdr_info* info, size_t, void*) {
+  const char* here = reinterpret_cast<const char*>(&find_image);
+  const char* low = nullptr;
+  const char* high = nullptr;
+  size_t tls_bytes = 0;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& header = info->dlpi_phdr[i];
+    const char* start = reinterpret_cast<const char*>(info->dlpi_addr + header.p_vaddr);
+    if (header.p_type == PT_LOAD) {
+      if (!low) low = start;
+      high = start + header.p_memsz;
+    } else if (header.p_type == PT_TLS) {
+      tls_bytes = header.p_memsz;
+    }
+  }
+  if (here < low || here >= high) return 0;
+  image_low = reinterpret_cast<char*>(info->dlpi_addr);
+  image_high = const_cast<char*>(high);
+  shared_low = static_cast<char*>(info->dlpi_tls_data);
+  shared_high = shared_low + tls_bytes;
+  return shared_low ? 1 : 2;
+}
+
+}  // namespace
+
+int run_grid(const Launch& launch) {
+  const dim3 g = launch.grid, b = launch.block;
+  const uint64_t block_threads = uint64_t(b.x) * b.y * b.z;
+  const uint64_t blocks = uint64_t(g.x) * g.y * g.z;
+  if (block_threads == 0 || block_threads > MAX_THREADS || b.x > 1024 || b.y > 1024 || b.z > 64 ||
+      blocks == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535)
+    return cudaErrorInvalidConfiguration;
+  if (launch.shared_bytes > MAX_SHARED) return cudaErrorInvalidValue;
+
+  launch_now = &launch;
+  params_low = static_cast<char*>(launch.params);
+  params_high = params_low + launch.params_bytes;
+  grid_dim = g;
+  block_dim = b;
+  thread_count = static_cast<int>(block_threads);
+  warp_count = (thread_count + 31) / 32;
+  dynamic_shared_bytes = launch.shared_bytes;
+  for (int i = 0; i < thread_count; ++i) {
+    Thread& t = threads[i];
+    t.linear = i;
+    t.warp = static_cast<uint8_t>(i / 32);
+    t.lane = static_cast<uint8_t>(i % 32);
+    t.indices.thread = {i % b.x, i / b.x % b.y, i / b.x / b.y};
+  }
+  for (int w = 0; w < warp_count; ++w) {
+    const int left = thread_count - 32 * w;
+    warps[w].present = left >= 32 ? ~0u : (1u << left) - 1;
+  }
+  control->launch = {{g.x, g.y, g.z}, {b.x, b.y, b.z},
+                     static_cast<uint64_t>(request.shared_static),
+                     launch.shared_bytes, relative_pc(launch.kernel)};
+  control->next_block.store(0);
+  prepare_stacks();
+  guard_stacks();
+  if constexpr (OBSERVE) observe::start_run();
+
+  const int wanted = static_cast<int>(
+      std::min<uint64_t>(std::min<uint64_t>(request.workers, MAX_WORKERS), blocks));
+  pid_t helpers[MAX_WORKERS];
+  int started = 1;
+  for (; started < wanted; ++started) {
+    const pid_t pid = fork();
+    if (pid < 0) break;
+    if (pid == 0) {
+      become_worker(started);
+      run_blocks();
+      _exit(0);
+    }
+    helpers[started] = pid;
+    control->workers[started].pid = pid;
+  }
+  control->worker_count = std::max(control->worker_count, started);
+  run_blocks();
+  for (int i = 1; i < started; ++i) {
+    int status = 0;
+    while (waitpid(helpers[i], &status, 0) < 0 && errno == EINTR) {
+    }
+    control->workers[i].pid = 0;
+    if (status != 0) control->stop.store(1);
+  }
+  if constexpr (OBSERVE) observe::end_launch();
+  return cudaSuccess;
+}
+
+namespace {
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+[[noreturn]] void lead() {
+  become_worker(0);
+  Gemm gemm{};
+  gemm.scratch.allocate = lend;
+  Matrix* matrices[] = {&gemm.a, &gemm.b, &gemm.c, &gemm.c_in};
+  for (int i = 0; i < 4; ++i) {
+    const OperandRequest& from = request.operands[i];
+    *matrices[i] = {operands[i].data, from.rows,       from.cols,
+                    from.row_stride,  from.col_stride, from.batch_stride};
+  }
+  if (c_in_is_c()) gemm.c_in.data = gemm.c.data;
+  Vector* vectors[] = {&gemm.bias, &gemm.scale_a, &gemm.scale_b};
+  for (int i = 0; i < 3; ++i) {
+    const OperandRequest& from = request.operands[C_IN_OPERAND + 1 + i];
+    *vectors[i] = {operands[C_IN_OPERAND + 1 + i].data, from.row_stride, from.col_stride};
+  }
+  gemm.batch = request.operands[C_OPERAND].batches;
+  gemm.alpha = request.alpha;
+  gemm.beta = request.beta;
+  gemm.activation = static_cast<Activation>(request.activation);
+  gemm.compute = static_cast<Compute>(request.compute);
+  gemm.mma_m = request.mma_m;
+  gemm.mma_n = request.mma_n;
+  gemm.in = static_cast<DType>(request.dtype_in);
+  gemm.out = static_cast<DType>(request.dtype_out);
+  control->launch_error = tcgemm_launch(gemm, nullptr);
+  if constexpr (OBSERVE) {
+    if (control->launch_error == 0) observe::end_run();
+  }
+  control->leader_done = 1;
+  _exit(0);
+}
+
+// Waits for the leader; kills every worker where the time is up. Returns the leader's status.
+int wait_for(pid_t leader, double timeout_s, bool* timed_out) {
+  const double start = now();
+  int status = 0;
+  for (long pause = 20'000;; pause = std::min(pause * 2, 2'000'000L)) {
+    const pid_t done = waitpid(leader, &status, WNOHANG);
+    if (done == leader) return status;
+    if (done < 0 && errno != EINTR) return -1;
+    if (now() - start > timeout_s && !*timed_out) {
+      *timed_out = true;
+      control->stop.store(1);
+      for (int i = control->worker_count - 1; i >= 0; --i)
+        if (control->workers[i].pid > 0) kill(control->workers[i].pid, SIGUSR1);
+    }
+    if (now() - start > timeout_s + 2) {
+      for (int i = control->worker_count - 1; i >= 0; --i)
+        if (control->workers[i].pid > 0) kill(control->workers[i].pid, SIGKILL);
+      kill(leader, SIGKILL);
+    }
+    timespec t{0, pause};
+    nanosleep(&t, nullptr);
+  }
+}
+
+}  // namespace
+
+}  // namespace tcgemm::simulator
+
+using namespace tcgemm::simulator;
+
+// Runs the kernel of this library on the request's operands. Returns 0, or a negative number where
+// nothing could be run: -1 no memory, -2 no process, -3 no thread-local storage.
+extern "C" __attribute__((visibility("default"))) int tcgemm_simulate(const Request* asked,
+                                                                      Result* result) {
+  std::memset(static_cast<void*>(result), 0, sizeof(*result));
+  request = *asked;
+  // A first access makes the thread-local block exist, so that its address can be asked for.
+  *static_cast<volatile unsigned char*>(tcgemm_dynamic_shared) = 0;
+  if (dl_iterate_phdr(find_image, nullptr) != 1) return -3;
+  result->image_base = reinterpret_cast<uint64_t>(image_low);
+
+  void* map = mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                   -1, 0);
+  if (map == MAP_FAILED) return -1;
+  control = new (map) Control{};
+  control->worker_count = 1;
+  bool mapped = true;
+  uint64_t sectors = 0;
+  for (Operand& o : operands) o = {};
+  for (int i = 0; i < NUM_OPERANDS && mapped; ++i) {
+    if (!request.operands[i].data || (i == C_IN_OPERAND && c_in_is_c())) continue;
+    mapped = map_operand(operands[i], request.operands[i], i == C_OPERAND);
+    operands[i].first_sector = sectors;
+    sectors += operands[i].map_bytes / 32;
+  }
+  const Operand& c = operands[C_OPERAND];
+  const size_t writers_bytes =
+      OBSERVE && mapped ? static_cast<size_t>(c.batches * c.rows * c.cols) * 4 : 0;
+  c_writers = nullptr;
+  if (writers_bytes) {
+    void* w = mmap(nullptr, writers_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    mapped = w != MAP_FAILED;
+    if (mapped) c_writers = static_cast<int32_t*>(w);
+  }
+
+  int status = 0, failure = mapped ? 0 : -1;
+  bool timed_out = false;
+  if (mapped) {
+    const pid_t leader = fork();
+    if (leader == 0) lead();
+    if (leader < 0) {
+      failure = -2;
+    } else {
+      status = wait_for(leader, request.timeout_s, &timed_out);
+    }
+  }
+  if (failure == 0) {
+    result->launch_error = control->launch_error;
+    result->launch = control->launch;
+    result->l2 = control->l2;
+    collect(*result);
+    if (!control->leader_done && result->finding_count == 0) {
+      Finding f{};
+      f.kind = timed_out ? Kind::timeout : Kind::crash;
+      f.operand = -1;
+      f.has_other = -1;
+      f.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+      f.times = 1;
+      std::memcpy(f.at.block, control->workers[0].block, sizeof(f.at.block));
+      add_finding(*result, f);
+    }
+    copy_elements(c, static_cast<char*>(request.operands[C_OPERAND].data), c.data);
+    if (request.writers && c_writers) std::memcpy(request.writers, c_writers, writers_bytes);
+  }
+  for (Operand& o : operands)
+    if (o.map) munmap(o.map, o.map_bytes);
+  if (c_writers) munmap(c_writers, writers_bytes);
+  munmap(map, sizeof(Control));
+  control = nullptr;
+  return failure;
+}

@@ -1,0 +1,5 @@
+"""``python -m tcgemm`` is the command ``tcgemm``."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,66 @@
+"""The suite ``drawn``: shapes that nobody tuned for, drawn at random and the same for a seed.
+
+Every other suite has sizes that are multiples of 64 or nearly so. What users bring is not: how the
+rows of the operands are aligned decides whether 16-byte copies and TMA can read them at all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from ..problem import ITEMSIZE, LAYOUTS
+from .cases import Case
+
+ALIGNMENTS = (2, 16, 32, 64, 128)
+"""Bytes that rows of A, B and C are a multiple of; of no larger power of two, but for the last."""
+
+LARGEST = 16384
+MOST_FLOP = 4 * 10**12
+
+
+def drawn_cases(
+    seed: int, count: int, dtypes: Sequence[str] = (), layouts: Sequence[str] = ()
+) -> list[Case]:
+    """``count`` different cases, the same for the same arguments on every machine.
+
+    M, N and K are log-uniform from 1 to LARGEST, 2 M N K at most MOST_FLOP; alignment, layout and
+    dtype are uniform. Sizes along which an operand is contiguous are rounded so that its rows have
+    the alignment. The suite's name carries the seed, and the alignment in bytes: ``drawn-s7-a16``.
+
+    Args:
+        seed: another seed gives other cases.
+        count: at least 1.
+        dtypes: of A, B and C, each of 16 bits; by default float16 and bfloat16.
+        layouts: by default all four.
+    """
+    draw = random.Random(seed).random  # of all its methods the one that never changes
+
+    def one_of(values: Sequence[str]) -> str:
+        return values[int(draw() * len(values))]
+
+    cases: dict[tuple[object, ...], Case] = {}
+    while len(cases) < count:
+        alignment = ALIGNMENTS[len(cases) % len(ALIGNMENTS)]
+        dtype = one_of(dtypes or ("float16", "bfloat16"))
+        layout = one_of(layouts or LAYOUTS)
+        sizes = {name: max(1, round(LARGEST ** draw())) for name in "MNK"}
+        rows = {"K" if layout[0] == "n" else "M", "N" if layout[1] == "n" else "K", "N"}
+        for name in rows:
+            sizes[name] = _aligned(sizes[name], alignment // ITEMSIZE[dtype])
+        M, N, K = (sizes[name] for name in "MNK")
+        if 2 * M * N * K > MOST_FLOP:
+            continue
+        key = (M, N, K, dtype, layout)
+        origin = f"drawn with seed {seed}; rows are aligned to {alignment} bytes"
+        suite = f"drawn-s{seed}-a{alignment}"
+        cases.setdefault(key, Case(suite, M, N, K, dtype, dtype, layout, origin))
+    return list(cases.values())
+
+
+def _aligned(size: int, elements: int) -> int:
+    """The size as a multiple of so many elements, an odd one below whole lines of 128 bytes."""
+    multiple = max(1, round(size / elements))
+    if elements < ALIGNMENTS[-1] // 2 and multiple % 2 == 0:
+        multiple -= 1
+    return multiple * elements

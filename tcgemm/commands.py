@@ -1,0 +1,31 @@
+"""How every command reads its arguments: help in two spellings, and no option twice by mistake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from typer.core import TyperCommand
+
+from .errors import OperandError
+
+HELP = {"help_option_names": ["-h", "--help"]}
+"""Context settings of the application, which its commands inherit."""
+
+
+class Command(TyperCommand):
+    """A command that refuses an option given twice, unless the option may be repeated.
+
+    The parser itself keeps the last value and says nothing of those before it.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises OperandError for a repeated option; see the parser for the rest."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        given: Counter[Any] = Counter(each for each in order if each.param_type_name == "option")
+        for option, times in given.items():
+            if times > 1 and not (option.multiple or option.count or option.is_flag):
+                raise OperandError(
+                    f"{option.opts[0]} is given {times} times and takes one value: give it once"
+                )
+        return super().parse_args(ctx, args)

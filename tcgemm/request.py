@@ -1,0 +1,84 @@
+"""What the options of a command ask for: a Problem on a GPU. Imports no torch until it must.
+
+A command checks its arguments here before anything heavy is imported, so that a mistake is named
+at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import gpus
+from .bench.cases import parse_shape
+from .problem import Problem
+from .vocabulary import check_compute, check_epilogue, check_stored
+
+if TYPE_CHECKING:
+    from .gpus import Gpu
+
+DEFAULT_GPU = "h200"
+"""Whose figures are taken on a machine without a GPU."""
+
+
+def board_of(name: str | None) -> Gpu:
+    """The GPU of that name; without a name the GPU of this machine, else DEFAULT_GPU.
+
+    Raises UnknownNameError, listing the GPUs that are known. Only without a name is torch imported.
+    """
+    if name is not None:
+        return gpus.find(name)
+    import torch
+
+    if torch.cuda.is_available():
+        return gpus.lookup(torch.cuda.get_device_name())
+    return gpus.find(DEFAULT_GPU)
+
+
+def check_problem(
+    shape: str,
+    dtype: str,
+    out_dtype: str | None,
+    layout: str,
+    compute: str | None,
+    epilogue: str = "",
+    gpu: str | None = None,
+) -> None:
+    """Raise what ``board_of`` and ``problem_of`` would raise of these arguments, without torch.
+
+    alpha and beta are left to ``problem_of``.
+    """
+    parse_shape(shape)
+    check_stored(dtype, out_dtype, layout)
+    check_epilogue(dtype, epilogue)
+    check_compute(dtype, compute)
+    if gpu is not None:
+        gpus.find(gpu)
+
+
+def problem_of(
+    shape: str,
+    dtype: str,
+    out_dtype: str | None,
+    layout: str,
+    compute: str | None,
+    alpha: float,
+    beta: float,
+    bias: bool,
+    epilogue: str,
+    batch: int,
+    board: Gpu,
+) -> Problem:
+    """The problem that the arguments name: contiguous operands, aligned, on that GPU.
+
+    Raises OperandError for names, layouts or sizes that do not exist.
+    """
+    check_problem(shape, dtype, out_dtype, layout, compute, epilogue)
+    from .operands import check_factors
+
+    alpha, beta = check_factors(dtype, alpha, beta, epilogue)
+    size = parse_shape(shape)
+    return Problem.stored(
+        size.M, size.N, size.K, dtype, check_stored(dtype, out_dtype, layout), layout,
+        capability=gpus.capability(board), compute=check_compute(dtype, compute), batch=batch,
+        alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
+    )  # fmt: skip

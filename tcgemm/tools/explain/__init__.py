@@ -1,0 +1,1 @@
+"""``tcgemm explain``: what a call would be, before it runs."""

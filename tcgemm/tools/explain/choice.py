@@ -1,0 +1,153 @@
+"""What each backend makes of a problem, and why no other kernel of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...dispatch import Kernel
+    from ...gpus import Gpu
+    from ...problem import Problem
+    from ...ranking import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one backend makes of the problem."""
+
+    backend: str
+    kernel: str | None
+    why: str
+    others: dict[str, str]
+    """The other kernels of the backend, each with why it is not taken."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    tile: tuple[int, int] | None = None
+    """BLOCK_M, BLOCK_N: the part of C that one block or program computes."""
+    tiles: tuple[int, int] | None = None
+    """Rows and columns of tiles in C."""
+    blocks: int | None = None
+    waves: float | None = None
+    """Tiles over the GPU's SMs, one tile each at a time."""
+    last_wave_fill: float | None = None
+    """Share of the SMs that have a tile in the last wave."""
+    padding_waste: float | None = None
+    """Share of the tiles' elements that lie outside C."""
+    stage_bytes: int | None = None
+    """Shared memory that the pipeline's stages of A and B fill in one block."""
+    compiled: dict[str, Any] = field(default_factory=dict)
+    """Registers, spilled and shared bytes, as the compiler says."""
+
+
+def choice(
+    problem: Problem,
+    backend: str,
+    kernel: str | None,
+    board: Gpu,
+    compile_: bool = False,
+    ranking: Sequence[Estimate] = (),
+) -> Choice:
+    """What the backend makes of the problem, and why not otherwise.
+
+    Times are compared as ``ranking`` has them, and called measured where they are.
+    """
+    from ... import dispatch
+    from ...errors import UnsupportedError
+
+    rows = dispatch.ladder(backend)
+    try:
+        row = dispatch.choose(problem, backend, kernel)
+    except UnsupportedError as error:
+        others = {each.name: each.why_not(problem) or "" for each in rows}
+        return Choice(backend, None, str(error).splitlines()[0], others)
+    times = {each.kernel: each for each in ranking}
+    others = {each.name: _why_other(each, row, rows, problem, kernel, times) for each in rows}
+    others.pop(row.name)
+    why = "asked for by name" if kernel else "the highest rung that takes it and does not give way"
+    if not kernel and row.yields(problem):
+        why += " (it yields to a lower one that does not take this)"
+    plan = dict(row.plan(problem))
+    return Choice(
+        backend,
+        row.name,
+        why,
+        others,
+        plan,
+        **_grid(plan, problem, board),
+        compiled=_compiled(row, problem) if compile_ else {},
+    )
+
+
+def _why_other(
+    other: Kernel,
+    row: Kernel,
+    rows: tuple[Kernel, ...],
+    problem: Problem,
+    kernel: str | None,
+    times: Mapping[str, Estimate],
+) -> str:
+    reason = other.why_not(problem)
+    if reason is not None:
+        return reason
+    if kernel is not None:
+        why = f"takes it too, and {row.name} was asked for"
+    elif rows.index(other) < rows.index(row):
+        why = f"takes it too, and {row.name} is a higher rung"
+    else:
+        why = f"takes it too, and gives way to {row.name}"
+    return f"{why}: {_comparison(times.get(other.full_name), times.get(row.full_name))}"
+
+
+def _comparison(other: Estimate | None, chosen: Estimate | None) -> str:
+    """Which of the two is slower, as far as it is known and from what."""
+    if other is None or other.us is None:
+        return "no time of it is known near this shape"
+    if chosen is None or chosen.us is None:
+        return f"{other.us:.1f} us here, and no time of the other is known near this shape"
+    how = "measured" if other.exact and chosen.exact else "estimated"
+    which = "slower" if other.us > chosen.us else "faster" if other.us < chosen.us else "as fast"
+    return f"{how} {which}, {other.us:.1f} us to {chosen.us:.1f}"
+
+
+def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
+    from ...problem import stage_bytes
+    from ...ranking import block_of
+
+    block = block_of(plan)
+    if block is None:
+        return {}
+    tiles = (math.ceil(problem.M / block[0]), math.ceil(problem.N / block[1]))
+    parts = plan.get("SPLITS", 1) * plan.get("GROUPS", 1)
+    blocks = tiles[0] * tiles[1] * problem.batch * parts
+    covered = tiles[0] * block[0] * tiles[1] * block[1]
+    found: dict[str, Any] = {
+        "tile": block,
+        "tiles": tiles,
+        "blocks": blocks,
+        "padding_waste": 1 - problem.M * problem.N / covered,
+    }
+    if board.sms:
+        waves = blocks / board.sms
+        rest = blocks % board.sms
+        found["waves"] = waves
+        found["last_wave_fill"] = rest / board.sms if rest else 1.0
+    found["stage_bytes"] = stage_bytes(plan, problem)
+    return found
+
+
+def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
+    """What the backend's optional ``inspect(name, problem)`` says; a reason where it cannot."""
+    from ... import dispatch
+    from ...errors import first_line
+
+    inspect = getattr(import_module(dispatch.BACKENDS[row.backend]), "inspect", None)
+    if inspect is None:
+        return {"unknown": f"{row.backend} is no source that could be compiled here"}
+    try:
+        found: dict[str, Any] = inspect(row.name, problem)
+    except (RuntimeError, ValueError) as error:
+        return {"unknown": first_line(error)}
+    return found

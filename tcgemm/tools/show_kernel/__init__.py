@@ -1,0 +1,1 @@
+"""``tcgemm show-kernel``: what a compiler made of a rung."""

@@ -1,0 +1,267 @@
+"""``tcgemm show-kernel``: what a compiler made of a rung, or of two side by side, without a GPU."""
+
+from __future__ import annotations
+
+import json as json_
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ... import options
+from ...errors import OperandError, UnknownNameError
+from ...request import board_of, check_problem, problem_of
+
+if TYPE_CHECKING:
+    from ...dispatch import Kernel
+    from ...problem import Problem
+
+STAGES = ("ttgir", "ptx", "sass")
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "wgmma": ("HGMMA", "IGMMA", "QGMMA", "BGMMA"),
+    "mma": ("HMMA", "IMMA", "QMMA", "DMMA", "BMMA"),
+    "FMA on CUDA cores": ("FFMA", "FFMA2", "HFMA2", "DFMA"),
+    "TMA loads": ("UTMALDG",),
+    "TMA stores": ("UTMASTG",),
+    "bulk copies": ("UBLKCP",),
+    "cp.async": ("LDGSTS",),
+    "ldmatrix": ("LDSM",),
+    "stmatrix": ("STSM",),
+    "global loads": ("LDG", "LD"),
+    "global stores": ("STG", "ST"),
+    "shared loads": ("LDS",),
+    "shared stores": ("STS",),
+    "barriers of a block": ("BAR",),
+    "barriers of a cluster": ("UCGABAR", "UCGABAR_ARV", "UCGABAR_WAIT"),
+    "mbarrier operations": ("SYNCS",),
+    "local memory": ("LDL", "STL"),
+}
+"""What is counted -> opcodes of the machine code, without modifiers. Places in the code, not how
+often they run."""
+
+FACTS = (
+    "compiler",
+    "target",
+    "instances",
+    "registers",
+    "spilled bytes",
+    "shared bytes",
+    "static shared bytes",
+    "bytes of stages",
+    "wgmma serialized",
+    "seconds to compile",
+    "lines of source",
+    "lines with what is shared",
+)
+
+ALL_SHOWN = ("registers", "spilled bytes", "wgmma", "mma", "instructions", "seconds to compile")
+"""What ``--all`` prints of a rung; its file has everything."""
+
+
+def show_kernel(
+    kernel: Annotated[
+        str | None, typer.Argument(help="The rung.", metavar="BACKEND/KERNEL")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(help="A second rung beside it.", metavar="BACKEND/KERNEL")
+    ] = None,
+    shape: Annotated[
+        str, typer.Option(help="Sizes of the product.", metavar="MxNxK")
+    ] = "4096x4096x4096",
+    dtype: options.Dtype = "bfloat16",
+    layout: options.Layout = "nn",
+    compute: options.Compute = None,
+    gpu: options.Board = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="Print this text instead: ttgir (Triton), ptx or sass.", metavar="NAME"),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every rung instead, one after another: minutes.")
+    ] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Of --all: write this file; compiled.csv of a report's folder is shown."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Say what the compiler made of a rung: instructions, registers, spills, seconds, lines."""
+    if stage is not None and stage not in STAGES:
+        raise UnknownNameError(f"unknown stage {stage!r}: choose from {', '.join(STAGES)}")
+    if every == (kernel is not None) or (every and (compare or stage)) or (csv and not every):
+        raise OperandError(
+            "name a BACKEND/KERNEL, or give --all, with which go --csv and --json only"
+        )
+    check_problem(shape, dtype, None, layout, compute, gpu=gpu)
+    from ... import dispatch
+
+    rows = [dispatch.named(name) for name in (kernel, compare) if name is not None]
+    board = board_of(gpu)
+    problem = problem_of(shape, dtype, None, layout, compute, 1.0, 0.0, False, "", 1, board)
+    if every:
+        _show_all(problem, board.name, csv, json)
+        return
+    inspectors = [inspector(row, problem, stage) for row in rows]
+    shown = [describe(row, problem, inspect(stage is not None)) for row, inspect in
+             zip(rows, inspectors, strict=True)]  # fmt: skip
+    texts = [each.pop("texts") for each in shown]
+    if stage is not None:
+        for each, text in zip(shown, texts, strict=True):
+            if stage not in text:
+                raise no_stage(each["kernel"], stage, text)
+            each["text"] = text[stage]
+    if json:
+        typer.echo(
+            json_.dumps({"problem": str(problem), "gpu": board.name, "kernels": shown}, indent=2)
+        )
+    elif stage is not None:
+        for each in shown:
+            typer.echo(f"// {each['kernel']}: {stage} for {each['facts']['target']}, {problem}")
+            typer.echo(each["text"])
+    else:
+        _print(shown, problem, board.name)
+
+
+def inspector(
+    row: Kernel, problem: Problem, stage: str | None
+) -> Callable[[bool], Mapping[str, Any]]:
+    """The backend's ``inspect`` of the rung, called with whether texts are wanted.
+
+    Raises UnsupportedError where the rung refuses the problem or nothing of it can be compiled or
+    shown; the callable raises ToolchainError where a compiler is missing or fails.
+    """
+    from ... import dispatch
+    from ...errors import ToolchainError, UnsupportedError
+
+    module = import_module(dispatch.BACKENDS[row.backend])
+    inspect = getattr(module, "inspect", None)
+    if inspect is None:
+        others = [
+            name
+            for name, path in dispatch.BACKENDS.items()
+            if hasattr(import_module(path), "inspect")
+        ]
+        raise UnsupportedError(
+            f"{row.backend} is no source that could be compiled here: choose a kernel of "
+            + " or ".join(others)
+        )
+    reason = row.why_not(problem)
+    if reason is not None:
+        raise UnsupportedError(f"{row.full_name} does not take {problem}: {reason}")
+    stages = getattr(module, "STAGES", ())
+    if stage is not None and stage not in stages:
+        raise no_stage(row.full_name, stage, stages)
+
+    def run(texts: bool) -> Mapping[str, Any]:
+        try:
+            found: Mapping[str, Any] = inspect(row.name, problem, texts)
+        except (RuntimeError, ValueError) as error:
+            raise ToolchainError(f"{row.full_name}: {str(error).strip()}") from error
+        return found
+
+    return run
+
+
+def no_stage(kernel: str, stage: str, stages: Any) -> Exception:
+    """The error of a text that a backend does not have."""
+    from ...errors import UnsupportedError
+
+    return UnsupportedError(
+        f"{kernel} has no {stage}: its stages are {', '.join(stages) or 'none that can be shown'}"
+    )
+
+
+def describe(row: Kernel, problem: Problem, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``inspect`` found, in the words of FACTS and GROUPS; a fact it does not know is None."""
+    from ...problem import stage_bytes
+
+    plan = dict(row.plan(problem))
+    counts = found.get("counts", {})
+    facts = {name: found.get(name) for name in FACTS}
+    facts["bytes of stages"] = stage_bytes(plan, problem) if "NUM_STAGES" in plan else None
+    facts["wgmma serialized"] = found.get("serialized")
+    facts["seconds to compile"] = found.get("seconds")
+    facts["lines of source"] = found.get("lines")
+    return {
+        "kernel": row.full_name,
+        "plan": plan,
+        "facts": facts,
+        "instances built": found.get("instances built"),
+        "counts": {
+            group: sum(counts.get(opcode, 0) for opcode in opcodes)
+            for group, opcodes in GROUPS.items()
+        },
+        "instructions": sum(counts.values()),
+        "texts": dict(found.get("texts", {})),
+    }
+
+
+def _show_all(problem: Problem, gpu: str, csv: Path | None, json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from .compiled import compile_all, write_csv
+
+    console, rows = Console(), []
+    table = Table("rung", *ALL_SHOWN)
+    with Console(stderr=True).status("compiling") as status:
+        for row in compile_all(problem, gpu):
+            name = f"{row['backend']}/{row['kernel']}"
+            status.update(f"compiled {name}")
+            rows.append(row)
+            why = [f"{row['status']}: {row['reason']}"] if row["status"] != "ok" else []
+            table.add_row(name, *(why or (_cell(row[column]) for column in ALL_SHOWN)))
+    if csv is not None:
+        write_csv(csv, rows)
+    if json:
+        typer.echo(json_.dumps(rows, indent=2))
+    else:
+        console.print(table)
+
+
+def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ...problem import settings
+
+    console = Console()
+    console.print(f"[bold]{escape(str(problem))}[/], compiled for {escape(gpu)}", soft_wrap=True)
+    table = Table("")
+    for each in shown:
+        table.add_column(each["kernel"], justify="right")
+    for name in FACTS:
+        values = [each["facts"][name] for each in shown]
+        if any(value is not None for value in values):
+            table.add_row(name, *map(_cell, values))
+    table.add_section()
+    for name in GROUPS:
+        values = [each["counts"][name] for each in shown]
+        if any(values):
+            table.add_row(name, *map(_cell, values))
+    table.add_row("instructions in all", *(_cell(each["instructions"]) for each in shown))
+    console.print(table)
+    for each in shown:
+        console.print(f"{each['kernel']}: {settings(each['plan'])}", soft_wrap=True)
+        number, built = each["facts"]["instances"], each["instances built"]
+        if number and number > 1:
+            console.print(
+                f"  the sum of {number} instances of {built}, and the most registers, spills and "
+                "shared memory of any: the symbols do not say which one this problem launches",
+                soft_wrap=True,
+            )
+        elif built and built > 1:
+            console.print(f"  the one instance of {built} that this problem launches")
+    console.print("Counts are places in the machine code, not how often they run.", soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value)

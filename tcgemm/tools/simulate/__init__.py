@@ -1,0 +1,1 @@
+"""``tcgemm simulate``: CUDA kernels counted and checked on a CPU; the order of tiles."""

@@ -1,0 +1,169 @@
+"""The command line as a new user meets it: help, mistakes, names that stay whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import tcgemm
+from tcgemm import dispatch, gpus
+from tcgemm.cli import app
+from tcgemm.errors import OperandError, UnknownNameError
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = (
+    "bench", "doctor", "explain", "kernels", "report", "show-kernel", "simulate", "tune", "verify",
+)  # fmt: skip
+
+
+def invoke(*arguments, columns=100):
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)], ids=str)
+def test_help_has_two_spellings(command, option):
+    result = invoke(*command, option)
+    assert result.exit_code == 0
+    assert "Usage: " in result.output
+    assert set(command or COMMANDS) <= set(re.findall(r"[\w-]+", result.output))
+
+
+def test_the_version():
+    result = invoke("--version")
+    assert (result.exit_code, result.output.strip()) == (0, f"tcgemm {tcgemm.__version__}")
+
+
+def test_the_module_is_the_command():
+    output = subprocess.run(
+        [sys.executable, "-m", "tcgemm", "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.strip() == f"tcgemm {tcgemm.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explain", "4096"], "malformed shape '4096'"),
+        (["explain", "8x8x8", "--dtype", "float17"], "unknown dtype 'float17'"),
+        (["explain", "8x8x8", "--layout", "nx"], "choose nn, nt, tn or tt"),
+        (["explain", "8x8x8", "--epilogue", "swish"], "unknown epilogue 'swish'"),
+        (["explain", "8x8x8", "--compute", "tf32"], "compute is 'tf32'"),
+        (["explain", "8x8x8", "--gpu", "voodoo"], "unknown GPU 'voodoo'"),
+        (["explain", "8x8x8", "--bananas"], "--bananas"),
+        (["show-kernel", "triton/naive", "--shape", "8"], "malformed shape '8'"),
+        (["show-kernel", "triton/naive", "--stage", "mud"], "unknown stage 'mud'"),
+        (["simulate", "naive", "--shape", "8"], "malformed shape '8'"),
+        (["simulate", "naive", "--order", "up"], "forward, reverse or random:SEED"),
+        (["simulate", "unheard"], "unknown kernel 'unheard'"),
+        (["bench", "--shape", "8"], "malformed shape '8'"),
+        (["bench", "--suite", "sweet"], "unknown suite 'sweet'"),
+        (["tune", "--shape", "8"], "malformed shape '8'"),
+        (["verify", "--dtype", "float17"], "unknown dtype 'float17'"),
+    ],
+)
+def test_a_mistake_is_named_before_torch_is_imported_and_within_half_a_second(arguments, words):
+    code = (
+        "import sys\nfrom tcgemm.cli import main\n"
+        f"sys.argv = ['tcgemm', *{arguments!r}]\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 2, end.code\n"
+        "    sys.exit(3 if 'torch' in sys.modules else 0)\n"
+    )
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    after = os.times()
+    assert words in done.stderr
+    assert done.returncode == 0, "torch was imported" if done.returncode == 3 else done.stderr
+    # On a processor, so that what else runs here does not count.
+    assert sum(after[2:4]) - sum(before[2:4]) < 0.5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explain", "8x8x8", "--dtype", "int8", "--dtype", "float16"),
+        ("simulate", "naive", "--shape", "8x8x8", "--shape", "16x16x16"),
+        ("bench", "--seed", "1", "--seed", "2"),
+        ("verify", "--fuzz", "1", "--fuzz", "1"),
+    ],
+)
+def test_an_option_given_twice_is_refused_where_the_last_would_win(arguments):
+    result = invoke(*arguments)
+    assert isinstance(result.exception, OperandError)
+    option = next(word for word in arguments if word.startswith("--"))
+    assert f"{option} is given 2 times" in str(result.exception)
+
+
+def test_an_option_that_is_repeatable_may_be_repeated():
+    result = invoke(
+        "explain", "64x64x64", "--gpu", "h200", "--json", "--backend", "triton", "--backend", "cuda"
+    )
+    assert result.exit_code == 0, result.output
+    assert [c["backend"] for c in json.loads(result.output)["choices"]] == ["triton", "cuda"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_kernels_keeps_every_name_whole(columns):
+    result = invoke("kernels", columns=columns)
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output
+    rows, _, types = result.output.partition("how it is summed")
+    for row in dispatch.select():
+        assert row.full_name in rows
+        assert re.search(rf"\b{row.name}\b", types), row.name
+    assert max(map(len, result.output.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_simulate_order_keeps_its_names_whole(columns):
+    result = invoke("simulate", "order", "--shape", "2048x2048x2048", columns=columns)
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output
+    for text in ("triton/grouped, tiles of", "cuda/wmma_grouped, tiles of", "row after row"):
+        assert text in result.output
+    assert "GROUP_M 64" in result.output
+    assert max(map(len, result.output.splitlines())) <= columns
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        *((name, "nvidia-geforce-rtx-4090") for name in (
+            "rtx4090", "RTX4090", "RTX 4090", "rtx-4090", "rtx_4090", "4090", "GeForce RTX 4090",
+            "NVIDIA GeForce RTX 4090", "geforce-rtx4090", "nvidia-geforce-rtx-4090",
+        )),
+        ("h200", "nvidia-h200"), ("H200-NVL", "nvidia-h200-nvl"), ("h200nvl", "nvidia-h200-nvl"),
+        ("h100pcie", "nvidia-h100-pcie"), ("NVIDIA H100 80GB HBM3", "nvidia-h100-sxm"),
+        ("a100", "nvidia-a100-40gb-sxm"), ("A100 80GB", "nvidia-a100-80gb-sxm"),
+        ("a10", "nvidia-a10"), ("l4", "nvidia-l4"), ("L40S", "nvidia-l40s"), ("t4", "nvidia-t4"),
+        ("Tesla T4", "nvidia-t4"),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_found_however_it_is_written(name, slug):
+    assert gpus.find(name).slug == slug
+
+
+@pytest.mark.parametrize("name", ["", "nvidia", "rtx 3090 ti", "a10g", "4", "voodoo", "h200 mig"])
+def test_a_gpu_that_is_none_is_refused(name):
+    with pytest.raises(UnknownNameError, match="choose from nvidia-t4"):
+        gpus.find(name)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "reports").glob("*/environment.json")), ids=lambda path: path.parent.name
+)
+def test_the_tables_l2_is_the_drivers(path):
+    """One size of the L2 in the models and in the reports."""
+    runs = json.loads(path.read_text()).values()
+    assert runs
+    for facts in runs:
+        assert gpus.lookup(facts["gpu"]).l2_bytes == facts["l2_bytes"]

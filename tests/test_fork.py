@@ -1,0 +1,93 @@
+"""Promise 26 of docs/contract.md: a fork at any time, from any thread, leaves a child that calls.
+
+The fork comes while another thread is inside of a call, with the locks that a call takes held by a
+thread that does not exist in the child.
+"""
+
+import os
+import signal
+import threading
+import time
+from importlib import import_module
+
+import pytest
+import torch
+
+import tcgemm
+
+KERNELS = (
+    ("triton", "naive"),
+    ("triton", "pipelined"),
+    ("cuda", "naive"),
+    ("cuda", "wmma_any"),
+)
+SECONDS = 30
+"""A child that hangs is killed by its own alarm, and the test says so."""
+
+
+def call(backend, kernel, device="cpu"):
+    a = torch.ones(33, 40, dtype=torch.float16, device=device)
+    return tcgemm.matmul(a, a.T, backend=backend, kernel=kernel)
+
+
+def status_of_child(work):
+    """The wait status of a forked process that does some work: 0 where it ends well."""
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(SECONDS)
+            work()
+            os._exit(0)
+        except BaseException as error:
+            print(f"the child: {error!r}", flush=True)
+        os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="no CUDA context survives a fork")
+@pytest.mark.parametrize(("backend", "kernel"), KERNELS)
+def test_promise_26_a_child_forked_during_a_call_can_call(backend, kernel):
+    expected = call(backend, kernel)
+    done = threading.Event()
+
+    def keep_calling():
+        while not done.is_set():
+            call(backend, kernel)
+
+    def child_calls():
+        assert torch.equal(call(backend, kernel), expected)
+
+    callers = [threading.Thread(target=keep_calling) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    try:
+        for _ in range(3):
+            time.sleep(0.02)
+            assert status_of_child(child_calls) == 0, "the child hung (14) or failed"
+    finally:
+        done.set()
+        for caller in callers:
+            caller.join()
+
+
+def test_promise_26_a_fork_leaves_the_child_the_users_settings_of_torch():
+    """Not those that another thread's call has set for its own length."""
+    cublas = import_module("tcgemm.cublas")
+    before = torch.get_float32_matmul_precision()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def within_a_call():
+        with cublas._mode("tf32"):
+            inside.set()
+            go_on.wait(10)
+
+    def child_looks():
+        assert torch.get_float32_matmul_precision() == before
+
+    caller = threading.Thread(target=within_a_call)
+    caller.start()
+    inside.wait(10)
+    threading.Timer(0.2, go_on.set).start()
+    assert status_of_child(child_looks) == 0
+    caller.join()
