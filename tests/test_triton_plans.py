@@ -16,6 +16,7 @@ import tcgemm
 from tcgemm import dispatch
 from tcgemm.problem import Problem
 
+triton = import_module("tcgemm.triton_kernels")
 plans = import_module("tcgemm.triton_kernels.by_name")
 tables = import_module("tcgemm.triton_kernels.planning.tables")
 gpus = import_module("tcgemm.triton_kernels.planning.gpus")
@@ -238,6 +239,28 @@ def test_what_an_h200_takes(shape, layout, name, wanted, monkeypatch):
     assert row.name == name
     assert wanted.items() <= plan.items()
     assert plan.get("REST", 0) == wanted.get("REST", 0)
+
+
+@pytest.mark.parametrize("shape", [(16, 4096, 4096), (256, 256, 16384), (4096, 4096, 4096)])
+def test_one_choice_is_made_among_the_kernels_that_are_able(shape):
+    problem = asked(*shape)
+    able = [row.name for row in dispatch.ladder("triton") if row.why_not(problem) is None]
+    while able:
+        chosen = triton.choose(problem, able)
+        assert chosen in able
+        if len(able) == len(RUNGS):
+            assert chosen == dispatch.choose(problem, "triton").name
+            assert [row.name for row in dispatch.ladder("triton") if not row.yields(problem)] == [
+                chosen
+            ]
+        able.remove(chosen)
+
+
+def test_a_row_says_whether_it_is_of_the_ladder_or_a_specialist():
+    kinds = {row.name: row.kind for row in dispatch.ladder("triton")}
+    assert {name for name, kind in kinds.items() if kind == "shape"} == {"skinny", "split_k"}
+    assert set(kinds.values()) == {"ladder", "shape"}
+    assert list(kinds.values()) == sorted(kinds.values()), "the ladder first"
 
 
 def test_c_in_comes_to_no_second_accumulator(monkeypatch):

@@ -6,7 +6,7 @@ A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
 from types import ModuleType
@@ -43,8 +43,7 @@ def planners() -> dict[str, Planner]:
     return {name: m.PLANNER for name, m in _PLANS.items() if hasattr(m, "PLANNER")}
 
 
-@lru_cache(maxsize=4096)
-def choose(problem: Any, able: tuple[str, ...]) -> str:
+def choose(problem: Any, able: Sequence[str]) -> str:
     """The kernel to run: the one that tables prefer, else the highest that pays for the problem.
 
     A kernel that has no tables was never measured against the others: the last such is taken, so
@@ -54,6 +53,11 @@ def choose(problem: Any, able: tuple[str, ...]) -> str:
         problem: of a call.
         able: names of the kernels that accept it, in ladder order; at least one.
     """
+    return _choose(problem, tuple(able))
+
+
+@lru_cache(maxsize=4096)
+def _choose(problem: Any, able: tuple[str, ...]) -> str:
     measured = planners()
     unmeasured = [name for name in able if name not in measured]
     if unmeasured:
@@ -63,6 +67,11 @@ def choose(problem: Any, able: tuple[str, ...]) -> str:
         return best
     pays = [name for name in able if measured[name].pays(problem)]
     return (pays or able)[-1]
+
+
+def forget() -> None:
+    """Choose anew from now on: tables have changed."""
+    _choose.cache_clear()
 
 
 def _able(problem: Any) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import choose, planners
+from . import forget as forget_choices
+from . import planners
 from .planning import planner, tables
 from .planning.gpus import gpu_here as gpu_here
 
@@ -69,4 +70,4 @@ def forget() -> None:
     """Read all tables anew from now on."""
     tables.forget()
     planner.forget()
-    choose.cache_clear()
+    forget_choices()
