@@ -44,6 +44,8 @@ class Kernel:
     pairs: tuple[tuple[str, ...], ...]
     """Supported (dtype of A and B, dtype of C), by name; a third entry names how the products are
     summed, where that is not the dtype's default (problem.COMPUTES)."""
+    kind: str = "ladder"
+    """"ladder": it grows from the rung before; "shape": a specialist for shapes of some kind."""
     capability: tuple[int, int] = (0, 0)
     """Least compute capability."""
     devices: tuple[str, ...] = ("cuda",)

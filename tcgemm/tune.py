@@ -57,12 +57,23 @@ TUNABLE = ("triton", "cuda")
 """Backends with rungs that can be tuned, the default first."""
 
 
+MODULES = {
+    "triton": {
+        "plans": "by_name",
+        "candidates": "by_name",
+        "tables": "planning.tables",
+        "compile_only": "inspection.compile_only",
+    },
+    "cuda": {"plans": "planning", "candidates": "planning", "tables": "planning"},
+}
+"""Backend -> where it keeps what is asked for, where that is no module of that name."""
+
+
 def _module(backend: str, module: str) -> Any:
     """A module of a backend's folder, which this package knows by name only."""
     from .dispatch import BACKENDS
 
-    # cuda_ref has all that is asked for here in one package.
-    return import_module(f"{BACKENDS[backend]}.{'planning' if backend == 'cuda' else module}")
+    return import_module(f"{BACKENDS[backend]}.{MODULES[backend].get(module, module)}")
 
 
 @dataclass(frozen=True)

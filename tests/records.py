@@ -28,7 +28,7 @@ from typing import Any
 
 from tcgemm.cuda_ref.build import inspection, toolchain
 
-compile_only = import_module("tcgemm.triton_kernels.compile_only")
+compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
 
 FOLDER = Path(__file__).parent / "compiled"
 RENEW = os.environ.get("TCGEMM_RECORDS") == "renew"

@@ -1,4 +1,4 @@
-"""What a new kernel costs: for Triton a file and a row, for CUDA two files. A copy of the project
+"""What a new kernel costs: two files, for Triton its name in the ladder too. A copy of the project
 with them finds it everywhere."""
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ def run(a, b, c, BLOCK_M):
     c.copy_(a.float() @ b.float())
 '''
 
-ROW = """
-KERNELS = (
-    *KERNELS,
-    {
-        "name": "brought_along",
-        "adds": "nothing: it shows what a new kernel costs",
-        "pairs": PLAIN,
-        "devices": ("cpu",),
-        "plan": lambda problem: {"BLOCK_M": 48},
-    },
-)
+PLAN = """
+from ..planning.dtypes import PLAIN
+
+ROW = {
+    "name": "brought_along",
+    "adds": "nothing: it shows what a new kernel costs",
+    "pairs": PLAIN,
+    "devices": ("cpu",),
+    "plan": lambda problem: {"BLOCK_M": 48},
+}
 """
+
+NAME = """    "rungs.brought_along",
+    "shapes.skinny","""
 
 LIBRARY = """
 import sys, torch, tcgemm
@@ -112,12 +114,14 @@ def test_two_files_make_a_cuda_specialist_with_plan_and_cost(tmp_path):
     run(site, tmp_path, CUDA_LIBRARY)
 
 
-def test_one_file_and_one_row_make_a_triton_kernel(tmp_path):
+def test_two_files_and_a_name_make_a_triton_kernel(tmp_path):
     site = copy_of_the_project(tmp_path)
     package = site / "tcgemm" / "triton_kernels"
-    (package / "brought_along.py").write_text(KERNEL)
-    with (package / "__init__.py").open("a") as file:
-        file.write(ROW)
+    (package / "rungs" / "brought_along.py").write_text(KERNEL)
+    (package / "rungs" / "brought_along_plan.py").write_text(PLAN)
+    order = (package / "__init__.py").read_text()
+    assert order.count('    "shapes.skinny",') == 1
+    (package / "__init__.py").write_text(order.replace('    "shapes.skinny",', NAME))
     results = str(tmp_path / "results")
 
     def python(*arguments: str) -> None:

@@ -82,6 +82,24 @@ def test_nothing_but_the_command_line_imports_a_tool(path):
     assert not touches(imported(path), "tcgemm.tools")
 
 
+def test_what_triton_rungs_share_names_none_of_them():
+    names = {p.name.removesuffix("_plan.py") for p in files("triton_kernels") if "_plan" in p.name}
+    assert len(names) >= 9
+    shared = [p for p in files("triton_kernels") if p.parent.name not in ("rungs", "shapes")]
+    assert len(shared) > 20
+    for path in shared:
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(node, ast.Constant) and node.value in names), (
+                f"{path.relative_to(ROOT)} line {node.lineno} names {node.value}"
+            )
+
+
+@pytest.mark.parametrize("path", files("triton_kernels"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_plans_and_rows_of_triton_rungs_import_no_compiler(path):
+    if path.parent.name == "planning" or path.name.endswith("_plan.py"):
+        assert not touches(imported(path), "triton", "tcgemm.triton_kernels.host.runtime")
+
+
 def test_dispatch_knows_no_tile_size():
     assert "BLOCK" not in (ROOT / "tcgemm/dispatch.py").read_text()
 

@@ -44,6 +44,25 @@ def test_a_row_comes_back_as_it_was_written(tmp_path):
     assert row["power_w"] == row["config"] == ""
 
 
+@pytest.mark.parametrize(
+    ("cells", "kernel"),
+    [
+        ({"dtype_in": "bfloat16", "compute": "float32"}, "pipelined"),
+        ({"dtype_in": "bfloat16", "compute": "float32", "fused": "bias gelu"}, "fused"),
+        ({"dtype_in": "float16", "compute": "float16"}, "fused"),
+        ({"dtype_in": "int8", "compute": "int32"}, "fused"),
+        ({"dtype_in": "int8", "compute": "int32", "status": "unsupported"}, "pipelined"),
+        ({"dtype_in": "int8", "compute": "int32", "backend": "cuda"}, "pipelined"),
+    ],
+)
+def test_a_row_is_read_by_the_name_that_its_machine_code_has_now(cells, kernel, tmp_path):
+    s = open_store(tmp_path)
+    s.append({"backend": "triton", "kernel": "pipelined", "status": "ok", **cells})
+    s.close()
+    assert [row["kernel"] for row in store.read(tmp_path)] == [kernel]
+    assert ",pipelined," in (tmp_path / store.RESULTS).read_text(), "what was measured stays"
+
+
 def test_an_unknown_column_is_a_mistake_of_ours(tmp_path):
     with pytest.raises(ValueError, match="tflops"):
         open_store(tmp_path).append({"tflops": 700.0})

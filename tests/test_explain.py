@@ -137,7 +137,7 @@ def test_the_page_reads_for_everything_at_once():
 
 def test_the_compiler_is_asked_on_demand():
     (choice,) = as_json(
-        "512x512x512", "--bias", "--backend", "triton", "--kernel", "pipelined", "--compile"
+        "512x512x512", "--bias", "--backend", "triton", "--kernel", "fused", "--compile"
     )["choices"]
     assert 32 <= choice["compiled"]["registers"] <= 255
     assert choice["compiled"]["spilled bytes"] == 0

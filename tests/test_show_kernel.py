@@ -16,8 +16,8 @@ cuda = import_module("tcgemm.cuda_ref")
 inspection = import_module("tcgemm.cuda_ref.build.inspection")
 toolchain = import_module("tcgemm.cuda_ref.build.toolchain")
 triton = import_module("tcgemm.triton_kernels")
-compile_only = import_module("tcgemm.triton_kernels.compile_only")
-source = import_module("tcgemm.triton_kernels.source")
+compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
+source = import_module("tcgemm.triton_kernels.inspection.source")
 
 
 def run(*arguments):
@@ -77,7 +77,7 @@ def test_two_rungs_stand_side_by_side(injected):
 
 def test_the_problem_is_the_one_that_was_asked_for(injected):
     result = run(
-        "triton/pipelined", "--shape", "64x96x32", "--dtype", "float32", "--layout", "tn",
+        "triton/fused", "--shape", "64x96x32", "--dtype", "float32", "--layout", "tn",
         "--compute", "tf32",
     )  # fmt: skip
     assert result.exit_code == 0, result.output

@@ -14,8 +14,11 @@ from triton_requests import DEEP, INSTRUCTION, LIMITS, problem_on, shipped, ship
 
 from tcgemm import dispatch
 
-compile_only = import_module("tcgemm.triton_kernels.compile_only")
-plans = import_module("tcgemm.triton_kernels.plans")
+compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
+plans = import_module("tcgemm.triton_kernels.by_name")
+dtypes = import_module("tcgemm.triton_kernels.planning.dtypes")
+gpus = import_module("tcgemm.triton_kernels.planning.gpus")
+tables = import_module("tcgemm.triton_kernels.planning.tables")
 Request = compile_only.Request
 
 LDGSTS_RUNGS = ("pipelined", "persistent", "skinny")
@@ -31,7 +34,7 @@ WARP_SPECIALIZED = {
     "GROUP_M": 8,
     "NUM_STAGES": 4,
     "CONSUMERS": 2,
-    "PIECES": 4,
+    "SUBTILES": 4,
     "BUFFERS": 2,
 }
 SPECIALIZED_FUSED = [
@@ -94,7 +97,7 @@ def test_a_shipped_configuration_compiles_well(wanted):
     counts = built.counts
     by_warpgroups = wanted.capability >= (9, 0) and wanted.plan["BLOCK_M"] >= 64
     assert counts["HGMMA" if by_warpgroups else "HMMA"] > 0
-    if wanted.plan.get("AHEAD"):
+    if wanted.plan.get("L2_PREFETCH"):
         assert counts["CCTL"] > 0, "nothing is asked for ahead"
     assert not built.serialized, built.log
     assert (built.spill_bytes, counts["LDL"], counts["STL"]) == (0, 0, 0)
@@ -105,7 +108,7 @@ def test_a_shipped_configuration_compiles_well(wanted):
         assert counts["UTMASTG"] == 2, "C leaves in two halves"
         assert counts["LDG"] == counts["STG"] == counts["LDGSTS"] == 0
     elif wanted.kernel == "warp_specialized":
-        stores = wanted.plan["CONSUMERS"] * wanted.plan["PIECES"]
+        stores = wanted.plan["CONSUMERS"] * wanted.plan["SUBTILES"]
         assert counts["UTMALDG"] > 0
         assert counts["UTMASTG"] == stores, "each consumer stores its pieces, once a tile"
         assert counts["LDG"] == counts["STG"] == counts["LDGSTS"] == 0
@@ -126,7 +129,7 @@ def test_a_shipped_configuration_compiles_well(wanted):
 def test_a_shipped_configuration_of_a_type_compiles_well(wanted):
     built = compiled(wanted)
     counts = built.counts
-    kind = plans.kind(wanted.dtype_in, wanted.compute)
+    kind = dtypes.kind(wanted.dtype_in, wanted.compute)
     assert counts[INSTRUCTION[wanted.capability][kind]] > 0
     assert not built.serialized, built.log
     assert (built.spill_bytes, counts["LDL"], counts["STL"]) == (0, 0, 0)
@@ -153,7 +156,7 @@ def test_warp_specialized_fuses_without_spills_and_brings_c_in_by_tma(wanted):
     built = compiled(wanted)
     plain = compiled(SPECIALIZED_FUSED[0])
     assert (built.spill_bytes, built.serialized) == (0, False)
-    assert built.counts["UTMASTG"] == wanted.plan["CONSUMERS"] * wanted.plan["PIECES"]
+    assert built.counts["UTMASTG"] == wanted.plan["CONSUMERS"] * wanted.plan["SUBTILES"]
     assert built.counts["STG"] == 0
     assert (built.counts["LDG"] > 0) == wanted.bias, "C_in is not read in place"
     if wanted.c_in:
@@ -349,5 +352,5 @@ def test_a_gpu_without_a_table_gets_what_fits_its_shared_memory(capability):
         if row.why_not(problem) is not None and capability < row.capability:
             continue
         plan = row.plan(problem)
-        limit = plans.SHARED_BYTES[capability]
+        limit = gpus.SHARED_BYTES[capability]
         assert plans.shared_bytes(row.name, plan, "bfloat16") <= limit

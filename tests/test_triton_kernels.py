@@ -12,7 +12,7 @@ import torch
 
 from tcgemm import dispatch
 
-plans = import_module("tcgemm.triton_kernels.plans")
+plans = import_module("tcgemm.triton_kernels.by_name")
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -92,10 +92,10 @@ def small(name: str) -> dict[str, int]:
         "NUM_STAGES": 3,
         "NUM_WARPS": 4,
         "CONSUMERS": 1,
-        "PIECES": 1,
+        "SUBTILES": 1,
         "BUFFERS": 1,
         "SPLITS": 3,
-        "EARLY": 0,
+        "PDL": 0,
     }
     if name == "warp_specialized":
         # A warpgroup multiplies 64 rows at least.
@@ -369,7 +369,7 @@ def test_consumers_pieces_and_buffers(consumers, pieces, buffers):
         "GROUP_M": 3,
         "NUM_STAGES": 3,
         "CONSUMERS": consumers,
-        "PIECES": pieces,
+        "SUBTILES": pieces,
         "BUFFERS": buffers,
     }
     a, b = matrix(1500, 328, BF16, "n"), matrix(328, 1608, BF16, "t")

@@ -17,8 +17,8 @@ import torch
 from tcgemm import accuracy, dispatch
 from tcgemm.problem import Fusion
 
-launching = import_module("tcgemm.triton_kernels.launching")
-recording = import_module("tcgemm.triton_kernels.recording")
+launching = import_module("tcgemm.triton_kernels.host.launching")
+recording = import_module("tcgemm.triton_kernels.host.recording")
 CUDA = torch.cuda.is_available()
 
 
@@ -390,10 +390,10 @@ def test_a_bound_call_is_right(name):
 
 
 def test_tritons_own_start_is_done_beside_ours_and_kept():
-    starting = import_module("tcgemm.triton_kernels.starting")
+    warm_up = import_module("tcgemm.triton_kernels.host.warm_up")
     kept = import_module("triton.runtime.cache").triton_key.cache_info
-    starting.begin()
-    starting.wait()
+    warm_up.begin()
+    warm_up.wait()
     assert kept().currsize == 1
 
 
@@ -402,7 +402,7 @@ def test_float32_is_repacked_for_warp_specialized(compute):
     """It multiplies copies of float32 operands: rows of K, and two terms of tf32 each."""
     run = dispatch.load("triton", "warp_specialized")
     a, b = torch.randn(64, 32), torch.randn(64, 32)
-    plan = {} if compute == "tf32x3" else {"PREPARE": 1}
+    plan = {} if compute == "tf32x3" else {"REPACK": 1}
     x, y = run.repack(compute, plan)(a.mT.contiguous().mT, b.mT)
     if compute == "tf32":
         assert x.stride(1) == y.stride(0) == 1

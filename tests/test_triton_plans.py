@@ -16,10 +16,15 @@ import tcgemm
 from tcgemm import dispatch
 from tcgemm.problem import Problem
 
-plans = import_module("tcgemm.triton_kernels.plans")
-tables = import_module("tcgemm.triton_kernels.tables")
-storage = import_module("tcgemm.triton_kernels.storage")
+triton = import_module("tcgemm.triton_kernels")
+plans = import_module("tcgemm.triton_kernels.by_name")
+tables = import_module("tcgemm.triton_kernels.planning.tables")
+gpus = import_module("tcgemm.triton_kernels.planning.gpus")
+choice = import_module("tcgemm.triton_kernels.planning.choice")
+k_division = import_module("tcgemm.triton_kernels.planning.k_division")
+storage = import_module("tcgemm.triton_kernels.host.storage")
 
+RUNGS = tuple(row.name for row in dispatch.ladder("triton"))
 SQUARE = Problem(
     M=4096,
     N=4096,
@@ -45,7 +50,7 @@ def fresh(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 def test_importing_the_ladder_imports_no_triton_and_no_torch():
     done = fresh(
-        "import sys, tcgemm.triton_kernels as t; assert len(t.KERNELS) == 8;"
+        "import sys, tcgemm.triton_kernels as t; assert len(t.KERNELS) == 9;"
         "assert not {'triton', 'torch'} & set(sys.modules)"
     )
     assert done.returncode == 0, done.stderr
@@ -74,7 +79,7 @@ def test_triton_imported_too_early_names_the_remedy():
 
 
 def test_a_machine_with_a_gpu_says_where_to_put_the_operands(monkeypatch):
-    runtime = import_module("tcgemm.triton_kernels.runtime")
+    runtime = import_module("tcgemm.triton_kernels.host.runtime")
     monkeypatch.setattr(runtime, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(RuntimeError, match=r"\.cuda\(\), or set TRITON_INTERPRET=1"):
@@ -214,9 +219,9 @@ def test_the_rung_measured_fastest_is_chosen(shape, layout, name):
     ("shape", "layout", "name", "wanted"),
     [
         ((100, 100, 100), "nt", "skinny", {"BLOCK_M": 32, "BLOCK_K": 128, "SPLITS": 1}),
-        ((16, 4096, 4096), "nt", "skinny", {"BLOCK_M": 64, "AHEAD": 4}),
-        ((256, 256, 16384), "nn", "split_k", {"SPLITS": 8, "AHEAD": 1}),
-        ((4096, 128, 4096), "nn", "warp_specialized", {"GROUP_M": 1, "AHEAD": 2}),
+        ((16, 4096, 4096), "nt", "skinny", {"BLOCK_M": 64, "L2_PREFETCH": 4}),
+        ((256, 256, 16384), "nn", "split_k", {"SPLITS": 8, "L2_PREFETCH": 1}),
+        ((4096, 128, 4096), "nn", "warp_specialized", {"GROUP_M": 1, "L2_PREFETCH": 2}),
         ((128, 6144, 4096), "nt", "warp_specialized", {"BLOCK_N": 48, "REST": 16}),
         ((128, 6144, 4096), "nn", "warp_specialized", {"BLOCK_N": 64}),
         ((64, 4096, 14336), "nn", "warp_specialized", {"BLOCK_K": 64, "NUM_STAGES": 12}),
@@ -226,7 +231,7 @@ def test_the_rung_measured_fastest_is_chosen(shape, layout, name):
     ids=str,
 )
 def test_what_an_h200_takes(shape, layout, name, wanted, monkeypatch):
-    monkeypatch.setattr(plans, "gpu_here", lambda capability=None: ("nvidia-h200", 232_448, 132))
+    monkeypatch.setattr(gpus, "gpu_here", lambda capability=None: ("nvidia-h200", 232_448, 132))
     plans.forget()
     row = dispatch.choose(asked(*shape, layout), "triton")
     plan = row.plan(asked(*shape, layout))
@@ -236,13 +241,35 @@ def test_what_an_h200_takes(shape, layout, name, wanted, monkeypatch):
     assert plan.get("REST", 0) == wanted.get("REST", 0)
 
 
+@pytest.mark.parametrize("shape", [(16, 4096, 4096), (256, 256, 16384), (4096, 4096, 4096)])
+def test_one_choice_is_made_among_the_kernels_that_are_able(shape):
+    problem = asked(*shape)
+    able = [row.name for row in dispatch.ladder("triton") if row.why_not(problem) is None]
+    while able:
+        chosen = triton.choose(problem, able)
+        assert chosen in able
+        if len(able) == len(RUNGS):
+            assert chosen == dispatch.choose(problem, "triton").name
+            assert [row.name for row in dispatch.ladder("triton") if not row.yields(problem)] == [
+                chosen
+            ]
+        able.remove(chosen)
+
+
+def test_a_row_says_whether_it_is_of_the_ladder_or_a_specialist():
+    kinds = {row.name: row.kind for row in dispatch.ladder("triton")}
+    assert {name for name, kind in kinds.items() if kind == "shape"} == {"skinny", "split_k"}
+    assert set(kinds.values()) == {"ladder", "shape"}
+    assert list(kinds.values()) == sorted(kinds.values()), "the ladder first"
+
+
 def test_c_in_comes_to_no_second_accumulator(monkeypatch):
-    monkeypatch.setattr(plans, "gpu_here", lambda capability=None: ("nvidia-h200", 232_448, 132))
+    monkeypatch.setattr(gpus, "gpu_here", lambda capability=None: ("nvidia-h200", 232_448, 132))
     plans.forget()
     plan = SPECIALIZED.plan(asked(3072, 3072, 3072, beta=1.0))
     plans.forget()
     assert "REST" not in plan
-    assert plan["BUFFERS"] == plan["PIECES"]
+    assert plan["BUFFERS"] == plan["SUBTILES"]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
@@ -257,8 +284,8 @@ def test_a_rung_that_the_gpu_lacks_is_not_waited_for(capability, shape):
 def test_tables_of_plain_products_say_nothing_of_others(change):
     """What divides K fuses nothing; with few rows pointers are best, else TMA."""
     few = asked(16, 4096, 4096, **change)
-    assert plans.preferred(few) is None
-    assert dispatch.choose(few, "triton").name == "pipelined"
+    assert choice.preferred(few, RUNGS) is None
+    assert dispatch.choose(few, "triton").name == "fused"
     assert dispatch.choose(replace(few, M=128), "triton").name == "warp_specialized"
 
 
@@ -300,7 +327,7 @@ def test_what_fills_no_wave_is_divided(shape, whole, parts):
 def test_no_part_is_without_a_step_of_k(name, K):
     plan = dispatch.find("triton", name).plan(replace(asked(16, 256, K), device="meta"))
     assert 1 <= plan["SPLITS"] <= -(-K // plan["BLOCK_K"])
-    assert plan["SPLITS"] <= plans.MOST_PARTS
+    assert plan["SPLITS"] <= k_division.MOST_PARTS
 
 
 @pytest.mark.parametrize("name", ["skinny", "split_k"])
@@ -317,8 +344,10 @@ def test_every_table_ends_without_conditions_and_covers_every_rung():
     assert {"sm80", "sm90", "nvidia-h200"} <= set(shipped)
     for name, table in shipped.items():
         rungs = table["kernels"]
-        wanted = {row.name for row in dispatch.ladder("triton")}
-        assert set(rungs) == wanted - ({*plans.TMA_RUNGS, "split_k"} if name == "sm80" else set())
+        wanted = {each.table for each in plans.PLANNERS.values()}
+        by_tma = {row.name for row in dispatch.ladder("triton") if row.capability >= (9, 0)}
+        assert set(rungs) == wanted - (by_tma if name == "sm80" else set())
+        assert len(wanted) == len(plans.PLANNERS) - 1, "only fused takes the rows of another"
         for rows in rungs.values():
             assert not rows[-1].get("when")
 
@@ -420,7 +449,7 @@ def test_what_does_not_lie_along_k_is_copied_first(dtype_in, dtype_out, compute,
     strides = {"a_strides": stored[layout[0]], "b_strides": stored[layout[1]]}
     types = {"dtype_in": dtype_in, "dtype_out": dtype_out, "compute": compute}
     plan = SPECIALIZED.plan(replace(SQUARE, device="cuda", **types, **strides))
-    assert plan.get("PREPARE", 0) == (layout != "nt")
+    assert plan.get("REPACK", 0) == (layout != "nt")
 
 
 @pytest.mark.parametrize("dtype_out", ["bfloat16", "float32"])
@@ -428,7 +457,7 @@ def test_what_does_not_lie_along_k_is_copied_first(dtype_in, dtype_out, compute,
 def test_c_in_has_a_buffer_for_every_piece_beside_three_stages(dtype_out, M):
     asked_for = {"beta": 1.0, "c_in_strides": (4096, 1), "dtype_out": dtype_out}
     plan = SPECIALIZED.plan(replace(SQUARE, device="cuda", M=M, **asked_for))
-    assert plan["BUFFERS"] == plan["PIECES"]
+    assert plan["BUFFERS"] == plan["SUBTILES"]
     assert plan["NUM_STAGES"] >= 3
     assert plans.shared_bytes("warp_specialized", plan, dtype_out) <= 232_448
 
@@ -457,10 +486,10 @@ def test_a_gpu_is_found_by_its_capability_whichever_is_current(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: (orin, H200)[i])
     for current, name in ((0, "orin"), (1, "nvidia-h200")):
         monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
-        assert plans.gpu_here()[0] == name
-        assert plans.gpu_here((8, 7)) == ("orin", 166_912, 16)
-        assert plans.gpu_here((9, 0)) == ("nvidia-h200", 232_448, 132)
-        assert plans.gpu_here((8, 0)) == ("", 0, 0)
+        assert gpus.gpu_here()[0] == name
+        assert gpus.gpu_here((8, 7)) == ("orin", 166_912, 16)
+        assert gpus.gpu_here((9, 0)) == ("nvidia-h200", 232_448, 132)
+        assert gpus.gpu_here((8, 0)) == ("", 0, 0)
 
 
 def test_a_plan_for_a_gpu_that_is_not_here_does_not_ask_the_one_that_is(monkeypatch):
@@ -495,7 +524,7 @@ def test_a_c_that_is_read_has_memory_beside_the_next_tiles_stages(dtype_out, fla
         "NUM_STAGES": 4,
         "NUM_WARPS": 8,
     }
-    monkeypatch.setattr(plans.tables, "choose", lambda *_: dict(row))
+    monkeypatch.setattr(tables, "choose", lambda *_: dict(row))
     plans.forget()
     asked = Problem.stored(4096, 4096, 4096, "bfloat16", dtype_out, "nt", capability=(9, 0))
     plain = plans.plan("descriptor", asked)

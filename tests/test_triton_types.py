@@ -16,11 +16,12 @@ from tcgemm import accuracy, dispatch
 from tcgemm.errors import UnsupportedError
 from tcgemm.problem import EPILOGUES, Fusion
 
-plans = import_module("tcgemm.triton_kernels.plans")
-tables = import_module("tcgemm.triton_kernels.tables")
+triton = import_module("tcgemm.triton_kernels")
+dtypes = import_module("tcgemm.triton_kernels.planning.dtypes")
+tables = import_module("tcgemm.triton_kernels.planning.tables")
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-RUNGS = ("pipelined", "descriptor")
+RUNGS = ("fused", "descriptor")
 CASES = [(rung, pair) for rung in RUNGS for pair in dispatch.find("triton", rung).pairs]
 
 
@@ -109,9 +110,9 @@ def test_a_batch_is_one_launch(rung, layout, shared, device):
     c = torch.full((3, 40, 56), math.nan, device=device, dtype=F32)
     row = dispatch.find("triton", rung)
     plan = dict(row.plan(dispatch.problem_of(a, b, c)))
-    grid, *_ = import_module(f"tcgemm.triton_kernels.{rung}").arguments(a, b, c, **plan)
+    grid, *_ = triton.module_of(rung).arguments(a, b, c, **plan)
     tiles = -(-40 // plan["BLOCK_M"]) * -(-56 // plan["BLOCK_N"])
-    assert grid == (3 * tiles if rung == "pipelined" else min(4, 3 * tiles),) or device == "cuda"
+    assert grid == (3 * tiles if rung == "fused" else min(4, 3 * tiles),) or device == "cuda"
     dispatch.load("triton", rung)(a, b, c, **plan)
     for part in range(3):
         assert accuracy.error_ratio(a[part], b[part], c[part]) <= 1
@@ -184,7 +185,7 @@ def test_integers_wrap_at_two_to_the_31(dtype, device):
     largest = torch.iinfo(dtype).max
     a = torch.full((16, 2**17 + 1600), largest, dtype=dtype, device=device)[:, : 2**17 + 1555]
     b = torch.full((16, 2**17 + 1600), largest, dtype=dtype, device=device)[:, : 2**17 + 1555].mT
-    c = tcgemm.gemm(a, b, alpha=3.0, backend="triton", kernel="pipelined")
+    c = tcgemm.gemm(a, b, alpha=3.0, backend="triton", kernel="fused")
     exact = 3 * (2**17 + 1555) * largest**2
     assert exact >= 2**31
     assert bool((c == (exact + 2**31) % 2**32 - 2**31).all())
@@ -241,10 +242,10 @@ def test_special_values_of_8_bit_floats(rung, device):
 
 
 def test_operands_are_copied_only_where_they_must_be_and_that_is_logged(caplog, device):
-    repack = import_module("tcgemm.triton_kernels.prepared").Repack("int32")
+    repack = import_module("tcgemm.triton_kernels.host.repack").Repack("int32")
     a = torch.randint(-8, 8, (16, 33), dtype=torch.int8, device=device)
     b = torch.randint(-8, 8, (33, 24), dtype=torch.int8, device=device)
-    with caplog.at_level(logging.INFO, "tcgemm.triton_kernels.prepared"):
+    with caplog.at_level(logging.INFO, "tcgemm.triton_kernels.host.repack"):
         a_ready, b_ready = repack(a, b)
     assert a_ready is a
     assert torch.equal(b_ready, b)
@@ -278,7 +279,7 @@ def problem(**change):
             r"A has a batch stride of 16385 elements, 32770 bytes.* 16392",
         ),
         (
-            "pipelined",
+            "fused",
             {"dtype_in": "float8_e5m2", "capability": (8, 6)},
             r"needs compute capability 8\.9 and this GPU has 8\.6",
         ),
@@ -293,23 +294,31 @@ def test_refusals(rung, change, sentence):
 
 
 def test_every_pair_has_rows_in_every_architecture():
-    for name, rungs in (("sm90", RUNGS), ("sm80", ("pipelined",))):
+    for name, rungs in (("sm90", RUNGS), ("sm80", ("fused",))):
         for rung in rungs:
             for pair in dispatch.find("triton", rung).pairs:
-                kind = plans.kind(pair[0], (*pair, dispatch.COMPUTES[pair[0]][0])[2])
+                kind = dtypes.kind(pair[0], (*pair, dispatch.COMPUTES[pair[0]][0])[2])
                 if kind:
                     assert not tables.shipped()[name]["types"][kind][rung][-1].get("when")
 
 
 def test_a_rung_without_the_type_names_one_that_has_it():
     a = torch.ones(16, 16, dtype=torch.uint8)
-    with pytest.raises(UnsupportedError, match=r"kernels of triton that take it: pipelined"):
+    with pytest.raises(UnsupportedError, match=r"kernels of triton that take it: fused"):
         tcgemm.gemm(a, a, backend="triton", kernel="descriptor")
+
+
+@pytest.mark.parametrize("asked", [{"compute": "tf32"}, {"epilogue": "relu"}], ids=str)
+def test_what_pipelined_took_before_names_the_rung_that_takes_it_now(asked):
+    dtype = F32 if "compute" in asked else F16
+    a = torch.ones(16, 16, dtype=dtype)
+    with pytest.raises(UnsupportedError, match=r"kernels of triton that take it: fused"):
+        tcgemm.gemm(a, a, backend="triton", kernel="pipelined", **asked)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_float32_is_the_sum_of_two_terms_in_tf32(layout):
-    terms = import_module("tcgemm.triton_kernels.prepared").Repack("tf32x3", terms=True)
+    terms = import_module("tcgemm.triton_kernels.host.repack").Repack("tf32x3", terms=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     a, b = torch.randn(33, 70, device=device), torch.randn(70, 20, device=device)
     a[3, 5], a[4, 6] = math.inf, math.nan
@@ -337,7 +346,7 @@ def test_two_terms_multiply_to_what_the_numbers_do(special):
     a[1, 3] = special
     b[7, 2] = -special
     b[3, 1] = 0.0
-    terms = import_module("tcgemm.triton_kernels.prepared").Repack("tf32x3", terms=True)
+    terms = import_module("tcgemm.triton_kernels.host.repack").Repack("tf32x3", terms=True)
     (high_a, low_a), (high_b, low_b) = (t.double() for t in terms(a, b))
     product = low_a @ high_b + high_a @ low_b + high_a @ high_b
     wanted = a.clone(), b.clone()

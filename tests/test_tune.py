@@ -22,16 +22,17 @@ from tcgemm.errors import (
 )
 from tcgemm.problem import Problem
 
-plans = import_module("tcgemm.triton_kernels.plans")
-tables = import_module("tcgemm.triton_kernels.tables")
-candidates = import_module("tcgemm.triton_kernels.candidates")
+plans = import_module("tcgemm.triton_kernels.by_name")
+tables = import_module("tcgemm.triton_kernels.planning.tables")
+gpus = import_module("tcgemm.triton_kernels.planning.gpus")
+planner = import_module("tcgemm.triton_kernels.planning.planner")
 
 SKINNY = {
     "BLOCK_M": 32,
     "BLOCK_N": 16,
     "BLOCK_K": 512,
     "SPLITS": 3,
-    "EARLY": 0,
+    "PDL": 0,
     "NUM_STAGES": 2,
     "NUM_WARPS": 4,
 }
@@ -145,7 +146,7 @@ def test_a_tall_problem_is_described_as_its_transpose():
 def own_folder(tmp_path, monkeypatch):
     """A folder of the user's own, and a GPU that is a H200 by name."""
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(plans, "gpu_here", lambda capability=None: ("nvidia-h200", SHARED, 132))
+    monkeypatch.setattr(gpus, "gpu_here", lambda capability=None: ("nvidia-h200", SHARED, 132))
     plans.forget()
     yield tmp_path
     monkeypatch.undo()
@@ -215,20 +216,32 @@ def test_a_broken_table_is_passed_over_with_a_warning_and_never_written_over(
         tune.read_table(path)
 
 
+def test_a_table_with_the_settings_names_of_an_older_version_is_read_with_a_warning(
+    own_folder, caplog
+):
+    old = {("EARLY" if name == "PDL" else name): value for name, value in SKINNY.items()}
+    table = {"kernels": {"skinny": [{"config": {**old, "AHEAD": 2, "BLOCK_K": 512}}]}}
+    tables.user_path("nvidia-h200").write_text(json.dumps(table))
+    plans.forget()
+    plan = dispatch.find("triton", "skinny").plan(problem_of(16, 512, 4096))
+    assert (plan["PDL"], plan["L2_PREFETCH"], plan["BLOCK_K"]) == (0, 2, 512)
+    assert "AHEAD as L2_PREFETCH, EARLY as PDL" in caplog.text
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match=r"cannot write .*TCGEMM_CACHE_DIR"):
         tune.write_table(tmp_path / "file" / "t.json", {"kernels": {}, "prefer": []})
 
 
-@pytest.mark.parametrize("kernel", candidates.RUNGS)
+@pytest.mark.parametrize("kernel", plans.RUNGS)
 @pytest.mark.parametrize("shape", [(1, 4096, 512), (64, 2112, 7168), (128, 96, 64), (300, 8, 31),
                                    (256, 256, 16384), (4096, 2112, 7168)], ids=str)  # fmt: skip
 def test_candidates_fit_and_can_be_tables_rows(kernel, shape):
     problem = problem_of(*shape)
     turned = kernel in plans.DIVIDING and problem.M > problem.N
     problem = problem.transposed() if turned else problem
-    found = candidates.candidates(kernel, problem, SHARED, 132)
+    found = plans.candidates(kernel, problem, SHARED, 132)
     assert bool(found) == (kernel != "skinny" or min(shape) <= 128)
     assert len(found) < 80
     tables.check({"kernels": {kernel: [{"config": c} for c in found]}, "prefer": []})
@@ -240,7 +253,7 @@ def test_candidates_fit_and_can_be_tables_rows(kernel, shape):
 
 def test_only_rungs_with_candidates_are_tuned():
     with pytest.raises(ValueError, match="naive is not tuned"):
-        candidates.candidates("naive", problem_of(16, 16, 16), SHARED, 132)
+        plans.candidates("naive", problem_of(16, 16, 16), SHARED, 132)
 
 
 def test_every_candidate_is_compiled_and_the_failing_one_found():
@@ -322,16 +335,16 @@ def test_a_found_row_speaks_of_its_bucket_alone(own_folder):
 )
 def test_sums_in_registers_are_counted_by_the_thread(tile, warps, count):
     config = {"BLOCK_M": tile[0], "BLOCK_N": tile[1], "NUM_WARPS": warps}
-    assert candidates.accumulators(config) == count
+    assert planner.accumulators(config) == count
 
 
 def test_a_tile_that_no_thread_can_hold_is_not_tried(monkeypatch):
     problem = problem_of(4096, 4096, 4096)
-    every = candidates.candidates("descriptor", problem, SHARED, 132)
-    assert {candidates.accumulators(c) for c in every} >= {64, 128}
-    monkeypatch.setattr(candidates, "MOST_ACCUMULATORS", 64)
-    few = candidates.candidates("descriptor", problem, SHARED, 132)
-    assert few == [c for c in every if candidates.accumulators(c) <= 64]
+    every = plans.candidates("descriptor", problem, SHARED, 132)
+    assert {planner.accumulators(c) for c in every} >= {64, 128}
+    monkeypatch.setattr(planner, "MOST_ACCUMULATORS", 64)
+    few = plans.candidates("descriptor", problem, SHARED, 132)
+    assert few == [c for c in every if planner.accumulators(c) <= 64]
 
 
 @pytest.fixture

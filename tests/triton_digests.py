@@ -59,7 +59,7 @@ def leave_out_comments_and_lines() -> None:
 
 def main() -> None:
     leave_out_comments_and_lines()
-    compile_only = import_module("tcgemm.triton_kernels.compile_only")
+    compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
     made_from: list[list[str]] = []
 
     def record(

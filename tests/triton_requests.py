@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from importlib import import_module
 
-compile_only = import_module("tcgemm.triton_kernels.compile_only")
-plans = import_module("tcgemm.triton_kernels.plans")
-tables = import_module("tcgemm.triton_kernels.tables")
+compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
+plans = import_module("tcgemm.triton_kernels.by_name")
+tables = import_module("tcgemm.triton_kernels.planning.tables")
 Request = compile_only.Request
 
 DEEP = {
@@ -136,7 +136,7 @@ def shipped_types() -> list:
                     when = row.get("when", {})
                     size = {} if when.get("aligned", True) else {"M": 4001, "N": 3999, "K": 4104}
                     few = when.get("M_max") == 64
-                    prepare = {"PREPARE": 1} if kind == "tf32" and not few else {}
+                    prepare = {"REPACK": 1} if kind == "tf32" and not few else {}
                     fitted = plans.fit(
                         kernel,
                         {**row["config"], **(prepare if capability == (9, 0) else {})},

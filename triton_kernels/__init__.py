@@ -1,126 +1,111 @@
-"""The Triton ladder. All that tcgemm knows of it: KERNELS and load.
+"""The Triton ladder. All that tcgemm knows of it: KERNELS, choose, load and inspect.
 
 Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
+A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its name below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 if __name__ != "tcgemm.triton_kernels":
     raise ImportError("import tcgemm.triton_kernels: the bare name belongs to another distribution")
 
-from . import plans, refusals
+from .inspection import STAGES as STAGES
+from .inspection import inspect as _inspect
+from .planning.choice import preferred
+from .planning.dtypes import takes
+from .planning.planner import Planner
 
-PLAIN = (
-    ("float16", "float16"),
-    ("float16", "float32"),
-    ("bfloat16", "bfloat16"),
-    ("bfloat16", "float32"),
+ORDER = (
+    "rungs.naive",
+    "rungs.grouped",
+    "rungs.pipelined",
+    "rungs.fused",
+    "rungs.persistent",
+    "rungs.descriptor",
+    "rungs.warp_specialized",
+    "shapes.skinny",
+    "shapes.split_k",
 )
-"""16-bit operands summed in float32."""
+"""The modules of the kernels: the ladder from its first rung to its last, then the specialists."""
 
-FLOAT8 = tuple(
-    pair
-    for dtype in ("float8_e4m3fn", "float8_e5m2")
-    for out in ("float16", "bfloat16", "float32")
-    for pair in ((dtype, out), (dtype, out, "fast"))
+_MODULES = {path.partition(".")[2]: path for path in ORDER}
+_PLANS = {name: import_module(f".{path}_plan", __name__) for name, path in _MODULES.items()}
+
+
+def planners() -> dict[str, Planner]:
+    """Kernel -> its planner, in ladder order; without those that are planned without tables."""
+    return {name: m.PLANNER for name, m in _PLANS.items() if hasattr(m, "PLANNER")}
+
+
+def choose(problem: Any, able: Sequence[str]) -> str:
+    """The kernel to run: the one that tables prefer, else the highest that pays for the problem.
+
+    A kernel that has no tables was never measured against the others: the last such is taken, so
+    that a rung just added is seen to run.
+
+    Args:
+        problem: of a call.
+        able: names of the kernels that accept it, in ladder order; at least one.
+    """
+    return _choose(problem, tuple(able))
+
+
+@lru_cache(maxsize=4096)
+def _choose(problem: Any, able: tuple[str, ...]) -> str:
+    measured = planners()
+    unmeasured = [name for name in able if name not in measured]
+    if unmeasured:
+        return unmeasured[-1]
+    best = preferred(problem, able)
+    if best is not None:
+        return best
+    pays = [name for name in able if measured[name].pays(problem)]
+    return (pays or able)[-1]
+
+
+def forget() -> None:
+    """Choose anew from now on: tables have changed."""
+    _choose.cache_clear()
+
+
+def _able(problem: Any) -> tuple[str, ...]:
+    """The kernels that accept the problem, in ladder order, as dispatch asks their rows."""
+    return tuple(name for name, module in _PLANS.items() if _accepts(module.ROW, problem))
+
+
+def _accepts(row: Mapping[str, Any], problem: Any) -> bool:
+    capability = problem.capability
+    refuse = row.get("refuse")
+    return (
+        problem.device in row.get("devices", ("cuda",))
+        and (capability is None or capability >= row.get("capability", (0, 0)))
+        and takes(row["pairs"], problem)
+        and set(problem.fused) <= set(row.get("fuses", ()))
+        and not problem.mma_shape
+        and (refuse is None or refuse(problem) is None)
+    )
+
+
+def _yields(name: str, problem: Any) -> bool:
+    """Whether another kernel is chosen for a problem that this one accepts."""
+    return choose(problem, _able(problem)) != name
+
+
+KERNELS: tuple[dict[str, Any], ...] = tuple(
+    {**module.ROW, "yields": partial(_yields, name)} for name, module in _PLANS.items()
 )
-ON_TENSOR_CORES = (
-    *PLAIN,
-    ("float16", "float16", "float16"),
-    ("float16", "float32", "float16"),
-    ("int8", "int32"),
-    *FLOAT8,
-    ("float32", "float32", "tf32"),
-    ("float32", "float32", "tf32x3"),
-)
-"""What descriptor multiplies."""
-
-EVERY = (
-    *ON_TENSOR_CORES,
-    ("uint8", "int32"),
-    ("float32", "float32", "ieee"),
-    ("float64", "float64"),
-)
-FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "scales", "batch")
+"""One row a kernel: the fields of tcgemm.dispatch.Kernel."""
 
 
-def _row(name: str, adds: str, **limits: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "adds": adds,
-        "pairs": PLAIN,
-        "devices": ("cuda", "cpu"),
-        "capability": (8, 0),
-        "plan": partial(plans.plan, name),
-        **limits,
-    }
-
-
-KERNELS: tuple[dict[str, Any], ...] = (
-    _row("naive", "one program a tile, tiles in row-major order, tl.dot on tensor cores"),
-    _row(
-        "grouped", "tiles visited in bands of GROUP_M tile rows, so that L2 serves what is shared"
-    ),
-    _row(
-        "pipelined",
-        "loads of NUM_STAGES - 1 later K steps in flight; the tile from a table; every type, "
-        "batches, and what follows the product",
-        pairs=EVERY,
-        fuses=FUSES,
-        refuse=refusals.refuse_float8,
-    ),
-    _row(
-        "persistent",
-        "one program per SM loops over tiles",
-        yields=partial(plans.yields, "persistent"),
-    ),
-    _row(
-        "skinny",
-        "the wide side first, so that few rows waste nothing; K divided among idle SMs; an early "
-        "start",
-        yields=partial(plans.yields, "skinny"),
-    ),
-    _row(
-        "descriptor",
-        "blocks copied by the TMA unit through tensor descriptors; C stored in halves",
-        pairs=ON_TENSOR_CORES,
-        fuses=FUSES,
-        capability=(9, 0),
-        shapes="A, B and C with one stride of 1, rows and addresses in multiples of 16 bytes",
-        refuse=refusals.refuse_descriptor,
-        yields=partial(plans.yields, "descriptor"),
-    ),
-    _row(
-        "split_k",
-        "tiles that do not fill the last wave of SMs divided along K and added in order",
-        capability=(9, 0),
-        shapes="as descriptor",
-        refuse=refusals.refuse_descriptor,
-        yields=partial(plans.yields, "split_k"),
-    ),
-    _row(
-        "warp_specialized",
-        "in Gluon: a producer warp loads, warpgroups multiply, C leaves under the next tile",
-        pairs=(
-            *PLAIN,
-            ("int8", "int32"),
-            *FLOAT8,
-            ("float32", "float32", "tf32"),
-            ("float32", "float32", "tf32x3"),
-        ),
-        fuses=FUSES,
-        devices=("cuda",),
-        capability=(9, 0),
-        shapes="as descriptor, on compute capability 9.0 only; no batches in tf32x3",
-        refuse=refusals.refuse_warp_specialized,
-        yields=partial(plans.yields, "warp_specialized"),
-    ),
-)
+def module_of(name: str) -> ModuleType:
+    """The module of a kernel, which imports triton."""
+    return import_module(f".{_MODULES[name]}", __name__)
 
 
 def load(name: str) -> Callable[..., None]:
@@ -129,12 +114,8 @@ def load(name: str) -> Callable[..., None]:
     ``run.bind``, with the same arguments, gives a function of (a, b, c, c_in, bias, scale_a,
     scale_b) for many calls of one kind; see launching.Bound.
     """
-    run: Callable[..., None] = import_module(f".{name}", __name__).run
+    run: Callable[..., None] = module_of(name).run
     return run
-
-
-STAGES = ("ttgir", "ptx", "sass")
-"""The texts that ``inspect`` can give."""
 
 
 def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
@@ -143,44 +124,4 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     With ``texts``, also the stages ttgir, ptx and sass. Raises RuntimeError where the rung does not
     compile.
     """
-    from importlib.metadata import version
-
-    from .compile_only import Request, compile_rungs
-    from .source import source_lines
-
-    row = next(row for row in KERNELS if row["name"] == name)
-    capability = problem.capability or (9, 0)
-    request = Request(
-        kernel=name,
-        plan=row["plan"](problem),
-        dtype_in=problem.dtype_in,
-        dtype_out=problem.dtype_out,
-        layout=problem.layout,
-        capability=capability,
-        M=problem.M,
-        N=problem.N,
-        K=problem.K,
-        compute="" if problem.plain else problem.compute,
-        epilogue=problem.epilogue,
-        bias=problem.bias,
-        c_in=problem.beta != 0,
-        scales=problem.scales,
-        batch=problem.batch if problem.batch > 1 else 0,
-    )
-    (compiled,) = compile_rungs([request], assembly=texts, fresh=True)
-    own, whole = source_lines(name)
-    return {
-        "compiler": f"Triton {version('triton')}",
-        "target": "sm_{}{}".format(*capability),
-        "instances": 1,
-        "instances built": 1,
-        "registers": compiled.registers,
-        "spilled bytes": compiled.spill_bytes,
-        "shared bytes": compiled.shared_bytes,
-        "serialized": compiled.serialized,
-        "seconds": round(compiled.seconds, 2),
-        "lines": own,
-        "lines with what is shared": whole,
-        "counts": {opcode: count for opcode, count in compiled.counts.items() if count},
-        "texts": dict(compiled.assembly),
-    }
+    return _inspect(name, _PLANS[name].ROW["plan"](problem), problem, texts)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from importlib import import_module, util
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -106,7 +106,7 @@ def _quietly(task: Callable[[], list[Built]]) -> list[Built]:
 def tasks(units: Sequence[Unit], device: str) -> list[Callable[[], list[Built]]]:
     """What there is to build, in the order of need: functions that build and say how long it took.
 
-    Each kernel is loaded once. Problems of a backend that has a ``compile_only`` module are
+    Each kernel is loaded once. Problems of a backend that has ``inspection.compile_only`` are
     compiled by it besides, some at a time; where one backend does not, its kernels are complete
     once they are loaded.
     """
@@ -125,7 +125,7 @@ def tasks(units: Sequence[Unit], device: str) -> list[Callable[[], list[Built]]]
         if (unit.backend, unit.kernel) not in seen:
             seen.add((unit.backend, unit.kernel))
             made.append(lambda unit=unit: _load(unit))  # type: ignore[misc]
-        if device != "cuda" or not _has_compiler(unit.backend):
+        if device != "cuda" or _compiler(unit.backend) is None:
             continue
         request = _quietly_requested(row, unit)
         if request is not None and str(request) not in seen:
@@ -144,12 +144,16 @@ def _load(unit: Unit) -> list[Built]:
     return [(unit.full_name, "", time.perf_counter() - began)]
 
 
-def _has_compiler(backend: str) -> bool:
-    return util.find_spec(f"{dispatch.BACKENDS[backend]}.compile_only") is not None
+def _compiler(backend: str) -> Any:
+    """The module that compiles a backend's problems without a GPU; None where it has none."""
+    try:
+        return import_module(f"{dispatch.BACKENDS[backend]}.inspection.compile_only")
+    except ModuleNotFoundError:
+        return None
 
 
 def _compile(backend: str, requests: Sequence[Any]) -> list[Built]:
-    compile_only = import_module(f"{dispatch.BACKENDS[backend]}.compile_only")
+    compile_only = _compiler(backend)
     return [
         (f"{backend}/{request.kernel}", settings(request.plan), built.seconds)
         for request, built in zip(requests, compile_only.compile_rungs(requests), strict=True)
@@ -170,8 +174,7 @@ def _quietly_requested(row: dispatch.Kernel, unit: Unit) -> Any:
         )
         if row.why_not(problem) is not None:
             return None
-        compile_only = import_module(f"{dispatch.BACKENDS[unit.backend]}.compile_only")
-        return compile_only.Request(
+        return _compiler(unit.backend).Request(
             unit.kernel, dict(row.plan(problem)), case.dtype_in, case.dtype_out, case.layout,
             problem.capability, case.M, case.N, case.K,
             compute="" if problem.plain else case.compute, epilogue=epilogue,

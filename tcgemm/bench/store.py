@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import ResultsError
 from ..files import locked, write_whole
+from .renamed import kernel_now
 
 COLUMNS: dict[str, str] = {
     "run": "id of the run in environment.json",
@@ -73,7 +74,8 @@ Row = Mapping[str, object]
 
 
 def read(folder: str | Path) -> list[dict[str, str]]:
-    """The rows of ``folder``/results.csv in file order, every cell as text.
+    """The rows of ``folder``/results.csv in file order, every cell as text, kernels by the names
+    that they have now (see renamed.py).
 
     A last line that a crash cut short is left out, with a warning in the log.
 
@@ -107,7 +109,8 @@ def read(folder: str | Path) -> list[dict[str, str]]:
                 "remove that line"
             )
     empty = dict.fromkeys(COLUMNS, "")
-    return [empty | dict(zip(header, line, strict=True)) for line in lines[1:]]
+    rows = [empty | dict(zip(header, line, strict=True)) for line in lines[1:]]
+    return [{**row, "kernel": kernel_now(row)} for row in rows]
 
 
 def read_environment(folder: str | Path) -> dict[str, dict[str, Any]]:

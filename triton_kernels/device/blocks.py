@@ -1,0 +1,152 @@
+"""Blocks of matrices in Gluon: which tile is next, and how the TMA unit loads and stores a block.
+
+A descriptor has two dimensions, or three: a batch, of which a block is one matrix; or the two
+terms of a float32 operand, hi and lo, of which each is a matrix.
+"""
+
+# ruff: noqa: RUF005 - Gluon takes no starred list.
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from . import ordering
+
+load_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_block = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+grouped = gluon.jit(ordering.grouped.fn)
+
+
+@gluon.jit
+def place(tile, tiles_m, tiles_n, CONFIG: gl.constexpr):
+    """Number of a tile -> number of its matrix in the batch, tile row, tile column."""
+    batch = 0
+    if CONFIG.BATCHED:
+        batch = tile // (tiles_m * tiles_n)
+        tile = tile % (tiles_m * tiles_n)
+    tile_m, tile_n = grouped(tile, tiles_m, tiles_n, CONFIG.GROUP_M)
+    return batch, tile_m, tile_n
+
+
+@gluon.jit
+def load(x, matrix, at, ready, block):
+    """Load the block of x at two coordinates, of this matrix where x holds several."""
+    if len(x.block_shape) == 3:
+        load_block(x, [matrix] + at, ready, block._reinterpret(x.dtype, x.block_shape, x.layout))
+    else:
+        load_block(x, at, ready, block)
+
+
+@gluon.jit
+def store(x, matrix, at, block):
+    """Have a block written to x at two coordinates, of this matrix where x holds several."""
+    if len(x.block_shape) == 3:
+        store_block(x, [matrix] + at, block._reinterpret(x.dtype, x.block_shape, x.layout))
+    else:
+        store_block(x, at, block)
+
+
+@gluon.jit
+def load_subtiles(c_in, matrix, m, n, c_ring, CONSUMERS: gl.constexpr, phase):
+    """Load each consumer's subtiles of C_in, once those of the tile before have been stored."""
+    buffers, full, empty = c_ring
+    SUBTILES: gl.constexpr = buffers.shape[0] // CONSUMERS
+    PART_M: gl.constexpr = buffers.shape[1]
+    WIDTH: gl.constexpr = buffers.shape[2]
+    for part in gl.static_range(CONSUMERS):
+        mbarrier.wait(empty.index(part), phase)
+        mbarrier.expect(full.index(part), SUBTILES * c_in.block_type.nbytes)
+        for subtile in gl.static_range(SUBTILES):
+            at = [m + part * PART_M, n + subtile * WIDTH]
+            load(c_in, matrix, at, full.index(part), buffers.index(part * SUBTILES + subtile))
+
+
+@gluon.jit
+def ring_of(x, count: gl.constexpr):
+    """Shared memory of ``count`` of x's blocks, each of two dimensions."""
+    rows: gl.constexpr = x.block_shape[len(x.block_shape) - 2]
+    columns: gl.constexpr = x.block_shape[len(x.block_shape) - 1]
+    layout: gl.constexpr = gl.NVMMASharedLayout(
+        x.layout.swizzle_byte_width, x.layout.element_bitwidth
+    )
+    return gl.allocate_shared_memory(x.dtype, [count, rows, columns], layout)
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, READERS: gl.constexpr):
+    """Two barriers for each of COUNT buffers: full, of bytes, and empty, of READERS arrivals."""
+    full = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for number in gl.static_range(COUNT):
+        mbarrier.init(full.index(number), count=1)
+        mbarrier.init(empty.index(number), count=READERS)
+    return full, empty
+
+
+@gluon.jit
+def block_of(b_ring, number, CONFIG: gl.constexpr):
+    """A block of B as wgmma takes it, [BLOCK_K, columns]."""
+    block = b_ring.index(number)
+    return block.permute((1, 0)) if CONFIG.B_TRANSPOSED else block
+
+
+@gluon.constexpr_function
+def layout_of(columns, dtype):
+    """How a warpgroup's accumulators lie in its registers, which names its wgmma: m64, n, k."""
+    # Triton knows no m64n256k32 of integers.
+    n = min(columns, 128) if dtype.is_int() else columns
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 256 // dtype.primitive_bitwidth]
+    )
+
+
+@gluon.jit
+def prefetch_block(
+    x, row, k, R, K, pitch, ROWS: gl.constexpr, DEPTH: gl.constexpr, TRANSPOSED: gl.constexpr
+):
+    """Have DEPTH columns from k on of ROWS rows of x[R, K] prefetched into L2, by 128 bytes."""
+    EACH: gl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
+    # Rows and columns in storage order.
+    HIGH: gl.constexpr = DEPTH if TRANSPOSED else ROWS
+    LINES: gl.constexpr = max((ROWS if TRANSPOSED else DEPTH) // EACH, 1)
+    one = gl.arange(0, HIGH * LINES, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    high, low = one // LINES, one % LINES * EACH
+    if TRANSPOSED:
+        high, low = gl.minimum(k + high, K - 1), gl.minimum(row + low, R - 1)
+    else:
+        high, low = gl.minimum(row + high, R - 1), gl.minimum(k + low, K - 1)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [x + high.to(gl.int64) * pitch + low],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def prefetch_first_tile(x, pitch, a, b, size, CONSUMERS: gl.constexpr, CONFIG: gl.constexpr):
+    """Prefetch CONFIG.L2_PREFETCH columns of the larger operand, of this program's first tile."""
+    M, N, K = size
+    BLOCK_M: gl.constexpr = CONSUMERS * a.block_shape[1 if CONFIG.A_TRANSPOSED else 0]
+    WIDE: gl.constexpr = b.block_shape[0 if CONFIG.B_TRANSPOSED else 1]
+    BLOCK_N: gl.constexpr = WIDE + CONFIG.REST
+    tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
+    _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, CONFIG)
+    # Programs that share a block of the operand ask for different columns of it.
+    k = (tile_n if CONFIG.STREAM_A else tile_m) * CONFIG.L2_PREFETCH
+    if CONFIG.STREAM_A:
+        prefetch_block(
+            x, tile_m * BLOCK_M, k, M, K, pitch, BLOCK_M, CONFIG.L2_PREFETCH, CONFIG.A_TRANSPOSED
+        )
+    else:
+        prefetch_block(
+            x, tile_n * BLOCK_N, k, N, K, pitch, WIDE, CONFIG.L2_PREFETCH, not CONFIG.B_TRANSPOSED
+        )
+        if CONFIG.REST:
+            n = tile_n * BLOCK_N + WIDE
+            prefetch_block(
+                x, n, k, N, K, pitch, CONFIG.REST, CONFIG.L2_PREFETCH, not CONFIG.B_TRANSPOSED
+            )

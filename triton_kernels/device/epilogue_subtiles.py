@@ -1,0 +1,202 @@
+"""The epilogue in Gluon: a tile of C is stored in subtiles, through shared memory, by TMA.
+
+A subtile is all rows of the tile and a part of its columns. Each warpgroup alternates between its
+BUFFERS buffers of a subtile: it writes one while the TMA unit reads the other, and goes on to its
+next tile while the last are still being read.
+
+    C = activation(alpha * scale_a * scale_b * acc + beta * C_in + bias)
+
+Where there is a C_in, every subtile has its buffer: the producer loads C_in there while the
+mainloop runs, the warpgroup writes the result over it, and gives the buffers back once they are
+read. A C_in that TMA cannot reach is read in place.
+"""
+
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RET505
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from .blocks import store
+from .epilogue import activate
+
+
+@gluon.jit
+def halves(x):
+    """Left and right half of the columns; both lie in the same threads, so nothing moves."""
+    rows: gl.constexpr = x.shape[0]
+    columns: gl.constexpr = x.shape[1]
+    return gl.split(gl.permute(gl.reshape(x, (rows, 2, columns // 2)), (0, 2, 1)))
+
+
+@gluon.jit
+def along(start, x, ACROSS: gl.constexpr):
+    """Indices from ``start`` on of x's rows (ACROSS 1) or columns (ACROSS 0)."""
+    return start + gl.arange(0, x.shape[1 - ACROSS], gl.SliceLayout(ACROSS, x.type.layout))
+
+
+@gluon.jit
+def vector(source, stride, start, size, x, ACROSS: gl.constexpr):
+    """A number for each row (ACROSS 1) or column (ACROSS 0) of x, from ``start`` on of ``size``."""
+    at = along(start, x, ACROSS)
+    return gl.load(source + at.to(gl.int64) * stride, mask=at < size, other=0)
+
+
+@gluon.jit
+def bias_of(fused, x, m, n, size, CONFIG: gl.constexpr):
+    """The bias along the tile's columns, or rows where C' is computed; zero without one."""
+    bias = fused[1]
+    stride_bias = fused[8]
+    M, N = size
+    if bias is None:
+        return 0
+    elif CONFIG.BIAS_ROWS:
+        return vector(bias, stride_bias, m, M, x, 1)
+    else:
+        # Rows of C are whole units of 16 bytes; told so, the compiler loads by twos.
+        UNIT: gl.constexpr = 128 // bias.dtype.element_ty.primitive_bitwidth
+        return vector(bias, stride_bias, n, N // UNIT * UNIT, x, 0)
+
+
+@gluon.jit
+def scaled(x, m, n, size, fused, CONFIG: gl.constexpr):
+    """alpha * scale_a * scale_b * x, the whole accumulator."""
+    scale_a, scale_b, alpha = fused[2], fused[3], fused[4]
+    M, N = size
+    if alpha is not None:
+        factor = alpha.to(x.dtype)
+        if scale_a is not None and not CONFIG.ROW_SCALES_A:
+            factor *= gl.load(scale_a)
+        if scale_b is not None and not CONFIG.ROW_SCALES_B:
+            factor *= gl.load(scale_b)
+        x *= factor
+    if CONFIG.ROW_SCALES_A:
+        x *= gl.expand_dims(vector(scale_a, 1, m, M, x, 1), 1)
+    if CONFIG.ROW_SCALES_B:
+        x *= gl.expand_dims(vector(scale_b, 1, n, N, x, 0), 0)
+    return x
+
+
+@gluon.jit
+def finish(x, staged, batch, m, n, size, fused, CONFIG: gl.constexpr):
+    """activation(x + beta * C_in), of the subtile at row m and column n of C[M, N].
+
+    Args:
+        staged: shared memory that holds this subtile of C_in where CONFIG.STAGED.
+        fused: (C_in to be read in place or None, bias, scale_a, scale_b, alpha, beta, C_in's
+            strides, bias's, C_in's batch stride), as ``arguments`` has them.
+    """
+    c_in, beta, stride_im, stride_in, batch_in = fused[0], fused[5], fused[6], fused[7], fused[9]
+    M, N = size
+    if CONFIG.STAGED:
+        x += beta.to(x.dtype) * staged.load(x.type.layout).to(x.dtype)
+    if c_in is not None:
+        row, column = along(m, x, 1), along(n, x, 0)
+        at = gl.expand_dims(row.to(gl.int64) * stride_im, 1)
+        at += gl.expand_dims(column.to(gl.int64) * stride_in, 0)
+        if batch_in is not None:
+            at += batch.to(gl.int64) * batch_in
+        inside = gl.expand_dims(row < M, 1) & gl.expand_dims(column < N, 0)
+        x += beta.to(x.dtype) * gl.load(c_in + at, mask=inside, other=0).to(x.dtype)
+    ACTIVATION: gl.constexpr = CONFIG.ACTIVATION
+    return activate(x, ACTIVATION, False)
+
+
+@gluon.jit
+def store_by_tma(c, buffer, subtile, batch, m, n, PENDING: gl.constexpr):
+    """One subtile, once at most PENDING earlier ones still have to be read.
+
+    The compiler puts a barrier of the warpgroup after the wait, which only the thread that issues
+    the stores has reason to make, and one after the fence, before that thread stores.
+    """
+    tma.store_wait(PENDING)
+    buffer.store(subtile.to(c.dtype))
+    fence_async_shared()
+    store(c, batch, [m, n], buffer)
+
+
+@gluon.jit
+def store_subtile(
+    c, buffers, part: gl.constexpr, BUFFERS: gl.constexpr, FIRST: gl.constexpr,
+    subtile: gl.constexpr, x, batch, m, n, size, fused, CONFIG: gl.constexpr,
+):  # fmt: skip
+    """Subtile number subtile of the accumulator, finished, to C."""
+    column = n + subtile * x.shape[1]
+    buffer = buffers.index(part * BUFFERS + (FIRST + subtile) % BUFFERS)
+    if CONFIG.FUSED:
+        x = finish(x, buffer, batch, m, column, size, fused, CONFIG)
+    store_by_tma(c, buffer, x, batch, m, column, BUFFERS - 1)
+
+
+@gluon.jit
+def store_tile(
+    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, FIRST: gl.constexpr, acc, bias, batch,
+    m, n, size, fused, phase, CONFIG: gl.constexpr,
+):  # fmt: skip
+    """The accumulator in 1, 2 or 4 subtiles to C at row m and column n; narrowed to C's dtype.
+
+    Args:
+        c: descriptor of C in subtiles.
+        c_ring: shared memory of subtiles, BUFFERS for each part; and two barriers a part, of the
+            subtiles of C_in that have been loaded, and of those that have been stored.
+        FIRST: subtiles of the tile that have been stored already, from another accumulator.
+        bias: of ``bias_of``, loaded before the last products are awaited.
+        fused: see ``finish``.
+    """
+    buffers, full, empty = c_ring
+    SUBTILES: gl.constexpr = acc.shape[1] // buffers.shape[2]
+    if CONFIG.FUSED:
+        acc = scaled(acc, m, n, size, fused, CONFIG)
+        if fused[1] is not None:
+            acc += gl.expand_dims(bias.to(acc.dtype), 1 if CONFIG.BIAS_ROWS else 0)
+    if CONFIG.STAGED:
+        mbarrier.wait(full.index(part), phase)
+    if SUBTILES == 1:
+        store_subtile(c, buffers, part, BUFFERS, FIRST, 0, acc, batch, m, n, size, fused, CONFIG)
+    else:
+        left, right = halves(acc)
+        for side in gl.static_range(2):
+            half = left if side == 0 else right
+            if SUBTILES == 2:
+                store_subtile(
+                    c, buffers, part, BUFFERS, FIRST, side, half, batch, m, n, size, fused, CONFIG
+                )
+            else:
+                x, y = halves(half)
+                store_subtile(
+                    c, buffers, part, BUFFERS, FIRST, 2 * side, x, batch, m, n, size, fused, CONFIG
+                )
+                store_subtile(
+                    c,
+                    buffers,
+                    part,
+                    BUFFERS,
+                    FIRST,
+                    2 * side + 1,
+                    y,
+                    batch,
+                    m,
+                    n,
+                    size,
+                    fused,
+                    CONFIG,
+                )
+    if CONFIG.STAGED:
+        tma.store_wait(0)
+        mbarrier.arrive(empty.index(part), count=1)
+
+
+@gluon.jit
+def store_rest(
+    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, WIDE: gl.constexpr, acc, batch, m, n,
+    size, fused, CONFIG: gl.constexpr,
+):  # fmt: skip
+    """``store_tile`` of a second accumulator, whose columns begin WIDE behind the first's."""
+    FIRST: gl.constexpr = WIDE // c_ring[0].shape[2]
+    n += WIDE
+    bias = 0
+    if CONFIG.FUSED:
+        bias = bias_of(fused, acc, m, n, size, CONFIG)
+    store_tile(c, c_ring, part, BUFFERS, FIRST, acc, bias, batch, m, n, size, fused, 0, CONFIG)

@@ -1,0 +1,113 @@
+"""Partial sums of tiles whose K is divided, and the second pass that adds them.
+
+A split tile's SPLITS programs each store BLOCK_M x BLOCK_N float32 partial sums in a workspace,
+part after part: partials[part, split tile, BLOCK_M, BLOCK_N]. A second kernel adds them in the
+order of the parts, whoever finished first, so that the same inputs give the same bits; atomics
+would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..host.recording import Step
+from ..host.runtime import INTERPRETED, tl, triton
+from .dot import narrow
+from .ordering import grouped
+
+CHUNK = 1024
+"""Elements of C that one program of the second pass adds."""
+
+
+@triton.jit
+def launch_dependents_and_wait(PDL: tl.constexpr):
+    """With PDL (programmatic dependent launch), let the next kernel start, and wait for the end of
+    the one before.
+
+    Nothing that an earlier kernel wrote may be read, nor anything it reads be written, before.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def bounds(k_tiles, part, SPLITS: tl.constexpr):
+    """The first step of K of a part, and the one after its last."""
+    return k_tiles * part // SPLITS, k_tiles * (part + 1) // SPLITS
+
+
+@triton.jit
+def store_partial(partials, slot, acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Store acc[BLOCK_M, BLOCK_N] as the slot-th block of the workspace."""
+    at = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    tl.store(partials + slot.to(tl.int64) * (BLOCK_M * BLOCK_N) + at, acc)
+
+
+@triton.jit
+def add_kernel(
+    partials,
+    c,
+    M,
+    N,
+    first_tile,
+    stride_cm,
+    stride_cn,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    launch_dependents_and_wait(PDL)
+    chunks: tl.constexpr = BLOCK_M // ROWS
+    program = tl.program_id(0)
+    split_tile, chunk = program // chunks, program % chunks
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    split_tiles = tiles_m * tiles_n - first_tile
+    tile_m, tile_n = grouped(first_tile + split_tile, tiles_m, tiles_n, GROUP_M)
+
+    rows, columns = chunk * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+    at = partials + split_tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
+    at += rows[:, None] * BLOCK_N + columns[None, :]
+    part = split_tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
+    acc = tl.load(at)
+    for _ in tl.static_range(SPLITS - 1):
+        at += part
+        acc += tl.load(at)
+
+    m, n = tile_m * BLOCK_M + rows, tile_n * BLOCK_N + columns
+    c_ptrs = c + m.to(tl.int64)[:, None] * stride_cm + n.to(tl.int64)[None, :] * stride_cn
+    value = narrow(acc, c.dtype.element_ty, EMULATED)
+    tl.store(c_ptrs, value, mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+def workspace(split_tiles: int, splits: int, block: int, like: torch.Tensor) -> torch.Tensor:
+    """Room for the partial sums, from torch's caching allocator: ordered on the current stream,
+    and part of a graph's own pool during capture."""
+    return torch.empty(split_tiles * splits * block, dtype=torch.float32, device=like.device)
+
+
+def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[str, int]) -> Step:
+    """The launch that adds partial sums to C's tiles, from ``first_tile`` on in grouped order."""
+    block_m, block_n, pdl = plan["BLOCK_M"], plan["BLOCK_N"], plan["PDL"]
+    split_tiles = partials.numel() // (block_m * block_n * plan["SPLITS"])
+    rows = max(1, min(block_m, CHUNK // block_n))
+    constants: dict[str, Any] = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "GROUP_M": plan["GROUP_M"],
+        "SPLITS": plan["SPLITS"],
+        "ROWS": rows,
+        "PDL": bool(pdl),
+        "EMULATED": INTERPRETED and c.dtype == torch.bfloat16,
+        "num_warps": 4,
+        **({"launch_pdl": True} if pdl else {}),
+    }
+    grid = (split_tiles * (block_m // rows),)
+    return add_kernel, grid, (partials, c, *c.shape, first_tile, *c.stride()), constants

@@ -1,0 +1,1 @@
+"""What surrounds a launch on the host: operands, descriptors, recording, Triton's warm-up."""

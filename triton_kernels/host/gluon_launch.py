@@ -1,0 +1,157 @@
+"""The launch of a Gluon kernel: its constexpr config, and descriptors of its operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ..device.epilogue import batch_size, batch_strides, operands
+from .descriptors import describe, reachable, stored
+from .runtime import cdiv, programs
+
+ROUNDS = any(field.name == "round_f32_to_tf32" for field in fields(TensorDescriptor))
+"""Whether this Triton's descriptors can be told to round float32 to tf32 on the way."""
+
+TFLOAT32 = 11
+"""CU_TENSOR_MAP_DATA_TYPE_TFLOAT32."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The constexpr config of a kernel: what it is compiled for."""
+
+    GROUP_M: int
+    A_TRANSPOSED: bool
+    B_TRANSPOSED: bool
+    L2_PREFETCH: int
+    """Columns of K, of the larger operand, prefetched into L2 before this kernel may read them."""
+    STREAM_A: bool
+    """The larger one is A."""
+    REST: int
+    """Columns of a second accumulator and of B's second blocks; 0: none."""
+    TERMS: int
+    """2: A and B are float32 as hi and lo, each in tf32."""
+    BATCHED: bool
+    PROMOTE: bool
+    """The sum of each step of K is added outside of the tensor core."""
+    FUSED: bool
+    STAGED: bool
+    """C_in is loaded by TMA."""
+    ROW_SCALES_A: bool
+    ROW_SCALES_B: bool
+    BIAS_ROWS: bool
+    ACTIVATION: str
+
+
+FINISHING = ("ROW_SCALES_A", "ROW_SCALES_B", "BIAS_ROWS", "ACTIVATION")
+"""The constants of ``Config`` that ``epilogue.operands`` gives."""
+
+
+def finishes(fusion: Any) -> bool:
+    """Whether anything happens to the accumulator beside narrowing."""
+    if fusion is None:
+        return False
+    tensors = (fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
+    return bool(
+        fusion.alpha != 1 or fusion.epilogue or any(tensor is not None for tensor in tensors)
+    )
+
+
+def swizzled(base: Any, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
+    """A descriptor whose blocks lie in shared memory as wgmma reads them."""
+    bits = base.dtype.itemsize * 8
+    width = min(block[-1] * bits // 8, 128)
+    layout = gl.NVMMASharedLayout(width, bits, rank=len(block))
+    return TensorDescriptor(base, shape, strides, block, layout)
+
+
+def rounding(base: Any, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
+    """The same, and float32 is rounded to tf32 by the TMA unit, to nearest even."""
+    made = swizzled(base, shape, strides, block)
+    if ROUNDS:
+        made.round_f32_to_tf32 = True
+    return made
+
+
+def arguments(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
+    BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, SUBTILES: int,
+    BUFFERS: int, REPACK: int = 0, REST: int = 0,
+    L2_PREFETCH: int = 0,
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
+    transposed = stored(c) == "t"
+    if transposed:
+        a, b, c = b.mT, a.mT, c.mT
+    compute = "float32" if fusion is None else fusion.compute
+    (M, K), N = a.shape[-2:], b.shape[-1]
+    part, subtile = BLOCK_M // CONSUMERS, BLOCK_N // SUBTILES
+    a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
+    if a.itemsize != 2:
+        # wgmma reads these along K alone; a single row or column lies either way.
+        a_transposed, b_transposed = False, True
+    make = rounding if compute == "tf32" else swizzled
+    described_a = describe(a, (part, BLOCK_K), a_transposed, make)
+    described_b = describe(b, (BLOCK_K, BLOCK_N - REST), b_transposed, make)
+    rest = describe(b, (BLOCK_K, REST), b_transposed, make) if REST else None
+    described_c = describe(c, (part, subtile), False, swizzled)
+    batches = batch_size(c)
+    (c_in, *others), constants = operands(fusion, transposed)
+    bias, scale_a, scale_b, alpha, beta, *strides = others
+    batch_in = batch_strides(a, b, c, fusion)[3]
+    if alpha == 1 and all(s is None or s.numel() > 1 for s in (scale_a, scale_b)):
+        alpha = None
+    staged = None
+    c_in_rows = c_in.mT if c_in is not None and transposed else c_in
+    if c_in_rows is not None and BUFFERS == SUBTILES and not REST and reachable(c_in_rows):
+        staged = describe(c_in_rows, (part, subtile), False, swizzled)
+        # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
+        c_in, strides[:2], batch_in = None, (None, None), None
+    larger = a if M > N else b
+    streamed = (larger, max(larger.stride())) if L2_PREFETCH and batches == 1 else (None, None)
+    config = Config(
+        GROUP_M=GROUP_M,
+        A_TRANSPOSED=a_transposed,
+        B_TRANSPOSED=b_transposed,
+        L2_PREFETCH=L2_PREFETCH * BLOCK_K if batches == 1 else 0,
+        STREAM_A=M > N,
+        REST=REST,
+        TERMS=2 if compute == "tf32x3" else 1,
+        BATCHED=batches > 1,
+        PROMOTE=compute == "tf32x3"
+        or (fusion is not None and a.itemsize == 1 and compute == "float32"),
+        FUSED=finishes(fusion),
+        STAGED=staged is not None,
+        **{name: constants[name] for name in FINISHING},
+    )
+    grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
+    options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
+    described = (described_a, described_b, rest, described_c, staged, *streamed)
+    last = {"CONFIG": config, **options, "num_warps": 4, "launch_pdl": True}
+    finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
+    return grid, (*described, M, N, K, batches, *finishing), last
+
+
+class Rounding:
+    """A kernel whose first two descriptors, of A and B, round float32 to tf32.
+
+    Triton 3.6 writes the type of a descriptor's elements into the compiled kernel's metadata and
+    reads it when it encodes one; float32 becomes tf32 there before the first launch.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.arg_names = kernel.arg_names
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def launch(*args: Any, **constants: Any) -> Any:
+            compiled = self.kernel.warmup(*args, grid=grid, **constants)
+            for described in compiled.metadata.tensordesc_meta[:2]:
+                described["elem_type"] = TFLOAT32
+            return self.kernel[grid](*args, **constants)
+
+        return launch

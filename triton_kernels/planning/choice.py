@@ -1,0 +1,24 @@
+"""Which rung the tables say was measured fastest. Imports no triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import gpus, tables
+
+
+def preferred(problem: Any, able: Sequence[str]) -> str | None:
+    """The rung measured fastest for a problem, of those ``able`` to run it; None where the tables
+    say nothing of it: they speak of plain products only.
+    """
+    if not problem.plain or problem.batch > 1:
+        return None
+    gpu = gpus.gpu_of(problem)[0]
+    shipped = tables.shipped()
+    table = shipped.get(gpu) or shipped[gpus.architecture(problem.capability or (9, 0))]
+    thin = problem.transposed() if problem.M > problem.N else problem
+    for row in (*tables.of_user(gpu)["prefer"], *table["prefer"]):
+        if tables.all_hold(row, thin) and row["kernel"] in ("", *able):
+            return row["kernel"] or None
+    return None

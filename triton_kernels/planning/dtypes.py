@@ -1,0 +1,62 @@
+"""The types that rungs take, and the tables' names for them."""
+
+from __future__ import annotations
+
+PLAIN = (
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+)
+"""16-bit operands summed in float32."""
+
+FLOAT8 = tuple(
+    pair
+    for dtype in ("float8_e4m3fn", "float8_e5m2")
+    for out in ("float16", "bfloat16", "float32")
+    for pair in ((dtype, out), (dtype, out, "fast"))
+)
+
+ON_TENSOR_CORES = (
+    *PLAIN,
+    ("float16", "float16", "float16"),
+    ("float16", "float32", "float16"),
+    ("int8", "int32"),
+    *FLOAT8,
+    ("float32", "float32", "tf32"),
+    ("float32", "float32", "tf32x3"),
+)
+"""What wgmma multiplies from blocks that TMA has brought, integers without a sign excepted."""
+
+EVERY = (
+    *ON_TENSOR_CORES,
+    ("uint8", "int32"),
+    ("float32", "float32", "ieee"),
+    ("float64", "float64"),
+)
+
+FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "scales", "batch")
+"""All that can be done in the launch of one product."""
+
+DEFAULT_COMPUTE = {"int8": "int32", "uint8": "int32", "float64": "float64"}
+"""How a pair of two names is summed; float32 where the dtype is not here."""
+
+
+def takes(pairs: tuple[tuple[str, ...], ...], problem: object) -> bool:
+    """Whether a problem's types are among the pairs."""
+    dtype_in, dtype_out, compute = (
+        getattr(problem, name) for name in ("dtype_in", "dtype_out", "compute")
+    )
+    default = DEFAULT_COMPUTE.get(dtype_in, "float32")
+    return (dtype_in, dtype_out, compute) in pairs or (
+        compute == default and (dtype_in, dtype_out) in pairs
+    )
+
+
+def kind(dtype_in: str, compute: str) -> str:
+    """Which tables of "types" a problem takes; "" for 16-bit operands summed in float32."""
+    if dtype_in in ("float16", "bfloat16"):
+        return "" if compute == "float32" else compute
+    if dtype_in.startswith("float8"):
+        return "float8" if compute == "fast" else "float8_promoted"
+    return dtype_in if compute == "int32" else compute

@@ -1,0 +1,55 @@
+"""Facts of GPUs that a plan rests on: shared memory, SMs, and the name of the GPU at hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+PROGRAMS = 132
+"""SMs of a GPU that is in no table: as an H100 or H200 has."""
+
+PROCESSORS = {(8, 0): 108, (8, 6): 84, (8, 7): 16, (8, 9): 142, (9, 0): 132}
+"""Compute capability -> SMs of its largest GPU, for problems on no GPU in particular."""
+
+SHARED_BYTES = {
+    (8, 0): 166_912,
+    (8, 6): 101_376,
+    (8, 7): 166_912,
+    (8, 9): 101_376,
+    (9, 0): 232_448,
+    (10, 0): 232_448,
+    (12, 0): 101_376,
+}
+"""Compute capability -> most shared memory of one program, in bytes (CUDA programming guide)."""
+
+OF_MMA_SYNC = ((8, 0), (8, 6), (8, 7), (8, 9), (12, 0))
+"""Capabilities whose tensor cores take operands from registers, where rounding costs no detour."""
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """The table of a GPU that has none of its own: sm80 or sm90."""
+    return "sm90" if capability >= (9, 0) else "sm80"
+
+
+def gpu_here(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
+    """Name as in the table's file name, e.g. nvidia-h200, bytes of shared memory a program, SMs.
+
+    Of the current GPU, or of the first here that has the capability; nothing where none has: a
+    plan may be asked for a GPU that is not here.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return "", 0, 0
+    for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
+        if capability in (None, torch.cuda.get_device_capability(index)):
+            found = torch.cuda.get_device_properties(index)
+            slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
+            shared = getattr(found, "shared_memory_per_block_optin", 0)
+            return slug, shared, found.multi_processor_count
+    return "", 0, 0
+
+
+def gpu_of(problem: Any) -> tuple[str, int, int]:
+    """``gpu_here`` for a problem on a GPU; nothing for any other."""
+    return gpu_here(problem.capability) if problem.device == "cuda" else ("", 0, 0)

@@ -1,0 +1,259 @@
+"""warp_specialized: one warp loads, warpgroups multiply; written in Gluon, for Hopper.
+
+    C[M, N] = f(alpha A[M, K] @ B[K, N] + beta C_in[M, N] + bias[N]), for each of a batch
+
+Adds:     warps with a role. One producer warp does nothing but issue TMA loads; each of CONSUMERS
+          warpgroups multiplies its own BLOCK_M / CONSUMERS rows of the tile. They meet in a ring
+          of NUM_STAGES stages and two barriers a stage: ``full`` counts the bytes that arrive,
+          ``empty`` the consumers that are done. The producer runs ahead into the next tile, so
+          its first stages are there before C of this one is stored; C is stored in SUBTILES while
+          the next tile multiplies; and registers move from the producer, which keeps 24 a thread,
+          to the consumers, up to 240. With programmatic dependent launch the barriers are set up
+          while the kernel before still runs, and with L2_PREFETCH the first steps of the larger
+          operand are prefetched.
+          Blocks have sides that are powers of two; a tile of 192 columns is 128 and REST = 64:
+          two blocks of B a stage, two accumulators a consumer.
+Missing:  clusters, whose blocks share an operand by TMA multicast: Triton 3.6 has none.
+
+Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of BLOCK_K, each a
+          stage; wgmma m64nBLOCK_N by each consumer, one step in flight.
+
+Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
+          shared memory read through a transposed view; a column-major C is C' = B' A'. wgmma
+          reads blocks of 8 bits and of tf32 along K only: others are repacked first. float32 is
+          rounded to tf32 by the TMA unit; as two terms (tf32x3) it is written out beforehand.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..device.blocks import (
+    barriers,
+    block_of,
+    layout_of,
+    load,
+    load_subtiles,
+    place,
+    prefetch_first_tile,
+    ring_of,
+)
+from ..device.epilogue_subtiles import bias_of, store_rest, store_tile
+from ..host.gluon_launch import ROUNDS, Rounding, arguments
+from ..host.launching import Rung
+from ..host.repack import repack_for_wgmma
+
+
+@gluon.jit
+def produce(a, b, rest, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
+    """One warp: every block of A, B and C_in of every tile of this program, in order."""
+    a_ring, b_ring, rest_ring, full, empty = ring
+    M, N, K, batches = size
+    NUM_STAGES: gl.constexpr = full.shape[0]
+    TERMS: gl.constexpr = CONFIG.TERMS
+    CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
+    PART_M: gl.constexpr = a_ring.shape[2 if CONFIG.A_TRANSPOSED else 1]
+    BLOCK_K: gl.constexpr = a_ring.shape[1 if CONFIG.A_TRANSPOSED else 2]
+    WIDE: gl.constexpr = b_ring.shape[1 if CONFIG.B_TRANSPOSED else 2]
+    BLOCK_N: gl.constexpr = WIDE + CONFIG.REST
+    B_BYTES: gl.constexpr = b.block_type.nbytes // WIDE * BLOCK_N
+    STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + B_BYTES)
+    tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    if CONFIG.BATCHED:
+        tiles *= batches
+    # The first lap of the ring waits for the phase before the first, which counts as complete.
+    slot, phase, c_phase = 0, 1, 1
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, CONFIG)
+        m, n = tile_m * (PART_M * CONSUMERS), tile_n * BLOCK_N
+        for k in range(0, K, BLOCK_K):
+            mbarrier.wait(empty.index(slot), phase)
+            ready = full.index(slot)
+            mbarrier.expect(ready, STAGE_BYTES)
+            for term in gl.static_range(TERMS):
+                matrix = batch if TERMS == 1 else term
+                for part in gl.static_range(CONSUMERS):
+                    row = m + part * PART_M
+                    at = [k, row] if CONFIG.A_TRANSPOSED else [row, k]
+                    block = a_ring.index((slot * CONSUMERS + part) * TERMS + term)
+                    load(a, matrix, at, ready, block)
+                at = [n, k] if CONFIG.B_TRANSPOSED else [k, n]
+                load(b, matrix, at, ready, b_ring.index(slot * TERMS + term))
+                if CONFIG.REST:
+                    at = [n + WIDE, k] if CONFIG.B_TRANSPOSED else [k, n + WIDE]
+                    load(rest, matrix, at, ready, rest_ring.index(slot * TERMS + term))
+            if CONFIG.STAGED:  # noqa: SIM102 (one condition is constant, the other is not)
+                # Every stage holds a step of this tile by now, and no consumer frees one before it
+                # is done with the tile before: nothing is lost in waiting for the buffers of C.
+                if k == gl.minimum(NUM_STAGES, (K - 1) // BLOCK_K) * BLOCK_K:
+                    load_subtiles(c_in, batch, m, n, c_ring, CONSUMERS, c_phase)
+            slot += 1
+            if slot == NUM_STAGES:
+                slot = 0
+                phase ^= 1
+        if CONFIG.STAGED:
+            c_phase ^= 1
+
+
+@gluon.jit
+def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constexpr):
+    """One warpgroup: rows ``part`` of every tile of this program."""
+    a_ring, b_ring, rest_ring, full, empty = ring
+    M, N, K, batches = size
+    NUM_STAGES: gl.constexpr = full.shape[0]
+    TERMS: gl.constexpr = CONFIG.TERMS
+    REST: gl.constexpr = CONFIG.REST
+    CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
+    PART_M: gl.constexpr = c_ring[0].shape[1]
+    BLOCK_K: gl.constexpr = a_ring.shape[1 if CONFIG.A_TRANSPOSED else 2]
+    WIDE: gl.constexpr = b_ring.shape[1 if CONFIG.B_TRANSPOSED else 2]
+    BLOCK_N: gl.constexpr = WIDE + REST
+    BUFFERS: gl.constexpr = c_ring[0].shape[0] // CONSUMERS
+    acc_type: gl.constexpr = gl.int32 if a_ring.dtype.is_int() else gl.float32
+    layout: gl.constexpr = layout_of(WIDE, a_ring.dtype)
+    rest_layout: gl.constexpr = layout_of(REST if REST else WIDE, a_ring.dtype)
+    tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    if CONFIG.BATCHED:
+        tiles *= batches
+    k_tiles = gl.cdiv(K, BLOCK_K)
+    slot, phase, c_phase = 0, 0, 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, CONFIG)
+        m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * BLOCK_N
+        zero = gl.zeros((PART_M, WIDE), acc_type, layout)
+        acc = zero
+        if REST:
+            rest_zero = gl.zeros((PART_M, REST), acc_type, rest_layout)
+            rest_acc = rest_zero
+        for step in range(k_tiles):
+            mbarrier.wait(full.index(slot), phase)
+            first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
+            a_block = a_ring.index(first_a)
+            x = a_block.permute((1, 0)) if CONFIG.A_TRANSPOSED else a_block
+            y = block_of(b_ring, first_b, CONFIG)
+            if CONFIG.PROMOTE:
+                # Each step's sum is added in float32, while another warpgroup multiplies.
+                token = zero
+                if TERMS == 2:
+                    x_low, y_low = a_ring.index(first_a + 1), b_ring.index(first_b + 1)
+                    token = warpgroup_mma(x_low, y, token, use_acc=False, is_async=True)
+                    token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
+                token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
+                partial = warpgroup_mma_wait(0, deps=[token])
+                if REST:
+                    acc += partial
+                    z = block_of(rest_ring, first_b, CONFIG)
+                    token = warpgroup_mma(x, z, rest_zero, use_acc=False, is_async=True)
+                    partial = warpgroup_mma_wait(0, deps=[token])
+                mbarrier.arrive(empty.index(slot), count=1)
+                if REST:
+                    rest_acc += partial
+                else:
+                    acc += partial
+            else:
+                # One step stays in flight, so the stage before is free now, and this one is not.
+                token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
+                if REST:
+                    z = block_of(rest_ring, first_b, CONFIG)
+                    more = warpgroup_mma(x, z, rest_acc, use_acc=step > 0, is_async=True)
+                    acc, rest_acc = warpgroup_mma_wait(2, deps=[token, more])
+                else:
+                    acc = warpgroup_mma_wait(1, deps=[token])
+                before = (slot + NUM_STAGES - 1) % NUM_STAGES
+                mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
+            slot += 1
+            if slot == NUM_STAGES:
+                slot = 0
+                phase ^= 1
+        bias = 0
+        if CONFIG.FUSED:
+            bias = bias_of(fused, zero, m, n, (M, N), CONFIG)
+        if not CONFIG.PROMOTE:
+            if REST:
+                acc, rest_acc = warpgroup_mma_wait(0, deps=[acc, rest_acc])
+            else:
+                acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
+        store_tile(
+            c, c_ring, part, BUFFERS, 0, acc, bias, batch, m, n, (M, N), fused, c_phase, CONFIG
+        )
+        if REST:
+            store_rest(c, c_ring, part, BUFFERS, WIDE, rest_acc, batch, m, n, (M, N), fused, CONFIG)
+        if CONFIG.STAGED:
+            c_phase ^= 1
+    # Shared memory has to outlive the stores that read it.
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["M", "N", "K"])
+def kernel(
+    a, b, rest, c, staged, streamed, pitch, M, N, K, batches, c_in, bias, scale_a, scale_b,
+    alpha: gl.float64, beta: gl.float64, stride_im, stride_in, stride_bias, batch_in,
+    CONFIG: gl.constexpr, NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    BUFFERS: gl.constexpr,
+):  # fmt: skip
+    a_ring = ring_of(a, NUM_STAGES * CONSUMERS * CONFIG.TERMS)
+    b_ring = ring_of(b, NUM_STAGES * CONFIG.TERMS)
+    rest_ring = b_ring
+    if CONFIG.REST:
+        rest_ring = ring_of(rest, NUM_STAGES * CONFIG.TERMS)
+    c_blocks = ring_of(c, CONSUMERS * BUFFERS)
+    full, empty = barriers(NUM_STAGES, CONSUMERS)
+    c_full, c_empty = full, empty
+    if CONFIG.STAGED:
+        c_full, c_empty = barriers(CONSUMERS, 1)
+    # Nothing above reads global memory, so it overlaps the end of the kernel before.
+    if CONFIG.L2_PREFETCH:
+        prefetch_first_tile(streamed, pitch, a, b, (M, N, K), CONSUMERS, CONFIG)
+    gdc_wait()
+    gdc_launch_dependents()
+
+    ring, c_ring = (a_ring, b_ring, rest_ring, full, empty), (c_blocks, c_full, c_empty)
+    size = (M, N, K, batches)
+    fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in)
+    # fmt: off
+    if CONSUMERS == 1:
+        gl.warp_specialize([
+            (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
+            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG)),
+        ], [1], [24])
+    elif CONSUMERS == 2:
+        gl.warp_specialize([
+            (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
+            (consume, (ring, c_ring, c, size, fused, 1, CONFIG)),
+            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG)),
+        ], [4, 1], [240, 24])
+    else:
+        gl.warp_specialize([
+            (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
+            (consume, (ring, c_ring, c, size, fused, 1, CONFIG)),
+            (consume, (ring, c_ring, c, size, fused, 2, CONFIG)),
+            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG)),
+        ], [4, 4, 1], [160, 160, 24])
+    # fmt: on
+
+
+ROUNDING = kernel if ROUNDS else Rounding(kernel)
+"""The kernel where A and B are float32 that has yet to be rounded to tf32."""
+
+
+run = Rung(kernel, arguments, repack=repack_for_wgmma, rounding=ROUNDING)
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
+
+Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to 3
+warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; SUBTILES of BLOCK_N in which C is stored, 1, 2 or
+4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or SUBTILES, so that C_in can
+be loaded to them. Optional: REST, the columns of BLOCK_N that a second accumulator holds;
+L2_PREFETCH, the steps of K of the larger operand that are prefetched while the kernel before still
+runs.
+"""

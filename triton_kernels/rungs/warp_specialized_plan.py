@@ -1,0 +1,113 @@
+"""warp_specialized: its row, what it refuses, and its plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..host.storage import ITEMSIZE, column_major, letter
+from ..planning.dtypes import FLOAT8, FUSES, PLAIN, kind
+from ..planning.planner import Config, Planner, few_rows
+from ..planning.refusals import refuse_tma
+from ..planning.rows import row
+
+
+class WarpSpecializedPlanner(Planner):
+    """A table's configuration; a column-major C is planned as its transpose."""
+
+    def pays(self, problem: Any) -> bool:
+        """Not for the exact gelu of a large C: on an H200 at 4096 cubed in bfloat16 with a bias
+        ``descriptor`` takes 180.8 us against 184.1, and 185.7 against 189.8 in another run; at 1024
+        cubed it is slower, 9.2 against 6.4. Nor for few rows."""
+        return not few_rows(problem) and not _long_gelu(problem)
+
+    def transposes(self, problem: Any) -> bool:
+        return column_major(problem)
+
+    def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
+        """With a C_in, the rows with a buffer for every epilogue subtile, with fewer stages where
+        need be; of those that hold, the ones that keep three, or else all. C_in does not come to
+        the subtiles of a second accumulator."""
+        if not problem.beta:
+            return rows
+        changed = []
+        for each in rows:
+            if "REST" in each["config"]:
+                continue
+            config = {**each["config"], "BUFFERS": each["config"]["SUBTILES"]}
+            types = problem.dtype_out, problem.dtype_in, problem.compute
+            while config["NUM_STAGES"] > 2 and limit < self.shared_bytes(config, *types):
+                config["NUM_STAGES"] -= 1
+            changed.append({**each, "config": config})
+        return [each for each in changed if each["config"]["NUM_STAGES"] > 2] or changed
+
+    def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
+        return {**config, **_repack(problem)}, limit
+
+    def shared_bytes(
+        self,
+        config: Mapping[str, int],
+        dtype_out: str,
+        dtype_in: str = "bfloat16",
+        compute: str = "float32",
+    ) -> int:
+        """The stages, of both terms of float32, the buffers of epilogue subtiles, and barriers."""
+        m, n, slots = config["BLOCK_M"], config["BLOCK_N"], config["NUM_STAGES"]
+        terms = 2 if kind(dtype_in, compute) == "tf32x3" else 1
+        stages = terms * slots * (m + n) * config["BLOCK_K"] * ITEMSIZE[dtype_in]
+        consumers = config["CONSUMERS"]
+        subtile = m // consumers * n // config["SUBTILES"] * ITEMSIZE[dtype_out]
+        return stages + consumers * config["BUFFERS"] * subtile + 512
+
+
+def refuse(problem: Any) -> str | None:
+    """Why wgmma or TMA cannot do it, as a sentence with the numbers; None when they can."""
+    if problem.capability is not None and problem.capability >= (10, 0):
+        here = "{}.{}".format(*problem.capability)
+        return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
+    if problem.compute == "tf32x3" and problem.batch > 1:
+        return f"a batch of {problem.batch} in tf32x3 is not fused here: descriptor takes it"
+    return refuse_tma(problem)
+
+
+def _repack(problem: Any) -> Config:
+    """REPACK=1 where the kernel needs copies of A and B: wgmma reads blocks of 8 bits and of tf32
+    along K alone. float32 as two terms is copied always, and needs no word."""
+    if kind(problem.dtype_in, problem.compute) in ("", "tf32x3"):
+        return {}
+    a = letter((problem.M, problem.K), problem.a_strides)
+    b = letter((problem.N, problem.K), problem.b_strides[::-1])
+    return {} if a == b == "n" else {"REPACK": 1}
+
+
+def _long_gelu(problem: Any) -> bool:
+    """16-bit, no C_in, and as many elements of C as 4096 squared."""
+    large = problem.M * problem.N * problem.batch >= 4096**2
+    plain = problem.dtype_in in ("float16", "bfloat16") and problem.compute == "float32"
+    return large and plain and problem.epilogue == "gelu" and problem.beta == 0
+
+
+PLANNER = WarpSpecializedPlanner(
+    "warp_specialized",
+    (
+        *("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "NUM_STAGES"),
+        *("CONSUMERS", "SUBTILES", "BUFFERS"),
+    ),
+)
+
+ROW = row(
+    PLANNER,
+    "in Gluon: a producer warp loads, warpgroups multiply, C is stored under the next tile",
+    pairs=(
+        *PLAIN,
+        ("int8", "int32"),
+        *FLOAT8,
+        ("float32", "float32", "tf32"),
+        ("float32", "float32", "tf32x3"),
+    ),
+    fuses=FUSES,
+    devices=("cuda",),
+    capability=(9, 0),
+    shapes="as descriptor, on compute capability 9.0 only; no batches in tf32x3",
+    refuse=refuse,
+)

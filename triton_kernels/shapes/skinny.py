@@ -1,0 +1,175 @@
+"""skinny: few rows (or columns) of C, a wide weight matrix streamed once.
+
+    C[M, N] = A[M, K] @ B[K, N] with M or N small, computed as it stands or as C' = B' A'
+
+Adds:     the wide side first. wgmma's m is 64 at least and its n as small as 8: with 16 rows of A
+          as n nothing is multiplied for rows that are not there, and what remains is to read the
+          wide operand at the rate of memory: deep pipelines of small steps, K divided among
+          SPLITS programs where tiles alone leave SMs idle, and programmatic dependent launch (PDL):
+          the next kernel's programs are resident before this one ends, so that a launch of two
+          microseconds is not paid on a product of ten, and prefetch their first L2_PREFETCH steps
+          of the wide operand into L2, which is safe whoever still writes it.
+Missing:  the loads are 16-byte copies with an address each, issued by the threads that multiply.
+          `split_k` leaves them to the TMA unit.
+
+Tiles:    C in block tiles of BLOCK_M (wide side) x BLOCK_N (thin side) x SPLITS parts of K, one a
+          program; K in steps of BLOCK_K, each a stage. Parts are added in a second pass, in
+          order: the same inputs give the same bits (partials.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..device.dot import multiply_add, narrow
+from ..device.epilogue import prefetch_l2
+from ..device.ordering import grouped
+from ..device.split_k_partials import (
+    add,
+    bounds,
+    launch_dependents_and_wait,
+    store_partial,
+    workspace,
+)
+from ..host.launching import Rung
+from ..host.recording import Step
+from ..host.runtime import INTERPRETED, cdiv, tl, triton
+
+
+@triton.jit
+def kernel(
+    a,
+    b,
+    c,
+    partials,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cm,
+    stride_cn,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PDL: tl.constexpr,
+    L2_PREFETCH: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    tile_m, tile_n = grouped(tile, tiles_m, tiles_n, 1)
+    offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    k_tiles = tl.cdiv(K, BLOCK_K)
+    begin, end = bounds(k_tiles, part, SPLITS)
+
+    # Offsets are elements, and 64-bit before any multiplication by a stride.
+    row, col = offs_m.to(tl.int64), offs_n.to(tl.int64)
+    k0_first = begin.to(tl.int64) * BLOCK_K
+    k0 = k0_first + offs_k
+    a_ptrs = a + row[:, None] * stride_am + k0[None, :] * stride_ak
+    b_ptrs = b + k0[:, None] * stride_bk + col[None, :] * stride_bn
+    a_step = tl.cast(stride_ak, tl.int64) * BLOCK_K
+    b_step = tl.cast(stride_bk, tl.int64) * BLOCK_K
+
+    if L2_PREFETCH:
+        if stride_ak == 1:
+            prefetch_l2(a, row, k0_first, M, K, stride_am, stride_ak, L2_PREFETCH * BLOCK_K)
+        else:
+            k = k0_first + tl.arange(0, L2_PREFETCH * BLOCK_K)
+            prefetch_l2(a, k, tile_m * BLOCK_M, K, M, stride_ak, stride_am, BLOCK_M)
+    launch_dependents_and_wait(PDL)
+
+    in_m = (offs_m < M)[:, None] | EVEN_M
+    in_n = (offs_n < N)[None, :] | EVEN_N
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    # SPLITS is at most the K steps, so no part is empty. The maximum tells the compiler.
+    for step in range(tl.maximum(end - begin, 1)):
+        # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
+        in_k = (offs_k < K - (begin + step) * BLOCK_K) | EVEN_K
+        a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0)
+        b_block = tl.load(b_ptrs, mask=in_k[:, None] & in_n, other=0.0)
+        acc = multiply_add(a_block, b_block, acc, EMULATED)
+        a_ptrs += a_step
+        b_ptrs += b_step
+
+    if SPLITS > 1:
+        store_partial(partials, tl.program_id(0), acc, BLOCK_M, BLOCK_N)
+    else:
+        c_ptrs = c + row[:, None] * stride_cm + col[None, :] * stride_cn
+        tl.store(c_ptrs, narrow(acc, c.dtype.element_ty, EMULATED), mask=in_m & in_n)
+
+
+def arguments(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    SWAP: int,
+    BLOCK_M: int,
+    BLOCK_N: int,
+    BLOCK_K: int,
+    SPLITS: int,
+    PDL: int,
+    NUM_STAGES: int,
+    NUM_WARPS: int,
+    L2_PREFETCH: int = 0,
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
+    if SWAP:
+        a, b, c = b.mT, a.mT, c.mT
+    (M, K), N = a.shape, b.shape[1]
+    tiles = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)
+    partials = workspace(tiles, SPLITS, BLOCK_M * BLOCK_N, a) if SPLITS > 1 else None
+    constants = {
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_K": BLOCK_K,
+        "SPLITS": SPLITS,
+        "EVEN_M": M % BLOCK_M == 0,
+        "EVEN_N": N % BLOCK_N == 0,
+        "EVEN_K": K % BLOCK_K == 0,
+        "PDL": bool(PDL),
+        "L2_PREFETCH": L2_PREFETCH,
+        "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
+        "num_warps": NUM_WARPS,
+        "num_stages": NUM_STAGES,
+        **({"launch_pdl": True} if PDL else {}),
+    }
+    strides = (*a.stride(), *b.stride(), *c.stride())
+    return (tiles * SPLITS,), (a, b, c, partials, M, N, K, *strides), constants
+
+
+def second(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    args: tuple[Any, ...],
+    plan: Mapping[str, int],
+) -> Step | None:
+    """The launch that adds the parts, where K is divided."""
+    if plan["SPLITS"] == 1:
+        return None
+    return add(args[3], c.mT if plan["SWAP"] else c, 0, {**plan, "GROUP_M": 1})
+
+
+run = Rung(kernel, arguments, second=second)
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+
+Its plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M, BLOCK_N, BLOCK_K
+(elements), SPLITS (parts of K, at most its steps), PDL (0 or 1: start before the kernel ahead has
+ended; sm_90), NUM_STAGES, NUM_WARPS and optionally L2_PREFETCH, with PDL: steps of the wide operand
+that are prefetched into L2 meanwhile.
+"""
