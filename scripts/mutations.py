@@ -109,7 +109,8 @@ def stale(mutation: Mutation, files: list[str], root: Path) -> str:
         for test in mutation.tests:
             path, _, function = test.partition("::")
             tests = (root / path_of(path, files)).read_text()
-            if function and not re.search(rf"def {re.escape(function)}\b", tests):
+            name = function.partition("[")[0]  # without the parameters
+            if name and not re.search(rf"def {re.escape(name)}\b", tests):
                 return f"{path} has no test {function}"
     except ValueError as error:
         return str(error)
