@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +12,7 @@ from . import dispatch
 from .batching import Part, parts, with_vectors
 from .epilogue import finished, wide_dtype
 from .errors import OperandError, ToolchainError
+from .hooks import BEFORE_CHOICE
 from .operands import (
     alignment,
     batch_shape,
@@ -277,10 +277,8 @@ def _bytes(t: torch.Tensor) -> int:
 
 
 def _planned(problem: Problem, backend: str, kernel: str | None) -> Plan:
-    if backend == "triton" and kernel is None and os.environ.get("TCGEMM_TUNE") == "1":
-        from .tune import once
-
-        once(problem)
+    for prepare in BEFORE_CHOICE:
+        prepare(problem, backend, kernel)
     return dispatch.plan(problem, backend, kernel)
 
 
