@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from . import dispatch
+from . import dispatch, repacking
 from .batching import Part, parts, with_vectors
 from .epilogue import finished, wide_dtype
 from .errors import OperandError, ToolchainError
@@ -263,8 +264,7 @@ def make(
         addresses = [t.data_ptr() for t in (*part, bias) if t is not None]
         kind = problem, *map(addresses.index, addresses)
         if kind not in alike:
-            plan = _planned(problem, backend, kernel)
-            alike[kind] = plan, _bound(plan, problem, part, fusion)
+            alike[kind] = _started_by(problem, part, fusion, backend, kernel)
         made.problems.append(problem)
         made.plans.append(alike[kind][0])
         made.starts.append(alike[kind][1])
@@ -276,6 +276,23 @@ def _bytes(t: torch.Tensor) -> int:
     return end - first
 
 
+def _started_by(
+    problem: Problem, part: Part, fusion: Fusion, backend: str, kernel: str | None
+) -> tuple[Plan, Start]:
+    """The plan of a part, and what starts it."""
+    if kernel is None and repacking.pays(problem):
+        for with_c in (False, True) if problem.plain else (False,):
+            better = repacking.aligned(problem, with_c)
+            row = dispatch.choose(better, backend)
+            if row.why_not(problem) is None:
+                continue  # it reads the operands as they lie
+            plan = Plan(backend, row.name, row.plan(better))
+            start = repacking.Repacked(part, with_c, partial(_bind, plan, better, fusion))
+            return replace(plan, config={**plan.config, "ALIGNED_COPIES": 2 + with_c}), start
+    plan = _planned(problem, backend, kernel)
+    return plan, _bind(plan, problem, fusion, part)
+
+
 def _planned(problem: Problem, backend: str, kernel: str | None) -> Plan:
     if backend == "triton" and kernel is None and os.environ.get("TCGEMM_TUNE") == "1":
         from .tune import once
@@ -284,7 +301,7 @@ def _planned(problem: Problem, backend: str, kernel: str | None) -> Plan:
     return dispatch.plan(problem, backend, kernel)
 
 
-def _bound(plan: Plan, problem: Problem, part: Part, fusion: Fusion) -> Start:
+def _bind(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:
     """The kernel of a plan, for products like this one."""
     run: Any = dispatch.load(plan.backend, plan.kernel)
     asked = None if problem.plain else fusion
