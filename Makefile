@@ -1,10 +1,11 @@
-# Two commands: `make report` measures (or checks) and writes the report, `make test` runs all tests.
+# `make report` measures (or checks) and writes the report. `make test` runs the tests, `make test-all`
+# also those that repeat what others show (docs/tests.md).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS := dev$(shell test -x "$${CUDA_HOME:-/nonexistent}/bin/nvcc" || command -v nvcc >/dev/null 2>&1 || echo ,nvcc)
 
-.PHONY: report test check setup clean
+.PHONY: report test test-all records check setup clean
 
 report: setup  ## the quick suite on a GPU (a small checked run without one), then the report
 	@status=0; \
@@ -14,10 +15,20 @@ report: setup  ## the quick suite on a GPU (a small checked run without one), th
 
 # The simulator forks at every call, and the kernel copies the page tables of all that a worker holds:
 # memory in huge pages makes that three times as fast. Where there are none, this changes nothing.
-test: export PYTHONMALLOC = malloc
-test: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
-test: setup  ## all tests; those that need a GPU skip with a reason where there is none
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+test test-all records: export PYTHONMALLOC = malloc
+test test-all records: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+test: setup  ## those that need a GPU skip with a reason where there is none
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-all: setup  ## and all that `make test` leaves out
+	$(PYTEST) --all $(PYTEST_ARGS)
+
+records: export TCGEMM_RECORDS = renew
+records: setup  ## compiles anew what tests/compiled/ keeps: `git diff` shows what changed
+	rm -rf tests/compiled
+	$(PYTEST) $$(grep -lE "records\.(triton|cuda)\b" tests/test_*.py | grep -v test_records) $(PYTEST_ARGS)
 
 check: setup  ## format, lint and types
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

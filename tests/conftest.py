@@ -1,4 +1,8 @@
-"""What all tests share: the device they run on, every kernel as a parameter, the GPU mark."""
+"""What all tests share: the device they run on, every kernel as a parameter, the marks.
+
+``make test`` leaves out what is marked exhaustive, ``make test-all`` (``pytest --all``) runs it
+too, and docs/tests.md says what that is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,24 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAIRS_ON_A_CPU = 2
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run what is marked exhaustive as well")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    left = "run" if config.getoption("--all") else "left to `make test-all` (pytest --all)"
+    return f"exhaustive tests: {left}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if DEVICE == "cpu" and is_left_by_spread(item):
+            item.add_marker(pytest.mark.exhaustive)
+    if not config.getoption("--all") and not config.getoption("-m"):
+        left_out = [item for item in items if "exhaustive" in item.keywords]
+        if left_out and len(left_out) < len(items):
+            items[:] = [item for item in items if "exhaustive" not in item.keywords]
+            config.hook.pytest_deselected(items=left_out)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU, and there is none here")
@@ -23,12 +44,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+def is_left_by_spread(item: pytest.Item) -> bool:
+    """``spread(n, *names)``: of all combinations of these parameters one in n is kept, and each
+    value with others in turn: those where the sum of the values' places divides by n."""
+    mark = item.get_closest_marker("spread")
+    if mark is None:
+        return False
+    n, *names = mark.args
+    places = item.callspec.indices  # type: ignore[attr-defined]
+    return bool(sum(places[name] for name in names) % n)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``row``: every kernel that runs on this machine's device, the others skipped with reason.
 
     ``pair``, beside it: each of the row's type pairs, (dtype of A and B, of C, how it is summed);
     on a CPU, which takes its time, PAIRS_ON_A_CPU of them, others from test to test and from row to
-    row.
+    row, of which one is exhaustive.
     """
     if "row" not in metafunc.fixturenames:
         return
@@ -42,15 +74,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if not with_pairs:
             parameters.append(pytest.param(row, id=row.full_name, marks=marks))
             continue
-        pairs = list(pairs_of(row))
-        if DEVICE == "cpu" and len(pairs) > PAIRS_ON_A_CPU:
-            turn = number + sum(map(ord, metafunc.function.__name__))
-            step = -(-len(pairs) // PAIRS_ON_A_CPU)
-            pairs = pairs[turn % step :: step]
-        for pair in pairs:
+        turn = number + sum(map(ord, metafunc.function.__name__))
+        first = metafunc.definition.get_closest_marker("first_pair") is not None
+        for pair, exhaustive in drawn_pairs(list(pairs_of(row)), turn, first):
             name = f"{row.full_name}-{'-'.join(pair)}"
-            parameters.append(pytest.param(row, pair, id=name, marks=marks))
+            of_pair = [*marks, pytest.mark.exhaustive] if exhaustive else marks
+            parameters.append(pytest.param(row, pair, id=name, marks=of_pair))
     metafunc.parametrize(("row", "pair") if with_pairs else "row", parameters)
+
+
+def drawn_pairs(
+    pairs: list[tuple[str, ...]], turn: int, first: bool = False
+) -> list[tuple[tuple[str, ...], bool]]:
+    """The type pairs that a test tries on this device, and whether they are exhaustive.
+
+    On a GPU all of them. On a CPU PAIRS_ON_A_CPU, of which ``make test`` keeps one, from turn to
+    turn; ``first``: the row's first pair, where it is among them, because it takes more cases.
+    """
+    if DEVICE != "cpu":
+        return [(pair, False) for pair in pairs]
+    step = -(-len(pairs) // PAIRS_ON_A_CPU)
+    drawn = pairs[turn % step :: step]
+    kept = pairs[0] if first and pairs[0] in drawn else drawn[turn // step % len(drawn)]
+    return [(pair, pair != kept) for pair in drawn]
 
 
 @pytest.fixture

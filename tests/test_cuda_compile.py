@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+import records
 from tcgemm.cuda_ref.build import inspection, toolchain
 
 from tcgemm import cuda_ref
@@ -28,12 +29,10 @@ pytestmark = pytest.mark.skipif(
 def report(name, target):
     """What a rung becomes. Those that are long to compile have one input type a target, in turn."""
     if name not in FUSED:
-        return inspection.compile_only(name, target)
+        return records.cuda(name, target)
     bfloat16 = (FUSED.index(name) + TARGETS.index(target)) % 2
     # The macro is compared with each instance's PLAIN: both values are built.
-    return inspection.compile_only(
-        name, target, (f"-DTCGEMM_IN={bfloat16}", "-DTCGEMM_PLAIN=PLAIN")
-    )
+    return records.cuda(name, target, (f"-DTCGEMM_IN={bfloat16}", "-DTCGEMM_PLAIN=PLAIN"))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -75,7 +75,7 @@ def test_a_transposed_problem_has_the_transposed_plan(shape, layout):
         one, other = planning.plan(kernel, problem(*shape, layout)), planning.plan(kernel, there)
         swapped = {**other, "BLOCK_M": other["BLOCK_N"], "BLOCK_N": other["BLOCK_M"]}
         assert one == swapped
-        # C++ exchanges the tile's sides with the operands (transposed in csrc/host/select.cuh).
+        # C++ exchanges the tile's sides with the operands (plan_of in csrc/host/select.cuh).
         assert launch_plan(one)[:2] == launch_plan(other)[1::-1]
         assert launch_plan(one)[2:] == launch_plan(other)[2:]
         assert all(launch_plan(one)[:2])
@@ -218,6 +218,18 @@ def test_the_struct_has_the_same_fields_in_the_same_order():
     assert tuple(name.upper() for name in declared) == launch.FIELDS
     binding = (Path(toolchain.CSRC) / "host" / "binding.cpp").read_text()
     assert re.findall(r"&plan\.(\w+)", binding) == declared
+
+
+def test_a_user_s_table_with_an_earlier_name_is_read_with_a_warning(user, caplog):
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "CLUSTER": 1, "SHARES_A": 0, "SPLITS": 1}
+    user({"kernels": {"one_wave": [{"config": {**config, "EARLY": 0}}]}})
+    plan = planning.plan("one_wave", problem(256, 512, 512))
+    assert (plan["BLOCK_M"], plan["BLOCK_N"], plan["PDL"]) == (64, 64, 0)
+    assert "one_wave's EARLY" in caplog.text
+    caplog.clear()
+    user({"kernels": {"one_wave": [{"config": {**config, "PDL": 0}}]}})
+    assert planning.plan("one_wave", problem(256, 512, 512))["PDL"] == 0
+    assert "EARLY" not in caplog.text
 
 
 def test_no_split_of_k_is_empty_whatever_a_table_says():

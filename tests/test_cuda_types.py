@@ -8,9 +8,10 @@ from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
+import records
 import torch
 from tcgemm.cuda_ref import fusion as numbers
-from tcgemm.cuda_ref.build import inspection, toolchain
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.shapes import wmma_types as limits
 
 from tcgemm import accuracy, cuda_ref, dispatch
@@ -251,7 +252,7 @@ OPCODES = {"float64": "DMMA", "int8": "IMMA", "uint8": "IMMA"}
 def compiled(dtype, compute, square):
     fusion = ask(compute, mma_shape="" if square else "32x8x16")
     defines = numbers.case(accuracy.as_dtype(dtype), fusion)
-    return inspection.compile_only("wmma_types", "sm_90a", defines)
+    return records.cuda("wmma_types", "sm_90a", defines)
 
 
 @needs_nvcc
@@ -270,7 +271,7 @@ def test_each_build_holds_its_case_and_spills_nothing(dtype, compute, square):
 @needs_nvcc
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
 def test_naive_compiles_for_all_and_spills_nothing(target):
-    assert inspection.compile_only("naive", target).spill_bytes == 0
+    assert records.cuda("naive", target).spill_bytes == 0
 
 
 @pytest.mark.parametrize("K", [16, 512])

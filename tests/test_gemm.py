@@ -155,6 +155,8 @@ class TestBlas:
         a, b = random(4, 6), random(6, 5)
         c = torch.full((4, 5), math.nan).half()
         assert not gemm(a, b, c, beta=0).isnan().any()
+        for _ in range(2):
+            assert not gemm(a, b, c, alpha=2.0, beta=0).isnan().any()
 
     def test_alpha_zero_reads_neither_a_nor_b(self, calls):
         a, b = torch.full((4, 6), math.nan).half(), random(6, 5)

@@ -91,3 +91,16 @@ def test_the_ceiling_follows_the_clock_upwards_only():
 def test_importing_the_table_costs_no_torch():
     code = "import sys, tcgemm.gpus; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Tesla T4", (7, 5)), ("Tesla V100-SXM2-32GB", (7, 0)), ("NVIDIA A100-SXM4-80GB", (8, 0)),
+        ("NVIDIA A10", (8, 6)), ("NVIDIA L4", (8, 9)), ("NVIDIA GeForce RTX 4090", (8, 9)),
+        ("NVIDIA H100 PCIe", (9, 0)), ("NVIDIA H200", (9, 0)), ("NVIDIA H200 NVL", (9, 0)),
+        ("NVIDIA B200", (10, 0)), ("NVIDIA GeForce RTX 5090", (12, 0)), ("NVIDIA H300", None),
+    ],
+)  # fmt: skip
+def test_compute_capabilities_are_those_that_nvidia_lists(name, expected):
+    assert gpus.capability(gpus.lookup(name)) == expected

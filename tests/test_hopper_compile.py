@@ -4,7 +4,8 @@ import re
 from functools import cache
 
 import pytest
-from tcgemm.cuda_ref.build import inspection, toolchain
+import records
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import COMPUTES, DTYPES, TILE
 from tcgemm.cuda_ref.rungs import wgmma_persistent as tiles
 from tcgemm.cuda_ref.shapes import wgmma_types as tilings
@@ -60,7 +61,7 @@ MULTIPLIES = ("HGMMA", "QGMMA", "IGMMA")
 @cache
 def kernels(name, defines):
     """All kernels of a build that multiply."""
-    report = inspection.compile_only(name, "sm_90a", defines)
+    report = records.cuda(name, "sm_90a", defines)
     assert report.spill_bytes == 0
     assert report.sass["STL"] == 0
     return [kernel for kernel in report.kernels if "pack" not in kernel.symbol]

@@ -86,6 +86,18 @@ WAYS = [
 ]
 
 
+def built_for(tile, dtype, out, tmp_path_factory):
+    """A source of the tile, one for all tests, that takes these types and fuses."""
+    folder = tmp_path_factory.getbasetemp() / f"{ids(tile)}-{out}"
+    folder.mkdir(exist_ok=True)
+    chosen = {**{key: tile.plan[key] for key in TILE if key in tile.plan}, "PLAIN": 0}
+    chosen |= {"IN": DTYPES[str(dtype)[6:]], "OUT": DTYPES[str(out)[6:]]}
+    source = folder / "fused.cu"
+    lines = [f"#define TCGEMM_{name} {value}" for name, value in chosen.items()]
+    source.write_text("\n".join([*lines, f'#include "{SOURCE.name}"\n']))
+    return source
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize(
     ("tile", "out", "order"),
@@ -99,18 +111,22 @@ WAYS = [
 )
 def test_each_way_of_c_in_is_right_and_nothing_is_found(tile, out, order, way, tmp_path_factory):
     """Several tiles a block, so that buffers are used again; edges on both sides."""
-    folder = tmp_path_factory.getbasetemp() / f"{ids(tile)}-{out}"
-    folder.mkdir(exist_ok=True)
     dtype = F16 if out == F32 else out
-    chosen = {**{key: tile.plan[key] for key in TILE if key in tile.plan}, "PLAIN": 0}
-    chosen |= {"IN": DTYPES[str(dtype)[6:]], "OUT": DTYPES[str(out)[6:]]}
-    source = folder / "fused.cu"
-    lines = [f"#define TCGEMM_{name} {value}" for name, value in chosen.items()]
-    source.write_text("\n".join([*lines, f'#include "{SOURCE.name}"\n']))
+    source = built_for(tile, dtype, out, tmp_path_factory)
     x = case(*SIZES.get(tile, (500, 392, 200)), dtype, out, **way)
     report = simulator.simulate(
         source, x.a, x.b, x.c, fusion=x.fusion, check=True, order=order, timeout_s=60
     )
+    assert not report.findings, [str(finding) for finding in report.findings]
+    assert right(x)
+
+
+def test_consumers_that_take_turns_have_several_tiles_each(tmp_path_factory):
+    """Four tiles a block, and more steps of K in all than the ring has stages."""
+    source = built_for(IN_TURNS, BF16, BF16, tmp_path_factory)
+    x = case(1024, 512, 136, BF16, BF16, c_in="rows")
+    report = simulator.simulate(source, x.a, x.b, x.c, fusion=x.fusion, check=True, timeout_s=60)
+    assert report.grid[0] * 4 == 1024 // 128 * (512 // 128)
     assert not report.findings, [str(finding) for finding in report.findings]
     assert right(x)
 

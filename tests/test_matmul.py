@@ -8,6 +8,7 @@ import torch
 import tcgemm
 from tcgemm import dispatch
 from tcgemm.errors import OperandError, OperandTypeError, UnknownNameError, UnsupportedError
+from tcgemm.operands import overlap
 
 
 def operands(M=5, N=7, K=6, dtype=torch.float16, device="cpu"):
@@ -83,6 +84,12 @@ def test_not_a_tensor():
 def test_sparse_operand():
     a, _ = operands()
     refused(OperandTypeError, "sparse", ".to_dense()", a=a.to_sparse())
+
+
+def test_an_operand_whose_storage_was_freed():
+    a, b = operands()
+    a.untyped_storage().resize_(0)
+    refused(OperandError, "A has shape [5, 6] and needs 60 bytes", "storage has 0", a=a, b=b)
 
 
 def test_unknown_names_list_what_exists():
@@ -190,6 +197,15 @@ class TestOut:
         a, out, b = base[:, :6], base[:, 6:12], base[:, 12:]
         if transposed:
             a, b, out = a.T, b.T, out.T
+        expected = (a.float() @ b.float()).half()
+        tcgemm.matmul(a, b, backend="cublas", out=out)
+        assert torch.allclose(out, expected, atol=1e-2)
+
+    def test_an_out_may_begin_where_an_operand_ends(self):
+        base, b = torch.randn(60).half(), torch.randn(6, 5).half()
+        a, out = base[:24].view(4, 6), base[24:44].view(4, 5)
+        assert not overlap(a, out)
+        assert not overlap(out, a)
         expected = (a.float() @ b.float()).half()
         tcgemm.matmul(a, b, backend="cublas", out=out)
         assert torch.allclose(out, expected, atol=1e-2)

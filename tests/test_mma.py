@@ -7,9 +7,10 @@ from functools import cache
 from importlib import import_module
 
 import pytest
+import records
 import torch
 from tcgemm.cuda_ref import fusion as numbers
-from tcgemm.cuda_ref.build import inspection, toolchain
+from tcgemm.cuda_ref.build import toolchain
 
 from tcgemm import accuracy, cuda_ref
 from tcgemm.dispatch import choose, find
@@ -171,7 +172,7 @@ def compiled(name, target):
     defines = ()
     if macros := toolchain.built_by_case(toolchain.source(name)):
         defines = numbers.case(BF16, None, BF16, False, macros)
-    return inspection.compile_only(name, target, defines)
+    return records.cuda(name, target, defines)
 
 
 @needs_nvcc

@@ -9,10 +9,11 @@ from functools import cache
 from importlib import import_module
 
 import pytest
+import records
 import torch
 from padded import padded
 from tcgemm.cuda_ref import planning
-from tcgemm.cuda_ref.build import inspection, toolchain
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import TILE
 from tcgemm.cuda_ref.planning import launch, tables, tuning
 from tcgemm.cuda_ref.shapes import one_wave
@@ -323,7 +324,7 @@ def compiled(index):
     macros = toolchain.built_by_case(toolchain.source("one_wave"))
     assert {f"TCGEMM_{name}" for name in values} <= macros
     defines = tuple(f"-DTCGEMM_{name}={value}" for name, value in values.items())
-    return inspection.compile_only("one_wave", "sm_90a", defines)
+    return records.cuda("one_wave", "sm_90a", defines)
 
 
 @needs_nvcc

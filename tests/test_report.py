@@ -168,6 +168,11 @@ def test_output_in_float32_moves_more_bytes():
     assert derived["bytes"].item() == 2 * (500_000 + 1_000_000) + 4 * 2_000_000
 
 
+def test_a_c_that_is_read_moves_bytes_too():
+    derived = table(row(fused="residual"))
+    assert derived["bytes"].item() == 2 * (500_000 + 1_000_000) + 2 * 2 * 2_000_000
+
+
 def test_every_derived_column_is_there_and_no_other():
     assert set(table(row()).columns) == {*COLUMNS, *DERIVED}
 

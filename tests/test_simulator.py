@@ -12,6 +12,8 @@ import torch
 
 import tcgemm
 from tcgemm import accuracy, cuda_ref, dispatch
+from tcgemm.problem import Fusion
+from tcgemm.verify.calls import pairs_of
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
@@ -78,6 +80,30 @@ def test_right_in_any_order_and_nothing_found(rung, pair, order):
         assert not found, (M, N, K, layout, [str(finding) for finding in found])
         ran += 1
     assert ran >= 2
+
+
+# Eight stages, the most that a rung has, of 128 bytes of K each, twice and once more: a ring comes
+# to its first slot again, and its barriers to their first parity.
+WRAPPED_BYTES = 17 * 128
+
+
+@pytest.mark.parametrize(
+    "rung", [row for row in RUNGS if row.name not in ("naive", "tiled", "wmma", "wmma_any")],
+    ids=lambda row: row.name,
+)  # fmt: skip
+def test_a_k_that_goes_around_the_ring_twice(rung):
+    dtype_in, dtype_out, compute = pairs_of(rung)[0]
+    dtype = accuracy.as_dtype(dtype_in)
+    K = WRAPPED_BYTES // dtype.itemsize
+    if takes(rung, 64, 64, K + 8, (dtype_in, dtype_out), "nt"):
+        K += 8  # and a step that is not whole
+    a, b = accuracy.operands(64, 64, K, dtype, "nt", "cpu", 5)
+    c = accuracy.poisoned((64, 64), accuracy.as_dtype(dtype_out), "cpu")
+    fusion = Fusion(compute=compute)
+    more = {} if dispatch.problem_of(a, b, c, fusion).plain else {"fusion": fusion}
+    report = simulator.simulate(simulator.source_of(rung.name), a, b, c, check=True, **more)
+    assert not report.findings, [str(finding) for finding in report.findings]
+    assert accuracy.error_ratio(a, b, c, fusion) <= 1
 
 
 @pytest.mark.parametrize("rung", RUNGS, ids=NAMES)

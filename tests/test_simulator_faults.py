@@ -10,6 +10,7 @@ import pytest
 import torch
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
+build = import_module("tcgemm.cuda_ref.simulator.build")
 
 FAULTS = Path(__file__).parent / "faults"
 ORDERS = ("forward", "reverse", "random:3")
@@ -169,6 +170,13 @@ def test_an_uninitialised_tail():
     finding = only(report, "uninitialised")
     assert len(report.findings) == 1
     assert finding.line == line_of("uninitialised_tail", "sum +=")
+
+
+@pytest.mark.skipif(not build._poison_flags(), reason="needs g++ 12, which sets what nobody has")
+def test_an_accumulator_that_nobody_set_makes_no_plausible_result():
+    report, c = simulate("unset_accumulator", (16, 16, 16))
+    assert report.ok, report.findings
+    assert not c.isfinite().any()
 
 
 def test_two_blocks_writing_one_tile():

@@ -7,8 +7,9 @@ import itertools
 from importlib import import_module
 
 import pytest
+import records
 import torch
-from tcgemm.cuda_ref.build import inspection, toolchain
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import case
 
 import tcgemm
@@ -93,7 +94,7 @@ needs_nvcc = pytest.mark.skipif(
 @pytest.mark.parametrize("fusion", [None, tcgemm.problem.Fusion(bias=True)], ids=["plain", "fused"])
 def test_it_spills_nothing_and_meets_one_barrier(fusion):
     macros = toolchain.built_by_case(toolchain.source("small"))
-    made = inspection.compile_only("small", "sm_90a", case(BF16, fusion, BF16, macros=macros))
+    made = records.cuda("small", "sm_90a", case(BF16, fusion, BF16, macros=macros))
     assert made.spill_bytes == 0
     assert (
         len(made.kernels) == 2 * 9

@@ -8,9 +8,10 @@ from functools import cache
 from importlib import import_module
 
 import pytest
+import records
 import torch
 from padded import padded
-from tcgemm.cuda_ref.build import inspection, toolchain
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import case
 
 import tcgemm
@@ -313,7 +314,7 @@ needs_nvcc = pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
     reason="needs nvcc and cuobjdump",
 )
-report = cache(inspection.compile_only)
+report = cache(records.cuda)
 
 
 @needs_nvcc
@@ -326,6 +327,15 @@ def test_gemv_copies_asynchronously_and_spills_nothing():
     # A column for each warp is no tensor core's work.
     without = [kernel for kernel in made.kernels if kernel.sass["HMMA"] == 0]
     assert len(without) == len(made.kernels) // 3 == len(cuda_ref.PAIRS)
+
+
+@needs_nvcc
+def test_gemv_meets_its_cluster_before_it_leaves():
+    """Its blocks wait for each other's sums, and once more until all have read them: a block that
+    has left takes its shared memory along. In the simulator clusters have one block."""
+    for kernel in report("gemv", "sm_90a").kernels:
+        # An arrival and a wait each; those with a column for each warp exchange nothing.
+        assert kernel.sass["UCGABAR"] == (2 * 2 if kernel.sass["HMMA"] else 0)
 
 
 @needs_nvcc

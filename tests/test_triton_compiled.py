@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +9,8 @@ from functools import cache
 from importlib import import_module
 
 import pytest
+import records
+from triton_requests import DEEP, INSTRUCTION, LIMITS, problem_on, shipped, shipped_types
 
 from tcgemm import dispatch
 
@@ -20,176 +21,25 @@ gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 tables = import_module("tcgemm.triton_kernels.planning.tables")
 Request = compile_only.Request
 
-DEEP = {
-    "BLOCK_M": 128,
-    "BLOCK_N": 256,
-    "BLOCK_K": 64,
-    "GROUP_M": 8,
-    "NUM_STAGES": 4,
-    "NUM_WARPS": 8,
-}
-LIMITS = {(8, 0): 166_912, (9, 0): 232_448}
 LDGSTS_RUNGS = ("pipelined", "persistent", "skinny")
-
-
-def problem_on(capability: tuple[int, int], dtype_out: str = "bfloat16"):
-    from tcgemm.problem import Problem
-
-    row_major = (4096, 1)
-    return Problem(
-        M=4096,
-        N=4096,
-        K=4096,
-        dtype_in="bfloat16",
-        dtype_out=dtype_out,
-        a_strides=row_major,
-        b_strides=row_major,
-        c_strides=row_major,
-        device="meta",
-        capability=capability,
-    )
-
-
-def thin_size(when: dict) -> dict[str, int]:
-    """A problem with M <= N that meets the conditions."""
-    if not when.get("aligned", True):
-        return {"M": 33, "N": 4001, "K": 4104}
-    side = math.isqrt(when.get("MN_max", 4096**2)) // 64 * 64
-    N = min(when.get("N_max", max(side, 4096 if "M_max" in when else side)), 28672)
-    N = max(N // 16 * 16, when.get("N_min", 0) // 16 * 16)
-    K = max(when.get("K_min", 0), min(when.get("K_max", 4096), 4096))
-    return {"M": min(when.get("M_max", side), N), "N": N, "K": K}
-
-
-def shipped() -> list:
-    """One request a row of every table, with a problem that meets the row: a row for any problem in
-    all four layouts, of the others each in nn or nt in turn."""
-    requests = []
-    for name, table in tables.shipped().items():
-        capability = (8, 0) if name == "sm80" else (9, 0)
-        for kernel, rows in table["kernels"].items():
-            for row in rows:
-                when = row.get("when", {})
-                size = {} if when.get("aligned", True) else {"M": 4001, "N": 3999, "K": 4104}
-                general = not when or when.keys() == {"aligned"}
-                wanted = when.get("dtype_out", "bfloat16")
-                one = when.get("layout", ("nn", "nt")[len(requests) % 2])
-                layouts = ("nn", "nt", "tn", "tt") if general else (one,)
-                cases = [(x, wanted) for x in layouts]
-                if general or "K_max" in when:
-                    cases.append(("nn", "float32"))
-                for layout, dtype_out in cases:
-                    fitted = plans.fit(kernel, row["config"], dtype_out, LIMITS[capability])
-                    if kernel in plans.DIVIDING:
-                        size = thin_size(when)
-                        problem = replace(problem_on(capability, dtype_out), **size)
-                        fitted = plans.divide(kernel, fitted, problem, 132, False)
-                    request = Request(
-                        kernel,
-                        fitted,
-                        dtype_out=dtype_out,
-                        layout=layout,
-                        capability=capability,
-                        **size,
-                    )
-                    if request not in requests:
-                        requests.append(request)
-    return requests
-
-
-OF_KIND = {
-    "int8": ("int8", "int32", "int32"),
-    "uint8": ("uint8", "int32", "int32"),
-    "float8": ("float8_e4m3fn", "bfloat16", "fast"),
-    "float8_promoted": ("float8_e5m2", "float16", "float32"),
-    "float16": ("float16", "float16", "float16"),
-    "tf32": ("float32", "float32", "tf32"),
-    "tf32x3": ("float32", "float32", "tf32x3"),
-    "ieee": ("float32", "float32", "ieee"),
-    "float64": ("float64", "float64", "float64"),
-}
-INSTRUCTION = {
-    (9, 0): {
-        "int8": "IGMMA",
-        "uint8": "IGMMA",
-        "float8": "QGMMA",
-        "float8_promoted": "QGMMA",
-        "float16": "HGMMA",
-        "tf32": "HGMMA",
-        "tf32x3": "HGMMA",
-        "ieee": "FFMA",
-        "float64": "DMMA",
-    },
-    (8, 0): {
-        "int8": "IMMA",
-        "uint8": "IMMA",
-        "float16": "HMMA",
-        "tf32": "HMMA",
-        "tf32x3": "HMMA",
-        "ieee": "FFMA",
-        "float64": "DMMA",
-    },
-}
-
-
-def shipped_types() -> list:
-    """One request a row of the tables by type, B with K contiguous; 8-bit floats need sm_89."""
-    requests = []
-    for name, table in tables.shipped().items():
-        capability = (8, 0) if name == "sm80" else (9, 0)
-        for kind, rungs in table["types"].items():
-            if kind not in INSTRUCTION[capability]:
-                continue
-            dtype_in, dtype_out, compute = OF_KIND[kind]
-            for kernel, rows in rungs.items():
-                for row in rows:
-                    when = row.get("when", {})
-                    size = {} if when.get("aligned", True) else {"M": 4001, "N": 3999, "K": 4104}
-                    few = when.get("M_max") == 64
-                    prepare = {"REPACK": 1} if kind == "tf32" and not few else {}
-                    fitted = plans.fit(
-                        kernel,
-                        {**row["config"], **(prepare if capability == (9, 0) else {})},
-                        dtype_out,
-                        LIMITS[capability],
-                        dtype_in,
-                        compute,
-                    )
-                    requests.append(
-                        Request(
-                            kernel,
-                            fitted,
-                            dtype_in=dtype_in,
-                            dtype_out=dtype_out,
-                            compute=compute,
-                            scales="row" if kind.startswith("float8") else "",
-                            layout="nt",
-                            capability=capability,
-                            **size,
-                        )
-                    )
-    return requests
-
-
 FUSED = [
     Request("descriptor", plan, layout=layout, c_in=True, bias=True, epilogue=epilogue, batch=batch)
     for plan in [plans.fit("descriptor", {**DEEP, "FLATTEN": 0}, "bfloat16", LIMITS[9, 0])]
     for layout, epilogue, batch in (("nt", "gelu", 0), ("nnt", "silu", 3), ("tn", "gelu_tanh", 0))
 ]
+WARP_SPECIALIZED = {
+    "BLOCK_M": 128,
+    "BLOCK_N": 256,
+    "BLOCK_K": 64,
+    "GROUP_M": 8,
+    "NUM_STAGES": 4,
+    "CONSUMERS": 2,
+    "SUBTILES": 4,
+    "BUFFERS": 2,
+}
 SPECIALIZED_FUSED = [
     Request("warp_specialized", plan, layout=layout, batch=batch, **asked)
-    for deep in [
-        {
-            "BLOCK_M": 128,
-            "BLOCK_N": 256,
-            "BLOCK_K": 64,
-            "GROUP_M": 8,
-            "NUM_STAGES": 4,
-            "CONSUMERS": 2,
-            "SUBTILES": 4,
-            "BUFFERS": 2,
-        }
-    ]
+    for deep in [WARP_SPECIALIZED]
     for staged in [{**deep, "NUM_STAGES": 3, "BUFFERS": 4}]
     for plan, layout, batch, asked in (
         (deep, "nt", 0, {"bias": True}),
@@ -202,17 +52,35 @@ SPECIALIZED_FUSED = [
 ]
 SHIPPED = shipped()
 TYPES = shipped_types()
+C_IN_BY_ROWS = Request("warp_specialized", WARP_SPECIALIZED, layout="nt", c_in=True)
+WIDE_RESULT = Request(
+    "descriptor",
+    plans.plan("descriptor", problem_on((9, 0), dtype_out="float32")),
+    dtype_in="float16",
+    dtype_out="float32",
+    layout="nt",
+)
+COLUMN_MAJOR_RESULT = Request(
+    "descriptor", plans.plan("descriptor", problem_on((9, 0))), layout="ntt"
+)
+SINGLE = [C_IN_BY_ROWS, WIDE_RESULT, COLUMN_MAJOR_RESULT]
+
+
+@cache
+def all_requests() -> list:
+    return [*SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED, *with_c_in(), *eight_bits(), *SINGLE]
 
 
 @cache
 def results(kernel: str, capability: tuple[int, int]) -> dict[str, object]:
-    """A rung's requests, compiled in one child process."""
-    mine = [
-        r
-        for r in [*SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED]
-        if (r.kernel, r.capability) == (kernel, capability)
-    ]
-    return dict(zip(map(repr, mine), compile_only.compile_rungs(mine), strict=True))
+    """What a rung's requests are compiled to."""
+    records.triton_digests(all_requests())  # one child process for all
+    mine = [r for r in all_requests() if (r.kernel, r.capability) == (kernel, capability)]
+    return dict(zip(map(repr, mine), records.triton(mine), strict=True))
+
+
+def compiled(request):
+    return results(request.kernel, request.capability)[repr(request)]
 
 
 def name_of(request) -> str:
@@ -225,7 +93,7 @@ def name_of(request) -> str:
 
 @pytest.mark.parametrize("wanted", SHIPPED, ids=name_of)
 def test_a_shipped_configuration_compiles_well(wanted):
-    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    built = compiled(wanted)
     counts = built.counts
     by_warpgroups = wanted.capability >= (9, 0) and wanted.plan["BLOCK_M"] >= 64
     assert counts["HGMMA" if by_warpgroups else "HMMA"] > 0
@@ -259,7 +127,7 @@ def test_a_shipped_configuration_compiles_well(wanted):
 
 @pytest.mark.parametrize("wanted", TYPES, ids=lambda r: f"{name_of(r)}-{r.dtype_in}-{r.compute}")
 def test_a_shipped_configuration_of_a_type_compiles_well(wanted):
-    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    built = compiled(wanted)
     counts = built.counts
     kind = dtypes.kind(wanted.dtype_in, wanted.compute)
     assert counts[INSTRUCTION[wanted.capability][kind]] > 0
@@ -273,7 +141,7 @@ def test_a_shipped_configuration_of_a_type_compiles_well(wanted):
 
 @pytest.mark.parametrize("wanted", FUSED, ids=lambda r: f"{r.layout}-{r.epilogue}")
 def test_everything_fused_into_the_largest_tile_fits(wanted):
-    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
+    built = compiled(wanted)
     assert (built.spill_bytes, built.serialized) == (0, False)
     assert built.counts["UTMASTG"] == 2
     assert built.shared_bytes <= LIMITS[9, 0]
@@ -285,8 +153,8 @@ def test_everything_fused_into_the_largest_tile_fits(wanted):
     ids=lambda r: f"{r.layout}-{r.epilogue}-{r.bias}-{r.c_in}-{r.batch}",
 )
 def test_warp_specialized_fuses_without_spills_and_brings_c_in_by_tma(wanted):
-    built = results(wanted.kernel, wanted.capability)[repr(wanted)]
-    plain = results(wanted.kernel, wanted.capability)[repr(SPECIALIZED_FUSED[0])]
+    built = compiled(wanted)
+    plain = compiled(SPECIALIZED_FUSED[0])
     assert (built.spill_bytes, built.serialized) == (0, False)
     assert built.counts["UTMASTG"] == wanted.plan["CONSUMERS"] * wanted.plan["SUBTILES"]
     assert built.counts["STG"] == 0
@@ -298,26 +166,49 @@ def test_warp_specialized_fuses_without_spills_and_brings_c_in_by_tma(wanted):
 
 
 def test_c_in_that_tma_does_not_reach_is_read_in_place():
-    (built,) = compile_only.compile_rungs(
-        [Request("warp_specialized", WARP_SPECIALIZED, layout="nt", c_in=True)]
-    )
+    built = compiled(C_IN_BY_ROWS)
     assert built.counts["LDG"] > 0
     assert built.spill_bytes == 0
+
+
+def as_tf32(compute: str):
+    problem = replace(
+        problem_on((9, 0), "float32"), dtype_in="float32", b_strides=(1, 4096), compute=compute
+    )
+    plan = dispatch.find("triton", "warp_specialized").plan(problem)
+    types = {"dtype_in": "float32", "dtype_out": "float32", "compute": compute}
+    return Request("warp_specialized", plan, layout="nt", **types)
+
+
+PRODUCER_AND_CONSUMERS = Request("warp_specialized", WARP_SPECIALIZED, layout="nt")
+SMALL = Request(
+    "naive",
+    {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4},
+    dtype_in="float16",
+    dtype_out="float16",
+    M=100,
+    N=100,
+    K=100,
+)
+
+
+@cache
+def all_with_texts() -> dict[str, object]:
+    """What tests read as texts, which no record keeps: compiled in every run, by one process."""
+    wanted = [as_tf32("tf32"), as_tf32("tf32x3"), PRODUCER_AND_CONSUMERS, SMALL]
+    built = compile_only.compile_rungs(wanted, assembly=True)
+    return dict(zip(map(repr, wanted), built, strict=True))
+
+
+def with_texts(request):
+    return all_with_texts()[repr(request)]
 
 
 @pytest.mark.parametrize("version", ["HGMMA.64x256x8", "HGMMA.64x128x8"])
 def test_float32_is_multiplied_as_tf32(version):
     """Four products a step; with two terms three times as many, awaited before they are added."""
     terms = "64x128" in version
-    compute = "tf32x3" if terms else "tf32"
-    problem = replace(
-        problem_on((9, 0), "float32"), dtype_in="float32", b_strides=(1, 4096), compute=compute
-    )
-    plan = dispatch.find("triton", "warp_specialized").plan(problem)
-    request = {"dtype_in": "float32", "dtype_out": "float32", "compute": compute}
-    (built,) = compile_only.compile_rungs(
-        [Request("warp_specialized", plan, layout="nt", **request)], assembly=True
-    )
+    built = with_texts(as_tf32("tf32x3" if terms else "tf32"))
     assert built.counts["HGMMA"] == 2 * 4 * (3 if terms else 1)
     assert built.assembly["sass"].count(version) == built.counts["HGMMA"]
     assert not built.serialized, built.log
@@ -337,7 +228,7 @@ C_IN = [
 
 @cache
 def with_c_in() -> list:
-    """descriptor's plan of each type pair with a C that is read, compiled."""
+    """descriptor's plan of each type pair with a C that is read."""
     requests = []
     for dtype_in, dtype_out, compute in C_IN:
         problem = replace(
@@ -351,12 +242,13 @@ def with_c_in() -> list:
         plan = plans.plan("descriptor", problem)
         types = {"dtype_in": dtype_in, "dtype_out": dtype_out, "compute": compute}
         requests.append(Request("descriptor", plan, layout="nt", c_in=True, **types))
-    return list(zip(requests, compile_only.compile_rungs(requests), strict=True))
+    return requests
 
 
 @pytest.mark.parametrize("number", range(len(C_IN)), ids=lambda n: "-".join(C_IN[n]))
 def test_a_c_that_is_read_comes_by_tma_through_memory_that_is_there(number):
-    request, built = with_c_in()[number]
+    request = with_c_in()[number]
+    built = compiled(request)
     assert built.counts["LDG"] == 0, "C_in is not read by the threads"
     assert (built.spill_bytes, built.serialized) == (0, False)
     bound = plans.shared_bytes(
@@ -370,39 +262,19 @@ def test_a_c_that_is_read_comes_by_tma_through_memory_that_is_there(number):
 
 def test_a_float32_result_of_the_largest_tile_fits():
     """The table gives it fewer stages: half of C takes 64 KB."""
-    problem = problem_on((9, 0), dtype_out="float32")
-    plan = plans.plan("descriptor", problem)
-    (built,) = compile_only.compile_rungs(
-        [Request("descriptor", plan, dtype_in="float16", dtype_out="float32", layout="nt")]
-    )
+    built = compiled(WIDE_RESULT)
     assert built.shared_bytes <= LIMITS[9, 0]
     assert built.spill_bytes == 0
 
 
 def test_a_column_major_result_is_stored_by_tma():
-    (built,) = compile_only.compile_rungs(
-        [Request("descriptor", plans.plan("descriptor", problem_on((9, 0))), layout="ntt")]
-    )
+    built = compiled(COLUMN_MAJOR_RESULT)
     assert built.counts["UTMASTG"] == 2
     assert built.spill_bytes == 0
 
 
-WARP_SPECIALIZED = {
-    "BLOCK_M": 128,
-    "BLOCK_N": 256,
-    "BLOCK_K": 64,
-    "GROUP_M": 8,
-    "NUM_STAGES": 4,
-    "CONSUMERS": 2,
-    "SUBTILES": 4,
-    "BUFFERS": 2,
-}
-
-
 def test_warp_specialized_keeps_one_group_in_flight_and_moves_registers():
-    (built,) = compile_only.compile_rungs(
-        [Request("warp_specialized", WARP_SPECIALIZED, layout="nt")], assembly=True
-    )
+    built = with_texts(PRODUCER_AND_CONSUMERS)
     sass = built.assembly["sass"]
     mainloops = re.findall(
         r"HGMMA[^\n]*gsb0[^\n]*\n(?:[^\n]*\n)*?[^\n]*DEPBAR\.LE gsb0, 0x(\d)", sass
@@ -427,7 +299,7 @@ EIGHT_BITS = [
 
 
 @cache
-def eight_bit_results() -> list:
+def eight_bits() -> list:
     requests = []
     for dtype_in, dtype_out, compute, scales, _ in EIGHT_BITS:
         problem = replace(
@@ -441,12 +313,13 @@ def eight_bit_results() -> list:
         request = {"dtype_in": dtype_in, "dtype_out": dtype_out, "compute": compute}
         plan = row.plan(problem)
         requests.append(Request(row.name, plan, layout="nt", scales=scales, **request))
-    return list(zip(requests, compile_only.compile_rungs(requests), strict=True))
+    return requests
 
 
 @pytest.mark.parametrize("number", range(len(EIGHT_BITS)), ids=lambda n: "-".join(EIGHT_BITS[n]))
 def test_warp_specialized_multiplies_eight_bits(number):
-    request, built = eight_bit_results()[number]
+    request = eight_bits()[number]
+    built = compiled(request)
     assert built.counts[EIGHT_BITS[number][-1]] > 0
     assert not built.serialized, built.log
     assert built.spill_bytes == 0
@@ -459,9 +332,7 @@ def test_warp_specialized_multiplies_eight_bits(number):
 
 
 def test_texts_come_when_asked_for():
-    plan = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
-    request = Request("naive", plan, dtype_in="float16", dtype_out="float16", M=100, N=100, K=100)
-    (built,) = compile_only.compile_rungs([request], assembly=True)
+    built = with_texts(SMALL)
     assert "wgmma.mma_async" in built.assembly["ptx"]
     assert "HGMMA" in built.assembly["sass"]
     assert +Counter(built.counts) == compile_only.opcodes(built.assembly["sass"])

@@ -175,8 +175,12 @@ def test_what_is_fused_comes_with_each_call_and_its_addresses_are_replaced(gpu):
     assert kernel.short_way[-1][15:17] == (bias.data_ptr(), 2)
 
 
-def test_every_call_gets_a_workspace_of_its_own(gpu):
+def test_every_call_gets_a_workspace_of_its_own(gpu, monkeypatch):
     kernel, follower = Kernel(), Kernel()
+    rooms, empty = [], torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *of, **how: rooms.append(empty(*of, **how)) or rooms[-1]
+    )
 
     def arguments(a, b, c, TILE):
         return (3,), (a, b, torch.empty(24), c.shape[0]), {"TILE": TILE}
@@ -191,6 +195,7 @@ def test_every_call_gets_a_workspace_of_its_own(gpu):
     assert call._workspace == 24
     (one,), (two,) = kernel.short_way, follower.short_way
     assert one[15] == two[13] == two[15], "both passes share it"
+    assert one[15] == rooms[-1].data_ptr()
     assert one[15] not in (0, *(t.data_ptr() for t in operands))
     assert two[14] == operands[2].data_ptr()
 

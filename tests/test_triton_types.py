@@ -43,6 +43,7 @@ def name_of(case):
     return "-".join([case[0], *case[1]])
 
 
+@pytest.mark.spread(3, "case", "layout")
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_both_checks_of_every_pair(case, layout, device):
@@ -53,6 +54,7 @@ def test_both_checks_of_every_pair(case, layout, device):
     assert verdict.ok, verdict.reason
 
 
+@pytest.mark.spread(2, "epilogue", "pair", "rung")
 @pytest.mark.parametrize("epilogue", ["", *EPILOGUES])
 @pytest.mark.parametrize("pair", [(F16, F16), (BF16, F32), (F32, F32), (torch.float64,) * 2])
 @pytest.mark.parametrize("rung", RUNGS)
@@ -79,17 +81,19 @@ def test_everything_fused_at_once(rung, pair, epilogue, device):
 @pytest.mark.parametrize("column_major", [False, True])
 @pytest.mark.parametrize("rung", RUNGS)
 def test_scales_and_bias_of_a_c_stored_by_rows_or_columns(rung, column_major, scales, device):
-    """descriptor computes a column-major C as its transpose: bias and scales change sides."""
+    """descriptor computes a column-major C as its transpose: bias and scales change sides, and the
+    strides of C_in their order."""
     a = torch.randn(48, 48, device=device).to(torch.float8_e4m3fn)
     b = torch.randn(48, 80, device=device).to(torch.float8_e4m3fn)
     scale_a, scale_b = (torch.rand(n, device=device) + 0.5 if n else None for n in scales)
     bias = torch.randn(80, device=device, dtype=BF16)
+    c = torch.randn(48, 80, device=device, dtype=BF16)
     out = torch.empty(80, 48, device=device, dtype=BF16).mT if column_major else None
     got = tcgemm.gemm(
-        a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, epilogue="relu", out=out,
+        a, b, c, beta=2.0, bias=bias, scale_a=scale_a, scale_b=scale_b, epilogue="relu", out=out,
         backend="triton", kernel=rung,
     )  # fmt: skip
-    fusion = Fusion(bias=bias, scale_a=scale_a, scale_b=scale_b, epilogue="relu")
+    fusion = Fusion(beta=2.0, c=c, bias=bias, scale_a=scale_a, scale_b=scale_b, epilogue="relu")
     assert accuracy.error_ratio(a, b, got, fusion) <= 1
 
 

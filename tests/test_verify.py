@@ -42,6 +42,8 @@ def load(name):
         if fault == "drops nan":
             value = value.nan_to_num()
         c.copy_(value.to(torch.int64) if c.dtype == torch.int32 else value)
+        if fault == "last bit":
+            c.copy_(c.double() * (1 + 2**-22))
         if fault == "writes beside":
             c.as_strided((1,), (1,), c.storage_offset() - 1).zero_()
         if fault == "writes A":
@@ -99,6 +101,25 @@ def test_a_planted_fault_is_found_saved_and_replayed(echo, fault, tmp_path):
     echo.fault = ""
     replayed = CliRunner().invoke(app, ["verify", "--replay", str(saved[0])])
     assert replayed.exit_code == 0, replayed.output
+
+
+@pytest.mark.parametrize(
+    ("fault", "exact", "said"),
+    [
+        ("", True, ""),
+        ("last bit", False, ""),
+        ("last bit", True, "elements differ from the exact result"),
+        ("writes beside", False, "1 elements beside out were changed"),
+        ("writes A", False, "elements of A's buffer were changed"),
+        ("last k", False, "times its bound"),
+    ],
+)
+def test_a_fault_is_told_by_what_it_does(echo, fault, exact, said):
+    echo.fault = fault
+    call = Call(16, 24, 32, dtype_in="float16", dtype_out="float32", exact=exact)
+    outcome = judge.check(dispatch.find("echo", "echo"), call, "cpu")
+    assert (outcome.status == "ok") == (not said)
+    assert said in outcome.reason
 
 
 def test_bad_names(tmp_path):

@@ -172,7 +172,7 @@ struct Settings {
 
 // Where tiles are few, clusters that divide K.
 Settings settings_of(const Gemm& gemm, int64_t tiles, int sms) {
-  const Plan& plan = gemm.plan;
+  const Plan plan = plan_of(gemm);
   if (plan.splits > 0) return {plan.splits, std::min(plan.warps, MOST_WARPS), plan.blocks};
   return {static_cast<int>(std::clamp<int64_t>(2 * sms / tiles, 1, MAX_CLUSTER)), 8, 2};
 }

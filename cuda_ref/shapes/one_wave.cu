@@ -234,8 +234,9 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
   const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), B_PEERS) * B_PEERS;
   const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), A_PEERS) * A_PEERS;
-  const int splits = !DIVIDES ? 1 : gemm.plan.splits > 0 ? gemm.plan.splits : 2;
-  const bool pdl = gemm.plan.no_pdl == 0;
+  const Plan plan = plan_of(gemm);
+  const int splits = !DIVIDES ? 1 : plan.splits > 0 ? plan.splits : 2;
+  const bool pdl = plan.no_pdl == 0;
   if (k_tiles < splits) return cudaErrorInvalidValue;  // no part of K is empty
   if (rows * cols > INT32_MAX / splits || k_tiles > INT32_MAX / splits)
     return cudaErrorInvalidConfiguration;

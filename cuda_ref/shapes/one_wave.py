@@ -222,8 +222,7 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
 
     Args:
         problem: with M <= N.
-        transposed: the kernel's problem is the transpose of this one, and tile and multicast with
-            it.
+        transposed: the kernel's problem is the transpose of this one: its tile is transposed too.
     """
     block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
     shares_a = config["SHARES_A"]

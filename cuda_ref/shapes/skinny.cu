@@ -186,8 +186,7 @@ struct Settings {
 };
 
 // Without a plan, as few blocks to a tile as occupy most SMs, each with an SM to itself.
-Settings settings_of(const Gemm& gemm, int sms) {
-  const Plan& plan = gemm.plan;
+Settings settings_of(const Gemm& gemm, const Plan& plan, int sms) {
   if (plan.splits > 0) return {plan.block_n, plan.splits, plan.shared_kb * 1024u};
   const int64_t tiles = ceil_div(gemm.c.cols, 64);
   int splits = 1;
@@ -206,7 +205,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   Major a_major{}, b_major{};
   int sms = 0;
   int error = multiprocessors(&sms);
-  const Settings plan = settings_of(gemm, sms);
+  const Settings plan =
+      settings_of(gemm, plan_of(asked, asked.c.rows > asked.c.cols), sms);
   const int rows = tile_rows(M, plan.block_n);
   if (error == cudaSuccess)
     error = operand_map(gemm.a, false, gemm.in, std::min(M, rows), &a_map, &a_major);

@@ -193,9 +193,9 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
       std::max<int64_t>(1, std::min({sms / tiles, k_tiles / 2, int64_t{MOST_PARTIALS}})));
   schedule.groups = static_cast<int>(ceil_div(parts, std::min(MOST_SPLITS, MAX_CLUSTER)));
   schedule.splits = parts / schedule.groups;
-  if (asked.plan.splits > 0) {
-    schedule.splits = asked.plan.splits;
-    schedule.groups = asked.plan.groups;
+  if (const Plan plan = plan_of(asked); plan.splits > 0) {
+    schedule.splits = plan.splits;
+    schedule.groups = plan.groups;
   }
   if (int64_t{schedule.splits} * schedule.groups > std::max<int64_t>(k_tiles, 1))
     return cudaErrorInvalidConfiguration;  // a split of K would be empty

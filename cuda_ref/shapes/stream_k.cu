@@ -192,7 +192,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   Major a_major, b_major;
   int sms = 0;
   int error = multiprocessors(&sms);
-  const int planned_width = gemm.plan.block_n > 0 ? gemm.plan.block_n : 64;
+  const Plan plan = plan_of(asked, asked.c.rows > asked.c.cols);
+  const int planned_width = plan.block_n > 0 ? plan.block_n : 64;
   const int rows = tile_rows(M, planned_width);
   if (error == cudaSuccess)
     error = operand_map(gemm.a, false, gemm.in, std::min(M, rows), &a_map, &a_major);

@@ -95,6 +95,18 @@ def _machine_flags() -> tuple[str, ...]:
     return ("-mavx2", "-mfma", "-mf16c", "-mbmi2") if wanted <= flags else ()
 
 
+@cache
+def _poison_flags() -> tuple[str, ...]:
+    """Local variables that nobody has set hold huge negative numbers, where g++ can do so (12 on).
+
+    An accumulator that is added to before it is set is a wrong result then, as on a GPU, and not
+    the zero that a fresh stack holds.
+    """
+    version = re.search(r"(\d+)\.\d+\.\d+", compiler_version(Path(compiler())))
+    able = version is not None and int(version[1]) >= 12
+    return ("-ftrivial-auto-var-init=pattern",) if able else ()
+
+
 def _folder_bytes(*folders: Path) -> bytes:
     files = sorted(f for folder in folders for f in folder.iterdir() if f.suffix in _TEXT)
     return b"\0".join(f.name.encode() + b"\0" + f.read_bytes() for f in files)
@@ -231,7 +243,7 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
     headers = key_of(_folder_bytes(INCLUDE, _HERE / "src", *_header_folders()))
     flags = (
         *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", *_includes(),
-        *(_OBSERVED if observed else ()), *defines,
+        *((*_OBSERVED, *_poison_flags()) if observed else ()), *defines,
     )  # fmt: skip
     beside = b"" if source.parent in _header_folders() else _folder_bytes(source.parent)
     key = key_of(source.read_bytes(), beside, headers, _made_by(), str(source), *flags)

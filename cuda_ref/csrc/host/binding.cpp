@@ -88,7 +88,7 @@ void* lend(size_t bytes, cudaStream_t stream) {
 }
 
 // The fields of a Plan in its order, or none of them.
-tcgemm::Plan plan_of(at::IntArrayRef fields) {
+tcgemm::Plan plan_from(at::IntArrayRef fields) {
   tcgemm::Plan plan;
   if (fields.empty()) return plan;
   int32_t* const to[] = {&plan.block_m, &plan.block_n, &plan.splits,    &plan.groups,
@@ -117,7 +117,8 @@ void start(tcgemm::Gemm gemm, const at::Device& device) {
 void run(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
          at::IntArrayRef plan) {
   tcgemm::Gemm gemm = plain_gemm(a, b, c);
-  gemm.plan = plan_of(plan);
+  const tcgemm::Plan planned = plan_from(plan);
+  gemm.plan = &planned;
   start(gemm, a.device());
 }
 
@@ -137,7 +138,8 @@ void run_fused(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
   gemm.compute = static_cast<tcgemm::Compute>(compute);
   gemm.mma_m = static_cast<int32_t>(mma_m);
   gemm.mma_n = static_cast<int32_t>(mma_n);
-  gemm.plan = plan_of(plan);
+  const tcgemm::Plan planned = plan_from(plan);
+  gemm.plan = &planned;
   start(gemm, a.device());
 }
 

@@ -57,8 +57,8 @@ struct Scratch {
 };
 
 // How the problem is to be run, as Python has planned it: cuda_ref/planning/launch.py has the same
-// fields in the same order. A rung obeys the fields that it knows. One of 0 was not planned, as in
-// the simulator and for whoever calls tcgemm_launch without a plan: there a rung chooses itself.
+// fields in the same order. A rung obeys the fields that it knows; one of 0 was not planned. The
+// simulator, and whoever else calls tcgemm_launch without a plan, lets the rung choose.
 struct Plan {
   int32_t block_m = 0, block_n = 0;  // the tile of C
   int32_t splits = 0;                // blocks, or for split_k blocks of a cluster, that divide K
@@ -84,7 +84,7 @@ struct Gemm {
   Compute compute = Compute::f32;
   int32_t mma_m = 0, mma_n = 0;  // the WMMA shape asked for; 0: the rung's own choice
   Scratch scratch;
-  Plan plan;
+  const Plan* plan = nullptr;  // null: a rung chooses itself
 };
 
 }  // namespace tcgemm

@@ -27,8 +27,15 @@ inline Gemm transposed(const Gemm& gemm) {
     std::swap(vector->row_stride, vector->col_stride);
   }
   std::swap(result.mma_m, result.mma_n);
-  std::swap(result.plan.block_m, result.plan.block_n);
   return result;
+}
+
+// What is planned for the problem; zeros where nothing is. With `transposed` the tile is that of the
+// transposed problem.
+inline Plan plan_of(const Gemm& gemm, bool transposed = false) {
+  Plan plan = gemm.plan != nullptr ? *gemm.plan : Plan{};
+  if (transposed) std::swap(plan.block_m, plan.block_n);
+  return plan;
 }
 
 // True where consecutive elements of a column, not of a row, are neighbours in memory.

@@ -1,0 +1,109 @@
+"""What the Triton kernels read and write, element by element, in the interpreter.
+
+A product is right although a mask lets a column too many be read, where that column's sums are
+never stored; on a GPU such a read may cross into a page that is not mapped.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+
+from tcgemm import dispatch
+
+F16, F32, U8 = torch.float16, torch.float32, torch.uint8
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="looks at the addresses that Triton's interpreter is given"
+)
+
+
+class Addresses:
+    """The addresses of a view's elements, and the range of the buffer around them."""
+
+    def __init__(self, name: str, view: torch.Tensor) -> None:
+        self.name = name
+        start = view.untyped_storage().data_ptr()
+        self.buffer = range(start, start + view.untyped_storage().nbytes())
+        element = torch.zeros(view.shape, dtype=torch.int64)
+        for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+            steps = torch.arange(size) * stride * view.itemsize
+            element += steps.view(-1, *[1] * (view.dim() - dim - 1))
+        self.view = (element + view.data_ptr()).flatten().numpy()
+
+    def outside(self, addresses: np.ndarray) -> int:
+        """How many of these addresses are in the buffer and not of the view."""
+        here = addresses[(addresses >= self.buffer.start) & (addresses < self.buffer.stop)]
+        return int((~np.isin(here, self.view)).sum())
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """``watched(A=a, C=c)``: a list of what is read or written beside these views from then on."""
+    import_module(
+        "tcgemm.triton_kernels.runtime"
+    )  # chooses the interpreter before Triton is loaded
+    builder = import_module("triton.runtime.interpreter").InterpreterBuilder
+    views: list[Addresses] = []
+    found: list[str] = []
+
+    def watch(method: str, verb: str, mask_at: int) -> None:
+        original = getattr(builder, method)
+
+        def checked(self, pointers, *arguments, **named):
+            mask = named["mask"] if "mask" in named else arguments[mask_at]
+            addresses = np.broadcast_to(pointers.data, mask.data.shape)[mask.data]
+            for view in views:
+                if count := view.outside(addresses.astype(np.int64)):
+                    found.append(f"{count} elements beside {view.name} are {verb}")
+            return original(self, pointers, *arguments, **named)
+
+        monkeypatch.setattr(builder, method, checked)
+
+    watch("create_masked_load", "read", 0)
+    watch("create_masked_store", "written", 1)
+
+    def start(**named: torch.Tensor) -> list[str]:
+        views.extend(Addresses(name, view) for name, view in named.items())
+        return found
+
+    return start
+
+
+def within(rows, columns, dtype, letter="n"):
+    """A matrix whose buffer has 16 elements more at the end of each row, and two rows more."""
+    outer, inner = (rows, columns) if letter == "n" else (columns, rows)
+    buffer = torch.randint(0, 4, (outer + 2, -(-inner // 8) * 8 + 16)).to(dtype)
+    view = buffer[:outer, :inner]
+    return view if letter == "n" else view.mT
+
+
+def test_an_element_beside_a_view_is_seen():
+    view = within(3, 5, F16)
+    of_view = Addresses("A", view)
+    assert of_view.outside(np.array([view[2:, 4:].data_ptr(), view.data_ptr()])) == 0
+    beside = view.as_strided((3, 6), view.stride())
+    assert of_view.outside(np.array([beside[2:, 5:].data_ptr(), view.data_ptr()])) == 1
+
+
+# One less, one more than the tiles of 16 to 128 that the interpreter's plans have, and in between.
+SHAPES = [(17, 33, 31), (40, 24, 65), (127, 63, 129)]
+
+
+@pytest.mark.parametrize(
+    "name", [row.name for row in dispatch.ladder("triton") if "cpu" in row.devices]
+)
+def test_nothing_beside_the_operands_is_read_or_written(name, watched):
+    for index, (M, N, K) in enumerate(SHAPES):
+        a, b = within(M, K, F16, "nt"[index % 2]), within(K, N, F16, "tn"[index % 2])
+        c = within(M, N, F32)
+        found = watched(A=a, B=b, C=c)
+        row = dispatch.find("triton", name)
+        problem = dispatch.problem_of(a, b, c)
+        assert row.why_not(problem) is None
+        dispatch.load("triton", name)(a, b, c, **row.plan(problem))
+        assert not found, (M, N, K, found)
+        assert torch.equal(c, a.float() @ b.float())
