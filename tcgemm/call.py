@@ -7,9 +7,12 @@ from typing import Any
 import torch
 
 from .dispatch import default_backend
-from .launch import Launch, make
 from .launch_cache import forget as forget
-from .launch_cache import key_of, launches, remember
+from .launch_cache import key_of, launches, run, run_launch
+from .ops import autocast_enabled, multiply, seen_by_torch, traced
+
+_traces = torch.compiler.is_dynamo_compiling
+_autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast_enabled)
 
 
 def matmul(
@@ -40,6 +43,8 @@ def matmul(
     Raises:
         As ``gemm``.
     """
+    if _traces():
+        return traced(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
     arguments = (
         a, b, None, 1.0, 0.0, None, None, out, out_dtype, None, None, None, None,
         backend or default_backend(), kernel,
@@ -104,6 +109,11 @@ def gemm(
     unread. Batches whose dimensions step as one are one launch; others one launch each for the
     outer dimensions.
     """
+    if _traces():
+        return traced(
+            a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b,
+            mma_shape, backend, kernel,
+        )  # fmt: skip
     arguments = (
         a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b, mma_shape,
         backend or default_backend(), kernel,
@@ -111,39 +121,14 @@ def gemm(
     return _call(arguments)
 
 
-def launch_of(arguments: tuple[Any, ...]) -> Launch:
-    """The launch that a call with these arguments runs: kept, or made now and kept.
-
-    Args:
-        arguments: of ``gemm``, in the order a, b, c, alpha, beta, bias, epilogue, out, out_dtype,
-            compute, scale_a, scale_b, mma_shape, backend (by name), kernel.
-    """
-    try:
-        key = key_of(*arguments)
-        launch = launches.get(key)
-    except (AttributeError, RuntimeError, TypeError):  # the checks say what is wrong
-        key = launch = None
-    if launch is None:
-        launch = make(*arguments)
-        if key is not None:
-            remember(key, launch)
-    return launch
-
-
 def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
-    launch = launch_of(arguments)
-    a, b, c, _, _, bias, _, out, _, _, scale_a, scale_b, *_ = arguments
-    if out is None:
-        out = a.new_empty(launch.shape, dtype=launch.dtype)
-        if out.data_ptr() & launch.misaligned:  # the plan was made for a better aligned C
-            return _call((*arguments[:7], out, *arguments[8:]))
-        launch(a, b, c, bias, scale_a, scale_b, out)
-    else:
-        launch.check_memory(a, b, c, bias, scale_a, scale_b, out)
-        launch(a, b, c, bias, scale_a, scale_b, out)
-        _raise_version((out,))
-    return out
-
-
-_raise_version = torch._C._increment_version
-"""A tensor that autograd has saved and ``out=`` overwrites makes backward raise, as in torch."""
+    """By the launch that is kept for such calls; all that is special about others is found here."""
+    try:
+        launch = launches.get(key_of(*arguments))
+    except (AttributeError, RuntimeError, TypeError):
+        launch = None
+    if launch is None or _autocast():
+        if seen_by_torch(arguments):
+            return multiply(arguments)
+        return run(arguments)
+    return run_launch(launch, arguments)
