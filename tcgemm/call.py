@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from .arrays import as_given, as_tensors, is_array
 from .dispatch import default_backend
 from .launch_cache import forget as forget
 from .launch_cache import key_of, launches, run, run_launch
@@ -73,8 +74,9 @@ def gemm(
     """epilogue(alpha * A @ B + beta * C + bias), in one kernel.
 
     Args:
-        a: A, [..., M, K] or [K]: float16, bfloat16, float32, float64, int8, uint8, float8_e4m3fn
-            or float8_e5m2; any strides and storage offset.
+        a: A, [..., M, K] or [K]; a tensor, or an array of numpy or of anything that speaks DLPack,
+            and then all are such and so is the result: float16, bfloat16, float32, float64, int8,
+            uint8, float8_e4m3fn or float8_e5m2; any strides and storage offset.
         b: B, [..., K, N] or [K], the dtype and device of A. Leading dimensions broadcast.
         c: C, which ``beta`` multiplies: broadcasts to the result, has its dtype; never read where
             beta is 0. It may be ``out`` itself.
@@ -107,7 +109,8 @@ def gemm(
 
     The work is ordered on the current stream of A's device. alpha = 0 or K = 0 leaves A and B
     unread. Batches whose dimensions step as one are one launch; others one launch each for the
-    outer dimensions.
+    outer dimensions. The result has a gradient by A, B, C and bias, of any order and mode, but for
+    8-bit operands and with ``out`` (docs/pytorch.md).
     """
     if _traces():
         return traced(
@@ -128,7 +131,16 @@ def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
     except (AttributeError, RuntimeError, TypeError):
         launch = None
     if launch is None or _autocast():
-        if seen_by_torch(arguments):
-            return multiply(arguments)
-        return run(arguments)
+        return _unkept(arguments)
     return run_launch(launch, arguments)
+
+
+def _unkept(arguments: tuple[Any, ...]) -> Any:
+    """A call that no launch is kept for yet, or that is more than a product of plain tensors."""
+    if is_array(arguments[0]):
+        result = _call(as_tensors(arguments))
+        out = arguments[7]
+        return as_given(result, arguments[0]) if out is None else out
+    if seen_by_torch(arguments):
+        return multiply(arguments)
+    return run(arguments)
