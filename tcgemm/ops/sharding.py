@@ -16,14 +16,19 @@ _CHANGES_RULES = ["alpha", "beta", "epilogue", "out_dtype", "compute", "backend"
 
 def register() -> None:
     """Give DTensor the rules of ``tcgemm::gemm``."""
-    register_sharding(operator.gemm)(_rules)
     propagator = DTensor._op_dispatcher.sharding_propagator
-    strategies = getattr(propagator, "op_strategy_funcs", None)
-    known = getattr(propagator, "op_to_schema_info", None)
-    if strategies is not None and known is not None:
+    register_sharding(operator.gemm)(_rules)
+    known = getattr(propagator, "op_to_schema_info", {})
+    if operator.gemm in known:
         # register_sharding keeps decisions apart by shapes and integers only.
         kind = type(known[operator.gemm])
         known[operator.gemm] = kind(100, list(_CHANGES_RULES), needs_pytree=True)
+    else:  # a decision may be shared with an epilogue: none may leave a partial sum
+        register_sharding(operator.gemm)(_whole_sums)
+
+
+def _whole_sums(*operands: Any, **how: Any) -> list[tuple[list[Any], list[Any]]]:
+    return _rules(*operands, **{**how, "epilogue": "any"})
 
 
 def _rules(
