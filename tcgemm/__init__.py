@@ -4,10 +4,12 @@ Importing this package compiles nothing, touches no GPU and imports neither torc
 pandas: the public names load on first use.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import TcgemmError, UnsupportedError
+from .hooks import BEFORE_CHOICE
 
 if TYPE_CHECKING:
     from . import nn
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from .linears import linear
     from .nn import replace_linear
     from .override import override_aten, stats
+    from .problem import Problem
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,3 +58,12 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _tune_where_asked(problem: "Problem", backend: str, kernel: str | None) -> None:
+    """Tune a problem at its first call where TCGEMM_TUNE is 1; loads that tool by then only."""
+    if os.environ.get("TCGEMM_TUNE") == "1":
+        import_module(".tools.tune.first_call", __name__).before_choice(problem, backend, kernel)
+
+
+BEFORE_CHOICE.append(_tune_where_asked)

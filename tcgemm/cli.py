@@ -15,7 +15,7 @@ from .report.command import report
 from .tools.explain.command import explain
 from .tools.show_kernel.command import show_kernel
 from .tools.simulate.command import simulate
-from .tune import tune
+from .tools.tune.command import tune
 from .verify.command import verify
 
 WIDE = 110

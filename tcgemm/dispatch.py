@@ -32,7 +32,7 @@ BACKENDS: dict[str, str] = {
 """Backend name -> module that holds its KERNELS and load. Add an entry to bring your own."""
 
 BACKEND_VARIABLE = "TCGEMM_BACKEND"
-"""Environment variable that sets the default backend; the only global setting there is."""
+"""Environment variable that sets the default backend of every call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +14,7 @@ from .batching import Part, parts, with_vectors
 from .description import describe
 from .epilogue import finished, wide_dtype
 from .errors import OperandError, OperandTypeError, ToolchainError
+from .hooks import BEFORE_CHOICE
 from .operands import alignment, check_disjoint, check_output, overlap, span
 from .problem import Fusion, Plan, Problem
 from .tensors import check_memory, check_nobody_traces, check_tensors
@@ -260,10 +260,8 @@ def _started_by(
 
 
 def _planned(problem: Problem, backend: str, kernel: str | None) -> Plan:
-    if backend == "triton" and kernel is None and os.environ.get("TCGEMM_TUNE") == "1":
-        from .tune import once
-
-        once(problem)
+    for prepare in BEFORE_CHOICE:
+        prepare(problem, backend, kernel)
     return dispatch.plan(problem, backend, kernel)
 
 

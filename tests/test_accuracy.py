@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tcgemm import accuracy
+from tcgemm.accuracy import regions
 from tcgemm.epilogue import FUNCTIONS
 from tcgemm.errors import OperandError
 from tcgemm.problem import Fusion
@@ -364,11 +365,11 @@ def test_error_ratio_takes_any_strides():
 
 @pytest.mark.parametrize("size", [1, 5, 66, 67, 300, 16384])
 def test_a_sample_covers_every_stratum_and_both_ends(size):
-    index = accuracy._sample(size, seed=1)
+    index = regions.sampled(size, seed=1)
     assert index.tolist() == sorted(set(index.tolist()))
     assert index[0] == 0
     assert index[-1] == size - 1
-    assert int(index.diff().max() if size > 1 else 0) <= 2 * math.ceil(size / accuracy.STRATA)
+    assert int(index.diff().max() if size > 1 else 0) <= 2 * math.ceil(size / regions.STRATA)
 
 
 @pytest.mark.gpu

@@ -125,6 +125,7 @@ def test_matmul_on_the_baseline_loads_neither_triton_kernels_nor_pandas():
     loaded = set(ast.literal_eval(run_python(code)))
     assert not {m for m in loaded if m.split(".")[0] in ("triton", "pandas")}
     assert "tcgemm.triton_kernels" not in loaded
+    assert not {m for m in loaded if m.startswith(("tcgemm.tools", "tcgemm.bench", "tcgemm.cli"))}
 
 
 def test_listing_the_rows_imports_no_triton():

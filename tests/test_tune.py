@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from tcgemm import dispatch, tune
+from tcgemm import dispatch, hooks, launch
 from tcgemm.bench.cases import build
 from tcgemm.cli import app
 from tcgemm.errors import (
@@ -21,6 +21,7 @@ from tcgemm.errors import (
     UnsupportedError,
 )
 from tcgemm.problem import Problem
+from tcgemm.tools.tune import command, first_call, search, this_gpu, user_table
 
 plans = import_module("tcgemm.triton_kernels.by_name")
 tables = import_module("tcgemm.triton_kernels.planning.tables")
@@ -72,13 +73,13 @@ class Fake:
 
     def candidates(self, case, kernels):
         return [
-            tune.Candidate("skinny", {**SKINNY, "NUM_STAGES": n}, {"NUM_STAGES": n})
+            search.Candidate("skinny", {**SKINNY, "NUM_STAGES": n}, {"NUM_STAGES": n})
             for n in self.fates
         ]
 
     def compile(self, case, tried):
         return [
-            tune.Outcome(c, "spills", "8 bytes") if self.fate(c) == "spills" else None
+            search.Outcome(c, "spills", "8 bytes") if self.fate(c) == "spills" else None
             for c in tried
         ]
 
@@ -101,7 +102,7 @@ class Fake:
 
 def test_the_fastest_right_candidate_wins():
     machine = Fake(n2=1.1, n3="wrong", n4=1.3, n5="spills", n6="fails", n7=0.9)
-    found = tune.tune_case(case_of("16x512x512"), ["skinny"], machine)
+    found = search.tune_case(case_of("16x512x512"), ["skinny"], machine)
     assert found.best.candidate.config["NUM_STAGES"] == 4
     assert found.best.speedup == 1.3
     status = {o.candidate.config["NUM_STAGES"]: (o.status, o.reason) for o in found.outcomes}
@@ -113,9 +114,9 @@ def test_the_fastest_right_candidate_wins():
 
 @pytest.mark.parametrize("speedup", [0.5, 1.0, 1.009])
 def test_the_present_choice_stays_where_nothing_beats_it(speedup):
-    found = tune.tune_case(case_of("16x512x512"), ["skinny"], Fake(n2=speedup))
+    found = search.tune_case(case_of("16x512x512"), ["skinny"], Fake(n2=speedup))
     assert found.best is None
-    assert tune.rows_of(found) == {"kernels": {}, "prefer": []}
+    assert user_table.rows_of(found) == {"kernels": {}, "prefer": []}
 
 
 @pytest.mark.parametrize(
@@ -124,22 +125,22 @@ def test_the_present_choice_stays_where_nothing_beats_it(speedup):
      ("129x512x512", 129, 256), ("8192x8200x512", 4097, 8192), ("9000x9000x512", 8193, None)],
 )  # fmt: skip
 def test_few_rows_share_a_bucket(text, least, most):
-    found = tune.tune_case(case_of(text), ["skinny"], Fake(n2=2.0))
-    (row,) = tune.rows_of(found)["prefer"]
+    found = search.tune_case(case_of(text), ["skinny"], Fake(n2=2.0))
+    (row,) = user_table.rows_of(found)["prefer"]
     assert (row["when"]["M_min"], row["when"].get("M_max")) == (least, most)
     N = int(text.split("x")[1])
     assert row["when"]["N_min"] == row["when"]["N_max"] == N
 
 
 def test_a_tall_problem_is_described_as_its_transpose():
-    found = tune.tune_case(case_of("512x16x256", "nn"), ["skinny"], Fake(n2=2.0))
-    rows = tune.rows_of(found)
+    found = search.tune_case(case_of("512x16x256", "nn"), ["skinny"], Fake(n2=2.0))
+    rows = user_table.rows_of(found)
     for row in (*rows["prefer"], *rows["kernels"]["skinny"]):
         assert row["when"]["M_max"] == 16
         assert row["when"]["N_max"] == 512
         assert row["when"]["layout"] == "tt"
-    found = tune.tune_case(case_of("512x16x256", out=["float32"]), ["skinny"], Fake(n2=2.0))
-    assert tune.rows_of(found)["prefer"][0]["when"]["dtype_out"] == "float32"
+    found = search.tune_case(case_of("512x16x256", out=["float32"]), ["skinny"], Fake(n2=2.0))
+    assert user_table.rows_of(found)["prefer"][0]["when"]["dtype_out"] == "float32"
 
 
 @pytest.fixture
@@ -158,10 +159,12 @@ def test_what_is_found_is_what_plans_choose(own_folder, shape):
     M, N, K = shape
     problem = problem_of(M, N, K)
     shipped = dispatch.find("triton", "skinny").plan(problem)
-    found = tune.tune_case(case_of(f"{M}x{N}x{K}"), ["skinny"], Fake(n2=1.5))
+    found = search.tune_case(case_of(f"{M}x{N}x{K}"), ["skinny"], Fake(n2=1.5))
     path = tables.user_path("nvidia-h200")
     assert path.parent == own_folder
-    tune.write_table(path, tune.merge(tune.read_table(path), tune.rows_of(found)))
+    user_table.write_table(
+        path, user_table.merge(user_table.read_table(path), user_table.rows_of(found))
+    )
     plans.forget()
     assert dispatch.choose(problem, "triton").name == "skinny"
     plan = dispatch.find("triton", "skinny").plan(problem)
@@ -175,15 +178,15 @@ def test_what_is_found_is_what_plans_choose(own_folder, shape):
 
 def test_new_rows_replace_old_ones_of_the_same_conditions(tmp_path):
     path = tmp_path / "t.json"
-    table = tune.read_table(path)
+    table = user_table.read_table(path)
     for stages in (2, 3):
-        found = tune.tune_case(case_of("16x512x512"), [], Fake(**{f"n{stages}": 2.0}))
-        table = tune.merge(table, tune.rows_of(found))
-    found = tune.tune_case(case_of("16x1024x512"), [], Fake(n4=2.0))
-    tune.write_table(path, tune.merge(table, tune.rows_of(found)))
-    rows = tune.read_table(path)["kernels"]["skinny"]
+        found = search.tune_case(case_of("16x512x512"), [], Fake(**{f"n{stages}": 2.0}))
+        table = user_table.merge(table, user_table.rows_of(found))
+    found = search.tune_case(case_of("16x1024x512"), [], Fake(n4=2.0))
+    user_table.write_table(path, user_table.merge(table, user_table.rows_of(found)))
+    rows = user_table.read_table(path)["kernels"]["skinny"]
     assert [row["config"]["NUM_STAGES"] for row in rows] == [4, 3]
-    assert len(tune.read_table(path)["prefer"]) == 2
+    assert len(user_table.read_table(path)["prefer"]) == 2
 
 
 BROKEN = {
@@ -213,7 +216,7 @@ def test_a_broken_table_is_passed_over_with_a_warning_and_never_written_over(
     assert dispatch.find("triton", "skinny").plan(problem) == shipped
     assert "is passed over" in caplog.text
     with pytest.raises(ResultsError, match="is no table of configurations"):
-        tune.read_table(path)
+        user_table.read_table(path)
 
 
 def test_a_table_with_the_settings_names_of_an_older_version_is_read_with_a_warning(
@@ -231,7 +234,7 @@ def test_a_table_with_the_settings_names_of_an_older_version_is_read_with_a_warn
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match=r"cannot write .*TCGEMM_CACHE_DIR"):
-        tune.write_table(tmp_path / "file" / "t.json", {"kernels": {}, "prefer": []})
+        user_table.write_table(tmp_path / "file" / "t.json", {"kernels": {}, "prefer": []})
 
 
 @pytest.mark.parametrize("kernel", plans.RUNGS)
@@ -257,7 +260,7 @@ def test_only_rungs_with_candidates_are_tuned():
 
 
 def test_every_candidate_is_compiled_and_the_failing_one_found():
-    tried = [tune.Candidate("skinny", {"NUM_STAGES": n}, {}) for n in range(7)]
+    tried = [search.Candidate("skinny", {"NUM_STAGES": n}, {}) for n in range(7)]
     good = SimpleNamespace(spill_bytes=0, serialized=False)
     built = {3: replace_with(good, spill_bytes=16), 5: replace_with(good, serialized=True)}
 
@@ -267,7 +270,7 @@ def test_every_candidate_is_compiled_and_the_failing_one_found():
         return [built.get(request, good) for request in requests]
 
     for jobs in (1, 3, 16):
-        answers = tune.compile_in_threads(compile_rungs, range(7), tried, jobs)
+        answers = this_gpu.compile_in_threads(compile_rungs, range(7), tried, jobs)
         assert [a and a.status for a in answers] == [
             None, None, "failed", "spills", None, "spills", None,
         ]  # fmt: skip
@@ -306,14 +309,14 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
     machine = Fake(n2=1.25, n3="wrong")
     machine.gpu = "nvidia-h200"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(tune, "_Gpu", lambda budget, jobs, backend: machine)
+    monkeypatch.setattr(command, "ThisGpu", lambda budget, jobs, backend: machine)
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--layout", "nt"])
     assert result.exit_code == 0, result.output
     assert "1.250" in result.output
     assert "1 wrong" in result.output
     assert "1 of 1 problems have a faster choice" in result.output
-    assert tune.read_table(tables.user_path("nvidia-h200"))["kernels"]["skinny"]
+    assert user_table.read_table(tables.user_path("nvidia-h200"))["kernels"]["skinny"]
     result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--json"])
     (one,) = json.loads(result.output)
     assert [c["status"] for c in one["candidates"]] == ["ok", "wrong"]
@@ -321,8 +324,8 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
 
 def test_a_found_row_speaks_of_its_bucket_alone(own_folder):
     case = replace(case_of("64x512x512"))
-    found = tune.tune_case(case, [], Fake(n2=2.0))
-    tune.write_table(tables.user_path("nvidia-h200"), tune.rows_of(found))
+    found = search.tune_case(case, [], Fake(n2=2.0))
+    user_table.write_table(tables.user_path("nvidia-h200"), user_table.rows_of(found))
     plans.forget()
     chosen = {
         M: dispatch.find("triton", "skinny").plan(problem_of(M, 512, 512)) for M in (16, 17, 64, 65)
@@ -349,7 +352,7 @@ def test_a_tile_that_no_thread_can_hold_is_not_tried(monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    monkeypatch.setenv(tune.VARIABLE, "1")
+    monkeypatch.setenv(first_call.VARIABLE, "1")
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
     yield tmp_path / "configs-fake.json"
     plans.forget()
@@ -357,23 +360,23 @@ def asked(monkeypatch, tmp_path):
 
 def test_a_bucket_is_tuned_once_and_kept_on_disk(asked):
     machine = Fake(n2=1.5)
-    assert tune.once(problem_of(3, 512, 512), machine)
+    assert first_call.once(problem_of(3, 512, 512), machine)
     table = json.loads(asked.read_text())
     assert table["kernels"]["skinny"][0]["config"]["NUM_STAGES"] == 2
     assert [row["kernel"] for row in table["prefer"]] == ["skinny"]
     for M in (3, 16, 1):
-        assert not tune.once(problem_of(M, 512, 512), machine), "the bucket has its row"
+        assert not first_call.once(problem_of(M, 512, 512), machine), "the bucket has its row"
     assert machine.timed == [2]
-    assert tune.once(problem_of(17, 512, 512), machine), "another bucket"
+    assert first_call.once(problem_of(17, 512, 512), machine), "another bucket"
     assert len(json.loads(asked.read_text())["prefer"]) == 2
 
 
 def test_a_present_choice_that_stays_is_kept_too(asked):
     machine = Fake(n2=0.5)
-    assert tune.once(problem_of(16, 512, 512), machine)
+    assert first_call.once(problem_of(16, 512, 512), machine)
     (row,) = json.loads(asked.read_text())["prefer"]
     assert row["kernel"] == "pipelined"
-    assert not tune.once(problem_of(16, 512, 512), machine)
+    assert not first_call.once(problem_of(16, 512, 512), machine)
 
 
 def test_a_problem_is_not_tuned_unasked_nor_where_tables_do_not_speak_of_it(asked, monkeypatch):
@@ -385,9 +388,9 @@ def test_a_problem_is_not_tuned_unasked_nor_where_tables_do_not_speak_of_it(aske
         replace(plain, a_strides=(600, 1)),
         replace(plain, device="cpu"),
     ]
-    assert not any(tune.once(other, Fake(n2=2.0)) for other in others)
-    monkeypatch.setenv(tune.VARIABLE, "0")
-    assert not tune.once(plain, Fake(n2=2.0))
+    assert not any(first_call.once(other, Fake(n2=2.0)) for other in others)
+    monkeypatch.setenv(first_call.VARIABLE, "0")
+    assert not first_call.once(plain, Fake(n2=2.0))
     assert not asked.exists()
 
 
@@ -395,11 +398,11 @@ def test_tuning_in_a_graph_capture_is_an_error_that_says_what_to_warm_up(asked):
     machine = Fake(n2=2.0)
     machine.capturing = lambda: True
     with pytest.raises(UnsupportedError, match=r"before the capture.*--shape 16x512x512"):
-        tune.once(problem_of(16, 512, 512), machine)
+        first_call.once(problem_of(16, 512, 512), machine)
     machine.capturing = lambda: False
-    tune.once(problem_of(16, 512, 512), machine)
+    first_call.once(problem_of(16, 512, 512), machine)
     machine.capturing = lambda: True
-    assert not tune.once(problem_of(16, 512, 512), machine), "it is warm"
+    assert not first_call.once(problem_of(16, 512, 512), machine), "it is warm"
 
 
 def test_a_call_has_its_problem_tuned_first(asked, monkeypatch):
@@ -408,13 +411,52 @@ def test_a_call_has_its_problem_tuned_first(asked, monkeypatch):
     import tcgemm
 
     seen = []
-    monkeypatch.setattr(tune, "once", seen.append)
+    monkeypatch.setattr(first_call, "once", seen.append)
     a = torch.randn(48, 40).half()
     tcgemm.matmul(a, a.mT, backend="triton")
     assert {(p.M, p.N, p.K, p.layout) for p in seen} == {(48, 48, 40, "nt")}
     seen.clear()
     tcgemm.matmul(a, a.mT, backend="triton", kernel="naive")
     assert not seen, "a named kernel takes its own table"
+    tcgemm.matmul(a[:9], a.mT, backend="cublas")
+    assert not seen, "only Triton's choice is tuned"
+    monkeypatch.setenv(first_call.VARIABLE, "0")
+    tcgemm.matmul(a[:8], a.mT, backend="triton")
+    assert not seen, "nobody asked"
+
+
+def test_what_is_installed_sees_each_problem_before_a_kernel_is_chosen(monkeypatch):
+    import torch
+
+    import tcgemm
+
+    seen = []
+    assert launch.BEFORE_CHOICE is hooks.BEFORE_CHOICE
+    monkeypatch.setattr(
+        launch, "BEFORE_CHOICE", [*hooks.BEFORE_CHOICE, lambda *asked: seen.append(asked)]
+    )
+    a = torch.randn(5, 7, 3).half()
+    for _ in range(2):  # the second call runs what the first one made
+        tcgemm.matmul(a, a.mT, backend="cublas")
+    tcgemm.matmul(a[0], a[0].mT, backend="cublas", kernel="torch_cpu")
+    assert [(p.batch, p.M, p.N, p.K, *rest) for p, *rest in seen] == [
+        (5, 7, 7, 3, "cublas", None),
+        (1, 7, 7, 3, "cublas", "torch_cpu"),
+    ]
+
+
+def test_what_an_installed_function_raises_ends_the_call(monkeypatch):
+    import torch
+
+    import tcgemm
+
+    def refuse(problem, backend, kernel):
+        raise UnsupportedError("not now")
+
+    monkeypatch.setattr(launch, "BEFORE_CHOICE", [refuse])
+    a = torch.randn(11, 3).half()
+    with pytest.raises(UnsupportedError, match="not now"):
+        tcgemm.matmul(a, a.mT, backend="cublas")
 
 
 def test_rows_that_two_runs_keep_at_once_are_all_kept(tmp_path):
@@ -422,18 +464,18 @@ def test_rows_that_two_runs_keep_at_once_are_all_kept(tmp_path):
 
     def keep(number):
         when = {"M_min": number, "M_max": number}
-        tune.keep(path, {"kernels": {}, "prefer": [{"when": when, "kernel": "skinny"}]})
+        user_table.keep(path, {"kernels": {}, "prefer": [{"when": when, "kernel": "skinny"}]})
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(keep, range(1, 41)))
-    kept = {row["when"]["M_min"] for row in tune.read_table(path)["prefer"]}
+    kept = {row["when"]["M_min"] for row in user_table.read_table(path)["prefer"]}
     assert kept == set(range(1, 41))
 
 
 def test_a_run_keeps_what_another_wrote_since_it_began(tmp_path):
     path = tmp_path / "configs-test.json"
     row = {"when": {"M_min": 1, "M_max": 1}, "kernel": "skinny"}
-    tune.read_table(path)
-    tune.keep(path, {"kernels": {}, "prefer": [row]})
-    tune.keep(path, {"kernels": {}, "prefer": [{**row, "when": {"M_min": 2, "M_max": 2}}]})
-    assert len(tune.read_table(path)["prefer"]) == 2
+    user_table.read_table(path)
+    user_table.keep(path, {"kernels": {}, "prefer": [row]})
+    user_table.keep(path, {"kernels": {}, "prefer": [{**row, "when": {"M_min": 2, "M_max": 2}}]})
+    assert len(user_table.read_table(path)["prefer"]) == 2

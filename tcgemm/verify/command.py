@@ -1,4 +1,4 @@
-"""``tcgemm verify``: both checks of accuracy.py over edges, then over drawn calls."""
+"""``tcgemm verify``: both checks of ``tcgemm.accuracy`` over edges, then over drawn calls."""
 
 from __future__ import annotations
 

@@ -1,0 +1,173 @@
+"""The command: what it is asked, and how it prints what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ... import options
+from ...bench.cases import Case, build
+from ...errors import OperandError, UnknownNameError, UnsupportedError
+from .backends import TUNABLE, part_of
+from .search import Found, Machine, tune_case
+from .this_gpu import ThisGpu
+from .user_table import keep, read_table, rows_of
+
+
+def tune(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="A problem to tune. Repeatable.", metavar="MxNxK")
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="All problems of a suite: quick, squares, seeds, llm.", metavar="NAME"),
+    ] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="Only candidates of this rung. Repeatable.", metavar="NAME"),
+    ] = None,
+    backend: Annotated[str, typer.Option(help="Whose rungs: triton, cuda.")] = "triton",
+    dtype: Annotated[str, typer.Option(help="Of A and B: float16, bfloat16.")] = "bfloat16",
+    out_dtype: Annotated[
+        str | None, typer.Option(help="Of C: as A and B unless told, or float32.")
+    ] = None,
+    layout: options.Layouts = None,
+    budget: Annotated[
+        float, typer.Option(help="Seconds of timing for each candidate.", min=0.001, max=60)
+    ] = 0.03,
+    jobs: Annotated[
+        int, typer.Option(help="Compilations at once; 0: one for each CPU.", min=0, max=256)
+    ] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The table to write; by default the user's own of this GPU."),
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print JSON: every candidate and what became of it.")
+    ] = False,
+) -> None:
+    """Find faster configurations of a backend's kernels on this GPU and keep them.
+
+    Wrong candidates are dropped. What beats the present choice goes to configs-GPU.json (of CUDA
+    cuda-configs-GPU.json) in TCGEMM_CACHE_DIR (~/.cache/tcgemm unless set), which every later call
+    prefers.
+    """
+    cases = _cases(shape, suite, dtype, out_dtype, layout)
+    if backend not in TUNABLE:
+        raise UnknownNameError(
+            f"backend {backend!r} is not tuned: choose from {', '.join(TUNABLE)}"
+        )
+    tunable = part_of(backend, "candidates").RUNGS
+    for name in kernel or ():
+        if name not in tunable:
+            raise UnknownNameError(
+                f"kernel {name!r} is not tuned: choose from {', '.join(tunable)}"
+            )
+    import torch
+
+    from ...call import forget
+
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            "tune measures on a GPU and there is none here: 'tcgemm doctor' says what was found"
+        )
+    machine = ThisGpu(budget, jobs or os.cpu_count() or 1, backend)
+    path = out or part_of(backend, "tables").user_path(machine.gpu)
+    read_table(path, backend)
+    results = []
+    for found in _each(cases, kernel or tunable, machine, quiet=json_):
+        results.append(found)
+        if found.best is not None:
+            keep(path, rows_of(found, backend), backend)
+    part_of(backend, "plans").forget()
+    forget()
+    if json_:
+        typer.echo(json.dumps([_as_json(found) for found in results], indent=1))
+    else:
+        _print_table(results, path)
+
+
+def _cases(
+    shapes: list[str] | None,
+    suite: str | None,
+    dtype: str,
+    out_dtype: str | None,
+    layouts: list[str] | None,
+) -> list[Case]:
+    if not shapes and suite is None:
+        raise OperandError("nothing to tune: give --shape MxNxK or --suite NAME")
+    cases = build(
+        suite or "quick",
+        shapes=shapes or (),
+        dtypes=[dtype],
+        dtypes_out=[out_dtype] if out_dtype else (),
+        layouts=layouts or (),
+    )
+    plain = [c for c in cases if c.dtype_in in ("float16", "bfloat16") and not c.fused]
+    if not plain:
+        raise OperandError(f"only plain products of float16 and bfloat16 are tuned, not {dtype}")
+    return plain
+
+
+def _each(
+    cases: Sequence[Case], kernels: Sequence[str], machine: Machine, quiet: bool
+) -> Iterable[Found]:
+    from rich.console import Console
+
+    console = Console(stderr=True, quiet=quiet)
+    for index, case in enumerate(cases, 1):
+        with console.status(f"{index} of {len(cases)}: {case}"):
+            yield tune_case(case, kernels, machine)
+
+
+def _as_json(found: Found) -> dict[str, Any]:
+    return {
+        "case": str(found.case),
+        "present": found.present,
+        "best": None if found.best is None else str(found.best.candidate),
+        "candidates": [
+            {
+                "kernel": o.candidate.kernel,
+                "config": o.candidate.config,
+                "status": o.status,
+                "reason": o.reason,
+                "ms": o.ms or None,
+                "speedup": o.speedup or None,
+            }
+            for o in found.outcomes
+        ],
+    }
+
+
+def _print_table(results: Sequence[Found], path: Path) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("problem", "present choice", "best found", "speed-up", "ms", "right", "dropped")
+    for found in results:
+        right = [o for o in found.outcomes if o.status == "ok"]
+        dropped: dict[str, int] = {}
+        for outcome in found.outcomes:
+            if outcome.status != "ok":
+                dropped[outcome.status] = dropped.get(outcome.status, 0) + 1
+        best = found.best
+        table.add_row(
+            str(found.case),
+            escape(found.present),
+            escape(str(best.candidate)) if best else "the present choice",
+            f"{best.speedup:.3f}" if best else "",
+            f"{best.ms:.4g}" if best else "",
+            str(len(right)),
+            ", ".join(f"{count} {status}" for status, count in dropped.items()),
+        )
+    console = Console()
+    console.print(table)
+    kept = sum(found.best is not None for found in results)
+    where = f": {escape(str(path))}" if kept else ""
+    console.print(f"{kept} of {len(results)} problems have a faster choice now{where}")
