@@ -12,17 +12,43 @@ from .errors import TcgemmError, UnsupportedError
 from .hooks import BEFORE_CHOICE
 
 if TYPE_CHECKING:
+    from . import nn
     from .call import gemm, matmul
     from .dispatch import kernels
+    from .linears import linear
+    from .nn import replace_linear
+    from .override import override_aten, stats
     from .problem import Problem
 
 __version__ = "0.1.0"
-__all__ = ["TcgemmError", "UnsupportedError", "__version__", "gemm", "kernels", "matmul"]
+__all__ = [
+    "TcgemmError",
+    "UnsupportedError",
+    "__version__",
+    "gemm",
+    "kernels",
+    "linear",
+    "matmul",
+    "nn",
+    "override_aten",
+    "replace_linear",
+    "stats",
+]
 
-_LAZY = {"gemm": "call", "matmul": "call", "kernels": "dispatch"}
+_LAZY = {
+    "gemm": "call",
+    "kernels": "dispatch",
+    "linear": "linears",
+    "matmul": "call",
+    "override_aten": "override",
+    "replace_linear": "nn",
+    "stats": "override",
+}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return import_module(".nn", __name__)
     if name in _LAZY:
         # Kept: from now on the name is found without coming here, which costs a microsecond.
         globals()[name] = value = getattr(import_module(f".{_LAZY[name]}", __name__), name)

@@ -6,10 +6,14 @@ from typing import Any
 
 import torch
 
+from .arrays import as_given, as_tensors, is_array
 from .dispatch import default_backend
-from .launch import Launch, make
 from .launch_cache import forget as forget
-from .launch_cache import key_of, launches, remember
+from .launch_cache import key_of, launches, run, run_launch
+from .ops import autocast_enabled, multiply, seen_by_torch, traced
+
+_traces = torch.compiler.is_dynamo_compiling
+_autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast_enabled)
 
 
 def matmul(
@@ -40,10 +44,13 @@ def matmul(
     Raises:
         As ``gemm``.
     """
-    return _call(
+    if _traces():
+        return traced(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
+    arguments = (
         a, b, None, 1.0, 0.0, None, None, out, out_dtype, None, None, None, None,
         backend or default_backend(), kernel,
     )  # fmt: skip
+    return _call(arguments)
 
 
 def gemm(
@@ -67,8 +74,9 @@ def gemm(
     """epilogue(alpha * A @ B + beta * C + bias), in one kernel.
 
     Args:
-        a: A, [..., M, K] or [K]: float16, bfloat16, float32, float64, int8, uint8, float8_e4m3fn
-            or float8_e5m2; any strides and storage offset.
+        a: A, [..., M, K] or [K]; a tensor, or an array of numpy or of anything that speaks DLPack,
+            and then all are such and so is the result: float16, bfloat16, float32, float64, int8,
+            uint8, float8_e4m3fn or float8_e5m2; any strides and storage offset.
         b: B, [..., K, N] or [K], the dtype and device of A. Leading dimensions broadcast.
         c: C, which ``beta`` multiplies: broadcasts to the result, has its dtype; never read where
             beta is 0. It may be ``out`` itself.
@@ -101,47 +109,38 @@ def gemm(
 
     The work is ordered on the current stream of A's device. alpha = 0 or K = 0 leaves A and B
     unread. Batches whose dimensions step as one are one launch; others one launch each for the
-    outer dimensions.
+    outer dimensions. The result has a gradient by A, B, C and bias, of any order and mode, but for
+    8-bit operands and with ``out`` (docs/pytorch.md).
     """
-    return _call(
+    if _traces():
+        return traced(
+            a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b,
+            mma_shape, backend, kernel,
+        )  # fmt: skip
+    arguments = (
         a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b, mma_shape,
         backend or default_backend(), kernel,
     )  # fmt: skip
+    return _call(arguments)
 
 
-def launch_of(*arguments: Any) -> Launch:
-    """The launch that a call with these arguments runs: kept, or made now and kept.
-
-    Args:
-        arguments: of ``gemm``, in the order a, b, c, alpha, beta, bias, epilogue, out, out_dtype,
-            compute, scale_a, scale_b, mma_shape, backend (by name), kernel.
-    """
+def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
+    """By the launch that is kept for such calls; all that is special about others is found here."""
     try:
-        key = key_of(*arguments)
-        launch = launches.get(key)
-    except (AttributeError, RuntimeError, TypeError):  # the checks say what is wrong
-        key = launch = None
-    if launch is None:
-        launch = make(*arguments)
-        if key is not None:
-            remember(key, launch)
-    return launch
+        launch = launches.get(key_of(*arguments))
+    except (AttributeError, RuntimeError, TypeError):
+        launch = None
+    if launch is None or _autocast():
+        return _unkept(arguments)
+    return run_launch(launch, arguments)
 
 
-def _call(*arguments: Any) -> torch.Tensor:
-    a, b, c, _, _, bias, _, out, _, _, scale_a, scale_b, _, _, _ = arguments
-    launch = launch_of(*arguments)
-    if out is None:
-        out = a.new_empty(launch.shape, dtype=launch.dtype)
-        if out.data_ptr() & launch.misaligned:  # the plan was made for a better aligned C
-            return _call(*arguments[:7], out, *arguments[8:])
-        launch(a, b, c, bias, scale_a, scale_b, out)
-    else:
-        launch.check_memory(a, b, c, bias, scale_a, scale_b, out)
-        launch(a, b, c, bias, scale_a, scale_b, out)
-        _raise_version((out,))
-    return out
-
-
-_raise_version = torch._C._increment_version
-"""A tensor that autograd has saved and ``out=`` overwrites makes backward raise, as in torch."""
+def _unkept(arguments: tuple[Any, ...]) -> Any:
+    """A call that no launch is kept for yet, or that is more than a product of plain tensors."""
+    if is_array(arguments[0]):
+        result = _call(as_tensors(arguments))
+        out = arguments[7]
+        return as_given(result, arguments[0]) if out is None else out
+    if seen_by_torch(arguments):
+        return multiply(arguments)
+    return run(arguments)

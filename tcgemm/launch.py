@@ -4,32 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from . import dispatch
+from . import dispatch, repacking
 from .batching import Part, parts, with_vectors
+from .description import describe
 from .epilogue import finished, wide_dtype
-from .errors import OperandError, ToolchainError
+from .errors import OperandError, OperandTypeError, ToolchainError
 from .hooks import BEFORE_CHOICE
-from .operands import (
-    alignment,
-    batch_shape,
-    check_bias,
-    check_c,
-    check_compute,
-    check_disjoint,
-    check_factors,
-    check_operands,
-    check_output,
-    check_scale,
-    dtype_name,
-    output_dtype,
-    overlap,
-    span,
-)
+from .operands import alignment, check_disjoint, check_output, overlap, span
 from .problem import Fusion, Plan, Problem
+from .tensors import check_memory, check_nobody_traces, check_tensors
 
 Start = Callable[..., None]
 """``start(a, b, c, c_in, bias, scale_a, scale_b)`` launches one product: matrices, or batches of
@@ -197,52 +185,28 @@ def make(
     dispatch.ladder(backend)
     if kernel is not None:
         dispatch.find(backend, kernel)
-    check_operands(a, b)
-    dtype = dtype_name(a.dtype)
-    result_dtype = output_dtype(a, out, out_dtype)
-    alpha, beta = check_factors(dtype, alpha, beta, epilogue)
-    compute = check_compute(dtype, compute)
-    vector_a, vector_b = a.dim() == 1, b.dim() == 1
-    M, K = (1, a.shape[0]) if vector_a else a.shape[-2:]
-    N = 1 if vector_b else b.shape[-1]
-    batch = batch_shape(a[None, :] if vector_a else a, b[:, None] if vector_b else b)
-    shape = (*batch, *(() if vector_a else (M,)), *(() if vector_b else (N,)))
-    factor_a, row_scale = check_scale("scale_a", scale_a, M, "rows of A", a)
-    factor_b, column_scale = check_scale("scale_b", scale_b, N, "columns of B", b)
-    if bias is not None:
-        check_bias(bias, N, result_dtype, a)
-    if c is not None:
-        check_c(c, shape, result_dtype, a)
-    elif beta != 0:
-        raise OperandError(
-            f"beta is {beta} and there is no C to multiply: pass c=, or c=out to add in place"
+    check_nobody_traces()
+    check_tensors({"A": a, "B": b, "C": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
+    if out is not None:
+        check_memory("out", out)
+    described = describe(
+        a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b, mma_shape
+    )
+    if a.is_meta:
+        raise OperandTypeError(
+            "A and B are on the meta device, which has no memory: pass tensors on a GPU or the CPU"
         )
     if out is not None:
-        check_output(out, shape, a)
-    made = Launch(
-        shape=shape,
-        dtype=result_dtype,
-        batch=batch,
-        vectors=(vector_a, vector_b),
-        asked=Fusion(
-            alpha=alpha * factor_a * factor_b,
-            beta=beta,
-            epilogue=epilogue or "",
-            compute=compute,
-            mma_shape=mma_shape or "",
-        ),
-        scales=(row_scale is not None, column_scale is not None),
-        row_scales=row_scale is not None and row_scale.numel() > 1,
-        bytes=(),
-        out_bytes=0,
-    )
-    c = c if beta else None
-    result = a.new_empty(shape, dtype=result_dtype) if out is None else out
+        check_output(out, described.shape, a)
+    made = Launch(**described._asdict(), bytes=(), out_bytes=0)
+    shape = made.shape
+    c = c if made.asked.beta else None
+    result = a.new_empty(shape, dtype=made.dtype) if out is None else out
     scale_tensors = [s if isinstance(s, torch.Tensor) else None for s in (scale_a, scale_b)]
     read = enumerate((a, b, c, bias, *scale_tensors))
     made.bytes = tuple((i, _bytes(t)) for i, t in read if t is not None and t.numel())
     made.out_bytes = _bytes(result)
-    if not (result.numel() and K and made.asked.alpha):
+    if not (result.numel() and a.shape[-1] and made.asked.alpha):
         return made
     made.misaligned = alignment(result) - 1
     made.direct = bool(
@@ -254,6 +218,9 @@ def make(
         )
     )
     c = None if c is None else c.expand(shape)
+    row_scale, column_scale = (
+        None if s is None else s.reshape(-1).contiguous() for s in scale_tensors
+    )
     alike: dict[Any, tuple[Plan, Start]] = {}
     for part in made.parts(a, b, result, c):
         fusion = replace(
@@ -263,8 +230,7 @@ def make(
         addresses = [t.data_ptr() for t in (*part, bias) if t is not None]
         kind = problem, *map(addresses.index, addresses)
         if kind not in alike:
-            plan = _planned(problem, backend, kernel)
-            alike[kind] = plan, _bound(plan, problem, part, fusion)
+            alike[kind] = _started_by(problem, part, fusion, backend, kernel)
         made.problems.append(problem)
         made.plans.append(alike[kind][0])
         made.starts.append(alike[kind][1])
@@ -276,13 +242,30 @@ def _bytes(t: torch.Tensor) -> int:
     return end - first
 
 
+def _started_by(
+    problem: Problem, part: Part, fusion: Fusion, backend: str, kernel: str | None
+) -> tuple[Plan, Start]:
+    """The plan of a part, and what starts it."""
+    if kernel is None and repacking.pays(problem):
+        for with_c in (False, True) if problem.plain else (False,):
+            better = repacking.aligned(problem, with_c)
+            row = dispatch.choose(better, backend)
+            if row.why_not(problem) is None:
+                continue  # it reads the operands as they lie
+            plan = Plan(backend, row.name, row.plan(better))
+            start = repacking.Repacked(part, with_c, partial(_bind, plan, better, fusion))
+            return replace(plan, config={**plan.config, "ALIGNED_COPIES": 2 + with_c}), start
+    plan = _planned(problem, backend, kernel)
+    return plan, _bind(plan, problem, fusion, part)
+
+
 def _planned(problem: Problem, backend: str, kernel: str | None) -> Plan:
     for prepare in BEFORE_CHOICE:
         prepare(problem, backend, kernel)
     return dispatch.plan(problem, backend, kernel)
 
 
-def _bound(plan: Plan, problem: Problem, part: Part, fusion: Fusion) -> Start:
+def _bind(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:
     """The kernel of a plan, for products like this one."""
     run: Any = dispatch.load(plan.backend, plan.kernel)
     asked = None if problem.plain else fusion

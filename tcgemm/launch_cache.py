@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .launch import Launch
+from .launch import Launch, make
 
 MOST = 4096
 """Launches kept."""
@@ -108,6 +108,60 @@ def _kind(given: Any) -> tuple[Any, ...] | None:
 def _frozen(out: torch.Tensor) -> bool:
     """Whether ``out`` may not be written now."""
     return out.is_inference() and not torch.is_inference_mode_enabled()
+
+
+def launch_of(arguments: tuple[Any, ...]) -> Launch:
+    """The launch that a call with these arguments runs: kept, or made now and kept.
+
+    Args:
+        arguments: of ``gemm``, in the order of ``key_of``.
+    """
+    try:
+        key = key_of(*arguments)
+        launch = launches.get(key)
+    except (AttributeError, RuntimeError, TypeError):  # the checks say what is wrong
+        key = launch = None
+    if launch is None:
+        launch = make(*arguments)
+        if key is not None:
+            remember(key, launch)
+    return launch
+
+
+def run(arguments: tuple[Any, ...]) -> torch.Tensor:
+    """The result of a call with these arguments, whose tensors are plain ones in memory."""
+    return run_launch(launch_of(arguments), arguments)
+
+
+def run_kept(arguments: tuple[Any, ...]) -> torch.Tensor | None:
+    """The result, where the operands are plain ones that a launch can be kept for; else None."""
+    try:
+        key = key_of(*arguments)
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    if key is None:
+        return None
+    launch = launches.get(key)
+    return run(arguments) if launch is None else run_launch(launch, arguments)
+
+
+def run_launch(launch: Launch, arguments: tuple[Any, ...]) -> torch.Tensor:
+    """The result by this launch, which is of the arguments' kind."""
+    a, b, c, _, _, bias, _, out, _, _, scale_a, scale_b, *_ = arguments
+    if out is None:
+        out = a.new_empty(launch.shape, dtype=launch.dtype)
+        if out.data_ptr() & launch.misaligned:  # the plan was made for a better aligned C
+            return run((*arguments[:7], out, *arguments[8:]))
+        launch(a, b, c, bias, scale_a, scale_b, out)
+    else:
+        launch.check_memory(a, b, c, bias, scale_a, scale_b, out)
+        launch(a, b, c, bias, scale_a, scale_b, out)
+        _raise_version((out,))
+    return out
+
+
+_raise_version = torch._C._increment_version
+"""A tensor that autograd has saved and ``out=`` overwrites makes backward raise, as in torch."""
 
 
 def remember(key: Any, launch: Launch) -> None:

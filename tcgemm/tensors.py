@@ -1,8 +1,9 @@
-"""Which tensors and numbers a call takes: those that a kernel can read, and that nobody tracks.
+"""Which tensors and numbers a kernel takes: those that it can read, and that nobody tracks.
 
 A kernel gets an address. A tensor without memory (fake, functional, wrapped by a subclass or by a
 transform of torch.func) has none, and what torch records of an operation (gradients, tangents,
-traces) would be lost: such a call is refused in a sentence.
+traces) would be lost: such a call goes through the operators of ``ops``, and one that comes here
+all the same is refused in a sentence.
 """
 
 from __future__ import annotations
@@ -38,20 +39,27 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UnsupportedError(
-            f"{name} requires grad and the product has no backward pass: "
-            "call it under torch.no_grad() or pass .detach()"
+            f"{name} requires grad, and a factor is taken as a number, without a gradient: "
+            "pass .item(), or multiply the result by it"
         )
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         raise UnsupportedError(
-            f"{name} carries a forward-mode tangent, and the product has no forward derivative: "
-            "pass torch.autograd.forward_ad.unpack_dual(...).primal, or use torch.matmul"
+            f"{name} carries a forward-mode tangent, and a factor is taken as a number, without "
+            "a derivative: pass .item(), or multiply the result by it"
         )
+
+
+def check_tensors(operands: dict[str, Any]) -> None:
+    """``check_tensor`` of each operand that is read; those after B may be None, scales numbers."""
+    for name, given in operands.items():
+        number = name.startswith("scale") and not isinstance(given, torch.Tensor)
+        if name in ("A", "B") or not (given is None or number):
+            check_tensor(name, given)
 
 
 def check_memory(name: str, tensor: torch.Tensor) -> None:
     """A strided tensor whose elements are in memory; raises as ``check_tensor``."""
-    if not isinstance(tensor, torch.Tensor):
-        raise OperandTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+    check_kind(name, tensor)
     kind = type(tensor)
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise UnsupportedError(
@@ -67,12 +75,6 @@ def check_memory(name: str, tensor: torch.Tensor) -> None:
         raise OperandTypeError(
             f"{name} is a {kind.__name__}, a tensor without memory of its own: {cure}"
         )
-    if tensor.is_nested:
-        raise OperandTypeError(
-            f"{name} is a nested tensor: pass .to_padded_tensor(0.0), or its parts one by one"
-        )
-    if tensor.layout is not torch.strided:
-        raise OperandTypeError(f"{name} is {tensor.layout}: convert it with .to_dense()")
     if torch._is_functional_tensor(tensor) or tensor._is_zerotensor():
         functional = torch._is_functional_tensor(tensor)
         what = "a functional tensor" if functional else "torch's zero tensor"
@@ -89,6 +91,29 @@ def check_memory(name: str, tensor: torch.Tensor) -> None:
                 f"{name} has shape [{shape}] and needs {needs} bytes, and its storage has "
                 f"{tensor.untyped_storage().nbytes()}: it was resized or freed, make it anew"
             )
+
+
+def check_kind(name: str, tensor: Any) -> None:
+    """A strided tensor, with memory of its own or not; raises OperandTypeError."""
+    if not isinstance(tensor, torch.Tensor):
+        raise OperandTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+    if tensor.is_nested:
+        raise OperandTypeError(
+            f"{name} is a nested tensor: pass .to_padded_tensor(0.0), or its parts one by one"
+        )
+    if tensor.layout is not torch.strided:
+        raise OperandTypeError(f"{name} is {tensor.layout}: convert it with .to_dense()")
+
+
+def has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether a kernel finds nothing at the tensor's address, because torch stands between."""
+    return bool(
+        type(tensor).__torch_dispatch__ is not _PLAIN
+        or tensor.is_meta
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or torch._is_functional_tensor(tensor)
+        or tensor._is_zerotensor()
+    )
 
 
 def check_nobody_traces() -> None:

@@ -6,10 +6,15 @@ too, and docs/tests.md says what that is.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # torch's compiler imports triton, which reads this only then.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tcgemm import dispatch
 from tcgemm.verify.calls import pairs_of

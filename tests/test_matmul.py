@@ -103,7 +103,11 @@ def test_unknown_name_is_found_before_an_empty_result():
 
 def test_requires_grad():
     a, b = operands()
-    refused(UnsupportedError, "A requires grad", "no_grad", a=a.requires_grad_())
+    c = tcgemm.matmul(a.requires_grad_(), b, backend="cublas")
+    (gradient,) = torch.autograd.grad(c.sum(), a)
+    assert torch.allclose(gradient, torch.ones(5, 7).half() @ b.T, atol=1e-2)
+    refused(OperandError, "out=... arguments", "A requires grad", "leave out= away",
+            a=a, out=torch.zeros(5, 7).half())  # fmt: skip
     with torch.no_grad():
         assert not tcgemm.matmul(a, b, backend="cublas").requires_grad
 
@@ -303,7 +307,7 @@ def test_deterministic_algorithms_rule_out_what_is_not(monkeypatch, tmp_path):
     assert (tcgemm.matmul(*operands(), backend="fickle") == 2).all()
     # Setting torch's own flag would import triton, before the interpreter can be chosen.
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    monkeypatch.setattr(torch._C, "_get_deterministic_algorithms", lambda: True)
+    monkeypatch.setattr("tcgemm.launch_cache._deterministic", lambda: True)
     assert (tcgemm.matmul(*operands(), backend="fickle") == 1).all()
     with pytest.raises(UnsupportedError, match=r"other bits.*kernels of fickle .*: steady"):
         tcgemm.matmul(*operands(), backend="fickle", kernel="fickle")

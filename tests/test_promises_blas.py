@@ -39,7 +39,7 @@ def test_promise_2_alpha_zero_uses_neither_a_nor_b(row, pair, device):
 
 
 def test_promise_3_nothing_to_sum(row, pair, device, monkeypatch):
-    monkeypatch.setattr("tcgemm.launch._bound", None)
+    monkeypatch.setattr("tcgemm.launch._bind", None)
     dtype_in, dtype_out, compute = (*(getattr(torch, d) for d in pair[:2]), pair[2])
     named = {"backend": row.backend, "kernel": row.name, "out_dtype": dtype_out}
 

@@ -182,7 +182,7 @@ def test_a_repeated_call_runs_the_launch_of_the_first(monkeypatch, device):
     (launch,) = launch_cache.launches.values()
     for name in ("choose", "plan", "load"):
         monkeypatch.setattr(dispatch, name, None)
-    monkeypatch.setattr("tcgemm.call.make", None)
+    monkeypatch.setattr("tcgemm.launch_cache.make", None)
     for _ in range(2):
         tcgemm.matmul(a, b, out=out, backend="cublas")
         # gemm, asked for the same, runs the same.

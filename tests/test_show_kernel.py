@@ -135,6 +135,21 @@ def test_each_rung_has_lines_and_they_are_fewer_than_its_files(backend):
         assert 10 < own <= whole
 
 
+def test_what_is_repacked_is_compiled_as_it_is_multiplied():
+    """B of float32 stored by rows is copied first: TMA loads the copy, whose K is contiguous."""
+    plan = {
+        "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "NUM_STAGES": 3, "CONSUMERS": 1,
+        "SUBTILES": 1, "BUFFERS": 1, "REPACK": 1,
+    }  # fmt: skip
+    types = {"dtype_in": "float32", "dtype_out": "float32", "compute": "tf32"}
+    request = compile_only.Request(
+        "warp_specialized", plan, layout="nn", M=256, N=256, K=250, **types
+    )
+    (built,) = compile_only.compile_rungs([request])
+    assert built.counts["HGMMA"] > 0
+    assert built.counts["LDG"] == 0
+
+
 def test_lines_of_python_are_code_alone():
     text = '"""Doc."""\n\n# words\ndef f():\n    """More\n    doc."""\n'
     text += "    return (1,\n            2)  # end\n"

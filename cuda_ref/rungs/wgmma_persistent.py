@@ -76,8 +76,8 @@ SIMULATED = Tile(128, 128, 6, 2, 1, 1.0, 1.0)
 LEAST = 0.36
 """Of the time that a step of 128 x 256 takes: what a producer needs for a step of any tile."""
 
-LINE = 64
-"""Elements of 16 bits in a line of the L2."""
+LINE, SECTOR = 64, 16
+"""Elements of 16 bits in a line of the L2, of 128 bytes, and in a sector."""
 
 PERSISTENT_LAUNCH_US = 2.4
 """Before the first step along K and after the last store."""
@@ -105,6 +105,11 @@ def tile_of(problem: Any) -> Tile:
     )
 
 
+def _splits_sectors(*strides: tuple[int, int]) -> bool:
+    """Whether rows of an operand begin within a sector, as splits_sectors in scheduler.cuh."""
+    return any(max(of) % SECTOR for of in strides)
+
+
 def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
     """M, N and the strides of A and B of the problem whose C has its rows in a row."""
     M, N, a, b = problem.M, problem.N, problem.a_strides, problem.b_strides
@@ -119,7 +124,7 @@ def _fastest(
         own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate
         if not split_lines:
             return own
-        # Each row of a panel is in two lines: 128 x 128 has 0.7 of 128 x 256 at 10000 cubed.
+        # Each row of a box is in two lines: 128 x 128 has 0.7 of 128 x 256 at 10000 cubed.
         return own * max(0.5, 1 - 0.9 * max(0.0, tile.traffic / TILES[0].traffic - 1))
 
     def time(tile: Tile) -> float:
@@ -137,21 +142,22 @@ def plan(problem: Any) -> Mapping[str, int]:
     tile = tile_of(problem)
     if problem.device == "cpu":
         return tile.plan
-    M, N, *_ = _transposed(problem)
-    shares_a = _shares_a(tile, M, N, problem.batch, gpu_of(problem).sms)
+    M, N, a, b = _transposed(problem)
+    least = 1 if _splits_sectors(a, b) else 4 * gpu_of(problem).sms
+    shares_a = _shares_a(tile, M, N, problem.batch, gpu_of(problem).sms, least)
     return {**tile.plan, "SHARES_A": int(shares_a)}
 
 
 @cache
-def _shares_a(tile: Tile, M: int, N: int, batch: int, sms: int) -> bool:
-    """Whether pairs of blocks work beside each other and share A.
+def _shares_a(tile: Tile, M: int, N: int, batch: int, sms: int, least: int) -> bool:
+    """Whether pairs of blocks work beside each other and share A; ``least`` tiles make no pairs.
 
     They share the longer side of the tile, but for an odd number of tiles that makes a wave more
     of pairs that way and not of the others.
     """
     rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
     own = tile.BLOCK_M > tile.BLOCK_N
-    if (cols if own else rows) < 16 or rows * cols * batch <= 4 * sms:
+    if (cols if own else rows) < 16 or rows * cols * batch <= least:
         return own  # as schedule_of in scheduler.cuh: there are no pairs
 
     def waves(beside: bool) -> int:

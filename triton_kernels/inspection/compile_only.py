@@ -27,6 +27,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ..host.storage import UNIT
+
 OPCODES = (
     "HGMMA",
     "IGMMA",
@@ -195,6 +197,11 @@ def _compile(request: Request) -> tuple[Any, float]:
     a = operand(request.M, request.K, dtype_in, letters[0])
     b = operand(request.K, request.N, dtype_in, letters[1])
     c = operand(request.M, request.N, dtype_out, letters[2])
+    if request.plan.get("REPACK"):
+        # The rung multiplies copies, with K contiguous and rows in whole units of TMA.
+        pitch = -(-request.K * a.itemsize // UNIT) * UNIT // a.itemsize
+        a = operand(request.M, pitch, dtype_in, "n")[..., : request.K]
+        b = operand(pitch, request.N, dtype_in, "t")[..., : request.K, :]
     if request.compute == "tf32x3" and hasattr(rung, "repack_for_wgmma"):
         # The rung multiplies copies, of two terms each.
         a = torch.empty(2, request.M, request.K, dtype=dtype_in, device="meta")

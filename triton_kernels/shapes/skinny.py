@@ -14,7 +14,7 @@ Missing:  the loads are 16-byte copies with an address each, issued by the threa
 
 Tiles:    C in block tiles of BLOCK_M (wide side) x BLOCK_N (thin side) x SPLITS parts of K, one a
           program; K in steps of BLOCK_K, each a stage. Parts are added in a second pass, in
-          order: the same inputs give the same bits (partials.py).
+          order: the same inputs give the same bits (device/split_k_partials.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,92 @@
+"""Arrays of others: numpy's and any that speaks DLPack go in, and the same kind comes out."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from .errors import OperandTypeError
+
+_NAMES = {0: "A", 1: "B", 2: "C", 5: "bias", 7: "out", 10: "scale_a", 11: "scale_b"}
+"""Where launch_cache.key_of's order has tensors, and their names."""
+
+
+def is_array(given: Any) -> bool:
+    """Whether it is an array that is no tensor of torch."""
+    return hasattr(given, "__dlpack__") and not isinstance(given, torch.Tensor)
+
+
+def as_tensors(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of ``gemm`` with tensors in the place of arrays, on the same memory.
+
+    A numpy array of negative strides or of another byte order is copied, as torch has neither.
+
+    Raises:
+        OperandTypeError: arrays beside tensors, or one that torch cannot take.
+    """
+    changed = list(arguments)
+    for index, name in _NAMES.items():
+        given = arguments[index]
+        if isinstance(given, torch.Tensor):
+            raise OperandTypeError(
+                f"A is a {_kind(arguments[0])} and {name} a torch.Tensor: pass arrays of one kind, "
+                "e.g. torch.from_dlpack(A)"
+            )
+        if is_array(given):
+            changed[index] = _as_tensor(name, given)
+    return tuple(changed)
+
+
+def as_given(result: torch.Tensor, given: Any) -> Any:
+    """The result as an array of the kind of ``given``, on the result's memory.
+
+    Raises:
+        OperandTypeError: that kind has no such dtype, or no from_dlpack.
+    """
+    try:
+        if _is_numpy(given):
+            return result.numpy()
+        space = sys.modules[type(given).__module__.partition(".")[0]]
+        if not hasattr(space, "from_dlpack"):
+            space = given.__array_namespace__()
+        return space.from_dlpack(result)
+    except (TypeError, AttributeError, BufferError, RuntimeError) as error:
+        raise OperandTypeError(
+            f"the result is {str(result.dtype).removeprefix('torch.')} and cannot become a "
+            f"{_kind(given)}: pass torch.from_dlpack(A), or another out_dtype ({error})"
+        ) from error
+
+
+def _as_tensor(name: str, given: Any) -> torch.Tensor:
+    try:
+        if not _is_numpy(given):
+            return torch.from_dlpack(given)
+        plain = given if given.dtype.isnative else given.astype(given.dtype.newbyteorder("="))
+        size = plain.itemsize
+        if any(step < 0 or step % size for step in plain.strides):
+            plain = plain.copy()
+        if name == "out" and plain is not given:
+            raise TypeError("its strides or byte order are none that torch has")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of read-only arrays: only ``out`` is written
+            if name == "out" and not given.flags.writeable:
+                raise TypeError("it is read-only")
+            return torch.from_numpy(plain)
+    except (TypeError, BufferError, RuntimeError, ValueError) as error:
+        raise OperandTypeError(
+            f"{name} is a {_kind(given)} of dtype {getattr(given, 'dtype', 'unknown')} that torch "
+            f"cannot take: convert it, e.g. to float32 ({error})"
+        ) from error
+
+
+def _is_numpy(given: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(given, numpy.ndarray)
+
+
+def _kind(given: Any) -> str:
+    kind = type(given)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"

@@ -1,0 +1,46 @@
+"""``linear``: y = epilogue(x W^T + bias), as torch.nn.functional.linear stores the weight."""
+
+from __future__ import annotations
+
+import torch
+
+from .call import gemm
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    compute: str | None = None,
+    backend: str | None = None,
+    kernel: str | None = None,
+) -> torch.Tensor:
+    """epilogue(x @ weight.T + bias), in one kernel.
+
+    Args:
+        x: [..., K].
+        weight: [N, K], the dtype and device of x.
+        bias: [N], added to each row; the dtype of the result.
+        epilogue: "relu", "gelu" (with erf), "gelu_tanh" or "silu", applied last.
+        out_dtype, compute, backend, kernel: as for ``gemm``.
+
+    Returns:
+        [..., N]. It has a gradient by x, weight and bias; the gradient of the weight lies as the
+        weight does.
+
+    Raises:
+        As ``gemm``.
+    """
+    return gemm(
+        x,
+        weight.mT if weight.dim() > 1 else weight,
+        bias=bias,
+        epilogue=epilogue,
+        out_dtype=out_dtype,
+        compute=compute,
+        backend=backend,
+        kernel=kernel,
+    )

@@ -1,0 +1,89 @@
+"""Modules for models: ``Linear``, and ``replace_linear``, which puts it into one."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from .dispatch import ladder
+from .errors import OperandError
+from .linears import linear
+from .ops import register_late
+from .problem import EPILOGUES
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+class Linear(torch.nn.Linear):
+    """torch.nn.Linear whose product, forward and backward, is ``tcgemm.linear``.
+
+    Its parameters and state dict are those of torch.nn.Linear.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as for torch.nn.Linear.
+        epilogue: "relu", "gelu", "gelu_tanh" or "silu", applied to the result.
+        backend: "triton", "cuda" or "cublas"; by default that of each call.
+
+    Raises:
+        OperandError: no epilogue of that name. UnknownNameError: no backend of that name.
+    """
+
+    epilogue: str | None = None
+    backend: str | None = None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        epilogue: str | None = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        if epilogue and epilogue not in EPILOGUES:
+            raise OperandError(f"unknown epilogue {epilogue!r}: choose from {', '.join(EPILOGUES)}")
+        _check_backend(backend)
+        self.epilogue, self.backend = epilogue, backend
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        return linear(input, self.weight, self.bias, self.epilogue, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        """The sizes, and what is asked besides."""
+        asked = {"epilogue": self.epilogue, "backend": self.backend}
+        return ", ".join(
+            [super().extra_repr(), *(f"{k}={v}" for k, v in asked.items() if v is not None)]
+        )
+
+
+def replace_linear(model: Model, backend: str | None = None) -> Model:
+    """Let every torch.nn.Linear of a model, and the model if it is one, multiply by tcgemm.
+
+    In place: parameters, hooks and optimizers stay as they are. Subclasses of torch.nn.Linear are
+    left alone, as their forward is their own.
+
+    Args:
+        model: any module.
+        backend: of ``Linear``.
+
+    Returns:
+        The model itself.
+    """
+    _check_backend(backend)
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = Linear
+        if type(module) is Linear:
+            module.backend = backend
+    register_late()
+    return model
+
+
+def _check_backend(backend: str | None) -> None:
+    if backend is not None:
+        ladder(backend)

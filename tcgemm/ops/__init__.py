@@ -1,0 +1,12 @@
+"""tcgemm as operators of torch: what a call goes through that torch has to see.
+
+``call`` sends here what the launch cache does not take: gradients, tangents, dispatch modes,
+transforms of torch.func, autocast, traces and tensors without memory. The operators are registered
+when this package is imported, which the first use of ``tcgemm.gemm`` or ``tcgemm.matmul`` does.
+"""
+
+from .autocast import enabled as autocast_enabled  # noqa: F401
+from .entry import multiply as multiply
+from .entry import seen_by_torch as seen_by_torch
+from .entry import traced as traced
+from .registered_late import look as register_late  # noqa: F401

@@ -1,0 +1,100 @@
+"""The operators ``tcgemm::gemm`` and ``tcgemm::gemm_out``: schemas, kernels, shapes without memory.
+
+The operators take matrices, [..., rows, columns]; ``tcgemm.gemm`` gives a vector its second
+dimension. Which kernel multiplies is decided when the operator runs, so that one traced graph
+serves all sizes and the tables of the GPU that it runs on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..description import Description, describe
+from ..dispatch import default_backend
+from ..errors import OperandError
+from ..launch_cache import run
+from ..operands import check_output
+from .how import How
+
+_OPERANDS = (
+    "Tensor a, Tensor b, Tensor? c, Tensor? bias, Tensor? scale_a, Tensor? scale_b, *, "
+    "float alpha=1, float beta=0, str epilogue='', ScalarType? out_dtype=None, str compute='', "
+    "str mma_shape='', str backend='', str kernel=''"
+)
+
+library = torch.library.Library("tcgemm", "DEF")
+library.define(f"gemm({_OPERANDS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+library.define(
+    f"gemm_out({_OPERANDS}, Tensor(out!) out) -> ()", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+gemm: Any = torch.ops.tcgemm.gemm.default
+gemm_out: Any = torch.ops.tcgemm.gemm_out.default
+
+
+def arguments_of(
+    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, how: How, out: Any = None
+) -> tuple[Any, ...]:
+    """The arguments of ``tcgemm.gemm``, in the order of launch_cache.key_of."""
+    return (
+        a, b, c, how.alpha, how.beta, bias, how.epilogue or None, out, how.out_dtype,
+        how.compute or None, scale_a, scale_b, how.mma_shape or None,
+        how.backend or default_backend(), how.kernel or None,
+    )  # fmt: skip
+
+
+def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
+    for name, t in (("A", a), ("B", b)):
+        if t.dim() < 2:
+            raise OperandError(
+                f"{name} has {t.dim()} dimensions and the operator tcgemm::gemm takes matrices: "
+                "call tcgemm.gemm, which takes vectors too"
+            )
+
+
+def _gemm(
+    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, **how: Any
+) -> torch.Tensor:
+    _check_matrices(a, b)
+    with torch.no_grad():  # the operands may require grad: what is above has taken care of it
+        return run(arguments_of(a, b, c, bias, scale_a, scale_b, How(**how)))
+
+
+def _gemm_out(
+    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, *, out: Any, **how: Any
+) -> None:
+    _check_matrices(a, b)
+    with torch.no_grad():
+        run(arguments_of(a, b, c, bias, scale_a, scale_b, How(**how), out))
+
+
+for key in ("CPU", "CUDA"):
+    library.impl("gemm", _gemm, key)
+    library.impl("gemm_out", _gemm_out, key)
+
+
+def _described(
+    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, how: How, out: Any = None
+) -> Description:
+    _check_matrices(a, b)
+    asked = arguments_of(a, b, c, bias, scale_a, scale_b, how, out)
+    return describe(*asked[:-2])
+
+
+@torch.library.register_fake("tcgemm::gemm", lib=library)
+def _fake_gemm(
+    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, **how: Any
+) -> torch.Tensor:
+    told = _described(a, b, c, bias, scale_a, scale_b, How(**how))
+    result: torch.Tensor = a.new_empty(told.shape, dtype=told.dtype)
+    return result
+
+
+@torch.library.register_fake("tcgemm::gemm_out", lib=library)
+def _fake_gemm_out(
+    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, *, out: Any, **how: Any
+) -> None:
+    told = _described(a, b, c, bias, scale_a, scale_b, How(**how), out)
+    check_output(out, told.shape, a)

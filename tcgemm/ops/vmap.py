@@ -1,0 +1,66 @@
+"""vmap: a dimension that torch.func maps over becomes a leading dimension of the product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import operator
+from .how import How
+
+
+def _batched(
+    info: Any, dims: Any, a: Any, b: Any, c: Any, bias: Any, how: How
+) -> tuple[torch.Tensor, int]:
+    """One product for all that is mapped over, and the dimension of the result that is mapped.
+
+    A bias of its own for each takes the place of C, which is then read: beta C + bias.
+    """
+    rank = max(
+        t.dim() - (dim is not None)
+        for t, dim in zip((a, b, c), dims[:3], strict=True)
+        if t is not None
+    )
+    a, b, c = (_in_front(t, dim, rank) for t, dim in zip((a, b, c), dims[:3], strict=True))
+    if bias is not None and dims[3] is not None:
+        bias = _in_front(bias, dims[3], rank)
+        c = bias if c is None or not how.beta else how.beta * c + bias
+        bias, how = None, how._replace(beta=1.0)
+    if dims[0] is None and dims[1] is None:  # the result has the dimensions of A and B
+        a = a.expand(info.batch_size, *(1,) * (rank - a.dim()), *a.shape)
+    return operator.gemm(a, b, c, bias, None, None, **how._asdict()), 0
+
+
+def _in_front(t: Any, dim: int | None, rank: int) -> Any:
+    """The mapped dimension first, and ones after it up to the rank that all operands have."""
+    if t is None or dim is None:
+        return t
+    t = t.movedim(dim, 0)
+    return t.reshape(t.shape[0], *(1,) * (rank - t.dim() + 1), *t.shape[1:])
+
+
+def _one_by_one(info: Any, dims: Any, operands: Any, how: How) -> tuple[torch.Tensor, int]:
+    """Operands with scales of their own: a product each."""
+    results = [
+        operator.gemm(
+            *(
+                t if dim is None else t.select(dim, index)
+                for t, dim in zip(operands, dims, strict=True)
+            ),
+            **how._asdict(),
+        )
+        for index in range(info.batch_size)
+    ]
+    return torch.stack(results), 0
+
+
+def _vmap(
+    info: Any, dims: Any, a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, **how: Any
+) -> tuple[torch.Tensor, int]:
+    if scale_a is not None or scale_b is not None:
+        return _one_by_one(info, dims, (a, b, c, bias, scale_a, scale_b), How(**how))
+    return _batched(info, dims[:4], a, b, c, bias, How(**how))
+
+
+torch.library.register_vmap("tcgemm::gemm", _vmap, lib=operator.library)

@@ -1,0 +1,105 @@
+"""DTensor's rules of a product, over two gloo ranks: values, placements, gradients, a split MLP."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+import torch
+import torch.multiprocessing as processes
+
+import tcgemm
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="this torch has no distributed package"
+)
+F = torch.nn.functional
+
+
+def mlp():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16)
+    ).double()
+
+
+def rank_of_two(rank, folder):
+    import torch.distributed as dist
+    from torch.distributed.tensor import (
+        Partial,
+        Replicate,
+        Shard,
+        distribute_tensor,
+        init_device_mesh,
+    )
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    a, b = torch.randn(4, 6).double(), torch.randn(6, 8).double()
+    c, bias = torch.randn(1, 8).double(), torch.randn(8).double()
+    linear = 0.5 * a @ b + 2 * c + bias
+
+    def product(lies_a, lies_b, epilogue):
+        spread = [
+            distribute_tensor(t, mesh, [lies])
+            for t, lies in zip(
+                (a, b, c, bias), (lies_a, lies_b, Replicate(), Replicate()), strict=True
+            )
+        ]
+        a_, b_, c_, bias_ = spread
+        asked = {"alpha": 0.5, "beta": 2.0, "bias": bias_, "epilogue": epilogue}
+        return tcgemm.gemm(a_, b_, c_, **asked, backend="cublas")
+
+    for lies_a, lies_b, lies in (
+        (Shard(0), Replicate(), Shard(0)),
+        (Replicate(), Shard(1), Shard(1)),
+        (Shard(1), Shard(0), Partial()),
+        (Replicate(), Replicate(), Replicate()),
+    ):
+        result = product(lies_a, lies_b, None)
+        assert result.placements == (lies,), (lies_a, lies_b, result.placements)
+        assert torch.allclose(result.full_tensor(), linear)
+        # The same shapes with an activation, which no partial sum may go through.
+        activated = product(lies_a, lies_b, "relu")
+        assert not activated.placements[0].is_partial()
+        assert torch.allclose(activated.full_tensor(), torch.relu(linear))
+    batch = torch.randn(2, 4, 6).double()
+    result = tcgemm.matmul(distribute_tensor(batch, mesh, [Shard(0)]),
+                           distribute_tensor(b, mesh, [Replicate()]), backend="cublas")  # fmt: skip
+    assert result.placements == (Shard(0),)
+    assert torch.allclose(result.full_tensor(), batch @ b)
+
+    expected, model = mlp(), tcgemm.replace_linear(mlp(), backend="cublas")
+    styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, mesh, styles)
+    for x in (torch.randn(4, 16).double(), torch.randn(2, 4, 16).double()):
+        y, z = model(x), expected(x)
+        assert torch.allclose(y, z)
+        model.zero_grad()
+        expected.zero_grad()
+        y.square().sum().backward()
+        z.square().sum().backward()
+        for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            assert torch.allclose(mine.grad.full_tensor(), theirs.grad)
+    dist.destroy_process_group()
+
+
+def test_two_ranks():
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            processes.spawn(rank_of_two, (folder,), nprocs=2)
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
