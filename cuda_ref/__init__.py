@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 if __name__ != "tcgemm.cuda_ref":
@@ -11,16 +10,14 @@ if __name__ != "tcgemm.cuda_ref":
 
 from .build.toolchain import built_by_case, source
 from .fusion import Asked, case, numbers
-from .planning.choose import choose, yields
+from .planning.choose import choose
 from .planning.ladder import rows, tunings
 from .planning.launch import launch_plan
 from .planning.rows import PAIRS
 
 __all__ = ["KERNELS", "PAIRS", "choose", "inspect", "load"]
 
-KERNELS: tuple[dict[str, Any], ...] = tuple(
-    {**row, "yields": partial(yields, row["name"])} for row in rows()
-)
+KERNELS: tuple[dict[str, Any], ...] = tuple(rows())
 """The ladder's rows, each from the Python file beside the rung's source: see planning/ladder.py."""
 
 

@@ -1,7 +1,9 @@
 """The backend table and the choice of kernel.
 
-Dispatch knows of a backend module two names only: ``KERNELS``, its ladder as a tuple of rows, and
-``load(name)``, which returns a rung's callable, compiled. It knows no tile size.
+Dispatch knows of a backend module three names only: ``KERNELS``, its ladder as a tuple of rows;
+``load(name)``, which returns a rung's callable, compiled; and, where it has one,
+``choose(problem, able)``, which names the kernel to run of those that accept. It knows no tile
+size.
 """
 
 from __future__ import annotations
@@ -54,8 +56,6 @@ class Kernel:
     """The limits that ``refuse`` enforces, in words."""
     refuse: Callable[[Problem], str | None] = field(default=lambda problem: None)
     """A sentence with the numbers where shape, strides or alignment do not fit, else None."""
-    yields: Callable[[Problem], bool] = field(default=lambda problem: False)
-    """Whether a lower rung was measured faster: then it is chosen by name only."""
     plan: Callable[[Problem], Mapping[str, int | str]] = field(default=lambda problem: {})
     """How the kernel would run the problem: keyword arguments of the callable."""
     deterministic: bool = True
@@ -181,7 +181,9 @@ def load(backend: str, kernel: str) -> Callable[..., None]:
 
 
 def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
-    """The named kernel, or the highest rung that accepts the problem and does not yield.
+    """The named kernel, or of those that accept the problem the one that the backend chooses.
+
+    A backend that offers no ``choose(problem, able)`` gets the highest rung that accepts.
 
     Raises UnsupportedError with every reason and, for a named kernel, what would work.
     """
@@ -198,22 +200,15 @@ def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
             else _elsewhere(problem, backend)
         )
         raise UnsupportedError(f"{row.full_name} refuses {problem}: {reason}; {cure}")
-    reasons = []
-    yielding = None
-    for row in reversed(rows):
-        reason = row.why_not(problem)
-        if reason is not None:
-            reasons.append(f"{row.name}: {reason}")
-        elif not row.yields(problem):
-            return row
-        else:
-            yielding = yielding or row
-    if yielding is not None:
-        return yielding
-    raise UnsupportedError(
-        f"no kernel of {backend} takes {problem}; {_elsewhere(problem, backend)}\n  "
-        + "\n  ".join(reasons)
-    )
+    reasons = {row.name: row.why_not(problem) for row in rows}
+    able = [name for name, reason in reasons.items() if reason is None]
+    if not able:
+        raise UnsupportedError(
+            f"no kernel of {backend} takes {problem}; {_elsewhere(problem, backend)}\n  "
+            + "\n  ".join(f"{name}: {reason}" for name, reason in reversed(reasons.items()))
+        )
+    pick = getattr(_module(backend), "choose", None)
+    return find(backend, pick(problem, able) if pick is not None else able[-1])
 
 
 def _elsewhere(problem: Problem, backend: str) -> str:

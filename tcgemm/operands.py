@@ -54,6 +54,10 @@ def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
         raise OperandTypeError(f"A is {dtype_name(a.dtype)} and B is {dtype_name(b.dtype)}: {cure}")
     if a.device != b.device:
         raise OperandError(f"A is on {a.device} and B is on {b.device}: move one with .to()")
+    if a.is_meta:
+        raise OperandTypeError(
+            "A and B are on the meta device, which has no memory: pass tensors on a GPU or the CPU"
+        )
     if dtype_name(a.dtype) not in OUTPUTS:
         raise OperandTypeError(
             f"A and B are {dtype_name(a.dtype)}: a product takes {either(OUTPUTS)}; "

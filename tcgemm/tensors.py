@@ -73,14 +73,9 @@ def check_memory(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.layout is not torch.strided:
         raise OperandTypeError(f"{name} is {tensor.layout}: convert it with .to_dense()")
-    if tensor.is_meta or torch._is_functional_tensor(tensor) or tensor._is_zerotensor():
-        what = (
-            "on the meta device"
-            if tensor.is_meta
-            else "a functional tensor"
-            if torch._is_functional_tensor(tensor)
-            else "torch's zero tensor"
-        )
+    if torch._is_functional_tensor(tensor) or tensor._is_zerotensor():
+        functional = torch._is_functional_tensor(tensor)
+        what = "a functional tensor" if functional else "torch's zero tensor"
         raise OperandTypeError(
             f"{name} is {what}, which has no memory: pass a tensor with elements, "
             "e.g. torch.zeros(...) of that shape"

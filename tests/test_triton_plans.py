@@ -250,9 +250,6 @@ def test_one_choice_is_made_among_the_kernels_that_are_able(shape):
         assert chosen in able
         if len(able) == len(RUNGS):
             assert chosen == dispatch.choose(problem, "triton").name
-            assert [row.name for row in dispatch.ladder("triton") if not row.yields(problem)] == [
-                chosen
-            ]
         able.remove(chosen)
 
 

@@ -6,8 +6,8 @@ A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,6 @@ if __name__ != "tcgemm.triton_kernels":
 from .inspection import STAGES as STAGES
 from .inspection import inspect as _inspect
 from .planning.choice import preferred
-from .planning.dtypes import takes
 from .planning.planner import Planner
 
 ORDER = (
@@ -74,32 +73,7 @@ def forget() -> None:
     _choose.cache_clear()
 
 
-def _able(problem: Any) -> tuple[str, ...]:
-    """The kernels that accept the problem, in ladder order, as dispatch asks their rows."""
-    return tuple(name for name, module in _PLANS.items() if _accepts(module.ROW, problem))
-
-
-def _accepts(row: Mapping[str, Any], problem: Any) -> bool:
-    capability = problem.capability
-    refuse = row.get("refuse")
-    return (
-        problem.device in row.get("devices", ("cuda",))
-        and (capability is None or capability >= row.get("capability", (0, 0)))
-        and takes(row["pairs"], problem)
-        and set(problem.fused) <= set(row.get("fuses", ()))
-        and not problem.mma_shape
-        and (refuse is None or refuse(problem) is None)
-    )
-
-
-def _yields(name: str, problem: Any) -> bool:
-    """Whether another kernel is chosen for a problem that this one accepts."""
-    return choose(problem, _able(problem)) != name
-
-
-KERNELS: tuple[dict[str, Any], ...] = tuple(
-    {**module.ROW, "yields": partial(_yields, name)} for name, module in _PLANS.items()
-)
+KERNELS: tuple[dict[str, Any], ...] = tuple(module.ROW for module in _PLANS.values())
 """One row a kernel: the fields of tcgemm.dispatch.Kernel."""
 
 

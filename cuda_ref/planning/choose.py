@@ -73,31 +73,6 @@ def _only_by_name(module: ModuleType, problem: Any) -> bool:
     return bool(hasattr(module, "only_by_name") and module.only_by_name(problem))
 
 
-def yields(name: str, problem: Any) -> bool:
-    """Whether another rung than ``name``, which accepts the problem, is chosen for it."""
-    return _choose(problem, _accepting(problem)) != name
-
-
-@lru_cache(maxsize=4096)
-def _accepting(problem: Any) -> frozenset[str]:
-    """Names of the rungs that accept the problem, as far as their rows say so here."""
-    return frozenset(name for name, module in by_name().items() if _accepts(module.ROW, problem))
-
-
-def _accepts(row: dict[str, Any], problem: Any) -> bool:
-    if problem.capability is not None and problem.capability < row["capability"]:
-        return False
-    if not any(pair[:2] == (problem.dtype_in, problem.dtype_out) for pair in row["pairs"]):
-        return False
-    if not set(problem.fused) <= set(row.get("fuses", ())):
-        return False
-    if problem.mma_shape and problem.mma_shape not in row.get("mma_shapes", ()):
-        return False
-    refuse = row.get("refuse")
-    return refuse is None or refuse(problem) is None
-
-
 def forget() -> None:
     """Choose anew from now on, as the tables say then."""
     _choose.cache_clear()
-    _accepting.cache_clear()

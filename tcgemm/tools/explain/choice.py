@@ -66,9 +66,7 @@ def choice(
     times = {each.kernel: each for each in ranking}
     others = {each.name: _why_other(each, row, rows, problem, kernel, times) for each in rows}
     others.pop(row.name)
-    why = "asked for by name" if kernel else "the highest rung that takes it and does not give way"
-    if not kernel and row.yields(problem):
-        why += " (it yields to a lower one that does not take this)"
+    why = "asked for by name" if kernel else "what the backend chooses of those that take it"
     plan = dict(row.plan(problem))
     return Choice(
         backend,
