@@ -38,20 +38,6 @@ EVERY = (
 FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "scales", "batch")
 """All that can be done in the launch of one product."""
 
-DEFAULT_COMPUTE = {"int8": "int32", "uint8": "int32", "float64": "float64"}
-"""How a pair of two names is summed; float32 where the dtype is not here."""
-
-
-def takes(pairs: tuple[tuple[str, ...], ...], problem: object) -> bool:
-    """Whether a problem's types are among the pairs."""
-    dtype_in, dtype_out, compute = (
-        getattr(problem, name) for name in ("dtype_in", "dtype_out", "compute")
-    )
-    default = DEFAULT_COMPUTE.get(dtype_in, "float32")
-    return (dtype_in, dtype_out, compute) in pairs or (
-        compute == default and (dtype_in, dtype_out) in pairs
-    )
-
 
 def kind(dtype_in: str, compute: str) -> str:
     """Which tables of "types" a problem takes; "" for 16-bit operands summed in float32."""
