@@ -44,7 +44,7 @@ class Addresses:
 def watched(monkeypatch):
     """``watched(A=a, C=c)``: a list of what is read or written beside these views from then on."""
     import_module(
-        "tcgemm.triton_kernels.runtime"
+        "tcgemm.triton_kernels.host.runtime"
     )  # chooses the interpreter before Triton is loaded
     builder = import_module("triton.runtime.interpreter").InterpreterBuilder
     views: list[Addresses] = []
