@@ -16,7 +16,7 @@ from .tools.explain.command import explain
 from .tools.show_kernel.command import show_kernel
 from .tools.simulate.command import simulate
 from .tools.tune.command import tune
-from .verify.command import verify
+from .tools.verify import verify
 
 WIDE = 110
 """Columns of a terminal from which on every fact of a kernel has a column of its own."""

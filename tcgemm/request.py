@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import gpus
-from .bench.cases import parse_shape
 from .problem import Problem
-from .vocabulary import check_compute, check_epilogue, check_stored
+from .vocabulary import check_compute, check_epilogue, check_stored, sizes_of
 
 if TYPE_CHECKING:
     from .gpus import Gpu
@@ -47,7 +46,7 @@ def check_problem(
 
     alpha and beta are left to ``problem_of``.
     """
-    parse_shape(shape)
+    sizes_of(shape)
     check_stored(dtype, out_dtype, layout)
     check_epilogue(dtype, epilogue)
     check_compute(dtype, compute)
@@ -76,9 +75,9 @@ def problem_of(
     from .operands import check_factors
 
     alpha, beta = check_factors(dtype, alpha, beta, epilogue)
-    size = parse_shape(shape)
+    M, N, K = sizes_of(shape)
     return Problem.stored(
-        size.M, size.N, size.K, dtype, check_stored(dtype, out_dtype, layout), layout,
+        M, N, K, dtype, check_stored(dtype, out_dtype, layout), layout,
         capability=gpus.capability(board), compute=check_compute(dtype, compute), batch=batch,
         alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
     )  # fmt: skip

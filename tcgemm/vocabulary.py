@@ -1,10 +1,11 @@
-"""What is checked about values that a call gives by name: dtypes, layouts, epilogues.
+"""What is checked about values that a call gives by name: dtypes, layouts, epilogues, sizes.
 
 Imports no torch, so that a command can name a mistake before it loads anything.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from .errors import OperandError
@@ -17,6 +18,18 @@ def either(names: Iterable[str]) -> str:
     """The names as a choice in words: "nn, nt, tn or tt"."""
     *rest, last = map(str, names)
     return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def sizes_of(text: str) -> tuple[int, int, int]:
+    """ "MxNxK" -> (M, N, K). Raises OperandError where it is not three positive integers."""
+    match = re.fullmatch(r"([0-9]+)[xX×]([0-9]+)[xX×]([0-9]+)", text.strip())
+    M, N, K = (int(side) for side in match.groups()) if match else (0, 0, 0)
+    if not (M and N and K) or max(M, N, K) >= 2**31:
+        raise OperandError(
+            f"malformed shape {text!r}: give M, N and K as MxNxK, each from 1 to 2^31 - 1, "
+            "e.g. 4096x4096x4096"
+        )
+    return M, N, K
 
 
 def check_epilogue(dtype: str, epilogue: str | None) -> None:

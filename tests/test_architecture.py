@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,21 +17,87 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def imported(path: Path) -> set[str]:
-    """Absolute names of the modules that a file imports, relative ones resolved."""
-    relative = path.relative_to(ROOT)
-    package = list(relative.parts[:-1])
+FOLDERS = ("tcgemm", "triton_kernels", "cuda_ref")
+
+
+class RunTime(ast.NodeTransformer):
+    """Leaves out what only a type checker reads."""
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return ast.If(ast.Constant(True), [ast.Pass()], node.orelse)
+        return self.generic_visit(node)
+
+
+def imports_of(path: Path, tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(absolute name of a module, the name that is imported from it or ""), late or early."""
+    package = list(path.relative_to(ROOT).parts[:-1])
     if package[0] in ("triton_kernels", "cuda_ref"):
         package = ["tcgemm", *package]
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-    return names
+            yield from ((module, alias.name) for alias in node.names)
+
+
+def imported(path: Path) -> set[str]:
+    """Absolute names of the modules that a file imports, relative ones resolved."""
+    found = list(imports_of(path, ast.parse(path.read_text())))
+    return {module for module, _ in found} | {f"{module}.{name}" for module, name in found if name}
+
+
+def module_of(path: Path) -> str:
+    """The name that a file of the three packages is imported by."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "tcgemm" else ("tcgemm", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def import_graph(for_types: bool) -> dict[str, set[str]]:
+    """Module of the three packages -> those of them that it imports, late or early.
+
+    What only a type checker reads counts where ``for_types``.
+    """
+    paths = {module_of(path): path for folder in FOLDERS for path in files(folder)}
+    graph = {}
+    for module, path in paths.items():
+        tree: ast.AST = ast.parse(path.read_text())
+        if not for_types:
+            tree = RunTime().visit(tree)
+        named = (
+            f"{source}.{name}" if f"{source}.{name}" in paths else source
+            for source, name in imports_of(path, tree)
+        )
+        graph[module] = {name for name in named if name in paths and name != module}
+    return graph
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Names of which each leads to the next, and the last is the first; [] where there is none."""
+    done: set[str] = set()
+
+    def from_(node: str, way: list[str]) -> list[str]:
+        if node in way:
+            return [*way[way.index(node) :], node]
+        if node in done:
+            return []
+        found = next(filter(None, (from_(n, [*way, node]) for n in sorted(graph[node]))), [])
+        done.add(node)
+        return found
+
+    return next(filter(None, (from_(node, []) for node in sorted(graph))), [])
+
+
+def floor_of(module: str) -> int:
+    """0: the library, that a call goes through; 1: the measurement; 2: a tool; 3: above them."""
+    if module in ("tcgemm.cli", "tcgemm.__main__"):
+        return 3
+    if touches({module}, "tcgemm.tools"):
+        return 2
+    return int(bool(touches({module}, "tcgemm.bench", "tcgemm.report", "tcgemm.verify")))
 
 
 def touches(names: set[str], *modules: str) -> set[str]:
@@ -73,13 +142,64 @@ def test_a_tool_imports_no_other_tool(path):
     assert not others - touches(others, own)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in files("tcgemm") if p.name != "cli.py" and ROOT / "tcgemm/tools" not in p.parents],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_nothing_but_the_command_line_imports_a_tool(path):
-    assert not touches(imported(path), "tcgemm.tools")
+def test_no_module_imports_itself_by_way_of_others():
+    graph = import_graph(for_types=False)
+    assert len(graph) > 150
+    assert circle(graph) == []
+
+
+def test_a_circle_is_found():
+    graph = {"a": {"b", "c"}, "b": set(), "c": {"d"}, "d": {"b", "c"}}
+    assert circle(graph) == ["c", "d", "c"]
+    assert circle({**graph, "d": {"b"}}) == []
+
+
+def test_arrows_run_from_tools_to_the_measurement_to_the_library():
+    graph = import_graph(for_types=True)
+    assert {floor_of(module) for module in graph} == {0, 1, 2, 3}
+    against = {(m, n) for m in graph for n in graph[m] if floor_of(n) > floor_of(m)}
+    assert not against
+
+
+def test_only_the_package_root_and_the_command_line_know_tools_by_name():
+    """The root installs the one that a call may ask for, and loads it when it is asked for."""
+    knowing = set()
+    for path in files("tcgemm"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and re.match(r"(tcgemm)?\.tools\b", text):
+                knowing.add(module_of(path))
+    assert knowing == {"tcgemm"}
+
+
+SOURCES = (".py", ".cpp", ".hpp", ".cu", ".cuh", ".h")
+
+
+def tracked(*folders: str) -> list[Path]:
+    """The source files that git tracks in these folders of the checkout."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs the git checkout")
+    command = ["git", "ls-files", *folders]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    return [ROOT / name for name in listed.split() if name.endswith(SOURCES)]
+
+
+def test_no_source_file_is_longer_than_one_can_keep_in_mind():
+    sources = [path for path in tracked() if ROOT / "tests" not in path.parents]
+    assert len(sources) > 200
+    kernels = [ROOT / "triton_kernels/rungs", ROOT / "triton_kernels/shapes"]
+    long = {}
+    for path in sources:
+        lines = len(path.read_text().splitlines())
+        if lines > (250 if path.suffix == ".cu" or path.parent in kernels else 400):
+            long[str(path.relative_to(ROOT))] = lines
+    assert not long
+
+
+def test_no_folder_holds_more_files_than_one_can_look_through():
+    held = Counter(str(path.parent.relative_to(ROOT)) for path in tracked(*FOLDERS))
+    assert held["tcgemm"] > 20
+    assert {folder: count for folder, count in held.items() if count > 30} == {}
 
 
 def test_what_triton_rungs_share_names_none_of_them():

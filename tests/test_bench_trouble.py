@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from tcgemm.bench import command, trouble
-from tcgemm.bench.cases import CASE_COLUMNS
+from tcgemm.bench.case import CASE_COLUMNS
 
 
 def row(kernel, status, reason, M="64"):

@@ -202,6 +202,6 @@ def test_what_is_added_up_stands_in_the_file():
 def test_a_missing_toolchain_is_the_rungs_own_error(injected, monkeypatch):
     monkeypatch.setattr(cuda, "inspect", lambda *_: (_ for _ in ()).throw(RuntimeError("no nvcc")))
     with pytest.raises(ToolchainError, match="no nvcc"):
-        import_module("tcgemm.tools.show_kernel.command").inspector(
+        import_module("tcgemm.tools.show_kernel.describe").inspector(
             dispatch.find("cuda", "wmma"), problem(), None
         )(False)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from promises import is_refusal
 
+from tcgemm.tools.verify import MOST_WORK
 from tcgemm.verify.calls import draw
-from tcgemm.verify.command import MOST_WORK
 from tcgemm.verify.judge import check
 
 EXAMPLES = {"cpu": 15, "cuda": 40}

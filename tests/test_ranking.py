@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tcgemm import dispatch, gpus, ranking
+from tcgemm import dispatch, gpus
 from tcgemm.bench import store
-from tcgemm.bench.cases import CASE_COLUMNS, case_of_row
+from tcgemm.bench.case import CASE_COLUMNS, case_of_row
 from tcgemm.problem import Problem
+from tcgemm.tools.explain import ranking
 
 H200 = gpus.lookup("NVIDIA H200")
 REPORT = Path(__file__).parents[1] / "reports" / "nvidia-h200"

@@ -435,10 +435,10 @@ def test_what_is_installed_sees_each_problem_before_a_kernel_is_chosen(monkeypat
     monkeypatch.setattr(
         launch, "BEFORE_CHOICE", [*hooks.BEFORE_CHOICE, lambda *asked: seen.append(asked)]
     )
-    a = torch.randn(5, 7, 3).half()
+    a, out = torch.randn(5, 7, 3).half(), torch.empty(5, 7, 7).half()
     for _ in range(2):  # the second call runs what the first one made
-        tcgemm.matmul(a, a.mT, backend="cublas")
-    tcgemm.matmul(a[0], a[0].mT, backend="cublas", kernel="torch_cpu")
+        tcgemm.matmul(a, a.mT, backend="cublas", out=out)
+    tcgemm.matmul(a[0], a[0].mT, backend="cublas", kernel="torch_cpu", out=out[0])
     assert [(p.batch, p.M, p.N, p.K, *rest) for p, *rest in seen] == [
         (5, 7, 7, 3, "cublas", None),
         (1, 7, 7, 3, "cublas", "torch_cpu"),

@@ -18,7 +18,7 @@ import torch
 
 from .. import accuracy, dispatch, gpus
 from ..problem import EPILOGUES, Fusion
-from .cases import Case
+from .case import Case
 from .environment import gpu_uuid
 from .launches import Launches, Ring, followed, repeated_calls, rotating_operands
 from .telemetry import Telemetry

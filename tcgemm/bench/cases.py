@@ -3,76 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..errors import OperandError, UnknownNameError, UnsupportedError
-from ..problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS, Problem, type_pair
+from ..problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS
+from ..vocabulary import sizes_of
+from .case import CASE_COLUMNS, FUSIONS, Case
+from .drawn import drawn_cases
 
 DTYPES_IN = tuple(OUTPUTS)
 DTYPES_OUT = tuple(dict.fromkeys(out for outs in OUTPUTS.values() for out in outs))
 MODES = tuple(dict.fromkeys(mode for modes in COMPUTES.values() for mode in modes))
-FUSIONS = ("residual", "bias", *EPILOGUES)
-"""What may be fused, one word each; a case's ``fused`` joins some with a space, in this order."""
-
-CASE_COLUMNS = (
-    *("dtype_in", "dtype_out", "compute", "fused", "mma_shape", "layout"),
-    *("M", "N", "K"),
-)
-"""The fields of a case that name it, as the results store has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """C[M, N] = A[M, K] @ B[K, N] on standard normal operands stored in ``layout``."""
-
-    suite: str
-    """The suite that names it, or 'shape' for one given by hand."""
-    M: int
-    N: int
-    K: int
-    dtype_in: str
-    dtype_out: str
-    layout: str
-    """nn, nt, tn or tt: A then B, t is stored transposed; C is row-major."""
-    origin: str
-    """Where the shape comes from, in words."""
-    compute: str = ""
-    """How the products are summed (problem.COMPUTES); by default the dtype's first."""
-    fused: str = ""
-    """Words of FUSIONS: residual is beta = 1, bias a row vector, the rest the epilogue."""
-    mma_shape: str = ""
-    """The WMMA shape, of kernels that have several."""
-
-    def __post_init__(self) -> None:
-        if not self.compute:
-            object.__setattr__(self, "compute", COMPUTES[self.dtype_in][0])
-
-    @property
-    def shape(self) -> str:
-        return f"{self.M}x{self.N}x{self.K}"
-
-    def product(self, **asked: Any) -> Problem:
-        """The product alone, of nothing fused, as a problem."""
-        return Problem.stored(
-            self.M, self.N, self.K, self.dtype_in, self.dtype_out, self.layout,
-            compute=self.compute, **asked,
-        )  # fmt: skip
-
-    def __str__(self) -> str:
-        pair = type_pair(self.dtype_in, self.dtype_out, self.compute)
-        words = [word for word in (self.fused.replace(" ", "+"), self.mma_shape) if word]
-        return " ".join([self.shape, pair, self.layout, *words])
-
-
-def case_of_row(row: Mapping[str, Any]) -> Case:
-    """The case of a row of results, whose cells may be text."""
-    cells: dict[str, Any] = {
-        name: int(row[name]) if name in "MNK" else row[name] for name in CASE_COLUMNS
-    }
-    return Case(suite="", origin="", **cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +210,8 @@ def build(
     _known("suite", [suite] if suite else [], NAMES)
     chosen: list[tuple[str, Suite]]
     if shapes:
-        by_hand = Suite(
-            "shapes given by hand", tuple(map(parse_shape, shapes)), ("bfloat16",), ("nn",)
-        )
+        given = tuple(Shape(*sizes_of(text), "given by hand") for text in shapes)
+        by_hand = Suite("shapes given by hand", given, ("bfloat16",), ("nn",))
         chosen = [("shape", by_hand)]
     else:
         suite = suite or "quick"
@@ -308,8 +249,6 @@ def build(
 def _drawn(
     seed: int, count: int, dtypes: Sequence[str], layouts: Sequence[str], beyond: Sequence[str]
 ) -> list[Case]:
-    from .drawn import drawn_cases
-
     wide = [dtype for dtype in dtypes if dtype not in ("float16", "bfloat16")]
     if wide or beyond:
         raise OperandError(
@@ -338,18 +277,6 @@ def _pairs_of(
         for compute in computes or COMPUTES[dtype][:1]
         if out in OUTPUTS[dtype] and compute in COMPUTES[dtype]
     ]
-
-
-def parse_shape(text: str) -> Shape:
-    """ "MxNxK" -> Shape. Raises OperandError where it is not three positive integers."""
-    match = re.fullmatch(r"([0-9]+)[xX×]([0-9]+)[xX×]([0-9]+)", text.strip())
-    M, N, K = (int(side) for side in match.groups()) if match else (0, 0, 0)
-    if not (M and N and K) or max(M, N, K) >= 2**31:
-        raise OperandError(
-            f"malformed shape {text!r}: give M, N and K as MxNxK, each from 1 to 2^31 - 1, "
-            "e.g. 4096x4096x4096"
-        )
-    return Shape(M, N, K, "given by hand")
 
 
 def _known(what: str, names: Sequence[str], known: Sequence[str]) -> None:

@@ -224,7 +224,7 @@ def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> N
     """One line a case: the best kernel of each backend; or what was checked, on the CPU."""
     from rich.table import Table
 
-    from .cases import case_of_row
+    from .case import case_of_row
 
     by_case: dict[str, list[dict[str, Any]]] = {}
     for row in rows:

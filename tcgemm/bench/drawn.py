@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from ..problem import ITEMSIZE, LAYOUTS
-from .cases import Case
+from .case import Case
 
 ALIGNMENTS = (2, 16, 32, 64, 128)
 """Bytes that rows of A, B and C are a multiple of; of no larger power of two, but for the last."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..dispatch import Kernel
     from ..problem import Fusion
-    from .cases import Case
+    from .case import Case
 
 GRAPH_MS = 1.0
 """Least duration of a graph, in estimated milliseconds."""

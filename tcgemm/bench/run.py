@@ -14,8 +14,8 @@ from typing import Any
 from .. import dispatch
 from ..errors import ToolchainError
 from .ahead import Ahead
+from .case import CASE_COLUMNS, Case
 from .case_bench import BASELINE
-from .cases import CASE_COLUMNS, Case
 from .store import Store
 from .worker import Job, Log, Unit, work
 

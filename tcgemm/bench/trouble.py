@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .cases import case_of_row
+from .case import case_of_row
 
 TROUBLE = ("wrong", "failed", "timeout")
 """Statuses that say that something here does not work."""

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from .. import dispatch
+from .case import Case
 from .case_bench import CaseBench
-from .cases import Case
 from .environment import set_precision
 
 

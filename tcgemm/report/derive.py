@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from ..bench.cases import CASE_COLUMNS
+from ..bench.case import CASE_COLUMNS
 from ..problem import COMPUTES, ITEMSIZE
 
 BASELINE = "cublas"

@@ -1,1 +1,1 @@
-"""Whether the kernels are right: drawn calls, made, run and judged (``tcgemm verify``)."""
+"""Whether the kernels are right: calls drawn at random, made, run and judged."""

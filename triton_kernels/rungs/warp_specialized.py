@@ -5,14 +5,12 @@
 Adds:     warps with a role. One producer warp does nothing but issue TMA loads; each of CONSUMERS
           warpgroups multiplies its own BLOCK_M / CONSUMERS rows of the tile. They meet in a ring
           of NUM_STAGES stages and two barriers a stage: ``full`` counts the bytes that arrive,
-          ``empty`` the consumers that are done. The producer runs ahead into the next tile, so
-          its first stages are there before C of this one is stored; C is stored in SUBTILES while
-          the next tile multiplies; and registers move from the producer, which keeps 24 a thread,
-          to the consumers, up to 240. With programmatic dependent launch the barriers are set up
-          while the kernel before still runs, and with L2_PREFETCH the first steps of the larger
-          operand are prefetched.
-          Blocks have sides that are powers of two; a tile of 192 columns is 128 and REST = 64:
-          two blocks of B a stage, two accumulators a consumer.
+          ``empty`` the consumers that are done. The producer runs ahead into the next tile, which
+          multiplies while C of this one is stored in SUBTILES; registers move from the producer,
+          which keeps 24 a thread, to the consumers, up to 240. While the kernel before still
+          runs, barriers are set up and, with L2_PREFETCH, the first steps of the larger operand
+          prefetched. Blocks have sides that are powers of two; a tile of 192 columns is 128 and
+          REST = 64: two blocks of B a stage, two accumulators a consumer.
 Missing:  clusters, whose blocks share an operand by TMA multicast: Triton 3.6 has none.
 
 Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of BLOCK_K, each a
@@ -217,7 +215,6 @@ def kernel(
         prefetch_first_tile(streamed, pitch, a, b, (M, N, K), CONSUMERS, CONFIG)
     gdc_wait()
     gdc_launch_dependents()
-
     ring, c_ring = (a_ring, b_ring, rest_ring, full, empty), (c_blocks, c_full, c_empty)
     size = (M, N, K, batches)
     fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in)
@@ -225,27 +222,22 @@ def kernel(
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
-            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG)),
-        ], [1], [24])
+            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG))], [1], [24])
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
             (consume, (ring, c_ring, c, size, fused, 1, CONFIG)),
-            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG)),
-        ], [4, 1], [240, 24])
+            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG))], [4, 1], [240, 24])
     else:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
             (consume, (ring, c_ring, c, size, fused, 1, CONFIG)),
             (consume, (ring, c_ring, c, size, fused, 2, CONFIG)),
-            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG)),
-        ], [4, 4, 1], [160, 160, 24])
-    # fmt: on
+            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG))], [4, 4, 1], [160, 160, 24])
 
 
 ROUNDING = kernel if ROUNDS else Rounding(kernel)
 """The kernel where A and B are float32 that has yet to be rounded to tf32."""
-
 
 run = Rung(kernel, arguments, repack=repack_for_wgmma, rounding=ROUNDING)
 """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
@@ -254,6 +246,5 @@ Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES;
 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; SUBTILES of BLOCK_N in which C is stored, 1, 2 or
 4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or SUBTILES, so that C_in can
 be loaded to them. Optional: REST, the columns of BLOCK_N that a second accumulator holds;
-L2_PREFETCH, the steps of K of the larger operand that are prefetched while the kernel before still
-runs.
+L2_PREFETCH, the steps of K of the larger operand that are prefetched.
 """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ...dispatch import Kernel
     from ...gpus import Gpu
     from ...problem import Problem
-    from ...ranking import Estimate
+    from .ranking import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _comparison(other: Estimate | None, chosen: Estimate | None) -> str:
 
 def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
     from ...problem import stage_bytes
-    from ...ranking import block_of
+    from .ranking import block_of
 
     block = block_of(plan)
     if block is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ...gpus import Gpu
     from ...problem import Problem
-    from ...ranking import Estimate
+    from .ranking import Estimate
 
 
 def explain(
@@ -57,7 +57,7 @@ def explain(
     check_problem(shape, dtype, out_dtype, layout, compute, epilogue, gpu)
     from ... import dispatch
     from ...bench import store
-    from ...ranking import rank, spread
+    from .ranking import rank, spread
 
     board = board_of(gpu)
     problem = problem_of(
@@ -126,7 +126,7 @@ def _print_ranking(
 ) -> None:
     from rich.table import Table
 
-    from ...ranking import spread
+    from .ranking import spread
 
     if folder is None:
         console.print(

@@ -1,7 +1,7 @@
 """``tcgemm show-kernel --all``: what the compilers made of every rung, as rows of a CSV file.
 
 One row a rung of a backend that compiles source, in ladder order: which problem it was compiled
-for, where its code came from, and the facts and counts of ``show_kernel.describe``. No GPU needed.
+for, where its code came from, and the facts and counts of ``describe``. No GPU needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .command import FACTS, GROUPS, describe, inspector
+from .describe import FACTS, GROUPS, describe, inspector
 
 if TYPE_CHECKING:
     from ...dispatch import Kernel

@@ -15,7 +15,7 @@ import typer
 from ... import gpus, options
 from ...errors import OperandError, ResultsError, UnknownNameError
 from ...request import DEFAULT_GPU
-from ...vocabulary import check_stored
+from ...vocabulary import check_stored, sizes_of
 from ...waiting import Waiting
 from .measure import check_order, ladder_names, measure
 from .orders import ORDER, order_rows
@@ -77,14 +77,14 @@ def simulate(
     if out is not None and kernel != LADDER:
         raise OperandError(f"--out keeps the counts of the whole ladder: simulate {LADDER!r}")
     if kernel in (ORDER, "triton/naive", "triton/grouped"):
-        size = _shape(shape or "8192x8192x8192")
+        size = sizes_of(shape or "8192x8192x8192")
         orders = order_rows(kernel, size, dtype, board)
         if json:
             _print_json(orders)
         else:
             print_orders(orders, size, board)
         return
-    size = _shape(shape or "256x256x256")
+    size = sizes_of(shape or "256x256x256")
     check_stored(dtype, out_dtype, layout)
     check_order(order)
     names = _kernels(kernel)
@@ -141,13 +141,6 @@ def _kernels(kernel: str) -> list[str]:
             "triton/naive, triton/grouped, or give the path of a .cu file"
         )
     return [name]
-
-
-def _shape(text: str) -> tuple[int, int, int]:
-    from ...bench.cases import parse_shape
-
-    shape = parse_shape(text)
-    return shape.M, shape.N, shape.K
 
 
 def _print_json(rows: list[dict[str, Any]]) -> None:

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from ... import options
-from ...bench.cases import Case, build
+from ...bench.case import Case
+from ...bench.cases import build
 from ...errors import OperandError, UnknownNameError, UnsupportedError
 from .backends import TUNABLE, part_of
 from .search import Found, Machine, tune_case

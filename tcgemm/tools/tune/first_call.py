@@ -7,7 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from ...bench.cases import Case
+from ...bench.case import Case
 from ...errors import UnsupportedError
 from .backends import part_of
 from .search import Machine, tune_case

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...bench.cases import Case
+from ...bench.case import Case
 from ...errors import first_line
 from ...problem import settings
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...bench.cases import Case
+from ...bench.case import Case
 from ...errors import TcgemmError
 from .backends import part_of
 from .search import Bench, Candidate, Outcome

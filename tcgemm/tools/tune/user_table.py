@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...bench.cases import Case
+from ...bench.case import Case
 from ...errors import ResultsError
 from ...files import locked, write_whole
 from .backends import part_of

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .bench.cases import FUSIONS, Case, case_of_row
+from ...bench.case import FUSIONS, Case, case_of_row
 
 if TYPE_CHECKING:
-    from .dispatch import Kernel
-    from .gpus import Gpu
-    from .problem import Problem
+    from ...dispatch import Kernel
+    from ...gpus import Gpu
+    from ...problem import Problem
 
 LAUNCH_US = 2.0
 """Of every kernel, whatever it computes: from the launch to the first tile, and the way out."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..dispatch import Kernel
-    from .calls import Call
-    from .judge import Outcome
+    from ..verify.calls import Call
+    from ..verify.judge import Outcome
 
 MOST_WORK = {"cpu": 2**16, "cuda": 2**22}
 """Multiply-adds of a drawn call, by device."""
@@ -73,7 +73,7 @@ def verify(
     from rich.markup import escape
 
     from .. import dispatch
-    from . import judge
+    from ..verify import judge
 
     device = _device()
     console = Console()
@@ -171,7 +171,7 @@ def _tasks(
     edges: bool = True,
 ) -> Iterator[tuple[str, Call]]:
     """(kernel, call), the kernels of a backend in turn."""
-    from . import calls
+    from ..verify import calls
 
     rows = _rows(backends, kernels, dtypes, device)
     for row in rows if edges else []:
@@ -226,7 +226,7 @@ def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Cal
     """Check each call, repeated; after a fault that loses the GPU's context, fail the rest."""
     from .. import dispatch
     from ..errors import first_line
-    from .judge import Outcome, check_repeated
+    from ..verify.judge import Outcome, check_repeated
 
     results = []
     lost = ""
@@ -280,7 +280,7 @@ def _replay(console: Console, path: Path, device: str) -> None:
     from rich.markup import escape
 
     from ..errors import OperandError
-    from .judge import replay
+    from ..verify.judge import replay
 
     if not path.is_file():
         raise OperandError(f"{path} is no file: 'tcgemm verify' prints those that it saved")
