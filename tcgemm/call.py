@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from .dispatch import default_backend
 from .launch_cache import forget as forget
 from .launch_cache import key_of, launches, run, run_launch
 from .ops import autocast_enabled, multiply, seen_by_torch, traced
+from .tensors import as_number
 
 _traces = torch.compiler.is_dynamo_compiling
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast_enabled)
@@ -143,4 +145,7 @@ def _unkept(arguments: tuple[Any, ...]) -> Any:
         return as_given(result, arguments[0]) if out is None else out
     if seen_by_torch(arguments):
         return multiply(arguments)
+    factors = tuple(map(as_number, ("alpha", "beta"), arguments[3:5]))
+    if any(map(operator.is_not, factors, arguments[3:5])):  # a kept launch has Python's numbers
+        return _call((*arguments[:3], *factors, *arguments[5:]))
     return run(arguments)

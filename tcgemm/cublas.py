@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -137,7 +137,8 @@ def _torch_cpu(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
 ) -> None:
     wide = wide_dtype(c.dtype)
-    x = torch.matmul(a.to(wide), b.to(wide))
+    with torch.autocast("cpu", enabled=False):
+        x = torch.matmul(a.to(wide), b.to(wide))
     c.copy_(x if fusion is None else finished(x, fusion))
 
 
@@ -245,7 +246,7 @@ def _one(device: torch.device) -> torch.Tensor:
     return torch.ones(1, device=device)
 
 
-_settings = Lock()
+_settings = RLock()
 """Held while torch's settings of matmul, which are the process's, are those of one call.
 
 A fork waits for that call's end: its child has the user's settings, and the lock is free there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from . import dispatch, repacking
 from .batching import Part, parts, with_vectors
 from .description import describe
 from .epilogue import finished, wide_dtype
-from .errors import OperandError, OperandTypeError, ToolchainError
+from .errors import OperandError, OperandTypeError, TcgemmError, ToolchainError
 from .hooks import BEFORE_CHOICE
 from .operands import alignment, check_disjoint, check_output, overlap, span
 from .problem import Fusion, Plan, Problem
@@ -148,17 +149,25 @@ class Launch:
                 with torch.cuda.device(device):
                     self.starts[index](a, *others)
         except RuntimeError as error:
-            plan, problem = self.plans[index], self.problems[index]
-            what = f"{plan.backend}/{plan.kernel} failed on {problem}"
-            memory = isinstance(error, torch.OutOfMemoryError)
-            if device >= 0 and not memory and torch.cuda.is_current_stream_capturing():
-                raise ToolchainError(
-                    f"{what} while a graph is captured: call it once with such operands before "
-                    f"the capture, which loads and tunes it ({error})"
-                ) from error
-            if type(error) is not RuntimeError:  # out of memory, and the like, keep their type
-                raise
-            raise ToolchainError(f"{what}: {error}") from error
+            raise _explained(error, self.plans[index], self.problems[index], device) from error
+
+
+_OF_TORCH = (torch.OutOfMemoryError, *filter(None, [getattr(torch, "AcceleratorError", None)]))
+"""Errors that keep their type: a program looks for them."""
+
+
+def _explained(error: RuntimeError, plan: Plan, problem: Problem, device: int) -> RuntimeError:
+    """What a kernel that cannot be built or started raises, with the cure where there is one."""
+    what = f"{plan.backend}/{plan.kernel} failed on {problem}"
+    memory = isinstance(error, torch.OutOfMemoryError)
+    if device >= 0 and not memory and torch.cuda.is_current_stream_capturing():
+        return ToolchainError(
+            f"{what} while a graph is captured: call it once with such operands before "
+            f"the capture, which loads and tunes it ({error})"
+        )
+    if isinstance(error, (TcgemmError, *_OF_TORCH)):
+        return error
+    return ToolchainError(f"{what}: {error}")
 
 
 def make(
@@ -182,6 +191,9 @@ def make(
 
     Nothing is computed, ``out`` is not written, and of the arguments no tensor is kept.
     """
+    for name, given in (("backend", backend), ("kernel", kernel), ("mma_shape", mma_shape)):
+        if not isinstance(given, str | None):
+            raise OperandTypeError(f"{name} is a {type(given).__name__}, not a str: pass its name")
     dispatch.ladder(backend)
     if kernel is not None:
         dispatch.find(backend, kernel)
@@ -228,7 +240,8 @@ def make(
         )
         problem = dispatch.problem_of(part.a, part.b, part.c, fusion)
         addresses = [t.data_ptr() for t in (*part, bias) if t is not None]
-        kind = problem, *map(addresses.index, addresses)
+        aligned = part.c_in is not None and alignment(part.c_in)
+        kind = problem, aligned, *map(addresses.index, addresses)
         if kind not in alike:
             alike[kind] = _started_by(problem, part, fusion, backend, kernel)
         made.problems.append(problem)
@@ -266,7 +279,16 @@ def _planned(problem: Problem, backend: str, kernel: str | None) -> Plan:
 
 
 def _bind(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:
-    """The kernel of a plan, for products like this one."""
+    """The kernel of a plan, for products like this one; it may be compiled for them."""
+    device = part.a.get_device()
+    try:
+        with torch.cuda.device(device) if device >= 0 else nullcontext():
+            return _bind_here(plan, problem, fusion, part)
+    except RuntimeError as error:
+        raise _explained(error, plan, problem, device) from error
+
+
+def _bind_here(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:
     run: Any = dispatch.load(plan.backend, plan.kernel)
     asked = None if problem.plain else fusion
     if hasattr(run, "bind"):

@@ -2,6 +2,8 @@
 
 All that the checks, the choice of kernel and its plan depend on is in the key, but for addresses:
 of these it has the alignment, and which of them are equal. Two calls of one key run one launch.
+Variables of the environment are read when a launch is made, and sizes of storages are trusted: one
+that is shrunk behind a view is not noticed unless it is freed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
 
 _modes = torch._C._len_torch_dispatch_stack
+_jit_trace = torch._C._get_tracing_state
 _grad = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 
@@ -54,6 +57,8 @@ def key_of(
     """
     if type(a) not in _PLAIN or type(b) not in _PLAIN or _modes() or forward_ad._current_level >= 0:
         return None
+    if _jit_trace() is not None:
+        return None
     a_start, b_start = a.data_ptr(), b.data_ptr()
     if not a_start or not b_start or a.is_neg() or b.is_neg():
         return None
@@ -75,6 +80,8 @@ def key_of(
         kind = _kind(out)
         return None if kind is None or _frozen(out) else (key, kind)
     if type(alpha) not in _NUMBERS or type(beta) not in _NUMBERS:
+        return None
+    if alpha != alpha or beta != beta:  # NaN is no key: it differs from itself
         return None
     if out is not None and _frozen(out):
         return None
@@ -165,9 +172,9 @@ _raise_version = torch._C._increment_version
 
 
 def remember(key: Any, launch: Launch) -> None:
-    """Keep the launch; beyond MOST all others are forgotten first."""
+    """Keep the launch; beyond MOST the one that was made first is forgotten."""
     if len(launches) >= MOST:
-        launches.clear()
+        launches.pop(next(iter(launches)), None)
     launches[key] = launch
 
 

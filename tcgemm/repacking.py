@@ -4,7 +4,8 @@ TMA, and vector loads, want rows a multiple of 16 bytes apart. A product of othe
 an eighth of the speed on an H200 (reports/nvidia-h200/trials). One pass over A and B into memory
 with aligned rows costs the time of reading and writing them; from some size on that and the fast
 kernel are quicker than a kernel that reads any rows. TCGEMM_REPACK=0 turns this off, and
-TCGEMM_WORKSPACE_MIB bounds the memory of the copies (1024 by default).
+TCGEMM_WORKSPACE_MIB bounds the memory of the copies (1024 by default); both are read when a call
+of its kind is first made.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from .batching import Part
+from .errors import OperandError
 from .problem import ITEMSIZE, Problem
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ def pays(problem: Problem) -> bool:
         return False
     copied = _bytes((problem.M, problem.K), problem.a_strides)
     copied += _bytes((problem.K, problem.N), problem.b_strides)
-    limit = int(os.environ.get("TCGEMM_WORKSPACE_MIB") or WORKSPACE_MIB) << 20
+    limit = _workspace_mib() << 20
     saved = problem.flop / SLOW - problem.flop / FAST
     return copied <= limit and saved > copied / COPIED + 2 * LAUNCH_US
 
@@ -67,6 +69,15 @@ def aligned(problem: Problem, with_c: bool) -> Problem:
     if not with_c:
         return better
     return replace(better, c_strides=_padded((M, N), (N, 1)), c_alignment=256)
+
+
+def _workspace_mib() -> int:
+    given = os.environ.get("TCGEMM_WORKSPACE_MIB") or str(WORKSPACE_MIB)
+    if not given.isdecimal():
+        raise OperandError(
+            f"TCGEMM_WORKSPACE_MIB is {given!r}: a whole number of MiB fits, e.g. {WORKSPACE_MIB}"
+        )
+    return int(given)
 
 
 class Repacked:

@@ -16,6 +16,7 @@ import tcgemm
 from tcgemm import accuracy, dispatch, launch_cache
 from tcgemm.errors import UnsupportedError
 from tcgemm.problem import COMPUTES, LAYOUTS, OUTPUTS, Fusion
+from tcgemm.verify.calls import Stored
 from tcgemm.verify.judge import check_repeated
 
 CUDA = torch.cuda.is_available()
@@ -26,7 +27,7 @@ ON_A_CPU = 2
 
 
 def test_promise_22_a_kernel_repeats_what_it_did(row, pair, device):
-    call = call_of(row, pair, M=24, N=40, K=32)
+    call = call_of(row, pair, M=32, N=48, K=32, b=Stored("padded column"))
     outcome = check_repeated(row, call, device)
     if outcome.status == "refused":
         is_refusal(row, call, outcome.reason)
@@ -148,7 +149,9 @@ def combinations(entry, backend):
         ]
     first = sum(map(ord, entry + backend))
     step = len(every) // ON_A_CPU + 1
-    return [(*every[(first + i * step) % len(every)], SHAPES[(first + i) % 2]) for i in range(2)]
+    return [
+        (*every[(first + i * step) % len(every)], SHAPES[(first + i) % 2]) for i in range(ON_A_CPU)
+    ]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

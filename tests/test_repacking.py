@@ -71,10 +71,10 @@ def test_a_product_of_copies_is_right(monkeypatch, caplog, backend, layout, devi
         launch_cache.forget()
 
 
-def test_a_kernel_asked_for_by_name_gets_the_operands_as_they_lie(monkeypatch):
+def test_a_kernel_asked_for_by_name_gets_the_operands_as_they_lie(monkeypatch, device):
     monkeypatch.setattr(repacking, "pays", lambda problem: True)
     launch_cache.forget()
-    a, b = torch.randn(33, 35).half(), torch.randn(35, 37).half()
+    a, b = torch.randn(33, 35, device=device).half(), torch.randn(35, 37, device=device).half()
     tcgemm.matmul(a, b, backend="triton", kernel="naive")
     plans = [launch.plans[0] for launch in launch_cache.launches.values()]
     launch_cache.forget()

@@ -192,7 +192,7 @@ def test_every_call_gets_a_workspace_of_its_own(gpu, monkeypatch):
     call = bound(kernel, arguments, second=second)
     for _ in range(2):
         call(*operands)
-    assert call._workspace == 24
+    assert call._kept.workspace == 24
     (one,), (two,) = kernel.short_way, follower.short_way
     assert one[15] == two[13] == two[15], "both passes share it"
     assert one[15] == rooms[-1].data_ptr()

@@ -74,7 +74,7 @@ def obtain(
     raises goes through.
     """
     wanted = wanted_folder()
-    if wanted is not None and (wanted / below).is_dir():
+    if wanted is not None and os.path.isdir(wanted / below):
         # An entry that is there can be used where nothing can be written.
         for each in (wanted, wanted / below):
             refuse_open_to_others(each, each.stat())

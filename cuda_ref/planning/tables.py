@@ -42,7 +42,7 @@ def shipped(gpu: str) -> dict[str, Any]:
 
 def user_path(gpu: str) -> Path:
     """Where the user's own table of a GPU lies, or would lie."""
-    folder = os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "tcgemm"
+    folder = os.environ.get(FOLDER_VARIABLE) or os.path.expanduser("~/.cache/tcgemm")
     return Path(folder) / f"cuda-configs-{gpu}.json"
 
 
@@ -50,7 +50,7 @@ def user_path(gpu: str) -> Path:
 def of_user(gpu: str) -> dict[str, Any]:
     """The user's rows, or none; a file that is no table is passed over with a warning."""
     path = user_path(gpu)
-    if not gpu or not path.is_file():
+    if not gpu or not os.path.isfile(path):  # False, too, where a folder may not be searched
         return EMPTY
     try:
         return read(path)

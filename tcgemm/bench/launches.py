@@ -96,7 +96,8 @@ def repeated_calls(
 
     The one place where the benchmark decides how a kernel is called. The first set stands for the
     user's first call, which checks, chooses, plans and makes the ``launch.Launch``; every set is
-    then handed to that very object, as every later call of the kind is.
+    then handed to that very object, as every later call of the kind is once it has found it by
+    its key.
 
     Args:
         kernel: the row.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -99,6 +99,23 @@ class Rung:
         return Bound(self, fusion, plan)
 
 
+class Kept(NamedTuple):
+    """What was recorded of one call."""
+
+    recorded: list[Recorded]
+    pattern: list[int]
+    """Which addresses were equal: these must stay so, since recorded ones are known by value."""
+    workspace: int
+    """Elements of float32 that each call needs anew."""
+
+
+def _alike(addresses: tuple[int, ...], pattern: list[int]) -> bool:
+    """Whether just those addresses are equal that were."""
+    if len(addresses) == 3:
+        return (addresses[0] == addresses[1]) is (pattern[1] == 0)
+    return [*map(addresses.index, addresses)] == pattern
+
+
 class Bound:
     """A rung bound to a kind of call: ``bound(a, b, c, c_in, bias, scale_a, scale_b)``.
 
@@ -107,8 +124,8 @@ class Bound:
     """
 
     __slots__ = (
-        "_asked", "_by_address", "_compiled", "_described", "_kernel", "_pattern", "_plan",
-        "_recorded", "_repack", "_rung", "_workspace",
+        "_asked", "_by_address", "_compiled", "_kept", "_kernel", "_plan", "_repack", "_replays",
+        "_rung",
     )  # fmt: skip
 
     def __init__(self, rung: Rung, fusion: Any, plan: Mapping[str, int]) -> None:
@@ -116,16 +133,16 @@ class Bound:
         self._asked = None if fusion is None else (
             fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
         )  # fmt: skip
-        rounds = rung.rounding is not None and getattr(fusion, "compute", "") == "tf32"
-        self._kernel = rung.rounding if rounds else rung.kernel
         compute = getattr(fusion, "compute", "")
+        rounds = rung.rounding is not None and compute == "tf32"
+        self._kernel = rung.rounding if rounds else rung.kernel
         self._repack = None if rung.repack is None else rung.repack(compute, plan)
         self._compiled: list[Any] = []  # kept alive with their binaries
-        self._described = False  # addresses are inside of descriptors: recorded for each set
-        self._by_address: dict[tuple[int, ...], list[Recorded]] = {}
-        self._recorded: list[Recorded] | None = None
-        self._pattern: list[int] = []  # which recorded addresses were equal: these must stay so
-        self._workspace = 0  # elements of float32 that each call needs anew
+        # Written and read at once, since threads share it.
+        self._kept: Kept | None = None
+        # Of a kernel with descriptors, which hold addresses: by the set of them.
+        self._by_address: dict[tuple[int, ...], Kept] = {}
+        self._replays = True  # until Triton's launcher is found to look otherwise
 
     def __call__(
         self,
@@ -143,22 +160,16 @@ class Bound:
         if self._asked is not None:
             fused = [x for x in (c_in, bias, scale_a, scale_b) if x is not None]
             addresses = (*addresses, *[x.data_ptr() for x in fused])
-        recorded = self._by_address.get(addresses) if self._described else self._recorded
-        if recorded is None or _hooked() or not (self._described or self._alike(addresses)):
+        kept = self._kept or self._by_address.get(addresses)
+        if kept is None or _hooked() or not _alike(addresses, kept.pattern):
             self._by_triton(a, b, c, (c_in, bias, scale_a, scale_b), addresses)
             return
-        if self._workspace:
-            room = torch.empty(self._workspace, dtype=torch.float32, device=a.device)
+        if kept.workspace:
+            room = torch.empty(kept.workspace, dtype=torch.float32, device=a.device)
             addresses = (*addresses, room.data_ptr())
         stream = torch._C._cuda_getCurrentRawStream(a.get_device())
-        for one in recorded:
+        for one in kept.recorded:
             one(stream, addresses)
-
-    def _alike(self, addresses: tuple[int, ...]) -> bool:
-        """Whether just those addresses are equal that were: recorded ones are known by value."""
-        if len(addresses) == 3:
-            return (addresses[0] == addresses[1]) is (self._pattern[1] == 0)
-        return [*map(addresses.index, addresses)] == self._pattern
 
     def _by_triton(
         self, a: Any, b: Any, c: Any, fused: tuple[Any, ...], addresses: tuple[int, ...]
@@ -171,15 +182,14 @@ class Bound:
             compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
         if INTERPRETED:
             return
+        self._compiled = compiled
+        if self._kept is not None or not self._replays or _hooked():
+            return  # other addresses are equal than were, or nothing is replayed
         recorded = _record(compiled, steps, addresses)
         if recorded is None:
-            self._compiled = compiled
+            self._replays = False
             return
-        described = any(is_descriptor(x) for one in recorded for x in one.values)
-        if self._recorded is not None and not described:
-            return  # other addresses are equal now: that is not what was recorded
-        self._compiled, self._described = compiled, described
-        self._workspace = max(
+        workspace = max(
             (
                 x.numel()
                 for step in steps
@@ -188,13 +198,13 @@ class Bound:
             ),
             default=0,
         )
-        if not described:
-            self._pattern = [*map(addresses.index, addresses)]
-            self._recorded = recorded
+        kept = Kept(recorded, [*map(addresses.index, addresses)], workspace)
+        if not any(is_descriptor(x) for one in recorded for x in one.values):
+            self._kept = kept
             return
         if len(self._by_address) >= ADDRESSES:
             self._by_address.clear()
-        self._by_address[addresses] = recorded
+        self._by_address[addresses] = kept
 
     def _steps(self, a: Any, b: Any, c: Any, fusion: Any) -> list[Step]:
         rung, plan = self._rung, self._plan

@@ -78,7 +78,7 @@ def shipped_rows(table: str, kernel: str, kind: str) -> list[dict[str, Any]] | N
 
 def user_path(gpu: str) -> Path:
     """Where the user's own table of a GPU lies, or would lie."""
-    folder = os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "tcgemm"
+    folder = os.environ.get(FOLDER_VARIABLE) or os.path.expanduser("~/.cache/tcgemm")
     return Path(folder) / f"configs-{gpu}.json"
 
 
@@ -86,7 +86,7 @@ def user_path(gpu: str) -> Path:
 def of_user(gpu: str) -> dict[str, Any]:
     """The user's rows, or none; a file that is no table is passed over with a warning."""
     path = user_path(gpu)
-    if not gpu or not path.is_file():
+    if not gpu or not os.path.isfile(path):  # False, too, where a folder may not be searched
         return {"kernels": {}, "prefer": []}
     try:
         return read(path)
