@@ -35,7 +35,8 @@ RENEW = os.environ.get("TCGEMM_RECORDS") == "renew"
 
 OPCODES = frozenset({
     "BAR", "CCTL", "DMMA", "FFMA", "HGMMA", "HMMA", "IGMMA", "IMMA", "LD", "LDG", "LDGSTS", "LDL",
-    "LDS", "LDSM", "MOVM", "QGMMA", "STG", "STL", "USETMAXREG", "UTMALDG", "UTMASTG", "WARPGROUP",
+    "LDS", "LDSM", "MOVM", "QGMMA", "STG", "STL", "UCGABAR", "USETMAXREG", "UTMALDG", "UTMASTG",
+    "WARPGROUP",
 })  # fmt: skip
 """The machine instructions that a record counts: those that tests ask for."""
 
