@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tcgemm.cuda_ref.build import store
 from tcgemm.cuda_ref.simulator import build as simulator
-from tcgemm.triton_kernels import starting
+from tcgemm.triton_kernels.host import warm_up as starting
 
 from tcgemm.tools import doctor
 

@@ -74,8 +74,8 @@ def test_what_is_asked_and_for_what_is_in_the_digest():
         Request("naive", TILE, K=4097),
         Request("grouped", {**TILE, "GROUP_M": 8}),
         Request("pipelined", DEEP),
-        Request("pipelined", DEEP, bias=True),
-        Request("pipelined", DEEP, bias=True, epilogue="relu"),
+        Request("fused", DEEP, bias=True),
+        Request("fused", DEEP, bias=True, epilogue="relu"),
     ]
     fuses_nothing = Request("naive", TILE, epilogue="relu")
     *digests, no_launch = records.triton_digests([*asked, fuses_nothing])

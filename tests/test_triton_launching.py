@@ -175,6 +175,21 @@ def test_what_is_fused_comes_with_each_call_and_its_addresses_are_replaced(gpu):
     assert kernel.short_way[-1][15:17] == (bias.data_ptr(), 2)
 
 
+def test_a_bias_that_lay_in_a_is_not_taken_for_a(gpu):
+    """Recorded addresses are known by their values: which of them were equal must stay so."""
+    kernel = Kernel()
+
+    def arguments(a, b, c, fusion, TILE):
+        return (3,), (a, b, fusion.bias, 1), {"TILE": TILE}
+
+    a, b, c, bias = tensor(), tensor(), tensor(), tensor(1, 8)[0]
+    call = bound(kernel, arguments, Fusion(bias=a[0]))
+    call(a, b, c, None, a[0], None, None)
+    call(a, b, c, None, bias, None, None)
+    assert (len(kernel.long_way), len(kernel.short_way)) == (2, 0)
+    assert kernel.long_way[-1][1][2] is bias
+
+
 def test_every_call_gets_a_workspace_of_its_own(gpu, monkeypatch):
     kernel, follower = Kernel(), Kernel()
     rooms, empty = [], torch.empty
