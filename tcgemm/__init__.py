@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import TcgemmError, UnsupportedError
+from .forks import first_call
 from .hooks import BEFORE_CHOICE
 
 if TYPE_CHECKING:
@@ -50,8 +51,10 @@ def __getattr__(name: str) -> Any:
     if name == "nn":
         return import_module(".nn", __name__)
     if name in _LAZY:
+        with first_call():
+            module = import_module(f".{_LAZY[name]}", __name__)
         # Kept: from now on the name is found without coming here, which costs a microsecond.
-        globals()[name] = value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
+        globals()[name] = value = getattr(module, name)
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from .forks import first_call
 from .launch import Launch, make
 
 MOST = 4096
@@ -77,8 +78,12 @@ def key_of(
     ):
         if out is None:
             return key
-        kind = _kind(out)
-        return None if kind is None or _frozen(out) else (key, kind)
+        c_start = out.data_ptr()
+        if type(out) not in _PLAIN or not c_start or out.is_neg() or _frozen(out):
+            return None
+        return (
+            *key, out.shape, out.stride(), out.dtype, out.get_device(), c_start & _ALIGNED,
+        )  # fmt: skip
     if type(alpha) not in _NUMBERS or type(beta) not in _NUMBERS:
         return None
     if alpha != alpha or beta != beta:  # NaN is no key: it differs from itself
@@ -114,6 +119,8 @@ def _kind(given: Any) -> tuple[Any, ...] | None:
 
 def _frozen(out: torch.Tensor) -> bool:
     """Whether ``out`` may not be written now."""
+    if out.requires_grad and _grad():
+        return True
     return out.is_inference() and not torch.is_inference_mode_enabled()
 
 
@@ -137,7 +144,8 @@ def launch_of(arguments: tuple[Any, ...]) -> Launch:
 
 def run(arguments: tuple[Any, ...]) -> torch.Tensor:
     """The result of a call with these arguments, whose tensors are plain ones in memory."""
-    return run_launch(launch_of(arguments), arguments)
+    with first_call():
+        return run_launch(launch_of(arguments), arguments)
 
 
 def run_kept(arguments: tuple[Any, ...]) -> torch.Tensor | None:
@@ -154,7 +162,7 @@ def run_kept(arguments: tuple[Any, ...]) -> torch.Tensor | None:
 
 def run_launch(launch: Launch, arguments: tuple[Any, ...]) -> torch.Tensor:
     """The result by this launch, which is of the arguments' kind."""
-    a, b, c, _, _, bias, _, out, _, _, scale_a, scale_b, *_ = arguments
+    a, b, c, _, _, bias, _, out, _, _, scale_a, scale_b, _, _, _ = arguments
     if out is None:
         out = a.new_empty(launch.shape, dtype=launch.dtype)
         if out.data_ptr() & launch.misaligned:  # the plan was made for a better aligned C

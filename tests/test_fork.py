@@ -6,6 +6,8 @@ thread that does not exist in the child.
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from importlib import import_module
@@ -69,6 +71,36 @@ def test_promise_26_a_child_forked_during_a_call_can_call(backend, kernel):
         done.set()
         for caller in callers:
             caller.join()
+
+
+FIRST_CALL = """
+import os, signal, sys, threading, time, torch, tcgemm
+
+def call():
+    a = torch.ones(33, 40, dtype=torch.float16)
+    return tcgemm.matmul(a, a.T, backend=sys.argv[1], kernel="naive")
+
+caller = threading.Thread(target=call)
+caller.start()
+time.sleep(float(sys.argv[2]))
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    os._exit(0 if bool((call() == 40).all()) else 3)
+status = os.waitpid(child, 0)[1]
+caller.join()
+sys.exit(status and 1)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="no CUDA context survives a fork")
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+def test_promise_26_a_fork_waits_for_a_first_call(backend):
+    """Its imports and builds are another thread's: the child must not find their locks held."""
+    for delay in ("0.02", "0.2"):
+        command = [sys.executable, "-c", FIRST_CALL, backend, delay]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, (delay, done.stderr[-500:])
 
 
 def test_promise_26_a_fork_leaves_the_child_the_users_settings_of_torch():

@@ -1,0 +1,65 @@
+"""A fork waits for first calls that are under way, so that its child has whole modules and locks.
+
+A first call imports, builds and loads. A thread that is in the midst of that does not exist in a
+forked child, but the locks of its imports do, and Python's own cannot be freed there. Repeated
+calls hold nothing that a fork has to wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_changed = threading.Condition(threading.RLock())
+_own = threading.local()
+_under_way = 0
+"""First calls, of all threads; ``_own.count`` of this one."""
+_forking = 0
+"""Threads that wait to fork: no other first call begins before they have."""
+
+
+@contextmanager
+def first_call() -> Iterator[None]:
+    """Held by a thread while it may import or build."""
+    global _under_way
+    count = getattr(_own, "count", 0)
+    with _changed:
+        if not count:
+            _changed.wait_for(lambda: not _forking)
+        _under_way += 1
+    _own.count = count + 1
+    try:
+        yield
+    finally:
+        _own.count -= 1
+        with _changed:
+            _under_way -= 1
+            _changed.notify_all()
+
+
+def _before() -> None:
+    global _forking
+    _changed.acquire()
+    _forking += 1
+    # A thread that forks within a first call of its own does not wait for itself.
+    _changed.wait_for(lambda: _under_way == getattr(_own, "count", 0))
+
+
+def _after_in_parent() -> None:
+    global _forking
+    _forking -= 1
+    _changed.notify_all()
+    _changed.release()
+
+
+def _after_in_child() -> None:
+    global _changed, _under_way, _forking
+    _changed = threading.Condition(threading.RLock())
+    _under_way, _forking = getattr(_own, "count", 0), 0
+
+
+os.register_at_fork(
+    before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+)
