@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,10 @@ from .tools.show_kernel.command import show_kernel
 from .tools.simulate.command import simulate
 from .tools.tune.command import tune
 from .tools.verify import verify
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
 
 WIDE = 110
 """Columns of a terminal from which on every fact of a kernel has a column of its own."""
@@ -55,22 +59,17 @@ def application(
     """Matrix multiplication on tensor cores, in Triton and in CUDA C++, beside cuBLAS."""
 
 
-@app.command("kernels", cls=Command)
-def kernels(
-    json: options.Json = False,
-) -> None:
-    """List all kernels: what each adds, what it supports, whether it runs here."""
-    from . import dispatch
+KINDS = {
+    "ladder": "the ladder: each rung adds one idea to the one before",
+    "shape": "the specialists, for shapes or types of their own",
+}
+"""dispatch.Kernel.kind -> the title of its list."""
 
-    frame = dispatch.kernels()
-    if json:
-        typer.echo(frame.to_json(orient="records", indent=2))
-        return
-    from rich.console import Console
+
+def _print_kernels(console: Console, frame: pd.DataFrame, title: str) -> None:
     from rich.table import Table
 
-    console = Console()
-    table = Table()
+    table = Table(title=title, title_justify="left")
     table.add_column("kernel", no_wrap=True)
     if console.width < WIDE:
         table.add_column("what it adds; what it takes, from which sm on; whether it runs here")
@@ -90,6 +89,25 @@ def kernels(
             cells = ("; ".join(filter(None, (adds, takes, sm and f"sm {sm}", where))),)
         table.add_row(f"{row.backend}/{row.kernel}", *cells)
     console.print(table)
+
+
+@app.command("kernels", cls=Command)
+def kernels(
+    json: options.Json = False,
+) -> None:
+    """List all kernels: what each adds, what it supports, whether it runs here."""
+    from . import dispatch
+
+    frame = dispatch.kernels()
+    if json:
+        typer.echo(frame.to_json(orient="records", indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for kind, title in KINDS.items():
+        _print_kernels(console, frame[frame.kind == kind], title)
     from .problem import COMPUTES, OUTPUTS
 
     # A name is never cut: the widest cells of the first two columns leave room for any of them.

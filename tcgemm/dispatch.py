@@ -300,9 +300,9 @@ def why_not_here(row: Kernel) -> str | None:
 def kernels() -> pd.DataFrame:
     """All kernels of all backends, in ladder order.
 
-    Columns: backend, kernel, adds (over the rung before), type_pairs, fuses (what it does in the
-    same launch), shapes, capability (least), runs_here, why_not (a sentence where runs_here is
-    False).
+    Columns: backend, kernel, kind (ladder: a step for learning; shape: a specialist), adds
+    (over the rung before), type_pairs, fuses (what it does in the same launch), shapes,
+    capability (least), runs_here, why_not (a sentence where runs_here is False).
     """
     import pandas as pd
 
@@ -313,6 +313,7 @@ def kernels() -> pd.DataFrame:
             {
                 "backend": row.backend,
                 "kernel": row.name,
+                "kind": row.kind,
                 "adds": row.adds,
                 "type_pairs": _pairs(row),
                 "fuses": ", ".join(row.fuses),

@@ -248,6 +248,7 @@ def test_kernels_lists_every_row():
     assert list(frame.columns) == [
         "backend",
         "kernel",
+        "kind",
         "adds",
         "type_pairs",
         "fuses",

@@ -55,5 +55,8 @@ def tunings() -> dict[str, Tuning]:
 
 
 def rows() -> tuple[dict[str, Any], ...]:
-    """The rows of all rungs, in ladder order."""
-    return tuple(module.ROW for module in modules())
+    """The rows of all rungs, in ladder order; those in shapes/ are specialists."""
+    return tuple(
+        {**module.ROW, "kind": "shape" if ".shapes." in module.__name__ else "ladder"}
+        for module in modules()
+    )
