@@ -67,7 +67,8 @@ def watched(monkeypatch):
     watch("create_masked_store", "written", 1)
 
     def start(**named: torch.Tensor) -> list[str]:
-        views.extend(Addresses(name, view) for name, view in named.items())
+        # Earlier views are gone, and their memory may be another's by now.
+        views[:] = [Addresses(name, view) for name, view in named.items()]
         return found
 
     return start
