@@ -9,7 +9,6 @@ own name: float32 (float64, exact integers) for every type.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import cublaslt
+from . import cublaslt, forks
 from .epilogue import FUNCTIONS, finished, wide_dtype
 from .problem import COMPUTES, OUTPUTS, Fusion, Problem
 
@@ -251,11 +250,7 @@ _settings = RLock()
 
 A fork waits for that call's end: its child has the user's settings, and the lock is free there.
 """
-os.register_at_fork(
-    before=_settings.acquire,
-    after_in_parent=_settings.release,
-    after_in_child=_settings.release,
-)
+forks.hold_across(_settings)
 
 
 @contextmanager

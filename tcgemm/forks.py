@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 _changed = threading.Condition(threading.RLock())
 _own = threading.local()
@@ -39,16 +39,35 @@ def first_call() -> Iterator[None]:
             _changed.notify_all()
 
 
+_held: list[AbstractContextManager[bool]] = []
+
+
+def hold_across(lock: AbstractContextManager[bool]) -> None:
+    """Hold a reentrant lock while a process forks, so that nobody is within it.
+
+    It is taken after the wait for first calls: one of these may need it to end.
+    """
+    _held.append(lock)
+
+
 def _before() -> None:
     global _forking
     _changed.acquire()
     _forking += 1
     # A thread that forks within a first call of its own does not wait for itself.
     _changed.wait_for(lambda: _under_way == getattr(_own, "count", 0))
+    for lock in _held:
+        lock.__enter__()
+
+
+def _release() -> None:
+    for lock in reversed(_held):
+        lock.__exit__(None, None, None)
 
 
 def _after_in_parent() -> None:
     global _forking
+    _release()
     _forking -= 1
     _changed.notify_all()
     _changed.release()
@@ -56,6 +75,7 @@ def _after_in_parent() -> None:
 
 def _after_in_child() -> None:
     global _changed, _under_way, _forking
+    _release()
     _changed = threading.Condition(threading.RLock())
     _under_way, _forking = getattr(_own, "count", 0), 0
 

@@ -68,7 +68,7 @@ def aligned(problem: Problem, with_c: bool) -> Problem:
     )
     if not with_c:
         return better
-    return replace(better, c_strides=_padded((M, N), (N, 1)), c_alignment=256)
+    return replace(better, c_strides=_padded((M, N), problem.c_strides), c_alignment=256)
 
 
 def _workspace_mib() -> int:

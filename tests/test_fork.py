@@ -103,6 +103,34 @@ def test_promise_26_a_fork_waits_for_a_first_call(backend):
         assert done.returncode == 0, (delay, done.stderr[-500:])
 
 
+WAITING = """
+import os, sys, threading, time, torch, tcgemm
+from tcgemm import cublas, forks
+
+inside = threading.Event()
+
+def first_call():
+    with forks.first_call():
+        inside.set()
+        time.sleep(0.5)  # the fork waits by now
+        with cublas._mode("tf32"):
+            pass
+
+caller = threading.Thread(target=first_call, daemon=True)
+caller.start()
+inside.wait(10)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_promise_26_a_fork_that_waits_holds_no_lock_that_a_first_call_needs():
+    done = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, timeout=30)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
 def test_promise_26_a_fork_leaves_the_child_the_users_settings_of_torch():
     """Not those that another thread's call has set for its own length."""
     cublas = import_module("tcgemm.cublas")

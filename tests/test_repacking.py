@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,6 +39,12 @@ def test_copies_unlock_kernels_that_read_by_tma(backend):
     chosen = dispatch.choose(better, backend)
     assert chosen.why_not(odd) is not None
     assert chosen.why_not(better) is None
+
+
+def test_a_copy_of_c_lies_as_c_does():
+    by_columns = replace(problem(N=4095), c_strides=(1, 4097))
+    assert repacking.aligned(by_columns, with_c=True).c_strides == (1, 4096)
+    assert repacking.aligned(problem(N=4095), with_c=True).c_strides == (4096, 1)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
