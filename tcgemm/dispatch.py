@@ -58,6 +58,9 @@ class Kernel:
     """A sentence with the numbers where shape, strides or alignment do not fit, else None."""
     plan: Callable[[Problem], Mapping[str, int | str]] = field(default=lambda problem: {})
     """How the kernel would run the problem: keyword arguments of the callable."""
+    unaligned_us: Callable[[Problem], float | None] = field(default=lambda problem: None)
+    """Estimated microseconds (H200) of a problem whose rows of A or B are no multiples of 16 bytes
+    apart; None where it is not known."""
     deterministic: bool = True
     """Same inputs, same bits."""
     rounds_product: bool = False

@@ -287,10 +287,10 @@ def test_a_backends_own_choice_is_measured_as_matmul_takes_it(tmp_path, misbehav
     assert [u.full_name for u in every] == [
         "cublas/cublas", "cublas/cublas_best", "misbehaving/unasked"
     ]  # fmt: skip
-    results = store.Store(tmp_path, "r", {"gpu_slug": "cpu"})
+    results = store.Store(tmp_path / "results", "r", {"gpu_slug": "cpu"})
     run.run(every[-1:], results, device="cpu")
     results.close()
-    (row,) = store.read(tmp_path)
+    (row,) = store.read(tmp_path / "results")
     what = (row["backend"], row["kernel"], row["chosen"], row["status"])
     assert what == ("misbehaving", dispatch.ladder("misbehaving")[-1].name, "yes", "ok")
     done = set(run.keys_of_row(row))
@@ -433,12 +433,14 @@ def test_a_worker_ends_with_its_parent_and_leaves_no_log(tmp_path, misbehaving, 
 
 @pytest.mark.gpu
 def test_the_baseline_is_measured_against_itself_on_a_gpu(tmp_path):
-    chosen = cases.build(shapes=["512x512x512", "2048x2048x2048"], layouts=["nn", "nt"])
+    chosen = cases.build(shapes=["512x512x512", "4096x4096x4096"], layouts=["nn", "nt"])
     results = store.Store(tmp_path, "r", {"gpu_slug": "gpu"})
     run.run(run.units_of(chosen, run.contenders([], ["cublas/cublas"])), results)
     results.close()
     stored = store.read(tmp_path)
-    assert [row["status"] for row in stored] == ["ok"] * 4
+    assert [row["status"] for row in stored] == ["ok"] * 8
+    short = [row["among"] for row in stored if row["M"] == "512"]
+    assert short == ["alone", "graph", "stream"] * 2  # a short product is timed among others too
     for row in stored:
         assert float(row["ratio_p50"]) == pytest.approx(1, abs=0.1)
         assert float(row["ms_p20"]) <= float(row["ms_p50"]) <= float(row["ms_p80"])
