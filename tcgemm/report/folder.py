@@ -81,6 +81,9 @@ def load(path: Path) -> Folder:
     compiled = read_compiled(path)
     ladders = [] if compiled is None else zip(compiled["backend"], compiled["kernel"], strict=True)
     table = derive(frame, gpu, ladders)
+    if compiled is not None:  # what is no step of the ladder is not drawn as one
+        of_shapes = compiled.loc[compiled["kind"].eq("shape"), ["backend", "kernel"]]
+        table.attrs["specialists"] = list(of_shapes.itertuples(index=False, name=None))
     rated = None if compiled is None else with_rates(compiled, table, frame)
     return Folder(path, gpu.name, gpu.slug, gpu, table, runs, counts, rated)
 

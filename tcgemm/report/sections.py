@@ -56,7 +56,9 @@ def sections(folder: Folder) -> list[Section]:
         for make in (_suites, _at_its_best, _type_pairs, _transposed_b, _wmma_shapes, _fused)
     ]
     if folder.compiled is not None:
-        made += [_languages(folder.compiled), _compiled(folder.compiled)]
+        special = folder.compiled["kind"].eq("shape")
+        made += [_languages(folder.compiled), _compiled(folder.compiled[~special])]
+        made.append(_compiled_specialists(folder.compiled[special]))
     return [section for section in made if section is not None and section.rows]
 
 
@@ -363,3 +365,10 @@ def _compiled(rated: pd.DataFrame) -> Section:
         *compiled_rows(rated),
         words=3,
     )
+
+
+def _compiled_specialists(rated: pd.DataFrame) -> Section:
+    """The same of the kernels that are no step of the ladder."""
+    guide = "Read as the table above. These are for shapes and types that the ladder serves badly."
+    title = "What the compilers made of each specialist"
+    return Section("specialists", title, guide, *compiled_rows(rated), words=3)

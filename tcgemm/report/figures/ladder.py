@@ -105,7 +105,8 @@ def draw_ladder(tables: Sequence[tuple[str, pd.DataFrame]]) -> Picture:
     )
     order = list(dict.fromkeys(k for _, t in tables for k in t["kernel"].cat.categories))
     every["kernel"] = pd.Categorical(every["kernel"].astype(str), order, ordered=True)
-    kernels = [k for k in kernels_of(every) if k[0] != BASELINE]
+    others = {k for _, t in tables for k in t.attrs.get("specialists", ())}
+    kernels = [k for k in kernels_of(every) if k[0] != BASELINE and k not in others]
     if not kernels:
         return Picture("ladder", title, "Not drawn: only cuBLAS was measured.", None)
     pairs, layouts = panels(every[every["tflops"].notna()])
@@ -148,6 +149,8 @@ def draw_ladder(tables: Sequence[tuple[str, pd.DataFrame]]) -> Picture:
         "and beside a slow one, which leaves the board cool, it is higher. A rung without a bar "
         "says why."
     )
+    if others:
+        guide += " The specialists for other shapes and types are not drawn here."
     if len(here) > 1:
         guide += f" One column a GPU, layout {layouts[0]}."
     return Picture("ladder", title, guide, svg)

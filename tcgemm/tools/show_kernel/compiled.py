@@ -24,10 +24,10 @@ COLUMNS = (
     *("M", "N", "K", "status", "reason", "plan"),
     *FACTS,
     *GROUPS,
-    "instructions",
+    *("instructions", "kind"),
 )
 """Of the file. ``status`` is ok, refused or failed, and ``reason`` says why; ``plan`` is how the
-rung runs the problem."""
+rung runs the problem; ``kind`` is ladder or shape, as in ``dispatch.Kernel``."""
 
 
 def compile_all(problem: Problem, gpu: str) -> Iterator[dict[str, Any]]:
@@ -65,6 +65,7 @@ def compile_one(row: Kernel, problem: Problem, gpu: str) -> dict[str, Any]:
         "backend": row.backend,
         "kernel": row.name,
         "adds": row.adds,
+        "kind": row.kind,
         "gpu": gpu,
         **{name: getattr(problem, name) for name in COLUMNS[4:11]},
     }
