@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import extras
 from .errors import OperandTypeError, ToolchainError, UnknownNameError, UnsupportedError
 from .operands import alignment, dtype_name
 from .problem import COMPUTES, Fusion, Plan, Problem
@@ -174,6 +175,8 @@ def load(backend: str, kernel: str) -> Callable[..., None]:
     try:
         run: Callable[..., None] = _module(backend).load(kernel)
     except (RuntimeError, ImportError) as error:
+        if isinstance(error, ImportError):
+            extras.explain(error, f"{backend}/{kernel}")
         raise ToolchainError(
             f"{backend}/{kernel} cannot be loaded: {error} ('tcgemm doctor' says what is missing)"
         ) from error
@@ -298,14 +301,22 @@ def why_not_here(row: Kernel) -> str | None:
 
 
 def kernels() -> pd.DataFrame:
-    """All kernels of all backends, in ladder order.
+    """All kernels of all backends, in ladder order, as a table of pandas (extra ``report``).
 
     Columns: backend, kernel, kind (ladder: a step for learning; shape: a specialist), adds
     (over the rung before), type_pairs, fuses (what it does in the same launch), shapes,
     capability (least), runs_here, why_not (a sentence where runs_here is False).
+
+    Raises MissingExtraError without pandas.
     """
+    extras.need("report", "tcgemm.kernels()")
     import pandas as pd
 
+    return pd.DataFrame(facts_of_kernels())
+
+
+def facts_of_kernels() -> list[dict[str, Any]]:
+    """The rows of ``kernels()``, a dict for each."""
     rows = []
     for row in select():
         reason = why_not_here(row)
@@ -323,4 +334,4 @@ def kernels() -> pd.DataFrame:
                 "why_not": reason or "",
             }
         )
-    return pd.DataFrame(rows)
+    return rows

@@ -114,10 +114,15 @@ def test_reasons_agree_with_the_ranking_and_say_measured_only_of_what_was(shape)
 
 def test_nothing_is_called_measured_where_nothing_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output = explain("4096x4096x4096", "--gpu", "h200")
+    output = explain("4096x4096x4096", "--gpu", "a100")
     assert "ranking: nothing was measured on this GPU" in output
     assert not re.search(r"(was )?measured (slower|faster)", output)
     assert "estimated" not in output
+
+
+def test_the_projects_own_rows_are_found_outside_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert any(each["exact"] for each in as_json("4096x4096x4096")["ranking"])
 
 
 def test_an_older_gpu_refuses_what_it_lacks():

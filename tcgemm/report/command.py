@@ -7,6 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from .. import extras
+
 
 def report(
     folders: Annotated[
@@ -36,6 +38,7 @@ def report(
     ] = None,
 ) -> None:
     """Make pages, figures and tables from stored results. Running it twice changes no file."""
+    extras.need("report", "tcgemm report")
     from .write import write
 
     made = write(folders or [], out, readme)

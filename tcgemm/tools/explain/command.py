@@ -49,7 +49,10 @@ def explain(
     ] = False,
     results: Annotated[
         Path | None,
-        typer.Option(help="Of that GPU, for the ranking; by default reports/<gpu>.", metavar="DIR"),
+        typer.Option(
+            help="Of that GPU, for the ranking; by default reports/<gpu>, else tcgemm's own.",
+            metavar="DIR",
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -66,8 +69,8 @@ def explain(
     rows = dispatch.select(backend or (), [kernel] if kernel else ())
     names = dict.fromkeys(row.backend for row in rows)
     kernel = rows[0].name if kernel else None
-    folder = results or Path("reports") / board.slug
-    measured = store.read(folder) if results or (folder / store.RESULTS).is_file() else []
+    folder = results or store.folder_of(board.slug)
+    measured = store.read(folder) if folder else []
     ranking = rank(problem, rows, board, measured)
     choices = [choice(problem, name, kernel, board, compile, ranking) for name in names]
     against = bound(problem, board)
