@@ -256,22 +256,24 @@ def test_listing_the_rows_imports_no_triton():
     assert run_python(code).strip() == "False"
 
 
-def test_help_needs_no_torch_and_answers_within_half_a_second():
+def test_help_needs_no_torch_and_answers_within_three_tenths_of_a_second():
     code = (
         "import sys\nsys.argv = ['tcgemm', '--help']\n"
         "from tcgemm.cli import main\n"
         "try:\n    main()\nexcept SystemExit as e:\n    assert not e.code\n"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules\n"
     )
-    times = []  # on a processor, so that what else runs here does not count
-    for _ in range(5):
-        before = os.times()
-        output = run_python(code)
-        after = os.times()
-        times.append(sum(after[2:4]) - sum(before[2:4]))  # of children, user and system
-    assert "bench" in output
-    assert "report" in output
-    assert min(times) < 0.5
+    times: dict[str, list[float]] = {"help": [], "parser": []}
+    for _ in range(5):  # on a processor, so that what else runs here counts less
+        for name, program in (("help", code), ("parser", "import typer.main, typer.rich_utils")):
+            before = os.times()
+            output = run_python(program)
+            after = os.times()
+            # of children, user and system
+            times[name].append(sum(after[2:4]) - sum(before[2:4]))
+            assert name == "parser" or {"bench", "report"} <= set(output.split())
+    # Where all is slower, the package that prints any help is slower as well.
+    assert min(times["help"]) < max(0.3, 1.8 * min(times["parser"]))
 
 
 def test_the_bare_folder_names_are_refused():

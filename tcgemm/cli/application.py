@@ -16,6 +16,7 @@ from ..tools.show_kernel.command import show_kernel
 from ..tools.simulate.command import simulate
 from ..tools.tune.command import tune
 from ..tools.verify import verify
+from ..waiting import Waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,6 @@ app = typer.Typer(
     name="tcgemm",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings=HELP,
 )
 app.command("bench", cls=Command)(bench)
@@ -98,9 +98,10 @@ def kernels(
     json: options.Json = False,
 ) -> None:
     """List all kernels: what each adds, what it supports, whether it runs here."""
-    from .. import dispatch
+    with Waiting("listing the kernels"):
+        from .. import dispatch
 
-    rows = dispatch.facts_of_kernels()
+        rows = dispatch.facts_of_kernels()
     if json:
         typer.echo(dumps(rows, indent=2))
         return
@@ -139,17 +140,17 @@ def doctor() -> None:
     """Say what was found on this machine, what is missing, and the one line that mends it."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from ..tools.doctor import checks
 
-    table = Table("", "what", "found", "to mend it", show_lines=False)
-    for column in table.columns:
-        column.overflow = "fold"  # a path is of use only when it is whole
-    results = checks()
+    with Waiting("looking"):
+        results = checks()
+    console = Console(soft_wrap=True, highlight=False)  # a path or command is copied whole
+    colors = {"ok": "green", "limited": "yellow", "missing": "red"}
     for check in results:
-        mark = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
-        table.add_row(mark[check.state], check.what, escape(check.found), escape(check.cure))
-    Console().print(table)
+        state = f"[{colors[check.state]}]{check.state:7}[/]"
+        console.print(f"{state}  {check.what}: {escape(check.found)}")
+        if check.cure:
+            console.print(f"         -> {escape(check.cure)}")
     if any(check.state == "missing" for check in results):
         raise typer.Exit(1)

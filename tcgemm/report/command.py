@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from .. import extras
+from ..waiting import Waiting
 
 
 def report(
@@ -39,9 +40,10 @@ def report(
 ) -> None:
     """Make pages, figures and tables from stored results. Running it twice changes no file."""
     extras.need("report", "tcgemm report")
-    from .write import write
+    with Waiting("drawing the report"):
+        from .write import write
 
-    made = write(folders or [], out, readme)
+        made = write(folders or [], out, readme)
     changed = len(made["changed"])
     typer.echo(f"{changed} file{'' if changed == 1 else 's'} changed")
     typer.echo(f"report: {made['pages'][-1].resolve()}")
