@@ -279,6 +279,27 @@ def test_done_keys_are_skipped(misbehaving):
     }
 
 
+def test_a_backends_own_choice_is_measured_as_matmul_takes_it(tmp_path, misbehaving, monkeypatch):
+    chosen = cases.build(shapes=["16x8x4"], device="cpu")
+    monkeypatch.setattr(
+        dispatch, "choose", lambda problem, backend: dispatch.find(backend, "right")
+    )
+    every = run.units_of(chosen, run.unasked(["misbehaving"]))
+    assert [u.full_name for u in every] == [
+        "cublas/cublas", "cublas/cublas_best", "misbehaving/unasked"
+    ]  # fmt: skip
+    results = store.Store(tmp_path, "r", {"gpu_slug": "cpu"})
+    run.run(every[-1:], results, device="cpu")
+    results.close()
+    (row,) = store.read(tmp_path)
+    what = (row["backend"], row["kernel"], row["chosen"], row["status"])
+    assert what == ("misbehaving", dispatch.ladder("misbehaving")[-1].name, "yes", "ok")
+    done = set(run.keys_of_row(row))
+    assert "misbehaving" not in {
+        u.backend for u in run.units_of(chosen, run.unasked(["misbehaving"]), done)
+    }
+
+
 @pytest.fixture
 def app():
     typer_app = typer.Typer(pretty_exceptions_enable=False)

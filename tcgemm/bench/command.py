@@ -71,6 +71,13 @@ def bench(
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a kernel is given up.", min=0.1, max=86400)
     ] = 120.0,
+    unasked: Annotated[
+        bool,
+        typer.Option(
+            "--unasked",
+            help="Only what matmul takes where no kernel is named, beside cuBLAS and its best.",
+        ),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what the results folder already holds.")
     ] = False,
@@ -97,18 +104,24 @@ def bench(
         seed=seed,
         count=count,
     )
+    if unasked and kernel:
+        raise typer.BadParameter("--unasked leaves the choice of kernel, and --kernel names one")
     build(device="cuda")  # names a mistake in the arguments before torch is imported
 
     from . import environment, run
 
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
-    kernels = run.contenders(backend or (), kernel or (), device)
+    kernels = (
+        run.unasked(backend or ())
+        if unasked
+        else run.contenders(backend or (), kernel or (), device)
+    )
     folder = out or Path("reports") / environment.slug()
     store.check_folder(folder, environment.slug())
     done = set()
     if resume and (folder / store.RESULTS).exists():
-        done = {run.key_of_row(row) for row in store.read(folder)}
+        done = {key for row in store.read(folder) for key in run.keys_of_row(row)}
     units = run.units_of(cases, kernels, done)
     console = Console(stderr=True)
     if done:

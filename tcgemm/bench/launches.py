@@ -17,7 +17,6 @@ from .timing import CaptureError
 if TYPE_CHECKING:
     import torch
 
-    from ..dispatch import Kernel
     from ..problem import Fusion
     from .case import Case
 
@@ -90,7 +89,9 @@ def rotating_operands(
 
 
 def repeated_calls(
-    kernel: Kernel, sets: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fusion]]
+    backend: str,
+    kernel: str | None,
+    sets: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fusion]],
 ) -> list[Callable[[], None]]:
     """For each set of A, B, C and what is fused: what a user's repeated call of ``gemm`` runs.
 
@@ -100,7 +101,7 @@ def repeated_calls(
     its key.
 
     Args:
-        kernel: the row.
+        backend, kernel: as ``gemm`` is given them; kernel None leaves the choice to the backend.
         sets: A[M, K], B[K, N], C[M, N] and the fusion, all of one case and alignment.
     """
     from ..launch import make
@@ -109,7 +110,7 @@ def repeated_calls(
     launch = make(
         a, b, asked.c, asked.alpha, asked.beta, asked.bias, asked.epilogue or None, out, out.dtype,
         asked.compute or None, asked.scale_a, asked.scale_b, asked.mma_shape or None,
-        kernel.backend, kernel.name,
+        backend, kernel,
     )  # fmt: skip
     return [
         partial(launch, a, b, of.c, of.bias, of.scale_a, of.scale_b, out) for a, b, out, of in sets
