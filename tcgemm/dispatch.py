@@ -283,11 +283,25 @@ def problem_of(
     )
 
 
-_capability = cache(torch.cuda.get_device_capability)
+@cache
+def _capability(index: int) -> tuple[int, int]:
+    if reason := why_not_this_torch():
+        raise UnsupportedError(f"{reason}: use torch.matmul there")
+    return torch.cuda.get_device_capability(index)
+
+
+def why_not_this_torch() -> str | None:
+    """Why no GPU that torch sees could run a kernel; None where torch is built for NVIDIA's."""
+    if torch.version.hip:
+        built = f"this torch is built for AMD's ({torch.version.hip})"
+        return f"the kernels are for NVIDIA GPUs and {built}"
+    return None
 
 
 def why_not_here(row: Kernel) -> str | None:
     """Why no operand on this machine could reach the kernel; None when it runs here."""
+    if "cuda" in row.devices and torch.cuda.is_available() and why_not_this_torch():
+        return why_not_this_torch()
     if "cuda" in row.devices and torch.cuda.is_available():
         here = torch.cuda.get_device_capability()
         if here >= row.capability:

@@ -64,6 +64,9 @@ def _torch() -> Check:
 def _gpu() -> Check:
     import torch
 
+    if torch.version.hip:
+        found = f"torch is built for AMD's GPUs ({torch.version.hip})"
+        return Check("GPU", "missing", found, "an NVIDIA GPU, and torch's CUDA build")
     if torch.cuda.is_available():
         names = [
             "{} (sm_{}{})".format(
