@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from tcgemm import dispatch
 from tcgemm.bench import ahead, cases, run, store
-from tcgemm.bench.command import _Progress, bench
+from tcgemm.bench.case import CASE_COLUMNS
+from tcgemm.bench.command import _print_table, _Progress, bench
 from tcgemm.bench.worker import Unit
 from tcgemm.call import forget
 from tcgemm.errors import ResultsError, TcgemmError, ToolchainError, UnknownNameError
@@ -446,3 +447,20 @@ def test_the_baseline_is_measured_against_itself_on_a_gpu(tmp_path):
         assert float(row["ms_p20"]) <= float(row["ms_p50"]) <= float(row["ms_p80"])
         assert int(row["rounds"]) >= 5
         assert row["cache"] == "cold"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_closing_table_keeps_names_whole(columns):
+    names = {"triton": "warp_specialized", "cuda": "wmma_double_buffered", "cublas": "cublas_best"}
+    (case,) = cases.build(shapes=["4096x4096x14336"], dtypes=["bfloat16"], layouts=["nt"])
+    asked = {name: getattr(case, name) for name in CASE_COLUMNS}
+    timed = {"status": "ok", "ms_p50": 1.2345, "ratio_p50": 1.01}
+    rows = [
+        {**asked, "backend": backend, "kernel": name, **timed} for backend, name in names.items()
+    ]
+    console = Console(file=io.StringIO(), width=columns)
+    _print_table(console, rows, "cuda")
+    output = console.file.getvalue()
+    assert all(f"{name} " in output for name in names.values())
+    assert "…" not in output
+    assert max(map(len, output.splitlines())) <= columns
