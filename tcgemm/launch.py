@@ -263,15 +263,12 @@ def _started_by(
     problem: Problem, part: Part, fusion: Fusion, backend: str, kernel: str | None
 ) -> tuple[Plan, Start]:
     """The plan of a part, and what starts it."""
-    if kernel is None and repacking.pays(problem):
-        for with_c in (False, True) if problem.plain else (False,):
-            better = repacking.aligned(problem, with_c)
-            row = dispatch.choose(better, backend)
-            if row.why_not(problem) is None:
-                continue  # it reads the operands as they lie
-            plan = Plan(backend, row.name, row.plan(better))
-            start = repacking.Repacked(part, with_c, partial(_bind, plan, better, fusion))
-            return replace(plan, config={**plan.config, "ALIGNED_COPIES": 2 + with_c}), start
+    copied = repacking.planned(problem, backend) if kernel is None else None
+    if copied is not None:
+        better, with_c, row = copied
+        plan = Plan(backend, row.name, row.plan(better))
+        start = repacking.Repacked(part, with_c, partial(_bind, plan, better, fusion))
+        return replace(plan, config={**plan.config, "ALIGNED_COPIES": 2 + with_c}), start
     plan = _planned(problem, backend, kernel)
     return plan, _bind(plan, problem, fusion, part)
 

@@ -14,11 +14,12 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .batching import Part
+from .dispatch import Kernel, choose
 from .errors import OperandError
 from .problem import ITEMSIZE, Problem
 
@@ -50,6 +51,28 @@ def pays(problem: Problem) -> bool:
     limit = _workspace_mib() << 20
     saved = problem.flop / SLOW - problem.flop / FAST
     return copied <= limit and saved > copied / COPIED + 2 * LAUNCH_US
+
+
+class Copied(NamedTuple):
+    """A product that runs on copies."""
+
+    problem: Problem
+    """Of the copies."""
+    with_c: bool
+    """Whether C is written through a copy, too."""
+    row: Kernel
+
+
+def planned(problem: Problem, backend: str) -> Copied | None:
+    """The product of copies in aligned rows, where a kernel wants them and they pay."""
+    if not pays(problem):
+        return None
+    for with_c in (False, True) if problem.plain else (False,):
+        better = aligned(problem, with_c)
+        row = choose(better, backend)
+        if row.why_not(problem) is not None:  # it cannot read the operands as they lie
+            return Copied(better, with_c, row)
+    return None
 
 
 def aligned(problem: Problem, with_c: bool) -> Problem:

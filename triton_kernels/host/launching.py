@@ -124,8 +124,8 @@ class Bound:
     """
 
     __slots__ = (
-        "_asked", "_by_address", "_compiled", "_kept", "_kernel", "_plan", "_repack", "_replays",
-        "_room", "_rung",
+        "_asked", "_by_address", "_compiled", "_kept", "_kernel", "_plan", "_replays", "_room",
+        "_rung", "repack",
     )  # fmt: skip
 
     def __init__(self, rung: Rung, fusion: Any, plan: Mapping[str, int]) -> None:
@@ -136,7 +136,7 @@ class Bound:
         compute = getattr(fusion, "compute", "")
         rounds = rung.rounding is not None and compute == "tf32"
         self._kernel = rung.rounding if rounds else rung.kernel
-        self._repack = None if rung.repack is None else rung.repack(compute, plan)
+        self.repack = None if rung.repack is None else rung.repack(compute, plan)
         self._compiled: list[Any] = []  # kept alive with their binaries
         # Bytes that each call needs anew, for copies of A and B or for parts of C.
         self._room = 0
@@ -162,7 +162,7 @@ class Bound:
                 if x is not None:
                     addresses += (x.data_ptr(),)
         room = None
-        if self._repack is not None and self._room:
+        if self.repack is not None and self._room:
             # The kernel's descriptors hold the address of the copies as well.
             room = torch.empty(self._room, dtype=torch.uint8, device=a.device)
             kept = self._by_address.get((*addresses, room.data_ptr()))
@@ -193,12 +193,12 @@ class Bound:
         """Launch as Triton does, and record it."""
         check(a)
         steps: list[Step] = []
-        if self._repack is not None and (size := self._repack.room(a, b)):
+        if self.repack is not None and (size := self.repack.room(a, b)):
             if room is None:
                 room = torch.empty(size, dtype=torch.uint8, device=a.device)
-            a, b, steps = self._repack.steps(a, b, room)
+            a, b, steps = self.repack.steps(a, b, room)
         fusion = None if self._asked is None else Asked(*self._asked, *fused)
-        steps += self._steps(a, b, c, fusion)
+        steps += self.steps(a, b, c, fusion)
         with one_at_a_time:
             compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
         if INTERPRETED:
@@ -223,7 +223,8 @@ class Bound:
             self._by_address.clear()
         self._by_address[where] = kept
 
-    def _steps(self, a: Any, b: Any, c: Any, fusion: Any) -> list[Step]:
+    def steps(self, a: Any, b: Any, c: Any, fusion: Any) -> list[Step]:
+        """The launches of the product, as Triton takes them; the copies come before."""
         rung, plan = self._rung, self._plan
         asked = () if fusion is None else (fusion,)
         grid, args, constants = rung.arguments(a, b, c, *asked, **plan)
