@@ -41,7 +41,18 @@ NUMBERED = ("M", "N", "K", "lines of source")
 """Columns that hold a whole number in every row that is ok."""
 
 TEXTS = (
-    *("backend", "kernel", "adds", "gpu", "dtype_in", "dtype_out", "compute", "layout", "status"),
+    *(
+        "backend",
+        "kernel",
+        "kind",
+        "adds",
+        "gpu",
+        "dtype_in",
+        "dtype_out",
+        "compute",
+        "layout",
+        "status",
+    ),
     *("reason", "plan", "compiler", "target", "wgmma serialized"),
 )
 """Columns of text; all others hold numbers."""
