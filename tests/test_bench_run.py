@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,17 @@ def test_a_row_holds_facts_and_on_a_cpu_no_time(tmp_path, misbehaving):
     assert float(row["compile_s"]) >= 0
     assert not any(row[name] for name in ("ms_p20", "ms_p50", "ratio_p50", "rounds", "power_w"))
     assert seen == [("begin", "misbehaving/right"), ("row", "misbehaving/right")]
+
+
+def test_a_row_says_what_the_operands_held_and_resume_knows_it(tmp_path, misbehaving):
+    zeros = [replace(case, data="zeros") for case in cases.build(None, shapes=("16x8x4",))]
+    units = run.units_of(zeros, run.contenders(kernels=["misbehaving/right"], device="cpu"))
+    results = store.Store(tmp_path / "made", "r", {"gpu_slug": "cpu"})
+    run.run(units, results, device="cpu")
+    (row,) = store.read(tmp_path / "made")
+    assert (row["data"], row["status"]) == ("zeros", "ok")
+    assert run.key_of_row(row) == run.key(zeros[0], "misbehaving", "right")
+    assert run.key_of_row(row) != run.key(replace(zeros[0], data="normal"), "misbehaving", "right")
 
 
 def test_compilation_is_reported_once_a_configuration(tmp_path, misbehaving):

@@ -55,6 +55,13 @@ def bench(
             help="What is fused, e.g. residual or 'bias gelu'. Repeatable.", metavar="WORDS"
         ),
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What A and B hold: normal (default), uniform, ints, zeros. Repeatable.",
+            metavar="NAME",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Results folder; by default reports/<gpu>.")
     ] = None,
@@ -101,6 +108,7 @@ def bench(
         layouts=layout or (),
         computes=compute or (),
         fused=fused or (),
+        data=data or (),
         seed=seed,
         count=count,
     )
@@ -130,7 +138,9 @@ def bench(
         console.print(f"Nothing is left to measure: {escape(str(folder / store.RESULTS))}")
         return
     environment.set_precision()
-    results = store.Store(folder, environment.run_id(), environment.collect(sys.argv))
+    facts = environment.collect(sys.argv)
+    facts["specialists"] = [row.full_name for row in kernels if row.kind == "shape"]
+    results = store.Store(folder, environment.run_id(), facts)
     rows: list[dict[str, Any]] = []
     try:
         with _Progress(console, len(units)) as progress:

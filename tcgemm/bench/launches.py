@@ -79,7 +79,14 @@ def rotating_operands(
     sets = [
         (
             *accuracy.operands(
-                case.M, case.N, case.K, dtype_in, case.layout, "cuda", seed + 1 + number
+                case.M,
+                case.N,
+                case.K,
+                dtype_in,
+                case.layout,
+                "cuda",
+                seed + 1 + number,
+                data=case.data,
             ),
             torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
         )

@@ -47,10 +47,11 @@ COLUMNS: dict[str, str] = {
     "rounds": "pairs measured",
     "timer": "graph (CUDA-graph replays), events (CUDA events around launches) or none",
     "cache": "cold (buffers rotate over at least twice the L2) or warm",
-    "data": "distribution of the operands, e.g. normal",
+    "data": "what A and B held: normal, uniform, ints or zeros",
     "seed": "seed of the operands",
     "sm_clock_mhz": "SM clock while it ran, median",
-    "power_w": "instantaneous board power while it ran, median",
+    "power_w": "board power while it ran beside cuBLAS: the median of NVML's instantaneous "
+    "readings, which pass the limit for moments",
     "among": "of products under 100 us, among what they were timed: alone (launches of nothing but "
     "itself), graph or stream (a foreign kernel after each, its own time taken off); or none",
 }

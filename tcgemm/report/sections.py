@@ -233,7 +233,7 @@ def _transposed_b(timed: pd.DataFrame) -> Section | None:
     size = 4096 if of["M"].eq(4096).any() else int(of["M"].max())
     of = of[of["M"].eq(size)]
     wide = of.pivot_table(
-        index=TYPE, columns=["backend", "kernel", "layout"], values="tflops", observed=True
+        index=TYPE, columns=["backend", "kernel", "layout"], values="paired_tflops", observed=True
     )
     columns = wide.columns.to_frame().to_numpy().tolist()
     kernels = list(dict.fromkeys((backend, kernel) for backend, kernel, _ in columns))
@@ -272,7 +272,7 @@ def _wmma_shapes(timed: pd.DataFrame) -> Section | None:
         at = _where(of, [*TYPE, *SHAPE, "layout"], case)
         row = [_pair(at.iloc[0]), shape_text(*case[3:6]), str(case[6])]
         for shape in shapes:
-            rates = at[at["mma_shape"].eq(shape)]["tflops"]
+            rates = at[at["mma_shape"].eq(shape)]["paired_tflops"]
             row.append("–" if rates.empty else rate_text(float(rates.max())))
         rows.append(row)
     return Section(
