@@ -24,7 +24,8 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="quick, squares, seeds, llm, types, fused, wmma, full or drawn.", metavar="NAME"
+            help="quick, squares, seeds, jetson, llm, types, fused, wmma, full or drawn.",
+            metavar="NAME",
         ),
     ] = "quick",
     backend: options.Backends = None,
