@@ -25,7 +25,7 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="quick, squares, seeds, llm, types, fused, wmma, full or drawn.",
+            help="quick, squares, seeds, jetson, llm, types, fused, wmma, full or drawn.",
             metavar="NAME",
             autocompletion=options.completed(NAMES),
         ),

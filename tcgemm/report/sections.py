@@ -22,6 +22,8 @@ from .derive import (
     shape_text,
 )
 from .folder import Folder
+from .published_rates import GUIDE, HEADER
+from .published_rates import rows as published_rows
 
 TYPE = ["dtype_in", "dtype_out", "compute"]
 SHAPE = ["M", "N", "K"]
@@ -55,6 +57,8 @@ def sections(folder: Folder) -> list[Section]:
         make(timed)
         for make in (_suites, _at_its_best, _type_pairs, _transposed_b, _wmma_shapes, _fused)
     ]
+    if timed["suites"].str.contains("seeds").any():
+        made.append(_published(timed))
     if folder.compiled is not None:
         special = folder.compiled["kind"].eq("shape")
         made += [_languages(folder.compiled), _compiled(folder.compiled[~special])]
@@ -285,6 +289,13 @@ def _wmma_shapes(timed: pd.DataFrame) -> Section | None:
         ["type pair", "size", "layout", *shapes],
         rows,
         words=3,
+    )
+
+
+def _published(timed: pd.DataFrame) -> Section:
+    title = "What the documents published"
+    return Section(
+        "published-rates", title, GUIDE, HEADER, published_rows(timed), words=len(HEADER)
     )
 
 
