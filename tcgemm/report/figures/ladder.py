@@ -166,8 +166,6 @@ def draw_ladder(tables: Sequence[tuple[str, pd.DataFrame]]) -> Picture:
         "runs cooler and faster beside a slow one. A rung without a bar says why. The specialists "
         "below each ladder are for shapes of their own, and this may be none of them."
     )
-    if others:
-        guide += " The specialists for other shapes and types are not drawn here."
     if len(here) > 1:
         guide += f" One column a GPU, layout {layouts[0]}."
     return Picture("ladder", title, guide, svg)

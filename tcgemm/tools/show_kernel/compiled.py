@@ -68,7 +68,6 @@ def compile_one(row: Kernel, problem: Problem, gpu: str) -> dict[str, Any]:
         "kernel": row.name,
         "kind": row.kind,
         "adds": row.adds,
-        "kind": row.kind,
         "gpu": gpu,
         **{name: getattr(problem, name) for name in OF_PROBLEM},
     }
