@@ -17,6 +17,7 @@ from .tools.show_kernel.command import show_kernel
 from .tools.simulate.command import simulate
 from .tools.tune.command import tune
 from .tools.verify import verify
+from .tools.warm.command import warm
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,7 @@ app.command("show-kernel", cls=Command)(show_kernel)
 app.command("simulate", cls=Command)(simulate)
 app.command("tune", cls=Command)(tune)
 app.command("verify", cls=Command)(verify)
+app.command("warm", cls=Command)(warm)
 
 
 def _print_version(wanted: bool) -> None:
