@@ -165,3 +165,10 @@ def prepare(name: str, plan: Mapping[str, Any], problem: Any) -> int:
             "compiled against: install a build of torch for CUDA"
         )
     return build_ahead(name, problem.capability or (9, 0), _defines(name, plan, problem))
+
+
+def ready(name: str, plan: Mapping[str, Any], problem: Any) -> bool:
+    """Whether a product on a GPU finds its kernel built; nothing is built or loaded."""
+    from .build.extensions import is_built
+
+    return is_built(name, problem.capability or (9, 0), _defines(name, plan, problem))

@@ -59,6 +59,13 @@ def library(name: str, capability: tuple[int, int], defines: tuple[str, ...] = (
         return _libraries[symbol]
 
 
+def is_built(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> bool:
+    """Whether the store has the rung's library; nothing is built or opened."""
+    symbol = f"{name}_{cache_key(name, capability, defines=defines)}"
+    wanted = store.wanted_folder()
+    return wanted is not None and (wanted / store.EXTENSIONS / f"{symbol}.so").is_file()
+
+
 def build_ahead(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> int:
     """Have the store hold the rung's library; 1 where it was built now, else 0."""
     built = 0

@@ -71,10 +71,12 @@ def explain(
     ranking = rank(problem, rows, board, measured)
     choices = [choice(problem, name, kernel, board, compile, ranking) for name in names]
     against = bound(problem, board)
+    auto = _auto(problem, kernel, board)
     if json:
         typer.echo(
             json_.dumps(
                 {
+                    "auto": auto,
                     "problem": str(problem),
                     "gpu": board.name,
                     "choices": [asdict(each) for each in choices],
@@ -90,7 +92,20 @@ def explain(
 
     console = Console()
     _print(console, problem, board, choices, against)
+    console.print(f"backend auto: {auto}", soft_wrap=True, highlight=False)
     _print_ranking(console, ranking, choices, folder if measured else None)
+
+
+def _auto(problem: Problem, kernel: str | None, board: Gpu) -> str:
+    """What backend="auto" would take, and why."""
+    from ...choosing.auto import backend_for
+    from ...errors import UnsupportedError, first_line
+
+    try:
+        backend, why = backend_for(problem, kernel, board.slug)
+    except UnsupportedError as error:
+        return f"none: {first_line(error)}"
+    return f"{backend}: {why}"
 
 
 def _print(
