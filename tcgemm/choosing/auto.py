@@ -24,8 +24,8 @@ LANGUAGES = ("triton", "cuda")
 """The first is the default, which is taken where nothing tells them apart."""
 
 FARTHEST = 3.0
-"""Doublings of M, N and K, in all, beyond which a measured shape says nothing. Another layout counts
-as half of one."""
+"""Doublings of M, N and K, in all, beyond which a measured shape says nothing. Another layout
+counts as half of one."""
 
 
 class Choice(NamedTuple):
@@ -134,7 +134,7 @@ def measured(slug: str) -> dict[tuple[str, str, str, str], list[Measured]]:
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 kind = row["dtype_in"], row["dtype_out"], row["compute"], row["fused"]
-                sizes = (int(row[name]) for name in "MNK")
-                case = Measured(*sizes, row["layout"], float(row["speedup"]))
+                M, N, K = (int(row[name]) for name in "MNK")
+                case = Measured(M, N, K, row["layout"], float(row["speedup"]))
                 found.setdefault(kind, []).append(case)
     return found
