@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -107,13 +107,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     from .build.inspection import compile_only, compiler, instances, source_lines
     from .build.toolchain import sm_of
 
-    defines: tuple[str, ...] = ()
-    if macros := built_by_case(source(name)):
-        fusion = None if problem.plain else problem
-        row = next(row for row in KERNELS if row["name"] == name)
-        batched = problem.batch > 1
-        plan = row["plan"](problem)
-        defines = case(problem.dtype_in, fusion, problem.dtype_out, batched, macros, plan)
+    row = next(row for row in KERNELS if row["name"] == name)
+    defines = _defines(name, row["plan"](problem), problem)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
     kernels = instances(name, report.kernels, problem)
     counts: Counter[str] = Counter()
@@ -138,3 +133,42 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
             for stage in (STAGES if texts else ())
         },
     }
+
+
+def _defines(name: str, plan: Mapping[str, Any], problem: Any) -> tuple[str, ...]:
+    """The flags of the build that a problem takes."""
+    macros = built_by_case(source(name))
+    if not macros:
+        return ()
+    fusion = None if problem.plain else problem
+    return case(problem.dtype_in, fusion, problem.dtype_out, problem.batch > 1, macros, plan)
+
+
+def compiles(name: str, plan: Mapping[str, Any], problem: Any) -> list[str]:
+    """The build that a product needs, in one line, whether it is there or not."""
+    return [" ".join((name, *_defines(name, plan, problem)))]
+
+
+def prepare(name: str, plan: Mapping[str, Any], problem: Any) -> int:
+    """Build what a product needs where the store does not hold it; 1 where it was built.
+
+    Takes 5 to 60 s, and no GPU. Raises RuntimeError, with the remedy, where a compiler, or torch's
+    part for CUDA, is missing.
+    """
+    import torch
+
+    from .build.extensions import build_ahead
+
+    if torch.version.cuda is None:
+        raise RuntimeError(
+            f"torch {torch.__version__} is built without CUDA, whose headers a rung's library is "
+            "compiled against: install a build of torch for CUDA"
+        )
+    return build_ahead(name, problem.capability or (9, 0), _defines(name, plan, problem))
+
+
+def ready(name: str, plan: Mapping[str, Any], problem: Any) -> bool:
+    """Whether a product on a GPU finds its kernel built; nothing is built or loaded."""
+    from .build.extensions import is_built
+
+    return is_built(name, problem.capability or (9, 0), _defines(name, plan, problem))
