@@ -11,7 +11,8 @@ if __name__ != "tcgemm.cuda_ref":
 from .build.toolchain import built_by_case, source
 from .fusion import Asked, case, numbers
 from .planning.choose import choose
-from .planning.ladder import rows, tunings
+from .planning.ladder import fields_of, rows
+from .planning.ladder import tunings as tunings
 from .planning.launch import launch_plan
 from .planning.rows import PAIRS
 
@@ -47,7 +48,7 @@ def load(name: str) -> Callable[..., None]:
     from .simulator import run as simulate
 
     by_case = built_by_case(source(name))
-    obeys = name in tunings()  # whose launcher reads the plan
+    obeyed = fields_of(name)
     prepared: dict[Any, Operators] = {}
 
     def build(device: int, defines: tuple[str, ...] = ()) -> Operators:
@@ -72,11 +73,13 @@ def load(name: str) -> Callable[..., None]:
             asked = () if fusion is None else (
                 fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
             )  # fmt: skip
+            # The simulator's clusters have one block: what tables hold is not for it.
+            told = {} if name in tunings() else plan
             return lambda a, b, c, *tensors: simulate(
-                name, a, b, c, Asked(*asked, *tensors) if asked else None
+                name, a, b, c, Asked(*asked, *tensors) if asked else None, **told
             )
         plain, fused = operators_for(device, a, c, fusion, plan)
-        planned = launch_plan(plan) if obeys else []
+        planned = launch_plan(plan, obeyed)
         if fusion is None:
             return lambda a, b, c, *none: plain(a, b, c, planned)
         constants = numbers(fusion)

@@ -23,7 +23,8 @@ tuning = import_module("tcgemm.cuda_ref.planning.tuning")
 tables = import_module("tcgemm.cuda_ref.planning.tables")
 choosing = import_module("tcgemm.cuda_ref.planning.choose")
 one_wave = import_module("tcgemm.cuda_ref.shapes.one_wave")
-TUNINGS = import_module("tcgemm.cuda_ref.planning.ladder").tunings()
+ladder = import_module("tcgemm.cuda_ref.planning.ladder")
+TUNINGS = ladder.tunings()
 
 SHAPES = [
     (1, 8192, 8192),
@@ -76,9 +77,10 @@ def test_a_transposed_problem_has_the_transposed_plan(shape, layout):
         swapped = {**other, "BLOCK_M": other["BLOCK_N"], "BLOCK_N": other["BLOCK_M"]}
         assert one == swapped
         # C++ exchanges the tile's sides with the operands (plan_of in csrc/host/select.cuh).
-        assert launch_plan(one)[:2] == launch_plan(other)[1::-1]
-        assert launch_plan(one)[2:] == launch_plan(other)[2:]
-        assert all(launch_plan(one)[:2])
+        told, other_told = launch_plan(one), launch_plan(other)
+        assert told[1:3] == other_told[2:0:-1]
+        assert (told[0], told[3:]) == (other_told[0], other_told[3:])
+        assert all(told[1:3])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -205,10 +207,22 @@ def test_a_problem_on_the_cpu_has_a_choice(shape, more):
 
 def test_a_plan_crosses_to_cpp_as_named_numbers():
     plan = {"BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_K": 64, "SPLITS": 3, "SHARED_KB": 200}
-    named = dict(zip(launch.FIELDS, launch_plan(plan), strict=True))
+    told = launch_plan(plan)
+    named = dict(zip(launch.FIELDS, told + [0] * (len(launch.FIELDS) - len(told)), strict=True))
     assert named == {name: plan.get(name, 0) for name in launch.FIELDS}
     assert launch_plan({"PDL": 0})[launch.FIELDS.index("NO_PDL")] == 1
-    assert not any(launch_plan({}))
+    assert launch_plan({}) == []
+    assert told[-1] == 200, "zeros at the end are not told"
+
+
+def test_a_launcher_is_told_what_it_reads():
+    big = {"BLOCK_M": 128, "BLOCK_N": 256, "CLUSTER": 2, "SPLITS": 1}
+    fields = ladder.fields_of("wgmma_persistent")
+    assert launch_plan(big, fields) == [2]
+    assert launch_plan({**big, "CLUSTER": 0}, fields) == []
+    assert launch_plan(big, ladder.fields_of("wgmma_types")) == [2, 128, 256]
+    assert launch_plan(big, ladder.fields_of("wmma_any")) == []
+    assert ladder.fields_of("skinny") == launch.FIELDS
 
 
 def test_the_struct_has_the_same_fields_in_the_same_order():

@@ -5,6 +5,7 @@ A rung is two files in one of these folders: ``<name>.cu`` and ``<name>.py``. Th
 - ``ORDER``: its place on the ladder, a number;
 - ``ROW``: what dispatch reads (see rows.py), with its refusal and its plan;
 - ``TUNING``, where it has settings that tables hold (see tuning.py);
+- ``OBEYS``, the fields of a plan that its launcher reads (see launch.py), where it has no TUNING;
 - ``cost(problem, sms)``, where a model says how long it takes: microseconds, or None where it is
   not to be chosen for the problem; and ``settled(problem, sms)``, whether it was measured to be
   fastest whatever models say (see choose.py);
@@ -22,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..build.toolchain import ROOT
+from .launch import FIELDS
 
 if TYPE_CHECKING:
     from .tuning import Tuning
@@ -52,6 +54,12 @@ def by_name() -> dict[str, ModuleType]:
 def tunings() -> dict[str, Tuning]:
     """Name -> settings, of the rungs that have them."""
     return {name: module.TUNING for name, module in by_name().items() if hasattr(module, "TUNING")}
+
+
+def fields_of(name: str) -> tuple[str, ...]:
+    """The fields of tcgemm::Plan that a rung's launcher reads."""
+    module = by_name().get(name)
+    return FIELDS if hasattr(module, "TUNING") else getattr(module, "OBEYS", ())
 
 
 def rows() -> tuple[dict[str, Any], ...]:

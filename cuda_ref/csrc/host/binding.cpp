@@ -87,13 +87,12 @@ void* lend(size_t bytes, cudaStream_t stream) {
   return pointer;
 }
 
-// The fields of a Plan in its order, or none of them.
+// The fields of a Plan in its order; those behind the last that is given are 0.
 tcgemm::Plan plan_from(at::IntArrayRef fields) {
   tcgemm::Plan plan;
-  if (fields.empty()) return plan;
-  int32_t* const to[] = {&plan.block_m, &plan.block_n, &plan.splits,    &plan.groups,
+  int32_t* const to[] = {&plan.cluster, &plan.block_m, &plan.block_n,   &plan.splits, &plan.groups,
                          &plan.warps,   &plan.blocks,  &plan.shared_kb, &plan.no_pdl};
-  TORCH_CHECK(fields.size() == std::size(to), "a plan has ", std::size(to), " numbers and not ",
+  TORCH_CHECK(fields.size() <= std::size(to), "a plan has ", std::size(to), " numbers and not ",
               fields.size());
   for (size_t i = 0; i < fields.size(); ++i) *to[i] = static_cast<int32_t>(fields[i]);
   return plan;

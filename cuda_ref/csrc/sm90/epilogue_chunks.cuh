@@ -6,7 +6,6 @@
 // use, so that its way from memory passes under the chunk before it, or under the last multiplies.
 #pragma once
 
-#include "tile/activations.cuh"
 #include "sm90/tile.cuh"
 
 namespace tcgemm::sm90 {

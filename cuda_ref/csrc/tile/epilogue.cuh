@@ -103,24 +103,6 @@ __device__ inline Acc multiply_add(Acc a, Acc x, Acc y) {
   }
 }
 
-// Not fmax, which drops NaN.
-template <typename Acc>
-__device__ inline Acc relu(Acc x) {
-  return x < Acc(0) ? Acc(0) : x;
-}
-__device__ inline float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
-__device__ inline double gelu(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
-// x / (1 + exp(-x)); the quick division errs by 2 units in the last place.
-__device__ inline float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
-__device__ inline double silu(double x) { return x / (1.0 + exp(-x)); }
-// x (1 + tanh(u)) / 2 is x / (1 + exp(-2 u)).
-__device__ inline float gelu_tanh(float x) {
-  return __fdividef(x, 1.0f + expf(-1.59576912f * (x + 0.044715f * x * x * x)));
-}
-__device__ inline double gelu_tanh(double x) {
-  return 0.5 * x * (1.0 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
-}
-
 // Reads COUNT neighbours; `vectors` promises that they begin at a multiple of their bytes.
 template <int COUNT, typename Out>
 __device__ inline void load_neighbours(Out (&to)[COUNT], const Out* from, int64_t stride,
@@ -198,24 +180,6 @@ __device__ inline void load_bias(const Epilogue<Acc>& epilogue, Acc (&to)[COUNT]
 #pragma unroll
   for (int e = 0; e < COUNT; ++e) {
     to[e] = bias.data && e < inside ? widen<Acc>(from[e * bias.col_stride]) : Acc(0);
-  }
-}
-
-template <typename Acc, int COUNT>
-__device__ inline void activate(Activation activation, Acc (&x)[COUNT]) {
-  if (activation == Activation::none) return;
-#pragma unroll
-  for (int e = 0; e < COUNT; ++e) {
-    if constexpr (std::is_same_v<Acc, int32_t>) {
-      x[e] = relu(x[e]);
-    } else {
-      switch (activation) {
-        case Activation::gelu: x[e] = gelu(x[e]); break;
-        case Activation::gelu_tanh: x[e] = gelu_tanh(x[e]); break;
-        case Activation::silu: x[e] = silu(x[e]); break;
-        default: x[e] = relu(x[e]);
-      }
-    }
   }
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ... import options
+from ...problem import EPILOGUES
 from ...request import board_of, check_problem, problem_of
 from .bound import Bound, bound
 from .choice import Choice, choice
@@ -35,7 +36,7 @@ def explain(
     beta: Annotated[float, typer.Option(help="Factor of C.")] = 0.0,
     bias: Annotated[bool, typer.Option("--bias", help="A row vector is added.")] = False,
     epilogue: Annotated[
-        str, typer.Option(help="relu, gelu, gelu_tanh or silu.", metavar="NAME")
+        str, typer.Option(help=f"One of {', '.join(EPILOGUES)}.", metavar="NAME")
     ] = "",
     batch: Annotated[int, typer.Option(help="Products of one launch.", min=1)] = 1,
     backend: options.Backends = None,
