@@ -254,8 +254,8 @@ def test_the_splits_of_k_and_pdl_are_told_to_the_launcher():
     plan = planning.plan("one_wave", problem(256, 256, 16384))
     assert plan["SPLITS"] > 1
     assert plan["PDL"] == 1
-    told = dict(zip(launch.FIELDS, launch.launch_plan(plan), strict=False))
-    assert (told["SPLITS"], told.get("NO_PDL", 0)) == (plan["SPLITS"], 0)
+    told = dict(zip(launch.FIELDS, launch.launch_plan(plan), strict=True))
+    assert (told["SPLITS"], told["NO_PDL"]) == (plan["SPLITS"], 0)
     told = dict(zip(launch.FIELDS, launch.launch_plan({**plan, "PDL": 0}), strict=True))
     assert told["NO_PDL"] == 1
 

@@ -16,6 +16,7 @@ No other file names a rung.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -23,7 +24,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..build.toolchain import ROOT
-from .launch import FIELDS
 
 if TYPE_CHECKING:
     from .tuning import Tuning
@@ -56,10 +56,11 @@ def tunings() -> dict[str, Tuning]:
     return {name: module.TUNING for name, module in by_name().items() if hasattr(module, "TUNING")}
 
 
-def fields_of(name: str) -> tuple[str, ...]:
-    """The fields of tcgemm::Plan that a rung's launcher reads."""
+def told(name: str, plan: Mapping[str, int]) -> dict[str, int]:
+    """What of a plan a rung's launcher reads."""
     module = by_name().get(name)
-    return FIELDS if hasattr(module, "TUNING") else getattr(module, "OBEYS", ())
+    obeys = plan if hasattr(module, "TUNING") else getattr(module, "OBEYS", ())
+    return {key: value for key, value in plan.items() if key in obeys}
 
 
 def rows() -> tuple[dict[str, Any], ...]:

@@ -1,7 +1,7 @@
 // Arithmetic of one instruction, named after it.
 #pragma once
 
-#ifndef TCGEMM_SIMULATOR  // which has these names in hopper.hpp
+#ifdef __CUDACC__  // the simulator has these names in hopper.hpp
 
 namespace tcgemm::sm90 {
 
@@ -28,4 +28,4 @@ __device__ __forceinline__ float rcp_approx(float x) {
 
 }  // namespace tcgemm::sm90
 
-#endif  // TCGEMM_SIMULATOR
+#endif

@@ -13,6 +13,8 @@ namespace tcgemm {
 // Up to 7, as sm90/epilogue_fused.cuh keeps them in three bits.
 enum class Activation : int32_t { none, relu, gelu, gelu_tanh, silu };
 
+#if defined(__CUDACC__) || defined(TCGEMM_SIMULATOR)  // a host compiler needs the names alone
+
 // Not fmax, which drops NaN.
 template <typename Acc>
 __device__ inline Acc relu(Acc x) {
@@ -98,5 +100,7 @@ __device__ __forceinline__ void activate_sums(Activation activation, Acc (&d)[RE
 }
 
 }  // namespace sm90
+
+#endif
 
 }  // namespace tcgemm

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from ...dispatch import Kernel
     from ...problem import Problem
 
+OF_PROBLEM = ("dtype_in", "dtype_out", "compute", "layout", "M", "N", "K")
+
 COLUMNS = (
-    *("backend", "kernel", "adds", "gpu", "dtype_in", "dtype_out", "compute", "layout"),
-    *("M", "N", "K", "status", "reason", "plan"),
+    *("backend", "kernel", "kind", "adds", "gpu", *OF_PROBLEM),
+    *("status", "reason", "plan"),
     *FACTS,
     *GROUPS,
     *("instructions", "kind"),
@@ -64,10 +66,10 @@ def compile_one(row: Kernel, problem: Problem, gpu: str) -> dict[str, Any]:
     asked = {
         "backend": row.backend,
         "kernel": row.name,
-        "adds": row.adds,
         "kind": row.kind,
+        "adds": row.adds,
         "gpu": gpu,
-        **{name: getattr(problem, name) for name in COLUMNS[4:11]},
+        **{name: getattr(problem, name) for name in OF_PROBLEM},
     }
     try:
         shown = describe(row, problem, inspector(row, problem, None)(False))
