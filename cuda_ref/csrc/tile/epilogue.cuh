@@ -11,7 +11,7 @@
 
 namespace tcgemm {
 
-// What finish needs of a problem. Acc is the type of the sums: float, double or int32_t.
+// What finish needs of a problem. Acc is the type of the accumulators: float, double or int32_t.
 template <typename Acc>
 struct Epilogue {
   const void* c_in;
@@ -27,7 +27,7 @@ inline bool is_plain(const Gemm& gemm) {
          !gemm.scale_b.data && gemm.activation == Activation::none;
 }
 
-// alpha or beta in the type of the sums; of an integer its lowest 32 bits.
+// alpha or beta in the type of the accumulators; of an integer its lowest 32 bits.
 template <typename Acc>
 inline Acc scalar_of(double x) {
   if constexpr (std::is_same_v<Acc, int32_t>) {
@@ -71,7 +71,7 @@ inline Epilogue<Acc> epilogue_of(const Gemm& gemm) {
           gemm.activation};
 }
 
-// An element of C_in or bias in the type of the sums.
+// An element of C_in or bias in the type of the accumulators.
 template <typename Acc, typename Out>
 __device__ inline Acc widen(Out x) {
   if constexpr (std::is_same_v<Acc, Out>) {
@@ -183,7 +183,7 @@ __device__ inline void load_bias(const Epilogue<Acc>& epilogue, Acc (&to)[COUNT]
   }
 }
 
-// Turns the sums of elements (m, n) .. (m, n + COUNT - 1) of C into their values, still to be
+// Turns the accumulators of elements (m, n) .. (m, n + COUNT - 1) of C into their values, still to be
 // narrowed. Only the first `inside` of them lie in C: nothing is read for the others. n is a multiple
 // of COUNT. With FUSED = false it does nothing.
 template <bool FUSED, typename Out, typename Acc, int COUNT>
