@@ -12,7 +12,8 @@ if __name__ != "tcgemm.cuda_ref":
 from .build.toolchain import built_by_case, source
 from .fusion import Asked, case
 from .planning.choose import choose
-from .planning.ladder import rows, tunings
+from .planning.ladder import rows, told
+from .planning.ladder import tunings as tunings
 from .planning.rows import PAIRS
 
 __all__ = ["KERNELS", "PAIRS", "choose", "inspect", "load"]
@@ -48,7 +49,6 @@ def load(name: str) -> Callable[..., None]:
     from .simulator import run as simulate
 
     by_case = built_by_case(source(name))
-    obeys = name in tunings()  # whose launcher reads the plan
     prepared: dict[Any, Any] = {}
 
     def library_for(device: int, defines: tuple[str, ...] = ()) -> Any:
@@ -76,11 +76,13 @@ def load(name: str) -> Callable[..., None]:
             asked = () if fusion is None else (
                 fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
             )  # fmt: skip
+            # The simulator's clusters have one block: what tables hold is not for it.
+            simulated = {} if name in tunings() else told(name, plan)
             return lambda a, b, c, *tensors: simulate(
-                name, a, b, c, Asked(*asked, *tensors) if asked else None
+                name, a, b, c, Asked(*asked, *tensors) if asked else None, **simulated
             )
         defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan) if by_case else ()
-        kind = gemm_of(a, b, c, fusion, plan if obeys else None)
+        kind = gemm_of(a, b, c, fusion, told(name, plan))
         return bound(name, library_for(device, defines), device, kind, fusion is None)
 
     run.bind = bind  # type: ignore[attr-defined]

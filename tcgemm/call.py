@@ -84,7 +84,8 @@ def gemm(
             beta is 0. It may be ``out`` itself.
         alpha, beta: factors; whole numbers for integer products.
         bias: [N], added to each row; the dtype of the result.
-        epilogue: "relu", "gelu" (with erf), "gelu_tanh" or "silu", applied last, in float32.
+        epilogue: one of problem.EPILOGUES, e.g. "relu" or "gelu" (with erf), applied last, in
+            float32.
         out: the result, written in place: any strides without overlap, disjoint from A, B, bias
             and the scales.
         out_dtype: dtype of the result; by default that of A, int32 for 8-bit integers and bfloat16

@@ -19,7 +19,7 @@ import torch
 
 from . import cublaslt, forks
 from .epilogue import FUNCTIONS, finished, wide_dtype
-from .problem import COMPUTES, OUTPUTS, Fusion, Problem
+from .problem import COMPUTES, EPILOGUES, OUTPUTS, Fusion, Problem
 
 _EVERY = tuple(
     (dtype, out, compute)
@@ -32,7 +32,7 @@ _PAIRS = tuple(
     for pair in _EVERY
     if pair[0] not in ("uint8", "float8_e5m2") and pair != ("float16", "float32", "float16")
 )
-_FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "scales", "batch")
+_FUSES = ("alpha", "beta", "bias", *EPILOGUES, "scales", "batch")
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _UNIT = 16
 """Bytes: 8-bit rows of A, columns of B and their addresses are multiples of it."""

@@ -24,7 +24,7 @@ def linear(
         x: [..., K].
         weight: [N, K], the dtype and device of x.
         bias: [N], added to each row; the dtype of the result.
-        epilogue: "relu", "gelu" (with erf), "gelu_tanh" or "silu", applied last.
+        epilogue: one of problem.EPILOGUES, e.g. "relu" or "gelu" (with erf), applied last.
         out_dtype, compute, backend, kernel: as for ``gemm``.
 
     Returns:

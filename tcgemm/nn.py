@@ -22,7 +22,7 @@ class Linear(torch.nn.Linear):
 
     Args:
         in_features, out_features, bias, device, dtype: as for torch.nn.Linear.
-        epilogue: "relu", "gelu", "gelu_tanh" or "silu", applied to the result.
+        epilogue: one of problem.EPILOGUES, e.g. "relu" or "gelu", applied to the result.
         backend: "triton", "cuda" or "cublas"; by default that of each call.
 
     Raises:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..host.interpreter import PROGRAMS
-from ..host.storage import ITEMSIZE, column_major
+from ..host.storage import column_major, itemsize
 from . import gpus, tables
 from .dtypes import kind
 from .shared_memory import stage_bytes, tile_bytes
@@ -130,7 +130,7 @@ class Planner:
         """The config with as many stages, then as much BLOCK_K, as fit ``limit`` bytes; a second
         buffer for C goes first."""
         config = dict(config)
-        least = 32 if ITEMSIZE[dtype_in] == 1 else 16
+        least = 32 if itemsize(dtype_in) == 1 else 16
         while self.shared_bytes(config, dtype_out, dtype_in, compute) > limit:
             if config.get("BUFFERS", 1) > 1:
                 config["BUFFERS"] -= 1
@@ -205,8 +205,8 @@ def _plan(planner: Planner, problem: Any) -> Mapping[str, int]:
         return planner.divide(config, problem, PROGRAMS, transposed)
     capability = problem.capability or (9, 0)
     gpu, limit, processors = gpus.gpu_of(problem)
-    processors = processors or gpus.PROCESSORS.get(capability, gpus.PROGRAMS)
-    limit = limit or gpus.SHARED_BYTES.get(capability, 101_376)
+    usual = gpus.LIMITS.get(capability, gpus.UNKNOWN)
+    processors, limit = processors or usual.sms, limit or usual.shared_bytes
     rows = planner.rows(_rows(planner, problem, gpu, capability), problem, limit)
     config = tables.choose(rows, problem, processors)
     config, limit = planner.adjust(config, problem, limit)

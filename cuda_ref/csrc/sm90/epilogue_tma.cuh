@@ -18,7 +18,7 @@ struct TmaEpilogue {
   static constexpr int WIDTH = std::min(CHUNK_N<Out>, BLOCK_N);  // columns of a chunk
   static constexpr int IN_A_ROW = (BLOCK_N - 1) / WIDTH + 1;
   static constexpr int CHUNKS = MMAS * IN_A_ROW;
-  static constexpr int COUNT = WIDTH / 2;  // of a thread's sums in a chunk
+  static constexpr int COUNT = WIDTH / 2;  // of a thread's accumulators in a chunk
   static constexpr int BUFFERS = CHUNKS % MOST_BUFFERS == 0 ? MOST_BUFFERS : 1;
   // Where every chunk has its buffer, all are stored at once, behind a single barrier.
   static constexpr int TOGETHER = BUFFERS == CHUNKS ? CHUNKS : 1;
@@ -123,7 +123,7 @@ struct TmaEpilogue {
     }
   }
 
-  // The sums of a chunk become values of C, still to be narrowed.
+  // The accumulators of a chunk become values of C, still to be narrowed.
   template <int REGISTERS>
   __device__ __forceinline__ void finish(float (&d)[REGISTERS], int chunk) const {
     const int first = first_of(chunk) / 2;

@@ -36,7 +36,7 @@ def explain(
     epilogue: Annotated[
         str,
         typer.Option(
-            help="relu, gelu, gelu_tanh or silu.",
+            help=f"One of {', '.join(EPILOGUES)}.",
             metavar="NAME",
             autocompletion=options.completed(EPILOGUES),
         ),
