@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from ..epilogue import FUNCTIONS
 from ..errors import OperandError, UnsupportedError
 from ..launch_cache import run_kept
-from . import operator
+from . import operator, registered_late
 from .how import How
 
 _FUSED = ("", "relu")
@@ -85,6 +85,7 @@ def _without_derivative(*operands: Any) -> torch.Tensor:
         kept = run_kept(arguments)
         if kept is not None:
             return kept
+    registered_late.look()
     with _below_autograd():
         return operator.gemm(*tensors, **how._asdict())
 
@@ -175,8 +176,9 @@ class _InTransform(torch.autograd.function._SingleLevelFunction):
     jvp = Product.jvp
 
 
-def _matrices(a: Any, b: Any, c: Any, bias: Any, how: How) -> torch.Tensor:
-    return product(a, b, c, bias, None, None, how)
+def matrices(a: Any, b: Any, how: How) -> torch.Tensor:
+    """A B, with the derivatives that it asks for."""
+    return product(a, b, None, None, None, None, how)
 
 
 def _by_columns(t: torch.Tensor) -> bool:
@@ -187,8 +189,8 @@ def _by_columns(t: torch.Tensor) -> bool:
 def _gradient(a: Any, b: Any, how: How, shape: Any, by_columns: bool) -> torch.Tensor:
     """A B, in the shape and the order of the operand that it is the gradient of."""
     if by_columns and a.dim() == b.dim() == 2:
-        return _matrices(b.mT, a.mT, None, None, how).mT
-    return _matrices(a, b, None, None, how).sum_to_size(shape)
+        return matrices(b.mT, a.mT, how).mT
+    return matrices(a, b, how).sum_to_size(shape)
 
 
 def _sum(x: Any, y: Any) -> Any:
