@@ -94,11 +94,15 @@ class Product(torch.autograd.Function):
     """alpha A B + beta C + bias, or its relu; matrices, batches of which broadcast."""
 
     @staticmethod
-    def forward(a: Any, b: Any, c: Any, bias: Any, how: How) -> torch.Tensor:
-        return _without_derivative(a, b, c, bias, None, None, how)
+    def forward(ctx: Any, a: Any, b: Any, c: Any, bias: Any, how: How) -> torch.Tensor:
+        # One with setup_context costs an inspect.signature at each call.
+        result = _without_derivative(a, b, c, bias, None, None, how)
+        Product.remember(ctx, (a, b, c, bias, how), result)
+        return result
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Save what the derivatives read."""
         a, b, c, bias, how = inputs
         ctx.how = how
         ctx.shapes = tuple(None if t is None else t.shape for t in (a, b, c, bias))
@@ -171,7 +175,7 @@ class _InTransform(torch.autograd.function._SingleLevelFunction):
             result: torch.Tensor = operator.gemm(a, b, c, bias, None, None, **how._asdict())
         return result
 
-    setup_context = Product.setup_context
+    setup_context = Product.remember
     backward = Product.backward
     jvp = Product.jvp
 
@@ -202,6 +206,10 @@ def _gemm_with_derivative(
 ) -> torch.Tensor:
     tensors = a, b, c, bias, scale_a, scale_b
     if not differentiable(*tensors):
+        if a.dim() > 1 and b.dim() > 1:
+            kept = run_kept(operator.arguments_of(*tensors, How(**how)))
+            if kept is not None:
+                return kept
         with _below_autograd():
             below = keyset & torch._C._after_autograd_keyset
             result: torch.Tensor = operator.gemm.redispatch(below, *tensors, **how)

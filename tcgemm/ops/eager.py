@@ -315,7 +315,7 @@ def _differentiable(ctx: Any, kind: Kind, grad: Any, x: Any, weight: Any, result
 def _multiply(kind: Kind, a: Any, b: Any, out: Any) -> None:
     """out = A B, of matrices of which none requires a gradient now."""
     a_start, b_start = a.data_ptr(), b.data_ptr()
-    key = (
+    key = (  # hooks of saved tensors may give others than were saved
         a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, b.get_device(),
         a_start & _ALIGNED, b_start & _ALIGNED, a_start == b_start, _deterministic(),
     )  # fmt: skip
