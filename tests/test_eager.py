@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 import torch
@@ -194,21 +196,25 @@ def test_operands_of_another_kind_are_not_mistaken():
 
 
 def python_calls(f):
-    """Calls of functions of Python, and of C, that one call of f makes once it is warm."""
-    counted = {"call": 0, "c_call": 0}
-    for _ in range(5):
-        f()
+    """Calls of functions of Python, and of C, that one call of f makes once it is warm.
 
-    def count(frame, event, argument):
-        if event in counted:
-            counted[event] += 1
+    The least of several: results of another alignment make launches of their own.
+    """
+    counts = []
+    for _ in range(20):
+        counted = {"call": 0, "c_call": 0}
 
-    sys.setprofile(count)
-    try:
-        f()
-    finally:
-        sys.setprofile(None)
-    return counted["call"], counted["c_call"]
+        def count(frame, event, argument, counted=counted):
+            if event in counted:
+                counted[event] += 1
+
+        sys.setprofile(count)
+        try:
+            f()
+        finally:
+            sys.setprofile(None)
+        counts.append((counted["call"], counted["c_call"]))
+    return min(counts)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (2, 64, 64)])
@@ -226,3 +232,21 @@ def test_a_step_of_a_layer_makes_few_calls(shape):
     torch_calls, torch_of_c = python_calls(lambda: step(torchs))
     assert calls - torch_calls <= 24
     assert of_c - torch_of_c <= 60
+
+
+def test_the_script_that_measures_it(monkeypatch, capsys):
+    path = Path(__file__).parent.parent / "scripts/host_time.py"
+    spec = spec_from_file_location("host_time", path)
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "ROUNDS", 1)
+    monkeypatch.setattr(sys, "argv", ["host_time.py", "--without-kernels"])
+    threads = torch.get_num_threads()
+    try:
+        script.main()
+    finally:
+        torch.set_num_threads(threads)
+        launch_cache.forget()  # these start nothing
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert len(rows) == 12
+    assert all(float(ratio) > 0 for name, *_, ratio in rows if "tcgemm" in name)
