@@ -31,6 +31,8 @@ _grad = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 
 launches: dict[Any, Launch] = {}
+forgotten_too: list[dict[Any, Any]] = []
+"""What else is kept of launches, by keys of its own."""
 
 
 def key_of(
@@ -195,3 +197,5 @@ def remember(key: Any, launch: Launch) -> None:
 def forget() -> None:
     """Choose and plan anew from now on."""
     launches.clear()
+    for kept in forgotten_too:
+        kept.clear()

@@ -21,6 +21,7 @@ from .ordering import grouped
 CHUNK = 1024
 """Elements of C that one program of the second pass adds."""
 
+
 @triton.jit
 def launch_dependents_and_wait(PDL: tl.constexpr):
     """With PDL (programmatic dependent launch), let the next kernel start, and wait for the end of
