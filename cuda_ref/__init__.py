@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ if __name__ != "tcgemm.cuda_ref":
 
 from .build.toolchain import built_by_case, source
 from .fusion import Asked, case
-from .planning.choose import choose
+from .planning import choose as choice
 from .planning.ladder import rows, told
 from .planning.ladder import tunings as tunings
 from .planning.rows import PAIRS
@@ -20,6 +20,16 @@ __all__ = ["KERNELS", "PAIRS", "choose", "inspect", "load"]
 
 KERNELS: tuple[dict[str, Any], ...] = tuple(rows())
 """The ladder's rows, each from the Python file beside the rung's source: see planning/ladder.py."""
+
+
+def choose(problem: Any, able: Sequence[str]) -> str:
+    """The rung to take of those that accept the problem, one that can be built here where there is
+    one: see planning/choose.py and nvrtc/."""
+    if problem.device == "cuda":
+        from .nvrtc import preferred
+
+        able = preferred(problem, able)
+    return choice.choose(problem, able)
 
 
 def load(name: str) -> Callable[..., None]:
@@ -44,6 +54,13 @@ def load(name: str) -> Callable[..., None]:
             "check nvidia-smi and that torch was installed with CUDA (torch.version.cuda is "
             f"{torch.version.cuda})"
         )
+    if torch.cuda.is_available():
+        from . import nvrtc
+
+        if nvrtc.in_use():
+            from .nvrtc.operators import load as load_by_nvrtc
+
+            return load_by_nvrtc(name)
     from .build.extensions import library
     from .handle import bound, gemm_of
     from .simulator import run as simulate

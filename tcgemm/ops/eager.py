@@ -18,7 +18,7 @@ from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import forgotten_too, launch_of
+from ..launch_cache import forgotten_too, launch_of, write
 from . import autocast, autograd
 from .accumulating import added
 from .how import How
@@ -164,7 +164,7 @@ def _first(
         launch = launch_of(
             _arguments(rows, weight.mT if transposed else weight, bias, epilogue, asked)
         )
-    if not launch.direct:
+    if launch.start is None:
         return None
     return Kind(
         launch, transposed, x.shape, weight.shape, (*x.shape[:-1], N), x.dtype, x.dim() == 2,
@@ -203,7 +203,7 @@ def _forward(kind: Kind, x: Any, weight: Any, bias: Any) -> torch.Tensor:
         with first_call():
             launch = launch_of(_arguments(x, weight, bias, kind.epilogue, kind.asked, out))
         kind.launch = launch
-    launch(x, weight, None, bias, None, None, out)
+    write(launch, x, weight, None, bias, None, None, out)
     return result
 
 
@@ -324,4 +324,4 @@ def _multiply(kind: Kind, a: Any, b: Any, out: Any) -> None:
         asked = None, *kind.asked[1:3], None
         with first_call():
             launch = kind.gradients[key] = launch_of(_arguments(a, b, None, None, asked, out))
-    launch(a, b, None, None, None, None, out)
+    write(launch, a, b, None, None, None, None, out)
