@@ -15,7 +15,7 @@ from .planning.ladder import rows, tunings
 from .planning.launch import launch_plan
 from .planning.rows import PAIRS
 
-__all__ = ["KERNELS", "PAIRS", "choose", "inspect", "load"]
+__all__ = ["KERNELS", "PAIRS", "build", "case_of", "choose", "inspect", "load"]
 
 KERNELS: tuple[dict[str, Any], ...] = tuple(rows())
 """The ladder's rows, each from the Python file beside the rung's source: see planning/ladder.py."""
@@ -96,6 +96,27 @@ def load(name: str) -> Callable[..., None]:
     return run
 
 
+def build(name: str, problem: Any) -> None:
+    """Compile and load what the problem would launch, or find it in the store.
+
+    Of a rung that is compiled case by case ``load`` compiles nothing: this is for who knows what
+    will be asked. Raises RuntimeError where a compiler is missing or fails.
+    """
+    from .build.extensions import operators
+
+    operators(name, problem.capability, case_of(name, problem))
+
+
+def case_of(name: str, problem: Any) -> tuple[str, ...]:
+    """What the problem's case of a rung is compiled with; () where ``load`` compiles all of it."""
+    macros = built_by_case(source(name))
+    if not macros:
+        return ()
+    fusion = None if problem.plain else problem
+    plan = next(row for row in KERNELS if row["name"] == name)["plan"](problem)
+    return case(problem.dtype_in, fusion, problem.dtype_out, problem.batch > 1, macros, plan)
+
+
 STAGES = ("ptx", "sass")
 """The texts that ``inspect`` can give."""
 
@@ -114,13 +135,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     from .build.inspection import compile_only, compiler, instances, source_lines
     from .build.toolchain import sm_of
 
-    defines: tuple[str, ...] = ()
-    if macros := built_by_case(source(name)):
-        fusion = None if problem.plain else problem
-        row = next(row for row in KERNELS if row["name"] == name)
-        batched = problem.batch > 1
-        plan = row["plan"](problem)
-        defines = case(problem.dtype_in, fusion, problem.dtype_out, batched, macros, plan)
+    defines = case_of(name, problem)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
     kernels = instances(name, report.kernels, problem)
     counts: Counter[str] = Counter()

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from synthetic_results import A100, H200, write
+from synthetic_results import A100, write
 from typer.testing import CliRunner
 
 from tcgemm.bench import store, timing

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from .. import dispatch
-from ..problem import EPILOGUES, settings
+from ..problem import settings
 from .worker import Log, Unit, die_with
 
 AT_ONCE = 4
@@ -106,9 +107,9 @@ def _quietly(task: Callable[[], list[Built]]) -> list[Built]:
 def tasks(units: Sequence[Unit], device: str) -> list[Callable[[], list[Built]]]:
     """What there is to build, in the order of need: functions that build and say how long it took.
 
-    Each kernel is loaded once. Problems of a backend that has ``inspection.compile_only`` are
-    compiled by it besides, some at a time; where one backend does not, its kernels are complete
-    once they are loaded.
+    Each kernel is loaded once. A backend that has ``build`` compiles each case of its kernels
+    besides, once; problems of one that has ``inspection.compile_only`` are compiled by that, some
+    at a time. The kernels of any other backend are complete once they are loaded.
     """
     made: list[Callable[[], list[Built]]] = []
     waiting: dict[str, list[Any]] = {}
@@ -125,7 +126,17 @@ def tasks(units: Sequence[Unit], device: str) -> list[Callable[[], list[Built]]]
         if (unit.backend, unit.kernel) not in seen:
             seen.add((unit.backend, unit.kernel))
             made.append(lambda unit=unit: _load(unit))  # type: ignore[misc]
-        if device != "cuda" or _compiler(unit.backend) is None:
+        if device != "cuda":
+            continue
+        module = import_module(dispatch.BACKENDS[unit.backend])
+        if hasattr(module, "build"):
+            problem = _quietly_asked(row, unit)
+            case = module.case_of(unit.kernel, problem) if problem is not None else ()
+            if case and (unit.full_name, case) not in seen:
+                seen.add((unit.full_name, case))
+                made.append(partial(_build, module.build, unit, problem))
+            continue
+        if _compiler(unit.backend) is None:
             continue
         request = _quietly_requested(row, unit)
         if request is not None and str(request) not in seen:
@@ -142,6 +153,24 @@ def _load(unit: Unit) -> list[Built]:
     began = time.perf_counter()
     dispatch.load(unit.backend, unit.kernel)
     return [(unit.full_name, "", time.perf_counter() - began)]
+
+
+def _build(builder: Callable[[str, Any], None], unit: Unit, problem: Any) -> list[Built]:
+    began = time.perf_counter()
+    builder(unit.kernel, problem)
+    plan = dispatch.find(unit.backend, unit.kernel).plan(problem)
+    return [(unit.full_name, settings(plan), time.perf_counter() - began)]
+
+
+def _quietly_asked(row: dispatch.Kernel, unit: Unit) -> Any:
+    """The problem of the unit; None where the kernel refuses it, or who knows."""
+    try:
+        problem = unit.case.problem(
+            capability=torch.cuda.get_device_capability(), mma_shape=unit.case.mma_shape
+        )
+        return None if row.why_not(problem) is not None else problem
+    except Exception:
+        return None
 
 
 def _compiler(backend: str) -> Any:
@@ -164,20 +193,14 @@ def _quietly_requested(row: dispatch.Kernel, unit: Unit) -> Any:
     """What the backend's compiler is asked for; None where the kernel refuses, or who knows."""
     case = unit.case
     words = case.fused.split()
-    epilogue = next((word for word in words if word in EPILOGUES), "")
+    problem = _quietly_asked(row, unit)
+    if problem is None:
+        return None
     try:
-        problem = case.product(
-            capability=torch.cuda.get_device_capability(),
-            beta=float("residual" in words),
-            bias="bias" in words,
-            epilogue=epilogue,
-        )
-        if row.why_not(problem) is not None:
-            return None
         return _compiler(unit.backend).Request(
             unit.kernel, dict(row.plan(problem)), case.dtype_in, case.dtype_out, case.layout,
             problem.capability, case.M, case.N, case.K,
-            compute="" if problem.plain else case.compute, epilogue=epilogue,
+            compute="" if problem.plain else case.compute, epilogue=problem.epilogue,
             bias="bias" in words, c_in="residual" in words,
         )  # fmt: skip
     except Exception:
