@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -85,6 +86,14 @@ def bench(
             help="Only what matmul takes where no kernel is named, beside cuBLAS and its best.",
         ),
     ] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            help="Measure what calls get unasked first, and report on that while the rest is "
+            "measured.",
+        ),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what the results folder already holds.")
     ] = False,
@@ -116,7 +125,7 @@ def bench(
         raise typer.BadParameter("--unasked leaves the choice of kernel, and --kernel names one")
     build(device="cuda")  # names a mistake in the arguments before torch is imported
 
-    from . import environment, run
+    from . import environment, first, run
 
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
@@ -137,11 +146,15 @@ def bench(
     if not units:
         console.print(f"Nothing is left to measure: {escape(str(folder / store.RESULTS))}")
         return
+    needed = 0
+    if report:
+        units, needed = first.unasked_first(units, device)
     environment.set_precision()
     facts = environment.collect(sys.argv)
     facts["specialists"] = [row.full_name for row in kernels if row.kind == "shape"]
     results = store.Store(folder, environment.run_id(), facts)
     rows: list[dict[str, Any]] = []
+    reports: list[subprocess.Popen[bytes]] = []
     try:
         with _Progress(console, len(units)) as progress:
 
@@ -149,6 +162,12 @@ def bench(
                 progress(event, unit, row)
                 if row is not None:
                     rows.append(row)
+                    if needed and len(rows) == needed < len(units):
+                        reports.append(first.start_report(folder))
+                        console.print(
+                            f"a first report: {escape(str((folder / 'index.html').resolve()))}",
+                            soft_wrap=True,
+                        )
 
             run.run(
                 units,
@@ -167,6 +186,8 @@ def bench(
         raise typer.Exit(130) from None
     finally:
         results.close()
+        for started in reports:
+            started.wait()
     out_console = Console()
     _print_table(out_console, rows, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)

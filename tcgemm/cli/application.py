@@ -11,6 +11,7 @@ from .. import __version__, options
 from ..bench.command import bench
 from ..commands import HELP, Command
 from ..report.command import report
+from ..report.compare.command import compare
 from ..tools.explain.command import explain
 from ..tools.show_kernel.command import show_kernel
 from ..tools.simulate.command import simulate
@@ -32,6 +33,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 app.command("bench", cls=Command)(bench)
+app.command("compare", cls=Command)(compare)
 app.command("explain", cls=Command)(explain)
 app.command("report", cls=Command)(report)
 app.command("show-kernel", cls=Command)(show_kernel)

@@ -18,7 +18,7 @@ from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import forgotten_too, launch_of, write
+from ..launch_cache import current_device, forgotten_too, launch_of
 from . import autocast, autograd
 from .accumulating import added
 from .how import How
@@ -203,7 +203,7 @@ def _forward(kind: Kind, x: Any, weight: Any, bias: Any) -> torch.Tensor:
         with first_call():
             launch = launch_of(_arguments(x, weight, bias, kind.epilogue, kind.asked, out))
         kind.launch = launch
-    write(launch, x, weight, None, bias, None, None, out)
+    _run(launch, x, weight, bias, out)
     return result
 
 
@@ -324,4 +324,16 @@ def _multiply(kind: Kind, a: Any, b: Any, out: Any) -> None:
         asked = None, *kind.asked[1:3], None
         with first_call():
             launch = kind.gradients[key] = launch_of(_arguments(a, b, None, None, asked, out))
-    write(launch, a, b, None, None, None, None, out)
+    _run(launch, a, b, None, out)
+
+
+def _run(launch: Launch, a: Any, b: Any, bias: Any, out: Any) -> None:
+    """``launch.write``, by the kernel itself where the operands' GPU is the current one."""
+    start = launch.start
+    if start is None or (launch.device >= 0 and launch.device != current_device()):
+        launch.write(a, b, None, bias, None, None, out)
+        return
+    try:
+        start(a, b, out, None, bias, None, None)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
