@@ -266,12 +266,11 @@ def _started_by(
     """The plan of a part, and what starts it."""
     if backend == dispatch.AUTO:
         backend = backend_for(problem, kernel).backend
-    copied = repacking.planned(problem, backend) if kernel is None else None
-    if copied is not None:
-        better, with_c, row = copied
-        plan = Plan(backend, row.name, row.plan(better))
-        start = repacking.Repacked(part, with_c, partial(_bind, plan, better, fusion))
-        return replace(plan, config={**plan.config, "ALIGNED_COPIES": 2 + with_c}), start
+    if kernel is None and (copies := repacking.worth(problem, backend)) is not None:
+        row = dispatch.choose(copies.problem, backend)
+        plan = Plan(backend, row.name, row.plan(copies.problem))
+        start = repacking.Repacked(part, copies, partial(_bind, plan, copies.problem, fusion))
+        return replace(plan, config={**plan.config, "ALIGNED_COPIES": copies.count}), start
     plan = _planned(problem, backend, kernel)
     return plan, _bind(plan, problem, fusion, part)
 

@@ -23,7 +23,7 @@ def main() -> None:
     seen = defaultdict(set)
     for case in drawn_cases(seed, count):
         problem = case.product(capability=(9, 0))
-        copied = repacking.planned(problem, "triton")
+        copied = repacking.worth(problem, "triton")
         problem = problem if copied is None else copied.problem
         row = dispatch.choose(problem, "triton")
         for one in found.specialisations(row.name, row.plan(problem), problem):

@@ -17,7 +17,6 @@ from .timing import CaptureError
 if TYPE_CHECKING:
     import torch
 
-    from ..dispatch import Kernel
     from ..problem import Fusion
     from .case import Case
 
@@ -80,7 +79,14 @@ def rotating_operands(
     sets = [
         (
             *accuracy.operands(
-                case.M, case.N, case.K, dtype_in, case.layout, "cuda", seed + 1 + number
+                case.M,
+                case.N,
+                case.K,
+                dtype_in,
+                case.layout,
+                "cuda",
+                seed + 1 + number,
+                data=case.data,
             ),
             torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
         )
@@ -90,7 +96,9 @@ def rotating_operands(
 
 
 def repeated_calls(
-    kernel: Kernel, sets: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fusion]]
+    backend: str,
+    kernel: str | None,
+    sets: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fusion]],
 ) -> list[Callable[[], Any]]:
     """For each set of A, B, C and what is fused: what a user's repeated call of ``gemm`` runs.
 
@@ -100,7 +108,7 @@ def repeated_calls(
     its key.
 
     Args:
-        kernel: the row.
+        backend, kernel: as ``gemm`` is given them; kernel None leaves the choice to the backend.
         sets: A[M, K], B[K, N], C[M, N] and the fusion, all of one case and alignment.
     """
     from ..launch import make
@@ -109,8 +117,7 @@ def repeated_calls(
     def arguments(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, of: Fusion) -> Any:
         return (
             a, b, of.c, of.alpha, of.beta, of.bias, of.epilogue or None, out, out.dtype,
-            of.compute or None, of.scale_a, of.scale_b, of.mma_shape or None, kernel.backend,
-            kernel.name,
+            of.compute or None, of.scale_a, of.scale_b, of.mma_shape or None, backend, kernel,
         )  # fmt: skip
 
     launch = make(*arguments(*sets[0]))

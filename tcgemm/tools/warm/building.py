@@ -146,7 +146,7 @@ def find(problems: Sequence[Problem], names: Sequence[str]) -> list[Task]:
     for problem in problems:
         for backend in names:
             try:
-                copied = repacking.planned(problem, backend)
+                copied = repacking.worth(problem, backend)
                 asked = problem if copied is None else copied.problem
                 row = dispatch.choose(asked, backend)
             except TcgemmError:
