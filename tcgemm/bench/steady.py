@@ -1,4 +1,4 @@
-"""``tcgemm bench --steady``: one kernel alone for seconds, at the clock and the power that it settles.
+"""``tcgemm bench --steady``: one kernel alone for seconds, at the power where it settles.
 
 The other timings are of bursts so short that the board keeps its clock. A kernel that runs for
 seconds meets the power cap, and what counts then is the energy of an operation. Contenders run in
@@ -145,9 +145,8 @@ def contenders(case: Case, backends: Sequence[str], kernel: str | None = None) -
     rows += [dispatch.choose(problem, name, kernel) for name in backends if name != "cublas"]
     found: dict[str, Any] = {}
     for row in rows:
-        calls = repeated_calls(
-            row, [(*operands, Fusion(compute=case.compute)) for operands in sets]
-        )
+        asked = Fusion(compute=case.compute)
+        calls = repeated_calls(row.backend, row.name, [(*operands, asked) for operands in sets])
         for call in calls:
             call()
         torch.cuda.synchronize()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..bench import steady
+from . import alone
 from .compiled import compiled_rows, language_rows
 from .derive import (
     AT_ITS_BEST,
@@ -25,7 +25,6 @@ from .derive import (
 from .folder import Folder
 from .published_rates import GUIDE, HEADER
 from .published_rates import rows as published_rows
-from .rows import printable
 
 TYPE = ["dtype_in", "dtype_out", "compute"]
 SHAPE = ["M", "N", "K"]
@@ -69,20 +68,9 @@ def sections(folder: Folder) -> list[Section]:
     return [section for section in made if section is not None and section.rows]
 
 
-def _steady(folder: Folder) -> Section | None:
-    """What kernels do that run alone for seconds, where the folder has such rows."""
-    rows = steady.table(steady.read(folder.path))
-    if not rows:
-        return None
-    return Section(
-        "steady",
-        "Alone for seconds: rate, power, energy",
-        "One kernel alone, in turns with the others (`tcgemm bench --steady`): the board then works "
-        "at its power limit, and a kernel that spends less energy an operation runs faster.",
-        [printable(name) for name in steady.HEADER],
-        [[printable(cell) for cell in row] for row in rows],
-        words=2,
-    )
+def _steady(folder: Folder) -> Section:
+    """What kernels do that run alone for seconds."""
+    return Section("steady", alone.TITLE, alone.GUIDE, *alone.alone_rows(folder.path), words=2)
 
 
 def _named(table: pd.DataFrame) -> list[str]:
