@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ if __name__ != "tcgemm.cuda_ref":
 
 from .build.toolchain import built_by_case, source
 from .fusion import Asked, case
-from .planning.choose import choose
+from .planning import choose as choice
 from .planning.ladder import rows, told
 from .planning.ladder import tunings as tunings
 from .planning.rows import PAIRS
@@ -20,6 +20,16 @@ __all__ = ["KERNELS", "PAIRS", "choose", "inspect", "load"]
 
 KERNELS: tuple[dict[str, Any], ...] = tuple(rows())
 """The ladder's rows, each from the Python file beside the rung's source: see planning/ladder.py."""
+
+
+def choose(problem: Any, able: Sequence[str]) -> str:
+    """The rung to take of those that accept the problem, one that can be built here where there is
+    one: see planning/choose.py and nvrtc/."""
+    if problem.device == "cuda":
+        from .nvrtc import preferred
+
+        able = preferred(problem, able)
+    return choice.choose(problem, able)
 
 
 def load(name: str) -> Callable[..., None]:
@@ -44,6 +54,13 @@ def load(name: str) -> Callable[..., None]:
             "check nvidia-smi and that torch was installed with CUDA (torch.version.cuda is "
             f"{torch.version.cuda})"
         )
+    if torch.cuda.is_available():
+        from . import nvrtc
+
+        if nvrtc.in_use():
+            from .nvrtc.operators import load as load_by_nvrtc
+
+            return load_by_nvrtc(name)
     from .build.extensions import library
     from .handle import bound, gemm_of
     from .simulator import run as simulate
@@ -109,13 +126,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     from .build.inspection import compile_only, compiler, instances, source_lines
     from .build.toolchain import sm_of
 
-    defines: tuple[str, ...] = ()
-    if macros := built_by_case(source(name)):
-        fusion = None if problem.plain else problem
-        row = next(row for row in KERNELS if row["name"] == name)
-        batched = problem.batch > 1
-        plan = row["plan"](problem)
-        defines = case(problem.dtype_in, fusion, problem.dtype_out, batched, macros, plan)
+    row = next(row for row in KERNELS if row["name"] == name)
+    defines = _defines(name, row["plan"](problem), problem)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
     kernels = instances(name, report.kernels, problem)
     counts: Counter[str] = Counter()
@@ -140,3 +152,42 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
             for stage in (STAGES if texts else ())
         },
     }
+
+
+def _defines(name: str, plan: Mapping[str, Any], problem: Any) -> tuple[str, ...]:
+    """The flags of the build that a problem takes."""
+    macros = built_by_case(source(name))
+    if not macros:
+        return ()
+    fusion = None if problem.plain else problem
+    return case(problem.dtype_in, fusion, problem.dtype_out, problem.batch > 1, macros, plan)
+
+
+def compiles(name: str, plan: Mapping[str, Any], problem: Any) -> list[str]:
+    """The build that a product needs, in one line, whether it is there or not."""
+    return [" ".join((name, *_defines(name, plan, problem)))]
+
+
+def prepare(name: str, plan: Mapping[str, Any], problem: Any) -> int:
+    """Build what a product needs where the store does not hold it; 1 where it was built.
+
+    Takes 5 to 60 s, and no GPU. Raises RuntimeError, with the remedy, where a compiler, or torch's
+    part for CUDA, is missing.
+    """
+    import torch
+
+    from .build.extensions import build_ahead
+
+    if torch.version.cuda is None:
+        raise RuntimeError(
+            f"torch {torch.__version__} is built without CUDA, whose headers a rung's library is "
+            "compiled against: install a build of torch for CUDA"
+        )
+    return build_ahead(name, problem.capability or (9, 0), _defines(name, plan, problem))
+
+
+def ready(name: str, plan: Mapping[str, Any], problem: Any) -> bool:
+    """Whether a product on a GPU finds its kernel built; nothing is built or loaded."""
+    from .build.extensions import is_built
+
+    return is_built(name, problem.capability or (9, 0), _defines(name, plan, problem))

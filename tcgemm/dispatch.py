@@ -118,11 +118,22 @@ def _pairs(row: Kernel) -> str:
     )
 
 
+AUTO = "auto"
+"""In place of a backend: the faster of the two languages, of what is built (choosing/auto.py)."""
+
+
+def check_backend(backend: str) -> None:
+    """Raise UnknownNameError where no backend has the name."""
+    if backend != AUTO:
+        ladder(backend)
+
+
 def _module(backend: str) -> Any:
     if not isinstance(backend, str):
         raise OperandTypeError(f"backend is a {type(backend).__name__}, not a str")
     if backend not in BACKENDS:
-        raise UnknownNameError(f"unknown backend {backend!r}: choose from {', '.join(BACKENDS)}")
+        names = ", ".join((*BACKENDS, AUTO))
+        raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
     return import_module(BACKENDS[backend])
 
 

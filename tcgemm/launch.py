@@ -12,6 +12,7 @@ import torch
 
 from . import dispatch, repacking
 from .batching import Part, parts, with_vectors
+from .choosing.auto import backend_for
 from .description import describe
 from .epilogue import finished, wide_dtype
 from .errors import OperandError, OperandTypeError, TcgemmError, ToolchainError
@@ -196,8 +197,8 @@ def make(
     for name, given in (("backend", backend), ("kernel", kernel), ("mma_shape", mma_shape)):
         if not isinstance(given, str | None):
             raise OperandTypeError(f"{name} is a {type(given).__name__}, not a str: pass its name")
-    dispatch.ladder(backend)
-    if kernel is not None:
+    dispatch.check_backend(backend)
+    if kernel is not None and backend != dispatch.AUTO:
         dispatch.find(backend, kernel)
     check_nobody_traces()
     check_tensors({"A": a, "B": b, "C": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
@@ -263,6 +264,8 @@ def _started_by(
     problem: Problem, part: Part, fusion: Fusion, backend: str, kernel: str | None
 ) -> tuple[Plan, Start]:
     """The plan of a part, and what starts it."""
+    if backend == dispatch.AUTO:
+        backend = backend_for(problem, kernel).backend
     if kernel is None and (copies := repacking.worth(problem, backend)) is not None:
         row = dispatch.choose(copies.problem, backend)
         plan = Plan(backend, row.name, row.plan(copies.problem))

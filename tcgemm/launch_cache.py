@@ -31,6 +31,8 @@ _grad = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 
 launches: dict[Any, Launch] = {}
+forgotten_too: list[dict[Any, Any]] = []
+"""What else is kept of launches, by keys of its own."""
 
 
 def key_of(
@@ -167,17 +169,24 @@ def run_launch(launch: Launch, arguments: tuple[Any, ...]) -> torch.Tensor:
             return run((*arguments[:7], result, *arguments[8:]))
     else:
         launch.check_memory(a, b, c, bias, scale_a, scale_b, result)
-    start = launch.start
-    if start is None or launch.device < 0 or launch.device != _current_device():
-        launch.write(a, b, c, bias, scale_a, scale_b, result)
-    else:
-        try:
-            start(a, b, result, c if launch.asked.beta else None, bias, scale_a, scale_b)
-        except RuntimeError as error:
-            raise launch.explained(error) from error
+    write(launch, a, b, c, bias, scale_a, scale_b, result)
     if out is not None:
         _raise_version((out,))
     return result
+
+
+def write(
+    launch: Launch, a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, out: torch.Tensor
+) -> None:
+    """``launch.write``, by the short way where there is one kernel and the GPU is the current."""
+    start = launch.start
+    if start is None or launch.device < 0 or launch.device != _current_device():
+        launch.write(a, b, c, bias, scale_a, scale_b, out)
+        return
+    try:
+        start(a, b, out, c if launch.asked.beta else None, bias, scale_a, scale_b)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
 
 
 _current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
@@ -195,3 +204,5 @@ def remember(key: Any, launch: Launch) -> None:
 def forget() -> None:
     """Choose and plan anew from now on."""
     launches.clear()
+    for kept in forgotten_too:
+        kept.clear()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 from .call import gemm
+from .ops import eager_product
+
+_traces = torch.compiler.is_dynamo_compiling
 
 
 def linear(
@@ -34,6 +37,10 @@ def linear(
     Raises:
         As ``gemm``.
     """
+    if not _traces():
+        result = eager_product(x, weight, bias, True, epilogue, out_dtype, compute, backend, kernel)
+        if result is not None:
+            return result
     return gemm(
         x,
         weight.mT if weight.dim() > 1 else weight,

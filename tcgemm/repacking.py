@@ -31,10 +31,10 @@ LINE = 64
 FAST, TRAFFIC = 550e6, 2.5e6
 """Of kernels that read aligned rows: operations and bytes in a microsecond (H200)."""
 
-COPIED = 1.2e6
+COPIED = 1.0e6
 """Bytes of an operand that are copied in a microsecond, read and written."""
 
-LAUNCH_US = 2.5
+LAUNCH_US = 3.5
 """Of a copy."""
 
 START_US = 5.0

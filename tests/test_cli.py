@@ -21,6 +21,7 @@ from tcgemm.errors import OperandError, UnknownNameError
 ROOT = Path(__file__).parent.parent
 COMMANDS = (
     "bench", "doctor", "explain", "kernels", "report", "show-kernel", "simulate", "tune", "verify",
+    "warm",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,27 @@ def library(name: str, capability: tuple[int, int], defines: tuple[str, ...] = (
         return _libraries[symbol]
 
 
+def is_built(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> bool:
+    """Whether the store has the rung's library; nothing is built or opened."""
+    symbol = f"{name}_{cache_key(name, capability, defines=defines)}"
+    wanted = store.wanted_folder()
+    return wanted is not None and (wanted / store.EXTENSIONS / f"{symbol}.so").is_file()
+
+
+def build_ahead(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> int:
+    """Have the store hold the rung's library; 1 where it was built now, else 0."""
+    built = 0
+
+    def counting(*asked: Any) -> Path:
+        nonlocal built
+        built = 1
+        return _build(*asked)
+
+    symbol = f"{name}_{cache_key(name, capability, defines=defines)}"
+    _load(name, symbol, capability, defines, counting)
+    return built
+
+
 def cache_key(
     name: str,
     capability: tuple[int, int],
@@ -95,12 +116,16 @@ def _compilers() -> list[str]:
 
 
 def _load(
-    name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...] = ()
+    name: str,
+    symbol: str,
+    capability: tuple[int, int],
+    defines: tuple[str, ...] = (),
+    build: Callable[..., Path] | None = None,
 ) -> Path:
     """The path of the rung's library, from the store or from a build."""
 
     def make(scratch: Path) -> Path:
-        return _build(name, symbol, capability, scratch, defines)
+        return (build or _build)(name, symbol, capability, scratch, defines)
 
     facts = {
         "kernel": name,

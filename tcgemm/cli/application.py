@@ -16,6 +16,7 @@ from ..tools.show_kernel.command import show_kernel
 from ..tools.simulate.command import simulate
 from ..tools.tune.command import tune
 from ..tools.verify import verify
+from ..tools.warm.command import warm
 from ..waiting import Waiting
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ app.command("show-kernel", cls=Command)(show_kernel)
 app.command("simulate", cls=Command)(simulate)
 app.command("tune", cls=Command)(tune)
 app.command("verify", cls=Command)(verify)
+app.command("warm", cls=Command)(warm)
 
 
 def _print_version(wanted: bool) -> None:

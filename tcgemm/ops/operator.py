@@ -14,7 +14,7 @@ import torch
 from ..description import Description, describe
 from ..dispatch import default_backend
 from ..errors import OperandError
-from ..launch_cache import run
+from ..launch_cache import run, run_kept
 from ..operands import check_output
 from .how import How
 
@@ -46,6 +46,8 @@ def arguments_of(
 
 
 def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.dim() > 1 < b.dim():
+        return
     for name, t in (("A", a), ("B", b)):
         if t.dim() < 2:
             raise OperandError(
@@ -55,19 +57,31 @@ def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _gemm(
-    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, **how: Any
-) -> torch.Tensor:
+    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, *, alpha: float = 1.0,
+    beta: float = 0.0, epilogue: str = "", out_dtype: Any = None, compute: str = "",
+    mma_shape: str = "", backend: str = "", rung: str = "",
+) -> torch.Tensor:  # fmt: skip
     _check_matrices(a, b)
-    with torch.no_grad():  # the operands may require grad: what is above has taken care of it
-        return run(arguments_of(a, b, c, bias, scale_a, scale_b, How(**how)))
+    return _run((
+        a, b, c, alpha, beta, bias, epilogue or None, None, out_dtype, compute or None, scale_a,
+        scale_b, mma_shape or None, backend or default_backend(), rung or None,
+    ))  # fmt: skip
 
 
 def _gemm_out(
     a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, *, out: Any, **how: Any
 ) -> None:
     _check_matrices(a, b)
-    with torch.no_grad():
-        run(arguments_of(a, b, c, bias, scale_a, scale_b, How(**how), out))
+    _run(arguments_of(a, b, c, bias, scale_a, scale_b, How(**how), out))
+
+
+def _run(arguments: tuple[Any, ...]) -> torch.Tensor:
+    """The operands may require grad: what is above has taken care of it."""
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _run(arguments)
+    kept = run_kept(arguments)
+    return run(arguments) if kept is None else kept
 
 
 for key in ("CPU", "CUDA"):

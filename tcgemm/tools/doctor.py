@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, metadata
-from pathlib import Path
 
 from .. import extras
 
@@ -106,24 +105,31 @@ def _triton() -> Check:
 def _nvcc() -> Check:
     found = import_module("tcgemm.cuda_ref.build.toolchain").find_nvcc()
     if found is None:
-        return Check(
-            "CUDA compiler",
-            "missing",
-            "no nvcc in CUDA_HOME, on PATH or among the wheels",
-            extras.install_line("nvcc"),
-        )
+        nothing = "no nvcc in CUDA_HOME, on PATH or among the wheels"
+        state, instead = _without("nvcc")
+        return Check("CUDA compiler", state, nothing + instead, extras.install_line("nvcc"))
     path, where = found
     output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
     release = output.partition("release ")[2].partition(",")[0]
     return Check("CUDA compiler", "ok", f"nvcc {release} from {where} ({path})")
 
 
+def _without(compiler: str) -> tuple[str, str]:
+    """The state without nvcc or g++, and what is done instead."""
+    compile_ = import_module("tcgemm.cuda_ref.nvrtc.compiler")
+    if compile_.find_library() is None or compile_.find_headers() is None:
+        return "missing", ""
+    return "limited", "; on a GPU NVRTC compiles the ladder instead, for plain 16-bit products"
+
+
 def _host_compiler() -> Check:
-    path = shutil.which(os.environ.get("CXX", "g++"))
+    path = import_module("tcgemm.cuda_ref.build.toolchain").find_cxx()
     if path is None:
-        return Check("host compiler", "missing", "no g++", "apt install g++ (or your system's)")
+        state, instead = _without("g++")
+        cure = "apt install g++ (or your system's)"
+        return Check("host compiler", state, f"no g++{instead}", cure)
     output = subprocess.run([path, "-dumpversion"], capture_output=True, text=True, check=True)
-    return Check("host compiler", "ok", f"{Path(path).name} {output.stdout.strip()} ({path})")
+    return Check("host compiler", "ok", f"{path.name} {output.stdout.strip()} ({path})")
 
 
 def _cache() -> Check:

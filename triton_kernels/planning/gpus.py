@@ -38,6 +38,10 @@ def architecture(capability: tuple[int, int]) -> str:
     return "sm90" if capability >= (9, 0) else "sm80"
 
 
+stands_for: dict[tuple[int, int], tuple[str, int, int]] = {}
+"""Compute capability -> name, bytes, SMs of the GPU that plans are for on a machine without one."""
+
+
 def gpu_here(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
     """Name as in the table's file name, e.g. nvidia-h200, bytes of shared memory a program, SMs.
 
@@ -47,7 +51,7 @@ def gpu_here(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
     import torch
 
     if not torch.cuda.is_available():
-        return "", 0, 0
+        return stands_for.get(capability or (0, 0), ("", 0, 0))
     for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
         if capability in (None, torch.cuda.get_device_capability(index)):
             found = torch.cuda.get_device_properties(index)

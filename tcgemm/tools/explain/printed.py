@@ -27,15 +27,18 @@ def print_all(
     against: Bound,
     ranking: Sequence[Estimate],
     folder: Path | None,
+    auto: str,
 ) -> None:
     """Print the answer, each kernel's grid, the bound, the ranking and who refuses, in this order.
 
     Args:
         folder: the results that the ranking rests on; None where there are none.
+        auto: what backend="auto" takes, and why.
     """
     console = Console()
     for line in _answer(problem, board, choices, against, ranking):
         console.print(escape(line), soft_wrap=True, highlight=False)
+    console.print(escape(f"backend auto: {auto}"), soft_wrap=True, highlight=False)
     for each in choices:
         if lines := _lines(each, board):
             console.print(f"\n[bold]{each.backend}/{each.kernel}[/]")
