@@ -1,127 +1,103 @@
-"""What a layer costs the host, forward and backward, beside torch's own.
+"""Host time of repeated calls on a GPU, beside torch's, and of first calls of new shapes.
 
-    python scripts/host_time.py                              # on a CPU, 4 x 4 x 4
-    python scripts/host_time.py --backend triton --size 64   # on a GPU
+    python scripts/host_time.py [--out FILE.csv] [--first]
 
-It prints how many functions of Python and of C one call makes, how many microseconds pass until the
-call is back (on a GPU that is not until the kernel is done), and the ratio to torch's: the least of
-many rounds, in which all take turns. With --without-kernels tcgemm's launches start nothing, which
-leaves what surrounds them; torch's calls are whole.
+A repeated call is timed until it returns: 400 calls back to back, then a wait for the GPU, of each
+contender in turns. A product of 512 cubed takes the GPU less than the host needs, so that the queue
+never fills. With --first: one call each of 24 shapes that this process has not seen, after one that
+has loaded the same kernels.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import random
+import statistics
 import time
-from collections.abc import Callable
 
 import torch
 
 import tcgemm
-from tcgemm import launch_cache
 
-ROUNDS, CALLS = 40, 50
+CALLS, ROUNDS = 400, 25
 
 
-def cases(size: int, backend: str, device: str) -> dict[str, tuple[Callable[[], object], str]]:
-    """Name -> (what is called, the name of what it is compared with)."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    x, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    bias = torch.randn(size, device=device, dtype=dtype)
-    above = torch.ones_like(x)
-    parameters = [t.requires_grad_() for t in (x, weight, bias)]
-    torchs = torch.nn.Linear(size, size, device=device, dtype=dtype)
-    ours = tcgemm.nn.Linear(size, size, device=device, dtype=dtype, backend=backend)
-    calls: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
-        "F.linear": (lambda: torch.nn.functional.linear(x, weight, bias), ""),
-        "tcgemm.linear": (lambda: tcgemm.linear(x, weight, bias, backend=backend), "F.linear"),
-        "torch.nn.Linear": (lambda: torchs(x), ""),
-        "tcgemm.nn.Linear": (lambda: ours(x), "torch.nn.Linear"),
-        "a @ b": (lambda: x @ weight, ""),
-        "tcgemm.matmul": (lambda: tcgemm.matmul(x, weight, backend=backend), "a @ b"),
-    }
-
-    def without(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
-        def run() -> None:
-            with torch.no_grad():
-                call()
-
-        return run
-
-    def trained(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
-        def run() -> None:
-            call().backward(above)
-            for leaf in (*parameters, *torchs.parameters(), *ours.parameters()):
-                leaf.grad = None
-
-        return run
-
-    made: dict[str, tuple[Callable[[], object], str]] = {}
-    for way, put in (("forward alone", without), ("forward and backward", trained)):
-        for name, (call, beside) in calls.items():
-            made[f"{name}, {way}"] = put(call), f"{beside}, {way}" if beside else ""
+def contenders() -> dict[str, dict[str, object]]:
+    """Kind of call -> who makes it -> a function without arguments; the first is torch's."""
+    made: dict[str, dict[str, object]] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b, c = (torch.randn(512, 512, device="cuda").to(dtype) for _ in range(3))
+        out, bias = torch.empty_like(a), torch.randn(512, device="cuda").to(dtype)
+        name = str(dtype).removeprefix("torch.")
+        kinds = {
+            "matmul": (lambda a=a, b=b: torch.mm(a, b), {}),
+            "matmul out": (lambda a=a, b=b, o=out: torch.mm(a, b, out=o), {"out": out}),
+            "gemm with C": (lambda a=a, b=b, c=c: torch.addmm(c, a, b), {"c": c, "beta": 1.0}),
+            "gemm with bias": (lambda a=a, b=b, s=bias: torch.addmm(s, a, b), {"bias": bias}),
+        }
+        for kind, (theirs, asked) in kinds.items():
+            call = tcgemm.matmul if kind.startswith("matmul") else tcgemm.gemm
+            row: dict[str, object] = {"torch": theirs}
+            for backend in ("triton", "cuda"):
+                row[backend] = lambda call=call, a=a, b=b, backend=backend, asked=asked: call(
+                    a, b, backend=backend, **asked
+                )
+            made[f"{name} {kind}"] = row
     return made
 
 
-def counted(call: Callable[[], object]) -> tuple[int, int]:
-    """Functions of Python, and of C, that one call enters."""
-    found = {"call": 0, "c_call": 0}
-
-    def count(frame: object, event: str, argument: object) -> None:
-        if event in found:
-            found[event] += 1
-
-    sys.setprofile(count)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found["call"] - 1, found["c_call"] - 1
-
-
-def timed(calls: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
-    """Microseconds of each: the least of the rounds."""
-    least = dict.fromkeys(calls, float("inf"))
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            if device == "cuda":
+def repeated() -> list[tuple[str, str, float, float]]:
+    """(kind, who, least and median microseconds of a call)."""
+    rows = []
+    for kind, row in contenders().items():
+        times: dict[str, list[float]] = {who: [] for who in row}
+        for call in row.values():
+            for _ in range(50):
+                call()  # type: ignore[operator]
+        for turn in range(ROUNDS):
+            for who in list(row)[:: 1 if turn % 2 else -1]:
+                call = row[who]
                 torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            least[name] = min(least[name], 1e6 * (time.perf_counter() - start) / CALLS)
-    return least
+                began = time.perf_counter()
+                for _ in range(CALLS):
+                    call()  # type: ignore[operator]
+                times[who].append((time.perf_counter() - began) / CALLS * 1e6)
+                torch.cuda.synchronize()
+        rows += [(kind, who, min(t), statistics.median(t)) for who, t in times.items()]
+    return rows
 
 
-def start_nothing() -> None:
-    """Let every launch that is kept do nothing from now on."""
-    for launch in launch_cache.launches.values():
-        launch.starts = [lambda *operands: None for _ in launch.starts]
+def first() -> list[tuple[str, str, float, float]]:
+    """(shapes, backend, least and median milliseconds of the first call of a shape)."""
+    rows = []
+    draw = random.Random(5)
+    sizes = [[draw.randrange(64, 4096) // 8 * 8 for _ in range(3)] for _ in range(24)]
+    for backend in ("triton", "cuda"):
+        times = []
+        for M, N, K in sizes:
+            a = torch.randn(M, K, device="cuda").bfloat16()
+            b = torch.randn(N, K, device="cuda").bfloat16().mT
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            tcgemm.matmul(a, b, backend=backend)
+            times.append((time.perf_counter() - began) * 1e3)
+            torch.cuda.synchronize()
+            print(f"{backend:8}{M:6}{N:6}{K:6}{times[-1]:10.2f} ms")
+        rows.append(("first call of a shape (ms)", backend, min(times), statistics.median(times)))
+    return rows
 
 
 def main() -> None:
-    """Read the flags, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--backend", default="cublas", choices=("cublas", "triton", "cuda"))
-    parser.add_argument("--size", type=int, default=4, help="M, N and K")
-    parser.add_argument("--without-kernels", action="store_true")
-    asked = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.set_num_threads(1)
-    made = cases(asked.size, asked.backend, device)
-    for call, _ in made.values():
-        for _ in range(50):
-            call()
-    if asked.without_kernels:
-        start_nothing()
-    calls = {name: call for name, (call, _) in made.items()}
-    least = timed(calls, device)
-    print("| call | Python calls | C calls | us | beside torch |\n|---|---|---|---|---|")
-    for name, (call, beside) in made.items():
-        python, c = counted(call)
-        ratio = f"{least[name] / least[beside]:.2f}" if beside else ""
-        print(f"| {name} | {python} | {c} | {least[name]:.1f} | {ratio} |")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", help="a CSV for the rows")
+    parser.add_argument("--first", action="store_true", help="first calls of new shapes instead")
+    given = parser.parse_args()
+    rows = first() if given.first else repeated()
+    lines = ["call,who,min,median", *(f"{k},{w},{low:.2f},{mid:.2f}" for k, w, low, mid in rows)]
+    print("\n".join(lines))
+    if given.out:
+        with open(given.out, "w") as file:
+            file.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

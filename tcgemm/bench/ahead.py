@@ -148,8 +148,8 @@ def _named(unit: Unit) -> Unit | None:
         return unit
     try:
         problem = unit.case.product(capability=torch.cuda.get_device_capability())
-        if repacking.pays(problem):
-            problem = repacking.aligned(problem, with_c=False)
+        if (copies := repacking.worth(problem, unit.backend)) is not None:
+            problem = copies.problem
         return replace(unit, kernel=dispatch.choose(problem, unit.backend).name)
     except Exception:
         return None

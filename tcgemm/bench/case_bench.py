@@ -75,7 +75,7 @@ class CaseBench:
             "status": "failed",
             "reason": "",
             "timer": "none",
-            "data": "normal",
+            "data": self.case.data,
             "seed": self._seed,
         }
         throttle: list[str] = []
@@ -242,7 +242,7 @@ class CaseBench:
         case, fusion = self.case, self._once("what is fused", self._fusion)
         return accuracy.Oracle(
             case.M, case.N, case.K, case.dtype_in, case.dtype_out, case.layout,
-            self._device, self._seed, case.compute, fusion,
+            self._device, self._seed, case.compute, fusion, case.data,
         )  # fmt: skip
 
     def _copies(self) -> _Copies:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import options
+from .cases import NAMES
 from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="quick, squares, seeds, llm, types, fused, wmma, full or drawn.", metavar="NAME"
+            help="quick, squares, seeds, jetson, llm, types, fused, wmma, full or drawn.",
+            metavar="NAME",
+            autocompletion=options.completed(NAMES),
         ),
     ] = "quick",
     backend: options.Backends = None,
@@ -50,6 +53,13 @@ def bench(
         list[str] | None,
         typer.Option(
             help="What is fused, e.g. residual or 'bias gelu'. Repeatable.", metavar="WORDS"
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What A and B hold: normal (default), uniform, ints, zeros. Repeatable.",
+            metavar="NAME",
         ),
     ] = None,
     out: Annotated[
@@ -98,6 +108,7 @@ def bench(
         layouts=layout or (),
         computes=compute or (),
         fused=fused or (),
+        data=data or (),
         seed=seed,
         count=count,
     )
@@ -127,7 +138,9 @@ def bench(
         console.print(f"Nothing is left to measure: {escape(str(folder / store.RESULTS))}")
         return
     environment.set_precision()
-    results = store.Store(folder, environment.run_id(), environment.collect(sys.argv))
+    facts = environment.collect(sys.argv)
+    facts["specialists"] = [row.full_name for row in kernels if row.kind == "shape"]
+    results = store.Store(folder, environment.run_id(), facts)
     rows: list[dict[str, Any]] = []
     try:
         with _Progress(console, len(units)) as progress:
@@ -162,6 +175,9 @@ def bench(
             out_console.print(escape(paragraph), soft_wrap=True)
         raise typer.Exit(1)
 
+
+WIDE = 100
+"""Columns of a terminal from which on each backend has a column of its own in the closing table."""
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines of progress where they do not go to a terminal."""
@@ -243,16 +259,23 @@ def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> N
     for row in rows:
         by_case.setdefault(str(case_of_row(row)), []).append(row)
     backends = list(dict.fromkeys(row["backend"] for row in rows))
+    show = _best if device == "cuda" else _checked
     if device == "cuda":
         title = "best kernel of each backend: ms (ratio to cuBLAS, above 1 is faster)"
     else:
         title = "kernels that are right, of those that run here; nothing is timed on a CPU"
     table = Table("case", *backends, title=title, title_justify="left")
+    lines = [title]
     for name, of_case in by_case.items():
         cells = [[row for row in of_case if row["backend"] == backend] for backend in backends]
-        show = _best if device == "cuda" else _checked
-        table.add_row(name, *(show(cell) for cell in cells))
-    if rows:
+        shown = [show(cell) for cell in cells]
+        table.add_row(name, *shown)
+        lines += [name, *(f"  {b:7} {cell}" for b, cell in zip(backends, shown, strict=True))]
+    if not rows:
+        return
+    if console.width < WIDE:
+        console.print("\n".join(lines), highlight=False)
+    else:
         console.print(table)
 
 

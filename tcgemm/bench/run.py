@@ -230,7 +230,6 @@ class _Parent:
             "kernel": unit.kernel,
             **{column: getattr(case, column) for column in CASE_COLUMNS},
             "timer": "none",
-            "data": "normal",
             "seed": self._job.seed,
             **measured,
         }
