@@ -181,7 +181,9 @@ def test_a_row_says_what_the_operands_held_and_resume_knows_it(tmp_path, misbeha
     (row,) = store.read(tmp_path / "made")
     assert (row["data"], row["status"]) == ("zeros", "ok")
     assert run.keys_of_row(row)[0] == run.key(zeros[0], "misbehaving", "right")
-    assert run.keys_of_row(row)[0] != run.key(replace(zeros[0], data="normal"), "misbehaving", "right")
+    assert run.keys_of_row(row)[0] != run.key(
+        replace(zeros[0], data="normal"), "misbehaving", "right"
+    )
 
 
 def test_compilation_is_reported_once_a_configuration(tmp_path, misbehaving):
