@@ -18,7 +18,7 @@ from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import forgotten_too, launch_of
+from ..launch_cache import current_device, forgotten_too, launch_of
 from . import autocast, autograd
 from .accumulating import added
 from .how import How
@@ -37,7 +37,7 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _jit_trace = torch._C._get_tracing_state
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast.enabled)
 _compiles = torch.compiler.is_dynamo_compiling
-_current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+
 _grad = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 _threshold = torch.ops.aten.threshold_backward.default
@@ -216,7 +216,7 @@ def _forward(kind: Kind, x: Any, weight: Any, bias: Any) -> torch.Tensor:
 def start(launch: Launch, a: Any, b: Any, bias: Any, out: Any) -> None:
     """Run a launch of a plain product and a bias, as launch_cache.run_launch does."""
     run = launch.start
-    if run is None or (launch.device >= 0 and launch.device != _current_device()):
+    if run is None or (launch.device >= 0 and launch.device != current_device()):
         launch.write(a, b, None, bias, None, None, out)
         return
     try:
