@@ -5,13 +5,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS := dev$(shell test -x "$${CUDA_HOME:-/nonexistent}/bin/nvcc" || command -v nvcc >/dev/null 2>&1 || echo ,nvcc)
 
-.PHONY: report test test-all records check setup clean
+.PHONY: report test test-all records check docs setup clean
 
 report: setup  ## the quick suite on a GPU (a small checked run without one), then the report
 	@status=0; \
 	$(BIN)/tcgemm bench --suite quick --report || status=$$?; \
 	if [ -d reports/cpu ]; then $(BIN)/tcgemm simulate ladder --out reports/cpu || status=$$?; fi; \
-	$(BIN)/tcgemm report && exit $$status
+	$(BIN)/tcgemm report && $(BIN)/python scripts/draw_ladder.py && exit $$status
 
 # The simulator forks at every call, and the kernel copies the page tables of all that a worker holds:
 # memory in huge pages makes that three times as fast. Where there are none, this changes nothing.
@@ -30,6 +30,10 @@ records: setup  ## compiles anew what tests/compiled/ keeps: `git diff` shows wh
 	rm -rf tests/compiled
 	$(PYTEST) $$(grep -lE "records\.(triton|cuda)\b" tests/test_*.py | grep -v test_records) $(PYTEST_ARGS)
 
+docs: setup  ## the course as a site, docs/_build/html/index.html; a warning is an error
+	$(BIN)/python scripts/pages --check
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -q docs docs/_build/html
+
 check: setup  ## format, lint and types
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
@@ -44,4 +48,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache

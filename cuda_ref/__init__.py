@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
 from .build.toolchain import built_by_case, source
-from .fusion import Asked, case, numbers
+from .fusion import Asked, case
 from .planning.choose import choose
 from .planning.ladder import rows, tunings
-from .planning.launch import launch_plan
 from .planning.rows import PAIRS
 
 __all__ = ["KERNELS", "PAIRS", "build", "case_of", "choose", "inspect", "load"]
@@ -43,24 +43,28 @@ def load(name: str) -> Callable[..., None]:
             "check nvidia-smi and that torch was installed with CUDA (torch.version.cuda is "
             f"{torch.version.cuda})"
         )
-    from .build.extensions import Operators, operators
+    from .build.extensions import library
+    from .handle import bound, gemm_of
     from .simulator import run as simulate
 
     by_case = built_by_case(source(name))
     obeys = name in tunings()  # whose launcher reads the plan
-    prepared: dict[Any, Operators] = {}
+    prepared: dict[Any, Any] = {}
 
-    def build(device: int, defines: tuple[str, ...] = ()) -> Operators:
-        capability = torch.cuda.get_device_capability(device)
-        key = (device, defines) if by_case else device
-        prepared[key] = operators(name, capability, defines)
-        return prepared[key]
+    def library_for(device: int, defines: tuple[str, ...] = ()) -> Any:
+        """The library of one GPU, and where there is one a case, of that case."""
+        if (device, defines) not in prepared:
+            capability = torch.cuda.get_device_capability(device)
+            prepared[device, defines] = library(name, capability, defines)
+        return prepared[device, defines]
 
     def run(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
     ) -> None:
         fused = () if fusion is None else (fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
-        bind(a, b, c, fusion, **plan)(a, b, c, *fused)
+        start = bind(a, b, c, fusion, **plan)
+        with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
+            start(a, b, c, *fused)
 
     def bind(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
@@ -75,24 +79,13 @@ def load(name: str) -> Callable[..., None]:
             return lambda a, b, c, *tensors: simulate(
                 name, a, b, c, Asked(*asked, *tensors) if asked else None
             )
-        plain, fused = operators_for(device, a, c, fusion, plan)
-        planned = launch_plan(plan) if obeys else []
-        if fusion is None:
-            return lambda a, b, c, *none: plain(a, b, c, planned)
-        constants = numbers(fusion)
-        return lambda *tensors: fused(*tensors, *constants, planned)
-
-    def operators_for(
-        device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any, plan: Mapping[str, int]
-    ) -> Operators:
-        if not by_case:
-            return prepared.get(device) or build(device)
-        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan)
-        return prepared.get((device, defines)) or build(device, defines)
+        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan) if by_case else ()
+        kind = gemm_of(a, b, c, fusion, plan if obeys else None)
+        return bound(name, library_for(device, defines), device, kind, fusion is None)
 
     run.bind = bind  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:
-        build(torch.cuda.current_device())
+        library_for(torch.cuda.current_device())
     return run
 
 

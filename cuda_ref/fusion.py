@@ -145,17 +145,6 @@ def _number(dtype: Any) -> int:
     return DTYPES[str(dtype).removeprefix("torch.")]
 
 
-def numbers(fusion: Any) -> tuple[Any, ...]:
-    """What the fused operator takes after its tensors, in the order of csrc/host/binding.cpp."""
-    return (
-        float(fusion.alpha),
-        float(fusion.beta),
-        ACTIVATIONS[fusion.epilogue],
-        COMPUTES[fusion.compute],
-        *mma_tile(fusion.mma_shape),
-    )
-
-
 @dataclass(slots=True)
 class Asked:
     """A fusion: what is asked for, and the tensors of one call."""

@@ -30,6 +30,9 @@ TILES = {(t.BLOCK_M, t.BLOCK_N, t.NUM_STAGES): t for t in tiles.TILES}
 PLAIN = [
     ("wgmma_tma", ()),
     ("wgmma_specialized", ()),
+    ("wgmma_tile_loop", ()),
+    ("wgmma_cluster", ()),
+    ("wgmma_epilogue", ()),
     ("wgmma_persistent", case("bfloat16", "bfloat16", plain=True)),
     ("wgmma_persistent", case("float16", "float32", plain=True)),
     *(
@@ -132,4 +135,4 @@ def test_three_blocks_fit_an_sm():
 @pytest.mark.parametrize(("name", "defines"), BUILDS)
 def test_persistent_rungs_store_by_tma(name, defines):
     stores = any(kernel.sass["UTMASTG"] for kernel in kernels(name, defines))
-    assert stores == (name in ("wgmma_persistent", "wgmma_types"))
+    assert stores == (name in ("wgmma_epilogue", "wgmma_persistent", "wgmma_types"))

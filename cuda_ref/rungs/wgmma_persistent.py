@@ -182,7 +182,7 @@ def cost(problem: Any, sms: int) -> float | None:
 
 ROW = row(
     "wgmma_persistent",
-    "blocks that stay: loads and stores under multiplies, clusters that multicast B",
+    "the production kernel: the tile that ends first, ping-pong, what is fused, batches, PDL",
     (9, 0),
     fuses=FUSES,
     shapes=TMA_ROWS + "; matrices of a batch a multiple of 8 elements apart",

@@ -250,10 +250,10 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
 
 
 def _stages(block_m: int, block_n: int, float32: bool) -> int:
-    """As many as fit beside the chunks of C, as SHARED_BYTES in one_wave_build.cuh counts."""
+    """As many as fit behind barriers and chunks, as shared_bytes in one_wave_build.cuh counts."""
     stage = (block_m + rows_of_b(block_n)) * TILE_K * 2
     chunks = block_m // 64 * -(-block_n * (4 if float32 else 2) // 128)
-    room = 1024 * SHARED_BYTES[9, 0] - 8 * (2 * MOST_STAGES + chunks) - 8192 * chunks
+    room = 1024 * SHARED_BYTES[9, 0] - 1024 - 8192 * chunks
     return min(MOST_STAGES, room // stage)
 
 

@@ -103,6 +103,19 @@ SUITES: dict[str, Suite] = {
             *_cubes((10000,), JETSON),
         ),
     ),
+    "jetson": Suite(
+        "the first document's own case, 10000 cubed, in each of its seven type pairs",
+        _cubes((10000,), JETSON),
+        pairs=(
+            ("float16", "float32", "float32"),
+            ("float16", "float16", "float16"),
+            ("uint8", "int32", "int32"),
+            ("int8", "int32", "int32"),
+            ("bfloat16", "float32", "float32"),
+            ("float32", "float32", "tf32"),
+            ("float64", "float64", "float64"),
+        ),
+    ),
     "llm": Suite(
         "decode and prefill of well-known models",
         tuple(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import options
+from .. import extras, options
+from .cases import NAMES
 from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="quick, squares, seeds, llm, types, fused, wmma, full or drawn.", metavar="NAME"
+            help="quick, squares, seeds, jetson, llm, types, fused, wmma, full or drawn.",
+            metavar="NAME",
+            autocompletion=options.completed(NAMES),
         ),
     ] = "quick",
     backend: options.Backends = None,
@@ -84,6 +87,13 @@ def bench(
             "measured.",
         ),
     ] = False,
+    unasked: Annotated[
+        bool,
+        typer.Option(
+            "--unasked",
+            help="Only what matmul takes where no kernel is named, beside cuBLAS and its best.",
+        ),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what the results folder already holds.")
     ] = False,
@@ -111,18 +121,26 @@ def bench(
         seed=seed,
         count=count,
     )
+    if report:
+        extras.need("report", "tcgemm bench --report")
+    if unasked and kernel:
+        raise typer.BadParameter("--unasked leaves the choice of kernel, and --kernel names one")
     build(device="cuda")  # names a mistake in the arguments before torch is imported
 
     from . import environment, first, run
 
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
-    kernels = run.contenders(backend or (), kernel or (), device)
+    kernels = (
+        run.unasked(backend or ())
+        if unasked
+        else run.contenders(backend or (), kernel or (), device)
+    )
     folder = out or Path("reports") / environment.slug()
     store.check_folder(folder, environment.slug())
     done = set()
     if resume and (folder / store.RESULTS).exists():
-        done = {run.key_of_row(row) for row in store.read(folder)}
+        done = {key for row in store.read(folder) for key in run.keys_of_row(row)}
     units = run.units_of(cases, kernels, done)
     console = Console(stderr=True)
     if done:
@@ -180,6 +198,9 @@ def bench(
             out_console.print(escape(paragraph), soft_wrap=True)
         raise typer.Exit(1)
 
+
+WIDE = 100
+"""Columns of a terminal from which on each backend has a column of its own in the closing table."""
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines of progress where they do not go to a terminal."""
@@ -261,16 +282,23 @@ def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> N
     for row in rows:
         by_case.setdefault(str(case_of_row(row)), []).append(row)
     backends = list(dict.fromkeys(row["backend"] for row in rows))
+    show = _best if device == "cuda" else _checked
     if device == "cuda":
         title = "best kernel of each backend: ms (ratio to cuBLAS, above 1 is faster)"
     else:
         title = "kernels that are right, of those that run here; nothing is timed on a CPU"
     table = Table("case", *backends, title=title, title_justify="left")
+    lines = [title]
     for name, of_case in by_case.items():
         cells = [[row for row in of_case if row["backend"] == backend] for backend in backends]
-        show = _best if device == "cuda" else _checked
-        table.add_row(name, *(show(cell) for cell in cells))
-    if rows:
+        shown = [show(cell) for cell in cells]
+        table.add_row(name, *shown)
+        lines += [name, *(f"  {b:7} {cell}" for b, cell in zip(backends, shown, strict=True))]
+    if not rows:
+        return
+    if console.width < WIDE:
+        console.print("\n".join(lines), highlight=False)
+    else:
         console.print(table)
 
 

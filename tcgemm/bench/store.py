@@ -114,6 +114,16 @@ def read(folder: str | Path) -> list[dict[str, str]]:
     return [{**row, "kernel": kernel_now(row)} for row in rows]
 
 
+def folder_of(slug: str) -> Path | None:
+    """The folder with results of a GPU: below ``reports/`` here, else the package's own, or None.
+
+    A wheel carries the committed results as ``tcgemm/reports``; a checkout has them beside it.
+    """
+    package = Path(__file__).parents[1]
+    places = (Path("reports"), package / "reports", package.parent / "reports")
+    return next((place / slug for place in places if (place / slug / RESULTS).is_file()), None)
+
+
 def read_environment(folder: str | Path) -> dict[str, dict[str, Any]]:
     """``folder``/environment.json: run id -> facts; empty where there is no such file.
 

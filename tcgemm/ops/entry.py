@@ -135,7 +135,7 @@ def _node(a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, how: Ho
     asked = {
         "alpha": how.alpha, "beta": how.beta, "epilogue": how.epilogue, "out_dtype": how.out_dtype,
         "compute": how.compute, "mma_shape": how.mma_shape, "backend": how.backend,
-        "kernel": how.kernel,
+        "rung": how.rung,
     }  # fmt: skip
     if out is None:
         return operator.gemm(*tensors, **asked)

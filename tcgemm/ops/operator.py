@@ -21,7 +21,7 @@ from .how import How
 _OPERANDS = (
     "Tensor a, Tensor b, Tensor? c, Tensor? bias, Tensor? scale_a, Tensor? scale_b, *, "
     "float alpha=1, float beta=0, str epilogue='', ScalarType? out_dtype=None, str compute='', "
-    "str mma_shape='', str backend='', str kernel=''"
+    "str mma_shape='', str backend='', str rung=''"
 )
 
 library = torch.library.Library("tcgemm", "DEF")
@@ -41,7 +41,7 @@ def arguments_of(
     return (
         a, b, c, how.alpha, how.beta, bias, how.epilogue or None, out, how.out_dtype,
         how.compute or None, scale_a, scale_b, how.mma_shape or None,
-        how.backend or default_backend(), how.kernel or None,
+        how.backend or default_backend(), how.rung or None,
     )  # fmt: skip
 
 

@@ -41,19 +41,8 @@ NUMBERED = ("M", "N", "K", "lines of source")
 """Columns that hold a whole number in every row that is ok."""
 
 TEXTS = (
-    *(
-        "backend",
-        "kernel",
-        "kind",
-        "adds",
-        "gpu",
-        "dtype_in",
-        "dtype_out",
-        "compute",
-        "layout",
-        "status",
-    ),
-    *("reason", "plan", "compiler", "target", "wgmma serialized"),
+    *("backend", "kernel", "adds", "gpu", "dtype_in", "dtype_out", "compute", "layout", "status"),
+    *("reason", "plan", "compiler", "target", "wgmma serialized", "kind"),
 )
 """Columns of text; all others hold numbers."""
 
@@ -76,6 +65,8 @@ def read_compiled(folder: Path) -> pd.DataFrame | None:
     if missing:
         raise ResultsError(f"{path} lacks {', '.join(missing)}: {_REMEDY.format(path)}")
     table = table.map(printable)
+    if "kind" not in table:  # a file of before kernels had one
+        table["kind"] = "ladder"
     for number, row in enumerate(table.to_dict("records"), start=2):
         _check_row(path, number, row)
     return table

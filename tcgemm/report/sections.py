@@ -22,6 +22,8 @@ from .derive import (
     shape_text,
 )
 from .folder import Folder
+from .published_rates import GUIDE, HEADER
+from .published_rates import rows as published_rows
 
 TYPE = ["dtype_in", "dtype_out", "compute"]
 SHAPE = ["M", "N", "K"]
@@ -55,8 +57,12 @@ def sections(folder: Folder) -> list[Section]:
         make(timed)
         for make in (_suites, _at_its_best, _type_pairs, _transposed_b, _wmma_shapes, _fused)
     ]
+    if timed["suites"].str.contains("seeds").any():
+        made.append(_published(timed))
     if folder.compiled is not None:
-        made += [_languages(folder.compiled), _compiled(folder.compiled)]
+        special = folder.compiled["kind"].eq("shape")
+        made += [_languages(folder.compiled), _compiled(folder.compiled[~special])]
+        made.append(_compiled_specialists(folder.compiled[special]))
     return [section for section in made if section is not None and section.rows]
 
 
@@ -286,6 +292,13 @@ def _wmma_shapes(timed: pd.DataFrame) -> Section | None:
     )
 
 
+def _published(timed: pd.DataFrame) -> Section:
+    title = "What the documents published"
+    return Section(
+        "published-rates", title, GUIDE, HEADER, published_rows(timed), words=len(HEADER)
+    )
+
+
 def _fused(timed: pd.DataFrame) -> Section | None:
     """What each epilogue costs over the plain product, and beside torch's sequence of calls."""
     of = timed[timed["suites"].str.contains("fused")]
@@ -363,3 +376,10 @@ def _compiled(rated: pd.DataFrame) -> Section:
         *compiled_rows(rated),
         words=3,
     )
+
+
+def _compiled_specialists(rated: pd.DataFrame) -> Section:
+    """The same of the kernels that are no step of the ladder."""
+    guide = "Read as the table above. These are for shapes and types that the ladder serves badly."
+    title = "What the compilers made of each specialist"
+    return Section("specialists", title, guide, *compiled_rows(rated), words=3)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 
+from .. import extras
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -33,7 +35,7 @@ def checks() -> list[Check]:
         ("CUDA compiler", _nvcc),
         ("host compiler", _host_compiler),
         ("kernel cache", _cache),
-        ("report libraries", _report),
+        ("extras", _extras),
     )
     results = []
     for what, part in parts:
@@ -44,7 +46,7 @@ def checks() -> list[Check]:
     return results
 
 
-_INSTALL = 'pip install -c constraints.txt -e ".[dev]"'
+_INSTALL = "pip install tcgemm again in a fresh environment: README.md, Install"
 
 
 def _python() -> Check:
@@ -62,6 +64,9 @@ def _torch() -> Check:
 def _gpu() -> Check:
     import torch
 
+    if torch.version.hip:
+        found = f"torch is built for AMD's GPUs ({torch.version.hip})"
+        return Check("GPU", "missing", found, "an NVIDIA GPU, and torch's CUDA build")
     if torch.cuda.is_available():
         names = [
             "{} (sm_{}{})".format(
@@ -84,7 +89,13 @@ def _gpu() -> Check:
 
 
 def _triton() -> Check:
-    version = metadata.version("triton")
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        if sys.platform != "linux":
+            where = f"none: Triton's wheels are for Linux, and this is {sys.platform}"
+            return Check("triton", "limited", where, "backend='cuda' and 'cublas' work without it")
+        return Check("triton", "missing", "none", "pip install triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
         return Check(
             "triton", "limited", f"{version}, interpreter forced on", "unset TRITON_INTERPRET"
@@ -99,7 +110,7 @@ def _nvcc() -> Check:
             "CUDA compiler",
             "missing",
             "no nvcc in CUDA_HOME, on PATH or among the wheels",
-            'pip install -c constraints.txt -e ".[nvcc]"',
+            extras.install_line("nvcc"),
         )
     path, where = found
     output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
@@ -126,8 +137,12 @@ def _cache() -> Check:
         return Check("kernel cache", "ok", str(folder))
 
 
-def _report() -> Check:
-    names = ("pandas", "seaborn", "matplotlib", "jinja2", "nvidia-ml-py")
-    return Check(
-        "report libraries", "ok", ", ".join(f"{name} {metadata.version(name)}" for name in names)
-    )
+def _extras() -> Check:
+    left_out = {extra: extras.missing(extra) for extra in extras.EXTRAS}
+    here = [extra for extra, packages in left_out.items() if not packages]
+    lacking = {extra: packages for extra, packages in left_out.items() if packages}
+    found = ", ".join(here) or "none"
+    if not lacking:
+        return Check("extras", "ok", found)
+    what = ", ".join(f"{extra} (lacks {' and '.join(of)})" for extra, of in lacking.items())
+    return Check("extras", "limited", f"{found}; not {what}", extras.install_line(*lacking))

@@ -27,6 +27,11 @@ MOST_ACCUMULATORS = 192
 """Registers of a thread that may hold C, of 255: the rest is addresses and what is on its way."""
 
 
+UNALIGNED_STEP_US = 1.3
+"""A step along K of a tile whose elements are loaded one by one (H200): no copy is asynchronous
+then, so that a step is a trip to memory."""
+
+
 class Planner:
     """Called with a problem, gives the keyword arguments of the rung's ``run``.
 
@@ -50,6 +55,18 @@ class Planner:
 
     def __call__(self, problem: Any) -> Mapping[str, int]:
         return _plan(self, problem)
+
+    def unaligned_us(self, problem: Any) -> float | None:
+        """Microseconds of a product whose elements are loaded one by one; None by TMA."""
+        if "BLOCK_M" not in self.settings or tables.aligned(problem, with_c=False):
+            return None
+        plan = self(problem)
+        sides = (problem.N, problem.M) if plan.get("SWAP") else (problem.M, problem.N)
+        tiles = -(-sides[0] // plan["BLOCK_M"]) * -(-sides[1] // plan["BLOCK_N"])
+        parts = plan.get("SPLITS", 1)
+        steps = -(-problem.K // (plan["BLOCK_K"] * parts))
+        processors = gpus.gpu_of(problem)[2] or gpus.PROCESSORS[9, 0]
+        return 2.0 + max(1.0, tiles * parts / processors) * steps * UNALIGNED_STEP_US
 
     # What a rung may override.
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 OF_PROBLEM = ("dtype_in", "dtype_out", "compute", "layout", "M", "N", "K")
 
 COLUMNS = (
-    *("backend", "kernel", "kind", "adds", "gpu", *OF_PROBLEM),
+    *("backend", "kernel", "adds", "gpu", *OF_PROBLEM),
     *("status", "reason", "plan"),
     *FACTS,
     *GROUPS,
-    "instructions",
+    *("instructions", "kind"),
 )
 """Of the file. ``status`` is ok, refused or failed, and ``reason`` says why; ``plan`` is how the
-rung runs the problem."""
+rung runs the problem; ``kind`` is ladder or shape, as in ``dispatch.Kernel``."""
 
 
 def compile_all(problem: Problem, gpu: str) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,27 @@
+"""How Sphinx builds the site from these pages: `make docs`, then docs/_build/html/index.html."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "site"))
+
+project = "tcgemm"
+author = "the authors of tcgemm"
+copyright = "the authors of tcgemm"
+root_doc = "README"
+
+extensions = ["myst_parser", "repository"]
+exclude_patterns = ["_build", "site"]
+myst_heading_anchors = 4
+myst_url_schemes = {"http": None, "https": None, "mailto": None, "repo": None}
+suppress_warnings = ["myst.header"]  # a page on a Git host may begin below level 1
+
+html_theme = "furo"
+html_title = "tcgemm"
+html_static_path = ["_static"]
+html_css_files = ["course.css"]
+html_theme_options = {"navigation_with_keys": True}
+html_copy_source = False
+html_show_sphinx = False

@@ -1,0 +1,136 @@
+"""Figures on pages: each is a query into a committed CSV, written behind the figure.
+
+    4.7<!-- = results cuda/naive float16 nn 4096 tflops -->
+    90 %<!-- = ncu cuda/wgmma_persistent tensor_active_pct -->
+    63<!-- = trials/mma.csv run=2,case=x ratio -->
+
+A Git host hides the comment, Sphinx too. ``renewed`` writes what the query gives today with as many
+decimals as the figure shows, so a figure that anybody changed is changed back, and --check fails.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+REPORT = ROOT / "reports" / "nvidia-h200"
+FIGURE = re.compile(r"(?P<figure>-?[\d,]*\.?\d+)(?P<unit> ?%?)<!-- = (?P<query>[^>]*?) -->")
+QUERY = re.compile(r"<!-- = ")
+
+
+class QueryError(Exception):
+    """A query that leads nowhere, with the query."""
+
+
+Row = dict[str, str]
+
+
+@cache
+def rows(name: str) -> tuple[Row, ...]:
+    path = REPORT / name if not name.startswith("tcgemm/") else ROOT / name
+    if not path.is_file():
+        raise QueryError(f"no file {path.relative_to(ROOT)}")
+    with path.open(newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+@cache
+def _results() -> dict[tuple[str, ...], Row]:
+    """The newest row of each plain case that was timed."""
+    keys = ("backend", "kernel", "dtype_in", "dtype_out", "compute", "layout", "M", "N", "K",
+            "fused", "mma_shape")  # fmt: skip
+    found: dict[tuple[str, ...], Row] = {}
+    for row in rows("results.csv"):
+        key = tuple(row[name] for name in keys)
+        known = found.get(key)
+        if row["status"] == "ok" and row["ms_p50"] and (not known or known["run"] <= row["run"]):
+            found[key] = row
+    return found
+
+
+DEFAULTS = {
+    "float16": ("float16", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "float64": ("float64", "float64"),
+    "int8": ("int32", "int32"),
+    "float32": ("float32", "tf32x3"),
+    "float8_e4m3fn": ("bfloat16", "float32"),
+}
+"""dtype of A and B -> (dtype of C, how it is summed), unless the query tells."""
+
+
+def size_of(text: str) -> tuple[str, str, str]:
+    sizes = text.split("x")
+    if len(sizes) not in (1, 3) or not all(size.isdigit() for size in sizes):
+        raise QueryError(f"{text} is no size: 4096 or 4096x4096x14336")
+    return tuple(sizes * 3 if len(sizes) == 1 else sizes)  # type: ignore[return-value]
+
+
+def result(
+    kernel: str, dtype: str, layout: str, size: str, compute: str = "", mma_shape: str = ""
+) -> Row | None:
+    """The newest timed row of a plain product, None where there is none."""
+    backend, _, name = kernel.partition("/")
+    out, default = DEFAULTS[dtype]
+    return _results().get(
+        (backend, name, dtype, out, compute or default, layout, *size_of(size), "", mma_shape)
+    )
+
+
+def column(row: Row, name: str) -> float:
+    """A column of a row of results.csv, or what is derived from it."""
+    ms = float(row["ms_p50"])
+    if name == "tflops":
+        return 2 * int(row["M"]) * int(row["N"]) * int(row["K"]) / ms / 1e9
+    if name == "us":
+        return ms * 1e3
+    if name == "ms":
+        return ms
+    if name == "ratio":
+        return float(row["ratio_p50"])
+    raise QueryError(f"no column {name}: tflops, us, ms, ratio")
+
+
+def value(query: str) -> float:
+    """What a query gives.
+
+    Raises QueryError where it names no file, no row or several rows, or no column.
+    """
+    kind, *words = query.split()
+    if kind == "results":
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        kernel, dtype, layout, size, name = (word for word in words if "=" not in word)
+        row = result(kernel, dtype, layout, size, **options)
+        if row is None:
+            raise QueryError(f"results.csv has no timed row for: {query}")
+        return column(row, name)
+    if kind == "ncu":
+        rung, *conditions, name = words
+        kind, words = "ncu.csv", [",".join([f"rung={rung}", *conditions]), name]
+    conditions, name = words
+    wanted = dict(word.split("=", 1) for word in conditions.split(","))
+    found = [row for row in rows(kind) if all(row.get(k) == v for k, v in wanted.items())]
+    if len(found) != 1 or not found[0].get(name):
+        raise QueryError(f"{len(found)} rows, or no column {name}, for: {query}")
+    return float(found[0][name])
+
+
+def shown(number: float, like: str) -> str:
+    """The number with as many decimals as ``like``, and its thousands parted where its are."""
+    decimals = len(like.partition(".")[2])
+    return f"{number:{',' if ',' in like else ''}.{decimals}f}"
+
+
+def renewed(text: str) -> str:
+    """The page with every figure as its query gives it today."""
+
+    def replace(found: re.Match[str]) -> str:
+        number = shown(value(found["query"]), found["figure"])
+        return f"{number}{found['unit']}<!-- = {found['query']} -->"
+
+    if len(QUERY.findall(text)) != len(FIGURE.findall(text)):
+        raise QueryError("a query without a figure right before it")
+    return FIGURE.sub(replace, text)

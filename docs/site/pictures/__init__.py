@@ -1,0 +1,16 @@
+"""The pictures of the course, as SVG text: drawn from constants of the code, never by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import foundations, rungs
+
+FOLDER = Path(__file__).parent.parent.parent / "pictures"
+
+
+def drawn() -> dict[Path, str]:
+    """File -> its text, for every picture of docs/pictures."""
+    return {
+        FOLDER / f"{name}.svg": text for name, text in {**rungs.all(), **foundations.all()}.items()
+    }

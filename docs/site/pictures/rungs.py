@@ -1,0 +1,250 @@
+"""A picture for every kernel of both backends: its tile of C to scale, its stages, its time line.
+
+All three are drawn from the kernel's constants (constants.py); a kernel that is added has a picture
+without a line here. LANES says what its time line shows, which no constant tells.
+"""
+
+from __future__ import annotations
+
+from . import constants
+from .svg import A_LIGHT, B_LIGHT, C_LIGHT, GREY, INK, LIGHT, RED, A, B, C, Svg
+
+WIDTH = 760
+SIDE = 190
+"""Pixels of the longer side of a tile of C."""
+
+LOAD, MULTIPLY, STORE, WAIT = (A_LIGHT, A), (C_LIGHT, C), (B_LIGHT, B), (LIGHT, GREY)
+Lane = tuple[str, list[tuple[float, float, str, tuple[str, str]]]]
+"""Who; then (start, length, what, colours) of each box, in steps of K."""
+
+
+def serial(who: str) -> list[Lane]:
+    boxes = []
+    for k in range(4):
+        boxes += [(2.3 * k, 1.3, f"load k{k}", LOAD), (2.3 * k + 1.3, 0.9, f"k{k}", MULTIPLY)]
+    return [(who, boxes)]
+
+
+def ring(stages: int) -> list[Lane]:
+    """Multiplies follow each other; a stage is filled again as soon as it has been multiplied."""
+    step, first = 1.15, 1.3
+    lanes: list[Lane] = []
+    for slot in range(stages):
+        boxes = []
+        for k in range(slot, 7, stages):
+            start = 0.1 * k if k < stages - 1 else first + step * (k - stages + 1)
+            start += 0 if k < stages - 1 else 0.05
+            length = min(1.2 if stages == 2 else 1.6, first + step * k - start)
+            boxes += [(start, length, f"copy k{k}", LOAD)]
+            boxes += [(first + step * k, step - 0.05, f"k{k}", MULTIPLY)]
+        lanes.append((f"stage {slot}", boxes))
+    return lanes
+
+
+def blocks_in_turn(count: int) -> list[Lane]:
+    lanes: list[Lane] = []
+    for block in range(count):
+        boxes = []
+        for k in range(3):
+            at = 0.9 * block + 2.8 * k
+            boxes += [(at, 1.8, f"TMA k{k}", LOAD), (at + 1.8, 0.9, f"k{k}", MULTIPLY)]
+        lanes.append((f"block {block}", [box for box in boxes if box[0] + box[1] <= 9.7]))
+    return lanes
+
+
+def specialized(consumers: int, store_waits: bool) -> list[Lane]:
+    """Two tiles of four steps each; where the store waits, the second tile is another block's."""
+    second = 5.6 if store_waits else 2.9
+    producer = [(at + 0.7 * k, 0.65, f"k{k}", LOAD) for at in (0.0, second) for k in range(4)]
+    again = 6.3 if store_waits else 4.0
+    lanes: list[Lane] = [("producer", producer)]
+    for consumer in range(consumers):
+        boxes = [(at + 0.8 * k, 0.75, f"k{k}", MULTIPLY) for at in (0.8, again) for k in range(4)]
+        boxes += [(4.1, 1.4, "store C", STORE)] if store_waits else []
+        lanes.append((f"consumer {consumer}", boxes))
+    if not store_waits:
+        lanes.append(("store", [(4.05, 2.6, "C of the first tile", STORE)]))
+    return lanes
+
+
+def split(parts: int) -> list[Lane]:
+    lanes: list[Lane] = []
+    for part in range(min(parts, 3)):
+        boxes = [(0.0, 4.5, f"K part {part}", MULTIPLY), (4.6, 1.2, "partial", STORE)]
+        lanes.append((f"block {part}", boxes))
+    lanes.append(("sum", [(6.0, 2.0, f"add {parts} partials in order", LOAD)]))
+    return lanes
+
+
+def ranges() -> list[Lane]:
+    return [
+        ("SM 0", [(0, 4.4, "tile 0", MULTIPLY), (4.4, 2.6, "tile 1, first part", LOAD)]),
+        ("SM 1", [(0, 1.8, "tile 1, rest", LOAD), (1.8, 4.4, "tile 2", MULTIPLY),
+                  (6.2, 0.8, "3", STORE)]),
+        ("SM 2", [(0, 3.6, "tile 3, rest", STORE), (3.6, 3.4, "tile 4", MULTIPLY)]),
+    ]  # fmt: skip
+
+
+def one_trip() -> list[Lane]:
+    lanes: list[Lane] = [
+        (f"warp {w}", [(0, 3.2, "load its part of K", LOAD), (3.3, 1.4, "mma", MULTIPLY),
+                       (4.8, 0.9, "sums", STORE)])
+        for w in range(3)
+    ]  # fmt: skip
+    return [*lanes, ("all", [(5.8, 1.8, "barrier, add, store C", STORE)])]
+
+
+def streams() -> list[Lane]:
+    return [
+        (f"warp {w}", [(0.15 * w + 1.25 * k, 1.2, f"16 bytes a lane, k{k}", LOAD) if k % 2 == 0 else
+                       (0.15 * w + 1.25 * k, 1.2, f"multiply k{k - 1}", MULTIPLY) for k in range(7)])
+        for w in range(3)
+    ]  # fmt: skip
+
+
+def lanes_of(kernel: str, have: dict[str, int]) -> list[Lane]:
+    backend, name = kernel.split("/")
+    stages = have.get("NUM_STAGES", 1)
+    if name == "naive" and backend == "cuda":
+        return serial("a thread")
+    if name in ("tiled", "wmma") or (backend == "triton" and name in ("naive", "grouped")):
+        return serial("a warp" if name == "wmma" else "a block")
+    if name == "wgmma_tma":
+        return blocks_in_turn(have["BLOCKS_PER_SM"])
+    if name == "wgmma_specialized":
+        return specialized(have["CONSUMERS"], True)
+    if name == "split_k":
+        return split(have["SPLITS"] * have.get("GROUPS", 1))
+    if name == "stream_k":
+        return ranges()
+    if name == "small":
+        return one_trip()
+    if name == "gemv":
+        return streams()
+    if name == "skinny":
+        return split(max(2, have["SPLITS"]))
+    if name in ("persistent", "descriptor", "warp_specialized") or name.startswith("wgmma"):
+        return specialized(have.get("CONSUMERS", 2), False)
+    if name == "one_wave":
+        return specialized(have["BLOCK_M"] // 64, True)
+    return ring(stages)
+
+
+def parts_of(
+    kernel: str, have: dict[str, int]
+) -> tuple[str, int, int, tuple[int, int, int] | None]:
+    """Who shares a block's tile of C, the tile of one of them, and the instruction's m, n, k."""
+    M, N = have["BLOCK_M"], have["BLOCK_N"]
+    mma = (have["MMA_M"], have["MMA_N"], have["MMA_K"]) if "MMA_M" in have else None
+    if "WARP_N" in have:
+        return "warp", have["WARP_M"], have["WARP_N"], mma
+    if kernel == "cuda/wmma":
+        return "warp", have["MMA_M"], have["MMA_N"], mma
+    if kernel == "cuda/wmma_types":
+        return "warp", 64, 64, mma
+    if "COARSEN" in have:
+        return "thread", have["COARSEN"], have["COARSEN"], None
+    if kernel == "cuda/naive":
+        return "thread", 1, 1, None
+    if kernel in ("cuda/small", "cuda/gemv"):
+        return "warp", M, N, (16, 8, 16)
+    step = 32 // constants.item(kernel)
+    if kernel.startswith("triton/"):
+        groups = have.get("CONSUMERS", max(1, have.get("NUM_WARPS", 4) // 4))
+        return "warpgroup", max(64, M // groups) if M >= 64 else M, N, (64, N, step)
+    if kernel == "cuda/skinny":  # of C transposed: 64 columns of B are wgmma's m
+        return "warpgroup", M, N, (64, M, step)
+    return "warpgroup", min(64, M), N, (64, min(N, 256), step)
+
+
+def picture(kernel: str) -> str:
+    have = constants.of_kernel(kernel)
+    if kernel == "cuda/gemv":
+        have["BLOCK_K"] = constants.of_source("cuda_ref/shapes/gemv_ring.cuh")["LINES"]
+    M, N, K = have["BLOCK_M"], have["BLOCK_N"], have.get("BLOCK_K", have.get("MMA_K", 1))
+    lanes = lanes_of(kernel, have)
+    who, part_m, part_n, mma = parts_of(kernel, have)
+    scale = SIDE / max(M, N)
+    w, h = max(N * scale, 8), max(M * scale, 8)
+    depth = max(min(K * scale, 60), 6)
+    x0, y0 = 30 + depth + 12, 30 + depth + 12
+    height = max(y0 + h + 70, 160 + 34 * len(lanes))
+    image = Svg(WIDTH, int(height), f"{kernel}: tile, stages and time line")
+    # A to the left, B above, C in the corner.
+    image.rect(x0, y0 - depth - 8, w, depth, B_LIGHT, B)
+    image.rect(x0 - depth - 8, y0, depth, h, A_LIGHT, A)
+    image.text(x0 + w / 2, y0 - depth - 13, f"B: {K} x {N}", 12, "middle", B)
+    image.text(x0 - depth - 13, y0 + h / 2, f"A: {M} x {K}", 12, "middle", A, turned=True)
+    image.rect(x0, y0, w, h, C_LIGHT, C)
+    lines_m = list(range(0, M, part_m)) if M // part_m <= 40 else []
+    lines_n = list(range(0, N, part_n)) if N // part_n <= 40 else []
+    for i in lines_m[1:]:
+        image.line(x0, y0 + i * scale, x0 + w, y0 + i * scale, C)
+    for j in lines_n[1:]:
+        image.line(x0 + j * scale, y0, x0 + j * scale, y0 + h, C)
+    pw, ph = max(part_n * scale, 3), max(part_m * scale, 3)
+    if mma and who != "thread":
+        m, n = (mma[1], mma[0]) if kernel in ("cuda/skinny", "cuda/small") else mma[:2]
+        m, n = min(m, part_m), min(n, part_n)
+        image.rect(x0, y0, n * scale, m * scale, "#ffffff", RED, 1.5)
+    image.rect(x0, y0, pw, ph, "none", INK, 2)
+    below = y0 + h + 20
+    image.text(x0 - depth, below, f"C of a block: {M} x {N}", 13, bold=True)
+    image.text(x0 - depth, below + 18, f"black: a {who}'s {part_m} x {part_n}", 12)
+    if mma:
+        image.text(x0 - depth, below + 36, f"red: one instruction, {' x '.join(map(str, mma))}", 12,
+                   fill=RED)  # fmt: skip
+    _right(image, kernel, have, lanes)
+    return str(image)
+
+
+def _right(image: Svg, kernel: str, have: dict[str, int], lanes: list[Lane]) -> None:
+    """The stages in shared memory, and below them the time line."""
+    M, N, K = have["BLOCK_M"], have["BLOCK_N"], have.get("BLOCK_K", 0)
+    left, width = 330, WIDTH - 330 - 20
+    stages = have.get("NUM_STAGES", 1 if kernel in ("cuda/tiled", "cuda/wgmma_tma") else 0)
+    item = 4 if kernel == "cuda/tiled" else constants.item(kernel)
+    if stages and K:
+        each = (M + N) * K * item
+        title = f"shared memory: {stages} stage{'s' if stages > 1 else ''} of {each / 1024:g} KB"
+        image.text(left, 24, title, 13, bold=True)
+        box = min(86, (width - 6 * stages) / stages)
+        for stage in range(stages):
+            x = left + stage * (box + 6)
+            part = box * M / (M + N)
+            image.cell(x, 34, part, 34, "A" if part > 12 else "", A_LIGHT, stroke=A)
+            image.cell(x + part, 34, box - part, 34, "B" if box - part > 12 else "", B_LIGHT,
+                       stroke=B)  # fmt: skip
+    else:
+        where, note = "registers, from global memory", "no tile of A or B is shared by the block"
+        if kernel == "cuda/gemv":
+            where, note = "shared memory", "each warp has two stages of its own"
+        elif K and kernel != "cuda/small" and lanes[0][0] != "a thread" and "WARPS_M" not in have:
+            each = (M + N) * K * item / 1024
+            where, note = "shared memory", f"a ring of stages of {each:g} KB, as many as fit"
+        image.text(left, 24, f"operands: {where}", 13, bold=True)
+        image.text(left, 46, note, 12, fill=GREY)
+    top = 104
+    image.text(left, top, "time", 13, bold=True)
+    image.line(left + 38, top - 4, left + width, top - 4, arrow=True)
+    label, unit = 74, (width - 74) / 9.7
+    for index, (who, boxes) in enumerate(lanes):
+        y = top + 14 + 34 * index
+        image.text(left, y + 17, who, 12)
+        for start, length, words, (fill, stroke) in boxes:
+            fits = len(words) * 5.0 < length * unit
+            image.cell(left + label + start * unit, y, length * unit, 26, words if fits else "",
+                       fill, 10.5, stroke)  # fmt: skip
+    y = top + 26 + 34 * len(lanes)
+    for x, (words, (fill, stroke)) in enumerate(
+        (("load", LOAD), ("multiply", MULTIPLY), ("store, sums", STORE))
+    ):
+        image.rect(left + 120 * x, y, 14, 14, fill, stroke)
+        image.text(left + 120 * x + 20, y + 12, words, 12)
+
+
+def all() -> dict[str, str]:
+    from tcgemm import dispatch
+
+    kernels = [row.full_name for name in ("cuda", "triton") for row in dispatch.ladder(name)]
+    return {kernel.replace("/", "_"): picture(kernel) for kernel in kernels}

@@ -1,0 +1,119 @@
+"""A Sphinx extension: the pages of docs/ as one site, though they are written for a Git host.
+
+Three things differ there. The order of the pages stands in no page: it is read from ``contents``
+and given to Sphinx as a hidden table of contents. Links that leave docs/ lead to files of the
+repository: sources become pages of the site, data are copied. And the entry is named index.html.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from contents import SECTIONS
+from docutils import nodes
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_for_filename
+from pygments.lexers.special import TextLexer
+from pygments.util import ClassNotFound
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util.osutil import relative_uri
+
+DOCS = Path(__file__).parent.parent
+ROOT = DOCS.parent
+DATA = (".csv", ".txt", ".json", ".toml", ".svg", ".html")
+"""Suffixes of files that are copied as they are; all others become highlighted pages."""
+LINK = re.compile(r"(\]\()(\.\.[^)\s#]*)(#[^)\s]*)?\)")
+SCHEME = "repo:"
+
+
+def contents(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Appends the order of all pages to the first one, and marks links that leave docs/."""
+    if docname == "README":
+        for title, pages in SECTIONS:
+            names = "\n".join(pages)
+            source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{names}\n```\n"
+    folder = (DOCS / docname).parent
+
+    def marked(found: re.Match[str]) -> str:
+        path = (folder / found[2]).resolve()
+        if path.is_relative_to(DOCS):
+            return found[0]
+        if not path.exists():
+            raise ExtensionError(f"{docname} links to {found[2]}, which does not exist")
+        return f"{found[1]}{SCHEME}{path.relative_to(ROOT).as_posix()})"
+
+    source[0] = LINK.sub(marked, source[0])
+
+
+def target_of(path: str) -> str:
+    """Where in the site a file of the repository lies."""
+    if re.fullmatch(r"reports/[^/]+/README\.md", path):
+        return path.replace("README.md", "index.html")
+    return f"repository/{path}{'' if path.endswith(DATA) else '.html'}"
+
+
+def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Links to files of the repository, relative to the page that they stand on."""
+    wanted: set[str] = app.env.__dict__.setdefault("repository_files", set())
+    here = app.builder.get_target_uri(docname)
+    for node in doctree.findall(nodes.reference):
+        uri = node.get("refuri", "")
+        if uri.startswith(SCHEME):
+            path = uri.removeprefix(SCHEME)
+            wanted.add(path)
+            node["refuri"] = relative_uri(here, target_of(path))
+
+
+def linked(app: Sphinx) -> set[str]:
+    return app.env.__dict__.get("repository_files", set())
+
+
+def pages(app: Sphinx) -> Any:
+    """A page for each source file that is linked; of a folder, the list of its files."""
+    for path in sorted(linked(app)):
+        file = ROOT / path
+        if path.endswith(DATA) or target_of(path).startswith("reports/"):
+            continue
+        if file.is_dir():
+            items = "".join(f"<li><code>{each.name}</code></li>" for each in sorted(file.iterdir()))
+            body = f"<ul>{items}</ul>"
+        else:
+            try:
+                lexer = get_lexer_for_filename(file.name.replace(".cuh", ".cu"))
+            except ClassNotFound:
+                lexer = TextLexer()
+            formatter = HtmlFormatter(linenos="inline", lineanchors="line", wrapcode=True)
+            body = highlight(file.read_text(), lexer, formatter)
+        name = target_of(path).removesuffix(".html")
+        yield name, {"title": path, "body": f"<h1><code>{path}</code></h1>{body}"}, "page.html"
+
+
+def finish(app: Sphinx, failure: Exception | None) -> None:
+    """Copies linked data and reports, and lets index.html be the first page."""
+    if failure is not None or app.builder.name != "html":
+        return
+    out = Path(app.outdir)
+    for path in sorted(linked(app)):
+        target = out / target_of(path)
+        if target.suffix == ".html" and path.endswith("README.md"):
+            source = (ROOT / path).with_name("index.html")
+        elif path.endswith(DATA):
+            source = ROOT / path
+        else:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    shutil.copyfile(out / "README.html", out / "index.html")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("source-read", contents)
+    app.connect("doctree-resolved", resolve)
+    app.connect("html-collect-pages", pages)
+    app.connect("build-finished", finish)
+    return {"parallel_read_safe": False, "parallel_write_safe": False}

@@ -1,0 +1,135 @@
+"""The site of docs/ builds without a warning, has every page, and finds the field's words."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs" / "site"))
+
+import blocks  # noqa: E402
+import contents  # noqa: E402
+import numbers_of  # noqa: E402
+
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
+FIGURES = [
+    (page, found) for page in PAGES for found in numbers_of.FIGURE.finditer(page.read_text())
+]
+
+
+def test_every_page_is_in_the_contents():
+    named = {page for _, pages in contents.SECTIONS for page in pages} | {"README"}
+    assert {p.relative_to(ROOT / "docs").with_suffix("").as_posix() for p in PAGES} == named
+
+
+def test_pages_and_pictures_are_what_the_sources_make():
+    command = [sys.executable, "scripts/pages", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("furo", reason="pip install -e '.[docs]'")
+    out = tmp_path_factory.mktemp("site")
+    began = time.monotonic()
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-E", "-W", "--keep-going", "-q"]
+    done = subprocess.run([*command, "docs", str(out)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 180
+    return out
+
+
+def test_the_site_has_an_entry_a_search_and_a_way_onwards(site):
+    assert (site / "index.html").read_text().count("sidebar") > 0
+    assert (site / "search.html").exists()
+    page = (site / "rungs/cuda_tiled.html").read_text()
+    assert 'class="next-page"' in page
+    assert 'class="prev-page"' in page
+    source = (site / "repository/cuda_ref/rungs/tiled.cu.html").read_text()
+    assert "__global__" in source
+    assert "../../../rungs" in source or "_static" in source
+
+
+def test_links_inside_the_site_lead_somewhere(site):
+    for page in site.rglob("*.html"):
+        if "reports" in page.relative_to(site).parts:
+            continue
+        for target in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text()):
+            if re.match(r"https?:|mailto:|data:", target):
+                continue
+            assert (page.parent / target).exists(), f"{page.relative_to(site)} links to {target}"
+
+
+@pytest.mark.parametrize(
+    "words", ["occupancy", "coalescing", "wave quantization", "programmatic dependent launch"]
+)
+def test_a_search_finds_the_words_of_the_field(site, words):
+    index = (site / "searchindex.js").read_text().removeprefix("Search.setIndex(").rstrip(");\n")
+    found = json.loads(index)
+    import snowballstemmer
+
+    stem = snowballstemmer.stemmer("english").stemWord
+    pages = []
+    for word in words.split():
+        hits: set[int] = set()
+        for table in (found["terms"], found["titleterms"]):
+            places = table.get(stem(word), [])
+            hits |= {places} if isinstance(places, int) else set(places)
+        pages.append(hits)
+    assert set.intersection(*pages), words
+    assert any(words in page.read_text().lower() for page in PAGES)
+
+
+def other(figure):
+    """The figure with its last digit changed."""
+    return figure[:-1] + str((int(figure[-1]) + 1) % 10)
+
+
+def test_there_are_figures():
+    assert len(FIGURES) >= 10
+
+
+@pytest.mark.parametrize(
+    ("page", "found"), FIGURES, ids=[f"{p.stem}-{f.start()}" for p, f in FIGURES]
+)
+def test_a_changed_digit_is_noticed(page, found):
+    """Each figure as it stands is what its query gives; with another last digit it is not."""
+    assert numbers_of.renewed(found[0]) == found[0]
+    changed = found[0].replace(found["figure"], other(found["figure"]), 1)
+    assert numbers_of.renewed(changed) == found[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1<!-- = results cuda/naive float16 nn 7 tflops -->", "1<!-- = nothing.csv a=b c -->",
+     "1<!-- = ncu cuda/wmma no_such_column -->", "no figure <!-- = ncu cuda/wmma us -->"],
+)  # fmt: skip
+def test_a_query_that_leads_nowhere_is_an_error(text):
+    with pytest.raises(numbers_of.QueryError):
+        numbers_of.renewed(text)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("cuda_ref/rungs/nothing.cu | a | b", "no file"),
+     ("cuda_ref/rungs/naive.cu | no such text | b", "0 lines"),
+     ("cuda_ref/rungs/naive.cu | Acc sum = 0; | no such text", "no line from"),
+     ("cuda_ref/rungs/wmma_any.cu | wmma_any_kernel(Operand | store_tile", "at most")],
+)  # fmt: skip
+def test_code_that_moved_away_is_an_error(what, said):
+    with pytest.raises(numbers_of.QueryError, match=said):
+        blocks.code(what)
+
+
+def test_code_is_the_source_s():
+    assert "a += a_matrix.col_stride;" in blocks.code(
+        "cuda_ref/rungs/naive.cu | Acc sum = 0; | b += b_matrix"
+    )
