@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import options
+from .. import extras, options
 from ..errors import ResultsError
 from .cases import NAMES
 from .trouble import TROUBLE, key_of, reasons
@@ -82,19 +82,19 @@ def bench(
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a kernel is given up.", min=0.1, max=86400)
     ] = 120.0,
-    unasked: Annotated[
-        bool,
-        typer.Option(
-            "--unasked",
-            help="Only what matmul takes where no kernel is named, beside cuBLAS and its best.",
-        ),
-    ] = False,
     report: Annotated[
         bool,
         typer.Option(
             "--report",
             help="Measure what calls get unasked first, and report on that while the rest is "
             "measured.",
+        ),
+    ] = False,
+    unasked: Annotated[
+        bool,
+        typer.Option(
+            "--unasked",
+            help="Only what matmul takes where no kernel is named, beside cuBLAS and its best.",
         ),
     ] = False,
     resume: Annotated[
@@ -129,6 +129,8 @@ def bench(
         seed=seed,
         count=count,
     )
+    if report:
+        extras.need("report", "tcgemm bench --report")
     if unasked and kernel:
         raise typer.BadParameter("--unasked leaves the choice of kernel, and --kernel names one")
     planned = build(device="cuda")  # names a mistake in the arguments before torch is imported

@@ -14,6 +14,7 @@ import torch
 from .. import dispatch
 from ..errors import TcgemmError
 from .case_bench import BASELINE
+from .contender import UNASKED
 from .worker import Unit
 
 COMPILED_LAST = ("cuda",)
@@ -35,6 +36,8 @@ def unasked_first(units: Sequence[Unit], device: str) -> tuple[list[Unit], int]:
 
 
 def _is_unasked(unit: Unit, device: str) -> bool:
+    if unit.kernel == UNASKED:
+        return True
     if unit.backend == BASELINE[0]:
         return device != "cuda" or unit.kernel == BASELINE[1]
     capability = torch.cuda.get_device_capability() if device == "cuda" else None

@@ -7,6 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from ... import extras
+
 SHOWN_CASES = 30
 """Cases that are printed; the page has all."""
 
@@ -44,6 +46,7 @@ def compare(
     ] = False,
 ) -> None:
     """Say of two runs on one GPU what is FAST, SLOW, SAME or AMBG, by the spread of their pairs."""
+    extras.need("report", "tcgemm compare")
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -91,10 +91,10 @@ def _panel(ax: Axes, answer: Answer, rows: bool) -> None:
     y, names = 0.0, {}
     for kind, shares in answer.shares.items():
         cases = max(len(share.rows) for share in shares)
-        counted = f"{kind}, {cases:,} case{'s' * (cases > 1)}"
         ax.annotate(
-            counted, (0, y - 0.1), xycoords=("axes fraction", "data"),
-            xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, color=INK,
+            f"{kind}, {cases:,} case{'s' * (cases > 1)}", (0, y - 0.1),
+            xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+            va="center", fontsize=9, color=INK,
             fontweight="bold", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1}, zorder=4,
         )  # fmt: skip
         for share in shares:
