@@ -12,6 +12,7 @@ from .bench.command import bench
 from .commands import HELP, Command
 from .errors import TcgemmError
 from .report.command import report
+from .tools.exercise.command import exercise
 from .tools.explain.command import explain
 from .tools.show_kernel.command import show_kernel
 from .tools.simulate.command import simulate
@@ -39,6 +40,7 @@ app.command("show-kernel", cls=Command)(show_kernel)
 app.command("simulate", cls=Command)(simulate)
 app.command("tune", cls=Command)(tune)
 app.command("verify", cls=Command)(verify)
+app.add_typer(exercise, name="exercise")
 
 
 def _print_version(wanted: bool) -> None:
