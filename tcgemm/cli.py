@@ -14,6 +14,7 @@ from .errors import TcgemmError
 from .report.command import report
 from .tools.exercise.command import exercise
 from .tools.explain.command import explain
+from .tools.new_kernel import new_kernel
 from .tools.show_kernel.command import show_kernel
 from .tools.simulate.command import simulate
 from .tools.tune.command import tune
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.command("bench", cls=Command)(bench)
 app.command("explain", cls=Command)(explain)
+app.command("new-kernel", cls=Command)(new_kernel)
 app.command("report", cls=Command)(report)
 app.command("show-kernel", cls=Command)(show_kernel)
 app.command("simulate", cls=Command)(simulate)

@@ -14,7 +14,10 @@ Backends = Annotated[
 ]
 Kernels = Annotated[
     list[str] | None,
-    typer.Option(help="Only this kernel, or backend/kernel. Repeatable.", metavar="NAME"),
+    typer.Option(
+        help="Only this kernel, backend/kernel, or your own .cu or .py file. Repeatable.",
+        metavar="NAME",
+    ),
 ]
 Dtype = Annotated[str, typer.Option(help="Of A and B, e.g. float16, int8.", metavar="NAME")]
 OutDtype = Annotated[

@@ -13,7 +13,6 @@ writes what the sources say today, and scripts/pages --check fails where a page 
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import numbers_of
@@ -48,7 +47,9 @@ def code(what: str) -> str:
     chosen = lines[starts[0] : ends[0] + 1 + (int(more[1]) if more else 0)]
     if len(chosen) > LONGEST_CODE:
         raise QueryError(f"{path}: {len(chosen)} lines from {first!r}; {LONGEST_CODE} at most")
-    body = textwrap.dedent("\n".join(chosen))
+    plain = [line for line in chosen if not line.startswith("#pragma")]  # these stand at the margin
+    margin = min(len(line) - len(line.lstrip()) for line in plain if line.strip())
+    body = "\n".join(line if line.startswith("#pragma") else line[margin:] for line in chosen)
     return f"```{LANGUAGES[Path(path).suffix]}\n{body}\n```\n"
 
 

@@ -80,9 +80,11 @@ def bench(
     from rich.console import Console
     from rich.markup import escape
 
+    from ..own import register
     from . import cases as cases_
     from . import store
 
+    kernel = register.names(kernel or ())
     build = partial(
         cases_.build,
         suite,
@@ -101,7 +103,7 @@ def bench(
 
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
-    kernels = run.contenders(backend or (), kernel or (), device)
+    kernels = run.contenders(backend or (), kernel, device)
     folder = out or Path("reports") / environment.slug()
     store.check_folder(folder, environment.slug())
     done = set()
