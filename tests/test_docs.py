@@ -74,3 +74,28 @@ def test_no_tracked_file_has_a_path_of_one_machine():
     ).stdout
     lines = [line for line in found.splitlines() if not line.startswith("tests/test_docs.py")]
     assert not lines, "\n".join(lines)
+
+
+WORDS = {
+    r"\brounds of tiles|\brounds? of \d+ x|\b(?:full|last|single) round\b": "wave",
+    r"\bregisters of sums\b": "accumulators",
+    r"\b\d+ x \d+ in turns\b|\bno turns\b": "ping-pong",
+    r"\bearly starts?\b": "programmatic dependent launch (PDL)",
+    r"\basked ahead\b|\basks ahead\b|\basked for ahead\b": "L2 prefetch",
+    r"\bC leaves\b|\bhow a tile leaves\b": "epilogue store, is stored",
+    r"\b[Tt]he bar of \d|\(the bar:|\bthe mark\b(?! of)": "target",
+    r"\bsettles at\b": "sustained clock",
+    r"\bshared or turned\b": "transposed",
+}
+"""What a page must not say -> the field's word for it."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if p.parent != ROOT and "_build" not in p.parts],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_pages_use_the_field_s_words(page):
+    for pattern, word in WORDS.items():
+        found = re.search(pattern, prose(page))
+        assert not found, f"{page.name} says {found[0]!r}: the field's word is {word}"
