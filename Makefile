@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,docs$(shell test -x "$${CUDA_HOME:-/nonexistent}/bin/nvcc" || command -v nvcc >/dev/null 2>&1 || echo ,nvcc)
+EXTRAS := dev$(shell test -x "$${CUDA_HOME:-/nonexistent}/bin/nvcc" || command -v nvcc >/dev/null 2>&1 || echo ,nvcc)
 
 .PHONY: report test test-all records check docs setup clean
 
@@ -11,7 +11,7 @@ report: setup  ## the quick suite on a GPU (a small checked run without one), th
 	@status=0; \
 	$(BIN)/tcgemm bench --suite quick || status=$$?; \
 	if [ -d reports/cpu ]; then $(BIN)/tcgemm simulate ladder --out reports/cpu || status=$$?; fi; \
-	$(BIN)/tcgemm report && exit $$status
+	$(BIN)/tcgemm report && $(BIN)/python scripts/draw_ladder.py && exit $$status
 
 # The simulator forks at every call, and the kernel copies the page tables of all that a worker holds:
 # memory in huge pages makes that three times as fast. Where there are none, this changes nothing.

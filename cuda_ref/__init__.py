@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
 from .build.toolchain import built_by_case, source
-from .fusion import Asked, case, numbers
-from .planning.choose import choose
-from .planning.ladder import rows, tunings
-from .planning.launch import launch_plan
+from .fusion import Asked, case
+from .planning import choose as choice
+from .planning.ladder import rows, told
+from .planning.ladder import tunings as tunings
 from .planning.rows import PAIRS
 
 __all__ = ["KERNELS", "PAIRS", "choose", "inspect", "load"]
 
 KERNELS: tuple[dict[str, Any], ...] = tuple(rows())
 """The ladder's rows, each from the Python file beside the rung's source: see planning/ladder.py."""
+
+
+def choose(problem: Any, able: Sequence[str]) -> str:
+    """The rung to take of those that accept the problem, one that can be built here where there is
+    one: see planning/choose.py and nvrtc/."""
+    if problem.device == "cuda":
+        from .nvrtc import preferred
+
+        able = preferred(problem, able)
+    return choice.choose(problem, able)
 
 
 def load(name: str) -> Callable[..., None]:
@@ -43,24 +54,34 @@ def load(name: str) -> Callable[..., None]:
             "check nvidia-smi and that torch was installed with CUDA (torch.version.cuda is "
             f"{torch.version.cuda})"
         )
-    from .build.extensions import Operators, operators
+    if torch.cuda.is_available():
+        from . import nvrtc
+
+        if nvrtc.in_use():
+            from .nvrtc.operators import load as load_by_nvrtc
+
+            return load_by_nvrtc(name)
+    from .build.extensions import library
+    from .handle import bound, gemm_of
     from .simulator import run as simulate
 
     by_case = built_by_case(source(name))
-    obeys = name in tunings()  # whose launcher reads the plan
-    prepared: dict[Any, Operators] = {}
+    prepared: dict[Any, Any] = {}
 
-    def build(device: int, defines: tuple[str, ...] = ()) -> Operators:
-        capability = torch.cuda.get_device_capability(device)
-        key = (device, defines) if by_case else device
-        prepared[key] = operators(name, capability, defines)
-        return prepared[key]
+    def library_for(device: int, defines: tuple[str, ...] = ()) -> Any:
+        """The library of one GPU, and where there is one a case, of that case."""
+        if (device, defines) not in prepared:
+            capability = torch.cuda.get_device_capability(device)
+            prepared[device, defines] = library(name, capability, defines)
+        return prepared[device, defines]
 
     def run(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
     ) -> None:
         fused = () if fusion is None else (fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
-        bind(a, b, c, fusion, **plan)(a, b, c, *fused)
+        start = bind(a, b, c, fusion, **plan)
+        with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
+            start(a, b, c, *fused)
 
     def bind(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
@@ -72,27 +93,18 @@ def load(name: str) -> Callable[..., None]:
             asked = () if fusion is None else (
                 fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
             )  # fmt: skip
+            # The simulator's clusters have one block: what tables hold is not for it.
+            simulated = {} if name in tunings() else told(name, plan)
             return lambda a, b, c, *tensors: simulate(
-                name, a, b, c, Asked(*asked, *tensors) if asked else None
+                name, a, b, c, Asked(*asked, *tensors) if asked else None, **simulated
             )
-        plain, fused = operators_for(device, a, c, fusion, plan)
-        planned = launch_plan(plan) if obeys else []
-        if fusion is None:
-            return lambda a, b, c, *none: plain(a, b, c, planned)
-        constants = numbers(fusion)
-        return lambda *tensors: fused(*tensors, *constants, planned)
-
-    def operators_for(
-        device: int, a: torch.Tensor, c: torch.Tensor, fusion: Any, plan: Mapping[str, int]
-    ) -> Operators:
-        if not by_case:
-            return prepared.get(device) or build(device)
-        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan)
-        return prepared.get((device, defines)) or build(device, defines)
+        defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan) if by_case else ()
+        kind = gemm_of(a, b, c, fusion, told(name, plan))
+        return bound(name, library_for(device, defines), device, kind, fusion is None)
 
     run.bind = bind  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:
-        build(torch.cuda.current_device())
+        library_for(torch.cuda.current_device())
     return run
 
 
@@ -114,13 +126,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     from .build.inspection import compile_only, compiler, instances, source_lines
     from .build.toolchain import sm_of
 
-    defines: tuple[str, ...] = ()
-    if macros := built_by_case(source(name)):
-        fusion = None if problem.plain else problem
-        row = next(row for row in KERNELS if row["name"] == name)
-        batched = problem.batch > 1
-        plan = row["plan"](problem)
-        defines = case(problem.dtype_in, fusion, problem.dtype_out, batched, macros, plan)
+    row = next(row for row in KERNELS if row["name"] == name)
+    defines = _defines(name, row["plan"](problem), problem)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
     kernels = instances(name, report.kernels, problem)
     counts: Counter[str] = Counter()
@@ -145,3 +152,42 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
             for stage in (STAGES if texts else ())
         },
     }
+
+
+def _defines(name: str, plan: Mapping[str, Any], problem: Any) -> tuple[str, ...]:
+    """The flags of the build that a problem takes."""
+    macros = built_by_case(source(name))
+    if not macros:
+        return ()
+    fusion = None if problem.plain else problem
+    return case(problem.dtype_in, fusion, problem.dtype_out, problem.batch > 1, macros, plan)
+
+
+def compiles(name: str, plan: Mapping[str, Any], problem: Any) -> list[str]:
+    """The build that a product needs, in one line, whether it is there or not."""
+    return [" ".join((name, *_defines(name, plan, problem)))]
+
+
+def prepare(name: str, plan: Mapping[str, Any], problem: Any) -> int:
+    """Build what a product needs where the store does not hold it; 1 where it was built.
+
+    Takes 5 to 60 s, and no GPU. Raises RuntimeError, with the remedy, where a compiler, or torch's
+    part for CUDA, is missing.
+    """
+    import torch
+
+    from .build.extensions import build_ahead
+
+    if torch.version.cuda is None:
+        raise RuntimeError(
+            f"torch {torch.__version__} is built without CUDA, whose headers a rung's library is "
+            "compiled against: install a build of torch for CUDA"
+        )
+    return build_ahead(name, problem.capability or (9, 0), _defines(name, plan, problem))
+
+
+def ready(name: str, plan: Mapping[str, Any], problem: Any) -> bool:
+    """Whether a product on a GPU finds its kernel built; nothing is built or loaded."""
+    from .build.extensions import is_built
+
+    return is_built(name, problem.capability or (9, 0), _defines(name, plan, problem))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from .build.toolchain import activations
+
 DTYPES = {
     "float16": 0,
     "bfloat16": 1,
@@ -26,8 +28,8 @@ DTYPES = {
 }
 """The values of tcgemm::DType in csrc/host/gemm.cuh."""
 
-ACTIVATIONS = {"": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-"""The values of tcgemm::Activation in csrc/host/gemm.cuh."""
+ACTIVATIONS = activations()
+"""Name -> value of tcgemm::Activation in csrc/tile/activations.cuh; rows fuse all of these."""
 
 COMPUTES = {
     "float32": 0,
@@ -143,17 +145,6 @@ def _flags(
 
 def _number(dtype: Any) -> int:
     return DTYPES[str(dtype).removeprefix("torch.")]
-
-
-def numbers(fusion: Any) -> tuple[Any, ...]:
-    """What the fused operator takes after its tensors, in the order of csrc/host/binding.cpp."""
-    return (
-        float(fusion.alpha),
-        float(fusion.beta),
-        ACTIVATIONS[fusion.epilogue],
-        COMPUTES[fusion.compute],
-        *mma_tile(fusion.mma_shape),
-    )
 
 
 @dataclass(slots=True)

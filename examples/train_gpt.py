@@ -3,10 +3,12 @@
     python examples/train_gpt.py --kernels torch       # on a GPU: 100 M parameters in bfloat16
     python examples/train_gpt.py --kernels triton
     python examples/train_gpt.py --kernels cuda --compile
+    python examples/train_gpt.py --profile --csv losses.csv          # is any kernel cuBLAS's?
     python examples/train_gpt.py --tiny --steps 20 --kernels torch   # on a CPU
 
 The text is made by the program: sentences of arithmetic, byte by byte, so that two runs see the
-same data with no download. Each line of output is a step, its loss and its time.
+same data with no download. Every tenth step its loss and the mean time of ten steps are printed, at
+the end the mean of the last half. No other step waits for the GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import argparse
 import contextlib
 import dataclasses
 import random
+import re
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +44,12 @@ LARGE = Config(width=768, heads=12, layers=14, context=512, batch=16)
 TINY = Config(width=64, heads=4, layers=2, context=32, batch=4)
 VOCABULARY = 256
 """Bytes."""
+EVERY = 10
+"""Steps between two lines of output."""
+MOST = 25
+"""Kernels that --profile lists."""
+CUBLAS = re.compile(r"cublas|nvjet|cutlass|xmma_gemm|splitKreduce|gemv|gemmk1|gemmSN")
+"""What names of cuBLAS's kernels have."""
 
 
 class Block(nn.Module):
@@ -91,33 +102,82 @@ def made_text(size: int, seed: int = 0) -> Tensor:
     return torch.tensor(list("".join(lines)[:size].encode()))
 
 
-def train(kernels: str, config: Config, steps: int, compiled: bool, device: str) -> list[float]:
-    """The loss of each step; prints it with the step's time in milliseconds."""
-    torch.manual_seed(0)
-    text = made_text(1 << 20).to(device)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = GPT(config).to(device, dtype)
-    if kernels != "torch":
-        tcgemm.replace_linear(model, backend=kernels)
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {kernels}")
-    run = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    places = torch.Generator().manual_seed(1)
-    losses = []
-    for step in range(steps):
-        start = time.perf_counter()
-        first = torch.randint(len(text) - config.context - 1, (config.batch,), generator=places)
-        window = torch.stack([text[i : i + config.context + 1] for i in first.tolist()])
-        logits = run(window[:, :-1]).float()
+def batches(config: Config, steps: int, seed: int, device: str) -> Iterator[Tensor]:
+    """[batch, context + 1] windows of the text for each step, drawn ahead and cut on the device."""
+    text = made_text(1 << 20, seed).to(device)
+    draw = torch.Generator().manual_seed(seed + 1)
+    last = len(text) - config.context
+    starts = torch.randint(last, (steps, config.batch, 1), generator=draw).to(device)
+    window = torch.arange(config.context + 1, device=device)
+    for start in starts:
+        yield text[start + window]
+
+
+class Trainer:
+    """A model, its optimizer, and what each step measured."""
+
+    def __init__(
+        self, kernels: str, config: Config, compiled: bool, device: str, seed: int = 0
+    ) -> None:
+        torch.manual_seed(seed)
+        self.config, self.device = config, device
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.model = GPT(config).to(device, dtype)
+        if kernels != "torch":
+            tcgemm.replace_linear(self.model, backend=kernels)
+        self.run = torch.compile(self.model) if compiled else self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=device == "cuda")
+
+    def step(self, window: Tensor) -> Tensor:
+        """One step of training; its loss, which stays on the device: nothing here waits for it."""
+        logits = self.run(window[:, :-1]).float()
         loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())  # waits for the GPU
-        print(
-            f"step {step:4d}  loss {losses[-1]:.4f}  {1e3 * (time.perf_counter() - start):.1f} ms"
-        )
-    return losses
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def wait(self) -> float:
+        """The time in seconds when the device has done all that it was asked for."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def train(trainer: Trainer, windows: Iterator[Tensor], steps: int) -> tuple[list[float], float]:
+    """Train; the loss of each step, and the mean seconds of a step of the last half."""
+    losses = torch.empty(steps, device=trainer.device)
+    half = begun = trainer.wait()
+    for step, window in zip(range(steps), windows, strict=False):
+        if step == steps // 2:
+            half = trainer.wait()
+        losses[step] = trainer.step(window)
+        if step % EVERY == EVERY - 1:
+            loss, now = losses[step].item(), time.perf_counter()  # waits for the device
+            print(
+                f"step {step + 1:4d}  loss {loss:.4f}  {1e3 * (now - begun) / EVERY:.2f} ms a step"
+            )
+            begun = now
+    return losses.tolist(), (trainer.wait() - half) / (steps - steps // 2)
+
+
+def profiled(trainer: Trainer, windows: Iterator[Tensor]) -> dict[str, float]:
+    """Milliseconds of each kernel that runs on the GPU in a few more steps, the longest first."""
+    activities = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activities.CPU, activities.CUDA]) as profile:
+        for window in windows:
+            trainer.step(window)
+        trainer.wait()
+    found: dict[str, float] = {}
+    for event in profile.key_averages():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found[event.key] = found.get(event.key, 0) + event.self_device_time_total / 1e3
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def is_cublas(kernel: str) -> bool:
+    """Whether a kernel of this name is one of cuBLAS's; attention's use CUTLASS as well."""
+    return bool(CUBLAS.search(kernel)) and not re.search("flash|fmha|attention", kernel)
 
 
 def main() -> None:
@@ -127,19 +187,46 @@ def main() -> None:
         "--kernels", choices=("torch", "triton", "cuda", "cublas"), default="triton"
     )
     parser.add_argument("--override", action="store_true",
-                        help="replace torch's own products too, attention's left out")  # fmt: skip
+                        help="leave the layers and replace torch's own products")  # fmt: skip
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--tiny", action="store_true", help="a model for a CPU")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and the data")
+    parser.add_argument("--csv", type=Path, help="where to write step,loss")
+    parser.add_argument("--profile", action="store_true",
+                        help="name the kernels on the GPU in three more steps")  # fmt: skip
     asked = parser.parse_args()
+    if asked.steps < 1:
+        parser.error("--steps is at least 1")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    everywhere = contextlib.nullcontext()
-    if asked.override and asked.kernels != "torch":
-        everywhere = tcgemm.override_aten(backend=asked.kernels)
-    with everywhere:
-        train(asked.kernels, TINY if asked.tiny else LARGE, asked.steps, asked.compile, device)
+    config = TINY if asked.tiny else LARGE
+    override = asked.override and asked.kernels != "torch"
+    trainer = Trainer(
+        "torch" if override else asked.kernels, config, asked.compile, device, asked.seed
+    )
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    print(f"{parameters / 1e6:.1f} M parameters, {asked.kernels}")
+    windows = batches(config, asked.steps + 3 * asked.profile, asked.seed, device)
+    with tcgemm.override_aten(backend=asked.kernels) if override else contextlib.nullcontext():
+        losses, seconds = train(trainer, windows, asked.steps)
+        kernels = profiled(trainer, windows) if asked.profile else {}
+    tokens = config.batch * config.context / seconds
+    print(
+        f"{asked.kernels}: last loss {losses[-1]:.4f}, "
+        f"{1e3 * seconds:.2f} ms a step in the last half, {tokens:.0f} tokens a second"
+    )
     for ran in tcgemm.stats():
         print(f"{ran.calls:6d} {ran.operator} on {ran.where} {ran.reason}")
+    for kernel, milliseconds in list(kernels.items())[:MOST]:
+        print(f"{milliseconds:9.3f} ms  {'cuBLAS ' if is_cublas(kernel) else ''}{kernel[:100]}")
+    if asked.profile:
+        of_cublas = [kernel for kernel in kernels if is_cublas(kernel)]
+        print(
+            f"{len(kernels)} kernels on the GPU, {len(of_cublas)} of cuBLAS", *of_cublas, sep="\n"
+        )
+    if asked.csv:
+        rows = "".join(f"{step},{loss:.6f}\n" for step, loss in enumerate(losses))
+        asked.csv.write_text(f"step,loss\n{rows}")
 
 
 if __name__ == "__main__":

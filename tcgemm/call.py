@@ -32,8 +32,8 @@ def matmul(
     Args:
         a: A, [..., M, K] or [K]; any strides and storage offset.
         b: B, [..., K, N] or [K], the dtype and device of A. Leading dimensions broadcast.
-        backend: "triton", "cuda" or "cublas"; by default the environment variable
-            TCGEMM_BACKEND, or "triton".
+        backend: "triton", "cuda", "cublas", or "auto", the faster of the first two, of what is
+            built here; by default the environment variable TCGEMM_BACKEND, or "triton".
         kernel: a rung by name (see ``tcgemm.kernels()``); by default the highest rung of the
             backend that accepts the problem, less those measured slower there than a lower one.
         out: C, written in place: any strides without overlap, disjoint from A and B.
@@ -84,7 +84,8 @@ def gemm(
             beta is 0. It may be ``out`` itself.
         alpha, beta: factors; whole numbers for integer products.
         bias: [N], added to each row; the dtype of the result.
-        epilogue: "relu", "gelu" (with erf), "gelu_tanh" or "silu", applied last, in float32.
+        epilogue: one of problem.EPILOGUES, e.g. "relu" or "gelu" (with erf), applied last, in
+            float32.
         out: the result, written in place: any strides without overlap, disjoint from A, B, bias
             and the scales.
         out_dtype: dtype of the result; by default that of A, int32 for 8-bit integers and bfloat16

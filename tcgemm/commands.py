@@ -21,6 +21,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises OperandError for a repeated option; see the parser for the rest."""
+        if ctx.resilient_parsing:  # a shell asks what may come next
+            return super().parse_args(ctx, args)
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         given: Counter[Any] = Counter(each for each in order if each.param_type_name == "option")
         for option, times in given.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from threading import RLock
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 
 from . import cublaslt, forks
 from .epilogue import FUNCTIONS, finished, wide_dtype
-from .problem import COMPUTES, OUTPUTS, Fusion, Problem
+from .problem import COMPUTES, EPILOGUES, OUTPUTS, Fusion, Problem
 
 _EVERY = tuple(
     (dtype, out, compute)
@@ -32,7 +33,7 @@ _PAIRS = tuple(
     for pair in _EVERY
     if pair[0] not in ("uint8", "float8_e5m2") and pair != ("float16", "float32", "float16")
 )
-_FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "scales", "batch")
+_FUSES = ("alpha", "beta", "bias", *EPILOGUES, "scales", "batch")
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _UNIT = 16
 """Bytes: 8-bit rows of A, columns of B and their addresses are multiples of it."""
@@ -129,16 +130,44 @@ def load(name: str) -> Callable[..., None]:
     For float32 operands, compute "ieee" and "tf32x3" are both SGEMM: the latter asks for float32's
     accuracy, and this is cuBLAS's way to it.
     """
-    return {"torch_cpu": _torch_cpu, "cublas": _cublas, "cublas_best": cublaslt.run}[name]
+    rows: dict[str, Callable[..., None]]
+    rows = {"torch_cpu": _TorchCPU(), "cublas": _cublas, "cublas_best": cublaslt.run}
+    return rows[name]
 
 
-def _torch_cpu(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
-) -> None:
-    wide = wide_dtype(c.dtype)
-    with torch.autocast("cpu", enabled=False):
-        x = torch.matmul(a.to(wide), b.to(wide))
-    c.copy_(x if fusion is None else finished(x, fusion))
+class _TorchCPU:
+    """torch's own product on a CPU, in float32 or wider."""
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
+    ) -> None:
+        wide = wide_dtype(c.dtype)
+        with torch.autocast("cpu", enabled=False):
+            x = torch.matmul(a.to(wide), b.to(wide))
+        c.copy_(x if fusion is None else finished(x, fusion))
+
+    def bind(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None
+    ) -> Callable[..., Any]:
+        """One call of torch where it does all that is asked, as for a layer in float32."""
+        asked = fusion or Fusion()
+        alone = asked.alpha == 1 and asked.c is None and asked.scale_a is asked.scale_b is None
+        if (
+            alone
+            and not asked.epilogue
+            and a.dim() == 2
+            and a.dtype == c.dtype == wide_dtype(c.dtype)
+        ):
+            if asked.bias is None:
+                return lambda a, b, c, *none: torch.mm(a, b, out=c)
+            return lambda a, b, c, none, bias, *others: torch.addmm(bias, a, b, out=c)
+        constants = replace(asked, c=None, bias=None, scale_a=None, scale_b=None)
+
+        def start(a: Any, b: Any, c: Any, c_in: Any, bias: Any, scale_a: Any, scale_b: Any) -> None:
+            tensors = {"c": c_in, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+            self(a, b, c, None if fusion is None else replace(constants, **tensors))
+
+        return start
 
 
 def _cublas(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import extras
 from .errors import OperandTypeError, ToolchainError, UnknownNameError, UnsupportedError
 from .operands import alignment, dtype_name
 from .problem import COMPUTES, Fusion, Plan, Problem
@@ -60,6 +61,9 @@ class Kernel:
     """A sentence with the numbers where shape, strides or alignment do not fit, else None."""
     plan: Callable[[Problem], Mapping[str, int | str]] = field(default=lambda problem: {})
     """How the kernel would run the problem: keyword arguments of the callable."""
+    unaligned_us: Callable[[Problem], float | None] = field(default=lambda problem: None)
+    """Estimated microseconds (H200) of a problem whose rows of A or B are no multiples of 16 bytes
+    apart; None where it is not known."""
     deterministic: bool = True
     """Same inputs, same bits."""
     rounds_product: bool = False
@@ -116,11 +120,22 @@ def _pairs(row: Kernel) -> str:
     )
 
 
+AUTO = "auto"
+"""In place of a backend: the faster of the two languages, of what is built (choosing/auto.py)."""
+
+
+def check_backend(backend: str) -> None:
+    """Raise UnknownNameError where no backend has the name."""
+    if backend != AUTO:
+        ladder(backend)
+
+
 def _module(backend: str) -> Any:
     if not isinstance(backend, str):
         raise OperandTypeError(f"backend is a {type(backend).__name__}, not a str")
     if backend not in BACKENDS:
-        raise UnknownNameError(f"unknown backend {backend!r}: choose from {', '.join(BACKENDS)}")
+        names = ", ".join((*BACKENDS, AUTO))
+        raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
     return import_module(BACKENDS[backend])
 
 
@@ -176,6 +191,8 @@ def load(backend: str, kernel: str) -> Callable[..., None]:
     try:
         run: Callable[..., None] = _module(backend).load(kernel)
     except (RuntimeError, ImportError) as error:
+        if isinstance(error, ImportError):
+            extras.explain(error, f"{backend}/{kernel}")
         raise ToolchainError(
             f"{backend}/{kernel} cannot be loaded: {error} ('tcgemm doctor' says what is missing)"
         ) from error
@@ -282,11 +299,25 @@ def problem_of(
     )
 
 
-_capability = cache(torch.cuda.get_device_capability)
+@cache
+def _capability(index: int) -> tuple[int, int]:
+    if reason := why_not_this_torch():
+        raise UnsupportedError(f"{reason}: use torch.matmul there")
+    return torch.cuda.get_device_capability(index)
+
+
+def why_not_this_torch() -> str | None:
+    """Why no GPU that torch sees could run a kernel; None where torch is built for NVIDIA's."""
+    if torch.version.hip:
+        built = f"this torch is built for AMD's ({torch.version.hip})"
+        return f"the kernels are for NVIDIA GPUs and {built}"
+    return None
 
 
 def why_not_here(row: Kernel) -> str | None:
     """Why no operand on this machine could reach the kernel; None when it runs here."""
+    if "cuda" in row.devices and torch.cuda.is_available() and why_not_this_torch():
+        return why_not_this_torch()
     if "cuda" in row.devices and torch.cuda.is_available():
         here = torch.cuda.get_device_capability()
         if here >= row.capability:
@@ -300,14 +331,22 @@ def why_not_here(row: Kernel) -> str | None:
 
 
 def kernels() -> pd.DataFrame:
-    """All kernels of all backends, in ladder order.
+    """All kernels of all backends, in ladder order, as a table of pandas (extra ``report``).
 
     Columns: backend, kernel, kind (ladder: a step for learning; shape: a specialist), adds
     (over the rung before), type_pairs, fuses (what it does in the same launch), shapes,
     capability (least), runs_here, why_not (a sentence where runs_here is False).
+
+    Raises MissingExtraError without pandas.
     """
+    extras.need("report", "tcgemm.kernels()")
     import pandas as pd
 
+    return pd.DataFrame(facts_of_kernels())
+
+
+def facts_of_kernels() -> list[dict[str, Any]]:
+    """The rows of ``kernels()``, a dict for each."""
     rows = []
     for row in select():
         reason = why_not_here(row)
@@ -325,4 +364,4 @@ def kernels() -> pd.DataFrame:
                 "why_not": reason or "",
             }
         )
-    return pd.DataFrame(rows)
+    return rows

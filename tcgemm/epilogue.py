@@ -1,39 +1,78 @@
-"""What comes after the product, in torch: the meaning of a fusion and of each epilogue's name."""
+"""What comes after the product, in torch: the meaning of a fusion and of each epilogue's name.
+
+The table of epilogues is here and nowhere else in this package. Importing it imports no torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from .problem import Fusion
+    from .problem import Fusion
+
+
+class Activation(NamedTuple):
+    """An epilogue's function of one element."""
+
+    function: Callable[[torch.Tensor], torch.Tensor]
+    """In torch; relu(NaN) is NaN. At minus infinity others are NaN in torch, and a kernel may give
+    their limit 0."""
+    steepest: float
+    """How much it can stretch an error of its argument: the largest slope."""
+
+
+def _relu(x: torch.Tensor) -> torch.Tensor:
+    return x.relu()
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
+    import torch
+
     y = torch.nn.functional.gelu(x)
     # On the CPU torch makes NaN of infinity in float32.
     return y if x.is_cuda else torch.where(x == torch.inf, x, y)
 
 
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "": lambda x: x,
-    "relu": torch.relu,
-    "gelu": _gelu,
-    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.nn.functional.silu(x)
+
+
+ACTIVATIONS = {
+    "relu": Activation(_relu, 1.0),
+    "gelu": Activation(_gelu, 1.13),
+    "gelu_tanh": Activation(_gelu_tanh, 1.13),
+    "silu": Activation(_silu, 1.1),
 }
-"""Epilogue's name -> the function, element by element. relu(NaN) is NaN; at minus infinity others
-are NaN in torch, and a kernel may give their limit 0."""
+"""Epilogue's name -> what it does. A kernel's row says which of them it fuses."""
+
+NONE = Activation(lambda x: x, 1.0)
+
+FUNCTIONS = {name: of.function for name, of in {"": NONE, **ACTIVATIONS}.items()}
+"""Epilogue's name, "" for none -> its function."""
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """What sums are computed in: int64 for int32, which narrowing wraps; float64; else float32."""
+    import torch
+
     return torch.int64 if dtype == torch.int32 else torch.promote_types(dtype, torch.float32)
 
 
 def finished(x: torch.Tensor, fusion: Fusion) -> torch.Tensor:
     """epilogue(alpha * scales * x + beta * C_in + bias); x, the product, is overwritten."""
+    import torch
+
     if fusion.scale_a is not None:
         x *= fusion.scale_a.reshape(-1, 1)
     if fusion.scale_b is not None:

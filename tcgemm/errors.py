@@ -25,6 +25,10 @@ class ToolchainError(TcgemmError, RuntimeError):
     """A compiler, GPU or driver that is needed is missing or failed; the message names the cure."""
 
 
+class MissingExtraError(TcgemmError, ImportError):
+    """A package that was left out of the installation is needed; the message says how to add it."""
+
+
 class ResultsError(TcgemmError, ValueError):
     """A results folder or file cannot be used: unwritable, foreign, or of another schema."""
 

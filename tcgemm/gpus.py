@@ -41,6 +41,8 @@ class Gpu:
     """Size of the L2, for the models. This is its only place: a test compares it with what the
     driver said of the GPUs that have a report."""
     sms: int | None = None
+    capability: tuple[int, int] | None = None
+    """Compute capability (CUDA GPUs, NVIDIA developer site)."""
     clock_mhz: float | None = None
     """SM clock at which the float16 peak holds. Some boards run above it."""
     source: str | None = None
@@ -75,6 +77,7 @@ class Gpu:
 
 def _gpu(
     name: str,
+    capability: tuple[int, int],
     peaks: tuple[float | None, ...],
     bandwidth_gb_s: float,
     l2_mib: float,
@@ -90,6 +93,7 @@ def _gpu(
         bandwidth_gb_s=bandwidth_gb_s,
         l2_bytes=int(l2_mib * MIB),
         sms=sms,
+        capability=capability,
         clock_mhz=clock_mhz,
         source=source,
         aliases=aliases,
@@ -116,85 +120,92 @@ H100_SHEET = "NVIDIA H100 Tensor Core GPU architecture whitepaper, table of dens
 H100_NVL_SHEET = "NVIDIA H100 NVL datasheet, half of the sparse rates"
 H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet, half of the sparse rates"
 
-# Peaks in the order of DTYPES, GB/s, MiB of L2, SMs, MHz at the float16 peak, source, driver names.
+# Compute capability, peaks in the order of DTYPES, GB/s, MiB of L2, SMs, MHz at the float16 peak,
+# source, driver names.
 GPUS: tuple[Gpu, ...] = (
     _gpu(
-        "NVIDIA T4", (65.0, None, 8.1, None, None, 130.0, None), 320, 4, 40, 1590,
+        "NVIDIA T4", (7, 5), (65.0, None, 8.1, None, None, 130.0, None), 320, 4, 40, 1590,
         "NVIDIA T4 datasheet; L2 and SMs: Turing architecture whitepaper", "t4",
     ),
     _gpu(
-        "NVIDIA V100 SXM2", (125.0, None, 15.7, None, None, None, None), 900, 6, 80, 1530,
+        "NVIDIA V100 SXM2", (7, 0), (125.0, None, 15.7, None, None, None, None), 900, 6, 80, 1530,
         "NVIDIA V100 datasheet; L2 and SMs: Volta architecture whitepaper",
         "v100 sxm2 16gb", "v100 sxm2 32gb", "v100 sxm3 32gb",
     ),
     _gpu(
-        "NVIDIA V100 PCIe", (112.0, None, 14.0, None, None, None, None), 900, 6, 80, 1370,
+        "NVIDIA V100 PCIe", (7, 0), (112.0, None, 14.0, None, None, None, None), 900, 6, 80, 1370,
         "NVIDIA V100 datasheet; L2 and SMs: Volta architecture whitepaper",
         "v100 pcie 16gb", "v100 pcie 32gb",
     ),
     _gpu(
-        "NVIDIA A100 40GB SXM", A100, 1555, 40, 108, 1410, A100_SHEET, "a100 sxm4 40gb",
+        "NVIDIA A100 40GB SXM", (8, 0), A100, 1555, 40, 108, 1410, A100_SHEET, "a100 sxm4 40gb",
     ),
     _gpu(
-        "NVIDIA A100 80GB SXM", A100, 2039, 40, 108, 1410, A100_SHEET, "a100 sxm4 80gb",
+        "NVIDIA A100 80GB SXM", (8, 0), A100, 2039, 40, 108, 1410, A100_SHEET, "a100 sxm4 80gb",
     ),
     _gpu(
-        "NVIDIA A100 40GB PCIe", A100, 1555, 40, 108, 1410, A100_SHEET,
+        "NVIDIA A100 40GB PCIe", (8, 0), A100, 1555, 40, 108, 1410, A100_SHEET,
         "a100 pcie 40gb", "a100 40gb pcie",
     ),
     _gpu(
-        "NVIDIA A100 80GB PCIe", A100, 1935, 40, 108, 1410, A100_SHEET,
+        "NVIDIA A100 80GB PCIe", (8, 0), A100, 1935, 40, 108, 1410, A100_SHEET,
         "a100 80gb pcie", "a100 pcie 80gb",
     ),
     _gpu(
-        "NVIDIA L4", (121.0, 121.0, 30.3, 60.0, None, 242.5, 242.5), 300, 48, 58, 2040,
+        "NVIDIA L4", (8, 9), (121.0, 121.0, 30.3, 60.0, None, 242.5, 242.5), 300, 48, 58, 2040,
         "NVIDIA L4 datasheet, half of the sparse rates; L2: Ada architecture whitepaper", "l4",
     ),
     _gpu(
-        "NVIDIA A10", (125.0, 125.0, 31.2, 62.5, None, 250.0, None), 600, 6, 72, 1695,
+        "NVIDIA A10", (8, 6), (125.0, 125.0, 31.2, 62.5, None, 250.0, None), 600, 6, 72, 1695,
         "NVIDIA A10 datasheet; L2: Ampere GA102 architecture whitepaper", "a10",
     ),
     _gpu(
-        "NVIDIA L40S", (362.05, 362.05, 91.6, 183.0, None, 733.0, 733.0), 864, 96, 142, 2520,
+        "NVIDIA L40S", (8, 9),
+        (362.05, 362.05, 91.6, 183.0, None, 733.0, 733.0), 864, 96, 142, 2520,
         "NVIDIA L40S datasheet; L2: Ada architecture whitepaper", "l40s",
     ),
     _gpu(
-        "NVIDIA GeForce RTX 3090", (71.0, 71.0, 35.6, 35.6, None, 284.0, None), 936, 6, 82, 1695,
+        "NVIDIA GeForce RTX 3090", (8, 6),
+        (71.0, 71.0, 35.6, 35.6, None, 284.0, None), 936, 6, 82, 1695,
         "NVIDIA Ampere GA102 architecture whitepaper, float32 accumulation", "rtx 3090",
     ),
     _gpu(
-        "NVIDIA GeForce RTX 4090",
+        "NVIDIA GeForce RTX 4090", (8, 9),
         (165.2, 165.2, 82.6, 82.6, None, 660.6, 330.3), 1008, 72, 128, 2520,
         "NVIDIA Ada architecture whitepaper, float32 accumulation", "rtx 4090",
     ),
     _gpu(
-        "NVIDIA H100 SXM", H100, 3352, 50, 132, 1830, H100_SHEET, "h100 80gb hbm3",
+        "NVIDIA H100 SXM", (9, 0), H100, 3352, 50, 132, 1830, H100_SHEET, "h100 80gb hbm3",
     ),
     _gpu(
-        "NVIDIA H100 PCIe", (756.0, 756.0, 51.2, 378.0, 51.2, 1513.0, 1513.0), 2000, 50, 114, 1620,
+        "NVIDIA H100 PCIe", (9, 0),
+        (756.0, 756.0, 51.2, 378.0, 51.2, 1513.0, 1513.0), 2000, 50, 114, 1620,
         H100_SHEET, "h100 pcie",
     ),
     _gpu(
-        "NVIDIA H100 NVL", H100_NVL, 3938, 50, 132, 1545, H100_NVL_SHEET, "h100 nvl",
+        "NVIDIA H100 NVL", (9, 0), H100_NVL, 3938, 50, 132, 1545, H100_NVL_SHEET, "h100 nvl",
     ),
     _gpu(
-        "NVIDIA H200", H100, 4800, 60, 132, 1830, f"{H200_SHEET}; L2: as the driver gives it",
+        "NVIDIA H200", (9, 0),
+        H100, 4800, 60, 132, 1830, f"{H200_SHEET}; L2: as the driver gives it",
         "h200",
     ),
     _gpu(
-        "NVIDIA H200 NVL", H100_NVL, 4800, 50, 132, 1545, H200_SHEET, "h200 nvl",
+        "NVIDIA H200 NVL", (9, 0), H100_NVL, 4800, 50, 132, 1545, H200_SHEET, "h200 nvl",
     ),
     _gpu(
-        "NVIDIA B200", (2250.0, 2250.0, 75.0, 1125.0, 37.0, 4500.0, 4500.0), 7700, 126, 148, 1856,
+        "NVIDIA B200", (10, 0),
+        (2250.0, 2250.0, 75.0, 1125.0, 37.0, 4500.0, 4500.0), 7700, 126, 148, 1856,
         "NVIDIA Blackwell datasheet, one GPU of the HGX B200, half of the sparse rates", "b200",
     ),
     _gpu(
-        "NVIDIA GeForce RTX 5090",
+        "NVIDIA GeForce RTX 5090", (12, 0),
         (209.5, 209.5, 104.8, 104.8, None, 838.0, 419.0), 1792, 96, 170, 2407,
         "NVIDIA RTX Blackwell architecture whitepaper, float32 accumulation", "rtx 5090",
     ),
     _gpu(
-        "NVIDIA Jetson AGX Orin", (42.5, 42.5, 5.3, 21.25, None, 85.0, None), 204.8, 4, 16, 1300,
+        "NVIDIA Jetson AGX Orin", (8, 7),
+        (42.5, 42.5, 5.3, 21.25, None, 85.0, None), 204.8, 4, 16, 1300,
         "NVIDIA Jetson AGX Orin technical brief: half of the sparse int8 rate; float16 half, tf32 "
         "a quarter of dense int8 as in the Ampere tensor core",
         "orin", "jetson agx orin", "jetson agx orin developer kit",
@@ -241,25 +252,26 @@ def find(name: str) -> Gpu:
     raise UnknownNameError(f"unknown GPU {name!r}: choose from {slugs}")
 
 
-_CAPABILITIES = {
-    "t4": (7, 5),
-    "v100": (7, 0),
-    "a100": (8, 0),
-    "a10": (8, 6),
-    "3090": (8, 6),
-    "orin": (8, 7),
-    "l4": (8, 9),
-    "l40s": (8, 9),
-    "4090": (8, 9),
-    "h100": (9, 0),
-    "h200": (9, 0),
-    "b200": (10, 0),
-    "5090": (12, 0),
-}
-"""A word of the slug -> compute capability (CUDA GPUs, NVIDIA developer site)."""
-
-
 def capability(gpu: Gpu) -> tuple[int, int] | None:
     """Compute capability of a GPU of the table; None for one that is not."""
-    words = gpu.slug.split("-") if gpu.source else []
-    return next((_CAPABILITIES[word] for word in words if word in _CAPABILITIES), None)
+    return gpu.capability
+
+
+SM_LIMITS = {
+    (7, 0): (96, 2048),
+    (7, 5): (64, 1024),
+    (8, 0): (164, 2048),
+    (8, 6): (100, 1536),
+    (8, 7): (164, 1536),
+    (8, 9): (100, 1536),
+    (9, 0): (228, 2048),
+    (10, 0): (228, 2048),
+    (12, 0): (100, 1536),
+}
+"""Compute capability -> KiB of shared memory and threads of an SM (CUDA C++ programming guide,
+technical specifications per compute capability)."""
+
+
+def sm_limits(gpu: Gpu) -> tuple[int, int]:
+    """KiB of shared memory and threads of an SM; of an unknown GPU those of Hopper."""
+    return SM_LIMITS.get(gpu.capability or (9, 0), SM_LIMITS[9, 0])

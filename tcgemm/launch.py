@@ -12,6 +12,7 @@ import torch
 
 from . import dispatch, repacking
 from .batching import Part, parts, with_vectors
+from .choosing.auto import backend_for
 from .description import describe
 from .epilogue import finished, wide_dtype
 from .errors import OperandError, OperandTypeError, TcgemmError, ToolchainError
@@ -56,8 +57,13 @@ class Launch:
     """(position in READ, bytes from its first element to the end of its last) of what is read."""
     out_bytes: int
     """The same bytes of the result."""
-    direct: bool = False
-    """Whether the caller's tensors are what the kernel takes, without a view in between."""
+    start: Start | None = None
+    """The one kernel, where it takes the caller's tensors as they are, without a view in between;
+    a repeated call starts it with no more ado (launch_cache.run_launch)."""
+    device: int = -1
+    """Number of the operands' GPU; -1 on the CPU."""
+    strides: tuple[int, ...] = ()
+    """Of a result that the call makes."""
     misaligned: int = 0
     """Bits that the address of a result has clear."""
     problems: list[Problem] = field(default_factory=list)
@@ -65,7 +71,7 @@ class Launch:
     starts: list[Start] = field(default_factory=list)
     """What each launch of a kernel multiplies, how, and the kernel: none where A, B are unread."""
 
-    def __call__(
+    def write(
         self,
         a: torch.Tensor,
         b: torch.Tensor,
@@ -76,21 +82,20 @@ class Launch:
         out: torch.Tensor,
     ) -> None:
         """Write the result into ``out``; the operands are of this launch's kind."""
-        if not self.asked.beta:
-            c = None
-        if self.direct:
-            self._started(0, a, b, out, c, bias, scale_a, scale_b)
-            return
-        if c is not None:
-            c = c.expand(self.shape)
+        c = c if self.asked.beta else None
         if not self.starts:
-            self._without_product(out, c, bias)
+            self._without_product(out, c if c is None else c.expand(self.shape), bias)
             return
-        of_a, of_b = self.scales
-        scale_a = scale_a.reshape(-1).contiguous() if of_a else None
-        scale_b = scale_b.reshape(-1).contiguous() if of_b else None
-        for index, part in enumerate(self.parts(a, b, out, c)):
-            self._started(index, part.a, part.b, part.c, part.c_in, bias, scale_a, scale_b)
+        with torch.cuda.device(self.device) if self.device >= 0 else nullcontext():
+            if self.start is not None:
+                self._started(0, a, b, out, c, bias, scale_a, scale_b)
+                return
+            of_a, of_b = self.scales
+            scale_a = scale_a.reshape(-1).contiguous() if of_a else None
+            scale_b = scale_b.reshape(-1).contiguous() if of_b else None
+            c = c if c is None else c.expand(self.shape)
+            for index, part in enumerate(self.parts(a, b, out, c)):
+                self._started(index, part.a, part.b, part.c, part.c_in, bias, scale_a, scale_b)
 
     def check_memory(
         self, a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, out: torch.Tensor
@@ -139,17 +144,15 @@ class Launch:
         asked = replace(self.asked, alpha=1.0, c=c, bias=bias)
         out.copy_(finished(zeros, asked))
 
-    def _started(self, index: int, a: torch.Tensor, *others: Any) -> None:
-        """Start a kernel with A's device as the current one; its RuntimeError is explained."""
-        device = a.get_device()
+    def _started(self, index: int, *tensors: Any) -> None:
         try:
-            if device < 0 or device == torch._C._cuda_getDevice():
-                self.starts[index](a, *others)
-            else:
-                with torch.cuda.device(device):
-                    self.starts[index](a, *others)
+            self.starts[index](*tensors)
         except RuntimeError as error:
-            raise _explained(error, self.plans[index], self.problems[index], device) from error
+            raise self.explained(error, index) from error
+
+    def explained(self, error: RuntimeError, index: int = 0) -> RuntimeError:
+        """What a kernel of this launch that raised the error raises, with the cure."""
+        return _explained(error, self.plans[index], self.problems[index], self.device)
 
 
 _OF_TORCH = (torch.OutOfMemoryError, *filter(None, [getattr(torch, "AcceleratorError", None)]))
@@ -194,8 +197,8 @@ def make(
     for name, given in (("backend", backend), ("kernel", kernel), ("mma_shape", mma_shape)):
         if not isinstance(given, str | None):
             raise OperandTypeError(f"{name} is a {type(given).__name__}, not a str: pass its name")
-    dispatch.ladder(backend)
-    if kernel is not None:
+    dispatch.check_backend(backend)
+    if kernel is not None and backend != dispatch.AUTO:
         dispatch.find(backend, kernel)
     check_nobody_traces()
     check_tensors({"A": a, "B": b, "C": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
@@ -210,18 +213,18 @@ def make(
         )
     if out is not None:
         check_output(out, described.shape, a)
-    made = Launch(**described._asdict(), bytes=(), out_bytes=0)
+    made = Launch(**described._asdict(), bytes=(), out_bytes=0, device=a.get_device())
     shape = made.shape
     c = c if made.asked.beta else None
-    result = a.new_empty(shape, dtype=made.dtype) if out is None else out
+    result = torch.empty(shape, dtype=made.dtype, device=a.device) if out is None else out
     scale_tensors = [s if isinstance(s, torch.Tensor) else None for s in (scale_a, scale_b)]
     read = enumerate((a, b, c, bias, *scale_tensors))
     made.bytes = tuple((i, _bytes(t)) for i, t in read if t is not None and t.numel())
-    made.out_bytes = _bytes(result)
+    made.out_bytes, made.strides = _bytes(result), tuple(result.stride())
     if not (result.numel() and a.shape[-1] and made.asked.alpha):
         return made
     made.misaligned = alignment(result) - 1
-    made.direct = bool(
+    direct = bool(
         a.dim() == b.dim() == 2
         and (c is None or c.shape == shape)
         and all(
@@ -247,6 +250,8 @@ def make(
         made.problems.append(problem)
         made.plans.append(alike[kind][0])
         made.starts.append(alike[kind][1])
+    if direct:
+        (made.start,) = made.starts
     return made
 
 
@@ -259,15 +264,13 @@ def _started_by(
     problem: Problem, part: Part, fusion: Fusion, backend: str, kernel: str | None
 ) -> tuple[Plan, Start]:
     """The plan of a part, and what starts it."""
-    if kernel is None and repacking.pays(problem):
-        for with_c in (False, True) if problem.plain else (False,):
-            better = repacking.aligned(problem, with_c)
-            row = dispatch.choose(better, backend)
-            if row.why_not(problem) is None:
-                continue  # it reads the operands as they lie
-            plan = Plan(backend, row.name, row.plan(better))
-            start = repacking.Repacked(part, with_c, partial(_bind, plan, better, fusion))
-            return replace(plan, config={**plan.config, "ALIGNED_COPIES": 2 + with_c}), start
+    if backend == dispatch.AUTO:
+        backend = backend_for(problem, kernel).backend
+    if kernel is None and (copies := repacking.worth(problem, backend)) is not None:
+        row = dispatch.choose(copies.problem, backend)
+        plan = Plan(backend, row.name, row.plan(copies.problem))
+        start = repacking.Repacked(part, copies, partial(_bind, plan, copies.problem, fusion))
+        return replace(plan, config={**plan.config, "ALIGNED_COPIES": copies.count}), start
     plan = _planned(problem, backend, kernel)
     return plan, _bind(plan, problem, fusion, part)
 

@@ -31,6 +31,8 @@ _grad = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 
 launches: dict[Any, Launch] = {}
+forgotten_too: list[dict[Any, Any]] = []
+"""What else is kept of launches, by keys of its own."""
 
 
 def key_of(
@@ -91,30 +93,26 @@ def key_of(
     if out is not None and _frozen(out):
         return None
     addresses = [a_start, b_start]
-    kinds = []
+    kinds: list[tuple[Any, ...] | None] = []
     for given in (c, bias, scale_a, scale_b, out):
-        kind = _kind(given)
-        if kind is None:
+        # A number or None as itself, a tensor by all but its address.
+        if given is None:
+            kinds.append(None)
+        elif type(given) in _PLAIN:
+            start = given.data_ptr()
+            if not start or given.is_neg() or (given.requires_grad and _grad()):
+                return None
+            kinds.append((
+                given.shape, given.stride(), given.dtype, given.get_device(), start & _ALIGNED,
+            ))  # fmt: skip
+            addresses.append(start)
+        elif type(given) in _NUMBERS:
+            kinds.append((type(given), given))
+        else:
             return None
-        kinds.append(kind)
-        if len(kind) > 2:
-            addresses.append(given.data_ptr())  # type: ignore[union-attr]
     return (
         key, *kinds, alpha, beta, epilogue, compute, mma_shape, *map(addresses.index, addresses),
     )  # fmt: skip
-
-
-def _kind(given: Any) -> tuple[Any, ...] | None:
-    """A number or None as itself, a tensor by all but its address; None for anything else."""
-    kind = type(given)
-    if given is None or kind in _NUMBERS:
-        return kind, given
-    if kind not in _PLAIN:
-        return None
-    start = given.data_ptr()
-    if not start or given.is_neg() or (given.requires_grad and _grad()):
-        return None
-    return given.shape, given.stride(), given.dtype, given.get_device(), start & _ALIGNED
 
 
 def _frozen(out: torch.Tensor) -> bool:
@@ -163,18 +161,35 @@ def run_kept(arguments: tuple[Any, ...]) -> torch.Tensor | None:
 def run_launch(launch: Launch, arguments: tuple[Any, ...]) -> torch.Tensor:
     """The result by this launch, which is of the arguments' kind."""
     a, b, c, _, _, bias, _, out, _, _, scale_a, scale_b, _, _, _ = arguments
-    if out is None:
-        out = a.new_empty(launch.shape, dtype=launch.dtype)
-        if out.data_ptr() & launch.misaligned:  # the plan was made for a better aligned C
-            return run((*arguments[:7], out, *arguments[8:]))
-        launch(a, b, c, bias, scale_a, scale_b, out)
+    result = out
+    if result is None:
+        # new_empty would come here too, half a microsecond later.
+        result = a.new_empty_strided(launch.shape, launch.strides, dtype=launch.dtype)
+        if result.data_ptr() & launch.misaligned:  # the plan was made for a better aligned C
+            return run((*arguments[:7], result, *arguments[8:]))
     else:
-        launch.check_memory(a, b, c, bias, scale_a, scale_b, out)
-        launch(a, b, c, bias, scale_a, scale_b, out)
+        launch.check_memory(a, b, c, bias, scale_a, scale_b, result)
+    write(launch, a, b, c, bias, scale_a, scale_b, result)
+    if out is not None:
         _raise_version((out,))
-    return out
+    return result
 
 
+def write(
+    launch: Launch, a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, out: torch.Tensor
+) -> None:
+    """``launch.write``, by the short way where there is one kernel and the GPU is the current."""
+    start = launch.start
+    if start is None or launch.device < 0 or launch.device != _current_device():
+        launch.write(a, b, c, bias, scale_a, scale_b, out)
+        return
+    try:
+        start(a, b, out, c if launch.asked.beta else None, bias, scale_a, scale_b)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
+
+
+_current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 _raise_version = torch._C._increment_version
 """A tensor that autograd has saved and ``out=`` overwrites makes backward raise, as in torch."""
 
@@ -189,3 +204,5 @@ def remember(key: Any, launch: Launch) -> None:
 def forget() -> None:
     """Choose and plan anew from now on."""
     launches.clear()
+    for kept in forgotten_too:
+        kept.clear()

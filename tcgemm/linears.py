@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 from .call import gemm
+from .ops import eager_product
+
+_traces = torch.compiler.is_dynamo_compiling
 
 
 def linear(
@@ -24,7 +27,7 @@ def linear(
         x: [..., K].
         weight: [N, K], the dtype and device of x.
         bias: [N], added to each row; the dtype of the result.
-        epilogue: "relu", "gelu" (with erf), "gelu_tanh" or "silu", applied last.
+        epilogue: one of problem.EPILOGUES, e.g. "relu" or "gelu" (with erf), applied last.
         out_dtype, compute, backend, kernel: as for ``gemm``.
 
     Returns:
@@ -34,6 +37,10 @@ def linear(
     Raises:
         As ``gemm``.
     """
+    if not _traces():
+        result = eager_product(x, weight, bias, True, epilogue, out_dtype, compute, backend, kernel)
+        if result is not None:
+            return result
     return gemm(
         x,
         weight.mT if weight.dim() > 1 else weight,

@@ -9,8 +9,10 @@ import torch
 from .dispatch import ladder
 from .errors import OperandError
 from .linears import linear
-from .ops import register_late
+from .ops import eager_product, register_late
 from .problem import EPILOGUES
+
+_traces = torch.compiler.is_dynamo_compiling
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -22,8 +24,13 @@ class Linear(torch.nn.Linear):
 
     Args:
         in_features, out_features, bias, device, dtype: as for torch.nn.Linear.
-        epilogue: "relu", "gelu", "gelu_tanh" or "silu", applied to the result.
+        epilogue: one of problem.EPILOGUES, e.g. "relu" or "gelu", applied to the result.
         backend: "triton", "cuda" or "cublas"; by default that of each call.
+        accumulate: add the weight's gradient to a ``.grad`` that is there in the product that makes
+            it, rounded once, instead of in a pass of its own: for several backward passes before
+            a step. Where somebody else has to see the gradient (hooks of the weight,
+            torch.autograd.grad, a derivative of second order, torch.compile), it is added by torch.
+            Forward and backward run on the stream that ``.grad`` is used on.
 
     Raises:
         OperandError: no epilogue of that name. UnknownNameError: no backend of that name.
@@ -31,6 +38,7 @@ class Linear(torch.nn.Linear):
 
     epilogue: str | None = None
     backend: str | None = None
+    accumulate: bool = False
 
     def __init__(
         self,
@@ -42,26 +50,34 @@ class Linear(torch.nn.Linear):
         *,
         epilogue: str | None = None,
         backend: str | None = None,
+        accumulate: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         if epilogue and epilogue not in EPILOGUES:
             raise OperandError(f"unknown epilogue {epilogue!r}: choose from {', '.join(EPILOGUES)}")
         _check_backend(backend)
-        self.epilogue, self.backend = epilogue, backend
+        self.epilogue, self.backend, self.accumulate = epilogue, backend, accumulate
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
-        return linear(input, self.weight, self.bias, self.epilogue, backend=self.backend)
+        weight, bias, epilogue, backend = self.weight, self.bias, self.epilogue, self.backend
+        if not _traces():
+            result = eager_product(
+                input, weight, bias, True, epilogue, None, None, backend, None, self.accumulate
+            )
+            if result is not None:
+                return result
+        return linear(input, weight, bias, epilogue, backend=backend)
 
     def extra_repr(self) -> str:
         """The sizes, and what is asked besides."""
-        asked = {"epilogue": self.epilogue, "backend": self.backend}
-        return ", ".join(
-            [super().extra_repr(), *(f"{k}={v}" for k, v in asked.items() if v is not None)]
-        )
+        asked = {
+            "epilogue": self.epilogue, "backend": self.backend, "accumulate": self.accumulate,
+        }  # fmt: skip
+        return ", ".join([super().extra_repr(), *(f"{k}={v}" for k, v in asked.items() if v)])
 
 
-def replace_linear(model: Model, backend: str | None = None) -> Model:
+def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool = False) -> Model:
     """Let every torch.nn.Linear of a model, and the model if it is one, multiply by tcgemm.
 
     In place: parameters, hooks and optimizers stay as they are. Subclasses of torch.nn.Linear are
@@ -69,7 +85,7 @@ def replace_linear(model: Model, backend: str | None = None) -> Model:
 
     Args:
         model: any module.
-        backend: of ``Linear``.
+        backend, accumulate: of ``Linear``.
 
     Returns:
         The model itself.
@@ -79,7 +95,7 @@ def replace_linear(model: Model, backend: str | None = None) -> Model:
         if type(module) is torch.nn.Linear:
             module.__class__ = Linear
         if type(module) is Linear:
-            module.backend = backend
+            module.backend, module.accumulate = backend, accumulate
     register_late()
     return model
 

@@ -45,8 +45,9 @@ def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dtype != b.dtype:
         pair = {dtype_name(a.dtype), dtype_name(b.dtype)}
         cure = (
-            "int8 and uint8 do not mix: the pairs are int8 with int8, uint8 with uint8"
-            if pair == set(INTEGERS)
+            "integers do not mix: the pairs are "
+            + ", ".join(f"{name} with {name}" for name in INTEGERS)
+            if pair <= set(INTEGERS)
             else "convert one with .to(), nothing is promoted silently"
         )
         raise OperandTypeError(f"A is {dtype_name(a.dtype)} and B is {dtype_name(b.dtype)}: {cure}")

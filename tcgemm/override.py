@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .dispatch import default_backend, ladder
+from .dispatch import check_backend, default_backend
 from .errors import OperandError, OperandTypeError, UnsupportedError
 from .launch_cache import launch_of, run_launch
 
@@ -66,14 +66,14 @@ def override_aten(backend: str | None = None) -> Iterator[None]:
     the inner one holds. What torch.compile has made within it or before it is left as it is.
 
     Args:
-        backend: "triton", "cuda" or "cublas"; by default TCGEMM_BACKEND, or "triton".
+        backend: "triton", "cuda", "cublas" or "auto"; by default TCGEMM_BACKEND, or "triton".
 
     Raises:
         UnknownNameError: no backend of that name.
         ToolchainError: from a product, where a kernel cannot be compiled or run here.
     """
     name = backend or default_backend()
-    ladder(name)
+    check_backend(name)
     with _lock:
         if not _backends:
             _install()

@@ -8,46 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .epilogue import ACTIVATIONS
 
 if TYPE_CHECKING:
     import torch
 
-ITEMSIZE = {
-    "float64": 8,
-    "float32": 4,
-    "int32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
-"""Bytes per element, by dtype name."""
 
-OUTPUTS: dict[str, tuple[str, ...]] = {
-    "float16": ("float16", "float32"),
-    "bfloat16": ("bfloat16", "float32"),
-    "float32": ("float32",),
-    "float64": ("float64",),
-    "int8": ("int32",),
-    "uint8": ("int32",),
-    "float8_e4m3fn": ("bfloat16", "float16", "float32"),
-    "float8_e5m2": ("bfloat16", "float16", "float32"),
-}
-"""dtype of A and B -> dtypes that C may have, the default first. The type pairs of the project."""
+class Dtype(NamedTuple):
+    """What a dtype of A and B is multiplied to."""
 
-COMPUTES: dict[str, tuple[str, ...]] = {
-    "float16": ("float32", "float16"),
-    "bfloat16": ("float32",),
-    "float32": ("tf32x3", "tf32", "ieee"),
-    "float64": ("float64",),
-    "int8": ("int32",),
-    "uint8": ("int32",),
-    "float8_e4m3fn": ("float32", "fast"),
-    "float8_e5m2": ("float32", "fast"),
+    itemsize: int
+    """Bytes per element."""
+    outputs: tuple[str, ...]
+    """dtypes that C may have, the default first."""
+    computes: tuple[str, ...]
+    """How the products may be summed, the default first."""
+
+
+DTYPES = {
+    "float16": Dtype(2, ("float16", "float32"), ("float32", "float16")),
+    "bfloat16": Dtype(2, ("bfloat16", "float32"), ("float32",)),
+    "float32": Dtype(4, ("float32",), ("tf32x3", "tf32", "ieee")),
+    "float64": Dtype(8, ("float64",), ("float64",)),
+    "int8": Dtype(1, ("int32",), ("int32",)),
+    "uint8": Dtype(1, ("int32",), ("int32",)),
+    "float8_e4m3fn": Dtype(1, ("bfloat16", "float16", "float32"), ("float32", "fast")),
+    "float8_e5m2": Dtype(1, ("bfloat16", "float16", "float32"), ("float32", "fast")),
 }
+"""The dtypes of A and B: the type pairs of the project."""
+
+ITEMSIZE = {"int32": 4, **{name: dtype.itemsize for name, dtype in DTYPES.items()}}
+"""Bytes per element, by dtype name; of C as well."""
+
+OUTPUTS = {name: dtype.outputs for name, dtype in DTYPES.items()}
+"""dtype of A and B -> dtypes that C may have, the default first."""
+
+COMPUTES = {name: dtype.computes for name, dtype in DTYPES.items()}
 """dtype of A and B -> how the products may be summed, the default first.
 
 float32, float16, float64, int32: the type of the running sum. ieee, tf32, tf32x3: float32 operands
@@ -55,10 +53,13 @@ multiplied as they are, rounded to tf32, or as three products of their tf32 halv
 tensor core's own accumulator for 8-bit floats, never promoted.
 """
 
+INTEGERS = tuple(name for name, dtype in DTYPES.items() if dtype.computes == ("int32",))
+"""dtypes of A and B whose products are whole numbers."""
+
 LAYOUTS = ("nn", "nt", "tn", "tt")
 """Storage of A, then of B: t is stored transposed."""
 
-EPILOGUES = ("relu", "gelu", "gelu_tanh", "silu")
+EPILOGUES = tuple(ACTIVATIONS)
 """Functions that may be applied to each element before it is narrowed."""
 
 

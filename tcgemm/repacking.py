@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from . import dispatch
 from .batching import Part
 from .errors import OperandError
 from .problem import ITEMSIZE, Problem
@@ -27,48 +28,97 @@ log = logging.getLogger(__name__)
 LINE = 64
 """Elements of 16 bits in a line of the L2: rows of a copy are whole multiples of it."""
 
-SLOW, FAST = 110e6, 550e6
-"""Operations in a microsecond of kernels for any rows, and of those for aligned ones (H200)."""
+FAST, TRAFFIC = 550e6, 2.5e6
+"""Of kernels that read aligned rows: operations and bytes in a microsecond (H200)."""
 
-COPIED = 1e6
+COPIED = 1.0e6
 """Bytes of an operand that are copied in a microsecond, read and written."""
 
-LAUNCH_US = 4.0
+LAUNCH_US = 3.5
 """Of a copy."""
+
+START_US = 5.0
+"""Of the kernel that reads the copies."""
 
 WORKSPACE_MIB = 1024
 
 
-def pays(problem: Problem) -> bool:
-    """Whether copies of A and B in aligned rows, and the fast kernels, would be quicker."""
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Which operands are copied, and what is asked of the kernel then."""
+
+    problem: Problem
+    a: bool
+    b: bool
+    c: bool
+
+    @property
+    def count(self) -> int:
+        """How many passes of copying there are."""
+        return self.a + self.b + self.c
+
+
+def worth(problem: Problem, backend: str) -> Copies | None:
+    """What to copy, where copies and a kernel that reads aligned rows are quicker; else None.
+
+    Raises UnsupportedError where no kernel of the backend takes the problem.
+    """
+    a = _odd((problem.M, problem.K), problem.a_strides, problem.a_alignment)
+    b = _odd((problem.K, problem.N), problem.b_strides, problem.b_alignment)
+    if not (a or b):
+        return None
+    for c in (False, True) if problem.plain else (False,):
+        copies = Copies(aligned(problem, a, b, c), a or c, b or c, c)
+        row = dispatch.choose(copies.problem, backend)
+        if row.why_not(problem) is None:
+            continue  # it reads the operands as they lie
+        return copies if pays(problem, copies, backend) else None
+    return None
+
+
+def pays(problem: Problem, copies: Copies, backend: str) -> bool:
+    """Whether the copies and the product of them take less time than the product itself."""
     if problem.device != "cuda" or problem.batch > 1 or ITEMSIZE[problem.dtype_in] != 2:
         return False
     if os.environ.get("TCGEMM_REPACK") == "0":
         return False
-    copied = _bytes((problem.M, problem.K), problem.a_strides)
-    copied += _bytes((problem.K, problem.N), problem.b_strides)
-    limit = _workspace_mib() << 20
-    saved = problem.flop / SLOW - problem.flop / FAST
-    return copied <= limit and saved > copied / COPIED + 2 * LAUNCH_US
+    direct_us = dispatch.choose(problem, backend).unaligned_us(problem)
+    better = copies.problem
+    sizes = {
+        "a": _bytes((problem.M, problem.K), better.a_strides) * copies.a,
+        "b": _bytes((problem.K, problem.N), better.b_strides) * copies.b,
+        "c": _bytes((problem.M, problem.N), better.c_strides) * copies.c,
+    }
+    copied = sum(sizes.values())
+    if direct_us is None or copied > _workspace_mib() << 20:
+        return False
+    copying_us = copies.count * LAUNCH_US + copied / COPIED
+    return direct_us > copying_us + START_US + max(problem.flop / FAST, problem.bytes / TRAFFIC)
 
 
-def aligned(problem: Problem, with_c: bool) -> Problem:
-    """The problem of the copies: the same, with A and B in aligned rows.
+def _odd(shape: tuple[int, int], strides: tuple[int, int], alignment: int) -> bool:
+    """Whether rows of 16-bit elements, or columns, are no multiples of 16 bytes apart."""
+    for inner in (0, 1):
+        if strides[inner] == 1 or shape[inner] == 1:
+            apart = shape[1 - inner] > 1 and strides[1 - inner] % 8 != 0
+            return apart or alignment < 16
+    return True
 
-    ``with_c``: C as well, in whole units of TMA; its columns beyond N are not used.
+
+def aligned(problem: Problem, a: bool, b: bool, c: bool) -> Problem:
+    """The problem of copies of these operands: the same, with theirs in aligned rows.
+
+    ``c``: A, B and C, which is in whole units of TMA then; its columns beyond N are not used.
     """
     M, N, K = problem.M, problem.N, problem.K
-    better = replace(
-        problem,
-        N=_whole(N) if with_c else N,
-        a_strides=_padded((M, K), problem.a_strides),
-        b_strides=_padded((K, N), problem.b_strides),
-        a_alignment=256,
-        b_alignment=256,
-    )
-    if not with_c:
-        return better
-    return replace(better, c_strides=_padded((M, N), problem.c_strides), c_alignment=256)
+    changed: dict[str, Any] = {"N": _whole(N)} if c else {}
+    if a or c:
+        changed |= {"a_strides": _padded((M, K), problem.a_strides), "a_alignment": 256}
+    if b or c:
+        changed |= {"b_strides": _padded((K, N), problem.b_strides), "b_alignment": 256}
+    if c:
+        changed |= {"c_strides": _padded((M, N), problem.c_strides), "c_alignment": 256}
+    return replace(problem, **changed)
 
 
 def _workspace_mib() -> int:
@@ -81,41 +131,47 @@ def _workspace_mib() -> int:
 
 
 class Repacked:
-    """A kernel behind copies of A and B: ``start(a, b, c, c_in, bias, scale_a, scale_b)``.
+    """A kernel behind copies of its operands: ``start(a, b, c, c_in, bias, scale_a, scale_b)``.
 
     Where C is not in aligned rows either, and the kernel needs it so, it is copied from such.
     """
 
     def __init__(
-        self, part: Part, with_c: bool, bind: Callable[[Part], Callable[..., None]]
+        self, part: Part, copies: Copies, bind: Callable[[Part], Callable[..., None]]
     ) -> None:
         """
         Args:
             part: operands of the kind of call.
-            with_c: whether C is written through a copy.
+            copies: which of them are copied.
             bind: binds the kernel to a part with the copies in it.
         """
-        self._with_c = with_c
-        a, b, c = self._copies(part.a, part.b, part.c)
+        self._copies = copies
+        a, b, c = self._memory(part.a, part.b, part.c)
         self._start = bind(part._replace(a=a, b=b, c=c))
 
-    def _copies(
+    def _memory(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Memory of the copies: of A, of B and, where it is copied, of C, else C itself."""
-        if not self._with_c:
-            return _empty(a, a.shape[1]), _empty(b, b.shape[1]), c
-        wide = _whole(c.shape[1])
-        return _empty(a, a.shape[1]), _empty(b, wide), _empty(c, wide)
+        """Memory of each copy, and each operand that is not copied."""
+        wide = _whole(c.shape[1]) if self._copies.c else c.shape[1]
+        return (
+            _empty(a, a.shape[1]) if self._copies.a else a,
+            _empty(b, wide) if self._copies.b else b,
+            _empty(c, wide) if self._copies.c else c,
+        )
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *others: Any) -> None:
-        log.info("A and B are copied into aligned rows: %d and %d bytes", a.nbytes, b.nbytes)
-        a_copy, b_copy, c_copy = self._copies(a, b, c)
-        a_copy.copy_(a)
-        b_copy[:, : b.shape[1]].copy_(b)
-        self._start(a_copy, b_copy, c_copy, *others)
-        if self._with_c:
-            c.copy_(c_copy[:, : c.shape[1]])
+        copies = self._copies
+        to_a, to_b, to_c = self._memory(a, b, c)
+        if copies.a:
+            log.info("A is copied into aligned rows: %d bytes", a.nbytes)
+            to_a.copy_(a)
+        if copies.b:
+            log.info("B is copied into aligned rows: %d bytes", b.nbytes)
+            to_b[:, : b.shape[1]].copy_(b)
+        self._start(to_a, to_b, to_c, *others)
+        if copies.c:
+            c.copy_(to_c[:, : c.shape[1]])
 
 
 def _whole(columns: int) -> int:

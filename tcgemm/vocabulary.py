@@ -9,9 +9,7 @@ import re
 from collections.abc import Iterable
 
 from .errors import OperandError
-from .problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS
-
-INTEGERS = ("int8", "uint8")
+from .problem import COMPUTES, EPILOGUES, INTEGERS, LAYOUTS, OUTPUTS
 
 
 def either(names: Iterable[str]) -> str:

@@ -57,16 +57,18 @@ def write(
     shapes: dict[str, list[tuple[int, int, int]]] | None = None,
     seed: int = 0,
     others: tuple[str, ...] = (),
+    data: tuple[str, ...] = (),
+    run: str = "20260301T120000-made-up",
 ) -> Path:
     """Write ``results.csv`` and ``environment.json`` below ``folder``; without a GPU, a CPU run.
 
-    ``others`` are suites of more than plain 16-bit products: types, fused, wmma.
+    ``others`` are suites of more than plain 16-bit products: types, fused, wmma; ``data`` what the
+    operands of a product of 4096 cubed hold besides.
     """
     rng = random.Random(seed)
     if shapes is None:
         cpu_shapes = {"quick": [(64, 64, 64), (100, 100, 100), (128, 320, 64)]}
         shapes = {"squares": SQUARES, "seeds": SEEDS, "llm": LLM} if gpu else cpu_shapes
-    run = "20260301T120000-made-up"
     rows = []
     for suite, cases in shapes.items():
         for shape in cases:
@@ -82,6 +84,9 @@ def write(
         rows += [
             {**row, "dtype_in": case.dtype_in, **more} for row in made if row["kernel"] in keep
         ]
+    for kind in data:
+        made = _case(rng, run, "shape", gpu, (4096, 4096, 4096), dtypes[0], layouts[0])
+        rows += [{**row, "data": kind} for row in made]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -98,6 +103,7 @@ def write(
         "commit": "0123abc",
         "command": ["tcgemm", "bench", "--suite", "full"],
         "power_limit_w": 700 if gpu else None,
+        "specialists": ["cuda/wgmma_cluster"],
         "precision": {"allow_tf32": False, "reduced_precision_reduction": False},
     }
     (folder / "environment.json").write_text(json.dumps({run: environment}, indent=2))

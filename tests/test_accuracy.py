@@ -7,6 +7,7 @@ import torch
 
 from tcgemm import accuracy
 from tcgemm.accuracy import regions
+from tcgemm.bench.case import DATA
 from tcgemm.epilogue import FUNCTIONS
 from tcgemm.errors import OperandError
 from tcgemm.problem import Fusion
@@ -307,6 +308,38 @@ def test_data_is_fresh_for_every_seed_and_the_same_for_one():
     assert not torch.equal(first[0], second[0])
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
+
+
+def test_the_benchmark_and_the_oracle_know_the_same_data():
+    assert accuracy.inputs.DATA == DATA
+
+
+@pytest.mark.parametrize("dtype", [F16, torch.float8_e4m3fn, torch.int8, torch.uint8])
+@pytest.mark.parametrize("data", DATA)
+def test_operands_hold_the_data_that_is_named(data, dtype):
+    a, _ = accuracy.operands(64, 8, 64, dtype, "nn", "cpu", 0, data=data)
+    held = a.float() if dtype.is_floating_point else a.int()
+    low, high = float(held.min()), float(held.max())
+    whole = bool((held == held.round()).all())
+    if data == "zeros":
+        assert (low, high) == (0, 0)
+    elif data == "ints":
+        assert whole
+        assert (low, high) == (0 if dtype == torch.uint8 else -8, 8)
+    elif not dtype.is_floating_point:
+        assert high - low > 240
+    else:
+        assert not whole
+        assert (0 <= low < 0.1 and 0.9 < high <= 1) if data == "uniform" else low < -2 < 2 < high
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_a_wrong_kernel_is_found_whatever_the_data(data):
+    oracle = accuracy.Oracle(48, 64, 80, "float16", "float16", data=data)
+    assert oracle.check(correct).ok
+    assert not oracle.check(lambda a, b, c: c.zero_()).ok, "on integers it shows"
+    if data != "zeros":
+        assert oracle.check(lambda a, b, c: c.zero_()).error_ratio > 1
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])

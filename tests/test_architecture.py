@@ -1,4 +1,4 @@
-"""The arrows of docs/design.md, read from the imports; what importing costs; the wheel."""
+"""The arrows of docs/design.md, read from the imports; what importing costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -93,7 +92,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def floor_of(module: str) -> int:
     """0: the library, that a call goes through; 1: the measurement; 2: a tool; 3: above them."""
-    if module in ("tcgemm.cli", "tcgemm.__main__"):
+    if touches({module}, "tcgemm.cli", "tcgemm.__main__"):
         return 3
     if touches({module}, "tcgemm.tools"):
         return 2
@@ -257,22 +256,24 @@ def test_listing_the_rows_imports_no_triton():
     assert run_python(code).strip() == "False"
 
 
-def test_help_needs_no_torch_and_answers_within_half_a_second():
+def test_help_needs_no_torch_and_answers_within_three_tenths_of_a_second():
     code = (
         "import sys\nsys.argv = ['tcgemm', '--help']\n"
         "from tcgemm.cli import main\n"
         "try:\n    main()\nexcept SystemExit as e:\n    assert not e.code\n"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules\n"
     )
-    times = []  # on a processor, so that what else runs here does not count
-    for _ in range(5):
-        before = os.times()
-        output = run_python(code)
-        after = os.times()
-        times.append(sum(after[2:4]) - sum(before[2:4]))  # of children, user and system
-    assert "bench" in output
-    assert "report" in output
-    assert min(times) < 0.5
+    times: dict[str, list[float]] = {"help": [], "parser": []}
+    for _ in range(5):  # on a processor, so that what else runs here counts less
+        for name, program in (("help", code), ("parser", "import typer.main, typer.rich_utils")):
+            before = os.times()
+            output = run_python(program)
+            after = os.times()
+            # of children, user and system
+            times[name].append(sum(after[2:4]) - sum(before[2:4]))
+            assert name == "parser" or {"bench", "report"} <= set(output.split())
+    # Where all is slower, the package that prints any help is slower as well.
+    assert min(times["help"]) < max(0.3, 1.8 * min(times["parser"]))
 
 
 def test_the_bare_folder_names_are_refused():
@@ -281,31 +282,3 @@ def test_the_bare_folder_names_are_refused():
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert result.returncode != 0
         assert "ImportError" in result.stderr
-
-
-def test_the_wheel_has_tcgemm_as_its_only_top_level_name(tmp_path):
-    build = "from setuptools import build_meta; print(build_meta.build_wheel({!r}))"
-    source = tmp_path / "source"
-    subprocess.run(
-        ["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", source], check=True
-    ) if (ROOT / ".git").exists() else pytest.skip("needs the git checkout")
-    subprocess.run(
-        [sys.executable, "-c", build.format(str(tmp_path))],
-        check=True,
-        cwd=source,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"tcgemm"}
-    tracked = subprocess.run(
-        ["git", "ls-files", "tcgemm", "triton_kernels", "cuda_ref"],
-        check=True,
-        cwd=source,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    mapped = {p if p.startswith("tcgemm/") else f"tcgemm/{p}" for p in tracked}
-    assert len(mapped) > 60
-    assert mapped <= set(names), sorted(mapped - set(names))
-    assert any(n.endswith("LICENSE") for n in names)

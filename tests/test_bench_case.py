@@ -7,6 +7,7 @@ import torch
 
 from tcgemm import dispatch
 from tcgemm.bench import case_bench, cases, timing
+from tcgemm.bench.contender import contender
 from tcgemm.bench.launches import Ring
 
 
@@ -118,7 +119,10 @@ def timed(kernels, run, monkeypatch, others=None):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     row = {}
     try:
-        bench._time(dispatch.find("made", "timed"), row, [] if others is None else others)
+        (a, b, c), fusion = sets[0], bench._fusion()
+        problem = dispatch.problem_of(a, b, c, fusion)
+        mine = contender("made", "timed", problem, a, b, fusion)
+        bench._time(mine, row, [] if others is None else others)
     except case_bench.WrongError as error:
         return row, str(error)
     return row, ""
@@ -177,8 +181,8 @@ def test_a_short_product_is_timed_among_others_in_a_graph_and_in_a_stream(kernel
 
     def measure_among(pair, baseline_pair, foreign, timer, *, budget_s):
         seen.append(timer)
-        for contender in (foreign, baseline_pair, pair):
-            for call in contender.calls:
+        for each in (foreign, baseline_pair, pair):
+            for call in each.calls:
                 call()
         pair._bursts[timer] = lambda: [call() for call in pair.calls], len(pair.calls)
         ms = 2.0 if timer == "graph" else 3.0

@@ -169,3 +169,15 @@ def test_drawn_cases_of_one_layout_and_dtype():
     assert {(c.layout, c.dtype_in) for c in drawn} == {("tn", "float16")}
     with pytest.raises(OperandError, match="int8, bias was asked for"):
         cases.build("drawn", dtypes=["int8"], fused=["bias"])
+
+
+def test_data_is_part_of_a_case_and_of_its_name():
+    built = cases.build(None, shapes=["64x32x16"], data=["normal", "zeros"])
+    assert [c.data for c in built] == ["normal", "zeros"]
+    assert [str(c) for c in built] == ["64x32x16 bfloat16 nn", "64x32x16 bfloat16 nn data=zeros"]
+    assert {c.data for c in cases.build("drawn", count=3, data=["ints"])} == {"ints"}
+
+
+def test_unknown_data_is_refused():
+    with pytest.raises(UnknownNameError, match="choose from normal, uniform, ints, zeros"):
+        cases.build("quick", data=["ones"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 
 from tcgemm import dispatch
 from tcgemm.bench import ahead, cases, run, store
-from tcgemm.bench.command import _Progress, bench
+from tcgemm.bench.case import CASE_COLUMNS
+from tcgemm.bench.command import _print_table, _Progress, bench
 from tcgemm.bench.worker import Unit
 from tcgemm.call import forget
 from tcgemm.errors import ResultsError, TcgemmError, ToolchainError, UnknownNameError
@@ -168,6 +170,17 @@ def test_a_row_holds_facts_and_on_a_cpu_no_time(tmp_path, misbehaving):
     assert seen == [("begin", "misbehaving/right"), ("row", "misbehaving/right")]
 
 
+def test_a_row_says_what_the_operands_held_and_resume_knows_it(tmp_path, misbehaving):
+    zeros = [replace(case, data="zeros") for case in cases.build(None, shapes=("16x8x4",))]
+    units = run.units_of(zeros, run.contenders(kernels=["misbehaving/right"], device="cpu"))
+    results = store.Store(tmp_path / "made", "r", {"gpu_slug": "cpu"})
+    run.run(units, results, device="cpu")
+    (row,) = store.read(tmp_path / "made")
+    assert (row["data"], row["status"]) == ("zeros", "ok")
+    assert run.key_of_row(row) == run.key(zeros[0], "misbehaving", "right")
+    assert run.key_of_row(row) != run.key(replace(zeros[0], data="normal"), "misbehaving", "right")
+
+
 def test_compilation_is_reported_once_a_configuration(tmp_path, misbehaving):
     _, stored = measure(tmp_path, ["right"], shapes=("16x8x4", "8x8x8"))
     assert [bool(row["compile_s"]) for row in stored] == [True, False]
@@ -275,6 +288,27 @@ def test_done_keys_are_skipped(misbehaving):
     done = {run.key(every[0].case, "misbehaving", "right")}
     assert {u.kernel for u in every} - {u.kernel for u in run.units_of(chosen, kernels, done)} == {
         "right"
+    }
+
+
+def test_a_backends_own_choice_is_measured_as_matmul_takes_it(tmp_path, misbehaving, monkeypatch):
+    chosen = cases.build(shapes=["16x8x4"], device="cpu")
+    monkeypatch.setattr(
+        dispatch, "choose", lambda problem, backend: dispatch.find(backend, "right")
+    )
+    every = run.units_of(chosen, run.unasked(["misbehaving"]))
+    assert [u.full_name for u in every] == [
+        "cublas/cublas", "cublas/cublas_best", "misbehaving/unasked"
+    ]  # fmt: skip
+    results = store.Store(tmp_path / "results", "r", {"gpu_slug": "cpu"})
+    run.run(every[-1:], results, device="cpu")
+    results.close()
+    (row,) = store.read(tmp_path / "results")
+    what = (row["backend"], row["kernel"], row["chosen"], row["status"])
+    assert what == ("misbehaving", dispatch.ladder("misbehaving")[-1].name, "yes", "ok")
+    done = set(run.keys_of_row(row))
+    assert "misbehaving" not in {
+        u.backend for u in run.units_of(chosen, run.unasked(["misbehaving"]), done)
     }
 
 
@@ -412,14 +446,33 @@ def test_a_worker_ends_with_its_parent_and_leaves_no_log(tmp_path, misbehaving, 
 
 @pytest.mark.gpu
 def test_the_baseline_is_measured_against_itself_on_a_gpu(tmp_path):
-    chosen = cases.build(shapes=["512x512x512", "2048x2048x2048"], layouts=["nn", "nt"])
+    chosen = cases.build(shapes=["512x512x512", "4096x4096x4096"], layouts=["nn", "nt"])
     results = store.Store(tmp_path, "r", {"gpu_slug": "gpu"})
     run.run(run.units_of(chosen, run.contenders([], ["cublas/cublas"])), results)
     results.close()
     stored = store.read(tmp_path)
-    assert [row["status"] for row in stored] == ["ok"] * 4
+    assert [row["status"] for row in stored] == ["ok"] * 8
+    short = [row["among"] for row in stored if row["M"] == "512"]
+    assert short == ["alone", "graph", "stream"] * 2  # a short product is timed among others too
     for row in stored:
         assert float(row["ratio_p50"]) == pytest.approx(1, abs=0.1)
         assert float(row["ms_p20"]) <= float(row["ms_p50"]) <= float(row["ms_p80"])
         assert int(row["rounds"]) >= 5
         assert row["cache"] == "cold"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_closing_table_keeps_names_whole(columns):
+    names = {"triton": "warp_specialized", "cuda": "wmma_double_buffered", "cublas": "cublas_best"}
+    (case,) = cases.build(shapes=["4096x4096x14336"], dtypes=["bfloat16"], layouts=["nt"])
+    asked = {name: getattr(case, name) for name in CASE_COLUMNS}
+    timed = {"status": "ok", "ms_p50": 1.2345, "ratio_p50": 1.01}
+    rows = [
+        {**asked, "backend": backend, "kernel": name, **timed} for backend, name in names.items()
+    ]
+    console = Console(file=io.StringIO(), width=columns)
+    _print_table(console, rows, "cuda")
+    output = console.file.getvalue()
+    assert all(f"{name} " in output for name in names.values())
+    assert "…" not in output
+    assert max(map(len, output.splitlines())) <= columns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 import tcgemm
-from tcgemm import dispatch, gpus
+from tcgemm import dispatch, gpus, waiting
 from tcgemm.cli import app
 from tcgemm.errors import OperandError, UnknownNameError
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = (
     "bench", "doctor", "explain", "kernels", "report", "show-kernel", "simulate", "tune", "verify",
+    "warm",
 )  # fmt: skip
 
 
@@ -118,7 +120,7 @@ def test_an_option_that_is_repeatable_may_be_repeated():
         "explain", "64x64x64", "--gpu", "h200", "--json", "--backend", "triton", "--backend", "cuda"
     )
     assert result.exit_code == 0, result.output
-    assert [c["backend"] for c in json.loads(result.output)["choices"]] == ["triton", "cuda"]
+    assert [c["backend"] for c in json.loads(result.stdout)["choices"]] == ["triton", "cuda"]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 140])
@@ -131,6 +133,95 @@ def test_kernels_keeps_every_name_whole(columns):
         assert row.full_name in rows
         assert re.search(rf"\b{row.name}\b", types), row.name
     assert max(map(len, result.output.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", [60, 140])
+def test_kernels_tells_each_reason_once_below_its_list(columns):
+    output = re.sub(r"\s+", " ", invoke("kernels", columns=columns).output)
+    reasons = {dispatch.why_not_here(row) for row in dispatch.select()} - {None}
+    for reason in reasons:
+        kinds = {row.kind for row in dispatch.select() if dispatch.why_not_here(row) == reason}
+        assert output.count(f": {reason}") == len(kinds)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_verify_keeps_its_names_whole(columns):
+    names = ("cuda/wmma_double_buffered", "triton/grouped")
+    kernels = [word for name in names for word in ("--kernel", name)]
+    result = invoke("verify", *kernels, "--fuzz", "2", "--no-edges", columns=columns)
+    assert result.exit_code == 0, result.output
+    table = result.output.partition("The call with")[0]
+    assert "…" not in table
+    for word in (*names, "refused", "failed"):
+        assert re.search(rf"(?<!\S){word}(?!\S)", table), word
+    assert max(map(len, table.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_doctor_keeps_paths_and_commands_in_one_piece(columns):
+    lines = invoke("doctor", columns=columns).output.splitlines()
+    assert any(line.startswith("ok") and line.endswith(f"({sys.executable})") for line in lines)
+
+
+def completions(words):
+    """What bash offers for the last of these words."""
+    line = ["tcgemm", *words.split(" ")]
+    asked = {"_TCGEMM_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line)}
+    code = "import sys; from tcgemm.cli import main; sys.argv = ['tcgemm']; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **asked, "COMP_CWORD": str(len(line) - 1)},
+        capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("sh", {"show-kernel"}),
+        ("explain --lay", {"--layout"}),
+        ("explain 8x8x8 --gpu rtx-4", {"rtx-4090"}),
+        ("bench --suite s", {"squares", "seeds"}),
+        ("bench --seed 1 --seed 2 --layout t", {"tn", "tt"}),
+        ("bench --kernel cuda/mma", {"cuda/mma_multistage", "cuda/mma_float64"}),
+        ("show-kernel triton/d", {"triton/descriptor"}),
+        ("explain --dtype float8_e4", {"float8_e4m3fn"}),
+    ],
+)
+def test_a_shell_completes_commands_options_and_names(words, offered):
+    assert set(completions(words)) == offered
+
+
+def test_completion_is_installed_for_bash(tmp_path):
+    code = "import sys; from tcgemm.cli import main; main()"
+    script = f"{sys.executable} -c '{code}' --install-completion; true"
+    bash = {**os.environ, "HOME": str(tmp_path), "SHELL": "/bin/bash"}
+    done = subprocess.run(["bash", "-c", script], env=bash, capture_output=True, text=True)
+    assert "completion installed" in done.stdout, done.stderr
+    assert "bash_completions" in (tmp_path / ".bashrc").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("kernels",), "listing the kernels"),
+        (("doctor",), "looking"),
+        (("explain", "8x8x8"), "explaining 8x8x8"),
+        (("simulate", "order", "--shape", "1024x1024x1024"), "following the tiles of 1024x1024"),
+        (("simulate", "naive", "--shape", "8x8x8"), "simulating naive"),
+        (("show-kernel", "cuda/tiled"), "compiling cuda/tiled"),
+        (("verify", "--kernel", "cuda/naive", "--fuzz", "1", "--no-edges"), "verifying cuda/naive"),
+    ],
+)
+def test_what_takes_long_says_so_where_it_goes_to_a_pipe(arguments, said, monkeypatch):
+    if arguments[0] == "show-kernel" and shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    monkeypatch.setattr(waiting, "FIRST_S", 0.0)
+    monkeypatch.setattr(waiting, "EVERY_S", 0.002)
+    result = invoke(*arguments)
+    assert result.exit_code in (0, 1), result.output
+    assert re.search(rf"^{said}.*, \d+ s$", result.stderr, re.M)
+    assert said not in result.stdout
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -16,6 +16,7 @@ from tcgemm.bench import store
 from tcgemm.cli import app
 from tcgemm.errors import OperandError, ResultsError, ToolchainError
 from tcgemm.report.compiled import COUNTED, SHARES, language_rows, read_compiled, shared
+from tcgemm.report.figures import draw_ladder
 from tcgemm.report.folder import load
 from tcgemm.report.sections import sections
 from tcgemm.tools.show_kernel.compiled import COLUMNS, compile_all, fitting, write_csv
@@ -142,7 +143,33 @@ def test_the_report_puts_the_rate_beside_what_was_compiled(folder):
     assert row["of cuBLAS"] == f"{ratio:.2f}"
     assert (row["wgmma"], row["TMA"], row["registers"]) == ("4", "2", "168")
     assert row["product"] == "bfloat16 nn 4096³"
-    assert rows["CUDA", "wgmma_types"]["of cuBLAS"] == "–", "no int8 was timed"
+    special = {(row[0], row[1]): row for row in section(folder, "specialists").rows}
+    of_cublas = special["CUDA", "wgmma_types"][made.header.index("of cuBLAS")]
+    assert of_cublas == "–", "no int8 was timed"
+
+
+def test_the_ladder_and_the_specialists_are_two_lists(folder):
+    of_ladder, special = (
+        {(row[0], row[1]) for row in section(folder, slug).rows}
+        for slug in ("compiled", "specialists")
+    )
+    assert {("Triton", "naive"), ("CUDA", "wgmma_epilogue")} <= of_ladder
+    assert {("Triton", "split_k"), ("CUDA", "wgmma_types")} <= special
+    assert not of_ladder & special
+    table = load(folder).plain
+    assert ("cuda", "wgmma_types") in table.attrs["specialists"]
+    assert "wmma_any" in draw_ladder([("", table)]).svg
+    table.attrs["specialists"] = [("cuda", "wmma_any")]
+    assert "wmma_any" not in draw_ladder([("", table)]).svg
+
+
+def test_a_file_without_kinds_is_all_ladder(folder):
+    lines = (folder / "compiled.csv").read_text().splitlines()
+    assert lines[0].endswith(",kind")
+    text = "\n".join(line.rpartition(",")[0] for line in lines)
+    (folder / "compiled.csv").write_text(text + "\n")
+    assert ("CUDA", "wgmma_types") in {(row[0], row[1]) for row in section(folder, "compiled").rows}
+    assert "specialists" not in {each.slug for each in sections(load(folder))}
 
 
 def test_the_first_result_is_the_longest_first_call_of_any_run(folder):
@@ -158,7 +185,8 @@ def test_the_first_result_is_the_longest_first_call_of_any_run(folder):
     first = {(row[0], row[1]): row[-1] for row in made.rows}
     assert first["Triton", "descriptor"] == "7.2"
     assert first["Triton", "naive"] == "built before"
-    assert first["Triton", "skinny"] == "–", "it was not timed"
+    of_shapes = {(row[0], row[1]): row[-1] for row in section(folder, "specialists").rows}
+    assert of_shapes["Triton", "skinny"] == "–", "it was not timed"
 
 
 def test_each_share_of_cublas_has_the_shortest_rung_that_reaches_it(folder):

@@ -8,7 +8,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tcgemm.cuda_ref.build import extensions, store, toolchain
@@ -142,13 +141,13 @@ def test_promise_19_different_rungs_are_built_at_the_same_time(builder, monkeypa
         return builder.build(*asked)
 
     monkeypatch.setattr(extensions, "_build", build)
-    monkeypatch.setattr(extensions, "_operators", {})
-    built = {f"{name}_1": SimpleNamespace(default=None, fused=None) for name in NAMES}
-    monkeypatch.setattr(extensions.torch.ops, "tcgemm_cuda", SimpleNamespace(**built))
+    monkeypatch.setattr(extensions, "_libraries", {})
+    monkeypatch.setattr(extensions, "open_library", lambda path: Path(path).stem)
     monkeypatch.setattr(extensions, "cache_key", lambda name, capability, defines: 1)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda name: extensions.operators(name, CAPABILITY), NAMES))
-    assert sorted(builder.builds) == sorted(built)
+        opened = list(pool.map(lambda name: extensions.library(name, CAPABILITY), NAMES))
+    assert opened == [f"{name}_1" for name in NAMES]
+    assert sorted(builder.builds) == sorted(opened)
 
 
 def test_builds_at_the_same_time_leave_the_environment_as_it_was(monkeypatch, tmp_path):

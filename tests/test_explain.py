@@ -18,7 +18,7 @@ from tcgemm.cli import app
 def explain(*arguments):
     result = CliRunner().invoke(app, ["explain", *arguments])
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def as_json(*arguments):
@@ -114,10 +114,34 @@ def test_reasons_agree_with_the_ranking_and_say_measured_only_of_what_was(shape)
 
 def test_nothing_is_called_measured_where_nothing_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output = explain("4096x4096x4096", "--gpu", "h200")
+    output = explain("4096x4096x4096", "--gpu", "a100")
     assert "ranking: nothing was measured on this GPU" in output
     assert not re.search(r"(was )?measured (slower|faster)", output)
     assert "estimated" not in output
+
+
+def test_the_projects_own_rows_are_found_outside_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert any(each["exact"] for each in as_json("4096x4096x4096")["ranking"])
+
+
+def test_the_answer_comes_first():
+    lines = explain("4096x4096x4096", "--gpu", "h200").splitlines()
+    assert lines[0].startswith("4096x4096x4096 float16 nn on NVIDIA H200, 132 SMs")
+    (choice,) = as_json("4096x4096x4096", "--backend", "triton")["choices"]
+    assert re.fullmatch(
+        rf"matmul\(a, b\) runs triton/{choice['kernel']}: [\d.]+ us, measured", lines[2]
+    )
+    assert lines[5] == "no kernel takes less than 138.91 us: bound by arithmetic"
+
+
+def test_a_reason_of_many_kernels_is_told_once():
+    output = re.sub(r"\s+", " ", explain("256x256x256", "--gpu", "a100"))
+    assert output.count("needs compute capability 9.0 and this GPU has 8.0") == 1
+    told = output.partition("not taken by")[2]
+    for row in dispatch.select():
+        if row.capability >= (9, 0):
+            assert row.full_name in told
 
 
 def test_an_older_gpu_refuses_what_it_lacks():

@@ -280,14 +280,15 @@ def test_a_result_that_is_aligned_worse_takes_a_launch_of_its_own(monkeypatch):
     offsets = iter((64, 64, 64, 129, 129))
     placed = []
 
-    def new_empty(self, shape, dtype):
+    def new_empty(*shape, **how):
         first = start + next(offsets)
         placed.append(room[first : first + 64].view(8, 8).fill_(float("nan")))
         return placed[-1]
 
     a, b = torch.randn(8, 8).half(), torch.randn(8, 8).half()
     launch_cache.forget()
-    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+    monkeypatch.setattr(torch, "empty", new_empty)
+    monkeypatch.setattr(torch.Tensor, "new_empty_strided", new_empty)
     for _ in range(3):  # planned with one, then a result each
         c = tcgemm.matmul(a, b, backend="cublas") if len(placed) < 4 else None
         if c is not None:

@@ -57,6 +57,14 @@ def test_parts_of_k_fill_idle_sms():
     assert ranking.ideal_us(problem, whole, H200) > 10 * ranking.ideal_us(problem, parts, H200)
 
 
+def test_rows_of_other_data_than_normal_are_no_measure_for_a_call():
+    rows = [result("cuda/wmma", 512, 512, 512, 9, data="zeros")]
+    assert ranking.of_results(rows) == {}
+    rows.append(result("cuda/wmma", 512, 512, 512, 12, data="normal"))
+    ((measured,),) = (of.values() for of in ranking.of_results(rows).values())
+    assert measured.us == 12
+
+
 def test_a_measured_shape_keeps_its_time_and_the_order_follows():
     rows = dispatch.select(["triton"], ["naive", "grouped", "pipelined"])
     results = [

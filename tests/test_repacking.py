@@ -19,32 +19,49 @@ def problem(M=4096, N=4096, K=4096, pitch=4097, **asked):
     )
 
 
-def test_only_a_product_large_enough_is_worth_a_copy(monkeypatch):
-    assert repacking.pays(problem())
-    assert not repacking.pays(problem(M=128, N=128, K=128, pitch=129))
-    assert not repacking.pays(problem(M=1))
-    assert not repacking.pays(problem(batch=2))
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+def test_only_a_product_slow_enough_is_worth_a_copy(monkeypatch, backend):
+    def worth(**asked):
+        return repacking.worth(problem(**asked), backend) is not None
+
+    assert worth()
+    assert not worth(M=128, N=128, K=128, pitch=129)
+    assert worth(M=5391, N=81, K=2707, pitch=2707)  # few tiles and a long K
+    assert not worth(M=5391, N=81, K=65, pitch=65)
+    assert not worth(batch=2)
     monkeypatch.setenv("TCGEMM_WORKSPACE_MIB", "63")
-    assert not repacking.pays(problem())
-    monkeypatch.setenv("TCGEMM_WORKSPACE_MIB", "64")
-    assert repacking.pays(problem())
+    assert not worth()
+    monkeypatch.setenv("TCGEMM_WORKSPACE_MIB", "66")
+    assert worth()
     monkeypatch.setenv("TCGEMM_REPACK", "0")
-    assert not repacking.pays(problem())
+    assert not worth()
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+def test_only_odd_operands_are_copied(backend):
+    whole = replace(problem(), b_strides=(4096, 1), b_alignment=256)
+    copies = repacking.worth(whole, backend)
+    assert (copies.a, copies.b, copies.c, copies.count) == (True, False, False, 1)
+    assert copies.problem.b_strides == whole.b_strides
+    assert repacking.worth(replace(whole, a_strides=(4096, 1), a_alignment=256), backend) is None
+    moved = replace(whole, a_strides=(4096, 1), a_alignment=2)
+    assert repacking.worth(moved, backend).a
 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_copies_unlock_kernels_that_read_by_tma(backend):
     odd = problem(N=4095)
-    better = repacking.aligned(odd, with_c=backend == "triton")
-    chosen = dispatch.choose(better, backend)
+    copies = repacking.worth(odd, backend)
+    chosen = dispatch.choose(copies.problem, backend)
     assert chosen.why_not(odd) is not None
-    assert chosen.why_not(better) is None
+    assert chosen.why_not(copies.problem) is None
+    assert copies.c == (backend == "triton")  # Triton stores C by TMA alone
 
 
 def test_a_copy_of_c_lies_as_c_does():
     by_columns = replace(problem(N=4095), c_strides=(1, 4097))
-    assert repacking.aligned(by_columns, with_c=True).c_strides == (1, 4096)
-    assert repacking.aligned(problem(N=4095), with_c=True).c_strides == (4096, 1)
+    assert repacking.aligned(by_columns, True, True, True).c_strides == (1, 4096)
+    assert repacking.aligned(problem(N=4095), True, True, True).c_strides == (4096, 1)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -52,7 +69,7 @@ def test_a_copy_of_c_lies_as_c_does():
 def test_a_product_of_copies_is_right(monkeypatch, caplog, backend, layout, device):
     """Any size is copied here; on a CPU the rungs that read by TMA run as well."""
     M, N, K = (77, 83, 37) if device == "cpu" else (445, 683, 537)
-    monkeypatch.setattr(repacking, "pays", lambda problem: problem.plain or problem.bias)
+    monkeypatch.setattr(repacking, "pays", lambda problem, *_: problem.plain or problem.bias)
     if backend == "triton":  # small as they are, these go to a rung that reads any rows
 
         def choose(problem, able):
@@ -73,13 +90,13 @@ def test_a_product_of_copies_is_right(monkeypatch, caplog, backend, layout, devi
                 assert accuracy.error_ratio(a, b, c, Fusion(bias=bias)) <= 1
         plans = [launch.plans[0] for launch in launch_cache.launches.values()]
         assert any("ALIGNED_COPIES" in plan.config for plan in plans)
-        assert "copied into aligned rows" in caplog.text
+        assert "B is copied into aligned rows" in caplog.text
     finally:
         launch_cache.forget()
 
 
 def test_a_kernel_asked_for_by_name_gets_the_operands_as_they_lie(monkeypatch, device):
-    monkeypatch.setattr(repacking, "pays", lambda problem: True)
+    monkeypatch.setattr(repacking, "pays", lambda *_: True)
     launch_cache.forget()
     a, b = torch.randn(33, 35, device=device).half(), torch.randn(35, 37, device=device).half()
     tcgemm.matmul(a, b, backend="triton", kernel="naive")

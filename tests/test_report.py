@@ -71,7 +71,7 @@ def made(tmp_path_factory):
     """A reports folder with an H200, an A100 and a CPU run, reported once."""
     root = tmp_path_factory.mktemp("made")
     reports = root / "reports"
-    write(reports / "nvidia-h200", H200, shapes=FEW, layouts=("nn",))
+    write(reports / "nvidia-h200", H200, shapes=FEW, layouts=("nn",), data=("zeros",))
     write(reports / "nvidia-a100", A100, shapes=FEW, dtypes=("bfloat16",), layouts=("nn",), seed=1)
     write(reports / "cpu", None)
     readme = root / "README.md"
@@ -391,8 +391,9 @@ def test_several_gpus_stand_side_by_side(made):
     root, done = made
     assert done["pages"][-1] == (root / "reports/index.html").resolve()
     page = (root / "reports/index.html").read_text()
-    assert 'colspan="3">NVIDIA H200<' in page
-    assert 'colspan="3">NVIDIA A100 80GB SXM<' in page
+    key_shapes = re.search(r'<section id="headline">.*?</section>', page, re.S)[0]
+    assert "<td>NVIDIA H200</td>" in key_shapes
+    assert "<td>NVIDIA A100 80GB SXM</td>" in key_shapes
     ladder = re.search(r'id="all-ladder">.*?</figure>', page, re.S)[0]
     assert "NVIDIA H200: bfloat16" in ladder
     assert "NVIDIA A100 80GB SXM: bfloat16" in ladder
@@ -631,10 +632,13 @@ def test_a_truncated_last_line_is_left_out(tmp_path):
     assert len(load(folder).table) == whole
 
 
-def test_two_folders_of_one_gpu_are_refused(tmp_path):
-    folders = [small(tmp_path / n) for n in "ab"]
-    with pytest.raises(ResultsError, match="name one of them"):
-        report_write.write(folders)
+def test_two_runs_of_one_gpu_stand_side_by_side_by_their_folders_names(no_figures, tmp_path):
+    folders = [small(tmp_path / n) for n in ("before", "after")]
+    page = report_write.write(folders)["pages"][-1].read_text()
+    assert page.count("<h2>NVIDIA H200, before</h2>") == 1
+    assert page.count("<h2>NVIDIA H200, after</h2>") == 1
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
 
 
 def test_no_folder_and_nothing_below_reports(tmp_path, monkeypatch):
@@ -763,7 +767,7 @@ def test_the_ladders_stay_with_plain_products(with_types):
 def test_the_peak_is_that_of_the_type_and_the_way_to_sum(with_types):
     table = with_types.table
     peaks = {
-        (r.dtype_in, r.compute): 100 * r.tflops / r.pct_of_peak
+        (r.dtype_in, r.compute): 100 * r.paired_tflops / r.pct_of_peak
         for r in table[table["tflops"].notna()].itertuples()
     }
     assert peaks["int8", "int32"] == pytest.approx(1978.9)

@@ -59,7 +59,7 @@ def injected(monkeypatch):
 
 
 def test_counts_are_grouped_and_summed(injected):
-    (shown,) = json.loads(run("cuda/wgmma_persistent", "--json").output)["kernels"]
+    (shown,) = json.loads(run("cuda/wgmma_persistent", "--json").stdout)["kernels"]
     counts = {name: count for name, count in shown["counts"].items() if count}
     assert counts == {"wgmma": 4, "TMA loads": 2, "local memory": 9}
     assert shown["instructions"] == 100
@@ -68,7 +68,7 @@ def test_counts_are_grouped_and_summed(injected):
 
 
 def test_two_rungs_stand_side_by_side(injected):
-    output = run("cuda/wgmma_persistent", "--compare", "triton/descriptor").output
+    output = run("cuda/wgmma_persistent", "--compare", "triton/descriptor").stdout
     for text in ("cuda/wgmma_persistent", "triton/descriptor", "1,234", "168", "yes"):
         assert text in output
     assert "the sum of 2 instances of 16" in output
@@ -88,7 +88,7 @@ def test_the_problem_is_the_one_that_was_asked_for(injected):
 
 
 def test_a_stage_is_printed_as_text(injected):
-    output = run("cuda/tiled", "--stage", "sass", "--compare", "triton/naive").output
+    output = run("cuda/tiled", "--stage", "sass", "--compare", "triton/naive").stdout
     assert output.count("the sass") == 2
     assert "the ptx" not in output
     assert "cuda/tiled: sass" in output
@@ -285,7 +285,7 @@ def test_reads_of_nothing_are_no_loads():
     reason="needs nvcc and cuobjdump",
 )
 def test_nvcc_shows_one_instance_of_many():
-    found = json.loads(run("cuda/wmma_grouped", "--stage", "sass", "--json").output)
+    found = json.loads(run("cuda/wmma_grouped", "--stage", "sass", "--json").stdout)
     (shown,) = found["kernels"]
     assert shown["facts"]["instances"] == 1
     assert shown["instances built"] == 16
@@ -295,5 +295,5 @@ def test_nvcc_shows_one_instance_of_many():
 
 
 def test_triton_shows_its_stages():
-    output = run("triton/descriptor", "--stage", "ttgir").output
+    output = run("triton/descriptor", "--stage", "ttgir").stdout
     assert "ttng.warp_group_dot" in output

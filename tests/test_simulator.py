@@ -296,3 +296,27 @@ def test_pipeline_primitives(order):
     assert torch.equal(c, a[:, :4].float() @ b[:4].float())
     assert report.counts.load_bytes == 20 * 16 + 30 * 8
     assert report.counts.async_copies == 50
+
+
+def test_a_build_depends_on_the_headers_that_it_includes_and_on_no_other(tmp_path):
+    """An edited header builds anew what reads it, however deep, and nothing else."""
+    build = import_module("tcgemm.cuda_ref.simulator.build")
+    names = {file.name for file in build._included(simulator.source_of("naive"))}
+    assert {"gemm.cuh", "epilogue.cuh", "activations.cuh", "simulator.hpp", "types.hpp"} <= names
+    assert not {"scheduler.cuh", "mma.cuh"} & names
+    (tmp_path / "beside.cuh").write_text('#include "deeper.cuh"\n')
+    (tmp_path / "deeper.cuh").write_text("// one\n")
+    (tmp_path / "other.cuh").write_text("// one\n")
+    kernel = tmp_path / "kernel.cu"
+    kernel.write_text('#include "beside.cuh"\n#include <cuda_fp16.h>\n')
+    before = build._headers_of(kernel)
+    (tmp_path / "other.cuh").write_text("// two\n")
+    assert build._headers_of(kernel) == before
+    (tmp_path / "deeper.cuh").write_text("// two\n")
+    assert build._headers_of(kernel) != before
+    assert "simulator.hpp" in {file.name for file in build._included(kernel)}
+    # A macro, or a file of somewhere else: all headers count, and all that lie beside.
+    kernel.write_text('#define BESIDE "beside.cuh"\n#include BESIDE\n')
+    before = build._headers_of(kernel)
+    (tmp_path / "other.cuh").write_text("// three\n")
+    assert build._headers_of(kernel) != before

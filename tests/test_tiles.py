@@ -86,6 +86,23 @@ def test_pairs_work_beside_each_other_where_that_saves_a_round():
     assert shares_a(4096, 4096) == shares_a(10240, 10240) == 0
 
 
+def test_blocks_are_paired_where_that_pays():
+    """From five waves of tiles on; where tiles are small or rows split sectors, before that."""
+
+    def cluster(M, N, K=4096, **more):
+        return tiles.plan(problem(M, N, K, **more))["CLUSTER"]
+
+    assert cluster(8192, 8192) == 2
+    assert cluster(4096, 4096) == 1, "512 tiles of 128 x 256 are four waves"
+    assert cluster(4104, 4104, K=4104) == 2, "rows of 8208 bytes begin within a sector"
+    small = tiles.tile_of(problem(768, 1024, K=1024))
+    assert (small.BLOCK_M, small.BLOCK_N) == (64, 128)
+    assert cluster(768, 1024, K=1024) == 2
+    assert cluster(768, 1024, K=512) == 1, "one wave with a short K"
+    assert cluster(704, 1024, K=1024) == 1, "11 rows of tiles make no pairs"
+    assert "CLUSTER" not in tiles.plan(problem(8192, 8192, device="cpu"))
+
+
 def test_a_column_major_c_is_the_transposed_problem():
     tall = problem(9000, 320, c_strides=(1, 9000))
     turned = Problem(320, 9000, 4096, "bfloat16", "bfloat16", (1, 320), (1, 4096), (9000, 1))
@@ -153,8 +170,8 @@ def test_each_tile_is_exact_on_the_gpu(tile):
             buffer = torch.full((M + 1, N + 8), math.nan, device="cuda").bfloat16()
             c = buffer[:M, :N]
             want = (a.double() @ b.double()).bfloat16()
-            for _ in range(2):
+            for cluster in (1, 2, 1):
                 c.fill_(math.nan)
-                run(a, b, c, **tile.plan)
+                run(a, b, c, **tile.plan, CLUSTER=cluster)
                 assert torch.equal(c, want), (M, N, K, layout)
             assert int((~buffer.isnan()).sum()) == M * N, "wrote outside C"

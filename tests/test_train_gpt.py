@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+
+import torch
 
 EXAMPLE = Path(__file__).parent.parent / "examples/train_gpt.py"
 
@@ -17,19 +21,42 @@ def example():
     return module
 
 
+def losses(gpt, kernels, device):
+    trainer = gpt.Trainer(kernels, gpt.TINY, False, device)
+    found, seconds = gpt.train(trainer, gpt.batches(gpt.TINY, 12, 0, device), 12)
+    assert seconds > 0
+    return found
+
+
 def test_losses_are_torch_s(device, capsys):
     gpt = example()
-    torchs = gpt.train("torch", gpt.TINY, 6, False, device)
-    ours = gpt.train("cublas", gpt.TINY, 6, False, device)
+    torchs, ours = losses(gpt, "torch", device), losses(gpt, "cublas", device)
     assert max(abs(x - y) for x, y in zip(torchs, ours, strict=True)) < 1e-3
     assert ours[-1] < ours[0]
-    assert "loss" in capsys.readouterr().out
+    assert "step   10  loss" in capsys.readouterr().out
 
 
-def test_it_runs_as_it_is_shipped():
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, "--tiny", "--steps", "1", "--kernels", "cublas", "--override"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "step    0  loss" in done.stdout
-    assert "cublas/" in done.stdout
+def test_it_runs_as_it_is_shipped(tmp_path):
+    def run(*flags):
+        command = [sys.executable, EXAMPLE, "--tiny", "--steps", "2", *flags]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return done.stdout
+
+    file = tmp_path / "losses.csv"
+    output = run("--kernels", "cublas", "--override", "--csv", file, "--profile")
+    assert re.search(r"cublas: last loss \d\.\d+, .* ms a step .* \d+ tokens a second", output)
+    assert "mm on cublas/" in output
+    assert "0 kernels on the GPU" in output or torch.cuda.is_available()
+    step, loss = file.read_text().splitlines()[2].split(",")
+    assert (step, f"last loss {float(loss):.4f}" in output) == ("1", True)
+
+
+def test_kernels_of_cublas_are_told_by_name():
+    gpt = example()
+    for name in ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "sm90_xmma_gemm_bf16bf16_bf16f32",
+                 "void cutlass::Kernel2<cutlass_80_tensorop_bf16>"):  # fmt: skip
+        assert gpt.is_cublas(name)
+    for name in ("kernel", "void pytorch_flash::flash_fwd_kernel<cutlass::bfloat16_t>",
+                 "void at::native::vectorized_elementwise_kernel<4>"):  # fmt: skip
+        assert not gpt.is_cublas(name)

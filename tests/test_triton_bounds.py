@@ -55,7 +55,8 @@ def watched(monkeypatch):
 
         def checked(self, pointers, *arguments, **named):
             mask = named["mask"] if "mask" in named else arguments[mask_at]
-            addresses = np.broadcast_to(pointers.data, mask.data.shape)[mask.data]
+            inside = np.asarray(mask.data).astype(bool)
+            addresses = np.broadcast_to(pointers.data, inside.shape)[inside]
             for view in views:
                 if count := view.outside(addresses.astype(np.int64)):
                     found.append(f"{count} elements beside {view.name} are {verb}")

@@ -352,5 +352,5 @@ def test_a_gpu_without_a_table_gets_what_fits_its_shared_memory(capability):
         if row.why_not(problem) is not None and capability < row.capability:
             continue
         plan = row.plan(problem)
-        limit = gpus.SHARED_BYTES[capability]
+        limit = gpus.LIMITS[capability].shared_bytes
         assert plans.shared_bytes(row.name, plan, "bfloat16") <= limit

@@ -89,7 +89,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(launching, "INTERPRETED", False)
     monkeypatch.setattr(launching, "check", lambda a: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
+    monkeypatch.setattr(recording, "_capturing", lambda: False)
 
 
 def tensor(rows=8, columns=8, dtype=torch.float16, offset=0):
@@ -132,7 +132,7 @@ def test_while_a_graph_is_captured_nothing_starts_early(gpu, monkeypatch):
     kernel = Kernel()
     call = bound(kernel)
     for capturing in (False, False, True, False):
-        monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda c=capturing: c)
+        monkeypatch.setattr(recording, "_capturing", lambda c=capturing: c)
         call(tensor(), tensor(), tensor())
     assert [passed[recording.PDL] for passed in kernel.short_way] == [True, False, True]
 
@@ -207,7 +207,7 @@ def test_every_call_gets_a_workspace_of_its_own(gpu, monkeypatch):
     call = bound(kernel, arguments, second=second)
     for _ in range(2):
         call(*operands)
-    assert call._kept.workspace == 24
+    assert [room.nbytes for room in rooms] == [96, 96]
     (one,), (two,) = kernel.short_way, follower.short_way
     assert one[15] == two[13] == two[15], "both passes share it"
     assert one[15] == rooms[-1].data_ptr()
@@ -215,22 +215,51 @@ def test_every_call_gets_a_workspace_of_its_own(gpu, monkeypatch):
     assert two[14] == operands[2].data_ptr()
 
 
-def test_what_repacks_does_so_on_every_call(gpu):
-    """The kernel sees the copies of each call, whether it is launched or replayed."""
-    kernel, copies = Kernel(), []
+class Copies:
+    """Copies B alone, behind 512 bytes of the room."""
 
-    def repack(a, b):
-        copies.append((tensor(), tensor()))
-        return copies[-1]
+    def __init__(self, kernel):
+        self.kernel, self.rooms = kernel, []
 
-    call = bound(kernel, repack=lambda compute, plan: repack)
-    for _ in range(3):
-        call(tensor(), tensor(), tensor())
-    assert len(copies) == 3
-    launched = [p[1][:2] for p in kernel.long_way]
-    assert launched == [copies[0]]
-    replayed = [p[13:15] for p in kernel.short_way]
-    assert replayed == [(a.data_ptr(), b.data_ptr()) for a, b in copies[1:]]
+    def room(self, a, b):
+        return 512 + b.nbytes
+
+    def steps(self, a, b, room):
+        self.rooms.append(room)
+        copy = room[512:].view(b.dtype).view(b.shape)
+        return a, copy, [(self.kernel, (2,), (b, copy, b, 1), {"TILE": 4})]
+
+
+@pytest.mark.parametrize("arguments", [plain, described])
+def test_copies_are_made_on_every_call_in_memory_of_its_own(gpu, monkeypatch, arguments):
+    """Launches of one kept call: nothing of Triton's or of the copies' planning in between."""
+    kernel, copying = Kernel(described=arguments is described), Kernel()
+    copies = Copies(copying)
+    places = [torch.empty(512 + 128, dtype=torch.uint8) for _ in range(2)]
+    turn = iter((0, 0, 1, 1, 0))
+    monkeypatch.setattr(torch, "empty", lambda *of, **how: places[next(turn)])
+    call = bound(kernel, arguments, repack=lambda compute, plan: copies)
+    operands = tensor(), tensor(), tensor()
+    for _ in range(5):
+        call(*operands)
+    a, b, c = (t.data_ptr() for t in operands)
+    # A set of addresses is new twice: that of the first call, and the room's of the third.
+    assert [len(kernel.long_way), len(copying.long_way), len(copies.rooms)] == [2, 2, 2]
+    into = [places[i].data_ptr() + 512 for i in (0, 1, 0)]
+    assert [p[13:16] for p in copying.short_way] == [(b, place, b) for place in into]
+    read = [tuple(getattr(x, "address", x) for x in p[13:16]) for p in kernel.short_way]
+    assert read == [(a, place, c) for place in into]
+
+
+def test_operands_that_need_no_copy_take_no_memory(gpu, monkeypatch):
+    copies = SimpleNamespace(room=lambda a, b: 0)
+    kernel = Kernel()
+    call = bound(kernel, repack=lambda compute, plan: copies)
+    operands = tensor(), tensor(), tensor()
+    monkeypatch.setattr(torch, "empty", None)
+    for _ in range(2):
+        call(*operands)
+    assert [len(kernel.long_way), len(kernel.short_way)] == [1, 1]
 
 
 UNKNOWN = {
@@ -288,7 +317,7 @@ def test_memory_is_bounded(gpu, monkeypatch):
 def test_triton_s_own_launcher_is_replayed_as_it_is(monkeypatch, with_descriptors):
     """Triton's launcher class and its wrapper for descriptors, over a stand-in C function."""
     driver = import_module("triton.backends.nvidia.driver")
-    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
+    monkeypatch.setattr(recording, "_capturing", lambda: False)
     active = import_module("triton.runtime").driver
     encoded = []
 
@@ -418,8 +447,14 @@ def test_float32_is_repacked_for_warp_specialized(compute):
     run = dispatch.load("triton", "warp_specialized")
     a, b = torch.randn(64, 32), torch.randn(64, 32)
     plan = {} if compute == "tf32x3" else {"REPACK": 1}
-    x, y = run.repack(compute, plan)(a.mT.contiguous().mT, b.mT)
+    repack = run.repack(compute, plan)
+    operands = a.mT.contiguous().mT, b.mT
+    room = torch.empty(repack.room(*operands), dtype=torch.uint8)
+    x, y, steps = repack.steps(*operands, room)
+    for kernel, grid, args, constants in steps:
+        kernel[grid](*args, **constants)
     if compute == "tf32":
+        assert len(steps) == 1, "B lies as it has to"
         assert x.stride(1) == y.stride(0) == 1
         assert torch.equal(x, a)
         assert torch.equal(y, b.mT)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from tcgemm import dispatch, hooks, launch
+from tcgemm import dispatch, hooks, launch, waiting
 from tcgemm.bench.cases import build
 from tcgemm.cli import app
 from tcgemm.errors import (
@@ -318,8 +318,25 @@ def test_the_command_prints_a_table_and_writes_rows(own_folder, monkeypatch):
     assert "1 of 1 problems have a faster choice" in result.output
     assert user_table.read_table(tables.user_path("nvidia-h200"))["kernels"]["skinny"]
     result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--json"])
-    (one,) = json.loads(result.output)
+    (one,) = json.loads(result.stdout)
     assert [c["status"] for c in one["candidates"]] == ["ok", "wrong"]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_command_fits_its_terminal_and_says_what_it_does(own_folder, monkeypatch, columns):
+    machine = Fake(n2=1.25, n3="wrong")
+    machine.gpu = "nvidia-h200"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(command, "ThisGpu", lambda budget, jobs, backend: machine)
+    monkeypatch.setattr(waiting, "FIRST_S", 0.0)
+    monkeypatch.setattr(waiting, "EVERY_S", 0.002)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = CliRunner().invoke(app, ["tune", "--shape", "16x512x512", "--layout", "nt"])
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.stdout
+    (one,) = [line for line in result.stdout.splitlines() if "best found:" in line]
+    assert all(f"{name}=" in one for name in SKINNY)
+    assert "tuning 16x512x512 bfloat16 nt (1 of 1), 0 s" in result.stderr
 
 
 def test_a_found_row_speaks_of_its_bucket_alone(own_folder):

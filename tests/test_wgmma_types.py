@@ -1,10 +1,11 @@
 """wgmma beyond 16-bit types, in the simulator: both checks of each type, edges, what is fused."""
 
 import itertools
-from importlib import import_module
 
 import pytest
 import torch
+from tcgemm.cuda_ref import simulator
+from tcgemm.cuda_ref.shapes import wgmma_types as types
 
 import tcgemm
 from tcgemm.dispatch import find
@@ -152,10 +153,6 @@ def test_a_nan_in_the_lowest_bits_stays_a_nan():
     assert int(nan.sum()) == 5 + 3 - 1
 
 
-def tilings():
-    return import_module("tcgemm.cuda_ref.shapes.wgmma_types").tilings()
-
-
 def side(M, N, dtype, out, compute="", **more):
     asked = Problem(M, N, 4096, dtype, out, (4096, 1), (1, 4096), (N, 1), compute=compute, **more)
     plan = find("cuda", "wgmma_types").plan(asked)
@@ -175,14 +172,53 @@ def test_the_tiling_is_the_one_that_ends_first():
     assert side(4096, 4096, "float32", "float32", "tf32x3") == (128, 128, 0)
 
 
-def test_the_lists_of_tilings_are_read_from_the_source():
-    found = tilings()
-    assert {*found} == {
-        "split", "promoted", "promoted fused", "plain tf32", "plain", "fused",
-    }  # fmt: skip
-    for tiles in found.values():
-        assert tiles[0].rate == 100
-        assert all(tile.block_m * tile.block_n >= 64 * 128 for tile in tiles)
+OF_KIND = {
+    "split": ("float32", "float32", "tf32x3", {}),
+    "promoted": ("float8_e4m3fn", "bfloat16", "float32", {}),
+    "promoted fused": ("float8_e4m3fn", "bfloat16", "float32", {"bias": True}),
+    "plain tf32": ("float32", "float32", "tf32", {}),
+    "plain": ("int8", "int32", "int32", {}),
+    "fused": ("int8", "int32", "int32", {"bias": True}),
+}
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_each_tiling_that_python_plans_is_one_that_the_launcher_has(kind):
+    """And any other is an error, never another tile in its place."""
+    dtype, out_dtype, compute, more = OF_KIND[kind]
+    a, b = (
+        torch.ones(130, 32).to(getattr(torch, dtype)),
+        torch.ones(200, 32).to(getattr(torch, dtype)).mT,
+    )
+    bias = torch.ones(200).to(getattr(torch, out_dtype)) if more else None
+    fusion = Fusion(compute=compute, bias=bias)
+    grids = set()
+    for tile in (*types.TILINGS[kind], None):
+        c = torch.zeros(130, 200, dtype=getattr(torch, out_dtype))
+        plan = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n} if tile else {"BLOCK_M": 48}
+        arguments = (simulator.source_of("wgmma_types"), a, b, c)
+        if tile is None:
+            with pytest.raises(simulator.SimulationError, match="refuses this problem"):
+                simulator.simulate(*arguments, fusion=fusion, plan=plan)
+            continue
+        report = simulator.simulate(*arguments, fusion=fusion, plan=plan)
+        assert torch.equal(c, torch.full_like(c, 33 if more else 32))
+        tiles = -(-130 // tile.block_m) * -(-200 // tile.block_n)
+        assert report.grid[0] == tiles
+        grids.add((report.grid, report.block))
+    assert len(grids) > 1
+    assert types.TILINGS[kind][0].rate == 100
+
+
+def test_pairs_of_blocks_are_planned():
+    def cluster(M, N, **more):
+        asked = Problem(M, N, 4096, "int8", "int32", (4096, 1), (1, 4096), (N, 1), **more)
+        return find("cuda", "wgmma_types").plan(asked)["CLUSTER"]
+
+    assert cluster(8192, 8192) == 2
+    assert cluster(2048, 2048) == 1, "too few waves"
+    assert cluster(128 * 9, 2**17) == 1, "an odd number of tiles along the pair"
+    assert cluster(8192, 8192, device="cpu") == 1
 
 
 def test_nan_stays_in_its_row():
@@ -196,7 +232,6 @@ def test_nan_stays_in_its_row():
 
 @pytest.mark.parametrize("order", ["forward", "random:5"])
 def test_nothing_races_where_operands_are_packed_and_split(order):
-    simulator = import_module("tcgemm.cuda_ref.simulator")
     a, b = torch.randint(-4, 5, (65, 70)).float(), torch.randint(-4, 5, (70, 33)).float()
     c = torch.empty(65, 33)
     source = simulator.source_of("wgmma_types")

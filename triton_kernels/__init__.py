@@ -6,7 +6,7 @@ A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -99,3 +99,31 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     compile.
     """
     return _inspect(name, _PLANS[name].ROW["plan"](problem), problem, texts)
+
+
+def compiles(name: str, plan: Mapping[str, int], problem: Any) -> list[str]:
+    """What has to be compiled for a product, one line each, whether it is there or not.
+
+    Wants a process that compiles (TRITON_INTERPRET=0); no GPU.
+    """
+    from .inspection.specialisations import specialisations
+
+    return [f"{each.kernel} {each.key}" for each in specialisations(name, plan, problem)]
+
+
+def prepare(name: str, plan: Mapping[str, int], problem: Any) -> int:
+    """Compile what a product needs and Triton's cache does not hold; how many kernels that were.
+
+    As ``compiles``. Raises what Triton raises.
+    """
+    from .inspection.specialisations import compile_all
+
+    return compile_all(name, plan, problem)
+
+
+def plan_for(capability: tuple[int, int], gpu: str, sms: int) -> None:
+    """Have plans be for that GPU, named as its table is, on a machine that has none."""
+    from .planning import gpus
+
+    shared_bytes = gpus.SHARED_BYTES.get(capability, 0)
+    gpus.stands_for[capability] = gpu, shared_bytes, sms or gpus.PROGRAMS

@@ -1,13 +1,14 @@
 """Rungs compiled for a GPU on first use, and kept.
 
-``operators(name, capability)`` returns a rung's torch operators. Their library comes from the store
-(store.py), or is compiled by ``torch.utils.cpp_extension.load_inline`` and put there. Its name
-carries a hash of everything that went into it.
+``library(name, capability)`` returns a rung's library, opened. It comes from the store (store.py),
+or is compiled by ``torch.utils.cpp_extension.load_inline`` and put there. Its name carries a hash
+of everything that went into it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import platform
@@ -15,10 +16,11 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from ..handle import open_library
 from . import store
 from .store import lock_of
 from .toolchain import (
@@ -40,32 +42,42 @@ from .toolchain import (
 
 logger = logging.getLogger(__name__)
 
-_operators: dict[str, Operators] = {}
+_libraries: dict[str, ctypes.CDLL] = {}
 
 
-class Operators(NamedTuple):
-    """The two ways to call a rung."""
-
-    plain: Callable[..., None]
-    """``plain(a, b, c)``: the product alone."""
-    fused: Callable[..., None]
-    """``fused(a, b, c, c_in, bias, scale_a, scale_b, *fusion.numbers(...), config)``."""
-
-
-def operators(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> Operators:
-    """The rung's operators for GPUs of that compute capability, built with further flags.
+def library(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The rung's library for GPUs of that compute capability, built with further flags.
 
     Threads that ask for one rung at once wait for one build; different rungs build side by side.
 
     Raises RuntimeError, with the remedy, where a compiler is missing or fails.
     """
     symbol = f"{name}_{cache_key(name, capability, defines=defines)}"
-    with lock_of(f"operators {symbol}"):
-        if symbol not in _operators:
-            _load(name, symbol, capability, defines)
-            packet = getattr(torch.ops.tcgemm_cuda, symbol)
-            _operators[symbol] = Operators(packet.default, packet.fused)
-        return _operators[symbol]
+    with lock_of(f"library {symbol}"):
+        if symbol not in _libraries:
+            _libraries[symbol] = open_library(str(_load(name, symbol, capability, defines)))
+        return _libraries[symbol]
+
+
+def is_built(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> bool:
+    """Whether the store has the rung's library; nothing is built or opened."""
+    symbol = f"{name}_{cache_key(name, capability, defines=defines)}"
+    wanted = store.wanted_folder()
+    return wanted is not None and (wanted / store.EXTENSIONS / f"{symbol}.so").is_file()
+
+
+def build_ahead(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> int:
+    """Have the store hold the rung's library; 1 where it was built now, else 0."""
+    built = 0
+
+    def counting(*asked: Any) -> Path:
+        nonlocal built
+        built = 1
+        return _build(*asked)
+
+    symbol = f"{name}_{cache_key(name, capability, defines=defines)}"
+    _load(name, symbol, capability, defines, counting)
+    return built
 
 
 def cache_key(
@@ -104,12 +116,16 @@ def _compilers() -> list[str]:
 
 
 def _load(
-    name: str, symbol: str, capability: tuple[int, int], defines: tuple[str, ...] = ()
-) -> None:
-    """Registers the rung's operators with torch, from the store or from a build."""
+    name: str,
+    symbol: str,
+    capability: tuple[int, int],
+    defines: tuple[str, ...] = (),
+    build: Callable[..., Path] | None = None,
+) -> Path:
+    """The path of the rung's library, from the store or from a build."""
 
     def make(scratch: Path) -> Path:
-        return _build(name, symbol, capability, scratch, defines)
+        return (build or _build)(name, symbol, capability, scratch, defines)
 
     facts = {
         "kernel": name,
@@ -119,14 +135,14 @@ def _load(
         "torch": torch.__version__,
     }
     # What is built just now needs no opening: load_inline has done so in the scratch folder.
-    store.obtain(store.EXTENSIONS, f"{symbol}.so", make, facts, _opens)
+    return store.obtain(store.EXTENSIONS, f"{symbol}.so", make, facts, _opens)
 
 
-def _opens(library: Path) -> bool:
+def _opens(path: Path) -> bool:
     try:
-        torch.ops.load_library(library)
-    except OSError as error:
-        logger.warning("the cached kernel %s does not load: %s", library, error)
+        open_library(str(path))
+    except (OSError, AttributeError) as error:
+        logger.warning("the cached kernel %s does not load: %s", path, error)
         return False
     return True
 
@@ -138,7 +154,7 @@ def _build(
     scratch: Path,
     defines: tuple[str, ...] = (),
 ) -> Path:
-    """Compiles a rung's library in a folder of its own and registers its operators."""
+    """Compiles a rung's library in a folder of its own."""
     nvcc = require_toolchain()
     try:
         with _environment(nvcc) as cpp_extension:
@@ -150,7 +166,6 @@ def _build(
                     "-O1",
                     "-fvisibility=hidden",
                     "-pipe",  # no temporary files that a killed compiler leaves
-                    f"-DTCGEMM_OPERATOR={symbol}",
                 ],
                 # Temporary files in the build's own folder, for the same reason.
                 extra_cuda_cflags=["-objtemp", *nvcc_flags(sm_of(capability)), *defines],

@@ -224,6 +224,19 @@ def built_by_case(path: Path) -> frozenset[str]:
 _CONSTANT = re.compile(r"^constexpr int ([A-Z][A-Z0-9_]*) = (\d+);", re.MULTILINE)
 
 
+@cache
+def activations() -> dict[str, int]:
+    """The enumerators of tcgemm::Activation with their values; "" for the first, which is none.
+
+    csrc/tile/activations.cuh is where an activation is added: its name and what it does.
+    """
+    text = (CSRC / "tile" / "activations.cuh").read_text()
+    written = re.search(r"^enum class Activation : int32_t \{ none, ([a-z_, ]+) \};$", text, re.M)
+    if written is None:
+        raise RuntimeError("csrc/tile/activations.cuh has no enum class Activation { none, ... }")
+    return {name: value for value, name in enumerate(["", *written[1].split(", ")])}
+
+
 def constants(name: str) -> dict[str, int]:
     """The rung's ``constexpr int NAME = number;``, in the order of its source."""
     return {key: int(value) for key, value in _CONSTANT.findall(source(name).read_text())}

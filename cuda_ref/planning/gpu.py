@@ -18,8 +18,24 @@ class Gpu(NamedTuple):
     """Of shared memory that a block may have; 0 where it is unknown."""
 
 
-H200 = Gpu("nvidia-h200", 132, 232_448)
-"""What stands for compute capability 9.0 where no GPU is at hand."""
+LIMITS = {
+    (8, 0): (108, 163),
+    (8, 6): (84, 99),
+    (8, 7): (16, 163),
+    (8, 9): (142, 99),
+    (9, 0): (132, 227),
+    (10, 0): (148, 227),
+    (12, 0): (170, 99),
+}
+"""Compute capability -> SMs of its largest GPU, and KB of shared memory that a block can have."""
+
+NAMES = {(9, 0): "nvidia-h200"}
+"""Compute capability -> the GPU whose tables stand for it where none is at hand."""
+
+
+def shared_kb(capability: tuple[int, int]) -> int:
+    """KB of shared memory that a block can have; of what is not known, as Hopper."""
+    return LIMITS.get(capability, LIMITS[9, 0])[1]
 
 
 def here() -> Gpu | None:
@@ -46,4 +62,6 @@ def of(problem: Any) -> Gpu:
     found = here()
     if found and problem.capability in (None, torch.cuda.get_device_capability()):
         return found
-    return H200 if problem.capability in (None, (9, 0)) else H200._replace(name="")
+    capability = problem.capability or (9, 0)
+    sms, kb = LIMITS.get(capability, LIMITS[9, 0])
+    return Gpu(NAMES.get(capability, ""), sms, kb * 1024)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-FIELDS = ("BLOCK_M", "BLOCK_N", "SPLITS", "GROUPS", "WARPS", "BLOCKS", "SHARED_KB", "NO_PDL")
+FIELDS = (
+    "CLUSTER", "BLOCK_M", "BLOCK_N", "SPLITS", "GROUPS", "WARPS", "BLOCKS", "SHARED_KB", "NO_PDL",
+)  # fmt: skip
 """The fields of tcgemm::Plan in csrc/host/gemm.cuh, in its order."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .gpu import shared_kb
+
 ANY = "wmma_any takes it as it is"
 
 SM90_ONLY = "compute capability 9.0 alone"
@@ -53,10 +55,6 @@ def refuse_tiled_copies(problem: Any, constants: Mapping[str, int]) -> str | Non
     return None
 
 
-SHARED_BYTES = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (12, 0): 99}
-"""KB of shared memory that a block can have, by compute capability; others as 9.0."""
-
-
 def refuse_vector_rows(problem: Any, constants: Mapping[str, int]) -> str | None:
     """Why A or B cannot be copied in 16-byte vectors with checked edges; None when they can.
 
@@ -95,7 +93,7 @@ def _refuse_shared(
     block_m, block_n = constants["BLOCK_M"], constants["BLOCK_N"]
     stage = (block_m + block_n) * constants["BLOCK_K"] * itemsize
     sums = block_m * (block_n + 8) * max(4, itemsize)
-    most = SHARED_BYTES.get(problem.capability, SHARED_BYTES[9, 0]) * 1024
+    most = shared_kb(problem.capability) * 1024
     if (needed := max(constants["NUM_STAGES"] * stage, sums)) <= most:
         return None
     here = "{}.{}".format(*problem.capability)

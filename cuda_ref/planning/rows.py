@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 from ..build.toolchain import constants
+from ..fusion import ACTIVATIONS
 from .refusals import SM90_ONLY, refuse_other_than_sm90
 
 PAIRS = (
@@ -37,7 +38,7 @@ FP8_PAIRS = tuple(
     for compute in ("float32", "fast")
 )
 
-FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "batch")
+FUSES = ("alpha", "beta", "bias", *filter(None, ACTIVATIONS), "batch")
 
 FUSES_NO_BATCH = FUSES[:-1]
 

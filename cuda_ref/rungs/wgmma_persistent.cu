@@ -1,18 +1,15 @@
 // C[M, N] = A[M, K] B[K, N] by blocks that stay: one to an SM, in pairs that share their loads.
 // With alpha, beta C_in, bias and an activation, or a batch of them, where that is asked.
 //
-// ADDS           a persistent schedule. Each block walks over many tiles, so that the producer
-//                fills the ring for the next tile while the consumers still store this one. The two
-//                blocks of a cluster work side by side: each loads half of their common tile of the
-//                longer operand and multicasts it to both. C is stored through shared memory by TMA
-//                stores, under the next tile's multiplies. The next kernel's prologue may start
-//                while this one runs (PDL). What is fused happens in registers on the way, in a
-//                build that knows what; C_in comes by TMA, into the buffers of C, under the
-//                multiplies (sm90/epilogue_tma.cuh). The tiles of a batch are one long schedule.
-//                A build has one tile (wgmma_persistent_build.cuh), which the plan chooses
-//                (wgmma_persistent.py): time is waves of tiles times their area. With PINGPONG the
-//                consumers take alternate tiles, so that one multiplies while the other fuses and
-//                stores.
+// ADDS           what production asks of the loop of wgmma_epilogue.cu. A build has one tile
+//                (wgmma_persistent_build.cuh), which the plan chooses (wgmma_persistent.py): time
+//                is waves of tiles times their area. With PINGPONG the consumers take alternate
+//                tiles, so that one multiplies while the other fuses and stores. Blocks are paired
+//                where that pays, and share the longer operand. What is fused happens in registers
+//                on C's way, in a build that knows what; C_in comes by TMA, into the buffers of C,
+//                under the multiplies (sm90/epilogue_tma.cuh). The tiles of a batch are one long
+//                schedule. The next kernel's prologue may start while this one runs (PDL), and
+//                prefetches its first tiles into the L2.
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
 // grid       as few clusters as finish in the same number of waves, in groups of GROUP_M tile rows

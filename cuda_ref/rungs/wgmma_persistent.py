@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..planning.cost import LAUNCH_US, MEMORY_BYTES_PER_US, TILE_K, ceil_div
 from ..planning.gpu import of as gpu_of
+from ..planning.pairs import cluster_of, least_tiles, splits_sectors, strides_of
 from ..planning.refusals import column_major, refuse_tma
 from ..planning.rows import FUSES, TMA_ROWS, row
 
@@ -76,8 +77,11 @@ SIMULATED = Tile(128, 128, 6, 2, 1, 1.0, 1.0)
 LEAST = 0.36
 """Of the time that a step of 128 x 256 takes: what a producer needs for a step of any tile."""
 
-LINE, SECTOR = 64, 16
-"""Elements of 16 bits in a line of the L2, of 128 bytes, and in a sector."""
+LINE = 64
+"""Elements of 16 bits in a line of the L2, of 128 bytes."""
+
+OBEYS = ("CLUSTER",)
+"""What its launcher reads of a plan: the rest is the build's."""
 
 PERSISTENT_LAUNCH_US = 2.4
 """Before the first step along K and after the last store."""
@@ -103,11 +107,6 @@ def tile_of(problem: Any) -> Tile:
         any(max(strides) % LINE for strides in (a, b)),
         gpu_of(problem).sms,
     )
-
-
-def _splits_sectors(*strides: tuple[int, int]) -> bool:
-    """Whether rows of an operand begin within a sector, as splits_sectors in scheduler.cuh."""
-    return any(max(of) % SECTOR for of in strides)
 
 
 def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
@@ -142,23 +141,25 @@ def plan(problem: Any) -> Mapping[str, int]:
     tile = tile_of(problem)
     if problem.device == "cpu":
         return tile.plan
-    M, N, a, b = _transposed(problem)
-    least = 1 if _splits_sectors(a, b) else 4 * gpu_of(problem).sms
-    shares_a = _shares_a(tile, M, N, problem.batch, gpu_of(problem).sms, least)
-    return {**tile.plan, "SHARES_A": int(shares_a)}
+    M, N, _, _ = _transposed(problem)
+    rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
+    sms, splits = gpu_of(problem).sms, splits_sectors(2, *strides_of(problem))
+    shares_a = _shares_a(tile, rows, cols, problem.batch, sms, 1 if splits else 4 * sms)
+    least = least_tiles(tile.BLOCK_M, tile.BLOCK_N, problem.K, splits, sms)
+    cluster = cluster_of(rows, cols, problem.batch, shares_a, least)
+    return {**tile.plan, "SHARES_A": int(shares_a), "CLUSTER": cluster}
 
 
 @cache
-def _shares_a(tile: Tile, M: int, N: int, batch: int, sms: int, least: int) -> bool:
+def _shares_a(tile: Tile, rows: int, cols: int, batch: int, sms: int, least: int) -> bool:
     """Whether pairs of blocks work beside each other and share A; ``least`` tiles make no pairs.
 
     They share the longer side of the tile, but for an odd number of tiles that makes a wave more
     of pairs that way and not of the others.
     """
-    rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
     own = tile.BLOCK_M > tile.BLOCK_N
     if (cols if own else rows) < 16 or rows * cols * batch <= least:
-        return own  # as schedule_of in scheduler.cuh: there are no pairs
+        return own
 
     def waves(beside: bool) -> int:
         pairs = rows * -(-cols // 2) if beside else -(-rows // 2) * cols
@@ -182,7 +183,7 @@ def cost(problem: Any, sms: int) -> float | None:
 
 ROW = row(
     "wgmma_persistent",
-    "blocks that stay: loads and stores under multiplies, clusters that multicast B",
+    "the production kernel: the tile that ends first, ping-pong, what is fused, batches, PDL",
     (9, 0),
     fuses=FUSES,
     shapes=TMA_ROWS + "; matrices of a batch a multiple of 8 elements apart",

@@ -5,8 +5,9 @@
 //                are all that ties them. setmaxnreg hands the producer's registers to the
 //                consumers, which affords a tile of 128 x 256: wgmma 64 x 256 x 16 reads 80 bytes
 //                of shared memory per clock and TMA writes 48, of the 128 that there are.
-// STILL MISSING  a block's first loads and its stores to C run while the tensor cores idle, and
-//                each block fetches a copy of B of its own (wgmma_persistent.cu).
+// STILL MISSING  a block's first loads and its stores to C run while the tensor cores idle
+//                (wgmma_tile_loop.cu, wgmma_epilogue.cu), and each block fetches a copy of B of its
+//                own (wgmma_cluster.cu).
 //
 // grid       one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows; one to an
 //            SM

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..planning.cost import LAUNCH_US, ceil_div
+from ..planning.gpu import of as gpu_of
 from ..planning.refusals import refuse_tma
 from ..planning.rows import FUSES, row
 
 ORDER = 60
 
-WAVE_US = 8.0
+WAVE_US = 4.0
 """Two tiles of unaligned rows on each SM, beside their steps along K."""
 
 STEP_US = 4.0
@@ -29,5 +30,6 @@ ROW = row(
     "wmma_any",
     "checked copies for any size, stride and alignment; 64 x 64 per warp, four stages",
     (8, 0),
+    unaligned_us=lambda problem: cost(problem, gpu_of(problem).sms),
     fuses=FUSES,
 )

@@ -3,7 +3,7 @@
 // ADDS           shared memory with double buffering. While the warps multiply the tiles in one
 //                half of shared memory, cp.async fills the other half in 16-byte vectors that pass
 //                no register. A block reads each element once per tile: 32 FLOP per byte of global
-//                memory, and a warp tile of 32 x 32 uses every fragment twice. C leaves through
+//                memory, and a warp tile of 32 x 32 uses every fragment twice. C goes out through
 //                shared memory in 16-byte vectors.
 // STILL MISSING  rows of 16 and 64 elements, 32 and 128 bytes apart, meet in the same banks: up to
 //                eight lanes wait for each other. The row-major order of tiles reads all of B for

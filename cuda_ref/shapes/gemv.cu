@@ -140,7 +140,7 @@ __device__ __forceinline__ void multiply_tiles(const Operands& o, const PlainOut
           sum += ld_shared_cluster(sm90::shared_address(sums + i), p);
         if (i % COLS < columns) store<Out>(c, epilogue, sum, batch, m + i / COLS, n + i % COLS);
       }
-      // No block goes on, or leaves, while another may still read its sums.
+      // No block goes on, or exits, while another may still read its sums.
       barrier_cluster_arrive_relaxed();
       barrier_cluster_wait();
     }

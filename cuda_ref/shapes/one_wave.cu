@@ -55,11 +55,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   using SharesA = Shares<A, BLOCK_M, A_PEERS>;
   using SharesB = Shares<B, BLOCK_N, B_PEERS>;
   constexpr bool FUSED = std::is_same_v<Extra, Fused>;
-  static_assert(SHARED_BYTES<Out> <= 232448, "an SM gives a block 227 KB");
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t ring = shared_address(shared);
-  const uint32_t full = ring + BARRIERS_AT<Out>, empty = full + 8 * NUM_STAGES;
-  const uint32_t arrivals = empty + 8 * NUM_STAGES;  // of C_in, one for each chunk
+  uint8_t* stages = shared + RING_AT<Out>;
+  const uint32_t ring = shared_address(stages), full = shared_address(shared);
+  const uint32_t empty = full + 8 * NUM_STAGES, arrivals = empty + 8 * NUM_STAGES;  // of C_in
 
   const int tiles = wave.rows * wave.cols, part = DIVIDES ? blockIdx.x / tiles : 0;
   const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
@@ -79,8 +78,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     fence_mbarrier_init();
   }
   const int used = min(count, NUM_STAGES);
-  zero_rows<THREADS>(shared, STAGE_BYTES, used, SharesA::rows(wave.a_box), BLOCK_M);
-  zero_rows<THREADS>(shared + A_BYTES, STAGE_BYTES, used, SharesB::rows(wave.b_box), BLOCK_N);
+  zero_rows<THREADS>(stages, STAGE_BYTES, used, SharesA::rows(wave.a_box), BLOCK_M);
+  zero_rows<THREADS>(stages + A_BYTES, STAGE_BYTES, used, SharesB::rows(wave.b_box), BLOCK_N);
   __syncthreads();
   if constexpr (CLUSTER > 1) {
     barrier_cluster_arrive_relaxed();
@@ -94,9 +93,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     SharesB::prefetch_l2(&b_map, n, wave.b_box, first, steps, m / BLOCK_M, wave.rows);
   }
   griddepcontrol_wait();
-  // Not before, or several kernels' blocks wait on the SMs that the next wants: 64 cubed 1.57 to
-  // 1.37 us. Not at all where some of the next kernel's blocks would find an idle SM, but not all
-  // (among_idle in waves.py).
+  // Not before, or several kernels' blocks wait for the same SMs: 64 cubed 1.57 to 1.37 us. Not at
+  // all where some of the next kernel's blocks would find an idle SM, but not all (one_wave.py).
   if (wave.pdl) griddepcontrol_launch_dependents();
 
   if (warp == 4 * CONSUMERS) {
@@ -173,11 +171,13 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const PlainOutput& p
     error = operand_map(gemm.b, true, gemm.in, wave.b_box, &b_map, &b_major, 0, PANEL,
                         SharesB::DEPTH);
   if (error != cudaSuccess) return error;
-  const unsigned clusters = wave.rows * wave.cols * wave.splits / CLUSTER;
+  const unsigned blocks = wave.rows * wave.cols * wave.splits;
+  // Few steps ask for little: an SM that keeps its split of L1 and shared memory starts sooner.
+  const uint32_t bytes = shared_bytes<Out>(ceil_div(wave.k_tiles, wave.splits));
   return with_majors(a_major, b_major, [&](auto a, auto b) {
     if constexpr (b == Major::K || BLOCK_N > 48)
-      return launch_clusters(one_wave<In, Out, a, b, Extra>, clusters, CLUSTER, dim3(THREADS),
-                             SHARED_BYTES<Out>, stream, a_map, b_map, c_map, plain, wave, extra);
+      return launch_clusters(one_wave<In, Out, a, b, Extra>, blocks / CLUSTER, CLUSTER,
+                             dim3(THREADS), bytes, stream, a_map, b_map, c_map, plain, wave, extra);
     return int{cudaErrorNotSupported};  // a stage of 48 columns has no room for a panel of 64
   });
 }

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..planning.cost import TILE_K, ceil_div, most_splits
-from ..planning.refusals import SHARED_BYTES, column_major, refuse_tma
+from ..planning.gpu import shared_kb
+from ..planning.refusals import column_major, refuse_tma
 from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
 from ..planning.tuning import Tuning, wide
 from ..planning.tuning import plan as tuned_plan
@@ -250,10 +251,10 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
 
 
 def _stages(block_m: int, block_n: int, float32: bool) -> int:
-    """As many as fit beside the chunks of C, as SHARED_BYTES in one_wave_build.cuh counts."""
+    """As many as fit behind barriers and chunks, as shared_bytes in one_wave_build.cuh counts."""
     stage = (block_m + rows_of_b(block_n)) * TILE_K * 2
     chunks = block_m // 64 * -(-block_n * (4 if float32 else 2) // 128)
-    room = 1024 * SHARED_BYTES[9, 0] - 8 * (2 * MOST_STAGES + chunks) - 8192 * chunks
+    room = 1024 * shared_kb((9, 0)) - 1024 - 8192 * chunks
     return min(MOST_STAGES, room // stage)
 
 

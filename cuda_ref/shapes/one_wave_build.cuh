@@ -33,7 +33,7 @@ constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
 // B has whole panels of 64 columns, but 48 columns are those of a K-major B alone.
 constexpr int B_ROWS = BLOCK_N == 48 ? 48 : (BLOCK_N + 63) / 64 * 64;
 constexpr uint32_t STAGE_BYTES = A_BYTES + B_ROWS * BLOCK_K * 2;
-constexpr uint32_t CHUNKS_AT = NUM_STAGES * STAGE_BYTES;  // behind the ring; then the barriers
+constexpr uint32_t CHUNKS_AT = 1024;  // behind the barriers; then the ring, of the stages in use
 // Steps along K that the blocks prefetch into the L2 while the kernel before still runs, each of them
 // once: all where there are no more than L2_PREFETCH (512 cubed 2.75 to 2.34 us), else
 // L2_PREFETCH_FIRST.
@@ -47,10 +47,15 @@ static_assert(STAGE_BYTES % 1024 == 0, "panels start at multiples of 1024 bytes"
 template <typename Out>
 constexpr int CHUNKS = (BLOCK_N * int{sizeof(Out)} - 1) / 128 + 1;
 template <typename Out>
-constexpr uint32_t BARRIERS_AT = CHUNKS_AT + CONSUMERS * CHUNKS<Out> * CHUNK_BYTES;
+constexpr uint32_t RING_AT = CHUNKS_AT + CONSUMERS * CHUNKS<Out> * CHUNK_BYTES;
+static_assert(8 * (2 * NUM_STAGES + CONSUMERS * CHUNKS<float>) <= CHUNKS_AT, "barriers come first");
+
+// The shared memory of a block that takes so many steps along K.
 template <typename Out>
-constexpr uint32_t SHARED_BYTES =
-    BARRIERS_AT<Out> + 8 * (2 * NUM_STAGES + CONSUMERS * CHUNKS<Out>);
+constexpr uint32_t shared_bytes(int steps) {
+  static_assert(RING_AT<Out> + NUM_STAGES * STAGE_BYTES <= 232448, "an SM gives a block 227 KB");
+  return RING_AT<Out> + std::min(steps, NUM_STAGES) * STAGE_BYTES;
+}
 
 // How the tile of an operand, ROWS of M or N by BLOCK_K, is shared out among PEERS blocks: rows of a
 // K-major one; of an MN-major one panels of 64, or where those are too few, rows along K.

@@ -14,7 +14,7 @@
 // cluster    1 to MOST_SPLITS blocks, each of which multiplies its part of K
 // block      a producer warp and consumer warpgroups step through K by BLOCK_K, over a ring of
 //            up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
-// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 sums a thread;
+// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 accumulators a thread;
 //            where BLOCK_N is no multiple of 64, wgmma 64 x 48 or 56 x 16: C
 #include "tile/order.cuh"
 #include "skinny_tile.cuh"
@@ -39,11 +39,11 @@ struct Schedule {
   bool plain;     // nothing follows the product
 };
 
-// `c` has rows of neighbours: those of C, or with c_turned its columns.
+// `c` has rows of neighbours: those of C, or with c_transposed its columns.
 template <typename In, typename Out, Major A, Major B, int TILE_M, int BLOCK_N>
 __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     skinny(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-           Rows c, bool c_turned, Epilogue<float> epilogue, Schedule schedule) {
+           Rows c, bool c_transposed, Epilogue<float> epilogue, Schedule schedule) {
   using Tile = Shape<TILE_M, BLOCK_N, B>;
   constexpr uint32_t STAGE_BYTES = Tile::STAGE_BYTES, B_BYTES = Tile::B_BYTES;
   constexpr int CONSUMERS = Tile::CONSUMERS;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
   const uint32_t behind = ring + stages * STAGE_BYTES;
   const uint32_t sums_at = schedule.persists ? behind : ring;
   const auto share_of = [&](int n) {
-    return Share{c_turned ? min(c.rows - n, BLOCK_N) : c.rows, splits};
+    return Share{c_transposed ? min(c.rows - n, BLOCK_N) : c.rows, splits};
   };
 
   if (threadIdx.x == 0) {
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
       mbarrier_init(empty + 8 * stage, CONSUMERS / 32);
     }
     if (splits > 1) {
-      if (c_turned)
+      if (c_transposed)
         expect_partials<TILE_M>(received, share_of(start * BLOCK_N), rank);
       else
         expect_partials<BLOCK_N>(received, share_of(start * BLOCK_N), rank);
@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
       wgmma_wait_group<0>();
       if (arrives) mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
       bar_sync(1, CONSUMERS);  // all warps are done with what lies where the sums go
-      const int step_n = c_turned ? pitch_of(TILE_M) : 1;
-      const int step_m = c_turned ? 1 : pitch_of(BLOCK_N);
+      const int step_n = c_transposed ? pitch_of(TILE_M) : 1;
+      const int step_m = c_transposed ? 1 : pitch_of(BLOCK_N);
       write_tile<Tile>(sums, d, part, step_n, step_m);
       if (splits > 1) fence_proxy_async();
       bar_sync(1, CONSUMERS);
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
       if (splits > 1) {
         barrier_cluster_wait();  // every block expects what is sent; all have arrived long since
         if (threadIdx.x == 0) {
-          if (c_turned)
+          if (c_transposed)
             send_partials<TILE_M>(sums_at, behind, received, share, rank);
           else
             send_partials<BLOCK_N>(sums_at, behind, received, share, rank);
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
         mbarrier_try_wait_parity(received, 0);
       }
       const float* parts = reinterpret_cast<float*>(shared + (behind - shared_address(shared)));
-      if (c_turned)
+      if (c_transposed)
         finish_share<Out, TILE_M, CONSUMERS>(schedule.plain, sums, parts, share, rank, c, epilogue,
                                              n, 0, threadIdx.x);
       else

@@ -29,7 +29,7 @@ constexpr int BLOCK_K = 16;
 constexpr int MOST_WARPS = 16;
 constexpr int FEW_WARPS = 8;   // of which an SM has room for two blocks
 constexpr int MOST_IN_FLIGHT = 2;  // steps that a warp loads at once; by elements one
-constexpr int GROUPS = 8;      // of a lane's 32 sums, four neighbours each
+constexpr int GROUPS = 8;      // of a lane's 32 accumulators, four neighbours each
 
 template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES>
 __global__ void __launch_bounds__(32 * MOST_WARPS)

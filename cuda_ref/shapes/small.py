@@ -90,5 +90,6 @@ ROW = row(
     (9, 0),
     refuse=beyond_tma,
     plan=plan,
+    unaligned_us=lambda problem: cost(problem, gpu_of(problem).sms),
     fuses=FUSES,
 )

@@ -107,7 +107,7 @@ __device__ __forceinline__ void multiply(float (&d)[2][PATCH][4], const A& a, co
   }
 }
 
-// Of a lane's sums, group q of 8: four neighbours of row 4 g + q / 2, from column 8 t + 4 (q % 2).
+// Of a lane's accumulators, group q of 8: four neighbours of row 4 g + q / 2, from column 8 t + 4 (q % 2).
 __device__ __forceinline__ float4 group_of_four(const float (&d)[2][PATCH][4], int q) {
   const int i = q / 4, e = q / 2 % 2 * 2 + q % 2;
   return make_float4(d[i][0][e], d[i][1][e], d[i][2][e], d[i][3][e]);

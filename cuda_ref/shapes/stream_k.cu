@@ -65,11 +65,11 @@ struct Schedule {
   }
 };
 
-// `c` has rows of neighbours: those of C, or with c_turned its columns.
+// `c` has rows of neighbours: those of C, or with c_transposed its columns.
 template <typename In, typename Out, Major A, Major B, int TILE_M, int BLOCK_N>
 __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
     stream_k(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-             Rows c, bool c_turned, Epilogue<float> epilogue, Schedule schedule) {
+             Rows c, bool c_transposed, Epilogue<float> epilogue, Schedule schedule) {
   using Tile = Shape<TILE_M, BLOCK_N, B>;
   constexpr uint32_t STAGE_BYTES = Tile::STAGE_BYTES, B_BYTES = Tile::B_BYTES;
   constexpr int CONSUMERS = Tile::CONSUMERS;
@@ -159,12 +159,12 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
         summed += schedule.first(next + 1) - schedule.first(next);
       }
       bar_sync(1, CONSUMERS);  // the tile before has been read
-      write_tile<Tile>(sums, d, part, c_turned ? pitch_of(TILE_M) : 1,
-                       c_turned ? 1 : pitch_of(BLOCK_N));
+      write_tile<Tile>(sums, d, part, c_transposed ? pitch_of(TILE_M) : 1,
+                       c_transposed ? 1 : pitch_of(BLOCK_N));
       bar_sync(1, CONSUMERS);
       const int n = segment.tile * BLOCK_N;
-      const Share all{c_turned ? min(c.rows - n, BLOCK_N) : c.rows, 1};
-      if (c_turned)
+      const Share all{c_transposed ? min(c.rows - n, BLOCK_N) : c.rows, 1};
+      if (c_transposed)
         finish_share<Out, TILE_M, CONSUMERS>(schedule.plain, sums, sums, all, 0, c, epilogue, n, 0,
                                              threadIdx.x);
       else

@@ -18,7 +18,6 @@
 #include "wgmma_types_modes.cuh"
 #include "sm90/scheduler.cuh"
 #include "wgmma_types_accumulators.cuh"
-#include "host/fastest_tiling.cuh"
 
 namespace {
 
@@ -32,18 +31,17 @@ constexpr uint32_t SHARED_BYTES = 232448;  // 227 KB, what an SM gives a block
 constexpr uint32_t BARRIER_BYTES = 256;
 
 // One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile is
-// one consumer's, else all work on it, in turn downwards. RATE: speed of a busy SM, % of the first.
-template <typename Mode, int RATE_, int CONSUMERS_, int HALVES_, int N_, bool PINGPONG_ = false,
-          int SETS_ = 1>
+// one consumer's, else all work on it, in turn downwards. wgmma_types.py has the rates and chooses.
+template <typename Mode, int CONSUMERS_, int HALVES_, int N_, bool PINGPONG_ = false, int SETS_ = 1>
 struct Tiling {
-  static constexpr int RATE = RATE_, CONSUMERS = CONSUMERS_, HALVES = HALVES_, N = N_;
+  static constexpr int CONSUMERS = CONSUMERS_, HALVES = HALVES_, N = N_;
   static constexpr bool PINGPONG = PINGPONG_;
   static constexpr int M = 64 * HALVES * (PINGPONG ? 1 : CONSUMERS);
   static constexpr int THREADS = 128 * (1 + CONSUMERS);
   // Of 168 or 128 registers a thread at launch. One consumer has all that a thread can have.
   static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : Mode::SPLIT ? 88 : 40;
   static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Mode::SPLIT ? 208 : 232;
-  // Consumers that wait for their sums begin one after the other, so that their waits do not meet.
+  // Consumers that wait for their accumulators begin one after the other, so that their waits do not meet.
   static constexpr int SETS = SETS_;
   static constexpr bool STAGGERED = Mode::PROMOTE && SETS == 1 && CONSUMERS > 1;
   static constexpr uint32_t A_BYTES = M * BLOCK_K, B_BYTES = N * BLOCK_K;
@@ -220,22 +218,22 @@ int launch_mode(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
     return launch_tiling<Mode, Out, decltype(tiling)>(gemm, extra, stream);
   };
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
-  using Small = Tiling<Mode, 65, 1, 1, 128, false, 2>;
+  using Small = Tiling<Mode, 1, 1, 128, false, 2>;
   if constexpr (Mode::SPLIT)
-    return with_fastest<Tiling<Mode, 100, 2, 1, 128>, Small>(gemm, launch);
+    return with_planned<Tiling<Mode, 2, 1, 128>, Small>(gemm, launch);
   else if constexpr (Mode::PROMOTE && PLAIN)
-    return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Tiling<Mode, 94, 3, 1, 128>,
+    return with_planned<Tiling<Mode, 2, 1, 128, false, 2>, Tiling<Mode, 3, 1, 128>,
                         Small>(gemm, launch);
   else if constexpr (Mode::PROMOTE)
-    return with_fastest<Tiling<Mode, 100, 2, 1, 128, false, 2>, Small>(gemm, launch);
+    return with_planned<Tiling<Mode, 2, 1, 128, false, 2>, Small>(gemm, launch);
   else if constexpr (PLAIN && Mode::MMA == Mma::tf32)
-    return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Tiling<Mode, 102, 2, 2, 192, true>,
-                        Tiling<Mode, 101, 2, 1, 256>, Small>(gemm, launch);
+    return with_planned<Tiling<Mode, 2, 2, 128, true>, Tiling<Mode, 2, 2, 192, true>,
+                        Tiling<Mode, 2, 1, 256>, Small>(gemm, launch);
   else if constexpr (PLAIN)
-    return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Tiling<Mode, 102, 2, 2, 192, true>,
+    return with_planned<Tiling<Mode, 2, 2, 128, true>, Tiling<Mode, 2, 2, 192, true>,
                         Small>(gemm, launch);
   else  // 192 accumulators leave too few registers for what is fused
-    return with_fastest<Tiling<Mode, 100, 2, 2, 128, true>, Small>(gemm, launch);
+    return with_planned<Tiling<Mode, 2, 2, 128, true>, Small>(gemm, launch);
 }
 
 }  // namespace

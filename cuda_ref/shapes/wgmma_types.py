@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..build.toolchain import constants, source
+from ..build.toolchain import constants
 from ..planning.gpu import SIMULATED_SMS
 from ..planning.gpu import of as gpu_of
+from ..planning.pairs import cluster_of, least_tiles
 from ..planning.refusals import beyond_tma, column_major, refuse_integer_epilogues
 from ..planning.rows import FP8_PAIRS, FUSES, row
 
@@ -25,38 +25,42 @@ def refuse_wgmma_types(problem: Any) -> str | None:
 
 
 class Tiling(NamedTuple):
-    """As the template arguments of Tiling in the source, after Mode."""
+    """One way to divide C and a block; the launcher has an instance for each of a list."""
 
     rate: int
     """Speed of a busy SM, in percent of the first of its list."""
     consumers: int
     halves: int
+    """Of 64 rows for each consumer."""
     block_n: int
-    pingpong: bool
+    pingpong: bool = False
+    """A tile is one consumer's, else all work on it."""
 
     @property
     def block_m(self) -> int:
         return 64 * self.halves * (1 if self.pingpong else self.consumers)
 
 
-@cache
-def tilings() -> dict[str, tuple[Tiling, ...]]:
-    """What is summed, or fused, -> the tilings that the source has for it."""
-    text = source("wgmma_types").read_text()
-    small = re.search(r"using Small = (.*?);", text)
-    lists = re.findall(r"return with_fastest<(.*?)>\(gemm", text, re.DOTALL)
-    if small is None:
-        raise RuntimeError("wgmma_types.cu names no tiling Small")
-    tiling = re.compile(r"Tiling<Mode, (\d+), (\d+), (\d+), (\d+)(?:, (true|false)(?:, \d+)?)?>")
-    read = [
-        tuple(
-            Tiling(*map(int, each[:4]), each[4] == "true")
-            for each in tiling.findall(found.replace("Small", small[1]))
-        )
-        for found in lists
-    ]
-    kinds = ("split", "promoted", "promoted fused", "plain tf32", "plain", "fused")
-    return dict(zip(kinds, read, strict=True))
+SMALL = Tiling(65, 1, 1, 128)
+
+TILINGS = {
+    "split": (Tiling(100, 2, 1, 128), SMALL),
+    "promoted": (Tiling(100, 2, 1, 128), Tiling(94, 3, 1, 128), SMALL),
+    "promoted fused": (Tiling(100, 2, 1, 128), SMALL),
+    "plain tf32": (
+        Tiling(100, 2, 2, 128, True),
+        Tiling(102, 2, 2, 192, True),
+        Tiling(101, 2, 1, 256),
+        SMALL,
+    ),
+    "plain": (Tiling(100, 2, 2, 128, True), Tiling(102, 2, 2, 192, True), SMALL),
+    "fused": (Tiling(100, 2, 2, 128, True), SMALL),
+}
+"""What is summed, or fused -> the tilings that it has. No two of a list have the same tile of C, by
+which the launcher is told one."""
+
+OBEYS = ("CLUSTER", "BLOCK_M", "BLOCK_N")
+"""What its launcher reads of a plan."""
 
 
 def is_fused(problem: Any) -> bool:
@@ -64,11 +68,18 @@ def is_fused(problem: Any) -> bool:
     return not {*problem.fused} <= {"batch"}
 
 
+def _sides(problem: Any) -> tuple[int, int]:
+    """M and N; of the transposed product, where that is computed."""
+    M, N = problem.M, problem.N
+    return (N, M) if column_major((M, N), problem.c_strides) else (M, N)
+
+
+def _sms(problem: Any) -> int:
+    return SIMULATED_SMS if problem.device == "cpu" else gpu_of(problem).sms
+
+
 def tiling_of(problem: Any) -> Tiling:
     """The tiling that ends first, by waves x area / rate."""
-    M, N = problem.M, problem.N
-    if column_major((M, N), problem.c_strides):
-        M, N = N, M  # the transposed product is computed
     fused = is_fused(problem)
     kind = "fused" if fused else "plain"
     if problem.compute == "float32":
@@ -77,20 +88,24 @@ def tiling_of(problem: Any) -> Tiling:
         kind = "split"
     elif problem.compute == "tf32" and not fused:
         kind = "plain tf32"
-    sms = SIMULATED_SMS if problem.device == "cpu" else gpu_of(problem).sms
-    return _fastest(kind, M, N, problem.batch, sms)
+    return _fastest(kind, *_sides(problem), problem.batch, _sms(problem))
 
 
 def plan(problem: Any) -> Mapping[str, int]:
     """How wgmma_types runs a problem."""
     chosen, numbers = tiling_of(problem), constants("wgmma_types")
+    block_m, block_n = chosen.block_m, chosen.block_n
+    M, N = _sides(problem)
+    least = least_tiles(block_m, block_n, problem.K, False, _sms(problem))
+    cluster = cluster_of(-(-M // block_m), -(-N // block_n), problem.batch, False, least)
     return {
-        "BLOCK_M": chosen.block_m,
-        "BLOCK_N": chosen.block_n,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
         "BLOCK_K": numbers["BLOCK_K"] // (4 if problem.dtype_in == "float32" else 1),
         "GROUP_M": numbers["GROUP_M"],
         "CONSUMERS": chosen.consumers,
         "PINGPONG": int(chosen.pingpong),
+        "CLUSTER": 1 if problem.device == "cpu" else cluster,
     }
 
 
@@ -100,13 +115,13 @@ def _fastest(kind: str, M: int, N: int, batch: int, sms: int) -> Tiling:
         tiles = -(-M // tiling.block_m) * -(-N // tiling.block_n) * batch
         return -(-tiles // sms) * tiling.block_m * tiling.block_n / tiling.rate
 
-    return min(tilings()[kind], key=time)
+    return min(TILINGS[kind], key=time)
 
 
 def instance(problem: Any) -> dict[str, Callable[[str], bool]]:
     """What the template's parameters are: see inspection.py."""
     chosen, fused = tiling_of(problem), is_fused(problem)
-    sizes = (chosen.rate, chosen.consumers, chosen.halves, chosen.block_n)
+    sizes = (chosen.consumers, chosen.halves, chosen.block_n)
     written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
     return {
         "T": lambda value: f", {written}, " in value,

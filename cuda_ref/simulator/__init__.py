@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ..build import store
 from ..build.toolchain import built_by_case
 from ..build.toolchain import source as rung_source
 from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
+from ..planning.launch import launch_plan
 from . import abi
 from .build import library, lock_of, shared_symbols
 from .cures import explained
@@ -51,15 +53,16 @@ def source_of(name: str) -> Path:
         raise ValueError(str(error)) from None
 
 
-def run(name: str, a: Any, b: Any, c: Any, fusion: Any = None, **plan: int | str) -> None:
+def run(name: str, a: Any, b: Any, c: Any, fusion: Any = None, **plan: int) -> None:
     """C[M, N] = A[M, K] @ B[K, N] on CPU tensors by the rung's own code; C is written in place.
 
-    ``fusion`` holds what else is asked (see fusion.py), None for a plain product.
+    ``fusion`` holds what else is asked (see fusion.py), None for a plain product; ``plan`` what the
+    launcher is to obey.
 
     Raises SimulationError where the kernel crashes, hangs or stops at a barrier, and RuntimeError
     where it cannot be compiled (g++ is the only need).
     """
-    simulate(source_of(name), a, b, c, fusion=fusion).raise_if_stopped()
+    simulate(source_of(name), a, b, c, fusion=fusion, plan=plan).raise_if_stopped()
 
 
 def simulate(
@@ -69,6 +72,7 @@ def simulate(
     c: Any,
     *,
     fusion: Any = None,
+    plan: Mapping[str, int] | None = None,
     order: str = "forward",
     check: bool = False,
     count: bool = False,
@@ -84,6 +88,8 @@ def simulate(
     Args:
         source: a file that defines ``int tcgemm_launch(const tcgemm::Gemm&, cudaStream_t)``.
         fusion: what is asked besides the plain product, or None (see ../fusion.py).
+        plan: numbers for the launcher, by name (see planning/launch.py); those of the build, as the
+            tile of wgmma_persistent, are not among them.
         order: in which legal order lanes, warps and blocks run: forward, reverse, random:SEED.
         check: report bad accesses, races, divergent barriers and elements of C left unwritten.
         count: count requests, sectors, wavefronts, barriers and tensor-core instructions.
@@ -123,6 +129,8 @@ def simulate(
         ]
     for i, operand in enumerate(operands):
         request.operands[i] = operand
+    for i, number in enumerate(launch_plan(plan or {})):
+        request.plan[i] = number
     request.dtype_in, request.dtype_out = _dtype(a), _dtype(c)
     request.order, request.seed = order_number, seed & (2**64 - 1)
     request.check, request.count = check, count

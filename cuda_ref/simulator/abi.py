@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from ..planning.launch import FIELDS
+
 MAX_FINDINGS = 24
 MAX_MMA_KINDS = 12
 MAX_GUARDS = 62
@@ -52,6 +54,7 @@ class Request(ctypes.Structure):
         ("guard_count", ctypes.c_int32),
         ("unused", ctypes.c_int32),
         ("guards", ctypes.c_int32 * MAX_GUARDS),
+        ("plan", ctypes.c_int32 * len(FIELDS)),
     )
 
 

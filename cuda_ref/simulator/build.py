@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -107,9 +107,43 @@ def _poison_flags() -> tuple[str, ...]:
     return ("-ftrivial-auto-var-init=pattern",) if able else ()
 
 
-def _folder_bytes(*folders: Path) -> bytes:
-    files = sorted(f for folder in folders for f in folder.iterdir() if f.suffix in _TEXT)
+def _bytes_of(files: Iterable[Path]) -> bytes:
     return b"\0".join(f.name.encode() + b"\0" + f.read_bytes() for f in files)
+
+
+def _headers_beside(*folders: Path) -> list[Path]:
+    return sorted(f for folder in folders for f in folder.iterdir() if f.suffix in _TEXT)
+
+
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*(\S+)", re.MULTILINE)
+
+
+def _included(source: Path) -> list[Path] | None:
+    """The headers of ours that a file includes, directly or not, by whatever condition.
+
+    None where the text does not say: an include by a macro, or of a file that lies elsewhere.
+    """
+    found = [source]
+    for file in found:
+        for written in _INCLUDE.findall(file.read_text()):
+            if written[0] not in '<"':
+                return None
+            name = written.strip('<">')
+            folders = (file.parent, INCLUDE, _HERE / "src", *source_folders())
+            header = next((f / name for f in folders if (f / name).is_file()), None)
+            if header is None and written[0] == '"':
+                return None
+            if header is not None and header not in found:
+                found.append(header)
+    return found[1:]
+
+
+def _headers_of(source: Path) -> str:
+    """A digest of the headers that a file is compiled with; of all of ours where it is not said."""
+    found = _included(source)
+    if found is None:
+        found = _headers_beside(INCLUDE, _HERE / "src", *_header_folders(), source.parent)
+    return key_of(_bytes_of(found))
 
 
 def _includes() -> list[str]:
@@ -142,12 +176,12 @@ def _run(command: Sequence[str], what: str, scratch: Path) -> None:
         )
 
 
-def _object(source: Path, observed: bool, headers: str) -> Path:
+def _object(source: Path, observed: bool) -> Path:
     flags = (
         *_COMMON, *_machine_flags(), "-O3", f"-I{INCLUDE}", *_includes(),
         *(("-DTCGEMM_OBSERVE",) if observed else ()),
     )  # fmt: skip
-    key = key_of(source.read_bytes(), headers, _made_by(), *flags)
+    key = key_of(source.read_bytes(), _headers_of(source), _made_by(), *flags)
 
     def make(scratch: Path) -> Path:
         made = scratch / "made.o"
@@ -240,25 +274,36 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
     Raises RuntimeError where g++ is missing or refuses the file, or the store cannot be used.
     """
     source = source.resolve()
-    headers = key_of(_folder_bytes(INCLUDE, _HERE / "src", *_header_folders()))
     flags = (
         *_COMMON, *_machine_flags(), _KERNEL, f"-I{INCLUDE}", f"-I{source.parent}", *_includes(),
         *((*_OBSERVED, *_poison_flags()) if observed else ()), *defines,
     )  # fmt: skip
-    beside = b"" if source.parent in _header_folders() else _folder_bytes(source.parent)
-    key = key_of(source.read_bytes(), beside, headers, _made_by(), str(source), *flags)
+    runtime = _runtime_digest(observed)
+    made_from = (source.read_bytes(), _headers_of(source), runtime)
+    key = key_of(*made_from, _made_by(), str(source), *flags)
     name = f"{source.stem}-{'observed' if observed else 'plain'}-{key}.so"
 
     def make(scratch: Path) -> Path:
-        return _build(source, observed, headers, flags, scratch)
+        return _build(source, observed, flags, scratch)
 
     return store.obtain(store.SIMULATOR, name, make, _facts(source, flags))
 
 
-def _build(source: Path, observed: bool, headers: str, flags: Sequence[str], scratch: Path) -> Path:
-    names = (*_SOURCES, *_OBSERVING) if observed else _SOURCES
+def _runtime(observed: bool) -> tuple[str, ...]:
+    """The source files of the simulator that a kernel is linked with."""
+    return (*_SOURCES, *_OBSERVING) if observed else _SOURCES
+
+
+@cache
+def _runtime_digest(observed: bool) -> str:
+    files = [_HERE / "src" / name for name in _runtime(observed)]
+    return key_of(*(part for file in files for part in (file.read_bytes(), _headers_of(file))))
+
+
+def _build(source: Path, observed: bool, flags: Sequence[str], scratch: Path) -> Path:
     with ThreadPoolExecutor() as pool:
-        runtime = [pool.submit(_object, _HERE / "src" / name, observed, headers) for name in names]
+        files = [_HERE / "src" / name for name in _runtime(observed)]
+        runtime = [pool.submit(_object, file, observed) for file in files]
         made = scratch / "kernel.o"
         before = ["-include", str(_standard_headers(flags)), "-x", "c++"]
         command = [compiler(), *flags, *before, "-c", str(source), "-o", str(made)]

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from ..epilogue import ACTIVATIONS
 from ..problem import Fusion
 
 ACCUMULATION = {
@@ -29,7 +30,7 @@ to float32: each of an instruction's 32 products is cut to 13 bits below the lar
 TERMS = 4 * 2.0**-24
 """Times |alpha D| + |beta C| + |bias|: the float32 roundings of scaling and adding."""
 
-STEEPEST = {"": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+STEEPEST = {"": 1.0, **{name: of.steepest for name, of in ACTIVATIONS.items()}}
 """By epilogue: how much it can stretch an error of its argument."""
 
 OF_THE_EPILOGUE = 2.0**-20

@@ -9,6 +9,13 @@ import torch
 POISON = 0x5A5A5A5A
 """Of int32 results, before a kernel runs."""
 
+DATA = ("normal", "uniform", "ints", "zeros")
+"""What ``operands`` draws. The fewer bits change from element to element, the less power a tensor
+core takes, and the higher it clocks."""
+
+LARGEST_OF_INTS = 8
+"""Of the data ``ints``: exact in every dtype, 8-bit floats included."""
+
 
 def poisoned(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
@@ -32,35 +39,46 @@ def operands(
     device: torch.device | str,
     seed: int,
     largest: int | None = None,
+    data: str = "normal",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A[M, K] and B[K, N], stored as the layout says.
 
-    Standard normal, or for integer dtypes uniform over all of the dtype's range; integers from
-    -largest to largest, uniform, where ``largest`` is given and A and B are no integers. A largest
-    of 0 means that only sums of few terms are exact: A is then -1, 0 or 1, mostly 0.
+    Args:
+        largest: integers from -largest to largest, uniform, whatever ``data`` says, where A and B
+            are no integers. A largest of 0 means that only sums of few terms are exact: A is then
+            -1, 0 or 1, mostly 0.
+        data: of DATA. normal: standard normal, or for integer dtypes uniform over all of the
+            dtype's range; uniform: from 0 to 1, or that range; ints: whole numbers from
+            -LARGEST_OF_INTS (0 for uint8) to LARGEST_OF_INTS; zeros: nothing but zeros.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
     def matrix(rows: int, columns: int, letter: str, sparse: bool) -> torch.Tensor:
         stored = (rows, columns) if letter == "n" else (columns, rows)
-        if not dtype.is_floating_point:
+        whole = not dtype.is_floating_point
+        exact = largest is not None and not whole
+        wide = torch.float32 if dtype.itemsize == 1 and not whole else dtype
+        if data == "zeros" and not exact:
+            drawn = torch.zeros(stored, device=device, dtype=dtype)
+        elif exact or data == "ints":
+            bound = max(largest, 1) if exact and largest is not None else LARGEST_OF_INTS
+            least = 0 if dtype == torch.uint8 else -bound
+            drawn = torch.randint(
+                least, bound + 1, stored, generator=generator, device=device, dtype=torch.int32
+            )
+            if exact and sparse:
+                kept = torch.rand(stored, generator=generator, device=device)
+                drawn = drawn * (kept < _FEW_TERMS / (2 * K))
+            drawn = drawn.to(wide).to(dtype)
+        elif whole:
             info = torch.iinfo(dtype)
-            data = torch.randint(
+            drawn = torch.randint(
                 info.min, info.max + 1, stored, generator=generator, device=device, dtype=dtype
             )
-        elif largest is None:
-            wide = dtype if dtype.itemsize > 1 else torch.float32
-            data = torch.randn(stored, generator=generator, device=device, dtype=wide).to(dtype)
         else:
-            bound = max(largest, 1)
-            data = torch.randint(
-                -bound, bound + 1, stored, generator=generator, device=device, dtype=torch.int32
-            )
-            if sparse:
-                kept = torch.rand(stored, generator=generator, device=device)
-                data = data * (kept < _FEW_TERMS / (2 * K))
-            data = data.to(torch.float32 if dtype.itemsize == 1 else dtype).to(dtype)
-        return data if letter == "n" else data.T
+            draw = torch.rand if data == "uniform" else torch.randn
+            drawn = draw(stored, generator=generator, device=device, dtype=wide).to(dtype)
+        return drawn if letter == "n" else drawn.T
 
     few = largest == 0
     return matrix(M, K, layout[0], few), matrix(K, N, layout[1], False)

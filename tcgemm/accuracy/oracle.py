@@ -80,6 +80,8 @@ class Oracle:
         seed: another seed gives other data.
         compute: how the kernel sums (see problem.COMPUTES); by default the dtype's first.
         fusion: what the kernel does beyond the product.
+        data: of A and B in the check against float64 (see inputs.DATA); the exact check always
+            takes integers.
 
     Raises:
         OperandError: K above 2^24, where no nonzero integers have exact sums in float32; a pair
@@ -98,6 +100,7 @@ class Oracle:
         seed: int = 0,
         compute: str = "",
         fusion: Fusion | None = None,
+        data: str = "normal",
     ) -> None:
         self.dtype_in, self.dtype_out = as_dtype(dtype_in), as_dtype(dtype_out)
         _check_pair(self.dtype_in, self.dtype_out)
@@ -105,7 +108,7 @@ class Oracle:
         self.shape = (M, N)
         self.device = torch.device(device)
         largest = largest_integer(K, self.dtype_out, self.dtype_in, self.compute)
-        self.a, self.b = operands(M, N, K, self.dtype_in, layout, device, seed)
+        self.a, self.b = operands(M, N, K, self.dtype_in, layout, device, seed, data=data)
         self.integer_a, self.integer_b = operands(
             M, N, K, self.dtype_in, layout, device, seed, largest
         )

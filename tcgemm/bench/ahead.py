@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from .. import dispatch
+from .. import dispatch, repacking
 from ..problem import EPILOGUES, settings
+from .contender import UNASKED
 from .worker import Log, Unit, die_with
 
 AT_ONCE = 4
@@ -118,7 +120,9 @@ def tasks(units: Sequence[Unit], device: str) -> list[Callable[[], list[Built]]]
         if problems := waiting.pop(backend, []):
             made.append(lambda: _compile(backend, problems))
 
-    for unit in units:
+    for unit in map(_named, units):
+        if unit is None:
+            continue
         row = dispatch.find(unit.backend, unit.kernel)
         if device not in row.devices:
             continue
@@ -136,6 +140,19 @@ def tasks(units: Sequence[Unit], device: str) -> list[Callable[[], list[Built]]]
     for backend in list(waiting):
         compile_waiting(backend)
     return made
+
+
+def _named(unit: Unit) -> Unit | None:
+    """The unit of the kernel that its backend chooses, where it leaves that to the backend."""
+    if unit.kernel != UNASKED:
+        return unit
+    try:
+        problem = unit.case.product(capability=torch.cuda.get_device_capability())
+        if (copies := repacking.worth(problem, unit.backend)) is not None:
+            problem = copies.problem
+        return replace(unit, kernel=dispatch.choose(problem, unit.backend).name)
+    except Exception:
+        return None
 
 
 def _load(unit: Unit) -> list[Built]:

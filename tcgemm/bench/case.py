@@ -11,16 +11,20 @@ from ..problem import COMPUTES, EPILOGUES, Problem, type_pair
 FUSIONS = ("residual", "bias", *EPILOGUES)
 """What may be fused, one word each; a case's ``fused`` joins some with a space, in this order."""
 
+NORMAL = "normal"
+DATA = (NORMAL, "uniform", "ints", "zeros")
+"""What the operands may hold: see ``accuracy.inputs.operands``."""
+
 CASE_COLUMNS = (
     *("dtype_in", "dtype_out", "compute", "fused", "mma_shape", "layout"),
-    *("M", "N", "K"),
+    *("M", "N", "K", "data"),
 )
 """The fields of a case that name it, as the results store has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """C[M, N] = A[M, K] @ B[K, N] on standard normal operands stored in ``layout``."""
+    """C[M, N] = A[M, K] @ B[K, N] on operands stored in ``layout``."""
 
     suite: str
     """The suite that names it, or 'shape' for one given by hand."""
@@ -39,6 +43,8 @@ class Case:
     """Words of FUSIONS: residual is beta = 1, bias a row vector, the rest the epilogue."""
     mma_shape: str = ""
     """The WMMA shape, of kernels that have several."""
+    data: str = NORMAL
+    """What A and B hold: of DATA."""
 
     def __post_init__(self) -> None:
         if not self.compute:
@@ -57,7 +63,8 @@ class Case:
 
     def __str__(self) -> str:
         pair = type_pair(self.dtype_in, self.dtype_out, self.compute)
-        words = [word for word in (self.fused.replace(" ", "+"), self.mma_shape) if word]
+        data = "" if self.data in (NORMAL, "") else f"data={self.data}"
+        words = [word for word in (self.fused.replace(" ", "+"), self.mma_shape, data) if word]
         return " ".join([self.shape, pair, self.layout, *words])
 
 

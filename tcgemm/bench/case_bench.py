@@ -19,8 +19,9 @@ import torch
 from .. import accuracy, dispatch, gpus
 from ..problem import EPILOGUES, Fusion
 from .case import Case
+from .contender import Contender, Set, asked_of, contender
 from .environment import gpu_uuid
-from .launches import Launches, Ring, followed, repeated_calls, rotating_operands
+from .launches import Launches, Ring, followed, rotating_operands
 from .telemetry import Telemetry
 from .timing import (
     GRAPH_BELOW_MS,
@@ -34,8 +35,8 @@ from .timing import (
 BASELINE = ("cublas", "cublas")
 """Backend and kernel that every ratio is taken against."""
 
-_Set = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fusion]
-"""A, B, C and what is fused."""
+AT_ITS_BEST = "cublas_best"
+"""The fastest of the baseline's candidates."""
 
 TIMERS = {"graph": "CUDA-graph replays", "events": "launches between events"}
 
@@ -74,12 +75,12 @@ class CaseBench:
             "status": "failed",
             "reason": "",
             "timer": "none",
-            "data": "normal",
+            "data": self.case.data,
             "seed": self._seed,
         }
         throttle: list[str] = []
         try:
-            throttle = self._fill(dispatch.find(backend, kernel), row, others)
+            throttle = self._fill(backend, kernel, row, others)
         except WrongError as error:
             row |= {"status": "wrong", "reason": str(error)}
         except Exception as error:
@@ -93,43 +94,40 @@ class CaseBench:
         return [row, *({**row, "compile_s": None, **other} for other in others)], throttle
 
     def _fill(
-        self, kernel: dispatch.Kernel, row: dict[str, Any], others: list[dict[str, Any]]
+        self, backend: str, kernel: str, row: dict[str, Any], others: list[dict[str, Any]]
     ) -> list[str]:
         fusion = self._once("what is fused", self._fusion)
         oracle = self._once("operands", self._oracle)
         copies = self._once("copies of the operands", self._copies)
-        fusion = _asked_of(kernel, fusion)
+        fusion = asked_of(backend, fusion)
         problem = dispatch.problem_of(oracle.a, oracle.b, oracle.output(), fusion)
-        if reason := kernel.why_not(problem):
-            row |= {"status": "unsupported", "reason": reason}
+        mine = contender(backend, kernel, problem, oracle.a, oracle.b, fusion)
+        if isinstance(mine, str):
+            row |= {"status": "unsupported", "reason": mine}
             return []
-        plan = dispatch.Plan(kernel.backend, kernel.name, kernel.plan(problem))
-        row["config"] = plan.settings
-        row["chosen"] = "yes" if dispatch.choose(problem, kernel.backend) is kernel else "no"
+        plan = mine.plan
+        row["config"], row["kernel"] = plan.settings, plan.kernel
+        chosen = mine.kernel is None or dispatch.choose(problem, backend).name == plan.kernel
+        row["chosen"] = "yes" if chosen else "no"
 
         calls: list[float] = []
-        loading = time.perf_counter()
-        run = dispatch.load(kernel.backend, kernel.name)
-        loading = time.perf_counter() - loading
-        more = {} if problem.plain else {"fusion": fusion}
 
         def timed_call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
             began = time.perf_counter()
-            # The strides and the alignment of both pairs of operands are those of the problem.
-            run(a, b, c, **more, **plan.config)
+            mine.run(a, b, c, fusion)
             self._synchronize()
             calls.append(time.perf_counter() - began)
 
         verdict = oracle.check(timed_call)
         case = self.case
         key = (
-            kernel.full_name, plan.settings, case.dtype_in, case.dtype_out, case.compute,
+            backend, plan.kernel, plan.settings, case.dtype_in, case.dtype_out, case.compute,
             case.fused, case.mma_shape,
         )  # fmt: skip
         if key not in self._compiled:
             # The second call is the kernel alone, compiled: the rest of the first was preparation.
             self._compiled.add(key)
-            row["compile_s"] = loading + max(0.0, calls[0] - calls[1])
+            row["compile_s"] = mine.loading_s + max(0.0, calls[0] - calls[1])
         row |= {"error_ratio": verdict.error_ratio, "exact_errors": verdict.exact_errors}
         copies.check()
         if not verdict.ok:
@@ -137,25 +135,25 @@ class CaseBench:
         if self._device != "cuda":
             row["status"] = "ok"
             return []
-        return self._time(kernel, row, others)
+        return self._time(mine, row, others)
 
     def _time(
-        self, kernel: dispatch.Kernel, row: dict[str, Any], others: list[dict[str, Any]]
+        self, mine: Contender, row: dict[str, Any], others: list[dict[str, Any]]
     ) -> list[str]:
         buffers, cache, ring = self._once("buffers", self._buffers)
         copies = self._once("copies of the buffers", lambda: _Copies(_named(buffers)))
         baseline = self._baseline()
-        if (kernel.backend, kernel.name) == BASELINE and baseline is not None:
-            contender = baseline
+        if (mine.backend, mine.kernel) == BASELINE and baseline is not None:
+            launches = baseline
         else:
-            contender = _launches(kernel, buffers, ring)
+            launches = _launches(mine, buffers, ring)
         with Telemetry(gpu_uuid()) as telemetry:
-            timing = measure(contender, baseline, budget_s=self._budget_s)
+            timing = measure(launches, baseline, budget_s=self._budget_s)
         copies.check()
-        self._check_timed(contender, buffers)
-        short = contender.estimate() < GRAPH_BELOW_MS
+        self._check_timed(launches, buffers)
+        short = launches.estimate() < GRAPH_BELOW_MS
         if short and baseline is not None:
-            others += self._time_among(contender, baseline, buffers, ring)
+            others += self._time_among(launches, baseline, buffers, ring)
         copies.check()
         case = self.case
         ceiling = gpus.lookup(torch.cuda.get_device_name()).ceiling_tflops(
@@ -176,7 +174,7 @@ class CaseBench:
         return telemetry.throttle_reasons
 
     def _time_among(
-        self, contender: Launches, baseline: Launches, buffers: list[_Set], ring: Ring
+        self, contender: Launches, baseline: Launches, buffers: list[Set], ring: Ring
     ) -> list[dict[str, Any]]:
         """The columns of the kernel timed among others: in a graph, and in a stream."""
         outputs = [c for _, _, c, _ in buffers]
@@ -202,7 +200,7 @@ class CaseBench:
         self._check_timed(mine, buffers)
         return rows
 
-    def _check_timed(self, contender: Launches, buffers: list[_Set]) -> None:
+    def _check_timed(self, contender: Launches, buffers: list[Set]) -> None:
         """Run once more what was timed, on poisoned outputs, and check what its last launch left.
 
         Raises WrongError where that is not the product.
@@ -244,7 +242,7 @@ class CaseBench:
         case, fusion = self.case, self._once("what is fused", self._fusion)
         return accuracy.Oracle(
             case.M, case.N, case.K, case.dtype_in, case.dtype_out, case.layout,
-            self._device, self._seed, case.compute, fusion,
+            self._device, self._seed, case.compute, fusion, case.data,
         )  # fmt: skip
 
     def _copies(self) -> _Copies:
@@ -273,7 +271,7 @@ class CaseBench:
             mma_shape=case.mma_shape,
         )
 
-    def _buffers(self) -> tuple[list[_Set], str, Ring]:
+    def _buffers(self) -> tuple[list[Set], str, Ring]:
         operands, cache, ring = rotating_operands(self.case, self._seed)
         fusion = self._once("what is fused", self._fusion)
         fusions = (
@@ -286,7 +284,12 @@ class CaseBench:
 
         def make() -> Launches:
             buffers, _, ring = self._once("buffers", self._buffers)
-            launches = _launches(dispatch.find(*BASELINE), buffers, ring)
+            a, b, c, fusion = buffers[0]
+            problem = dispatch.problem_of(a, b, c, asked_of(BASELINE[0], fusion))
+            baseline = contender(*BASELINE, problem, a, b, fusion)
+            if isinstance(baseline, str):
+                raise RuntimeError(baseline)
+            launches = _launches(baseline, buffers, ring)
             launches.estimate()
             return launches
 
@@ -350,7 +353,7 @@ def _terms(fusion: Fusion) -> list[tuple[str, torch.Tensor]]:
     return [(name, t) for name, t in named.items() if t is not None]
 
 
-def _named(buffers: list[_Set]) -> list[tuple[str, torch.Tensor]]:
+def _named(buffers: list[Set]) -> list[tuple[str, torch.Tensor]]:
     """Every tensor of the sets that is only read; those that sets share, once."""
     every = [
         (name, t)
@@ -360,11 +363,6 @@ def _named(buffers: list[_Set]) -> list[tuple[str, torch.Tensor]]:
     return list({id(t): (name, t) for name, t in every}.values())
 
 
-def _launches(kernel: dispatch.Kernel, buffers: list[_Set], ring: Ring) -> Launches:
-    sets = [(a, b, c, _asked_of(kernel, fusion)) for a, b, c, fusion in buffers]
-    return Launches(repeated_calls(kernel, sets), ring)
-
-
-def _asked_of(kernel: dispatch.Kernel, fusion: Fusion) -> Fusion:
-    """What is asked of the kernel; the baseline chooses its instructions itself."""
-    return replace(fusion, mma_shape="") if kernel.backend == BASELINE[0] else fusion
+def _launches(mine: Contender, buffers: list[Set], ring: Ring) -> Launches:
+    sets = [(a, b, c, asked_of(mine.backend, fusion)) for a, b, c, fusion in buffers]
+    return Launches(mine.calls(sets), ring)

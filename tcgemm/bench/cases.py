@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import OperandError, UnknownNameError, UnsupportedError
 from ..problem import COMPUTES, EPILOGUES, LAYOUTS, OUTPUTS
 from ..vocabulary import sizes_of
-from .case import CASE_COLUMNS, FUSIONS, Case
+from .case import CASE_COLUMNS, DATA, FUSIONS, NORMAL, Case
 from .drawn import drawn_cases
 
 DTYPES_IN = tuple(OUTPUTS)
@@ -192,6 +192,7 @@ def build(
     device: str = "cuda",
     seed: int = 0,
     count: int = 100,
+    data: Sequence[str] = (),
 ) -> list[Case]:
     """The cases of a suite, or of shapes given by hand, without repeats.
 
@@ -209,6 +210,7 @@ def build(
             possible.
         seed, count: of the suite drawn: its seed, and how many cases. It takes float16 and
             bfloat16 operands and fuses nothing.
+        data: what A and B hold, of case.DATA; by default normal.
 
     Raises:
         UnknownNameError: no suite, dtype or layout of that name.
@@ -219,6 +221,7 @@ def build(
     _known("output dtype", dtypes_out, DTYPES_OUT)
     _known("layout", layouts, LAYOUTS)
     _known("compute", computes, MODES)
+    _known("data", data, DATA)
     _known("fusion", [word for words in fused for word in words.split()], FUSIONS)
     _known("suite", [suite] if suite else [], NAMES)
     chosen: list[tuple[str, Suite]]
@@ -236,24 +239,26 @@ def build(
                 )
             chosen = [("quick", CHECKED)]
         elif suite == DRAWN:
-            return _drawn(seed, count, dtypes, layouts, [*dtypes_out, *computes, *fused])
+            drawn = _drawn(seed, count, dtypes, layouts, [*dtypes_out, *computes, *fused])
+            return [replace(case, data=of) for case in drawn for of in data or (NORMAL,)]
         else:
             chosen = [(name, SUITES[name]) for name in (SUITES if suite == "full" else [suite])]
     cases: dict[tuple[object, ...], Case] = {}
     for name, s in chosen:
         pairs = _pairs_of(s, dtypes, dtypes_out, computes)
         for (*pair, mma_shape), layout in itertools.product(pairs, layouts or s.layouts):
-            for words, x in itertools.product(fused or s.fused, s.shapes):
+            asked = itertools.product(fused or s.fused, s.shapes, data or (NORMAL,))
+            for words, x, of in asked:
                 dtype_in, dtype_out, compute = pair
                 case = Case(
                     name, x.M, x.N, x.K, dtype_in, dtype_out, layout, x.origin, compute,
-                    " ".join(word for word in FUSIONS if word in words.split()), mma_shape,
+                    " ".join(word for word in FUSIONS if word in words.split()), mma_shape, of,
                 )  # fmt: skip
                 cases.setdefault(tuple(getattr(case, name) for name in CASE_COLUMNS), case)
     if not cases:
-        asked = [", ".join(names) for names in (dtypes, dtypes_out, computes) if names]
+        pairs_asked = [", ".join(names) for names in (dtypes, dtypes_out, computes) if names]
         raise OperandError(
-            f"no type pair of {' with '.join(asked)}: "
+            f"no type pair of {' with '.join(pairs_asked)}: "
             + "; ".join(f"C of {dtype} is {' or '.join(outs)}" for dtype, outs in OUTPUTS.items())
         )
     return list(cases.values())

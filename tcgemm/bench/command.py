@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import options
+from .cases import NAMES
 from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def bench(
         typer.Option(
             help="quick, squares, seeds, jetson, llm, types, fused, wmma, full or drawn.",
             metavar="NAME",
+            autocompletion=options.completed(NAMES),
         ),
     ] = "quick",
     backend: options.Backends = None,
@@ -53,6 +55,13 @@ def bench(
             help="What is fused, e.g. residual or 'bias gelu'. Repeatable.", metavar="WORDS"
         ),
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What A and B hold: normal (default), uniform, ints, zeros. Repeatable.",
+            metavar="NAME",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Results folder; by default reports/<gpu>.")
     ] = None,
@@ -69,6 +78,13 @@ def bench(
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a kernel is given up.", min=0.1, max=86400)
     ] = 120.0,
+    unasked: Annotated[
+        bool,
+        typer.Option(
+            "--unasked",
+            help="Only what matmul takes where no kernel is named, beside cuBLAS and its best.",
+        ),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what the results folder already holds.")
     ] = False,
@@ -94,21 +110,26 @@ def bench(
         layouts=layout or (),
         computes=compute or (),
         fused=fused or (),
+        data=data or (),
         seed=seed,
         count=count,
     )
+    if unasked and kernel:
+        raise typer.BadParameter("--unasked leaves the choice of kernel, and --kernel names one")
     build(device="cuda")  # names a mistake in the arguments before torch is imported
 
     from . import environment, run
 
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
-    kernels = run.contenders(backend or (), kernel, device)
+    kernels = (
+        run.unasked(backend or ()) if unasked else run.contenders(backend or (), kernel, device)
+    )
     folder = out or Path("reports") / environment.slug()
     store.check_folder(folder, environment.slug())
     done = set()
     if resume and (folder / store.RESULTS).exists():
-        done = {run.key_of_row(row) for row in store.read(folder)}
+        done = {key for row in store.read(folder) for key in run.keys_of_row(row)}
     units = run.units_of(cases, kernels, done)
     console = Console(stderr=True)
     if done:
@@ -117,7 +138,9 @@ def bench(
         console.print(f"Nothing is left to measure: {escape(str(folder / store.RESULTS))}")
         return
     environment.set_precision()
-    results = store.Store(folder, environment.run_id(), environment.collect(sys.argv))
+    facts = environment.collect(sys.argv)
+    facts["specialists"] = [row.full_name for row in kernels if row.kind == "shape"]
+    results = store.Store(folder, environment.run_id(), facts)
     rows: list[dict[str, Any]] = []
     try:
         with _Progress(console, len(units)) as progress:
@@ -152,6 +175,9 @@ def bench(
             out_console.print(escape(paragraph), soft_wrap=True)
         raise typer.Exit(1)
 
+
+WIDE = 100
+"""Columns of a terminal from which on each backend has a column of its own in the closing table."""
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines of progress where they do not go to a terminal."""
@@ -233,16 +259,23 @@ def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> N
     for row in rows:
         by_case.setdefault(str(case_of_row(row)), []).append(row)
     backends = list(dict.fromkeys(row["backend"] for row in rows))
+    show = _best if device == "cuda" else _checked
     if device == "cuda":
         title = "best kernel of each backend: ms (ratio to cuBLAS, above 1 is faster)"
     else:
         title = "kernels that are right, of those that run here; nothing is timed on a CPU"
     table = Table("case", *backends, title=title, title_justify="left")
+    lines = [title]
     for name, of_case in by_case.items():
         cells = [[row for row in of_case if row["backend"] == backend] for backend in backends]
-        show = _best if device == "cuda" else _checked
-        table.add_row(name, *(show(cell) for cell in cells))
-    if rows:
+        shown = [show(cell) for cell in cells]
+        table.add_row(name, *shown)
+        lines += [name, *(f"  {b:7} {cell}" for b, cell in zip(backends, shown, strict=True))]
+    if not rows:
+        return
+    if console.width < WIDE:
+        console.print("\n".join(lines), highlight=False)
+    else:
         console.print(table)
 
 

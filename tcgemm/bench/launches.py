@@ -17,7 +17,6 @@ from .timing import CaptureError
 if TYPE_CHECKING:
     import torch
 
-    from ..dispatch import Kernel
     from ..problem import Fusion
     from .case import Case
 
@@ -80,7 +79,14 @@ def rotating_operands(
     sets = [
         (
             *accuracy.operands(
-                case.M, case.N, case.K, dtype_in, case.layout, "cuda", seed + 1 + number
+                case.M,
+                case.N,
+                case.K,
+                dtype_in,
+                case.layout,
+                "cuda",
+                seed + 1 + number,
+                data=case.data,
             ),
             torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
         )
@@ -90,8 +96,10 @@ def rotating_operands(
 
 
 def repeated_calls(
-    kernel: Kernel, sets: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fusion]]
-) -> list[Callable[[], None]]:
+    backend: str,
+    kernel: str | None,
+    sets: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fusion]],
+) -> list[Callable[[], Any]]:
     """For each set of A, B, C and what is fused: what a user's repeated call of ``gemm`` runs.
 
     The one place where the benchmark decides how a kernel is called. The first set stands for the
@@ -100,24 +108,24 @@ def repeated_calls(
     its key.
 
     Args:
-        kernel: the row.
+        backend, kernel: as ``gemm`` is given them; kernel None leaves the choice to the backend.
         sets: A[M, K], B[K, N], C[M, N] and the fusion, all of one case and alignment.
     """
     from ..launch import make
+    from ..launch_cache import run_launch
 
-    a, b, out, asked = sets[0]
-    launch = make(
-        a, b, asked.c, asked.alpha, asked.beta, asked.bias, asked.epilogue or None, out, out.dtype,
-        asked.compute or None, asked.scale_a, asked.scale_b, asked.mma_shape or None,
-        kernel.backend, kernel.name,
-    )  # fmt: skip
-    return [
-        partial(launch, a, b, of.c, of.bias, of.scale_a, of.scale_b, out) for a, b, out, of in sets
-    ]
+    def arguments(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, of: Fusion) -> Any:
+        return (
+            a, b, of.c, of.alpha, of.beta, of.bias, of.epilogue or None, out, out.dtype,
+            of.compute or None, of.scale_a, of.scale_b, of.mma_shape or None, backend, kernel,
+        )  # fmt: skip
+
+    launch = make(*arguments(*sets[0]))
+    return [partial(run_launch, launch, arguments(*each)) for each in sets]
 
 
 def followed(
-    calls: Sequence[Callable[[], None]], outputs: Sequence[torch.Tensor]
+    calls: Sequence[Callable[[], Any]], outputs: Sequence[torch.Tensor]
 ) -> list[Callable[[], None]]:
     """Each call with torch's elementwise ``mul_`` by 1 on its output behind it: a foreign kernel
     that reads what was written, as a user's program has one, and leaves it as it is."""

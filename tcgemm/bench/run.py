@@ -15,7 +15,8 @@ from .. import dispatch
 from ..errors import ToolchainError
 from .ahead import Ahead
 from .case import CASE_COLUMNS, Case
-from .case_bench import BASELINE
+from .case_bench import AT_ITS_BEST, BASELINE
+from .contender import UNASKED
 from .store import Store
 from .worker import Job, Log, Unit, work
 
@@ -40,6 +41,27 @@ def contenders(
     return sorted(rows, key=lambda row: row.backend != "cublas")
 
 
+def unasked(backends: Sequence[str] = ()) -> list[dispatch.Kernel]:
+    """The baseline, cuBLAS at its best, and each backend's own choice as one contender.
+
+    Args:
+        backends: whose choice; by default every backend's but cuBLAS's.
+    """
+    rows = [dispatch.find(*BASELINE), dispatch.find(BASELINE[0], AT_ITS_BEST)]
+    for backend in backends or [name for name in dispatch.BACKENDS if name != BASELINE[0]]:
+        every = dispatch.ladder(backend)
+        pairs = dict.fromkeys(pair for row in every for pair in row.pairs)
+        fuses = dict.fromkeys(name for row in every for name in row.fuses)
+        shapes = dict.fromkeys(name for row in every for name in row.mma_shapes)
+        adds = "What the backend takes where no kernel is named."
+        rows.append(
+            dispatch.Kernel(
+                backend, UNASKED, adds, tuple(pairs), fuses=tuple(fuses), mma_shapes=tuple(shapes)
+            )
+        )
+    return rows
+
+
 def units_of(
     cases: Sequence[Case],
     kernels: Sequence[dispatch.Kernel],
@@ -48,6 +70,7 @@ def units_of(
     """Every kernel on every case that its row names, but for those whose ``key`` is in ``done``.
 
     A row that names the type pair and what is fused may still refuse the case: that is a result.
+    A backend's own choice is done where a result of the backend says that it was chosen.
     """
     pairs = [(case, kernel) for case in cases for kernel in kernels if _names(kernel, case)]
     pairs = [(case, row) for case, row in pairs if key(case, row.backend, row.name) not in done]
@@ -69,9 +92,10 @@ def key(case: Case, backend: str, kernel: str) -> tuple[str, ...]:
     return (backend, kernel, *(str(getattr(case, name)) for name in CASE_COLUMNS))
 
 
-def key_of_row(row: dict[str, str]) -> tuple[str, ...]:
-    """The ``key`` of a stored row."""
-    return tuple(row[name] for name in ("backend", "kernel", *CASE_COLUMNS))
+def keys_of_row(row: dict[str, str]) -> list[tuple[str, ...]]:
+    """The ``key`` of a stored row, and of its backend's own choice where it was that."""
+    named = tuple(row[name] for name in ("backend", "kernel", *CASE_COLUMNS))
+    return [named] + [(row["backend"], UNASKED, *named[2:])] * (row["chosen"] == "yes")
 
 
 def run(
@@ -206,7 +230,6 @@ class _Parent:
             "kernel": unit.kernel,
             **{column: getattr(case, column) for column in CASE_COLUMNS},
             "timer": "none",
-            "data": "normal",
             "seed": self._job.seed,
             **measured,
         }

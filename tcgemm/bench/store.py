@@ -47,10 +47,11 @@ COLUMNS: dict[str, str] = {
     "rounds": "pairs measured",
     "timer": "graph (CUDA-graph replays), events (CUDA events around launches) or none",
     "cache": "cold (buffers rotate over at least twice the L2) or warm",
-    "data": "distribution of the operands, e.g. normal",
+    "data": "what A and B held: normal, uniform, ints or zeros",
     "seed": "seed of the operands",
     "sm_clock_mhz": "SM clock while it ran, median",
-    "power_w": "instantaneous board power while it ran, median",
+    "power_w": "board power while it ran beside cuBLAS: the median of NVML's instantaneous "
+    "readings, which pass the limit for moments",
     "among": "of products under 100 us, among what they were timed: alone (launches of nothing but "
     "itself), graph or stream (a foreign kernel after each, its own time taken off); or none",
 }
@@ -111,6 +112,16 @@ def read(folder: str | Path) -> list[dict[str, str]]:
     empty = dict.fromkeys(COLUMNS, "")
     rows = [empty | dict(zip(header, line, strict=True)) for line in lines[1:]]
     return [{**row, "kernel": kernel_now(row)} for row in rows]
+
+
+def folder_of(slug: str) -> Path | None:
+    """The folder with results of a GPU: below ``reports/`` here, else the package's own, or None.
+
+    A wheel carries the committed results as ``tcgemm/reports``; a checkout has them beside it.
+    """
+    package = Path(__file__).parents[1]
+    places = (Path("reports"), package / "reports", package.parent / "reports")
+    return next((place / slug for place in places if (place / slug / RESULTS).is_file()), None)
 
 
 def read_environment(folder: str | Path) -> dict[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ when this package is imported, which the first use of ``tcgemm.gemm`` or ``tcgem
 """
 
 from .autocast import enabled as autocast_enabled  # noqa: F401
+from .eager import product as eager_product  # noqa: F401
 from .entry import multiply as multiply
 from .entry import seen_by_torch as seen_by_torch
 from .entry import traced as traced

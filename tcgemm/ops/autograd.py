@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from ..epilogue import FUNCTIONS
 from ..errors import OperandError, UnsupportedError
 from ..launch_cache import run_kept
-from . import operator
+from . import operator, registered_late
 from .how import How
 
 _FUSED = ("", "relu")
@@ -85,6 +85,7 @@ def _without_derivative(*operands: Any) -> torch.Tensor:
         kept = run_kept(arguments)
         if kept is not None:
             return kept
+    registered_late.look()
     with _below_autograd():
         return operator.gemm(*tensors, **how._asdict())
 
@@ -93,11 +94,15 @@ class Product(torch.autograd.Function):
     """alpha A B + beta C + bias, or its relu; matrices, batches of which broadcast."""
 
     @staticmethod
-    def forward(a: Any, b: Any, c: Any, bias: Any, how: How) -> torch.Tensor:
-        return _without_derivative(a, b, c, bias, None, None, how)
+    def forward(ctx: Any, a: Any, b: Any, c: Any, bias: Any, how: How) -> torch.Tensor:
+        # One with setup_context costs an inspect.signature at each call.
+        result = _without_derivative(a, b, c, bias, None, None, how)
+        Product.remember(ctx, (a, b, c, bias, how), result)
+        return result
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Save what the derivatives read."""
         a, b, c, bias, how = inputs
         ctx.how = how
         ctx.shapes = tuple(None if t is None else t.shape for t in (a, b, c, bias))
@@ -170,13 +175,14 @@ class _InTransform(torch.autograd.function._SingleLevelFunction):
             result: torch.Tensor = operator.gemm(a, b, c, bias, None, None, **how._asdict())
         return result
 
-    setup_context = Product.setup_context
+    setup_context = Product.remember
     backward = Product.backward
     jvp = Product.jvp
 
 
-def _matrices(a: Any, b: Any, c: Any, bias: Any, how: How) -> torch.Tensor:
-    return product(a, b, c, bias, None, None, how)
+def matrices(a: Any, b: Any, how: How) -> torch.Tensor:
+    """A B, with the derivatives that it asks for."""
+    return product(a, b, None, None, None, None, how)
 
 
 def _by_columns(t: torch.Tensor) -> bool:
@@ -187,8 +193,8 @@ def _by_columns(t: torch.Tensor) -> bool:
 def _gradient(a: Any, b: Any, how: How, shape: Any, by_columns: bool) -> torch.Tensor:
     """A B, in the shape and the order of the operand that it is the gradient of."""
     if by_columns and a.dim() == b.dim() == 2:
-        return _matrices(b.mT, a.mT, None, None, how).mT
-    return _matrices(a, b, None, None, how).sum_to_size(shape)
+        return matrices(b.mT, a.mT, how).mT
+    return matrices(a, b, how).sum_to_size(shape)
 
 
 def _sum(x: Any, y: Any) -> Any:
@@ -200,6 +206,10 @@ def _gemm_with_derivative(
 ) -> torch.Tensor:
     tensors = a, b, c, bias, scale_a, scale_b
     if not differentiable(*tensors):
+        if a.dim() > 1 and b.dim() > 1:
+            kept = run_kept(operator.arguments_of(*tensors, How(**how)))
+            if kept is not None:
+                return kept
         with _below_autograd():
             below = keyset & torch._C._after_autograd_keyset
             result: torch.Tensor = operator.gemm.redispatch(below, *tensors, **how)

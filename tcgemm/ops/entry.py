@@ -10,7 +10,7 @@ from ..batching import with_vectors
 from ..errors import UnsupportedError
 from ..operands import check_factors, check_scale, dtype_name
 from ..tensors import check_kind, has_no_memory
-from . import autocast, autograd, operator, registered_late
+from . import autocast, autograd, eager, operator, registered_late
 from .how import How
 
 _TENSORS = (0, 1, 2, 5, 7, 10, 11)
@@ -41,6 +41,11 @@ def multiply(arguments: tuple[Any, ...]) -> torch.Tensor:
     """
     (a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b, mma_shape,
      backend, kernel) = arguments  # fmt: skip
+    factors = type(alpha) is type(beta) is float and alpha == 1.0 and beta == 0.0
+    if factors and None is c is out is scale_a is scale_b is mma_shape and b.ndim == 2:
+        result = eager.product(a, b, bias, False, epilogue, out_dtype, compute, backend, kernel)
+        if result is not None:
+            return result
     tensors = {"A": a, "B": b, "C": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
     for name, operand in {**tensors, "out": out}.items():
         scale = name.startswith("scale") and not isinstance(operand, torch.Tensor)
@@ -135,7 +140,7 @@ def _node(a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, how: Ho
     asked = {
         "alpha": how.alpha, "beta": how.beta, "epilogue": how.epilogue, "out_dtype": how.out_dtype,
         "compute": how.compute, "mma_shape": how.mma_shape, "backend": how.backend,
-        "kernel": how.kernel,
+        "rung": how.rung,
     }  # fmt: skip
     if out is None:
         return operator.gemm(*tensors, **asked)

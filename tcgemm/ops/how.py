@@ -17,7 +17,7 @@ class How(NamedTuple):
     compute: str = ""
     mma_shape: str = ""
     backend: str = ""
-    kernel: str = ""
+    rung: str = ""
 
     def of_gradient(self, alpha: float) -> How:
         """A product of the backward pass: the backend and the way to sum are the forward's.

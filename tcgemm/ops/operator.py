@@ -14,14 +14,14 @@ import torch
 from ..description import Description, describe
 from ..dispatch import default_backend
 from ..errors import OperandError
-from ..launch_cache import run
+from ..launch_cache import run, run_kept
 from ..operands import check_output
 from .how import How
 
 _OPERANDS = (
     "Tensor a, Tensor b, Tensor? c, Tensor? bias, Tensor? scale_a, Tensor? scale_b, *, "
     "float alpha=1, float beta=0, str epilogue='', ScalarType? out_dtype=None, str compute='', "
-    "str mma_shape='', str backend='', str kernel=''"
+    "str mma_shape='', str backend='', str rung=''"
 )
 
 library = torch.library.Library("tcgemm", "DEF")
@@ -41,11 +41,13 @@ def arguments_of(
     return (
         a, b, c, how.alpha, how.beta, bias, how.epilogue or None, out, how.out_dtype,
         how.compute or None, scale_a, scale_b, how.mma_shape or None,
-        how.backend or default_backend(), how.kernel or None,
+        how.backend or default_backend(), how.rung or None,
     )  # fmt: skip
 
 
 def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.dim() > 1 < b.dim():
+        return
     for name, t in (("A", a), ("B", b)):
         if t.dim() < 2:
             raise OperandError(
@@ -55,19 +57,31 @@ def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _gemm(
-    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, **how: Any
-) -> torch.Tensor:
+    a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, *, alpha: float = 1.0,
+    beta: float = 0.0, epilogue: str = "", out_dtype: Any = None, compute: str = "",
+    mma_shape: str = "", backend: str = "", rung: str = "",
+) -> torch.Tensor:  # fmt: skip
     _check_matrices(a, b)
-    with torch.no_grad():  # the operands may require grad: what is above has taken care of it
-        return run(arguments_of(a, b, c, bias, scale_a, scale_b, How(**how)))
+    return _run((
+        a, b, c, alpha, beta, bias, epilogue or None, None, out_dtype, compute or None, scale_a,
+        scale_b, mma_shape or None, backend or default_backend(), rung or None,
+    ))  # fmt: skip
 
 
 def _gemm_out(
     a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, *, out: Any, **how: Any
 ) -> None:
     _check_matrices(a, b)
-    with torch.no_grad():
-        run(arguments_of(a, b, c, bias, scale_a, scale_b, How(**how), out))
+    _run(arguments_of(a, b, c, bias, scale_a, scale_b, How(**how), out))
+
+
+def _run(arguments: tuple[Any, ...]) -> torch.Tensor:
+    """The operands may require grad: what is above has taken care of it."""
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _run(arguments)
+    kept = run_kept(arguments)
+    return run(arguments) if kept is None else kept
 
 
 for key in ("CPU", "CUDA"):

@@ -10,7 +10,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from . import operator
 
-_CHANGES_RULES = ["alpha", "beta", "epilogue", "out_dtype", "compute", "backend", "kernel"]
+_CHANGES_RULES = ["alpha", "beta", "epilogue", "out_dtype", "compute", "backend", "rung"]
 """Arguments that a kept decision may not be shared between."""
 
 

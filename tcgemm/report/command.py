@@ -7,6 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from .. import extras
+from ..waiting import Waiting
+
 
 def report(
     folders: Annotated[
@@ -36,9 +39,11 @@ def report(
     ] = None,
 ) -> None:
     """Make pages, figures and tables from stored results. Running it twice changes no file."""
-    from .write import write
+    extras.need("report", "tcgemm report")
+    with Waiting("drawing the report"):
+        from .write import write
 
-    made = write(folders or [], out, readme)
+        made = write(folders or [], out, readme)
     changed = len(made["changed"])
     typer.echo(f"{changed} file{'' if changed == 1 else 's'} changed")
     typer.echo(f"report: {made['pages'][-1].resolve()}")

@@ -42,7 +42,7 @@ NUMBERED = ("M", "N", "K", "lines of source")
 
 TEXTS = (
     *("backend", "kernel", "adds", "gpu", "dtype_in", "dtype_out", "compute", "layout", "status"),
-    *("reason", "plan", "compiler", "target", "wgmma serialized"),
+    *("reason", "plan", "compiler", "target", "wgmma serialized", "kind"),
 )
 """Columns of text; all others hold numbers."""
 
@@ -65,6 +65,8 @@ def read_compiled(folder: Path) -> pd.DataFrame | None:
     if missing:
         raise ResultsError(f"{path} lacks {', '.join(missing)}: {_REMEDY.format(path)}")
     table = table.map(printable)
+    if "kind" not in table:  # a file of before kernels had one
+        table["kind"] = "ladder"
     for number, row in enumerate(table.to_dict("records"), start=2):
         _check_row(path, number, row)
     return table

@@ -6,14 +6,15 @@ every figure, table and page shows the same number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import pandas as pd
 
-from ..bench.case import CASE_COLUMNS
+from ..bench.case import CASE_COLUMNS, NORMAL
 from ..problem import COMPUTES, ITEMSIZE
+from .models import model_of
 
 BASELINE = "cublas"
 """The backend that every ratio is taken against."""
@@ -42,20 +43,25 @@ AMONG_OTHERS = ("graph", "stream")
 DERIVED: dict[str, str] = {
     "shape": "M × N × K, or one side cubed",
     "suites": "every suite that holds the case",
+    "model": "the language model and weight whose product it is, of those in the suite llm",
+    "kind": "ladder, where each rung adds one idea to the one before, or shape: a specialist",
     "flop": "2 M N K",
     "bytes": "least traffic in bytes: A and B (and C, where it is added) read once, C written once",
     "intensity": "arithmetic intensity, FLOP per byte: flop / bytes",
-    "tflops": "rate in TFLOPS: flop / ms_p50",
+    "tflops": "rate in TFLOPS at the clock of those very rounds: flop / ms_p50",
     "paired_tflops": "rate on one clock in TFLOPS: that of cuBLAS in the rounds beside the fastest "
     "rung of each backend (their median), × ratio_p50; tflops where nothing was paired",
     "eops": "effective operations: M K + (2 K - 1) M N + 2 M N (scale A, multiply, update C)",
     "etops": "effective rate in TOPS: eops / ms_p50",
-    "pct_of_peak": "% of peak: tflops over the dense peak of that dtype on this GPU",
+    "pct_of_peak": "% of peak: paired_tflops over the dense peak of that dtype on this GPU",
     "gb_s": "least traffic over time in GB/s: bytes / ms_p50",
     "floor_ms": "shortest possible time in ms: the larger of flop / peak and bytes / bandwidth",
     "floor_by": "which of the two sets the floor: compute or memory",
-    "pct_of_floor": "% of floor: floor_ms over ms_p50; 100 is as fast as the hardware's data sheet",
+    "pct_of_floor": "% of floor: floor_ms over ms_p50, on one clock as paired_tflops; 100 is as "
+    "fast as the hardware's data sheet",
     "pct_of_cublas": "100 × ratio_p50, the median of paired rounds; above 100 is faster",
+    "mj_per_tflop": "energy in mJ per TFLOP of work: power_w × ms_p50 over flop / 10^12; the power "
+    "is that of the board while kernel and cuBLAS ran in turns",
     "flop_per_clock_sm": "FLOP per clock and SM: flop / (ms_p50 × sm_clock_mhz × SMs)",
     "ratio_alone": "ratio_p50 of launches of nothing but itself, back to back; where the product "
     "was timed among other kernels too, ms and ratio are the lower ratio of graph and stream",
@@ -88,7 +94,10 @@ class Gpu(Protocol):
 
 
 def derive(
-    rows: pd.DataFrame, gpu: Gpu | None, ladders: Iterable[tuple[str, str]] = ()
+    rows: pd.DataFrame,
+    gpu: Gpu | None,
+    ladders: Iterable[tuple[str, str]] = (),
+    specialists: Collection[tuple[str, str]] = (),
 ) -> pd.DataFrame:
     """The latest row of each (backend, kernel, case), with the columns of ``DERIVED``.
 
@@ -96,6 +105,7 @@ def derive(
         rows: the stored rows in file order, with the columns of ``bench.store.COLUMNS``.
         gpu: peaks and bandwidth; None for rows that no GPU made, whose times are dropped.
         ladders: (backend, kernel) of each ladder, from the first rung to the last.
+        specialists: (backend, kernel) of those that are for shapes of their own.
 
     Returns:
         One row a (backend, kernel, case), ordered by case and ladder: ``backend`` and ``kernel``
@@ -108,6 +118,7 @@ def derive(
             t[column] = pd.to_numeric(t[column], errors="coerce")
         else:
             t[column] = t[column].astype(object).where(t[column].notna(), "").astype(str)
+    t["data"] = t["data"].replace("", NORMAL)
     if gpu is None:
         t[TIMED] = np.nan
         t[["timer", "cache"]] = "none"
@@ -130,6 +141,9 @@ def derive(
     M, N, K, ms = (t[c].astype(float) for c in ("M", "N", "K", "ms_p50"))
     size_in, size_out = (t[c].map(ITEMSIZE).astype(float) for c in ("dtype_in", "dtype_out"))
     t["shape"] = [shape_text(*s) for s in zip(t["M"], t["N"], t["K"], strict=True)]
+    t["model"] = [model_of(int(m), int(n), int(k)) for m, n, k in zip(M, N, K, strict=True)]
+    named = zip(t["backend"].astype(str), t["kernel"].astype(str), strict=True)
+    t["kind"] = ["shape" if kernel in specialists else "ladder" for kernel in named]
     t["flop"] = 2 * M * N * K
     residual = t["fused"].str.contains("residual").astype(float)
     t["bytes"] = (M + N) * K * size_in + M * N * size_out * (1 + residual)
@@ -142,15 +156,16 @@ def derive(
     peaks = {pair: gpu.peak(*pair) if gpu else None for pair in set(types)}
     peak = pd.Series([peaks[pair] for pair in types], index=t.index, dtype=float)
     bandwidth = float((gpu.bandwidth_gb_s if gpu else None) or np.nan)
-    t["pct_of_peak"] = 100 * t["tflops"] / peak
+    t["pct_of_peak"] = 100 * t["paired_tflops"] / peak
     t["gb_s"] = t["bytes"] / ms / 1e6
     compute_ms, memory_ms = t["flop"] / peak / 1e9, t["bytes"] / bandwidth / 1e6
     t["floor_ms"] = np.maximum(compute_ms, memory_ms)
     t["floor_by"] = np.where(
         t["floor_ms"].isna(), "", np.where(compute_ms >= memory_ms, "compute", "memory")
     )
-    t["pct_of_floor"] = 100 * t["floor_ms"] / ms
+    t["pct_of_floor"] = 100 * t["floor_ms"] / ms * t["paired_tflops"] / t["tflops"]
     t["pct_of_cublas"] = 100 * t["ratio_p50"]
+    t["mj_per_tflop"] = t["power_w"] * ms * 1e12 / t["flop"]
     sms = float((gpu.sms if gpu else None) or np.nan)
     t["flop_per_clock_sm"] = t["flop"] / (ms * t["sm_clock_mhz"] * 1e3 * sms)
     ceiling = pd.Series(
@@ -195,8 +210,13 @@ def _among(t: pd.DataFrame) -> pd.DataFrame:
 
 
 def plain(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one 16-bit product each, C in the dtype of A and B: what the ladders are for."""
-    keep = table["dtype_in"].isin(["float16", "bfloat16"]) & table["compute"].eq("float32")
+    """The rows of one 16-bit product each, of normal data, C in the dtype of A and B: what the
+    ladders are for."""
+    keep = (
+        table["data"].isin([NORMAL, ""])
+        & table["dtype_in"].isin(["float16", "bfloat16"])
+        & table["compute"].eq("float32")
+    )
     keep &= table["dtype_in"].eq(table["dtype_out"])
     keep &= table["kernel"].ne(AT_ITS_BEST)
     rows = table[keep & table["fused"].eq("") & table["mma_shape"].eq("")].copy()
@@ -250,8 +270,8 @@ def shape_text(M: float, N: float, K: float) -> str:
 
 
 def rate_text(tflops: float) -> str:
-    """TFLOPS to three digits, without decimals from 100 up."""
-    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
+    """TFLOPS to three digits, without decimals from 100 up, thousands set apart."""
+    return f"{tflops:,.0f}" if tflops >= 99.95 else f"{tflops:.3g}"
 
 
 def best(table: pd.DataFrame) -> pd.DataFrame:
@@ -345,7 +365,7 @@ def why_empty(row: pd.Series, column: str, gpu: Gpu | None) -> str:
         return "not timed alone"
     if column in ("error_ratio", "exact_errors"):
         return "not checked" if row["status"] == "ok" else str(row["status"])
-    if column in timing | {"flop_per_clock_sm"}:
+    if column in timing | {"flop_per_clock_sm", "mj_per_tflop"}:
         if gpu is None:
             return "never timed on the CPU"
         if row["status"] != "ok":
@@ -356,7 +376,8 @@ def why_empty(row: pd.Series, column: str, gpu: Gpu | None) -> str:
             return "not paired"
     if column in ("pct_of_peak", "floor_ms", "floor_by", "pct_of_floor"):
         return "no GPU" if gpu is None else "data sheet unknown"
-    if column in ("sm_clock_mhz", "power_w", "compile_s", "flop_per_clock_sm"):
+    if column in ("sm_clock_mhz", "power_w", "compile_s", "flop_per_clock_sm", "mj_per_tflop"):
         return "not recorded"
     named = {"config": "no settings", "reason": "ok", "fused": "nothing", "mma_shape": "not named"}
+    named["model"] = "no model's"
     return named.get(column, "none")

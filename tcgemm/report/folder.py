@@ -76,13 +76,30 @@ def load(path: Path) -> Folder:
     counts = read_counts(path)
     frame = pd.DataFrame(rows, columns=list(store.COLUMNS), dtype=str)
     if not names[0]:
-        return Folder(path, CPU_NAME, "cpu", None, derive(frame, None), runs, counts)
+        table = derive(frame, None, (), _specialists(runs, None))
+        return Folder(path, CPU_NAME, "cpu", None, table, runs, counts)
     gpu: Gpu = gpus.lookup(names[0])
     compiled = read_compiled(path)
     ladders = [] if compiled is None else zip(compiled["backend"], compiled["kernel"], strict=True)
-    table = derive(frame, gpu, ladders)
+    table = derive(frame, gpu, ladders, _specialists(runs, compiled))
     rated = None if compiled is None else with_rates(compiled, table, frame)
     return Folder(path, gpu.name, gpu.slug, gpu, table, runs, counts, rated)
+
+
+def _specialists(
+    runs: dict[str, dict[str, Any]], compiled: pd.DataFrame | None
+) -> set[tuple[str, str]]:
+    """(backend, kernel) of those that are no rungs of a ladder, as the runs and compilers say."""
+    found: set[tuple[str, str]] = set()
+    for facts in runs.values():
+        named = facts.get("specialists")
+        for name in named if isinstance(named, list) else []:
+            backend, _, kernel = str(name).partition("/")
+            found.add((backend, kernel))
+    if compiled is not None and "kind" in compiled:
+        of = compiled[compiled["kind"].eq("shape")]
+        found |= set(zip(of["backend"], of["kernel"], strict=True))
+    return found
 
 
 MOST_VALUES = 4

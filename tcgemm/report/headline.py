@@ -101,6 +101,27 @@ def headline(folders: Sequence[Folder]) -> Headline:
     return Headline(backends, lines)
 
 
+def headline_rows(head: Headline, folder: Folder) -> tuple[list[str], list[list[str]], list[int]]:
+    """The headline table of one GPU: header, rows, and which columns are numbers."""
+    others = [b for b in head.backends if b != BASELINE]
+    header = ["M × N × K", "dtype", "layout", "cuBLAS"]
+    for backend in others:
+        header += [f"{DISPLAY.get(backend, backend)}: best rung", "TFLOPS", "of cuBLAS"]
+    rows = []
+    for line in head.lines:
+        if not any(slug == folder.slug for slug, _ in line.cells):
+            continue
+        base = line.cells.get((folder.slug, BASELINE))
+        row = [line.shape, line.dtype, line.layout]
+        row.append("not measured" if base is None else base.why or base.rate)
+        for backend in others:
+            cell = line.cells[folder.slug, backend]
+            known = [cell.kernel, rate_text(cell.tflops), cell.share]
+            row += [cell.why, "–", "–"] if cell.why else known
+        rows.append(row)
+    return header, rows, [3] + [i for i in range(4, len(header)) if (i - 4) % 3]
+
+
 def _cell(case: pd.DataFrame, leaders: pd.DataFrame, backend: str) -> Cell:
     rows = case[case["backend"].eq(backend)]
     if rows.empty:
@@ -110,8 +131,7 @@ def _cell(case: pd.DataFrame, leaders: pd.DataFrame, backend: str) -> Cell:
         return Cell(why=", ".join(dict.fromkeys(rows["status"].replace("ok", "not timed"))))
     row = rows.loc[lead[0]]
     rate, share = float(row["paired_tflops"]), float(row["pct_of_cublas"])
-    on_one_clock = rate / float(row["tflops"])
-    peak, floor = (float(row[c]) * on_one_clock for c in ("pct_of_peak", "pct_of_floor"))
+    peak, floor = (float(row[c]) for c in ("pct_of_peak", "pct_of_floor"))
     return Cell(str(row["kernel"]), rate, share, peak, floor, str(row["floor_by"]))
 
 
@@ -212,11 +232,28 @@ def method(folder: Folder) -> list[str]:
     power = _range("board power", timed["power_w"], " W")
     if clocks or power:
         said.append("While it ran: " + ", ".join(p for p in (clocks, power) if p) + ".")
+    said += _above_the_limit(folder, timed)
     if folder.gpu and folder.gpu.source:
         said.append(f"Peaks and bandwidth: {folder.gpu.source}; dense rates only.")
     elif folder.gpu:
         said.append("No data sheet of this GPU is known: % of peak and floors stay empty.")
     return said
+
+
+def _above_the_limit(folder: Folder, timed: pd.DataFrame) -> list[str]:
+    """Why rows show more watts than the board may take, where some do."""
+    limits = [folder.runs.get(run, {}).get("power_limit_w") for run in timed["run"]]
+    limit = pd.Series(limits, index=timed.index, dtype=float)
+    above = timed["power_w"].gt(limit)
+    if not above.any():
+        return []
+    return [
+        f"{int(above.sum()):,} of {int(timed['power_w'].notna().sum()):,} rows read more watts "
+        f"than the limit of {limit.max():.0f} W. A reading is NVML's instantaneous one, the median "
+        "of those taken in the fraction of a second in which a kernel was timed; the limit holds "
+        "for the average over a longer time, in which the clock is lowered. A kernel that runs "
+        "for seconds stays below it, and slower."
+    ]
 
 
 def _range(name: str, values: pd.Series, unit: str) -> str:

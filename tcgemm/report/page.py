@@ -13,18 +13,28 @@ import pandas as pd
 from markupsafe import Markup
 
 from ..bench.store import COLUMNS
+from .answer import answer
 from .counts import counts_table
-from .derive import BASELINE, DERIVED, DISPLAY, NUMBERS, TIMED, why_empty
+from .derive import DERIVED, NUMBERS, TIMED, why_empty
 from .figures import Picture, inline
+from .figures.by_kind import FIRST
 from .folder import Folder, facts
-from .headline import headline, method, sentence
+from .headline import headline, headline_rows, method, sentence
 from .sections import Section, sections
-from .style import DARK, backend_colour, variable
-from .summary import kernels_summary, problems, suspects
+from .style import DARK, variable
+from .summary import lists, problems, suspects
 
 MAIN_COLUMNS = (
     *("backend", "kernel", "dtype_in", "dtype_out", "compute", "fused", "layout", "M", "N", "K"),
-    *("status", "tflops", "pct_of_peak", "ratio_p50", "pct_of_floor", "ms_p50", "error_ratio"),
+    *(
+        "status",
+        "paired_tflops",
+        "pct_of_peak",
+        "ratio_p50",
+        "pct_of_floor",
+        "mj_per_tflop",
+        "error_ratio",
+    ),
 )
 """What the table of results shows at first; the rest unfolds."""
 
@@ -43,7 +53,7 @@ FILTERS = (
 )
 """Columns that get a menu above the table."""
 
-DERIVED_TEXT = ("shape", "suites", "floor_by", "suspect")
+DERIVED_TEXT = ("shape", "suites", "model", "kind", "floor_by", "suspect")
 
 NO_RATE = {
     *TIMED,
@@ -58,7 +68,7 @@ NO_RATE = {
     "gb_s",
     "floor_ms",
 } | {
-    *("floor_by", "pct_of_floor", "pct_of_cublas", "flop_per_clock_sm", "suspect"),
+    *("floor_by", "pct_of_floor", "pct_of_cublas", "flop_per_clock_sm", "mj_per_tflop", "suspect"),
 }
 """Columns that a folder without a GPU does not show."""
 
@@ -67,13 +77,16 @@ NO_RATE = {
 class Part:
     """One folder as the page shows it."""
 
-    folder: Folder
+    slug: str
     title: str
+    lead: str
+    """The first sentence: what the folder says."""
     sentence: str
     method: list[str]
     facts: list[tuple[str, str]]
     pictures: list[tuple[Picture, Markup | None]]
-    kernels: tuple[list[str], list[list[str]]]
+    lists: list[Section]
+    """The ladder and the specialists."""
     counts: tuple[list[str], list[list[str]]] | None
     sections: list[Section]
     problems: Markup
@@ -88,7 +101,7 @@ def page(
     """The whole page for one folder or several; ``shared`` are figures across GPUs."""
     parts = [_part(folder, pictures) for folder, pictures in folders]
     gpus = [folder for folder, _ in folders if folder.on_gpu]
-    head = headline(gpus)
+    first = _first(folders, shared)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, "."),
         autoescape=lambda name: name == "page.html.j2",
@@ -96,15 +109,14 @@ def page(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    shown = {slug for line in head.lines for slug, _ in line.cells}
+    head = _headline(gpus)
     return environment.get_template("page.html.j2").render(
+        title="Triton, CUDA or cuBLAS?" if gpus else "Every kernel, checked on a CPU",
         parts=parts,
-        shared=[(p, _inline(p, f"all-{p.slug}")) for p in shared],
+        answer=first,
+        shared=[(p, _inline(p, f"all-{p.slug}")) for p in shared if p.slug != FIRST],
         head=head,
-        baseline=BASELINE,
-        display={b: DISPLAY.get(b, b) for b in head.backends},
-        head_gpus=[g for g in gpus if g.slug in shown],
-        colour={b: f"var({variable(backend_colour(b, head.backends))})" for b in head.backends},
+        contents=_contents(parts, shared, bool(head["rows"])),
         light={variable(light): light for light in DARK},
         dark={variable(light): dark for light, dark in DARK.items()},
         definitions=[(n, m, "measured") for n, m in COLUMNS.items()]
@@ -112,6 +124,54 @@ def page(
         style=Markup(environment.get_template("style.css").render()),
         script=Markup(environment.get_template("table.js.j2").render()),
     )
+
+
+def _first(
+    folders: Sequence[tuple[Folder, Sequence[Picture]]], shared: Sequence[Picture]
+) -> tuple[Picture, Markup | None, str] | None:
+    """The picture that the page opens with, and where its dots' rows are."""
+    of_all = next((p for p in shared if p.slug == FIRST), None)
+    if of_all is not None:
+        return of_all, _inline(of_all, f"all-{FIRST}"), ""
+    for folder, pictures in folders:
+        for picture in pictures:
+            if picture.slug == FIRST and picture.svg is not None:
+                slug = folder.slug
+                return picture, _inline(picture, f"first-{FIRST}"), f"{slug}-results"
+    return None
+
+
+def _headline(gpus: Sequence[Folder]) -> dict[str, Any]:
+    """The table of key shapes; of several GPUs or runs, each in a row of its own."""
+    head = headline(gpus)
+    header: list[str] = []
+    rows: list[list[str]] = []
+    numbers: list[int] = []
+    for folder in gpus:
+        header, of, numbers = headline_rows(head, folder)
+        rows += [[*row[:3], *([folder.name] if len(gpus) > 1 else []), *row[3:]] for row in of]
+    if len(gpus) > 1 and rows:
+        header = [*header[:3], "on", *header[3:]]
+        numbers = [number + 1 for number in numbers]
+        rows.sort(key=lambda row: row[:3])
+    return {"header": header, "rows": rows, "numbers": numbers}
+
+
+def _contents(
+    parts: Sequence[Part], shared: Sequence[Picture], head: bool
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Groups of (id, title): what the contents lead to."""
+    top = [("headline", "Key shapes")] if head else []
+    if any(picture.slug != FIRST for picture in shared):
+        top.append(("side-by-side", "Side by side"))
+    groups = [("Summary", top)] if top else []
+    for part in parts:
+        slug = part.slug
+        of = [(f"{slug}-{p.slug}", p.title.partition(":")[0]) for p, _ in part.pictures]
+        of += [(f"{slug}-{s.slug}", s.title) for s in [*part.sections, *part.lists]]
+        of += [(f"{slug}-not-ok", "Results that are not ok"), (f"{slug}-all", "All results")]
+        groups.append((part.title, [*of, (f"{slug}-method", "How it was measured")]))
+    return [*groups, ("Reference", [("columns", "What the columns mean")])]
 
 
 def _inline(picture: Picture, prefix: str) -> Markup | None:
@@ -125,13 +185,14 @@ def _part(folder: Folder, pictures: Sequence[Picture]) -> Part:
         columns=["kernel", "status", "cases", "reason", "for example"],
     )
     return Part(
-        folder=folder,
+        slug=folder.slug,
         title=folder.name if folder.on_gpu else "Checked on the CPU",
-        sentence=sentence(folder),
+        lead=answer(folder.name, folder.plain).sentence if folder.on_gpu else sentence(folder),
+        sentence=sentence(folder) if folder.on_gpu else "",
         method=method(folder),
         facts=facts(folder),
-        pictures=[(p, _inline(p, f"{folder.slug}-{p.slug}")) for p in pictures],
-        kernels=kernels_summary(folder),
+        pictures=[(p, _inline(p, f"{folder.slug}-{p.slug}")) for p in pictures if p.slug != FIRST],
+        lists=lists(folder),
         counts=counts_table(folder.counts) if folder.counts else None,
         sections=sections(folder),
         problems=_packed(bad, main=list(bad.columns), filters=["kernel", "status"]),

@@ -60,7 +60,9 @@ def sections(folder: Folder) -> list[Section]:
     if timed["suites"].str.contains("seeds").any():
         made.append(_published(timed))
     if folder.compiled is not None:
-        made += [_languages(folder.compiled), _compiled(folder.compiled)]
+        special = folder.compiled["kind"].eq("shape")
+        made += [_languages(folder.compiled), _compiled(folder.compiled[~special])]
+        made.append(_compiled_specialists(folder.compiled[special]))
     return [section for section in made if section is not None and section.rows]
 
 
@@ -235,7 +237,7 @@ def _transposed_b(timed: pd.DataFrame) -> Section | None:
     size = 4096 if of["M"].eq(4096).any() else int(of["M"].max())
     of = of[of["M"].eq(size)]
     wide = of.pivot_table(
-        index=TYPE, columns=["backend", "kernel", "layout"], values="tflops", observed=True
+        index=TYPE, columns=["backend", "kernel", "layout"], values="paired_tflops", observed=True
     )
     columns = wide.columns.to_frame().to_numpy().tolist()
     kernels = list(dict.fromkeys((backend, kernel) for backend, kernel, _ in columns))
@@ -274,7 +276,7 @@ def _wmma_shapes(timed: pd.DataFrame) -> Section | None:
         at = _where(of, [*TYPE, *SHAPE, "layout"], case)
         row = [_pair(at.iloc[0]), shape_text(*case[3:6]), str(case[6])]
         for shape in shapes:
-            rates = at[at["mma_shape"].eq(shape)]["tflops"]
+            rates = at[at["mma_shape"].eq(shape)]["paired_tflops"]
             row.append("–" if rates.empty else rate_text(float(rates.max())))
         rows.append(row)
     return Section(
@@ -374,3 +376,10 @@ def _compiled(rated: pd.DataFrame) -> Section:
         *compiled_rows(rated),
         words=3,
     )
+
+
+def _compiled_specialists(rated: pd.DataFrame) -> Section:
+    """The same of the kernels that are no step of the ladder."""
+    guide = "Read as the table above. These are for shapes and types that the ladder serves badly."
+    title = "What the compilers made of each specialist"
+    return Section("specialists", title, guide, *compiled_rows(rated), words=3)

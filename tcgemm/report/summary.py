@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
-from .derive import BASELINE, pairs_text
+from .derive import BASELINE, pairs_text, rate_text
 from .folder import Folder
+from .sections import Section
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,31 @@ def problems(folder: Folder) -> list[Problem]:
     return sorted(found, key=lambda p: rank.get(p.status, 3))
 
 
-def kernels_summary(folder: Folder) -> tuple[list[str], list[list[str]]]:
-    """One row a kernel: how many cases ended how, the worst error, the best rate."""
+LISTS = {
+    "ladder": ("The ladder", "Each rung adds one idea to the one before it. "),
+    "shape": ("The specialists", "Kernels for shapes or types of their own. "),
+}
+"""Kind of kernel -> the title of its list, and what it is."""
+
+
+def lists(folder: Folder) -> list[Section]:
+    """The ladder and the specialists: how many cases of each kernel ended how, the worst error, the
+    best rate."""
     table = folder.table
+    said = "Of each kernel: how many cases ended how, and the worst error over its bound"
+    said += "; the highest rate and the median ratio of any type." if folder.on_gpu else "."
+    return [
+        Section(f"kernels-{kind}", title, about + said, *_summary(rows, folder.on_gpu), words=2)
+        for kind, (title, about) in LISTS.items()
+        if len(rows := table[table["kind"].eq(kind)])
+    ]
+
+
+def _summary(table: pd.DataFrame, on_gpu: bool) -> tuple[list[str], list[list[str]]]:
     statuses = [s for s in ("ok", "wrong", "failed", "timeout") if s in set(table["status"])]
     statuses += sorted(set(table["status"]) - set(statuses))
     header = ["backend", "kernel", *statuses, "worst error / bound"]
-    if folder.on_gpu:
+    if on_gpu:
         header += ["highest TFLOPS", "median ratio to cuBLAS"]
     rows = []
     for (backend, kernel), of in table.groupby(["backend", "kernel"], observed=True, sort=True):
@@ -52,9 +72,9 @@ def kernels_summary(folder: Folder) -> tuple[list[str], list[list[str]]]:
         worst = of["error_ratio"].max()
         row = [str(backend), str(kernel), *(str(int(counts.get(s, 0))) for s in statuses)]
         row.append("not checked" if np.isnan(worst) else f"{worst:.3g}")
-        if folder.on_gpu:
-            rate, ratio = of["tflops"].max(), of["ratio_p50"].median()
-            row.append("not timed" if np.isnan(rate) else f"{rate:.3g}")
+        if on_gpu:
+            rate, ratio = of["paired_tflops"].max(), of["ratio_p50"].median()
+            row.append("not timed" if np.isnan(rate) else rate_text(rate))
             if backend == BASELINE:
                 row.append("is cuBLAS")
             else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ResultsError
 from ..files import write_whole
+from .answer import answer
 from .counts import SLUG, draw_counts
-from .figures import SLUGS, Picture, draw_all, draw_ladder, draw_published
+from .figures import SLUGS, Picture, draw_all, draw_answer, draw_ladder, draw_published
 from .folder import Folder, load
 from .markdown import BEGIN, END, folder_readme, project_section, rewritten
 from .page import page
@@ -39,17 +41,13 @@ def write(
     """
     paths = list(dict.fromkeys(Path(p) for p in paths)) or _found()
     folders = sorted((load(p) for p in paths), key=lambda f: not f.on_gpu)
-    slugs = [f.slug for f in folders]
-    if len(set(slugs)) < len(slugs):
-        twice = next(s for s in slugs if slugs.count(s) > 1)
-        these = ", ".join(str(f.path) for f in folders if f.slug == twice)
-        raise ResultsError(f"{these} are all of {twice}: name one of them")
+    folders = _told_apart(folders)
     changed: list[Path] = []
     pages: list[Path] = []
     drawn: list[tuple[Folder, Sequence[Picture]]] = []
     try:
         for folder in folders:
-            pictures = draw_all(folder.name, folder.plain, folder.gpu)
+            pictures = draw_all(folder.name, folder.table, folder.gpu)
             if folder.counts:
                 pictures = [*pictures, draw_counts(folder.counts)]
             drawn.append((folder, pictures))
@@ -73,6 +71,20 @@ def write(
     return {"pages": pages, "changed": changed}
 
 
+def _told_apart(folders: list[Folder]) -> list[Folder]:
+    """Several runs of one GPU by the names of their folders, or their numbers."""
+    slugs = [folder.slug for folder in folders]
+    paths = [folder.path.resolve().name for folder in folders]
+    told = []
+    for number, (folder, name) in enumerate(zip(folders, paths, strict=True), start=1):
+        if slugs.count(folder.slug) > 1:
+            name = name if paths.count(name) == 1 else f"{name} ({number})"
+            slug = f"{folder.slug}-{number}"
+            folder = replace(folder, name=f"{folder.name}, {name}", slug=slug)
+        told.append(folder)
+    return told
+
+
 def _found() -> list[Path]:
     paths = sorted(p.parent for p in REPORTS.glob("*/results.csv"))
     if not paths:
@@ -85,7 +97,10 @@ def _found() -> list[Path]:
 
 def _shared(folders: Sequence[Folder]) -> list[Picture]:
     timed = [(f.name, f.plain) for f in folders if f.on_gpu and f.plain["tflops"].notna().any()]
-    return [draw_ladder(timed), draw_published(timed)] if len(timed) > 1 else []
+    if len(timed) < 2:
+        return []
+    answers = [answer(name, table) for name, table in timed]
+    return [draw_answer(answers, rows=False), draw_ladder(timed), draw_published(timed)]
 
 
 def _figures(folder: Path, pictures: Sequence[Picture], changed: list[Path]) -> None:

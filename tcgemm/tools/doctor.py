@@ -10,7 +10,8 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, metadata
-from pathlib import Path
+
+from .. import extras
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def checks() -> list[Check]:
         ("CUDA compiler", _nvcc),
         ("host compiler", _host_compiler),
         ("kernel cache", _cache),
-        ("report libraries", _report),
+        ("extras", _extras),
     )
     results = []
     for what, part in parts:
@@ -44,7 +45,7 @@ def checks() -> list[Check]:
     return results
 
 
-_INSTALL = 'pip install -c constraints.txt -e ".[dev]"'
+_INSTALL = "pip install tcgemm again in a fresh environment: README.md, Install"
 
 
 def _python() -> Check:
@@ -62,6 +63,9 @@ def _torch() -> Check:
 def _gpu() -> Check:
     import torch
 
+    if torch.version.hip:
+        found = f"torch is built for AMD's GPUs ({torch.version.hip})"
+        return Check("GPU", "missing", found, "an NVIDIA GPU, and torch's CUDA build")
     if torch.cuda.is_available():
         names = [
             "{} (sm_{}{})".format(
@@ -84,7 +88,13 @@ def _gpu() -> Check:
 
 
 def _triton() -> Check:
-    version = metadata.version("triton")
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        if sys.platform != "linux":
+            where = f"none: Triton's wheels are for Linux, and this is {sys.platform}"
+            return Check("triton", "limited", where, "backend='cuda' and 'cublas' work without it")
+        return Check("triton", "missing", "none", "pip install triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
         return Check(
             "triton", "limited", f"{version}, interpreter forced on", "unset TRITON_INTERPRET"
@@ -95,24 +105,31 @@ def _triton() -> Check:
 def _nvcc() -> Check:
     found = import_module("tcgemm.cuda_ref.build.toolchain").find_nvcc()
     if found is None:
-        return Check(
-            "CUDA compiler",
-            "missing",
-            "no nvcc in CUDA_HOME, on PATH or among the wheels",
-            'pip install -c constraints.txt -e ".[nvcc]"',
-        )
+        nothing = "no nvcc in CUDA_HOME, on PATH or among the wheels"
+        state, instead = _without("nvcc")
+        return Check("CUDA compiler", state, nothing + instead, extras.install_line("nvcc"))
     path, where = found
     output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
     release = output.partition("release ")[2].partition(",")[0]
     return Check("CUDA compiler", "ok", f"nvcc {release} from {where} ({path})")
 
 
+def _without(compiler: str) -> tuple[str, str]:
+    """The state without nvcc or g++, and what is done instead."""
+    compile_ = import_module("tcgemm.cuda_ref.nvrtc.compiler")
+    if compile_.find_library() is None or compile_.find_headers() is None:
+        return "missing", ""
+    return "limited", "; on a GPU NVRTC compiles the ladder instead, for plain 16-bit products"
+
+
 def _host_compiler() -> Check:
-    path = shutil.which(os.environ.get("CXX", "g++"))
+    path = import_module("tcgemm.cuda_ref.build.toolchain").find_cxx()
     if path is None:
-        return Check("host compiler", "missing", "no g++", "apt install g++ (or your system's)")
+        state, instead = _without("g++")
+        cure = "apt install g++ (or your system's)"
+        return Check("host compiler", state, f"no g++{instead}", cure)
     output = subprocess.run([path, "-dumpversion"], capture_output=True, text=True, check=True)
-    return Check("host compiler", "ok", f"{Path(path).name} {output.stdout.strip()} ({path})")
+    return Check("host compiler", "ok", f"{path.name} {output.stdout.strip()} ({path})")
 
 
 def _cache() -> Check:
@@ -126,8 +143,12 @@ def _cache() -> Check:
         return Check("kernel cache", "ok", str(folder))
 
 
-def _report() -> Check:
-    names = ("pandas", "seaborn", "matplotlib", "jinja2", "nvidia-ml-py")
-    return Check(
-        "report libraries", "ok", ", ".join(f"{name} {metadata.version(name)}" for name in names)
-    )
+def _extras() -> Check:
+    left_out = {extra: extras.missing(extra) for extra in extras.EXTRAS}
+    here = [extra for extra, packages in left_out.items() if not packages]
+    lacking = {extra: packages for extra, packages in left_out.items() if packages}
+    found = ", ".join(here) or "none"
+    if not lacking:
+        return Check("extras", "ok", found)
+    what = ", ".join(f"{extra} (lacks {' and '.join(of)})" for extra, of in lacking.items())
+    return Check("extras", "limited", f"{found}; not {what}", extras.install_line(*lacking))

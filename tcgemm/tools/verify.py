@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import options
 from ..errors import OperandError
 from ..problem import OUTPUTS
+from ..waiting import Waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -191,26 +192,33 @@ def _tasks(
 def _run(
     tasks: list[tuple[str, Call]], workers: int, device: str, seconds: float | None
 ) -> Iterator[tuple[str, Call, Outcome]]:
-    """Outcomes as they come, with a bar on stderr."""
-    from rich.console import Console
-    from rich.progress import track
-
+    """Outcomes as they come; how far it is shows on stderr."""
     by_kernel: dict[str, list[tuple[str, Call]]] = {}
     for task in tasks:
         by_kernel.setdefault(task[0], []).append(task)
     chunks = [
         of[start : start + CHUNK]
-        for start in range(0, max(map(len, by_kernel.values())), CHUNK)
+        for start in range(0, max(map(len, by_kernel.values()), default=0), CHUNK)
         for of in by_kernel.values()
         if start < len(of)
     ]
     end = math.inf if seconds is None else time.perf_counter() + seconds
-    bar: Any = {"console": Console(stderr=True), "total": len(chunks), "transient": True}
-    if workers == 1:
-        for chunk in track(chunks, "verifying", **bar):
-            yield from _outcomes(chunk, device)
+    with Waiting(f"verifying {chunks[0][0][0]}" if chunks else "verifying") as waiting:
+        done = 0
+        for outcomes in _chunks_done(chunks, workers, device):
+            done += len(outcomes)
+            waiting.update(f"verifying: {done} of {len(tasks)} calls, {outcomes[-1][0]}")
+            yield from outcomes
             if time.perf_counter() > end:
                 return
+
+
+def _chunks_done(
+    chunks: list[list[tuple[str, Call]]], workers: int, device: str
+) -> Iterator[list[tuple[str, Call, Outcome]]]:
+    if workers == 1:
+        for chunk in chunks:
+            yield _outcomes(chunk, device)
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -218,11 +226,11 @@ def _run(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
         running = [pool.submit(_outcomes, chunk, device) for chunk in chunks]
-        for done in track(as_completed(running), "verifying", **bar):
-            yield from done.result()
-            if time.perf_counter() > end:
-                pool.shutdown(cancel_futures=True)
-                return
+        try:
+            for done in as_completed(running):
+                yield done.result()
+        finally:  # also where the caller has seen enough
+            pool.shutdown(cancel_futures=True)
 
 
 def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Call, Outcome]]:
@@ -251,9 +259,11 @@ def _print(console: Console, tallies: dict[str, Tally], device: str, seconds: fl
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"on {_name_of(device)}", title_justify="left")
+    # Sixty columns have room for the longest name and the five numbers.
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, collapse_padding=True)
+    table.title, table.title_justify = f"on {_name_of(device)}", "left"
     table.add_column("kernel", no_wrap=True)
-    for name in ("cases", "refused", "failed", "exact errors", "error / bound"):
+    for name in ("calls", "refused", "failed", "exact\nerrors", "error/\nbound"):
         table.add_column(name, justify="right")
     for name, tally in tallies.items():
         table.add_row(

@@ -35,9 +35,9 @@ def launch_dependents_and_wait(PDL: tl.constexpr):
 
 
 @triton.jit
-def bounds(k_tiles, part, SPLITS: tl.constexpr):
-    """The first step of K of a part, and the one after its last."""
-    return k_tiles * part // SPLITS, k_tiles * (part + 1) // SPLITS
+def bounds(k_tiles, part, splits):
+    """The first step of K of a part of ``splits``, and the one after its last."""
+    return k_tiles * part // splits, k_tiles * (part + 1) // splits
 
 
 @triton.jit
@@ -47,19 +47,20 @@ def store_partial(partials, slot, acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
     tl.store(partials + slot.to(tl.int64) * (BLOCK_M * BLOCK_N) + at, acc)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "N", "first_tile", "splits"])
 def add_kernel(
     partials,
     c,
     M,
     N,
     first_tile,
+    splits,
     stride_cm,
     stride_cn,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_M: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MOST: tl.constexpr,
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
     EMULATED: tl.constexpr,
@@ -77,9 +78,10 @@ def add_kernel(
     at += rows[:, None] * BLOCK_N + columns[None, :]
     part = split_tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
     acc = tl.load(at)
-    for _ in tl.static_range(SPLITS - 1):
+    # All loads are under way at once. MOST is a power of two: each number would be a kernel.
+    for number in tl.static_range(1, MOST):
         at += part
-        acc += tl.load(at)
+        acc += tl.load(at, mask=number < splits, other=0.0)
 
     m, n = tile_m * BLOCK_M + rows, tile_n * BLOCK_N + columns
     c_ptrs = c + m.to(tl.int64)[:, None] * stride_cm + n.to(tl.int64)[None, :] * stride_cn
@@ -102,7 +104,7 @@ def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "GROUP_M": plan["GROUP_M"],
-        "SPLITS": plan["SPLITS"],
+        "MOST": 1 << (plan["SPLITS"] - 1).bit_length(),
         "ROWS": rows,
         "PDL": bool(pdl),
         "EMULATED": INTERPRETED and c.dtype == torch.bfloat16,
@@ -110,4 +112,5 @@ def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[
         **({"launch_pdl": True} if pdl else {}),
     }
     grid = (split_tiles * (block_m // rows),)
-    return add_kernel, grid, (partials, c, *c.shape, first_tile, *c.stride()), constants
+    args = (partials, c, *c.shape, first_tile, plan["SPLITS"], *c.stride())
+    return add_kernel, grid, args, constants

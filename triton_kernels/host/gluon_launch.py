@@ -118,7 +118,7 @@ def arguments(
         A_TRANSPOSED=a_transposed,
         B_TRANSPOSED=b_transposed,
         L2_PREFETCH=L2_PREFETCH * BLOCK_K if batches == 1 else 0,
-        STREAM_A=M > N,
+        STREAM_A=streamed[0] is not None and M > N,
         REST=REST,
         TERMS=2 if compute == "tf32x3" else 1,
         BATCHED=batches > 1,

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .recording import Recorded, Step, is_descriptor, record
+from .recording import Recorded, Room, Step, record
 from .runtime import INTERPRETED, check, one_at_a_time, triton
 
 ADDRESSES = 512
@@ -48,8 +48,17 @@ class Asked:
 Second = Callable[..., Step | None]
 """``second(a, b, c, args, plan)``: the launch that follows the one with those arguments."""
 
-Repack = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""``repack(a, b)``: A and B as the kernel can read them, copied where need be."""
+
+class Repack(Protocol):
+    """What is done to A and B before the kernel reads them."""
+
+    def room(self, a: torch.Tensor, b: torch.Tensor) -> int:
+        """Bytes of the copies; 0 where the kernel can read both as they lie."""
+
+    def steps(
+        self, a: torch.Tensor, b: torch.Tensor, room: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, list[Step]]:
+        """A and B as the kernel can read them, and the launches that copy them into ``room``."""
 
 
 class Rung:
@@ -77,8 +86,7 @@ class Rung:
             kernel: the function that Triton compiles.
             arguments: ``arguments(a, b, c, **plan)``, or ``(a, b, c, fusion, **plan)`` where
                 something is fused -> (grid, positional arguments, constants and options). A tensor
-                among them that is no operand is a workspace of float32: later calls get one of
-                their own.
+                among them that is no operand is a workspace: later calls get one of their own.
             second: the launch that follows.
             repack: ``repack(compute, plan)``: what is done to A and B first, if anything.
             rounding: the kernel in place of ``kernel`` where float32 operands are rounded to tf32.
@@ -103,17 +111,9 @@ class Kept(NamedTuple):
     """What was recorded of one call."""
 
     recorded: list[Recorded]
-    pattern: list[int]
-    """Which addresses were equal: these must stay so, since recorded ones are known by value."""
-    workspace: int
-    """Elements of float32 that each call needs anew."""
-
-
-def _alike(addresses: tuple[int, ...], pattern: list[int]) -> bool:
-    """Whether just those addresses are equal that were."""
-    if len(addresses) == 3:
-        return (addresses[0] == addresses[1]) is (pattern[1] == 0)
-    return [*map(addresses.index, addresses)] == pattern
+    pattern: list[int] | None
+    """Which addresses were equal, where any were: recorded ones are known by value, so that these
+    must stay equal."""
 
 
 class Bound:
@@ -124,8 +124,8 @@ class Bound:
     """
 
     __slots__ = (
-        "_asked", "_by_address", "_compiled", "_kept", "_kernel", "_plan", "_repack", "_replays",
-        "_rung",
+        "_asked", "_by_address", "_compiled", "_kept", "_kernel", "_plan", "_replays", "_room",
+        "_rung", "repack",
     )  # fmt: skip
 
     def __init__(self, rung: Rung, fusion: Any, plan: Mapping[str, int]) -> None:
@@ -136,8 +136,10 @@ class Bound:
         compute = getattr(fusion, "compute", "")
         rounds = rung.rounding is not None and compute == "tf32"
         self._kernel = rung.rounding if rounds else rung.kernel
-        self._repack = None if rung.repack is None else rung.repack(compute, plan)
+        self.repack = None if rung.repack is None else rung.repack(compute, plan)
         self._compiled: list[Any] = []  # kept alive with their binaries
+        # Bytes that each call needs anew, for copies of A and B or for parts of C.
+        self._room = 0
         # Written and read at once, since threads share it.
         self._kept: Kept | None = None
         # Of a kernel with descriptors, which hold addresses: by the set of them.
@@ -154,30 +156,49 @@ class Bound:
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
     ) -> None:
-        if self._repack is not None:
-            a, b = self._repack(a, b)
         addresses: tuple[int, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr())
         if self._asked is not None:
-            fused = [x for x in (c_in, bias, scale_a, scale_b) if x is not None]
-            addresses = (*addresses, *[x.data_ptr() for x in fused])
-        kept = self._kept or self._by_address.get(addresses)
-        if kept is None or _hooked() or not _alike(addresses, kept.pattern):
-            self._by_triton(a, b, c, (c_in, bias, scale_a, scale_b), addresses)
+            for x in (c_in, bias, scale_a, scale_b):
+                if x is not None:
+                    addresses += (x.data_ptr(),)
+        room = None
+        if self.repack is not None and self._room:
+            # The kernel's descriptors hold the address of the copies as well.
+            room = torch.empty(self._room, dtype=torch.uint8, device=a.device)
+            kept = self._by_address.get((*addresses, room.data_ptr()))
+        elif (kept := self._kept) is None:
+            kept = self._by_address.get(addresses)
+        elif kept.pattern is not None and [*map(addresses.index, addresses)] != kept.pattern:
+            kept = None
+        if kept is None or _hooked():
+            self._by_triton(a, b, c, (c_in, bias, scale_a, scale_b), addresses, room)
             return
-        if kept.workspace:
-            room = torch.empty(kept.workspace, dtype=torch.float32, device=a.device)
-            addresses = (*addresses, room.data_ptr())
+        if self._room:
+            if room is None:
+                room = torch.empty(self._room, dtype=torch.uint8, device=a.device)
+            addresses += (room.data_ptr(),)
         stream = torch._C._cuda_getCurrentRawStream(a.get_device())
         for one in kept.recorded:
             one(stream, addresses)
 
     def _by_triton(
-        self, a: Any, b: Any, c: Any, fused: tuple[Any, ...], addresses: tuple[int, ...]
+        self,
+        a: Any,
+        b: Any,
+        c: Any,
+        fused: tuple[Any, ...],
+        addresses: tuple[int, ...],
+        room: torch.Tensor | None,
     ) -> None:
         """Launch as Triton does, and record it."""
         check(a)
+        steps: list[Step] = []
+        if self.repack is not None and (size := self.repack.room(a, b)):
+            if room is None:
+                room = torch.empty(size, dtype=torch.uint8, device=a.device)
+            a, b, steps = self.repack.steps(a, b, room)
         fusion = None if self._asked is None else Asked(*self._asked, *fused)
-        steps = self._steps(a, b, c, fusion)
+        steps += self.steps(a, b, c, fusion)
         with one_at_a_time:
             compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
         if INTERPRETED:
@@ -185,28 +206,25 @@ class Bound:
         self._compiled = compiled
         if self._kept is not None or not self._replays or _hooked():
             return  # other addresses are equal than were, or nothing is replayed
-        recorded = _record(compiled, steps, addresses)
+        where = addresses if room is None else (*addresses, room.data_ptr())
+        if room is None:
+            room = _workspace(steps, addresses)
+        self._room = 0 if room is None else room.nbytes
+        recorded = _record(compiled, steps, addresses, room)
         if recorded is None:
-            self._replays = False
+            self._replays, self._room = False, 0
             return
-        workspace = max(
-            (
-                x.numel()
-                for step in steps
-                for x in step[2]
-                if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses
-            ),
-            default=0,
-        )
-        kept = Kept(recorded, [*map(addresses.index, addresses)], workspace)
-        if not any(is_descriptor(x) for one in recorded for x in one.values):
+        pattern = [*map(addresses.index, addresses)]
+        kept = Kept(recorded, None if pattern == [*range(len(pattern))] else pattern)
+        if where is addresses and not any(one.described for one in recorded):
             self._kept = kept
             return
         if len(self._by_address) >= ADDRESSES:
             self._by_address.clear()
-        self._by_address[addresses] = kept
+        self._by_address[where] = kept
 
-    def _steps(self, a: Any, b: Any, c: Any, fusion: Any) -> list[Step]:
+    def steps(self, a: Any, b: Any, c: Any, fusion: Any) -> list[Step]:
+        """The launches of the product, as Triton takes them; the copies come before."""
         rung, plan = self._rung, self._plan
         asked = () if fusion is None else (fusion,)
         grid, args, constants = rung.arguments(a, b, c, *asked, **plan)
@@ -215,12 +233,29 @@ class Bound:
         return [*steps, after] if after is not None else steps
 
 
+def _workspace(steps: list[Step], addresses: tuple[int, ...]) -> torch.Tensor | None:
+    """The tensor among the arguments that is no operand."""
+    for step in steps:
+        for x in step[2]:
+            if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses:
+                return x
+    return None
+
+
 def _record(
-    compiled: list[Any], steps: list[Step], addresses: tuple[int, ...]
+    compiled: list[Any],
+    steps: list[Step],
+    addresses: tuple[int, ...],
+    room: torch.Tensor | None,
 ) -> list[Recorded] | None:
-    found = [record(*pair, addresses) for pair in zip(compiled, steps, strict=True)]
-    recorded = [one for one in found if one is not None]
-    return recorded if len(recorded) == len(found) else None
+    lies = None if room is None else Room(room.data_ptr(), room.nbytes)
+    recorded = []
+    for pair in zip(compiled, steps, strict=True):
+        one = record(*pair, addresses, lies)
+        if one is None:
+            return None
+        recorded.append(one)
+    return recorded
 
 
 _runtime = triton.knobs.runtime

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,39 +22,58 @@ Step = tuple[Any, tuple[int], tuple[Any, ...], Mapping[str, Any]]
 """(kernel, grid, positional arguments, constants and options)."""
 
 
+_capturing = torch._C._cuda_isCurrentStreamCapturing if torch.cuda.is_available() else bool
+
+
+class Room(NamedTuple):
+    """Memory that each call needs anew; its address stands behind those of the operands."""
+
+    address: int
+    bytes: int
+
+
 @dataclass(slots=True)
 class Recorded:
     """One launch as Triton's C function was called: its arguments, and which are addresses."""
 
     function: Callable[..., None]
-    head: list[Any]
-    """What comes before the kernel's arguments; the stream stands at STREAM."""
-    values: list[Any]
-    """The kernel's arguments, in a sequence of their own or behind the head."""
+    passed: list[Any]
+    """All arguments; the kernel's own are the last of them where ``nested``."""
     nested: bool
-    slots: list[tuple[int, int]]
-    """(position in ``values``, number of the address)."""
+    slots: list[tuple[int, int, int]]
+    """(position among the kernel's arguments, or in ``passed`` where they are not nested, number
+    of the address, bytes behind it)."""
+    early: bool
+    """Whether it starts before the kernel ahead has ended."""
+    described: bool
+    """Whether an argument is an encoded descriptor, which holds an address."""
 
     def __call__(self, stream: int, addresses: tuple[int, ...]) -> None:
-        head = self.head.copy()
-        head[STREAM] = stream
-        if head[PDL] is True and torch._C._cuda_isCurrentStreamCapturing():
+        passed = self.passed.copy()
+        passed[STREAM] = stream
+        if self.early and _capturing():
             # In a graph a programmatic edge behind a kernel that never triggers costs 0.3 to 0.6 us
             # more than a plain one (H200), and who is ahead is not known here.
-            head[PDL] = False
-        values = self.values
+            passed[PDL] = False
         if self.slots:
-            values = values.copy()
-            for position, number in self.slots:
-                values[position] = addresses[number]
-        if self.nested:
-            self.function(*head, values)
-        else:
-            self.function(*head, *values)
+            values = passed
+            if self.nested:
+                values = passed[-1] = passed[-1].copy()
+            for position, number, behind in self.slots:
+                values[position] = addresses[number] + behind
+        self.function(*passed)
 
 
-def record(compiled: Any, step: Step, addresses: tuple[int, ...]) -> Recorded | None:
+def record(
+    compiled: Any, step: Step, addresses: tuple[int, ...], room: Room | None = None
+) -> Recorded | None:
     """What Triton's launcher passes to its C function for this launch; nothing is launched.
+
+    Args:
+        compiled: what Triton launched.
+        step: how.
+        addresses: of the operands.
+        room: where other tensors lie.
 
     Returns None where the launcher is not as expected, or needs scratch memory of its own.
     """
@@ -86,24 +105,32 @@ def record(compiled: Any, step: Step, addresses: tuple[int, ...]) -> Recorded | 
         (passed,) = calls
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    nested = isinstance(passed[-1], (tuple, list))
-    if nested:
-        before, after = list(passed[:-1]), list(passed[-1])
-    else:
-        # The first argument of every kernel is an operand or the workspace.
-        first = (i for i, x in enumerate(passed) if isinstance(x, torch.Tensor) or is_descriptor(x))
-        start = next(first, len(passed))
-        before, after = list(passed[:start]), list(passed[start:])
-    if before[: STREAM + 2] != [programs, 1, 1, 0, compiled.function]:
+    if list(passed[: STREAM + 2]) != [programs, 1, 1, 0, compiled.function]:
         return None
+    every = list(passed)
+    nested = isinstance(every[-1], (tuple, list))
+    own = every
+    if nested:
+        own = every[-1] = list(every[-1])
     slots = []
-    for position, value in enumerate(after):
+    for position, value in enumerate(own):
         if isinstance(value, torch.Tensor):
-            address = value.data_ptr()
-            number = addresses.index(address) if address in addresses else len(addresses)
-            slots.append((position, number))
-            after[position] = 0
-    return Recorded(function, before, after, nested, slots)
+            place = _place(value.data_ptr(), addresses, room)
+            if place is None:
+                return None
+            slots.append((position, *place))
+            own[position] = 0
+    described = any(is_descriptor(value) for value in own)
+    return Recorded(function, every, nested, slots, every[PDL] is True, described)
+
+
+def _place(address: int, addresses: tuple[int, ...], room: Room | None) -> tuple[int, int] | None:
+    """(number, bytes behind it) of the address that a tensor's is known by."""
+    if address in addresses:
+        return addresses.index(address), 0
+    if room is not None and 0 <= address - room.address < room.bytes:
+        return len(addresses), address - room.address
+    return None
 
 
 def is_descriptor(x: Any) -> bool:

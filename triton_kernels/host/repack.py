@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Size
 
 from ..device.dot import round_tf32
-from .launching import Bound, Rung
+from .recording import Step
 from .runtime import INTERPRETED, cdiv, tl, triton
 from .storage import UNIT, letter
 
 log = logging.getLogger(__name__)
 
 BLOCK = 64
+
+LINE = 256
+"""Bytes: copies begin at whole multiples, as torch's own tensors do."""
 
 
 @triton.jit
@@ -85,11 +89,16 @@ def arguments(
     return (batch * cdiv(R, BLOCK) * cdiv(K, BLOCK),), (x, copy, *sizes), constants
 
 
-_copying = Rung(kernel, arguments)
+class Copy(NamedTuple):
+    """Where the copy of an operand lies, as rows of K."""
+
+    shape: tuple[int, ...]
+    """[R, pitch], [batch, R, pitch] or, of two terms, [2, R, pitch]."""
+    bytes: int
 
 
 class Repack:
-    """A and B, or copies of them, for calls of one kind: ``a, b = repack(a, b)``.
+    """A and B, or copies of them: see launching.Repack.
 
     Copies have K contiguous and rows in whole 16 bytes; they are rounded to tf32, or are the two
     terms in tf32 that a float32 number is the sum of, [2, M, K] and [2, K, N].
@@ -101,29 +110,45 @@ class Repack:
             compute: how products are summed; "tf32" operands are always copied.
             terms: whether the copies are two terms.
         """
-        parts = 2 if terms else int(compute == "tf32")
-        self._parts = parts
-        self._a = _copying.bind(None, None, None, ROUND=parts > 0, SPLIT=terms)
-        self._b = _copying.bind(None, None, None, ROUND=parts > 0, SPLIT=terms)
+        self._parts = 2 if terms else int(compute == "tf32")
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._rows("A", a, self._a), self._rows("B", b.mT, self._b).mT
+    def room(self, a: torch.Tensor, b: torch.Tensor) -> int:
+        """Bytes of the copies of A and B."""
+        return sum(copy.bytes for copy in map(self._copy_of, (a, b.mT)) if copy is not None)
 
-    def _rows(self, name: str, x: torch.Tensor, copying: Bound) -> torch.Tensor:
-        """x [..., R, K] as it is, or copied."""
+    def steps(
+        self, a: torch.Tensor, b: torch.Tensor, room: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, list[Step]]:
+        """A and B, or their copies in ``room``, and the launches that make these."""
+        steps: list[Step] = []
+        made = []
+        for name, x in (("A", a), ("B", b.mT)):
+            copy = self._copy_of(x)
+            if copy is None:
+                made.append(x)
+                continue
+            mine, room = room[: copy.bytes], room[copy.bytes :]
+            size = Size(copy.shape).numel() * x.itemsize
+            rows = mine[:size].view(x.dtype).view(copy.shape)
+            one = x[0] if x.dim() == 3 and x.stride(0) == 0 else x
+            tf32 = " in tf32" if self._parts else ""
+            log.info("%s: %d bytes copied, for rows of K%s", name, one.nbytes, tf32)
+            constants = {"ROUND": self._parts > 0, "SPLIT": self._parts == 2}
+            steps.append((kernel, *arguments(one, one, rows, **constants)))
+            rows = rows[..., : x.shape[-1]]
+            made.append(rows.expand(x.shape) if one is not x else rows)
+        return made[0], made[1].mT, steps
+
+    def _copy_of(self, x: torch.Tensor) -> Copy | None:
+        """Of x [..., R, K]; None where it can be read as it lies."""
         if not self._parts and letter(x.shape[-2:], x.stride()[-2:]) == "n":
-            return x
-        if x.dim() == 3 and x.stride(0) == 0:
-            return self._rows(name, x[0], copying).expand(x.shape)
+            return None
         R, K = x.shape[-2:]
         step = UNIT // x.itemsize
-        leading = (2,) if self._parts == 2 else x.shape[:-2]
+        shared = x.dim() == 3 and x.stride(0) == 0
+        leading = (2,) if self._parts == 2 else () if shared else tuple(x.shape[:-2])
         shape = (*leading, R, cdiv(K, step) * step)
-        copy = torch.empty(shape, dtype=x.dtype, device=x.device)
-        tf32 = " in tf32" if self._parts else ""
-        log.info("%s: %d bytes copied, for rows of K%s", name, x.nbytes, tf32)
-        copying(x, x, copy)
-        return copy[..., :K]
+        return Copy(shape, cdiv(Size(shape).numel() * x.itemsize, LINE) * LINE)
 
 
 def repack(compute: str, plan: Mapping[str, int]) -> Repack | None:

@@ -6,24 +6,22 @@ A tensor descriptor wants one dimension contiguous, and the address and the othe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 UNIT = 16
 """Bytes: TMA addresses and row pitches are multiples of it."""
 
-ITEMSIZE = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "int8": 1,
-    "uint8": 1,
-    "int32": 4,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
-"""Bytes per element, by dtype name."""
+
+@cache
+def itemsize(dtype: str) -> int:
+    """Bytes per element of a dtype by name: its name says how many bits they are."""
+    bits = re.search(r"\d+", dtype)
+    if bits is None:
+        raise ValueError(f"{dtype!r} does not say its bits, as float16 and float8_e5m2 do")
+    return int(bits[0]) // 8
 
 
 def letter(shape: Sequence[int], strides: Sequence[int]) -> str:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
-PROGRAMS = 132
-"""SMs of a GPU that is in no table: as an H100 or H200 has."""
 
-PROCESSORS = {(8, 0): 108, (8, 6): 84, (8, 7): 16, (8, 9): 142, (9, 0): 132}
-"""Compute capability -> SMs of its largest GPU, for problems on no GPU in particular."""
+class Limits(NamedTuple):
+    """What a plan takes of a GPU that is not at hand."""
 
-SHARED_BYTES = {
-    (8, 0): 166_912,
-    (8, 6): 101_376,
-    (8, 7): 166_912,
-    (8, 9): 101_376,
-    (9, 0): 232_448,
-    (10, 0): 232_448,
-    (12, 0): 101_376,
+    sms: int
+    """Of the largest GPU of the capability."""
+    shared_bytes: int
+    """Most shared memory of one program (CUDA programming guide)."""
+
+
+LIMITS = {
+    (8, 0): Limits(108, 166_912),
+    (8, 6): Limits(84, 101_376),
+    (8, 7): Limits(16, 166_912),
+    (8, 9): Limits(142, 101_376),
+    (9, 0): Limits(132, 232_448),
+    (10, 0): Limits(148, 232_448),
+    (12, 0): Limits(170, 101_376),
 }
-"""Compute capability -> most shared memory of one program, in bytes (CUDA programming guide)."""
+"""By compute capability."""
+
+UNKNOWN = Limits(132, 101_376)
+"""Of a capability that is not there: SMs as an H100 or H200 has."""
 
 OF_MMA_SYNC = ((8, 0), (8, 6), (8, 7), (8, 9), (12, 0))
 """Capabilities whose tensor cores take operands from registers, where rounding costs no detour."""
@@ -29,6 +36,10 @@ OF_MMA_SYNC = ((8, 0), (8, 6), (8, 7), (8, 9), (12, 0))
 def architecture(capability: tuple[int, int]) -> str:
     """The table of a GPU that has none of its own: sm80 or sm90."""
     return "sm90" if capability >= (9, 0) else "sm80"
+
+
+stands_for: dict[tuple[int, int], tuple[str, int, int]] = {}
+"""Compute capability -> name, bytes, SMs of the GPU that plans are for on a machine without one."""
 
 
 def gpu_here(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
@@ -40,7 +51,7 @@ def gpu_here(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
     import torch
 
     if not torch.cuda.is_available():
-        return "", 0, 0
+        return stands_for.get(capability or (0, 0), ("", 0, 0))
     for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
         if capability in (None, torch.cuda.get_device_capability(index)):
             found = torch.cuda.get_device_properties(index)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..host.interpreter import PROGRAMS
-from ..host.storage import ITEMSIZE, column_major
+from ..host.storage import column_major, itemsize
 from . import gpus, tables
 from .dtypes import kind
 from .shared_memory import stage_bytes, tile_bytes
@@ -25,6 +25,11 @@ MOST_STAGES = 10
 
 MOST_ACCUMULATORS = 192
 """Registers of a thread that may hold C, of 255: the rest is addresses and what is on its way."""
+
+
+UNALIGNED_STEP_US = 1.3
+"""A step along K of a tile whose elements are loaded one by one (H200): no copy is asynchronous
+then, so that a step is a trip to memory."""
 
 
 class Planner:
@@ -50,6 +55,18 @@ class Planner:
 
     def __call__(self, problem: Any) -> Mapping[str, int]:
         return _plan(self, problem)
+
+    def unaligned_us(self, problem: Any) -> float | None:
+        """Microseconds of a product whose elements are loaded one by one; None by TMA."""
+        if "BLOCK_M" not in self.settings or tables.aligned(problem, with_c=False):
+            return None
+        plan = self(problem)
+        sides = (problem.N, problem.M) if plan.get("SWAP") else (problem.M, problem.N)
+        tiles = -(-sides[0] // plan["BLOCK_M"]) * -(-sides[1] // plan["BLOCK_N"])
+        parts = plan.get("SPLITS", 1)
+        steps = -(-problem.K // (plan["BLOCK_K"] * parts))
+        processors = gpus.gpu_of(problem)[2] or gpus.PROCESSORS[9, 0]
+        return 2.0 + max(1.0, tiles * parts / processors) * steps * UNALIGNED_STEP_US
 
     # What a rung may override.
 
@@ -113,7 +130,7 @@ class Planner:
         """The config with as many stages, then as much BLOCK_K, as fit ``limit`` bytes; a second
         buffer for C goes first."""
         config = dict(config)
-        least = 32 if ITEMSIZE[dtype_in] == 1 else 16
+        least = 32 if itemsize(dtype_in) == 1 else 16
         while self.shared_bytes(config, dtype_out, dtype_in, compute) > limit:
             if config.get("BUFFERS", 1) > 1:
                 config["BUFFERS"] -= 1
@@ -188,8 +205,8 @@ def _plan(planner: Planner, problem: Any) -> Mapping[str, int]:
         return planner.divide(config, problem, PROGRAMS, transposed)
     capability = problem.capability or (9, 0)
     gpu, limit, processors = gpus.gpu_of(problem)
-    processors = processors or gpus.PROCESSORS.get(capability, gpus.PROGRAMS)
-    limit = limit or gpus.SHARED_BYTES.get(capability, 101_376)
+    usual = gpus.LIMITS.get(capability, gpus.UNKNOWN)
+    processors, limit = processors or usual.sms, limit or usual.shared_bytes
     rows = planner.rows(_rows(planner, problem, gpu, capability), problem, limit)
     config = tables.choose(rows, problem, processors)
     config, limit = planner.adjust(config, problem, limit)

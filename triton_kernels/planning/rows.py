@@ -23,5 +23,6 @@ def row(planner: Planner, adds: str, **limits: Any) -> dict[str, Any]:
         "devices": ("cuda", "cpu"),
         "capability": (8, 0),
         "plan": planner,
+        "unaligned_us": planner.unaligned_us,
         **limits,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..host.storage import ITEMSIZE
+from ..host.storage import itemsize
 from .dtypes import kind
 
 THROUGH_REGISTERS = {"tf32": 1, "tf32x3": 2, "uint8": 1, "ieee": 0, "float64": 0}
@@ -19,9 +19,9 @@ def stage_bytes(config: Mapping[str, int], dtype_in: str, compute: str) -> int:
     name = kind(dtype_in, compute)
     if name in THROUGH_REGISTERS and not (name == "tf32" and config.get("REPACK")):
         slots, copies = max(slots - 1, 1), THROUGH_REGISTERS[name]
-    return (slots * (m + n) + copies * n) * k * ITEMSIZE[dtype_in]
+    return (slots * (m + n) + copies * n) * k * itemsize(dtype_in)
 
 
 def tile_bytes(config: Mapping[str, int], dtype_out: str) -> int:
     """The bytes of a tile of C."""
-    return config["BLOCK_M"] * config["BLOCK_N"] * ITEMSIZE[dtype_out]
+    return config["BLOCK_M"] * config["BLOCK_N"] * itemsize(dtype_out)

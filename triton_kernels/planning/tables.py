@@ -2,7 +2,8 @@
 
 A table holds, for every rung, an ordered list of rows {"when": conditions, "config": values}; the
 first row whose conditions all hold is taken, and the last has none. Conditions: M_max, M_min, the
-same of N, K and MN (M times N, elements of C, of all of a batch), layout, dtype_out and aligned.
+same of N, K and MN (M times N, elements of C, of all of a batch), layout, dtype_out, aligned (A, B
+and C, see ``aligned``), read_aligned (A and B) and tma (``refuse_tma`` has nothing to say).
 Rows with a "rate" compete: of those that hold, the one that ends first is taken.
 Under "kernels" stand the rungs for 16-bit operands summed in float32, under "types" the same by
 ``dtypes.kind`` for everything else.
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host.storage import letter
+from .refusals import refuse_tma
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ OPTIONAL = ("L2_PREFETCH", "REST")
 
 CONDITIONS = (
     "aligned",
+    "read_aligned",
+    "tma",
     "layout",
     "dtype_out",
     *(f"{x}_{y}" for x in SIZES for y in ("min", "max")),
@@ -177,6 +181,10 @@ def all_hold(row: Mapping[str, Any], problem: Any) -> bool:
 def _holds(name: str, value: Any, problem: Any) -> bool:
     if name == "aligned":
         return aligned(problem) == value
+    if name == "read_aligned":
+        return aligned(problem, with_c=False) == value
+    if name == "tma":
+        return (refuse_tma(problem) is None) == value
     if name in ("layout", "dtype_out"):
         return bool(getattr(problem, name) == value)
     what, side = name.split("_")
@@ -184,19 +192,23 @@ def _holds(name: str, value: Any, problem: Any) -> bool:
     return bool(size <= value if side == "max" else size >= value)
 
 
-def aligned(problem: Any) -> bool:
-    """Whether pointer rungs copy 16 bytes at a time: rows, row pitches and addresses of A, B and C
-    are multiples of 16 elements or bytes, the one divisor that Triton's compiler is told of.
+def aligned(problem: Any, with_c: bool = True) -> bool:
+    """Whether pointer rungs copy 16 bytes at a time.
+
+    Then rows, row pitches and addresses of A, B and C (or of A and B alone) are multiples of 16
+    elements or bytes, the one divisor that Triton's compiler is told of.
 
     Where they are not, every element is a copy of its own with its own registers: 128 x 256 x 64
     then spills 4 KB a thread on sm_90, 128 x 128 x 32 nothing.
     """
     M, N, K = problem.M, problem.N, problem.K
-    for shape, strides, alignment in (
+    matrices = [
         ((M, K), problem.a_strides, problem.a_alignment),
         ((K, N), problem.b_strides, problem.b_alignment),
-        ((M, N), problem.c_strides, problem.c_alignment),
-    ):
+    ]
+    if with_c:
+        matrices.append(((M, N), problem.c_strides, problem.c_alignment))
+    for shape, strides, alignment in matrices:
         order = letter(shape, strides)
         outer, inner = (0, 1) if order == "n" else (1, 0)
         pitch = strides[outer] if shape[outer] > 1 else 0

@@ -41,7 +41,7 @@ from ..host.repack import repack
 from ..host.runtime import cdiv, programs, tl, triton
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "K", "batches"])
 def kernel(
     a,
     b,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..host.storage import ITEMSIZE, column_major
+from ..host.storage import column_major, itemsize
 from ..planning.dtypes import FUSES, ON_TENSOR_CORES, kind
 from ..planning.planner import Config, Planner, few_rows, groups, square_tiles
 from ..planning.refusals import refuse_tma
@@ -37,7 +37,7 @@ class DescriptorPlanner(Planner):
             # Flattened, the next tile's loads hold the stages while half of C_in passes beside
             # them.
             plain = not kind(problem.dtype_in, problem.compute)
-            config["FLATTEN"] *= int(plain and ITEMSIZE[problem.dtype_out] == 2)
+            config["FLATTEN"] *= int(plain and itemsize(problem.dtype_out) == 2)
             limit -= tile_bytes(config, problem.dtype_out) // 2 * config["FLATTEN"]
         return config, limit
 

@@ -23,9 +23,10 @@ from ..device.dot import multiply_add, narrow
 from ..device.ordering import grouped
 from ..host.launching import Rung
 from ..host.runtime import INTERPRETED, cdiv, programs, tl, triton
+from ..host.units import units
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "N", "K"])
 def kernel(
     a,
     b,
@@ -44,11 +45,13 @@ def kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     FLATTEN: tl.constexpr,
-    EVEN_M: tl.constexpr,
-    EVEN_N: tl.constexpr,
-    EVEN_K: tl.constexpr,
+    UNIT_M: tl.constexpr,
+    UNIT_N: tl.constexpr,
+    UNIT_K: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
+    # The sizes as they are, which the compiler now knows to be such multiples.
+    M, N, K = M // UNIT_M * UNIT_M, N // UNIT_N * UNIT_N, K // UNIT_K * UNIT_K
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     k_tiles = tl.maximum(tl.cdiv(K, BLOCK_K), 1)
     offs_k = tl.arange(0, BLOCK_K)
@@ -60,8 +63,8 @@ def kernel(
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        in_m = (offs_m < M)[:, None] | EVEN_M
-        in_n = (offs_n < N)[None, :] | EVEN_N
+        in_m = (offs_m < M)[:, None] | (UNIT_M == BLOCK_M)
+        in_n = (offs_n < N)[None, :] | (UNIT_N == BLOCK_N)
 
         # Offsets are elements, and 64-bit before any multiplication by a stride.
         row, col = offs_m.to(tl.int64), offs_n.to(tl.int64)
@@ -70,7 +73,7 @@ def kernel(
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(k_tiles):
             # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
-            in_k = (offs_k < K - k * BLOCK_K) | EVEN_K
+            in_k = (offs_k < K - k * BLOCK_K) | (UNIT_K == BLOCK_K)
             a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0)
             b_block = tl.load(b_ptrs, mask=in_k[:, None] & in_n, other=0.0)
             acc = multiply_add(a_block, b_block, acc, EMULATED)
@@ -103,9 +106,7 @@ def arguments(
         "BLOCK_K": BLOCK_K,
         "GROUP_M": GROUP_M,
         "FLATTEN": bool(FLATTEN),
-        "EVEN_M": M % BLOCK_M == 0,
-        "EVEN_N": N % BLOCK_N == 0,
-        "EVEN_K": K % BLOCK_K == 0,
+        **units(a, b, c, BLOCK_M, BLOCK_N, BLOCK_K),
         "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,

@@ -25,9 +25,10 @@ from ..device.dot import multiply_add, narrow
 from ..device.ordering import grouped
 from ..host.launching import Rung
 from ..host.runtime import INTERPRETED, cdiv, tl, triton
+from ..host.units import units
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "N", "K"])
 def kernel(
     a,
     b,
@@ -45,11 +46,13 @@ def kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    EVEN_M: tl.constexpr,
-    EVEN_N: tl.constexpr,
-    EVEN_K: tl.constexpr,
+    UNIT_M: tl.constexpr,
+    UNIT_N: tl.constexpr,
+    UNIT_K: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
+    # The sizes as they are, which the compiler now knows to be such multiples.
+    M, N, K = M // UNIT_M * UNIT_M, N // UNIT_N * UNIT_N, K // UNIT_K * UNIT_K
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tile_m, tile_n = grouped(tl.program_id(0), tiles_m, tiles_n, GROUP_M)
     offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -63,14 +66,14 @@ def kernel(
     a_step = tl.cast(stride_ak, tl.int64) * BLOCK_K
     b_step = tl.cast(stride_bk, tl.int64) * BLOCK_K
 
-    in_m = (offs_m < M)[:, None] | EVEN_M
-    in_n = (offs_n < N)[None, :] | EVEN_N
+    in_m = (offs_m < M)[:, None] | (UNIT_M == BLOCK_M)
+    in_n = (offs_n < N)[None, :] | (UNIT_N == BLOCK_N)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     # K >= 1. The maximum tells the compiler: with a path that skips the loop, ptxas serialises
     # wgmma (C7515).
     for k in range(tl.maximum(tl.cdiv(K, BLOCK_K), 1)):
         # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
-        in_k = (offs_k < K - k * BLOCK_K) | EVEN_K
+        in_k = (offs_k < K - k * BLOCK_K) | (UNIT_K == BLOCK_K)
         a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0)
         b_block = tl.load(b_ptrs, mask=in_k[:, None] & in_n, other=0.0)
         acc = multiply_add(a_block, b_block, acc, EMULATED)
@@ -101,9 +104,7 @@ def arguments(
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
         "GROUP_M": GROUP_M,
-        "EVEN_M": M % BLOCK_M == 0,
-        "EVEN_N": N % BLOCK_N == 0,
-        "EVEN_K": K % BLOCK_K == 0,
+        **units(a, b, c, BLOCK_M, BLOCK_N, BLOCK_K),
         "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,

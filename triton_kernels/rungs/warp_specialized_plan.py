@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..host.storage import ITEMSIZE, column_major, letter
+from ..host.storage import column_major, itemsize, letter
 from ..planning.dtypes import FLOAT8, FUSES, PLAIN, kind
 from ..planning.planner import Config, Planner, few_rows
 from ..planning.refusals import refuse_tma
@@ -54,9 +54,9 @@ class WarpSpecializedPlanner(Planner):
         """The stages, of both terms of float32, the buffers of epilogue subtiles, and barriers."""
         m, n, slots = config["BLOCK_M"], config["BLOCK_N"], config["NUM_STAGES"]
         terms = 2 if kind(dtype_in, compute) == "tf32x3" else 1
-        stages = terms * slots * (m + n) * config["BLOCK_K"] * ITEMSIZE[dtype_in]
+        stages = terms * slots * (m + n) * config["BLOCK_K"] * itemsize(dtype_in)
         consumers = config["CONSUMERS"]
-        subtile = m // consumers * n // config["SUBTILES"] * ITEMSIZE[dtype_out]
+        subtile = m // consumers * n // config["SUBTILES"] * itemsize(dtype_out)
         return stages + consumers * config["BUFFERS"] * subtile + 512
 
 

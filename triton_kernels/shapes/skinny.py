@@ -37,9 +37,10 @@ from ..device.split_k_partials import (
 from ..host.launching import Rung
 from ..host.recording import Step
 from ..host.runtime import INTERPRETED, cdiv, tl, triton
+from ..host.units import units
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "N", "K", "splits"])
 def kernel(
     a,
     b,
@@ -54,17 +55,19 @@ def kernel(
     stride_bn,
     stride_cm,
     stride_cn,
+    splits,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr,
-    EVEN_M: tl.constexpr,
-    EVEN_N: tl.constexpr,
-    EVEN_K: tl.constexpr,
+    UNIT_M: tl.constexpr,
+    UNIT_N: tl.constexpr,
+    UNIT_K: tl.constexpr,
     PDL: tl.constexpr,
     L2_PREFETCH: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
+    # The sizes as they are, which the compiler now knows to be such multiples.
+    M, N, K = M // UNIT_M * UNIT_M, N // UNIT_N * UNIT_N, K // UNIT_K * UNIT_K
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -73,11 +76,13 @@ def kernel(
     offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     k_tiles = tl.cdiv(K, BLOCK_K)
-    begin, end = bounds(k_tiles, part, SPLITS)
+    begin, end = 0, k_tiles
+    if partials is not None:
+        begin, end = bounds(k_tiles, part, splits)
 
     # Offsets are elements, and 64-bit before any multiplication by a stride.
     row, col = offs_m.to(tl.int64), offs_n.to(tl.int64)
-    k0_first = begin.to(tl.int64) * BLOCK_K
+    k0_first = tl.cast(begin, tl.int64) * BLOCK_K
     k0 = k0_first + offs_k
     a_ptrs = a + row[:, None] * stride_am + k0[None, :] * stride_ak
     b_ptrs = b + k0[:, None] * stride_bk + col[None, :] * stride_bn
@@ -92,20 +97,20 @@ def kernel(
             prefetch_l2(a, k, tile_m * BLOCK_M, K, M, stride_ak, stride_am, BLOCK_M)
     launch_dependents_and_wait(PDL)
 
-    in_m = (offs_m < M)[:, None] | EVEN_M
-    in_n = (offs_n < N)[None, :] | EVEN_N
+    in_m = (offs_m < M)[:, None] | (UNIT_M == BLOCK_M)
+    in_n = (offs_n < N)[None, :] | (UNIT_N == BLOCK_N)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    # SPLITS is at most the K steps, so no part is empty. The maximum tells the compiler.
+    # No part is empty: there are no more than steps of K. The maximum tells the compiler.
     for step in range(tl.maximum(end - begin, 1)):
         # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
-        in_k = (offs_k < K - (begin + step) * BLOCK_K) | EVEN_K
+        in_k = (offs_k < K - (begin + step) * BLOCK_K) | (UNIT_K == BLOCK_K)
         a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0)
         b_block = tl.load(b_ptrs, mask=in_k[:, None] & in_n, other=0.0)
         acc = multiply_add(a_block, b_block, acc, EMULATED)
         a_ptrs += a_step
         b_ptrs += b_step
 
-    if SPLITS > 1:
+    if partials is not None:
         store_partial(partials, tl.program_id(0), acc, BLOCK_M, BLOCK_N)
     else:
         c_ptrs = c + row[:, None] * stride_cm + col[None, :] * stride_cn
@@ -137,10 +142,7 @@ def arguments(
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
-        "SPLITS": SPLITS,
-        "EVEN_M": M % BLOCK_M == 0,
-        "EVEN_N": N % BLOCK_N == 0,
-        "EVEN_K": K % BLOCK_K == 0,
+        **units(a, b, c, BLOCK_M, BLOCK_N, BLOCK_K),
         "PDL": bool(PDL),
         "L2_PREFETCH": L2_PREFETCH,
         "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
@@ -149,7 +151,7 @@ def arguments(
         **({"launch_pdl": True} if PDL else {}),
     }
     strides = (*a.stride(), *b.stride(), *c.stride())
-    return (tiles * SPLITS,), (a, b, c, partials, M, N, K, *strides), constants
+    return (tiles * SPLITS,), (a, b, c, partials, M, N, K, *strides, SPLITS), constants
 
 
 def second(

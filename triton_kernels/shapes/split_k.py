@@ -80,7 +80,7 @@ def prefetch_block(
         prefetch_l2(x, (row + tl.arange(0, ROWS)).to(tl.int64), k, R, K, pitch, 1, DEPTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "N", "K", "whole", "splits"])
 def kernel(
     a,
     b,
@@ -90,6 +90,7 @@ def kernel(
     N,
     K,
     whole,
+    splits,
     a_at,
     b_at,
     pitch_a,
@@ -98,7 +99,6 @@ def kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    SPLITS: tl.constexpr,
     WHOLE: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
@@ -113,10 +113,10 @@ def kernel(
 
     if L2_PREFETCH:
         tile, first = tl.program_id(0), 0
-        if SPLITS > 1:  # noqa: SIM102
+        if partials is not None:  # noqa: SIM102
             if tile >= whole:
                 part = (tile - whole) // split_tiles
-                first = bounds(k_tiles, part, SPLITS)[0] * BLOCK_K
+                first = bounds(k_tiles, part, splits)[0] * BLOCK_K
                 tile = whole + (tile - whole) % split_tiles
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         # Programs that share a block of an operand prefetch different steps of it.
@@ -126,17 +126,19 @@ def kernel(
         k = first + tile_m * DEPTH
         prefetch_block(b_at, tile_n * BLOCK_N, k, N, K, pitch_b, BLOCK_N, DEPTH, not B_TRANSPOSED)
     launch_dependents_and_wait(PDL)
-    items = whole + split_tiles * SPLITS
+    items = whole
+    if partials is not None:
+        items += split_tiles * splits
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
         # Whole tiles come first, then part 0 of every split tile, part 1, ...: programs that run
         # together read the same steps of K.
         tile, begin, end = item, 0, k_tiles
         slot = item - whole
-        if SPLITS > 1:  # noqa: SIM102 (one condition is constant, the other is not)
+        if partials is not None:  # noqa: SIM102 (one condition is constant, the other is not)
             if slot >= 0:
                 tile = whole + slot % split_tiles
                 part = slot // split_tiles
-                begin, end = bounds(k_tiles, part, SPLITS)
+                begin, end = bounds(k_tiles, part, splits)
         tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -147,7 +149,7 @@ def kernel(
             b_block = b.load([n, k]).T if B_TRANSPOSED else b.load([k, n])
             acc = multiply_add(a_block, b_block, acc, EMULATED)
 
-        if SPLITS == 1:
+        if partials is None:
             store(c, acc, m, n, BLOCK_M, BLOCK_N, C_TRANSPOSED, EMULATED)
         elif slot >= 0:
             store_partial(partials, slot, acc, BLOCK_M, BLOCK_N)
@@ -192,7 +194,6 @@ def arguments(
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
         "GROUP_M": GROUP_M,
-        "SPLITS": SPLITS,
         "WHOLE": WHOLE > 0,
         "A_TRANSPOSED": a_transposed,
         "B_TRANSPOSED": b_transposed,
@@ -207,7 +208,7 @@ def arguments(
     prefetched = (None, None, 0, 0)
     if L2_PREFETCH:
         prefetched = (a, b, max(a.stride()), max(b.stride()))
-    return grid, (*descriptors, partials, M, N, K, WHOLE, *prefetched), constants
+    return grid, (*descriptors, partials, M, N, K, WHOLE, SPLITS, *prefetched), constants
 
 
 def second(

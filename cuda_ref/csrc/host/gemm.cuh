@@ -22,11 +22,11 @@
 #include <mma.h>
 #endif
 
+#include "tile/activations.cuh"
+
 namespace tcgemm {
 
 enum class DType : int32_t { f16, bf16, f32, f64, s8, u8, s32, e4m3, e5m2 };
-
-enum class Activation : int32_t { none, relu, gelu, gelu_tanh, silu };
 
 // How products are summed. f32: float32, fp8 promoted to it at every step; fast: fp8 as the tensor
 // cores keep it. float32 operands: ieee is multiplied as it is, tf32 rounded first, tf32x3 split
@@ -60,6 +60,7 @@ struct Scratch {
 // fields in the same order. A rung obeys the fields that it knows; one of 0 was not planned. The
 // simulator, and whoever else calls tcgemm_launch without a plan, lets the rung choose.
 struct Plan {
+  int32_t cluster = 0;               // blocks that share loads by multicast; 0 and 1: none do
   int32_t block_m = 0, block_n = 0;  // the tile of C
   int32_t splits = 0;                // blocks, or for split_k blocks of a cluster, that divide K
   int32_t groups = 0;                // clusters that divide K

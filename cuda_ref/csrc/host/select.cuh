@@ -38,6 +38,24 @@ inline Plan plan_of(const Gemm& gemm, bool transposed = false) {
   return plan;
 }
 
+// Calls body(T{}) with that T of Ts whose tile of C, T::M x T::N, is planned, and with the last where
+// none is. cudaErrorNotSupported where a tile is planned that no T has.
+template <typename... Ts, typename Body>
+int with_planned(const Gemm& gemm, const Body& body) {
+  const Plan plan = plan_of(gemm);
+  int result = cudaErrorNotSupported, left = sizeof...(Ts);
+  bool found = false;
+  const auto try_tiling = [&](auto tiling) {
+    using T = decltype(tiling);
+    --left;
+    if (found || (plan.block_m == 0 ? left > 0 : plan.block_m != T::M || plan.block_n != T::N))
+      return;
+    found = true, result = body(tiling);
+  };
+  (try_tiling(Ts{}), ...);
+  return result;
+}
+
 // True where consecutive elements of a column, not of a row, are neighbours in memory.
 inline bool column_major(const Matrix& matrix) {
   if (matrix.row_stride != 1) return false;

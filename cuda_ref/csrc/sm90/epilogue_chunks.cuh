@@ -6,7 +6,6 @@
 // use, so that its way from memory passes under the chunk before it, or under the last multiplies.
 #pragma once
 
-#include "tile/activations.cuh"
 #include "sm90/tile.cuh"
 
 namespace tcgemm::sm90 {
@@ -34,7 +33,7 @@ __device__ __forceinline__ void load_rows(const Vector& v, Place at, int M, Acc 
         static_cast<const In*>(v.data)[min(at.m + 8 * half, M - 1) * v.row_stride]);
 }
 
-// What is known of a tile before its sums are there: the factor of each row (alpha and the scales that
+// What is known of a tile before its accumulators are there: the factor of each row (alpha and the scales that
 // are one for a row), its bias, where that is one for a row, and whether a chunk's C_in and bias can
 // be read as words without a look at the edges.
 template <typename Out, typename Acc>
@@ -79,7 +78,7 @@ union PairOf {
   std::conditional_t<sizeof(Out) == 2, uint32_t, uint64_t> word;
 };
 
-// What a chunk adds to the sums of a thread, read ahead of its use.
+// What a chunk adds to the accumulators of a thread, read ahead of its use.
 template <typename Out>
 struct Addends {
   static constexpr int COLUMNS = CHUNK_N<Out> / 8;  // pairs of columns
@@ -118,7 +117,7 @@ struct Addends {
   }
 };
 
-// A chunk's sums, d[first] and on, get all but scales of columns and the activation.
+// A chunk's accumulators, d[first] and on, get all but scales of columns and the activation.
 template <typename Out, typename Acc, int REGISTERS>
 __device__ __forceinline__ void add_to_chunk(const Epilogue<Acc>& e, const RowTerms<Out, Acc>& rows,
                                              const Addends<Out>& addends, Acc (&d)[REGISTERS],
@@ -148,7 +147,7 @@ __device__ __forceinline__ void add_to_chunk(const Epilogue<Acc>& e, const RowTe
   }
 }
 
-// A warpgroup's sums become values of C, still to be narrowed. (m, n): their corner in matrix `batch`
+// A warpgroup's accumulators become values of C, still to be narrowed. (m, n): their corner in matrix `batch`
 // of C; addends: what the first chunk adds, already on its way.
 template <typename Out, typename Acc, int REGISTERS>
 __device__ __forceinline__ void finish_chunks(const Epilogue<Acc>& e, const RowTerms<Out, Acc>& rows,

@@ -1,5 +1,5 @@
 // What wgmma_persistent and one_wave are asked besides the product, how much of it a build knows, and
-// C_in on its way from shared memory to the sums.
+// C_in on its way from shared memory to the accumulators.
 #pragma once
 
 #include "ptx/mma.cuh"

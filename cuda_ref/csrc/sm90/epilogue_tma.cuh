@@ -18,7 +18,7 @@ struct TmaEpilogue {
   static constexpr int WIDTH = std::min(CHUNK_N<Out>, BLOCK_N);  // columns of a chunk
   static constexpr int IN_A_ROW = (BLOCK_N - 1) / WIDTH + 1;
   static constexpr int CHUNKS = MMAS * IN_A_ROW;
-  static constexpr int COUNT = WIDTH / 2;  // of a thread's sums in a chunk
+  static constexpr int COUNT = WIDTH / 2;  // of a thread's accumulators in a chunk
   static constexpr int BUFFERS = CHUNKS % MOST_BUFFERS == 0 ? MOST_BUFFERS : 1;
   // Where every chunk has its buffer, all are stored at once, behind a single barrier.
   static constexpr int TOGETHER = BUFFERS == CHUNKS ? CHUNKS : 1;
@@ -123,7 +123,7 @@ struct TmaEpilogue {
     }
   }
 
-  // The sums of a chunk become values of C, still to be narrowed.
+  // The accumulators of a chunk become values of C, still to be narrowed.
   template <int REGISTERS>
   __device__ __forceinline__ void finish(float (&d)[REGISTERS], int chunk) const {
     const int first = first_of(chunk) / 2;
@@ -166,11 +166,17 @@ struct TmaEpilogue {
         finish(sums, chunk);
         __syncwarp();  // its lanes read one another's rows, and no other warp's
       }
-      if (!to_plain) write_chunk<Out, WIDTH>(buffer(chunk), sums, first_of(chunk));
+      write_chunk<Out, WIDTH>(buffer(chunk), sums, first_of(chunk));
       if ((chunk + 1) % BUFFERS == 0) phase ^= 1;
       if ((chunk + 1) % TOGETHER != 0) continue;
       fence_proxy_async();
       bar_sync(group, 128);
+      if (__builtin_expect(to_plain, 0)) {
+        for (int each = chunk + 1 - TOGETHER; each <= chunk; ++each)
+          copy_chunk<Out, WIDTH>(buffers + each % BUFFERS * CHUNK_BYTES, plain.at(z, sizeof(Out)),
+                                 row_of(each), column_of(each), M, N);
+        bar_sync(group, 128);  // the buffers may be written again
+      }
       const int next = chunk - BEHIND + BUFFERS;
       if (elected) {
         if (!to_plain) {
@@ -187,10 +193,6 @@ struct TmaEpilogue {
       }
       __syncwarp();
     }
-    if (__builtin_expect(!to_plain, 1)) return;
-#pragma unroll
-    for (int i = 0; i < MMAS; ++i)
-      store_accumulators<Out>(plain.at(z, sizeof(Out)), d[i], m + 64 * i, n, M, N);
   }
 
   __device__ __forceinline__ void store(const CUtensorMap* c_map, int chunk) const {

@@ -33,21 +33,9 @@ struct Schedule {
   }
 };
 
-// Whether rows of A or B, of 16-bit elements, begin within a sector of 32 bytes.
-inline bool splits_sectors(const Gemm& gemm) {
-  const auto splits = [](const Matrix& x) {
-    return std::max(x.rows > 1 ? x.row_stride : 0, x.cols > 1 ? x.col_stride : 0) % 16 != 0;
-  };
-  return bytes_of(gemm.in) == 2 && (splits(gemm.a) || splits(gemm.b));
-}
-
-// The schedule of a problem on the current device, and how many clusters to start: as few as finish
-// in the same number of waves, since those beyond would wait at the end of the last, and draw
-// power. A cluster of 2 pays from five waves on (1.6 % at 8192 cubed), and costs the launch of
-// fewer, but for tiles of 64 x 128, which read the most for what they multiply: +5 % at 768 x 1024 x
-// 1024, though in one round with a short K -8 % (1024 x 1024 x 512). Operands whose rows are no whole
-// sectors of 32 bytes cost two requests to the L2 for each row of a box, and the L2's tags are then
-// the limit: there a cluster, which asks for half of one operand, always pays. A cudaError_t.
+// The schedule of a problem on the current device, in clusters as its plan says, and how many of
+// them to start: as few as finish in the same number of waves, since those beyond would wait at the
+// end of the last, and draw power. A cudaError_t.
 template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A>
 int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>* schedule,
                 unsigned* clusters) {
@@ -56,15 +44,8 @@ int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>*
   if (error != cudaSuccess) return error;
   const int64_t rows = ceil_div(gemm.c.rows, BLOCK_M), cols = ceil_div(gemm.c.cols, BLOCK_N);
   if (rows * cols > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
-  const int64_t along = SHARES_A ? cols : rows;
-  const int64_t least =  // tiles
-      splits_sectors(gemm)            ? 1
-      : BLOCK_M * BLOCK_N != 64 * 128 ? 4 * sms
-      : gemm.a.cols < 768             ? sms
-                                      : 1;
-  const bool pairs = MAX_CLUSTER > 1 && rows * cols * gemm.batch > least &&
-                     (along % 2 == 0 || along > 16);
-  const int cluster = pairs ? 2 : 1;
+  const int cluster = std::max(1, plan_of(gemm).cluster);
+  if (cluster > std::min(2, MAX_CLUSTER)) return cudaErrorNotSupported;
   *schedule = {static_cast<int>(gemm.c.rows),
                static_cast<int>(gemm.c.cols),
                cluster,

@@ -251,7 +251,7 @@ int with_types_and_majors(const Gemm& gemm, Major a, Major b, Body body) {
 
 #ifndef TCGEMM_SIMULATOR
 
-// Kernels of this library, by address: all of them let the next kernel start early.
+// Kernels of this library, by address: all of them trigger programmatic dependent launch.
 inline std::atomic<uintptr_t>& kernel_slot(const void* kernel) {
   static std::array<std::atomic<uintptr_t>, 64> kernels{};
   return kernels[reinterpret_cast<uintptr_t>(kernel) / 16 % kernels.size()];

@@ -192,4 +192,33 @@ __device__ __forceinline__ void write_chunk(uint32_t chunk, const Acc (&d)[REGIS
   }
 }
 
+// Stores a chunk that write_chunk has left in shared memory by plain stores, clipped to M and N; C's
+// corner of it is (m, n). A warp takes a row at a time, so that its store is one run of bytes.
+template <typename Out, int COLUMNS>
+__device__ __forceinline__ void copy_chunk(const uint8_t* chunk, const PlainOutput& c, int m, int n,
+                                           int M, int N) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 2
+  for (int row = threadIdx.x % 128 / 32; row < 64; row += 4) {
+    if (m + row >= M) break;
+    const uint8_t* from = chunk + row * 128;
+    const auto at = [&](int column) {
+      const int byte = column * sizeof(Out);
+      return from + (byte / 16 ^ row % 8) * 16 + byte % 16;
+    };
+    Out* line = static_cast<Out*>(c.data) + (m + row) * c.row_stride + n * c.col_stride;
+    if (sizeof(Out) == 2 && c.pairs) {
+      if (2 * lane < COLUMNS && n + 2 * lane < N)
+        reinterpret_cast<uint32_t*>(line)[lane] = *reinterpret_cast<const uint32_t*>(at(2 * lane));
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i += 32) {
+      const int column = i + lane;
+      if (column < COLUMNS && n + column < N)
+        line[column * c.col_stride] = *reinterpret_cast<const Out*>(at(column));
+    }
+  }
+}
+
 }  // namespace tcgemm::sm90

@@ -1,13 +1,62 @@
-// The activations of a Hopper rung's sums: no branch, and few instructions for each of them.
+// The activations: for each a number, a careful form for any rung, and a short one for Hopper's
+// accumulators. A new one is a name in the enum, from which Python reads the names that rungs fuse,
+// and a case in `activate` and in `activate_sums`.
 #pragma once
 
-#include "tile/epilogue.cuh"
-#include "ptx/sm90.cuh"
+#include <cstdint>
+#include <type_traits>
 
-namespace tcgemm::sm90 {
+#include "ptx/math.cuh"
 
-// x Phi(x), the normal distribution's Phi: erfc(z / sqrt 2) / 2 = 2^P(z) for z = |x|, with P fitted so
-// that 2^P(z) is within 3e-7; no cancellation where x is negative. Past z = 8 the term is below 1e-15
+namespace tcgemm {
+
+// Up to 7, as sm90/epilogue_fused.cuh keeps them in three bits.
+enum class Activation : int32_t { none, relu, gelu, gelu_tanh, silu };
+
+#if defined(__CUDACC__) || defined(TCGEMM_SIMULATOR)  // a host compiler needs the names alone
+
+// Not fmax, which drops NaN.
+template <typename Acc>
+__device__ inline Acc relu(Acc x) {
+  return x < Acc(0) ? Acc(0) : x;
+}
+__device__ inline float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
+__device__ inline double gelu(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
+// x / (1 + exp(-x)); the quick division errs by 2 units in the last place.
+__device__ inline float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
+__device__ inline double silu(double x) { return x / (1.0 + exp(-x)); }
+// x (1 + tanh(u)) / 2 is x / (1 + exp(-2 u)).
+__device__ inline float gelu_tanh(float x) {
+  return __fdividef(x, 1.0f + expf(-1.59576912f * (x + 0.044715f * x * x * x)));
+}
+__device__ inline double gelu_tanh(double x) {
+  return 0.5 * x * (1.0 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+}
+
+template <typename Acc, int COUNT>
+__device__ inline void activate(Activation activation, Acc (&x)[COUNT]) {
+  if (activation == Activation::none) return;
+#pragma unroll
+  for (int e = 0; e < COUNT; ++e) {
+    if constexpr (std::is_same_v<Acc, int32_t>) {
+      x[e] = relu(x[e]);
+    } else {
+      switch (activation) {
+        case Activation::gelu: x[e] = gelu(x[e]); break;
+        case Activation::gelu_tanh: x[e] = gelu_tanh(x[e]); break;
+        case Activation::silu: x[e] = silu(x[e]); break;
+        default: x[e] = relu(x[e]);
+      }
+    }
+  }
+}
+
+namespace sm90 {
+
+// What follows has no branch, and few instructions for each value.
+
+// x Phi(x), the normal distribution's Phi: erfc(z / sqrt 2) / 2 = 2^P(z) for z = |x|, with P fitted
+// so that 2^P(z) is within 3e-7; no cancellation where x is negative. Past z = 8 the term is below 1e-15
 // and stays there. 9 instructions, one of them on the special function unit.
 __device__ __forceinline__ float fast_gelu(float x) {
   const float z = fminf(fabsf(x), 8.0f);
@@ -50,4 +99,8 @@ __device__ __forceinline__ void activate_sums(Activation activation, Acc (&d)[RE
   }
 }
 
-}  // namespace tcgemm::sm90
+}  // namespace sm90
+
+#endif
+
+}  // namespace tcgemm

@@ -11,7 +11,7 @@
 
 namespace tcgemm {
 
-// What finish needs of a problem. Acc is the type of the sums: float, double or int32_t.
+// What finish needs of a problem. Acc is the type of the accumulators: float, double or int32_t.
 template <typename Acc>
 struct Epilogue {
   const void* c_in;
@@ -27,7 +27,7 @@ inline bool is_plain(const Gemm& gemm) {
          !gemm.scale_b.data && gemm.activation == Activation::none;
 }
 
-// alpha or beta in the type of the sums; of an integer its lowest 32 bits.
+// alpha or beta in the type of the accumulators; of an integer its lowest 32 bits.
 template <typename Acc>
 inline Acc scalar_of(double x) {
   if constexpr (std::is_same_v<Acc, int32_t>) {
@@ -71,7 +71,7 @@ inline Epilogue<Acc> epilogue_of(const Gemm& gemm) {
           gemm.activation};
 }
 
-// An element of C_in or bias in the type of the sums.
+// An element of C_in or bias in the type of the accumulators.
 template <typename Acc, typename Out>
 __device__ inline Acc widen(Out x) {
   if constexpr (std::is_same_v<Acc, Out>) {
@@ -101,24 +101,6 @@ __device__ inline Acc multiply_add(Acc a, Acc x, Acc y) {
   } else {
     return a * x + y;
   }
-}
-
-// Not fmax, which drops NaN.
-template <typename Acc>
-__device__ inline Acc relu(Acc x) {
-  return x < Acc(0) ? Acc(0) : x;
-}
-__device__ inline float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
-__device__ inline double gelu(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
-// x / (1 + exp(-x)); the quick division errs by 2 units in the last place.
-__device__ inline float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
-__device__ inline double silu(double x) { return x / (1.0 + exp(-x)); }
-// x (1 + tanh(u)) / 2 is x / (1 + exp(-2 u)).
-__device__ inline float gelu_tanh(float x) {
-  return __fdividef(x, 1.0f + expf(-1.59576912f * (x + 0.044715f * x * x * x)));
-}
-__device__ inline double gelu_tanh(double x) {
-  return 0.5 * x * (1.0 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
 }
 
 // Reads COUNT neighbours; `vectors` promises that they begin at a multiple of their bytes.
@@ -201,25 +183,7 @@ __device__ inline void load_bias(const Epilogue<Acc>& epilogue, Acc (&to)[COUNT]
   }
 }
 
-template <typename Acc, int COUNT>
-__device__ inline void activate(Activation activation, Acc (&x)[COUNT]) {
-  if (activation == Activation::none) return;
-#pragma unroll
-  for (int e = 0; e < COUNT; ++e) {
-    if constexpr (std::is_same_v<Acc, int32_t>) {
-      x[e] = relu(x[e]);
-    } else {
-      switch (activation) {
-        case Activation::gelu: x[e] = gelu(x[e]); break;
-        case Activation::gelu_tanh: x[e] = gelu_tanh(x[e]); break;
-        case Activation::silu: x[e] = silu(x[e]); break;
-        default: x[e] = relu(x[e]);
-      }
-    }
-  }
-}
-
-// Turns the sums of elements (m, n) .. (m, n + COUNT - 1) of C into their values, still to be
+// Turns the accumulators of elements (m, n) .. (m, n + COUNT - 1) of C into their values, still to be
 // narrowed. Only the first `inside` of them lie in C: nothing is read for the others. n is a multiple
 // of COUNT. With FUSED = false it does nothing.
 template <bool FUSED, typename Out, typename Acc, int COUNT>

@@ -34,13 +34,43 @@ __device__ inline void store_shared(Sum* to, const Sum (&from)[COUNT]) {
   for (int w = 0; w < WORDS; ++w) reinterpret_cast<uint4*>(to)[w] = packed.words[w];
 }
 
+// store_tile where vectors do not reach: neighbouring threads store neighbouring elements of a row, so
+// that a warp's store is two or three sectors, where vectors taken apart would touch one a lane.
+template <bool FUSED, int THREADS, int BLOCK_M, int BLOCK_N, int LD, typename Out, typename Sum,
+          typename Acc>
+__device__ void store_elements(const Sum* tile, const Matrix& c, const Epilogue<Acc>& epilogue,
+                               int64_t m0, int64_t n0, int64_t batch) {
+  Out* data = static_cast<Out*>(c.data) + batch * c.batch_stride + m0 * c.row_stride +
+              n0 * c.col_stride;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < BLOCK_M * BLOCK_N; i += THREADS) {
+    const int row = i / BLOCK_N, col = i % BLOCK_N;
+    if (m0 + row >= c.rows || n0 + col >= c.cols) continue;
+    Acc x[1] = {widen<Acc>(tile[row * LD + col])};
+    if constexpr (FUSED) {
+      Out c_in[1]{};
+      if (epilogue.c_in) load_c_in(epilogue, c_in, m0 + row, n0 + col, batch, 1);
+      scale_and_add(epilogue, x, c_in, m0 + row, n0 + col, 1);
+      Acc bias[1];
+      load_bias<Out>(epilogue, bias, m0 + row, n0 + col, 1);
+      if (epilogue.bias.data) x[0] = multiply_add(Acc(1), bias[0], x[0]);
+      activate(epilogue.activation, x);
+    }
+    data[row * c.row_stride + col * c.col_stride] = narrow<Out>(x[0]);
+  }
+}
+
 // Stores the inside of a BLOCK_M x BLOCK_N tile of sums at (m0, n0) of matrix `batch` of C. The sums
 // are in shared memory, in rows LD apart that begin at multiples of 16 bytes. `vectors`: the same
-// holds of the rows of C. Each thread keeps to its own columns and elements.
+// holds of the rows of C, and each thread keeps to its own columns; else see store_elements.
 template <bool FUSED, int THREADS, int BLOCK_M, int BLOCK_N, int LD, typename Out, typename Sum,
           typename Acc>
 __device__ void store_tile(Sum* tile, const Matrix& c, bool vectors, const Epilogue<Acc>& epilogue,
                            int64_t m0, int64_t n0, int64_t batch) {
+  if (!vectors) {
+    store_elements<FUSED, THREADS, BLOCK_M, BLOCK_N, LD, Out>(tile, c, epilogue, m0, n0, batch);
+    return;
+  }
   constexpr int COUNT = 16 / sizeof(Out);
   constexpr int ROWS = THREADS * COUNT / BLOCK_N;  // in one pass of all threads
   constexpr int IN_FLIGHT = 4;
@@ -98,7 +128,7 @@ __device__ void store_tile(Sum* tile, const Matrix& c, bool vectors, const Epilo
       }
       activate(epilogue.activation, x);
     }
-    if (vectors && inside == COUNT) {
+    if (inside == COUNT) {
       store_narrowed(&data[row * c.row_stride], x);
     } else {
       for (int e = 0; e < COUNT; ++e) {

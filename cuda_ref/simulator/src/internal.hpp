@@ -27,6 +27,7 @@ constexpr int MAX_WORKERS = 64;
 constexpr int MAX_FINDINGS = 24;
 constexpr int MAX_MMA_KINDS = 12;
 constexpr int MAX_GUARDS = 62;
+constexpr int PLAN_FIELDS = 9;
 constexpr int MAX_FRAMES = 12;
 constexpr int NUM_OPERANDS = 7;  // A, B, C, C_in, bias, scale_a, scale_b; those after C may be none
 constexpr int C_OPERAND = 2;
@@ -57,6 +58,7 @@ struct Request {
   // Offsets in the thread-local block of the guards that g++ sets beside arrays of class type.
   int32_t guard_count, unused;
   int32_t guards[MAX_GUARDS];
+  int32_t plan[PLAN_FIELDS];  // tcgemm::Plan
 };
 
 enum class Kind : int32_t {

@@ -209,6 +209,10 @@ double now() {
   gemm.compute = static_cast<Compute>(request.compute);
   gemm.mma_m = request.mma_m;
   gemm.mma_n = request.mma_n;
+  static_assert(sizeof(Plan) == sizeof(request.plan));
+  Plan plan;
+  std::memcpy(&plan, request.plan, sizeof(plan));
+  gemm.plan = &plan;
   gemm.in = static_cast<DType>(request.dtype_in);
   gemm.out = static_cast<DType>(request.dtype_out);
   control->launch_error = tcgemm_launch(gemm, nullptr);

@@ -15,6 +15,7 @@ from ..style import ALARM, INK, MUTED, RC, backend_colour
 from .picture import (
     WIDTH,
     Picture,
+    hover,
     kernel_axis,
     kernels_of,
     number_text,
@@ -60,7 +61,8 @@ def draw_accuracy(table: pd.DataFrame) -> Picture:
                     continue
                 colour = backend_colour(backend, backends)
                 xs = of["error_ratio"].clip(floor * 1.05, top / 1.05)
-                ax.scatter(xs, [y] * len(of), s=14, color=colour, alpha=0.35, linewidths=0)
+                dots = ax.scatter(xs, [y] * len(of), s=14, color=colour, alpha=0.35, linewidths=0)
+                hover(dots, [int(number) for number in of.index])
                 wrong = of[of["status"].eq("wrong")]
                 if len(wrong):
                     ax.scatter(

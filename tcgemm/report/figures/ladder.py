@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import matplotlib as mpl
 import pandas as pd
@@ -22,6 +22,7 @@ from ..style import INK, MUTED, PAPER, RC, backend_colour
 from .picture import (
     WIDTH,
     Picture,
+    hover,
     kernel_axis,
     kernels_of,
     number_text,
@@ -36,12 +37,13 @@ def _ladder_panel(
     ax: Axes,
     table: pd.DataFrame,
     kernels: list[tuple[str, str]],
+    specialists: Collection[tuple[str, str]],
     *,
     labels: bool,
     top: float,
 ) -> None:
     """Bars of % of cuBLAS, one a rung, with the 20th to 80th percentile of the pairs."""
-    place, height = rows_of_kernels(kernels)
+    place, height = rows_of_kernels(kernels, specialists)
     backends = ordered_backends([b for b, _ in kernels])
     ax.axvline(100, color=backend_colour(BASELINE, backends), linewidth=1.4)
     rows = {(str(r["backend"]), str(r["kernel"])): r for _, r in table.iterrows()}
@@ -54,7 +56,8 @@ def _ladder_panel(
             continue
         value = row["pct_of_cublas"]
         colour = backend_colour(backend, backends)
-        ax.barh(y, value, height=0.68, color=colour, linewidth=0)
+        bars = ax.barh(y, value, height=0.68, color=colour, linewidth=0)
+        hover(bars[0], [_said(row)])
         low, high = 100 * row["ratio_p20"], 100 * row["ratio_p80"]
         if not (pd.isna(low) or pd.isna(high)):
             ax.plot([low, high], [y, y], color=INK, linewidth=1.1, solid_capstyle="butt")
@@ -71,7 +74,7 @@ def _ladder_panel(
         ax.text(
             top * 0.995,
             y,
-            f"{number_text(row['tflops'])}",
+            f"{number_text(row['paired_tflops'])}",
             va="center",
             ha="right",
             fontsize=8.5,
@@ -81,7 +84,17 @@ def _ladder_panel(
     ax.set_xlim(0, top)
     ax.xaxis.set_major_locator(FixedLocator(list(range(0, int(top / 1.38) + 1, 25))))
     ax.set_xlabel("% of cuBLAS")
-    kernel_axis(ax, place, height, labels)
+    kernel_axis(ax, place, height, labels, specialists)
+
+
+def _said(row: pd.Series) -> str:
+    """The row behind a bar, in words."""
+    said = f"{row['backend']}/{row['kernel']}: {row['pct_of_cublas']:.1f} % of cuBLAS"
+    low, high = row["ratio_p20"], row["ratio_p80"]
+    spread = (
+        "" if pd.isna(low) else f" (20th to 80th percentile {100 * low:.1f} to {100 * high:.1f})"
+    )
+    return f"{said}{spread}, {number_text(row['paired_tflops'])} TFLOPS; {row['config']}"
 
 
 def _baseline_text(table: pd.DataFrame) -> str:
@@ -94,7 +107,7 @@ def draw_ladder(tables: Sequence[tuple[str, pd.DataFrame]]) -> Picture:
 
     One GPU: a panel per dtype and layout. Several: a column per GPU, a row per dtype.
     """
-    title = "The ladder: each rung as a share of cuBLAS"
+    title = "The ladder and the specialists: each kernel as a share of cuBLAS"
     shape = ladder_shape([t for _, t in tables])
     if shape is None:
         return Picture("ladder", title, "Not drawn: no shape was timed on every GPU.", None)
@@ -108,6 +121,10 @@ def draw_ladder(tables: Sequence[tuple[str, pd.DataFrame]]) -> Picture:
     kernels = [k for k in kernels_of(every) if k[0] != BASELINE]
     if not kernels:
         return Picture("ladder", title, "Not drawn: only cuBLAS was measured.", None)
+    of_shapes = every[every["kind"].eq("shape")]
+    specialists = set(
+        zip(of_shapes["backend"].astype(str), of_shapes["kernel"].astype(str), strict=True)
+    )
     pairs, layouts = panels(every[every["tflops"].notna()])
     grid: list[list[tuple[str, pd.DataFrame]]] = []
     for pair in pairs:
@@ -121,14 +138,14 @@ def draw_ladder(tables: Sequence[tuple[str, pd.DataFrame]]) -> Picture:
             ]
         grid.append(row)
     columns = max(len(row) for row in grid)
-    height = 0.9 + rows_of_kernels(kernels)[1] * 0.2
+    height = 0.9 + rows_of_kernels(kernels, specialists)[1] * 0.2
     top = 1.42 * max(100.0, float(every["pct_of_cublas"].max(skipna=True)))
     with mpl.rc_context(RC):
         figure = Figure(figsize=(WIDTH, height * len(grid)), layout="constrained")
         axes = figure.subplots(len(grid), columns, squeeze=False)
         for i, row in enumerate(grid):
             for j, (name, t) in enumerate(row):
-                _ladder_panel(axes[i][j], t, kernels, labels=j == 0, top=top)
+                _ladder_panel(axes[i][j], t, kernels, specialists, labels=j == 0, top=top)
                 axes[i][j].set_title(f"{name}\n", pad=2)
                 axes[i][j].annotate(
                     f"100 % is {_baseline_text(t)}",
@@ -142,11 +159,12 @@ def draw_ladder(tables: Sequence[tuple[str, pd.DataFrame]]) -> Picture:
         svg = save(figure)
     guide = (
         f"Every rung of both ladders at {shape_text(*shape)} (M, N, K), from the first to the "
-        "last. A bar's length is the median of paired rounds against cuBLAS, the dark line at its "
-        "end spans the 20th to the 80th percentile, and the grey line at 100 % is cuBLAS itself. "
-        "On the right the rate as measured; the rate of cuBLAS is that beside the fastest rungs, "
-        "and beside a slow one, which leaves the board cool, it is higher. A rung without a bar "
-        "says why."
+        "last, and the specialists. A bar's length is the median of paired rounds against cuBLAS, "
+        "the dark line at its end spans the 20th to the 80th percentile, and the grey line at "
+        "100 % is cuBLAS itself. "
+        "On the right the rate on one clock, that of cuBLAS beside the fastest rungs: the board "
+        "runs cooler and faster beside a slow one. A rung without a bar says why. The specialists "
+        "below each ladder are for shapes of their own, and this may be none of them."
     )
     if len(here) > 1:
         guide += f" One column a GPU, layout {layouts[0]}."

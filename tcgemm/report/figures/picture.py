@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
@@ -31,12 +33,57 @@ class Picture:
     svg: str | None
 
 
+def hover(artist: Artist, behind: Sequence[int] | Sequence[str]) -> None:
+    """Say what is behind each mark of an artist, in the order in which it draws them.
+
+    Args:
+        artist: dots, bars or cells, none of them masked.
+        behind: for each, the number of its row in the folder's table, which the page looks up, or
+            the text itself.
+    """
+    setattr(artist, _BEHIND, list(behind))
+
+
+_BEHIND = "_tcgemm_behind"
+
+
 def save(figure: Figure) -> str:
     """The figure as an SVG document without date or creator."""
+    told = figure.findobj(lambda artist: hasattr(artist, _BEHIND))
+    for number, artist in enumerate(told):
+        artist.set_gid(f"hover-{number}")
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = re.sub(r"\d+\.\d{5,}", lambda m: f"{float(m[0]):.2f}", buffer.getvalue())
+    for number, artist in enumerate(told):
+        svg = _with_behind(svg, f"hover-{number}", getattr(artist, _BEHIND))
     return "\n".join(line.strip() for line in svg.splitlines()) + "\n"
+
+
+def _with_behind(svg: str, gid: str, behind: Sequence[int | str]) -> str:
+    """The SVG with what is behind each mark of the group of that id."""
+    start = svg.index(f'<g id="{gid}">')
+    depth, end = 0, start
+    for tag in re.finditer(r"<g\b|</g>", svg[start:]):
+        depth += 1 if tag[0] == "<g" else -1
+        if not depth:
+            end = start + tag.end()
+            break
+    group = svg[start:end]
+    defined = group.rfind("</defs>") + 1
+    kind = "use" if "<use " in group[defined:] else "path"
+    marks = list(re.finditer(rf"<{kind} [^>]*/>", group[defined:]))
+    if len(marks) != len(behind):
+        raise ValueError(f"{len(marks)} marks are drawn and {len(behind)} are explained")
+    pieces, at = [group[:defined]], 0
+    for mark, what in zip(marks, behind, strict=True):
+        pieces.append(group[defined:][at : mark.start()])
+        at = mark.end()
+        if isinstance(what, str):
+            pieces.append(f"{mark[0][:-2]}><title>{escape(what)}</title></{kind}>")
+        else:
+            pieces.append(f'{mark[0][:-2]} data-row="{what}"/>')
+    return svg[:start] + "".join(pieces) + group[defined:][at:] + svg[end:]
 
 
 def inline(svg: str, prefix: str) -> str:
@@ -70,28 +117,44 @@ def kernels_of(table: pd.DataFrame) -> list[tuple[str, str]]:
     return [(b, k) for b, k in seen.astype(str).to_numpy()]
 
 
-def rows_of_kernels(kernels: list[tuple[str, str]]) -> tuple[dict[tuple[str, str], float], float]:
-    """Vertical position of each kernel, backends set apart by one free row; and the height."""
-    place, y, before = {}, 0.0, None
-    for backend, kernel in kernels:
-        if backend != before:
-            y, before = y + 1.0, backend
-        place[backend, kernel] = y
-        y += 1
+def rows_of_kernels(
+    kernels: list[tuple[str, str]], specialists: Collection[tuple[str, str]] = ()
+) -> tuple[dict[tuple[str, str], float], float]:
+    """Vertical position of each kernel, and the height: backends, and within each of them the
+    specialists behind the ladder, are set apart by one free row."""
+    place: dict[tuple[str, str], float] = {}
+    y, before = 0.0, None
+    for backend in dict.fromkeys(backend for backend, _ in kernels):
+        of = [each for each in kernels if each[0] == backend]
+        for each in sorted(of, key=lambda each: each in specialists):
+            group = (backend, each in specialists)
+            if group != before:
+                y, before = y + 1.0, group
+            place[each] = y
+            y += 1
     return place, y
 
 
-def kernel_axis(ax: Axes, place: dict[tuple[str, str], float], height: float, show: bool) -> None:
+def kernel_axis(
+    ax: Axes,
+    place: dict[tuple[str, str], float],
+    height: float,
+    show: bool,
+    specialists: Collection[tuple[str, str]] = (),
+) -> None:
     ax.set_ylim(height - 0.3, -0.5)
     ax.yaxis.set_major_locator(FixedLocator(list(place.values())))
     ax.set_yticklabels([kernel for _, kernel in place] if show else [])
     ax.grid(False, axis="y")
     ax.spines["left"].set_visible(False)
+    groups: dict[tuple[str, bool], float] = {}
+    for (backend, kernel), y in place.items():
+        groups.setdefault((backend, (backend, kernel) in specialists), y)
     backends = list(dict.fromkeys(b for b, _ in place))
-    for backend in backends if show else []:
-        top = min(y for (b, _), y in place.items() if b == backend)
+    for (backend, special), top in groups.items() if show else []:
+        name = f"{backend}, specialists" if special else backend
         ax.annotate(
-            backend,
+            f"{backend}, the ladder" if (backend, True) in groups and not special else name,
             (0, top - 0.95),
             xycoords=("axes fraction", "data"),
             xytext=(-4, 0),

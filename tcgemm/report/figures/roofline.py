@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import matplotlib as mpl
 import pandas as pd
@@ -11,22 +11,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..derive import (
+    DISPLAY,
     Gpu,
     at_shape,
     best,
-    ladder_shape,
+    key_shapes,
     pairs_text,
-    shape_text,
 )
 from ..style import INK, MUTED, PAPER, RC, backend_colour
 from .picture import (
     WIDTH,
     Picture,
+    hover,
     number_text,
     of_panel,
     panels,
     save,
-    spread,
 )
 
 
@@ -36,18 +36,18 @@ def draw_roofline(table: pd.DataFrame, gpu: Gpu) -> Picture:
     timed = table[table["tflops"].notna() & table["intensity"].notna()]
     if timed.empty:
         return Picture("roofline", title, "Not drawn: nothing was timed.", None)
-    shape = ladder_shape([timed])
-    pairs, layouts = panels(timed)
+    shapes = key_shapes([timed])
+    pairs, _ = panels(timed)
     backends = list(timed["backend"].cat.categories)
     leaders = best(timed)
     low_x, high_x = float(timed["intensity"].min()) / 1.5, float(timed["intensity"].max()) * 1.3
-    low_y = float(timed["tflops"].min()) / 1.6
+    low_y = float(timed["paired_tflops"].min()) / 1.6
     with mpl.rc_context(RC):
         figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
         axes = figure.subplots(1, len(pairs), squeeze=False, sharey=True)[0]
         for ax, pair in zip(axes, pairs, strict=True):
             peak, bandwidth = gpu.peak_tflops.get(pair[0]), gpu.bandwidth_gb_s
-            high_y = 1.5 * max(float(timed["tflops"].max()), peak or 0)
+            high_y = 1.5 * max(float(timed["paired_tflops"].max()), peak or 0)
             ax.set_xscale("log")
             ax.set_yscale("log")
             ax.set_xlim(low_x, high_x)
@@ -70,15 +70,20 @@ def draw_roofline(table: pd.DataFrame, gpu: Gpu) -> Picture:
                 rest = of[of["backend"].eq(backend)]
                 lead = of_panel(leaders, pair)
                 lead = lead[lead["backend"].eq(backend)]
-                ax.scatter(
-                    rest["intensity"], rest["tflops"], s=5, color=colour, alpha=0.35, linewidths=0
-                )
-                ax.scatter(
-                    lead["intensity"], lead["tflops"], s=17, color=colour, linewidths=0.4,
-                    edgecolors=PAPER,
+                for rows, size, alpha in ((rest, 5, 0.35), (lead, 17, 1.0)):
+                    if len(rows):
+                        dots = ax.scatter(
+                            rows["intensity"], rows["paired_tflops"], s=size, color=colour,
+                            alpha=alpha, linewidths=0.4 if size > 5 else 0, edgecolors=PAPER,
+                        )  # fmt: skip
+                        hover(dots, [int(number) for number in rows.index])
+            _name_shapes(ax, of_panel(leaders, pair), shapes, low_y)
+            for place, backend in enumerate(backends):
+                ax.annotate(
+                    DISPLAY.get(str(backend), str(backend)), (0, 1), xycoords="axes fraction",
+                    xytext=(6 + 52 * place, -14), textcoords="offset points", fontweight="bold",
+                    color=backend_colour(backend, backends), fontsize=9,
                 )  # fmt: skip
-            _name_column(ax, at_shape(of_panel(of, pair, layouts[0]), shape) if shape else of[:0],
-                         backends, (low_y, high_y), high_x)  # fmt: skip
             ax.set_title(pairs_text(*pair) + "\n", pad=2)
             ax.set_xlabel("FLOP per byte of least traffic")
             for axis in (ax.xaxis, ax.yaxis):
@@ -89,7 +94,7 @@ def draw_roofline(table: pd.DataFrame, gpu: Gpu) -> Picture:
     guide = (
         "Every kernel on every shape: across, the operations per byte that must at least move; "
         "up, the rate reached, both logarithmic. Large dots are the fastest rung of each backend "
-        "on a shape, small ones the other rungs. "
+        "on a shape, small ones the other rungs; a dot under the pointer says which it is. "
     )
     if gpu.bandwidth_gb_s and any(gpu.peak_tflops.get(pair[0]) for pair in pairs):
         guide += (
@@ -98,35 +103,21 @@ def draw_roofline(table: pd.DataFrame, gpu: Gpu) -> Picture:
         )
     else:
         guide += "No data sheet of this GPU is known, so there is no roof."
-    if shape:
-        guide += (
-            f" The names on the right belong to the dots at {shape_text(*shape)}, {layouts[0]}."
-        )
     return Picture("roofline", title, guide, svg)
 
 
-def _name_column(
-    ax: Axes, rows: pd.DataFrame, backends: list[str], limits: tuple[float, float], edge: float
+def _name_shapes(
+    ax: Axes, leaders: pd.DataFrame, shapes: Sequence[tuple[int, int, int]], floor: float
 ) -> None:
-    """Names right of the panel at the height of their dots, moved apart where they would touch."""
-    if rows.empty:
-        return
-    x = float(rows["intensity"].iloc[0])
-    ax.axvline(x, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), zorder=0.5)
-    ax.annotate(
-        str(rows["shape"].iloc[0]), (x, limits[0]), xytext=(-4, 5), textcoords="offset points",
-        ha="right", fontsize=8, color=MUTED,
-    )  # fmt: skip
-    low, high = (math.log10(v) for v in limits)
-    rows = rows.sort_values("tflops")
-    at = [math.log10(v) for v in rows["tflops"]]
-    ys = spread(at, (high - low) * 0.031, low + 0.02, high - 0.05 * (high - low))
-    for y, (_, row) in zip(ys, rows.iterrows(), strict=True):
-        backend = str(row["backend"])
-        colour = backend_colour(backend, backends)
+    """A dashed line at the intensity of each of a few shapes, with the shape's name along it."""
+    for shape in shapes:
+        rows = at_shape(leaders, shape)
+        if rows.empty:
+            continue
+        x = float(rows["intensity"].iloc[0])
+        top = float(rows["paired_tflops"].max())
+        ax.plot([x, x], [floor, top], color=MUTED, linewidth=0.7, linestyle=(0, (2, 2)), zorder=0.5)
         ax.annotate(
-            str(row["kernel"]), (edge, row["tflops"]), xytext=(edge * 1.5, 10**y),
-            fontsize=7.5, va="center", color=colour, annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7,
-                        "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
+            str(rows["shape"].iloc[0]), (x, floor), xytext=(-2, 5), textcoords="offset points",
+            ha="right", va="bottom", rotation=90, fontsize=7.5, color=MUTED,
         )  # fmt: skip

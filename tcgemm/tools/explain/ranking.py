@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...bench.case import FUSIONS, Case, case_of_row
+from ...bench.case import FUSIONS, NORMAL, Case, case_of_row
 
 if TYPE_CHECKING:
     from ...dispatch import Kernel
@@ -94,7 +94,8 @@ def rank(
     """The rows that take the problem, the fastest first, those without a time last.
 
     Args:
-        results: stored rows of that GPU (``bench.store.read``); later ones replace earlier ones.
+        results: stored rows of that GPU (``bench.store.read``); later ones replace earlier ones,
+            and those of other data than normal are left out.
     """
     measured = of_results(results)
     found = [
@@ -109,7 +110,8 @@ def of_results(
     results: Iterable[Mapping[str, str]],
 ) -> dict[tuple[str, str], dict[Case, Measured]]:
     """(backend, kernel) -> case -> its time; of several runs the last one's ratio counts."""
-    timed = [row for row in results if row["status"] == "ok" and row["ms_p50"]]
+    usual = (row for row in results if row.get("data") in ("", None, NORMAL))
+    timed = [row for row in usual if row["status"] == "ok" and row["ms_p50"]]
     cases = [case_of_row(row) for row in timed]
     cublas: dict[Case, list[float]] = {}
     for case, row in zip(cases, timed, strict=True):

@@ -11,6 +11,7 @@ import typer
 from ... import options
 from ...errors import OperandError, UnknownNameError
 from ...request import board_of, check_problem, problem_of
+from ...waiting import Waiting
 from .compiled import compile_all, write_csv
 from .describe import FACTS, GROUPS, describe, inspector, no_stage
 
@@ -25,10 +26,18 @@ ALL_SHOWN = ("registers", "spilled bytes", "wgmma", "mma", "instructions", "seco
 
 def show_kernel(
     kernel: Annotated[
-        str | None, typer.Argument(help="The rung.", metavar="BACKEND/KERNEL")
+        str | None,
+        typer.Argument(
+            help="The rung.", metavar="BACKEND/KERNEL", autocompletion=options.complete_kernel
+        ),
     ] = None,
     compare: Annotated[
-        str | None, typer.Option(help="A second rung beside it.", metavar="BACKEND/KERNEL")
+        str | None,
+        typer.Option(
+            help="A second rung beside it.",
+            metavar="BACKEND/KERNEL",
+            autocompletion=options.complete_kernel,
+        ),
     ] = None,
     shape: Annotated[
         str, typer.Option(help="Sizes of the product.", metavar="MxNxK")
@@ -69,8 +78,11 @@ def show_kernel(
         _show_all(problem, board.name, csv, json)
         return
     inspectors = [inspector(row, problem, stage) for row in rows]
-    shown = [describe(row, problem, inspect(stage is not None)) for row, inspect in
-             zip(rows, inspectors, strict=True)]  # fmt: skip
+    shown = []
+    with Waiting("compiling") as waiting:
+        for row, inspect in zip(rows, inspectors, strict=True):
+            waiting.update(f"compiling {row.full_name}")
+            shown.append(describe(row, problem, inspect(stage is not None)))
     texts = [each.pop("texts") for each in shown]
     if stage is not None:
         for each, text in zip(shown, texts, strict=True):
@@ -93,12 +105,13 @@ def _show_all(problem: Problem, gpu: str, csv: Path | None, json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, rows = Console(), []
+    console = Console()
+    rows: list[dict[str, Any]] = []
     table = Table("rung", *ALL_SHOWN)
-    with Console(stderr=True).status("compiling") as status:
+    with Waiting("compiling") as waiting:
         for row in compile_all(problem, gpu):
             name = f"{row['backend']}/{row['kernel']}"
-            status.update(f"compiled {name}")
+            waiting.update(f"compiling, {len(rows) + 1} done, the last {name}")
             rows.append(row)
             why = [f"{row['status']}: {row['reason']}"] if row["status"] != "ok" else []
             table.add_row(name, *(why or (_cell(row[column]) for column in ALL_SHOWN)))

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from ...dispatch import Kernel
     from ...problem import Problem
 
+OF_PROBLEM = ("dtype_in", "dtype_out", "compute", "layout", "M", "N", "K")
+
 COLUMNS = (
-    *("backend", "kernel", "adds", "gpu", "dtype_in", "dtype_out", "compute", "layout"),
-    *("M", "N", "K", "status", "reason", "plan"),
+    *("backend", "kernel", "kind", "adds", "gpu", *OF_PROBLEM),
+    *("status", "reason", "plan"),
     *FACTS,
     *GROUPS,
-    "instructions",
+    *("instructions", "kind"),
 )
 """Of the file. ``status`` is ok, refused or failed, and ``reason`` says why; ``plan`` is how the
-rung runs the problem."""
+rung runs the problem; ``kind`` is ladder or shape, as in ``dispatch.Kernel``."""
 
 
 def compile_all(problem: Problem, gpu: str) -> Iterator[dict[str, Any]]:
@@ -64,9 +66,10 @@ def compile_one(row: Kernel, problem: Problem, gpu: str) -> dict[str, Any]:
     asked = {
         "backend": row.backend,
         "kernel": row.name,
+        "kind": row.kind,
         "adds": row.adds,
         "gpu": gpu,
-        **{name: getattr(problem, name) for name in COLUMNS[4:11]},
+        **{name: getattr(problem, name) for name in OF_PROBLEM},
     }
     try:
         shown = describe(row, problem, inspector(row, problem, None)(False))

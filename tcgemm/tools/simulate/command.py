@@ -78,7 +78,8 @@ def simulate(
         raise OperandError(f"--out keeps the counts of the whole ladder: simulate {LADDER!r}")
     if kernel in (ORDER, "triton/naive", "triton/grouped"):
         size = sizes_of(shape or "8192x8192x8192")
-        orders = order_rows(kernel, size, dtype, board)
+        with Waiting(f"following the tiles of {shape or '8192x8192x8192'} through the L2"):
+            orders = order_rows(kernel, size, dtype, board)
         if json:
             _print_json(orders)
         else:

@@ -22,35 +22,16 @@ LARGEST = 2**30
 _CUDA = "tcgemm.cuda_ref"
 _SIMULATOR = f"{_CUDA}.simulator"
 
-# Shared memory of an SM in KiB and its threads, by compute capability: CUDA C++ programming guide,
-# technical specifications per compute capability.
-_SM_LIMITS = {
-    "t4": (64, 1024),
-    "v100": (96, 2048),
-    "a100": (164, 2048),
-    "a10": (100, 1536),
-    "rtx-3090": (100, 1536),
-    "l4": (100, 1536),
-    "l40s": (100, 1536),
-    "rtx-4090": (100, 1536),
-    "orin": (164, 1536),
-    "rtx-5090": (100, 1536),
-}
-_SM_LIMITS_HOPPER = (228, 2048)
-
 
 def machine(gpu: Gpu) -> Any:
     """The simulator's view of that GPU."""
-    limits = next(
-        (value for key, value in _SM_LIMITS.items() if f"-{key}-" in f"-{gpu.slug}-"),
-        _SM_LIMITS_HOPPER,
-    )
+    shared_kib, threads = gpus.sm_limits(gpu)
     return import_module(_SIMULATOR).Machine(
         gpu.name,
         sms=gpu.sms or 1,
         l2_bytes=gpu.l2_bytes or 0,
-        shared_per_sm=limits[0] * 1024,
-        threads_per_sm=limits[1],
+        shared_per_sm=shared_kib * 1024,
+        threads_per_sm=threads,
     )
 
 

@@ -99,9 +99,13 @@ def print_table(
                 f"The {gpu.name} needs {first['ridge']:.0f} FLOP per byte of memory to be bound by "
                 f"its {first['dtype_in']} tensor cores and not by its memory."
             )
+    refused: dict[str, list[str]] = {}
     for row in rows:
         if row["refused"]:
-            console.print(escape(f"{row['kernel']} does not take this: {row['refused']}"))
+            refused.setdefault(row["refused"], []).append(row["kernel"])
+    for reason, names in refused.items():
+        console.print(escape(f"not taken by {', '.join(names)}: {reason}"))
+    for row in rows:
         for message in row["findings"]:
             console.print(f"[red]{escape(message)}[/]", soft_wrap=True)
         if row.get("wrong"):

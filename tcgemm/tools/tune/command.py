@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from ... import options
 from ...bench.case import Case
 from ...bench.cases import build
 from ...errors import OperandError, UnknownNameError, UnsupportedError
+from ...waiting import Waiting
 from .backends import TUNABLE, part_of
 from .search import Found, Machine, tune_case
 from .this_gpu import ThisGpu
@@ -90,7 +93,7 @@ def tune(
     if json_:
         typer.echo(json.dumps([_as_json(found) for found in results], indent=1))
     else:
-        _print_table(results, path)
+        _print_found(results, path)
 
 
 def _cases(
@@ -118,12 +121,10 @@ def _cases(
 def _each(
     cases: Sequence[Case], kernels: Sequence[str], machine: Machine, quiet: bool
 ) -> Iterable[Found]:
-    from rich.console import Console
-
-    console = Console(stderr=True, quiet=quiet)
     for index, case in enumerate(cases, 1):
-        with console.status(f"{index} of {len(cases)}: {case}"):
-            yield tune_case(case, kernels, machine)
+        with nullcontext() if quiet else Waiting(f"tuning {case} ({index} of {len(cases)})"):
+            found = tune_case(case, kernels, machine)
+        yield found
 
 
 def _as_json(found: Found) -> dict[str, Any]:
@@ -145,30 +146,33 @@ def _as_json(found: Found) -> dict[str, Any]:
     }
 
 
-def _print_table(results: Sequence[Found], path: Path) -> None:
+def _print_found(results: Sequence[Found], path: Path) -> None:
+    """A few lines a problem, which fit any terminal: settings are long."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table("problem", "present choice", "best found", "speed-up", "ms", "right", "dropped")
+    console = Console(soft_wrap=True, highlight=False)
     for found in results:
-        right = [o for o in found.outcomes if o.status == "ok"]
-        dropped: dict[str, int] = {}
-        for outcome in found.outcomes:
-            if outcome.status != "ok":
-                dropped[outcome.status] = dropped.get(outcome.status, 0) + 1
-        best = found.best
-        table.add_row(
-            str(found.case),
-            escape(found.present),
-            escape(str(best.candidate)) if best else "the present choice",
-            f"{best.speedup:.3f}" if best else "",
-            f"{best.ms:.4g}" if best else "",
-            str(len(right)),
-            ", ".join(f"{count} {status}" for status, count in dropped.items()),
+        right = sum(outcome.status == "ok" for outcome in found.outcomes)
+        dropped = Counter(outcome.status for outcome in found.outcomes if outcome.status != "ok")
+        counts = ", ".join([f"{right} right", *(f"{n} {status}" for status, n in dropped.items())])
+        console.print(
+            f"[bold]{escape(str(found.case))}[/]: of {len(found.outcomes)} tried {counts}"
         )
-    console = Console()
-    console.print(table)
+        console.print(escape(f"  present choice: {found.present}"))
+        if best := found.best:
+            console.print(escape(f"  best found:     {best.candidate}"))
+            console.print(f"  {best.speedup:.3f} times as fast, {best.ms:.4g} ms")
+        else:
+            console.print("  best found:     the present choice")
+    reasons = Counter(
+        (outcome.status, outcome.reason)
+        for found in results
+        for outcome in found.outcomes
+        if outcome.status != "ok" and outcome.reason
+    )
+    for (status, reason), times in reasons.items():
+        console.print(escape(f"{status}, {times} of them: {reason}"))
     kept = sum(found.best is not None for found in results)
     where = f": {escape(str(path))}" if kept else ""
     console.print(f"{kept} of {len(results)} problems have a faster choice now{where}")

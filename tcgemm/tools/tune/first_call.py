@@ -67,8 +67,8 @@ def once(problem: Problem, machine: Machine | None = None) -> bool:
         tables = part_of("triton", "tables")
         path = tables.user_path(machine.gpu)
         table = read_table(path)
-        turned = case.M > case.N
-        bucket = bucket_of(case, turned)
+        transposed = case.M > case.N
+        bucket = bucket_of(case, transposed)
         if any(row.get("when") == bucket for row in table["prefer"]):
             return False
         if machine.capturing():

@@ -42,10 +42,10 @@ class ThisGpu:
         for kernel in kernels:
             if dispatch.find(self._backend, kernel).why_not(problem) is not None:
                 continue
-            turned = kernel in plans.DIVIDING and problem.M > problem.N
-            seen = problem.transposed() if turned else problem
+            transposed = kernel in plans.DIVIDING and problem.M > problem.N
+            seen = problem.transposed() if transposed else problem
             for config in of(kernel, seen, self._shared, self._processors):
-                plan = plans.divide(kernel, config, seen, self._processors, turned)
+                plan = plans.divide(kernel, config, seen, self._processors, transposed)
                 found.append(Candidate(kernel, config, plan))
         return found
 

@@ -22,18 +22,18 @@ def rows_of(found: Found, backend: str = "triton") -> dict[str, Any]:
     if best is None:
         return {"kernels": {}, "prefer": []}
     kernel = best.candidate.kernel
-    turned = found.case.M > found.case.N
-    own = bucket_of(found.case, turned and kernel in part_of(backend, "plans").DIVIDING)
+    transposed = found.case.M > found.case.N
+    own = bucket_of(found.case, transposed and kernel in part_of(backend, "plans").DIVIDING)
     return {
         "kernels": {kernel: [{"when": own, "config": best.candidate.config}]},
-        "prefer": [{"when": bucket_of(found.case, turned), "kernel": kernel}],
+        "prefer": [{"when": bucket_of(found.case, transposed), "kernel": kernel}],
     }
 
 
-def bucket_of(case: Case, turned: bool) -> dict[str, Any]:
-    """The conditions of a problem's bucket; of its transpose C' = B' A' where turned."""
+def bucket_of(case: Case, transposed: bool) -> dict[str, Any]:
+    """The conditions of a problem's bucket; of its transpose C' = B' A' where transposed."""
     M, N, layout = case.M, case.N, case.layout
-    if turned:
+    if transposed:
         flip = {"n": "t", "t": "n"}
         M, N, layout = N, M, flip[layout[1]] + flip[layout[0]]
     most = next((size for size in BUCKETS if size >= M), None)

@@ -1,27 +1,27 @@
-"""``tcgemm ...``: arguments only. Heavy imports happen inside the commands."""
+"""The commands and their arguments. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import __version__, options
-from .bench.command import bench
-from .commands import HELP, Command
-from .errors import TcgemmError
-from .report.command import report
-from .tools.exercise.command import exercise
-from .tools.explain.command import explain
-from .tools.new_kernel import new_kernel
-from .tools.show_kernel.command import show_kernel
-from .tools.simulate.command import simulate
-from .tools.tune.command import tune
-from .tools.verify import verify
+from .. import __version__, options
+from ..bench.command import bench
+from ..commands import HELP, Command
+from ..report.command import report
+from ..tools.exercise.command import exercise
+from ..tools.explain.command import explain
+from ..tools.new_kernel import new_kernel
+from ..tools.show_kernel.command import show_kernel
+from ..tools.simulate.command import simulate
+from ..tools.tune.command import tune
+from ..tools.verify import verify
+from ..tools.warm.command import warm
+from ..waiting import Waiting
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
 WIDE = 110
@@ -31,7 +31,6 @@ app = typer.Typer(
     name="tcgemm",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings=HELP,
 )
 app.command("bench", cls=Command)(bench)
@@ -42,6 +41,7 @@ app.command("show-kernel", cls=Command)(show_kernel)
 app.command("simulate", cls=Command)(simulate)
 app.command("tune", cls=Command)(tune)
 app.command("verify", cls=Command)(verify)
+app.command("warm", cls=Command)(warm)
 app.add_typer(exercise, name="exercise")
 
 
@@ -70,7 +70,7 @@ KINDS = {
 """dispatch.Kernel.kind -> the title of its list."""
 
 
-def _print_kernels(console: Console, frame: pd.DataFrame, title: str) -> None:
+def _print_kernels(console: Console, rows: list[dict[str, Any]], title: str) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -80,19 +80,23 @@ def _print_kernels(console: Console, frame: pd.DataFrame, title: str) -> None:
     else:
         for name in ("adds", "takes", "sm", "here"):
             table.add_column(name)
-    for row in frame.itertuples():
-        cells: tuple[str, ...] = (
-            str(row.adds),
-            str(row.shapes),
-            f"{row.capability}+" if row.capability != "0.0" else "",
-            "yes" if row.runs_here else f"no: {row.why_not}",
-        )
+    reasons = list(dict.fromkeys(row["why_not"] for row in rows if not row["runs_here"]))
+    for row in rows:
+        sm = f"{row['capability']}+" if row["capability"] != "0.0" else ""
+        here = "yes" if row["runs_here"] else "no" + _mark(reasons.index(row["why_not"]))
+        cells: tuple[str, ...] = row["adds"], row["shapes"], sm, here
         if console.width < WIDE:
-            adds, takes, sm, here = cells
-            where = "runs here" if here == "yes" else f"does not run here: {here[4:]}"
-            cells = ("; ".join(filter(None, (adds, takes, sm and f"sm {sm}", where))),)
-        table.add_row(f"{row.backend}/{row.kernel}", *cells)
+            where = "runs here" if row["runs_here"] else f"runs here: {here}"
+            cells = ("; ".join(filter(None, (*cells[:2], sm and f"sm {sm}", where))),)
+        table.add_row(f"{row['backend']}/{row['kernel']}", *cells)
     console.print(table)
+    for number, reason in enumerate(reasons):
+        console.print(f"no{_mark(number)}: {reason}", highlight=False)
+
+
+def _mark(number: int) -> str:
+    """Of a reason that is told once below a table: (a), (b), ..."""
+    return f" ({chr(ord('a') + number)})"
 
 
 @app.command("kernels", cls=Command)
@@ -100,19 +104,20 @@ def kernels(
     json: options.Json = False,
 ) -> None:
     """List all kernels: what each adds, what it supports, whether it runs here."""
-    from . import dispatch
+    with Waiting("listing the kernels"):
+        from .. import dispatch
 
-    frame = dispatch.kernels()
+        rows = dispatch.facts_of_kernels()
     if json:
-        typer.echo(frame.to_json(orient="records", indent=2))
+        typer.echo(dumps(rows, indent=2))
         return
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     for kind, title in KINDS.items():
-        _print_kernels(console, frame[frame.kind == kind], title)
-    from .problem import COMPUTES, OUTPUTS
+        _print_kernels(console, [row for row in rows if row["kind"] == kind], title)
+    from ..problem import COMPUTES, OUTPUTS
 
     # A name is never cut: the widest cells of the first two columns leave room for any of them.
     types = Table(title="type of A and B, how it is summed, and by which kernels")
@@ -141,26 +146,17 @@ def doctor() -> None:
     """Say what was found on this machine, what is missing, and the one line that mends it."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
-    from .tools.doctor import checks
+    from ..tools.doctor import checks
 
-    table = Table("", "what", "found", "to mend it", show_lines=False)
-    for column in table.columns:
-        column.overflow = "fold"  # a path is of use only when it is whole
-    results = checks()
+    with Waiting("looking"):
+        results = checks()
+    console = Console(soft_wrap=True, highlight=False)  # a path or command is copied whole
+    colors = {"ok": "green", "limited": "yellow", "missing": "red"}
     for check in results:
-        mark = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
-        table.add_row(mark[check.state], check.what, escape(check.found), escape(check.cure))
-    Console().print(table)
+        state = f"[{colors[check.state]}]{check.state:7}[/]"
+        console.print(f"{state}  {check.what}: {escape(check.found)}")
+        if check.cure:
+            console.print(f"         -> {escape(check.cure)}")
     if any(check.state == "missing" for check in results):
         raise typer.Exit(1)
-
-
-def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit status 2."""
-    try:
-        app()
-    except TcgemmError as error:
-        typer.echo(f"tcgemm: {error}", err=True)
-        sys.exit(2)

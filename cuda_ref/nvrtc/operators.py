@@ -1,0 +1,85 @@
+"""A rung's callable by NVRTC, in the shape of ``cuda_ref.load``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import torch
+
+from ..build.toolchain import built_by_case, sm_of, source
+from ..fusion import case
+from . import driver, needs
+from .compiler import Compiled, compile_kernel
+from .launchers import LAUNCHERS, Product
+
+_loaded: dict[tuple[int, bytes], Any] = {}
+_lock = Lock()
+
+
+def load(name: str) -> Callable[..., None]:
+    """``run(a, b, c, fusion=None, **plan)`` with ``bind``, of plain products.
+
+    Raises RuntimeError, with the remedy, where the rung has no launcher in Python.
+    """
+    if name not in LAUNCHERS:
+        raise RuntimeError(needs(f"{name} has no launcher in Python"))
+
+    def run(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
+    ) -> None:
+        start = bind(a, b, c, fusion, **plan)
+        with torch.cuda.device(a.device):
+            start(a, b, c)
+
+    def bind(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
+    ) -> Callable[..., None]:
+        """The rung for products like this one, compiled and loaded. Its calls start it on the
+        current stream of the tensors' device, which has to be the current one."""
+        if fusion is not None or a.dim() != 2:
+            raise RuntimeError(
+                needs("what a product fuses, and batches, have no launcher in Python")
+            )
+        launcher, device = LAUNCHERS[name], a.get_device()
+        compiled = compiled_for(name, a, b, c, torch.cuda.get_device_capability(device), plan)
+        properties = torch.cuda.get_device_properties(device)
+        with torch.cuda.device(device):
+            function = _function(device, compiled)
+            shared = compiled.constants.get("SHARED_BYTES", 0)
+            driver.allow_shared(function, shared)
+
+        def start(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *none: Any) -> None:
+            product = Product.of(a, b, c)
+            launch = launcher.launch(product, compiled.constants, properties.multi_processor_count)
+            early = not torch.cuda.is_current_stream_capturing()
+            driver.start(function, launch, torch.cuda.current_stream(device).cuda_stream, early)
+
+        return start
+
+    run.bind = bind  # type: ignore[attr-defined]
+    return run
+
+
+def compiled_for(
+    name: str, a: Any, b: Any, c: Any, capability: tuple[int, int], plan: Any = None
+) -> Compiled:
+    """The rung's kernel for products like this one, for a GPU of that compute capability.
+
+    No GPU is needed; raises RuntimeError as ``compile_kernel`` does.
+    """
+    launcher, product = LAUNCHERS[name], Product.of(a, b, c)
+    defines: tuple[str, ...] = ()
+    if macros := built_by_case(source(name)):
+        defines = case(a.dtype, None, c.dtype, False, macros, plan or None)
+    expression = launcher.expression(product)
+    return compile_kernel(name, expression, launcher.constants, sm_of(capability), defines)
+
+
+def _function(device: int, compiled: Compiled) -> Any:
+    key = (device, compiled.cubin)
+    with _lock:
+        if key not in _loaded:
+            _loaded[key] = driver.load(compiled.cubin, compiled.symbol)
+        return _loaded[key]

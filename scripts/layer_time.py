@@ -1,0 +1,128 @@
+"""What a layer costs the host, forward and backward, beside torch's own.
+
+    python scripts/layer_time.py                              # on a CPU, 4 x 4 x 4
+    python scripts/layer_time.py --backend triton --size 64   # on a GPU
+
+It prints how many functions of Python and of C one call makes, how many microseconds pass until the
+call is back (on a GPU that is not until the kernel is done), and the ratio to torch's: the least of
+many rounds, in which all take turns. With --without-kernels tcgemm's launches start nothing, which
+leaves what surrounds them; torch's calls are whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+import tcgemm
+from tcgemm import launch_cache
+
+ROUNDS, CALLS = 40, 50
+
+
+def cases(size: int, backend: str, device: str) -> dict[str, tuple[Callable[[], object], str]]:
+    """Name -> (what is called, the name of what it is compared with)."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    x, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    bias = torch.randn(size, device=device, dtype=dtype)
+    above = torch.ones_like(x)
+    parameters = [t.requires_grad_() for t in (x, weight, bias)]
+    torchs = torch.nn.Linear(size, size, device=device, dtype=dtype)
+    ours = tcgemm.nn.Linear(size, size, device=device, dtype=dtype, backend=backend)
+    calls: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+        "F.linear": (lambda: torch.nn.functional.linear(x, weight, bias), ""),
+        "tcgemm.linear": (lambda: tcgemm.linear(x, weight, bias, backend=backend), "F.linear"),
+        "torch.nn.Linear": (lambda: torchs(x), ""),
+        "tcgemm.nn.Linear": (lambda: ours(x), "torch.nn.Linear"),
+        "a @ b": (lambda: x @ weight, ""),
+        "tcgemm.matmul": (lambda: tcgemm.matmul(x, weight, backend=backend), "a @ b"),
+    }
+
+    def without(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        def run() -> None:
+            with torch.no_grad():
+                call()
+
+        return run
+
+    def trained(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        def run() -> None:
+            call().backward(above)
+            for leaf in (*parameters, *torchs.parameters(), *ours.parameters()):
+                leaf.grad = None
+
+        return run
+
+    made: dict[str, tuple[Callable[[], object], str]] = {}
+    for way, put in (("forward alone", without), ("forward and backward", trained)):
+        for name, (call, beside) in calls.items():
+            made[f"{name}, {way}"] = put(call), f"{beside}, {way}" if beside else ""
+    return made
+
+
+def counted(call: Callable[[], object]) -> tuple[int, int]:
+    """Functions of Python, and of C, that one call enters."""
+    found = {"call": 0, "c_call": 0}
+
+    def count(frame: object, event: str, argument: object) -> None:
+        if event in found:
+            found[event] += 1
+
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found["call"] - 1, found["c_call"] - 1
+
+
+def timed(calls: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
+    """Microseconds of each: the least of the rounds."""
+    least = dict.fromkeys(calls, float("inf"))
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            if device == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            least[name] = min(least[name], 1e6 * (time.perf_counter() - start) / CALLS)
+    return least
+
+
+def start_nothing() -> None:
+    """Let every launch that is kept do nothing from now on."""
+    for launch in launch_cache.launches.values():
+        launch.starts = [lambda *operands: None for _ in launch.starts]
+
+
+def main() -> None:
+    """Read the flags, measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--backend", default="cublas", choices=("cublas", "triton", "cuda"))
+    parser.add_argument("--size", type=int, default=4, help="M, N and K")
+    parser.add_argument("--without-kernels", action="store_true")
+    asked = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(1)
+    made = cases(asked.size, asked.backend, device)
+    for call, _ in made.values():
+        for _ in range(50):
+            call()
+    if asked.without_kernels:
+        start_nothing()
+    calls = {name: call for name, (call, _) in made.items()}
+    least = timed(calls, device)
+    print("| call | Python calls | C calls | us | beside torch |\n|---|---|---|---|---|")
+    for name, (call, beside) in made.items():
+        python, c = counted(call)
+        ratio = f"{least[name] / least[beside]:.2f}" if beside else ""
+        print(f"| {name} | {python} | {c} | {least[name]:.1f} | {ratio} |")
+
+
+if __name__ == "__main__":
+    main()

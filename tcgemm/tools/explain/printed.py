@@ -1,0 +1,210 @@
+"""What ``tcgemm explain`` prints: its answer first, then what the answer rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .ranking import spread
+
+if TYPE_CHECKING:
+    from ...gpus import Gpu
+    from ...problem import Problem
+    from .bound import Bound
+    from .choice import Choice
+    from .ranking import Estimate
+
+
+def print_all(
+    problem: Problem,
+    board: Gpu,
+    choices: Sequence[Choice],
+    against: Bound,
+    ranking: Sequence[Estimate],
+    folder: Path | None,
+    auto: str,
+) -> None:
+    """Print the answer, each kernel's grid, the bound, the ranking and who refuses, in this order.
+
+    Args:
+        folder: the results that the ranking rests on; None where there are none.
+        auto: what backend="auto" takes, and why.
+    """
+    console = Console()
+    for line in _answer(problem, board, choices, against, ranking):
+        console.print(escape(line), soft_wrap=True, highlight=False)
+    console.print(escape(f"backend auto: {auto}"), soft_wrap=True, highlight=False)
+    for each in choices:
+        if lines := _lines(each, board):
+            console.print(f"\n[bold]{each.backend}/{each.kernel}[/]")
+            for line in lines:
+                console.print("  " + escape(line), soft_wrap=True)
+    console.print("\n[bold]bound[/]")
+    for line in _bound_lines(against, board, problem):
+        console.print("  " + escape(line), soft_wrap=True)
+    console.print()
+    _print_ranking(console, ranking, choices, folder)
+    _print_refusals(console, choices, ranking)
+
+
+def _answer(
+    problem: Problem,
+    board: Gpu,
+    choices: Sequence[Choice],
+    against: Bound,
+    ranking: Sequence[Estimate],
+) -> list[str]:
+    """Which kernel each backend runs and how long it takes, and what no kernel can beat."""
+    from ...dispatch import default_backend
+
+    times = {each.kernel: each for each in ranking}
+    default = default_backend()
+    lines = [f"{problem} on {_sms(board)}".replace(f" on {problem.device} on ", " on ", 1), ""]
+    for each in sorted(choices, key=lambda choice: choice.backend != default):
+        call = "matmul(a, b)" if each.backend == default else f"backend={each.backend!r}"
+        if each.kernel is None:
+            lines.append(f"{call}: {each.why}")
+            continue
+        name = f"{each.backend}/{each.kernel}"
+        why = f", {each.why}" if each.why.startswith("asked") else ""
+        lines.append(f"{call} runs {name}{why}: {_time(times.get(name))}")
+    if against.floor_us is not None:
+        lines.append(f"no kernel takes less than {against.floor_us:.2f} us: bound by {against.by}")
+    return lines
+
+
+def _time(found: Estimate | None) -> str:
+    if found is None or found.us is None:
+        return "no time is known, as nothing near it was measured"
+    if found.exact:
+        return f"{found.us:.1f} us, measured"
+    return f"about {found.us:.1f} us, estimated from {found.measured}"
+
+
+def _sms(board: Gpu) -> str:
+    parts = [board.name]
+    if board.sms:
+        parts.append(f"{board.sms} SMs")
+    if board.bandwidth_gb_s:
+        parts.append(f"{board.bandwidth_gb_s:g} GB/s")
+    if board.l2_bytes:
+        parts.append(f"{board.l2_bytes / 2**20:g} MiB of L2")
+    if board.source is None:
+        parts.append("not in the table of GPUs, so neither waves nor bounds are known")
+    return ", ".join(parts)
+
+
+def _lines(each: Choice, board: Gpu) -> list[str]:
+    from ...problem import settings
+
+    lines = []
+    if each.plan:
+        lines.append("plan: " + settings(each.plan))
+    if each.tile and each.tiles and each.padding_waste is not None:
+        lines.append(
+            f"grid: {each.tiles[0]} x {each.tiles[1]} tiles of {each.tile[0]} x {each.tile[1]}, "
+            f"{each.blocks:,} in all; {each.padding_waste:.1%} of their elements lie outside C"
+        )
+    if each.waves is not None and each.last_wave_fill is not None:
+        lines.append(
+            f"waves: {each.waves:.2f} over {board.sms} SMs, a tile each at a time; the last fills "
+            f"{each.last_wave_fill:.0%} of them"
+        )
+    if each.stage_bytes:
+        stages = each.plan.get("NUM_STAGES", 1)
+        lines.append(
+            f"shared memory: {each.stage_bytes / 1024:.1f} KiB for "
+            f"{stages} {'stages' if stages != 1 else 'stage'} of A and B, without padding"
+        )
+    if "unknown" in each.compiled:
+        lines.append(f"compiled: {each.compiled['unknown']}")
+    elif each.compiled:
+        lines.append(
+            "compiled: "
+            + ", ".join(
+                f"{name} {value}"
+                for name, value in each.compiled.items()
+                if not isinstance(value, dict)
+            )
+        )
+    return lines
+
+
+def _bound_lines(against: Bound, board: Gpu, problem: Problem) -> list[str]:
+    lines = [
+        f"operations: {against.flop:,} as 2 M N K; {against.eops:,} effective, as "
+        "M K + (2 K - 1) M N + 2 M N",
+        f"bytes: {against.bytes:,} at least (each operand once); "
+        f"{against.intensity:.1f} operations per byte",
+    ]
+    if against.ridge is None or against.compute_us is None or against.memory_us is None:
+        kind = f"{problem.dtype_in} by {problem.compute}"
+        return [*lines, f"bound: unknown, {board.name} has no known peak for {kind}"]
+    times = f"{against.compute_us:.2f} us of arithmetic, {against.memory_us:.2f} us of memory"
+    side = "above" if against.by == "arithmetic" else "below"
+    lines.append(
+        f"bound: {against.by}; {side} the ridge of {against.ridge:.0f} operations per byte "
+        f"({against.peak_tflops:g} TOPS over {against.bandwidth_gb_s:g} GB/s)"
+    )
+    lines.append(f"floor: {against.floor_us:.2f} us on {board.name} ({times})")
+    return lines
+
+
+def _print_ranking(
+    console: Console,
+    ranking: Sequence[Estimate],
+    choices: Sequence[Choice],
+    folder: Path | None,
+) -> None:
+    if folder is None:
+        console.print(
+            "ranking: nothing was measured on this GPU; 'tcgemm bench' does, and --results DIR "
+            "names another folder",
+            soft_wrap=True,
+        )
+        names = ", ".join(each.kernel for each in ranking)
+        if names:
+            console.print(f"These take it: {names}.")
+        return
+    chosen = {f"{each.backend}/{each.kernel}" for each in choices}
+    known = [each for each in ranking if each.us is not None]
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("kernel", "us", "measured, or scaled from"):
+        table.add_column(name, no_wrap=name in ("kernel", "us"))
+    for each in known:
+        name = f"{each.kernel} (chosen)" if each.kernel in chosen else each.kernel
+        clock = f" at {each.sm_clock_mhz:.0f} MHz" if each.sm_clock_mhz else ""
+        scaled = f"{each.measured_us:.1f} at {each.measured}"
+        table.add_row(name, f"{each.us:.1f}", f"measured{clock}" if each.exact else scaled)
+    console.print(
+        f"ranking: estimates from the nearest shapes of {folder}, measured where this one was",
+        soft_wrap=True,
+    )
+    console.print(table)
+    unknown = ", ".join(each.kernel for each in ranking if each.us is None)
+    if unknown:
+        console.print(f"Nothing near it was measured of {unknown}, which take it too.")
+    if about_runs := spread(ranking):
+        console.print(about_runs)
+
+
+def _print_refusals(
+    console: Console, choices: Sequence[Choice], ranking: Sequence[Estimate]
+) -> None:
+    """Each reason once, under the kernels that give it."""
+    taking = {each.kernel for each in ranking}
+    kernels: dict[str, list[str]] = {}
+    for each in choices:
+        for name, reason in each.others.items():
+            if f"{each.backend}/{name}" not in taking:
+                kernels.setdefault(reason, []).append(f"{each.backend}/{name}")
+    if not kernels:
+        return
+    console.print("\n[bold]not taken by[/]")
+    for reason, names in kernels.items():
+        console.print(escape(f"  {', '.join(names)}: {reason}"), highlight=False)

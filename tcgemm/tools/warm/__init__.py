@@ -1,0 +1,1 @@
+"""``tcgemm warm``: everything that calls on a GPU are likely to need, compiled ahead."""

@@ -1,0 +1,169 @@
+"""Finding what calls need, and compiling it, in a pool of processes.
+
+Processes of a pool first find, each for some of the products of covering.py, what has to be
+compiled, and then compile it, as many at a time as there are cores. What they make stays in the
+stores that calls look into: Triton's cache, and cuda_ref's (docs/design.md).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from importlib import import_module
+from multiprocessing import get_context
+from typing import Any
+
+from ...dispatch import BACKENDS
+from ...errors import TcgemmError
+from ...problem import Problem
+
+CHUNK = 400
+"""Products that a process is given at once to find out what they need."""
+
+Task = tuple[str, str, dict[str, Any], Problem, tuple[str, ...]]
+"""(backend, kernel, plan, problem, what is compiled for it, one line each)."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of it all."""
+
+    built: dict[str, int] = field(default_factory=dict)
+    """Backend -> how many were compiled."""
+    there: dict[str, int] = field(default_factory=dict)
+    """Backend -> how many were compiled already."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Backend -> how many were not begun when time was over."""
+    failed: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """(backend, reason) -> what was not compiled, one line each."""
+    seconds: float = 0.0
+
+
+Watch = Callable[[int, int, str], None]
+"""``watch(done, known, what)``: after every step. More becomes known for a while."""
+
+
+def backends() -> list[str]:
+    """Those that compile ahead: they have ``compiles`` and ``prepare``."""
+    return [name for name, module in BACKENDS.items() if hasattr(import_module(module), "prepare")]
+
+
+def warm(
+    problems: Iterable[Problem],
+    names: Sequence[str],
+    *,
+    jobs: int = 0,
+    within_s: float | None = None,
+    gpu: tuple[tuple[int, int], str, int] | None = None,
+    watch: Watch = lambda done, known, what: None,
+    pool: Callable[..., Any] | None = None,
+) -> Outcome:
+    """Compile what the products need.
+
+    Args:
+        problems: in the order of need.
+        names: backends, of ``backends()``.
+        jobs: processes; by default one for each core that this process may use.
+        within_s: seconds after which nothing more is begun.
+        gpu: (capability, slug, SMs) of the GPU that plans are for where there is none.
+        watch: told of progress.
+        pool: makes an executor, by default of processes.
+    """
+    began = time.monotonic()
+    given = list(problems)
+    chunks = [given[at : at + CHUNK] for at in range(0, len(given), CHUNK)]
+    outcome, seen = Outcome(), set[str]()
+    known = done = 0
+    with (pool or _processes)(jobs or len(os.sched_getaffinity(0)), gpu) as executor:
+        pending: dict[Future[Any], Task | None] = {
+            executor.submit(find, chunk, tuple(names)): None for chunk in chunks
+        }
+        known = len(pending)
+        try:
+            while pending:
+                rest = None if within_s is None else max(0.0, began + within_s - time.monotonic())
+                finished, _ = wait(pending, timeout=rest, return_when=FIRST_COMPLETED)
+                if not finished:
+                    break
+                for future in finished:
+                    task = pending.pop(future)
+                    done += 1
+                    if task is not None:
+                        _note(outcome, task, future)
+                        watch(done, known, f"{task[0]}/{task[1]}")
+                        continue
+                    for found in future.result():
+                        if not seen.issuperset(found[4]):
+                            seen.update(found[4])
+                            pending[executor.submit(build, found)] = found
+                            known += 1
+                    watch(done, known, "looking for what is needed")
+        finally:
+            for future, task in pending.items():
+                if future.cancel() and task is not None:
+                    outcome.left[task[0]] = outcome.left.get(task[0], 0) + 1
+    for future, task in pending.items():
+        if task is not None and not future.cancelled():
+            _note(outcome, task, future)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _note(outcome: Outcome, task: Task, future: Future[Any]) -> None:
+    built, reason = future.result() if future.exception() is None else (0, str(future.exception()))
+    if reason:
+        line = f"{task[1]}: {task[3]}"
+        outcome.failed.setdefault((task[0], reason), []).append(line)
+        return
+    counts = outcome.built if built else outcome.there
+    counts[task[0]] = counts.get(task[0], 0) + 1
+
+
+def _processes(jobs: int, gpu: tuple[tuple[int, int], str, int] | None) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=begin, initargs=(gpu,)
+    )
+
+
+def begin(gpu: tuple[tuple[int, int], str, int] | None) -> None:
+    """In each process, before Triton is imported: it compiles, whether there is a GPU or not."""
+    os.environ["TRITON_INTERPRET"] = "0"
+    os.nice(5)  # a program that runs beside it comes first
+    for module in map(import_module, BACKENDS.values()):
+        if gpu is not None and hasattr(module, "plan_for"):
+            module.plan_for(*gpu)
+
+
+def find(problems: Sequence[Problem], names: Sequence[str]) -> list[Task]:
+    """What has to be compiled for the products, each once; those that are refused need nothing."""
+    from ... import dispatch, repacking
+
+    found: list[Task] = []
+    seen: set[str] = set()
+    for problem in problems:
+        for backend in names:
+            try:
+                copied = repacking.worth(problem, backend)
+                asked = problem if copied is None else copied.problem
+                row = dispatch.choose(asked, backend)
+            except TcgemmError:
+                continue
+            plan = dict(row.plan(asked))
+            needs = import_module(BACKENDS[backend]).compiles(row.name, plan, asked)
+            if not seen.issuperset(needs):
+                seen.update(needs)
+                found.append((backend, row.name, plan, asked, tuple(needs)))
+    return found
+
+
+def build(task: Task) -> tuple[int, str]:
+    """(how many were compiled, why it failed or nothing)."""
+    backend, kernel, plan, problem, _ = task
+    try:
+        return import_module(BACKENDS[backend]).prepare(kernel, plan, problem), ""
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return 0, lines[0] if lines else repr(error)

@@ -1,0 +1,130 @@
+"""``backend="auto"``: the faster of what is built, and nothing is built for the choice."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tcgemm
+from tcgemm import cuda_ref, dispatch, launch_cache
+from tcgemm.choosing import auto
+from tcgemm.cli import app
+from tcgemm.errors import UnknownNameError, UnsupportedError
+from tcgemm.problem import Problem
+
+H200 = "nvidia-h200"
+
+
+def problem(*shape, dtype="bfloat16", layout="nt", **asked):
+    out = {"uint8": "int32"}.get(dtype, dtype)
+    return Problem.stored(*shape, dtype, out, layout, capability=(9, 0), **asked)
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Which of CUDA's kernels are built: a set that a test fills; all others would be."""
+    missing: set[str] = set()
+    monkeypatch.setattr(cuda_ref, "ready", lambda name, plan, problem: name not in missing)
+    monkeypatch.setattr(cuda_ref, "load", None)
+    auto._nearest.cache_clear()
+    return missing
+
+
+def rows_of_table():
+    path = Path(auto.__file__).with_name(f"measured-{H200}.csv")
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_measured_shape_gets_what_was_faster_there(built):
+    rows = [row for row in rows_of_table() if row["dtype_in"] == "bfloat16" and not row["fused"]]
+    rows = [row for row in rows if row["dtype_out"] == "bfloat16" and row["compute"] == "float32"]
+    apart = [row for row in rows if abs(float(row["speedup"]) - 1) > 0.02]
+    assert {float(row["speedup"]) > 1 for row in apart} == {True, False}
+    for row in apart:
+        asked = problem(*(int(row[name]) for name in "MNK"), layout=row["layout"])
+        choice = auto.backend_for(asked, gpu=H200)
+        assert choice.backend == ("cuda" if float(row["speedup"]) > 1 else "triton"), row
+        assert "times as fast at" in choice.why
+
+
+def test_a_shape_far_from_all_measured_ones_gets_the_default(built):
+    choice = auto.backend_for(problem(3, 5, 100_000), gpu=H200)
+    assert choice == ("triton", "nothing near it was measured on nvidia-h200")
+    elsewhere = auto.backend_for(problem(4096, 4096, 4096), gpu="nvidia-a100")
+    assert elsewhere == ("triton", "nothing near it was measured on nvidia-a100")
+
+
+def test_what_is_not_built_is_not_chosen(built):
+    faster = problem(2048, 2048, 2048)
+    chosen = dispatch.choose(faster, "cuda").name
+    built.add(chosen)
+    backend, why = auto.backend_for(faster, gpu=H200)
+    assert (backend, why) == ("triton", "what cuda would run is not built here")
+
+
+def test_what_only_one_takes_it_gets(built):
+    only = auto.backend_for(problem(64, 64, 64), kernel="mma_multistage", gpu=H200)
+    assert only == ("cuda", "no kernel of triton takes it")
+    built.add("mma_multistage")
+    assert auto.backend_for(problem(64, 64, 64), "mma_multistage", H200).backend == "cuda"
+    assert auto.backend_for(problem(64, 64, 64), "pipelined", H200).backend == "triton"
+
+
+def test_what_neither_takes_is_refused_as_by_the_default(built, monkeypatch):
+    refused = problem(64, 64, 64, dtype="float16", mma_shape="1x2x3")
+    with pytest.raises(UnsupportedError) as theirs:
+        dispatch.choose(refused, "triton")
+    with pytest.raises(UnsupportedError) as mine:
+        auto.backend_for(refused, gpu=H200)
+    assert str(mine.value) == str(theirs.value)
+
+
+def test_a_call_runs_what_is_chosen(monkeypatch, device):
+    a, b = (torch.randn(24, 24, device=device).half() for _ in range(2))
+    for backend in ("triton", "cublas"):
+        launch_cache.forget()
+        monkeypatch.setattr(
+            "tcgemm.launch.backend_for", lambda *asked, of=backend: auto.Choice(of, "")
+        )
+        torch.testing.assert_close(tcgemm.matmul(a, b, backend="auto"), a @ b)
+        plans = [launch.plans[0] for launch in launch_cache.launches.values()]
+        assert {plan.backend for plan in plans} == {backend}
+    launch_cache.forget()
+
+
+def test_the_name_is_known_wherever_a_backend_is_named(monkeypatch, device):
+    a = torch.randn(8, 8, device=device)
+    monkeypatch.setenv("TCGEMM_BACKEND", "auto")
+    torch.testing.assert_close(tcgemm.matmul(a, a), a @ a)
+    with tcgemm.override_aten(backend="auto"):
+        torch.mm(a, a)
+    with pytest.raises(UnknownNameError, match="cublas, auto"):
+        tcgemm.matmul(a, a, backend="fastest")
+
+
+def test_explain_says_why(built):
+    result = CliRunner().invoke(
+        app, ["explain", "4096x4096x4096", "--gpu", "h200"], env={"COLUMNS": "200"}
+    )
+    assert "backend auto: " in result.output
+    assert "times as fast at 4096x4096x4096" in result.output
+
+
+def test_the_table_is_of_cases_that_the_report_has():
+    rows = rows_of_table()
+    assert len(rows) > 200
+    assert all(0.1 < float(row["speedup"]) < 10 for row in rows)
+    keys = [tuple(row.values())[:-1] for row in rows]
+    assert len(set(keys)) == len(keys)
+    results = Path(__file__).parent.parent / "reports" / H200 / "results.csv"
+    with results.open(newline="") as file:
+        measured = {
+            (r["dtype_in"], r["dtype_out"], r["compute"], r["layout"], r["M"], r["N"], r["K"])
+            for r in csv.DictReader(file)
+        }
+    assert {(*key[:3], *key[4:]) for key in keys} <= measured

@@ -1,0 +1,347 @@
+"""CUDA rungs by NVRTC, without nvcc and g++: compiled without a GPU, started on one."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+
+from tcgemm import dispatch
+from tcgemm.problem import Problem
+from tcgemm.tools import doctor
+
+nvrtc = import_module("tcgemm.cuda_ref.nvrtc")
+arguments = import_module("tcgemm.cuda_ref.nvrtc.arguments")
+compiler = import_module("tcgemm.cuda_ref.nvrtc.compiler")
+driver = import_module("tcgemm.cuda_ref.nvrtc.driver")
+launchers = import_module("tcgemm.cuda_ref.nvrtc.launchers")
+operators = import_module("tcgemm.cuda_ref.nvrtc.operators")
+simulator = import_module("tcgemm.cuda_ref.simulator")
+cuda_ref = import_module("tcgemm.cuda_ref")
+
+RUNGS = tuple(launchers.LAUNCHERS)
+needs_nvrtc = pytest.mark.skipif(
+    compiler.find_library() is None or compiler.find_headers() is None,
+    reason="needs libnvrtc (pip install nvidia-cuda-nvrtc) and the headers of Triton's wheel",
+)
+
+
+def tensors(M, N, K, layout="nn", dtype=torch.float16, out=None, device="cpu"):
+    """A, B and C; small integers, so that every sum is exact."""
+
+    def draw(rows, cols, transposed):
+        if transposed:
+            return draw(cols, rows, False).T
+        return torch.randint(-4, 5, (rows, cols), device=device).to(dtype)
+
+    a, b = draw(M, K, layout[0] == "t"), draw(K, N, layout[1] == "t")
+    return a, b, torch.full((M, N), float("nan"), dtype=out or dtype, device=device)
+
+
+def plan_of(name, a, b, c):
+    M, K = a.shape
+    names = [str(tensor.dtype).removeprefix("torch.") for tensor in (a, c)]
+    problem = Problem(
+        M, c.shape[1], K, *names, a.stride(), b.stride(), c.stride(), capability=(9, 0)
+    )
+    return dispatch.find("cuda", name).plan(problem)
+
+
+def test_the_whole_ladder_has_launchers():
+    ladder = {row.name for row in dispatch.ladder("cuda") if row.kind == "ladder"}
+    assert set(RUNGS) == ladder
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("layout", ["nn", *(
+    pytest.param(layout, marks=pytest.mark.exhaustive) for layout in ("nt", "tn", "tt")
+)])  # fmt: skip
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_rung_is_compiled_to_machine_code(name, layout):
+    dtypes = (torch.float16, torch.bfloat16) if layout == "nt" else (torch.bfloat16,)
+    for dtype in dtypes:
+        a, b, c = tensors(256, 512, 128, layout, dtype)
+        for capability in ((8, 0), (9, 0)):
+            if capability >= dispatch.find("cuda", name).capability:
+                plan = plan_of(name, a, b, c)
+                compiled = operators.compiled_for(name, a, b, c, capability, plan)
+                assert compiled.cubin[:4] == b"\x7fELF"
+                assert name in compiled.symbol
+                assert compiled.symbol.encode() in compiled.cubin
+                assert set(compiled.constants) == set(launchers.LAUNCHERS[name].constants)
+
+
+@needs_nvrtc
+def test_what_nvrtc_says_of_a_mistake_is_told():
+    with pytest.raises(RuntimeError, match=r"NVRTC could not compile tiled\.cu: .*no_such_kernel"):
+        compiler.compile_kernel("tiled", "no_such_kernel<float>", (), "sm_80")
+
+
+STRUCTURES = {
+    "wmma_any": {
+        "tcgemm::Matrix": arguments.Matrix,
+        "tcgemm::Vector": arguments.Vector,
+        "tcgemm::Gemm": arguments.Gemm,
+        "tcgemm::Operand": arguments.Operand,
+        "tcgemm::Epilogue<float>": arguments.Epilogue,
+    },
+    "wgmma_persistent": {
+        "tcgemm::sm90::PlainOutput": arguments.PlainOutput,
+        "tcgemm::sm90::Schedule<128, 256, 8, false>": arguments.Schedule,
+        "tcgemm::sm90::Plain": arguments.Plain,
+        "CUlaunchAttribute": driver._Attribute,
+        "CUlaunchConfig": driver._Config,
+    },
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_are_laid_out_as_in_the_source(name, monkeypatch):
+    lines = [f'static_assert(sizeof(CUtensorMap) == {driver._MAP_BYTES}, "CUtensorMap");']
+    compared = 0
+    for cpp, mirror in STRUCTURES[name].items():
+        lines.append(f'static_assert(sizeof({cpp}) == {ctypes.sizeof(mirror)}, "{cpp}");')
+        if mirror in (arguments.Plain, driver._Attribute, driver._Config):
+            continue  # of the driver's, names differ
+        for field, *_ in mirror._fields_:
+            offset = getattr(mirror, field).offset
+            at = f"__INTADDR__(&(((const {cpp}*)0)->{field}))"  # offsetof, as NVRTC has it
+            lines.append(f'static_assert({at} == {offset}, "{cpp} {field}");')
+            compared += 1
+    assert compared > 10
+    text = compiler._text_of(name)
+    monkeypatch.setattr(compiler, "_text_of", lambda of: text + "\n".join(lines))
+    a, b, c = tensors(256, 256, 64)
+    launcher, product = launchers.LAUNCHERS[name], launchers.Product.of(a, b, c)
+    options = compiler._options("sm_90a", compiler.find_headers())
+    compiler._compile(compiler.find_library(), name, launcher.expression(product), (), options)
+
+
+def launch_of(name, a, b, c, sms=132):
+    launcher = launchers.LAUNCHERS[name]
+    constants = operators.compiled_for(name, a, b, c, (9, 0)).constants
+    return launcher.launch(launchers.Product.of(a, b, c), constants, sms)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", RUNGS)
+def test_the_launch_is_the_one_of_the_source(name):
+    """What the simulator, which has no clusters, was asked to start by the C++ launcher."""
+    a, b, c = tensors(192, 320, 64)
+    report = simulator.simulate(simulator.source_of(name), a, b, c)
+    launch = launch_of(name, a, b, c)
+    if name not in ("wgmma_cluster", "wgmma_epilogue"):
+        assert report.grid == (launch.grid, 1, 1)
+    assert report.block[:2] == launch.block
+    assert 0 <= report.shared_bytes - launch.shared_bytes < 48 * 1024  # the rest is static
+
+
+def test_a_product_by_columns_is_its_transpose():
+    a, b, _ = tensors(8, 16, 32)
+    c = torch.empty(16, 8, dtype=torch.float16).T
+    product = launchers.Product.of(a, b, c)
+    assert (product.c.rows, product.c.cols, product.c.col_stride) == (16, 8, 1)
+    assert (product.a.data, product.a.rows, product.a.row_stride) == (b.data_ptr(), 16, 1)
+
+
+def matrix(rows, cols, row_stride, col_stride, data=1 << 20):
+    return arguments.Matrix(data, rows, cols, row_stride, col_stride, 0)
+
+
+def test_a_tensor_map_is_refused_where_tma_cannot_read():
+    box = (64, 128)
+    found = arguments.tensor_map(matrix(300, 256, 256, 1), False, "float16", 2, box)
+    assert (found.inner, found.outer, found.pitch_bytes) == (256, 300, 512)
+    assert (found.box_inner, found.box_outer) == box
+    by_rows = arguments.tensor_map(matrix(256, 300, 1, 256), True, "float16", 2, box)
+    assert by_rows == found
+    for bad in (matrix(300, 256, 257, 1), matrix(300, 256, 512, 2), matrix(300, 256, 256, 1, 8)):
+        assert arguments.tensor_map(bad, False, "float16", 2, box) is None
+    one_row = arguments.tensor_map(matrix(1, 129, 129, 1), False, "float16", 2, box)
+    assert one_row.pitch_bytes == 272
+
+
+CONSTANTS = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "SHARES_A": 0}
+
+
+@pytest.mark.parametrize(
+    ("shape", "shares_a", "cluster", "rows", "cols", "clusters"),
+    [
+        ((4096, 4096, 4096), 0, 1, 32, 16, 128),  # fewer tiles than four waves
+        ((8192, 8192, 8192), 0, 2, 32, 32, 64),  # 1,024 pairs in 16 waves of 66 clusters
+        ((8192, 8192, 8192), 1, 2, 64, 16, 64),
+        ((100, 300, 64), 0, 1, 1, 2, 2),
+    ],
+)
+def test_the_schedule_by_hand(shape, shares_a, cluster, rows, cols, clusters):
+    M, N, K = shape
+    product = launchers.Product(
+        matrix(M, K, K, 1), matrix(K, N, N, 1), matrix(M, N, N, 1), "float16", "float16"
+    )
+    constants = {**CONSTANTS, "SHARES_A": shares_a}
+    if N == 300:  # rows of 600 bytes are no whole sectors
+        product = launchers.Product(
+            product.a, matrix(K, N, 304, 1), product.c, "float16", "float16"
+        )
+    schedule, count = launchers.schedule_of(product, constants, 132)
+    assert (schedule.M, schedule.N, schedule.cluster) == (M, N, cluster)
+    assert (schedule.rows, schedule.cols, count) == (rows, cols, clusters)
+
+
+@pytest.fixture
+def no_nvcc(monkeypatch):
+    monkeypatch.delenv(nvrtc.VARIABLE, raising=False)
+    monkeypatch.setattr(nvrtc, "find_nvcc", lambda: None)
+    monkeypatch.setattr(nvrtc, "find_library", lambda: "libnvrtc.so")
+    monkeypatch.setattr(nvrtc, "find_headers", lambda: "include")
+    nvrtc._instead.cache_clear()
+    yield
+    nvrtc._instead.cache_clear()
+
+
+def test_nvrtc_is_taken_where_nvcc_is_missing_and_says_so_once(no_nvcc, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert nvrtc.in_use()
+        assert nvrtc.in_use()
+    (record,) = caplog.records
+    assert "nvcc was not found" in record.getMessage() or "nvcc and g++" in record.getMessage()
+    assert "pip install 'tcgemm[nvcc]'" in record.getMessage()
+
+
+def test_doctor_says_what_is_done_without_nvcc(no_nvcc, monkeypatch):
+    toolchain = import_module("tcgemm.cuda_ref.build.toolchain")
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: None)
+    monkeypatch.setattr(toolchain, "find_cxx", lambda: None)
+    for found, state in (("there", "limited"), (None, "missing")):
+        monkeypatch.setattr(compiler, "find_library", lambda found=found: found)
+        monkeypatch.setattr(compiler, "find_headers", lambda: "there")
+        for check in (doctor._nvcc(), doctor._host_compiler()):
+            assert check.state == state
+            assert ("NVRTC compiles the ladder" in check.found) == (state == "limited")
+            assert check.cure
+
+
+def test_without_nvrtc_the_official_way_names_what_is_missing(no_nvcc, monkeypatch):
+    monkeypatch.setattr(nvrtc, "find_library", lambda: None)
+    assert not nvrtc.in_use()
+
+
+def test_the_way_can_be_named(no_nvcc, monkeypatch):
+    monkeypatch.setenv(nvrtc.VARIABLE, "nvcc")
+    assert not nvrtc.in_use()
+    monkeypatch.setattr(nvrtc, "find_nvcc", lambda: ("nvcc", "PATH"))
+    monkeypatch.setenv(nvrtc.VARIABLE, "nvrtc")
+    assert nvrtc.in_use()
+    monkeypatch.setenv(nvrtc.VARIABLE, "clang")
+    with pytest.raises(RuntimeError, match="is 'clang': set it to nvcc or nvrtc"):
+        nvrtc.in_use()
+
+
+def test_what_has_no_launcher_is_refused_with_what_is_missing(no_nvcc):
+    plain = Problem.stored(64, 64, 64, "float16", "float16", "nn", capability=(9, 0))
+    fused = Problem.stored(64, 64, 64, "float16", "float16", "nn", capability=(9, 0), bias=True)
+    wide = Problem.stored(64, 64, 64, "float64", "float64", "nn", capability=(9, 0))
+    assert nvrtc.why_not("tiled", plain) is None
+    for name, problem, word in (
+        ("gemv", plain, "gemv"), ("naive", fused, "fuses"), ("naive", wide, "float64"),
+    ):  # fmt: skip
+        reason = nvrtc.why_not(name, problem)
+        assert word in reason
+        assert "it needs nvcc" in reason
+        assert "pip install 'tcgemm[nvcc]'" in reason
+    with pytest.raises(RuntimeError, match=r"gemv has no launcher in Python.* it needs nvcc"):
+        operators.load("gemv")
+
+
+def test_the_choice_is_among_rungs_that_can_be_built(no_nvcc, monkeypatch):
+    problem = Problem.stored(1, 4096, 4096, "bfloat16", "bfloat16", "nn", capability=(9, 0))
+    able = [row.name for row in dispatch.ladder("cuda") if row.why_not(problem) is None]
+    if not torch.cuda.is_available():
+        assert nvrtc.preferred(problem, able) == able  # of a GPU that is elsewhere
+    asked = []
+    monkeypatch.setattr(cuda_ref.choice, "choose", lambda problem, able: asked.append(able))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cuda_ref.choose(problem, able)
+    cuda_ref.choose(problem, ["gemv"])
+    assert asked == [[name for name in able if name in RUNGS], ["gemv"]]
+    assert len(asked[0]) < len(able)
+
+
+SHAPES = ((128, 256, 64), (1024, 512, 320), (256, 128, 4096), (8192, 8192, 128))
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_rung_is_exact_on_a_gpu(name, layout):
+    row = dispatch.find("cuda", name)
+    ran = 0
+    for M, N, K in SHAPES:
+        for dtype, out in ((torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)):
+            a, b, c = tensors(M, N, K, layout, dtype, out, "cuda")
+            problem = dispatch.problem_of(a, b, c)
+            if row.why_not(problem) is None:
+                expected = (a.float() @ b.float()).to(out)
+                operators.load(name)(a, b, c, **row.plan(problem))
+                assert torch.equal(c, expected), f"{M}x{N}x{K} {layout}"
+                ran += 1
+    assert ran or torch.cuda.get_device_capability() < row.capability
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize("name", ["naive", "tiled", "wmma_any", "wgmma_tma", "wgmma_persistent"])
+def test_odd_sizes_and_a_c_by_columns_on_a_gpu(name):
+    row = dispatch.find("cuda", name)
+    for M, N, K, columns in ((129, 136, 72, False), (200, 129, 64, False), (136, 264, 80, True)):
+        a, b, c = tensors(M, -(-N // 8) * 8, K, "nt", torch.bfloat16, device="cuda")
+        b = b[:, :N]
+        c = torch.empty(N, M, device="cuda", dtype=torch.bfloat16).T if columns else c[:, :N]
+        problem = dispatch.problem_of(a, b, c)
+        if row.why_not(problem) is None:
+            operators.load(name)(a, b, c, **row.plan(problem))
+            assert torch.equal(c, (a.float() @ b.float()).bfloat16()), f"{M}x{N}x{K}"
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+def test_it_is_captured_and_replayed_on_a_gpu():
+    a, b, c = tensors(512, 512, 512, device="cuda", dtype=torch.bfloat16)
+    name = "wgmma_persistent" if torch.cuda.get_device_capability() == (9, 0) else "wmma_any"
+    plan = dispatch.find("cuda", name).plan(dispatch.problem_of(a, b, c))
+    start = operators.load(name).bind(a, b, c, **plan)
+    start(a, b, c)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        start(a, b, c)
+    expected = (a.float() @ b.float()).bfloat16()
+    c.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(c, expected)
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+def test_a_machine_without_compilers_runs_backend_cuda(tmp_path):
+    code = (
+        "import torch, tcgemm\n"
+        "a = torch.randn(1000, 512, device='cuda').bfloat16()\n"
+        "b = torch.randn(512, 768, device='cuda').bfloat16()\n"
+        "for _ in range(2):\n"
+        "    torch.testing.assert_close(tcgemm.matmul(a, b, backend='cuda'), a @ b)\n"
+        "try:\n    tcgemm.matmul(a, b, backend='cuda', kernel='split_k')\n"
+        "except tcgemm.TcgemmError as error:\n    print(error)\n"
+    )
+    bare = {**os.environ, "TCGEMM_CUDA_COMPILER": "nvrtc", "TCGEMM_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "split_k has no launcher in Python" in done.stdout

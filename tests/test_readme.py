@@ -1,0 +1,166 @@
+"""README.md: what it shows runs, its tables are the code's, its picture is drawn from rows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import torch
+import typer.main
+from markdown_it import MarkdownIt
+from packaging.requirements import Requirement
+
+from tcgemm import dispatch, gpus
+from tcgemm.cli import app
+from tcgemm.errors import UnsupportedError
+from tcgemm.problem import Problem
+from tcgemm.tools import doctor
+from tcgemm.tools.explain.bound import bound
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.M | re.S)
+
+
+def section(title):
+    return TEXT.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_its_python_runs():
+    names = {}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)
+    expected = names["a"].float() @ names["b"].float()
+    torch.testing.assert_close(names["d"], expected, rtol=1e-3, atol=1e-3)
+    assert names["c"].shape == names["d"].shape
+
+
+def commands():
+    lines = (line for block in blocks("sh") for line in block.splitlines())
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("tcgemm ")]
+
+
+def test_its_commands_parse():
+    group = typer.main.get_command(app)
+    assert len(commands()) >= 10
+    for _, name, *arguments in commands():
+        if name.startswith("--"):
+            assert any(name in option.opts for option in group.params), name
+        else:
+            group.commands[name].make_context(name, arguments)
+
+
+@pytest.mark.parametrize("name", ["explain", "kernels", "doctor"])
+def test_what_answers_at_once_runs_as_written(name):
+    (command,) = [words for words in commands() if words[1] == name]
+    code = "import sys; from tcgemm.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command[1:]], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_every_extra_is_told_with_what_it_brings():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    rows = {row[0].strip("`"): row[1] for row in map(cells, section("Install").splitlines())
+            if row[0].strip("`") in extras}  # fmt: skip
+    assert set(rows) == set(extras) - {"dev"}
+    for extra in ("cli", "docs"):
+        brought = {Requirement(each).name for each in extras[extra]}
+        assert set(rows[extra].split(", ")) == brought
+    assert {*rows["report"].split(", "), "numpy"} == {Requirement(e).name for e in extras["report"]}
+
+
+def by_the_model(gpu):
+    """The line of the table of other GPUs."""
+    capability = gpus.capability(gpu)
+    chosen, floors = {"triton": [], "cuda": []}, []
+    for M, N, K in ((4096, 4096, 4096), (16, 4096, 14336)):
+        problem = Problem.stored(M, N, K, "bfloat16", "bfloat16", "nn", capability=capability)
+        for backend, names in chosen.items():
+            names.append(f"`{dispatch.choose(problem, backend).name}`")
+        floors.append(f"{bound(problem, gpu).floor_us:.0f} us")
+    kernels = [", ".join(dict.fromkeys(names)) for names in chosen.values()]
+    return [gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce "), *kernels, *floors]
+
+
+OTHERS = ("a100-80gb-sxm", "l40s", "rtx-4090", "h100-sxm", "b200")
+
+
+def test_what_other_gpus_would_do_is_what_the_model_says():
+    table = section("How fast").partition("### On other GPUs")[2]
+    rows = [cells(line) for line in table.splitlines() if line.startswith("|")]
+    assert "by the model" in rows[0][0]
+    assert rows[2:] == [by_the_model(gpus.find(slug)) for slug in OTHERS]
+    measured = {path.parent.name for path in (ROOT / "reports").glob("*/results.csv")}
+    assert not measured & {gpus.find(slug).slug for slug in OTHERS}
+
+
+def test_an_amd_gpu_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4.1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    dispatch._capability.cache_clear()
+    with pytest.raises(UnsupportedError, match=r"for NVIDIA GPUs .* AMD's \(6\.4\.1\): use torch"):
+        dispatch._capability(0)
+    assert "NVIDIA GPUs" in dispatch.why_not_here(dispatch.find("triton", "naive"))
+    assert doctor._gpu().state == "missing"
+
+
+def test_the_picture_is_drawn_from_the_committed_rows(tmp_path):
+    command = [sys.executable, "scripts/draw_ladder.py", "reports/nvidia-h200", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=ROOT)
+    for name in ("ladder-light.svg", "ladder-dark.svg"):
+        drawn = (tmp_path / name).read_text()
+        ET.fromstring(drawn)
+        assert drawn == (ROOT / "docs" / name).read_text(), "run: python scripts/draw_ladder.py"
+        assert f"docs/{name}" in TEXT
+        for rung in ("wmma_double_buffered", "wgmma_persistent", "warp_specialized"):
+            assert f">{rung}<" in drawn
+
+
+def test_it_links_to_what_it_grew_from_and_is_compared_with():
+    for target in (
+        "bradleygannon.com/gemm-on-jetson", "rohan-reddy.github.io/posts/001-gemm-optimization",
+        "NVIDIA/cutlass", "deepseek-ai/DeepGEMM", "pranjalssh/fast.cu", "Dao-AILab/quack",
+        "triton-lang.org", "siboehm.com",
+    ):  # fmt: skip
+        assert re.search(rf"\]\(https://[^)]*{re.escape(target)}", TEXT), target
+
+
+def test_the_extras_of_its_install_lines_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    lines = [line for block in blocks("sh") for line in block.splitlines() if "pip" in line]
+    named = {name for line in lines for group in re.findall(r"\[([\w,]+)\]", line)
+             for name in group.split(",")}  # fmt: skip
+    assert {"cli", "report"} <= named <= set(extras)
+    assert {shlex.split(line, comments=True)[2] for line in lines} >= {"."}
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_table_and_block_of_a_page_is_rendered_as_one(page):
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(page.read_text())
+    prose = re.sub(r"<(pre|code)\b.*?</\1>", "", html, flags=re.S)
+    assert not re.search(r"<p>\|", prose), "a table that is none: its rule or a cell is missing"
+    assert "```" not in prose
+    assert not re.search(r"\]\(", prose), "a link that is none"

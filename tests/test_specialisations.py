@@ -1,0 +1,83 @@
+"""How many kernels Triton compiles for shapes that nobody chose: each costs a first call 0.4 s."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+units = import_module("tcgemm.triton_kernels.host.units").units
+
+MOST = {
+    "skinny.kernel": 135, "pipelined.kernel": 32, "warp_specialized.kernel": 54,
+    "split_k_partials.add_kernel": 22, "split_k.kernel": 12, "descriptor.kernel": 8,
+    "persistent.kernel": 14, "fused.kernel": 8,
+}  # fmt: skip
+"""For 500 drawn shapes, of which 359 kernels were compiled when sizes made more of them."""
+
+
+def child(*command):
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_500_drawn_shapes_share_few_kernels():
+    program = Path(__file__).with_name("triton_specialisations.py")
+    found = child(str(program), "7", "500")
+    assert {name: n for name, n in found.items() if n > MOST.get(name, 0)} == {}
+    assert sum(found.values()) > 100, "the shapes are of every kind"
+
+
+NEW_SHAPE = """
+import json, sys
+from importlib import import_module
+from tcgemm import dispatch
+from tcgemm.problem import Problem
+compile_all = import_module("tcgemm.triton_kernels.inspection.specialisations").compile_all
+made = []
+for shape in ((16, 4096, 8192), (16, 4096, 8192), (16, 11008, 4096), (9, 4000, 4096)):
+    problem = Problem.stored(*shape, "bfloat16", "bfloat16", "nt", capability=(9, 0))
+    plan = dict(BLOCK_M=64, BLOCK_N=16, BLOCK_K=128, SPLITS=len(made) + 2, SWAP=1, PDL=1,
+                NUM_STAGES=4, NUM_WARPS=4)
+    made.append(compile_all("skinny", plan, problem))
+print(json.dumps(made))
+"""
+
+
+def test_a_new_shape_finds_its_kernels_compiled(monkeypatch, tmp_path):
+    """Other sizes, and other parts of K, are the same two kernels; sizes that fill no tile are two
+    others, of which the one that adds is the same."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert child("-c", NEW_SHAPE) == [2, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "known"),
+    [
+        ((128, 256, 64), "nn", (128, 128, 64)),
+        ((4096, 4096, 4112), "nt", (128, 128, 16)),
+        ((100, 4096, 4096), "nt", (1, 16, 64)),
+        ((112, 4096, 4096), "nt", (1, 16, 64)),
+        ((112, 4096, 4096), "tt", (16, 16, 64)),
+        ((128, 4099, 4099), "nt", (1, 1, 1)),
+        ((256, 256, 80), "tn", (128, 128, 1)),
+    ],
+)
+def test_a_kernel_knows_little_of_the_sizes(shape, layout, known):
+    M, N, K = shape
+    a = torch.empty(M, K) if layout[0] == "n" else torch.empty(K, M).mT
+    b = torch.empty(K, N) if layout[1] == "n" else torch.empty(N, K).mT
+    found = units(a, b, torch.empty(M, N), 128, 128, 64)
+    assert tuple(found.values()) == known
+    assert all(size % unit == 0 for size, unit in zip(shape, known, strict=True))
