@@ -31,6 +31,8 @@ BACKENDS: dict[str, str] = {
     "cublas": "tcgemm.cublas",
 }
 """Backend name -> module that holds its KERNELS and load. Add an entry to bring your own."""
+if os.environ.get("TCGEMM_OWN_KERNELS"):  # files that a command was given, in its workers too
+    BACKENDS["own"] = "tcgemm.own"
 
 BACKEND_VARIABLE = "TCGEMM_BACKEND"
 """Environment variable that sets the default backend of every call."""

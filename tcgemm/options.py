@@ -47,7 +47,7 @@ Backends = Annotated[
 Kernels = Annotated[
     list[str] | None,
     typer.Option(
-        help="Only this kernel, or backend/kernel. Repeatable.",
+        help="Only this kernel, backend/kernel, or your own .cu or .py file. Repeatable.",
         metavar="NAME",
         autocompletion=complete_kernel,
     ),

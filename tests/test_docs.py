@@ -16,9 +16,14 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose(page)):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def prose(page):
+    """A page without its blocks of code: `[&](int i)` of C++ is no link."""
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
 
 
 def anchors(page):
@@ -32,7 +37,7 @@ def anchors(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_to_headings_lead_somewhere(page):
-    for path, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text()):
+    for path, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", prose(page)):
         target = (page.parent / path).resolve() if path else page
         if target in PAGES:  # reports are generated, and their headings with them
             assert anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
@@ -69,3 +74,28 @@ def test_no_tracked_file_has_a_path_of_one_machine():
     ).stdout
     lines = [line for line in found.splitlines() if not line.startswith("tests/test_docs.py")]
     assert not lines, "\n".join(lines)
+
+
+WORDS = {
+    r"\brounds of tiles|\brounds? of \d+ x|\b(?:full|last|single) round\b": "wave",
+    r"\bregisters of sums\b": "accumulators",
+    r"\b\d+ x \d+ in turns\b|\bno turns\b": "ping-pong",
+    r"\bearly starts?\b": "programmatic dependent launch (PDL)",
+    r"\basked ahead\b|\basks ahead\b|\basked for ahead\b": "L2 prefetch",
+    r"\bC leaves\b|\bhow a tile leaves\b": "epilogue store, is stored",
+    r"\b[Tt]he bar of \d|\(the bar:|\bthe mark\b(?! of)": "target",
+    r"\bsettles at\b": "sustained clock",
+    r"\bshared or turned\b": "transposed",
+}
+"""What a page must not say -> the field's word for it."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if p.parent != ROOT and "_build" not in p.parts],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_pages_use_the_field_s_words(page):
+    for pattern, word in WORDS.items():
+        found = re.search(pattern, prose(page))
+        assert not found, f"{page.name} says {found[0]!r}: the field's word is {word}"

@@ -161,7 +161,7 @@ def _build(
             built = cpp_extension.load_inline(
                 symbol,
                 cpp_sources=['#include "host/binding.cpp"'],
-                cuda_sources=[f'#include "{name}.cu"'],
+                cuda_sources=[f'#include "{source(name).name}"'],
                 extra_cflags=[
                     "-O1",
                     "-fvisibility=hidden",
@@ -169,7 +169,11 @@ def _build(
                 ],
                 # Temporary files in the build's own folder, for the same reason.
                 extra_cuda_cflags=["-objtemp", *nvcc_flags(sm_of(capability)), *defines],
-                extra_include_paths=[*map(str, source_folders()), *map(str, include_folders(nvcc))],
+                extra_include_paths=[
+                    str(source(name).parent),
+                    *map(str, source_folders()),
+                    *map(str, include_folders(nvcc)),
+                ],
                 extra_ldflags=_link_flags(nvcc, scratch),
                 build_directory=str(scratch),
                 with_cuda=True,

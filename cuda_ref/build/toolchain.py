@@ -176,8 +176,14 @@ def source_folders(root: Path = ROOT) -> list[Path]:
     return [root / "csrc", root / "rungs", root / "shapes"]
 
 
+OWN: dict[str, Path] = {}
+"""Name -> .cu file of a kernel that is no rung, but built and inspected as one."""
+
+
 def source(name: str, root: Path = ROOT) -> Path:
-    """The .cu file of a rung. Raises LookupError where no rung has the name."""
+    """The .cu file of a rung, or of OWN. Raises LookupError where none has the name."""
+    if name in OWN:
+        return OWN[name]
     for folder in ("rungs", "shapes"):
         path = root / folder / f"{name}.cu"
         if path.is_file():

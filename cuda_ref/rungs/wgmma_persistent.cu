@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   };
   if (warpgroup == CONSUMERS) {
     if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
-    // Written so, the loop is kept in uniform registers (docs/rungs/cuda_wgmma_types.md).
+    // Written so, the loop is kept in uniform registers (docs/lab/cuda_wgmma_types.md).
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0) - 4 * CONSUMERS;
     if (threadIdx.x % 32 == 0 && warp < 1) {
       for (int index = first + warp; index < tiles; index += step) {

@@ -1,6 +1,6 @@
 """What is written into pages between two comments: code of the kernels, tables, the way onwards.
 
-    <!-- code: cuda_ref/rungs/naive.cu | first line has this text | last line has this -->
+    <!-- code: cuda_ref/rungs/naive.cu | first line has this text | last line has this +1 -->
     <!-- measured: cuda/naive float16 512 4096 8192 -->
     <!-- nav -->
     ... written by scripts/pages ...
@@ -13,7 +13,6 @@ writes what the sources say today, and scripts/pages --check fails where a page 
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import numbers_of
@@ -30,8 +29,12 @@ LANGUAGES = {".cu": "cuda", ".cuh": "cuda", ".py": "python", ".hpp": "cpp", ".cp
 
 
 def code(what: str) -> str:
-    """The lines of a file from the first that holds one text to the next that holds another."""
+    """The lines of a file from the one that holds a text to the next that holds another.
+
+    `` +2`` behind the second text takes two lines more.
+    """
     path, first, last = (part.strip() for part in what.split(" | "))
+    last, more = re.sub(r" \+\d+$", "", last), re.search(r" \+(\d+)$", last)
     if not (ROOT / path).is_file():
         raise QueryError(f"no file {path}")
     lines = (ROOT / path).read_text().splitlines()
@@ -41,10 +44,12 @@ def code(what: str) -> str:
     ends = [i for i, line in enumerate(lines) if i >= starts[0] and last in line]
     if not ends:
         raise QueryError(f"{path}: no line from {first!r} on has {last!r}")
-    chosen = lines[starts[0] : ends[0] + 1]
+    chosen = lines[starts[0] : ends[0] + 1 + (int(more[1]) if more else 0)]
     if len(chosen) > LONGEST_CODE:
         raise QueryError(f"{path}: {len(chosen)} lines from {first!r}; {LONGEST_CODE} at most")
-    body = textwrap.dedent("\n".join(chosen))
+    plain = [line for line in chosen if not line.startswith("#pragma")]  # these stand at the margin
+    margin = min(len(line) - len(line.lstrip()) for line in plain if line.strip())
+    body = "\n".join(line if line.startswith("#pragma") else line[margin:] for line in chosen)
     return f"```{LANGUAGES[Path(path).suffix]}\n{body}\n```\n"
 
 

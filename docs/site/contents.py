@@ -23,7 +23,7 @@ RUNGS = tuple(dict.fromkeys(re.findall(r"\((rungs/\w+)\.md\)", (DOCS / "README.m
 LAB = tuple(sorted(f"lab/{path.stem}" for path in (DOCS / "lab").glob("*.md")))
 
 SECTIONS = (
-    ("Begin", _there("documents", "exercises", "your_own_kernel", "glossary")),
+    ("Begin", _there("documents", "exercises", "explore", "your_own_kernel", "glossary")),
     ("Foundations", _there(*(f"foundations/{name}" for name in FOUNDATIONS))),
     ("The ladder in CUDA C++", tuple(page for page in RUNGS if "/cuda_" in page)),
     ("The ladder in Triton", tuple(page for page in RUNGS if "/triton_" in page)),

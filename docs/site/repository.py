@@ -27,7 +27,7 @@ DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
 DATA = (".csv", ".txt", ".json", ".toml", ".svg", ".html")
 """Suffixes of files that are copied as they are; all others become highlighted pages."""
-LINK = re.compile(r"(\]\()(\.\.[^)\s#]*)(#[^)\s]*)?\)")
+LINK = re.compile(r"(\]\()((?:\.\.|_static/)[^)\s#]*)(#[^)\s]*)?\)")
 SCHEME = "repo:"
 
 
@@ -41,7 +41,7 @@ def contents(app: Sphinx, docname: str, source: list[str]) -> None:
 
     def marked(found: re.Match[str]) -> str:
         path = (folder / found[2]).resolve()
-        if path.is_relative_to(DOCS):
+        if path.is_relative_to(DOCS) and path.parent.name != "_static":
             return found[0]
         if not path.exists():
             raise ExtensionError(f"{docname} links to {found[2]}, which does not exist")
@@ -52,6 +52,8 @@ def contents(app: Sphinx, docname: str, source: list[str]) -> None:
 
 def target_of(path: str) -> str:
     """Where in the site a file of the repository lies."""
+    if path.startswith("docs/_static/"):
+        return path.removeprefix("docs/")
     if re.fullmatch(r"reports/[^/]+/README\.md", path):
         return path.replace("README.md", "index.html")
     return f"repository/{path}{'' if path.endswith(DATA) else '.html'}"
@@ -77,7 +79,11 @@ def pages(app: Sphinx) -> Any:
     """A page for each source file that is linked; of a folder, the list of its files."""
     for path in sorted(linked(app)):
         file = ROOT / path
-        if path.endswith(DATA) or target_of(path).startswith("reports/"):
+        if (
+            target_of(path).startswith("_static/")
+            or path.endswith(DATA)
+            or target_of(path).startswith("reports/")
+        ):
             continue
         if file.is_dir():
             items = "".join(f"<li><code>{each.name}</code></li>" for each in sorted(file.iterdir()))
@@ -100,6 +106,8 @@ def finish(app: Sphinx, failure: Exception | None) -> None:
     out = Path(app.outdir)
     for path in sorted(linked(app)):
         target = out / target_of(path)
+        if target.parent.name == "_static":
+            continue
         if target.suffix == ".html" and path.endswith("README.md"):
             source = (ROOT / path).with_name("index.html")
         elif path.endswith(DATA):

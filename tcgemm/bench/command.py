@@ -113,9 +113,11 @@ def bench(
     from rich.console import Console
     from rich.markup import escape
 
+    from ..own import register
     from . import cases as cases_
     from . import store
 
+    kernel = register.names(kernel or ())
     build = partial(
         cases_.build,
         suite,
@@ -146,9 +148,7 @@ def bench(
         _steady(cases, backend or (), kernel or (), out, seconds)
         return
     kernels = (
-        run.unasked(backend or ())
-        if unasked
-        else run.contenders(backend or (), kernel or (), device)
+        run.unasked(backend or ()) if unasked else run.contenders(backend or (), kernel, device)
     )
     folder = out or Path("reports") / environment.slug()
     store.check_folder(folder, environment.slug())

@@ -12,7 +12,9 @@ from ..bench.command import bench
 from ..commands import HELP, Command
 from ..report.command import report
 from ..report.compare.command import compare
+from ..tools.exercise.command import exercise
 from ..tools.explain.command import explain
+from ..tools.new_kernel import new_kernel
 from ..tools.show_kernel.command import show_kernel
 from ..tools.simulate.command import simulate
 from ..tools.tune.command import tune
@@ -35,12 +37,14 @@ app = typer.Typer(
 app.command("bench", cls=Command)(bench)
 app.command("compare", cls=Command)(compare)
 app.command("explain", cls=Command)(explain)
+app.command("new-kernel", cls=Command)(new_kernel)
 app.command("report", cls=Command)(report)
 app.command("show-kernel", cls=Command)(show_kernel)
 app.command("simulate", cls=Command)(simulate)
 app.command("tune", cls=Command)(tune)
 app.command("verify", cls=Command)(verify)
 app.command("warm", cls=Command)(warm)
+app.add_typer(exercise, name="exercise")
 
 
 def _print_version(wanted: bool) -> None:

@@ -338,7 +338,7 @@ def at_shape(table: pd.DataFrame, shape: tuple[int, int, int]) -> pd.DataFrame:
     return table[table["M"].eq(M) & table["N"].eq(N) & table["K"].eq(K)]
 
 
-DISPLAY = {"triton": "Triton", "cuda": "CUDA", "cublas": "cuBLAS"}
+DISPLAY = {"triton": "Triton", "cuda": "CUDA", "cublas": "cuBLAS", "own": "own"}
 """Backend name -> as it is written in a sentence; any other is written as it is."""
 
 

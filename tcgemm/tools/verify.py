@@ -74,6 +74,7 @@ def verify(
     from rich.markup import escape
 
     from .. import dispatch
+    from ..own import register
     from ..verify import judge
 
     device = _device()
@@ -83,7 +84,9 @@ def verify(
         return
     # NumPy, in Triton's interpreter, tells of every Inf that a drawn call is meant to give.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.")
-    tasks = list(_tasks(backend or [], kernel or [], dtype or [], fuzz, seed, device, edges))
+    tasks = list(
+        _tasks(backend or [], register.names(kernel or []), dtype or [], fuzz, seed, device, edges)
+    )
     started = time.perf_counter()
     tallies: dict[str, Tally] = {}
     for name, call, outcome in _run(tasks, workers or _workers(device), device, seconds):

@@ -68,8 +68,10 @@ def show_kernel(
         )
     check_problem(shape, dtype, None, layout, compute, gpu=gpu)
     from ... import dispatch
+    from ...own import register
 
-    rows = [dispatch.named(name) for name in (kernel, compare) if name is not None]
+    names = register.names([name for name in (kernel, compare) if name is not None])
+    rows = [dispatch.named(name) for name in names]
     board = board_of(gpu)
     problem = problem_of(shape, dtype, None, layout, compute, 1.0, 0.0, False, "", 1, board)
     if every:
