@@ -9,7 +9,7 @@ EXTRAS := dev$(shell test -x "$${CUDA_HOME:-/nonexistent}/bin/nvcc" || command -
 
 report: setup  ## the quick suite on a GPU (a small checked run without one), then the report
 	@status=0; \
-	$(BIN)/tcgemm bench --suite quick || status=$$?; \
+	$(BIN)/tcgemm bench --suite quick --report || status=$$?; \
 	if [ -d reports/cpu ]; then $(BIN)/tcgemm simulate ladder --out reports/cpu || status=$$?; fi; \
 	$(BIN)/tcgemm report && $(BIN)/python scripts/draw_ladder.py && exit $$status
 

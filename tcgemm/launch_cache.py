@@ -169,27 +169,20 @@ def run_launch(launch: Launch, arguments: tuple[Any, ...]) -> torch.Tensor:
             return run((*arguments[:7], result, *arguments[8:]))
     else:
         launch.check_memory(a, b, c, bias, scale_a, scale_b, result)
-    write(launch, a, b, c, bias, scale_a, scale_b, result)
+    start = launch.start
+    if start is None or (launch.device >= 0 and launch.device != current_device()):
+        launch.write(a, b, c, bias, scale_a, scale_b, result)
+    else:
+        try:
+            start(a, b, result, c if launch.asked.beta else None, bias, scale_a, scale_b)
+        except RuntimeError as error:
+            raise launch.explained(error) from error
     if out is not None:
         _raise_version((out,))
     return result
 
 
-def write(
-    launch: Launch, a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, out: torch.Tensor
-) -> None:
-    """``launch.write``, by the short way where there is one kernel and the GPU is the current."""
-    start = launch.start
-    if start is None or launch.device < 0 or launch.device != _current_device():
-        launch.write(a, b, c, bias, scale_a, scale_b, out)
-        return
-    try:
-        start(a, b, out, c if launch.asked.beta else None, bias, scale_a, scale_b)
-    except RuntimeError as error:
-        raise launch.explained(error) from error
-
-
-_current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 _raise_version = torch._C._increment_version
 """A tensor that autograd has saved and ``out=`` overwrites makes backward raise, as in torch."""
 

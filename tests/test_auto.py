@@ -111,7 +111,7 @@ def test_explain_says_why(built):
     result = CliRunner().invoke(
         app, ["explain", "4096x4096x4096", "--gpu", "h200"], env={"COLUMNS": "200"}
     )
-    assert "backend auto: " in result.output
+    assert "backend='auto': " in result.output
     assert "times as fast at 4096x4096x4096" in result.output
 
 

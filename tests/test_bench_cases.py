@@ -181,3 +181,23 @@ def test_data_is_part_of_a_case_and_of_its_name():
 def test_unknown_data_is_refused():
     with pytest.raises(UnknownNameError, match="choose from normal, uniform, ints, zeros"):
         cases.build("quick", data=["ones"])
+
+
+def test_no_figure_is_of_shapes_that_something_was_fitted_to():
+    """Reports show drawn suites by the seeds in their names."""
+    import csv
+    import re
+    from pathlib import Path
+
+    from tcgemm.bench.drawn import FITTED
+    from tcgemm.tools.warm.covering import SEED
+
+    def fitted(suites):
+        seeds = {int(m[1]) for suite in suites if (m := re.match(r"drawn-s(\d+)", suite))}
+        return seeds & FITTED.keys()
+
+    assert SEED in FITTED
+    assert fitted(["squares", f"drawn-s{SEED}-a16"]) == {SEED}
+    for path in (Path(__file__).parent.parent / "reports").glob("*/results.csv"):
+        with path.open(newline="") as file:
+            assert not fitted({row["suite"] for row in csv.DictReader(file)}), path

@@ -9,15 +9,18 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tcgemm import dispatch
-from tcgemm.bench import ahead, cases, run, store
+from tcgemm.bench import ahead, cases, first, run, store
 from tcgemm.bench.case import CASE_COLUMNS
 from tcgemm.bench.command import _print_table, _Progress, bench
 from tcgemm.bench.worker import Unit
@@ -177,8 +180,9 @@ def test_a_row_says_what_the_operands_held_and_resume_knows_it(tmp_path, misbeha
     run.run(units, results, device="cpu")
     (row,) = store.read(tmp_path / "made")
     assert (row["data"], row["status"]) == ("zeros", "ok")
-    assert run.key_of_row(row) == run.key(zeros[0], "misbehaving", "right")
-    assert run.key_of_row(row) != run.key(replace(zeros[0], data="normal"), "misbehaving", "right")
+    assert run.key(zeros[0], "misbehaving", "right") in run.keys_of_row(row)
+    normal = replace(zeros[0], data="normal")
+    assert run.key(normal, "misbehaving", "right") not in run.keys_of_row(row)
 
 
 def test_compilation_is_reported_once_a_configuration(tmp_path, misbehaving):
@@ -232,6 +236,61 @@ def test_kernels_are_built_ahead_and_at_the_same_time(tmp_path, monkeypatch):
         built.end()
         dispatch.ladder.cache_clear()
     assert {path.stem for path in tmp_path.glob("*.built")} == {"first", "second", "third"}
+
+
+def test_each_case_of_a_kernel_is_built_ahead_once_and_before_its_turn(monkeypatch):
+    """A rung that is compiled case by case compiles nothing when it is loaded: the GPU waited."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    shapes = ["16x4096x4096", "512x512x512", "1024x1024x1024", "4096x4096x4096"]
+    chosen = cases.build(shapes=shapes, device="cuda")
+    kernels = run.contenders(kernels=["cuda/one_wave", "cuda/naive", "cuda/split_k"])
+    module = import_module(dispatch.BACKENDS["cuda"])
+    built = []
+    monkeypatch.setattr(module, "build", lambda *asked: built.append(module.case_of(*asked)))
+    made = ahead.tasks(run.units_of(chosen, kernels), "cuda")
+    named = [task for task in made if isinstance(task, partial)]
+    assert [task.args[1].full_name for task in named] == ["cuda/one_wave"] * len(named)
+    assert len(made) - len(named) == 3, "each kernel is loaded once"
+    done = [task()[0] for task in named]
+    assert len(set(built)) == len(built) == len(named) > 1
+    assert all(settings and seconds >= 0 for _, settings, seconds in done)
+
+
+def test_what_a_call_gets_unasked_is_measured_first(misbehaving):
+    chosen = cases.build(shapes=["16x8x4", "8x8x8"], device="cpu")
+    kernels = run.contenders(kernels=["cublas/torch_cpu", "triton/naive", "triton/pipelined",
+                                      "cuda/naive", "cuda/wmma_any", "misbehaving/right",
+                                      "misbehaving/right_at_last"], device="cpu")  # fmt: skip
+    units = run.units_of(chosen, kernels)
+    ordered, needed = first.unasked_first(units, "cpu")
+    assert [unit.index for unit in ordered] == list(range(len(units)))
+    assert {(u.case, u.full_name) for u in ordered} == {(u.case, u.full_name) for u in units}
+    before = [(unit.case.shape, unit.full_name) for unit in ordered[:needed]]
+    assert ("16x8x4", "misbehaving/right_at_last") in before
+    assert ("16x8x4", "misbehaving/right") not in before
+    rest = ordered[needed:]
+    assert [unit.case for unit in rest] == sorted(
+        (unit.case for unit in rest), key=[unit.case for unit in units].index
+    )
+    languages = [name.split("/")[0] for _, name in before]
+    assert languages == sorted(languages, key=lambda name: name == "cuda"), "CUDA builds meanwhile"
+
+
+def test_a_first_report_stands_before_the_rest_is_measured(tmp_path, misbehaving, monkeypatch, app):
+    monkeypatch.chdir(tmp_path)
+    started, really = [], first.start_report
+
+    def start(folder):
+        started.append(len(store.read(folder)))
+        return really(folder)
+
+    monkeypatch.setattr(first, "start_report", start)
+    kernels = [f"--kernel=misbehaving/{name}" for name in ("right", "right_at_last")]
+    done = CliRunner().invoke(app, ["--report", "--shape=16x8x4", "--out=made", *kernels])
+    assert done.exit_code == 0, done.output
+    assert started == [1]
+    assert "a first report: " in done.output
+    assert (tmp_path / "made" / "index.html").is_file()
 
 
 def test_in_a_pipe_a_line_says_every_few_seconds_where_the_run_is():

@@ -64,8 +64,8 @@ def test_inductor_compiles_forward_and_backward_once_for_all_sizes(monkeypatch):
     tcgemm.replace_linear(model, backend="cublas")
     expected = copy.deepcopy(model)
     products = []
-    run = Launch.__call__
-    monkeypatch.setattr(Launch, "__call__", lambda *call: products.append(1) or run(*call))
+    run = Launch.write
+    monkeypatch.setattr(Launch, "write", lambda *call: products.append(1) or run(*call))
     counters = torch._dynamo.utils.counters
     counters.clear()
     compiled = torch.compile(model, fullgraph=True, dynamic=True)

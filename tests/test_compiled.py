@@ -157,10 +157,9 @@ def test_the_ladder_and_the_specialists_are_two_lists(folder):
     assert {("Triton", "split_k"), ("CUDA", "wgmma_types")} <= special
     assert not of_ladder & special
     table = load(folder).plain
-    assert ("cuda", "wgmma_types") in table.attrs["specialists"]
-    assert "wmma_any" in draw_ladder([("", table)]).svg
-    table.attrs["specialists"] = [("cuda", "wmma_any")]
-    assert "wmma_any" not in draw_ladder([("", table)]).svg
+    assert "cuda, specialists" in draw_ladder([("", table)]).svg
+    table["kind"] = "ladder"
+    assert "cuda, specialists" not in draw_ladder([("", table)]).svg
 
 
 def test_a_file_without_kinds_is_all_ladder(folder):

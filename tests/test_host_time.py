@@ -64,7 +64,7 @@ def nothing(*passed):
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_a_repeated_call_takes_few_steps(gpu, monkeypatch, backend, name):  # noqa: F811
     monkeypatch.delenv("TCGEMM_BACKEND", raising=False)
-    monkeypatch.setattr(launch_cache, "_current_device", int)
+    monkeypatch.setattr(launch_cache, "current_device", int)
     launch_cache.forget()
     CALLS[name]()
     for launch in launch_cache.launches.values():

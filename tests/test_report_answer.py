@@ -87,7 +87,7 @@ def test_a_kind_without_rows_is_named_in_a_word_and_left_out_of_the_picture():
         "; misaligned rows and few rows and among other kernels: not measured yet."
     )
     svg = figures.draw_answer([found]).svg
-    assert "aligned rows, 1 cases" in svg
+    assert "aligned rows, 1 case<" in svg
     assert "few rows" not in svg
 
 

@@ -125,5 +125,5 @@ def plan_for(capability: tuple[int, int], gpu: str, sms: int) -> None:
     """Have plans be for that GPU, named as its table is, on a machine that has none."""
     from .planning import gpus
 
-    shared_bytes = gpus.SHARED_BYTES.get(capability, 0)
-    gpus.stands_for[capability] = gpu, shared_bytes, sms or gpus.PROGRAMS
+    limits = gpus.LIMITS.get(capability, gpus.UNKNOWN)
+    gpus.stands_for[capability] = gpu, limits.shared_bytes, sms or limits.sms

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from .. import dispatch, repacking
-from ..problem import EPILOGUES, settings
+from ..problem import settings
 from .contender import UNASKED
 from .worker import Log, Unit, die_with
 
@@ -109,8 +110,8 @@ def tasks(units: Sequence[Unit], device: str) -> list[Callable[[], list[Built]]]
     """What there is to build, in the order of need: functions that build and say how long it took.
 
     Each kernel is loaded once. Problems of a backend that has ``inspection.compile_only`` are
-    compiled by it besides, some at a time; where one backend does not, its kernels are complete
-    once they are loaded.
+    compiled by that, some at a time; another that has ``prepare`` compiles each case of its kernels
+    besides, once. The kernels of any other backend are complete once they are loaded.
     """
     made: list[Callable[[], list[Built]]] = []
     waiting: dict[str, list[Any]] = {}
@@ -129,7 +130,17 @@ def tasks(units: Sequence[Unit], device: str) -> list[Callable[[], list[Built]]]
         if (unit.backend, unit.kernel) not in seen:
             seen.add((unit.backend, unit.kernel))
             made.append(lambda unit=unit: _load(unit))  # type: ignore[misc]
-        if device != "cuda" or _compiler(unit.backend) is None:
+        if device != "cuda":
+            continue
+        if _compiler(unit.backend) is None:
+            module = import_module(dispatch.BACKENDS[unit.backend])
+            problem = _quietly_asked(row, unit) if hasattr(module, "prepare") else None
+            if problem is None:
+                continue
+            needs = " ".join(module.compiles(unit.kernel, row.plan(problem), problem))
+            if needs != unit.kernel and needs not in seen:
+                seen.add(needs)
+                made.append(partial(_prepare, module.prepare, unit, problem))
             continue
         request = _quietly_requested(row, unit)
         if request is not None and str(request) not in seen:
@@ -161,6 +172,24 @@ def _load(unit: Unit) -> list[Built]:
     return [(unit.full_name, "", time.perf_counter() - began)]
 
 
+def _prepare(prepare: Callable[..., int], unit: Unit, problem: Any) -> list[Built]:
+    began = time.perf_counter()
+    plan = dispatch.find(unit.backend, unit.kernel).plan(problem)
+    prepare(unit.kernel, plan, problem)
+    return [(unit.full_name, settings(plan), time.perf_counter() - began)]
+
+
+def _quietly_asked(row: dispatch.Kernel, unit: Unit) -> Any:
+    """The problem of the unit; None where the kernel refuses it, or who knows."""
+    try:
+        problem = unit.case.problem(
+            capability=torch.cuda.get_device_capability(), mma_shape=unit.case.mma_shape
+        )
+        return None if row.why_not(problem) is not None else problem
+    except Exception:
+        return None
+
+
 def _compiler(backend: str) -> Any:
     """The module that compiles a backend's problems without a GPU; None where it has none."""
     try:
@@ -181,20 +210,14 @@ def _quietly_requested(row: dispatch.Kernel, unit: Unit) -> Any:
     """What the backend's compiler is asked for; None where the kernel refuses, or who knows."""
     case = unit.case
     words = case.fused.split()
-    epilogue = next((word for word in words if word in EPILOGUES), "")
+    problem = _quietly_asked(row, unit)
+    if problem is None:
+        return None
     try:
-        problem = case.product(
-            capability=torch.cuda.get_device_capability(),
-            beta=float("residual" in words),
-            bias="bias" in words,
-            epilogue=epilogue,
-        )
-        if row.why_not(problem) is not None:
-            return None
         return _compiler(unit.backend).Request(
             unit.kernel, dict(row.plan(problem)), case.dtype_in, case.dtype_out, case.layout,
             problem.capability, case.M, case.N, case.K,
-            compute="" if problem.plain else case.compute, epilogue=epilogue,
+            compute="" if problem.plain else case.compute, epilogue=problem.epilogue,
             bias="bias" in words, c_in="residual" in words,
         )  # fmt: skip
     except Exception:

@@ -61,6 +61,16 @@ class Case:
             compute=self.compute, **asked,
         )  # fmt: skip
 
+    def problem(self, **asked: Any) -> Problem:
+        """The product with what is fused, as a problem."""
+        words = self.fused.split()
+        return self.product(
+            beta=float("residual" in words),
+            bias="bias" in words,
+            epilogue=next((word for word in words if word in EPILOGUES), ""),
+            **asked,
+        )
+
     def __str__(self) -> str:
         pair = type_pair(self.dtype_in, self.dtype_out, self.compute)
         data = "" if self.data in (NORMAL, "") else f"data={self.data}"

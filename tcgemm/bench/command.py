@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import options
+from .. import extras, options
+from ..errors import ResultsError
 from .cases import NAMES
 from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .case import Case
     from .worker import Unit
 
 
@@ -78,6 +82,14 @@ def bench(
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a kernel is given up.", min=0.1, max=86400)
     ] = 120.0,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            help="Measure what calls get unasked first, and report on that while the rest is "
+            "measured.",
+        ),
+    ] = False,
     unasked: Annotated[
         bool,
         typer.Option(
@@ -88,6 +100,11 @@ def bench(
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what the results folder already holds.")
     ] = False,
+    steady: Annotated[
+        bool,
+        typer.Option("--steady", help="Each backend's choice alone for seconds: power and energy."),
+    ] = False,
+    seconds: Annotated[float, typer.Option(help="Of a turn of --steady.", min=0.1, max=600)] = 2.0,
 ) -> None:
     """Verify every kernel on every case, then time it beside cuBLAS; append to the results.
 
@@ -114,14 +131,22 @@ def bench(
         seed=seed,
         count=count,
     )
+    if report:
+        extras.need("report", "tcgemm bench --report")
     if unasked and kernel:
         raise typer.BadParameter("--unasked leaves the choice of kernel, and --kernel names one")
-    build(device="cuda")  # names a mistake in the arguments before torch is imported
+    planned = build(device="cuda")  # names a mistake in the arguments before torch is imported
 
-    from . import environment, run
+    if steady and any(case.fused for case in planned):
+        raise typer.BadParameter("--steady times plain products: leave --fused and its suite away")
+
+    from . import environment, first, run
 
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
+    if steady:
+        _steady(cases, backend or (), kernel or (), out, seconds)
+        return
     kernels = (
         run.unasked(backend or ()) if unasked else run.contenders(backend or (), kernel, device)
     )
@@ -137,11 +162,15 @@ def bench(
     if not units:
         console.print(f"Nothing is left to measure: {escape(str(folder / store.RESULTS))}")
         return
+    needed = 0
+    if report:
+        units, needed = first.unasked_first(units, device)
     environment.set_precision()
     facts = environment.collect(sys.argv)
     facts["specialists"] = [row.full_name for row in kernels if row.kind == "shape"]
     results = store.Store(folder, environment.run_id(), facts)
     rows: list[dict[str, Any]] = []
+    reports: list[subprocess.Popen[bytes]] = []
     try:
         with _Progress(console, len(units)) as progress:
 
@@ -149,6 +178,12 @@ def bench(
                 progress(event, unit, row)
                 if row is not None:
                     rows.append(row)
+                    if needed and len(rows) == needed < len(units):
+                        reports.append(first.start_report(folder))
+                        console.print(
+                            f"a first report: {escape(str((folder / 'index.html').resolve()))}",
+                            soft_wrap=True,
+                        )
 
             run.run(
                 units,
@@ -167,6 +202,8 @@ def bench(
         raise typer.Exit(130) from None
     finally:
         results.close()
+        for started in reports:
+            started.wait()
     out_console = Console()
     _print_table(out_console, rows, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
@@ -178,6 +215,41 @@ def bench(
 
 WIDE = 100
 """Columns of a terminal from which on each backend has a column of its own in the closing table."""
+
+
+def _steady(
+    cases: Sequence[Case],
+    backends: Sequence[str],
+    kernels: Sequence[str],
+    out: Path | None,
+    seconds: float,
+) -> None:
+    """Each contender alone for seconds on every case; rows are kept, and the means shown."""
+    import torch
+    from rich.console import Console
+
+    from . import environment, steady
+    from .case_bench import gpu_uuid
+
+    if len(kernels) > 1:
+        raise typer.BadParameter("--steady takes one --kernel, or the choice of each backend")
+    if not torch.cuda.is_available():
+        raise ResultsError("--steady needs an NVIDIA GPU, and there is none here")
+    environment.set_precision()
+    folder, run = out or Path("reports") / environment.slug(), environment.run_id()
+    meter, console = steady.Meter(gpu_uuid()), Console()
+    for case in cases:
+        problem = case.product()
+        found = steady.contenders(case, backends or ("triton", "cuda"), next(iter(kernels), None))
+        measured = steady.measure(
+            found, problem.flop, seconds=seconds, meter=meter, synchronize=torch.cuda.synchronize
+        )
+        rows = steady.rows_of(case, run, measured)
+        path = steady.append(folder, rows)
+        for line in steady.lines(rows):
+            console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"Results: {path}", soft_wrap=True)
+
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines of progress where they do not go to a terminal."""

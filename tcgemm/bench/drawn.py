@@ -15,6 +15,13 @@ from .case import Case
 ALIGNMENTS = (2, 16, 32, 64, 128)
 """Bytes that rows of A, B and C are a multiple of; of no larger power of two, but for the last."""
 
+FITTED: dict[int, str] = {
+    7: "kernels per drawn shape are counted on it (tests/test_specialisations.py)",
+    1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
+}
+"""Seed -> what was fitted to its shapes: no figure that is shown comes from such a seed. Whoever
+fits a table or a model to drawn shapes adds theirs."""
+
 LARGEST = 16384
 MOST_FLOP = 4 * 10**12
 

@@ -11,6 +11,7 @@ from .. import __version__, options
 from ..bench.command import bench
 from ..commands import HELP, Command
 from ..report.command import report
+from ..report.compare.command import compare
 from ..tools.exercise.command import exercise
 from ..tools.explain.command import explain
 from ..tools.new_kernel import new_kernel
@@ -34,6 +35,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 app.command("bench", cls=Command)(bench)
+app.command("compare", cls=Command)(compare)
 app.command("explain", cls=Command)(explain)
 app.command("new-kernel", cls=Command)(new_kernel)
 app.command("report", cls=Command)(report)

@@ -18,7 +18,7 @@ from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import forgotten_too, launch_of, write
+from ..launch_cache import current_device, forgotten_too, launch_of
 from . import autocast, autograd
 from .accumulating import added
 from .how import How
@@ -37,6 +37,7 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _jit_trace = torch._C._get_tracing_state
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast.enabled)
 _compiles = torch.compiler.is_dynamo_compiling
+
 _grad = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 _threshold = torch.ops.aten.threshold_backward.default
@@ -51,7 +52,8 @@ class Kind:
     x_shape: torch.Size
     weight_shape: torch.Size
     shape: tuple[int, ...]
-    """Of the result."""
+    strides: tuple[int, ...]
+    """Both of the result."""
     dtype: torch.dtype
     """Of x and the weight."""
     flat: bool
@@ -103,18 +105,18 @@ def product(
     ):
         return None
     try:
-        x_start, start = x.data_ptr(), weight.data_ptr()
+        x_start, w_start = x.data_ptr(), weight.data_ptr()
         bias_start = None if bias is None else bias.data_ptr()
     except (AttributeError, RuntimeError):  # a tensor without memory
         return None
-    if not x_start or not start or x_start == start or x.is_neg() or weight.is_neg():
+    if not x_start or not w_start or x_start == w_start or x.is_neg() or weight.is_neg():
         return None
     of_bias = None
     differentiated = x.requires_grad or weight.requires_grad
     if bias_start is not None:
         if (
             type(bias) not in _PLAIN
-            or bias_start in (0, start, x_start)  # a launch may tell operands apart by address
+            or bias_start in (0, w_start, x_start)  # a launch may tell operands apart by address
             or bias.is_neg()
         ):
             return None
@@ -129,7 +131,7 @@ def product(
                 return None
     key = (
         x.shape, weight.shape, x.stride(), weight.stride(), x.dtype, weight.dtype, x.get_device(),
-        weight.get_device(), x_start & _ALIGNED, start & _ALIGNED, of_bias, transposed, epilogue,
+        weight.get_device(), x_start & _ALIGNED, w_start & _ALIGNED, of_bias, transposed, epilogue,
         out_dtype, compute, backend or default_backend(), kernel, _deterministic(),
     )  # fmt: skip
     kind = _kinds.get(key)
@@ -166,8 +168,10 @@ def _first(
         )
     if launch.start is None:
         return None
+    shape = (*x.shape[:-1], N)
+    strides = torch.empty(shape, device="meta").stride()
     return Kind(
-        launch, transposed, x.shape, weight.shape, (*x.shape[:-1], N), x.dtype, x.dim() == 2,
+        launch, transposed, x.shape, weight.shape, shape, strides, x.dtype, x.dim() == 2,
         x.is_contiguous(), (_by_columns(x), _by_columns(weight)), epilogue, asked, {},
     )  # fmt: skip
 
@@ -192,7 +196,9 @@ def _forward(kind: Kind, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     launch = kind.launch
     same = launch.dtype is kind.dtype
     result: torch.Tensor = (
-        x.new_empty(kind.shape) if same else x.new_empty(kind.shape, dtype=launch.dtype)
+        x.new_empty_strided(kind.shape, kind.strides)
+        if same
+        else x.new_empty_strided(kind.shape, kind.strides, dtype=launch.dtype)
     )
     out = result
     if not kind.flat:
@@ -203,8 +209,20 @@ def _forward(kind: Kind, x: Any, weight: Any, bias: Any) -> torch.Tensor:
         with first_call():
             launch = launch_of(_arguments(x, weight, bias, kind.epilogue, kind.asked, out))
         kind.launch = launch
-    write(launch, x, weight, None, bias, None, None, out)
+    start(launch, x, weight, bias, out)
     return result
+
+
+def start(launch: Launch, a: Any, b: Any, bias: Any, out: Any) -> None:
+    """Run a launch of a plain product and a bias, as launch_cache.run_launch does."""
+    run = launch.start
+    if run is None or (launch.device >= 0 and launch.device != current_device()):
+        launch.write(a, b, None, bias, None, None, out)
+        return
+    try:
+        run(a, b, out, None, bias, None, None)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
 
 
 class Layer(torch.autograd.Function):
@@ -324,4 +342,4 @@ def _multiply(kind: Kind, a: Any, b: Any, out: Any) -> None:
         asked = None, *kind.asked[1:3], None
         with first_call():
             launch = kind.gradients[key] = launch_of(_arguments(a, b, None, None, asked, out))
-    write(launch, a, b, None, None, None, None, out)
+    start(launch, a, b, None, out)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from . import alone
 from .compiled import compiled_rows, language_rows
 from .derive import (
     AT_ITS_BEST,
@@ -59,11 +60,17 @@ def sections(folder: Folder) -> list[Section]:
     ]
     if timed["suites"].str.contains("seeds").any():
         made.append(_published(timed))
+    made.append(_steady(folder))
     if folder.compiled is not None:
         special = folder.compiled["kind"].eq("shape")
         made += [_languages(folder.compiled), _compiled(folder.compiled[~special])]
         made.append(_compiled_specialists(folder.compiled[special]))
     return [section for section in made if section is not None and section.rows]
+
+
+def _steady(folder: Folder) -> Section:
+    """What kernels do that run alone for seconds."""
+    return Section("steady", alone.TITLE, alone.GUIDE, *alone.alone_rows(folder.path), words=2)
 
 
 def _named(table: pd.DataFrame) -> list[str]:

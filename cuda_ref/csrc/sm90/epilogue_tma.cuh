@@ -173,8 +173,9 @@ struct TmaEpilogue {
       bar_sync(group, 128);
       if (__builtin_expect(to_plain, 0)) {
         for (int each = chunk + 1 - TOGETHER; each <= chunk; ++each)
-          copy_chunk<Out, WIDTH>(buffers + each % BUFFERS * CHUNK_BYTES, plain.at(z, sizeof(Out)),
-                                 row_of(each), column_of(each), M, N);
+          copy_chunk<Out, WIDTH, MMAS * BLOCK_N < 384 ? 2 : 1>(
+              buffers + each % BUFFERS * CHUNK_BYTES, plain.at(z, sizeof(Out)), row_of(each),
+              column_of(each), M, N);
         bar_sync(group, 128);  // the buffers may be written again
       }
       const int next = chunk - BEHIND + BUFFERS;

@@ -193,12 +193,13 @@ __device__ __forceinline__ void write_chunk(uint32_t chunk, const Acc (&d)[REGIS
 }
 
 // Stores a chunk that write_chunk has left in shared memory by plain stores, clipped to M and N; C's
-// corner of it is (m, n). A warp takes a row at a time, so that its store is one run of bytes.
-template <typename Out, int COLUMNS>
+// corner of it is (m, n). A warp takes a row at a time, so that its store is one run of bytes. UNROLL
+// rows are in flight: registers of a thread with 192 accumulators do for one.
+template <typename Out, int COLUMNS, int UNROLL = 2>
 __device__ __forceinline__ void copy_chunk(const uint8_t* chunk, const PlainOutput& c, int m, int n,
                                            int M, int N) {
   const int lane = threadIdx.x % 32;
-#pragma unroll 2
+#pragma unroll UNROLL
   for (int row = threadIdx.x % 128 / 32; row < 64; row += 4) {
     if (m + row >= M) break;
     const uint8_t* from = chunk + row * 128;

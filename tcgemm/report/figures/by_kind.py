@@ -92,8 +92,9 @@ def _panel(ax: Axes, answer: Answer, rows: bool) -> None:
     for kind, shares in answer.shares.items():
         cases = max(len(share.rows) for share in shares)
         ax.annotate(
-            f"{kind}, {cases} cases", (0, y - 0.1), xycoords=("axes fraction", "data"),
-            xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, color=INK,
+            f"{kind}, {cases:,} case{'s' * (cases > 1)}", (0, y - 0.1),
+            xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+            va="center", fontsize=9, color=INK,
             fontweight="bold", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1}, zorder=4,
         )  # fmt: skip
         for share in shares:

@@ -149,3 +149,15 @@ def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
     except (RuntimeError, ValueError) as error:
         return {"unknown": first_line(error)}
     return found
+
+
+def auto_choice(problem: Problem, kernel: str | None, board: Gpu) -> str:
+    """What backend="auto" would take, and why."""
+    from ...choosing.auto import backend_for
+    from ...errors import UnsupportedError, first_line
+
+    try:
+        backend, why = backend_for(problem, kernel, board.slug)
+    except UnsupportedError as error:
+        return f"none: {first_line(error)}"
+    return f"{backend}, {why}"

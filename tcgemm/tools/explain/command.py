@@ -8,7 +8,7 @@ from __future__ import annotations
 import json as json_
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,11 +17,7 @@ from ...problem import EPILOGUES
 from ...request import board_of, check_problem, problem_of
 from ...waiting import Waiting
 from .bound import bound
-from .choice import choice
-
-if TYPE_CHECKING:
-    from ...gpus import Gpu
-    from ...problem import Problem
+from .choice import auto_choice, choice
 
 
 def explain(
@@ -36,7 +32,7 @@ def explain(
     epilogue: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(EPILOGUES)}.",
+            help="relu, gelu, gelu_tanh or silu.",
             metavar="NAME",
             autocompletion=options.completed(EPILOGUES),
         ),
@@ -87,14 +83,14 @@ def explain(
             waiting.update(f"compiling for {name}" if compile else f"explaining {shape}")
             choices.append(choice(problem, name, kernel, board, compile, ranking))
         against = bound(problem, board)
-        auto = _auto(problem, kernel, board)
+        auto = auto_choice(problem, kernel, board)
     if json:
         typer.echo(
             json_.dumps(
                 {
-                    "auto": auto,
                     "problem": str(problem),
                     "gpu": board.name,
+                    "auto": auto,
                     "choices": [asdict(each) for each in choices],
                     "ranking": [asdict(each) for each in ranking],
                     "runs": spread(ranking),
@@ -106,16 +102,4 @@ def explain(
         return
     from .printed import print_all
 
-    print_all(problem, board, choices, against, ranking, folder if measured else None, auto)
-
-
-def _auto(problem: Problem, kernel: str | None, board: Gpu) -> str:
-    """What backend="auto" would take, and why."""
-    from ...choosing.auto import backend_for
-    from ...errors import UnsupportedError, first_line
-
-    try:
-        backend, why = backend_for(problem, kernel, board.slug)
-    except UnsupportedError as error:
-        return f"none: {first_line(error)}"
-    return f"{backend}: {why}"
+    print_all(problem, board, choices, against, ranking, auto, folder if measured else None)

@@ -26,19 +26,18 @@ def print_all(
     choices: Sequence[Choice],
     against: Bound,
     ranking: Sequence[Estimate],
-    folder: Path | None,
     auto: str,
+    folder: Path | None,
 ) -> None:
     """Print the answer, each kernel's grid, the bound, the ranking and who refuses, in this order.
 
     Args:
-        folder: the results that the ranking rests on; None where there are none.
         auto: what backend="auto" takes, and why.
+        folder: the results that the ranking rests on; None where there are none.
     """
     console = Console()
-    for line in _answer(problem, board, choices, against, ranking):
+    for line in (*_answer(problem, board, choices, against, ranking), f"backend='auto': {auto}"):
         console.print(escape(line), soft_wrap=True, highlight=False)
-    console.print(escape(f"backend auto: {auto}"), soft_wrap=True, highlight=False)
     for each in choices:
         if lines := _lines(each, board):
             console.print(f"\n[bold]{each.backend}/{each.kernel}[/]")

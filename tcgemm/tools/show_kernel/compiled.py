@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OF_PROBLEM = ("dtype_in", "dtype_out", "compute", "layout", "M", "N", "K")
 
 COLUMNS = (
-    *("backend", "kernel", "kind", "adds", "gpu", *OF_PROBLEM),
+    *("backend", "kernel", "adds", "gpu", *OF_PROBLEM),
     *("status", "reason", "plan"),
     *FACTS,
     *GROUPS,

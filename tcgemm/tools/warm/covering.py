@@ -44,10 +44,10 @@ def problems(dtypes: Sequence[str], capability: tuple[int, int]) -> Iterator[Pro
     half = [dtype for dtype in SIXTEEN_BITS if dtype in wanted]
     if half:
         for suite in SUITES:
-            if suite != "types":
-                for case in build(suite, dtypes=half, device="cuda"):
-                    if not case.fused and not case.mma_shape:
-                        yield case.product(capability=capability)
+            for case in build(suite, dtypes=half, device="cuda"):
+                problem = case.product(capability=capability)
+                if problem.plain and not case.fused and not case.mma_shape:
+                    yield problem
         for case in drawn_cases(SEED, DRAWN, half):
             yield case.product(capability=capability)
     for dtype in wanted:

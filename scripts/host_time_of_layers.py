@@ -1,7 +1,7 @@
 """What a layer costs the host, forward and backward, beside torch's own.
 
-    python scripts/layer_time.py                              # on a CPU, 4 x 4 x 4
-    python scripts/layer_time.py --backend triton --size 64   # on a GPU
+    python scripts/host_time_of_layers.py                              # on a CPU, 4 x 4 x 4
+    python scripts/host_time_of_layers.py --backend triton --size 64   # on a GPU
 
 It prints how many functions of Python and of C one call makes, how many microseconds pass until the
 call is back (on a GPU that is not until the kernel is done), and the ratio to torch's: the least of
@@ -21,7 +21,7 @@ import torch
 import tcgemm
 from tcgemm import launch_cache
 
-ROUNDS, CALLS = 40, 50
+ROUNDS, CALLS = 100, 20
 
 
 def cases(size: int, backend: str, device: str) -> dict[str, tuple[Callable[[], object], str]]:
@@ -81,23 +81,29 @@ def counted(call: Callable[[], object]) -> tuple[int, int]:
 
 
 def timed(calls: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
-    """Microseconds of each: the least of the rounds."""
+    """Microseconds of each: the least of the rounds. On a CPU it is the process's own time."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(ROUNDS):
         for name, call in calls.items():
             if device == "cuda":
                 torch.cuda.synchronize()
-            start = time.perf_counter()
+            start = clock()
             for _ in range(CALLS):
                 call()
-            least[name] = min(least[name], 1e6 * (time.perf_counter() - start) / CALLS)
+            least[name] = min(least[name], 1e6 * (clock() - start) / CALLS)
     return least
+
+
+def nothing(*operands: object) -> None:
+    """What a launch starts without kernels."""
 
 
 def start_nothing() -> None:
     """Let every launch that is kept do nothing from now on."""
     for launch in launch_cache.launches.values():
-        launch.starts = [lambda *operands: None for _ in launch.starts]
+        launch.starts = [nothing for _ in launch.starts]
+        launch.start = nothing if launch.start else None
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Two runs beside each other: what became faster, what slower, and what cannot be said."""

@@ -1,0 +1,95 @@
+"""``tcgemm compare``: arguments and what is printed. Importing this module imports no pandas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ... import extras
+
+SHOWN_CASES = 30
+"""Cases that are printed; the page has all."""
+
+
+def compare(
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="The earlier side: a results folder, the id of a run, or a commit.",
+        ),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The later side, named in the same way.")],
+    folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--in",
+            help="Folder in which runs, and results of commits, are looked for; by default "
+            "reports/.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Write a page with the figure and all cases.", metavar="FILE.html"),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Percent that a case may change and be SAME.", min=0, max=100)
+    ] = 3.0,
+    fail: Annotated[
+        bool,
+        typer.Option(
+            "--fail", help="End with status 1 where a case or kernel is SLOW, or no longer ok."
+        ),
+    ] = False,
+) -> None:
+    """Say of two runs on one GPU what is FAST, SLOW, SAME or AMBG, by the spread of their pairs."""
+    extras.need("report", "tcgemm compare")
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ...errors import ResultsError
+    from . import sides, verdicts, write
+
+    before, after = (sides.side(text, folder) for text in (a, b))
+    sides.check_comparable(before, after)
+    table = verdicts.cases(before.rows, after.rows, tolerance / 100)
+    if table.empty:
+        raise ResultsError(
+            f"{before.name} and {after.name} share no case that each timed beside cuBLAS in a run "
+            "of its own: measure the same suite, kernels, dtypes and layouts on both sides"
+        )
+    of_kernels = verdicts.kernels(table, tolerance / 100)
+    broken = verdicts.lost(before.rows, after.rows)
+    notes = [*sides.differences(before, after), *(f"No longer ok: {each}" for each in broken)]
+    console = Console()
+
+    def show(title: str, header: tuple[str, ...], rows: list[list[str]]) -> None:
+        shown = Table(*header, title=title, title_justify="left")
+        for column in shown.columns:
+            column.overflow = "fold"
+        for row in rows:
+            shown.add_row(*map(escape, row))
+        console.print(shown)
+
+    names = (before.name, after.name)
+    show("kernels, over all cases", write.KERNELS[:5], [
+        row[:5] for row in write.kernel_rows(of_kernels)
+    ])  # fmt: skip
+    changed = write.case_rows(table[table["verdict"].ne(verdicts.SAME)])
+    if changed:
+        more = len(changed) - SHOWN_CASES
+        rest = f"; {more} more with --out" if more > 0 else ""
+        show(f"cases that are not SAME{rest}", write.CASES, changed[:SHOWN_CASES])
+    for note in notes:
+        console.print(escape(note), soft_wrap=True)
+    console.print(escape(write.sentence(*names, table, of_kernels)), soft_wrap=True)
+    if out is not None:
+        write.write(out, names, table, of_kernels, notes, tolerance / 100)
+        console.print(f"comparison: {escape(str(out.resolve()))}", soft_wrap=True)
+    slow = verdicts.SLOW in {*table["verdict"], *of_kernels["verdict"]}
+    if fail and (slow or broken):
+        raise typer.Exit(1)

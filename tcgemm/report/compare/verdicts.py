@@ -1,0 +1,160 @@
+"""FAST, SLOW, SAME or AMBG: what two runs say of a case, and of a kernel over all its cases.
+
+Compared are the ratios to cuBLAS, each the median of pairs: the clock that drifts by 5 to 20 %
+between two runs is the same within a pair. The change of a case is the ratio in B over that in A.
+
+Its noise has two parts. Within a run the spread of the pairs says how well their median is known:
+p80 - p20 is 1.683 standard deviations of normal pairs, and the median of n of them has 1.253 /
+sqrt(n) of one. Between runs of one commit ratios differ by more than that; ``BETWEEN_RUNS`` is what
+the committed H200 rows show of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ...bench.case import CASE_COLUMNS, NORMAL, case_of_row
+from ..derive import AMONG_OTHERS, BASELINE
+
+FAST, SLOW, SAME, AMBG = "FAST", "SLOW", "SAME", "AMBG"
+
+VERDICTS = {
+    FAST: "faster by more than the noise and the tolerance",
+    SLOW: "slower by more than the noise and the tolerance",
+    SAME: "within the tolerance, or within the noise, and a change of 10 % would show",
+    AMBG: "the spread of the pairs is so wide that a change of 10 % would not show",
+}
+"""What each verdict says."""
+
+BETWEEN_RUNS = 0.005
+"""Standard deviation of the logarithm of a ratio from run to run of one commit, beyond the spread
+of its pairs: of 288 cases that the committed H200 rows hold twice half differ by under 0.4 %, nine
+in ten by under 1.2 %."""
+
+SIGMAS = 3.0
+"""A change beyond so many standard deviations is one."""
+
+TOLERANCE = 0.03
+"""A change of a case of at most this is SAME, however well it is known: one in a hundred cases of
+two runs of one commit differs by more."""
+
+SHOWN = 0.10
+"""A change that must show for a case to be SAME; of a kernel's mean, half of that."""
+
+SPREAD_OF_NORMAL = 1.683
+MEDIAN_OVER_MEAN = 1.253
+
+KEY = ["backend", "kernel", *CASE_COLUMNS, "beside"]
+"""What names a row of both sides; ``beside`` is what it was timed among."""
+
+
+def latest(rows: Iterable[Mapping[str, str]]) -> pd.DataFrame:
+    """The last row of each kernel and case, but the baseline's, with numbers for ratios."""
+    frame = pd.DataFrame(list(rows), dtype=str)
+    if frame.empty:
+        return pd.DataFrame(columns=[*KEY, "run", "status", "reason", *RATIOS, "rounds"])
+    frame["beside"] = frame["among"].where(frame["among"].isin(AMONG_OTHERS), "")
+    frame["data"] = frame["data"].replace("", NORMAL)
+    is_baseline = frame["backend"].eq(BASELINE) & frame["kernel"].eq(BASELINE)
+    frame = frame[~is_baseline].drop_duplicates(KEY, keep="last").copy()
+    for name in (*RATIOS, "rounds"):
+        frame[name] = pd.to_numeric(frame[name], errors="coerce")
+    return frame
+
+
+RATIOS = ("ratio_p20", "ratio_p50", "ratio_p80")
+
+
+def cases(
+    a: Iterable[Mapping[str, str]],
+    b: Iterable[Mapping[str, str]],
+    tolerance: float = TOLERANCE,
+) -> pd.DataFrame:
+    """A row for each kernel and case that both sides timed beside cuBLAS, in runs of their own: a
+    row that both hold, of one and the same run, says nothing.
+
+    Args:
+        a, b: stored rows, in file order.
+        tolerance: see TOLERANCE.
+
+    Returns:
+        KEY, ``case`` in words, ``ratio_a``, ``ratio_b``, ``change`` (B over A, less 1; above 0 is
+        faster), ``noise`` (SIGMAS standard deviations of it) and ``verdict``, in the order of B.
+    """
+    timed = [of[of["status"].eq("ok") & of["ratio_p50"].gt(0)] for of in map(latest, (a, b))]
+    columns = [*KEY, "run", *RATIOS, "rounds"]
+    both = timed[1][columns].merge(timed[0][columns], on=KEY, suffixes=("_b", "_a"))
+    both = both[both["run_a"].ne(both["run_b"])].reset_index(drop=True)
+    both["log"] = np.log(both["ratio_p50_b"].astype(float) / both["ratio_p50_a"].astype(float))
+    deviation = np.sqrt(_variance(both, "a") + _variance(both, "b"))
+    both["change"], both["noise"] = np.expm1(both["log"]), np.expm1(SIGMAS * deviation)
+    changed = both["log"].abs().gt(np.log1p(both["noise"])) & both["change"].abs().gt(tolerance)
+    verdict = pd.Series(AMBG, index=both.index).mask(both["noise"].le(SHOWN), SAME)
+    both["verdict"] = verdict.mask(changed, SLOW).mask(changed & both["log"].gt(0), FAST)
+    both["case"] = [_case(row) for row in both[KEY].to_dict("records")]
+    return both.rename(columns={"ratio_p50_a": "ratio_a", "ratio_p50_b": "ratio_b"})
+
+
+def _variance(both: pd.DataFrame, side: str) -> pd.Series:
+    """Of the logarithm of a side's ratio; where no spread is stored, that between runs alone."""
+    width = np.log(
+        both[f"ratio_p80_{side}"].astype(float) / both[f"ratio_p20_{side}"].astype(float)
+    )
+    error = MEDIAN_OVER_MEAN * width / SPREAD_OF_NORMAL / np.sqrt(both[f"rounds_{side}"].clip(1))
+    return error.fillna(0.0) ** 2 + BETWEEN_RUNS**2
+
+
+def _case(row: Mapping[Any, Any]) -> str:
+    beside = f", among others in a {row['beside']}" if row["beside"] else ""
+    return f"{case_of_row(row)}{beside}"
+
+
+def kernels(table: pd.DataFrame, tolerance: float = TOLERANCE) -> pd.DataFrame:
+    """Each kernel over its cases: counts by verdict, the geometric mean of the changes, a verdict.
+
+    A kernel's mean is known better than any of its cases, so that half the tolerance is enough,
+    and its noise is that of the cases' changes over the root of their number.
+    """
+    rows = []
+    for (backend, kernel), of in table.groupby(["backend", "kernel"], sort=False):
+        n, mean = len(of), float(of["log"].mean())
+        spread = float(of["log"].std()) if n > 1 else 0.0
+        each = float(np.log1p(of["noise"]).mean())
+        noise = max(SIGMAS * spread, each) / np.sqrt(n)
+        change = float(np.expm1(mean))
+        changed = abs(mean) > noise and abs(change) > tolerance / 2
+        same = noise <= SHOWN / 2
+        verdict = (FAST if mean > 0 else SLOW) if changed else SAME if same else AMBG
+        counts = {name: int(of["verdict"].eq(name).sum()) for name in VERDICTS}
+        worst = of.iloc[int(of["change"].argmin())]
+        rows.append(
+            {
+                "backend": backend, "kernel": kernel, "cases": n, "change": change,
+                "noise": float(np.expm1(noise)), "verdict": verdict, **counts,
+                "worst": float(worst["change"]), "worst case": worst["case"],
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def lost(a: Iterable[Mapping[str, str]], b: Iterable[Mapping[str, str]]) -> list[str]:
+    """What was ok in A and is not in B, a sentence each."""
+    key = KEY[:-1]
+    before, after = (latest(of).drop_duplicates(key, keep="first") for of in (a, b))
+    columns = [*key, "status", "reason"]
+    both = after[columns].merge(before[columns], on=key, suffixes=("", "_a"))
+    broken = both[both["status_a"].eq("ok") & both["status"].ne("ok")]
+    return [
+        f"{row['backend']}/{row['kernel']} at {_case({**row, 'beside': ''})}: {row['status']}"
+        + (f" ({row['reason']})" if row["reason"] else "")
+        for row in broken.to_dict("records")
+    ]
+
+
+def counted(verdicts: Sequence[str]) -> str:
+    """``3 FAST, 1 SLOW, 250 SAME, 4 AMBG``."""
+    return ", ".join(f"{list(verdicts).count(name):,} {name}" for name in VERDICTS)
