@@ -9,7 +9,7 @@ from typing import Any
 if __name__ != "tcgemm.cuda_ref":
     raise ImportError("import tcgemm.cuda_ref: cuda_ref is not a package of its own")
 
-from .build.toolchain import built_by_case, source
+from .build.toolchain import OWN, built_by_case, source
 from .fusion import Asked, case
 from .planning import choose as choice
 from .planning.ladder import rows, told
@@ -42,7 +42,7 @@ def load(name: str) -> Callable[..., None]:
     Raises LookupError for an unknown name, RuntimeError without a working compiler, or without a
     GPU where the simulator does not run the rung.
     """
-    rows = {row["name"]: row for row in KERNELS}
+    rows = {row["name"]: row for row in KERNELS} | {own: {"devices": ("cpu",)} for own in OWN}
     if name not in rows:
         raise LookupError(f"unknown CUDA kernel {name!r}: choose from {', '.join(rows)}")
 
@@ -126,8 +126,9 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     from .build.inspection import compile_only, compiler, instances, source_lines
     from .build.toolchain import sm_of
 
-    row = next(row for row in KERNELS if row["name"] == name)
-    defines = _defines(name, row["plan"](problem), problem)
+    plans = {row["name"]: row["plan"] for row in KERNELS}
+    plan = plans[name](problem) if name in plans else {}
+    defines = _defines(name, plan, problem)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
     kernels = instances(name, report.kernels, problem)
     counts: Counter[str] = Counter()

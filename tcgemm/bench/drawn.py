@@ -17,6 +17,8 @@ ALIGNMENTS = (2, 16, 32, 64, 128)
 
 FITTED: dict[int, str] = {
     7: "kernels per drawn shape are counted on it (tests/test_specialisations.py)",
+    101: "Triton's choice for unaligned rows, and what copies cost (docs/lab/drawn_shapes.md)",
+    102: "the same",
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
 """Seed -> what was fitted to its shapes: no figure that is shown comes from such a seed. Whoever

@@ -81,16 +81,11 @@ def _source(name: str, path: Path) -> str:
 
 
 def _cuda(name: str, path: Path) -> Callable[..., None]:
-    import torch
+    as_a_rung = import_module(_CUDA).load(_source(name, path))
 
     def run(a: Any, b: Any, c: Any, fusion: Any = None) -> None:
         _plain(name, fusion)
-        if not a.is_cuda:
-            import_module(f"{_CUDA}.simulator").simulate(path, a, b, c).raise_if_stopped()
-            return
-        capability = torch.cuda.get_device_capability(a.device)
-        build = import_module(f"{_CUDA}.build.extensions").operators
-        build(_source(name, path), capability).plain(a, b, c, [])
+        as_a_rung(a, b, c)
 
     return run
 
