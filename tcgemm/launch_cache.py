@@ -170,7 +170,7 @@ def run_launch(launch: Launch, arguments: tuple[Any, ...]) -> torch.Tensor:
     else:
         launch.check_memory(a, b, c, bias, scale_a, scale_b, result)
     start = launch.start
-    if start is None or (launch.device >= 0 and launch.device != current_device()):
+    if start is None or launch.device < 0 or launch.device != current_device():
         launch.write(a, b, c, bias, scale_a, scale_b, result)
     else:
         try:

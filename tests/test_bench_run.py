@@ -246,7 +246,7 @@ def test_each_case_of_a_kernel_is_built_ahead_once_and_before_its_turn(monkeypat
     kernels = run.contenders(kernels=["cuda/one_wave", "cuda/naive", "cuda/split_k"])
     module = import_module(dispatch.BACKENDS["cuda"])
     built = []
-    monkeypatch.setattr(module, "build", lambda *asked: built.append(module.case_of(*asked)))
+    monkeypatch.setattr(module, "prepare", lambda *asked: built.append(*module.compiles(*asked)))
     made = ahead.tasks(run.units_of(chosen, kernels), "cuda")
     named = [task for task in made if isinstance(task, partial)]
     assert [task.args[1].full_name for task in named] == ["cuda/one_wave"] * len(named)

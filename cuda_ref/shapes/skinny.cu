@@ -14,7 +14,7 @@
 // cluster    1 to MOST_SPLITS blocks, each of which multiplies its part of K
 // block      a producer warp and consumer warpgroups step through K by BLOCK_K, over a ring of
 //            up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
-// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M is 16, 64 or 128; at most 64 accumulators a thread;
+// warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M 16, 64 or 128; at most 64 accumulators a thread;
 //            where BLOCK_N is no multiple of 64, wgmma 64 x 48 or 56 x 16: C
 #include "tile/order.cuh"
 #include "skinny_tile.cuh"

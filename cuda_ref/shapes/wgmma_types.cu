@@ -41,7 +41,7 @@ struct Tiling {
   // Of 168 or 128 registers a thread at launch. One consumer has all that a thread can have.
   static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : Mode::SPLIT ? 88 : 40;
   static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Mode::SPLIT ? 208 : 232;
-  // Consumers that wait for their accumulators begin one after the other, so that their waits do not meet.
+  // Consumers that wait for their accumulators begin one after the other: their waits do not meet.
   static constexpr int SETS = SETS_;
   static constexpr bool STAGGERED = Mode::PROMOTE && SETS == 1 && CONSUMERS > 1;
   static constexpr uint32_t A_BYTES = M * BLOCK_K, B_BYTES = N * BLOCK_K;

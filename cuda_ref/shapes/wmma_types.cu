@@ -10,8 +10,8 @@
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
 //        matrix
 // block  2 x 2 warps step through K by 64 bytes: 64 int8, 32 float16, 16 float32, 8 float64
-// warp   64 x 64 of C, whose accumulators fill 128 registers of a thread; 64 x 32 where float64 fills as
-//        many or 3 x tf32 needs the room for its parts
+// warp   64 x 64 of C, whose accumulators fill 128 registers of a thread; 64 x 32 where float64
+//        fills as many or 3 x tf32 needs the room for its parts
 // mma    16 x 16 x 16, 32 x 8 x 16 or 8 x 32 x 16; 16 x 16 x 8 of tf32, 8 x 8 x 4 of
 //        float64
 #include "tile/fragment.cuh"

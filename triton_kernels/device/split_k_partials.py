@@ -15,11 +15,15 @@ import torch
 
 from ..host.recording import Step
 from ..host.runtime import INTERPRETED, tl, triton
+from ..planning.k_division import MOST_PARTS
 from .dot import narrow
 from .ordering import grouped
 
 CHUNK = 1024
 """Elements of C that one program of the second pass adds."""
+
+FEW = 8
+"""Parts of K that one kernel adds; another adds up to MOST_PARTS."""
 
 
 @triton.jit
@@ -78,7 +82,7 @@ def add_kernel(
     at += rows[:, None] * BLOCK_N + columns[None, :]
     part = split_tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
     acc = tl.load(at)
-    # All loads are under way at once. MOST is a power of two: each number would be a kernel.
+    # All loads are under way at once. How many there are is no constant: each would be a kernel.
     for number in tl.static_range(1, MOST):
         at += part
         acc += tl.load(at, mask=number < splits, other=0.0)
@@ -104,7 +108,7 @@ def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "GROUP_M": plan["GROUP_M"],
-        "MOST": 1 << (plan["SPLITS"] - 1).bit_length(),
+        "MOST": FEW if plan["SPLITS"] <= FEW else MOST_PARTS,
         "ROWS": rows,
         "PDL": bool(pdl),
         "EMULATED": INTERPRETED and c.dtype == torch.bfloat16,
