@@ -76,7 +76,9 @@ def test_inductor_compiles_forward_and_backward_once_for_all_sizes(monkeypatch):
     for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
     assert counters["stats"]["unique_graphs"] <= 2
-    assert len(products) == 5 * 5  # two forward and three backward, in five steps; eager ones are short
+    assert (
+        len(products) == 5 * 5
+    )  # two forward and three backward, in five steps; eager ones are short
 
 
 @pytest.mark.gpu
