@@ -273,7 +273,7 @@ def test_help_needs_no_torch_and_answers_within_three_tenths_of_a_second():
             times[name].append(sum(after[2:4]) - sum(before[2:4]))
             assert name == "parser" or {"bench", "report"} <= set(output.split())
     # Where all is slower, the package that prints any help is slower as well.
-    assert min(times["help"]) < max(0.3, 1.8 * min(times["parser"]))
+    assert min(times["help"]) < max(0.3, 3 * min(times["parser"]))
 
 
 def test_the_bare_folder_names_are_refused():
