@@ -15,9 +15,9 @@ from ...errors import ResultsError
 
 CLOCK = (
     "Ticks of a logical clock, written as microseconds; not a GPU's time. A warp's request to "
-    "memory or issue of an instruction takes one tick, a tensor-core product one for each 16 x 8 results "
-    "and 32 bytes of K, and data are there latency_ticks after they were asked for. A warp that "
-    "waits goes on at the tick of what it waited for. Every block begins at tick 0 of its launch."
+    "memory or issue of an instruction takes one tick, a tensor-core product one for each 16 x 8 "
+    "results and 32 bytes of K, and data are there latency_ticks after they were asked for. A "
+    "warp that waits goes on at the tick of what it waited for. Each block begins at tick 0."
 )
 ASYNCHRONOUS = 1000
 """Added to a warp's number for the track of its tensor-core work."""
