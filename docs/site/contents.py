@@ -23,7 +23,11 @@ RUNGS = tuple(dict.fromkeys(re.findall(r"\((rungs/\w+)\.md\)", (DOCS / "README.m
 LAB = tuple(sorted(f"lab/{path.stem}" for path in (DOCS / "lab").glob("*.md")))
 
 SECTIONS = (
-    ("Begin", _there("documents", "exercises", "explore", "your_own_kernel", "glossary")),
+    (
+        "Begin",
+        _there("documents", "exercises", "notebooks", "explore", "side_by_side", "your_own_kernel",
+               "for_teachers", "glossary"),
+    ),
     ("Foundations", _there(*(f"foundations/{name}" for name in FOUNDATIONS))),
     ("The ladder in CUDA C++", tuple(page for page in RUNGS if "/cuda_" in page)),
     ("The ladder in Triton", tuple(page for page in RUNGS if "/triton_" in page)),
