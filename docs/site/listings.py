@@ -1,7 +1,7 @@
 """Source beside PTX and SASS on the site: pages made from records of what compilers said.
 
 A record holds the source with its listings, so the site needs no compiler. Where nvcc is,
-``scripts/pages --compile`` writes the records; ``scripts/pages --check`` says which are out of date.
+``scripts/pages --compile`` writes the records; ``scripts/pages --check`` says which are old.
 """
 
 from __future__ import annotations
