@@ -26,7 +26,8 @@ FIGURES = [
 
 def test_every_page_is_in_the_contents():
     named = {page for _, pages in contents.SECTIONS for page in pages} | {"README"}
-    assert {p.relative_to(ROOT / "docs").with_suffix("").as_posix() for p in PAGES} == named
+    there = [*PAGES, *(ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    assert {p.relative_to(ROOT / "docs").with_suffix("").as_posix() for p in there} == named
 
 
 def test_pages_and_pictures_are_what_the_sources_make():
@@ -37,7 +38,8 @@ def test_pages_and_pictures_are_what_the_sources_make():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("furo", reason="pip install -e '.[docs]'")
+    for needed in ("furo", "myst_nb"):
+        pytest.importorskip(needed, reason="pip install -e '.[docs]'")
     out = tmp_path_factory.mktemp("site")
     began = time.monotonic()
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-E", "-W", "--keep-going", "-q"]
@@ -56,6 +58,8 @@ def test_the_site_has_an_entry_a_search_and_a_way_onwards(site):
     source = (site / "repository/cuda_ref/rungs/tiled.cu.html").read_text()
     assert "__global__" in source
     assert "../../../rungs" in source or "_static" in source
+    assert "HMMA" in (site / "side_by_side/wmma.html").read_text()
+    assert "ridge point 206" in (site / "notebooks/roofline_by_hand.html").read_text()
 
 
 def test_links_inside_the_site_lead_somewhere(site):
