@@ -201,6 +201,17 @@ def test_no_folder_holds_more_files_than_one_can_look_through():
     assert {folder: count for folder, count in held.items() if count > 30} == {}
 
 
+def test_the_places_that_the_design_page_sends_to_exist():
+    page = (ROOT / "docs/design.md").read_text()
+    table = page.partition("## Where to look\n")[2].partition("\n## ")[0]
+    places = re.findall(r"((?:tcgemm|triton_kernels|cuda_ref)/[\w/.-]+\.\w+)(?: `(\w+)`)?", table)
+    assert len(places) > 15
+    for path, name in places:
+        text = (ROOT / path).read_text()
+        defined = rf"(def|struct|void|enum class) {name}\b|^{name}\b.* = " if name else ""
+        assert re.search(defined, text, re.M), f"{path} defines no {name}"
+
+
 def test_what_triton_rungs_share_names_none_of_them():
     names = {p.name.removesuffix("_plan.py") for p in files("triton_kernels") if "_plan" in p.name}
     assert len(names) >= 9
