@@ -25,8 +25,16 @@ from types import ModuleType
 NOT_THERE = "this installation has no overlapped engine (tcgemm.dist.overlap)"
 
 
+_NAME = f"{__package__}.overlap"
+
+
+@cache
+def is_there() -> bool:
+    """Whether this installation has the engine. It is not imported for that."""
+    return find_spec(_NAME) is not None
+
+
 @cache
 def engine() -> ModuleType | None:
     """The engine; None where this installation has none. An error within it is an error."""
-    name = f"{__package__}.overlap"
-    return import_module(name) if find_spec(name) is not None else None
+    return import_module(_NAME) if is_there() else None
