@@ -337,6 +337,50 @@ def test_many_drawn_calls_with_delays(group):
     group(check_repeats, 300, 2)
 
 
+def check_bench(rank, world):
+    """A case of ``tcgemm bench --several``: right ones are ok, and a wrong one is seen."""
+    from unittest import mock
+
+    from tcgemm.bench.several import cases, operands, run
+    from tcgemm.dist.groups import ranks_of
+
+    device = torch.device("cpu")
+    for op in OPS:
+        case = cases.Case("shape", "", world, op, 7, 8 * world, 16 * world, "bfloat16")
+        asked = {"seed": 1, "budget_s": 0.1, "backend": "cublas", "timed": False}
+        rows, stamps = run.run_case(case, ranks_of(), device, **asked)
+        assert [row["contender"] for row in rows] == [
+            "planned", "overlapped/triton", "overlapped/cuda",
+        ]  # fmt: skip
+        planned, overlapped, _ = rows
+        assert (planned["status"], planned["exact_errors"], stamps) == ("ok", 0, [])
+        assert 0 < planned["error_ratio"] <= 1
+        assert overlapped["status"] == "unsupported"
+        assert planned["torch_status"].startswith("failed: rank")
+        normal, whole = (operands.drawn(case, ranks_of(), device, 1, e) for e in (False, True))
+        judge = operands.Judge(normal, whole)
+        for of in (normal, whole):
+            c = call(op, of.a, of.b, rows=7)
+            for by in (0, 1) if rank == 0 else (0,):
+                c[0, 0] += by
+                off = judge.error_ratio(c) > 1 if of is normal else judge.exact_errors(c) > 0
+                assert off == bool(by)
+
+        def one_rank_is_off(name, of, backend, call_of=run.call_of):
+            product = call_of(name, of, backend)
+            return product if rank != 1 else lambda: product() + 1
+
+        with mock.patch.object(run, "call_of", one_rank_is_off):
+            rows, _ = run.run_case(case, ranks_of(), device, **asked)
+        assert rows[0]["status"] == "wrong"
+        assert rows[0]["reason"].startswith("rank 1: ")
+        assert "ms_p50" not in rows[0]
+
+
+def test_the_benchmark_over_ranks(group):
+    group(check_bench, group.world)
+
+
 class FakeEngine:
     """What the overlapped engine is asked, and an answer by torch alone."""
 

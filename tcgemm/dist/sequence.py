@@ -29,21 +29,21 @@ def gathered(part: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
         return part.contiguous()
     chunk = chunk_of(rows, ranks.world)
     whole = part.new_empty((chunk * ranks.world, *part.shape[1:]))
-    if len(part) < chunk:
-        full = part.new_empty((chunk, *part.shape[1:]))
-        full[: len(part)] = part
-        part = full
     if whole.numel():
-        gather(ranks, whole, part.contiguous())
+        gather(ranks, whole, padded_to(part, chunk))
     return whole[:rows]
 
 
 def padded(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """x [M, N] in whole chunks, contiguous; x itself where it is that."""
-    chunk = chunk_of(len(x), ranks.world)
-    if len(x) == chunk * ranks.world:
+    return padded_to(x, chunk_of(len(x), ranks.world) * ranks.world)
+
+
+def padded_to(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """x with rows of zeros behind it, contiguous; x itself where it has so many."""
+    if len(x) == rows:
         return x.contiguous()
-    whole = x.new_zeros((chunk * ranks.world, *x.shape[1:]))
+    whole = x.new_zeros((rows, *x.shape[1:]))
     whole[: len(x)] = x
     return whole
 
