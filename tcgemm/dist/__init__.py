@@ -1,0 +1,1 @@
+"""Products over several GPUs of a host."""
