@@ -3,15 +3,20 @@ process, the kernels in Triton's interpreter, and processes that share a file.""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
+import re
+import subprocess
+import sys
 import threading
 import time
 import traceback
 from collections import Counter
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -473,3 +478,41 @@ def test_what_the_engine_refuses_it_refuses_in_numbers(monkeypatch):
     assert "N=60" in said(b=torch.empty(64, 60).half())
     assert "M=0" in said(rows=0)
     assert "bytes" in said(rows=1 << 30)
+
+
+@pytest.mark.exhaustive
+def test_what_the_compiler_makes_of_the_kernels():
+    """For sm_90: wgmma that overlaps its loads, and the memory order that the protocol rests on."""
+    program = Path(__file__).parent / "overlap_compile.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=environment, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, made in found.items():
+        assert not made["serialized"], name
+        assert made["spill_bytes"] <= 64, name  # some bytes where peers' sums are added
+        assert made["shared_bytes"] <= 232448, name
+    for tile in planning.TILES:
+        gather = found[f"gather {tile.BLOCK_M}x{tile.BLOCK_N}"]
+        scatter = found[f"scatter {tile.BLOCK_M}x{tile.BLOCK_N}"]
+        for made in (gather, scatter):
+            assert made["counts"]["HGMMA"] == 2 * tile.BLOCK_K // 16
+            assert made["counts"]["UTMALDG"] > 0
+            assert "ld.global.sys.acquire" in made["ptx"]
+            assert "trap;" in made["ptx"]
+        # A wait, the block's barrier, the proxy fence, and only then the loads by TMA.
+        order = re.findall(
+            r"ld\.global\.sys\.acquire|fence\.proxy\.async;|bar\.sync|cp\.async\.bulk\.tensor",
+            gather["ptx"],
+        )
+        last = len(order) - 1 - order[::-1].index("ld.global.sys.acquire")
+        after = order[last:]
+        fence, loads = after.index("fence.proxy.async;"), after.index("cp.async.bulk.tensor")
+        assert after.index("bar.sync") < fence < loads
+        # Stores, a barrier of the block, and only then the release by one thread.
+        released = [m.start() for m in re.finditer(r"atom\.global\.sys\.release", scatter["ptx"])]
+        assert len(released) == 2
+        for at in released:
+            before = scatter["ptx"][:at]
+            assert before.rindex("bar.sync") > max(before.rfind("st.global"), 0)
