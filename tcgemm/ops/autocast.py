@@ -66,7 +66,7 @@ def _region(device: torch.device) -> _Region:
     region = _regions.get(device, lambda: None)()
     if region is None:
         weight = torch.ones(1, 1, device=device, requires_grad=True)
-        node = torch.nn.functional.linear(weight.detach(), weight).grad_fn
+        node: Any = torch.nn.functional.linear(weight.detach(), weight).grad_fn
         while node is not None and "ToCopy" not in node.name():
             node = next((n for n, _ in node.next_functions if n is not None), None)
         region = _Region()
