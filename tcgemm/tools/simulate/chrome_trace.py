@@ -37,7 +37,7 @@ def trace_of(row: dict[str, Any], latency: int, spans: Sequence[Any]) -> dict[st
     pids = {which: number for number, which in enumerate(followed, 1)}
     launches = len({launch for launch, _ in followed})
     events: list[dict[str, Any]] = []
-    named = set()
+    named: set[Any] = set()
     for span in spans:
         pid = pids[span.launch, span.block]
         tid = span.warp + (ASYNCHRONOUS if span.asynchronous else 0)
