@@ -108,8 +108,8 @@ def simulate(
         return
     size = sizes_of(shape or "256x256x256")
     check_stored(dtype, out_dtype, layout)
-    check_order(order)
     names = _kernels(kernel)
+    check_order(order)
     if kernel.endswith(".cu"):
         typer.echo(f"{kernel} is compiled and runs here as a program with your rights.", err=True)
     rows = []
