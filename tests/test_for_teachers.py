@@ -1,4 +1,4 @@
-"""docs/for_teachers.md: each of the ten questions is answered where it says, by that very sentence."""
+"""docs/for_teachers.md: each question is answered where it says, by the sentence that it quotes."""
 
 from __future__ import annotations
 
