@@ -337,18 +337,27 @@ def test_many_drawn_calls_with_delays(group):
     group(check_repeats, 300, 2)
 
 
+def no_engine():
+    from unittest import mock
+
+    from tcgemm.dist import engine
+
+    return mock.patch.object(engine, "engine", return_value=None)
+
+
 def check_bench(rank, world):
     """A case of ``tcgemm bench --several``: right ones are ok, and a wrong one is seen."""
     from unittest import mock
 
-    from tcgemm.bench.several import cases, operands, run
+    from tcgemm.bench.several import cases, judging, run
     from tcgemm.dist.groups import ranks_of
 
     device = torch.device("cpu")
     for op in OPS:
         case = cases.Case("shape", "", world, op, 7, 8 * world, 16 * world, "bfloat16")
         asked = {"seed": 1, "budget_s": 0.1, "backend": "cublas", "timed": False}
-        rows, stamps = run.run_case(case, ranks_of(), device, **asked)
+        with no_engine():
+            rows, stamps = run.run_case(case, ranks_of(), device, **asked)
         assert [row["contender"] for row in rows] == [
             "planned", "overlapped/triton", "overlapped/cuda",
         ]  # fmt: skip
@@ -357,8 +366,8 @@ def check_bench(rank, world):
         assert 0 < planned["error_ratio"] <= 1
         assert overlapped["status"] == "unsupported"
         assert planned["torch_status"].startswith("failed: rank")
-        normal, whole = (operands.drawn(case, ranks_of(), device, 1, e) for e in (False, True))
-        judge = operands.Judge(normal, whole)
+        normal, whole = (judging.drawn(case, ranks_of(), device, 1, e) for e in (False, True))
+        judge = judging.Judge(normal, whole)
         for of in (normal, whole):
             c = call(op, of.a, of.b, rows=7)
             for by in (0, 1) if rank == 0 else (0,):
@@ -370,7 +379,7 @@ def check_bench(rank, world):
             product = call_of(name, of, backend)
             return product if rank != 1 else lambda: product() + 1
 
-        with mock.patch.object(run, "call_of", one_rank_is_off):
+        with mock.patch.object(run, "call_of", one_rank_is_off), no_engine():
             rows, _ = run.run_case(case, ranks_of(), device, **asked)
         assert rows[0]["status"] == "wrong"
         assert rows[0]["reason"].startswith("rank 1: ")
@@ -379,6 +388,111 @@ def check_bench(rank, world):
 
 def test_the_benchmark_over_ranks(group):
     group(check_bench, group.world)
+
+
+class Pair(torch.nn.Module):
+    """A model of one MLP after a norm; ``wide`` features between."""
+
+    def __init__(self, wide, first=None, second=None):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.up = torch.nn.Linear(8, wide) if first is None else first
+        self.down = torch.nn.Linear(wide, 8) if second is None else second
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(self.norm(x))))
+
+
+def pair_of(wide):
+    torch.manual_seed(3)
+    return Pair(wide).double()
+
+
+def check_layers(rank):
+    """The pair of layers against one process: result, and the gradient of every parameter."""
+    world = torch.distributed.get_world_size()
+    for wide, shape in ((4 * world, (2 * world, 3, 8)), (7, (2 * world + 1, 8))):
+        whole = pair_of(wide)
+        x = torch.randn(*shape, dtype=torch.float64)
+        wanted = whole(x)
+        (wanted.square().sum()).backward()
+        up = tcgemm.nn.ColumnParallelLinear.from_linear(whole.up, backend="cublas", epilogue="relu")
+        down = tcgemm.nn.RowParallelLinear.from_linear(whole.down, backend="cublas")
+        mine = slice(*rows.rows_of(shape[0], world, rank))
+        hidden = up(torch.nn.functional.layer_norm(x, (8,))[mine], rows=shape[0])
+        got = down(hidden)
+        assert torch.allclose(got, wanted[mine])
+        got.square().sum().backward()
+        of_up = slice(*rows.rows_of(wide, world, rank))
+        assert torch.allclose(up.weight.grad, whole.up.weight.grad[of_up])
+        assert torch.allclose(up.bias.grad, whole.up.bias.grad[of_up])
+        assert torch.allclose(down.weight.grad, whole.down.weight.grad[:, of_up])
+        assert torch.allclose(down.bias.grad, whole.down.bias.grad)
+    drawn = tcgemm.nn.RowParallelLinear(16, 5)
+    assert drawn.weight.shape[0] == 5
+    assert drawn.weight.abs().max() <= 0.25
+    assert f"weight of this rank={list(drawn.weight.shape)}" in repr(drawn)
+    with pytest.raises(OperandError, match="first dimension does not divide"):
+        drawn(torch.ones(world + 1, 3, drawn.weight.shape[1]))
+
+
+def test_the_pair_of_layers(group):
+    group(check_layers)
+
+
+def check_styles(rank):
+    """parallelize_module on replaced linears, with SequenceParallel, against one process."""
+    from unittest import mock
+
+    from torch.distributed.tensor import Shard, init_device_mesh
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+    from tcgemm.dist import calls
+
+    world = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    for wide, shape, dim, fused in (
+        (4 * world, (2, 2 * world, 8), 1, True), (4 * world, (2 * world, 8), 0, True),
+        (3 * world, (1, 2 * world, 8), 1, True),
+        (4 * world, (2, 2 * world, 8), -1, False),
+    ):  # fmt: skip
+        if not fused and 8 % world:
+            continue  # torch's style takes columns of plain tensors that divide only
+        whole = pair_of(wide)
+        model = tcgemm.replace_linear(pair_of(wide), backend="cublas")
+        torch.manual_seed(5)
+        x = torch.randn(*shape, dtype=torch.float64)
+        styles = {
+            "up": tcgemm.dist.ColwiseParallel(input_layouts=Shard(dim)),
+            "down": tcgemm.dist.RowwiseParallel(output_layouts=Shard(dim)),
+        }
+        if fused:
+            styles["norm"] = SequenceParallel(sequence_dim=dim, use_local_output=dim != 0)
+        asked = []
+        check = calls.check
+
+        def seen(op, *arguments, check=check, asked=asked, **named):
+            asked.append(op)
+            return check(op, *arguments, **named)
+
+        parallelize_module(model, mesh, styles)
+        mine = x.chunk(world, dim)[rank].clone().requires_grad_()
+        with mock.patch.object(calls, "check", seen):
+            got = model(mine) if fused else model.down(torch.relu(model.up(mine)))
+        assert set(asked) == (set(OPS) if fused else set())
+        wanted = whole(x) if fused else whole.down(torch.relu(whole.up(x)))
+        assert torch.allclose(got, wanted.chunk(world, dim)[rank])
+        got.square().sum().backward()
+        wanted.square().sum().backward()
+        for (name, ours), theirs in zip(model.named_parameters(), whole.parameters(), strict=True):
+            if theirs.grad is not None:
+                grad = ours.grad
+                full = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+                assert torch.allclose(full, theirs.grad), name
+
+
+def test_parallelize_module_uses_them_without_a_change_in_the_model(group):
+    group(check_styles)
 
 
 class FakeEngine:
