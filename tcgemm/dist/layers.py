@@ -150,7 +150,7 @@ class RowParallelLinear(_Layer):
                 f"rank {ranks.rank} of {ranks.world}: input has shape {list(input.shape)}, and its "
                 f"first dimension does not divide by {ranks.world} ranks: flatten it to a matrix"
             )
-        bias = self.bias
+        bias: torch.Tensor | None = self.bias
         if bias is not None and ranks.world > 1:
             bias = _summed_gradient(bias, ranks)
         even = self.in_features % ranks.world == 0
@@ -171,7 +171,7 @@ class _SummedGradient(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = grad.contiguous().clone()
         with moving(ctx.ranks, "the sum of a bias' gradient"):
             dist.all_reduce(grad, group=ctx.ranks.group)

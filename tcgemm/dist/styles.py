@@ -19,6 +19,10 @@ from .planning import SEQUENCE
 from .products import all_gather_matmul, matmul_reduce_scatter
 
 
+def _told(style: Any, mesh: Any) -> Any:
+    return mesh, style.input_layouts, style.output_layouts, style.use_local_output
+
+
 class ColwiseParallel(TorchColwise):
     """torch's ColwiseParallel; a tcgemm.nn.Linear whose input is divided by rows gathers it under
     its product, with ``all_gather_matmul``.
@@ -33,9 +37,7 @@ class ColwiseParallel(TorchColwise):
             return super()._apply(module, device_mesh)
         distribute_module(module, device_mesh, self._partition_linear_fn)
         module.__class__ = GatheringLinear
-        module.parallel = device_mesh, self.input_layouts, self.output_layouts, (
-            self.use_local_output
-        )  # fmt: skip
+        module.parallel = _told(self, device_mesh)
         return module
 
 
@@ -52,9 +54,7 @@ class RowwiseParallel(TorchRowwise):
             return super()._apply(module, device_mesh)
         distribute_module(module, device_mesh, self._partition_linear_fn)
         module.__class__ = ScatteringLinear
-        module.parallel = device_mesh, self.input_layouts, self.output_layouts, (
-            self.use_local_output
-        )  # fmt: skip
+        module.parallel = _told(self, device_mesh)
         return module
 
 
@@ -121,7 +121,7 @@ class ScatteringLinear(_Parallel):
         ):
             return self._plainly(x, last)
         flat, shape = _flat(x.to_local(), dim)
-        bias = self.bias
+        bias: Any = self.bias
         if bias is not None:  # each rank adds it to its rows, and its gradient is the sum of theirs
             bias = bias.to_local(grad_placements=[Partial()])
         way = None if self.in_features % mesh.size() == 0 else SEQUENCE
