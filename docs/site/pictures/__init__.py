@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import foundations, rungs
+from . import foundations, rungs, several
 
 FOLDER = Path(__file__).parent.parent.parent / "pictures"
 
 
 def drawn() -> dict[Path, str]:
     """File -> its text, for every picture of docs/pictures."""
-    return {
-        FOLDER / f"{name}.svg": text for name, text in {**rungs.all(), **foundations.all()}.items()
-    }
+    every = {**rungs.all(), **foundations.all(), **several.all()}
+    return {FOLDER / f"{name}.svg": text for name, text in every.items()}
