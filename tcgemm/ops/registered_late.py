@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from . import operator
+
 _done: set[str] = set()
 _formulas: dict[Any, Any] = {}
 
@@ -24,8 +26,17 @@ def look() -> None:
         from . import sharding
 
         sharding.register()
+    if "lowering" not in _done and "torch._inductor.lowering" in sys.modules:
+        _done.add("lowering")
+        from . import lowering
+
+        if lowering.works():
+            lowering.register()
     if "torch.utils.flop_counter" in sys.modules:
         _count_flops()
+
+
+operator.at_traces.append(look)  # what traces may have loaded what writes programs
 
 
 def _flops(a: Any, b: Any, *others: Any, out_shape: Any = None, **how: Any) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .svg import A_LIGHT, C_LIGHT, GREY, RED, A, C, Svg
 
-M, N, K, WORLD = 4096, 57344, 8192, 4
-"""The up projection of Llama 70B over four GPUs."""
+M, N, K, WORLD = 4096, 10240, 8192, 4
+"""The projection to q, k and v of Llama 70B over four GPUs."""
 PIECES = 4
 
 
