@@ -5,10 +5,15 @@
     python examples/train_gpt.py --kernels cuda --compile
     python examples/train_gpt.py --profile --csv losses.csv          # is any kernel cuBLAS's?
     python examples/train_gpt.py --tiny --steps 20 --kernels torch   # on a CPU
+    torchrun --nproc-per-node 4 examples/train_gpt.py --tensor-parallel --kernels triton
 
 The text is made by the program: sentences of arithmetic, byte by byte, so that two runs see the
 same data with no download. Every tenth step its loss and the mean time of ten steps are printed, at
 the end the mean of the last half. No other step waits for the GPU.
+
+With --tensor-parallel each layer is divided over torchrun's ranks, and the rows between layers are
+as well (sequence parallelism): by torch's styles with --kernels torch, which gather and scatter
+before and after a product, else by tcgemm's, which do so under it.
 """
 
 from __future__ import annotations
@@ -16,11 +21,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import random
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +73,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, context, width] -> the same."""
-        batch, context, width = x.shape
-        qkv = self.qkv(self.norm_1(x)).view(batch, context, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        width = x.shape[2]
+        # Head by head, so that a rank that has some columns has whole heads; and all rows.
+        qkv = self.qkv(self.norm_1(x)).unflatten(2, (-1, 3, width // self.heads))
+        q, k, v = qkv.permute(3, 0, 2, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, context, width))
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
 
 
@@ -89,6 +98,33 @@ class GPT(nn.Module):
         places = torch.arange(text.shape[1], device=text.device)
         x = self.blocks(self.tokens(text) + self.places(places))
         return self.head(self.norm(x))
+
+
+def divided(model: GPT, mesh: Any, ours: bool) -> GPT:
+    """The model with its layers divided over the ranks of a mesh, in place.
+
+    Between the layers each rank has its part of every sequence: dimension 1.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as torchs
+
+    styles = tcgemm.dist if ours else torchs
+    rows = Shard(1)
+    plan: dict[str, Any] = {
+        "tokens": torchs.RowwiseParallel(input_layouts=Replicate(), output_layouts=rows),
+        "places": torchs.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0)),
+        "norm": torchs.SequenceParallel(),
+        "head": styles.ColwiseParallel(input_layouts=rows, output_layouts=Replicate()),
+    }
+    for number in range(len(model.blocks)):
+        for name in ("norm_1", "norm_2"):
+            plan[f"blocks.{number}.{name}"] = torchs.SequenceParallel()
+        for name in ("qkv", "up"):
+            plan[f"blocks.{number}.{name}"] = styles.ColwiseParallel(input_layouts=rows)
+        for name in ("out", "down"):
+            plan[f"blocks.{number}.{name}"] = styles.RowwiseParallel(output_layouts=rows)
+    torchs.parallelize_module(model, mesh, plan)
+    return model
 
 
 def made_text(size: int, seed: int = 0) -> Tensor:
@@ -117,14 +153,17 @@ class Trainer:
     """A model, its optimizer, and what each step measured."""
 
     def __init__(
-        self, kernels: str, config: Config, compiled: bool, device: str, seed: int = 0
-    ) -> None:
+        self, kernels: str, config: Config, compiled: bool, device: str, seed: int = 0,
+        mesh: Any = None,
+    ) -> None:  # fmt: skip
         torch.manual_seed(seed)
         self.config, self.device = config, device
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.model = GPT(config).to(device, dtype)
         if kernels != "torch":
             tcgemm.replace_linear(self.model, backend=kernels)
+        if mesh is not None:
+            divided(self.model, mesh, kernels != "torch")
         self.run = torch.compile(self.model) if compiled else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=device == "cuda")
 
@@ -180,6 +219,15 @@ def is_cublas(kernel: str) -> bool:
     return bool(CUBLAS.search(kernel)) and not re.search("flash|fmha|attention", kernel)
 
 
+def ranks(device: str) -> Any:
+    """A mesh of all ranks of torchrun, each on a GPU of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),))
+
+
 def main() -> None:
     """Read the flags and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -195,14 +243,25 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="where to write step,loss")
     parser.add_argument("--profile", action="store_true",
                         help="name the kernels on the GPU in three more steps")  # fmt: skip
+    parser.add_argument("--tensor-parallel", action="store_true",
+                        help="divide each layer over the ranks of torchrun")  # fmt: skip
     asked = parser.parse_args()
     if asked.steps < 1:
         parser.error("--steps is at least 1")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = TINY if asked.tiny else LARGE
+    mesh = None
+    if asked.tensor_parallel:
+        if "RANK" not in os.environ:
+            parser.error("--tensor-parallel needs ranks: torchrun --nproc-per-node 2 " + __file__)
+        mesh = ranks(device)
+        if config.heads % mesh.size() or config.context % mesh.size():
+            parser.error(f"{config.heads} heads and {config.context} places over {mesh.size()}")
+        if mesh.get_rank():
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the first rank speaks for all
     override = asked.override and asked.kernels != "torch"
     trainer = Trainer(
-        "torch" if override else asked.kernels, config, asked.compile, device, asked.seed
+        "torch" if override else asked.kernels, config, asked.compile, device, asked.seed, mesh
     )
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters / 1e6:.1f} M parameters, {asked.kernels}")
@@ -224,9 +283,11 @@ def main() -> None:
         print(
             f"{len(kernels)} kernels on the GPU, {len(of_cublas)} of cuBLAS", *of_cublas, sep="\n"
         )
-    if asked.csv:
+    if asked.csv and (mesh is None or not mesh.get_rank()):
         rows = "".join(f"{step},{loss:.6f}\n" for step, loss in enumerate(losses))
         asked.csv.write_text(f"step,loss\n{rows}")
+    if mesh is not None:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

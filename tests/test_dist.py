@@ -257,7 +257,7 @@ def test_without_a_group():
 
 
 def check_torch(rank):
-    """Fake tensors, torch.compile, the flop counter, opcheck, autocast, a part of the ranks."""
+    """Fake tensors, the flop counter, autocast, and a part of the ranks."""
     from torch._subclasses import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -275,22 +275,9 @@ def check_torch(rank):
         with FlopCounterMode(display=False) as counter:
             call(op, a.detach(), b.detach(), **asked)
         assert counter.get_total_flops() == 2 * 5 * 4 * 3
-        compiled = torch.compile(
-            lambda a, b, op=op, asked=asked: call(op, a, b, **asked),
-            fullgraph=True, backend="aot_eager",
-        )  # fmt: skip
-        got = compiled(a, b)
-        assert torch.allclose(got, wanted)
-        assert torch.allclose(*(torch.autograd.grad(t.sum(), a)[0] for t in (got, wanted)))
         with torch.autocast("cpu", torch.bfloat16):
             low = call(op, a, b, **asked)
         assert low.dtype == torch.bfloat16
-        operator = torch.ops.tcgemm.all_gather_matmul.default
-        if op == "reduce_scatter":
-            operator = torch.ops.tcgemm.matmul_reduce_scatter.default
-        how = {"rows": 5, "group": torch.distributed.group.WORLD.group_name, "backend": "cublas"}
-        utils = ("test_schema", "test_autograd_registration", "test_faketensor")
-        torch.library.opcheck(operator, (a, b, None, None, None), how, test_utils=utils)
     alone = [torch.distributed.new_group([r]) for r in range(2)][rank]
     c = tcgemm.dist.matmul_reduce_scatter(
         torch.ones(3, 2), torch.ones(2, 4), alone, bias=torch.ones(4), backend="cublas"
@@ -300,6 +287,32 @@ def check_torch(rank):
 
 def test_seen_by_torch(pair):
     pair(check_torch)
+
+
+def check_compiled(rank):
+    for op in OPS:
+        drawn = Drawn(op, rank, 5, 4, 3, torch.float32)
+        a, b = (t.requires_grad_() for t in drawn.mine())
+        asked = {"rows": 5, "epilogue": "relu" if op == OPS[0] else "silu"}
+        wanted = call(op, a, b, **asked)
+        compiled = torch.compile(
+            lambda a, b, op=op, asked=asked: call(op, a, b, **asked),
+            fullgraph=True, backend="aot_eager",
+        )  # fmt: skip
+        got = compiled(a, b)
+        assert torch.allclose(got, wanted)
+        assert torch.allclose(*(torch.autograd.grad(t.sum(), a)[0] for t in (got, wanted)))
+        operator = torch.ops.tcgemm.all_gather_matmul.default
+        if op == "reduce_scatter":
+            operator = torch.ops.tcgemm.matmul_reduce_scatter.default
+        how = {"rows": 5, "group": torch.distributed.group.WORLD.group_name, "backend": "cublas"}
+        utils = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(operator, (a, b, None, None, None), how, test_utils=utils)
+
+
+@pytest.mark.exhaustive
+def test_compiled_and_checked_by_torch(pair):
+    pair(check_compiled)
 
 
 def check_repeats(rank, calls, seed):
@@ -330,6 +343,13 @@ def check_repeats(rank, calls, seed):
 
 def test_drawn_calls_with_delays(group):
     group(check_repeats, 12, 1)
+
+
+@pytest.mark.exhaustive
+def test_three_ranks(group):
+    if group.world == 3:
+        group(check_styles)
+        group(check_bench, group.world)
 
 
 @pytest.mark.exhaustive
@@ -386,8 +406,8 @@ def check_bench(rank, world):
         assert "ms_p50" not in rows[0]
 
 
-def test_the_benchmark_over_ranks(group):
-    group(check_bench, group.world)
+def test_the_benchmark_over_ranks(pair):
+    pair(check_bench, pair.world)
 
 
 class Pair(torch.nn.Module):
@@ -491,8 +511,8 @@ def check_styles(rank):
                 assert torch.allclose(full, theirs.grad), name
 
 
-def test_parallelize_module_uses_them_without_a_change_in_the_model(group):
-    group(check_styles)
+def test_parallelize_module_uses_them_without_a_change_in_the_model(pair):
+    pair(check_styles)
 
 
 class FakeEngine:
@@ -556,6 +576,32 @@ def test_the_overlapped_engine_is_asked_and_used(pair):
     pair(check_engine)
 
 
+def check_real_engine(rank):
+    """The engine that is installed, by Triton's interpreter: what the plan calls is what it has."""
+    from tcgemm.dist import engine
+
+    assert engine.engine() is not None
+    for op in OPS:
+        drawn = Drawn(op, rank, 20, 16, 16, torch.bfloat16)
+        a, b = (t.requires_grad_() for t in drawn.mine())
+        asked = {"rows": 20, "bias": drawn.bias, "backend": "triton", "way": "overlapped"}
+        got = call(op, a, b, epilogue="relu", debug=True, **asked)
+        wanted, size = drawn.answer(True, "relu")
+        assert ((got.double() - wanted).abs() <= 4 * EPS[torch.bfloat16] * size).all()
+        got.sum().backward()
+        plain = [t.detach().clone().requires_grad_() for t in (a, b)]
+        asked |= {"way": "sequence", "backend": "cublas"}
+        call(op, *plain, epilogue="relu", **asked).sum().backward()
+        for ours, theirs in zip((a, b), plain, strict=True):
+            assert torch.allclose(ours.grad, theirs.grad, rtol=0.05, atol=0.2)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for CPU tensors")
+def test_the_engine_that_is_installed(pair):
+    pair(check_real_engine)
+
+
 def leave(rank):
     if rank == 1:
         os._exit(0)
@@ -569,3 +615,48 @@ def test_a_rank_that_dies_leaves_the_others_with_an_error():
     with pytest.raises(EOFError):
         made(leave)
     made.close()
+
+
+@pytest.mark.gpu
+def test_on_gpus_by_nccl():
+    """The same calls as over gloo, on two GPUs."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs, and there is {torch.cuda.device_count()}")
+    made = ranks.Ranks(2, "nccl")
+    try:
+        for op in OPS:
+            made(check_on_gpu, op, 1000)
+    finally:
+        made.close()
+
+
+def check_on_gpu(rank, op, calls):
+    """Drawn calls with random delays of the host and of the stream on random ranks."""
+    world = torch.distributed.get_world_size()
+    draw = torch.Generator().manual_seed(7)
+
+    def pick(*values):
+        return values[int(torch.randint(0, len(values), (), generator=draw))]
+
+    for number in range(calls):
+        dtype = pick(torch.float16, torch.bfloat16)
+        M, N, K = pick(1, 7, 64, 333, 512), pick(8, 64, 200, 1024), pick(8, 64, 520)
+        epilogue, way = pick("", "relu", "gelu"), pick(None, "sequence", "overlapped")
+        backend = pick("triton", "cuda")
+        delays = [pick(0, 0, 20_000, 2_000_000) for _ in range(world)]
+        drawn = Drawn(op, rank, M, N, K, dtype, seed=number)
+        a, b = (t.cuda() for t in drawn.mine())
+        bias = drawn.bias.cuda()
+        torch.cuda._sleep(delays[rank])
+        asked = {"rows": M, "bias": bias, "epilogue": epilogue, "backend": backend}
+        try:
+            got = call(op, a, b, way=way, **asked)
+        except UnsupportedError:
+            assert way == "overlapped"  # refused on all ranks alike, before anything moves
+            continue
+        wanted, size = drawn.answer(True, epilogue)
+        error = (got.cpu().double() - wanted).abs()
+        assert (error <= 3 * world * EPS[dtype] * size).all(), (number, way, dtype, M, N, K)
+        if way == "overlapped":
+            torch.cuda._sleep(delays[rank - 1])
+            assert torch.equal(got, call(op, a, b, way=way, **asked)), (number, M, N, K)

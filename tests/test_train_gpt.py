@@ -9,6 +9,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import pytest
 import torch
 
 EXAMPLE = Path(__file__).parent.parent / "examples/train_gpt.py"
@@ -60,3 +61,20 @@ def test_kernels_of_cublas_are_told_by_name():
     for name in ("kernel", "void pytorch_flash::flash_fwd_kernel<cutlass::bfloat16_t>",
                  "void at::native::vectorized_elementwise_kernel<4>"):  # fmt: skip
         assert not gpt.is_cublas(name)
+
+
+@pytest.mark.exhaustive
+def test_divided_over_two_ranks_it_learns_the_same(tmp_path):
+    """By torch's styles and by ours, over gloo, beside one process."""
+    found = {}
+    for name, kernels in (("one", "torch"), ("torch", "torch"), ("ours", "cublas")):
+        ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if name != "one" else []
+        command = [sys.executable, *ranks, EXAMPLE, "--tiny", "--steps", "4", "--kernels", kernels,
+                   "--csv", tmp_path / name, *(["--tensor-parallel"] if ranks else [])]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = (tmp_path / name).read_text().splitlines()[1:]
+        found[name] = [float(line.split(",")[1]) for line in lines]
+    for name in ("torch", "ours"):
+        assert max(abs(x - y) for x, y in zip(found[name], found["one"], strict=True)) < 1e-3
