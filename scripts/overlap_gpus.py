@@ -38,7 +38,7 @@ from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
 
 SIZES = ((512, 1024, 512), (1000, 1032, 264), (4096, 2048, 1024), (333, 264, 72), (2, 64, 64))
-"""M, N, K of a rank: whole tiles, parts of tiles, no multiple of the ranks, fewer rows than tiles."""
+"""M, N, K of a rank: whole tiles, parts of tiles, no multiple of the ranks, hardly a row."""
 
 LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))
 """Llama's hidden size, feed-forward size and rows of the fused projection of q, k and v."""
@@ -227,14 +227,14 @@ def timed(backend: str, sizes: list[int]) -> None:
             moved = (world - 1) * height * K * 2
             nccl = lambda w=whole, a=case.a: dist.all_gather_into_tensor(w, a)  # noqa: E731
             first, second = nccl, lambda: torch.mm(whole, case.b, out=product)  # noqa: B023
-            predicted = gather_us(overlap._plan(op, M, N, K, world, False), M, N, K, world)
+            predicted = gather_us(overlap._plan(op, M, N, K, world), M, N, K, world)
         else:
             case.a = whole
             case.out = torch.empty(height, N, dtype=torch.bfloat16, device="cuda")
             moved = (world - 1) * height * N * 2
             nccl = lambda o=case.out, p=product: dist.reduce_scatter_tensor(o, p)  # noqa: E731
             first, second = lambda: torch.mm(whole, case.b, out=product), nccl  # noqa: B023
-            predicted = scatter_us(overlap._plan(op, M, N, K, world, False), M, N, K, world)
+            predicted = scatter_us(overlap._plan(op, M, N, K, world), M, N, K, world)
         gemm = milliseconds(lambda: torch.mm(whole, case.b, out=product))  # noqa: B023
         alone = milliseconds(nccl)
         sequence = milliseconds(lambda: (first(), second()))  # noqa: B023

@@ -114,6 +114,12 @@ class Slot:
         )
 
 
+def zeros(count: int, device: torch.device) -> torch.Tensor:
+    """int32 of this rank alone; on a CPU the processes of a simulated kernel share them."""
+    made = torch.zeros(count, dtype=torch.int32, device=device)
+    return made if made.is_cuda else made.share_memory_()
+
+
 def _table(addresses: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(addresses, dtype=torch.int64, device=device)
 
@@ -125,7 +131,7 @@ class Memory:
         self._transport = transport
         size = SLOTS * words_of_slot(transport.world)
         words = [each.view(torch.int32) for each in transport.share(4 * size)]
-        self._epochs = torch.zeros(SLOTS, dtype=torch.int32, device=transport.device)
+        self._epochs = zeros(SLOTS, transport.device)
         self.slots = [
             Slot(i, transport, words, self._epochs[i : i + 1]) for i in range(SLOTS)
         ]

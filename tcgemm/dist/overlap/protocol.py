@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import PeerError
-from .memory import MOST_TILES, Memory, Slot, Transport
+from .memory import MOST_TILES, Memory, Slot, Transport, zeros
 from .plan import MOST_PARTS, Plan
 
 
@@ -84,7 +84,7 @@ class Rank:
         self.transport = transport
         self.memory = Memory(transport)
         self._timeout_s = timeout_s
-        self._trouble = torch.zeros(4, dtype=torch.int32, device=transport.device)
+        self._trouble = zeros(4, transport.device)
         self._broken = ""
 
     def gather(
