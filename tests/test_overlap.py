@@ -395,7 +395,7 @@ def in_processes(world, work, *args, timeout_s=60):
             os.unlink(store)
 
 
-def both_products(rank, world, M, calls):
+def both_products(rank, world, M, calls, backend="triton"):
     import torch.distributed as dist
 
     import tcgemm.dist.overlap as overlap
@@ -410,7 +410,7 @@ def both_products(rank, world, M, calls):
         generator = torch.Generator().manual_seed(call)
         a = torch.randint(-2, 3, (M, K), generator=generator).to(dtype)
         b = torch.randint(-2, 3, (K, N), generator=generator).to(dtype)
-        asked = options(rows=M)
+        asked = Options(backend, rows=M)
         assert overlap.why_not("all_gather", a[first:behind], b, group, asked) is None
         out = torch.full((M, N), float("nan"), dtype=dtype)
         overlap.all_gather_matmul(a[first:behind].clone(), b, out, group, asked)

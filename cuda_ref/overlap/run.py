@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from ..handle import bound, gemm_of
 from ..rungs.wgmma_persistent import TILES
 
 NAME = "wgmma_overlap"
-toolchain.OWN[NAME] = Path(__file__).parent / f"{NAME}.cu"
 
 looks_per_s = 1_000_000
 """How often a kernel looks at a flag, roughly."""
@@ -86,6 +85,21 @@ def _start(
     library.tcgemm_peers(ctypes.byref(peers))
     tensors = () if fusion is None else (None, fusion.bias, None, None)
     bound(NAME, library, device, gemm_of(a, b, c, fusion, None), fusion is None)(a, b, c, *tensors)
+
+
+def prepare(dtypes: tuple[torch.dtype, ...], epilogues: tuple[str, ...], tiles: Any) -> int:
+    """Have the store hold builds for compute capability 9.0, with a bias where there is an
+    epilogue, made side by side; how many were built. About half a minute each."""
+    from ..build.extensions import build_ahead
+
+    cases = {
+        defines(dtype, _fusion(torch.empty(8) if epilogue else None, epilogue), tile)
+        for dtype in dtypes
+        for epilogue in epilogues
+        for tile in tiles
+    }
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return sum(pool.map(lambda each: build_ahead(NAME, (9, 0), each), cases))
 
 
 @cache

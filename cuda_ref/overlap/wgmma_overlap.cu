@@ -148,6 +148,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         const bool is_whole = spot.m + BLOCK_M <= spot.rows;
         PlainOutput to = plain;
         if (is_whole && by_tma) to.data = nullptr;
+        // Plain stores commit no group, by which the epilogue counts the buffers still being read.
+        else if (stores) cp_async_bulk_wait_group_read<0>();
         tile.store(&c_map, to, d, spot.owner * peers.chunk + spot.rows, N);
       } else if (spot.owner != peers.rank) {
         const int64_t part_of_slot = static_cast<int64_t>(peers.chunk) * N * sizeof(Out);

@@ -69,7 +69,7 @@ DEBUG_TIMEOUT_S = 10.0
 TIMEOUT_S = 600.0
 """As process groups have it: after it a kernel ends with an error of CUDA's."""
 
-MOST_LOOKS = 2**31 - 1
+MOST_LOOKS = 2**31 - 2
 
 
 class Rank:
