@@ -39,7 +39,7 @@ from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
 
 SIZES = ((512, 1024, 512), (1000, 1032, 264), (4096, 2048, 1024), (333, 264, 72), (2, 64, 64))
-"""M, N, K of a rank: whole tiles, parts of tiles, no multiple of the ranks, hardly a row."""
+"""M, N, K of a rank: whole tiles, parts of tiles, odd shares of rows, fewer rows than tiles."""
 
 LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))
 """Llama's hidden size, feed-forward size and rows of the fused projection of q, k and v."""
