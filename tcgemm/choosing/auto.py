@@ -1,9 +1,9 @@
 """Triton or CUDA for a product: what can run here, and which is faster.
 
 On the shapes of suites the two differ by a few per cent, and no model of either is that good, so
-times measured beside each other decide: ``measured-<gpu>.csv``, made by scripts/backend_times.py from a
-report's results. Far from all of these the model of model.py does. A CUDA kernel counts only where
-its library is built: nothing is built for a choice.
+times measured beside each other decide: ``measured-<gpu>.csv``, made by scripts/backend_times.py
+from a report's results. Far from all of these the model of model.py does. A CUDA kernel counts only
+where its library is built: nothing is built for a choice.
 """
 
 from __future__ import annotations
