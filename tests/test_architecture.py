@@ -168,7 +168,7 @@ def test_only_the_package_root_and_the_command_line_know_tools_by_name():
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and re.match(r"(tcgemm)?\.tools\b", text):
                 knowing.add(module_of(path))
-    assert knowing == {"tcgemm"}
+    assert knowing == {"tcgemm", "tcgemm.cli.application"}
 
 
 SOURCES = (".py", ".cpp", ".hpp", ".cu", ".cuh", ".h")
@@ -199,6 +199,17 @@ def test_no_folder_holds_more_files_than_one_can_look_through():
     held = Counter(str(path.parent.relative_to(ROOT)) for path in tracked(*FOLDERS))
     assert held["tcgemm"] > 20
     assert {folder: count for folder, count in held.items() if count > 30} == {}
+
+
+def test_the_places_that_the_design_page_sends_to_exist():
+    page = (ROOT / "docs/design.md").read_text()
+    table = page.partition("## Where to look\n")[2].partition("\n## ")[0]
+    places = re.findall(r"((?:tcgemm|triton_kernels|cuda_ref)/[\w/.-]+\.\w+)(?: `(\w+)`)?", table)
+    assert len(places) > 15
+    for path, name in places:
+        text = (ROOT / path).read_text()
+        defined = rf"(def|struct|void|enum class) {name}\b|^{name}\b.* = " if name else ""
+        assert re.search(defined, text, re.M), f"{path} defines no {name}"
 
 
 def test_what_triton_rungs_share_names_none_of_them():

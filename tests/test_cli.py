@@ -16,13 +16,10 @@ from typer.testing import CliRunner
 import tcgemm
 from tcgemm import dispatch, gpus, waiting
 from tcgemm.cli import app
+from tcgemm.cli.application import COMMANDS
 from tcgemm.errors import OperandError, UnknownNameError
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = (
-    "bench", "doctor", "explain", "kernels", "report", "show-kernel", "simulate", "tune", "verify",
-    "warm",
-)  # fmt: skip
 
 
 def invoke(*arguments, columns=100):
@@ -48,6 +45,36 @@ def test_the_module_is_the_command():
         [sys.executable, "-m", "tcgemm", "--version"], capture_output=True, text=True, check=True
     ).stdout
     assert output.strip() == f"tcgemm {tcgemm.__version__}"
+
+
+HEAVY = {
+    "IPython", "jinja2", "matplotlib", "numpy", "pandas", "scipy", "seaborn", "sphinx", "torch",
+    "triton",
+}  # fmt: skip
+"""What takes long to import, and no mistake in an argument needs."""
+
+MISTAKEN = """\
+import sys
+from tcgemm.cli import main
+sys.argv = ['tcgemm', *{arguments!r}]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 2, end.code
+print(*sys.modules)
+"""
+
+PARSED = """\
+import sys, typer, rich.console, rich.table
+app = typer.Typer()
+@app.callback()
+def group(): pass
+@app.command()
+def one(first: str, second: str = "nn", third: int = 0, fourth: bool = False): sys.exit(2)
+sys.argv = ['app', 'one', 'x', '--second', 'nt']
+app()
+"""
+"""A program of the command line's own library, of one command that does nothing."""
 
 
 def timed(code):
@@ -80,22 +107,20 @@ def timed(code):
     ],
 )
 def test_a_mistake_is_named_before_torch_is_imported_and_within_half_a_second(arguments, words):
-    code = (
-        "import sys\nfrom tcgemm.cli import main\n"
-        f"sys.argv = ['tcgemm', *{arguments!r}]\n"
-        "try:\n    main()\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 2, end.code\n"
-        "    sys.exit(3 if 'torch' in sys.modules else 0)\n"
-    )
     spent, parser = [], []  # on a processor, so that what else runs here counts less
     while len(spent) < 4 and min(spent, default=1) >= 0.5:
-        done, seconds = timed(code)
-        spent.append(seconds)
-        parser.append(timed("import typer.main, rich.console, rich.table")[1])
+        done, seconds = timed(MISTAKEN.format(arguments=arguments))
+        assert done.returncode == 0, done.stderr
         assert words in done.stderr
-        assert done.returncode == 0, "torch was imported" if done.returncode == 3 else done.stderr
-    # Where both cores are busy all takes longer, the packages that any command needs as well.
+        modules = set(done.stdout.split())
+        assert not HEAVY & modules
+        others = set(COMMANDS.values()) - {COMMANDS[arguments[0]]}
+        assert not others & modules, "a command is imported that was not asked for"
+        spent.append(seconds)
+        done, seconds = timed(PARSED)
+        assert done.returncode == 2, done.stderr
+        parser.append(seconds)
+    # Where both cores are busy all takes longer, a command that does nothing as well.
     assert min(spent) < max(0.5, 2.5 * min(parser))
 
 

@@ -199,7 +199,7 @@ for call in (tcgemm.kernels, lambda: tcgemm.matmul(a, b, backend="triton")):
 """
 
 NEED_EXTRAS = re.compile(
-    r"tcgemm\.(report|cli\.application|commands|options|tools\.verify)\b|.*\.(command|printed)$"
+    r"tcgemm\.(report|cli\.\w+|commands|options|tools\.(new_kernel|verify))\b|.*\.(command|printed)$"
 )
 
 IMPORTS = """

@@ -22,8 +22,8 @@ CHUNK = 512
 """Elements of C that one program of the second pass adds: a vector of 16 bytes to a thread."""
 
 REGISTERS = 64
-"""Of a thread of the second pass. Told nothing, ptxas keeps to 32, has two or three loads under way at
-a time, and each further two wait for a trip to the L2."""
+"""Of a thread of the second pass. Told nothing, ptxas keeps to 32, has two or three loads under way
+at a time, and each further two wait for a trip to the L2."""
 
 
 @triton.jit
