@@ -13,7 +13,7 @@ from .forks import first_call
 from .hooks import BEFORE_CHOICE
 
 if TYPE_CHECKING:
-    from . import nn
+    from . import dist, nn
     from .call import gemm, matmul
     from .dispatch import kernels
     from .linears import linear
@@ -26,6 +26,7 @@ __all__ = [
     "TcgemmError",
     "UnsupportedError",
     "__version__",
+    "dist",
     "gemm",
     "kernels",
     "linear",
@@ -48,8 +49,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return import_module(".nn", __name__)
+    if name in ("dist", "nn"):
+        return import_module(f".{name}", __name__)
     if name in _LAZY:
         with first_call():
             module = import_module(f".{_LAZY[name]}", __name__)

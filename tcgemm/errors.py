@@ -25,6 +25,10 @@ class ToolchainError(TcgemmError, RuntimeError):
     """A compiler, GPU or driver that is needed is missing or failed; the message names the cure."""
 
 
+class PeerError(TcgemmError, RuntimeError):
+    """A call over several ranks could not end: another rank failed, or asks for something else."""
+
+
 class MissingExtraError(TcgemmError, ImportError):
     """A package that was left out of the installation is needed; the message says how to add it."""
 

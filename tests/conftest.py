@@ -50,22 +50,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_left_by_spread(item: pytest.Item) -> bool:
-    """``spread(n, *names)``: of all combinations of these parameters one in n is kept, and each
-    value with others in turn: those where the sum of the values' places divides by n."""
+    """``spread(n, *names, at=0)``: of all combinations of these parameters one in n is kept, and
+    each value with others in turn: where the sum of the values' places, less ``at``, divides by n.
+    """
     mark = item.get_closest_marker("spread")
     if mark is None:
         return False
     n, *names = mark.args
     places = item.callspec.indices  # type: ignore[attr-defined]
-    return bool(sum(places[name] for name in names) % n)
+    return bool((sum(places[name] for name in names) - mark.kwargs.get("at", 0)) % n)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``row``: every kernel that runs on this machine's device, the others skipped with reason.
 
-    ``pair``, beside it: each of the row's type pairs, (dtype of A and B, of C, how it is summed);
-    on a CPU, which takes its time, PAIRS_ON_A_CPU of them, others from test to test and from row to
-    row, of which one is exhaustive.
+    ``pair``, beside it: each of the row's type pairs, (dtype of A and B, of C, how it is summed),
+    or what ``drawn_pairs`` takes of them.
     """
     if "row" not in metafunc.fixturenames:
         return
@@ -80,8 +80,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             parameters.append(pytest.param(row, id=row.full_name, marks=marks))
             continue
         turn = number + sum(map(ord, metafunc.function.__name__))
-        first = metafunc.definition.get_closest_marker("first_pair") is not None
-        for pair, exhaustive in drawn_pairs(list(pairs_of(row)), turn, first):
+        for pair, exhaustive in drawn_pairs(list(pairs_of(row)), number, turn):
             name = f"{row.full_name}-{'-'.join(pair)}"
             of_pair = [*marks, pytest.mark.exhaustive] if exhaustive else marks
             parameters.append(pytest.param(row, pair, id=name, marks=of_pair))
@@ -89,24 +88,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def drawn_pairs(
-    pairs: list[tuple[str, ...]], turn: int, first: bool = False
+    pairs: list[tuple[str, ...]], number: int, turn: int
 ) -> list[tuple[tuple[str, ...], bool]]:
-    """The type pairs that a test tries on this device, and whether they are exhaustive.
+    """The type pairs of kernel ``number`` that a test tries on this device, and which are
+    exhaustive.
 
-    On a GPU all of them. On a CPU PAIRS_ON_A_CPU, of which ``make test`` keeps one, from turn to
-    turn; ``first``: the row's first pair, where it is among them, because it takes more cases.
+    On a GPU all of them. On a CPU, which takes its time, PAIRS_ON_A_CPU of them, others from
+    ``turn`` to turn. ``make test`` keeps one of these, or none at every second turn, so that of two
+    tests a kernel passes one. What it keeps is the kernel's first pair or one other: each pair of
+    types is a build for many CUDA kernels, and other tests are there for types.
     """
     if DEVICE != "cpu":
         return [(pair, False) for pair in pairs]
-    step = -(-len(pairs) // PAIRS_ON_A_CPU)
-    drawn = pairs[turn % step :: step]
-    kept = pairs[0] if first and pairs[0] in drawn else drawn[turn // step % len(drawn)]
-    return [(pair, pair != kept) for pair in drawn]
+    usual = (pairs[0], pairs[1 + number % (len(pairs) - 1)] if len(pairs) > 1 else pairs[0])
+    kept = usual[turn // 2 % 2]
+    others = [pair for pair in pairs if pair != kept]
+    others = others[turn % len(others) :][: PAIRS_ON_A_CPU - 1] if others else []
+    return [(kept, turn % 2 == 1), *((pair, True) for pair in others)]
 
 
 @pytest.fixture
 def device() -> str:
     return DEVICE
+
+
+@pytest.fixture
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether a test takes all of its cases: on a GPU, and with ``--all``."""
+    return DEVICE == "cuda" or bool(pytestconfig.getoption("--all"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -78,6 +78,7 @@ def run(name, a, b, dtype_out, fusion, c=None):
     return c
 
 
+@pytest.mark.spread(2, "case")
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_both_checks_at_the_edges(name, case):
     dtype_in, dtype_out, compute = case
@@ -90,6 +91,7 @@ def test_both_checks_at_the_edges(name, case):
         assert verdict.ok, (M, N, K, layout, verdict.reason)
 
 
+@pytest.mark.spread(2, "case")
 @pytest.mark.parametrize(("case", "shape"), SHAPED)
 def test_every_wmma_shape_layout_and_storage_of_c(case, shape):
     dtype_in, dtype_out, compute = case
@@ -101,6 +103,7 @@ def test_every_wmma_shape_layout_and_storage_of_c(case, shape):
         judge(a, b, run("wmma_types", a, b, dtype_out, fusion, c.mT if c_t else c), fusion)
 
 
+@pytest.mark.spread(2, "case", at=1)
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_everything_fused_over_a_batch(name, case):
     dtype_in, dtype_out, compute = case
@@ -137,6 +140,7 @@ def test_scales(dtype, scales, c_t):
     judge(a, b, run("naive", a, b, "float32", fusion, c.mT if c_t else c), fusion)
 
 
+@pytest.mark.spread(4, "case", "check")
 @pytest.mark.parametrize("check", ["forward", "reverse", "random:7"])
 @pytest.mark.parametrize(("case", "shape"), SHAPED)
 def test_nothing_is_found_in_any_order(case, shape, check):
@@ -152,6 +156,7 @@ def test_nothing_is_found_in_any_order(case, shape, check):
     judge(a, b, c, fusion)
 
 
+@pytest.mark.spread(2, "name", "dtype")
 @pytest.mark.parametrize("name", ["naive", "wmma_types"])
 @pytest.mark.parametrize(("dtype", "value"), [("int8", -128), ("uint8", 255)])
 def test_integers_wrap_at_2_to_the_31(name, dtype, value):
@@ -195,6 +200,7 @@ def test_relu_keeps_nan_and_beta_0_never_reads_c(name):
     assert not c[3:].isnan().any()
 
 
+@pytest.mark.spread(2, "case")
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_in_place_in_a_window_of_odd_offset(name, case):
     dtype_in, dtype_out, compute = case

@@ -159,14 +159,58 @@ def test_the_result_may_be_overwritten_as_torch_s():
 def test_the_long_way_where_torch_has_to_see():
     x, w, bias = variables((4, 3), (2, 3), (2,), dtype=torch.float32)
     assert is_short(tcgemm.linear(x, w, bias, **BACKEND))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert tcgemm.linear(x, w, bias, **BACKEND).dtype == torch.bfloat16
     assert not is_short(tcgemm.linear(torch.randn(3, 2, 3).transpose(0, 1), w, **BACKEND))
     with FlopCounterMode(display=False) as counter:
         tcgemm.linear(x, w, bias, **BACKEND)
     assert counter.get_total_flops() == 2 * 4 * 3 * 2
     per_sample = torch.vmap(torch.func.grad(lambda x: tcgemm.linear(x, w, **BACKEND).sum()))
     assert torch.allclose(per_sample(x), w.sum(0).expand(4, 3))
+
+
+@pytest.mark.parametrize("epilogue", ACTIVATIONS)
+def test_autocast_takes_the_short_way(epilogue):
+    operands = variables((2, 5, 8), (4, 8), (4,), dtype=torch.float32)
+    layer = tcgemm.nn.Linear(8, 4, epilogue=epilogue, **BACKEND)
+    layer.weight, layer.bias = map(torch.nn.Parameter, operands[1:])
+    found = []
+    for call in (
+        lambda x, w, bias: tcgemm.linear(x, w, bias, epilogue, **BACKEND),
+        lambda x, w, bias: ACTIVATIONS[epilogue](F.linear(x, w, bias)),
+    ):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = call(*operands)
+            assert torch.is_autocast_enabled("cpu")
+        assert y.dtype == torch.bfloat16
+        gradients = torch.autograd.grad(y.float().square().sum(), operands)
+        assert {gradient.dtype for gradient in gradients} == {torch.float32}
+        found.append([y, *gradients])
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(operands[0])
+        assert epilogue not in (None, "relu") or is_short(y)
+        assert is_short(tcgemm.linear(*(t.double() for t in operands), **BACKEND))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=0.2, rtol=0.02)
+
+
+def test_autocast_keeps_the_cast_of_a_weight_until_it_ends():
+    x, w, _ = variables((4, 3), (2, 3), (2,), dtype=torch.float32)
+    found = []
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(2):
+                y = tcgemm.linear(x, w, **BACKEND)
+                found.append(y.grad_fn.next_functions[1][0])
+            with torch.autocast("cpu", torch.bfloat16):
+                assert tcgemm.linear(x, w, **BACKEND).grad_fn.next_functions[1][0] is found[-1]
+        w.data.mul_(2)  # which no version tells
+    assert found[0] is found[1]
+    assert found[2] is found[3] is not found[0]
+    torch.testing.assert_close(y.float(), F.linear(x, w / 2), atol=0.05, rtol=0.05)
+    y.sum().backward()
+    torch.testing.assert_close(w.grad, x.sum(0).expand(2, 3), atol=0.05, rtol=0.05)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        one, other = (tcgemm.linear(x, w, **BACKEND).grad_fn for _ in range(2))
+    assert one.next_functions[1][0] is not other.next_functions[1][0]
 
 
 def test_what_is_kept_is_forgotten():

@@ -28,6 +28,7 @@ SAID = {
 """Exercise -> what is said of its starter."""
 
 
+@pytest.mark.spread(2, "number")
 @pytest.mark.parametrize("number", [each.number for each in EXERCISES])
 def test_the_starter_fails_and_names_the_idea(number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -42,6 +43,7 @@ def test_the_starter_fails_and_names_the_idea(number, tmp_path, monkeypatch):
     assert exercise.page in done.output
 
 
+@pytest.mark.spread(2, "number", at=1)
 @pytest.mark.parametrize("number", [each.number for each in EXERCISES])
 def test_the_solution_passes(number, tmp_path):
     exercise = find(str(number))

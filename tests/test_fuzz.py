@@ -15,16 +15,14 @@ from tcgemm.verify.calls import draw
 from tcgemm.verify.judge import check
 
 EXAMPLES = {"cpu": 15, "cuda": 40}
-FEW = 5
+FEW = 3
 """Of those, the first that are drawn: on a CPU without ``--all``."""
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_drawn_call_is_right_or_refused(row, device, pytestconfig):
-    few = device == "cpu" and not pytestconfig.getoption("--all")
-
+def test_a_drawn_call_is_right_or_refused(row, device, thorough):
     @settings(
-        max_examples=FEW if few else EXAMPLES[device],
+        max_examples=EXAMPLES[device] if thorough else FEW,
         derandomize=True,
         database=None,
         deadline=None,

@@ -94,6 +94,7 @@ assert a.grad is not None
 """
 
 
+@pytest.mark.exhaustive
 def test_an_epilogue_is_a_row_and_a_function_in_each_language(site, tmp_path):
     add(site, tmp_path, TANH, USE_TANH)
 

@@ -98,3 +98,16 @@ def steps_of(call):
 def test_the_count_sees_a_step_more():
     assert steps_of(int) == []
     assert "typename" in steps_of(lambda: torch.typename(A))
+
+
+def test_a_launch_is_made_once_wherever_its_results_lie(monkeypatch):
+    """torch aligns a result on a CPU to 64 bytes, and often to more: no plan may need more."""
+    made = []
+    make = launch_cache.make
+    monkeypatch.setattr(launch_cache, "make", lambda *call: made.append(1) or make(*call))
+    launch_cache.forget()
+    for N in range(1, 21):
+        a, b = torch.randn(4, 5), torch.randn(5, N)
+        results = [tcgemm.matmul(a, b, backend="cublas") for _ in range(64)]
+        assert len({result.data_ptr() % 256 for result in results}) > 1
+        assert len(made) == N

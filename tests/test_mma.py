@@ -51,6 +51,7 @@ def stored(rows, columns, letter, dtype, seed, integers=False):
     return inside
 
 
+@pytest.mark.spread(2, "layout", "name")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "dtype", "out"), CASES)
 def test_both_checks_at_the_edges(name, dtype, out, layout):
@@ -66,6 +67,7 @@ def test_both_checks_at_the_edges(name, dtype, out, layout):
                 assert accuracy.error_ratio(a, b, c) <= 1, (M, N, K)
 
 
+@pytest.mark.spread(4, "order", "layout", "name")
 @pytest.mark.parametrize("order", ["forward", "reverse", "random:5"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "dtype", "out"), CASES)

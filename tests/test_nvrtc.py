@@ -64,6 +64,7 @@ def test_the_whole_ladder_has_launchers_and_what_takes_every_type():
             assert {"alpha", "beta", "bias", "gelu", "batch"} <= set(row.fuses)
 
 
+@pytest.mark.spread(3, "name", "layout")
 @needs_nvrtc
 @pytest.mark.parametrize("layout", ["nn", *(
     pytest.param(layout, marks=pytest.mark.exhaustive) for layout in ("nt", "tn", "tt")
@@ -258,6 +259,7 @@ def launch_of(name, a, b, c, sms=132):
     return launcher.launch(Product.of(a, b, c), constants, sms)
 
 
+@pytest.mark.spread(2, "name")
 @needs_nvrtc
 @pytest.mark.parametrize("name", RUNGS)
 def test_the_launch_is_the_one_of_the_source(name):

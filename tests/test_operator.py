@@ -232,6 +232,28 @@ def test_transforms_of_torch_func():
         torch.vmap(lambda out: tcgemm.matmul(x[0], w, out=out))(torch.empty(2, 4, 6))
 
 
+def test_vmap_is_one_product():
+    """torch's own way, a product for each that is mapped over, is what there is without a rule."""
+    x, w, bias = torch.randn(3, 4, 5), torch.randn(5, 6), torch.randn(3, 6)
+    c = torch.randn(3, 4, 6)
+
+    def each(x, bias, c):
+        return tcgemm.gemm(x, w, c, beta=2.0, bias=bias, epilogue="silu", **BACKEND)
+
+    def gradient(x):
+        return torch.func.grad(lambda x: matmul(x, w).square().sum())(x)
+
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        found = torch.vmap(each)(x, bias, c)
+        gradients = torch.vmap(gradient)(x)
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(True)
+    expected = torch.nn.functional.silu(x @ w + 2 * c + bias[:, None])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradients, 2 * x @ w @ w.T, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_autocast(trained):
     x, w, bias = torch.randn(4, 5), torch.randn(5, 6), torch.randn(6)

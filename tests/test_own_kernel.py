@@ -52,6 +52,7 @@ def stored(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.spread(2, "language")
 @pytest.mark.parametrize("language", ["cuda", "triton"])
 def test_a_template_runs_at_once_and_is_benched_and_reported_as_a_rung(language, tmp_path):
     path = written("brand_new", language)
@@ -66,6 +67,7 @@ def test_a_template_runs_at_once_and_is_benched_and_reported_as_a_rung(language,
     assert "brand_new" in (tmp_path / "results" / "index.html").read_text()
 
 
+@pytest.mark.spread(2, "language", at=1)
 @pytest.mark.parametrize("language", ["cuda", "triton"])
 def test_verify_takes_a_template(language):
     path = written("checked", language)
@@ -81,6 +83,7 @@ def test_the_simulator_finds_nothing_in_the_cuda_template():
     assert "nothing found" in done.stdout
 
 
+@pytest.mark.spread(2, "language", at=1)
 @pytest.mark.parametrize(
     ("language", "right", "wrong"),
     [("cuda", "for (int i = 0; i < BLOCK; ++i) sum", "for (int i = 1; i < BLOCK; ++i) sum"),

@@ -14,7 +14,6 @@ from tcgemm import accuracy
 from tcgemm.errors import OperandError, OperandTypeError
 from tcgemm.verify.calls import EDGES, OF_OUTPUTS, Call, Stored, pairs_of
 
-pytestmark = pytest.mark.first_pair  # which ``share`` gives all cases
 LETTERS = {"n": "row", "t": "column"}
 
 

@@ -154,6 +154,7 @@ def combinations(entry, backend):
     ]
 
 
+@pytest.mark.spread(2, "entry", "backend")
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

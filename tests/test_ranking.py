@@ -141,6 +141,7 @@ def test_what_refuses_is_not_ranked():
     assert [each.kernel for each in found] == ["triton/naive"]
 
 
+@pytest.mark.exhaustive
 def test_shapes_that_were_left_out_are_foretold():
     """Each of some measured cases from the results without its shape."""
     results = [row for row in store.read(REPORT) if row["status"] == "ok" and not row["fused"]]

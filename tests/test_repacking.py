@@ -26,7 +26,7 @@ def test_only_a_product_slow_enough_is_worth_a_copy(monkeypatch, backend):
 
     assert worth()
     assert not worth(M=128, N=128, K=128, pitch=129)
-    assert worth(M=5391, N=81, K=2707, pitch=2707)  # few tiles and a long K
+    assert worth(M=512, N=512, K=8001, pitch=8001)  # few tiles and a long K
     assert not worth(M=5391, N=81, K=65, pitch=65)
     assert not worth(batch=2)
     monkeypatch.setenv("TCGEMM_WORKSPACE_MIB", "63")

@@ -299,6 +299,7 @@ def test_a_figure_carries_no_date_and_no_random_id(made, slug):
     assert text.startswith("<?xml")
 
 
+@pytest.mark.exhaustive
 def test_running_twice_changes_no_file(made):
     root, _ = made
     before = snapshot(root)
@@ -308,6 +309,7 @@ def test_running_twice_changes_no_file(made):
     assert snapshot(root) == before
 
 
+@pytest.mark.exhaustive
 def test_another_process_writes_the_same_bytes(made, tmp_path):
     """Hash seeds, set order and element ids must not show."""
     copy = tmp_path / "nvidia-a100"
@@ -694,6 +696,7 @@ def _app():
     return app
 
 
+@pytest.mark.exhaustive
 def test_command_takes_every_folder_below_reports(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small(Path("reports/nvidia-h200"))

@@ -1,4 +1,4 @@
-"""The rung small: any rows, no shared memory but for the sums; and where it is chosen."""
+"""The rung small: any rows, by words and staged; and where it is chosen."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ SHAPES = [
     (33, 4, 260),
     (5, 6, 1030),
 ]
+STAGED = (40, 24, 136)
+"""Of whole vectors, and two stages of them."""
 
 
 def between(rows, cols, dtype, transposed, offset, fill):
@@ -42,13 +44,18 @@ def between(rows, cols, dtype, transposed, offset, fill):
     return view.mT if transposed else view
 
 
-@pytest.mark.parametrize("offset", [1, 4], ids=["by elements", "by vectors where sizes allow"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_right_at_the_edges_and_nothing_found(shape, offset):
+@pytest.mark.spread(3, "shape", at=2)
+@pytest.mark.parametrize(
+    ("shape", "offset"),
+    [*itertools.product(SHAPES, (1, 4)), (STAGED, 8)],
+    ids=lambda value: {1: "elements", 4: "words", 8: "vectors"}.get(value) or str(value),
+)
+def test_right_at_the_edges_and_nothing_found(shape, offset, thorough):
     M, N, K = shape
     cases = itertools.product(["nn", "nt", "tn", "tt"], [False, True])
+    pairs = PAIRS if thorough else PAIRS[::2]
     for i, (layout, turned) in enumerate(cases):
-        dtype, out = PAIRS[i % 4]
+        dtype, out = pairs[(i + i // 2) % len(pairs)]
         for fill in (torch.randn, lambda *size: torch.randint(-2, 3, size)):
             a = between(M, K, dtype, layout[0] == "t", offset, fill)
             b = between(K, N, dtype, layout[1] == "t", offset, fill)
@@ -92,17 +99,21 @@ needs_nvcc = pytest.mark.skipif(
 
 @needs_nvcc
 @pytest.mark.parametrize("fusion", [None, tcgemm.problem.Fusion(bias=True)], ids=["plain", "fused"])
-def test_it_spills_nothing_and_meets_one_barrier(fusion):
+def test_it_spills_nothing_and_loads_all_at_once(fusion):
     macros = toolchain.built_by_case(toolchain.source("small"))
     made = records.cuda("small", "sm_90a", case(BF16, fusion, BF16, macros=macros))
     assert made.spill_bytes == 0
-    assert (
-        len(made.kernels) == 2 * 9
-    )  # types of C; four layouts by words of 8 and of 4 bytes, and by elements
+    # Types of C; four layouts by words of 8 and of 4 bytes, and staged by 16 and by elements.
+    assert len(made.kernels) == 2 * 4 * 4
+    staged = [kernel for kernel in made.kernels if kernel.sass["LDSM"] > 0]
+    assert len(staged) == len(made.kernels) // 2
     for kernel in made.kernels:
         assert kernel.sass["HMMA"] > 0
-        assert kernel.sass["BAR"] == 1
         assert kernel.sass["UTMALDG"] == 0
+        if kernel not in staged:
+            assert kernel.sass["BAR"] == 1
+    for kernel in staged:  # four blocks to an SM
+        assert kernel.registers <= 64
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -113,9 +124,24 @@ def test_small_products_of_any_rows_are_its(shape, layout):
     assert choose(problem(*shape, layout=layout), "cuda").name == "small"
 
 
-def test_what_tma_reads_is_not():
-    assert choose(problem(64, 64, 64), "cuda").name == "one_wave"
-    assert choose(problem(16, 16, 16), "cuda").name == "one_wave"
+@pytest.mark.parametrize(
+    "shape", [(16, 16, 16), (64, 64, 64), (9, 8, 824), (3, 56, 728), (128, 16, 16), (97, 32, 480)]
+)
+def test_what_tma_reads_is_its_where_all_comes_in_a_trip_or_two(shape):
+    assert choose(problem(*shape), "cuda").name == "small"
+
+
+@pytest.mark.parametrize("shape", [(256, 256, 256), (512, 512, 512), (64, 64, 4096)])
+def test_other_products_that_tma_reads_are_not(shape):
+    assert choose(problem(*shape), "cuda").name != "small"
+
+
+def test_few_tiles_divide_a_long_k_and_many_do_not():
+    plan = find("cuda", "small").plan
+    assert plan(problem(9, 8, 824))["SPLITS"] == 7
+    assert plan(problem(16, 16, 16))["SPLITS"] == 1
+    assert plan(problem(126, 4913, 21, "nt"))["SPLITS"] == 1
+    assert plan(problem(2, 35, 1049))["SPLITS"] == 6
 
 
 def test_a_batch_of_small_products_is_its():
@@ -125,6 +151,8 @@ def test_a_batch_of_small_products_is_its():
 
 def test_vectors_want_rows_and_ends_at_multiples_of_them():
     plan = find("cuda", "small").plan
+    assert plan(problem(96, 104, 16))["VECTOR"] == 8
+    assert plan(problem(96, 104, 16, a_alignment=8))["VECTOR"] == 4
     assert plan(problem(100, 100, 100))["VECTOR"] == 4
     assert plan(problem(100, 100, 102))["VECTOR"] == 2
     assert plan(problem(100, 100, 101))["VECTOR"] == 1

@@ -50,14 +50,16 @@ def problem(M=16, N=4096, K=4096, layout="nn", **changes):
     return dataclasses.replace(asked, **changes)
 
 
+@pytest.mark.spread(2, "name", "shape")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_right_at_the_edges_and_nothing_found(name, shape):
+def test_right_at_the_edges_and_nothing_found(name, shape, thorough):
     """Both checks in every layout, rows and columns of C, with the simulator's checks on."""
     M, N, K = shape
     cases = itertools.product(["nn", "nt", "tn", "tt"], [False, True])
+    pairs = PAIRS if thorough else PAIRS[::2]
     for i, (layout, turned) in enumerate(cases):
-        dtype, out = PAIRS[i % 4]
+        dtype, out = pairs[(i + i // 2) % len(pairs)]
         for fill in (torch.randn, lambda *size: torch.randint(-2, 3, size)):
             a = padded(M, K, dtype, layout[0] == "t", fill)
             b = padded(K, N, dtype, layout[1] == "t", fill)
@@ -87,6 +89,7 @@ OF_BFLOAT16 = "#define TCGEMM_IN 1\n#define TCGEMM_OUT 1\n"
 WIDTHS = {48: [(17, 129, 72), (128, 300, 65)], 112: [(100, 230, 136), (64, 112, 1100)]}
 
 
+@pytest.mark.spread(2, "width")
 @pytest.mark.parametrize("width", WIDTHS)
 def test_skinny_is_right_in_every_width(width, tmp_path):
     """As above, of widths that the simulator's plan does not take."""
@@ -98,6 +101,7 @@ def test_skinny_is_right_in_every_width(width, tmp_path):
     assert_exact(source, WIDTHS[width])
 
 
+@pytest.mark.spread(2, "blocks", at=1)
 @pytest.mark.parametrize("blocks", [1, 7])
 def test_stream_k_adds_the_parts_of_a_tile(blocks, tmp_path):
     """With ranges that end anywhere: in the order of the blocks none waits for a later one."""

@@ -173,6 +173,7 @@ def test_layouts_and_dtypes(name, layout, pair):
     assert_outside_untouched(c)
 
 
+@pytest.mark.spread(2, "size", "name")
 @pytest.mark.parametrize(
     "size",
     # Of the last one split_k divides one tile among three programs, and leaves twenty whole.
@@ -188,6 +189,7 @@ def test_every_tile_is_visited(name, size):
     assert torch.equal(c.cpu(), a.float().cpu() @ b.float().cpu())
 
 
+@pytest.mark.spread(2, "steps", "name")
 @pytest.mark.parametrize("steps", [31, 32, 33, 95, 96, 97, 128])
 @pytest.mark.parametrize("name", RUNGS)
 def test_k_around_the_stages(name, steps):

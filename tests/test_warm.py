@@ -167,6 +167,7 @@ def test_the_command_says_what_was_built_was_there_and_failed(monkeypatch):
     assert CliRunner().invoke(app, ["warm", "--gpu", "h200"]).exit_code == 0
 
 
+@pytest.mark.exhaustive
 def test_triton_s_kernels_are_compiled_for_a_gpu_that_is_not_here(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     given = [Problem.stored(64, 64, 64, "float16", "float16", "nn", capability=(8, 0))]

@@ -1,22 +1,24 @@
 // C[M, N] = A[M, K] B[K, N] for a small C, of any strides: a warp multiplies what it loads itself.
 //
 // ADDS           one trip to memory. A product this small is all latency: the start of a kernel,
-//                the way of the operands, the way of C. So the warps of a block divide K, and each
-//                loads its part of A and B straight into the registers that mma.sync wants
-//                (small_fragments.cuh), 8, 4 or 2 bytes at a time as rows are aligned; one barrier
-//                lies between the first byte and C. No tensor map, no ring, no row it cannot read.
-// STILL MISSING  reuse: the operands are read again for every 32 rows and columns of C, past shared
-//                memory. A larger C wants wgmma_persistent.cu, or, unaligned, wmma_any.cu.
+//                the way of the operands, the way of C, and every instruction in between. By words
+//                of 8 or 4 bytes the warps of a block divide K, and each loads its part of A and B
+//                straight into the registers that mma.sync wants (small_fragments.cuh). By vectors
+//                of 16 bytes, or by elements, the block loads rows as they lie, and a cluster
+//                divides K (small_staged.cuh). No tensor map, no ring, no row it cannot read.
+// STILL MISSING  reuse: the operands are read again for every 32 rows and columns of C. A larger C
+//                wants wgmma_persistent.cu, or, unaligned, wmma_any.cu.
 //
-// grid   one block per BLOCK_M x BLOCK_N tile of C and matrix of the batch
-// block  up to MOST_WARPS warps, which take steps of 16 along K in turn
-// warp   all of the tile: 2 x 4 mma of 16 x 8 x 16
+// grid   one block, or cluster, per BLOCK_M x BLOCK_N tile of C and matrix of the batch
+// block  by words up to MOST_WARPS warps, which take steps of 16 along K in turn; staged 8 warps
+// warp   by words all of the tile: 2 x 4 mma of 16 x 8 x 16; staged 16 x 8 of it
 #include <algorithm>
 
 #include "host/build_case.cuh"
 #include "sm90/reduce.cuh"
 #include "tile/order.cuh"
 #include "small_fragments.cuh"
+#include "small_staged.cuh"
 
 namespace {
 
@@ -28,22 +30,23 @@ constexpr int BLOCK_N = 32;
 constexpr int BLOCK_K = 16;
 constexpr int MOST_WARPS = 16;
 constexpr int FEW_WARPS = 8;   // of which an SM has room for two blocks
-constexpr int MOST_IN_FLIGHT = 2;  // steps that a warp loads at once; by elements one
+constexpr int IN_FLIGHT = 2;   // steps that a warp loads at once
 constexpr int GROUPS = 8;      // of a lane's 32 accumulators, four neighbours each
+constexpr int STAGED_BLOCKS = 4;  // of which an SM has room, staged
 
+// Whether operands come in words that lanes load as mma.sync wants them.
+template <int BYTES>
+constexpr bool BY_WORDS = BYTES == 8 || BYTES == 4;
+
+// C's tile at (m, n) of matrix `batch`, from words of BYTES.
 template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES>
-__global__ void __launch_bounds__(32 * MOST_WARPS)
-    small_kernel(Side a, Side b, Rows c, int64_t c_batch, Epilogue<float> epilogue, int tiles_m,
-                 int tiles_n) {
+__device__ __forceinline__ void multiply_words(const Side& a, const Side& b, const Rows& c,
+                                               const Epilogue<float>& epilogue, int m, int n,
+                                               int batch) {
   using APatch = Patch<A, BYTES>;
   using BPatch = Patch<B, BYTES>;
-  constexpr int IN_FLIGHT = A == Access::elements ? 1 : MOST_IN_FLIGHT;
   float4* const sums = reinterpret_cast<float4*>(dynamic_shared());
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
-  const int n = blockIdx.x % tiles_n * BLOCK_N, m = blockIdx.x / tiles_n % tiles_m * BLOCK_M;
-  const int batch = blockIdx.x / tiles_n / tiles_m;
-  a.data += batch * a.batch_stride;
-  b.data += batch * b.batch_stride;
   const int g = lane / 4, t = lane % 4;
   const int a_row = m + PATCH * g, b_row = n + PATCH * g;
 
@@ -71,13 +74,16 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
     for (int i = 0; i < IN_FLIGHT; ++i) multiply<In>(d, a_patches[i], b_patches[i]);
   }
 
+  // Where there are more warps than steps the others help to store C.
+  const int parts = min(warps, steps);
+  if (warp < parts) {
 #pragma unroll
-  for (int q = 0; q < GROUPS; ++q) sums[(warp * GROUPS + q) * 32 + lane] = group_of_four(d, q);
+    for (int q = 0; q < GROUPS; ++q) sums[(warp * GROUPS + q) * 32 + lane] = group_of_four(d, q);
+  }
   __syncthreads();
-  c.data = static_cast<Out*>(c.data) + batch * c_batch;
   for (int q = warp; q < GROUPS; q += warps) {
     float x[4] = {};
-    for (int w = 0; w < warps; ++w) {
+    for (int w = 0; w < parts; ++w) {
       const float4 part = sums[(w * GROUPS + q) * 32 + lane];
       x[0] += part.x, x[1] += part.y, x[2] += part.z, x[3] += part.w;
     }
@@ -87,6 +93,24 @@ __global__ void __launch_bounds__(32 * MOST_WARPS)
     finish<FUSED, Out>(epilogue, x, row, col, batch, inside);
     store_four<Out>(c, x, row, col, inside);
   }
+}
+
+template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES>
+__global__ void __launch_bounds__(BY_WORDS<BYTES> ? 32 * MOST_WARPS : STAGED_THREADS,
+                                  BY_WORDS<BYTES> ? 1 : STAGED_BLOCKS)
+    small_kernel(Side a, Side b, Rows c, int64_t c_batch, Epilogue<float> epilogue, int tiles_m,
+                 int tiles_n, int splits) {
+  const int tile = BY_WORDS<BYTES> || splits == 1 ? blockIdx.x : blockIdx.x / splits;
+  const int n = tile % tiles_n * BLOCK_N, m = tile / tiles_n % tiles_m * BLOCK_M;
+  const int batch = tile / tiles_n / tiles_m;
+  a.data += batch * a.batch_stride;
+  b.data += batch * b.batch_stride;
+  c.data = static_cast<Out*>(c.data) + batch * c_batch;
+  if constexpr (BY_WORDS<BYTES>)
+    multiply_words<FUSED, In, Out, A, B, BYTES>(a, b, c, epilogue, m, n, batch);
+  else
+    multiply_staged<FUSED, In, Out, Panel<A, BYTES>, Panel<B, BYTES>>(a, b, c, epilogue, m, n,
+                                                                      batch, splits);
 }
 
 // `matrix` with its rows along M, or, of B, its columns along N.
@@ -100,8 +124,10 @@ Side side_of(const Matrix& matrix, bool rows_are_k) {
 }
 
 // How `side` is read in words of `bytes`, which lie at multiples of their size, each wholly inside
-// or wholly outside.
+// or wholly outside. Elements need no such rows: they are loaded along those that there are.
 Access access_of(const Side& side, int64_t batch, int bytes) {
+  if (bytes == 2)
+    return side.mn_stride == 1 && (side.k_stride != 1 || side.K == 1) ? Access::MN : Access::K;
   const auto fits = [bytes](int64_t elements) { return elements * 2 % bytes == 0; };
   if (reinterpret_cast<uint64_t>(side.data) % bytes != 0 || (batch > 1 && !fits(side.batch_stride)))
     return Access::elements;
@@ -112,30 +138,39 @@ Access access_of(const Side& side, int64_t batch, int bytes) {
   return Access::elements;
 }
 
-// Calls body with how A and B are read, and the bytes of a word, as integral constants.
+// Calls body with how A and B are read, and the bytes of a word, as integral constants: the widest
+// words that fit both.
 template <typename Body>
 int with_accesses(const Side& a, const Side& b, int64_t batch, Body body) {
   constexpr std::integral_constant<Access, Access::K> k;
   constexpr std::integral_constant<Access, Access::MN> mn;
-  constexpr std::integral_constant<Access, Access::elements> elements;
-  const auto with = [&](auto bytes, auto otherwise) {
+  int result = cudaErrorNotSupported;
+  const auto with = [&](auto bytes) {
     const Access x = access_of(a, batch, bytes), y = access_of(b, batch, bytes);
-    if (x == Access::elements || y == Access::elements) return otherwise();
-    if (x == Access::K) return y == Access::K ? body(k, k, bytes) : body(k, mn, bytes);
-    return y == Access::K ? body(mn, k, bytes) : body(mn, mn, bytes);
+    if (x == Access::elements || y == Access::elements) return false;
+    if (x == Access::K)
+      result = y == Access::K ? body(k, k, bytes) : body(k, mn, bytes);
+    else
+      result = y == Access::K ? body(mn, k, bytes) : body(mn, mn, bytes);
+    return true;
   };
-  return with(std::integral_constant<int, 8>{}, [&] {
-    return with(std::integral_constant<int, 4>{}, [&] {
-      return body(elements, elements, std::integral_constant<int, 2>{});
-    });
-  });
+  with(std::integral_constant<int, 16>{}) || with(std::integral_constant<int, 8>{}) ||
+      with(std::integral_constant<int, 4>{}) || with(std::integral_constant<int, 2>{});
+  return result;
 }
 
-// As many as need one trip, and where SMs have several blocks no more than fit.
-int warps_of(int64_t steps, int in_flight, bool few_tiles) {
-  const int64_t one_trip = std::max<int64_t>(FEW_WARPS, ceil_div(steps, in_flight));
-  const int64_t most = few_tiles ? one_trip : FEW_WARPS;
-  return static_cast<int>(std::min({steps, most, int64_t{MOST_WARPS}}));
+// Of words: as many as need one trip, and where SMs have several blocks no more than fit. Of few
+// tiles more than have work, which store C: one would store it in eight turns.
+int warps_of(int64_t steps, bool few_tiles) {
+  if (!few_tiles) return static_cast<int>(std::min<int64_t>(steps, FEW_WARPS));
+  const int64_t one_trip = std::max<int64_t>(FEW_WARPS, ceil_div(steps, IN_FLIGHT));
+  return static_cast<int>(std::min<int64_t>(one_trip, MOST_WARPS));
+}
+
+// Parts of K, staged: those of the plan, of which none is empty. Without a plan K is whole.
+int splits_of(const Gemm& gemm, int64_t steps) {
+  const int64_t most = std::min({steps, int64_t{MOST_PARTS}, int64_t{MAX_CLUSTER}});
+  return static_cast<int>(std::clamp<int64_t>(plan_of(gemm).splits, 1, most));
 }
 
 }  // namespace
@@ -145,29 +180,36 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Side a = side_of(gemm.a, false), b = side_of(gemm.b, true);
   const int64_t tiles_m = ceil_div(a.mn, BLOCK_M), tiles_n = ceil_div(b.mn, BLOCK_N);
   const int64_t tiles = tiles_m * tiles_n * gemm.batch;
-  if (tiles > INT32_MAX || std::max(gemm.c.rows, gemm.c.cols) > MOST_ELEMENTS ||
+  if (tiles > INT32_MAX / MOST_PARTS || std::max(gemm.c.rows, gemm.c.cols) > MOST_ELEMENTS ||
       gemm.a.cols > MOST_ELEMENTS)
     return cudaErrorInvalidConfiguration;
   int sms = 0;
   if (const int error = multiprocessors(&sms)) return error;
   Rows c = rows_of(gemm.c, gemm.out);
   c.vectors = c.vectors && (gemm.batch == 1 || gemm.c.batch_stride % 4 == 0);
-  const auto with = [&](auto kernel, int in_flight) {
-    const int warps = warps_of(ceil_div(a.K, BLOCK_K), in_flight, tiles <= sms);
-    return launch_clusters(kernel, static_cast<unsigned>(tiles), 1, dim3(32 * warps),
-                           warps * GROUPS * 32 * sizeof(float4), stream, a, b, c,
-                           gemm.c.batch_stride, epilogue_of<float>(gemm),
-                           static_cast<int>(tiles_m), static_cast<int>(tiles_n));
-  };
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
     return with_accesses(a, b, gemm.batch, [&](auto x, auto y, auto bytes) {
-      const int in_flight = bytes == 2 ? 1 : MOST_IN_FLIGHT;
+      const auto start = [&](auto kernel) {
+        int splits = 1, threads = STAGED_THREADS, shared_bytes = 0;
+        if constexpr (BY_WORDS<bytes>) {
+          const int64_t steps = ceil_div(a.K, BLOCK_K);
+          const int warps = warps_of(steps, tiles <= sms);
+          threads = 32 * warps;
+          shared_bytes = std::min<int64_t>(warps, steps) * GROUPS * 32 * sizeof(float4);
+        } else {
+          splits = splits_of(gemm, ceil_div(a.K, DEPTH<bytes>));
+          shared_bytes = STAGED_BYTES<Panel<x, bytes>, Panel<y, bytes>>;
+        }
+        return launch_clusters(kernel, static_cast<unsigned>(tiles), splits, dim3(threads),
+                               shared_bytes, stream, a, b, c, gemm.c.batch_stride,
+                               epilogue_of<float>(gemm), static_cast<int>(tiles_m),
+                               static_cast<int>(tiles_n), splits);
+      };
       if constexpr (BUILT<In, true>)
-        if (is_plain(gemm)) return with(small_kernel<false, In, Out, x, y, bytes>, in_flight);
-      if constexpr (BUILT<In, false>)
-        return with(small_kernel<true, In, Out, x, y, bytes>, in_flight);
+        if (is_plain(gemm)) return start(small_kernel<false, In, Out, x, y, bytes>);
+      if constexpr (BUILT<In, false>) return start(small_kernel<true, In, Out, x, y, bytes>);
       return static_cast<int>(cudaErrorNotSupported);
     });
   });

@@ -8,7 +8,7 @@ namespace tcgemm::sm90 {
 
 constexpr int PATCH = 4;  // elements along M or N, and along K
 
-// How an operand is read: in vectors along K, or along M or N, or by elements.
+// How an operand is read: in words along K, or along M or N; or that none fit but elements.
 enum class Access { K, MN, elements };
 
 // A, or B by its columns: element (mn, k) is at data + mn * mn_stride + k * k_stride.
@@ -53,15 +53,7 @@ struct Patch {
                                     k + s < from.K ? from.mn - mn : 0);
       } else {
         const uint16_t* at = from.data + min(mn + s, from.mn - 1) * from.mn_stride;
-        if constexpr (ACCESS == Access::K) {
-          lines[s] = load_line<BYTES>(at + k, from.K - k);
-        } else {
-          uint32_t x[PATCH];
-#pragma unroll
-          for (int e = 0; e < PATCH; ++e)
-            x[e] = k + e < from.K ? at[(k + e) * from.k_stride] : uint16_t{0};
-          lines[s] = make_uint2(x[0] | x[1] << 16, x[2] | x[3] << 16);
-        }
+        lines[s] = load_line<BYTES>(at + k, from.K - k);
       }
     }
   }

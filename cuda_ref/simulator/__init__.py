@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,11 @@ from .build import library, lock_of, shared_symbols
 from .cures import explained
 from .findings import Finding, describe
 from .report import L2, Counts, Machine, Report, SimulationError, counts_of, l2_of
+from .timeline import Span, Timeline, read
 
 __all__ = [
-    "L2", "ORDERS", "Counts", "Finding", "Machine", "Report", "SimulationError", "parse_order",
-    "run", "simulate", "source_of",
+    "L2", "ORDERS", "Counts", "Finding", "Machine", "Report", "SimulationError", "Span",
+    "Timeline", "parse_order", "run", "simulate", "source_of",
 ]  # fmt: skip
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
@@ -78,6 +81,7 @@ def simulate(
     count: bool = False,
     machine: Machine | None = None,
     writers: Any = None,
+    timeline: Timeline | None = None,
     workers: int | None = None,
     timeout_s: float = 600.0,
 ) -> Report:
@@ -97,6 +101,7 @@ def simulate(
         writers: a contiguous int32 CPU tensor of the shape of C for the number of the block that
             wrote each element, plus 1, blocks counted along x first; 0 where none did. Needs
             ``check``.
+        timeline: follow each warp and return what it did when; needs ``count``.
         workers: processes that share the blocks; by default one per core.
         timeout_s: seconds after which the kernel counts as hung.
 
@@ -137,6 +142,9 @@ def simulate(
     request.writers = writers.data_ptr() if writers is not None else None
     request.workers = workers or len(os.sched_getaffinity(0))
     request.timeout_s = timeout_s
+    if timeline is not None:
+        request.timeline_latency, request.timeline_blocks = timeline.latency, timeline.blocks
+        request.workers = 1  # which writes down all blocks, and of several launches the order
     if machine is not None:
         request.sms, request.threads_per_sm = machine.sms, machine.threads_per_sm
         request.shared_per_sm, request.l2_bytes = machine.shared_per_sm, machine.l2_bytes
@@ -146,8 +154,10 @@ def simulate(
         request.guards[i] = offset
     result = abi.Result()
     # A library runs one request at a time; its blocks use all cores as it is.
-    with lock_of(library_path.name):
+    with lock_of(library_path.name), _file_for(timeline) as written:
+        request.timeline_path = str(written).encode() if written else None
         failure = _entry(library_path)(ctypes.byref(request), ctypes.byref(result))
+        spans = read(written) if written and written.exists() else ()
     if failure:
         why = {-1: "no memory for the operands' copies", -2: "no process could be started"}
         raise SimulationError(
@@ -183,7 +193,17 @@ def simulate(
         l2=l2_of(result.l2, machine) if machine is not None and result.l2.modelled else None,
         checked=check,
         shape=(M, N, K),
+        timeline=spans,
     )
+
+
+@contextmanager
+def _file_for(timeline: Timeline | None) -> Iterator[Path | None]:
+    if timeline is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="tcgemm-") as folder:
+        yield Path(folder) / "timeline"
 
 
 def _dtype(tensor: Any) -> int:

@@ -55,6 +55,9 @@ class Request(ctypes.Structure):
         ("unused", ctypes.c_int32),
         ("guards", ctypes.c_int32 * MAX_GUARDS),
         ("plan", ctypes.c_int32 * len(FIELDS)),
+        ("timeline_path", ctypes.c_char_p),
+        ("timeline_latency", ctypes.c_int64),
+        ("timeline_blocks", ctypes.c_int64),
     )
 
 

@@ -24,8 +24,8 @@ _SOURCES = (
     "tensor.cpp", "hopper.cpp", "wgmma.cpp",
 )  # fmt: skip
 _OBSERVING = (
-    "observe.cpp", "addresses.cpp", "races.cpp", "requests.cpp", "accesses.cpp", "l2.cpp",
-    "hooks.cpp",
+    "observe.cpp", "timeline.cpp", "addresses.cpp", "races.cpp", "requests.cpp", "accesses.cpp",
+    "l2.cpp", "hooks.cpp",
 )  # fmt: skip
 _DYNAMIC_BYTES = 227 * 1024
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from . import abi
 from .findings import Finding
+from .timeline import Span
 
 _ELEMENTS = ("f16", "bf16", "tf32", "f32", "f64", "s8", "u8", "s32", "e4m3", "e5m2")
 """Names of the elements, in the order of ``Element`` in include/runtime.hpp."""
@@ -106,6 +107,7 @@ class Report:
     l2: L2 | None = None
     checked: bool = False
     shape: tuple[int, int, int] = field(default=(0, 0, 0))
+    timeline: tuple[Span, ...] = ()
 
     @property
     def ok(self) -> bool:

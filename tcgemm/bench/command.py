@@ -104,12 +104,26 @@ def bench(
         bool,
         typer.Option("--steady", help="Each backend's choice alone for seconds: power and energy."),
     ] = False,
+    several: Annotated[
+        bool,
+        typer.Option(
+            "--several", help="Products over several GPUs: torchrun -m tcgemm bench --several."
+        ),
+    ] = False,
     seconds: Annotated[float, typer.Option(help="Of a turn of --steady.", min=0.1, max=600)] = 2.0,
 ) -> None:
     """Verify every kernel on every case, then time it beside cuBLAS; append to the results.
 
     Without a GPU kernels are verified and nothing is timed.
     """
+    if several:
+        from .several.command import several as over_ranks
+
+        over_ranks(
+            shape or (), dtype or (), backend or (), out, seed=seed, budget_s=budget, resume=resume
+        )
+        return
+
     from rich.console import Console
     from rich.markup import escape
 

@@ -5,6 +5,7 @@ transforms of torch.func, autocast, traces and tensors without memory. The opera
 when this package is imported, which the first use of ``tcgemm.gemm`` or ``tcgemm.matmul`` does.
 """
 
+from . import vmap as vmap
 from .autocast import enabled as autocast_enabled  # noqa: F401
 from .eager import product as eager_product  # noqa: F401
 from .entry import multiply as multiply

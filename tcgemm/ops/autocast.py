@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,6 +44,79 @@ def product(
             if asked.compute not in COMPUTES[dtype_name(dtype)]:
                 asked = asked._replace(compute="")
         result: torch.Tensor = operator.gemm(a, b, c, bias, scale_a, scale_b, **asked._asdict())
+    return result
+
+
+class _Region:
+    """Casts of weights that hold until autocast ends, or forgets its own."""
+
+    def __init__(self) -> None:
+        self.casts: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+_regions: dict[torch.device, Callable[[], _Region | None]] = {}
+
+
+def _region(device: torch.device) -> _Region:
+    """That of autocast's own casts, which torch drops at its end without telling anybody.
+
+    A layer of one weight lets torch keep a cast. The region hangs on the node that differentiates
+    that cast, and so lives as long.
+    """
+    region = _regions.get(device, lambda: None)()
+    if region is None:
+        weight = torch.ones(1, 1, device=device, requires_grad=True)
+        node: Any = torch.nn.functional.linear(weight.detach(), weight).grad_fn
+        while node is not None and "ToCopy" not in node.name():
+            node = next((n for n, _ in node.next_functions if n is not None), None)
+        region = _Region()
+        region.casts[id(weight)] = weight, weight  # torch forgets the cast of one that is gone
+        if node is not None:
+            node.metadata["tcgemm"] = region
+        _regions[device] = weakref.ref(region)
+    return region
+
+
+def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in autocast's dtype; that of a weight is kept, as autocast keeps it."""
+    if t.dtype is dtype:
+        return t
+    if not (
+        t.requires_grad
+        and t.is_leaf
+        and t.dtype is torch.float32
+        and torch.is_grad_enabled()
+        and torch.is_autocast_cache_enabled()
+    ):
+        return t.to(dtype)
+    casts = _region(t.device).casts
+    kept = casts.get((id(t), dtype))
+    if kept is None:
+        kept = casts[id(t), dtype] = t, t.to(dtype)
+    return kept[1]
+
+
+def without(
+    product: Any, x: Any, weight: Any, bias: Any, out_dtype: Any, compute: Any
+) -> torch.Tensor | None:
+    """``product(x, weight, bias, compute)`` of operands that autocast has cast, outside of it.
+
+    They are plain tensors; what is cast is what ``tcgemm::gemm`` casts under autocast.
+    """
+    on = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
+    if x.device.type in on and x.dtype in _CAST and weight.dtype in _CAST:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = cast(x, dtype), cast(weight, dtype)
+        bias = None if bias is None else cast(bias, out_dtype or dtype)
+        if compute not in COMPUTES[dtype_name(dtype)]:
+            compute = None
+    for kind in on:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        result: torch.Tensor | None = product(x, weight, bias, compute)
+    finally:
+        for kind in on:
+            torch.set_autocast_enabled(kind, True)
     return result
 
 

@@ -100,10 +100,19 @@ def product(
         or _modes()
         or _transform() is not None
         or forward_ad._current_level >= 0
-        or _autocast()
         or _jit_trace() is not None
     ):
         return None
+    if _autocast():
+        if bias is not None and type(bias) not in _PLAIN:
+            return None
+        return autocast.without(
+            lambda x, weight, bias, compute: product(
+                x, weight, bias, transposed, epilogue, out_dtype, compute, backend, kernel,
+                accumulate,
+            ),
+            x, weight, bias, out_dtype, compute,
+        )  # fmt: skip
     try:
         x_start, w_start = x.data_ptr(), weight.data_ptr()
         bias_start = None if bias is None else bias.data_ptr()

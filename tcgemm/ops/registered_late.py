@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
+from . import operator
+
 _done: set[str] = set()
+_formulas: dict[Any, Any] = {}
+
+
+def also_counted(formulas: dict[Any, Any]) -> None:
+    """Let torch's flop counter know of operators that are registered later: packet -> formula."""
+    _formulas.update(formulas)
+    _done.discard("flops")
 
 
 def look() -> None:
@@ -17,8 +26,17 @@ def look() -> None:
         from . import sharding
 
         sharding.register()
+    if "lowering" not in _done and "torch._inductor.lowering" in sys.modules:
+        _done.add("lowering")
+        from . import lowering
+
+        if lowering.works():
+            lowering.register()
     if "torch.utils.flop_counter" in sys.modules:
         _count_flops()
+
+
+operator.at_traces.append(look)  # what traces may have loaded what writes programs
 
 
 def _flops(a: Any, b: Any, *others: Any, out_shape: Any = None, **how: Any) -> int:
@@ -30,16 +48,19 @@ def _flops(a: Any, b: Any, *others: Any, out_shape: Any = None, **how: Any) -> i
 
 
 def _count_flops() -> None:
-    """The formula, for torch's table and for a FlopCounterMode that has copied it already."""
+    """The formulas, for torch's table and for a FlopCounterMode that has copied it already."""
     flop_counter = sys.modules["torch.utils.flop_counter"]
-    packets = (torch.ops.tcgemm.gemm, torch.ops.tcgemm.gemm_out)
+    own = (torch.ops.tcgemm.gemm, torch.ops.tcgemm.gemm_out)
+    formulas = {**dict.fromkeys(own, _flops), **_formulas}
     if "flops" not in _done:
         _done.add("flops")
-        flop_counter.register_flop_formula(list(packets))(_flops)
+        for packet, formula in formulas.items():
+            if packet not in flop_counter.flop_registry:
+                flop_counter.register_flop_formula(packet)(formula)
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     for mode in _get_current_dispatch_mode_stack():
         table = getattr(getattr(mode, "counter", mode), "flop_registry", None)
         if isinstance(table, dict):
-            for packet in packets:
+            for packet in formulas:
                 table.setdefault(packet, flop_counter.flop_registry[packet])

@@ -40,7 +40,7 @@ void check_and_serve(const Thread* lanes, char* const* addresses, int bytes, boo
     ++n;
   }
   current = running;
-  if (n && request.count) serve(pointers, n);
+  if (n && request.count) serve(lanes[0].warp, pointers, n);
 }
 
 }  // namespace

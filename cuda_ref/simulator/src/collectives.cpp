@@ -1,5 +1,7 @@
 // What threads do together: barriers of a block, and meetings of a warp, at which the last lane to
 // arrive acts for all.
+#include <algorithm>
+
 #include "engine.hpp"
 
 namespace tcgemm::simulator {
@@ -11,7 +13,8 @@ int barrier_sum, barrier_result;
 
 struct NamedBarrier {
   int arrived, needed;
-  uint64_t warps;
+  uint64_t warps, waiting;  // those that arrived, those that wait
+  uint64_t clock;           // of the last one to arrive without waiting
 } named_barriers[16];
 
 void release_barrier() {
@@ -19,10 +22,12 @@ void release_barrier() {
   barrier_sum = 0;
   at_barrier = 0;
   const Thread* first = nullptr;
+  uint64_t waiting = 0;
   for (int i = 0; i < thread_count; ++i) {
     Thread& t = threads[i];
     if (t.state != State::barrier) continue;
     t.state = State::ready;
+    waiting |= 1ull << t.warp;
     if constexpr (OBSERVE) {
       if (!first) first = &t;
       if (request.check && (t.site.line != first->site.line || t.site.file != first->site.file)) {
@@ -41,6 +46,7 @@ void release_barrier() {
     ++worker->counters.barriers;
     for (int w = 0; w < warp_count; ++w) observe::converge(w);
     observe::order_block(~0ull);
+    observe::waits_for_each_other(waiting, 0, first ? first->site.line : 0);
   }
 }
 
@@ -81,8 +87,11 @@ void arrive(int id, int count, bool wait, Site site, uint64_t pc) {
   t.pc = pc;
   ++b.arrived;
   if (wait) {
+    b.waiting |= 1ull << t.warp;
     t.state = State::named_barrier;
     t.named_barrier = static_cast<int16_t>(id & 15);
+  } else if constexpr (OBSERVE) {
+    b.clock = std::max(b.clock, observe::clock_of(t.warp));
   }
   if (b.arrived >= b.needed) {
     for (int i = 0; i < thread_count; ++i) {
@@ -94,6 +103,7 @@ void arrive(int id, int count, bool wait, Site site, uint64_t pc) {
       for (int w = 0; w < warp_count; ++w)
         if (b.warps >> w & 1) observe::converge(w);
       observe::order_block(b.warps);
+      observe::waits_for_each_other(b.waiting, b.clock, site.line);
     }
     b = {};
   } else if (wait) {
@@ -208,8 +218,23 @@ void carry_out(Thread& t) {
         move_fragment(*static_cast<MatrixArguments*>(lanes[l].arguments), l, store);
       break;
     }
-    case Meeting::mma: multiply(lanes); break;
-    case Meeting::mma_ptx: multiply_ptx(lanes); break;
+    case Meeting::mma: {
+      if constexpr (OBSERVE) {
+        const FragmentKind kind = static_cast<MmaArguments*>(t.arguments)->a_kind;
+        observe::multiplies(t.warp, kind.m, kind.n, kind.k * element_bytes(kind.element),
+                            t.site.line);
+      }
+      multiply(lanes);
+      break;
+    }
+    case Meeting::mma_ptx: {
+      if constexpr (OBSERVE) {
+        const auto& m = *static_cast<MmaPtxArguments*>(t.arguments);
+        observe::multiplies(t.warp, 16, 8, m.k * element_bytes(m.in), t.site.line);
+      }
+      multiply_ptx(lanes);
+      break;
+    }
     case Meeting::ldmatrix:
       if constexpr (OBSERVE) observe::ldmatrix_access(lanes);
       exchange_ldmatrix(lanes);

@@ -25,10 +25,12 @@ __attribute__((noinline)) void copy_async(void* shared, const void* global, int 
   ++t.uncommitted;
 }
 void copy_async_commit() {
+  if constexpr (OBSERVE) observe::marks_copies(-1);
   current->groups.push_back(current->uncommitted);
   current->uncommitted = 0;
 }
 void copy_async_wait(int pending) {
+  if constexpr (OBSERVE) observe::marks_copies(pending);
   Thread& t = *current;
   size_t copies = 0, groups = 0;
   while (t.groups.size() - groups > static_cast<size_t>(pending)) copies += t.groups[groups++];

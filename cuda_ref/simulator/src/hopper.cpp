@@ -14,6 +14,7 @@ struct Load {
   int inner, outer, batch;
   int32_t issuer;
   uint64_t pc;
+  uint64_t there;  // when, by the clock of timeline.cpp
 };
 
 struct Mbarrier {
@@ -22,6 +23,7 @@ struct Mbarrier {
   uint32_t phase;
   std::vector<Load> loads;  // issued, not landed
   int64_t clocks[MAX_WARPS];
+  uint64_t gathered, opened;  // timeline.cpp: the last arrival so far, and that of the last phase
 };
 // A deque, so that a waiting thread's barrier stays where it is.
 std::deque<Mbarrier> mbarriers;
@@ -59,6 +61,7 @@ void complete(Mbarrier& b) {
   if (b.pending != 0 || b.bytes != 0) return;
   b.phase ^= 1;
   b.pending = b.count;
+  b.opened = b.gathered;
 }
 
 // The first element of matrix `batch` of a tensor.
@@ -110,6 +113,7 @@ void land(Mbarrier& b, const Load& load) {
     }
   });
   if constexpr (OBSERVE) observe::release(threads[load.issuer].warp, b.clocks);
+  b.gathered = std::max(b.gathered, load.there);
   b.bytes -= int64_t(map.box_inner) * map.box_outer * map.item_bytes;
 }
 
@@ -177,14 +181,17 @@ void mbarrier_init(uint32_t barrier, uint32_t count) {
     return;
   }
   Mbarrier& b = mbarriers.emplace_back();
-  b = {barrier, count, count, 0, 0, {}, {}};
+  b = {barrier, count, count, 0, 0, {}, {}, 0, 0};
   std::fill(b.clocks, b.clocks + MAX_WARPS, -1);
 }
 
 __attribute__((noinline)) void mbarrier_arrive(uint32_t barrier, uint32_t transaction_bytes,
                                                Site site) {
   Mbarrier& b = barrier_at(barrier, site, CALLER);
-  if constexpr (OBSERVE) observe::release(current->warp, b.clocks);
+  if constexpr (OBSERVE) {
+    observe::release(current->warp, b.clocks);
+    b.gathered = std::max(b.gathered, observe::clock_of(current->warp));
+  }
   b.bytes += transaction_bytes;
   --b.pending;
   complete(b);
@@ -193,7 +200,10 @@ __attribute__((noinline)) void mbarrier_arrive(uint32_t barrier, uint32_t transa
 __attribute__((noinline)) void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site) {
   Wait wait{&barrier_at(barrier, site, CALLER), parity};
   wait_until(phase_over, &wait, "mbarrier", site);
-  if constexpr (OBSERVE) observe::acquire(current->warp, wait.barrier->clocks);
+  if constexpr (OBSERVE) {
+    observe::acquire(current->warp, wait.barrier->clocks);
+    observe::waits(current->warp, observe::Phase::wait_mbarrier, wait.barrier->opened, site.line);
+  }
 }
 
 __attribute__((noinline)) void bulk_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
@@ -206,13 +216,17 @@ __attribute__((noinline)) void bulk_load(uint32_t shared, const CUtensorMap* map
           static_cast<char*>(shared_pointer(swizzled(shared + at))), 16, pc);
     });
   }
-  b.loads.push_back({shared, barrier, *map, inner, outer, batch, current->linear, pc});
+  uint64_t there = 0;
+  if constexpr (OBSERVE)
+    there = observe::asks_for_copy(current->warp, observe::Phase::bulk_load, site.line);
+  b.loads.push_back({shared, barrier, *map, inner, outer, batch, current->linear, pc, there});
 }
 
 __attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t shared, int inner,
-                                          int outer, int batch, Site) {
+                                          int outer, int batch, Site site) {
   const uint64_t pc = CALLER;
   if constexpr (OBSERVE) {
+    observe::passes(current->warp, observe::Phase::bulk_store, 1, site.line);
     each_unit(*map, [&](uint32_t at) {
       observe::async_read_begins(static_cast<char*>(shared_pointer(swizzled(shared + at))), 16,
                                  pc);

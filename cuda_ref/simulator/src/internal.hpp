@@ -59,6 +59,9 @@ struct Request {
   int32_t guard_count, unused;
   int32_t guards[MAX_GUARDS];
   int32_t plan[PLAN_FIELDS];  // tcgemm::Plan
+  const char* timeline_path;  // where to write what each warp does when (timeline.cpp), or null
+  int64_t timeline_latency;   // ticks from asking global memory to having the data
+  int64_t timeline_blocks;    // how many blocks of each launch are written
 };
 
 enum class Kind : int32_t {
@@ -300,6 +303,27 @@ void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc);
 void release(int warp, int64_t* clocks);
 void acquire(int warp, const int64_t* clocks);
 void end_run();  // in the leader, after all workers have ended
+
+// timeline.cpp: what a warp does when. Nothing happens where no timeline is asked for.
+
+// In the order of PHASES in ../timeline.py.
+enum class Phase : int32_t {
+  load, wait_loads, copy, wait_copies, bulk_load, wait_mbarrier, wait_barrier, shared_load,
+  shared_store, mma, wgmma, wait_wgmma, tensor_cores, store, bulk_store,
+};
+uint64_t clock_of(int warp);  // ticks
+void passes(int warp, Phase phase, uint64_t ticks, int line);
+void waits(int warp, Phase phase, uint64_t until, int line);
+// At a barrier: until the last of these warps has come, and until `least`.
+void waits_for_each_other(uint64_t warp_mask, uint64_t least, int line);
+// Returns when the data are there.
+uint64_t asks_for_copy(int warp, Phase phase, int line);
+void multiplies(int warp, int m, int n, int k_bytes, int line);
+// Returns when the tensor cores have done it.
+uint64_t issues_wgmma(int warp, int n, int line);
+// The running thread commits its copies to a group (pending < 0), or waits for all but the latest
+// `pending` groups.
+void marks_copies(int pending);
 }  // namespace observe
 
 }  // namespace tcgemm::simulator

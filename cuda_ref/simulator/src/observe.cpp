@@ -10,6 +10,7 @@ void start_run() {
   if (request.check && c_writers)
     std::memset(c_writers, 0, static_cast<size_t>(elements_of_c()) * 4);
   start_traces();
+  start_launch_timeline();
 }
 
 void start_block() {
@@ -18,11 +19,13 @@ void start_block() {
   ++worker->counters.blocks;
   worker->counters.threads += static_cast<uint64_t>(thread_count);
   start_block_trace();
+  start_block_timeline();
 }
 
 void end_block() {
   for (int w = 0; w < warp_count; ++w) converge(w);
   end_block_trace();
+  end_block_timeline();
 }
 
 void end_launch() { model_launch(); }

@@ -1,6 +1,7 @@
 // What the parts of the observation share. Only the observed build has them: addresses.cpp says what
 // an address is, races.cpp orders accesses to shared memory, requests.cpp counts, l2.cpp models the
-// L2, accesses.cpp takes in what the kernel does, hooks.cpp is called by the compiled code.
+// L2, accesses.cpp takes in what the kernel does, timeline.cpp says
+// when, hooks.cpp is called by the compiled code.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +48,7 @@ struct Entry {
   uint32_t pc;
   uint8_t bytes, space, lane;  // space: the operand, or SHARED
   bool write;
-  enum : uint8_t { access, copy, copy_through_l1 } kind;
+  enum : uint8_t { access, copy, copy_through_l1, commit, await } kind;  // the last two: marks
   uint8_t read;  // bytes that a copy reads; it fills up with zeros
 };
 constexpr uint8_t SHARED = NUM_OPERANDS;
@@ -56,7 +57,7 @@ void start_block_requests();
 // Keeps an access until its warp converges. Null where nothing is counted, else what was kept.
 Entry* log(const Thread& t, char* address, int bytes, bool write, uint8_t space, uint64_t pc);
 // Counts one request of a warp.
-void serve(const Entry* const* entries, int count);
+void serve(int warp, const Entry* const* entries, int count);
 
 // l2.cpp
 
@@ -66,6 +67,14 @@ void end_block_trace();
 void trace(uint64_t sector, bool write);
 void model_launch();
 void flush_l2();  // at the end of the run: what is dirty is written to memory
+
+// timeline.cpp
+
+void start_launch_timeline();
+void start_block_timeline();
+void end_block_timeline();
+void request_passes(int warp, const Entry& first);
+bool timeline_runs();  // of the running block
 
 }  // namespace observe
 }  // namespace tcgemm::simulator

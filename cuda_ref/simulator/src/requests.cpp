@@ -173,7 +173,9 @@ void serve_copy(const Entry* const* entries, int count) {
 
 }  // namespace
 
-void serve(const Entry* const* entries, int count) {
+void serve(int warp, const Entry* const* entries, int count) {
+  request_passes(warp, *entries[0]);
+  if (entries[0]->kind == Entry::commit || entries[0]->kind == Entry::await) return;
   if (entries[0]->kind != Entry::access)
     serve_copy(entries, count);
   else if (entries[0]->space == SHARED)
@@ -188,6 +190,15 @@ Entry* log(const Thread& t, char* address, int bytes, bool write, uint8_t space,
                                   static_cast<uint32_t>(pc), static_cast<uint8_t>(bytes), space,
                                   t.lane, write, Entry::access, 0});
   return &logs[t.warp][t.lane].back();
+}
+
+void marks_copies(int pending) {
+  if (!timeline_runs()) return;
+  // Its place in the order of the lanes' accesses is all that counts; no instruction has such a pc.
+  const uint8_t lane = current->lane;
+  const uint64_t left = pending < 0 ? 0 : static_cast<uint64_t>(pending);
+  logs[current->warp][lane].push_back({left, 0, static_cast<uint32_t>(pending + 1), 0, SHARED, lane,
+                                       false, pending < 0 ? Entry::commit : Entry::await, 0});
 }
 
 void start_block_requests() {
@@ -216,7 +227,7 @@ void converge(int w) {
   if (same) {
     for (size_t e = 0; e < first->size(); ++e) {
       for (int i = 0; i < n; ++i) entries[i] = &(*some[i])[e];
-      serve(entries, n);
+      serve(w, entries, n);
     }
   } else {
     // Some lanes went another way: an instruction's n-th execution is one request of the lanes
@@ -250,7 +261,7 @@ void converge(int w) {
              keys[i].occurrence == keys[start].occurrence;
            ++i)
         entries[count++] = keys[i].entry;
-      serve(entries, count);
+      serve(w, entries, count);
     }
   }
   for (auto& log : lanes) log.clear();

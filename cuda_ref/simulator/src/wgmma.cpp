@@ -16,6 +16,7 @@ struct Multiply {
   const uint32_t* a_registers[32];  // null where A is in shared memory
   Site site;
   uint64_t pc;
+  uint64_t done;  // when, by the clock of timeline.cpp
 };
 struct Multiplies {
   std::deque<Multiply> issued;
@@ -114,6 +115,7 @@ void issue_wgmma(Thread* lanes) {
     m.a_registers[l] = static_cast<const uint32_t*>(lane.a);
   }
   m.pc = lanes[0].pc;
+  if constexpr (OBSERVE) m.done = observe::issues_wgmma(lanes[0].warp, m.n, m.site.line);
   queue.issued.push_back(m);
   ++queue.uncommitted;
 }
@@ -129,6 +131,9 @@ void wait_wgmma(Thread* lanes) {
   const size_t pending = *static_cast<size_t*>(lanes[0].arguments);
   while (queue.groups.size() > pending) {
     for (size_t i = 0; i < queue.groups.front(); ++i) {
+      if constexpr (OBSERVE)
+        observe::waits(lanes[0].warp, observe::Phase::wait_wgmma, queue.issued.front().done,
+                       lanes[0].site.line);
       multiply_now(queue.issued.front(), lanes[0].warp);
       queue.issued.pop_front();
     }
@@ -176,14 +181,14 @@ __attribute__((noinline)) void wgmma(Element element, int n, bool a_mn_major, bo
                                      void* d, uint64_t a, uint64_t b, bool accumulate,
                                      Site site) {
   WgmmaArguments arguments{
-      {element, n, a_mn_major, b_mn_major, accumulate, a, b, {}, {}, site, 0}, d, nullptr};
+      {element, n, a_mn_major, b_mn_major, accumulate, a, b, {}, {}, site, 0, 0}, d, nullptr};
   meet_warp(issue_wgmma, &arguments, site, CALLER);
 }
 
 __attribute__((noinline)) void wgmma_registers(int n, void* d, const void* a, uint64_t b,
                                                bool accumulate, Site site) {
   WgmmaArguments arguments{
-      {Element::tf32, n, false, false, accumulate, 0, b, {}, {}, site, 0}, d, a};
+      {Element::tf32, n, false, false, accumulate, 0, b, {}, {}, site, 0, 0}, d, a};
   meet_warp(issue_wgmma, &arguments, site, CALLER);
 }
 

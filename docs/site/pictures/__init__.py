@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import foundations, rungs
+from . import foundations, rungs, timeline
 
 FOLDER = Path(__file__).parent.parent.parent / "pictures"
 
 
 def drawn() -> dict[Path, str]:
     """File -> its text, for every picture of docs/pictures."""
-    return {
-        FOLDER / f"{name}.svg": text for name, text in {**rungs.all(), **foundations.all()}.items()
-    }
+    pictures = {**rungs.all(), **foundations.all(), "timeline": timeline.timeline()}
+    return {FOLDER / f"{name}.svg": text for name, text in pictures.items()}

@@ -13,8 +13,11 @@ from typing import Annotated
 import typer
 
 from ... import options
+from ...dist.explaining import explain as explain_several
+from ...dist.options import OPS
 from ...problem import EPILOGUES
 from ...request import board_of, check_problem, problem_of
+from ...vocabulary import sizes_of
 from ...waiting import Waiting
 from .bound import bound
 from .choice import auto_choice, choice
@@ -59,6 +62,15 @@ def explain(
             metavar="DIR",
         ),
     ] = None,
+    op: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a layer over --world GPUs: all_gather before it, or reduce_scatter after it.",
+            metavar="NAME",
+            autocompletion=options.completed(OPS),
+        ),
+    ] = None,
+    world: Annotated[int, typer.Option(help="GPUs of --op; the sizes are the layer's.", min=1)] = 2,
     json: options.Json = False,
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
@@ -69,6 +81,10 @@ def explain(
         from .ranking import rank, spread
 
         board = board_of(gpu)
+        several = None
+        if op is not None:
+            several = explain_several(op, *sizes_of(shape), dtype, world=world, gpu=board.slug)
+            shape = "x".join(map(str, several.local))
         problem = problem_of(
             shape, dtype, out_dtype, layout, compute, alpha, beta, bias, epilogue, batch, board
         )
@@ -88,6 +104,7 @@ def explain(
         typer.echo(
             json_.dumps(
                 {
+                    **({} if several is None else {"several": several.facts()}),
                     "problem": str(problem),
                     "gpu": board.name,
                     "auto": auto,
@@ -102,4 +119,6 @@ def explain(
         return
     from .printed import print_all
 
+    if several is not None:
+        typer.echo(f"{several}\n\nThe product of one rank:")
     print_all(problem, board, choices, against, ranking, auto, folder if measured else None)

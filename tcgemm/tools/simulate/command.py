@@ -22,6 +22,8 @@ from .orders import ORDER, order_rows
 from .tables import print_orders, print_table
 
 LADDER = "ladder"
+LATENCY = 128
+"""Ticks: at 4 clocks for a product of 16 x 8 x 16, some 500 clocks of an H200."""
 
 
 def simulate(
@@ -59,6 +61,23 @@ def simulate(
         typer.Option(help="Seconds after which a kernel is stopped.", min=0.1, max=86400),
     ] = 120.0,
     json: options.Json = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write what each warp does when, as Chrome trace JSON, which Perfetto opens: of "
+            "one kernel, the first 16 blocks. Ticks of a logical clock, no GPU's time.",
+            metavar="FILE",
+        ),
+    ] = None,
+    trace_latency: Annotated[
+        int,
+        typer.Option(
+            help="Of --trace: ticks from asking global memory to having the data.",
+            min=0,
+            max=10**6,
+            metavar="TICKS",
+        ),
+    ] = LATENCY,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -76,6 +95,8 @@ def simulate(
     board = gpus.find(gpu)
     if out is not None and kernel != LADDER:
         raise OperandError(f"--out keeps the counts of the whole ladder: simulate {LADDER!r}")
+    if trace is not None and kernel in (LADDER, ORDER, "triton/naive", "triton/grouped"):
+        raise OperandError(f"--trace follows the warps of one CUDA kernel, and {kernel!r} is none")
     if kernel in (ORDER, "triton/naive", "triton/grouped"):
         size = sizes_of(shape or "8192x8192x8192")
         with Waiting(f"following the tiles of {shape or '8192x8192x8192'} through the L2"):
@@ -99,8 +120,14 @@ def simulate(
             row = measure(
                 name, size, dtype=dtype, out_dtype=out_dtype, layout=layout, gpu=board,
                 order=order, check=check, timeout_s=timeout,
+                latency=None if trace is None else trace_latency,
             )  # fmt: skip
             rows.append(row)
+    if trace is not None and not rows[0]["refused"]:
+        from .chrome_trace import trace_of, write_trace
+
+        write_trace(trace, trace_of(rows[0], trace_latency, rows[0].pop("timeline")))
+        typer.echo(f"wrote {trace}: open it in ui.perfetto.dev or chrome://tracing", err=True)
     if json:
         _print_json(rows)
     else:

@@ -46,6 +46,7 @@ def measure(
     order: str = "forward",
     check: bool = False,
     timeout_s: float = 600.0,
+    latency: int | None = None,
 ) -> dict[str, Any]:
     """One kernel simulated on normal random operands, as a flat row of plain values.
 
@@ -53,12 +54,14 @@ def measure(
         kernel: a CUDA rung by name, or the path of a .cu file.
         shape: M, N, K.
         timeout_s: seconds after which the kernel is stopped, with a finding that says so.
+        latency: ticks from asking global memory to having the data, where a timeline is wanted.
 
     Returns:
         The counts of ``cuda_ref.simulator.Counts`` and ``L2`` and what follows from them; where the
         rung refuses the problem, ``refused`` says why and there are no counts. ``wrong`` says in
         words how wrong C is, and is empty where it is right or the kernel was stopped;
         ``error_ratio`` is the worst error over its bound, None where that is no number.
+        ``timeline``, where a latency is given, is ``cuda_ref.simulator.Report.timeline``.
 
     Raises:
         UnknownNameError: no such rung or file.
@@ -103,6 +106,7 @@ def measure(
         report = simulator.simulate(
             source, a, b, c, fusion=None if problem.plain else fusion, order=order, check=check,
             count=True, machine=machine(board), timeout_s=timeout_s,
+            timeline=None if latency is None else simulator.Timeline(latency),
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         raise ToolchainError(str(error)) from error
@@ -112,6 +116,8 @@ def measure(
     ratio = accuracy.error_ratio(a, b, c, fusion)
     row["error_ratio"] = ratio if math.isfinite(ratio) else None
     counts, l2 = report.counts, report.l2
+    if latency is not None:
+        row["timeline"] = report.timeline
     row |= {
         "function": report.kernel,
         "grid": list(report.grid),

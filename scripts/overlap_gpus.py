@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""Overlapped products on the GPUs of one host: are they right, and where does their time go.
+
+    torchrun --nproc-per-node 2 scripts/overlap_gpus.py check          # a minute
+    torchrun --nproc-per-node 2 scripts/overlap_gpus.py time           # a minute
+    torchrun --nproc-per-node 2 scripts/overlap_gpus.py trace          # what a call is made of
+
+``check`` compares with float64 of the gathered operands, with slots full of NaN, over sizes that do
+not divide by ranks or tiles; three calls give the same bits; so do a captured graph replayed with
+other operands and ranks that begin at random times. In debug mode: a wait that is too long is an
+error that names rank and part. Ends with 1 where anything is wrong.
+
+``time`` is the slowest rank's median: the local product, NCCL alone, both in sequence, ours, and
+ours over the longer of product and transfer. Each launch begins behind a barrier of all ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+
+import torch
+import torch.distributed as dist
+
+import tcgemm.dist.overlap as overlap
+from tcgemm.accuracy import error_ratio
+from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
+from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
+from tcgemm.dist.rows import chunk_of, rows_of
+from tcgemm.problem import Fusion
+
+SIZES = ((512, 1024, 512), (1000, 1032, 264), (4096, 2048, 1024), (333, 264, 72), (2, 64, 64))
+"""M, N, K of a rank: whole tiles, parts of tiles, odd shares of rows, fewer rows than tiles."""
+
+LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))
+"""Llama's hidden size, feed-forward size and rows of the fused projection of q, k and v."""
+
+
+def say(**fact: Any) -> None:
+    if dist.get_rank() == 0:
+        print(json.dumps(fact), flush=True)
+
+
+def rank_and_world() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+class Case:
+    """A product's operands on this rank, and the same of all ranks for the reference."""
+
+    def __init__(self, op: str, M: int, N: int, K: int, dtype: torch.dtype, seed: int) -> None:
+        self.op, (self.rank, world) = op, rank_and_world()
+        draw = torch.Generator("cuda").manual_seed(seed)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=draw, device="cuda").to(dtype)
+
+        self.rows = rows_of(M, world, self.rank)
+        pairs = 1 if op == ALL_GATHER else world
+        self.all = [(normal(M, K), normal(N, K).mT) for _ in range(pairs)]
+        self.bias = normal(N)
+        a, b = self.all[0 if op == ALL_GATHER else self.rank]
+        self.a, self.b = (a[slice(*self.rows)] if op == ALL_GATHER else a).clone(), b
+        height = M if op == ALL_GATHER else self.rows[1] - self.rows[0]
+        self.out = torch.full((height, N), float("nan"), dtype=dtype, device="cuda")
+        self.M = M
+
+    def run(self, backend: str, debug: bool = False, fused: bool = True) -> torch.Tensor:
+        asked = Options(
+            backend,
+            bias=self.bias if fused else None,
+            epilogue="gelu" if fused else "",
+            debug=debug,
+            rows=self.M,
+        )
+        reason = overlap.why_not(self.op, self.a, self.b, dist.group.WORLD, asked)
+        if reason is not None:
+            raise SystemExit(f"the engine refuses {self.op}: {reason}")
+        product = (
+            overlap.all_gather_matmul if self.op == ALL_GATHER else overlap.matmul_reduce_scatter
+        )
+        return product(self.a, self.b, self.out, dist.group.WORLD, asked)
+
+    def error(self, fused: bool = True) -> float:
+        """Worst ratio of error to bound. Of a sum over ranks, with a rounding of each partial sum:
+        the bound of the whole product has none of it, so it is added here."""
+        if self.op == ALL_GATHER:
+            fusion = Fusion(bias=self.bias, epilogue="gelu") if fused else Fusion()
+            return error_ratio(*self.all[0], self.out, fusion)
+        if not self.out.shape[0]:
+            return 0.0
+        rows = slice(*self.rows)
+        exact = [a[rows].double() @ b.double() for a, b in self.all]
+        sizes = sum(a[rows].double().abs() @ b.double().abs() for a, b in self.all)
+        K = sum(a.shape[1] for a, _ in self.all)
+        total = sum(exact) + (self.bias.double() if fused else 0)
+        unit = torch.finfo(self.out.dtype).eps / 2
+        slack = 2 * K**0.5 * 2**-23 * sizes + unit * sum(x.abs() for x in exact)
+        if fused:  # gelu's slope is at most 1.13
+            total, slack = torch.nn.functional.gelu(total), 1.13 * slack + 1e-6
+        slack = slack + unit * total.abs() + 2**-25
+        return float(((self.out.double() - total).abs() / slack).nan_to_num(1e9).max())
+
+
+def poison() -> None:
+    """NaN into every slot, once nobody uses them."""
+    dist.barrier()
+    torch.cuda.synchronize()
+    for _, rank in overlap._ranks.values():
+        for slot in rank.memory.slots:
+            if slot.data:
+                slot.data[rank.transport.rank].fill_(255)
+    torch.cuda.synchronize()
+    dist.barrier()
+
+
+def check(backend: str, seed: int) -> int:
+    """How many results were wrong, of all ranks."""
+    rank, _ = rank_and_world()
+    own, wrong = random.Random(seed + rank), 0
+
+    def judge(case: Case, what: str, fused: bool = True) -> None:
+        nonlocal wrong
+        worst = case.error(fused)
+        ratio = torch.tensor([worst], device="cuda")
+        dist.all_reduce(ratio, dist.ReduceOp.MAX)
+        wrong += not ratio.item() <= 1
+        M, N = case.M, case.out.shape[1]
+        say(check=what, op=case.op, M=M, N=N, dtype=str(case.out.dtype), ratio=ratio.item())
+
+    for op in (ALL_GATHER, REDUCE_SCATTER):
+        for i, (M, N, K) in enumerate(SIZES):
+            case = Case(op, M, N, K, (torch.bfloat16, torch.float16)[i % 2], seed + i)
+            case.run(backend, debug=True, fused=False)  # in debug mode first: no hang is for ever
+            judge(case, "debug", fused=False)
+            poison()
+            before = None
+            for _ in range(3):
+                torch.cuda._sleep(own.randrange(0, 3_000_000))
+                case.out.fill_(float("nan"))
+                case.run(backend)
+                wrong += before is not None and not torch.equal(before, case.out)
+                before = case.out.clone()
+            judge(case, "three calls, delayed")
+        wrong += replay(op, backend, seed, own)
+    return wrong
+
+
+def replay(op: str, backend: str, seed: int, own: random.Random) -> int:
+    """A graph of two calls, replayed with other operands, behind delays that differ by rank."""
+    case, wrong = Case(op, 1024, 1024, 512, torch.bfloat16, seed), 0
+    case.run(backend)
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        case.run(backend)
+        case.run(backend)
+    for i in range(5):
+        other = Case(op, 1024, 1024, 512, torch.bfloat16, seed + 100 + i)
+        case.a.copy_(other.a)
+        case.b.copy_(other.b)
+        case.bias.copy_(other.bias)
+        case.all, case.out[:] = other.all, float("nan")
+        torch.cuda._sleep(own.randrange(0, 3_000_000))
+        graph.replay()
+        worst = torch.tensor([case.error()], device="cuda")
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        say(check="graph", op=op, replay=i, ratio=worst.item())
+        wrong += not worst.item() <= 1
+    case.run(backend)  # and a call after it
+    torch.cuda.synchronize()
+    return wrong + (not case.error() <= 1)
+
+
+def milliseconds(launch: Callable[[], Any], times: int = 15) -> float:
+    """The slowest rank's median, behind a barrier and a sleep that hides the host's time."""
+    for _ in range(3):
+        launch()
+    taken = []
+    for _ in range(times):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        torch.cuda._sleep(400_000)
+        begin.record()
+        launch()
+        end.record()
+        torch.cuda.synchronize()
+        taken.append(begin.elapsed_time(end))
+    middle = torch.tensor([sorted(taken)[times // 2]], device="cuda")
+    dist.all_reduce(middle, dist.ReduceOp.MAX)
+    return float(middle.item())
+
+
+def layers(sizes: list[int]) -> Any:
+    """(name, op, M, N, K) as a rank multiplies: qkv and up gather, o and down scatter."""
+    _, world = rank_and_world()
+    for model, hidden, wide, qkv in LAYERS:
+        for M in sizes:
+            yield f"{model} qkv", ALL_GATHER, M, qkv // world, hidden
+            yield f"{model} up", ALL_GATHER, M, 2 * wide // world, hidden
+            yield f"{model} o", REDUCE_SCATTER, M, hidden, hidden // world
+            yield f"{model} down", REDUCE_SCATTER, M, hidden, wide // world
+
+
+def timed(backend: str, sizes: list[int]) -> None:
+    rank, world = rank_and_world()
+    for name, op, M, N, K in layers(sizes):
+        case = Case.__new__(Case)
+        case.op, case.M, case.rank, case.rows = op, M, rank, rows_of(M, world, rank)
+        height = chunk_of(M, world)
+        normal = lambda *shape: torch.randn(shape, device="cuda").bfloat16()  # noqa: E731
+        case.b, case.bias = normal(N, K).mT, None
+        whole = normal(M, K)
+        product = torch.empty(M, N, dtype=torch.bfloat16, device="cuda")
+        if op == ALL_GATHER:
+            case.a, case.out = normal(height, K), torch.empty_like(product)
+            moved = (world - 1) * height * K * 2
+            nccl = lambda w=whole, a=case.a: dist.all_gather_into_tensor(w, a)  # noqa: E731
+            first, second = nccl, lambda: torch.mm(whole, case.b, out=product)  # noqa: B023
+            predicted = gather_us(overlap._plan(op, M, N, K, world, False), M, N, K, world)
+        else:
+            case.a = whole
+            case.out = torch.empty(height, N, dtype=torch.bfloat16, device="cuda")
+            moved = (world - 1) * height * N * 2
+            nccl = lambda o=case.out, p=product: dist.reduce_scatter_tensor(o, p)  # noqa: E731
+            first, second = lambda: torch.mm(whole, case.b, out=product), nccl  # noqa: B023
+            predicted = scatter_us(overlap._plan(op, M, N, K, world, False), M, N, K, world)
+        gemm = milliseconds(lambda: torch.mm(whole, case.b, out=product))  # noqa: B023
+        alone = milliseconds(nccl)
+        sequence = milliseconds(lambda: (first(), second()))  # noqa: B023
+        ours = milliseconds(lambda: case.run(backend, fused=False))  # noqa: B023
+        limit = max(gemm, moved / LINK_BYTES_PER_US / 1e3)
+        say(
+            layer=name, op=op, world=world, backend=backend, M=M, N=N, K=K, gemm_ms=gemm,
+            nccl_ms=alone, sequence_ms=sequence, ours_ms=ours, predicted_ms=predicted / 1e3,
+            ratio_nccl=sequence / ours, limit_ms=limit, of_limit=limit / ours,
+        )  # fmt: skip
+
+
+def trace(backend: str, sizes: list[int]) -> None:
+    """The kernels and copies of a call on each rank: when they begin, how long they take."""
+    rank, _ = rank_and_world()
+    for op in (ALL_GATHER, REDUCE_SCATTER):
+        case = Case(op, sizes[0], 4096, 4096, torch.bfloat16, 0)
+        for _ in range(3):
+            case.run(backend, fused=False)
+        torch.cuda.synchronize()
+        dist.barrier()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            case.run(backend, fused=False)
+            torch.cuda.synchronize()
+        events = sorted(
+            (e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA),
+            key=lambda e: e.time_range.start,
+        )
+        begin = events[0].time_range.start if events else 0
+        for event in events:
+            at, took = event.time_range.start - begin, event.time_range.elapsed_us()
+            print(f"rank {rank} {op} {event.name[:40]:40} at {at:8.1f} us for {took:8.1f} us")
+        dist.barrier()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", choices=("check", "time", "trace"))
+    parser.add_argument("--backend", default="triton", choices=(*overlap.BACKENDS, "auto"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[512, 4096, 8192], help="values of M"
+    )
+    arguments = parser.parse_args()
+    here = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(here)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", here))
+    wrong = 0
+    try:
+        if arguments.what == "check":
+            wrong = check(arguments.backend, arguments.seed)
+            count = torch.tensor([wrong], device="cuda")
+            dist.all_reduce(count)
+            wrong = int(count.item())
+            say(wrong=wrong)
+        else:
+            {"time": timed, "trace": trace}[arguments.what](arguments.backend, arguments.rows)
+    finally:
+        dist.destroy_process_group()
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""``tcgemm bench --several``: products over several GPUs, under torchrun."""

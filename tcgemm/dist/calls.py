@@ -1,0 +1,253 @@
+"""One call over the ranks: what is checked of it, and the way that it takes.
+
+Everything here is below autograd; operators.py records derivatives.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+
+from ..description import describe
+from ..dispatch import AUTO, BACKEND_VARIABLE, check_backend
+from ..errors import OperandError, OperandTypeError, UnknownNameError, UnsupportedError
+from ..operands import check_disjoint, check_output, dtype_name, shape_of
+from ..problem import OUTPUTS, Problem
+from . import engine, sequence
+from .groups import Ranks, check_device, check_same, named, ranks_of
+from .model import Host
+from .options import ALL_GATHER, Options
+from .planning import OVERLAPPED, SEQUENCE, WAYS, Plan, plan_of
+from .rows import rows_of
+
+DEBUG_VARIABLE = "TCGEMM_DIST_DEBUG"
+"""Environment variable that, set to 1, makes every call a debug one."""
+
+
+class Asked(NamedTuple):
+    """All of a call but its tensors, as the operators take it."""
+
+    rows: int
+    """M, of all ranks."""
+    group: str
+    epilogue: str = ""
+    out_dtype: torch.dtype | None = None
+    compute: str = ""
+    backend: str = ""
+    rung: str = ""
+    way: str = ""
+    debug: bool = False
+
+    def of_gradient(self) -> Asked:
+        """A product of the backward pass: the rung, and the result's dtype, are the forward's."""
+        return self._replace(epilogue="", out_dtype=None, rung="")
+
+
+def asked_of(
+    ranks: Ranks,
+    rows: int,
+    epilogue: str | None,
+    out_dtype: torch.dtype | None,
+    compute: str | None,
+    backend: str | None,
+    kernel: str | None,
+    way: str | None,
+    debug: bool | None,
+) -> Asked:
+    """The names of a call, checked; the environment says what the caller does not."""
+    if way and way not in WAYS:
+        raise UnknownNameError(f"unknown way {way!r}: choose from {', '.join(WAYS)}")
+    if backend:
+        check_backend(backend)
+    if debug is None:
+        debug = os.environ.get(DEBUG_VARIABLE) == "1"
+    return Asked(
+        rows, ranks.name, epilogue or "", out_dtype, compute or "", backend or "", kernel or "",
+        way or "", debug,
+    )  # fmt: skip
+
+
+def backend_of(asked: Asked) -> str:
+    """What the caller names, else the environment, else the faster of the two languages."""
+    return asked.backend or os.environ.get(BACKEND_VARIABLE) or AUTO
+
+
+class Call(NamedTuple):
+    """A checked call."""
+
+    op: str
+    ranks: Ranks
+    asked: Asked
+    shape: tuple[int, int]
+    """Of this rank's result."""
+    dtype: torch.dtype
+    """Of the result."""
+
+
+def check(
+    op: str, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, asked: Asked, out: Any = None
+) -> Call:
+    """The call, from shapes and dtypes alone.
+
+    Raises as ``gemm`` does, with the rank in front of the message.
+    """
+    ranks = ranks_of(asked.group)
+    with named(ranks):
+        for name, t in (("a_shard" if op == ALL_GATHER else "A", a), ("B", b)):
+            if not isinstance(t, torch.Tensor):
+                raise OperandTypeError(f"{name} is a {type(t).__name__}, not a torch.Tensor")
+            if t.dim() != 2:
+                raise OperandError(
+                    f"{name} has shape {shape_of(t)} and a product over ranks takes matrices: "
+                    "flatten leading dimensions with .flatten(0, -2)"
+                )
+        told = describe(
+            a, b, None, 1.0, 0.0, bias, asked.epilogue, out, asked.out_dtype,
+            asked.compute or None, scale_a, scale_b, None,
+        )  # fmt: skip
+        check_device(ranks, a.device)
+        first, last = rows_of(asked.rows, ranks.world, ranks.rank)
+        if op == ALL_GATHER:
+            _check_shard(a, ranks, asked.rows, last - first)
+            _check_scale(a, scale_a)
+            shape = asked.rows, b.shape[1]
+        else:
+            shape = last - first, b.shape[1]
+        if out is not None:
+            check_output(out, shape, a)
+            check_disjoint(out, A=a, B=b, bias=bias)
+    return Call(op, ranks, asked, shape, told.dtype)
+
+
+def _check_shard(a: torch.Tensor, ranks: Ranks, rows: int, mine: int) -> None:
+    if a.shape[0] == mine:
+        return
+    raise OperandError(
+        f"a_shard has shape {shape_of(a)}, {a.shape[0]} rows, and of {rows} rows over "
+        f"{ranks.world} ranks this rank holds {mine}: ceil(rows / ranks) on each rank until they "
+        "run out, as torch.chunk divides; pass rows= where that is not the sum of the shards"
+    )
+
+
+def _check_scale(a: torch.Tensor, scale: Any) -> None:
+    if isinstance(scale, torch.Tensor) and scale.dim() and scale.shape != a.shape[:1]:
+        raise OperandError(
+            f"scale_a has shape {shape_of(scale)} and a_shard {shape_of(a)}: it is a number, a "
+            "tensor of no dimension for all of A, or one of a number for each row of the shard"
+        )
+
+
+def check_ranks_agree(call: Call, a: torch.Tensor, b: torch.Tensor) -> None:
+    """In a debug call: all ranks ask for the same."""
+    asked = call.asked
+    gathers = call.op == ALL_GATHER
+    told: dict[str, Any] = {
+        "the operation": call.op,
+        **asked._replace(out_dtype=None, group="")._asdict(),
+        "the dtype of A": dtype_name(a.dtype),
+        "the dtype of the result": dtype_name(call.dtype),
+    }
+    if gathers or asked.way != SEQUENCE:
+        told["K"] = a.shape[1]
+    if not gathers or asked.way != SEQUENCE:
+        told["N"] = b.shape[1]
+    check_same(call.ranks, {name: str(value) for name, value in told.items()})
+
+
+def plan(call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[Any, Any]) -> Plan:
+    """The way that the call takes; the same on every rank.
+
+    Raises UnsupportedError where the overlapped way is asked for and does not take the call.
+    """
+    asked, ranks = call.asked, call.ranks
+    M, N, K = asked.rows, b.shape[1], a.shape[1]
+    why_not = _why_not_overlapped(call, a, b, bias, scales) if asked.way != SEQUENCE else None
+    found = plan_of(
+        call.op, M, N, K, dtype_name(a.dtype), ranks.world, Host(_gpu(a.device)), why_not,
+    )  # fmt: skip
+    if asked.way == SEQUENCE:
+        return found._replace(way=SEQUENCE, why="it was asked for")
+    if asked.way == OVERLAPPED:
+        if why_not is not None:
+            raise UnsupportedError(
+                f"rank {ranks.rank} of {ranks.world}: way={OVERLAPPED!r} does not take the call: "
+                f"{why_not}; leave way= away"
+            )
+        return found._replace(way=OVERLAPPED, why="it was asked for")
+    return found
+
+
+def options_of(call: Call, bias: Any) -> Options:
+    """The call as the overlapped engine is told of it."""
+    asked = call.asked
+    return Options(
+        backend_of(asked), asked.rung or None, bias, asked.epilogue, asked.debug, asked.rows
+    )
+
+
+def _why_not_overlapped(
+    call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[Any, Any]
+) -> str | None:
+    if call.ranks.world == 1:
+        return "one rank has nothing to wait for"
+    if any(scale is not None for scale in scales):
+        return "scales are applied by the local kernels only"
+    problem = Problem.stored(1, 1, 1, dtype_name(a.dtype), dtype_name(call.dtype))
+    if call.asked.compute not in ("", problem.compute):
+        return f"it sums {problem.dtype_in} as {problem.compute} only, not {call.asked.compute}"
+    usual = OUTPUTS[problem.dtype_in][0]
+    if problem.dtype_out != usual:
+        return f"its result of {problem.dtype_in} is {usual}, not {problem.dtype_out}"
+    found = engine.engine()
+    if found is None:
+        return engine.NOT_THERE
+    reason: str | None = found.why_not(call.op, a, b, call.ranks.group, options_of(call, bias))
+    return reason
+
+
+def _gpu(device: torch.device) -> str:
+    """Slug of the GPU; "" of a CPU."""
+    if device.type != "cuda":
+        return ""
+    from .. import gpus
+
+    return gpus.lookup(torch.cuda.get_device_name(device)).slug
+
+
+def run(
+    call: Call, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The result, and the gathered A where the way that was taken has it."""
+    asked, ranks = call.asked, call.ranks
+    with torch.no_grad(), named(ranks):
+        if asked.debug:
+            check_ranks_agree(call, a, b)
+        chosen = plan(call, a, b, bias, (scale_a, scale_b))
+        result = out
+        if out is None or (chosen.way == OVERLAPPED and not out.is_contiguous()):
+            result = a.new_empty(call.shape, dtype=call.dtype)
+        whole = None
+        if chosen.way == OVERLAPPED:
+            found: Any = engine.engine()
+            product = found.all_gather_matmul if call.op == ALL_GATHER else (
+                found.matmul_reduce_scatter
+            )  # fmt: skip
+            product(a, b, result, ranks.group, options_of(call, bias))
+        else:
+            local = {
+                "compute": asked.compute or None, "scale_a": scale_a, "scale_b": scale_b,
+                "backend": backend_of(asked), "kernel": asked.rung or None,
+            }  # fmt: skip
+            after = {"bias": bias, "epilogue": asked.epilogue or None}
+            if call.op == ALL_GATHER:
+                whole = sequence.all_gather_matmul(
+                    a, b, result, asked.rows, ranks, **local, **after
+                )
+            else:
+                sequence.matmul_reduce_scatter(a, b, result, ranks, **local, **after)
+        if out is not None and result is not out:
+            out.copy_(result)
+            result = out
+    return result, whole

@@ -1,0 +1,127 @@
+"""``explain``: which way a product over several GPUs takes, why, and what its time is made of.
+
+It rests on tables alone: no process group, GPU or torch is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .. import gpus
+from ..errors import OperandError, UnknownNameError
+from ..vocabulary import check_stored
+from . import engine, model
+from .model import Host
+from .options import ALL_GATHER, OPS
+from .planning import Plan, plan_of
+from .rows import chunk_of, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A product over several GPUs before it runs; prints itself."""
+
+    op: str
+    world: int
+    sizes: tuple[int, int, int]
+    """M, N, K of the whole layer."""
+    local: tuple[int, int, int]
+    """M, N, K of the first rank's product."""
+    dtype: str
+    gpu: str
+    plan: Plan
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data, for JSON; times in microseconds."""
+        times = self.plan.times
+        known = {} if times is None else {
+            **asdict(times), "sequence_us": times.sequence_us, "limit_us": times.limit_us,
+        }  # fmt: skip
+        return {
+            "op": self.op, "world": self.world, "local": list(self.local), "gpu": self.gpu,
+            "way": self.plan.way, "why": self.plan.why, **known,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        M, N, K = self.sizes
+        m, n, k = self.local
+        lines = [
+            f"{self.op} of {M}x{N}x{K} {self.dtype} over {self.world} x {self.gpu}: each rank "
+            f"multiplies {m}x{n}x{k}",
+            f"way: {self.plan.way}: {self.plan.why}",
+            f"rows of the {'first operand' if self.op == ALL_GATHER else 'result'} by rank: "
+            + ", ".join(_held(M, self.world)),
+        ]
+        times = self.plan.times
+        if times is not None:
+            lines += [
+                f"product: {times.gemm_us:.0f} us; NCCL: {times.collective_us:.0f} us; "
+                f"one after the other: {times.sequence_us:.0f} us",
+                f"limit: {times.limit_us:.0f} us, the longer of the product and the transfer "
+                f"({times.transfer_us:.0f} us): no overlap is more than "
+                f"{times.sequence_us / times.limit_us:.2f} times as fast",
+                f"overlapped: about {times.overlapped_us:.0f} us. Links and rates are measured; "
+                f"{model.ASSUMED_FLAGS_US:.0f} us of flags and {model.ASSUMED_PIECES} pieces are "
+                "assumed",
+            ]
+        return "\n".join(lines)
+
+
+def _held(M: int, world: int) -> list[str]:
+    held = [str(last - first) for first, last in (rows_of(M, world, r) for r in range(world))]
+    return held if world <= 8 else [*held[:3], "...", held[-1]]
+
+
+def explain(
+    op: str,
+    M: int,
+    N: int,
+    K: int,
+    dtype: str = "bfloat16",
+    *,
+    world: int,
+    gpu: str = "h200",
+    gpus_of_a_host: int = model.GPUS_OF_A_HOST,
+    host_gb_s: float = model.HOST_GB_S,
+) -> Explanation:
+    """Which way a product over ranks would take, and why.
+
+    Args:
+        op: "all_gather" (rows of A are gathered, B is divided by columns) or "reduce_scatter" (A
+            is divided by columns, B by rows, and the sums are scattered).
+        M, N, K: of the whole layer.
+        dtype: of A and B, by name.
+        world: ranks, a GPU each.
+        gpu: as in gpus.py.
+        gpus_of_a_host, host_gb_s: for more ranks than a host has: GB/s for each GPU between hosts.
+
+    Returns:
+        An Explanation: ``print`` it; ``plan`` and ``facts()`` have the numbers. Whether the
+        overlapped engine takes the operands it says when it sees them; here it is taken to.
+
+    Raises:
+        UnknownNameError: no operation, dtype or GPU of that name. OperandError: sizes below 1.
+    """
+    if op not in OPS:
+        raise UnknownNameError(f"unknown operation {op!r}: choose from {', '.join(OPS)}")
+    check_stored(dtype, None, "nn")
+    sizes = {"M": M, "N": N, "K": K, "world": world, "gpus_of_a_host": gpus_of_a_host}
+    for name, size in sizes.items():
+        if size < 1:
+            raise OperandError(f"{name} is {size}: at least 1")
+    if host_gb_s <= 0:
+        raise OperandError(f"host_gb_s is {host_gb_s}: more than 0")
+    board = gpus.find(gpu)
+    host = Host(board.slug, gpus_of_a_host, host_gb_s)
+    local = (M, chunk_of(N, world), K) if op == ALL_GATHER else (M, N, chunk_of(K, world))
+    found = plan_of(op, *local, dtype, world, host, _why_not(host, world))
+    return Explanation(op, world, (M, N, K), local, dtype, board.name, found)
+
+
+def _why_not(host: Host, world: int) -> str | None:
+    if world == 1:
+        return "one rank has nothing to wait for"
+    if world > host.gpus_of_a_host:
+        return "the overlapped way is of one host: it reads and writes the memory of peers"
+    return None if engine.is_there() else engine.NOT_THERE

@@ -1,0 +1,33 @@
+"""What a product over several GPUs is asked for besides its operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+ALL_GATHER = "all_gather"
+REDUCE_SCATTER = "reduce_scatter"
+OPS = (ALL_GATHER, REDUCE_SCATTER)
+"""The two products: A is gathered before it, or its partial sums are scattered after it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """What the overlapped engine is told of a call. All ranks of a group are told the same but for
+    the numbers in ``bias``."""
+
+    backend: str
+    """The language: "triton", "cuda", "auto" for the engine's own choice, or "cublas"."""
+    kernel: str | None = None
+    """A kernel by name, or None."""
+    bias: torch.Tensor | None = None
+    """[N], dtype of the result; added once, after the sum over K and over ranks."""
+    epilogue: str = ""
+    """One of problem.EPILOGUES, or "": applied last, in float32."""
+    debug: bool = False
+    """Whether waits have a time-out that names the rank and the chunk that is missing."""
+    rows: int = 0
+    """M: the rows of the whole A, of all ranks."""

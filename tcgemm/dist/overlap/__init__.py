@@ -1,0 +1,164 @@
+"""Products that hide their communication: the engine behind tcgemm.dist (see ../engine.py).
+
+plan.py chooses tile and parts; memory.py is what ranks share; protocol.py is a call, step by step;
+transports.py reaches the peers; the kernels are tcgemm.triton_kernels.overlap. Why it is right:
+docs/lab/several_gpus_protocol.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from importlib import import_module
+from threading import Lock
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..options import ALL_GATHER
+from .memory import MOST_BYTES, MOST_TILES
+from .plan import MOST_WORLD, Plan, gather_plan, scatter_plan
+from .protocol import Kernels, Rank
+from .transports import GpuTransport, ProcessTransport
+
+BACKENDS = {"triton": "tcgemm.triton_kernels.overlap.run"}
+"""Language -> the module of its kernels. "auto" takes the first."""
+
+DTYPES = (torch.float16, torch.bfloat16)
+
+UNIT = 8
+"""K and N are multiples of it: rows of 16 bytes, as TMA needs them."""
+
+_ranks: dict[tuple[str, str], tuple[Any, Rank]] = {}
+_lock = Lock()
+
+
+def why_not(op: str, a: torch.Tensor, b: torch.Tensor, group: Any, options: Any) -> str | None:
+    """Why the engine does not take the call, in a sentence with the numbers; None where it does.
+
+    The same on every rank of the group: see ../engine.py.
+    """
+    M, (K, N) = options.rows, b.shape
+    world = dist.get_world_size(group)
+    if options.backend not in (*BACKENDS, "auto"):
+        return f"no product of backend {options.backend!r} overlaps: {', '.join(BACKENDS)} do"
+    if options.kernel is not None:
+        return f"an overlapped product has kernels of its own, and {options.kernel!r} is named"
+    if a.dtype not in DTYPES or b.dtype != a.dtype:
+        return f"operands of {a.dtype} and {b.dtype}: it takes two of float16 or of bfloat16"
+    if world == 1:
+        return "one rank has nothing to communicate"
+    if world > MOST_WORLD:
+        return f"{world} ranks: it takes up to {MOST_WORLD}, of one host"
+    if not (M and N and K):
+        return f"M={M} N={N} K={K}: an empty product needs no overlap"
+    if K % UNIT or N % UNIT:
+        return f"K={K} and N={N}: it takes multiples of {UNIT}, rows of whole 16 bytes"
+    if (sentence := _why_not_here(a, world)) is not None:
+        return sentence
+    plan = _plan(op, M, N, K, world, not a.is_cuda)
+    data = world * plan.chunk * (K if op == ALL_GATHER else N) * a.itemsize
+    if data > MOST_BYTES:
+        return f"its ranks would share {data} bytes each, and it keeps to {MOST_BYTES}"
+    if plan.tiles(N) > MOST_TILES:
+        return f"a rank would have {plan.tiles(N)} tiles, and it has flags for {MOST_TILES}"
+    return None
+
+
+def _why_not_here(a: torch.Tensor, world: int) -> str | None:
+    if not a.is_cuda:
+        if torch.cuda.is_available():
+            return "the operands are on the CPU: move them with .cuda()"
+        return None
+    capability = torch.cuda.get_device_capability(a.device)
+    if capability < (9, 0):
+        return "its kernels need compute capability 9.0 and this GPU has {}.{}".format(*capability)
+    visible = torch.cuda.device_count()
+    if visible < world and visible > 1:
+        return f"{world} ranks and {visible} GPUs are visible: it takes GPUs of one host"
+    return None
+
+
+def _plan(op: str, M: int, N: int, K: int, world: int, interpreted: bool) -> Plan:
+    return (gather_plan if op == ALL_GATHER else scatter_plan)(M, N, K, world, interpreted)
+
+
+def all_gather_matmul(
+    a_shard: torch.Tensor, b: torch.Tensor, out: torch.Tensor, group: Any, options: Any
+) -> torch.Tensor:
+    """out[M, N] = f(A @ b + bias), A[M, K] being the rows of all ranks, one below the other.
+
+    Args:
+        a_shard: [rows of this rank, K], as ../rows.py divides ``options.rows``.
+        b: [K, N], of any strides; where TMA cannot reach it, it is copied in each call.
+        out: [M, N], of A's dtype, contiguous; returned.
+        group: of ranks of one host, all of which make this call.
+
+    Raises PeerError in debug mode where a peer does not come; RuntimeError where memory that ranks
+    share would have to grow while a graph is captured.
+    """
+    rank, kernels = _rank(group, b), _kernels(options.backend)
+    M, (K, N) = options.rows, b.shape
+    plan = gather_plan(M, N, K, rank.transport.world, not b.is_cuda)
+    with _on(b):
+        return rank.gather(kernels, _rows(a_shard), _reached(b), out, plan, options)
+
+
+def matmul_reduce_scatter(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, group: Any, options: Any
+) -> torch.Tensor:
+    """out[rows of this rank, N] = f(sum over ranks of a @ b + bias), summed in float32.
+
+    Each peer's partial sum is rounded to the dtype of ``out`` on its way, as NCCL's is; this rank's
+    own is not. They are added in the order of ranks: a call repeats to the bit.
+
+    Args:
+        a: [M, K of this rank]; b: [K of this rank, N], of any strides.
+        out: [rows of this rank, N], as ../rows.py divides M, of A's dtype, contiguous; returned.
+
+    Raises what all_gather_matmul raises.
+    """
+    rank, kernels = _rank(group, b), _kernels(options.backend)
+    (M, K), N = a.shape, b.shape[1]
+    plan = scatter_plan(M, N, K, rank.transport.world, not b.is_cuda)
+    with _on(b):
+        return rank.scatter(kernels, _rows(a), _reached(b), out, plan, options)
+
+
+def _on(x: torch.Tensor) -> Any:
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _rows(a: torch.Tensor) -> torch.Tensor:
+    """A as copies and TMA take it: its rows one behind the other, from a multiple of 16 bytes on."""
+    a = a.contiguous()
+    return a if a.data_ptr() % 16 == 0 else a.clone()
+
+
+def _reached(b: torch.Tensor) -> torch.Tensor:
+    """B as TMA takes it: rows or columns contiguous, in steps of 16 bytes."""
+    for x in (b, b.mT):
+        pitch = x.stride(0) * x.itemsize
+        whole = pitch % 16 == 0 and x.stride(0) >= x.shape[1]
+        if x.stride(1) == 1 and whole and b.data_ptr() % 16 == 0:
+            return b
+    return b.contiguous() if b.data_ptr() % 16 == 0 else b.clone(memory_format=torch.contiguous_format)
+
+
+def _kernels(backend: str) -> Kernels:
+    module: Any = import_module(BACKENDS[next(iter(BACKENDS)) if backend == "auto" else backend])
+    return module
+
+
+def _rank(group: Any, like: torch.Tensor) -> Rank:
+    """This rank of the group, with the memory that it shares; made at the group's first call."""
+    group = group if group is not None else dist.group.WORLD
+    key = group.group_name, str(like.device)
+    with _lock:
+        known = _ranks.get(key)
+        # A group that was destroyed may have left its name to another.
+        if known is None or known[0] is not group:
+            transport = GpuTransport(group, like.device) if like.is_cuda else ProcessTransport(group)
+            known = _ranks[key] = group, Rank(transport)
+        return known[1]
+

@@ -1,0 +1,165 @@
+"""The memory that ranks share: words for flags, and slots of data, of which each call uses one.
+
+Words are int32 and laid out alike on every rank. For each slot they hold
+
+    done   [world]               what each peer last finished with this slot
+    parts  [world][MOST_PARTS]   the rows of a peer that have arrived (all-gather)
+    tiles  [world][MOST_TILES]   the tiles of a peer's partial sum that have arrived (reduce-scatter)
+
+all of them epochs: the number of times that the slot has been used. A rank counts that number by
+itself, in memory of its own on the device, so that a captured graph counts on.
+
+Data is one allocation of SLOTS equal slots. It grows when a call needs more, which is a collective
+step and needs all ranks; it never shrinks. What a graph was captured with is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from .plan import MOST_PARTS
+
+SLOTS = 2
+"""Calls take them in turns: a rank may begin a call while its peers end the one before."""
+
+MOST_TILES = 1 << 16
+"""Tiles of a rank: 4,096 x 4,096 x 128 x 256 elements of C."""
+
+MOST_BYTES = 4 << 30
+"""Of a slot."""
+
+
+class Transport(Protocol):
+    """How ranks reach each other's memory."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    def share(self, size: int) -> list[torch.Tensor]:
+        """Bytes (uint8, zero) on every rank that all of them can reach, by rank. Collective.
+
+        A kernel started after it, on any rank, finds the memory of every rank zero.
+        """
+
+    def fork(self) -> None:
+        """The copies that follow begin after what the current stream holds."""
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy contiguous memory, of which ``to`` may be a peer's; one after the other.
+
+        Whoever sees the bytes of a copy sees those of all copies before it.
+        """
+
+    def join(self) -> None:
+        """The current stream goes on after the copies."""
+
+    def capturing(self) -> bool:
+        """Whether a graph is being captured from the current stream."""
+
+    def synchronize(self) -> None:
+        """Wait for this rank's device."""
+
+
+def words_of_slot(world: int) -> int:
+    """Words of one slot, in whole lines of 128 bytes."""
+    return -(-(world * (1 + MOST_PARTS + MOST_TILES)) // 32) * 32
+
+
+class Slot:
+    """One slot as a rank sees it: its own memory, and the addresses of everybody's."""
+
+    def __init__(
+        self, number: int, transport: Transport, words: list[torch.Tensor], epoch: torch.Tensor
+    ) -> None:
+        self.number, self.epoch = number, epoch
+        self._transport = transport
+        size = words_of_slot(transport.world)
+        first = number * size
+        self.words = [each[first : first + size] for each in words]
+        self.addresses = _table([each.data_ptr() for each in self.words], transport.device)
+        self.data: list[torch.Tensor] = []
+        self.data_addresses = self.addresses
+
+    @property
+    def own(self) -> torch.Tensor:
+        """This rank's words."""
+        return self.words[self._transport.rank]
+
+    @property
+    def done(self) -> torch.Tensor:
+        return self.own[: self._transport.world]
+
+    @property
+    def parts(self) -> torch.Tensor:
+        """This rank's flags of parts, MOST_PARTS for each peer."""
+        return self.own[self.parts_at : self.tiles_at]
+
+    @property
+    def parts_at(self) -> int:
+        return self._transport.world
+
+    @property
+    def tiles_at(self) -> int:
+        return self._transport.world * (1 + MOST_PARTS)
+
+    def hold(self, data: list[torch.Tensor], size: int) -> None:
+        """Take its place in new data, of every rank, of ``size`` bytes a slot."""
+        first = self.number * size
+        self.data = [each[first : first + size] for each in data]
+        self.data_addresses = _table(
+            [each.data_ptr() for each in self.data], self._transport.device
+        )
+
+
+def _table(addresses: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(addresses, dtype=torch.int64, device=device)
+
+
+class Memory:
+    """The words and slots of a group, for one rank. Made by all ranks together."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        size = SLOTS * words_of_slot(transport.world)
+        words = [each.view(torch.int32) for each in transport.share(4 * size)]
+        self._epochs = torch.zeros(SLOTS, dtype=torch.int32, device=transport.device)
+        self.slots = [
+            Slot(i, transport, words, self._epochs[i : i + 1]) for i in range(SLOTS)
+        ]
+        self.bytes = 0
+        """Of a slot, so far."""
+        self._calls = 0
+        self._captured = False
+        self._kept: list[Any] = []
+
+    def take(self, size: int) -> Slot:
+        """The slot of the next call, with room for ``size`` bytes. Grows on every rank at once.
+
+        Raises RuntimeError where it has to grow while a graph is captured.
+        """
+        capturing = self._transport.capturing()
+        if size > self.bytes:
+            if capturing:
+                raise RuntimeError(
+                    f"this product over several GPUs needs {size} bytes that its GPUs share, and "
+                    f"{self.bytes} are there: make the same call once before capturing the graph"
+                )
+            self._grow(size)
+        self._captured |= capturing
+        slot = self.slots[self._calls % SLOTS]
+        self._calls += 1
+        return slot
+
+    def _grow(self, size: int) -> None:
+        """Twice what it was, if that does: few steps lead to any size."""
+        size = -(-max(size, min(2 * self.bytes, MOST_BYTES)) // 1024) * 1024
+        self._transport.synchronize()  # nothing reads the old data any more, here
+        if self._captured:
+            self._kept.append([slot.data for slot in self.slots])
+        data = self._transport.share(SLOTS * size)  # ... or anywhere
+        for slot in self.slots:
+            slot.hold(data, size)
+        self.bytes = size

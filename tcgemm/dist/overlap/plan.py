@@ -1,0 +1,166 @@
+"""How an overlapped product runs: its tile, and in how many parts a rank's rows are sent.
+
+A small model of time, of measured links and one rate of multiplying, chooses the parts: many let
+the first tiles of a peer begin early, few waste less on what each copy costs. Nothing but M, N, K,
+the world and the machine goes into it, so all ranks find the same plan, as flags demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+LINK_BYTES_PER_US = 370e3
+"""What a copy engine moves from one H200 to another, in one direction: measured at 128 to 512 MiB,
+with 18 links of 26.6 GB/s."""
+
+COPY_US = 9.0
+"""Before the first byte of a copy: fitted to copies of 1 to 32 MiB, of 14, 32 and 99 us."""
+
+NEXT_COPY_US = 3.0
+"""The same for one that follows another in its stream, with its flag; assumed, not measured."""
+
+FLOP_PER_US = 680e6
+"""16-bit products of random numbers on an H200 whose tiles fill the SMs."""
+
+SIGNAL_US = 3.0
+"""The kernel before or after a call that waits for, or tells, the peers; assumed."""
+
+REDUCED_BYTES_PER_US = 4e6
+"""HBM, for the partial sums that an owner reads."""
+
+MOST_PARTS = 8
+MOST_WORLD = 8
+"""Ranks of one host."""
+
+SMS = 132
+"""Of an H200."""
+
+SPARE_SMS = 0
+"""SMs that a grid leaves free: none, since nothing that a waiting block waits for needs one. Rows
+travel by copy engines, and partial sums by the blocks that computed them. Those blocks wait for
+blocks of the peers, so a grid is at most one block an SM: then all its blocks are there at once."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block tile and how many shared-memory stages and warps it takes."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    GROUP_M: int
+    NUM_STAGES: int
+    NUM_WARPS: int
+    rate: float
+    """Of a busy SM, relative to 128 x 256."""
+
+    @property
+    def config(self) -> dict[str, int]:
+        """The constants of a kernel."""
+        return {
+            name: getattr(self, name)
+            for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "NUM_STAGES", "NUM_WARPS")
+        }
+
+
+TILES = (Tile(128, 256, 64, 8, 3, 8, 1.0), Tile(128, 128, 64, 8, 4, 8, 0.85))
+"""In the order in which they are preferred. Two of 64 rows or 128 columns less would leave the
+tensor cores idle at the sizes that are worth several GPUs."""
+
+INTERPRETED = Tile(32, 32, 32, 2, 2, 4, 1.0)
+"""Where kernels are interpreted, on a CPU: small, so that small matrices have many tiles."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product runs; the same on every rank."""
+
+    tile: Tile
+    chunk: int
+    """Rows of a rank, of all but the last ones."""
+    parts: int
+    part_tiles: int
+    """Rows of tiles in a part; the last part of a rank has what is left."""
+
+    def part_rows(self, rows: int) -> Iterator[tuple[int, int, int]]:
+        """(part, first row, row behind its last) of a rank that has ``rows``: those not empty."""
+        step = self.part_tiles * self.tile.BLOCK_M
+        for part in range(self.parts):
+            first, behind = part * step, min((part + 1) * step, rows)
+            if first < behind:
+                yield part, first, behind
+
+    def tiles(self, N: int) -> int:
+        """Tiles of a rank, those past its last row included."""
+        return -(-self.chunk // self.tile.BLOCK_M) * -(-N // self.tile.BLOCK_N)
+
+
+def in_parts(tile: Tile, chunk: int, parts: int) -> Plan:
+    """The plan with as many parts, or fewer where the tiles' rows are few."""
+    rows = max(-(-chunk // tile.BLOCK_M), 1)
+    part_tiles = -(-rows // parts)
+    return Plan(tile, chunk, -(-rows // part_tiles), part_tiles)
+
+
+def fastest_tile(M: int, N: int, world: int, sms: int = SMS) -> Tile:
+    """The tile whose waves end first; each rank's rows begin with a tile of their own."""
+    chunk = -(-M // world)
+
+    def time(tile: Tile) -> float:
+        waves = -(-(world * -(-chunk // tile.BLOCK_M) * -(-N // tile.BLOCK_N)) // sms)
+        return waves * tile.BLOCK_M * tile.BLOCK_N / tile.rate
+
+    return min(TILES, key=time)
+
+
+def arrivals_us(plan: Plan, K: int, world: int, item_bytes: int = 2) -> list[float]:
+    """When each part of each peer has arrived, in the order in which they do, after the call began.
+
+    Every rank sends its parts to one peer after the other, so each receives from one at a time.
+    """
+    at, times = COPY_US - NEXT_COPY_US, []
+    for _ in range(world - 1):
+        for _, first, behind in plan.part_rows(plan.chunk):
+            at += NEXT_COPY_US + (behind - first) * K * item_bytes / LINK_BYTES_PER_US
+            times.append(at)
+    return times
+
+
+def gather_us(plan: Plan, M: int, N: int, K: int, world: int) -> float:
+    """Microseconds of all-gather and product: each part is multiplied when it is there."""
+    row = 2 * N * K / FLOP_PER_US
+    at = plan.chunk * row
+    arrived = iter(arrivals_us(plan, K, world))
+    for _ in range(world - 1):
+        for _, first, behind in plan.part_rows(plan.chunk):
+            at = max(at, next(arrived)) + (behind - first) * row
+    return at + 2 * SIGNAL_US
+
+
+def scatter_us(plan: Plan, M: int, N: int, K: int, world: int, item_bytes: int = 2) -> float:
+    """Microseconds of product and reduce-scatter: partial sums leave as they are computed."""
+    product = 2 * M * N * K / FLOP_PER_US
+    sent = plan.chunk * (world - 1) * N * item_bytes
+    # The last tile of others leaves before the first own one: what the links are behind shows.
+    others = product * (world - 1) / world
+    behind = max(others, sent / LINK_BYTES_PER_US) - others
+    return product + behind + sent / REDUCED_BYTES_PER_US + 2 * SIGNAL_US
+
+
+@cache
+def gather_plan(M: int, N: int, K: int, world: int, interpreted: bool = False) -> Plan:
+    """The plan of an all-gather and product: the tile by its waves, the parts by the model."""
+    tile = INTERPRETED if interpreted else fastest_tile(M, N, world)
+    plans = [in_parts(tile, -(-M // world), parts) for parts in (1, 2, 4, MOST_PARTS)]
+    if interpreted:
+        return plans[1]  # so that small sizes have several
+    return min(plans, key=lambda plan: gather_us(plan, M, N, K, world))
+
+
+@cache
+def scatter_plan(M: int, N: int, K: int, world: int, interpreted: bool = False) -> Plan:
+    """The plan of a product and reduce-scatter, which has a flag for each tile and no parts."""
+    tile = INTERPRETED if interpreted else fastest_tile(M, N, world)
+    return in_parts(tile, -(-M // world), 1)

@@ -1,0 +1,197 @@
+"""A call, step by step, on one rank. docs/lab/several_gpus_protocol.md says why it is right.
+
+All-gather and product           Product and reduce-scatter
+enter    the slot is free        enter    the slot is free
+send     own rows to peers       product  tiles to their owners, then own tiles, which add
+product  tiles, as rows arrive   leave    the slot may be written again
+leave    the slot may be written again
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ...errors import PeerError
+from .memory import MOST_TILES, Memory, Slot, Transport
+from .plan import MOST_PARTS, Plan
+
+
+@dataclass(frozen=True)
+class Call:
+    """What kernels are told of a call besides its operands."""
+
+    rank: int
+    world: int
+    chunk: int
+    """Rows of a rank, of all but the last ones."""
+    flags: torch.Tensor
+    """int32, here: those that this call waits for, ``most`` for each rank."""
+    flags_at: int
+    """Where they begin in a rank's words."""
+    most: int
+    words: torch.Tensor
+    """int64[world]: addresses of every rank's words."""
+    data: torch.Tensor
+    """int64[world]: addresses of every rank's slot."""
+    done: torch.Tensor
+    epoch: torch.Tensor
+    trouble: torch.Tensor
+    limit: int
+    """Looks at a flag after which the wait is given up; about a microsecond each on a GPU."""
+    debug: bool
+
+
+class Kernels(Protocol):
+    """The kernels of a language; each is started on the current stream."""
+
+    looks_per_s: int
+    """How often a kernel looks at a flag, roughly."""
+
+    def enter(self, call: Call) -> None: ...
+
+    def leave(self, call: Call) -> None: ...
+
+    def gather(
+        self, own: torch.Tensor, gathered: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+        bias: torch.Tensor | None, epilogue: str, call: Call, plan: Plan,
+    ) -> None: ...  # fmt: skip
+
+    def scatter(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, slots: torch.Tensor,
+        bias: torch.Tensor | None, epilogue: str, call: Call, plan: Plan,
+    ) -> None: ...  # fmt: skip
+
+
+DEBUG_TIMEOUT_S = 10.0
+TIMEOUT_S = 600.0
+"""As process groups have it: after it a kernel ends with an error of CUDA's."""
+
+MOST_LOOKS = 2**31 - 1
+
+
+class Rank:
+    """The overlapped products of one rank of a group. All ranks make the same calls in one order."""
+
+    def __init__(self, transport: Transport, timeout_s: float | None = None) -> None:
+        """
+        Args:
+            transport: of this rank.
+            timeout_s: how long a wait may take, in place of DEBUG_TIMEOUT_S and TIMEOUT_S.
+        """
+        self.transport = transport
+        self.memory = Memory(transport)
+        self._timeout_s = timeout_s
+        self._trouble = torch.zeros(4, dtype=torch.int32, device=transport.device)
+        self._broken = ""
+
+    def gather(
+        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, plan: Plan,
+        options: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """out[M, N] = f(all rows of A @ b + bias); ``a`` [rows of this rank, K] is contiguous."""
+        steps = self.gather_in_steps(kernels, a, b, out, plan, options)
+        for _ in steps:
+            pass
+        return out
+
+    def gather_in_steps(
+        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, plan: Plan,
+        options: Any,
+    ) -> Any:  # fmt: skip
+        """``gather`` as a generator that stops behind each step, for ranks that share a thread."""
+        transport, K = self.transport, b.shape[0]
+        rank, world = transport.rank, transport.world
+        slot = self._begin(world * plan.chunk * K * a.itemsize)
+        call = self._call(kernels, slot, plan, slot.parts_at, MOST_PARTS, options.debug)
+        kernels.enter(call)
+        yield "enter"
+        # Before the product is started: where streams share a queue, it must not be behind it.
+        transport.fork()
+        for step in range(1, world):
+            self._send(a, plan, slot, (rank + step) % world)
+        yield "send"
+        here = slot.data[rank][: world * plan.chunk * K * a.itemsize]
+        gathered = here.view(a.dtype).view(world * plan.chunk, K)
+        kernels.gather(a, gathered, b, out, options.bias, options.epilogue, call, plan)
+        yield "product"
+        transport.join()  # a may change when the call has ended
+        kernels.leave(call)
+        self._end(options.debug, "rows")
+        yield "leave"
+
+    def _send(self, a: torch.Tensor, plan: Plan, slot: Slot, peer: int) -> None:
+        """Part by part; behind each its flag, which is this rank's own count of the epoch."""
+        rank = self.transport.rank
+        there = slot.data[peer][rank * plan.chunk * a.shape[1] * a.itemsize :]
+        source = a.view(-1).view(torch.uint8)
+        for part, first, behind in plan.part_rows(a.shape[0]):
+            here = slice(first * a.shape[1] * a.itemsize, behind * a.shape[1] * a.itemsize)
+            self.transport.copy(there[here], source[here])
+            flag = slot.parts_at + rank * MOST_PARTS + part
+            self.transport.copy(slot.words[peer][flag : flag + 1], slot.epoch)
+
+    def scatter(
+        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, plan: Plan,
+        options: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """out[rows of this rank, N] = f(sum over ranks of a @ b + bias); ``a`` is contiguous."""
+        transport, N = self.transport, b.shape[1]
+        rank, world = transport.rank, transport.world
+        size = world * plan.chunk * N * out.itemsize
+        slot = self._begin(size)
+        call = self._call(kernels, slot, plan, slot.tiles_at, MOST_TILES, options.debug)
+        kernels.enter(call)
+        slots = slot.data[rank][:size].view(out.dtype).view(world, plan.chunk, N)
+        kernels.scatter(a, b, out, slots, options.bias, options.epilogue, call, plan)
+        kernels.leave(call)
+        self._end(options.debug, "tile")
+        return out
+
+    def _begin(self, size: int) -> Slot:
+        if self._broken:
+            raise PeerError(f"an earlier call failed: {self._broken}")
+        return self.memory.take(size)
+
+    def _call(
+        self, kernels: Kernels, slot: Slot, plan: Plan, at: int, most: int, debug: bool
+    ) -> Call:
+        transport = self.transport
+        seconds = self._timeout_s or (DEBUG_TIMEOUT_S if debug else TIMEOUT_S)
+        return Call(
+            rank=transport.rank,
+            world=transport.world,
+            chunk=plan.chunk,
+            flags=slot.own[at : at + transport.world * most],
+            flags_at=at,
+            most=most,
+            words=slot.addresses,
+            data=slot.data_addresses,
+            done=slot.done,
+            epoch=slot.epoch,
+            trouble=self._trouble,
+            limit=min(int(seconds * kernels.looks_per_s), MOST_LOOKS),
+            debug=debug,
+        )
+
+    def _end(self, debug: bool, what: str) -> None:
+        """Read what waits left behind: always on a CPU, with ``debug`` on a GPU."""
+        transport = self.transport
+        if (transport.device.type == "cuda" and not debug) or transport.capturing():
+            return
+        transport.synchronize()
+        failed, source, part, epoch = self._trouble.tolist()
+        if not failed:
+            return
+        missing = f"{what} {part}" if part >= 0 else "the end of its last call but one"
+        self._broken = (
+            f"rank {transport.rank} of {transport.world} waited in vain for rank {source}: "
+            f"{missing} did not come (call {epoch} of this slot)"
+        )
+        raise PeerError(
+            f"{self._broken}. That rank has died, is late by more than the time-out, or makes "
+            "another call: all ranks have to make the same calls in the same order"
+        )
+

@@ -1,0 +1,62 @@
+"""Compiles the overlapped kernels for sm_90 and prints what came of them, as one line of JSON."""
+
+import json
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import tcgemm.triton_kernels.inspection.compile_only as compile_only
+import torch
+
+from tcgemm.dist.overlap.memory import MOST_TILES
+from tcgemm.dist.overlap.plan import MOST_PARTS, TILES
+
+
+def main() -> None:
+    from triton.runtime import driver
+
+    driver.set_active(compile_only._Driver((9, 0)))
+    package = "tcgemm.triton_kernels.overlap"
+    gather, scatter, signals = (
+        import_module(f"{package}.{name}") for name in ("gather", "scatter", "signals")
+    )
+    gather.programs = scatter.programs = lambda like: 132
+
+    def empty(*shape, dtype=torch.bfloat16):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def words(*shape):
+        return empty(*shape, dtype=torch.int32)
+
+    world, M, N, K = 2, 8192, 4096, 4096
+    chunk = M // world
+    table = empty(world, dtype=torch.int64)
+    call = SimpleNamespace(
+        rank=0, world=world, chunk=chunk, flags=words(64), epoch=words(1), trouble=words(4),
+        limit=1000, debug=False, data=table, words=table, flags_at=32, most=MOST_TILES,
+    )  # fmt: skip
+    b, launches = empty(N, K).mT, {}
+    for tile in TILES:
+        name = f"{tile.BLOCK_M}x{tile.BLOCK_N}"
+        parts = {"PARTS": MOST_PARTS, "PART_TILES": 8}
+        rows = empty(chunk, K), empty(M, K), b, empty(M, N), empty(N), "gelu", call
+        launches[f"gather {name}"] = gather.kernel, *gather.arguments(*rows, **tile.config, **parts)
+        sums = empty(M, K), b, empty(chunk, N), empty(world, chunk, N), None, "", call
+        launches[f"scatter {name}"] = scatter.kernel, *scatter.arguments(*sums, **tile.config)
+    small = {"WORLD": world, "num_warps": 1}
+    waits = {**small, "DEBUG": False, "INTERPRETED": False}
+    launches["enter"] = signals.enter, (1,), (call.epoch, words(2), call.trouble, 0, 9), waits
+    launches["leave"] = signals.leave, (1,), (call.epoch, table, 0), small
+    found = {}
+    for name, (kernel, grid, args, constants) in launches.items():
+        built = kernel.warmup(*args, grid=grid, **constants)
+        counts = compile_only._counts([(compile_only._arch(built), built.asm["cubin"])])[0]
+        found[name] = {
+            **compile_only._read(built, 0.0, False),
+            "counts": dict(counts),
+            "ptx": built.asm["ptx"],
+        }
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+
+
+main()

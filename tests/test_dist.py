@@ -1,0 +1,457 @@
+"""Products over ranks: values, gradients, rows that do not divide, epilogues, errors, the plan.
+
+The operands of all ranks are drawn on each, so that each knows the answer in float64.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import ranks
+import torch
+
+import tcgemm
+from tcgemm.dist import rows
+from tcgemm.epilogue import FUNCTIONS
+from tcgemm.errors import OperandError, OperandTypeError, PeerError, UnsupportedError
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="this torch has no distributed package"
+)
+OPS = ("all_gather", "reduce_scatter")
+EPS = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-20, torch.float64: 1e-14}
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+def group(request):
+    made = ranks.Ranks(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    made = ranks.Ranks(2)
+    yield made
+    made.close()
+
+
+def call(op, a, b, **asked):
+    function = tcgemm.dist.all_gather_matmul
+    if op == "reduce_scatter":
+        function = tcgemm.dist.matmul_reduce_scatter
+        asked.pop("rows")
+    return function(a, b, **{"backend": "cublas", **asked})
+
+
+class Drawn:
+    """The operands of all ranks, and what one process makes of them in float64."""
+
+    def __init__(self, op, rank, M, N, K, dtype, seed=0):
+        self.op, self.world = op, torch.distributed.get_world_size()
+        self.M, self.dtype, self.rank = M, dtype, rank
+        draw = torch.Generator().manual_seed(seed)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
+
+        if op == "all_gather":
+            self.A, self.B = normal(M, K), [normal(K, N) for _ in range(self.world)]
+        else:
+            self.A = [normal(M, K) for _ in range(self.world)]
+            self.B = [normal(K, N) for _ in range(self.world)]
+        self.bias = torch.randn(N, generator=draw, dtype=torch.float64).to(
+            dtype if dtype in EPS else torch.bfloat16
+        )
+        self.first, self.last = rows.rows_of(M, self.world, rank)
+
+    def mine(self):
+        if self.op == "all_gather":
+            return self.A[self.first : self.last].clone(), self.B[self.rank].clone()
+        return self.A[self.rank].clone(), self.B[self.rank].clone()
+
+    def answer(self, bias=False, epilogue=""):
+        """In float64, and the sum of absolute products, which bounds its error."""
+        wide = torch.float64
+        if self.op == "all_gather":
+            pairs, of = [(self.A, self.B[self.rank])], slice(None)
+        else:
+            pairs, of = list(zip(self.A, self.B, strict=True)), slice(self.first, self.last)
+        total = sum(a.to(wide) @ b.to(wide) for a, b in pairs)[of]
+        size = sum(a.to(wide).abs() @ b.to(wide).abs() for a, b in pairs)[of]
+        if bias:
+            total = total + self.bias.to(wide)
+        return FUNCTIONS[epilogue](total), size + 1
+
+
+def check_values(rank, op, dtype, way):
+    world = torch.distributed.get_world_size()
+    for M in (1, 4, 6, 7):
+        drawn = Drawn(op, rank, M, 4, 5, dtype, seed=M)
+        a, b = drawn.mine()
+        asked = {"rows": M, "way": way, "debug": M == 4}
+        for bias, epilogue in ((False, ""), (True, ""), (True, "gelu"), (False, "relu")):
+            got = call(op, a, b, bias=drawn.bias if bias else None, epilogue=epilogue, **asked)
+            wanted, size = drawn.answer(bias, epilogue)
+            assert got.shape == wanted.shape, (M, got.shape)
+            eps = EPS.get(got.dtype, 0)
+            worst = ((got.double() - wanted).abs() / size).max().item() if got.numel() else 0.0
+            assert worst <= 2 * world * eps, (M, bias, epilogue, worst)
+        out = torch.full_like(got, 7).T.contiguous().T
+        assert call(op, a, b, out=out, epilogue="relu", **asked) is out
+        assert torch.equal(out, got)
+        again = call(op, a.T.contiguous().T, b.T.contiguous().T, epilogue="relu", **asked)
+        assert torch.allclose(again.double(), got.double(), atol=50 * eps)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64,
+                                   torch.float8_e4m3fn], ids=str)  # fmt: skip
+def test_values(group, op, dtype):
+    group(check_values, op, dtype, None)
+
+
+def check_scales(rank):
+    world = torch.distributed.get_world_size()
+    dtype = torch.float8_e4m3fn
+    for op in OPS:
+        drawn = Drawn(op, rank, 5, 4, 16, dtype)
+        a, b = drawn.mine()
+        rows_of_a = torch.rand(5) + 0.5
+        mine = rows_of_a[drawn.first : drawn.last] if op == "all_gather" else rows_of_a
+        got = call(op, a, b, rows=5, scale_a=mine, scale_b=2.0, out_dtype=torch.float32)
+        wanted, size = drawn.answer()
+        of = slice(None) if op == "all_gather" else slice(drawn.first, drawn.last)
+        wanted = wanted * 2 * rows_of_a.double()[of, None]
+        assert ((got - wanted).abs() <= 3 * size * world * 2**-20).all()
+    with pytest.raises(OperandError, match=r"rank \d of .*scale_a has shape \[1\]"):
+        call("all_gather", torch.ones(2, 4).to(dtype), torch.ones(4, 4).to(dtype),
+             rows=2 * world, scale_a=torch.ones(1))  # fmt: skip
+
+
+def test_scales(group):
+    group(check_scales)
+
+
+def check_gradients(rank, op, epilogue, M):
+    """Against one process: every rank's loss is the sum of its own result's weighted squares."""
+    world = torch.distributed.get_world_size()
+    drawn = Drawn(op, rank, M, 4, 3, torch.float64)
+    a, b = (t.requires_grad_() for t in drawn.mine())
+    bias = drawn.bias.clone().requires_grad_()
+    call(op, a, b, rows=M, bias=bias, epilogue=epilogue).square().sum().backward()
+    activation = FUNCTIONS[epilogue]
+    one_bias = [drawn.bias.clone().requires_grad_() for _ in range(world)]
+    if op == "all_gather":
+        A = drawn.A.clone().requires_grad_()
+        Bs = [t.clone().requires_grad_() for t in drawn.B]
+        for B, of_rank in zip(Bs, one_bias, strict=True):
+            activation(A @ B + of_rank).square().sum().backward()
+        wanted = A.grad[drawn.first : drawn.last], Bs[rank].grad
+    else:
+        As = [t.clone().requires_grad_() for t in drawn.A]
+        Bs = [t.clone().requires_grad_() for t in drawn.B]
+        total = sum(A @ B for A, B in zip(As, Bs, strict=True))
+        for r, of_rank in enumerate(one_bias):
+            part = total[slice(*rows.rows_of(M, world, r))]
+            activation(part + of_rank).square().sum().backward(retain_graph=True)
+        wanted = As[rank].grad, Bs[rank].grad
+    for name, got, want in zip("ab", (a.grad, b.grad), wanted, strict=True):
+        assert got.shape == want.shape
+        assert torch.allclose(got, want), name
+    assert torch.allclose(bias.grad, one_bias[rank].grad)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("epilogue", "M"), [("", 6), ("relu", 7), ("silu", 5)])
+def test_gradients_are_those_of_one_process(group, op, epilogue, M):
+    group(check_gradients, op, epilogue, M)
+
+
+def check_one_gradient(rank):
+    """Only A's, only B's, of weights that lie by columns; and a derivative of the second order."""
+    for op in OPS:
+        drawn = Drawn(op, rank, 5, 4, 3, torch.float64)
+        both = [t.requires_grad_() for t in drawn.mine()]
+        call(op, *both, rows=5).square().sum().backward()
+        for which in (0, 1):
+            one = [t.detach().clone() for t in both]
+            one[which].requires_grad_()
+            call(op, *one, rows=5).square().sum().backward()
+            assert torch.allclose(one[which].grad, both[which].grad)
+            assert one[1 - which].grad is None
+        weight = both[1].detach().T.contiguous().requires_grad_()
+        call(op, both[0].detach(), weight.T, rows=5).square().sum().backward()
+        assert weight.grad.is_contiguous()
+        assert torch.allclose(weight.grad.T, both[1].grad)
+
+        # The gradient of |gradient|^2: of a quadratic loss, so also by numbers.
+        a, b = (t.detach().clone().requires_grad_() for t in both)
+        (of_a,) = torch.autograd.grad(call(op, a, b, rows=5).square().sum(), a, create_graph=True)
+        of_a.square().sum().backward()
+        step = 1e-4
+        shift = torch.zeros_like(b)
+        shift[0, 0] = step if rank == 0 else 0.0
+        sums = []
+        for sign in (1, -1):
+            moved = (b.detach() + sign * shift).requires_grad_(False)
+            a_ = a.detach().clone().requires_grad_()
+            (g,) = torch.autograd.grad(call(op, a_, moved, rows=5).square().sum(), a_)
+            total = g.square().sum()
+            torch.distributed.all_reduce(total)
+            sums.append(total)
+        if rank == 0:
+            assert abs((sums[0] - sums[1]) / (2 * step) - b.grad[0, 0]) < 1e-4 * b.grad.abs().max()
+
+
+def test_each_gradient_alone_and_the_second(group):
+    group(check_one_gradient)
+
+
+def check_errors(rank):
+    world = torch.distributed.get_world_size()
+    a, b, b4 = torch.ones(2, 3), torch.ones(3, 4), torch.ones(4, 4)
+    gather, scatter = tcgemm.dist.all_gather_matmul, tcgemm.dist.matmul_reduce_scatter
+    who = f"rank {rank} of {world}: "
+    for error, words, function in (
+        (OperandError, "a_shard has shape .2, 3., 2 rows, and of 7", lambda: gather(a, b, rows=7)),
+        (OperandError, "a_shard has shape .1, 2, 3.", lambda: gather(a[None], b)),
+        (OperandError, "inner dimensions differ: A is .2, 3. and B is .2, 4.",
+         lambda: scatter(a, b[:2])),
+        (OperandError, "bias has shape .3.", lambda: gather(a, b, bias=torch.ones(3))),
+        (OperandTypeError, "A is float32 and B is float64", lambda: gather(a, b.double())),
+        (OperandTypeError, "A is a list", lambda: scatter([1], b)),
+        (OperandError, r"out has shape .2, 4. and C is", lambda: scatter(
+            torch.ones(world * 4, 3), b, out=torch.empty(2, 4))),
+        (OperandError, "out overlaps A", lambda: scatter(
+            square := torch.ones(4 * world, 4), b4, out=square[:4])),
+        (OperandError, "automatic differentiation", lambda: scatter(
+            torch.ones(world, 3, requires_grad=True), b, out=torch.empty(1, 4))),
+        (UnsupportedError, "8-bit operands has no gradient", lambda: gather(
+            torch.ones(2, 3).to(torch.float8_e5m2).requires_grad_(),
+            torch.ones(3, 4).to(torch.float8_e5m2))),
+        (UnsupportedError, "way='overlapped' does not take the call",
+         lambda: gather(a, b, way="overlapped", compute="ieee")),
+    ):  # fmt: skip
+        with pytest.raises(error, match=who + ".*" + words):
+            function()
+    with pytest.raises(LookupError, match="unknown way 'fast': choose from overlapped, sequence"):
+        gather(a, b, way="fast")
+    with pytest.raises(OperandTypeError, match="group is a int"):
+        gather(a, b, 3)
+    with pytest.raises(PeerError, match="N is 4 on rank 0 and 5 on rank 1"):
+        gather(a, torch.ones(3, 4 + (rank == 1)), debug=True)
+    with pytest.raises(PeerError, match="epilogue is relu on rank 0 and  on rank 1"):
+        scatter(a, b, debug=True, epilogue="relu" if rank == 0 else None)
+
+
+def test_errors_name_the_rank_and_the_operand(pair):
+    pair(check_errors)
+
+
+def test_without_a_group():
+    with pytest.raises(OperandError, match="start the program with torchrun"):
+        tcgemm.dist.all_gather_matmul(torch.ones(2, 2), torch.ones(2, 2))
+
+
+def check_torch(rank):
+    """Fake tensors, torch.compile, the flop counter, opcheck, autocast, a part of the ranks."""
+    from torch._subclasses import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for op in OPS:
+        drawn = Drawn(op, rank, 5, 4, 3, torch.float32)
+        a, b = (t.requires_grad_() for t in drawn.mine())
+        asked = {"rows": 5, "epilogue": "relu" if op == OPS[0] else "silu"}
+        wanted = call(op, a, b, **asked)
+        with FakeTensorMode() as mode:
+            fakes = mode.from_tensor(a), mode.from_tensor(b)
+            made = call(op, *fakes, **asked)
+            assert made.shape == wanted.shape
+            made.sum().backward()
+            assert fakes[0].grad.shape == a.shape
+        with FlopCounterMode(display=False) as counter:
+            call(op, a.detach(), b.detach(), **asked)
+        assert counter.get_total_flops() == 2 * 5 * 4 * 3
+        compiled = torch.compile(
+            lambda a, b, op=op, asked=asked: call(op, a, b, **asked),
+            fullgraph=True, backend="aot_eager",
+        )  # fmt: skip
+        got = compiled(a, b)
+        assert torch.allclose(got, wanted)
+        assert torch.allclose(*(torch.autograd.grad(t.sum(), a)[0] for t in (got, wanted)))
+        with torch.autocast("cpu", torch.bfloat16):
+            low = call(op, a, b, **asked)
+        assert low.dtype == torch.bfloat16
+        operator = torch.ops.tcgemm.all_gather_matmul.default
+        if op == "reduce_scatter":
+            operator = torch.ops.tcgemm.matmul_reduce_scatter.default
+        how = {"rows": 5, "group": torch.distributed.group.WORLD.group_name, "backend": "cublas"}
+        utils = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(operator, (a, b, None, None, None), how, test_utils=utils)
+    alone = [torch.distributed.new_group([r]) for r in range(2)][rank]
+    c = tcgemm.dist.matmul_reduce_scatter(
+        torch.ones(3, 2), torch.ones(2, 4), alone, bias=torch.ones(4), backend="cublas"
+    )
+    assert torch.equal(c, torch.full((3, 4), 3.0))
+
+
+def test_seen_by_torch(pair):
+    pair(check_torch)
+
+
+def check_repeats(rank, calls, seed):
+    """Drawn calls with random delays on random ranks: right each time, and the same bits twice."""
+    world = torch.distributed.get_world_size()
+    draw = torch.Generator().manual_seed(seed)
+
+    def pick(low, high):
+        return int(torch.randint(low, high, (), generator=draw))
+
+    for number in range(calls):
+        op = OPS[pick(0, 2)]
+        dtype = (torch.float16, torch.bfloat16, torch.float32)[pick(0, 3)]
+        M, N, K = pick(1, 40), pick(1, 30), pick(1, 30)
+        epilogue = ("", "relu", "gelu", "silu")[pick(0, 4)]
+        delays = [pick(0, 3) * 1e-3 for _ in range(world)]
+        drawn = Drawn(op, rank, M, N, K, dtype, seed=1000 * seed + number)
+        a, b = drawn.mine()
+        time.sleep(delays[rank])
+        got = call(op, a, b, rows=M, bias=drawn.bias, epilogue=epilogue)
+        wanted, size = drawn.answer(True, epilogue)
+        error = (got.double() - wanted).abs()
+        assert (error <= 3 * world * EPS[dtype] * size).all(), (number, op, dtype, M, N, K)
+        time.sleep(delays[rank - 1])
+        again = call(op, a, b, rows=M, bias=drawn.bias, epilogue=epilogue)
+        assert torch.equal(got, again), (number, op, dtype, M, N, K)
+
+
+def test_drawn_calls_with_delays(group):
+    group(check_repeats, 12, 1)
+
+
+@pytest.mark.exhaustive
+def test_many_drawn_calls_with_delays(group):
+    group(check_repeats, 300, 2)
+
+
+def check_bench(rank, world):
+    """A case of ``tcgemm bench --several``: right ones are ok, and a wrong one is seen."""
+    from unittest import mock
+
+    from tcgemm.bench.several import cases, operands, run
+    from tcgemm.dist.groups import ranks_of
+
+    device = torch.device("cpu")
+    for op in OPS:
+        case = cases.Case("shape", "", world, op, 7, 8 * world, 16 * world, "bfloat16")
+        asked = {"seed": 1, "budget_s": 0.1, "backend": "cublas", "timed": False}
+        rows, stamps = run.run_case(case, ranks_of(), device, **asked)
+        assert [row["contender"] for row in rows] == [
+            "planned", "overlapped/triton", "overlapped/cuda",
+        ]  # fmt: skip
+        planned, overlapped, _ = rows
+        assert (planned["status"], planned["exact_errors"], stamps) == ("ok", 0, [])
+        assert 0 < planned["error_ratio"] <= 1
+        assert overlapped["status"] == "unsupported"
+        assert planned["torch_status"].startswith("failed: rank")
+        normal, whole = (operands.drawn(case, ranks_of(), device, 1, e) for e in (False, True))
+        judge = operands.Judge(normal, whole)
+        for of in (normal, whole):
+            c = call(op, of.a, of.b, rows=7)
+            for by in (0, 1) if rank == 0 else (0,):
+                c[0, 0] += by
+                off = judge.error_ratio(c) > 1 if of is normal else judge.exact_errors(c) > 0
+                assert off == bool(by)
+
+        def one_rank_is_off(name, of, backend, call_of=run.call_of):
+            product = call_of(name, of, backend)
+            return product if rank != 1 else lambda: product() + 1
+
+        with mock.patch.object(run, "call_of", one_rank_is_off):
+            rows, _ = run.run_case(case, ranks_of(), device, **asked)
+        assert rows[0]["status"] == "wrong"
+        assert rows[0]["reason"].startswith("rank 1: ")
+        assert "ms_p50" not in rows[0]
+
+
+def test_the_benchmark_over_ranks(group):
+    group(check_bench, group.world)
+
+
+class FakeEngine:
+    """What the overlapped engine is asked, and an answer by torch alone."""
+
+    def __init__(self, reason=None):
+        self.reason, self.seen = reason, []
+
+    def why_not(self, op, a, b, group, options):
+        self.seen.append((op, options))
+        return self.reason
+
+    def all_gather_matmul(self, a_shard, b, out, group, options):
+        self.seen.append(("all_gather", out.shape))
+        parts = [torch.empty(2, 3) for _ in range(2)]
+        torch.distributed.all_gather(parts, a_shard.contiguous(), group=group)
+        assert out.is_contiguous()
+        return out.copy_(torch.cat(parts) @ b + options.bias)
+
+    def matmul_reduce_scatter(self, a, b, out, group, options):
+        whole = a @ b
+        torch.distributed.all_reduce(whole, group=group)
+        rank = group.rank()
+        return out.copy_((whole[2 * rank : 2 * rank + 2] + options.bias).relu())
+
+
+def check_engine(rank):
+    from unittest import mock
+
+    from tcgemm.dist import engine
+
+    fake = FakeEngine()
+    gather, scatter = tcgemm.dist.all_gather_matmul, tcgemm.dist.matmul_reduce_scatter
+    with mock.patch.object(engine, "engine", return_value=fake):
+        drawn = Drawn("all_gather", rank, 4, 4, 3, torch.float32)
+        a, b = drawn.mine()
+        asked = {"bias": drawn.bias, "way": "overlapped", "backend": "cublas"}
+        out = torch.empty(4, 4).T
+        assert gather(a, b, **asked, out=out, kernel="named") is out
+        assert torch.allclose(out.double(), drawn.answer(True)[0], atol=1e-5)
+        op, options = fake.seen[0]
+        assert (op, options.rows, options.backend, options.kernel, options.debug) == (
+            "all_gather", 4, "cublas", "named", False,
+        )  # fmt: skip
+        assert options.bias is drawn.bias
+        drawn = Drawn("reduce_scatter", rank, 4, 4, 3, torch.float32)
+        asked["bias"] = drawn.bias
+        got = scatter(*drawn.mine(), **asked, epilogue="relu")
+        assert torch.allclose(got.double(), drawn.answer(True, "relu")[0], atol=1e-5)
+        fake.seen.clear()
+        gather(a, b, backend="cublas")  # planned: no time is known of a CPU
+        gather(a, b, backend="cublas", way="sequence")
+        gather(a, b, backend="cublas", out_dtype=torch.float32, compute="ieee")
+        assert [op for op, _ in fake.seen] == ["all_gather"]
+        fake.reason = "it rains"
+        with pytest.raises(UnsupportedError, match=r"does not take the call: it rains"):
+            gather(a, b, **asked)
+
+
+def test_the_overlapped_engine_is_asked_and_used(pair):
+    pair(check_engine)
+
+
+def leave(rank):
+    if rank == 1:
+        os._exit(0)
+    a, b = torch.ones(2, 3), torch.ones(3, 4)
+    with pytest.raises(PeerError, match=r"over 2 ranks failed: .*another rank ended"):
+        tcgemm.dist.all_gather_matmul(a, b, backend="cublas")
+
+
+def test_a_rank_that_dies_leaves_the_others_with_an_error():
+    made = ranks.Ranks(2)
+    with pytest.raises(EOFError):
+        made(leave)
+    made.close()

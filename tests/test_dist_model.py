@@ -1,0 +1,164 @@
+"""The times of products over several GPUs, by hand and against what 2 and 4 H200 measured."""
+
+from __future__ import annotations
+
+import json
+from statistics import geometric_mean
+
+import pytest
+from typer.testing import CliRunner
+
+import tcgemm
+from tcgemm.cli import app
+from tcgemm.dist import engine, model, planning
+from tcgemm.dist.model import Host
+from tcgemm.dist.rows import rows_of
+from tcgemm.errors import OperandError, UnknownNameError
+
+H200 = Host("nvidia-h200")
+MIB = 2**20
+
+# Tensor-parallel layers of Llama 8B and 70B: the model's width, the MLP's, the columns of q, k, v.
+LLAMA = ((4096, 14336, 6144), (8192, 28672, 10240))
+
+
+def layers(world, sizes):
+    """(operation, M, N, K of a rank's product)."""
+    for width, hidden, qkv in LLAMA:
+        for M in sizes:
+            for N in (qkv, 2 * hidden):
+                yield "all_gather", M, N // world, width
+            for K in (width, hidden):
+                yield "reduce_scatter", M, width, K // world
+
+
+def limits(world, sizes, op=None):
+    found = []
+    for each, *shape in layers(world, sizes):
+        if op in (None, each):
+            times = model.times(each, *shape, "bfloat16", world, H200)
+            found.append(times.sequence_us / times.limit_us)
+    return geometric_mean(found)
+
+
+LARGE, SMALL = (2048, 4096, 8192, 16384), (512,)
+# What NCCL and cuBLAS took, over the longer of the product and the transfer, on 2 and 4 H200.
+MEASURED = [
+    (2, LARGE, None, 1.36, 0.05), (2, LARGE, "all_gather", 1.32, 0.05),
+    (2, LARGE, "reduce_scatter", 1.41, 0.05), (4, LARGE, None, 1.77, 0.05),
+    (4, LARGE, "all_gather", 1.72, 0.05), (4, LARGE, "reduce_scatter", 1.82, 0.05),
+    (2, SMALL, None, 1.84, 0.15), (4, SMALL, None, 3.10, 0.15),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("world", "sizes", "op", "measured", "within"), MEASURED)
+def test_limits_are_those_that_were_measured(world, sizes, op, measured, within):
+    assert limits(world, sizes, op) == pytest.approx(measured, rel=within)
+
+
+def test_a_collective_of_a_measured_size_takes_its_measured_time():
+    # 128 MiB in all, of which half passes each of 2 GPUs' links at 232 GB/s.
+    assert model.collective_us("all_gather", 128 * MIB, 2, H200) == pytest.approx(64 * MIB / 232e3)
+    assert model.collective_us("reduce_scatter", 8 * MIB, 4, H200) == pytest.approx(6 * MIB / 98e3)
+
+
+def test_time_grows_with_size_and_never_falls_to_nothing():
+    sizes = [1, 1024, 300_000, MIB, 5 * MIB, 8 * MIB, 100 * MIB, 600 * MIB, 2000 * MIB]
+    for world in (2, 4, 8):
+        for op in ("all_gather", "reduce_scatter"):
+            times = [model.collective_us(op, size, world, H200) for size in sizes]
+            assert times == sorted(times)
+            assert times[0] > 10  # NCCL's latency
+    assert model.collective_us("all_gather", MIB, 1, H200) == 0
+
+
+def test_eight_gpus_of_a_host_and_hosts_by_hand():
+    size = 512 * MIB
+    assert model.collective_us("all_gather", size, 8, H200) == pytest.approx(448 * MIB / 310e3)
+    assert model.transfer_us(size, 8, H200) == pytest.approx(448 * MIB / 370e3)
+    # Two hosts: half of the bytes come over eight network cards of 50 GB/s, and are then passed on
+    # by the links, which carry all that a GPU lacks and take longer.
+    assert model.transfer_us(size, 16, H200) == pytest.approx(480 * MIB / 370e3)
+    slow = Host("nvidia-h200", host_gb_s=5)
+    assert model.transfer_us(size, 16, slow) == pytest.approx(256 * MIB / 40e3)
+    assert model.collective_us("all_gather", size, 16, slow) > model.transfer_us(size, 16, slow)
+
+
+def test_overlap_is_never_better_than_the_limit():
+    for world in (2, 4, 8):
+        for op, *shape in layers(world, (*SMALL, *LARGE)):
+            times = model.times(op, *shape, "bfloat16", world, H200)
+            assert times.limit_us < times.overlapped_us
+            assert times.limit_us <= times.sequence_us
+
+
+def plan(M, why_not=None, gpu="nvidia-h200", N=4096, K=8192):
+    return planning.plan_of("all_gather", M, N, K, "bfloat16", 2, Host(gpu), why_not)
+
+
+def test_the_plan_overlaps_where_that_pays_and_says_why():
+    large = plan(8192)
+    assert large.way == "overlapped"
+    assert "us overlapped" in large.why
+    assert plan(8192, "no engine").way == "sequence"
+    assert plan(8192, "no engine").why == "no engine"
+    unknown = plan(8192, gpu="")
+    assert unknown.way == "sequence"
+    assert "links of a CPU were not measured" in unknown.why
+
+
+def test_the_plan_stays_where_flags_cost_more_than_they_hide(monkeypatch):
+    monkeypatch.setattr(model, "ASSUMED_FLAGS_US", 1000.0)
+    planning.plan_of.cache_clear()
+    try:
+        assert plan(512).way == "sequence"
+        assert "overlap would not pay" in plan(512).why
+    finally:
+        planning.plan_of.cache_clear()
+
+
+def test_explain_with_and_without_an_engine(monkeypatch):
+    monkeypatch.setattr(engine, "is_there", lambda: True)
+    told = tcgemm.dist.explain("all_gather", 8192, 8192, 8192, world=2)
+    assert told.plan.way == "overlapped"
+    assert told.local == (8192, 4096, 8192)
+    assert "way: overlapped: about" in str(told)
+    assert told.facts()["sequence_us"] == pytest.approx(told.plan.times.sequence_us)
+    monkeypatch.setattr(engine, "is_there", lambda: False)
+    told = tcgemm.dist.explain("reduce_scatter", 5, 64, 65, world=4)
+    assert told.plan.why == engine.NOT_THERE
+    assert told.local == (5, 64, 17)
+    assert "by rank: 2, 2, 1, 0" in str(told)
+    assert "of one host" in tcgemm.dist.explain("all_gather", 64, 64, 64, world=16).plan.why
+    assert "nothing to wait for" in str(tcgemm.dist.explain("all_gather", 64, 64, 64, world=1))
+
+
+def test_explain_refuses_what_does_not_exist():
+    with pytest.raises(UnknownNameError, match="unknown operation 'gather'"):
+        tcgemm.dist.explain("gather", 1, 1, 1, world=2)
+    with pytest.raises(OperandError, match="world is 0: at least 1"):
+        tcgemm.dist.explain("all_gather", 1, 1, 1, world=0)
+    with pytest.raises(OperandError, match="host_gb_s is 0"):
+        tcgemm.dist.explain("all_gather", 1, 1, 1, world=2, host_gb_s=0)
+
+
+def test_the_command_explains_the_layer_and_then_a_rank_s_product():
+    arguments = ["explain", "4096x28672x8192", "--gpu", "h200", "--op", "all_gather",
+                 "--world", "4", "--dtype", "bfloat16"]  # fmt: skip
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "each rank multiplies 4096x7168x8192" in result.stdout
+    assert "The product of one rank:\n4096x7168x8192 bfloat16" in result.stdout
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert found["several"]["local"] == [4096, 7168, 8192]
+    assert found["several"]["limit_us"] <= found["several"]["sequence_us"]
+
+
+def test_rows_lie_as_torch_chunk_lays_them():
+    import torch
+
+    for M in range(12):
+        for world in (1, 2, 3, 5, 8):
+            chunks = [len(part) for part in torch.arange(M).chunk(world)] if M else []
+            held = [last - first for first, last in (rows_of(M, world, r) for r in range(world))]
+            assert held == [*chunks, *[0] * (world - len(chunks))]

@@ -1,0 +1,518 @@
+"""Products that hide their communication, without a GPU: the protocol with several ranks in one
+process, the kernels in Triton's interpreter, and processes that share a file."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tcgemm.accuracy import error_ratio
+from tcgemm.dist.options import Options
+from tcgemm.dist.overlap import plan as planning
+from tcgemm.dist.overlap.memory import MOST_TILES, SLOTS
+from tcgemm.dist.overlap.protocol import Rank
+from tcgemm.dist.rows import rows_of
+from tcgemm.errors import PeerError
+from tcgemm.problem import Fusion
+
+
+class Here:
+    """Ranks in one process: what one shares is there for all. Copies happen at once, or late."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rank: int, world: int, pool: dict, late=lambda: None) -> None:
+        self.rank, self.world, self._pool, self._late = rank, world, pool, late
+        self._shared = 0
+        self._copies: list[threading.Thread] = []
+
+    def share(self, size):
+        key, self._shared = (self._shared, size), self._shared + 1
+        made = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.world)]
+        return self._pool.setdefault(key, made)
+
+    def fork(self):
+        self._queue = []
+
+    def copy(self, to, source):
+        self._late()
+        to.copy_(source)
+
+    def join(self):
+        pass
+
+    def capturing(self):
+        return False
+
+    def synchronize(self):
+        pass
+
+
+def triton_kernels():
+    return import_module("tcgemm.triton_kernels.overlap.run")
+
+
+def options(**more):
+    return Options("triton", **more)
+
+
+# What is planned.
+
+
+def test_parts_cover_the_rows_of_every_rank_once():
+    draw = random.Random(0)
+    for _ in range(200):
+        world, M = draw.randint(2, 8), draw.randint(1, 5000)
+        tile = draw.choice([*planning.TILES, planning.INTERPRETED])
+        plan = planning.in_parts(tile, -(-M // world), draw.randint(1, planning.MOST_PARTS))
+        assert 1 <= plan.parts <= planning.MOST_PARTS
+        covered = 0
+        for rank in range(world):
+            first, behind = rows_of(M, world, rank)
+            at = 0
+            for part, begin, end in plan.part_rows(behind - first):
+                assert begin == at
+                assert begin == part * plan.part_tiles * tile.BLOCK_M
+                assert part < plan.parts
+                at = end
+            assert at == behind - first
+            covered += at
+        assert covered == M
+
+
+def test_the_model_prefers_few_parts_where_copies_are_short_and_more_where_they_are_long():
+    small = planning.gather_plan(512, 6144 // 2, 4096, 2)
+    large = planning.gather_plan(16384, 57344 // 2, 8192, 2)
+    assert small.parts <= 2 < large.parts
+    times = planning.arrivals_us(large, 8192, 4)
+    assert times == sorted(times)
+    assert len(times) == 3 * large.parts
+    # 3/4 of A in all, at the links' rate, and what each copy costs.
+    assert times[-1] == pytest.approx(16384 // 2 * 8192 * 2 * 3 / 370e3, rel=0.05)
+
+
+# The protocol, with kernels of torch's, ranks as threads and delays where they do harm.
+
+
+class Model:
+    """Kernels as plain Python: they look at the same flags and memory as the real ones."""
+
+    looks_per_s = 2000
+
+    def __init__(self, ranks, draw, skip=""):
+        self.ranks, self.draw, self.skip = ranks, draw, skip
+
+    def _wait(self, flag, epoch, call, source, part):
+        for _ in range(call.limit):
+            if int(flag) == epoch or (part < 0 and int(flag) > epoch):
+                return
+            time.sleep(0.0005)
+        call.trouble.copy_(torch.tensor([1, source, part, epoch]))
+
+    def _late(self):
+        if self.draw.random() < 0.3:
+            time.sleep(self.draw.random() * 0.004)
+
+    def _slot(self, call):
+        """The slot whose epoch the call counts."""
+        memory = self.ranks[call.rank].memory
+        return next(s for s in memory.slots if s.epoch.data_ptr() == call.epoch.data_ptr())
+
+    def enter(self, call):
+        self._late()
+        for peer in range(call.world):
+            if peer != call.rank and self.skip != "enter":
+                self._wait(call.done[peer], int(call.epoch), call, peer, -1)
+        call.epoch.add_(1)
+
+    def leave(self, call):
+        self._late()
+        number = self._slot(call).number
+        for peer in range(call.world):
+            if peer != call.rank:
+                self.ranks[peer].memory.slots[number].done[call.rank] = int(call.epoch)
+
+    def gather(self, own, gathered, b, out, bias, epilogue, call, plan):
+        M, now = out.shape[0], int(call.epoch)
+        for step in range(call.world):
+            source = (call.rank - step) % call.world
+            first, behind = rows_of(M, call.world, source)
+            for part, begin, end in plan.part_rows(behind - first):
+                self._late()
+                if step and self.skip != "wait":
+                    flag = call.flags[source * call.most + part]
+                    self._wait(flag, now, call, source, part)
+                rows = gathered[source * plan.chunk :] if step else own
+                out[first + begin : first + end] = rows[begin:end] @ b
+
+
+def run_model(world, calls, skip, seed, replayed):
+    """As many calls by ranks of one thread each; how many results were wrong or did not come.
+
+    ``replayed``: all calls take one slot, as a graph of one call does that is replayed.
+    """
+    draw, pool, results = random.Random(seed), {}, []
+
+    def late():
+        if draw.random() < 0.3:
+            time.sleep(draw.random() * 0.003)
+
+    ranks = [Rank(Here(r, world, pool, late), timeout_s=0.2 if skip else 10) for r in range(world)]
+    M, K = 13 * world - 2, 4
+    tile = planning.Tile(4, 4, 4, 1, 1, 1, 1.0)
+    plan = planning.in_parts(tile, 13, 3)
+    b = torch.eye(K, dtype=torch.float64)
+
+    def work(r):
+        kernels = Model(ranks, random.Random(seed + r), skip)
+        for call in range(calls):
+            first, behind = rows_of(M, world, r)
+            a = torch.full((behind - first, K), 100.0 * call + r, dtype=torch.float64)
+            out = torch.full((M, K), float("nan"), dtype=torch.float64)
+            with suppress(PeerError):
+                ranks[r].gather(kernels, a, b, out, plan, options())
+            if replayed:
+                ranks[r].memory._calls = 0
+            a.fill_(-1)  # the call has ended: its operand is the caller's again
+            owners = torch.arange(M) // 13
+            right = torch.equal(out, (100.0 * call + owners)[:, None].expand(M, K).double())
+            results.append(right)
+
+    threads = [threading.Thread(target=work, args=(r,)) for r in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return world * calls - results.count(True)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_no_rank_overwrites_what_a_slower_one_still_reads(replayed):
+    assert run_model(3, 12, "", 1, replayed) == 0
+
+
+@pytest.mark.parametrize("skip", ["enter", "wait"])
+def test_without_either_wait_results_are_wrong(skip):
+    """So the delays above do find a protocol that is not one."""
+    assert any(run_model(3, 12, skip, seed, replayed=True) for seed in range(5))
+
+
+# The kernels, interpreted, with ranks that take their steps in turns.
+
+
+def ranks_in_turns(world, timeout_s=1.0):
+    pool = {}
+    return [Rank(Here(r, world, pool), timeout_s) for r in range(world)]
+
+
+def gather_in_turns(ranks, a, b, plan, asked, poison=False):
+    world, M = len(ranks), a.shape[0]
+    outs = [torch.full((M, b.shape[1]), float("nan"), dtype=a.dtype) for _ in ranks]
+    shards = [a[slice(*rows_of(M, world, r))].clone() for r in range(world)]
+    kernels = triton_kernels()
+    steps = [
+        rank.gather_in_steps(kernels, shard, b, out, plan, asked)
+        for rank, shard, out in zip(ranks, shards, outs, strict=True)
+    ]
+    for name in ("enter", "send", "product", "leave"):
+        for rank, step in zip(ranks, steps, strict=True):
+            assert next(step) == name
+            if name == "enter" and poison:  # NaN in every dtype, where nothing has arrived yet
+                for slot in rank.memory.slots:
+                    slot.data[rank.transport.rank].fill_(255)
+        if name == "send":
+            for shard in shards if poison else ():
+                assert not shard.isnan().any()
+    return outs
+
+
+@pytest.mark.parametrize(
+    ("world", "M", "dtype"),
+    [
+        (2, 70, torch.bfloat16),
+        pytest.param(3, 40, torch.bfloat16, marks=pytest.mark.exhaustive),
+        pytest.param(2, 130, torch.float16, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_gather_kernel_multiplies_rows_as_they_arrive(world, M, dtype):
+    """M is no multiple of ranks or tiles; as many calls as take a slot a second time."""
+    N, K = 24, 48
+    ranks, plan = ranks_in_turns(world), planning.gather_plan(M, N, K, world, True)
+    assert plan.parts == min(2, -(-plan.chunk // 32))
+    generator = torch.Generator().manual_seed(M)
+    for call in range(SLOTS + 1):
+        a = torch.randn(M, K, generator=generator).to(dtype)
+        b = torch.randn(N, K, generator=generator).to(dtype).T
+        b = b.contiguous() if call == 1 else b
+        bias = torch.randn(N, generator=generator).to(dtype)
+        asked = options(bias=bias, epilogue="gelu", rows=M)
+        outs = gather_in_turns(ranks, a, b, plan, asked, poison=True)
+        fusion = Fusion(bias=bias, epilogue="gelu")
+        assert error_ratio(a, b, outs[0], fusion) <= 1
+        assert all(torch.equal(outs[0], out) for out in outs)
+
+
+def test_the_gather_kernel_says_whose_rows_did_not_come():
+    world, M, N, K = 2, 128, 32, 32
+    ranks, plan = ranks_in_turns(world, 0.01), planning.gather_plan(M, N, K, world, True)
+    a, b = torch.ones(M // 2, K).half(), torch.ones(K, N).half()
+    out = torch.empty(M, N).half()
+    with pytest.raises(PeerError, match="rank 0 of 2 waited in vain for rank 1: rows 1 did not"):
+        ranks[0].gather(triton_kernels(), a, b, out, plan, options(rows=M))
+    with pytest.raises(PeerError, match="an earlier call failed"):
+        ranks[0].gather(triton_kernels(), a, b, out, plan, options(rows=M))
+
+
+def partial_sums(world, M, N, K, dtype, seed=0):
+    """Operands of every rank, whole numbers so small that every sum is exact in any dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randint(-2, 3, shape, generator=generator).to(dtype)  # noqa: E731
+    return [(draw(M, K), draw(K, N)) for _ in range(world)]
+
+
+def test_the_scatter_kernel_stores_at_owners_and_adds_in_the_order_of_ranks():
+    """Rank 1 of 3, its peers' tiles in place beforehand: what it sends, and what it adds."""
+    world, M, N, K = 3, 100, 40, 32
+    ranks, plan = ranks_in_turns(world), planning.scatter_plan(M, N, K, world, True)
+    operands = partial_sums(world, M, N, K, torch.float16)
+    sums = [a.double() @ b.double() for a, b in operands]
+    me, (first, behind) = ranks[1], rows_of(M, world, 1)
+    for rank in ranks:
+        rank.memory.take(world * plan.chunk * N * 2)
+    slot = me.memory.slots[1]  # the next
+    size = world * plan.chunk * N * 2
+    for rank in ranks:
+        rank.memory.slots[1].data[rank.transport.rank].fill_(255)
+    here = slot.data[1][:size].view(torch.float16).view(world, plan.chunk, N)
+    for source in (0, 2):
+        here[source, : behind - first] = sums[source][first:behind]
+        at = slot.tiles_at + source * MOST_TILES
+        slot.own[at : at + plan.tiles(N)] = 1
+    out = torch.full((behind - first, N), float("nan"), dtype=torch.float16)
+    bias = torch.randn(N).half()
+    asked = options(bias=bias, epilogue="relu", rows=M)
+    me.scatter(triton_kernels(), *operands[1], out, plan, asked)
+    assert torch.equal(out, torch.relu(sum(sums)[first:behind] + bias).half())
+    for owner in (0, 2):
+        there = ranks[owner].memory.slots[1]
+        sent = there.data[owner][:size].view(torch.float16).view(world, plan.chunk, N)
+        begin, end = rows_of(M, world, owner)
+        assert torch.equal(sent[1, : end - begin], sums[1][begin:end].half())
+        assert sent[1, end - begin :].isnan().all()  # rows that the owner does not have
+        assert sent[0].isnan().all()
+        flags = there.own[there.tiles_at :][MOST_TILES : MOST_TILES + plan.tiles(N)]
+        assert set(flags.tolist()) == {1} or end - begin < plan.chunk
+        assert int(there.done[1]) == 1
+
+
+def test_every_tile_is_visited_once_in_the_order_of_parts():
+    """place() of the kernel, in plain Python, over drawn grids."""
+    place = import_module("tcgemm.triton_kernels.overlap.gather").place
+    draw = random.Random(3)
+    for _ in range(3):
+        rows, cols, part_tiles = draw.randint(1, 4), draw.randint(1, 3), draw.randint(1, 3)
+        seen = [
+            tuple(map(int, visit(place, i, rows, cols, part_tiles))) for i in range(rows * cols)
+        ]
+        assert Counter((m, n) for _, m, n in seen) == Counter(
+            (m, n) for m in range(rows) for n in range(cols)
+        )
+        assert [part for part, _, _ in seen] == sorted(part for part, _, _ in seen)
+        assert all(part == m // part_tiles for part, m, _ in seen)
+
+
+def visit(place, index, rows, cols, part_tiles):
+    runtime = import_module("tcgemm.triton_kernels.host.runtime")
+    tl, triton = runtime.tl, runtime.triton
+    out = torch.zeros(3, dtype=torch.int32)
+    namespace = {"tl": tl, "place": place}
+
+    @triton.jit
+    def probe(out, index, rows, cols, PART: tl.constexpr):
+        part, m, n = place(index, rows, cols, PART, 2)
+        tl.store(out, part)
+        tl.store(out + 1, m)
+        tl.store(out + 2, n)
+
+    probe.fn.__globals__.update(namespace)
+    probe[(1,)](out, index, rows, cols, part_tiles)
+    return out.tolist()
+
+
+# Processes.
+
+
+def in_processes(world, work, *args, timeout_s=60):
+    """``work(rank, world, *args)`` in a group of processes; their results, by rank."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    store = f"/tmp/tcgemm-test-{os.getpid()}-{time.monotonic_ns()}"
+
+    def child(rank):
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        try:
+            dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
+            results.put((rank, work(rank, world, *args)))
+        except BaseException:
+            results.put((rank, traceback.format_exc()))
+        finally:
+            results.close()
+            results.join_thread()
+            os._exit(0)
+
+    children = [context.Process(target=child, args=(r,)) for r in range(world)]
+    for each in children:
+        each.start()
+    try:
+        return dict(results.get(timeout=timeout_s) for _ in children)
+    finally:
+        for each in children:
+            each.kill()
+            each.join()
+        if os.path.exists(store):
+            os.unlink(store)
+
+
+def both_products(rank, world, M, calls):
+    import torch.distributed as dist
+
+    import tcgemm.dist.overlap as overlap
+
+    N, K, group = 40, 32, dist.group.WORLD
+    draw = random.Random(rank)
+    first, behind = rows_of(M, world, rank)
+    wrong = []
+    for call in range(calls):
+        time.sleep(draw.random() * 0.2)
+        dtype = (torch.float16, torch.bfloat16)[call % 2]
+        generator = torch.Generator().manual_seed(call)
+        a = torch.randint(-2, 3, (M, K), generator=generator).to(dtype)
+        b = torch.randint(-2, 3, (K, N), generator=generator).to(dtype)
+        asked = options(rows=M)
+        assert overlap.why_not("all_gather", a[first:behind], b, group, asked) is None
+        out = torch.full((M, N), float("nan"), dtype=dtype)
+        overlap.all_gather_matmul(a[first:behind].clone(), b, out, group, asked)
+        if not torch.equal(out, (a.double() @ b.double()).to(dtype)):
+            wrong.append(("all_gather", call))
+        operands = partial_sums(world, M, N, K, dtype, call)
+        assert overlap.why_not("reduce_scatter", *operands[rank], group, asked) is None
+        out = torch.full((behind - first, N), float("nan"), dtype=dtype)
+        overlap.matmul_reduce_scatter(*operands[rank], out, group, asked)
+        exact = sum(a.double() @ b.double() for a, b in operands)[first:behind]
+        if not torch.equal(out, exact.to(dtype)):
+            wrong.append(("reduce_scatter", call))
+    return wrong
+
+
+def test_two_processes_multiply_together():
+    assert in_processes(2, both_products, 43, 2) == {0: [], 1: []}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("world", "M"), [(3, 70), (3, 2), (4, 133)])
+def test_more_processes_multiply_together(world, M):
+    assert in_processes(world, both_products, M, 4) == {r: [] for r in range(world)}
+
+
+def without_a_peer(rank, world):
+    """Rank 1 makes one call less: as if it had died."""
+    import torch.distributed as dist
+
+    import tcgemm.dist.overlap as overlap
+    from tcgemm.dist.overlap import protocol
+
+    protocol.DEBUG_TIMEOUT_S = 0.1
+    N, K, M, group = 32, 32, 64, dist.group.WORLD
+    a, b = torch.ones(M, K).half(), torch.ones(K, N).half()
+    said = ""
+    for _ in range(2 - rank):
+        try:
+            out = torch.empty(M // 2, N).half()
+            overlap.matmul_reduce_scatter(a, b, out, group, options(rows=M, debug=True))
+        except PeerError as error:
+            said = str(error)
+    return said
+
+
+def test_a_rank_that_died_is_named():
+    said = in_processes(2, without_a_peer)
+    assert "rank 0 of 2 waited in vain for rank 1: tile 0 did not come" in said[0]
+    assert said[1] == ""
+
+
+def test_what_the_engine_refuses_it_refuses_in_numbers(monkeypatch):
+    import tcgemm.dist.overlap as overlap
+
+    monkeypatch.setattr(overlap.dist, "get_world_size", lambda group: group)
+    a, b = torch.empty(8, 64).half(), torch.empty(64, 64).half()
+
+    def said(a=a, b=b, world=2, op="all_gather", **more):
+        asked = SimpleNamespace(**{"backend": "auto", "kernel": None, "rows": 16, **more})
+        return overlap.why_not(op, a, b, world, asked)
+
+    assert said() is None
+    assert "one rank" in said(world=1)
+    assert "9 ranks" in said(world=9)
+    assert "'cublas'" in said(backend="cublas")
+    assert "'naive'" in said(kernel="naive")
+    assert "float32" in said(a=a.float(), b=b.float())
+    assert "N=60" in said(b=torch.empty(64, 60).half())
+    assert "M=0" in said(rows=0)
+    assert "bytes" in said(rows=1 << 30)
+
+
+@pytest.mark.exhaustive
+def test_what_the_compiler_makes_of_the_kernels():
+    """For sm_90: wgmma that overlaps its loads, and the memory order that the protocol rests on."""
+    program = Path(__file__).parent / "overlap_compile.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=environment, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, made in found.items():
+        assert not made["serialized"], name
+        assert made["spill_bytes"] <= 64, name  # some bytes where peers' sums are added
+        assert made["shared_bytes"] <= 232448, name
+    for tile in planning.TILES:
+        gather = found[f"gather {tile.BLOCK_M}x{tile.BLOCK_N}"]
+        scatter = found[f"scatter {tile.BLOCK_M}x{tile.BLOCK_N}"]
+        for made in (gather, scatter):
+            assert made["counts"]["HGMMA"] == 2 * tile.BLOCK_K // 16
+            assert made["counts"]["UTMALDG"] > 0
+            assert "ld.global.sys.acquire" in made["ptx"]
+            assert "trap;" in made["ptx"]
+        # A wait, the block's barrier, the proxy fence, and only then the loads by TMA.
+        order = re.findall(
+            r"ld\.global\.sys\.acquire|fence\.proxy\.async;|bar\.sync|cp\.async\.bulk\.tensor",
+            gather["ptx"],
+        )
+        last = len(order) - 1 - order[::-1].index("ld.global.sys.acquire")
+        after = order[last:]
+        fence, loads = after.index("fence.proxy.async;"), after.index("cp.async.bulk.tensor")
+        assert after.index("bar.sync") < fence < loads
+        # Stores, a barrier of the block, and only then the release by one thread.
+        released = [m.start() for m in re.finditer(r"atom\.global\.sys\.release", scatter["ptx"])]
+        assert len(released) == 2
+        for at in released:
+            before = scatter["ptx"][:at]
+            assert before.rindex("bar.sync") > max(before.rfind("st.global"), 0)

@@ -1,0 +1,202 @@
+"""gather: C = A @ B while the rows of A still arrive from the peers.
+
+    C[M, N] = f(A[M, K] @ B[K, N] + bias[N]); A's rows lie on WORLD ranks, ``chunk`` rows each
+
+Adds:     to `descriptor`, a wait. A program begins with tiles of its own rank's rows, which it
+          reads where they lie. Then it visits the tiles of rank - 1, rank - 2, ...: in
+          this order those rows arrive in ``gathered``. They come in parts of PART_TILES rows of
+          tiles, each with a flag, for which a program waits at the first of its tiles in the part.
+Missing:  the loads of a tile begin when the one before is stored: no warps of their own.
+
+Order:    a part at a time, within it grouped. All programs move through the parts together, so that
+          what has arrived is used before what has not.
+
+Memory:   flags and fences are those of signals.py. Rows past the end of a rank's are the next
+          rank's or nothing that was ever written: they make rows of C that are not stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..device.dot import emulated, narrow
+from ..device.epilogue import finish
+from ..device.ordering import grouped
+from ..host.descriptors import describe, stored
+from ..host.runtime import INTERPRETED, cdiv, programs, tl, triton
+from .signals import fence_async, wait
+from .tile import halves, multiply, rows_of
+
+
+@triton.jit
+def place(within, rows, tiles_n, PART_TILES: tl.constexpr, GROUP_M: tl.constexpr):
+    """Number of a tile of one rank -> its part, tile row and tile column.
+
+    ``rows``: rows of tiles of a rank. The last part has what is left.
+    """
+    part = within // (PART_TILES * tiles_n)
+    first = part * PART_TILES
+    height = tl.minimum(rows - first, PART_TILES)
+    tile_m, tile_n = grouped(within - first * tiles_n, height, tiles_n, GROUP_M)
+    return part, first + tile_m, tile_n
+
+
+@triton.jit
+def store(
+    acc,
+    c,
+    row,
+    m,
+    n,
+    rows,
+    N,
+    stride_cm,
+    bias,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    EMULATED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """f(acc + bias) to C's rows from ``row`` + m on, those of ``rows``; in two halves."""
+    HALF: tl.constexpr = BLOCK_N // 2
+    left, right = halves(acc)
+    offs_m = (m + tl.arange(0, BLOCK_M)).to(tl.int64)
+    lines = c + (row + offs_m)[:, None] * stride_cm
+    for half in tl.static_range(2):
+        x = left if half == 0 else right
+        col = (n + half * HALF + tl.arange(0, HALF)).to(tl.int64)
+        x = finish(
+            x, offs_m, col, rows, N, None, bias, None, None, 1.0, 0.0, 1,
+            False, False, False, ACTIVATION, EMULATED, INTERPRETED,
+        )  # fmt: skip
+        inside = (offs_m < rows)[:, None] & (col < N)[None, :]
+        tl.store(lines + col[None, :], narrow(x, c.dtype.element_ty, EMULATED), mask=inside)
+
+
+@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "limit"])
+def kernel(
+    own,
+    gathered,
+    b,
+    c,
+    M,
+    N,
+    K,
+    chunk,
+    rank,
+    stride_cm,
+    bias,
+    flags,
+    epoch,
+    trouble,
+    limit,
+    WORLD: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    DEBUG: tl.constexpr,
+    EMULATED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    each = tiles_m * tiles_n  # tiles of a rank
+    program, step = tl.program_id(0), tl.num_programs(0)
+
+    rows = rows_of(M, chunk, rank)
+    first = (rank * chunk).to(tl.int64)
+    for tile in range(program, each, step):
+        part, tile_m, tile_n = place(tile, tiles_m, tiles_n, PART_TILES, GROUP_M)
+        m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+        if m < rows:
+            acc = multiply(own, b, m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED)
+            store(
+                acc, c, first, m, n, rows, N, stride_cm, bias,
+                BLOCK_M, BLOCK_N, ACTIVATION, EMULATED, INTERPRETED,
+            )  # fmt: skip
+
+    now = tl.load(epoch)
+    here = -1  # the last part that was waited for
+    begin = program + tl.cdiv(tl.maximum(each - program, 0), step) * step
+    for tile in range(begin, each * WORLD, step):
+        source = (rank - tile // each + WORLD) % WORLD
+        part, tile_m, tile_n = place(tile % each, tiles_m, tiles_n, PART_TILES, GROUP_M)
+        m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+        rows = rows_of(M, chunk, source)
+        first = (source * chunk).to(tl.int64)
+        if m < rows:
+            number = source * PARTS + part
+            if number != here:
+                wait(flags + number, now, limit, trouble, source, part, DEBUG, INTERPRETED)
+                if not INTERPRETED:
+                    fence_async()
+                here = number
+            acc = multiply(
+                gathered, b, source * chunk + m, n, K,
+                BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED,
+            )  # fmt: skip
+            store(
+                acc, c, first, m, n, rows, N, stride_cm, bias,
+                BLOCK_M, BLOCK_N, ACTIVATION, EMULATED, INTERPRETED,
+            )  # fmt: skip
+
+
+def arguments(
+    own: torch.Tensor,
+    gathered: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: str,
+    call: Any,
+    *,
+    PARTS: int,
+    PART_TILES: int,
+    BLOCK_M: int,
+    BLOCK_N: int,
+    BLOCK_K: int,
+    GROUP_M: int,
+    NUM_STAGES: int,
+    NUM_WARPS: int,
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``.
+
+    Args:
+        own: [rows of this rank, K], contiguous.
+        gathered: [WORLD * chunk, K], contiguous: where peers' rows arrive.
+        b: [K, N]; c: [M, N], contiguous rows; bias: [N], contiguous, or None.
+        call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch (int32),
+            trouble (int32[4]), limit and debug.
+    """
+    (M, N), K = c.shape, b.shape[0]
+    transposed = stored(b) == "t"
+    there = describe(gathered, (BLOCK_M, BLOCK_K), False)
+    here = describe(own, (BLOCK_M, BLOCK_K), False) if own.shape[0] else there
+    tiles = cdiv(call.chunk, BLOCK_M) * cdiv(N, BLOCK_N) * call.world
+    constants = {
+        "WORLD": call.world,
+        "PARTS": PARTS,
+        "PART_TILES": PART_TILES,
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_K": BLOCK_K,
+        "GROUP_M": GROUP_M,
+        "B_TRANSPOSED": transposed,
+        "ACTIVATION": epilogue,
+        "DEBUG": call.debug,
+        "EMULATED": emulated(b),
+        "INTERPRETED": INTERPRETED,
+        "num_warps": NUM_WARPS,
+        "num_stages": NUM_STAGES,
+    }
+    operands = (here, there, describe(b, (BLOCK_K, BLOCK_N), transposed), c)
+    numbers = (M, N, K, call.chunk, call.rank, c.stride(0))
+    signals = (call.flags, call.epoch, call.trouble, call.limit)
+    return (min(programs(b), tiles),), (*operands, *numbers, bias, *signals), constants

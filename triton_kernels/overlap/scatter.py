@@ -1,0 +1,243 @@
+"""scatter: C = A @ B, of which each rank keeps its rows of the sum over all ranks.
+
+    C[rows of this rank, N] = f(sum over ranks of A_r[M, K_r] @ B_r[K_r, N] + bias[N])
+
+Adds:     to `descriptor`, an owner. A program begins with tiles of rank + 1, rank + 2, ...: it
+          stores them in C's dtype into this rank's part of the owner's slot, over the link, and
+          sets the tile's flag there. Tiles of its own rank come last: by then the peers have sent
+          theirs, since they go the same way. The owner adds all ranks' tiles in the order of ranks
+          in float32, its own unrounded, so that a call repeats to the bit.
+Missing:  the release of a flag waits for the stores over the link. It is therefore done a tile
+          later, when they have arrived; a warp of its own would not delay it at all.
+
+Memory:   flags are those of signals.py. Stores and loads are ordinary ones: no proxy fence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..device.dot import emulated, narrow, widen
+from ..device.epilogue import finish
+from ..device.ordering import grouped
+from ..host.descriptors import describe, stored
+from ..host.runtime import INTERPRETED, cdiv, programs, tl, triton
+from .signals import wait, words_at
+from .tile import halves, multiply, rows_of
+
+
+@triton.jit
+def send(
+    acc,
+    to,
+    m,
+    n,
+    rows,
+    N,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    """acc to rows m and on of to[rows, N], in two halves."""
+    HALF: tl.constexpr = BLOCK_N // 2
+    left, right = halves(acc)
+    row = (m + tl.arange(0, BLOCK_M)).to(tl.int64)
+    for half in tl.static_range(2):
+        x = left if half == 0 else right
+        col = n + half * HALF + tl.arange(0, HALF)
+        # N is a multiple of 8 and rows are contiguous: stores of 16 bytes.
+        inside = (row < rows)[:, None] & (col < N)[None, :]
+        x = narrow(x, to.dtype.element_ty, EMULATED)
+        tl.store(to + row[:, None] * N + col[None, :], x, mask=inside)
+
+
+@triton.jit
+def add(
+    x,
+    c,
+    slots,
+    m,
+    n,
+    rows,
+    N,
+    size,
+    stride_cm,
+    bias,
+    rank,
+    WORLD: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    EMULATED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """f(sum over ranks + bias) to C from (m, n) on: x is this rank's, slots hold the others'.
+
+    size: elements of a rank's part of ``slots``.
+    """
+    row = (m + tl.arange(0, x.shape[0])).to(tl.int64)
+    col = (n + tl.arange(0, x.shape[1])).to(tl.int64)
+    inside = (row < rows)[:, None] & (col < N)[None, :]
+    total = tl.zeros((x.shape[0], x.shape[1]), tl.float32)
+    for source in range(WORLD):
+        if source == rank:
+            total += x
+        else:
+            at = slots + source * size + row[:, None] * N + col[None, :]
+            total += widen(tl.load(at, mask=inside, other=0.0), EMULATED).to(tl.float32)
+    total = finish(
+        total, row, col, rows, N, None, bias, None, None, 1.0, 0.0, 1,
+        False, False, False, ACTIVATION, EMULATED, INTERPRETED,
+    )  # fmt: skip
+    to = c + row[:, None] * stride_cm + col[None, :]
+    tl.store(to, narrow(total, c.dtype.element_ty, EMULATED), mask=inside)
+
+
+@triton.jit
+def release(pending, now):
+    """Set the flag at an address, where there is one."""
+    if pending != 0:
+        tl.debug_barrier()
+        tl.atomic_xchg(pending.to(tl.pointer_type(tl.int32)), now, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "most", "flags_at", "limit"])
+def kernel(
+    a,
+    b,
+    c,
+    slots,
+    M,
+    N,
+    K,
+    chunk,
+    rank,
+    most,
+    flags_at,
+    stride_cm,
+    bias,
+    data,
+    words,
+    flags,
+    epoch,
+    trouble,
+    limit,
+    WORLD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    DEBUG: tl.constexpr,
+    EMULATED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    each = tiles_m * tiles_n  # tiles of a rank
+    program, step = tl.program_id(0), tl.num_programs(0)
+    now = tl.load(epoch)
+    size = chunk.to(tl.int64) * N  # elements of a rank's part of a slot
+    last = each * (WORLD - 1)  # tiles of others
+
+    pending = tl.full((), 0, tl.int64)  # the flag of the tile before, not set yet
+    for tile in range(program, last, step):
+        owner = (rank + 1 + tile // each) % WORLD
+        within = tile % each
+        tile_m, tile_n = grouped(within, tiles_m, tiles_n, GROUP_M)
+        m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+        rows = rows_of(M, chunk, owner)
+        if m < rows:
+            acc = multiply(
+                a, b, owner * chunk + m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED
+            )
+            release(pending, now)
+            to = tl.load(data + owner).to(tl.pointer_type(slots.dtype.element_ty)) + rank * size
+            send(acc, to, m, n, rows, N, BLOCK_M, BLOCK_N, EMULATED)
+            pending = (words_at(words, owner) + flags_at + rank * most + within).to(tl.int64)
+    release(pending, now)
+
+    begin = program + tl.cdiv(tl.maximum(last - program, 0), step) * step
+    rows = rows_of(M, chunk, rank)
+    HALF: tl.constexpr = BLOCK_N // 2
+    for tile in range(begin, each * WORLD, step):
+        within = tile - last
+        tile_m, tile_n = grouped(within, tiles_m, tiles_n, GROUP_M)
+        m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+        if m < rows:
+            acc = multiply(
+                a, b, rank * chunk + m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED
+            )
+            for source in range(WORLD):
+                if source != rank:
+                    flag = flags + source * most + within
+                    wait(flag, now, limit, trouble, source, within, DEBUG, INTERPRETED)
+            left, right = halves(acc)
+            for half in tl.static_range(2):
+                x = left if half == 0 else right
+                at = n + half * HALF
+                if BLOCK_N == 256:
+                    one, two = halves(x)
+                    for quarter in tl.static_range(2):
+                        add(
+                            one if quarter == 0 else two, c, slots, m, at + quarter * (HALF // 2),
+                            rows, N, size, stride_cm, bias, rank,
+                            WORLD, ACTIVATION, EMULATED, INTERPRETED,
+                        )  # fmt: skip
+                else:
+                    add(
+                        x, c, slots, m, at, rows, N, size, stride_cm, bias, rank,
+                        WORLD, ACTIVATION, EMULATED, INTERPRETED,
+                    )  # fmt: skip
+
+
+def arguments(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    slots: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: str,
+    call: Any,
+    *,
+    BLOCK_M: int,
+    BLOCK_N: int,
+    BLOCK_K: int,
+    GROUP_M: int,
+    NUM_STAGES: int,
+    NUM_WARPS: int,
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``.
+
+    Args:
+        a: [M, K], contiguous; b: [K, N]; c: [rows of this rank, N], contiguous rows.
+        slots: [WORLD, chunk, N] of C's dtype, contiguous: where peers' partial sums arrive.
+        bias: [N], contiguous, or None.
+        call: with rank, world, chunk, data and words (int64[world]: addresses of every rank's
+            ``slots`` and words), flags_at (where in the words flags begin), flags (they, here),
+            most (flags for each rank), epoch, trouble, limit and debug.
+    """
+    (M, K), N = a.shape, b.shape[1]
+    transposed = stored(b) == "t"
+    tiles = cdiv(call.chunk, BLOCK_M) * cdiv(N, BLOCK_N) * call.world
+    constants = {
+        "WORLD": call.world,
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_K": BLOCK_K,
+        "GROUP_M": GROUP_M,
+        "B_TRANSPOSED": transposed,
+        "ACTIVATION": epilogue,
+        "DEBUG": call.debug,
+        "EMULATED": emulated(b),
+        "INTERPRETED": INTERPRETED,
+        "num_warps": NUM_WARPS,
+        "num_stages": NUM_STAGES,
+    }
+    described = (
+        describe(a, (BLOCK_M, BLOCK_K), False),
+        describe(b, (BLOCK_K, BLOCK_N), transposed),
+    )
+    numbers = (M, N, K, call.chunk, call.rank, call.most, call.flags_at, c.stride(0))
+    signals = (call.data, call.words, call.flags, call.epoch, call.trouble, call.limit)
+    return (min(programs(b), tiles),), (*described, c, slots, *numbers, bias, *signals), constants

@@ -1,0 +1,114 @@
+"""Flags between GPUs, and the two small kernels around each call.
+
+A flag is an int32 in memory that a peer writes. It holds the epoch of the call that it was written
+for, the number of times that its slot has been used, so a flag of an earlier call is never taken
+for one of this call and no flag is ever put back.
+
+Order of memory: who sets a flag has a barrier of its block after the stores, then releases at
+system scope by one thread. Who waits acquires at system scope by one thread, and a barrier of its
+block follows (Triton's own, by which it shares the value). What is then read by TMA needs a proxy
+fence besides: ``fence_async``.
+"""
+
+from __future__ import annotations
+
+from ..host.runtime import tl, triton
+
+
+@triton.jit
+def stop():
+    """End the launch with an error, which every later call of the process reports."""
+    tl.inline_asm_elementwise(
+        "trap; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def fence_async():
+    """What was acquired before is seen by TMA loads after: they pass by another proxy."""
+    tl.inline_asm_elementwise(
+        "fence.proxy.async; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def wait(flag, epoch, limit, trouble, source, part, DEBUG: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Wait until the flag holds the epoch, for at most ``limit`` looks; see ``give_up``."""
+    seen = look(flag)
+    looks = 0
+    while (seen != epoch) & (looks < limit):
+        seen = look(flag)
+        looks += 1
+    if seen != epoch:
+        give_up(epoch, trouble, source, part, DEBUG, INTERPRETED)
+
+
+@triton.jit
+def look(flag):
+    """The flag's value; what its setter stored before is seen by what follows here."""
+    return tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+
+
+@triton.jit
+def give_up(epoch, trouble, source, part, DEBUG: tl.constexpr, INTERPRETED: tl.constexpr):
+    """End the launch with an error or, with DEBUG, go on and say in ``trouble`` what is missing:
+    int32[4] of 1, the rank, the part (a part or a tile; -1: the end of a call) and the epoch."""
+    if DEBUG or INTERPRETED:
+        tl.store(trouble + 1, source)
+        tl.store(trouble + 2, part)
+        tl.store(trouble + 3, epoch)
+        tl.store(trouble, 1)
+    else:
+        stop()
+
+
+@triton.jit
+def set_flag(flag, epoch):
+    """Set a flag, here or at a peer, after everything that this program has stored before."""
+    tl.debug_barrier()
+    tl.atomic_xchg(flag, epoch, sem="release", scope="sys")
+
+
+@triton.jit
+def words_at(addresses, rank):
+    """The int32 words at a rank, from the table of their addresses."""
+    return tl.load(addresses + rank).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def enter(
+    epoch,
+    done,
+    trouble,
+    rank,
+    limit,
+    WORLD: tl.constexpr,
+    DEBUG: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Begin a call: wait until every peer is done with the slot's last use, and count this one.
+
+    Args:
+        epoch: int32[1] of this rank alone: uses of the slot so far.
+        done: int32[WORLD], written by the peers: their last use of the slot that has ended.
+    """
+    before = tl.load(epoch)
+    for peer in range(WORLD):
+        if peer != rank:
+            # A peer that has no rows may be done with this use of the slot as well by now.
+            looks = 0
+            while (look(done + peer) - before < 0) & (looks < limit):
+                looks += 1
+            if look(done + peer) - before < 0:
+                give_up(before, trouble, peer, -1, DEBUG, INTERPRETED)
+    tl.debug_barrier()
+    tl.store(epoch, before + 1)
+
+
+@triton.jit
+def leave(epoch, words, rank, WORLD: tl.constexpr):
+    """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``."""
+    now = tl.load(epoch)
+    for peer in range(WORLD):
+        if peer != rank:
+            set_flag(words_at(words, peer) + rank, now)
