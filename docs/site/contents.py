@@ -40,7 +40,8 @@ SECTIONS = (
     (
         "Both",
         _there("triton_and_cuda", "measuring", "contract", "simulator", "hopper_rungs", "tiles",
-               "few_rows", "skinny_and_split_k", "gluon", "triton_types", "pytorch"),
+               "few_rows", "skinny_and_split_k", "gluon", "triton_types", "pytorch",
+               "several_gpus"),
     ),
     ("For those who work on it", _there("design", "tests", "mutation", "decisions")),
     ("Lab notes", LAB),
