@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -435,10 +436,42 @@ def test_a_bound_call_is_right(name):
 
 def test_tritons_own_start_is_done_beside_ours_and_kept():
     warm_up = import_module("tcgemm.triton_kernels.host.warm_up")
-    kept = import_module("triton.runtime.cache").triton_key.cache_info
     warm_up.begin()
     warm_up.wait()
-    assert kept().currsize == 1
+    assert import_module("triton.runtime.cache").triton_key.cache_info().currsize == 1
+
+
+def test_triton_hashes_its_library_once_for_all_processes(tmp_path, monkeypatch):
+    """And again where a file of it has changed, or what was kept is no such thing."""
+    warm_up = import_module("tcgemm.triton_kernels.host.warm_up")
+    cache = import_module("triton.runtime.cache")
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path / "kept"))
+    hashed = []
+    stamp = ["first"]
+    monkeypatch.setattr(warm_up, "_stamp", lambda folder: stamp[0])
+
+    def process():
+        key = lru_cache(lambda: hashed.append(1) or f"key {len(hashed)}")
+        monkeypatch.setattr(cache, "triton_key", key)
+        warm_up._hash()
+        return cache.triton_key()
+
+    assert [process(), process()] == ["key 1", "key 1"]
+    stamp[0] = "another"
+    assert [process(), process()] == ["key 2", "key 2"]
+    warm_up._key_file().write_text('{"stamp": "anoth')
+    assert process() == "key 3"
+
+
+def test_a_changed_file_of_triton_changes_the_stamp(tmp_path):
+    warm_up = import_module("tcgemm.triton_kernels.host.warm_up")
+    library = tmp_path / "_C" / "libtriton.so"
+    library.parent.mkdir()
+    library.write_text("one")
+    before = warm_up._stamp(tmp_path)
+    assert warm_up._stamp(tmp_path) == before
+    library.write_text("another")
+    assert warm_up._stamp(tmp_path) != before
 
 
 @pytest.mark.parametrize("compute", ["tf32", "tf32x3"])

@@ -33,9 +33,10 @@ THREADS = 256
 STAGED_BLOCKS = 4
 """Of which an SM has room for so many."""
 
-STAGED_LAUNCH_US = 1.6
+STAGED_LAUNCH_US = 0.9
 """Staged: before the first load and after the last store. This and what follows is by counts of
-instructions and sectors (docs/lab/drawn_shapes.md) and waits for its timing."""
+instructions and sectors, and by what Triton's skinny takes (docs/lab/cuda_small.md); it waits for
+its timing."""
 
 TRIP_US = 0.8
 """A stage's way from memory, while the one before is multiplied."""
