@@ -3,6 +3,8 @@
     python examples/train_gpt.py --kernels torch       # on a GPU: 100 M parameters in bfloat16
     python examples/train_gpt.py --kernels triton
     python examples/train_gpt.py --kernels cuda --compile
+    python examples/train_gpt.py --kernels triton --fused-mlp        # gelu within the layer
+    python examples/train_gpt.py --kernels triton --passes 4         # gradients added in place
     python examples/train_gpt.py --profile --csv losses.csv          # is any kernel cuBLAS's?
     python examples/train_gpt.py --tiny --steps 20 --kernels torch   # on a CPU
     torchrun --nproc-per-node 4 examples/train_gpt.py --tensor-parallel --kernels triton
@@ -79,7 +81,10 @@ class Block(nn.Module):
         q, k, v = qkv.permute(3, 0, 2, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
+        up = self.up(self.norm_2(x))
+        if not getattr(self.up, "epilogue", None):  # else the layer itself ends with it
+            up = F.gelu(up, approximate="tanh")
+        return x + self.down(up)
 
 
 class GPT(nn.Module):
@@ -150,31 +155,46 @@ def batches(config: Config, steps: int, seed: int, device: str) -> Iterator[Tens
 
 
 class Trainer:
-    """A model, its optimizer, and what each step measured."""
+    """A model, its optimizer, and what each step measured.
+
+    Args:
+        kernels: "torch", or the backend of the layers.
+        fused: whether gelu is an epilogue of the layer before it.
+        passes: forward and backward passes a step, each over an equal part of the batch; with
+            more than one, the layers add their weights' gradients in place.
+        keeps: whether a step fills the gradients with zeros, in place of dropping them.
+    """
 
     def __init__(
         self, kernels: str, config: Config, compiled: bool, device: str, seed: int = 0,
-        mesh: Any = None,
+        mesh: Any = None, *, fused: bool = False, passes: int = 1, keeps: bool = False,
     ) -> None:  # fmt: skip
         torch.manual_seed(seed)
         self.config, self.device = config, device
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.model = GPT(config).to(device, dtype)
         if kernels != "torch":
-            tcgemm.replace_linear(self.model, backend=kernels)
+            tcgemm.replace_linear(self.model, backend=kernels, accumulate=passes > 1 or keeps)
+            if fused:
+                for block in self.model.blocks:
+                    block.up.epilogue = "gelu_tanh"
         if mesh is not None:
             divided(self.model, mesh, kernels != "torch")
+        self.passes, self.keeps = passes, keeps
         self.run = torch.compile(self.model) if compiled else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=device == "cuda")
 
     def step(self, window: Tensor) -> Tensor:
         """One step of training; its loss, which stays on the device: nothing here waits for it."""
-        logits = self.run(window[:, :-1]).float()
-        loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        loss.backward()
+        total = torch.zeros((), device=self.device)
+        for part in window.chunk(self.passes):
+            logits = self.run(part[:, :-1]).float()
+            loss = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten()) / self.passes
+            loss.backward()
+            total += loss.detach()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        self.optimizer.zero_grad(set_to_none=not self.keeps)
+        return total
 
     def wait(self) -> float:
         """The time in seconds when the device has done all that it was asked for."""
@@ -239,6 +259,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--tiny", action="store_true", help="a model for a CPU")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--fused-mlp", action="store_true",
+                        help="gelu as the epilogue of the layer before it")  # fmt: skip
+    parser.add_argument("--passes", type=int, default=1,
+                        help="passes over parts of the batch that a step adds up")  # fmt: skip
+    parser.add_argument("--keep-grads", action="store_true",
+                        help="zero the gradients after a step, do not drop them")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the data")
     parser.add_argument("--csv", type=Path, help="where to write step,loss")
     parser.add_argument("--profile", action="store_true",
@@ -259,10 +285,15 @@ def main() -> None:
             parser.error(f"{config.heads} heads and {config.context} places over {mesh.size()}")
         if mesh.get_rank():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the first rank speaks for all
+    if asked.passes < 1 or config.batch % asked.passes:
+        parser.error(f"--passes is {asked.passes}: it divides the batch, {config.batch}")
     override = asked.override and asked.kernels != "torch"
+    if asked.fused_mlp and (override or asked.kernels == "torch"):
+        parser.error("--fused-mlp is of layers that are ours: not of --kernels torch or --override")
     trainer = Trainer(
-        "torch" if override else asked.kernels, config, asked.compile, device, asked.seed, mesh
-    )
+        "torch" if override else asked.kernels, config, asked.compile, device, asked.seed, mesh,
+        fused=asked.fused_mlp, passes=asked.passes, keeps=asked.keep_grads,
+    )  # fmt: skip
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters / 1e6:.1f} M parameters, {asked.kernels}")
     windows = batches(config, asked.steps + 3 * asked.profile, asked.seed, device)
