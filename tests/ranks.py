@@ -31,6 +31,9 @@ def serve(connection, rank, world, folder, backend):
 
     torch.set_num_threads(1)
     if backend == "nccl":
+        from tcgemm.bench.several.command import NO_MULTICAST
+
+        os.environ.update(NO_MULTICAST)
         torch.cuda.set_device(rank)
     if world:
         where = f"file://{folder}/meet"

@@ -395,6 +395,25 @@ def check_bench(rank, world):
                 off = judge.error_ratio(c) > 1 if of is normal else judge.exact_errors(c) > 0
                 assert off == bool(by)
 
+        waits = []
+
+        def sampler(call, ranks, waits=waits):
+            def sample():
+                assert call().shape[1] > 0
+                waits.append(rank)
+                return 1.0 + rank
+
+            return sample
+
+        with mock.patch.object(run, "sampler", sampler), no_engine():
+            rows, _ = run.run_case(case, ranks_of(), device, **{**asked, "timed": True})
+        assert len(waits) > 2 * rows[0]["rounds"]
+        for name in ("ms_p50", "gemm_ms", "nccl_ms"):
+            assert rows[0][name] == world  # what the slowest rank took
+        assert (rows[0]["ratio_nccl"], rows[0]["of_limit"]) == (1.0, 1.0)
+        assert rows[0]["torch_fused_ms"] is rows[0]["ratio_torch"] is None
+        assert "ms_p50" not in rows[1]
+
         def one_rank_is_off(name, of, backend, call_of=run.call_of):
             product = call_of(name, of, backend)
             return product if rank != 1 else lambda: product() + 1

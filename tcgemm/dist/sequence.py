@@ -24,9 +24,9 @@ from .rows import chunk_of, rows_of
 
 
 def gathered(part: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
-    """[rows, ...] of all ranks, from the rows of this one; contiguous."""
+    """[rows, ...] of all ranks, from the rows of this one; contiguous, but of one rank as it is."""
     if ranks.world == 1:
-        return part.contiguous()
+        return part
     chunk = chunk_of(rows, ranks.world)
     whole = part.new_empty((chunk * ranks.world, *part.shape[1:]))
     if whole.numel():
