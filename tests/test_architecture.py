@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -169,6 +170,51 @@ def test_only_the_package_root_and_the_command_line_know_tools_by_name():
             if isinstance(text, str) and re.match(r"(tcgemm)?\.tools\b", text):
                 knowing.add(module_of(path))
     assert knowing == {"tcgemm", "tcgemm.cli.application"}
+
+
+def block_from(text: str, start: int) -> str:
+    """From ``start`` to the end of the statement or block that begins there."""
+    depth = 0
+    for end in range(start, len(text)):
+        depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(text[end], 0)
+        if depth == 0 and text[end] in "};":
+            return text[start : end + 1]
+    return text[start:]
+
+
+def called(code: str) -> set[str]:
+    """Names that are followed by arguments, of functions and of templates of them."""
+    flat = re.sub(r"//.*", "", code)
+    while (less := re.sub(r"<[^<>;{}=]*>", "", flat)) != flat:  # template arguments
+        flat = less
+    return set(re.findall(r"(\w+)\(", flat))
+
+
+def headers_of_main_loop(rung: Path) -> set[str]:
+    """The files of ours whose functions a rung's loops over K call, lambdas looked into.
+
+    Constants are not counted: a build's tile and what follows from it stand in one header.
+    """
+    text = rung.read_text()
+    loops = [block_from(text, m.start()) for m in re.finditer(r"for \(int k_tile = 0", text)]
+    assert len(loops) == 2, "of the producer, and of the consumers"
+    names = set().union(*map(called, loops))
+    lambdas = re.finditer(r"const auto (\w+) = (?=\[&\])", text)
+    names |= {n for m in lambdas if m[1] in names for n in called(block_from(text, m.end()))}
+    sources = importlib.import_module("tcgemm.cuda_ref.build.toolchain").source_files(rung)
+    return {
+        str(path.relative_to(ROOT))
+        for path in sources
+        if path != rung
+        for name in re.findall(r"^[^\n/#=]*?(\w+)\([^;]*?\)(?: const)? \{", path.read_text(), re.M)
+        if name in names
+    }
+
+
+def test_four_headers_tell_all_of_the_production_main_loop():
+    found = headers_of_main_loop(ROOT / "cuda_ref/rungs/wgmma_persistent.cu")
+    assert {"cuda_ref/csrc/ptx/wgmma.cuh", "cuda_ref/csrc/sm90/tile.cuh"} <= found
+    assert len(found) <= 4, found
 
 
 SOURCES = (".py", ".cpp", ".hpp", ".cu", ".cuh", ".h")

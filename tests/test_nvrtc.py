@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
+import struct
 import subprocess
 import sys
 from importlib import import_module
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from tcgemm import dispatch
-from tcgemm.problem import Problem
+from tcgemm.problem import Fusion, Problem
 from tcgemm.tools import doctor
 
 nvrtc = import_module("tcgemm.cuda_ref.nvrtc")
@@ -22,6 +24,7 @@ compiler = import_module("tcgemm.cuda_ref.nvrtc.compiler")
 driver = import_module("tcgemm.cuda_ref.nvrtc.driver")
 launchers = import_module("tcgemm.cuda_ref.nvrtc.launchers")
 operators = import_module("tcgemm.cuda_ref.nvrtc.operators")
+Product = import_module("tcgemm.cuda_ref.nvrtc.product").Product
 simulator = import_module("tcgemm.cuda_ref.simulator")
 cuda_ref = import_module("tcgemm.cuda_ref")
 
@@ -53,9 +56,12 @@ def plan_of(name, a, b, c):
     return dispatch.find("cuda", name).plan(problem)
 
 
-def test_the_whole_ladder_has_launchers():
+def test_the_whole_ladder_has_launchers_and_what_takes_every_type():
     ladder = {row.name for row in dispatch.ladder("cuda") if row.kind == "ladder"}
-    assert set(RUNGS) == ladder
+    assert set(RUNGS) == ladder | {"wmma_types"}
+    for row in dispatch.ladder("cuda"):
+        if row.name in launchers.EVERYTHING:
+            assert {"alpha", "beta", "bias", "gelu", "batch"} <= set(row.fuses)
 
 
 @pytest.mark.spread(3, "name", "layout")
@@ -75,7 +81,127 @@ def test_every_rung_is_compiled_to_machine_code(name, layout):
                 assert compiled.cubin[:4] == b"\x7fELF"
                 assert name in compiled.symbol
                 assert compiled.symbol.encode() in compiled.cubin
-                assert set(compiled.constants) == set(launchers.LAUNCHERS[name].constants)
+                product = Product.of(a, b, c)
+                asked = launchers.LAUNCHERS[name].constants(product)
+                assert tuple(compiled.constants) == asked
+                check_parameters(name, compiled, product)
+
+
+def parameters_of(cubin):
+    """Bytes of each parameter of the kernel, in their order, as the ELF's .nv.info says."""
+    found = {}
+    for match in re.finditer(rb"\x04\x17\x0c\x00(.{12})", cubin, re.S):  # EIATTR_KPARAM_INFO
+        _, ordinal, _, flags = struct.unpack("<IHHI", match[1])
+        found[ordinal] = flags >> 18
+    assert sorted(found) == list(range(len(found)))
+    return [found[ordinal] for ordinal in range(len(found))]
+
+
+def check_parameters(name, compiled, product):
+    """What Python hands over has the sizes that the machine code takes."""
+    launch = launchers.LAUNCHERS[name].launch(product, compiled.constants, 132)
+    given = [
+        driver._MAP_BYTES if isinstance(each, arguments.TensorMap) else ctypes.sizeof(each)
+        for each in launch.arguments
+    ]
+    assert parameters_of(compiled.cubin) == given
+    return launch
+
+
+# dtype of A and B, of C, how it is summed: of wmma_types and naive.
+TYPES = (
+    ("float16", "float16", "float32"), ("float16", "float32", "float16"),
+    ("bfloat16", "float32", "float32"), ("int8", "int32", "int32"), ("uint8", "int32", "int32"),
+    ("float32", "float32", "tf32"), ("float32", "float32", "tf32x3"),
+    ("float32", "float32", "ieee"), ("float64", "float64", "float64"),
+    ("float8_e4m3fn", "bfloat16", "float32"), ("float8_e5m2", "float16", "float32"),
+)  # fmt: skip
+
+
+def fused_case(pair, batch=0, columns=False, plain=False, device="cpu"):
+    """A, B, C and what follows their product: alpha, C_in, a bias, relu."""
+    dtype_in, dtype_out, compute = pair
+    lead = (batch,) if batch else ()
+    a, b, c_in = (
+        torch.randint(0, 4, (*lead, *shape), device=device)
+        for shape in ((96, 64), (64, 160), (96, 160))
+    )
+    a, b = (x.to(getattr(torch, dtype_in)) for x in (a, b))
+    c_in = c_in.to(getattr(torch, dtype_out))
+    c = torch.empty_like(c_in)
+    if columns:
+        c, c_in = (x.mT.contiguous().mT for x in (c, c_in))
+    bias = torch.randint(-9, 9, (160,), device=device).to(c.dtype)
+    follows = {} if plain else {"c": c_in, "beta": 2.0, "bias": bias, "alpha": 3.0,
+                                "epilogue": "relu"}  # fmt: skip
+    return a, b, c, Fusion(compute=compute, **follows)
+
+
+CASES = [
+    (name, pair)
+    for name in launchers.EVERYTHING
+    for pair in TYPES
+    if dispatch.find("cuda", name).takes_types(*pair)
+]
+QUICK = {("wmma_any", TYPES[0]), ("naive", TYPES[3]), ("mma_multistage", TYPES[2])}
+
+
+def test_every_type_of_a_rung_of_everything_is_tried():
+    for name in launchers.EVERY_TYPE:
+        dtypes = {pair[0] for pair in dispatch.find("cuda", name).pairs}
+        assert {pair[0] for each, pair in CASES if each == name} == dtypes
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.exhaustive) for case in CASES],
+)
+def test_types_batches_and_what_follows_are_compiled_and_launched_as_in_the_source(name, pair):
+    """Sizes of parameters as in the machine code; grid and block as the simulator was asked."""
+    for batch, columns, plain in ((0, False, False), (3, True, False), (0, False, True)):
+        if (columns or plain) and pair is not TYPES[0] and name != "wmma_types":
+            continue
+        a, b, c, fusion = fused_case(pair, batch, columns, plain)
+        compiled = operators.compiled_for(name, a, b, c, (9, 0), None, fusion)
+        product = Product.of(a, b, c, fusion)
+        launch = check_parameters(name, compiled, product)
+        assert product.fused == (not plain)
+        report = simulator.simulate(simulator.source_of(name), a, b, c, fusion=fusion)
+        assert report.grid == (launch.grid, 1, 1)
+        assert report.block[:2] == launch.block
+        assert 0 <= report.shared_bytes - launch.shared_bytes < 48 * 1024
+
+
+def test_what_follows_is_transposed_with_c():
+    a, b, c, fusion = fused_case(TYPES[0], columns=True)
+    asked = Product.of(a, b, c, fusion).asked
+    assert (asked.c_in.rows, asked.c_in.cols, asked.c_in.col_stride) == (160, 96, 1)
+    assert (asked.bias.row_stride, asked.bias.col_stride) == (1, 0)
+    assert asked.bias.data == fusion.bias.data_ptr()
+    epilogue = Product.of(a, b, c, fusion).epilogue()
+    assert (epilogue.alpha, epilogue.beta, epilogue.activation) == (3, 2, 1)
+    assert epilogue.c_in == fusion.c.data_ptr()
+    assert epilogue.c_in_vectors
+
+
+def test_factors_of_integers_wrap():
+    a, b, c, _ = fused_case(TYPES[3])
+    product = Product.of(a, b, c, Fusion(compute="int32", alpha=2.0**32 - 3))
+    assert product.epilogue().alpha == -3
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize(("name", "pair"), CASES)
+def test_types_batches_and_what_follows_are_exact_on_a_gpu(name, pair):
+    for batch, columns, plain in ((0, False, False), (3, True, False), (0, False, True)):
+        a, b, c, fusion = fused_case(pair, batch, columns, plain, "cuda")
+        operators.load(name)(a, b, c, fusion)
+        wide = a.double() @ b.double()
+        if not plain:
+            wide = (3 * wide + 2 * fusion.c.double() + fusion.bias.double()).relu()
+        assert torch.equal(c, wide.to(c.dtype))
 
 
 @needs_nvrtc
@@ -91,6 +217,8 @@ STRUCTURES = {
         "tcgemm::Gemm": arguments.Gemm,
         "tcgemm::Operand": arguments.Operand,
         "tcgemm::Epilogue<float>": arguments.Epilogue,
+        "tcgemm::Epilogue<double>": arguments.WideEpilogue,
+        "tcgemm::Epilogue<int32_t>": arguments.IntegerEpilogue,
     },
     "wgmma_persistent": {
         "tcgemm::sm90::PlainOutput": arguments.PlainOutput,
@@ -120,7 +248,7 @@ def test_structures_are_laid_out_as_in_the_source(name, monkeypatch):
     text = compiler._text_of(name)
     monkeypatch.setattr(compiler, "_text_of", lambda of: text + "\n".join(lines))
     a, b, c = tensors(256, 256, 64)
-    launcher, product = launchers.LAUNCHERS[name], launchers.Product.of(a, b, c)
+    launcher, product = launchers.LAUNCHERS[name], Product.of(a, b, c)
     options = compiler._options("sm_90a", compiler.find_headers())
     compiler._compile(compiler.find_library(), name, launcher.expression(product), (), options)
 
@@ -128,7 +256,7 @@ def test_structures_are_laid_out_as_in_the_source(name, monkeypatch):
 def launch_of(name, a, b, c, sms=132):
     launcher = launchers.LAUNCHERS[name]
     constants = operators.compiled_for(name, a, b, c, (9, 0)).constants
-    return launcher.launch(launchers.Product.of(a, b, c), constants, sms)
+    return launcher.launch(Product.of(a, b, c), constants, sms)
 
 
 @pytest.mark.spread(2, "name")
@@ -148,7 +276,7 @@ def test_the_launch_is_the_one_of_the_source(name):
 def test_a_product_by_columns_is_its_transpose():
     a, b, _ = tensors(8, 16, 32)
     c = torch.empty(16, 8, dtype=torch.float16).T
-    product = launchers.Product.of(a, b, c)
+    product = Product.of(a, b, c)
     assert (product.c.rows, product.c.cols, product.c.col_stride) == (16, 8, 1)
     assert (product.a.data, product.a.rows, product.a.row_stride) == (b.data_ptr(), 16, 1)
 
@@ -184,14 +312,12 @@ CONSTANTS = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "SHARES_A": 0}
 )
 def test_the_schedule_by_hand(shape, shares_a, cluster, rows, cols, clusters):
     M, N, K = shape
-    product = launchers.Product(
+    product = Product(
         matrix(M, K, K, 1), matrix(K, N, N, 1), matrix(M, N, N, 1), "float16", "float16"
     )
     constants = {**CONSTANTS, "SHARES_A": shares_a}
     if N == 300:  # rows of 600 bytes are no whole sectors
-        product = launchers.Product(
-            product.a, matrix(K, N, 304, 1), product.c, "float16", "float16"
-        )
+        product = Product(product.a, matrix(K, N, 304, 1), product.c, "float16", "float16")
     schedule, count = launchers.schedule_of(product, constants, 132)
     assert (schedule.M, schedule.N, schedule.cluster) == (M, N, cluster)
     assert (schedule.rows, schedule.cols, count) == (rows, cols, clusters)
@@ -251,8 +377,12 @@ def test_what_has_no_launcher_is_refused_with_what_is_missing(no_nvcc):
     fused = Problem.stored(64, 64, 64, "float16", "float16", "nn", capability=(9, 0), bias=True)
     wide = Problem.stored(64, 64, 64, "float64", "float64", "nn", capability=(9, 0))
     assert nvrtc.why_not("tiled", plain) is None
+    for name in launchers.EVERYTHING:
+        assert nvrtc.why_not(name, fused) is None
+    for name in launchers.EVERY_TYPE:
+        assert nvrtc.why_not(name, wide) is None
     for name, problem, word in (
-        ("gemv", plain, "gemv"), ("naive", fused, "fuses"), ("naive", wide, "float64"),
+        ("gemv", plain, "gemv"), ("wgmma_persistent", fused, "fuses"), ("wmma", wide, "float64"),
     ):  # fmt: skip
         reason = nvrtc.why_not(name, problem)
         assert word in reason

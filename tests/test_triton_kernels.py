@@ -259,6 +259,20 @@ def test_float16_overflow_is_inf(name):
     assert bool((c == float("inf")).all())
 
 
+@pytest.mark.parametrize("name", RUNGS)
+def test_results_midway_between_two_of_bfloat16_go_to_the_even_one(name):
+    sums = torch.tensor([[257.0, 259.0, -257.0, -259.0]], device=DEVICE)
+    a = torch.tensor([[16.0, 1.0]], device=DEVICE, dtype=BF16).repeat(8, 4)
+    b = torch.zeros(8, 8, device=DEVICE, dtype=BF16)
+    b[0, :4] = torch.tensor([16.0, 16.0, -16.0, -16.0], device=DEVICE)
+    b[1, :4] = torch.tensor([1.0, 3.0, -1.0, -3.0], device=DEVICE)
+    c = torch.empty(8, 8, device=DEVICE, dtype=BF16)
+    run(name, a, b, c)
+    assert torch.equal(a.float() @ b.float(), torch.cat([sums, 0 * sums], 1).repeat(8, 1))
+    expected = torch.tensor([256.0, 260.0, -256.0, -260.0], device=DEVICE, dtype=BF16)
+    assert torch.equal(c[:, :4], expected.repeat(8, 1))
+
+
 @pytest.mark.parametrize("name", POINTER_RUNGS)
 def test_offsets_past_two_to_the_31(name):
     """A stride times an index past 2^31 elements, over a buffer that is mapped but not touched."""
@@ -408,3 +422,13 @@ def test_launches_follow_their_tensors_and_streams():
             run("warp_specialized", a, b, c)
         stream.synchronize()
         assert torch.equal(c, (a.double() @ b.double()).half()), seed
+
+
+@pytest.mark.parametrize("name", ["skinny", "split_k"])
+@pytest.mark.parametrize("parts", [8, 9, 11])
+def test_more_parts_than_are_added_at_once(name, parts):
+    """The second pass adds eight at a time, and in the last round what is left."""
+    a, b = matrix(40, 32 * parts, F16, "n"), matrix(32 * parts, 33, F16, "n")
+    c = matrix(40, 33, F32, "n", "nan")
+    run(name, a, b, c, {**small(name), "SPLITS": parts})
+    assert_right(a, b, c)

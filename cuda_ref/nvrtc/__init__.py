@@ -3,7 +3,8 @@
 NVRTC comes with torch's CUDA build, the CUDA headers that it needs with Triton's wheel, and the
 driver starts what it compiled. The device code is that of the same .cu files. Their launchers are
 C++ of the host, so they are written a second time in ``launchers.py``: for plain products of 16-bit
-types by the rungs of LAUNCHERS. Everything else needs nvcc and g++, and says so.
+types by the rungs of LAUNCHERS, and for other types, batches and what follows the product by some
+of them. Everything else needs nvcc and g++, and says so.
 
 ``compiler`` compiles, ``arguments`` has the structures that kernels take, ``driver`` calls libcuda,
 ``operators`` is a rung's callable. The official way is ``build.extensions``.
@@ -19,7 +20,7 @@ from typing import Any
 
 from ..build.toolchain import find_cxx, find_nvcc
 from .compiler import find_headers, find_library
-from .launchers import LAUNCHERS
+from .launchers import EVERY_TYPE, EVERYTHING, LAUNCHERS
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +58,9 @@ def _instead() -> bool:
         return False
     logger.warning(
         "CUDA rungs are compiled by NVRTC and started from Python, since %s was not found: plain "
-        "16-bit products by %s. For the others install it: pip install 'tcgemm[nvcc]' brings nvcc, "
-        "the system's packages g++",
-        " and ".join(missing), ", ".join(LAUNCHERS),
+        "16-bit products by %s, all others by %s. For faster ones install it: pip install "
+        "'tcgemm[nvcc]' brings nvcc, the system's packages g++",
+        " and ".join(missing), ", ".join(LAUNCHERS), ", ".join(EVERYTHING),
     )  # fmt: skip
     return True
 
@@ -68,11 +69,12 @@ def why_not(name: str, problem: Any) -> str | None:
     """Why NVRTC's way does not run the problem on that rung, with the remedy; else None."""
     if name not in LAUNCHERS:
         return needs(f"{name} has no launcher in Python")
-    types = ("float16", "bfloat16")
-    if problem.dtype_in not in types or problem.dtype_out not in (problem.dtype_in, "float32"):
-        return needs(f"{problem.dtype_in} -> {problem.dtype_out} has no launcher in Python")
-    if not problem.plain or problem.batch > 1:
-        return needs("what a product fuses, and batches, have no launcher in Python")
+    small = problem.dtype_in in ("float16", "bfloat16") and problem.compute == "float32"
+    if not small and name not in EVERY_TYPE:
+        types = f"{problem.dtype_in} -> {problem.dtype_out} by {problem.compute}"
+        return needs(f"{types} has no launcher of {name} in Python")
+    if (not problem.plain or problem.batch > 1) and name not in EVERYTHING:
+        return needs(f"what {name} fuses, and its batches, have no launcher in Python")
     return None
 
 
@@ -82,7 +84,9 @@ def needs(what: str) -> str:
     return (
         f"{what}, and without it NVRTC cannot run it: it needs {missing} (pip install "
         f"'tcgemm[nvcc]' brings nvcc, the system's packages g++). In Python there are launchers of "
-        f"plain products of float16 and bfloat16 by {', '.join(LAUNCHERS)}"
+        f"plain products of float16 and bfloat16 by {', '.join(LAUNCHERS)}, of batches and what "
+        f"follows the product by {', '.join(EVERYTHING)}, and of other types by "
+        f"{' and '.join(EVERY_TYPE)}"
     )
 
 

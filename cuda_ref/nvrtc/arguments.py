@@ -31,11 +31,13 @@ class Matrix(handle.Matrix):
 
     @classmethod
     def of(cls, tensor: Any) -> Matrix:
-        """A 2-D tensor."""
-        return cls(tensor.data_ptr(), *tensor.shape, *tensor.stride(), 0)
+        """A matrix, or a batch of them with the batch first."""
+        *batch, rows, cols = tensor.stride()
+        return cls(tensor.data_ptr(), *tensor.shape[-2:], rows, cols, batch[0] if batch else 0)
 
     def transposed(self) -> Matrix:
-        return Matrix(self.data, self.cols, self.rows, self.col_stride, self.row_stride, 0)
+        strides = self.col_stride, self.row_stride, self.batch_stride
+        return Matrix(self.data, self.cols, self.rows, *strides)
 
     @property
     def column_major(self) -> bool:
@@ -58,25 +60,69 @@ class Operand(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, matrix: Matrix) -> Operand:
-        """As operand in csrc/tile/predicated_loader.cuh, of 16-bit elements."""
+    def of(cls, matrix: Matrix, batch: int = 1, item: int = ITEM) -> Operand:
+        """As operand in csrc/tile/predicated_loader.cuh."""
         stored = matrix.transposed() if matrix.column_major else matrix
         sides = stored.rows, stored.cols, stored.row_stride, stored.col_stride
-        return cls(matrix.data, *sides, 0, rows_aligned(stored, ITEM))
+        return cls(matrix.data, *sides, stored.batch_stride, rows_are_vectors(stored, batch, item))
+
+
+_BEFORE_FACTORS = (
+    ("c_in", ctypes.c_void_p),
+    *((name, ctypes.c_int64) for name in ("row_stride", "col_stride", "batch_stride")),
+    ("c_in_vectors", ctypes.c_bool),
+    *((name, Vector) for name in ("bias", "scale_a", "scale_b")),
+)
 
 
 class Epilogue(ctypes.Structure):
     """tcgemm::Epilogue<float>."""
 
     _fields_ = (
-        ("c_in", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("row_stride", "col_stride", "batch_stride")),
-        ("c_in_vectors", ctypes.c_bool),
-        *((name, Vector) for name in ("bias", "scale_a", "scale_b")),
+        *_BEFORE_FACTORS,
         ("alpha", ctypes.c_float),
         ("beta", ctypes.c_float),
         ("activation", ctypes.c_int32),
     )
+
+
+class WideEpilogue(ctypes.Structure):
+    """tcgemm::Epilogue<double>."""
+
+    _fields_ = (
+        *_BEFORE_FACTORS,
+        ("alpha", ctypes.c_double),
+        ("beta", ctypes.c_double),
+        ("activation", ctypes.c_int32),
+    )
+
+
+class IntegerEpilogue(ctypes.Structure):
+    """tcgemm::Epilogue<int32_t>; factors are kept modulo 2^32."""
+
+    _fields_ = (
+        *_BEFORE_FACTORS,
+        ("alpha", ctypes.c_int32),
+        ("beta", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+    )
+
+
+EPILOGUES = {"float": Epilogue, "double": WideEpilogue, "int32_t": IntegerEpilogue}
+"""The type of the accumulators, as C++ has it -> the structure."""
+
+
+def epilogue_of(gemm: Gemm, accumulator: str, item: int) -> ctypes.Structure:
+    """As epilogue_of in csrc/tile/epilogue.cuh; ``item``: bytes of an element of C."""
+    c = gemm.c_in
+    factors = (gemm.alpha, gemm.beta)
+    if accumulator == "int32_t":
+        factors = (int(gemm.alpha), int(gemm.beta))  # ctypes keeps the low 32 bits
+    vectors = bool(c.data) and rows_are_vectors(c, gemm.batch, item)
+    return EPILOGUES[accumulator](
+        c.data, c.row_stride, c.col_stride, c.batch_stride, vectors,
+        gemm.bias, gemm.scale_a, gemm.scale_b, *factors, gemm.activation,
+    )  # fmt: skip
 
 
 class PlainOutput(ctypes.Structure):
@@ -125,7 +171,12 @@ class TensorMap:
     dtype: str
 
 
-def rows_aligned(matrix: Matrix, item: int) -> bool:
+def rows_are_vectors(matrix: Any, batch: int, item: int) -> bool:
+    """As rows_are_vectors in csrc/tile/epilogue.cuh: of every matrix of a batch."""
+    return rows_aligned(matrix, item) and (batch == 1 or matrix.batch_stride * item % 16 == 0)
+
+
+def rows_aligned(matrix: Any, item: int) -> bool:
     """As rows_aligned in csrc/: 16-byte vectors reach along every row."""
     rows_apart = matrix.rows == 1 or matrix.row_stride * item % 16 == 0
     return matrix.col_stride == 1 and rows_apart and (matrix.data or 0) % 16 == 0
@@ -150,8 +201,29 @@ def tensor_map(
     return TensorMap(int(matrix.data or 0), inner, outer, pitch, *box, dtype)
 
 
-def gemm_of(a: Matrix, b: Matrix, c: Matrix, dtype_in: str, dtype_out: str) -> Gemm:
+def plain_gemm(a: Matrix, b: Matrix, c: Matrix, dtype_in: str, dtype_out: str) -> Gemm:
     """The plain product. What a launcher reads of it and a kernel does not is left 0."""
     gemm = Gemm(a=a, b=b, c=c, out=DTYPES[dtype_out], batch=1, alpha=1.0)
     setattr(gemm, "in", DTYPES[dtype_in])
     return gemm
+
+
+def fused_gemm(
+    a: Any, b: Any, c: Any, fusion: Any, c_in: Any, bias: Any, scale_a: Any, scale_b: Any
+) -> Gemm:
+    """What is asked of tensors, with the addresses of all that follows the product."""
+    gemm = handle.gemm_of(a, b, c, fusion, None)
+    given = {"c_in": c_in, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    for name, tensor in given.items():
+        if tensor is not None:
+            getattr(gemm, name).data = tensor.data_ptr()
+    return gemm
+
+
+def transpose_fused(gemm: Gemm) -> None:
+    """What follows the product becomes that of C transposed, as in csrc/host/select.cuh."""
+    c = gemm.c_in
+    c.rows, c.cols, c.row_stride, c.col_stride = c.cols, c.rows, c.col_stride, c.row_stride
+    for vector in (gemm.bias, gemm.scale_a, gemm.scale_b):
+        vector.row_stride, vector.col_stride = vector.col_stride, vector.row_stride
+    gemm.mma_m, gemm.mma_n = gemm.mma_n, gemm.mma_m

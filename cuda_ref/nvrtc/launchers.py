@@ -1,7 +1,8 @@
 """What each rung's ``tcgemm_launch`` does, in Python: the kernel's instance, grid and arguments.
 
-Plain products of 16-bit types alone. A launcher is given the product as a kernel that writes rows
-of C wants it, and the values of the constants that its LAUNCHERS entry names.
+Rungs of EVERYTHING take what follows the product, and batches; those of EVERY_TYPE all their types
+as well; the others plain products of 16-bit types. A launcher is given the product as a kernel that
+writes rows of C wants it, and the values of the constants that its LAUNCHERS entry names.
 """
 
 from __future__ import annotations
@@ -15,54 +16,23 @@ from .arguments import (
     CHUNK_ROWS,
     ITEM,
     PANEL,
-    Epilogue,
     Matrix,
     Operand,
     Plain,
     PlainOutput,
     Schedule,
     TensorMap,
-    gemm_of,
-    rows_aligned,
+    plain_gemm,
+    rows_are_vectors,
     tensor_map,
 )
+from .product import CPP, ITEMS, Product, major_of
 
-CPP = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
-ITEMS = {"float16": 2, "bfloat16": 2, "float32": 4}
+EVERYTHING = ("naive", "wmma_any", "wmma_types", "wmma_multistage", "mma_multistage")
+"""Rungs whose launchers here take batches, and what follows the product."""
 
-
-@dataclass(frozen=True)
-class Product:
-    """C = A @ B. C lies by rows, or any other way but by columns."""
-
-    a: Matrix
-    b: Matrix
-    c: Matrix
-    dtype_in: str
-    dtype_out: str
-
-    @classmethod
-    def of(cls, a: Any, b: Any, c: Any) -> Product:
-        """Of 2-D tensors, as with_rows_of_c in csrc/host/select.cuh has it."""
-        A, B, C = map(Matrix.of, (a, b, c))
-        names = [str(tensor.dtype).removeprefix("torch.") for tensor in (a, c)]
-        if C.column_major:
-            A, B, C = B.transposed(), A.transposed(), C.transposed()
-        return cls(A, B, C, *names)
-
-    @property
-    def types(self) -> str:
-        return f"{CPP[self.dtype_in]}, {CPP[self.dtype_out]}"
-
-    @property
-    def layouts(self) -> str:
-        """Whether A and B are stored transposed, as C++ has it."""
-        return ", ".join(str(each.column_major).lower() for each in (self.a, self.b))
-
-    @property
-    def operand_maps(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
-        """(the major in which TMA reads it, whether its rows are K), of A and of B."""
-        return _major(self.a, False, self.dtype_in), _major(self.b, True, self.dtype_in)
+EVERY_TYPE = ("naive", "wmma_types")
+"""Rungs whose launchers here take all types that their rows have."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +53,14 @@ class Launcher:
     """A rung's: which instance runs a product, and how it is started."""
 
     expression: Callable[[Product], str]
-    constants: tuple[str, ...]
+    names: tuple[str, ...] | Callable[[Product], tuple[str, ...]]
+    """Constants of the source whose values the launch needs; where a product decides, of it."""
     launch: Callable[[Product, Mapping[str, int], int], Launch]
     """Of (product, constants, multiprocessors)."""
+
+    def constants(self, product: Product) -> tuple[str, ...]:
+        """What to ask the compiler for."""
+        return self.names(product) if callable(self.names) else self.names
 
 
 def _tiles(product: Product, constants: Mapping[str, int]) -> tuple[int, int]:
@@ -100,8 +75,8 @@ _I32, _I64 = ctypes.c_int32, ctypes.c_int64
 
 def _naive(p: Product, c: Mapping[str, int], sms: int) -> Launch:
     m, n = _tiles(p, c)
-    arguments = (p.a, p.b, p.c, Epilogue(alpha=1.0), _I32(m), _I32(n))
-    return Launch(m * n, (c["BLOCK_N"], c["BLOCK_M"]), 0, arguments)
+    arguments = (p.a, p.b, p.c, p.epilogue(), _I32(m), _I32(n))
+    return Launch(p.batch * m * n, (c["BLOCK_N"], c["BLOCK_M"]), 0, arguments)
 
 
 def _tiled(p: Product, c: Mapping[str, int], sms: int) -> Launch:
@@ -112,7 +87,7 @@ def _tiled(p: Product, c: Mapping[str, int], sms: int) -> Launch:
 
 def _wmma(p: Product, c: Mapping[str, int], sms: int, both: bool = False) -> Launch:
     m, n = _tiles(p, c)
-    gemm = gemm_of(p.a, p.b, p.c, p.dtype_in, p.dtype_out)
+    gemm = plain_gemm(p.a, p.b, p.c, p.dtype_in, p.dtype_out)
     lds = _I64(p.a.leading_dimension), _I64(p.b.leading_dimension)
     return Launch(m * n, (c["THREADS"], 1), 0, (gemm, *lds, *((_I32(m),) if both else ()), _I32(n)))
 
@@ -123,22 +98,61 @@ def _grouped(p: Product, c: Mapping[str, int], sms: int) -> Launch:
 
 def _any(p: Product, c: Mapping[str, int], sms: int) -> Launch:
     m, n = _tiles(p, c)
-    arguments = (
-        Operand.of(p.a), Operand.of(p.b), p.c,
-        ctypes.c_bool(rows_aligned(p.c, ITEMS[p.dtype_out])), Epilogue(alpha=1.0),
-        _I64(p.a.cols), _I32(m), _I32(n),
-    )  # fmt: skip
-    return Launch(m * n, (c["THREADS"], 1), c["SHARED_BYTES"], arguments)
+    arguments = (*_operands(p), p.epilogue(), _I64(p.a.cols), _I32(m), _I32(n))
+    return Launch(p.batch * m * n, (c["THREADS"], 1), c["SHARED_BYTES"], arguments)
 
 
-def _major(matrix: Matrix, rows_are_k: bool, dtype: str) -> tuple[str, bool]:
-    """As operand_map in csrc/sm90/tensor_map.cuh: K where TMA can read it so, else MN."""
-    k_major = tensor_map(matrix, rows_are_k, dtype, ITEM, (PANEL, PANEL)) is not None
-    return ("K" if k_major else "MN"), rows_are_k
+def _operands(p: Product) -> tuple[Any, ...]:
+    a, b = (Operand.of(each, p.batch, ITEMS[p.dtype_in]) for each in (p.a, p.b))
+    return a, b, p.c, ctypes.c_bool(rows_are_vectors(p.c, p.batch, ITEMS[p.dtype_out]))
+
+
+def _types(p: Product, c: Mapping[str, int], sms: int) -> Launch:
+    shape = _shape(p)
+    m, n = -(-p.c.rows // c["BLOCK_M"]), -(-p.c.cols // c[f"{shape}::BLOCK_N"])
+    wide = ctypes.c_bool(p.dtype_out == "float32")
+    arguments = (*_operands(p), wide, p.epilogue(), _I64(p.a.cols), _I32(m), _I32(n))
+    shared = c[f"{shape}::SHARED_BYTES"]
+    return Launch(p.batch * m * n, (c["THREADS"], 1), shared, arguments)
+
+
+def _sum(p: Product) -> str:
+    """The type of WMMA's accumulators."""
+    return "__half" if p.compute == "f16" else p.accumulator
+
+
+def _shape(p: Product) -> str:
+    return f"Shape<tcgemm::Compute::{p.compute}, {CPP[p.dtype_in]}, {_sum(p)}>"
+
+
+def _types_kernel(p: Product) -> str:
+    """As start_shape and tcgemm_launch in wmma_types.cu."""
+    element, mma = CPP[p.dtype_in], (16, 16, 16)
+    if p.dtype_in == "float64":
+        mma = (8, 8, 4)
+    elif p.dtype_in == "float32":
+        element, mma = "Tf32", (16, 16, 8)
+    elif p.asked is not None and p.asked.mma_m in (8, 32):
+        mma = (p.asked.mma_m, 256 // p.asked.mma_m, 16)
+    types = f"{CPP[p.dtype_in]}, {element}, {_sum(p)}"
+    sizes = ", ".join(map(str, mma))
+    return f"wmma_types_kernel<tcgemm::Compute::{p.compute}, {types}, {sizes}, {p.layouts}>"
+
+
+def _naive_kernel(p: Product) -> str:
+    """As tcgemm_launch in naive.cu."""
+    compute = "ieee" if p.dtype_in == "float32" and p.compute != "tf32" else p.compute
+    compute = "f32" if compute == "fast" else compute
+    types = f"{p.accumulator}, {p.types}"
+    return f"naive_kernel<{_flag(p.fused)}, tcgemm::Compute::{compute}, {types}>"
+
+
+def _flag(value: bool) -> str:
+    return str(value).lower()
 
 
 def _operand_map(matrix: Matrix, rows_are_k: bool, dtype: str, rows: int) -> TensorMap:
-    major, _ = _major(matrix, rows_are_k, dtype)
+    major, _ = major_of(matrix, rows_are_k, dtype)
     k_major = major == "K"
     found = tensor_map(
         matrix, rows_are_k == k_major, dtype, ITEM, (PANEL, rows if k_major else PANEL)
@@ -242,9 +256,7 @@ def _majors(p: Product) -> str:
 _TILE = ("BLOCK_M", "BLOCK_N")
 
 LAUNCHERS: dict[str, Launcher] = {
-    "naive": Launcher(
-        lambda p: f"naive_kernel<false, tcgemm::Compute::f32, float, {p.types}>", _TILE, _naive
-    ),
+    "naive": Launcher(_naive_kernel, _TILE, _naive),
     "tiled": Launcher(
         lambda p: f"tiled_kernel<{p.types}>", (*_TILE, "THREADS_M", "THREADS_N"), _tiled
     ),
@@ -260,12 +272,17 @@ LAUNCHERS: dict[str, Launcher] = {
     },
     **{
         name: Launcher(
-            lambda p, name=name: f"{name}_kernel<false, {p.types}, {p.layouts}>",  # type: ignore[misc]
+            lambda p, name=name: f"{name}_kernel<{_flag(p.fused)}, {p.types}, {p.layouts}>",  # type: ignore[misc]
             (*_TILE, "THREADS", "SHARED_BYTES"),
             _any,
         )
         for name in ("wmma_any", "wmma_multistage", "mma_multistage")
     },
+    "wmma_types": Launcher(
+        _types_kernel,
+        lambda p: ("BLOCK_M", "THREADS", f"{_shape(p)}::BLOCK_N", f"{_shape(p)}::SHARED_BYTES"),
+        _types,
+    ),
     **{
         name: Launcher(
             lambda p, name=name: f"{name}<{p.types}, {_majors(p)}>",  # type: ignore[misc]

@@ -13,6 +13,7 @@ typedef unsigned long uintptr_t;
 typedef unsigned long size_t;
 #define INT32_MAX 2147483647
 #define UINT32_MAX 4294967295u
+#define INFINITY __int_as_float(0x7f800000)
 
 namespace std {
 

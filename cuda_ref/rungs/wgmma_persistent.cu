@@ -133,10 +133,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     if constexpr (PINGPONG) advance(consumer * k_tiles);
     for (int index = first + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
-      const auto locate = [&] {
-        schedule.template locate<BATCHED>(index, rank, &tile.m, &tile.n, &tile.z);
-        tile.m += part * MMAS * 64;
-      };
       // Until this consumer may multiply, a stage may be two phases behind, and such a one has the
       // parity of the one that it waits for.
       if constexpr (PINGPONG) mbarrier_try_wait_parity(pingpong + 8 * consumer, pingpong_phase);
@@ -155,7 +151,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         wgmma_commit_group();
         if constexpr (FUSED) {
           if (k_tile == min(2, k_tiles - 1)) {
-            locate();
+            tile.place(schedule, index, rank, part * MMAS * 64);
             tile.begin(schedule.M, schedule.N);
           }
         }
@@ -169,7 +165,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (lane == 0) mbarrier_arrive(pingpong + 8 * (1 - consumer));
         pingpong_phase ^= 1;
       }
-      if constexpr (!FUSED) locate();  // in the shadow of the last multiplies
+      // In the shadow of the last multiplies.
+      if constexpr (!FUSED) tile.place(schedule, index, rank, part * MMAS * 64);
       wgmma_wait_group<0>();
       if (lane < cluster)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);

@@ -119,7 +119,10 @@ def _without(compiler: str) -> tuple[str, str]:
     compile_ = import_module("tcgemm.cuda_ref.nvrtc.compiler")
     if compile_.find_library() is None or compile_.find_headers() is None:
         return "missing", ""
-    return "limited", "; on a GPU NVRTC compiles the ladder instead, for plain 16-bit products"
+    return (
+        "limited",
+        "; on a GPU NVRTC compiles the ladder instead, and WMMA rungs for all but plain 16 bits",
+    )
 
 
 def _host_compiler() -> Check:

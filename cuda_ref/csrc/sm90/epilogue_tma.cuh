@@ -57,6 +57,13 @@ struct TmaEpilogue {
                               row_of(chunk));
   }
 
+  // The corner of tile `index` of the schedule, and `rows` below it.
+  template <typename Schedule>
+  __device__ __forceinline__ void place(const Schedule& schedule, int index, int rank, int rows) {
+    schedule.template locate<Extra::BATCHED>(index, rank, &m, &n, &z);
+    m += rows;
+  }
+
   // Some steps into the mainloop, when the tile before has left the buffers.
   __device__ __forceinline__ void begin(int M, int N) {
     if (elected && fused.c_in_by_tma) {
