@@ -34,6 +34,7 @@ import torch.distributed as dist
 import tcgemm.dist.overlap as overlap
 from tcgemm.accuracy import error_ratio
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
+from tcgemm.dist.overlap import protocol
 from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
 from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
@@ -279,7 +280,9 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[512, 4096, 8192], help="values of M"
     )
+    parser.add_argument("--spare-sms", type=int, default=0, help="that grids leave free")
     arguments = parser.parse_args()
+    protocol.SPARE_SMS = arguments.spare_sms
     here = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(here)
     dist.init_process_group("nccl", device_id=torch.device("cuda", here))

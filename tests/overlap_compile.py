@@ -33,7 +33,7 @@ def main() -> None:
     table = empty(world, dtype=torch.int64)
     call = SimpleNamespace(
         rank=0, world=world, chunk=chunk, flags=words(64), epoch=words(1), trouble=words(4),
-        limit=1000, debug=False, data=table, words=table, flags_at=32, most=MOST_TILES,
+        limit=1000, debug=False, spare=0, data=table, words=table, flags_at=32, most=MOST_TILES,
     )  # fmt: skip
     b, launches = empty(N, K).mT, {}
     for tile in TILES:
@@ -44,8 +44,7 @@ def main() -> None:
         sums = empty(M, K), b, empty(chunk, N), empty(world, chunk, N), None, "", call
         launches[f"scatter {name}"] = scatter.kernel, *scatter.arguments(*sums, **tile.config)
     small = {"WORLD": world, "num_warps": 1}
-    waits = {**small, "DEBUG": False, "INTERPRETED": False}
-    launches["enter"] = signals.enter, (1,), (call.epoch, words(2), call.trouble, 0, 9), waits
+    launches["enter"] = signals.enter, (1,), (call.epoch, words(2), call.trouble, 0, 9, 0), small
     launches["leave"] = signals.leave, (1,), (call.epoch, table, 0), small
     found = {}
     for name, (kernel, grid, args, constants) in launches.items():

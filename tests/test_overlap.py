@@ -494,7 +494,7 @@ def test_what_the_compiler_makes_of_the_kernels():
     found = json.loads(done.stdout.splitlines()[-1])
     for name, made in found.items():
         assert not made["serialized"], name
-        assert made["spill_bytes"] <= 64, name  # some bytes where peers' sums are added
+        assert made["spill_bytes"] <= 128, name  # some bytes where peers' sums are added
         assert made["shared_bytes"] <= 232448, name
     for tile in planning.TILES:
         gather = found[f"gather {tile.BLOCK_M}x{tile.BLOCK_N}"]

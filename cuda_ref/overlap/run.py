@@ -33,7 +33,7 @@ class Peers(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in (
             "step", "rank", "world", "chunk", "part_tiles", "most", "flags_at", "limit", "debug",
-            "unused",
+            "spare_sms",
         )),
         *((name, ctypes.c_void_p) for name in (
             "flags", "done", "epoch", "trouble", "slot", "words", "slots",
@@ -51,7 +51,8 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: i
         most=call.most,
         flags_at=call.flags_at,
         limit=call.limit,
-        debug=int(call.debug or not call.epoch.is_cuda),
+        debug=int(call.debug),
+        spare_sms=call.spare,
         flags=call.flags.data_ptr(),
         done=call.done.data_ptr(),
         epoch=call.epoch.data_ptr(),

@@ -209,7 +209,7 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
   if (error != cudaSuccess) return error;
   const int64_t tiles = order.tiles(peers);
   if (tiles > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
-  const unsigned blocks = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms)));
+  const unsigned blocks = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms - peers.spare_sms)));
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);

@@ -76,7 +76,7 @@ def store(
         tl.store(lines + col[None, :], narrow(x, c.dtype.element_ty, EMULATED), mask=inside)
 
 
-@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "limit"])
+@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "limit", "reports"])
 def kernel(
     own,
     gathered,
@@ -93,6 +93,7 @@ def kernel(
     epoch,
     trouble,
     limit,
+    reports,
     WORLD: tl.constexpr,
     PARTS: tl.constexpr,
     PART_TILES: tl.constexpr,
@@ -102,7 +103,6 @@ def kernel(
     GROUP_M: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    DEBUG: tl.constexpr,
     EMULATED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
@@ -134,7 +134,7 @@ def kernel(
         if m < rows:
             number = source * PARTS + part
             if number != here:
-                wait(flags + number, now, limit, trouble, source, part, DEBUG, INTERPRETED)
+                wait(flags + number, now, limit, reports, trouble, source, part)
                 if not INTERPRETED:
                     fence_async()
                 here = number
@@ -173,7 +173,7 @@ def arguments(
         gathered: [WORLD * chunk, K], contiguous: where peers' rows arrive.
         b: [K, N]; c: [M, N], contiguous rows; bias: [N], contiguous, or None.
         call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch (int32),
-            trouble (int32[4]), limit and debug.
+            trouble (int32[4]), limit, debug and spare (SMs that stay free).
     """
     (M, N), K = c.shape, b.shape[0]
     transposed = stored(b) == "t"
@@ -190,7 +190,6 @@ def arguments(
         "GROUP_M": GROUP_M,
         "B_TRANSPOSED": transposed,
         "ACTIVATION": epilogue,
-        "DEBUG": call.debug,
         "EMULATED": emulated(b),
         "INTERPRETED": INTERPRETED,
         "num_warps": NUM_WARPS,
@@ -198,5 +197,5 @@ def arguments(
     }
     operands = (here, there, describe(b, (BLOCK_K, BLOCK_N), transposed), c)
     numbers = (M, N, K, call.chunk, call.rank, c.stride(0))
-    signals = (call.flags, call.epoch, call.trouble, call.limit)
-    return (min(programs(b), tiles),), (*operands, *numbers, bias, *signals), constants
+    signals = (call.flags, call.epoch, call.trouble, call.limit, int(call.debug))
+    return (min(programs(b) - call.spare, tiles),), (*operands, *numbers, bias, *signals), constants

@@ -22,9 +22,8 @@ def _start(kernel: Any, grid: tuple[int], args: tuple[Any, ...], constants: dict
 
 def enter(call: Any) -> None:
     """Wait until the peers are done with the slot, and count this use of it."""
-    args = (call.epoch, call.done, call.trouble, call.rank, call.limit)
-    constants = {"DEBUG": call.debug, "INTERPRETED": INTERPRETED, "num_warps": 1}
-    _start(signals.enter, (1,), args, {"WORLD": call.world, **constants})
+    args = (call.epoch, call.done, call.trouble, call.rank, call.limit, int(call.debug))
+    _start(signals.enter, (1,), args, {"WORLD": call.world, "num_warps": 1})
 
 
 def leave(call: Any) -> None:

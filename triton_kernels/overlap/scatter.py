@@ -101,7 +101,7 @@ def release(pending, now):
         tl.atomic_xchg(pending.to(tl.pointer_type(tl.int32)), now, sem="release", scope="sys")
 
 
-@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "most", "flags_at", "limit"])
+@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "most", "flags_at", "limit", "reports"])
 def kernel(
     a,
     b,
@@ -122,6 +122,7 @@ def kernel(
     epoch,
     trouble,
     limit,
+    reports,
     WORLD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -129,7 +130,6 @@ def kernel(
     GROUP_M: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    DEBUG: tl.constexpr,
     EMULATED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
@@ -171,7 +171,7 @@ def kernel(
             for source in range(WORLD):
                 if source != rank:
                     flag = flags + source * most + within
-                    wait(flag, now, limit, trouble, source, within, DEBUG, INTERPRETED)
+                    wait(flag, now, limit, reports, trouble, source, within)
             left, right = halves(acc)
             for half in tl.static_range(2):
                 x = left if half == 0 else right
@@ -215,7 +215,7 @@ def arguments(
         bias: [N], contiguous, or None.
         call: with rank, world, chunk, data and words (int64[world]: addresses of every rank's
             ``slots`` and words), flags_at (where in the words flags begin), flags (they, here),
-            most (flags for each rank), epoch, trouble, limit and debug.
+            most (flags for each rank), epoch, trouble, limit, debug and spare.
     """
     (M, K), N = a.shape, b.shape[1]
     transposed = stored(b) == "t"
@@ -228,7 +228,6 @@ def arguments(
         "GROUP_M": GROUP_M,
         "B_TRANSPOSED": transposed,
         "ACTIVATION": epilogue,
-        "DEBUG": call.debug,
         "EMULATED": emulated(b),
         "INTERPRETED": INTERPRETED,
         "num_warps": NUM_WARPS,
@@ -239,5 +238,7 @@ def arguments(
         describe(b, (BLOCK_K, BLOCK_N), transposed),
     )
     numbers = (M, N, K, call.chunk, call.rank, call.most, call.flags_at, c.stride(0))
-    signals = (call.data, call.words, call.flags, call.epoch, call.trouble, call.limit)
-    return (min(programs(b), tiles),), (*described, c, slots, *numbers, bias, *signals), constants
+    flags = (call.data, call.words, call.flags, call.epoch)
+    waits = (call.trouble, call.limit, int(call.debug))
+    grid = (min(programs(b) - call.spare, tiles),)
+    return grid, (*described, c, slots, *numbers, bias, *flags, *waits), constants

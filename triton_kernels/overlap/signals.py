@@ -32,7 +32,7 @@ def fence_async():
 
 
 @triton.jit
-def wait(flag, epoch, limit, trouble, source, part, DEBUG: tl.constexpr, INTERPRETED: tl.constexpr):
+def wait(flag, epoch, limit, reports, trouble, source, part):
     """Wait until the flag holds the epoch, for at most ``limit`` looks; see ``give_up``."""
     seen = look(flag)
     looks = 0
@@ -40,7 +40,7 @@ def wait(flag, epoch, limit, trouble, source, part, DEBUG: tl.constexpr, INTERPR
         seen = look(flag)
         looks += 1
     if seen != epoch:
-        give_up(epoch, trouble, source, part, DEBUG, INTERPRETED)
+        give_up(epoch, reports, trouble, source, part)
 
 
 @triton.jit
@@ -50,10 +50,10 @@ def look(flag):
 
 
 @triton.jit
-def give_up(epoch, trouble, source, part, DEBUG: tl.constexpr, INTERPRETED: tl.constexpr):
-    """End the launch with an error or, with DEBUG, go on and say in ``trouble`` what is missing:
-    int32[4] of 1, the rank, the part (a part or a tile; -1: the end of a call) and the epoch."""
-    if DEBUG or INTERPRETED:
+def give_up(epoch, reports, trouble, source, part):
+    """End the launch with an error or, with ``reports`` 1, go on and say in ``trouble``, int32[4],
+    what is missing: 1, the rank, the part (a part or a tile; -1: the end of a call), the epoch."""
+    if reports != 0:
         tl.store(trouble + 1, source)
         tl.store(trouble + 2, part)
         tl.store(trouble + 3, epoch)
@@ -75,17 +75,8 @@ def words_at(addresses, rank):
     return tl.load(addresses + rank).to(tl.pointer_type(tl.int32))
 
 
-@triton.jit
-def enter(
-    epoch,
-    done,
-    trouble,
-    rank,
-    limit,
-    WORLD: tl.constexpr,
-    DEBUG: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["rank", "limit", "reports"])
+def enter(epoch, done, trouble, rank, limit, reports, WORLD: tl.constexpr):
     """Begin a call: wait until every peer is done with the slot's last use, and count this one.
 
     Args:
@@ -100,12 +91,12 @@ def enter(
             while (look(done + peer) - before < 0) & (looks < limit):
                 looks += 1
             if look(done + peer) - before < 0:
-                give_up(before, trouble, peer, -1, DEBUG, INTERPRETED)
+                give_up(before, reports, trouble, peer, -1)
     tl.debug_barrier()
     tl.store(epoch, before + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank"])
 def leave(epoch, words, rank, WORLD: tl.constexpr):
     """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``."""
     now = tl.load(epoch)

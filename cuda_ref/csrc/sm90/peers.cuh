@@ -22,7 +22,7 @@ struct Peers {
   int32_t flags_at;    // where they begin in a rank's words
   int32_t limit;       // looks at a flag, after which a wait is given up
   int32_t debug;       // then: go on, and say in `trouble` what was missing
-  int32_t unused;
+  int32_t spare_sms;   // that a grid leaves free
   const int32_t* flags;  // here; they hold the epoch of the call that set them
   const int32_t* done;   // here: the slot's last use that each peer has ended
   int32_t* epoch;        // uses of the slot, this rank's own count

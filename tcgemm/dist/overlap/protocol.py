@@ -16,7 +16,7 @@ import torch
 
 from ...errors import PeerError
 from .memory import MOST_TILES, Memory, Slot, Transport, zeros
-from .plan import MOST_PARTS, Plan
+from .plan import MOST_PARTS, SPARE_SMS, Plan
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class Call:
     limit: int
     """Looks at a flag after which the wait is given up; about a microsecond each on a GPU."""
     debug: bool
+    """Whether a wait that is given up is told of in ``trouble``; else the launch fails."""
+    spare: int
+    """SMs that grids leave free."""
 
 
 class Kernels(Protocol):
@@ -65,7 +68,9 @@ class Kernels(Protocol):
     ) -> None: ...  # fmt: skip
 
 
-DEBUG_TIMEOUT_S = 10.0
+DEBUG_TIMEOUT_S = 60.0
+"""More than the ranks' first calls differ by, which compile."""
+
 TIMEOUT_S = 600.0
 """As process groups have it: after it a kernel ends with an error of CUDA's."""
 
@@ -84,6 +89,7 @@ class Rank:
         self.transport = transport
         self.memory = Memory(transport)
         self._timeout_s = timeout_s
+        self.spare_sms = SPARE_SMS
         self._trouble = zeros(4, transport.device)
         self._broken = ""
 
@@ -173,7 +179,8 @@ class Rank:
             epoch=slot.epoch,
             trouble=self._trouble,
             limit=min(int(seconds * kernels.looks_per_s), MOST_LOOKS),
-            debug=debug,
+            debug=debug or transport.device.type != "cuda",
+            spare=self.spare_sms,
         )
 
     def _end(self, debug: bool, what: str) -> None:
