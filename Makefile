@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS := dev$(shell test -x "$${CUDA_HOME:-/nonexistent}/bin/nvcc" || command -v nvcc >/dev/null 2>&1 || echo ,nvcc)
 
-.PHONY: report test test-all records check docs setup clean
+.PHONY: report test test-all records check docs notebooks setup clean
 
 report: setup  ## the quick suite on a GPU (a small checked run without one), then the report
 	@status=0; \
@@ -33,6 +33,9 @@ records: setup  ## compiles anew what tests/compiled/ keeps: `git diff` shows wh
 docs: setup  ## the course as a site, docs/_build/html/index.html; a warning is an error
 	$(BIN)/python scripts/pages --check
 	$(BIN)/python -m sphinx -b html -E -W --keep-going -q docs docs/_build/html
+
+notebooks: setup  ## runs the six notebooks on this CPU and keeps what they show in them
+	$(BIN)/python scripts/notebooks
 
 check: setup  ## format, lint and types
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

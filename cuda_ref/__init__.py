@@ -110,6 +110,8 @@ def load(name: str) -> Callable[..., None]:
 
 STAGES = ("ptx", "sass")
 """The texts that ``inspect`` can give."""
+LINED = ("lined", "files")
+"""Further texts: the SASS with places in the source, and the PTX's numbers of files."""
 
 
 def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
@@ -138,6 +140,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     return {
         "compiler": compiler(),
         "target": report.target,
+        "source": source(name),
         "instances": len(kernels),
         "instances built": len(report.kernels),
         "registers": max(kernel.registers for kernel in kernels),
@@ -151,7 +154,8 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
         "texts": {
             stage: "\n".join(f"// {k.symbol}\n{k.texts.get(stage, '')}" for k in kernels)
             for stage in (STAGES if texts else ())
-        },
+        }
+        | {stage: kernels[0].texts.get(stage, "") for stage in (LINED if texts else ())},
     }
 
 

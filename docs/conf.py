@@ -12,9 +12,11 @@ author = "the authors of tcgemm"
 copyright = "the authors of tcgemm"
 root_doc = "README"
 
-extensions = ["myst_parser", "repository"]
+extensions = ["myst_nb", "repository"]
 exclude_patterns = ["_build", "site"]
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # what they show is kept in them: make notebooks
+nb_merge_streams = True
 myst_url_schemes = {"http": None, "https": None, "mailto": None, "repo": None}
 suppress_warnings = ["myst.header"]  # a page on a Git host may begin below level 1
 

@@ -3,12 +3,19 @@
     python examples/train_gpt.py --kernels torch       # on a GPU: 100 M parameters in bfloat16
     python examples/train_gpt.py --kernels triton
     python examples/train_gpt.py --kernels cuda --compile
+    python examples/train_gpt.py --kernels triton --fused-mlp        # gelu within the layer
+    python examples/train_gpt.py --kernels triton --passes 4         # gradients added in place
     python examples/train_gpt.py --profile --csv losses.csv          # is any kernel cuBLAS's?
     python examples/train_gpt.py --tiny --steps 20 --kernels torch   # on a CPU
+    torchrun --nproc-per-node 4 examples/train_gpt.py --tensor-parallel --kernels triton
 
 The text is made by the program: sentences of arithmetic, byte by byte, so that two runs see the
 same data with no download. Every tenth step its loss and the mean time of ten steps are printed, at
 the end the mean of the last half. No other step waits for the GPU.
+
+With --tensor-parallel each layer is divided over torchrun's ranks, and the rows between layers are
+as well (sequence parallelism): by torch's styles with --kernels torch, which gather and scatter
+before and after a product, else by tcgemm's, which do so under it.
 """
 
 from __future__ import annotations
@@ -16,11 +23,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import random
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,12 +75,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, context, width] -> the same."""
-        batch, context, width = x.shape
-        qkv = self.qkv(self.norm_1(x)).view(batch, context, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        width = x.shape[2]
+        # Head by head, so that a rank that has some columns has whole heads; and all rows.
+        qkv = self.qkv(self.norm_1(x)).unflatten(2, (-1, 3, width // self.heads))
+        q, k, v = qkv.permute(3, 0, 2, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, context, width))
-        return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        up = self.up(self.norm_2(x))
+        if not getattr(self.up, "epilogue", None):  # else the layer itself ends with it
+            up = F.gelu(up, approximate="tanh")
+        return x + self.down(up)
 
 
 class GPT(nn.Module):
@@ -89,6 +103,33 @@ class GPT(nn.Module):
         places = torch.arange(text.shape[1], device=text.device)
         x = self.blocks(self.tokens(text) + self.places(places))
         return self.head(self.norm(x))
+
+
+def divided(model: GPT, mesh: Any, ours: bool) -> GPT:
+    """The model with its layers divided over the ranks of a mesh, in place.
+
+    Between the layers each rank has its part of every sequence: dimension 1.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as torchs
+
+    styles = tcgemm.dist if ours else torchs
+    rows = Shard(1)
+    plan: dict[str, Any] = {
+        "tokens": torchs.RowwiseParallel(input_layouts=Replicate(), output_layouts=rows),
+        "places": torchs.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0)),
+        "norm": torchs.SequenceParallel(),
+        "head": styles.ColwiseParallel(input_layouts=rows, output_layouts=Replicate()),
+    }
+    for number in range(len(model.blocks)):
+        for name in ("norm_1", "norm_2"):
+            plan[f"blocks.{number}.{name}"] = torchs.SequenceParallel()
+        for name in ("qkv", "up"):
+            plan[f"blocks.{number}.{name}"] = styles.ColwiseParallel(input_layouts=rows)
+        for name in ("out", "down"):
+            plan[f"blocks.{number}.{name}"] = styles.RowwiseParallel(output_layouts=rows)
+    torchs.parallelize_module(model, mesh, plan)
+    return model
 
 
 def made_text(size: int, seed: int = 0) -> Tensor:
@@ -114,28 +155,46 @@ def batches(config: Config, steps: int, seed: int, device: str) -> Iterator[Tens
 
 
 class Trainer:
-    """A model, its optimizer, and what each step measured."""
+    """A model, its optimizer, and what each step measured.
+
+    Args:
+        kernels: "torch", or the backend of the layers.
+        fused: whether gelu is an epilogue of the layer before it.
+        passes: forward and backward passes a step, each over an equal part of the batch; with
+            more than one, the layers add their weights' gradients in place.
+        keeps: whether a step fills the gradients with zeros, in place of dropping them.
+    """
 
     def __init__(
-        self, kernels: str, config: Config, compiled: bool, device: str, seed: int = 0
-    ) -> None:
+        self, kernels: str, config: Config, compiled: bool, device: str, seed: int = 0,
+        mesh: Any = None, *, fused: bool = False, passes: int = 1, keeps: bool = False,
+    ) -> None:  # fmt: skip
         torch.manual_seed(seed)
         self.config, self.device = config, device
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.model = GPT(config).to(device, dtype)
         if kernels != "torch":
-            tcgemm.replace_linear(self.model, backend=kernels)
+            tcgemm.replace_linear(self.model, backend=kernels, accumulate=passes > 1 or keeps)
+            if fused:
+                for block in self.model.blocks:
+                    block.up.epilogue = "gelu_tanh"
+        if mesh is not None:
+            divided(self.model, mesh, kernels != "torch")
+        self.passes, self.keeps = passes, keeps
         self.run = torch.compile(self.model) if compiled else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=device == "cuda")
 
     def step(self, window: Tensor) -> Tensor:
         """One step of training; its loss, which stays on the device: nothing here waits for it."""
-        logits = self.run(window[:, :-1]).float()
-        loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        loss.backward()
+        total = torch.zeros((), device=self.device)
+        for part in window.chunk(self.passes):
+            logits = self.run(part[:, :-1]).float()
+            loss = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten()) / self.passes
+            loss.backward()
+            total += loss.detach()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        self.optimizer.zero_grad(set_to_none=not self.keeps)
+        return total
 
     def wait(self) -> float:
         """The time in seconds when the device has done all that it was asked for."""
@@ -180,6 +239,15 @@ def is_cublas(kernel: str) -> bool:
     return bool(CUBLAS.search(kernel)) and not re.search("flash|fmha|attention", kernel)
 
 
+def ranks(device: str) -> Any:
+    """A mesh of all ranks of torchrun, each on a GPU of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),))
+
+
 def main() -> None:
     """Read the flags and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -191,19 +259,41 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--tiny", action="store_true", help="a model for a CPU")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--fused-mlp", action="store_true",
+                        help="gelu as the epilogue of the layer before it")  # fmt: skip
+    parser.add_argument("--passes", type=int, default=1,
+                        help="passes over parts of the batch that a step adds up")  # fmt: skip
+    parser.add_argument("--keep-grads", action="store_true",
+                        help="zero the gradients after a step, do not drop them")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the data")
     parser.add_argument("--csv", type=Path, help="where to write step,loss")
     parser.add_argument("--profile", action="store_true",
                         help="name the kernels on the GPU in three more steps")  # fmt: skip
+    parser.add_argument("--tensor-parallel", action="store_true",
+                        help="divide each layer over the ranks of torchrun")  # fmt: skip
     asked = parser.parse_args()
     if asked.steps < 1:
         parser.error("--steps is at least 1")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = TINY if asked.tiny else LARGE
+    mesh = None
+    if asked.tensor_parallel:
+        if "RANK" not in os.environ:
+            parser.error("--tensor-parallel needs ranks: torchrun --nproc-per-node 2 " + __file__)
+        mesh = ranks(device)
+        if config.heads % mesh.size() or config.context % mesh.size():
+            parser.error(f"{config.heads} heads and {config.context} places over {mesh.size()}")
+        if mesh.get_rank():
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the first rank speaks for all
+    if asked.passes < 1 or config.batch % asked.passes:
+        parser.error(f"--passes is {asked.passes}: it divides the batch, {config.batch}")
     override = asked.override and asked.kernels != "torch"
+    if asked.fused_mlp and (override or asked.kernels == "torch"):
+        parser.error("--fused-mlp is of layers that are ours: not of --kernels torch or --override")
     trainer = Trainer(
-        "torch" if override else asked.kernels, config, asked.compile, device, asked.seed
-    )
+        "torch" if override else asked.kernels, config, asked.compile, device, asked.seed, mesh,
+        fused=asked.fused_mlp, passes=asked.passes, keeps=asked.keep_grads,
+    )  # fmt: skip
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters / 1e6:.1f} M parameters, {asked.kernels}")
     windows = batches(config, asked.steps + 3 * asked.profile, asked.seed, device)
@@ -224,9 +314,11 @@ def main() -> None:
         print(
             f"{len(kernels)} kernels on the GPU, {len(of_cublas)} of cuBLAS", *of_cublas, sep="\n"
         )
-    if asked.csv:
+    if asked.csv and (mesh is None or not mesh.get_rank()):
         rows = "".join(f"{step},{loss:.6f}\n" for step, loss in enumerate(losses))
         asked.csv.write_text(f"step,loss\n{rows}")
+    if mesh is not None:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

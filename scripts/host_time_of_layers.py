@@ -2,11 +2,13 @@
 
     python scripts/host_time_of_layers.py                              # on a CPU, 4 x 4 x 4
     python scripts/host_time_of_layers.py --backend triton --size 64   # on a GPU
+    python scripts/host_time_of_layers.py --backend triton --size 1024 --compiled --graphs
 
 It prints how many functions of Python and of C one call makes, how many microseconds pass until the
 call is back (on a GPU that is not until the kernel is done), and the ratio to torch's: the least of
 many rounds, in which all take turns. With --without-kernels tcgemm's launches start nothing, which
-leaves what surrounds them; torch's calls are whole.
+leaves what surrounds them; torch's calls are whole. --compiled adds the layers under torch.compile.
+--graphs replays forward and backward of each from a CUDA graph, which is the GPU's time alone.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from tcgemm import launch_cache
 ROUNDS, CALLS = 100, 20
 
 
-def cases(size: int, backend: str, device: str) -> dict[str, tuple[Callable[[], object], str]]:
+def cases(
+    size: int, backend: str, device: str, compiled: bool = False
+) -> dict[str, tuple[Callable[[], object], str]]:
     """Name -> (what is called, the name of what it is compared with)."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     x, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -57,6 +61,21 @@ def cases(size: int, backend: str, device: str) -> dict[str, tuple[Callable[[], 
 
         return run
 
+    low = torch.float16 if dtype is torch.bfloat16 else torch.bfloat16
+
+    def mixed(layer: torch.nn.Module) -> torch.Tensor:
+        with torch.autocast(device, low):
+            result: torch.Tensor = layer(x)
+        return result.to(dtype)
+
+    calls["torch.nn.Linear under autocast"] = lambda: mixed(torchs), ""
+    calls["tcgemm.nn.Linear under autocast"] = (
+        lambda: mixed(ours), "torch.nn.Linear under autocast",
+    )  # fmt: skip
+    if compiled:
+        torch_program, program = torch.compile(torchs), torch.compile(ours)
+        calls["torch.nn.Linear compiled"] = lambda: torch_program(x), ""
+        calls["tcgemm.nn.Linear compiled"] = lambda: program(x), "torch.nn.Linear compiled"
     made: dict[str, tuple[Callable[[], object], str]] = {}
     for way, put in (("forward alone", without), ("forward and backward", trained)):
         for name, (call, beside) in calls.items():
@@ -95,6 +114,32 @@ def timed(calls: dict[str, Callable[[], object]], device: str) -> dict[str, floa
     return least
 
 
+def replayed(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Microseconds of the GPU for each, captured in a CUDA graph: the least of the rounds."""
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    for name, call in calls.items():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name]):
+            call()
+    least = dict.fromkeys(calls, float("inf"))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            start.record()
+            for _ in range(CALLS):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            least[name] = min(least[name], 1e3 * start.elapsed_time(end) / CALLS)
+    return least
+
+
 def nothing(*operands: object) -> None:
     """What a launch starts without kernels."""
 
@@ -112,10 +157,16 @@ def main() -> None:
     parser.add_argument("--backend", default="cublas", choices=("cublas", "triton", "cuda"))
     parser.add_argument("--size", type=int, default=4, help="M, N and K")
     parser.add_argument("--without-kernels", action="store_true")
+    parser.add_argument(
+        "--compiled", action="store_true", help="the layers under torch.compile too"
+    )
+    parser.add_argument("--graphs", action="store_true", help="from CUDA graphs too: on a GPU")
     asked = parser.parse_args()
+    if asked.graphs and not torch.cuda.is_available():
+        parser.error("--graphs needs a GPU")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
-    made = cases(asked.size, asked.backend, device)
+    made = cases(asked.size, asked.backend, device, asked.compiled)
     for call, _ in made.values():
         for _ in range(50):
             call()
@@ -126,8 +177,19 @@ def main() -> None:
     print("| call | Python calls | C calls | us | beside torch |\n|---|---|---|---|---|")
     for name, (call, beside) in made.items():
         python, c = counted(call)
-        ratio = f"{least[name] / least[beside]:.2f}" if beside else ""
-        print(f"| {name} | {python} | {c} | {least[name]:.1f} | {ratio} |")
+        print(f"| {name} | {python} | {c} | {least[name]:.1f} | {ratio(least, name, beside)} |")
+    if asked.graphs:
+        trained = {name: call for name, call in calls.items() if name.endswith("backward")}
+        trained = {name: call for name, call in trained.items() if "compiled" not in name}
+        least = replayed(trained)
+        print("\n| from a CUDA graph | us | beside torch |\n|---|---|---|")
+        for name in trained:
+            print(f"| {name} | {least[name]:.1f} | {ratio(least, name, made[name][1])} |")
+
+
+def ratio(least: dict[str, float], name: str, beside: str) -> str:
+    """How many times as long as what it is compared with."""
+    return f"{least[name] / least[beside]:.2f}" if beside else ""
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ def make(
     made = Launch(**described._asdict(), bytes=(), out_bytes=0, device=a.get_device())
     shape = made.shape
     c = c if made.asked.beta else None
-    result = _any_result(shape, made.dtype, a.device) if out is None else out
+    result = torch.empty(shape, dtype=made.dtype, device=a.device) if out is None else out
     scale_tensors = [s if isinstance(s, torch.Tensor) else None for s in (scale_a, scale_b)]
     read = enumerate((a, b, c, bias, *scale_tensors))
     made.bytes = tuple((i, _bytes(t)) for i, t in read if t is not None and t.numel())
@@ -253,20 +253,6 @@ def make(
     if direct:
         (made.start,) = made.starts
     return made
-
-
-_OF_THE_CPU = 64
-"""Bytes that divide the address of whatever torch allocates on a CPU; a GPU's are 256 and more."""
-
-
-def _any_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A result that torch allocates none with less alignment than: its plan holds for all."""
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    beyond, size = _OF_THE_CPU // dtype.itemsize, torch.Size(shape).numel()
-    memory = torch.empty(size + beyond, dtype=dtype)
-    start = beyond if alignment(memory) > _OF_THE_CPU else 0
-    return memory[start : start + size].view(shape)
 
 
 def _bytes(t: torch.Tensor) -> int:

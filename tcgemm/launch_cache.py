@@ -19,8 +19,8 @@ from .launch import Launch, make
 MOST = 4096
 """Launches kept."""
 
-_ALIGNED = 255
-"""Bits of an address that a kernel may depend on."""
+ALIGNED, OF_CPU = 255, 63
+"""Bits of an address that a kernel on a GPU, on the CPU may depend on: see operands.alignment."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
@@ -62,14 +62,15 @@ def key_of(
         return None
     if _jit_trace() is not None:
         return None
-    a_start, b_start = a.data_ptr(), b.data_ptr()
+    a_start, b_start, device = a.data_ptr(), b.data_ptr(), a.get_device()
+    bits = ALIGNED if device >= 0 else OF_CPU
     if not a_start or not b_start or a.is_neg() or b.is_neg():
         return None
     if (a.requires_grad or b.requires_grad) and _grad():
         return None
     key = (
-        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), b.get_device(),
-        a_start & _ALIGNED, b_start & _ALIGNED, a_start == b_start, out_dtype, backend, kernel,
+        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, device, b.get_device(),
+        a_start & bits, b_start & bits, a_start == b_start, out_dtype, backend, kernel,
         _deterministic(),
     )  # fmt: skip
     if (
@@ -84,7 +85,7 @@ def key_of(
         if type(out) not in _PLAIN or not c_start or out.is_neg() or _frozen(out):
             return None
         return (
-            *key, out.shape, out.stride(), out.dtype, out.get_device(), c_start & _ALIGNED,
+            *key, out.shape, out.stride(), out.dtype, out.get_device(), c_start & bits,
         )  # fmt: skip
     if type(alpha) not in _NUMBERS or type(beta) not in _NUMBERS:
         return None
@@ -103,7 +104,7 @@ def key_of(
             if not start or given.is_neg() or (given.requires_grad and _grad()):
                 return None
             kinds.append((
-                given.shape, given.stride(), given.dtype, given.get_device(), start & _ALIGNED,
+                given.shape, given.stride(), given.dtype, given.get_device(), start & bits,
             ))  # fmt: skip
             addresses.append(start)
         elif type(given) in _NUMBERS:

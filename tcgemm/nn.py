@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -11,6 +12,10 @@ from .errors import OperandError
 from .linears import linear
 from .ops import eager_product, register_late
 from .problem import EPILOGUES
+
+if TYPE_CHECKING:
+    from .dist.layers import ColumnParallelLinear as ColumnParallelLinear
+    from .dist.layers import RowParallelLinear as RowParallelLinear
 
 _traces = torch.compiler.is_dynamo_compiling
 
@@ -75,6 +80,13 @@ class Linear(torch.nn.Linear):
             "epilogue": self.epilogue, "backend": self.backend, "accumulate": self.accumulate,
         }  # fmt: skip
         return ", ".join([super().extra_repr(), *(f"{k}={v}" for k, v in asked.items() if v)])
+
+
+def __getattr__(name: str) -> Any:
+    """The pair of layers over several GPUs, which loads torch.distributed."""
+    if name in ("ColumnParallelLinear", "RowParallelLinear"):
+        return getattr(import_module(".dist.layers", __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool = False) -> Model:

@@ -29,9 +29,13 @@ def shape_of(tensor: torch.Tensor) -> str:
 
 
 def alignment(tensor: torch.Tensor) -> int:
-    """Bytes: the largest power of two, at most 256, that divides the address."""
+    """Bytes: the largest power of two that divides the address, at most 256, on a CPU 64.
+
+    That is what torch's own allocations have, so that those of a CPU are of one kind.
+    """
     address = tensor.data_ptr()
-    return min(address & -address, 256) if address else 256
+    most = 256 if tensor.is_cuda else 64
+    return min(address & -address, most) if address else most
 
 
 def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:

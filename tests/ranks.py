@@ -15,6 +15,12 @@ from pathlib import Path
 
 SECONDS = 60
 """After which a rank that says nothing fails the test."""
+PRELOADED = [
+    *("torch.distributed.tensor.parallel", "torch.utils.flop_counter", "pytest"),
+    *("tcgemm.dist.products", "tcgemm.dist.styles", "tcgemm.dist.layers", "tcgemm.cublas"),
+    *("tcgemm.bench.several.run", "tcgemm.verify.calls"),
+]
+"""What the server imports once for all ranks."""
 AFTER_A_FAILURE = 5
 """Seconds for what the other ranks have to say once one of them has failed."""
 
@@ -46,7 +52,7 @@ class Ranks:
 
     def __init__(self, world, backend="gloo"):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "tcgemm.dist.products"])
+        context.set_forkserver_preload(PRELOADED)
         self.world, self._folder = world, tempfile.TemporaryDirectory()
         self._ends, self._processes = [], []
         before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}

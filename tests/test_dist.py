@@ -257,7 +257,7 @@ def test_without_a_group():
 
 
 def check_torch(rank):
-    """Fake tensors, torch.compile, the flop counter, opcheck, autocast, a part of the ranks."""
+    """Fake tensors, the flop counter, autocast, and a part of the ranks."""
     from torch._subclasses import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -275,22 +275,9 @@ def check_torch(rank):
         with FlopCounterMode(display=False) as counter:
             call(op, a.detach(), b.detach(), **asked)
         assert counter.get_total_flops() == 2 * 5 * 4 * 3
-        compiled = torch.compile(
-            lambda a, b, op=op, asked=asked: call(op, a, b, **asked),
-            fullgraph=True, backend="aot_eager",
-        )  # fmt: skip
-        got = compiled(a, b)
-        assert torch.allclose(got, wanted)
-        assert torch.allclose(*(torch.autograd.grad(t.sum(), a)[0] for t in (got, wanted)))
         with torch.autocast("cpu", torch.bfloat16):
             low = call(op, a, b, **asked)
         assert low.dtype == torch.bfloat16
-        operator = torch.ops.tcgemm.all_gather_matmul.default
-        if op == "reduce_scatter":
-            operator = torch.ops.tcgemm.matmul_reduce_scatter.default
-        how = {"rows": 5, "group": torch.distributed.group.WORLD.group_name, "backend": "cublas"}
-        utils = ("test_schema", "test_autograd_registration", "test_faketensor")
-        torch.library.opcheck(operator, (a, b, None, None, None), how, test_utils=utils)
     alone = [torch.distributed.new_group([r]) for r in range(2)][rank]
     c = tcgemm.dist.matmul_reduce_scatter(
         torch.ones(3, 2), torch.ones(2, 4), alone, bias=torch.ones(4), backend="cublas"
@@ -300,6 +287,32 @@ def check_torch(rank):
 
 def test_seen_by_torch(pair):
     pair(check_torch)
+
+
+def check_compiled(rank):
+    for op in OPS:
+        drawn = Drawn(op, rank, 5, 4, 3, torch.float32)
+        a, b = (t.requires_grad_() for t in drawn.mine())
+        asked = {"rows": 5, "epilogue": "relu" if op == OPS[0] else "silu"}
+        wanted = call(op, a, b, **asked)
+        compiled = torch.compile(
+            lambda a, b, op=op, asked=asked: call(op, a, b, **asked),
+            fullgraph=True, backend="aot_eager",
+        )  # fmt: skip
+        got = compiled(a, b)
+        assert torch.allclose(got, wanted)
+        assert torch.allclose(*(torch.autograd.grad(t.sum(), a)[0] for t in (got, wanted)))
+        operator = torch.ops.tcgemm.all_gather_matmul.default
+        if op == "reduce_scatter":
+            operator = torch.ops.tcgemm.matmul_reduce_scatter.default
+        how = {"rows": 5, "group": torch.distributed.group.WORLD.group_name, "backend": "cublas"}
+        utils = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(operator, (a, b, None, None, None), how, test_utils=utils)
+
+
+@pytest.mark.exhaustive
+def test_compiled_and_checked_by_torch(pair):
+    pair(check_compiled)
 
 
 def check_repeats(rank, calls, seed):
@@ -333,22 +346,38 @@ def test_drawn_calls_with_delays(group):
 
 
 @pytest.mark.exhaustive
+def test_three_ranks(group):
+    if group.world == 3:
+        group(check_styles)
+        group(check_bench, group.world)
+
+
+@pytest.mark.exhaustive
 def test_many_drawn_calls_with_delays(group):
     group(check_repeats, 300, 2)
+
+
+def no_engine():
+    from unittest import mock
+
+    from tcgemm.dist import engine
+
+    return mock.patch.object(engine, "engine", return_value=None)
 
 
 def check_bench(rank, world):
     """A case of ``tcgemm bench --several``: right ones are ok, and a wrong one is seen."""
     from unittest import mock
 
-    from tcgemm.bench.several import cases, operands, run
+    from tcgemm.bench.several import cases, judging, run
     from tcgemm.dist.groups import ranks_of
 
     device = torch.device("cpu")
     for op in OPS:
         case = cases.Case("shape", "", world, op, 7, 8 * world, 16 * world, "bfloat16")
         asked = {"seed": 1, "budget_s": 0.1, "backend": "cublas", "timed": False}
-        rows, stamps = run.run_case(case, ranks_of(), device, **asked)
+        with no_engine():
+            rows, stamps = run.run_case(case, ranks_of(), device, **asked)
         assert [row["contender"] for row in rows] == [
             "planned", "overlapped/triton", "overlapped/cuda",
         ]  # fmt: skip
@@ -357,8 +386,8 @@ def check_bench(rank, world):
         assert 0 < planned["error_ratio"] <= 1
         assert overlapped["status"] == "unsupported"
         assert planned["torch_status"].startswith("failed: rank")
-        normal, whole = (operands.drawn(case, ranks_of(), device, 1, e) for e in (False, True))
-        judge = operands.Judge(normal, whole)
+        normal, whole = (judging.drawn(case, ranks_of(), device, 1, e) for e in (False, True))
+        judge = judging.Judge(normal, whole)
         for of in (normal, whole):
             c = call(op, of.a, of.b, rows=7)
             for by in (0, 1) if rank == 0 else (0,):
@@ -370,15 +399,120 @@ def check_bench(rank, world):
             product = call_of(name, of, backend)
             return product if rank != 1 else lambda: product() + 1
 
-        with mock.patch.object(run, "call_of", one_rank_is_off):
+        with mock.patch.object(run, "call_of", one_rank_is_off), no_engine():
             rows, _ = run.run_case(case, ranks_of(), device, **asked)
         assert rows[0]["status"] == "wrong"
         assert rows[0]["reason"].startswith("rank 1: ")
         assert "ms_p50" not in rows[0]
 
 
-def test_the_benchmark_over_ranks(group):
-    group(check_bench, group.world)
+def test_the_benchmark_over_ranks(pair):
+    pair(check_bench, pair.world)
+
+
+class Pair(torch.nn.Module):
+    """A model of one MLP after a norm; ``wide`` features between."""
+
+    def __init__(self, wide, first=None, second=None):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.up = torch.nn.Linear(8, wide) if first is None else first
+        self.down = torch.nn.Linear(wide, 8) if second is None else second
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(self.norm(x))))
+
+
+def pair_of(wide):
+    torch.manual_seed(3)
+    return Pair(wide).double()
+
+
+def check_layers(rank):
+    """The pair of layers against one process: result, and the gradient of every parameter."""
+    world = torch.distributed.get_world_size()
+    for wide, shape in ((4 * world, (2 * world, 3, 8)), (7, (2 * world + 1, 8))):
+        whole = pair_of(wide)
+        x = torch.randn(*shape, dtype=torch.float64)
+        wanted = whole(x)
+        (wanted.square().sum()).backward()
+        up = tcgemm.nn.ColumnParallelLinear.from_linear(whole.up, backend="cublas", epilogue="relu")
+        down = tcgemm.nn.RowParallelLinear.from_linear(whole.down, backend="cublas")
+        mine = slice(*rows.rows_of(shape[0], world, rank))
+        hidden = up(torch.nn.functional.layer_norm(x, (8,))[mine], rows=shape[0])
+        got = down(hidden)
+        assert torch.allclose(got, wanted[mine])
+        got.square().sum().backward()
+        of_up = slice(*rows.rows_of(wide, world, rank))
+        assert torch.allclose(up.weight.grad, whole.up.weight.grad[of_up])
+        assert torch.allclose(up.bias.grad, whole.up.bias.grad[of_up])
+        assert torch.allclose(down.weight.grad, whole.down.weight.grad[:, of_up])
+        assert torch.allclose(down.bias.grad, whole.down.bias.grad)
+    drawn = tcgemm.nn.RowParallelLinear(16, 5)
+    assert drawn.weight.shape[0] == 5
+    assert drawn.weight.abs().max() <= 0.25
+    assert f"weight of this rank={list(drawn.weight.shape)}" in repr(drawn)
+    with pytest.raises(OperandError, match="first dimension does not divide"):
+        drawn(torch.ones(world + 1, 3, drawn.weight.shape[1]))
+
+
+def test_the_pair_of_layers(group):
+    group(check_layers)
+
+
+def check_styles(rank):
+    """parallelize_module on replaced linears, with SequenceParallel, against one process."""
+    from unittest import mock
+
+    from torch.distributed.tensor import Shard, init_device_mesh
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+    from tcgemm.dist import calls
+
+    world = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    for wide, shape, dim, fused in (
+        (4 * world, (2, 2 * world, 8), 1, True), (4 * world, (2 * world, 8), 0, True),
+        (3 * world, (1, 2 * world, 8), 1, True),
+        (4 * world, (2, 2 * world, 8), -1, False),
+    ):  # fmt: skip
+        if not fused and 8 % world:
+            continue  # torch's style takes columns of plain tensors that divide only
+        whole = pair_of(wide)
+        model = tcgemm.replace_linear(pair_of(wide), backend="cublas")
+        torch.manual_seed(5)
+        x = torch.randn(*shape, dtype=torch.float64)
+        styles = {
+            "up": tcgemm.dist.ColwiseParallel(input_layouts=Shard(dim)),
+            "down": tcgemm.dist.RowwiseParallel(output_layouts=Shard(dim)),
+        }
+        if fused:
+            styles["norm"] = SequenceParallel(sequence_dim=dim, use_local_output=dim != 0)
+        asked = []
+        check = calls.check
+
+        def seen(op, *arguments, check=check, asked=asked, **named):
+            asked.append(op)
+            return check(op, *arguments, **named)
+
+        parallelize_module(model, mesh, styles)
+        mine = x.chunk(world, dim)[rank].clone().requires_grad_()
+        with mock.patch.object(calls, "check", seen):
+            got = model(mine) if fused else model.down(torch.relu(model.up(mine)))
+        assert set(asked) == (set(OPS) if fused else set())
+        wanted = whole(x) if fused else whole.down(torch.relu(whole.up(x)))
+        assert torch.allclose(got, wanted.chunk(world, dim)[rank])
+        got.square().sum().backward()
+        wanted.square().sum().backward()
+        for (name, ours), theirs in zip(model.named_parameters(), whole.parameters(), strict=True):
+            if theirs.grad is not None:
+                grad = ours.grad
+                full = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+                assert torch.allclose(full, theirs.grad), name
+
+
+def test_parallelize_module_uses_them_without_a_change_in_the_model(pair):
+    pair(check_styles)
 
 
 class FakeEngine:
@@ -442,6 +576,32 @@ def test_the_overlapped_engine_is_asked_and_used(pair):
     pair(check_engine)
 
 
+def check_real_engine(rank):
+    """The engine that is installed, by Triton's interpreter: what the plan calls is what it has."""
+    from tcgemm.dist import engine
+
+    assert engine.engine() is not None
+    for op in OPS:
+        drawn = Drawn(op, rank, 20, 16, 16, torch.bfloat16)
+        a, b = (t.requires_grad_() for t in drawn.mine())
+        asked = {"rows": 20, "bias": drawn.bias, "backend": "triton", "way": "overlapped"}
+        got = call(op, a, b, epilogue="relu", debug=True, **asked)
+        wanted, size = drawn.answer(True, "relu")
+        assert ((got.double() - wanted).abs() <= 4 * EPS[torch.bfloat16] * size).all()
+        got.sum().backward()
+        plain = [t.detach().clone().requires_grad_() for t in (a, b)]
+        asked |= {"way": "sequence", "backend": "cublas"}
+        call(op, *plain, epilogue="relu", **asked).sum().backward()
+        for ours, theirs in zip((a, b), plain, strict=True):
+            assert torch.allclose(ours.grad, theirs.grad, rtol=0.05, atol=0.2)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for CPU tensors")
+def test_the_engine_that_is_installed(pair):
+    pair(check_real_engine)
+
+
 def leave(rank):
     if rank == 1:
         os._exit(0)
@@ -455,3 +615,48 @@ def test_a_rank_that_dies_leaves_the_others_with_an_error():
     with pytest.raises(EOFError):
         made(leave)
     made.close()
+
+
+@pytest.mark.gpu
+def test_on_gpus_by_nccl():
+    """The same calls as over gloo, on two GPUs."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs, and there is {torch.cuda.device_count()}")
+    made = ranks.Ranks(2, "nccl")
+    try:
+        for op in OPS:
+            made(check_on_gpu, op, 1000)
+    finally:
+        made.close()
+
+
+def check_on_gpu(rank, op, calls):
+    """Drawn calls with random delays of the host and of the stream on random ranks."""
+    world = torch.distributed.get_world_size()
+    draw = torch.Generator().manual_seed(7)
+
+    def pick(*values):
+        return values[int(torch.randint(0, len(values), (), generator=draw))]
+
+    for number in range(calls):
+        dtype = pick(torch.float16, torch.bfloat16)
+        M, N, K = pick(1, 7, 64, 333, 512), pick(8, 64, 200, 1024), pick(8, 64, 520)
+        epilogue, way = pick("", "relu", "gelu"), pick(None, "sequence", "overlapped")
+        backend = pick("triton", "cuda")
+        delays = [pick(0, 0, 20_000, 2_000_000) for _ in range(world)]
+        drawn = Drawn(op, rank, M, N, K, dtype, seed=number)
+        a, b = (t.cuda() for t in drawn.mine())
+        bias = drawn.bias.cuda()
+        torch.cuda._sleep(delays[rank])
+        asked = {"rows": M, "bias": bias, "epilogue": epilogue, "backend": backend}
+        try:
+            got = call(op, a, b, way=way, **asked)
+        except UnsupportedError:
+            assert way == "overlapped"  # refused on all ranks alike, before anything moves
+            continue
+        wanted, size = drawn.answer(True, epilogue)
+        error = (got.cpu().double() - wanted).abs()
+        assert (error <= 3 * world * EPS[dtype] * size).all(), (number, way, dtype, M, N, K)
+        if way == "overlapped":
+            torch.cuda._sleep(delays[rank - 1])
+            assert torch.equal(got, call(op, a, b, way=way, **asked)), (number, M, N, K)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tcgemm import gpus
+from tcgemm.cli import app
 from tcgemm.tools.simulate.orders import order_rows
 from tcgemm.tools.simulate.tile_order import visit
 
@@ -49,6 +53,36 @@ def test_the_l2_is_that_of_simulate_order(gpu, size):
         assert answer["dramBytes"] == row["dram_bytes"]
         assert answer["waves"] == row["waves"]
         assert answer["hitRate"] == pytest.approx(row["l2_hit_rate"], rel=1e-12)
+
+
+@needs_node
+def test_twenty_drawn_settings_are_those_of_simulate_json():
+    """What the page's knobs offer, others every day."""
+    day = date.today().toordinal()
+    draw = random.Random(day)
+    settings = []
+    for size in (2048, 4096):
+        gpu = draw.choice(["h200", "a100", "t4"])
+        kernel = draw.choice(["triton/grouped", "triton/naive"]) if size == 4096 else "order"
+        sizes = f"{size}x{size}x{size}"
+        arguments = ["simulate", kernel, "--shape", sizes, "--gpu", gpu, "--json"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        board = gpus.find(gpu)
+        settings += [(board, row) for row in json.loads(result.stdout)]
+    drawn = draw.sample(settings, 20)
+    asked = [
+        {"M": row["M"], "N": row["N"], "K": row["K"], "blockM": row["BLOCK_M"],
+         "blockN": row["BLOCK_N"], "groupM": row["GROUP_M"] or 0, "places": board.sms,
+         "l2Bytes": board.l2_bytes}
+        for board, row in drawn
+    ]  # fmt: skip
+    for one, (_, row), answer in zip(
+        asked, drawn, js(f"{json.dumps(asked)}.map(m.traffic)"), strict=True
+    ):
+        said = (answer["readBytes"], answer["dramBytes"], answer["waves"])
+        assert said == (row["read_bytes"], row["dram_bytes"], row["waves"]), (day, one)
+        assert answer["hitRate"] == pytest.approx(row["l2_hit_rate"], rel=1e-12), (day, one)
 
 
 @needs_node

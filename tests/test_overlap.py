@@ -79,7 +79,7 @@ def test_parts_cover_the_rows_of_every_rank_once():
     draw = random.Random(0)
     for _ in range(200):
         world, M = draw.randint(2, 8), draw.randint(1, 5000)
-        tile = draw.choice([*planning.TILES, planning.INTERPRETED])
+        tile = draw.choice([*planning.TILES, *planning.INTERPRETED])
         plan = planning.in_parts(tile, -(-M // world), draw.randint(1, planning.MOST_PARTS))
         assert 1 <= plan.parts <= planning.MOST_PARTS
         covered = 0
@@ -254,7 +254,7 @@ def gather_in_turns(ranks, a, b, plan, asked, poison=False):
 def test_the_gather_kernel_multiplies_rows_as_they_arrive(world, M, dtype):
     """M is no multiple of ranks or tiles; as many calls as take a slot a second time."""
     N, K = 24, 48
-    ranks, plan = ranks_in_turns(world), planning.gather_plan(M, N, K, world, True)
+    ranks, plan = ranks_in_turns(world), planning.gather_plan(M, N, K, world, planning.INTERPRETED)
     assert plan.parts == min(2, -(-plan.chunk // 32))
     generator = torch.Generator().manual_seed(M)
     for call in range(SLOTS + 1):
@@ -271,7 +271,10 @@ def test_the_gather_kernel_multiplies_rows_as_they_arrive(world, M, dtype):
 
 def test_the_gather_kernel_says_whose_rows_did_not_come():
     world, M, N, K = 2, 128, 32, 32
-    ranks, plan = ranks_in_turns(world, 0.01), planning.gather_plan(M, N, K, world, True)
+    ranks, plan = (
+        ranks_in_turns(world, 0.01),
+        planning.gather_plan(M, N, K, world, planning.INTERPRETED),
+    )
     a, b = torch.ones(M // 2, K).half(), torch.ones(K, N).half()
     out = torch.empty(M, N).half()
     with pytest.raises(PeerError, match="rank 0 of 2 waited in vain for rank 1: rows 1 did not"):
@@ -290,7 +293,7 @@ def partial_sums(world, M, N, K, dtype, seed=0):
 def test_the_scatter_kernel_stores_at_owners_and_adds_in_the_order_of_ranks():
     """Rank 1 of 3, its peers' tiles in place beforehand: what it sends, and what it adds."""
     world, M, N, K = 3, 100, 40, 32
-    ranks, plan = ranks_in_turns(world), planning.scatter_plan(M, N, K, world, True)
+    ranks, plan = ranks_in_turns(world), planning.scatter_plan(M, N, K, world, planning.INTERPRETED)
     operands = partial_sums(world, M, N, K, torch.float16)
     sums = [a.double() @ b.double() for a, b in operands]
     me, (first, behind) = ranks[1], rows_of(M, world, 1)
@@ -392,7 +395,7 @@ def in_processes(world, work, *args, timeout_s=60):
             os.unlink(store)
 
 
-def both_products(rank, world, M, calls):
+def both_products(rank, world, M, calls, backend="triton"):
     import torch.distributed as dist
 
     import tcgemm.dist.overlap as overlap
@@ -407,7 +410,7 @@ def both_products(rank, world, M, calls):
         generator = torch.Generator().manual_seed(call)
         a = torch.randint(-2, 3, (M, K), generator=generator).to(dtype)
         b = torch.randint(-2, 3, (K, N), generator=generator).to(dtype)
-        asked = options(rows=M)
+        asked = Options(backend, rows=M)
         assert overlap.why_not("all_gather", a[first:behind], b, group, asked) is None
         out = torch.full((M, N), float("nan"), dtype=dtype)
         overlap.all_gather_matmul(a[first:behind].clone(), b, out, group, asked)

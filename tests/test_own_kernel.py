@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -112,11 +113,34 @@ def test_show_kernel_shows_what_nvcc_makes_of_a_file():
     assert '"spilled bytes": 0' in done.stdout
 
 
-def test_show_kernel_says_why_a_triton_file_is_not_shown():
+@pytest.mark.exhaustive  # Triton's compiler; tests/test_side_by_side.py has what is made of it
+def test_show_kernel_shows_what_triton_makes_of_a_file(tmp_path):
     path = written("shown", "triton")
+    done = tcgemm("show-kernel", str(path), "--dtype", "float16", "--json")
+    assert done.returncode == 0, done.stderr
+    (shown,) = json.loads(done.stdout)["kernels"]
+    assert shown["counts"]["wgmma"] > 0
+    assert shown["facts"]["registers"] > 30
+    page = tmp_path / "page.html"
+    done = tcgemm("show-kernel", str(path), "--dtype", "float16", "--side-by-side", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "HGMMA" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [("    kernel[grid](", "    if a.sum() > 0:\n      kernel[grid](", "without memory"),
+     ("    kernel[grid](", "    return\n    kernel[grid](", "launches no Triton kernel")],
+)  # fmt: skip
+@pytest.mark.exhaustive
+def test_show_kernel_says_why_a_triton_file_is_not_shown(right, wrong, said):
+    path = written("shown", "triton")
+    text = path.read_text()
+    assert right in text
+    path.write_text(text.replace(right, wrong))
     done = tcgemm("show-kernel", str(path), "--dtype", "float16")
-    assert done.returncode == 2
-    assert "TRITON_KERNEL_DUMP" in done.stderr
+    assert done.returncode != 0
+    assert said in done.stderr.replace("\n", " ")
 
 
 def problem(M, N, K, dtype="float16", **more):

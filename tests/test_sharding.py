@@ -106,3 +106,55 @@ def test_two_ranks():
             del os.environ["OMP_NUM_THREADS"]
         else:
             os.environ["OMP_NUM_THREADS"] = before
+
+
+def rank_of_two_gpus(rank, folder, backend):
+    """A split MLP in bfloat16 over NCCL, forward, backward and under torch.compile."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/meet", rank=rank, world_size=2,
+        device_id=torch.device("cuda", rank),
+    )  # fmt: skip
+    mesh = init_device_mesh("cuda", (2,))
+
+    def layers():
+        torch.manual_seed(1)
+        return torch.nn.Sequential(
+            torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)
+        )
+
+    model = tcgemm.replace_linear(layers().cuda().bfloat16(), backend=backend)
+    exact = layers().double()
+    exact.load_state_dict(model.state_dict())
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for call in (model, model, torch.compile(model)):
+        x = torch.randn(3, 128, 256)
+        y, z = call(x.cuda().bfloat16()), exact(x.bfloat16().double())
+        model.zero_grad()
+        exact.zero_grad()
+        y.float().square().mean().backward()
+        z.square().mean().backward()
+        pairs = [(y, z)]
+        for mine, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+            pairs.append((mine.grad.full_tensor(), theirs.grad))
+        for mine, theirs in pairs:
+            error = (mine.detach().double().cpu() - theirs).abs().max()
+            assert error <= 0.03 * theirs.abs().max(), (rank, backend, error)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+def test_two_gpus(backend, tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    processes.spawn(rank_of_two_gpus, (str(tmp_path), backend), nprocs=2)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
 import time
+from datetime import date
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
@@ -26,7 +30,8 @@ FIGURES = [
 
 def test_every_page_is_in_the_contents():
     named = {page for _, pages in contents.SECTIONS for page in pages} | {"README"}
-    assert {p.relative_to(ROOT / "docs").with_suffix("").as_posix() for p in PAGES} == named
+    there = [*PAGES, *(ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    assert {p.relative_to(ROOT / "docs").with_suffix("").as_posix() for p in there} == named
 
 
 def test_pages_and_pictures_are_what_the_sources_make():
@@ -43,7 +48,8 @@ def site(tmp_path_factory):
         files = [ROOT / name for name in listed.stdout.splitlines()]
         if files and max(f.stat().st_mtime for f in files if f.exists()) < made.stat().st_mtime:
             return made.parent
-    pytest.importorskip("furo", reason="pip install -e '.[docs]'")
+    for needed in ("furo", "myst_nb"):
+        pytest.importorskip(needed, reason="pip install -e '.[docs]'")
     out = tmp_path_factory.mktemp("site")
     began = time.monotonic()
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-E", "-W", "--keep-going", "-q"]
@@ -62,6 +68,8 @@ def test_the_site_has_an_entry_a_search_and_a_way_onwards(site):
     source = (site / "repository/cuda_ref/rungs/tiled.cu.html").read_text()
     assert "__global__" in source
     assert "../../../rungs" in source or "_static" in source
+    assert "HMMA" in (site / "side_by_side/wmma.html").read_text()
+    assert "ridge point 206" in (site / "notebooks/roofline_by_hand.html").read_text()
 
 
 def test_links_inside_the_site_lead_somewhere(site):
@@ -99,8 +107,62 @@ def other(figure):
     return figure[:-1] + str((int(figure[-1]) + 1) % 10)
 
 
-def test_there_are_figures():
-    assert len(FIGURES) >= 10
+def test_there_are_figures_in_the_rungs_pages_the_lab_and_the_documents():
+    where = {page.relative_to(ROOT / "docs").parts[0] for page, _ in FIGURES}
+    assert where >= {"rungs", "lab", "documents.md"}
+    assert len(FIGURES) >= 150
+
+
+TABLE = re.compile(r"<!-- measured: .*? -->\n(.*?)<!-- end -->", re.S)
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+
+
+def measured():
+    """(page, place of its first character, figure) of all that was measured: figures with a query,
+    and the cells of the tables that scripts/pages writes."""
+    found = [(page, each.start("figure"), each["figure"]) for page, each in FIGURES]
+    for page in PAGES:
+        for block in TABLE.finditer(page.read_text()):
+            for number in NUMBER.finditer(block[1]):
+                found.append((page, block.start(1) + number.start(), number[0]))
+    return found
+
+
+def test_a_digit_changed_in_any_of_twenty_drawn_figures_fails_the_build():
+    """As scripts/pages --check sees it, which `make docs` begins with. Others every day."""
+    figures = measured()
+    assert len({page for page, _, _ in figures}) >= 30
+    day = date.today().toordinal()
+    draw = random.Random(day)
+    for page, start, figure in draw.sample(figures, 20):
+        text = page.read_text()
+        digits = [at for at, letter in enumerate(figure) if letter.isdigit()]
+        at = start + draw.choice(digits)
+        wrong = text[:at] + str((int(text[at]) + draw.randint(1, 9)) % 10) + text[at + 1 :]
+        assert blocks.renewed(page) == text
+        assert blocks.renewed(page, wrong) == text, (day, page, figure)
+
+
+def test_the_build_begins_with_that_check(monkeypatch, capsys):
+    assert re.search(
+        r"^docs: .*\n\t\S+ scripts/pages --check$", (ROOT / "Makefile").read_text(), re.M
+    )
+    page, start, figure = measured()[0]
+    real = Path.read_text
+
+    def changed(self, *arguments, **options):
+        text = real(self, *arguments, **options)
+        if self != page:
+            return text
+        return text[:start] + other(figure) + text[start + len(figure) :]
+
+    spec = spec_from_loader("pages", SourceFileLoader("pages", str(ROOT / "scripts" / "pages")))
+    pages = module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    monkeypatch.setattr(pages.sys, "argv", ["pages", "--check"])
+    monkeypatch.setattr(Path, "read_text", changed)
+    assert pages.main() == 1
+    assert f"{page.relative_to(ROOT)} is out of date" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import pytest
 import torch
+
+from tcgemm.ops import eager
 
 EXAMPLE = Path(__file__).parent.parent / "examples/train_gpt.py"
 
@@ -21,9 +24,9 @@ def example():
     return module
 
 
-def losses(gpt, kernels, device):
-    trainer = gpt.Trainer(kernels, gpt.TINY, False, device)
-    found, seconds = gpt.train(trainer, gpt.batches(gpt.TINY, 12, 0, device), 12)
+def losses(gpt, kernels, device, steps=12, **asked):
+    trainer = gpt.Trainer(kernels, gpt.TINY, False, device, **asked)
+    found, seconds = gpt.train(trainer, gpt.batches(gpt.TINY, steps, 0, device), steps)
     assert seconds > 0
     return found
 
@@ -36,6 +39,23 @@ def test_losses_are_torch_s(device, capsys):
     assert "step   10  loss" in capsys.readouterr().out
 
 
+def test_losses_are_torch_s_with_all_flags(device, monkeypatch):
+    """gelu within a layer, and gradients that products add to, dropped after a step or kept."""
+    gpt = example()
+    in_place = []
+    added = eager.added
+    monkeypatch.setattr(eager, "added", lambda *call: in_place.append(added(*call)) or in_place[-1])
+    steps, layers = 3, 4 * gpt.TINY.layers + 1
+    torchs = losses(gpt, "torch", device, steps)
+    for keeps, rate in ((False, 0.5), (True, 1.0)):
+        in_place.clear()
+        ours = losses(gpt, "cublas", device, steps, fused=True, passes=2, keeps=keeps)
+        assert max(abs(x - y) for x, y in zip(torchs, ours, strict=True)) < 2e-3
+        # Of the two passes of a step the first finds no gradient, but for one that was kept.
+        assert len(in_place) == 2 * steps * layers
+        assert sum(in_place) == rate * len(in_place) - (layers if keeps else 0)
+
+
 def test_it_runs_as_it_is_shipped(tmp_path):
     def run(*flags):
         command = [sys.executable, EXAMPLE, "--tiny", "--steps", "2", *flags]
@@ -44,7 +64,7 @@ def test_it_runs_as_it_is_shipped(tmp_path):
         return done.stdout
 
     file = tmp_path / "losses.csv"
-    output = run("--kernels", "cublas", "--override", "--csv", file, "--profile")
+    output = run("--kernels", "cublas", "--override", "--csv", file, "--profile", "--passes", "2")
     assert re.search(r"cublas: last loss \d\.\d+, .* ms a step .* \d+ tokens a second", output)
     assert "mm on cublas/" in output
     assert "0 kernels on the GPU" in output or torch.cuda.is_available()
@@ -60,3 +80,20 @@ def test_kernels_of_cublas_are_told_by_name():
     for name in ("kernel", "void pytorch_flash::flash_fwd_kernel<cutlass::bfloat16_t>",
                  "void at::native::vectorized_elementwise_kernel<4>"):  # fmt: skip
         assert not gpt.is_cublas(name)
+
+
+@pytest.mark.exhaustive
+def test_divided_over_two_ranks_it_learns_the_same(tmp_path):
+    """By torch's styles and by ours, over gloo, beside one process."""
+    found = {}
+    for name, kernels in (("one", "torch"), ("torch", "torch"), ("ours", "cublas")):
+        ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if name != "one" else []
+        command = [sys.executable, *ranks, EXAMPLE, "--tiny", "--steps", "4", "--kernels", kernels,
+                   "--csv", tmp_path / name, *(["--tensor-parallel"] if ranks else [])]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = (tmp_path / name).read_text().splitlines()[1:]
+        found[name] = [float(line.split(",")[1]) for line in lines]
+    for name in ("torch", "ours"):
+        assert max(abs(x - y) for x, y in zip(found[name], found["one"], strict=True)) < 1e-3

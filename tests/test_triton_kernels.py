@@ -422,3 +422,13 @@ def test_launches_follow_their_tensors_and_streams():
             run("warp_specialized", a, b, c)
         stream.synchronize()
         assert torch.equal(c, (a.double() @ b.double()).half()), seed
+
+
+@pytest.mark.parametrize("name", ["skinny", "split_k"])
+@pytest.mark.parametrize("parts", [8, 9, 11])
+def test_more_parts_than_are_added_at_once(name, parts):
+    """The second pass adds eight at a time, and in the last round what is left."""
+    a, b = matrix(40, 32 * parts, F16, "n"), matrix(32 * parts, 33, F16, "n")
+    c = matrix(40, 33, F32, "n", "nan")
+    run(name, a, b, c, {**small(name), "SPLITS": parts})
+    assert_right(a, b, c)

@@ -18,6 +18,7 @@ from .toolchain import (
     NO_NVCC,
     find_cuobjdump,
     find_nvcc,
+    find_nvdisasm,
     include_folders,
     nvcc_flags,
     source,
@@ -41,7 +42,8 @@ class KernelReport:
     sass: Mapping[str, int]
     """Machine instructions by opcode without its modifiers: HMMA, LDGSTS, LDSM, ..."""
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The instance as ptx and as sass, where that was asked for."""
+    """The instance as ptx, as sass and, with the places in the source, as ``lined`` (its sass) and
+    ``files`` (the ptx's numbers of files), where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,7 @@ def compile_only(
         sass = _run([str(cuobjdump[0]), "-sass", str(cubin)])
         if sass.returncode:
             raise RuntimeError(f"cuobjdump could not read {name} for {target}:\n{sass.stderr}")
-        kept = {
-            "ptx": _entries((Path(folder) / f"{name}.ptx").read_text()) if texts else {},
-            "sass": _functions(sass.stdout) if texts else {},
-        }
+        kept = _texts(Path(folder) / f"{name}.ptx", cubin, sass.stdout) if texts else {}
     counts = _instructions(sass.stdout)
     kernels = tuple(
         KernelReport(
@@ -137,6 +136,20 @@ def compiler() -> str:
         raise RuntimeError(NO_NVCC)
     said = re.search(r"release ([\d.]+)", _run([str(nvcc[0]), "--version"]).stdout)
     return f"nvcc {said[1]}" if said else "nvcc"
+
+
+def _texts(ptx: Path, cubin: Path, sass: str) -> dict[str, dict[str, str]]:
+    """Stage -> symbol -> text."""
+    text = ptx.read_text()
+    kept = {"ptx": _entries(text), "sass": _functions(sass)}
+    nvdisasm = find_nvdisasm()
+    if nvdisasm is not None:
+        lined = _run([str(nvdisasm[0]), "-gi", "-c", "-ndf", str(cubin)]).stdout
+        parts = re.split(r"^\.text\.(\S+):\n", lined, flags=re.MULTILINE)
+        kept["lined"] = dict(zip(parts[1::2], parts[2::2], strict=True))
+        files = "\n".join(re.findall(r"^\s*\.file\s.*", text, re.MULTILINE))
+        kept["files"] = dict.fromkeys(kept["ptx"], files)
+    return kept
 
 
 def _functions(sass: str) -> dict[str, str]:

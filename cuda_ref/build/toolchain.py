@@ -37,12 +37,21 @@ def find_nvcc() -> tuple[Path, str] | None:
 
 def find_cuobjdump() -> tuple[Path, str] | None:
     """(path, where it was found) of cuobjdump; Triton's wheel carries one as well."""
-    found = _find_tool("cuobjdump")
+    return _find_disassembler("cuobjdump")
+
+
+def find_nvdisasm() -> tuple[Path, str] | None:
+    """(path, where it was found) of nvdisasm; Triton's wheel carries one as well."""
+    return _find_disassembler("nvdisasm")
+
+
+def _find_disassembler(name: str) -> tuple[Path, str] | None:
+    found = _find_tool(name)
     if found:
         return found
     triton = importlib.util.find_spec("triton")
     if triton and triton.origin:
-        path = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        path = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / name
         if path.is_file():
             return path, "the Triton wheel"
     return None
@@ -181,10 +190,10 @@ OWN: dict[str, Path] = {}
 
 
 def source(name: str, root: Path = ROOT) -> Path:
-    """The .cu file of a rung, or of OWN. Raises LookupError where none has the name."""
+    """The .cu file of a rung, of overlap/, or of OWN. LookupError where none has the name."""
     if name in OWN:
         return OWN[name]
-    for folder in ("rungs", "shapes"):
+    for folder in ("rungs", "shapes", "overlap"):
         path = root / folder / f"{name}.cu"
         if path.is_file():
             return path

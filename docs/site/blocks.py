@@ -90,12 +90,13 @@ def nav(page: str) -> str:
     return f"{before} · [the course](../README.md) · {after}\n"
 
 
-def renewed(page: Path) -> str:
-    """The text of a page with all blocks and figures as the sources give them today.
+def renewed(page: Path, text: str | None = None) -> str:
+    """The text of a page, or of this one in its place, with all blocks and figures as the sources
+    give them today.
 
     Raises QueryError, with the page, where a block or query leads nowhere.
     """
-    text = page.read_text()
+    text = page.read_text() if text is None else text
     name = page.relative_to(DOCS).with_suffix("").as_posix()
 
     def replace(found: re.Match[str]) -> str:

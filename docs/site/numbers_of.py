@@ -3,6 +3,7 @@
     4.7<!-- = results cuda/naive float16 nn 4096 tflops -->
     90 %<!-- = ncu cuda/wgmma_persistent tensor_active_pct -->
     63<!-- = trials/mma.csv run=2,case=x ratio -->
+    63<!-- = trials/mma.csv run!=1,case=x ratio -->
 
 A Git host hides the comment, Sphinx too. ``renewed`` writes what the query gives today with as many
 decimals as the figure shows, so a figure that anybody changed is changed back, and --check fails.
@@ -116,8 +117,12 @@ def value(query: str) -> float:
         rung, *conditions, name = words
         kind, words = "ncu.csv", [",".join([f"rung={rung}", *conditions]), name]
     conditions, name = words
-    wanted = dict(word.split("=", 1) for word in conditions.split(","))
-    found = [row for row in rows(kind) if all(row.get(k) == v for k, v in wanted.items())]
+    wanted = [re.split(r"(!?=)", word, maxsplit=1) for word in conditions.split(",")]
+    found = [
+        row
+        for row in rows(kind)
+        if all((row.get(name) == other) is (sign == "=") for name, sign, other in wanted)
+    ]
     if len(found) != 1 or not found[0].get(name):
         raise QueryError(f"{len(found)} rows, or no column {name}, for: {query}")
     return float(found[0][name])

@@ -14,6 +14,7 @@ from typing import Any
 
 from contents import SECTIONS
 from docutils import nodes
+from listings import page_of
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
@@ -27,8 +28,10 @@ DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
 DATA = (".csv", ".txt", ".json", ".toml", ".svg", ".html")
 """Suffixes of files that are copied as they are; all others become highlighted pages."""
-LINK = re.compile(r"(\]\()((?:\.\.|_static/)[^)\s#]*)(#[^)\s]*)?\)")
+LINK = re.compile(r"(\]\()((?:\.\.|_static/|site/)[^)\s#]*)(#[^)\s]*)?\)")
 SCHEME = "repo:"
+RECORD = ".json.gz"
+"""Of what compilers say of a kernel: a page of its own."""
 
 
 def contents(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -41,7 +44,7 @@ def contents(app: Sphinx, docname: str, source: list[str]) -> None:
 
     def marked(found: re.Match[str]) -> str:
         path = (folder / found[2]).resolve()
-        if path.is_relative_to(DOCS) and path.parent.name != "_static":
+        if path.is_relative_to(DOCS) and path.parent.name not in ("_static", "side_by_side"):
             return found[0]
         if not path.exists():
             raise ExtensionError(f"{docname} links to {found[2]}, which does not exist")
@@ -54,6 +57,8 @@ def target_of(path: str) -> str:
     """Where in the site a file of the repository lies."""
     if path.startswith("docs/_static/"):
         return path.removeprefix("docs/")
+    if path.endswith(RECORD):
+        return f"side_by_side/{Path(path).name.removesuffix(RECORD)}.html"
     if re.fullmatch(r"reports/[^/]+/README\.md", path):
         return path.replace("README.md", "index.html")
     return f"repository/{path}{'' if path.endswith(DATA) else '.html'}"
@@ -81,7 +86,7 @@ def pages(app: Sphinx) -> Any:
         file = ROOT / path
         if (
             target_of(path).startswith("_static/")
-            or path.endswith(DATA)
+            or path.endswith((*DATA, RECORD))
             or target_of(path).startswith("reports/")
         ):
             continue
@@ -107,6 +112,10 @@ def finish(app: Sphinx, failure: Exception | None) -> None:
     for path in sorted(linked(app)):
         target = out / target_of(path)
         if target.parent.name == "_static":
+            continue
+        if path.endswith(RECORD):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(page_of(ROOT / path))
             continue
         if target.suffix == ".html" and path.endswith("README.md"):
             source = (ROOT / path).with_name("index.html")

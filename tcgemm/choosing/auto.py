@@ -1,8 +1,9 @@
-"""Triton or CUDA for a product: what can run here, and which was measured faster nearest to it.
+"""Triton or CUDA for a product: what can run here, and which is faster.
 
-The two differ by a few per cent, and no model of either is that good, so times measured beside each
-other decide: ``measured-<gpu>.csv``, made by scripts/backend_times.py from a report's results. A
-CUDA kernel counts only where its library is built: nothing is built for a choice.
+On the shapes of suites the two differ by a few per cent, and no model of either is that good, so
+times measured beside each other decide: ``measured-<gpu>.csv``, made by scripts/backend_times.py
+from a report's results. Far from all of these the model of model.py does. A CUDA kernel counts only
+where its library is built: nothing is built for a choice.
 """
 
 from __future__ import annotations
@@ -15,17 +16,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import gpus
-from ..dispatch import BACKENDS, choose
+from .. import gpus, repacking
+from ..dispatch import BACKENDS, Kernel, choose
 from ..errors import UnsupportedError
 from ..problem import Problem
+from . import model
 
 LANGUAGES = ("triton", "cuda")
 """The first is the default, which is taken where nothing tells them apart."""
 
+NEAR = 1.0
+"""Doublings of M, N and K, in all, up to which a measured shape says more than the model. Another
+layout counts as half of one."""
+
 FARTHEST = 3.0
-"""Doublings of M, N and K, in all, beyond which a measured shape says nothing. Another layout
-counts as half of one."""
+"""The same beyond which it says nothing, also where the model does not know both kernels."""
+
+
+MODELLED = {(name, name, "float32") for name in ("float16", "bfloat16")}
+"""dtype of A and B, of C, and how it is summed, of which the model knows."""
 
 
 class Choice(NamedTuple):
@@ -57,6 +66,7 @@ def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = N
     Raises UnsupportedError, that of the default backend, where neither takes the problem.
     """
     able, ready, refusal = [], [], None
+    rows: dict[str, Kernel] = {}
     for backend in LANGUAGES:
         try:
             row = choose(problem, backend, kernel)
@@ -66,6 +76,7 @@ def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = N
         except LookupError:  # no kernel of that name
             continue
         able.append(backend)
+        rows[backend] = row
         if problem.device != "cuda" or _ready(backend, row.name, row.plan(problem), problem):
             ready.append(backend)
     if not able:
@@ -79,13 +90,39 @@ def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = N
     if problem.device != "cuda":
         return Choice(ready[0], "on a CPU no time is compared")
     slug = gpu or _slug_here()
-    near = _nearest(problem, slug)
+    near = _nearest(problem, slug, NEAR)
+    if near is None and (modelled := _modelled(problem, rows, slug, kernel)):
+        return modelled
+    near = near or _nearest(problem, slug, FARTHEST)
     if near is None:
         return Choice(ready[0], f"nothing near it was measured on {slug}")
     faster = "cuda" if near.speedup > 1 else "triton"
     times = max(near.speedup, 1 / near.speedup)
     where = f"{near.M}x{near.N}x{near.K} {near.layout}"
     return Choice(faster, f"measured {times:.2f} times as fast at {where} on {slug}")
+
+
+def _modelled(
+    problem: Problem, rows: dict[str, Kernel], slug: str, named: str | None
+) -> Choice | None:
+    """The faster by the model, where it knows the kernels of both; of plain 16-bit products."""
+    kind = problem.dtype_in, problem.dtype_out, problem.compute
+    if not problem.plain or kind not in MODELLED or slug == "cpu":
+        return None
+    sms = gpus.lookup(slug).sms or 0
+    times = {}
+    for backend, row in rows.items():
+        copies = None if named else repacking.worth(problem, backend)
+        asked = copies.problem if copies else problem
+        row = choose(asked, backend) if copies else row
+        us = model.estimated_us(
+            row.full_name, asked, row.plan(asked), slug, sms, copies.count if copies else 0
+        )
+        if us is None:
+            return None
+        times[backend] = us
+    fast, slow = sorted(times, key=times.__getitem__)
+    return Choice(fast, f"{times[fast]:.3g} us by the model of {slug}, {slow} {times[slow]:.3g}")
 
 
 def _other(backend: str) -> str:
@@ -109,7 +146,7 @@ def _slug_here() -> str:
 
 
 @lru_cache(maxsize=4096)
-def _nearest(problem: Problem, slug: str) -> Measured | None:
+def _nearest(problem: Problem, slug: str, farthest: float) -> Measured | None:
     """The measured case that is least far from the problem, of its types and what is fused."""
     if problem.batch > 1:
         return None
@@ -122,7 +159,7 @@ def _nearest(problem: Problem, slug: str) -> Measured | None:
         return doublings + (0 if case.layout == problem.layout else 0.5)
 
     near = min(cases, key=distance, default=None)
-    return near if near is not None and distance(near) <= FARTHEST else None
+    return near if near is not None and distance(near) <= farthest else None
 
 
 @cache

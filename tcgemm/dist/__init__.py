@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .explaining import explain
     from .products import all_gather_matmul, matmul_reduce_scatter
+    from .styles import ColwiseParallel, RowwiseParallel
 
 __all__ = [
+    "ColwiseParallel",
+    "RowwiseParallel",
     "all_gather_matmul",
     "explain",
     "matmul_reduce_scatter",
 ]
 
 _LAZY = {
+    "ColwiseParallel": "styles",
+    "RowwiseParallel": "styles",
     "all_gather_matmul": "products",
     "explain": "explaining",
     "matmul_reduce_scatter": "products",

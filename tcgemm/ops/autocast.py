@@ -55,6 +55,7 @@ class _Region:
 
 
 _regions: dict[torch.device, Callable[[], _Region | None]] = {}
+_layers: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def _region(device: torch.device) -> _Region:
@@ -65,12 +66,13 @@ def _region(device: torch.device) -> _Region:
     """
     region = _regions.get(device, lambda: None)()
     if region is None:
-        weight = torch.ones(1, 1, device=device, requires_grad=True)
-        node: Any = torch.nn.functional.linear(weight.detach(), weight).grad_fn
+        if device not in _layers:
+            weight = torch.ones(1, 1, device=device, requires_grad=True)
+            _layers[device] = weight.detach(), weight
+        node: Any = torch.nn.functional.linear(*_layers[device]).grad_fn
         while node is not None and "ToCopy" not in node.name():
             node = next((n for n, _ in node.next_functions if n is not None), None)
         region = _Region()
-        region.casts[id(weight)] = weight, weight  # torch forgets the cast of one that is gone
         if node is not None:
             node.metadata["tcgemm"] = region
         _regions[device] = weakref.ref(region)

@@ -14,15 +14,12 @@ import torch
 from ..dispatch import default_backend
 from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import forgotten_too, launch_of, run
+from ..launch_cache import ALIGNED, OF_CPU, forgotten_too, launch_of, run
 from . import operator
 from .eager import start
 
 MOST = 4096
 """Launches remembered."""
-
-_ALIGNED = 255
-"""Bits of an address that a kernel may depend on, as in launch_cache."""
 
 _modes = torch._C._len_torch_dispatch_stack
 _deterministic = torch._C._get_deterministic_algorithms
@@ -47,15 +44,16 @@ def with_bias(
     Args:
         alpha, epilogue, compute, mma_shape, backend, rung: as ``tcgemm::gemm`` has them.
     """
-    a_start, b_start = a.data_ptr(), b.data_ptr()
+    a_start, b_start, device = a.data_ptr(), b.data_ptr(), a.get_device()
+    bits = ALIGNED if device >= 0 else OF_CPU
     bias_start = -1
     of_bias = None
     if bias is not None:
         bias_start = bias.data_ptr()
-        of_bias = bias.stride(), bias_start & _ALIGNED
+        of_bias = bias.stride(), bias_start & bits
     key = (
-        a.shape, b.shape, a.stride(), b.stride(), out.stride(), a.dtype, out.dtype, a.get_device(),
-        a_start & _ALIGNED, b_start & _ALIGNED, out.data_ptr() & _ALIGNED, of_bias, alpha, epilogue,
+        a.shape, b.shape, a.stride(), b.stride(), out.stride(), a.dtype, out.dtype, device,
+        a_start & bits, b_start & bits, out.data_ptr() & bits, of_bias, alpha, epilogue,
         compute, mma_shape, backend or default_backend(), rung, _deterministic(),
     )  # fmt: skip
     launch = _kept.get(key)

@@ -18,16 +18,13 @@ from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import current_device, forgotten_too, launch_of
+from ..launch_cache import ALIGNED, OF_CPU, current_device, forgotten_too, launch_of
 from . import autocast, autograd
 from .accumulating import added
 from .how import How
 
 MOST = 4096
 """Kinds of products remembered."""
-
-_ALIGNED = 255
-"""Bits of an address that a kernel may depend on, as in launch_cache."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -121,6 +118,8 @@ def product(
     if not x_start or not w_start or x_start == w_start or x.is_neg() or weight.is_neg():
         return None
     of_bias = None
+    device = x.get_device()
+    bits = ALIGNED if device >= 0 else OF_CPU
     differentiated = x.requires_grad or weight.requires_grad
     if bias_start is not None:
         if (
@@ -129,7 +128,7 @@ def product(
             or bias.is_neg()
         ):
             return None
-        of_bias = bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias_start & _ALIGNED
+        of_bias = bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias_start & bits
         differentiated = differentiated or bias.requires_grad
     after = None
     if differentiated:
@@ -139,8 +138,8 @@ def product(
             if after is None:
                 return None
     key = (
-        x.shape, weight.shape, x.stride(), weight.stride(), x.dtype, weight.dtype, x.get_device(),
-        weight.get_device(), x_start & _ALIGNED, w_start & _ALIGNED, of_bias, transposed, epilogue,
+        x.shape, weight.shape, x.stride(), weight.stride(), x.dtype, weight.dtype, device,
+        weight.get_device(), x_start & bits, w_start & bits, of_bias, transposed, epilogue,
         out_dtype, compute, backend or default_backend(), kernel, _deterministic(),
     )  # fmt: skip
     kind = _kinds.get(key)
@@ -342,9 +341,11 @@ def _differentiable(ctx: Any, kind: Kind, grad: Any, x: Any, weight: Any, result
 def _multiply(kind: Kind, a: Any, b: Any, out: Any) -> None:
     """out = A B, of matrices of which none requires a gradient now."""
     a_start, b_start = a.data_ptr(), b.data_ptr()
+    device = b.get_device()
+    bits = ALIGNED if device >= 0 else OF_CPU
     key = (  # hooks of saved tensors may give others than were saved
-        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, b.get_device(),
-        a_start & _ALIGNED, b_start & _ALIGNED, a_start == b_start, _deterministic(),
+        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, device,
+        a_start & bits, b_start & bits, a_start == b_start, _deterministic(),
     )  # fmt: skip
     launch = kind.gradients.get(key)
     if launch is None or out.data_ptr() & launch.misaligned:

@@ -20,7 +20,7 @@ from .facts import Facts, facts_of
 
 VARIABLE = "TCGEMM_OWN_KERNELS"
 """Environment variable: paths of the files, with os.pathsep between them."""
-STAGES = ("ptx", "sass")
+STAGES = ("ttgir", "ptx", "sass")
 
 _CUDA = "tcgemm.cuda_ref"
 
@@ -127,12 +127,10 @@ def _plain(name: str, fusion: Any) -> None:
 
 
 def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
-    """What nvcc makes of a .cu file, as of a rung. Raises UnsupportedError for a .py file."""
+    """What nvcc makes of a .cu file, or Triton of the kernels that a .py file launches."""
     path = paths()[name]
     if path.suffix != ".cu":
-        raise UnsupportedError(
-            f"own/{name}: {path.name} launches its kernels itself, so what is compiled is known "
-            "only there: run it with TRITON_KERNEL_DUMP=1, or show a .cu file"
-        )
+        of_file = import_module("tcgemm.triton_kernels.inspection.of_file")
+        return dict(of_file.inspect_file(path, problem, texts))
     shown: dict[str, Any] = import_module(_CUDA).inspect(_source(name, path), problem, texts)
     return shown

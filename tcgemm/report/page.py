@@ -13,6 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from ..bench.store import COLUMNS
+from . import several
 from .answer import answer
 from .counts import counts_table
 from .derive import DERIVED, NUMBERS, TIMED, why_empty
@@ -21,6 +22,7 @@ from .figures.by_kind import FIRST
 from .folder import Folder, facts
 from .headline import headline, headline_rows, method, sentence
 from .sections import Section, sections
+from .several import Several
 from .style import DARK, variable
 from .summary import lists, problems, suspects
 
@@ -96,9 +98,12 @@ class Part:
 
 
 def page(
-    folders: Sequence[tuple[Folder, Sequence[Picture]]], shared: Sequence[Picture] = ()
+    folders: Sequence[tuple[Folder, Sequence[Picture]]],
+    shared: Sequence[Picture] = (),
+    over_several: Sequence[tuple[Several, Sequence[Picture]]] = (),
 ) -> str:
-    """The whole page for one folder or several; ``shared`` are figures across GPUs."""
+    """The whole page for one folder or several; ``shared`` are figures across GPUs, and
+    ``over_several`` the folders of products over several GPUs."""
     parts = [_part(folder, pictures) for folder, pictures in folders]
     gpus = [folder for folder, _ in folders if folder.on_gpu]
     first = _first(folders, shared)
@@ -111,19 +116,39 @@ def page(
     )
     head = _headline(gpus)
     return environment.get_template("page.html.j2").render(
-        title="Triton, CUDA or cuBLAS?" if gpus else "Every kernel, checked on a CPU",
+        title=_title(bool(gpus), bool(parts)),
         parts=parts,
+        several=[_several(folder, pictures) for folder, pictures in over_several],
         answer=first,
         shared=[(p, _inline(p, f"all-{p.slug}")) for p in shared if p.slug != FIRST],
         head=head,
-        contents=_contents(parts, shared, bool(head["rows"])),
+        contents=_contents(parts, shared, bool(head["rows"]), over_several),
         light={variable(light): light for light in DARK},
         dark={variable(light): dark for light, dark in DARK.items()},
         definitions=[(n, m, "measured") for n, m in COLUMNS.items()]
-        + [(n, m, "derived") for n, m in DERIVED.items()],
+        + [(n, m, "derived") for n, m in DERIVED.items()]
+        + (several.DEFINITIONS if over_several else []),
         style=Markup(environment.get_template("style.css").render()),
         script=Markup(environment.get_template("table.js.j2").render()),
     )
+
+
+def _title(on_gpu: bool, parts: bool) -> str:
+    if not parts:
+        return "Products over several GPUs"
+    return "Triton, CUDA or cuBLAS?" if on_gpu else "Every kernel, checked on a CPU"
+
+
+def _several(folder: Several, pictures: Sequence[Picture]) -> dict[str, Any]:
+    """A folder of products over several GPUs, as the template takes it."""
+    return {
+        "slug": folder.slug,
+        "title": f"Over {folder.name}",
+        "sentence": several.sentence(folder),
+        "pictures": [(p, _inline(p, f"{folder.slug}-{p.slug}")) for p in pictures],
+        "sections": several.sections(folder),
+        "facts": several.facts(folder),
+    }
 
 
 def _first(
@@ -158,7 +183,10 @@ def _headline(gpus: Sequence[Folder]) -> dict[str, Any]:
 
 
 def _contents(
-    parts: Sequence[Part], shared: Sequence[Picture], head: bool
+    parts: Sequence[Part],
+    shared: Sequence[Picture],
+    head: bool,
+    over_several: Sequence[tuple[Several, Sequence[Picture]]] = (),
 ) -> list[tuple[str, list[tuple[str, str]]]]:
     """Groups of (id, title): what the contents lead to."""
     top = [("headline", "Key shapes")] if head else []
@@ -171,6 +199,13 @@ def _contents(
         of += [(f"{slug}-{s.slug}", s.title) for s in [*part.sections, *part.lists]]
         of += [(f"{slug}-not-ok", "Results that are not ok"), (f"{slug}-all", "All results")]
         groups.append((part.title, [*of, (f"{slug}-method", "How it was measured")]))
+    for of_several, pictures in over_several:
+        slug = of_several.slug
+        of = [(f"{slug}-{p.slug}", p.title.partition(": ")[2]) for p in pictures]
+        of += [
+            (f"{slug}-{s.slug}", s.title.partition(": ")[2]) for s in several.sections(of_several)
+        ]
+        groups.append((f"Over {of_several.name}", of))
     return [*groups, ("Reference", [("columns", "What the columns mean")])]
 
 

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..bench.several.cases import SEVERAL
+from ..bench.store import RESULTS
 from ..errors import ResultsError
 from ..files import write_whole
+from . import several
 from .answer import answer
 from .counts import SLUG, draw_counts
 from .figures import SLUGS, Picture, draw_all, draw_answer, draw_ladder, draw_published
 from .folder import Folder, load
 from .markdown import BEGIN, END, folder_readme, project_section, rewritten
 from .page import page
+from .several import Several
 
 REPORTS = Path("reports")
 """Where folders are looked for when none is named."""
@@ -40,7 +44,9 @@ def write(
     Raises ResultsError where a folder cannot be used or a file not written.
     """
     paths = list(dict.fromkeys(Path(p) for p in paths)) or _found()
-    folders = sorted((load(p) for p in paths), key=lambda f: not f.on_gpu)
+    over_several = [several.load(p) for p in paths if several.holds(p)]
+    single = [p for p in paths if not several.holds(p) or (p / RESULTS).is_file()]
+    folders = sorted((load(p) for p in single), key=lambda f: not f.on_gpu)
     folders = _told_apart(folders)
     changed: list[Path] = []
     pages: list[Path] = []
@@ -55,12 +61,14 @@ def write(
             _write(folder.path / "README.md", folder_readme(folder, pictures), changed)
             _write(folder.path / "index.html", page([(folder, pictures)]), changed)
             pages.append(folder.path / "index.html")
-        if out is None and len(folders) > 1:
-            out = Path(os.path.commonpath([f.path.resolve().parent for f in folders]))
+        drawn_several = [_several(folder, changed, pages) for folder in over_several]
+        every = [*(f.path for f in folders), *(f.path for f in over_several)]
+        if out is None and len(set(every)) > 1:
+            out = Path(os.path.commonpath([path.resolve().parent for path in every]))
         if out is not None:
             target = out if out.suffix == ".html" else out / "index.html"
             if target.resolve() not in [p.resolve() for p in pages]:
-                _write(target, page(drawn, _shared(folders)), changed)
+                _write(target, page(drawn, _shared(folders), drawn_several), changed)
                 pages.append(target)
         _readme(folders, readme, changed)
     except OSError as error:
@@ -69,6 +77,20 @@ def write(
             "on its disk, or give another folder with --out"
         ) from None
     return {"pages": pages, "changed": changed}
+
+
+def _several(
+    folder: Several, changed: list[Path], pages: list[Path]
+) -> tuple[Several, Sequence[Picture]]:
+    """The files of a folder of products over several GPUs, and its pictures. Where it has results
+    of one GPU as well, these have the folder's own page."""
+    pictures = several.pictures(folder)
+    _figures(folder.path / "figures", pictures, changed, several.SLUGS)
+    if not (folder.path / RESULTS).is_file():
+        _write(folder.path / "README.md", several.folder_readme(folder, pictures), changed)
+        _write(folder.path / "index.html", page([], (), [(folder, pictures)]), changed)
+        pages.append(folder.path / "index.html")
+    return folder, pictures
 
 
 def _told_apart(folders: list[Folder]) -> list[Folder]:
@@ -86,7 +108,8 @@ def _told_apart(folders: list[Folder]) -> list[Folder]:
 
 
 def _found() -> list[Path]:
-    paths = sorted(p.parent for p in REPORTS.glob("*/results.csv"))
+    names = (RESULTS, SEVERAL)
+    paths = sorted({p.parent for name in names for p in REPORTS.glob(f"*/{name}")})
     if not paths:
         raise ResultsError(
             f"no results below {REPORTS.resolve()}: run 'tcgemm bench' first, or name a folder "
@@ -103,9 +126,14 @@ def _shared(folders: Sequence[Folder]) -> list[Picture]:
     return [draw_answer(answers, rows=False), draw_ladder(timed), draw_published(timed)]
 
 
-def _figures(folder: Path, pictures: Sequence[Picture], changed: list[Path]) -> None:
+def _figures(
+    folder: Path,
+    pictures: Sequence[Picture],
+    changed: list[Path],
+    slugs: Sequence[str] = (*SLUGS, SLUG),
+) -> None:
     svgs = {p.slug: p.svg for p in pictures}
-    for slug in (*SLUGS, SLUG):
+    for slug in slugs:
         path, svg = folder / f"{slug}.svg", svgs.get(slug)
         if svg is not None:
             _write(path, svg, changed)

@@ -15,15 +15,15 @@ import torch
 
 from ..host.recording import Step
 from ..host.runtime import INTERPRETED, tl, triton
-from ..planning.k_division import MOST_PARTS
 from .dot import narrow
 from .ordering import grouped
 
-CHUNK = 1024
-"""Elements of C that one program of the second pass adds."""
+CHUNK = 512
+"""Elements of C that one program of the second pass adds: a vector of 16 bytes to a thread."""
 
-FEW = 8
-"""Parts of K that one kernel adds; another adds up to MOST_PARTS."""
+REGISTERS = 64
+"""Of a thread of the second pass. Told nothing, ptxas keeps to 32, has two or three loads under way
+at a time, and each further two wait for a trip to the L2."""
 
 
 @triton.jit
@@ -64,7 +64,6 @@ def add_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_M: tl.constexpr,
-    MOST: tl.constexpr,
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
     EMULATED: tl.constexpr,
@@ -81,11 +80,21 @@ def add_kernel(
     at = partials + split_tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
     at += rows[:, None] * BLOCK_N + columns[None, :]
     part = split_tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
-    acc = tl.load(at)
-    # All loads are under way at once. How many there are is no constant: each would be a kernel.
-    for number in tl.static_range(1, MOST):
-        at += part
-        acc += tl.load(at, mask=number < splits, other=0.0)
+    acc = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    # Eight parts are asked for before the first is added (see REGISTERS). How many there are is no
+    # constant: each number would be a kernel.
+    for first in range(0, splits, 8):
+        x0 = tl.load(at)
+        x1 = tl.load(at + part, mask=first + 1 < splits, other=0.0)
+        x2 = tl.load(at + 2 * part, mask=first + 2 < splits, other=0.0)
+        x3 = tl.load(at + 3 * part, mask=first + 3 < splits, other=0.0)
+        x4 = tl.load(at + 4 * part, mask=first + 4 < splits, other=0.0)
+        x5 = tl.load(at + 5 * part, mask=first + 5 < splits, other=0.0)
+        x6 = tl.load(at + 6 * part, mask=first + 6 < splits, other=0.0)
+        x7 = tl.load(at + 7 * part, mask=first + 7 < splits, other=0.0)
+        acc = (((acc + x0) + x1) + x2) + x3
+        acc = (((acc + x4) + x5) + x6) + x7
+        at += 8 * part
 
     m, n = tile_m * BLOCK_M + rows, tile_n * BLOCK_N + columns
     c_ptrs = c + m.to(tl.int64)[:, None] * stride_cm + n.to(tl.int64)[None, :] * stride_cn
@@ -108,11 +117,11 @@ def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "GROUP_M": plan["GROUP_M"],
-        "MOST": FEW if plan["SPLITS"] <= FEW else MOST_PARTS,
         "ROWS": rows,
         "PDL": bool(pdl),
         "EMULATED": INTERPRETED and c.dtype == torch.bfloat16,
         "num_warps": 4,
+        "maxnreg": REGISTERS,
         **({"launch_pdl": True} if pdl else {}),
     }
     grid = (split_tiles * (block_m // rows),)

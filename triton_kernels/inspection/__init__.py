@@ -14,7 +14,7 @@ def inspect(name: str, plan: Mapping[str, int], problem: Any, texts: bool) -> di
     from importlib.metadata import version
 
     from .compile_only import Request, compile_rungs
-    from .source import source_lines
+    from .source import source_file, source_lines
 
     capability = problem.capability or (9, 0)
     request = Request(
@@ -39,6 +39,7 @@ def inspect(name: str, plan: Mapping[str, int], problem: Any, texts: bool) -> di
     return {
         "compiler": f"Triton {version('triton')}",
         "target": "sm_{}{}".format(*capability),
+        "source": source_file(name),
         "instances": 1,
         "instances built": 1,
         "registers": compiled.registers,

@@ -238,7 +238,10 @@ def _read(built: Any, seconds: float, assembly: bool) -> dict[str, Any]:
         if assembly:
             cubin.write_bytes(built.asm["cubin"])
             sass = _tool(knobs.nvidia.nvdisasm, "-c", "-ndf", str(cubin))
-            texts = {"ttgir": built.asm["ttgir"], "ptx": built.asm["ptx"], "sass": sass}
+            lined = _tool(knobs.nvidia.nvdisasm, "-gi", "-c", "-ndf", str(cubin))
+            texts = {
+                "ttgir": built.asm["ttgir"], "ptx": built.asm["ptx"], "sass": sass, "lined": lined,
+            }  # fmt: skip
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
     return {
         "registers": int(re.search(r"Used (\d+) registers", log)[1]),  # type: ignore[index]

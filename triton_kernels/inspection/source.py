@@ -8,17 +8,21 @@ import tokenize
 from pathlib import Path
 
 
+def source_file(kernel: str) -> Path:
+    """The module of a rung."""
+    return next(Path(__file__).parents[1].glob(f"*/{kernel}.py"))
+
+
 def source_lines(kernel: str) -> tuple[int, int]:
     """Lines of the kernel's module, and of it with all of triton_kernels that it imports.
 
     Who chooses the tile (planning/ and the kernel's own plan module) is not counted, as in CUDA: no
     kernel imports it.
     """
-    root = Path(__file__).parents[1]
-    paths, counts = [next(root.glob(f"*/{kernel}.py"))], []
+    paths, counts = [source_file(kernel)], []
     for path in paths:
         tree = ast.parse(path.read_text())
-        counts.append(_lines_of_code(path.read_text(), tree))
+        counts.append(lines_of_code(path))
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level:
                 folder = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
@@ -27,6 +31,12 @@ def source_lines(kernel: str) -> tuple[int, int]:
                     if other.is_file() and other not in paths:
                         paths.append(other)
     return counts[0], sum(counts)
+
+
+def lines_of_code(path: Path) -> int:
+    """Of one file."""
+    text = path.read_text()
+    return _lines_of_code(text, ast.parse(text))
 
 
 def _lines_of_code(text: str, tree: ast.Module) -> int:

@@ -15,7 +15,7 @@ from ...dist.groups import Ranks, gather, sum_parts
 from ...dist.options import ALL_GATHER
 from ...dist.planning import OVERLAPPED
 from ...dist.rows import chunk_of
-from .operands import Operands
+from .judging import Operands
 
 GEMM, NCCL, TORCH, PLANNED = "cublas", "nccl", "torch", "planned"
 LANGUAGES = ("triton", "cuda")

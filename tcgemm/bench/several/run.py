@@ -21,7 +21,7 @@ from ...errors import OperandTypeError, UnsupportedError, first_line
 from ...problem import ITEMSIZE, OUTPUTS
 from .cases import Case
 from .contenders import GEMM, LANGUAGES, NCCL, PLANNED, TORCH, call_of, plan_of, sampler, slowest
-from .operands import Judge, Operands, drawn
+from .judging import Judge, Operands, drawn
 from .pairing import figures, how_many, take_rounds
 
 

@@ -17,17 +17,32 @@ import torch.distributed as dist
 
 from ..options import ALL_GATHER
 from .memory import MOST_BYTES, MOST_TILES
-from .plan import MOST_WORLD, Plan, gather_plan, scatter_plan
+from .plan import (
+    INTERPRETED,
+    MOST_WORLD,
+    SIMULATED,
+    TILES,
+    Plan,
+    Tile,
+    gather_plan,
+    scatter_plan,
+)
 from .protocol import Kernels, Rank
 from .transports import GpuTransport, ProcessTransport
 
-BACKENDS = {"triton": "tcgemm.triton_kernels.overlap.run"}
+BACKENDS = {
+    "triton": "tcgemm.triton_kernels.overlap.run",
+    "cuda": "tcgemm.cuda_ref.overlap.run",
+}
 """Language -> the module of its kernels. "auto" takes the first."""
 
 DTYPES = (torch.float16, torch.bfloat16)
 
 UNIT = 8
 """K and N are multiples of it: rows of 16 bytes, as TMA needs them."""
+
+FLAGS_OF_A_TILE = 2
+"""At most: one for each warpgroup of wgmma_overlap, which stores its own rows."""
 
 _ranks: dict[tuple[str, str], tuple[Any, Rank]] = {}
 _lock = Lock()
@@ -56,12 +71,13 @@ def why_not(op: str, a: torch.Tensor, b: torch.Tensor, group: Any, options: Any)
         return f"K={K} and N={N}: it takes multiples of {UNIT}, rows of whole 16 bytes"
     if (sentence := _why_not_here(a, world)) is not None:
         return sentence
-    plan = _plan(op, M, N, K, world, not a.is_cuda)
+    plan = _plan(op, M, N, K, world, _tiles(options.backend, a))
     data = world * plan.chunk * (K if op == ALL_GATHER else N) * a.itemsize
     if data > MOST_BYTES:
         return f"its ranks would share {data} bytes each, and it keeps to {MOST_BYTES}"
-    if plan.tiles(N) > MOST_TILES:
-        return f"a rank would have {plan.tiles(N)} tiles, and it has flags for {MOST_TILES}"
+    if FLAGS_OF_A_TILE * plan.tiles(N) > MOST_TILES:
+        most = MOST_TILES // FLAGS_OF_A_TILE
+        return f"a rank would have {plan.tiles(N)} tiles, and it has flags for {most}"
     return None
 
 
@@ -79,8 +95,18 @@ def _why_not_here(a: torch.Tensor, world: int) -> str | None:
     return None
 
 
-def _plan(op: str, M: int, N: int, K: int, world: int, interpreted: bool) -> Plan:
-    return (gather_plan if op == ALL_GATHER else scatter_plan)(M, N, K, world, interpreted)
+def _plan(op: str, M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES) -> Plan:
+    return (gather_plan if op == ALL_GATHER else scatter_plan)(M, N, K, world, tiles)
+
+
+def _tiles(backend: str, like: torch.Tensor) -> tuple[Tile, ...]:
+    if like.is_cuda:
+        return TILES
+    return SIMULATED if _language(backend) == "cuda" else INTERPRETED
+
+
+def _language(backend: str) -> str:
+    return next(iter(BACKENDS)) if backend == "auto" else backend
 
 
 def all_gather_matmul(
@@ -99,7 +125,7 @@ def all_gather_matmul(
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
     M, (K, N) = options.rows, b.shape
-    plan = gather_plan(M, N, K, rank.transport.world, not b.is_cuda)
+    plan = gather_plan(M, N, K, rank.transport.world, _tiles(options.backend, b))
     with _on(b):
         return rank.gather(kernels, _rows(a_shard), _reached(b), out, plan, options)
 
@@ -120,7 +146,7 @@ def matmul_reduce_scatter(
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
     (M, K), N = a.shape, b.shape[1]
-    plan = scatter_plan(M, N, K, rank.transport.world, not b.is_cuda)
+    plan = scatter_plan(M, N, K, rank.transport.world, _tiles(options.backend, b))
     with _on(b):
         return rank.scatter(kernels, _rows(a), _reached(b), out, plan, options)
 
@@ -146,7 +172,7 @@ def _reached(b: torch.Tensor) -> torch.Tensor:
 
 
 def _kernels(backend: str) -> Kernels:
-    module: Any = import_module(BACKENDS[next(iter(BACKENDS)) if backend == "auto" else backend])
+    module: Any = import_module(BACKENDS[_language(backend)])
     return module
 
 

@@ -9,13 +9,14 @@ Words are int32 and laid out alike on every rank. For each slot they hold
 all of them epochs: the number of times that the slot has been used. A rank counts that number by
 itself, in memory of its own on the device, so that a captured graph counts on.
 
-Data is one allocation of SLOTS equal slots. It grows when a call needs more, which is a collective
-step and needs all ranks; it never shrinks. What a graph was captured with is kept.
+Data is one allocation of SLOTS equal slots. It grows when a call needs more, at least twofold, which
+is a collective step and needs all ranks. It never shrinks, and what was there before is kept, since
+a captured graph may use it: all of it together is at most twice the largest.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -114,6 +115,12 @@ class Slot:
         )
 
 
+def zeros(count: int, device: torch.device) -> torch.Tensor:
+    """int32 of this rank alone; on a CPU the processes of a simulated kernel share them."""
+    made = torch.zeros(count, dtype=torch.int32, device=device)
+    return made if made.is_cuda else made.share_memory_()
+
+
 def _table(addresses: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(addresses, dtype=torch.int64, device=device)
 
@@ -125,30 +132,27 @@ class Memory:
         self._transport = transport
         size = SLOTS * words_of_slot(transport.world)
         words = [each.view(torch.int32) for each in transport.share(4 * size)]
-        self._epochs = torch.zeros(SLOTS, dtype=torch.int32, device=transport.device)
+        self._epochs = zeros(SLOTS, transport.device)
         self.slots = [
             Slot(i, transport, words, self._epochs[i : i + 1]) for i in range(SLOTS)
         ]
         self.bytes = 0
         """Of a slot, so far."""
         self._calls = 0
-        self._captured = False
-        self._kept: list[Any] = []
+        self._kept: list[list[torch.Tensor]] = []
 
     def take(self, size: int) -> Slot:
         """The slot of the next call, with room for ``size`` bytes. Grows on every rank at once.
 
         Raises RuntimeError where it has to grow while a graph is captured.
         """
-        capturing = self._transport.capturing()
         if size > self.bytes:
-            if capturing:
+            if self._transport.capturing():
                 raise RuntimeError(
                     f"this product over several GPUs needs {size} bytes that its GPUs share, and "
                     f"{self.bytes} are there: make the same call once before capturing the graph"
                 )
             self._grow(size)
-        self._captured |= capturing
         slot = self.slots[self._calls % SLOTS]
         self._calls += 1
         return slot
@@ -156,10 +160,8 @@ class Memory:
     def _grow(self, size: int) -> None:
         """Twice what it was, if that does: few steps lead to any size."""
         size = -(-max(size, min(2 * self.bytes, MOST_BYTES)) // 1024) * 1024
-        self._transport.synchronize()  # nothing reads the old data any more, here
-        if self._captured:
-            self._kept.append([slot.data for slot in self.slots])
-        data = self._transport.share(SLOTS * size)  # ... or anywhere
+        data = self._transport.share(SLOTS * size)
+        self._kept.append(data)
         for slot in self.slots:
             slot.hold(data, size)
         self.bytes = size

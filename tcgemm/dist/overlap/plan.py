@@ -53,6 +53,7 @@ class Tile:
     GROUP_M: int
     NUM_STAGES: int
     NUM_WARPS: int
+    """Triton's; CUDA has them in its own table, by BLOCK_M and BLOCK_N."""
     rate: float
     """Of a busy SM, relative to 128 x 256."""
 
@@ -69,8 +70,11 @@ TILES = (Tile(128, 256, 64, 8, 3, 8, 1.0), Tile(128, 128, 64, 8, 4, 8, 0.85))
 """In the order in which they are preferred. Two of 64 rows or 128 columns less would leave the
 tensor cores idle at the sizes that are worth several GPUs."""
 
-INTERPRETED = Tile(32, 32, 32, 2, 2, 4, 1.0)
-"""Where kernels are interpreted, on a CPU: small, so that small matrices have many tiles."""
+INTERPRETED = (Tile(32, 32, 32, 2, 2, 4, 1.0),)
+"""Where Triton's kernels are interpreted, on a CPU: so that small matrices have many tiles."""
+
+SIMULATED = (Tile(128, 128, 64, 16, 6, 12, 1.0),)
+"""Where CUDA's are simulated: the tile of a build that names none."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,9 @@ def in_parts(tile: Tile, chunk: int, parts: int) -> Plan:
     return Plan(tile, chunk, -(-rows // part_tiles), part_tiles)
 
 
-def fastest_tile(M: int, N: int, world: int, sms: int = SMS) -> Tile:
+def fastest_tile(
+    M: int, N: int, world: int, tiles: tuple[Tile, ...] = TILES, sms: int = SMS
+) -> Tile:
     """The tile whose waves end first; each rank's rows begin with a tile of their own."""
     chunk = -(-M // world)
 
@@ -112,7 +118,7 @@ def fastest_tile(M: int, N: int, world: int, sms: int = SMS) -> Tile:
         waves = -(-(world * -(-chunk // tile.BLOCK_M) * -(-N // tile.BLOCK_N)) // sms)
         return waves * tile.BLOCK_M * tile.BLOCK_N / tile.rate
 
-    return min(TILES, key=time)
+    return min(tiles, key=time)
 
 
 def arrivals_us(plan: Plan, K: int, world: int, item_bytes: int = 2) -> list[float]:
@@ -150,17 +156,17 @@ def scatter_us(plan: Plan, M: int, N: int, K: int, world: int, item_bytes: int =
 
 
 @cache
-def gather_plan(M: int, N: int, K: int, world: int, interpreted: bool = False) -> Plan:
+def gather_plan(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES) -> Plan:
     """The plan of an all-gather and product: the tile by its waves, the parts by the model."""
-    tile = INTERPRETED if interpreted else fastest_tile(M, N, world)
+    tile = fastest_tile(M, N, world, tiles)
     plans = [in_parts(tile, -(-M // world), parts) for parts in (1, 2, 4, MOST_PARTS)]
-    if interpreted:
-        return plans[1]  # so that small sizes have several
+    if tiles is not TILES:
+        return plans[1]  # on a CPU: so that small sizes have several
     return min(plans, key=lambda plan: gather_us(plan, M, N, K, world))
 
 
 @cache
-def scatter_plan(M: int, N: int, K: int, world: int, interpreted: bool = False) -> Plan:
+def scatter_plan(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES) -> Plan:
     """The plan of a product and reduce-scatter, which has a flag for each tile and no parts."""
-    tile = INTERPRETED if interpreted else fastest_tile(M, N, world)
+    tile = fastest_tile(M, N, world, tiles)
     return in_parts(tile, -(-M // world), 1)

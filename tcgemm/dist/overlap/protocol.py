@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import PeerError
-from .memory import MOST_TILES, Memory, Slot, Transport
+from .memory import MOST_TILES, Memory, Slot, Transport, zeros
 from .plan import MOST_PARTS, Plan
 
 
@@ -69,7 +69,7 @@ DEBUG_TIMEOUT_S = 10.0
 TIMEOUT_S = 600.0
 """As process groups have it: after it a kernel ends with an error of CUDA's."""
 
-MOST_LOOKS = 2**31 - 1
+MOST_LOOKS = 2**31 - 2
 
 
 class Rank:
@@ -84,7 +84,7 @@ class Rank:
         self.transport = transport
         self.memory = Memory(transport)
         self._timeout_s = timeout_s
-        self._trouble = torch.zeros(4, dtype=torch.int32, device=transport.device)
+        self._trouble = zeros(4, transport.device)
         self._broken = ""
 
     def gather(
@@ -115,7 +115,7 @@ class Rank:
         yield "send"
         here = slot.data[rank][: world * plan.chunk * K * a.itemsize]
         gathered = here.view(a.dtype).view(world * plan.chunk, K)
-        kernels.gather(a, gathered, b, out, options.bias, options.epilogue, call, plan)
+        kernels.gather(a, gathered, b, out, _packed(options.bias), options.epilogue, call, plan)
         yield "product"
         transport.join()  # a may change when the call has ended
         kernels.leave(call)
@@ -145,7 +145,7 @@ class Rank:
         call = self._call(kernels, slot, plan, slot.tiles_at, MOST_TILES, options.debug)
         kernels.enter(call)
         slots = slot.data[rank][:size].view(out.dtype).view(world, plan.chunk, N)
-        kernels.scatter(a, b, out, slots, options.bias, options.epilogue, call, plan)
+        kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
         kernels.leave(call)
         self._end(options.debug, "tile")
         return out
@@ -195,3 +195,7 @@ class Rank:
             "another call: all ranks have to make the same calls in the same order"
         )
 
+
+def _packed(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """A bias as kernels read it: one element behind the other."""
+    return None if bias is None else bias.contiguous()

@@ -13,7 +13,7 @@ from ...errors import OperandError, UnknownNameError
 from ...request import board_of, check_problem, problem_of
 from ...waiting import Waiting
 from .compiled import compile_all, write_csv
-from .describe import FACTS, GROUPS, describe, inspector, no_stage
+from .describe import FACTS, GROUPS, describe, inspector, made_by, no_stage
 
 if TYPE_CHECKING:
     from ...problem import Problem
@@ -57,6 +57,14 @@ def show_kernel(
         Path | None,
         typer.Option(help="Of --all: write this file; compiled.csv of a report's folder is shown."),
     ] = None,
+    side_by_side: Annotated[
+        Path | None,
+        typer.Option(
+            "--side-by-side",
+            help="Write a page with the source beside its PTX and SASS, line to instruction.",
+            metavar="FILE",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Say what the compiler made of a rung: instructions, registers, spills, seconds, lines."""
@@ -66,6 +74,8 @@ def show_kernel(
         raise OperandError(
             "name a BACKEND/KERNEL, or give --all, with which go --csv and --json only"
         )
+    if side_by_side is not None and (every or stage or json):
+        raise OperandError("--side-by-side writes a page, without --all, --stage and --json")
     check_problem(shape, dtype, None, layout, compute, gpu=gpu)
     from ... import dispatch
     from ...own import register
@@ -82,8 +92,22 @@ def show_kernel(
     with Waiting("compiling") as waiting:
         for row, inspect in zip(rows, inspectors, strict=True):
             waiting.update(f"compiling {row.full_name}")
-            shown.append(describe(row, problem, inspect(stage is not None)))
+            shown.append(describe(row, problem, inspect(bool(stage or side_by_side))))
     texts = [each.pop("texts") for each in shown]
+    sources = [each.pop("source") for each in shown]
+    if side_by_side is not None:
+        from .lines import listing
+        from .side_by_side import write_page
+
+        write_page(
+            side_by_side,
+            [
+                listing(each["kernel"], made_by(each, problem), source, text)
+                for each, source, text in zip(shown, sources, texts, strict=True)
+            ],
+        )
+        typer.echo(f"wrote {side_by_side}: open it in a browser", err=True)
+        return
     if stage is not None:
         for each, text in zip(shown, texts, strict=True):
             if stage not in text:

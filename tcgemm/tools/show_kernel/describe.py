@@ -119,4 +119,11 @@ def describe(row: Kernel, problem: Problem, found: Mapping[str, Any]) -> dict[st
         },
         "instructions": sum(counts.values()),
         "texts": dict(found.get("texts", {})),
+        "source": found.get("source"),
     }
+
+
+def made_by(shown: Mapping[str, Any], problem: Problem) -> str:
+    """By which compiler, for what: of what ``describe`` gave."""
+    facts = shown["facts"]
+    return f"{facts['compiler']} for {facts['target']}, {problem}"

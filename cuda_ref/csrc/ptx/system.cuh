@@ -1,0 +1,55 @@
+// Flags between GPUs: loads and stores at system scope, one wrapper each, and their counterparts on a
+// CPU, where peers are processes that share memory.
+#pragma once
+
+#include <cstdint>
+
+#include "host/gemm.cuh"
+
+#ifdef TCGEMM_SIMULATOR
+#include <sched.h>
+
+#include <cstdlib>
+#endif
+
+namespace tcgemm::sm90 {
+
+#ifndef TCGEMM_SIMULATOR
+
+// What the setter of the value has released is seen by this thread's later accesses, but for those
+// through the async proxy (TMA): fence_proxy_async_global.
+__device__ __forceinline__ int32_t ld_acquire_sys(const int32_t* from) {
+  int32_t value;
+  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// What this thread has written, or has seen by a barrier, is seen by whoever acquires the value.
+__device__ __forceinline__ void st_release_sys(int32_t* to, int32_t value) {
+  asm volatile("fence.acq_rel.sys;\nst.relaxed.sys.global.s32 [%0], %1;" ::"l"(to), "r"(value)
+               : "memory");
+}
+
+// Orders this thread's accesses to global memory before its later TMA loads.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Ends the launch with an error.
+__device__ __forceinline__ void trap() { asm volatile("trap;"); }
+
+#else
+
+inline int32_t ld_acquire_sys(const int32_t* from) {
+  sched_yield();  // who is to set the flag may need this core
+  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+inline void st_release_sys(int32_t* to, int32_t value) {
+  __atomic_store_n(to, value, __ATOMIC_RELEASE);
+}
+inline void fence_proxy_async_global() {}
+inline void trap() { std::abort(); }
+
+#endif
+
+}  // namespace tcgemm::sm90

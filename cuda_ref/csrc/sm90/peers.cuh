@@ -1,0 +1,150 @@
+// What a kernel knows of the other ranks of its group, how it waits for them and tells them, and the
+// two small kernels around a call. docs/lab/several_gpus_protocol.md has the protocol.
+#pragma once
+
+#include <algorithm>
+
+#include "ptx/system.cuh"
+#include "sm90/tile.cuh"
+#include "tile/order.cuh"
+
+namespace tcgemm::sm90 {
+
+enum class Step : int32_t { enter, gather, scatter, leave };
+
+// One call on one rank. cuda_ref/overlap/run.py has the same fields in the same order.
+struct Peers {
+  Step step;
+  int32_t rank, world;
+  int32_t chunk;       // rows of a rank, of all but the last ones
+  int32_t part_tiles;  // gather: rows of tiles that share a flag
+  int32_t most;        // flags for each rank
+  int32_t flags_at;    // where they begin in a rank's words
+  int32_t limit;       // looks at a flag, after which a wait is given up
+  int32_t debug;       // then: go on, and say in `trouble` what was missing
+  int32_t unused;
+  const int32_t* flags;  // here; they hold the epoch of the call that set them
+  const int32_t* done;   // here: the slot's last use that each peer has ended
+  int32_t* epoch;        // uses of the slot, this rank's own count
+  int32_t* trouble;      // 1, rank, part and epoch of a wait that was given up
+  void* slot;            // here: gathered rows of A, or the peers' partial sums
+  int32_t* const* words;  // every rank's
+  void* const* slots;     // every rank's
+
+  __host__ __device__ int rows_of(int64_t M, int of) const {
+    const int64_t left = M - static_cast<int64_t>(of) * chunk;
+    return static_cast<int>(left < 0 ? 0 : left < chunk ? left : chunk);
+  }
+};
+
+// Waits until a flag holds the epoch, or where `at_least` a later one. By one thread: what others of
+// the block read is theirs to read behind a barrier.
+__device__ inline void wait_for(const int32_t* flag, int32_t now, bool at_least, const Peers& peers,
+                                int source, int part) {
+  for (int looks = 0; looks <= peers.limit; ++looks) {
+    const int32_t seen = ld_acquire_sys(flag);
+    if (seen == now || (at_least && seen - now > 0)) return;
+  }
+  if (!peers.debug) trap();
+  peers.trouble[1] = source;
+  peers.trouble[2] = part;
+  peers.trouble[3] = now;
+  peers.trouble[0] = 1;
+}
+
+// Begins a call: every peer is done with the slot's last use, and this use is counted.
+__global__ void enter(Peers peers) {
+  if (threadIdx.x != 0) return;
+  const int32_t before = *peers.epoch;
+  // A peer without rows may be done with this use as well by now.
+  for (int peer = 0; peer < peers.world; ++peer)
+    if (peer != peers.rank) wait_for(peers.done + peer, before, true, peers, peer, -1);
+  *peers.epoch = before + 1;
+}
+
+// Ends a call: this rank reads nothing of the slot any more.
+__global__ void leave(Peers peers) {
+  if (threadIdx.x != 0) return;
+  for (int peer = 0; peer < peers.world; ++peer)
+    if (peer != peers.rank) st_release_sys(peers.words[peer] + peers.rank, *peers.epoch);
+}
+
+// The tiles of all ranks' rows in the order in which a rank visits them. No tile spans two ranks.
+//
+// To gather: its own, then those of rank - 1, rank - 2, ..., as their rows arrive, a part at a time.
+// To scatter: those of rank + 1, rank + 2, ..., and its own last.
+template <int BLOCK_M, int GROUP_M, bool SCATTERS>
+struct RankOrder {
+  int64_t M;
+  int cols;  // of tiles
+
+  struct Spot {
+    int owner;  // of the rows
+    int rows;   // that it has
+    int part, m, tile_n;  // m: within its rows
+
+    // The flag of a tile of a partial sum.
+    __device__ int number(int cols) const { return m / BLOCK_M * cols + tile_n; }
+  };
+
+  __host__ __device__ int tiles_of(const Peers& peers, int owner) const {
+    return (peers.rows_of(M, owner) + BLOCK_M - 1) / BLOCK_M * cols;
+  }
+
+  int64_t tiles(const Peers& peers) const {
+    int64_t sum = 0;
+    for (int owner = 0; owner < peers.world; ++owner) sum += tiles_of(peers, owner);
+    return sum;
+  }
+
+  __device__ Spot locate(int index, const Peers& peers) const {
+    int owner = SCATTERS ? peers.rank + 1 : peers.rank;
+    if (owner == peers.world) owner = 0;
+    for (int count = tiles_of(peers, owner); index >= count; count = tiles_of(peers, owner)) {
+      index -= count;
+      if (SCATTERS)
+        owner = owner + 1 == peers.world ? 0 : owner + 1;
+      else
+        owner = owner == 0 ? peers.world - 1 : owner - 1;
+    }
+    const int rows = peers.rows_of(M, owner), tile_rows = (rows + BLOCK_M - 1) / BLOCK_M;
+    const int part_tiles = SCATTERS ? tile_rows : peers.part_tiles;
+    const int part = index / (part_tiles * cols), first = part * part_tiles;
+    const int height = tile_rows - first < part_tiles ? tile_rows - first : part_tiles;
+    const Tile tile = grouped_tile<GROUP_M>(index - first * cols, height, cols);
+    return {owner, rows, part, (first + tile.m) * BLOCK_M, tile.n};
+  }
+};
+
+// d += the peers' partial sums of a warpgroup's 64 x (2 * REGISTERS) accumulators, in the order of
+// ranks; row m and column n are the corner's among this rank's rows[.., N].
+template <typename Out, int REGISTERS>
+__device__ __forceinline__ void add_peers(float (&d)[REGISTERS], const Peers& peers, int m, int n,
+                                          int rows, int N) {
+  const int thread = threadIdx.x % 128;
+  const int row = m + thread / 32 * 16 + thread % 32 / 4, col = n + thread % 4 * 2;
+  for (int source = 0; source < peers.world; ++source) {
+    if (source == peers.rank) continue;
+    const Out* from =
+        static_cast<const Out*>(peers.slot) + static_cast<int64_t>(source) * peers.chunk * N;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = row + 8 * half;
+      if (i >= rows) continue;
+      const Out* line = from + static_cast<int64_t>(i) * N + col;
+#pragma unroll
+      for (int j = 0; j < REGISTERS / 4; ++j) {
+        if (col + 8 * j >= N) continue;
+        union {
+          uint32_t word;
+          Out elements[2];
+        } pair;
+        pair.word = *reinterpret_cast<const volatile uint32_t*>(line + 8 * j);
+        d[4 * j + 2 * half] += widen<float>(pair.elements[0]);
+        d[4 * j + 2 * half + 1] += widen<float>(pair.elements[1]);
+      }
+    }
+  }
+}
+
+}  // namespace tcgemm::sm90

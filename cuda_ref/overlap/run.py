@@ -1,0 +1,167 @@
+"""The kernels of tcgemm.dist.overlap in CUDA: each function starts one on the current stream.
+
+On a CPU they run in the simulator, in processes of their own: there all that peers write, and the
+words of this rank, have to lie in memory that processes share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..build import toolchain
+from ..fusion import Asked, case
+from ..handle import bound, gemm_of
+from ..rungs.wgmma_persistent import TILES
+
+NAME = "wgmma_overlap"
+
+looks_per_s = 1_000_000
+"""How often a kernel looks at a flag, roughly."""
+
+ENTER, GATHER, SCATTER, LEAVE = range(4)
+
+
+class Peers(ctypes.Structure):
+    """tcgemm::sm90::Peers of csrc/sm90/peers.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in (
+            "step", "rank", "world", "chunk", "part_tiles", "most", "flags_at", "limit", "debug",
+            "unused",
+        )),
+        *((name, ctypes.c_void_p) for name in (
+            "flags", "done", "epoch", "trouble", "slot", "words", "slots",
+        )),
+    )  # fmt: skip
+
+
+def _peers(step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: int = 1) -> Peers:
+    return Peers(
+        step=step,
+        rank=call.rank,
+        world=call.world,
+        chunk=call.chunk,
+        part_tiles=part_tiles,
+        most=call.most,
+        flags_at=call.flags_at,
+        limit=call.limit,
+        debug=int(call.debug or not call.epoch.is_cuda),
+        flags=call.flags.data_ptr(),
+        done=call.done.data_ptr(),
+        epoch=call.epoch.data_ptr(),
+        trouble=call.trouble.data_ptr(),
+        slot=None if slot is None else slot.data_ptr(),
+        words=call.words.data_ptr(),
+        slots=call.data.data_ptr(),
+    )
+
+
+def build_plan(tile: Any) -> Mapping[str, int]:
+    """What a build is for: the tile, in single blocks that share no loads."""
+    found = next(t for t in TILES if (t.BLOCK_M, t.BLOCK_N) == (tile.BLOCK_M, tile.BLOCK_N))
+    return {**found.plan, "SHARES_A": 0, "CLUSTER": 1}
+
+
+def defines(dtype: torch.dtype, fusion: Asked | None, tile: Any) -> tuple[str, ...]:
+    """The flags of the build that takes the case on a GPU."""
+    macros = toolchain.built_by_case(toolchain.source(NAME))
+    return case(dtype, fusion, dtype, False, macros, build_plan(tile))
+
+
+def _start(
+    peers: Peers, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Asked | None, tile: Any
+) -> None:
+    if not a.is_cuda:
+        _simulate(peers, a, b, c, fusion)
+        return
+    device = a.get_device()
+    library = _library(torch.cuda.get_device_capability(device), defines(a.dtype, fusion, tile))
+    library.tcgemm_peers(ctypes.byref(peers))
+    tensors = () if fusion is None else (None, fusion.bias, None, None)
+    bound(NAME, library, device, gemm_of(a, b, c, fusion, None), fusion is None)(a, b, c, *tensors)
+
+
+def prepare(dtypes: tuple[torch.dtype, ...], epilogues: tuple[str, ...], tiles: Any) -> int:
+    """Have the store hold builds for compute capability 9.0, with a bias where there is an
+    epilogue, made side by side; how many were built. About half a minute each."""
+    from ..build.extensions import build_ahead
+
+    cases = {
+        defines(dtype, _fusion(torch.empty(8) if epilogue else None, epilogue), tile)
+        for dtype in dtypes
+        for epilogue in epilogues
+        for tile in tiles
+    }
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return sum(pool.map(lambda each: build_ahead(NAME, (9, 0), each), cases))
+
+
+@cache
+def _library(capability: tuple[int, int], flags: tuple[str, ...]) -> ctypes.CDLL:
+    from ..build.extensions import library
+
+    opened = library(NAME, capability, flags)
+    opened.tcgemm_peers.argtypes, opened.tcgemm_peers.restype = [ctypes.c_void_p], None
+    return opened
+
+
+def _simulate(
+    peers: Peers, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Asked | None
+) -> None:
+    """The simulator's operands have at least a row: of a rank without rows, none is looked at."""
+    from ..simulator import run
+    from ..simulator.build import library
+
+    macros = toolchain.built_by_case(toolchain.source(NAME))
+    path = library(toolchain.source(NAME), False, case(a.dtype, fusion, c.dtype, False, macros))
+    setter = ctypes.CDLL(str(path)).tcgemm_peers
+    setter.argtypes, setter.restype = [ctypes.c_void_p], None
+    setter(ctypes.byref(peers))
+    a, c = (x if x.shape[0] else x.new_zeros(1, x.shape[1]) for x in (a, c))
+    run(NAME, a, b, c, fusion)
+
+
+def _fusion(bias: torch.Tensor | None, epilogue: str) -> Asked | None:
+    if bias is None and not epilogue:
+        return None
+    return Asked(1.0, 0.0, epilogue, "float32", "", bias=bias)
+
+
+def _signal(step: int, call: Any) -> None:
+    """A kernel before or after a product. Every build has them; any operands will do."""
+    device = call.epoch.device
+    like = torch.empty(1, 8, dtype=torch.bfloat16, device=device)
+    _start(_peers(step, call), like, like.mT, like[:, :1], None, TILES[0])
+
+
+def enter(call: Any) -> None:
+    """Wait until the peers are done with the slot, and count this use of it."""
+    _signal(ENTER, call)
+
+
+def leave(call: Any) -> None:
+    """Tell the peers that this rank is done with the slot."""
+    _signal(LEAVE, call)
+
+
+def gather(
+    own: torch.Tensor, gathered: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+    bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
+) -> None:  # fmt: skip
+    """out[M, N] = f(A @ b + bias), A's rows being ``own`` here and ``gathered`` of the peers."""
+    peers = _peers(GATHER, call, gathered, plan.part_tiles)
+    _start(peers, own, b, out, _fusion(bias, epilogue), plan.tile)
+
+
+def scatter(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, slots: torch.Tensor,
+    bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
+) -> None:  # fmt: skip
+    """out[rows here, N] = f(sum over ranks of a @ b + bias); peers' sums come to ``slots``."""
+    _start(_peers(SCATTER, call, slots), a, b, out, _fusion(bias, epilogue), plan.tile)

@@ -1,0 +1,250 @@
+// C[M, N] = A[M, K] B[K, N] on several GPUs, whose communication passes under the product.
+//
+// ADDS           peers to the loop of wgmma_persistent.cu (sm90/peers.cuh).
+//                gather: A's rows lie on all ranks. The producer loads its own where they lie; before
+//                the first tile of a part of a peer's rows it waits for the part's flag, at system
+//                scope, and fences, since TMA reads by another proxy. C is all of the product.
+//                scatter: A and B are a rank's part of K. A tile of another owner goes to its slot
+//                over the link, by plain stores; then, behind a barrier, one thread releases its
+//                flag. Own tiles come last: their sums get the peers', in the order of ranks.
+// STILL MISSING  pairs of blocks that share loads; a release that delays no later tile of its warps.
+//
+// grid       at most one block an SM, all of them there at once: they wait for blocks of peers
+// block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
+//            NUM_STAGES; BLOCK_M x BLOCK_N of C, one tile at a time or, with PINGPONG, two
+// warpgroup  as in wgmma_persistent.cu
+#include <algorithm>
+
+#include "sm90/peers.cuh"
+#include "wgmma_persistent_build.cuh"
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+thread_local Peers peers_of_call;  // of the next tcgemm_launch
+
+// C of this rank: all rows to gather, its own to scatter.
+template <typename In, typename Out, Major B, typename Extra, bool SCATTERS>
+__global__ void __launch_bounds__(THREADS, 1)
+    wgmma_overlap(const __grid_constant__ CUtensorMap own_map,
+                  const __grid_constant__ CUtensorMap a_map,
+                  const __grid_constant__ CUtensorMap b_map,
+                  const __grid_constant__ CUtensorMap c_map, PlainOutput plain, bool by_tma, int N,
+                  RankOrder<BLOCK_M, GROUP_M, SCATTERS> order, int tiles, int k_tiles,
+                  const __grid_constant__ Peers peers, const __grid_constant__ Extra extra) {
+  constexpr bool FUSED = std::is_same_v<Extra, Fused>;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t ring = shared_address(shared);
+  const uint32_t full = ring + BARRIERS_AT, empty = full + 8 * NUM_STAGES;
+  const uint32_t pingpong = empty + 8 * NUM_STAGES;
+  const uint32_t arrivals = pingpong + 8 * 2;
+  const int step = gridDim.x;
+
+  if (threadIdx.x == 0) {
+    for (uint32_t stage = 0; stage < NUM_STAGES; ++stage) {
+      mbarrier_init(full + 8 * stage, 1);
+      mbarrier_init(empty + 8 * stage, 4 * WARPGROUPS_OF_A_TILE);
+    }
+    for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(pingpong + 8 * consumer, 4);
+    for (int i = 0; i < CONSUMERS * CHUNK_BUFFERS; ++i) mbarrier_init(arrivals + 8 * i, 1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  griddepcontrol_wait();
+  const int32_t now = *peers.epoch;
+
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
+  uint32_t stage = 0, phase = 0;
+  const auto advance = [&](uint32_t stages) {
+    stage += stages;
+    phase ^= stage / NUM_STAGES & 1;
+    stage %= NUM_STAGES;
+  };
+  if (warpgroup == CONSUMERS) {
+    if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
+    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0) - 4 * CONSUMERS;
+    if (threadIdx.x % 32 == 0 && warp < 1) {
+      int here = -1;  // the flag that was waited for last
+      for (int index = blockIdx.x + warp; index < tiles; index += step) {
+        const auto spot = order.locate(index, peers);
+        bool is_own = false;
+        if constexpr (!SCATTERS) {
+          is_own = spot.owner == peers.rank;
+          const int flag = spot.owner * peers.most + spot.part;
+          if (!is_own && flag != here) {
+            wait_for(peers.flags + flag, now, false, peers, spot.owner, spot.part);
+            fence_proxy_async_global();
+            here = flag;
+          }
+        }
+        const CUtensorMap* const map = is_own ? &own_map : &a_map;
+        const int m = is_own ? spot.m : spot.owner * peers.chunk + spot.m;
+        for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+          mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
+          const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
+          mbarrier_arrive_expect_tx(barrier, A_BYTES + B_ROWS<B> * 128);
+          load_tile<Major::K, BLOCK_M>(a_tile, map, barrier, m, k_tile * BLOCK_K);
+          load_tile<B, B_ROWS<B>>(a_tile + A_BYTES, &b_map, barrier, spot.tile_n * BLOCK_N,
+                                  k_tile * BLOCK_K);
+          if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
+        }
+      }
+    }
+    __syncwarp();
+  } else {
+    if constexpr (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
+    const int consumer = warpgroup, part = PINGPONG ? 0 : consumer;
+    const int lane = threadIdx.x % 32;
+    const uint32_t group = 1u + consumer;  // the barrier of the warpgroup
+    const bool stores = threadIdx.x % 128 == 0;
+    const uint64_t a_desc = wgmma_descriptor(ring + part * MMAS * BYTES_PER_64_MN);
+    const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
+    uint8_t* const chunks = shared + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
+    TmaEpilogue<Out, Extra, MMAS, BLOCK_N, CHUNK_BUFFERS> tile{
+        extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, group, stores};
+    float d[MMAS][BLOCK_N / 2];
+    uint32_t pingpong_phase = consumer == 0;
+    if constexpr (PINGPONG) advance(consumer * k_tiles);
+    for (int index = blockIdx.x + (PINGPONG ? consumer * step : 0); index < tiles;
+         index += PINGPONG ? 2 * step : step) {
+      const auto spot = order.locate(index, peers);
+      const int m = spot.m + part * MMAS * 64;  // among the owner's rows
+      tile.m = SCATTERS ? m : spot.owner * peers.chunk + m;
+      tile.n = spot.tile_n * BLOCK_N;
+      if constexpr (PINGPONG) mbarrier_try_wait_parity(pingpong + 8 * consumer, pingpong_phase);
+      for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+        mbarrier_try_wait_parity(full + 8 * stage, phase);
+        const uint32_t offset = stage * (STAGE_BYTES >> 4);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < BLOCK_K / MMA_K; ++k)
+#pragma unroll
+          for (int i = 0; i < MMAS; ++i)
+            wgmma<BLOCK_N, In, Major::K, B>(
+                d[i],
+                a_desc + offset + i * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<Major::K>,
+                b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>, k_tile > 0 || k > 0);
+        wgmma_commit_group();
+        if constexpr (FUSED) {
+          if (!SCATTERS && k_tile == min(2, k_tiles - 1)) tile.begin(spot.rows, N);
+        }
+        wgmma_wait_group<1>();
+        if (k_tile > 0 && lane == 0)
+          mbarrier_arrive(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1));
+        if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
+      }
+      if constexpr (PINGPONG) {
+        if (lane == 0) mbarrier_arrive(pingpong + 8 * (1 - consumer));
+        pingpong_phase ^= 1;
+      }
+      wgmma_wait_group<0>();
+      if (lane == 0) mbarrier_arrive(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1));
+      if constexpr (PINGPONG) advance(k_tiles);
+
+      if constexpr (!SCATTERS) {
+        // TMA would also store the rows of the next rank, of which this tile knows nothing.
+        const bool is_whole = spot.m + BLOCK_M <= spot.rows;
+        PlainOutput to = plain;
+        if (is_whole && by_tma) to.data = nullptr;
+        // Plain stores commit no group, by which the epilogue counts the buffers still being read.
+        else if (stores) cp_async_bulk_wait_group_read<0>();
+        tile.store(&c_map, to, d, spot.owner * peers.chunk + spot.rows, N);
+      } else if (spot.owner != peers.rank) {
+        const int64_t part_of_slot = static_cast<int64_t>(peers.chunk) * N * sizeof(Out);
+        const PlainOutput to{static_cast<char*>(peers.slots[spot.owner]) + peers.rank * part_of_slot,
+                             N, 1, true, 0};
+        const Plain nothing{};
+        TmaEpilogue<Out, Plain, MMAS, BLOCK_N, CHUNK_BUFFERS> sent{nothing, chunks, 0, group, stores};
+        sent.m = m, sent.n = tile.n;
+        sent.store(&c_map, to, d, spot.rows, N);  // ends with a barrier of the warpgroup
+        if (stores)
+          st_release_sys(peers.words[spot.owner] + peers.flags_at + peers.rank * peers.most +
+                             spot.number(order.cols) * WARPGROUPS_OF_A_TILE + part,
+                         now);
+      } else {
+        const int flag = spot.number(order.cols) * WARPGROUPS_OF_A_TILE + part;
+        if (stores)
+          for (int source = 0; source < peers.world; ++source)
+            if (source != peers.rank)
+              wait_for(peers.flags + source * peers.most + flag, now, false, peers, source, flag);
+        bar_sync(group, 128);
+#pragma unroll
+        for (int i = 0; i < MMAS; ++i)
+          add_peers<Out>(d[i], peers, m + 64 * i, tile.n, spot.rows, N);
+        if constexpr (FUSED) tile.begin(spot.rows, N);
+        PlainOutput to = plain;
+        if (by_tma) to.data = nullptr;
+        tile.store(&c_map, to, d, spot.rows, N);
+      }
+    }
+    if (stores) cp_async_bulk_wait_group_read<0>();
+  }
+}
+
+template <bool SCATTERS, typename Extra>
+int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaStream_t stream) {
+  constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
+  if (!PLAIN && KNOWN && fuses(gemm) != FUSES) return cudaErrorNotSupported;
+  // Gathered rows are as many as ranks have room for; A of a scatter is all there is.
+  Matrix gathered = gemm.a;
+  if (!SCATTERS) gathered = {peers.slot, int64_t{peers.world} * peers.chunk, gemm.a.cols, gemm.a.cols, 1};
+  const Matrix own = gemm.a.rows > 0 ? gemm.a : gathered;
+  CUtensorMap own_map, a_map, b_map, c_map{};
+  Major own_major, a_major, b_major;
+  int error = operand_map(own, false, gemm.in, BLOCK_M, &own_map, &own_major);
+  if (error == cudaSuccess)
+    error = operand_map(gathered, false, gemm.in, BLOCK_M, &a_map, &a_major);
+  if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, BLOCK_N, &b_map, &b_major);
+  if (error != cudaSuccess) return error;
+  if (own_major != Major::K || a_major != Major::K) return cudaErrorNotSupported;
+  const bool by_tma = gemm.c.rows > 0 && output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map,
+                                                    Extra::BATCHED ? 1 : 0).data == nullptr;
+  const int N = static_cast<int>(gemm.b.cols);
+  const RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{SCATTERS ? gemm.a.rows : gemm.c.rows,
+                                                    static_cast<int>(ceil_div(N, BLOCK_N))};
+  int sms = 0;
+  error = multiprocessors(&sms);
+  if (error != cudaSuccess) return error;
+  const int64_t tiles = order.tiles(peers);
+  if (tiles > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
+  const unsigned blocks = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms)));
+  const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
+  return with_types(gemm, [&](auto in, auto out) {
+    using In = decltype(in);
+    using Out = decltype(out);
+    const auto start = [&](auto kernel) {
+      return launch_clusters(kernel, blocks, 1, dim3(THREADS), SHARED_BYTES, stream, own_map, a_map,
+                             b_map, c_map, plain_output(gemm.c, gemm.out), by_tma, N, order,
+                             static_cast<int>(tiles), k_tiles, peers, extra);
+    };
+    if constexpr (BUILT<In, Out, PLAIN> && sizeof(Out) == 2)
+      return b_major == Major::K ? start(wgmma_overlap<In, Out, Major::K, Extra, SCATTERS>)
+                                 : start(wgmma_overlap<In, Out, Major::MN, Extra, SCATTERS>);
+    return static_cast<int>(cudaErrorNotSupported);
+  });
+}
+
+template <bool SCATTERS>
+int launch_product(const Gemm& gemm, const Peers& peers, cudaStream_t stream) {
+  if (is_plain(gemm)) return launch_extra<SCATTERS>(gemm, peers, Plain{}, stream);
+  return launch_extra<SCATTERS>(gemm, peers, fused_of(gemm), stream);
+}
+
+}  // namespace
+
+// What the next tcgemm_launch of this thread is told besides its operands.
+extern "C" __attribute__((visibility("default"))) void tcgemm_peers(const Peers* peers) {
+  peers_of_call = *peers;
+}
+
+int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
+  const Peers peers = peers_of_call;
+  switch (peers.step) {
+    case Step::enter: return launch(enter, dim3(1), dim3(32), 0, stream, peers);
+    case Step::leave: return launch(leave, dim3(1), dim3(32), 0, stream, peers);
+    case Step::gather: return launch_product<false>(gemm, peers, stream);
+    default: return launch_product<true>(gemm, peers, stream);
+  }
+}

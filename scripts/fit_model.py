@@ -1,0 +1,119 @@
+"""Fits the model of tcgemm/choosing/model.py to timed rows: fit_model.py ROWS.csv ...
+
+Rows are those of `tcgemm bench --suite drawn`, or trials/drawn.csv: of a product behind a foreign
+kernel, right, and not of before the kernel could divide K. Of seeds that FITTED of
+tcgemm/bench/drawn.py does not name none is taken, so that the others are left to check by.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tcgemm import dispatch, gpus
+from tcgemm.bench.case import Case
+from tcgemm.choosing import model
+
+ROOT = Path(__file__).parents[1]
+GPU = "nvidia-h200"
+SMS = 132
+CHECKED = (102,)
+"""Seeds that are kept to check by, though something else was fitted to them."""
+
+
+class Timed(NamedTuple):
+    """A row: what ran, and how long it took."""
+
+    seed: int
+    case: Case
+    among: str
+    kernel: str
+    terms: tuple[float, ...]
+    us: float
+
+
+def timed(rows: Iterable[Mapping[str, str]]) -> Iterator[Timed]:
+    """The rows that the model can learn from."""
+    for row in rows:
+        seed = re.match(r"drawn-s(\d+)-", row["suite"])
+        if not seed or row["status"] != "ok" or row.get("among") == "alone" or not row["ms_p50"]:
+            continue
+        if row["backend"] not in ("triton", "cuda"):
+            continue
+        plan = {
+            name: int(value)
+            for name, _, value in (word.partition("=") for word in row["config"].split())
+            if value.lstrip("-").isdigit()
+        }
+        copies = plan.pop("ALIGNED_COPIES", 0)
+        case = Case(
+            row["suite"], *(int(row[x]) for x in "MNK"), row["dtype_in"], row["dtype_in"],
+            row["layout"], "",
+        )  # fmt: skip
+        problem = replace(case.product(capability=(9, 0)), device="cuda")
+        if copies:
+            problem = _copied(problem)
+        kernel = dispatch.find(row["backend"], row["kernel"])
+        divides = "SPLITS" in kernel.plan(problem)
+        if "BLOCK_M" in plan and divides == ("SPLITS" in plan):
+            found = model.terms(problem, plan, SMS, copies)
+            us = 1e3 * float(row["ms_p50"])
+            yield Timed(int(seed[1]), case, row.get("among", ""), kernel.full_name, found, us)
+
+
+def _copied(problem: Any) -> Any:
+    from tcgemm import repacking
+
+    return repacking.aligned(problem, True, True, False)
+
+
+def fitted(rows: Iterable[Timed]) -> dict[str, Any]:
+    """Kernel -> its constants and how many rows they are of."""
+    samples = defaultdict(list)
+    for row in rows:
+        samples[row.kernel].append((row.terms, row.us))
+    return {
+        kernel: {
+            "rows": len(of),
+            **dict(zip(model.TERMS, (round(x, 4) for x in model.fit(of)), strict=True)),
+        }
+        for kernel, of in sorted(samples.items())
+        if len(of) >= model.LEAST_ROWS
+    }
+
+
+def table(paths: Iterable[Path]) -> str:
+    """The table of the GPU, as its file holds it."""
+    from tcgemm.bench.drawn import FITTED
+
+    rows = []
+    for path in paths:
+        with path.open(newline="") as file:
+            rows += list(timed(csv.DictReader(file)))
+    rows = [row for row in rows if row.seed in FITTED and row.seed not in CHECKED]
+    found = {
+        "about": f"{gpus.lookup('NVIDIA H200').name}: scripts/fit_model.py",
+        "seeds": sorted({row.seed for row in rows}),
+        "kernels": fitted(rows),
+    }
+    return json.dumps(found, indent=1) + "\n"
+
+
+def main() -> None:
+    paths = [Path(each) for each in sys.argv[1:]]
+    if not paths:
+        sys.exit("usage: python scripts/fit_model.py ROWS.csv ...")
+    to = ROOT / "tcgemm" / "choosing" / f"model-{GPU}.json"
+    to.write_text(table(paths))
+    print(f"wrote {to.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""How long a kernel takes, by one model of both languages: terms of its plan, each with a constant.
+
+    us = start + sum of (constant x term)
+
+A term is a quantity that the problem and the plan settle (``terms``): steps one after the other,
+operations of the busiest SM, bytes into it, bytes of memory, what unaligned rows add, what follows
+where K is divided. The constants are a kernel's own on a GPU, none below 0, and stand in
+``model-<gpu>.json``. scripts/fit_model.py fits them to rows of drawn shapes. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TERMS = (
+    "start",
+    "multiply",
+    "load",
+    "load_split_lines",
+    "load_by_elements",
+    "memory",
+    "step",
+    "wave",
+    "divided",
+    "partials",
+    "odd_c",
+    "copies",
+    "copied",
+)
+"""Names of the terms, in the order of ``terms``."""
+
+LINE, VECTOR = 64, 8
+"""Elements of 16 bits in a line of the L2, and in a vector of 16 bytes."""
+
+LEAST_ROWS = 15
+"""Rows that a kernel's constants are fitted to, at least."""
+
+
+def terms(problem: Any, plan: Mapping[str, Any], sms: int, copies: int = 0) -> tuple[float, ...]:
+    """The quantities that take a kernel its time, in the order of TERMS.
+
+    Args:
+        problem: as the kernel gets it: of copies, where operands are copied into aligned rows.
+        plan: with BLOCK_M and BLOCK_N.
+        copies: how many passes of copying come with the product.
+    """
+    M, N, K = problem.M, problem.N, problem.K
+    block_m, block_n = plan["BLOCK_M"], plan["BLOCK_N"]
+    if plan.get("SWAP"):
+        block_m, block_n = block_n, block_m
+    block_k, parts = plan.get("BLOCK_K", LINE), plan.get("SPLITS", 1) * plan.get("GROUPS", 1)
+    tiles = -(-M // block_m) * -(-N // block_n) * problem.batch
+    waves = -(-tiles * parts // sms)
+    steps = -(-K // block_k)
+    depth = -(-steps // parts) * block_k  # elements of K that a block goes through
+    busy = max(1.0, tiles * parts / sms) * depth * (block_m + block_n) * 2 / 85e3
+    rows = [max(strides) for strides in (problem.a_strides, problem.b_strides)]
+    split = any(pitch % LINE for pitch in rows)
+    odd = any(pitch % VECTOR for pitch in rows)
+    divided = float(parts > 1)
+    return (
+        1.0,
+        waves * depth * block_m * block_n / (128 * 256 * LINE),
+        busy,
+        busy * split,
+        busy * odd,
+        2 * (M * K + K * N + M * N) * problem.batch / 4.3e6,
+        depth / LINE,
+        float(waves),
+        divided,
+        divided * parts * 4 * M * N / 2e6,
+        M * N / 1e6 if max(problem.c_strides) % VECTOR else 0.0,
+        float(copies > 0),
+        2 * (M * K + K * N) / 1e6 if copies else 0.0,
+    )
+
+
+@cache
+def constants(slug: str) -> dict[str, tuple[float, ...]]:
+    """ "backend/kernel" -> its constants on a GPU; empty of one that has no table."""
+    path = Path(__file__).with_name(f"model-{slug}.json")
+    if not path.is_file():
+        return {}
+    kernels: dict[str, dict[str, float]] = json.loads(path.read_text())["kernels"]
+    return {name: tuple(found[term] for term in TERMS) for name, found in kernels.items()}
+
+
+def estimated_us(
+    kernel: str, problem: Any, plan: Mapping[str, Any], slug: str, sms: int, copies: int = 0
+) -> float | None:
+    """Microseconds of a kernel, named "backend/kernel"; None where the model does not know it."""
+    known = constants(slug).get(kernel)
+    if known is None or "BLOCK_M" not in plan or not sms:
+        return None
+    return sum_of(known, terms(problem, plan, sms, copies))
+
+
+def sum_of(known: Sequence[float], found: Sequence[float]) -> float:
+    """Microseconds: the sum of constants times terms."""
+    return sum(constant * term for constant, term in zip(known, found, strict=True))
+
+
+def fit(samples: Sequence[tuple[Sequence[float], float]]) -> list[float]:
+    """The constants, none below 0, with the least sum of squared relative errors.
+
+    Args:
+        samples: (terms, microseconds) of each row.
+    """
+    rows = [[term / us for term in each] for each, us in samples]
+    size = range(len(rows[0]))
+    products = [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
+    sums = [sum(row[i] for row in rows) for i in size]
+    found = [0.0 for _ in size]
+    for _ in range(
+        2000
+    ):  # one constant at a time; a little weight keeps those apart that few rows tell
+        for i in size:
+            off = sums[i] - sum(products[i][j] * found[j] for j in size)
+            if products[i][i]:
+                found[i] = max(0.0, found[i] + off / (products[i][i] + 1e-6 * len(rows)))
+    return found

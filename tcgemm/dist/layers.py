@@ -1,0 +1,183 @@
+"""A pair of layers for tensor parallelism with divided rows: tcgemm.nn has their names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .groups import Ranks, moving, ranks_of
+from .planning import SEQUENCE
+from .products import all_gather_matmul, matmul_reduce_scatter
+from .rows import rows_of
+
+
+class _Layer(torch.nn.Module):
+    """What both have: a part of a Linear's weight, and the group."""
+
+    in_features: int
+    out_features: int
+
+    def __init__(
+        self, in_features: int, out_features: int, group: Any, epilogue: str | None,
+        backend: str | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.group, self.epilogue, self.backend = group, epilogue, backend
+
+    def _draw(self, bias: bool, features: int, rows: int, columns: int, **like: Any) -> None:
+        """As torch.nn.Linear draws them, by the whole layer's in_features."""
+        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
+        weight = torch.empty(rows, columns, **like).uniform_(-bound, bound)
+        self.weight = torch.nn.Parameter(weight)
+        self.bias = torch.nn.Parameter(torch.empty(features, **like)) if bias else None
+        if self.bias is not None:
+            torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        """The whole layer's sizes, and this rank's part of the weight."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, weight of this rank={list(self.weight.shape)}"
+        )
+
+
+class ColumnParallelLinear(_Layer):
+    """epilogue(x W^T + bias): x divided by rows over the ranks, the result by columns.
+
+    The first half of a pair under sequence parallelism: ``all_gather_matmul``.
+
+    Args:
+        in_features, out_features, bias, device, dtype: of the whole layer, as torch.nn.Linear.
+        group: a process group, a DeviceMesh of one dimension, or None for all ranks.
+        epilogue, backend: as for tcgemm.nn.Linear.
+
+    ``weight`` is [this rank's rows of out_features, in_features] and ``bias`` the same rows; they
+    lie as DTensor's Shard(0) lays them. Every rank draws its own: seed the ranks apart, or use
+    ``from_linear``.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, group: Any = None, bias: bool = True,
+        device: Any = None, dtype: Any = None, *, epilogue: str | None = None,
+        backend: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, out_features, group, epilogue, backend)
+        ranks = ranks_of(group)
+        first, last = rows_of(out_features, ranks.world, ranks.rank)
+        like = {"device": device, "dtype": dtype}
+        self._draw(bias, last - first, last - first, in_features, **like)
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, group: Any = None, **asked: Any) -> Any:
+        """This rank's part of a layer that all ranks hold; copies of its parameters."""
+        made = cls(linear.in_features, linear.out_features, group, False,
+                   linear.weight.device, linear.weight.dtype, **asked)  # fmt: skip
+        ranks = ranks_of(group)
+        mine = slice(*rows_of(linear.out_features, ranks.world, ranks.rank))
+        made.weight = torch.nn.Parameter(linear.weight.detach()[mine].clone())
+        if linear.bias is not None:
+            made.bias = torch.nn.Parameter(linear.bias.detach()[mine].clone())
+        return made
+
+    def forward(self, input: torch.Tensor, rows: int | None = None) -> torch.Tensor:
+        """[rows of this rank, ..., in_features] -> [rows of all, ..., this rank's out_features].
+
+        Args:
+            input: its first dimension is divided over the ranks.
+            rows: of all ranks; by default this rank's times the ranks.
+        """
+        world = ranks_of(self.group).world
+        between = input.shape[1:-1]
+        rows = input.shape[0] * world if rows is None else rows
+        even = self.out_features % world == 0
+        y = all_gather_matmul(
+            input.reshape(-1, input.shape[-1]), self.weight.mT, self.group,
+            rows=rows * between.numel(), bias=self.bias, epilogue=self.epilogue,
+            backend=self.backend, way=None if even else SEQUENCE,
+        )  # fmt: skip
+        return y.view(rows, *between, -1)
+
+
+class RowParallelLinear(_Layer):
+    """epilogue(x W^T + bias): x divided by columns over the ranks, the result by rows.
+
+    The second half of a pair: ``matmul_reduce_scatter``. Arguments as for ``ColumnParallelLinear``.
+    ``weight`` is [out_features, this rank's part of in_features]. ``bias`` is the whole one on
+    every rank, the same on all: it is added once, and its gradient is summed over the ranks.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, group: Any = None, bias: bool = True,
+        device: Any = None, dtype: Any = None, *, epilogue: str | None = None,
+        backend: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, out_features, group, epilogue, backend)
+        ranks = ranks_of(group)
+        first, last = rows_of(in_features, ranks.world, ranks.rank)
+        like = {"device": device, "dtype": dtype}
+        self._draw(bias, out_features, out_features, last - first, **like)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)  # the same on all ranks
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, group: Any = None, **asked: Any) -> Any:
+        """This rank's part of a layer that all ranks hold; copies of its parameters."""
+        made = cls(linear.in_features, linear.out_features, group, False,
+                   linear.weight.device, linear.weight.dtype, **asked)  # fmt: skip
+        ranks = ranks_of(group)
+        mine = slice(*rows_of(linear.in_features, ranks.world, ranks.rank))
+        made.weight = torch.nn.Parameter(linear.weight.detach()[:, mine].clone())
+        if linear.bias is not None:
+            made.bias = torch.nn.Parameter(linear.bias.detach().clone())
+        return made
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """[rows, ..., this rank's in_features] -> [this rank's rows, ..., out_features].
+
+        The first dimension is divided over the ranks: where there are dimensions between the first
+        and the last, it is a multiple of the ranks.
+        """
+        ranks = ranks_of(self.group)
+        between = input.shape[1:-1]
+        if between.numel() != 1 and input.shape[0] % ranks.world:
+            from ..errors import OperandError
+
+            raise OperandError(
+                f"rank {ranks.rank} of {ranks.world}: input has shape {list(input.shape)}, and its "
+                f"first dimension does not divide by {ranks.world} ranks: flatten it to a matrix"
+            )
+        bias: torch.Tensor | None = self.bias
+        if bias is not None and ranks.world > 1:
+            bias = _summed_gradient(bias, ranks)
+        even = self.in_features % ranks.world == 0
+        y = matmul_reduce_scatter(
+            input.reshape(-1, input.shape[-1]), self.weight.mT, self.group, bias=bias,
+            epilogue=self.epilogue, backend=self.backend, way=None if even else SEQUENCE,
+        )  # fmt: skip
+        first, last = rows_of(input.shape[0], ranks.world, ranks.rank)
+        return y.view(last - first, *between, self.out_features)
+
+
+class _SummedGradient(torch.autograd.Function):
+    """The tensor itself, whose gradient is the sum of all ranks'."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        ctx.ranks = ranks
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grad = grad.contiguous().clone()
+        with moving(ctx.ranks, "the sum of a bias' gradient"):
+            dist.all_reduce(grad, group=ctx.ranks.group)
+        return grad, None
+
+
+def _summed_gradient(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    result: torch.Tensor = _SummedGradient.apply(x, ranks)
+    return result

@@ -1,0 +1,134 @@
+"""wgmma_overlap: what nvcc makes of it, and in the simulator how it waits and what it sends."""
+
+import random
+import re
+import threading
+import time
+from importlib import import_module
+
+import pytest
+import records
+import torch
+from tcgemm.cuda_ref.build import toolchain
+from test_overlap import Here, both_products, in_processes, options
+
+from tcgemm.accuracy import error_ratio
+from tcgemm.dist.overlap import plan as planning
+from tcgemm.dist.overlap.plan import MOST_PARTS
+from tcgemm.dist.overlap.protocol import Rank
+from tcgemm.dist.rows import rows_of
+from tcgemm.problem import Fusion
+
+kernels = import_module("tcgemm.cuda_ref.overlap.run")
+
+
+@pytest.mark.skipif(
+    toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
+    reason="needs nvcc and cuobjdump",
+)
+@pytest.mark.parametrize("tile", planning.TILES, ids=lambda t: f"{t.BLOCK_M}x{t.BLOCK_N}")
+@pytest.mark.parametrize("epilogue", ["", "gelu"])
+def test_nvcc_overlaps_and_spills_next_to_nothing(tile, epilogue):
+    fusion = kernels._fusion(torch.empty(8) if epilogue else None, epilogue)
+    defines = kernels.defines(torch.bfloat16, fusion, tile)
+    report = records.cuda("wgmma_overlap", "sm_90a", defines)
+    assert not report.serialized
+    products = [kernel for kernel in report.kernels if "wgmma_overlap" in kernel.symbol]
+    assert len(products) == 4  # two layouts of B, to gather and to scatter
+    for kernel in products:
+        assert kernel.sass["HGMMA"] > 0
+        assert kernel.sass["UTMALDG"] > 0
+        scatters = re.search(r"Lb([01])E", kernel.symbol)[1] == "1"
+        # Where the peers' sums are added, behind the products: a bias takes registers as well.
+        assert kernel.spill_bytes <= (600 if scatters else 0)
+
+
+def ranks_of(world):
+    """Ranks whose memory the simulator's processes share."""
+    pool = {}
+
+    class Shared(Here):
+        def share(self, size):
+            return [each.share_memory_() for each in super().share(size)]
+
+    return [Rank(Shared(r, world, pool), timeout_s=60) for r in range(world)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_producer_waits_for_parts_that_come_in_any_order(dtype):
+    """Three ranks; another thread brings the rows of two, late, and each flag behind its rows."""
+    world, M, N, K = 3, 1000, 264, 136
+    ranks, draw = ranks_of(world), random.Random(5)
+    plan = planning.gather_plan(M, N, K, world, planning.SIMULATED)
+    assert plan.parts == 2
+    me = ranks[1]
+    for call in range(2):
+        a, b = torch.randn(M, K).to(dtype), torch.randn(N, K).to(dtype).T
+        bias = torch.randn(N).to(dtype)
+        b = b.contiguous() if call else b
+        for rank in ranks:
+            rank.memory.take(world * plan.chunk * K * 2)
+        for rank in ranks:
+            rank.memory._calls = 0
+        slot = me.memory.slots[0]
+        slot.data[1].fill_(255)
+        slot.done[:] = slot.epoch  # the peers have ended the slot's last use
+        here = slot.data[1][: world * plan.chunk * K * 2].view(dtype).view(-1, K)
+
+        def deliver(here=here, slot=slot, a=a, now=call + 1):
+            coming = [
+                (source, first, part)
+                for source in (0, 2)
+                for first, behind in [rows_of(M, world, source)]
+                for part in plan.part_rows(behind - first)
+            ]
+            draw.shuffle(coming)
+            for source, first, (part, begin, end) in coming:
+                time.sleep(draw.random())
+                at = source * plan.chunk
+                here[at + begin : at + end] = a[first + begin : first + end]
+                slot.parts[source * MOST_PARTS + part] = now
+
+        thread = threading.Thread(target=deliver)
+        thread.start()
+        out = torch.full((M, N), float("nan"), dtype=dtype)
+        asked = options(bias=bias, epilogue="gelu", rows=M)
+        me.gather(kernels, a[slice(*rows_of(M, world, 1))].clone(), b, out, plan, asked)
+        thread.join()
+        assert error_ratio(a, b, out, Fusion(bias=bias, epilogue="gelu")) <= 1
+        assert int(slot.epoch) == call + 1
+
+
+@pytest.mark.exhaustive
+def test_flags_that_come_before_their_rows_give_nan():
+    """So the test above does see a producer that does not wait."""
+    world, M, N, K = 2, 256, 64, 64
+    ranks = ranks_of(world)
+    plan = planning.gather_plan(M, N, K, world, planning.SIMULATED)
+    me = ranks[0]
+    me.memory.take(world * plan.chunk * K * 2)
+    me.memory._calls = 0
+    slot = me.memory.slots[0]
+    slot.data[0].fill_(255)
+    slot.parts[:] = 1
+    out = torch.zeros(M, N).half()
+    steps = me.gather_in_steps(
+        kernels, torch.ones(M // 2, K).half(), torch.ones(K, N).half(), out, plan, options(rows=M)
+    )
+    ranks[1].memory.take(world * plan.chunk * K * 2)
+    for _ in steps:
+        pass
+    assert (out[: M // 2] == K).all()
+    assert out[M // 2 :].isnan().all()
+
+
+def in_cuda(rank, world, M, calls):
+    return both_products(rank, world, M, calls, "cuda")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("world", "M"), [(2, 300), (3, 2)])
+def test_processes_multiply_together_in_the_simulator(world, M):
+    said = in_processes(world, in_cuda, M, 2, timeout_s=300)
+    assert said == {rank: [] for rank in range(world)}
