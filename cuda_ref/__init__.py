@@ -140,7 +140,7 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     return {
         "compiler": compiler(),
         "target": report.target,
-        "source": source(name),
+        "source": str(source(name)),
         "instances": len(kernels),
         "instances built": len(report.kernels),
         "registers": max(kernel.registers for kernel in kernels),

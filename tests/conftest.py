@@ -7,7 +7,7 @@ too, and docs/tests.md says what that is.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 import torch
@@ -22,6 +22,9 @@ from tcgemm.verify.calls import pairs_of
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAIRS_ON_A_CPU = 2
 
+Places = defaultdict[tuple[str, str], dict[int, int]]
+"""(test, parameter) -> number of a value, by its identity, in the order of their coming."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run what is marked exhaustive as well")
@@ -33,8 +36,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places: Places = defaultdict(dict)
     for item in items:
-        if DEVICE == "cpu" and is_left_by_spread(item):
+        if DEVICE == "cpu" and is_left_by_spread(item, places):
             item.add_marker(pytest.mark.exhaustive)
     if not config.getoption("--all") and not config.getoption("-m"):
         left_out = [item for item in items if "exhaustive" in item.keywords]
@@ -49,16 +53,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
-def is_left_by_spread(item: pytest.Item) -> bool:
+def is_left_by_spread(item: pytest.Item, places: Places) -> bool:
     """``spread(n, *names, at=0)``: of all combinations of these parameters one in n is kept, and
     each value with others in turn: where the sum of the values' places, less ``at``, divides by n.
+
+    places: of the values seen so far, by test and parameter. pytest numbers combinations instead.
     """
     mark = item.get_closest_marker("spread")
     if mark is None:
         return False
     n, *names = mark.args
-    places = item.callspec.indices  # type: ignore[attr-defined]
-    return bool((sum(places[name] for name in names) - mark.kwargs.get("at", 0)) % n)
+    total = -mark.kwargs.get("at", 0)
+    for name in names:
+        seen = places[item.nodeid.partition("[")[0], name]
+        value = item.callspec.params[name]  # type: ignore[attr-defined]
+        total += seen.setdefault(id(value), len(seen))
+    return bool(total % n)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -94,17 +104,17 @@ def drawn_pairs(
     exhaustive.
 
     On a GPU all of them. On a CPU, which takes its time, PAIRS_ON_A_CPU of them, others from
-    ``turn`` to turn. ``make test`` keeps one of these, or none at every second turn, so that of two
-    tests a kernel passes one. What it keeps is the kernel's first pair or one other: each pair of
+    ``turn`` to turn. ``make test`` keeps one of these at every third turn, so that of three tests
+    a kernel passes one. What it keeps is the kernel's first pair or one other: each pair of
     types is a build for many CUDA kernels, and other tests are there for types.
     """
     if DEVICE != "cpu":
         return [(pair, False) for pair in pairs]
     usual = (pairs[0], pairs[1 + number % (len(pairs) - 1)] if len(pairs) > 1 else pairs[0])
-    kept = usual[turn // 2 % 2]
+    kept = usual[turn // 3 % 2]
     others = [pair for pair in pairs if pair != kept]
     others = others[turn % len(others) :][: PAIRS_ON_A_CPU - 1] if others else []
-    return [(kept, turn % 2 == 1), *((pair, True) for pair in others)]
+    return [(kept, turn % 3 != 0), *((pair, True) for pair in others)]
 
 
 @pytest.fixture
@@ -112,7 +122,7 @@ def device() -> str:
     return DEVICE
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def thorough(pytestconfig: pytest.Config) -> bool:
     """Whether a test takes all of its cases: on a GPU, and with ``--all``."""
     return DEVICE == "cuda" or bool(pytestconfig.getoption("--all"))

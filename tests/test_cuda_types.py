@@ -78,7 +78,7 @@ def run(name, a, b, dtype_out, fusion, c=None):
     return c
 
 
-@pytest.mark.spread(2, "case")
+@pytest.mark.spread(3, "case")
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_both_checks_at_the_edges(name, case):
     dtype_in, dtype_out, compute = case
@@ -103,7 +103,7 @@ def test_every_wmma_shape_layout_and_storage_of_c(case, shape):
         judge(a, b, run("wmma_types", a, b, dtype_out, fusion, c.mT if c_t else c), fusion)
 
 
-@pytest.mark.spread(2, "case", at=1)
+@pytest.mark.spread(3, "case", at=1)
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_everything_fused_over_a_batch(name, case):
     dtype_in, dtype_out, compute = case
@@ -200,7 +200,7 @@ def test_relu_keeps_nan_and_beta_0_never_reads_c(name):
     assert not c[3:].isnan().any()
 
 
-@pytest.mark.spread(2, "case")
+@pytest.mark.spread(3, "case", at=2)
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_in_place_in_a_window_of_odd_offset(name, case):
     dtype_in, dtype_out, compute = case

@@ -94,6 +94,7 @@ sys.exit(status and 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="no CUDA context survives a fork")
+@pytest.mark.spread(2, "backend")
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_promise_26_a_fork_waits_for_a_first_call(backend):
     """Its imports and builds are another thread's: the child must not find their locks held."""

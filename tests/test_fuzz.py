@@ -15,7 +15,7 @@ from tcgemm.verify.calls import draw
 from tcgemm.verify.judge import check
 
 EXAMPLES = {"cpu": 15, "cuda": 40}
-FEW = 3
+FEW = 2
 """Of those, the first that are drawn: on a CPU without ``--all``."""
 
 

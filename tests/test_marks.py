@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-import itertools
-from types import SimpleNamespace
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import conftest
 import pytest
 
 
-def item(mark, **places):
-    return SimpleNamespace(
-        get_closest_marker=lambda name: mark if name == "spread" else None,
-        callspec=SimpleNamespace(indices=places),
-    )
-
-
-@pytest.mark.parametrize("at", [0, 1])
-@pytest.mark.parametrize(("n", "sizes"), [(2, (8, 2)), (3, (5, 4)), (4, (8, 8, 4)), (4, (9, 3, 4))])
-def test_a_spread_keeps_one_in_n_and_every_value(n, sizes, at):
+def kept_of(tmp_path, marks, *sizes):
+    """What pytest keeps of a test with ``sizes`` of values of each parameter: their places."""
     names = [f"p{i}" for i in range(len(sizes))]
-    mark = SimpleNamespace(args=(n, *names), kwargs={"at": at})
-    kept = [
-        places
-        for places in itertools.product(*map(range, sizes))
-        if not conftest.is_left_by_spread(item(mark, **dict(zip(names, places, strict=True))))
+    lines = [
+        f"@pytest.mark.parametrize('{n}', range({s}))" for n, s in zip(names, sizes, strict=True)
     ]
-    total = len(list(itertools.product(*map(range, sizes))))
-    assert len(kept) == pytest.approx(total / n, abs=1)
+    body = ["import pytest", marks, *lines, f"def test_it({', '.join(names)}): ..."]
+    (tmp_path / "test_it.py").write_text("\n".join(body))
+    (tmp_path / "conftest.py").write_text(Path(conftest.__file__).read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, env=environment
+    )
+    # Values in the brackets stand in the order of the decorators from below.
+    found = re.findall(r"test_it\[([\d-]+)\]", done.stdout)
+    return [tuple(map(int, each.split("-")))[::-1] for each in found]
+
+
+@pytest.mark.parametrize(("n", "sizes", "at"), [(2, (8, 2), 0), (4, (9, 3, 4), 1)])
+def test_a_spread_keeps_one_in_n_and_every_value(n, sizes, at, tmp_path):
+    """As pytest has it: another version has numbered combinations where it had numbered values."""
+    names = ", ".join(f"'p{i}'" for i in range(len(sizes)))
+    kept = kept_of(tmp_path, f"@pytest.mark.spread({n}, {names}, at={at})", *sizes)
+    assert len(kept) == pytest.approx(math.prod(sizes) / n, abs=1)
     for number, size in enumerate(sizes):
         assert {places[number] for places in kept} == set(range(size))
 
 
-def test_what_has_no_mark_is_kept():
-    assert not conftest.is_left_by_spread(item(None, p=1))
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 12, 20])
-def test_a_cpu_tries_each_pair_over_the_tests_and_keeps_two_at_every_second_turn(
-    monkeypatch, count
-):
+def test_a_cpu_tries_each_pair_over_the_tests_and_keeps_two_at_every_third_turn(monkeypatch, count):
     monkeypatch.setattr(conftest, "DEVICE", "cpu")
     pairs = [(str(i),) for i in range(count)]
     every, kept = set(), []
@@ -49,13 +53,13 @@ def test_a_cpu_tries_each_pair_over_the_tests_and_keeps_two_at_every_second_turn
         every.update(pair for pair, _ in drawn)
         kept += [pair for pair, exhaustive in drawn if not exhaustive]
     assert every == set(pairs)
-    assert len(kept) == 30
+    assert len(kept) == 20
     assert pairs[0] in kept
     assert len(set(kept)) == min(count, 2)
     of_kernels = {
         pair
         for number in range(60)
-        for pair, exhaustive in conftest.drawn_pairs(pairs, number, 2)
+        for pair, exhaustive in conftest.drawn_pairs(pairs, number, 3)
         if not exhaustive
     }
     assert of_kernels == set(pairs[1:] or pairs)

@@ -203,6 +203,7 @@ def test_promise_19_two_threads_first_call_included(row, device):
         assert all(pool.map(work, range(4)))
 
 
+@pytest.mark.exhaustive
 def test_promise_19_two_processes_share_one_empty_cache(tmp_path, device):
     """Both compile, or wait for the other, and both are right; a third compiles nothing."""
     program = (

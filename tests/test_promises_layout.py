@@ -92,6 +92,7 @@ def test_promise_12_layouts(row, pair, device):
         assert keeps(row, call_of(row, pair, M=64, N=64, K=64, **views), device)
 
 
+@pytest.mark.spread(2, "operand", "row")
 @pytest.mark.parametrize("operand", ["a", "b"])
 def test_promise_12_views(row, pair, device, operand):
     views = ("sliced", "stepped", "expanded", "overlapping", "padded column")

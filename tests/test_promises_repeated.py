@@ -295,4 +295,4 @@ def test_a_result_that_is_aligned_worse_takes_a_launch_of_its_own(monkeypatch):
         if c is not None:
             assert accuracy.error_ratio(a, b, c) <= 1
     problems = [launch.problems[0] for launch in launch_cache.launches.values()]
-    assert sorted(problem.c_alignment for problem in problems) == [2, 128]
+    assert sorted(problem.c_alignment for problem in problems) == [2, 64]

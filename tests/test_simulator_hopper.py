@@ -55,6 +55,7 @@ def test_counts_of_bulk_copies_and_wgmma(run):
     assert report.counts.store_bytes == 128 * 256 * 4
 
 
+@pytest.mark.spread(2, "fault", "order")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     ("fault", "kinds"),

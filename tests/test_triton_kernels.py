@@ -143,7 +143,7 @@ def _seed() -> None:
     torch.manual_seed(2)
 
 
-@pytest.mark.spread(2, "size", "name")
+@pytest.mark.spread(4, "size", "name")
 @pytest.mark.parametrize("size", EDGES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("name", RUNGS)
 def test_edge_sizes(name, size):
@@ -173,7 +173,7 @@ def test_layouts_and_dtypes(name, layout, pair):
     assert_outside_untouched(c)
 
 
-@pytest.mark.spread(2, "size", "name")
+@pytest.mark.spread(4, "size", "name")
 @pytest.mark.parametrize(
     "size",
     # Of the last one split_k divides one tile among three programs, and leaves twenty whole.

@@ -41,7 +41,7 @@ def product(a, b, compute, **arguments):
     return tcgemm.gemm(a, b, compute=compute, backend="cuda", kernel="wgmma_types", **arguments)
 
 
-@pytest.mark.spread(2, "layout", "dtype")
+@pytest.mark.spread(3, "layout", "dtype")
 @pytest.mark.parametrize(("dtype", "out_dtype", "compute"), CASES, ids=str)
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 def test_integers_are_exact_in_any_layout(dtype, out_dtype, compute, layout):

@@ -50,9 +50,6 @@ EXCHANGE_US = 0.7
 MOST_PARTS = 8
 """Of K, one to a block of a cluster."""
 
-FEW_TRIPS = 2
-"""Stages of a block up to which a product is all latency."""
-
 
 def vector(problem: Any) -> int:
     """How many elements of A and B are words that no end of them divides: 8, 4, 2 or 1."""
@@ -116,24 +113,10 @@ def staged_us(problem: Any, splits: int, sms: int) -> float:
     return STAGED_LAUNCH_US + body + EXCHANGE_US * (splits > 1)
 
 
-def settled(problem: Any, sms: int) -> bool:
-    """Whether all of a product whose rows are vectors comes in a trip or two to half of the SMs.
-
-    A rung with tensor maps, barriers and a ring has more to do before and after the trip: on an
-    H200, behind a foreign kernel, one_wave takes 2.2 us for 16 cubed where a kernel of this kind
-    takes 1.5 (Triton's skinny), and 5.8 for 9 x 8 x 824, whose K one block reads alone
-    (reports/nvidia-h200/trials/drawn.csv).
-    """
-    if vector(problem) != 8 or problem.capability != (9, 0):  # elsewhere nothing was measured
-        return False
-    splits = parts(problem, sms)
-    few = tiles(problem) * splits <= sms // 2
-    return few and ceil_div(problem.K, DEPTH[8] * splits) <= FEW_TRIPS
-
-
 def cost(problem: Any, sms: int) -> float | None:
-    """Microseconds of a product whose rows TMA cannot read, or of a settled one; else None."""
-    if refuse_tma(problem) is None and not settled(problem, sms):
+    """Microseconds of a product whose rows TMA cannot read; else None: of those, rungs with tensor
+    maps were measured to be faster than this one was before it staged operands."""
+    if refuse_tma(problem) is None:
         return None
     if vector(problem) in DEPTH:
         return staged_us(problem, parts(problem, sms), sms)

@@ -42,7 +42,7 @@ def compiled(pair: tuple[str, str]) -> list[dict[str, object]]:
         row = dispatch.named(name)
         shown = describe(row, problem, inspector(row, problem, None)(True))
         made = made_by(shown, problem)
-        found.append(as_record(listing(name, made, shown["source"], shown["texts"])))
+        found.append(as_record(listing(name, made, Path(shown["source"]), shown["texts"])))
     return found
 
 

@@ -39,7 +39,7 @@ def inspect(name: str, plan: Mapping[str, int], problem: Any, texts: bool) -> di
     return {
         "compiler": f"Triton {version('triton')}",
         "target": "sm_{}{}".format(*capability),
-        "source": source_file(name),
+        "source": str(source_file(name)),
         "instances": 1,
         "instances built": 1,
         "registers": compiled.registers,

@@ -59,7 +59,7 @@ def inspect_file(path: Path, problem: Any, texts: bool) -> dict[str, Any]:
     return {
         "compiler": f"Triton {version('triton')}",
         "target": "sm_{}{}".format(*capability),
-        "source": path,
+        "source": str(path),
         "instances": len(found),
         "instances built": len(found),
         "registers": max(kernel["registers"] for kernel in found),

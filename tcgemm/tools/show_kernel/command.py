@@ -102,7 +102,7 @@ def show_kernel(
         write_page(
             side_by_side,
             [
-                listing(each["kernel"], made_by(each, problem), source, text)
+                listing(each["kernel"], made_by(each, problem), Path(source), text)
                 for each, source, text in zip(shown, sources, texts, strict=True)
             ],
         )
