@@ -738,7 +738,10 @@ def test_a_users_mistake_ends_with_status_2_and_one_line(tmp_path):
     )
     assert done.returncode == 2
     assert "nowhere" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    lines = done.stderr.strip().splitlines()  # a slow machine says besides what takes its time
+    assert (
+        len([line for line in lines if not re.fullmatch(r"drawing the report, \d+ s", line)]) == 1
+    )
 
 
 @pytest.fixture(scope="module")

@@ -159,6 +159,7 @@ def test_the_rings_of_gemv_go_on_from_tile_to_tile(tmp_path):
     assert_exact(source, [(1, 50, 2100), (1, 300, 72), (3, 129, 650), (17, 290, 136)])
 
 
+@pytest.mark.spread(2, "name", "order")
 @pytest.mark.parametrize("order", ["reverse", "random:5"])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_order_of_threads_shows(name, order):
@@ -170,6 +171,7 @@ def test_no_order_of_threads_shows(name, order):
     assert accuracy.error_ratio(a, b, c) < 1
 
 
+@pytest.mark.spread(3, "name", "M", "activation")
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 @pytest.mark.parametrize(("M", "N"), [(5, 130), (130, 8)])
 @pytest.mark.parametrize("name", NAMES)
