@@ -1,4 +1,5 @@
-"""The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, choose, load and inspect."""
+"""The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choose, tuned_by_user, load
+and inspect."""
 
 from __future__ import annotations
 
@@ -11,25 +12,26 @@ if __name__ != "tcgemm.cuda_ref":
 
 from .build.toolchain import OWN, built_by_case, source
 from .fusion import Asked, case
-from .planning import choose as choice
+from .planning.choose import choose as choose
+from .planning.choose import tuned_by_user as tuned_by_user
 from .planning.ladder import rows, told
 from .planning.ladder import tunings as tunings
 from .planning.rows import PAIRS
 
-__all__ = ["KERNELS", "PAIRS", "choose", "inspect", "load"]
+__all__ = ["KERNELS", "PAIRS", "buildable", "choose", "inspect", "load", "tuned_by_user"]
 
 KERNELS: tuple[dict[str, Any], ...] = tuple(rows())
 """The ladder's rows, each from the Python file beside the rung's source: see planning/ladder.py."""
 
 
-def choose(problem: Any, able: Sequence[str]) -> str:
-    """The rung to take of those that accept the problem, one that can be built here where there is
-    one: see planning/choose.py and nvrtc/."""
-    if problem.device == "cuda":
-        from .nvrtc import preferred
+def buildable(problem: Any, able: Sequence[str]) -> list[str]:
+    """Of the rungs that accept the problem those that can be built here, where there is one; else
+    all of them: see nvrtc/."""
+    if problem.device != "cuda":
+        return list(able)
+    from .nvrtc import preferred
 
-        able = preferred(problem, able)
-    return choice.choose(problem, able)
+    return list(preferred(problem, able))
 
 
 def load(name: str) -> Callable[..., None]:

@@ -123,13 +123,13 @@ def _flags(
     divides: bool | None,
 ) -> tuple[str, ...]:
     values = {
-        "TCGEMM_IN": _number(dtype),
+        "TCGEMM_IN": dtype_number(dtype),
         "TCGEMM_COMPUTE": COMPUTES[compute],
         "TCGEMM_SQUARE": int(square),
         "TCGEMM_PLAIN": int(plain),
     }
     if out_dtype is not None:
-        values["TCGEMM_OUT"] = _number(out_dtype)
+        values["TCGEMM_OUT"] = dtype_number(out_dtype)
     if fuses is not None:
         values["TCGEMM_FUSES"] = fuses
     if divides is not None:
@@ -143,7 +143,8 @@ def _flags(
     return tuple(f"-D{k}={v}" for k, v in values.items() if macros is None or k in macros)
 
 
-def _number(dtype: Any) -> int:
+def dtype_number(dtype: Any) -> int:
+    """The number by which C++ knows a dtype of torch's, or the dtype of that name."""
     return DTYPES[str(dtype).removeprefix("torch.")]
 
 

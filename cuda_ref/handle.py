@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .fusion import ACTIVATIONS, COMPUTES, DTYPES, mma_tile
+from .fusion import ACTIVATIONS, COMPUTES, dtype_number, mma_tile
 from .planning.launch import FIELDS, launch_plan
 
 OUT_OF_MEMORY = -2
@@ -90,8 +90,8 @@ def gemm_of(
         plan: how the rung is to run it; None where the rung chooses.
     """
     gemm = Gemm(a=_matrix(a), b=_matrix(b), c=_matrix(c), alpha=1.0, beta=0.0)
-    setattr(gemm, "in", _number(a.dtype))
-    gemm.out = _number(c.dtype)
+    setattr(gemm, "in", dtype_number(a.dtype))
+    gemm.out = dtype_number(c.dtype)
     gemm.batch = c.shape[0] if c.dim() == 3 else 1
     # ctypes keeps what a pointer points to alive with the structure.
     gemm.plan = ctypes.pointer(Plan(*(launch_plan(plan) if plan is not None else ())))
@@ -121,10 +121,6 @@ def _vector(x: torch.Tensor | None, dimension: int) -> Vector:
     if x is not None and x.numel() > 1:
         strides[dimension] = x.stride(-1)
     return Vector(None, *strides)
-
-
-def _number(dtype: torch.dtype) -> int:
-    return DTYPES[str(dtype).removeprefix("torch.")]
 
 
 def bound(

@@ -1,7 +1,7 @@
 """Fits the model of tcgemm/choosing/model.py to timed rows: fit_model.py ROWS.csv ...
 
-Rows are those of `tcgemm bench --suite drawn`, or trials/drawn.csv: of a product behind a foreign
-kernel, right, and not of before the kernel could divide K. Of seeds that FITTED of
+Rows are those of `scripts/drawn_rows kernels`, or trials/drawn_kernels.csv: of a product behind a
+foreign kernel, right, and not of before the kernel could divide K. Of seeds that FITTED of
 tcgemm/bench/drawn.py does not name none is taken, so that the others are left to check by.
 """
 
@@ -24,8 +24,6 @@ from tcgemm.choosing import model
 ROOT = Path(__file__).parents[1]
 GPU = "nvidia-h200"
 SMS = 132
-CHECKED = (102,)
-"""Seeds that are kept to check by, though something else was fitted to them."""
 
 
 class Timed(NamedTuple):
@@ -97,7 +95,7 @@ def table(paths: Iterable[Path]) -> str:
     for path in paths:
         with path.open(newline="") as file:
             rows += list(timed(csv.DictReader(file)))
-    rows = [row for row in rows if row.seed in FITTED and row.seed not in CHECKED]
+    rows = [row for row in rows if row.seed in FITTED]
     found = {
         "about": f"{gpus.lookup('NVIDIA H200').name}: scripts/fit_model.py",
         "seeds": sorted({row.seed for row in rows}),

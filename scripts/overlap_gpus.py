@@ -10,8 +10,9 @@ not divide by ranks or tiles; three calls give the same bits; so do a captured g
 other operands and ranks that begin at random times. In debug mode: a wait that is too long is an
 error that names rank and part. Ends with 1 where anything is wrong.
 
-``time`` is the slowest rank's median: the local product, NCCL alone, both in sequence, ours, and
-ours over the longer of product and transfer. Each launch begins behind a barrier of all ranks.
+``time``: the local product, NCCL alone, both in sequence, ours, and ours over the longer of product
+and transfer. They take turns behind a barrier of all ranks, with nothing of theirs in the L2; the
+slowest rank counts, and the median over rounds. ``tcgemm bench --several`` times all contenders.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from importlib import import_module
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
@@ -31,8 +32,12 @@ os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 import torch
 import torch.distributed as dist
 
+import tcgemm
 import tcgemm.dist.overlap as overlap
 from tcgemm.accuracy import error_ratio
+from tcgemm.bench.several.contenders import sampler, slowest
+from tcgemm.bench.several.pairing import take_rounds
+from tcgemm.dist.groups import ranks_of
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import protocol
 from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
@@ -125,7 +130,7 @@ def poison() -> None:
 
 
 def check(backend: str, seed: int) -> int:
-    """How many results were wrong, of all ranks."""
+    """How many results were wrong here."""
     rank, _ = rank_and_world()
     own, wrong = random.Random(seed + rank), 0
 
@@ -153,6 +158,60 @@ def check(backend: str, seed: int) -> int:
                 before = case.out.clone()
             judge(case, "three calls, delayed")
         wrong += replay(op, backend, seed, own)
+    if backend != "cuda":  # whose kernels take no 8-bit floats
+        wrong += sum(scaled(backend, seed + i) for i in range(8))
+    return wrong
+
+
+def scaled(backend: str, seed: int) -> int:
+    """Both products of 8-bit floats with drawn scales, so small whole numbers and powers of two
+    that results are exact: how many were wrong here."""
+    rank, world = rank_and_world()
+    draw, of_all = random.Random(seed), torch.Generator("cuda").manual_seed(seed)
+    dtype = draw.choice((torch.float8_e4m3fn, torch.float8_e5m2))
+    M, N, K = draw.randint(1, 3000), 8 * draw.randint(1, 200), 16 * draw.randint(1, 100)
+
+    def drawn(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=of_all, device="cuda").float()
+
+    by_rows, by_columns = draw.random() < 0.7, draw.random() < 0.5
+    A, B = [drawn(-1, 2, world, *shape) for shape in ((M, K), (N, K))]
+    B *= drawn(0, 8, *B.shape) == 0  # so few that sums are exact
+    of_rows = 2 ** drawn(-1, 2, world, M) if by_rows else torch.full((world, M), 2.0, device="cuda")
+    of_columns = 2 ** drawn(-1, 2, world, N) if by_columns else torch.ones(world, N, device="cuda")
+    b = B[rank].to(dtype).mT
+    if draw.random() < 0.5:
+        b = b.contiguous()
+    asked = {
+        "backend": backend, "way": "overlapped", "scale_b": of_columns[rank] if by_columns else None
+    }  # fmt: skip
+    first, last = rows_of(M, world, rank)
+    one = [
+        (A[r].double() @ B[r].double().mT) * of_rows[r, :, None] * of_columns[r]
+        for r in range(world)
+    ]
+    mine = (A[0].double() @ B[rank].double().mT) * of_rows[0, :, None] * of_columns[rank]
+    got = tcgemm.dist.all_gather_matmul(
+        A[0, first:last].to(dtype), b, rows=M, scale_a=of_rows[0, first:last] if by_rows else 2.0,
+        **asked,
+    )  # fmt: skip
+    wrong = int(not torch.equal(got, mine.bfloat16()))
+    got = tcgemm.dist.matmul_reduce_scatter(
+        A[rank].to(dtype), b, scale_a=of_rows[rank] if by_rows else 2.0, **asked
+    )
+    wanted = sum(part[first:last] for part in one)
+    exact = torch.stack(one)[:, first:last].bfloat16().double().sum(0) == wanted
+    wrong += int(not torch.equal(got[exact], wanted.bfloat16()[exact]))
+    say(
+        check="8 bits",
+        dtype=str(dtype),
+        M=M,
+        N=N,
+        K=K,
+        rows=by_rows,
+        columns=by_columns,
+        wrong=wrong,
+    )
     return wrong
 
 
@@ -183,24 +242,14 @@ def replay(op: str, backend: str, seed: int, own: random.Random) -> int:
     return wrong + (not case.error() <= 1)
 
 
-def milliseconds(launch: Callable[[], Any], times: int = 15) -> float:
-    """The slowest rank's median, behind a barrier and a sleep that hides the host's time."""
-    for _ in range(3):
-        launch()
-    taken = []
-    for _ in range(times):
-        dist.barrier()
-        torch.cuda.synchronize()
-        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-        torch.cuda._sleep(400_000)
-        begin.record()
-        launch()
-        end.record()
-        torch.cuda.synchronize()
-        taken.append(begin.elapsed_time(end))
-    middle = torch.tensor([sorted(taken)[times // 2]], device="cuda")
-    dist.all_reduce(middle, dist.ReduceOp.MAX)
-    return float(middle.item())
+def milliseconds(launches: dict[str, Callable[[], Any]], rounds: int = 15) -> dict[str, float]:
+    """Of each the median over rounds, in which all take turns and the slowest rank counts."""
+    ranks, device = ranks_of(), torch.device("cuda", torch.cuda.current_device())
+    samplers = {name: sampler(launch, ranks) for name, launch in launches.items()}
+    for sample in samplers.values():
+        sample()
+    times = take_rounds(samplers, rounds, slowest(ranks, device))
+    return {name: median(of) for name, of in times.items()}
 
 
 def layers(sizes: list[int]) -> Any:
@@ -237,15 +286,17 @@ def timed(backend: str, sizes: list[int]) -> None:
             nccl = lambda o=case.out, p=product: dist.reduce_scatter_tensor(o, p)  # noqa: E731
             first, second = lambda: torch.mm(whole, case.b, out=product), nccl  # noqa: B023
             predicted = scatter_us(overlap._plan(op, M, N, K, world), M, N, K, world)
-        gemm = milliseconds(lambda: torch.mm(whole, case.b, out=product))  # noqa: B023
-        alone = milliseconds(nccl)
-        sequence = milliseconds(lambda: (first(), second()))  # noqa: B023
-        ours = milliseconds(lambda: case.run(backend, fused=False))  # noqa: B023
-        limit = max(gemm, moved / LINK_BYTES_PER_US / 1e3)
+        ms = milliseconds({
+            "gemm": lambda: torch.mm(whole, case.b, out=product),  # noqa: B023
+            "nccl": nccl,
+            "sequence": lambda: (first(), second()),  # noqa: B023
+            "ours": lambda: case.run(backend, fused=False),  # noqa: B023
+        })  # fmt: skip
+        limit = max(ms["gemm"], moved / LINK_BYTES_PER_US / 1e3)
         say(
-            layer=name, op=op, world=world, backend=backend, M=M, N=N, K=K, gemm_ms=gemm,
-            nccl_ms=alone, sequence_ms=sequence, ours_ms=ours, predicted_ms=predicted / 1e3,
-            ratio_nccl=sequence / ours, limit_ms=limit, of_limit=limit / ours,
+            layer=name, op=op, world=world, backend=backend, M=M, N=N, K=K,
+            **{f"{what}_ms": taken for what, taken in ms.items()}, predicted_ms=predicted / 1e3,
+            ratio_nccl=ms["sequence"] / ms["ours"], limit_ms=limit, of_limit=limit / ms["ours"],
         )  # fmt: skip
 
 
@@ -288,8 +339,7 @@ def main() -> int:
     dist.init_process_group("nccl", device_id=torch.device("cuda", here))
     wrong = 0
     if arguments.backend == "cuda" and here == 0:  # before anything waits for a compiler
-        module = import_module(overlap.BACKENDS["cuda"])
-        module.prepare((torch.bfloat16, torch.float16), ("", "gelu"), overlap.TILES)
+        overlap.prepare(["cuda"], (torch.bfloat16, torch.float16), ("", "gelu"))
     dist.barrier()
     try:
         if arguments.what == "check":

@@ -5,7 +5,8 @@ A kernel's launch and a trace, whose tensors have no memory, are described by th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,7 +25,8 @@ from .operands import (
 from .problem import Fusion
 
 
-class Description(NamedTuple):
+@dataclass(slots=True)
+class Description:
     """A checked call of ``gemm``."""
 
     shape: tuple[int, ...]

@@ -1,9 +1,9 @@
 """The backend table and the choice of kernel.
 
-Dispatch knows of a backend module three names only: ``KERNELS``, its ladder as a tuple of rows;
-``load(name)``, which returns a rung's callable, compiled; and, where it has one,
-``choose(problem, able)``, which names the kernel to run of those that accept. It knows no tile
-size.
+Dispatch knows of a backend module four names only: ``KERNELS``, its ladder as a tuple of rows;
+``load(name)``, which returns a rung's callable, compiled; and, where it has them,
+``choose(problem, able)``, which names the kernel to run of those that accept, and
+``derivative()``, the kernel of an activation's derivative. It knows no tile size.
 """
 
 from __future__ import annotations
@@ -199,10 +199,23 @@ def load(backend: str, kernel: str) -> Callable[..., None]:
     return run
 
 
+@cache
+def derivative(backend: str) -> Callable[..., Callable[..., None]] | None:
+    """``bind(dy, z, dz, fusion)`` of the backend's kernel for the derivative of an epilogue, where
+    it has one: of matrices [M, N] of 16 bits or float32.
+
+    ``bind`` gives ``start(dy, z, dz, None, db)``, which writes dz = dy act'(z) and, unless db is
+    None, its column sums db [N]. ``fusion.epilogue`` names the activation; ``fusion.bias`` is db.
+    """
+    kernel = getattr(_module(backend), "derivative", None)
+    return None if kernel is None else kernel()
+
+
 def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
     """The named kernel, or of those that accept the problem the one that the backend chooses.
 
-    A backend that offers no ``choose(problem, able)`` gets the highest rung that accepts.
+    A backend that offers no ``choose(problem, able)`` gets the highest rung that accepts. What a
+    language chooses for a short product the model may change: see choosing/within.py.
 
     Raises UnsupportedError with every reason and, for a named kernel, what would work.
     """
@@ -226,8 +239,17 @@ def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
             f"no kernel of {backend} takes {problem}; {_elsewhere(problem, backend)}\n  "
             + "\n  ".join(f"{name}: {reason}" for name, reason in reversed(reasons.items()))
         )
-    pick = getattr(_module(backend), "choose", None)
-    return find(backend, pick(problem, able) if pick is not None else able[-1])
+    module = _module(backend)
+    if not hasattr(module, "choose"):
+        return find(backend, able[-1])
+    if hasattr(module, "buildable"):
+        able = module.buildable(problem, able)
+    chosen = find(backend, module.choose(problem, able))
+    if not hasattr(module, "tuned_by_user") or module.tuned_by_user(problem):
+        return chosen
+    from .choosing.within import faster
+
+    return faster(problem, chosen, [find(backend, name) for name in able])
 
 
 def _elsewhere(problem: Problem, backend: str) -> str:

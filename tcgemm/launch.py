@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,13 @@ import torch
 from . import dispatch, repacking
 from .batching import Part, parts, with_vectors
 from .choosing.auto import backend_for
-from .description import describe
+from .description import Description, describe
 from .epilogue import finished, wide_dtype
 from .errors import OperandError, OperandTypeError, TcgemmError, ToolchainError
 from .hooks import BEFORE_CHOICE
 from .operands import alignment, check_disjoint, check_output, overlap, span
 from .problem import Fusion, Plan, Problem
-from .tensors import check_memory, check_nobody_traces, check_tensors
+from .tensors import allocator, check_memory, check_nobody_traces, check_tensors
 
 Start = Callable[..., None]
 """``start(a, b, c, c_in, bias, scale_a, scale_b)`` launches one product: matrices, or batches of
@@ -32,27 +32,13 @@ _FUSED = ("c", "bias", "scale_a", "scale_b")
 
 
 @dataclass(slots=True)
-class Launch:
+class Launch(Description):
     """What ``gemm`` runs for calls of one kind (see launch_cache.key_of).
 
     It holds no tensor: a call hands its own over, and what it may differ in from the first one
     (addresses, and so overlap) is looked at in ``check_memory``.
     """
 
-    shape: tuple[int, ...]
-    """Of the result, as the caller sees it."""
-    dtype: torch.dtype
-    """Of the result."""
-    batch: tuple[int, ...]
-    """The leading dimensions of the result."""
-    vectors: tuple[bool, bool]
-    """Whether A, B has one dimension."""
-    asked: Fusion
-    """What is asked besides the product; its tensors are None."""
-    scales: tuple[bool, bool]
-    """Whether the scale of A, of B is a tensor."""
-    row_scales: bool
-    """Whether each row of A has a scale of its own."""
     bytes: tuple[tuple[int, int], ...]
     """(position in READ, bytes from its first element to the end of its last) of what is read."""
     out_bytes: int
@@ -64,6 +50,8 @@ class Launch:
     """Number of the operands' GPU; -1 on the CPU."""
     strides: tuple[int, ...] = ()
     """Of a result that the call makes."""
+    empty: Callable[..., torch.Tensor] = torch.empty_strided
+    """Makes such a result, on the current device: tensors.allocator."""
     misaligned: int = 0
     """Bits that the address of a result has clear."""
     problems: list[Problem] = field(default_factory=list)
@@ -213,8 +201,10 @@ def make(
         )
     if out is not None:
         check_output(out, described.shape, a)
-    made = Launch(**described._asdict(), bytes=(), out_bytes=0, device=a.get_device())
+    told = {each.name: getattr(described, each.name) for each in fields(described)}
+    made = Launch(**told, bytes=(), out_bytes=0, device=a.get_device())
     shape = made.shape
+    made.empty = allocator(of_cpu=made.device < 0)
     c = c if made.asked.beta else None
     result = torch.empty(shape, dtype=made.dtype, device=a.device) if out is None else out
     scale_tensors = [s if isinstance(s, torch.Tensor) else None for s in (scale_a, scale_b)]

@@ -19,8 +19,9 @@ from .launch import Launch, make
 MOST = 4096
 """Launches kept."""
 
-ALIGNED, OF_CPU = 255, 63
-"""Bits of an address that a kernel on a GPU, on the CPU may depend on: see operands.alignment."""
+BITS = {False: 63, True: 255}
+"""Bits of an address that a kernel may depend on, by whether it runs on a GPU: see
+operands.alignment. No function, whose call would cost more than what it does."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
@@ -63,7 +64,7 @@ def key_of(
     if _jit_trace() is not None:
         return None
     a_start, b_start, device = a.data_ptr(), b.data_ptr(), a.get_device()
-    bits = ALIGNED if device >= 0 else OF_CPU
+    bits = BITS[device >= 0]
     if not a_start or not b_start or a.is_neg() or b.is_neg():
         return None
     if (a.requires_grad or b.requires_grad) and _grad():
@@ -162,16 +163,19 @@ def run_kept(arguments: tuple[Any, ...]) -> torch.Tensor | None:
 def run_launch(launch: Launch, arguments: tuple[Any, ...]) -> torch.Tensor:
     """The result by this launch, which is of the arguments' kind."""
     a, b, c, _, _, bias, _, out, _, _, scale_a, scale_b, _, _, _ = arguments
-    result = out
+    result, start = out, launch.start
+    here = launch.device < 0 or launch.device == current_device()
     if result is None:
-        # new_empty would come here too, half a microsecond later.
-        result = a.new_empty_strided(launch.shape, launch.strides, dtype=launch.dtype)
+        result = (
+            launch.empty(launch.shape, launch.strides, launch.dtype)
+            if here
+            else a.new_empty_strided(launch.shape, launch.strides, dtype=launch.dtype)
+        )
         if result.data_ptr() & launch.misaligned:  # the plan was made for a better aligned C
             return run((*arguments[:7], result, *arguments[8:]))
     else:
         launch.check_memory(a, b, c, bias, scale_a, scale_b, result)
-    start = launch.start
-    if start is None or launch.device < 0 or launch.device != current_device():
+    if start is None or not here:
         launch.write(a, b, c, bias, scale_a, scale_b, result)
     else:
         try:

@@ -9,7 +9,7 @@ import tcgemm.triton_kernels.inspection.compile_only as compile_only
 import torch
 
 from tcgemm.dist.overlap.memory import MOST_TILES
-from tcgemm.dist.overlap.plan import MOST_PARTS, TILES
+from tcgemm.dist.overlap.plan import MOST_PARTS, TILES, TILES_OF_8_BITS
 
 
 def main() -> None:
@@ -17,10 +17,10 @@ def main() -> None:
 
     driver.set_active(compile_only._Driver((9, 0)))
     package = "tcgemm.triton_kernels.overlap"
-    gather, scatter, signals = (
-        import_module(f"{package}.{name}") for name in ("gather", "scatter", "signals")
+    gather, scatter, signals, tile = (
+        import_module(f"{package}.{name}") for name in ("gather", "scatter", "signals", "tile")
     )
-    gather.programs = scatter.programs = lambda like: 132
+    tile.programs = lambda like: 132
 
     def empty(*shape, dtype=torch.bfloat16):
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -43,9 +43,25 @@ def main() -> None:
         launches[f"gather {name}"] = gather.kernel, *gather.arguments(*rows, **tile.config, **parts)
         sums = empty(M, K), b, empty(chunk, N), empty(world, chunk, N), None, "", call
         launches[f"scatter {name}"] = scatter.kernel, *scatter.arguments(*sums, **tile.config)
-    small = {"WORLD": world, "num_warps": 1}
+    eight = torch.float8_e4m3fn
+    (tile,) = TILES_OF_8_BITS
+    b8, scale_a, scale_b = empty(N, K, dtype=eight).mT, empty(M, dtype=torch.float32), empty(
+        dtype=torch.float32
+    )  # fmt: skip
+    scales = {"scale_a": scale_a, "scale_b": scale_b, "ROW_SCALES_A": True}
+    rows = empty(chunk, K, dtype=eight), empty(M, K, dtype=eight), b8, empty(M, N), None, "", call
+    grid, args, constants = gather.arguments(*rows, **tile.config, **parts)
+    launches["gather 8 bits"] = gather.kernel, grid, args, constants | scales
+    sums = empty(M, K, dtype=eight), b8, empty(chunk, N), empty(world, chunk, N), None, "", call
+    grid, args, constants = scatter.arguments(*sums, **tile.config)
+    launches["scatter 8 bits"] = scatter.kernel, grid, args, constants | scales
+    small = {"WORLD": world, "INTERPRETED": False, "num_warps": 1}
     launches["enter"] = signals.enter, (1,), (call.epoch, words(2), call.trouble, 0, 9, 0), small
     launches["leave"] = signals.leave, (1,), (call.epoch, table, 0), small
+    for name in ("gather 128x256", "scatter 128x256", "scatter 128x128", "enter", "leave"):
+        kernel, grid, args, constants = launches[name]
+        stamps = {"stamps": empty(4, dtype=torch.int64)}
+        launches[f"{name} with stamps"] = kernel, grid, args, constants | stamps
     found = {}
     for name, (kernel, grid, args, constants) in launches.items():
         built = kernel.warmup(*args, grid=grid, **constants)

@@ -53,10 +53,11 @@ def serve(connection, rank, world, folder, backend):
 class Ranks:
     """``world`` processes, each a rank of one group."""
 
-    def __init__(self, world, backend="gloo"):
+    def __init__(self, world, backend="gloo", seconds=SECONDS):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self.world, self._folder = world, tempfile.TemporaryDirectory()
+        self._seconds = seconds
         self._ends, self._processes = [], []
         before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -81,7 +82,11 @@ class Ranks:
         """Run ``function(rank, *arguments)`` on all ranks at once; fail where it fails on one."""
         for end in self._ends:
             end.send((function, arguments))
-        found, waiting, left = {}, dict(zip(self._ends, range(self.world), strict=True)), SECONDS
+        found, waiting, left = (
+            {},
+            dict(zip(self._ends, range(self.world), strict=True)),
+            self._seconds,
+        )
         while waiting:
             ready = wait(list(waiting), left)
             if not ready:

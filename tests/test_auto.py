@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import tcgemm
 from tcgemm import cuda_ref, dispatch, launch_cache
-from tcgemm.choosing import auto
+from tcgemm.choosing import auto, measured
 from tcgemm.cli import app
 from tcgemm.errors import UnknownNameError, UnsupportedError
 from tcgemm.problem import Problem
@@ -30,7 +30,7 @@ def built(monkeypatch):
     missing: set[str] = set()
     monkeypatch.setattr(cuda_ref, "ready", lambda name, plan, problem: name not in missing)
     monkeypatch.setattr(cuda_ref, "load", None)
-    auto._nearest.cache_clear()
+    measured.nearest.cache_clear()
     return missing
 
 

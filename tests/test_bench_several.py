@@ -35,6 +35,9 @@ def test_sizes_that_do_not_divide_are_named():
         cases.suite(2, shapes=["8x7x8"])
     with pytest.raises(OperandError, match="unknown dtype 'half'"):
         cases.suite(2, ["half"])
+    with pytest.raises(OperandError, match="does not multiply two matrices of float8_e5m2"):
+        cases.suite(2, ["float8_e5m2"])
+    assert {case.M for case in cases.suite(2, rows=[64])} == {64}
     assert [case.op for case in cases.suite(2, shapes=["7x8x8"])] == [
         "all_gather",
         "reduce_scatter",

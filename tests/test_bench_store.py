@@ -1,16 +1,15 @@
 """Rows survive crashes; folders that are not ours are refused before anything is measured."""
 
-import contextlib
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from disks import no_file_may_pass
 
 from tcgemm.bench import environment, store
 from tcgemm.errors import ResultsError
@@ -239,17 +238,6 @@ def test_processes_that_begin_together_lose_no_entry(tmp_path):
         child.stdin.close()
     assert [child.wait(60) for child in children] == [0, 0, 0]
     assert len(store.read_environment(tmp_path / "o")) == 60
-
-
-@contextlib.contextmanager
-def no_file_may_pass(size):
-    """As on a full disk: a write past ``size`` bytes of a file fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_row_on_a_full_disk_is_written_not_at_all(tmp_path):

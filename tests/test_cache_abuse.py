@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from disks import entries, obtain, own_store  # noqa: F401
 from tcgemm.cuda_ref.build import store
 from tcgemm.cuda_ref.simulator import build as simulator
 
@@ -22,30 +23,8 @@ CXX = shutil.which("g++")
 needs_cxx = pytest.mark.skipif(CXX is None, reason="needs g++")
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    """An empty store of this test's own."""
-    folder = tmp_path / "cache"
-    monkeypatch.setenv(store.VARIABLE, str(folder))
-    return folder
-
-
-def obtain(name="answer.so", text="made", log=None):
-    def make(scratch):
-        if log is not None:
-            log.append(name)
-        (scratch / "made").write_text(text)
-        return scratch / "made"
-
-    return store.obtain(store.SIMULATOR, name, make, {})
-
-
 def as_another_process():
     store._seen_intact.clear()
-
-
-def entries(cache):
-    return sorted(path.name for path in (cache / store.SIMULATOR).iterdir())
 
 
 # --- Damage
@@ -139,8 +118,8 @@ def test_promise_21_each_file_of_the_simulator_is_built_again(monkeypatch, cache
     for path in cache.rglob("*"):
         if path.suffix == suffix:
             path.write_bytes(b"")
-        elif path.suffix == ".so":
-            path.unlink()  # so that the library is linked anew, from the damaged files
+        elif path.suffix in (".so", ".o"):
+            path.unlink()  # so that both are made anew, from the damaged files
     as_another_process()
     simulator.library(source, True)
     assert caplog.text.count("is corrupt: it is built again") == len(whole)

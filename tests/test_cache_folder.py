@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from disks import entries, obtain, own_store  # noqa: F401
 from tcgemm.cuda_ref.build import store
 from tcgemm.cuda_ref.simulator import build as simulator
 from tcgemm.triton_kernels.host import warm_up as starting
@@ -13,28 +14,6 @@ from tcgemm.triton_kernels.host import warm_up as starting
 from tcgemm.tools import doctor
 
 CXX = shutil.which("g++")
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    """An empty store of this test's own."""
-    folder = tmp_path / "cache"
-    monkeypatch.setenv(store.VARIABLE, str(folder))
-    return folder
-
-
-def obtain(name="answer.so", text="made", log=None):
-    def make(scratch):
-        if log is not None:
-            log.append(name)
-        (scratch / "made").write_text(text)
-        return scratch / "made"
-
-    return store.obtain(store.SIMULATOR, name, make, {})
-
-
-def entries(cache):
-    return sorted(path.name for path in (cache / store.SIMULATOR).iterdir())
 
 
 @pytest.fixture

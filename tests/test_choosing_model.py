@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 from collections import defaultdict
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 
+from tcgemm import dispatch
 from tcgemm.bench import drawn
 from tcgemm.bench.case import Case
-from tcgemm.choosing import model
+from tcgemm.choosing import model, within
 
 ROOT = Path(__file__).parents[1]
-DRAWN = ROOT / "reports" / "nvidia-h200" / "trials" / "drawn.csv"
-LOSS = 1.04
-"""Of the choice by the model, on a seed that it was not fitted on, over the faster of two: the
-geometric mean. Seen: 1.036, where always Triton is 1.17 and always CUDA 1.11."""
+H200 = "nvidia-h200"
+ROWS = ROOT / "reports" / "nvidia-h200" / "trials" / "drawn_kernels.csv"
+HELD = 203
+"""The seed that a fit to the others is asked about."""
+
+LOSS = {"triton": 1.03, "cuda": 1.045}
+"""Of the choice within a language over its fastest timed kernel: the geometric mean, of a model
+that has not seen the seed. Seen: 1.026 and 1.038, where tables and costs alone give 1.066 and
+1.091."""
+
+LOSS_OF_LANGUAGE = 1.03
+"""Of the language that it takes, over the faster of the two. Seen: 1.023."""
+
+
+def problem_of(M, N, K):
+    case = Case("shape", M, N, K, "bfloat16", "bfloat16", "nn", "")
+    return case.product(capability=(9, 0))
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +50,13 @@ def script():
 
 @pytest.fixture(scope="module")
 def timed(script):
-    with DRAWN.open(newline="") as file:
+    with ROWS.open(newline="") as file:
         return list(script.timed(csv.DictReader(file)))
 
 
 def test_the_constants_are_what_the_rows_give(script, timed):
     shipped = json.loads(Path(model.__file__).with_name("model-nvidia-h200.json").read_text())
-    assert set(shipped["seeds"]) <= set(drawn.FITTED) - set(script.CHECKED)
+    assert set(shipped["seeds"]) <= set(drawn.FITTED)
     rows = [row for row in timed if row.seed in shipped["seeds"]]
     of = defaultdict(list)
     for row in rows:
@@ -51,20 +66,95 @@ def test_the_constants_are_what_the_rows_give(script, timed):
     assert again == pytest.approx(shipped["kernels"][kernel], abs=1e-3)
 
 
-def test_of_a_seed_that_it_was_not_fitted_on_it_takes_the_faster_language(script, timed):
-    known = model.constants("nvidia-h200")
+@pytest.fixture(scope="module")
+def unseen(script, timed):
+    """The constants that the other seeds give, and kernel -> row of each case of the held one."""
+    known = script.fitted(row for row in timed if row.seed != HELD)
+    constants = {name: tuple(found[x] for x in model.TERMS) for name, found in known.items()}
     cases = defaultdict(dict)
     for row in timed:
-        if row.seed in script.CHECKED:
+        if row.seed == HELD:
             cases[row.case, row.among][row.kernel] = row
+    return constants, cases
+
+
+@pytest.fixture
+def on_an_h200(monkeypatch):
+    """Tables, costs and models are those of an H200, whatever is here."""
+    gpus = import_module("tcgemm.triton_kernels.planning.gpus")
+    monkeypatch.setattr(gpus, "gpu_here", lambda capability=None: (H200, 232_448, 132))
+    monkeypatch.setattr(within, "slug_here", lambda: H200)
+
+
+@pytest.mark.parametrize("backend", LOSS)
+def test_of_a_seed_that_it_has_not_seen_it_takes_nearly_the_fastest(
+    backend, unseen, on_an_h200, monkeypatch
+):
+    constants, cases = unseen
+    with_model, without = [], []
+    for (case, _), rows in cases.items():
+        mine = {name: row.us for name, row in rows.items() if name.startswith(f"{backend}/")}
+        problem = replace(case.product(capability=(9, 0)), device="cuda")
+        monkeypatch.setattr(model, "constants", lambda slug: {})
+        of_tables = dispatch.choose(problem, backend).full_name
+        monkeypatch.setattr(model, "constants", lambda slug: constants)
+        taken = dispatch.choose(problem, backend).full_name
+        if {of_tables, taken} <= set(mine):
+            with_model.append(mine[taken] / min(mine.values()))
+            without.append(mine[of_tables] / min(mine.values()))
+    assert len(with_model) > 60
+    assert geometric_mean(with_model) < LOSS[backend]
+    assert geometric_mean(with_model) < geometric_mean(without) - 0.03
+
+
+def test_of_a_seed_that_it_has_not_seen_it_takes_the_faster_language(unseen):
+    constants, cases = unseen
     losses = []
     for rows in cases.values():
-        if len(rows) < 2 or not set(rows) <= set(known):
+        us = {name: row.us for name, row in rows.items() if name in constants}
+        if not all(any(name.startswith(backend) for name in us) for backend in LOSS):
             continue
-        taken = min(rows, key=lambda kernel: model.sum_of(known[kernel], rows[kernel].terms))
-        losses.append(rows[taken].us / min(row.us for row in rows.values()))
-    assert len(losses) > 100
-    assert math.exp(sum(map(math.log, losses)) / len(losses)) < LOSS
+        fastest = {
+            backend: min((x for x in us if x.startswith(backend)), key=us.__getitem__)
+            for backend in LOSS
+        }
+        taken = min(
+            fastest.values(), key=lambda name: model.sum_of(constants[name], rows[name].terms)
+        )
+        losses.append(us[taken] / min(us.values()))
+    assert len(losses) > 60
+    assert geometric_mean(losses) < LOSS_OF_LANGUAGE
+
+
+def test_a_long_product_and_a_tuned_one_stay_as_they_were_chosen(on_an_h200, monkeypatch):
+    def chosen(*shape):
+        return dispatch.choose(replace(problem_of(*shape), device="cuda"), "cuda").name
+
+    shapes = [(4096, 4096, 4096), (8192, 8192, 8192), (16, 4096, 4096), (5000, 3000, 7000)]
+    with_model = [chosen(*shape) for shape in shapes]
+    monkeypatch.setattr(model, "constants", lambda slug: {})
+    assert [chosen(*shape) for shape in shapes] == with_model
+
+
+def test_another_kernel_is_taken_only_where_it_wins_enough(on_an_h200, monkeypatch):
+    problem = replace(problem_of(40, 104, 56), device="cuda")
+    able = [row for row in dispatch.ladder("cuda") if row.why_not(problem) is None]
+    chosen, other = able[-1], able[-2]
+    monkeypatch.setattr(model, "constants", lambda slug: {chosen.full_name: ()})
+
+    def choice_where_the_other_takes(share):
+        times = {chosen.full_name: 5.0, other.full_name: 5.0 * share}
+        monkeypatch.setattr(model, "estimated_us", lambda name, *rest: times.get(name))
+        return within.faster(problem, chosen, able)
+
+    assert choice_where_the_other_takes(0.9) is other
+    assert choice_where_the_other_takes(0.97) is chosen
+    monkeypatch.setattr(within, "SHORT_US", 4.0)
+    assert choice_where_the_other_takes(0.9) is chosen
+    assert choice_where_the_other_takes(0.7) is other
+    monkeypatch.setattr(within, "slug_here", lambda: "cpu")
+    monkeypatch.setattr(model, "constants", lambda slug: {})
+    assert choice_where_the_other_takes(0.5) is chosen
 
 
 def test_a_fit_finds_constants_that_made_the_times():

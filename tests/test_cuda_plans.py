@@ -221,6 +221,20 @@ def test_a_launcher_is_told_what_it_reads():
     assert ladder.told("skinny", plan) == plan
 
 
+@pytest.mark.parametrize("name", ladder.by_name())
+def test_every_field_that_a_launcher_reads_is_told(name):
+    """A field that is planned, read and not told leaves the launcher with 0, and nothing fails."""
+    path = next(path for path in toolchain.ROOT.glob(f"*/{name}.cu"))
+    text = "".join(part.read_text() for part in [path, *path.parent.glob(f"{name}*.cuh")])
+    read = set(re.findall(r"\bplan(?:_of\(\w+\))?(?:\.|->)(\w+)", text))
+    if "with_planned" in text:
+        read |= {"block_m", "block_n"}
+    every = dict.fromkeys(launch.FIELDS, 1)
+    fields = {field.upper() for field in read} & set(launch.FIELDS)
+    assert fields <= set(ladder.told(name, every)), f"{path.name} reads {sorted(fields)}"
+    assert name != "small" or fields
+
+
 def test_the_struct_has_the_same_fields_in_the_same_order():
     header = (Path(toolchain.CSRC) / "host" / "gemm.cuh").read_text()
     struct = re.search(r"struct Plan \{\n(.*?)\n\};", header, re.DOTALL)[1]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import tcgemm
 from tcgemm.cli import app
-from tcgemm.dist import engine, model, planning
+from tcgemm.dist import engine, fitted, model, planning
 from tcgemm.dist.model import Host
 from tcgemm.dist.rows import rows_of
 from tcgemm.errors import OperandError, UnknownNameError
@@ -108,7 +108,9 @@ def test_the_plan_overlaps_where_that_pays_and_says_why():
 
 
 def test_the_plan_stays_where_flags_cost_more_than_they_hide(monkeypatch):
-    monkeypatch.setattr(model, "ASSUMED_FLAGS_US", 1000.0)
+    slow = fitted.Way(1.0, 1000.0, 16.0)
+    ways = {(language, "all_gather"): slow for language in fitted.LANGUAGES}
+    monkeypatch.setattr(fitted, "of", lambda slug: fitted.Fitted(ways, None))
     planning.plan_of.cache_clear()
     try:
         assert plan(512).way == "sequence"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from tcgemm import dispatch
+from tcgemm.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -53,6 +56,30 @@ def test_every_rung_has_a_page_that_the_course_names(folder):
         text = page.read_text()
         assert "```" in text, f"{page.name} has no diagram"
         assert "| level |" in text, f"{page.name} has no table of tiles"
+
+
+def commands(page):
+    """Each `tcgemm ...` of a page, in a line of prose or of a block, as a list of words."""
+    text = page.read_text()
+    found = re.findall(r"`(tcgemm [^`\n]+)`", text)
+    found += re.findall(r"^(?:\$ )?(tcgemm .+)$", text, re.M)
+    for line in found:
+        yield shlex.split(re.split(r" (?:&&|>|\|) ", line)[0], comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_have_the_options_that_they_name(page):
+    group = typer.main.get_command(app)
+    for _, name, *arguments in commands(page):
+        if not re.fullmatch(r"[a-z][a-z-]*", name) or not arguments:
+            continue
+        try:
+            group.commands[name].make_context(name, arguments)
+        except Exception as error:  # typer has click's classes, or copies: by their names
+            # Another is of a placeholder (MxNxK, N, my.cu), and one option alone is only named.
+            wrong = ("NoSuchOption", "MissingParameter")[: len(arguments)]
+            if type(error).__name__ in wrong:
+                pytest.fail(f"{page.name}: tcgemm {name} {' '.join(arguments)}: {error}")
 
 
 def test_make_targets_named_in_the_readme_exist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from importlib import import_module
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tcgemm import dispatch
+from tcgemm import dispatch, gpus
 from tcgemm.bench import cases
 from tcgemm.tools.simulate.measure import measure
 
@@ -43,6 +44,15 @@ def test_open_questions_have_an_anchor_of_their_own(name):
     assert f"\n### {name}\n" in PAGE.read_text()
 
 
+def test_every_id_shows_what_it_says():
+    """By a link to a test, a row, a page or a source: a claim alone is not enough."""
+    text = PAGE.read_text().partition("## Resources")[0]
+    rows = re.findall(r"^\| ([GRE]\d+) \|(.*)$", text, re.M)
+    parts = re.findall(r"^### ([GRE]\d+)$(.*?)(?=^##|\Z)", text, re.M | re.S)
+    assert {name for name, _ in rows + parts} == IDS
+    assert [name for name, said in rows + parts if "](" not in said] == []
+
+
 def run(name, out=torch.float16, **options):
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(16, 16, generator=generator).half()
@@ -69,6 +79,18 @@ def test_g23_a_suite_has_the_first_document_s_own_case():
                                                  ("wmma_double_buffered", 32)])  # fmt: skip
 def test_r7_flop_per_byte_of_the_first_rungs(rung, intensity):
     assert measure(rung, (64, 64, 64))["flop_per_byte"] == pytest.approx(intensity)
+
+
+def test_r8_ridge_points_are_those_of_our_table():
+    slugs = {"NVIDIA T4": "t4", "NVIDIA A100 80GB": "a100-80gb-sxm", "NVIDIA H100 SXM": "h100-sxm",
+             "NVIDIA H200 SXM": "h200", "NVIDIA B200": "b200"}  # fmt: skip
+    with (ROOT / "tcgemm/report/published_runtimes.csv").open(newline="") as file:
+        published = {row["gpu"]: float(row["ridge_flop_per_byte"]) for row in csv.DictReader(file)}
+    assert set(published) == set(slugs)
+    assert published["NVIDIA B200"] == 312
+    assert round(gpus.find("b200").ridge("float16")) == 292
+    for name in set(slugs) - {"NVIDIA B200"}:
+        assert gpus.find(slugs[name]).ridge("float16") == pytest.approx(published[name], rel=0.01)
 
 
 def test_r16_load_matrix_sync_makes_four_loads_of_8_sectors():

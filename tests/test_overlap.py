@@ -479,6 +479,10 @@ def test_what_the_engine_refuses_it_refuses_in_numbers(monkeypatch):
     assert "'naive'" in said(kernel="naive")
     assert "float32" in said(a=a.float(), b=b.float())
     assert "N=60" in said(b=torch.empty(64, 60).half())
+    eight = [x.to(torch.float8_e5m2) for x in (a, b)]
+    assert said(*eight) is None
+    assert "overlap in triton and 'cuda' is named" in said(*eight, backend="cuda")
+    assert "multiples of 16 and of 8" in said(a=eight[0][:, :56], b=eight[1][:56])
     assert "M=0" in said(rows=0)
     assert "bytes" in said(rows=1 << 30)
 
@@ -496,6 +500,10 @@ def test_what_the_compiler_makes_of_the_kernels():
         assert not made["serialized"], name
         assert made["spill_bytes"] <= 128, name  # some bytes where peers' sums are added
         assert made["shared_bytes"] <= 232448, name
+    for name, made in found.items():
+        assert ("globaltimer" in made["ptx"]) == name.endswith("stamps"), name
+    for name in ("gather 8 bits", "scatter 8 bits"):
+        assert found[name]["counts"]["QGMMA"] > 0
     for tile in planning.TILES:
         gather = found[f"gather {tile.BLOCK_M}x{tile.BLOCK_N}"]
         scatter = found[f"scatter {tile.BLOCK_M}x{tile.BLOCK_N}"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import resource
 import xml.etree.ElementTree
 
 import pytest
+from disks import no_file_may_pass
 from synthetic_results import H200, write
 from test_report import row
 
@@ -103,17 +102,6 @@ def test_a_hostile_gpu_name_is_text_everywhere(tmp_path):
     assert svgs
     for svg in svgs:
         xml.etree.ElementTree.parse(svg)
-
-
-@contextlib.contextmanager
-def no_file_may_pass(size):
-    """As on a full disk: a write past ``size`` bytes of a file fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_leaves_nothing_truncated(no_figures, tmp_path):

@@ -37,6 +37,8 @@ def folder(tmp_path):
 def test_what_is_hidden_by_hand():
     assert several.hidden(ROW) == 0.75  # of one millisecond that NCCL adds, a quarter is left
     assert several.hidden({**ROW, "ms_p50": 2.0}) == 0
+    assert several.hidden({**ROW, "ms_p50": 3.0}) == 0
+    assert several.hidden({**ROW, "ms_p50": 0.5}) == 1
     assert several.hidden({**ROW, "nccl_ms": 1.0}) is None
 
 
@@ -64,24 +66,34 @@ def test_the_folder_has_a_page_a_readme_and_a_picture_and_twice_changes_nothing(
     assert "Over several GPUs: every layer" in (folder / "README.md").read_text()
     svg = (folder / "figures/several_ratios.svg").read_text()
     assert "Llama 8B up 2048x28672x4096, planned: 1.60" in svg
-    assert not (folder / "figures/several_time_line.svg").exists()
+    assert not list((folder / "figures").glob("several_time_line*"))
     assert "no clock stamps were stored" in page
     links = set(re.findall(r'href="#([^"]+)"', page))
     assert links <= set(re.findall(r'\bid="([^"]+)"', page))
     assert write([folder])["changed"] == []
 
 
-def test_stamps_are_drawn_as_a_time_line(folder):
-    asked = {"run": "r1", "op": "all_gather", "M": 8, "N": 8, "K": 8, "dtype": "bfloat16"}
+def test_stamps_are_drawn_as_a_time_line_of_each_operation(folder):
+    asked = {"run": "r1", "N": 8, "K": 8, "dtype": "bfloat16"}
     cases.append_stamps(folder, [
-        {**asked, "rank": rank, "what": what, "piece": piece, "begin_us": 10 * piece,
-         "end_us": 10 * piece + 5}
-        for rank in (0, 1) for what in ("copy", "tiles") for piece in (0, 1)
+        {**asked, "op": op, "M": M, "contender": contender, "rank": rank, "what": what,
+         "piece": piece, "begin_us": 10 * piece, "end_us": 10 * piece + 5}
+        for op, kinds in (("all_gather", ("copy", "tiles")), ("reduce_scatter", ("wait", "flags")))
+        for M in (8, 16)
+        for contender in ("overlapped/triton", "overlapped/cuda")
+        for rank in (0, 1) for what in kinds for piece in (0, 1)
     ])  # fmt: skip
     write([folder])
-    svg = (folder / "figures/several_time_line.svg").read_text()
-    for text in ("rank 0: copy", "rank 1: tiles"):
-        assert text in svg
+    for op, texts in (
+        ("all_gather", ("rank 0: copy", "rank 1: tiles")),
+        ("reduce_scatter", ("rank 0: wait", "rank 1: flags")),
+    ):
+        svg = (folder / f"figures/several_time_line_{op}.svg").read_text()
+        for text in (*texts, "overlapped/triton", "overlapped/cuda"):
+            assert text in svg
+    page = (folder / "index.html").read_text()
+    assert "16×8×8 bfloat16: what each rank did" in page  # the last case
+    assert "8×8×8 bfloat16: what" not in page.replace("16×8×8", "")
 
 
 @pytest.mark.exhaustive

@@ -7,6 +7,7 @@ the picture and writes what stands between markers; docs/site/blocks.py says how
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ import pytest
 from tcgemm import dispatch
 
 DOCS = Path(__file__).parent.parent / "docs"
+sys.path.insert(0, str(DOCS / "site"))
+
+import numbers_of  # noqa: E402
+
 RUNGS = [row for backend in ("cuda", "triton") for row in dispatch.ladder(backend)]
 MOST_WORDS = 600
 
@@ -80,6 +85,50 @@ def test_shares_of_active_tensor_cores_are_queries(kernel):
     text = (DOCS / "rungs" / f"{name}.md").read_text()
     for figure, behind in re.findall(r"[Tt]ensor cores active[^.]*? (\d[\d.]*)(.{0,8})", text):
         assert behind.startswith("<!-- ="), f"{figure} is typed: write a query behind it"
+
+
+TERMS = {
+    "warpgroup": "warpgroups?", "mbarrier": "mbarriers?", "tma": "TMA", "wgmma": "wgmma",
+    "multicast": "multicasts?", "cluster": "clusters?", "epilogue": "epilogues?",
+    "accumulator": "accumulators?", "swizzle": "swizzles?", "fragment": "fragments?",
+    "sector": "sectors?", "wavefront": "wavefronts?", "occupancy": "occupancy", "ring": "rings?",
+    "wave": "waves?", "ping-pong": "ping-pong", "pdl": "programmatic dependent launch",
+    "stall": "stalls?", "bank-conflict": "bank conflicts?", "partial": "partials",
+}  # fmt: skip
+"""Entry of the glossary -> what a page may call it."""
+FOUNDATIONS = {
+    "swizzle": "swizzles", "fragment": "fragments", "sector": "coalescing",
+    "occupancy": "occupancy", "ring": "async_copies", "wave": "waves", "stall": "reading_ncu",
+    "bank-conflict": "bank_conflicts",
+}  # fmt: skip
+"""Entry of the glossary -> the page that may be linked in its place."""
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=lambda kernel: kernel.full_name)
+def test_terms_that_are_new_to_a_student_lead_to_what_they_mean(kernel):
+    text = (DOCS / "rungs" / f"{kernel.full_name.replace('/', '_')}.md").read_text()
+    plain = re.sub(r"^[|#].*$|`[^`]*`|\]\([^)]*\)", "", prose(text), flags=re.M)
+    for entry, pattern in TERMS.items():
+        if re.search(rf"(?<![\w./-])(?:{pattern})(?![\w-])", plain):
+            pages = (f"glossary.md#{entry})", f"foundations/{FOUNDATIONS.get(entry, '-')}.md")
+            assert any(page in text for page in pages), f"link {entry}, as ../glossary.md#{entry}"
+
+
+UNITS = r"TFLOPS|us\b|ms\b|%|times\b|GB\b|MHz|microseconds"
+TYPED = re.compile(rf"(?<![\w.,/-])\d[\d,]*(?:\.\d+)?(?=\s?(?:{UNITS}))")
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=lambda kernel: kernel.full_name)
+def test_what_was_measured_is_a_query_or_a_link(kernel):
+    """To the row, or to the notes that say where a figure without a row came from."""
+    text = (DOCS / "rungs" / f"{kernel.full_name.replace('/', '_')}.md").read_text()
+    told = re.findall(r"^\*\*Measured\.\*\*.*$", text, re.M)
+    told += re.findall(r"^## The counter that shows it\n\n(.*)$", text, re.M)
+    assert len(told) == 2
+    for paragraph in told:
+        queried = numbers_of.FIGURE.sub("", paragraph)
+        typed = TYPED.findall(re.sub(r"\[[^]]*\]\([^)]*\)", "", queried))
+        assert typed == [], f"write a query behind {', '.join(typed)}, or link the notes"
 
 
 def test_a_page_without_a_part_is_told_which():

@@ -110,6 +110,7 @@ def test_a_k_that_goes_around_the_ring_twice(rung):
     assert accuracy.error_ratio(a, b, c, fusion) <= 1
 
 
+@pytest.mark.exhaustive  # promise_19_two_threads multiplies by each of them
 @pytest.mark.parametrize("rung", RUNGS, ids=NAMES)
 def test_the_plain_run_is_matmul(rung):
     types = (torch.bfloat16, torch.int8, torch.float64)

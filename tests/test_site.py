@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
 from datetime import date
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -23,6 +25,7 @@ import contents  # noqa: E402
 import numbers_of  # noqa: E402
 
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
+PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
 FIGURES = [
     (page, found) for page in PAGES for found in numbers_of.FIGURE.finditer(page.read_text())
 ]
@@ -105,6 +108,48 @@ def test_a_search_finds_the_words_of_the_field(site, words):
     assert any(words in page.read_text().lower() for page in PAGES)
 
 
+def labels(path):
+    """(words, left, top, right, bottom) of each text of a picture that is not turned, in DejaVu
+    Sans: wider than what most browsers take."""
+    path_of = pytest.importorskip("matplotlib.textpath").TextToPath()
+    font = pytest.importorskip("matplotlib.font_manager").FontProperties
+    for text in ET.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text"):
+        words = (text.text or "").strip()
+        if not words or "transform" in text.attrib:
+            continue
+        size, weight = float(text.get("font-size")), text.get("font-weight", "400")
+        kind = font(family="DejaVu Sans", size=size, weight=int(weight))
+        width, height, _ = path_of.get_text_width_height_descent(words, kind, ismath=False)
+        x, y = float(text.get("x")), float(text.get("y"))
+        left = x - width * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor")]
+        yield words, left, y - height, left + width, y
+
+
+def covered(a, b):
+    """Whether two labels stand on each other."""
+    wide = min(a[3], b[3]) - max(a[1], b[1])
+    high = min(a[4], b[4]) - max(a[2], b[2])
+    return wide > 2 and high > 2
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+def test_no_label_of_a_picture_is_cut_or_covered(path):
+    width, height = map(float, ET.parse(path).getroot().get("viewBox").split()[2:])
+    found = list(labels(path))
+    assert found
+    for one in found:
+        assert min(one[1:]) > -1, one
+        assert one[3] < width + 1, one
+        assert one[4] < height + 1, one
+    for one, another in itertools.combinations(found, 2):
+        assert not covered(one, another), (one, another)
+
+
+def test_labels_that_stand_on_each_other_are_seen():
+    assert covered(("a", 0, 0, 20, 10), ("b", 15, 0, 40, 10))
+    assert not covered(("a", 0, 0, 20, 10), ("b", 21, 0, 40, 10))
+
+
 def other(figure):
     """The figure with its last digit changed."""
     return figure[:-1] + str((int(figure[-1]) + 1) % 10)
@@ -113,7 +158,7 @@ def other(figure):
 def test_there_are_figures_in_the_rungs_pages_the_lab_and_the_documents():
     where = {page.relative_to(ROOT / "docs").parts[0] for page, _ in FIGURES}
     assert where >= {"rungs", "lab", "documents.md"}
-    assert len(FIGURES) >= 150
+    assert len(FIGURES) >= 900
 
 
 TABLE = re.compile(r"<!-- measured: .*? -->\n(.*?)<!-- end -->", re.S)
@@ -176,6 +221,13 @@ def test_a_changed_digit_is_noticed(page, found):
     assert numbers_of.renewed(found[0]) == found[0]
     changed = found[0].replace(found["figure"], other(found["figure"]), 1)
     assert numbers_of.renewed(changed) == found[0]
+
+
+def test_a_query_is_divided_by_a_number_and_by_a_query():
+    whole = "ncu triton/naive l2_bytes"
+    assert numbers_of.value(f"{whole} / 1e9") == numbers_of.value(whole) / 1e9
+    assert numbers_of.value(f"{whole} / {whole}") == 1
+    assert numbers_of.value("compiled.csv backend=cuda,kernel=naive lines_of_source") > 10
 
 
 @pytest.mark.parametrize(

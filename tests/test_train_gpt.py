@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tcgemm.ops import eager
+from tcgemm.ops import layer
 
 EXAMPLE = Path(__file__).parent.parent / "examples/train_gpt.py"
 
@@ -43,8 +43,8 @@ def test_losses_are_torch_s_with_all_flags(device, monkeypatch):
     """gelu within a layer, and gradients that products add to, dropped after a step or kept."""
     gpt = example()
     in_place = []
-    added = eager.added
-    monkeypatch.setattr(eager, "added", lambda *call: in_place.append(added(*call)) or in_place[-1])
+    added = layer.added
+    monkeypatch.setattr(layer, "added", lambda *call: in_place.append(added(*call)) or in_place[-1])
     steps, layers = 3, 4 * gpt.TINY.layers + 1
     torchs = losses(gpt, "torch", device, steps)
     for keeps, rate in ((False, 0.5), (True, 1.0)):

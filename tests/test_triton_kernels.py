@@ -175,14 +175,20 @@ def test_layouts_and_dtypes(name, layout, pair):
 
 @pytest.mark.spread(4, "size", "name")
 @pytest.mark.parametrize(
-    "size",
-    # Of the last one split_k divides one tile among three programs, and leaves twenty whole.
-    [(128, 320, 64), (320, 128, 33), (161, 97, 31), (32, 352, 32), (96, 224, 96)],
+    "size", [(128, 320, 64), (320, 128, 33), (161, 97, 31), (32, 352, 32), (96, 224, 96)]
 )
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_tile_is_visited(name, size):
     """Tile rows that are no multiple of GROUP_M, more tiles than persistent programs."""
-    M, N, K = size
+    assert_every_tile(name, *size)
+
+
+def test_split_tiles_are_visited_beside_whole_ones():
+    """split_k divides one tile among three programs, and leaves twenty whole."""
+    assert_every_tile("split_k", 96, 224, 96)
+
+
+def assert_every_tile(name, M, N, K):
     a, b = matrix(M, K, F16, "n", "integers"), matrix(K, N, F16, "t", "integers")
     c = matrix(M, N, F32, "n", "nan")
     run(name, a, b, c, {k: 4 if k == "GROUP_M" else v for k, v in small(name).items()})

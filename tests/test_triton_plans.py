@@ -260,6 +260,29 @@ def test_a_row_says_whether_it_is_of_the_ladder_or_a_specialist():
     assert list(kinds.values()) == sorted(kinds.values()), "the ladder first"
 
 
+@pytest.mark.parametrize("thin", [16, 64])
+@pytest.mark.parametrize("wide", [64, 1000])
+def test_a_second_pass_has_to_pay(thin, wide, monkeypatch):
+    """A short K is not divided, however many SMs idle; a longer one into no fewer parts."""
+    monkeypatch.setattr(gpus, "gpu_here", lambda capability=None: ("nvidia-h200", 232_448, 132))
+    plans.forget()
+    parts = [
+        dispatch.find("triton", "skinny").plan(asked(wide, thin, K))["SPLITS"]
+        for K in (128, 256, 512, 1024, 4096, 16384)
+    ]
+    assert parts[0] == parts[1] == 1
+    assert parts[-1] > 4
+    assert parts == sorted(parts)
+
+
+def test_what_a_division_takes_is_weighed(monkeypatch):
+    monkeypatch.setattr(k_division, "SECOND_US", 1e9)
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}
+    assert k_division.parts_of(asked(64, 64, 16384), config, 32) == 1
+    monkeypatch.setattr(k_division, "SECOND_US", 0.0)
+    assert k_division.parts_of(asked(64, 64, 128), config, 32) == 2
+
+
 def test_c_in_comes_to_no_second_accumulator(monkeypatch):
     monkeypatch.setattr(gpus, "gpu_here", lambda capability=None: ("nvidia-h200", 232_448, 132))
     plans.forget()

@@ -1,4 +1,5 @@
-"""The Triton ladder. All that tcgemm knows of it: KERNELS, choose, load and inspect.
+"""The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, tuned_by_user, load,
+inspect and derivative.
 
 Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
 A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its name below.
@@ -7,7 +8,7 @@ A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its nam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ if __name__ != "tcgemm.triton_kernels":
 from .inspection import STAGES as STAGES
 from .inspection import inspect as _inspect
 from .planning.choice import preferred
+from .planning.choice import tuned_by_user as tuned_by_user
 from .planning.planner import Planner
 
 ORDER = (
@@ -55,6 +57,11 @@ def choose(problem: Any, able: Sequence[str]) -> str:
     return _choose(problem, tuple(able))
 
 
+def buildable(problem: Any, able: Sequence[str]) -> list[str]:
+    """Of the kernels that accept the problem those that can be built here: all."""
+    return list(able)
+
+
 @lru_cache(maxsize=4096)
 def _choose(problem: Any, able: tuple[str, ...]) -> str:
     measured = planners()
@@ -90,6 +97,15 @@ def load(name: str) -> Callable[..., None]:
     """
     run: Callable[..., None] = module_of(name).run
     return run
+
+
+def derivative() -> Callable[..., Callable[..., None]]:
+    """``bind(dy, z, dz, fusion)``, which gives ``start(dy, z, dz, None, db)`` for such tensors: the
+    derivative of the epilogue that ``fusion`` names, and its column sums where ``db`` is no None;
+    see derivative.py."""
+    module = import_module(".derivative", __name__)
+    bind: Callable[..., Callable[..., None]] = partial(module.run.bind, **module.TILE)
+    return bind
 
 
 def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:

@@ -7,7 +7,7 @@ words of this rank, have to lie in memory that processes share.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -20,6 +20,9 @@ from ..handle import bound, gemm_of
 from ..rungs.wgmma_persistent import TILES
 
 NAME = "wgmma_overlap"
+
+STAMPED = "-DTCGEMM_STAMPS=1"
+"""The flag of a build that writes clock stamps."""
 
 looks_per_s = 1_000_000
 """How often a kernel looks at a flag, roughly."""
@@ -36,7 +39,7 @@ class Peers(ctypes.Structure):
             "spare_sms",
         )),
         *((name, ctypes.c_void_p) for name in (
-            "flags", "done", "epoch", "trouble", "slot", "words", "slots",
+            "flags", "done", "epoch", "trouble", "slot", "words", "slots", "stamps",
         )),
     )  # fmt: skip
 
@@ -60,6 +63,7 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: i
         slot=None if slot is None else slot.data_ptr(),
         words=call.words.data_ptr(),
         slots=call.data.data_ptr(),
+        stamps=None if call.stamps is None else call.stamps.data_ptr(),
     )
 
 
@@ -69,10 +73,13 @@ def build_plan(tile: Any) -> Mapping[str, int]:
     return {**found.plan, "SHARES_A": 0, "CLUSTER": 1}
 
 
-def defines(dtype: torch.dtype, fusion: Asked | None, tile: Any) -> tuple[str, ...]:
-    """The flags of the build that takes the case on a GPU."""
+def defines(
+    dtype: torch.dtype, fusion: Asked | None, tile: Any, stamps: bool = False
+) -> tuple[str, ...]:
+    """The flags of the build that takes the case on a GPU; ``stamps``: and writes clock stamps."""
     macros = toolchain.built_by_case(toolchain.source(NAME))
-    return case(dtype, fusion, dtype, False, macros, build_plan(tile))
+    flags = case(dtype, fusion, dtype, False, macros, build_plan(tile))
+    return (*flags, STAMPED) if stamps else flags
 
 
 def _start(
@@ -82,22 +89,27 @@ def _start(
         _simulate(peers, a, b, c, fusion)
         return
     device = a.get_device()
-    library = _library(torch.cuda.get_device_capability(device), defines(a.dtype, fusion, tile))
+    flags = defines(a.dtype, fusion, tile, bool(peers.stamps))
+    library = _library(torch.cuda.get_device_capability(device), flags)
     library.tcgemm_peers(ctypes.byref(peers))
     tensors = () if fusion is None else (None, fusion.bias, None, None)
     bound(NAME, library, device, gemm_of(a, b, c, fusion, None), fusion is None)(a, b, c, *tensors)
 
 
-def prepare(dtypes: tuple[torch.dtype, ...], epilogues: tuple[str, ...], tiles: Any) -> int:
+def prepare(
+    dtypes: Iterable[torch.dtype], epilogues: Iterable[str], tiles: Any, stamps: bool = False
+) -> int:
     """Have the store hold builds for compute capability 9.0, with a bias where there is an
-    epilogue, made side by side; how many were built. About half a minute each."""
+    epilogue, made side by side; how many were built. About half a minute each. ``stamps``: and
+    those that write clock stamps."""
     from ..build.extensions import build_ahead
 
     cases = {
-        defines(dtype, _fusion(torch.empty(8) if epilogue else None, epilogue), tile)
+        defines(dtype, _fusion(torch.empty(8) if epilogue else None, epilogue), tile, stamped)
         for dtype in dtypes
         for epilogue in epilogues
         for tile in tiles
+        for stamped in {False, stamps}
     }
     with ThreadPoolExecutor(len(cases)) as pool:
         return sum(pool.map(lambda each: build_ahead(NAME, (9, 0), each), cases))
@@ -116,16 +128,17 @@ def _simulate(
     peers: Peers, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Asked | None
 ) -> None:
     """The simulator's operands have at least a row: of a rank without rows, none is looked at."""
-    from ..simulator import run
+    from ..simulator import simulate
     from ..simulator.build import library
 
     macros = toolchain.built_by_case(toolchain.source(NAME))
-    path = library(toolchain.source(NAME), False, case(a.dtype, fusion, c.dtype, False, macros))
+    source, stamped = toolchain.source(NAME), (STAMPED,) * bool(peers.stamps)
+    path = library(source, False, case(a.dtype, fusion, c.dtype, False, macros) + stamped)
     setter = ctypes.CDLL(str(path)).tcgemm_peers
     setter.argtypes, setter.restype = [ctypes.c_void_p], None
     setter(ctypes.byref(peers))
     a, c = (x if x.shape[0] else x.new_zeros(1, x.shape[1]) for x in (a, c))
-    run(NAME, a, b, c, fusion)
+    simulate(source, a, b, c, fusion=fusion, defines=stamped).raise_if_stopped()
 
 
 def _fusion(bias: torch.Tensor | None, epilogue: str) -> Asked | None:

@@ -66,19 +66,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0) - 4 * CONSUMERS;
     if (threadIdx.x % 32 == 0 && warp < 1) {
-      int here = -1;  // the flag that was waited for last
+      Arrivals arrived;
       for (int index = blockIdx.x + warp; index < tiles; index += step) {
         const auto spot = order.locate(index, peers);
-        bool is_own = false;
-        if constexpr (!SCATTERS) {
-          is_own = spot.owner == peers.rank;
-          const int flag = spot.owner * peers.most + spot.part;
-          if (!is_own && flag != here) {
-            wait_for(peers.flags + flag, now, false, peers, spot.owner, spot.part);
-            fence_proxy_async_global();
-            here = flag;
-          }
-        }
+        const bool is_own = arrived.wait<SCATTERS>(spot, peers, now);
         const CUtensorMap* const map = is_own ? &own_map : &a_map;
         const int m = is_own ? spot.m : spot.owner * peers.chunk + spot.m;
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
@@ -111,6 +102,7 @@ __global__ void __launch_bounds__(THREADS, 1)
          index += PINGPONG ? 2 * step : step) {
       const auto spot = order.locate(index, peers);
       const int m = spot.m + part * MMAS * 64;  // among the owner's rows
+      const int flag = spot.number(order.cols) * WARPGROUPS_OF_A_TILE + part;
       tile.m = SCATTERS ? m : spot.owner * peers.chunk + m;
       tile.n = spot.tile_n * BLOCK_N;
       if constexpr (PINGPONG) mbarrier_try_wait_parity(pingpong + 8 * consumer, pingpong_phase);
@@ -151,6 +143,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         // Plain stores commit no group, by which the epilogue counts the buffers still being read.
         else if (stores) cp_async_bulk_wait_group_read<0>();
         tile.store(&c_map, to, d, spot.owner * peers.chunk + spot.rows, N);
+        if (stores) stamp<SCATTERS>(spot, peers, Stamp::stored);
       } else if (spot.owner != peers.rank) {
         const int64_t part_of_slot = static_cast<int64_t>(peers.chunk) * N * sizeof(Out);
         const PlainOutput to{static_cast<char*>(peers.slots[spot.owner]) + peers.rank * part_of_slot,
@@ -159,16 +152,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         TmaEpilogue<Out, Plain, MMAS, BLOCK_N, CHUNK_BUFFERS> sent{nothing, chunks, 0, group, stores};
         sent.m = m, sent.n = tile.n;
         sent.store(&c_map, to, d, spot.rows, N);  // ends with a barrier of the warpgroup
-        if (stores)
-          st_release_sys(peers.words[spot.owner] + peers.flags_at + peers.rank * peers.most +
-                             spot.number(order.cols) * WARPGROUPS_OF_A_TILE + part,
-                         now);
+        if (stores) tell_owner<SCATTERS>(spot, peers, flag, now);
       } else {
-        const int flag = spot.number(order.cols) * WARPGROUPS_OF_A_TILE + part;
-        if (stores)
-          for (int source = 0; source < peers.world; ++source)
-            if (source != peers.rank)
-              wait_for(peers.flags + source * peers.most + flag, now, false, peers, source, flag);
+        if (stores) wait_for_tiles<SCATTERS>(spot, peers, flag, now);
         bar_sync(group, 128);
 #pragma unroll
         for (int i = 0; i < MMAS; ++i)
@@ -177,6 +163,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         PlainOutput to = plain;
         if (by_tma) to.data = nullptr;
         tile.store(&c_map, to, d, spot.rows, N);
+        if (stores) stamp<SCATTERS>(spot, peers, Stamp::stored);
       }
     }
     if (stores) cp_async_bulk_wait_group_read<0>();

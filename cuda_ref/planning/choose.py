@@ -53,6 +53,12 @@ def _choose(problem: Any, able: frozenset[str]) -> str:
     return _highest(rungs)
 
 
+def tuned_by_user(problem: Any) -> bool:
+    """Whether a row of the user's own table names the rung of a problem."""
+    rows = tables.of_user(gpu_of(problem)[0])["prefer"]
+    return problem.batch == 1 and tables.first(rows, wide(problem)) is not None
+
+
 def _highest_for(name: str, rungs: Sequence[ModuleType]) -> str:
     """The rung, where it is a specialist; else the highest of the ladder, for which it stands."""
     return name if _is_specialist(by_name()[name]) else _highest(rungs)

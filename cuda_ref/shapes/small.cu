@@ -6,12 +6,12 @@
 //                straight into the registers that mma.sync wants (small_fragments.cuh). By vectors
 //                of 16 bytes, or by elements, the block loads rows as they lie, and a cluster
 //                divides K (small_staged.cuh). No tensor map, no ring, no row it cannot read.
-// STILL MISSING  reuse: the operands are read again for every 32 rows and columns of C. A larger C
-//                wants wgmma_persistent.cu, or, unaligned, wmma_any.cu.
+// STILL MISSING  reuse: the operands are read again for every 32 rows and columns of C, or 64. A
+//                larger C wants wgmma_persistent.cu, or, unaligned, wmma_any.cu.
 //
-// grid   one block, or cluster, per BLOCK_M x BLOCK_N tile of C and matrix of the batch
+// grid   one block, or cluster, per tile of C, 32 x 32 or staged 64 x 64, and matrix of the batch
 // block  by words up to MOST_WARPS warps, which take steps of 16 along K in turn; staged 8 warps
-// warp   by words all of the tile: 2 x 4 mma of 16 x 8 x 16; staged 16 x 8 of it
+// warp   by words all of the tile: 2 x 4 mma of 16 x 8 x 16; staged 16 x 8 of it, or 16 x 32
 #include <algorithm>
 
 #include "host/build_case.cuh"
@@ -25,14 +25,17 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
-constexpr int BLOCK_M = 32;
-constexpr int BLOCK_N = 32;
+constexpr int BLOCK = 32;       // rows and columns of C
+constexpr int WIDE_BLOCK = 64;  // by elements, where the plan says so
 constexpr int BLOCK_K = 16;
 constexpr int MOST_WARPS = 16;
 constexpr int FEW_WARPS = 8;   // of which an SM has room for two blocks
 constexpr int IN_FLIGHT = 2;   // steps that a warp loads at once
 constexpr int GROUPS = 8;      // of a lane's 32 accumulators, four neighbours each
-constexpr int STAGED_BLOCKS = 4;  // of which an SM has room, staged
+
+// Staged blocks of which an SM has room: with two stages in registers one less.
+template <int TILE>
+constexpr int STAGED_BLOCKS = TILE == BLOCK ? 3 : 4;
 
 // Whether operands come in words that lanes load as mma.sync wants them.
 template <int BYTES>
@@ -95,22 +98,27 @@ __device__ __forceinline__ void multiply_words(const Side& a, const Side& b, con
   }
 }
 
-template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES>
+// x / y. Of a small product it is most often 0, and a division takes 100 clocks.
+__device__ __forceinline__ unsigned quotient(unsigned x, unsigned y) { return x < y ? 0 : x / y; }
+
+template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES, int TILE>
 __global__ void __launch_bounds__(BY_WORDS<BYTES> ? 32 * MOST_WARPS : STAGED_THREADS,
-                                  BY_WORDS<BYTES> ? 1 : STAGED_BLOCKS)
-    small_kernel(Side a, Side b, Rows c, int64_t c_batch, Epilogue<float> epilogue, int tiles_m,
-                 int tiles_n, int splits) {
-  const int tile = BY_WORDS<BYTES> || splits == 1 ? blockIdx.x : blockIdx.x / splits;
-  const int n = tile % tiles_n * BLOCK_N, m = tile / tiles_n % tiles_m * BLOCK_M;
-  const int batch = tile / tiles_n / tiles_m;
+                                  BY_WORDS<BYTES> ? 1 : STAGED_BLOCKS<TILE>)
+    small_kernel(Side a, Side b, Rows c, int64_t c_batch, Epilogue<float> epilogue,
+                 unsigned tiles_m, unsigned tiles_n, int splits) {
+  const unsigned tile = BY_WORDS<BYTES> || splits == 1 ? blockIdx.x : blockIdx.x / splits;
+  const unsigned of_matrix = tiles_m * tiles_n;
+  const unsigned batch = quotient(tile, of_matrix), place = tile - batch * of_matrix;
+  const unsigned row = quotient(place, tiles_n);
+  const int m = row * TILE, n = (place - row * tiles_n) * TILE;
   a.data += batch * a.batch_stride;
   b.data += batch * b.batch_stride;
   c.data = static_cast<Out*>(c.data) + batch * c_batch;
   if constexpr (BY_WORDS<BYTES>)
     multiply_words<FUSED, In, Out, A, B, BYTES>(a, b, c, epilogue, m, n, batch);
   else
-    multiply_staged<FUSED, In, Out, Panel<A, BYTES>, Panel<B, BYTES>>(a, b, c, epilogue, m, n,
-                                                                      batch, splits);
+    multiply_staged<FUSED, In, Out, Panel<A, BYTES, TILE>, Panel<B, BYTES, TILE>>(
+        a, b, c, epilogue, m, n, batch, splits);
 }
 
 // `matrix` with its rows along M, or, of B, its columns along N.
@@ -138,24 +146,29 @@ Access access_of(const Side& side, int64_t batch, int bytes) {
   return Access::elements;
 }
 
-// Calls body with how A and B are read, and the bytes of a word, as integral constants: the widest
-// words that fit both.
+// Calls body with how A and B are read, the bytes of a word and the rows and columns of a tile, as
+// integral constants: the widest words that fit both, or, of a wide tile, elements.
 template <typename Body>
-int with_accesses(const Side& a, const Side& b, int64_t batch, Body body) {
+int with_accesses(const Side& a, const Side& b, int64_t batch, bool wide, Body body) {
   constexpr std::integral_constant<Access, Access::K> k;
   constexpr std::integral_constant<Access, Access::MN> mn;
   int result = cudaErrorNotSupported;
-  const auto with = [&](auto bytes) {
+  const auto with = [&](auto bytes, auto tile) {
     const Access x = access_of(a, batch, bytes), y = access_of(b, batch, bytes);
     if (x == Access::elements || y == Access::elements) return false;
     if (x == Access::K)
-      result = y == Access::K ? body(k, k, bytes) : body(k, mn, bytes);
+      result = y == Access::K ? body(k, k, bytes, tile) : body(k, mn, bytes, tile);
     else
-      result = y == Access::K ? body(mn, k, bytes) : body(mn, mn, bytes);
+      result = y == Access::K ? body(mn, k, bytes, tile) : body(mn, mn, bytes, tile);
     return true;
   };
-  with(std::integral_constant<int, 16>{}) || with(std::integral_constant<int, 8>{}) ||
-      with(std::integral_constant<int, 4>{}) || with(std::integral_constant<int, 2>{});
+  constexpr std::integral_constant<int, 2> elements;
+  constexpr std::integral_constant<int, BLOCK> tile;
+  if (wide)
+    with(elements, std::integral_constant<int, WIDE_BLOCK>{});
+  else
+    with(std::integral_constant<int, 16>{}, tile) || with(std::integral_constant<int, 8>{}, tile) ||
+        with(std::integral_constant<int, 4>{}, tile) || with(elements, tile);
   return result;
 }
 
@@ -178,7 +191,9 @@ int splits_of(const Gemm& gemm, int64_t steps) {
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
   const Side a = side_of(gemm.a, false), b = side_of(gemm.b, true);
-  const int64_t tiles_m = ceil_div(a.mn, BLOCK_M), tiles_n = ceil_div(b.mn, BLOCK_N);
+  const bool wide = plan_of(gemm).block_m == WIDE_BLOCK;
+  const int block = wide ? WIDE_BLOCK : BLOCK;
+  const int64_t tiles_m = ceil_div(a.mn, block), tiles_n = ceil_div(b.mn, block);
   const int64_t tiles = tiles_m * tiles_n * gemm.batch;
   if (tiles > INT32_MAX / MOST_PARTS || std::max(gemm.c.rows, gemm.c.cols) > MOST_ELEMENTS ||
       gemm.a.cols > MOST_ELEMENTS)
@@ -190,7 +205,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
-    return with_accesses(a, b, gemm.batch, [&](auto x, auto y, auto bytes) {
+    return with_accesses(a, b, gemm.batch, wide, [&](auto x, auto y, auto bytes, auto tile) {
       const auto start = [&](auto kernel) {
         int splits = 1, threads = STAGED_THREADS, shared_bytes = 0;
         if constexpr (BY_WORDS<bytes>) {
@@ -199,17 +214,17 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
           threads = 32 * warps;
           shared_bytes = std::min<int64_t>(warps, steps) * GROUPS * 32 * sizeof(float4);
         } else {
-          splits = splits_of(gemm, ceil_div(a.K, DEPTH<bytes>));
-          shared_bytes = STAGED_BYTES<Panel<x, bytes>, Panel<y, bytes>>;
+          splits = splits_of(gemm, ceil_div(a.K, DEPTH<bytes, tile>));
+          shared_bytes = staged_bytes<Panel<x, bytes, tile>, Panel<y, bytes, tile>>(splits);
         }
         return launch_clusters(kernel, static_cast<unsigned>(tiles), splits, dim3(threads),
                                shared_bytes, stream, a, b, c, gemm.c.batch_stride,
-                               epilogue_of<float>(gemm), static_cast<int>(tiles_m),
-                               static_cast<int>(tiles_n), splits);
+                               epilogue_of<float>(gemm), static_cast<unsigned>(tiles_m),
+                               static_cast<unsigned>(tiles_n), splits);
       };
       if constexpr (BUILT<In, true>)
-        if (is_plain(gemm)) return start(small_kernel<false, In, Out, x, y, bytes>);
-      if constexpr (BUILT<In, false>) return start(small_kernel<true, In, Out, x, y, bytes>);
+        if (is_plain(gemm)) return start(small_kernel<false, In, Out, x, y, bytes, tile>);
+      if constexpr (BUILT<In, false>) return start(small_kernel<true, In, Out, x, y, bytes, tile>);
       return static_cast<int>(cudaErrorNotSupported);
     });
   });

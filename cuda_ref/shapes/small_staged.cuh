@@ -1,175 +1,265 @@
-// small.cu where rows are no words of 8 or 4 bytes, or whole vectors of 16: operands by way of shared
-// memory.
+// small.cu where rows are no words of 8 or 4 bytes, or whole vectors of 16: operands by way of
+// shared memory.
 //
 // A warp's load of neighbours along a row is 2 to 16 sectors of the L2; the same elements loaded as
 // mma.sync wants them are 8 rows to an instruction, 8 to 16 sectors of 2 bytes each. So the block
-// loads rows as they lie, leaves them in shared memory, and ldmatrix hands them to mma.sync, transposed
-// where they run along M or N.
+// loads rows as they lie, leaves them in shared memory, and ldmatrix hands them to mma.sync,
+// transposed where they run along M or N.
+//
+// A tile of 32 has two stages on their way to registers: a block waits for the stages of a long K
+// one after the other. A tile of 64 has a quarter of the instructions for each element of C, where
+// an SM has many blocks.
 #pragma once
 
-#include "sm90/tile.cuh"
+#include "sm90/reduce.cuh"
 #include "small_fragments.cuh"
 
 namespace tcgemm::sm90 {
 
-constexpr int STAGED_THREADS = 256;  // eight warps, of 16 x 8 of C each
-constexpr int TILE = 32;             // rows and columns of C
-constexpr int MOST_PARTS = 8;         // of K, one to a block of a cluster
-constexpr int SUMS_PITCH = TILE + 8;  // floats: a half warp's pairs meet in no bank
+constexpr int MOST_PARTS = 8;  // of K, one to a block of a cluster
 
-// Elements along K of a stage, of which one is in shared memory and the next on its way.
-template <int BYTES>
-constexpr int DEPTH = BYTES == 16 ? 128 : 64;
+// A barrier; two stages, whose place the sums take; and what a cluster sends: from each block the
+// sums of the rows that this one stores.
+constexpr int BARRIER_BYTES = 16;
+template <typename A, typename B>
+constexpr int STAGED_BYTES = std::max(2 * (A::SIZE + B::SIZE) * 2, A::TILE * pitch_of(A::TILE) * 4);
+template <typename A, typename B>
+int staged_bytes(int splits) {
+  const int rows = splits > 1 ? ceil_div(A::TILE, splits) * splits : 0;
+  return BARRIER_BYTES + STAGED_BYTES<A, B> + rows * pitch_of(A::TILE) * 4;
+}
 
-// What a block has of an operand at a time: 32 of M or N by DEPTH of K, rows as they lie.
-template <Access ACCESS, int BYTES>
-struct Panel {
-  static constexpr bool K_MAJOR = ACCESS == Access::K;
-  static constexpr int ROWS = K_MAJOR ? TILE : DEPTH<BYTES>, COLS = K_MAJOR ? DEPTH<BYTES> : TILE;
-  static constexpr int PITCH = COLS + 8;  // elements: ldmatrix reads eight rows from all banks
-  static constexpr int SIZE = ROWS * PITCH;
-  static constexpr int WIDTH = BYTES / 2, WORDS = COLS / WIDTH;  // elements in a word, words in a row
-  static constexpr int PASS = STAGED_THREADS / WORDS;            // rows that all threads load at once
-  static constexpr int PASSES = ROWS / PASS;
-  using Word = std::conditional_t<BYTES == 16, uint4, uint16_t>;
-  static_assert(ROWS % PASS == 0 && STAGED_THREADS % WORDS == 0);
+// How many places each row of a tile of C is shifted in its row of sums: as many as its first
+// element lies behind a multiple of four in memory. So four sums from a multiple of four on are one
+// word of C, whatever the stride of its rows. What is beyond the last place is at the front.
+struct Shift {
+  uint32_t origin, slope;
 
-  Word words[PASSES];
+  template <typename Out>
+  __device__ static Shift of(const Rows& c, int m, int n) {
+    const uint32_t slope = static_cast<uint32_t>(c.row_stride);
+    const uint32_t start = static_cast<uint32_t>(reinterpret_cast<uint64_t>(c.data) / sizeof(Out));
+    return {start + m * slope + n, slope};
+  }
+  __device__ int operator()(int row) const { return (origin + row * slope) % 4; }
+};
 
-  // From (mn, k) on; zeros outside of the operand.
-  __device__ __forceinline__ void load(const Side& from, int mn, int k) {
-    const int row = threadIdx.x / WORDS, col = threadIdx.x % WORDS * WIDTH;
-    const int64_t row_stride = K_MAJOR ? from.mn_stride : from.k_stride;
-    const int64_t col_stride = K_MAJOR ? from.k_stride : from.mn_stride;
-    const int rows = (K_MAJOR ? from.mn - mn : from.K - k) - row;
-    const int cols = (K_MAJOR ? from.K - k : from.mn - mn) - col;
-    const uint16_t* at = from.data + mn * from.mn_stride + k * from.k_stride + row * row_stride +
-                         col * col_stride;
+// The rows of a tile of C that a block of a cluster stores, from `first` to `last`, and their sums:
+// this block's own, and for each other part of K those that its block sends. Where K is whole, all
+// rows are its own.
+template <bool DIVIDED, int TILE>
+struct Sums {
+  static constexpr int PITCH = pitch_of(TILE), ROW_BYTES = PITCH * 4;
+  float *own, *parts;
+  int rows, rank, splits, each, first, last;
+
+  __device__ __forceinline__ Sums(float* own, float* parts, int rows, int rank, int splits)
+      : own(own), parts(parts), rows(rows), rank(rank), splits(splits) {
+    each = DIVIDED ? (static_cast<unsigned>(rows) - 1) / static_cast<unsigned>(splits) + 1 : rows;
+    first = DIVIDED ? min(rank * each, rows) : 0;
+    last = DIVIDED ? min(first + each, rows) : rows;
+  }
+
+  // Makes `barrier` count in what the others will send. By one thread.
+  __device__ __forceinline__ void expect(uint32_t barrier) const {
+    mbarrier_init(barrier, 1);
+    mbarrier_arrive_expect_tx(barrier, (splits - 1) * (last - first) * ROW_BYTES);
+  }
+
+  // Sends each of the others the rows that it stores. By one thread for each.
+  __device__ __forceinline__ void send(uint32_t barrier) const {
+    const int to = threadIdx.x, from = min(to * each, rows), count = min(from + each, rows) - from;
+    if (to < splits && to != rank && count > 0)
+      cp_async_bulk_cluster(shared_address(parts + rank * each * PITCH),
+                            shared_address(own + from * PITCH), count * ROW_BYTES, barrier, to);
+  }
+
+  // Elements from `at` on of a row of the tile.
+  template <int COUNT>
+  __device__ __forceinline__ void load(float (&x)[COUNT], int row, int at) const {
+    using Word = std::conditional_t<COUNT == 4, float4, float>;
+    union Part {
+      Word word;
+      float elements[COUNT];
+    };
+    const auto part = [&](int split) {
+      return Part{*reinterpret_cast<const Word*>(
+          at + (!DIVIDED || split == rank ? own + row * PITCH
+                                          : parts + (split * each + row - first) * PITCH))};
+    };
+    const Part whole = part(0);
 #pragma unroll
-    for (int i = 0; i < PASSES; ++i) {
-      words[i] = Word{};
-      if (cols > 0 && i * PASS < rows) words[i] = *reinterpret_cast<const Word*>(at);
-      at += PASS * row_stride;
+    for (int e = 0; e < COUNT; ++e) x[e] = whole.elements[e];
+    if constexpr (DIVIDED) {
+      int split = 1;
+#pragma unroll 1
+      do {
+        const Part next = part(split);
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) x[e] += next.elements[e];
+      } while (++split < splits);
     }
-  }
-
-  __device__ __forceinline__ void leave(uint16_t* panel) const {
-    const int row = threadIdx.x / WORDS, col = threadIdx.x % WORDS * WIDTH;
-#pragma unroll
-    for (int i = 0; i < PASSES; ++i)
-      *reinterpret_cast<Word*>(panel + (row + i * PASS) * PITCH + col) = words[i];
-  }
-
-  // Where a lane's row of eight begins in the panel of `first` along M or N: for the 16 x 16 that
-  // are an operand A of mma.sync, or for 8 columns by 32 along K of B.
-  __device__ __forceinline__ static int row_of_a(int first, int lane) {
-    return K_MAJOR ? (first + lane % 16) * PITCH + lane / 16 * 8
-                   : (lane / 16 * 8 + lane % 8) * PITCH + first + lane / 8 % 2 * 8;
-  }
-  __device__ __forceinline__ static int row_of_b(int first, int lane) {
-    return K_MAJOR ? (first + lane % 8) * PITCH + lane / 8 * 8 : lane * PITCH + first;
-  }
-
-  // Elements from a row of a matrix of ldmatrix to the same one `k` further along K.
-  __device__ __forceinline__ static constexpr int along_k(int k) { return K_MAJOR ? k : k * PITCH; }
-
-  // Asks for the first rows to be brought into the L2: one to a thread.
-  __device__ __forceinline__ static void prefetch(const Side& from, int mn, int k, int row) {
-    const int64_t m = K_MAJOR ? mn + row : mn, depth = K_MAJOR ? k : k + row;
-    if (row < ROWS && m < from.mn && depth < from.K)
-      prefetch_global_l2(from.data + m * from.mn_stride + depth * from.k_stride);
   }
 };
 
-// Two stages; the sums take the place of one of them.
-template <typename A, typename B>
-constexpr int STAGED_BYTES = 2 * (A::SIZE + B::SIZE) * 2;
+// Stores rows of the tile at (m, n).
+template <bool FUSED, typename Out, bool DIVIDED, int TILE>
+__device__ __forceinline__ void store_rows(const Sums<DIVIDED, TILE>& sums, const Rows& c,
+                                           const Shift& shift, const Epilogue<float>& epilogue,
+                                           int m, int n, int batch) {
+  constexpr int WORDS = TILE / 4, PASS = STAGED_THREADS / WORDS;
+  static_assert(PASS % 4 == 0);  // all rows of a thread are shifted alike
+  {
+    const int at = threadIdx.x % WORDS * 4;
+    int row = sums.first + threadIdx.x / WORDS;
+    const int col = n + at - shift(row), inside = min(c.cols - col, 4);
+    const bool whole = c.vectors && inside == 4;
+    Out* to = static_cast<Out*>(c.data) + (m + row) * c.row_stride + col * c.col_stride;
+    if (inside > 0 && col >= n) {
+#pragma unroll 1
+      for (; row < sums.last; row += PASS, to += PASS * c.row_stride) {
+        float x[4];
+        sums.load(x, row, at);
+        finish<FUSED, Out>(epilogue, x, m + row, col, batch, inside);
+        if (whole) {
+          union {
+            Out elements[4];
+            std::conditional_t<sizeof(Out) == 2, uint2, uint4> word;
+          } four{{narrow<Out>(x[0]), narrow<Out>(x[1]), narrow<Out>(x[2]), narrow<Out>(x[3])}};
+          *reinterpret_cast<decltype(four.word)*>(to) = four.word;
+        } else {
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (e < inside) to[e * c.col_stride] = narrow<Out>(x[e]);
+        }
+      }
+    }
+  }
+  if constexpr (FUSED) return;
+  // The first four places of a row that is shifted are no word of C: some are from its end.
+  static_assert(TILE * 4 <= STAGED_THREADS);
+  const int at = threadIdx.x % 4, row = sums.first + threadIdx.x / 4, shifted = shift(row);
+  const int col = n + at - shifted + (at < shifted ? TILE : 0);
+  if (shifted == 0 || row >= sums.last || col >= c.cols) return;
+  float x[1];
+  sums.load(x, row, at);
+  static_cast<Out*>(c.data)[(m + row) * c.row_stride + col] = narrow<Out>(x[0]);
+}
 
-// C's tile at (m, n) of matrix `batch`, by blocks of a cluster that divide K into `splits` parts. Bits
-// depend on no timing: parts are added in the order of K.
+// C's tile at (m, n) of matrix `batch`, by blocks of a cluster that divide K into `splits` parts.
+// Bits depend on no timing: parts are added in the order of K.
 template <bool FUSED, typename In, typename Out, typename A, typename B>
 __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, const Rows& c,
                                                 const Epilogue<float>& epilogue, int m, int n,
                                                 int batch, int splits) {
-  constexpr int STEP = A::K_MAJOR ? A::COLS : A::ROWS, STAGE = A::SIZE + B::SIZE;
-  static_assert(STAGE * 2 >= TILE * SUMS_PITCH * 4);
-  uint16_t* const panels = reinterpret_cast<uint16_t*>(dynamic_shared());
+  constexpr int TILE = A::TILE, DEPTH = A::STAGE_DEPTH, STAGE = A::SIZE + B::SIZE;
+  constexpr int ON_THEIR_WAY = TILE == 32 ? 2 : 1;              // stages, in registers
+  constexpr int WARPS_M = TILE / 16, WARP_N = TILE * WARPS_M / 8;  // of eight warps
+  constexpr int COLUMNS = WARP_N < 16 ? 8 : 16, STEP = 256 / COLUMNS;  // of an ldmatrix of B
+  uint8_t* const shared = reinterpret_cast<uint8_t*>(dynamic_shared());
+  uint16_t* const panels = reinterpret_cast<uint16_t*>(shared + BARRIER_BYTES);
+  float* const sums = reinterpret_cast<float*>(panels);
+  float* const parts = reinterpret_cast<float*>(shared + BARRIER_BYTES + STAGED_BYTES<A, B>);
+  const uint32_t received = shared_address(shared);
+
   const int rank = splits > 1 ? cluster_ctarank() : 0;
-  const int steps = (a.K - 1) / STEP + 1;
-  const int first = steps * rank / splits, last = steps * (rank + 1) / splits;
-  if (threadIdx.x < STAGED_THREADS / 2)
-    A::prefetch(a, m, first * STEP, threadIdx.x);
-  else
-    B::prefetch(b, n, first * STEP, threadIdx.x - STAGED_THREADS / 2);
+  const int rows = min(c.rows - m, TILE);
+  if (splits > 1) {
+    if (threadIdx.x == 0) {
+      Sums<true, TILE>(sums, parts, rows, rank, splits).expect(received);
+      fence_mbarrier_init();
+    }
+    barrier_cluster_arrive_relaxed();
+  }
+  const unsigned steps = static_cast<unsigned>(a.K - 1) / DEPTH + 1;
+  const int first = splits > 1 ? steps * rank / static_cast<unsigned>(splits) : 0;
+  const int last = splits > 1 ? steps * (rank + 1) / static_cast<unsigned>(splits) : steps;
+  const bool halved = a.K <= DEPTH / 2;
+  A of_a(a, m, first * DEPTH, halved);
+  B of_b(b, n, first * DEPTH, halved);
+  if constexpr (TILE == 32) of_a.prefetch(a, first * DEPTH), of_b.prefetch(b, first * DEPTH);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row = warp % WARPS_M * 16, col = warp / WARPS_M * WARP_N;
+  const int a_at = A::row_of_a(row, lane);
+  const int b_at = A::SIZE + B::template row_of_b<COLUMNS>(col, lane);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();  // not before, or several kernels wait beside each other
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = warp % 2 * 16, col = warp / 2 * 8;
-  const int a_at = A::row_of_a(row, lane), b_at = A::SIZE + B::row_of_b(col, lane);
-  float d[4] = {};
-  A to_a;
-  B to_b;
-  to_a.load(a, m, first * STEP);
-  to_b.load(b, n, first * STEP);
-  int stage = (last - first) % 2;  // the last one is 1, in every block
-  for (int step = first; step < last; ++step, stage ^= 1) {
-    uint16_t* const panel = panels + stage * STAGE;
-    to_a.leave(panel);
-    to_b.leave(panel + A::SIZE);
-    __syncthreads();  // the stage is complete, and all have read the other
-    if (step + 1 < last) {
-      to_a.load(a, m, (step + 1) * STEP);
-      to_b.load(b, n, (step + 1) * STEP);
-    }
-    const int depth = min(STEP, a.K - step * STEP);  // beyond it both are zero
+  float d[WARP_N / 8][4] = {};
+  typename A::Register a_words[ON_THEIR_WAY][A::PASSES];
+  typename B::Register b_words[ON_THEIR_WAY][B::PASSES];
 #pragma unroll 1
-    for (int k = 0; k < depth; k += 32) {
-      uint32_t x[2][4], y[4];
-      ldmatrix_x4<!B::K_MAJOR>(y, shared_address(panel + b_at + B::along_k(k)));
+  for (int at = first - ON_THEIR_WAY; at < last; at += ON_THEIR_WAY) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        ldmatrix_x4<!A::K_MAJOR>(x[i], shared_address(panel + a_at + A::along_k(k + 16 * i)));
-        mma_m16n8k16<In>(d, x[i], y[2 * i], y[2 * i + 1]);
+    for (int i = 0; i < ON_THEIR_WAY; ++i) {
+      const int step = at + i, k = step * DEPTH, next = k + ON_THEIR_WAY * DEPTH;
+      if (step >= last) break;
+      uint16_t* const panel = panels + (ON_THEIR_WAY == 2 ? i : step & 1) * STAGE;
+      if (step >= first) {
+        of_a.leave(a_words[i], panel, a, k, halved);
+        of_b.leave(b_words[i], panel + A::SIZE, b, k, halved);
+        __syncthreads();  // the stage is complete, and all have read the other
+      }
+      if (step + ON_THEIR_WAY < last) {
+        of_a.load(a_words[i], a, next, halved);
+        of_b.load(b_words[i], b, next, halved);
+      }
+      if (step < first) continue;
+      const int depth = min(DEPTH, a.K - k);  // beyond it both are zero
+#pragma unroll 1
+      for (int j = 0; j < depth; j += STEP) {
+        uint32_t y[WARP_N / COLUMNS][4];
+#pragma unroll
+        for (int u = 0; u < WARP_N / COLUMNS; ++u)
+          ldmatrix_x4<!B::K_MAJOR>(
+              y[u], shared_address(panel + b_at + B::along_k(j) + B::along_mn(u * COLUMNS)));
+#pragma unroll
+        for (int s = 0; s < STEP / 16; ++s) {
+          uint32_t x[4];
+          ldmatrix_x4<!A::K_MAJOR>(x, shared_address(panel + a_at + A::along_k(j + 16 * s)));
+#pragma unroll
+          for (int u = 0; u < WARP_N / 8; ++u) {
+            const int q = 2 * (s + u % (COLUMNS / 8));
+            mma_m16n8k16<In>(d[u], x, y[u * 8 / COLUMNS][q], y[u * 8 / COLUMNS][q + 1]);
+          }
+        }
       }
     }
   }
 
-  float* const sums = reinterpret_cast<float*>(panels);  // in stage 0, which all have read
-  float* const own = sums + (row + lane / 4) * SUMS_PITCH + col + lane % 4 * 2;
-  own[0] = d[0], own[1] = d[1];
-  own[8 * SUMS_PITCH] = d[2], own[8 * SUMS_PITCH + 1] = d[3];
-  // Element i of the tile: of a warp's 32 a row.
-  const auto store = [&](int i, float sum) {
-    const int y = m + i / TILE, x = n + i % TILE;
-    if (y < c.rows && x < c.cols)
-      static_cast<Out*>(c.data)[y * c.row_stride + x * c.col_stride] =
-          finished<FUSED, Out>(epilogue, sum, y, x, batch);
-  };
+  // Fused, what comes with C is read by fours from a multiple of four on: nothing is shifted.
+  const bool shifts = !FUSED && c.col_stride == 1;
+  const Shift shift = shifts ? Shift::of<Out>(c, m, n) : Shift{};
+  Rows to = c;
+  to.vectors = c.vectors || shifts;
+  __syncthreads();  // all have read the last stage
+  float* const own = sums + (row + lane / 4) * pitch_of(TILE);
+  const int place = col + lane % 4 * 2 + shift(row + lane / 4);  // and of the row eight further
+#pragma unroll
+  for (int u = 0; u < WARP_N / 8; ++u) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      int x = place + 8 * u + e;
+      if (u == WARP_N / 8 - 1 && x >= TILE) x -= TILE;
+      own[x] = d[u][e];
+      own[8 * pitch_of(TILE) + x] = d[u][2 + e];
+    }
+  }
   if (splits == 1) {
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < TILE * TILE; i += STAGED_THREADS) {
-      const int at = i + threadIdx.x;
-      store(at, sums[at / TILE * SUMS_PITCH + at % TILE]);
-    }
+    const Sums<false, TILE> whole(sums, parts, rows, rank, 1);
+    store_rows<FUSED, Out>(whole, to, shift, epilogue, m, n, batch);
     return;
   }
-  barrier_cluster_arrive();
-  barrier_cluster_wait();
-#pragma unroll 1
-  for (int i = rank * STAGED_THREADS + threadIdx.x; i < TILE * TILE; i += splits * STAGED_THREADS) {
-    const uint32_t at = shared_address(sums + i / TILE * SUMS_PITCH + i % TILE);
-    float parts[MOST_PARTS];  // all asked for before the first is added
-#pragma unroll
-    for (int p = 0; p < MOST_PARTS; ++p) parts[p] = p < splits ? ld_shared_cluster(at, p) : 0;
-    float sum = parts[0];
-#pragma unroll
-    for (int p = 1; p < MOST_PARTS; ++p) sum += parts[p];
-    store(i, sum);
-  }
-  // No block exits while another may still read its sums.
+  const Sums<true, TILE> divided(sums, parts, rows, rank, splits);
+  fence_proxy_async();
+  __syncthreads();
+  barrier_cluster_wait();  // every block expects what is sent; all have arrived long since
+  divided.send(received);
+  mbarrier_try_wait_parity(received, 0);
   barrier_cluster_arrive_relaxed();
+  store_rows<FUSED, Out>(divided, to, shift, epilogue, m, n, batch);
+  // No block exits while its sums are still on their way to another.
   barrier_cluster_wait();
 }
 

@@ -84,6 +84,7 @@ def simulate(
     timeline: Timeline | None = None,
     workers: int | None = None,
     timeout_s: float = 600.0,
+    defines: tuple[str, ...] = (),
 ) -> Report:
     """Runs one .cu file on CPU tensors (strided, K >= 1, M, N, batch >= 1) and writes C.
 
@@ -104,6 +105,7 @@ def simulate(
         timeline: follow each warp and return what it did when; needs ``count``.
         workers: processes that share the blocks; by default one per core.
         timeout_s: seconds after which the kernel counts as hung.
+        defines: further flags of its build.
 
     Findings do not raise: see Report.findings and Report.raise_if_stopped.
     """
@@ -113,7 +115,8 @@ def simulate(
     order_number, seed = parse_order(order)
     observed = check or count
     macros = built_by_case(path)
-    defines = case(a.dtype, fusion, c.dtype, c.dim() == 3, macros) if macros else ()
+    if macros:
+        defines = case(a.dtype, fusion, c.dtype, c.dim() == 3, macros) + defines
     try:
         library_path = library(path, observed, defines)
     except RuntimeError as error:

@@ -4,6 +4,8 @@
     90 %<!-- = ncu cuda/wgmma_persistent tensor_active_pct -->
     63<!-- = trials/mma.csv run=2,case=x ratio -->
     63<!-- = trials/mma.csv run!=1,case=x ratio -->
+    1.02<!-- = ncu triton/naive us / ncu triton/grouped us -->
+    1.61<!-- = ncu triton/grouped l2_bytes / 1e9 -->
 
 A Git host hides the comment, Sphinx too. ``renewed`` writes what the query gives today with as many
 decimals as the figure shows, so a figure that anybody changed is changed back, and --check fails.
@@ -21,6 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 REPORT = ROOT / "reports" / "nvidia-h200"
 FIGURE = re.compile(r"(?P<figure>-?[\d,]*\.?\d+)(?P<unit> ?%?)<!-- = (?P<query>[^>]*?) -->")
 QUERY = re.compile(r"<!-- = ")
+SPACES = re.compile("[ ,]+")
 
 
 class QueryError(Exception):
@@ -101,10 +104,20 @@ def column(row: Row, name: str) -> float:
 
 
 def value(query: str) -> float:
-    """What a query gives.
+    """What a query gives; `` / `` divides it by a number or by another query.
 
     Raises QueryError where it names no file, no row or several rows, or no column.
     """
+    first, *divisors = query.split(" / ")
+    quotient = one(first)
+    for divisor in divisors:
+        quotient /= one(divisor) if " " in divisor else float(divisor)
+    return quotient
+
+
+def one(query: str) -> float:
+    """A column of one row. Spaces and commas of values are underscores in a query, as are the
+    spaces of a column's name."""
     kind, *words = query.split()
     if kind == "results":
         options = dict(word.split("=", 1) for word in words if "=" in word)
@@ -121,8 +134,12 @@ def value(query: str) -> float:
     found = [
         row
         for row in rows(kind)
-        if all((row.get(name) == other) is (sign == "=") for name, sign, other in wanted)
+        if all(
+            (SPACES.sub("_", row.get(name, "")) == other) is (sign == "=")
+            for name, sign, other in wanted
+        )
     ]
+    name = name if not found or name in found[0] else name.replace("_", " ")
     if len(found) != 1 or not found[0].get(name):
         raise QueryError(f"{len(found)} rows, or no column {name}, for: {query}")
     return float(found[0][name])

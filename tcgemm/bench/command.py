@@ -110,6 +110,16 @@ def bench(
             "--several", help="Products over several GPUs: torchrun -m tcgemm bench --several."
         ),
     ] = False,
+    rows: Annotated[
+        list[int] | None,
+        typer.Option(help="Of --several: values of M in place of its five. Repeatable.", min=1),
+    ] = None,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline", help="Of --several: keep clock stamps of a call, for the time line."
+        ),
+    ] = False,
     seconds: Annotated[float, typer.Option(help="Of a turn of --steady.", min=0.1, max=600)] = 2.0,
 ) -> None:
     """Verify every kernel on every case, then time it beside cuBLAS; append to the results.
@@ -120,8 +130,9 @@ def bench(
         from .several.command import several as over_ranks
 
         over_ranks(
-            shape or (), dtype or (), backend or (), out, seed=seed, budget_s=budget, resume=resume
-        )
+            shape or (), dtype or (), backend or (), out, seed=seed, budget_s=budget,
+            resume=resume, rows=rows or (), timeline=timeline,
+        )  # fmt: skip
         return
 
     from rich.console import Console
@@ -183,7 +194,7 @@ def bench(
     facts = environment.collect(sys.argv)
     facts["specialists"] = [row.full_name for row in kernels if row.kind == "shape"]
     results = store.Store(folder, environment.run_id(), facts)
-    rows: list[dict[str, Any]] = []
+    made: list[dict[str, Any]] = []
     reports: list[subprocess.Popen[bytes]] = []
     try:
         with _Progress(console, len(units)) as progress:
@@ -191,8 +202,8 @@ def bench(
             def watch(event: str, unit: Unit, row: dict[str, Any] | None) -> None:
                 progress(event, unit, row)
                 if row is not None:
-                    rows.append(row)
-                    if needed and len(rows) == needed < len(units):
+                    made.append(row)
+                    if needed and len(made) == needed < len(units):
                         reports.append(first.start_report(folder))
                         console.print(
                             f"a first report: {escape(str((folder / 'index.html').resolve()))}",
@@ -210,7 +221,7 @@ def bench(
             )
     except KeyboardInterrupt:
         console.print(
-            f"Stopped. {len(rows)} of {len(units)} results are kept in "
+            f"Stopped. {len(made)} of {len(units)} results are kept in "
             f"{escape(str(folder))}; the same command with --resume goes on."
         )
         raise typer.Exit(130) from None
@@ -219,9 +230,9 @@ def bench(
         for started in reports:
             started.wait()
     out_console = Console()
-    _print_table(out_console, rows, device)
+    _print_table(out_console, made, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
-    if paragraphs := reasons(rows):
+    if paragraphs := reasons(made):
         for paragraph in paragraphs:
             out_console.print(escape(paragraph), soft_wrap=True)
         raise typer.Exit(1)

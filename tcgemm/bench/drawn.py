@@ -19,6 +19,12 @@ FITTED: dict[int, str] = {
     7: "kernels per drawn shape are counted on it (tests/test_specialisations.py)",
     101: "Triton's choice for unaligned rows, and what copies cost (docs/lab/drawn_shapes.md)",
     102: "the same",
+    201: "the model that chooses (scripts/fit_model.py)",
+    202: "the same",
+    203: "the same",
+    301: "where Triton divides K, and what CUDA's small costs",
+    302: "the same",
+    303: "the same",
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
 """Seed -> what was fitted to its shapes: no figure that is shown comes from such a seed. Whoever

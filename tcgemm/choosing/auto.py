@@ -8,12 +8,8 @@ where its library is built: nothing is built for a choice.
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import math
-from functools import cache, lru_cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import gpus, repacking
@@ -21,6 +17,7 @@ from ..dispatch import BACKENDS, Kernel, choose
 from ..errors import UnsupportedError
 from ..problem import Problem
 from . import model
+from .measured import nearest, slug_here
 
 LANGUAGES = ("triton", "cuda")
 """The first is the default, which is taken where nothing tells them apart."""
@@ -33,26 +30,11 @@ FARTHEST = 3.0
 """The same beyond which it says nothing, also where the model does not know both kernels."""
 
 
-MODELLED = {(name, name, "float32") for name in ("float16", "bfloat16")}
-"""dtype of A and B, of C, and how it is summed, of which the model knows."""
-
-
 class Choice(NamedTuple):
     """A backend, and a sentence that says why."""
 
     backend: str
     why: str
-
-
-class Measured(NamedTuple):
-    """A case that both were timed on."""
-
-    M: int
-    N: int
-    K: int
-    layout: str
-    speedup: float
-    """Triton's time over CUDA's."""
 
 
 def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = None) -> Choice:
@@ -89,11 +71,11 @@ def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = N
         return Choice(only, f"what {_other(only)} would run is not built here")
     if problem.device != "cuda":
         return Choice(ready[0], "on a CPU no time is compared")
-    slug = gpu or _slug_here()
-    near = _nearest(problem, slug, NEAR)
+    slug = gpu or slug_here()
+    near = nearest(problem, slug, NEAR)
     if near is None and (modelled := _modelled(problem, rows, slug, kernel)):
         return modelled
-    near = near or _nearest(problem, slug, FARTHEST)
+    near = near or nearest(problem, slug, FARTHEST)
     if near is None:
         return Choice(ready[0], f"nothing near it was measured on {slug}")
     faster = "cuda" if near.speedup > 1 else "triton"
@@ -106,8 +88,7 @@ def _modelled(
     problem: Problem, rows: dict[str, Kernel], slug: str, named: str | None
 ) -> Choice | None:
     """The faster by the model, where it knows the kernels of both; of plain 16-bit products."""
-    kind = problem.dtype_in, problem.dtype_out, problem.compute
-    if not problem.plain or kind not in MODELLED or slug == "cpu":
+    if slug == "cpu" or not model.knows(problem):
         return None
     sms = gpus.lookup(slug).sms or 0
     times = {}
@@ -134,44 +115,3 @@ def _ready(backend: str, kernel: str, plan: Any, problem: Problem) -> bool:
     if backend == "triton":
         return importlib.util.find_spec("triton") is not None
     return bool(import_module(BACKENDS[backend]).ready(kernel, plan, problem))
-
-
-@cache
-def _slug_here() -> str:
-    import torch
-
-    if not torch.cuda.is_available():
-        return "cpu"
-    return gpus.lookup(torch.cuda.get_device_name()).slug
-
-
-@lru_cache(maxsize=4096)
-def _nearest(problem: Problem, slug: str, farthest: float) -> Measured | None:
-    """The measured case that is least far from the problem, of its types and what is fused."""
-    if problem.batch > 1:
-        return None
-    kind = problem.dtype_in, problem.dtype_out, problem.compute, " ".join(problem.fused)
-    cases = measured(slug).get(kind, ())
-
-    def distance(case: Measured) -> float:
-        sizes = ((case.M, problem.M), (case.N, problem.N), (case.K, problem.K))
-        doublings = sum(abs(math.log2(there / here)) for there, here in sizes)
-        return doublings + (0 if case.layout == problem.layout else 0.5)
-
-    near = min(cases, key=distance, default=None)
-    return near if near is not None and distance(near) <= farthest else None
-
-
-@cache
-def measured(slug: str) -> dict[tuple[str, str, str, str], list[Measured]]:
-    """(dtype of A and B, of C, how it is summed, what is fused) -> cases; empty of other GPUs."""
-    path = Path(__file__).with_name(f"measured-{slug}.csv")
-    found: dict[tuple[str, str, str, str], list[Measured]] = {}
-    if path.is_file():
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                kind = row["dtype_in"], row["dtype_out"], row["compute"], row["fused"]
-                M, N, K = (int(row[name]) for name in "MNK")
-                case = Measured(M, N, K, row["layout"], float(row["speedup"]))
-                found.setdefault(kind, []).append(case)
-    return found

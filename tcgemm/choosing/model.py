@@ -36,6 +36,9 @@ TERMS = (
 LINE, VECTOR = 64, 8
 """Elements of 16 bits in a line of the L2, and in a vector of 16 bytes."""
 
+MODELLED = {(name, name, "float32") for name in ("float16", "bfloat16")}
+"""dtype of A and B, of C, and how it is summed, of which it knows."""
+
 LEAST_ROWS = 15
 """Rows that a kernel's constants are fitted to, at least."""
 
@@ -97,6 +100,12 @@ def estimated_us(
     if known is None or "BLOCK_M" not in plan or not sms:
         return None
     return sum_of(known, terms(problem, plan, sms, copies))
+
+
+def knows(problem: Any) -> bool:
+    """Whether it speaks of products like this one: plain ones of 16 bits."""
+    kind = problem.dtype_in, problem.dtype_out, problem.compute
+    return bool(problem.plain and kind in MODELLED)
 
 
 def sum_of(known: Sequence[float], found: Sequence[float]) -> float:

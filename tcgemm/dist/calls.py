@@ -16,6 +16,7 @@ from ..errors import OperandError, OperandTypeError, UnknownNameError, Unsupport
 from ..operands import check_disjoint, check_output, dtype_name, shape_of
 from ..problem import OUTPUTS, Problem
 from . import engine, sequence
+from .fitted import LANGUAGES
 from .groups import Ranks, check_device, check_same, named, ranks_of
 from .model import Host
 from .options import ALL_GATHER, Options
@@ -164,8 +165,11 @@ def plan(call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[
     asked, ranks = call.asked, call.ranks
     M, N, K = asked.rows, b.shape[1], a.shape[1]
     why_not = _why_not_overlapped(call, a, b, bias, scales) if asked.way != SEQUENCE else None
+    language = backend_of(asked)
+    if language not in LANGUAGES:
+        language = LANGUAGES[0] if a.itemsize == 1 else ""  # 8-bit floats overlap in Triton only
     found = plan_of(
-        call.op, M, N, K, dtype_name(a.dtype), ranks.world, Host(_gpu(a.device)), why_not,
+        call.op, M, N, K, dtype_name(a.dtype), ranks.world, Host(_gpu(a.device)), why_not, language,
     )  # fmt: skip
     if asked.way == SEQUENCE:
         return found._replace(way=SEQUENCE, why="it was asked for")
@@ -179,11 +183,15 @@ def plan(call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[
     return found
 
 
-def options_of(call: Call, bias: Any) -> Options:
-    """The call as the overlapped engine is told of it."""
-    asked = call.asked
+def options_of(
+    call: Call, bias: Any, scales: tuple[Any, Any], chosen: Plan | None = None
+) -> Options:
+    """The call for the overlapped engine; in the plan's language where none is named."""
+    asked, backend = call.asked, backend_of(call.asked)
+    if backend == AUTO and chosen is not None and chosen.times is not None:
+        backend = chosen.times.language
     return Options(
-        backend_of(asked), asked.rung or None, bias, asked.epilogue, asked.debug, asked.rows
+        backend, asked.rung or None, bias, asked.epilogue, asked.debug, asked.rows, *scales
     )
 
 
@@ -192,8 +200,6 @@ def _why_not_overlapped(
 ) -> str | None:
     if call.ranks.world == 1:
         return "one rank has nothing to wait for"
-    if any(scale is not None for scale in scales):
-        return "scales are applied by the local kernels only"
     problem = Problem.stored(1, 1, 1, dtype_name(a.dtype), dtype_name(call.dtype))
     if call.asked.compute not in ("", problem.compute):
         return f"it sums {problem.dtype_in} as {problem.compute} only, not {call.asked.compute}"
@@ -203,7 +209,8 @@ def _why_not_overlapped(
     found = engine.engine()
     if found is None:
         return engine.NOT_THERE
-    reason: str | None = found.why_not(call.op, a, b, call.ranks.group, options_of(call, bias))
+    options = options_of(call, bias, scales)
+    reason: str | None = found.why_not(call.op, a, b, call.ranks.group, options)
     return reason
 
 
@@ -234,7 +241,7 @@ def run(
             product = found.all_gather_matmul if call.op == ALL_GATHER else (
                 found.matmul_reduce_scatter
             )  # fmt: skip
-            product(a, b, result, ranks.group, options_of(call, bias))
+            product(a, b, result, ranks.group, options_of(call, bias, (scale_a, scale_b), chosen))
         else:
             local = {
                 "compute": asked.compute or None, "scale_a": scale_a, "scale_b": scale_b,

@@ -1,4 +1,4 @@
-"""The one door to the overlapped engine, tcgemm.dist.overlap, of three functions.
+"""The one door to the overlapped engine, tcgemm.dist.overlap, and its functions.
 
 ``why_not(op, a, b, group, options) -> str | None``: a sentence that says why it does not take the
 call, None where it does. The answer is the same on every rank: it may look at dtypes, at N, K and
@@ -10,9 +10,11 @@ rows.rows_of divides ``options.rows``, b [K, N], out [options.rows, N].
 ``matmul_reduce_scatter(a, b, out, group, options) -> out``: a [options.rows, K of this rank],
 b [K of this rank, N], out [rows of this rank, N].
 
-``stamps(op, a, b, group) -> list of (what, piece, begin_us, end_us)`` it may have besides: the
-clock stamps of one more call on this rank, on one clock of all ranks, such as ("copy", 3, ...),
+``stamps(op, a, b, group, backend, rows) -> list of (what, piece, begin_us, end_us)``: the clock
+stamps of one more call on this rank, on one clock of all ranks, such as ("copy", 3, ...),
 ("wait", 3, ...) and ("tiles", 3, ...). The benchmark keeps them for the report's time line.
+
+``prepare(backends, dtypes, ...)``: compile ahead what takes long to, by one rank for all.
 
 ``op`` is one of options.OPS; a call of ``why_not`` has a_shard or a as its ``a``. ``out`` has the
 first dtype of problem.OUTPUTS for that of A, and is contiguous. Work is ordered on the current

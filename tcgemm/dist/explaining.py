@@ -11,7 +11,7 @@ from typing import Any
 from .. import gpus
 from ..errors import OperandError, UnknownNameError
 from ..vocabulary import check_stored
-from . import engine, model
+from . import engine, fitted, model
 from .model import Host
 from .options import ALL_GATHER, OPS
 from .planning import Plan, plan_of
@@ -61,11 +61,16 @@ class Explanation:
                 f"limit: {times.limit_us:.0f} us, the longer of the product and the transfer "
                 f"({times.transfer_us:.0f} us): no overlap is more than "
                 f"{times.sequence_us / times.limit_us:.2f} times as fast",
-                f"overlapped: about {times.overlapped_us:.0f} us. Links and rates are measured; "
-                f"{model.ASSUMED_FLAGS_US:.0f} us of flags and {model.ASSUMED_PIECES} pieces are "
-                "assumed",
+                f"overlapped: about {times.overlapped_us:.0f} us in {times.language}. Links and "
+                f"rates are measured; {self._added(times.language)}",
             ]
         return "\n".join(lines)
+
+    def _added(self, language: str) -> str:
+        known = fitted.of(gpus.find(self.gpu).slug)
+        way = known.way(language, self.op)
+        told = f"{way.flags_us:.0f} us of flags and {way.pieces:.0f} pieces are "
+        return told + ("fitted to timed layers" if (language, self.op) in known.ways else "assumed")
 
 
 def _held(M: int, world: int) -> list[str]:

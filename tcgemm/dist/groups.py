@@ -50,8 +50,7 @@ def ranks_of(group: Any = None) -> Ranks:
     elif isinstance(group, dist.DeviceMesh):
         if group.ndim != 1:
             raise OperandError(
-                f"group is a DeviceMesh of {group.ndim} dimensions: pass one of them, "
-                'as mesh["tp"]'
+                f'group is a DeviceMesh of {group.ndim} dimensions: pass one of them, as mesh["tp"]'
             )
         group = group.get_group()
     if group is dist.GroupMember.NON_GROUP_MEMBER:

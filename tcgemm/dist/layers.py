@@ -17,25 +17,47 @@ from .rows import rows_of
 class _Layer(torch.nn.Module):
     """What both have: a part of a Linear's weight, and the group."""
 
-    in_features: int
-    out_features: int
+    divided: int
+    """Which dimension of the weight [out_features, in_features] the ranks divide."""
 
     def __init__(
-        self, in_features: int, out_features: int, group: Any, epilogue: str | None,
-        backend: str | None,
+        self, in_features: int, out_features: int, group: Any = None, bias: bool = True,
+        device: Any = None, dtype: Any = None, *, epilogue: str | None = None,
+        backend: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.group, self.epilogue, self.backend = group, epilogue, backend
-
-    def _draw(self, bias: bool, features: int, rows: int, columns: int, **like: Any) -> None:
-        """As torch.nn.Linear draws them, by the whole layer's in_features."""
-        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
-        weight = torch.empty(rows, columns, **like).uniform_(-bound, bound)
-        self.weight = torch.nn.Parameter(weight)
-        self.bias = torch.nn.Parameter(torch.empty(features, **like)) if bias else None
-        if self.bias is not None:
+        sizes = [out_features, in_features]
+        _, sizes[self.divided] = self._part(sizes[self.divided], group)
+        like = {"device": device, "dtype": dtype}
+        # As torch.nn.Linear draws them, by the whole layer's in_features.
+        bound = 1 / math.sqrt(in_features) if in_features else 0.0
+        self.weight = torch.nn.Parameter(torch.empty(*sizes, **like).uniform_(-bound, bound))
+        self.bias = torch.nn.Parameter(torch.zeros(sizes[0], **like)) if bias else None
+        if self.bias is not None and self.divided == 0:  # else it is the same on all ranks
             torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    @staticmethod
+    def _part(size: int, group: Any) -> tuple[int, int]:
+        """(first, how many) of a dimension's ``size`` that this rank has."""
+        ranks = ranks_of(group)
+        first, last = rows_of(size, ranks.world, ranks.rank)
+        return first, last - first
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, group: Any = None, **asked: Any) -> Any:
+        """This rank's part of a layer that all ranks hold; copies of its parameters."""
+        weight = linear.weight.detach()
+        made = cls(linear.in_features, linear.out_features, group, False,
+                   weight.device, weight.dtype, **asked)  # fmt: skip
+        mine = cls._part(weight.shape[cls.divided], group)
+        made.weight = torch.nn.Parameter(weight.narrow(cls.divided, *mine).clone())
+        if linear.bias is not None:
+            bias = linear.bias.detach()
+            bias = bias if cls.divided else bias.narrow(0, *mine)
+            made.bias = torch.nn.Parameter(bias.clone())
+        return made
 
     def extra_repr(self) -> str:
         """The whole layer's sizes, and this rank's part of the weight."""
@@ -60,28 +82,7 @@ class ColumnParallelLinear(_Layer):
     ``from_linear``.
     """
 
-    def __init__(
-        self, in_features: int, out_features: int, group: Any = None, bias: bool = True,
-        device: Any = None, dtype: Any = None, *, epilogue: str | None = None,
-        backend: str | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(in_features, out_features, group, epilogue, backend)
-        ranks = ranks_of(group)
-        first, last = rows_of(out_features, ranks.world, ranks.rank)
-        like = {"device": device, "dtype": dtype}
-        self._draw(bias, last - first, last - first, in_features, **like)
-
-    @classmethod
-    def from_linear(cls, linear: torch.nn.Linear, group: Any = None, **asked: Any) -> Any:
-        """This rank's part of a layer that all ranks hold; copies of its parameters."""
-        made = cls(linear.in_features, linear.out_features, group, False,
-                   linear.weight.device, linear.weight.dtype, **asked)  # fmt: skip
-        ranks = ranks_of(group)
-        mine = slice(*rows_of(linear.out_features, ranks.world, ranks.rank))
-        made.weight = torch.nn.Parameter(linear.weight.detach()[mine].clone())
-        if linear.bias is not None:
-            made.bias = torch.nn.Parameter(linear.bias.detach()[mine].clone())
-        return made
+    divided = 0
 
     def forward(self, input: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """[rows of this rank, ..., in_features] -> [rows of all, ..., this rank's out_features].
@@ -110,30 +111,7 @@ class RowParallelLinear(_Layer):
     every rank, the same on all: it is added once, and its gradient is summed over the ranks.
     """
 
-    def __init__(
-        self, in_features: int, out_features: int, group: Any = None, bias: bool = True,
-        device: Any = None, dtype: Any = None, *, epilogue: str | None = None,
-        backend: str | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(in_features, out_features, group, epilogue, backend)
-        ranks = ranks_of(group)
-        first, last = rows_of(in_features, ranks.world, ranks.rank)
-        like = {"device": device, "dtype": dtype}
-        self._draw(bias, out_features, out_features, last - first, **like)
-        if self.bias is not None:
-            torch.nn.init.zeros_(self.bias)  # the same on all ranks
-
-    @classmethod
-    def from_linear(cls, linear: torch.nn.Linear, group: Any = None, **asked: Any) -> Any:
-        """This rank's part of a layer that all ranks hold; copies of its parameters."""
-        made = cls(linear.in_features, linear.out_features, group, False,
-                   linear.weight.device, linear.weight.dtype, **asked)  # fmt: skip
-        ranks = ranks_of(group)
-        mine = slice(*rows_of(linear.in_features, ranks.world, ranks.rank))
-        made.weight = torch.nn.Parameter(linear.weight.detach()[:, mine].clone())
-        if linear.bias is not None:
-            made.bias = torch.nn.Parameter(linear.bias.detach().clone())
-        return made
+    divided = 1
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[rows, ..., this rank's in_features] -> [this rank's rows, ..., out_features].

@@ -1,8 +1,8 @@
 """How long a product over several GPUs takes: links, collectives, the product, and their overlap.
 
-The links were measured (links-<gpu>.csv); so was cuBLAS's share of the arithmetic's peak. Two
-constants of the overlapped way are assumed until it is measured, and their names say so. All times
-are microseconds, and sizes bytes. Imports no torch.
+The links were measured (links-<gpu>.csv); so was cuBLAS's share of the arithmetic's peak. What the
+overlapped way adds is fitted to rows, or assumed where there are none (fitted.py). All times are
+microseconds, and sizes bytes. Imports no torch.
 
     sequence = collective + product
     limit    = max(product, transfer)          what no overlap can beat
@@ -15,10 +15,12 @@ import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from .. import gpus
 from ..problem import COMPUTES, ITEMSIZE, OUTPUTS
+from . import fitted
 from .options import ALL_GATHER
 from .rows import chunk_of
 
@@ -29,12 +31,6 @@ LAUNCH_US = 3.0
 SHARE_OF_PEAK = 0.79
 """Of the dense peak, what large products reach: the median of cuBLAS's bfloat16 products with M, N
 and K of 2048 and more in reports/nvidia-h200 (782 of 989 TFLOPS)."""
-
-ASSUMED_FLAGS_US = 10.0
-"""Of the overlapped way: to begin copies on other streams, and to write and see flags."""
-
-ASSUMED_PIECES = 16
-"""Pieces in which operands or sums travel: the last one's transfer or product is not hidden."""
 
 GPUS_OF_A_HOST = 8
 HOST_GB_S = 50.0
@@ -63,6 +59,8 @@ class Times:
     transfer_us: float
     """The same bytes by the links alone, at DIRECT_GB_S within a host."""
     overlapped_us: float
+    language: str
+    """Of the overlapped way."""
 
     @property
     def sequence_us(self) -> float:
@@ -93,9 +91,7 @@ def _timed(points: Iterable[tuple[float, float]], size: float, share: float = 1.
         points: (MiB, GB/s) of which ``share`` of the bytes is what passed a link.
     """
     times = [(mib * MIB, share * mib * MIB / gb_s / 1e3) for mib, gb_s in points]
-    low, high = next(
-        ((a, b) for a, b in zip(times, times[1:], strict=False) if size <= b[0]), times[-2:]
-    )
+    low, high = next(((a, b) for a, b in pairwise(times) if size <= b[0]), times[-2:])
     slope = (high[1] - low[1]) / (high[0] - low[0])
     return low[1] + (size - low[0]) * slope
 
@@ -156,7 +152,7 @@ def why_unknown(dtype: str, slug: str) -> str | None:
 
 
 def times(
-    op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host
+    op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, language: str = ""
 ) -> Times | None:
     """Each part of the product, and the overlapped whole; None where ``why_unknown`` has a reason.
 
@@ -164,6 +160,7 @@ def times(
         op: options.ALL_GATHER or options.REDUCE_SCATTER.
         M: rows of A, of all ranks.
         N, K: of this rank's product: the columns that it has of B, or the rows.
+        language: of the overlapped way; "" for the one that takes less.
     """
     if why_unknown(dtype, host.slug) is not None:
         return None
@@ -174,6 +171,11 @@ def times(
                          N * ITEMSIZE[OUTPUTS[dtype][0]]))  # fmt: skip
     moved = transfer_us(size, world, host)
     if world == 1:
-        return Times(product, 0.0, 0.0, product)
-    whole = max(product, moved) + min(product, moved) / ASSUMED_PIECES + ASSUMED_FLAGS_US
-    return Times(product, collective_us(op, size, world, host), moved, whole)
+        return Times(product, 0.0, 0.0, product, language or fitted.LANGUAGES[0])
+    known = fitted.of(host.slug)
+    takes = {
+        each: known.way(each, op).us(product, moved)
+        for each in ((language,) if language else fitted.LANGUAGES)
+    }
+    found = min(takes, key=takes.__getitem__)
+    return Times(product, collective_us(op, size, world, host), moved, takes[found], found)

@@ -31,3 +31,9 @@ class Options:
     """Whether waits have a time-out that names the rank and the chunk that is missing."""
     rows: int = 0
     """M: the rows of the whole A, of all ranks."""
+    scale_a: torch.Tensor | float | None = None
+    """Of 8-bit floats: a number, or float32 without dimension, or one for each row of A here."""
+    scale_b: torch.Tensor | float | None = None
+    """The same, or one for each column of B."""
+    stamps: torch.Tensor | None = None
+    """int64: where overlapped kernels write clock stamps (dist/overlap/timeline.py), or None."""

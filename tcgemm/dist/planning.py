@@ -29,8 +29,9 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def plan_of(
-    op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, why_not: str | None
-) -> Plan:
+    op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, why_not: str | None,
+    language: str = "",
+) -> Plan:  # fmt: skip
     """The plan of a product.
 
     Args:
@@ -40,8 +41,9 @@ def plan_of(
         dtype: of A and B, by name.
         host: the GPUs; of a CPU its slug is "".
         why_not: why the overlapped way does not take it, or None.
+        language: of the overlapped way; "" for the faster.
     """
-    times = model.times(op, M, N, K, dtype, world, host)
+    times = model.times(op, M, N, K, dtype, world, host, language)
     if why_not is not None:
         return Plan(SEQUENCE, why_not, times)
     if times is None:
@@ -49,7 +51,7 @@ def plan_of(
         return Plan(SEQUENCE, f"no time is known of the overlapped way: {unknown}", times)
     one, other = times.overlapped_us, times.sequence_us
     told = (
-        f"about {one:.0f} us overlapped, {other:.0f} us one after the other "
+        f"about {one:.0f} us overlapped in {times.language}, {other:.0f} us one after the other "
         f"({times.collective_us:.0f} us of NCCL, {times.gemm_us:.0f} us of product)"
     )
     if other >= WORTH * one:

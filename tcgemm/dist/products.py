@@ -92,9 +92,7 @@ def all_gather_matmul(
         else:
             given = a_shard.shape[0] if isinstance(a_shard, torch.Tensor) and a_shard.dim() else 0
             rows = given * ranks.world
-    asked = calls.asked_of(
-        ranks, rows, epilogue, out_dtype, compute, backend, kernel, way, debug
-    )
+    asked = calls.asked_of(ranks, rows, epilogue, out_dtype, compute, backend, kernel, way, debug)
     return _call(ALL_GATHER, ranks, a_shard, b, bias, scale_a, scale_b, out, asked)
 
 
@@ -155,9 +153,7 @@ def matmul_reduce_scatter(
         )  # fmt: skip
     ranks = ranks_of(group)
     rows = a.shape[0] if isinstance(a, torch.Tensor) and a.dim() else 0
-    asked = calls.asked_of(
-        ranks, rows, epilogue, out_dtype, compute, backend, kernel, way, debug
-    )
+    asked = calls.asked_of(ranks, rows, epilogue, out_dtype, compute, backend, kernel, way, debug)
     return _call(REDUCE_SCATTER, ranks, a, b, bias, scale_a, scale_b, out, asked)
 
 
@@ -225,5 +221,3 @@ def _cast(a: Any, b: Any, bias: Any, asked: calls.Asked) -> tuple[Any, Any, Any,
         asked = asked._replace(compute="")
     bias = None if bias is None else bias.to(asked.out_dtype or dtype)
     return a.to(dtype), b.to(dtype), bias, asked
-
-

@@ -19,45 +19,6 @@ from .planning import SEQUENCE
 from .products import all_gather_matmul, matmul_reduce_scatter
 
 
-def _told(style: Any, mesh: Any) -> Any:
-    return mesh, style.input_layouts, style.output_layouts, style.use_local_output
-
-
-class ColwiseParallel(TorchColwise):
-    """torch's ColwiseParallel; a tcgemm.nn.Linear whose input is divided by rows gathers it under
-    its product, with ``all_gather_matmul``.
-
-    That is ``input_layouts=Shard(d)`` for any dimension d but the last, on a mesh of one dimension.
-    All else is torch's: modules that are no tcgemm.nn.Linear, other layouts, and rows that do not
-    divide by the ranks where there are other leading dimensions.
-    """
-
-    def _apply(self, module: Any, device_mesh: Any) -> Any:
-        if type(module) is not Linear or not isinstance(self.input_layouts[0], Shard):
-            return super()._apply(module, device_mesh)
-        distribute_module(module, device_mesh, self._partition_linear_fn)
-        module.__class__ = GatheringLinear
-        module.parallel = _told(self, device_mesh)
-        return module
-
-
-class RowwiseParallel(TorchRowwise):
-    """torch's RowwiseParallel; a tcgemm.nn.Linear whose output is divided by rows scatters its sums
-    under its product, with ``matmul_reduce_scatter``.
-
-    That is ``output_layouts=Shard(d)`` for any dimension d but the last; else as for
-    ``ColwiseParallel``.
-    """
-
-    def _apply(self, module: Any, device_mesh: Any) -> Any:
-        if type(module) is not Linear or not isinstance(self.output_layouts[0], Shard):
-            return super()._apply(module, device_mesh)
-        distribute_module(module, device_mesh, self._partition_linear_fn)
-        module.__class__ = ScatteringLinear
-        module.parallel = _told(self, device_mesh)
-        return module
-
-
 class _Parallel(Linear):
     """A layer whose weight is a DTensor, and what its style said of its input and output."""
 
@@ -134,6 +95,52 @@ class ScatteringLinear(_Parallel):
         return self._given(_of_local(y, mesh, Shard(dim), whole))
 
 
+class _Style:
+    """A style of torch's that gives a tcgemm.nn.Linear another class."""
+
+    divided: str
+    """The style's attribute with the layouts that are to be divided."""
+    layer: type[_Parallel]
+    """What the layer becomes then."""
+
+    def _apply(self, module: Any, device_mesh: Any) -> Any:
+        style: Any = self
+        if type(module) is not Linear or not isinstance(getattr(style, self.divided)[0], Shard):
+            torchs: Any = super()
+            return torchs._apply(module, device_mesh)
+        distribute_module(module, device_mesh, style._partition_linear_fn)
+        layer: Any = module
+        layer.__class__ = self.layer
+        layouts = style.input_layouts, style.output_layouts
+        layer.parallel = device_mesh, *layouts, style.use_local_output
+        return layer
+
+
+class ColwiseParallel(_Style, TorchColwise):
+    """torch's ColwiseParallel; a tcgemm.nn.Linear whose input is divided by rows gathers it under
+    its product, with ``all_gather_matmul``.
+
+    That is ``input_layouts=Shard(d)`` for any dimension d but the last, on a mesh of one dimension.
+    All else is torch's: modules that are no tcgemm.nn.Linear, other layouts, and rows that do not
+    divide by the ranks where there are other leading dimensions.
+    """
+
+    divided = "input_layouts"
+    layer = GatheringLinear
+
+
+class RowwiseParallel(_Style, TorchRowwise):
+    """torch's RowwiseParallel; a tcgemm.nn.Linear whose output is divided by rows scatters its sums
+    under its product, with ``matmul_reduce_scatter``.
+
+    That is ``output_layouts=Shard(d)`` for any dimension d but the last; else as for
+    ``ColwiseParallel``.
+    """
+
+    divided = "output_layouts"
+    layer = ScatteringLinear
+
+
 def _rows(x: DTensor, placement: Any) -> int | None:
     """The dimension of rows that a placement divides, on a mesh of one dimension; else None."""
     if not isinstance(placement, Shard) or x.device_mesh.ndim != 1 or x.dim() < 2:
@@ -161,6 +168,4 @@ def _local(t: Any) -> Any:
 def _of_local(y: torch.Tensor, mesh: Any, placement: Any, shape: tuple[int, ...]) -> DTensor:
     size = torch.Size(shape)
     stride = torch.empty(size, device="meta").stride()
-    return DTensor.from_local(
-        y, mesh, [placement], run_check=False, shape=size, stride=stride
-    )
+    return DTensor.from_local(y, mesh, [placement], run_check=False, shape=size, stride=stride)

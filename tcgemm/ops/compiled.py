@@ -14,9 +14,9 @@ import torch
 from ..dispatch import default_backend
 from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import ALIGNED, OF_CPU, forgotten_too, launch_of, run
+from ..launch_cache import BITS, forgotten_too, launch_of, run
 from . import operator
-from .eager import start
+from .layer import start
 
 MOST = 4096
 """Launches remembered."""
@@ -45,7 +45,7 @@ def with_bias(
         alpha, epilogue, compute, mma_shape, backend, rung: as ``tcgemm::gemm`` has them.
     """
     a_start, b_start, device = a.data_ptr(), b.data_ptr(), a.get_device()
-    bits = ALIGNED if device >= 0 else OF_CPU
+    bits = BITS[device >= 0]
     bias_start = -1
     of_bias = None
     if bias is not None:

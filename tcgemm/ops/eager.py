@@ -8,20 +8,20 @@ differentiated again, takes the way of ``autograd``, which every derivative and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
+from .. import dispatch
 from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
-from ..launch import Launch
-from ..launch_cache import ALIGNED, OF_CPU, current_device, forgotten_too, launch_of
-from . import autocast, autograd
-from .accumulating import added
-from .how import How
+from ..launch_cache import BITS, current_device, forgotten_too, launch_of
+from . import autocast
+from .layer import BACKWARD, Kind, apply, arguments, result_of
 
 MOST = 4096
 """Kinds of products remembered."""
@@ -33,41 +33,44 @@ _modes = torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
 _jit_trace = torch._C._get_tracing_state
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast.enabled)
-_compiles = torch.compiler.is_dynamo_compiling
 
 _grad = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
-_threshold = torch.ops.aten.threshold_backward.default
-
-
-@dataclass(slots=True)
-class Kind:
-    """What is the same in all calls of one kind, forward and backward."""
-
-    launch: Launch
-    transposed: bool
-    x_shape: torch.Size
-    weight_shape: torch.Size
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    """Both of the result."""
-    dtype: torch.dtype
-    """Of x and the weight."""
-    flat: bool
-    """Whether x is a matrix."""
-    rows: bool
-    """Whether x has its elements one after the other, without gaps."""
-    by_columns: tuple[bool, bool]
-    """Whether x, the stored weight lies by columns, and so its gradient."""
-    epilogue: str | None
-    asked: tuple[Any, ...]
-    """out_dtype, compute, backend, kernel."""
-    gradients: dict[Any, Launch]
-    """The products of the backward pass, by how their operands lie."""
 
 
 _kinds: dict[Any, Kind] = {}
-forgotten_too.append(_kinds)
+
+
+@dataclass(slots=True)
+class Recent:
+    """The last call with a weight: one call of C's tells whether the next is of the same kind."""
+
+    alike: Callable[..., bool]
+    """Whether tensors have the types, shapes, strides, dtypes, devices and needs of gradients of
+    the last ones, none is a negated view, and no mode, transform, trace or autocast looks on."""
+    bits: int
+    """Which all addresses have clear."""
+    kind: Kind
+    differentiated: bool
+
+
+_recent: dict[Any, Recent] = {}
+forgotten_too += _kinds, _recent
+
+
+class _NeverAlike:
+    """In a version of torch that has no TensorGuards each call is looked at in Python."""
+
+    def __init__(self, *operands: Any, **dynamic: Any) -> None:
+        """As TensorGuards."""
+
+    def check(self, *operands: Any) -> bool:
+        return False
+
+
+_inductors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_guard: Any = getattr(_inductors, "TensorGuards", _NeverAlike)
+"""What Dynamo asks before it runs a graph again."""
 
 
 def product(
@@ -91,10 +94,60 @@ def product(
         transposed: whether ``weight`` is stored as layers store it.
         accumulate: add the gradient of ``weight`` to its ``.grad`` within the product.
     """
+    if type(x) not in _PLAIN or type(weight) not in _PLAIN:
+        return None
+    call = (
+        id(weight), x.shape, bias is None, transposed, accumulate, epilogue, out_dtype, compute,
+        backend or default_backend(), kernel, _grad(), _deterministic(),
+    )  # fmt: skip
+    recent = _recent.get(call)
     if (
-        type(x) not in _PLAIN
-        or type(weight) not in _PLAIN
-        or _modes()
+        recent is None
+        or forward_ad._current_level >= 0
+        or not (recent.alike(x, weight) if bias is None else recent.alike(x, weight, bias))
+        or not _apart(x, weight, bias, recent.bits)
+        or (recent.bits == BITS[True] and x.get_device() != current_device())
+    ):
+        return _looked_at(call, x, weight, bias, *call[3:10])
+    return _by(recent.kind, recent.differentiated, x, weight, bias)
+
+
+def _by(kind: Kind, differentiated: bool, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+    if not differentiated:
+        return result_of(kind, x, weight, bias)
+    result: torch.Tensor = apply(x, weight, bias, kind)
+    return result if kind.after is None else kind.after(result)
+
+
+def _apart(x: Any, weight: Any, bias: Any, bits: int) -> bool:
+    """Whether the operands are in memory, at addresses of their own that are multiples of
+    ``bits`` + 1."""
+    x_start, w_start = x.data_ptr(), weight.data_ptr()
+    b_start = bits + 1 if bias is None else bias.data_ptr()
+    return not (
+        (x_start | w_start | b_start) & bits
+        or x_start == w_start
+        or b_start in (x_start, w_start, 0)
+        or 0 in (x_start, w_start)
+    )
+
+
+def _looked_at(
+    call: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    transposed: bool,
+    accumulate: bool,
+    epilogue: str | None,
+    out_dtype: Any,
+    compute: str | None,
+    backend: str,
+    kernel: str | None,
+) -> torch.Tensor | None:
+    """``product`` of a call that was not made before just so."""
+    if (
+        _modes()
         or _transform() is not None
         or forward_ad._current_level >= 0
         or _jit_trace() is not None
@@ -119,7 +172,13 @@ def product(
         return None
     of_bias = None
     device = x.get_device()
-    bits = ALIGNED if device >= 0 else OF_CPU
+    bits = BITS[device >= 0]
+    if device >= 0 and device != current_device():
+        with torch.cuda.device(device):
+            return product(
+                x, weight, bias, transposed, epilogue, out_dtype, compute, backend, kernel,
+                accumulate,
+            )  # fmt: skip
     differentiated = x.requires_grad or weight.requires_grad
     if bias_start is not None:
         if (
@@ -130,34 +189,46 @@ def product(
             return None
         of_bias = bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias_start & bits
         differentiated = differentiated or bias.requires_grad
-    after = None
+    activation = ""
     if differentiated:
         differentiated = _grad()
         if differentiated and epilogue and epilogue != "relu":
-            after, epilogue = FUNCTIONS.get(epilogue), None
-            if after is None:
+            if epilogue not in FUNCTIONS:
                 return None
+            activation, epilogue = epilogue, None
     key = (
         x.shape, weight.shape, x.stride(), weight.stride(), x.dtype, weight.dtype, device,
-        weight.get_device(), x_start & bits, w_start & bits, of_bias, transposed, epilogue,
-        out_dtype, compute, backend or default_backend(), kernel, _deterministic(),
+        weight.get_device(), x_start & bits, w_start & bits, of_bias, _deterministic(),
+        transposed, accumulate, epilogue, activation, weight.requires_grad, out_dtype, compute,
+        backend, kernel,
     )  # fmt: skip
     kind = _kinds.get(key)
     if kind is None:
-        kind = _first(x, weight, bias, *key[11:-1])
+        kind = _first(x, weight, bias, *key[12:])
         if kind is None:
             return None
         if len(_kinds) >= MOST:
             _kinds.pop(next(iter(_kinds)), None)
         _kinds[key] = kind
-    if not differentiated:
-        return _forward(kind, x, weight, bias)
-    result: torch.Tensor = _apply(x, weight, bias, kind, accumulate)
-    return result if after is None else after(result)
+    if weight.is_leaf and _apart(x, weight, bias, bits):  # others, as casts, are not met again
+        operands = (x, weight) if bias is None else (x, weight, bias)
+        alike = _guard(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        if len(_recent) >= MOST:
+            _recent.pop(next(iter(_recent)), None)
+        _recent[call] = Recent(alike, bits, kind, differentiated)
+    return _by(kind, differentiated, x, weight, bias)
 
 
 def _first(
-    x: Any, weight: Any, bias: Any, transposed: bool, epilogue: Any, *asked: Any
+    x: Any,
+    weight: Any,
+    bias: Any,
+    transposed: bool,
+    accumulate: bool,
+    epilogue: Any,
+    activation: str,
+    by_weight: bool,
+    *asked: Any,
 ) -> Kind | None:
     """What is kept of such a product; None where it is not one launch of two matrices, or where
     it is wrong, which the long way says in the caller's terms."""
@@ -171,16 +242,27 @@ def _first(
             rows = x.view(-1, K)
         except RuntimeError:  # rows that only a copy puts behind each other
             return None
-        launch = launch_of(
-            _arguments(rows, weight.mT if transposed else weight, bias, epilogue, asked)
-        )
+        matrix = weight.mT if transposed else weight
+        launch = launch_of(arguments(rows, matrix, bias, epilogue, asked))
     if launch.start is None:
         return None
+    derivative = None
+    if (epilogue or activation) and x.dtype.itemsize <= 4 >= launch.dtype.itemsize:
+        derivative = dispatch.derivative(launch.plans[0].backend)
+    # A derivative of second order computes the pre-activation again, and reads x, which is kept
+    # for the gradient by the weight: alone it is not worth its memory.
+    kept = derivative is not None and by_weight and activation in BACKWARD
     shape = (*x.shape[:-1], N)
-    strides = torch.empty(shape, device="meta").stride()
+    by_columns = _by_columns(x), _by_columns(weight)
+    a, b = ((tuple(t.shape), t.stride(), 0) for t in (rows, matrix))
     return Kind(
-        launch, transposed, x.shape, weight.shape, shape, strides, x.dtype, x.dim() == 2,
-        x.is_contiguous(), (_by_columns(x), _by_columns(weight)), epilogue, asked, {},
+        launch=launch, a=a, b=b, transposed=transposed, x_shape=tuple(x.shape),
+        weight_shape=tuple(weight.shape), shape=shape, strides=_strides(shape, False),
+        dtype=x.dtype, flat=x.dim() == 2, x_strides=_strides(x.shape, by_columns[0]),
+        weight_strides=_strides(weight.shape, by_columns[1]), by_columns=by_columns,
+        accumulate=accumulate, epilogue=epilogue, activation=activation if kept else "",
+        after=FUNCTIONS[activation] if activation and not kept else None, derivative=derivative,
+        asked=asked, gradients={}, derivatives={},
     )  # fmt: skip
 
 
@@ -188,168 +270,7 @@ def _by_columns(t: Any) -> bool:
     return bool(t.dim() == 2 and t.stride(0) == 1 != t.stride(1))
 
 
-def _arguments(
-    a: Any, b: Any, bias: Any, epilogue: Any, asked: tuple[Any, ...], out: Any = None
-) -> tuple[Any, ...]:
-    """Of ``gemm``, in the order of launch_cache.key_of."""
-    out_dtype, compute, backend, kernel = asked
-    return (
-        a, b, None, 1.0, 0.0, bias, epilogue, out, out_dtype, compute, None, None, None, backend,
-        kernel,
-    )  # fmt: skip
-
-
-def _forward(kind: Kind, x: Any, weight: Any, bias: Any) -> torch.Tensor:
-    """Run the launch into a new result. No derivative is recorded here."""
-    launch = kind.launch
-    same = launch.dtype is kind.dtype
-    result: torch.Tensor = (
-        x.new_empty_strided(kind.shape, kind.strides)
-        if same
-        else x.new_empty_strided(kind.shape, kind.strides, dtype=launch.dtype)
-    )
-    out = result
-    if not kind.flat:
-        x, out = x.view(-1, x.shape[-1]), result.view(launch.shape)
-    if kind.transposed:
-        weight = weight.mT
-    if result.data_ptr() & launch.misaligned:  # the plan was made for a better aligned result
-        with first_call():
-            launch = launch_of(_arguments(x, weight, bias, kind.epilogue, kind.asked, out))
-        kind.launch = launch
-    start(launch, x, weight, bias, out)
-    return result
-
-
-def start(launch: Launch, a: Any, b: Any, bias: Any, out: Any) -> None:
-    """Run a launch of a plain product and a bias, as launch_cache.run_launch does."""
-    run = launch.start
-    if run is None or (launch.device >= 0 and launch.device != current_device()):
-        launch.write(a, b, None, bias, None, None, out)
-        return
-    try:
-        run(a, b, out, None, bias, None, None)
-    except RuntimeError as error:
-        raise launch.explained(error) from error
-
-
-class Layer(torch.autograd.Function):
-    """x B + bias, or its relu; its backward is two products and the sum of the rows."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, kind: Kind, accumulate: bool
-    ) -> torch.Tensor:
-        result = _forward(kind, x, weight, bias)
-        by_x, by_weight, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(
-            x if by_weight else None, weight if by_x else None, result if kind.epilogue else None
-        )
-        ctx.kind, ctx.accumulate = kind, accumulate
-        ctx.set_materialize_grads(False)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        by_x, by_weight, by_bias, *_ = ctx.needs_input_grad
-        of_x = of_weight = of_bias = None
-        if grad is None:
-            return None, None, None, None, None
-        kind = ctx.kind
-        x, weight, result = ctx.saved_tensors
-        if not _is_plain(grad):
-            return *_differentiable(ctx, kind, grad, x, weight, result), None, None
-        if result is not None:
-            grad = _threshold(grad, result, 0)
-        rows = grad if kind.flat else grad.reshape(kind.launch.shape)
-        factor = rows if rows.dtype is kind.dtype else rows.to(kind.dtype)
-        if by_x:
-            b = weight if kind.transposed else weight.mT
-            if kind.by_columns[0]:
-                of_x = factor.new_empty(kind.x_shape[::-1])
-                _multiply(kind, b.mT, factor.mT, of_x)
-                of_x = of_x.mT
-            else:
-                like = by_weight and kind.rows
-                of_x = torch.empty_like(x) if like else factor.new_empty(kind.x_shape)
-                _multiply(kind, factor, b, of_x if kind.flat else of_x.view(-1, b.shape[1]))
-        if by_weight:
-            if not kind.flat:
-                x = x.reshape(-1, kind.x_shape[-1])
-            a, b = (factor.mT, x) if kind.transposed else (x.mT, factor)
-            leaf = ctx.next_functions[1][0] if ctx.accumulate else None
-            if leaf is not None and added(leaf, a, b, *kind.asked[1:3]):
-                pass
-            elif kind.by_columns[1]:
-                of_weight = factor.new_empty(kind.weight_shape[::-1])
-                _multiply(kind, b.mT, a.mT, of_weight)
-                of_weight = of_weight.mT
-            else:
-                of_weight = factor.new_empty(kind.weight_shape)
-                _multiply(kind, a, b, of_weight)
-        if by_bias:
-            of_bias = rows.sum(0)
-        return of_x, of_weight, of_bias, None, None
-
-
-_apply: Any = super(torch.autograd.Function, Layer).apply
-"""torch's C function. What Function.apply does before it concerns transforms of torch.func."""
-
-
-def _is_plain(grad: Any) -> bool:
-    """Whether a gradient is a tensor in memory, and nobody looks on or differentiates again."""
-    if (
-        _grad()
-        or type(grad) is not torch.Tensor
-        or _modes()
-        or _transform() is not None
-        or forward_ad._current_level >= 0
-        or _compiles()
-    ):
-        return False
-    try:
-        return bool(grad.data_ptr()) and not grad.is_neg()
-    except RuntimeError:
-        return False
-
-
-def _differentiable(ctx: Any, kind: Kind, grad: Any, x: Any, weight: Any, result: Any) -> Any:
-    """The gradients by x, weight and bias, by products that have derivatives themselves."""
-    by_x, by_weight, by_bias, *_ = ctx.needs_input_grad
-    of_x = of_weight = of_bias = None
-    if result is not None:
-        grad = torch.ops.aten.threshold_backward(grad, result, 0)
-    _, compute, backend, _ = kind.asked
-    how = How(compute=compute or "", backend=backend)
-    rows = grad.reshape(-1, grad.shape[-1])
-    factor = rows.to(kind.dtype)
-    if by_x:
-        b = weight if kind.transposed else weight.mT
-        of_x = autograd.matrices(factor, b, how).reshape(kind.x_shape)
-    if by_weight:
-        x = x.reshape(-1, x.shape[-1])
-        a, b = (factor.mT, x) if kind.transposed else (x.mT, factor)
-        if kind.by_columns[1]:
-            of_weight = autograd.matrices(b.mT, a.mT, how).mT
-        else:
-            of_weight = autograd.matrices(a, b, how)
-    if by_bias:
-        of_bias = rows.sum(0)
-    return of_x, of_weight, of_bias
-
-
-def _multiply(kind: Kind, a: Any, b: Any, out: Any) -> None:
-    """out = A B, of matrices of which none requires a gradient now."""
-    a_start, b_start = a.data_ptr(), b.data_ptr()
-    device = b.get_device()
-    bits = ALIGNED if device >= 0 else OF_CPU
-    key = (  # hooks of saved tensors may give others than were saved
-        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, device,
-        a_start & bits, b_start & bits, a_start == b_start, _deterministic(),
-    )  # fmt: skip
-    launch = kind.gradients.get(key)
-    if launch is None or out.data_ptr() & launch.misaligned:
-        asked = None, *kind.asked[1:3], None
-        with first_call():
-            launch = kind.gradients[key] = launch_of(_arguments(a, b, None, None, asked, out))
-    start(launch, a, b, None, out)
+def _strides(shape: Any, by_columns: bool) -> tuple[int, ...]:
+    if by_columns:
+        return _strides(shape[::-1], False)[::-1]
+    return torch.empty(shape, device="meta").stride()

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..bench import store
 from ..bench.several.cases import COLUMNS, SEVERAL, read, read_stamps
+from ..dist.options import OPS
 from ..errors import ResultsError
 from .figures.picture import Picture, number_text
 from .figures.several import SLUGS as SLUGS
@@ -89,11 +90,15 @@ def _numbers(path: Path, line: int, row: dict[str, str]) -> dict[str, Any]:
 
 
 def hidden(row: Mapping[str, Any]) -> float | None:
-    """The share of NCCL's exposed time that a call hides; 1 takes no longer than the product."""
+    """The share of the communication that a call hides, 0 to 1.
+
+    NCCL's time beside the product is what nccl_ms has more than gemm_ms; a call shows of it what it
+    takes longer than the product alone. None where there is nothing to hide.
+    """
     if not (row["nccl_ms"] and row["gemm_ms"] and row["nccl_ms"] > row["gemm_ms"]):
         return None
-    of: float = (row["nccl_ms"] - row["ms_p50"]) / (row["nccl_ms"] - row["gemm_ms"])
-    return of
+    shown = (row["ms_p50"] - row["gemm_ms"]) / (row["nccl_ms"] - row["gemm_ms"])
+    return min(max(1 - shown, 0.0), 1.0)
 
 
 def sentence(folder: Several) -> str:
@@ -112,8 +117,8 @@ def sentence(folder: Several) -> str:
 
 
 def pictures(folder: Several) -> list[Picture]:
-    """The ratios by M, and the time line of one call."""
-    return [draw_ratios(folder.timed), draw_time_line(folder.stamps)]
+    """The ratios by M, and the time line of a call of each operation."""
+    return [draw_ratios(folder.timed), *(draw_time_line(op, folder.stamps) for op in OPS)]
 
 
 def sections(folder: Several) -> list[Section]:
@@ -176,6 +181,7 @@ def _cases(folder: Several) -> Section:
             f"{row['M']:.0f}×{row['N']:.0f}×{row['K']:.0f}", row["contender"], row["way"],
             *(ms(row[name]) for name in ("ms_p50", "gemm_ms", "nccl_ms", "torch_fused_ms")),
             text(row["ratio_nccl"]), text(row["ratio_torch"]), text(row["of_limit"]),
+            text(hidden(row)),
         ]
         for row in folder.timed
     ]  # fmt: skip
@@ -183,9 +189,10 @@ def _cases(folder: Several) -> Section:
         "layers",
         "Over several GPUs: every layer",
         "M, N and K are the whole layer's. Milliseconds of the call, of cuBLAS alone, of NCCL and "
-        "cuBLAS, and of torch's fused operator, which is a dash where it failed or was wrong.",
+        "cuBLAS, and of torch's fused operator, which is a dash where it failed or was wrong. "
+        "“Hidden” is the share of NCCL's time beside the product that the call does not take.",
         ["layer", "operation", "dtype", "M×N×K", "contender", "way", "ms", "product", "NCCL",
-         "torch", "over NCCL", "over torch", "of limit"],
+         "torch", "over NCCL", "over torch", "of limit", "hidden"],
         rows,
         words=6,
     )  # fmt: skip

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from ..device.dot import emulated, narrow
+from ..device.dot import narrow
 from ..device.epilogue import finish
 from ..device.ordering import grouped
-from ..host.descriptors import describe, stored
-from ..host.runtime import INTERPRETED, cdiv, programs, tl, triton
-from .signals import fence_async, wait
-from .tile import halves, multiply, rows_of
+from ..host.descriptors import describe
+from ..host.runtime import tl, triton
+from .signals import fence_async, stamp, wait
+from .tile import STAMPS_AT, halves, multiply, rows_of, shared
 
 
 @triton.jit
@@ -54,23 +54,29 @@ def store(
     N,
     stride_cm,
     bias,
+    scale_a,
+    scale_b,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROW_SCALES_A: tl.constexpr,
+    ROW_SCALES_B: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EMULATED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """f(acc + bias) to C's rows from ``row`` + m on, those of ``rows``; in two halves."""
+    """f(scales * acc + bias) to C's rows from ``row`` + m on, those of ``rows``; in two halves."""
     HALF: tl.constexpr = BLOCK_N // 2
     left, right = halves(acc)
     offs_m = (m + tl.arange(0, BLOCK_M)).to(tl.int64)
     lines = c + (row + offs_m)[:, None] * stride_cm
+    if ROW_SCALES_A:
+        scale_a += row
     for half in tl.static_range(2):
         x = left if half == 0 else right
         col = (n + half * HALF + tl.arange(0, HALF)).to(tl.int64)
         x = finish(
-            x, offs_m, col, rows, N, None, bias, None, None, 1.0, 0.0, 1,
-            False, False, False, ACTIVATION, EMULATED, INTERPRETED,
+            x, offs_m, col, rows, N, None, bias, scale_a, scale_b,
+            1.0, 0.0, 1, ROW_SCALES_A, ROW_SCALES_B, False, ACTIVATION, EMULATED, INTERPRETED,
         )  # fmt: skip
         inside = (offs_m < rows)[:, None] & (col < N)[None, :]
         tl.store(lines + col[None, :], narrow(x, c.dtype.element_ty, EMULATED), mask=inside)
@@ -105,6 +111,11 @@ def kernel(
     ACTIVATION: tl.constexpr,
     EMULATED: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    scale_a=None,
+    scale_b=None,
+    ROW_SCALES_A: tl.constexpr = False,
+    ROW_SCALES_B: tl.constexpr = False,
+    stamps=None,
 ):
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
@@ -116,11 +127,16 @@ def kernel(
         part, tile_m, tile_n = place(tile, tiles_m, tiles_n, PART_TILES, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         if m < rows:
+            at = STAMPS_AT + program * WORLD * PARTS * 4  # own rows count as one part
+            if tile == program:
+                stamp(stamps, at, INTERPRETED)
+                stamp(stamps, at + 1, INTERPRETED)
             acc = multiply(own, b, m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED)
             store(
-                acc, c, first, m, n, rows, N, stride_cm, bias,
-                BLOCK_M, BLOCK_N, ACTIVATION, EMULATED, INTERPRETED,
+                acc, c, first, m, n, rows, N, stride_cm, bias, scale_a, scale_b, BLOCK_M, BLOCK_N,
+                ROW_SCALES_A, ROW_SCALES_B, ACTIVATION, EMULATED, INTERPRETED,
             )  # fmt: skip
+            stamp(stamps, at + 2, INTERPRETED)
 
     now = tl.load(epoch)
     here = -1  # the last part that was waited for
@@ -133,19 +149,23 @@ def kernel(
         first = (source * chunk).to(tl.int64)
         if m < rows:
             number = source * PARTS + part
+            at = STAMPS_AT + ((program * WORLD + tile // each) * PARTS + part) * 4
             if number != here:
+                stamp(stamps, at, INTERPRETED)
                 wait(flags + number, now, limit, reports, trouble, source, part)
                 if not INTERPRETED:
                     fence_async()
+                stamp(stamps, at + 1, INTERPRETED)
                 here = number
             acc = multiply(
                 gathered, b, source * chunk + m, n, K,
                 BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED,
             )  # fmt: skip
             store(
-                acc, c, first, m, n, rows, N, stride_cm, bias,
-                BLOCK_M, BLOCK_N, ACTIVATION, EMULATED, INTERPRETED,
+                acc, c, first, m, n, rows, N, stride_cm, bias, scale_a, scale_b, BLOCK_M, BLOCK_N,
+                ROW_SCALES_A, ROW_SCALES_B, ACTIVATION, EMULATED, INTERPRETED,
             )  # fmt: skip
+            stamp(stamps, at + 2, INTERPRETED)
 
 
 def arguments(
@@ -159,12 +179,7 @@ def arguments(
     *,
     PARTS: int,
     PART_TILES: int,
-    BLOCK_M: int,
-    BLOCK_N: int,
-    BLOCK_K: int,
-    GROUP_M: int,
-    NUM_STAGES: int,
-    NUM_WARPS: int,
+    **config: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``.
 
@@ -174,28 +189,13 @@ def arguments(
         b: [K, N]; c: [M, N], contiguous rows; bias: [N], contiguous, or None.
         call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch (int32),
             trouble (int32[4]), limit, debug and spare (SMs that stay free).
+        config: of a tile: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, NUM_STAGES and NUM_WARPS.
     """
     (M, N), K = c.shape, b.shape[0]
-    transposed = stored(b) == "t"
-    there = describe(gathered, (BLOCK_M, BLOCK_K), False)
-    here = describe(own, (BLOCK_M, BLOCK_K), False) if own.shape[0] else there
-    tiles = cdiv(call.chunk, BLOCK_M) * cdiv(N, BLOCK_N) * call.world
-    constants = {
-        "WORLD": call.world,
-        "PARTS": PARTS,
-        "PART_TILES": PART_TILES,
-        "BLOCK_M": BLOCK_M,
-        "BLOCK_N": BLOCK_N,
-        "BLOCK_K": BLOCK_K,
-        "GROUP_M": GROUP_M,
-        "B_TRANSPOSED": transposed,
-        "ACTIVATION": epilogue,
-        "EMULATED": emulated(b),
-        "INTERPRETED": INTERPRETED,
-        "num_warps": NUM_WARPS,
-        "num_stages": NUM_STAGES,
-    }
-    operands = (here, there, describe(b, (BLOCK_K, BLOCK_N), transposed), c)
+    grid, b_read, waits, constants = shared(b, epilogue, call, **config)
+    block = config["BLOCK_M"], config["BLOCK_K"]
+    there = describe(gathered, block, False)
+    here = describe(own, block, False) if own.shape[0] else there
     numbers = (M, N, K, call.chunk, call.rank, c.stride(0))
-    signals = (call.flags, call.epoch, call.trouble, call.limit, int(call.debug))
-    return (min(programs(b) - call.spare, tiles),), (*operands, *numbers, bias, *signals), constants
+    args = (here, there, b_read, c, *numbers, bias, call.flags, call.epoch, *waits)
+    return grid, args, {**constants, "PARTS": PARTS, "PART_TILES": PART_TILES}

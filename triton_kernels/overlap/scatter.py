@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from ..device.dot import emulated, narrow, widen
+from ..device.dot import narrow, widen
 from ..device.epilogue import finish
 from ..device.ordering import grouped
-from ..host.descriptors import describe, stored
-from ..host.runtime import INTERPRETED, cdiv, programs, tl, triton
-from .signals import wait, words_at
-from .tile import halves, multiply, rows_of
+from ..host.descriptors import describe
+from ..host.runtime import tl, triton
+from .signals import stamp, wait, words_at
+from .tile import STAMPS_AT, halves, multiply, rows_of, scaled, shared
 
 
 @triton.jit
@@ -36,11 +36,15 @@ def send(
     n,
     rows,
     N,
+    scale_a,
+    scale_b,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROW_SCALES_A: tl.constexpr,
+    ROW_SCALES_B: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
-    """acc to rows m and on of to[rows, N], in two halves."""
+    """acc times its scales to rows m and on of to[rows, N], in two halves."""
     HALF: tl.constexpr = BLOCK_N // 2
     left, right = halves(acc)
     row = (m + tl.arange(0, BLOCK_M)).to(tl.int64)
@@ -49,6 +53,7 @@ def send(
         col = n + half * HALF + tl.arange(0, HALF)
         # N is a multiple of 8 and rows are contiguous: stores of 16 bytes.
         inside = (row < rows)[:, None] & (col < N)[None, :]
+        x = scaled(x, row, col, rows, N, scale_a, scale_b, ROW_SCALES_A, ROW_SCALES_B)
         x = narrow(x, to.dtype.element_ty, EMULATED)
         tl.store(to + row[:, None] * N + col[None, :], x, mask=inside)
 
@@ -65,8 +70,12 @@ def add(
     size,
     stride_cm,
     bias,
+    scale_a,
+    scale_b,
     rank,
     WORLD: tl.constexpr,
+    ROW_SCALES_A: tl.constexpr,
+    ROW_SCALES_B: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EMULATED: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -78,6 +87,7 @@ def add(
     row = (m + tl.arange(0, x.shape[0])).to(tl.int64)
     col = (n + tl.arange(0, x.shape[1])).to(tl.int64)
     inside = (row < rows)[:, None] & (col < N)[None, :]
+    x = scaled(x, row, col, rows, N, scale_a, scale_b, ROW_SCALES_A, ROW_SCALES_B)
     total = tl.zeros((x.shape[0], x.shape[1]), tl.float32)
     for source in range(WORLD):
         if source == rank:
@@ -132,6 +142,11 @@ def kernel(
     ACTIVATION: tl.constexpr,
     EMULATED: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    scale_a=None,
+    scale_b=None,
+    ROW_SCALES_A: tl.constexpr = False,
+    ROW_SCALES_B: tl.constexpr = False,
+    stamps=None,
 ):
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
@@ -141,6 +156,7 @@ def kernel(
     last = each * (WORLD - 1)  # tiles of others
 
     pending = tl.full((), 0, tl.int64)  # the flag of the tile before, not set yet
+    here = -1  # the owner of the tile before, as a number of the order
     for tile in range(program, last, step):
         owner = (rank + 1 + tile // each) % WORLD
         within = tile % each
@@ -148,18 +164,38 @@ def kernel(
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         rows = rows_of(M, chunk, owner)
         if m < rows:
+            at = STAMPS_AT + (program * WORLD + tile // each) * 4
+            if stamps is not None and tile // each != here:
+                stamp(stamps, at, INTERPRETED)
+                stamp(stamps, at + 1, INTERPRETED)
             acc = multiply(
                 a, b, owner * chunk + m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED
             )
             release(pending, now)
+            if stamps is not None:
+                if here >= 0:
+                    stamp(stamps, STAMPS_AT + (program * WORLD + here) * 4 + 3, INTERPRETED)
+                here = tile // each
             to = tl.load(data + owner).to(tl.pointer_type(slots.dtype.element_ty)) + rank * size
-            send(acc, to, m, n, rows, N, BLOCK_M, BLOCK_N, EMULATED)
+            scales = scale_a
+            if ROW_SCALES_A:
+                scales += owner * chunk
+            send(
+                acc, to, m, n, rows, N, scales, scale_b, BLOCK_M, BLOCK_N,
+                ROW_SCALES_A, ROW_SCALES_B, EMULATED,
+            )  # fmt: skip
             pending = (words_at(words, owner) + flags_at + rank * most + within).to(tl.int64)
+            stamp(stamps, at + 2, INTERPRETED)
     release(pending, now)
+    if stamps is not None and here >= 0:
+        stamp(stamps, STAMPS_AT + (program * WORLD + here) * 4 + 3, INTERPRETED)
 
     begin = program + tl.cdiv(tl.maximum(last - program, 0), step) * step
     rows = rows_of(M, chunk, rank)
     HALF: tl.constexpr = BLOCK_N // 2
+    scales = scale_a
+    if ROW_SCALES_A:
+        scales += rank * chunk
     for tile in range(begin, each * WORLD, step):
         within = tile - last
         tile_m, tile_n = grouped(within, tiles_m, tiles_n, GROUP_M)
@@ -168,27 +204,33 @@ def kernel(
             acc = multiply(
                 a, b, rank * chunk + m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED
             )
+            at = STAMPS_AT + (program * WORLD + WORLD - 1) * 4
+            if tile == begin:
+                stamp(stamps, at, INTERPRETED)
             for source in range(WORLD):
                 if source != rank:
                     flag = flags + source * most + within
                     wait(flag, now, limit, reports, trouble, source, within)
+            if tile == begin:
+                stamp(stamps, at + 1, INTERPRETED)
             left, right = halves(acc)
             for half in tl.static_range(2):
                 x = left if half == 0 else right
-                at = n + half * HALF
+                col = n + half * HALF
                 if BLOCK_N == 256:
                     one, two = halves(x)
                     for quarter in tl.static_range(2):
                         add(
-                            one if quarter == 0 else two, c, slots, m, at + quarter * (HALF // 2),
-                            rows, N, size, stride_cm, bias, rank,
-                            WORLD, ACTIVATION, EMULATED, INTERPRETED,
+                            one if quarter == 0 else two, c, slots, m, col + quarter * (HALF // 2),
+                            rows, N, size, stride_cm, bias, scales, scale_b, rank, WORLD,
+                            ROW_SCALES_A, ROW_SCALES_B, ACTIVATION, EMULATED, INTERPRETED,
                         )  # fmt: skip
                 else:
                     add(
-                        x, c, slots, m, at, rows, N, size, stride_cm, bias, rank,
-                        WORLD, ACTIVATION, EMULATED, INTERPRETED,
+                        x, c, slots, m, col, rows, N, size, stride_cm, bias, scales, scale_b,
+                        rank, WORLD, ROW_SCALES_A, ROW_SCALES_B, ACTIVATION, EMULATED, INTERPRETED,
                     )  # fmt: skip
+            stamp(stamps, at + 2, INTERPRETED)
 
 
 def arguments(
@@ -199,13 +241,7 @@ def arguments(
     bias: torch.Tensor | None,
     epilogue: str,
     call: Any,
-    *,
-    BLOCK_M: int,
-    BLOCK_N: int,
-    BLOCK_K: int,
-    GROUP_M: int,
-    NUM_STAGES: int,
-    NUM_WARPS: int,
+    **config: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``.
 
@@ -216,29 +252,11 @@ def arguments(
         call: with rank, world, chunk, data and words (int64[world]: addresses of every rank's
             ``slots`` and words), flags_at (where in the words flags begin), flags (they, here),
             most (flags for each rank), epoch, trouble, limit, debug and spare.
+        config: as for gather.arguments.
     """
     (M, K), N = a.shape, b.shape[1]
-    transposed = stored(b) == "t"
-    tiles = cdiv(call.chunk, BLOCK_M) * cdiv(N, BLOCK_N) * call.world
-    constants = {
-        "WORLD": call.world,
-        "BLOCK_M": BLOCK_M,
-        "BLOCK_N": BLOCK_N,
-        "BLOCK_K": BLOCK_K,
-        "GROUP_M": GROUP_M,
-        "B_TRANSPOSED": transposed,
-        "ACTIVATION": epilogue,
-        "EMULATED": emulated(b),
-        "INTERPRETED": INTERPRETED,
-        "num_warps": NUM_WARPS,
-        "num_stages": NUM_STAGES,
-    }
-    described = (
-        describe(a, (BLOCK_M, BLOCK_K), False),
-        describe(b, (BLOCK_K, BLOCK_N), transposed),
-    )
+    grid, b_read, waits, constants = shared(b, epilogue, call, **config)
+    a_read = describe(a, (config["BLOCK_M"], config["BLOCK_K"]), False)
     numbers = (M, N, K, call.chunk, call.rank, call.most, call.flags_at, c.stride(0))
     flags = (call.data, call.words, call.flags, call.epoch)
-    waits = (call.trouble, call.limit, int(call.debug))
-    grid = (min(programs(b) - call.spare, tiles),)
-    return grid, (*described, c, slots, *numbers, bias, *flags, *waits), constants
+    return grid, (a_read, b_read, c, slots, *numbers, bias, *flags, *waits), constants

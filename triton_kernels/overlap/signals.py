@@ -70,19 +70,40 @@ def set_flag(flag, epoch):
 
 
 @triton.jit
+def stamp(stamps, at, INTERPRETED: tl.constexpr):
+    """stamps[at] = the GPU's clock in ns, where the launch has int64 ``stamps``; else nothing.
+
+    The interpreter, which has no clock, counts how often it comes by.
+    """
+    if stamps is not None:
+        if INTERPRETED:
+            now = tl.load(stamps + at) + 1
+        else:
+            now = tl.inline_asm_elementwise(
+                "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+            )
+        tl.store(stamps + at, now)
+
+
+@triton.jit
 def words_at(addresses, rank):
     """The int32 words at a rank, from the table of their addresses."""
     return tl.load(addresses + rank).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit(do_not_specialize=["rank", "limit", "reports"])
-def enter(epoch, done, trouble, rank, limit, reports, WORLD: tl.constexpr):
+def enter(
+    epoch, done, trouble, rank, limit, reports, WORLD: tl.constexpr, INTERPRETED: tl.constexpr,
+    stamps=None,
+):  # fmt: skip
     """Begin a call: wait until every peer is done with the slot's last use, and count this one.
 
     Args:
         epoch: int32[1] of this rank alone: uses of the slot so far.
         done: int32[WORLD], written by the peers: their last use of the slot that has ended.
+        stamps: int64 or None: the begin and the end of this kernel are its first two.
     """
+    stamp(stamps, 0, INTERPRETED)
     before = tl.load(epoch)
     for peer in range(WORLD):
         if peer != rank:
@@ -94,12 +115,18 @@ def enter(epoch, done, trouble, rank, limit, reports, WORLD: tl.constexpr):
                 give_up(before, reports, trouble, peer, -1)
     tl.debug_barrier()
     tl.store(epoch, before + 1)
+    stamp(stamps, 1, INTERPRETED)
 
 
 @triton.jit(do_not_specialize=["rank"])
-def leave(epoch, words, rank, WORLD: tl.constexpr):
-    """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``."""
+def leave(epoch, words, rank, WORLD: tl.constexpr, INTERPRETED: tl.constexpr, stamps=None):
+    """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``.
+
+    Its begin and end are ``stamps`` 2 and 3.
+    """
+    stamp(stamps, 2, INTERPRETED)
     now = tl.load(epoch)
     for peer in range(WORLD):
         if peer != rank:
             set_flag(words_at(words, peer) + rank, now)
+    stamp(stamps, 3, INTERPRETED)

@@ -1,4 +1,4 @@
-"""What both overlapped products do with a tile: where it lies, its sum over K, its way out.
+"""What both overlapped products have alike: their tiles, and what their launches are made of.
 
 The rows of C are divided among the ranks, ``chunk`` rows to each but the last. Tiles never span two
 ranks: each rank has cdiv(chunk, BLOCK_M) rows of tiles, of which the last may lie past its end.
@@ -6,8 +6,20 @@ ranks: each rank has cdiv(chunk, BLOCK_M) rows of tiles, of which the last may l
 
 from __future__ import annotations
 
-from ..device.dot import multiply_add, zeros
-from ..host.runtime import tl, triton
+from typing import Any
+
+import torch
+
+from ..device.dot import emulated, multiply_add, zeros
+from ..device.epilogue import finish
+from ..host.descriptors import describe, stored
+from ..host.runtime import INTERPRETED, cdiv, programs, tl, triton
+
+STAMPS_AT = tl.constexpr(4)
+"""Where the stamps of blocks begin, behind those of the call: for each block and each piece of the
+work, in the order in which a rank comes to it, four: when it came there, when it had seen the flag
+that it waits for, when its last tile was stored, when the last flag was set. A piece is a part of a
+rank's rows (gather), or the tiles of an owner (scatter)."""
 
 
 @triton.jit
@@ -38,8 +50,26 @@ def multiply(
             b_block = b.load([n, k]).T
         else:
             b_block = b.load([k, n])
-        acc = multiply_add(a_block, b_block, acc, EMULATED)
+        if a_block.dtype.is_fp8() and not EMULATED:
+            # BLOCK_K is 128: as often as sums of 8 bits have to leave the tensor core. Of
+            # multiply_add's way to the same, ptxas serializes the wgmma here (C7514).
+            acc += tl.dot(a_block, b_block, out_dtype=tl.float32)
+        else:
+            acc = multiply_add(a_block, b_block, acc, EMULATED)
     return acc
+
+
+@triton.jit
+def scaled(
+    x, row, col, rows, N, scale_a, scale_b, ROW_SCALES_A: tl.constexpr, ROW_SCALES_B: tl.constexpr
+):
+    """x times the scales of its rows, those of ``rows``, and of its columns; x without scales."""
+    if scale_a is not None or scale_b is not None:
+        x = finish(
+            x, row, col, rows, N, None, None, scale_a, scale_b, 1.0, 0.0, 1,
+            ROW_SCALES_A, ROW_SCALES_B, False, "", False, False,
+        )  # fmt: skip
+    return x
 
 
 @triton.jit
@@ -47,3 +77,41 @@ def halves(x):
     """The left and the right half of the columns: no data moves between threads."""
     parts = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
     return tl.split(tl.permute(parts, (0, 2, 1)))
+
+
+def shared(
+    b: torch.Tensor,
+    epilogue: str,
+    call: Any,
+    *,
+    BLOCK_M: int,
+    BLOCK_N: int,
+    BLOCK_K: int,
+    GROUP_M: int,
+    NUM_STAGES: int,
+    NUM_WARPS: int,
+) -> tuple[tuple[int], Any, tuple[Any, ...], dict[str, Any]]:
+    """Of a launch of either kernel: its grid, B as it is read, the last arguments, the constants.
+
+    Args:
+        b: [K, N], stored either way.
+        call: with world, chunk, trouble (int32[4]), limit, debug and spare (SMs that stay free).
+    """
+    transposed = stored(b) == "t"
+    tiles = cdiv(call.chunk, BLOCK_M) * cdiv(b.shape[1], BLOCK_N) * call.world
+    constants = {
+        "WORLD": call.world,
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_K": BLOCK_K,
+        "GROUP_M": GROUP_M,
+        "B_TRANSPOSED": transposed,
+        "ACTIVATION": epilogue,
+        "EMULATED": emulated(b),
+        "INTERPRETED": INTERPRETED,
+        "num_warps": NUM_WARPS,
+        "num_stages": NUM_STAGES,
+    }
+    b_read = describe(b, (BLOCK_K, BLOCK_N), transposed)
+    waits = (call.trouble, call.limit, int(call.debug))
+    return (min(programs(b) - call.spare, tiles),), b_read, waits, constants

@@ -22,3 +22,12 @@ def preferred(problem: Any, able: Sequence[str]) -> str | None:
         if tables.all_hold(row, thin) and row["kernel"] in ("", *able):
             return row["kernel"] or None
     return None
+
+
+def tuned_by_user(problem: Any) -> bool:
+    """Whether a row of the user's own table names the rung of a problem."""
+    if not problem.plain or problem.batch > 1:
+        return False
+    thin = problem.transposed() if problem.M > problem.N else problem
+    rows = tables.of_user(gpus.gpu_of(problem)[0])["prefer"]
+    return any(tables.all_hold(row, thin) for row in rows)

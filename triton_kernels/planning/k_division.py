@@ -7,10 +7,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from .planner import Config, Planner
+from .planner import UNALIGNED_STEP_US, Config, Planner
+from .tables import aligned
 
 MOST_PARTS = 32
 """Of a tile: the second pass adds them all in one program."""
+
+SECOND_US = 2.6
+"""The second pass, behind the first (H200, in a graph among other kernels, as what follows):
+64 x 64 x 384 takes 4.9 us in six parts, and 64 cubed 1.8."""
+
+PART_US = 0.03
+"""For each part that it adds."""
+
+BYTES_PER_US = 55e3
+"""Of A and B, that one program reads and multiplies: a step of 64 of a tile of 64 x 64 takes 0.3
+us."""
+
+PROGRAMS_BY_ELEMENTS = 3
+"""That an SM runs beside each other, where elements are loaded one by one: each of them waits."""
+
+
+def by_elements(problem: Any) -> bool:
+    """Whether no vector of A and B can be loaded, so that a step along K is a trip to memory."""
+    return not aligned(problem, with_c=False, elements=8)
+
+
+def parts_of(problem: Any, config: Config, most: int) -> int:
+    """The parts of K that take the least time, of at most ``most``: fewer steps one after the
+    other, or no second pass."""
+    depth = config["BLOCK_K"]
+    steps = -(-problem.K // depth)
+    step_us = depth * (config["BLOCK_M"] + config["BLOCK_N"]) * 2 / BYTES_PER_US
+    if by_elements(problem):
+        step_us = max(step_us, UNALIGNED_STEP_US)
+
+    def us(parts: int) -> float:
+        return -(-steps // parts) * step_us + (SECOND_US + parts * PART_US) * (parts > 1)
+
+    return min(range(1, max(1, min(most, steps, MOST_PARTS)) + 1), key=us)
 
 
 class KDivisionPlanner(Planner):
@@ -31,14 +66,18 @@ class KDivisionPlanner(Planner):
         raise NotImplementedError
 
     def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
-        """SPLITS of a config is the parts of K, or 0 for as many as fill the SMs once."""
+        """SPLITS of a config is the parts of K, or 0 for the fastest number of them, up to what
+        fills the SMs once."""
         config = dict(config)
         swap = bool(config.pop("SWAP", 1))
         M, N = (problem.N, problem.M) if swap else (problem.M, problem.N)
         tiles = -(-M // config["BLOCK_M"]) * -(-N // config["BLOCK_N"])
         left = self.tiles_to_divide(tiles, processors)
-        parts = config["SPLITS"] or processors // max(left, 1)
-        parts = max(1, min(parts, -(-problem.K // config["BLOCK_K"]), MOST_PARTS)) if left else 1
+        parts = 1
+        if left:
+            programs = processors * (PROGRAMS_BY_ELEMENTS if by_elements(problem) else 1)
+            parts = config["SPLITS"] or parts_of(problem, config, programs // left)
+            parts = max(1, min(parts, -(-problem.K // config["BLOCK_K"]), MOST_PARTS))
         config["SPLITS"] = parts
         whole = self.whole_tiles(tiles, left, parts)
         return {"SWAP": int(swap != transposed), **config, **whole}

@@ -3,7 +3,8 @@
 A table holds, for every rung, an ordered list of rows {"when": conditions, "config": values}; the
 first row whose conditions all hold is taken, and the last has none. Conditions: M_max, M_min, the
 same of N, K and MN (M times N, elements of C, of all of a batch), layout, dtype_out, aligned (A, B
-and C, see ``aligned``), read_aligned (A and B) and tma (``refuse_tma`` has nothing to say).
+and C, see ``aligned``), read_aligned (A and B), vectors (as aligned, of 8 elements, for the rung
+that is told of them) and tma (``refuse_tma`` has nothing to say).
 Rows with a "rate" compete: of those that hold, the one that ends first is taken.
 Under "kernels" stand the rungs for 16-bit operands summed in float32, under "types" the same by
 ``dtypes.kind`` for everything else.
@@ -50,6 +51,7 @@ OPTIONAL = ("L2_PREFETCH", "REST")
 CONDITIONS = (
     "aligned",
     "read_aligned",
+    "vectors",
     "tma",
     "layout",
     "dtype_out",
@@ -183,6 +185,8 @@ def _holds(name: str, value: Any, problem: Any) -> bool:
         return aligned(problem) == value
     if name == "read_aligned":
         return aligned(problem, with_c=False) == value
+    if name == "vectors":
+        return aligned(problem, elements=8) == value
     if name == "tma":
         return (refuse_tma(problem) is None) == value
     if name in ("layout", "dtype_out"):
@@ -192,11 +196,12 @@ def _holds(name: str, value: Any, problem: Any) -> bool:
     return bool(size <= value if side == "max" else size >= value)
 
 
-def aligned(problem: Any, with_c: bool = True) -> bool:
+def aligned(problem: Any, with_c: bool = True, elements: int = 16) -> bool:
     """Whether pointer rungs copy 16 bytes at a time.
 
     Then rows, row pitches and addresses of A, B and C (or of A and B alone) are multiples of 16
-    elements or bytes, the one divisor that Triton's compiler is told of.
+    elements or bytes, the one divisor that Triton's compiler finds out by itself. Of 8 elements it
+    hears only from skinny (host/units.py).
 
     Where they are not, every element is a copy of its own with its own registers: 128 x 256 x 64
     then spills 4 KB a thread on sm_90, 128 x 128 x 32 nothing.
@@ -212,6 +217,6 @@ def aligned(problem: Any, with_c: bool = True) -> bool:
         order = letter(shape, strides)
         outer, inner = (0, 1) if order == "n" else (1, 0)
         pitch = strides[outer] if shape[outer] > 1 else 0
-        if order == "s" or alignment < 16 or shape[inner] % 16 or pitch % 16:
+        if order == "s" or alignment < 16 or shape[inner] % elements or pitch % elements:
             return False
     return True

@@ -37,7 +37,7 @@ from ..device.split_k_partials import (
 from ..host.launching import Rung
 from ..host.recording import Step
 from ..host.runtime import INTERPRETED, cdiv, tl, triton
-from ..host.units import units
+from ..host.units import HALF, unit_of_stride, units
 
 
 @triton.jit(do_not_specialize=["M", "N", "K", "splits"])
@@ -62,12 +62,26 @@ def kernel(
     UNIT_M: tl.constexpr,
     UNIT_N: tl.constexpr,
     UNIT_K: tl.constexpr,
+    UNIT_STRIDES: tl.constexpr,
     PDL: tl.constexpr,
     L2_PREFETCH: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
     # The sizes as they are, which the compiler now knows to be such multiples.
     M, N, K = M // UNIT_M * UNIT_M, N // UNIT_N * UNIT_N, K // UNIT_K * UNIT_K
+    # And rows of 16 bytes, which are copied in vectors like those of 32.
+    if UNIT_STRIDES[0] > 1:
+        stride_am = stride_am // UNIT_STRIDES[0] * UNIT_STRIDES[0]
+    if UNIT_STRIDES[1] > 1:
+        stride_ak = stride_ak // UNIT_STRIDES[1] * UNIT_STRIDES[1]
+    if UNIT_STRIDES[2] > 1:
+        stride_bk = stride_bk // UNIT_STRIDES[2] * UNIT_STRIDES[2]
+    if UNIT_STRIDES[3] > 1:
+        stride_bn = stride_bn // UNIT_STRIDES[3] * UNIT_STRIDES[3]
+    if UNIT_STRIDES[4] > 1:
+        stride_cm = stride_cm // UNIT_STRIDES[4] * UNIT_STRIDES[4]
+    if UNIT_STRIDES[5] > 1:
+        stride_cn = stride_cn // UNIT_STRIDES[5] * UNIT_STRIDES[5]
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -138,11 +152,13 @@ def arguments(
     (M, K), N = a.shape, b.shape[1]
     tiles = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)
     partials = workspace(tiles, SPLITS, BLOCK_M * BLOCK_N, a) if SPLITS > 1 else None
+    strides = (*a.stride(), *b.stride(), *c.stride())
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
-        **units(a, b, c, BLOCK_M, BLOCK_N, BLOCK_K),
+        **units(a, b, c, BLOCK_M, BLOCK_N, BLOCK_K, HALF),
+        "UNIT_STRIDES": tuple(map(unit_of_stride, strides)),
         "PDL": bool(PDL),
         "L2_PREFETCH": L2_PREFETCH,
         "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
@@ -150,7 +166,6 @@ def arguments(
         "num_stages": NUM_STAGES,
         **({"launch_pdl": True} if PDL else {}),
     }
-    strides = (*a.stride(), *b.stride(), *c.stride())
     return (tiles * SPLITS,), (a, b, c, partials, M, N, K, *strides, SPLITS), constants
 
 

@@ -8,9 +8,24 @@ from ..planning.k_division import KDivisionPlanner, thin_side
 from ..planning.planner import Config
 from ..planning.rows import row
 
+LEAST_DEPTH = 64
+"""Elements of K in a step, at least."""
+
 
 class SkinnyPlanner(KDivisionPlanner):
     """All parts of all tiles are launched at once."""
+
+    def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
+        """No step along K is deeper than K: past it are zeros, which are copied like others."""
+        depth = max(LEAST_DEPTH, 1 << (problem.K - 1).bit_length())
+        config = {**config, "BLOCK_K": min(config["BLOCK_K"], depth)}
+        return super().adjust(config, problem, limit)
+
+    def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
+        """Of a single step nothing is ahead: with fewer stages an SM has room for more programs."""
+        found = super().divide(config, problem, processors, transposed)
+        steps = -(-problem.K // (found["BLOCK_K"] * found["SPLITS"]))
+        return {**found, "NUM_STAGES": 2} if steps <= 1 else found
 
     def tiles_to_divide(self, tiles: int, processors: int) -> int:
         return tiles

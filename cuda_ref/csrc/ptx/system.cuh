@@ -8,6 +8,7 @@
 
 #ifdef TCGEMM_SIMULATOR
 #include <sched.h>
+#include <time.h>
 
 #include <cstdlib>
 #endif
@@ -38,6 +39,13 @@ __device__ __forceinline__ void fence_proxy_async_global() {
 // Ends the launch with an error.
 __device__ __forceinline__ void trap() { asm volatile("trap;"); }
 
+// The GPU's clock, in nanoseconds.
+__device__ __forceinline__ int64_t globaltimer() {
+  int64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
+  return now;
+}
+
 #else
 
 inline int32_t ld_acquire_sys(const int32_t* from) {
@@ -49,6 +57,11 @@ inline void st_release_sys(int32_t* to, int32_t value) {
 }
 inline void fence_proxy_async_global() {}
 inline void trap() { std::abort(); }
+inline int64_t globaltimer() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t{1000000000} + now.tv_nsec;
+}
 
 #endif
 

@@ -30,12 +30,30 @@ struct Peers {
   void* slot;            // here: gathered rows of A, or the peers' partial sums
   int32_t* const* words;  // every rank's
   void* const* slots;     // every rank's
+  int64_t* stamps;        // clock stamps, of a build with TCGEMM_STAMPS
 
   __host__ __device__ int rows_of(int64_t M, int of) const {
     const int64_t left = M - static_cast<int64_t>(of) * chunk;
     return static_cast<int>(left < 0 ? 0 : left < chunk ? left : chunk);
   }
 };
+
+// What a build with TCGEMM_STAMPS writes down of a call: the begins and ends of its first and last
+// kernel, and behind them for each block and each piece of its work, in the order in which a rank
+// comes to it, when it came there, when it had seen the flag that it waits for, when its last tile
+// was stored, and when its last flag was set. A piece is a part of a rank's rows (gather), or the
+// tiles of an owner (scatter).
+#ifdef TCGEMM_STAMPS
+constexpr bool STAMPS = true;
+#else
+constexpr bool STAMPS = false;
+#endif
+enum class Stamp { came, seen, stored, flagged };
+constexpr int CALL_STAMPS = 4;
+
+__device__ inline void stamp_call(const Peers& peers, int number) {
+  if constexpr (STAMPS) peers.stamps[number] = globaltimer();
+}
 
 // Waits until a flag holds the epoch, or where `at_least` a later one. By one thread: what others of
 // the block read is theirs to read behind a barrier.
@@ -55,19 +73,34 @@ __device__ inline void wait_for(const int32_t* flag, int32_t now, bool at_least,
 // Begins a call: every peer is done with the slot's last use, and this use is counted.
 __global__ void enter(Peers peers) {
   if (threadIdx.x != 0) return;
+  stamp_call(peers, 0);
   const int32_t before = *peers.epoch;
   // A peer without rows may be done with this use as well by now.
   for (int peer = 0; peer < peers.world; ++peer)
     if (peer != peers.rank) wait_for(peers.done + peer, before, true, peers, peer, -1);
   *peers.epoch = before + 1;
+  stamp_call(peers, 1);
 }
 
 // Ends a call: this rank reads nothing of the slot any more.
 __global__ void leave(Peers peers) {
   if (threadIdx.x != 0) return;
+  stamp_call(peers, 2);
   for (int peer = 0; peer < peers.world; ++peer)
     if (peer != peers.rank) st_release_sys(peers.words[peer] + peers.rank, *peers.epoch);
+  stamp_call(peers, 3);
 }
+
+template <int BLOCK_M>
+struct RankSpot {
+  int owner;  // of the rows
+  int rows;   // that it has
+  int part, m, tile_n;  // m: within its rows
+  int turn;             // of the owner in the order
+
+  // The flag of a tile of a partial sum.
+  __device__ int number(int cols) const { return m / BLOCK_M * cols + tile_n; }
+};
 
 // The tiles of all ranks' rows in the order in which a rank visits them. No tile spans two ranks.
 //
@@ -75,17 +108,9 @@ __global__ void leave(Peers peers) {
 // To scatter: those of rank + 1, rank + 2, ..., and its own last.
 template <int BLOCK_M, int GROUP_M, bool SCATTERS>
 struct RankOrder {
+  using Spot = RankSpot<BLOCK_M>;
   int64_t M;
   int cols;  // of tiles
-
-  struct Spot {
-    int owner;  // of the rows
-    int rows;   // that it has
-    int part, m, tile_n;  // m: within its rows
-
-    // The flag of a tile of a partial sum.
-    __device__ int number(int cols) const { return m / BLOCK_M * cols + tile_n; }
-  };
 
   __host__ __device__ int tiles_of(const Peers& peers, int owner) const {
     return (peers.rows_of(M, owner) + BLOCK_M - 1) / BLOCK_M * cols;
@@ -98,10 +123,11 @@ struct RankOrder {
   }
 
   __device__ Spot locate(int index, const Peers& peers) const {
-    int owner = SCATTERS ? peers.rank + 1 : peers.rank;
+    int owner = SCATTERS ? peers.rank + 1 : peers.rank, turn = 0;
     if (owner == peers.world) owner = 0;
     for (int count = tiles_of(peers, owner); index >= count; count = tiles_of(peers, owner)) {
       index -= count;
+      ++turn;
       if (SCATTERS)
         owner = owner + 1 == peers.world ? 0 : owner + 1;
       else
@@ -112,9 +138,65 @@ struct RankOrder {
     const int part = index / (part_tiles * cols), first = part * part_tiles;
     const int height = tile_rows - first < part_tiles ? tile_rows - first : part_tiles;
     const Tile tile = grouped_tile<GROUP_M>(index - first * cols, height, cols);
-    return {owner, rows, part, (first + tile.m) * BLOCK_M, tile.n};
+    return {owner, rows, part, (first + tile.m) * BLOCK_M, tile.n, turn};
   }
 };
+
+// Own rows to gather count as one part.
+template <bool SCATTERS, typename Spot>
+__device__ inline int piece_of(const Spot& spot, const Peers& peers) {
+  return SCATTERS ? spot.turn : spot.turn == 0 ? 0 : spot.turn * peers.most + spot.part;
+}
+
+template <bool SCATTERS, typename Spot>
+__device__ inline void stamp(const Spot& spot, const Peers& peers, Stamp what) {
+  if constexpr (STAMPS) {
+    const int pieces = SCATTERS ? peers.world : peers.world * peers.most;
+    const int at = (blockIdx.x * pieces + piece_of<SCATTERS>(spot, peers)) * 4;
+    int64_t& moment = peers.stamps[CALL_STAMPS + at + static_cast<int>(what)];
+    // Of waits for each tile it is the first that counts.
+    if (moment == 0 || what == Stamp::stored || what == Stamp::flagged) moment = globaltimer();
+  }
+}
+
+// A producer's wait for rows of A: before its first tile of a part that a peer sends.
+struct Arrivals {
+  int here = -1;  // the flag that was waited for last
+
+  // Whether the tile's rows are this rank's, and are read where they lie.
+  template <bool SCATTERS, typename Spot>
+  __device__ bool wait(const Spot& spot, const Peers& peers, int32_t now) {
+    const bool is_own = !SCATTERS && spot.owner == peers.rank;
+    if (SCATTERS && spot.owner == peers.rank) return false;  // its stamps are those of its sums
+    const int flag = spot.owner * peers.most + spot.part;
+    if (STAMPS && flag != here) stamp<SCATTERS>(spot, peers, Stamp::came);
+    if (!SCATTERS && !is_own && flag != here) {
+      wait_for(peers.flags + flag, now, false, peers, spot.owner, spot.part);
+      fence_proxy_async_global();
+    }
+    if (STAMPS && flag != here) stamp<SCATTERS>(spot, peers, Stamp::seen);
+    here = flag;
+    return is_own;
+  }
+};
+
+// By one thread, behind a barrier: the tile of a partial sum is at its owner.
+template <bool SCATTERS, typename Spot>
+__device__ inline void tell_owner(const Spot& spot, const Peers& peers, int flag, int32_t now) {
+  stamp<SCATTERS>(spot, peers, Stamp::stored);
+  st_release_sys(peers.words[spot.owner] + peers.flags_at + peers.rank * peers.most + flag, now);
+  stamp<SCATTERS>(spot, peers, Stamp::flagged);
+}
+
+// By one thread, before a barrier: the peers' partial sums of an own tile are here.
+template <bool SCATTERS, typename Spot>
+__device__ inline void wait_for_tiles(const Spot& spot, const Peers& peers, int flag, int32_t now) {
+  stamp<SCATTERS>(spot, peers, Stamp::came);
+  for (int source = 0; source < peers.world; ++source)
+    if (source != peers.rank)
+      wait_for(peers.flags + source * peers.most + flag, now, false, peers, source, flag);
+  stamp<SCATTERS>(spot, peers, Stamp::seen);
+}
 
 // d += the peers' partial sums of a warpgroup's 64 x (2 * REGISTERS) accumulators, in the order of
 // ranks; row m and column n are the corner's among this rank's rows[.., N].

@@ -28,16 +28,16 @@ def memory_hierarchy() -> str:
         ("global memory (HBM)", f"141 GB at {gpu.bandwidth_gb_s / 1000:g} TB/s", "all SMs, the host",
          "500 clocks and more", "A, B and C", LIGHT, GREY),
     )  # fmt: skip
-    image = Svg(760, 300, "memory hierarchy of an H200")
+    image = Svg(790, 300, "memory hierarchy of an H200")
     for i, (name, size, who, time, holds, fill, stroke) in enumerate(levels):
         y, indent = 40 + 64 * i, 90 - 30 * i
         image.rect(20 + indent, y, 300 - 2 * indent + 0, 50, fill, stroke)
         image.text(170, y + 22, name, 13, "middle", bold=True)
         image.text(170, y + 40, size, 12, "middle")
         image.text(350, y + 30, who, 12)
-        image.text(490, y + 30, time, 12)
-        image.text(610, y + 30, holds, 12)
-    for x, words in ((350, "seen by"), (490, "a load takes"), (610, "a GEMM keeps there")):
+        image.text(480, y + 30, time, 12)
+        image.text(620, y + 30, holds, 12)
+    for x, words in ((350, "seen by"), (480, "a load takes"), (620, "a GEMM keeps there")):
         image.text(x, 24, words, 12, fill=GREY)
     return str(image)
 
@@ -160,7 +160,7 @@ def occupancy() -> str:
 
 
 def fragments() -> str:
-    image = Svg(760, 400, "which lane holds which element")
+    image = Svg(810, 400, "which lane holds which element")
     image.text(20, 22, "mma.sync m16n8k16: C, 16 x 8", 13, bold=True)
     holders = {models.accumulator(lane, r): (lane, r) for lane in range(32) for r in range(4)}
     for (row, column), (lane, register) in holders.items():
@@ -178,16 +178,16 @@ def fragments() -> str:
             image.cell(260 + 14 * column, 34 + 20 * row, 27, 19, lane,
                        RED if mine else BANKS[lane // 4], 10, ink="#fff" if mine else INK)  # fmt: skip
     image.text(260, 372, "a box: two neighbours in one register", 12)
-    image.text(510, 22, "wgmma m64nNk16: C, 64 x N", 13, bold=True)
+    image.text(545, 22, "wgmma m64nNk16: C, 64 x N", 13, bold=True)
     for thread in range(128):
         for register in range(8):
             row, column = models.wgmma_accumulator(thread, register)
             mine = thread == 37
-            image.rect(510 + 13 * column, 34 + 5 * row, 12, 4.4,
+            image.rect(545 + 13 * column, 34 + 5 * row, 12, 4.4,
                        RED if mine else BANKS[thread // 32 * 2], "none")  # fmt: skip
     for warp in range(4):
-        image.text(724, 34 + 80 * warp + 44, f"warp {warp}", 11)
-    image.text(510, 372, "16 columns of N; red: thread 37", 12)
+        image.text(759, 34 + 80 * warp + 44, f"warp {warp}", 11)
+    image.text(545, 372, "16 columns of N; red: thread 37", 12)
     image.text(20, 392, "WMMA's fragment is one of these, but which is not specified: only whole fragments "
                "may be stored.", 11, fill=GREY)  # fmt: skip
     return str(image)
@@ -307,7 +307,8 @@ def wave_quantization() -> str:
         points.append((x_of(size), bottom - h * busy))
         if size in (2048, 3072, 4096, 8192):
             image.rect(x_of(size) - 4, bottom - h * busy - 4, 8, 8, RED, RED)
-            image.text(x_of(size), bottom - h * busy + 22, f"{tiles} tiles, {count} waves", 11,
+            words = f"{tiles} tiles, {count} wave{'s' if count > 1 else ''}"
+            image.text(x_of(size), bottom - h * busy + (-9 if busy > 0.9 else 20), words, 11,
                        "end" if size == 8192 else "middle")  # fmt: skip
     image.path(points, C, 2)
     for size in (512, 2048, 4096, 6144, 8192):
@@ -343,7 +344,7 @@ def walking() -> str:
     """Gannon's four missing diagrams in one: blocks over C, warps in a block, K, and the overrun."""
     have = constants.of_source("cuda_ref/rungs/wmma.cu")
     block, mma, size, depth = have["BLOCK_M"], have["MMA_M"], 100, 48
-    image = Svg(760, 400, "blocks over C, warps in a block, the walk along K, and the overrun")
+    image = Svg(830, 400, "blocks over C, warps in a block, the walk along K, and the overrun")
     scale, x0, y0 = 2.1, 190, 130
     whole = -(-size // block) * block
     image.rect(x0, y0, size * scale, size * scale, C_LIGHT, C)

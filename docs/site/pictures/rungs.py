@@ -72,7 +72,7 @@ def split(parts: int) -> list[Lane]:
     for part in range(min(parts, 3)):
         boxes = [(0.0, 4.5, f"K part {part}", MULTIPLY), (4.6, 1.2, "partial", STORE)]
         lanes.append((f"block {part}", boxes))
-    lanes.append(("sum", [(6.0, 2.0, f"add {parts} partials in order", LOAD)]))
+    lanes.append(("sum", [(6.0, 2.0, f"add {parts} partials in order", STORE)]))
     return lanes
 
 
@@ -186,7 +186,9 @@ def picture(kernel: str) -> str:
     if mma and who != "thread":
         m, n = (mma[1], mma[0]) if kernel in ("cuda/skinny", "cuda/small") else mma[:2]
         m, n = min(m, part_m), min(n, part_n)
-        image.rect(x0, y0, n * scale, m * scale, "#ffffff", RED, 1.5)
+        inside = 4 if (m, n) == (part_m, part_n) else 0  # else the black one would hide it
+        image.rect(x0 + inside, y0 + inside, n * scale - 2 * inside, m * scale - 2 * inside,
+                   "#ffffff", RED, 1.5)  # fmt: skip
     image.rect(x0, y0, pw, ph, "none", INK, 2)
     below = y0 + h + 20
     image.text(x0 - depth, below, f"C of a block: {M} x {N}", 13, bold=True)
@@ -202,7 +204,8 @@ def _right(image: Svg, kernel: str, have: dict[str, int], lanes: list[Lane]) -> 
     """The stages in shared memory, and below them the time line."""
     M, N, K = have["BLOCK_M"], have["BLOCK_N"], have.get("BLOCK_K", 0)
     left, width = 330, WIDTH - 330 - 20
-    stages = have.get("NUM_STAGES", 1 if kernel in ("cuda/tiled", "cuda/wgmma_tma") else 0)
+    one = ("cuda/tiled", "cuda/wgmma_tma", "triton/naive", "triton/grouped")
+    stages = have.get("NUM_STAGES", 1 if kernel in one else 0)
     item = 4 if kernel == "cuda/tiled" else constants.item(kernel)
     if stages and K:
         each = (M + N) * K * item

@@ -39,7 +39,7 @@ def timeline() -> str:
     image.text(20, 208, "tensor cores", 12)
     for piece in range(PIECES):
         part = times.gemm_us / PIECES
-        words = "own rows" if piece == 0 else f"rows of peer {piece}"
+        words = "own rows" if piece == 0 else f"of peer {piece}"
         bar(piece * part, 190, part, words, C_LIGHT, C)
     for piece in range(1, PIECES):
         arrived = 170 + scale * piece * times.transfer_us / (PIECES - 1)

@@ -51,7 +51,10 @@ COLUMNS: dict[str, str] = {
 }
 """The schema of several.csv: column -> meaning, in file order."""
 
-STAMP_COLUMNS = ("run", "op", "M", "N", "K", "dtype", "rank", "what", "piece", "begin_us", "end_us")
+STAMP_COLUMNS = (
+    *("run", "op", "M", "N", "K", "dtype", "contender", "rank"),
+    *("what", "piece", "begin_us", "end_us"),
+)
 """Of several_stamps.csv, one call's clock stamps: what a rank did from when to when."""
 
 
@@ -87,14 +90,24 @@ LLAMA = {"Llama 8B": (4096, 14336, 6144), "Llama 70B": (8192, 28672, 10240)}
 ROWS = (512, 2048, 4096, 8192, 16384)
 
 
-def suite(world: int, dtypes: Sequence[str] = (), shapes: Sequence[str] = ()) -> list[Case]:
-    """40 cases a dtype: the four layers of LLAMA's models for each of ROWS; or shapes by hand.
+def suite(
+    world: int,
+    dtypes: Sequence[str] = (),
+    shapes: Sequence[str] = (),
+    rows: Sequence[int] = ROWS,
+) -> list[Case]:
+    """40 cases a dtype: the four layers of LLAMA's models for each of ``rows``; or shapes by hand.
 
     Raises OperandError where a layer does not divide by the ranks, or for a dtype that is none.
     """
     for dtype in dtypes:
         if dtype not in OUTPUTS:
             raise OperandError(f"unknown dtype {dtype!r}: choose from {either(OUTPUTS)}")
+        if dtype == "float8_e5m2":
+            raise OperandError(
+                "cuBLAS, the baseline, does not multiply two matrices of float8_e5m2: name "
+                "float8_e4m3fn"
+            )
     cases = []
     for dtype in dtypes or ("bfloat16",):
         if shapes:
@@ -108,7 +121,7 @@ def suite(world: int, dtypes: Sequence[str] = (), shapes: Sequence[str] = ()) ->
             )  # fmt: skip
             cases += [
                 Case(model, layer, world, op, M, N, K, dtype)
-                for M in ROWS
+                for M in rows
                 for layer, op, N, K in layers
             ]
     for case in cases:

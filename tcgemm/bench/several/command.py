@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from ...errors import OperandError, ResultsError
-from .cases import CHECKED, Case, append, append_stamps, read, suite
+from .cases import CHECKED, ROWS, Case, append, append_stamps, read, suite
 
 NO_MULTICAST = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1",
@@ -30,10 +31,16 @@ def several(
     seed: int,
     budget_s: float,
     resume: bool,
+    rows: Sequence[int] = (),
+    timeline: bool = False,
 ) -> None:
     """Verify and time every case over the ranks that torchrun started; rank 0 keeps the rows.
 
     Without a GPU small cases are verified over gloo, and nothing is timed.
+
+    Args:
+        rows: values of M, of which the suite has five.
+        timeline: keep the clock stamps of one call of each case and overlapped language as well.
 
     Raises:
         OperandError: not started by torchrun, or sizes that the ranks do not divide.
@@ -45,7 +52,8 @@ def several(
             "--several runs on several ranks, and nobody started them: "
             "torchrun --nproc-per-node GPUS -m tcgemm bench --several"
         )
-    cases = suite(int(os.environ["WORLD_SIZE"]), dtypes, shapes)  # names mistakes before torch
+    # Before torch is imported, so that mistakes are named at once.
+    cases = suite(int(os.environ["WORLD_SIZE"]), dtypes, shapes, rows or ROWS)
     os.environ.update(NO_MULTICAST)
     import torch
     import torch.distributed as dist
@@ -66,7 +74,10 @@ def several(
     try:
         if not cuda and not shapes:
             cases = suite(dist.get_world_size(), dtypes, [_divided(text) for text in CHECKED])
-        _run(cases, device, languages, out, seed=seed, budget_s=budget_s, resume=resume)
+        _run(
+            cases, device, languages, out,
+            seed=seed, budget_s=budget_s, resume=resume, timeline=timeline,
+        )  # fmt: skip
     finally:
         dist.destroy_process_group()
 
@@ -89,6 +100,7 @@ def _run(
     seed: int,
     budget_s: float,
     resume: bool,
+    timeline: bool,
 ) -> None:
     import torch.distributed as dist
 
@@ -96,6 +108,7 @@ def _run(
     from .. import environment
     from . import run
 
+    began = time.monotonic()
     ranks = ranks_of()
     first = ranks.rank == 0
     environment.set_precision()
@@ -116,13 +129,18 @@ def _run(
     dist.broadcast_object_list(told, group=ranks.group)
     timed = device.type == "cuda"
     backend = None if timed else "cublas"
+    languages = languages or run.LANGUAGES
+    if timed:
+        run.compile_ahead(ranks, languages, {case.dtype for case in cases}, timeline)
+        if first:
+            print(f"{time.monotonic() - began:.0f} s: compiled", flush=True)
     trouble = 0
     for number, case in enumerate(cases, start=1):
         if _key({name: str(getattr(case, name)) for name in KEY}) in told[0]:
             continue
         rows, stamps = run.run_case(
             case, ranks, device, seed=seed, budget_s=budget_s, backend=backend,
-            languages=languages or run.LANGUAGES, timed=timed,
+            languages=languages, timed=timed, timeline=timeline,
         )  # fmt: skip
         if first:
             append(folder, [{"run": name, **row} for row in rows])
@@ -130,7 +148,8 @@ def _run(
                 append_stamps(folder, [{"run": name, **row} for row in stamps])
             for row in rows:
                 trouble += row["status"] in ("wrong", "failed")
-                print(f"{number}/{len(cases)} {case}: {_line(row)}", flush=True)
+                seconds = time.monotonic() - began
+                print(f"{seconds:.0f} s: {number}/{len(cases)} {case}: {_line(row)}", flush=True)
     if first:
         print(f"Results: {folder / 'several.csv'}")
     counts = [trouble]

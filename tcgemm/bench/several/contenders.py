@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -62,20 +63,33 @@ def _whole_a(of: Operands) -> torch.Tensor:
 
 def _product(of: Operands) -> Call:
     a = _whole_a(of).clone()
-    c = a.new_empty((a.shape[0], of.b.shape[1]))
-    return lambda: torch.mm(a, of.b, out=c)
+    c = a.new_empty((a.shape[0], of.b.shape[1]), dtype=of.out_dtype)
+    return lambda: _multiply(a, of.b, c)
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """c = a @ b by cuBLAS; of 8-bit floats with scales of 1, as it takes them only so."""
+    if a.itemsize > 1:
+        return torch.mm(a, b, out=c)
+    one = _one(a.device)
+    return torch._scaled_mm(a, b, one, one, out_dtype=c.dtype, out=c)
+
+
+@cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device)
 
 
 def _after_gather(of: Operands) -> Call:
     """As a program without tcgemm would: into one buffer, in whole chunks."""
     M, ranks = of.case.M, of.ranks
     whole = of.a.new_empty((chunk_of(M, ranks.world) * ranks.world, of.a.shape[1]))
-    c = of.a.new_empty(of.shape)
+    c = of.a.new_empty(of.shape, dtype=of.out_dtype)
     part = sequence.padded_to(of.a, chunk_of(M, ranks.world))
 
     def call() -> torch.Tensor:
         gather(ranks, whole, part)
-        return torch.mm(whole[:M], of.b, out=c)
+        return _multiply(whole[:M], of.b, c)
 
     return call
 
@@ -83,11 +97,11 @@ def _after_gather(of: Operands) -> Call:
 def _before_scatter(of: Operands) -> Call:
     M, ranks = of.case.M, of.ranks
     chunk = chunk_of(M, ranks.world)
-    whole = of.a.new_zeros((chunk * ranks.world, of.b.shape[1]))
-    c = of.a.new_empty((chunk, of.b.shape[1]))
+    whole = of.a.new_zeros((chunk * ranks.world, of.b.shape[1]), dtype=of.out_dtype)
+    c = whole.new_empty((chunk, of.b.shape[1]))
 
     def call() -> torch.Tensor:
-        torch.mm(of.a, of.b, out=whole[:M])
+        _multiply(of.a, of.b, whole[:M])
         sum_parts(ranks, c, whole)
         return c[: of.shape[0]]
 
@@ -133,14 +147,27 @@ DELAY_CYCLES = 2_000_000
 """About 1 ms before each sample, under which the host asks for all of it."""
 
 
+@cache
+def _twice_the_l2(device: int) -> torch.Tensor:
+    """What a write of pushes everything else out of the cache."""
+    size = torch.cuda.get_device_properties(device).L2_cache_size
+    return torch.empty(2 * size, dtype=torch.uint8, device=torch.device("cuda", device))
+
+
 def sampler(call: Call, ranks: Ranks) -> Callable[[], float]:
-    """ms on this rank's stream of one call, from the moment that all ranks have arrived there."""
+    """ms on this rank's stream of one call, from the moment that all ranks have arrived there.
+
+    The operands are not in the L2: between two calls of a layer a model reads all its other
+    weights, and contenders that take turns would else find what the one before has loaded.
+    """
     token = torch.zeros(1, device="cuda")
+    others = _twice_the_l2(torch.cuda.current_device())
     began, ended = torch.cuda.Event(True), torch.cuda.Event(True)
 
     def sample() -> float:
         torch.distributed.barrier(group=ranks.group)
         torch.cuda.synchronize()
+        others.zero_()
         torch.cuda._sleep(DELAY_CYCLES)
         torch.distributed.all_reduce(token, group=ranks.group)
         began.record()

@@ -6,7 +6,7 @@ Every rank runs this; what one of them meets, all are told, so that none waits f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,12 +51,14 @@ def run_case(
     backend: str | None = None,
     languages: Sequence[str] = LANGUAGES,
     timed: bool = True,
+    timeline: bool = False,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of a case, one for PLANNED and each overlapped language, and its stamps.
 
     Args:
         backend: of PLANNED; by default as tcgemm.dist has it.
         timed: whether to time; nothing is where there is no GPU.
+        timeline: whether to take the stamps.
     """
     normal, whole = (drawn(case, ranks, device, seed, exact) for exact in (False, True))
     judge = Judge(normal, whole)
@@ -89,7 +91,18 @@ def run_case(
         if name in times:
             row |= figures(times, name, _transfer_ms(case), GEMM, NCCL, TORCH)
         rows.append(row)
-    return rows, _stamps(normal) if timed and plan.way == "overlapped" else []
+    right = [name for name in calls if name.startswith("overlapped/")] if timed else []
+    return rows, [stamp for name in right if timeline for stamp in _stamps(name, normal)]
+
+
+def compile_ahead(
+    ranks: Ranks, languages: Sequence[str], dtypes: Iterable[str], timeline: bool
+) -> None:
+    """Have what nvcc makes of the overlapped products, made by one rank while the others wait."""
+    found: Any = engine.engine()
+    if found is not None and ranks.rank == 0:
+        found.prepare(languages, [getattr(torch, dtype) for dtype in dtypes], stamped=timeline)
+    dist.barrier(ranks.group)
 
 
 def _transfer_ms(case: Case) -> float:
@@ -164,17 +177,19 @@ def _agreed(mine: Outcome, ranks: Ranks) -> Outcome:
     )
 
 
-def _stamps(of: Operands) -> list[dict[str, Any]]:
-    """One call's clock stamps of all ranks, where the engine takes them (dist/engine.py)."""
-    take = getattr(engine.engine(), "stamps", None)
-    if take is None:
-        return []
+def _stamps(name: str, of: Operands) -> list[dict[str, Any]]:
+    """One call's clock stamps of all ranks (dist/engine.py)."""
+    found: Any = engine.engine()
     told: list[Any] = [None] * of.ranks.world
-    stamps = take(of.case.op, of.a, of.b, of.ranks.group)
+    language = name.partition("/")[2]
+    stamps = found.stamps(of.case.op, of.a, of.b, of.ranks.group, language, of.case.M)
     dist.all_gather_object(told, list(stamps), group=of.ranks.group)
     case = {name: getattr(of.case, name) for name in ("op", "M", "N", "K", "dtype")}
     return [
-        {**case, "rank": rank, "what": what, "piece": piece, "begin_us": begin, "end_us": end}
+        {
+            **case, "contender": name, "rank": rank, "what": what, "piece": piece,
+            "begin_us": begin, "end_us": end,
+        }
         for rank, of_rank in enumerate(told)
         for what, piece, begin, end in of_rank
-    ]
+    ]  # fmt: skip

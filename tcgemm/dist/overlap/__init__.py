@@ -7,7 +7,9 @@ docs/lab/several_gpus_protocol.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from threading import Lock
 from typing import Any
@@ -15,19 +17,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..options import ALL_GATHER
+from ..options import ALL_GATHER, REDUCE_SCATTER, Options
+from ..rows import rows_of
 from .memory import MOST_BYTES, MOST_TILES
 from .plan import (
     INTERPRETED,
     MOST_WORLD,
     SIMULATED,
     TILES,
+    TILES_OF_8_BITS,
     Plan,
     Tile,
     gather_plan,
     scatter_plan,
 )
 from .protocol import Kernels, Rank
+from .timeline import Stamp, stamps_of
 from .transports import GpuTransport, ProcessTransport
 
 BACKENDS = {
@@ -36,10 +41,19 @@ BACKENDS = {
 }
 """Language -> the module of its kernels. "auto" takes the first."""
 
-DTYPES = (torch.float16, torch.bfloat16)
+RESULTS = {
+    torch.float16: torch.float16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float8_e4m3fn: torch.bfloat16,
+    torch.float8_e5m2: torch.bfloat16,
+}
+"""The dtypes of operands, and of their result."""
 
-UNIT = 8
-"""K and N are multiples of it: rows of 16 bytes, as TMA needs them."""
+LANGUAGE_OF_8_BITS = "triton"
+"""The one whose kernels take 8-bit floats."""
+
+UNIT_BYTES = 16
+"""Rows of A and of the result are multiples of it, as TMA needs them."""
 
 FLAGS_OF_A_TILE = 2
 """At most: one for each warpgroup of wgmma_overlap, which stores its own rows."""
@@ -59,20 +73,34 @@ def why_not(op: str, a: torch.Tensor, b: torch.Tensor, group: Any, options: Any)
         return f"no product of backend {options.backend!r} overlaps: {', '.join(BACKENDS)} do"
     if options.kernel is not None:
         return f"an overlapped product has kernels of its own, and {options.kernel!r} is named"
-    if a.dtype not in DTYPES or b.dtype != a.dtype:
-        return f"operands of {a.dtype} and {b.dtype}: it takes two of float16 or of bfloat16"
+    if a.dtype not in RESULTS or b.dtype != a.dtype:
+        return (
+            f"operands of {a.dtype} and {b.dtype}: it takes two of float16, of bfloat16 or of one "
+            "8-bit float"
+        )
+    if a.itemsize == 1 and _language(options.backend) != LANGUAGE_OF_8_BITS:
+        return (
+            f"8-bit floats overlap in {LANGUAGE_OF_8_BITS} and {options.backend!r} is named: leave "
+            "backend= away"
+        )
     if world == 1:
         return "one rank has nothing to communicate"
     if world > MOST_WORLD:
         return f"{world} ranks: it takes up to {MOST_WORLD}, of one host"
     if not (M and N and K):
         return f"M={M} N={N} K={K}: an empty product needs no overlap"
-    if K % UNIT or N % UNIT:
-        return f"K={K} and N={N}: it takes multiples of {UNIT}, rows of whole 16 bytes"
+    of_K, of_N = UNIT_BYTES // a.itemsize, UNIT_BYTES // RESULTS[a.dtype].itemsize
+    if K % of_K or N % of_N:
+        return (
+            f"K={K} and N={N} of {a.dtype}: it takes multiples of {of_K} and of {of_N}, rows of "
+            f"whole {UNIT_BYTES} bytes"
+        )
     if (sentence := _why_not_here(a, world)) is not None:
         return sentence
-    plan = _plan(op, M, N, K, world, _tiles(options.backend, a))
-    data = world * plan.chunk * (K if op == ALL_GATHER else N) * a.itemsize
+    plan = _plan(op, M, N, K, world, _tiles(options.backend, a), a.itemsize)
+    data = world * plan.chunk * N * RESULTS[a.dtype].itemsize
+    if op == ALL_GATHER:  # and a scale for each row
+        data = world * plan.chunk * (K * a.itemsize + 4)
     if data > MOST_BYTES:
         return f"its ranks would share {data} bytes each, and it keeps to {MOST_BYTES}"
     if FLAGS_OF_A_TILE * plan.tiles(N) > MOST_TILES:
@@ -95,13 +123,18 @@ def _why_not_here(a: torch.Tensor, world: int) -> str | None:
     return None
 
 
-def _plan(op: str, M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES) -> Plan:
-    return (gather_plan if op == ALL_GATHER else scatter_plan)(M, N, K, world, tiles)
+def _plan(
+    op: str, M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES,
+    item_bytes: int = 2,
+) -> Plan:  # fmt: skip
+    if op == ALL_GATHER:
+        return gather_plan(M, N, K, world, tiles, item_bytes)
+    return scatter_plan(M, N, K, world, tiles)
 
 
 def _tiles(backend: str, like: torch.Tensor) -> tuple[Tile, ...]:
     if like.is_cuda:
-        return TILES
+        return TILES if like.itemsize == 2 else TILES_OF_8_BITS
     return SIMULATED if _language(backend) == "cuda" else INTERPRETED
 
 
@@ -117,7 +150,7 @@ def all_gather_matmul(
     Args:
         a_shard: [rows of this rank, K], as ../rows.py divides ``options.rows``.
         b: [K, N], of any strides; where TMA cannot reach it, it is copied in each call.
-        out: [M, N], of A's dtype, contiguous; returned.
+        out: [M, N], of RESULTS' dtype, contiguous; returned.
         group: of ranks of one host, all of which make this call.
 
     Raises PeerError in debug mode where a peer does not come; RuntimeError where memory that ranks
@@ -125,8 +158,9 @@ def all_gather_matmul(
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
     M, (K, N) = options.rows, b.shape
-    plan = gather_plan(M, N, K, rank.transport.world, _tiles(options.backend, b))
+    plan = gather_plan(M, N, K, rank.transport.world, _tiles(options.backend, b), b.itemsize)
     with _on(b):
+        options = _scaled(ALL_GATHER, options, b.device)
         return rank.gather(kernels, _rows(a_shard), _reached(b), out, plan, options)
 
 
@@ -140,7 +174,8 @@ def matmul_reduce_scatter(
 
     Args:
         a: [M, K of this rank]; b: [K of this rank, N], of any strides.
-        out: [rows of this rank, N], as ../rows.py divides M, of A's dtype, contiguous; returned.
+        out: [rows of this rank, N], as ../rows.py divides M, of RESULTS' dtype, contiguous;
+            returned.
 
     Raises what all_gather_matmul raises.
     """
@@ -148,7 +183,37 @@ def matmul_reduce_scatter(
     (M, K), N = a.shape, b.shape[1]
     plan = scatter_plan(M, N, K, rank.transport.world, _tiles(options.backend, b))
     with _on(b):
+        options = _scaled(REDUCE_SCATTER, options, b.device)
         return rank.scatter(kernels, _rows(a), _reached(b), out, plan, options)
+
+
+def stamps(
+    op: str, a: torch.Tensor, b: torch.Tensor, group: Any, backend: str, rows: int
+) -> list[Stamp]:
+    """Clock stamps of a call on this rank; all ranks make it. See timeline.py."""
+
+    def call(into: torch.Tensor) -> None:
+        asked = Options(backend, rows=rows, stamps=into)
+        first, behind = rows_of(rows, dist.get_world_size(group), dist.get_rank(group))
+        height = rows if op == ALL_GATHER else behind - first
+        product = all_gather_matmul if op == ALL_GATHER else matmul_reduce_scatter
+        out = b.new_empty(height, b.shape[1], dtype=RESULTS[b.dtype])
+        product(a, b, out, group, asked)
+
+    return stamps_of(op, _rank(group, b).transport, group, call)
+
+
+def prepare(
+    backends: Iterable[str],
+    dtypes: Iterable[torch.dtype],
+    epilogues: Iterable[str] = ("",),
+    stamped: bool = False,
+) -> None:
+    """Compile what nvcc makes for a GPU of these products, with a bias where there is an epilogue,
+    and of ``stamped`` what writes clock stamps besides. Triton compiles in seconds at first use."""
+    if "cuda" in backends:
+        module: Any = import_module(BACKENDS["cuda"])
+        module.prepare(dtypes, epilogues, TILES, stamped)
 
 
 def _on(x: torch.Tensor) -> Any:
@@ -156,19 +221,45 @@ def _on(x: torch.Tensor) -> Any:
 
 
 def _rows(a: torch.Tensor) -> torch.Tensor:
-    """A as copies and TMA take it: its rows one behind the other, from a multiple of 16 bytes on."""
+    """A as copies and TMA take it: its rows one after the other, from a multiple of 16 bytes on."""
     a = a.contiguous()
     return a if a.data_ptr() % 16 == 0 else a.clone()
 
 
+def _scaled(op: str, options: Options, device: torch.device) -> Options:
+    """The options with scales as kernels read them: float32, one behind the other, and without a
+    dimension where one is for all."""
+
+    def tensor(scale: torch.Tensor | float | None, of_a_shard: bool) -> torch.Tensor | None:
+        if scale is None:
+            return None
+        if not isinstance(scale, torch.Tensor):
+            return torch.full((), scale, dtype=torch.float32, device=device)
+        # A shard of one row has a scale of one row.
+        return scale.contiguous() if of_a_shard or scale.numel() > 1 else scale.reshape(())
+
+    a, b = options.scale_a, options.scale_b
+    if a is None and b is None:
+        return options
+    return replace(options, scale_a=tensor(a, op == ALL_GATHER), scale_b=tensor(b, False))
+
+
 def _reached(b: torch.Tensor) -> torch.Tensor:
-    """B as TMA takes it: rows or columns contiguous, in steps of 16 bytes."""
+    """B as TMA takes it: rows or columns contiguous, in steps of 16 bytes. 8-bit floats lie by
+    columns: the tensor cores read them along K only."""
+    if b.itemsize == 1 and not (
+        b.stride(0) == 1 and b.stride(1) % UNIT_BYTES == 0 and b.stride(1) >= b.shape[0]
+        and b.data_ptr() % UNIT_BYTES == 0
+    ):  # fmt: skip
+        return b.mT.clone(memory_format=torch.contiguous_format).mT
     for x in (b, b.mT):
         pitch = x.stride(0) * x.itemsize
         whole = pitch % 16 == 0 and x.stride(0) >= x.shape[1]
         if x.stride(1) == 1 and whole and b.data_ptr() % 16 == 0:
             return b
-    return b.contiguous() if b.data_ptr() % 16 == 0 else b.clone(memory_format=torch.contiguous_format)
+    return (
+        b.contiguous() if b.data_ptr() % 16 == 0 else b.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def _kernels(backend: str) -> Kernels:
@@ -184,7 +275,8 @@ def _rank(group: Any, like: torch.Tensor) -> Rank:
         known = _ranks.get(key)
         # A group that was destroyed may have left its name to another.
         if known is None or known[0] is not group:
-            transport = GpuTransport(group, like.device) if like.is_cuda else ProcessTransport(group)
+            transport = (
+                GpuTransport(group, like.device) if like.is_cuda else ProcessTransport(group)
+            )
             known = _ranks[key] = group, Rank(transport)
         return known[1]
-

@@ -4,14 +4,14 @@ Words are int32 and laid out alike on every rank. For each slot they hold
 
     done   [world]               what each peer last finished with this slot
     parts  [world][MOST_PARTS]   the rows of a peer that have arrived (all-gather)
-    tiles  [world][MOST_TILES]   the tiles of a peer's partial sum that have arrived (reduce-scatter)
+    tiles  [world][MOST_TILES]   tiles of a peer's partial sum that have arrived (reduce-scatter)
 
 all of them epochs: the number of times that the slot has been used. A rank counts that number by
 itself, in memory of its own on the device, so that a captured graph counts on.
 
-Data is one allocation of SLOTS equal slots. It grows when a call needs more, at least twofold, which
-is a collective step and needs all ranks. It never shrinks, and what was there before is kept, since
-a captured graph may use it: all of it together is at most twice the largest.
+Data is one allocation of SLOTS equal slots. It grows when a call needs more, at least twofold,
+which is a collective step and needs all ranks. It never shrinks, and what was there before is
+kept, since a captured graph may use it: all of it together is at most twice the largest.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class Slot:
         )
 
 
-def zeros(count: int, device: torch.device) -> torch.Tensor:
-    """int32 of this rank alone; on a CPU the processes of a simulated kernel share them."""
-    made = torch.zeros(count, dtype=torch.int32, device=device)
+def zeros(count: int, device: torch.device, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """Numbers of this rank alone; on a CPU the processes of a simulated kernel share them."""
+    made = torch.zeros(count, dtype=dtype, device=device)
     return made if made.is_cuda else made.share_memory_()
 
 
@@ -133,9 +133,7 @@ class Memory:
         size = SLOTS * words_of_slot(transport.world)
         words = [each.view(torch.int32) for each in transport.share(4 * size)]
         self._epochs = zeros(SLOTS, transport.device)
-        self.slots = [
-            Slot(i, transport, words, self._epochs[i : i + 1]) for i in range(SLOTS)
-        ]
+        self.slots = [Slot(i, transport, words, self._epochs[i : i + 1]) for i in range(SLOTS)]
         self.bytes = 0
         """Of a slot, so far."""
         self._calls = 0

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from .. import fitted
+
 LINK_BYTES_PER_US = 370e3
 """What a copy engine moves from one H200 to another, in one direction: measured at 128 to 512 MiB,
 with 18 links of 26.6 GB/s."""
@@ -18,14 +20,10 @@ with 18 links of 26.6 GB/s."""
 COPY_US = 9.0
 """Before the first byte of a copy: fitted to copies of 1 to 32 MiB, of 14, 32 and 99 us."""
 
-NEXT_COPY_US = 3.0
-"""The same for one that follows another in its stream, with its flag; assumed, not measured."""
-
-FLOP_PER_US = 680e6
-"""16-bit products of random numbers on an H200 whose tiles fill the SMs."""
-
-SIGNAL_US = 3.0
-"""The kernel before or after a call that waits for, or tells, the peers; assumed."""
+_STEPS = fitted.of("nvidia-h200").steps or fitted.ASSUMED_STEPS
+NEXT_COPY_US, SIGNAL_US, FLOP_PER_US = (
+    _STEPS.next_copy_us, _STEPS.signal_us, _STEPS.flop_per_us,
+)  # fmt: skip
 
 REDUCED_BYTES_PER_US = 4e6
 """HBM, for the partial sums that an owner reads."""
@@ -69,6 +67,10 @@ class Tile:
 TILES = (Tile(128, 256, 64, 8, 3, 8, 1.0), Tile(128, 128, 64, 8, 4, 8, 0.85))
 """In the order in which they are preferred. Two of 64 rows or 128 columns less would leave the
 tensor cores idle at the sizes that are worth several GPUs."""
+
+TILES_OF_8_BITS = (Tile(128, 128, 128, 8, 4, 8, 1.0),)
+"""Of 8-bit floats, whose sums leave the tensor core every 128 steps of K: it has two sets of
+accumulators."""
 
 INTERPRETED = (Tile(32, 32, 32, 2, 2, 4, 1.0),)
 """Where Triton's kernels are interpreted, on a CPU: so that small matrices have many tiles."""
@@ -134,11 +136,14 @@ def arrivals_us(plan: Plan, K: int, world: int, item_bytes: int = 2) -> list[flo
     return times
 
 
-def gather_us(plan: Plan, M: int, N: int, K: int, world: int) -> float:
-    """Microseconds of all-gather and product: each part is multiplied when it is there."""
-    row = 2 * N * K / FLOP_PER_US
+def gather_us(plan: Plan, M: int, N: int, K: int, world: int, item_bytes: int = 2) -> float:
+    """Microseconds of all-gather and product: each part is multiplied when it is there.
+
+    8-bit floats are taken to be multiplied at twice the rate of 16 bits.
+    """
+    row = N * K * item_bytes / FLOP_PER_US
     at = plan.chunk * row
-    arrived = iter(arrivals_us(plan, K, world))
+    arrived = iter(arrivals_us(plan, K, world, item_bytes))
     for _ in range(world - 1):
         for _, first, behind in plan.part_rows(plan.chunk):
             at = max(at, next(arrived)) + (behind - first) * row
@@ -156,13 +161,15 @@ def scatter_us(plan: Plan, M: int, N: int, K: int, world: int, item_bytes: int =
 
 
 @cache
-def gather_plan(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES) -> Plan:
+def gather_plan(
+    M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES, item_bytes: int = 2
+) -> Plan:
     """The plan of an all-gather and product: the tile by its waves, the parts by the model."""
     tile = fastest_tile(M, N, world, tiles)
     plans = [in_parts(tile, -(-M // world), parts) for parts in (1, 2, 4, MOST_PARTS)]
-    if tiles is not TILES:
+    if tiles in (INTERPRETED, SIMULATED):
         return plans[1]  # on a CPU: so that small sizes have several
-    return min(plans, key=lambda plan: gather_us(plan, M, N, K, world))
+    return min(plans, key=lambda plan: gather_us(plan, M, N, K, world, item_bytes))
 
 
 @cache

@@ -9,7 +9,7 @@ leave    the slot may be written again
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +45,12 @@ class Call:
     """Whether a wait that is given up is told of in ``trouble``; else the launch fails."""
     spare: int
     """SMs that grids leave free."""
+    scale_a: torch.Tensor | None
+    """float32: one for all of A, or one for each row, of all ranks' chunks; or None."""
+    scale_b: torch.Tensor | None
+    """The same of B's columns."""
+    stamps: torch.Tensor | None
+    """int64: where kernels write clock stamps, or None; see timeline.py."""
 
 
 class Kernels(Protocol):
@@ -78,7 +84,7 @@ MOST_LOOKS = 2**31 - 2
 
 
 class Rank:
-    """The overlapped products of one rank of a group. All ranks make the same calls in one order."""
+    """The overlapped products of a rank of a group. All ranks make the same calls in one order."""
 
     def __init__(self, transport: Transport, timeout_s: float | None = None) -> None:
         """
@@ -110,17 +116,28 @@ class Rank:
         """``gather`` as a generator that stops behind each step, for ranks that share a thread."""
         transport, K = self.transport, b.shape[0]
         rank, world = transport.rank, transport.world
-        slot = self._begin(world * plan.chunk * K * a.itemsize)
-        call = self._call(kernels, slot, plan, slot.parts_at, MOST_PARTS, options.debug)
+        scales = options.scale_a if _by_rows(options.scale_a) else None
+        size = world * plan.chunk * K * a.itemsize
+        slot = self._begin(size + (0 if scales is None else world * plan.chunk * 4))
+        call = self._call(kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
         kernels.enter(call)
         yield "enter"
         # Before the product is started: where streams share a queue, it must not be behind it.
         transport.fork()
+        mine = size + rank * plan.chunk * 4
         for step in range(1, world):
-            self._send(a, plan, slot, (rank + step) % world)
+            peer = (rank + step) % world
+            if scales is not None and len(scales):  # before the rows, whose flags are theirs too
+                there = slot.data[peer][mine : mine + 4 * len(scales)]
+                transport.copy(there, scales.view(torch.uint8))
+            self._send(a, plan, slot, peer)
         yield "send"
-        here = slot.data[rank][: world * plan.chunk * K * a.itemsize]
-        gathered = here.view(a.dtype).view(world * plan.chunk, K)
+        here = slot.data[rank]
+        gathered = here[:size].view(a.dtype).view(world * plan.chunk, K)
+        if scales is not None:
+            here[mine : mine + 4 * len(scales)].copy_(scales.view(torch.uint8))
+            of_all = here[size : size + 4 * world * plan.chunk].view(torch.float32)
+            call = replace(call, scale_a=of_all)
         kernels.gather(a, gathered, b, out, _packed(options.bias), options.epilogue, call, plan)
         yield "product"
         transport.join()  # a may change when the call has ended
@@ -148,7 +165,7 @@ class Rank:
         rank, world = transport.rank, transport.world
         size = world * plan.chunk * N * out.itemsize
         slot = self._begin(size)
-        call = self._call(kernels, slot, plan, slot.tiles_at, MOST_TILES, options.debug)
+        call = self._call(kernels, slot, plan, slot.tiles_at, MOST_TILES, options)
         kernels.enter(call)
         slots = slot.data[rank][:size].view(out.dtype).view(world, plan.chunk, N)
         kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
@@ -162,9 +179,9 @@ class Rank:
         return self.memory.take(size)
 
     def _call(
-        self, kernels: Kernels, slot: Slot, plan: Plan, at: int, most: int, debug: bool
+        self, kernels: Kernels, slot: Slot, plan: Plan, at: int, most: int, options: Any
     ) -> Call:
-        transport = self.transport
+        transport, debug = self.transport, options.debug
         seconds = self._timeout_s or (DEBUG_TIMEOUT_S if debug else TIMEOUT_S)
         return Call(
             rank=transport.rank,
@@ -181,6 +198,9 @@ class Rank:
             limit=min(int(seconds * kernels.looks_per_s), MOST_LOOKS),
             debug=debug or transport.device.type != "cuda",
             spare=self.spare_sms,
+            scale_a=options.scale_a,
+            scale_b=options.scale_b,
+            stamps=options.stamps,
         )
 
     def _end(self, debug: bool, what: str) -> None:
@@ -201,6 +221,11 @@ class Rank:
             f"{self._broken}. That rank has died, is late by more than the time-out, or makes "
             "another call: all ranks have to make the same calls in the same order"
         )
+
+
+def _by_rows(scale: torch.Tensor | None) -> bool:
+    """Whether it is one for each row, be it only one row."""
+    return scale is not None and scale.dim() > 0
 
 
 def _packed(bias: torch.Tensor | None) -> torch.Tensor | None:

@@ -22,9 +22,15 @@ class GpuTransport:
     """
 
     def __init__(self, group: Any, device: torch.device) -> None:
-        self.rank, self.world, self.device = dist.get_rank(group), dist.get_world_size(group), device
+        self.rank, self.world, self.device = (
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            device,
+        )
         self._group = group
         self._stream = torch.cuda.Stream(device)
+        self.marks: list[torch.cuda.Event] | None = None
+        """Where it is a list: an event is put in before the copies of a call, and after each."""
         self._held: list[Any] = []
 
     def share(self, size: int) -> list[torch.Tensor]:
@@ -43,6 +49,13 @@ class GpuTransport:
 
     def fork(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        self._mark()
+
+    def _mark(self) -> None:
+        if self.marks is not None:
+            event = torch.cuda.Event(True)
+            event.record(self._stream)
+            self.marks.append(event)
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         size = to.numel() * to.element_size()
@@ -51,6 +64,7 @@ class GpuTransport:
         )
         if code:
             raise RuntimeError(f"a copy of {size} bytes to a peer failed: CUDA driver error {code}")
+        self._mark()
 
     def join(self) -> None:
         torch.cuda.current_stream(self.device).wait_stream(self._stream)

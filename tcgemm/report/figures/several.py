@@ -1,4 +1,4 @@
-"""Products over several GPUs: ratios to NCCL and cuBLAS by M, and one call's time line."""
+"""Products over several GPUs: ratios to NCCL and cuBLAS by M, and time lines of calls."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from ...dist.options import OPS
 from ..style import INK, MUTED, RC, line_colour
 from .picture import WIDTH, Picture, hover, save
 
-RATIOS, TIME_LINE = "several_ratios", "several_time_line"
-SLUGS = (RATIOS, TIME_LINE)
+RATIOS = "several_ratios"
+TIME_LINES = {op: f"several_time_line_{op}" for op in OPS}
+SLUGS = (RATIOS, *TIME_LINES.values())
 RATIOS_TITLE = "Over several GPUs: against NCCL and cuBLAS, by rows"
-TIME_LINE_TITLE = "Over several GPUs: one call's time line"
+KINDS = ("enter", "copy", "wait", "tiles", "flags", "leave")
+"""Of work in a time line, from top to bottom."""
 LIMIT, TORCH = "limit", "torch's fused"
 
 
@@ -82,36 +85,49 @@ def _lines(
     return made
 
 
-def draw_time_line(stamps: Sequence[Mapping[str, str]]) -> Picture:
-    """A row for each rank and kind of work, a bar for each piece of the last call of the file."""
-    if not stamps:
+def draw_time_line(op: str, stamps: Sequence[Mapping[str, str]]) -> Picture:
+    """Of the file's last case of the operation: a panel for each contender, in it a row for each
+    rank and kind of work, a bar for each piece."""
+    slug, title = TIME_LINES[op], f"Over several GPUs: the time line of one {op}"
+    of = [row for row in stamps if row["op"] == op]
+    if not of:
         return Picture(
-            TIME_LINE, TIME_LINE_TITLE,
-            "Not drawn: no clock stamps were stored; the overlapped way takes them on a GPU.", None,
+            slug, title, "Not drawn: no clock stamps were stored; bench --several takes them with "
+            "--timeline, of the overlapped way on GPUs.", None,
         )  # fmt: skip
-    key = ("run", "op", "M", "N", "K", "dtype")
-    last = tuple(stamps[-1][name] for name in key)
-    of = [row for row in stamps if tuple(row[name] for name in key) == last]
-    kinds = list(dict.fromkeys(row["what"] for row in of))
+    case = ("run", "op", "M", "N", "K", "dtype")
+    of = [row for row in of if all(row[name] == of[-1][name] for name in case)]
+    panels = list(dict.fromkeys(row["contender"] for row in of))
     ranks = sorted({int(row["rank"]) for row in of})
+    kinds = [kind for kind in KINDS if any(row["what"] == kind for row in of)]
     places = [(rank, kind) for rank in ranks for kind in kinds]
     with mpl.rc_context(RC):
-        figure = Figure(figsize=(WIDTH, 0.9 + 0.26 * len(places)), layout="constrained")
-        ax = figure.subplots()
-        for y, (rank, kind) in enumerate(places):
-            bars = [row for row in of if (int(row["rank"]), row["what"]) == (rank, kind)]
-            spans = [
-                (float(r["begin_us"]), float(r["end_us"]) - float(r["begin_us"])) for r in bars
-            ]
-            ax.broken_barh(spans, (y - 0.38, 0.76), color=line_colour(kinds.index(kind)))
-        ax.set_yticks(range(len(places)), [f"rank {rank}: {kind}" for rank, kind in places])
-        ax.set_ylim(len(places) - 0.4, -0.6)
-        ax.grid(False, axis="y")
-        ax.set_xlabel("microseconds since the call's first stamp")
+        height = 0.7 + len(panels) * (0.5 + 0.2 * len(places))
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+        for ax, contender in zip(axes, panels, strict=True):
+            for y, (rank, kind) in enumerate(places):
+                bars = [
+                    (float(row["begin_us"]), float(row["end_us"]) - float(row["begin_us"]))
+                    for row in of
+                    if (row["contender"], int(row["rank"]), row["what"]) == (contender, rank, kind)
+                ]
+                ax.broken_barh(
+                    bars, (y - 0.38, 0.76), color=line_colour(KINDS.index(kind)), edgecolor="white",
+                    linewidth=0.4,
+                )  # fmt: skip
+            ax.set_yticks(range(len(places)), [f"rank {rank}: {kind}" for rank, kind in places])
+            ax.set_ylim(len(places) - 0.4, -0.6)
+            ax.grid(False, axis="y")
+            ax.set_title(contender)
+        axes[-1].set_xlabel("microseconds since the first rank began")
         svg = save(figure)
-    _, op, M, N, K, dtype = last
+    M, N, K, dtype = (of[-1][name] for name in case[2:])
     guide = (
-        f"One {op} of {M}×{N}×{K} {dtype}: what each rank did from when to when, by clock stamps "
-        "of its GPU. Gaps in the bars of the product are waits for a piece that had not arrived."
+        f"{M}×{N}×{K} {dtype}: what each rank did from when to when, by the clocks of its GPU, "
+        "which agree within a few microseconds. enter waits until the peers have left an earlier "
+        "call. copy: rows on their way to the peers. wait: the longest of a block for a piece, to "
+        "the moment at which it saw the flag. tiles: from the first block that could begin with a "
+        "piece until its last tile was stored; flags: from there until its last flag was set."
     )
-    return Picture(TIME_LINE, TIME_LINE_TITLE, guide, svg)
+    return Picture(slug, title, guide, svg)

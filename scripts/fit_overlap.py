@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Fits what the overlapped products cost to timed rows: fit_overlap.py [FOLDER ...]
+
+    python scripts/fit_overlap.py                        # reports/nvidia-h200-x2 and -x4
+    python scripts/fit_overlap.py --check reports/nvidia-h200-x2     # says how well, writes nothing
+
+Folders are those of `tcgemm bench --several`. For each language and operation it fits the rate, the
+flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands, by the logarithm of
+predicted over measured time. Clock stamps (--timeline), where the folders have them, give what
+copies and the kernels around a call cost. The result is tcgemm/dist/overlapped-<gpu>.json.
+
+Held out: the cases are dealt into FOLDS, and each is predicted by what is fitted to the others. It
+prints how far off that is, and what the plan loses: the time of the way that it would take over
+that of the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from tcgemm.bench.several.cases import Case, read, read_stamps
+from tcgemm.dist import fitted, model
+from tcgemm.dist.options import ALL_GATHER
+from tcgemm.dist.overlap import plan as planning
+from tcgemm.dist.planning import WORTH
+
+ROOT = Path(__file__).parents[1]
+FOLDS = 4
+RATES = [0.70 + 0.01 * i for i in range(46)]
+FLAGS_US = [2.0 * i for i in range(41)]
+PIECES = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0]
+
+
+class Timed(NamedTuple):
+    """An overlapped product that was timed."""
+
+    case: Case
+    language: str
+    gemm_us: float
+    transfer_us: float
+    """Both as the model has them."""
+    us: float
+    nccl_us: float
+
+
+def timed(rows: Iterable[Mapping[str, str]], slug: str) -> list[Timed]:
+    """The last right row of each case and language."""
+    found = {}
+    for row in rows:
+        name, _, language = row["contender"].partition("/")
+        if name != "overlapped" or row["status"] != "ok" or not (row["ms_p50"] and row["nccl_ms"]):
+            continue
+        if row["dtype"] not in ("float16", "bfloat16"):
+            continue
+        sizes = (int(row[name]) for name in ("M", "N", "K"))
+        case = Case(row["model"], row["layer"], int(row["world"]), row["op"], *sizes, row["dtype"])
+        times = model.times(case.op, *case.local, case.dtype, case.world, model.Host(slug))
+        if times is None:
+            raise SystemExit(f"no time of {case} is known on {slug}: its links were not measured")
+        us, nccl_us = (1e3 * float(row[name]) for name in ("ms_p50", "nccl_ms"))
+        found[case, language] = Timed(case, language, times.gemm_us, times.transfer_us, us, nccl_us)
+    return list(found.values())
+
+
+def off(way: fitted.Way, row: Timed) -> float:
+    """Logarithm of predicted over measured."""
+    return math.log(way.us(row.gemm_us, row.transfer_us) / row.us)
+
+
+def fit(rows: Sequence[Timed]) -> fitted.Way:
+    """The way with the least sum of squares."""
+    ways = (fitted.Way(*each) for each in product(RATES, FLAGS_US, PIECES))
+    return min(ways, key=lambda way: sum(off(way, row) ** 2 for row in rows))
+
+
+def ways_of(rows: Sequence[Timed]) -> dict[tuple[str, str], fitted.Way]:
+    """(language, operation) -> what is fitted to its rows."""
+    keys = dict.fromkeys((row.language, row.case.op) for row in rows)
+    return {key: fit([r for r in rows if (r.language, r.case.op) == key]) for key in keys}
+
+
+def dealt(rows: Sequence[Timed]) -> Iterable[tuple[list[Timed], list[Timed]]]:
+    """(fitted to, held out): cases in turns, all rows of a case on one side."""
+    cases = sorted({row.case for row in rows}, key=str)
+    for fold in range(min(FOLDS, len(cases))):
+        held = set(cases[fold::FOLDS])
+        yield [r for r in rows if r.case not in held], [r for r in rows if r.case in held]
+
+
+class HeldOut(NamedTuple):
+    """How well rows are predicted by what is fitted to others."""
+
+    median_off: float
+    worst_off: float
+    loss: float
+    """Mean of the plan's time over that of the fastest, less 1."""
+    worst_loss: float
+    cases: int
+
+
+def held_out(rows: Sequence[Timed], slug: str) -> HeldOut:
+    """Every case predicted by the others."""
+    errors: list[float] = []
+    losses: list[float] = []
+    for others, held in dealt(rows):
+        ways = ways_of(others)
+        errors += [abs(math.expm1(off(ways[r.language, r.case.op], r))) for r in held]
+        for case in dict.fromkeys(row.case for row in held):
+            of = [row for row in held if row.case == case]
+            losses.append(taken_us(of, ways, slug) / min(of[0].nccl_us, *(r.us for r in of)) - 1)
+    return HeldOut(median(errors), max(errors), sum(losses) / len(losses), max(losses), len(losses))
+
+
+def taken_us(of: Sequence[Timed], ways: Mapping[tuple[str, str], fitted.Way], slug: str) -> float:
+    """What the way that the plan would take has taken."""
+    case = of[0].case
+    times = model.times(case.op, *case.local, case.dtype, case.world, model.Host(slug))
+    assert times is not None
+    us = {r: ways[r.language, case.op].us(r.gemm_us, r.transfer_us) for r in of}
+    best = min(us, key=us.__getitem__)
+    return best.us if times.sequence_us >= WORTH * us[best] else of[0].nccl_us
+
+
+def steps_of(
+    stamps: Sequence[Mapping[str, str]], worlds: Mapping[str, int], rate: float, slug: str
+) -> fitted.Steps | None:
+    """What copies and the kernels around a call cost, from clock stamps; None without any.
+
+    Args:
+        worlds: run -> its ranks.
+        rate: of the faster language's all-gather, whose rows the choice of parts is for.
+    """
+    calls: dict[tuple[str, ...], dict[str, list[tuple[int, float, float]]]] = {}
+    for row in stamps:
+        names = ("run", "op", "M", "N", "K", "dtype", "contender", "rank")
+        of = calls.setdefault(tuple(row[name] for name in names), {})
+        span = int(row["piece"]), float(row["begin_us"]), float(row["end_us"])
+        of.setdefault(row["what"], []).append(span)
+    signals, gaps = [], []
+    for (run, op, M, N, K, *_), of in calls.items():
+        begins, ends = ([span[i] for span in of["tiles"]] for i in (1, 2))
+        around = min(begins) - of["enter"][0][1] + of["leave"][0][2] - max(ends)
+        signals.append(around / 2)
+        if op != ALL_GATHER or run not in worlds:
+            continue
+        world = worlds[run]
+        plan = planning.gather_plan(int(M), int(N) // world, int(K), world)
+        sizes = [(last - first) * int(K) * 2 for _, first, last in plan.part_rows(plan.chunk)]
+        copies = sorted(of.get("copy", ()), key=lambda span: span[1])
+        for (piece, begin, _), (_, after, _) in pairwise(copies):
+            moved = sizes[piece % planning.MOST_PARTS % len(sizes)] / planning.LINK_BYTES_PER_US
+            gaps.append(max(after - begin - moved, 0.0))
+    if not signals:
+        return None
+    product_us = model.gemm_us(8192, 8192, 8192, "bfloat16", slug)
+    assert product_us is not None
+    return fitted.Steps(
+        round(median(gaps), 2) if gaps else fitted.ASSUMED_STEPS.next_copy_us,
+        round(median(signals), 2),
+        round(rate * 2 * 8192**3 / product_us, -5),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folders", nargs="*", type=Path, help="of tcgemm bench --several")
+    parser.add_argument("--gpu", default="nvidia-h200", help="slug of the GPU")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    asked = parser.parse_args()
+    folders = asked.folders or [
+        path for path in (ROOT / f"reports/{asked.gpu}-x{n}" for n in (2, 4)) if path.is_dir()
+    ]
+    read_rows = [row for folder in folders for row in read(folder)]
+    rows = timed(read_rows, asked.gpu)
+    if len({row.case for row in rows}) < 2 * FOLDS:
+        print(f"{len(rows)} timed rows of overlapped products: too few to fit to", file=sys.stderr)
+        return 1
+    print("held out:", json.dumps(held_out(rows, asked.gpu)._asdict()))
+    ways = ways_of(rows)
+    for (language, op), way in ways.items():
+        of = [r for r in rows if (r.language, r.case.op) == (language, op)]
+        worst = max(abs(math.expm1(off(way, row))) for row in of)
+        print(f"{language} {op}: {way}, {len(of)} rows, the worst {100 * worst:.1f} % off")
+    rates = [way.rate for (_, op), way in ways.items() if op == ALL_GATHER]
+    stamps = [row for folder in folders for row in read_stamps(folder)]
+    worlds = {row["run"]: int(row["world"]) for row in read_rows}
+    steps = steps_of(stamps, worlds, max(rates, default=1.0), asked.gpu)
+    print(f"around a call: {steps or 'no clock stamps: assumed as before'}")
+    if not asked.check:
+        path = fitted.path_of(asked.gpu)
+        path.write_text(json.dumps(as_json(rows, ways, steps), indent=2) + "\n")
+        fitted.of.cache_clear()
+        print(f"written: {path}")
+    return 0
+
+
+def as_json(
+    rows: Sequence[Timed],
+    ways: Mapping[tuple[str, str], fitted.Way],
+    steps: fitted.Steps | None,
+) -> dict[str, Any]:
+    """What fitted.of reads."""
+    by_language: dict[str, dict[str, Any]] = {}
+    for (language, op), way in ways.items():
+        by_language.setdefault(language, {})[op] = {
+            name: round(value, 3) for name, value in asdict(way).items()
+        }
+    return {
+        "fitted_to": f"{len(rows)} rows of {len({row.case for row in rows})} cases",
+        "ways": by_language,
+        "steps": None if steps is None else asdict(steps),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

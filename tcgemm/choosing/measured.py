@@ -1,0 +1,68 @@
+"""Cases that both languages were timed on, and the one that a product is near to.
+
+``measured-<gpu>.csv`` has them, made by scripts/backend_times.py from a report's results.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import gpus
+from ..problem import Problem
+
+
+class Measured(NamedTuple):
+    """A case that both were timed on."""
+
+    M: int
+    N: int
+    K: int
+    layout: str
+    speedup: float
+    """Triton's time over CUDA's."""
+
+
+@cache
+def slug_here() -> str:
+    """Of the current GPU, as in gpus.py; "cpu" where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    return gpus.lookup(torch.cuda.get_device_name()).slug
+
+
+@lru_cache(maxsize=4096)
+def nearest(problem: Problem, slug: str, farthest: float) -> Measured | None:
+    """The measured case that is least far from the problem, of its types and what is fused."""
+    if problem.batch > 1:
+        return None
+    kind = problem.dtype_in, problem.dtype_out, problem.compute, " ".join(problem.fused)
+    cases = measured(slug).get(kind, ())
+
+    def distance(case: Measured) -> float:
+        sizes = ((case.M, problem.M), (case.N, problem.N), (case.K, problem.K))
+        doublings = sum(abs(math.log2(there / here)) for there, here in sizes)
+        return doublings + (0 if case.layout == problem.layout else 0.5)
+
+    near = min(cases, key=distance, default=None)
+    return near if near is not None and distance(near) <= farthest else None
+
+
+@cache
+def measured(slug: str) -> dict[tuple[str, str, str, str], list[Measured]]:
+    """(dtype of A and B, of C, how it is summed, what is fused) -> cases; empty of other GPUs."""
+    path = Path(__file__).with_name(f"measured-{slug}.csv")
+    found: dict[tuple[str, str, str, str], list[Measured]] = {}
+    if path.is_file():
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                kind = row["dtype_in"], row["dtype_out"], row["compute"], row["fused"]
+                M, N, K = (int(row[name]) for name in "MNK")
+                case = Measured(M, N, K, row["layout"], float(row["speedup"]))
+                found.setdefault(kind, []).append(case)
+    return found

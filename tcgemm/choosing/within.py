@@ -1,0 +1,60 @@
+"""Which kernel of a language a short product gets, where no table was tuned for it.
+
+The languages' own tables and costs were fitted to the shapes of suites, a product after itself.
+What users bring besides is short and of any size, among other kernels: there the model of model.py,
+which was fitted to drawn shapes among others, is nearer to what is timed. So a language chooses,
+and where a product is short the model may take another kernel, if that is faster by more than the
+model errs. Long products, and those near to a case that was tuned for, stay as they were chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .. import gpus
+from ..problem import Problem
+from . import model
+from .measured import nearest, slug_here
+
+if TYPE_CHECKING:
+    from ..dispatch import Kernel
+
+SHORT_US = 8.0
+"""Microseconds, by the model, of a product that it may decide about lightly."""
+
+EARNED = 0.06
+"""Of its time that a short product has to win before another kernel is taken; of a longer one
+OF_LONGER times as much. Of seeds that the model has not seen 2.5 % (CUDA) and 1.3 % (Triton) are
+lost to the fastest kernel that was timed, where tables and costs lose 8.4 and 8.8: see
+docs/lab/cost_model.md."""
+
+OF_LONGER = 3.0
+
+TUNED = 0.5
+"""Doublings of M, N and K, in all, up to which a product is taken to be a case that was tuned."""
+
+
+def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel]) -> Kernel:
+    """The kernel to take: ``chosen``, or the one that the model says is faster by enough.
+
+    Args:
+        chosen: what the language's tables and costs say.
+        able: kernels of the language that accept the problem.
+    """
+    if problem.device != "cuda" or problem.batch > 1 or not model.knows(problem):
+        return chosen
+    slug = slug_here()
+    if chosen.full_name not in model.constants(slug) or nearest(problem, slug, TUNED) is not None:
+        return chosen
+    sms = gpus.lookup(slug).sms or 0
+
+    def us(row: Kernel) -> float | None:
+        return model.estimated_us(row.full_name, problem, row.plan(problem), slug, sms)
+
+    times = {row: found for row in able if (found := us(row)) is not None}
+    if chosen not in times:
+        return chosen
+    best = min(times, key=times.__getitem__)
+    earned = EARNED * (1 if times[chosen] < SHORT_US else OF_LONGER)
+    return best if times[best] < times[chosen] * (1 - earned) else chosen

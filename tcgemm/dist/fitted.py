@@ -1,0 +1,85 @@
+"""What the overlapped way costs on a GPU: fitted to timed rows (overlapped-<gpu>.json) or assumed.
+
+scripts/fit_overlap.py writes the file from rows of ``tcgemm bench --several``. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+LANGUAGES = ("triton", "cuda")
+"""Of the overlapped kernels. The first is taken where nothing says that the other is faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An overlapped product of one language and operation takes
+
+    flags_us + longer + shorter / pieces
+
+    of the transfer and the product, which has ``rate`` of the local kernels' speed.
+    """
+
+    rate: float
+    flags_us: float
+    pieces: float
+
+    def us(self, gemm_us: float, transfer_us: float) -> float:
+        """Microseconds of the whole."""
+        product = gemm_us / self.rate
+        longer, shorter = max(product, transfer_us), min(product, transfer_us)
+        return self.flags_us + longer + shorter / self.pieces
+
+
+ASSUMED = Way(rate=1.0, flags_us=10.0, pieces=16.0)
+"""Of a GPU without rows: flags, and pieces of which the last one's way is not hidden."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What parts of a call cost, of the model that chooses tile and parts (overlap/plan.py)."""
+
+    next_copy_us: float
+    """Before the first byte of a copy that follows another in its stream, with its flag."""
+    signal_us: float
+    """Of the kernel before or after a product, with its launch."""
+    flop_per_us: float
+    """Of 16-bit products whose tiles fill the SMs."""
+
+
+ASSUMED_STEPS = Steps(next_copy_us=3.0, signal_us=3.0, flop_per_us=680e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What is known of a GPU."""
+
+    ways: dict[tuple[str, str], Way]
+    """(language, operation) -> its way."""
+    steps: Steps | None
+
+    def way(self, language: str, op: str) -> Way:
+        return self.ways.get((language, op), ASSUMED)
+
+
+def path_of(slug: str) -> Path:
+    """The file of a GPU."""
+    return Path(__file__).with_name(f"overlapped-{slug}.json")
+
+
+@cache
+def of(slug: str) -> Fitted:
+    """What rows have said of a GPU; nothing where there is no file."""
+    path = path_of(slug)
+    if not path.is_file():
+        return Fitted({}, None)
+    found = json.loads(path.read_text())
+    ways = {
+        (language, op): Way(**way)
+        for language, by_op in found["ways"].items()
+        for op, way in by_op.items()
+    }
+    return Fitted(ways, Steps(**found["steps"]) if found["steps"] else None)

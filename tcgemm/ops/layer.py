@@ -1,0 +1,299 @@
+"""Forward and backward of a layer, past the operator: one autograd Function over kept launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ..epilogue import FUNCTIONS
+from ..forks import first_call
+from ..launch import Launch, Start
+from ..launch_cache import BITS, current_device, launch_of
+from ..problem import Fusion
+from ..tensors import laid
+from . import autograd
+from .accumulating import added
+from .how import How
+
+_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_compiles = torch.compiler.is_dynamo_compiling
+
+_grad = torch.is_grad_enabled
+_deterministic = torch._C._get_deterministic_algorithms
+_threshold = torch.ops.aten.threshold_backward.default
+_aten = torch.ops.aten
+
+
+def _silu_backward(grad: Any, z: Any) -> Any:
+    # aten's has no derivative.
+    s = z.sigmoid()
+    return grad * (s * (1 + z * (1 - s)))
+
+
+BACKWARD: dict[str, Callable[[Any, Any], Any]] = {
+    "gelu": lambda grad, z: _aten.gelu_backward(grad, z),
+    "gelu_tanh": lambda grad, z: _aten.gelu_backward(grad, z, approximate="tanh"),
+    "silu": _silu_backward,
+}
+"""Activation -> its derivative in torch, which has derivatives itself. Of these a layer may keep
+the pre-activation."""
+
+
+@dataclass(slots=True)
+class Kind:
+    """What is the same in all calls of one kind, forward and backward."""
+
+    launch: Launch
+    a: tuple[Any, ...]
+    b: tuple[Any, ...]
+    """Shape, strides and offset of the matrices that x and the weight are in the product: the last
+    three arguments of ``laid``."""
+    transposed: bool
+    x_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Both of the result."""
+    dtype: torch.dtype
+    """Of x and the weight."""
+    flat: bool
+    """Whether x is a matrix."""
+    x_strides: tuple[int, ...]
+    weight_strides: tuple[int, ...]
+    """Of the gradients by x and by the stored weight."""
+    by_columns: tuple[bool, bool]
+    """Whether x, the stored weight lies by columns, and so its gradient."""
+    accumulate: bool
+    epilogue: str | None
+    """Of the launch."""
+    activation: str
+    """What follows the launch and is differentiated here: "" where nothing is."""
+    after: Callable[[torch.Tensor], torch.Tensor] | None
+    """What follows in torch and torch differentiates."""
+    derivative: Callable[..., Start] | None
+    """The backend's kernel of an epilogue's derivative and its column sums: dispatch.derivative."""
+    asked: tuple[Any, ...]
+    """out_dtype, compute, backend, kernel."""
+    gradients: dict[Any, list[Launch | None]]
+    """The products of the backward pass, by x and by the weight, by how their operands lie."""
+    derivatives: dict[Any, Start]
+    """``derivative`` for operands that lie so."""
+
+
+def arguments(
+    a: Any, b: Any, bias: Any, epilogue: Any, asked: tuple[Any, ...], out: Any = None
+) -> tuple[Any, ...]:
+    """Of ``gemm``, in the order of launch_cache.key_of."""
+    out_dtype, compute, backend, kernel = asked
+    return (
+        a, b, None, 1.0, 0.0, bias, epilogue, out, out_dtype, compute, None, None, None, backend,
+        kernel,
+    )  # fmt: skip
+
+
+def result_of(kind: Kind, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+    """Run the launch into a new result, on the current device. No derivative is recorded here."""
+    launch = kind.launch
+    result = out = launch.empty(kind.shape, kind.strides, launch.dtype)
+    if not kind.flat:
+        x, out = laid(x, *kind.a), laid(result, launch.shape, launch.strides, 0)
+    if kind.transposed:
+        weight = laid(weight, *kind.b)
+    if result.data_ptr() & launch.misaligned:  # the plan was made for a better aligned result
+        with first_call():
+            launch = launch_of(arguments(x, weight, bias, kind.epilogue, kind.asked, out))
+        kind.launch = launch
+    start(launch, x, weight, bias, out)
+    return result
+
+
+def start(launch: Launch, a: Any, b: Any, bias: Any, out: Any) -> None:
+    """Run a launch of a plain product and a bias, as launch_cache.run_launch does."""
+    run = launch.start
+    if run is None or (launch.device >= 0 and launch.device != current_device()):
+        launch.write(a, b, None, bias, None, None, out)
+        return
+    try:
+        run(a, b, out, None, bias, None, None)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
+
+
+class Layer(torch.autograd.Function):
+    """x B + bias, or an activation of it; its backward is the derivative of that, two products and
+    the sum of the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, kind: Kind) -> torch.Tensor:
+        result = seen = result_of(kind, x, weight, bias)
+        by_x, by_weight, _, _ = ctx.needs_input_grad
+        if kind.activation:
+            result = FUNCTIONS[kind.activation](seen)
+            ctx.save_for_backward(x, weight, seen, bias)
+        elif kind.epilogue:
+            ctx.save_for_backward(x if by_weight else None, weight if by_x else None, seen, None)
+        else:
+            ctx.save_for_backward(x if by_weight else None, weight if by_x else None)
+        ctx.kept = kind, x.data_ptr(), weight.data_ptr(), x.stride(), weight.stride()
+        ctx.set_materialize_grads(False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        by_x, by_weight, by_bias, _ = ctx.needs_input_grad
+        of_x = of_weight = of_bias = None
+        if grad is None:
+            return None, None, None, None
+        kind, x_start, w_start, x_lay, w_lay = ctx.kept
+        saved = ctx.saved_tensors
+        x, weight, seen, bias = saved if len(saved) == 4 else (*saved, None, None)
+        if not _is_plain(grad, kind.launch.device):
+            return *_differentiable(ctx, kind, grad, x, weight, seen, bias), None
+        first = kind.launch
+        rows = grad if kind.flat else grad.reshape(first.shape)
+        if seen is not None and kind.derivative is not None:
+            factor, of_bias = _through(kind, rows, seen, by_bias)
+            by_bias = False
+        else:
+            if seen is not None:
+                rows = _threshold(rows, seen if kind.flat else seen.reshape(first.shape), 0)
+            factor = rows if rows.dtype is kind.dtype else rows.to(kind.dtype)
+        above, bits = factor.data_ptr(), BITS[first.device >= 0]
+        launches: list[Launch | None] = [None, None]
+        if (x is None or (x.data_ptr() == x_start and x.stride() == x_lay)) and (
+            weight is None or (weight.data_ptr() == w_start and weight.stride() == w_lay)
+        ):  # else hooks of saved tensors gave others than were saved, or .data is another view
+            key = (
+                factor.shape, factor.stride(), above & bits, above == x_start, above == w_start,
+                _deterministic(),
+            )  # fmt: skip
+            launches = kind.gradients.setdefault(key, launches)
+        if by_x:
+            of_x = out = first.empty(kind.x_shape, kind.x_strides, kind.dtype)
+            b = weight if kind.transposed else weight.mT
+            if kind.by_columns[0]:
+                launches[0] = _multiply(launches[0], kind, b.mT, factor.mT, of_x.mT)
+            else:
+                out = of_x if kind.flat else of_x.view(-1, b.shape[1])
+                launches[0] = _multiply(launches[0], kind, factor, b, out)
+        if by_weight:
+            if not kind.flat:
+                x = x.reshape(-1, kind.x_shape[-1])
+            a, b = (factor.mT, x) if kind.transposed else (x.mT, factor)
+            leaf = ctx.next_functions[1][0] if kind.accumulate else None
+            if leaf is None or not added(leaf, a, b, *kind.asked[1:3]):
+                of_weight = first.empty(kind.weight_shape, kind.weight_strides, kind.dtype)
+                if kind.by_columns[1]:
+                    launches[1] = _multiply(launches[1], kind, b.mT, a.mT, of_weight.mT)
+                else:
+                    launches[1] = _multiply(launches[1], kind, a, b, of_weight)
+        if by_bias:
+            of_bias = rows.sum(0)
+        return of_x, of_weight, of_bias, None
+
+
+apply: Any = super(torch.autograd.Function, Layer).apply
+"""torch's C function. What Function.apply does before it concerns transforms of torch.func."""
+
+Layer._backward_cls.apply = Layer.backward
+"""The engine calls ``apply`` of the node; torch's own looks up ``backward`` and calls it."""
+
+
+def _is_plain(grad: Any, device: int) -> bool:
+    """Whether a gradient is a tensor in memory, of the current device, and nobody looks on or
+    differentiates again."""
+    if (
+        _grad()
+        or type(grad) is not torch.Tensor
+        or _modes()
+        or _transform() is not None
+        or forward_ad._current_level >= 0
+        or _compiles()
+        or (device >= 0 and device != current_device())
+    ):
+        return False
+    try:
+        return grad.data_ptr() != 0 and not grad.is_neg()
+    except RuntimeError:
+        return False
+
+
+def _through(kind: Kind, rows: Any, seen: Any, by_bias: bool) -> tuple[Any, Any]:
+    """``rows`` times the derivative of the activation, and its column sums if ``by_bias``.
+
+    Args:
+        rows: the gradient by the result, [M, N].
+        seen: the pre-activation; for relu the result.
+    """
+    launch, bind = kind.launch, kind.derivative
+    assert bind is not None
+    seen = seen if kind.flat else seen.reshape(launch.shape)
+    below = launch.empty(launch.shape, launch.strides, kind.dtype)
+    sums = launch.empty(launch.shape[1:], (1,), launch.dtype) if by_bias else None
+    bits = BITS[launch.device >= 0]
+    start, at = rows.data_ptr(), seen.data_ptr()
+    key = (
+        rows.shape, rows.stride(), seen.stride(), start & bits, at & bits, start == at, by_bias,
+    )  # fmt: skip
+    run = kind.derivatives.get(key)
+    if run is None:
+        with first_call():
+            asked = Fusion(epilogue=kind.activation or kind.epilogue or "", bias=sums)
+            run = kind.derivatives[key] = bind(rows, seen, below, asked)
+    try:
+        run(rows, seen, below, None, sums)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
+    return below, sums
+
+
+def _differentiable(
+    ctx: Any, kind: Kind, grad: Any, x: Any, weight: Any, seen: Any, bias: Any
+) -> Any:
+    """The gradients by x, weight and bias, by operators that have derivatives themselves."""
+    by_x, by_weight, by_bias, _ = ctx.needs_input_grad
+    of_x = of_weight = of_bias = None
+    _, compute, backend, _ = kind.asked
+    how = How(compute=compute or "", backend=backend)
+    if kind.activation:
+        # What was saved is no function of the operands for torch: it is computed again.
+        rows = x.reshape(-1, x.shape[-1])
+        again = how._replace(out_dtype=kind.launch.dtype)
+        z = autograd.matrices(rows, weight.mT if kind.transposed else weight, again)
+        z = z if bias is None else z + bias
+        grad = BACKWARD[kind.activation](grad, z.reshape(kind.shape))
+    elif seen is not None:
+        grad = _threshold(grad, seen, 0)
+    rows = grad.reshape(-1, grad.shape[-1])
+    factor = rows.to(kind.dtype)
+    if by_x:
+        b = weight if kind.transposed else weight.mT
+        of_x = autograd.matrices(factor, b, how).reshape(kind.x_shape)
+    if by_weight:
+        x = x.reshape(-1, x.shape[-1])
+        a, b = (factor.mT, x) if kind.transposed else (x.mT, factor)
+        if kind.by_columns[1]:
+            of_weight = autograd.matrices(b.mT, a.mT, how).mT
+        else:
+            of_weight = autograd.matrices(a, b, how)
+    if by_bias:
+        of_bias = rows.sum(0)
+    return of_x, of_weight, of_bias
+
+
+def _multiply(launch: Launch | None, kind: Kind, a: Any, b: Any, out: Any) -> Launch:
+    """out = A B, of matrices of which none requires a gradient now, by the launch for such.
+
+    Returns it, or another where there was none or its plan was made for a better aligned result.
+    """
+    if launch is None or out.data_ptr() & launch.misaligned:
+        asked = None, *kind.asked[1:3], None
+        with first_call():
+            launch = launch_of(arguments(a, b, None, None, asked, out))
+    start(launch, a, b, None, out)
+    return launch

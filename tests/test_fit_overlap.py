@@ -1,0 +1,124 @@
+"""scripts/fit_overlap.py: it finds the constants that rows were made of, and cases held out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from tcgemm.bench.several import cases
+from tcgemm.dist import fitted, model, planning
+
+ROOT = Path(__file__).parent.parent
+TRUE = {
+    ("triton", "all_gather"): fitted.Way(0.9, 20.0, 4.0),
+    ("triton", "reduce_scatter"): fitted.Way(0.95, 30.0, 2.0),
+    ("cuda", "all_gather"): fitted.Way(0.97, 24.0, 8.0),
+    ("cuda", "reduce_scatter"): fitted.Way(0.88, 10.0, 16.0),
+}
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("fit_overlap", ROOT / "scripts/fit_overlap.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fit_overlap"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows_of(noise):
+    """Made-up rows of the suite over two GPUs."""
+    draw = random.Random(1)
+    for case in cases.suite(2):
+        times = model.times(case.op, *case.local, case.dtype, 2, model.Host("nvidia-h200"))
+        for (language, op), way in TRUE.items():
+            if op != case.op:
+                continue
+            us = way.us(times.gemm_us, times.transfer_us) * (1 + noise * draw.uniform(-1, 1))
+            yield {
+                **{name: getattr(case, name) for name in case.__slots__},
+                "run": "r", "contender": f"overlapped/{language}", "status": "ok",
+                "ms_p50": us / 1e3, "nccl_ms": times.sequence_us / 1e3,
+            }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("several")
+    wrong = {**next(rows_of(0)), "status": "wrong", "ms_p50": 9.0, "M": 17}
+    cases.append(path, [wrong, *rows_of(0.01)])
+    return path
+
+
+def test_it_finds_the_constants_and_predicts_what_it_was_not_fitted_to(
+    script, folder, monkeypatch, tmp_path, capsys
+):
+    written = tmp_path / "fitted.json"
+    monkeypatch.setattr(fitted, "path_of", lambda slug: written)
+    fitted.of.cache_clear()
+    monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(folder), "--check"])
+    assert script.main() == 0
+    assert not written.exists()
+    monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(folder)])
+    assert script.main() == 0
+    told = json.loads(capsys.readouterr().out.split("held out: ")[-1].splitlines()[0])
+    assert told["cases"] == 40
+    assert 0 < told["median_off"] < 0.02 < 0.05
+    assert told["worst_off"] < 0.05
+    assert 0 <= told["loss"] <= told["worst_loss"] < 0.05
+    try:
+        found = fitted.of("nvidia-h200")
+        for row in script.timed(rows_of(0), "nvidia-h200"):
+            way = found.way(row.language, row.case.op)
+            assert way.us(row.gemm_us, row.transfer_us) == pytest.approx(row.us, rel=0.03)
+        assert found.steps is None  # no stamps were stored
+        planning.plan_of.cache_clear()
+        shape = "reduce_scatter", 8192, 4096, 7168, "bfloat16", 2, model.Host("nvidia-h200"), None
+        takes = {
+            language: planning.plan_of(*shape, language).times.overlapped_us
+            for language in fitted.LANGUAGES
+        }
+        assert takes["triton"] != takes["cuda"]
+        assert planning.plan_of(*shape).times.language == min(takes, key=takes.get)
+    finally:
+        fitted.of.cache_clear()
+        planning.plan_of.cache_clear()
+
+
+def test_without_noise_the_constants_are_those_of_the_rows(script):
+    rows = script.timed(rows_of(0), "nvidia-h200")
+    key = "triton", "reduce_scatter"
+    found = script.fit([row for row in rows if (row.language, row.case.op) == key])
+    assert (found.rate, found.flags_us, found.pieces) == pytest.approx((0.95, 30.0, 2.0))
+
+
+def test_stamps_give_the_cost_of_a_copy_and_of_the_kernels_around(script):
+    asked = {"run": "r", "op": "all_gather", "M": "16384", "N": "57344", "K": "8192",
+             "dtype": "bfloat16", "contender": "overlapped/triton", "rank": "0"}  # fmt: skip
+    plan = script.planning.gather_plan(16384, 57344 // 2, 8192, 2)
+    assert plan.parts > 1
+    bytes_of_a_part = plan.part_tiles * plan.tile.BLOCK_M * 8192 * 2
+    each = bytes_of_a_part / script.planning.LINK_BYTES_PER_US + 5.0
+    spans = [("enter", 0, 0, 3), ("tiles", 0, 4, 900), ("leave", 0, 901, 902)]
+    spans += [("copy", 8 + i, 10 + each * i, 20 + each * i) for i in range(plan.parts)]
+    stamps = [
+        {**asked, "what": what, "piece": str(piece), "begin_us": str(begin), "end_us": str(end)}
+        for what, piece, begin, end in spans
+    ]
+    steps = script.steps_of(stamps, {"r": 2}, 0.9, "nvidia-h200")
+    assert steps.next_copy_us == pytest.approx(5.0)
+    assert steps.signal_us == pytest.approx(3.0)  # half of 4 up to the tiles and 2 behind them
+    assert 600e6 < steps.flop_per_us < 720e6
+    assert script.steps_of([], {}, 0.9, "nvidia-h200") is None
+
+
+def test_too_few_rows_are_refused(script, tmp_path, monkeypatch, capsys):
+    cases.append(tmp_path, list(rows_of(0))[:4])
+    monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(tmp_path)])
+    assert script.main() == 1
+    assert "too few" in capsys.readouterr().err

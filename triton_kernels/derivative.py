@@ -1,0 +1,177 @@
+"""The derivative of an activation, and the gradient of a bias, in one pass over the gradient.
+
+    dZ[M, N] = dY[M, N] * act'(Z[M, N])         dbias[n] = sum over m of dZ[m, n]
+
+Z is the pre-activation; for relu it may be relu(Z), which is positive where Z is. The column sums
+are taken before dZ is rounded, in float32: of ROWS rows in a program, then of all programs in a
+second launch, in an order that does not change from run to run. A sum of its own would read dZ
+once more, which is a quarter of all that is moved.
+
+Tiles:    dZ in tiles of ROWS x BLOCK_N, one a program, read in blocks of BLOCK_M rows.
+"""
+
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RET505
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .device.dot import narrow, widen
+from .device.epilogue import gelu, logistic, power_of_two
+from .host.launching import Rung
+from .host.recording import Step
+from .host.runtime import INTERPRETED, cdiv, tl, triton
+
+TILE = {"ROWS": 64, "BLOCK_M": 16, "BLOCK_N": 128}
+"""16 elements of dY and of Z to a thread at a time; the partial sums are 4 % of the traffic."""
+
+PARTS, COLUMNS = 64, 64
+"""Partial sums that a program of the second launch adds at a time, of as many columns."""
+
+
+@triton.jit
+def through(grad, x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
+    """grad times the derivative of relu, gelu, gelu_tanh or silu at x, in float32."""
+    if ACTIVATION == "relu":
+        # No product, which would make NaN of Inf. The derivative at 0 is 0.
+        return tl.where(x <= 0, 0.0, grad)
+    elif ACTIVATION == "gelu":
+        # gelu is x Phi(x), Phi the normal distribution function; the density is its derivative.
+        distribution = gelu(x, INTERPRETED) / tl.where(x == 0, 1.0, x)
+        distribution = tl.where(x == 0, 0.5, distribution)
+        density = 0.3989422804014327 * power_of_two(-0.7213475204444817 * x * x, INTERPRETED)
+        return grad * (distribution + x * density)
+    elif ACTIVATION == "gelu_tanh":
+        # gelu_tanh is x times the logistic function of z, whose derivative is s (1 - s).
+        z = x * (1.5957691216057308 + 0.07135481627260025 * x * x)
+        s = logistic(z, INTERPRETED)
+        slope = 1.5957691216057308 + 0.21406444881780074 * x * x
+        return grad * (s + x * s * (1.0 - s) * slope)
+    else:
+        s = logistic(x, INTERPRETED)
+        return grad * s * (1.0 + x * (1.0 - s))
+
+
+@triton.jit
+def kernel(
+    above,
+    z,
+    below,
+    sums,
+    total,
+    M,
+    N,
+    stride_am,
+    stride_an,
+    stride_zm,
+    stride_zn,
+    stride_bm,
+    stride_bn,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EMULATED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """``total`` is None where no sums are asked for; else it belongs to the second launch."""
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    part = tl.program_id(0) // tiles_n
+    n = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    col = n.to(tl.int64)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for first in tl.static_range(0, ROWS, BLOCK_M):
+        m = part * ROWS + first + tl.arange(0, BLOCK_M)
+        row = m.to(tl.int64)
+        inside = (m < M)[:, None] & (n < N)[None, :]
+        of_above = above + row[:, None] * stride_am + col[None, :] * stride_an
+        of_z = z + row[:, None] * stride_zm + col[None, :] * stride_zn
+        x = widen(tl.load(of_z, mask=inside, other=0.0), EMULATED)
+        grad = widen(tl.load(of_above, mask=inside, other=0.0), EMULATED)
+        grad = through(grad, x, ACTIVATION, INTERPRETED)
+        of_below = below + row[:, None] * stride_bm + col[None, :] * stride_bn
+        tl.store(of_below, narrow(grad, below.dtype.element_ty, EMULATED), mask=inside)
+        acc += grad
+    if total is not None:
+        tl.store(sums + part.to(tl.int64) * N + col, tl.sum(acc, 0), mask=n < N)
+
+
+@triton.jit
+def add_kernel(
+    sums,
+    total,
+    N,
+    parts,
+    stride_total,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    """total[n] = the sum of sums[parts, n], PARTS at a time."""
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    acc = tl.zeros((COLUMNS,), dtype=tl.float32)
+    for first in range(0, parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        inside = (part < parts)[:, None] & (n < N)[None, :]
+        at = sums + part.to(tl.int64)[:, None] * N + n[None, :]
+        acc += tl.sum(tl.load(at, mask=inside, other=0.0), 0)
+    tl.store(total + n * stride_total, narrow(acc, total.dtype.element_ty, EMULATED), mask=n < N)
+
+
+def arguments(
+    above: torch.Tensor,
+    z: torch.Tensor,
+    below: torch.Tensor,
+    fusion: Any,
+    *,
+    ROWS: int,
+    BLOCK_M: int,
+    BLOCK_N: int,
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
+    M, N = below.shape
+    parts, total = cdiv(M, ROWS), fusion.bias
+    sums = None
+    if total is not None:
+        sums = torch.empty(parts * N, dtype=torch.float32, device=below.device)
+    constants = {
+        "ACTIVATION": fusion.epilogue,
+        "ROWS": ROWS,
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "EMULATED": INTERPRETED and torch.bfloat16 in (above.dtype, z.dtype, below.dtype),
+        "INTERPRETED": INTERPRETED,
+        "num_warps": 4,
+    }
+    strides = (*above.stride(), *z.stride(), *below.stride())
+    args = (above, z, below, sums, total, M, N, *strides)
+    return (parts * cdiv(N, BLOCK_N),), args, constants
+
+
+def second(
+    above: torch.Tensor, z: torch.Tensor, below: torch.Tensor, args: Any, plan: Mapping[str, int]
+) -> Step | None:
+    """The launch that adds the programs' column sums; None where none are asked for."""
+    *_, sums, total, M, N = args[:7]
+    if total is None:
+        return None
+    constants = {
+        "PARTS": PARTS,
+        "COLUMNS": COLUMNS,
+        "EMULATED": INTERPRETED and total.dtype == torch.bfloat16,
+        "num_warps": 4,
+    }
+    operands = (sums, total, N, cdiv(M, plan["ROWS"]), total.stride(0))
+    return add_kernel, (cdiv(N, COLUMNS),), operands, constants
+
+
+run = Rung(kernel, arguments, second=second)
+"""dZ[M, N] into ``c``, of dY and Z, of 16 bits or float32 each, as ``a`` and ``b``. Of ``fusion``,
+``epilogue`` names the activation, and ``bias``, where it is a tensor [N], is written: dbias.
+
+Its plan: ROWS, BLOCK_M and BLOCK_N (elements).
+"""
