@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import contextlib
 
 import pytest
+import ranks
 import torch
-import torch.multiprocessing as processes
 
 import tcgemm
 
@@ -24,8 +23,7 @@ def mlp():
     ).double()
 
 
-def rank_of_two(rank, folder):
-    import torch.distributed as dist
+def rank_of_two(rank):
     from torch.distributed.tensor import (
         Partial,
         Replicate,
@@ -39,8 +37,6 @@ def rank_of_two(rank, folder):
         parallelize_module,
     )
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
     a, b = torch.randn(4, 6).double(), torch.randn(6, 8).double()
@@ -89,28 +85,15 @@ def rank_of_two(rank, folder):
         z.square().sum().backward()
         for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
             assert torch.allclose(mine.grad.full_tensor(), theirs.grad)
-    dist.barrier()
-    dist.destroy_process_group()
-    # gloo's threads may outlive the interpreter's end, which then aborts: leave without one.
-    os._exit(0)
 
 
 def test_two_ranks():
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            processes.spawn(rank_of_two, (folder,), nprocs=2)
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+    with contextlib.closing(ranks.Ranks(2)) as two:
+        two(rank_of_two)
 
 
-def rank_of_two_gpus(rank, folder, backend):
+def rank_of_two_gpus(rank, backend):
     """A split MLP in bfloat16 over NCCL, forward, backward and under torch.compile."""
-    import torch.distributed as dist
     from torch.distributed.tensor import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -118,11 +101,6 @@ def rank_of_two_gpus(rank, folder, backend):
         parallelize_module,
     )
 
-    torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl", init_method=f"file://{folder}/meet", rank=rank, world_size=2,
-        device_id=torch.device("cuda", rank),
-    )  # fmt: skip
     mesh = init_device_mesh("cuda", (2,))
 
     def layers():
@@ -148,13 +126,12 @@ def rank_of_two_gpus(rank, folder, backend):
         for mine, theirs in pairs:
             error = (mine.detach().double().cpu() - theirs).abs().max()
             assert error <= 0.03 * theirs.abs().max(), (rank, backend, error)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
-def test_two_gpus(backend, tmp_path):
+def test_two_gpus(backend):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    processes.spawn(rank_of_two_gpus, (str(tmp_path), backend), nprocs=2)
+    with contextlib.closing(ranks.Ranks(2, "nccl", seconds=600)) as two:
+        two(rank_of_two_gpus, backend)
