@@ -27,6 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tcgemm.bench.several.cases import Case, read, read_stamps
 from tcgemm.dist import fitted, model
 from tcgemm.dist.options import ALL_GATHER
@@ -78,8 +80,10 @@ def off(way: fitted.Way, row: Timed) -> float:
 
 def fit(rows: Sequence[Timed]) -> fitted.Way:
     """The way with the least sum of squares."""
-    ways = (fitted.Way(*each) for each in product(RATES, FLAGS_US, PIECES))
-    return min(ways, key=lambda way: sum(off(way, row) ** 2 for row in rows))
+    ways = np.array(list(product(RATES, FLAGS_US, PIECES)))
+    every = fitted.Way(*ways.T)
+    us = [every.us(row.gemm_us, row.transfer_us) / row.us for row in rows]
+    return fitted.Way(*map(float, ways[np.square(np.log(us)).sum(0).argmin()]))
 
 
 def ways_of(rows: Sequence[Timed]) -> dict[tuple[str, str], fitted.Way]:

@@ -42,6 +42,7 @@ def run(epilogue, above, z, below, total):
     bind(above, z, below, Fusion(epilogue=epilogue, bias=total))(above, z, below, None, total)
 
 
+@pytest.mark.spread(4, "shape", "dtype", "epilogue")
 @pytest.mark.parametrize("shape", [(200, 150), (1, 1), (65, 129), (4200, 3)])
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
@@ -105,6 +106,7 @@ def derivatives(monkeypatch):
     return made
 
 
+@pytest.mark.spread(4, "dtype", "shape", "epilogue")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(20, 24), (2, 10, 24)])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
@@ -135,6 +137,7 @@ def test_only_what_is_needed_is_given(epilogue, needed, derivatives):
     assert len(derivatives) == (epilogue == "relu" or w.requires_grad)
 
 
+@pytest.mark.spread(2, "biased", "epilogue")
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
 def test_derivatives_of_second_order(epilogue, biased):

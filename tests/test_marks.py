@@ -13,14 +13,20 @@ import conftest
 import pytest
 
 
-def kept_of(tmp_path, marks, *sizes):
-    """What pytest keeps of a test with ``sizes`` of values of each parameter: their places."""
-    names = [f"p{i}" for i in range(len(sizes))]
-    lines = [
-        f"@pytest.mark.parametrize('{n}', range({s}))" for n, s in zip(names, sizes, strict=True)
-    ]
-    body = ["import pytest", marks, *lines, f"def test_it({', '.join(names)}): ..."]
-    (tmp_path / "test_it.py").write_text("\n".join(body))
+SPREADS = ((2, (8, 2), 0), (4, (9, 3, 4), 1))
+"""n, how many values each parameter has, the place that is kept."""
+
+
+def kept_of_each(tmp_path):
+    """What pytest keeps of a test of each of SPREADS: the places of its parameters' values."""
+    lines = ["import pytest"]
+    for number, (n, sizes, at) in enumerate(SPREADS):
+        names = [f"p{i}" for i in range(len(sizes))]
+        lines.append(f"@pytest.mark.spread({n}, *{names}, at={at})")
+        for name, size in zip(names, sizes, strict=True):
+            lines.append(f"@pytest.mark.parametrize('{name}', range({size}))")
+        lines.append(f"def test_{number}({', '.join(names)}): ...")
+    (tmp_path / "test_it.py").write_text("\n".join(lines))
     (tmp_path / "conftest.py").write_text(Path(conftest.__file__).read_text())
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
@@ -28,18 +34,21 @@ def kept_of(tmp_path, marks, *sizes):
         [*command, "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, env=environment
     )
     # Values in the brackets stand in the order of the decorators from below.
-    found = re.findall(r"test_it\[([\d-]+)\]", done.stdout)
-    return [tuple(map(int, each.split("-")))[::-1] for each in found]
+    return [
+        [tuple(map(int, each.split("-")))[::-1] for each in found]
+        for found in (
+            re.findall(rf"test_{number}\[([\d-]+)\]", done.stdout)
+            for number in range(len(SPREADS))
+        )
+    ]
 
 
-@pytest.mark.parametrize(("n", "sizes", "at"), [(2, (8, 2), 0), (4, (9, 3, 4), 1)])
-def test_a_spread_keeps_one_in_n_and_every_value(n, sizes, at, tmp_path):
+def test_a_spread_keeps_one_in_n_and_every_value(tmp_path):
     """As pytest has it: another version has numbered combinations where it had numbered values."""
-    names = ", ".join(f"'p{i}'" for i in range(len(sizes)))
-    kept = kept_of(tmp_path, f"@pytest.mark.spread({n}, {names}, at={at})", *sizes)
-    assert len(kept) == pytest.approx(math.prod(sizes) / n, abs=1)
-    for number, size in enumerate(sizes):
-        assert {places[number] for places in kept} == set(range(size))
+    for (n, sizes, _), kept in zip(SPREADS, kept_of_each(tmp_path), strict=True):
+        assert len(kept) == pytest.approx(math.prod(sizes) / n, abs=1)
+        for number, size in enumerate(sizes):
+            assert {places[number] for places in kept} == set(range(size))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 12, 20])

@@ -25,8 +25,9 @@ FAULTS = Path(__file__).parent / "faults"
 
 @pytest.fixture(scope="module")
 def ladder():
-    """Every rung that takes 256 cubed in float16, once."""
-    rows = [measure(name, (SIDE, SIDE, SIDE), gpu=gpus.find("h200")) for name in ladder_names()]
+    """Every rung that takes 256 cubed in bfloat16, once."""
+    of = {"dtype": "bfloat16", "gpu": gpus.find("h200")}
+    rows = [measure(name, (SIDE, SIDE, SIDE), **of) for name in ladder_names()]
     refused = {row["kernel"] for row in rows if row["refused"]}
     assert refused == {"mma_float64", "skinny", "stream_k", "wgmma_types"}
     return {row["kernel"]: row for row in rows if not row["refused"]}
@@ -180,9 +181,9 @@ def test_tensor_core_instructions(ladder):
         assert row["mma_flop"] == 2 * SIDE**3, name
         (kind,) = row["mma"]
         if name.startswith("wmma"):
-            assert row["mma"] == {"wmma m16n16k16 f16 -> f32": (SIDE // 16) ** 3}, name
+            assert row["mma"] == {"wmma m16n16k16 bf16 -> f32": (SIDE // 16) ** 3}, name
         elif name in ("mma_multistage", "gemv", "small"):
-            assert kind == "mma.sync m16n8k16 f16 -> f32"
+            assert kind == "mma.sync m16n8k16 bf16 -> f32"
         else:
             assert kind.startswith("wgmma m64n"), name
 
@@ -282,7 +283,7 @@ def invoke(*arguments):
 
 
 def test_the_table_names_every_rung():
-    result = invoke("ladder", "--shape", "64x64x64", "--check")
+    result = invoke("ladder", "--shape", "64x64x64", "--dtype", "bfloat16", "--check")
     assert result.exit_code == 0, result.output
     assert "FLOP per byte loaded" in result.output
     assert "nothing found" in result.output

@@ -28,9 +28,10 @@ class Way:
     pieces: float
 
     def us(self, gemm_us: float, transfer_us: float) -> float:
-        """Microseconds of the whole."""
+        """Microseconds of the whole. The fields may be arrays, as where they are fitted."""
         product = gemm_us / self.rate
-        longer, shorter = max(product, transfer_us), min(product, transfer_us)
+        both, apart = product + transfer_us, abs(product - transfer_us)
+        longer, shorter = (both + apart) / 2, (both - apart) / 2
         return self.flags_us + longer + shorter / self.pieces
 
 
