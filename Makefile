@@ -17,6 +17,8 @@ report: setup  ## the quick suite on a GPU (a small checked run without one), th
 # memory in huge pages makes that three times as fast. Where there are none, this changes nothing.
 test test-all records: export PYTHONMALLOC = malloc
 test test-all records: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
+# They start a hundred interpreters, which need not compile this project's modules each.
+test test-all records: export PYTHONDONTWRITEBYTECODE =
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test: setup  ## those that need a GPU skip with a reason where there is none

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-from torch._inductor.utils import run_and_get_code
 from torch.utils.flop_counter import FlopCounterMode
 
 import tcgemm
@@ -94,6 +93,8 @@ def test_a_program_calls_the_launch_and_copies_nothing():
     torchs.load_state_dict(ours.state_dict())
     compiled = torch.compile(ours, fullgraph=True)
     x, above = torch.randn(2, 16, 8, requires_grad=True), torch.randn(2, 16, 4)
+    from torch._inductor.utils import run_and_get_code
+
     _, (forward, backward) = run_and_get_code(lambda: compiled(x).backward(above))
     mine, x.grad = x.grad, None
     torchs(x).backward(above)

@@ -12,7 +12,6 @@ from pathlib import Path
 import conftest
 import pytest
 
-
 SPREADS = ((2, (8, 2), 0), (4, (9, 3, 4), 1))
 """n, how many values each parameter has, the place that is kept."""
 
@@ -37,8 +36,7 @@ def kept_of_each(tmp_path):
     return [
         [tuple(map(int, each.split("-")))[::-1] for each in found]
         for found in (
-            re.findall(rf"test_{number}\[([\d-]+)\]", done.stdout)
-            for number in range(len(SPREADS))
+            re.findall(rf"test_{number}\[([\d-]+)\]", done.stdout) for number in range(len(SPREADS))
         )
     ]
 

@@ -7,8 +7,12 @@ import torch
 
 import tcgemm
 
-pytest.importorskip("expecttest", reason="torch's samples import it: pip install expecttest")
-infos = pytest.importorskip("torch.testing._internal.common_methods_invocations")
+
+@pytest.fixture(scope="module")
+def operators():
+    """What torch has samples of: its import takes longer than all of this file's collection."""
+    pytest.importorskip("expecttest", reason="torch's samples import it: pip install expecttest")
+    return pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +36,8 @@ ELSEWHERE = ("the dtype is", "the operands' dimensions differ", "a factor is not
 @pytest.mark.spread(2, "name", "backend")
 @pytest.mark.parametrize("backend", DTYPES)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_opinfo_samples_through_the_override(name, backend):
-    (info,) = (op for op in infos.op_db if op.name == name and not op.variant_test_name)
+def test_opinfo_samples_through_the_override(name, backend, operators):
+    (info,) = (op for op in operators if op.name == name and not op.variant_test_name)
     for dtype in DTYPES[backend]:
         if dtype not in info.dtypes:
             continue

@@ -31,7 +31,7 @@ def drawn(prefix, number):
 
 
 def test_drawn_records_are_what_triton_makes():
-    chosen = drawn("triton-", 3)
+    chosen = drawn("triton-", 2)
     requests = [records.triton_request(key) for _, key, _ in chosen]
     digests = records.triton_digests(requests)
     compiler = records.triton_compiler()
