@@ -11,7 +11,10 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
+import workers
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    workers.begin_with_different_gpus()
 if not torch.cuda.is_available():
     # torch's compiler imports triton, which reads this only then.
     os.environ.setdefault("TRITON_INTERPRET", "1")

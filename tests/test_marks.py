@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import conftest
 import pytest
+import workers
 
 SPREADS = ((2, (8, 2), 0), (4, (9, 3, 4), 1))
 """n, how many values each parameter has, the place that is kept."""
@@ -26,7 +27,8 @@ def kept_of_each(tmp_path):
             lines.append(f"@pytest.mark.parametrize('{name}', range({size}))")
         lines.append(f"def test_{number}({', '.join(names)}): ...")
     (tmp_path / "test_it.py").write_text("\n".join(lines))
-    (tmp_path / "conftest.py").write_text(Path(conftest.__file__).read_text())
+    for copied in (conftest, workers):
+        shutil.copy(copied.__file__, tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

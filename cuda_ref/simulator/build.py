@@ -42,8 +42,8 @@ _COMMON = (
     "-Wno-attributes",
     "-Wno-psabi",
 )
-# A kernel is compiled for a run of a second. These passes take two thirds of -O1's time, which takes
-# two thirds of -O2's, and what they make runs up to a tenth longer than -O1's.
+# A kernel is compiled for a run of a second. These passes take two thirds of -O1's time, which
+# takes two thirds of -O2's, and what they make runs up to a tenth longer than -O1's.
 _KERNEL = ("-Og", "-ftree-sra", "-ftree-dse", "-fdse", "-finline-functions-called-once")
 # g++ calls a hook for each load and store, and our runtime provides the hooks. What merges, splits
 # or widens accesses, or makes two instructions of one, is off: an access in the source is one here.
