@@ -80,9 +80,6 @@ LEAST = 0.36
 LINE = 64
 """Elements of 16 bits in a line of the L2, of 128 bytes."""
 
-OBEYS = ("CLUSTER",)
-"""What its launcher reads of a plan: the rest is the build's."""
-
 PERSISTENT_LAUNCH_US = 2.4
 """Before the first step along K and after the last store."""
 

@@ -40,9 +40,6 @@ MOST_PARTS = 8
 THREADS = 256
 """Of a staged block."""
 
-OBEYS = ("BLOCK_M", "SPLITS")
-"""What its launcher reads of a plan."""
-
 
 class Staged(NamedTuple):
     """How long a way of staging operands takes, in microseconds."""
@@ -111,7 +108,8 @@ def plan(problem: Any) -> Mapping[str, int]:
 
 
 def _warps(problem: Any, sms: int) -> int:
-    """Of words: as warps_of in small.cu."""
+    """Of words: as many as need one trip, and where SMs have several blocks no more than fit. Of
+    few tiles more than have work, which store C: one would store it in eight turns."""
     steps = max(1, ceil_div(problem.K, 16))
     return min(max(8, ceil_div(steps, 2)), 16) if tiles(problem) <= sms else min(steps, 8)
 

@@ -59,9 +59,6 @@ TILINGS = {
 """What is summed, or fused -> the tilings that it has. No two of a list have the same tile of C, by
 which the launcher is told one."""
 
-OBEYS = ("CLUSTER", "BLOCK_M", "BLOCK_N")
-"""What its launcher reads of a plan."""
-
 
 def is_fused(problem: Any) -> bool:
     """Whether more is asked than products, so that an instance of its own runs."""
