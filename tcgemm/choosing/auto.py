@@ -96,12 +96,10 @@ def _modelled(
         copies = None if named else repacking.worth(problem, backend)
         asked = copies.problem if copies else problem
         row = choose(asked, backend) if copies else row
-        us = model.estimated_us(
-            row.full_name, asked, row.plan(asked), slug, sms, copies.count if copies else 0
-        )
+        us = model.estimated_us(row.full_name, asked, row.plan(asked), slug, sms)
         if us is None:
             return None
-        times[backend] = us
+        times[backend] = us + (repacking.copying_us(problem, copies) if copies else 0.0)
     fast, slow = sorted(times, key=times.__getitem__)
     return Choice(fast, f"{times[fast]:.3g} us by the model of {slug}, {slow} {times[slow]:.3g}")
 
