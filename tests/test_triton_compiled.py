@@ -356,9 +356,7 @@ def test_a_gpu_without_a_table_gets_what_fits_its_shared_memory(capability):
         for out in known.outputs
         for compute in known.computes
     ]
-    for row, (dtype_in, dtype_out, compute) in itertools.product(
-        dispatch.ladder("triton"), types
-    ):
+    for row, (dtype_in, dtype_out, compute) in itertools.product(dispatch.ladder("triton"), types):
         problem = replace(
             problem_on(capability), dtype_in=dtype_in, dtype_out=dtype_out, compute=compute
         )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..planning.cost import ceil_div, memory_us
 from ..planning.gpu import of as gpu_of
-from ..planning.refusals import beyond_tma, refuse_tma
+from ..planning.refusals import MOST_TILES, beyond_tma, refuse_tma
 from ..planning.rows import FUSES, row
 
 ORDER = 190
@@ -161,6 +161,7 @@ ROW = row(
     "a small C of any rows: one trip from memory to mma.sync, by nothing that takes time to begin",
     (9, 0),
     refuse=beyond_tma,
+    most_tiles=MOST_TILES // MOST_PARTS,
     plan=plan,
     unaligned_us=lambda problem: cost(problem, gpu_of(problem).sms),
     fuses=FUSES,
