@@ -85,7 +85,7 @@ def on_an_h200(monkeypatch):
     """Tables, costs and models are those of an H200, whatever is here."""
     gpus = import_module("tcgemm.triton_kernels.planning.gpus")
     monkeypatch.setattr(gpus, "gpu_here", lambda capability=None: (H200, 232_448, 132))
-    monkeypatch.setattr(within, "slug_here", lambda: H200)
+    monkeypatch.setattr(within, "slug_of", lambda problem: H200)
 
 
 @pytest.mark.parametrize("backend", LOSS)
@@ -189,7 +189,7 @@ def test_another_kernel_is_taken_only_where_it_wins_enough(on_an_h200, monkeypat
     monkeypatch.setattr(within, "SHORT_US", 4.0)
     assert choice_where_the_other_takes(0.9) is chosen
     assert choice_where_the_other_takes(0.7) is other
-    monkeypatch.setattr(within, "slug_here", lambda: "cpu")
+    monkeypatch.setattr(within, "slug_of", lambda problem: "cpu")
     monkeypatch.setattr(model, "constants", lambda slug: {})
     assert choice_where_the_other_takes(0.5) is chosen
 

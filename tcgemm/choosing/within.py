@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from .. import gpus
 from ..problem import Problem
 from . import model
-from .measured import nearest, slug_here
+from .measured import nearest, slug_of
 
 if TYPE_CHECKING:
     from ..dispatch import Kernel
@@ -45,7 +45,7 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel]) -> Kernel:
     """
     if problem.device != "cuda" or problem.batch > 1 or not model.knows(problem):
         return chosen
-    slug = slug_here()
+    slug = slug_of(problem)
     if chosen.full_name not in model.constants(slug) or nearest(problem, slug, TUNED) is not None:
         return chosen
     sms = gpus.lookup(slug).sms or 0
