@@ -341,6 +341,17 @@ def test_texts_come_when_asked_for():
     assert "tt.dot" in built.assembly["ttgir"] or "warp_group_dot" in built.assembly["ttgir"]
 
 
+@pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
+def test_a_kernel_for_another_assembler_is_read(capability):
+    """From sm_100 on Triton has another ptxas, and the usual one does not know its PTX."""
+    plan = plans.fit("pipelined", {**DEEP, "NUM_STAGES": 3}, "float32", 101_376)
+    request = Request("pipelined", plan, dtype_out="float32", capability=capability)
+    (built,) = compile_only.compile_rungs([request])
+    assert built.registers > 0
+    assert built.spill_bytes == 0
+    assert built.shared_bytes <= gpus.LIMITS[capability].shared_bytes
+
+
 def test_a_failed_compilation_names_the_request():
     plan = {"BLOCK_M": 48, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
     with pytest.raises(RuntimeError, match="BLOCK_M': 48"):
