@@ -14,7 +14,7 @@ from .build.toolchain import OWN, built_by_case, source
 from .fusion import Asked, case
 from .planning.choose import choose as choose
 from .planning.choose import tuned_by_user as tuned_by_user
-from .planning.ladder import rows, told
+from .planning.ladder import rows
 from .planning.ladder import tunings as tunings
 from .planning.rows import PAIRS
 
@@ -96,18 +96,31 @@ def load(name: str) -> Callable[..., None]:
                 fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
             )  # fmt: skip
             # The simulator's clusters have one block: what tables hold is not for it.
-            simulated = {} if name in tunings() else told(name, plan)
+            simulated = {} if name in tunings() else plan
             return lambda a, b, c, *tensors: simulate(
                 name, a, b, c, Asked(*asked, *tensors) if asked else None, **simulated
             )
         defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan) if by_case else ()
-        kind = gemm_of(a, b, c, fusion, told(name, plan))
+        kind = gemm_of(a, b, c, fusion, plan)
         return bound(name, library_for(device, defines), device, kind, fusion is None)
 
     run.bind = bind  # type: ignore[attr-defined]
     if torch.cuda.is_available() and not by_case:
         library_for(torch.cuda.current_device())
     return run
+
+
+def plan_for(capability: tuple[int, int], gpu: str, sms: int) -> None:
+    """Have plans be for that GPU, named as its table is, on a machine that has none; without a name
+    for what stands for the capability by itself."""
+    from .planning import forget
+    from .planning.gpu import LIMITS, Gpu, shared_kb, stands_for
+
+    stands_for.pop(capability, None)
+    if gpu:
+        sms = sms or LIMITS.get(capability, LIMITS[9, 0])[0]
+        stands_for[capability] = Gpu(gpu, sms, shared_kb(capability) * 1024)
+    forget()
 
 
 STAGES = ("ptx", "sass")

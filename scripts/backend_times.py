@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import csv
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from tcgemm import dispatch, gpus
 from tcgemm.bench import store
 from tcgemm.bench.case import case_of_row
 from tcgemm.problem import EPILOGUES
+from tcgemm.request import plan_for
 
 ROOT = Path(__file__).parent.parent
 COLUMNS = ("dtype_in", "dtype_out", "compute", "fused", "layout", "M", "N", "K", "speedup")
@@ -27,7 +27,7 @@ def main() -> None:
     (slug,) = sys.argv[1:]
     capability = gpus.capability(gpus.find(slug.removeprefix("nvidia-")))
     board = gpus.find(slug.removeprefix("nvidia-"))
-    import_module(dispatch.BACKENDS["triton"]).plan_for(capability, slug, board.sms or 0)
+    plan_for(capability, slug, board.sms or 0)
     ratios: dict[tuple[str, str], dict[object, float]] = {}
     for row in store.read(ROOT / "reports" / slug):
         if row["status"] == "ok" and row["ratio_p50"] and not row["suite"].startswith("drawn"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sys
 from collections import defaultdict
@@ -43,33 +44,24 @@ def timed(rows: Iterable[Mapping[str, str]]) -> Iterator[Timed]:
         seed = re.match(r"drawn-s(\d+)-", row["suite"])
         if not seed or row["status"] != "ok" or row.get("among") == "alone" or not row["ms_p50"]:
             continue
-        if row["backend"] not in ("triton", "cuda"):
+        if row["backend"] not in ("triton", "cuda") or "ALIGNED_COPIES" in row["config"]:
             continue
         plan = {
             name: int(value)
             for name, _, value in (word.partition("=") for word in row["config"].split())
             if value.lstrip("-").isdigit()
         }
-        copies = plan.pop("ALIGNED_COPIES", 0)
         case = Case(
             row["suite"], *(int(row[x]) for x in "MNK"), row["dtype_in"], row["dtype_in"],
             row["layout"], "",
         )  # fmt: skip
         problem = replace(case.product(capability=(9, 0)), device="cuda")
-        if copies:
-            problem = _copied(problem)
         kernel = dispatch.find(row["backend"], row["kernel"])
         divides = "SPLITS" in kernel.plan(problem)
         if "BLOCK_M" in plan and divides == ("SPLITS" in plan):
-            found = model.terms(problem, plan, SMS, copies)
+            found = model.terms(problem, plan, SMS)
             us = 1e3 * float(row["ms_p50"])
             yield Timed(int(seed[1]), case, row.get("among", ""), kernel.full_name, found, us)
-
-
-def _copied(problem: Any) -> Any:
-    from tcgemm import repacking
-
-    return repacking.aligned(problem, True, True, False)
 
 
 def fitted(rows: Iterable[Timed]) -> dict[str, Any]:
@@ -80,11 +72,28 @@ def fitted(rows: Iterable[Timed]) -> dict[str, Any]:
     return {
         kernel: {
             "rows": len(of),
-            **dict(zip(model.TERMS, (round(x, 4) for x in model.fit(of)), strict=True)),
+            **dict(zip(model.TERMS, _fit(of), strict=True)),
         }
         for kernel, of in sorted(samples.items())
         if len(of) >= model.LEAST_ROWS
     }
+
+
+def _fit(samples: list[tuple[tuple[float, ...], float]]) -> list[list[float]]:
+    """[constant, most that was seen] of each term: as model.fit, but 0 where fewer than LEAST_ROWS
+    rows have the term.
+
+    So few say nothing of it. Of kernels by TMA six rows have a C in odd rows, of at most 670
+    elements: by what a clock errs there, a C of a million elements would take half a millisecond.
+    """
+    terms = list(zip(*(each for each, _ in samples), strict=True))
+    known = [sum(x > 0 for x in term) >= model.LEAST_ROWS for term in terms]
+    told = [
+        ([x if is_known else 0.0 for x, is_known in zip(each, known, strict=True)], us)
+        for each, us in samples
+    ]
+    found = zip(model.fit(told), terms, strict=True)
+    return [[round(constant, 4), math.ceil(max(term) * 1e4) / 1e4] for constant, term in found]
 
 
 def table(paths: Iterable[Path]) -> str:

@@ -6,9 +6,9 @@
     torchrun --nproc-per-node 2 scripts/overlap_gpus.py trace          # what a call is made of
 
 ``check`` compares with float64 of the gathered operands, with slots full of NaN, over sizes that do
-not divide by ranks or tiles; three calls give the same bits; so do a captured graph replayed with
-other operands and ranks that begin at random times. In debug mode: a wait that is too long is an
-error that names rank and part. Ends with 1 where anything is wrong.
+not divide by ranks or tiles; three calls give the same bits; so do calls from two streams, a
+captured graph replayed with other operands, and ranks that begin at random times. In debug mode: a
+wait that is too long is an error that names rank and part. Ends with 1 where anything is wrong.
 
 ``time``: the local product, NCCL alone, both in sequence, ours, and ours over the longer of product
 and transfer. They take turns behind a barrier of all ranks, with nothing of theirs in the L2; the
@@ -157,10 +157,23 @@ def check(backend: str, seed: int) -> int:
                 wrong += before is not None and not torch.equal(before, case.out)
                 before = case.out.clone()
             judge(case, "three calls, delayed")
+            wrong += from_streams(case, backend, own)
         wrong += replay(op, backend, seed, own)
     if backend != "cuda":  # whose kernels take no 8-bit floats
         wrong += sum(scaled(backend, seed + i) for i in range(8))
     return wrong
+
+
+def from_streams(case: Case, backend: str, own: random.Random) -> int:
+    """Calls from two streams in turns, each delayed: how many results differ here."""
+    torch.cuda.synchronize()
+    before, streams, found = case.out.clone(), [torch.cuda.Stream() for _ in range(2)], []
+    for i in range(6):
+        with torch.cuda.stream(streams[i % 2]):
+            torch.cuda._sleep(own.randrange(0, 3_000_000))
+            found.append(case.run(backend).clone())
+    torch.cuda.synchronize()
+    return sum(not torch.equal(before, each) for each in found)
 
 
 def scaled(backend: str, seed: int) -> int:

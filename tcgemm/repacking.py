@@ -83,17 +83,25 @@ def pays(problem: Problem, copies: Copies, backend: str) -> bool:
     if os.environ.get("TCGEMM_REPACK") == "0":
         return False
     direct_us = dispatch.choose(problem, backend).unaligned_us(problem)
-    better = copies.problem
-    sizes = {
-        "a": _bytes((problem.M, problem.K), better.a_strides) * copies.a,
-        "b": _bytes((problem.K, problem.N), better.b_strides) * copies.b,
-        "c": _bytes((problem.M, problem.N), better.c_strides) * copies.c,
-    }
-    copied = sum(sizes.values())
-    if direct_us is None or copied > _workspace_mib() << 20:
+    if direct_us is None or _copied(problem, copies) > _workspace_mib() << 20:
         return False
-    copying_us = copies.count * LAUNCH_US + copied / COPIED
-    return direct_us > copying_us + START_US + max(problem.flop / FAST, problem.bytes / TRAFFIC)
+    fast_us = START_US + max(problem.flop / FAST, problem.bytes / TRAFFIC)
+    return direct_us > copying_us(problem, copies) + fast_us
+
+
+def copying_us(problem: Problem, copies: Copies) -> float:
+    """Microseconds that the copies take, beside the kernel that reads them."""
+    return copies.count * LAUNCH_US + _copied(problem, copies) / COPIED
+
+
+def _copied(problem: Problem, copies: Copies) -> int:
+    """Bytes of the copies."""
+    better = copies.problem
+    return (
+        _bytes((problem.M, problem.K), better.a_strides) * copies.a
+        + _bytes((problem.K, problem.N), better.b_strides) * copies.b
+        + _bytes((problem.M, problem.N), better.c_strides) * copies.c
+    )
 
 
 def _odd(shape: tuple[int, int], strides: tuple[int, int], alignment: int) -> bool:

@@ -6,6 +6,9 @@ at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from . import gpus
@@ -31,6 +34,38 @@ def board_of(name: str | None) -> Gpu:
     if torch.cuda.is_available():
         return gpus.lookup(torch.cuda.get_device_name())
     return gpus.find(DEFAULT_GPU)
+
+
+def plan_for(capability: tuple[int, int], gpu: str, sms: int) -> None:
+    """Have choices and plans, of all backends, be for a GPU on a machine that has none.
+
+    Args:
+        gpu: its slug; "" to have them be again for what stands for the capability by itself.
+        sms: of it; 0 for those of the largest GPU of the capability.
+    """
+    from .choosing.measured import stands_for
+    from .dispatch import BACKENDS
+
+    stands_for.pop(capability, None)
+    if gpu:
+        stands_for[capability] = gpu
+    for module in map(import_module, BACKENDS.values()):
+        if hasattr(module, "plan_for"):
+            module.plan_for(capability, gpu, sms)
+
+
+@contextmanager
+def planning_for(board: Gpu) -> Iterator[None]:
+    """``plan_for`` a GPU of the table within a with statement."""
+    capability = gpus.capability(board)
+    if capability is None:
+        yield
+        return
+    plan_for(capability, board.slug, board.sms or 0)
+    try:
+        yield
+    finally:
+        plan_for(capability, "", 0)
 
 
 def check_problem(

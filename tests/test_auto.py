@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import csv
+import itertools
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import tcgemm
-from tcgemm import cuda_ref, dispatch, launch_cache
+from tcgemm import cuda_ref, dispatch, gpus, launch_cache
 from tcgemm.choosing import auto, measured
 from tcgemm.cli import app
 from tcgemm.errors import UnknownNameError, UnsupportedError
 from tcgemm.problem import Problem
+from tcgemm.request import planning_for
 
 H200 = "nvidia-h200"
 
@@ -70,6 +75,60 @@ def test_between_the_measured_shapes_the_model_decides(built):
         assert "by the model of nvidia-h200, triton" in choice.why
     named = auto.backend_for(problem(226, 32, 3936), kernel="skinny", gpu=H200)
     assert "by the model" in named.why
+
+
+@pytest.mark.parametrize("name", ["h200", "h100-pcie", "a100", "l4"])
+def test_what_is_said_of_a_gpu_that_is_not_here_is_what_runs_there(name, monkeypatch):
+    """Kernels and plans, with the tables and models of that GPU and the number of its SMs."""
+    board = gpus.find(name)
+    shapes = [(64, 64, 1024), (8, 100, 4096), (512, 4096, 512), (4096, 4096, 4096), (40, 96, 3000)]
+
+    def chosen():
+        for module in ("triton_kernels.by_name", "cuda_ref.planning"):
+            import_module(f"tcgemm.{module}").forget()
+        found = []
+        for shape, layout, backend in itertools.product(shapes, ["nn", "nt"], ["triton", "cuda"]):
+            asked = Problem.stored(
+                *shape, "bfloat16", "bfloat16", layout, capability=board.capability
+            )
+            row = dispatch.choose(asked, backend)
+            found.append((row.full_name, dict(row.plan(asked))))
+        return found
+
+    with planning_for(board):
+        said = chosen()
+    shared = import_module("tcgemm.cuda_ref.planning.gpu").shared_kb(board.capability) * 1024
+    there = SimpleNamespace(
+        name=board.name,
+        multi_processor_count=board.sms,
+        shared_memory_per_block_optin=shared,
+    )
+    planning = import_module("tcgemm.cuda_ref.planning.gpu")
+    planning._of_device.cache_clear()
+    with monkeypatch.context() as here:
+        here.setattr(torch.cuda, "is_available", lambda: True)
+        here.setattr(torch.cuda, "current_device", lambda: 0)
+        here.setattr(torch.cuda, "device_count", lambda: 1)
+        here.setattr(torch.cuda, "get_device_name", lambda *index: board.name)
+        here.setattr(torch.cuda, "get_device_capability", lambda *index: board.capability)
+        here.setattr(torch.cuda, "get_device_properties", lambda index: there)
+        runs = chosen()
+    planning._of_device.cache_clear()
+    assert said == runs
+    without = chosen()
+    assert (without == runs) == (name in ("a100", "l4"))
+
+
+def test_a_model_of_another_gpu_says_nothing(monkeypatch):
+    """On an H200, of a problem for an A100."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *index: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *index: (9, 0))
+    asked = Problem.stored(64, 64, 1024, "bfloat16", "bfloat16", "nn", capability=(9, 0))
+    assert measured.slug_of(asked) == H200
+    assert measured.slug_of(replace(asked, capability=(8, 0))) == "cpu"
 
 
 def test_what_is_not_built_is_not_chosen(built):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import json
 import re
 import statistics
@@ -11,12 +12,15 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
+from tcgemm import cuda_ref
 from tcgemm.dispatch import choose, find
 from tcgemm.problem import Problem
 
 planning = import_module("tcgemm.cuda_ref.planning")
 launch = import_module("tcgemm.cuda_ref.planning.launch")
+handle = import_module("tcgemm.cuda_ref.handle")
 toolchain = import_module("tcgemm.cuda_ref.build.toolchain")
 launch_plan = launch.launch_plan
 tuning = import_module("tcgemm.cuda_ref.planning.tuning")
@@ -213,26 +217,43 @@ def test_a_plan_crosses_to_cpp_as_named_numbers():
     assert not any(launch_plan({}))
 
 
-def test_a_launcher_is_told_what_it_reads():
-    plan = {"BLOCK_M": 128, "BLOCK_N": 256, "CLUSTER": 2, "PINGPONG": 1}
-    assert ladder.told("wgmma_persistent", plan) == {"CLUSTER": 2}
-    assert ladder.told("wgmma_types", plan) == {"BLOCK_M": 128, "BLOCK_N": 256, "CLUSTER": 2}
-    assert ladder.told("wmma_any", plan) == {}
-    assert ladder.told("skinny", plan) == plan
+EVERY = {name: number for number, name in enumerate(launch.FIELDS, 2) if name != "NO_PDL"}
+"""A plan that sets all there is, each to a number of its own."""
 
 
 @pytest.mark.parametrize("name", ladder.by_name())
-def test_every_field_that_a_launcher_reads_is_told(name):
-    """A field that is planned, read and not told leaves the launcher with 0, and nothing fails."""
-    path = next(path for path in toolchain.ROOT.glob(f"*/{name}.cu"))
-    text = "".join(part.read_text() for part in [path, *path.parent.glob(f"{name}*.cuh")])
-    read = set(re.findall(r"\bplan(?:_of\(\w+\))?(?:\.|->)(\w+)", text))
-    if "with_planned" in text:
-        read |= {"block_m", "block_n"}
-    every = dict.fromkeys(launch.FIELDS, 1)
-    fields = {field.upper() for field in read} & set(launch.FIELDS)
-    assert fields <= set(ladder.told(name, every)), f"{path.name} reads {sorted(fields)}"
-    assert name != "small" or fields
+def test_a_launcher_is_told_all_of_a_plan(name, monkeypatch):
+    """Nothing stands between: a field that went missing would be 0, and nothing would fail."""
+    told = []
+    simulator = import_module("tcgemm.cuda_ref.simulator")
+    monkeypatch.setattr(simulator, "run", lambda *_, **plan: told.append(plan))
+    a = torch.empty(8, 8)
+    cuda_ref.load(name)(a, a, a, None, **EVERY)
+    assert told == [{} if name in TUNINGS else EVERY]
+
+
+def test_the_struct_holds_all_of_a_plan():
+    a = torch.empty(8, 8)
+    held = handle.gemm_of(a, a, a, None, EVERY).plan.contents
+    fields = {name: getattr(held, name.lower()) for name in launch.FIELDS}
+    assert fields == {**EVERY, "NO_PDL": 0}
+
+
+@pytest.mark.parametrize("name", ladder.by_name())
+def test_what_is_planned_besides_the_tile_is_read(name):
+    """By the launcher, or by the build as a macro: a plan says nothing that is not obeyed."""
+    planned = set()
+    for shape, layout in itertools.product(SHAPES, ["nn", "nt"]):
+        asked = problem(*shape, layout)
+        if find("cuda", name).why_not(asked) is None:
+            planned |= set(find("cuda", name).plan(asked))
+    files = toolchain.source_files(toolchain.source(name))
+    text = "".join(path.read_text() for path in files)
+    read = re.findall(r"\bplan(?:_of\(\w+\))?(?:\.|->)(\w+)", text)
+    obeyed = {field.upper() for field in read} | set(re.findall(r"\bTCGEMM_(\w+)", text))
+    fields = {"PDL" if field == "NO_PDL" else field for field in launch.FIELDS}
+    missing = (planned & fields) - {"BLOCK_M", "BLOCK_N"} - obeyed
+    assert missing <= ({"PDL"} if "NO_PDL" in obeyed else set())
 
 
 def test_the_struct_has_the_same_fields_in_the_same_order():

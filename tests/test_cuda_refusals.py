@@ -45,6 +45,30 @@ def test_sizes_are_refused_with_the_number_and_what_fits(name):
     assert ("M=112" if name == "wmma" else "M=128") in reason
 
 
+MANY = problem(1, 8, 8, batch_strides=(0, 0, 8))
+"""Of whose batch each result is a tile."""
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [row for row in (*ladder("cuda"), *ladder("triton")) if "batch" in row.fuses],
+    ids=lambda row: row.full_name,
+)
+def test_more_tiles_than_a_launcher_counts_are_refused(kernel):
+    """The launchers of small, gemv and those with a schedule return an error from fewer on."""
+    parts = {"small": 8, "gemv": 2, "wgmma_persistent": 2, "wgmma_types": 2}
+    most = (2**31 - 1) // parts.get(kernel.name, 1) if kernel.backend == "cuda" else 2**31 - 2**16
+    asked = dataclasses.replace(MANY, dtype_in=kernel.pairs[0][0])
+    asked = dataclasses.replace(asked, dtype_out=kernel.pairs[0][1], compute="")
+    assert kernel.refuse(dataclasses.replace(asked, batch=2**20)) is None
+    reason = kernel.refuse(dataclasses.replace(asked, batch=2**31 + 1))
+    assert reason
+    if "tiles" in reason:
+        assert "2147483649 results of 1 x 8 are 2147483649 tiles of" in reason
+        assert f"it counts to {most}: split it" in reason
+    assert kernel.refuse(dataclasses.replace(asked, batch=most - 10**6)) is None
+
+
 @pytest.mark.parametrize(
     ("name", "K", "ok"),
     [

@@ -198,6 +198,25 @@ def test_bad_arguments_name_the_choices(arguments, words):
     assert words in str(result.exception)
 
 
+def test_what_a_call_copies_first_is_said():
+    """As calls do with odd rows (test_repacking.py): the kernel and its plan are of the copies."""
+    choices = {each["backend"]: each for each in as_json("4097x4097x4097")["choices"]}
+    for backend, by_tma in {"triton": "descriptor warp_specialized", "cuda": "wgmma"}.items():
+        chosen = choices[backend]
+        assert chosen["kernel"].partition("_")[0] in by_tma
+        assert chosen["copied"] in ("A and B", "A and B and C")
+        assert chosen["copying_us"] > 60
+        assert chosen["tiles"][0] == -(-4097 // chosen["tile"][0])
+    assert choices["cublas"]["copied"] == ""
+    output = re.sub(r"\s+", " ", explain("4097x4097x4097", "--gpu", "h200"))
+    assert (
+        "backend='cuda' runs cuda/wgmma_persistent on copies of A and B in aligned rows" in output
+    )
+    small = {each["backend"]: each for each in as_json("33x33x33")["choices"]}
+    assert small["cuda"]["kernel"] == "small"
+    assert small["cuda"]["copied"] == ""
+
+
 @pytest.mark.parametrize("gpu", gpus.GPUS, ids=lambda gpu: gpu.slug)
 def test_every_gpu_of_the_table_has_its_capability(gpu):
     assert gpus.capability(gpu) is not None

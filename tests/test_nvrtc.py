@@ -9,7 +9,9 @@ import re
 import struct
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -304,7 +306,7 @@ CONSTANTS = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "SHARES_A": 0}
 @pytest.mark.parametrize(
     ("shape", "shares_a", "cluster", "rows", "cols", "clusters"),
     [
-        ((4096, 4096, 4096), 0, 1, 32, 16, 128),  # fewer tiles than four waves
+        ((4096, 4096, 4096), 0, 1, 32, 16, 128),
         ((8192, 8192, 8192), 0, 2, 32, 32, 64),  # 1,024 pairs in 16 waves of 66 clusters
         ((8192, 8192, 8192), 1, 2, 64, 16, 64),
         ((100, 300, 64), 0, 1, 1, 2, 2),
@@ -315,12 +317,35 @@ def test_the_schedule_by_hand(shape, shares_a, cluster, rows, cols, clusters):
     product = Product(
         matrix(M, K, K, 1), matrix(K, N, N, 1), matrix(M, N, N, 1), "float16", "float16"
     )
-    constants = {**CONSTANTS, "SHARES_A": shares_a}
-    if N == 300:  # rows of 600 bytes are no whole sectors
-        product = Product(product.a, matrix(K, N, 304, 1), product.c, "float16", "float16")
+    constants = {**CONSTANTS, "SHARES_A": shares_a, "CLUSTER": cluster}
     schedule, count = launchers.schedule_of(product, constants, 132)
     assert (schedule.M, schedule.N, schedule.cluster) == (M, N, cluster)
     assert (schedule.rows, schedule.cols, count) == (rows, cols, clusters)
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_the_planned_cluster_is_what_is_launched(cluster, monkeypatch):
+    """The plan decides, here as in C++; of what the source has a constant the source does."""
+    started = []
+    made = SimpleNamespace(
+        constants={**CONSTANTS, "A_BOX": 128, "B_BOX": 256, "L2_PREFETCH": 4, "THREADS": 384,
+                   "SHARED_BYTES": 200_000},
+    )  # fmt: skip
+    monkeypatch.setattr(operators, "compiled_for", lambda *_: made)
+    monkeypatch.setattr(operators, "_function", lambda *_: None)
+    monkeypatch.setattr(operators.driver, "allow_shared", lambda *_: None)
+    monkeypatch.setattr(operators.driver, "start", lambda _, launch, *__: started.append(launch))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
+    sms = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: sms)
+    a, b, c = tensors(512, 512, 64)
+    operators.load("wgmma_persistent").bind(a, b, c, CLUSTER=cluster, BLOCK_M=64)(a, b, c)
+    (launch,) = started
+    assert launch.cluster == cluster
+    assert launch.grid == 8  # of 128 x 256, whatever the plan says of the tile
 
 
 @pytest.fixture

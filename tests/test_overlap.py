@@ -27,6 +27,7 @@ from tcgemm.dist.options import Options
 from tcgemm.dist.overlap import plan as planning
 from tcgemm.dist.overlap.memory import MOST_TILES, SLOTS
 from tcgemm.dist.overlap.protocol import Rank
+from tcgemm.dist.overlap.transports import GpuTransport
 from tcgemm.dist.rows import rows_of
 from tcgemm.errors import PeerError
 from tcgemm.problem import Fusion
@@ -47,6 +48,9 @@ class Here:
         made = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.world)]
         return self._pool.setdefault(key, made)
 
+    def follow(self):
+        pass
+
     def fork(self):
         self._queue = []
 
@@ -62,6 +66,31 @@ class Here:
 
     def synchronize(self):
         pass
+
+
+def test_calls_from_several_streams_follow_one_another(monkeypatch):
+    """Else the uses of a slot would be counted in the order in which streams come to them."""
+
+    class Stream:
+        def __init__(self):
+            self.after = []
+
+        def wait_stream(self, other):
+            self.after.append(other)
+
+    one, other = Stream(), Stream()
+    transport = GpuTransport.__new__(GpuTransport)
+    transport.device, transport._calls_on = torch.device("cuda"), None
+    captured = False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    for stream in (one, one, other, other, one):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, it=stream: it)
+        transport.follow()
+    assert (one.after, other.after) == ([other], [one])
+    captured = True
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: other)
+    transport.follow()
+    assert other.after == [one]
 
 
 def triton_kernels():

@@ -11,7 +11,6 @@ import records
 import torch
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import case
-from tcgemm.cuda_ref.planning import ladder
 
 import tcgemm
 from tcgemm import accuracy, cuda_ref
@@ -108,9 +107,20 @@ def test_the_planned_tile_is_what_is_launched():
     c = torch.empty(600, 1000, dtype=F16)
     planned = find("cuda", "small").plan(problem_of(a, b, c))
     assert (planned["BLOCK_M"], planned["BLOCK_N"]) == (64, 64)
-    told = ladder.told("small", planned)
-    report = simulator.simulate(simulator.source_of("small"), a, b, c, plan=told)
+    report = simulator.simulate(simulator.source_of("small"), a, b, c, plan=planned)
     assert report.grid[0] == 10 * 16
+    assert accuracy.error_ratio(a, b, c) < 1
+
+
+@pytest.mark.parametrize("warps", [1, 3, 16])
+def test_the_planned_warps_are_what_is_launched(warps):
+    """By words, whichever number the launcher would take by itself: here 8."""
+    a, b = torch.randn(40, 100).half(), torch.randn(100, 36).half()
+    c = torch.full((40, 36), float("nan"), dtype=F16)
+    plan = {"BLOCK_M": 32, "BLOCK_N": 32, "WARPS": warps}
+    report = simulator.simulate(simulator.source_of("small"), a, b, c, plan=plan, check=True)
+    assert not report.findings
+    assert report.block[0] == 32 * warps
     assert accuracy.error_ratio(a, b, c) < 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from dataclasses import replace
@@ -13,6 +14,7 @@ import records
 from triton_requests import DEEP, INSTRUCTION, LIMITS, problem_on, shipped, shipped_types
 
 from tcgemm import dispatch
+from tcgemm.problem import DTYPES
 
 compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
 plans = import_module("tcgemm.triton_kernels.by_name")
@@ -339,6 +341,17 @@ def test_texts_come_when_asked_for():
     assert "tt.dot" in built.assembly["ttgir"] or "warp_group_dot" in built.assembly["ttgir"]
 
 
+@pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
+def test_a_kernel_for_another_assembler_is_read(capability):
+    """From sm_100 on Triton has another ptxas, and the usual one does not know its PTX."""
+    plan = plans.fit("pipelined", {**DEEP, "NUM_STAGES": 3}, "float32", 101_376)
+    request = Request("pipelined", plan, dtype_out="float32", capability=capability)
+    (built,) = compile_only.compile_rungs([request])
+    assert built.registers > 0
+    assert built.spill_bytes == 0
+    assert built.shared_bytes <= gpus.LIMITS[capability].shared_bytes
+
+
 def test_a_failed_compilation_names_the_request():
     plan = {"BLOCK_M": 48, "BLOCK_N": 64, "BLOCK_K": 32, "NUM_WARPS": 4}
     with pytest.raises(RuntimeError, match="BLOCK_M': 48"):
@@ -347,10 +360,21 @@ def test_a_failed_compilation_names_the_request():
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_a_gpu_without_a_table_gets_what_fits_its_shared_memory(capability):
-    for row in dispatch.ladder("triton"):
-        problem = problem_on(capability)
-        if row.why_not(problem) is not None and capability < row.capability:
+    limit = gpus.LIMITS[capability].shared_bytes
+    types = [
+        (dtype, out, compute)
+        for dtype, known in DTYPES.items()
+        for out in known.outputs
+        for compute in known.computes
+    ]
+    for row, (dtype_in, dtype_out, compute) in itertools.product(dispatch.ladder("triton"), types):
+        problem = replace(
+            problem_on(capability), dtype_in=dtype_in, dtype_out=dtype_out, compute=compute
+        )
+        if capability < row.capability or not row.takes_types(dtype_in, dtype_out, compute):
+            continue
+        if row.refuse(problem) is not None:
             continue
         plan = row.plan(problem)
-        limit = gpus.LIMITS[capability].shared_bytes
-        assert plans.shared_bytes(row.name, plan, "bfloat16") <= limit
+        most = plans.shared_bytes(row.name, plan, dtype_out, dtype_in, compute)
+        assert most <= limit, (row.name, dtype_in, dtype_out, compute, plan)

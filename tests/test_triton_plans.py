@@ -380,6 +380,15 @@ def test_fit_gives_up_stages_first_then_depth():
     assert (tight["NUM_STAGES"], tight["BLOCK_K"]) == (2, 16)
 
 
+def test_a_tile_of_c_that_does_not_fit_gets_narrower_and_not_shallower():
+    config = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "NUM_STAGES": 3}
+    narrow = plans.fit("pipelined", config, "float32", 101_376)
+    assert narrow == {**config, "BLOCK_N": 128}
+    assert plans.fit("pipelined", config, "float32", 166_912) == config
+    tf32 = plans.fit("descriptor", {**config, "BLOCK_K": 32}, "float32", 101_376, "float32", "tf32")
+    assert (tf32["BLOCK_N"], tf32["BLOCK_K"]) == (128, 32)
+
+
 SPECIALIZED = dispatch.find("triton", "warp_specialized")
 
 

@@ -138,8 +138,13 @@ def prepare(name: str, plan: Mapping[str, int], problem: Any) -> int:
 
 
 def plan_for(capability: tuple[int, int], gpu: str, sms: int) -> None:
-    """Have plans be for that GPU, named as its table is, on a machine that has none."""
-    from .planning import gpus
+    """Have plans be for that GPU, named as its table is, on a machine that has none; without a name
+    for what its architecture's table says."""
+    from .planning import gpus, planner
 
     limits = gpus.LIMITS.get(capability, gpus.UNKNOWN)
-    gpus.stands_for[capability] = gpu, limits.shared_bytes, sms or limits.sms
+    gpus.stands_for.pop(capability, None)
+    if gpu:
+        gpus.stands_for[capability] = gpu, limits.shared_bytes, sms or limits.sms
+    planner.forget()
+    forget()

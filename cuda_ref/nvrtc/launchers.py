@@ -56,7 +56,8 @@ class Launcher:
     names: tuple[str, ...] | Callable[[Product], tuple[str, ...]]
     """Constants of the source whose values the launch needs; where a product decides, of it."""
     launch: Callable[[Product, Mapping[str, int], int], Launch]
-    """Of (product, constants, multiprocessors)."""
+    """Of (product, constants of the source and, where it has none of a name, of the plan,
+    multiprocessors)."""
 
     def constants(self, product: Product) -> tuple[str, ...]:
         """What to ask the compiler for."""
@@ -224,28 +225,14 @@ def _persistent(p: Product, c: Mapping[str, int], sms: int) -> Launch:
 
 
 def schedule_of(p: Product, c: Mapping[str, int], sms: int) -> tuple[Schedule, int]:
-    """The schedule of wgmma_persistent, and how many clusters to start."""
-    M, N, K = int(p.c.rows), int(p.c.cols), int(p.a.cols)
+    """The schedule of wgmma_persistent, in clusters as its plan says, and how many to start."""
+    M, N = int(p.c.rows), int(p.c.cols)
     rows, cols = _tiles(p, c)
-    shares_a = bool(c["SHARES_A"])
-    along = cols if shares_a else rows
-    if any(_splits_sectors(each) for each in (p.a, p.b)):
-        least = 1
-    elif c["BLOCK_M"] * c["BLOCK_N"] != 64 * 128:
-        least = 4 * sms
-    else:
-        least = sms if K < 768 else 1
-    cluster = 2 if rows * cols > least and (along % 2 == 0 or along > 16) else 1
-    rows, cols = (rows, -(-cols // cluster)) if shares_a else (-(-rows // cluster), cols)
+    cluster = max(1, c.get("CLUSTER", 0))
+    rows, cols = (rows, -(-cols // cluster)) if c["SHARES_A"] else (-(-rows // cluster), cols)
     tiles = rows * cols
     waves = -(-tiles // (sms // cluster))
     return Schedule(M, N, cluster, 1, 0, 0, rows, cols), -(-tiles // waves)
-
-
-def _splits_sectors(matrix: Matrix) -> bool:
-    down = matrix.row_stride if matrix.rows > 1 else 0
-    across = matrix.col_stride if matrix.cols > 1 else 0
-    return bool(max(down, across) % 16)
 
 
 def _majors(p: Product) -> str:

@@ -50,12 +50,13 @@ def load(name: str) -> Callable[..., None]:
         properties = torch.cuda.get_device_properties(device)
         with torch.cuda.device(device):
             function = _function(device, compiled)
+            constants = {**plan, **compiled.constants}
             shared = [v for k, v in compiled.constants.items() if k.endswith("SHARED_BYTES")]
             driver.allow_shared(function, max(shared, default=0))
 
         def start(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *follows: Any) -> None:
             product = Product.of(a, b, c, fusion, *follows)
-            launch = launcher.launch(product, compiled.constants, properties.multi_processor_count)
+            launch = launcher.launch(product, constants, properties.multi_processor_count)
             early = not torch.cuda.is_current_stream_capturing()
             driver.start(function, launch, torch.cuda.current_stream(device).cuda_stream, early)
 

@@ -32,6 +32,9 @@ LIMITS = {
 NAMES = {(9, 0): "nvidia-h200"}
 """Compute capability -> the GPU whose tables stand for it where none is at hand."""
 
+stands_for: dict[tuple[int, int], Gpu] = {}
+"""Compute capability -> the GPU that plans are for on a machine without one; else as NAMES says."""
+
 
 def shared_kb(capability: tuple[int, int]) -> int:
     """KB of shared memory that a block can have; of what is not known, as Hopper."""
@@ -63,5 +66,7 @@ def of(problem: Any) -> Gpu:
     if found and problem.capability in (None, torch.cuda.get_device_capability()):
         return found
     capability = problem.capability or (9, 0)
+    if capability in stands_for:
+        return stands_for[capability]
     sms, kb = LIMITS.get(capability, LIMITS[9, 0])
     return Gpu(NAMES.get(capability, ""), sms, kb * 1024)

@@ -5,7 +5,6 @@ A rung is two files in one of these folders: ``<name>.cu`` and ``<name>.py``. Th
 - ``ORDER``: its place on the ladder, a number;
 - ``ROW``: what dispatch reads (see rows.py), with its refusal and its plan;
 - ``TUNING``, where it has settings that tables hold (see tuning.py);
-- ``OBEYS``, the fields of a plan that its launcher reads (see launch.py), where it has no TUNING;
 - ``cost(problem, sms)``, where a model says how long it takes: microseconds, or None where it is
   not to be chosen for the problem; and ``settled(problem, sms)``, whether it was measured to be
   fastest whatever models say (see choose.py);
@@ -16,7 +15,6 @@ No other file names a rung.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -54,13 +52,6 @@ def by_name() -> dict[str, ModuleType]:
 def tunings() -> dict[str, Tuning]:
     """Name -> settings, of the rungs that have them."""
     return {name: module.TUNING for name, module in by_name().items() if hasattr(module, "TUNING")}
-
-
-def told(name: str, plan: Mapping[str, int]) -> dict[str, int]:
-    """What of a plan a rung's launcher reads."""
-    module = by_name().get(name)
-    obeys = plan if hasattr(module, "TUNING") else getattr(module, "OBEYS", ())
-    return {key: value for key, value in plan.items() if key in obeys}
 
 
 def rows() -> tuple[dict[str, Any], ...]:

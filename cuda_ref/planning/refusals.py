@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .gpu import shared_kb
@@ -137,6 +137,31 @@ def refuse_tma(problem: Any) -> str | None:
             f"{ANY}, or pad the rows to {max(8, -(-ld // 8) * 8)} elements"
         )
     return None
+
+
+MOST_TILES = 2**31 - 1
+"""Blocks of a grid in its one dimension."""
+
+
+def refuse_tiles(
+    problem: Any, plan: Callable[[Any], Mapping[str, Any]], most: int = MOST_TILES
+) -> str | None:
+    """Why C has more tiles than a grid has blocks, or a rung counts; None when it has fewer.
+
+    No tile of a rung is smaller than 8 x 8, so that hardly a problem has to be planned for it.
+    """
+    M, N, batch = problem.M, problem.N, problem.batch
+    if -(-M // 8) * -(-N // 8) * batch <= min(most, 2**27):
+        return None
+    planned = plan(problem)
+    if "BLOCK_M" not in planned:
+        return None
+    block_m, block_n = planned["BLOCK_M"], planned["BLOCK_N"]
+    tiles = -(-M // block_m) * -(-N // block_n) * batch
+    if tiles <= most:
+        return None
+    what = f"{batch} results of {M} x {N}" if batch > 1 else f"a result of {M} x {N}"
+    return f"{what} are {tiles} tiles of {block_m} x {block_n}, and it counts to {most}: split it"
 
 
 def beyond_tma(problem: Any) -> str | None:

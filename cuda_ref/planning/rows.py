@@ -12,7 +12,7 @@ from typing import Any
 
 from ..build.toolchain import constants
 from ..fusion import ACTIVATIONS
-from .refusals import SM90_ONLY, refuse_other_than_sm90
+from .refusals import MOST_TILES, SM90_ONLY, refuse_other_than_sm90, refuse_tiles
 
 PAIRS = (
     ("float16", "float16"),
@@ -52,6 +52,7 @@ def row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> dic
 
     The plan is by default the constants of the rung's source. A rung whose row has ``wgmma=True``
     refuses all GPUs but those of compute capability 9.0, as the instruction exists there alone.
+    ``most_tiles``: of C, all of a batch, that its launcher takes.
     """
     made = {
         "name": name,
@@ -62,9 +63,15 @@ def row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> dic
         "plan": partial(source_plan, name),
         **limits,
     }
-    if made.pop("wgmma", False):
-        refuse = made.get("refuse", lambda problem: None)
-        made["refuse"] = lambda problem: refuse_other_than_sm90(problem) or refuse(problem)
+    refuse, most = made.get("refuse", lambda problem: None), made.pop("most_tiles", MOST_TILES)
+    wgmma = made.pop("wgmma", False)
+
+    def refuse_all(problem: Any) -> str | None:
+        reason = refuse_other_than_sm90(problem) if wgmma else None
+        return reason or refuse(problem) or refuse_tiles(problem, made["plan"], most)
+
+    made["refuse"] = refuse_all
+    if wgmma:
         made["shapes"] = f"{made['shapes']}; {SM90_ONLY}"
     return made
 

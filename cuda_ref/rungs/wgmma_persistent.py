@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..planning.cost import LAUNCH_US, MEMORY_BYTES_PER_US, TILE_K, ceil_div
 from ..planning.gpu import of as gpu_of
 from ..planning.pairs import cluster_of, least_tiles, splits_sectors, strides_of
-from ..planning.refusals import column_major, refuse_tma
+from ..planning.refusals import MOST_TILES, column_major, refuse_tma
 from ..planning.rows import FUSES, TMA_ROWS, row
 
 ORDER = 130
@@ -79,9 +79,6 @@ LEAST = 0.36
 
 LINE = 64
 """Elements of 16 bits in a line of the L2, of 128 bytes."""
-
-OBEYS = ("CLUSTER",)
-"""What its launcher reads of a plan: the rest is the build's."""
 
 PERSISTENT_LAUNCH_US = 2.4
 """Before the first step along K and after the last store."""
@@ -188,6 +185,7 @@ ROW = row(
     fuses=FUSES,
     shapes=TMA_ROWS + "; matrices of a batch a multiple of 8 elements apart",
     refuse=refuse_tma,
+    most_tiles=MOST_TILES // 2,
     wgmma=True,
     plan=plan,
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..planning.cost import most_splits
-from ..planning.refusals import ANY, TMA_MOST, column_major, operands, storage
+from ..planning.refusals import ANY, MOST_TILES, TMA_MOST, column_major, operands, storage
 from ..planning.rows import FUSES, row
 from ..planning.tuning import Tuning, plan, wide
 
@@ -179,6 +179,7 @@ ROW = row(
     shapes="B, or A where M > N, 16-byte aligned, one stride 1, rows a multiple of 8 elements "
     "apart",
     refuse=refuse_gemv,
+    most_tiles=MOST_TILES // 2,
     plan=TUNING.plan,
     fuses=FUSES,
 )

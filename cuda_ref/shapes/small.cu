@@ -172,9 +172,11 @@ int with_accesses(const Side& a, const Side& b, int64_t batch, bool wide, Body b
   return result;
 }
 
-// Of words: as many as need one trip, and where SMs have several blocks no more than fit. Of few
-// tiles more than have work, which store C: one would store it in eight turns.
-int warps_of(int64_t steps, bool few_tiles) {
+// Of words: those of the plan. Without one as many as need one trip, and where SMs have several
+// blocks no more than fit. Of few tiles more than have work, which store C: one would store it in
+// eight turns.
+int warps_of(const Gemm& gemm, int64_t steps, bool few_tiles) {
+  if (const int planned = plan_of(gemm).warps; planned > 0) return std::min(planned, MOST_WARPS);
   if (!few_tiles) return static_cast<int>(std::min<int64_t>(steps, FEW_WARPS));
   const int64_t one_trip = std::max<int64_t>(FEW_WARPS, ceil_div(steps, IN_FLIGHT));
   return static_cast<int>(std::min<int64_t>(one_trip, MOST_WARPS));
@@ -210,7 +212,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
         int splits = 1, threads = STAGED_THREADS, shared_bytes = 0;
         if constexpr (BY_WORDS<bytes>) {
           const int64_t steps = ceil_div(a.K, BLOCK_K);
-          const int warps = warps_of(steps, tiles <= sms);
+          const int warps = warps_of(gemm, steps, tiles <= sms);
           threads = 32 * warps;
           shared_bytes = std::min<int64_t>(warps, steps) * GROUPS * 32 * sizeof(float4);
         } else {

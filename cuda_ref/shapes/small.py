@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..planning.cost import ceil_div, memory_us
 from ..planning.gpu import of as gpu_of
-from ..planning.refusals import beyond_tma, refuse_tma
+from ..planning.refusals import MOST_TILES, beyond_tma, refuse_tma
 from ..planning.rows import FUSES, row
 
 ORDER = 190
@@ -39,9 +39,6 @@ MOST_PARTS = 8
 
 THREADS = 256
 """Of a staged block."""
-
-OBEYS = ("BLOCK_M", "SPLITS")
-"""What its launcher reads of a plan."""
 
 
 class Staged(NamedTuple):
@@ -111,7 +108,8 @@ def plan(problem: Any) -> Mapping[str, int]:
 
 
 def _warps(problem: Any, sms: int) -> int:
-    """Of words: as warps_of in small.cu."""
+    """Of words: as many as need one trip, and where SMs have several blocks no more than fit. Of
+    few tiles more than have work, which store C: one would store it in eight turns."""
     steps = max(1, ceil_div(problem.K, 16))
     return min(max(8, ceil_div(steps, 2)), 16) if tiles(problem) <= sms else min(steps, 8)
 
@@ -163,6 +161,7 @@ ROW = row(
     "a small C of any rows: one trip from memory to mma.sync, by nothing that takes time to begin",
     (9, 0),
     refuse=beyond_tma,
+    most_tiles=MOST_TILES // MOST_PARTS,
     plan=plan,
     unaligned_us=lambda problem: cost(problem, gpu_of(problem).sms),
     fuses=FUSES,

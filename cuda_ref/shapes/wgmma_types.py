@@ -10,7 +10,12 @@ from ..build.toolchain import constants
 from ..planning.gpu import SIMULATED_SMS
 from ..planning.gpu import of as gpu_of
 from ..planning.pairs import cluster_of, least_tiles
-from ..planning.refusals import beyond_tma, column_major, refuse_integer_epilogues
+from ..planning.refusals import (
+    MOST_TILES,
+    beyond_tma,
+    column_major,
+    refuse_integer_epilogues,
+)
 from ..planning.rows import FP8_PAIRS, FUSES, row
 
 ORDER = 200
@@ -58,9 +63,6 @@ TILINGS = {
 }
 """What is summed, or fused -> the tilings that it has. No two of a list have the same tile of C, by
 which the launcher is told one."""
-
-OBEYS = ("CLUSTER", "BLOCK_M", "BLOCK_N")
-"""What its launcher reads of a plan."""
 
 
 def is_fused(problem: Any) -> bool:
@@ -144,6 +146,7 @@ ROW = row(
     shapes="any; an operand that is not K-major in 16-byte aligned rows is copied so first "
     "(counted in its time)",
     refuse=refuse_wgmma_types,
+    most_tiles=MOST_TILES // 2,
     wgmma=True,
     plan=plan,
 )

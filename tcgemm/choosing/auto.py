@@ -17,7 +17,7 @@ from ..dispatch import BACKENDS, Kernel, choose
 from ..errors import UnsupportedError
 from ..problem import Problem
 from . import model
-from .measured import nearest, slug_here
+from .measured import nearest, slug_of
 
 LANGUAGES = ("triton", "cuda")
 """The first is the default, which is taken where nothing tells them apart."""
@@ -43,7 +43,7 @@ def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = N
     Args:
         problem: of the call.
         kernel: asked for by name, or None.
-        gpu: slug of the GPU, as in gpus.py; by default that of the current one.
+        gpu: slug of the GPU, as in gpus.py; by default of the one that the problem is for.
 
     Raises UnsupportedError, that of the default backend, where neither takes the problem.
     """
@@ -71,7 +71,7 @@ def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = N
         return Choice(only, f"what {_other(only)} would run is not built here")
     if problem.device != "cuda":
         return Choice(ready[0], "on a CPU no time is compared")
-    slug = gpu or slug_here()
+    slug = gpu or slug_of(problem)
     near = nearest(problem, slug, NEAR)
     if near is None and (modelled := _modelled(problem, rows, slug, kernel)):
         return modelled
@@ -96,12 +96,10 @@ def _modelled(
         copies = None if named else repacking.worth(problem, backend)
         asked = copies.problem if copies else problem
         row = choose(asked, backend) if copies else row
-        us = model.estimated_us(
-            row.full_name, asked, row.plan(asked), slug, sms, copies.count if copies else 0
-        )
+        us = model.estimated_us(row.full_name, asked, row.plan(asked), slug, sms)
         if us is None:
             return None
-        times[backend] = us
+        times[backend] = us + (repacking.copying_us(problem, copies) if copies else 0.0)
     fast, slow = sorted(times, key=times.__getitem__)
     return Choice(fast, f"{times[fast]:.3g} us by the model of {slug}, {slow} {times[slow]:.3g}")
 

@@ -26,14 +26,22 @@ class Measured(NamedTuple):
     """Triton's time over CUDA's."""
 
 
-@cache
-def slug_here() -> str:
-    """Of the current GPU, as in gpus.py; "cpu" where there is none."""
+stands_for: dict[tuple[int, int], str] = {}
+"""Compute capability -> slug of the GPU that choices are for on a machine without one."""
+
+
+def slug_of(problem: Problem) -> str:
+    """Of the GPU that a problem is for, as in gpus.py: the current one, or the first here that has
+    the capability, or what stands for it; else "cpu"."""
     import torch
 
+    capability = problem.capability
     if not torch.cuda.is_available():
-        return "cpu"
-    return gpus.lookup(torch.cuda.get_device_name()).slug
+        return stands_for.get(capability or (0, 0), "cpu")
+    for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
+        if capability in (None, torch.cuda.get_device_capability(index)):
+            return gpus.lookup(torch.cuda.get_device_name(index)).slug
+    return "cpu"
 
 
 @lru_cache(maxsize=4096)

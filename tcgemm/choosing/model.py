@@ -5,7 +5,9 @@
 A term is a quantity that the problem and the plan settle (``terms``): steps one after the other,
 operations of the busiest SM, bytes into it, bytes of memory, what unaligned rows add, what follows
 where K is divided. The constants are a kernel's own on a GPU, none below 0, and stand in
-``model-<gpu>.json``. scripts/fit_model.py fits them to rows of drawn shapes. Imports no torch.
+``model-<gpu>.json``. scripts/fit_model.py fits them to rows of drawn shapes. Beside a
+constant stands the most of its term that a row had: a product that has more of it has no time, so
+nothing is said of what was not seen. Imports no torch.
 """
 
 from __future__ import annotations
@@ -28,8 +30,6 @@ TERMS = (
     "divided",
     "partials",
     "odd_c",
-    "copies",
-    "copied",
 )
 """Names of the terms, in the order of ``terms``."""
 
@@ -40,16 +40,21 @@ MODELLED = {(name, name, "float32") for name in ("float16", "bfloat16")}
 """dtype of A and B, of C, and how it is summed, of which it knows."""
 
 LEAST_ROWS = 15
-"""Rows that a kernel's constants are fitted to, at least."""
+"""Rows that a kernel's constants are fitted to, at least, and each of them."""
+
+LARGEST = 16384
+"""Of M, N and K of the shapes that it is fitted to: as LARGEST of bench/drawn.py."""
+
+Constants = Sequence[Sequence[float]]
+"""(constant, most that was seen of the term), in the order of TERMS."""
 
 
-def terms(problem: Any, plan: Mapping[str, Any], sms: int, copies: int = 0) -> tuple[float, ...]:
+def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
     """The quantities that take a kernel its time, in the order of TERMS.
 
     Args:
         problem: as the kernel gets it: of copies, where operands are copied into aligned rows.
         plan: with BLOCK_M and BLOCK_N.
-        copies: how many passes of copying come with the product.
     """
     M, N, K = problem.M, problem.N, problem.K
     block_m, block_n = plan["BLOCK_M"], plan["BLOCK_N"]
@@ -77,40 +82,43 @@ def terms(problem: Any, plan: Mapping[str, Any], sms: int, copies: int = 0) -> t
         divided,
         divided * parts * 4 * M * N / 2e6,
         M * N / 1e6 if max(problem.c_strides) % VECTOR else 0.0,
-        float(copies > 0),
-        2 * (M * K + K * N) / 1e6 if copies else 0.0,
     )
 
 
 @cache
-def constants(slug: str) -> dict[str, tuple[float, ...]]:
+def constants(slug: str) -> dict[str, Constants]:
     """ "backend/kernel" -> its constants on a GPU; empty of one that has no table."""
     path = Path(__file__).with_name(f"model-{slug}.json")
     if not path.is_file():
         return {}
-    kernels: dict[str, dict[str, float]] = json.loads(path.read_text())["kernels"]
+    kernels: dict[str, dict[str, Sequence[float]]] = json.loads(path.read_text())["kernels"]
     return {name: tuple(found[term] for term in TERMS) for name, found in kernels.items()}
 
 
 def estimated_us(
-    kernel: str, problem: Any, plan: Mapping[str, Any], slug: str, sms: int, copies: int = 0
+    kernel: str, problem: Any, plan: Mapping[str, Any], slug: str, sms: int
 ) -> float | None:
     """Microseconds of a kernel, named "backend/kernel"; None where the model does not know it."""
     known = constants(slug).get(kernel)
     if known is None or "BLOCK_M" not in plan or not sms:
         return None
-    return sum_of(known, terms(problem, plan, sms, copies))
+    return sum_of(known, terms(problem, plan, sms))
 
 
 def knows(problem: Any) -> bool:
-    """Whether it speaks of products like this one: plain ones of 16 bits."""
+    """Whether it speaks of products like this one: plain ones of 16 bits, no larger than those that
+    it is fitted to."""
     kind = problem.dtype_in, problem.dtype_out, problem.compute
-    return bool(problem.plain and kind in MODELLED)
+    drawn = max(problem.M, problem.N, problem.K) <= LARGEST
+    return bool(drawn and problem.plain and kind in MODELLED)
 
 
-def sum_of(known: Sequence[float], found: Sequence[float]) -> float:
-    """Microseconds: the sum of constants times terms."""
-    return sum(constant * term for constant, term in zip(known, found, strict=True))
+def sum_of(known: Constants, found: Sequence[float]) -> float | None:
+    """Microseconds: the sum of constants times terms; None where a term is more than was seen."""
+    pairs = list(zip(known, found, strict=True))
+    if any(term > most for (_, most), term in pairs):
+        return None
+    return sum(constant * term for (constant, _), term in pairs)
 
 
 def fit(samples: Sequence[tuple[Sequence[float], float]]) -> list[float]:

@@ -4,7 +4,8 @@ The languages' own tables and costs were fitted to the shapes of suites, a produ
 What users bring besides is short and of any size, among other kernels: there the model of model.py,
 which was fitted to drawn shapes among others, is nearer to what is timed. So a language chooses,
 and where a product is short the model may take another kernel, if that is faster by more than the
-model errs. Long products, and those near to a case that was tuned for, stay as they were chosen.
+model errs. A longer product has to win more; one near to a case that was tuned for, and one that no
+shape was like to which the model was fitted, stay as they were chosen.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from .. import gpus
 from ..problem import Problem
 from . import model
-from .measured import nearest, slug_here
+from .measured import nearest, slug_of
 
 if TYPE_CHECKING:
     from ..dispatch import Kernel
@@ -25,8 +26,8 @@ SHORT_US = 8.0
 
 EARNED = 0.06
 """Of its time that a short product has to win before another kernel is taken; of a longer one
-OF_LONGER times as much. Of seeds that the model has not seen 2.5 % (CUDA) and 1.3 % (Triton) are
-lost to the fastest kernel that was timed, where tables and costs lose 8.4 and 8.8: see
+OF_LONGER times as much. Of seeds that the model has not seen 4.3 % (CUDA) and 1.2 % (Triton) are
+lost to the fastest kernel that was timed, where tables and costs lose 7.1 and 8.9: see
 docs/lab/cost_model.md."""
 
 OF_LONGER = 3.0
@@ -44,7 +45,7 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel]) -> Kernel:
     """
     if problem.device != "cuda" or problem.batch > 1 or not model.knows(problem):
         return chosen
-    slug = slug_here()
+    slug = slug_of(problem)
     if chosen.full_name not in model.constants(slug) or nearest(problem, slug, TUNED) is not None:
         return chosen
     sms = gpus.lookup(slug).sms or 0

@@ -231,9 +231,7 @@ def _read(built: Any, seconds: float, assembly: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder, "k.ptx"), Path(folder, "k.cubin")
         ptx.write_text(re.sub(r"\.file.*|\.loc.*", "", built.asm["ptx"]))
-        log = _tool(
-            knobs.nvidia.ptxas, "-v", f"--gpu-name={_arch(built)}", str(ptx), "-o", str(cubin)
-        )
+        log = _tool(_ptxas(built), "-v", f"--gpu-name={_arch(built)}", str(ptx), "-o", str(cubin))
         texts = {}
         if assembly:
             cubin.write_bytes(built.asm["cubin"])
@@ -252,6 +250,15 @@ def _read(built: Any, seconds: float, assembly: bool) -> dict[str, Any]:
         "assembly": texts,
         "seconds": seconds,
     }
+
+
+def _ptxas(built: Any) -> Any:
+    """Triton's assembler for the target: from sm_100 on another one, where this Triton has two."""
+    from triton import knobs
+
+    usual = knobs.nvidia.ptxas
+    newer = getattr(knobs.nvidia, "ptxas_blackwell", usual)
+    return newer if built.metadata.target.arch >= 100 else usual
 
 
 def _arch(built: Any) -> str:

@@ -23,6 +23,9 @@ Config = dict[str, int]
 
 MOST_STAGES = 10
 
+LEAST_COLUMNS = 64
+"""Of a tile that has to be narrower than its table says."""
+
 MOST_ACCUMULATORS = 192
 """Registers of a thread that may hold C, of 255: the rest is addresses and what is on its way."""
 
@@ -128,9 +131,21 @@ class Planner:
         compute: str = "float32",
     ) -> Config:
         """The config with as many stages, then as much BLOCK_K, as fit ``limit`` bytes; a second
-        buffer for C goes first."""
+        buffer for C goes first.
+
+        No stage and no depth makes room for a tile of C that alone is too large: of such a tile
+        half of the columns are left. 128 x 256 of float32 are 128 KB, and an L4 has 99.
+        """
         config = dict(config)
         least = 32 if itemsize(dtype_in) == 1 else 16
+        shallow = {"BUFFERS": 1, "NUM_STAGES": 2, "BLOCK_K": least}
+        while config["BLOCK_N"] > LEAST_COLUMNS and limit < self.shared_bytes(
+            {**config, **{name: x for name, x in shallow.items() if name in config}},
+            dtype_out,
+            dtype_in,
+            compute,
+        ):
+            config["BLOCK_N"] //= 2
         while self.shared_bytes(config, dtype_out, dtype_in, compute) > limit:
             if config.get("BUFFERS", 1) > 1:
                 config["BUFFERS"] -= 1

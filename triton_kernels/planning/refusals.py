@@ -1,10 +1,36 @@
-"""Why TMA cannot serve a problem, as a sentence with the numbers. Imports no triton."""
+"""What kernels cannot take, as sentences with the numbers. Imports no triton."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..host.storage import UNIT, column_major, itemsize, why_not_tma
+
+MOST_TILES = 2**31 - 2**16
+"""Programs of a grid in its one dimension; a program that loops over tiles adds their number."""
+
+
+def refuse_tiles(problem: Any, plan: Callable[[Any], Mapping[str, Any]]) -> str | None:
+    """Why C has more tiles than a kernel counts to; None when it has fewer.
+
+    No tile is smaller than 8 x 8, so that hardly a problem has to be planned for it.
+    """
+    M, N, batch = problem.M, problem.N, problem.batch
+    if -(-M // 8) * -(-N // 8) * batch <= MOST_TILES:
+        return None
+    planned = plan(problem)
+    block_m, block_n = planned["BLOCK_M"], planned["BLOCK_N"]
+    if planned.get("SWAP"):
+        block_m, block_n = block_n, block_m
+    tiles = -(-M // block_m) * -(-N // block_n) * batch
+    if tiles <= MOST_TILES:
+        return None
+    what = f"{batch} results of {M} x {N}" if batch > 1 else f"a result of {M} x {N}"
+    return (
+        f"{what} are {tiles} tiles of {block_m} x {block_n}, and it counts to {MOST_TILES}: "
+        "split it"
+    )
 
 
 def refuse_tma(problem: Any) -> str | None:

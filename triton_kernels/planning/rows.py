@@ -6,6 +6,7 @@ from typing import Any
 
 from .dtypes import PLAIN
 from .planner import Planner
+from .refusals import refuse_tiles
 
 
 def row(planner: Planner, adds: str, **limits: Any) -> dict[str, Any]:
@@ -16,6 +17,7 @@ def row(planner: Planner, adds: str, **limits: Any) -> dict[str, Any]:
         adds: one sentence, what it adds to the rung before.
         limits: what differs from a rung of 16-bit operands on any GPU from sm_80 on.
     """
+    refuse = limits.pop("refuse", lambda problem: None)
     return {
         "name": planner.name,
         "adds": adds,
@@ -24,5 +26,6 @@ def row(planner: Planner, adds: str, **limits: Any) -> dict[str, Any]:
         "capability": (8, 0),
         "plan": planner,
         "unaligned_us": planner.unaligned_us,
+        "refuse": lambda problem: refuse(problem) or refuse_tiles(problem, planner),
         **limits,
     }

@@ -45,6 +45,13 @@ class Transport(Protocol):
         A kernel started after it, on any rank, finds the memory of every rank zero.
         """
 
+    def follow(self) -> None:
+        """The current stream goes on after this rank's calls before, whatever streams they are on.
+
+        Uses of a slot are counted in one order, on every rank the same. A graph that is captured
+        follows nothing: whoever replays it says what it comes after.
+        """
+
     def fork(self) -> None:
         """The copies that follow begin after what the current stream holds."""
 

@@ -176,6 +176,7 @@ class Rank:
     def _begin(self, size: int) -> Slot:
         if self._broken:
             raise PeerError(f"an earlier call failed: {self._broken}")
+        self.transport.follow()
         return self.memory.take(size)
 
     def _call(

@@ -32,6 +32,7 @@ class GpuTransport:
         self.marks: list[torch.cuda.Event] | None = None
         """Where it is a list: an event is put in before the copies of a call, and after each."""
         self._held: list[Any] = []
+        self._calls_on: torch.cuda.Stream | None = None
 
     def share(self, size: int) -> list[torch.Tensor]:
         from torch.distributed import _symmetric_memory as symmetric
@@ -46,6 +47,14 @@ class GpuTransport:
         dist.barrier(self._group)
         torch.cuda.synchronize(self.device)
         return [handle.get_buffer(rank, (size,), torch.uint8) for rank in range(self.world)]
+
+    def follow(self) -> None:
+        if self.capturing():
+            return
+        here = torch.cuda.current_stream(self.device)
+        if self._calls_on is not None and self._calls_on != here:
+            here.wait_stream(self._calls_on)
+        self._calls_on = here
 
     def fork(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -115,6 +124,9 @@ class ProcessTransport:
                 os.unlink(name[0])
         whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
         return list(whole.view(self.world, size).unbind())
+
+    def follow(self) -> None:
+        pass
 
     def fork(self) -> None:
         pass

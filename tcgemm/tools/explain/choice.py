@@ -40,6 +40,10 @@ class Choice:
     """Shared memory that the pipeline's stages of A and B fill in one block."""
     compiled: dict[str, Any] = field(default_factory=dict)
     """Registers, spilled and shared bytes, as the compiler says."""
+    copied: str = ""
+    """What is copied into aligned rows first, such as "A and B": plan and tiles are of the copies'
+    product."""
+    copying_us: float = 0.0
 
 
 def choice(
@@ -54,12 +58,14 @@ def choice(
 
     Times are compared as ``ranking`` has them, and called measured where they are.
     """
-    from ... import dispatch
+    from ... import dispatch, repacking
     from ...errors import UnsupportedError
 
     rows = dispatch.ladder(backend)
     try:
-        row = dispatch.choose(problem, backend, kernel)
+        copies = None if kernel else repacking.worth(problem, backend)
+        asked = problem if copies is None else copies.problem
+        row = dispatch.choose(asked, backend, kernel)
     except UnsupportedError as error:
         others = {each.name: each.why_not(problem) or "" for each in rows}
         return Choice(backend, None, str(error).splitlines()[0], others)
@@ -67,15 +73,20 @@ def choice(
     others = {each.name: _why_other(each, row, rows, problem, kernel, times) for each in rows}
     others.pop(row.name)
     why = "asked for by name" if kernel else "what the backend chooses of those that take it"
-    plan = dict(row.plan(problem))
+    plan = dict(row.plan(asked))
+    copied: dict[str, Any] = {}
+    if copies is not None:
+        names = " and ".join(name for name in "ABC" if getattr(copies, name.lower()))
+        copied = {"copied": names, "copying_us": repacking.copying_us(problem, copies)}
     return Choice(
         backend,
         row.name,
         why,
         others,
         plan,
-        **_grid(plan, problem, board),
-        compiled=_compiled(row, problem) if compile_ else {},
+        **_grid(plan, asked, board),
+        compiled=_compiled(row, asked) if compile_ else {},
+        **copied,
     )
 
 

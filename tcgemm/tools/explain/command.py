@@ -16,7 +16,7 @@ from ... import options
 from ...dist.explaining import explain as explain_several
 from ...dist.options import OPS
 from ...problem import EPILOGUES
-from ...request import board_of, check_problem, problem_of
+from ...request import board_of, check_problem, planning_for, problem_of
 from ...vocabulary import sizes_of
 from ...waiting import Waiting
 from .bound import bound
@@ -93,13 +93,14 @@ def explain(
         kernel = rows[0].name if kernel else None
         folder = results or store.folder_of(board.slug)
         measured = store.read(folder) if folder else []
-        ranking = rank(problem, rows, board, measured)
-        choices = []
-        for name in names:
-            waiting.update(f"compiling for {name}" if compile else f"explaining {shape}")
-            choices.append(choice(problem, name, kernel, board, compile, ranking))
+        with planning_for(board):
+            ranking = rank(problem, rows, board, measured)
+            choices = []
+            for name in names:
+                waiting.update(f"compiling for {name}" if compile else f"explaining {shape}")
+                choices.append(choice(problem, name, kernel, board, compile, ranking))
+            auto = auto_choice(problem, kernel, board)
         against = bound(problem, board)
-        auto = auto_choice(problem, kernel, board)
     if json:
         typer.echo(
             json_.dumps(

@@ -71,6 +71,12 @@ def _answer(
             continue
         name = f"{each.backend}/{each.kernel}"
         why = f", {each.why}" if each.why.startswith("asked") else ""
+        if each.copied:
+            lines.append(
+                f"{call} runs {name} on copies of {each.copied} in aligned rows: these take about "
+                f"{each.copying_us:.1f} us, and no time is known of the product"
+            )
+            continue
         lines.append(f"{call} runs {name}{why}: {_time(times.get(name))}")
     if against.floor_us is not None:
         lines.append(f"no kernel takes less than {against.floor_us:.2f} us: bound by {against.by}")

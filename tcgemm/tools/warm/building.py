@@ -19,6 +19,7 @@ from typing import Any
 from ...dispatch import BACKENDS
 from ...errors import TcgemmError
 from ...problem import Problem
+from ...request import plan_for
 
 CHUNK = 400
 """Products that a process is given at once to find out what they need."""
@@ -132,9 +133,8 @@ def begin(gpu: tuple[tuple[int, int], str, int] | None) -> None:
     """In each process, before Triton is imported: it compiles, whether there is a GPU or not."""
     os.environ["TRITON_INTERPRET"] = "0"
     os.nice(5)  # a program that runs beside it comes first
-    for module in map(import_module, BACKENDS.values()):
-        if gpu is not None and hasattr(module, "plan_for"):
-            module.plan_for(*gpu)
+    if gpu is not None:
+        plan_for(*gpu)
 
 
 def find(problems: Sequence[Problem], names: Sequence[str]) -> list[Task]:
