@@ -8,6 +8,7 @@ that is shrunk behind a view is not noticed unless it is freed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .forks import first_call
 from .launch import Launch, make
 
 MOST = 4096
-"""Launches kept."""
+"""Of launches, and of each thing that is kept of them."""
 
 BITS = {False: 63, True: 255}
 """Bits of an address that a kernel may depend on, by whether it runs on a GPU: see
@@ -138,7 +139,7 @@ def launch_of(arguments: tuple[Any, ...]) -> Launch:
     if launch is None:
         launch = make(*arguments)
         if key is not None:
-            remember(key, launch)
+            keep(launches, key, launch)
     return launch
 
 
@@ -156,7 +157,10 @@ def run_kept(arguments: tuple[Any, ...]) -> torch.Tensor | None:
         return None
     if key is None:
         return None
-    launch = launches.get(key)
+    try:
+        launch = launches.get(key)
+    except TypeError:  # a list for a name: the checks say what is wrong
+        launch = None
     return run(arguments) if launch is None else run_launch(launch, arguments)
 
 
@@ -192,11 +196,13 @@ _raise_version = torch._C._increment_version
 """A tensor that autograd has saved and ``out=`` overwrites makes backward raise, as in torch."""
 
 
-def remember(key: Any, launch: Launch) -> None:
-    """Keep the launch; beyond MOST the one that was made first is forgotten."""
-    if len(launches) >= MOST:
-        launches.pop(next(iter(launches)), None)
-    launches[key] = launch
+def keep(kept: dict[Any, Any], key: Any, value: Any, most: int | None = None) -> None:
+    """Keep a value; of ``most``, by default MOST, the one that was kept first is forgotten."""
+    most = most or MOST
+    while len(kept) >= most:
+        with suppress(RuntimeError):  # another thread keeps or forgets one just now
+            kept.pop(next(iter(kept), None), None)
+    kept[key] = value
 
 
 def forget() -> None:

@@ -6,6 +6,7 @@ import torch
 
 from .call import gemm
 from .ops import eager_product
+from .tensors import check_kind
 
 _traces = torch.compiler.is_dynamo_compiling
 
@@ -41,6 +42,8 @@ def linear(
         result = eager_product(x, weight, bias, True, epilogue, out_dtype, compute, backend, kernel)
         if result is not None:
             return result
+        if not isinstance(weight, torch.Tensor):
+            check_kind("B", weight)
     return gemm(
         x,
         weight.mT if weight.dim() > 1 else weight,

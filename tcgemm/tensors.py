@@ -21,13 +21,17 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 """What ``__torch_dispatch__`` is of a tensor that holds its elements itself."""
 
 
+# What compiled programs allocate, view and compare with: past the dispatcher, in half the time.
+_dynamos: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+
+
 def allocator(of_cpu: bool) -> Callable[..., torch.Tensor]:
     """``empty(shape, strides, dtype)``: a new tensor on the CPU, or else on the current GPU.
 
     Shape and strides are tuples, of no subclass.
     """
     kind = "cpu" if of_cpu else "cuda"
-    return getattr(_inductors, f"_empty_strided_{kind}", None) or partial(_empty, kind)
+    return getattr(_dynamos, f"_empty_strided_{kind}", None) or partial(_empty, kind)
 
 
 def _empty(device: str, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -39,11 +43,28 @@ def _laid(t: Any, shape: Any, strides: Any, further: int) -> torch.Tensor:
     return laid
 
 
-# What programs of Inductor's allocate and view with: past the dispatcher, in half the time.
-_inductors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-laid: Callable[..., torch.Tensor] = getattr(_inductors, "_reinterpret_tensor", _laid)
+laid: Callable[..., torch.Tensor] = getattr(_dynamos, "_reinterpret_tensor", _laid)
 """``laid(t, shape, strides, further)``: the memory of ``t``, from ``further`` elements past its
 first, with another shape; tuples, of no subclass. It has no derivative."""
+
+
+def guard(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """A function of as many: whether they have the types, shapes, strides, dtypes, devices and
+    needs of gradients of these, none is a negated view, and no mode, transform, trace or autocast
+    looks on that did not when this was made.
+
+    It is what Dynamo asks before it runs a graph again; never true where torch has no such class.
+    """
+    try:
+        held = _dynamos.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    except (AttributeError, TypeError):
+        return _never
+    alike: Callable[..., bool] = held.check
+    return alike
+
+
+def _never(*tensors: Any) -> bool:
+    return False
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:

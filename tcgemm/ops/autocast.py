@@ -55,21 +55,22 @@ class _Region:
 
 
 _regions: dict[torch.device, Callable[[], _Region | None]] = {}
-_layers: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+_leaves: dict[torch.device, torch.Tensor] = {}
 
 
 def _region(device: torch.device) -> _Region:
     """That of autocast's own casts, which torch drops at its end without telling anybody.
 
-    A layer of one weight lets torch keep a cast. The region hangs on the node that differentiates
-    that cast, and so lives as long.
+    A sum with a product lets torch keep the cast of what is added, and saves no tensor, of which
+    hooks would hear. The region hangs on the node that differentiates that cast, and so lives as
+    long.
     """
     region = _regions.get(device, lambda: None)()
     if region is None:
-        if device not in _layers:
-            weight = torch.ones(1, 1, device=device, requires_grad=True)
-            _layers[device] = weight.detach(), weight
-        node: Any = torch.nn.functional.linear(*_layers[device]).grad_fn
+        if device not in _leaves:
+            _leaves[device] = torch.ones(1, 1, device=device, requires_grad=True)
+        leaf = _leaves[device]
+        node: Any = torch.addmm(leaf, leaf.detach(), leaf.detach()).grad_fn
         while node is not None and "ToCopy" not in node.name():
             node = next((n for n, _ in node.next_functions if n is not None), None)
         region = _Region()

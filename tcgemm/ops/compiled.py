@@ -14,12 +14,9 @@ import torch
 from ..dispatch import default_backend
 from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import BITS, forgotten_too, launch_of, run
+from ..launch_cache import BITS, forgotten_too, keep, launch_of, run
 from . import operator
 from .layer import start
-
-MOST = 4096
-"""Launches remembered."""
 
 _modes = torch._C._len_torch_dispatch_stack
 _deterministic = torch._C._get_deterministic_algorithms
@@ -75,7 +72,5 @@ def with_bias(
                 run(arguments)
                 return
             launch = launch_of(arguments)
-        if len(_kept) >= MOST:
-            _kept.pop(next(iter(_kept)), None)
-        _kept[key] = launch
+        keep(_kept, key, launch)
     start(launch, a, b, bias, out)

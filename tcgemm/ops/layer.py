@@ -12,12 +12,15 @@ from torch.autograd import forward_ad
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
 from ..launch import Launch, Start
-from ..launch_cache import BITS, current_device, launch_of
+from ..launch_cache import BITS, current_device, keep, launch_of
 from ..problem import Fusion
 from ..tensors import laid
 from . import autograd
 from .accumulating import added
 from .how import How
+
+LAYOUTS = 64
+"""Ways of a gradient to lie for which a kind of calls keeps launches."""
 
 _modes = torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
@@ -172,7 +175,11 @@ class Layer(torch.autograd.Function):
                 factor.shape, factor.stride(), above & bits, above == x_start, above == w_start,
                 _deterministic(),
             )  # fmt: skip
-            launches = kind.gradients.setdefault(key, launches)
+            kept = kind.gradients.get(key)
+            if kept is None:
+                keep(kind.gradients, key, launches, LAYOUTS)
+            else:
+                launches = kept
         if by_x:
             of_x = out = first.empty(kind.x_shape, kind.x_strides, kind.dtype)
             b = weight if kind.transposed else weight.mT
@@ -208,12 +215,12 @@ def _is_plain(grad: Any, device: int) -> bool:
     """Whether a gradient is a tensor in memory, of the current device, and nobody looks on or
     differentiates again."""
     if (
-        _grad()
+        _compiles()  # first: a trace takes none of the others
+        or _grad()
         or type(grad) is not torch.Tensor
         or _modes()
         or _transform() is not None
         or forward_ad._current_level >= 0
-        or _compiles()
         or (device >= 0 and device != current_device())
     ):
         return False
@@ -244,7 +251,8 @@ def _through(kind: Kind, rows: Any, seen: Any, by_bias: bool) -> tuple[Any, Any]
     if run is None:
         with first_call():
             asked = Fusion(epilogue=kind.activation or kind.epilogue or "", bias=sums)
-            run = kind.derivatives[key] = bind(rows, seen, below, asked)
+            run = bind(rows, seen, below, asked)
+            keep(kind.derivatives, key, run, LAYOUTS)
     try:
         run(rows, seen, below, None, sums)
     except RuntimeError as error:
@@ -261,12 +269,12 @@ def _differentiable(
     _, compute, backend, _ = kind.asked
     how = How(compute=compute or "", backend=backend)
     if kind.activation:
-        # What was saved is no function of the operands for torch: it is computed again.
-        rows = x.reshape(-1, x.shape[-1])
-        again = how._replace(out_dtype=kind.launch.dtype)
-        z = autograd.matrices(rows, weight.mT if kind.transposed else weight, again)
-        z = z if bias is None else z + bias
-        grad = BACKWARD[kind.activation](grad, z.reshape(kind.shape))
+        if _grad():  # for torch, what was saved is no function of the operands: it is made again
+            rows = x.reshape(-1, x.shape[-1])
+            again = how._replace(out_dtype=kind.launch.dtype)
+            z = autograd.matrices(rows, weight.mT if kind.transposed else weight, again)
+            seen = (z if bias is None else z + bias).reshape(kind.shape)
+        grad = BACKWARD[kind.activation](grad, seen)
     elif seen is not None:
         grad = _threshold(grad, seen, 0)
     rows = grad.reshape(-1, grad.shape[-1])
