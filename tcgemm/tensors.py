@@ -50,8 +50,8 @@ first, with another shape; tuples, of no subclass. It has no derivative."""
 
 def guard(*tensors: torch.Tensor) -> Callable[..., bool]:
     """A function of as many: whether they have the types, shapes, strides, dtypes, devices and
-    needs of gradients of these, none is a negated view, and no mode, transform, trace or autocast
-    looks on that did not when this was made.
+    needs of gradients of these, none is a negated view, and no transform, trace or autocast looks on
+    that did not when this was made. Modes that are parts of torch's compiler it does not see.
 
     It is what Dynamo asks before it runs a graph again; never true where torch has no such class.
     """

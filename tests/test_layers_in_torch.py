@@ -12,7 +12,10 @@ import pytest
 import torch
 from conftest import DEVICE
 from torch._dynamo import compiled_autograd
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import tcgemm
@@ -188,6 +191,39 @@ def test_compiled_autograd_makes_one_graph_of_the_backward_pass(epilogue, backen
         found.append([x.grad, *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
     assert sum("tcgemm.gemm" in name for name in nodes[0]) == 2
+
+
+class Watching(TorchDispatchMode):
+    """As torch's own modes for traces and selective checkpoints, which guards pass over."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_each_mode_sees_a_layer_that_ran_before(grad):
+    ours, torchs = pair()
+    x, y = torch.randn(2, 5, 8)
+    with torch.set_grad_enabled(grad):
+        ours(x)
+        with Watching() as mode:
+            ours(x)
+        assert "tcgemm.gemm.default" in mode.seen
+        traced = make_fx(ours)(x)
+        first = traced(y)
+        traced(x)
+        torch.testing.assert_close(first, torchs(y))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert type(ours(x)) is FakeTensor
 
 
 @pytest.mark.parametrize("known", [None, SimpleNamespace(TensorGuards=lambda *tensors: None)])

@@ -89,6 +89,7 @@ def product(
         return None
     if (
         recent is None
+        or _modes()  # some of which the guard passes over
         or forward_ad._current_level >= 0
         or not (recent.alike(x, weight) if bias is None else recent.alike(x, weight, bias))
         or not _apart(x, weight, bias, recent.bits)
