@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .call import gemm
 from .ops import eager_product
@@ -42,6 +43,11 @@ def linear(
         result = eager_product(x, weight, bias, True, epilogue, out_dtype, compute, backend, kernel)
         if result is not None:
             return result
+        if has_torch_function_unary(x) and not isinstance(x, torch.Tensor):  # torch.fx's
+            return handle_torch_function(
+                linear, (x,), x, weight, bias, epilogue, out_dtype=out_dtype, compute=compute,
+                backend=backend, kernel=kernel,
+            )  # fmt: skip
         if not isinstance(weight, torch.Tensor):
             check_kind("B", weight)
     return gemm(

@@ -49,11 +49,11 @@ first, with another shape; tuples, of no subclass. It has no derivative."""
 
 
 def guard(*tensors: torch.Tensor) -> Callable[..., bool]:
-    """A function of as many: whether they have the types, shapes, strides, dtypes, devices and
-    needs of gradients of these, none is a negated view, and no transform, trace or autocast looks on
-    that did not when this was made. Modes that are parts of torch's compiler it does not see.
+    """A function of as many tensors: whether they are like these, and torch's state like now.
 
-    It is what Dynamo asks before it runs a graph again; never true where torch has no such class.
+    It compares types, shapes, strides, dtypes, devices, needs of gradients, negated views,
+    transforms, traces and autocast. Dispatch modes it may pass over, and addresses it does not
+    know. It is what Dynamo asks before it runs a graph again; never true where torch lacks it.
     """
     try:
         held = _dynamos.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)

@@ -226,6 +226,18 @@ def test_each_mode_sees_a_layer_that_ran_before(grad):
             assert type(ours(x)) is FakeTensor
 
 
+def test_torch_fx_takes_a_layer_as_one_node():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    x = torch.randn(5, 8)
+    expected = model(x)
+    tcgemm.replace_linear(model, **BACKEND)
+    traced = torch.fx.symbolic_trace(model)
+    assert [n.target for n in traced.graph.nodes].count(tcgemm.linear) == 2
+    torch.testing.assert_close(traced(x), expected)
+    traced(x).sum().backward()
+    assert model[0].weight.grad is not None
+
+
 @pytest.mark.parametrize("known", [None, SimpleNamespace(TensorGuards=lambda *tensors: None)])
 def test_without_torch_s_guard_each_call_is_looked_at(known, monkeypatch):
     monkeypatch.setattr(tensors, "_dynamos", known)
