@@ -20,10 +20,14 @@ _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.Dis
 _CAST = (torch.float16, torch.bfloat16, torch.float32)
 
 
+def kinds() -> list[str]:
+    """The kinds of devices, of those that tcgemm runs on, for which autocast is on."""
+    return [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
+
+
 def enabled(device: str | None = None) -> bool:
     """Whether autocast is on for a kind of device; for any, where none is named."""
-    kinds = DEVICES if device is None else (device,)
-    return any(kind in DEVICES and torch.is_autocast_enabled(kind) for kind in kinds)
+    return bool(kinds()) if device is None else device in kinds()
 
 
 def product(
@@ -100,13 +104,15 @@ def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def without(
-    product: Any, x: Any, weight: Any, bias: Any, out_dtype: Any, compute: Any
+    on: list[str], product: Any, x: Any, weight: Any, bias: Any, out_dtype: Any, compute: Any
 ) -> torch.Tensor | None:
     """``product(x, weight, bias, compute)`` of operands that autocast has cast, outside of it.
 
     They are plain tensors; what is cast is what ``tcgemm::gemm`` casts under autocast.
+
+    Args:
+        on: ``kinds()``.
     """
-    on = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
     if x.device.type in on and x.dtype in _CAST and weight.dtype in _CAST:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = cast(x, dtype), cast(weight, dtype)

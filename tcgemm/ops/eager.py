@@ -140,11 +140,11 @@ def _looked_at(
         or _jit_trace() is not None
     ):
         return None
-    if _autocast() and autocast.enabled():  # for a kind of device that tcgemm runs on
+    if _autocast() and (on := autocast.kinds()):
         if bias is not None and type(bias) not in _PLAIN:
             return None
         return autocast.without(
-            lambda x, weight, bias, compute: product(
+            on, lambda x, weight, bias, compute: product(
                 x, weight, bias, transposed, epilogue, out_dtype, compute, backend, kernel,
                 accumulate,
             ),
