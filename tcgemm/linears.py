@@ -8,8 +8,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from .call import gemm
 from .ops import eager_product
 from .tensors import check_kind
-
-_traces = torch.compiler.is_dynamo_compiling
+from .torch_state import traces
 
 
 def linear(
@@ -39,7 +38,7 @@ def linear(
     Raises:
         As ``gemm``.
     """
-    if not _traces():
+    if not traces():
         result = eager_product(x, weight, bias, True, epilogue, out_dtype, compute, backend, kernel)
         if result is not None:
             return result

@@ -16,6 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .errors import OperandError, OperandTypeError, UnsupportedError
+from .torch_state import jit_trace, modes
 
 _PLAIN = torch.Tensor.__torch_dispatch__
 """What ``__torch_dispatch__`` is of a tensor that holds its elements itself."""
@@ -166,12 +167,12 @@ def has_no_memory(tensor: torch.Tensor) -> bool:
 
 def check_nobody_traces() -> None:
     """Raise UnsupportedError where a dispatch mode would miss the product: it sees operators."""
-    if torch._C._get_tracing_state() is not None:
+    if jit_trace() is not None:
         raise UnsupportedError(
             "torch.jit.trace records operators and cannot see this product, which would be a "
             "constant of the trace: use torch.export or torch.compile"
         )
-    if not torch._C._len_torch_dispatch_stack():
+    if not modes():
         return
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 import weakref
@@ -19,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import tcgemm
-from tcgemm import launch_cache, tensors
-from tcgemm.errors import OperandError, OperandTypeError
+from tcgemm import launch_cache, tensors, torch_state
+from tcgemm.errors import OperandError, OperandTypeError, UnsupportedError
 from tcgemm.ops import eager, layer
 
 F = torch.nn.functional
@@ -246,3 +247,8 @@ def test_without_torch_s_guard_each_call_is_looked_at(known, monkeypatch):
     assert not tensors.guard(x)(x)
     for _ in range(2):
         torch.testing.assert_close(ours(x), torchs(x))
+
+
+def test_a_torch_that_lacks_what_is_asked_is_named():
+    with pytest.raises(UnsupportedError, match=f"{re.escape(torch.__version__)}.*_no_such_name"):
+        torch_state._private("_functorch._no_such_name")

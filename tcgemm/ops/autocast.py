@@ -66,13 +66,13 @@ def _region(device: torch.device) -> _Region:
     """That of autocast's own casts, which torch drops at its end without telling anybody.
 
     A sum with a product lets torch keep the cast of what is added, and saves no tensor, of which
-    hooks would hear. The region hangs on the node that differentiates that cast, and so lives as
-    long.
+    hooks would hear; of no elements, it runs no kernel. The region hangs on the node that
+    differentiates that cast, and so lives as long.
     """
     region = _regions.get(device, lambda: None)()
     if region is None:
         if device not in _leaves:
-            _leaves[device] = torch.ones(1, 1, device=device, requires_grad=True)
+            _leaves[device] = torch.empty(0, 0, device=device, requires_grad=True)
         leaf = _leaves[device]
         node: Any = torch.addmm(leaf, leaf.detach(), leaf.detach()).grad_fn
         while node is not None and "ToCopy" not in node.name():

@@ -16,13 +16,13 @@ from torch.autograd import forward_ad
 from ..epilogue import FUNCTIONS
 from ..errors import OperandError, UnsupportedError
 from ..launch_cache import run_kept
+from ..torch_state import traces, transform
 from . import operator, registered_late
 from .how import How
 
 _FUSED = ("", "relu")
 """Epilogues whose derivative the result tells."""
 
-_compiles = torch.compiler.is_dynamo_compiling
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
@@ -47,7 +47,7 @@ def product(
     a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, how: How
 ) -> torch.Tensor:
     """The product of matrices, with the derivatives that its operands ask for."""
-    if _compiles() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if traces() or transform() is not None:
         result: torch.Tensor = operator.gemm(a, b, c, bias, scale_a, scale_b, **how._asdict())
         return result
     if not differentiable(a, b, c, bias, scale_a, scale_b):
@@ -219,7 +219,7 @@ def _gemm_with_derivative(
             result: torch.Tensor = operator.gemm.redispatch(below, *tensors, **how)
         return result
     asked = How(**how)
-    if torch._C._functorch.peek_interpreter_stack() is None:
+    if transform() is None:
         return _with_derivative(Product, a, b, c, bias, scale_a, scale_b, asked)
     from torch._functorch.utils import enable_single_level_autograd_function
 

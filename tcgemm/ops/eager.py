@@ -21,20 +21,14 @@ from ..epilogue import FUNCTIONS
 from ..forks import first_call
 from ..launch_cache import BITS, current_device, forgotten_too, keep, launch_of
 from ..tensors import guard
+from ..torch_state import PLAIN, deterministic, grad_mode, jit_trace, modes, transform
 from . import autocast
 from .autograd import by_columns
 from .layer import BACKWARD, Kind, apply, arguments, result_of
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
-_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
-_jit_trace = torch._C._get_tracing_state
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast.enabled)
-
-_grad = torch.is_grad_enabled
-_deterministic = torch._C._get_deterministic_algorithms
 
 
 _kinds: dict[Any, Kind] = {}
@@ -77,19 +71,19 @@ def product(
         transposed: whether ``weight`` is stored as layers store it.
         accumulate: add the gradient of ``weight`` to its ``.grad`` within the product.
     """
-    if type(x) not in _PLAIN or type(weight) not in _PLAIN:
+    if type(x) not in PLAIN or type(weight) not in PLAIN:
         return None
     try:
         call = (
             id(weight), x.shape, bias is None, transposed, accumulate, epilogue, out_dtype, compute,
-            backend or default_backend(), kernel, _grad(), _deterministic(),
+            backend or default_backend(), kernel, grad_mode(), deterministic(),
         )  # fmt: skip
         recent = _recent.get(call)
     except (RuntimeError, TypeError):  # a nested tensor, a list for a name: the long way says so
         return None
     if (
         recent is None
-        or _modes()  # some of which the guard passes over
+        or modes()  # some of which the guard passes over
         or forward_ad._current_level >= 0
         or not (recent.alike(x, weight) if bias is None else recent.alike(x, weight, bias))
         or not _apart(x, weight, bias, recent.bits)
@@ -134,14 +128,14 @@ def _looked_at(
 ) -> torch.Tensor | None:
     """``product`` of a call that was not made before just so."""
     if (
-        _modes()
-        or _transform() is not None
+        modes()
+        or transform() is not None
         or forward_ad._current_level >= 0
-        or _jit_trace() is not None
+        or jit_trace() is not None
     ):
         return None
     if _autocast() and (on := autocast.kinds()):
-        if bias is not None and type(bias) not in _PLAIN:
+        if bias is not None and type(bias) not in PLAIN:
             return None
         return autocast.without(
             on, lambda x, weight, bias, compute: product(
@@ -169,7 +163,7 @@ def _looked_at(
     differentiated = x.requires_grad or weight.requires_grad
     if bias_start is not None:
         if (
-            type(bias) not in _PLAIN
+            type(bias) not in PLAIN
             or bias_start in (0, w_start, x_start)  # a launch may tell operands apart by address
             or bias.is_neg()
         ):
@@ -178,14 +172,14 @@ def _looked_at(
         differentiated = differentiated or bias.requires_grad
     activation = ""
     if differentiated:
-        differentiated = _grad()
+        differentiated = grad_mode()
         if differentiated and epilogue and epilogue != "relu":
             if epilogue not in FUNCTIONS:
                 return None
             activation, epilogue = epilogue, None
     key = (
         x.shape, weight.shape, x.stride(), weight.stride(), x.dtype, weight.dtype, device,
-        weight.get_device(), x_start & bits, w_start & bits, of_bias, _deterministic(),
+        weight.get_device(), x_start & bits, w_start & bits, of_bias, deterministic(),
         transposed, accumulate, epilogue, activation, weight.requires_grad, out_dtype, compute,
         backend, kernel,
     )  # fmt: skip

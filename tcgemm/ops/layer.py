@@ -15,6 +15,7 @@ from ..launch import Launch, Start
 from ..launch_cache import BITS, current_device, keep, launch_of
 from ..problem import Fusion
 from ..tensors import laid
+from ..torch_state import deterministic, grad_mode, modes, traces, transform
 from . import autograd
 from .accumulating import added
 from .how import How
@@ -22,12 +23,6 @@ from .how import How
 LAYOUTS = 64
 """Ways of a gradient to lie for which a kind of calls keeps launches."""
 
-_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
-_compiles = torch.compiler.is_dynamo_compiling
-
-_grad = torch.is_grad_enabled
-_deterministic = torch._C._get_deterministic_algorithms
 _threshold = torch.ops.aten.threshold_backward.default
 _aten = torch.ops.aten
 
@@ -173,7 +168,7 @@ class Layer(torch.autograd.Function):
         ):  # else hooks of saved tensors gave others than were saved, or .data is another view
             key = (
                 factor.shape, factor.stride(), above & bits, above == x_start, above == w_start,
-                _deterministic(),
+                deterministic(),
             )  # fmt: skip
             kept = kind.gradients.get(key)
             if kept is None:
@@ -215,11 +210,11 @@ def _is_plain(grad: Any, device: int) -> bool:
     """Whether a gradient is a tensor in memory, of the current device, and nobody looks on or
     differentiates again."""
     if (
-        _compiles()  # first: a trace takes none of the others
-        or _grad()
+        traces()  # first: a trace takes none of the others
+        or grad_mode()
         or type(grad) is not torch.Tensor
-        or _modes()
-        or _transform() is not None
+        or modes()
+        or transform() is not None
         or forward_ad._current_level >= 0
         or (device >= 0 and device != current_device())
     ):
@@ -269,7 +264,9 @@ def _differentiable(
     _, compute, backend, _ = kind.asked
     how = How(compute=compute or "", backend=backend)
     if kind.activation:
-        if _grad():  # for torch, what was saved is no function of the operands: it is made again
+        if (
+            grad_mode()
+        ):  # for torch, what was saved is no function of the operands: it is made again
             rows = x.reshape(-1, x.shape[-1])
             again = how._replace(out_dtype=kind.launch.dtype)
             z = autograd.matrices(rows, weight.mT if kind.transposed else weight, again)
