@@ -360,7 +360,7 @@ def test_a_step_of_a_layer_makes_few_calls(shape):
     calls, of_c = python_calls(lambda: step(ours))
     torch_calls, torch_of_c = python_calls(lambda: step(torchs))
     assert calls - torch_calls <= 20
-    assert of_c - torch_of_c <= 44
+    assert of_c - torch_of_c <= 46
 
 
 def test_the_script_that_measures_it(monkeypatch, capsys):

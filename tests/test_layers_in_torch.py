@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -225,6 +226,46 @@ def test_each_mode_sees_a_layer_that_ran_before(grad):
         torch.testing.assert_close(first, torchs(y))
         with FakeTensorMode(allow_non_fake_inputs=True):
             assert type(ours(x)) is FakeTensor
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("asked", ["x", "weight", "bias", "x weight", "x weight bias"])
+def test_a_pass_multiplies_for_what_it_was_asked(asked, create_graph):
+    shapes = {"x": (4, 8), "weight": (8, 8), "bias": (8,)}
+    operands = {name: torch.randn(*shapes[name], requires_grad=True) for name in shapes}
+    wanted = [operands[name] for name in asked.split()]
+    found = []
+    for linear in (F.linear, partial(tcgemm.linear, **BACKEND)):
+        y = linear(*operands.values()).square().sum()
+        with torch.profiler.profile() as profile:
+            found.append(torch.autograd.grad(y, wanted, create_graph=create_graph))
+        products = [event.name for event in profile.events()].count("aten::mm")
+        assert products == len({"x", "weight"} & set(asked.split()))
+    torch.testing.assert_close(*found)
+
+
+def test_a_pass_by_weights_asks_about_one_of_them(monkeypatch):
+    """The others' gradients are made: the error that tells takes as long as a small product."""
+    errors = []
+
+    def will_run(node, really=layer.will_run):
+        try:
+            return really(node)
+        except RuntimeError:
+            errors.append(node)
+            raise
+
+    monkeypatch.setattr(layer, "will_run", will_run)
+    model = torch.nn.Sequential(*(tcgemm.nn.Linear(8, 8, **BACKEND) for _ in range(5)))
+    x = torch.randn(4, 8, requires_grad=True)
+    for _ in range(2):
+        loss = model(x).sum()
+        mine = torch.autograd.grad(loss, [*model.parameters()])
+        theirs = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(5)))
+        theirs.load_state_dict(model.state_dict())
+        exact = torch.autograd.grad(theirs(x).sum(), [*theirs.parameters()])
+        torch.testing.assert_close(mine, exact)
+    assert len(errors) == 2
 
 
 def test_torch_fx_takes_a_layer_as_one_node():

@@ -9,7 +9,9 @@ import torch
 from ..errors import OperandError
 from ..launch_cache import run
 
-_will_run = getattr(torch._C, "_will_engine_execute_node", None)
+will_run = getattr(torch._C, "_will_engine_execute_node", None)
+"""Whether the backward pass that runs now goes on to a node; RuntimeError for a leaf that
+torch.autograd.grad was asked for."""
 
 
 def added(node: Any, a: Any, b: Any, compute: Any, backend: Any) -> bool:
@@ -24,7 +26,7 @@ def added(node: Any, a: Any, b: Any, compute: Any, backend: Any) -> bool:
         compute, backend: of the product.
     """
     leaf = getattr(node, "variable", None)
-    if leaf is None or _will_run is None or leaf._backward_hooks:
+    if leaf is None or will_run is None or leaf._backward_hooks:
         return False
     if getattr(leaf, "_post_accumulate_grad_hooks", None):
         return False
@@ -38,7 +40,7 @@ def added(node: Any, a: Any, b: Any, compute: Any, backend: Any) -> bool:
     ):
         return False
     try:
-        if not _will_run(node):
+        if not will_run(node):
             return False
     except RuntimeError:  # torch.autograd.grad: the caller wants this gradient, and .grad as it is
         return False

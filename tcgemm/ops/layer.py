@@ -17,7 +17,7 @@ from ..problem import Fusion
 from ..tensors import laid
 from ..torch_state import deterministic, grad_mode, modes, traces, transform
 from . import autograd
-from .accumulating import added
+from .accumulating import added, will_run
 from .how import How
 
 LAYOUTS = 64
@@ -143,7 +143,6 @@ class Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        by_x, by_weight, by_bias, _ = ctx.needs_input_grad
         of_x = of_weight = of_bias = None
         if grad is None:
             return None, None, None, None
@@ -152,6 +151,7 @@ class Layer(torch.autograd.Function):
         x, weight, seen, bias = saved if len(saved) == 4 else (*saved, None, None)
         if not _is_plain(grad, kind.launch.device):
             return *_differentiable(ctx, kind, grad, x, weight, seen, bias), None
+        by_x, by_weight, by_bias = _wanted(ctx)
         first = kind.launch
         rows = grad if kind.flat else grad.reshape(first.shape)
         if seen is not None and kind.derivative is not None:
@@ -204,6 +204,31 @@ apply: Any = super(torch.autograd.Function, Layer).apply
 
 Layer._backward_cls.apply = Layer.backward
 """The engine calls ``apply`` of the node; torch's own looks up ``backward`` and calls it."""
+
+
+def _wanted(ctx: Any) -> list[bool]:
+    """Whether there is a gradient by x, weight and bias, and of two products, whether this pass
+    goes on to it: torch.autograd.grad may have asked for the other alone."""
+    global _for_weights
+    wanted: list[bool] = [*ctx.needs_input_grad[:3]]
+    if wanted[0] and wanted[1] and will_run is not None:
+        (of_x, _), (of_weight, _), *_ = ctx.next_functions
+        try:
+            wanted[0] = will_run(of_x)
+        except RuntimeError:  # a leaf that was asked for
+            wanted[0] = True
+        if _for_weights < 0 or _for_weights != _pass_number():
+            try:
+                wanted[1] = will_run(of_weight)
+            except RuntimeError:
+                _for_weights = _pass_number()
+    return wanted
+
+
+_pass_number: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+_for_weights = -1
+"""The last pass that was asked for a weight, which an error tells. That takes as long as a small
+product: no weight is asked about further on in such a pass, and all their gradients are made."""
 
 
 def _is_plain(grad: Any, device: int) -> bool:
@@ -259,7 +284,7 @@ def _differentiable(
     ctx: Any, kind: Kind, grad: Any, x: Any, weight: Any, seen: Any, bias: Any
 ) -> Any:
     """The gradients by x, weight and bias, by operators that have derivatives themselves."""
-    by_x, by_weight, by_bias, _ = ctx.needs_input_grad
+    by_x, by_weight, by_bias = ctx.needs_input_grad[:3] if traces() else _wanted(ctx)
     of_x = of_weight = of_bias = None
     _, compute, backend, _ = kind.asked
     how = How(compute=compute or "", backend=backend)
