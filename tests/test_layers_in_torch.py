@@ -15,6 +15,7 @@ import torch
 from conftest import DEVICE
 from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -266,6 +267,29 @@ def test_a_pass_by_weights_asks_about_one_of_them(monkeypatch):
         exact = torch.autograd.grad(theirs(x).sum(), [*theirs.parameters()])
         torch.testing.assert_close(mine, exact)
     assert len(errors) == 2
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_tangent_is_seen_after_a_call_without(needed):
+    w, x = torch.randn(8, 8, requires_grad=needed), torch.randn(5, 8, requires_grad=needed)
+    for _ in range(2):
+        tcgemm.linear(x, w, **BACKEND)
+        with forward_ad.dual_level():
+            y = tcgemm.linear(forward_ad.make_dual(x, torch.ones_like(x)), w, **BACKEND)
+            tangent = forward_ad.unpack_dual(y).tangent
+        torch.testing.assert_close(tangent, torch.ones(5, 8) @ w.mT)
+
+
+def test_operands_that_are_less_aligned_are_looked_at(monkeypatch):
+    """A CPU's launches give the same either way: a GPU's would read past their alignment."""
+    ours, _ = pair()
+    looked = []
+    look = eager._looked_at
+    monkeypatch.setattr(eager, "_looked_at", lambda *call: looked.append(1) or look(*call))
+    aligned, other = torch.randn(5, 8), torch.randn(41)[1:].view(5, 8)
+    for x in (aligned, aligned, other, other, aligned):
+        ours(x)
+    assert len(looked) == 3
 
 
 def test_torch_fx_takes_a_layer_as_one_node():
