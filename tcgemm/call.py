@@ -12,8 +12,7 @@ from .dispatch import default_backend
 from .launch_cache import forget as forget
 from .launch_cache import key_of, launches, run, run_launch
 from .ops import autocast_enabled, multiply, seen_by_torch, traced
-from .tensors import as_number
-from .torch_state import traces
+from .tensors import as_number, traces
 
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast_enabled)
 

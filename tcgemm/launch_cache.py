@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from .forks import first_call
 from .launch import Launch, make
-from .torch_state import PLAIN, deterministic, grad_mode, jit_trace, modes
+from .tensors import PLAIN, deterministic, grad_mode, jit_trace, modes
 
 MOST = 4096
 """Of launches, and of each thing that is kept of them."""

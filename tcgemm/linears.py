@@ -7,8 +7,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .call import gemm
 from .ops import eager_product
-from .tensors import check_kind
-from .torch_state import traces
+from .tensors import check_kind, traces
 
 
 def linear(

@@ -12,7 +12,7 @@ from .errors import OperandError
 from .linears import linear
 from .ops import eager_product, register_late
 from .problem import EPILOGUES
-from .torch_state import traces
+from .tensors import traces
 
 if TYPE_CHECKING:
     from .dist.layers import ColumnParallelLinear as ColumnParallelLinear

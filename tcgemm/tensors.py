@@ -4,6 +4,9 @@ A kernel gets an address. A tensor without memory (fake, functional, wrapped by 
 transform of torch.func) has none, and what torch records of an operation (gradients, tangents,
 traces) would be lost: such a call goes through the operators of ``ops``, and one that comes here
 all the same is refused in a sentence.
+
+What tells of all that in each call are functions in C, some of them torch's private ones: one more
+of Python around them would be seen in a small product's time.
 """
 
 from __future__ import annotations
@@ -16,9 +19,36 @@ import torch
 from torch.autograd import forward_ad
 
 from .errors import OperandError, OperandTypeError, UnsupportedError
-from .torch_state import jit_trace, modes
 
-_PLAIN = torch.Tensor.__torch_dispatch__
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+"""Types of tensors that hold their elements themselves, if they have memory."""
+
+
+def _private(path: str) -> Any:
+    found: Any = torch._C
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if found is None:
+        raise UnsupportedError(
+            f"torch {torch.__version__} has no torch._C.{path}, which tells tcgemm who else has to "
+            "see a product: install a newer tcgemm, or torch 2.11 to 2.13"
+        )
+    return found
+
+
+grad_mode = torch.is_grad_enabled
+"""Whether operations on tensors that require gradients are recorded."""
+traces = torch.compiler.is_dynamo_compiling
+"""Whether torch.compile traces this very call."""
+deterministic = _private("_get_deterministic_algorithms")
+modes = _private("_len_torch_dispatch_stack")
+"""How many dispatch modes are active."""
+transform = _private("_functorch.peek_interpreter_stack")
+"""The innermost transform of torch.func, or None."""
+jit_trace = _private("_get_tracing_state")
+"""The trace of torch.jit.trace, or None."""
+
+_OWN = torch.Tensor.__torch_dispatch__
 """What ``__torch_dispatch__`` is of a tensor that holds its elements itself."""
 
 
@@ -115,7 +145,7 @@ def check_memory(name: str, tensor: torch.Tensor) -> None:
             f"{name} belongs to a transform of torch.func (vmap, grad, jvp, ...), which cannot see "
             "this product: call it outside of the transform, or use torch.matmul inside"
         )
-    if kind.__torch_dispatch__ is not _PLAIN:
+    if kind.__torch_dispatch__ is not _OWN:
         cure = (
             "pass .to_local()"
             if hasattr(kind, "to_local")
@@ -157,7 +187,7 @@ def check_kind(name: str, tensor: Any) -> None:
 def has_no_memory(tensor: torch.Tensor) -> bool:
     """Whether a kernel finds nothing at the tensor's address, because torch stands between."""
     return bool(
-        type(tensor).__torch_dispatch__ is not _PLAIN
+        type(tensor).__torch_dispatch__ is not _OWN
         or tensor.is_meta
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or torch._is_functional_tensor(tensor)

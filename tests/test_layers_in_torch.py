@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import tcgemm
-from tcgemm import launch_cache, tensors, torch_state
+from tcgemm import launch_cache, tensors
 from tcgemm.errors import OperandError, OperandTypeError, UnsupportedError
 from tcgemm.ops import eager, layer
 
@@ -316,4 +316,4 @@ def test_without_torch_s_guard_each_call_is_looked_at(known, monkeypatch):
 
 def test_a_torch_that_lacks_what_is_asked_is_named():
     with pytest.raises(UnsupportedError, match=f"{re.escape(torch.__version__)}.*_no_such_name"):
-        torch_state._private("_functorch._no_such_name")
+        tensors._private("_functorch._no_such_name")

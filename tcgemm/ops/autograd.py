@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from ..epilogue import FUNCTIONS
 from ..errors import OperandError, UnsupportedError
 from ..launch_cache import run_kept
-from ..torch_state import traces, transform
+from ..tensors import traces, transform
 from . import operator, registered_late
 from .how import How
 

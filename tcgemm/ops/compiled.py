@@ -15,7 +15,7 @@ from ..dispatch import default_backend
 from ..forks import first_call
 from ..launch import Launch
 from ..launch_cache import BITS, forgotten_too, keep, launch_of, run
-from ..torch_state import deterministic, modes
+from ..tensors import deterministic, modes
 from . import operator
 from .layer import start
 

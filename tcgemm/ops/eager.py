@@ -20,8 +20,7 @@ from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
 from ..launch_cache import BITS, current_device, forgotten_too, keep, launch_of
-from ..tensors import guard
-from ..torch_state import PLAIN, deterministic, grad_mode, jit_trace, modes, transform
+from ..tensors import PLAIN, deterministic, grad_mode, guard, jit_trace, modes, transform
 from . import autocast
 from .autograd import by_columns
 from .layer import BACKWARD, Kind, apply, arguments, result_of

@@ -9,8 +9,7 @@ import torch
 from ..batching import with_vectors
 from ..errors import UnsupportedError
 from ..operands import check_factors, check_scale, dtype_name
-from ..tensors import check_kind, has_no_memory
-from ..torch_state import modes
+from ..tensors import check_kind, has_no_memory, modes
 from . import autocast, autograd, eager, operator, registered_late
 from .how import How
 

@@ -14,8 +14,7 @@ from ..forks import first_call
 from ..launch import Launch, Start
 from ..launch_cache import BITS, current_device, keep, launch_of
 from ..problem import Fusion
-from ..tensors import laid
-from ..torch_state import deterministic, grad_mode, modes, traces, transform
+from ..tensors import deterministic, grad_mode, laid, modes, traces, transform
 from . import autograd
 from .accumulating import added, will_run
 from .how import How
