@@ -12,9 +12,8 @@ from .dispatch import default_backend
 from .launch_cache import forget as forget
 from .launch_cache import key_of, launches, run, run_launch
 from .ops import autocast_enabled, multiply, seen_by_torch, traced
-from .tensors import as_number
+from .tensors import as_number, traces
 
-_traces = torch.compiler.is_dynamo_compiling
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast_enabled)
 
 
@@ -46,7 +45,7 @@ def matmul(
     Raises:
         As ``gemm``.
     """
-    if _traces():
+    if traces():
         return traced(a, b, out=out, out_dtype=out_dtype, backend=backend, kernel=kernel)
     arguments = (
         a, b, None, 1.0, 0.0, None, None, out, out_dtype, None, None, None, None,
@@ -115,7 +114,7 @@ def gemm(
     outer dimensions. The result has a gradient by A, B, C and bias, of any order and mode, but for
     8-bit operands and with ``out`` (docs/pytorch.md).
     """
-    if _traces():
+    if traces():
         return traced(
             a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b,
             mma_shape, backend, kernel,

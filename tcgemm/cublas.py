@@ -159,11 +159,12 @@ class _TorchCPU:
             and a.dtype == c.dtype == wide_dtype(c.dtype)
         ):
             return _mm if asked.bias is None else _addmm
+        plain = fusion is None  # and no tensor of this call is kept
         constants = replace(asked, c=None, bias=None, scale_a=None, scale_b=None)
 
         def start(a: Any, b: Any, c: Any, c_in: Any, bias: Any, scale_a: Any, scale_b: Any) -> None:
             tensors = {"c": c_in, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-            self(a, b, c, None if fusion is None else replace(constants, **tensors))
+            self(a, b, c, None if plain else replace(constants, **tensors))
 
         return start
 

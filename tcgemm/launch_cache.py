@@ -8,6 +8,7 @@ that is shrunk behind a view is not noticed unless it is freed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,21 +16,16 @@ from torch.autograd import forward_ad
 
 from .forks import first_call
 from .launch import Launch, make
+from .tensors import PLAIN, deterministic, grad_mode, jit_trace, modes
 
 MOST = 4096
-"""Launches kept."""
+"""Of launches, and of each thing that is kept of them."""
 
 BITS = {False: 63, True: 255}
 """Bits of an address that a kernel may depend on, by whether it runs on a GPU: see
 operands.alignment. No function, whose call would cost more than what it does."""
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float))
-
-_modes = torch._C._len_torch_dispatch_stack
-_jit_trace = torch._C._get_tracing_state
-_grad = torch.is_grad_enabled
-_deterministic = torch._C._get_deterministic_algorithms
 
 launches: dict[Any, Launch] = {}
 forgotten_too: list[dict[Any, Any]] = []
@@ -59,20 +55,20 @@ def key_of(
     derivative somebody asks for, and one under a dispatch mode. Raises RuntimeError for tensors of
     a transform of torch.func, AttributeError or TypeError where there is no tensor.
     """
-    if type(a) not in _PLAIN or type(b) not in _PLAIN or _modes() or forward_ad._current_level >= 0:
+    if type(a) not in PLAIN or type(b) not in PLAIN or modes() or forward_ad._current_level >= 0:
         return None
-    if _jit_trace() is not None:
+    if jit_trace() is not None:
         return None
     a_start, b_start, device = a.data_ptr(), b.data_ptr(), a.get_device()
     bits = BITS[device >= 0]
     if not a_start or not b_start or a.is_neg() or b.is_neg():
         return None
-    if (a.requires_grad or b.requires_grad) and _grad():
+    if (a.requires_grad or b.requires_grad) and grad_mode():
         return None
     key = (
         a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, device, b.get_device(),
         a_start & bits, b_start & bits, a_start == b_start, out_dtype, backend, kernel,
-        _deterministic(),
+        deterministic(),
     )  # fmt: skip
     if (
         None is c is bias is epilogue is scale_a is scale_b is compute is mma_shape
@@ -83,7 +79,7 @@ def key_of(
         if out is None:
             return key
         c_start = out.data_ptr()
-        if type(out) not in _PLAIN or not c_start or out.is_neg() or _frozen(out):
+        if type(out) not in PLAIN or not c_start or out.is_neg() or _frozen(out):
             return None
         return (
             *key, out.shape, out.stride(), out.dtype, out.get_device(), c_start & bits,
@@ -100,9 +96,9 @@ def key_of(
         # A number or None as itself, a tensor by all but its address.
         if given is None:
             kinds.append(None)
-        elif type(given) in _PLAIN:
+        elif type(given) in PLAIN:
             start = given.data_ptr()
-            if not start or given.is_neg() or (given.requires_grad and _grad()):
+            if not start or given.is_neg() or (given.requires_grad and grad_mode()):
                 return None
             kinds.append((
                 given.shape, given.stride(), given.dtype, given.get_device(), start & bits,
@@ -119,7 +115,7 @@ def key_of(
 
 def _frozen(out: torch.Tensor) -> bool:
     """Whether ``out`` may not be written now."""
-    if out.requires_grad and _grad():
+    if out.requires_grad and grad_mode():
         return True
     return out.is_inference() and not torch.is_inference_mode_enabled()
 
@@ -138,7 +134,7 @@ def launch_of(arguments: tuple[Any, ...]) -> Launch:
     if launch is None:
         launch = make(*arguments)
         if key is not None:
-            remember(key, launch)
+            keep(launches, key, launch)
     return launch
 
 
@@ -156,7 +152,10 @@ def run_kept(arguments: tuple[Any, ...]) -> torch.Tensor | None:
         return None
     if key is None:
         return None
-    launch = launches.get(key)
+    try:
+        launch = launches.get(key)
+    except TypeError:  # a list for a name: the checks say what is wrong
+        launch = None
     return run(arguments) if launch is None else run_launch(launch, arguments)
 
 
@@ -192,11 +191,13 @@ _raise_version = torch._C._increment_version
 """A tensor that autograd has saved and ``out=`` overwrites makes backward raise, as in torch."""
 
 
-def remember(key: Any, launch: Launch) -> None:
-    """Keep the launch; beyond MOST the one that was made first is forgotten."""
-    if len(launches) >= MOST:
-        launches.pop(next(iter(launches)), None)
-    launches[key] = launch
+def keep(kept: dict[Any, Any], key: Any, value: Any, most: int | None = None) -> None:
+    """Keep a value; of ``most``, by default MOST, the one that was kept first is forgotten."""
+    most = most or MOST
+    while len(kept) >= most:
+        with suppress(RuntimeError):  # another thread keeps or forgets one just now
+            kept.pop(next(iter(kept), None), None)
+    kept[key] = value
 
 
 def forget() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .call import gemm
 from .ops import eager_product
-
-_traces = torch.compiler.is_dynamo_compiling
+from .tensors import check_kind, traces
 
 
 def linear(
@@ -37,10 +37,17 @@ def linear(
     Raises:
         As ``gemm``.
     """
-    if not _traces():
+    if not traces():
         result = eager_product(x, weight, bias, True, epilogue, out_dtype, compute, backend, kernel)
         if result is not None:
             return result
+        if has_torch_function_unary(x) and not isinstance(x, torch.Tensor):  # torch.fx's
+            return handle_torch_function(
+                linear, (x,), x, weight, bias, epilogue, out_dtype=out_dtype, compute=compute,
+                backend=backend, kernel=kernel,
+            )  # fmt: skip
+        if not isinstance(weight, torch.Tensor):
+            check_kind("B", weight)
     return gemm(
         x,
         weight.mT if weight.dim() > 1 else weight,

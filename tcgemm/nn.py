@@ -12,12 +12,12 @@ from .errors import OperandError
 from .linears import linear
 from .ops import eager_product, register_late
 from .problem import EPILOGUES
+from .tensors import traces
 
 if TYPE_CHECKING:
     from .dist.layers import ColumnParallelLinear as ColumnParallelLinear
     from .dist.layers import RowParallelLinear as RowParallelLinear
 
-_traces = torch.compiler.is_dynamo_compiling
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -66,7 +66,7 @@ class Linear(torch.nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
         weight, bias, epilogue, backend = self.weight, self.bias, self.epilogue, self.backend
-        if not _traces():
+        if not traces():
             result = eager_product(
                 input, weight, bias, True, epilogue, None, None, backend, None, self.accumulate
             )

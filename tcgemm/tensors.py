@@ -4,6 +4,9 @@ A kernel gets an address. A tensor without memory (fake, functional, wrapped by 
 transform of torch.func) has none, and what torch records of an operation (gradients, tangents,
 traces) would be lost: such a call goes through the operators of ``ops``, and one that comes here
 all the same is refused in a sentence.
+
+What tells of all that in each call are functions in C, some of them torch's private ones: one more
+of Python around them would be seen in a small product's time.
 """
 
 from __future__ import annotations
@@ -17,8 +20,40 @@ from torch.autograd import forward_ad
 
 from .errors import OperandError, OperandTypeError, UnsupportedError
 
-_PLAIN = torch.Tensor.__torch_dispatch__
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+"""Types of tensors that hold their elements themselves, if they have memory."""
+
+
+def _private(path: str) -> Any:
+    found: Any = torch._C
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if found is None:
+        raise UnsupportedError(
+            f"torch {torch.__version__} has no torch._C.{path}, which tells tcgemm who else has to "
+            "see a product: install a newer tcgemm, or torch 2.11 to 2.13"
+        )
+    return found
+
+
+grad_mode = torch.is_grad_enabled
+"""Whether operations on tensors that require gradients are recorded."""
+traces = torch.compiler.is_dynamo_compiling
+"""Whether torch.compile traces this very call."""
+deterministic = _private("_get_deterministic_algorithms")
+modes = _private("_len_torch_dispatch_stack")
+"""How many dispatch modes are active."""
+transform = _private("_functorch.peek_interpreter_stack")
+"""The innermost transform of torch.func, or None."""
+jit_trace = _private("_get_tracing_state")
+"""The trace of torch.jit.trace, or None."""
+
+_OWN = torch.Tensor.__torch_dispatch__
 """What ``__torch_dispatch__`` is of a tensor that holds its elements itself."""
+
+
+# What compiled programs allocate, view and compare with: past the dispatcher, in half the time.
+_dynamos: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 def allocator(of_cpu: bool) -> Callable[..., torch.Tensor]:
@@ -27,7 +62,7 @@ def allocator(of_cpu: bool) -> Callable[..., torch.Tensor]:
     Shape and strides are tuples, of no subclass.
     """
     kind = "cpu" if of_cpu else "cuda"
-    return getattr(_inductors, f"_empty_strided_{kind}", None) or partial(_empty, kind)
+    return getattr(_dynamos, f"_empty_strided_{kind}", None) or partial(_empty, kind)
 
 
 def _empty(device: str, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -39,11 +74,28 @@ def _laid(t: Any, shape: Any, strides: Any, further: int) -> torch.Tensor:
     return laid
 
 
-# What programs of Inductor's allocate and view with: past the dispatcher, in half the time.
-_inductors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-laid: Callable[..., torch.Tensor] = getattr(_inductors, "_reinterpret_tensor", _laid)
+laid: Callable[..., torch.Tensor] = getattr(_dynamos, "_reinterpret_tensor", _laid)
 """``laid(t, shape, strides, further)``: the memory of ``t``, from ``further`` elements past its
 first, with another shape; tuples, of no subclass. It has no derivative."""
+
+
+def guard(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """A function of as many tensors: whether they are like these, and torch's state like now.
+
+    It compares types, shapes, strides, dtypes, devices, needs of gradients, negated views,
+    transforms, traces and autocast. Dispatch modes it may pass over, and addresses it does not
+    know. It is what Dynamo asks before it runs a graph again; never true where torch lacks it.
+    """
+    try:
+        held = _dynamos.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    except (AttributeError, TypeError):
+        return _never
+    alike: Callable[..., bool] = held.check
+    return alike
+
+
+def _never(*tensors: Any) -> bool:
+    return False
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
@@ -93,7 +145,7 @@ def check_memory(name: str, tensor: torch.Tensor) -> None:
             f"{name} belongs to a transform of torch.func (vmap, grad, jvp, ...), which cannot see "
             "this product: call it outside of the transform, or use torch.matmul inside"
         )
-    if kind.__torch_dispatch__ is not _PLAIN:
+    if kind.__torch_dispatch__ is not _OWN:
         cure = (
             "pass .to_local()"
             if hasattr(kind, "to_local")
@@ -135,7 +187,7 @@ def check_kind(name: str, tensor: Any) -> None:
 def has_no_memory(tensor: torch.Tensor) -> bool:
     """Whether a kernel finds nothing at the tensor's address, because torch stands between."""
     return bool(
-        type(tensor).__torch_dispatch__ is not _PLAIN
+        type(tensor).__torch_dispatch__ is not _OWN
         or tensor.is_meta
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or torch._is_functional_tensor(tensor)
@@ -145,12 +197,12 @@ def has_no_memory(tensor: torch.Tensor) -> bool:
 
 def check_nobody_traces() -> None:
     """Raise UnsupportedError where a dispatch mode would miss the product: it sees operators."""
-    if torch._C._get_tracing_state() is not None:
+    if jit_trace() is not None:
         raise UnsupportedError(
             "torch.jit.trace records operators and cannot see this product, which would be a "
             "constant of the trace: use torch.export or torch.compile"
         )
-    if not torch._C._len_torch_dispatch_stack():
+    if not modes():
         return
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 

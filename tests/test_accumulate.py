@@ -129,6 +129,16 @@ def test_a_gradient_of_another_dtype_is_torch_s_to_add(added):
     assert not added
 
 
+def test_a_gradient_in_the_memory_of_an_operand_is_torch_s_to_add():
+    found = []
+    for layer in pair():
+        x = torch.ones(4, 8)
+        layer.weight.grad = x
+        layer(x).sum().backward()
+        found.append(layer.weight.grad)
+    torch.testing.assert_close(*found)
+
+
 def data_parallel(rank):
     torch.manual_seed(0)
     ours, torchs = pair()

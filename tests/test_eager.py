@@ -266,7 +266,7 @@ def test_a_call_like_the_last_is_not_one_where_somebody_looks_on(guarded, monkey
     """With one weight: what differs from the last call is seen, also where no shape tells."""
     launch_cache.forget()
     if not guarded:
-        monkeypatch.setattr(eager, "_guard", eager._NeverAlike)
+        monkeypatch.setattr(tensors, "_dynamos", None)
     x, w, bias = variables((8, 8), (8, 8), (8,), dtype=torch.float32)
 
     def layer(x=x, bias=bias):
@@ -360,7 +360,7 @@ def test_a_step_of_a_layer_makes_few_calls(shape):
     calls, of_c = python_calls(lambda: step(ours))
     torch_calls, torch_of_c = python_calls(lambda: step(torchs))
     assert calls - torch_calls <= 20
-    assert of_c - torch_of_c <= 44
+    assert of_c - torch_of_c <= 46
 
 
 def test_the_script_that_measures_it(monkeypatch, capsys):

@@ -41,8 +41,10 @@ def through(grad, x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
         return tl.where(x <= 0, 0.0, grad)
     elif ACTIVATION == "gelu":
         # gelu is x Phi(x), Phi the normal distribution function; the density is its derivative.
-        distribution = gelu(x, INTERPRETED) / tl.where(x == 0, 1.0, x)
-        distribution = tl.where(x == 0, 0.5, distribution)
+        # Near 0 it is one half, which gelu's bits do not tell where x is 0 or subnormal.
+        tiny = tl.abs(x) < 1e-30
+        distribution = gelu(x, INTERPRETED) / tl.where(tiny, 1.0, x)
+        distribution = tl.where(tiny, 0.5, distribution)
         density = 0.3989422804014327 * power_of_two(-0.7213475204444817 * x * x, INTERPRETED)
         return grad * (distribution + x * density)
     elif ACTIVATION == "gelu_tanh":

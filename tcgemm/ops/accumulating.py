@@ -6,16 +6,19 @@ from typing import Any
 
 import torch
 
+from ..errors import OperandError
 from ..launch_cache import run
 
-_will_run = getattr(torch._C, "_will_engine_execute_node", None)
+will_run = getattr(torch._C, "_will_engine_execute_node", None)
+"""Whether the backward pass that runs now goes on to a node; RuntimeError for a leaf that
+torch.autograd.grad was asked for."""
 
 
 def added(node: Any, a: Any, b: Any, compute: Any, backend: Any) -> bool:
     """Whether A B was added in place to the gradient of the leaf that ``node`` accumulates.
 
-    It is where torch would add it next: there is a gradient of the same kind, ``backward`` was
-    called and not ``torch.autograd.grad``, and no hook waits to see what is added.
+    It is where torch would add it next: there is a gradient of the same kind, in memory of its own,
+    ``backward`` was called and not ``torch.autograd.grad``, and no hook waits to see what is added.
 
     Args:
         node: where the gradient by the weight goes: AccumulateGrad, if the weight is a leaf.
@@ -23,7 +26,7 @@ def added(node: Any, a: Any, b: Any, compute: Any, backend: Any) -> bool:
         compute, backend: of the product.
     """
     leaf = getattr(node, "variable", None)
-    if leaf is None or _will_run is None or leaf._backward_hooks:
+    if leaf is None or will_run is None or leaf._backward_hooks:
         return False
     if getattr(leaf, "_post_accumulate_grad_hooks", None):
         return False
@@ -37,9 +40,15 @@ def added(node: Any, a: Any, b: Any, compute: Any, backend: Any) -> bool:
     ):
         return False
     try:
-        if not _will_run(node):
+        if not will_run(node):
             return False
     except RuntimeError:  # torch.autograd.grad: the caller wants this gradient, and .grad as it is
         return False
-    run((a, b, grad, 1.0, 1.0, None, None, grad, None, compute, None, None, None, backend, None))
+    arguments = (
+        a, b, grad, 1.0, 1.0, None, None, grad, None, compute, None, None, None, backend, None,
+    )  # fmt: skip
+    try:
+        run(arguments)
+    except OperandError:  # its memory is an operand's too, or not to be written: nothing was
+        return False
     return True

@@ -20,10 +20,14 @@ _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.Dis
 _CAST = (torch.float16, torch.bfloat16, torch.float32)
 
 
+def kinds() -> list[str]:
+    """The kinds of devices, of those that tcgemm runs on, for which autocast is on."""
+    return [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
+
+
 def enabled(device: str | None = None) -> bool:
     """Whether autocast is on for a kind of device; for any, where none is named."""
-    kinds = DEVICES if device is None else (device,)
-    return any(kind in DEVICES and torch.is_autocast_enabled(kind) for kind in kinds)
+    return bool(kinds()) if device is None else device in kinds()
 
 
 def product(
@@ -55,21 +59,22 @@ class _Region:
 
 
 _regions: dict[torch.device, Callable[[], _Region | None]] = {}
-_layers: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+_leaves: dict[torch.device, torch.Tensor] = {}
 
 
 def _region(device: torch.device) -> _Region:
     """That of autocast's own casts, which torch drops at its end without telling anybody.
 
-    A layer of one weight lets torch keep a cast. The region hangs on the node that differentiates
-    that cast, and so lives as long.
+    A sum with a product lets torch keep the cast of what is added, and saves no tensor, of which
+    hooks would hear; of no elements, it runs no kernel. The region hangs on the node that
+    differentiates that cast, and so lives as long.
     """
     region = _regions.get(device, lambda: None)()
     if region is None:
-        if device not in _layers:
-            weight = torch.ones(1, 1, device=device, requires_grad=True)
-            _layers[device] = weight.detach(), weight
-        node: Any = torch.nn.functional.linear(*_layers[device]).grad_fn
+        if device not in _leaves:
+            _leaves[device] = torch.empty(0, 0, device=device, requires_grad=True)
+        leaf = _leaves[device]
+        node: Any = torch.addmm(leaf, leaf.detach(), leaf.detach()).grad_fn
         while node is not None and "ToCopy" not in node.name():
             node = next((n for n, _ in node.next_functions if n is not None), None)
         region = _Region()
@@ -99,13 +104,15 @@ def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def without(
-    product: Any, x: Any, weight: Any, bias: Any, out_dtype: Any, compute: Any
+    on: list[str], product: Any, x: Any, weight: Any, bias: Any, out_dtype: Any, compute: Any
 ) -> torch.Tensor | None:
     """``product(x, weight, bias, compute)`` of operands that autocast has cast, outside of it.
 
     They are plain tensors; what is cast is what ``tcgemm::gemm`` casts under autocast.
+
+    Args:
+        on: ``kinds()``.
     """
-    on = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
     if x.device.type in on and x.dtype in _CAST and weight.dtype in _CAST:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = cast(x, dtype), cast(weight, dtype)

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from ..epilogue import FUNCTIONS
 from ..errors import OperandError, UnsupportedError
 from ..launch_cache import run_kept
+from ..tensors import traces, transform
 from . import operator, registered_late
 from .how import How
 
@@ -36,14 +37,17 @@ def _dual(t: torch.Tensor) -> bool:
     """Whether a tensor carries a tangent; a transform of torch.func does not tell, but it may."""
     if torch._C._functorch.is_functorch_wrapped_tensor(t):
         return True
-    return forward_ad.unpack_dual(t).tangent is not None
+    try:
+        return forward_ad.unpack_dual(t).tangent is not None
+    except RuntimeError:  # of torch.autograd.functional's vectorize=True: itself a tangent
+        return False
 
 
 def product(
     a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, how: How
 ) -> torch.Tensor:
     """The product of matrices, with the derivatives that its operands ask for."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if traces() or transform() is not None:
         result: torch.Tensor = operator.gemm(a, b, c, bias, scale_a, scale_b, **how._asdict())
         return result
     if not differentiable(a, b, c, bias, scale_a, scale_b):
@@ -106,7 +110,7 @@ class Product(torch.autograd.Function):
         a, b, c, bias, how = inputs
         ctx.how = how
         ctx.shapes = tuple(None if t is None else t.shape for t in (a, b, c, bias))
-        ctx.by_columns = _by_columns(a), _by_columns(b)
+        ctx.by_columns = by_columns(a), by_columns(b)
         ctx.set_materialize_grads(False)
         result = output if how.epilogue else None
         needs_a, needs_b = ctx.needs_input_grad[:2]
@@ -185,14 +189,14 @@ def matrices(a: Any, b: Any, how: How) -> torch.Tensor:
     return product(a, b, None, None, None, None, how)
 
 
-def _by_columns(t: torch.Tensor) -> bool:
+def by_columns(t: torch.Tensor) -> bool:
     """Whether a matrix lies by columns: a weight [N, K] that is read as its transpose, say."""
-    return t.dim() == 2 and t.stride(0) == 1 and t.stride(1) != 1
+    return t.dim() == 2 and t.stride(0) == 1 != t.stride(1)
 
 
-def _gradient(a: Any, b: Any, how: How, shape: Any, by_columns: bool) -> torch.Tensor:
+def _gradient(a: Any, b: Any, how: How, shape: Any, columns: bool) -> torch.Tensor:
     """A B, in the shape and the order of the operand that it is the gradient of."""
-    if by_columns and a.dim() == b.dim() == 2:
+    if columns and a.dim() == b.dim() == 2:
         return matrices(b.mT, a.mT, how).mT
     return matrices(a, b, how).sum_to_size(shape)
 
@@ -215,7 +219,7 @@ def _gemm_with_derivative(
             result: torch.Tensor = operator.gemm.redispatch(below, *tensors, **how)
         return result
     asked = How(**how)
-    if torch._C._functorch.peek_interpreter_stack() is None:
+    if transform() is None:
         return _with_derivative(Product, a, b, c, bias, scale_a, scale_b, asked)
     from torch._functorch.utils import enable_single_level_autograd_function
 

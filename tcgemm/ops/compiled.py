@@ -14,15 +14,11 @@ import torch
 from ..dispatch import default_backend
 from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import BITS, forgotten_too, launch_of, run
+from ..launch_cache import BITS, forgotten_too, keep, launch_of, run
+from ..tensors import deterministic, modes
 from . import operator
 from .layer import start
 
-MOST = 4096
-"""Launches remembered."""
-
-_modes = torch._C._len_torch_dispatch_stack
-_deterministic = torch._C._get_deterministic_algorithms
 _kept: dict[Any, Launch] = {}
 forgotten_too.append(_kept)
 
@@ -54,12 +50,12 @@ def with_bias(
     key = (
         a.shape, b.shape, a.stride(), b.stride(), out.stride(), a.dtype, out.dtype, device,
         a_start & bits, b_start & bits, out.data_ptr() & bits, of_bias, alpha, epilogue,
-        compute, mma_shape, backend or default_backend(), rung, _deterministic(),
+        compute, mma_shape, backend or default_backend(), rung, deterministic(),
     )  # fmt: skip
     launch = _kept.get(key)
     # A launch may tell operands apart by address, and knows no conjugates.
     usual = a_start and b_start and a_start != b_start and bias_start not in (0, a_start, b_start)
-    if _modes():  # somebody looks on, as torch does at first calls
+    if modes():  # somebody looks on, as torch does at first calls
         operator.gemm_out(
             a, b, None, bias, None, None, alpha=alpha, epilogue=epilogue, compute=compute,
             mma_shape=mma_shape, backend=backend, rung=rung, out=out,
@@ -75,7 +71,5 @@ def with_bias(
                 run(arguments)
                 return
             launch = launch_of(arguments)
-        if len(_kept) >= MOST:
-            _kept.pop(next(iter(_kept)), None)
-        _kept[key] = launch
+        keep(_kept, key, launch)
     start(launch, a, b, bias, out)

@@ -19,23 +19,15 @@ from .. import dispatch
 from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
-from ..launch_cache import BITS, current_device, forgotten_too, launch_of
+from ..launch_cache import BITS, current_device, forgotten_too, keep, launch_of
+from ..tensors import PLAIN, deterministic, grad_mode, guard, jit_trace, modes, transform
 from . import autocast
+from .autograd import by_columns
 from .layer import BACKWARD, Kind, apply, arguments, result_of
 
-MOST = 4096
-"""Kinds of products remembered."""
-
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
-_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
-_jit_trace = torch._C._get_tracing_state
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast.enabled)
-
-_grad = torch.is_grad_enabled
-_deterministic = torch._C._get_deterministic_algorithms
 
 
 _kinds: dict[Any, Kind] = {}
@@ -43,11 +35,10 @@ _kinds: dict[Any, Kind] = {}
 
 @dataclass(slots=True)
 class Recent:
-    """The last call with a weight: one call of C's tells whether the next is of the same kind."""
+    """The last call with a weight: one function of C's tells whether the next is of its kind."""
 
     alike: Callable[..., bool]
-    """Whether tensors have the types, shapes, strides, dtypes, devices and needs of gradients of
-    the last ones, none is a negated view, and no mode, transform, trace or autocast looks on."""
+    """``tensors.guard`` of the operands."""
     bits: int
     """Which all addresses have clear."""
     kind: Kind
@@ -56,21 +47,6 @@ class Recent:
 
 _recent: dict[Any, Recent] = {}
 forgotten_too += _kinds, _recent
-
-
-class _NeverAlike:
-    """In a version of torch that has no TensorGuards each call is looked at in Python."""
-
-    def __init__(self, *operands: Any, **dynamic: Any) -> None:
-        """As TensorGuards."""
-
-    def check(self, *operands: Any) -> bool:
-        return False
-
-
-_inductors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_guard: Any = getattr(_inductors, "TensorGuards", _NeverAlike)
-"""What Dynamo asks before it runs a graph again."""
 
 
 def product(
@@ -94,15 +70,19 @@ def product(
         transposed: whether ``weight`` is stored as layers store it.
         accumulate: add the gradient of ``weight`` to its ``.grad`` within the product.
     """
-    if type(x) not in _PLAIN or type(weight) not in _PLAIN:
+    if type(x) not in PLAIN or type(weight) not in PLAIN:
         return None
-    call = (
-        id(weight), x.shape, bias is None, transposed, accumulate, epilogue, out_dtype, compute,
-        backend or default_backend(), kernel, _grad(), _deterministic(),
-    )  # fmt: skip
-    recent = _recent.get(call)
+    try:
+        call = (
+            id(weight), x.shape, bias is None, transposed, accumulate, epilogue, out_dtype, compute,
+            backend or default_backend(), kernel, grad_mode(), deterministic(),
+        )  # fmt: skip
+        recent = _recent.get(call)
+    except (RuntimeError, TypeError):  # a nested tensor, a list for a name: the long way says so
+        return None
     if (
         recent is None
+        or modes()  # some of which the guard passes over
         or forward_ad._current_level >= 0
         or not (recent.alike(x, weight) if bias is None else recent.alike(x, weight, bias))
         or not _apart(x, weight, bias, recent.bits)
@@ -147,17 +127,17 @@ def _looked_at(
 ) -> torch.Tensor | None:
     """``product`` of a call that was not made before just so."""
     if (
-        _modes()
-        or _transform() is not None
+        modes()
+        or transform() is not None
         or forward_ad._current_level >= 0
-        or _jit_trace() is not None
+        or jit_trace() is not None
     ):
         return None
-    if _autocast():
-        if bias is not None and type(bias) not in _PLAIN:
+    if _autocast() and (on := autocast.kinds()):
+        if bias is not None and type(bias) not in PLAIN:
             return None
         return autocast.without(
-            lambda x, weight, bias, compute: product(
+            on, lambda x, weight, bias, compute: product(
                 x, weight, bias, transposed, epilogue, out_dtype, compute, backend, kernel,
                 accumulate,
             ),
@@ -182,7 +162,7 @@ def _looked_at(
     differentiated = x.requires_grad or weight.requires_grad
     if bias_start is not None:
         if (
-            type(bias) not in _PLAIN
+            type(bias) not in PLAIN
             or bias_start in (0, w_start, x_start)  # a launch may tell operands apart by address
             or bias.is_neg()
         ):
@@ -191,14 +171,14 @@ def _looked_at(
         differentiated = differentiated or bias.requires_grad
     activation = ""
     if differentiated:
-        differentiated = _grad()
+        differentiated = grad_mode()
         if differentiated and epilogue and epilogue != "relu":
             if epilogue not in FUNCTIONS:
                 return None
             activation, epilogue = epilogue, None
     key = (
         x.shape, weight.shape, x.stride(), weight.stride(), x.dtype, weight.dtype, device,
-        weight.get_device(), x_start & bits, w_start & bits, of_bias, _deterministic(),
+        weight.get_device(), x_start & bits, w_start & bits, of_bias, deterministic(),
         transposed, accumulate, epilogue, activation, weight.requires_grad, out_dtype, compute,
         backend, kernel,
     )  # fmt: skip
@@ -207,15 +187,10 @@ def _looked_at(
         kind = _first(x, weight, bias, *key[12:])
         if kind is None:
             return None
-        if len(_kinds) >= MOST:
-            _kinds.pop(next(iter(_kinds)), None)
-        _kinds[key] = kind
+        keep(_kinds, key, kind)
     if weight.is_leaf and _apart(x, weight, bias, bits):  # others, as casts, are not met again
         operands = (x, weight) if bias is None else (x, weight, bias)
-        alike = _guard(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        if len(_recent) >= MOST:
-            _recent.pop(next(iter(_recent)), None)
-        _recent[call] = Recent(alike, bits, kind, differentiated)
+        keep(_recent, call, Recent(guard(*operands), bits, kind, differentiated))
     return _by(kind, differentiated, x, weight, bias)
 
 
@@ -253,24 +228,20 @@ def _first(
     # for the gradient by the weight: alone it is not worth its memory.
     kept = derivative is not None and by_weight and activation in BACKWARD
     shape = (*x.shape[:-1], N)
-    by_columns = _by_columns(x), _by_columns(weight)
+    columns = by_columns(x), by_columns(weight)
     a, b = ((tuple(t.shape), t.stride(), 0) for t in (rows, matrix))
     return Kind(
         launch=launch, a=a, b=b, transposed=transposed, x_shape=tuple(x.shape),
         weight_shape=tuple(weight.shape), shape=shape, strides=_strides(shape, False),
-        dtype=x.dtype, flat=x.dim() == 2, x_strides=_strides(x.shape, by_columns[0]),
-        weight_strides=_strides(weight.shape, by_columns[1]), by_columns=by_columns,
+        dtype=x.dtype, flat=x.dim() == 2, x_strides=_strides(x.shape, columns[0]),
+        weight_strides=_strides(weight.shape, columns[1]), by_columns=columns,
         accumulate=accumulate, epilogue=epilogue, activation=activation if kept else "",
         after=FUNCTIONS[activation] if activation and not kept else None, derivative=derivative,
         asked=asked, gradients={}, derivatives={},
     )  # fmt: skip
 
 
-def _by_columns(t: Any) -> bool:
-    return bool(t.dim() == 2 and t.stride(0) == 1 != t.stride(1))
-
-
-def _strides(shape: Any, by_columns: bool) -> tuple[int, ...]:
-    if by_columns:
+def _strides(shape: Any, columns: bool) -> tuple[int, ...]:
+    if columns:
         return _strides(shape[::-1], False)[::-1]
     return torch.empty(shape, device="meta").stride()

@@ -9,7 +9,7 @@ import torch
 from ..batching import with_vectors
 from ..errors import UnsupportedError
 from ..operands import check_factors, check_scale, dtype_name
-from ..tensors import check_kind, has_no_memory
+from ..tensors import check_kind, has_no_memory, modes
 from . import autocast, autograd, eager, operator, registered_late
 from .how import How
 
@@ -24,7 +24,7 @@ def seen_by_torch(arguments: tuple[Any, ...]) -> bool:
     active, and where a tensor has no memory of its own (fake, functional, a subclass that wraps
     another one).
     """
-    if torch._C._len_torch_dispatch_stack() or autocast.enabled():
+    if modes() or autocast.enabled():
         return all(isinstance(arguments[i], torch.Tensor) for i in (0, 1))
     return any(
         isinstance(t, torch.Tensor)
@@ -128,9 +128,7 @@ def _operator(
         return out
     if autocast.enabled(a.device.type):
         return autocast.product(*tensors, **how._asdict())
-    if torch._C._len_torch_dispatch_stack() or any(
-        t is not None and has_no_memory(t) for t in tensors
-    ):
+    if modes() or any(t is not None and has_no_memory(t) for t in tensors):
         return operator.gemm(*tensors, **how._asdict())
     return autograd.product(*tensors, how)
 

@@ -12,19 +12,16 @@ from torch.autograd import forward_ad
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
 from ..launch import Launch, Start
-from ..launch_cache import BITS, current_device, launch_of
+from ..launch_cache import BITS, current_device, keep, launch_of
 from ..problem import Fusion
-from ..tensors import laid
+from ..tensors import deterministic, grad_mode, laid, modes, traces, transform
 from . import autograd
-from .accumulating import added
+from .accumulating import added, will_run
 from .how import How
 
-_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
-_compiles = torch.compiler.is_dynamo_compiling
+LAYOUTS = 64
+"""Ways of a gradient to lie for which a kind of calls keeps launches."""
 
-_grad = torch.is_grad_enabled
-_deterministic = torch._C._get_deterministic_algorithms
 _threshold = torch.ops.aten.threshold_backward.default
 _aten = torch.ops.aten
 
@@ -145,7 +142,6 @@ class Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        by_x, by_weight, by_bias, _ = ctx.needs_input_grad
         of_x = of_weight = of_bias = None
         if grad is None:
             return None, None, None, None
@@ -154,6 +150,7 @@ class Layer(torch.autograd.Function):
         x, weight, seen, bias = saved if len(saved) == 4 else (*saved, None, None)
         if not _is_plain(grad, kind.launch.device):
             return *_differentiable(ctx, kind, grad, x, weight, seen, bias), None
+        by_x, by_weight, by_bias = _wanted(ctx)
         first = kind.launch
         rows = grad if kind.flat else grad.reshape(first.shape)
         if seen is not None and kind.derivative is not None:
@@ -170,9 +167,13 @@ class Layer(torch.autograd.Function):
         ):  # else hooks of saved tensors gave others than were saved, or .data is another view
             key = (
                 factor.shape, factor.stride(), above & bits, above == x_start, above == w_start,
-                _deterministic(),
+                deterministic(),
             )  # fmt: skip
-            launches = kind.gradients.setdefault(key, launches)
+            kept = kind.gradients.get(key)
+            if kept is None:
+                keep(kind.gradients, key, launches, LAYOUTS)
+            else:
+                launches = kept
         if by_x:
             of_x = out = first.empty(kind.x_shape, kind.x_strides, kind.dtype)
             b = weight if kind.transposed else weight.mT
@@ -204,16 +205,41 @@ Layer._backward_cls.apply = Layer.backward
 """The engine calls ``apply`` of the node; torch's own looks up ``backward`` and calls it."""
 
 
+def _wanted(ctx: Any) -> list[bool]:
+    """Whether there is a gradient by x, weight and bias, and of two products, whether this pass
+    goes on to it: torch.autograd.grad may have asked for the other alone."""
+    global _for_weights
+    wanted: list[bool] = [*ctx.needs_input_grad[:3]]
+    if wanted[0] and wanted[1] and will_run is not None:
+        (of_x, _), (of_weight, _), *_ = ctx.next_functions
+        try:
+            wanted[0] = will_run(of_x)
+        except RuntimeError:  # a leaf that was asked for
+            wanted[0] = True
+        if _for_weights < 0 or _for_weights != _pass_number():
+            try:
+                wanted[1] = will_run(of_weight)
+            except RuntimeError:
+                _for_weights = _pass_number()
+    return wanted
+
+
+_pass_number: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+_for_weights = -1
+"""The last pass that was asked for a weight, which an error tells. That takes as long as a small
+product: no weight is asked about further on in such a pass, and all their gradients are made."""
+
+
 def _is_plain(grad: Any, device: int) -> bool:
     """Whether a gradient is a tensor in memory, of the current device, and nobody looks on or
     differentiates again."""
     if (
-        _grad()
+        traces()  # first: a trace takes none of the others
+        or grad_mode()
         or type(grad) is not torch.Tensor
-        or _modes()
-        or _transform() is not None
+        or modes()
+        or transform() is not None
         or forward_ad._current_level >= 0
-        or _compiles()
         or (device >= 0 and device != current_device())
     ):
         return False
@@ -244,7 +270,8 @@ def _through(kind: Kind, rows: Any, seen: Any, by_bias: bool) -> tuple[Any, Any]
     if run is None:
         with first_call():
             asked = Fusion(epilogue=kind.activation or kind.epilogue or "", bias=sums)
-            run = kind.derivatives[key] = bind(rows, seen, below, asked)
+            run = bind(rows, seen, below, asked)
+            keep(kind.derivatives, key, run, LAYOUTS)
     try:
         run(rows, seen, below, None, sums)
     except RuntimeError as error:
@@ -256,17 +283,19 @@ def _differentiable(
     ctx: Any, kind: Kind, grad: Any, x: Any, weight: Any, seen: Any, bias: Any
 ) -> Any:
     """The gradients by x, weight and bias, by operators that have derivatives themselves."""
-    by_x, by_weight, by_bias, _ = ctx.needs_input_grad
+    by_x, by_weight, by_bias = ctx.needs_input_grad[:3] if traces() else _wanted(ctx)
     of_x = of_weight = of_bias = None
     _, compute, backend, _ = kind.asked
     how = How(compute=compute or "", backend=backend)
     if kind.activation:
-        # What was saved is no function of the operands for torch: it is computed again.
-        rows = x.reshape(-1, x.shape[-1])
-        again = how._replace(out_dtype=kind.launch.dtype)
-        z = autograd.matrices(rows, weight.mT if kind.transposed else weight, again)
-        z = z if bias is None else z + bias
-        grad = BACKWARD[kind.activation](grad, z.reshape(kind.shape))
+        if (
+            grad_mode()
+        ):  # for torch, what was saved is no function of the operands: it is made again
+            rows = x.reshape(-1, x.shape[-1])
+            again = how._replace(out_dtype=kind.launch.dtype)
+            z = autograd.matrices(rows, weight.mT if kind.transposed else weight, again)
+            seen = (z if bias is None else z + bias).reshape(kind.shape)
+        grad = BACKWARD[kind.activation](grad, seen)
     elif seen is not None:
         grad = _threshold(grad, seen, 0)
     rows = grad.reshape(-1, grad.shape[-1])
