@@ -157,6 +157,7 @@ class TestBlas:
         assert not gemm(a, b, c, beta=0).isnan().any()
         for _ in range(2):
             assert not gemm(a, b, c, alpha=2.0, beta=0).isnan().any()
+        assert torch.equal(gemm(a, b, c, alpha=0.0, beta=0), torch.zeros(4, 5).half())
 
     def test_alpha_zero_reads_neither_a_nor_b(self, calls):
         a, b = torch.full((4, 6), math.nan).half(), random(6, 5)

@@ -350,6 +350,13 @@ def test_no_part_is_without_a_step_of_k(name, K):
     assert plan["SPLITS"] <= k_division.MOST_PARTS
 
 
+def test_a_table_asks_for_no_more_parts_than_there_are_steps_of_k():
+    planner = dispatch.find("triton", "split_k").plan
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "SPLITS": 8, "GROUP_M": 1, "PDL": 0}
+    for K, parts in ((1, 1), (64, 1), (65, 2), (8192, 8)):
+        assert planner.divide(config, asked(64, 64, K), 132, False)["SPLITS"] == parts
+
+
 @pytest.mark.parametrize("name", ["skinny", "split_k"])
 def test_a_problem_and_its_transpose_take_the_same_tiles(name):
     row = dispatch.find("triton", name)
