@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ResultsError
-from .derive import BASELINE, DISPLAY, rate_text, shape_text
+from .derive import BASELINE, DISPLAY, of_normal_data, rate_text, shape_text
 from .rows import printable
 
 COMPILED = "compiled.csv"
@@ -105,7 +105,8 @@ def with_rates(compiled: pd.DataFrame, table: pd.DataFrame, stored: pd.DataFrame
     """
     rung, sizes = ["backend", "kernel", "compute"], ["M", "N", "K"]
     product = [*rung, "dtype_in", "dtype_out", "layout", *sizes]
-    usual = table[table["fused"].eq("") & table["mma_shape"].eq("")].copy()
+    usual = of_normal_data(table)
+    usual = usual[usual["fused"].eq("") & usual["mma_shape"].eq("")].copy()
     usual[rung[:2]] = usual[rung[:2]].astype(str)
     usual[sizes] = usual[sizes].astype(float)
     calls = stored[rung].assign(first_s=pd.to_numeric(stored["compile_s"], errors="coerce"))
@@ -165,7 +166,7 @@ def language_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
                 continue
             row = able.iloc[0]
             cells += [row["kernel"], _two(row["ratio_p50"]), str(row["lines"])]
-            cells += [_whole(row["lines with what is shared"]), _first(row["first_s"])]
+            cells += [_whole(row.get("lines with what is shared")), _first(row["first_s"])]
         rows.append(cells)
     return header, rows
 
