@@ -170,7 +170,7 @@ def bench(
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
     if steady:
-        _steady(cases, backend or (), kernel or (), out, seconds)
+        _steady(cases, backend or (), kernel or (), out, seconds, seed)
         return
     kernels = (
         run.unasked(backend or ()) if unasked else run.contenders(backend or (), kernel, device)
@@ -248,6 +248,7 @@ def _steady(
     kernels: Sequence[str],
     out: Path | None,
     seconds: float,
+    seed: int,
 ) -> None:
     """Each contender alone for seconds on every case; rows are kept, and the means shown."""
     import torch
@@ -265,11 +266,16 @@ def _steady(
     meter, console = steady.Meter(gpu_uuid()), Console()
     for case in cases:
         problem = case.product()
-        found = steady.contenders(case, backends or ("triton", "cuda"), next(iter(kernels), None))
+        found = steady.contenders(
+            case, backends or ("triton", "cuda"), next(iter(kernels), None),
+            seed=seed, synchronize=torch.cuda.synchronize,
+        )  # fmt: skip
         measured = steady.measure(
             found, problem.flop, seconds=seconds, meter=meter, synchronize=torch.cuda.synchronize
         )
-        rows = steady.rows_of(case, run, measured)
+        for alone in found.values():
+            alone.check(torch.cuda.synchronize)
+        rows = steady.rows_of(case, run, measured, seed)
         path = steady.append(folder, rows)
         for line in steady.lines(rows):
             console.print(line, highlight=False, soft_wrap=True)

@@ -92,7 +92,7 @@ def read(folder: str | Path) -> list[dict[str, str]]:
         ) from None
     except OSError as error:
         raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
-    whole = _whole_lines(text)
+    whole = whole_lines(text)
     if len(whole) < len(text):
         log.warning("%s: the last line is incomplete (a run was killed?) and left out", path)
     try:
@@ -207,7 +207,7 @@ class Store:
         """Open the file, with the header and the columns of today, and without the line that a
         killed run left unfinished; the lock is held."""
         text = self._path.read_bytes()
-        whole = _whole_lines(text)
+        whole = whole_lines(text)
         if len(whole) < len(text):
             log.warning("%s: its last line is incomplete and is removed", self._path)
             os.truncate(self._path, len(whole))
@@ -275,7 +275,8 @@ def cell(value: object) -> str:
     return " ".join(str(value).split())
 
 
-def _whole_lines(text: bytes) -> bytes:
+def whole_lines(text: bytes) -> bytes:
+    """The text without a last line that has no end."""
     return text[: text.rfind(b"\n") + 1]
 
 
