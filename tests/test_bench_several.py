@@ -142,6 +142,10 @@ def test_the_command_over_two_gloo_ranks(tmp_path):
     again = subprocess.run([*command, "--resume"], capture_output=True, env=environment)
     assert again.returncode == 0
     assert cases.read(tmp_path) == rows
+    other = subprocess.run([*command, "--resume", "--seed", "1"], capture_output=True,
+                           env=environment)  # fmt: skip
+    assert other.returncode == 0
+    assert len(cases.read(tmp_path)) == 2 * len(rows), "of another seed there was none"
 
 
 @pytest.mark.gpu
