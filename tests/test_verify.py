@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from tcgemm import dispatch
 from tcgemm.call import forget
 from tcgemm.cli import app
+from tcgemm.errors import OperandError
 from tcgemm.verify import calls, judge
 from tcgemm.verify.calls import Call, Stored
 
 BACKEND = """
 import torch
 from tcgemm import epilogue
-fault = ""
+fault, calls = "", []
 KERNELS = (
     dict(name="echo", adds="a rung", pairs=(("float16", "float32"), ("int8", "int32")),
          devices=("cpu", "cuda"), fuses=("alpha", "beta", "bias", "relu", "batch")),
@@ -48,6 +49,9 @@ def load(name):
             c.as_strided((1,), (1,), c.storage_offset() - 1).zero_()
         if fault == "writes A":
             a[..., :1, :1] = 0
+        calls.append(a)
+        if fault == "second call" and len(calls) % 4 == 2:
+            c.zero_().sub_(9)
         if fault == "crashes":
             raise RuntimeError("an illegal memory access")
     return run
@@ -101,6 +105,45 @@ def test_a_planted_fault_is_found_saved_and_replayed(echo, fault, tmp_path):
     echo.fault = ""
     replayed = CliRunner().invoke(app, ["verify", "--replay", str(saved[0])])
     assert replayed.exit_code == 0, replayed.output
+
+
+def test_a_fault_of_a_repeated_call_is_replayed_as_one(echo, tmp_path):
+    """The first call of its kind is right: a replay of that alone would pass."""
+    echo.fault = "second call"
+    result = run("--fuzz", "3", "--no-edges", "--out", str(tmp_path / "bad"))
+    assert "call 2 of its kind: " in result.output
+    saved = sorted((tmp_path / "bad").glob("*.pt"))[0]
+    again = CliRunner().invoke(app, ["verify", "--replay", str(saved)])
+    assert again.exit_code == 1, again.output
+    echo.fault = ""
+    again = CliRunner().invoke(app, ["verify", "--replay", str(saved)])
+    assert again.exit_code == 0, again.output
+
+
+def test_a_failure_that_cannot_be_saved_is_told_all_the_same(echo, tmp_path):
+    echo.fault = "no bias"
+    (tmp_path / "file").write_text("")
+    result = run("--fuzz", "20", "--out", str(tmp_path / "file" / "below"))
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "times its bound" in result.output
+    assert "not saved: " in result.output
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no call at all", None])
+def test_a_file_that_holds_no_call_is_named(content, tmp_path):
+    path = tmp_path / "x.pt"
+    if content is None:
+        torch.save({"kernel": "cublas/torch_cpu", "call": {"M": 1}}, path)
+    else:
+        path.write_bytes(content)
+    result = CliRunner().invoke(app, ["verify", "--replay", str(path)])
+    assert isinstance(result.exception, OperandError)
+    assert "is no call that this version of 'tcgemm verify' saved" in str(result.exception)
+
+
+def test_nothing_to_verify_is_no_success(echo):
+    assert "nothing to verify" in str(run("--fuzz", "0", "--no-edges").exception)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def verify(
     from rich.markup import escape
 
     from .. import dispatch
+    from ..errors import ResultsError
     from ..own import register
     from ..verify import judge
 
@@ -87,6 +88,8 @@ def verify(
     tasks = list(
         _tasks(backend or [], register.names(kernel or []), dtype or [], fuzz, seed, device, edges)
     )
+    if not tasks:
+        raise OperandError("nothing to verify: --no-edges leaves --fuzz, and that is 0")
     started = time.perf_counter()
     tallies: dict[str, Tally] = {}
     for name, call, outcome in _run(tasks, workers or _workers(device), device, seconds):
@@ -99,9 +102,13 @@ def verify(
     if not bad:
         return
     for number, (name, call, outcome) in enumerate(bad[:MOST_SAVED]):
-        path = out / f"{name.replace('/', '-')}-{number}.pt"
-        judge.save(path, dispatch.named(name), call)
         console.print(escape(f"{name}: {call}: {outcome.reason}"), soft_wrap=True)
+        path = out / f"{name.replace('/', '-')}-{number}.pt"
+        try:
+            judge.save(path, dispatch.named(name), call)
+        except ResultsError as error:
+            console.print(escape(f"  not saved: {error}"), soft_wrap=True)
+            continue
         console.print(f"  tcgemm verify --replay {escape(str(path))}", soft_wrap=True)
     if len(bad) > MOST_SAVED:
         console.print(f"{len(bad) - MOST_SAVED} more failing calls are not saved")
