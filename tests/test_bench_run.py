@@ -457,6 +457,12 @@ def test_a_mistake_is_an_error_of_the_family_and_writes_nothing(
     assert not (tmp_path / "o").exists()
 
 
+def test_a_seed_that_something_was_fitted_to_is_no_silent_judge(app):
+    for seed, said in ((201, True), (200, False)):
+        output = invoke(app, "--suite", "drawn", "--seed", seed).output
+        assert ("fitted to the shapes of seed 201" in output) == said
+
+
 def test_a_foreign_folder_is_refused_by_the_command(app, tmp_path, misbehaving):
     (tmp_path / "file").write_text("")
     result = invoke(app, *CHEAP, "--out", tmp_path)

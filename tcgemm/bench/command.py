@@ -17,6 +17,7 @@ from .. import commands, extras, options
 from ..errors import ResultsError
 from .cases import DRAWN, NAMES
 from .closing import print_table
+from .drawn import FITTED
 from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
@@ -186,6 +187,12 @@ def bench(
 
     if shape:
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
+    if suite == DRAWN and not shape and seed in FITTED:
+        typer.echo(
+            f"Something was fitted to the shapes of seed {seed} (bench/drawn.py), so its ratios "
+            "flatter: take another --seed for a figure that is shown",
+            err=True,
+        )
     if shape or suite != DRAWN:
         commands.refuse(ctx, ("count",), f"only --suite {DRAWN} takes it")
     if steady and any(case.fused for case in planned):
