@@ -233,3 +233,16 @@ def test_draws_reach_everything_that_a_row_does(echo):
         assert values <= {getattr(call, name) for call in drawn}, name
     assert set(calls.VIEWS) == {call.a.view for call in drawn}
     assert set(calls.OF_OUTPUTS) == {call.out.view for call in drawn}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_call_names_a_wmma_shape_that_its_types_have(device):
+    """Of calls drawn with any of a kernel's shapes half were refused, and verified nothing."""
+    row, choose = dispatch.named("cuda/wmma_types"), random.Random(3).choice
+    drawn = [calls.draw(row, choose, device, 2**16) for _ in range(400)]
+    drawn += list(calls.edge_calls(row, device))
+    of = {(call.dtype_in, call.mma_shape) for call in drawn if call.mma_shape}
+    for dtype in ("float16", "bfloat16", "int8", "uint8"):
+        assert {s for d, s in of if d == dtype} == {"16x16x16", "32x8x16", "8x32x16"}
+    assert {s for d, s in of if d == "float32"} == {"16x16x8"}
+    assert {s for d, s in of if d == "float64"} == {"8x8x4"}
