@@ -12,6 +12,7 @@ from test_report_answer import rows, said
 from tcgemm.bench import store
 from tcgemm.report.compiled import COMPILED
 from tcgemm.report.folder import load
+from tcgemm.report.headline import method
 from tcgemm.report.sections import sections
 from tcgemm.report.summary import lists
 
@@ -82,3 +83,14 @@ def shown(folder):
     found = load(folder)
     tables = [(s.title, s.rows) for s in sections(found)]
     return tables + [(s.title, [r[-2:] for r in s.rows]) for s in lists(found)]
+
+
+def test_rows_of_a_run_that_nobody_described_are_said_to_be_so(tmp_path):
+    """As where rows of another machine were pasted into the file."""
+    folder = write(tmp_path / "made", dtypes=("float16",), layouts=("nn",))
+    assert not any("environment.json" in sentence for sentence in method(load(folder)))
+    results = folder / store.RESULTS
+    *lines, last = results.read_text().splitlines()
+    results.write_text("\n".join([*lines, "elsewhere," + last.split(",", 1)[1]]) + "\n")
+    (found,) = [sentence for sentence in method(load(folder)) if "environment.json" in sentence]
+    assert found.startswith("1 of them are of runs that environment.json says nothing about")

@@ -246,3 +246,26 @@ def test_a_call_names_a_wmma_shape_that_its_types_have(device):
         assert {s for d, s in of if d == dtype} == {"16x16x16", "32x8x16", "8x32x16"}
     assert {s for d, s in of if d == "float32"} == {"16x16x8"}
     assert {s for d, s in of if d == "float64"} == {"8x8x4"}
+
+
+DYING = """
+import os
+from tcgemm.verify.judge import Outcome
+def outcomes(chunk, device):
+    if any(call.M == 7 for _, call in chunk):
+        os._exit(9)
+    return [(name, call, Outcome("ok")) for name, call in chunk]
+"""
+
+
+def test_a_kernel_that_kills_its_process_spoils_its_own_calls_alone(tmp_path, monkeypatch):
+    from tcgemm.tools import verify
+
+    (tmp_path / "dying_outcomes.py").write_text(DYING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(verify, "_outcomes", importlib.import_module("dying_outcomes").outcomes)
+    chunks = [[("a/kernel", Call(M, 8, 8))] for M in (1, 7, 2, 3)]
+    done = [each for outcomes in verify._chunks_done(chunks, 2, "cpu") for each in outcomes]
+    assert sorted(call.M for _, call, _ in done) == [1, 2, 3, 7]
+    assert {call.M for _, call, outcome in done if outcome.status != "ok"} == {7}
+    assert "its process died" in next(o.reason for _, call, o in done if call.M == 7)

@@ -120,7 +120,7 @@ def with_rates(compiled: pd.DataFrame, table: pd.DataFrame, stored: pd.DataFrame
 def compiled_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Header and rows: a rung a line, in ladder order, language after language."""
     header = ["language", "rung", "product", "TFLOPS", "of cuBLAS", *COUNTED, "instructions"]
-    header += ["registers", "spilled bytes", "shared memory, KB", "lines", "with what is shared"]
+    header += ["registers", "spilled bytes", "shared memory, KiB", "lines", "with what is shared"]
     header += ["compiled in, s", "first result, s"]
     rows = []
     for row in rated.to_dict("records"):
@@ -139,7 +139,7 @@ def compiled_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def shared(row: Mapping[Any, Any]) -> str:
-    """Kilobytes of shared memory: all of it, or what is static and what the stages take; a dash
+    """KiB of shared memory: all of it, or what is static and what the stages take; a dash
     where neither is more than barriers, and the rest is asked for at the launch."""
     size = _number(row.get("shared bytes"))
     if not size:

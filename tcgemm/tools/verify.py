@@ -229,15 +229,36 @@ def _chunks_done(
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
 
     spawn = multiprocessing.get_context("spawn")
+    lost = []  # one process that dies takes all chunks that are not done with it
     with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-        running = [pool.submit(_outcomes, chunk, device) for chunk in chunks]
+        running = {pool.submit(_outcomes, chunk, device): chunk for chunk in chunks}
         try:
             for done in as_completed(running):
-                yield done.result()
+                try:
+                    outcomes = done.result()
+                except BrokenProcessPool:
+                    lost.append(running[done])
+                    continue
+                yield outcomes
         finally:  # also where the caller has seen enough
             pool.shutdown(cancel_futures=True)
+    for chunk in lost:
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            try:
+                outcomes = pool.submit(_outcomes, chunk, device).result()
+            except BrokenProcessPool:
+                outcomes = [(name, call, _died(len(chunk))) for name, call in chunk]
+        yield outcomes
+
+
+def _died(calls: int) -> Outcome:
+    """What is known of each of so many calls whose process died."""
+    from ..verify.judge import Outcome
+
+    return Outcome("failed", reason=f"its process died, at this or another of {calls} calls")
 
 
 def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Call, Outcome]]:
