@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from typer.core import TyperCommand
@@ -31,3 +32,25 @@ class Command(TyperCommand):
                     f"{option.opts[0]} is given {times} times and takes one value: give it once"
                 )
         return super().parse_args(ctx, args)
+
+
+def refuse(ctx: Any, names: Collection[str], why: str) -> None:
+    """Raise OperandError where one of these parameters was given, which would be ignored.
+
+    Args:
+        ctx: of the command.
+        names: of its parameters, as the function has them.
+        why: the sentence that follows the options.
+    """
+    given = [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.name in names and ctx.get_parameter_source(param.name).name == "COMMANDLINE"
+    ]
+    if given:
+        raise OperandError(f"{', '.join(given)}: {why}")
+
+
+def refuse_others(ctx: Any, names: Collection[str], why: str) -> None:
+    """``refuse`` all parameters but these."""
+    refuse(ctx, [p.name for p in ctx.command.params if p.name not in names], why)

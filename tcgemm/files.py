@@ -42,13 +42,14 @@ def locked(path: Path) -> Iterator[None]:
         with path.open("a") as file:
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_at(file.fileno(), path):  # replaced while this waited: lock the new one
+            if not stands_at(file.fileno(), path):  # replaced while this waited: lock the new one
                 continue
             yield
             return
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def stands_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that the path names now."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:

@@ -162,6 +162,34 @@ def test_a_launch_that_was_timed_and_writes_nothing_is_seen(kernels, monkeypatch
     assert "not finite or never written" in wrong
 
 
+@pytest.mark.parametrize("fault", ["zeros", "last k"])
+def test_sums_in_float16_are_held_to_exact_integers_when_they_were_timed(fault):
+    """The bound of float16 sums lets all zeros pass from a K of 3,600 on."""
+    (case,) = cases.build(
+        None, shapes=["16x8x4096"], dtypes=["float16"], computes=["float16"], device="cpu"
+    )
+    bench = case_bench.CaseBench(case, "cpu", 0, 0.01, set())
+    a, b = case_bench.accuracy.operands(16, 8, 4096, torch.float16, "nn", "cpu", 1)
+    c = torch.empty(16, 8, dtype=torch.float16)
+    broken, was = [], (a.clone(), b.clone())
+
+    def call():
+        short = 4095 if broken == ["last k"] else 4096
+        c.copy_(a[:, :short].double() @ b[:short].double())
+        if broken == ["zeros"]:
+            c.zero_()
+
+    launches = case_bench.Launches([call], Ring(1))
+    launches._bursts["events"] = call, 1
+    buffers = [(a, b, c, case_bench.Fusion(compute="float16"))]
+    bench._check_timed(launches, buffers)
+    broken.append(fault)
+    with pytest.raises(case_bench.WrongError, match=r"exact integers .* after the launches"):
+        bench._check_timed(launches, buffers)
+    assert torch.equal(a, was[0])
+    assert torch.equal(b, was[1])
+
+
 def test_the_callable_that_a_repeated_call_uses_is_what_is_timed(kernels, monkeypatch):
     def run(a, b, c, **plan):
         product(a, b, c)

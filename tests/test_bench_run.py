@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 from tcgemm import dispatch
 from tcgemm.bench import ahead, cases, first, run, store
 from tcgemm.bench.case import CASE_COLUMNS
-from tcgemm.bench.command import _print_table, _Progress, bench
+from tcgemm.bench.closing import print_table
+from tcgemm.bench.command import _Progress, bench
 from tcgemm.bench.worker import Unit
 from tcgemm.call import forget
 from tcgemm.errors import ResultsError, TcgemmError, ToolchainError, UnknownNameError
@@ -402,6 +403,33 @@ def test_the_command_measures_and_says_where(app, tmp_path, misbehaving):
     assert len(store.read(tmp_path / "o")) == 2
 
 
+def test_resume_measures_anew_what_other_options_would_change(app, tmp_path, misbehaving):
+    out = ("--out", tmp_path / "o")
+    hanging = (*CHEAP[:2], "--backend", "misbehaving", "--kernel", "right", "--kernel", "hangs")
+
+    def resumed(*options):
+        before = len(store.read(tmp_path / "o"))
+        output = invoke(app, *hanging, *out, "--resume", *options).output
+        added = store.read(tmp_path / "o")[before:]
+        return [(row["kernel"], row["seed"], row["status"]) for row in added], output
+
+    assert invoke(app, *hanging, *out, "--timeout", 0.5).exit_code == 1
+    assert resumed("--timeout", 0.5)[0] == []
+    anew, output = resumed("--timeout", 1)
+    assert anew == [("hangs", "0", "timeout")], "its message says: --timeout allows more"
+    assert "1 of 2 results are there already" in output
+    anew, _ = resumed("--seed", 1, "--timeout", 0.5)
+    assert [key[:2] for key in anew] == [("right", "1"), ("hangs", "1")]
+
+
+def test_what_is_there_already_is_counted_among_what_would_be_measured(app, tmp_path, misbehaving):
+    """Kernels that do not speak of a case at all have no results, neither there nor to come."""
+    cheap = (*CHEAP[:4], "--out", tmp_path / "o", "--kernel", "right")
+    assert invoke(app, *cheap).exit_code == 0
+    output = invoke(app, *cheap, "--dtype", "bfloat16", "--dtype", "float64", "--resume").output
+    assert "1 of 1 results are there already" in output
+
+
 def test_a_run_without_trouble_ends_well(app, tmp_path, misbehaving):
     assert invoke(app, *CHEAP[:-2], "--out", tmp_path / "o").exit_code == 0
 
@@ -427,6 +455,12 @@ def test_a_mistake_is_an_error_of_the_family_and_writes_nothing(
     assert says in str(result.exception)
     assert "\n" not in str(result.exception)
     assert not (tmp_path / "o").exists()
+
+
+def test_a_seed_that_something_was_fitted_to_is_no_silent_judge(app):
+    for seed, said in ((201, True), (200, False)):
+        output = invoke(app, "--suite", "drawn", "--seed", seed).output
+        assert ("fitted to the shapes of seed 201" in output) == said
 
 
 def test_a_foreign_folder_is_refused_by_the_command(app, tmp_path, misbehaving):
@@ -530,7 +564,7 @@ def test_the_closing_table_keeps_names_whole(columns):
         {**asked, "backend": backend, "kernel": name, **timed} for backend, name in names.items()
     ]
     console = Console(file=io.StringIO(), width=columns)
-    _print_table(console, rows, "cuda")
+    print_table(console, rows, "cuda")
     output = console.file.getvalue()
     assert all(f"{name} " in output for name in names.values())
     assert "…" not in output

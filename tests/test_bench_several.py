@@ -109,6 +109,15 @@ def test_rows_are_kept_and_other_columns_refused(tmp_path):
     assert cases.read_stamps(tmp_path) == []
 
 
+def test_a_line_cut_short_is_no_row_and_does_not_spoil_the_next(tmp_path):
+    row = {"run": "r", "world": 2, "op": "all_gather", "M": 8, "seed": 123}
+    path = cases.append(tmp_path, [row, row])
+    path.write_bytes(path.read_bytes()[:-2])
+    assert len(cases.read(tmp_path)) == 1, "a seed of 12 was never drawn"
+    cases.append(tmp_path, [row])
+    assert [each["seed"] for each in cases.read(tmp_path)] == ["123", "123"]
+
+
 def test_without_torchrun_it_says_how(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     result = CliRunner().invoke(app, ["bench", "--several"])
@@ -133,6 +142,10 @@ def test_the_command_over_two_gloo_ranks(tmp_path):
     again = subprocess.run([*command, "--resume"], capture_output=True, env=environment)
     assert again.returncode == 0
     assert cases.read(tmp_path) == rows
+    other = subprocess.run([*command, "--resume", "--seed", "1"], capture_output=True,
+                           env=environment)  # fmt: skip
+    assert other.returncode == 0
+    assert len(cases.read(tmp_path)) == 2 * len(rows), "of another seed there was none"
 
 
 @pytest.mark.gpu

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tcgemm.bench import steady
 from tcgemm.bench.case import Case
+from tcgemm.bench.launches import Ring
 from tcgemm.cli import app
 from tcgemm.errors import ResultsError
 
@@ -130,6 +133,58 @@ def test_a_file_with_other_columns_is_left_alone(tmp_path):
     with pytest.raises(ResultsError, match="other columns"):
         steady.append(tmp_path, [])
     assert (tmp_path / steady.STEADY).read_text() == "a,b\n1,2\n"
+
+
+def test_other_data_and_other_sums_are_other_products(tmp_path):
+    """Their rates are never averaged into one line, nor taken for those of normal data."""
+    board = Board(**{"cuda/rung": (40.0, 600.0)})
+    for change in ({}, {"data": "zeros"}, {"dtype_out": "float32"}):
+        rows = steady.rows_of(replace(CASE, **change), "r1", measured(board), seed=5)
+        steady.append(tmp_path, rows)
+    rows = steady.read(tmp_path)
+    assert {row["seed"] for row in rows} == {"5"}
+    assert [line[0] for line in steady.table(rows)] == [
+        "4096x2048x1024 bfloat16 nt",
+        "4096x2048x1024 bfloat16 nt data=zeros",
+        "4096x2048x1024 bfloat16 -> float32 nt",
+    ]
+    assert {line[-1] for line in steady.table(rows)} == {"3 x 0.5"}
+
+
+def test_a_file_of_before_and_a_line_cut_short_go_on(tmp_path):
+    board = Board(**{"cuda/rung": (40.0, 600.0)})
+    steady.append(tmp_path, steady.rows_of(CASE, "r1", measured(board)))
+    path = tmp_path / steady.STEADY
+    old = [line.rsplit(",", 3)[0] for line in path.read_text().splitlines()]
+    path.write_text("\n".join([*old, "r2,cuda,ru"]))
+    assert len(steady.read(tmp_path)) == 3
+    steady.append(tmp_path, steady.rows_of(CASE, "r3", measured(board)))
+    rows = steady.read(tmp_path)
+    assert [row["run"] for row in rows] == ["r1"] * 3 + ["r3"] * 3
+    assert [row["data"] for row in rows] == [""] * 3 + ["normal"] * 3
+    assert len(steady.table(rows)) == 1, "the older rows are of normal data"
+    path.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(ResultsError, match="not a CSV file"):
+        steady.read(tmp_path)
+
+
+def test_a_kernel_that_writes_nothing_is_not_right_by_what_cublas_left(monkeypatch):
+    """All contenders share C, in which the first has put the right product."""
+    case = Case("shape", 8, 8, 8, "float32", "float32", "nn", "by hand", compute="ieee")
+    a, b, c = torch.eye(8), torch.ones(8, 8), torch.empty(8, 8)
+    ring = Ring(1)
+
+    def alone(call):
+        return steady.Alone("a/kernel", case, [call], [(a, b, c)], ring)
+
+    right = alone(lambda: torch.mm(a, b, out=c))
+    right.check(lambda: None)
+    right()
+    assert torch.equal(c, b)
+    with pytest.raises(ResultsError, match="a/kernel is wrong on 8x8x8"):
+        alone(lambda: None).check(lambda: None)
+    with pytest.raises(ResultsError, match="wrong"):  # tf32's bound would let it pass
+        alone(lambda: torch.mm(a, b * (1 + 2**-12), out=c)).check(lambda: None)
 
 
 def test_every_column_is_described():

@@ -263,12 +263,67 @@ def test_an_environment_of_great_depth_is_refused(tmp_path):
         store.read_environment(tmp_path)
 
 
+def of_before(path, end="\n"):
+    """The file as it was before the last column was added."""
+    lines = [line.rsplit(",", 1)[0] for line in path.read_text().splitlines()]
+    path.write_bytes((end.join(lines) + end).encode())
+
+
+def test_a_file_of_before_with_other_ends_of_lines_goes_on_as_well(tmp_path):
+    """As git or an editor may write them: rows that are appended have the header's columns."""
+    path = filled(tmp_path)
+    before = store.read(tmp_path)
+    of_before(path, "\r\n")
+    assert store.read(tmp_path) == before
+    results = open_store(tmp_path, "later")
+    results.append({"kernel": "new", "among": "graph"})
+    results.close()
+    assert store.read(tmp_path)[:-1] == before
+    assert store.read(tmp_path)[-1]["among"] == "graph"
+
+
+def test_stored_names_of_kernels_stay_what_they_were(tmp_path):
+    """They are facts of their run; only who reads them sees the names of now."""
+    results = open_store(tmp_path)
+    cells = {"dtype_in": "int8", "compute": "int32", "status": "ok"}
+    results.append({"backend": "triton", "kernel": "pipelined", **cells})
+    results.close()
+    path = tmp_path / store.RESULTS
+    of_before(path)
+    open_store(tmp_path, "later").close()
+    assert ",triton,pipelined," in path.read_text()
+    assert store.read(tmp_path)[0]["kernel"] == "fused"
+
+
+@pytest.mark.parametrize("away", ["moved", "replaced"])
+def test_rows_are_not_lost_when_the_file_is_moved_away_meanwhile(tmp_path, away):
+    results = open_store(tmp_path)
+    results.append({"kernel": "first"})
+    path = tmp_path / store.RESULTS
+    text = path.read_bytes()
+    path.rename(tmp_path / "kept.csv")
+    if away == "replaced":
+        path.write_bytes(text)
+    results.append({"kernel": "second"})
+    results.append({"kernel": "third"})
+    results.close()
+    kernels = [row["kernel"] for row in store.read(tmp_path)]
+    assert kernels == ["first"] * (away == "replaced") + ["second", "third"]
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    results = open_store(tmp_path / "o")
+    (tmp_path / "o").rename(tmp_path / "p")
+    with pytest.raises(ResultsError, match="cannot be written"):
+        results.append({"kernel": "k"})
+    results.close()
+
+
 def test_a_file_of_before_a_later_column_is_read_and_goes_on(tmp_path):
     path = filled(tmp_path)
     before = store.read(tmp_path)
-    lines = [line.rsplit(",", 1)[0] for line in path.read_text().splitlines()]
     assert list(store.COLUMNS)[-1] == "among"
-    path.write_text("\n".join(lines) + "\n")
+    of_before(path)
     assert store.read(tmp_path) == before
     results = open_store(tmp_path, "later")
     results.append({"kernel": "new", "among": "graph"})

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from tcgemm.bench import command, trouble
+from tcgemm.bench import closing, command, trouble
 from tcgemm.bench.case import CASE_COLUMNS
 
 
@@ -56,6 +56,6 @@ def test_progress_tells_each_reason_when_it_is_met_and_once():
 
 def test_a_cell_of_kernels_that_all_failed_is_short():
     rows = [row(f"cuda/{name}", "failed", "no g++") for name in ("naive", "tiled", "wmma")]
-    assert command._checked(rows) == "all 3: failed"
+    assert closing._checked(rows) == "all 3: failed"
     rows[0]["status"] = "ok"
-    assert command._checked(rows) == "1 of 3: tiled failed, wmma failed"
+    assert closing._checked(rows) == "1 of 3: tiled failed, wmma failed"

@@ -171,6 +171,34 @@ def test_what_is_no_longer_ok_is_a_failure(folders):
     )
 
 
+def test_where_nothing_is_ok_any_more_that_is_the_failure(folders):
+    a, b = folders
+    changed(b, lambda row: row | ({} if row["kernel"] == "cublas" else
+                                  {"status": "failed", "reason": "no device"}))  # fmt: skip
+    done = run(a, b, "--fail")
+    assert done.exit_code == 1
+    assert "No longer ok: triton/naive at" in done.output
+
+
+def test_a_run_that_finds_a_kernel_wrong_ends_what_an_older_one_timed_among_others(folders):
+    """Rows of the older run, among others, stay in the file behind the row that says wrong."""
+    a, b = folders
+    for folder in folders:
+        rows = store.read(folder)
+        beside = [row | {"among": "graph"} for row in rows if row["ratio_p50"]]
+        wrong = [row | {"run": "later", "status": "wrong", "reason": "off"} for row in rows]
+        held = [*rows, *beside, *(wrong if folder == b else [])]
+        with (folder / store.RESULTS).open("w", newline="") as file:
+            writer = csv.DictWriter(file, store.COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(held)
+    held_a, held_b = store.read(a), store.read(b)
+    assert verdicts.cases(held_a, held_b).empty
+    before = verdicts.latest(held_a)
+    right = before["status"].eq("ok") & before["beside"].eq("")
+    assert len(verdicts.lost(held_a, held_b)) == right.sum() > 20
+
+
 def test_the_page_has_the_figure_and_every_case(folders, tmp_path):
     a, b = folders
     changed(b, slowed)

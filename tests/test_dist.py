@@ -425,6 +425,22 @@ def check_bench(rank, world):
         assert rows[0]["reason"].startswith("rank 1: ")
         assert "ms_p50" not in rows[0]
 
+        def wrong_from_the_second_call_on(name, of, backend, call_of=run.call_of):
+            product, calls = call_of(name, of, backend), []
+
+            def again():
+                calls.append(name)
+                return product() + (rank == 1 and name == "planned" and len(calls) > 1)
+
+            return again
+
+        replaced = mock.patch.object(run, "call_of", wrong_from_the_second_call_on)
+        with mock.patch.object(run, "sampler", sampler), replaced, no_engine():
+            rows, _ = run.run_case(case, ranks_of(), device, **{**asked, "timed": True})
+        assert rows[0]["status"] == "wrong"
+        assert rows[0]["reason"].startswith("rank 1: right at first, and after it was timed ")
+        assert "ms_p50" not in rows[0]
+
 
 def test_the_benchmark_over_ranks(pair):
     pair(check_bench, pair.world)

@@ -57,6 +57,35 @@ def test_only_the_last_row_of_a_case_counts_and_means_are_geometric(folder):
     assert not_ok.rows[0][:4] == ["overlapped/cuda", "unsupported", "no <b>engine</b>", "1"]
 
 
+def test_what_a_mean_does_not_count_is_said(folder):
+    bad = {**ROW, "M": 4096, "status": "wrong", "reason": "off", "ms_p50": None}
+    no_torch = {**ROW, "K": 8192, "ratio_torch": None, "torch_fused_ms": None}
+    cases.append(folder, [bad, no_torch])
+    found = several.load(folder)
+    assert several.sentence(found).endswith("worst case. 1 more is not ok, and not counted.")
+    summary, *_ = several.sections(found)
+    assert ["planned", "2048", "all_gather", "2", "1.60", "1.60", "2.00 (of 1)"] in [
+        row[:7] for row in summary.rows
+    ]
+
+
+def test_rows_of_two_gpus_are_refused(folder):
+    path = folder / "environment.json"
+    facts = json.loads(path.read_text()) | {"r2": {"gpu": "NVIDIA B200", "world": 2}}
+    path.write_text(json.dumps(facts))
+    several.load(folder)  # a run without rows
+    cases.append(folder, [{**ROW, "run": "r2"}])
+    with pytest.raises(ResultsError, match="mixes runs of NVIDIA B200 and NVIDIA H200"):
+        several.load(folder)
+
+
+def test_a_run_that_ended_before_its_first_row_has_none(folder):
+    (folder / cases.SEVERAL).write_bytes(b"")
+    found = several.load(folder)
+    assert several.sentence(found) == "2 × NVIDIA H200: the results file holds no row yet."
+    write([folder])
+
+
 def test_the_folder_has_a_page_a_readme_and_a_picture_and_twice_changes_nothing(folder):
     made = write([folder])
     assert [p.name for p in made["pages"]] == ["index.html"]

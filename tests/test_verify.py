@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from tcgemm import dispatch
 from tcgemm.call import forget
 from tcgemm.cli import app
+from tcgemm.errors import OperandError
 from tcgemm.verify import calls, judge
 from tcgemm.verify.calls import Call, Stored
 
 BACKEND = """
 import torch
 from tcgemm import epilogue
-fault = ""
+fault, calls = "", []
 KERNELS = (
     dict(name="echo", adds="a rung", pairs=(("float16", "float32"), ("int8", "int32")),
          devices=("cpu", "cuda"), fuses=("alpha", "beta", "bias", "relu", "batch")),
@@ -48,6 +49,9 @@ def load(name):
             c.as_strided((1,), (1,), c.storage_offset() - 1).zero_()
         if fault == "writes A":
             a[..., :1, :1] = 0
+        calls.append(a)
+        if fault == "second call" and len(calls) % 4 == 2:
+            c.zero_().sub_(9)
         if fault == "crashes":
             raise RuntimeError("an illegal memory access")
     return run
@@ -101,6 +105,45 @@ def test_a_planted_fault_is_found_saved_and_replayed(echo, fault, tmp_path):
     echo.fault = ""
     replayed = CliRunner().invoke(app, ["verify", "--replay", str(saved[0])])
     assert replayed.exit_code == 0, replayed.output
+
+
+def test_a_fault_of_a_repeated_call_is_replayed_as_one(echo, tmp_path):
+    """The first call of its kind is right: a replay of that alone would pass."""
+    echo.fault = "second call"
+    result = run("--fuzz", "3", "--no-edges", "--out", str(tmp_path / "bad"))
+    assert "call 2 of its kind: " in result.output
+    saved = sorted((tmp_path / "bad").glob("*.pt"))[0]
+    again = CliRunner().invoke(app, ["verify", "--replay", str(saved)])
+    assert again.exit_code == 1, again.output
+    echo.fault = ""
+    again = CliRunner().invoke(app, ["verify", "--replay", str(saved)])
+    assert again.exit_code == 0, again.output
+
+
+def test_a_failure_that_cannot_be_saved_is_told_all_the_same(echo, tmp_path):
+    echo.fault = "no bias"
+    (tmp_path / "file").write_text("")
+    result = run("--fuzz", "20", "--out", str(tmp_path / "file" / "below"))
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "times its bound" in result.output
+    assert "not saved: " in result.output
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no call at all", None])
+def test_a_file_that_holds_no_call_is_named(content, tmp_path):
+    path = tmp_path / "x.pt"
+    if content is None:
+        torch.save({"kernel": "cublas/torch_cpu", "call": {"M": 1}}, path)
+    else:
+        path.write_bytes(content)
+    result = CliRunner().invoke(app, ["verify", "--replay", str(path)])
+    assert isinstance(result.exception, OperandError)
+    assert "is no call that this version of 'tcgemm verify' saved" in str(result.exception)
+
+
+def test_nothing_to_verify_is_no_success(echo):
+    assert "nothing to verify" in str(run("--fuzz", "0", "--no-edges").exception)
 
 
 @pytest.mark.parametrize(
@@ -190,3 +233,39 @@ def test_draws_reach_everything_that_a_row_does(echo):
         assert values <= {getattr(call, name) for call in drawn}, name
     assert set(calls.VIEWS) == {call.a.view for call in drawn}
     assert set(calls.OF_OUTPUTS) == {call.out.view for call in drawn}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_call_names_a_wmma_shape_that_its_types_have(device):
+    """Of calls drawn with any of a kernel's shapes half were refused, and verified nothing."""
+    row, choose = dispatch.named("cuda/wmma_types"), random.Random(3).choice
+    drawn = [calls.draw(row, choose, device, 2**16) for _ in range(400)]
+    drawn += list(calls.edge_calls(row, device))
+    of = {(call.dtype_in, call.mma_shape) for call in drawn if call.mma_shape}
+    for dtype in ("float16", "bfloat16", "int8", "uint8"):
+        assert {s for d, s in of if d == dtype} == {"16x16x16", "32x8x16", "8x32x16"}
+    assert {s for d, s in of if d == "float32"} == {"16x16x8"}
+    assert {s for d, s in of if d == "float64"} == {"8x8x4"}
+
+
+DYING = """
+import os
+from tcgemm.verify.judge import Outcome
+def outcomes(chunk, device):
+    if any(call.M == 7 for _, call in chunk):
+        os._exit(9)
+    return [(name, call, Outcome("ok")) for name, call in chunk]
+"""
+
+
+def test_a_kernel_that_kills_its_process_spoils_its_own_calls_alone(tmp_path, monkeypatch):
+    from tcgemm.tools import verify
+
+    (tmp_path / "dying_outcomes.py").write_text(DYING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(verify, "_outcomes", importlib.import_module("dying_outcomes").outcomes)
+    chunks = [[("a/kernel", Call(M, 8, 8))] for M in (1, 7, 2, 3)]
+    done = [each for outcomes in verify._chunks_done(chunks, 2, "cpu") for each in outcomes]
+    assert sorted(call.M for _, call, _ in done) == [1, 2, 3, 7]
+    assert {call.M for _, call, outcome in done if outcome.status != "ok"} == {7}
+    assert "its process died" in next(o.reason for _, call, o in done if call.M == 7)

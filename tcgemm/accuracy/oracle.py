@@ -133,11 +133,16 @@ class Oracle:
         c, untouched_integer = self._run(run, self.integer_a, self.integer_b)
         return Verdict(
             error_ratio=ratio,
-            exact_errors=None if self._fused else int((c != self._exact).sum()),
+            exact_errors=self.exact_errors(c),
             elements=c.numel(),
             outside=not (untouched_normal and untouched_integer),
             ratio_if_rounded=rounded,
         )
+
+    def exact_errors(self, c: torch.Tensor) -> int | None:
+        """Elements of C, made from the integer operands, that are not exact; None where more than a
+        product is asked."""
+        return None if self._fused else int((c != self._exact).sum())
 
     def _ratio_if_rounded(self, c: torch.Tensor) -> float | None:
         if self._fusion is None or not self._products:

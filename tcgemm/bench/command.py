@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import extras, options
+from .. import commands, extras, options
 from ..errors import ResultsError
-from .cases import NAMES
+from .cases import DRAWN, NAMES
+from .closing import print_table
+from .drawn import FITTED
 from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
@@ -25,7 +27,15 @@ if TYPE_CHECKING:
     from .worker import Unit
 
 
+OF_SEVERAL = ("several", "rows", "timeline", "shape", "dtype", "backend", "out", "seed", "budget",
+              "resume")  # fmt: skip
+OF_STEADY = ("steady", "seconds", "suite", "count", "backend", "kernel", "dtype", "out_dtype",
+             "shape", "layout", "compute", "fused", "data", "out", "seed")  # fmt: skip
+"""The options that these two take: another that is given is refused, not ignored."""
+
+
 def bench(
+    ctx: typer.Context,
     suite: Annotated[
         str,
         typer.Option(
@@ -98,7 +108,12 @@ def bench(
         ),
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Skip what the results folder already holds.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Skip what the results folder holds of this seed. What was given up is tried "
+            "again with another --timeout.",
+        ),
     ] = False,
     steady: Annotated[
         bool,
@@ -126,6 +141,14 @@ def bench(
 
     Without a GPU kernels are verified and nothing is timed.
     """
+    if several or steady:
+        mode, takes = ("--several", OF_SEVERAL) if several else ("--steady", OF_STEADY)
+        commands.refuse_others(ctx, takes, f"{mode} does not take it")
+    else:
+        commands.refuse(ctx, ("rows", "timeline"), "only --several takes it")
+        commands.refuse(ctx, ("seconds",), "only --steady takes it")
+    if shape:
+        commands.refuse(ctx, ("rows",), "--shape is given in its place")
     if several:
         from .several.command import several as over_ranks
 
@@ -162,6 +185,16 @@ def bench(
         raise typer.BadParameter("--unasked leaves the choice of kernel, and --kernel names one")
     planned = build(device="cuda")  # names a mistake in the arguments before torch is imported
 
+    if shape:
+        commands.refuse(ctx, ("suite",), "--shape is given in its place")
+    if suite == DRAWN and not shape and seed in FITTED:
+        typer.echo(
+            f"Something was fitted to the shapes of seed {seed} (bench/drawn.py), so its ratios "
+            "flatter: take another --seed for a figure that is shown",
+            err=True,
+        )
+    if shape or suite != DRAWN:
+        commands.refuse(ctx, ("count",), f"only --suite {DRAWN} takes it")
     if steady and any(case.fused for case in planned):
         raise typer.BadParameter("--steady times plain products: leave --fused and its suite away")
 
@@ -170,7 +203,7 @@ def bench(
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
     if steady:
-        _steady(cases, backend or (), kernel or (), out, seconds)
+        _steady(cases, backend or (), kernel or (), out, seconds, seed)
         return
     kernels = (
         run.unasked(backend or ()) if unasked else run.contenders(backend or (), kernel, device)
@@ -179,11 +212,13 @@ def bench(
     store.check_folder(folder, environment.slug())
     done = set()
     if resume and (folder / store.RESULTS).exists():
-        done = {key for row in store.read(folder) for key in run.keys_of_row(row)}
+        settled = (row for row in store.read(folder) if run.settled(row, seed, timeout))
+        done = {key for row in settled for key in run.keys_of_row(row)}
     units = run.units_of(cases, kernels, done)
     console = Console(stderr=True)
     if done:
-        console.print(f"{len(cases) * len(kernels) - len(units)} results are there already")
+        every = len(run.units_of(cases, kernels))
+        console.print(f"{every - len(units)} of {every} results are there already")
     if not units:
         console.print(f"Nothing is left to measure: {escape(str(folder / store.RESULTS))}")
         return
@@ -230,16 +265,12 @@ def bench(
         for started in reports:
             started.wait()
     out_console = Console()
-    _print_table(out_console, made, device)
+    print_table(out_console, made, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
     if paragraphs := reasons(made):
         for paragraph in paragraphs:
             out_console.print(escape(paragraph), soft_wrap=True)
         raise typer.Exit(1)
-
-
-WIDE = 100
-"""Columns of a terminal from which on each backend has a column of its own in the closing table."""
 
 
 def _steady(
@@ -248,6 +279,7 @@ def _steady(
     kernels: Sequence[str],
     out: Path | None,
     seconds: float,
+    seed: int,
 ) -> None:
     """Each contender alone for seconds on every case; rows are kept, and the means shown."""
     import torch
@@ -265,11 +297,16 @@ def _steady(
     meter, console = steady.Meter(gpu_uuid()), Console()
     for case in cases:
         problem = case.product()
-        found = steady.contenders(case, backends or ("triton", "cuda"), next(iter(kernels), None))
+        found = steady.contenders(
+            case, backends or ("triton", "cuda"), next(iter(kernels), None),
+            seed=seed, synchronize=torch.cuda.synchronize,
+        )  # fmt: skip
         measured = steady.measure(
             found, problem.flop, seconds=seconds, meter=meter, synchronize=torch.cuda.synchronize
         )
-        rows = steady.rows_of(case, run, measured)
+        for alone in found.values():
+            alone.check(torch.cuda.synchronize)
+        rows = steady.rows_of(case, run, measured, seed)
         path = steady.append(folder, rows)
         for line in steady.lines(rows):
             console.print(line, highlight=False, soft_wrap=True)
@@ -344,55 +381,3 @@ class _Progress:
             seconds = time.monotonic() - self._began
             line = f"{seconds:.0f} s: {self._done} of {self._total} results; {self._what}"
             self._console.print(escape(line), soft_wrap=True, highlight=False)
-
-
-def _print_table(console: Console, rows: list[dict[str, Any]], device: str) -> None:
-    """One line a case: the best kernel of each backend; or what was checked, on the CPU."""
-    from rich.table import Table
-
-    from .case import case_of_row
-
-    by_case: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_case.setdefault(str(case_of_row(row)), []).append(row)
-    backends = list(dict.fromkeys(row["backend"] for row in rows))
-    show = _best if device == "cuda" else _checked
-    if device == "cuda":
-        title = "best kernel of each backend: ms (ratio to cuBLAS, above 1 is faster)"
-    else:
-        title = "kernels that are right, of those that run here; nothing is timed on a CPU"
-    table = Table("case", *backends, title=title, title_justify="left")
-    lines = [title]
-    for name, of_case in by_case.items():
-        cells = [[row for row in of_case if row["backend"] == backend] for backend in backends]
-        shown = [show(cell) for cell in cells]
-        table.add_row(name, *shown)
-        lines += [name, *(f"  {b:7} {cell}" for b, cell in zip(backends, shown, strict=True))]
-    if not rows:
-        return
-    if console.width < WIDE:
-        console.print("\n".join(lines), highlight=False)
-    else:
-        console.print(table)
-
-
-def _best(rows: list[dict[str, Any]]) -> str:
-    timed = [row for row in rows if row["status"] == "ok" and row.get("ms_p50")]
-    if not timed:
-        return ", ".join(dict.fromkeys(row["status"] for row in rows))
-    best = min(timed, key=lambda row: row["ms_p50"])
-    ratio = best.get("ratio_p50")
-    return f"{best['kernel']} {best['ms_p50']:.4g}" + (f" ({ratio:.2f})" if ratio else "")
-
-
-def _checked(rows: list[dict[str, Any]]) -> str:
-    run = [row for row in rows if row["status"] != "unsupported"]
-    right = [row for row in run if row["status"] == "ok"]
-    if not run:
-        return "none run here"
-    if len(run) == 1:
-        return f"{run[0]['kernel']}: {run[0]['status']}"
-    if not right and len({row["status"] for row in run}) == 1:
-        return f"all {len(run)}: {run[0]['status']}"
-    bad = [f"{row['kernel']} {row['status']}" for row in run if row["status"] != "ok"]
-    return f"{len(right)} of {len(run)}" + (f": {', '.join(bad)}" if bad else "")

@@ -98,6 +98,18 @@ def keys_of_row(row: dict[str, str]) -> list[tuple[str, ...]]:
     return [named] + [(row["backend"], UNASKED, *named[2:])] * (row["chosen"] == "yes")
 
 
+def given_up(timeout_s: float) -> str:
+    """Why there is no result of a kernel that took longer."""
+    return f"no result within {timeout_s:g} s; --timeout allows more"
+
+
+def settled(row: dict[str, str], seed: int, timeout_s: float) -> bool:
+    """Whether a stored row is what a run with these options would find: it is of the same operands,
+    and was not given up after another time."""
+    waited = row["status"] != "timeout" or row["reason"] == given_up(timeout_s)
+    return waited and row["seed"] in ("", str(seed))
+
+
 def run(
     units: Sequence[Unit],
     store: Store,
@@ -187,7 +199,7 @@ class _Parent:
             raise ToolchainError(f"the benchmark's worker does not start: {self._last_words()}")
         self.end_worker()
         if current is not None:
-            reason = f"no result within {self.timeout_s:g} s; --timeout allows more"
+            reason = given_up(self.timeout_s)
             self._finish(current, {"status": "timeout", "reason": reason})
 
     def _start(self) -> Connection:

@@ -8,24 +8,28 @@ only where it runs.
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ResultsError
+from .appended import Appended
+from .case import CASE_COLUMNS, Case, case_of_row
+from .store import cell
 from .telemetry import Telemetry, device_handle
 
 if TYPE_CHECKING:
-    from .case import Case
+    from .launches import Ring
 
 STEADY = "steady.csv"
 
+LATER = ("compute", "data", "seed")
 COLUMNS = (
     *("run", "backend", "kernel", "dtype_in", "dtype_out", "layout", "M", "N", "K", "turn"),
     *("seconds", "launches", "tflops", "sm_clock_mhz", "power_w", "mj_per_tflop", "throttle"),
+    *LATER,
 )
 """Described in docs/measuring.md."""
 
@@ -126,82 +130,81 @@ def _alone(
     }
 
 
-def contenders(case: Case, backends: Sequence[str], kernel: str | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A kernel on operands that take turns: each call of this launches it once, on the next."""
+
+    name: str
+    case: Case
+    calls: Sequence[Callable[[], Any]]
+    sets: Sequence[tuple[Any, Any, Any]]
+    """A, B and C of each call; C is shared with the other contenders."""
+    ring: Ring
+
+    def __call__(self) -> None:
+        self.calls[self.ring.turn()]()
+
+    def check(self, synchronize: Callable[[], None]) -> None:
+        """Run every call on a poisoned C. Raises ResultsError where the last result is wrong."""
+        from .. import accuracy
+        from ..problem import Fusion
+
+        for _, _, c in self.sets:
+            c.copy_(accuracy.poisoned((), c.dtype, c.device).expand_as(c))
+        for call in self.calls:
+            call()
+        synchronize()
+        ratio = accuracy.error_ratio(*self.sets[-1], Fusion(compute=self.case.compute))
+        if not ratio <= 1:
+            raise ResultsError(f"{self.name} is wrong on {self.case}: {ratio:.3g} of the bound")
+
+
+def contenders(
+    case: Case,
+    backends: Sequence[str],
+    kernel: str | None = None,
+    *,
+    seed: int = 0,
+    synchronize: Callable[[], None],
+) -> dict[str, Alone]:
     """cuBLAS, and the kernel that each backend chooses for a case, or the one of that name.
 
-    "backend/kernel" -> a function that launches once on the next of rotating operands. Each has
-    been seen to be right. Raises UnsupportedError where a kernel refuses, ResultsError where it is
-    wrong.
+    "backend/kernel" -> the kernel on operands made from the seed. Each has been seen to be right.
+    Raises UnsupportedError where a kernel refuses, ResultsError where it is wrong.
     """
-    import torch
-
-    from .. import accuracy, dispatch
+    from .. import dispatch
     from ..problem import Fusion
     from .launches import repeated_calls, rotating_operands
 
-    sets, _, ring = rotating_operands(case)
-    problem = dispatch.problem_of(*sets[0])
+    sets, _, ring = rotating_operands(case, seed)
+    asked = Fusion(compute=case.compute)
+    problem = dispatch.problem_of(*sets[0], asked)
     rows = [dispatch.find("cublas", "cublas")]
     rows += [dispatch.choose(problem, name, kernel) for name in backends if name != "cublas"]
-    found: dict[str, Any] = {}
+    found: dict[str, Alone] = {}
     for row in rows:
-        asked = Fusion(compute=case.compute)
         calls = repeated_calls(row.backend, row.name, [(*operands, asked) for operands in sets])
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
-        ratio = accuracy.error_ratio(*sets[-1])
-        if not ratio <= 1:
-            raise ResultsError(f"{row.full_name} is wrong on {case}: {ratio:.3g} of the bound")
-
-        def launch(calls: Any = calls) -> None:
-            calls[ring.turn()]()
-
-        found[row.full_name] = launch
+        alone = Alone(row.full_name, case, calls, sets, ring)
+        alone.check(synchronize)
+        found[row.full_name] = alone
     return found
 
 
-def rows_of(case: Case, run: str, measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """``measure``'s rows with the case and the run in them, as the file has them."""
+def rows_of(
+    case: Case, run: str, measured: Sequence[Mapping[str, Any]], seed: int = 0
+) -> list[dict[str, Any]]:
+    """``measure``'s rows with the case, the run and the seed in them, as the file has them."""
     rows = []
     for each in measured:
         backend, _, kernel = each["name"].partition("/")
-        facts = {"run": run, "backend": backend, "kernel": kernel, **each}
-        facts |= {name: getattr(case, name) for name in ("dtype_in", "dtype_out", "layout", *"MNK")}
-        rows.append({name: _text(facts[name]) for name in COLUMNS})
+        facts = {"run": run, "backend": backend, "kernel": kernel, "seed": seed, **each}
+        facts |= {name: getattr(case, name) for name in CASE_COLUMNS if name in COLUMNS}
+        rows.append({name: cell(facts[name]) for name in COLUMNS})
     return rows
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def append(folder: Path, rows: Sequence[Mapping[str, str]]) -> Path:
-    """Add rows to the folder's ``steady.csv``. Raises ResultsError where it has other columns."""
-    path = folder / STEADY
-    if path.is_file():
-        read(folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(",".join(COLUMNS) + "\n")
-    with path.open("a", newline="") as file:
-        csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(rows)
-    return path
-
-
-def read(folder: Path) -> list[dict[str, str]]:
-    """The rows of ``steady.csv``; none where there is no such file."""
-    path = folder / STEADY
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ResultsError(
-                f"{path} has other columns than this version writes: move it away and run "
-                "'tcgemm bench --steady' again"
-            )
-        return list(reader)
+_FILE = Appended(STEADY, COLUMNS, "tcgemm bench --steady", LATER)
+read, append = _FILE.read, _FILE.append
 
 
 HEADER = ["product", "kernel", "TFLOPS", "MHz", "W", "mJ per TFLOP", "turns of s"]
@@ -210,23 +213,23 @@ HEADER = ["product", "kernel", "TFLOPS", "MHz", "W", "mJ per TFLOP", "turns of s
 def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """A line for each product and kernel of its last run: HEADER, means over the turns."""
     last = {_case_of(row): row["run"] for row in rows}
-    groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    groups: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
     for row in rows:
         if row["run"] == last[_case_of(row)]:
-            groups.setdefault((*_case_of(row), row["backend"], row["kernel"]), []).append(row)
+            groups.setdefault((_case_of(row), row["backend"], row["kernel"]), []).append(row)
     made = []
-    for (product, dtype, layout, backend, kernel), turns in groups.items():
+    for (product, backend, kernel), turns in groups.items():
         means = []
         for name in ("tflops", "sm_clock_mhz", "power_w", "mj_per_tflop"):
             known = [float(row[name]) for row in turns if row[name]]
             means.append(f"{sum(known) / len(known):.0f}" if known else "-")
         of = f"{len(turns)} x {float(turns[0]['seconds']):.1f}"
-        made.append([f"{product} {dtype} {layout}", f"{backend}/{kernel}", *means, of])
+        made.append([product, f"{backend}/{kernel}", *means, of])
     return made
 
 
-def _case_of(row: Mapping[str, str]) -> tuple[str, str, str]:
-    return f"{row['M']}x{row['N']}x{row['K']}", row["dtype_in"], row["layout"]
+def _case_of(row: Mapping[str, str]) -> str:
+    return str(case_of_row({**row, "fused": "", "mma_shape": ""}))
 
 
 def lines(rows: Sequence[Mapping[str, str]]) -> list[str]:

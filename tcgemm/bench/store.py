@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ResultsError
-from ..files import locked, write_whole
+from ..files import locked, stands_at, write_whole
 from .renamed import kernel_now
 
 COLUMNS: dict[str, str] = {
@@ -83,7 +83,12 @@ def read(folder: str | Path) -> list[dict[str, str]]:
     Raises:
         ResultsError: no such file, or its columns are not those of COLUMNS.
     """
-    path = Path(folder) / RESULTS
+    return [{**row, "kernel": kernel_now(row)} for row in _stored(Path(folder))]
+
+
+def _stored(folder: Path) -> list[dict[str, str]]:
+    """The rows of ``read``, kernels by the names that they had."""
+    path = folder / RESULTS
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -92,7 +97,7 @@ def read(folder: str | Path) -> list[dict[str, str]]:
         ) from None
     except OSError as error:
         raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
-    whole = _whole_lines(text)
+    whole = whole_lines(text)
     if len(whole) < len(text):
         log.warning("%s: the last line is incomplete (a run was killed?) and left out", path)
     try:
@@ -110,8 +115,7 @@ def read(folder: str | Path) -> list[dict[str, str]]:
                 "remove that line"
             )
     empty = dict.fromkeys(COLUMNS, "")
-    rows = [empty | dict(zip(header, line, strict=True)) for line in lines[1:]]
-    return [{**row, "kernel": kernel_now(row)} for row in rows]
+    return [empty | dict(zip(header, line, strict=True)) for line in lines[1:]]
 
 
 def folder_of(slug: str) -> Path | None:
@@ -182,11 +186,14 @@ class Store:
         line = io.StringIO()
         cells = [self.run if name == "run" else cell(row.get(name)) for name in COLUMNS]
         csv.writer(line, lineterminator="\n").writerow(cells)
-        with locked(self._path):
-            try:
+        try:
+            with locked(self._path):
+                if not stands_at(self._file.fileno(), self._path):  # moved away, or replaced
+                    self._file.close()
+                    self._mend()
                 self._write(line.getvalue().encode())
-            except OSError as error:
-                raise _unwritable(self._path, error) from None
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
 
     def update(self, **facts: Any) -> None:
         """Add facts to the run's entry in environment.json; entries of other runs stay.
@@ -207,14 +214,15 @@ class Store:
         """Open the file, with the header and the columns of today, and without the line that a
         killed run left unfinished; the lock is held."""
         text = self._path.read_bytes()
-        whole = _whole_lines(text)
+        whole = whole_lines(text)
         if len(whole) < len(text):
             log.warning("%s: its last line is incomplete and is removed", self._path)
             os.truncate(self._path, len(whole))
-        if whole.startswith((",".join(_before_later()) + "\n").encode()):
+        stored = _stored(self.folder)
+        if whole and _first_line(whole) != list(COLUMNS):
             file = io.StringIO()
             rows = csv.writer(file, lineterminator="\n")
-            rows.writerows([list(COLUMNS), *(list(row.values()) for row in read(self.folder))])
+            rows.writerows([list(COLUMNS), *(list(row.values()) for row in stored)])
             write_whole(self._path, file.getvalue())
         self._file = self._path.open("ab", buffering=0)
         if not whole:
@@ -275,8 +283,13 @@ def cell(value: object) -> str:
     return " ".join(str(value).split())
 
 
-def _whole_lines(text: bytes) -> bytes:
+def whole_lines(text: bytes) -> bytes:
+    """The text without a last line that has no end."""
     return text[: text.rfind(b"\n") + 1]
+
+
+def _first_line(text: bytes) -> list[str]:
+    return next(csv.reader(io.StringIO(text.decode(), newline="")))
 
 
 def _check_header(path: Path, header: list[str]) -> None:

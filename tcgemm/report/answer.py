@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ..bench.trouble import TROUBLE
 from ..problem import ITEMSIZE
 from .derive import AMONG_OTHERS, BASELINE, DISPLAY, best
 
@@ -83,6 +84,9 @@ class Answer:
     shares: dict[str, list[Share]]
     unasked: bool
     """Whether what a call gets unasked is counted, not the fastest."""
+    spoiled: tuple[tuple[str, int], ...] = ()
+    """(backend, products whose kernel was chosen unasked and was wrong, failed or never ended):
+    they have no ratio that a mean could count."""
 
     @property
     def missing(self) -> list[str]:
@@ -111,7 +115,15 @@ class Answer:
         board = self.name.removeprefix("NVIDIA ")
         said = f"On the {board}, of 16-bit products against cuBLAS, take {'; '.join(parts)}"
         missing = f"; {' and '.join(self.missing)}: not measured yet" if self.missing else ""
-        return f"{said}{missing}."
+        return f"{said}{missing}.{self._spoiled}"
+
+    @property
+    def _spoiled(self) -> str:
+        """What no mean counts, as a sentence behind the others; empty where there is none."""
+        if not self.spoiled:
+            return ""
+        who = " and ".join(f"{n} of {DISPLAY.get(b, b)}" for b, n in self.spoiled)
+        return f" Not counted are products that were wrong, failed or never ended: {who}."
 
 
 def answer(name: str, plain: pd.DataFrame) -> Answer:
@@ -121,7 +133,9 @@ def answer(name: str, plain: pd.DataFrame) -> Answer:
         name: of the GPU, or of the run.
         plain: the folder's rows, as ``derive.plain`` gives them.
     """
-    chosen = plain[plain["chosen"].eq("yes") & plain["ratio_p50"].notna()]
+    unasked = plain[plain["chosen"].eq("yes") & plain["backend"].ne(BASELINE)]
+    trouble = unasked[unasked["status"].isin(TROUBLE)].groupby("backend", observed=True).size()
+    chosen = unasked[unasked["ratio_p50"].notna()]
     picked = best(plain) if chosen.empty else chosen
     picked = picked[picked["backend"].ne(BASELINE) & picked["ratio_p50"].notna()]
     shares: dict[str, list[Share]] = {}
@@ -132,16 +146,22 @@ def answer(name: str, plain: pd.DataFrame) -> Answer:
         ]
         if found:
             shares[kind] = found
-    return Answer(name, shares, not chosen.empty)
+    spoiled = tuple((str(backend), int(count)) for backend, count in trouble.items())
+    return Answer(name, shares, not chosen.empty, spoiled)
 
 
 def _verdict(kind: str, shares: list[Share]) -> str:
-    """``CUDA for few rows (CUDA 1.15×, Triton 1.10×)``: whom to take, and by how much."""
+    """``CUDA for few rows (CUDA 1.15×, Triton 1.10×)``: whom to take, and by how much.
+
+    Where the backends were timed on different numbers of cases, each is followed by its own.
+    """
     means = {share.backend: share.mean for share in shares} | {BASELINE: 1.0}
     top = max(means.values())
     first = [backend for backend, mean in means.items() if mean >= top * (1 - EQUAL)]
     names = " or ".join(DISPLAY.get(backend, backend) for backend in first)
-    rates = [share.text for share in shares]
+    counts = [len(share.rows) for share in shares]
+    of = [f" over {n} case{'s' * (n > 1)}" * (len(set(counts)) > 1) for n in counts]
+    rates = [share.text + on for share, on in zip(shares, of, strict=True)]
     order = sorted(range(len(rates)), key=lambda i: -shares[i].mean)
     said = ", ".join(rates[i] for i in order)
     return f"{names} {kind if kind == AMONG else f'for {kind}'} ({said})"

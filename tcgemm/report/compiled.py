@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ResultsError
-from .derive import BASELINE, DISPLAY, rate_text, shape_text
+from .derive import BASELINE, DISPLAY, of_normal_data, rate_text, shape_text
 from .rows import printable
 
 COMPILED = "compiled.csv"
@@ -105,7 +105,8 @@ def with_rates(compiled: pd.DataFrame, table: pd.DataFrame, stored: pd.DataFrame
     """
     rung, sizes = ["backend", "kernel", "compute"], ["M", "N", "K"]
     product = [*rung, "dtype_in", "dtype_out", "layout", *sizes]
-    usual = table[table["fused"].eq("") & table["mma_shape"].eq("")].copy()
+    usual = of_normal_data(table)
+    usual = usual[usual["fused"].eq("") & usual["mma_shape"].eq("")].copy()
     usual[rung[:2]] = usual[rung[:2]].astype(str)
     usual[sizes] = usual[sizes].astype(float)
     calls = stored[rung].assign(first_s=pd.to_numeric(stored["compile_s"], errors="coerce"))
@@ -119,7 +120,7 @@ def with_rates(compiled: pd.DataFrame, table: pd.DataFrame, stored: pd.DataFrame
 def compiled_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Header and rows: a rung a line, in ladder order, language after language."""
     header = ["language", "rung", "product", "TFLOPS", "of cuBLAS", *COUNTED, "instructions"]
-    header += ["registers", "spilled bytes", "shared memory, KB", "lines", "with what is shared"]
+    header += ["registers", "spilled bytes", "shared memory, KiB", "lines", "with what is shared"]
     header += ["compiled in, s", "first result, s"]
     rows = []
     for row in rated.to_dict("records"):
@@ -138,7 +139,7 @@ def compiled_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def shared(row: Mapping[Any, Any]) -> str:
-    """Kilobytes of shared memory: all of it, or what is static and what the stages take; a dash
+    """KiB of shared memory: all of it, or what is static and what the stages take; a dash
     where neither is more than barriers, and the rest is asked for at the launch."""
     size = _number(row.get("shared bytes"))
     if not size:
@@ -165,7 +166,7 @@ def language_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
                 continue
             row = able.iloc[0]
             cells += [row["kernel"], _two(row["ratio_p50"]), str(row["lines"])]
-            cells += [_whole(row["lines with what is shared"]), _first(row["first_s"])]
+            cells += [_whole(row.get("lines with what is shared")), _first(row["first_s"])]
         rows.append(cells)
     return header, rows
 

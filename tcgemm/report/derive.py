@@ -126,7 +126,7 @@ def derive(
     kernels = _in_order(ladders, t["kernel"])
     backends = ordered_backends(t["backend"])
     suites = t.groupby(CASE, sort=False)["suite"].agg(lambda s: " ".join(dict.fromkeys(s)))
-    t = _among(t)
+    t = _chosen_last(_among(t))
     t = t.join(suites.rename("suites"), on=CASE)
     t["backend"] = pd.Categorical(t["backend"], backends, ordered=True)
     t["kernel"] = pd.Categorical(t["kernel"], kernels, ordered=True)
@@ -209,14 +209,27 @@ def _among(t: pd.DataFrame) -> pd.DataFrame:
     return joined.drop(columns=[f"{column}_new" for column in columns])
 
 
+def _chosen_last(t: pd.DataFrame) -> pd.DataFrame:
+    """Rows in file order, of which one a case and backend says that it was chosen: the last.
+
+    An older run may have chosen another kernel, whose row is still its latest.
+    """
+    chosen = t[t["chosen"].eq("yes")]
+    before = chosen[chosen.duplicated([*CASE, "backend"], keep="last")]
+    t.loc[before.index, "chosen"] = "no"
+    return t
+
+
+def of_normal_data(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose operands were normal: other data is faster, and shown as such only."""
+    return table[table["data"].isin([NORMAL, ""])]
+
+
 def plain(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of one 16-bit product each, of normal data, C in the dtype of A and B: what the
     ladders are for."""
-    keep = (
-        table["data"].isin([NORMAL, ""])
-        & table["dtype_in"].isin(["float16", "bfloat16"])
-        & table["compute"].eq("float32")
-    )
+    table = of_normal_data(table)
+    keep = table["dtype_in"].isin(["float16", "bfloat16"]) & table["compute"].eq("float32")
     keep &= table["dtype_in"].eq(table["dtype_out"])
     keep &= table["kernel"].ne(AT_ITS_BEST)
     rows = table[keep & table["fused"].eq("") & table["mma_shape"].eq("")].copy()

@@ -196,6 +196,11 @@ def method(folder: Folder) -> list[str]:
         "reference element by element and with exact integers. A kernel that is wrong gets a "
         "status, not a time. Only the latest row of a kernel and case counts."
     ]
+    if unknown := int((~table["run"].isin(folder.runs)).sum()):
+        said.append(
+            f"{unknown} of them are of runs that environment.json says nothing about: nobody knows "
+            "on which GPU and with which versions they were made."
+        )
     data = ", ".join(sorted(set(table["data"]) - {""}))
     if data:
         said.append(f"Operands: {data}; each row keeps its seed.")

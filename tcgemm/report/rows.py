@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..bench import store
+from ..bench.case import DATA
 from ..bench.cases import DTYPES_IN, DTYPES_OUT, LAYOUTS, MODES
 from ..errors import ResultsError
+from .derive import AMONG_OTHERS
 
 NAMED: dict[str, tuple[str, ...]] = {
     "status": store.STATUSES,
@@ -21,6 +23,9 @@ NAMED: dict[str, tuple[str, ...]] = {
     "dtype_out": DTYPES_OUT,
     "compute": (*MODES, ""),
     "layout": LAYOUTS,
+    "chosen": ("yes", "no", ""),
+    "among": ("alone", *AMONG_OTHERS, ""),
+    "data": (*DATA, ""),
 }
 """Column -> what it may hold."""
 

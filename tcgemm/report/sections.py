@@ -17,6 +17,7 @@ from .derive import (
     CASE,
     DISPLAY,
     best,
+    of_normal_data,
     pairs_text,
     plain,
     rate_text,
@@ -53,7 +54,7 @@ def sections(folder: Folder) -> list[Section]:
     """The tables that the folder has rows for."""
     if not folder.on_gpu:
         return []
-    timed = folder.table[folder.table["tflops"].notna()]
+    timed = of_normal_data(folder.table[folder.table["tflops"].notna()])
     made = [
         make(timed)
         for make in (_suites, _at_its_best, _type_pairs, _transposed_b, _wmma_shapes, _fused)

@@ -61,14 +61,20 @@ def load(path: Path) -> Several:
     check_depth(path / store.ENVIRONMENT, runs)
     runs = printable_facts(runs)
     rows = list(latest.values())
-    last = runs.get(rows[-1]["run"], {}) if rows else {}
+    last = runs.get(rows[-1]["run"], {}) if rows else next(reversed(runs.values()), {})
+    gpus = {str(runs[run].get("gpu") or "no GPU") for run in {r["run"] for r in rows} & set(runs)}
+    if len(gpus) > 1:
+        raise ResultsError(
+            f"{path} mixes runs of {' and '.join(sorted(gpus))}: keep one folder for each GPU, and "
+            "measure the other again with 'tcgemm bench --several --out DIR'"
+        )
     worlds = {int(row["world"]) for row in rows}
     if len(worlds) > 1:
         raise ResultsError(
             f"{path / SEVERAL} mixes {' and '.join(map(str, sorted(worlds)))} ranks: keep a folder "
             "for each number"
         )
-    count = worlds.pop() if worlds else 0
+    count = worlds.pop() if worlds else last.get("world", 0)
     name = f"{count} × {last.get('gpu') or 'CPU'}"
     return Several(path, name, f"several-{path.resolve().name}", rows, read_stamps(path), runs)
 
@@ -104,15 +110,19 @@ def hidden(row: Mapping[str, Any]) -> float | None:
 def sentence(folder: Several) -> str:
     """What the folder says, in one sentence."""
     planned = [r for r in folder.timed if r["contender"] == "planned" and r["ratio_nccl"]]
+    if not folder.rows:
+        return f"{folder.name}: the results file holds no row yet."
     if not planned:
         right = sum(row["status"] == "ok" for row in folder.rows)
         return f"{folder.name}: {right} of {len(folder.rows)} results are right; nothing was timed."
     mean = geometric_mean(row["ratio_nccl"] for row in planned)
     worst = min(row["ratio_nccl"] for row in planned)
+    bad = sum(r["contender"] == "planned" and r["status"] != "ok" for r in folder.rows)
+    more = f" {bad} more {'is' if bad == 1 else 'are'} not ok, and not counted." if bad else ""
     return (
         f"Over {folder.name}, tensor-parallel layers as tcgemm plans them run {mean:.2f} times as "
         f"fast as NCCL and cuBLAS one after the other ({len(planned)} cases, geometric mean), and "
-        f"{worst:.2f} times in the worst case."
+        f"{worst:.2f} times in the worst case.{more}"
     )
 
 
@@ -145,7 +155,9 @@ def _summary(folder: Several) -> Section:
         "Geometric means over the layers. Times are those of the slowest rank; contenders ran in "
         "turns, and a ratio is the median of rounds. The limit is the longer of the product alone "
         "(cuBLAS) and the bare transfer over the links. “Hidden” is the share of the time that "
-        "NCCL adds to the product and that the call does not take.",
+        "NCCL adds to the product and that the call does not take, and 0 % where the call takes "
+        "even longer; the mean of the cases is shown. “(of 3)” behind a mean: only so many cases "
+        "have that time.",
         ["contender", "M", "operation", "cases", "over NCCL + cuBLAS", "its worst case's ratio",
          "over torch's fused", "of the limit", "hidden"],
         rows,
@@ -159,7 +171,8 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if not known:
             return "–"
         of = geometric_mean(known)
-        return f"{100 * of:.0f} %" if percent else f"{of:.2f}"
+        fewer = f" (of {len(known)})" if len(known) < len(rows) else ""
+        return (f"{100 * of:.0f} %" if percent else f"{of:.2f}") + fewer
 
     worst = min((row["ratio_nccl"] for row in rows if row["ratio_nccl"]), default=None)
     shares = [share for share in map(hidden, rows) if share is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from .derive import BASELINE, pairs_text, rate_text
+from .derive import BASELINE, of_normal_data, pairs_text, rate_text
 from .folder import Folder
 from .sections import Section
 
@@ -73,7 +73,8 @@ def _summary(table: pd.DataFrame, on_gpu: bool) -> tuple[list[str], list[list[st
         row = [str(backend), str(kernel), *(str(int(counts.get(s, 0))) for s in statuses)]
         row.append("not checked" if np.isnan(worst) else f"{worst:.3g}")
         if on_gpu:
-            rate, ratio = of["paired_tflops"].max(), of["ratio_p50"].median()
+            timed = of_normal_data(of)
+            rate, ratio = timed["paired_tflops"].max(), timed["ratio_p50"].median()
             row.append("not timed" if np.isnan(rate) else rate_text(rate))
             if backend == BASELINE:
                 row.append("is cuBLAS")

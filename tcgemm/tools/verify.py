@@ -74,6 +74,7 @@ def verify(
     from rich.markup import escape
 
     from .. import dispatch
+    from ..errors import ResultsError
     from ..own import register
     from ..verify import judge
 
@@ -87,6 +88,8 @@ def verify(
     tasks = list(
         _tasks(backend or [], register.names(kernel or []), dtype or [], fuzz, seed, device, edges)
     )
+    if not tasks:
+        raise OperandError("nothing to verify: --no-edges leaves --fuzz, and that is 0")
     started = time.perf_counter()
     tallies: dict[str, Tally] = {}
     for name, call, outcome in _run(tasks, workers or _workers(device), device, seconds):
@@ -99,9 +102,13 @@ def verify(
     if not bad:
         return
     for number, (name, call, outcome) in enumerate(bad[:MOST_SAVED]):
-        path = out / f"{name.replace('/', '-')}-{number}.pt"
-        judge.save(path, dispatch.named(name), call)
         console.print(escape(f"{name}: {call}: {outcome.reason}"), soft_wrap=True)
+        path = out / f"{name.replace('/', '-')}-{number}.pt"
+        try:
+            judge.save(path, dispatch.named(name), call)
+        except ResultsError as error:
+            console.print(escape(f"  not saved: {error}"), soft_wrap=True)
+            continue
         console.print(f"  tcgemm verify --replay {escape(str(path))}", soft_wrap=True)
     if len(bad) > MOST_SAVED:
         console.print(f"{len(bad) - MOST_SAVED} more failing calls are not saved")
@@ -222,15 +229,36 @@ def _chunks_done(
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
 
     spawn = multiprocessing.get_context("spawn")
+    lost = []  # one process that dies takes all chunks that are not done with it
     with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-        running = [pool.submit(_outcomes, chunk, device) for chunk in chunks]
+        running = {pool.submit(_outcomes, chunk, device): chunk for chunk in chunks}
         try:
             for done in as_completed(running):
-                yield done.result()
+                try:
+                    outcomes = done.result()
+                except BrokenProcessPool:
+                    lost.append(running[done])
+                    continue
+                yield outcomes
         finally:  # also where the caller has seen enough
             pool.shutdown(cancel_futures=True)
+    for chunk in lost:
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            try:
+                outcomes = pool.submit(_outcomes, chunk, device).result()
+            except BrokenProcessPool:
+                outcomes = [(name, call, _died(len(chunk))) for name, call in chunk]
+        yield outcomes
+
+
+def _died(calls: int) -> Outcome:
+    """What is known of each of so many calls whose process died."""
+    from ..verify.judge import Outcome
+
+    return Outcome("failed", reason=f"its process died, at this or another of {calls} calls")
 
 
 def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Call, Outcome]]:

@@ -147,14 +147,24 @@ def limited(row: Kernel) -> bool:
 
 def tile_of(row: Kernel, pair: tuple[str, str, str], device: str) -> dict[str, int]:
     """The row's plan for a small product of the pair: BLOCK_M, BLOCK_N, ... where it has them."""
-    size = 128
-    problem = Problem.stored(
-        size, size, size, pair[0], pair[1],
-        device=device, capability=(9, 0) if device == "cuda" else None, compute=pair[2],
-    )  # fmt: skip
+    problem = _of_pair(pair, device)
     if row.why_not(problem) is not None:
         return {}
     return {name: value for name, value in row.plan(problem).items() if isinstance(value, int)}
+
+
+def mma_shapes_of(row: Kernel, pair: tuple[str, str, str], device: str) -> list[str]:
+    """The row's WMMA shapes that the pair has: a call that names another is refused."""
+    every = row.mma_shapes
+    return [s for s in every if row.why_not(_of_pair(pair, device, mma_shape=s)) is None]
+
+
+def _of_pair(pair: tuple[str, str, str], device: str, **asked: Any) -> Problem:
+    """A small product of a pair."""
+    return Problem.stored(
+        128, 128, 128, pair[0], pair[1],
+        device=device, capability=(9, 0) if device == "cuda" else None, compute=pair[2], **asked,
+    )  # fmt: skip
 
 
 def draw(row: Kernel, choose: Choose, device: str, most: int) -> Call:
@@ -224,7 +234,7 @@ def draw(row: Kernel, choose: Choose, device: str, most: int) -> Call:
         scales=choose(("", "tensor", "row"))
         if "scales" in fuses and dtype_in.startswith("float8")
         else "",
-        mma_shape=choose(("", *row.mma_shapes)),
+        mma_shape=choose(("", *mma_shapes_of(row, pair, device))),
         special=special,
         exact=exact,
         seed=choose(range(1000)),
@@ -265,7 +275,7 @@ def edge_calls(row: Kernel, device: str) -> Iterator[Call]:
                 yield replace(base, exact=True)
         first = pair[0] not in {before[0] for before in pairs_of(row)[:index]}
         yield from fused_calls(row, pair, alone=first or device == "cuda")
-        for shape in row.mma_shapes:
+        for shape in mma_shapes_of(row, pair, device):
             yield Call(64, 64, 64, mma_shape=shape, **of_pair)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from .. import accuracy, dispatch
 from ..accuracy import as_dtype, poisoned
 from ..call import gemm
 from ..epilogue import FUNCTIONS
-from ..errors import TcgemmError, UnsupportedError
+from ..errors import OperandError, ResultsError, TcgemmError, UnsupportedError, first_line
 from ..problem import Fusion
 from .calls import Call, Stored, from_dict
 
@@ -304,16 +305,40 @@ def _changed(made: Made, before: dict[str, torch.Tensor]) -> str:
 
 
 def save(path: Path, row: dispatch.Kernel, call: Call) -> None:
-    """The operands of a call and the kernel's name, for ``replay``."""
+    """The operands of a call and the kernel's name, for ``replay``.
+
+    Raises ResultsError where the file cannot be written.
+    """
     made = make(call)
     tensors = {name: getattr(made, name) for name in Made.__slots__}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"kernel": row.full_name, "call": asdict(call), **tensors}, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            torch.save({"kernel": row.full_name, "call": asdict(call), **tensors}, file)
+    except OSError as error:
+        raise ResultsError(
+            f"{path} cannot be written ({error.strerror}): choose another folder with --out"
+        ) from None
 
 
 def replay(path: Path, device: torch.device | str) -> tuple[dispatch.Kernel, Call, Outcome]:
-    """Run and judge again what ``save`` wrote."""
-    data = torch.load(path, map_location=device, weights_only=True)
-    row = dispatch.named(data.pop("kernel"))
-    call = from_dict(data.pop("call"))
-    return row, call, judge(row, call, Made(**data))
+    """Run and judge again what ``save`` wrote: on the operands that it holds, then, where that is
+    right, repeated as ``check_repeated`` does.
+
+    Raises OperandError where the file is none that ``save`` wrote.
+    """
+    try:
+        data = torch.load(path, map_location=device, weights_only=True)
+        name, call = data.pop("kernel"), from_dict(data.pop("call"))
+        made = Made(**data)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, *_OF_ANOTHER_KIND) as error:
+        raise OperandError(
+            f"{path} is no call that this version of 'tcgemm verify' saved: {first_line(error)}"
+        ) from None
+    row = dispatch.named(name)
+    outcome = judge(row, call, made)
+    return row, call, outcome if outcome.status != "ok" else check_repeated(row, call, device)
+
+
+_OF_ANOTHER_KIND = (TypeError, KeyError, AttributeError, ValueError)
+"""What reading a file raises that holds other things than ``save`` puts there."""

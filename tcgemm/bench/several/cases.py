@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ...dist.options import ALL_GATHER, OPS, REDUCE_SCATTER
-from ...errors import OperandError, ResultsError
-from ...files import locked
+from ...errors import OperandError
 from ...problem import OUTPUTS
 from ...vocabulary import either, sizes_of
-from ..store import cell
+from ..appended import Appended
 
 SEVERAL = "several.csv"
 STAMPS = "several_stamps.csv"
@@ -138,58 +134,7 @@ CHECKED = ("8x24x48", "7x12x24")
 """Instead of the suite where there is no GPU: small, and with rows that do not divide."""
 
 
-def read(folder: Path) -> list[dict[str, str]]:
-    """The rows of ``several.csv``; none where there is no such file."""
-    return _rows(folder / SEVERAL, tuple(COLUMNS))
-
-
-def read_stamps(folder: Path) -> list[dict[str, str]]:
-    """The rows of ``several_stamps.csv``; none where there is no such file."""
-    return _rows(folder / STAMPS, STAMP_COLUMNS)
-
-
-def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != columns:
-            raise ResultsError(
-                f"{path} has other columns than this version writes: move it away and run "
-                "'tcgemm bench --several' again"
-            )
-        rows = list(reader)
-    for number, row in enumerate(rows, start=2):
-        if None in row or None in row.values():
-            raise ResultsError(
-                f"{path}: line {number} has another number of cells than the header: remove it"
-            )
-    return rows
-
-
-def append(folder: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    """Add rows to the folder's ``several.csv``. Raises ResultsError where it has other columns."""
-    return _append(folder / SEVERAL, tuple(COLUMNS), rows)
-
-
-def append_stamps(folder: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    """Add rows to the folder's ``several_stamps.csv``."""
-    return _append(folder / STAMPS, STAMP_COLUMNS, rows)
-
-
-def _append(path: Path, columns: tuple[str, ...], rows: Sequence[Mapping[str, object]]) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _rows(path, columns)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        if not path.is_file():
-            writer.writerow(columns)
-        writer.writerows([cell(row.get(name)) for name in columns] for row in rows)
-        with locked(path), path.open("a", newline="") as file:
-            file.write(text.getvalue())
-    except OSError as error:
-        raise ResultsError(
-            f"{path} cannot be written ({error.strerror}): choose another folder with --out"
-        ) from None
-    return path
+_ROWS = Appended(SEVERAL, tuple(COLUMNS), "tcgemm bench --several")
+_STAMPS = Appended(STAMPS, STAMP_COLUMNS, "tcgemm bench --several --timeline")
+read, append = _ROWS.read, _ROWS.append
+read_stamps, append_stamps = _STAMPS.read, _STAMPS.append

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import OperandError, ResultsError
-from .cases import CHECKED, ROWS, Case, append, append_stamps, read, suite
+from .cases import CHECKED, ROWS, SEVERAL, Case, append, append_stamps, read, suite
 
 NO_MULTICAST = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1",
@@ -136,7 +136,8 @@ def _run(
             print(f"{time.monotonic() - began:.0f} s: compiled", flush=True)
     trouble = 0
     for number, case in enumerate(cases, start=1):
-        if _key({name: str(getattr(case, name)) for name in KEY}) in told[0]:
+        of_case = {name: str(getattr(case, name)) for name in Case.__slots__} | {"seed": str(seed)}
+        if {_key({**of_case, "contender": name}) for name in run.kept(languages)} <= told[0]:
             continue
         rows, stamps = run.run_case(
             case, ranks, device, seed=seed, budget_s=budget_s, backend=backend,
@@ -158,7 +159,7 @@ def _run(
         sys.exit(1)
 
 
-KEY = ("world", "op", "M", "N", "K", "dtype")
+KEY = ("world", "op", "M", "N", "K", "dtype", "contender", "seed")
 
 
 def _key(row: Any) -> tuple[str, ...]:
@@ -169,7 +170,7 @@ def _begin(folder: Path, run: str, world: int) -> None:
     """Put the facts of the run beside those of others of the same GPU and number of ranks."""
     import json
 
-    from ...files import write_whole
+    from ...files import locked, write_whole
     from .. import environment, store
 
     read(folder)
@@ -177,16 +178,18 @@ def _begin(folder: Path, run: str, world: int) -> None:
         "world": world, "no_multicast": sorted(NO_MULTICAST),
         "nccl": _nccl(),
     }  # fmt: skip
-    runs = store.read_environment(folder)
-    for of in runs.values():
+    for of in store.read_environment(folder).values():
         if (of.get("gpu_slug"), of.get("world")) != (facts["gpu_slug"], world):
             raise ResultsError(
                 f"{folder} holds results of {of.get('gpu_slug')} x {of.get('world')}, and this is "
                 f"{facts['gpu_slug']} x {world}: choose another folder with --out"
             )
+    path = folder / store.ENVIRONMENT
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / store.ENVIRONMENT, json.dumps({**runs, run: facts}, indent=2) + "\n")
+        with locked(folder / SEVERAL):
+            runs = store.read_environment(folder) | {run: facts}
+            write_whole(path, json.dumps(runs, indent=2) + "\n")
     except OSError as error:
         raise ResultsError(f"{folder} cannot be written ({error.strerror})") from None
 

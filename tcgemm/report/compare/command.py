@@ -57,13 +57,17 @@ def compare(
     before, after = (sides.side(text, folder) for text in (a, b))
     sides.check_comparable(before, after)
     table = verdicts.cases(before.rows, after.rows, tolerance / 100)
+    broken = verdicts.lost(before.rows, after.rows)
     if table.empty:
+        for each in broken:
+            typer.echo(f"No longer ok: {each}")
+        if fail and broken:
+            raise typer.Exit(1)
         raise ResultsError(
             f"{before.name} and {after.name} share no case that each timed beside cuBLAS in a run "
             "of its own: measure the same suite, kernels, dtypes and layouts on both sides"
         )
     of_kernels = verdicts.kernels(table, tolerance / 100)
-    broken = verdicts.lost(before.rows, after.rows)
     notes = [*sides.differences(before, after), *(f"No longer ok: {each}" for each in broken)]
     console = Console()
 

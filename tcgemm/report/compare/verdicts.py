@@ -53,14 +53,21 @@ KEY = ["backend", "kernel", *CASE_COLUMNS, "beside"]
 
 
 def latest(rows: Iterable[Mapping[str, str]]) -> pd.DataFrame:
-    """The last row of each kernel and case, but the baseline's, with numbers for ratios."""
+    """The last row of each kernel and case, but the baseline's, with numbers for ratios.
+
+    What it was timed among counts where the same run gave it: a later run may have found the kernel
+    wrong, or may not have timed it among others.
+    """
     frame = pd.DataFrame(list(rows), dtype=str)
     if frame.empty:
         return pd.DataFrame(columns=[*KEY, "run", "status", "reason", *RATIOS, "rounds"])
     frame["beside"] = frame["among"].where(frame["among"].isin(AMONG_OTHERS), "")
     frame["data"] = frame["data"].replace("", NORMAL)
     is_baseline = frame["backend"].eq(BASELINE) & frame["kernel"].eq(BASELINE)
-    frame = frame[~is_baseline].drop_duplicates(KEY, keep="last").copy()
+    frame = frame[~is_baseline].drop_duplicates(KEY, keep="last")
+    by_itself = frame["run"].where(frame["beside"].eq(""))
+    last_run = by_itself.groupby([frame[name] for name in KEY[:-1]]).transform("last")
+    frame = frame[frame["run"].eq(last_run) | last_run.isna()].copy()
     for name in (*RATIOS, "rounds"):
         frame[name] = pd.to_numeric(frame[name], errors="coerce")
     return frame

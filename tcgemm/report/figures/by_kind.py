@@ -90,9 +90,10 @@ def _panel(ax: Axes, answer: Answer, rows: bool) -> None:
     )  # fmt: skip
     y, names = 0.0, {}
     for kind, shares in answer.shares.items():
-        cases = max(len(share.rows) for share in shares)
+        counts = sorted({len(share.rows) for share in shares})
+        cases = " or ".join(f"{count:,}" for count in counts)
         ax.annotate(
-            f"{kind}, {cases:,} case{'s' * (cases > 1)}", (0, y - 0.1),
+            f"{kind}, {cases} case{'s' * (counts[-1] > 1)}", (0, y - 0.1),
             xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
             va="center", fontsize=9, color=INK,
             fontweight="bold", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1}, zorder=4,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ... import options
+from ... import commands, options
 from ...bench.case import Case
 from ...bench.cases import build
 from ...errors import OperandError, UnknownNameError, UnsupportedError
@@ -24,6 +24,7 @@ from .user_table import keep, read_table, rows_of
 
 
 def tune(
+    ctx: typer.Context,
     shape: Annotated[
         list[str] | None, typer.Option(help="A problem to tune. Repeatable.", metavar="MxNxK")
     ] = None,
@@ -61,6 +62,8 @@ def tune(
     cuda-configs-GPU.json) in TCGEMM_CACHE_DIR (~/.cache/tcgemm unless set), which every later call
     prefers.
     """
+    if shape:
+        commands.refuse(ctx, ("suite",), "--shape is given in its place")
     cases = _cases(shape, suite, dtype, out_dtype, layout)
     if backend not in TUNABLE:
         raise UnknownNameError(
