@@ -6,8 +6,10 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .call import gemm
+from .dispatch import check_backend
 from .ops import eager_product
 from .tensors import check_kind, traces
+from .vocabulary import check_epilogue
 
 
 def linear(
@@ -58,3 +60,10 @@ def linear(
         backend=backend,
         kernel=kernel,
     )
+
+
+def check_names(epilogue: str | None, backend: str | None) -> None:
+    """What a layer is told by name; raises OperandError, UnknownNameError."""
+    check_epilogue("", epilogue)
+    if backend is not None:
+        check_backend(backend)
