@@ -110,7 +110,9 @@ def output_dtype(
 ) -> torch.dtype:
     """The dtype of C, checked against the type pairs."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise OperandTypeError(f"out_dtype is a {type(out_dtype).__name__}, not a torch.dtype")
+        raise OperandTypeError(
+            f"out_dtype is a {type(out_dtype).__name__}, not a torch.dtype: pass e.g. torch.float32"
+        )
     allowed = OUTPUTS[dtype_name(a.dtype)]
     if out_dtype is None and out is None:
         dtype: torch.dtype = getattr(torch, allowed[0])
