@@ -116,7 +116,7 @@ def check_differ(rank):
         ),
     }
     for words, call in refused.items():
-        with pytest.raises(TcgemmError, match=f"rank 1 of 2: .*{words}") as caught:
+        with pytest.raises(TcgemmError, match=rf"rank 1 of 2: .*{words}") as caught:
             call(rank == 1)
         assert (type(caught.value) is PeerError) == (rank == 0)
 
