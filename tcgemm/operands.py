@@ -242,10 +242,15 @@ def check_factors(
                     f"{name} is {factor} and {dtype} products are summed in int32: a whole number "
                     "fits"
                 )
-            factor = (int(factor) + 2**31) % 2**32 - 2**31
+            factor = modulo_32_bits(int(factor))
         factors.append(as_float(name, factor))
     check_epilogue(dtype, epilogue)
     return factors[0], factors[1]
+
+
+def modulo_32_bits(factor: int) -> int:
+    """A factor of integer products as int32 holds it."""
+    return (factor + 2**31) % 2**32 - 2**31
 
 
 def self_overlaps(t: torch.Tensor) -> bool:

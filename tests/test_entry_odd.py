@@ -184,3 +184,17 @@ def test_threads_go_on_as_overrides_begin_and_end():
     with tcgemm.override_aten("cublas"):
         assert where() == "cublas"
     assert where() is None
+
+
+def test_factors_in_a_graph_are_those_of_a_call():
+    def call(a, alpha):
+        return tcgemm.gemm(a, a, alpha=alpha, **CUBLAS)
+
+    whole, x = torch.ones(2, 2, dtype=torch.int8), drawn(4, 4)
+    compiled = torch.compile(call, backend="aot_eager", dynamic=True)
+    for alpha in (2, 3, 2**60 + 1, -(2**61) - 3):
+        assert torch.equal(compiled(whole, alpha), call(whole, alpha))
+    for alpha in (2.5, np.float32(2), torch.tensor(3.0)):
+        torch.testing.assert_close(compiled(x, alpha), call(x, alpha))
+    with pytest.raises(UnsupportedError, match="alpha requires grad"):
+        compiled(x, torch.tensor(2.0, requires_grad=True))

@@ -8,7 +8,7 @@ import torch
 
 from ..batching import with_vectors
 from ..errors import UnsupportedError
-from ..operands import check_factors, check_scale, dtype_name
+from ..operands import check_factors, check_scale, dtype_name, modulo_32_bits
 from ..tensors import check_kind, has_no_memory, modes, transform
 from . import autocast, autograd, eager, operator, registered_late
 from .how import How
@@ -83,11 +83,28 @@ def traced(
     kernel: Any = None,
 ) -> torch.Tensor:
     """The call in a graph of torch.compile: one node, whose kernel is chosen when it runs."""
+    check_kind("A", a)
+    check_kind("B", b)
+    integer = not a.dtype.is_floating_point
+    alpha = _traced_factor("alpha", alpha, integer)
+    beta = _traced_factor("beta", beta, integer)
     how = How(
         alpha, beta, epilogue or "", out_dtype, compute or "", mma_shape or "", backend or "",
         kernel or "",
     )  # fmt: skip
     return _put(a, b, c, bias, scale_a, scale_b, how, out, _node)
+
+
+def _traced_factor(name: str, factor: Any, integer: bool) -> Any:
+    """A factor as the operator takes it, which has floats; the same number as ``check_factors``."""
+    if isinstance(factor, torch.Tensor) and factor.requires_grad:
+        raise UnsupportedError(
+            f"{name} requires grad, and a factor is taken as a number, without a gradient: "
+            "multiply the result by it"
+        )
+    if not isinstance(factor, (float, int)) and hasattr(factor, "item"):  # of 0-d tensors, numpy
+        factor = factor.item()
+    return modulo_32_bits(factor) if integer and isinstance(factor, int) else factor
 
 
 def _put(
