@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import warnings
 from typing import Any
@@ -61,6 +62,14 @@ def as_given(result: torch.Tensor, given: Any) -> Any:
 
 
 def _as_tensor(name: str, given: Any) -> torch.Tensor:
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(given, masked.MaskedArray):
+        raise OperandTypeError(
+            f"{name} is a masked array, of which a kernel sees the values and not the mask: pass "
+            ".filled(0), or .data"
+        )
+    if name == "out":
+        _check_written(given)
     try:
         if not _is_numpy(given):
             return torch.from_dlpack(given)
@@ -68,18 +77,50 @@ def _as_tensor(name: str, given: Any) -> torch.Tensor:
         size = plain.itemsize
         if any(step < 0 or step % size for step in plain.strides):
             plain = plain.copy()
-        if name == "out" and plain is not given:
-            raise TypeError("its strides or byte order are none that torch has")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of read-only arrays: only ``out`` is written
-            if name == "out" and not given.flags.writeable:
-                raise TypeError("it is read-only")
             return torch.from_numpy(plain)
     except (TypeError, BufferError, RuntimeError, ValueError) as error:
         raise OperandTypeError(
             f"{name} is a {_kind(given)} of dtype {getattr(given, 'dtype', 'unknown')} that torch "
             f"cannot take: convert it, e.g. to float32 ({error})"
         ) from error
+
+
+def _check_written(out: Any) -> None:
+    """Raise OperandTypeError for memory that nobody may write, or that torch cannot."""
+    if _is_numpy(out):
+        read_only = not out.flags.writeable
+        if not out.dtype.isnative or any(step < 0 or step % out.itemsize for step in out.strides):
+            raise OperandTypeError(
+                f"out has strides {out.strides} and dtype {out.dtype.str}, and torch writes no "
+                "negative strides and no other byte order: pass a new array, and copy from it"
+            )
+    else:
+        read_only = _marked_read_only(out)
+    if read_only:
+        raise OperandTypeError(
+            f"out is a {_kind(out)} that is read-only: pass an array that may be written, e.g. a "
+            "copy"
+        )
+
+
+_FLAGS_AT, _READ_ONLY = 24, 1
+"""Of DLPack's DLManagedTensorVersioned: bytes before its flags, and one of these."""
+
+
+def _marked_read_only(given: Any) -> bool:
+    """Whether DLPack says that nobody may write the array; torch does not look."""
+    try:
+        capsule = given.__dlpack__(max_version=(1, 0))
+        address = ctypes.pythonapi.PyCapsule_GetPointer
+        address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        start = address(capsule, b"dltensor_versioned")
+    except (TypeError, ValueError):  # of an older version of DLPack, which knows no flags
+        return False
+    except BufferError:
+        return True
+    return bool(ctypes.c_uint64.from_address(start + _FLAGS_AT).value & _READ_ONLY)
 
 
 def _is_numpy(given: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -260,7 +260,10 @@ def _elsewhere(problem: Problem, backend: str) -> str:
     ]
     if others:
         return "backends that take it: " + ", ".join(f"backend={name!r}" for name in others)
-    if problem.device == "cpu":
+    on_gpu = replace(problem, device="cuda")
+    if problem.device == "cpu" and any(
+        row.why_not(on_gpu) is None for name in BACKENDS for row in ladder(name)
+    ):
         return "move the operands to a GPU with .cuda()"
     return "no backend takes it"
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from .arrays import as_given, as_tensors, is_array
 from .call import gemm
+from .dispatch import check_backend
+from .errors import OperandError
+from .operands import shape_of
 from .ops import eager_product
 from .tensors import check_kind, traces
+from .vocabulary import check_epilogue
 
 
 def linear(
@@ -24,7 +31,7 @@ def linear(
     """epilogue(x @ weight.T + bias), in one kernel.
 
     Args:
-        x: [..., K].
+        x: [..., K]; a tensor or, as for ``gemm``, an array, and then all are such.
         weight: [N, K], the dtype and device of x.
         bias: [N], added to each row; the dtype of the result.
         epilogue: one of problem.EPILOGUES, e.g. "relu" or "gelu" (with erf), applied last.
@@ -46,8 +53,14 @@ def linear(
                 linear, (x,), x, weight, bias, epilogue, out_dtype=out_dtype, compute=compute,
                 backend=backend, kernel=kernel,
             )  # fmt: skip
+        if is_array(x):
+            return _of_arrays(
+                x, weight, bias, epilogue=epilogue, out_dtype=out_dtype, compute=compute,
+                backend=backend, kernel=kernel,
+            )  # fmt: skip
         if not isinstance(weight, torch.Tensor):
-            check_kind("B", weight)
+            check_kind("weight", weight)
+        _check_features(x, weight)
     return gemm(
         x,
         weight.mT if weight.dim() > 1 else weight,
@@ -58,3 +71,30 @@ def linear(
         backend=backend,
         kernel=kernel,
     )
+
+
+def _of_arrays(x: Any, weight: Any, bias: Any, **asked: Any) -> Any:
+    others = (None,) * 9
+    x_tensor, weight, _, _, _, bias, *_ = as_tensors((x, weight, None, 1.0, 0.0, bias, *others))
+    return as_given(linear(x_tensor, weight, bias, **asked), x)
+
+
+def _check_features(x: Any, weight: torch.Tensor) -> None:
+    if not isinstance(x, torch.Tensor) or x.is_nested or weight.is_nested:
+        return
+    if not (x.dim() and weight.dim()):
+        return
+    of_x, of_weight = x.shape[-1], weight.shape[-1]
+    if of_x != of_weight:
+        cure = "; weight.mT would fit" if weight.dim() > 1 and of_x == weight.shape[-2] else ""
+        raise OperandError(
+            f"x is {shape_of(x)} and weight {shape_of(weight)}: both end in the features that are "
+            f"summed over, and x has {of_x} and weight {of_weight}{cure}"
+        )
+
+
+def check_names(epilogue: str | None, backend: str | None) -> None:
+    """What a layer is told by name; raises OperandError, UnknownNameError."""
+    check_epilogue("", epilogue)
+    if backend is not None:
+        check_backend(backend)

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from .dispatch import ladder
-from .errors import OperandError
-from .linears import linear
+from .linears import check_names, linear
 from .ops import eager_product, register_late
-from .problem import EPILOGUES
 from .tensors import traces
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ class Linear(torch.nn.Linear):
     Args:
         in_features, out_features, bias, device, dtype: as for torch.nn.Linear.
         epilogue: one of problem.EPILOGUES, e.g. "relu" or "gelu", applied to the result.
-        backend: "triton", "cuda" or "cublas"; by default that of each call.
+        backend: "triton", "cuda", "cublas" or "auto"; by default that of each call.
         accumulate: add the weight's gradient to a ``.grad`` that is there in the product that makes
             it, rounded once, instead of in a pass of its own: for several backward passes before
             a step. Where somebody else has to see the gradient (hooks of the weight,
@@ -58,9 +55,7 @@ class Linear(torch.nn.Linear):
         accumulate: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        if epilogue and epilogue not in EPILOGUES:
-            raise OperandError(f"unknown epilogue {epilogue!r}: choose from {', '.join(EPILOGUES)}")
-        _check_backend(backend)
+        check_names(epilogue, backend)
         self.epilogue, self.backend, self.accumulate = epilogue, backend, accumulate
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -102,7 +97,7 @@ def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool
     Returns:
         The model itself.
     """
-    _check_backend(backend)
+    check_names(None, backend)
     for module in model.modules():
         if type(module) is torch.nn.Linear:
             module.__class__ = Linear
@@ -110,8 +105,3 @@ def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool
             module.backend, module.accumulate = backend, accumulate
     register_late()
     return model
-
-
-def _check_backend(backend: str | None) -> None:
-    if backend is not None:
-        ladder(backend)

@@ -110,7 +110,9 @@ def output_dtype(
 ) -> torch.dtype:
     """The dtype of C, checked against the type pairs."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise OperandTypeError(f"out_dtype is a {type(out_dtype).__name__}, not a torch.dtype")
+        raise OperandTypeError(
+            f"out_dtype is a {type(out_dtype).__name__}, not a torch.dtype: pass e.g. torch.float32"
+        )
     allowed = OUTPUTS[dtype_name(a.dtype)]
     if out_dtype is None and out is None:
         dtype: torch.dtype = getattr(torch, allowed[0])
@@ -240,10 +242,15 @@ def check_factors(
                     f"{name} is {factor} and {dtype} products are summed in int32: a whole number "
                     "fits"
                 )
-            factor = (int(factor) + 2**31) % 2**32 - 2**31
+            factor = modulo_32_bits(int(factor))
         factors.append(as_float(name, factor))
     check_epilogue(dtype, epilogue)
     return factors[0], factors[1]
+
+
+def modulo_32_bits(factor: int) -> int:
+    """A factor of integer products as int32 holds it."""
+    return (factor + 2**31) % 2**32 - 2**31
 
 
 def self_overlaps(t: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from .dispatch import check_backend, default_backend
 from .errors import OperandError, OperandTypeError, UnsupportedError
@@ -39,6 +40,9 @@ class Ran(NamedTuple):
 _counts: Counter[tuple[str, str, str]] = Counter()
 _lock = threading.Lock()
 _backends: list[str] = []
+"""Of the regions that are open, the inner ones last."""
+_callers: set[int] = set()
+"""Threads that have multiplied under it."""
 _inside = threading.local()
 
 
@@ -63,7 +67,9 @@ def override_aten(backend: str | None = None) -> Iterator[None]:
     them: matmul, linear, einsum, ``@``. What is refused runs on torch's kernel, and is counted with
     its reason in ``stats()``. float32 is multiplied at float32's accuracy, or as tf32 where
     torch.set_float32_matmul_precision allows it. It holds for all threads of the process; of two,
-    the inner one holds. What torch.compile has made within it or before it is left as it is.
+    the inner one holds. Where other threads that have multiplied within it go on after its end,
+    torch's kernels are called by way of it until another one ends. What torch.compile has made
+    within it or before it is left as it is.
 
     Args:
         backend: "triton", "cuda", "cublas" or "auto"; by default TCGEMM_BACKEND, or "triton".
@@ -75,30 +81,39 @@ def override_aten(backend: str | None = None) -> Iterator[None]:
     name = backend or default_backend()
     check_backend(name)
     with _lock:
-        if not _backends:
+        if not _libraries:
             _install()
         _backends.append(name)
     try:
         yield
     finally:
         with _lock:
-            _backends.remove(name)
-            if not _backends:
+            last = len(_backends) - 1 - _backends[::-1].index(name)
+            del _backends[last]
+            if not (_backends or _others_multiply()):
                 _libraries.clear()
+                _callers.clear()
 
 
 _libraries: list[Any] = []
 
 
+def _others_multiply() -> bool:
+    """Whether other threads may be in one of the kernels, which torch would free under them."""
+    here = threading.get_ident()
+    return any(t.ident in _callers and t.ident != here for t in threading.enumerate())
+
+
 def _install() -> None:
     library = torch.library.Library("aten", "IMPL")
-    _libraries.append(_Installed(library))
+    installed = _Installed(library)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that torch's kernel is replaced, which is meant
         for key in ("CPU", "CUDA"):
             for name, function in (("mm", _mm), ("addmm", _addmm), ("bmm", _bmm),
                                    ("baddbmm", _baddbmm)):  # fmt: skip
                 library.impl(name, function, key)
+    _libraries.append(installed)
 
 
 class _Installed:
@@ -133,14 +148,17 @@ _RANKS = {"mm": 2, "addmm": 2, "bmm": 3, "baddbmm": 3}
 def _product(
     name: str, operands: Any, a: Any, b: Any, c: Any = None, beta: Any = 0, alpha: Any = 1
 ) -> torch.Tensor:
-    if getattr(_inside, "active", False):  # the baseline multiplies by torch itself
+    backend = next(reversed(_backends), None)
+    # The baseline multiplies by torch itself, and so does a thread after the region's end.
+    if backend is None or getattr(_inside, "active", False):
         return _torchs(name, operands, alpha, beta)
+    _callers.add(threading.get_ident())
     reason = _not_ours(name, a, b, c, alpha, beta)
     if reason is None:
         _inside.active = True
         try:
-            with torch.no_grad():
-                arguments = _arguments(a, b, c, alpha, beta)
+            with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+                arguments = _arguments(a, b, c, alpha, beta, backend)
                 launch = launch_of(arguments)
                 result = run_launch(launch, arguments)
             where = launch.plans[0] if launch.plans else None
@@ -165,7 +183,7 @@ def _not_ours(name: str, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> str |
     return None
 
 
-def _arguments(a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> tuple[Any, ...]:
+def _arguments(a: Any, b: Any, c: Any, alpha: Any, beta: Any, backend: str) -> tuple[Any, ...]:
     """Of ``gemm``: a C that is one row, added once, is a bias, which more kernels fuse."""
     bias = None
     if c is not None and beta == 0:
@@ -177,14 +195,14 @@ def _arguments(a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> tuple[Any, ...]
         compute = "tf32"
     return (
         a, b, c, float(alpha), float(beta), bias, None, None, None, compute, None, None, None,
-        _backends[-1] if _backends else default_backend(), None,
+        backend, None,
     )  # fmt: skip
 
 
 def _torchs(name: str, operands: Any, alpha: Any, beta: Any) -> torch.Tensor:
     """By torch's kernel, which its form with out= still is."""
     factors = {"alpha": alpha, "beta": beta} if len(operands) == 3 else {}
-    out = operands[-1].new_empty(0)
+    out = operands[-2].new_empty(0)
     result: torch.Tensor = getattr(torch.ops.aten, name).out(*operands, **factors, out=out)
     return result
 

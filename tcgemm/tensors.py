@@ -121,7 +121,11 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
             f"{name} requires grad, and a factor is taken as a number, without a gradient: "
             "pass .item(), or multiply the result by it"
         )
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+    if (
+        forward_ad._current_level >= 0
+        and torch._C._is_fwd_grad_enabled()
+        and forward_ad.unpack_dual(tensor).tangent is not None
+    ):
         raise UnsupportedError(
             f"{name} carries a forward-mode tangent, and a factor is taken as a number, without "
             "a derivative: pass .item(), or multiply the result by it"
@@ -180,6 +184,11 @@ def check_kind(name: str, tensor: Any) -> None:
         raise OperandTypeError(
             f"{name} is a nested tensor: pass .to_padded_tensor(0.0), or its parts one by one"
         )
+    if tensor.is_quantized:
+        raise OperandTypeError(
+            f"{name} is quantized ({tensor.dtype}): pass .dequantize(), or .int_repr() for the "
+            "integers"
+        )
     if tensor.layout is not torch.strided:
         raise OperandTypeError(f"{name} is {tensor.layout}: convert it with .to_dense()")
 
@@ -222,6 +231,8 @@ def as_number(name: str, factor: Any) -> float | int:
         return factor
     if isinstance(factor, torch.Tensor) and factor.dim() == 0:
         check_tensor(name, factor)
+        if factor.is_meta:
+            raise OperandTypeError(f"{name} is on the meta device and has no value: pass a number")
         factor = factor.item()
     elif hasattr(factor, "dtype") and getattr(factor, "shape", None) == ():  # a numpy scalar
         factor = factor.item()

@@ -164,3 +164,14 @@ def test_rows_lie_as_torch_chunk_lays_them():
             chunks = [len(part) for part in torch.arange(M).chunk(world)] if M else []
             held = [last - first for first, last in (rows_of(M, world, r) for r in range(world))]
             assert held == [*chunks, *[0] * (world - len(chunks))]
+
+
+def test_what_is_explained_is_of_the_backend_that_is_named():
+    def way(backend):
+        return tcgemm.dist.explain("all_gather", 4096, 4096, 4096, world=4, backend=backend).plan
+
+    assert way(None) == way("auto")
+    for language in ("triton", "cuda"):
+        assert way(language).times.language == language
+    assert way("cublas").way == "sequence"
+    assert "'cublas' overlaps" in way("cublas").why

@@ -95,7 +95,7 @@ def test_what_is_no_argument_is_named_in_a_sentence(grad):
                 tcgemm.linear(x, w, **{**BACKEND, name: ["gelu"]})
         with pytest.raises(OperandTypeError, match="nested"):
             tcgemm.linear(torch.nested.nested_tensor([x.detach()] * 2), w, **BACKEND)
-        with pytest.raises(OperandTypeError, match="B is a list"):
+        with pytest.raises(OperandTypeError, match="weight is a list"):
             tcgemm.linear(x, [[1.0, 2.0, 3.0]], **BACKEND)
 
 

@@ -228,7 +228,7 @@ def test_transforms_of_torch_func():
         lambda f: lambda w, x: torch.func.jacrev(torch.func.jacfwd(f))(w, x[0]),
     ):
         assert torch.allclose(transform(mine)(w, x), transform(torchs)(w, x), atol=1e-3)
-    with pytest.raises(UnsupportedError, match="out belongs to a transform"):
+    with pytest.raises(UnsupportedError, match="out= is given within a transform"):
         torch.vmap(lambda out: tcgemm.matmul(x[0], w, out=out))(torch.empty(2, 4, 6))
 
 

@@ -6,18 +6,27 @@ Everything here is below autograd; operators.py records derivatives.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from ..description import describe
 from ..dispatch import AUTO, BACKEND_VARIABLE, check_backend
-from ..errors import OperandError, OperandTypeError, UnknownNameError, UnsupportedError
+from ..errors import (
+    OperandError,
+    OperandTypeError,
+    TcgemmError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from ..operands import check_disjoint, check_output, dtype_name, shape_of
 from ..problem import OUTPUTS, Problem
 from . import engine, sequence
 from .fitted import LANGUAGES
-from .groups import Ranks, check_device, check_same, named, ranks_of
+from .groups import Ranks, check_device, check_same, named, ranks_of, tell
 from .model import Host
 from .options import ALL_GATHER, Options
 from .planning import OVERLAPPED, SEQUENCE, WAYS, Plan, plan_of
@@ -62,11 +71,11 @@ def asked_of(
         raise UnknownNameError(f"unknown way {way!r}: choose from {', '.join(WAYS)}")
     if backend:
         check_backend(backend)
-    if debug is None:
-        debug = os.environ.get(DEBUG_VARIABLE) == "1"
+    if not isinstance(rows, int | torch.SymInt) or rows < 0:
+        raise OperandError(f"rows is {rows!r}: an int fits, the rows of all ranks, 0 or more")
     return Asked(
         rows, ranks.name, epilogue or "", out_dtype, compute or "", backend or "", kernel or "",
-        way or "", debug,
+        way or "", _debug(debug),
     )  # fmt: skip
 
 
@@ -140,8 +149,31 @@ def _check_scale(a: torch.Tensor, scale: Any) -> None:
         )
 
 
-def check_ranks_agree(call: Call, a: torch.Tensor, b: torch.Tensor) -> None:
-    """In a debug call: all ranks ask for the same."""
+@contextmanager
+def told_to_others(ranks: Ranks, debug: bool | None) -> Iterator[None]:
+    """What this rank finds wrong with its call the others hear, where calls are compared."""
+    try:
+        with named(ranks):
+            yield
+    except TcgemmError as error:
+        if _compared(ranks, _debug(debug)):
+            tell(ranks, error)
+        raise
+
+
+def _compared(ranks: Ranks, debug: bool) -> bool:
+    """Whether calls of all ranks are compared: gloo itself ends a process where they differ."""
+    return ranks.world > 1 and (debug or dist.get_backend(ranks.group) == "gloo")
+
+
+def _debug(given: bool | None) -> bool:
+    return os.environ.get(DEBUG_VARIABLE) == "1" if given is None else given
+
+
+def check_ranks_agree(
+    call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scale_a: Any
+) -> None:
+    """All ranks ask for the same."""
     asked = call.asked
     gathers = call.op == ALL_GATHER
     told: dict[str, Any] = {
@@ -150,6 +182,10 @@ def check_ranks_agree(call: Call, a: torch.Tensor, b: torch.Tensor) -> None:
         "the dtype of A": dtype_name(a.dtype),
         "the dtype of the result": dtype_name(call.dtype),
     }
+    if gathers:
+        told["whether scale_a is by rows"] = isinstance(scale_a, torch.Tensor) and scale_a.dim() > 0
+    else:
+        told["whether there is a bias"] = bias is not None
     if gathers or asked.way != SEQUENCE:
         told["K"] = a.shape[1]
     if not gathers or asked.way != SEQUENCE:
@@ -229,8 +265,8 @@ def run(
     """The result, and the gathered A where the way that was taken has it."""
     asked, ranks = call.asked, call.ranks
     with torch.no_grad(), named(ranks):
-        if asked.debug:
-            check_ranks_agree(call, a, b)
+        if _compared(ranks, asked.debug):
+            check_ranks_agree(call, a, b, bias, scale_a)
         chosen = plan(call, a, b, bias, (scale_a, scale_b))
         result = out
         if out is None or (chosen.way == OVERLAPPED and not out.is_contiguous()):

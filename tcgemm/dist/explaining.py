@@ -89,6 +89,7 @@ def explain(
     gpu: str = "h200",
     gpus_of_a_host: int = model.GPUS_OF_A_HOST,
     host_gb_s: float = model.HOST_GB_S,
+    backend: str | None = None,
 ) -> Explanation:
     """Which way a product over ranks would take, and why.
 
@@ -100,6 +101,7 @@ def explain(
         world: ranks, a GPU each.
         gpu: as in gpus.py.
         gpus_of_a_host, host_gb_s: for more ranks than a host has: GB/s for each GPU between hosts.
+        backend: as the call names it; by default the faster of the two languages.
 
     Returns:
         An Explanation: ``print`` it; ``plan`` and ``facts()`` have the numbers. Whether the
@@ -120,7 +122,11 @@ def explain(
     board = gpus.find(gpu)
     host = Host(board.slug, gpus_of_a_host, host_gb_s)
     local = (M, chunk_of(N, world), K) if op == ALL_GATHER else (M, N, chunk_of(K, world))
-    found = plan_of(op, *local, dtype, world, host, _why_not(host, world))
+    language = "" if backend in (None, "auto") else backend
+    why_not = _why_not(host, world)
+    if language not in ("", *fitted.LANGUAGES):
+        language, why_not = "", why_not or f"no product of backend {backend!r} overlaps"
+    found = plan_of(op, *local, dtype, world, host, why_not, language)
     return Explanation(op, world, (M, N, K), local, dtype, board.name, found)
 
 

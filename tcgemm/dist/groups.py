@@ -46,7 +46,12 @@ def ranks_of(group: Any = None) -> Ranks:
     if group is None:
         group = dist.group.WORLD
     elif isinstance(group, str):
-        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type,unused-ignore]
+        name, group = group, _of_name(group)
+        if group is None:
+            raise OperandError(
+                f"there is no process group named {name!r}: it was destroyed, or was never made; "
+                "make one with torch.distributed.new_group()"
+            )
     elif isinstance(group, dist.DeviceMesh):
         if group.ndim != 1:
             raise OperandError(
@@ -64,6 +69,28 @@ def ranks_of(group: Any = None) -> Ranks:
             "dimension, or None for all ranks"
         )
     return Ranks(group, group.group_name, group.rank(), group.size())
+
+
+def check_alive(ranks: Ranks) -> None:
+    """Raise OperandError where the process group was destroyed."""
+    if not is_alive(ranks.group):
+        raise OperandError(
+            f"rank {ranks.rank} of {ranks.world}: the process group was destroyed: make another "
+            "with torch.distributed.new_group()"
+        )
+
+
+def is_alive(group: Any) -> bool:
+    """Whether a process group has not been destroyed."""
+    return _of_name(group.group_name) is group
+
+
+def _of_name(name: str) -> Any:
+    """The process group of a name, or None."""
+    try:
+        return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type,unused-ignore]
+    except RuntimeError:
+        return None
 
 
 def check_device(ranks: Ranks, device: torch.device) -> None:
@@ -131,15 +158,24 @@ def _moved(t: torch.Tensor) -> torch.Tensor:
     return t.view(torch.uint8) if t.itemsize == 1 else t
 
 
+_REFUSED = "an error"
+
+
+def tell(ranks: Ranks, error: TcgemmError) -> None:
+    """Say to the ranks that compare their calls that this one makes none."""
+    _told(ranks, {_REFUSED: str(error)})
+
+
 def check_same(ranks: Ranks, told: dict[str, str]) -> None:
     """Raise PeerError where the ranks make different calls; itself a call of every rank.
 
     Args:
         told: what has to be the same on all ranks, by name.
     """
-    of_ranks: list[Any] = [None] * ranks.world
-    with moving(ranks, "the comparison of the calls"):
-        dist.all_gather_object(of_ranks, told, group=ranks.group)
+    of_ranks = _told(ranks, told)
+    for theirs in of_ranks:
+        if _REFUSED in theirs:
+            raise PeerError(f"another rank makes no call: {theirs[_REFUSED]}")
     for rank, theirs in enumerate(of_ranks):
         for name in {**of_ranks[0], **theirs}:
             first, other = of_ranks[0].get(name), theirs.get(name)
@@ -148,3 +184,10 @@ def check_same(ranks: Ranks, told: dict[str, str]) -> None:
                     f"the ranks make different calls: {name} is {first} on rank 0 and {other} on "
                     f"rank {rank}, and it has to be the same on all {ranks.world} ranks"
                 )
+
+
+def _told(ranks: Ranks, told: dict[str, str]) -> list[Any]:
+    of_ranks: list[Any] = [None] * ranks.world
+    with moving(ranks, "the comparison of the calls"):
+        dist.all_gather_object(of_ranks, told, group=ranks.group)
+    return of_ranks

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ..errors import OperandError
+from ..linears import check_names
 from .groups import Ranks, moving, ranks_of
 from .planning import SEQUENCE
 from .products import all_gather_matmul, matmul_reduce_scatter
@@ -26,6 +29,7 @@ class _Layer(torch.nn.Module):
         backend: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        check_names(epilogue, backend)
         self.in_features, self.out_features = in_features, out_features
         self.group, self.epilogue, self.backend = group, epilogue, backend
         sizes = [out_features, in_features]
@@ -37,6 +41,13 @@ class _Layer(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.zeros(sizes[0], **like)) if bias else None
         if self.bias is not None and self.divided == 0:  # else it is the same on all ranks
             torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy in the same group, which is no thing to copy."""
+        memo[id(self.group)] = self.group
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     @staticmethod
     def _part(size: int, group: Any) -> tuple[int, int]:
@@ -91,16 +102,9 @@ class ColumnParallelLinear(_Layer):
             input: its first dimension is divided over the ranks.
             rows: of all ranks; by default this rank's times the ranks.
         """
-        world = ranks_of(self.group).world
-        between = input.shape[1:-1]
-        rows = input.shape[0] * world if rows is None else rows
-        even = self.out_features % world == 0
-        y = all_gather_matmul(
-            input.reshape(-1, input.shape[-1]), self.weight.mT, self.group,
-            rows=rows * between.numel(), bias=self.bias, epilogue=self.epilogue,
-            backend=self.backend, way=None if even else SEQUENCE,
-        )  # fmt: skip
-        return y.view(rows, *between, -1)
+        ranks = ranks_of(self.group)
+        rows = input.shape[0] * ranks.world if rows is None and input.dim() else rows
+        return gathered_product(input, rows, self, self.weight, self.bias, ranks)
 
 
 class RowParallelLinear(_Layer):
@@ -120,10 +124,7 @@ class RowParallelLinear(_Layer):
         and the last, it is a multiple of the ranks.
         """
         ranks = ranks_of(self.group)
-        between = input.shape[1:-1]
-        if between.numel() != 1 and input.shape[0] % ranks.world:
-            from ..errors import OperandError
-
+        if input.shape[1:-1].numel() != 1 and input.shape[0] % ranks.world:
             raise OperandError(
                 f"rank {ranks.rank} of {ranks.world}: input has shape {list(input.shape)}, and its "
                 f"first dimension does not divide by {ranks.world} ranks: flatten it to a matrix"
@@ -131,17 +132,59 @@ class RowParallelLinear(_Layer):
         bias: torch.Tensor | None = self.bias
         if bias is not None and ranks.world > 1:
             bias = _summed_gradient(bias, ranks)
-        even = self.in_features % ranks.world == 0
-        y = matmul_reduce_scatter(
-            input.reshape(-1, input.shape[-1]), self.weight.mT, self.group, bias=bias,
-            epilogue=self.epilogue, backend=self.backend, way=None if even else SEQUENCE,
-        )  # fmt: skip
-        first, last = rows_of(input.shape[0], ranks.world, ranks.rank)
-        return y.view(last - first, *between, self.out_features)
+        return scattered_product(input, self, self.weight, bias, ranks)
+
+
+def gathered_product(
+    x: torch.Tensor, rows: Any, layer: Any, weight: Any, bias: Any, ranks: Ranks
+) -> torch.Tensor:
+    """[rows of this rank, ..., in_features] -> [rows, ..., this rank's out_features].
+
+    Args:
+        rows: of all ranks.
+        layer: has the whole layer's sizes, the epilogue and the backend.
+        weight, bias: this rank's.
+    """
+    between = x.shape[1:-1]
+    y = all_gather_matmul(
+        _matrix(x, ranks), weight.mT, ranks.group, rows=rows * between.numel(), bias=bias,
+        epilogue=layer.epilogue, backend=layer.backend, way=_way(layer.out_features, ranks),
+    )  # fmt: skip
+    return y.view(rows, *between, y.shape[1])
+
+
+def scattered_product(
+    x: torch.Tensor, layer: Any, weight: Any, bias: Any, ranks: Ranks
+) -> torch.Tensor:
+    """[rows, ..., this rank's in_features] -> [rows of this rank, ..., out_features].
+
+    Args: as for ``gathered_product``; a bias is the whole one.
+    """
+    y = matmul_reduce_scatter(
+        _matrix(x, ranks), weight.mT, ranks.group, bias=bias, epilogue=layer.epilogue,
+        backend=layer.backend, way=_way(layer.in_features, ranks),
+    )  # fmt: skip
+    first, last = rows_of(x.shape[0], ranks.world, ranks.rank)
+    return y.view(last - first, *x.shape[1:-1], y.shape[1])
+
+
+def _matrix(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    if x.dim() < 2:
+        raise OperandError(
+            f"rank {ranks.rank} of {ranks.world}: input has shape {list(x.shape)}, and the ranks "
+            "divide rows: pass a matrix, e.g. by .unsqueeze(0), or use tcgemm.nn.Linear"
+        )
+    return x.flatten(0, -2)
+
+
+def _way(features: int, ranks: Ranks) -> str | None:
+    """The plan's, which rests on parts of equal size; of others the one that takes any."""
+    return None if features % ranks.world == 0 else SEQUENCE
 
 
 class _SummedGradient(torch.autograd.Function):
-    """The tensor itself, whose gradient is the sum of all ranks'."""
+    """The tensor itself, whose gradient is the sum of all ranks'. Of any order: the derivative of
+    that sum is a sum over ranks again."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
@@ -149,11 +192,24 @@ class _SummedGradient(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        grad = grad.contiguous().clone()
-        with moving(ctx.ranks, "the sum of a bias' gradient"):
-            dist.all_reduce(grad, group=ctx.ranks.group)
-        return grad, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, None]:
+        return _Summed.apply(grad, ctx.ranks), None
+
+
+class _Summed(torch.autograd.Function):
+    """The sum over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        ctx.ranks = ranks
+        total = x.clone(memory_format=torch.contiguous_format)
+        with moving(ranks, "the sum of a bias' gradient"):
+            dist.all_reduce(total, group=ranks.group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, None]:
+        return _Summed.apply(grad, ctx.ranks), None
 
 
 def _summed_gradient(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:

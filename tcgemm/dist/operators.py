@@ -18,12 +18,12 @@ import torch
 from ..epilogue import FUNCTIONS
 from ..errors import UnsupportedError
 from ..ops import register_late
-from ..ops.autograd import check_derivative, differentiable, matrices
+from ..ops.autograd import differentiable, matrices
 from ..ops.how import How
 from ..ops.registered_late import also_counted
 from . import calls, sequence
 from .calls import Asked
-from .groups import named, ranks_of
+from .groups import ranks_of
 from .options import ALL_GATHER, REDUCE_SCATTER
 from .planning import OVERLAPPED
 from .rows import rows_of
@@ -54,8 +54,6 @@ OPERATORS = {ALL_GATHER: all_gather_matmul, REDUCE_SCATTER: matmul_reduce_scatte
 def product(op: str, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, asked: Asked) -> Any:
     """The product, with the derivatives that its operands ask for."""
     register_late()
-    with named(ranks_of(asked.group)):
-        check_derivative(a, b, None, bias, scale_a, scale_b)
     if keeps_pre_activation(asked.epilogue, a, b, bias):
         linear = asked._replace(epilogue="")
         linear_part = OPERATORS[op](a, b, bias, scale_a, scale_b, **linear._asdict())

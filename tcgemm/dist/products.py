@@ -11,11 +11,11 @@ from ..epilogue import FUNCTIONS
 from ..errors import UnsupportedError
 from ..operands import dtype_name
 from ..ops import autocast_enabled
-from ..ops.autograd import check_out, differentiable
+from ..ops.autograd import check_derivative, check_out, differentiable
 from ..problem import COMPUTES
-from ..tensors import has_no_memory
+from ..tensors import as_float, as_number, has_no_memory
 from . import calls, operators
-from .groups import Ranks, named, ranks_of
+from .groups import Ranks, check_alive, ranks_of
 from .options import ALL_GATHER, REDUCE_SCATTER
 
 _traces = torch.compiler.is_dynamo_compiling
@@ -66,7 +66,8 @@ def all_gather_matmul(
         way: "overlapped", which hides the all-gather under the product, or "sequence", the
             all-gather and then the product; by default what tcgemm.dist.explain says.
         debug: compare the calls of all ranks before this one, and give waits of the overlapped
-            way a time-out; by default whether TCGEMM_DIST_DEBUG is 1.
+            way a time-out; by default whether TCGEMM_DIST_DEBUG is 1. Over gloo calls are always
+            compared.
 
     Returns:
         [M, N]. It has a gradient by a_shard, b and bias, of any order in reverse mode. By a_shard
@@ -74,7 +75,8 @@ def all_gather_matmul(
 
     Raises:
         As ``tcgemm.gemm``, with the rank in front of the message. What one rank finds wrong with
-        its own operands it says before it waits for another. PeerError: another rank failed.
+        its own operands it says before it waits for another. PeerError: another rank failed, or
+        calls are compared and another rank made another one, or none.
 
     The rows of A are moved in their own dtype. float32 and other types are moved and summed as
     ``tcgemm.gemm`` sums them; a result does not depend on the number of ranks but by the kernel
@@ -92,7 +94,10 @@ def all_gather_matmul(
         else:
             given = a_shard.shape[0] if isinstance(a_shard, torch.Tensor) and a_shard.dim() else 0
             rows = given * ranks.world
-    asked = calls.asked_of(ranks, rows, epilogue, out_dtype, compute, backend, kernel, way, debug)
+    with calls.told_to_others(ranks, debug):
+        asked = calls.asked_of(
+            ranks, rows, epilogue, out_dtype, compute, backend, kernel, way, debug
+        )
     return _call(ALL_GATHER, ranks, a_shard, b, bias, scale_a, scale_b, out, asked)
 
 
@@ -153,7 +158,10 @@ def matmul_reduce_scatter(
         )  # fmt: skip
     ranks = ranks_of(group)
     rows = a.shape[0] if isinstance(a, torch.Tensor) and a.dim() else 0
-    asked = calls.asked_of(ranks, rows, epilogue, out_dtype, compute, backend, kernel, way, debug)
+    with calls.told_to_others(ranks, debug):
+        asked = calls.asked_of(
+            ranks, rows, epilogue, out_dtype, compute, backend, kernel, way, debug
+        )
     return _call(REDUCE_SCATTER, ranks, a, b, bias, scale_a, scale_b, out, asked)
 
 
@@ -165,16 +173,16 @@ def _call(
         a, b, bias, asked = _cast(a, b, bias, asked)
         with torch.autocast(a.device.type, enabled=False):
             return _call(op, ranks, a, b, bias, scale_a, scale_b, out, asked)
-    scale_a, scale_b = (
-        torch.tensor(float(s), device=a.device) if isinstance(s, int | float) else s
-        for s in (scale_a, scale_b)
-    )
-    call = calls.check(op, a, b, bias, scale_a, scale_b, asked, out)
-    if out is not None:
-        with named(ranks):
+    check_alive(ranks)
+    with calls.told_to_others(ranks, asked.debug):
+        scale_a, scale_b = _scale("scale_a", scale_a, a), _scale("scale_b", scale_b, a)
+        call = calls.check(op, a, b, bias, scale_a, scale_b, asked, out)
+        check_derivative(a, b, None, bias, scale_a, scale_b)
+        if out is not None:
             check_out(out, a, b, None, bias, scale_a, scale_b)
             if any(t is not None and has_no_memory(t) for t in (a, b, bias, out)):
                 raise UnsupportedError("out= takes tensors with memory only: leave it away here")
+    if out is not None:
         return calls.run(call, a, b, bias, scale_a, scale_b, out)[0]
     tensors = a, b, bias, scale_a, scale_b
     if not (
@@ -186,6 +194,14 @@ def _call(
         return calls.run(call, *tensors)[0]
     result: torch.Tensor = operators.product(op, *tensors, asked)
     return result
+
+
+def _scale(name: str, scale: Any, a: Any) -> Any:
+    """A number as a tensor, as the operators take it."""
+    if scale is None or isinstance(scale, torch.Tensor) or not isinstance(a, torch.Tensor):
+        return scale
+    number = as_float(name, as_number(name, scale))
+    return torch.tensor(number, dtype=torch.float32, device=a.device)
 
 
 def _traced(

@@ -61,9 +61,9 @@ def summed(
     fusion = fusion or Fusion()
     first, last = rows_of(rows, ranks.world, ranks.rank)
     chunk = chunk_of(rows, ranks.world)
-    parts = whole.view(ranks.world, chunk, -1)
     if not whole.numel():
         return out
+    parts = whole.view(ranks.world, chunk, -1)
     wide = wide_dtype(out.dtype)
     if is_nccl(ranks, whole.device) and not torch.are_deterministic_algorithms_enabled():
         after = fusion.bias is not None or fusion.epilogue

@@ -15,8 +15,8 @@ from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwise
 
 from ..linears import linear
 from ..nn import Linear
-from .planning import SEQUENCE
-from .products import all_gather_matmul, matmul_reduce_scatter
+from .groups import ranks_of
+from .layers import gathered_product, scattered_product
 
 
 class _Parallel(Linear):
@@ -53,16 +53,11 @@ class GatheringLinear(_Parallel):
         dim = _rows(x, x.placements[0])
         if dim is None or not _divides(x.shape, dim, mesh.size()):
             return self._plainly(x, Replicate())
-        flat, shape = _flat(x.to_local(), dim)
         weight, bias = _local(self.weight), _local(self.bias)
-        way = None if self.out_features % mesh.size() == 0 else SEQUENCE
-        rows = x.shape[dim] * torch.Size(shape[1:-1]).numel()
-        y = all_gather_matmul(
-            flat, weight.mT, mesh, rows=rows, bias=bias, epilogue=self.epilogue,
-            backend=self.backend, way=way,
-        )  # fmt: skip
-        y = y.view(x.shape[dim], *shape[1:-1], -1).movedim(0, dim)
+        rows_first = x.to_local().movedim(dim, 0)
+        y = gathered_product(rows_first, x.shape[dim], self, weight, bias, ranks_of(mesh))
         whole = (*x.shape[:-1], self.out_features)
+        y = y.movedim(0, dim)
         return self._given(_of_local(y, mesh, Shard(y.dim() - 1), whole))
 
 
@@ -81,18 +76,13 @@ class ScatteringLinear(_Parallel):
             or not _divides(x.shape, dim, mesh.size())
         ):
             return self._plainly(x, last)
-        flat, shape = _flat(x.to_local(), dim)
         bias: Any = self.bias
         if bias is not None:  # each rank adds it to its rows, and its gradient is the sum of theirs
             bias = bias.to_local(grad_placements=[Partial()])
-        way = None if self.in_features % mesh.size() == 0 else SEQUENCE
-        y = matmul_reduce_scatter(
-            flat, _local(self.weight).mT, mesh, bias=bias, epilogue=self.epilogue,
-            backend=self.backend, way=way,
-        )  # fmt: skip
-        y = y.view(-1, *shape[1:-1], self.out_features).movedim(0, dim)
+        rows_first = x.to_local().movedim(dim, 0)
+        y = scattered_product(rows_first, self, _local(self.weight), bias, ranks_of(mesh))
         whole = (*x.shape[:-1], self.out_features)
-        return self._given(_of_local(y, mesh, Shard(dim), whole))
+        return self._given(_of_local(y.movedim(0, dim), mesh, Shard(dim), whole))
 
 
 class _Style:
@@ -153,12 +143,6 @@ def _divides(shape: torch.Size, dim: int, world: int) -> bool:
     """Whether chunks of the dimension are chunks of all rows."""
     others = shape[:dim].numel() * shape[dim + 1 : -1].numel()
     return shape[dim] % world == 0 or others == 1
-
-
-def _flat(local: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Size]:
-    """The rows as a matrix, those of the divided dimension first; and their shape before that."""
-    first = local.movedim(dim, 0)
-    return first.reshape(-1, first.shape[-1]), first.shape
 
 
 def _local(t: Any) -> Any:

@@ -8,6 +8,7 @@ and torch's activation follows, which keeps it for its own derivative.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -135,7 +136,8 @@ class Product(torch.autograd.Function):
         if needs[1]:
             shared = len(ctx.shapes[1]) == 2 and factor.dim() > 2 and a.dim() == factor.dim()
             if shared:  # one product over all rows of the batch
-                a, factor = a.reshape(-1, a.shape[-1]), factor.reshape(-1, factor.shape[-1])
+                rows = math.prod(a.shape[:-1])
+                a, factor = a.reshape(rows, a.shape[-1]), factor.reshape(rows, factor.shape[-1])
             by_b = _gradient(a.mT, factor, down, ctx.shapes[1], ctx.by_columns[1])
         if needs[2]:
             by_c = grad * how.beta if how.beta else torch.zeros_like(grad)

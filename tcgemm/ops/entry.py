@@ -8,8 +8,8 @@ import torch
 
 from ..batching import with_vectors
 from ..errors import UnsupportedError
-from ..operands import check_factors, check_scale, dtype_name
-from ..tensors import check_kind, has_no_memory, modes
+from ..operands import check_factors, check_scale, dtype_name, modulo_32_bits
+from ..tensors import check_kind, has_no_memory, modes, transform
 from . import autocast, autograd, eager, operator, registered_late
 from .how import How
 
@@ -57,10 +57,10 @@ def multiply(arguments: tuple[Any, ...]) -> torch.Tensor:
         alpha, beta, epilogue or "", out_dtype, compute or "", mma_shape or "", backend,
         kernel or "",
     )  # fmt: skip
-    if out is not None and torch._C._functorch.is_functorch_wrapped_tensor(out):
+    if out is not None and transform() is not None:
         raise UnsupportedError(
-            "out belongs to a transform of torch.func (vmap, grad, jvp, ...), in which nothing is "
-            "written in place: leave out= away"
+            "out= is given within a transform of torch.func (vmap, grad, jvp, ...), in which "
+            "nothing is written in place: leave out= away"
         )
     return _put(a, b, c, bias, scale_a, scale_b, how, out, _operator)
 
@@ -83,11 +83,28 @@ def traced(
     kernel: Any = None,
 ) -> torch.Tensor:
     """The call in a graph of torch.compile: one node, whose kernel is chosen when it runs."""
+    check_kind("A", a)
+    check_kind("B", b)
+    integer = not a.dtype.is_floating_point
+    alpha = _traced_factor("alpha", alpha, integer)
+    beta = _traced_factor("beta", beta, integer)
     how = How(
         alpha, beta, epilogue or "", out_dtype, compute or "", mma_shape or "", backend or "",
         kernel or "",
     )  # fmt: skip
     return _put(a, b, c, bias, scale_a, scale_b, how, out, _node)
+
+
+def _traced_factor(name: str, factor: Any, integer: bool) -> Any:
+    """A factor as the operator takes it, which has floats; the same number as ``check_factors``."""
+    if isinstance(factor, torch.Tensor) and factor.requires_grad:
+        raise UnsupportedError(
+            f"{name} requires grad, and a factor is taken as a number, without a gradient: "
+            "multiply the result by it"
+        )
+    if not isinstance(factor, (float, int)) and hasattr(factor, "item"):  # of 0-d tensors, numpy
+        factor = factor.item()
+    return modulo_32_bits(factor) if integer and isinstance(factor, int) else factor
 
 
 def _put(
@@ -108,7 +125,7 @@ def _put(
     if c is not None:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         ends = (*(() if vector_a else a.shape[-2:-1]), *(() if vector_b else b.shape[-1:]))
-        c = with_vectors(c.expand(*batch, *ends), vector_a, vector_b)
+        c = with_vectors(c.expand((*batch, *ends)), vector_a, vector_b)
     where = None if out is None else with_vectors(out, vector_a, vector_b)
     result = product(a, b, c, bias, scale_a, scale_b, how, where)
     if out is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..operands import check_bias, output_dtype
 from . import operator
 from .how import How
 
@@ -24,6 +25,8 @@ def _batched(
     )
     a, b, c = (_in_front(t, dim, rank) for t, dim in zip((a, b, c), dims[:3], strict=True))
     if bias is not None and dims[3] is not None:
+        dtype = output_dtype(a, None, how.out_dtype)
+        check_bias(bias.select(dims[3], 0), b.shape[-1], dtype, a)
         bias = _in_front(bias, dims[3], rank)
         c = bias if c is None or not how.beta else how.beta * c + bias
         bias, how = None, how._replace(beta=1.0)

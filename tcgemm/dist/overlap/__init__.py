@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..groups import is_alive
 from ..options import ALL_GATHER, REDUCE_SCATTER, Options
 from ..rows import rows_of
 from .memory import MOST_BYTES, MOST_TILES
@@ -59,6 +60,7 @@ FLAGS_OF_A_TILE = 2
 """At most: one for each warpgroup of wgmma_overlap, which stores its own rows."""
 
 _ranks: dict[tuple[str, str], tuple[Any, Rank]] = {}
+_making: dict[tuple[str, str], Lock] = {}
 _lock = Lock()
 
 
@@ -272,11 +274,24 @@ def _rank(group: Any, like: torch.Tensor) -> Rank:
     group = group if group is not None else dist.group.WORLD
     key = group.group_name, str(like.device)
     with _lock:
+        making = _making.setdefault(key, Lock())
+    # A lock a group: what is made together with peers waits for no other group's peers.
+    with making:
         known = _ranks.get(key)
         # A group that was destroyed may have left its name to another.
         if known is None or known[0] is not group:
+            _forget_destroyed()
             transport = (
                 GpuTransport(group, like.device) if like.is_cuda else ProcessTransport(group)
             )
             known = _ranks[key] = group, Rank(transport)
         return known[1]
+
+
+def _forget_destroyed() -> None:
+    """Let go of groups that are destroyed, and of the memory that was shared with their ranks."""
+    with _lock:
+        for key, (group, rank) in list(_ranks.items()):
+            if not is_alive(group):
+                rank.transport.synchronize()
+                del _ranks[key]

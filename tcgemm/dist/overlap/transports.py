@@ -122,7 +122,7 @@ class ProcessTransport:
             dist.barrier(self._group)
             if self.rank == 0:
                 os.unlink(name[0])
-        whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[arg-type]
         return list(whole.view(self.world, size).unbind())
 
     def follow(self) -> None:

@@ -83,7 +83,10 @@ def explain(
         board = board_of(gpu)
         several = None
         if op is not None:
-            several = explain_several(op, *sizes_of(shape), dtype, world=world, gpu=board.slug)
+            one = backend[0] if backend and len(backend) == 1 else None
+            several = explain_several(
+                op, *sizes_of(shape), dtype, world=world, gpu=board.slug, backend=one
+            )
             shape = "x".join(map(str, several.local))
         problem = problem_of(
             shape, dtype, out_dtype, layout, compute, alpha, beta, bias, epilogue, batch, board
