@@ -47,6 +47,7 @@ struct Reader {
 struct Cell {
   Epoch writer;
   uint32_t writer_pc;
+  Epoch with_writer;  // where writer is MANY, all by atomic operations: another of them
   Reader reader, other_reader;  // other_reader: of another warp than reader
   Epoch in_flight;  // who issued an asynchronous copy to it that has not landed
   uint32_t in_flight_pc;
@@ -75,6 +76,7 @@ void add_other(Finding* f, Epoch other, uint32_t pc, bool write) {
 }
 
 constexpr uint32_t PC_MASK = (1u << 27) - 1;
+constexpr uint32_t BY_ATOMIC_PC = 1u << 31;  // in a writer's place: its access was atomic
 
 // The epoch of a reader's neighbour: the same warp and interval, another lane.
 Epoch neighbour_of(const Reader& reader) {
@@ -123,7 +125,7 @@ void start_block_races() {
   clear(dynamic + MAX_SHARED, static_cast<size_t>(shared_high - shared_low));
 }
 
-void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) {
+void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, bool atomic) {
   if (bytes == 1 && granule_shift) split_granules();
   const size_t first = static_cast<size_t>(address - shared_low) >> granule_shift;
   const size_t last = static_cast<size_t>(address + bytes - 1 - shared_low) >> granule_shift;
@@ -133,11 +135,14 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) 
     if (cell.in_flight) {
       if (Finding* f = shared_finding(Kind::async_in_flight, pc, address, bytes, write))
         add_other(f, cell.in_flight, cell.in_flight_pc, true);
-    } else if (!write && cell.writer == 0) {
-      shared_finding(Kind::uninitialised, pc, address, bytes, write);
-    } else if (cell.writer && !ordered(cell.writer, t)) {
-      if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write))
-        add_other(f, cell.writer, cell.writer_pc, true);
+    } else if ((!write || atomic) && cell.writer == 0) {
+      shared_finding(Kind::uninitialised, pc, address, bytes, false);
+    } else if (cell.writer && !ordered(cell.writer, t) &&
+               !(atomic && cell.writer_pc & BY_ATOMIC_PC)) {
+      if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write)) {
+        const bool mine = &thread_of(cell.writer) == &t;
+        add_other(f, mine ? cell.with_writer : cell.writer, cell.writer_pc & PC_MASK, true);
+      }
     }
     if (write) {
       for (const Reader& reader : {cell.reader, cell.other_reader}) {
@@ -149,8 +154,11 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) 
             add_other(f, reader.epoch, reader.pc, false);
         }
       }
-      cell.writer = me;
-      cell.writer_pc = static_cast<uint32_t>(pc);
+      const bool with_others = atomic && cell.writer_pc & BY_ATOMIC_PC && cell.writer &&
+                               !ordered(cell.writer, t) && warp_of(cell.writer) == t.warp;
+      if (with_others && &thread_of(cell.writer) != &t) cell.with_writer = cell.writer & ~MANY;
+      cell.writer = me | (with_others ? MANY : 0);
+      cell.writer_pc = static_cast<uint32_t>(pc) | (atomic ? BY_ATOMIC_PC : 0);
       cell.reader = cell.other_reader = {};
     } else {
       note_read(cell, t, me, static_cast<uint32_t>(pc));
