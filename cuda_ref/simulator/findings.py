@@ -49,8 +49,8 @@ MISUSES = (
     "it: call fence_proxy_async() after the writes and before the barrier",
     "a bulk store reads shared memory, byte {offset}, that the thread has written and not made "
     "visible to it: call fence_proxy_async() after the writes and before the barrier",
-    "wgmma takes registers that the warp has not fenced since it touched them: call wgmma_fence() "
-    "before the first wgmma of a group",
+    "a warp's first wgmma follows no wgmma_fence(), without which it may begin before the warp's "
+    "registers are written",
     "the stack of {offset} KB that the simulator gives a thread is full: an endless recursion, or "
     "arrays of a thread that are too large",
 )

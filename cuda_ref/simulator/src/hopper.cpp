@@ -231,12 +231,16 @@ __attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t share
     observe::passes(current->warp, observe::Phase::bulk_store, 1, site.line);
     each_unit(*map, [&](uint32_t at) {
       observe::async_read_begins(static_cast<char*>(shared_pointer(swizzled(shared + at))), 16,
-                                 pc);
+                                 site, pc);
     });
   }
   Stores& queue = bulk_stores[current->linear];
   queue.issued.push_back({*map, shared, inner, outer, batch, pc});
   ++queue.uncommitted;
+}
+
+void fence_proxy_async() {
+  if constexpr (OBSERVE) observe::fence_proxy();
 }
 
 void bulk_commit() {

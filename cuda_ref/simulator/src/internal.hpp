@@ -302,11 +302,12 @@ void matrix_access(const Thread* lanes, bool store);
 void ldmatrix_access(const Thread* lanes);
 void async_issued(const Copy& copy);
 void async_lands(const Copy& copy);
-// By the running thread.
-void shared_read(char* address, int bytes, uint64_t pc);
+// By the running thread: of wgmma, and of stmatrix.
+void wgmma_read(char* address, int bytes, Site site, uint64_t pc);
 void shared_write(char* address, int bytes, uint64_t pc);
+void fence_proxy();
 void async_write_begins(char* to, int bytes, uint64_t pc);
-void async_read_begins(char* from, int bytes, uint64_t pc);
+void async_read_begins(char* from, int bytes, Site site, uint64_t pc);
 void async_read_ends(char* from, int bytes, uint64_t pc);
 // A contiguous part of a bulk copy.
 void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc);

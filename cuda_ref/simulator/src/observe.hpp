@@ -42,6 +42,9 @@ void start_races();        // once a launch
 void start_block_races();  // once a block
 void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc,
                   bool atomic = false);
+// That what lies there was fenced since a thread wrote it, before hardware reads it that does not see
+// threads' writes by itself.
+void check_proxy(const Thread& reader, const char* address, Misuse what, Site site, uint64_t pc);
 // From now on the bytes are an asynchronous copy's of the running thread, until it lands.
 void mark_in_flight(const char* to, int bytes, uint64_t pc);
 
