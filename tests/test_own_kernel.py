@@ -196,6 +196,53 @@ def test_new_kernel_refuses_what_it_cannot_write():
         assert isinstance(runner.invoke(app, ["new-kernel", *arguments]).exception, kind)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.py", b"PAIRS = 3", "PAIRS is a list of pairs"),
+        ("a.py", b'PAIRS = [("float16",)]', "PAIRS is a list of pairs"),
+        ("a.py", b'MULTIPLE = "x"', "name a number of 1 or more"),
+        ("a.py", b"MULTIPLE = 1.5", "name a number of 1 or more"),
+        ("a.py", b"x = 1\0", "null bytes"),
+        ("a:b/a.cu", b"", "must not hold ':'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_says_nonsense_is_refused_in_a_sentence(name, text, said):
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_bytes(text)
+    with pytest.raises(OperandError, match=said):
+        register.names([name])
+
+
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_byte_order_mark_line_ends_and_other_encodings_are_read(before, end):
+    for name, lines in {
+        "a.cu": [b"// tcgemm: int8 -> int32", b"// gr\xf6\xdfer", b"// tcgemm: multiples of 8"],
+        "a.py": [b'PAIRS = [("int8", "int32")]', b"MULTIPLE = 8"],
+    }.items():
+        Path(name).write_bytes(before + end.join(lines) + end)
+        found = facts_of(Path(name))
+        assert (found.pairs, found.multiple) == ((("int8", "int32"),), 8)
+
+
+def test_a_kernel_may_be_named_by_a_word_of_cpp():
+    """A source in another encoding is compiled too."""
+    path = written("template", "cuda")
+    path.write_bytes(b"// gr\xf6\xdfer\r\n" + path.read_bytes().replace(b"\n", b"\r\n"))
+    done = runner.invoke(app, ["simulate", str(path), "--shape", "5x6x7"])
+    assert done.exit_code == 0, done.output
+
+
+def test_what_a_compiler_says_in_other_encodings_is_shown():
+    path = written("k" * 200, "cuda")  # a name that leaves the store's entry no room
+    path.write_bytes(path.read_bytes() + b"int \xf6\xdf;\n")
+    done = runner.invoke(app, ["simulate", str(path), "--shape", "5x6x7"])
+    said = str(done.exception)
+    assert "g++ cannot compile" in said
+    assert "lacks the line" not in said  # it has its include
+
+
 def test_a_python_file_without_run_says_so():
     Path("empty.py").write_text("")
     (name,) = register.names(["empty.py"])

@@ -129,6 +129,11 @@ KERNEL = '#include "host/gemm.cuh"\n__global__ void one(tcgemm::Gemm gemm) {}\n'
             + LAUNCHER,
             ["own.cu:2 has inline PTX", "under #ifndef TCGEMM_SIMULATOR"],
         ),
+        (
+            KERNEL.replace("{}", "{ __nanosleep(20); }") + LAUNCHER,
+            ["own.cu uses CUDA's __nanosleep", "under #ifndef TCGEMM_SIMULATOR"],
+        ),
+        (KERNEL.replace("{}", "{ throw 1; }") + LAUNCHER, ["own.cu throws or catches"]),
     ],
     ids=[
         "chevrons",
@@ -138,6 +143,8 @@ KERNEL = '#include "host/gemm.cuh"\n__global__ void one(tcgemm::Gemm gemm) {}\n'
         "other launcher",
         "no gemm.cuh",
         "ptx",
+        "no such name",
+        "exceptions",
     ],
 )
 def test_what_the_compiler_refuses_comes_with_its_cure(tmp_path, code, words):

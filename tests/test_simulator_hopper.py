@@ -73,3 +73,17 @@ def test_a_missing_wait_is_found(run, fault, kinds, order):
     found = {finding.kind for finding in report.findings}
     assert found & kinds, [str(f) for f in report.findings]
     assert not error <= 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("NO_MULTIPLY_FENCE", "follows no wgmma_fence()"),
+        ("NO_PROXY_FENCE", "call fence_proxy_async() after the writes"),
+    ],
+)
+def test_a_missing_fence_is_found_where_the_result_is_right_here(run, fault, words):
+    report, error = run((64, 128, 320), fault)
+    assert {finding.kind for finding in report.findings} == {"misuse"}
+    assert words in report.findings[0].message
+    assert error <= 1

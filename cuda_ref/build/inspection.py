@@ -171,7 +171,7 @@ def instances(name: str, kernels: tuple[KernelReport, ...], problem: Any) -> lis
     is known of types, layout, tile and fusion picks among them. All that are left are given; all
     instances of the rung where the symbols cannot be read.
     """
-    names = _parameters(source(name).read_text())
+    names = _parameters(source(name).read_text(errors="replace"))
     wanted = _wanted(name, problem)
     own, fitting = [], []
     for kernel, values in zip(kernels, _arguments([k.symbol for k in kernels], name), strict=True):
@@ -264,7 +264,7 @@ def source_lines(name: str) -> tuple[int, int]:
     """Lines of code, without blank ones and comments: of the .cu, and with what it includes."""
     counts = []
     for path in source_files(source(name)):
-        text = re.sub(r"/\*[\s\S]*?\*/", "", path.read_text())
+        text = re.sub(r"/\*[\s\S]*?\*/", "", path.read_text(errors="replace"))
         counts.append(sum(bool(line.split("//")[0].strip()) for line in text.splitlines()))
     return counts[0], sum(counts)
 

@@ -204,7 +204,7 @@ def source_files(path: Path, root: Path = ROOT) -> list[Path]:
     """A .cu file and every file of ``root`` that it includes, directly or not."""
     found = [path]
     for file in found:
-        for include in _INCLUDE.findall(file.read_text()):
+        for include in _INCLUDE.findall(file.read_text(errors="replace")):
             for folder in (file.parent, *source_folders(root)):
                 other = folder / include
                 if other.is_file():
@@ -226,7 +226,7 @@ def built_by_case(path: Path) -> frozenset[str]:
 
     None where it is compiled whole.
     """
-    text = "".join(file.read_text() for file in source_files(path))
+    text = "".join(file.read_text(errors="replace") for file in source_files(path))
     return frozenset(re.findall(rf"TCGEMM_(?:{_CASE})\b", text))
 
 
@@ -248,4 +248,4 @@ def activations() -> dict[str, int]:
 
 def constants(name: str) -> dict[str, int]:
     """The rung's ``constexpr int NAME = number;``, in the order of its source."""
-    return {key: int(value) for key, value in _CONSTANT.findall(source(name).read_text())}
+    return {key: int(value) for key, value in _CONSTANT.findall(source(name).read_text(errors="replace"))}

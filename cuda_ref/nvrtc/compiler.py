@@ -189,7 +189,7 @@ def _compile(
 
 def _text_of(name: str) -> str:
     """The source without its launcher, between what is declared and what tells its constants."""
-    text = source(name).read_text()
+    text = source(name).read_text(errors="replace")
     end = text.rindex(_LAUNCHER)
     declared = "".join(f"template <class... A> cudaError_t {each}(A...);\n" for each in DECLARED)
     return (
@@ -206,7 +206,7 @@ def _adapted(name: str) -> dict[str, str]:
     that is made at its first call is made at each. Name, as it is included -> text."""
     found = {}
     for path in source_files(source(name))[1:]:
-        text, times = _MADE_ONCE.subn(r"\1", path.read_text())
+        text, times = _MADE_ONCE.subn(r"\1", path.read_text(errors="replace"))
         folders = [folder for folder in source_folders() if folder in path.parents]
         if times and folders:
             found[str(path.relative_to(folders[0]))] = text

@@ -21,7 +21,7 @@ from ..build.toolchain import source as rung_source
 from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
 from ..planning.launch import launch_plan
 from . import abi
-from .build import library, lock_of, shared_symbols
+from .build import function_at, library, lock_of, shared_symbols
 from .cures import explained
 from .findings import Finding, describe
 from .report import L2, Counts, Machine, Report, SimulationError, counts_of, l2_of
@@ -151,7 +151,14 @@ def simulate(
     if machine is not None:
         request.sms, request.threads_per_sm = machine.sms, machine.threads_per_sm
         request.shared_per_sm, request.l2_bytes = machine.shared_per_sm, machine.l2_bytes
-    request.shared_static, guards = shared_symbols(library_path)
+    arrays, guards = shared_symbols(library_path)
+    request.shared_static = max(arrays.values(), default=0)
+    if request.shared_static > abi.MAX_STATIC_SHARED:
+        raise RuntimeError(
+            f"{path.name} has {request.shared_static:,} bytes of __shared__ arrays in one kernel "
+            f"and nvcc takes {abi.MAX_STATIC_SHARED:,}: declare extern __shared__ instead and "
+            "give tcgemm::launch the bytes"
+        )
     request.guard_count = min(len(guards), abi.MAX_GUARDS)
     for i, offset in enumerate(guards[: abi.MAX_GUARDS]):
         request.guards[i] = offset
@@ -184,6 +191,12 @@ def simulate(
             "refuses this problem, or asks for too large a grid, block or shared memory"
         )
     launch = result.launch
+    shared = launch.shared_dynamic + arrays.get(function_at(library_path, launch.kernel_pc), 0)
+    if shared > abi.MAX_SHARED:
+        raise SimulationError(
+            f"{path.name}: {kernel or path.stem} has {shared:,} bytes of shared memory, __shared__ "
+            f"arrays and those of the launch together, and a block has at most {abi.MAX_SHARED:,}"
+        )
     return Report(
         source=path,
         kernel=kernel or path.stem,

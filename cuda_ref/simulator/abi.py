@@ -9,6 +9,8 @@ from ..planning.launch import FIELDS
 
 MAX_FINDINGS = 24
 MAX_MMA_KINDS = 12
+MAX_SHARED = 227 * 1024  # of a block
+MAX_STATIC_SHARED = 48 * 1024  # of a kernel; dynamic shared memory may be more
 MAX_GUARDS = 62
 MAX_FRAMES = 12
 NUM_OPERANDS = 7

@@ -37,11 +37,14 @@ _COMMON = (
     "-fno-gnu-unique",  # two libraries of one kernel keep their own variables
     "-fno-extern-tls-init",
     "-fno-exceptions",
+    "-fstack-clash-protection",  # who needs more stack than there is meets the page below it
     "-DTCGEMM_SIMULATOR",
     "-Wno-unknown-pragmas",
     "-Wno-attributes",
     "-Wno-psabi",
 )
+_MEMORY_FUNCTIONS = ("memcpy", "memmove", "memset")
+"""What g++ does not instrument: an observed kernel calls ours (src/hooks.cpp) in their place."""
 # A kernel is compiled for a run of a second. These passes take two thirds of -O1's time, which
 # takes two thirds of -O2's, and what they make runs up to a tenth longer than -O1's.
 _KERNEL = ("-Og", "-ftree-sra", "-ftree-dse", "-fdse", "-finline-functions-called-once")
@@ -49,6 +52,7 @@ _KERNEL = ("-Og", "-ftree-sra", "-ftree-dse", "-fdse", "-finline-functions-calle
 # or widens accesses, or makes two instructions of one, is off: an access in the source is one here.
 _OBSERVED = (
     "-fsanitize=thread",
+    *(f"-fno-builtin-{name}" for name in _MEMORY_FUNCTIONS),
     "--param=tsan-instrument-func-entry-exit=0",
     "-fno-tree-vectorize",
     "-fno-tree-slp-vectorize",
@@ -126,7 +130,7 @@ def _included(source: Path) -> list[Path] | None:
     """
     found = [source]
     for file in found:
-        for written in _INCLUDE.findall(file.read_text()):
+        for written in _INCLUDE.findall(file.read_text(errors="replace")):
             if written[0] not in '<"':
                 return None
             name = written.strip('<">')
@@ -163,7 +167,9 @@ def _run(command: Sequence[str], what: str, scratch: Path) -> None:
     # Temporary files lie in the scratch folder as well: nothing stays of a killed compiler.
     environment = {**os.environ, "TMPDIR": str(scratch)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=300, env=environment
+        )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"g++ took more than 300 s over {what}") from None
     if done.returncode != 0:
@@ -246,9 +252,18 @@ def _dynamic_names(object_file: Path) -> set[str]:
     return {name for name, _, _, defined in _thread_locals(object_file) if not defined}
 
 
+def _owner(array: str) -> str:
+    """The function that a variable is declared in: of _ZZ6kernelPfE4TILE 6kernelPf."""
+    for end in re.finditer(r"E(?=(\d+))", array):
+        rest = array[end.end() + len(end[1]) :]
+        if re.fullmatch(r"(_\d+|__\d+_)?", rest[int(end[1]) :]) and len(rest) >= int(end[1]):
+            return array[len("_ZZ") : end.start()]
+    return array
+
+
 @cache
-def shared_symbols(library: Path) -> tuple[int, tuple[int, ...]]:
-    """Bytes of the largest kernel's static shared memory, and the offsets of g++'s guards.
+def shared_symbols(library: Path) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Bytes of static shared memory by function, and the offsets of g++'s guards.
 
     A library holds one kernel in several instances (types, layouts), each with arrays of its own;
     a launch runs one of them.
@@ -259,13 +274,38 @@ def shared_symbols(library: Path) -> tuple[int, tuple[int, ...]]:
         if name.startswith("_ZGV"):
             guards.append(offset)
         elif name.startswith("_ZZ"):
-            function = name[3 : name.rindex("E") + 1]
-            arrays[function] = arrays.get(function, 0) + size
-    return max(arrays.values(), default=0), tuple(sorted(set(guards)))
+            arrays[_owner(name)] = arrays.get(_owner(name), 0) + size
+    return arrays, tuple(sorted(set(guards)))
 
 
-def _dynamic_source(names: set[str]) -> str:
-    lines = ['.section .tbss,"awT",@nobits', ".balign 1024"]
+@cache
+def function_at(library: Path, address: int) -> str:
+    """The mangled name, less its _Z, of the function that begins there; empty where none does."""
+    command = ["readelf", "-sW", str(library)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(rf"^ *\d+: 0*{address:x} .* FUNC .* _Z(\S+)$", listing, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _has_variables(object_file: Path) -> bool:
+    """Whether the kernel's file has global variables that can be written."""
+    command = ["readelf", "-SsW", str(object_file)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sections = re.findall(r"^ *\[ *(\d+)\] (\.(?:data|bss)\S*)", listing, re.MULTILINE)
+    written = {number for number, name in sections if not name.startswith(".data.rel.ro")}
+    return any(
+        fields[3] == "OBJECT"
+        and fields[6] in written
+        and not fields[7].startswith(("_ZGV", "_ZSt"))
+        for fields in map(str.split, listing.splitlines())
+        if len(fields) == 8
+    )
+
+
+def _dynamic_source(names: set[str], has_variables: bool) -> str:
+    lines = [".section .rodata", ".globl tcgemm_has_variables", ".hidden tcgemm_has_variables"]
+    lines += [f"tcgemm_has_variables: .byte {int(has_variables)}"]
+    lines += ['.section .tbss,"awT",@nobits', ".balign 1024"]
     for name in sorted(names | {"tcgemm_dynamic_shared"}):
         lines += [f".globl {name}", f".hidden {name}", f".type {name},@object", f"{name}:"]
     return "\n".join([*lines, f".zero {_DYNAMIC_BYTES}", '.section .note.GNU-stack,"",@progbits\n'])
@@ -286,12 +326,17 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
     runtime = _runtime_digest(observed)
     made_from = (source.read_bytes(), _headers_of(source), runtime)
     key = key_of(*made_from, _made_by(), str(source), *flags)
-    name = f"{source.stem}-{'observed' if observed else 'plain'}-{key}.so"
+    name = f"{_short(source.stem)}-{'observed' if observed else 'plain'}-{key}.so"
 
     def make(scratch: Path) -> Path:
         return _build(source, observed, flags, scratch)
 
     return store.obtain(store.SIMULATOR, name, make, _facts(source, flags))
+
+
+def _short(stem: str) -> str:
+    """The beginning of a file's name: a folder's entry has at most 255 bytes, key and all."""
+    return stem.encode()[:120].decode(errors="ignore")
 
 
 def _runtime(observed: bool) -> tuple[str, ...]:
@@ -314,8 +359,11 @@ def _build(source: Path, observed: bool, flags: Sequence[str], scratch: Path) ->
         command = [compiler(), *flags, *before, "-c", str(source), "-o", str(made)]
         _run(command, source.name, scratch)
         objects = [str(made), *(str(job.result()) for job in runtime)]
+    if observed:
+        renamed = [f"--redefine-sym={name}=tcgemm_{name}" for name in _MEMORY_FUNCTIONS]
+        _run(["objcopy", *renamed, str(made)], source.name, scratch)
     assembler = scratch / "dynamic.s"
-    assembler.write_text(_dynamic_source(_dynamic_names(made)))
+    assembler.write_text(_dynamic_source(_dynamic_names(made), _has_variables(made)))
     so = scratch / "made.so"
     _run(
         [compiler(), "-shared", "-fPIC", "-Wl,-Bsymbolic,--no-undefined", *objects,

@@ -19,6 +19,10 @@ _OF_CUDA = re.compile(
     r"cuda|cublas|cooperative_groups|cub/|thrust/|cutlass/|cute/|curand|cufft|nvtx|nvrtc|nv/"
     r"|device_|vector_|sm_\d|mma|helper_|crt/"
 )
+_NAME_OF_CUDA = re.compile(
+    r"error: .((?:__|cuda|atomic|clock)\w+|cooperative_groups|cg|nvcuda|cuda). "
+    r"(?:was not declared|has not been declared|is not a)"
+)
 _SEE = "docs/simulator.md shows a whole kernel of one's own"
 
 
@@ -62,8 +66,15 @@ def _sentence(source: Path, failure: str) -> str:
             else "has no launcher, the function that starts its kernel"
         )
         return f"{source.name} {what}: it must end in\n{LAUNCHER}\n"
-    if "tcgemm" in code and "host/gemm.cuh" not in text and "tcgemm" in failure:
+    if "exception handling disabled" in failure:
+        return f"{source.name} throws or catches: there are no exceptions on a GPU, and none here"
+    if '#include "host/' not in text and re.search(r"error: .*\btcgemm\b", failure):
         return f'{source.name} uses tcgemm:: and lacks the line #include "host/gemm.cuh"'
+    if name := _NAME_OF_CUDA.search(failure):
+        return (
+            f"{source.name} uses CUDA's {name[1]}, which the simulator does not have: write it in "
+            "C++, or put it under #ifndef TCGEMM_SIMULATOR"
+        )
     return ""
 
 

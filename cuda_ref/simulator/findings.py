@@ -31,16 +31,46 @@ KINDS = (
     "crash",
     "timeout",
     "not awaited",
+    "reads another block's",
+    "misuse",
 )
 """Names of the kinds, in the order of ``Kind`` in src/internal.hpp."""
+
+MISUSES = (
+    "a shuffle takes the value of lane {offset}, which is not in the mask {bytes:#010x}: it is "
+    "undefined. Name every lane that takes part",
+    "a block has the named barriers 0 to 15, and this is number {offset}",
+    "a named barrier is met by whole warps, and {offset} threads are no multiple of 32",
+    "{offset} threads are said to meet at this barrier, and another thread said {bytes}",
+    "cp.async copies 4, 8 or 16 bytes, not {offset}",
+    "nobody has called mbarrier_init for the mbarrier at byte {offset} of shared memory",
+    "a bulk copy's box begins at byte {offset} of shared memory, which is no multiple of 128",
+    "wgmma reads shared memory, byte {offset}, that the thread has written and not made visible to "
+    "it: call fence_proxy_async() after the writes and before the barrier",
+    "a bulk store reads shared memory, byte {offset}, that the thread has written and not made "
+    "visible to it: call fence_proxy_async() after the writes and before the barrier",
+    "a warp's first wgmma follows no wgmma_fence(), without which it may begin before the warp's "
+    "registers are written",
+    "the stack of {offset} KB that the simulator gives a thread is full: an endless recursion, or "
+    "arrays of a thread that are too large",
+)
+"""What an instruction does not allow, in the order of ``Misuse`` in src/internal.hpp."""
+_ENDING = {4, 5, 10}
+"""Of these, those after which the kernel cannot go on."""
+
+_MEANS = {
+    "SIGFPE": " (an integer divided by zero)",
+    "SIGABRT": " (an assertion that failed, or abort)",
+    "SIGILL": " (a trap)",
+}
 
 _FATAL = {"divergent warp", "deadlock", "crash", "timeout", "wild address"}
 # A misplaced barrier brings races with it, and a bad copy uninitialised reads: causes come first.
 _FIRST = (
-    "crash", "timeout", "deadlock", "divergent warp", "wild address",
+    "misuse", "crash", "timeout", "deadlock", "divergent warp", "wild address",
     "divergent barrier", "exited before barrier", "out of bounds", "out of shared memory",
-    "misaligned", "async copy in flight", "not awaited", "writes an input", "written twice",
-    "uninitialised", "race", "not written", "none",
+    "misaligned", "async copy in flight", "not awaited", "writes an input",
+    "written twice", "reads another block's", "uninitialised", "race", "not written", "none",
 )  # fmt: skip
 
 
@@ -208,6 +238,13 @@ def _finding(
             )
         case "written twice":
             text = f"{who} writes {element}{at}, which block {other_block} wrote too"
+        case "reads another block's":
+            text = (
+                f"{who} reads {element}{at}, which block {other_block} wrote in the same launch: "
+                "blocks run in any order"
+            )
+        case "misuse":
+            text = f"{who}{at}: {MISUSES[f.signal].format(offset=f.offset, bytes=f.bytes)}"
         case "writes an input":
             text = f"{who} writes {element}{at}, an input"
         case "wild address":
@@ -241,7 +278,8 @@ def _finding(
                 name = signal.Signals(f.signal).name
             except ValueError:
                 name = "no signal"
-            at_address = f" at address {f.offset:#x}" if f.offset else ""
+            at_address = f" at address {f.offset:#x}" if name in ("SIGSEGV", "SIGBUS") else ""
+            name += _MEANS.get(name, "")
             text = f"the kernel crashed with {name}{at_address}{at}, {who}"
         case "not awaited":
             text = f"{who} returns, and nobody has waited for its warp's wgmma{at}"
@@ -260,5 +298,5 @@ def _finding(
         index=index,
         line=where,
         times=f.times,
-        fatal=kind in _FATAL,
+        fatal=kind in _FATAL or (kind == "misuse" and f.signal in _ENDING),
     )

@@ -38,11 +38,10 @@ def facts_of(path: Path) -> Facts:
         raise OperandError(
             f"{path.name}: name the file after the kernel, e.g. my_gemm{path.suffix}"
         )
-    text = path.read_text()
     pairs: list[tuple[str, str]] = []
     multiple = 1
     if path.suffix == ".cu":
-        for line in _LINE.findall(text):
+        for line in _LINE.findall(path.read_text(encoding="utf-8-sig", errors="replace")):
             found = _PAIR.findall(line)
             number = _MULTIPLE.search(line)
             if not found and not number:
@@ -53,25 +52,32 @@ def facts_of(path: Path) -> Facts:
             pairs += found
             multiple = int(number[1]) if number else multiple
     else:
-        said = _assigned(path, text)
-        pairs = [tuple(pair) for pair in said.get("PAIRS", ())]
+        said = _assigned(path)
         multiple = said.get("MULTIPLE", 1)
+        try:
+            pairs = [(str(dtype), str(out)) for dtype, out in said.get("PAIRS", ())]
+        except (TypeError, ValueError):
+            raise OperandError(
+                f'{path.name}: PAIRS is a list of pairs, e.g. [("float16", "float16")]'
+            ) from None
     pairs = pairs or [("float16", "float16")]
     for dtype, out in pairs:
         if out not in OUTPUTS.get(dtype, ()):
             known = "; ".join(f"{name} -> {' or '.join(outs)}" for name, outs in OUTPUTS.items())
             raise OperandError(f"{path.name}: {dtype} -> {out} is no type pair: {known}")
-    if multiple < 1:
+    if type(multiple) is not int or multiple < 1:
         raise OperandError(f"{path.name}: multiples of {multiple}: name a number of 1 or more")
     return Facts(path, LANGUAGES[path.suffix], tuple(pairs), multiple)
 
 
-def _assigned(path: Path, text: str) -> dict[str, Any]:
+def _assigned(path: Path) -> dict[str, Any]:
     """The constants PAIRS and MULTIPLE of a .py file."""
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(path.read_bytes())  # which obeys a BOM and a declared encoding
     except SyntaxError as error:
         raise OperandError(f"{path.name}, line {error.lineno}: {error.msg}") from None
+    except ValueError as error:
+        raise OperandError(f"{path.name}: {error}") from None
     found = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

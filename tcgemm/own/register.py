@@ -27,6 +27,8 @@ def names(kernels: Sequence[str]) -> list[str]:
 
 def _name(kernel: str) -> str:
     path = facts_of(Path(kernel)).path.resolve()
+    if os.pathsep in str(path):
+        raise OperandError(f"{path}: the path must not hold {os.pathsep!r}, which parts paths")
     known = paths()
     if known.get(path.stem, path) != path:
         raise OperandError(

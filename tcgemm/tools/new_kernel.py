@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +38,6 @@ def new_kernel(
         path.write_text(template.replace("NAME", name))
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from None
-    first = (
-        f"tcgemm simulate {path} --check" if suffix == ".cu" else f"tcgemm verify --kernel {path}"
-    )
-    typer.echo(f"{path}: try '{first}', then 'tcgemm bench --kernel {path}'")
+    shown = shlex.quote(str(path))
+    first = f"simulate {shown} --check" if suffix == ".cu" else f"verify --kernel {shown}"
+    typer.echo(f"{path}: try\n  tcgemm {first}\nthen\n  tcgemm bench --kernel {shown}")

@@ -3,7 +3,7 @@
 // B row-major (MN-major), C stored by bulk copies.
 //
 // NUM_STAGES, and the faults NO_FULL_WAIT, NO_EMPTY_WAIT, LATE_WAIT, NO_MULTIPLY_WAIT, FEWER_BYTES,
-// NO_READ_WAIT, are macros.
+// NO_READ_WAIT, NO_MULTIPLY_FENCE, NO_PROXY_FENCE, are macros.
 #pragma once
 
 #include "host/gemm.cuh"
@@ -67,7 +67,9 @@ __global__ void hopper(CUtensorMap a_map, CUtensorMap b_map, CUtensorMap c_map, 
 #endif
     const uint64_t a = descriptor(ring + stage * STAGE_BYTES);
     const uint64_t b = descriptor(ring + stage * STAGE_BYTES + A_BYTES);
+#ifndef NO_MULTIPLY_FENCE
     wgmma_fence();
+#endif
     for (int k = 0; k < BLOCK_K / 16; ++k)
       wgmma_m64n128k16<__half, Major::K, Major::MN>(d, a + k * 2, b + k * 128, k_tile > 0 || k > 0);
     wgmma_commit_group();
@@ -97,7 +99,9 @@ __global__ void hopper(CUtensorMap a_map, CUtensorMap b_map, CUtensorMap c_map, 
       *static_cast<float2*>(simulator::shared_pointer(at)) = make_float2(x[0], x[1]);
       *static_cast<float2*>(simulator::shared_pointer(at + 1024)) = make_float2(x[2], x[3]);
     }
+#ifndef NO_PROXY_FENCE
     fence_proxy_async();
+#endif
     bar_sync(1, 128);
     if (threadIdx.x == 0) {
       tma_store_2d(&c_map, chunk, n + 32 * i, m);

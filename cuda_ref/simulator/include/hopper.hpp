@@ -32,6 +32,8 @@ void bulk_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int in
 void bulk_store(const CUtensorMap* map, uint32_t shared, int inner, int outer, int batch,
                 Site site);
 void bulk_commit();
+// What the running thread has written to shared memory is there for bulk stores and wgmma.
+void fence_proxy_async();
 void bulk_wait_read(int pending);
 
 // The running warp's 16 rows of D[64, n] += A[64, k] B[k, n], k being 32 bytes; d: n / 2 floats, or
@@ -40,6 +42,7 @@ void wgmma(Element element, int n, bool a_mn_major, bool b_mn_major, void* d, ui
            uint64_t b, bool accumulate, Site site);
 // The same of tf32, with A in four registers of each lane, which are read when it is multiplied.
 void wgmma_registers(int n, void* d, const void* a, uint64_t b, bool accumulate, Site site);
+void wgmma_fence();
 void wgmma_commit(Site site);
 void wgmma_wait(int pending, Site site);
 
@@ -102,7 +105,7 @@ inline void tma_store_3d(const CUtensorMap* map, uint32_t shared, int inner, int
                          TCGEMM_HERE) {
   simulator::bulk_store(map, shared, inner, outer, batch, site);
 }
-inline void fence_proxy_async() {}
+inline void fence_proxy_async() { simulator::fence_proxy_async(); }
 inline void cp_async_bulk_commit_group() { simulator::bulk_commit(); }
 template <int PENDING>
 inline void cp_async_bulk_wait_group_read() {
@@ -158,7 +161,7 @@ inline float rcp_approx(float x) { return 1.0f / x; }
 
 enum class Major { K, MN };
 
-inline void wgmma_fence() {}
+inline void wgmma_fence() { simulator::wgmma_fence(); }
 inline void wgmma_commit_group(TCGEMM_HERE) { simulator::wgmma_commit(site); }
 template <int PENDING>
 inline void wgmma_wait_group(TCGEMM_HERE) {

@@ -97,17 +97,19 @@ unsigned char* dynamic_shared_memory();
 
 // Atomics (blocks of one launch may run in several processes).
 
-// Tells the checks of an atomic access, which races with no other.
-void note_atomic(void* address);
+// Tells the checks of an atomic access, which races with no other atomic one.
+void note_atomic(void* address, int bytes, const void* pc);
 
-template <typename T>
-__attribute__((no_sanitize("thread"), noinline)) T atomic_add(T* address, T value) {
-  note_atomic(address);
+// *address = update(*address), atomically; what was there before.
+template <typename T, typename Update>
+__attribute__((no_sanitize("thread"), noinline)) T atomic_update(T* address, Update update) {
+  note_atomic(address, sizeof(T),
+              __builtin_extract_return_addr(__builtin_return_address(0)));
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   Bits* cell = reinterpret_cast<Bits*>(address);
   Bits old = __atomic_load_n(cell, __ATOMIC_RELAXED);
-  while (!__atomic_compare_exchange_n(cell, &old, bits_as<Bits>(bits_as<T>(old) + value), true,
-                                      __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+  while (!__atomic_compare_exchange_n(cell, &old, bits_as<Bits>(static_cast<T>(update(bits_as<T>(old)))),
+                                      true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
   }
   return bits_as<T>(old);
 }

@@ -161,8 +161,73 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline unsigned __brev(unsigned x) {
+  unsigned reversed = 0;
+  for (int i = 0; i < 32; ++i) reversed |= (x >> i & 1) << (31 - i);
+  return reversed;
+}
+inline void __trap() { __builtin_trap(); }
+
+// Its caller is the kernel, whose line a finding names.
+#define TCGEMM_ATOMIC(NAME, NEXT)                                                            \
+  template <typename T>                                                                      \
+  __attribute__((always_inline)) inline T NAME(T* address, std::common_type_t<T> value) {    \
+    return tcgemm::simulator::atomic_update(address, [=](T before) { return NEXT; });        \
+  }
+TCGEMM_ATOMIC(atomicAdd, before + value)
+TCGEMM_ATOMIC(atomicSub, before - value)
+TCGEMM_ATOMIC(atomicMin, min(before, value))
+TCGEMM_ATOMIC(atomicMax, max(before, value))
+TCGEMM_ATOMIC(atomicAnd, before & value)
+TCGEMM_ATOMIC(atomicOr, before | value)
+TCGEMM_ATOMIC(atomicXor, before ^ value)
+TCGEMM_ATOMIC(atomicExch, (void(before), value))
+#undef TCGEMM_ATOMIC
 template <typename T>
-inline T atomicAdd(T* address, T value) { return tcgemm::simulator::atomic_add(address, value); }
+__attribute__((always_inline)) inline T atomicCAS(T* address, std::common_type_t<T> expected,
+                                                  std::common_type_t<T> value) {
+  return tcgemm::simulator::atomic_update(
+      address, [=](T before) { return before == expected ? value : before; });
+}
+
+// value of all lanes in the mask, one after the other.
+template <typename T, typename Combine>
+inline T tcgemm_reduce(unsigned mask, T value, Combine combine, tcgemm::simulator::Site site) {
+  T sum{};
+  bool first = true;
+  for (int lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    T other = value;
+    tcgemm::simulator::shuffle(mask, &other, sizeof(T), lane, site);
+    sum = first ? other : combine(sum, other);
+    first = false;
+  }
+  return sum;
+}
+#define TCGEMM_REDUCE(NAME, RESULT)                                                       \
+  template <typename T>                                                                   \
+  inline T NAME(unsigned mask, T value, TCGEMM_HERE) {                                    \
+    return tcgemm_reduce(mask, value, [](T a, T b) { return static_cast<T>(RESULT); }, site); \
+  }
+TCGEMM_REDUCE(__reduce_add_sync, a + b)
+TCGEMM_REDUCE(__reduce_min_sync, a < b ? a : b)
+TCGEMM_REDUCE(__reduce_max_sync, a > b ? a : b)
+TCGEMM_REDUCE(__reduce_and_sync, a & b)
+TCGEMM_REDUCE(__reduce_or_sync, a | b)
+TCGEMM_REDUCE(__reduce_xor_sync, a ^ b)
+#undef TCGEMM_REDUCE
+template <typename T>
+inline unsigned __match_any_sync(unsigned mask, T value, TCGEMM_HERE) {
+  unsigned same = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    T other = value;
+    tcgemm::simulator::shuffle(mask, &other, sizeof(T), lane, site);
+    if (other == value) same |= 1u << lane;
+  }
+  return same;
+}
 
 inline size_t __cvta_generic_to_shared(const void* p) {
   return tcgemm::simulator::shared_address(p);

@@ -297,6 +297,8 @@ using half2 = __half2;
 using nv_bfloat162 = __nv_bfloat162;
 inline __half2 __halves2half2(__half a, __half b) { return __half2(a, b); }
 inline __half2 __floats2half2_rn(float a, float b) { return __half2(__half(a), __half(b)); }
+inline __half2 __half2half2(__half a) { return __half2(a, a); }
+inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 a) { return __nv_bfloat162(a, a); }
 inline __half2 __float2half2_rn(float a) { return __half2(__half(a), __half(a)); }
 inline __half2 __float22half2_rn(float2 a) { return __floats2half2_rn(a.x, a.y); }
 inline __half2 make_half2(__half a, __half b) { return __half2(a, b); }

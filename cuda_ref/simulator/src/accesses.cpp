@@ -138,9 +138,10 @@ void async_issued(const Copy& copy) {
   logged->read = static_cast<uint8_t>(copy.source_bytes);
 }
 
-void shared_read(char* address, int bytes, uint64_t pc) {
-  if (!shared_exists(address, bytes, false, pc)) return;
-  if (request.check) check_shared(*current, address, bytes, false, pc);
+void wgmma_read(char* address, int bytes, Site site, uint64_t pc) {
+  if (!shared_exists(address, bytes, false, pc) || !request.check) return;
+  check_shared(*current, address, bytes, false, pc);
+  check_proxy(*current, address, Misuse::wgmma_proxy, site, pc);
 }
 
 void shared_write(char* address, int bytes, uint64_t pc) {

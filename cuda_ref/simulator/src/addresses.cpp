@@ -38,7 +38,7 @@ bool locate(const Operand& o, int64_t offset, int64_t* row, int64_t* col) {
          (o.small_stride <= 1 || rest % o.small_stride == 0);
 }
 
-void check_global(int operand, char* address, int bytes, bool write, uint64_t pc) {
+void check_global(int operand, char* address, int bytes, bool write, uint64_t pc, bool atomic) {
   const Operand& o = operands[operand];
   const int64_t distance = address - o.data;
   const int64_t first = floor_div(distance, o.item);
@@ -55,8 +55,8 @@ void check_global(int operand, char* address, int bytes, bool write, uint64_t pc
       }
       continue;
     }
-    if (!write) continue;
     if (operand != C_OPERAND) {
+      if (!write) continue;
       if (Finding* f = report(Kind::writes_input, pc, operand)) {
         f->row = row;
         f->col = col;
@@ -67,10 +67,14 @@ void check_global(int operand, char* address, int bytes, bool write, uint64_t pc
     if (!o.decodable) continue;
     int32_t& writer = c_writers[row * o.cols + col];
     const int32_t me = static_cast<int32_t>(block_number) + 1;
-    const int32_t before = __atomic_exchange_n(&writer, me, __ATOMIC_RELAXED);
-    if (before == 0 || before == me) continue;
-    if (Finding* f = report(Kind::written_twice, pc, operand)) {
-      const uint64_t block = static_cast<uint64_t>(before) - 1;
+    // What a block wrote itself it may add to atomically, and others still may not.
+    const int32_t last = __atomic_load_n(&writer, __ATOMIC_RELAXED);
+    const int32_t now = me | (atomic && last != me ? BY_ATOMIC : 0);
+    const int32_t before = write ? __atomic_exchange_n(&writer, now, __ATOMIC_RELAXED) : last;
+    const int32_t block_before = before & ~BY_ATOMIC;
+    if (before <= 0 || block_before == me || (atomic && before & BY_ATOMIC)) continue;
+    if (Finding* f = report(write ? Kind::written_twice : Kind::reads_other, pc, operand)) {
+      const uint64_t block = static_cast<uint64_t>(block_before) - 1;
       f->row = row;
       f->col = col;
       f->bytes = bytes;
@@ -134,6 +138,12 @@ bool in_shared(const char* address) {
          static_cast<size_t>(shared_high - shared_low);
 }
 
+bool is_known(const char* address) {
+  return static_cast<size_t>(address - current->stack) < STACK_BYTES ||
+         (address >= image_low && address < image_high) ||
+         (address >= params_low && address < params_high) || is_lent(address);
+}
+
 bool is_guard(const char* address) {
   for (int i = 0; i < request.guard_count; ++i)
     if (address - shared_low == request.guards[i]) return true;
@@ -159,17 +169,26 @@ int64_t elements_of_c() {
 
 }  // namespace observe
 
-void note_atomic(void* address) {
+void note_atomic(void* pointer, int bytes, const void* caller) {
+  using namespace observe;
   if (!current) return;
   ++worker->counters.atomics;
-  const int operand = observe::operand_at(static_cast<char*>(address));
-  if (operand != C_OPERAND) return;
-  const Operand& o = operands[C_OPERAND];
-  if (!o.decodable) return;
-  int64_t row, col;
-  if (observe::locate(o, observe::floor_div(static_cast<char*>(address) - o.data, o.item), &row,
-                      &col))
-    c_writers[row * o.cols + col] = static_cast<int32_t>(block_number) + 1;
+  char* address = static_cast<char*>(pointer);
+  const uint64_t pc = relative_pc(caller);
+  if (in_shared(address)) {
+    if (!shared_exists(address, bytes, true, pc) || !request.check) return;
+    if (reinterpret_cast<uintptr_t>(address) % bytes) misaligned(pc, -1, address, bytes, true);
+    check_shared(*current, address, bytes, true, pc, true);
+    return;
+  }
+  const int operand = operand_at(address);
+  if (operand < 0) {
+    if (!is_known(address)) wild(address, bytes, true, pc);
+    return;
+  }
+  if (!request.check) return;
+  if (reinterpret_cast<uintptr_t>(address) % bytes) misaligned(pc, operand, address, bytes, true);
+  check_global(operand, address, bytes, true, pc, true);
 }
 
 }  // namespace tcgemm::simulator

@@ -81,6 +81,12 @@ int barrier(int value, Site site, uint64_t pc) {
 void arrive(int id, int count, bool wait, Site site, uint64_t pc) {
   Thread& t = *current;
   NamedBarrier& b = named_barriers[id & 15];
+  if (OBSERVE && request.check) {
+    if (id < 0 || id > 15) report_misuse(Misuse::barrier_number, pc, site, id);
+    if (count <= 0 || count % 32) report_misuse(Misuse::barrier_warps, pc, site, count);
+    if (b.arrived && b.needed != count)
+      report_misuse(Misuse::barrier_counts, pc, site, count, b.needed);
+  }
   b.needed = count;
   b.warps |= 1ull << t.warp;
   t.site = site;
@@ -197,6 +203,9 @@ void carry_out(Thread& t) {
         auto& s = *static_cast<ShuffleArguments*>(lanes[l].arguments);
         if (s.from >= 0 && s.from < 32 && (t.mask >> s.from & 1))
           std::memcpy(s.value, &values[s.from], s.bytes);
+        else if (OBSERVE && request.check && s.from >= 0 && s.from < 32)
+          report_misuse(Misuse::shuffle_source, t.pc, t.site, s.from,
+                        static_cast<int32_t>(t.mask));
       }
       if constexpr (OBSERVE) ++worker->counters.shuffles;
       break;

@@ -16,8 +16,12 @@ void land(Thread& t, size_t count) {
 }
 
 __attribute__((noinline)) void copy_async(void* shared, const void* global, int bytes,
-                                          int source_bytes, bool through_l1, Site) {
+                                          int source_bytes, bool through_l1, Site site) {
   Thread& t = *current;
+  if (OBSERVE && request.check && bytes != 4 && bytes != 8 && bytes != 16) {
+    report_misuse(Misuse::copy_size, CALLER, site, bytes);
+    abandon_block();
+  }
   const Copy copy{static_cast<char*>(shared), static_cast<const char*>(global), bytes,
                   std::max(0, std::min(source_bytes, bytes)), through_l1, CALLER};
   if constexpr (OBSERVE) observe::async_issued(copy);

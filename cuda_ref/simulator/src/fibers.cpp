@@ -116,7 +116,7 @@ uint32_t shared_address(const void* pointer) {
 void* shared_pointer(uint32_t address) { return shared_low + address; }
 
 #ifndef TCGEMM_OBSERVE
-void note_atomic(void*) {}
+void note_atomic(void*, int, const void*) {}
 #endif
 
 void prepare_stacks() {

@@ -29,6 +29,16 @@ Finding* report(Kind kind, uint64_t pc, int operand) {
   return &f;
 }
 
+Finding* report_misuse(Misuse what, uint64_t pc, Site site, int64_t number, int32_t other) {
+  Finding* f = report(Kind::misuse, pc);
+  if (!f) return nullptr;
+  f->signal = static_cast<int32_t>(what);
+  f->site = site;
+  f->offset = number;
+  f->bytes = other;
+  return f;
+}
+
 void add_finding(Result& result, const Finding& finding) {
   for (int i = 0; i < result.finding_count; ++i) {
     Finding& f = result.findings[i];

@@ -29,10 +29,7 @@ static void access(void* pointer, int bytes, bool write, int alignment, uint64_t
     log(*t, address, bytes, write, static_cast<uint8_t>(operand), pc);
     return;
   }
-  if ((address >= image_low && address < image_high) ||
-      (address >= params_low && address < params_high) || is_lent(address))
-    return;
-  wild(address, bytes, write, pc);
+  if (!is_known(address)) wild(address, bytes, write, pc);
 }
 
 }  // namespace observe
@@ -67,17 +64,31 @@ HOOKS(2)
 HOOKS(4)
 HOOKS(8)
 HOOKS(16)
-HOOK __tsan_read_range(void* p, size_t bytes) {
+static void access_range(const void* p, size_t bytes, bool write, uint64_t pc) {
+  char* first = static_cast<char*>(const_cast<void*>(p));
   for (size_t i = 0; i < bytes; i += 16)
-    tcgemm::simulator::observe::access(static_cast<char*>(p) + i,
-                                       static_cast<int>(std::min<size_t>(16, bytes - i)), false, 1,
-                                       CALLER);
+    tcgemm::simulator::observe::access(first + i, static_cast<int>(std::min<size_t>(16, bytes - i)),
+                                       write, 1, pc);
 }
-HOOK __tsan_write_range(void* p, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 16)
-    tcgemm::simulator::observe::access(static_cast<char*>(p) + i,
-                                       static_cast<int>(std::min<size_t>(16, bytes - i)), true, 1,
-                                       CALLER);
+HOOK __tsan_read_range(void* p, size_t bytes) { access_range(p, bytes, false, CALLER); }
+HOOK __tsan_write_range(void* p, size_t bytes) { access_range(p, bytes, true, CALLER); }
+// What a kernel calls in place of memcpy, memmove and memset (../build.py).
+extern "C" __attribute__((visibility("hidden"), noinline)) void* tcgemm_memmove(
+    void* to, const void* from, size_t bytes) {
+  access_range(from, bytes, false, CALLER);
+  access_range(to, bytes, true, CALLER);
+  return std::memmove(to, from, bytes);
+}
+extern "C" __attribute__((visibility("hidden"), noinline)) void* tcgemm_memcpy(
+    void* to, const void* from, size_t bytes) {
+  access_range(from, bytes, false, CALLER);
+  access_range(to, bytes, true, CALLER);
+  return std::memcpy(to, from, bytes);
+}
+extern "C" __attribute__((visibility("hidden"), noinline)) void* tcgemm_memset(
+    void* to, int value, size_t bytes) {
+  access_range(to, bytes, true, CALLER);
+  return std::memset(to, value, bytes);
 }
 HOOK __tsan_init() {}
 HOOK __tsan_func_entry(void*) {}

@@ -53,7 +53,7 @@ void each_unit(const CUtensorMap& map, Body body) {
 Mbarrier& barrier_at(uint32_t address, Site site, uint64_t pc) {
   for (Mbarrier& b : mbarriers)
     if (b.address == address) return b;
-  if (Finding* f = report(Kind::deadlock, pc)) f->site = site;
+  report_misuse(Misuse::no_mbarrier, pc, site, address);
   abandon_block();
 }
 
@@ -211,6 +211,7 @@ __attribute__((noinline)) void bulk_load(uint32_t shared, const CUtensorMap* map
   const uint64_t pc = CALLER;
   Mbarrier& b = barrier_at(barrier, site, pc);
   if constexpr (OBSERVE) {
+    if (request.check && shared % 128) report_misuse(Misuse::box_address, pc, site, shared);
     each_unit(*map, [&](uint32_t at) {
       observe::async_write_begins(
           static_cast<char*>(shared_pointer(swizzled(shared + at))), 16, pc);
@@ -226,15 +227,20 @@ __attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t share
                                           int outer, int batch, Site site) {
   const uint64_t pc = CALLER;
   if constexpr (OBSERVE) {
+    if (request.check && shared % 128) report_misuse(Misuse::box_address, pc, site, shared);
     observe::passes(current->warp, observe::Phase::bulk_store, 1, site.line);
     each_unit(*map, [&](uint32_t at) {
       observe::async_read_begins(static_cast<char*>(shared_pointer(swizzled(shared + at))), 16,
-                                 pc);
+                                 site, pc);
     });
   }
   Stores& queue = bulk_stores[current->linear];
   queue.issued.push_back({*map, shared, inner, outer, batch, pc});
   ++queue.uncommitted;
+}
+
+void fence_proxy_async() {
+  if constexpr (OBSERVE) observe::fence_proxy();
 }
 
 void bulk_commit() {

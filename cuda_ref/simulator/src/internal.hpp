@@ -67,7 +67,13 @@ struct Request {
 enum class Kind : int32_t {
   none, out_of_bounds, misaligned, uninitialised, race, async_in_flight, not_written, written_twice,
   writes_input, wild, shared_bounds, divergent_barrier, exited_before_barrier, divergent_warp,
-  deadlock, crash, timeout, not_awaited,
+  deadlock, crash, timeout, not_awaited, reads_other, misuse,
+};
+
+// In the order of MISUSES in ../findings.py.
+enum class Misuse : int32_t {
+  shuffle_source, barrier_number, barrier_warps, barrier_counts, copy_size, no_mbarrier, box_address,
+  wgmma_proxy, store_proxy, wgmma_fence, stack,
 };
 
 struct Position {
@@ -172,7 +178,10 @@ extern Worker* worker;
 // Whether this is scratch memory of the launch, whose accesses are neither checked nor counted.
 bool is_lent(const char* address);
 extern Operand operands[NUM_OPERANDS];
-extern int32_t* c_writers;  // per element of C: 1 + the block that wrote it, 0: none
+// Per element of C: 1 + the block that wrote it, with BY_ATOMIC where an atomic operation did; the
+// same negative where an earlier launch wrote it; 0 where nobody did.
+extern int32_t* c_writers;
+constexpr int32_t BY_ATOMIC = 1 << 30;
 
 enum class State : uint8_t { ready, meeting, barrier, named_barrier, waiting, done };
 
@@ -225,6 +234,8 @@ constexpr size_t STACK_BYTES = 256 * 1024;
 
 [[noreturn]] void abandon_block();  // from a thread: leaves the block, and ends the run
 Finding* report(Kind kind, uint64_t pc, int operand = -1);
+// What an instruction does not allow, with two numbers for the sentence.
+Finding* report_misuse(Misuse what, uint64_t pc, Site site, int64_t number, int32_t other = 0);
 Position position_of(const Thread& thread);
 inline uint64_t relative_pc(const void* pc) {
   return reinterpret_cast<uint64_t>(pc) - reinterpret_cast<uint64_t>(image_low);
@@ -291,11 +302,12 @@ void matrix_access(const Thread* lanes, bool store);
 void ldmatrix_access(const Thread* lanes);
 void async_issued(const Copy& copy);
 void async_lands(const Copy& copy);
-// By the running thread.
-void shared_read(char* address, int bytes, uint64_t pc);
+// By the running thread: of wgmma, and of stmatrix.
+void wgmma_read(char* address, int bytes, Site site, uint64_t pc);
 void shared_write(char* address, int bytes, uint64_t pc);
+void fence_proxy();
 void async_write_begins(char* to, int bytes, uint64_t pc);
-void async_read_begins(char* from, int bytes, uint64_t pc);
+void async_read_begins(char* from, int bytes, Site site, uint64_t pc);
 void async_read_ends(char* from, int bytes, uint64_t pc);
 // A contiguous part of a bulk copy.
 void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc);

@@ -8,7 +8,7 @@ namespace observe {
 void start_run() {
   start_races();
   if (request.check && c_writers)
-    std::memset(c_writers, 0, static_cast<size_t>(elements_of_c()) * 4);
+    for (int64_t i = 0; i < elements_of_c(); ++i) c_writers[i] = -std::abs(c_writers[i]);
   start_traces();
   start_launch_timeline();
 }

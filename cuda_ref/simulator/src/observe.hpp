@@ -20,11 +20,15 @@ bool locate(const Operand& o, int64_t offset, int64_t* row, int64_t* col);
 // The number of the operand in whose mapping the address lies, or -1.
 int operand_at(const char* address);
 bool in_shared(const char* address);
+// Whether this is memory that is neither checked nor counted: the running thread's own, the
+// library's variables, the kernel's parameters, scratch.
+bool is_known(const char* address);
 // Whether this is a guard that g++ sets beside a __shared__ array of class type.
 bool is_guard(const char* address);
 // Checks that a shared access lies in what the block asked for.
 bool shared_exists(char* address, int bytes, bool write, uint64_t pc);
-void check_global(int operand, char* address, int bytes, bool write, uint64_t pc);
+void check_global(int operand, char* address, int bytes, bool write, uint64_t pc,
+                  bool atomic = false);
 void misaligned(uint64_t pc, int operand, const char* address, int bytes, bool write);
 // Reports an address of nothing and leaves the block.
 [[noreturn]] void wild(char* address, int bytes, bool write, uint64_t pc);
@@ -36,7 +40,11 @@ int64_t elements_of_c();
 
 void start_races();        // once a launch
 void start_block_races();  // once a block
-void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc);
+void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc,
+                  bool atomic = false);
+// That what lies there was fenced since a thread wrote it, before hardware reads it that does not see
+// threads' writes by itself.
+void check_proxy(const Thread& reader, const char* address, Misuse what, Site site, uint64_t pc);
 // From now on the bytes are an asynchronous copy's of the running thread, until it lands.
 void mark_in_flight(const char* to, int bytes, uint64_t pc);
 

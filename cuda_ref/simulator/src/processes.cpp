@@ -31,6 +31,10 @@
 extern "C" __attribute__((visibility("hidden"))) thread_local unsigned char
     tcgemm_dynamic_shared[];
 
+// Whether the kernel has global variables that it may write. Each process has its own, so one process
+// runs all blocks then. The linked assembly sets it (../build.py).
+extern "C" __attribute__((visibility("hidden"))) const unsigned char tcgemm_has_variables;
+
 namespace tcgemm::simulator {
 
 Request request;
@@ -52,12 +56,19 @@ void crash_handler(int signal, siginfo_t* info, void* context) {
     const bool timeout = signal == SIGUSR1;
     const uint64_t where = pc - reinterpret_cast<uint64_t>(image_low) + 1;
     worker->finding_count = std::min(worker->finding_count, MAX_FINDINGS - 1);
-    if (Finding* f = report(timeout ? Kind::timeout : Kind::crash, where)) {
-      f->signal = signal;
+    const auto at = static_cast<const char*>(info->si_addr);
+    const bool full = signal == SIGSEGV && current && at >= current->stack - 4096 &&
+                      at < current->stack + 4096;
+    Finding* f = full ? report_misuse(Misuse::stack, where, {}, STACK_BYTES / 1024)
+                      : report(timeout ? Kind::timeout : Kind::crash, where);
+    if (f) {
       f->at.block[0] = block_index.x;
       f->at.block[1] = block_index.y;
       f->at.block[2] = block_index.z;
-      f->offset = static_cast<int64_t>(reinterpret_cast<uint64_t>(info->si_addr));
+      if (!full) {
+        f->signal = signal;
+        f->offset = static_cast<int64_t>(reinterpret_cast<uint64_t>(info->si_addr));
+      }
       // Where the fault lies in the runtime, one of its callers has a place in the kernel's source.
       void* frames[MAX_FRAMES];
       const int count = backtrace(frames, MAX_FRAMES);
@@ -150,8 +161,8 @@ int run_grid(const Launch& launch) {
   guard_stacks();
   if constexpr (OBSERVE) observe::start_run();
 
-  const int wanted = static_cast<int>(
-      std::min<uint64_t>(std::min<uint64_t>(request.workers, MAX_WORKERS), blocks));
+  const uint64_t most = tcgemm_has_variables ? 1 : std::min<uint64_t>(request.workers, MAX_WORKERS);
+  const int wanted = static_cast<int>(std::min<uint64_t>(most, blocks));
   pid_t helpers[MAX_WORKERS];
   int started = 1;
   for (; started < wanted; ++started) {
@@ -315,7 +326,9 @@ extern "C" __attribute__((visibility("default"))) int tcgemm_simulate(const Requ
       add_finding(*result, f);
     }
     copy_elements(c, static_cast<char*>(request.operands[C_OPERAND].data), c.data);
-    if (request.writers && c_writers) std::memcpy(request.writers, c_writers, writers_bytes);
+    if (request.writers && c_writers)
+      for (size_t i = 0; i < writers_bytes / 4; ++i)
+        request.writers[i] = std::abs(c_writers[i]) & ~BY_ATOMIC;
   }
   for (Operand& o : operands)
     if (o.map) munmap(o.map, o.map_bytes);

@@ -47,7 +47,9 @@ struct Reader {
 struct Cell {
   Epoch writer;
   uint32_t writer_pc;
+  Epoch with_writer;  // where writer is MANY, all by atomic operations: another of them
   Reader reader, other_reader;  // other_reader: of another warp than reader
+  uint32_t written;  // when, of a thread's own write by the count of `writes`; 0: an asynchronous copy's
   Epoch in_flight;  // who issued an asynchronous copy to it that has not landed
   uint32_t in_flight_pc;
 };
@@ -55,6 +57,11 @@ struct Cell {
 // taken as they are touched.
 Cell* cells;
 int granule_shift = 1;
+
+// Writes of threads to shared memory in the running block, and after how many of them each thread,
+// and any of each warp, has last called fence_proxy_async.
+uint32_t writes;
+uint32_t fenced[MAX_THREADS], fenced_by_warp[MAX_WARPS];
 
 void split_granules() {
   for (size_t i = static_cast<size_t>(shared_high - shared_low); i-- > 0;) {
@@ -75,6 +82,7 @@ void add_other(Finding* f, Epoch other, uint32_t pc, bool write) {
 }
 
 constexpr uint32_t PC_MASK = (1u << 27) - 1;
+constexpr uint32_t BY_ATOMIC_PC = 1u << 31;  // in a writer's place: its access was atomic
 
 // The epoch of a reader's neighbour: the same warp and interval, another lane.
 Epoch neighbour_of(const Reader& reader) {
@@ -113,6 +121,9 @@ void start_block_races() {
     warp_clock[w] = 0;
     for (int u = 0; u < warp_count; ++u) seen[w][u] = -1;
   }
+  writes = 0;
+  std::fill(fenced, fenced + thread_count, 0);
+  std::fill(fenced_by_warp, fenced_by_warp + warp_count, 0);
   const size_t dynamic = static_cast<size_t>(
       reinterpret_cast<char*>(tcgemm_dynamic_shared) - shared_low);
   auto clear = [](size_t low, size_t high) {
@@ -123,21 +134,25 @@ void start_block_races() {
   clear(dynamic + MAX_SHARED, static_cast<size_t>(shared_high - shared_low));
 }
 
-void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) {
+void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, bool atomic) {
   if (bytes == 1 && granule_shift) split_granules();
   const size_t first = static_cast<size_t>(address - shared_low) >> granule_shift;
   const size_t last = static_cast<size_t>(address + bytes - 1 - shared_low) >> granule_shift;
   const Epoch me = epoch_of(t);
+  const uint32_t now = write ? ++writes : 0;
   for (size_t i = first; i <= last; ++i) {
     Cell& cell = cells[i];
     if (cell.in_flight) {
       if (Finding* f = shared_finding(Kind::async_in_flight, pc, address, bytes, write))
         add_other(f, cell.in_flight, cell.in_flight_pc, true);
-    } else if (!write && cell.writer == 0) {
-      shared_finding(Kind::uninitialised, pc, address, bytes, write);
-    } else if (cell.writer && !ordered(cell.writer, t)) {
-      if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write))
-        add_other(f, cell.writer, cell.writer_pc, true);
+    } else if ((!write || atomic) && cell.writer == 0) {
+      shared_finding(Kind::uninitialised, pc, address, bytes, false);
+    } else if (cell.writer && !ordered(cell.writer, t) &&
+               !(atomic && cell.writer_pc & BY_ATOMIC_PC)) {
+      if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write)) {
+        const bool mine = &thread_of(cell.writer) == &t;
+        add_other(f, mine ? cell.with_writer : cell.writer, cell.writer_pc & PC_MASK, true);
+      }
     }
     if (write) {
       for (const Reader& reader : {cell.reader, cell.other_reader}) {
@@ -149,14 +164,31 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc) 
             add_other(f, reader.epoch, reader.pc, false);
         }
       }
-      cell.writer = me;
-      cell.writer_pc = static_cast<uint32_t>(pc);
+      const bool with_others = atomic && cell.writer_pc & BY_ATOMIC_PC && cell.writer &&
+                               !ordered(cell.writer, t) && warp_of(cell.writer) == t.warp;
+      if (with_others && &thread_of(cell.writer) != &t) cell.with_writer = cell.writer & ~MANY;
+      cell.writer = me | (with_others ? MANY : 0);
+      cell.written = now;
+      cell.writer_pc = static_cast<uint32_t>(pc) | (atomic ? BY_ATOMIC_PC : 0);
       cell.reader = cell.other_reader = {};
     } else {
       note_read(cell, t, me, static_cast<uint32_t>(pc));
     }
   }
 }
+
+void check_proxy(const Thread& reader, const char* address, Misuse what, Site site, uint64_t pc) {
+  const Cell& cell = cells[static_cast<size_t>(address - shared_low) >> granule_shift];
+  if (cell.written <= fenced_by_warp[reader.warp]) return;
+  const Thread& writer = thread_of(cell.writer);
+  if (cell.written <= fenced[writer.linear]) return;
+  Finding* f = report_misuse(what, pc, site, address - shared_low);
+  if (!f) return;
+  f->has_other = 1;
+  f->other = position_of(writer);
+}
+
+void fence_proxy() { fenced[current->linear] = fenced_by_warp[current->warp] = writes; }
 
 void mark_in_flight(const char* to, int bytes, uint64_t pc) {
   const size_t first = static_cast<size_t>(to - shared_low) >> granule_shift;
@@ -190,9 +222,10 @@ void async_write_begins(char* to, int bytes, uint64_t pc) {
 }
 
 // Until the read has ended, no clock orders a write after it.
-void async_read_begins(char* from, int bytes, uint64_t pc) {
+void async_read_begins(char* from, int bytes, Site site, uint64_t pc) {
   if (!shared_exists(from, bytes, false, pc) || !request.check) return;
   check_shared(*current, from, bytes, false, pc);
+  check_proxy(*current, from, Misuse::store_proxy, site, pc);
   const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
     cells[i].reader.epoch |= 0x7ffffc00u;
@@ -221,6 +254,7 @@ void async_lands(const Copy& copy) {
   const size_t first = static_cast<size_t>(copy.to - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(copy.bytes) >> granule_shift); ++i) {
     cells[i].in_flight = 0;
+    cells[i].written = 0;
     cells[i].writer = epoch_of(*current);
     cells[i].writer_pc = static_cast<uint32_t>(copy.pc);
   }

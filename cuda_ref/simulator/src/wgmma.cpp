@@ -22,6 +22,7 @@ struct Multiplies {
   std::deque<Multiply> issued;
   std::vector<size_t> groups;
   size_t uncommitted = 0;
+  bool fenced = false;  // one of its lanes has called wgmma_fence in this block
 } multiplies[MAX_WARPS];
 
 template <typename Sum>
@@ -72,10 +73,10 @@ void multiply_as(const Multiply& m, int warp) {
     auto read = [&](uint64_t descriptor, bool mn_major, int mn_first, int mn_count) {
       for (int mn = 0; mn < mn_count; mn += mn_major ? 8 : 1)
         for (int k = 0; k < depth; k += mn_major ? 1 : 16 / item)
-          observe::shared_read(
+          observe::wgmma_read(
               static_cast<char*>(shared_pointer(
                   swizzled(operand_address(descriptor, mn_major, mn_first + mn, k, item)))),
-              16, m.pc);
+              16, m.site, m.pc);
     };
     if (!registers) read(m.a, m.a_mn_major, first_row, 16);
     read(m.b, m.b_mn_major, 0, m.n);
@@ -115,6 +116,8 @@ void issue_wgmma(Thread* lanes) {
     m.a_registers[l] = static_cast<const uint32_t*>(lane.a);
   }
   m.pc = lanes[0].pc;
+  if (OBSERVE && request.check && !queue.fenced)
+    report_misuse(Misuse::wgmma_fence, m.pc, m.site, 0);
   if constexpr (OBSERVE) m.done = observe::issues_wgmma(lanes[0].warp, m.n, m.site.line);
   queue.issued.push_back(m);
   ++queue.uncommitted;
@@ -191,6 +194,8 @@ __attribute__((noinline)) void wgmma_registers(int n, void* d, const void* a, ui
       {Element::tf32, n, false, false, accumulate, 0, b, {}, {}, site, 0, 0}, d, a};
   meet_warp(issue_wgmma, &arguments, site, CALLER);
 }
+
+void wgmma_fence() { multiplies[current->warp].fenced = true; }
 
 __attribute__((noinline)) void wgmma_commit(Site site) {
   meet_warp(commit_wgmma, nullptr, site, CALLER);

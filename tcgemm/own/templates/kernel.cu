@@ -16,7 +16,7 @@ using namespace tcgemm;
 constexpr int BLOCK = 16;
 
 template <typename In, typename Out>
-__global__ void NAME(Matrix a_matrix, Matrix b_matrix, Matrix c_matrix) {
+__global__ void NAME_kernel(Matrix a_matrix, Matrix b_matrix, Matrix c_matrix) {
   __shared__ float a[BLOCK][BLOCK];
   __shared__ float b[BLOCK][BLOCK];
   const int x = threadIdx.x, y = threadIdx.y;
@@ -47,7 +47,7 @@ __global__ void NAME(Matrix a_matrix, Matrix b_matrix, Matrix c_matrix) {
 int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
   const dim3 grid((gemm.c.cols + BLOCK - 1) / BLOCK, (gemm.c.rows + BLOCK - 1) / BLOCK);
   return with_types(gemm, [&](auto in, auto out) {
-    return launch(NAME<decltype(in), decltype(out)>, grid, dim3(BLOCK, BLOCK), 0, stream, gemm.a,
-                  gemm.b, gemm.c);
+    return launch(NAME_kernel<decltype(in), decltype(out)>, grid, dim3(BLOCK, BLOCK), 0, stream,
+                  gemm.a, gemm.b, gemm.c);
   });
 }

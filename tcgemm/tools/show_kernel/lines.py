@@ -50,7 +50,7 @@ def listing(kernel: str, made: str, source: Path, texts: Mapping[str, str]) -> L
         kernel,
         made,
         source.name,
-        tuple(source.read_text().splitlines()),
+        tuple(source.read_text(errors="replace").splitlines()),
         ptx_lines(texts["ptx"], texts.get("files", ""), calls),
         sass_lines(texts["lined"], calls),
     )
@@ -69,7 +69,7 @@ class Calls:
 
     def __init__(self, source: Path, files: str = "") -> None:
         self.own = source.name
-        self._source = source.read_text() if source.is_file() else ""
+        self._source = source.read_text(errors="replace") if source.is_file() else ""
         self._paths = {
             Path(name).name: Path(folder, name) for _, folder, name in _FILE.findall(files)
         }
@@ -87,7 +87,7 @@ class Calls:
         path = self._paths.get(file)
         if path is None or path.suffix != ".py" or not path.is_file():
             return 0
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
                 calls = ast.walk(ast.parse(self._source))
                 found = [
