@@ -13,6 +13,8 @@ import traceback
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import pytest
+
 SECONDS = 60
 """After which a rank that says nothing fails the test."""
 PRELOADED = [
@@ -107,3 +109,11 @@ class Ranks:
                 process.kill()
         self._folder.cleanup()
         assert not Path(self._folder.name).exists()
+
+
+@pytest.fixture(scope="module", name="pair")
+def two_ranks():
+    """Two ranks for all tests of a file."""
+    made = Ranks(2)
+    yield made
+    made.close()

@@ -269,19 +269,6 @@ def of_before(path, end="\n"):
     path.write_bytes((end.join(lines) + end).encode())
 
 
-def test_a_file_of_before_with_other_ends_of_lines_goes_on_as_well(tmp_path):
-    """As git or an editor may write them: rows that are appended have the header's columns."""
-    path = filled(tmp_path)
-    before = store.read(tmp_path)
-    of_before(path, "\r\n")
-    assert store.read(tmp_path) == before
-    results = open_store(tmp_path, "later")
-    results.append({"kernel": "new", "among": "graph"})
-    results.close()
-    assert store.read(tmp_path)[:-1] == before
-    assert store.read(tmp_path)[-1]["among"] == "graph"
-
-
 def test_stored_names_of_kernels_stay_what_they_were(tmp_path):
     """They are facts of their run; only who reads them sees the names of now."""
     results = open_store(tmp_path)
@@ -319,11 +306,13 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
     results.close()
 
 
-def test_a_file_of_before_a_later_column_is_read_and_goes_on(tmp_path):
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["as written", "as git or an editor may"])
+def test_a_file_of_before_a_later_column_is_read_and_goes_on(tmp_path, end):
+    """Rows that are appended have the header's columns, whatever lines end with."""
     path = filled(tmp_path)
     before = store.read(tmp_path)
     assert list(store.COLUMNS)[-1] == "among"
-    of_before(path)
+    of_before(path, end)
     assert store.read(tmp_path) == before
     results = open_store(tmp_path, "later")
     results.append({"kernel": "new", "among": "graph"})

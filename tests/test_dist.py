@@ -12,6 +12,7 @@ from importlib import import_module
 import pytest
 import ranks
 import torch
+from ranks import two_ranks  # noqa: F401
 
 import tcgemm
 from tcgemm.dist import rows
@@ -28,13 +29,6 @@ EPS = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-20, torc
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
 def group(request):
     made = ranks.Ranks(request.param)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def pair():
-    made = ranks.Ranks(2)
     yield made
     made.close()
 

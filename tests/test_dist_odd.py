@@ -10,6 +10,7 @@ import time
 import pytest
 import ranks
 import torch
+from ranks import two_ranks  # noqa: F401
 
 import tcgemm
 from tcgemm.dist import rows
@@ -25,13 +26,6 @@ OVERLAPPED = {"backend": "triton", "way": "overlapped"}
 @pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
 def group(request):
     made = ranks.Ranks(request.param)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def pair():
-    made = ranks.Ranks(2)
     yield made
     made.close()
 

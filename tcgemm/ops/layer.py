@@ -288,9 +288,8 @@ def _differentiable(
     _, compute, backend, _ = kind.asked
     how = How(compute=compute or "", backend=backend)
     if kind.activation:
-        if (
-            grad_mode()
-        ):  # for torch, what was saved is no function of the operands: it is made again
+        if grad_mode():
+            # For torch, what was saved is no function of the operands: it is made again.
             rows = x.reshape(-1, x.shape[-1])
             again = how._replace(out_dtype=kind.launch.dtype)
             z = autograd.matrices(rows, weight.mT if kind.transposed else weight, again)
