@@ -1,9 +1,11 @@
 """The backend table and the choice of kernel.
 
-Dispatch knows of a backend module four names only: ``KERNELS``, its ladder as a tuple of rows;
-``load(name)``, which returns a rung's callable, compiled; and, where it has them,
-``choose(problem, able)``, which names the kernel to run of those that accept, and
-``derivative()``, the kernel of an activation's derivative. It knows no tile size.
+Dispatch knows of a backend module ``KERNELS``, its ladder as a tuple of rows, and ``load(name)``,
+which returns a rung's callable, compiled. Where the module has them, it asks besides
+``choose(problem, able)`` for the name of the kernel to run of those that accept,
+``buildable(problem, able)`` for those that can be built here, ``tuned_by_user(problem)`` whether a
+table of the user's own has settled the choice, and ``derivative()`` for the kernel of an
+activation's derivative. It knows no tile size.
 """
 
 from __future__ import annotations
