@@ -6,6 +6,7 @@ import importlib
 import json
 import random
 import sys
+import time
 from dataclasses import asdict, replace
 
 import pytest
@@ -269,3 +270,27 @@ def test_a_kernel_that_kills_its_process_spoils_its_own_calls_alone(tmp_path, mo
     assert sorted(call.M for _, call, _ in done) == [1, 2, 3, 7]
     assert {call.M for _, call, outcome in done if outcome.status != "ok"} == {7}
     assert "its process died" in next(o.reason for _, call, o in done if call.M == 7)
+
+
+SLOW = """
+import time
+from tcgemm.verify.judge import Outcome
+
+def outcomes(chunk, device):
+    time.sleep(max(call.M for _, call in chunk))
+    return [(name, call, Outcome("ok")) for name, call in chunk]
+"""
+
+
+def test_workers_end_when_the_caller_has_seen_enough(tmp_path, monkeypatch):
+    """As Ctrl-C and --seconds do: what a worker has in hand is not waited for."""
+    from tcgemm.tools import verify
+
+    (tmp_path / "slow_outcomes.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(verify, "_outcomes", importlib.import_module("slow_outcomes").outcomes)
+    outcomes = verify._chunks_done([[("a/kernel", Call(M, 8, 8))] for M in (0, 300, 300)], 2, "cpu")
+    assert [call.M for _, call, _ in next(outcomes)] == [0]
+    began = time.perf_counter()
+    outcomes.close()
+    assert time.perf_counter() - began < 60

@@ -83,8 +83,7 @@ def verify(
     if replay is not None:
         _replay(console, replay, device)
         return
-    # NumPy, in Triton's interpreter, tells of every Inf that a drawn call is meant to give.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.")
+    _quiet_about_inf()
     tasks = list(
         _tasks(backend or [], register.names(kernel or []), dtype or [], fuzz, seed, device, edges)
     )
@@ -203,12 +202,15 @@ def _run(
     by_kernel: dict[str, list[tuple[str, Call]]] = {}
     for task in tasks:
         by_kernel.setdefault(task[0], []).append(task)
+    for of in by_kernel.values():  # a process that takes a chunk loads few builds for it
+        of.sort(key=lambda task: (task[1].dtype_in, task[1].dtype_out, task[1].compute))
     chunks = [
         of[start : start + CHUNK]
         for start in range(0, max(map(len, by_kernel.values()), default=0), CHUNK)
         for of in by_kernel.values()
         if start < len(of)
     ]
+    random.Random(0).shuffle(chunks)  # so that --seconds leaves out no type pair of all kernels
     end = math.inf if seconds is None else time.perf_counter() + seconds
     with Waiting(f"verifying {chunks[0][0][0]}" if chunks else "verifying") as waiting:
         done = 0
@@ -233,7 +235,8 @@ def _chunks_done(
 
     spawn = multiprocessing.get_context("spawn")
     lost = []  # one process that dies takes all chunks that are not done with it
-    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin_worker) as pool:
         running = {pool.submit(_outcomes, chunk, device): chunk for chunk in chunks}
         try:
             for done in as_completed(running):
@@ -243,8 +246,11 @@ def _chunks_done(
                     lost.append(running[done])
                     continue
                 yield outcomes
-        finally:  # also where the caller has seen enough
+        except BaseException:  # interrupted, or the caller has seen enough
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
             pool.shutdown(cancel_futures=True)
+            raise
     for chunk in lost:
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
             try:
@@ -252,6 +258,22 @@ def _chunks_done(
             except BrokenProcessPool:
                 outcomes = [(name, call, _died(len(chunk))) for name, call in chunk]
         yield outcomes
+
+
+def _begin_worker() -> None:
+    """A worker leaves Ctrl-C to the process that started it, and the other cores to the others."""
+    import signal
+
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    _quiet_about_inf()
+
+
+def _quiet_about_inf() -> None:
+    """NumPy, in Triton's interpreter, tells of every Inf that a drawn call is meant to give."""
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.")
 
 
 def _died(calls: int) -> Outcome:

@@ -199,28 +199,32 @@ def check_repeated(row: dispatch.Kernel, call: Call, device: torch.device | str)
 
 
 def judge(row: dispatch.Kernel, call: Call, made: Made) -> Outcome:
-    """Run the kernel on these operands and judge what it wrote."""
-    before = {name: buffer.clone() for name, buffer in made.buffers.items()}
-    c_before = None if made.c is None or not call.beta else made.c.clone()
+    """Run the kernel on these operands and judge what it wrote.
+
+    The host judges: a GPU that many processes share is asked for the product alone.
+    """
+    before = _on_host(made)
     try:
-        result = run(row, call, made)
+        run(row, call, made)
     except UnsupportedError as error:
         return Outcome("refused", reason=str(error))
     except (TcgemmError, RuntimeError) as error:
         return Outcome("failed", reason=f"{type(error).__name__}: {error}".splitlines()[0])
-    if trouble := _changed(made, before):
+    after = _on_host(made)
+    if trouble := _changed(before, after):
         return Outcome("wrong", reason=trouble)
+    result = after.out
     fusion = Fusion(
         alpha=call.alpha,
         beta=call.beta,
-        c=c_before,
-        bias=made.bias,
+        c=before.c if call.beta else None,
+        bias=before.bias,
         epilogue=call.epilogue,
-        scale_a=_spread(made.scale_a, call.M),
-        scale_b=_spread(made.scale_b, call.N),
+        scale_a=_spread(before.scale_a, call.M),
+        scale_b=_spread(before.scale_b, call.N),
         compute=call.compute,
     )
-    a, b = (t.expand(*call.batch, *t.shape[-2:]) for t in (made.a, made.b))
+    a, b = (t.expand(*call.batch, *t.shape[-2:]) for t in (before.a, before.b))
     if call.alpha == 0:
         a, b = a[..., :0], b[..., :0, :]
     c_in = None if fusion.c is None else fusion.c.expand(result.shape)
@@ -285,18 +289,33 @@ def exact(a: torch.Tensor, b: torch.Tensor, fusion: Fusion, dtype_out: torch.dty
     return FUNCTIONS[fusion.epilogue](value).to(dtype_out)
 
 
-def _changed(made: Made, before: dict[str, torch.Tensor]) -> str:
+def _on_host(made: Made) -> Made:
+    """A copy of the tensors in host memory, each operand still a view of its buffer."""
+    buffers = {name: buffer.to("cpu", copy=True) for name, buffer in made.buffers.items()}
+
+    def view(name: str, of: torch.Tensor) -> torch.Tensor:
+        return buffers[name].as_strided(of.shape, of.stride(), of.storage_offset())
+
+    out = view("out", made.out)
+    c = None
+    if made.c is not None:
+        c = view("C", made.c) if "C" in buffers else out
+    bias, scale_a, scale_b = (
+        None if t is None else t.cpu() for t in (made.bias, made.scale_a, made.scale_b)
+    )
+    return Made(view("A", made.a), view("B", made.b), out, c, bias, scale_a, scale_b, buffers)
+
+
+def _changed(before: Made, after: Made) -> str:
     """What a kernel changed that was not its result; empty where nothing."""
-    out = made.out
-    for name, buffer in made.buffers.items():
-        now, then = (t.view(torch.uint8).view(t.numel(), -1) for t in (buffer, before[name]))
+    out = after.out
+    for name, buffer in after.buffers.items():
+        now, then = (
+            t.view(torch.uint8).view(t.numel(), -1) for t in (buffer, before.buffers[name])
+        )
         different = (now != then).any(1)
         if name == "out":
-            inside = torch.zeros(buffer.numel(), dtype=torch.bool, device=buffer.device)
-            inside[_elements(out.shape, out.stride(), int(out.storage_offset())).to(out.device)] = (
-                True
-            )
-            different &= ~inside
+            different[_elements(out.shape, out.stride(), int(out.storage_offset()))] = False
         if bool(different.any()):
             count = int(different.sum())
             what = "elements beside out" if name == "out" else f"elements of {name}'s buffer"
