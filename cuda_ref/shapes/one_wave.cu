@@ -68,6 +68,12 @@ __global__ void __launch_bounds__(THREADS, 1)
   int m, n;
   wave.locate(blockIdx.x - part * tiles, rank, &m, &n);
 
+  const bool produces = threadIdx.x == 128 * CONSUMERS;
+  if (produces) {
+    prefetch_tensormap(&a_map);
+    prefetch_tensormap(&b_map);
+    prefetch_output_map(&c_map, plain);
+  }
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < NUM_STAGES; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
@@ -86,7 +92,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     barrier_cluster_wait();
   }
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-  const bool produces = threadIdx.x == 128 * CONSUMERS;
   if (L2_PREFETCH > 0 && produces) {
     const int steps = count > L2_PREFETCH ? L2_PREFETCH_FIRST : count;
     SharesA::prefetch_l2(&a_map, m, wave.a_box, first, steps, n / BLOCK_N, wave.cols);

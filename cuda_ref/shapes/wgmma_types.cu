@@ -78,6 +78,9 @@ __global__ void __launch_bounds__(T::THREADS, 1)
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster, tiles = schedule.tiles();
 
   if (threadIdx.x == 0) {
+    prefetch_tensormap(&a_map);
+    prefetch_tensormap(&b_map);
+    prefetch_output_map(&c_map, plain);
     for (Ring<NUM_STAGES> each = ring; each.phase == 0; each.advance()) {
       mbarrier_init(each.full(), 1);
       mbarrier_init(each.empty(), 4 * READERS * cluster);
@@ -96,8 +99,6 @@ __global__ void __launch_bounds__(T::THREADS, 1)
   if (warp < 4) {
     if constexpr (T::CONSUMERS > 1) setmaxnreg_dec<T::PRODUCER_REGISTERS>();
     if (threadIdx.x % 32 == 0 && warp < 1) {
-      prefetch_tensormap(&a_map);
-      prefetch_tensormap(&b_map);
       for (int index = first + warp; index < tiles; index += step) {  // + 0: uniform (the page)
         schedule.template locate<true>(index, rank, &m, &n, &z);
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {

@@ -214,6 +214,12 @@ inline PlainOutput output_map(const Matrix& c, DType type, uint32_t rows, CUtens
   return plain;
 }
 
+// Asks for the map of C at a kernel's start: the first store would wait for it, with all else done.
+__device__ __forceinline__ void prefetch_output_map(const CUtensorMap* map,
+                                                    const PlainOutput& plain) {
+  if (plain.data == nullptr) prefetch_tensormap(map);
+}
+
 // The multiprocessors of the current device, asked once per device.
 inline int multiprocessors(int* count) {
   static std::array<std::atomic<int>, 64> counts{};
