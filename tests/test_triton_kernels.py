@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 
@@ -438,3 +439,23 @@ def test_more_parts_than_are_added_at_once(name, parts):
     c = matrix(40, 33, F32, "n", "nan")
     run(name, a, b, c, {**small(name), "SPLITS": parts})
     assert_right(a, b, c)
+
+
+@pytest.mark.skipif(CUDA, reason="in the interpreter, which Triton on a GPU does not have")
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_mask_is_of_type_bool_in_the_interpreter(name, monkeypatch):
+    """Triton 3.8's interpreter refuses the numbers that a comparison of two scalars becomes."""
+    builder = import_module("triton.runtime.interpreter").InterpreterBuilder
+    masks = []
+    for access in ("create_masked_load", "create_masked_store"):
+
+        def kept(self, *operands, inner=getattr(builder, access), at=access[14:], **settings):
+            mask = operands[2 if at == "store" else 1]
+            masks.append(np.asarray(mask.data).dtype.name)
+            return inner(self, *operands, **settings)
+
+        monkeypatch.setattr(builder, access, kept)
+    a, b = matrix(40, 352, F16, "n"), matrix(352, 40, F16, "n")
+    c = matrix(40, 40, F16, "n", "nan")
+    run(name, a, b, c, {**small(name), **({"SPLITS": 3} if name in ("skinny", "split_k") else {})})
+    assert set(masks) == {"bool"}
