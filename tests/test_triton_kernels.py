@@ -447,14 +447,16 @@ def test_every_mask_is_of_type_bool_in_the_interpreter(name, monkeypatch):
     """Triton 3.8's interpreter refuses the numbers that a comparison of two scalars becomes."""
     builder = import_module("triton.runtime.interpreter").InterpreterBuilder
     masks = []
-    for access in ("create_masked_load", "create_masked_store"):
 
-        def kept(self, *operands, inner=getattr(builder, access), at=access[14:], **settings):
-            mask = operands[2 if at == "store" else 1]
-            masks.append(np.asarray(mask.data).dtype.name)
-            return inner(self, *operands, **settings)
+    def keeping(access, place):
+        def kept(self, *operands, **settings):
+            masks.append(np.asarray(operands[place].data).dtype.name)
+            return access(self, *operands, **settings)
 
-        monkeypatch.setattr(builder, access, kept)
+        return kept
+
+    for name_, place in (("create_masked_load", 1), ("create_masked_store", 2)):
+        monkeypatch.setattr(builder, name_, keeping(getattr(builder, name_), place))
     a, b = matrix(40, 352, F16, "n"), matrix(352, 40, F16, "n")
     c = matrix(40, 40, F16, "n", "nan")
     run(name, a, b, c, {**small(name), **({"SPLITS": 3} if name in ("skinny", "split_k") else {})})

@@ -82,8 +82,8 @@ def add_kernel(
     part = split_tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
     acc = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
     # Eight parts are asked for before the first is added (see REGISTERS). How many there are is no
-    # constant: each number would be a kernel. A block holds it, since the interpreter of Triton 3.8 and
-    # later takes no comparison of two scalars as a mask.
+    # constant: each number would be a kernel. A block holds it, since the interpreter of Triton 3.8
+    # and later takes no comparison of two scalars as a mask.
     count = tl.full((1, 1), splits, tl.int32)
     for first in range(0, splits, 8):
         x0 = tl.load(at)
