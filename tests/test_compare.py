@@ -229,6 +229,60 @@ def test_a_wide_spread_is_ambiguous_unless_the_change_is_wider(folders):
         assert set(table[table["kernel"].eq("tiled")]["verdict"]) == {verdict}
 
 
+def test_a_change_that_may_be_more_than_10_percent_is_not_same(folders):
+    """8 % slower with a noise of 9 %: the change may be none, and may be 16 %."""
+
+    def noisy(factor):
+        def change(row):
+            if row["kernel"] != "tiled" or not row["ratio_p50"]:
+                return row
+            names = dict(zip(verdicts.RATIOS, (0.929, 1.0, 1.076), strict=True))
+            spread = {name: f"{factor * each:.6g}" for name, each in names.items()}
+            return row | spread | {"rounds": "30"}
+
+        return change
+
+    a, b = folders
+    for factor, verdict in ((1.0, SAME), (0.92, AMBG)):
+        changed(a, noisy(1.0))
+        changed(b, noisy(factor))
+        table = verdicts.cases(store.read(a), store.read(b))
+        of_tiled = table[table["kernel"].eq("tiled")]
+        assert of_tiled["noise"].between(0.08, 0.1).all()
+        assert set(of_tiled["verdict"]) == {verdict}
+
+
+def without(folder, kernel):
+    with (folder / "results.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kernel"] != kernel]
+    with (folder / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_cases_of_one_side_alone_are_told(folders):
+    a, b = folders
+    assert "Only" not in run(a, b).output
+    without(b, "descriptor")
+    assert "Only A has 2 cases, not compared: triton/descriptor 2" in run(a, b).output
+    assert "Only B has 2 cases, not compared: triton/descriptor 2" in run(b, a).output
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_names_stay_whole_in_narrow_terminals(folders, columns, monkeypatch):
+    a, b = folders
+    changed(b, slowed)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    printed = run(a, b).output
+    words = printed.split()
+    for row in store.read(b):
+        if row["ratio_p50"] and row["kernel"] != "cublas":
+            assert f"{row['backend']}/{row['kernel']}" in words
+    assert "4096x4096x4096" in words
+    assert max(map(len, printed.splitlines()[:-1])) <= columns
+
+
 def test_rows_that_both_sides_hold_are_no_evidence(folders):
     a, _ = folders
     done = run(a, a)

@@ -96,10 +96,35 @@ def test_the_folder_has_a_page_a_readme_and_a_picture_and_twice_changes_nothing(
     svg = (folder / "figures/several_ratios.svg").read_text()
     assert "Llama 8B up 2048x28672x4096, planned: 1.60" in svg
     assert not list((folder / "figures").glob("several_time_line*"))
-    assert "no clock stamps were stored" in page
+    assert "time line" not in page, "nothing was stamped, so there is none"
     links = set(re.findall(r'href="#([^"]+)"', page))
     assert links <= set(re.findall(r'\bid="([^"]+)"', page))
     assert write([folder])["changed"] == []
+
+
+def test_lines_are_named_at_their_ends_and_no_two_share_a_colour(folder):
+    cases.append(folder, [
+        {**ROW, "M": M, "contender": contender, "ratio_nccl": ratio}
+        for M, ratio in ((512, 0.9), (2048, 1.2))
+        for contender in ("planned", "overlapped/triton", "overlapped/cuda")
+    ])  # fmt: skip
+    write([folder])
+    svg = (folder / "figures/several_ratios.svg").read_text()
+    assert 'id="legend' not in svg
+    names = ("planned", "overlapped/triton", "overlapped/cuda", "torch's fused", "limit")
+    colours = {
+        re.search(rf'style="[^"]*fill: (#\w+)[^"]*"[^>]*>{re.escape(name)}</text>', svg)[1]
+        for name in names
+    }
+    assert len(colours) == len(names)
+
+
+def test_a_page_of_several_gpus_alone_opens_with_its_sentence(folder):
+    write([folder])
+    page = (folder / "index.html").read_text()
+    said = several.sentence(several.load(folder))
+    assert page.count(said) == 1
+    assert f'<p class="lead">{said}</p>' in page.partition("</header>")[0]
 
 
 def test_stamps_are_drawn_as_a_time_line_of_each_operation(folder):

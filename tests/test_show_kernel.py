@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -148,6 +149,15 @@ def test_what_is_repacked_is_compiled_as_it_is_multiplied():
     (built,) = compile_only.compile_rungs([request])
     assert built.counts["HGMMA"] > 0
     assert built.counts["LDG"] == 0
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_the_assembler_is_the_one_that_triton_takes(arch, monkeypatch):
+    """Which target takes the newer of its two is another matter in Triton 3.7 than in 3.9."""
+    compiler = import_module("triton.backends.nvidia.compiler")
+    monkeypatch.setattr(compiler, "get_ptxas", lambda of: f"the assembler of {of}")
+    built = SimpleNamespace(metadata=SimpleNamespace(target=SimpleNamespace(arch=arch)))
+    assert compile_only._ptxas(built) == f"the assembler of {arch}"
 
 
 def test_lines_of_python_are_code_alone():

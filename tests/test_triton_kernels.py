@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 
@@ -438,3 +439,25 @@ def test_more_parts_than_are_added_at_once(name, parts):
     c = matrix(40, 33, F32, "n", "nan")
     run(name, a, b, c, {**small(name), "SPLITS": parts})
     assert_right(a, b, c)
+
+
+@pytest.mark.skipif(CUDA, reason="in the interpreter, which Triton on a GPU does not have")
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_mask_is_of_type_bool_in_the_interpreter(name, monkeypatch):
+    """Triton 3.8's interpreter refuses the numbers that a comparison of two scalars becomes."""
+    builder = import_module("triton.runtime.interpreter").InterpreterBuilder
+    masks = []
+
+    def keeping(access, place):
+        def kept(self, *operands, **settings):
+            masks.append(np.asarray(operands[place].data).dtype.name)
+            return access(self, *operands, **settings)
+
+        return kept
+
+    for name_, place in (("create_masked_load", 1), ("create_masked_store", 2)):
+        monkeypatch.setattr(builder, name_, keeping(getattr(builder, name_), place))
+    a, b = matrix(40, 352, F16, "n"), matrix(352, 40, F16, "n")
+    c = matrix(40, 40, F16, "n", "nan")
+    run(name, a, b, c, {**small(name), **({"SPLITS": 3} if name in ("skinny", "split_k") else {})})
+    assert set(masks) == {"bool"}

@@ -201,12 +201,15 @@ def _contents(
         groups.append((part.title, [*of, (f"{slug}-method", "How it was measured")]))
     for of_several, pictures in over_several:
         slug = of_several.slug
-        of = [(f"{slug}-{p.slug}", p.title.partition(": ")[2]) for p in pictures]
-        of += [
-            (f"{slug}-{s.slug}", s.title.partition(": ")[2]) for s in several.sections(of_several)
-        ]
+        titled = [(picture.slug, picture.title) for picture in pictures]
+        titled += [(table.slug, table.title) for table in several.sections(of_several)]
+        of = [(f"{slug}-{name}", _capital(title.partition(": ")[2])) for name, title in titled]
         groups.append((f"Over {of_several.name}", of))
     return [*groups, ("Reference", [("columns", "What the columns mean")])]
+
+
+def _capital(title: str) -> str:
+    return title[:1].upper() + title[1:]
 
 
 def _inline(picture: Picture, prefix: str) -> Markup | None:

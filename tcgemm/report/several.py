@@ -127,8 +127,10 @@ def sentence(folder: Several) -> str:
 
 
 def pictures(folder: Several) -> list[Picture]:
-    """The ratios by M, and the time line of a call of each operation."""
-    return [draw_ratios(folder.timed), *(draw_time_line(op, folder.stamps) for op in OPS)]
+    """The ratios by M, and the time line of a call of each operation that has clock stamps."""
+    stamped = {row["op"] for row in folder.stamps}
+    lines = [draw_time_line(op, folder.stamps) for op in OPS if op in stamped]
+    return [draw_ratios(folder.timed), *lines]
 
 
 def sections(folder: Several) -> list[Section]:

@@ -253,12 +253,14 @@ def _read(built: Any, seconds: float, assembly: bool) -> dict[str, Any]:
 
 
 def _ptxas(built: Any) -> Any:
-    """Triton's assembler for the target: from sm_100 on another one, where this Triton has two."""
+    """The assembler that Triton takes for the target, where it has two: from sm_100 on the newer
+    one in Triton 3.6 and 3.7, from sm_90 on after them."""
     from triton import knobs
+    from triton.backends.nvidia import compiler
 
-    usual = knobs.nvidia.ptxas
-    newer = getattr(knobs.nvidia, "ptxas_blackwell", usual)
-    return newer if built.metadata.target.arch >= 100 else usual
+    if not hasattr(knobs.nvidia, "ptxas_blackwell"):
+        return knobs.nvidia.ptxas
+    return compiler.get_ptxas(built.metadata.target.arch)
 
 
 def _arch(built: Any) -> str:

@@ -68,13 +68,15 @@ def compare(
             "of its own: measure the same suite, kernels, dtypes and layouts on both sides"
         )
     of_kernels = verdicts.kernels(table, tolerance / 100)
-    notes = [*sides.differences(before, after), *(f"No longer ok: {each}" for each in broken)]
+    notes = [*sides.differences(before, after), *verdicts.unmatched(before.rows, after.rows)]
+    notes += [f"No longer ok: {each}" for each in broken]
     console = Console()
 
     def show(title: str, header: tuple[str, ...], rows: list[list[str]]) -> None:
-        shown = Table(*header, title=title, title_justify="left")
-        for column in shown.columns:
-            column.overflow = "fold"
+        shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
+        shown.title = title
+        for index, name in enumerate(header):
+            shown.add_column(name, justify="right" if index > 1 else "left")
         for row in rows:
             shown.add_row(*map(escape, row))
         console.print(shown)
@@ -87,7 +89,13 @@ def compare(
     if changed:
         more = len(changed) - SHOWN_CASES
         rest = f"; {more} more with --out" if more > 0 else ""
-        show(f"cases that are not SAME{rest}", write.CASES, changed[:SHOWN_CASES])
+        console.print()
+        show(
+            f"cases that are not SAME{rest}",
+            ("kernel and case", *write.CASES[2:5], "A", "B"),
+            [[f"{kernel}\n  {case}", *rest] for kernel, case, *rest in changed[:SHOWN_CASES]],
+        )
+        console.print("A and B: the rate over that of cuBLAS, in each run")
     for note in notes:
         console.print(escape(note), soft_wrap=True)
     console.print(escape(write.sentence(*names, table, of_kernels)), soft_wrap=True)

@@ -25,8 +25,8 @@ FAST, SLOW, SAME, AMBG = "FAST", "SLOW", "SAME", "AMBG"
 VERDICTS = {
     FAST: "faster by more than the noise and the tolerance",
     SLOW: "slower by more than the noise and the tolerance",
-    SAME: "within the tolerance, or within the noise, and a change of 10 % would show",
-    AMBG: "the spread of the pairs is so wide that a change of 10 % would not show",
+    SAME: "within the tolerance, or within the noise, and a change of 10 % is out of the question",
+    AMBG: "the spread of the pairs is so wide that it may have changed by more than 10 %",
 }
 """What each verdict says."""
 
@@ -42,8 +42,12 @@ TOLERANCE = 0.03
 """A change of a case of at most this is SAME, however well it is known: one in a hundred cases of
 two runs of one commit differs by more."""
 
-SHOWN = 0.10
-"""A change that must show for a case to be SAME; of a kernel's mean, half of that."""
+EXCLUDED = 0.10
+"""A case is SAME where its change, give or take the noise, is within this; of a kernel's mean, half
+of that."""
+
+NAMED = 4
+"""Kernels that are named of those with cases of one side alone."""
 
 SPREAD_OF_NORMAL = 1.683
 MEDIAN_OVER_MEAN = 1.253
@@ -100,7 +104,8 @@ def cases(
     deviation = np.sqrt(_variance(both, "a") + _variance(both, "b"))
     both["change"], both["noise"] = np.expm1(both["log"]), np.expm1(SIGMAS * deviation)
     changed = both["log"].abs().gt(np.log1p(both["noise"])) & both["change"].abs().gt(tolerance)
-    verdict = pd.Series(AMBG, index=both.index).mask(both["noise"].le(SHOWN), SAME)
+    reach = np.expm1(both["log"].abs() + np.log1p(both["noise"]))
+    verdict = pd.Series(AMBG, index=both.index).mask(reach.le(EXCLUDED), SAME)
     both["verdict"] = verdict.mask(changed, SLOW).mask(changed & both["log"].gt(0), FAST)
     both["case"] = [_case(row) for row in both[KEY].to_dict("records")]
     return both.rename(columns={"ratio_p50_a": "ratio_a", "ratio_p50_b": "ratio_b"})
@@ -134,7 +139,7 @@ def kernels(table: pd.DataFrame, tolerance: float = TOLERANCE) -> pd.DataFrame:
         noise = max(SIGMAS * spread, each) / np.sqrt(n)
         change = float(np.expm1(mean))
         changed = abs(mean) > noise and abs(change) > tolerance / 2
-        same = noise <= SHOWN / 2
+        same = np.expm1(abs(mean) + noise) <= EXCLUDED / 2
         verdict = (FAST if mean > 0 else SLOW) if changed else SAME if same else AMBG
         counts = {name: int(of["verdict"].eq(name).sum()) for name in VERDICTS}
         worst = of.iloc[int(of["change"].argmin())]
@@ -160,6 +165,24 @@ def lost(a: Iterable[Mapping[str, str]], b: Iterable[Mapping[str, str]]) -> list
         + (f" ({row['reason']})" if row["reason"] else "")
         for row in broken.to_dict("records")
     ]
+
+
+def unmatched(a: Iterable[Mapping[str, str]], b: Iterable[Mapping[str, str]]) -> list[str]:
+    """What one side timed and the other has no row of, a sentence for each side with such cases."""
+    key = KEY[:-1]
+    sides = [latest(of).drop_duplicates(key, keep="first") for of in (a, b)]
+    timed = [of[of["status"].eq("ok") & of["ratio_p50"].gt(0)] for of in sides]
+    said = []
+    for name, mine, other in (("A", timed[0], sides[1]), ("B", timed[1], sides[0])):
+        both = mine[key].merge(other[key], on=key, how="left", indicator=True)
+        only = both[both["_merge"].eq("left_only")]
+        counts = (only["backend"] + "/" + only["kernel"]).value_counts()
+        if counts.empty:
+            continue
+        named = [f"{kernel} {n:,}" for kernel, n in counts.head(NAMED).items()]
+        more = [f"{len(counts) - NAMED} more kernels"] * (len(counts) > NAMED)
+        said.append(f"Only {name} has {len(only):,} cases, not compared: {', '.join(named + more)}")
+    return said
 
 
 def counted(verdicts: Sequence[str]) -> str:

@@ -78,7 +78,7 @@ def behind(row: Mapping[Any, Any]) -> str:
     """The row behind a dot, in words."""
     return (
         f"{row['backend']}/{row['kernel']}, {row['case']}: {row['verdict']}, "
-        f"{row['ratio_a']:.3f} to {row['ratio_b']:.3f} of cuBLAS, {percent(row['change'])} "
+        f"{row['ratio_a']:#.3g} to {row['ratio_b']:#.3g} of cuBLAS, {percent(row['change'])} "
         f"(noise {100 * row['noise']:.1f} %)"
     )
 
@@ -93,7 +93,7 @@ def case_rows(table: pd.DataFrame) -> list[list[str]]:
     return [
         [
             f"{r['backend']}/{r['kernel']}", r["case"], r["verdict"], percent(r["change"]),
-            f"{100 * r['noise']:.1f} %", f"{r['ratio_a']:.3f}", f"{r['ratio_b']:.3f}",
+            f"{100 * r['noise']:.1f} %", f"{r['ratio_a']:#.3g}", f"{r['ratio_b']:#.3g}",
         ]
         for r in rows
     ]  # fmt: skip

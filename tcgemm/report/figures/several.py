@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ...dist.options import OPS
-from ..style import INK, MUTED, RC, line_colour
-from .picture import WIDTH, Picture, hover, save
+from ..style import INK, MUTED, RC, backend_colour, line_colour
+from .picture import WIDTH, Picture, hover, save, spread
 
 RATIOS = "several_ratios"
 TIME_LINES = {op: f"several_time_line_{op}" for op in OPS}
@@ -20,7 +20,8 @@ SLUGS = (RATIOS, *TIME_LINES.values())
 RATIOS_TITLE = "Over several GPUs: against NCCL and cuBLAS, by rows"
 KINDS = ("enter", "copy", "wait", "tiles", "flags", "leave")
 """Of work in a time line, from top to bottom."""
-LIMIT, TORCH = "limit", "torch's fused"
+PLANNED, LIMIT, TORCH = "planned", "limit", "torch's fused"
+OURS = ("triton", "cuda")
 
 
 def draw_ratios(rows: Sequence[Mapping[str, Any]]) -> Picture:
@@ -30,40 +31,65 @@ def draw_ratios(rows: Sequence[Mapping[str, Any]]) -> Picture:
         return Picture(RATIOS, RATIOS_TITLE, "Not drawn: nothing was timed.", None)
     ops = list(dict.fromkeys(row["op"] for row in rows))
     lines = _lines(rows)
+    colours = _colours(list(lines))
     sizes = sorted({row["M"] for row in rows})
     with mpl.rc_context(RC):
         figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
         axes = figure.subplots(1, len(ops), squeeze=False, sharey=True)[0]
+        named = []
         for ax, op in zip(axes, ops, strict=True):
             ax.axhline(1, color=MUTED, linewidth=0.8)
-            for number, (name, points) in enumerate(lines.items()):
+            ends = []
+            for name, points in lines.items():
                 of = [(M, ratio, text) for each, M, ratio, text in points if each == op]
                 if not of:
                     continue
-                colour = INK if name == LIMIT else line_colour(number)
                 means = [(M, geometric_mean([r for m, r, _ in of if m == M])) for M in sizes
                          if any(m == M for m, _, _ in of)]  # fmt: skip
-                ax.plot(*zip(*means, strict=True), color=colour, label=name,
+                ax.plot(*zip(*means, strict=True), color=colours[name], zorder=2.0,
+                        linewidth=4.5 if name == PLANNED else 1.5,
                         linestyle="--" if name == LIMIT else "-")  # fmt: skip
+                ends.append((means[-1][1], name))
                 if name != LIMIT:
                     dots = ax.scatter([m for m, _, _ in of], [r for _, r, _ in of], s=14,
-                                      color=colour, alpha=0.6)  # fmt: skip
+                                      color=colours[name], alpha=0.6, linewidths=0)  # fmt: skip
                     hover(dots, [text for _, _, text in of])
+            named.append(ends)
             ax.set_title(op)
             ax.set_xscale("log")
             ax.xaxis.set_major_locator(FixedLocator(sizes))
             ax.xaxis.set_minor_locator(NullLocator())
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0f}"))
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
             ax.set_xlabel("M, rows of all ranks")
         axes[0].set_ylabel("speed over NCCL + cuBLAS")
-        axes[-1].legend(loc="best", frameon=False)
+        low, high = axes[0].get_ylim()
+        for ax, ends in zip(axes, named, strict=True):
+            ys = spread([y for y, _ in ends], 0.065 * (high - low), low, high)
+            for y, (_, name) in zip(ys, ends, strict=True):
+                ax.annotate(
+                    name, (1, y), xycoords=("axes fraction", "data"), xytext=(5, 0),
+                    textcoords="offset points", color=colours[name], va="center", fontsize=8.5,
+                    fontweight="bold", annotation_clip=False,
+                )  # fmt: skip
         svg = save(figure)
     guide = (
         "How many times as fast as NCCL and then cuBLAS, above 1 is faster: a dot a layer, a line "
-        "through the geometric means. The dashed line is the limit: the longer of the product "
-        "alone and the bare transfer, beside NCCL and cuBLAS."
+        "through the geometric means. The dashed line is the limit, a mean too: the longer of the "
+        "product alone and the bare transfer, beside NCCL and cuBLAS. “planned” is what a call "
+        "does unasked, by the plan's model of time: one of the other ways."
     )
     return Picture(RATIOS, RATIOS_TITLE, guide, svg)
+
+
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    """Name of a line -> its colour: the languages have their own, and no two lines share one."""
+    fixed = {LIMIT: INK} | {
+        name: backend_colour(name.partition("/")[2], [])
+        for name in names
+        if name.partition("/")[2] in OURS
+    }
+    others = [name for name in names if name not in fixed]
+    return fixed | {name: line_colour(number) for number, name in enumerate(others)}
 
 
 def _lines(
@@ -74,7 +100,7 @@ def _lines(
     for row in rows:
         case = f"{row['model']} {row['layer']} {row['M']:.0f}x{row['N']:.0f}x{row['K']:.0f}"
         names = {row["contender"]: row["ratio_nccl"]}
-        if row["contender"] == "planned":
+        if row["contender"] == PLANNED:
             if row["torch_fused_ms"]:
                 names[TORCH] = row["nccl_ms"] / row["torch_fused_ms"]
             if row["of_limit"]:
@@ -90,11 +116,6 @@ def draw_time_line(op: str, stamps: Sequence[Mapping[str, str]]) -> Picture:
     rank and kind of work, a bar for each piece."""
     slug, title = TIME_LINES[op], f"Over several GPUs: the time line of one {op}"
     of = [row for row in stamps if row["op"] == op]
-    if not of:
-        return Picture(
-            slug, title, "Not drawn: no clock stamps were stored; bench --several takes them with "
-            "--timeline, of the overlapped way on GPUs.", None,
-        )  # fmt: skip
     case = ("run", "op", "M", "N", "K", "dtype")
     of = [row for row in of if all(row[name] == of[-1][name] for name in case)]
     panels = list(dict.fromkeys(row["contender"] for row in of))
