@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import subprocess
@@ -97,3 +98,20 @@ def test_divided_over_two_ranks_it_learns_the_same(tmp_path):
         found[name] = [float(line.split(",")[1]) for line in lines]
     for name in ("torch", "ours"):
         assert max(abs(x - y) for x, y in zip(found[name], found["one"], strict=True)) < 1e-3
+
+
+def test_contenders_in_turns_see_the_same_data(tmp_path):
+    script = EXAMPLE.parent.parent / "scripts" / "train_in_turns.py"
+    asked = ["--tiny", "--steps", "4", "--turn", "2", "--kernels", "torch", "cublas"]
+    files = ["--out", tmp_path / "steps.csv", "--losses", tmp_path / "losses.csv"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, script, *asked, *files], env=environment,
+                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    torchs, ours = csv.DictReader((tmp_path / "steps.csv").open())
+    assert (torchs["kernels"], torchs["ratio_torch_p50"]) == ("torch", "1.0000")
+    assert (ours["kernels"], ours["steps"]) == ("cublas", "4")
+    assert float(ours["largest_difference"]) < 1e-3
+    losses = list(csv.DictReader((tmp_path / "losses.csv").open()))
+    assert [loss["step"] for loss in losses] == ["1", "2", "3", "4"]
+    assert len({loss["torch"] for loss in losses}) == 4, "each step has data of its own"
