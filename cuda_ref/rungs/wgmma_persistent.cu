@@ -55,9 +55,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   int m, n, z;
 
   if (threadIdx.x == 0) {
-    prefetch_tensormap(&a_map);
-    prefetch_tensormap(&b_map);
-    prefetch_output_map(&c_map, plain);
+    prefetch_tensormaps(a_map, b_map, c_map, plain);
     for (uint32_t stage = 0; stage < NUM_STAGES; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
       // One arrival per consumer warp of the cluster: a multicast lands in every block's stage.

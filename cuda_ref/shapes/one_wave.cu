@@ -69,11 +69,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   wave.locate(blockIdx.x - part * tiles, rank, &m, &n);
 
   const bool produces = threadIdx.x == 128 * CONSUMERS;
-  if (produces) {
-    prefetch_tensormap(&a_map);
-    prefetch_tensormap(&b_map);
-    prefetch_output_map(&c_map, plain);
-  }
+  if (produces) prefetch_tensormaps(a_map, b_map, c_map, plain);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < NUM_STAGES; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
@@ -241,7 +237,6 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), A_PEERS) * A_PEERS;
   const Plan plan = plan_of(gemm);
   const int splits = !DIVIDES ? 1 : plan.splits > 0 ? plan.splits : 2;
-  const bool pdl = plan.no_pdl == 0;
   if (k_tiles < splits) return cudaErrorInvalidValue;  // no part of K is empty
   if (rows * cols > INT32_MAX / splits || k_tiles > INT32_MAX / splits)
     return cudaErrorInvalidConfiguration;
@@ -250,6 +245,6 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
                   cols == A_PEERS, rows == B_PEERS,
                   Shares<Major::K, BLOCK_M, A_PEERS>::box(gemm.c.rows),
                   Shares<Major::K, BLOCK_N, B_PEERS>::box(gemm.c.cols),
-                  pdl, DIVIDES ? static_cast<int>(rows) * BLOCK_M : 0};
+                  plan.no_pdl == 0, DIVIDES ? static_cast<int>(rows) * BLOCK_M : 0};
   return start(gemm, wave, stream);
 }

@@ -78,9 +78,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
   const int first = blockIdx.x / cluster, step = gridDim.x / cluster, tiles = schedule.tiles();
 
   if (threadIdx.x == 0) {
-    prefetch_tensormap(&a_map);
-    prefetch_tensormap(&b_map);
-    prefetch_output_map(&c_map, plain);
+    prefetch_tensormaps(a_map, b_map, c_map, plain);
     for (Ring<NUM_STAGES> each = ring; each.phase == 0; each.advance()) {
       mbarrier_init(each.full(), 1);
       mbarrier_init(each.empty(), 4 * READERS * cluster);

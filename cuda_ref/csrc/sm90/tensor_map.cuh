@@ -214,10 +214,15 @@ inline PlainOutput output_map(const Matrix& c, DType type, uint32_t rows, CUtens
   return plain;
 }
 
-// Asks for the map of C at a kernel's start: the first store would wait for it, with all else done.
-__device__ __forceinline__ void prefetch_output_map(const CUtensorMap* map,
+// Asks for the maps at a kernel's start, by a thread: the first load would wait for those of A and
+// B, and the first store for that of C, with all else done.
+__device__ __forceinline__ void prefetch_tensormaps(const CUtensorMap& a_map,
+                                                    const CUtensorMap& b_map,
+                                                    const CUtensorMap& c_map,
                                                     const PlainOutput& plain) {
-  if (plain.data == nullptr) prefetch_tensormap(map);
+  prefetch_tensormap(&a_map);
+  prefetch_tensormap(&b_map);
+  if (plain.data == nullptr) prefetch_tensormap(&c_map);
 }
 
 // The multiprocessors of the current device, asked once per device.
