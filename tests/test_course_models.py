@@ -79,6 +79,39 @@ def test_the_padding_of_the_picture_is_the_kernel_s():
     assert (ring["NUM_STAGES"], ring["THREADS"]) == (4, 384)
 
 
+KERNELS = sorted(path for backend in ("cuda", "triton")
+                 for path in (ROOT / "docs/pictures").glob(f"{backend}_*.svg"))  # fmt: skip
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
+def test_a_time_line_has_the_roles_of_the_source_and_its_store(path):
+    """No producer is drawn where all warps copy, and no store under the next tile where the warps
+    that multiply store C themselves."""
+    backend, _, name = path.stem.partition("_")
+    places = {"cuda": "cuda_ref/*/{}*.cu*", "triton": "triton_kernels/*/{}.py"}
+    sources = sorted(ROOT.glob(places[backend].format(name)))
+    source = "".join(source.read_text() for source in sources)
+    lanes = set(re.findall(r">([a-z ]+?)(?: \d)?</text>", path.read_text()))
+    assert "producer" not in lanes or re.search("producer", source, re.I)
+    stored_under = re.search(
+        r"tma_store|epilogue_(?:tma|fused|subtiles|chunks)|store_chunk", source
+    )
+    assert "store" not in lanes or stored_under
+    assert "producer" not in lanes or {"consumer"} <= lanes
+
+
+@pytest.mark.parametrize("name", ["cuda_wmma_grouped", "triton_grouped"])
+def test_the_picture_of_an_order_counts_the_strips_that_it_saves(name):
+    text = (ROOT / f"docs/pictures/{name}.svg").read_text()
+    rows, groups = (int(each) for each in re.findall(r"= (\d+) strips", text))
+    assert groups < rows
+    if name == "triton_grouped":
+        assert (rows, groups) == (37, 25)
+        page = (ROOT / "docs/rungs/triton_grouped.md").read_text()
+        assert "need 37 strips" in page
+        assert "need 25" in page
+
+
 def test_every_element_of_a_fragment_is_in_one_place():
     held = {models.accumulator(lane, r) for lane in range(32) for r in range(4)}
     assert held == {(row, column) for row in range(16) for column in range(8)}
