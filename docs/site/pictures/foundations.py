@@ -275,9 +275,8 @@ def roofline() -> str:
         x, y = x_of(m * n / (m + n)), y_of(numbers_of.column(row, "tflops"))
         image.rect(x - 4, y - 4, 8, 8, C, C)
         beside = name not in ("naive", "wmma_grouped", "wgmma_persistent", "wgmma_tma")
-        dx, dy = (8 if beside else -8), 4
-        if name == "wmma_double_buffered":  # beside its square it would meet the ridge
-            dx, dy = -14, 17
+        # Below its square: beside it the name would meet the ridge.
+        dx, dy = (-14, 17) if name == "wmma_double_buffered" else (8 if beside else -8, 4)
         image.text(x + dx, y + dy, name, 11, "start" if beside else "end")
     image.text(
         left + w / 2,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,7 +13,10 @@ import sys
 from collections.abc import Callable, Iterator
 from math import ceil
 from pathlib import Path
+from types import FunctionType
 from typing import Any
+
+from .elements import wrong_elements
 
 TIMEOUT_S = 60
 
@@ -53,7 +57,8 @@ def _grouped_order(m: dict[str, Any]) -> Iterator[str]:
 def _swizzle(m: dict[str, Any]) -> Iterator[str]:
     for row in range(64):
         if sorted(m["place"](row, unit) for unit in range(8)) != list(range(8)):
-            yield f"row {row}: two units are stored at one place, or outside of 0 to 7"
+            places = [m["place"](row, unit) for unit in range(8)]
+            yield f"row {row}: units 0 to 7 are stored at {places}, not once at each of 0 to 7"
             return
     for unit in range(8):
         for first in range(0, 64, 8):
@@ -66,7 +71,7 @@ def _swizzle(m: dict[str, Any]) -> Iterator[str]:
 def _num_stages(m: dict[str, Any]) -> Iterator[str]:
     cases = (
         ((128, 256, 64), 4), ((128, 128, 64), 7), ((64, 64, 128, 1), 14), ((256, 256, 128, 4), 0),
-        ((128, 256, 64, 2, 65536), 3), ((128, 256, 64, 2, 32768), 4),
+        ((128, 256, 64, 2, 65536), 3), ((128, 256, 64, 2, 32768), 4), ((64, 64, 64, 2, 262144), 0),
     )  # fmt: skip
     for case, right in cases:
         got = m["num_stages"](*case)
@@ -102,7 +107,8 @@ def _waves(m: dict[str, Any]) -> Iterator[str]:
 
 
 def _k_tail(m: dict[str, Any]) -> Iterator[str]:
-    yield from _product(m, ((32, 32, 32), (33, 40, 33), (17, 9, 65)))
+    wrong = list(_product(m, ((32, 32, 32), (33, 40, 33), (17, 9, 65))))
+    yield from wrong or _not_compiled(m)
 
 
 def _accumulator(m: dict[str, Any]) -> Iterator[str]:
@@ -115,7 +121,53 @@ def _accumulator(m: dict[str, Any]) -> Iterator[str]:
     c = m["matmul"](a, b)
     if not bool((c == 2080).all()):
         yield f"2048 and 32 ones are summed to {c.flatten()[0].item():g}"
-    yield from _product(m, ((33, 40, 33),))
+        return
+    # 2049 from the first 32 of K, which a float16 cannot hold, then -1.
+    a = torch.zeros(16, 64).half()
+    a[:, :32] = 64
+    a[:, 0], a[:, 32] = 65, -1
+    c = m["matmul"](a, torch.ones(64, 16).half())
+    if not bool((c == 2048).all()):
+        yield (
+            f"2049 and -1 are summed to {c.flatten()[0].item():g}: the product of a block of K is "
+            "narrowed before it is added"
+        )
+        return
+    wrong = list(_product(m, ((33, 40, 33),)))
+    yield from wrong or _not_compiled(m)
+
+
+OF_FILE = """
+from importlib.util import module_from_spec, spec_from_file_location
+
+spec = spec_from_file_location("exercise", {path!r})
+module = module_from_spec(spec)
+spec.loader.exec_module(module)
+
+
+def run(a, b, c):
+    module.matmul(a, b)
+"""
+
+
+def _not_compiled(m: dict[str, Any]) -> Iterator[str]:
+    """What Triton's compiler says against the file. Its interpreter lets types change in a loop."""
+    import tempfile
+    from importlib import import_module
+    from types import SimpleNamespace
+
+    of_file = import_module("tcgemm.triton_kernels.inspection.of_file")
+    problem = SimpleNamespace(
+        M=64, N=64, K=64, dtype_in="float16", dtype_out="float16", layout="nn", capability=(9, 0)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "exercise.py"
+        path.write_text(OF_FILE.format(path=m["__file__"]))
+        try:
+            of_file.inspect_file(path, problem, False)
+        except RuntimeError as error:
+            said = str(error).partition("stopped: ")[2] or str(error)
+            yield f"C is right in Triton's interpreter, but Triton does not compile it: {said}"
 
 
 def _product(m: dict[str, Any], shapes: tuple[tuple[int, int, int], ...]) -> Iterator[str]:
@@ -127,10 +179,8 @@ def _product(m: dict[str, Any], shapes: tuple[tuple[int, int, int], ...]) -> Ite
         b = torch.full((K + 32, N), float("nan")).half()[:K]
         a.copy_(torch.randn(M, K, generator=generator))
         b.copy_(torch.randn(K, N, generator=generator))
-        c = m["matmul"](a, b)
-        wrong = int((~((c.double() - a.double() @ b.double()).abs() <= 0.05)).sum())
-        if wrong:
-            yield f"{wrong} of {M * N} elements of C are wrong at {M}x{N}x{K}"
+        if said := wrong_elements(a, b, m["matmul"](a, b)):
+            yield said
             return
 
 
@@ -155,7 +205,40 @@ def main() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    print(json.dumps(list(GRADERS[name](vars(module)))))
+    try:
+        failed = list(GRADERS[name](_returning(vars(module))))
+    except NothingReturned as error:
+        failed = [str(error)]
+    except KeyError as error:
+        if error.args[0] in vars(module):
+            raise
+        failed = [f"the file defines no function {error.args[0]!r}"]
+    print(json.dumps(failed))
+
+
+class NothingReturned(Exception):
+    """A function of the file returned None."""
+
+
+def _returning(names: dict[str, Any]) -> dict[str, Any]:
+    """The file's names, its functions such that None is an error that says so."""
+
+    def loud(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            result = function(*args)
+            if result is None:
+                plain = all(isinstance(arg, int | float) for arg in args)
+                given = ", ".join(map(repr, args)) if plain else "..."
+                raise NothingReturned(f"{name}({given}) returns None: is a return missing?")
+            return result
+
+        return call
+
+    return {
+        name: loud(name, value) if isinstance(value, FunctionType) else value
+        for name, value in names.items()
+    }
 
 
 if __name__ == "__main__":
