@@ -14,6 +14,7 @@ from tcgemm.tools.simulate import tile_order
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
+import numbers_of  # noqa: E402
 from pictures import constants, models  # noqa: E402
 
 FOUNDATIONS = sorted((ROOT / "docs" / "foundations").glob("*.md"))
@@ -63,6 +64,31 @@ def test_the_newspaper_column_by_the_model_of_the_l2():
             M, N, 4 * step, block_m=tile, block_n=tile, group_m=group, places=4, l2_bytes=2**30
         )
         assert traffic.dram_bytes == loads * tile * step * 2
+
+
+SIDE, PITCH = 4096, 4096 * 2
+LANES = [(lane // 16, lane % 16) for lane in range(32)]
+FRAGMENT = [PITCH * (lane // 4) + 4 * (lane % 4) for lane in range(32)]
+LINES = {
+    ("naive", "nn"): ([PITCH * y for y, _ in LANES], [2 * x for _, x in LANES]),
+    ("naive", "nt"): ([PITCH * y for y, _ in LANES], [PITCH * x for _, x in LANES]),
+    ("wmma", "nn"): (FRAGMENT, FRAGMENT),
+    ("wmma", "nt"): (FRAGMENT, FRAGMENT),
+}
+"""Rung and layout -> the addresses of a load of A and of one of B."""
+
+
+@pytest.mark.parametrize(("rung", "layout"), LINES)
+def test_time_by_the_lines_that_the_l1_looks_up(rung, layout):
+    """As the table of docs/simulator.md has it, and the rows: from as long to a fifth longer."""
+    a, b = LINES[rung, layout]
+    steps = SIDE**3 / 32 if rung == "naive" else 4 * SIDE**3 / 4096
+    ms = steps * (models.lines(a) + models.lines(b)) / 132 / 1.98e6
+    row = numbers_of.result(f"cuda/{rung}", "float16", layout, "4096")
+    assert 0.99 <= float(row["ms_p50"]) / ms <= 1.25
+    table = (ROOT / "docs/simulator.md").read_text()
+    said = re.search(rf"^\| {rung}, {layout} \|.*?\| ([\d.]+) \|", table, re.M)
+    assert float(said[1]) == pytest.approx(ms, rel=0.02)
 
 
 @pytest.mark.parametrize(
