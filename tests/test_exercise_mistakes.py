@@ -38,6 +38,9 @@ MISTAKES = {
     "coalescing, C transposed": (("row, col, sum)", "col, row, sum)"), "elements of C are wrong"),
     "uncomputed_tiles, without min": (
         ("min(tiles_m - first, GROUP)", "tiles_m - first"), "written twice"),
+    "uncomputed_tiles, in rows": (
+        ("first + within % height, tile_n = within / height",
+         "blockIdx.x / tiles_n, tile_n = blockIdx.x % tiles_n"), "in groups of 4 tile rows"),
     "race, barrier in the branch": (
         ("if (part < half) sums[part] += sums[part + half];\n    __syncthreads();",
          "if (part < half) { sums[part] += sums[part + half]; __syncthreads(); }"),
@@ -74,6 +77,9 @@ RIGHT = {
         "    else tcgemm::cp_async_wait<0>();\n" + EVERYBODY)),
     "race, one warp": ("solution", ("__syncthreads();  // each", "__syncwarp();  // each")),
     "swizzle, by a rotation": ("solution", ("unit ^ (row % 8)", "(unit + row) % 8")),
+    "grouped_order, as a list": (
+        "solution", ("return first + within % rows, within // rows",
+                     "return [first + within % rows, within // rows]")),
     "accumulator, added by the dot": (
         "solution", ("acc += tl.dot(a_block, b_block)", "acc = tl.dot(a_block, b_block, acc)")),
 }  # fmt: skip

@@ -61,6 +61,22 @@ def _copies_in_flight(report: Any) -> str | None:
     return None
 
 
+def out_of_order(writers: Any) -> str | None:
+    """What is wrong with who wrote which tile of uncomputed_tiles; ``writers`` of `simulate`."""
+    side, group = 16, 4
+    tiles = (writers[::side, ::side] - 1).tolist()
+    rows, cols = len(tiles), len(tiles[0])
+    bands = [range(first, min(first + group, rows)) for first in range(0, rows, group)]
+    order = [(row, col) for band in bands for col in range(cols) for row in band]
+    for block, (row, col) in enumerate(order):
+        if tiles[row][col] != block:
+            return (
+                f"C is right, but tile ({row}, {col}) of {rows} x {cols} is computed by block "
+                f"{tiles[row][col]}, and in groups of {group} tile rows it is block {block}'s"
+            )
+    return None
+
+
 COUNTED: dict[str, Callable[[Any], str | None]] = {
     "async_wait": _copies_in_flight,
     "bank_conflicts": _few_conflicts,
@@ -88,10 +104,12 @@ def failures(name: str, path: Path) -> list[str]:
         a.copy_(torch.randn(M, K, generator=generator))
         b.copy_(torch.randn(K, N, generator=generator))
         c = torch.full((M, N), float("nan"), dtype=torch.float16)
+        writers = torch.zeros(M, N, dtype=torch.int32)
         try:
             report = simulator.simulate(
-                path, a, b, c, check=True, count=True, timeline=followed, timeout_s=30
-            )
+                path, a, b, c, check=True, count=True, timeline=followed, writers=writers,
+                timeout_s=30,
+            )  # fmt: skip
         except simulator.SimulationError as error:
             return [str(error)]
         found += [finding.message for finding in report.findings][:3]
@@ -99,6 +117,8 @@ def failures(name: str, path: Path) -> list[str]:
             if said := wrong_elements(a, b, c):
                 found.append(said)
             if not found and name in COUNTED and (said := COUNTED[name](report)):
+                found.append(said)
+            if not found and name == "uncomputed_tiles" and (said := out_of_order(writers)):
                 found.append(said)
         if found:
             return found

@@ -40,13 +40,13 @@ def failures(name: str, path: Path) -> list[str]:
 
 def _grouped_order(m: dict[str, Any]) -> Iterator[str]:
     for tiles_m, tiles_n, group in ((8, 8, 4), (5, 7, 4), (3, 9, 8), (16, 2, 1)):
-        tiles = [m["place"](i, tiles_m, tiles_n, group) for i in range(tiles_m * tiles_n)]
+        tiles = [tuple(m["place"](i, tiles_m, tiles_n, group)) for i in range(tiles_m * tiles_n)]
         every = {(i, j) for i in range(tiles_m) for j in range(tiles_n)}
         if set(tiles) != every:
             missing = len(every - set(tiles))
             yield f"{tiles_m} x {tiles_n} tiles in groups of {group}: {missing} are never visited"
             return
-    flight = [m["place"](i, 32, 32, 8) for i in range(64)]
+    flight = [tuple(m["place"](i, 32, 32, 8)) for i in range(64)]
     strips = len({i for i, _ in flight}) + len({j for _, j in flight})
     if strips > 16:
         yield f"64 tiles in flight read {strips} strips of A and B, where 16 would do"
