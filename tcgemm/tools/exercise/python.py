@@ -64,7 +64,8 @@ def _swizzle(m: dict[str, Any]) -> Iterator[str]:
         for first in range(0, 64, 8):
             met = len({m["place"](row, unit) for row in range(first, first + 8)})
             if met < 8:
-                yield f"unit {unit} of eight rows lies in {met} of 8 groups of banks: {8 // met} passes"
+                groups = f"{met} of 8 groups of banks"
+                yield f"unit {unit} of eight rows lies in {groups}: {8 // met} passes"
                 return
 
 
