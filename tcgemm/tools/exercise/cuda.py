@@ -22,8 +22,8 @@ SHAPES: dict[str, tuple[tuple[int, int, int], ...]] = {
 """M, N, K that each exercise is tried with, in float16, row-major."""
 
 
-LATENCY = 60
-"""Ticks from asking to having in a followed run: about as long as a step of async_wait."""
+LATENCY = 30
+"""Ticks from asking to having in a followed run: less than a step of async_wait multiplies."""
 
 
 def _few_conflicts(report: Any) -> str | None:
@@ -53,7 +53,7 @@ def _few_sectors(report: Any) -> str | None:
 def _copies_in_flight(report: Any) -> str | None:
     waited = [span for span in report.timeline if span.phase == "wait for copies"]
     # The first copy is waited for with nothing to multiply; later ones have had a step to arrive.
-    if sum(span.end - span.start for span in waited if span.warp == 0) > LATENCY:
+    if sum(span.end - span.start for span in waited if span.warp == 0) > 2 * LATENCY:
         return (
             "C is right, but every step waits for the copy that it has just started: wait for the "
             "copy of this step before the next one is started, or for all copies but the newest"
