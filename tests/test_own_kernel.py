@@ -113,6 +113,14 @@ def test_show_kernel_shows_what_nvcc_makes_of_a_file():
     assert '"spilled bytes": 0' in done.stdout
 
 
+def test_a_file_is_shown_with_a_dtype_that_it_takes():
+    cuda, triton = written("shown", "cuda"), written("other", "triton")
+    assert register.dtype_of([str(cuda)]) == "bfloat16"
+    assert register.dtype_of([str(triton)]) == "float16"  # its template takes no other
+    assert register.dtype_of(["cuda/wmma", str(triton)]) == "float16"
+    assert register.dtype_of(["cuda/wmma"]) == "bfloat16"
+
+
 @pytest.mark.exhaustive  # Triton's compiler; tests/test_side_by_side.py has what is made of it
 def test_show_kernel_shows_what_triton_makes_of_a_file(tmp_path):
     path = written("shown", "triton")

@@ -42,7 +42,7 @@ def show_kernel(
     shape: Annotated[
         str, typer.Option(help="Sizes of the product.", metavar="MxNxK")
     ] = "4096x4096x4096",
-    dtype: options.Dtype = "bfloat16",
+    dtype: options.DtypeOfKernel = None,
     layout: options.Layout = "nn",
     compute: options.Compute = None,
     gpu: options.Board = None,
@@ -76,9 +76,11 @@ def show_kernel(
         )
     if side_by_side is not None and (every or stage or json):
         raise OperandError("--side-by-side writes a page, without --all, --stage and --json")
+    from ...own import register
+
+    dtype = dtype or register.dtype_of([name for name in (kernel, compare) if name is not None])
     check_problem(shape, dtype, None, layout, compute, gpu=gpu)
     from ... import dispatch
-    from ...own import register
 
     names = register.names([name for name in (kernel, compare) if name is not None])
     rows = [dispatch.named(name) for name in names]
