@@ -61,7 +61,7 @@ Dtype = Annotated[
 DtypeOfKernel = Annotated[
     str | None,
     typer.Option(
-        help="Of A and B, e.g. float16, int8; by default bfloat16, or what a file of yours takes.",
+        help="Of A and B, e.g. float16, int8; by default bfloat16, or what the kernel takes.",
         metavar="NAME",
         autocompletion=completed(OUTPUTS),
     ),

@@ -25,19 +25,6 @@ def names(kernels: Sequence[str]) -> list[str]:
     return [_name(kernel) if is_file(kernel) else kernel for kernel in kernels]
 
 
-def dtype_of(kernels: Sequence[str], usual: str = "bfloat16") -> str:
-    """The dtype of A and B to show kernels with: ``usual``, or what one's own files take instead.
-
-    Raises OperandError where a file is missing or says what cannot be read.
-    """
-    taken = [
-        [dtype for dtype, _ in facts_of(Path(kernel)).pairs]
-        for kernel in kernels
-        if is_file(kernel)
-    ]
-    return next((dtypes[0] for dtypes in taken if usual not in dtypes), usual)
-
-
 def _name(kernel: str) -> str:
     path = facts_of(Path(kernel)).path.resolve()
     if os.pathsep in str(path):
