@@ -54,6 +54,8 @@ MISTAKES = {
     "swizzle, without the remainder": (("(row % 8)", "row"), "stored at [8, 9"),
     "swizzle, nothing returned": (("return unit", "unit"), "place(0, 0) returns None"),
     "swizzle, another name": (("def place", "def position"), "no function 'place'"),
+    "num_stages, an unknown name": (("block_m + block_n", "block_m + block"),
+                                    "it raises at line 9: NameError"),
     "num_stages, below zero": (("max(0, 227 * 1024 - c_bytes)", "(227 * 1024 - c_bytes)"),
                                "262144) is -2, and 0 fit"),
     "k_tail, one operand": (("in_k[:, None] & (offs_n < N)", "(offs_n < N)"), "NaN stands behind"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -35,7 +36,8 @@ def failures(name: str, path: Path) -> list[str]:
     if done.returncode == 0 and last.startswith("["):
         return [str(each) for each in json.loads(last)]
     said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return [f"it raises: {said}"]
+    lines = re.findall(rf'{re.escape(path.name)}", line (\d+)', done.stderr)
+    return [f"it raises{f' at line {lines[-1]}' if lines else ''}: {said}"]
 
 
 def _grouped_order(m: dict[str, Any]) -> Iterator[str]:
