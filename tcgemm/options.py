@@ -58,6 +58,14 @@ Dtype = Annotated[
         help="Of A and B, e.g. float16, int8.", metavar="NAME", autocompletion=completed(OUTPUTS)
     ),
 ]
+DtypeOfKernel = Annotated[
+    str | None,
+    typer.Option(
+        help="Of A and B, e.g. float16, int8; by default bfloat16, or what the kernel takes.",
+        metavar="NAME",
+        autocompletion=completed(OUTPUTS),
+    ),
+]
 OutDtype = Annotated[
     str | None,
     typer.Option(

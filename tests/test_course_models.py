@@ -14,6 +14,7 @@ from tcgemm.tools.simulate import tile_order
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
+import numbers_of  # noqa: E402
 from pictures import constants, models  # noqa: E402
 
 FOUNDATIONS = sorted((ROOT / "docs" / "foundations").glob("*.md"))
@@ -65,6 +66,31 @@ def test_the_newspaper_column_by_the_model_of_the_l2():
         assert traffic.dram_bytes == loads * tile * step * 2
 
 
+SIDE, PITCH = 4096, 4096 * 2
+LANES = [(lane // 16, lane % 16) for lane in range(32)]
+FRAGMENT = [PITCH * (lane // 4) + 4 * (lane % 4) for lane in range(32)]
+LINES = {
+    ("naive", "nn"): ([PITCH * y for y, _ in LANES], [2 * x for _, x in LANES]),
+    ("naive", "nt"): ([PITCH * y for y, _ in LANES], [PITCH * x for _, x in LANES]),
+    ("wmma", "nn"): (FRAGMENT, FRAGMENT),
+    ("wmma", "nt"): (FRAGMENT, FRAGMENT),
+}
+"""Rung and layout -> the addresses of a load of A and of one of B."""
+
+
+@pytest.mark.parametrize(("rung", "layout"), LINES)
+def test_time_by_the_lines_that_the_l1_looks_up(rung, layout):
+    """As the table of docs/simulator.md has it, and the rows: from as long to a fifth longer."""
+    a, b = LINES[rung, layout]
+    steps = SIDE**3 / 32 if rung == "naive" else 4 * SIDE**3 / 4096
+    ms = steps * (models.lines(a) + models.lines(b)) / 132 / 1.98e6
+    row = numbers_of.result(f"cuda/{rung}", "float16", layout, "4096")
+    assert 0.99 <= float(row["ms_p50"]) / ms <= 1.25
+    table = (ROOT / "docs/simulator.md").read_text()
+    said = re.search(rf"^\| {rung}, {layout} \|.*?\| ([\d.]+) \|", table, re.M)
+    assert float(said[1]) == pytest.approx(ms, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("stride", "xor", "passes"), [(128, False, 8), (144, False, 1), (128, True, 1)]
 )
@@ -77,6 +103,39 @@ def test_the_padding_of_the_picture_is_the_kernel_s():
     assert constants.of_source("cuda_ref/rungs/wmma_grouped.cu")["PAD"] == 8
     ring = constants.of_source("cuda_ref/rungs/wgmma_specialized.cu")
     assert (ring["NUM_STAGES"], ring["THREADS"]) == (4, 384)
+
+
+KERNELS = sorted(path for backend in ("cuda", "triton")
+                 for path in (ROOT / "docs/pictures").glob(f"{backend}_*.svg"))  # fmt: skip
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
+def test_a_time_line_has_the_roles_of_the_source_and_its_store(path):
+    """No producer is drawn where all warps copy, and no store under the next tile where the warps
+    that multiply store C themselves."""
+    backend, _, name = path.stem.partition("_")
+    places = {"cuda": "cuda_ref/*/{}*.cu*", "triton": "triton_kernels/*/{}.py"}
+    sources = sorted(ROOT.glob(places[backend].format(name)))
+    source = "".join(source.read_text() for source in sources)
+    lanes = set(re.findall(r">([a-z ]+?)(?: \d)?</text>", path.read_text()))
+    assert "producer" not in lanes or re.search("producer", source, re.I)
+    stored_under = re.search(
+        r"tma_store|epilogue_(?:tma|fused|subtiles|chunks)|store_chunk", source
+    )
+    assert "store" not in lanes or stored_under
+    assert "producer" not in lanes or {"consumer"} <= lanes
+
+
+@pytest.mark.parametrize("name", ["cuda_wmma_grouped", "triton_grouped"])
+def test_the_picture_of_an_order_counts_the_strips_that_it_saves(name):
+    text = (ROOT / f"docs/pictures/{name}.svg").read_text()
+    rows, groups = (int(each) for each in re.findall(r"= (\d+) strips", text))
+    assert groups < rows
+    if name == "triton_grouped":
+        assert (rows, groups) == (37, 25)
+        page = (ROOT / "docs/rungs/triton_grouped.md").read_text()
+        assert "need 37 strips" in page
+        assert "need 25" in page
 
 
 def test_every_element_of_a_fragment_is_in_one_place():

@@ -18,6 +18,7 @@ from tcgemm.errors import OperandError, TcgemmError, UnknownNameError
 from tcgemm.own import VARIABLE, register
 from tcgemm.own.facts import facts_of
 from tcgemm.problem import Problem
+from tcgemm.tools.show_kernel import command as show_kernel
 
 runner = CliRunner()
 COMMAND = "import sys; from tcgemm.cli import main; sys.argv[0] = 'tcgemm'; main()"
@@ -111,6 +112,20 @@ def test_show_kernel_shows_what_nvcc_makes_of_a_file():
     assert done.returncode == 0, done.stderr
     assert '"own/shown"' in done.stdout
     assert '"spilled bytes": 0' in done.stdout
+
+
+def test_a_kernel_is_shown_with_a_dtype_that_it_takes():
+    cuda, triton = written("shown", "cuda"), written("other", "triton")
+    for names, dtype in (
+        ([str(cuda)], "bfloat16"),
+        ([str(triton)], "float16"),  # its template takes no other
+        (["cuda/wmma", str(triton)], "float16"),
+        (["cuda/mma_float64"], "float64"),
+        (["cuda/wmma", "triton/naive"], "bfloat16"),
+        ([], "bfloat16"),
+    ):
+        rows = [dispatch.named(name) for name in register.names(names)]
+        assert show_kernel.dtype_of(rows) == dtype
 
 
 @pytest.mark.exhaustive  # Triton's compiler; tests/test_side_by_side.py has what is made of it

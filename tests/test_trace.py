@@ -127,6 +127,21 @@ int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
 """
 
 
+def test_a_copy_of_some_lanes_is_waited_for_before_what_follows(tmp_path):
+    """Where lanes took different ways, requests stand in the order in which lanes made them."""
+    from tcgemm.tools.exercise.catalogue import find
+
+    file = tmp_path / "async_wait.cu"  # a quarter of the lanes copy, all of them wait
+    file.write_text(find("async_wait").text("solution"))
+    simulated = simulator.simulate(
+        file, torch.ones(16, 48).half(), torch.ones(48, 16).half(), torch.empty(16, 16).half(),
+        count=True, timeline=simulator.Timeline(latency=100, blocks=1), workers=1,
+    )  # fmt: skip
+    phases = [span.phase for span in simulated.timeline if span.warp == 0]
+    step = ["wait for copies", "copy", "shared load"]
+    assert phases == ["copy", *step, *step, "wait for copies", "shared load", "store"]
+
+
 def test_who_comes_early_to_a_barrier_waits_for_who_comes_late(tmp_path):
     source = tmp_path / "slow.cu"
     source.write_text(SLOW_WARP)

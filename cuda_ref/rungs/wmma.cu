@@ -5,8 +5,8 @@
 //                of tiled.cu did one at a time. The layouts nn, nt, tn and tt are template
 //                arguments of the fragments: no operand is copied or transposed.
 // STILL MISSING  shared memory. Four warps read the same fragment of A and four the same of B, and
-//                each waits for its own loads: the caches save the bandwidth, nobody hides the
-//                latency. See wmma_double_buffered.cu.
+//                each of their loads touches eight rows, which the L1 looks up one a clock: it sets
+//                the pace. And each warp waits for its own loads. See wmma_double_buffered.cu.
 //
 // grid   one block per BLOCK_M x BLOCK_N tile of C, row after row
 // block  4 x 4 warps

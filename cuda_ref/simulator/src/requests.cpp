@@ -206,6 +206,47 @@ void start_block_requests() {
     for (auto& log : logs[w]) log.clear();
 }
 
+// Sorts a warp's requests such that each comes after those that its lanes made before it: a time line
+// is about what waits for what, and a count is not.
+static void in_the_order_of_lanes(std::vector<std::vector<const Entry*>>* requests,
+                                  const std::vector<Entry>* const* lanes, int n) {
+  const std::vector<Entry>* by_lane[32] = {};
+  std::vector<size_t> made[32];  // by lane: its requests, in its order
+  for (int i = 0; i < n; ++i) {
+    const uint8_t lane = lanes[i]->front().lane;
+    by_lane[lane] = lanes[i];
+    made[lane].resize(lanes[i]->size());
+  }
+  for (size_t r = 0; r < requests->size(); ++r)
+    for (const Entry* e : (*requests)[r])
+      made[e->lane][static_cast<size_t>(e - by_lane[e->lane]->data())] = r;
+  std::vector<std::vector<const Entry*>> sorted;
+  std::vector<size_t> reached(requests->size());  // lanes whose next request it is
+  std::vector<bool> served(requests->size());
+  size_t next[32] = {};
+  for (int lane = 0; lane < 32; ++lane)
+    if (by_lane[lane]) ++reached[made[lane][0]];
+  while (sorted.size() < requests->size()) {
+    // What all its lanes have come to; where lanes cross, what the first of them has.
+    size_t chosen = requests->size();
+    for (int lane = 0; lane < 32; ++lane) {
+      if (next[lane] == made[lane].size()) continue;
+      const size_t r = made[lane][next[lane]];
+      const bool by_all = reached[r] == (*requests)[r].size();
+      if (by_all || chosen == requests->size()) chosen = r;
+      if (by_all) break;
+    }
+    served[chosen] = true;
+    for (int lane = 0; lane < 32; ++lane) {
+      const size_t before = next[lane];
+      while (next[lane] < made[lane].size() && served[made[lane][next[lane]]]) ++next[lane];
+      if (next[lane] != before && next[lane] < made[lane].size()) ++reached[made[lane][next[lane]]];
+    }
+    sorted.push_back((*requests)[chosen]);
+  }
+  *requests = std::move(sorted);
+}
+
 void converge(int w) {
   if (!request.count) return;
   auto& lanes = logs[w];
@@ -254,15 +295,15 @@ void converge(int w) {
     std::stable_sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
       return a.occurrence != b.occurrence ? a.occurrence < b.occurrence : a.pc < b.pc;
     });
-    for (size_t i = 0; i < keys.size();) {
-      int count = 0;
-      const size_t start = i;
-      for (; i < keys.size() && keys[i].pc == keys[start].pc &&
-             keys[i].occurrence == keys[start].occurrence;
-           ++i)
-        entries[count++] = keys[i].entry;
-      serve(w, entries, count);
+    std::vector<std::vector<const Entry*>> requests;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (i == 0 || keys[i].pc != keys[i - 1].pc || keys[i].occurrence != keys[i - 1].occurrence)
+        requests.emplace_back();
+      requests.back().push_back(keys[i].entry);
     }
+    if (timeline_runs()) in_the_order_of_lanes(&requests, some, n);
+    for (const auto& entries_of_one : requests)
+      serve(w, entries_of_one.data(), static_cast<int>(entries_of_one.size()));
   }
   for (auto& log : lanes) log.clear();
 }

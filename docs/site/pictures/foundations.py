@@ -248,7 +248,7 @@ def roofline() -> str:
     peak, bandwidth = gpu.peak_tflops["bfloat16"], gpu.bandwidth_gb_s / 1000
     image = Svg(760, 380, "roofline of an H200, bfloat16")
     left, bottom, w, h = 60, 330, 660, 290
-    x_of = lambda v: left + w * (log10(v) - log10(0.25)) / (log10(4096) - log10(0.25))  # noqa: E731
+    x_of = lambda v: left + w * (log10(v) - log10(0.2)) / (log10(4096) - log10(0.2))  # noqa: E731
     y_of = lambda v: bottom - h * log10(v) / log10(2000)  # noqa: E731
     image.line(left, bottom, left + w, bottom)
     image.line(left, bottom, left, bottom - h)
@@ -274,8 +274,10 @@ def roofline() -> str:
         m, n = (1, 1) if name == "naive" else (have["BLOCK_M"], have["BLOCK_N"])
         x, y = x_of(m * n / (m + n)), y_of(numbers_of.column(row, "tflops"))
         image.rect(x - 4, y - 4, 8, 8, C, C)
-        beside = name not in ("wmma_grouped", "wgmma_persistent", "wgmma_tma")
-        image.text(x + (8 if beside else -8), y + 4, name, 11, "start" if beside else "end")
+        beside = name not in ("naive", "wmma_grouped", "wgmma_persistent", "wgmma_tma")
+        # Below its square: beside it the name would meet the ridge.
+        dx, dy = (-14, 17) if name == "wmma_double_buffered" else (8 if beside else -8, 4)
+        image.text(x + dx, y + dy, name, 11, "start" if beside else "end")
     image.text(
         left + w / 2,
         bottom + 34,
@@ -334,8 +336,10 @@ def reading_ncu() -> str:
         x = 210.0
         for (what, number), fill in zip(stalls, colours, strict=True):
             width = 530 * float(number) / total
+            short = f"{what.replace('scoreboard', 'sc.')} {float(number):.1f}"
             words = f"{what} {float(number):.1f}"
-            image.cell(x, y, width, 30, words if len(words) * 5.8 < width else "", fill, 11, GREY)
+            fitting = [each for each in (words, short) if len(each) * 5.8 < width]
+            image.cell(x, y, width, 30, [*fitting, ""][0], fill, 11, GREY)
             x += width
     return str(image)
 

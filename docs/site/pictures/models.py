@@ -14,6 +14,11 @@ def sectors(addresses: Sequence[int], size: int) -> int:
     return len({(a + byte) // SECTOR for a in addresses for byte in (0, size - 1)})
 
 
+def lines(addresses: Sequence[int]) -> int:
+    """Cache lines that a warp's loads touch: the L1 looks up one a clock."""
+    return len({address // LINE for address in addresses})
+
+
 def wavefronts(addresses: Sequence[int]) -> int:
     """Passes that eight lanes' 16-byte reads of shared memory take: words of one bank go one by one."""
     words: dict[int, set[int]] = {}

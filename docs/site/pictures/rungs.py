@@ -35,7 +35,7 @@ def ring(stages: int) -> list[Lane]:
             start = 0.1 * k if k < stages - 1 else first + step * (k - stages + 1)
             start += 0 if k < stages - 1 else 0.05
             length = min(1.2 if stages == 2 else 1.6, first + step * k - start)
-            boxes += [(start, length, f"copy k{k}", LOAD)]
+            boxes += [(start, length, f"copy k{k}" if stages > 2 else f"k{k}", LOAD)]
             boxes += [(first + step * k, step - 0.05, f"k{k}", MULTIPLY)]
         lanes.append((f"stage {slot}", boxes))
     return lanes
@@ -52,19 +52,26 @@ def blocks_in_turn(count: int) -> list[Lane]:
     return lanes
 
 
-def specialized(consumers: int, store_waits: bool) -> list[Lane]:
-    """Two tiles of four steps each; where the store waits, the second tile is another block's."""
-    second = 5.6 if store_waits else 2.9
-    producer = [(at + 0.7 * k, 0.65, f"k{k}", LOAD) for at in (0.0, second) for k in range(4)]
-    again = 6.3 if store_waits else 4.0
-    lanes: list[Lane] = [("producer", producer)]
-    for consumer in range(consumers):
+def two_tiles(loader: str, multipliers: list[str], next_tile: str) -> list[Lane]:
+    """Two tiles of four steps each. ``next_tile`` says how the second one follows: as "another
+    block"'s, after the store of the first; "loads first", under that store; or wholly "under it".
+    """
+    second, again = {
+        "another block": (5.6, 6.4), "loads first": (2.9, 5.6), "under it": (2.9, 4.0)
+    }[next_tile]  # fmt: skip
+    loads = [(at + 0.7 * k, 0.65, f"k{k}", LOAD) for at in (0.0, second) for k in range(4)]
+    lanes: list[Lane] = [(loader, loads)]
+    for who in multipliers:
         boxes = [(at + 0.8 * k, 0.75, f"k{k}", MULTIPLY) for at in (0.8, again) for k in range(4)]
-        boxes += [(4.1, 1.4, "store C", STORE)] if store_waits else []
-        lanes.append((f"consumer {consumer}", boxes))
-    if not store_waits:
+        boxes += [] if next_tile == "under it" else [(4.05, 1.4, "store C", STORE)]
+        lanes.append((who, boxes))
+    if next_tile == "under it":
         lanes.append(("store", [(4.05, 2.6, "C of the first tile", STORE)]))
     return lanes
+
+
+def specialized(consumers: int, next_tile: str) -> list[Lane]:
+    return two_tiles("producer", [f"consumer {i}" for i in range(consumers)], next_tile)
 
 
 def split(parts: int) -> list[Lane]:
@@ -76,13 +83,30 @@ def split(parts: int) -> list[Lane]:
     return lanes
 
 
-def ranges() -> list[Lane]:
-    return [
-        ("SM 0", [(0, 4.4, "tile 0", MULTIPLY), (4.4, 2.6, "tile 1, first part", LOAD)]),
-        ("SM 1", [(0, 1.8, "tile 1, rest", LOAD), (1.8, 4.4, "tile 2", MULTIPLY),
-                  (6.2, 0.8, "3", STORE)]),
-        ("SM 2", [(0, 3.6, "tile 3, rest", STORE), (3.6, 3.4, "tile 4", MULTIPLY)]),
-    ]  # fmt: skip
+def ranges(tiles: int = 5, steps: int = 8, sms: int = 3) -> list[Lane]:
+    """All steps of all tiles in one list, cut into equal ranges. Who has the rest of a tile stores
+    its sums, and who has the first step adds them."""
+    each, unit, sums = tiles * steps / sms, 0.5, 0.7
+    lanes: list[Lane] = []
+    for sm in range(sms):
+        at, boxes, end = sm * each, [], (sm + 1) * each
+        x = 0.0
+        while at < end - 0.5:
+            tile = int(at / steps + 1e-6)
+            until = min((tile + 1) * steps, end)
+            whole = until - at == steps
+            rest = not whole and at > tile * steps
+            words = f"tile {tile}" if whole else f"{tile}, {'rest' if rest else 'first'}"
+            boxes.append((x, (until - at) * unit, words, MULTIPLY))
+            x += (until - at) * unit
+            if rest:
+                boxes.append((x, sums, "store", STORE))
+                x += sums
+            elif not whole:
+                boxes.append((x, sums, "add", STORE))
+            at = until
+        lanes.append((f"SM {sm}", boxes))
+    return lanes
 
 
 def one_trip() -> list[Lane]:
@@ -112,7 +136,9 @@ def lanes_of(kernel: str, have: dict[str, int]) -> list[Lane]:
     if name == "wgmma_tma":
         return blocks_in_turn(have["BLOCKS_PER_SM"])
     if name == "wgmma_specialized":
-        return specialized(have["CONSUMERS"], True)
+        return specialized(have["CONSUMERS"], "another block")
+    if name in ("wgmma_tile_loop", "wgmma_cluster"):
+        return specialized(have["CONSUMERS"], "loads first")
     if name == "split_k":
         return split(have["SPLITS"] * have.get("GROUPS", 1))
     if name == "stream_k":
@@ -123,10 +149,12 @@ def lanes_of(kernel: str, have: dict[str, int]) -> list[Lane]:
         return streams()
     if name == "skinny":
         return split(max(2, have["SPLITS"]))
-    if name in ("persistent", "descriptor", "warp_specialized") or name.startswith("wgmma"):
-        return specialized(have.get("CONSUMERS", 2), False)
+    if name in ("persistent", "descriptor"):  # no roles: all warps copy, multiply and store
+        return two_tiles("copies", ["all warps"], "loads first")
+    if name == "warp_specialized" or name.startswith("wgmma"):
+        return specialized(have.get("CONSUMERS", 2), "under it")
     if name == "one_wave":
-        return specialized(have["BLOCK_M"] // 64, True)
+        return specialized(have["BLOCK_M"] // 64, "another block")
     return ring(stages)
 
 
@@ -168,7 +196,7 @@ def picture(kernel: str) -> str:
     w, h = max(N * scale, 8), max(M * scale, 8)
     depth = max(min(K * scale, 60), 6)
     x0, y0 = 30 + depth + 12, 30 + depth + 12
-    height = max(y0 + h + 70, 160 + 34 * len(lanes))
+    height = max(y0 + h + 70, 160 + 34 * len(lanes) + (190 if "grouped" in kernel else 0))
     image = Svg(WIDTH, int(height), f"{kernel}: tile, stages and time line")
     # A to the left, B above, C in the corner.
     image.rect(x0, y0 - depth - 8, w, depth, B_LIGHT, B)
@@ -244,6 +272,27 @@ def _right(image: Svg, kernel: str, have: dict[str, int], lanes: list[Lane]) -> 
     ):
         image.rect(left + 120 * x, y, 14, 14, fill, stroke)
         image.text(left + 120 * x + 20, y + 12, words, 12)
+    if "grouped" in kernel:
+        _orders(image, have, left, y + 44)
+
+
+def _orders(image: Svg, have: dict[str, int], left: float, top: float) -> None:
+    """The tiles of C at 4096 cubed that run at one time, in both orders, and what they read."""
+    side, rows = 4096 // have["BLOCK_M"], have["GROUP_M"]
+    flight = min(132 * have.get("BLOCKS_PER_SM", 1), side * side)
+    orders = {
+        "row after row": [divmod(i, side) for i in range(flight)],
+        f"in groups of {rows} tile rows": [(i % rows, i // rows) for i in range(flight)],
+    }
+    for index, (title, tiles) in enumerate(orders.items()):
+        x, y, scale = left + 210 * index, top + 12, 128 / side
+        image.text(x, top, title, 13, bold=True)
+        image.rect(x, y, 128, 128, LIGHT, GREY)
+        m, n = len({row for row, _ in tiles}), len({col for _, col in tiles})
+        for row in range(m):  # from column 0 on, without a gap, in both orders
+            width = sum(tile_row == row for tile_row, _ in tiles)
+            image.rect(x, y + row * scale, width * scale, scale, C, C_LIGHT, 0.4)
+        image.text(x, y + 146, f"{flight} tiles read {m} + {n} = {m + n} strips", 12)
 
 
 def all() -> dict[str, str]:

@@ -64,7 +64,7 @@ EXERCISES = (
              "own height.", "rungs/cuda_wmma_grouped.md"),
     Exercise(9, "race", "CUDA", "a race in a reduction",
              "A round of a tree reads what other threads wrote in the round before, so there is a "
-             "barrier in every round.", "foundations/async_copies.md"),
+             "barrier in every round.", "rungs/cuda_tiled.md"),
     Exercise(10, "ring_parity", "CUDA", "the parity of a ring",
              "An mbarrier flips its phase each time it completes, so the parity that is waited for "
              "flips after each walk around the ring.", "foundations/async_copies.md"),

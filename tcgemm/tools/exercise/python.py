@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from math import ceil
 from pathlib import Path
+from types import FunctionType
 from typing import Any
+
+from .elements import wrong_elements
 
 TIMEOUT_S = 60
 
@@ -31,18 +36,19 @@ def failures(name: str, path: Path) -> list[str]:
     if done.returncode == 0 and last.startswith("["):
         return [str(each) for each in json.loads(last)]
     said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return [f"it raises: {said}"]
+    lines = re.findall(rf'{re.escape(path.name)}", line (\d+)', done.stderr)
+    return [f"it raises{f' at line {lines[-1]}' if lines else ''}: {said}"]
 
 
 def _grouped_order(m: dict[str, Any]) -> Iterator[str]:
     for tiles_m, tiles_n, group in ((8, 8, 4), (5, 7, 4), (3, 9, 8), (16, 2, 1)):
-        tiles = [m["place"](i, tiles_m, tiles_n, group) for i in range(tiles_m * tiles_n)]
+        tiles = [tuple(m["place"](i, tiles_m, tiles_n, group)) for i in range(tiles_m * tiles_n)]
         every = {(i, j) for i in range(tiles_m) for j in range(tiles_n)}
         if set(tiles) != every:
             missing = len(every - set(tiles))
             yield f"{tiles_m} x {tiles_n} tiles in groups of {group}: {missing} are never visited"
             return
-    flight = [m["place"](i, 32, 32, 8) for i in range(64)]
+    flight = [tuple(m["place"](i, 32, 32, 8)) for i in range(64)]
     strips = len({i for i, _ in flight}) + len({j for _, j in flight})
     if strips > 16:
         yield f"64 tiles in flight read {strips} strips of A and B, where 16 would do"
@@ -53,20 +59,22 @@ def _grouped_order(m: dict[str, Any]) -> Iterator[str]:
 def _swizzle(m: dict[str, Any]) -> Iterator[str]:
     for row in range(64):
         if sorted(m["place"](row, unit) for unit in range(8)) != list(range(8)):
-            yield f"row {row}: two units are stored at one place, or outside of 0 to 7"
+            places = [m["place"](row, unit) for unit in range(8)]
+            yield f"row {row}: units 0 to 7 are stored at {places}, not once at each of 0 to 7"
             return
     for unit in range(8):
         for first in range(0, 64, 8):
             met = len({m["place"](row, unit) for row in range(first, first + 8)})
             if met < 8:
-                yield f"unit {unit} of eight rows lies in {met} groups of banks: {8 // met} passes"
+                groups = f"{met} of 8 groups of banks"
+                yield f"unit {unit} of eight rows lies in {groups}: {8 // met} passes"
                 return
 
 
 def _num_stages(m: dict[str, Any]) -> Iterator[str]:
     cases = (
         ((128, 256, 64), 4), ((128, 128, 64), 7), ((64, 64, 128, 1), 14), ((256, 256, 128, 4), 0),
-        ((128, 256, 64, 2, 65536), 3), ((128, 256, 64, 2, 32768), 4),
+        ((128, 256, 64, 2, 65536), 3), ((128, 256, 64, 2, 32768), 4), ((64, 64, 64, 2, 262144), 0),
     )  # fmt: skip
     for case, right in cases:
         got = m["num_stages"](*case)
@@ -102,7 +110,8 @@ def _waves(m: dict[str, Any]) -> Iterator[str]:
 
 
 def _k_tail(m: dict[str, Any]) -> Iterator[str]:
-    yield from _product(m, ((32, 32, 32), (33, 40, 33), (17, 9, 65)))
+    wrong = list(_product(m, ((32, 32, 32), (33, 40, 33), (17, 9, 65))))
+    yield from wrong or _not_compiled(m)
 
 
 def _accumulator(m: dict[str, Any]) -> Iterator[str]:
@@ -115,7 +124,53 @@ def _accumulator(m: dict[str, Any]) -> Iterator[str]:
     c = m["matmul"](a, b)
     if not bool((c == 2080).all()):
         yield f"2048 and 32 ones are summed to {c.flatten()[0].item():g}"
-    yield from _product(m, ((33, 40, 33),))
+        return
+    # 2049 from the first 32 of K, which a float16 cannot hold, then -1.
+    a = torch.zeros(16, 64).half()
+    a[:, :32] = 64
+    a[:, 0], a[:, 32] = 65, -1
+    c = m["matmul"](a, torch.ones(64, 16).half())
+    if not bool((c == 2048).all()):
+        yield (
+            f"2049 and -1 are summed to {c.flatten()[0].item():g}: the product of a block of K is "
+            "narrowed before it is added"
+        )
+        return
+    wrong = list(_product(m, ((33, 40, 33),)))
+    yield from wrong or _not_compiled(m)
+
+
+OF_FILE = """
+from importlib.util import module_from_spec, spec_from_file_location
+
+spec = spec_from_file_location("exercise", {path!r})
+module = module_from_spec(spec)
+spec.loader.exec_module(module)
+
+
+def run(a, b, c):
+    module.matmul(a, b)
+"""
+
+
+def _not_compiled(m: dict[str, Any]) -> Iterator[str]:
+    """What Triton's compiler says against the file. Its interpreter lets types change in a loop."""
+    import tempfile
+    from importlib import import_module
+    from types import SimpleNamespace
+
+    of_file = import_module("tcgemm.triton_kernels.inspection.of_file")
+    problem = SimpleNamespace(
+        M=64, N=64, K=64, dtype_in="float16", dtype_out="float16", layout="nn", capability=(9, 0)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "exercise.py"
+        path.write_text(OF_FILE.format(path=m["__file__"]))
+        try:
+            of_file.inspect_file(path, problem, False)
+        except RuntimeError as error:
+            said = str(error).partition("stopped: ")[2] or str(error)
+            yield f"C is right in Triton's interpreter, but Triton does not compile it: {said}"
 
 
 def _product(m: dict[str, Any], shapes: tuple[tuple[int, int, int], ...]) -> Iterator[str]:
@@ -127,10 +182,8 @@ def _product(m: dict[str, Any], shapes: tuple[tuple[int, int, int], ...]) -> Ite
         b = torch.full((K + 32, N), float("nan")).half()[:K]
         a.copy_(torch.randn(M, K, generator=generator))
         b.copy_(torch.randn(K, N, generator=generator))
-        c = m["matmul"](a, b)
-        wrong = int((~((c.double() - a.double() @ b.double()).abs() <= 0.05)).sum())
-        if wrong:
-            yield f"{wrong} of {M * N} elements of C are wrong at {M}x{N}x{K}"
+        if said := wrong_elements(a, b, m["matmul"](a, b)):
+            yield said
             return
 
 
@@ -155,7 +208,40 @@ def main() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    print(json.dumps(list(GRADERS[name](vars(module)))))
+    try:
+        failed = list(GRADERS[name](_returning(vars(module))))
+    except NothingReturned as error:
+        failed = [str(error)]
+    except KeyError as error:
+        if error.args[0] in vars(module):
+            raise
+        failed = [f"the file defines no function {error.args[0]!r}"]
+    print(json.dumps(failed))
+
+
+class NothingReturned(Exception):
+    """A function of the file returned None."""
+
+
+def _returning(names: dict[str, Any]) -> dict[str, Any]:
+    """The file's names, its functions such that None is an error that says so."""
+
+    def loud(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            result = function(*args)
+            if result is None:
+                plain = all(isinstance(arg, int | float) for arg in args)
+                given = ", ".join(map(repr, args)) if plain else "..."
+                raise NothingReturned(f"{name}({given}) returns None: is a return missing?")
+            return result
+
+        return call
+
+    return {
+        name: loud(name, value) if isinstance(value, FunctionType) else value
+        for name, value in names.items()
+    }
 
 
 if __name__ == "__main__":

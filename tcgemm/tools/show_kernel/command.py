@@ -16,9 +16,15 @@ from .compiled import compile_all, write_csv
 from .describe import FACTS, GROUPS, describe, inspector, made_by, no_stage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...dispatch import Kernel
     from ...problem import Problem
 
 STAGES = ("ttgir", "ptx", "sass")
+
+USUAL = "bfloat16"
+"""The dtype of A and B where none is named and all rows take it."""
 
 ALL_SHOWN = ("registers", "spilled bytes", "wgmma", "mma", "instructions", "seconds to compile")
 """What ``--all`` prints of a rung; its file has everything."""
@@ -42,7 +48,7 @@ def show_kernel(
     shape: Annotated[
         str, typer.Option(help="Sizes of the product.", metavar="MxNxK")
     ] = "4096x4096x4096",
-    dtype: options.Dtype = "bfloat16",
+    dtype: options.DtypeOfKernel = None,
     layout: options.Layout = "nn",
     compute: options.Compute = None,
     gpu: options.Board = None,
@@ -76,13 +82,14 @@ def show_kernel(
         )
     if side_by_side is not None and (every or stage or json):
         raise OperandError("--side-by-side writes a page, without --all, --stage and --json")
-    check_problem(shape, dtype, None, layout, compute, gpu=gpu)
+    check_problem(shape, dtype or USUAL, None, layout, compute, gpu=gpu)
     from ... import dispatch
     from ...own import register
 
     names = register.names([name for name in (kernel, compare) if name is not None])
     rows = [dispatch.named(name) for name in names]
     board = board_of(gpu)
+    dtype = dtype or dtype_of(rows)
     problem = problem_of(shape, dtype, None, layout, compute, 1.0, 0.0, False, "", 1, board)
     if every:
         _show_all(problem, board.name, csv, json)
@@ -123,6 +130,12 @@ def show_kernel(
             typer.echo(each["text"])
     else:
         _print(shown, problem, board.name)
+
+
+def dtype_of(rows: Sequence[Kernel]) -> str:
+    """The dtype of A and B to show rows with: the usual one, or the first of a row without it."""
+    taken = [[pair[0] for pair in row.pairs] for row in rows]
+    return next((dtypes[0] for dtypes in taken if USUAL not in dtypes), USUAL)
 
 
 def _show_all(problem: Problem, gpu: str, csv: Path | None, json: bool) -> None:

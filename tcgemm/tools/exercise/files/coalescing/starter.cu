@@ -1,6 +1,6 @@
 // Exercise 7: loads that do not coalesce.
 //
-// A thread computes one element. C is right, but a load request of a warp asks for 9 sectors on
+// A thread computes one element. C is right, but a load request of a warp asks for 8.5 sectors on
 // average, where 1.5 would do. Which thread should have which element of the row-major C?
 #include "host/gemm.cuh"
 
