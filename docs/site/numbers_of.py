@@ -128,11 +128,11 @@ OF_SEVERAL = {
     "min": min, "max": max, "sum": sum,
 }  # fmt: skip
 """What a query can ask of all rows that meet its conditions; ``count`` is how many there are."""
-SIGN = re.compile("(!=|=|~|<|>)")
+SIGN = re.compile("(!=|!~|=|~|<|>)")
 
 
 def holds(row: Row, condition: str) -> bool:
-    """Whether a row has what a condition asks: =, !=, ~ (a pattern of a shell), < or >."""
+    """Whether a row has what a condition asks: =, !=, ~ and !~ (a pattern of a shell), < or >."""
     name, sign, wanted = SIGN.split(condition, maxsplit=1)
     if name not in row:  # a column's name may have a sign in it: M=N=K
         *parts, sign, wanted = SIGN.split(condition)
@@ -140,8 +140,8 @@ def holds(row: Row, condition: str) -> bool:
     there = SPACES.sub("_", row.get(name, ""))
     if sign in "<>":
         return bool(there) and (float(there) < float(wanted)) is (sign == "<")
-    if sign == "~":
-        return fnmatchcase(there, wanted)
+    if sign.endswith("~"):
+        return fnmatchcase(there, wanted) is (sign == "~")
     return (there == wanted) is (sign == "=")
 
 

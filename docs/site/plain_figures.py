@@ -20,10 +20,10 @@ UNIT = (
     r"(?:us|ns|µs|ms|TFLOPS|TOPS|[GT]B/s|%|W|MHz|registers|instructions|cycles|"
     r"bytes? (?:of )?spill\w*|spill\w*)(?![\w/])"
 )
-NUMBER = r"(?<![\w.,/^§-])\d[\d,]*(?:\.\d+)?(?![\w.]*\d|\w)"
+NUMBER = r"(?<![\w.,/^§-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w.]*\d|\w)"
 FIGURE = re.compile(
     rf"{NUMBER}(?=(?:(?:,? (?:to|and|or|for|against|by|beside)|,) {NUMBER})*[ -]?{UNIT})"
-    rf"|(?<![\w.,/^§-])\d[\d,]*\.\d+(?![\w.]*\d|\w)"
+    rf"|(?<![\w.,/^§-])\d+(?:,\d{3})*\.\d+(?![\w.]*\d|\w)"
 )
 OTHER = re.compile(
     r"\b(?:predict\w*|expect\w*|about|some|nearly|almost|roughly|arithmetic|published|peaks?|"
