@@ -33,7 +33,7 @@ OTHER = re.compile(
 SILENT = re.compile(
     r"```.*?```|<!-- (?:measured|code|nav).*?<!-- end -->|`[^`\n]*`|\]\([^)\n]*\)"
     r"|(?:[Cc]ompute capability|CUDA|PTX|Triton|PyTorch|nvcc|torch|Python|ptxas|NCCL)"
-    r" v?\d+(?:\.\d+)+|-?[\d,]*\.?\d+ ?%?<!-- = .*? -->",
+    r" v?\d+(?:\.\d+)+|(?:under|over|above|below|least|most|than|within)\s\d[\d.]*|-?[\d,]*\.?\d+ ?%?<!-- = .*? -->",
     re.S,
 )
 """Code, what scripts/pages writes, versions, figures that are queries."""
@@ -46,7 +46,7 @@ def blank(found: re.Match[str]) -> str:
 
 def sentences(line: str):
     """(place, text) of each sentence of a line, or cell of a table's row."""
-    cut = r"(?= \| )" if line.startswith("|") else r"(?<=[.:;!?]) (?=\S)"
+    cut = r"(?= \| )" if line.startswith("|") else r"(?<=[.;!?]) (?=\S)"
     at = 0
     for part in re.split(cut, line):
         yield line.find(part, at), part
