@@ -3,15 +3,16 @@
     python docs/site/plain_figures.py [PAGE ...]
 
 A figure is a number with a unit of what one measures, or with a decimal point. It need not be a
-query where it says what else it is: in a sentence with a word of ``OTHER`` (predicted, about, by
-arithmetic, published ...), in a paragraph that begins with such a word in bold, in a column of a
-table whose head has one, or with a comment behind it that has one: ``4.8<!-- arithmetic --> TB/s``.
+query where it says what else it is, by a word of ``OTHER`` (predicted, about, by arithmetic,
+published ...): in its sentence or its cell of a table, at the beginning of its paragraph or of the
+one before its table, in the head of its column, or in a comment: ``4.8<!-- arithmetic --> TB/s``.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from contents import DOCS
@@ -23,55 +24,55 @@ UNIT = (
 NUMBER = r"(?<![\w.,/^§-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w.]*\d|\w)"
 FIGURE = re.compile(
     rf"{NUMBER}(?=(?:(?:,? (?:to|and|or|for|against|by|beside)|,) {NUMBER})*[ -]?{UNIT})"
-    rf"|(?<![\w.,/^§-])\d+(?:,\d{3})*\.\d+(?![\w.]*\d|\w)"
+    rf"|(?<![\w.,/^§-])\d+(?:,\d{{3}})*\.\d+(?![\w.]*\d|\w)"
 )
-OTHER = re.compile(
-    r"\b(?:predict\w*|expect\w*|about|some|nearly|almost|roughly|arithmetic|published|peaks?|"
-    r"specifi\w*|by the model|at most|at least|limits?|threshold|target|would|could)\b",
-    re.I,
+OTHER = (
+    r"\b(?:predict\w*|about|some|nearly|almost|roughly|arithmetic|published|peak|by the model|"
+    r"specifi\w*|at most|at least|limit of|threshold|target|budget|not kept)\b"
 )
+BEGINS = r"(?:[-*] )?\**(?:predicted|by arithmetic|published|[^.]*arithmetic\.\*\*)"
 SILENT = re.compile(
     r"```.*?```|<!-- (?:measured|code|nav).*?<!-- end -->|`[^`\n]*`|\]\([^)\n]*\)"
-    r"|(?:[Cc]ompute capability|CUDA|PTX|Triton|PyTorch|nvcc|torch|Python|ptxas|NCCL)"
-    r" v?\d+(?:\.\d+)+|(?:under|over|above|below|least|most|than|within)\s\d[\d.]*|-?[\d,]*\.?\d+ ?%?<!-- = .*? -->",
+    r"|(?:CUDA|PTX|Triton|PyTorch|nvcc|torch|Python|NCCL) v?\d+(?:\.\d+)+"
+    r"|(?:under|over|above|below|least|most|than|within)\s\d[\d.]*"
+    r"|-?[\d,]*\.?\d+ ?%?<!-- = .*? -->",
     re.S,
 )
-"""Code, what scripts/pages writes, versions, figures that are queries."""
-MARK = re.compile(rf" ?%?<!-- (?:{OTHER.pattern}) -->", re.I)
+"""Code, what scripts/pages writes, versions, thresholds, figures that are queries."""
+MARK = re.compile(rf" ?%?<!-- {OTHER} -->", re.I)
 
 
-def blank(found: re.Match[str]) -> str:
-    return re.sub(r"[^\n]", " ", found[0])
+def says(text: str) -> bool:
+    return bool(re.search(OTHER, re.sub("<!--.*?-->", "", text), re.I))
 
 
-def sentences(line: str):
+def parts(line: str) -> Iterator[tuple[int, str]]:
     """(place, text) of each sentence of a line, or cell of a table's row."""
     cut = r"(?= \| )" if line.startswith("|") else r"(?<=[.;!?]) (?=\S)"
     at = 0
     for part in re.split(cut, line):
-        yield line.find(part, at), part
-        at = line.find(part, at) + len(part)
+        at = line.index(part, at)
+        yield at, part
+        at += len(part)
 
 
 def plain(text: str) -> list[tuple[int, str]]:
     """(place, figure) of each plain figure of a page."""
-    text = SILENT.sub(blank, text)
-    found, start, head, excused, caption = [], 0, [], False, ""
+    text = SILENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    found: list[tuple[int, str]] = []
+    head: list[str] = []
+    start, excused, before = 0, False, ""
     for line in text.split("\n"):
-        if not line.startswith("|"):
-            head, caption = [], line or caption
-            if not line.strip():
-                excused = False
-            bold = re.match(r"(?:[-*] )?\*\*(.*?)\*\*", line)
-            excused = excused or bool(bold and OTHER.search(bold[1]))
+        table = line.startswith("|")
+        if not table:
+            head, before = [], line or before
+            excused = bool(line) and (excused or bool(re.match(BEGINS, line, re.I)))
         elif not head:
             head = line.split(" | ")
-        if line.startswith("|") and re.match(rf"\**{OTHER.pattern}", caption, re.I):
-            start += len(line) + 1
-            continue
-        for i, (at, part) in enumerate(sentences(line)):
-            column = head[i] if i < len(head) else ""
-            if excused or OTHER.search(column) or OTHER.search(re.sub("<!--.*?-->", "", part)):
+            excused = head[0] == "| level" or "not kept" in before
+            excused = excused or bool(re.match(BEGINS, before, re.I))
+        for i, (at, part) in enumerate(parts(line)):
+            if excused or says(part) or (i < len(head) and says(head[i])):
                 continue
             for figure in FIGURE.finditer(part):
                 if not MARK.match(part, figure.end()):
@@ -93,4 +94,4 @@ if __name__ == "__main__":
             print(f"{len(figures):5} {page.relative_to(DOCS)}")
         for place, figure in figures if asked else ():
             line = text.count("\n", 0, place) + 1
-            print(f"{page}:{line}: {figure}  ...{text[max(0, place - 40) : place + 40]!r}")
+            print(f"{page}:{line}: {figure} in {text[max(0, place - 40) : place + 40]!r}")
