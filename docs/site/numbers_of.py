@@ -152,13 +152,26 @@ OF_SEVERAL = {
 SIGN = re.compile("(!=|!~|=|~|<|>)")
 
 
+@cache
+def written(text: str) -> str:
+    """A value as queries write it."""
+    return SPACES.sub("_", text)
+
+
+@cache
+def asked(condition: str) -> list[str]:
+    """Name, sign and value of a condition, and more where the value has signs in it."""
+    return SIGN.split(condition)
+
+
 def holds(row: Row, condition: str) -> bool:
     """Whether a row has what a condition asks: =, !=, ~ and !~ (a pattern of a shell), < or >."""
-    name, sign, wanted = SIGN.split(condition, maxsplit=1)
+    name, sign, *rest = asked(condition)
+    wanted = "".join(rest)
     if name not in row:  # a column's name may have a sign in it: M=N=K
-        *parts, sign, wanted = SIGN.split(condition)
+        *parts, sign, wanted = asked(condition)
         name = "".join(parts)
-    there = SPACES.sub("_", row.get(name, ""))
+    there = written(row.get(name, ""))
     if sign in "<>":
         return bool(there) and (float(there) < float(wanted)) is (sign == "<")
     if sign.endswith("~"):
