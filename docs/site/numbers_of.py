@@ -6,6 +6,9 @@
     63<!-- = trials/mma.csv run!=1,case=x ratio -->
     1.02<!-- = ncu triton/naive us / ncu triton/grouped us -->
     1.61<!-- = ncu triton/grouped l2_bytes / 1e9 -->
+    11 %<!-- = ncu triton/naive us / ncu triton/grouped us - 1 / 0.01 -->
+    0.91<!-- = geomean drawn suite~drawn-s40*,backend=cuda ratio_p50 -->
+    79<!-- = count drawn suite~drawn-s40*,backend=cuda,ratio_p50<0.9 -->
 
 A Git host hides the comment, Sphinx too. ``renewed`` writes what the query gives today with as many
 decimals as the figure shows, so a figure that anybody changed is changed back, and --check fails.
@@ -15,13 +18,15 @@ from __future__ import annotations
 
 import csv
 import re
+import statistics
 import sys
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 REPORT = ROOT / "reports" / "nvidia-h200"
-FIGURE = re.compile(r"(?P<figure>-?[\d,]*\.?\d+)(?P<unit> ?%?)<!-- = (?P<query>[^>]*?) -->")
+FIGURE = re.compile(r"(?P<figure>-?[\d,]*\.?\d+)(?P<unit> ?%?)<!-- = (?P<query>.*?) -->")
 QUERY = re.compile(r"<!-- = ")
 SPACES = re.compile("[ ,]+")
 
@@ -34,8 +39,29 @@ Row = dict[str, str]
 
 
 @cache
+def drawn() -> tuple[Row, ...]:
+    """What was chosen for each drawn product: one row, the one with the lower ratio of those behind
+    a foreign kernel in a graph and in a stream. ``trees`` has all trees that timed the product."""
+    keys = ("suite", "M", "N", "K", "dtype_in", "layout", "backend")
+    found: dict[tuple[str, ...], Row] = {}
+    trees: dict[tuple[str, ...], list[str]] = {}
+    for row in rows("trials/drawn.csv"):
+        if row["chosen"] != "yes" or row["among"] == "alone" or not row["ratio_p50"]:
+            continue
+        product = tuple(row[key] for key in keys)
+        known = found.setdefault((*product, row["tree"]), row)
+        if float(row["ratio_p50"]) < float(known["ratio_p50"]):
+            found[(*product, row["tree"])] = row
+        trees.setdefault(product, []).append(row["tree"])
+    return tuple({**row, "trees": " ".join(trees[key[:-1]])} for key, row in found.items())
+
+
+@cache
 def rows(name: str) -> tuple[Row, ...]:
-    path = REPORT / name if not name.startswith("tcgemm/") else ROOT / name
+    """The rows of a file of the report, or of one of docs/, tcgemm/ or reports/; of ``drawn``."""
+    if name == "drawn":
+        return drawn()
+    path = (ROOT if name.startswith(("tcgemm/", "docs/", "reports/")) else REPORT) / name
     if not path.is_file():
         raise QueryError(f"no file {path.relative_to(ROOT)}")
     with path.open(newline="") as file:
@@ -104,20 +130,58 @@ def column(row: Row, name: str) -> float:
 
 
 def value(query: str) -> float:
-    """What a query gives; `` / `` divides it by a number or by another query.
+    """What a query gives; `` / `` divides it by a number or another query, `` - `` takes that from
+    it, from left to right.
 
     Raises QueryError where it names no file, no row or several rows, or no column.
     """
-    first, *divisors = query.split(" / ")
-    quotient = one(first)
-    for divisor in divisors:
-        quotient /= one(divisor) if " " in divisor else float(divisor)
-    return quotient
+    first, *others = [
+        one(part) if " " in part else part if part in "/-" else float(part)
+        for part in re.split(r" ([/-]) ", query)
+    ]
+    for sign, number in zip(others[::2], others[1::2], strict=True):
+        first = first / number if sign == "/" else first - number
+    return first
+
+
+OF_SEVERAL = {
+    "geomean": statistics.geometric_mean, "mean": statistics.mean, "median": statistics.median,
+    "min": min, "max": max, "sum": sum,
+}  # fmt: skip
+"""What a query can ask of all rows that meet its conditions; ``count`` is how many there are."""
+SIGN = re.compile("(!=|!~|=|~|<|>)")
+
+
+@cache
+def written(text: str) -> str:
+    """A value as queries write it."""
+    return SPACES.sub("_", text)
+
+
+@cache
+def asked(condition: str) -> list[str]:
+    """Name, sign and value of a condition, and more where the value has signs in it."""
+    return SIGN.split(condition)
+
+
+def holds(row: Row, condition: str) -> bool:
+    """Whether a row has what a condition asks: =, !=, ~ and !~ (a pattern of a shell), < or >."""
+    name, sign, *rest = asked(condition)
+    wanted = "".join(rest)
+    if name not in row:  # a column's name may have a sign in it: M=N=K
+        *parts, sign, wanted = asked(condition)
+        name = "".join(parts)
+    there = written(row.get(name, ""))
+    if sign in "<>":
+        return bool(there) and (float(there) < float(wanted)) is (sign == "<")
+    if sign.endswith("~"):
+        return fnmatchcase(there, wanted) is (sign == "~")
+    return (there == wanted) is (sign == "=")
 
 
 def one(query: str) -> float:
-    """A column of one row. Spaces and commas of values are underscores in a query, as are the
-    spaces of a column's name."""
+    """A column of one row, or of several what ``OF_SEVERAL`` makes of them. Spaces and commas of
+    values are underscores in a query, as are the spaces of a column's name."""
     kind, *words = query.split()
     if kind == "results":
         options = dict(word.split("=", 1) for word in words if "=" in word)
@@ -129,20 +193,23 @@ def one(query: str) -> float:
     if kind == "ncu":
         rung, *conditions, name = words
         kind, words = "ncu.csv", [",".join([f"rung={rung}", *conditions]), name]
-    conditions, name = words
-    wanted = [re.split(r"(!?=)", word, maxsplit=1) for word in conditions.split(",")]
-    found = [
-        row
-        for row in rows(kind)
-        if all(
-            (SPACES.sub("_", row.get(name, "")) == other) is (sign == "=")
-            for name, sign, other in wanted
-        )
-    ]
+    together = kind if kind == "count" or kind in OF_SEVERAL else ""
+    if together:
+        kind, *words = words
+    try:
+        conditions, name = words if together != "count" else (*words, "")
+        found = [row for row in rows(kind) if all(holds(row, c) for c in conditions.split(","))]
+    except ValueError:
+        raise QueryError(f"not FILE CONDITIONS COLUMN: {query}") from None
+    if together == "count":
+        return len(found)
     name = name if not found or name in found[0] else name.replace("_", " ")
-    if len(found) != 1 or not found[0].get(name):
+    if (len(found) != 1 and not together) or not found or name not in found[0]:
         raise QueryError(f"{len(found)} rows, or no column {name}, for: {query}")
-    return float(found[0][name])
+    numbers = [float(row[name]) for row in found if row[name]]
+    if not numbers:
+        raise QueryError(f"an empty column {name}, for: {query}")
+    return float(OF_SEVERAL[together](numbers)) if together else numbers[0]
 
 
 def shown(number: float, like: str) -> str:
