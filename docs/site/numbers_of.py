@@ -70,7 +70,8 @@ def rows(name: str) -> tuple[Row, ...]:
 
 @cache
 def _results() -> dict[tuple[str, ...], Row]:
-    """The newest row of each plain case that was timed."""
+    """The newest row of each plain case that was timed, alone: pages compare with older rows, which
+    were not timed among other kernels, and with what a launch by itself should take."""
     keys = ("backend", "kernel", "dtype_in", "dtype_out", "compute", "layout", "M", "N", "K",
             "fused", "mma_shape")  # fmt: skip
     sys.path.insert(0, str(ROOT))
@@ -81,7 +82,9 @@ def _results() -> dict[tuple[str, ...], Row]:
         row = {**stored, "kernel": kernel_now(stored)}
         key = tuple(row[name] for name in keys)
         known = found.get(key)
-        if row["status"] == "ok" and row["ms_p50"] and (not known or known["run"] <= row["run"]):
+        if row["status"] != "ok" or not row["ms_p50"] or row["among"] in ("graph", "stream"):
+            continue
+        if not known or known["run"] <= row["run"]:
             found[key] = row
     return found
 

@@ -49,7 +49,7 @@ def collect(command: Sequence[str] = ()) -> dict[str, Any]:
     """All facts, ready for JSON."""
     facts: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": [Path(command[0]).name, *command[1:]] if command else [],
+        "command": ["tcgemm", *command[1:]] if command else [],  # also as python -m tcgemm
         "commit": _commit(),
         "tcgemm": __version__,
         "python": platform.python_version(),

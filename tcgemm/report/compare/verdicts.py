@@ -3,6 +3,11 @@
 Compared are the ratios to cuBLAS, each the median of pairs: the clock that drifts by 5 to 20 %
 between two runs is the same within a pair. The change of a case is the ratio in B over that in A.
 
+But a ratio also changes where cuBLAS does: its short products take up to 9 % more or less from run
+to run, with what lies in the L2 beside them. So where cuBLAS takes less than ``SHORT``, the cycles
+of the kernel itself have to say the same: a change is the smaller of the two, and none where they
+disagree.
+
 Its noise has two parts. Within a run the spread of the pairs says how well their median is known:
 p80 - p20 is 1.683 standard deviations of normal pairs, and the median of n of them has 1.253 /
 sqrt(n) of one. Between runs of one commit ratios differ by more than that; ``BETWEEN_RUNS`` is what
@@ -11,6 +16,7 @@ the committed H200 rows show of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,12 +41,19 @@ BETWEEN_RUNS = 0.005
 of its pairs: of 288 cases that the committed H200 rows hold twice half differ by under 0.4 %, nine
 in ten by under 1.2 %."""
 
+BETWEEN_SHORT = 0.008
+"""The same where cuBLAS is ``SHORT``, of the change that the kernel's cycles confirm."""
+
 SIGMAS = 3.0
 """A change beyond so many standard deviations is one."""
 
 TOLERANCE = 0.03
 """A change of a case of at most this is SAME, however well it is known: one in a hundred cases of
 two runs of one commit differs by more."""
+
+SHORT = 0.1
+"""Milliseconds of cuBLAS below which a kernel's own cycles have to confirm a change. Above, power
+moves the clock within a run, and pairs tell more than cycles."""
 
 EXCLUDED = 0.10
 """A case is SAME where its change, give or take the noise, is within this; of a kernel's mean, half
@@ -64,7 +77,7 @@ def latest(rows: Iterable[Mapping[str, str]]) -> pd.DataFrame:
     """
     frame = pd.DataFrame(list(rows), dtype=str)
     if frame.empty:
-        return pd.DataFrame(columns=[*KEY, "run", "status", "reason", *RATIOS, "rounds"])
+        return pd.DataFrame(columns=[*KEY, "run", "status", "reason", *MEASURED])
     frame["beside"] = frame["among"].where(frame["among"].isin(AMONG_OTHERS), "")
     frame["data"] = frame["data"].replace("", NORMAL)
     is_baseline = frame["backend"].eq(BASELINE) & frame["kernel"].eq(BASELINE)
@@ -72,12 +85,13 @@ def latest(rows: Iterable[Mapping[str, str]]) -> pd.DataFrame:
     by_itself = frame["run"].where(frame["beside"].eq(""))
     last_run = by_itself.groupby([frame[name] for name in KEY[:-1]]).transform("last")
     frame = frame[frame["run"].eq(last_run) | last_run.isna()].copy()
-    for name in (*RATIOS, "rounds"):
+    for name in MEASURED:
         frame[name] = pd.to_numeric(frame[name], errors="coerce")
     return frame
 
 
 RATIOS = ("ratio_p20", "ratio_p50", "ratio_p80")
+MEASURED = (*RATIOS, "rounds", "ms_p50", "sm_clock_mhz")
 
 
 def cases(
@@ -94,13 +108,14 @@ def cases(
 
     Returns:
         KEY, ``case`` in words, ``ratio_a``, ``ratio_b``, ``change`` (B over A, less 1; above 0 is
-        faster), ``noise`` (SIGMAS standard deviations of it) and ``verdict``, in the order of B.
+        faster; see SHORT), ``noise`` (SIGMAS standard deviations of it) and ``verdict``, in the
+        order of B.
     """
     timed = [of[of["status"].eq("ok") & of["ratio_p50"].gt(0)] for of in map(latest, (a, b))]
-    columns = [*KEY, "run", *RATIOS, "rounds"]
+    columns = [*KEY, "run", *MEASURED]
     both = timed[1][columns].merge(timed[0][columns], on=KEY, suffixes=("_b", "_a"))
     both = both[both["run_a"].ne(both["run_b"])].reset_index(drop=True)
-    both["log"] = np.log(both["ratio_p50_b"].astype(float) / both["ratio_p50_a"].astype(float))
+    both["log"] = _confirmed(both)
     deviation = np.sqrt(_variance(both, "a") + _variance(both, "b"))
     both["change"], both["noise"] = np.expm1(both["log"]), np.expm1(SIGMAS * deviation)
     changed = both["log"].abs().gt(np.log1p(both["noise"])) & both["change"].abs().gt(tolerance)
@@ -111,13 +126,34 @@ def cases(
     return both.rename(columns={"ratio_p50_a": "ratio_a", "ratio_p50_b": "ratio_b"})
 
 
+def _confirmed(both: pd.DataFrame) -> pd.Series:
+    """The logarithm of each case's change: of the ratio, and where cuBLAS is SHORT no more than the
+    kernel's cycles say."""
+
+    def log(name: str) -> pd.Series:
+        quotient = both[f"{name}_b"].astype(float) / both[f"{name}_a"].astype(float)
+        return quotient.map(math.log)
+
+    ratio, time, clock = (log(name) for name in ("ratio_p50", "ms_p50", "sm_clock_mhz"))
+    cycles = -(time + clock.fillna(0.0))
+    smaller = ratio.where(ratio.abs().le(cycles.abs()), cycles)
+    agreed = smaller.where((ratio * cycles).gt(0), 0.0)
+    return ratio.mask(_is_short(both) & time.notna(), agreed)
+
+
+def _is_short(both: pd.DataFrame) -> pd.Series:
+    a, b = (both[f"ratio_p50_{side}"] * both[f"ms_p50_{side}"] for side in "ab")
+    return a.lt(SHORT) | b.lt(SHORT)
+
+
 def _variance(both: pd.DataFrame, side: str) -> pd.Series:
     """Of the logarithm of a side's ratio; where no spread is stored, that between runs alone."""
     width = np.log(
         both[f"ratio_p80_{side}"].astype(float) / both[f"ratio_p20_{side}"].astype(float)
     )
     error = MEDIAN_OVER_MEAN * width / SPREAD_OF_NORMAL / np.sqrt(both[f"rounds_{side}"].clip(1))
-    return error.fillna(0.0) ** 2 + BETWEEN_RUNS**2
+    between = np.where(_is_short(both), BETWEEN_SHORT, BETWEEN_RUNS)
+    return error.fillna(0.0) ** 2 + between**2
 
 
 def _case(row: Mapping[Any, Any]) -> str:
