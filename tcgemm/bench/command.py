@@ -15,6 +15,8 @@ import typer
 
 from .. import commands, extras, options
 from ..errors import ResultsError
+from ..vocabulary import check_backends, check_kernels
+from ..waiting import Waiting
 from .cases import DRAWN, NAMES
 from .closing import print_table
 from .drawn import FITTED
@@ -184,6 +186,10 @@ def bench(
     if unasked and kernel:
         raise typer.BadParameter("--unasked leaves the choice of kernel, and --kernel names one")
     planned = build(device="cuda")  # names a mistake in the arguments before torch is imported
+    check_backends(backend or ())
+    check_kernels(kernel, backend or ())
+    if out is not None:
+        store.check_folder(out)
 
     if shape:
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
@@ -267,6 +273,10 @@ def bench(
     out_console = Console()
     print_table(out_console, made, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
+    if report:
+        with Waiting("drawing the report"):
+            said = first.last_report(folder)
+        out_console.print(escape(said), soft_wrap=True)
     if paragraphs := reasons(made):
         for paragraph in paragraphs:
             out_console.print(escape(paragraph), soft_wrap=True)

@@ -11,6 +11,7 @@ import typer
 from ... import options
 from ...errors import OperandError, UnknownNameError
 from ...request import board_of, check_problem, problem_of
+from ...vocabulary import check_kernels
 from ...waiting import Waiting
 from .compiled import compile_all, write_csv
 from .describe import FACTS, GROUPS, describe, inspector, made_by, no_stage
@@ -77,6 +78,7 @@ def show_kernel(
     if side_by_side is not None and (every or stage or json):
         raise OperandError("--side-by-side writes a page, without --all, --stage and --json")
     check_problem(shape, dtype, None, layout, compute, gpu=gpu)
+    check_kernels([name for name in (kernel, compare) if name is not None])
     from ... import dispatch
     from ...own import register
 
