@@ -84,7 +84,10 @@ def bench(
     seed: Annotated[
         int,
         typer.Option(
-            help="Seed of the operands, and of the shapes of suite drawn.", min=0, max=2**62
+            help="Seed of the operands, and of the shapes of suite drawn.",
+            min=0,
+            max=2**62,
+            metavar="NUMBER",
         ),
     ] = 0,
     count: Annotated[int, typer.Option(help="Cases of suite drawn.", min=1, max=100_000)] = 100,
@@ -99,7 +102,7 @@ def bench(
         typer.Option(
             "--report",
             help="Measure what calls get unasked first, and report on that while the rest is "
-            "measured.",
+            "measured; at the end report on all.",
         ),
     ] = False,
     unasked: Annotated[
@@ -129,7 +132,9 @@ def bench(
     ] = False,
     rows: Annotated[
         list[int] | None,
-        typer.Option(help="Of --several: values of M in place of its five. Repeatable.", min=1),
+        typer.Option(
+            help="Of --several: values of M in place of its five. Repeatable.", min=1, metavar="M"
+        ),
     ] = None,
     timeline: Annotated[
         bool,

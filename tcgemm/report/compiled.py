@@ -166,7 +166,7 @@ def language_rows(rated: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
             if able.empty:
                 cells += ["none", "–", "–", "–", "–"]
                 continue
-            row = able.iloc[0]
+            row = able.iloc[0].to_dict()
             cells += [row["kernel"], _two(row["ratio_p50"]), str(row["lines"])]
             cells += [_whole(row.get("lines with what is shared")), _first(row)]
         rows.append(cells)

@@ -67,7 +67,7 @@ def warm(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=console, disable=not console.is_terminal,
     )  # fmt: skip
-    said = Waiting("compiling")
+    said, stopped = Waiting("compiling"), False
     with bar if console.is_terminal else said:
         shown = bar.add_task("starting", total=None)
 
@@ -75,14 +75,20 @@ def warm(
             bar.update(shown, completed=done, total=known, description=what)
             said.update(f"{done} of {known}; {what}")
 
-        outcome = run(
-            problems(dtype or (), capability),
-            backend or able,
-            jobs=jobs,
-            within_s=within,
-            gpu=(capability, board.slug, board.sms or 0),
-            watch=watch,
-        )
+        try:
+            outcome = run(
+                problems(dtype or (), capability),
+                backend or able,
+                jobs=jobs,
+                within_s=within,
+                gpu=(capability, board.slug, board.sms or 0),
+                watch=watch,
+            )
+        except KeyboardInterrupt:
+            stopped = True
+    if stopped:
+        console.print("Stopped. What was compiled is kept; the same command goes on.")
+        raise typer.Exit(130)
     if _print_outcome(Console(), board.name, outcome):
         raise typer.Exit(1)
 
