@@ -20,6 +20,7 @@ from tcgemm import dispatch, gpus, vocabulary, waiting
 from tcgemm.cli import app
 from tcgemm.cli.application import COMMANDS
 from tcgemm.errors import OperandError, UnknownNameError
+from tcgemm.tools.exercise.catalogue import EXERCISES
 
 ROOT = Path(__file__).parent.parent
 
@@ -272,6 +273,13 @@ def test_what_takes_long_says_so_where_it_goes_to_a_pipe(arguments, said, monkey
     assert result.exit_code in (0, 1), result.output
     assert re.search(rf"^{said}.*, \d+ s$", result.stderr, re.M)
     assert said not in result.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_exercises_keep_every_name_whole(columns):
+    output = invoke("exercise", "list", columns=columns).output
+    assert max(map(len, output.splitlines())) <= columns
+    assert {each.page for each in EXERCISES} <= set(output.split())
 
 
 def test_the_names_of_cublas_are_those_of_its_rows():

@@ -133,7 +133,10 @@ def _show_all(problem: Problem, gpu: str, csv: Path | None, json: bool) -> None:
 
     console = Console()
     rows: list[dict[str, Any]] = []
-    table = Table("rung", *ALL_SHOWN)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("rung", no_wrap=True)
+    for name in ALL_SHOWN:
+        table.add_column(name, overflow="fold")
     with Waiting("compiling") as waiting:
         for row in compile_all(problem, gpu):
             name = f"{row['backend']}/{row['kernel']}"
@@ -160,7 +163,7 @@ def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
     console.print(f"[bold]{escape(str(problem))}[/], compiled for {escape(gpu)}", soft_wrap=True)
     table = Table("")
     for each in shown:
-        table.add_column(each["kernel"], justify="right")
+        table.add_column(each["kernel"].replace("/", "/\n"), justify="right", no_wrap=True)
     for name in FACTS:
         values = [each["facts"][name] for each in shown]
         if any(value is not None for value in values):
