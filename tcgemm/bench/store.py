@@ -265,7 +265,7 @@ def check_folder(folder: str | Path, gpu_slug: str | None = None) -> None:
     if RESULTS in names:
         read(folder)
     slugs = {str(facts.get("gpu_slug")) for facts in read_environment(folder).values()}
-    if gpu_slug is not None and (others := slugs - {gpu_slug}):
+    if others := slugs - {gpu_slug} if gpu_slug else set():
         raise ResultsError(
             f"{folder} holds results of {', '.join(sorted(others))} and this is {gpu_slug}: "
             "choose another folder with --out"
