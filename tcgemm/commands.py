@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from inspect import cleandoc
 from typing import Any
 
 from typer.core import TyperCommand
@@ -17,8 +18,14 @@ HELP = {"help_option_names": ["-h", "--help"]}
 class Command(TyperCommand):
     """A command that refuses an option given twice, unless the option may be repeated.
 
-    The parser itself keeps the last value and says nothing of those before it.
+    The parser itself keeps the last value and says nothing of those before it. A paragraph of its
+    help is set anew, to the width of the terminal: it is a docstring, with line ends of its own.
     """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        paragraphs = cleandoc(self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises OperandError for a repeated option; see the parser for the rest."""

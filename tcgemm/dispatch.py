@@ -23,6 +23,7 @@ from . import extras
 from .errors import OperandTypeError, ToolchainError, UnknownNameError, UnsupportedError
 from .operands import alignment, dtype_name
 from .problem import COMPUTES, Fusion, Plan, Problem
+from .vocabulary import unknown_kernel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,8 +180,7 @@ def select(backends: Sequence[str] = (), kernels: Sequence[str] = ()) -> list[Ke
     rows = [row for backend in backends or BACKENDS for row in ladder(backend)]
     for name in kernels:
         if not any(name in (row.name, row.full_name) for row in rows):
-            known = ", ".join(row.full_name for row in rows)
-            raise UnknownNameError(f"unknown kernel {name!r}: choose from {known}")
+            raise unknown_kernel(name, [row.full_name for row in rows])
     return [row for row in rows if not kernels or {row.name, row.full_name} & set(kernels)]
 
 

@@ -10,9 +10,7 @@ import typer
 
 from .gpus import GPUS
 from .problem import COMPUTES, LAYOUTS, OUTPUTS
-
-WITHOUT_TORCH = {"triton": "tcgemm.triton_kernels", "cuda": "tcgemm.cuda_ref"}
-"""Backends whose rows need no torch, so that a shell can complete their kernels' names at once."""
+from .vocabulary import WITHOUT_TORCH
 
 
 def completed(names: Iterable[str]) -> Callable[[str], list[str]]:

@@ -6,10 +6,22 @@ Imports no torch, so that a command can name a mistake before it loads anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from importlib import import_module
 
-from .errors import OperandError
+from .errors import OperandError, UnknownNameError
 from .problem import COMPUTES, EPILOGUES, INTEGERS, LAYOUTS, OUTPUTS
+
+WITHOUT_TORCH = {"triton": "tcgemm.triton_kernels", "cuda": "tcgemm.cuda_ref"}
+"""Backends whose rows need no torch, so that names are known at once."""
+
+OWN = "own"
+"""The backend of kernels in files of one's own."""
+
+OF_CUBLAS = ("torch_cpu", "cublas", "cublas_best")
+"""The kernels of cublas.py, which imports torch."""
 
 
 def either(names: Iterable[str]) -> str:
@@ -49,6 +61,47 @@ def check_stored(dtype: str, out_dtype: str | None, layout: str) -> str:
     if layout not in LAYOUTS:
         raise OperandError(f"layout is {layout!r}: choose {either(LAYOUTS)}")
     return out_dtype or OUTPUTS[dtype][0]
+
+
+def unknown_kernel(name: str, known: Sequence[str]) -> UnknownNameError:
+    """The error of a name that is none of these, with the one that was probably meant."""
+    names = [each.partition("/")[2] for each in known]
+    near = get_close_matches(name.rpartition("/")[2], names, n=1, cutoff=0.7)
+    meant = f"did you mean {near[0]}? There are" if near else "choose from"
+    return UnknownNameError(f"unknown kernel {name!r}: {meant} {', '.join(known)}")
+
+
+def _more_may_be_known() -> bool:
+    """Whether a program may have added backends of its own, which ``dispatch`` knows."""
+    return f"{__package__}.dispatch" in sys.modules
+
+
+def check_backends(backends: Iterable[str]) -> None:
+    """Raise UnknownNameError where a command is given a backend that does not exist."""
+    known = [*WITHOUT_TORCH, "cublas"]
+    for name in backends:
+        if name not in (*known, OWN) and not _more_may_be_known():
+            raise UnknownNameError(f"unknown backend {name!r}: choose from {', '.join(known)}")
+
+
+def check_kernels(kernels: Iterable[str], backends: Sequence[str] = ()) -> None:
+    """Raise UnknownNameError where a command is given a kernel that these backends do not have.
+
+    Args:
+        kernels: by name, or by "backend/name". What is one's own is left to ``own.register``.
+        backends: by default all.
+    """
+    names = {
+        backend: [row["name"] for row in import_module(module).KERNELS]
+        for backend, module in WITHOUT_TORCH.items()
+    }
+    names["cublas"] = list(OF_CUBLAS)
+    known = [f"{of}/{name}" for of in backends or names for name in names.get(of, ())]
+    for kernel in () if _more_may_be_known() else kernels:
+        if OWN in backends or kernel.startswith(f"{OWN}/") or kernel.endswith((".py", ".cu")):
+            continue
+        if not any(kernel in (full, full.partition("/")[2]) for full in known):
+            raise unknown_kernel(kernel, known)
 
 
 def check_compute(dtype: str, compute: str | None) -> str:

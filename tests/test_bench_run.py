@@ -291,7 +291,9 @@ def test_a_first_report_stands_before_the_rest_is_measured(tmp_path, misbehaving
     assert done.exit_code == 0, done.output
     assert started == [1]
     assert "a first report: " in done.output
-    assert (tmp_path / "made" / "index.html").is_file()
+    page = tmp_path / "made" / "index.html"
+    assert f"report: {page}" in done.output.splitlines()
+    assert page.read_text().count("right_at_last") > 0, "the page at the end has all results"
 
 
 def test_in_a_pipe_a_line_says_every_few_seconds_where_the_run_is():

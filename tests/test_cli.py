@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import os
 import re
@@ -14,10 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 import tcgemm
-from tcgemm import dispatch, gpus, waiting
+from tcgemm import dispatch, gpus, vocabulary, waiting
 from tcgemm.cli import app
 from tcgemm.cli.application import COMMANDS
 from tcgemm.errors import OperandError, UnknownNameError
+from tcgemm.tools.exercise.catalogue import EXERCISES
 
 ROOT = Path(__file__).parent.parent
 
@@ -112,6 +115,17 @@ def timed(code):
         (["tune", "--suite", "llm", "--shape", "8x8x8"], "--suite: --shape is given in its"),
         (["tune", "--shape", "8"], "malformed shape '8'"),
         (["verify", "--dtype", "float17"], "unknown dtype 'float17'"),
+        (["explain", "8x8x8", "--kernel", "wmma_persistant"], "did you mean wgmma_persistent?"),
+        (["explain", "8x8x8", "--backend", "cud"], "choose from triton, cuda, cublas"),
+        (["explain", "8x8x8", "--results", "/nope"], "/nope/results.csv: no such file"),
+        (["bench", "--kernel", "cuda/unheard"], "unknown kernel 'cuda/unheard': choose from"),
+        (["bench", "--kernel", "skinny", "--backend", "cublas"], "unknown kernel 'skinny'"),
+        (["bench", "--backend", "cud"], "unknown backend 'cud'"),
+        (["bench", "--out", str(Path(__file__).parent)], "holds other files and no results.csv"),
+        (["show-kernel", "triton/unheard"], "unknown kernel 'triton/unheard'"),
+        (["show-kernel", "triton/naive", "--compare", "cuda/unheard"], "unknown kernel 'cuda/unh"),
+        (["warm", "--backend", "cud"], "unknown backend 'cud'"),
+        (["report", "/nope"], "/nope/results.csv: no such file"),
     ],
 )
 def test_a_mistake_is_named_before_torch_is_imported_and_within_half_a_second(arguments, words):
@@ -244,6 +258,10 @@ def test_completion_is_installed_for_bash(tmp_path):
         (("simulate", "naive", "--shape", "8x8x8"), "simulating naive"),
         (("show-kernel", "cuda/tiled"), "compiling cuda/tiled"),
         (("verify", "--kernel", "cuda/naive", "--fuzz", "1", "--no-edges"), "verifying cuda/naive"),
+        (
+            ("warm", "--gpu", "h200", "--backend", "triton", "--dtype", "float64", "--within", "1"),
+            "compiling",
+        ),
     ],
 )
 def test_what_takes_long_says_so_where_it_goes_to_a_pipe(arguments, said, monkeypatch):
@@ -255,6 +273,27 @@ def test_what_takes_long_says_so_where_it_goes_to_a_pipe(arguments, said, monkey
     assert result.exit_code in (0, 1), result.output
     assert re.search(rf"^{said}.*, \d+ s$", result.stderr, re.M)
     assert said not in result.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_exercises_keep_every_name_whole(columns):
+    output = invoke("exercise", "list", columns=columns).output
+    assert max(map(len, output.splitlines())) <= columns
+    assert {each.page for each in EXERCISES} <= set(output.split())
+
+
+def test_the_names_of_cublas_are_those_of_its_rows():
+    rows = importlib.import_module("tcgemm.cublas").KERNELS
+    assert tuple(row["name"] for row in rows) == vocabulary.OF_CUBLAS
+
+
+@pytest.mark.parametrize("name", ["tune", "simulate"])
+def test_a_paragraph_of_help_fills_its_lines(name):
+    printed = invoke(name, "--help", columns=80).output.partition("Options")[0]
+    lines = printed.partition("Usage")[2].splitlines()[1:]
+    for line, after in itertools.pairwise(line.strip() for line in lines):
+        if line and after and line[0].isalnum() and after[0].isalnum():
+            assert len(line) + 1 + len(after.split()[0]) > 76, (line, after)
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -188,6 +188,19 @@ def test_the_first_result_is_the_longest_first_call_of_any_run(folder):
     assert of_shapes["Triton", "skinny"] == "–", "it was not timed"
 
 
+@pytest.mark.parametrize(("first", "said"), [(0.7, "built before"), (0.8, "0.8")])
+def test_a_first_call_that_took_half_of_compiling_compiled_nothing(folder, first, said):
+    """The compiler took 1.5 s for compiled.csv."""
+    text = (folder / "results.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    with (folder / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, store.COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, "compile_s": first} for row in rows)
+    made = section(folder, "compiled")
+    assert {row[-1] for row in made.rows if row[1] == "descriptor"} == {said}
+
+
 def test_each_share_of_cublas_has_the_shortest_rung_that_reaches_it(folder):
     header, rows = language_rows(load(folder).compiled)
     assert [row[0] for row in rows] == [f"{share:.2f}" for share in SHARES]

@@ -757,6 +757,10 @@ def test_types_shapes_and_epilogues_have_their_tables(with_types):
     for section in made.values():
         assert {len(row) for row in section.rows} == {len(section.header)}
         assert all(cell for row in section.rows for cell in row)
+    transposed = made["transposed"]
+    assert transposed.numbers == [3], "a number a row, by which it sorts"
+    assert all(float(row[3]) > 0 for row in transposed.rows)
+    assert ("int8 → int32", "CUDA") in {tuple(row[:2]) for row in transposed.rows}
     pairs = {row[0] for row in made["types"].rows}
     assert {"int8 → int32", "float32 by tf32x3", "float8_e4m3fn → bfloat16 by fast"} <= pairs
     assert {row[0] for row in made["fused"].rows} >= {"residual", "bias gelu"}

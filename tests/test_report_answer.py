@@ -69,15 +69,23 @@ def test_a_product_timed_among_others_is_of_that_kind_too():
 @pytest.mark.parametrize(
     ("ratios", "words"),
     [
-        ((1.0, 1.2), "take CUDA for aligned rows (CUDA 1.20×, Triton 1.00×)"),
-        ((1.5, 1.2), "take Triton for aligned rows (Triton 1.50×, CUDA 1.20×)"),
+        ((1.0, 1.2), "take CUDA for aligned rows (CUDA 1.20×, Triton 1.00×; of 4096³ alone)"),
+        ((1.5, 1.2), "take Triton for aligned rows (Triton 1.50×, CUDA 1.20×; of 4096³ alone)"),
         ((1.2, 1.19), "take Triton or CUDA for aligned rows"),
-        ((0.9, 0.8), "take cuBLAS for aligned rows (Triton 0.90×, CUDA 0.80×)"),
+        ((0.9, 0.8), "take cuBLAS for aligned rows (Triton 0.90×, CUDA 0.80×; of 4096³ alone)"),
         ((1.01, 0.8), "take Triton or cuBLAS for aligned rows"),
     ],
 )
 def test_the_sentence_names_whom_to_take_and_by_how_much(ratios, words):
     assert words in said(rows(*ratios)).sentence
+
+
+def test_one_or_two_shapes_are_named_since_they_may_not_speak_for_all():
+    two = [rows(1.0, 1.2, dtype_in=dtype, dtype_out=dtype, M=M)
+           for dtype in ("float16", "bfloat16") for M in (256, 512)]  # fmt: skip
+    named = "; of 256 × 4096 × 4096 and 512 × 4096 × 4096 alone)"
+    assert named in said(*two).sentence
+    assert "alone" not in said(*two, rows(1.0, 1.2, M=1024)).sentence
 
 
 def test_a_kind_without_rows_is_named_in_a_word_and_left_out_of_the_picture():
@@ -144,8 +152,8 @@ def test_shapes_of_models_have_the_models_name():
 
 
 def test_rates_are_written_as_people_write_them():
-    assert [rate_text(v) for v in (1520.4, 999.6, 99.96, 61.84, 0.1234)] == [
-        *("1,520", "1,000", "100", "61.8", "0.123"),
+    assert [rate_text(v) for v in (1520.4, 999.6, 99.96, 61.84, 62, 0.1234)] == [
+        *("1,520", "1,000", "100", "61.8", "62.0", "0.123"),
     ]
 
 

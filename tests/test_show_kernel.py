@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -307,3 +308,11 @@ def test_nvcc_shows_one_instance_of_many():
 def test_triton_shows_its_stages():
     output = run("triton/descriptor", "--stage", "ttgir").stdout
     assert "ttng.warp_group_dot" in output
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_two_names_beside_each_other_stay_whole(injected, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output = run("triton/warp_specialized", "--compare", "cuda/wmma_double_buffered").output
+    assert {"warp_specialized", "wmma_double_buffered"} <= set(re.findall(r"\w+", output))
+    assert "…" not in output

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -176,3 +180,22 @@ def test_triton_s_kernels_are_compiled_for_a_gpu_that_is_not_here(monkeypatch, t
     assert (outcome.built, outcome.failed) == ({"triton": 1}, {})
     assert list(tmp_path.rglob("*.cubin"))
     assert warm.warm(given, ["triton"], jobs=1, gpu=gpu).there == {"triton": 1}
+
+
+def test_control_c_of_a_terminal_ends_it_and_its_processes(tmp_path):
+    """A terminal sends the signal to all of them, in the middle of whatever they do."""
+    stores = {"TCGEMM_CACHE_DIR": str(tmp_path / "own"), "TRITON_CACHE_DIR": str(tmp_path / "its")}
+    command = [sys.executable, "-m", "tcgemm", "warm", "--gpu", "h200", "--backend", "triton"]
+    with subprocess.Popen(
+        command, env={**os.environ, **stores}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        start_new_session=True, text=True,
+    ) as run:  # fmt: skip
+        try:
+            assert run.stderr is not None
+            assert run.stderr.readline().startswith("compiling, ")
+            os.killpg(run.pid, signal.SIGINT)
+            assert run.wait(20) == 130
+            assert "Stopped. What was compiled is kept" in run.stderr.read()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)

@@ -15,6 +15,8 @@ import typer
 
 from .. import commands, extras, options
 from ..errors import ResultsError
+from ..vocabulary import check_backends, check_kernels
+from ..waiting import Waiting
 from .cases import DRAWN, NAMES
 from .closing import print_table
 from .drawn import FITTED
@@ -82,7 +84,10 @@ def bench(
     seed: Annotated[
         int,
         typer.Option(
-            help="Seed of the operands, and of the shapes of suite drawn.", min=0, max=2**62
+            help="Seed of the operands, and of the shapes of suite drawn.",
+            min=0,
+            max=2**62,
+            metavar="NUMBER",
         ),
     ] = 0,
     count: Annotated[int, typer.Option(help="Cases of suite drawn.", min=1, max=100_000)] = 100,
@@ -97,7 +102,7 @@ def bench(
         typer.Option(
             "--report",
             help="Measure what calls get unasked first, and report on that while the rest is "
-            "measured.",
+            "measured; at the end report on all.",
         ),
     ] = False,
     unasked: Annotated[
@@ -127,7 +132,9 @@ def bench(
     ] = False,
     rows: Annotated[
         list[int] | None,
-        typer.Option(help="Of --several: values of M in place of its five. Repeatable.", min=1),
+        typer.Option(
+            help="Of --several: values of M in place of its five. Repeatable.", min=1, metavar="M"
+        ),
     ] = None,
     timeline: Annotated[
         bool,
@@ -184,6 +191,10 @@ def bench(
     if unasked and kernel:
         raise typer.BadParameter("--unasked leaves the choice of kernel, and --kernel names one")
     planned = build(device="cuda")  # names a mistake in the arguments before torch is imported
+    check_backends(backend or ())
+    check_kernels(kernel, backend or ())
+    if out is not None:
+        store.check_folder(out)
 
     if shape:
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
@@ -267,6 +278,10 @@ def bench(
     out_console = Console()
     print_table(out_console, made, device)
     out_console.print(f"Results: {escape(str(folder / store.RESULTS))}", soft_wrap=True)
+    if report:
+        with Waiting("drawing the report"):
+            said = first.last_report(folder)
+        out_console.print(escape(said), soft_wrap=True)
     if paragraphs := reasons(made):
         for paragraph in paragraphs:
             out_console.print(escape(paragraph), soft_wrap=True)

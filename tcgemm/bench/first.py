@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from .. import dispatch
-from ..errors import TcgemmError
+from ..errors import ResultsError, TcgemmError
 from .case_bench import BASELINE
 from .contender import UNASKED
 from .worker import Unit
@@ -47,6 +47,18 @@ def _is_unasked(unit: Unit, device: str) -> bool:
     except TcgemmError:
         return False
     return chosen.name == unit.kernel
+
+
+def last_report(folder: Path) -> str:
+    """``tcgemm report`` of the folder, now that it is whole; returns what it says of its page.
+
+    Raises ResultsError with what it says where it fails.
+    """
+    command = [sys.executable, "-m", "tcgemm", "report", str(folder)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise ResultsError(done.stderr.strip().removeprefix("tcgemm: "))
+    return done.stdout.strip().splitlines()[-1]
 
 
 def start_report(folder: Path) -> subprocess.Popen[bytes]:

@@ -245,8 +245,11 @@ class Store:
         write_whole(self.folder / ENVIRONMENT, json.dumps(runs, indent=2) + "\n")
 
 
-def check_folder(folder: str | Path, gpu_slug: str) -> None:
-    """Raise ResultsError, with the remedy, where results of that GPU cannot go into the folder."""
+def check_folder(folder: str | Path, gpu_slug: str | None = None) -> None:
+    """Raise ResultsError, with the remedy, where results of that GPU cannot go into the folder.
+
+    Without a GPU's slug those of any may.
+    """
     folder = Path(folder)
     try:
         standing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
@@ -262,7 +265,7 @@ def check_folder(folder: str | Path, gpu_slug: str) -> None:
     if RESULTS in names:
         read(folder)
     slugs = {str(facts.get("gpu_slug")) for facts in read_environment(folder).values()}
-    if others := slugs - {gpu_slug}:
+    if others := slugs - {gpu_slug} if gpu_slug else set():
         raise ResultsError(
             f"{folder} holds results of {', '.join(sorted(others))} and this is {gpu_slug}: "
             "choose another folder with --out"

@@ -22,6 +22,9 @@ FEW_ROWS = 128
 VECTOR_BYTES = 16
 """What rows must be a multiple of to be read by 16-byte copies and by TMA."""
 
+FEW_SHAPES = 2
+"""A kind of product with no more shapes than these is told with their names."""
+
 EQUAL = 0.02
 """Backends within this of the fastest are named together."""
 
@@ -153,7 +156,8 @@ def answer(name: str, plain: pd.DataFrame) -> Answer:
 def _verdict(kind: str, shares: list[Share]) -> str:
     """``CUDA for few rows (CUDA 1.15×, Triton 1.10×)``: whom to take, and by how much.
 
-    Where the backends were timed on different numbers of cases, each is followed by its own.
+    Where the backends were timed on different numbers of cases, each is followed by its own; and
+    where all of them are of one or two shapes, these are named, since they may not speak for all.
     """
     means = {share.backend: share.mean for share in shares} | {BASELINE: 1.0}
     top = max(means.values())
@@ -164,4 +168,7 @@ def _verdict(kind: str, shares: list[Share]) -> str:
     rates = [share.text + on for share, on in zip(shares, of, strict=True)]
     order = sorted(range(len(rates)), key=lambda i: -shares[i].mean)
     said = ", ".join(rates[i] for i in order)
+    shapes = list(dict.fromkeys(shape for share in shares for shape in share.rows["shape"]))
+    if len(shapes) <= FEW_SHAPES:
+        said += f"; of {' and '.join(shapes)} alone"
     return f"{names} {kind if kind == AMONG else f'for {kind}'} ({said})"

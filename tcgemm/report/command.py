@@ -8,6 +8,8 @@ from typing import Annotated, Optional
 import typer
 
 from .. import extras
+from ..bench.several.cases import SEVERAL
+from ..bench.store import RESULTS, read
 from ..waiting import Waiting
 
 
@@ -40,6 +42,9 @@ def report(
 ) -> None:
     """Make pages, figures and tables from stored results. Running it twice changes no file."""
     extras.need("report", "tcgemm report")
+    for folder in folders or ():
+        if not (folder / SEVERAL).is_file() and not (folder / RESULTS).is_file():
+            read(folder)  # says what is missing, before anything is imported to draw with
     with Waiting("drawing the report"):
         from .write import write
 

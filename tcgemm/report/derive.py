@@ -283,8 +283,8 @@ def shape_text(M: float, N: float, K: float) -> str:
 
 
 def rate_text(tflops: float) -> str:
-    """TFLOPS to three digits, without decimals from 100 up, thousands set apart."""
-    return f"{tflops:,.0f}" if tflops >= 99.95 else f"{tflops:.3g}"
+    """TFLOPS to three digits, zeros too, without decimals from 100 up, thousands set apart."""
+    return f"{tflops:,.0f}" if tflops >= 99.95 else f"{tflops:#.3g}"
 
 
 def best(table: pd.DataFrame) -> pd.DataFrame:

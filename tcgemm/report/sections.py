@@ -231,13 +231,14 @@ def _rung(rows: pd.DataFrame) -> list[str]:
         return ["none", "–", "–", "–"]
     row = rows.iloc[0]
     ratio = float(row["ratio_p50"])
-    share = "not paired" if np.isnan(ratio) else f"{100 * ratio:.0f} %"
+    share = "not paired" if np.isnan(ratio) else f"{100 * ratio:,.0f} %"
     rate = rate_text(float(row["paired_tflops"]))
-    return [str(row["kernel"]), rate, share, f"{row['error_ratio']:.2g}"]
+    error = float(row["error_ratio"])
+    return [str(row["kernel"]), rate, share, f"{error:#.2g}" if error else "0"]
 
 
 def _transposed_b(timed: pd.DataFrame) -> Section | None:
-    """nt over nn by type, for each kernel that took both."""
+    """nt over nn by type, for each kernel that took both in one run: another has another clock."""
     of = _cubes(timed[timed["fused"].eq("") & timed["mma_shape"].eq("")])
     of = of[of["suites"].str.contains("types") & of["layout"].isin(["nn", "nt"])]
     if of.empty:
@@ -245,20 +246,19 @@ def _transposed_b(timed: pd.DataFrame) -> Section | None:
     size = 4096 if of["M"].eq(4096).any() else int(of["M"].max())
     of = of[of["M"].eq(size)]
     wide = of.pivot_table(
-        index=TYPE, columns=["backend", "kernel", "layout"], values="paired_tflops", observed=True
-    )
+        index=[*TYPE, "run"], columns=["backend", "kernel", "layout"],
+        values="paired_tflops", observed=True,
+    )  # fmt: skip
     columns = wide.columns.to_frame().to_numpy().tolist()
     kernels = list(dict.fromkeys((backend, kernel) for backend, kernel, _ in columns))
     rows = []
-    for number, types in enumerate(wide.index.to_frame().to_numpy().tolist()):
-        values, cells = wide.iloc[number], []
+    for number, (*types, _) in enumerate(wide.index.to_frame().to_numpy().tolist()):
+        values = wide.iloc[number]
         for backend, kernel in kernels:
             nn, nt = (values.get((backend, kernel, layout), np.nan) for layout in ("nn", "nt"))
             if not (np.isnan(nn) or np.isnan(nt)):
-                cells.append((nt / nn, f"{DISPLAY.get(backend, backend)} {kernel} {nt / nn:.2f}"))
-        if cells:
-            texts = [text for _, text in sorted(cells, key=lambda cell: -cell[0])]
-            rows.append([pairs_text(*types), ", ".join(texts)])
+                name = DISPLAY.get(backend, backend)
+                rows.append([pairs_text(*types), name, kernel, f"{nt / nn:.2f}"])
     return Section(
         "transposed",
         f"What a transposed B gives at {shape_text(size, size, size)}",
@@ -267,9 +267,9 @@ def _transposed_b(timed: pd.DataFrame) -> Section | None:
         "of B contiguous; for 16 bits the hardware transposes on the way from shared memory "
         "(ldmatrix, wgmma's transpose bit), for 8-bit and 32-bit types nothing does, so that the "
         "kernel has to, by bytes or through a packed copy.",
-        ["type pair", "nt over nn"],
+        ["type pair", "backend", "kernel", "nt over nn"],
         rows,
-        words=2,
+        words=3,
     )
 
 

@@ -47,15 +47,17 @@ def compare(
 ) -> None:
     """Say of two runs on one GPU what is FAST, SLOW, SAME or AMBG, by the spread of their pairs."""
     extras.need("report", "tcgemm compare")
+    from ...errors import ResultsError
+    from . import sides
+
+    before, after = (sides.side(text, folder) for text in (a, b))
+    sides.check_comparable(before, after)
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from ...errors import ResultsError
-    from . import sides, verdicts, write
+    from . import verdicts, write
 
-    before, after = (sides.side(text, folder) for text in (a, b))
-    sides.check_comparable(before, after)
     table = verdicts.cases(before.rows, after.rows, tolerance / 100)
     broken = verdicts.lost(before.rows, after.rows)
     if table.empty:

@@ -29,7 +29,8 @@ def list_all() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", "language", "exercise", "explained in docs/")
+    table = Table("", "language", "exercise", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("explained in docs/", no_wrap=True)
     for each in EXERCISES:
         table.add_row(str(each.number), each.language, each.title, each.page)
     Console().print(table)

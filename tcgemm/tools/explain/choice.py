@@ -143,7 +143,8 @@ def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
         rest = blocks % board.sms
         found["waves"] = waves
         found["last_wave_fill"] = rest / board.sms if rest else 1.0
-    found["stage_bytes"] = stage_bytes(plan, problem)
+    if "NUM_STAGES" in plan:  # else the kernel has its own rule of how many there are
+        found["stage_bytes"] = stage_bytes(plan, problem)
     return found
 
 

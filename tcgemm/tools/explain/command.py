@@ -13,11 +13,12 @@ from typing import Annotated
 import typer
 
 from ... import options
+from ...bench import store
 from ...dist.explaining import explain as explain_several
 from ...dist.options import OPS
 from ...problem import EPILOGUES
 from ...request import board_of, check_problem, planning_for, problem_of
-from ...vocabulary import sizes_of
+from ...vocabulary import check_backends, check_kernels, sizes_of
 from ...waiting import Waiting
 from .bound import bound
 from .choice import auto_choice, choice
@@ -75,9 +76,11 @@ def explain(
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
     check_problem(shape, dtype, out_dtype, layout, compute, epilogue, gpu)
+    check_backends(backend or ())
+    check_kernels([kernel] if kernel else (), backend or ())
+    measured = None if results is None else store.read(results)
     with Waiting(f"explaining {shape}") as waiting:
         from ... import dispatch
-        from ...bench import store
         from .ranking import rank, spread
 
         board = board_of(gpu)
@@ -95,7 +98,8 @@ def explain(
         names = dict.fromkeys(row.backend for row in rows)
         kernel = rows[0].name if kernel else None
         folder = results or store.folder_of(board.slug)
-        measured = store.read(folder) if folder else []
+        if measured is None:
+            measured = store.read(folder) if folder else []
         with planning_for(board):
             ranking = rank(problem, rows, board, measured)
             choices = []

@@ -61,8 +61,10 @@ def _answer(
     """Which kernel each backend runs and how long it takes, and what no kernel can beat."""
     from ...dispatch import default_backend
 
-    times = {each.kernel: each for each in ranking}
+    times = {each.kernel: each for each in ranking if each.us is not None}
     default = default_backend()
+    timed: list[str] = []
+    untimed: list[str] = []
     lines = [f"{problem} on {_sms(board)}".replace(f" on {problem.device} on ", " on ", 1), ""]
     for each in sorted(choices, key=lambda choice: choice.backend != default):
         call = "matmul(a, b)" if each.backend == default else f"backend={each.backend!r}"
@@ -77,15 +79,24 @@ def _answer(
                 f"{each.copying_us:.1f} us, and no time is known of the product"
             )
             continue
-        lines.append(f"{call} runs {name}{why}: {_time(times.get(name))}")
+        lines.append(f"{call} runs {name}{why}")
+        if name in times:
+            lines[-1] += f": {_time(times[name])}"
+        (timed if name in times else untimed).append(name)
+    if untimed:
+        whose = f" of {', '.join(untimed)}" if timed else ""
+        lines.append(f"no time{whose} is known, as nothing near it was measured")
     if against.floor_us is not None:
-        lines.append(f"no kernel takes less than {against.floor_us:.2f} us: bound by {against.by}")
+        lines.append(f"no kernel takes less than {_us(against.floor_us)}: bound by {against.by}")
     return lines
 
 
-def _time(found: Estimate | None) -> str:
-    if found is None or found.us is None:
-        return "no time is known, as nothing near it was measured"
+def _us(us: float) -> str:
+    """Microseconds to three digits, all of them where there are more."""
+    return f"{us:,.0f} us" if us >= 99.95 else f"{us:#.3g} us"
+
+
+def _time(found: Estimate) -> str:
     if found.exact:
         return f"{found.us:.1f} us, measured"
     return f"about {found.us:.1f} us, estimated from {found.measured}"
@@ -111,9 +122,10 @@ def _lines(each: Choice, board: Gpu) -> list[str]:
     if each.plan:
         lines.append("plan: " + settings(each.plan))
     if each.tile and each.tiles and each.padding_waste is not None:
+        outside = f"; {each.padding_waste:.1%} of their elements lie outside C"
         lines.append(
             f"grid: {each.tiles[0]} x {each.tiles[1]} tiles of {each.tile[0]} x {each.tile[1]}, "
-            f"{each.blocks:,} in all; {each.padding_waste:.1%} of their elements lie outside C"
+            f"{each.blocks:,} in all{outside if each.padding_waste >= 0.0005 else ''}"
         )
     if each.waves is not None and each.last_wave_fill is not None:
         lines.append(
@@ -150,13 +162,15 @@ def _bound_lines(against: Bound, board: Gpu, problem: Problem) -> list[str]:
     if against.ridge is None or against.compute_us is None or against.memory_us is None:
         kind = f"{problem.dtype_in} by {problem.compute}"
         return [*lines, f"bound: unknown, {board.name} has no known peak for {kind}"]
-    times = f"{against.compute_us:.2f} us of arithmetic, {against.memory_us:.2f} us of memory"
+    times = f"{_us(against.compute_us)} of arithmetic, {_us(against.memory_us)} of memory"
     side = "above" if against.by == "arithmetic" else "below"
     lines.append(
         f"bound: {against.by}; {side} the ridge of {against.ridge:.0f} operations per byte "
         f"({against.peak_tflops:g} TOPS over {against.bandwidth_gb_s:g} GB/s)"
     )
-    lines.append(f"floor: {against.floor_us:.2f} us on {board.name} ({times})")
+    lines.append(
+        f"floor: {_us(max(against.compute_us, against.memory_us))} on {board.name} ({times})"
+    )
     return lines
 
 

@@ -11,6 +11,7 @@ import typer
 from ... import options
 from ...errors import OperandError, UnknownNameError
 from ...request import board_of, check_problem, problem_of
+from ...vocabulary import check_kernels
 from ...waiting import Waiting
 from .compiled import compile_all, write_csv
 from .describe import FACTS, GROUPS, describe, inspector, made_by, no_stage
@@ -83,6 +84,7 @@ def show_kernel(
     if side_by_side is not None and (every or stage or json):
         raise OperandError("--side-by-side writes a page, without --all, --stage and --json")
     check_problem(shape, dtype or USUAL, None, layout, compute, gpu=gpu)
+    check_kernels([name for name in (kernel, compare) if name is not None])
     from ... import dispatch
     from ...own import register
 
@@ -144,7 +146,10 @@ def _show_all(problem: Problem, gpu: str, csv: Path | None, json: bool) -> None:
 
     console = Console()
     rows: list[dict[str, Any]] = []
-    table = Table("rung", *ALL_SHOWN)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("rung", no_wrap=True)
+    for name in ALL_SHOWN:
+        table.add_column(name, overflow="fold")
     with Waiting("compiling") as waiting:
         for row in compile_all(problem, gpu):
             name = f"{row['backend']}/{row['kernel']}"
@@ -171,7 +176,7 @@ def _print(shown: list[dict[str, Any]], problem: Problem, gpu: str) -> None:
     console.print(f"[bold]{escape(str(problem))}[/], compiled for {escape(gpu)}", soft_wrap=True)
     table = Table("")
     for each in shown:
-        table.add_column(each["kernel"], justify="right")
+        table.add_column(each["kernel"].replace("/", "/\n"), justify="right", no_wrap=True)
     for name in FACTS:
         values = [each["facts"][name] for each in shown]
         if any(value is not None for value in values):

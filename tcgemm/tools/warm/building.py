@@ -8,9 +8,11 @@ stores that calls look into: Triton's cache, and cuda_ref's (docs/design.md).
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import get_context
@@ -79,9 +81,10 @@ def warm(
     outcome, seen = Outcome(), set[str]()
     known = done = 0
     with (pool or _processes)(jobs or len(os.sched_getaffinity(0)), gpu) as executor:
-        pending: dict[Future[Any], Task | None] = {
-            executor.submit(find, chunk, tuple(names)): None for chunk in chunks
-        }
+        with _uninterrupted():
+            pending: dict[Future[Any], Task | None] = {
+                executor.submit(find, chunk, tuple(names)): None for chunk in chunks
+            }
         known = len(pending)
         try:
             while pending:
@@ -102,10 +105,12 @@ def warm(
                             pending[executor.submit(build, found)] = found
                             known += 1
                     watch(done, known, "looking for what is needed")
-        finally:
-            for future, task in pending.items():
-                if future.cancel() and task is not None:
-                    outcome.left[task[0]] = outcome.left.get(task[0], 0) + 1
+        except BaseException:
+            _end(executor)
+            raise
+        for future, task in pending.items():
+            if future.cancel() and task is not None:
+                outcome.left[task[0]] = outcome.left.get(task[0], 0) + 1
     for future, task in pending.items():
         if task is not None and not future.cancelled():
             _note(outcome, task, future)
@@ -129,8 +134,28 @@ def _processes(jobs: int, gpu: tuple[tuple[int, int], str, int] | None) -> Proce
     )
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C, which a terminal sends to every process, waits until the block is over; processes
+    that begin within it hear of none before ``begin``, or they would end with a pool half made."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(executor: Any) -> None:
+    """End the processes of a pool now: what one was compiling is of no use, and the stores clear
+    away what a killed builder leaves."""
+    for process in list((getattr(executor, "_processes", None) or {}).values()):
+        process.kill()
+
+
 def begin(gpu: tuple[tuple[int, int], str, int] | None) -> None:
     """In each process, before Triton is imported: it compiles, whether there is a GPU or not."""
+    signal.signal(signal.SIGINT, lambda *_: None)  # the process that asked ends this one
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.environ["TRITON_INTERPRET"] = "0"
     os.nice(5)  # a program that runs beside it comes first
     if gpu is not None:

@@ -9,6 +9,8 @@ import typer
 from ... import options
 from ...errors import OperandError, UnknownNameError
 from ...problem import OUTPUTS
+from ...vocabulary import check_backends
+from ...waiting import Waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +43,7 @@ def warm(
     for name in dtype or ():
         if name not in OUTPUTS:
             raise OperandError(f"unknown dtype {name!r}: choose from {', '.join(OUTPUTS)}")
+    check_backends(backend or ())
     board = board_of(gpu)
     capability = gpus.capability(board)
     if capability is None:
@@ -64,18 +67,28 @@ def warm(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=console, disable=not console.is_terminal,
     )  # fmt: skip
-    with bar:
+    said, stopped = Waiting("compiling"), False
+    with bar if console.is_terminal else said:
         shown = bar.add_task("starting", total=None)
-        outcome = run(
-            problems(dtype or (), capability),
-            backend or able,
-            jobs=jobs,
-            within_s=within,
-            gpu=(capability, board.slug, board.sms or 0),
-            watch=lambda done, known, what: bar.update(
-                shown, completed=done, total=known, description=what
-            ),
-        )
+
+        def watch(done: int, known: int, what: str) -> None:
+            bar.update(shown, completed=done, total=known, description=what)
+            said.update(f"{done} of {known}; {what}")
+
+        try:
+            outcome = run(
+                problems(dtype or (), capability),
+                backend or able,
+                jobs=jobs,
+                within_s=within,
+                gpu=(capability, board.slug, board.sms or 0),
+                watch=watch,
+            )
+        except KeyboardInterrupt:
+            stopped = True
+    if stopped:
+        console.print("Stopped. What was compiled is kept; the same command goes on.")
+        raise typer.Exit(130)
     if _print_outcome(Console(), board.name, outcome):
         raise typer.Exit(1)
 
