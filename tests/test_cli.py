@@ -101,7 +101,7 @@ def timed(code):
         (["show-kernel", "triton/naive", "--shape", "8"], "malformed shape '8'"),
         (["show-kernel", "triton/naive", "--stage", "mud"], "unknown stage 'mud'"),
         (["simulate", "naive", "--shape", "8"], "malformed shape '8'"),
-        (["simulate", "naive", "--order", "up"], "forward, reverse or random:SEED"),
+        (["simulate", "naive", "--order", "up"], "forward, reverse, random:SEED or late:WARP"),
         (["simulate", "unheard"], "unknown kernel 'unheard'"),
         (["bench", "--shape", "8"], "malformed shape '8'"),
         (["bench", "--suite", "sweet"], "unknown suite 'sweet'"),

@@ -122,11 +122,15 @@ def test_each_way_of_c_in_is_right_and_nothing_is_found(tile, out, order, way, t
     assert right(x)
 
 
-def test_consumers_that_take_turns_have_several_tiles_each(tmp_path_factory):
-    """Four tiles a block, and more steps of K in all than the ring has stages."""
+@pytest.mark.parametrize("order", ["forward", "late:3", "late:7"])
+def test_consumers_that_take_turns_have_several_tiles_each(tmp_path_factory, order):
+    """Four tiles a block, and more steps of K in all than the ring has stages; the last warp of
+    either consumer may come late."""
     source = built_for(IN_TURNS, BF16, BF16, tmp_path_factory)
     x = case(1024, 512, 136, BF16, BF16, c_in="rows")
-    report = simulator.simulate(source, x.a, x.b, x.c, fusion=x.fusion, check=True, timeout_s=60)
+    report = simulator.simulate(
+        source, x.a, x.b, x.c, fusion=x.fusion, check=True, timeout_s=60, order=order
+    )
     assert report.grid[0] * 4 == 1024 // 128 * (512 // 128)
     assert not report.findings, [str(finding) for finding in report.findings]
     assert right(x)

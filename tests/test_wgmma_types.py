@@ -211,6 +211,24 @@ def test_each_tiling_that_python_plans_is_one_that_the_launcher_has(kind):
     assert types.TILINGS[kind][0].rate == 100
 
 
+@pytest.mark.parametrize("K", [64, 250])
+@pytest.mark.parametrize("N", [1024, 1001])
+def test_ping_pong_waits_for_the_last_warp(N, K):
+    """With few steps a barrier that a single warp moves on is two phases ahead of a late one."""
+    a, b = (operand(*size, I8, False, small_integers(I8)) for size in ((512, K), (N, K)))
+    exact = (a.double() @ b.mT.double()).to(I32)
+    fusion, plan = Fusion(compute="int32"), {"BLOCK_M": 128, "BLOCK_N": 128}
+    for warp in range(4, 12):  # the consumers'
+        c = torch.zeros(512, N, dtype=I32)
+        report = simulator.simulate(
+            simulator.source_of("wgmma_types"), a, b.mT, c, fusion=fusion, plan=plan,
+            order=f"late:{warp}",
+        )  # fmt: skip
+        assert report.grid == (8, 1, 1), "32 tiles, two for each consumer of a block"
+        assert report.ok, (warp, report.findings)
+        assert torch.equal(c, exact)
+
+
 def test_pairs_of_blocks_are_planned():
     def cluster(M, N, **more):
         asked = Problem(M, N, 4096, "int8", "int32", (4096, 1), (1, 4096), (N, 1), **more)

@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(T::THREADS, 1)
       mbarrier_init(each.empty(), 4 * READERS * cluster);
       mbarrier_init(each.split(), SPLITTERS);
     }
-    for (int i = 0; i < T::CONSUMERS; ++i) mbarrier_init(pingpong + 8 * i, 1);
+    // All warps arrive: moved on by one alone, it is two phases ahead of another that has yet to look.
+    for (int i = 0; i < T::CONSUMERS; ++i) mbarrier_init(pingpong + 8 * i, T::PINGPONG ? 4 : 1);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
         // A stage's parity says which use it is at only once the other consumer has seen its own.
         if (T::PINGPONG) mbarrier_try_wait_parity(pingpong + 8 * consumer, parity ^ 1 ^ consumer);
         accumulate<Mode>(ring, from, k_tiles, d, [&] {
-          if (T::PINGPONG && elected) mbarrier_arrive(pingpong + 8 * (1 - consumer));
+          if (T::PINGPONG && threadIdx.x % 32 == 0) mbarrier_arrive(pingpong + 8 * (1 - consumer));
         });
         if (T::PINGPONG) parity ^= 1;
         load_addends(0);

@@ -32,19 +32,22 @@ __all__ = [
     "Timeline", "parse_order", "run", "simulate", "source_of",
 ]  # fmt: skip
 
-ORDERS = {"forward": 0, "reverse": 1, "random": 2}
+ORDERS = {"forward": 0, "reverse": 1, "random": 2, "late": 3}
 
 
 def parse_order(order: str) -> tuple[int, int]:
-    """(number, seed) of ``forward``, ``reverse`` or ``random:SEED``; ValueError otherwise."""
-    name, _, seed = order.partition(":")
+    """(number, seed or warp) of ``forward``, ``reverse``, ``random:SEED`` or ``late:WARP``.
+
+    Raises ValueError for anything else.
+    """
+    name, _, number = order.partition(":")
     try:
-        if name not in ORDERS or (seed and name != "random"):
+        if name not in ORDERS or (number and name not in ("random", "late")):
             raise ValueError
-        return ORDERS[name], int(seed or 0)
+        return ORDERS[name], int(number or 0)
     except ValueError:
         raise ValueError(
-            f"order {order!r}: it is forward, reverse or random:SEED, e.g. random:7"
+            f"order {order!r}: it is forward, reverse, random:SEED or late:WARP, e.g. random:7"
         ) from None
 
 
@@ -95,7 +98,8 @@ def simulate(
         fusion: what is asked besides the plain product, or None (see ../fusion.py).
         plan: numbers for the launcher, by name (see planning/launch.py); those of the build, as the
             tile of wgmma_persistent, are not among them.
-        order: in which legal order lanes, warps and blocks run: forward, reverse, random:SEED.
+        order: in which legal order lanes, warps and blocks run: forward, reverse, random:SEED, or
+            late:WARP, where that warp of a block goes on only when no other one can.
         check: report bad accesses, races, divergent barriers and elements of C left unwritten.
         count: count requests, sectors, wavefronts, barriers and tensor-core instructions.
         machine: the GPU whose L2 is modelled; needs ``count``.

@@ -255,11 +255,14 @@ void run_block(uint64_t index) {
   hopper_start_block();
   if constexpr (OBSERVE) observe::start_block();
 
+  const int late = request.order == 3 ? static_cast<int>(request.seed % warp_count) : -1;
   int order[MAX_WARPS];
   while (alive > 0 && !abandoned) {
     bool any = false;
     shuffle_order(order, warp_count);
-    for (int i = 0; i < warp_count && !abandoned; ++i) any |= run_warp(order[i]);
+    for (int i = 0; i < warp_count && !abandoned; ++i)
+      if (order[i] != late) any |= run_warp(order[i]);
+    if (late >= 0 && !any && !abandoned) any = run_warp(late);
     if (!any && !abandoned && alive > 0) {
       report_deadlock();
       abandoned = true;
@@ -271,7 +274,7 @@ void run_block(uint64_t index) {
 }
 
 uint64_t nth_block(uint64_t n, uint64_t total) {
-  if (request.order == 0) return n;
+  if (request.order == 0 || request.order == 3) return n;
   if (request.order == 1) return total - 1 - n;
   // A permutation without a table: n -> (n * step + start) modulo total, step coprime to it.
   uint64_t state = random_state;

@@ -47,7 +47,7 @@ struct Request {
   double alpha, beta;
   int32_t activation, compute, mma_m, mma_n;
   int32_t dtype_in, dtype_out;
-  int32_t order;  // 0 forward, 1 reverse, 2 random
+  int32_t order;  // 0 forward, 1 reverse, 2 random, 3 late: warp `seed` only where no other can go on
   int32_t check, count, workers;
   uint64_t seed;
   double timeout_s;
