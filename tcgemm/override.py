@@ -186,8 +186,6 @@ def _not_ours(name: str, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> str |
 def _arguments(a: Any, b: Any, c: Any, alpha: Any, beta: Any, backend: str) -> tuple[Any, ...]:
     """Of ``gemm``: a C that is one row, added once, is a bias, which more kernels fuse."""
     bias = None
-    if c is not None and beta == 0:
-        c = None
     if c is not None and beta == 1 and c.dim() == 1 and c.shape[0] == b.shape[-1]:
         c, bias, beta = None, c, 0
     compute = None
