@@ -21,6 +21,7 @@ import torch
 
 from . import extras
 from .errors import OperandTypeError, ToolchainError, UnknownNameError, UnsupportedError
+from .forks import first_call
 from .operands import alignment, dtype_name
 from .problem import COMPUTES, Fusion, Plan, Problem
 
@@ -138,7 +139,8 @@ def _module(backend: str) -> Any:
     if backend not in BACKENDS:
         names = ", ".join((*BACKENDS, AUTO))
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
-    return import_module(BACKENDS[backend])
+    with first_call():
+        return import_module(BACKENDS[backend])
 
 
 @cache

@@ -132,7 +132,8 @@ def launch_of(arguments: tuple[Any, ...]) -> Launch:
     except (AttributeError, RuntimeError, TypeError):  # the checks say what is wrong
         key = launch = None
     if launch is None:
-        launch = make(*arguments)
+        with first_call():
+            launch = make(*arguments)
         if key is not None:
             keep(launches, key, launch)
     return launch

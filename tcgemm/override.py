@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from .dispatch import check_backend, default_backend
 from .errors import OperandError, OperandTypeError, UnsupportedError
+from .forks import hold_across
 from .launch_cache import launch_of, run_launch
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -38,7 +39,9 @@ class Ran(NamedTuple):
 
 
 _counts: Counter[tuple[str, str, str]] = Counter()
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Held across a fork, so that it is free in the child."""
+hold_across(_lock)
 _backends: list[str] = []
 """Of the regions that are open, the inner ones last."""
 _callers: set[int] = set()

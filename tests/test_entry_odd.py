@@ -148,6 +148,15 @@ def test_of_nested_overrides_the_inner_one_holds_whatever_was_within():
     assert where() is None
 
 
+def test_a_call_of_ours_within_the_override_runs_where_it_says():
+    a, x = drawn(8, 8).bfloat16(), drawn(4, 8).bfloat16().requires_grad_()
+    tcgemm.stats(reset=True)
+    with tcgemm.override_aten("triton"):
+        tcgemm.matmul(a, a, **CUBLAS)
+        tcgemm.linear(x, a, epilogue="gelu", **CUBLAS).sum().backward()
+    assert tcgemm.stats(reset=True) == []
+
+
 def test_the_override_leaves_forward_mode_and_torchs_messages():
     a, b = drawn(3, 4), drawn(4, 5)
     with tcgemm.override_aten("cublas"):
