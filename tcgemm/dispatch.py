@@ -130,7 +130,7 @@ AUTO = "auto"
 def check_backend(backend: str) -> None:
     """Raise UnknownNameError where no backend has the name."""
     if backend != AUTO:
-        ladder(backend)
+        _module(backend)
 
 
 def _module(backend: str) -> Any:
