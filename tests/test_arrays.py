@@ -131,10 +131,12 @@ def test_a_read_only_array_is_read_without_a_word_or_a_filter_of_warnings(monkey
         patched.setattr(warnings, "warn", refuse)
         result = tcgemm.matmul(a, b, backend="cublas")
     np.testing.assert_array_equal(result, a @ b)
-    assert result.flags.writeable and not a.flags.writeable
+    assert result.flags.writeable
+    assert not a.flags.writeable
     alive = weakref.ref(b.base)
     held = arrays.as_tensors((a, b, *(None,) * 13))
     del a, b
-    assert held[0].shape == (3, 4) and alive() is not None
+    assert held[0].shape == (3, 4)
+    assert alive() is not None
     del held
     assert alive() is None

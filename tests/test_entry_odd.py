@@ -164,7 +164,7 @@ def test_the_override_leaves_forward_mode_and_torchs_messages():
         with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
             a @ b.half()
         for wrong in (drawn(3, 3), drawn(1, 3, 5), drawn(3, 5).double()):  # a C that is not read
-            with pytest.raises(RuntimeError, match="size|dtype"):
+            with pytest.raises(RuntimeError, match=r"size|dtype"):
                 torch.addmm(wrong, a, b, beta=0)
         unread = torch.full((5,), torch.nan)
         torch.testing.assert_close(torch.addmm(unread, a, b, beta=0), tcgemm.matmul(a, b, **CUBLAS))
