@@ -215,6 +215,13 @@ def test_vmap_of_scales_and_of_nothing():
 
     result = torch.vmap(product)(scales)
     assert torch.allclose(result[1], 2 * result[0])
+    assert torch.vmap(product)(scales[:0]).shape == (0, 16, 16)
+
+
+def test_vmap_of_an_empty_batch_with_c_and_bias():
+    a, b, c, bias = (torch.randn(0, *s).bfloat16() for s in ((3, 4), (4, 5), (3, 5), (5,)))
+    call = torch.vmap(lambda a, b, c, bias: tcgemm.gemm(a, b, c, beta=2, bias=bias, **BACKEND))
+    assert call(a, b, c, bias).shape == (0, 3, 5)
 
 
 def test_transforms_of_torch_func():

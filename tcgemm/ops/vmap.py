@@ -26,8 +26,9 @@ def _batched(
     a, b, c = (_in_front(t, dim, rank) for t, dim in zip((a, b, c), dims[:3], strict=True))
     if bias is not None and dims[3] is not None:
         dtype = output_dtype(a, None, how.out_dtype)
-        check_bias(bias.select(dims[3], 0), b.shape[-1], dtype, a)
-        bias = _in_front(bias, dims[3], rank)
+        bias = bias.movedim(dims[3], 0)
+        check_bias(bias.new_empty(bias.shape[1:]), b.shape[-1], dtype, a)
+        bias = _in_front(bias, 0, rank)
         if c is not None and how.beta:
             beta = how.beta if dtype.is_floating_point else int(how.beta)
             bias = beta * c + bias
@@ -66,7 +67,8 @@ def _vmap(
     operands, asked = (a, b, c, bias, scale_a, scale_b), How(**how)
     both = c is not None and asked.beta and dims[3] is not None
     narrow = both and c.dtype.itemsize == 2
-    if narrow or scale_a is not None or scale_b is not None:
+    scaled = scale_a is not None or scale_b is not None
+    if info.batch_size and (narrow or scaled):  # of no product nothing is scaled or rounded
         return _one_by_one(info, dims, operands, asked)
     return _batched(info, dims[:4], a, b, c, bias, asked)
 
