@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import warnings
 from typing import Any
 
 import torch
@@ -77,14 +76,30 @@ def _as_tensor(name: str, given: Any) -> torch.Tensor:
         size = plain.itemsize
         if any(step < 0 or step % size for step in plain.strides):
             plain = plain.copy()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of read-only arrays: only ``out`` is written
-            return torch.from_numpy(plain)
+        if not plain.flags.writeable:
+            plain = _Unmarked(plain).array()
+        return torch.from_numpy(plain)
     except (TypeError, BufferError, RuntimeError, ValueError) as error:
         raise OperandTypeError(
             f"{name} is a {_kind(given)} of dtype {getattr(given, 'dtype', 'unknown')} that torch "
             f"cannot take: convert it, e.g. to float32 ({error})"
         ) from error
+
+
+class _Unmarked:
+    """The memory of a read-only array of numpy, which is read alone, without that mark.
+
+    torch warns of the mark; what filters warnings is the process's, and other threads' too.
+    """
+
+    def __init__(self, given: Any) -> None:
+        start = given.__array_interface__["data"][0]
+        self.__array_interface__ = {**given.__array_interface__, "data": (start, False)}
+        self._given = given
+
+    def array(self) -> Any:
+        """An array of numpy that keeps the given one alive."""
+        return sys.modules["numpy"].asarray(self)
 
 
 def _check_written(out: Any) -> None:

@@ -142,8 +142,9 @@ class _TorchCPU:
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion | None = None
     ) -> None:
         wide = wide_dtype(c.dtype)
-        with torch.autocast("cpu", enabled=False):
-            x = torch.matmul(a.to(wide), b.to(wide))
+        # With out=, which neither autocast nor override_aten takes for its own.
+        x = torch.empty(c.shape, dtype=wide, device=c.device)
+        (torch.mm if a.dim() == 2 else torch.bmm)(a.to(wide), b.to(wide), out=x)
         c.copy_(x if fusion is None else finished(x, fusion))
 
     def bind(

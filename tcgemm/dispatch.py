@@ -21,6 +21,7 @@ import torch
 
 from . import extras
 from .errors import OperandTypeError, ToolchainError, UnknownNameError, UnsupportedError
+from .forks import first_call
 from .operands import alignment, dtype_name
 from .problem import COMPUTES, Fusion, Plan, Problem
 from .vocabulary import unknown_kernel
@@ -130,7 +131,7 @@ AUTO = "auto"
 def check_backend(backend: str) -> None:
     """Raise UnknownNameError where no backend has the name."""
     if backend != AUTO:
-        ladder(backend)
+        _module(backend)
 
 
 def _module(backend: str) -> Any:
@@ -139,7 +140,8 @@ def _module(backend: str) -> Any:
     if backend not in BACKENDS:
         names = ", ".join((*BACKENDS, AUTO))
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
-    return import_module(BACKENDS[backend])
+    with first_call():
+        return import_module(BACKENDS[backend])
 
 
 @cache

@@ -32,7 +32,8 @@ class Linear(torch.nn.Linear):
             it, rounded once, instead of in a pass of its own: for several backward passes before
             a step. Where somebody else has to see the gradient (hooks of the weight,
             torch.autograd.grad, a derivative of second order, torch.compile), it is added by torch.
-            Forward and backward run on the stream that ``.grad`` is used on.
+            Forward and backward run on the stream that ``.grad`` is used on, and backward passes of
+            a weight one after the other, not in several threads at once.
 
     Raises:
         OperandError: no epilogue of that name. UnknownNameError: no backend of that name.
@@ -88,7 +89,8 @@ def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool
     """Let every torch.nn.Linear of a model, and the model if it is one, multiply by tcgemm.
 
     In place: parameters, hooks and optimizers stay as they are. Subclasses of torch.nn.Linear are
-    left alone, as their forward is their own.
+    left alone, as their forward may be their own; parametrizations and fully_shard make such, so
+    call it before them.
 
     Args:
         model: any module.

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from .dispatch import check_backend, default_backend
 from .errors import OperandError, OperandTypeError, UnsupportedError
+from .forks import hold_across
 from .launch_cache import launch_of, run_launch
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -38,7 +39,9 @@ class Ran(NamedTuple):
 
 
 _counts: Counter[tuple[str, str, str]] = Counter()
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Held across a fork, so that it is free in the child."""
+hold_across(_lock)
 _backends: list[str] = []
 """Of the regions that are open, the inner ones last."""
 _callers: set[int] = set()
@@ -186,8 +189,6 @@ def _not_ours(name: str, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> str |
 def _arguments(a: Any, b: Any, c: Any, alpha: Any, beta: Any, backend: str) -> tuple[Any, ...]:
     """Of ``gemm``: a C that is one row, added once, is a bias, which more kernels fuse."""
     bias = None
-    if c is not None and beta == 0:
-        c = None
     if c is not None and beta == 1 and c.dim() == 1 and c.shape[0] == b.shape[-1]:
         c, bias, beta = None, c, 0
     compute = None

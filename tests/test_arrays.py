@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -112,3 +115,28 @@ def test_what_cannot_be_says_so():
         arrays.as_given(tcgemm.matmul(e4m3, e4m3, **BACKEND), a)
     with pytest.raises(OperandTypeError, match="A is a list"):
         tcgemm.matmul([[1.0]], a, **BACKEND)
+
+
+def test_a_read_only_array_is_read_without_a_word_or_a_filter_of_warnings(monkeypatch):
+    """What filters warnings is the process's: changed in a call, it stays so where threads meet."""
+
+    def refuse(*args, **asked):
+        raise AssertionError("the filters of warnings are changed")
+
+    a, b = np.arange(12, dtype="f4").reshape(3, 4), np.ones((8, 5), "f4")[::2]
+    a.flags.writeable = b.flags.writeable = False
+    with monkeypatch.context() as patched:
+        patched.setattr(warnings, "catch_warnings", refuse)
+        patched.setattr(warnings, "simplefilter", refuse)
+        patched.setattr(warnings, "warn", refuse)
+        result = tcgemm.matmul(a, b, backend="cublas")
+    np.testing.assert_array_equal(result, a @ b)
+    assert result.flags.writeable
+    assert not a.flags.writeable
+    alive = weakref.ref(b.base)
+    held = arrays.as_tensors((a, b, *(None,) * 13))
+    del a, b
+    assert held[0].shape == (3, 4)
+    assert alive() is not None
+    del held
+    assert alive() is None

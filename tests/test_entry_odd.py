@@ -148,12 +148,26 @@ def test_of_nested_overrides_the_inner_one_holds_whatever_was_within():
     assert where() is None
 
 
+def test_a_call_of_ours_within_the_override_runs_where_it_says():
+    a, x = drawn(8, 8).bfloat16(), drawn(4, 8).bfloat16().requires_grad_()
+    tcgemm.stats(reset=True)
+    with tcgemm.override_aten("triton"):
+        tcgemm.matmul(a, a, **CUBLAS)
+        tcgemm.linear(x, a, epilogue="gelu", **CUBLAS).sum().backward()
+    assert tcgemm.stats(reset=True) == []
+
+
 def test_the_override_leaves_forward_mode_and_torchs_messages():
     a, b = drawn(3, 4), drawn(4, 5)
     with tcgemm.override_aten("cublas"):
         _, tangent = torch.func.jvp(lambda x: x @ b, (a,), (a,))
         with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
             a @ b.half()
+        for wrong in (drawn(3, 3), drawn(1, 3, 5), drawn(3, 5).double()):  # a C that is not read
+            with pytest.raises(RuntimeError, match=r"size|dtype"):
+                torch.addmm(wrong, a, b, beta=0)
+        unread = torch.full((5,), torch.nan)
+        torch.testing.assert_close(torch.addmm(unread, a, b, beta=0), tcgemm.matmul(a, b, **CUBLAS))
     torch.testing.assert_close(tangent, a @ b)
 
 

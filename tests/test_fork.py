@@ -73,6 +73,34 @@ def test_promise_26_a_child_forked_during_a_call_can_call(backend, kernel):
             caller.join()
 
 
+def test_promise_26_a_child_forked_while_threads_count_under_the_override():
+    a = torch.ones(4, 4)
+    done = threading.Event()
+
+    def count():
+        with tcgemm.override_aten("cublas"):
+            a @ a
+        tcgemm.stats()
+
+    def keep_counting():
+        while not done.is_set():
+            count()
+
+    counters = [threading.Thread(target=keep_counting) for _ in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    for counter in counters:
+        counter.start()
+    try:
+        for _ in range(30):
+            assert status_of_child(count) == 0, "the child hung (14) or failed"
+    finally:
+        done.set()
+        sys.setswitchinterval(before)
+        for counter in counters:
+            counter.join()
+
+
 FIRST_CALL = """
 import os, signal, sys, threading, time, torch, tcgemm
 

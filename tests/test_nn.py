@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tcgemm
-from tcgemm.errors import OperandError, UnknownNameError
+from tcgemm.errors import OperandError, OperandTypeError, UnknownNameError
 
 F = torch.nn.functional
 ACTIVATIONS = {
@@ -54,6 +54,8 @@ def test_a_module_is_a_torch_linear():
         tcgemm.nn.Linear(8, 4, epilogue="tanh")
     with pytest.raises(UnknownNameError, match="metal"):
         tcgemm.nn.Linear(8, 4, backend="metal")
+    with pytest.raises(OperandTypeError, match="backend is a list"):
+        tcgemm.nn.Linear(8, 4, backend=["cublas"])
 
 
 class Odd(torch.nn.Linear):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -152,6 +153,11 @@ def test_tensors_without_memory():
     with FakeTensorMode() as mode:
         fake = fused(*(mode.from_tensor(t) for t in (a, b, bias)))
     assert fake.shape == (3, 4, 6)
+    fake_out = mode.from_tensor(torch.empty(4, 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that the address of a fake one was asked for
+        with pytest.raises(AssertionError, match="FakeTensor"):  # torch's
+            tcgemm.matmul(a[0], b, out=fake_out, **BACKEND)
     zero = torch._efficientzerotensor(4, 5)
     assert torch.equal(matmul(zero, b), torch.zeros(4, 6))
     assert torch.allclose(torch.func.functionalize(matmul)(a, b), a @ b, atol=1e-5)
@@ -209,6 +215,13 @@ def test_vmap_of_scales_and_of_nothing():
 
     result = torch.vmap(product)(scales)
     assert torch.allclose(result[1], 2 * result[0])
+    assert torch.vmap(product)(scales[:0]).shape == (0, 16, 16)
+
+
+def test_vmap_of_an_empty_batch_with_c_and_bias():
+    a, b, c, bias = (torch.randn(0, *s).bfloat16() for s in ((3, 4), (4, 5), (3, 5), (5,)))
+    call = torch.vmap(lambda a, b, c, bias: tcgemm.gemm(a, b, c, beta=2, bias=bias, **BACKEND))
+    assert call(a, b, c, bias).shape == (0, 3, 5)
 
 
 def test_transforms_of_torch_func():
@@ -230,6 +243,56 @@ def test_transforms_of_torch_func():
         assert torch.allclose(transform(mine)(w, x), transform(torchs)(w, x), atol=1e-3)
     with pytest.raises(UnsupportedError, match="out= is given within a transform"):
         torch.vmap(lambda out: tcgemm.matmul(x[0], w, out=out))(torch.empty(2, 4, 6))
+
+
+@pytest.mark.parametrize("epilogue", [None, "relu", "silu"])
+def test_forward_mode_of_forward_mode_keeps_every_derivative(epilogue):
+    operands = [torch.randn(*s, dtype=torch.float64) for s in ((2, 3), (3, 2), (2, 2), (2,))]
+    apply = tcgemm.epilogue.FUNCTIONS[epilogue or ""]
+
+    def mine(a, b, c, bias):
+        asked = {"alpha": 0.5, "beta": -2.0, "bias": bias, "epilogue": epilogue}
+        return tcgemm.gemm(a, b, c, **asked, **BACKEND)
+
+    def torchs(a, b, c, bias):
+        return apply(0.5 * a @ b - 2 * c + bias)
+
+    def second(f):
+        jacfwd = torch.func.jacfwd
+        return torch.utils._pytree.tree_leaves(
+            jacfwd(jacfwd(f, (0, 1, 2, 3)), (0, 1, 2, 3))(*operands)
+        )
+
+    torch.testing.assert_close(second(mine), second(torchs))
+
+    def tangent_of_a_tangent(f):  # a tangent that itself has one
+        a, b, c, bias = operands
+        inner = lambda t: torch.func.jvp(lambda c: f(a, b, c, bias), (c,), (t,))[1]  # noqa: E731
+        return torch.func.jvp(inner, (c,), (c,))[1]
+
+    torch.testing.assert_close(tangent_of_a_tangent(mine), tangent_of_a_tangent(torchs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8])
+def test_a_mapped_bias_beside_c_is_rounded_once(dtype):
+    shapes = (5, 3, 4), (5, 4, 6), (5, 3, 6), (5, 6)
+    if dtype is torch.int8:
+        a, b, c, bias = (torch.randint(-100, 100, s, dtype=dtype) for s in shapes)
+        c, bias = c.int() << 24, bias.int() << 24
+    else:
+        a, b, c, bias = (torch.randn(s).to(dtype) for s in shapes)
+        c, bias = 100 * c, -150 * c[:, 0]
+    if dtype is torch.float16:  # twice C is past the range of float16, and the result is not
+        c, bias = torch.full_like(c, 5e4), torch.full_like(bias, -6e4)
+
+    def call(a, b, c, bias):
+        return tcgemm.gemm(a, b, c, beta=2, bias=bias, **BACKEND)
+
+    each = torch.stack([call(*operands) for operands in zip(a, b, c, bias, strict=True)])
+    mapped = torch.vmap(call)(a, b, c, bias)
+    assert each.isfinite().all()
+    exact = dtype is not torch.float32
+    torch.testing.assert_close(mapped, each, **({"atol": 0, "rtol": 0} if exact else {}))
 
 
 def test_vmap_is_one_product():

@@ -9,6 +9,8 @@ and torch's activation follows, which keeps it for its own derivative.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -169,21 +171,32 @@ class Product(torch.autograd.Function):
         return tangent
 
 
-class _InTransform(torch.autograd.function._SingleLevelFunction):
-    """``Product`` at one level of torch.func's transforms, which the dispatcher takes in turn.
+@contextmanager
+def _levels_below() -> Iterator[None]:
+    """Within it, operators pass this level of torch.func's transforms and are seen by those below.
 
-    torch turns derivatives off within a Function; here the levels below have theirs to record.
+    torch turns derivatives off within a Function, of all levels.
     """
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _below_autograd():
+        yield
+
+
+class _InTransform(torch.autograd.function._SingleLevelFunction):
+    """``Product`` at one level of torch.func's transforms, which the dispatcher takes in turn."""
 
     @staticmethod
     def forward(a: Any, b: Any, c: Any, bias: Any, how: How) -> torch.Tensor:
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _below_autograd():
+        with _levels_below():
             result: torch.Tensor = operator.gemm(a, b, c, bias, None, None, **how._asdict())
         return result
 
     setup_context = Product.remember
     backward = Product.backward
-    jvp = Product.jvp
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        with _levels_below():
+            return Product.jvp(ctx, *tangents)
 
 
 def matrices(a: Any, b: Any, how: How) -> torch.Tensor:

@@ -26,10 +26,13 @@ def _batched(
     a, b, c = (_in_front(t, dim, rank) for t, dim in zip((a, b, c), dims[:3], strict=True))
     if bias is not None and dims[3] is not None:
         dtype = output_dtype(a, None, how.out_dtype)
-        check_bias(bias.select(dims[3], 0), b.shape[-1], dtype, a)
-        bias = _in_front(bias, dims[3], rank)
-        c = bias if c is None or not how.beta else how.beta * c + bias
-        bias, how = None, how._replace(beta=1.0)
+        bias = bias.movedim(dims[3], 0)
+        check_bias(bias.new_empty(bias.shape[1:]), b.shape[-1], dtype, a)
+        bias = _in_front(bias, 0, rank)
+        if c is not None and how.beta:
+            beta = how.beta if dtype.is_floating_point else int(how.beta)
+            bias = beta * c + bias
+        c, bias, how = bias, None, how._replace(beta=1.0)
     if dims[0] is None and dims[1] is None:  # the result has the dimensions of A and B
         a = a.expand(info.batch_size, *(1,) * (rank - a.dim()), *a.shape)
     return operator.gemm(a, b, c, bias, None, None, **how._asdict()), 0
@@ -44,7 +47,7 @@ def _in_front(t: Any, dim: int | None, rank: int) -> Any:
 
 
 def _one_by_one(info: Any, dims: Any, operands: Any, how: How) -> tuple[torch.Tensor, int]:
-    """Operands with scales of their own: a product each."""
+    """A product each: of scales of their own, and where a sum of C and bias would be rounded."""
     results = [
         operator.gemm(
             *(
@@ -61,9 +64,13 @@ def _one_by_one(info: Any, dims: Any, operands: Any, how: How) -> tuple[torch.Te
 def _vmap(
     info: Any, dims: Any, a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any, **how: Any
 ) -> tuple[torch.Tensor, int]:
-    if scale_a is not None or scale_b is not None:
-        return _one_by_one(info, dims, (a, b, c, bias, scale_a, scale_b), How(**how))
-    return _batched(info, dims[:4], a, b, c, bias, How(**how))
+    operands, asked = (a, b, c, bias, scale_a, scale_b), How(**how)
+    both = c is not None and asked.beta and dims[3] is not None
+    narrow = both and c.dtype.itemsize == 2
+    scaled = scale_a is not None or scale_b is not None
+    if info.batch_size and (narrow or scaled):  # of no product nothing is scaled or rounded
+        return _one_by_one(info, dims, operands, asked)
+    return _batched(info, dims[:4], a, b, c, bias, asked)
 
 
 torch.library.register_vmap("tcgemm::gemm", _vmap, lib=operator.library)
