@@ -143,7 +143,7 @@ class _TorchCPU:
     ) -> None:
         wide = wide_dtype(c.dtype)
         # With out=, which neither autocast nor override_aten takes for its own.
-        x = torch.empty(c.shape, dtype=wide, device=c.device)
+        x = c.new_empty(c.shape, dtype=wide)
         (torch.mm if a.dim() == 2 else torch.bmm)(a.to(wide), b.to(wide), out=x)
         c.copy_(x if fusion is None else finished(x, fusion))
 

@@ -14,8 +14,8 @@
 //
 // Why it is not slower still: the 16 threads of a half warp share one element of A, and a warp's
 // two rows share 32 bytes of B. A step of a warp asks for three sectors of 32 bytes, where 64
-// separate loads would ask for 64, and the L1 cache answers most of them. What is left are its three
-// cache lines for each multiply-add of a warp, of which it looks up one a clock.
+// separate loads would ask for 64, and the L1 cache answers most of them. What is left are its
+// three cache lines for each multiply-add of a warp, of which it looks up one a clock.
 #include "tile/epilogue.cuh"
 #include "tile/order.cuh"
 #include "host/select.cuh"

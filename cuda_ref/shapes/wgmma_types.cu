@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
       mbarrier_init(each.empty(), 4 * READERS * cluster);
       mbarrier_init(each.split(), SPLITTERS);
     }
-    // All warps arrive: moved on by one alone, it is two phases ahead of another that has yet to look.
+    // All warps arrive: by one alone it runs two phases ahead of another that has yet to look.
     for (int i = 0; i < T::CONSUMERS; ++i) mbarrier_init(pingpong + 8 * i, T::PINGPONG ? 4 : 1);
     fence_mbarrier_init();
   }
