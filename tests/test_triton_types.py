@@ -361,6 +361,7 @@ def test_two_terms_multiply_to_what_the_numbers_do(special):
     wanted = a.clone(), b.clone()
     for x in wanted:
         x[x.abs() >= 3.402e38] *= 2  # what rounds to Inf in tf32 counts as it
+    # 40 products of some 0.6 err by 2^-21 each; a term that is left out by 2^-11.
     torch.testing.assert_close(
-        product, wanted[0].double() @ wanted[1].double(), rtol=1e-6, atol=1e-6, equal_nan=True
+        product, wanted[0].double() @ wanted[1].double(), rtol=1e-6, atol=2e-5, equal_nan=True
     )
