@@ -32,15 +32,18 @@ SHAPES = [
     (33, 4, 260),
     (5, 6, 1030),
 ]
-STAGED = (40, 24, 136)
-"""Of whole vectors, and two stages of them."""
+UNITS = [(40, 24, 136), (33, 17, 70), (5, 70, 600), (1, 1, 3)]
+"""Whose rows are apart by multiples of 16 bytes: whole units, and ends that divide one; one stage,
+and more than there is room for."""
 
 
 def between(rows, cols, dtype, transposed, offset, fill):
-    """A matrix in a buffer full of NaN, with `offset` elements between its rows."""
+    """A matrix in a buffer full of NaN, with `offset` elements before its rows; where that is 8,
+    each row begins at a multiple of as many."""
     height, width = (cols, rows) if transposed else (rows, cols)
-    buffer = torch.full((height + 2, width + offset), float("nan"), dtype=dtype)
-    view = buffer[1 : height + 1, offset:]
+    pitch = -(-width // 8) * 8 + offset if offset == 8 else width + offset
+    buffer = torch.full((height + 2, pitch), float("nan"), dtype=dtype)
+    view = buffer[1 : height + 1, offset : offset + width]
     view.copy_(fill(height, width))
     return view.mT if transposed else view
 
@@ -48,7 +51,7 @@ def between(rows, cols, dtype, transposed, offset, fill):
 @pytest.mark.spread(3, "shape", at=2)
 @pytest.mark.parametrize(
     ("shape", "offset"),
-    [*itertools.product(SHAPES, (1, 4)), (STAGED, 8)],
+    [*itertools.product(SHAPES, (1, 4)), *itertools.product(UNITS, (8,))],
     ids=lambda value: {1: "elements", 4: "words", 8: "vectors"}.get(value) or str(value),
 )
 def test_right_at_the_edges_and_nothing_found(shape, offset, thorough):
@@ -74,14 +77,15 @@ WIDE_SHAPES = [(1, 1, 1), (64, 66, 16), (65, 63, 17), (130, 64, 33), (70, 129, 1
 
 
 @pytest.mark.spread(2, "shape")
+@pytest.mark.parametrize("offset", [1, 8], ids=["elements", "units"])
 @pytest.mark.parametrize("shape", WIDE_SHAPES, ids=str)
-def test_wide_tiles_are_exact_at_the_edges(shape):
+def test_wide_tiles_are_exact_at_the_edges(shape, offset):
     M, N, K = shape
     cases = itertools.product(["nn", "nt", "tn", "tt"], [False, True])
     for i, (layout, turned) in enumerate(cases):
         dtype, out = PAIRS[(i + i // 2) % len(PAIRS)]
-        a = between(M, K, dtype, layout[0] == "t", 1, integers)
-        b = between(K, N, dtype, layout[1] == "t", 1, integers)
+        a = between(M, K, dtype, layout[0] == "t", offset, integers)
+        b = between(K, N, dtype, layout[1] == "t", offset, integers)
         for c in (between(M, N, out, turned, i % 5, nothing), padded_columns(M, N, out)):
             source = simulator.source_of("small")
             report = simulator.simulate(source, a, b, c, plan={"BLOCK_M": 64}, check=True)
@@ -160,7 +164,11 @@ needs_nvcc = pytest.mark.skipif(
 )
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("tile", [32, 64])
-@pytest.mark.parametrize("shape", [(1, 103, 3145), (71, 5, 4983), (133, 395, 701)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 103, 3145), (71, 5, 4983), (133, 395, 701), (40, 104, 3144), (8, 72, 776)],
+    ids=str,
+)
 def test_clusters_add_the_parts_of_k(shape, tile, layout):
     """Which the simulator does not have: K in every number of parts, and the same bits again."""
     M, N, K = shape
@@ -186,19 +194,25 @@ def test_it_spills_nothing_and_loads_all_at_once(fusion):
     macros = toolchain.built_by_case(toolchain.source("small"))
     made = records.cuda("small", "sm_90a", case(BF16, fusion, BF16, macros=macros))
     assert made.spill_bytes == 0
-    # Types of C; four layouts by words of 8 and of 4 bytes, staged by 16 and by elements, and wide.
-    assert len(made.kernels) == 2 * 4 * 5
+    # Types of C; layouts; by words of 8 and of 4 bytes; by 16 and by elements, each whole, divided
+    # and wide; and wide by elements divided.
+    assert len(made.kernels) == 2 * 4 * (2 + 2 * 3 + 1)
     staged = [kernel for kernel in made.kernels if kernel.sass["LDSM"] > 0]
-    assert len(staged) == 2 * 4 * 3
+    assert len(staged) == 2 * 4 * 7
     for kernel in made.kernels:
         assert kernel.sass["HMMA"] > 0
         assert kernel.sass["UTMALDG"] == 0
         if kernel not in staged:
             assert kernel.sass["BAR"] == 1
-    for kernel in staged:  # four blocks to an SM, or three with two stages on their way
-        assert kernel.registers <= (64 if "ELi64E" in kernel.symbol else 80)
+    for kernel in staged:
+        ring, wide, divided = ("ELi16E", "ELi64E", f"ILb{int(fusion is not None)}ELb1E")
+        ring, wide, divided = (part in kernel.symbol for part in (ring, wide, divided))
+        assert (kernel.sass["LDGSTS"] > 0) == ring
+        # Eight blocks of 128 threads to an SM, or six; or four of 256, or three.
+        small = wide != ring and not (ring and divided)
+        assert kernel.registers <= (64 if small else 80)
         # The cluster meets before its blocks send each other sums, and before one leaves.
-        assert kernel.sass["UCGABAR"] == 2 * 2
+        assert kernel.sass["UCGABAR"] == (2 * 2 if divided else 0)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -232,9 +246,11 @@ def test_a_batch_of_small_products_is_its():
     assert choose(asked, "cuda").name == "small"
 
 
-def test_vectors_want_rows_and_ends_at_multiples_of_them():
+def test_words_want_rows_at_multiples_of_them_and_short_ones_ends_too():
     plan = find("cuda", "small").plan
     assert plan(problem(96, 104, 16))["VECTOR"] == 8
+    assert plan(problem(96, 104, 13, a_strides=(16, 1)))["VECTOR"] == 8
+    assert plan(problem(96, 104, 13, a_strides=(20, 1)))["VECTOR"] == 1
     assert plan(problem(96, 104, 16, a_alignment=8))["VECTOR"] == 4
     assert plan(problem(100, 100, 100))["VECTOR"] == 4
     assert plan(problem(100, 100, 102))["VECTOR"] == 2

@@ -51,28 +51,6 @@ constexpr int SHARED_BYTES = STAGES_BYTES > C_BYTES ? STAGES_BYTES : C_BYTES;
 
 static_assert(STEPS % 2 == 0, "step 0 of every stage is in the same set of fragments");
 
-// Where a lane finds its rows for ldmatrix, in bytes from the operand's tile. A 16 x 16 part has
-// four matrices: from one to the next A goes along M first, B along K first.
-template <typename Tile, bool IS_A>
-struct Rows {
-  static constexpr bool K_MAJOR = Tile::K_MAJOR;
-  int first;
-
-  __device__ explicit Rows(int warp_mn) {
-    const int line = threadIdx.x % 8, near = threadIdx.x / 8 % 2, far = threadIdx.x / 16 % 2;
-    const int mn = IS_A ? near : far, k = IS_A ? far : near;  // in units of 8
-    first = K_MAJOR ? Tile::at(warp_mn + 8 * mn + line, k)
-                    : Tile::at(8 * k + line, warp_mn / 8 + mn);
-    keep_in_register(first);
-  }
-  // Of part i along M or N at a step along K. Whole units exchange places within aligned groups of
-  // 4 or 8, so an XOR moves from unit to unit.
-  __device__ uint32_t operator()(uint32_t tile, int i, int step) const {
-    const int rows = K_MAJOR ? i : step, units = K_MAJOR ? step : i;
-    return ((tile + first) ^ (units * 32)) + rows * 16 * Tile::ROW_BYTES;
-  }
-};
-
 template <bool FUSED, typename In, typename Out, bool A_T, bool B_T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     mma_multistage_kernel(Operand a, Operand b, Matrix c, bool c_vectors, Epilogue<float> epilogue,
@@ -106,8 +84,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   uint32_t a_fragments[2][TILES_M][4], b_fragments[2][PAIRS_N][4];
-  const Rows<ATile, true> a_rows(warp_m);
-  const Rows<BTile, false> b_rows(warp_n);
+  const LdmatrixRows<ATile, true> a_rows(warp_m);
+  const LdmatrixRows<BTile, false> b_rows(warp_n);
   const auto load_fragments = [&](uint32_t stage, int step) {
 #pragma unroll
     for (int i = 0; i < TILES_M; ++i) {

@@ -1,24 +1,27 @@
 // C[M, N] = A[M, K] B[K, N] for a small C, of any strides: a warp multiplies what it loads itself.
 //
 // ADDS           one trip to memory. A product this small is all latency: the start of a kernel,
-//                the way of the operands, the way of C, and every instruction in between. By words
-//                of 8 or 4 bytes the warps of a block divide K, and each loads its part of A and B
-//                straight into the registers that mma.sync wants (small_fragments.cuh). By vectors
-//                of 16 bytes, or by elements, the block loads rows as they lie, and a cluster
-//                divides K (small_staged.cuh). No tensor map, no ring, no row it cannot read.
+//                the way of the operands, the way of C, and every instruction in between. Where
+//                rows begin at multiples of 16 bytes, cp.async asks for all of K that fits
+//                (small_ring.cuh). By words of 8 or 4 bytes the warps of a block divide K, and each
+//                loads straight into the registers that mma.sync wants (small_words.cuh). By
+//                elements the block loads rows as they lie (small_staged.cuh). A cluster divides a
+//                long K (small_sums.cuh). No tensor map, no row it cannot read.
 // STILL MISSING  reuse: the operands are read again for every 32 rows and columns of C, or 64. A
 //                larger C wants wgmma_persistent.cu, or, unaligned, wmma_any.cu.
 //
-// grid   one block, or cluster, per tile of C, 32 x 32 or staged 64 x 64, and matrix of the batch
-// block  by words up to MOST_WARPS warps, which take steps of 16 along K in turn; staged 8 warps
-// warp   by words all of the tile: 2 x 4 mma of 16 x 8 x 16; staged 16 x 8 of it, or 16 x 32
+// grid   one block, or cluster, per tile of C, 32 x 32 or 64 x 64, and matrix of the batch
+// block  ring: 2 x 2 warps; by words up to MOST_WARPS, which take steps of 16 along K in turn; by
+//        elements 8
+// warp   ring: 16 x 16 of the tile, or 32 x 32; by words all of it; by elements 16 x 8, or 16 x 32
 #include <algorithm>
 
 #include "host/build_case.cuh"
 #include "sm90/reduce.cuh"
 #include "tile/order.cuh"
-#include "small_fragments.cuh"
+#include "small_ring.cuh"
 #include "small_staged.cuh"
+#include "small_words.cuh"
 
 namespace {
 
@@ -26,87 +29,37 @@ using namespace tcgemm;
 using namespace tcgemm::sm90;
 
 constexpr int BLOCK = 32;       // rows and columns of C
-constexpr int WIDE_BLOCK = 64;  // by elements, where the plan says so
-constexpr int BLOCK_K = 16;
+constexpr int WIDE_BLOCK = 64;  // where the plan says so
 constexpr int MOST_WARPS = 16;
-constexpr int FEW_WARPS = 8;   // of which an SM has room for two blocks
-constexpr int IN_FLIGHT = 2;   // steps that a warp loads at once
-constexpr int GROUPS = 8;      // of a lane's 32 accumulators, four neighbours each
-
-// Staged blocks of which an SM has room: with two stages in registers one less.
-template <int TILE>
-constexpr int STAGED_BLOCKS = TILE == BLOCK ? 3 : 4;
+constexpr int FEW_WARPS = 8;    // of which an SM has room for two blocks
 
 // Whether operands come in words that lanes load as mma.sync wants them.
 template <int BYTES>
 constexpr bool BY_WORDS = BYTES == 8 || BYTES == 4;
 
-// C's tile at (m, n) of matrix `batch`, from words of BYTES.
-template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES>
-__device__ __forceinline__ void multiply_words(const Side& a, const Side& b, const Rows& c,
-                                               const Epilogue<float>& epilogue, int m, int n,
-                                               int batch) {
-  using APatch = Patch<A, BYTES>;
-  using BPatch = Patch<B, BYTES>;
-  float4* const sums = reinterpret_cast<float4*>(dynamic_shared());
-  const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
-  const int g = lane / 4, t = lane % 4;
-  const int a_row = m + PATCH * g, b_row = n + PATCH * g;
+// Of a block; and blocks of which an SM has room: fewer where more is held in registers.
+template <int BYTES>
+constexpr int MOST_THREADS = BY_WORDS<BYTES> ? 32 * MOST_WARPS
+                             : BYTES == 16   ? RING_THREADS
+                                             : STAGED_THREADS;
+template <bool DIVIDED, int BYTES, int TILE>
+constexpr int LEAST_BLOCKS = BY_WORDS<BYTES> ? 1
+                             : BYTES == 16   ? (DIVIDED || TILE == WIDE_BLOCK ? 6 : 8)
+                                             : (TILE == WIDE_BLOCK ? 4 : 3);
 
-  const int steps = (a.K - 1) / BLOCK_K + 1;
-#pragma unroll
-  for (int i = 0; i < IN_FLIGHT; ++i) {
-    const int k = (warp + i * warps) * BLOCK_K + PATCH * t;
-    APatch::prefetch(a, a_row, k);
-    BPatch::prefetch(b, b_row, k);
-  }
-  griddepcontrol_wait();
-  griddepcontrol_launch_dependents();  // not before, or several kernels wait beside each other
-
-  float d[2][PATCH][4] = {};
-  for (int step = warp; step < steps; step += IN_FLIGHT * warps) {
-    APatch a_patches[IN_FLIGHT];
-    BPatch b_patches[IN_FLIGHT];
-#pragma unroll
-    for (int i = 0; i < IN_FLIGHT; ++i) {
-      const int k = (step + i * warps) * BLOCK_K + PATCH * t;
-      a_patches[i].load(a, a_row, k);
-      b_patches[i].load(b, b_row, k);
-    }
-#pragma unroll
-    for (int i = 0; i < IN_FLIGHT; ++i) multiply<In>(d, a_patches[i], b_patches[i]);
-  }
-
-  // Where there are more warps than steps the others help to store C.
-  const int parts = min(warps, steps);
-  if (warp < parts) {
-#pragma unroll
-    for (int q = 0; q < GROUPS; ++q) sums[(warp * GROUPS + q) * 32 + lane] = group_of_four(d, q);
-  }
-  __syncthreads();
-  for (int q = warp; q < GROUPS; q += warps) {
-    float x[4] = {};
-    for (int w = 0; w < parts; ++w) {
-      const float4 part = sums[(w * GROUPS + q) * 32 + lane];
-      x[0] += part.x, x[1] += part.y, x[2] += part.z, x[3] += part.w;
-    }
-    const int row = m + PATCH * g + q / 2, col = n + 8 * t + 4 * (q % 2);
-    const int inside = min(c.cols - col, 4);
-    if (row >= c.rows || inside <= 0) continue;
-    finish<FUSED, Out>(epilogue, x, row, col, batch, inside);
-    store_four<Out>(c, x, row, col, inside);
-  }
-}
+// Whether a cluster may divide K: a larger tile in a ring has too much to exchange.
+template <int BYTES, int TILE>
+constexpr bool DIVIDES = !BY_WORDS<BYTES> && (BYTES == 2 || TILE == BLOCK);
 
 // x / y. Of a small product it is most often 0, and a division takes 100 clocks.
 __device__ __forceinline__ unsigned quotient(unsigned x, unsigned y) { return x < y ? 0 : x / y; }
 
-template <bool FUSED, typename In, typename Out, Access A, Access B, int BYTES, int TILE>
-__global__ void __launch_bounds__(BY_WORDS<BYTES> ? 32 * MOST_WARPS : STAGED_THREADS,
-                                  BY_WORDS<BYTES> ? 1 : STAGED_BLOCKS<TILE>)
+template <bool FUSED, bool DIVIDED, typename In, typename Out, Access A, Access B, int BYTES,
+          int TILE>
+__global__ void __launch_bounds__(MOST_THREADS<BYTES>, LEAST_BLOCKS<DIVIDED, BYTES, TILE>)
     small_kernel(Side a, Side b, Rows c, int64_t c_batch, Epilogue<float> epilogue,
                  unsigned tiles_m, unsigned tiles_n, int splits) {
-  const unsigned tile = BY_WORDS<BYTES> || splits == 1 ? blockIdx.x : blockIdx.x / splits;
+  const unsigned tile = DIVIDED ? blockIdx.x / splits : blockIdx.x;
   const unsigned of_matrix = tiles_m * tiles_n;
   const unsigned batch = quotient(tile, of_matrix), place = tile - batch * of_matrix;
   const unsigned row = quotient(place, tiles_n);
@@ -116,8 +69,11 @@ __global__ void __launch_bounds__(BY_WORDS<BYTES> ? 32 * MOST_WARPS : STAGED_THR
   c.data = static_cast<Out*>(c.data) + batch * c_batch;
   if constexpr (BY_WORDS<BYTES>)
     multiply_words<FUSED, In, Out, A, B, BYTES>(a, b, c, epilogue, m, n, batch);
+  else if constexpr (BYTES == 16)
+    multiply_ring<FUSED, DIVIDED, In, Out, RingPanel<A, TILE>, RingPanel<B, TILE>>(
+        a, b, c, epilogue, m, n, batch, splits);
   else
-    multiply_staged<FUSED, In, Out, Panel<A, BYTES, TILE>, Panel<B, BYTES, TILE>>(
+    multiply_staged<FUSED, DIVIDED, In, Out, Panel<A, TILE>, Panel<B, TILE>>(
         a, b, c, epilogue, m, n, batch, splits);
 }
 
@@ -131,23 +87,25 @@ Side side_of(const Matrix& matrix, bool rows_are_k) {
           static_cast<int>(matrix.rows), static_cast<int>(matrix.cols)};
 }
 
-// How `side` is read in words of `bytes`, which lie at multiples of their size, each wholly inside
-// or wholly outside. Elements need no such rows: they are loaded along those that there are.
+// How `side` is read in words of `bytes`, which lie at multiples of their size. Those of 4 and 8
+// are wholly inside or wholly outside; an end may divide one of 16. Elements need no such rows:
+// they are loaded along those that there are.
 Access access_of(const Side& side, int64_t batch, int bytes) {
   if (bytes == 2)
     return side.mn_stride == 1 && (side.k_stride != 1 || side.K == 1) ? Access::MN : Access::K;
   const auto fits = [bytes](int64_t elements) { return elements * 2 % bytes == 0; };
+  const auto ends = [&](int64_t elements) { return bytes == 16 || fits(elements); };
   if (reinterpret_cast<uint64_t>(side.data) % bytes != 0 || (batch > 1 && !fits(side.batch_stride)))
     return Access::elements;
-  if (side.k_stride == 1 && fits(side.K) && (side.mn == 1 || fits(side.mn_stride)))
+  if (side.k_stride == 1 && ends(side.K) && (side.mn == 1 || fits(side.mn_stride)))
     return Access::K;
-  if (side.mn_stride == 1 && fits(side.mn) && (side.K == 1 || fits(side.k_stride)))
+  if (side.mn_stride == 1 && ends(side.mn) && (side.K == 1 || fits(side.k_stride)))
     return Access::MN;
   return Access::elements;
 }
 
 // Calls body with how A and B are read, the bytes of a word and the rows and columns of a tile, as
-// integral constants: the widest words that fit both, or, of a wide tile, elements.
+// integral constants: the widest words that fit both, or, of a wide tile, 16 bytes or elements.
 template <typename Body>
 int with_accesses(const Side& a, const Side& b, int64_t batch, bool wide, Body body) {
   constexpr std::integral_constant<Access, Access::K> k;
@@ -162,12 +120,14 @@ int with_accesses(const Side& a, const Side& b, int64_t batch, bool wide, Body b
       result = y == Access::K ? body(mn, k, bytes, tile) : body(mn, mn, bytes, tile);
     return true;
   };
+  constexpr std::integral_constant<int, 16> units;
   constexpr std::integral_constant<int, 2> elements;
   constexpr std::integral_constant<int, BLOCK> tile;
+  constexpr std::integral_constant<int, WIDE_BLOCK> wide_tile;
   if (wide)
-    with(elements, std::integral_constant<int, WIDE_BLOCK>{});
+    with(units, wide_tile) || with(elements, wide_tile);
   else
-    with(std::integral_constant<int, 16>{}, tile) || with(std::integral_constant<int, 8>{}, tile) ||
+    with(units, tile) || with(std::integral_constant<int, 8>{}, tile) ||
         with(std::integral_constant<int, 4>{}, tile) || with(elements, tile);
   return result;
 }
@@ -188,6 +148,54 @@ int splits_of(const Gemm& gemm, int64_t steps) {
   return static_cast<int>(std::clamp<int64_t>(plan_of(gemm).splits, 1, most));
 }
 
+// A product, whatever its types and accesses.
+struct Product {
+  const Gemm& gemm;
+  Side a, b;
+  Rows c;
+  int64_t tiles_m, tiles_n, tiles;
+  cudaStream_t stream;
+};
+
+template <bool DIVIDED, typename In, typename Out, Access A, Access B, int BYTES, int TILE>
+int start(const Product& of, int splits, int threads, int shared_bytes) {
+  const auto with = [&](auto kernel) {
+    return launch_clusters(kernel, static_cast<unsigned>(of.tiles), splits, dim3(threads),
+                           shared_bytes, of.stream, of.a, of.b, of.c, of.gemm.c.batch_stride,
+                           epilogue_of<float>(of.gemm), static_cast<unsigned>(of.tiles_m),
+                           static_cast<unsigned>(of.tiles_n), splits);
+  };
+  if constexpr (BUILT<In, true>)
+    if (is_plain(of.gemm)) return with(small_kernel<false, DIVIDED, In, Out, A, B, BYTES, TILE>);
+  if constexpr (BUILT<In, false>)
+    return with(small_kernel<true, DIVIDED, In, Out, A, B, BYTES, TILE>);
+  return cudaErrorNotSupported;
+}
+
+template <typename In, typename Out, Access A, Access B, int BYTES, int TILE>
+int start(const Product& of, int sms) {
+  if constexpr (BY_WORDS<BYTES>) {
+    const int64_t steps = ceil_div(of.a.K, STEP_K);
+    const int warps = warps_of(of.gemm, steps, of.tiles <= sms);
+    const int shared_bytes = std::min<int64_t>(warps, steps) * GROUPS * 32 * sizeof(float4);
+    return start<false, In, Out, A, B, BYTES, TILE>(of, 1, 32 * warps, shared_bytes);
+  } else {
+    constexpr bool RING = BYTES == 16;
+    using PanelA = std::conditional_t<RING, RingPanel<A, TILE>, Panel<A, TILE>>;
+    using PanelB = std::conditional_t<RING, RingPanel<B, TILE>, Panel<B, TILE>>;
+    constexpr int THREADS = MOST_THREADS<BYTES>;
+    const int64_t steps = ceil_div(of.a.K, PanelA::STAGE_DEPTH);
+    const int splits = DIVIDES<BYTES, TILE> ? splits_of(of.gemm, steps) : 1;
+    int shared_bytes = 0;
+    if constexpr (RING) shared_bytes = ring_bytes<PanelA, PanelB>(steps, splits);
+    else shared_bytes = staged_bytes<PanelA, PanelB>(splits);
+    if constexpr (DIVIDES<BYTES, TILE>)
+      if (splits > 1)
+        return start<true, In, Out, A, B, BYTES, TILE>(of, splits, THREADS, shared_bytes);
+    return start<false, In, Out, A, B, BYTES, TILE>(of, 1, THREADS, shared_bytes);
+  }
+}
+
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
@@ -204,30 +212,10 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   if (const int error = multiprocessors(&sms)) return error;
   Rows c = rows_of(gemm.c, gemm.out);
   c.vectors = c.vectors && (gemm.batch == 1 || gemm.c.batch_stride % 4 == 0);
+  const Product product{gemm, a, b, c, tiles_m, tiles_n, tiles, stream};
   return with_types(gemm, [&](auto in, auto out) {
-    using In = decltype(in);
-    using Out = decltype(out);
     return with_accesses(a, b, gemm.batch, wide, [&](auto x, auto y, auto bytes, auto tile) {
-      const auto start = [&](auto kernel) {
-        int splits = 1, threads = STAGED_THREADS, shared_bytes = 0;
-        if constexpr (BY_WORDS<bytes>) {
-          const int64_t steps = ceil_div(a.K, BLOCK_K);
-          const int warps = warps_of(gemm, steps, tiles <= sms);
-          threads = 32 * warps;
-          shared_bytes = std::min<int64_t>(warps, steps) * GROUPS * 32 * sizeof(float4);
-        } else {
-          splits = splits_of(gemm, ceil_div(a.K, DEPTH<bytes, tile>));
-          shared_bytes = staged_bytes<Panel<x, bytes, tile>, Panel<y, bytes, tile>>(splits);
-        }
-        return launch_clusters(kernel, static_cast<unsigned>(tiles), splits, dim3(threads),
-                               shared_bytes, stream, a, b, c, gemm.c.batch_stride,
-                               epilogue_of<float>(gemm), static_cast<unsigned>(tiles_m),
-                               static_cast<unsigned>(tiles_n), splits);
-      };
-      if constexpr (BUILT<In, true>)
-        if (is_plain(gemm)) return start(small_kernel<false, In, Out, x, y, bytes, tile>);
-      if constexpr (BUILT<In, false>) return start(small_kernel<true, In, Out, x, y, bytes, tile>);
-      return static_cast<int>(cudaErrorNotSupported);
+      return start<decltype(in), decltype(out), x, y, bytes, tile>(product, sms);
     });
   });
 }

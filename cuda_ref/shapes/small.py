@@ -27,18 +27,11 @@ WAVE_US = 1.3
 STEP_US = 0.05
 """16 along K of such a tile."""
 
-STAGED_LAUNCH_US = 1.65
-"""Staged: before the first load and after the last store. This, and what follows, is read off 218
-products timed behind a foreign kernel (docs/lab/cuda_small.md)."""
-
-EXCHANGE_US = 1.0
-"""The sums of a cluster's blocks on their way to each other, and its barriers."""
+SHARED_KB = 227
+"""Of an SM, for blocks."""
 
 MOST_PARTS = 8
 """Of K, one to a block of a cluster."""
-
-THREADS = 256
-"""Of a staged block."""
 
 
 class Staged(NamedTuple):
@@ -50,8 +43,16 @@ class Staged(NamedTuple):
     """Of a word."""
     depth: int
     """Elements along K of a stage."""
+    threads: int
+    """Of a block."""
     blocks: int
-    """Of which an SM has room."""
+    """Of which an SM has room, by registers."""
+    stage_kb: int
+    """Kilobytes of a stage, where there are several in shared memory; else 0."""
+    stages: int
+    """Of those, at most."""
+    start: float
+    """Before the first load and after the last store."""
     trip: float
     """The first stage's way from memory."""
     stage: float
@@ -60,16 +61,24 @@ class Staged(NamedTuple):
     """An SM's instructions for a stage of one block."""
     store: float
     """An SM's instructions for the rest of one block."""
+    exchange: float | None
+    """The sums of a cluster's blocks on their way to each other, and its barriers; None where K is
+    whole always."""
 
 
-BY_VECTORS = Staged(BLOCK, 8, 128, 3, 0.8, 0.65, 0.55, 0.37)
-BY_ELEMENTS = Staged(BLOCK, 1, 64, 3, 0.82, 0.68, 0.45, 0.37)
-BY_WIDE_TILES = Staged(WIDE, 1, 32, 4, 0.82, 0.82, 0.38, 0.44)
-"""Two stages on their way were predicted to hide half of a trip, which is not seen."""
+BY_UNITS = Staged(BLOCK, 8, 64, 128, 8, 8, 8, 1.15, 0.64, 0.24, 0.24, 0.04, 0.9)
+BY_WIDE_UNITS = Staged(WIDE, 8, 64, 128, 6, 16, 8, 1.6, 0.82, 0.41, 0.14, 0.24, None)
+"""Of 16 bytes, by cp.async."""
+
+BY_ELEMENTS = Staged(BLOCK, 1, 64, 256, 3, 0, 2, 1.65, 0.82, 0.68, 0.45, 0.37, 1.0)
+BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 0, 2, 1.65, 0.82, 0.82, 0.38, 0.44, 1.0)
+"""By way of registers. Read off products timed behind a foreign kernel, as those above
+(docs/lab/cuda_small.md)."""
 
 
 def vector(problem: Any) -> int:
-    """How many elements of A and B are words that no end of them divides: 8, 4, 2 or 1."""
+    """How many elements of A and B are words: 8, which an end may divide, or 4 or 2, which none
+    divides, or 1."""
     sides = (
         ((problem.M, problem.K), problem.a_strides, problem.a_alignment),
         ((problem.K, problem.N), problem.b_strides, problem.b_alignment),
@@ -81,7 +90,7 @@ def vector(problem: Any) -> int:
             alignment % (2 * elements) == 0
             and any(
                 strides[inner] == 1
-                and shape[inner] % elements == 0
+                and (elements == 8 or shape[inner] % elements == 0)
                 and (shape[1 - inner] == 1 or strides[1 - inner] % elements == 0)
                 for inner in (0, 1)
             )
@@ -102,7 +111,7 @@ def plan(problem: Any) -> Mapping[str, int]:
     way, splits, _ = fastest(problem, sms)
     if way is not None:
         tile = {"BLOCK_M": way.tile, "BLOCK_N": way.tile, "BLOCK_K": way.depth}
-        return {**tile, "WARPS": THREADS // 32, "VECTOR": way.elements, "SPLITS": splits}
+        return {**tile, "WARPS": way.threads // 32, "VECTOR": way.elements, "SPLITS": splits}
     tile = {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_K": 16}
     return {**tile, "WARPS": _warps(problem, sms), "VECTOR": vector(problem), "SPLITS": 1}
 
@@ -122,10 +131,12 @@ def fastest(problem: Any, sms: int) -> tuple[Staged | None, int, float]:
     if elements in (2, 4):
         waves, steps = ceil_div(tiles(problem), sms), ceil_div(problem.K, 16)
         found.append((None, 1, LAUNCH_US + waves * (WAVE_US + steps * STEP_US)))
-    for way in (BY_VECTORS, BY_ELEMENTS, BY_WIDE_TILES):
-        if way.tile == WIDE or way.elements == elements:
+    for way in (BY_UNITS, BY_WIDE_UNITS, BY_ELEMENTS, BY_WIDE_TILES):
+        # A wide tile by elements is for words, too, of which there are no wide tiles.
+        if way.elements == elements or (way is BY_WIDE_TILES and elements < 8):
             stages = max(1, ceil_div(problem.K, way.depth))
-            most = 1 if problem.device == "cpu" else min(MOST_PARTS, stages)
+            whole = problem.device == "cpu" or way.exchange is None
+            most = 1 if whole else min(MOST_PARTS, stages)
             found += (
                 (way, splits, staged_us(problem, way, splits, sms)) for splits in range(1, most + 1)
             )
@@ -137,10 +148,13 @@ def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
     has to do for all of its blocks, or memory."""
     blocks = tiles(problem, way.tile) * splits
     stages = ceil_div(max(1, ceil_div(problem.K, way.depth)), splits)
-    trips = ceil_div(blocks, way.blocks * sms) * (way.trip + (stages - 1) * way.stage)
+    resident = way.blocks
+    if way.stage_kb:
+        resident = max(1, min(resident, SHARED_KB // (way.stage_kb * min(stages, way.stages) + 1)))
+    trips = ceil_div(blocks, resident * sms) * (way.trip + (stages - 1) * way.stage)
     issued = blocks / sms * (stages * way.issue + way.store)
     body = max(trips, issued, problem.batch * memory_us(problem))
-    return STAGED_LAUNCH_US + body + EXCHANGE_US * (splits > 1)
+    return way.start + body + (way.exchange or 0.0) * (splits > 1)
 
 
 def cost(problem: Any, sms: int) -> float | None:
@@ -153,6 +167,7 @@ def instance(problem: Any) -> dict[str, Callable[[str], bool]]:
     """What the template's parameters are: see inspection.py."""
     planned = plan(problem)
     names = {"BYTES": 2 * planned["VECTOR"], "TILE": planned["BLOCK_M"]}
+    names["DIVIDED"] = str(planned["SPLITS"] > 1).lower()
     return {name: str(value).__eq__ for name, value in names.items()}
 
 

@@ -1,5 +1,4 @@
-// small.cu where rows are no words of 8 or 4 bytes, or whole vectors of 16: operands by way of
-// shared memory.
+// small.cu where rows are no words of 4 bytes: operands by elements, by way of shared memory.
 //
 // A warp's load of neighbours along a row is 2 to 16 sectors of the L2; the same elements loaded as
 // mma.sync wants them are 8 rows to an instruction, 8 to 16 sectors of 2 bytes each. So the block
@@ -11,144 +10,124 @@
 // an SM has many blocks.
 #pragma once
 
-#include "sm90/reduce.cuh"
-#include "small_fragments.cuh"
+#include "small_sums.cuh"
+#include "ptx/opaque.cuh"
 
 namespace tcgemm::sm90 {
 
-constexpr int MOST_PARTS = 8;  // of K, one to a block of a cluster
+constexpr int STAGED_THREADS = 256;
 
-// A barrier; two stages, whose place the sums take; and what a cluster sends: from each block the
-// sums of the rows that this one stores.
+// Elements along K of a stage.
+template <int TILE>
+constexpr int DEPTH = TILE == 64 ? 32 : 64;
+
+// What a block has of an operand at a time: TILE of M or N by STAGE_DEPTH of K, rows as they lie.
+// Each thread loads PASSES elements of a stage, PASS rows apart. Where K is at most half of a
+// stage, half of the passes do: of the threads beside each other in a K-major row, half then have a
+// row further down.
+template <Access ACCESS, int TILE_>
+struct Panel {
+  static constexpr bool K_MAJOR = ACCESS == Access::K;
+  static constexpr int TILE = TILE_, STAGE_DEPTH = DEPTH<TILE_>;
+  static constexpr int ROWS = K_MAJOR ? TILE : STAGE_DEPTH, COLS = K_MAJOR ? STAGE_DEPTH : TILE;
+  static constexpr int PITCH = COLS + 8;  // elements: ldmatrix reads eight rows from all banks
+  static constexpr int SIZE = ROWS * PITCH;
+  static constexpr int PASS = STAGED_THREADS / COLS, PASSES = ROWS / PASS;
+  static_assert(PASSES % 2 == 0 && PASSES * PASS == ROWS && PASS * COLS == STAGED_THREADS);
+
+  const uint16_t* at;  // this thread's first element of the next stage
+  int place, limit;    // where it goes in the panel; rows of the operand from there on
+  int k_inside;        // from the beginning of the stage
+
+  // From (mn, k) on. `halved`: K is at most STAGE_DEPTH / 2.
+  __device__ __forceinline__ Panel(const Side& from, int mn, int k, bool halved) {
+    int x = threadIdx.x % COLS, y = threadIdx.x / COLS;
+    if (K_MAJOR && halved) y += x / (COLS / 2) * (ROWS / 2), x %= COLS / 2;
+    place = y * PITCH + x;
+    k_inside = K_MAJOR ? x : y;
+    const int along_mn = K_MAJOR ? y : x;
+    limit = K_MAJOR ? from.mn - mn - y : x < from.mn - mn ? from.K - y : 0;
+    at = from.data + static_cast<uint32_t>(mn + along_mn) * from.mn_stride +
+         static_cast<uint32_t>(k + k_inside) * from.k_stride;
+  }
+
+  __device__ __forceinline__ static int64_t pass_stride(const Side& from) {
+    return PASS * (K_MAJOR ? from.mn_stride : from.k_stride);
+  }
+
+  // Rows from this thread's first one on that lie in the operand: of the stage at `k`.
+  __device__ __forceinline__ int inside(const Side& from, int k) const {
+    if constexpr (!K_MAJOR) return limit - k;
+    return k + k_inside < from.K ? limit : 0;
+  }
+
+  // Whether the later half of the passes has nothing of the stage at `k`.
+  __device__ __forceinline__ static bool few(const Side& from, int k, bool halved) {
+    return K_MAJOR ? halved : from.K - k <= STAGE_DEPTH / 2;
+  }
+
+  // Asks for the rows of the first stage to be brought into the L2, each by some threads.
+  __device__ __forceinline__ void prefetch(const Side& from, int k) const {
+    const int pass = threadIdx.x % COLS / (COLS / PASSES);
+    if (pass * PASS < inside(from, k)) prefetch_global_l2(at + pass * pass_stride(from));
+  }
+
+  // The stage at `k`, and on to the next; zeros outside of the operand.
+  __device__ __forceinline__ void load(uint32_t (&elements)[PASSES], const Side& from, int k,
+                                       bool halved) {
+    const int rows = inside(from, k);
+    int64_t stride = pass_stride(from);
+    const uint16_t* line = at;
+#pragma unroll
+    for (int i = 0; i < PASSES; ++i) {
+      if (i == PASSES / 2 && few(from, k, halved)) break;
+      elements[i] = i * PASS < rows ? *line : 0;
+      make_opaque(stride);  // or each line is worked out from `at`, by twice the instructions
+      line += stride;
+    }
+    at += STAGE_DEPTH * from.k_stride;
+  }
+
+  // Leaves the elements of the stage at `k` in the panel.
+  __device__ __forceinline__ void leave(const uint32_t (&elements)[PASSES], uint16_t* panel,
+                                        const Side& from, int k, bool halved) const {
+#pragma unroll
+    for (int i = 0; i < PASSES; ++i) {
+      if (i == PASSES / 2 && few(from, k, halved)) break;
+      panel[place + i * PASS * PITCH] = static_cast<uint16_t>(elements[i]);
+    }
+  }
+
+  // Where a lane's row of eight begins in the panel, of the four matrices of an ldmatrix, from
+  // `first` along M or N: 16 x 16 of an operand A of mma.sync; of B 16 columns by 16 along K, or 8
+  // by 32.
+  __device__ __forceinline__ static int row_of_a(int first, int lane) {
+    return K_MAJOR ? (first + lane % 16) * PITCH + lane / 16 * 8
+                   : (lane / 16 * 8 + lane % 8) * PITCH + first + lane / 8 % 2 * 8;
+  }
+  template <int COLUMNS>
+  __device__ __forceinline__ static int row_of_b(int first, int lane) {
+    const int n = COLUMNS == 16 ? lane / 16 * 8 : 0, k = COLUMNS == 16 ? lane % 16 : lane;
+    return K_MAJOR ? (first + n + lane % 8) * PITCH + k / 8 * 8 : k * PITCH + first + n;
+  }
+
+  // Elements from a row of a matrix of ldmatrix to the same one further along K, and along M or N.
+  __device__ static constexpr int along_k(int k) { return K_MAJOR ? k : k * PITCH; }
+  __device__ static constexpr int along_mn(int i) { return K_MAJOR ? i * PITCH : i; }
+};
+
+// A barrier; two stages, whose place the sums take; and the parts of a cluster.
 constexpr int BARRIER_BYTES = 16;
 template <typename A, typename B>
 constexpr int STAGED_BYTES = std::max(2 * (A::SIZE + B::SIZE) * 2, A::TILE * pitch_of(A::TILE) * 4);
 template <typename A, typename B>
 int staged_bytes(int splits) {
-  const int rows = splits > 1 ? ceil_div(A::TILE, splits) * splits : 0;
-  return BARRIER_BYTES + STAGED_BYTES<A, B> + rows * pitch_of(A::TILE) * 4;
+  return BARRIER_BYTES + STAGED_BYTES<A, B> + parts_bytes<A::TILE>(splits);
 }
 
-// How many places each row of a tile of C is shifted in its row of sums: as many as its first
-// element lies behind a multiple of four in memory. So four sums from a multiple of four on are one
-// word of C, whatever the stride of its rows. What is beyond the last place is at the front.
-struct Shift {
-  uint32_t origin, slope;
-
-  template <typename Out>
-  __device__ static Shift of(const Rows& c, int m, int n) {
-    const uint32_t slope = static_cast<uint32_t>(c.row_stride);
-    const uint32_t start = static_cast<uint32_t>(reinterpret_cast<uint64_t>(c.data) / sizeof(Out));
-    return {start + m * slope + n, slope};
-  }
-  __device__ int operator()(int row) const { return (origin + row * slope) % 4; }
-};
-
-// The rows of a tile of C that a block of a cluster stores, from `first` to `last`, and their sums:
-// this block's own, and for each other part of K those that its block sends. Where K is whole, all
-// rows are its own.
-template <bool DIVIDED, int TILE>
-struct Sums {
-  static constexpr int PITCH = pitch_of(TILE), ROW_BYTES = PITCH * 4;
-  float *own, *parts;
-  int rows, rank, splits, each, first, last;
-
-  __device__ __forceinline__ Sums(float* own, float* parts, int rows, int rank, int splits)
-      : own(own), parts(parts), rows(rows), rank(rank), splits(splits) {
-    each = DIVIDED ? (static_cast<unsigned>(rows) - 1) / static_cast<unsigned>(splits) + 1 : rows;
-    first = DIVIDED ? min(rank * each, rows) : 0;
-    last = DIVIDED ? min(first + each, rows) : rows;
-  }
-
-  // Makes `barrier` count in what the others will send. By one thread.
-  __device__ __forceinline__ void expect(uint32_t barrier) const {
-    mbarrier_init(barrier, 1);
-    mbarrier_arrive_expect_tx(barrier, (splits - 1) * (last - first) * ROW_BYTES);
-  }
-
-  // Sends each of the others the rows that it stores. By one thread for each.
-  __device__ __forceinline__ void send(uint32_t barrier) const {
-    const int to = threadIdx.x, from = min(to * each, rows), count = min(from + each, rows) - from;
-    if (to < splits && to != rank && count > 0)
-      cp_async_bulk_cluster(shared_address(parts + rank * each * PITCH),
-                            shared_address(own + from * PITCH), count * ROW_BYTES, barrier, to);
-  }
-
-  // Elements from `at` on of a row of the tile.
-  template <int COUNT>
-  __device__ __forceinline__ void load(float (&x)[COUNT], int row, int at) const {
-    using Word = std::conditional_t<COUNT == 4, float4, float>;
-    union Part {
-      Word word;
-      float elements[COUNT];
-    };
-    const auto part = [&](int split) {
-      return Part{*reinterpret_cast<const Word*>(
-          at + (!DIVIDED || split == rank ? own + row * PITCH
-                                          : parts + (split * each + row - first) * PITCH))};
-    };
-    const Part whole = part(0);
-#pragma unroll
-    for (int e = 0; e < COUNT; ++e) x[e] = whole.elements[e];
-    if constexpr (DIVIDED) {
-      int split = 1;
-#pragma unroll 1
-      do {
-        const Part next = part(split);
-#pragma unroll
-        for (int e = 0; e < COUNT; ++e) x[e] += next.elements[e];
-      } while (++split < splits);
-    }
-  }
-};
-
-// Stores rows of the tile at (m, n).
-template <bool FUSED, typename Out, bool DIVIDED, int TILE>
-__device__ __forceinline__ void store_rows(const Sums<DIVIDED, TILE>& sums, const Rows& c,
-                                           const Shift& shift, const Epilogue<float>& epilogue,
-                                           int m, int n, int batch) {
-  constexpr int WORDS = TILE / 4, PASS = STAGED_THREADS / WORDS;
-  static_assert(PASS % 4 == 0);  // all rows of a thread are shifted alike
-  {
-    const int at = threadIdx.x % WORDS * 4;
-    int row = sums.first + threadIdx.x / WORDS;
-    const int col = n + at - shift(row), inside = min(c.cols - col, 4);
-    const bool whole = c.vectors && inside == 4;
-    Out* to = static_cast<Out*>(c.data) + (m + row) * c.row_stride + col * c.col_stride;
-    if (inside > 0 && col >= n) {
-#pragma unroll 1
-      for (; row < sums.last; row += PASS, to += PASS * c.row_stride) {
-        float x[4];
-        sums.load(x, row, at);
-        finish<FUSED, Out>(epilogue, x, m + row, col, batch, inside);
-        if (whole) {
-          union {
-            Out elements[4];
-            std::conditional_t<sizeof(Out) == 2, uint2, uint4> word;
-          } four{{narrow<Out>(x[0]), narrow<Out>(x[1]), narrow<Out>(x[2]), narrow<Out>(x[3])}};
-          *reinterpret_cast<decltype(four.word)*>(to) = four.word;
-        } else {
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            if (e < inside) to[e * c.col_stride] = narrow<Out>(x[e]);
-        }
-      }
-    }
-  }
-  if constexpr (FUSED) return;
-  // The first four places of a row that is shifted are no word of C: some are from its end.
-  static_assert(TILE * 4 <= STAGED_THREADS);
-  const int at = threadIdx.x % 4, row = sums.first + threadIdx.x / 4, shifted = shift(row);
-  const int col = n + at - shifted + (at < shifted ? TILE : 0);
-  if (shifted == 0 || row >= sums.last || col >= c.cols) return;
-  float x[1];
-  sums.load(x, row, at);
-  static_cast<Out*>(c.data)[(m + row) * c.row_stride + col] = narrow<Out>(x[0]);
-}
-
-// C's tile at (m, n) of matrix `batch`, by blocks of a cluster that divide K into `splits` parts.
-// Bits depend on no timing: parts are added in the order of K.
-template <bool FUSED, typename In, typename Out, typename A, typename B>
+// C's tile at (m, n) of matrix `batch`; DIVIDED: by the blocks of a cluster, which have `splits`
+// parts of K. Bits depend on no timing: parts are added in the order of K.
+template <bool FUSED, bool DIVIDED, typename In, typename Out, typename A, typename B>
 __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, const Rows& c,
                                                 const Epilogue<float>& epilogue, int m, int n,
                                                 int batch, int splits) {
@@ -162,9 +141,9 @@ __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, co
   float* const parts = reinterpret_cast<float*>(shared + BARRIER_BYTES + STAGED_BYTES<A, B>);
   const uint32_t received = shared_address(shared);
 
-  const int rank = splits > 1 ? cluster_ctarank() : 0;
+  const int rank = DIVIDED ? cluster_ctarank() : 0;
   const int rows = min(c.rows - m, TILE);
-  if (splits > 1) {
+  if constexpr (DIVIDED) {
     if (threadIdx.x == 0) {
       Sums<true, TILE>(sums, parts, rows, rank, splits).expect(received);
       fence_mbarrier_init();
@@ -172,8 +151,8 @@ __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, co
     barrier_cluster_arrive_relaxed();
   }
   const unsigned steps = static_cast<unsigned>(a.K - 1) / DEPTH + 1;
-  const int first = splits > 1 ? steps * rank / static_cast<unsigned>(splits) : 0;
-  const int last = splits > 1 ? steps * (rank + 1) / static_cast<unsigned>(splits) : steps;
+  const int first = DIVIDED ? steps * rank / static_cast<unsigned>(splits) : 0;
+  const int last = DIVIDED ? steps * (rank + 1) / static_cast<unsigned>(splits) : steps;
   const bool halved = a.K <= DEPTH / 2;
   A of_a(a, m, first * DEPTH, halved);
   B of_b(b, n, first * DEPTH, halved);
@@ -186,8 +165,8 @@ __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, co
   griddepcontrol_launch_dependents();  // not before, or several kernels wait beside each other
 
   float d[WARP_N / 8][4] = {};
-  typename A::Register a_words[ON_THEIR_WAY][A::PASSES];
-  typename B::Register b_words[ON_THEIR_WAY][B::PASSES];
+  uint32_t a_elements[ON_THEIR_WAY][A::PASSES];
+  uint32_t b_elements[ON_THEIR_WAY][B::PASSES];
 #pragma unroll 1
   for (int at = first - ON_THEIR_WAY; at < last; at += ON_THEIR_WAY) {
 #pragma unroll
@@ -196,13 +175,13 @@ __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, co
       if (step >= last) break;
       uint16_t* const panel = panels + (ON_THEIR_WAY == 2 ? i : step & 1) * STAGE;
       if (step >= first) {
-        of_a.leave(a_words[i], panel, a, k, halved);
-        of_b.leave(b_words[i], panel + A::SIZE, b, k, halved);
+        of_a.leave(a_elements[i], panel, a, k, halved);
+        of_b.leave(b_elements[i], panel + A::SIZE, b, k, halved);
         __syncthreads();  // the stage is complete, and all have read the other
       }
       if (step + ON_THEIR_WAY < last) {
-        of_a.load(a_words[i], a, next, halved);
-        of_b.load(b_words[i], b, next, halved);
+        of_a.load(a_elements[i], a, next, halved);
+        of_b.load(b_elements[i], b, next, halved);
       }
       if (step < first) continue;
       const int depth = min(DEPTH, a.K - k);  // beyond it both are zero
@@ -233,34 +212,14 @@ __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, co
   Rows to = c;
   to.vectors = c.vectors || shifts;
   __syncthreads();  // all have read the last stage
-  float* const own = sums + (row + lane / 4) * pitch_of(TILE);
-  const int place = col + lane % 4 * 2 + shift(row + lane / 4);  // and of the row eight further
-#pragma unroll
-  for (int u = 0; u < WARP_N / 8; ++u) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      int x = place + 8 * u + e;
-      if (u == WARP_N / 8 - 1 && x >= TILE) x -= TILE;
-      own[x] = d[u][e];
-      own[8 * pitch_of(TILE) + x] = d[u][2 + e];
-    }
-  }
-  if (splits == 1) {
+  write_sums<TILE>(sums, d, row, col, shift);
+  const Sums<DIVIDED, TILE> all(sums, parts, rows, rank, splits);
+  if constexpr (DIVIDED) {
+    exchange_and_store<STAGED_THREADS, FUSED, Out>(all, received, to, shift, epilogue, m, n, batch);
+  } else {
     __syncthreads();
-    const Sums<false, TILE> whole(sums, parts, rows, rank, 1);
-    store_rows<FUSED, Out>(whole, to, shift, epilogue, m, n, batch);
-    return;
+    store_rows<STAGED_THREADS, FUSED, Out>(all, to, shift, epilogue, m, n, batch);
   }
-  const Sums<true, TILE> divided(sums, parts, rows, rank, splits);
-  fence_proxy_async();
-  __syncthreads();
-  barrier_cluster_wait();  // every block expects what is sent; all have arrived long since
-  divided.send(received);
-  mbarrier_try_wait_parity(received, 0);
-  barrier_cluster_arrive_relaxed();
-  store_rows<FUSED, Out>(divided, to, shift, epilogue, m, n, batch);
-  // No block exits while its sums are still on their way to another.
-  barrier_cluster_wait();
 }
 
 }  // namespace tcgemm::sm90

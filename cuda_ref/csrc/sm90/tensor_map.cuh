@@ -307,12 +307,21 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
   if (error == cudaSuccess && cluster > MAX_CLUSTER)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (error != cudaSuccess) return error;
+  // Only what is asked for: with a cluster of one block asked for, a grid of thousands of blocks
+  // takes a microsecond more to start than without (docs/lab/cuda_small.md).
   cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = cluster;
-  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = starts_early(stream);
+  unsigned count = 0;
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = cluster;
+    attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
+    ++count;
+  }
+  if (starts_early(stream)) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count].val.programmaticStreamSerializationAllowed = 1;
+    ++count;
+  }
   kernel_slot(reinterpret_cast<const void*>(kernel)) = reinterpret_cast<uintptr_t>(kernel);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(clusters * cluster);
@@ -320,7 +329,7 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = 2;
+  config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 

@@ -40,6 +40,28 @@ struct SwizzledTile {
   }
 };
 
+// Where a lane finds its rows for ldmatrix, in bytes from the operand's tile. A 16 x 16 part has
+// four matrices: from one to the next A goes along M first, B along K first.
+template <typename Tile, bool IS_A>
+struct LdmatrixRows {
+  static constexpr bool K_MAJOR = Tile::K_MAJOR;
+  int first;
+
+  __device__ explicit LdmatrixRows(int warp_mn) {
+    const int line = threadIdx.x % 8, near = threadIdx.x / 8 % 2, far = threadIdx.x / 16 % 2;
+    const int mn = IS_A ? near : far, k = IS_A ? far : near;  // in units of 8
+    first = K_MAJOR ? Tile::at(warp_mn + 8 * mn + line, k)
+                    : Tile::at(8 * k + line, warp_mn / 8 + mn);
+    keep_in_register(first);
+  }
+  // Of part i along M or N at a step along K. Whole units exchange places within aligned groups of
+  // 4 or 8, so an XOR moves from unit to unit.
+  __device__ uint32_t operator()(uint32_t tile, int i, int step) const {
+    const int rows = K_MAJOR ? i : step, units = K_MAJOR ? step : i;
+    return ((tile + first) ^ (units * 32)) + rows * 16 * Tile::ROW_BYTES;
+  }
+};
+
 // The same with rows padded by PAD elements, and no swizzle. Where 16 bytes of padding put every
 // other row out of step with the sectors, the L2 would send those twice: short rows, those along K,
 // are copied through the L1.
