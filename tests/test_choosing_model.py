@@ -24,10 +24,10 @@ ROWS = ROOT / "reports" / "nvidia-h200" / "trials" / "drawn_kernels.csv"
 HELD = 203
 """The seed that a fit to the others is asked about."""
 
-LOSS = {"triton": 1.03, "cuda": 1.045}
+LOSS = {"triton": 1.03, "cuda": 1.04}
 """Of the choice within a language over its fastest timed kernel: the geometric mean, of a model
-that has not seen the seed. Seen: 1.026 and 1.038, where tables and costs alone give 1.066 and
-1.091."""
+that has not seen the seed. Seen: 1.016 and 1.024, where tables and costs alone give 1.066 and
+1.153; over all three seeds 1.012 and 1.036."""
 
 LOSS_OF_LANGUAGE = 1.03
 """Of the language that it takes, over the faster of the two. Seen: 1.023."""

@@ -25,6 +25,9 @@ FITTED: dict[int, str] = {
     301: "where Triton divides K, and what CUDA's small costs",
     302: "the same",
     303: "the same",
+    401: "where CUDA starts a short product too slowly, and with it small's ring",
+    402: "the same",
+    403: "the same",
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
 """Seed -> what was fitted to its shapes: no figure that is shown comes from such a seed. Whoever
