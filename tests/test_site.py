@@ -26,6 +26,7 @@ import numbers_of  # noqa: E402
 
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+KERNELS = [path.stem for path in PICTURES if path.stem.startswith(("cuda_", "triton_"))]
 FIGURES = [
     (page, found) for page in PAGES for found in numbers_of.FIGURE.finditer(page.read_text())
 ]
@@ -78,6 +79,19 @@ def test_the_site_has_an_entry_a_search_and_a_way_onwards(site):
     assert "ridge point 206" in (site / "notebooks/roofline_by_hand.html").read_text()
 
 
+def test_a_tables_numbers_and_sentences_are_told_apart(site):
+    page = (site / "lab/cuda_wgmma_persistent.html").read_text()
+    assert re.search(r'<td class="short"><p>5.8', page)
+    assert re.search(r'<td class="long"><p>', (site / "tests.html").read_text())
+
+
+def test_a_drawing_in_letters_is_not_coloured_as_a_program(site):
+    page = (site / "lab/cuda_gemv.html").read_text()
+    drawn = re.search(r"<pre>(?:(?!</pre>).)*a warp's ring.*?</pre>", page, re.S)
+    assert drawn
+    assert '<span class="' not in drawn[0]
+
+
 def test_links_inside_the_site_lead_somewhere(site):
     for page in site.rglob("*.html"):
         if "reports" in page.relative_to(site).parts:
@@ -106,6 +120,32 @@ def test_a_search_finds_the_words_of_the_field(site, words):
         pages.append(hits)
     assert set.intersection(*pages), words
     assert any(words in page.read_text().lower() for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
+def test_no_word_of_a_page_is_taken_for_a_tag(page):
+    """`<gpu>` outside of code vanishes from a page; comments are meant to."""
+    parsed = pytest.importorskip("markdown_it").MarkdownIt().enable("table").parse(page.read_text())
+    tokens = [*parsed, *itertools.chain.from_iterable(token.children or [] for token in parsed)]
+    tags = [token.content for token in tokens if token.type in ("html_inline", "html_block")]
+    assert not [tag for tag in tags if not tag.lstrip().startswith("<!--")]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_box_of_a_time_line_has_room_for_its_words(kernel):
+    from pictures import constants, rungs
+
+    backend, _, name = kernel.partition("_")
+    lanes = rungs.lanes_of(f"{backend}/{name}", constants.of_kernel(f"{backend}/{name}"))
+    empty = [words for _, boxes in lanes for _, length, words, _ in boxes
+             if not rungs.fits(words, length)]  # fmt: skip
+    assert not empty
+
+
+def test_the_operands_of_a_transposed_product_are_drawn_where_they_stand():
+    text = (ROOT / "docs/pictures/triton_skinny.svg").read_text()
+    assert "A transposed: 256 x 16" in text
+    assert "B transposed: 64 x 256" in text
 
 
 def labels(path):

@@ -32,6 +32,8 @@ LINK = re.compile(r"(\]\()((?:\.\.|_static/|site/)[^)\s#]*)(#[^)\s]*)?\)")
 SCHEME = "repo:"
 RECORD = ".json.gz"
 """Of what compilers say of a kernel: a page of its own."""
+SHORT, LONG = 8, 48
+"""Letters of a table's cell that is kept on one line, and of one that is given room."""
 
 
 def contents(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -78,6 +80,21 @@ def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 def linked(app: Sphinx) -> set[str]:
     return app.env.__dict__.get("repository_files", set())
+
+
+def measure(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Says of a table's cells which are a number and its unit, and which hold a sentence: on a
+    narrow screen the one is not broken, and the other is not squeezed (course.css)."""
+    for row in doctree.findall(nodes.row):
+        for column, cell in enumerate(row.children):
+            texts = [
+                text for text in cell.findall(nodes.Text) if not isinstance(text.parent, nodes.raw)
+            ]
+            length = sum(map(len, texts))  # without comments, which queries stand in
+            if length <= SHORT:
+                cell["classes"].append("short")
+            elif length >= LONG and column > 0:
+                cell["classes"].append("long")
 
 
 def pages(app: Sphinx) -> Any:
@@ -131,6 +148,7 @@ def finish(app: Sphinx, failure: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", contents)
     app.connect("doctree-resolved", resolve)
+    app.connect("doctree-resolved", measure)
     app.connect("html-collect-pages", pages)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": False, "parallel_write_safe": False}
