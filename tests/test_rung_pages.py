@@ -95,7 +95,8 @@ TERMS = {
     "accumulator": "accumulators?", "swizzle": "swizzles?", "fragment": "fragments?",
     "sector": "sectors?", "wavefront": "wavefronts?", "occupancy": "occupancy", "ring": "rings?",
     "wave": "waves?", "ping-pong": "ping-pong", "pdl": "programmatic dependent launch",
-    "stall": "stalls?", "bank-conflict": "bank conflicts?", "partial": "partials", "k-major": "K-major",
+    "stall": "stalls?", "bank-conflict": "bank conflicts?", "partial": "partials",
+    "k-major": "K-major",
 }  # fmt: skip
 """Entry of the glossary -> what a page may call it."""
 FOUNDATIONS = {

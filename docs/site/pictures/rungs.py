@@ -97,7 +97,7 @@ def split(parts: int) -> list[Lane]:
 def ranges(tiles: int = 5, steps: int = 8, sms: int = 3) -> list[Lane]:
     """All steps of all tiles in one list, cut into equal ranges. Who has the rest of a tile stores
     its sums, and who has the first step adds them."""
-    each, unit, sums = tiles * steps / sms, 0.5, 0.75
+    each, unit, sums = tiles * steps / sms, 0.5, 0.7
     lanes: list[Lane] = []
     for sm in range(sms):
         at, boxes, end = sm * each, [], (sm + 1) * each
@@ -111,7 +111,7 @@ def ranges(tiles: int = 5, steps: int = 8, sms: int = 3) -> list[Lane]:
             boxes.append((x, (until - at) * unit, words, MULTIPLY))
             x += (until - at) * unit
             if rest:
-                boxes.append((x, sums, "store", STORE))
+                boxes.append((x, sums, "sums", STORE))
                 x += sums
             elif not whole:
                 boxes.append((x, sums, "add", STORE))
