@@ -32,8 +32,9 @@ LINK = re.compile(r"(\]\()((?:\.\.|_static/|site/)[^)\s#]*)(#[^)\s]*)?\)")
 SCHEME = "repo:"
 RECORD = ".json.gz"
 """Of what compilers say of a kernel: a page of its own."""
-SHORT, LONG = 8, 48
-"""Letters of a table's cell that is kept on one line, and of one that is given room."""
+SHORT, LONG, LONG_NAME, WORD = 8, 48, 16, 28
+"""Letters of a table's cell that is kept on one line; of one that is given room, and of one in the
+first column; and of a word of code that is kept whole."""
 
 
 def contents(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -83,8 +84,9 @@ def linked(app: Sphinx) -> set[str]:
 
 
 def measure(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Says of a table's cells which are a number and its unit, and which hold a sentence: on a
-    narrow screen the one is not broken, and the other is not squeezed (course.css)."""
+    """Says of a table's cells which are a number and its unit, and which hold a sentence, and of code
+    which has short words alone: on a narrow screen numbers and words are not broken, and sentences
+    not squeezed (course.css)."""
     for row in doctree.findall(nodes.row):
         for column, cell in enumerate(row.children):
             texts = [
@@ -93,8 +95,11 @@ def measure(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             length = sum(map(len, texts))  # without comments, which queries stand in
             if length <= SHORT:
                 cell["classes"].append("short")
-            elif length >= LONG and column > 0:
+            elif length >= (LONG if column else LONG_NAME):
                 cell["classes"].append("long")
+    for code in doctree.findall(nodes.literal):
+        if max(map(len, code.astext().split()), default=0) <= WORD:
+            code["classes"].append("whole")
 
 
 def pages(app: Sphinx) -> Any:
