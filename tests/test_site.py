@@ -14,6 +14,7 @@ from datetime import date
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -102,6 +103,35 @@ def test_links_inside_the_site_lead_somewhere(site):
             if re.match(r"https?:|mailto:|data:", target):
                 continue
             assert (page.parent / target).exists(), f"{page.relative_to(site)} links to {target}"
+
+
+def test_links_to_a_place_of_a_page_lead_to_that_place(site):
+    """To a heading of a report's README too, which is a section of its page."""
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    places = {
+        page: set(re.findall(r'\b(?:id|name)="([^"]+)"', text)) for page, text in pages.items()
+    }
+    seen = 0
+    for page, text in pages.items():
+        for target, place in re.findall(r'href="([^"#?:]*\.html)?#([^"]+)"', text):
+            leads = (page.parent / target).resolve() if target else page
+            assert unquote(place) in places[leads], f"{page.relative_to(site)}: {target}#{place}"
+            seen += "reports" in target
+    assert seen > 20
+
+
+def test_a_text_beside_the_sources_is_no_listing(site):
+    page = (site / "repository/CONTRIBUTING.md.html").read_text()
+    body = page[page.index("<article") : page.index("</article>")]
+    assert '<h2 id="add-an-epilogue-a-dtype-a-gpu">' in body
+    assert '<a href="../measuring.html">' in body or '<a href="../contract.html">' in body
+    assert not re.search(r"\*\*|\]\(|```", re.sub(r"<[^>]*>", "", body))
+    script = (site / "repository/scripts/blas_level3.html").read_text()
+    assert '<span class="k">def</span>' in script
+    assert (
+        "rungs/<wbr>wmma_<wbr>any.cu"
+        in (site / "repository/cuda_ref/rungs/wmma_any.cu.html").read_text()
+    )
 
 
 @pytest.mark.parametrize(
