@@ -76,7 +76,9 @@ def test_the_site_has_an_entry_a_search_and_a_way_onwards(site):
     source = (site / "repository/cuda_ref/rungs/tiled.cu.html").read_text()
     assert "__global__" in source
     assert "../../../rungs" in source or "_static" in source
-    assert "HMMA" in (site / "side_by_side/wmma.html").read_text()
+    page = (site / "side_by_side/wmma.html").read_text()
+    assert "HMMA" in page
+    assert '<a href="../side_by_side.html">' in page
     assert "ridge point 206" in (site / "notebooks/roofline_by_hand.html").read_text()
 
 

@@ -37,6 +37,7 @@ LINK = re.compile(r"(\]\()((?:\.\.|_static/|site/)[^)\s#]*)(#[^)\s]*)?\)")
 SCHEME = "repo:"
 RECORD = ".json.gz"
 """Of what compilers say of a kernel: a page of its own."""
+BACK = ' <a href="../side_by_side.html">What to look for</a>.</p>\n</header>'
 SHORT, LONG, LONG_NAME, WORD = 8, 48, 16, 28
 """Letters of a table's cell that is kept on one line; of one that is given room, and of one in the
 first column; and of a word of code that is kept whole."""
@@ -204,7 +205,7 @@ def finish(app: Sphinx, failure: Exception | None) -> None:
             continue
         if path.endswith(RECORD):
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(page_of(ROOT / path))
+            target.write_text(page_of(ROOT / path).replace("</p>\n</header>", BACK, 1))
             continue
         if target.suffix == ".html" and path.endswith("README.md"):
             source = (ROOT / path).with_name("index.html")
