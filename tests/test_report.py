@@ -355,6 +355,31 @@ def test_inline_figures_follow_the_theme(made):
     assert not [colour for colour in style.DARK if colour in drawn]
 
 
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("folder", ["nvidia-h200", "nvidia-h200-x2"])
+def test_what_a_page_says_is_no_markup_of_another_language(folder):
+    page = (ROOT / "reports" / folder / "index.html").read_text()
+    said = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", "", page, flags=re.S)
+    assert not re.findall(r".{0,40}(?:`|\*\*|<!--|&amp;\w+;).{0,40}", said)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, to run table.js.j2")
+@pytest.mark.parametrize(
+    ("count", "width", "said"),
+    [("", 400, "more columns"), ("3 of 9 rows", 400, "3 of 9 rows · more columns"),
+     ("3 of 9 rows", 90, "3 of 9 rows"), ("", 90, "")],
+)  # fmt: skip
+def test_a_hint_without_a_count_begins_with_its_words(count, width, said):
+    script = (ROOT / "tcgemm/report/table.js.j2").read_text()
+    hint = re.search(r"^const hint = .*?^};$", script, re.M | re.S)[0]
+    code = f"{hint} const line = {{dataset: {{text: {json.dumps(count)}}}}};"
+    code += f"hint({{scrollWidth: {width}, clientWidth: 100}}, line); console.log(line.textContent)"
+    shown = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip().partition(" to the right")[0] == said
+
+
 def packed(page, name):
     text = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page)[1]
     return json.loads(text)

@@ -83,7 +83,9 @@ def test_shares_of_active_tensor_cores_are_queries(kernel):
     """What ncu.csv has a row for is not written by hand."""
     name = kernel.full_name.replace("/", "_")
     text = (DOCS / "rungs" / f"{name}.md").read_text()
-    for figure, behind in re.findall(r"[Tt]ensor cores active[^.]*? (\d[\d.]*)(.{0,8})", text):
+    for figure, behind in re.findall(
+        r"[Tt]ensor cores (?:are )?active[^.]*? (\d[\d.]*)(.{0,8})", text
+    ):
         assert behind.startswith("<!-- ="), f"{figure} is typed: write a query behind it"
 
 
@@ -94,6 +96,7 @@ TERMS = {
     "sector": "sectors?", "wavefront": "wavefronts?", "occupancy": "occupancy", "ring": "rings?",
     "wave": "waves?", "ping-pong": "ping-pong", "pdl": "programmatic dependent launch",
     "stall": "stalls?", "bank-conflict": "bank conflicts?", "partial": "partials",
+    "k-major": "K-major",
 }  # fmt: skip
 """Entry of the glossary -> what a page may call it."""
 FOUNDATIONS = {
@@ -145,3 +148,26 @@ def test_long_notes_are_kept_and_linked():
         rung = (DOCS / "rungs" / page.name).read_text()
         assert f"../lab/{page.name}" in rung
         assert f"../rungs/{page.name}" in page.read_text()
+
+
+def test_a_small_share_is_not_rounded_to_nothing():
+    import blocks
+
+    assert [blocks.share(ratio) for ratio in (1.0, 0.54, 0.0951, 0.041, 0.00137)] == [
+        "1.00", "0.54", "0.10", "0.041", "0.0014",
+    ]  # fmt: skip
+    for page in (DOCS / "rungs").glob("*.md"):
+        assert "| 0.00 |" not in page.read_text()
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=lambda kernel: kernel.full_name)
+def test_what_was_measured_and_counted_is_said_in_a_sentence(kernel):
+    """Which begins with what was measured, and not with its figure."""
+    text = (DOCS / "rungs" / f"{kernel.full_name.replace('/', '_')}.md").read_text()
+    said = re.findall(r"^\*\*(?:Predicted|Measured)\.\*\* (.*)|(?<=shows it\n\n)(.*)", text, re.M)
+    assert len(said) == 3
+    for sentence in map("".join, said):
+        assert not re.match(r"\[?[\d.,]+(?!\d)(?:<| (?:us|TFLOPS|to|times)\b)", sentence), sentence
+        assert not re.match(
+            r"(?:Tensor cores active|Level with|As predicted|A little|Half of)\b", sentence
+        )

@@ -14,6 +14,7 @@ from datetime import date
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -26,6 +27,7 @@ import numbers_of  # noqa: E402
 
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+KERNELS = [path.stem for path in PICTURES if path.stem.startswith(("cuda_", "triton_"))]
 FIGURES = [
     (page, found) for page in PAGES for found in numbers_of.FIGURE.finditer(page.read_text())
 ]
@@ -74,8 +76,25 @@ def test_the_site_has_an_entry_a_search_and_a_way_onwards(site):
     source = (site / "repository/cuda_ref/rungs/tiled.cu.html").read_text()
     assert "__global__" in source
     assert "../../../rungs" in source or "_static" in source
-    assert "HMMA" in (site / "side_by_side/wmma.html").read_text()
+    page = (site / "side_by_side/wmma.html").read_text()
+    assert "HMMA" in page
+    assert '<a href="../side_by_side.html">' in page
     assert "ridge point 206" in (site / "notebooks/roofline_by_hand.html").read_text()
+
+
+def test_a_tables_numbers_and_sentences_are_told_apart(site):
+    page = (site / "lab/cuda_wgmma_persistent.html").read_text()
+    assert re.search(r'<td class="short"><p>5.8', page)
+    page = (site / "tests.html").read_text()
+    assert re.search(r'<td class="long"><p>', page)
+    assert re.search(r'<code class="[^"]*\bwhole\b[^"]*"><span class="pre">--help</span>', page)
+
+
+def test_a_drawing_in_letters_is_not_coloured_as_a_program(site):
+    page = (site / "lab/cuda_gemv.html").read_text()
+    drawn = re.search(r"<pre>(?:(?!</pre>).)*a warp's ring.*?</pre>", page, re.S)
+    assert drawn
+    assert '<span class="' not in drawn[0]
 
 
 def test_links_inside_the_site_lead_somewhere(site):
@@ -86,6 +105,35 @@ def test_links_inside_the_site_lead_somewhere(site):
             if re.match(r"https?:|mailto:|data:", target):
                 continue
             assert (page.parent / target).exists(), f"{page.relative_to(site)} links to {target}"
+
+
+def test_links_to_a_place_of_a_page_lead_to_that_place(site):
+    """To a heading of a report's README too, which is a section of its page."""
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    places = {
+        page: set(re.findall(r'\b(?:id|name)="([^"]+)"', text)) for page, text in pages.items()
+    }
+    seen = 0
+    for page, text in pages.items():
+        for target, place in re.findall(r'href="([^"#?:]*\.html)?#([^"]+)"', text):
+            leads = (page.parent / target).resolve() if target else page
+            assert unquote(place) in places[leads], f"{page.relative_to(site)}: {target}#{place}"
+            seen += "reports" in target
+    assert seen > 20
+
+
+def test_a_text_beside_the_sources_is_no_listing(site):
+    page = (site / "repository/CONTRIBUTING.md.html").read_text()
+    body = page[page.index("<article") : page.index("</article>")]
+    assert '<h2 id="add-an-epilogue-a-dtype-a-gpu">' in body
+    assert '<a href="../measuring.html">' in body or '<a href="../contract.html">' in body
+    assert not re.search(r"\*\*|\]\(|```", re.sub(r"<[^>]*>", "", body))
+    script = (site / "repository/scripts/blas_level3.html").read_text()
+    assert '<span class="k">def</span>' in script
+    assert (
+        "rungs/<wbr>wmma_<wbr>any.cu"
+        in (site / "repository/cuda_ref/rungs/wmma_any.cu.html").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,6 +154,32 @@ def test_a_search_finds_the_words_of_the_field(site, words):
         pages.append(hits)
     assert set.intersection(*pages), words
     assert any(words in page.read_text().lower() for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
+def test_no_word_of_a_page_is_taken_for_a_tag(page):
+    """`<gpu>` outside of code vanishes from a page; comments are meant to."""
+    parsed = pytest.importorskip("markdown_it").MarkdownIt().enable("table").parse(page.read_text())
+    tokens = [*parsed, *itertools.chain.from_iterable(token.children or [] for token in parsed)]
+    tags = [token.content for token in tokens if token.type in ("html_inline", "html_block")]
+    assert not [tag for tag in tags if not tag.lstrip().startswith("<!--")]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_box_of_a_time_line_has_room_for_its_words(kernel):
+    from pictures import constants, rungs
+
+    backend, _, name = kernel.partition("_")
+    lanes = rungs.lanes_of(f"{backend}/{name}", constants.of_kernel(f"{backend}/{name}"))
+    empty = [words for _, boxes in lanes for _, length, words, _ in boxes
+             if not rungs.fits(words, length)]  # fmt: skip
+    assert not empty
+
+
+def test_the_operands_of_a_transposed_product_are_drawn_where_they_stand():
+    text = (ROOT / "docs/pictures/triton_skinny.svg").read_text()
+    assert "A transposed: 256 x 16" in text
+    assert "B transposed: 64 x 256" in text
 
 
 def labels(path):

@@ -25,6 +25,7 @@ BLOCK = re.compile(
 OPENING = re.compile(r"<!-- (?:code: |measured: |nav -->)")
 LONGEST_CODE = 32
 """Lines of code on a page: what matters, not the file."""
+LAYOUTS = "../glossary.md#layout-nn-nt-tn-tt"
 LANGUAGES = {".cu": "cuda", ".cuh": "cuda", ".py": "python", ".hpp": "cpp", ".cpp": "cpp"}
 
 
@@ -53,12 +54,18 @@ def code(what: str) -> str:
     return f"```{LANGUAGES[Path(path).suffix]}\n{body}\n```\n"
 
 
+def share(ratio: float) -> str:
+    """A ratio to two decimals, or to two digits where that would say next to nothing."""
+    return f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.2g}"
+
+
 def measured(what: str) -> str:
     """A table of a kernel's rows: TFLOPS and share of cuBLAS, by size and layout."""
     kernel, dtype, *rest = what.split()
     options = dict(word.split("=", 1) for word in rest if "=" in word)
     sizes = [word for word in rest if "=" not in word]
-    head = f"| {dtype}, H200 | nn, TFLOPS | of cuBLAS | nt, TFLOPS | of cuBLAS |\n"
+    layouts = (f"[{layout}]({LAYOUTS}), TFLOPS | of cuBLAS" for layout in ("nn", "nt"))
+    head = f"| {dtype}, H200 | {' | '.join(layouts)} |\n"
     lines = []
     for size in sizes:
         cells = []
@@ -68,7 +75,7 @@ def measured(what: str) -> str:
                 cells += ["no row", ""]
                 continue
             tflops = numbers_of.column(row, "tflops")
-            ratio = f"{float(row['ratio_p50']):.2f}" if row["ratio_p50"] else ""
+            ratio = share(float(row["ratio_p50"])) if row["ratio_p50"] else ""
             cells += [f"{tflops:.{0 if tflops >= 100 else 1}f}", ratio]
         name = f"{size} cubed" if "x" not in size else size.replace("x", " x ")
         lines.append(f"| {name} | {' | '.join(cells)} |\n")

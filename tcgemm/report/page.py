@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import jinja2
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ..bench.store import COLUMNS
 from . import several
@@ -114,6 +115,7 @@ def page(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.filters["prose"] = _prose
     head = _headline(gpus)
     return environment.get_template("page.html.j2").render(
         title=_title(bool(gpus), bool(parts)),
@@ -210,6 +212,12 @@ def _contents(
 
 def _capital(title: str) -> str:
     return title[:1].upper() + title[1:]
+
+
+def _prose(text: str) -> Markup:
+    """A sentence as HTML: backticks are code, and a percent sign stays with its number."""
+    kept = str(escape(text)).replace(" %", "\u00a0%")
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", kept))
 
 
 def _inline(picture: Picture, prefix: str) -> Markup | None:

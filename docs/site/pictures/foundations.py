@@ -348,8 +348,8 @@ def walking() -> str:
     """Gannon's four missing diagrams in one: blocks over C, warps in a block, K, and the overrun."""
     have = constants.of_source("cuda_ref/rungs/wmma.cu")
     block, mma, size, depth = have["BLOCK_M"], have["MMA_M"], 100, 48
-    image = Svg(830, 400, "blocks over C, warps in a block, the walk along K, and the overrun")
-    scale, x0, y0 = 2.1, 190, 130
+    image = Svg(790, 402, "blocks over C, warps in a block, the walk along K, and the overrun")
+    scale, x0, y0 = 2.1, 130, 130
     whole = -(-size // block) * block
     image.rect(x0, y0, size * scale, size * scale, C_LIGHT, C)
     image.rect(x0 - depth * scale - 10, y0, depth * scale, size * scale, A_LIGHT, A)
@@ -364,7 +364,7 @@ def walking() -> str:
     for x, y, w, h in ((x0 + size * scale, y0, overrun, whole * scale),
                        (x0, y0 + size * scale, size * scale, overrun)):  # fmt: skip
         image.rect(x, y, w, h, RED + "33", "none")
-    row, column = 2, 1
+    row, column, warps = 2, 1, have["WARPS_N"]
     at_x, at_y, side = x0 + column * mma * scale, y0 + row * mma * scale, mma * scale
     image.rect(at_x, at_y, side, side, C, INK, 2)
     for k in range(depth // mma):
@@ -373,10 +373,10 @@ def walking() -> str:
     image.line(x0 - depth * scale - 8, at_y + side / 2, x0 - 14, at_y + side / 2, "#fff", 2, True)
     image.line(at_x + side / 2, y0 - depth * scale - 8, at_x + side / 2, y0 - 14, "#fff", 2, True)
     notes = (
-        f"black: blocks of {block} x {block}, blockIdx.x counts them row after row",
-        f"green: the {have['WARPS_M']} x {have['WARPS_N']} warps of block 0; dark: warp "
-        f"{row * have['WARPS_N'] + column}",
-        f"   warp_row = warp / {have['WARPS_N']} = {row}, warp_col = warp % {have['WARPS_N']} = {column}",
+        f"black: blocks of {block} x {block},",
+        "   blockIdx.x counts them row after row",
+        f"green: the {have['WARPS_M']} x {warps} warps of block 0; dark: warp {row * warps + column}",
+        f"   warp_row = warp / {warps} = {row}, warp_col = warp % {warps} = {column}",
         f"blue, orange: its walk along K, {mma} a step: one fragment of A,",
         "   one of B, one mma_sync",
         f"red: the overrun of a {size} x {size} C; {100 * (1 - size**2 / whole**2):.0f} % of the "
@@ -385,7 +385,7 @@ def walking() -> str:
         "   wmma_any loads zeros there and stores nothing",
     )
     for i, words in enumerate(notes):
-        image.text(470, 150 + 22 * i, words, 11)
+        image.text(410 + 12 * words.startswith(" "), 150 + 22 * i, words.strip(), 12)
     return str(image)
 
 

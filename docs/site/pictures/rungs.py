@@ -13,9 +13,18 @@ WIDTH = 760
 SIDE = 190
 """Pixels of the longer side of a tile of C."""
 
+STEP = 336 / 9.7
+"""Pixels of a step of K on the time line."""
 LOAD, MULTIPLY, STORE, WAIT = (A_LIGHT, A), (C_LIGHT, C), (B_LIGHT, B), (LIGHT, GREY)
+TRANSPOSED = ("triton/skinny",)
+"""Kernels whose constants are those of C transposed: B's columns are its rows."""
 Lane = tuple[str, list[tuple[float, float, str, tuple[str, str]]]]
 """Who; then (start, length, what, colours) of each box, in steps of K."""
+
+
+def fits(words: str, length: float) -> bool:
+    """Whether a box of that many steps has room for its words."""
+    return len(words) * 5.0 < length * STEP
 
 
 def serial(who: str) -> list[Lane]:
@@ -54,19 +63,21 @@ def blocks_in_turn(count: int) -> list[Lane]:
 
 def two_tiles(loader: str, multipliers: list[str], next_tile: str) -> list[Lane]:
     """Two tiles of four steps each. ``next_tile`` says how the second one follows: as "another
-    block"'s, after the store of the first; "loads first", under that store; or wholly "under it".
+    block"'s, after the store of the first; "loads first", under that store; wholly "under it"; or
+    "not at all".
     """
     second, again = {
-        "another block": (5.6, 6.4), "loads first": (2.9, 5.6), "under it": (2.9, 4.0)
+        "another block": ([5.6], [6.4]), "loads first": ([2.9], [5.6]), "under it": ([2.9], [4.0]),
+        "not at all": ([], []),
     }[next_tile]  # fmt: skip
-    loads = [(at + 0.7 * k, 0.65, f"k{k}", LOAD) for at in (0.0, second) for k in range(4)]
+    loads = [(at + 0.7 * k, 0.65, f"k{k}", LOAD) for at in (0.0, *second) for k in range(4)]
     lanes: list[Lane] = [(loader, loads)]
     for who in multipliers:
-        boxes = [(at + 0.8 * k, 0.75, f"k{k}", MULTIPLY) for at in (0.8, again) for k in range(4)]
+        boxes = [(at + 0.8 * k, 0.75, f"k{k}", MULTIPLY) for at in (0.8, *again) for k in range(4)]
         boxes += [] if next_tile == "under it" else [(4.05, 1.4, "store C", STORE)]
         lanes.append((who, boxes))
     if next_tile == "under it":
-        lanes.append(("store", [(4.05, 2.6, "C of the first tile", STORE)]))
+        lanes.append(("store", [(4.05, 2.6, "first tile's C", STORE)]))
     return lanes
 
 
@@ -79,7 +90,7 @@ def split(parts: int) -> list[Lane]:
     for part in range(min(parts, 3)):
         boxes = [(0.0, 4.5, f"K part {part}", MULTIPLY), (4.6, 1.2, "partial", STORE)]
         lanes.append((f"block {part}", boxes))
-    lanes.append(("sum", [(6.0, 2.0, f"add {parts} partials in order", STORE)]))
+    lanes.append(("sum", [(6.0, 2.0, "add in order", STORE)]))
     return lanes
 
 
@@ -100,7 +111,7 @@ def ranges(tiles: int = 5, steps: int = 8, sms: int = 3) -> list[Lane]:
             boxes.append((x, (until - at) * unit, words, MULTIPLY))
             x += (until - at) * unit
             if rest:
-                boxes.append((x, sums, "store", STORE))
+                boxes.append((x, sums, "sums", STORE))
                 x += sums
             elif not whole:
                 boxes.append((x, sums, "add", STORE))
@@ -115,15 +126,17 @@ def one_trip() -> list[Lane]:
                        (4.8, 0.9, "sums", STORE)])
         for w in range(3)
     ]  # fmt: skip
-    return [*lanes, ("all", [(5.8, 1.8, "barrier, add, store C", STORE)])]
+    return [*lanes, ("all", [(5.8, 1.8, "add, store C", STORE)])]
 
 
 def streams() -> list[Lane]:
-    return [
-        (f"warp {w}", [(0.15 * w + 1.25 * k, 1.2, f"16 bytes a lane, k{k}", LOAD) if k % 2 == 0 else
-                       (0.15 * w + 1.25 * k, 1.2, f"multiply k{k - 1}", MULTIPLY) for k in range(7)])
-        for w in range(3)
-    ]  # fmt: skip
+    """Each warp on its own: it copies into one of its two stages and multiplies from the other."""
+    lanes: list[Lane] = []
+    for w in range(2):
+        at = [0.15 * w + 1.25 * k for k in range(7)]
+        lanes.append((f"warp {w}", [(at[k], 1.2, f"copy k{k}", LOAD) for k in range(6)]))
+        lanes.append(("multiplies", [(at[k + 1], 0.6, f"k{k}", MULTIPLY) for k in range(6)]))
+    return lanes
 
 
 def lanes_of(kernel: str, have: dict[str, int]) -> list[Lane]:
@@ -154,7 +167,7 @@ def lanes_of(kernel: str, have: dict[str, int]) -> list[Lane]:
     if name == "warp_specialized" or name.startswith("wgmma"):
         return specialized(have.get("CONSUMERS", 2), "under it")
     if name == "one_wave":
-        return specialized(have["BLOCK_M"] // 64, "another block")
+        return specialized(have["BLOCK_M"] // 64, "not at all")  # a block has one tile
     return ring(stages)
 
 
@@ -185,6 +198,12 @@ def parts_of(
     return "warpgroup", min(64, M), N, (64, min(N, 256), step)
 
 
+def sides(kernel: str) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
+    """Name and colours of the operand to the left of C, and of the one above it."""
+    a, b = ("A", A_LIGHT, A), ("B", B_LIGHT, B)
+    return (b, a) if kernel in TRANSPOSED else (a, b)
+
+
 def picture(kernel: str) -> str:
     have = constants.of_kernel(kernel)
     if kernel == "cuda/gemv":
@@ -199,10 +218,15 @@ def picture(kernel: str) -> str:
     height = max(y0 + h + 70, 160 + 34 * len(lanes) + (190 if "grouped" in kernel else 0))
     image = Svg(WIDTH, int(height), f"{kernel}: tile, stages and time line")
     # A to the left, B above, C in the corner.
-    image.rect(x0, y0 - depth - 8, w, depth, B_LIGHT, B)
-    image.rect(x0 - depth - 8, y0, depth, h, A_LIGHT, A)
-    image.text(x0 + w / 2, y0 - depth - 13, f"B: {K} x {N}", 12, "middle", B)
-    image.text(x0 - depth - 13, y0 + h / 2, f"A: {M} x {K}", 12, "middle", A, turned=True)
+    beside, above = sides(kernel)
+    flipped = " transposed" if kernel in TRANSPOSED else ""
+    image.rect(x0, y0 - depth - 8, w, depth, *above[1:])
+    image.rect(x0 - depth - 8, y0, depth, h, *beside[1:])
+    image.text(
+        x0 + w / 2, y0 - depth - 13, f"{above[0]}{flipped}: {K} x {N}", 12, "middle", above[2]
+    )
+    image.text(x0 - depth - 13, y0 + h / 2, f"{beside[0]}{flipped}: {M} x {K}", 12, "middle",
+               beside[2], turned=True)  # fmt: skip
     image.rect(x0, y0, w, h, C_LIGHT, C)
     lines_m = list(range(0, M, part_m)) if M // part_m <= 40 else []
     lines_n = list(range(0, N, part_n)) if N // part_n <= 40 else []
@@ -219,11 +243,15 @@ def picture(kernel: str) -> str:
                    "#ffffff", RED, 1.5)  # fmt: skip
     image.rect(x0, y0, pw, ph, "none", INK, 2)
     below = y0 + h + 20
-    image.text(x0 - depth, below, f"C of a block: {M} x {N}", 13, bold=True)
+    image.text(
+        x0 - depth, below, f"C of a block{flipped and ',' + flipped}: {M} x {N}", 13, bold=True
+    )
     image.text(x0 - depth, below + 18, f"black: a {who}'s {part_m} x {part_n}", 12)
     if mma:
-        image.text(x0 - depth, below + 36, f"red: one instruction, {' x '.join(map(str, mma))}", 12,
-                   fill=RED)  # fmt: skip
+        shape = " x ".join(map(str, mma))
+        words = f"red: one instruction, {shape}"
+        words = f"red: {shape}, of C transposed" if kernel == "cuda/skinny" else words
+        image.text(x0 - depth, below + 36, words, 12, fill=RED)
     _right(image, kernel, have, lanes)
     return str(image)
 
@@ -240,12 +268,12 @@ def _right(image: Svg, kernel: str, have: dict[str, int], lanes: list[Lane]) -> 
         title = f"shared memory: {stages} stage{'s' if stages > 1 else ''} of {each / 1024:g} KB"
         image.text(left, 24, title, 13, bold=True)
         box = min(86, (width - 6 * stages) / stages)
+        beside, above = sides(kernel)
         for stage in range(stages):
             x = left + stage * (box + 6)
             part = box * M / (M + N)
-            image.cell(x, 34, part, 34, "A" if part > 12 else "", A_LIGHT, stroke=A)
-            image.cell(x + part, 34, box - part, 34, "B" if box - part > 12 else "", B_LIGHT,
-                       stroke=B)  # fmt: skip
+            for at, length, (name, fill, stroke) in ((0, part, beside), (part, box - part, above)):
+                image.cell(x + at, 34, length, 34, name if length > 12 else "", fill, stroke=stroke)
     else:
         where, note = "registers, from global memory", "no tile of A or B is shared by the block"
         if kernel == "cuda/gemv":
@@ -258,14 +286,13 @@ def _right(image: Svg, kernel: str, have: dict[str, int], lanes: list[Lane]) -> 
     top = 104
     image.text(left, top, "time", 13, bold=True)
     image.line(left + 38, top - 4, left + width, top - 4, arrow=True)
-    label, unit = 74, (width - 74) / 9.7
+    label = 74
     for index, (who, boxes) in enumerate(lanes):
         y = top + 14 + 34 * index
         image.text(left, y + 17, who, 12)
         for start, length, words, (fill, stroke) in boxes:
-            fits = len(words) * 5.0 < length * unit
-            image.cell(left + label + start * unit, y, length * unit, 26, words if fits else "",
-                       fill, 10.5, stroke)  # fmt: skip
+            shown = words if fits(words, length) else ""
+            image.cell(left + label + start * STEP, y, length * STEP, 26, shown, fill, 10.5, stroke)
     y = top + 26 + 34 * len(lanes)
     for x, (words, (fill, stroke)) in enumerate(
         (("load", LOAD), ("multiply", MULTIPLY), ("store, sums", STORE))
