@@ -1,6 +1,7 @@
 """A kernel that misbehaves becomes a row, and the run goes on: with kernels made for it."""
 
 import io
+import multiprocessing
 import os
 import re
 import signal
@@ -16,11 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+import workers
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tcgemm import dispatch
-from tcgemm.bench import ahead, cases, first, run, store
+from tcgemm.bench import ahead, cases, first, run, store, worker
 from tcgemm.bench.case import CASE_COLUMNS
 from tcgemm.bench.closing import print_table
 from tcgemm.bench.command import _Progress, bench
@@ -99,8 +101,26 @@ def load(name):
 '''
 
 
+def measured_by_a_fork(connection, job):
+    """As ``run.work``, without the look at who the parent is: that is the server here."""
+    worker.die_with = lambda parent: None
+    worker.work(connection, job)
+
+
+def built_by_a_fork(*given):
+    """As ``ahead.build``, in the same way."""
+    ahead.die_with = lambda parent: None
+    ahead.build(*given)
+
+
 @pytest.fixture
 def misbehaving(tmp_path, monkeypatch):
+    """A backend whose kernels go wrong. A worker has torch already; ``bench_in_a_process`` begins
+    workers as a user's run does."""
+    context = workers.forked()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+    monkeypatch.setattr(run, "work", measured_by_a_fork)
+    monkeypatch.setattr(ahead, "build", built_by_a_fork)
     (tmp_path / "misbehaving_kernels.py").write_text(MISBEHAVING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(dispatch.BACKENDS, "misbehaving", "misbehaving_kernels")
