@@ -98,7 +98,7 @@ def written(tmp_path, exercise, kind, changes):
     return path
 
 
-@pytest.mark.spread(3, "mistake")
+@pytest.mark.spread(4, "mistake")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_refused_with_a_sentence_that_helps(mistake, tmp_path):
     exercise = find(mistake.partition(",")[0])
