@@ -1,12 +1,11 @@
 """Processes that are the ranks of a gloo group, made once for a test file and used by its tests.
 
-A server imports torch once and forks each rank from itself, so that a rank costs milliseconds.
+Each is forked from a process that has imported torch (workers.py): a rank costs milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import tempfile
 import traceback
@@ -14,15 +13,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
+import workers
 
 SECONDS = 60
 """After which a rank that says nothing fails the test."""
-PRELOADED = [
-    *("torch.distributed.tensor.parallel", "torch.utils.flop_counter", "pytest"),
-    *("tcgemm.dist.products", "tcgemm.dist.styles", "tcgemm.dist.layers", "tcgemm.cublas"),
-    *("tcgemm.bench.several.run", "tcgemm.verify.calls"),
-]
-"""What the server imports once for all ranks."""
 AFTER_A_FAILURE = 5
 """Seconds for what the other ranks have to say once one of them has failed."""
 
@@ -56,8 +50,7 @@ class Ranks:
     """``world`` processes, each a rank of one group."""
 
     def __init__(self, world, backend="gloo", seconds=SECONDS):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = workers.forked()
         self.world, self._folder = world, tempfile.TemporaryDirectory()
         self._seconds = seconds
         self._ends, self._processes = [], []

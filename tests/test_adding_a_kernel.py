@@ -50,7 +50,15 @@ except tcgemm.TcgemmError as error:
     assert "brought_along" in str(error)
 """
 
-COMMAND = "import sys; from tcgemm.cli import main; sys.argv[0] = 'tcgemm'; main()"
+AS_MAIN = """
+if __name__ == "__main__":
+    from typer.testing import CliRunner
+    from tcgemm.cli import app
+    *bench, results = sys.argv[1:]
+    for words in (["bench", *bench, "--out", results], ["report", results]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+"""
 
 SPECIALIST = """
 from ..planning.rows import row
@@ -124,14 +132,9 @@ def test_two_files_and_a_name_make_a_triton_kernel(tmp_path):
     (package / "__init__.py").write_text(order.replace('    "shapes.skinny",', NAME))
     results = str(tmp_path / "results")
 
-    def python(*arguments: str) -> None:
-        run(site, tmp_path, *arguments)
-
-    python(LIBRARY)
     case = ["--backend", "triton", "--kernel", "brought_along", "--shape", "32x40x24"]
-    python(COMMAND, "bench", *case, "--out", results)
+    run(site, tmp_path, LIBRARY + AS_MAIN, *case, results)
     rows = (tmp_path / "results" / "results.csv").read_text()
     assert "brought_along,yes,BLOCK_M=48" in rows
     assert ",ok," in rows
-    python(COMMAND, "report", results)
     assert "brought_along" in (tmp_path / "results" / "index.html").read_text()

@@ -1,6 +1,7 @@
 """A kernel that misbehaves becomes a row, and the run goes on: with kernels made for it."""
 
 import io
+import multiprocessing
 import os
 import re
 import signal
@@ -16,11 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+import workers
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tcgemm import dispatch
-from tcgemm.bench import ahead, cases, first, run, store
+from tcgemm.bench import ahead, cases, first, run, store, worker
 from tcgemm.bench.case import CASE_COLUMNS
 from tcgemm.bench.closing import print_table
 from tcgemm.bench.command import _Progress, bench
@@ -99,8 +101,26 @@ def load(name):
 '''
 
 
+def measured_by_a_fork(connection, job):
+    """As ``run.work``, without the look at who the parent is: that is the server here."""
+    worker.die_with = lambda parent: None
+    worker.work(connection, job)
+
+
+def built_by_a_fork(*given):
+    """As ``ahead.build``, in the same way."""
+    ahead.die_with = lambda parent: None
+    ahead.build(*given)
+
+
 @pytest.fixture
 def misbehaving(tmp_path, monkeypatch):
+    """A backend whose kernels go wrong. A worker has torch already; ``bench_in_a_process`` begins
+    workers as a user's run does."""
+    context = workers.forked()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+    monkeypatch.setattr(run, "work", measured_by_a_fork)
+    monkeypatch.setattr(ahead, "build", built_by_a_fork)
     (tmp_path / "misbehaving_kernels.py").write_text(MISBEHAVING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(dispatch.BACKENDS, "misbehaving", "misbehaving_kernels")
@@ -121,7 +141,7 @@ def measure(tmp_path, names, shapes=("16x8x4",), **options):
 
 
 def test_every_way_to_go_wrong_becomes_a_row(tmp_path, misbehaving):
-    rows, stored = measure(tmp_path, [], timeout_s=8)
+    rows, stored = measure(tmp_path, [], timeout_s=4)
     status = {row["kernel"]: row["status"] for row in stored}
     assert status == {
         "right": "ok",
@@ -142,7 +162,7 @@ def test_every_way_to_go_wrong_becomes_a_row(tmp_path, misbehaving):
     assert reason["raises"] == "RuntimeError: out of registers"
     assert reason["refuses"] == "K is 4 and it takes none"
     assert reason["gpu_only"] == "it runs on cuda tensors and these are on cpu"
-    assert "8 s" in reason["hangs"]
+    assert "4 s" in reason["hangs"]
     assert "SIGSEGV" in reason["dies"]
     assert "the last words" in reason["dies"]
     assert "status 7" in reason["exits"]

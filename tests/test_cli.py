@@ -130,7 +130,7 @@ def timed(code):
 )
 def test_a_mistake_is_named_before_torch_is_imported_and_within_half_a_second(arguments, words):
     spent, parser = [], []  # on a processor, so that what else runs here counts less
-    while len(spent) < 4 and min(spent, default=1) >= 0.5:
+    while len(spent) < 4:
         done, seconds = timed(MISTAKEN.format(arguments=arguments))
         assert done.returncode == 0, done.stderr
         assert words in done.stderr
@@ -138,12 +138,14 @@ def test_a_mistake_is_named_before_torch_is_imported_and_within_half_a_second(ar
         assert not HEAVY & modules
         others = set(COMMANDS.values()) - {COMMANDS[arguments[0]]}
         assert not others & modules, "a command is imported that was not asked for"
+        if seconds < 0.5:
+            return
         spent.append(seconds)
         done, seconds = timed(PARSED)
         assert done.returncode == 2, done.stderr
         parser.append(seconds)
     # Where both cores are busy all takes longer, a command that does nothing as well.
-    assert min(spent) < max(0.5, 2.5 * min(parser))
+    assert min(spent) < 2.5 * min(parser)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def written(tmp_path, exercise, kind, changes):
     return path
 
 
-@pytest.mark.spread(2, "mistake")
+@pytest.mark.spread(4, "mistake")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_refused_with_a_sentence_that_helps(mistake, tmp_path):
     exercise = find(mistake.partition(",")[0])
@@ -107,6 +107,7 @@ def test_a_mistake_is_refused_with_a_sentence_that_helps(mistake, tmp_path):
     assert any(said in line for line in lines), lines
 
 
+@pytest.mark.spread(2, "way")
 @pytest.mark.parametrize("way", RIGHT)
 def test_another_way_to_be_right_passes(way, tmp_path):
     exercise = find(way.partition(",")[0])

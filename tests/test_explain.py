@@ -159,6 +159,7 @@ def test_the_page_reads_for_everything_at_once():
         assert word in output
 
 
+@pytest.mark.exhaustive  # the next test, with nvcc; test_show_kernel.py has Triton's compiler asked
 def test_the_compiler_is_asked_on_demand():
     (choice,) = as_json(
         "512x512x512", "--bias", "--backend", "triton", "--kernel", "fused", "--compile"

@@ -124,8 +124,10 @@ GPU = [
 ]
 
 USE_GPU = """
-import json, subprocess, sys
+import json
+from typer.testing import CliRunner
 from tcgemm import cuda_ref, dispatch, gpus
+from tcgemm.cli import app
 from tcgemm.problem import Problem
 from tcgemm.tools.simulate.measure import machine
 
@@ -147,10 +149,8 @@ why = dispatch.find("cuda", "mma_multistage").why_not(asked)
 assert str(40 * 1024) in why, why
 assert "9.9" in dispatch.find("cuda", "wgmma_tma").why_not(asked)
 
-command = "import sys; from tcgemm.cli import main; sys.argv[0] = 'tcgemm'; main()"
-done = subprocess.run([sys.executable, "-c", command, "explain", "4096x4096x4096", "--gpu", "x900",
-    "--json"], capture_output=True, text=True)
-assert done.returncode == 0, done.stderr
+done = CliRunner().invoke(app, ["explain", "4096x4096x4096", "--gpu", "x900", "--json"])
+assert done.exit_code == 0, done.output
 told = json.loads(done.stdout)
 assert "X900" in json.dumps(told)
 """

@@ -15,6 +15,7 @@ import torch
 import typer.main
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
+from typer.testing import CliRunner
 
 from tcgemm import dispatch, gpus
 from tcgemm.cli import app
@@ -66,11 +67,8 @@ def test_its_commands_parse():
 @pytest.mark.parametrize("name", ["explain", "kernels", "doctor"])
 def test_what_answers_at_once_runs_as_written(name):
     (command,) = [words for words in commands() if words[1] == name]
-    code = "import sys; from tcgemm.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command[1:]], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, command[1:])
+    assert done.exit_code == 0, done.output
     assert done.stdout
 
 

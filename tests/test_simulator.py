@@ -96,7 +96,10 @@ WRAPPED_BYTES = 17 * 128
     ids=lambda row: row.name,
 )  # fmt: skip
 def test_a_k_that_goes_around_the_ring_twice(rung):
-    dtype_in, dtype_out, compute = pairs_of(rung)[0]
+    # The types of test_simulator_counts.py's ladder where the rung has them: no build of its own.
+    pairs = list(pairs_of(rung))
+    usual = ("bfloat16", "bfloat16", "float32")
+    dtype_in, dtype_out, compute = usual if usual in pairs else pairs[0]
     dtype = accuracy.as_dtype(dtype_in)
     K = WRAPPED_BYTES // dtype.itemsize
     if takes(rung, 64, 64, K + 8, (dtype_in, dtype_out), "nt"):

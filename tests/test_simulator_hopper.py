@@ -39,6 +39,7 @@ def run(tmp_path):
     return simulate
 
 
+@pytest.mark.spread(3, "order", "stages")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_right_and_nothing_found(run, order, stages):

@@ -104,7 +104,7 @@ def test_contenders_in_turns_see_the_same_data(tmp_path):
     script = EXAMPLE.parent.parent / "scripts" / "train_in_turns.py"
     asked = ["--tiny", "--steps", "4", "--turn", "2", "--kernels", "torch", "cublas"]
     files = ["--out", tmp_path / "steps.csv", "--losses", tmp_path / "losses.csv"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, script, *asked, *files], env=environment,
                           capture_output=True, text=True, timeout=300)  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -197,7 +197,7 @@ SMALL = Request(
 @cache
 def all_with_texts() -> dict[str, object]:
     """What tests read as texts, which no record keeps: compiled in every run, by one process."""
-    wanted = [as_tf32("tf32"), as_tf32("tf32x3"), PRODUCER_AND_CONSUMERS, SMALL]
+    wanted = [PRODUCER_AND_CONSUMERS, SMALL]
     built = compile_only.compile_rungs(wanted, assembly=True)
     return dict(zip(map(repr, wanted), built, strict=True))
 
@@ -206,15 +206,20 @@ def with_texts(request):
     return all_with_texts()[repr(request)]
 
 
-@pytest.mark.parametrize("version", ["HGMMA.64x256x8", "HGMMA.64x128x8"])
-def test_float32_is_multiplied_as_tf32(version):
+@pytest.mark.parametrize(("compute", "terms"), [("tf32", 1), ("tf32x3", 3)])
+def test_float32_is_multiplied_as_tf32(compute, terms):
     """Four products a step; with two terms three times as many, awaited before they are added."""
-    terms = "64x128" in version
-    built = with_texts(as_tf32("tf32x3" if terms else "tf32"))
-    assert built.counts["HGMMA"] == 2 * 4 * (3 if terms else 1)
-    assert built.assembly["sass"].count(version) == built.counts["HGMMA"]
+    (built,) = records.triton([as_tf32(compute)])
+    assert built.counts["HGMMA"] == 2 * 4 * terms
     assert not built.serialized, built.log
     assert built.spill_bytes == 0
+
+
+@pytest.mark.exhaustive  # the test above counts them by records, which keep no text
+@pytest.mark.parametrize(("compute", "columns"), [("tf32", 256), ("tf32x3", 128)])
+def test_instructions_of_tf32_take_eight_of_k(compute, columns):
+    (built,) = compile_only.compile_rungs([as_tf32(compute)], assembly=True)
+    assert built.assembly["sass"].count(f"HGMMA.64x{columns}x8") == built.counts["HGMMA"] > 0
 
 
 C_IN = [
@@ -341,6 +346,7 @@ def test_texts_come_when_asked_for():
     assert "tt.dot" in built.assembly["ttgir"] or "warp_group_dot" in built.assembly["ttgir"]
 
 
+@pytest.mark.spread(2, "capability")
 @pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
 def test_a_kernel_for_another_assembler_is_read(capability):
     """From sm_100 on Triton has another ptxas, and the usual one does not know its PTX."""

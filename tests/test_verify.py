@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import random
 import sys
 import time
@@ -11,6 +12,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+import workers
 from typer.testing import CliRunner
 
 from tcgemm import dispatch
@@ -265,6 +267,8 @@ def test_a_kernel_that_kills_its_process_spoils_its_own_calls_alone(tmp_path, mo
     (tmp_path / "dying_outcomes.py").write_text(DYING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(verify, "_outcomes", importlib.import_module("dying_outcomes").outcomes)
+    context = workers.forked()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
     chunks = [[("a/kernel", Call(M, 8, 8))] for M in (1, 7, 2, 3)]
     done = [each for outcomes in verify._chunks_done(chunks, 2, "cpu") for each in outcomes]
     assert sorted(call.M for _, call, _ in done) == [1, 2, 3, 7]
@@ -289,6 +293,8 @@ def test_workers_end_when_the_caller_has_seen_enough(tmp_path, monkeypatch):
     (tmp_path / "slow_outcomes.py").write_text(SLOW)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(verify, "_outcomes", importlib.import_module("slow_outcomes").outcomes)
+    context = workers.forked()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
     outcomes = verify._chunks_done([[("a/kernel", Call(M, 8, 8))] for M in (0, 300, 300)], 2, "cpu")
     assert [call.M for _, call, _ in next(outcomes)] == [0]
     began = time.perf_counter()

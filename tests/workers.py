@@ -1,10 +1,20 @@
-"""The processes of pytest-xdist on a machine with several GPUs."""
+"""The processes of pytest-xdist on a machine with several GPUs, and those that tests start."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+from multiprocessing.context import ForkServerContext
 
 import torch
+
+PRELOADED = [
+    *("torch.distributed.tensor.parallel", "torch.utils.flop_counter", "pytest"),
+    *("tcgemm.dist.products", "tcgemm.dist.styles", "tcgemm.dist.layers", "tcgemm.cublas"),
+    *("tcgemm.bench.several.run", "tcgemm.bench.ahead", "tcgemm.tools.verify"),
+    *("tcgemm.verify.calls", "tcgemm.verify.judge"),
+]
+"""What the server of ``forked`` imports once for all that it forks."""
 
 
 def gpus_of(worker: str, count: int) -> str:
@@ -22,3 +32,11 @@ def begin_with_different_gpus() -> None:
     if count > 1:
         order = gpus_of(os.environ["PYTEST_XDIST_WORKER"], count)
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", order)
+
+
+def forked() -> ForkServerContext:
+    """Starts processes that have imported torch already: a server does so once and forks each from
+    itself, in milliseconds. They see the environment that the server began with."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context

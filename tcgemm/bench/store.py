@@ -83,7 +83,10 @@ def read(folder: str | Path) -> list[dict[str, str]]:
     Raises:
         ResultsError: no such file, or its columns are not those of COLUMNS.
     """
-    return [{**row, "kernel": kernel_now(row)} for row in _stored(Path(folder))]
+    rows = _stored(Path(folder))
+    for row in rows:
+        row["kernel"] = kernel_now(row)
+    return rows
 
 
 def _stored(folder: Path) -> list[dict[str, str]]:
@@ -114,8 +117,9 @@ def _stored(folder: Path) -> list[dict[str, str]]:
                 f"{path}: line {number} has {len(line)} cells and the header {len(header)}: "
                 "remove that line"
             )
+    rows = [dict(zip(header, line, strict=True)) for line in lines[1:]]
     empty = dict.fromkeys(COLUMNS, "")
-    return [empty | dict(zip(header, line, strict=True)) for line in lines[1:]]
+    return rows if len(header) == len(empty) else [empty | row for row in rows]
 
 
 def folder_of(slug: str) -> Path | None:

@@ -97,7 +97,8 @@ def rank(
         results: stored rows of that GPU (``bench.store.read``); later ones replace earlier ones,
             and those of other data than normal are left out.
     """
-    measured = of_results(results)
+    types = problem.dtype_in, problem.dtype_out
+    measured = of_results(row for row in results if (row["dtype_in"], row["dtype_out"]) == types)
     found = [
         _estimate(problem, row, board, measured.get((row.backend, row.name), {}))
         for row in rows
