@@ -24,6 +24,7 @@ from .toolchain import (
     source,
     source_files,
     source_folders,
+    text_of,
 )
 
 
@@ -171,7 +172,7 @@ def instances(name: str, kernels: tuple[KernelReport, ...], problem: Any) -> lis
     is known of types, layout, tile and fusion picks among them. All that are left are given; all
     instances of the rung where the symbols cannot be read.
     """
-    names = _parameters(source(name).read_text(errors="replace"))
+    names = _parameters(text_of(source(name)))
     wanted = _wanted(name, problem)
     own, fitting = [], []
     for kernel, values in zip(kernels, _arguments([k.symbol for k in kernels], name), strict=True):
@@ -264,7 +265,7 @@ def source_lines(name: str) -> tuple[int, int]:
     """Lines of code, without blank ones and comments: of the .cu, and with what it includes."""
     counts = []
     for path in source_files(source(name)):
-        text = re.sub(r"/\*[\s\S]*?\*/", "", path.read_text(errors="replace"))
+        text = re.sub(r"/\*[\s\S]*?\*/", "", text_of(path))
         counts.append(sum(bool(line.split("//")[0].strip()) for line in text.splitlines()))
     return counts[0], sum(counts)
 

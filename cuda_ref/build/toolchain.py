@@ -200,11 +200,16 @@ def source(name: str, root: Path = ROOT) -> Path:
     raise LookupError(f"no rung {name!r}: there is no {name}.cu in rungs/ or shapes/")
 
 
+def text_of(path: Path) -> str:
+    """A source, whatever bytes it has: a compiler says what is wrong with them."""
+    return path.read_text(errors="replace")
+
+
 def source_files(path: Path, root: Path = ROOT) -> list[Path]:
     """A .cu file and every file of ``root`` that it includes, directly or not."""
     found = [path]
     for file in found:
-        for include in _INCLUDE.findall(file.read_text(errors="replace")):
+        for include in _INCLUDE.findall(text_of(file)):
             for folder in (file.parent, *source_folders(root)):
                 other = folder / include
                 if other.is_file():
@@ -226,7 +231,7 @@ def built_by_case(path: Path) -> frozenset[str]:
 
     None where it is compiled whole.
     """
-    text = "".join(file.read_text(errors="replace") for file in source_files(path))
+    text = "".join(text_of(file) for file in source_files(path))
     return frozenset(re.findall(rf"TCGEMM_(?:{_CASE})\b", text))
 
 
@@ -248,4 +253,4 @@ def activations() -> dict[str, int]:
 
 def constants(name: str) -> dict[str, int]:
     """The rung's ``constexpr int NAME = number;``, in the order of its source."""
-    return {key: int(value) for key, value in _CONSTANT.findall(source(name).read_text(errors="replace"))}
+    return {key: int(value) for key, value in _CONSTANT.findall(text_of(source(name)))}

@@ -19,7 +19,14 @@ from functools import cache
 from pathlib import Path
 
 from ..build import store
-from ..build.toolchain import nvcc_flags, source, source_files, source_folders, wheel_folders
+from ..build.toolchain import (
+    nvcc_flags,
+    source,
+    source_files,
+    source_folders,
+    text_of,
+    wheel_folders,
+)
 
 BELOW = "nvrtc"
 """The store's folder of what NVRTC made."""
@@ -189,7 +196,7 @@ def _compile(
 
 def _text_of(name: str) -> str:
     """The source without its launcher, between what is declared and what tells its constants."""
-    text = source(name).read_text(errors="replace")
+    text = text_of(source(name))
     end = text.rindex(_LAUNCHER)
     declared = "".join(f"template <class... A> cudaError_t {each}(A...);\n" for each in DECLARED)
     return (
@@ -206,7 +213,7 @@ def _adapted(name: str) -> dict[str, str]:
     that is made at its first call is made at each. Name, as it is included -> text."""
     found = {}
     for path in source_files(source(name))[1:]:
-        text, times = _MADE_ONCE.subn(r"\1", path.read_text(errors="replace"))
+        text, times = _MADE_ONCE.subn(r"\1", text_of(path))
         folders = [folder for folder in source_folders() if folder in path.parents]
         if times and folders:
             found[str(path.relative_to(folders[0]))] = text

@@ -15,7 +15,13 @@ from pathlib import Path
 from ..build import store
 from ..build.store import key_of
 from ..build.store import lock_of as lock_of
-from ..build.toolchain import CSRC, compiler_version, consulted_variables, source_folders
+from ..build.toolchain import (
+    CSRC,
+    compiler_version,
+    consulted_variables,
+    source_folders,
+    text_of,
+)
 
 _HERE = Path(__file__).parent
 INCLUDE = _HERE / "include"
@@ -130,7 +136,7 @@ def _included(source: Path) -> list[Path] | None:
     """
     found = [source]
     for file in found:
-        for written in _INCLUDE.findall(file.read_text(errors="replace")):
+        for written in _INCLUDE.findall(text_of(file)):
             if written[0] not in '<"':
                 return None
             name = written.strip('<">')

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ..build.toolchain import text_of
 from .build import INCLUDE
 
 LAUNCHER = """\
@@ -44,7 +45,7 @@ def _sentence(source: Path, failure: str) -> str:
             f"the include out, or put it and what needs it under #ifndef TCGEMM_SIMULATOR. It has "
             f"host/gemm.cuh and, of CUDA's own, {ours}"
         )
-    text = source.read_text(errors="replace")
+    text = text_of(source)
     code = _without_comments(text)
     launch = re.search(r"<<<", code)
     if launch:
