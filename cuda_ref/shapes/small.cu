@@ -3,10 +3,10 @@
 // ADDS           one trip to memory. A product this small is all latency: the start of a kernel,
 //                the way of the operands, the way of C, and every instruction in between. Where
 //                rows begin at multiples of 16 bytes, cp.async asks for all of K that fits
-//                (small_ring.cuh). By words of 8 or 4 bytes the warps of a block divide K, and each
-//                loads straight into the registers that mma.sync wants (small_words.cuh). By
-//                elements the block loads rows as they lie (small_staged.cuh). A cluster divides a
-//                long K (small_sums.cuh). No tensor map, no row it cannot read.
+//                (small/ring.cuh). By words of 8 or 4 bytes the warps of a block divide K, and each
+//                loads straight into the registers that mma.sync wants (small/words.cuh). By
+//                elements the block loads rows as they lie (small/staged.cuh). A cluster divides a
+//                long K (small/sums.cuh). No tensor map, no row it cannot read.
 // STILL MISSING  reuse: the operands are read again for every 32 rows and columns of C, or 64. A
 //                larger C wants wgmma_persistent.cu, or, unaligned, wmma_any.cu.
 //
@@ -19,9 +19,9 @@
 #include "host/build_case.cuh"
 #include "sm90/reduce.cuh"
 #include "tile/order.cuh"
-#include "small_ring.cuh"
-#include "small_staged.cuh"
-#include "small_words.cuh"
+#include "small/ring.cuh"
+#include "small/staged.cuh"
+#include "small/words.cuh"
 
 namespace {
 

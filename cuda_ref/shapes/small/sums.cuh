@@ -5,7 +5,7 @@
 #include "sm90/reduce.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/sm90.cuh"
-#include "small_operand.cuh"
+#include "small/operand.cuh"
 
 namespace tcgemm::sm90 {
 

@@ -10,7 +10,7 @@
 // an SM has many blocks.
 #pragma once
 
-#include "small_sums.cuh"
+#include "small/sums.cuh"
 #include "ptx/opaque.cuh"
 
 namespace tcgemm::sm90 {

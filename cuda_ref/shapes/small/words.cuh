@@ -3,7 +3,7 @@
 #pragma once
 
 #include "sm90/reduce.cuh"
-#include "small_operand.cuh"
+#include "small/operand.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/sm90.cuh"
 

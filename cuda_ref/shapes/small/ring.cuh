@@ -6,7 +6,7 @@
 // among others has to fetch before it runs them.
 #pragma once
 
-#include "small_sums.cuh"
+#include "small/sums.cuh"
 #include "tile/swizzled_loader.cuh"
 
 namespace tcgemm::sm90 {
