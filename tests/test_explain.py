@@ -135,6 +135,18 @@ def test_the_answer_comes_first():
     assert lines[5] == "no kernel takes less than 139 us: bound by arithmetic"
 
 
+def test_a_kernel_that_the_model_takes_says_so_and_from_whom():
+    found = explain("64x64x64", "--backend", "cuda", "--gpu", "h200")
+    told = re.search(
+        r"small is chosen as among other kernels the model of drawn shapes has it at (\d\.\d) us, "
+        r"and one_wave, which tables and costs choose, at (\d\.\d);",
+        found,
+    )
+    assert told is not None, found
+    assert float(told[1]) < float(told[2])
+    assert "the model" not in explain("4096x4096x4096", "--backend", "cuda", "--gpu", "h200")
+
+
 def test_a_reason_of_many_kernels_is_told_once():
     output = re.sub(r"\s+", " ", explain("256x256x256", "--gpu", "a100"))
     assert output.count("needs compute capability 9.0 and this GPU has 8.0") == 1

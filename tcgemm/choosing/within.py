@@ -52,12 +52,7 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel]) -> Kernel:
     slug = slug_of(problem)
     if chosen.full_name not in model.constants(slug):
         return chosen
-    sms = gpus.lookup(slug).sms or 0
-
-    def us(row: Kernel) -> float | None:
-        return model.estimated_us(row.full_name, problem, row.plan(problem), slug, sms)
-
-    times = {row: found for row in able if (found := us(row)) is not None}
+    times = {row: us for row in able if (us := _modelled_us(problem, row, slug)) is not None}
     if chosen not in times:
         return chosen
     if times[chosen] > MOSTLY_START_US and nearest(problem, slug, TUNED) is not None:
@@ -65,3 +60,20 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel]) -> Kernel:
     best = min(times, key=times.__getitem__)
     earned = EARNED * (1 if times[chosen] < SHORT_US else OF_LONGER)
     return best if times[best] < times[chosen] * (1 - earned) else chosen
+
+
+def _modelled_us(problem: Problem, row: Kernel, slug: str) -> float | None:
+    sms = gpus.lookup(slug).sms or 0
+    return model.estimated_us(row.full_name, problem, row.plan(problem), slug, sms)
+
+
+def why(problem: Problem, taken: Kernel, of_tables: Kernel) -> str:
+    """In words, why ``taken`` is: ``faster`` gave it in the place of what tables and costs say."""
+    slug = slug_of(problem)
+    mine, theirs = (_modelled_us(problem, row, slug) for row in (taken, of_tables))
+    if mine is None or theirs is None:
+        return f"in the place of {of_tables.name}"
+    return (
+        f"as among other kernels the model of drawn shapes has it at {mine:.1f} us, and "
+        f"{of_tables.name}, which tables and costs choose, at {theirs:.1f}"
+    )

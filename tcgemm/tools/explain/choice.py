@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .ranking import Estimate
 
 
+BY_NAME = "asked for by name"
+BY_TABLES = "what the backend chooses of those that take it"
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What one backend makes of the problem."""
@@ -45,6 +49,15 @@ class Choice:
     product."""
     copying_us: float = 0.0
 
+    @property
+    def by_name(self) -> bool:
+        return self.why == BY_NAME
+
+    @property
+    def by_tables(self) -> bool:
+        """Whether the backend's own tables and costs choose the kernel."""
+        return self.why == BY_TABLES
+
 
 def choice(
     problem: Problem,
@@ -72,7 +85,7 @@ def choice(
     times = {each.kernel: each for each in ranking}
     others = {each.name: _why_other(each, row, rows, problem, kernel, times) for each in rows}
     others.pop(row.name)
-    why = "asked for by name" if kernel else "what the backend chooses of those that take it"
+    why = BY_NAME if kernel else _why_chosen(asked, row, rows)
     plan = dict(row.plan(asked))
     copied: dict[str, Any] = {}
     if copies is not None:
@@ -88,6 +101,17 @@ def choice(
         compiled=_compiled(row, asked) if compile_ else {},
         **copied,
     )
+
+
+def _why_chosen(problem: Problem, row: Kernel, rows: tuple[Kernel, ...]) -> str:
+    """That the backend's own tables and costs choose it, or what the model says."""
+    from ...choosing import within
+    from ...dispatch import BACKENDS
+
+    module = import_module(BACKENDS[row.backend])
+    able = {each.name: each for each in rows if each.why_not(problem) is None}
+    of_tables = module.choose(problem, list(able)) if hasattr(module, "choose") else row.name
+    return BY_TABLES if of_tables == row.name else within.why(problem, row, able[of_tables])
 
 
 def _why_other(

@@ -72,7 +72,7 @@ def _answer(
             lines.append(f"{call}: {each.why}")
             continue
         name = f"{each.backend}/{each.kernel}"
-        why = f", {each.why}" if each.why.startswith("asked") else ""
+        why = f", {each.why}" if each.by_name else ""
         if each.copied:
             lines.append(
                 f"{call} runs {name} on copies of {each.copied} in aligned rows: these take about "
@@ -82,6 +82,8 @@ def _answer(
         lines.append(f"{call} runs {name}{why}")
         if name in times:
             lines[-1] += f": {_time(times[name])}"
+        if not (each.by_name or each.by_tables):
+            lines.append(f"  {each.kernel} is chosen {each.why}; the ranking is of launches alone")
         (timed if name in times else untimed).append(name)
     if untimed:
         whose = f" of {', '.join(untimed)}" if timed else ""
