@@ -141,7 +141,9 @@ def test_the_model_moves_a_choice_only_to_what_it_says_is_faster():
                     continue
                 moved += 1
                 us = [
-                    model.estimated_us(row.full_name, problem, row.plan(problem), board.slug, 132)
+                    model.estimated_us(
+                        row.full_name, problem, row.plan(problem), board.slug, 132, row is before
+                    )
                     for row in (before, after)
                 ]
                 assert us[1] < us[0] * (1 - within.EARNED), problem

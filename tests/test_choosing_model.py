@@ -167,6 +167,28 @@ def test_what_it_was_not_fitted_to_it_does_not_decide(shape, backend, on_an_h200
     assert with_model != "wmma_any"
 
 
+@pytest.mark.parametrize("shape", [(64, 1001, 64), (128, 999, 256)], ids=str)
+def test_a_kernel_that_it_does_not_know_gives_way_to_one_that_beats_the_least_it_takes(
+    shape, on_an_h200, monkeypatch
+):
+    """A C in odd rows: of the tables' choice no row has so much of it."""
+    case = Case("shape", *shape, "bfloat16", "bfloat16", "nt", "")
+    problem = replace(case.product(capability=(9, 0)), device="cuda")
+    taken = dispatch.choose(problem, "cuda")
+    constants = model.constants
+    monkeypatch.setattr(model, "constants", lambda slug: {})
+    tables = dispatch.choose(problem, "cuda")
+    monkeypatch.setattr(model, "constants", constants)
+
+    def us(row, at_least):
+        plan = row.plan(problem)
+        return model.estimated_us(row.full_name, problem, plan, H200, 132, at_least)
+
+    assert us(tables, False) is None
+    assert us(taken, False) == us(taken, True)
+    assert us(taken, True) < us(tables, True) * (1 - within.EARNED)
+
+
 def test_it_speaks_of_sizes_that_were_drawn():
     assert model.LARGEST == drawn.LARGEST
     assert model.knows(problem_of(64, drawn.LARGEST, 64))

@@ -96,13 +96,21 @@ def constants(slug: str) -> dict[str, Constants]:
 
 
 def estimated_us(
-    kernel: str, problem: Any, plan: Mapping[str, Any], slug: str, sms: int
+    kernel: str, problem: Any, plan: Mapping[str, Any], slug: str, sms: int, at_least: bool = False
 ) -> float | None:
-    """Microseconds of a kernel, named "backend/kernel"; None where the model does not know it."""
+    """Microseconds of a kernel, named "backend/kernel"; None where the model does not know it.
+
+    Args:
+        at_least: of a term that is more than was seen the most that was: no constant is below 0, so
+            the kernel takes at least as long.
+    """
     known = constants(slug).get(kernel)
     if known is None or "BLOCK_M" not in plan or not sms:
         return None
-    return sum_of(known, terms(problem, plan, sms))
+    found = terms(problem, plan, sms)
+    if at_least:
+        found = tuple(min(term, most) for (_, most), term in zip(known, found, strict=True))
+    return sum_of(known, found)
 
 
 def knows(problem: Any) -> bool:

@@ -4,8 +4,9 @@ The languages' own tables and costs were fitted to the shapes of suites, a produ
 What users bring besides is short and of any size, among other kernels: there the model of model.py,
 which was fitted to drawn shapes among others, is nearer to what is timed. So a language chooses,
 and where a product is short the model may take another kernel, if that is faster by more than the
-model errs. A longer product has to win more; one near to a case that was tuned for, and one that no
-shape was like to which the model was fitted, stay as they were chosen.
+model errs. A longer product has to win more; one near to a case that was tuned for stays as
+it was chosen. Of a kernel with more of something than any row had, the model knows only what it
+takes at least; so such a kernel is not taken, and gives way to one that beats that.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel]) -> Kernel:
     if chosen.full_name not in model.constants(slug):
         return chosen
     times = {row: us for row in able if (us := _modelled_us(problem, row, slug)) is not None}
+    if chosen not in times and (least := _modelled_us(problem, chosen, slug, True)) is not None:
+        times[chosen] = least
     if chosen not in times:
         return chosen
     if times[chosen] > MOSTLY_START_US and nearest(problem, slug, TUNED) is not None:
@@ -62,15 +65,15 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel]) -> Kernel:
     return best if times[best] < times[chosen] * (1 - earned) else chosen
 
 
-def _modelled_us(problem: Problem, row: Kernel, slug: str) -> float | None:
+def _modelled_us(problem: Problem, row: Kernel, slug: str, at_least: bool = False) -> float | None:
     sms = gpus.lookup(slug).sms or 0
-    return model.estimated_us(row.full_name, problem, row.plan(problem), slug, sms)
+    return model.estimated_us(row.full_name, problem, row.plan(problem), slug, sms, at_least)
 
 
 def why(problem: Problem, taken: Kernel, of_tables: Kernel) -> str:
     """In words, why ``taken`` is: ``faster`` gave it in the place of what tables and costs say."""
     slug = slug_of(problem)
-    mine, theirs = (_modelled_us(problem, row, slug) for row in (taken, of_tables))
+    mine, theirs = (_modelled_us(problem, row, slug, True) for row in (taken, of_tables))
     if mine is None or theirs is None:
         return f"in the place of {of_tables.name}"
     return (
