@@ -32,9 +32,9 @@ SHAPES = [
     (33, 4, 260),
     (5, 6, 1030),
 ]
-UNITS = [(40, 24, 136), (33, 17, 70), (5, 70, 600), (1, 1, 3)]
+UNITS = [(40, 24, 136), (33, 20, 550), (5, 70, 70), (1, 1, 3)]
 """Whose rows are apart by multiples of 16 bytes: whole units, and ends that divide one; one stage,
-and more than there is room for."""
+and more than there is room for; C by words and by elements."""
 
 
 def between(rows, cols, dtype, transposed, offset, fill):
@@ -142,6 +142,73 @@ def test_any_strides_are_read():
     a, b = buffer[:, ::2, 1], buffer[0, :30, 0].expand(7, 30).mT
     got = tcgemm.matmul(a, b, backend="cuda", kernel="small", out_dtype=F32)
     assert accuracy.error_ratio(a, b, got) < 1
+
+
+# M, N and K, and the strides of A and B: a dimension of extent 1 has one of 13.
+SINGLE_LINES = [
+    ((1, 40, 70), (13, 1), (48, 1)),
+    ((40, 1, 70), (72, 1), (1, 13)),
+    ((24, 40, 1), (1, 13), (13, 1)),
+    ((24, 40, 1), (8, 1), (13, 1)),
+]
+
+
+@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize(("shape", "of_a", "of_b"), SINGLE_LINES, ids=str)
+def test_the_stride_of_a_single_line_may_be_anything(shape, of_a, of_b, tile):
+    """cp.async is given aligned addresses beyond it, too, where it reads nothing."""
+    M, N, K = shape
+    a, b = (torch.full((4000,), float("nan"), dtype=BF16) for _ in "ab")
+    a = a.as_strided((M, K), of_a, 8).copy_(integers(M, K))
+    b = b.as_strided((K, N), of_b, 8).copy_(integers(K, N))
+    c = nothing(M, N)
+    source = simulator.source_of("small")
+    report = simulator.simulate(source, a, b, c, plan={"BLOCK_M": tile}, check=True)
+    assert not report.findings, [str(f) for f in report.findings]
+    assert report.block[0] == 128
+    assert torch.equal(c, (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+@pytest.mark.parametrize(("end", "threads"), [(8, 96), (6, 96), (5, 256)])
+def test_an_end_divides_no_word_of_8_or_4_bytes(end, threads, layout):
+    """Rows that begin at multiples of 8 bytes, with NaN behind their ends."""
+    along_k = layout == "nt"
+    a, b = (torch.full((120,), float("nan"), dtype=BF16).as_strided((9, 12), (12, 1)) for _ in "ab")
+    a, b = a[:, :end], b[:, :end]
+    a.copy_(integers(9, end)), b.copy_(integers(9, end))
+    a, b = (a, b.mT) if along_k else (a.mT, b)
+    c = nothing(a.shape[0], b.shape[1])
+    source = simulator.source_of("small")
+    report = simulator.simulate(source, a, b, c, plan={"WARPS": 3}, check=True)
+    assert not report.findings, [str(f) for f in report.findings]
+    assert report.block[0] == threads
+    assert torch.equal(c, (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("apart", [(0, 8, 4), (8, 0, 1), (4, 8, 4), (8, 2, 1)], ids=str)
+def test_a_batch_lies_anywhere(apart, fused):
+    """Matrices of A, B and C begin so far past a multiple of 16; 0: both are one. C_in is C."""
+
+    def two(rows, cols, pitch, more, fill):
+        both = torch.full((4000,), float("nan"), dtype=BF16)
+        both = both.as_strided((2, rows, cols), (more and rows * pitch + more, pitch, 1), 64)
+        for matrix in both:
+            matrix.copy_(fill(rows, cols))
+        return both
+
+    a, b = two(9, 70, 80, apart[0], integers), two(70, 12, 16, apart[1], integers)
+    c = two(9, 12, 32, apart[2], integers if fused else nothing)
+    exact, fusion = a.double() @ b.double(), None
+    if fused:
+        bias = torch.arange(12).to(BF16)
+        exact = torch.relu(2 * exact - c.double() + bias.double())
+        fusion = tcgemm.problem.Fusion(2.0, -1.0, c, bias, "relu")
+    source = simulator.source_of("small")
+    report = simulator.simulate(source, a, b, c, fusion=fusion, check=True)
+    assert not report.findings, [str(f) for f in report.findings]
+    assert torch.equal(c, exact.to(BF16))
 
 
 def problem(M, N, K, layout="nn", **changes):
