@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -253,6 +254,48 @@ def test_clusters_add_the_parts_of_k(shape, tile, layout):
         for c in twice:
             run(*random, c, None, **plan)
         assert torch.equal(*twice), plan
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a GPU of compute capability 9.0",
+)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("shape", [(9, 70, 1003), (1, 37, 550)], ids=str)
+def test_clusters_end_within_units_and_fuse(shape, layout):
+    """Batches whose rows begin at multiples of 16 bytes, with NaN behind their ends; C_in is C."""
+    clusters_end_within_units(cuda_ref.load("small"), shape, layout, "cuda")
+
+
+def test_what_is_asked_of_clusters_is_right_of_one_block():
+    run = partial(simulator.run, "small")
+    clusters_end_within_units(run, (9, 70, 1003), "nt", "cpu", most=1)
+
+
+def clusters_end_within_units(run, shape, layout, device, most=8):
+    def two(rows, cols, transposed):
+        height, width = (cols, rows) if transposed else (rows, cols)
+        pitch = -(-width // 8) * 8 + 8
+        both = torch.full((2, height, pitch), float("nan"), dtype=BF16, device=device)[:, :, :width]
+        both.copy_(integers(2, height, width))
+        if height == 1:  # whose rows are no distance apart
+            both = both.as_strided(both.shape, (both.stride(0), 13, 1))
+        return both.mT if transposed else both
+
+    M, N, K = shape
+    a, b = two(M, K, layout[0] == "t"), two(K, N, layout[1] == "t")
+    bias = torch.arange(N, device=device).float()
+    product = a.double() @ b.double()
+    for splits in range(1, most + 1):
+        for c in (torch.empty(2, M, N + 1, device=device)[..., 1:], torch.empty(2, N, M).mT):
+            c = c.to(device)
+            plan = {"BLOCK_M": 32, "SPLITS": splits}
+            run(a, b, c, None, **plan)
+            assert torch.equal(c.double(), product), plan
+            fusion = tcgemm.problem.Fusion(2.0, -1.0, c, bias, "relu")
+            run(a, b, c, fusion, **plan)
+            assert torch.equal(c.double(), torch.relu(product + bias.double())), plan
 
 
 @needs_nvcc
