@@ -141,6 +141,15 @@ def test_a_long_product_and_a_tuned_one_stay_as_they_were_chosen(on_an_h200, mon
     assert [chosen(*shape) for shape in shapes] == with_model
 
 
+def test_a_tuned_product_that_is_mostly_start_may_go_to_another(on_an_h200, monkeypatch):
+    def chosen(*shape):
+        return dispatch.choose(replace(problem_of(*shape), device="cuda"), "cuda").name
+
+    assert (chosen(64, 64, 64), chosen(512, 512, 512)) == ("small", "one_wave")
+    monkeypatch.setattr(within, "MOSTLY_START_US", 0.0)
+    assert (chosen(64, 64, 64), chosen(512, 512, 512)) == ("one_wave", "one_wave")
+
+
 @pytest.mark.parametrize(
     "shape",
     [

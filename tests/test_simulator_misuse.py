@@ -35,6 +35,7 @@ WRONG = {
     "barrier_of_40": (14, "misuse", "40 threads are no multiple of 32"),
     "barrier_of_two_counts": (15, "misuse", "threads are said to meet at this barrier"),
     "copies_12_bytes": (16, "misuse", "copies 4, 8 or 16 bytes, not 12"),
+    "copies_nothing_of_an_odd_address": (24, "misuse", "4 bytes past a multiple of 16"),
     "arrives_at_nothing": (17, "misuse", "nobody has called mbarrier_init"),
     "recursion": (18, "misuse", "stack of 256 KB"),
     "large_local": (19, "misuse", "stack of 256 KB"),

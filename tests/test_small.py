@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -32,9 +33,9 @@ SHAPES = [
     (33, 4, 260),
     (5, 6, 1030),
 ]
-UNITS = [(40, 24, 136), (33, 17, 70), (5, 70, 600), (1, 1, 3)]
+UNITS = [(40, 24, 136), (33, 20, 550), (5, 70, 70), (1, 1, 3)]
 """Whose rows are apart by multiples of 16 bytes: whole units, and ends that divide one; one stage,
-and more than there is room for."""
+and more than there is room for; C by words and by elements."""
 
 
 def between(rows, cols, dtype, transposed, offset, fill):
@@ -144,6 +145,73 @@ def test_any_strides_are_read():
     assert accuracy.error_ratio(a, b, got) < 1
 
 
+# M, N and K, and the strides of A and B: a dimension of extent 1 has one of 13.
+SINGLE_LINES = [
+    ((1, 40, 70), (13, 1), (48, 1)),
+    ((40, 1, 70), (72, 1), (1, 13)),
+    ((24, 40, 1), (1, 13), (13, 1)),
+    ((24, 40, 1), (8, 1), (13, 1)),
+]
+
+
+@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize(("shape", "of_a", "of_b"), SINGLE_LINES, ids=str)
+def test_the_stride_of_a_single_line_may_be_anything(shape, of_a, of_b, tile):
+    """cp.async is given aligned addresses beyond it, too, where it reads nothing."""
+    M, N, K = shape
+    a, b = (torch.full((4000,), float("nan"), dtype=BF16) for _ in "ab")
+    a = a.as_strided((M, K), of_a, 8).copy_(integers(M, K))
+    b = b.as_strided((K, N), of_b, 8).copy_(integers(K, N))
+    c = nothing(M, N)
+    source = simulator.source_of("small")
+    report = simulator.simulate(source, a, b, c, plan={"BLOCK_M": tile}, check=True)
+    assert not report.findings, [str(f) for f in report.findings]
+    assert report.block[0] == 128
+    assert torch.equal(c, (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+@pytest.mark.parametrize(("end", "threads"), [(8, 96), (6, 96), (5, 256)])
+def test_an_end_divides_no_word_of_8_or_4_bytes(end, threads, layout):
+    """Rows that begin at multiples of 8 bytes, with NaN behind their ends."""
+    along_k = layout == "nt"
+    a, b = (torch.full((120,), float("nan"), dtype=BF16).as_strided((9, 12), (12, 1)) for _ in "ab")
+    a, b = a[:, :end], b[:, :end]
+    a.copy_(integers(9, end)), b.copy_(integers(9, end))
+    a, b = (a, b.mT) if along_k else (a.mT, b)
+    c = nothing(a.shape[0], b.shape[1])
+    source = simulator.source_of("small")
+    report = simulator.simulate(source, a, b, c, plan={"WARPS": 3}, check=True)
+    assert not report.findings, [str(f) for f in report.findings]
+    assert report.block[0] == threads
+    assert torch.equal(c, (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("apart", [(0, 8, 4), (8, 0, 1), (4, 8, 4), (8, 2, 1)], ids=str)
+def test_a_batch_lies_anywhere(apart, fused):
+    """Matrices of A, B and C begin so far past a multiple of 16; 0: both are one. C_in is C."""
+
+    def two(rows, cols, pitch, more, fill):
+        both = torch.full((4000,), float("nan"), dtype=BF16)
+        both = both.as_strided((2, rows, cols), (more and rows * pitch + more, pitch, 1), 64)
+        for matrix in both:
+            matrix.copy_(fill(rows, cols))
+        return both
+
+    a, b = two(9, 70, 80, apart[0], integers), two(70, 12, 16, apart[1], integers)
+    c = two(9, 12, 32, apart[2], integers if fused else nothing)
+    exact, fusion = a.double() @ b.double(), None
+    if fused:
+        bias = torch.arange(12).to(BF16)
+        exact = torch.relu(2 * exact - c.double() + bias.double())
+        fusion = tcgemm.problem.Fusion(2.0, -1.0, c, bias, "relu")
+    source = simulator.source_of("small")
+    report = simulator.simulate(source, a, b, c, fusion=fusion, check=True)
+    assert not report.findings, [str(f) for f in report.findings]
+    assert torch.equal(c, exact.to(BF16))
+
+
 def problem(M, N, K, layout="nn", **changes):
     a = (K, 1) if layout[0] == "n" else (1, M)
     b = (N, 1) if layout[1] == "n" else (1, K)
@@ -186,6 +254,48 @@ def test_clusters_add_the_parts_of_k(shape, tile, layout):
         for c in twice:
             run(*random, c, None, **plan)
         assert torch.equal(*twice), plan
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a GPU of compute capability 9.0",
+)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("shape", [(9, 70, 1003), (1, 37, 550)], ids=str)
+def test_clusters_end_within_units_and_fuse(shape, layout):
+    """Batches whose rows begin at multiples of 16 bytes, with NaN behind their ends; C_in is C."""
+    clusters_end_within_units(cuda_ref.load("small"), shape, layout, "cuda")
+
+
+def test_what_is_asked_of_clusters_is_right_of_one_block():
+    run = partial(simulator.run, "small")
+    clusters_end_within_units(run, (9, 70, 1003), "nt", "cpu", most=1)
+
+
+def clusters_end_within_units(run, shape, layout, device, most=8):
+    def two(rows, cols, transposed):
+        height, width = (cols, rows) if transposed else (rows, cols)
+        pitch = -(-width // 8) * 8 + 8
+        both = torch.full((2, height, pitch), float("nan"), dtype=BF16, device=device)[:, :, :width]
+        both.copy_(integers(2, height, width))
+        if height == 1:  # whose rows are no distance apart
+            both = both.as_strided(both.shape, (both.stride(0), 13, 1))
+        return both.mT if transposed else both
+
+    M, N, K = shape
+    a, b = two(M, K, layout[0] == "t"), two(K, N, layout[1] == "t")
+    bias = torch.arange(N, device=device).float()
+    product = a.double() @ b.double()
+    for splits in range(1, most + 1):
+        for c in (torch.empty(2, M, N + 1, device=device)[..., 1:], torch.empty(2, N, M).mT):
+            c = c.to(device)
+            plan = {"BLOCK_M": 32, "SPLITS": splits}
+            run(a, b, c, None, **plan)
+            assert torch.equal(c.double(), product), plan
+            fusion = tcgemm.problem.Fusion(2.0, -1.0, c, bias, "relu")
+            run(a, b, c, fusion, **plan)
+            assert torch.equal(c.double(), torch.relu(product + bias.double())), plan
 
 
 @needs_nvcc

@@ -104,6 +104,15 @@ Access access_of(const Side& side, int64_t batch, int bytes) {
   return Access::elements;
 }
 
+// `side` as a kernel takes it. Beyond the last line nothing is read, but cp.async is given addresses
+// all the same, and they have to be multiples of 16. The stride of a single line may be anything:
+// with 0 in its place they are the line's own.
+Side for_kernel(Side side) {
+  if (side.mn == 1) side.mn_stride = 0;
+  if (side.K == 1) side.k_stride = 0;
+  return side;
+}
+
 // Calls body with how A and B are read, the bytes of a word and the rows and columns of a tile, as
 // integral constants: the widest words that fit both, or, of a wide tile, 16 bytes or elements.
 template <typename Body>
@@ -212,7 +221,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   if (const int error = multiprocessors(&sms)) return error;
   Rows c = rows_of(gemm.c, gemm.out);
   c.vectors = c.vectors && (gemm.batch == 1 || gemm.c.batch_stride % 4 == 0);
-  const Product product{gemm, a, b, c, tiles_m, tiles_n, tiles, stream};
+  const Product product{gemm, for_kernel(a), for_kernel(b), c, tiles_m, tiles_n, tiles, stream};
   return with_types(gemm, [&](auto in, auto out) {
     return with_accesses(a, b, gemm.batch, wide, [&](auto x, auto y, auto bytes, auto tile) {
       return start<decltype(in), decltype(out), x, y, bytes, tile>(product, sms);

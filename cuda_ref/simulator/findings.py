@@ -53,6 +53,8 @@ MISUSES = (
     "registers are written",
     "the stack of {offset} KB that the simulator gives a thread is full: an endless recursion, or "
     "arrays of a thread that are too large",
+    "cp.async is given an address in global memory that is {offset} bytes past a multiple of "
+    "{bytes}: it has to be one where nothing is read, too",
 )
 """What an instruction does not allow, in the order of ``Misuse`` in src/internal.hpp."""
 _ENDING = {4, 5, 10}

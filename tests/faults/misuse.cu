@@ -82,6 +82,13 @@ __global__ void copies_12_bytes(float* c, const float* a) {
   __pipeline_wait_prior(0);
   c[threadIdx.x] = tile[threadIdx.x * 4];
 }
+__global__ void copies_nothing_of_an_odd_address(float* c, const float* a) {
+  __shared__ __align__(16) float tile[256];
+  cp_async_16(&tile[threadIdx.x * 4], a + threadIdx.x / 63, 0);
+  cp_async_commit();
+  cp_async_wait<0>();
+  c[threadIdx.x] = tile[threadIdx.x * 4];
+}
 __global__ void arrives_at_nothing(float* c) {
   __shared__ uint64_t barrier;
   sm90::mbarrier_arrive(sm90::shared_address(&barrier));
@@ -155,6 +162,7 @@ int tcgemm_launch(const Gemm& gemm, cudaStream_t stream) {
     case 19: return launch(large_local, one, block, 0, stream, c);
     case 20: return launch(divides, one, block, 0, stream, c, 0);
     case 21: return launch(shared_twice, one, block, 0, stream, c);
+    case 24: return launch(copies_nothing_of_an_odd_address, one, block, 0, stream, c, a);
     case 23: return launch(warp_votes_and_atomics, one, block, 0, stream, c);
     case 22: return launch(shared_twice, one, block, 227 * 1024 - 256, stream, c);
   }

@@ -22,6 +22,10 @@ __attribute__((noinline)) void copy_async(void* shared, const void* global, int 
     report_misuse(Misuse::copy_size, CALLER, site, bytes);
     abandon_block();
   }
+  // Of an address that is read observe::async_issued says it.
+  const auto off = static_cast<int64_t>(reinterpret_cast<uintptr_t>(global) % bytes);
+  if (OBSERVE && request.check && source_bytes <= 0 && off != 0)
+    report_misuse(Misuse::copy_source, CALLER, site, off, bytes);
   const Copy copy{static_cast<char*>(shared), static_cast<const char*>(global), bytes,
                   std::max(0, std::min(source_bytes, bytes)), through_l1, CALLER};
   if constexpr (OBSERVE) observe::async_issued(copy);

@@ -73,7 +73,7 @@ enum class Kind : int32_t {
 // In the order of MISUSES in ../findings.py.
 enum class Misuse : int32_t {
   shuffle_source, barrier_number, barrier_warps, barrier_counts, copy_size, no_mbarrier, box_address,
-  wgmma_proxy, store_proxy, wgmma_fence, stack,
+  wgmma_proxy, store_proxy, wgmma_fence, stack, copy_source,
 };
 
 struct Position {
