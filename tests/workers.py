@@ -48,6 +48,8 @@ def forked() -> ForkServerContext:
     itself, in milliseconds. All see ENVIRONMENT, whatever a test that came first had set."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    if not ENVIRONMENT:  # outside of pytest
+        keep_environment()
     now = dict(os.environ)
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
