@@ -22,6 +22,8 @@ if not torch.cuda.is_available():
 from tcgemm import dispatch
 from tcgemm.verify.calls import pairs_of
 
+workers.keep_environment()
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAIRS_ON_A_CPU = 2
 

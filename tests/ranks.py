@@ -6,7 +6,9 @@ Each is forked from a process that has imported torch (workers.py): a rank costs
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
+import signal
 import tempfile
 import traceback
 from multiprocessing.connection import wait
@@ -19,6 +21,8 @@ SECONDS = 60
 """After which a rank that says nothing fails the test."""
 AFTER_A_FAILURE = 5
 """Seconds for what the other ranks have to say once one of them has failed."""
+WHERE = signal.SIGUSR1
+"""Asks a rank which calls its threads are in."""
 
 
 def serve(connection, rank, world, folder, backend):
@@ -26,6 +30,8 @@ def serve(connection, rank, world, folder, backend):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    threads = open(f"{folder}/{os.getpid()}.threads", "w")  # noqa: SIM115
+    faulthandler.register(WHERE, threads)
     if backend == "nccl":
         from tcgemm.bench.several.command import NO_MULTICAST
 
@@ -50,56 +56,72 @@ class Ranks:
     """``world`` processes, each a rank of one group."""
 
     def __init__(self, world, backend="gloo", seconds=SECONDS):
+        self.world, self._backend, self._seconds = world, backend, seconds
+        self._begin()
+
+    def _begin(self):
         context = workers.forked()
-        self.world, self._folder = world, tempfile.TemporaryDirectory()
-        self._seconds = seconds
+        self._folder = tempfile.TemporaryDirectory()
         self._ends, self._processes = [], []
-        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
-        os.environ["OMP_NUM_THREADS"] = "1"
-        try:
-            for rank in range(world):
-                here, there = context.Pipe()
-                process = context.Process(
-                    target=serve, args=(there, rank, world, self._folder.name, backend), daemon=True
-                )
-                process.start()
-                there.close()
-                self._ends.append(here)
-                self._processes.append(process)
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        for rank in range(self.world):
+            here, there = context.Pipe()
+            given = (there, rank, self.world, self._folder.name, self._backend)
+            process = context.Process(target=serve, args=given, daemon=True)
+            process.start()
+            there.close()
+            self._ends.append(here)
+            self._processes.append(process)
 
     def __call__(self, function, *arguments):
-        """Run ``function(rank, *arguments)`` on all ranks at once; fail where it fails on one."""
+        """Run ``function(rank, *arguments)`` on all ranks at once; fail where it fails on one.
+
+        Where a rank says nothing, others take the place of all of them for the next call.
+        """
         for end in self._ends:
             end.send((function, arguments))
-        found, waiting, left = (
-            {},
-            dict(zip(self._ends, range(self.world), strict=True)),
-            self._seconds,
-        )
+        failed, left = [], self._seconds
+        waiting = dict(zip(self._ends, range(self.world), strict=True))
         while waiting:
             ready = wait(list(waiting), left)
             if not ready:
                 break
             for end in ready:
-                ok, found[waiting.pop(end)] = end.recv()
-                left = left if ok else min(left, AFTER_A_FAILURE)
-        failed = [f"rank {rank}: {text}" for rank, text in found.items() if text]
-        silent = [f"rank {rank} says nothing" for rank in waiting.values()]
+                rank = waiting.pop(end)
+                try:
+                    ok, text = end.recv()
+                except (EOFError, ConnectionResetError):
+                    ok, text = False, "its process died"
+                if not ok:
+                    failed.append(f"rank {rank}: {text}")
+                    left = min(left, AFTER_A_FAILURE)
+        silent = [
+            f"rank {rank} says nothing for {left} s, and is here:\n{self._where(rank)}"
+            for rank in waiting.values()
+        ]
+        if failed or silent:
+            self.close()  # a thread or a lock that a failure left would fail the next test as well
+            self._begin()
         assert not failed + silent, "\n".join(failed + silent)
 
+    def _where(self, rank):
+        """The calls that each of a rank's threads is in."""
+        process = self._processes[rank]
+        path = Path(self._folder.name, f"{process.pid}.threads")
+        if not path.exists() or not process.is_alive():
+            return "at its start"
+        os.kill(process.pid, WHERE)
+        process.join(1)
+        return path.read_text()
+
     def close(self):
-        for end, process in zip(self._ends, self._processes, strict=True):
+        for end in self._ends:
             with contextlib.suppress(OSError):
                 end.send(None)
+        for end, process in zip(self._ends, self._processes, strict=True):
             process.join(2)
             if process.is_alive():
                 process.kill()
+            end.close()
         self._folder.cleanup()
         assert not Path(self._folder.name).exists()
 

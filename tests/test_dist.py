@@ -642,7 +642,7 @@ def leave(rank):
 
 def test_a_rank_that_dies_leaves_the_others_with_an_error():
     made = ranks.Ranks(2)
-    with pytest.raises(EOFError):
+    with pytest.raises(AssertionError, match=r"^rank 1: its process died$"):
         made(leave)
     made.close()
 

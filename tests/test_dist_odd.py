@@ -183,6 +183,45 @@ def test_two_groups_begin_in_two_threads(pair):
     pair(check_threads)
 
 
+def check_kernels_that_wait(rank):
+    """On each rank a kernel waits for what a second thread of the other rank has yet to send."""
+    from tcgemm.dist.overlap import protocol
+
+    groups = [torch.distributed.new_group([0, 1]) for _ in range(2)]
+    x = torch.ones(8, 8, dtype=torch.float16)
+    threads, begin = [], protocol.Rank._begin
+
+    def begin_in_turn(self, size):
+        if threading.current_thread() in threads[1:]:
+            time.sleep(0.5)
+        return begin(self, size)
+
+    for op, total in (
+        (tcgemm.dist.all_gather_matmul, 1024),
+        (tcgemm.dist.matmul_reduce_scatter, 512),
+    ):
+        for of in groups:
+            op(x, x, of, **OVERLAPPED)  # nothing is left to be made
+        sums = []
+
+        def call(of, op=op, sums=sums):
+            sums.append(op(x, x, of, **OVERLAPPED).sum().item())
+
+        of_threads = groups if rank == 0 else groups[::-1]
+        threads[:] = [threading.Thread(target=call, args=(of,), daemon=True) for of in of_threads]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(protocol.Rank, "_begin", begin_in_turn)
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+        assert sums == [total, total], op
+
+
+def test_two_threads_wait_in_kernels_of_two_groups(pair):
+    pair(check_kernels_that_wait)
+
+
 def check_defaults(rank):
     f8 = torch.ones(2, 16).to(torch.float8_e4m3fn)
     wide = {"out_dtype": torch.float32, **CUBLAS}

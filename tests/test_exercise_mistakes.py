@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tcgemm.tools.exercise.catalogue import find
+from tcgemm.tools.exercise.catalogue import EXERCISES, find
 from tcgemm.tools.exercise.command import failures
 
 BARRIER = "    __syncthreads();\n"
@@ -98,8 +98,21 @@ def written(tmp_path, exercise, kind, changes):
     return path
 
 
-@pytest.mark.spread(4, "mistake")
-@pytest.mark.parametrize("mistake", MISTAKES)
+FIRST = {mistake.partition(",")[0]: mistake for mistake in reversed(MISTAKES)}
+"""Exercise -> the mistake that ``make test`` makes in it; test_exercises.py checks its solution."""
+
+
+def test_each_exercise_has_a_mistake_but_where_the_starter_is_kept():
+    assert [each.name for each in EXERCISES if each.name not in FIRST] == [EXERCISES[-1].name]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(each, marks=[pytest.mark.exhaustive] if each not in FIRST.values() else [])
+        for each in MISTAKES
+    ],
+)
 def test_a_mistake_is_refused_with_a_sentence_that_helps(mistake, tmp_path):
     exercise = find(mistake.partition(",")[0])
     changes, said = MISTAKES[mistake]

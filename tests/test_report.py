@@ -489,13 +489,13 @@ def test_a_cpu_folder_leaves_the_project_readme_alone(no_figures, tmp_path):
 
 
 def test_stale_figures_go(tmp_path):
-    squares = {"squares": [(512,) * 3, (1024,) * 3]}
-    folder = write(tmp_path / "one", shapes=squares, dtypes=("bfloat16",), layouts=("nn",))
+    folder = small(tmp_path / "one")
+    stale = folder / "figures" / "squares.svg"  # of more shapes than one
+    stale.parent.mkdir()
+    stale.write_text("of an earlier report")
     report_write.write([folder])
-    assert (folder / "figures/squares.svg").is_file()
-    small(folder)
-    report_write.write([folder])
-    assert not (folder / "figures/squares.svg").exists()
+    assert not stale.exists()
+    assert list(stale.parent.glob("*.svg"))
 
 
 @pytest.mark.parametrize("gpu", [H200, None], ids=["H200", "CPU"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 
 import torch
@@ -15,6 +16,14 @@ PRELOADED = [
     *("tcgemm.verify.calls", "tcgemm.verify.judge"),
 ]
 """What the server of ``forked`` imports once for all that it forks."""
+
+ENVIRONMENT: dict[str, str] = {}
+"""Of that server: as it was before the first test, and a core for each of several processes."""
+
+
+def keep_environment() -> None:
+    """To be called when all that is set for all tests is set."""
+    ENVIRONMENT.update(os.environ, OMP_NUM_THREADS="1")
 
 
 def gpus_of(worker: str, count: int) -> str:
@@ -36,7 +45,17 @@ def begin_with_different_gpus() -> None:
 
 def forked() -> ForkServerContext:
     """Starts processes that have imported torch already: a server does so once and forks each from
-    itself, in milliseconds. They see the environment that the server began with."""
+    itself, in milliseconds. All see ENVIRONMENT, whatever a test that came first had set."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    if not ENVIRONMENT:  # outside of pytest
+        keep_environment()
+    now = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(now)
     return context

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,20 +18,48 @@ looks_per_s = 20_000 if INTERPRETED else 1_000_000
 """How often a kernel looks at a flag, roughly; on a GPU a round trip to the L2."""
 
 
-def _start(kernel: Any, grid: tuple[int], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    with one_at_a_time:
-        kernel[grid](*args, **constants)
+LOOKS_OF_A_TURN = 2_000
+"""Looks at a flag after which a launch of the interpreter lets other threads' launches go first."""
+
+
+def _start(call: Any, launch: Callable[[Any], None]) -> None:
+    """``launch(call)``, of a kernel that waits for peers.
+
+    The interpreter runs one launch at a time. While a thread's kernel waits there, a peer may wait
+    for what another thread of this process sends. So a kernel that has waited for a turn in vain
+    ends, and starts anew behind the others'; it stores what it stored before.
+    """
+    if not INTERPRETED:
+        launch(call)
+        return
+    kept = [(x, x.clone()) for x in (call.epoch, call.stamps) if x is not None]
+    left = 0 if call.trouble[0] else call.limit
+    while True:
+        with one_at_a_time:
+            launch(replace(call, limit=min(left, LOOKS_OF_A_TURN)))
+        left -= LOOKS_OF_A_TURN
+        if left <= 0 or not call.trouble[0]:
+            return
+        time.sleep(0.001)  # a lock that is taken again at once is given to nobody else
+        call.trouble.zero_()
+        for x, before in kept:
+            x.copy_(before)
 
 
 def enter(call: Any) -> None:
     """Wait until the peers are done with the slot, and count this use of it."""
-    args = (call.epoch, call.done, call.trouble, call.rank, call.limit, int(call.debug))
-    _start(signals.enter, (1,), args, _signal(call))
+
+    def launch(call: Any) -> None:
+        args = (call.epoch, call.done, call.trouble, call.rank, call.limit, int(call.debug))
+        signals.enter[(1,)](*args, **_signal(call))
+
+    _start(call, launch)
 
 
 def leave(call: Any) -> None:
     """Tell the peers that this rank is done with the slot."""
-    _start(signals.leave, (1,), (call.epoch, call.words, call.rank), _signal(call))
+    with one_at_a_time:
+        signals.leave[(1,)](call.epoch, call.words, call.rank, **_signal(call))
 
 
 def _signal(call: Any) -> dict[str, Any]:
@@ -42,10 +73,14 @@ def gather(
     """See gather.py. ``plan``: with tile.config, parts and part_tiles."""
     check(b)
     config = {**plan.tile.config, "PARTS": call.most, "PART_TILES": plan.part_tiles}
-    grid, args, constants = gathering.arguments(
-        own, gathered, b, out, bias, epilogue, call, **config
-    )
-    _start(gathering.kernel, grid, args, constants | _optional(call))
+
+    def launch(call: Any) -> None:
+        grid, args, constants = gathering.arguments(
+            own, gathered, b, out, bias, epilogue, call, **config
+        )
+        gathering.kernel[grid](*args, **constants, **_optional(call))
+
+    _start(call, launch)
 
 
 def scatter(
@@ -54,13 +89,17 @@ def scatter(
 ) -> None:  # fmt: skip
     """See scatter.py. ``plan``: with tile.config."""
     check(b)
-    grid, args, constants = scattering.arguments(
-        a, b, out, slots, bias, epilogue, call, **plan.tile.config
-    )
-    # Blocks wait for tiles of peers' blocks, so all of a grid have to be there at once: the
-    # interpreter runs one after the other.
-    grid = (1,) if INTERPRETED else grid
-    _start(scattering.kernel, grid, args, constants | _optional(call))
+
+    def launch(call: Any) -> None:
+        grid, args, constants = scattering.arguments(
+            a, b, out, slots, bias, epilogue, call, **plan.tile.config
+        )
+        # Blocks wait for tiles of peers' blocks, so all of a grid have to be there at once: the
+        # interpreter runs one after the other.
+        grid = (1,) if INTERPRETED else grid
+        scattering.kernel[grid](*args, **constants, **_optional(call))
+
+    _start(call, launch)
 
 
 def _optional(call: Any) -> dict[str, Any]:
