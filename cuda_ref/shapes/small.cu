@@ -104,9 +104,9 @@ Access access_of(const Side& side, int64_t batch, int bytes) {
   return Access::elements;
 }
 
-// `side` as a kernel takes it. Beyond the last line nothing is read, but cp.async is given addresses
-// all the same, and they have to be multiples of 16. The stride of a single line may be anything:
-// with 0 in its place they are the line's own.
+// `side` as a kernel takes it. Beyond the last line nothing is read, but cp.async is given
+// addresses all the same, and they have to be multiples of 16. The stride of a single line may be
+// anything: with 0 in its place they are the line's own.
 Side for_kernel(Side side) {
   if (side.mn == 1) side.mn_stride = 0;
   if (side.K == 1) side.k_stride = 0;
