@@ -223,20 +223,33 @@ def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
 
     Raises UnsupportedError with every reason and, for a named kernel, what would work.
     """
-    rows = ladder(backend)
     if kernel is not None:
         row = find(backend, kernel)
         reason = row.why_not(problem)
         if reason is None:
             return row
-        able = [other.name for other in rows if other.why_not(problem) is None]
+        able = [other.name for other in ladder(backend) if other.why_not(problem) is None]
         cure = (
             f"kernels of {backend} that take it: {', '.join(able)}"
             if able
             else _elsewhere(problem, backend)
         )
         raise UnsupportedError(f"{row.full_name} refuses {problem}: {reason}; {cure}")
-    reasons = {row.name: row.why_not(problem) for row in rows}
+    chosen, rows = by_tables(problem, backend)
+    module = _module(backend)
+    if not hasattr(module, "tuned_by_user") or module.tuned_by_user(problem):
+        return chosen
+    from .choosing.within import faster
+
+    return faster(problem, chosen, rows)
+
+
+def by_tables(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
+    """What the backend itself chooses, and of which: all that take the problem and are built here.
+
+    Raises UnsupportedError with every reason.
+    """
+    reasons = {row.name: row.why_not(problem) for row in ladder(backend)}
     able = [name for name, reason in reasons.items() if reason is None]
     if not able:
         raise UnsupportedError(
@@ -244,16 +257,10 @@ def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
             + "\n  ".join(f"{name}: {reason}" for name, reason in reversed(reasons.items()))
         )
     module = _module(backend)
-    if not hasattr(module, "choose"):
-        return find(backend, able[-1])
     if hasattr(module, "buildable"):
         able = module.buildable(problem, able)
-    chosen = find(backend, module.choose(problem, able))
-    if not hasattr(module, "tuned_by_user") or module.tuned_by_user(problem):
-        return chosen
-    from .choosing.within import faster
-
-    return faster(problem, chosen, [find(backend, name) for name in able])
+    name = module.choose(problem, able) if hasattr(module, "choose") else able[-1]
+    return find(backend, name), [find(backend, each) for each in able]
 
 
 def _elsewhere(problem: Problem, backend: str) -> str:
@@ -376,21 +383,18 @@ def kernels() -> pd.DataFrame:
 
 def facts_of_kernels() -> list[dict[str, Any]]:
     """The rows of ``kernels()``, a dict for each."""
-    rows = []
-    for row in select():
-        reason = why_not_here(row)
-        rows.append(
-            {
-                "backend": row.backend,
-                "kernel": row.name,
-                "kind": row.kind,
-                "adds": row.adds,
-                "type_pairs": _pairs(row),
-                "fuses": ", ".join(row.fuses),
-                "shapes": row.shapes,
-                "capability": "{}.{}".format(*row.capability),
-                "runs_here": reason is None,
-                "why_not": reason or "",
-            }
-        )
-    return rows
+    return [
+        {
+            "backend": row.backend,
+            "kernel": row.name,
+            "kind": row.kind,
+            "adds": row.adds,
+            "type_pairs": _pairs(row),
+            "fuses": ", ".join(row.fuses),
+            "shapes": row.shapes,
+            "capability": "{}.{}".format(*row.capability),
+            "runs_here": why_not_here(row) is None,
+            "why_not": why_not_here(row) or "",
+        }
+        for row in select()
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from tcgemm import dispatch, gpus
 from tcgemm.bench import store
 from tcgemm.cli import app
+from tcgemm.tools.explain.choice import BY_TABLES
 
 
 def explain(*arguments):
@@ -145,6 +147,13 @@ def test_a_kernel_that_the_model_takes_says_so_and_from_whom():
     assert told is not None, found
     assert float(told[1]) < float(told[2])
     assert "the model" not in explain("4096x4096x4096", "--backend", "cuda", "--gpu", "h200")
+
+
+def test_where_not_all_is_built_the_reason_is_of_what_is(monkeypatch):
+    built = import_module(dispatch.BACKENDS["cuda"])
+    monkeypatch.setattr(built, "buildable", lambda problem, able: ["tiled", "wmma_any"])
+    (choice,) = as_json("4096x4096x4096", "--backend", "cuda")["choices"]
+    assert (choice["kernel"], choice["why"]) == ("wmma_any", BY_TABLES)
 
 
 def test_a_reason_of_many_kernels_is_told_once():

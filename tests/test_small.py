@@ -290,7 +290,7 @@ def clusters_end_within_units(run, shape, layout, device, most=8):
     for splits in range(1, most + 1):
         for c in (torch.empty(2, M, N + 1, device=device)[..., 1:], torch.empty(2, N, M).mT):
             c = c.to(device)
-            plan = {"BLOCK_M": 32, "SPLITS": splits}
+            plan = {"BLOCK_M": 32, "BLOCK_N": 32, "SPLITS": splits}
             run(a, b, c, None, **plan)
             assert torch.equal(c.double(), product), plan
             fusion = tcgemm.problem.Fusion(2.0, -1.0, c, bias, "relu")

@@ -47,10 +47,8 @@ class Staged(NamedTuple):
     """Of a block."""
     blocks: int
     """Of which an SM has room, by registers."""
-    stage_kb: int
-    """Kilobytes of a stage, where there are several in shared memory; else 0."""
     stages: int
-    """Of those, at most."""
+    """At most, in shared memory."""
     start: float
     """Before the first load and after the last store."""
     trip: float
@@ -66,12 +64,12 @@ class Staged(NamedTuple):
     whole always."""
 
 
-BY_UNITS = Staged(BLOCK, 8, 64, 128, 8, 8, 8, 1.15, 0.64, 0.24, 0.24, 0.04, 0.9)
-BY_WIDE_UNITS = Staged(WIDE, 8, 64, 128, 6, 16, 8, 1.6, 0.82, 0.41, 0.14, 0.24, None)
+BY_UNITS = Staged(BLOCK, 8, 64, 128, 8, 8, 1.15, 0.64, 0.24, 0.24, 0.04, 0.9)
+BY_WIDE_UNITS = Staged(WIDE, 8, 64, 128, 6, 8, 1.6, 0.82, 0.41, 0.14, 0.24, None)
 """Of 16 bytes, by cp.async."""
 
-BY_ELEMENTS = Staged(BLOCK, 1, 64, 256, 3, 0, 2, 1.65, 0.82, 0.68, 0.45, 0.37, 1.0)
-BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 0, 2, 1.65, 0.82, 0.82, 0.38, 0.44, 1.0)
+BY_ELEMENTS = Staged(BLOCK, 1, 64, 256, 3, 2, 1.65, 0.82, 0.68, 0.45, 0.37, 1.0)
+BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 2, 1.65, 0.82, 0.82, 0.38, 0.44, 1.0)
 """By way of registers. Read off products timed behind a foreign kernel, as those above
 (docs/lab/cuda_small.md)."""
 
@@ -148,9 +146,8 @@ def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
     has to do for all of its blocks, or memory."""
     blocks = tiles(problem, way.tile) * splits
     stages = ceil_div(max(1, ceil_div(problem.K, way.depth)), splits)
-    resident = way.blocks
-    if way.stage_kb:
-        resident = max(1, min(resident, SHARED_KB // (way.stage_kb * min(stages, way.stages) + 1)))
+    stage_kb = 2 * way.tile * way.depth * 2 / 1024  # of A and of B, 2 bytes an element
+    resident = max(1, min(way.blocks, int(SHARED_KB // (stage_kb * min(stages, way.stages) + 1))))
     trips = ceil_div(blocks, resident * sms) * (way.trip + (stages - 1) * way.stage)
     issued = blocks / sms * (stages * way.issue + way.store)
     body = max(trips, issued, problem.batch * memory_us(problem))

@@ -58,20 +58,26 @@ __device__ __forceinline__ void write_accumulators(float* sums, const float (&d)
   }
 }
 
+// Stores four neighbours of C as one word.
+template <typename Out>
+__device__ __forceinline__ void store_word(Out* to, const float (&x)[4]) {
+  using Word = std::conditional_t<sizeof(Out) == 2, uint2, uint4>;
+  union {
+    Out elements[4];
+    Word word;
+  } packed{};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) packed.elements[e] = narrow<Out>(x[e]);
+  *reinterpret_cast<Word*>(to) = packed.word;
+}
+
 // Stores `inside` of four neighbours of C.
 template <typename Out>
 __device__ __forceinline__ void store_four(const Rows& c, const float (&x)[4], int row, int col,
                                            int inside) {
   Out* to = static_cast<Out*>(c.data) + row * c.row_stride + col * c.col_stride;
   if (c.vectors && inside == 4) {
-    using Word = std::conditional_t<sizeof(Out) == 2, uint2, uint4>;
-    union {
-      Out elements[4];
-      Word word;
-    } packed{};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) packed.elements[e] = narrow<Out>(x[e]);
-    *reinterpret_cast<Word*>(to) = packed.word;
+    store_word(to, x);
   } else {
 #pragma unroll
     for (int e = 0; e < 4; ++e)

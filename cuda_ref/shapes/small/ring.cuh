@@ -72,7 +72,7 @@ __host__ __device__ constexpr int stages_bytes(unsigned steps) {
 template <typename A, typename B>
 int ring_bytes(int64_t steps, int splits) {
   return stages_bytes<A, B>(static_cast<unsigned>(ceil_div(steps, splits))) +
-         parts_bytes<A::TILE>(splits) + (splits > 1 ? 16 : 0);
+         (splits > 1 ? parts_bytes<A::TILE>(splits) + BARRIER_BYTES : 0);
 }
 
 // Stores a warp's accumulators at (row, col) of C, whose rows are words of four: lanes beside each
@@ -80,7 +80,6 @@ int ring_bytes(int64_t steps, int splits) {
 template <typename Out, int TILES_N>
 __device__ __forceinline__ void store_words(const Rows& c, const float (&d)[TILES_N][4], int row,
                                             int col) {
-  using Word = std::conditional_t<sizeof(Out) == 2, uint2, uint4>;
   const int lane = threadIdx.x % 32;
   const bool odd = lane % 2 != 0;  // has the right one of two tiles of 8 columns
   row += lane / 4;
@@ -100,11 +99,7 @@ __device__ __forceinline__ void store_words(const Rows& c, const float (&d)[TILE
         x[2 + e] = odd ? right : other;
       }
       if (m >= c.rows || col + 8 * u >= c.cols) continue;
-      union {
-        Out elements[4];
-        Word word;
-      } four{{narrow<Out>(x[0]), narrow<Out>(x[1]), narrow<Out>(x[2]), narrow<Out>(x[3])}};
-      *reinterpret_cast<Word*>(line + 8 * u) = four.word;
+      store_word(line + 8 * u, x);
     }
   }
 }
@@ -120,26 +115,15 @@ __device__ __forceinline__ void multiply_ring(const Side& a, const Side& b, cons
   unsigned char* const shared = dynamic_shared();
   const unsigned steps = static_cast<unsigned>(a.K - 1) / RING_DEPTH + 1;
   const int rank = DIVIDED ? cluster_ctarank() : 0;
-  const int first = DIVIDED ? steps * rank / static_cast<unsigned>(splits) : 0;
-  const int last = DIVIDED ? steps * (rank + 1) / static_cast<unsigned>(splits) : steps;
+  const Steps<DIVIDED> part(steps, rank, splits);
+  unsigned char* const parts = shared + stages_bytes<A, B>((steps - 1) / splits + 1);
+  const Sums<DIVIDED, TILE> sums(reinterpret_cast<float*>(shared), reinterpret_cast<float*>(parts),
+                                 shared_address(parts) + parts_bytes<TILE>(splits),
+                                 min(c.rows - m, TILE), rank, splits);
+  if constexpr (DIVIDED) sums.expect();
 
-  // Of a cluster: the sums take the place of the stages.
-  float* const parts =
-      reinterpret_cast<float*>(shared + stages_bytes<A, B>((steps - 1) / splits + 1));
-  const Sums<DIVIDED, TILE> sums(reinterpret_cast<float*>(shared), parts, min(c.rows - m, TILE),
-                                 rank, splits);
-  const uint32_t received =
-      shared_address(parts) + (TILE - 1 + splits) / splits * splits * pitch_of(TILE) * 4;
-  if constexpr (DIVIDED) {
-    if (threadIdx.x == 0) {
-      sums.expect(received);
-      fence_mbarrier_init();
-    }
-    barrier_cluster_arrive_relaxed();
-  }
-
-  A of_a(a, m, first * RING_DEPTH);
-  B of_b(b, n, first * RING_DEPTH);
+  A of_a(a, m, part.first * RING_DEPTH);
+  B of_b(b, n, part.first * RING_DEPTH);
   const int warp = threadIdx.x / 32;
   const int row = warp % 2 * WARP, col = warp / 2 * WARP;
   const LdmatrixRows<typename A::Tile, true> a_rows(row);
@@ -148,14 +132,14 @@ __device__ __forceinline__ void multiply_ring(const Side& a, const Side& b, cons
   griddepcontrol_launch_dependents();  // not before, or several kernels wait beside each other
 
   const auto load = [&](int step, int slot) {
-    if (step < last) {
+    if (step < part.last) {
       of_a.load(shared + slot * STAGE);
       of_b.load(shared + slot * STAGE + A::BYTES);
     }
     cp_async_commit();
   };
 #pragma unroll 1
-  for (int i = 0; i < RING_STAGES - 1; ++i) load(first + i, i);
+  for (int i = 0; i < RING_STAGES - 1; ++i) load(part.first + i, i);
 
   const auto multiply = [&](float (&d)[PARTS][2 * PARTS][4], uint32_t stage, int j) {
     uint32_t x[PARTS][4], y[PARTS][4];
@@ -175,7 +159,7 @@ __device__ __forceinline__ void multiply_ring(const Side& a, const Side& b, cons
   float d[CHAINS][PARTS][2 * PARTS][4] = {};
   int slot = 0;
 #pragma unroll 1
-  for (int step = first; step < last; ++step) {
+  for (int step = part.first; step < part.last; ++step) {
     cp_async_wait<RING_STAGES - 2>();
     __syncthreads();  // the stage is complete, and all have read the one before it
     const uint32_t stage = shared_address(shared + slot * STAGE);
@@ -200,21 +184,7 @@ __device__ __forceinline__ void multiply_ring(const Side& a, const Side& b, cons
       store_words<Out>(c, d[0][u], m + row + 16 * u, n + col);
     return;
   }
-  // Fused, what comes with C is read by fours from a multiple of four on: nothing is shifted.
-  const bool shifts = !FUSED && c.col_stride == 1;
-  const Shift shift = shifts ? Shift::of<Out>(c, m, n) : Shift{};
-  Rows to = c;
-  to.vectors = c.vectors || shifts;
-  __syncthreads();  // all have read the last stage
-#pragma unroll
-  for (int u = 0; u < PARTS; ++u)
-    write_sums<TILE>(reinterpret_cast<float*>(shared), d[0][u], row + 16 * u, col, shift);
-  if constexpr (DIVIDED) {
-    exchange_and_store<RING_THREADS, FUSED, Out>(sums, received, to, shift, epilogue, m, n, batch);
-  } else {
-    __syncthreads();
-    store_rows<RING_THREADS, FUSED, Out>(sums, to, shift, epilogue, m, n, batch);
-  }
+  store_by_sums<RING_THREADS, FUSED, Out>(sums, d[0], row, col, c, epilogue, m, n, batch);
 }
 
 }  // namespace tcgemm::sm90

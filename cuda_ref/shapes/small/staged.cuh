@@ -117,12 +117,11 @@ struct Panel {
 };
 
 // A barrier; two stages, whose place the sums take; and the parts of a cluster.
-constexpr int BARRIER_BYTES = 16;
 template <typename A, typename B>
 constexpr int STAGED_BYTES = std::max(2 * (A::SIZE + B::SIZE) * 2, A::TILE * pitch_of(A::TILE) * 4);
 template <typename A, typename B>
 int staged_bytes(int splits) {
-  return BARRIER_BYTES + STAGED_BYTES<A, B> + parts_bytes<A::TILE>(splits);
+  return BARRIER_BYTES + STAGED_BYTES<A, B> + (splits > 1 ? parts_bytes<A::TILE>(splits) : 0);
 }
 
 // C's tile at (m, n) of matrix `batch`; DIVIDED: by the blocks of a cluster, which have `splits`
@@ -137,26 +136,21 @@ __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, co
   constexpr int COLUMNS = WARP_N < 16 ? 8 : 16, STEP = 256 / COLUMNS;  // of an ldmatrix of B
   uint8_t* const shared = reinterpret_cast<uint8_t*>(dynamic_shared());
   uint16_t* const panels = reinterpret_cast<uint16_t*>(shared + BARRIER_BYTES);
-  float* const sums = reinterpret_cast<float*>(panels);
-  float* const parts = reinterpret_cast<float*>(shared + BARRIER_BYTES + STAGED_BYTES<A, B>);
-  const uint32_t received = shared_address(shared);
-
   const int rank = DIVIDED ? cluster_ctarank() : 0;
-  const int rows = min(c.rows - m, TILE);
-  if constexpr (DIVIDED) {
-    if (threadIdx.x == 0) {
-      Sums<true, TILE>(sums, parts, rows, rank, splits).expect(received);
-      fence_mbarrier_init();
-    }
-    barrier_cluster_arrive_relaxed();
-  }
+  const Sums<DIVIDED, TILE> sums(
+      reinterpret_cast<float*>(panels),
+      reinterpret_cast<float*>(shared + BARRIER_BYTES + STAGED_BYTES<A, B>), shared_address(shared),
+      min(c.rows - m, TILE), rank, splits);
+  if constexpr (DIVIDED) sums.expect();
   const unsigned steps = static_cast<unsigned>(a.K - 1) / DEPTH + 1;
-  const int first = DIVIDED ? steps * rank / static_cast<unsigned>(splits) : 0;
-  const int last = DIVIDED ? steps * (rank + 1) / static_cast<unsigned>(splits) : steps;
+  const Steps<DIVIDED> part(steps, rank, splits);
   const bool halved = a.K <= DEPTH / 2;
-  A of_a(a, m, first * DEPTH, halved);
-  B of_b(b, n, first * DEPTH, halved);
-  if constexpr (TILE == 32) of_a.prefetch(a, first * DEPTH), of_b.prefetch(b, first * DEPTH);
+  A of_a(a, m, part.first * DEPTH, halved);
+  B of_b(b, n, part.first * DEPTH, halved);
+  if constexpr (TILE == 32) {
+    of_a.prefetch(a, part.first * DEPTH);
+    of_b.prefetch(b, part.first * DEPTH);
+  }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = warp % WARPS_M * 16, col = warp / WARPS_M * WARP_N;
   const int a_at = A::row_of_a(row, lane);
@@ -164,26 +158,26 @@ __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, co
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();  // not before, or several kernels wait beside each other
 
-  float d[WARP_N / 8][4] = {};
+  float d[1][WARP_N / 8][4] = {};
   uint32_t a_elements[ON_THEIR_WAY][A::PASSES];
   uint32_t b_elements[ON_THEIR_WAY][B::PASSES];
 #pragma unroll 1
-  for (int at = first - ON_THEIR_WAY; at < last; at += ON_THEIR_WAY) {
+  for (int at = part.first - ON_THEIR_WAY; at < part.last; at += ON_THEIR_WAY) {
 #pragma unroll
     for (int i = 0; i < ON_THEIR_WAY; ++i) {
       const int step = at + i, k = step * DEPTH, next = k + ON_THEIR_WAY * DEPTH;
-      if (step >= last) break;
+      if (step >= part.last) break;
       uint16_t* const panel = panels + (ON_THEIR_WAY == 2 ? i : step & 1) * STAGE;
-      if (step >= first) {
+      if (step >= part.first) {
         of_a.leave(a_elements[i], panel, a, k, halved);
         of_b.leave(b_elements[i], panel + A::SIZE, b, k, halved);
         __syncthreads();  // the stage is complete, and all have read the other
       }
-      if (step + ON_THEIR_WAY < last) {
+      if (step + ON_THEIR_WAY < part.last) {
         of_a.load(a_elements[i], a, next, halved);
         of_b.load(b_elements[i], b, next, halved);
       }
-      if (step < first) continue;
+      if (step < part.first) continue;
       const int depth = min(DEPTH, a.K - k);  // beyond it both are zero
 #pragma unroll 1
       for (int j = 0; j < depth; j += STEP) {
@@ -199,27 +193,14 @@ __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, co
 #pragma unroll
           for (int u = 0; u < WARP_N / 8; ++u) {
             const int q = 2 * (s + u % (COLUMNS / 8));
-            mma_m16n8k16<In>(d[u], x, y[u * 8 / COLUMNS][q], y[u * 8 / COLUMNS][q + 1]);
+            mma_m16n8k16<In>(d[0][u], x, y[u * 8 / COLUMNS][q], y[u * 8 / COLUMNS][q + 1]);
           }
         }
       }
     }
   }
 
-  // Fused, what comes with C is read by fours from a multiple of four on: nothing is shifted.
-  const bool shifts = !FUSED && c.col_stride == 1;
-  const Shift shift = shifts ? Shift::of<Out>(c, m, n) : Shift{};
-  Rows to = c;
-  to.vectors = c.vectors || shifts;
-  __syncthreads();  // all have read the last stage
-  write_sums<TILE>(sums, d, row, col, shift);
-  const Sums<DIVIDED, TILE> all(sums, parts, rows, rank, splits);
-  if constexpr (DIVIDED) {
-    exchange_and_store<STAGED_THREADS, FUSED, Out>(all, received, to, shift, epilogue, m, n, batch);
-  } else {
-    __syncthreads();
-    store_rows<STAGED_THREADS, FUSED, Out>(all, to, shift, epilogue, m, n, batch);
-  }
+  store_by_sums<STAGED_THREADS, FUSED, Out>(sums, d, row, col, c, epilogue, m, n, batch);
 }
 
 }  // namespace tcgemm::sm90

@@ -10,12 +10,23 @@
 namespace tcgemm::sm90 {
 
 constexpr int MOST_PARTS = 8;  // of K, one to a block of a cluster
+constexpr int BARRIER_BYTES = 16;
 
-// What each block of a cluster sends: the sums of the rows that the others store.
+// What a block of a cluster is sent: of each part of K the sums of the rows that it stores.
 template <int TILE>
-int parts_bytes(int splits) {
-  return splits > 1 ? ceil_div(TILE, splits) * splits * pitch_of(TILE) * 4 : 0;
+__host__ __device__ constexpr int parts_bytes(int splits) {
+  return (TILE - 1 + splits) / splits * splits * pitch_of(TILE) * 4;
 }
+
+// The steps along K that a block multiplies: all, or of a cluster its part.
+template <bool DIVIDED>
+struct Steps {
+  int first, last;
+
+  __device__ __forceinline__ Steps(unsigned steps, int rank, int splits)
+      : first(DIVIDED ? steps * rank / static_cast<unsigned>(splits) : 0),
+        last(DIVIDED ? steps * (rank + 1) / static_cast<unsigned>(splits) : steps) {}
+};
 
 // How many places each row of a tile of C is shifted in its row of sums: as many as its first
 // element lies behind a multiple of four in memory. So four sums from a multiple of four on are one
@@ -39,27 +50,33 @@ template <bool DIVIDED, int TILE>
 struct Sums {
   static constexpr int PITCH = pitch_of(TILE), ROW_BYTES = PITCH * 4;
   float *own, *parts;
+  uint32_t received;  // a barrier, which counts what the others send
   int rows, rank, splits, each, first, last;
 
-  __device__ __forceinline__ Sums(float* own, float* parts, int rows, int rank, int splits)
-      : own(own), parts(parts), rows(rows), rank(rank), splits(splits) {
+  __device__ __forceinline__ Sums(float* own, float* parts, uint32_t received, int rows, int rank,
+                                  int splits)
+      : own(own), parts(parts), received(received), rows(rows), rank(rank), splits(splits) {
     each = DIVIDED ? (static_cast<unsigned>(rows) - 1) / static_cast<unsigned>(splits) + 1 : rows;
     first = DIVIDED ? min(rank * each, rows) : 0;
     last = DIVIDED ? min(first + each, rows) : rows;
   }
 
-  // Makes `barrier` count in what the others will send. By one thread.
-  __device__ __forceinline__ void expect(uint32_t barrier) const {
-    mbarrier_init(barrier, 1);
-    mbarrier_arrive_expect_tx(barrier, (splits - 1) * (last - first) * ROW_BYTES);
+  // Makes the barrier count in what the others will send, and arrives at the cluster's.
+  __device__ __forceinline__ void expect() const {
+    if (threadIdx.x == 0) {
+      mbarrier_init(received, 1);
+      mbarrier_arrive_expect_tx(received, (splits - 1) * (last - first) * ROW_BYTES);
+      fence_mbarrier_init();
+    }
+    barrier_cluster_arrive_relaxed();
   }
 
   // Sends each of the others the rows that it stores. By one thread for each.
-  __device__ __forceinline__ void send(uint32_t barrier) const {
+  __device__ __forceinline__ void send() const {
     const int to = threadIdx.x, from = min(to * each, rows), count = min(from + each, rows) - from;
     if (to < splits && to != rank && count > 0)
       cp_async_bulk_cluster(shared_address(parts + rank * each * PITCH),
-                            shared_address(own + from * PITCH), count * ROW_BYTES, barrier, to);
+                            shared_address(own + from * PITCH), count * ROW_BYTES, received, to);
   }
 
   // Elements from `at` on of a row of the tile.
@@ -129,11 +146,7 @@ __device__ __forceinline__ void store_rows(const Sums<DIVIDED, TILE>& sums, cons
         sums.load(x, row, at);
         finish<FUSED, Out>(epilogue, x, m + row, col, batch, inside);
         if (whole) {
-          union {
-            Out elements[4];
-            std::conditional_t<sizeof(Out) == 2, uint2, uint4> word;
-          } four{{narrow<Out>(x[0]), narrow<Out>(x[1]), narrow<Out>(x[2]), narrow<Out>(x[3])}};
-          *reinterpret_cast<decltype(four.word)*>(to) = four.word;
+          store_word(to, x);
         } else {
 #pragma unroll
           for (int e = 0; e < 4; ++e)
@@ -155,22 +168,34 @@ __device__ __forceinline__ void store_rows(const Sums<DIVIDED, TILE>& sums, cons
   }
 }
 
-// Adds the parts of a cluster's blocks, in the order of K, and stores them. Before, each block has
-// called `expect` and arrived at the cluster's barrier.
-template <int THREADS, bool FUSED, typename Out, int TILE>
-__device__ __forceinline__ void exchange_and_store(const Sums<true, TILE>& sums, uint32_t received,
-                                                   const Rows& c, const Shift& shift,
-                                                   const Epilogue<float>& epilogue, int m, int n,
-                                                   int batch) {
-  fence_proxy_async();
+// From a warp's accumulators, 16 rows in each of PARTS, the first at (row, col) of the tile, to C.
+// DIVIDED: adds what the cluster's blocks have multiplied, in the order of K; before, each has called
+// `expect`. The sums take the place of the stages, which all warps are done with.
+template <int THREADS, bool FUSED, typename Out, bool DIVIDED, int TILE, int PARTS, int TILES_N>
+__device__ __forceinline__ void store_by_sums(const Sums<DIVIDED, TILE>& sums,
+                                              const float (&d)[PARTS][TILES_N][4], int row,
+                                              int col, const Rows& c,
+                                              const Epilogue<float>& epilogue, int m, int n,
+                                              int batch) {
+  // Fused, what comes with C is read by fours from a multiple of four on: nothing is shifted.
+  const bool shifts = !FUSED && c.col_stride == 1;
+  const Shift shift = shifts ? Shift::of<Out>(c, m, n) : Shift{};
+  Rows to = c;
+  to.vectors = c.vectors || shifts;
+  __syncthreads();  // all have read the last stage
+#pragma unroll
+  for (int u = 0; u < PARTS; ++u) write_sums<TILE>(sums.own, d[u], row + 16 * u, col, shift);
+  if constexpr (DIVIDED) fence_proxy_async();
   __syncthreads();
-  barrier_cluster_wait();  // every block expects what is sent; all have arrived long since
-  sums.send(received);
-  mbarrier_try_wait_parity(received, 0);
-  barrier_cluster_arrive_relaxed();
-  store_rows<THREADS, FUSED, Out>(sums, c, shift, epilogue, m, n, batch);
+  if constexpr (DIVIDED) {
+    barrier_cluster_wait();  // every block expects what is sent; all have arrived long since
+    sums.send();
+    mbarrier_try_wait_parity(sums.received, 0);
+    barrier_cluster_arrive_relaxed();
+  }
+  store_rows<THREADS, FUSED, Out>(sums, to, shift, epilogue, m, n, batch);
   // No block exits while its sums are still on their way to another.
-  barrier_cluster_wait();
+  if constexpr (DIVIDED) barrier_cluster_wait();
 }
 
 }  // namespace tcgemm::sm90

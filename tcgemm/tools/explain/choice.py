@@ -85,7 +85,7 @@ def choice(
     times = {each.kernel: each for each in ranking}
     others = {each.name: _why_other(each, row, rows, problem, kernel, times) for each in rows}
     others.pop(row.name)
-    why = BY_NAME if kernel else _why_chosen(asked, row, rows)
+    why = BY_NAME if kernel else _why_chosen(asked, row)
     plan = dict(row.plan(asked))
     copied: dict[str, Any] = {}
     if copies is not None:
@@ -103,15 +103,13 @@ def choice(
     )
 
 
-def _why_chosen(problem: Problem, row: Kernel, rows: tuple[Kernel, ...]) -> str:
+def _why_chosen(problem: Problem, row: Kernel) -> str:
     """That the backend's own tables and costs choose it, or what the model says."""
+    from ... import dispatch
     from ...choosing import within
-    from ...dispatch import BACKENDS
 
-    module = import_module(BACKENDS[row.backend])
-    able = {each.name: each for each in rows if each.why_not(problem) is None}
-    of_tables = module.choose(problem, list(able)) if hasattr(module, "choose") else row.name
-    return BY_TABLES if of_tables == row.name else within.why(problem, row, able[of_tables])
+    of_tables, _ = dispatch.by_tables(problem, row.backend)
+    return BY_TABLES if of_tables == row else within.why(problem, row, of_tables)
 
 
 def _why_other(
