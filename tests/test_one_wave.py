@@ -157,8 +157,8 @@ def test_a_transposed_problem_has_the_transposed_plan(shape):
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 def test_the_ring_and_the_chunks_fit_an_sm(out):
     for shape in ASKED:
-        for config in one_wave.candidates(problem(*sorted(shape[:2]), shape[2], "nt"), 132):
-            asked = problem(*sorted(shape[:2]), shape[2], "nt", dtype_out=out)
+        asked = problem(*sorted(shape[:2]), shape[2], "nt", dtype_out=out)
+        for config in one_wave.candidates(asked, 132):
             plan = one_wave.divide(config, asked, 132, False)
             stage = (plan["BLOCK_M"] + one_wave.rows_of_b(plan["BLOCK_N"])) * 128
             itemsize = 4 if out == "float32" or plan["SPLITS"] > 1 else 2
@@ -187,7 +187,7 @@ def test_what_is_tuned_is_what_can_be_planned():
     "wrong",
     [{"BLOCK_M": 96}, {"BLOCK_N": 80}, {"CLUSTER": 3}, {"SHARES_A": 2}, {"SPLITS": 0},
      {"BLOCK_N": 48, "CLUSTER": 4}, {"BLOCK_N": 96, "CLUSTER": 4}, {"PDL": 2},
-     {"BLOCK_M": 128, "BLOCK_N": 128, "SPLITS": 2}, {"BLOCK_M": 128, "BLOCK_N": 112, "SPLITS": 2}],
+     {"BLOCK_M": 192}, {"BLOCK_M": 192, "BLOCK_N": 96}, {"BLOCK_M": 128, "BLOCK_N": 112}],
     ids=str,
 )  # fmt: skip
 def test_a_table_asks_for_builds_that_there_are(wrong):
@@ -200,8 +200,28 @@ def test_a_table_asks_for_builds_that_there_are(wrong):
 
 
 def test_the_model_prefers_it_only_where_all_blocks_run_at_once():
-    for shape in ((1024, 2112, 4096), (192, 11008, 4096), (11008, 192, 4096)):
+    for shape in ((1024, 2560, 4096), (256, 11008, 4096), (11008, 256, 4096)):
         assert choose(problem(*shape), "cuda").name == "wgmma_persistent"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1536, 1536, 4096), (3072, 768, 8192), (768, 3072, 8192)])
+def test_what_is_a_little_too_large_for_square_tiles_gets_tall_ones(shape, layout):
+    """144 tiles of 128 x 128 do not run at once on 132 SMs, and 128 of 192 x 96 do."""
+    asked = problem(*shape, layout)
+    assert choose(asked, "cuda").name == "one_wave"
+    plan = find("cuda", "one_wave").plan(asked)
+    assert (plan["BLOCK_M"], plan["BLOCK_N"]) == (192, 96)
+    other = dict(c_strides=(1, shape[0]))  # the launcher turns it: the tile is of the turned one
+    assert find("cuda", "one_wave").plan(problem(*shape, layout, **other))["BLOCK_M"] == 192
+    for changes in ({"bias": True}, {"dtype_out": "float32"}):
+        assert find("cuda", "one_wave").plan(problem(*shape, layout, **changes))["BLOCK_M"] <= 128
+
+
+def test_a_long_k_of_few_tiles_is_divided_among_all_sms():
+    for shape in ((768, 768, 8192), (1040, 496, 14288)):
+        plan = find("cuda", "one_wave").plan(problem(*shape))
+        assert (plan["BLOCK_M"], plan["BLOCK_N"], plan["SPLITS"]) == (128, 128, 3)
 
 
 def test_few_rows_by_many_columns_share_what_there_is_of_a():
@@ -290,7 +310,7 @@ def test_uneven_widths_are_of_a_plain_product_whose_c_is_stored_by_rows():
         ((128, 6144, 4096), "nn", (64, 128, 2, 0, 1, 0)),
         ((128, 8192, 8192), "nt", (64, 128, 2, 0, 1, 1)),
         ((128, 4096, 4096), "nn", (64, 64, 2, 0, 1, 1)),
-        ((256, 6144, 4096), "nt", (128, 96, 2, 0, 1, 1)),
+        ((256, 6144, 4096), "nt", (128, 96, 1, 0, 1, 1)),
         ((64, 5120, 5120), "nn", (64, 64, 1, 0, 1, 0)),
         ((512, 512, 8192), "nn", (64, 128, 2, 0, 4, 1)),
         ((256, 256, 16384), "nn", (64, 128, 4, 0, 12, 1)),

@@ -89,6 +89,15 @@ STEP_US = 0.7
 TILE_US = 0.5
 """What comes before and after a tile."""
 
+LAST_US = 2.1
+"""Storing the last tiles of 128 x 256, one to an SM: nothing is multiplied under it."""
+
+EXPOSED_US = 0.9
+"""Storing each one before, under which two consumers that share a tile multiply nothing."""
+
+RATED_STEPS = 64
+"""Along K, from which on the rates were measured: there stores are part of them."""
+
 
 def tile_of(problem: Any) -> Tile:
     """The tile for a problem, which the rung transposes where C is column-major."""
@@ -98,6 +107,7 @@ def tile_of(problem: Any) -> Tile:
     return _fastest(
         M,
         N,
+        ceil_div(problem.K, TILE_K),
         problem.batch,
         not problem.plain or problem.batch > 1,
         b[0] != 1,
@@ -114,7 +124,7 @@ def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int
 
 @cache
 def _fastest(
-    M: int, N: int, batch: int, fused: bool, n_major: bool, split_lines: bool, sms: int
+    M: int, N: int, steps: int, batch: int, fused: bool, n_major: bool, split_lines: bool, sms: int
 ) -> Tile:
     def rate(tile: Tile) -> float:
         own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate
@@ -127,8 +137,11 @@ def _fastest(
         waves = -(-(-(-M // tile.BLOCK_M) * -(-N // tile.BLOCK_N) * batch) // sms)
         if tile.PINGPONG:
             waves = max(waves, 2)  # of a single tile one consumer is idle
-        area = waves * tile.BLOCK_M * tile.BLOCK_N
-        return max(area / rate(tile), waves * LEAST * 128 * 256)
+        area = tile.BLOCK_M * tile.BLOCK_N / (128 * 256)
+        stores = area * (LAST_US + (waves - 1) * EXPOSED_US * (not tile.PINGPONG))
+        multiplied = waves * steps * STEP_US * max(area / rate(tile), LEAST)
+        took = multiplied + stores * max(0.0, 1 - steps / RATED_STEPS)
+        return round(took, 6)  # equal times are: the first tile is taken
 
     return min((tile for tile in TILES if tile.fused_rate or not fused), key=time)
 

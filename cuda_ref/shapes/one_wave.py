@@ -37,6 +37,8 @@ STEP = {
     (128, 96): 0.275,
     (128, 112): 0.298,
     (128, 128): 0.333,
+    (96, 192): 0.44,
+    (192, 96): 0.44,
 }
 
 WHOLE = {
@@ -50,6 +52,8 @@ WHOLE = {
     (128, 96): ((1, 0), (2, 0)),
     (128, 112): ((1, 0), (2, 0)),
     (128, 128): ((1, 0), (2, 0), (4, 1)),
+    (96, 192): ((1, 0), (2, 0)),
+    (192, 96): ((1, 0), (2, 1)),
 }
 """(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER, SHARES_A) that were the fastest somewhere."""
 
@@ -57,6 +61,7 @@ DIVIDED = {
     (64, 64): ((1, 0), (2, 0)),
     (64, 128): ((2, 0), (4, 0)),
     (128, 64): ((1, 0), (2, 0)),
+    (128, 128): ((1, 0),),
 }
 """The same where K is divided."""
 
@@ -78,7 +83,7 @@ BETWEEN_LINES = 1.31  # what a row-major B is asked for by tiles that begin with
 
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 
-MOST_STAGES = 12
+FEWEST_STAGES, MOST_STAGES = 4, 12
 
 
 def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
@@ -103,12 +108,13 @@ def _fitting(problem: Any, sms: int) -> list[dict[str, int]]:
         for cluster in clusters
     )
     for block_m, block_n, cluster, shares_a, splits in every:
-        if not takes(block_n, problem) or (block_m == 128 and problem.M <= 64):
+        if not takes(block_m, block_n, problem) or problem.M <= block_m - 64:
             continue
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
         config = _config(block_m, block_n, cluster, shares_a, splits)
-        if not runs_at_once(config, problem, sms):
+        planned = divide(config, problem, sms, _by_columns(problem))
+        if not runs_at_once(config, problem, sms) or planned["NUM_STAGES"] < FEWEST_STAGES:
             continue
         found.append(config)
         if splits == 1 and among_idle(_blocks(config, problem), sms):
@@ -153,15 +159,16 @@ def among_idle(blocks: int, sms: int) -> bool:
     return least < blocks <= most
 
 
-def takes(block_n: int, problem: Any) -> bool:
-    """Whether a tile of a problem with M <= N may be so wide.
+def takes(block_m: int, block_n: int, problem: Any) -> bool:
+    """Whether a problem with M <= N may have such tiles.
 
-    What is no multiple of 64 wants C by rows and nothing fused; 48 wants B by columns as well.
+    What is no multiple of 64 runs along the rows of C, and nothing is fused; 48 wants B by columns
+    as well.
     """
-    if block_n % 64 == 0:
-        return True
-    by_rows = not column_major((problem.M, problem.N), problem.c_strides)
-    return bool(problem.plain and by_rows and (block_n > 48 or problem.layout[1] == "t"))
+    along, across = (block_m, block_n) if _by_columns(problem) else (block_n, block_m)
+    if across % 64:
+        return False
+    return along % 64 == 0 or bool(problem.plain and (along > 48 or problem.layout[1] == "t"))
 
 
 def rows_of_b(block_n: int) -> int:
@@ -227,8 +234,8 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     """
     block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
     shares_a = config["SHARES_A"]
-    if transposed or not takes(block_n, problem):
-        block_n = whole_panels(block_n)
+    if not takes(block_m, block_n, problem):
+        block_m, block_n = whole_panels(block_m), whole_panels(block_n)
     if transposed:
         block_m, block_n = block_n, block_m
         shares_a = int(cluster > 1 and not shares_a)
@@ -285,18 +292,18 @@ def refuse_config(config: Mapping[str, int]) -> str | None:
     """Why no build has these settings: the assertions of one_wave_build.cuh."""
     block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
     if (
-        block_m in (64, 128)
-        and block_n in (48, 64, 96, 112, 128)
-        and cluster in ((1, 2) if block_n % 64 else (1, 2, 4))
+        (block_m, block_n) in WHOLE
+        and cluster in ((1, 2) if block_m % 64 or block_n % 64 else (1, 2, 4))
         and config["SHARES_A"] in (0, 1)
         and config["PDL"] in (0, 1)
         and config["SPLITS"] >= 1
-        and (config["SPLITS"] == 1 or block_m * whole_panels(block_n) < 128 * 128)
+        and (config["SPLITS"] == 1 or (block_m, block_n) in DIVIDED)
     ):
         return None
+    tiles, divided = (", ".join(f"{m} x {n}" for m, n in which) for which in (WHOLE, DIVIDED))
     return (
-        "BLOCK_M is 64 or 128, BLOCK_N 48, 64, 96, 112 or 128, CLUSTER 1, 2 or 4, but not 4 with "
-        "48, 96 and 112, SHARES_A 0 or 1, SPLITS 1 or more, and 1 with 128 x 96 to 128, PDL 0 or 1"
+        f"the tile is one of {tiles}, CLUSTER 1, 2 or 4, but not 4 where a side is no multiple of "
+        f"64, SHARES_A 0 or 1, PDL 0 or 1, SPLITS 1, or more of {divided}"
     )
 
 
