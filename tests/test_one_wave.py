@@ -63,6 +63,8 @@ BUILDS = {
     (128, 128, 0, F32): [(129, 257, 72)],
     (64, 64, 1, BF16): [(100, 70, 330), (3, 65, 136)],
     (128, 64, 1, F32): [(130, 33, 200)],
+    (128, 128, 1, BF16): [(130, 33, 200)],
+    (192, 96, 0, BF16): [(200, 100, 136)],
 }
 
 
@@ -212,7 +214,7 @@ def test_what_is_a_little_too_large_for_square_tiles_gets_tall_ones(shape, layou
     assert choose(asked, "cuda").name == "one_wave"
     plan = find("cuda", "one_wave").plan(asked)
     assert (plan["BLOCK_M"], plan["BLOCK_N"]) == (192, 96)
-    other = dict(c_strides=(1, shape[0]))  # the launcher turns it: the tile is of the turned one
+    other = {"c_strides": (1, shape[0])}  # the launcher turns it: the tile is of the turned one
     assert find("cuda", "one_wave").plan(problem(*shape, layout, **other))["BLOCK_M"] == 192
     for changes in ({"bias": True}, {"dtype_out": "float32"}):
         assert find("cuda", "one_wave").plan(problem(*shape, layout, **changes))["BLOCK_M"] <= 128
