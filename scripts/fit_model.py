@@ -27,6 +27,10 @@ GPU = "nvidia-h200"
 SMS = 132
 
 
+Sample = tuple[tuple[float, ...], float]
+"""Terms of a row, and its microseconds."""
+
+
 class Timed(NamedTuple):
     """A row: what ran, and how long it took."""
 
@@ -65,35 +69,33 @@ def timed(rows: Iterable[Mapping[str, str]]) -> Iterator[Timed]:
 
 
 def fitted(rows: Iterable[Timed]) -> dict[str, Any]:
-    """Kernel -> its constants and how many rows they are of."""
-    samples = defaultdict(list)
-    for row in rows:
-        samples[row.kernel].append((row.terms, row.us))
-    return {
-        kernel: {
-            "rows": len(of),
-            **dict(zip(model.TERMS, _fit(of), strict=True)),
-        }
-        for kernel, of in sorted(samples.items())
-        if len(of) >= model.LEAST_ROWS
-    }
+    """Kernel -> its constants and how many rows they are of.
 
-
-def _fit(samples: list[tuple[tuple[float, ...], float]]) -> list[list[float]]:
-    """[constant, most that was seen] of each term: as model.fit, but 0 where fewer than LEAST_ROWS
-    rows have the term.
-
-    So few say nothing of it. Of kernels by TMA six rows have a C in odd rows, of at most 670
-    elements: by what a clock errs there, a C of a million elements would take half a millisecond.
+    Of kernels by TMA few rows have a C in odd rows, and those a small one. By what a clock errs
+    there, a C of a million elements would take half a millisecond. So each kernel's fit is drawn,
+    by the weight of PULL rows, to the constants that all kernels of its language have together.
     """
+    languages: dict[str, dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        languages[row.kernel.partition("/")[0]][row.kernel].append((row.terms, row.us))
+    found = {}
+    for kernels in languages.values():
+        together = [sample for of in kernels.values() for sample in of]
+        weights = [model.PULL * x for x in model.mean_squares(together)]
+        common = list(zip(model.fit(together), weights, strict=True))
+        for kernel, of in kernels.items():
+            if len(of) >= model.LEAST_ROWS:
+                constants = zip(model.fit(of, common), *_seen(of), strict=True)
+                told = ([round(x, 4) if rows else 0.0, most, rows] for x, most, rows in constants)
+                found[kernel] = {"rows": len(of), **dict(zip(model.TERMS, told, strict=True))}
+    return dict(sorted(found.items()))
+
+
+def _seen(samples: list[Sample]) -> tuple[list[float], list[int]]:
+    """Of each term the most that a row had, rounded up, and how many rows had some."""
     terms = list(zip(*(each for each, _ in samples), strict=True))
-    known = [sum(x > 0 for x in term) >= model.LEAST_ROWS for term in terms]
-    told = [
-        ([x if is_known else 0.0 for x, is_known in zip(each, known, strict=True)], us)
-        for each, us in samples
-    ]
-    found = zip(model.fit(told), terms, strict=True)
-    return [[round(constant, 4), math.ceil(max(term) * 1e4) / 1e4] for constant, term in found]
+    most = [math.ceil(max(term) * 1e4) / 1e4 for term in terms]
+    return most, [sum(x > 0 for x in term) for term in terms]
 
 
 def table(paths: Iterable[Path]) -> str:

@@ -21,16 +21,18 @@ from tcgemm.choosing import model, within
 ROOT = Path(__file__).parents[1]
 H200 = "nvidia-h200"
 ROWS = ROOT / "reports" / "nvidia-h200" / "trials" / "drawn_kernels.csv"
-HELD = 203
-"""The seed that a fit to the others is asked about."""
+LAYERS = ROWS.with_name("gpt_layers.csv")
+HELD = (201, 202, 203)
+"""Seeds about each of which a fit to the others is asked. Of 501 and 502 only shapes are there that
+were slow."""
 
-LOSS = {"triton": 1.03, "cuda": 1.04}
+LOSS = {"triton": 1.015, "cuda": 1.02}
 """Of the choice within a language over its fastest timed kernel: the geometric mean, of a model
-that has not seen the seed. Seen: 1.016 and 1.024, where tables and costs alone give 1.066 and
-1.153; over all three seeds 1.012 and 1.036."""
+that has not seen the seed. Seen: 1.010 and 1.015, where tables and costs alone give 1.088 and
+1.161."""
 
-LOSS_OF_LANGUAGE = 1.03
-"""Of the language that it takes, over the faster of the two. Seen: 1.023."""
+LOSS_OF_LANGUAGE = 1.02
+"""Of the language that it takes, over the faster of the two. Seen: 1.013."""
 
 
 def problem_of(M, N, K):
@@ -57,27 +59,26 @@ def timed(script):
 def test_the_constants_are_what_the_rows_give(script, timed):
     shipped = json.loads(Path(model.__file__).with_name("model-nvidia-h200.json").read_text())
     assert set(shipped["seeds"]) <= set(drawn.FITTED)
-    rows = [row for row in timed if row.seed in shipped["seeds"]]
-    of = defaultdict(list)
-    for row in rows:
-        of[row.kernel].append(row)
-    kernel = "cuda/skinny"  # one, for its time
-    again = script.fitted(of[kernel])[kernel]
-    assert set(again) == set(shipped["kernels"][kernel])
-    for name, found in again.items():
-        assert found == pytest.approx(shipped["kernels"][kernel][name], abs=1e-3)
+    again = script.fitted(row for row in timed if row.seed in shipped["seeds"])
+    assert list(again) == list(shipped["kernels"])
+    for kernel, constants in again.items():
+        for name, found in constants.items():
+            assert found == pytest.approx(shipped["kernels"][kernel][name], abs=1e-3)
 
 
 @pytest.fixture(scope="module")
 def unseen(script, timed):
-    """The constants that the other seeds give, and kernel -> row of each case of the held one."""
-    known = script.fitted(row for row in timed if row.seed != HELD)
-    constants = {name: tuple(found[x] for x in model.TERMS) for name, found in known.items()}
-    cases = defaultdict(dict)
-    for row in timed:
-        if row.seed == HELD:
-            cases[row.case, row.among][row.kernel] = row
-    return constants, cases
+    """Of each held seed: the constants that the others give, and kernel -> row of each case."""
+    found = []
+    for held in HELD:
+        known = script.fitted(row for row in timed if row.seed != held)
+        constants = {name: tuple(of[x] for x in model.TERMS) for name, of in known.items()}
+        cases = defaultdict(dict)
+        for row in timed:
+            if row.seed == held:
+                cases[row.case, row.among][row.kernel] = row
+        found.append((constants, cases))
+    return found
 
 
 @pytest.fixture
@@ -92,43 +93,57 @@ def on_an_h200(monkeypatch):
 def test_of_a_seed_that_it_has_not_seen_it_takes_nearly_the_fastest(
     backend, unseen, on_an_h200, monkeypatch
 ):
-    constants, cases = unseen
     with_model, without = [], []
-    for (case, _), rows in cases.items():
-        mine = {name: row.us for name, row in rows.items() if name.startswith(f"{backend}/")}
-        problem = replace(case.product(capability=(9, 0)), device="cuda")
-        monkeypatch.setattr(model, "constants", lambda slug: {})
-        of_tables = dispatch.choose(problem, backend).full_name
-        monkeypatch.setattr(model, "constants", lambda slug: constants)
-        taken = dispatch.choose(problem, backend).full_name
-        if {of_tables, taken} <= set(mine):
-            with_model.append(mine[taken] / min(mine.values()))
-            without.append(mine[of_tables] / min(mine.values()))
-    assert len(with_model) > 60
+    for constants, cases in unseen:
+        for (case, _), rows in cases.items():
+            mine = {name: row.us for name, row in rows.items() if name.startswith(f"{backend}/")}
+            problem = replace(case.product(capability=(9, 0)), device="cuda")
+            monkeypatch.setattr(model, "constants", lambda slug: {})
+            of_tables = dispatch.choose(problem, backend).full_name
+            monkeypatch.setattr(model, "constants", lambda slug, known=constants: known)
+            taken = dispatch.choose(problem, backend).full_name
+            if {of_tables, taken} <= set(mine):
+                with_model.append(mine[taken] / min(mine.values()))
+                without.append(mine[of_tables] / min(mine.values()))
+    assert len(with_model) > 200
     assert geometric_mean(with_model) < LOSS[backend]
-    assert geometric_mean(with_model) < geometric_mean(without) - 0.03
+    assert geometric_mean(with_model) < geometric_mean(without) - 0.05
 
 
 def test_of_a_seed_that_it_has_not_seen_it_takes_the_faster_language(unseen):
-    constants, cases = unseen
     losses = []
-    for rows in cases.values():
-        modelled = {
-            name: model.sum_of(constants[name], row.terms)
-            for name, row in rows.items()
-            if name in constants
-        }
-        us = {name: rows[name].us for name, found in modelled.items() if found is not None}
-        if not all(any(name.startswith(backend) for name in us) for backend in LOSS):
-            continue
-        fastest = {
-            backend: min((x for x in us if x.startswith(backend)), key=us.__getitem__)
-            for backend in LOSS
-        }
-        taken = min(fastest.values(), key=modelled.__getitem__)
-        losses.append(us[taken] / min(us.values()))
-    assert len(losses) > 60
+    for constants, cases in unseen:
+        for rows in cases.values():
+            modelled = {
+                name: model.sum_of(constants[name], row.terms)
+                for name, row in rows.items()
+                if name in constants
+            }
+            us = {name: rows[name].us for name, found in modelled.items() if found is not None}
+            if not all(any(name.startswith(backend) for name in us) for backend in LOSS):
+                continue
+            fastest = {
+                backend: min((x for x in us if x.startswith(backend)), key=us.__getitem__)
+                for backend in LOSS
+            }
+            taken = min(fastest.values(), key=modelled.__getitem__)
+            losses.append(us[taken] / min(us.values()))
+    assert len(losses) > 200
     assert geometric_mean(losses) < LOSS_OF_LANGUAGE
+
+
+def test_a_layer_of_a_gpt_gets_the_kernel_that_tables_were_tuned_to(on_an_h200, monkeypatch):
+    """Its sizes are multiples of 64, as those of suites are."""
+    with LAYERS.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    layers = {tuple(row[x] for x in ("M", "N", "K", "dtype_in", "layout")) for row in rows}
+    assert len(layers) == 12
+    for M, N, K, dtype, layout in layers:
+        case = Case("shape", int(M), int(N), int(K), dtype, dtype, layout, "")
+        problem = replace(case.product(capability=(9, 0)), device="cuda")
+        for backend in LOSS:
+            with_model = dispatch.choose(problem, backend)
+            assert with_model is dispatch.by_tables(problem, backend)[0]
 
 
 def test_a_long_product_and_a_tuned_one_stay_as_they_were_chosen(on_an_h200, monkeypatch):
@@ -165,8 +180,7 @@ def test_a_tuned_product_that_is_mostly_start_may_go_to_another(on_an_h200, monk
 )
 @pytest.mark.parametrize("backend", LOSS)
 def test_what_it_was_not_fitted_to_it_does_not_decide(shape, backend, on_an_h200, monkeypatch):
-    """A C in odd rows behind operands that TMA reads, of which no row has more than 670 elements;
-    and sizes beyond those drawn."""
+    """A large C in odd rows behind operands that TMA reads, and sizes beyond those drawn."""
     case = Case("shape", *shape, "bfloat16", "bfloat16", "nt", "")
     problem = replace(case.product(capability=(9, 0)), device="cuda")
     with_model = dispatch.choose(problem, backend).name
@@ -176,7 +190,7 @@ def test_what_it_was_not_fitted_to_it_does_not_decide(shape, backend, on_an_h200
     assert with_model != "wmma_any"
 
 
-@pytest.mark.parametrize("shape", [(64, 1001, 64), (128, 999, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(64, 1001, 64), (128, 999, 256), (16, 5001, 256)], ids=str)
 def test_a_kernel_that_it_does_not_know_gives_way_to_one_that_beats_the_least_it_takes(
     shape, on_an_h200, monkeypatch
 ):
@@ -238,7 +252,8 @@ def test_a_plan_says_what_takes_time():
     plan = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "SPLITS": 2}
     found = dict(zip(model.TERMS, model.terms(problem, plan, 132), strict=True))
     assert (found["wave"], found["step"], found["divided"]) == (1, 8, 1)
-    assert (found["load_split_lines"], found["odd_c"]) == (0, 0)
+    assert (found["load_split_sectors"], found["odd_c"]) == (0, 0)
+    assert found["store"] == pytest.approx(16 * 2 / 132 / 4)  # of tiles a quarter as large
     swapped = {**plan, "SWAP": 1}
     tall = dict(zip(model.TERMS, model.terms(problem, swapped, 8), strict=True))
     assert tall["wave"] == 4  # 2 x 8 tiles of 128 x 64, two parts of each, on 8 SMs
@@ -246,6 +261,28 @@ def test_a_plan_says_what_takes_time():
     found = dict(zip(model.TERMS, model.terms(odd, plan, 132), strict=True))
     assert found["load_by_elements"] == found["load"] > 0
     assert found["odd_c"] == 256 * 512 / 1e6
+    across = replace(problem, a_strides=(1032, 1), b_strides=(520, 1))  # odd units of 16 bytes
+    found = dict(zip(model.TERMS, model.terms(across, plan, 132), strict=True))
+    bytes_of_a, bytes_of_b = 512 * 64 * 2 / 85e3, 512 * 128 * 2 / 85e3
+    assert found["load"] == pytest.approx(bytes_of_a + bytes_of_b)
+    assert found["load_split_sectors"] == pytest.approx(bytes_of_a + bytes_of_b / 2)
+
+
+def test_a_short_k_is_loaded_as_far_as_it_goes():
+    case = Case("shape", 256, 512, 1, "bfloat16", "bfloat16", "nn", "")
+    plan = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64}
+    found = dict(zip(model.TERMS, model.terms(case.product(), plan, 132), strict=True))
+    assert found["load"] == pytest.approx(192 * 2 / 85e3)
+    assert found["load_by_elements"] == 0  # A is one column, and B one row
+    assert found["step"] == 1
+
+
+def test_what_few_rows_tell_is_drawn_to_what_many_do():
+    """A clock that errs by 2 % of a C of so few elements makes no price of a million."""
+    samples = [((1.0, 0.01 * (us > 2)), us) for us in (1.98, 2.0, 2.02, 2.04)]
+    assert model.fit(samples)[1] > 3
+    common = [(2.0, 0.1), (0.3, 0.1)]
+    assert model.fit(samples, common)[1] == pytest.approx(0.3, abs=0.01)
 
 
 def test_what_it_does_not_know_has_no_time():
@@ -254,9 +291,12 @@ def test_what_it_does_not_know_has_no_time():
     assert model.estimated_us("cuda/one_wave", problem, plan, "nvidia-h200", 132) > 1
     assert model.estimated_us("cuda/one_wave", problem, plan, "nvidia-a100", 108) is None
     assert model.estimated_us("cuda/naive", problem, plan, "nvidia-h200", 132) is None
-    odd = replace(problem, c_strides=(65, 1))  # 4096 elements, and no row has more than 670
+    odd = replace(problem, c_strides=(65, 1))  # of which ten rows have some behind tensor maps
     assert model.estimated_us("cuda/one_wave", odd, plan, "nvidia-h200", 132) is None
     assert model.estimated_us("cuda/small", odd, plan, "nvidia-h200", 132) > 1
-    few = [[2.0, 1.0], [0.5, 3.0]]
-    assert model.sum_of(few, (1.0, 3.0)) == 3.5
-    assert model.sum_of(few, (1.0, 3.1)) is None
+    known = [[2.0, 1.0, 20], [0.5, 3.0, 20], [4.0, 1.0, 2]]
+    assert model.sum_of(known, (1.0, 3.0, 0.0)) == 3.5
+    assert model.sum_of(known, (1.0, 3.1, 0.0)) is None
+    assert model.least_of(known, (1.0, 3.1, 0.0)) == 3.5
+    assert model.sum_of(known, (1.0, 3.0, 0.5)) is None  # which two rows had
+    assert model.least_of(known, (1.0, 3.0, 0.5)) == 5.5

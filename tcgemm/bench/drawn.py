@@ -28,6 +28,8 @@ FITTED: dict[int, str] = {
     401: "where CUDA starts a short product too slowly, and with it small's ring",
     402: "the same",
     403: "the same",
+    501: "what a short K, split sectors and odd rows of C cost, in the model that chooses",
+    502: "the same",
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
 """Seed -> what was fitted to its shapes: no figure that is shown comes from such a seed. Whoever

@@ -3,11 +3,12 @@
     us = start + sum of (constant x term)
 
 A term is a quantity that the problem and the plan settle (``terms``): steps one after the other,
-operations of the busiest SM, bytes into it, bytes of memory, what unaligned rows add, what follows
-where K is divided. The constants are a kernel's own on a GPU, none below 0, and stand in
-``model-<gpu>.json``. scripts/fit_model.py fits them to rows of drawn shapes. Beside a
-constant stands the most of its term that a row had: a product that has more of it has no time, so
-nothing is said of what was not seen. Imports no torch.
+operations of the busiest SM, bytes into it, bytes of memory, what unaligned rows add, what is
+stored, what follows where K is divided. The constants are a kernel's own on a GPU, none below 0,
+and stand in ``model-<gpu>.json``. scripts/fit_model.py fits them to rows of drawn shapes. Beside a
+constant stands the most of its term that a row had, and how many rows had some: a product that has
+more of it, or any of what few rows had, has no time, so nothing is said of what was not seen.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,31 +23,35 @@ TERMS = (
     "start",
     "multiply",
     "load",
-    "load_split_lines",
+    "load_split_sectors",
     "load_by_elements",
     "memory",
     "step",
     "wave",
     "divided",
     "partials",
+    "store",
     "odd_c",
 )
 """Names of the terms, in the order of ``terms``."""
 
-LINE, VECTOR = 64, 8
-"""Elements of 16 bits in a line of the L2, and in a vector of 16 bytes."""
+LINE, SECTOR, VECTOR = 64, 16, 8
+"""Elements of 16 bits in a line of the L2, in a sector of one, and in a vector of 16 bytes."""
 
 MODELLED = {(name, name, "float32") for name in ("float16", "bfloat16")}
 """dtype of A and B, of C, and how it is summed, of which it knows."""
 
 LEAST_ROWS = 15
-"""Rows that a kernel's constants are fitted to, at least, and each of them."""
+"""Rows that a kernel's constants are fitted to, at least, and each of them, to be a time."""
+
+PULL = 0.1
+"""Rows, as many as which the constants of all kernels together weigh in a kernel's own fit."""
 
 LARGEST = 16384
 """Of M, N and K of the shapes that it is fitted to: as LARGEST of bench/drawn.py."""
 
 Constants = Sequence[Sequence[float]]
-"""(constant, most that was seen of the term), in the order of TERMS."""
+"""(constant, most that was seen of the term, rows that had some), in the order of TERMS."""
 
 
 def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
@@ -65,23 +70,39 @@ def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
     waves = -(-tiles * parts // sms)
     steps = -(-K // block_k)
     depth = -(-steps // parts) * block_k  # elements of K that a block goes through
-    busy = max(1.0, tiles * parts / sms) * depth * (block_m + block_n) * 2 / 85e3
-    rows = [max(strides) for strides in (problem.a_strides, problem.b_strides)]
-    split = any(pitch % LINE for pitch in rows)
-    odd = any(pitch % VECTOR for pitch in rows)
+    loads = max(1.0, tiles * parts / sms) * min(depth, K) * 2 / 85e3  # of a row or column of a tile
+    load = loads * (block_m + block_n)
+    split, odd = 0.0, False
+    for shape, strides, side, along_k in (
+        ((M, K), problem.a_strides, block_m, 1),
+        ((K, N), problem.b_strides, block_n, 0),
+    ):
+        apart = _apart(shape, strides)
+        run = block_k if strides[along_k] == 1 else side  # elements of a tile side by side
+        split += loads * side * LINE / run if apart % SECTOR else 0.0
+        odd |= apart % VECTOR > 0
     divided = float(parts > 1)
     return (
         1.0,
         waves * depth * block_m * block_n / (128 * 256 * LINE),
-        busy,
-        busy * split,
-        busy * odd,
+        load,
+        split,
+        load * odd,
         2 * (M * K + K * N + M * N) * problem.batch / 4.3e6,
-        depth / LINE,
+        waves * depth / LINE,
         float(waves),
         divided,
         divided * parts * 4 * M * N / 2e6,
+        tiles * parts / sms * block_m * block_n / (128 * 256),
         M * N / 1e6 if max(problem.c_strides) % VECTOR else 0.0,
+    )
+
+
+def _apart(shape: tuple[int, int], strides: tuple[int, int]) -> int:
+    """Elements from a row in memory to the next, 0 where there is one alone."""
+    return min(
+        (strides[1 - i] if shape[1 - i] > 1 else 0 for i in (0, 1) if strides[i] == 1),
+        default=1,
     )
 
 
@@ -101,16 +122,14 @@ def estimated_us(
     """Microseconds of a kernel, named "backend/kernel"; None where the model does not know it.
 
     Args:
-        at_least: of a term that is more than was seen the most that was: no constant is below 0, so
-            the kernel takes at least as long.
+        at_least: of a term that is more than was seen the most that was, however few rows had some:
+            no constant is below 0, so the kernel takes at least as long.
     """
     known = constants(slug).get(kernel)
     if known is None or "BLOCK_M" not in plan or not sms:
         return None
     found = terms(problem, plan, sms)
-    if at_least:
-        found = tuple(min(term, most) for (_, most), term in zip(known, found, strict=True))
-    return sum_of(known, found)
+    return least_of(known, found) if at_least else sum_of(known, found)
 
 
 def knows(problem: Any) -> bool:
@@ -122,29 +141,49 @@ def knows(problem: Any) -> bool:
 
 
 def sum_of(known: Constants, found: Sequence[float]) -> float | None:
-    """Microseconds: the sum of constants times terms; None where a term is more than was seen."""
-    pairs = list(zip(known, found, strict=True))
-    if any(term > most for (_, most), term in pairs):
-        return None
-    return sum(constant * term for (constant, _), term in pairs)
+    """Microseconds: the sum of constants times terms; None where a term is more than was seen, or
+    is one that too few rows had."""
+    for (_, most, rows), term in zip(known, found, strict=True):
+        if term > most or (term and rows < LEAST_ROWS):
+            return None
+    return least_of(known, found)
 
 
-def fit(samples: Sequence[tuple[Sequence[float], float]]) -> list[float]:
+def least_of(known: Constants, found: Sequence[float]) -> float:
+    """The same, of each term no more than was seen."""
+    return sum(
+        constant * min(term, most) for (constant, most, _), term in zip(known, found, strict=True)
+    )
+
+
+def fit(
+    samples: Sequence[tuple[Sequence[float], float]], common: Sequence[tuple[float, float]] = ()
+) -> list[float]:
     """The constants, none below 0, with the least sum of squared relative errors.
 
     Args:
         samples: (terms, microseconds) of each row.
+        common: (constant, weight) of each term: what a constant is drawn to, so that a term of
+            which the samples tell little does not get a constant from their noise.
     """
     rows = [[term / us for term in each] for each, us in samples]
     size = range(len(rows[0]))
+    common = common or [(0.0, 1e-6 * len(rows))] * len(size)  # keeps apart what few rows tell apart
     products = [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
     sums = [sum(row[i] for row in rows) for i in size]
-    found = [0.0 for _ in size]
-    for _ in range(
-        2000
-    ):  # one constant at a time; a little weight keeps those apart that few rows tell
-        for i in size:
-            off = sums[i] - sum(products[i][j] * found[j] for j in size)
-            if products[i][i]:
-                found[i] = max(0.0, found[i] + off / (products[i][i] + 1e-6 * len(rows)))
+    found = [to for to, _ in common]
+    for _ in range(2000):  # one constant at a time
+        before = list(found)
+        for i, (to, weight) in enumerate(common):
+            if of := products[i][i] + weight:
+                off = sums[i] - sum(products[i][j] * found[j] for j in size)
+                found[i] = max(0.0, found[i] + (off + weight * (to - found[i])) / of)
+        if max(abs(new - old) for new, old in zip(found, before, strict=True)) < 1e-7:
+            break
     return found
+
+
+def mean_squares(samples: Sequence[tuple[Sequence[float], float]]) -> list[float]:
+    """Of each term over the microseconds of its row: how much a row tells of the constant."""
+    columns = zip(*([term / us for term in each] for each, us in samples), strict=True)
+    return [sum(x * x for x in column) / len(samples) for column in columns]

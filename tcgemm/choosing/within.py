@@ -5,8 +5,9 @@ What users bring besides is short and of any size, among other kernels: there th
 which was fitted to drawn shapes among others, is nearer to what is timed. So a language chooses,
 and where a product is short the model may take another kernel, if that is faster by more than the
 model errs. A longer product has to win more; one near to a case that was tuned for stays as
-it was chosen. Of a kernel with more of something than any row had, the model knows only what it
-takes at least; so such a kernel is not taken, and gives way to one that beats that.
+it was chosen. Of a kernel with more of something than any row had, or with what few rows had, the
+model knows only what it takes at least; so such a kernel is not taken, and gives way to one that
+beats that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHORT_US = 8.0
 
 EARNED = 0.06
 """Of its time that a short product has to win before another kernel is taken; of a longer one
-OF_LONGER times as much. Of seeds that the model has not seen 3.6 % (CUDA) and 1.2 % (Triton) are
+OF_LONGER times as much. Of seeds that the model has not seen 1.5 % (CUDA) and 1.0 % (Triton) are
 lost to the fastest kernel that was timed: see docs/lab/cost_model.md."""
 
 OF_LONGER = 3.0
