@@ -132,3 +132,40 @@ def test_what_the_override_refuses_is_torch_s_and_counted():
             torch.mm(torch.randn(2, 3), torch.randn(3, 2).double())
     (whole,) = (each for each in tcgemm.stats() if "int64" in each.reason)
     assert (whole.operator, whole.where, whole.calls) == ("mm", "torch", 1)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8), (8,)])
+def test_what_goes_around_a_layer_is_added_within_it(shape):
+    around = (*shape[:-1], 4)
+    x, w, bias, residual = (
+        torch.randn(*s, dtype=torch.float64, requires_grad=True)
+        for s in (shape, (4, 8), (4,), around)
+    )
+    y = tcgemm.linear(x, w, bias, residual=residual, backend="cublas")
+    z = residual + F.linear(x, w, bias)
+    assert y.shape == z.shape
+    assert torch.allclose(y, z)
+    operands = (x, w, bias, residual)
+    mine = torch.autograd.grad(y.square().sum(), operands)
+    theirs = torch.autograd.grad(z.square().sum(), operands)
+    assert all(map(torch.allclose, mine, theirs))
+    layer = tcgemm.nn.Linear(8, 4, dtype=torch.float64, backend="cublas")
+    assert torch.allclose(layer(x, residual), residual + F.linear(x, layer.weight, layer.bias))
+    arrays = [t.detach().numpy() for t in operands]
+    given = tcgemm.linear(*arrays[:3], residual=arrays[3], backend="cublas")
+    assert isinstance(given, type(arrays[0]))
+    assert torch.allclose(torch.from_numpy(given), z)
+    run = torch.compile(lambda *t: tcgemm.linear(*t[:3], residual=t[3]), fullgraph=True,
+                        backend="aot_eager")  # fmt: skip
+    with tcgemm.override_aten(backend="cublas"):
+        assert torch.allclose(run(*operands), z)
+
+
+def test_a_residual_that_does_not_fit_is_refused():
+    x, w = torch.randn(2, 3, 8), torch.randn(4, 8)
+    with pytest.raises(OperandError, match=r"residual is .*3, 5.* and the result \[2, 3, 4\]"):
+        tcgemm.linear(x, w, residual=torch.randn(2, 3, 5))
+    with pytest.raises(OperandError, match="leave the epilogue away"):
+        tcgemm.linear(x, w, None, "relu", residual=torch.randn(2, 3, 4))
+    with pytest.raises(OperandTypeError, match="residual"):
+        tcgemm.linear(x, w, residual=[1.0])

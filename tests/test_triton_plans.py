@@ -220,8 +220,8 @@ def test_the_rung_measured_fastest_is_chosen(shape, layout, name):
     [
         ((100, 100, 100), "nt", "skinny", {"BLOCK_M": 32, "BLOCK_K": 128, "SPLITS": 1}),
         ((16, 4096, 4096), "nt", "skinny", {"BLOCK_M": 64, "L2_PREFETCH": 1}),
-            ((3072, 768, 8192), "tn", "warp_specialized", {"BLOCK_N": 96, "REST": 32}),
-            ((768, 768, 8192), "tn", "split_k", {"BLOCK_M": 128, "SPLITS": 3}),
+        ((3072, 768, 8192), "tn", "warp_specialized", {"BLOCK_N": 96, "REST": 32}),
+        ((768, 768, 8192), "tn", "split_k", {"BLOCK_M": 128, "SPLITS": 3}),
         ((256, 256, 16384), "nn", "split_k", {"SPLITS": 8, "L2_PREFETCH": 1}),
         ((4096, 128, 4096), "nn", "warp_specialized", {"GROUP_M": 1, "L2_PREFETCH": 2}),
         ((128, 6144, 4096), "nt", "warp_specialized", {"BLOCK_N": 48, "REST": 16}),

@@ -108,7 +108,7 @@ def _fitting(problem: Any, sms: int) -> list[dict[str, int]]:
         for cluster in clusters
     )
     for block_m, block_n, cluster, shares_a, splits in every:
-        if not takes(block_m, block_n, problem) or problem.M <= block_m - 64:
+        if not takes(block_m, block_n, problem) or block_m >= problem.M + 64:
             continue
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue

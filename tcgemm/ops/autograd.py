@@ -142,7 +142,9 @@ class Product(torch.autograd.Function):
                 a, factor = a.reshape(rows, a.shape[-1]), factor.reshape(rows, factor.shape[-1])
             by_b = _gradient(a.mT, factor, down, ctx.shapes[1], ctx.by_columns[1])
         if needs[2]:
-            by_c = grad * how.beta if how.beta else torch.zeros_like(grad)
+            by_c = (
+                grad if how.beta == 1 else grad * how.beta if how.beta else torch.zeros_like(grad)
+            )
             by_c = by_c.sum_to_size(ctx.shapes[2])
         if needs[3]:
             by_bias = grad.sum_to_size(ctx.shapes[3])
