@@ -78,6 +78,31 @@ def test_the_sums_do_not_change_from_run_to_run_and_are_left_out_where_nobody_as
     assert torch.equal(found[0][0], found[2][0])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(8192, 3072), (4099, 3001), (20, 100_000)])
+@pytest.mark.parametrize("epilogue", ACTIVATIONS)
+def test_large_ones_on_a_gpu_have_the_same_bits_each_time_and_in_a_graph(backend, epilogue, shape):
+    z, above = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
+    below, total = torch.empty_like(z), torch.empty(shape[1], device="cuda").bfloat16()
+    start = dispatch.derivative(backend)(z, z, below, Fusion(epilogue=epilogue, bias=total))
+    found = []
+    for _ in range(3):
+        start(above, z, below.fill_(torch.nan), None, total.fill_(torch.nan))
+        found.append((below.clone(), total.clone()))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        start(above, z, below, None, total)
+    below.fill_(torch.nan), total.fill_(torch.nan)
+    graph.replay()
+    found.append((below, total))
+    assert all(torch.equal(x, y) for other in found for x, y in zip(other, found[0], strict=True))
+    exact = z.double().requires_grad_()
+    ACTIVATIONS[epilogue](exact).backward(above.double())
+    near = ROUNDED[torch.bfloat16]
+    torch.testing.assert_close(below.double(), exact.grad, atol=near, rtol=near)
+    torch.testing.assert_close(total.double(), exact.grad.sum(0), atol=1e-2, rtol=near)
+
+
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
 def test_far_out_and_near_0_it_is_torch_s(backend, epilogue, dtype):
