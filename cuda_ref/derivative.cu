@@ -16,7 +16,9 @@
 // warp       COLS columns: 32 words of 16 bytes
 // thread     a word of dY and of Z in each of AT_ONCE rows, asked for before any is used
 //
-// Rows that are not of whole words are read and written element by element, a row at a time.
+// Blocks begin with the last rows, since what wrote dY has left these in the L2, and end with the
+// first, with which what reads dZ begins. Rows that are not of whole words take the same way by
+// single elements, a row at a time.
 #include <algorithm>
 
 #include "host/select.cuh"
@@ -38,26 +40,17 @@ constexpr int LEAST_ROWS = 16;
 constexpr int ADD_WARPS = 8;    // of the second kernel
 constexpr int ADD_AT_ONCE = 8;  // partial sums that a thread of it asks for at the same time
 
+template <Activation ACTIVATION>
+using Constant = std::integral_constant<Activation, ACTIVATION>;
+
 // The columns of a block.
 template <typename In>
 constexpr int COLS = 32 * WORD<In>;
 
-// M x N elements of any strides.
-template <typename T>
-struct View {
-  T* data;
-  int64_t row_stride, col_stride;
-
-  __device__ __forceinline__ T* at(int64_t row, int64_t col) const {
-    return data + row * row_stride + col * col_stride;
-  }
-  __device__ __forceinline__ void move_to(int64_t row, int64_t col) { data = at(row, col); }
-};
-
 template <Activation ACTIVATION, bool WORDS, typename In, typename Out>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     derivative(View<const In> above, View<const In> z, View<Out> below, float* sums, int64_t M,
-               int64_t N, int64_t tiles_n, int64_t rows) {
+               int64_t N, unsigned tiles_n, int64_t rows) {
   constexpr int COUNT = WORD<In>, AT_ONCE = WORDS ? 4 : 1, STEP = AT_ONCE * WARPS;
   __shared__ float of_warps[WARPS][COLS<In>];
 #if TCGEMM_SM >= 90
@@ -67,7 +60,8 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
   // Of a row a thread has a word, or one element in every 32, from `mine` on.
   constexpr int NEXT = WORDS ? 1 : 32;
   const int warp = threadIdx.x / 32, mine = threadIdx.x % 32 * (WORDS ? COUNT : 1);
-  const int64_t part = blockIdx.x / tiles_n, n = blockIdx.x % tiles_n * COLS<In>;
+  const unsigned tile = gridDim.x - 1 - blockIdx.x;  // from the last row on
+  const int64_t part = tile / tiles_n, n = int64_t{tile % tiles_n} * COLS<In>;
   const int columns = static_cast<int>(N - n < COLS<In> ? N - n : COLS<In>);
   const int64_t first = part * rows;
   const int last = static_cast<int>(M - first < rows ? M - first : rows);
@@ -184,15 +178,12 @@ bool rows_are_words(const Gemm& gemm) {
          aligned(gemm.b, 16, sizeof(In)) && aligned(gemm.c, WORD<In> * sizeof(Out), sizeof(Out));
 }
 
-template <Activation ACTIVATION>
-using Constant = std::integral_constant<Activation, ACTIVATION>;
-
 template <typename In, typename Out>
 int launch_derivative(const Gemm& gemm, cudaStream_t stream) {
   const int64_t M = gemm.c.rows, N = gemm.c.cols;
-  int sms = 0;
-  int error = N == 0 ? cudaSuccess : multiprocessors(&sms);
-  if (N == 0 || error != cudaSuccess) return error;
+  if (N == 0) return cudaSuccess;
+  int sms = 0, error = multiprocessors(&sms);
+  if (error != cudaSuccess) return error;
   const int64_t tiles_n = ceil_div(N, COLS<In>);
   const int64_t wanted = std::max<int64_t>(1, int64_t{sms} * BLOCKS * WAVES / tiles_n);
   const int64_t rows = std::max<int64_t>(LEAST_ROWS, ceil_div(M, wanted));
@@ -205,7 +196,8 @@ int launch_derivative(const Gemm& gemm, cudaStream_t stream) {
   }
   const auto run = [&](auto kernel) {
     return start(kernel, parts * tiles_n, WARPS, stream, view<const In>(gemm.a),
-                 view<const In>(gemm.b), view<Out>(gemm.c), sums, M, N, tiles_n, rows);
+                 view<const In>(gemm.b), view<Out>(gemm.c), sums, M, N,
+                 static_cast<unsigned>(tiles_n), rows);
   };
   const auto of = [&](auto constant) {
     constexpr Activation ACTIVATION = decltype(constant)::value;
@@ -214,9 +206,9 @@ int launch_derivative(const Gemm& gemm, cudaStream_t stream) {
                                           : run(derivative<ACTIVATION, false, In, Out>);
     return true;
   };
-  const bool known = of(Constant<Activation::relu>{}) || of(Constant<Activation::gelu>{}) ||
-                     of(Constant<Activation::gelu_tanh>{}) || of(Constant<Activation::silu>{});
-  if (!known) return cudaErrorNotSupported;
+  if (!of(Constant<Activation::relu>{}) && !of(Constant<Activation::gelu>{}) &&
+      !of(Constant<Activation::gelu_tanh>{}) && !of(Constant<Activation::silu>{}))
+    return cudaErrorNotSupported;
   if (error != cudaSuccess || sums == nullptr) return error;
   const View<In> total{static_cast<In*>(const_cast<void*>(gemm.bias.data)), 0,
                        gemm.bias.col_stride};

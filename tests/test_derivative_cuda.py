@@ -88,7 +88,10 @@ def test_a_block_has_many_rows_where_there_are_many(M, N, rows):
     observed(above, z, again, "gelu", sums, check=True, order="random:1")
     assert torch.equal(again, below)
     assert torch.equal(sums, total)
-    report = observed(above, z, below, "gelu", None)
+    writers = torch.zeros(M, N, dtype=torch.int32)
+    report = observed(above, z, below, "gelu", None, check=True, writers=writers)
+    assert writers[-1, -1] == 1  # which what wrote dY has left in the L2
+    assert writers[0, 0] == writers.max()
     assert report.grid == (-(-M // rows) * -(-N // 256), 1, 1)
 
 

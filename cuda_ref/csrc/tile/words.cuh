@@ -1,9 +1,21 @@
-// Elements of a row by the word of 16 bytes, read once and converted one by one.
+// A matrix that is walked along its rows, by words of 16 bytes or by single elements.
 #pragma once
 
 #include "sm90/tile.cuh"
 
 namespace tcgemm {
+
+// M x N elements of any strides.
+template <typename T>
+struct View {
+  T* data;
+  int64_t row_stride, col_stride;
+
+  __device__ __forceinline__ T* at(int64_t row, int64_t col) const {
+    return data + row * row_stride + col * col_stride;
+  }
+  __device__ __forceinline__ void move_to(int64_t row, int64_t col) { data = at(row, col); }
+};
 
 // Elements of a word.
 template <typename T>
