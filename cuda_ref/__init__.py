@@ -1,5 +1,5 @@
-"""The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choose, tuned_by_user, load
-and inspect."""
+"""The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choose, tuned_by_user,
+load, inspect and derivative_kernel."""
 
 from __future__ import annotations
 
@@ -121,6 +121,29 @@ def plan_for(capability: tuple[int, int], gpu: str, sms: int) -> None:
         sms = sms or LIMITS.get(capability, LIMITS[9, 0])[0]
         stands_for[capability] = Gpu(gpu, sms, shared_kb(capability) * 1024)
     forget()
+
+
+def derivative_kernel() -> Callable[..., Callable[..., None]] | None:
+    """``bind`` of derivative.py; None where the kernel cannot be built: without nvcc and g++, of
+    which the simulator needs g++ alone."""
+    import torch
+
+    from .build import extensions, toolchain
+
+    if torch.cuda.is_available():
+        from . import nvrtc
+
+        if nvrtc.in_use():
+            return None
+        try:
+            extensions.require_toolchain()
+        except RuntimeError:
+            return None
+    elif toolchain.find_cxx() is None:
+        return None
+    from .derivative import bind
+
+    return bind
 
 
 STAGES = ("ptx", "sass")

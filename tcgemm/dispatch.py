@@ -4,7 +4,7 @@ Dispatch knows of a backend module ``KERNELS``, its ladder as a tuple of rows, a
 which returns a rung's callable, compiled. Where the module has them, it asks besides
 ``choose(problem, able)`` for the name of the kernel to run of those that accept,
 ``buildable(problem, able)`` for those that can be built here, ``tuned_by_user(problem)`` whether a
-table of the user's own has settled the choice, and ``derivative()`` for the kernel of an
+table of the user's own has settled the choice, and ``derivative_kernel()`` for that of an
 activation's derivative. It knows no tile size.
 """
 
@@ -211,7 +211,7 @@ def derivative(backend: str) -> Callable[..., Callable[..., None]] | None:
     ``bind`` gives ``start(dy, z, dz, None, db)``, which writes dz = dy act'(z) and, unless db is
     None, its column sums db [N]. ``fusion.epilogue`` names the activation; ``fusion.bias`` is db.
     """
-    kernel = getattr(_module(backend), "derivative", None)
+    kernel = getattr(_module(backend), "derivative_kernel", None)
     return None if kernel is None else kernel()
 
 

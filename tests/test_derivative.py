@@ -1,4 +1,4 @@
-"""An activation's derivative and the gradient of the bias, by one kernel of Triton's."""
+"""An activation's derivative and the gradient of the bias, by one kernel of either language."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tcgemm.ops import layer
 from tcgemm.problem import Fusion
 
 F = torch.nn.functional
-BACKEND = {"backend": "triton"}
 ACTIVATIONS = {
     "relu": torch.relu,
     "gelu": F.gelu,
@@ -31,14 +30,21 @@ ROUNDED = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """How far a number may be from the truth, of its own size and of 1."""
 
 
+@pytest.fixture(params=["triton", "cuda"])
+def backend(request):
+    if dispatch.derivative(request.param) is None:
+        pytest.skip(f"{request.param} has no compiler here")
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
     launch_cache.forget()
 
 
-def run(epilogue, above, z, below, total):
-    bind = dispatch.derivative("triton")
+def run(backend, epilogue, above, z, below, total):
+    bind = dispatch.derivative(backend)
     bind(above, z, below, Fusion(epilogue=epilogue, bias=total))(above, z, below, None, total)
 
 
@@ -46,14 +52,14 @@ def run(epilogue, above, z, below, total):
 @pytest.mark.parametrize("shape", [(200, 150), (1, 1), (65, 129), (4200, 3)])
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
-def test_it_is_torch_s_in_float64(epilogue, dtype, shape):
+def test_it_is_torch_s_in_float64(backend, epilogue, dtype, shape):
     M, N = shape
     z = (3 * torch.randn(M, N, device=DEVICE)).to(dtype)
     above = torch.randn(N, M, device=DEVICE).to(dtype).mT
     exact = z.double().requires_grad_()
     ACTIVATIONS[epilogue](exact).backward(above.double())
     below, total = torch.empty_like(z), torch.empty(2 * N, dtype=dtype, device=DEVICE)[::2]
-    run(epilogue, above, z, below, total)
+    run(backend, epilogue, above, z, below, total)
     near = ROUNDED[dtype]
     torch.testing.assert_close(below.double(), exact.grad, atol=near, rtol=near)
     # The sum is rounded once: what is summed is not.
@@ -61,36 +67,61 @@ def test_it_is_torch_s_in_float64(epilogue, dtype, shape):
     assert bool(((total.double() - sums).abs() <= near * sums.abs() + 2e-6 * (size + 1)).all())
 
 
-def test_the_sums_do_not_change_from_run_to_run_and_are_left_out_where_nobody_asks():
+def test_the_sums_do_not_change_from_run_to_run_and_are_left_out_where_nobody_asks(backend):
     z, above = (torch.randn(300, 70, device=DEVICE) for _ in range(2))
     found = []
     for total in (torch.empty(70, device=DEVICE), torch.empty(70, device=DEVICE), None):
         below = torch.empty_like(z)
-        run("gelu", above, z, below, total)
+        run(backend, "gelu", above, z, below, total)
         found.append((below, total))
     assert torch.equal(found[0][1], found[1][1])
     assert torch.equal(found[0][0], found[2][0])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(8192, 3072), (4099, 3001), (20, 100_000)])
+@pytest.mark.parametrize("epilogue", ACTIVATIONS)
+def test_large_ones_on_a_gpu_have_the_same_bits_each_time_and_in_a_graph(backend, epilogue, shape):
+    z, above = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
+    below, total = torch.empty_like(z), torch.empty(shape[1], device="cuda").bfloat16()
+    start = dispatch.derivative(backend)(z, z, below, Fusion(epilogue=epilogue, bias=total))
+    found = []
+    for _ in range(3):
+        start(above, z, below.fill_(torch.nan), None, total.fill_(torch.nan))
+        found.append((below.clone(), total.clone()))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        start(above, z, below, None, total)
+    below.fill_(torch.nan), total.fill_(torch.nan)
+    graph.replay()
+    found.append((below, total))
+    assert all(torch.equal(x, y) for other in found for x, y in zip(other, found[0], strict=True))
+    exact = z.double().requires_grad_()
+    ACTIVATIONS[epilogue](exact).backward(above.double())
+    near = ROUNDED[torch.bfloat16]
+    torch.testing.assert_close(below.double(), exact.grad, atol=near, rtol=near)
+    torch.testing.assert_close(total.double(), exact.grad.sum(0), atol=1e-2, rtol=near)
+
+
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
-def test_far_out_and_near_0_it_is_torch_s(epilogue, dtype):
+def test_far_out_and_near_0_it_is_torch_s(backend, epilogue, dtype):
     sizes = [0.0, 1e-45, 1e-38, 1e-30, 1e-6, 5.0, 13.0, 50.0, 1e4, 1e18, 1e20, 3e38, torch.inf]
     z = torch.tensor([[*sizes, *(-x for x in sizes), torch.nan]], device=DEVICE).to(dtype)
     above, below = torch.full_like(z, 2.0), torch.empty_like(z)
-    run(epilogue, above, z, below, None)
+    run(backend, epilogue, above, z, below, None)
     z.requires_grad_()
     ACTIVATIONS[epilogue](z).backward(above)
     near = ROUNDED[dtype]
     torch.testing.assert_close(below, z.grad, atol=4 * near, rtol=4 * near, equal_nan=True)
 
 
-def test_relu_passes_what_torch_s_passes():
+def test_relu_passes_what_torch_s_passes(backend):
     z = torch.tensor([[0.0, -0.0, torch.nan, 1.0, -1.0, torch.inf]], device=DEVICE)
     for number in (torch.inf, torch.nan, 2.0):
         above = torch.full_like(z, number)
         below = torch.empty_like(z)
-        run("relu", above, z, below, None)
+        run(backend, "relu", above, z, below, None)
         torch.testing.assert_close(
             below, torch.ops.aten.threshold_backward(above, z, 0), equal_nan=True
         )
@@ -123,11 +154,11 @@ def derivatives(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(20, 24), (2, 10, 24)])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
-def test_a_layer_takes_it(epilogue, shape, dtype, derivatives):
+def test_a_layer_takes_it(backend, epilogue, shape, dtype, derivatives):
     x, w, bias = all_ = operands(shape, dtype)
     above = torch.randn(*shape[:-1], 32, device=DEVICE).to(dtype)
     for count in range(1, 4):
-        y = tcgemm.linear(x, w, bias, epilogue, **BACKEND)
+        y = tcgemm.linear(x, w, bias, epilogue, backend=backend)
         assert type(y.grad_fn).__name__ == "LayerBackward"
         mine = torch.autograd.grad(y, all_, above)
         assert len(derivatives) == count
@@ -138,10 +169,10 @@ def test_a_layer_takes_it(epilogue, shape, dtype, derivatives):
 
 @pytest.mark.parametrize("needed", ["x w", "w", "w bias", "x bias", "bias", "x"])
 @pytest.mark.parametrize("epilogue", ["relu", "gelu"])
-def test_only_what_is_needed_is_given(epilogue, needed, derivatives):
+def test_only_what_is_needed_is_given(backend, epilogue, needed, derivatives):
     x, w, bias = (t.detach() for t in operands())
     wanted = [{"x": x, "w": w, "bias": bias}[name].requires_grad_() for name in needed.split()]
-    y = tcgemm.linear(x, w, bias, epilogue, **BACKEND)
+    y = tcgemm.linear(x, w, bias, epilogue, backend=backend)
     near(
         torch.autograd.grad(y.sum(), wanted),
         torch.autograd.grad(torchs(epilogue, x, w, bias).sum(), wanted),
@@ -153,7 +184,7 @@ def test_only_what_is_needed_is_given(epilogue, needed, derivatives):
 @pytest.mark.spread(2, "biased", "epilogue")
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
-def test_derivatives_of_second_order(epilogue, biased):
+def test_derivatives_of_second_order(backend, epilogue, biased):
     x, w, bias = operands()
     leaves = (x, w, bias) if biased else (x, w)
 
@@ -163,7 +194,7 @@ def test_derivatives_of_second_order(epilogue, biased):
         return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
 
     near(
-        second(lambda epilogue, x, w, bias: tcgemm.linear(x, w, bias, epilogue, **BACKEND)),
+        second(lambda epilogue, x, w, bias: tcgemm.linear(x, w, bias, epilogue, backend=backend)),
         second(torchs),
     )
 
@@ -174,11 +205,11 @@ def elsewhere(t):
 
 
 @pytest.mark.parametrize("epilogue", ["relu", "gelu"])
-def test_who_looks_on_or_has_hooks_gets_the_same(epilogue, derivatives):
+def test_who_looks_on_or_has_hooks_gets_the_same(backend, epilogue, derivatives):
     x, w, bias = all_ = operands()
     z = torchs(epilogue, x, w, bias)
     theirs = torch.autograd.grad(z.sum(), all_, retain_graph=True)
-    y = tcgemm.linear(x, w, bias, epilogue, **BACKEND)
+    y = tcgemm.linear(x, w, bias, epilogue, backend=backend)
     with FlopCounterMode(display=False) as counter:
         near(torch.autograd.grad(y.sum(), all_, retain_graph=True), theirs)
     assert counter.get_total_flops() == 2 * (2 * 40 * 24 * 32)
@@ -190,20 +221,20 @@ def test_who_looks_on_or_has_hooks_gets_the_same(epilogue, derivatives):
     assert not derivatives
     near(torch.autograd.grad(y, all_, torch.ones((), device=DEVICE).expand(y.shape)), theirs)
     with saved_tensors_hooks(lambda t: t, elsewhere):
-        y = tcgemm.linear(x, w, bias, epilogue, **BACKEND)
+        y = tcgemm.linear(x, w, bias, epilogue, backend=backend)
     near(torch.autograd.grad(y.sum(), all_), theirs)
     with torch.autocast(DEVICE, torch.bfloat16):
-        y = tcgemm.linear(x, w, bias, epilogue, **BACKEND)
+        y = tcgemm.linear(x, w, bias, epilogue, backend=backend)
     mine = torch.autograd.grad(y.float().sum(), all_)
     if epilogue != "relu":  # whose slope jumps where bfloat16 has another sign
         near(mine, theirs, 0.03)
     assert len(derivatives) == 3
 
 
-def test_a_result_of_another_dtype_and_an_accumulated_gradient():
+def test_a_result_of_another_dtype_and_an_accumulated_gradient(backend):
     x, w, bias = operands(dtype=torch.bfloat16)
     bias = bias.detach().float().requires_grad_()
-    y = tcgemm.linear(x, w, bias, "silu", out_dtype=torch.float32, **BACKEND)
+    y = tcgemm.linear(x, w, bias, "silu", out_dtype=torch.float32, backend=backend)
     z = F.silu(F.linear(x.float(), w.float(), bias))
     mine = torch.autograd.grad(y.square().sum(), (x, w, bias))
     assert [t.dtype for t in mine] == [torch.bfloat16, torch.bfloat16, torch.float32]
@@ -211,7 +242,7 @@ def test_a_result_of_another_dtype_and_an_accumulated_gradient():
         t.float() for t in torch.autograd.grad(z.square().sum(), (x, w, bias))
     ], 0.02)  # fmt: skip
     model = tcgemm.nn.Linear(
-        24, 32, epilogue="gelu", backend="triton", accumulate=True, device=DEVICE
+        24, 32, epilogue="gelu", backend=backend, accumulate=True, device=DEVICE
     )
     x = x.detach().float()
     for _ in range(2):
@@ -224,7 +255,7 @@ def test_a_result_of_another_dtype_and_an_accumulated_gradient():
 
 def test_float64_and_other_backends_are_torch_s(derivatives):
     all_ = [t.detach().double().requires_grad_() for t in operands((4, 24))]
-    for backend in ("triton", "cublas"):
+    for backend in ("triton", "cuda", "cublas"):
 
         def call(x, w, bias, backend=backend):
             return tcgemm.linear(x, w, bias, "gelu", backend=backend)

@@ -99,7 +99,7 @@ def load(name: str) -> Callable[..., None]:
     return run
 
 
-def derivative() -> Callable[..., Callable[..., None]]:
+def derivative_kernel() -> Callable[..., Callable[..., None]]:
     """``bind(dy, z, dz, fusion)``, which gives ``start(dy, z, dz, None, db)`` for such tensors: the
     derivative of the epilogue that ``fusion`` names, and its column sums where ``db`` is no None;
     see derivative.py."""

@@ -190,10 +190,11 @@ OWN: dict[str, Path] = {}
 
 
 def source(name: str, root: Path = ROOT) -> Path:
-    """The .cu file of a rung, of overlap/, or of OWN. LookupError where none has the name."""
+    """The .cu file of a rung, of overlap/, beside rungs/, or of OWN. LookupError where none has the
+    name."""
     if name in OWN:
         return OWN[name]
-    for folder in ("rungs", "shapes", "overlap"):
+    for folder in ("rungs", "shapes", "overlap", ""):
         path = root / folder / f"{name}.cu"
         if path.is_file():
             return path

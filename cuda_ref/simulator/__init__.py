@@ -88,6 +88,7 @@ def simulate(
     workers: int | None = None,
     timeout_s: float = 600.0,
     defines: tuple[str, ...] = (),
+    writes_bias: bool = False,
 ) -> Report:
     """Runs one .cu file on CPU tensors (strided, K >= 1, M, N, batch >= 1) and writes C.
 
@@ -110,6 +111,7 @@ def simulate(
         workers: processes that share the blocks; by default one per core.
         timeout_s: seconds after which the kernel counts as hung.
         defines: further flags of its build.
+        writes_bias: the kernel writes the bias, which is a result as C is.
 
     Findings do not raise: see Report.findings and Report.raise_if_stopped.
     """
@@ -146,6 +148,7 @@ def simulate(
     request.dtype_in, request.dtype_out = _dtype(a), _dtype(c)
     request.order, request.seed = order_number, seed & (2**64 - 1)
     request.check, request.count = check, count
+    request.writes_bias = writes_bias
     request.writers = writers.data_ptr() if writers is not None else None
     request.workers = workers or len(os.sched_getaffinity(0))
     request.timeout_s = timeout_s

@@ -54,7 +54,7 @@ class Request(ctypes.Structure):
         ("shared_static", ctypes.c_int64),
         ("writers", ctypes.c_void_p),
         ("guard_count", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("writes_bias", ctypes.c_int32),
         ("guards", ctypes.c_int32 * MAX_GUARDS),
         ("plan", ctypes.c_int32 * len(FIELDS)),
         ("timeline_path", ctypes.c_char_p),

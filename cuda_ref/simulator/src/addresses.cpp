@@ -56,7 +56,7 @@ void check_global(int operand, char* address, int bytes, bool write, uint64_t pc
       continue;
     }
     if (operand != C_OPERAND) {
-      if (!write) continue;
+      if (!write || is_result(operand)) continue;
       if (Finding* f = report(Kind::writes_input, pc, operand)) {
         f->row = row;
         f->col = col;

@@ -32,6 +32,7 @@ constexpr int MAX_FRAMES = 12;
 constexpr int NUM_OPERANDS = 7;  // A, B, C, C_in, bias, scale_a, scale_b; those after C may be none
 constexpr int C_OPERAND = 2;
 constexpr int C_IN_OPERAND = 3;
+constexpr int BIAS_OPERAND = 4;
 
 // What Python passes and reads: plain C layout, mirrored by ctypes in abi.py.
 
@@ -56,7 +57,8 @@ struct Request {
   int64_t shared_static;  // bytes of the kernel's own __shared__ arrays
   int32_t* writers;       // where to leave, per element of C, 1 + the block that wrote it; or null
   // Offsets in the thread-local block of the guards that g++ sets beside arrays of class type.
-  int32_t guard_count, unused;
+  int32_t guard_count;
+  int32_t writes_bias;  // the bias is a result, as C is: of column sums
   int32_t guards[MAX_GUARDS];
   int32_t plan[PLAN_FIELDS];  // tcgemm::Plan
   const char* timeline_path;  // where to write what each warp does when (timeline.cpp), or null
@@ -175,6 +177,8 @@ struct Operand {
 extern Request request;
 extern Control* control;
 extern Worker* worker;
+// C, and a bias that is written.
+bool is_result(int operand);
 // Whether this is scratch memory of the launch, whose accesses are neither checked nor counted.
 bool is_lent(const char* address);
 extern Operand operands[NUM_OPERANDS];

@@ -73,6 +73,10 @@ bool map_operand(Operand& o, const OperandRequest& from, bool shared) {
   return true;
 }
 
+bool is_result(int operand) {
+  return operand == C_OPERAND || (operand == BIAS_OPERAND && request.writes_bias);
+}
+
 bool c_in_is_c() {
   const void* c_in = request.operands[C_IN_OPERAND].data;
   return c_in && c_in == request.operands[C_OPERAND].data;

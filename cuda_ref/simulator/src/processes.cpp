@@ -285,7 +285,7 @@ extern "C" __attribute__((visibility("default"))) int tcgemm_simulate(const Requ
   for (Operand& o : operands) o = {};
   for (int i = 0; i < NUM_OPERANDS && mapped; ++i) {
     if (!request.operands[i].data || (i == C_IN_OPERAND && c_in_is_c())) continue;
-    mapped = map_operand(operands[i], request.operands[i], i == C_OPERAND);
+    mapped = map_operand(operands[i], request.operands[i], is_result(i));
     operands[i].first_sector = sectors;
     sectors += operands[i].map_bytes / 32;
   }
@@ -325,7 +325,9 @@ extern "C" __attribute__((visibility("default"))) int tcgemm_simulate(const Requ
       std::memcpy(f.at.block, control->workers[0].block, sizeof(f.at.block));
       add_finding(*result, f);
     }
-    copy_elements(c, static_cast<char*>(request.operands[C_OPERAND].data), c.data);
+    for (int i = 0; i < NUM_OPERANDS; ++i)
+      if (operands[i].map && is_result(i))
+        copy_elements(operands[i], static_cast<char*>(request.operands[i].data), operands[i].data);
     if (request.writers && c_writers)
       for (size_t i = 0; i < writers_bytes / 4; ++i)
         request.writers[i] = std::abs(c_writers[i]) & ~BY_ATOMIC;
