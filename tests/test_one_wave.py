@@ -268,7 +268,8 @@ def test_a_row_whose_blocks_do_not_run_at_once_is_passed_over(tmp_path, monkeypa
     tables.user_path("nvidia-h200").write_text(json.dumps(table))
     planning.forget()
     assert find("cuda", "one_wave").plan(problem(256, 256, 8192))["SPLITS"] == 6
-    assert find("cuda", "one_wave").plan(problem(256, 512, 8192))["SPLITS"] == 4
+    plan = find("cuda", "one_wave").plan(problem(256, 512, 8192))
+    assert (plan["BLOCK_M"], plan["BLOCK_N"], plan["SPLITS"]) != (64, 64, 6), "192 blocks"
     monkeypatch.undo()
     planning.forget()
 
@@ -314,12 +315,14 @@ def test_uneven_widths_are_of_a_plain_product_whose_c_is_stored_by_rows():
         ((128, 4096, 4096), "nn", (64, 64, 2, 0, 1, 1)),
         ((256, 6144, 4096), "nt", (128, 96, 1, 0, 1, 1)),
         ((64, 5120, 5120), "nn", (64, 64, 1, 0, 1, 0)),
-        ((512, 512, 8192), "nn", (64, 128, 2, 0, 4, 1)),
-        ((256, 256, 16384), "nn", (64, 128, 4, 0, 12, 1)),
+        ((256, 256, 16384), "nn", (64, 64, 1, 0, 8, 1)),
+        ((256, 400, 8192), "nt", (128, 64, 1, 0, 8, 1)),
+        ((128, 512, 8192), "nn", (64, 64, 1, 0, 8, 1)),
     ],
 )
 def test_the_plan_is_what_was_measured_fastest(shape, layout, tile):
-    """Of those timed in reports/nvidia-h200/trials/one_wave.csv; by the table or by the model."""
+    """Of those timed in reports/nvidia-h200/trials/one_wave.csv or, the last three, in
+    tile_choice.csv; by the table or by the model."""
     asked = problem(*shape, layout)
     assert choose(asked, "cuda").name == "one_wave"
     plan = find("cuda", "one_wave").plan(asked)
