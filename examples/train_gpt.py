@@ -3,7 +3,7 @@
     python examples/train_gpt.py --kernels torch       # on a GPU: 100 M parameters in bfloat16
     python examples/train_gpt.py --kernels triton
     python examples/train_gpt.py --kernels cuda --compile
-    python examples/train_gpt.py --kernels triton --fused-mlp        # gelu, x + within the layers
+    python examples/train_gpt.py --kernels triton --fused-mlp        # gelu within the layer
     python examples/train_gpt.py --kernels triton --passes 4         # gradients added in place
     python examples/train_gpt.py --profile --csv losses.csv          # is any kernel cuBLAS's?
     python examples/train_gpt.py --tiny --steps 20 --kernels torch   # on a CPU
@@ -72,7 +72,6 @@ class Block(nn.Module):
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.fused = False
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, context, width] -> the same."""
@@ -85,7 +84,7 @@ class Block(nn.Module):
         up = self.up(self.norm_2(x))
         if not getattr(self.up, "epilogue", None):  # else the layer itself ends with it
             up = F.gelu(up, approximate="tanh")
-        return self.down(up, residual=x) if self.fused else x + self.down(up)
+        return x + self.down(up)
 
 
 class GPT(nn.Module):
@@ -160,8 +159,7 @@ class Trainer:
 
     Args:
         kernels: "torch", or the backend of the layers.
-        fused: whether gelu is an epilogue of the layer before it, and what goes around the MLP is
-            added within its last layer.
+        fused: whether gelu is an epilogue of the layer before it.
         passes: forward and backward passes a step, each over an equal part of the batch; with
             more than one, the layers add their weights' gradients in place.
         keeps: whether a step fills the gradients with zeros, in place of dropping them.
@@ -179,8 +177,7 @@ class Trainer:
             tcgemm.replace_linear(self.model, backend=kernels, accumulate=passes > 1 or keeps)
             if fused:
                 for block in self.model.blocks:
-                    # Inductor adds within the norm that follows; ranks add once all have sums.
-                    block.up.epilogue, block.fused = "gelu_tanh", not compiled and mesh is None
+                    block.up.epilogue = "gelu_tanh"
         if mesh is not None:
             divided(self.model, mesh, kernels != "torch")
         self.passes, self.keeps = passes, keeps
@@ -263,7 +260,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a model for a CPU")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--fused-mlp", action="store_true",
-                        help="gelu and the sum around the MLP within its layers")  # fmt: skip
+                        help="gelu as the epilogue of the layer before it")  # fmt: skip
     parser.add_argument("--passes", type=int, default=1,
                         help="passes over parts of the batch that a step adds up")  # fmt: skip
     parser.add_argument("--keep-grads", action="store_true",

@@ -23,34 +23,27 @@ def linear(
     bias: torch.Tensor | None = None,
     epilogue: str | None = None,
     *,
-    residual: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     compute: str | None = None,
     backend: str | None = None,
     kernel: str | None = None,
 ) -> torch.Tensor:
-    """epilogue(x @ weight.T + bias), or x @ weight.T + bias + residual, in one kernel.
+    """epilogue(x @ weight.T + bias), in one kernel.
 
     Args:
         x: [..., K]; a tensor or, as for ``gemm``, an array, and then all are such.
         weight: [N, K], the dtype and device of x.
         bias: [N], added to each row; the dtype of the result.
         epilogue: one of problem.EPILOGUES, e.g. "relu" or "gelu" (with erf), applied last.
-        residual: [..., N] as the result, what goes around the layer; without an epilogue.
         out_dtype, compute, backend, kernel: as for ``gemm``.
 
     Returns:
-        [..., N]. It has a gradient by x, weight, bias and residual; the gradient of the weight lies
-        as the weight does.
+        [..., N]. It has a gradient by x, weight and bias; the gradient of the weight lies as the
+        weight does.
 
     Raises:
-        As ``gemm``; OperandError where residual has another shape, or comes with an epilogue.
+        As ``gemm``.
     """
-    if residual is not None:
-        return _with_residual(
-            x, weight, bias, epilogue, residual, out_dtype=out_dtype, compute=compute,
-            backend=backend, kernel=kernel,
-        )  # fmt: skip
     if not traces():
         result = eager_product(x, weight, bias, True, epilogue, out_dtype, compute, backend, kernel)
         if result is not None:
@@ -84,35 +77,6 @@ def _of_arrays(x: Any, weight: Any, bias: Any, **asked: Any) -> Any:
     others = (None,) * 9
     x_tensor, weight, _, _, _, bias, *_ = as_tensors((x, weight, None, 1.0, 0.0, bias, *others))
     return as_given(linear(x_tensor, weight, bias, **asked), x)
-
-
-def _with_residual(
-    x: Any, weight: Any, bias: Any, epilogue: Any, residual: Any, **asked: Any
-) -> Any:
-    if is_array(x):
-        operands = (x, weight, residual, 1.0, 1.0, bias, *(None,) * 9)
-        tensor, weight, residual, _, _, bias, *_ = as_tensors(operands)
-        return as_given(_with_residual(tensor, weight, bias, epilogue, residual, **asked), x)
-    for name, operand in (("x", x), ("weight", weight), ("residual", residual)):
-        if not isinstance(operand, torch.Tensor):
-            check_kind(name, operand)
-    _check_features(x, weight)
-    if epilogue:
-        raise OperandError(
-            f"residual comes with the epilogue {epilogue!r}, which a kernel applies to all that is "
-            "added: leave residual away and add it to the result, or leave the epilogue away"
-        )
-    wanted = (*x.shape[:-1], *weight.shape[:-1])
-    if residual.shape != wanted:
-        raise OperandError(
-            f"residual is {shape_of(residual)} and the result {list(wanted)}: it is added element "
-            f"by element; residual.expand({', '.join(map(str, wanted))}) broadcasts it"
-        )
-    rows, c = x, residual
-    if x.dim() > 2:  # one product over all rows
-        rows, c = x.reshape(-1, x.shape[-1]), residual.reshape(-1, wanted[-1])
-    b = weight.mT if weight.dim() > 1 else weight
-    return gemm(rows, b, c, beta=1.0, bias=bias, **asked).reshape(wanted)
 
 
 def _check_features(x: Any, weight: torch.Tensor) -> None:

@@ -31,8 +31,7 @@ class Linear(torch.nn.Linear):
         accumulate: add the weight's gradient to a ``.grad`` that is there in the product that makes
             it, rounded once, instead of in a pass of its own: for several backward passes before
             a step. Where somebody else has to see the gradient (hooks of the weight,
-            torch.autograd.grad, a derivative of second order, torch.compile), and of a call with a
-            residual, it is added by torch.
+            torch.autograd.grad, a derivative of second order, torch.compile), it is added by torch.
             Forward and backward run on the stream that ``.grad`` is used on, and backward passes of
             a weight one after the other, not in several threads at once.
 
@@ -60,17 +59,16 @@ class Linear(torch.nn.Linear):
         check_names(epilogue, backend)
         self.epilogue, self.backend, self.accumulate = epilogue, backend, accumulate
 
-    def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features], to which ``residual`` of that shape is added
-        in the same kernel; a layer with an epilogue takes none."""
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]."""
         weight, bias, epilogue, backend = self.weight, self.bias, self.epilogue, self.backend
-        if not traces() and residual is None:
+        if not traces():
             result = eager_product(
                 input, weight, bias, True, epilogue, None, None, backend, None, self.accumulate
             )
             if result is not None:
                 return result
-        return linear(input, weight, bias, epilogue, residual=residual, backend=backend)
+        return linear(input, weight, bias, epilogue, backend=backend)
 
     def extra_repr(self) -> str:
         """The sizes, and what is asked besides."""

@@ -46,8 +46,7 @@ def test_losses_are_torch_s_with_all_flags(device, monkeypatch):
     in_place = []
     added = layer.added
     monkeypatch.setattr(layer, "added", lambda *call: in_place.append(added(*call)) or in_place[-1])
-    # Of a block's four layers the last one adds what goes around the MLP, and torch its gradients.
-    steps, layers = 3, 3 * gpt.TINY.layers + 1
+    steps, layers = 3, 4 * gpt.TINY.layers + 1
     torchs = losses(gpt, "torch", device, steps)
     for keeps, rate in ((False, 0.5), (True, 1.0)):
         in_place.clear()

@@ -4,7 +4,8 @@ The tile and the cluster are compiled into a build of their own (see fusion.case
 the next kernel may start while this one runs (programmatic dependent launch). The model is fitted
 to some 5,200 timed cases of an H200 (reports/nvidia-h200/trials/waves.csv, run 3): its choice is
 2 % slower than the fastest on average, and less with the table that comes before it. Those were
-timed one after itself; where K is divided, rows among other kernels decide (tile_choice.csv there). All is said of the problem with M <= N.
+timed one after itself; where K is divided, rows among other kernels decide (tile_choice.csv there).
+All is said of the problem with M <= N.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ WHOLE = {
 }
 """(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER, SHARES_A) that were the fastest somewhere."""
 
-DIVIDED = {tile: ((1, 0),) for tile in ((64, 64), (64, 128), (128, 64), (128, 128))}
+DIVIDED = dict.fromkeys(((64, 64), (64, 128), (128, 64), (128, 128)), ((1, 0),))
 """The same where K is divided: among other kernels a cluster's start costs more than it saves."""
 
 LAUNCH_US = 1.6  # microseconds before the first step and after the last

@@ -36,16 +36,6 @@ class _Parallel(Linear):
             y = y.redistribute(placements=output_layouts)
         return y.to_local() if local else y
 
-    def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The layer; ``residual``, which lies as its result does, is added by torch, since a rank's
-        own product is but a part of the result."""
-        result = self.product(input)
-        return result if residual is None else result + residual
-
-    def product(self, input: torch.Tensor) -> torch.Tensor:
-        """The layer by itself."""
-        raise NotImplementedError
-
     def _plainly(self, x: DTensor, layout: Any) -> torch.Tensor:
         """As torch's style does it."""
         x = x.redistribute(placements=[layout])
@@ -56,7 +46,7 @@ class _Parallel(Linear):
 class GatheringLinear(_Parallel):
     """``ColwiseParallel``'s layer: rows of x are gathered, and columns of the weight stay."""
 
-    def product(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features], divided by rows -> [..., out_features], by columns."""
         x = self._placed(input)
         mesh, *_ = self.parallel
@@ -74,7 +64,7 @@ class GatheringLinear(_Parallel):
 class ScatteringLinear(_Parallel):
     """``RowwiseParallel``'s layer: columns of x meet rows of the weight, and sums are scattered."""
 
-    def product(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features], divided by columns -> [..., out_features], by rows."""
         x = self._placed(input)
         mesh, _, (output,), _ = self.parallel
