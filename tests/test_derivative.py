@@ -48,7 +48,7 @@ def run(backend, epilogue, above, z, below, total):
     bind(above, z, below, Fusion(epilogue=epilogue, bias=total))(above, z, below, None, total)
 
 
-@pytest.mark.spread(4, "shape", "dtype", "epilogue")
+@pytest.mark.spread(8, "shape", "dtype", "epilogue", "backend")
 @pytest.mark.parametrize("shape", [(200, 150), (1, 1), (65, 129), (4200, 3)])
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
@@ -150,7 +150,7 @@ def derivatives(monkeypatch):
     return made
 
 
-@pytest.mark.spread(4, "dtype", "shape", "epilogue")
+@pytest.mark.spread(4, "dtype", "shape", "epilogue", "backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(20, 24), (2, 10, 24)])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
@@ -181,7 +181,7 @@ def test_only_what_is_needed_is_given(backend, epilogue, needed, derivatives):
     assert len(derivatives) == (epilogue == "relu" or w.requires_grad)
 
 
-@pytest.mark.spread(2, "biased", "epilogue")
+@pytest.mark.spread(4, "biased", "epilogue", "backend")
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
 def test_derivatives_of_second_order(backend, epilogue, biased):
@@ -204,6 +204,7 @@ def elsewhere(t):
     return t.mT.contiguous().mT if t.dim() > 1 else t.clone()
 
 
+@pytest.mark.spread(2, "epilogue", "backend")
 @pytest.mark.parametrize("epilogue", ["relu", "gelu"])
 def test_who_looks_on_or_has_hooks_gets_the_same(backend, epilogue, derivatives):
     x, w, bias = all_ = operands()
