@@ -540,7 +540,9 @@ def test_control_c_keeps_rows_and_says_how_to_go_on(tmp_path, misbehaving):
     assert [row["kernel"] for row in store.read(tmp_path / "o")] == ["right"]
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive), signal.SIGKILL]
+)
 def test_a_worker_ends_with_its_parent_and_leaves_no_log(tmp_path, misbehaving, end):
     process = bench_in_a_process(tmp_path, "spins")
     running = tmp_path / "spins.pid"

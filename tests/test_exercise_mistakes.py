@@ -120,7 +120,7 @@ def test_a_mistake_is_refused_with_a_sentence_that_helps(mistake, tmp_path):
     assert any(said in line for line in lines), lines
 
 
-@pytest.mark.spread(2, "way")
+@pytest.mark.spread(2, "way", at=1)
 @pytest.mark.parametrize("way", RIGHT)
 def test_another_way_to_be_right_passes(way, tmp_path):
     exercise = find(way.partition(",")[0])
