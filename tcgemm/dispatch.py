@@ -393,8 +393,8 @@ def facts_of_kernels() -> list[dict[str, Any]]:
             "fuses": ", ".join(row.fuses),
             "shapes": row.shapes,
             "capability": "{}.{}".format(*row.capability),
-            "runs_here": why_not_here(row) is None,
-            "why_not": why_not_here(row) or "",
+            "runs_here": (reason := why_not_here(row)) is None,
+            "why_not": reason or "",
         }
         for row in select()
     ]

@@ -109,8 +109,10 @@ def _fitting(problem: Any, sms: int) -> list[dict[str, int]]:
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
         config = _config(block_m, block_n, cluster, shares_a, splits)
+        if not runs_at_once(config, problem, sms):
+            continue
         planned = divide(config, problem, sms, _by_columns(problem))
-        if not runs_at_once(config, problem, sms) or planned["NUM_STAGES"] < FEWEST_STAGES:
+        if planned["NUM_STAGES"] < FEWEST_STAGES:
             continue
         found.append(config)
         if splits == 1 and among_idle(_blocks(config, problem), sms):
