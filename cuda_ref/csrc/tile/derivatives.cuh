@@ -24,15 +24,8 @@ __device__ __forceinline__ float through(float dy, float x) {
   if constexpr (ACTIVATION == Activation::relu) {
     return x <= 0.0f ? 0.0f : dy;  // a product would make NaN of Inf
   } else if constexpr (ACTIVATION == Activation::gelu) {
-    // Phi(x) + x phi(x), with Phi(-|x|) as fast_gelu has it, within 3e-7, and phi the density.
-    const float z = fminf(fabsf(x), 8.0f);
-    float p = -0.000518856279f;
-    p = p * z + 0.007387185f;
-    p = p * z - 0.0525379777f;
-    p = p * z - 0.459276736f;
-    p = p * z - 1.15108311f;
-    p = p * z - 1.00000083f;
-    const float tail = ex2_approx(p);
+    // Phi(x) + x phi(x), with phi the density.
+    const float tail = normal_tail(fminf(fabsf(x), 8.0f));
     const float distribution = x > 0.0f ? 1.0f - tail : tail;
     const float density = ex2_approx(-0.721347520f * x * x);
     return dy * (distribution + 0.398942280f * x * density);
