@@ -161,3 +161,4 @@ class Asked:
     bias: Any = None
     scale_a: Any = None
     scale_b: Any = None
+    aux: str = ""

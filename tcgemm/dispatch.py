@@ -315,6 +315,7 @@ def problem_of(
             scales="" if not scales else "row" if any(s.numel() > 1 for s in scales) else "tensor",
             compute=fusion.compute,
             mma_shape=fusion.mma_shape,
+            aux=fusion.aux,
         )
     return Problem(
         M=a.shape[-2],

@@ -76,7 +76,7 @@ class Fusion:
 
     alpha: float = 1.0
     beta: float = 0.0
-    """Zero exactly where ``c`` is None."""
+    """Zero exactly where ``c`` is None, or is ``aux``."""
     c: torch.Tensor | None = None
     """C before: [M, N] or [batch, M, N], dtype of the output, any strides; maybe the output."""
     bias: torch.Tensor | None = None
@@ -89,6 +89,13 @@ class Fusion:
     compute: str = "float32"
     mma_shape: str = ""
     """m x n x k of the WMMA instruction, where the caller names it."""
+    aux: str = ""
+    """What ``c`` is, if not C before: Z, the pre-activation, [M, N] of one product. "write": Z =
+    alpha A B + bias is stored there as well as its epilogue in C. "read": C = alpha A B times the
+    epilogue's derivative at Z. beta is 0 then."""
+
+
+_OF_AUX = {"write": "preactivation", "read": "derivative"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +131,15 @@ class Problem:
     alpha: float = 1.0
     beta: float = 0.0
     c_in_strides: tuple[int, int] | None = None
-    """Strides of the C that is read; None where beta is 0."""
+    """Strides of the C that is read, or of ``aux``; None where there is neither."""
     bias: bool = False
     epilogue: str = ""
     scales: str = ""
     """Scales of 8-bit operands: none, "tensor" (one each) or "row" (one per row of A, column of B,
     or both)."""
     mma_shape: str = ""
+    aux: str = ""
+    """As in Fusion."""
 
     def __post_init__(self) -> None:
         if not self.compute:
@@ -182,10 +191,10 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Least traffic: A, B (and C, where beta is not 0) read once and C written once."""
+        """Least traffic: A, B (and C, where beta is not 0) read once and C written once; and aux."""
         operands = (self.M + self.N) * self.K * ITEMSIZE[self.dtype_in]
         c = self.M * self.N * ITEMSIZE[self.dtype_out]
-        return self.batch * (operands + c * (2 if self.beta else 1))
+        return self.batch * (operands + c * (2 if self.beta or self.aux else 1))
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -197,6 +206,7 @@ class Problem:
             "beta": self.beta != 0,
             "bias": self.bias,
             self.epilogue: self.epilogue,
+            _OF_AUX.get(self.aux, ""): self.aux,
         }
         return tuple(name for name, is_asked in asked.items() if is_asked)
 

@@ -43,6 +43,7 @@ class Asked:
     bias: torch.Tensor | None = None
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
+    aux: str = ""
 
 
 Second = Callable[..., Step | None]
