@@ -68,7 +68,7 @@ class Block(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         width = config.width
-        self.heads = config.heads
+        self.heads, self.fused = config.heads, False
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -81,7 +81,13 @@ class Block(nn.Module):
         q, k, v = qkv.permute(3, 0, 2, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
-        up = self.up(self.norm_2(x))
+        seen = self.norm_2(x)
+        if self.fused:
+            up, down = self.up, self.down
+            return x + tcgemm.mlp(
+                seen, up.weight, up.bias, down.weight, down.bias, "gelu_tanh", backend=up.backend
+            )
+        up = self.up(seen)
         if not getattr(self.up, "epilogue", None):  # else the layer itself ends with it
             up = F.gelu(up, approximate="tanh")
         return x + self.down(up)
@@ -159,7 +165,7 @@ class Trainer:
 
     Args:
         kernels: "torch", or the backend of the layers.
-        fused: whether gelu is an epilogue of the layer before it.
+        fused: whether gelu is an epilogue of the product before it.
         passes: forward and backward passes a step, each over an equal part of the batch; with
             more than one, the layers add their weights' gradients in place.
         keeps: whether a step fills the gradients with zeros, in place of dropping them.
@@ -177,7 +183,10 @@ class Trainer:
             tcgemm.replace_linear(self.model, backend=kernels, accumulate=passes > 1 or keeps)
             if fused:
                 for block in self.model.blocks:
-                    block.up.epilogue = "gelu_tanh"
+                    if mesh is None and passes == 1 and not keeps:
+                        block.fused = True
+                    else:  # what layers alone do: to gather and scatter rows, to add gradients
+                        block.up.epilogue = "gelu_tanh"
         if mesh is not None:
             divided(self.model, mesh, kernels != "torch")
         self.passes, self.keeps = passes, keeps

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from . import dist, nn
     from .call import gemm, matmul
     from .dispatch import kernels
-    from .linears import linear
+    from .linears import linear, mlp
     from .nn import replace_linear
     from .override import override_aten, stats
     from .problem import Problem
@@ -31,6 +31,7 @@ __all__ = [
     "kernels",
     "linear",
     "matmul",
+    "mlp",
     "nn",
     "override_aten",
     "replace_linear",
@@ -42,6 +43,7 @@ _LAZY = {
     "kernels": "dispatch",
     "linear": "linears",
     "matmul": "call",
+    "mlp": "linears",
     "override_aten": "override",
     "replace_linear": "nn",
     "stats": "override",

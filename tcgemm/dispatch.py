@@ -307,16 +307,12 @@ def problem_of(
     if fusion is not None:
         scales = [s for s in (fusion.scale_a, fusion.scale_b) if s is not None]
         asked.update(
-            alpha=fusion.alpha,
-            beta=fusion.beta,
             c_in_strides=None if fusion.c is None else fusion.c.stride()[-2:],
             bias=fusion.bias is not None,
-            epilogue=fusion.epilogue,
             scales="" if not scales else "row" if any(s.numel() > 1 for s in scales) else "tensor",
-            compute=fusion.compute,
-            mma_shape=fusion.mma_shape,
-            aux=fusion.aux,
         )
+        for name in ("alpha", "beta", "epilogue", "compute", "mma_shape", "aux"):
+            asked[name] = getattr(fusion, name)
     return Problem(
         M=a.shape[-2],
         N=b.shape[-1],

@@ -58,6 +58,8 @@ class Launch(Description):
     plans: list[Plan] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     """What each launch of a kernel multiplies, how, and the kernel: none where A, B are unread."""
+    with_aux: dict[tuple[str, str], Start | None] = field(default_factory=dict)
+    """What ``start_with_aux`` found, by its first two arguments."""
 
     def write(
         self,
@@ -137,6 +139,29 @@ class Launch(Description):
             self.starts[index](*tensors)
         except RuntimeError as error:
             raise self.explained(error, index) from error
+
+    def start_with_aux(
+        self, aux: str, epilogue: str, a: Any, b: Any, bias: Any, z: Any, out: Any
+    ) -> Start | None:
+        """The kernel of this launch that stores ``z`` besides, or multiplies by the derivative at
+        it, as Fusion.aux says: ``start(a, b, out, z, bias, None, None)``. None where that kernel
+        does not, or the two results do not lie as the plan has them.
+
+        Args:
+            aux: "write" or "read".
+            z, out: [M, N], row-major, of the launch's dtype.
+        """
+        if self.start is None or (z.data_ptr() | out.data_ptr()) & self.misaligned:
+            return None
+        if (aux, epilogue) not in self.with_aux:
+            part, (plan,) = Part(a, b, out, z), self.plans
+            asked = Fusion(c=z, bias=bias, epilogue=epilogue, compute=self.asked.compute, aux=aux)
+            problem = dispatch.problem_of(a, b, out, asked)
+            start = None
+            if dispatch.find(plan.backend, plan.kernel).why_not(problem) is None:
+                start = _bind(_planned(problem, plan.backend, plan.kernel), problem, asked, part)
+            self.with_aux[aux, epilogue] = start
+        return self.with_aux[aux, epilogue]
 
     def explained(self, error: RuntimeError, index: int = 0) -> RuntimeError:
         """What a kernel of this launch that raised the error raises, with the cure."""

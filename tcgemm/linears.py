@@ -1,4 +1,5 @@
-"""``linear``: y = epilogue(x W^T + bias), as torch.nn.functional.linear stores the weight."""
+"""``linear``: y = epilogue(x W^T + bias), as torch.nn.functional.linear stores the weight; and
+``mlp``, two of them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from .call import gemm
 from .dispatch import check_backend
 from .errors import OperandError
 from .operands import shape_of
-from .ops import eager_product
+from .ops import eager_mlp, eager_product
 from .tensors import check_kind, traces
 from .vocabulary import check_epilogue
 
@@ -71,6 +72,44 @@ def linear(
         backend=backend,
         kernel=kernel,
     )
+
+
+def mlp(
+    x: torch.Tensor,
+    up: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    epilogue: str = "gelu",
+    *,
+    compute: str | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """epilogue(x @ up.T + up_bias) @ down.T + down_bias: two layers, as in a transformer's block.
+
+    Gradients are what two calls of ``linear`` have. Between the two products of the backward pass
+    they take a kernel and two passes over memory more, since the derivative of the epilogue is
+    part of the product here (docs/pytorch.md).
+
+    Args:
+        x: [..., K].
+        up, up_bias: [H, K] and [H], the dtype and device of x.
+        down, down_bias: [N, H] and [N].
+        epilogue: one of problem.EPILOGUES.
+        compute, backend: as for ``gemm``.
+
+    Returns:
+        [..., N].
+
+    Raises:
+        As ``gemm``.
+    """
+    if not traces():
+        result = eager_mlp(x, up, up_bias, down, down_bias, epilogue, compute, backend)
+        if result is not None:
+            return result
+    hidden = linear(x, up, up_bias, epilogue, compute=compute, backend=backend)
+    return linear(hidden, down, down_bias, compute=compute, backend=backend)
 
 
 def _of_arrays(x: Any, weight: Any, bias: Any, **asked: Any) -> Any:

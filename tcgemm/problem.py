@@ -191,7 +191,7 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Least traffic: A, B (and C, where beta is not 0) read once and C written once; and aux."""
+        """Least traffic: A, B (C, where beta is not 0) read once, C written once; aux besides."""
         operands = (self.M + self.N) * self.K * ITEMSIZE[self.dtype_in]
         c = self.M * self.N * ITEMSIZE[self.dtype_out]
         return self.batch * (operands + c * (2 if self.beta or self.aux else 1))

@@ -11,4 +11,5 @@ from .eager import product as eager_product  # noqa: F401
 from .entry import multiply as multiply
 from .entry import seen_by_torch as seen_by_torch
 from .entry import traced as traced
+from .mlp import product as eager_mlp  # noqa: F401
 from .registered_late import look as register_late  # noqa: F401

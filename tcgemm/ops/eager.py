@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .. import dispatch
 from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
@@ -23,6 +22,7 @@ from ..launch_cache import BITS, current_device, forgotten_too, keep, launch_of
 from ..tensors import PLAIN, deterministic, grad_mode, guard, jit_trace, modes, transform
 from . import autocast
 from .autograd import by_columns
+from .derivatives import has_derivative
 from .layer import BACKWARD, Kind, apply, arguments, result_of
 
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -221,12 +221,10 @@ def _first(
         launch = launch_of(arguments(rows, matrix, bias, epilogue, asked))
     if launch.start is None:
         return None
-    derivative = None
-    if (epilogue or activation) and x.dtype.itemsize <= 4 >= launch.dtype.itemsize:
-        derivative = dispatch.derivative(launch.plans[0].backend)
+    derivative = has_derivative(launch, x.dtype)
     # A derivative of second order computes the pre-activation again, and reads x, which is kept
     # for the gradient by the weight: alone it is not worth its memory.
-    kept = derivative is not None and by_weight and activation in BACKWARD
+    kept = derivative and by_weight and activation in BACKWARD
     shape = (*x.shape[:-1], N)
     columns = by_columns(x), by_columns(weight)
     a, b = ((tuple(t.shape), t.stride(), 0) for t in (rows, matrix))
@@ -237,7 +235,7 @@ def _first(
         weight_strides=_strides(weight.shape, columns[1]), by_columns=columns,
         accumulate=accumulate, epilogue=epilogue, activation=activation if kept else "",
         after=FUNCTIONS[activation] if activation and not kept else None, derivative=derivative,
-        asked=asked, gradients={}, derivatives={},
+        asked=asked, gradients={},
     )  # fmt: skip
 
 

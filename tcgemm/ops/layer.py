@@ -11,12 +11,12 @@ from torch.autograd import forward_ad
 
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
-from ..launch import Launch, Start
+from ..launch import Launch
 from ..launch_cache import BITS, current_device, keep, launch_of
-from ..problem import Fusion
 from ..tensors import deterministic, grad_mode, laid, modes, traces, transform
 from . import autograd
 from .accumulating import added, will_run
+from .derivatives import column_sums, through
 from .how import How
 
 LAYOUTS = 64
@@ -72,14 +72,12 @@ class Kind:
     """What follows the launch and is differentiated here: "" where nothing is."""
     after: Callable[[torch.Tensor], torch.Tensor] | None
     """What follows in torch and torch differentiates."""
-    derivative: Callable[..., Start] | None
-    """The backend's kernel of an epilogue's derivative and its column sums: dispatch.derivative."""
+    derivative: bool
+    """Whether the backend has a kernel for an epilogue's derivative and column sums of such."""
     asked: tuple[Any, ...]
     """out_dtype, compute, backend, kernel."""
     gradients: dict[Any, list[Launch | None]]
     """The products of the backward pass, by x and by the weight, by how their operands lie."""
-    derivatives: dict[Any, Start]
-    """``derivative`` for operands that lie so."""
 
 
 def arguments(
@@ -109,6 +107,37 @@ def result_of(kind: Kind, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     return result
 
 
+def activated(kind: Kind, x: Any, weight: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The activation of the launch's result, and that result: by one kernel that stores both, where
+    the launch's does."""
+    launch, activation = kind.launch, kind.activation
+    if launch.with_aux.get(("write", activation), launch) is not None:
+        a, b = laid(x, *kind.a), laid(weight, *kind.b)
+        both = [launch.empty(kind.shape, kind.strides, launch.dtype) for _ in range(2)]
+        result, z = (laid(t, launch.shape, launch.strides, 0) for t in both)
+        if run_with_aux(launch, "write", activation, a, b, bias, z, result):
+            return both[0], both[1]
+    seen = result_of(kind, x, weight, bias)
+    return FUNCTIONS[activation](seen), seen
+
+
+def run_with_aux(
+    launch: Launch, aux: str, epilogue: str, a: Any, b: Any, bias: Any, z: Any, out: Any
+) -> bool:
+    """Run a launch's kernel with ``Fusion.aux``; False where it has none, and nothing was run."""
+    run, known = launch.with_aux.get((aux, epilogue)), (aux, epilogue) in launch.with_aux
+    if not known or (z.data_ptr() | out.data_ptr()) & launch.misaligned:
+        with first_call():
+            run = launch.start_with_aux(aux, epilogue, a, b, bias, z, out)
+    if run is None:
+        return False
+    try:
+        run(a, b, out, z, bias, None, None)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
+    return True
+
+
 def start(launch: Launch, a: Any, b: Any, bias: Any, out: Any) -> None:
     """Run a launch of a plain product and a bias, as launch_cache.run_launch does."""
     run = launch.start
@@ -127,15 +156,14 @@ class Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, kind: Kind) -> torch.Tensor:
-        result = seen = result_of(kind, x, weight, bias)
         by_x, by_weight, _, _ = ctx.needs_input_grad
         if kind.activation:
-            result = FUNCTIONS[kind.activation](seen)
+            result, seen = activated(kind, x, weight, bias)
             ctx.save_for_backward(x, weight, seen, bias)
-        elif kind.epilogue:
-            ctx.save_for_backward(x if by_weight else None, weight if by_x else None, seen, None)
         else:
-            ctx.save_for_backward(x if by_weight else None, weight if by_x else None)
+            result = result_of(kind, x, weight, bias)
+            more = (result, None) if kind.epilogue else ()
+            ctx.save_for_backward(x if by_weight else None, weight if by_x else None, *more)
         ctx.kept = kind, x.data_ptr(), weight.data_ptr(), x.stride(), weight.stride()
         ctx.set_materialize_grads(False)
         return result
@@ -148,13 +176,15 @@ class Layer(torch.autograd.Function):
         kind, x_start, w_start, x_lay, w_lay = ctx.kept
         saved = ctx.saved_tensors
         x, weight, seen, bias = saved if len(saved) == 4 else (*saved, None, None)
-        if not _is_plain(grad, kind.launch.device):
+        if not is_plain(grad, kind.launch.device):
             return *_differentiable(ctx, kind, grad, x, weight, seen, bias), None
         by_x, by_weight, by_bias = _wanted(ctx)
         first = kind.launch
         rows = grad if kind.flat else grad.reshape(first.shape)
-        if seen is not None and kind.derivative is not None:
-            factor, of_bias = _through(kind, rows, seen, by_bias)
+        if seen is not None and kind.derivative:
+            seen = seen if kind.flat else seen.reshape(first.shape)
+            epilogue = kind.activation or kind.epilogue or ""
+            factor, of_bias = through(first, epilogue, rows, seen, kind.dtype, by_bias)
             by_bias = False
         else:
             if seen is not None:
@@ -194,7 +224,7 @@ class Layer(torch.autograd.Function):
                 else:
                     launches[1] = _multiply(launches[1], kind, a, b, of_weight)
         if by_bias:
-            of_bias = rows.sum(0)
+            of_bias = column_sums(first, rows) if kind.derivative else rows.sum(0)
         return of_x, of_weight, of_bias, None
 
 
@@ -230,7 +260,7 @@ _for_weights = -1
 product: no weight is asked about further on in such a pass, and all their gradients are made."""
 
 
-def _is_plain(grad: Any, device: int) -> bool:
+def is_plain(grad: Any, device: int) -> bool:
     """Whether a gradient is a tensor in memory, of the current device, and nobody looks on or
     differentiates again."""
     if (
@@ -247,36 +277,6 @@ def _is_plain(grad: Any, device: int) -> bool:
         return grad.data_ptr() != 0 and not grad.is_neg()
     except RuntimeError:
         return False
-
-
-def _through(kind: Kind, rows: Any, seen: Any, by_bias: bool) -> tuple[Any, Any]:
-    """``rows`` times the derivative of the activation, and its column sums if ``by_bias``.
-
-    Args:
-        rows: the gradient by the result, [M, N].
-        seen: the pre-activation; for relu the result.
-    """
-    launch, bind = kind.launch, kind.derivative
-    assert bind is not None
-    seen = seen if kind.flat else seen.reshape(launch.shape)
-    below = launch.empty(launch.shape, launch.strides, kind.dtype)
-    sums = launch.empty(launch.shape[1:], (1,), launch.dtype) if by_bias else None
-    bits = BITS[launch.device >= 0]
-    start, at = rows.data_ptr(), seen.data_ptr()
-    key = (
-        rows.shape, rows.stride(), seen.stride(), start & bits, at & bits, start == at, by_bias,
-    )  # fmt: skip
-    run = kind.derivatives.get(key)
-    if run is None:
-        with first_call():
-            asked = Fusion(epilogue=kind.activation or kind.epilogue or "", bias=sums)
-            run = bind(rows, seen, below, asked)
-            keep(kind.derivatives, key, run, LAYOUTS)
-    try:
-        run(rows, seen, below, None, sums)
-    except RuntimeError as error:
-        raise launch.explained(error) from error
-    return below, sums
 
 
 def _differentiable(

@@ -1,0 +1,69 @@
+"""A backend's kernel of an epilogue's derivative and of column sums, as backward passes run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import dispatch
+from ..forks import first_call
+from ..launch import Launch, Start
+from ..launch_cache import BITS, forgotten_too, keep
+from ..problem import Fusion
+
+_kept: dict[Any, Start] = {}
+forgotten_too.append(_kept)
+
+
+def has_derivative(launch: Launch, dtype: torch.dtype) -> bool:
+    """Whether the launch's backend has such kernels for gradients of a result, of operands of a
+    dtype."""
+    if dtype.itemsize > 4 or launch.dtype.itemsize > 4:
+        return False
+    return dispatch.derivative(launch.plans[0].backend) is not None
+
+
+def through(
+    launch: Launch, epilogue: str, rows: Any, seen: Any, dtype: torch.dtype, sums: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``rows`` times the derivative of the epilogue, and its column sums where ``sums``.
+
+    Args:
+        launch: the product that the epilogue follows, of a backend that has the kernel.
+        rows: the gradient by the result, [M, N].
+        seen: the pre-activation, [M, N]; for relu the result.
+        dtype: of what is returned first.
+    """
+    below = launch.empty(launch.shape, launch.strides, dtype)
+    total = launch.empty(launch.shape[1:], (1,), launch.dtype) if sums else None
+    _run(launch, epilogue, rows, seen, below, total)
+    return below, total
+
+
+def column_sums(launch: Launch, rows: Any) -> torch.Tensor:
+    """The sum of the rows [M, N], [N]."""
+    return rows.sum(0)
+
+
+def _run(launch: Launch, epilogue: str, rows: Any, seen: Any, below: Any, total: Any) -> None:
+    backend, bits = launch.plans[0].backend, BITS[launch.device >= 0]
+    start = rows.data_ptr()
+    key: tuple[Any, ...] = (
+        backend, epilogue, rows.shape, rows.stride(), rows.dtype, launch.device, start & bits,
+        None if total is None else total.dtype,
+    )  # fmt: skip
+    if seen is not None:
+        at = seen.data_ptr()
+        key = *key, seen.stride(), below.stride(), below.dtype, at & bits, start == at
+    run = _kept.get(key)
+    if run is None:
+        with first_call():
+            bind = dispatch.derivative(backend)
+            assert bind is not None
+            run = bind(rows, seen, below, Fusion(epilogue=epilogue, bias=total))
+            keep(_kept, key, run)
+    try:
+        run(rows, seen, below, None, total)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
