@@ -141,6 +141,18 @@ def test_all_blocks_run_at_once_and_none_is_without_work(shape, layout):
         assert plan["BLOCK_N"] != 48 or layout[1] == "t"
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_plan_is_one_that_can_be_built_however_c_lies(layout):
+    sides = (1, 8, 64, 130, 257, 600, 5000)
+    for M, N in itertools.product(sides, sides):
+        for strides in ((N, 1), (N + 3, 1), (1, M), (1, M + 8), (2 * N + 1, 2), (2, 2 * M + 1)):
+            for K, out in ((8, "float32"), (4104, "bfloat16")):
+                asked = problem(M, N, K, layout, c_strides=strides, dtype_out=out)
+                plan = find("cuda", "one_wave").plan(asked)
+                assert one_wave.refuse_config(plan) is None, (asked, plan)
+                assert plan["BLOCK_M"] % 64 == 0, (asked, plan)
+
+
 @pytest.mark.parametrize("shape", ASKED, ids=str)
 def test_a_transposed_problem_has_the_transposed_plan(shape):
     M, N, K = shape

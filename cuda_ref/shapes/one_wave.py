@@ -164,7 +164,8 @@ def takes(block_m: int, block_n: int, problem: Any) -> bool:
     as well.
     """
     along, across = (block_m, block_n) if _by_columns(problem) else (block_n, block_m)
-    if across % 64:
+    # Of a C in steps both ways the launcher turns nothing, and which side is along is not known.
+    if across % 64 or (along % 64 and 1 not in problem.c_strides):
         return False
     return along % 64 == 0 or bool(problem.plain and (along > 48 or problem.layout[1] == "t"))
 
