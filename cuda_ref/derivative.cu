@@ -40,9 +40,6 @@ constexpr int LEAST_ROWS = 16;
 constexpr int ADD_WARPS = 8;    // of the second kernel
 constexpr int ADD_AT_ONCE = 8;  // partial sums that a thread of it asks for at the same time
 
-template <Activation ACTIVATION>
-using Constant = std::integral_constant<Activation, ACTIVATION>;
-
 // The columns of a block.
 template <typename In>
 constexpr int COLS = 32 * WORD<In>;
