@@ -68,6 +68,7 @@ def load(name: str) -> Callable[..., None]:
     from .simulator import run as simulate
 
     by_case = built_by_case(source(name))
+    takes_aux = "preactivation" in rows[name].get("fuses", ())
     prepared: dict[Any, Any] = {}
 
     def library_for(device: int, defines: tuple[str, ...] = ()) -> Any:
@@ -90,15 +91,18 @@ def load(name: str) -> Callable[..., None]:
     ) -> Callable[..., None]:
         """The rung for products like this one: a function of (a, b, c, c_in, bias, scale_a,
         scale_b), the tensors of ``fusion``, none of which is kept."""
+        if fusion is not None and fusion.aux and not takes_aux:
+            raise ValueError(f"the CUDA kernel {name!r} takes no pre-activation")
         device = a.get_device()
         if device < 0:
             asked = () if fusion is None else (
                 fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
             )  # fmt: skip
+            aux = fusion.aux if asked else ""
             # The simulator's clusters have one block: what tables hold is not for it.
             simulated = {} if name in tunings() else plan
             return lambda a, b, c, *tensors: simulate(
-                name, a, b, c, Asked(*asked, *tensors) if asked else None, **simulated
+                name, a, b, c, Asked(*asked, *tensors, aux=aux) if asked else None, **simulated
             )
         defines = case(a.dtype, fusion, c.dtype, a.dim() == 3, by_case, plan) if by_case else ()
         kind = gemm_of(a, b, c, fusion, plan)

@@ -2,7 +2,8 @@
 //
 // No rung: the backward pass of a layer's activation. tcgemm_launch is given dY as A, Z as B and
 // dZ as C, of M rows and N columns each, and db as the bias, which is written. For relu, Z may be
-// relu(Z), which is positive where Z is. dY, Z and db are of type `in`.
+// relu(Z), which is positive where Z is. dY, Z and db are of type `in`. Without an activation it is
+// the column sums of dY alone, of a bias that none follows: C is db then, of one row.
 //
 // A sum of its own would read dZ once more, a quarter of all that is moved. Here the column sums
 // are taken before dZ is rounded, in float32: of its rows by each block, then of the blocks by a
@@ -11,10 +12,14 @@
 // The memory is the limit: at 6 bytes an element of 16 bits and 4.8 TB/s, an H200 has time for
 // some 36 instructions an element, 4 of them by the special function unit. gelu takes 22 and 2.
 //
-// grid       tiles of `rows` x COLS, with so many rows that blocks fill all SMs WAVES times
+// grid       tiles of `rows` x COLS, with so many rows that blocks fill all SMs once, or twice where
+//            dZ is stored
 // block      WARPS warps, that take rows in turn
 // warp       COLS columns: 32 words of 16 bytes
 // thread     a word of dY and of Z in each of AT_ONCE rows, asked for before any is used
+//
+// The sums alone read half as much at the same time with twice the rows, and their blocks are large:
+// there are fewer of them to add up. 8192 x 768 of 16 bits are in flight at once.
 //
 // Blocks begin with the last rows, since what wrote dY has left these in the L2, and end with the
 // first, with which what reads dZ begins. Rows that are not of whole words take the same way by
@@ -23,6 +28,7 @@
 
 #include "host/select.cuh"
 #include "sm90/tensor_map.cuh"
+#include "tile/add_sums.cuh"
 #include "tile/derivatives.cuh"
 #include "tile/order.cuh"
 #include "tile/words.cuh"
@@ -32,26 +38,26 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
-constexpr int WARPS = 4;
-constexpr int BLOCKS = 5;       // to an SM, with 80 KB of loads in flight together
-constexpr int WAVES = 2;        // of blocks, where a block has LEAST_ROWS at least
-constexpr int LEAST_ROWS = 16;
-
-constexpr int ADD_WARPS = 8;    // of the second kernel
-constexpr int ADD_AT_ONCE = 8;  // partial sums that a thread of it asks for at the same time
-
 template <Activation ACTIVATION>
-using Constant = std::integral_constant<Activation, ACTIVATION>;
+struct Shape {
+  static constexpr bool ALONE = ACTIVATION == Activation::none;
+  static constexpr int WARPS = ALONE ? 16 : 4;
+  static constexpr int BLOCKS = ALONE ? 2 : 5;  // to an SM, with 128 or 80 KB of loads in flight
+  static constexpr int WAVES = ALONE ? 1 : 2;   // of blocks, that have LEAST_ROWS at least
+};
+constexpr int LEAST_ROWS = 16;
 
 // The columns of a block.
 template <typename In>
 constexpr int COLS = 32 * WORD<In>;
 
 template <Activation ACTIVATION, bool WORDS, typename In, typename Out>
-__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
+__global__ void __launch_bounds__(32 * Shape<ACTIVATION>::WARPS, Shape<ACTIVATION>::BLOCKS)
     derivative(View<const In> above, View<const In> z, View<Out> below, float* sums, int64_t M,
                int64_t N, unsigned tiles_n, int64_t rows) {
-  constexpr int COUNT = WORD<In>, AT_ONCE = WORDS ? 4 : 1, STEP = AT_ONCE * WARPS;
+  constexpr bool ALONE = Shape<ACTIVATION>::ALONE;
+  constexpr int COUNT = WORD<In>, WARPS = Shape<ACTIVATION>::WARPS;
+  constexpr int AT_ONCE = !WORDS ? 1 : ALONE ? 8 : 4, STEP = AT_ONCE * WARPS;
   __shared__ float of_warps[WARPS][COLS<In>];
 #if TCGEMM_SM >= 90
   griddepcontrol_wait();
@@ -83,10 +89,12 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
       for (int e = 0; e < (WORDS ? 1 : COUNT); ++e) {
         if (!exists(i, e)) continue;
         const In *of_dy = above.at(i * WARPS, NEXT * e), *of_x = z.at(i * WARPS, NEXT * e);
-        if constexpr (WORDS)
+        if constexpr (WORDS && ALONE)
+          dy[i].load(of_dy);
+        else if constexpr (WORDS)
           dy[i].load_streaming(of_dy), x[i].load_streaming(of_x);
         else
-          dy[i].elements[e] = *of_dy, x[i].elements[e] = *of_x;
+          dy[i].elements[e] = *of_dy, x[i].elements[e] = ALONE ? In{} : *of_x;
       }
     }
 #pragma unroll
@@ -94,12 +102,13 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
       float dz[COUNT];
 #pragma unroll
       for (int e = 0; e < COUNT; ++e) {
-        dz[e] = through<ACTIVATION>(dy[i][e], x[i][e]);
+        dz[e] = dy[i][e];
+        if constexpr (!ALONE) dz[e] = through<ACTIVATION>(dz[e], x[i][e]);
         sum[e] += dz[e];
       }
 #pragma unroll
       for (int e = 0; e < (WORDS ? 1 : COUNT); ++e) {
-        if (!exists(i, e)) continue;
+        if (ALONE || !exists(i, e)) continue;
         Out* to = below.at(i * WARPS, NEXT * e);
         if constexpr (WORDS)
           store_neighbours(to, dz);
@@ -120,35 +129,6 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     for (int w = 0; w < WARPS; ++w) total += of_warps[w][c];
     sums[part * N + n + c] = total;
   }
-}
-
-// total[n] = the sum of sums[parts, n]: a block has 32 columns, and its warps take parts in turn.
-template <typename In>
-__global__ void __launch_bounds__(32 * ADD_WARPS)
-    add_sums(const float* sums, View<In> total, int64_t N, int64_t parts) {
-  __shared__ float of_warps[ADD_WARPS][32];
-#if TCGEMM_SM >= 90
-  griddepcontrol_wait();
-  griddepcontrol_launch_dependents();  // not before, or several kernels wait beside each other
-#endif
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t n = int64_t{blockIdx.x} * 32 + lane;
-  float sum = 0.0f;
-  for (int64_t p = warp; n < N && p < parts; p += ADD_AT_ONCE * ADD_WARPS) {
-    float some[ADD_AT_ONCE];
-#pragma unroll
-    for (int i = 0; i < ADD_AT_ONCE; ++i)
-      some[i] = p + i * ADD_WARPS < parts ? sums[(p + i * ADD_WARPS) * N + n] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < ADD_AT_ONCE; ++i) sum += some[i];
-  }
-  of_warps[warp][lane] = sum;
-  __syncthreads();
-  if (warp > 0 || n >= N) return;
-  sum = 0.0f;
-#pragma unroll
-  for (int w = 0; w < ADD_WARPS; ++w) sum += of_warps[w][lane];
-  *total.at(0, n) = from_float<In>(sum);
 }
 
 template <typename... Params, typename... Args>
@@ -174,45 +154,54 @@ bool rows_are_words(const Gemm& gemm) {
     return matrix.col_stride == 1 && reinterpret_cast<uintptr_t>(matrix.data) % bytes == 0 &&
            (matrix.rows == 1 || matrix.row_stride * item % bytes == 0);
   };
-  return gemm.c.cols % WORD<In> == 0 && aligned(gemm.a, 16, sizeof(In)) &&
-         aligned(gemm.b, 16, sizeof(In)) && aligned(gemm.c, WORD<In> * sizeof(Out), sizeof(Out));
+  if (gemm.c.cols % WORD<In> != 0 || !aligned(gemm.a, 16, sizeof(In))) return false;
+  return gemm.activation == Activation::none ||
+         (aligned(gemm.b, 16, sizeof(In)) &&
+          aligned(gemm.c, WORD<In> * sizeof(Out), sizeof(Out)));
 }
 
-template <typename In, typename Out>
-int launch_derivative(const Gemm& gemm, cudaStream_t stream) {
-  const int64_t M = gemm.c.rows, N = gemm.c.cols;
+template <Activation ACTIVATION, typename In, typename Out>
+int launch_derivative(const Gemm& gemm, View<In> total, cudaStream_t stream) {
+  const int64_t M = gemm.a.rows, N = gemm.a.cols;
   if (N == 0) return cudaSuccess;
   int sms = 0, error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
   const int64_t tiles_n = ceil_div(N, COLS<In>);
-  const int64_t wanted = std::max<int64_t>(1, int64_t{sms} * BLOCKS * WAVES / tiles_n);
+  using Of = Shape<ACTIVATION>;
+  const int64_t wanted = std::max<int64_t>(1, int64_t{sms} * Of::BLOCKS * Of::WAVES / tiles_n);
   const int64_t rows = std::max<int64_t>(LEAST_ROWS, ceil_div(M, wanted));
   const int64_t parts = std::max<int64_t>(1, ceil_div(M, rows));  // one writes the sums of no rows
   float* sums = nullptr;
-  if (gemm.bias.data != nullptr) {
+  if (total.data != nullptr) {
     if (gemm.scratch.allocate == nullptr) return cudaErrorNotSupported;
     sums = static_cast<float*>(gemm.scratch.allocate(parts * N * sizeof(float), stream));
     if (sums == nullptr) return cudaErrorMemoryAllocation;
   }
   const auto run = [&](auto kernel) {
-    return start(kernel, parts * tiles_n, WARPS, stream, view<const In>(gemm.a),
+    return start(kernel, parts * tiles_n, Of::WARPS, stream, view<const In>(gemm.a),
                  view<const In>(gemm.b), view<Out>(gemm.c), sums, M, N,
                  static_cast<unsigned>(tiles_n), rows);
   };
-  const auto of = [&](auto constant) {
-    constexpr Activation ACTIVATION = decltype(constant)::value;
-    if (gemm.activation != ACTIVATION) return false;
-    error = rows_are_words<In, Out>(gemm) ? run(derivative<ACTIVATION, true, In, Out>)
-                                          : run(derivative<ACTIVATION, false, In, Out>);
-    return true;
-  };
-  if (!of(Constant<Activation::relu>{}) && !of(Constant<Activation::gelu>{}) &&
-      !of(Constant<Activation::gelu_tanh>{}) && !of(Constant<Activation::silu>{}))
-    return cudaErrorNotSupported;
+  error = rows_are_words<In, Out>(gemm) ? run(derivative<ACTIVATION, true, In, Out>)
+                                        : run(derivative<ACTIVATION, false, In, Out>);
   if (error != cudaSuccess || sums == nullptr) return error;
+  return start(add_sums<In>, ceil_div(N, 32), ADD_WARPS, stream, sums, total, N, parts);
+}
+
+template <typename In, typename Out>
+int launch_activation(const Gemm& gemm, cudaStream_t stream) {
   const View<In> total{static_cast<In*>(const_cast<void*>(gemm.bias.data)), 0,
                        gemm.bias.col_stride};
-  return start(add_sums<In>, ceil_div(N, 32), ADD_WARPS, stream, sums, total, N, parts);
+  int error = cudaErrorNotSupported;
+  const auto of = [&](auto constant, View<In> sums) {
+    constexpr Activation ACTIVATION = decltype(constant)::value;
+    if (gemm.activation == ACTIVATION)
+      error = launch_derivative<ACTIVATION, In, Out>(gemm, sums, stream);
+  };
+  of(Constant<Activation::relu>{}, total), of(Constant<Activation::gelu>{}, total);
+  of(Constant<Activation::gelu_tanh>{}, total), of(Constant<Activation::silu>{}, total);
+  if constexpr (std::is_same_v<In, Out>) of(Constant<Activation::none>{}, view<In>(gemm.c));
+  return error;
 }
 
 // One build is for one pair of types, where it is told which.
@@ -224,7 +213,7 @@ bool launched(const Gemm& gemm, cudaStream_t stream, int* error) {
   constexpr bool BUILT = true;
 #endif
   if (gemm.in != IN || gemm.out != OUT) return false;
-  if constexpr (BUILT) *error = launch_derivative<In, Out>(gemm, stream);
+  if constexpr (BUILT) *error = launch_activation<In, Out>(gemm, stream);
   return BUILT;
 }
 

@@ -1,4 +1,5 @@
-"""The launch of derivative.cu: an activation's derivative, and the gradient of a bias."""
+"""The launch of derivative.cu: an activation's derivative, and the gradient of a bias, or that
+alone."""
 
 from __future__ import annotations
 
@@ -22,16 +23,21 @@ DTYPES = {
 """dtype of dY, Z and db -> dtypes that dZ may have."""
 
 
-def bind(dy: torch.Tensor, z: torch.Tensor, dz: torch.Tensor, fusion: Any) -> Callable[..., None]:
+def bind(
+    dy: torch.Tensor, z: torch.Tensor | None, dz: torch.Tensor | None, fusion: Any
+) -> Callable[..., None]:
     """``start(dy, z, dz, None, db)`` for such tensors: dz = dy act'(z), [M, N] of any strides, and
     unless db is None its column sums db [N]. A GPU's first one of a pair of dtypes builds it.
 
     Args:
-        fusion: ``epilogue`` names the activation, and ``bias`` is db or None.
+        fusion: ``epilogue`` names the activation, and ``bias`` is db or None. Without an epilogue
+            z and dz are None, and db gets the column sums of dy.
 
     Raises TypeError for dtypes that the kernel does not take together.
     """
     epilogue, db = fusion.epilogue, fusion.bias
+    if z is None or dz is None:
+        return _bind_sums(dy, db)
     if dz.dtype not in DTYPES.get(dy.dtype, ()) or {z.dtype, (z if db is None else db).dtype} != {
         dy.dtype
     }:
@@ -47,6 +53,18 @@ def bind(dy: torch.Tensor, z: torch.Tensor, dz: torch.Tensor, fusion: Any) -> Ca
     kind = gemm_of(dy, z, dz, _asked(epilogue, db), None)
     start = bound(NAME, library, device, kind, False)
     return lambda dy, z, dz, none, db: start(dy, z, dz, None, db, None, None)
+
+
+def _bind_sums(dy: torch.Tensor, db: torch.Tensor) -> Callable[..., None]:
+    """The same without z and dz: db is C, of one row."""
+    if dy.dtype not in DTYPES or db.dtype != dy.dtype:
+        raise TypeError(f"dY of {dy.dtype} and db of {db.dtype}: both are of one floating dtype")
+    device = dy.get_device()
+    if device < 0:
+        return lambda dy, z, dz, none, db: _simulate(dy, dy, db[None], "", None)
+    library = _library(device, defines(dy.dtype, dy.dtype))
+    start = bound(NAME, library, device, gemm_of(dy, dy, db[None], None, None), True)
+    return lambda dy, z, dz, none, db: start(dy, dy, db)
 
 
 def defines(dtype: torch.dtype, of_dz: torch.dtype) -> tuple[str, ...]:

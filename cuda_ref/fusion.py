@@ -3,7 +3,8 @@
 ``fusion`` is any object with the attributes alpha and beta (numbers), c (C_in, [M, N] or
 [batch, M, N] of the output's dtype, or None), bias ([N] of the output's dtype, or None), epilogue
 (a key of ACTIVATIONS), scale_a and scale_b (float32 of one element, or of [M] and [N], or None),
-compute (a key of COMPUTES) and mma_shape ("" or a WMMA shape, e.g. "32x8x16").
+compute (a key of COMPUTES), mma_shape ("" or a WMMA shape, e.g. "32x8x16") and aux (a key of AUX:
+what c is, if not C_in).
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ COMPUTES = {
 }
 """The values of tcgemm::Compute in csrc/host/gemm.cuh."""
 
+AUX = {"": 0, "write": 1, "read": 2}
+"""The values of tcgemm::Aux in csrc/host/gemm.cuh."""
+
+ANY_ACTIVATION = 7
+"""In FUSES: the build finds out at run time which activation it is."""
 
 TILE = (
     "BLOCK_M",
@@ -83,9 +89,9 @@ def case(
 
     A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
     equal, whether it is one plain product, the dtype of C, the tile of ``plan``, whether K is
-    divided, and for a large tile what is fused; of these, what ``macros`` name (see
-    build.toolchain.built_by_case), by default the first four. ``dtype`` and ``out_dtype`` are
-    torch.dtypes; ``batched``: of three dimensions.
+    divided, and for a large tile, or where there is a pre-activation, what is fused; of these, what
+    ``macros`` name (see build.toolchain.built_by_case), by default the first four. ``dtype`` and
+    ``out_dtype`` are torch.dtypes; ``batched``: of three dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
@@ -93,8 +99,11 @@ def case(
     divides = plan["SPLITS"] > 1 if plan and macros and "TCGEMM_DIVIDES" in macros else None
     # What divides K leaves all that follows the product to a second kernel.
     plain = bool(divides) or (fusion is None and not batched)
+    aux = fusion is not None and fusion.aux
     known = plan and not plain and plan["BLOCK_M"] * plan["BLOCK_N"] >= KNOWN_FROM
-    fuses = fused_number(fusion, batched) if known else None
+    fuses = fused_number(fusion, batched) if known or aux else None
+    if fuses is not None and not plan:  # the simulator, where a build is for all activations
+        fuses |= ANY_ACTIVATION
     return _flags(dtype, compute, m == n, plain, out_dtype, macros, tile, fuses, divides)
 
 
@@ -107,6 +116,7 @@ def fused_number(fusion: Any, batched: bool) -> int:
         | 8 * (fusion.beta != 0)
         | 16 * (fusion.bias is not None and fusion.bias is not False)
         | 32 * batched
+        | 64 * AUX[fusion.aux]
     )
 
 

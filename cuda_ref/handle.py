@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .fusion import ACTIVATIONS, COMPUTES, dtype_number, mma_tile
+from .fusion import ACTIVATIONS, AUX, COMPUTES, dtype_number, mma_tile
 from .planning.launch import FIELDS, launch_plan
 
 OUT_OF_MEMORY = -2
@@ -58,6 +58,7 @@ class Gemm(ctypes.Structure):
         ("scale_a", Vector),
         ("scale_b", Vector),
         ("activation", ctypes.c_int32),
+        ("aux", ctypes.c_int32),
         ("compute", ctypes.c_int32),
         ("mma_m", ctypes.c_int32),
         ("mma_n", ctypes.c_int32),
@@ -98,7 +99,7 @@ def gemm_of(
     if fusion is None:
         return gemm
     gemm.alpha, gemm.beta = fusion.alpha, fusion.beta
-    gemm.activation = ACTIVATIONS[fusion.epilogue]
+    gemm.activation, gemm.aux = ACTIVATIONS[fusion.epilogue], AUX[fusion.aux]
     gemm.compute = COMPUTES[fusion.compute]
     gemm.mma_m, gemm.mma_n = mma_tile(fusion.mma_shape)
     if fusion.c is not None:

@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <bool SCATTERS, typename Extra>
 int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
-  if (!PLAIN && KNOWN && fuses(gemm) != FUSES) return cudaErrorNotSupported;
+  if (!PLAIN && !does_all_of(gemm)) return cudaErrorNotSupported;
   // Gathered rows are as many as ranks have room for; A of a scatter is all there is.
   Matrix gathered = gemm.a;
   if (!SCATTERS) gathered = {peers.slot, int64_t{peers.world} * peers.chunk, gemm.a.cols, gemm.a.cols, 1};

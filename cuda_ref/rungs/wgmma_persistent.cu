@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename Extra>
 int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
-  if (!PLAIN && KNOWN && (fuses(gemm) | (FUSES & BATCHES)) != FUSES) return cudaErrorNotSupported;
+  if (!PLAIN && !does_all_of(gemm)) return cudaErrorNotSupported;
   const int64_t batch = Extra::BATCHED ? gemm.batch : 0;  // 0: tensor maps of two dimensions
   CUtensorMap a_map, b_map, c_map{};
   Major a_major, b_major;

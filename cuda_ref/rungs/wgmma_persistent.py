@@ -191,13 +191,20 @@ def cost(problem: Any, sms: int) -> float | None:
     return max(LAUNCH_US + memory, PERSISTENT_LAUNCH_US + waves * (steps * step + TILE_US))
 
 
+def refuse(problem: Any) -> str | None:
+    """What TMA cannot read, and a pre-activation of another type than A and B."""
+    if problem.aux and problem.dtype_out != problem.dtype_in:
+        return f"its pre-activations are of A's type, {problem.dtype_in}, as C has to be then"
+    return refuse_tma(problem)
+
+
 ROW = row(
     "wgmma_persistent",
     "the production kernel: the tile that ends first, ping-pong, what is fused, batches, PDL",
     (9, 0),
-    fuses=FUSES,
+    fuses=(*FUSES, "preactivation", "derivative"),
     shapes=TMA_ROWS + "; matrices of a batch a multiple of 8 elements apart",
-    refuse=refuse_tma,
+    refuse=refuse,
     most_tiles=MOST_TILES // 2,
     wgmma=True,
     plan=plan,

@@ -237,7 +237,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), A_PEERS) * A_PEERS;
   const Plan plan = plan_of(gemm);
   const int splits = !DIVIDES ? 1 : plan.splits > 0 ? plan.splits : 2;
-  if (k_tiles < splits) return cudaErrorInvalidValue;  // no part of K is empty
+  if (k_tiles < splits || !does_all_of(gemm)) return cudaErrorInvalidValue;  // no part is empty
   if (rows * cols > INT32_MAX / splits || k_tiles > INT32_MAX / splits)
     return cudaErrorInvalidConfiguration;
   const Wave wave{static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols),

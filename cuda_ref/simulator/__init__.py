@@ -18,7 +18,7 @@ from typing import Any
 from ..build import store
 from ..build.toolchain import built_by_case
 from ..build.toolchain import source as rung_source
-from ..fusion import ACTIVATIONS, COMPUTES, DTYPES, case, mma_tile
+from ..fusion import ACTIVATIONS, AUX, COMPUTES, DTYPES, case, mma_tile
 from ..planning.launch import launch_plan
 from . import abi
 from .build import function_at, library, lock_of, shared_symbols
@@ -132,7 +132,7 @@ def simulate(
     operands = [abi.matrix(a), abi.matrix(b), abi.matrix(c)]
     if fusion is not None:
         request.alpha, request.beta = float(fusion.alpha), float(fusion.beta)
-        request.activation = ACTIVATIONS[fusion.epilogue]
+        request.activation, request.aux = ACTIVATIONS[fusion.epilogue], AUX[fusion.aux]
         request.compute = COMPUTES[fusion.compute]
         request.mma_m, request.mma_n = mma_tile(fusion.mma_shape)
         operands += [
@@ -149,6 +149,7 @@ def simulate(
     request.order, request.seed = order_number, seed & (2**64 - 1)
     request.check, request.count = check, count
     request.writes_bias = writes_bias
+    request.writes_c_in = fusion is not None and fusion.aux == "write"
     request.writers = writers.data_ptr() if writers is not None else None
     request.workers = workers or len(os.sched_getaffinity(0))
     request.timeout_s = timeout_s

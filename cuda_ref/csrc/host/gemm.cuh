@@ -33,6 +33,11 @@ enum class DType : int32_t { f16, bf16, f32, f64, s8, u8, s32, e4m3, e5m2 };
 // into two tf32 numbers each and multiplied three times.
 enum class Compute : int32_t { f32, fast, f16, s32, f64, ieee, tf32, tf32x3 };
 
+// What the slot of C_in holds in place of C_in: Z, the pre-activation, of C's type and shape.
+// write: Z = alpha A B + bias is stored there, and its activation in C. read: C is alpha A B times
+// the derivative of the activation at Z.
+enum class Aux : int32_t { none, write, read };
+
 // A matrix in global memory, or a batch of them. Strides are in elements, of any sign of zero:
 // element (i, j) of matrix z is at data + z * batch_stride + i * row_stride + j * col_stride. All
 // index arithmetic on it is 64-bit.
@@ -79,9 +84,10 @@ struct Gemm {
   DType in = DType::f16, out = DType::f16;
   int64_t batch = 1;
   double alpha = 1.0, beta = 0.0;
-  Matrix c_in;  // data is null where beta is 0; may be C itself
+  Matrix c_in;  // data is null where beta is 0 and aux is none; may be C itself
   Vector bias, scale_a, scale_b;  // data is null where there is none
   Activation activation = Activation::none;
+  Aux aux = Aux::none;
   Compute compute = Compute::f32;
   int32_t mma_m = 0, mma_n = 0;  // the WMMA shape asked for; 0: the rung's own choice
   Scratch scratch;

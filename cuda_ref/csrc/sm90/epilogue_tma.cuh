@@ -4,6 +4,10 @@
 // C_in comes by TMA, while the tile is still multiplied, into the buffers from which C is stored; a
 // thread reads its words where it writes the result. A C_in that TMA cannot reach is brought there by
 // the warpgroup's threads. The bias is read once for each tile, under the multiplies.
+//
+// In the place of C_in may be Z, the pre-activation. Where it is read, C = alpha * accumulators *
+// activation'(Z), and Z has C_in's way. Where it is written, it leaves as C does: each chunk of it
+// through one buffer, and the same chunk of C through the next.
 #pragma once
 
 #include "sm90/epilogue_fused.cuh"
@@ -26,6 +30,7 @@ struct TmaEpilogue {
   // Columns whose bias a thread has room for, 32 registers.
   static constexpr int BIAS_N = BLOCK_N * sizeof(Out) > 512 ? 128 : BLOCK_N;
   static_assert(!FUSED || BLOCK_N % WIDTH == 0 && BLOCK_N % BIAS_N == 0, "C_in is added once");
+  static constexpr bool WRITES = FUSED && FUSES & WRITES_Z, READS = FUSED && FUSES & READS_Z;
 
   const Extra& fused;
   uint8_t* buffers;   // shared memory: BUFFERS x CHUNK_BYTES
@@ -66,7 +71,7 @@ struct TmaEpilogue {
 
   // Some steps into the mainloop, when the tile before has left the buffers.
   __device__ __forceinline__ void begin(int M, int N) {
-    if (elected && fused.c_in_by_tma) {
+    if (elected && !WRITES && fused.c_in_by_tma) {
       cp_async_bulk_wait_group_read<0>();
 #pragma unroll
       for (int chunk = 0; chunk < BUFFERS; ++chunk) load_c_in(chunk);
@@ -105,6 +110,11 @@ struct TmaEpilogue {
     }
   }
 
+  // Whether the bias that a thread has ends before this chunk.
+  __device__ static constexpr bool begins_bias(int chunk) {
+    return chunk > 0 && chunk * WIDTH % BIAS_N == 0 && BIAS_N < BLOCK_N;
+  }
+
   // A chunk of a C_in that TMA cannot reach, in the order of TMA's swizzle.
   __device__ void fill(int chunk, int M, int N) const {
     const Out* from = static_cast<const Out*>(fused.c_in) + z * fused.batch_stride;
@@ -130,28 +140,44 @@ struct TmaEpilogue {
     }
   }
 
-  // The accumulators of a chunk become values of C, still to be narrowed.
   template <int REGISTERS>
-  __device__ __forceinline__ void finish(float (&d)[REGISTERS], int chunk) const {
+  __device__ __forceinline__ void add_bias(float (&d)[REGISTERS], int chunk) const {
     const int first = first_of(chunk) / 2;
-    if (fused.adds_c_in()) add_chunk<Out>(buffer(chunk), fused.beta, d, first);
     if (fused.adds_bias()) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i)
         d[first + i] += widen<float>(columns[(first + i) / 4 % (BIAS_N / 8)].elements[i % 2]);
     }
-    activate_sums<COUNT>(fused.activates(), d, first);
+  }
+
+  // The accumulators of a chunk become values of C, still to be narrowed.
+  template <int REGISTERS>
+  __device__ __forceinline__ void finish(float (&d)[REGISTERS], int chunk) const {
+    const int first = first_of(chunk) / 2;
+    if constexpr (READS) {
+      differentiate_chunk<Out>(buffer(chunk), fused.activates(), d, first);
+    } else {
+      if (fused.reads_c_in())
+        with_chunk<Out>(buffer(chunk), d, first,
+                        [beta = fused.beta](float& x, float c) { x += beta * c; });
+      add_bias(d, chunk);
+      activate_sums<COUNT>(fused.activates(), d, first);
+    }
   }
 
   // At the end of the tile, once its products are there.
   template <int REGISTERS>
   __device__ __forceinline__ void store(const CUtensorMap* c_map, const PlainOutput& plain,
                                         float (&d)[MMAS][REGISTERS], int M, int N) {
+    if constexpr (WRITES) {
+      store_both(c_map, plain, d, M, N);
+      return;
+    }
     const bool to_plain = plain.data != nullptr;
     bool comes = false, is_brought = false;  // C_in, by TMA and by threads
     if constexpr (FUSED) {
-      comes = fused.adds_c_in() && fused.c_in_by_tma;
-      is_brought = fused.adds_c_in() && !comes;
+      comes = fused.reads_c_in() && fused.c_in_by_tma;
+      is_brought = fused.reads_c_in() && !comes;
       scale(d);
     }
 #pragma unroll
@@ -169,7 +195,7 @@ struct TmaEpilogue {
           fill(chunk, M, N);
           bar_sync(group, 128);
         }
-        if (chunk > 0 && chunk * WIDTH % BIAS_N == 0 && BIAS_N < BLOCK_N) read_bias(chunk, M, N);
+        if (begins_bias(chunk)) read_bias(chunk, M, N);
         finish(sums, chunk);
         __syncwarp();  // its lanes read one another's rows, and no other warp's
       }
@@ -201,6 +227,46 @@ struct TmaEpilogue {
       }
       __syncwarp();
     }
+  }
+
+  // The same where Z is stored as well.
+  template <int REGISTERS>
+  __device__ __forceinline__ void store_both(const CUtensorMap* c_map, const PlainOutput& plain,
+                                             float (&d)[MMAS][REGISTERS], int M, int N) {
+    void* const z_data = fused.c_in_by_tma ? nullptr : const_cast<void*>(fused.c_in);
+    const PlainOutput plain_z{z_data, fused.row_stride, fused.col_stride,
+                              fused.c_in_vectors && N % 2 == 0, 0};
+    scale(d);
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      float(&sums)[REGISTERS] = d[chunk / IN_A_ROW];
+      if (begins_bias(chunk)) read_bias(chunk, M, N);
+      add_bias(sums, chunk);
+      send(2 * chunk, &fused.c_in_map, plain_z, sums, chunk, M, N);
+      activate_sums<COUNT>(fused.activates(), sums, first_of(chunk) / 2);
+      send(2 * chunk + 1, c_map, plain, sums, chunk, M, N);
+    }
+  }
+
+  // Stores a chunk as number `turn` of those that take turns in the buffers. A plain one counts as
+  // a store by TMA that is empty.
+  template <int REGISTERS>
+  __device__ __forceinline__ void send(int turn, const CUtensorMap* map, const PlainOutput& plain,
+                                       const float (&sums)[REGISTERS], int chunk, int M, int N) {
+    const bool to_plain = plain.data != nullptr;
+    if (elected) cp_async_bulk_wait_group_read<BUFFERS - 1>();
+    bar_sync(group, 128);
+    write_chunk<Out, WIDTH>(buffer(turn), sums, first_of(chunk));
+    fence_proxy_async();
+    bar_sync(group, 128);
+    if (__builtin_expect(to_plain, 0))
+      copy_chunk<Out, WIDTH, 1>(buffers + turn % BUFFERS * CHUNK_BYTES, plain, row_of(chunk),
+                                column_of(chunk), M, N);
+    if (elected) {
+      if (!to_plain) tma_store_2d(map, buffer(turn), column_of(chunk), row_of(chunk));
+      cp_async_bulk_commit_group();
+    }
+    __syncwarp();
   }
 
   __device__ __forceinline__ void store(const CUtensorMap* c_map, int chunk) const {

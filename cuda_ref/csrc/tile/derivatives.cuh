@@ -18,6 +18,9 @@ struct Logistic {
   }
 };
 
+template <Activation ACTIVATION>
+using Constant = std::integral_constant<Activation, ACTIVATION>;
+
 // dy times the derivative of the activation at x. Inf and NaN give what torch gives.
 template <Activation ACTIVATION>
 __device__ __forceinline__ float through(float dy, float x) {

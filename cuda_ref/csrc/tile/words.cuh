@@ -26,9 +26,14 @@ template <typename T>
 struct Word {
   uint32_t bits[4] = {};
 
+  __device__ __forceinline__ void load(const T* from) {
+    set(*reinterpret_cast<const uint4*>(from));
+  }
   // Nobody shall read it again: it is the first to leave the L2.
   __device__ __forceinline__ void load_streaming(const T* from) {
-    const uint4 word = __ldcs(reinterpret_cast<const uint4*>(from));
+    set(__ldcs(reinterpret_cast<const uint4*>(from)));
+  }
+  __device__ __forceinline__ void set(uint4 word) {
     bits[0] = word.x, bits[1] = word.y, bits[2] = word.z, bits[3] = word.w;
   }
   __device__ __forceinline__ float operator[](int e) const {

@@ -46,7 +46,7 @@ struct OperandRequest {
 struct Request {
   OperandRequest operands[NUM_OPERANDS];
   double alpha, beta;
-  int32_t activation, compute, mma_m, mma_n;
+  int32_t activation, aux, compute, mma_m, mma_n;
   int32_t dtype_in, dtype_out;
   int32_t order;  // 0 forward, 1 reverse, 2 random, 3 late: warp `seed` only where no other can go on
   int32_t check, count, workers;
@@ -59,6 +59,7 @@ struct Request {
   // Offsets in the thread-local block of the guards that g++ sets beside arrays of class type.
   int32_t guard_count;
   int32_t writes_bias;  // the bias is a result, as C is: of column sums
+  int32_t writes_c_in;  // or what is in its place: a pre-activation
   int32_t guards[MAX_GUARDS];
   int32_t plan[PLAN_FIELDS];  // tcgemm::Plan
   const char* timeline_path;  // where to write what each warp does when (timeline.cpp), or null
@@ -177,7 +178,7 @@ struct Operand {
 extern Request request;
 extern Control* control;
 extern Worker* worker;
-// C, and a bias that is written.
+// C, and a bias or a pre-activation that is written.
 bool is_result(int operand);
 // Whether this is scratch memory of the launch, whose accesses are neither checked nor counted.
 bool is_lent(const char* address);

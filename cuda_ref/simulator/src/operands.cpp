@@ -74,7 +74,8 @@ bool map_operand(Operand& o, const OperandRequest& from, bool shared) {
 }
 
 bool is_result(int operand) {
-  return operand == C_OPERAND || (operand == BIAS_OPERAND && request.writes_bias);
+  return operand == C_OPERAND || (operand == BIAS_OPERAND && request.writes_bias) ||
+         (operand == C_IN_OPERAND && request.writes_c_in);
 }
 
 bool c_in_is_c() {

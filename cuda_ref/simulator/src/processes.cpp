@@ -217,6 +217,7 @@ double now() {
   gemm.alpha = request.alpha;
   gemm.beta = request.beta;
   gemm.activation = static_cast<Activation>(request.activation);
+  gemm.aux = static_cast<Aux>(request.aux);
   gemm.compute = static_cast<Compute>(request.compute);
   gemm.mma_m = request.mma_m;
   gemm.mma_n = request.mma_n;
