@@ -14,7 +14,7 @@ import records
 from triton_requests import DEEP, INSTRUCTION, LIMITS, problem_on, shipped, shipped_types
 
 from tcgemm import dispatch
-from tcgemm.problem import DTYPES
+from tcgemm.problem import DTYPES, EPILOGUES
 
 compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
 plans = import_module("tcgemm.triton_kernels.by_name")
@@ -50,6 +50,10 @@ SPECIALIZED_FUSED = [
         (staged, "tn", 0, {"c_in": True}),
         (staged, "nnt", 0, {"c_in": True, "bias": True, "epilogue": "gelu"}),
         (staged, "nt", 3, {"c_in": True, "epilogue": "gelu_tanh"}),
+        *((deep, "nt", 0, {"aux": "write", "bias": True, "epilogue": name}) for name in EPILOGUES),
+        *((staged, "nn", 0, {"aux": "read", "epilogue": name}) for name in EPILOGUES),
+        (staged, "nnt", 0, {"aux": "write", "bias": True, "epilogue": "gelu_tanh"}),
+        (staged, "nnt", 0, {"aux": "read", "epilogue": "gelu_tanh"}),
     )
 ]
 SHIPPED = shipped()
@@ -152,16 +156,17 @@ def test_everything_fused_into_the_largest_tile_fits(wanted):
 @pytest.mark.parametrize(
     "wanted",
     SPECIALIZED_FUSED,
-    ids=lambda r: f"{r.layout}-{r.epilogue}-{r.bias}-{r.c_in}-{r.batch}",
+    ids=lambda r: f"{r.layout}-{r.epilogue}-{r.bias}-{r.c_in}-{r.batch}-{r.aux}",
 )
 def test_warp_specialized_fuses_without_spills_and_brings_c_in_by_tma(wanted):
     built = compiled(wanted)
     plain = compiled(SPECIALIZED_FUSED[0])
     assert (built.spill_bytes, built.serialized) == (0, False)
-    assert built.counts["UTMASTG"] == wanted.plan["CONSUMERS"] * wanted.plan["SUBTILES"]
+    results = 2 if wanted.aux == "write" else 1
+    assert built.counts["UTMASTG"] == results * wanted.plan["CONSUMERS"] * wanted.plan["SUBTILES"]
     assert built.counts["STG"] == 0
     assert (built.counts["LDG"] > 0) == wanted.bias, "C_in is not read in place"
-    if wanted.c_in:
+    if wanted.c_in or wanted.aux == "read":
         assert built.counts["UTMALDG"] > plain.counts["UTMALDG"]
     limit = plans.shared_bytes(wanted.kernel, wanted.plan, wanted.dtype_out)
     assert built.shared_bytes <= limit <= LIMITS[9, 0]

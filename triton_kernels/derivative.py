@@ -10,9 +10,6 @@ once more, which is a quarter of all that is moved.
 Tiles:    dZ in tiles of ROWS x BLOCK_N, one a program, read in blocks of BLOCK_M rows.
 """
 
-# Triton compiles what follows a return: the else is no ornament.
-# ruff: noqa: RET505
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -21,7 +18,7 @@ from typing import Any
 import torch
 
 from .device.dot import narrow, widen
-from .device.epilogue import gelu, logistic, power_of_two
+from .device.epilogue import through
 from .host.launching import Rung
 from .host.recording import Step
 from .host.runtime import INTERPRETED, cdiv, tl, triton
@@ -31,31 +28,6 @@ TILE = {"ROWS": 64, "BLOCK_M": 16, "BLOCK_N": 128}
 
 PARTS, COLUMNS = 64, 64
 """Partial sums that a program of the second launch adds at a time, of as many columns."""
-
-
-@triton.jit
-def through(grad, x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
-    """grad times the derivative of relu, gelu, gelu_tanh or silu at x, in float32."""
-    if ACTIVATION == "relu":
-        # No product, which would make NaN of Inf. The derivative at 0 is 0.
-        return tl.where(x <= 0, 0.0, grad)
-    elif ACTIVATION == "gelu":
-        # gelu is x Phi(x), Phi the normal distribution function; the density is its derivative.
-        # Near 0 it is one half, which gelu's bits do not tell where x is 0 or subnormal.
-        tiny = tl.abs(x) < 1e-30
-        distribution = gelu(x, INTERPRETED) / tl.where(tiny, 1.0, x)
-        distribution = tl.where(tiny, 0.5, distribution)
-        density = 0.3989422804014327 * power_of_two(-0.7213475204444817 * x * x, INTERPRETED)
-        return grad * (distribution + x * density)
-    elif ACTIVATION == "gelu_tanh":
-        # gelu_tanh is x times the logistic function of z, whose derivative is s (1 - s).
-        z = x * (1.5957691216057308 + 0.07135481627260025 * x * x)
-        s = logistic(z, INTERPRETED)
-        slope = 1.5957691216057308 + 0.21406444881780074 * x * x
-        return grad * (s + x * s * (1.0 - s) * slope)
-    else:
-        s = logistic(x, INTERPRETED)
-        return grad * s * (1.0 + x * (1.0 - s))
 
 
 @triton.jit

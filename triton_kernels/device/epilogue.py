@@ -118,6 +118,27 @@ def activate(x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def through(grad, x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
+    """grad times the derivative of relu, gelu, gelu_tanh or silu at x, in float32."""
+    if ACTIVATION == "relu":
+        # No product, which would make NaN of Inf. The derivative at 0 is 0.
+        return tl.where(x <= 0, 0.0, grad)
+    elif ACTIVATION == "gelu":
+        # gelu is x Phi(x), and Phi's derivative the density of the normal distribution.
+        density = 0.3989422804014327 * power_of_two(-0.7213475204444817 * x * x, INTERPRETED)
+        return grad * (normal_distribution(x, INTERPRETED) + x * density)
+    elif ACTIVATION == "gelu_tanh":
+        # gelu_tanh is x times the logistic function of z, whose derivative is s (1 - s).
+        z = x * (1.5957691216057308 + 0.07135481627260025 * x * x)
+        s = logistic(z, INTERPRETED)
+        slope = 1.5957691216057308 + 0.21406444881780074 * x * x
+        return grad * (s + x * s * (1.0 - s) * slope)
+    else:
+        s = logistic(x, INTERPRETED)
+        return grad * s * (1.0 + x * (1.0 - s))
+
+
+@triton.jit
 def logistic(x, INTERPRETED: tl.constexpr):
     """1 / (1 + exp(-x)); in float32 to about 2^-22."""
     if x.dtype == tl.float64:
@@ -151,29 +172,35 @@ def power_of_two(x, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def gelu(x, INTERPRETED: tl.constexpr):
-    """x Phi(x), Phi the normal distribution function; as torch, NaN at minus infinity.
-
-    In float32, Phi(-t) = 2^Q(t) for t >= 0, with Q of degree 8 fitted to log2(erfc(t / sqrt(2)) /
-    2) so that Phi(-t) max(1, t) is within 8e-8 of the truth. That is a third of the instructions
-    of erf, which has two branches.
-    """
+    """x Phi(x), Phi the normal distribution function; as torch, NaN at minus infinity."""
     if x.dtype == tl.float64:
         return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
     else:
-        # Q falls without end: at 14 it is -217, and 2^-217 is 0 in float32, as is 2^-Inf.
-        t = tl.abs(x)
-        if INTERPRETED:
-            # Bounded, lest numpy warn of an overflow that is meant.
-            t = tl.minimum(t, 14.0)
-        q = -7.003419e-07 * t + 1.48002764e-05
-        q = q * t - 7.51348416e-05
-        q = q * t - 0.000388167886
-        q = q * t + 0.00736413477
-        q = q * t - 0.0526806079
-        q = q * t - 0.459157139
-        q = q * t - 1.1511097
-        tail = power_of_two(q * t - 1.0, INTERPRETED)
-        return x * tl.where(x > 0, 1.0 - tail, tail)
+        return x * normal_distribution(x, INTERPRETED)
+
+
+@triton.jit
+def normal_distribution(x, INTERPRETED: tl.constexpr):
+    """Phi(x) in float32.
+
+    Phi(-t) = 2^Q(t) for t >= 0, with Q of degree 8 fitted to log2(erfc(t / sqrt(2)) / 2) so that
+    Phi(-t) max(1, t) is within 8e-8 of the truth. That is a third of the instructions of erf, which
+    has two branches.
+    """
+    # Q falls without end: at 14 it is -217, and 2^-217 is 0 in float32, as is 2^-Inf.
+    t = tl.abs(x)
+    if INTERPRETED:
+        # Bounded, lest numpy warn of an overflow that is meant.
+        t = tl.minimum(t, 14.0)
+    q = -7.003419e-07 * t + 1.48002764e-05
+    q = q * t - 7.51348416e-05
+    q = q * t - 0.000388167886
+    q = q * t + 0.00736413477
+    q = q * t - 0.0526806079
+    q = q * t - 0.459157139
+    q = q * t - 1.1511097
+    tail = power_of_two(q * t - 1.0, INTERPRETED)
+    return tl.where(x > 0, 1.0 - tail, tail)
 
 
 def operands(fusion: Any, transposed: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:

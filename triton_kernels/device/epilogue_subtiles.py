@@ -9,6 +9,14 @@ next tile while the last are still being read.
 Where there is a C_in, every subtile has its buffer: the producer loads C_in there while the
 mainloop runs, the warpgroup writes the result over it, and gives the buffers back once they are
 read. A C_in that TMA cannot reach is read in place.
+
+With a pre-activation Z [M, N], in C's dtype, it is one of these:
+
+    Z = alpha * acc + bias, C = activation(Z before it is narrowed)     CONFIG.AUX "write"
+    C = alpha * acc * activation's derivative at Z                      CONFIG.AUX "read"
+
+Z that is read takes the way of C_in. Z that is written passes the buffers as C does, a subtile of Z
+before that of C; where TMA cannot reach it, it is stored in place.
 """
 
 # Triton compiles what follows a return: the else is no ornament.
@@ -20,7 +28,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .blocks import store
-from .epilogue import activate
+from .epilogue import activate, through
 
 
 @gluon.jit
@@ -81,27 +89,39 @@ def scaled(x, m, n, size, fused, CONFIG: gl.constexpr):
 
 @gluon.jit
 def finish(x, staged, batch, m, n, size, fused, CONFIG: gl.constexpr):
-    """activation(x + beta * C_in), of the subtile at row m and column n of C[M, N].
+    """activation(x + beta * C_in), of the subtile at row m and column n of C[M, N]; or x times the
+    activation's derivative.
 
     Args:
-        staged: shared memory that holds this subtile of C_in where CONFIG.STAGED.
-        fused: (C_in to be read in place or None, bias, scale_a, scale_b, alpha, beta, C_in's
-            strides, bias's, C_in's batch stride), as ``arguments`` has them.
+        staged: shared memory that holds this subtile of C_in, or Z, where CONFIG.STAGED.
+        fused: (C_in or Z in place, or a descriptor of the Z to be written, or None; bias, scale_a,
+            scale_b, alpha, beta, strides of what is in place, bias's, C_in's batch stride), as
+            ``arguments`` has them.
     """
-    c_in, beta, stride_im, stride_in, batch_in = fused[0], fused[5], fused[6], fused[7], fused[9]
-    M, N = size
-    if CONFIG.STAGED:
-        x += beta.to(x.dtype) * staged.load(x.type.layout).to(x.dtype)
-    if c_in is not None:
-        row, column = along(m, x, 1), along(n, x, 0)
-        at = gl.expand_dims(row.to(gl.int64) * stride_im, 1)
-        at += gl.expand_dims(column.to(gl.int64) * stride_in, 0)
-        if batch_in is not None:
-            at += batch.to(gl.int64) * batch_in
-        inside = gl.expand_dims(row < M, 1) & gl.expand_dims(column < N, 0)
-        x += beta.to(x.dtype) * gl.load(c_in + at, mask=inside, other=0).to(x.dtype)
+    c_in, beta = fused[0], fused[5]
+    READ: gl.constexpr = CONFIG.AUX == "read"
     ACTIVATION: gl.constexpr = CONFIG.ACTIVATION
-    return activate(x, ACTIVATION, False)
+    if CONFIG.STAGED:
+        before = staged.load(x.type.layout).to(x.dtype)
+        x = through(x, before, ACTIVATION, False) if READ else x + beta.to(x.dtype) * before
+    if c_in is not None and CONFIG.AUX != "write":
+        at, inside = places(x, batch, m, n, size, fused)
+        before = gl.load(c_in + at, mask=inside, other=0).to(x.dtype)
+        x = through(x, before, ACTIVATION, False) if READ else x + beta.to(x.dtype) * before
+    return x if READ else activate(x, ACTIVATION, False)
+
+
+@gluon.jit
+def places(x, batch, m, n, size, fused):
+    """Where the elements of C_in or Z lie behind its first, and which of them exist."""
+    stride_im, stride_in, batch_in = fused[6], fused[7], fused[9]
+    M, N = size
+    row, column = along(m, x, 1), along(n, x, 0)
+    at = gl.expand_dims(row.to(gl.int64) * stride_im, 1)
+    at += gl.expand_dims(column.to(gl.int64) * stride_in, 0)
+    if batch_in is not None:
+        at += batch.to(gl.int64) * batch_in
+    return at, gl.expand_dims(row < M, 1) & gl.expand_dims(column < N, 0)
 
 
 @gluon.jit
@@ -122,12 +142,29 @@ def store_subtile(
     c, buffers, part: gl.constexpr, BUFFERS: gl.constexpr, FIRST: gl.constexpr,
     subtile: gl.constexpr, x, batch, m, n, size, fused, CONFIG: gl.constexpr,
 ):  # fmt: skip
-    """Subtile number subtile of the accumulator, finished, to C."""
+    """Subtile number subtile of the accumulator, finished, to C; before that to Z, as it is."""
     column = n + subtile * x.shape[1]
-    buffer = buffers.index(part * BUFFERS + (FIRST + subtile) % BUFFERS)
-    if CONFIG.FUSED:
-        x = finish(x, buffer, batch, m, column, size, fused, CONFIG)
-    store_by_tma(c, buffer, x, batch, m, column, BUFFERS - 1)
+    z, stride_zm = fused[0], fused[6]
+    WRITE: gl.constexpr = CONFIG.AUX == "write"
+    STORES: gl.constexpr = 2 if WRITE and stride_zm is None else 1
+    LAST: gl.constexpr = STORES * (FIRST + subtile + 1) - 1
+    buffer = buffers.index(part * BUFFERS + LAST % BUFFERS)
+    if STORES == 2:
+        first = buffers.index(part * BUFFERS + (LAST - 1) % BUFFERS)
+        store_by_tma(z, first, x, batch, m, column, BUFFERS - 1)
+    elif WRITE:
+        at, inside = places(x, batch, m, column, size, fused)
+        gl.store(z + at, x.to(c.dtype), mask=inside)
+    if WRITE:
+        # A branch, lest the compiler begin all subtiles' activations while the first Z is stored:
+        # for that there are not enough registers. A part of a last tile may have no row of C.
+        if m < size[0]:
+            x = finish(x, buffer, batch, m, column, size, fused, CONFIG)
+            store_by_tma(c, buffer, x, batch, m, column, BUFFERS - 1)
+    else:
+        if CONFIG.FUSED:
+            x = finish(x, buffer, batch, m, column, size, fused, CONFIG)
+        store_by_tma(c, buffer, x, batch, m, column, BUFFERS - 1)
 
 
 @gluon.jit
@@ -140,7 +177,7 @@ def store_tile(
     Args:
         c: descriptor of C in subtiles.
         c_ring: shared memory of subtiles, BUFFERS for each part; and two barriers a part, of the
-            subtiles of C_in that have been loaded, and of those that have been stored.
+            subtiles of C_in, or Z, that have been loaded, and of those that have been stored.
         FIRST: subtiles of the tile that have been stored already, from another accumulator.
         bias: of ``bias_of``, loaded before the last products are awaited.
         fused: see ``finish``.

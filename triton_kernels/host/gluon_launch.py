@@ -40,7 +40,9 @@ class Config:
     """The sum of each step of K is added outside of the tensor core."""
     FUSED: bool
     STAGED: bool
-    """C_in is loaded by TMA."""
+    """C_in, or Z that is read, is loaded by TMA."""
+    AUX: str
+    """Z takes C_in's place: "write" it, or "read" it."""
     ROW_SCALES_A: bool
     ROW_SCALES_B: bool
     BIAS_ROWS: bool
@@ -107,10 +109,14 @@ def arguments(
         alpha = None
     staged = None
     c_in_rows = c_in.mT if c_in is not None and transposed else c_in
-    if c_in_rows is not None and BUFFERS == SUBTILES and not REST and reachable(c_in_rows):
+    aux = "" if fusion is None else fusion.aux
+    has_room = aux == "write" or (BUFFERS == SUBTILES and not REST)
+    if c_in_rows is not None and has_room and reachable(c_in_rows):
         staged = describe(c_in_rows, (part, subtile), False, swizzled)
         # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
         c_in, strides[:2], batch_in = None, (None, None), None
+        if aux == "write":
+            c_in, staged = staged, None
     larger = a if M > N else b
     streamed = (larger, max(larger.stride())) if L2_PREFETCH and batches == 1 else (None, None)
     config = Config(
@@ -126,6 +132,7 @@ def arguments(
         or (fusion is not None and a.itemsize == 1 and compute == "float32"),
         FUSED=finishes(fusion),
         STAGED=staged is not None,
+        AUX=aux,
         **{name: constants[name] for name in FINISHING},
     )
     grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)

@@ -39,11 +39,11 @@ class Asked:
     epilogue: str
     compute: str
     mma_shape: str
+    aux: str = ""
     c: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
-    aux: str = ""
 
 
 Second = Callable[..., Step | None]
@@ -133,6 +133,7 @@ class Bound:
         self._rung, self._plan = rung, plan
         self._asked = None if fusion is None else (
             fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
+            fusion.aux,
         )  # fmt: skip
         compute = getattr(fusion, "compute", "")
         rounds = rung.rounding is not None and compute == "tf32"

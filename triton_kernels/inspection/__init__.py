@@ -31,6 +31,7 @@ def inspect(name: str, plan: Mapping[str, int], problem: Any, texts: bool) -> di
         epilogue=problem.epilogue,
         bias=problem.bias,
         c_in=problem.beta != 0,
+        aux=problem.aux,
         scales=problem.scales,
         batch=problem.batch if problem.batch > 1 else 0,
     )

@@ -74,13 +74,16 @@ class Request:
     c_in: bool = False
     scales: str = ""
     """Of 8-bit floats: tensor or row."""
+    aux: str = ""
+    """Z [M, N], stored as C: "write" or "read"."""
     batch: int = 0
     """Products in one launch; 0: the operands are 2-D."""
 
     @property
     def fused(self) -> bool:
         """Whether the rung is given something to fuse."""
-        return bool(self.compute or self.epilogue or self.bias or self.c_in or self.scales)
+        asked = (self.compute, self.epilogue, self.bias, self.c_in, self.aux, self.scales)
+        return any(asked)
 
 
 @dataclass(frozen=True)
@@ -211,11 +214,14 @@ def _compile(request: Request) -> tuple[Any, float]:
         rows = request.scales == "row"
         fused["fusion"] = SimpleNamespace(
             compute=request.compute or "float32",
-            alpha=0.5,
+            alpha=1.0 if request.aux else 0.5,
             beta=1.0 if request.c_in else 0.0,
-            c=operand(request.M, request.N, dtype_out, letters[2]) if request.c_in else None,
+            c=operand(request.M, request.N, dtype_out, letters[2])
+            if request.c_in or request.aux
+            else None,
             bias=vector(request.N, dtype_out) if request.bias else None,
             epilogue=request.epilogue,
+            aux=request.aux,
             scale_a=vector(request.M if rows else 1) if request.scales else None,
             scale_b=vector(request.N if rows else 1) if request.scales else None,
         )

@@ -2,6 +2,8 @@
 
     C[M, N] = f(alpha A[M, K] @ B[K, N] + beta C_in[M, N] + bias[N]), for each of a batch
 
+    or, of one product, Z[M, N] = alpha A @ B + bias as well as C = f(Z); or alpha A @ B f'(Z)
+
 Adds:     warps with a role. One producer warp does nothing but issue TMA loads; each of CONSUMERS
           warpgroups multiplies its own BLOCK_M / CONSUMERS rows of the tile. They meet in a ring
           of NUM_STAGES stages and two barriers a stage: ``full`` counts the bytes that arrive,
@@ -244,7 +246,7 @@ run = Rung(kernel, arguments, repack=repack_for_wgmma, rounding=ROUNDING)
 
 Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to 3
 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; SUBTILES of BLOCK_N in which C is stored, 1, 2 or
-4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or SUBTILES, so that C_in can
-be loaded to them. Optional: REST, the columns of BLOCK_N that a second accumulator holds;
+4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or SUBTILES, so that C_in or
+Z can be loaded to them. Optional: REST, the columns of BLOCK_N that a second accumulator holds;
 L2_PREFETCH, the steps of K of the larger operand that are prefetched.
 """

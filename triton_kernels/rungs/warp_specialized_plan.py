@@ -25,10 +25,10 @@ class WarpSpecializedPlanner(Planner):
         return column_major(problem)
 
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
-        """With a C_in, the rows with a buffer for every epilogue subtile, with fewer stages where
-        need be; of those that hold, the ones that keep three, or else all. C_in does not come to
-        the subtiles of a second accumulator."""
-        if not problem.beta:
+        """With a C_in, or a Z to read, the rows with a buffer for every epilogue subtile, with fewer
+        stages where need be; of those that hold, the ones that keep three, or else all. Neither
+        comes to the subtiles of a second accumulator."""
+        if not (problem.beta or problem.aux == "read"):
             return rows
         changed = []
         for each in rows:
@@ -65,6 +65,11 @@ def refuse(problem: Any) -> str | None:
     if problem.capability is not None and problem.capability >= (10, 0):
         here = "{}.{}".format(*problem.capability)
         return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
+    if problem.aux and (itemsize(problem.dtype_in) != 2 or problem.dtype_in != problem.dtype_out):
+        return (
+            f"A and B are {problem.dtype_in}, C is {problem.dtype_out}, and a pre-activation needs "
+            "one dtype of 16 bits"
+        )
     if problem.compute == "tf32x3" and problem.batch > 1:
         return f"a batch of {problem.batch} in tf32x3 is not fused here: descriptor takes it"
     return refuse_tma(problem)
@@ -105,7 +110,7 @@ ROW = row(
         ("float32", "float32", "tf32"),
         ("float32", "float32", "tf32x3"),
     ),
-    fuses=FUSES,
+    fuses=(*FUSES, "preactivation", "derivative"),
     devices=("cuda",),
     capability=(9, 0),
     shapes="as descriptor, on compute capability 9.0 only; no batches in tf32x3",
