@@ -210,6 +210,7 @@ def derivative(backend: str) -> Callable[..., Callable[..., None]] | None:
 
     ``bind`` gives ``start(dy, z, dz, None, db)``, which writes dz = dy act'(z) and, unless db is
     None, its column sums db [N]. ``fusion.epilogue`` names the activation; ``fusion.bias`` is db.
+    With neither z nor dz nor an epilogue db gets the column sums of dy.
     """
     kernel = getattr(_module(backend), "derivative_kernel", None)
     return None if kernel is None else kernel()
