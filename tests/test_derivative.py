@@ -67,6 +67,31 @@ def test_it_is_torch_s_in_float64(backend, epilogue, dtype, shape):
     assert bool(((total.double() - sums).abs() <= near * sums.abs() + 2e-6 * (size + 1)).all())
 
 
+@pytest.mark.spread(4, "shape", "dtype", "by_columns")
+@pytest.mark.parametrize("shape", [(200, 150), (1, 1), (65, 129), (4200, 3)])
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("backend", ["triton"])
+def test_column_sums_alone(backend, by_columns, dtype, shape):
+    M, N = shape
+    bind, near, found = dispatch.derivative(backend), ROUNDED[dtype], []
+    start = None
+    for _ in range(3):
+        above = torch.randn(N, M, device=DEVICE).to(dtype).mT
+        above = above if by_columns else above.contiguous()
+        total = torch.full((2 * N,), torch.nan, dtype=dtype, device=DEVICE)[::2]
+        start = start or bind(above, None, None, Fusion(bias=total))
+        start(above, None, None, None, total)
+        sums, size = above.double().sum(0), above.double().abs().sum(0)
+        wrong = (total.double() - sums).abs()
+        assert bool((wrong <= near * sums.abs() + 2e-6 * (size + 1)).all())
+        found.append((above, total))
+    for above, total in found:
+        again = torch.empty(2 * N, dtype=dtype, device=DEVICE)[::2]
+        start(above, None, None, None, again)
+        assert torch.equal(again, total), "the sums change from run to run"
+
+
 def test_the_sums_do_not_change_from_run_to_run_and_are_left_out_where_nobody_asks(backend):
     z, above = (torch.randn(300, 70, device=DEVICE) for _ in range(2))
     found = []

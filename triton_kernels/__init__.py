@@ -102,7 +102,8 @@ def load(name: str) -> Callable[..., None]:
 def derivative_kernel() -> Callable[..., Callable[..., None]]:
     """``bind(dy, z, dz, fusion)``, which gives ``start(dy, z, dz, None, db)`` for such tensors: the
     derivative of the epilogue that ``fusion`` names, and its column sums where ``db`` is no None;
-    see derivative.py."""
+    with Z and dZ None, ``start(dy, None, None, None, db)``: only the column sums of dY. See
+    derivative.py."""
     module = import_module(".derivative", __name__)
     bind: Callable[..., Callable[..., None]] = partial(module.run.bind, **module.TILE)
     return bind

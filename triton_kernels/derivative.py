@@ -5,7 +5,7 @@
 Z is the pre-activation; for relu it may be relu(Z), which is positive where Z is. The column sums
 are taken before dZ is rounded, in float32: of ROWS rows in a program, then of all programs in a
 second launch, in an order that does not change from run to run. A sum of its own would read dZ
-once more, which is a quarter of all that is moved.
+once more, which is a quarter of all that is moved. Without Z, only the column sums of dY are taken.
 
 Tiles:    dZ in tiles of ROWS x BLOCK_N, one a program, read in blocks of BLOCK_M rows.
 """
@@ -52,7 +52,10 @@ def kernel(
     EMULATED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """``total`` is None where no sums are asked for; else it belongs to the second launch."""
+    """``total`` is None where no sums are asked for; else it belongs to the second launch.
+
+    ``z`` and ``below`` are None where nothing else is.
+    """
     tiles_n = tl.cdiv(N, BLOCK_N)
     part = tl.program_id(0) // tiles_n
     n = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -63,12 +66,14 @@ def kernel(
         row = m.to(tl.int64)
         inside = (m < M)[:, None] & (n < N)[None, :]
         of_above = above + row[:, None] * stride_am + col[None, :] * stride_an
-        of_z = z + row[:, None] * stride_zm + col[None, :] * stride_zn
-        x = widen(tl.load(of_z, mask=inside, other=0.0), EMULATED)
+        if z is not None:
+            of_z = z + row[:, None] * stride_zm + col[None, :] * stride_zn
+            x = widen(tl.load(of_z, mask=inside, other=0.0), EMULATED)
         grad = widen(tl.load(of_above, mask=inside, other=0.0), EMULATED)
-        grad = through(grad, x, ACTIVATION, INTERPRETED)
-        of_below = below + row[:, None] * stride_bm + col[None, :] * stride_bn
-        tl.store(of_below, narrow(grad, below.dtype.element_ty, EMULATED), mask=inside)
+        if z is not None:
+            grad = through(grad, x, ACTIVATION, INTERPRETED)
+            of_below = below + row[:, None] * stride_bm + col[None, :] * stride_bn
+            tl.store(of_below, narrow(grad, below.dtype.element_ty, EMULATED), mask=inside)
         acc += grad
     if total is not None:
         tl.store(sums + part.to(tl.int64) * N + col, tl.sum(acc, 0), mask=n < N)
@@ -98,8 +103,8 @@ def add_kernel(
 
 def arguments(
     above: torch.Tensor,
-    z: torch.Tensor,
-    below: torch.Tensor,
+    z: torch.Tensor | None,
+    below: torch.Tensor | None,
     fusion: Any,
     *,
     ROWS: int,
@@ -107,28 +112,28 @@ def arguments(
     BLOCK_N: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
-    M, N = below.shape
+    M, N = above.shape
     parts, total = cdiv(M, ROWS), fusion.bias
     sums = None
     if total is not None:
-        sums = torch.empty(parts * N, dtype=torch.float32, device=below.device)
+        sums = torch.empty(parts * N, dtype=torch.float32, device=above.device)
+    dtypes = [x.dtype for x in (above, z, below) if x is not None]
     constants = {
         "ACTIVATION": fusion.epilogue,
         "ROWS": ROWS,
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
-        "EMULATED": INTERPRETED and torch.bfloat16 in (above.dtype, z.dtype, below.dtype),
+        "EMULATED": INTERPRETED and torch.bfloat16 in dtypes,
         "INTERPRETED": INTERPRETED,
         "num_warps": 4,
     }
-    strides = (*above.stride(), *z.stride(), *below.stride())
+    none = (None, None)
+    strides = [s for x in (above, z, below) for s in (none if x is None else x.stride())]
     args = (above, z, below, sums, total, M, N, *strides)
     return (parts * cdiv(N, BLOCK_N),), args, constants
 
 
-def second(
-    above: torch.Tensor, z: torch.Tensor, below: torch.Tensor, args: Any, plan: Mapping[str, int]
-) -> Step | None:
+def second(above: Any, z: Any, below: Any, args: Any, plan: Mapping[str, int]) -> Step | None:
     """The launch that adds the programs' column sums; None where none are asked for."""
     *_, sums, total, M, N = args[:7]
     if total is None:
@@ -145,7 +150,8 @@ def second(
 
 run = Rung(kernel, arguments, second=second)
 """dZ[M, N] into ``c``, of dY and Z, of 16 bits or float32 each, as ``a`` and ``b``. Of ``fusion``,
-``epilogue`` names the activation, and ``bias``, where it is a tensor [N], is written: dbias.
+``epilogue`` names the activation, and ``bias``, where it is a tensor [N], is written: dbias. With Z
+and dZ both None, only that.
 
 Its plan: ROWS, BLOCK_M and BLOCK_N (elements).
 """

@@ -121,7 +121,7 @@ class Bound:
     """A rung bound to a kind of call: ``bound(a, b, c, c_in, bias, scale_a, scale_b)``.
 
     The caller promises that all calls have tensors of the same shapes, strides, dtypes, device and
-    alignment, and the same of them None. No tensor is kept.
+    alignment, and the same of them None: B and C both or neither. No tensor is kept.
     """
 
     __slots__ = (
@@ -151,14 +151,18 @@ class Bound:
     def __call__(
         self,
         a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
+        b: torch.Tensor | None,
+        c: torch.Tensor | None,
         c_in: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
     ) -> None:
-        addresses: tuple[int, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr())
+        addresses: tuple[int, ...]
+        if b is None or c is None:
+            addresses = (a.data_ptr(),)
+        else:
+            addresses = (a.data_ptr(), b.data_ptr(), c.data_ptr())
         if self._asked is not None:
             for x in (c_in, bias, scale_a, scale_b):
                 if x is not None:

@@ -25,7 +25,7 @@ class WarpSpecializedPlanner(Planner):
         return column_major(problem)
 
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
-        """With a C_in, or a Z to read, the rows with a buffer for every epilogue subtile, with fewer
+        """With a C_in, or Z to read, the rows with a buffer for every epilogue subtile, with fewer
         stages where need be; of those that hold, the ones that keep three, or else all. Neither
         comes to the subtiles of a second accumulator."""
         if not (problem.beta or problem.aux == "read"):
