@@ -5,36 +5,62 @@
 The gradient by H is a product, dY W2, and that by the pre-activation Z is it times f'(Z): where the
 product's kernel can (Fusion.aux), it stores the second. Of two layers it could not: H may have been
 read by others as well, for all that autograd tells.
+
+As in a layer (eager.py, layer.py) the launches of a kind of calls are kept, forward and backward.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
+from ..forks import first_call
 from ..launch import Launch
-from ..launch_cache import current_device, launch_of
-from ..tensors import PLAIN, grad_mode, jit_trace, modes, transform
+from ..launch_cache import BITS, current_device, forgotten_too, keep, launch_of
+from ..tensors import PLAIN, deterministic, grad_mode, guard, jit_trace, laid, modes, transform
 from . import autocast, autograd
 from .accumulating import will_run
 from .derivatives import column_sums, has_derivative, through
 from .how import How
-from .layer import BACKWARD, arguments, is_plain, run_with_aux, start
+from .layer import BACKWARD, LAYOUTS, arguments, is_plain, run_with_aux, start
 
 _threshold = torch.ops.aten.threshold_backward.default
 
 
-class Asked(NamedTuple):
-    """What is asked besides the tensors, and the first product's launch."""
+@dataclass(slots=True)
+class Kind:
+    """What is the same in all calls of one kind, forward and backward."""
 
+    alike: Callable[..., bool]
+    """``tensors.guard`` of the operands."""
+    bits: int
+    """Which all addresses have clear."""
     epilogue: str
-    compute: str | None
-    backend: str
-    launch: Launch
+    asked: tuple[Any, ...]
+    """out_dtype, compute, backend, kernel, as ``arguments`` takes them."""
+    rows: tuple[Any, ...]
+    up: tuple[Any, ...]
+    down: tuple[Any, ...]
+    """x as a matrix, W1^T and W2^T: the last three arguments of ``laid``."""
+    tensors: list[int]
+    """Which of x, W1, b1, W2 and b2 there are."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Both of the result."""
+    first: Launch
+    second: Launch | None
+    gradients: dict[Any, list[Launch | None]]
+    """The products of the backward pass, of H, W2, W1 and x, by how the gradient of Y lies."""
+
+
+_recent: dict[Any, Kind] = {}
+forgotten_too.append(_recent)
 
 
 def product(
@@ -49,67 +75,125 @@ def product(
         w2, b2: [N, H] and [N], or None.
         epilogue, compute, backend: as for ``gemm``.
     """
+    if type(x) not in PLAIN or type(w1) not in PLAIN or type(w2) not in PLAIN:
+        return None
     given = [t for t in (x, w1, b1, w2, b2) if t is not None]
+    try:
+        call = (
+            id(w1), id(w2), x.shape, b1 is None, b2 is None, epilogue, compute,
+            backend or default_backend(), grad_mode(), deterministic(),
+        )  # fmt: skip
+        kind = _recent.get(call)
+    except (RuntimeError, TypeError):  # a nested tensor, a list for a name: the layers say so
+        return None
+    if modes() or forward_ad._current_level >= 0:
+        return None
+    if (
+        kind is None
+        or not kind.alike(*given)
+        or not _apart(given, kind.bits)
+        or (kind.bits == BITS[True] and x.get_device() != current_device())
+    ):
+        if not _takes(given, x, w1, b1, w2, b2, epilogue):
+            return None
+        if x.is_cuda and x.get_device() != current_device():
+            with torch.cuda.device(x.device):
+                return product(x, w1, b1, w2, b2, epilogue, compute, backend)
+        with first_call(), torch.no_grad():
+            kind = _first(given, x, w1, b1, w2, b2, epilogue, compute, call[7])
+        if kind is None:
+            return None
+        if w1.is_leaf and w2.is_leaf:  # others are not met again
+            keep(_recent, call, kind)
+    result: torch.Tensor = apply(x, w1, b1, w2, b2, kind)
+    return result
+
+
+def _takes(given: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, epilogue: str) -> bool:
+    """Whether the operands are two layers' and plain, and a derivative is asked for; where they are
+    wrong the layers say so."""
     if (
         any(type(t) not in PLAIN for t in given)
-        or modes()
         or transform() is not None
-        or forward_ad._current_level >= 0
         or jit_trace() is not None
         or autocast.enabled()
         or not (grad_mode() and any(t.requires_grad for t in given))
         or not (epilogue == "relu" or epilogue in BACKWARD)
-        or not _fit(x, w1, b1, w2, b2)
+        or x.dim() < 2
+        or w1.dim() != 2
+        or w2.dim() != 2
+        or any(t.dtype is not x.dtype or t.device != x.device for t in given)
     ):
-        return None
-    try:
-        addresses = {t.data_ptr() for t in given}
-        if 0 in addresses or len(addresses) < len(given) or any(t.is_neg() for t in given):
-            return None
-        rows = x.detach().view(-1, x.shape[-1])
-    except RuntimeError:  # no memory, or rows that only a copy puts behind each other
-        return None
-    if x.is_cuda and x.get_device() != current_device():
-        with torch.cuda.device(x.device):
-            return product(x, w1, b1, w2, b2, epilogue, compute, backend)
-    of_all = None, compute, backend or default_backend(), None
-    with torch.no_grad():
-        fused = epilogue if epilogue == "relu" else None
-        launch = launch_of(arguments(rows, w1.mT, b1, fused, of_all))
-    if launch.start is None or not has_derivative(launch, x.dtype):
-        return None
-    result: torch.Tensor = Mlp.apply(x, w1, b1, w2, b2, Asked(epilogue, *of_all[1:3], launch))
-    return result
-
-
-def _fit(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> bool:
-    """Whether shapes, dtypes and devices are those of two layers; the layers say what is wrong."""
-    if x.dim() < 2 or w1.dim() != 2 or w2.dim() != 2:
         return False
-    shapes = x.shape[-1] == w1.shape[1] and w2.shape[1] == w1.shape[0]
     vectors = all(b is None or b.shape == w.shape[:1] for w, b in ((w1, b1), (w2, b2)))
-    alike = all(
-        t is None or (t.dtype is x.dtype and t.device == x.device) for t in (w1, b1, w2, b2)
-    )
-    return shapes and vectors and alike
+    fit = vectors and x.shape[-1] == w1.shape[1] and w2.shape[1] == w1.shape[0]
+    try:
+        return fit and _apart(given, 0) and not any(t.is_neg() for t in given)
+    except RuntimeError:  # no memory
+        return False
+
+
+def _apart(given: list[Any], bits: int) -> bool:
+    """Whether the operands are in memory, at addresses of their own that have the bits clear."""
+    addresses = [t.data_ptr() for t in given]
+    return (
+        not any(start & bits or not start for start in addresses)
+        and len({*addresses}) == len(addresses)
+    )  # fmt: skip
+
+
+def _first(
+    given: Any,
+    x: Any,
+    w1: Any,
+    b1: Any,
+    w2: Any,
+    b2: Any,
+    epilogue: str,
+    compute: Any,
+    backend: Any,
+) -> Kind | None:
+    """What is kept of such calls; None where they are not launches of matrices."""
+    try:
+        rows = x.detach().view(-1, x.shape[-1])
+    except RuntimeError:  # rows that only a copy puts behind each other
+        return None
+    asked = None, compute, backend, None
+    fused = epilogue if epilogue == "relu" else None
+    launch = launch_of(arguments(rows, w1.mT, b1, fused, asked))
+    if launch.start is None or not has_derivative(launch, x.dtype) or not w2.shape[0]:
+        return None
+    shape = (*x.shape[:-1], w2.shape[0])
+    bits = BITS[x.is_cuda]
+    return Kind(
+        alike=guard(*given), bits=bits if _apart(given, bits) else 0, epilogue=epilogue,
+        asked=asked, rows=(tuple(rows.shape), rows.stride(), 0),
+        up=(tuple(w1.mT.shape), w1.mT.stride(), 0), down=(tuple(w2.mT.shape), w2.mT.stride(), 0),
+        tensors=[i for i, t in enumerate((x, w1, b1, w2, b2)) if t is not None],
+        shape=shape, strides=torch.empty(shape, device="meta").stride(), first=launch, second=None,
+        gradients={},
+    )  # fmt: skip
 
 
 class Mlp(torch.autograd.Function):
     """f(x W1^T + b1) W2^T + b2."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, asked: Asked) -> torch.Tensor:
-        launch, epilogue = asked.launch, asked.epilogue
-        rows, w = x.view(-1, x.shape[-1]), w1.mT
-        h, z = (launch.empty(launch.shape, launch.strides, launch.dtype) for _ in range(2))
-        if epilogue == "relu" or not run_with_aux(launch, "write", epilogue, rows, w, b1, z, h):
-            z = _multiply(rows, w, b1, asked, epilogue if epilogue == "relu" else None)
-            h = z if epilogue == "relu" else FUNCTIONS[epilogue](z)
-        y = x.new_empty(*x.shape[:-1], w2.shape[0])
-        _multiply(h, w2.mT, b2, asked, out=y.view(-1, w2.shape[0]))
-        ctx.asked = asked
-        ctx.tensors = [i for i, t in enumerate((x, w1, b1, w2, b2)) if t is not None]
+    def forward(ctx: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, kind: Kind) -> torch.Tensor:
+        first, epilogue = kind.first, kind.epilogue
+        rows, up, empty = laid(x, *kind.rows), laid(w1, *kind.up), first.empty
+        h, z = (empty(first.shape, first.strides, first.dtype) for _ in range(2))
+        if epilogue == "relu":
+            kind.first = _multiply(first, kind, rows, up, b1, z, "relu")
+            h = z
+        elif not run_with_aux(first, "write", epilogue, rows, up, b1, z, h):
+            kind.first = _multiply(first, kind, rows, up, b1, z)
+            h = FUNCTIONS[epilogue](z)
+        y = empty(kind.shape, kind.strides, first.dtype)
+        out = laid(y, (first.shape[0], kind.shape[-1]), (kind.shape[-1], 1), 0)
+        kind.second = _multiply(kind.second, kind, h, laid(w2, *kind.down), b2, out)
         ctx.save_for_backward(x, w1, b1, w2, z, h)
+        ctx.kept = kind, [(t.data_ptr(), t.stride()) for t in (x, w1, w2, z, h)]
         ctx.set_materialize_grads(False)
         return y
 
@@ -117,65 +201,95 @@ class Mlp(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         if grad is None:
             return (None,) * 6
-        asked: Asked = ctx.asked
+        kind, lay = ctx.kept
         x, w1, b1, w2, z, h = ctx.saved_tensors
-        if not is_plain(grad, asked.launch.device):
-            return *_differentiable(ctx, grad, x, w1, b1, w2, z, h), None
-        by_x, by_w1, by_b1, by_w2, by_b2 = _wanted(ctx)
+        first, empty = kind.first, kind.first.empty
+        if not is_plain(grad, first.device):
+            return *_differentiable(ctx, kind, grad, x, w1, b1, w2, z, h), None
+        by_x, by_w1, by_b1, by_w2, by_b2 = _wanted(ctx, kind)
         of_x = of_w1 = of_b1 = of_w2 = of_b2 = None
-        x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, w2.shape[0])
-        if by_w2:
-            of_w2 = _multiply(rows.mT, h, None, asked)
+        x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, kind.shape[-1])
+        launches = _launches(kind, rows, lay, (x, w1, w2, z, h))
         if by_b2:
-            of_b2 = column_sums(asked.launch, rows)
+            of_b2 = column_sums(first, rows)
+        if by_w2:
+            of_w2 = empty(tuple(w2.shape), (w2.shape[1], 1), w2.dtype)
+            launches[1] = _multiply(launches[1], kind, rows.mT, h, None, of_w2)
         if by_x or by_w1 or by_b1:
-            factor, of_b1 = _through(asked, rows, w2, z, by_b1)
+            factor, of_b1 = _through(launches, kind, rows, w2, z, by_b1)
             if by_w1:
-                of_w1 = _multiply(factor.mT, x_rows, None, asked)
+                of_w1 = empty(tuple(w1.shape), (w1.shape[1], 1), w1.dtype)
+                launches[2] = _multiply(launches[2], kind, factor.mT, x_rows, None, of_w1)
             if by_x:
-                of_x = _multiply(factor, w1, None, asked).view(x.shape)
+                of_x = empty(tuple(x_rows.shape), (x_rows.shape[1], 1), x.dtype)
+                launches[3] = _multiply(launches[3], kind, factor, w1, None, of_x)
+                of_x = of_x.view(x.shape)
         return of_x, of_w1, of_b1, of_w2, of_b2, None
 
 
+apply: Any = super(torch.autograd.Function, Mlp).apply
+"""torch's C function, as in layer.py."""
+
+Mlp._backward_cls.apply = Mlp.backward
+
+
 def _multiply(
-    a: Any, b: Any, bias: Any, asked: Asked, epilogue: str | None = None, out: Any = None
-) -> torch.Tensor:
-    """epilogue(A B + bias), into ``out`` or a new matrix."""
-    of_all = None, asked.compute, asked.backend, None
-    if out is None:
-        out = a.new_empty(a.shape[0], b.shape[1])
-    launch = launch_of(arguments(a, b, bias, epilogue, of_all, out))
+    launch: Launch | None, kind: Kind, a: Any, b: Any, bias: Any, out: Any, epilogue: Any = None
+) -> Launch:
+    """out = epilogue(A B + bias), by the launch for such. Returns it, or another where there was
+    none or its plan was made for a better aligned result."""
+    if launch is None or out.data_ptr() & launch.misaligned:
+        with first_call():
+            launch = launch_of(arguments(a, b, bias, epilogue, kind.asked, out))
     start(launch, a, b, bias, out)
-    return out
+    return launch
+
+
+def _launches(kind: Kind, rows: Any, lay: Any, saved: Any) -> list[Launch | None]:
+    """The launches that are kept for a gradient that lies so; none where hooks of saved tensors
+    gave others than were saved, or it is one of them."""
+    launches: list[Launch | None] = [None] * 4
+    start = rows.data_ptr()
+    if any(
+        t.data_ptr() != was or t.stride() != strides or was == start
+        for t, (was, strides) in zip(saved, lay, strict=True)
+    ):
+        return launches
+    key = rows.shape, rows.stride(), start & BITS[kind.first.device >= 0], deterministic()
+    kept = kind.gradients.get(key)
+    if kept is None:
+        keep(kind.gradients, key, launches, LAYOUTS)
+        return launches
+    return kept
 
 
 def _through(
-    asked: Asked, rows: Any, w2: Any, z: Any, by_bias: bool
+    launches: list[Launch | None], kind: Kind, rows: Any, w2: Any, z: Any, by_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """dY W2 times the derivative at Z, and its column sums if ``by_bias``."""
-    first = asked.launch
-    launch = launch_of(arguments(rows, w2, None, None, (None, asked.compute, asked.backend, None)))
-    below = launch.empty(launch.shape, launch.strides, launch.dtype)
-    if z.stride() == launch.strides and run_with_aux(
-        launch, "read", asked.epilogue, rows, w2, None, z, below
+    first, launch, epilogue = kind.first, launches[0], kind.epilogue
+    below = first.empty(first.shape, first.strides, first.dtype)
+    if launch is None:
+        with first_call():
+            launch = launches[0] = launch_of(arguments(rows, w2, None, None, kind.asked, below))
+    if z.stride() == first.strides and run_with_aux(
+        launch, "read", epilogue, rows, w2, None, z, below
     ):
         return below, column_sums(first, below) if by_bias else None
-    start(launch, rows, w2, None, below)
-    return through(first, asked.epilogue, below, z, below.dtype, by_bias)
+    launches[0] = _multiply(launch, kind, rows, w2, None, below)
+    return through(first, epilogue, below, z, below.dtype, by_bias)
 
 
-def _wanted(ctx: Any) -> list[bool]:
+def _wanted(ctx: Any, kind: Kind) -> list[bool]:
     """Whether there is a gradient by each tensor and this pass goes on to it."""
-    nodes = iter(ctx.next_functions)  # of those that are tensors
     wanted = [False] * 5
-    for index in ctx.tensors:
-        node, _ = next(nodes)
+    for index, (node, _) in zip(kind.tensors, ctx.next_functions, strict=True):
         wanted[index] = ctx.needs_input_grad[index] and _goes_on(node)
     return wanted
 
 
 def _goes_on(node: Any) -> bool:
-    if will_run is None or node is None:
+    if will_run is None:
         return True
     try:
         return bool(will_run(node))
@@ -184,12 +298,12 @@ def _goes_on(node: Any) -> bool:
 
 
 def _differentiable(
-    ctx: Any, grad: Any, x: Any, w1: Any, b1: Any, w2: Any, z: Any, h: Any
+    ctx: Any, kind: Kind, grad: Any, x: Any, w1: Any, b1: Any, w2: Any, z: Any, h: Any
 ) -> tuple[Any, ...]:
     """The gradients by operators that have derivatives themselves."""
     by_x, by_w1, by_b1, by_w2, by_b2 = ctx.needs_input_grad[:5]
-    epilogue, compute, backend, _ = ctx.asked
-    how = How(compute=compute or "", backend=backend)
+    _, compute, backend, _ = kind.asked
+    how, epilogue = How(compute=compute or "", backend=backend), kind.epilogue
     x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
     if grad_mode():
         # For torch, what was saved is no function of the operands: it is made again.
