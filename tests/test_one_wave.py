@@ -193,7 +193,8 @@ def test_what_is_tuned_is_what_can_be_planned():
     "wrong",
     [{"BLOCK_M": 96}, {"BLOCK_N": 80}, {"CLUSTER": 3}, {"SHARES_A": 2}, {"SPLITS": 0},
      {"BLOCK_N": 48, "CLUSTER": 4}, {"BLOCK_N": 96, "CLUSTER": 4}, {"PDL": 2},
-     {"BLOCK_M": 192}, {"BLOCK_M": 192, "BLOCK_N": 96, "CLUSTER": 4}, {"BLOCK_M": 128, "BLOCK_N": 112}],
+     {"BLOCK_M": 192}, {"BLOCK_M": 192, "BLOCK_N": 96, "CLUSTER": 4},
+     {"BLOCK_M": 128, "BLOCK_N": 112}],
     ids=str,
 )  # fmt: skip
 def test_a_table_asks_for_builds_that_there_are(wrong):

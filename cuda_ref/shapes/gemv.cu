@@ -188,8 +188,8 @@ Settings settings_of(const Gemm& gemm, int64_t tiles, int sms) {
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
-  const bool turned = asked.c.rows > asked.c.cols;
-  const Gemm gemm = turned ? transposed(asked) : asked;
+  const bool taller = asked.c.rows > asked.c.cols;
+  const Gemm gemm = taller ? transposed(asked) : asked;
   if (std::max(gemm.c.cols, gemm.a.cols) > MOST) return cudaErrorInvalidConfiguration;
   // B's neighbours lie along K, or along N.
   const bool k_major = column_major(gemm.b);
@@ -220,7 +220,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t most = std::max(1, sms * plan.blocks / plan.splits);
   if (tiles > INT32_MAX - most) return cudaErrorInvalidConfiguration;
   const bool odd = o.M == 1 && gemm.batch == 1 && !(aligned_16(o.b) && b_stride % 8 == 0);
-  const Odd by_units = odd ? odd_of(o, plan_of(gemm, turned), k_major, 2 * sms) : Odd{};
+  const Odd by_units = odd ? odd_of(o, plan_of(gemm, taller), k_major, 2 * sms) : Odd{};
   if (odd && k_major && o.K > MOST_ODD_K) return cudaErrorInvalidConfiguration;
   if (odd && k_major) plan.splits = 1;
   const Schedule schedule{static_cast<int>(tiles_m), static_cast<int>(tiles_n),
