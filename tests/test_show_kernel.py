@@ -190,23 +190,26 @@ def picked(name, symbols, asked):
 
 @needs_names
 @pytest.mark.parametrize(
-    ("asked", "k_major", "columns"),
+    ("asked", "flags"),  # K_MAJOR, COLUMNS, ODD
     [
-        (problem("1x4096x4096", layout="nt"), 1, 1),
-        (problem("4x4096x4096", layout="nt"), 1, 0),
-        (problem("1x256x8192", layout="nt"), 1, 0),  # clusters divide K
-        (problem("1x4096x4096"), 0, 0),
-        (problem("4096x1x4096"), 1, 1),  # A is the K-major operand
-        (problem("4096x4x4096", layout="tn"), 0, 0),
+        (problem("1x4096x4096", layout="nt"), (1, 1, 0)),
+        (problem("4x4096x4096", layout="nt"), (1, 0, 0)),
+        (problem("1x256x8192", layout="nt"), (1, 0, 0)),  # clusters divide K
+        (problem("1x4096x4096"), (0, 0, 0)),
+        (problem("4096x1x4096"), (1, 1, 0)),  # A is the K-major operand
+        (problem("4096x4x4096", layout="tn"), (0, 0, 0)),
+        (problem("4096x1x4097"), (1, 0, 1)),
+        (problem("1x4097x4096"), (0, 0, 1)),
     ],
 )
-def test_the_instance_of_gemv_is_that_of_the_plan(asked, k_major, columns):
+def test_the_instance_of_gemv_is_that_of_the_plan(asked, flags):
     names = {
-        (major, by): "_ZN39_GLOBAL__N__4baf1cdf_7_gemv_cu_2482ff734gemvI13__nv_bfloat16S1_"
-        f"Lb{major}ELb{by}EEEvi"
-        for major, by in ((0, 0), (1, 0), (1, 1))
+        given: "_ZN39_GLOBAL__N__4baf1cdf_7_gemv_cu_2482ff734gemvI13__nv_bfloat16S1_"
+        + "".join(f"Lb{flag}E" for flag in given)
+        + "EEvi"
+        for given in ((0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1), (0, 0, 1))
     }
-    assert picked("gemv", list(names.values()), asked) == [names[k_major, columns]]
+    assert picked("gemv", list(names.values()), asked) == [names[flags]]
 
 
 @needs_names

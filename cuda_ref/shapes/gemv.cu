@@ -5,7 +5,8 @@
 //                alone waits for it, having asked for the next before. A block has work as long as
 //                the kernel runs, and the rings go on from one tile to the next; only sums are
 //                exchanged, at the end of a tile. With one row and a K-major B not even these: a
-//                warp has a column to itself (gemv_columns.cuh).
+//                warp has a column to itself (gemv_columns.cuh). One row by a B in odd rows is
+//                multiplied as it is (gemv_odd.cuh).
 // STILL MISSING  with more than 8 rows B is read again for each 8 of them (skinny.cu).
 //
 // grid       clusters for BLOCKS blocks on each SM, or for as many tiles as there are; by columns
@@ -18,7 +19,7 @@
 
 #include "tile/epilogue.cuh"
 #include "gemv_ring.cuh"
-#include "gemv_columns.cuh"
+#include "gemv_odd.cuh"
 #include "tile/order.cuh"
 #include "host/select.cuh"
 #include "sm90/tensor_map.cuh"
@@ -42,6 +43,7 @@ struct Place {
 struct Schedule {
   int tiles_m, tiles_n, tiles;  // tiles: of all matrices
   int splits;
+  int threads;  // of odd rows: of a K-major B, to a column; else lanes to a row
 
   template <int COLS>
   __device__ Place place(int tile, const Operands& o) const {
@@ -147,11 +149,17 @@ __device__ __forceinline__ void multiply_tiles(const Operands& o, const PlainOut
   }
 }
 
-template <typename In, typename Out, bool K_MAJOR, bool COLUMNS>
-__global__ void __launch_bounds__(32 * (COLUMNS ? COLUMN_WARPS : MOST_WARPS), COLUMNS ? 1 : 2)
+template <typename In, typename Out, bool K_MAJOR, bool COLUMNS, bool ODD>
+__global__ void __launch_bounds__(ODD ? ODD_THREADS : 32 * (COLUMNS ? COLUMN_WARPS : MOST_WARPS),
+                                  COLUMNS ? 1 : 2)
     gemv(Operands o, PlainOutput c, Epilogue<float> epilogue, Schedule schedule) {
-  if constexpr (COLUMNS)
-    multiply_columns<In>(o, [&](float sum, int n) { store<Out>(c, epilogue, sum, 0, 0, n); });
+  const auto store_one = [&](float sum, int n) { store<Out>(c, epilogue, sum, 0, 0, n); };
+  if constexpr (ODD && K_MAJOR)
+    multiply_odd_columns<In>(o, schedule.threads, store_one);
+  else if constexpr (ODD)
+    multiply_odd_rows<In>(o, schedule.threads, schedule.splits, store_one);
+  else if constexpr (COLUMNS)
+    multiply_columns<In>(o, store_one);
   else
     multiply_tiles<In, Out, K_MAJOR>(o, c, epilogue, schedule);
 }
@@ -180,7 +188,8 @@ Settings settings_of(const Gemm& gemm, int64_t tiles, int sms) {
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
-  const Gemm gemm = asked.c.rows <= asked.c.cols ? asked : transposed(asked);
+  const bool taller = asked.c.rows > asked.c.cols;
+  const Gemm gemm = taller ? transposed(asked) : asked;
   if (std::max(gemm.c.cols, gemm.a.cols) > MOST) return cudaErrorInvalidConfiguration;
   // B's neighbours lie along K, or along N.
   const bool k_major = column_major(gemm.b);
@@ -210,8 +219,12 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   plan.blocks = std::min(plan.blocks, (MOST_BYTES + RESERVED) / (bytes + RESERVED));
   const int64_t most = std::max(1, sms * plan.blocks / plan.splits);
   if (tiles > INT32_MAX - most) return cudaErrorInvalidConfiguration;
+  const bool odd = o.M == 1 && gemm.batch == 1 && !(aligned_16(o.b) && b_stride % 8 == 0);
+  const Odd by_units = odd ? odd_of(o, plan_of(gemm, taller), k_major, 2 * sms) : Odd{};
+  if (odd && k_major && o.K > MOST_ODD_K) return cudaErrorInvalidConfiguration;
+  if (odd && k_major) plan.splits = 1;
   const Schedule schedule{static_cast<int>(tiles_m), static_cast<int>(tiles_n),
-                          static_cast<int>(tiles), plan.splits};
+                          static_cast<int>(tiles), plan.splits, by_units.threads};
   return with_types(gemm, [&](auto in, auto out) {
     const auto start = [&](auto kernel, int64_t clusters, int warps, int shared_bytes) {
       return launch_clusters(kernel, static_cast<unsigned>(clusters), plan.splits,
@@ -220,15 +233,18 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
     };
     using In = decltype(in);
     using Out = decltype(out);
+    if (odd)
+      return start(k_major ? gemv<In, Out, true, false, true> : gemv<In, Out, false, false, true>,
+                   by_units.clusters, ODD_WARPS, by_units.bytes);
     if (k_major && o.M == 1 && gemm.batch == 1 && plan.splits == 1 && o.K <= MOST_COLUMN_K)
-      return start(gemv<In, Out, true, true>, std::min(sms, o.N), COLUMN_WARPS,
+      return start(gemv<In, Out, true, true, false>, std::min(sms, o.N), COLUMN_WARPS,
                    column_bytes(o.K));
     const int64_t clusters = std::min(tiles, most);
     if (!k_major)
-      return start(gemv<In, Out, false, false>, clusters, plan.warps, bytes);
+      return start(gemv<In, Out, false, false, false>, clusters, plan.warps, bytes);
     // As much as an SM has for each of its blocks: the next kernel's begin before these have left,
     // and no SM shall have more of them than another.
     const int room = (MOST_BYTES + RESERVED) / plan.blocks / 1024 * 1024 - RESERVED;
-    return start(gemv<In, Out, true, false>, clusters, plan.warps, std::max(room, bytes));
+    return start(gemv<In, Out, true, false, false>, clusters, plan.warps, std::max(room, bytes));
   });
 }

@@ -13,6 +13,7 @@ from ..planning.cost import most_splits
 from ..planning.refusals import ANY, MOST_TILES, TMA_MOST, column_major, operands, storage
 from ..planning.rows import FUSES, row
 from ..planning.tuning import Tuning, plan, wide
+from . import gemv_odd
 
 ORDER = 180
 
@@ -50,7 +51,7 @@ WARP_IN_FLIGHT_BYTES = 8192
 def refuse_gemv(problem: Any) -> str | None:
     """Why the operand with more rows or columns of C has no 16-byte vectors; None when it has.
 
-    The other operand may lie anywhere.
+    The other operand may lie anywhere, and with one row both may.
     """
     for side, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
         if size > TMA_MOST:
@@ -61,6 +62,11 @@ def refuse_gemv(problem: Any) -> str | None:
     step = problem.batch_strides[index] * 2 if problem.batch > 1 else 0
     if inner != 1:
         return f"{name} has strides {strides} and neither is 1: {ANY}, or copy it"
+    seen = wide(problem)
+    if gemv_odd.reads(seen):
+        if not k_major(seen) or seen.K <= gemv_odd.MOST_K:
+            return None
+        return f"{name} has odd rows and K={seen.K}: gemv has rows of {gemv_odd.MOST_K}: {ANY}"
     if alignment < 16 or ld * 2 % 16 or step % 16:
         matrices = f" and matrices {step}" if step else ""
         return (
@@ -78,7 +84,7 @@ def k_major(problem: Any) -> bool:
 def by_columns(problem: Any) -> bool:
     """Whether each warp has a column of B, where K is not divided."""
     few = problem.M == 1 and problem.batch == 1 and problem.K <= MOST_COLUMN_K
-    return few and k_major(problem)
+    return few and k_major(problem) and not gemv_odd.reads(problem)
 
 
 def width(problem: Any) -> int:
@@ -99,6 +105,8 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     Args:
         transposed: the caller's problem is the transpose of this one.
     """
+    if gemv_odd.reads(problem):  # whatever a table says, whose rows are of whole vectors
+        return gemv_odd.plan(problem, sms, k_major(problem), transposed)
     settings = {
         "SPLITS": min(max(config["SPLITS"], 1), 8, most_splits(problem.K)),
         "WARPS": min(max(config["WARPS"] // 4 * 4, 4), 12),
@@ -114,7 +122,9 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
 
 
 def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
-    """Settings worth trying, as tables hold them."""
+    """Settings worth trying, as tables hold them; of odd rows one, whatever it says."""
+    if gemv_odd.reads(problem):
+        return [dict(SIMULATED)]
     most = min(4 if k_major(problem) else 8, most_splits(problem.K))
     found = [
         {"SPLITS": splits, "WARPS": warps, "BLOCKS": blocks}
@@ -129,6 +139,8 @@ def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
 
 def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     """Microseconds: all that is read and written, and what comes before and after."""
+    if gemv_odd.reads(problem):
+        return gemv_odd.fastest(problem, sms, k_major(problem))[0]
     M, N, K = problem.M, problem.N, problem.K
     reads = -(-M // MOST_ROWS)  # of B
     memory = 2 * (M * K + reads * K * N + M * N) * problem.batch / MEMORY_BYTES_PER_US
@@ -169,6 +181,7 @@ def instance(problem: Any) -> dict[str, Callable[[str], bool]]:
     return {
         "K_MAJOR": lambda value: value == str(k_major(seen)).lower(),
         "COLUMNS": lambda value: value == str(columns).lower(),
+        "ODD": lambda value: value == str(gemv_odd.reads(seen)).lower(),
     }
 
 
@@ -177,7 +190,7 @@ ROW = row(
     "up to 8 rows: a ring of cp.async for each warp, which streams B and waits for no other",
     (9, 0),
     shapes="B, or A where M > N, 16-byte aligned, one stride 1, rows a multiple of 8 elements "
-    "apart",
+    "apart; with one row or column of C one stride 1 alone",
     refuse=refuse_gemv,
     most_tiles=MOST_TILES // 2,
     plan=TUNING.plan,

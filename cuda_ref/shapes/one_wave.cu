@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int tiles = wave.rows * wave.cols, part = DIVIDES ? blockIdx.x / tiles : 0;
   const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
   const int first = DIVIDES ? wave.k_tiles * part / wave.splits : 0;
-  const int count =
-      DIVIDES ? wave.k_tiles * (part + 1) / wave.splits - first : wave.k_tiles;
+  const int count = DIVIDES ? wave.k_tiles * (part + 1) / wave.splits - first : wave.k_tiles;
   int m, n;
   wave.locate(blockIdx.x - part * tiles, rank, &m, &n);
 
@@ -149,6 +148,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
     }
     wgmma_wait_group<0>();
+    if (CHUNKS_IN_RING) bar_sync(1 + CONSUMERS, 128 * CONSUMERS);  // all have read all stages
     tile.store(&c_map, plain, d, wave.M, wave.N);
     if (tile.elected) cp_async_bulk_wait_group_read<0>();
   }

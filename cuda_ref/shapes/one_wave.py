@@ -58,7 +58,9 @@ WHOLE = {
 }
 """(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER, SHARES_A) that were the fastest somewhere."""
 
-DIVIDED = dict.fromkeys(((64, 64), (64, 128), (128, 64), (128, 128)), ((1, 0),))
+DIVIDED = dict.fromkeys(
+    ((64, 64), (64, 128), (128, 64), (128, 128), (96, 192), (192, 96)), ((1, 0),)
+)
 """The same where K is divided: among other kernels a cluster's start costs more than it saves."""
 
 LAUNCH_US = 1.6  # microseconds before the first step and after the last
@@ -248,7 +250,7 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "BLOCK_K": TILE_K,
-        "NUM_STAGES": _stages(block_m, block_n, splits > 1 or problem.dtype_out == "float32"),
+        "NUM_STAGES": _stages(block_m, block_n, splits > 1, problem.dtype_out == "float32"),
         "CLUSTER": cluster,
         "SHARES_A": shares_a,
         "SPLITS": splits,
@@ -256,10 +258,13 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     }
 
 
-def _stages(block_m: int, block_n: int, float32: bool) -> int:
-    """As many as fit behind barriers and chunks, as shared_bytes in one_wave_build.cuh counts."""
+def _stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
+    """As many as fit behind barriers and chunks, as shared_bytes in one_wave_build.cuh counts. Of a
+    large tile's sums the chunks lie in the ring."""
     stage = (block_m + rows_of_b(block_n)) * TILE_K * 2
-    chunks = block_m // 64 * -(-block_n * (4 if float32 else 2) // 128)
+    chunks = block_m // 64 * -(-block_n * (4 if divided or float32 else 2) // 128)
+    if divided and block_m * block_n > 128 * 128:
+        chunks = 0
     room = 1024 * shared_kb((9, 0)) - 1024 - 8192 * chunks
     return min(MOST_STAGES, room // stage)
 

@@ -47,14 +47,21 @@ static_assert(STAGE_BYTES % 1024 == 0, "panels start at multiples of 1024 bytes"
 template <typename Out>
 constexpr int CHUNKS = (BLOCK_N * int{sizeof(Out)} - 1) / 128 + 1;
 template <typename Out>
-constexpr uint32_t RING_AT = CHUNKS_AT + CONSUMERS * CHUNKS<Out> * CHUNK_BYTES;
+constexpr uint32_t ALL_CHUNKS = CONSUMERS * CHUNKS<Out> * CHUNK_BYTES;
+// Chunks of large tiles' float32 sums would leave a ring of three stages. They lie in the ring, which
+// nobody needs once all consumers have multiplied.
+constexpr bool CHUNKS_IN_RING = DIVIDES && BLOCK_M * BLOCK_N > 128 * 128;
+template <typename Out>
+constexpr uint32_t RING_AT = CHUNKS_AT + (CHUNKS_IN_RING ? 0 : ALL_CHUNKS<Out>);
 static_assert(8 * (2 * NUM_STAGES + CONSUMERS * CHUNKS<float>) <= CHUNKS_AT, "barriers come first");
 
 // The shared memory of a block that takes so many steps along K.
 template <typename Out>
 constexpr uint32_t shared_bytes(int steps) {
-  static_assert(RING_AT<Out> + NUM_STAGES * STAGE_BYTES <= 232448, "an SM gives a block 227 KB");
-  return RING_AT<Out> + std::min(steps, NUM_STAGES) * STAGE_BYTES;
+  static_assert(RING_AT<Out> + NUM_STAGES * STAGE_BYTES <= 232448 &&
+                    CHUNKS_AT + ALL_CHUNKS<Out> <= 232448, "an SM gives a block 227 KB");
+  const uint32_t ring = std::min(steps, NUM_STAGES) * STAGE_BYTES;
+  return RING_AT<Out> + (CHUNKS_IN_RING ? std::max(ring, ALL_CHUNKS<Out>) : ring);
 }
 
 // How the tile of an operand, ROWS of M or N by BLOCK_K, is shared out among PEERS blocks: rows of a

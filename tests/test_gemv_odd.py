@@ -1,0 +1,127 @@
+"""gemv by one row or column, where no row of the larger operand is a multiple of 16 bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import import_module
+
+import pytest
+import torch
+from test_small_shapes import problem
+
+from tcgemm import accuracy
+from tcgemm.dispatch import choose, find, problem_of
+from tcgemm.repacking import worth
+
+simulator = import_module("tcgemm.cuda_ref.simulator")
+
+BF16 = torch.bfloat16
+# One column or row of every kind: less than a unit of 16 bytes, parts of a warp, many blocks.
+SHAPES = [
+    (1, 1, 333),
+    (1, 9, 1),
+    (1, 50, 3),
+    (5, 1, 2051),
+    (1, 257, 73),
+    (130, 1, 1101),
+    (1, 700, 7),
+]
+# Elements between the rows, and before the first.
+PLACES = [(0, 0), (3, 0), (0, 1), (1, 5)]
+
+
+def among_nan(rows, cols, transposed, fill, gap, before):
+    """A matrix with rows, or columns, that begin anywhere, and NaN wherever it is not."""
+    height, width = (cols, rows) if transposed else (rows, cols)
+    memory = torch.full((before + height * (width + gap) + 16,), float("nan"), dtype=BF16)
+    view = memory[before:].as_strided((height, width), (width + gap, 1), before)
+    view.copy_(fill(height, width))
+    return view.mT if transposed else view
+
+
+def integers(*size):
+    return torch.randint(-2, 3, size)
+
+
+def product(a, b, c):
+    """What the simulator finds, three times with the plan that a GPU without clusters has."""
+    plan = find("cuda", "gemv").plan(problem_of(a, b, c))
+    report = None
+    for _ in range(3):
+        c.fill_(float("nan"))
+        report = simulator.simulate(simulator.source_of("gemv"), a, b, c, check=True, plan=plan)
+        assert not report.findings, [str(f) for f in report.findings]
+    return report
+
+
+@pytest.mark.spread(2, "shape")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_right_wherever_rows_begin(shape):
+    M, N, K = shape
+    for layout in ("nn", "nt", "tn", "tt"):
+        for place in PLACES:
+            for fill in (integers, torch.randn):
+                a = among_nan(M, K, layout[0] == "t", fill, *place)
+                b = among_nan(K, N, layout[1] == "t", fill, *place)
+                c = torch.empty(M, N, dtype=BF16)
+                assert find("cuda", "gemv").why_not(problem_of(a, b, c)) is None
+                product(a, b, c)
+                if fill is integers:
+                    assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, place)
+                else:
+                    assert accuracy.error_ratio(a, b, c) < 1, (layout, place)
+
+
+@pytest.mark.parametrize("columns", [1, 4, 16, 128])
+def test_right_with_any_number_of_threads_to_a_column(columns):
+    """A column for a block, for warps, and for some lanes; and more of it than comes at once."""
+    a, b = integers(1, 3301).to(BF16), among_nan(3301, 19, True, integers, 0, 3)
+    c = torch.full((1, 19), float("nan"), dtype=BF16)
+    plan = {"BLOCK_M": 1, "BLOCK_N": columns, "SPLITS": 1, "WARPS": 16, "BLOCKS": 2}
+    report = simulator.simulate(simulator.source_of("gemv"), a, b, c, check=True, plan=plan)
+    assert not report.findings
+    assert torch.equal(c, (a.double() @ b.double()).to(BF16))
+
+
+@pytest.mark.parametrize("columns", [24, 56, 120, 248])
+def test_right_with_any_width_of_strip(columns):
+    a, b = integers(1, 1301).to(BF16), among_nan(1301, 301, False, integers, 0, 3)
+    c = torch.full((1, 301), float("nan"), dtype=BF16)
+    plan = {"BLOCK_M": 1, "BLOCK_N": columns, "SPLITS": 1, "WARPS": 16, "BLOCKS": 2}
+    report = simulator.simulate(simulator.source_of("gemv"), a, b, c, check=True, plan=plan)
+    assert report.grid[0] == -(-301 // columns)
+    assert not report.findings
+    assert torch.equal(c, (a.double() @ b.double()).to(BF16))
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_nan_of_a_neighbour_stays_there(layout):
+    """In the same 16 bytes as what comes after it, or before."""
+    for of_b in (False, True):
+        a, b = torch.ones(1, 53, dtype=BF16), among_nan(53, 37, layout[1] == "t", torch.ones, 0, 0)
+        (b[:, 17] if of_b else a[0, 7:8]).fill_(float("nan"))
+        c = torch.empty(1, 37, dtype=BF16)
+        product(a, b, c)
+        assert c.isnan().sum() == (1 if of_b else 37)
+        assert c[0, 17].isnan()
+
+
+ODD = [
+    (108, 1, 15653, "nt", (15653, 1), (1, 15653)),
+    (2226, 1, 1865, "nn", (1865, 1), (1, 1)),
+    (2226, 1, 1865, "tn", (1, 2227), (1, 1)),
+    (1, 3001, 4001, "nn", (4001, 1), (3001, 1)),
+]
+
+
+@pytest.mark.parametrize(("M", "N", "K", "layout", "a", "b"), ODD, ids=str)
+def test_it_is_chosen_and_nothing_is_copied(M, N, K, layout, a, b):
+    asked = dataclasses.replace(problem(M, N, K, layout), a_strides=a, b_strides=b)
+    assert choose(asked, "cuda").name == "gemv"
+    assert worth(asked, "cuda") is None
+
+
+def test_a_row_that_shared_memory_has_no_room_for_is_refused():
+    asked = problem(1, 40, 32769, "nt", b_strides=(1, 32769))
+    assert "K=32769" in find("cuda", "gemv").why_not(asked)
+    assert find("cuda", "gemv").why_not(problem(1, 41, 32769)) is None
