@@ -93,8 +93,10 @@ __global__ void __launch_bounds__(32 * Shape<ACTIVATION>::WARPS, Shape<ACTIVATIO
           dy[i].load(of_dy);
         else if constexpr (WORDS)
           dy[i].load_streaming(of_dy), x[i].load_streaming(of_x);
+        else if constexpr (ALONE)
+          dy[i].elements[e] = *of_dy;
         else
-          dy[i].elements[e] = *of_dy, x[i].elements[e] = ALONE ? In{} : *of_x;
+          dy[i].elements[e] = *of_dy, x[i].elements[e] = *of_x;
       }
     }
 #pragma unroll
@@ -102,8 +104,10 @@ __global__ void __launch_bounds__(32 * Shape<ACTIVATION>::WARPS, Shape<ACTIVATIO
       float dz[COUNT];
 #pragma unroll
       for (int e = 0; e < COUNT; ++e) {
-        dz[e] = dy[i][e];
-        if constexpr (!ALONE) dz[e] = through<ACTIVATION>(dz[e], x[i][e]);
+        if constexpr (ALONE)
+          dz[e] = dy[i][e];
+        else
+          dz[e] = through<ACTIVATION>(dy[i][e], x[i][e]);
         sum[e] += dz[e];
       }
 #pragma unroll
