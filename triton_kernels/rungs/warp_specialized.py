@@ -2,8 +2,6 @@
 
     C[M, N] = f(alpha A[M, K] @ B[K, N] + beta C_in[M, N] + bias[N]), for each of a batch
 
-    or, of one product, Z[M, N] = alpha A @ B + bias as well as C = f(Z); or alpha A @ B f'(Z)
-
 Adds:     warps with a role. One producer warp does nothing but issue TMA loads; each of CONSUMERS
           warpgroups multiplies its own BLOCK_M / CONSUMERS rows of the tile. They meet in a ring
           of NUM_STAGES stages and two barriers a stage: ``full`` counts the bytes that arrive,
