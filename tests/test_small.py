@@ -356,6 +356,15 @@ def test_a_batch_of_small_products_is_its():
     assert choose(asked, "cuda").name == "small"
 
 
+@pytest.mark.parametrize("shape", [(3026, 6977, 1), (4876, 1407, 1)], ids=str)
+def test_a_large_c_in_odd_rows_and_a_k_of_1_is_a_matter_of_stores(shape):
+    """Which rungs with tensor maps store by elements; of whole units they are taken."""
+    M, N, K = shape
+    assert choose(problem(M, N, K), "cuda").name == "small"
+    assert choose(problem(M, N // 8 * 8, K), "cuda").name != "small"
+    assert choose(problem(M, N, K, bias=True), "cuda").name != "small"
+
+
 def test_words_want_rows_at_multiples_of_them_and_short_ones_ends_too():
     plan = find("cuda", "small").plan
     assert plan(problem(96, 104, 16))["VECTOR"] == 8

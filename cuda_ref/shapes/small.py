@@ -27,6 +27,12 @@ WAVE_US = 1.3
 STEP_US = 0.05
 """16 along K of such a tile."""
 
+FEW_K = 16
+"""Elements along K, those of one mma, up to which C is nearly all there is to move."""
+
+LARGE_C = 6_860_532
+"""Elements of a C in odd rows, the most of 4876 x 1407 that all kernels were timed with."""
+
 SHARED_KB = 227
 """Of an SM, for blocks."""
 
@@ -152,6 +158,18 @@ def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
     issued = blocks / sms * (stages * way.issue + way.store)
     body = max(trips, issued, problem.batch * memory_us(problem))
     return way.start + body + (way.exchange or 0.0) * (splits > 1)
+
+
+def settled(problem: Any, sms: int) -> bool:
+    """Whether stores of a large C in odd rows are nearly all there is.
+
+    Rungs with tensor maps store such a C by elements: they took 2.1 us for a million of them at
+    3026 x 6977 x 1, and this one 1.2 at 4876 x 1407 x 1 (reports/nvidia-h200/trials/drawn.csv and
+    drawn_kernels.csv). Of a smaller C the model of drawn shapes decides.
+    """
+    odd = max(problem.c_strides) % 8 > 0
+    few = problem.K <= FEW_K and problem.plain and problem.batch == 1
+    return bool(few and odd and problem.M * problem.N >= LARGE_C and vector(problem) == 8)
 
 
 def cost(problem: Any, sms: int) -> float | None:
