@@ -328,7 +328,7 @@ def test_it_compiles_for_an_h200_and_moves_16_bytes_at_a_time():
     assert len(found) == 8
     for name, (programs, moves, _) in found.items():
         if "add" not in name:
-            assert programs == 8192 // 64 * 3072 // 128
+            assert programs == 8192 // 128 * 3072 // 64
             assert {m for m in moves if "st.global.b32" not in m} == {
                 "ld.global.v4.b32", "st.global.v4.b32",
             }  # fmt: skip
