@@ -306,7 +306,7 @@ jitted = import_module(inspection + ".specialisations")._jitted
 found = {}
 for epilogue in ("relu", "gelu", "gelu_tanh", "silu"):
     x = torch.empty(8192, 3072, dtype=torch.bfloat16, device="meta")
-    asked = dict(alpha=1.0, beta=0.0, epilogue=epilogue, compute="float32", mma_shape="")
+    asked = dict(alpha=1.0, beta=0.0, epilogue=epilogue, compute="float32", mma_shape="", aux="")
     tensors = dict(c=None, bias=x[0], scale_a=None, scale_b=None)
     asked = SimpleNamespace(**asked, **tensors)
     bound = derivative.run.bind(x, x, x, asked, **derivative.TILE)
