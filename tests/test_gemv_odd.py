@@ -54,7 +54,7 @@ def product(a, b, c):
     return report
 
 
-@pytest.mark.spread(2, "shape")
+@pytest.mark.spread(4, "shape")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_right_wherever_rows_begin(shape):
     M, N, K = shape
@@ -72,6 +72,7 @@ def test_right_wherever_rows_begin(shape):
                     assert accuracy.error_ratio(a, b, c) < 1, (layout, place)
 
 
+@pytest.mark.spread(2, "columns")
 @pytest.mark.parametrize("columns", [1, 4, 16, 128])
 def test_right_with_any_number_of_threads_to_a_column(columns):
     """A column for a block, for warps, and for some lanes; and more of it than comes at once."""
@@ -83,6 +84,7 @@ def test_right_with_any_number_of_threads_to_a_column(columns):
     assert torch.equal(c, (a.double() @ b.double()).to(BF16))
 
 
+@pytest.mark.spread(2, "columns")
 @pytest.mark.parametrize("columns", [24, 56, 120, 248])
 def test_right_with_any_width_of_strip(columns):
     a, b = integers(1, 1301).to(BF16), among_nan(1301, 301, False, integers, 0, 3)

@@ -68,7 +68,7 @@ def fused(monkeypatch):
     return ran
 
 
-@pytest.mark.spread(4, "dtype", "rows", "epilogue", "backend")
+@pytest.mark.spread(8, "dtype", "rows", "epilogue", "backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [(20,), (2, 10)])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
@@ -94,7 +94,7 @@ def products(needed):
     return sum(i in (0, 1, 3) for i in needed) + (min(needed) < 3)
 
 
-@pytest.mark.spread(2, "biased", "backend")
+@pytest.mark.spread(4, "biased", "backend", "needed")
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("needed", [(0,), (1,), (2,), (3,), (0, 3), (1, 4), (0, 1, 2, 3, 4)])
 def test_only_what_is_needed_is_given(backend, needed, biased, monkeypatch):
@@ -117,7 +117,7 @@ def test_only_what_is_needed_is_given(backend, needed, biased, monkeypatch):
         assert len(made) == products(needed[-1:])
 
 
-@pytest.mark.spread(2, "epilogue", "backend")
+@pytest.mark.spread(4, "epilogue", "backend")
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
 def test_derivatives_of_second_order(backend, epilogue, fused):
     all_ = operands((7,))
