@@ -192,3 +192,20 @@ def test_a_layer_stores_its_pre_activation_in_the_same_kernel(backend, fused):
         z = F.gelu(F.linear(x, w, bias))
         near([y, *mine], [z, *torch.autograd.grad(z.sum(), (x, w, bias))], 1e-5)
         assert fused == ["write"] * count
+
+
+def test_each_product_runs_the_launch_that_was_made_for_such(backend, monkeypatch):
+    real, ran = mlp.start, []
+
+    def start(launch, a, b, bias, out):
+        (made,) = launch.problems
+        assert (*out.shape, a.shape[1]) == (made.M, made.N, made.K)
+        assert (made.a_strides, made.b_strides) == (a.stride(), b.stride())
+        ran.append(launch)
+        real(launch, a, b, bias, out)
+
+    monkeypatch.setattr(mlp, "start", start)
+    for _ in range(3):
+        all_ = operands()
+        torch.autograd.grad(tcgemm.mlp(*all_, "silu", backend=backend).sum(), all_)
+    assert len(ran) == 3 * 6
