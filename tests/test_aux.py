@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import DEVICE
+from test_derivative import ACTIVATIONS
 
 from tcgemm import dispatch
 from tcgemm.problem import EPILOGUES, Fusion, Problem
@@ -16,13 +17,6 @@ from tcgemm.problem import EPILOGUES, Fusion, Problem
 gluon_launch = import_module("tcgemm.triton_kernels.host.gluon_launch")
 launching = import_module("tcgemm.triton_kernels.host.launching")
 
-F = torch.nn.functional
-ACTIVATIONS = {
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-}
 KERNELS = {"triton": "warp_specialized", "cuda": "wgmma_persistent"}
 ROUNDED = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """How far a number may be from the truth, of its own size."""

@@ -67,11 +67,10 @@ def test_it_is_torch_s_in_float64(backend, epilogue, dtype, shape):
     assert bool(((total.double() - sums).abs() <= near * sums.abs() + 2e-6 * (size + 1)).all())
 
 
-@pytest.mark.spread(4, "shape", "dtype", "by_columns")
+@pytest.mark.spread(8, "shape", "dtype", "by_columns", "backend")
 @pytest.mark.parametrize("shape", [(200, 150), (1, 1), (65, 129), (4200, 3)])
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("by_columns", [False, True])
-@pytest.mark.parametrize("backend", ["triton"])
 def test_column_sums_alone(backend, by_columns, dtype, shape):
     M, N = shape
     bind, near, found = dispatch.derivative(backend), ROUNDED[dtype], []

@@ -217,9 +217,9 @@ def test_autocast_keeps_the_cast_of_a_weight_until_it_ends():
 def test_a_view_put_in_place_of_a_weight_is_seen_by_backward(monkeypatch):
     """At the same address, and no version counter tells: no launch for the old view is taken."""
     kept = []
-    multiply = layer._multiply
+    multiply = layer.multiply
     monkeypatch.setattr(
-        layer, "_multiply", lambda launch, *rest: kept.append(launch) or multiply(launch, *rest)
+        layer, "multiply", lambda launch, *rest: kept.append(launch) or multiply(launch, *rest)
     )
     for turned in (False, False, True):  # the second call finds launches that the first one made
         x, w, _ = variables((4, 3), (3, 3), (3,))

@@ -179,7 +179,7 @@ class Layer(torch.autograd.Function):
         if not is_plain(grad, kind.launch.device):
             return *_differentiable(ctx, kind, grad, x, weight, seen, bias), None
         by_x, by_weight, by_bias = _wanted(ctx)
-        first = kind.launch
+        first, asked = kind.launch, (None, *kind.asked[1:3], None)
         rows = grad if kind.flat else grad.reshape(first.shape)
         if seen is not None and kind.derivative:
             seen = seen if kind.flat else seen.reshape(first.shape)
@@ -208,10 +208,10 @@ class Layer(torch.autograd.Function):
             of_x = out = first.empty(kind.x_shape, kind.x_strides, kind.dtype)
             b = weight if kind.transposed else weight.mT
             if kind.by_columns[0]:
-                launches[0] = _multiply(launches[0], kind, b.mT, factor.mT, of_x.mT)
+                launches[0] = multiply(launches[0], asked, b.mT, factor.mT, None, of_x.mT)
             else:
                 out = of_x if kind.flat else of_x.view(-1, b.shape[1])
-                launches[0] = _multiply(launches[0], kind, factor, b, out)
+                launches[0] = multiply(launches[0], asked, factor, b, None, out)
         if by_weight:
             if not kind.flat:
                 x = x.reshape(-1, kind.x_shape[-1])
@@ -220,9 +220,9 @@ class Layer(torch.autograd.Function):
             if leaf is None or not added(leaf, a, b, *kind.asked[1:3]):
                 of_weight = first.empty(kind.weight_shape, kind.weight_strides, kind.dtype)
                 if kind.by_columns[1]:
-                    launches[1] = _multiply(launches[1], kind, b.mT, a.mT, of_weight.mT)
+                    launches[1] = multiply(launches[1], asked, b.mT, a.mT, None, of_weight.mT)
                 else:
-                    launches[1] = _multiply(launches[1], kind, a, b, of_weight)
+                    launches[1] = multiply(launches[1], asked, a, b, None, of_weight)
         if by_bias:
             of_bias = column_sums(first, rows) if kind.derivative else rows.sum(0)
         return of_x, of_weight, of_bias, None
@@ -314,14 +314,19 @@ def _differentiable(
     return of_x, of_weight, of_bias
 
 
-def _multiply(launch: Launch | None, kind: Kind, a: Any, b: Any, out: Any) -> Launch:
-    """out = A B, of matrices of which none requires a gradient now, by the launch for such.
+def multiply(
+    launch: Launch | None, asked: Any, a: Any, b: Any, bias: Any, out: Any, epilogue: Any = None
+) -> Launch:
+    """out = epilogue(A B + bias), of matrices of which none requires a gradient now, by the launch
+    for such.
 
     Returns it, or another where there was none or its plan was made for a better aligned result.
+
+    Args:
+        asked: out_dtype, compute, backend, kernel.
     """
     if launch is None or out.data_ptr() & launch.misaligned:
-        asked = None, *kind.asked[1:3], None
         with first_call():
-            launch = launch_of(arguments(a, b, None, None, asked, out))
-    start(launch, a, b, None, out)
+            launch = launch_of(arguments(a, b, bias, epilogue, asked, out))
+    start(launch, a, b, bias, out)
     return launch

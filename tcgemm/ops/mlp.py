@@ -28,7 +28,7 @@ from . import autocast, autograd
 from .accumulating import will_run
 from .derivatives import column_sums, has_derivative, through
 from .how import How
-from .layer import BACKWARD, LAYOUTS, arguments, is_plain, run_with_aux, start
+from .layer import BACKWARD, LAYOUTS, arguments, is_plain, multiply, run_with_aux
 
 _threshold = torch.ops.aten.threshold_backward.default
 
@@ -182,16 +182,17 @@ class Mlp(torch.autograd.Function):
     def forward(ctx: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, kind: Kind) -> torch.Tensor:
         first, epilogue = kind.first, kind.epilogue
         rows, up, empty = laid(x, *kind.rows), laid(w1, *kind.up), first.empty
-        h, z = (empty(first.shape, first.strides, first.dtype) for _ in range(2))
+        z = h = empty(first.shape, first.strides, first.dtype)
         if epilogue == "relu":
-            kind.first = _multiply(first, kind, rows, up, b1, z, "relu")
-            h = z
-        elif not run_with_aux(first, "write", epilogue, rows, up, b1, z, h):
-            kind.first = _multiply(first, kind, rows, up, b1, z)
-            h = FUNCTIONS[epilogue](z)
+            kind.first = multiply(first, kind.asked, rows, up, b1, z, epilogue)
+        else:
+            h = empty(first.shape, first.strides, first.dtype)
+            if not run_with_aux(first, "write", epilogue, rows, up, b1, z, h):
+                kind.first = multiply(first, kind.asked, rows, up, b1, z)
+                h = FUNCTIONS[epilogue](z)
         y = empty(kind.shape, kind.strides, first.dtype)
         out = laid(y, (first.shape[0], kind.shape[-1]), (kind.shape[-1], 1), 0)
-        kind.second = _multiply(kind.second, kind, h, laid(w2, *kind.down), b2, out)
+        kind.second = multiply(kind.second, kind.asked, h, laid(w2, *kind.down), b2, out)
         ctx.save_for_backward(x, w1, b1, w2, z, h)
         ctx.kept = kind, [(t.data_ptr(), t.stride()) for t in (x, w1, w2, z, h)]
         ctx.set_materialize_grads(False)
@@ -214,15 +215,15 @@ class Mlp(torch.autograd.Function):
             of_b2 = column_sums(first, rows)
         if by_w2:
             of_w2 = empty(tuple(w2.shape), (w2.shape[1], 1), w2.dtype)
-            launches[1] = _multiply(launches[1], kind, rows.mT, h, None, of_w2)
+            launches[1] = multiply(launches[1], kind.asked, rows.mT, h, None, of_w2)
         if by_x or by_w1 or by_b1:
             factor, of_b1 = _through(launches, kind, rows, w2, z, by_b1)
             if by_w1:
                 of_w1 = empty(tuple(w1.shape), (w1.shape[1], 1), w1.dtype)
-                launches[2] = _multiply(launches[2], kind, factor.mT, x_rows, None, of_w1)
+                launches[2] = multiply(launches[2], kind.asked, factor.mT, x_rows, None, of_w1)
             if by_x:
                 of_x = empty(tuple(x_rows.shape), (x_rows.shape[1], 1), x.dtype)
-                launches[3] = _multiply(launches[3], kind, factor, w1, None, of_x)
+                launches[3] = multiply(launches[3], kind.asked, factor, w1, None, of_x)
                 of_x = of_x.view(x.shape)
         return of_x, of_w1, of_b1, of_w2, of_b2, None
 
@@ -231,18 +232,6 @@ apply: Any = super(torch.autograd.Function, Mlp).apply
 """torch's C function, as in layer.py."""
 
 Mlp._backward_cls.apply = Mlp.backward
-
-
-def _multiply(
-    launch: Launch | None, kind: Kind, a: Any, b: Any, bias: Any, out: Any, epilogue: Any = None
-) -> Launch:
-    """out = epilogue(A B + bias), by the launch for such. Returns it, or another where there was
-    none or its plan was made for a better aligned result."""
-    if launch is None or out.data_ptr() & launch.misaligned:
-        with first_call():
-            launch = launch_of(arguments(a, b, bias, epilogue, kind.asked, out))
-    start(launch, a, b, bias, out)
-    return launch
 
 
 def _launches(kind: Kind, rows: Any, lay: Any, saved: Any) -> list[Launch | None]:
@@ -276,7 +265,7 @@ def _through(
         launch, "read", epilogue, rows, w2, None, z, below
     ):
         return below, column_sums(first, below) if by_bias else None
-    launches[0] = _multiply(launch, kind, rows, w2, None, below)
+    launches[0] = multiply(launch, kind.asked, rows, w2, None, below)
     return through(first, epilogue, below, z, below.dtype, by_bias)
 
 
