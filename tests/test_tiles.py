@@ -61,6 +61,12 @@ def test_rows_that_split_lines_of_the_l2_take_tiles_that_read_less():
     assert split.traffic <= whole.traffic
 
 
+def test_one_wave_of_192_x_192_goes_before_one_of_a_larger_tile():
+    """1056 x 4000 is 126 tiles of 192 x 192, and 105 of 256 x 192, whose time is a third longer."""
+    tile = tiles.tile_of(problem(1056, 4000, K=1496))
+    assert (tile.BLOCK_M, tile.BLOCK_N) == (192, 192)
+
+
 def test_a_single_round_is_shared_by_both_consumers():
     tile = tiles.tile_of(problem(1024, 2048, K=512))
     assert (tile.BLOCK_M, tile.BLOCK_N, tile.PINGPONG) == (128, 128, 0)

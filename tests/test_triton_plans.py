@@ -423,6 +423,23 @@ def test_the_tile_that_ends_first_is_taken(M, N, tile):
     assert (config["BLOCK_M"], config["BLOCK_N"]) == tile
 
 
+@pytest.mark.parametrize(("K", "wider"), [(2176, True), (64, False)])
+def test_rows_that_split_lines_of_the_l2_take_tiles_that_read_less(K, wider):
+    """Of 9544 elements: 375 tiles of 64 x 128 are three rounds of less area than 114 of 128 x 256,
+    and read twice as much. Of a short K most is stored, and that counts for little."""
+    rows = tables.shipped()["nvidia-h200"]["kernels"]["warp_specialized"]
+
+    def area(N):
+        problem = replace(
+            SQUARE, M=301, N=N, K=K, a_strides=(K, 1), b_strides=(N, 1), c_strides=(N, 1)
+        )
+        config = tables.choose(rows, problem, 132)
+        return config["BLOCK_M"] * config["BLOCK_N"]
+
+    assert area(9472) == 64 * 128
+    assert (area(9544) > area(9472)) == wider
+
+
 def test_more_programs_want_smaller_tiles():
     rows = tables.shipped()["sm90"]["kernels"]["warp_specialized"]
     areas = [

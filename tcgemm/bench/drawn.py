@@ -30,6 +30,9 @@ FITTED: dict[int, str] = {
     403: "the same",
     501: "what a short K, split sectors and odd rows of C cost, in the model that chooses",
     502: "the same",
+    505: "CUDA's tile of 192 x 192, and which kernels were raced where it lost",
+    506: "the same",
+    **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
 """Seed -> what was fitted to its shapes: no figure that is shown comes from such a seed. Whoever
