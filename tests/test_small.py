@@ -334,13 +334,26 @@ def test_small_products_of_any_rows_are_its(shape, layout):
 
 
 @pytest.mark.parametrize(
-    "shape", [(16, 16, 16), (9, 8, 824), (256, 256, 256), (512, 512, 512), (64, 64, 4096)]
+    "shape", [(16, 16, 40), (9, 8, 824), (256, 256, 256), (512, 512, 512), (64, 64, 4096)]
 )
 def test_products_that_tma_reads_are_not_by_its_cost(shape):
     """The model of drawn shapes may give it some of them."""
+    assert chosen_before_the_model(shape) != "small"
+
+
+@pytest.mark.parametrize(
+    ("size", "short"),
+    [("928x2464x32", True), ("104x9976x8", True), ("928x2464x40", False), ("7392x1120x32", False)],
+)
+def test_a_k_of_two_mmas_over_a_c_of_some_million_elements_is_its(size, short):
+    shape = tuple(int(each) for each in size.split("x"))
+    assert (chosen_before_the_model(shape) == "small") == short
+
+
+def chosen_before_the_model(shape):
     asked = problem(*shape)
     able = [row.name for row in rows_of("cuda") if row.why_not(asked) is None]
-    assert cuda_ref.choose(asked, able) != "small"
+    return cuda_ref.choose(asked, able)
 
 
 def test_few_tiles_divide_a_long_k_and_many_do_not():

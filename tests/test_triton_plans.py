@@ -220,6 +220,9 @@ def test_the_rung_measured_fastest_is_chosen(shape, layout, name):
     [
         ((100, 100, 100), "nt", "skinny", {"BLOCK_M": 32, "BLOCK_K": 128, "SPLITS": 1}),
         ((16, 4096, 4096), "nt", "skinny", {"BLOCK_M": 64, "L2_PREFETCH": 1}),
+        ((16, 4096, 4096), "nn", "skinny", {"BLOCK_M": 128, "BLOCK_N": 16, "SPLITS": 4}),
+        ((1, 8192, 8192), "nt", "skinny", {"BLOCK_K": 128, "L2_PREFETCH": 1}),
+        ((2, 10912, 608), "nn", "skinny", {"BLOCK_M": 128, "BLOCK_N": 16, "SPLITS": 1}),
         ((3072, 768, 8192), "tn", "warp_specialized", {"BLOCK_N": 96, "REST": 32}),
         ((768, 768, 8192), "tn", "split_k", {"BLOCK_M": 128, "SPLITS": 3}),
         ((256, 256, 16384), "nn", "split_k", {"SPLITS": 8, "L2_PREFETCH": 1}),

@@ -3,8 +3,8 @@
 A table holds, for every rung that has settings, an ordered list of rows {"when": conditions,
 "config": values}; the first row whose conditions all hold is taken. Under "prefer" stand rows
 {"when": conditions, "kernel": name}: which rung was measured fastest. Where no row holds, models
-of the rungs decide. Conditions: M_max, M_min, the same of N and K, layout and dtype_out; all of the
-problem with M <= N, transposed where it has to be.
+of the rungs decide. Conditions: M_max, M_min, the same of N and K, layout, dtype_out, and whether
+rows of B are whole lines; all of the problem with M <= N, transposed where it has to be.
 
 A table is named after the device as torch names it: "NVIDIA H200" is configs-nvidia-h200.json.
 The rows of cuda-configs-GPU.json in the user's folder ($TCGEMM_CACHE_DIR, or ~/.cache/tcgemm), as
@@ -28,7 +28,12 @@ logger = logging.getLogger(__name__)
 FOLDER_VARIABLE = "TCGEMM_CACHE_DIR"
 """Environment variable that names the folder of the user's own tables."""
 
-CONDITIONS = ("layout", "dtype_out", *(f"{x}_{y}" for x in "MNK" for y in ("min", "max")))
+SIZES = tuple(f"{x}_{y}" for x in "MNK" for y in ("min", "max"))
+
+CONDITIONS = ("layout", "dtype_out", "whole_lines", *SIZES)
+
+LINE = 64
+"""Elements of 16 bits in a line of the L2, of 128 bytes."""
 
 EMPTY: dict[str, Any] = {"kernels": {}, "prefer": []}
 
@@ -161,6 +166,13 @@ def _all_hold(row: dict[str, Any], problem: Any) -> bool:
 def _holds(name: str, value: Any, problem: Any) -> bool:
     if name in ("layout", "dtype_out"):
         return bool(getattr(problem, name) == value)
+    if name == "whole_lines":
+        return whole_lines(problem) == value
     what, side = name.split("_")
     size = getattr(problem, what)
     return bool(size <= value if side == "max" else size >= value)
+
+
+def whole_lines(problem: Any) -> bool:
+    """Whether each row of B begins with a line of the L2, of 128 bytes."""
+    return bool(max(problem.b_strides) % LINE == 0)

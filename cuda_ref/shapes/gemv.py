@@ -45,7 +45,11 @@ IN_FLIGHT_BYTES = 48 * 1024
 """Bytes on their way to an SM that keep memory busy."""
 
 WARP_IN_FLIGHT_BYTES = 8192
-"""Of which a warp keeps so many."""
+"""Of which a warp keeps so many,"""
+
+APART_IN_FLIGHT_BYTES = 3500
+"""and so many where A comes an element at a time: 9720 x 8 x 4780 (tt, B in odd rows) takes 123 us
+by 304 warps, 61 by 608 and 34 by 1824 (reports/nvidia-h200/trials/races.csv)."""
 
 
 def refuse_gemv(problem: Any) -> str | None:
@@ -79,6 +83,13 @@ def refuse_gemv(problem: Any) -> str | None:
 def k_major(problem: Any) -> bool:
     """Whether B is read along K: as column_major in select.cuh."""
     return column_major((problem.K, problem.N), problem.b_strides)
+
+
+def in_vectors(problem: Any) -> bool:
+    """Whether A comes in vectors of 16 bytes, along K: a_vectors in gemv.cu."""
+    along_k = problem.a_strides[1] == 1 or problem.K == 1
+    pitch = problem.a_strides[0] if problem.M > 1 else 0
+    return bool(along_k and pitch % 8 == 0 and problem.a_alignment % 16 == 0)
 
 
 def by_columns(problem: Any) -> bool:
@@ -149,9 +160,8 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
         return COLUMN_LAUNCH_US + memory * max(1, sms * IN_FLIGHT_BYTES / in_flight)
     blocks = min(tiles(problem) * config["SPLITS"], config["BLOCKS"] * sms)
     start = LAUNCH_US[k_major(problem)] + ROW_US * (min(M, MOST_ROWS) - 1)
-    return start + memory * max(
-        1, sms * IN_FLIGHT_BYTES / (blocks * config["WARPS"] * WARP_IN_FLIGHT_BYTES)
-    )
+    each = WARP_IN_FLIGHT_BYTES if in_vectors(problem) else APART_IN_FLIGHT_BYTES
+    return start + memory * max(1, sms * IN_FLIGHT_BYTES / (blocks * config["WARPS"] * each))
 
 
 TUNING = Tuning(

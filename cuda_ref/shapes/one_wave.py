@@ -79,6 +79,9 @@ IDLE = (0.5, 0.77)  # where so many of the SMs have a block
 OUTSIDE = 1.26  # steps of tiles with boxes that are partly outside, beside others that are not
 BETWEEN_LINES = 1.31  # what a row-major B is asked for by tiles that begin within lines of the L2
 
+SHORT_ROWS_PER_US = 12.6e3  # of A, shorter than half a line, that all blocks ask for, and
+SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does
+
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 
 FEWEST_STAGES, MOST_STAGES = 4, 12
@@ -209,6 +212,10 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     memory = 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US
     if (between or -(-M // block_m) > b_peers) and 2 * K * N > STREAMED:
         memory *= REREAD
+    if short_rows(problem):
+        rows = TILE_K / a_peers
+        own = max(own, steps * (rows + whole_panels(block_n) / b_peers) / SHORT_STEP_ROWS_PER_US)
+        memory = max(memory, steps * blocks * rows / waves / SHORT_ROWS_PER_US)
     limits = (own, steps * blocks * asked / waves / L2_BYTES_PER_US, memory)
     body = sum(limit**6 for limit in limits) ** (1 / 6)
     start = PREFETCHED_LAUNCH_US if block_m * block_n <= 64 * 64 else LAUNCH_US
@@ -218,6 +225,16 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     elif splits == 1 and cluster < 4 and among_idle(blocks, sms):
         body *= AMONG_IDLE
     return waves * start + body + added + CLUSTER_US * (cluster > 1)
+
+
+def short_rows(problem: Any) -> bool:
+    """Whether A lies in rows of M elements that are shorter than half a line of the L2.
+
+    A step then takes 64 of them, whatever their length, and all blocks ask for the same few lines:
+    at 4072 x 8 x 3628 (tn) 15.5 us in clusters of 2, which ask half as often, and 20.7 without
+    (reports/nvidia-h200/trials/races.csv).
+    """
+    return bool(problem.layout[0] == "t" and problem.a_strides[1] < LINE // 2)
 
 
 def _multicast_peers(config: Mapping[str, int]) -> tuple[int, int]:

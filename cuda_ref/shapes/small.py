@@ -30,6 +30,11 @@ STEP_US = 0.05
 FEW_K = 16
 """Elements along K, those of one mma, up to which C is nearly all there is to move."""
 
+SHORT_K, MODEST_C = 32, 3_000_000
+"""Elements along K, and of C, up to which this rung was the fastest of eight at each of 17 drawn
+shapes with rows of 16 bytes (reports/nvidia-h200/trials/drawn_kernels.csv): a tensor map and a ring
+take longer to begin than a K of two mmas takes."""
+
 LARGE_C = 6_860_532
 """Elements of a C in odd rows, the most of 4876 x 1407 that all kernels were timed with."""
 
@@ -38,6 +43,10 @@ SHARED_KB = 227
 
 MOST_PARTS = 8
 """Of K, one to a block of a cluster."""
+
+PART_US = 0.08
+"""Of one: a whole tile's sums on their way to the blocks that add them. 64 x 64 x 320 (tt) takes
+2.6 us in one part, and 2.9 in two to five (reports/nvidia-h200/trials/races.csv)."""
 
 
 class Staged(NamedTuple):
@@ -66,16 +75,15 @@ class Staged(NamedTuple):
     store: float
     """An SM's instructions for the rest of one block."""
     exchange: float | None
-    """The sums of a cluster's blocks on their way to each other, and its barriers; None where K is
-    whole always."""
+    """A cluster's barriers, beside PART_US for each of its blocks; None where K is whole always."""
 
 
-BY_UNITS = Staged(BLOCK, 8, 64, 128, 8, 8, 1.15, 0.64, 0.24, 0.24, 0.04, 0.9)
+BY_UNITS = Staged(BLOCK, 8, 64, 128, 8, 8, 1.15, 0.64, 0.24, 0.24, 0.04, 0.75)
 BY_WIDE_UNITS = Staged(WIDE, 8, 64, 128, 6, 8, 1.6, 0.82, 0.41, 0.14, 0.24, None)
 """Of 16 bytes, by cp.async."""
 
-BY_ELEMENTS = Staged(BLOCK, 1, 64, 256, 3, 2, 1.65, 0.82, 0.68, 0.45, 0.37, 1.0)
-BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 2, 1.65, 0.82, 0.82, 0.38, 0.44, 1.0)
+BY_ELEMENTS = Staged(BLOCK, 1, 64, 256, 3, 2, 1.65, 0.82, 0.68, 0.45, 0.37, 0.75)
+BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 2, 1.65, 0.82, 0.82, 0.38, 0.44, 0.75)
 """By way of registers. Read off products timed behind a foreign kernel, as those above
 (docs/lab/cuda_small.md)."""
 
@@ -157,19 +165,25 @@ def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
     trips = ceil_div(blocks, resident * sms) * (way.trip + (stages - 1) * way.stage)
     issued = blocks / sms * (stages * way.issue + way.store)
     body = max(trips, issued, problem.batch * memory_us(problem))
-    return way.start + body + (way.exchange or 0.0) * (splits > 1)
+    there = min(1.0, problem.M / way.tile) * min(1.0, problem.N / way.tile)  # of a tile
+    exchange = (way.exchange or 0.0) + splits * PART_US * there
+    return way.start + body + exchange * (splits > 1)
 
 
 def settled(problem: Any, sms: int) -> bool:
-    """Whether stores of a large C in odd rows are nearly all there is.
+    """Whether a K of two mmas is too short for a ring, or stores of a large C in odd rows are
+    nearly all there is.
 
-    Rungs with tensor maps store such a C by elements: they took 2.1 us for a million of them at
-    3026 x 6977 x 1, and this one 1.2 at 4876 x 1407 x 1 (reports/nvidia-h200/trials/drawn.csv and
-    drawn_kernels.csv). Of a smaller C the model of drawn shapes decides.
+    Of the latter, rungs with tensor maps store such a C by elements: they took 2.1 us for a million
+    of them at 3026 x 6977 x 1, and this one 1.2 at 4876 x 1407 x 1
+    (reports/nvidia-h200/trials/drawn.csv and drawn_kernels.csv). Of a smaller C the model of drawn
+    shapes decides.
     """
-    odd = max(problem.c_strides) % 8 > 0
-    few = problem.K <= FEW_K and problem.plain and problem.batch == 1
-    return bool(few and odd and problem.M * problem.N >= LARGE_C and vector(problem) == 8)
+    if not problem.plain or problem.batch > 1 or vector(problem) < 8:
+        return False
+    size, odd = problem.M * problem.N, max(problem.c_strides) % 8 > 0
+    short = problem.K <= SHORT_K and size <= MODEST_C
+    return bool(short or (problem.K <= FEW_K and odd and size >= LARGE_C))
 
 
 def cost(problem: Any, sms: int) -> float | None:

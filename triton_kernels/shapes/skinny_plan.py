@@ -1,19 +1,92 @@
-"""skinny: its row, its plans, and the configurations worth trying."""
+"""skinny: its row, its plans, and the configurations worth trying.
+
+Of few rows or columns in 16 bits a model of one line takes the tile and the parts of K: the rows of
+a table know a product by its size alone, and how it lies in memory counts as much.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from ..planning.k_division import KDivisionPlanner, thin_side
-from ..planning.planner import Config
+from ..host.storage import itemsize
+from ..planning import gpus, tables
+from ..planning.k_division import MOST_PARTS, KDivisionPlanner, by_elements, thin_side
+from ..planning.planner import MOST_STAGES, Config
 from ..planning.rows import row
 
 LEAST_DEPTH = 64
 """Elements of K in a step, at least."""
 
+THIN = 128
+"""Rows or columns of C up to which a tile has all of them,"""
+
+MODELLED = 64
+"""and up to which the model speaks of them."""
+
+LINE = 64
+"""Elements of 16 bits in a line of the L2."""
+
+SMALL_C, SMALL_K = 384, 128
+"""Rows and columns of C, and elements along K, up to which tables have tiles of mma.sync."""
+
+FEW_STEPS = ((1, 2), (3, 4))
+"""Steps along K of a program, and as many stages as are enough for them."""
+
+PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+"""Of K, worth a try."""
+
+
+class Constants(NamedTuple):
+    """What a product takes, in microseconds on an H200, behind a foreign kernel in a graph."""
+
+    start: float
+    """Before the first load and after the last store."""
+    step: float
+    """A step along K, whatever its size."""
+    block: float
+    """16 KB of A and B into the busiest SM."""
+    memory: float
+    """A, B and C once, at 4.3 MB/us."""
+    run: float
+    """The wide operand once, at that rate in runs of 128 bytes; longer runs take less."""
+    divided: float
+    """The second pass, where K is divided,"""
+    part: float
+    """a part of it,"""
+    sums: float
+    """and float32 sums on their way, at 2 MB/us."""
+    store: float
+    """128 x 256 elements of C by the busiest SM."""
+    program: float
+    """A program on each SM."""
+
+
+IN_VECTORS = Constants(1.868, 0.010, 0.214, 0.323, 0.329, 0.765, 0.036, 1.488, 0.511, 0.605)
+ONE_BY_ONE = Constants(1.591, 0.668, 0.453, 0.441, 0.0, 0.49, 0.0, 4.054, 3.958, 0.114)
+"""Fitted to 252 plans of 25 drawn shapes (reports/nvidia-h200/trials/races.csv). Each shape left
+out in turn, its plan takes 4 and 2 % longer than the fastest; that of the tables 16 and 19 %."""
+
+TILES = ((64, 64), (64, 128), (128, 64))
+"""Of vectors: the wide side of a tile, and its step along K."""
+
+TILES_ONE_BY_ONE = ((32, 256), (64, 64), (64, 128), (128, 64))
+"""Where no vector can be loaded."""
+
 
 class SkinnyPlanner(KDivisionPlanner):
     """All parts of all tiles are launched at once."""
+
+    def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
+        """Of few rows the fastest configuration by the model, unless the user's table has one."""
+        gpu, _, processors = gpus.gpu_of(problem)
+        of_user = tables.of_user(gpu)["kernels"].get(self.name, [])
+        if not modelled(problem) or any(tables.all_hold(each, problem) for each in of_user):
+            return rows
+        sms = processors or gpus.UNKNOWN.sms
+        found = min(configs(problem, sms), key=lambda each: modelled_us(each, problem, sms))
+        stages = self._most_stages(found, problem.dtype_out, limit)
+        return [{"config": {**found, "NUM_STAGES": stages}}]
 
     def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
         """No step along K is deeper than K: past it are zeros, which are copied like others."""
@@ -22,22 +95,67 @@ class SkinnyPlanner(KDivisionPlanner):
         return super().adjust(config, problem, limit)
 
     def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
-        """Of a single step nothing is ahead: with fewer stages an SM has room for more programs."""
+        """Of a single step nothing is ahead, and of a few not much: with fewer stages an SM has
+        room for more programs, and nothing begins by asking for steps that do not exist."""
         found = super().divide(config, problem, processors, transposed)
         steps = -(-problem.K // (found["BLOCK_K"] * found["SPLITS"]))
-        return {**found, "NUM_STAGES": 2} if steps <= 1 else found
+        most = next((stages for few, stages in FEW_STEPS if steps <= few), MOST_STAGES)
+        return {**found, "NUM_STAGES": min(found["NUM_STAGES"], most)}
 
     def tiles_to_divide(self, tiles: int, processors: int) -> int:
         return tiles
 
     def tiles(self, problem: Any) -> list[tuple[int, int, int]]:
         side = thin_side(problem)
-        if min(problem.M, problem.N) > 128:
+        if min(problem.M, problem.N) > THIN:
             return []
         return [(m, side, k) for m, k in ((32, 256), (64, 64), (64, 128), (64, 256), (128, 64))]
 
     def variants(self, tile: tuple[int, int, int], problem: Any, processors: int) -> list[Config]:
         return self.parts(tile, problem, processors, swap=True)
+
+
+def modelled(problem: Any) -> bool:
+    """Whether the model speaks of a problem with M <= N: few rows of 16 bits, on Hopper.
+
+    Tables were tuned to a K-major B whose rows are whole lines: at 1 x 8192 x 8192 (nt) theirs
+    takes 32.6 us, and what the model takes for other rows 37.9.
+    """
+    of_16_bits = itemsize(problem.dtype_in) == itemsize(problem.dtype_out) == 2
+    hopper = (problem.capability or (9, 0)) == (9, 0)
+    small = problem.N <= SMALL_C and problem.K <= SMALL_K
+    tuned = small or (problem.b_strides[0] == 1 and problem.b_strides[1] % LINE == 0)
+    few = problem.M <= MODELLED and problem.batch == 1
+    return bool(few and of_16_bits and hopper and not tuned)
+
+
+def configs(problem: Any, processors: int) -> Iterator[Config]:
+    """What the model chooses from, without stages, for a problem with M <= N."""
+    side = thin_side(problem)
+    for rows, depth in TILES_ONE_BY_ONE if by_elements(problem) else TILES:
+        tile = {"BLOCK_M": rows, "BLOCK_N": side, "BLOCK_K": depth, "PDL": 1, "NUM_WARPS": 4}
+        tiles, steps = -(-problem.N // rows), -(-problem.K // depth)
+        for parts in PARTS:
+            if parts == 1 or (parts <= min(steps, MOST_PARTS) and tiles * parts <= 3 * processors):
+                yield {**tile, "SPLITS": parts}
+
+
+def modelled_us(config: Config, problem: Any, processors: int) -> float:
+    """Microseconds of a problem with M <= N."""
+    us = ONE_BY_ONE if by_elements(problem) else IN_VECTORS
+    rows, side, depth = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    M, N, K, parts = problem.M, problem.N, problem.K, config["SPLITS"]
+    programs, all_steps = -(-N // rows) * parts, -(-K // depth)
+    steps, busiest = -(-all_steps // parts), -(-programs // processors)
+    run = 2 * (rows if problem.layout[1] == "n" else depth)
+    found = us.start + us.step * steps + us.program * programs / processors
+    found += us.block * busiest * steps * (rows + side) * depth * 2 / 16384
+    found += us.memory * 2 * (M * K + K * N + M * N) / 4.3e6
+    found += us.run * 2 * K * N / 4.3e6 * 128 / run
+    found += us.store * busiest * rows * side / (128 * 256)
+    if parts > 1:
+        found += us.divided + us.part * parts + us.sums * parts * 4 * M * N / 2e6
+    return found
 
 
 PLANNER = SkinnyPlanner(
