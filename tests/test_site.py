@@ -179,8 +179,8 @@ def test_a_box_of_a_time_line_has_room_for_its_words(kernel):
 
 def test_the_operands_of_a_transposed_product_are_drawn_where_they_stand():
     text = (ROOT / "docs/pictures/triton_skinny.svg").read_text()
-    assert "A transposed: 256 x 16" in text
-    assert "B transposed: 64 x 256" in text
+    assert "A transposed: 64 x 16" in text
+    assert "B transposed: 128 x 64" in text
 
 
 def labels(path):
