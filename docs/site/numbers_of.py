@@ -132,6 +132,7 @@ def column(row: Row, name: str) -> float:
     raise QueryError(f"no column {name}: tflops, us, ms, ratio")
 
 
+@cache
 def value(query: str) -> float:
     """What a query gives; `` / `` divides it by a number or another query, `` - `` takes that from
     it, from left to right.
@@ -182,6 +183,29 @@ def holds(row: Row, condition: str) -> bool:
     return (there == wanted) is (sign == "=")
 
 
+@cache
+def by_value(name: str, column: str) -> dict[str, tuple[Row, ...]]:
+    """The rows of a file by what they have in a column; empty where some have no such column."""
+    found: dict[str, list[Row]] = {}
+    for row in rows(name):
+        if column not in row:
+            return {}
+        found.setdefault(written(row[column]), []).append(row)
+    return {there: tuple(of) for there, of in found.items()}
+
+
+def meeting(name: str, conditions: list[str]) -> list[Row]:
+    """The rows of a file that meet all conditions. Those that ask for one value are looked up, and
+    the others are asked of what is left."""
+    few = rows(name)
+    for condition in conditions:
+        column, sign, *wanted = asked(condition)
+        of = by_value(name, column) if sign == "=" else {}
+        if of:
+            few = min(few, of.get("".join(wanted), ()), key=len)
+    return [row for row in few if all(holds(row, each) for each in conditions)]
+
+
 def one(query: str) -> float:
     """A column of one row, or of several what ``OF_SEVERAL`` makes of them. Spaces and commas of
     values are underscores in a query, as are the spaces of a column's name."""
@@ -201,7 +225,7 @@ def one(query: str) -> float:
         kind, *words = words
     try:
         conditions, name = words if together != "count" else (*words, "")
-        found = [row for row in rows(kind) if all(holds(row, c) for c in conditions.split(","))]
+        found = meeting(kind, conditions.split(","))
     except ValueError:
         raise QueryError(f"not FILE CONDITIONS COLUMN: {query}") from None
     if together == "count":
