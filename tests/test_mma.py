@@ -51,7 +51,7 @@ def stored(rows, columns, letter, dtype, seed, integers=False):
     return inside
 
 
-@pytest.mark.spread(2, "layout", "name")
+@pytest.mark.spread(3, "layout", "name")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "dtype", "out"), CASES)
 def test_both_checks_at_the_edges(name, dtype, out, layout):

@@ -69,7 +69,7 @@ BUILDS = {
 }
 
 
-@pytest.mark.spread(2, "build")
+@pytest.mark.spread(3, "build")
 @pytest.mark.parametrize("build", BUILDS, ids=str)
 def test_right_in_every_tile(build, tmp_path):
     block_m, block_n, divides, out = build

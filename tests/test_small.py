@@ -77,7 +77,7 @@ def test_right_at_the_edges_and_nothing_found(shape, offset, thorough):
 WIDE_SHAPES = [(1, 1, 1), (64, 66, 16), (65, 63, 17), (130, 64, 33), (70, 129, 100)]
 
 
-@pytest.mark.spread(2, "shape")
+@pytest.mark.spread(3, "shape")
 @pytest.mark.parametrize("offset", [1, 8], ids=["elements", "units"])
 @pytest.mark.parametrize("shape", WIDE_SHAPES, ids=str)
 def test_wide_tiles_are_exact_at_the_edges(shape, offset):
