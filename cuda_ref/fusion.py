@@ -57,7 +57,8 @@ TILE = (
     "CHUNK_BUFFERS",
     "PINGPONG",
     "SHARES_A",
-    "CLUSTER",
+    "CLUSTER_M",
+    "CLUSTER_N",
 )
 """What of a plan a build is for, where the source has macros of these names."""
 

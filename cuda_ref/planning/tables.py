@@ -117,12 +117,10 @@ def _with_new_names(table: dict[str, Any], path: Path) -> dict[str, Any]:
 
     known, old, kernels = tunings(), set(), {}
     for kernel, rows in table["kernels"].items():
-        new = known[kernel].renamed if kernel in known else {}
-        old |= {f"{kernel}'s {k}" for row in rows for k in row.get("config", ()) if k in new}
-        kernels[kernel] = [
-            {**row, "config": {new.get(k, k): v for k, v in row.get("config", {}).items()}}
-            for row in rows
-        ]
+        newer = known[kernel].newer if kernel in known else dict
+        kernels[kernel] = [{**row, "config": newer(row.get("config", {}))} for row in rows]
+        for row, now in zip(rows, kernels[kernel], strict=True):
+            old |= {f"{kernel}'s {k}" for k in row.get("config", {}) if k not in now["config"]}
     if not old:
         return table
     logger.warning(

@@ -46,8 +46,8 @@ class Tuning:
     """check(config): why no build has these settings, as a sentence."""
     may_be_zero: tuple[str, ...] = ()
     """Settings that may be 0; others are 1 or more."""
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Names that older tables have -> names of settings."""
+    newer: Callable[[Config], dict[str, int]] = field(default=dict)
+    """newer(config): the settings of an older table by the names that they have now."""
     oriented: Callable[[Any], Any] = field(default=lambda problem: problem)
     """The problem or its transpose, where the rung transposes by how C is stored."""
     whole_plan: bool = False

@@ -12,8 +12,8 @@
 //                each multiply is in vain: skinny.
 //
 // grid       a block for each tile of C and part of K, rounded up to whole clusters
-// cluster    CLUSTER blocks beside each other with the same rows of A (SHARES_A), or one above the
-//            other with the same columns of B: each loads its share and multicasts it
+// cluster    CLUSTER_M x CLUSTER_N blocks: those beside each other have the same rows of A, those one
+//            above the other the same columns of B; each loads its share and multicasts it
 // block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  wgmma 64 x BLOCK_N x 16; C is stored in chunks of 64 rows x 128 bytes by TMA
@@ -37,12 +37,12 @@ struct Wave {
   int sums_rows;            // of the workspace, for each part of K
 
   // The corner of a block's tile: along the shorter side first, so that who reads the same is near.
-  __device__ void locate(int index, int rank, int* m, int* n) const {
-    const int high = rows / B_PEERS, wide = cols / A_PEERS, at = index / CLUSTER;
+  __device__ void locate(int index, Tile in_cluster, int* m, int* n) const {
+    const int high = rows / CLUSTER_M, wide = cols / CLUSTER_N, at = index / CLUSTER;
     const bool down = high <= wide;
     const Tile tile = down ? Tile{at % high, at / high} : Tile{at / wide, at % wide};
-    *m = (tile.m * B_PEERS + (B_PEERS > 1 ? rank : 0)) * BLOCK_M;
-    *n = (tile.n * A_PEERS + (A_PEERS > 1 ? rank : 0)) * BLOCK_N;
+    *m = (tile.m * CLUSTER_M + in_cluster.m) * BLOCK_M;
+    *n = (tile.n * CLUSTER_N + in_cluster.n) * BLOCK_N;
   }
 };
 
@@ -62,17 +62,18 @@ __global__ void __launch_bounds__(THREADS, 1)
 
   const int tiles = wave.rows * wave.cols, part = DIVIDES ? blockIdx.x / tiles : 0;
   const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
+  const Tile in_cluster{rank % CLUSTER_M, rank / CLUSTER_M};
   const int first = DIVIDES ? wave.k_tiles * part / wave.splits : 0;
   const int count = DIVIDES ? wave.k_tiles * (part + 1) / wave.splits - first : wave.k_tiles;
   int m, n;
-  wave.locate(blockIdx.x - part * tiles, rank, &m, &n);
+  wave.locate(blockIdx.x - part * tiles, in_cluster, &m, &n);
 
   const bool produces = threadIdx.x == 128 * CONSUMERS;
   if (produces) prefetch_tensormaps(a_map, b_map, c_map, plain);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < NUM_STAGES; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
-      mbarrier_init(empty + 8 * stage, 4 * CONSUMERS * CLUSTER);
+      mbarrier_init(empty + 8 * stage, 4 * CONSUMERS * PEERS);
     }
     if constexpr (FUSED)
       for (int i = 0; i < CONSUMERS * CHUNKS<Out>; ++i) mbarrier_init(arrivals + 8 * i, 1);
@@ -100,14 +101,17 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (warp == 4 * CONSUMERS) {
     if (produces) {
       const uint32_t bytes = 128 * (SharesA::rows(wave.a_box) + SharesB::rows(wave.b_box));
+      const uint16_t above = ((1 << CLUSTER_M) - 1) << (in_cluster.n * CLUSTER_M);
+      const uint16_t beside = ((1 << CLUSTER) - 1) / ((1 << CLUSTER_M) - 1) << in_cluster.m;
       uint32_t stage = 0, phase = 0;
       for (int i = 0; i < count; ++i) {
         mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
         const uint32_t barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES;
         const int k = (first + i) * BLOCK_K;
         mbarrier_arrive_expect_tx(barrier, bytes);
-        SharesA::load(to, &a_map, barrier, rank, m, k, wave.a_box, wave.a_once);
-        SharesB::load(to + A_BYTES, &b_map, barrier, rank, n, k, wave.b_box, wave.b_once);
+        SharesA::load(to, &a_map, barrier, in_cluster.n, beside, m, k, wave.a_box, wave.a_once);
+        SharesB::load(to + A_BYTES, &b_map, barrier, in_cluster.m, above, n, k, wave.b_box,
+                      wave.b_once);
         if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
       }
     }
@@ -124,6 +128,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     tile.n = n;
     if constexpr (FUSED) tile.begin(wave.M, wave.N);
 
+    // Who waits for this lane's word that a stage is free: the block itself, those above, those beside.
+    const uint32_t along = (lane - CLUSTER_M + in_cluster.n + 1) % CLUSTER_N;
+    const uint32_t waiting = lane < CLUSTER_M ? in_cluster.n * CLUSTER_M + lane
+                                              : along * CLUSTER_M + in_cluster.m;
     float d[1][BLOCK_N / 2];
     uint32_t stage = 0, phase = 0;
     for (int i = 0; i < count; ++i) {
@@ -138,10 +146,10 @@ __global__ void __launch_bounds__(THREADS, 1)
       // One group stays in flight; the one before has read its stage, which goes back.
       wgmma_wait_group<1>();
       // Nobody waits for the last ones: their arrivals could reach a block that has left.
-      if (i > 0 && i - 1 + NUM_STAGES < count && lane < CLUSTER) {
+      if (i > 0 && i - 1 + NUM_STAGES < count && lane < PEERS) {
         const uint32_t barrier = empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1);
         if constexpr (CLUSTER > 1)
-          mbarrier_arrive_cluster(barrier, lane);
+          mbarrier_arrive_cluster(barrier, waiting);
         else
           mbarrier_arrive(barrier);
       }
@@ -233,8 +241,8 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
   const int64_t k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
-  const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), B_PEERS) * B_PEERS;
-  const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), A_PEERS) * A_PEERS;
+  const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), CLUSTER_M) * CLUSTER_M;
+  const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), CLUSTER_N) * CLUSTER_N;
   const Plan plan = plan_of(gemm);
   const int splits = !DIVIDES ? 1 : plan.splits > 0 ? plan.splits : 2;
   if (k_tiles < splits || !does_all_of(gemm)) return cudaErrorInvalidValue;  // no part is empty
@@ -242,7 +250,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
     return cudaErrorInvalidConfiguration;
   const Wave wave{static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols),
                   static_cast<int>(k_tiles), splits, static_cast<int>(rows), static_cast<int>(cols),
-                  cols == A_PEERS, rows == B_PEERS,
+                  cols == CLUSTER_N, rows == CLUSTER_M,
                   Shares<Major::K, BLOCK_M, A_PEERS>::box(gemm.c.rows),
                   Shares<Major::K, BLOCK_N, B_PEERS>::box(gemm.c.cols),
                   plan.no_pdl == 0, DIVIDES ? static_cast<int>(rows) * BLOCK_M : 0};

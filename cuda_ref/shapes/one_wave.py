@@ -38,30 +38,34 @@ STEP = {
     (128, 96): 0.275,
     (128, 112): 0.298,
     (128, 128): 0.333,
-    (96, 192): 0.44,
     (192, 96): 0.44,
 }
+STEP |= {(n, m): us for (m, n), us in STEP.items() if (n, m) not in STEP}
 
-WHOLE = {
-    (64, 48): ((1, 0),),
-    (64, 64): ((1, 0), (2, 0), (2, 1)),
-    (64, 96): ((1, 0), (2, 0)),
-    (64, 112): ((1, 0), (2, 0)),
-    (64, 128): ((1, 0), (2, 0)),
-    (128, 48): ((1, 0),),
-    (128, 64): ((1, 0), (2, 0), (4, 1)),
-    (128, 96): ((1, 0), (2, 0)),
-    (128, 112): ((1, 0), (2, 0)),
-    (128, 128): ((1, 0), (2, 0), (4, 1)),
-    (96, 192): ((1, 0), (2, 0)),
-    (192, 96): ((1, 0), (2, 1)),
+WHOLE: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {
+    (64, 48): ((1, 1),),
+    (64, 64): ((1, 1), (2, 1), (1, 2)),
+    (64, 96): ((1, 1), (2, 1)),
+    (64, 112): ((1, 1), (2, 1)),
+    (64, 128): ((1, 1), (2, 1)),
+    (128, 48): ((1, 1),),
+    (128, 64): ((1, 1), (2, 1), (1, 4)),
+    (128, 96): ((1, 1), (2, 1)),
+    (128, 112): ((1, 1), (2, 1)),
+    (128, 128): ((1, 1), (2, 1), (1, 4)),
+    (96, 192): ((1, 1), (2, 1)),
+    (192, 96): ((1, 1), (1, 2)),
 }
-"""(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER, SHARES_A) that were the fastest somewhere."""
+"""(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER_M, CLUSTER_N) that were the fastest somewhere."""
 
 DIVIDED = dict.fromkeys(
-    ((64, 64), (64, 128), (128, 64), (128, 128), (96, 192), (192, 96)), ((1, 0),)
+    ((64, 64), (64, 128), (128, 64), (128, 128), (96, 192), (192, 96)), ((1, 1),)
 )
 """The same where K is divided: among other kernels a cluster's start costs more than it saves."""
+
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
+"""The same of every tile, and of its transpose, where rows begin within lines of the L2: a row of a
+box is then two lines, and what blocks ask for is what takes longest."""
 
 LAUNCH_US = 1.6  # microseconds before the first step and after the last
 PREFETCHED_LAUNCH_US = 1.25  # the same where the first steps are prefetched into the L2
@@ -79,6 +83,15 @@ IDLE = (0.5, 0.77)  # where so many of the SMs have a block
 OUTSIDE = 1.26  # steps of tiles with boxes that are partly outside, beside others that are not
 BETWEEN_LINES = 1.31  # what a row-major B is asked for by tiles that begin within lines of the L2
 
+# Of rows that begin within lines of the L2 (reports/nvidia-h200/trials/clusters.csv): steps of a
+# block, what each block that asks for the same line adds to a step, clusters by their blocks, and
+# the kernel that adds partial sums, which takes longer with each part.
+SPLIT_STEP = 1.15
+ASKER_US = 0.0023
+SPLIT_CLUSTER_US = {1: 0.0, 2: 0.5, 4: 0.8, 8: 0.88}
+SPLIT_SECOND_US = 2.0
+PART_US = 0.07
+
 SHORT_ROWS_PER_US = 12.6e3  # of A, shorter than half a line, that all blocks ask for, and
 SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does
 
@@ -92,7 +105,7 @@ def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
 
     One where there is none such.
     """
-    return _fitting(problem, sms) or [_config(128, 128, 1, 0, 1)]
+    return _fitting(problem, sms) or [_config(128, 128, 1, 1, 1)]
 
 
 def fits(problem: Any, sms: int) -> bool:
@@ -102,51 +115,68 @@ def fits(problem: Any, sms: int) -> bool:
 
 def _fitting(problem: Any, sms: int) -> list[dict[str, int]]:
     found = []
-    every = (
-        (*tile, *cluster, splits)
-        for splits in SPLITS
-        for tile, clusters in (WHOLE if splits == 1 else DIVIDED).items()
-        for cluster in clusters
-    )
-    for block_m, block_n, cluster, shares_a, splits in every:
-        if not takes(block_m, block_n, problem) or block_m >= problem.M + 64:
-            continue
+    for splits in SPLITS:
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
-        config = _config(block_m, block_n, cluster, shares_a, splits)
-        if not runs_at_once(config, problem, sms):
-            continue
-        planned = divide(config, problem, sms, _by_columns(problem))
-        if planned["NUM_STAGES"] < FEWEST_STAGES:
-            continue
-        found.append(config)
-        if splits == 1 and among_idle(_blocks(config, problem), sms):
-            found.append({**config, "PDL": 0})
+        for (block_m, block_n), clusters in _shapes(problem, splits).items():
+            if not takes(block_m, block_n, problem) or block_m >= problem.M + 64:
+                continue
+            for cluster_m, cluster_n in clusters:
+                config = _config(block_m, block_n, cluster_m, cluster_n, splits)
+                if not runs_at_once(config, problem, sms):
+                    continue
+                planned = divide(config, problem, sms, _by_columns(problem))
+                if planned["NUM_STAGES"] < FEWEST_STAGES:
+                    continue
+                found.append(config)
+                if splits == 1 and among_idle(_blocks(config, problem), sms):
+                    found.append({**config, "PDL": 0})
     return found
 
 
+def _shapes(problem: Any, splits: int) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+    """Tiles, and the clusters that each may be in."""
+    shapes = WHOLE if splits == 1 else DIVIDED
+    if not splits_lines(problem):
+        return shapes
+    tiles = [*shapes, *((n, m) for m, n in shapes if (n, m) not in shapes)]
+    few = [pair for pair in CLUSTERS if max(pair) <= 2]
+    return {tile: tuple(few if 48 in tile else CLUSTERS) for tile in tiles}
+
+
+def splits_lines(problem: Any) -> bool:
+    """Whether rows of A or B begin within lines of the L2."""
+    return any(max(strides) % LINE for strides in (problem.a_strides, problem.b_strides))
+
+
 def runs_at_once(config: Mapping[str, int], problem: Any, sms: int) -> bool:
-    """Whether all blocks do, and whole clusters of them, for a problem with M <= N."""
-    rows, cols = _tiles(config, problem)
-    whole = (cols if config["SHARES_A"] else rows) % config["CLUSTER"] == 0
-    return whole and _blocks(config, problem) <= at_once(config["CLUSTER"], sms)
+    """Whether all blocks do, for a problem with M <= N: of whole clusters, or where rows begin within
+    lines also of some with blocks that have no tile."""
+    whole = all(tiles % size == 0 for tiles, size in _sides(config, problem))
+    return (whole or splits_lines(problem)) and _blocks(config, problem) <= at_once(
+        config["CLUSTER_M"] * config["CLUSTER_N"], sms
+    )
 
 
-def _tiles(config: Mapping[str, int], problem: Any) -> tuple[int, int]:
-    return ceil_div(problem.M, config["BLOCK_M"]), ceil_div(problem.N, config["BLOCK_N"])
+def _sides(config: Mapping[str, int], problem: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Tiles and blocks of a cluster along M, and along N."""
+    rows, cols = ceil_div(problem.M, config["BLOCK_M"]), ceil_div(problem.N, config["BLOCK_N"])
+    return (rows, config["CLUSTER_M"]), (cols, config["CLUSTER_N"])
 
 
 def _blocks(config: Mapping[str, int], problem: Any) -> int:
-    rows, cols = _tiles(config, problem)
+    rows, cols = (ceil_div(tiles, size) * size for tiles, size in _sides(config, problem))
     return rows * cols * config["SPLITS"]
 
 
-def _config(block_m: int, block_n: int, cluster: int, shares_a: int, splits: int) -> dict[str, int]:
+def _config(
+    block_m: int, block_n: int, cluster_m: int, cluster_n: int, splits: int
+) -> dict[str, int]:
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "CLUSTER": cluster,
-        "SHARES_A": shares_a,
+        "CLUSTER_M": cluster_m,
+        "CLUSTER_N": cluster_n,
         "SPLITS": splits,
         "PDL": 1,
     }
@@ -172,7 +202,8 @@ def takes(block_m: int, block_n: int, problem: Any) -> bool:
     # Of a C in steps both ways the launcher turns nothing, and which side is along is not known.
     if across % 64 or (along % 64 and 1 not in problem.c_strides):
         return False
-    return along % 64 == 0 or bool(problem.plain and (along > 48 or problem.layout[1] == "t"))
+    k_major = problem.layout[0] == "n" if _by_columns(problem) else problem.layout[1] == "t"
+    return along % 64 == 0 or bool(problem.plain and (along > 48 or k_major))
 
 
 def rows_of_b(block_n: int) -> int:
@@ -188,26 +219,29 @@ def whole_panels(block_n: int) -> int:
 def at_once(cluster: int, sms: int) -> int:
     """Blocks in clusters that run at once: SMs come in groups that clusters do not cross, so an
     H200's 132 SMs take 30 clusters of 4."""
-    return sms if cluster < 4 else sms * 10 // 11
+    return sms if cluster < 4 else sms * 10 // 11 // cluster * cluster
 
 
 def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     """Microseconds of a problem with M <= N by the model: the longest of a block's own steps, what
     all ask of the L2, and what comes from memory, and what comes before and after."""
     M, N, K = problem.M, problem.N, problem.K
-    block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
-    splits = config["SPLITS"]
+    block_m, block_n, splits = config["BLOCK_M"], config["BLOCK_N"], config["SPLITS"]
+    a_peers, b_peers = config["CLUSTER_N"], config["CLUSTER_M"]
+    cluster = a_peers * b_peers
     blocks = _blocks(config, problem)
     waves = -(-blocks // sms)
     steps = waves * math.ceil(math.ceil(K / TILE_K) / splits)
-    a_peers, b_peers = _multicast_peers(config)
     between = problem.layout[1] == "n" and block_n % 64 > 0
     columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
     asked = 2 * TILE_K * (block_m / a_peers + columns / b_peers)
-    if any(max(strides) % LINE for strides in (problem.a_strides, problem.b_strides)):
+    own, same = steps * STEP[block_m, block_n], 0.0
+    if splits_lines(problem):
         asked *= SPLIT_LINES
-    own = steps * STEP[block_m, block_n]
-    if block_m < M and M % (block_m // a_peers):
+        own *= SPLIT_STEP
+        askers = max(tiles / size for tiles, size in _sides(config, problem))
+        same = steps * askers * SPLIT_LINES * ASKER_US
+    elif block_m < M and M % (block_m // a_peers):
         own *= OUTSIDE
     memory = 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US
     if (between or -(-M // block_m) > b_peers) and 2 * K * N > STREAMED:
@@ -216,15 +250,26 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
         rows = TILE_K / a_peers
         own = max(own, steps * (rows + whole_panels(block_n) / b_peers) / SHORT_STEP_ROWS_PER_US)
         memory = max(memory, steps * blocks * rows / waves / SHORT_ROWS_PER_US)
-    limits = (own, steps * blocks * asked / waves / L2_BYTES_PER_US, memory)
+    limits = (own, same, steps * blocks * asked / waves / L2_BYTES_PER_US, memory)
     body = sum(limit**6 for limit in limits) ** (1 / 6)
     start = PREFETCHED_LAUNCH_US if block_m * block_n <= 64 * 64 else LAUNCH_US
-    added = (SECOND_KERNEL_US + 4 * M * N * splits / PARTIALS_BYTES_PER_US) if splits > 1 else 0.0
+    added = _around(splits, cluster, splits_lines(problem))
+    if splits > 1:
+        added += 4 * M * N * splits / PARTIALS_BYTES_PER_US
     if not config["PDL"]:
         start += NO_PDL_US
     elif splits == 1 and cluster < 4 and among_idle(blocks, sms):
         body *= AMONG_IDLE
-    return waves * start + body + added + CLUSTER_US * (cluster > 1)
+    return waves * start + body + added
+
+
+def _around(splits: int, cluster: int, within: bool) -> float:
+    """Microseconds of a cluster's later start, and of the kernel that adds partial sums; `within`:
+    rows begin within lines of the L2."""
+    if within:
+        second = SPLIT_SECOND_US + PART_US * splits
+        return SPLIT_CLUSTER_US[cluster] + (second if splits > 1 else 0.0)
+    return CLUSTER_US * (cluster > 1) + (SECOND_KERNEL_US if splits > 1 else 0.0)
 
 
 def short_rows(problem: Any) -> bool:
@@ -237,12 +282,6 @@ def short_rows(problem: Any) -> bool:
     return bool(problem.layout[0] == "t" and problem.a_strides[1] < LINE // 2)
 
 
-def _multicast_peers(config: Mapping[str, int]) -> tuple[int, int]:
-    """Blocks of a cluster that share their loads of A, and of B."""
-    cluster = config["CLUSTER"]
-    return (cluster, 1) if config["SHARES_A"] else (1, cluster)
-
-
 def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) -> dict[str, int]:
     """The plan of a table's config.
 
@@ -250,26 +289,27 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
         problem: with M <= N.
         transposed: the kernel's problem is the transpose of this one: its tile is transposed too.
     """
-    block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
-    shares_a = config["SHARES_A"]
+    whole = all(tiles % size == 0 for tiles, size in _sides(config, problem))
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    cluster_m, cluster_n = config["CLUSTER_M"], config["CLUSTER_N"]
     if not takes(block_m, block_n, problem):
         block_m, block_n = whole_panels(block_m), whole_panels(block_n)
+        tile = {**config, "BLOCK_M": block_m, "BLOCK_N": block_n}
+        whole = all(tiles % size == 0 for tiles, size in _sides(tile, problem))
+    if not (whole or splits_lines(problem)):
+        cluster_m = cluster_n = 1
     if transposed:
         block_m, block_n = block_n, block_m
-        shares_a = int(cluster > 1 and not shares_a)
-    # No split of K is empty, and no block of a cluster without work.
+        cluster_m, cluster_n = cluster_n, cluster_m
+    # No split of K is empty.
     splits = max(1, min(config["SPLITS"], most_splits(problem.K)))
-    sides = (problem.N, problem.M) if transposed else (problem.M, problem.N)
-    tiles = -(-sides[shares_a] // (block_n if shares_a else block_m))
-    if tiles % cluster:
-        cluster, shares_a = 1, 0
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "BLOCK_K": TILE_K,
         "NUM_STAGES": _stages(block_m, block_n, splits > 1, problem.dtype_out == "float32"),
-        "CLUSTER": cluster,
-        "SHARES_A": shares_a,
+        "CLUSTER_M": cluster_m,
+        "CLUSTER_N": cluster_n,
         "SPLITS": splits,
         "PDL": config["PDL"],
     }
@@ -291,8 +331,8 @@ SIMULATED = {
     "BLOCK_N": 64,
     "BLOCK_K": TILE_K,
     "NUM_STAGES": 8,
-    "CLUSTER": 1,
-    "SHARES_A": 0,
+    "CLUSTER_M": 1,
+    "CLUSTER_N": 1,
     "SPLITS": 1,
     "PDL": 1,
 }
@@ -311,26 +351,39 @@ def tried(problem: Any, sms: int) -> list[dict[str, int]]:
 
 def refuse_config(config: Mapping[str, int]) -> str | None:
     """Why no build has these settings: the assertions of one_wave_build.cuh."""
-    block_m, block_n, cluster = config["BLOCK_M"], config["BLOCK_N"], config["CLUSTER"]
+    tile = config["BLOCK_M"], config["BLOCK_N"]
+    cluster = config["CLUSTER_M"], config["CLUSTER_N"]
+    either_way = (tile, tile[::-1])
     if (
-        (block_m, block_n) in WHOLE
-        and cluster in ((1, 2) if block_m % 64 or block_n % 64 else (1, 2, 4))
-        and config["SHARES_A"] in (0, 1)
+        any(each in WHOLE for each in either_way)
+        and cluster in CLUSTERS
+        and (max(cluster) <= 2 or 48 not in tile)
         and config["PDL"] in (0, 1)
         and config["SPLITS"] >= 1
-        and (config["SPLITS"] == 1 or (block_m, block_n) in DIVIDED)
+        and (config["SPLITS"] == 1 or any(each in DIVIDED for each in either_way))
     ):
         return None
     tiles, divided = (", ".join(f"{m} x {n}" for m, n in which) for which in (WHOLE, DIVIDED))
+    clusters = ", ".join(f"{m} x {n}" for m, n in CLUSTERS)
     return (
-        f"the tile is one of {tiles}, CLUSTER 1, 2 or 4, but not 4 where a side is no multiple of "
-        f"64, SHARES_A 0 or 1, PDL 0 or 1, SPLITS 1, or more of {divided}"
+        f"the tile is one of {tiles} or its transpose, CLUSTER_M x CLUSTER_N one of {clusters}, of "
+        f"a side of 48 none of more than 2, PDL 0 or 1, SPLITS 1, or more of {divided}"
     )
+
+
+def _newer(config: Mapping[str, int]) -> dict[str, int]:
+    """A configuration as it is written now: of older ones a cluster lay along M or, with SHARES_A,
+    along N, and PDL was EARLY."""
+    new = {"PDL" if name == "EARLY" else name: value for name, value in config.items()}
+    if {"CLUSTER", "SHARES_A"} <= set(new):
+        cluster, along_n = new.pop("CLUSTER"), new.pop("SHARES_A")
+        new |= {"CLUSTER_M": 1 if along_n else cluster, "CLUSTER_N": cluster if along_n else 1}
+    return new
 
 
 TUNING = Tuning(
     kernel="one_wave",
-    settings=("BLOCK_M", "BLOCK_N", "CLUSTER", "SHARES_A", "SPLITS", "PDL"),
+    settings=("BLOCK_M", "BLOCK_N", "CLUSTER_M", "CLUSTER_N", "SPLITS", "PDL"),
     simulated=SIMULATED,
     whole_plan=True,
     candidates=candidates,
@@ -339,8 +392,8 @@ TUNING = Tuning(
     divide=divide,
     fits=runs_at_once,
     check=refuse_config,
-    may_be_zero=("SHARES_A", "PDL"),
-    renamed={"EARLY": "PDL"},
+    may_be_zero=("PDL",),
+    newer=_newer,
     oriented=lambda problem: problem.transposed() if _by_columns(problem) else problem,
 )
 

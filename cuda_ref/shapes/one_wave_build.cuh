@@ -6,12 +6,12 @@
 #include "tile/order.cuh"
 #include "sm90/epilogue_tma.cuh"
 
-#ifndef TCGEMM_CLUSTER  // the tile of a build that names none
+#ifndef TCGEMM_CLUSTER_M  // the tile of a build that names none
 #define TCGEMM_BLOCK_M 64
 #define TCGEMM_BLOCK_N 64
 #define TCGEMM_NUM_STAGES 8
-#define TCGEMM_CLUSTER 1
-#define TCGEMM_SHARES_A 0
+#define TCGEMM_CLUSTER_M 1
+#define TCGEMM_CLUSTER_N 1
 #define TCGEMM_DIVIDES 0
 #endif
 
@@ -24,9 +24,12 @@ constexpr int BLOCK_M = TCGEMM_BLOCK_M;
 constexpr int BLOCK_N = TCGEMM_BLOCK_N;
 constexpr int BLOCK_K = 64;
 constexpr int NUM_STAGES = TCGEMM_NUM_STAGES;
-constexpr int CLUSTER = TCGEMM_CLUSTER;
-constexpr bool DIVIDES = TCGEMM_DIVIDES;  // K, among blocks
-constexpr int A_PEERS = TCGEMM_SHARES_A ? CLUSTER : 1, B_PEERS = TCGEMM_SHARES_A ? 1 : CLUSTER;
+// Blocks above each other share columns of B, blocks beside each other rows of A.
+constexpr int CLUSTER_M = TCGEMM_CLUSTER_M, CLUSTER_N = TCGEMM_CLUSTER_N;
+constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
+constexpr int A_PEERS = CLUSTER_N, B_PEERS = CLUSTER_M;
+constexpr int PEERS = A_PEERS + B_PEERS - 1;  // blocks that a block shares a load with, and itself
+constexpr bool DIVIDES = TCGEMM_DIVIDES;      // K, among blocks
 constexpr int CONSUMERS = BLOCK_M / 64;
 constexpr int THREADS = 128 * CONSUMERS + 32;
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
@@ -40,8 +43,8 @@ constexpr uint32_t CHUNKS_AT = 1024;  // behind the barriers; then the ring, of 
 constexpr int L2_PREFETCH = BLOCK_M * BLOCK_N <= 64 * 64 ? 16 : DIVIDES ? 4 : 0;
 constexpr int L2_PREFETCH_FIRST = 4;
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0, "whole warpgroups, and wgmma's n");
-static_assert(CLUSTER == 1 || CLUSTER == 2 || (CLUSTER == 4 && BLOCK_N % 64 == 0),
-              "shares of 8 rows, or panels");
+static_assert(CLUSTER <= 8 && 8 % CLUSTER == 0, "of 8 rows, or of a panel's 64, whole shares");
+static_assert(B_PEERS <= 2 || BLOCK_N != 48, "four shares of 48 rows are of 16 and more than 48");
 static_assert(STAGE_BYTES % 1024 == 0, "panels start at multiples of 1024 bytes");
 
 template <typename Out>
@@ -99,12 +102,14 @@ struct Shares {
     }
   }
 
+  // Block `rank` of the PEERS loads its share for all of them, which are `ctas` of the cluster.
   // `once`: nobody else will read it.
   static __device__ __forceinline__ void load(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                              int rank, int mn, int k, int box, bool once) {
-    each(PEERS > 1 ? rank : 0, mn, k, box, [&](uint32_t at, int inner, int outer) {
+                                              int rank, uint16_t ctas, int mn, int k, int box,
+                                              bool once) {
+    each(rank, mn, k, box, [&](uint32_t at, int inner, int outer) {
       if constexpr (PEERS > 1)
-        cp_async_bulk_tensor_2d_multicast(to + at, map, barrier, inner, outer, (1 << PEERS) - 1);
+        cp_async_bulk_tensor_2d_multicast(to + at, map, barrier, inner, outer, ctas);
       else if (once)
         cp_async_bulk_tensor_2d_evict_first(to + at, map, barrier, inner, outer);
       else
