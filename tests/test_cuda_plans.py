@@ -179,7 +179,8 @@ def settings_of_wave(row):
     if not said:
         return None
     m, n, cluster, shares, splits, start = said.groups()
-    return (int(m), int(n), int(cluster), int(bool(shares)), int(splits or 1), int(start != "late"))
+    blocks = (1, int(cluster)) if shares else (int(cluster), 1)
+    return (int(m), int(n), *blocks, int(splits or 1), int(start != "late"))
 
 
 def test_the_model_of_one_wave_picks_from_what_was_timed():

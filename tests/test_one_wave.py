@@ -77,8 +77,8 @@ def test_right_in_every_tile(build, tmp_path):
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "NUM_STAGES": 4,
-        "CLUSTER": 1,
-        "SHARES_A": 0,
+        "CLUSTER_M": 1,
+        "CLUSTER_N": 1,
         "DIVIDES": divides,
     }
     source = tmp_path / "one_wave_built.cu"
@@ -133,11 +133,14 @@ ASKED = [
 def test_all_blocks_run_at_once_and_none_is_without_work(shape, layout):
     for asked in (problem(*shape, layout), problem(*shape, layout, bias=True)):
         plan = find("cuda", "one_wave").plan(asked)
+        cluster = plan["CLUSTER_M"], plan["CLUSTER_N"]
         sides = (-(-asked.M // plan["BLOCK_M"]), -(-asked.N // plan["BLOCK_N"]))
-        assert sides[0] * sides[1] * plan["SPLITS"] <= 132
-        assert sides[plan["SHARES_A"]] % plan["CLUSTER"] == 0
+        rows, cols = (-(-tiles // blocks) * blocks for tiles, blocks in zip(sides, cluster))
+        assert rows * cols * plan["SPLITS"] <= 132
+        assert (rows, cols) == sides or one_wave.splits_lines(asked)
+        assert rows * cols < sides[0] * sides[1] + 8 * max(sides)
         assert plan["SPLITS"] == 1 or plan["SPLITS"] <= asked.K // 64 // 2
-        assert plan["BLOCK_M"] in (64, 128)
+        assert plan["BLOCK_M"] in (64, 128, 192)
         assert plan["BLOCK_N"] % 64 == 0 or asked.plain
         assert plan["BLOCK_N"] != 48 or layout[1] == "t"
 
@@ -162,8 +165,7 @@ def test_a_transposed_problem_has_the_transposed_plan(shape):
     other = planning.plan("one_wave", problem(N, M, K, "tt", bias=True))
     if M != N:
         assert (one["BLOCK_M"], one["BLOCK_N"]) == (other["BLOCK_N"], other["BLOCK_M"])
-        assert one["CLUSTER"] == other["CLUSTER"]
-        assert one["CLUSTER"] == 1 or one["SHARES_A"] == 1 - other["SHARES_A"]
+        assert (one["CLUSTER_M"], one["CLUSTER_N"]) == (other["CLUSTER_N"], other["CLUSTER_M"])
     # A column-major C is turned by the launcher: the build is that of the turned problem.
     turned = planning.plan("one_wave", problem(M, N, K, "nn", c_strides=(1, M)))
     assert turned == planning.plan("one_wave", problem(N, M, K, "tt"))
@@ -203,14 +205,13 @@ def test_what_is_tuned_is_what_can_be_planned():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"BLOCK_M": 96}, {"BLOCK_N": 80}, {"CLUSTER": 3}, {"SHARES_A": 2}, {"SPLITS": 0},
-     {"BLOCK_N": 48, "CLUSTER": 4}, {"BLOCK_N": 96, "CLUSTER": 4}, {"PDL": 2},
-     {"BLOCK_M": 192}, {"BLOCK_M": 192, "BLOCK_N": 96, "CLUSTER": 4},
+    [{"BLOCK_M": 96}, {"BLOCK_N": 80}, {"CLUSTER_M": 3}, {"CLUSTER_M": 4, "CLUSTER_N": 4},
+     {"SPLITS": 0}, {"BLOCK_N": 48, "CLUSTER_M": 4, "SPLITS": 1}, {"PDL": 2}, {"BLOCK_M": 192},
      {"BLOCK_M": 128, "BLOCK_N": 112}],
     ids=str,
 )  # fmt: skip
 def test_a_table_asks_for_builds_that_there_are(wrong):
-    right = {"BLOCK_M": 64, "BLOCK_N": 128, "CLUSTER": 2, "SHARES_A": 0, "SPLITS": 3, "PDL": 0}
+    right = {"BLOCK_M": 64, "BLOCK_N": 128, "CLUSTER_M": 2, "CLUSTER_N": 1, "SPLITS": 3, "PDL": 0}
     table = {"kernels": {"one_wave": [{"config": right}]}, "prefer": []}
     tables.check(table)
     table["kernels"]["one_wave"] = [{"config": {**right, **wrong}}]
@@ -245,7 +246,7 @@ def test_a_long_k_of_few_tiles_is_divided_among_all_sms():
 
 @pytest.mark.parametrize(
     ("shape", "layout", "parts"),
-    [((5878, 160, 8736), "nt", 2), ((2342, 272, 5136), "nt", 3), ((1088, 960, 8064), "tt", 2)],
+    [((5888, 160, 8704), "nt", 2), ((1088, 960, 8064), "tt", 2)],
     ids=str,
 )
 def test_parts_of_k_in_tall_tiles_fill_the_gpu(shape, layout, parts):
@@ -257,7 +258,32 @@ def test_parts_of_k_in_tall_tiles_fill_the_gpu(shape, layout, parts):
 
 def test_few_rows_by_many_columns_share_what_there_is_of_a():
     plan = find("cuda", "one_wave").plan(problem(192, 7168, 2048))
-    assert (plan["BLOCK_M"], plan["BLOCK_N"], plan["CLUSTER"], plan["SHARES_A"]) == (128, 128, 4, 1)
+    assert (plan["BLOCK_M"], plan["BLOCK_N"]) == (128, 128)
+    assert (plan["CLUSTER_M"], plan["CLUSTER_N"]) == (1, 4)
+
+
+@pytest.mark.parametrize("shape", [(1168, 560, 7632), (6488, 168, 3736), (205, 4272, 5424)])
+def test_where_rows_begin_within_lines_blocks_share_both_operands(shape):
+    """A row of a box is two lines there; with whole lines the same product is in smaller clusters."""
+    layout = "nt" if shape[0] < shape[1] else "tt"
+    asked = problem(*shape, layout)
+    assert choose(asked, "cuda").name == "one_wave"
+    plan = find("cuda", "one_wave").plan(asked)
+    assert plan["CLUSTER_M"] * plan["CLUSTER_N"] == 8
+    assert min(plan["CLUSTER_M"], plan["CLUSTER_N"]) > 1
+    M, N, K = (-(-size // 64) * 64 for size in shape)
+    whole = find("cuda", "one_wave").plan(problem(M, N, K, layout))
+    assert min(whole["CLUSTER_M"], whole["CLUSTER_N"]) == 1
+
+
+def test_of_48_columns_four_blocks_would_load_more_than_there_is():
+    for M, N in ((5000, 40), (40, 5000), (1032, 264), (264, 1032)):
+        for layout in LAYOUTS:
+            asked = problem(M, N, 776, layout)
+            seen = planning.tuning.wide(asked)
+            for config in one_wave.candidates(seen, 132):
+                if 48 in (config["BLOCK_M"], config["BLOCK_N"]):
+                    assert max(config["CLUSTER_M"], config["CLUSTER_N"]) <= 2
 
 
 def test_a_plan_for_another_gpu_fits_it(monkeypatch):
@@ -284,7 +310,7 @@ def test_the_blocks_of_a_shipped_row_run_at_once_at_its_corners(shipped):
         if tables.first([shipped], asked) is None:
             continue  # M > N
         # Where clusters do not divide the model is asked.
-        if config["CLUSTER"] == 1:
+        if config["CLUSTER_M"] == config["CLUSTER_N"] == 1:
             assert one_wave.runs_at_once(config, asked, 132), corner
         held += one_wave.runs_at_once(config, asked, 132)
     assert held
@@ -292,7 +318,7 @@ def test_the_blocks_of_a_shipped_row_run_at_once_at_its_corners(shipped):
 
 def test_a_row_whose_blocks_do_not_run_at_once_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setenv(tables.FOLDER_VARIABLE, str(tmp_path))
-    config = {"BLOCK_M": 64, "BLOCK_N": 64, "CLUSTER": 1, "SHARES_A": 0, "SPLITS": 6, "PDL": 1}
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "CLUSTER_M": 1, "CLUSTER_N": 1, "SPLITS": 6, "PDL": 1}
     table = {"kernels": {"one_wave": [{"config": config}]}}
     tables.user_path("nvidia-h200").write_text(json.dumps(table))
     planning.forget()
@@ -336,17 +362,17 @@ def test_uneven_widths_are_of_a_plain_product_whose_c_is_stored_by_rows():
 @pytest.mark.parametrize(
     ("shape", "layout", "tile"),
     [
-        ((1024, 1024, 1024), "nt", (128, 64, 1, 0, 1, 1)),
-        ((512, 512, 512), "nn", (64, 64, 1, 0, 1, 1)),
-        ((128, 6144, 4096), "nt", (128, 48, 1, 0, 1, 1)),
-        ((128, 6144, 4096), "nn", (64, 128, 2, 0, 1, 0)),
-        ((128, 8192, 8192), "nt", (64, 128, 2, 0, 1, 1)),
-        ((128, 4096, 4096), "nn", (64, 64, 2, 0, 1, 1)),
-        ((256, 6144, 4096), "nt", (128, 96, 1, 0, 1, 1)),
-        ((64, 5120, 5120), "nn", (64, 64, 1, 0, 1, 0)),
-        ((256, 256, 16384), "nn", (64, 64, 1, 0, 8, 1)),
-        ((256, 400, 8192), "nt", (128, 64, 1, 0, 8, 1)),
-        ((128, 512, 8192), "nn", (64, 64, 1, 0, 8, 1)),
+        ((1024, 1024, 1024), "nt", (128, 64, 1, 1, 1, 1)),
+        ((512, 512, 512), "nn", (64, 64, 1, 1, 1, 1)),
+        ((128, 6144, 4096), "nt", (128, 48, 1, 1, 1, 1)),
+        ((128, 6144, 4096), "nn", (64, 128, 2, 1, 1, 0)),
+        ((128, 8192, 8192), "nt", (64, 128, 2, 1, 1, 1)),
+        ((128, 4096, 4096), "nn", (64, 64, 2, 1, 1, 1)),
+        ((256, 6144, 4096), "nt", (128, 96, 1, 1, 1, 1)),
+        ((64, 5120, 5120), "nn", (64, 64, 1, 1, 1, 0)),
+        ((256, 256, 16384), "nn", (64, 64, 1, 1, 8, 1)),
+        ((256, 400, 8192), "nt", (128, 64, 1, 1, 8, 1)),
+        ((128, 512, 8192), "nn", (64, 64, 1, 1, 8, 1)),
     ],
 )
 def test_the_plan_is_what_was_measured_fastest(shape, layout, tile):
@@ -363,12 +389,12 @@ needs_nvcc = pytest.mark.skipif(
     reason="needs nvcc and cuobjdump",
 )
 COMPILED = [
-    ({"BLOCK_M": 64, "BLOCK_N": 128, "NUM_STAGES": 8, "CLUSTER": 1, "SHARES_A": 0}, 0, 1),
-    ({"BLOCK_M": 128, "BLOCK_N": 64, "NUM_STAGES": 8, "CLUSTER": 4, "SHARES_A": 1}, 0, 0),
-    ({"BLOCK_M": 64, "BLOCK_N": 64, "NUM_STAGES": 12, "CLUSTER": 4, "SHARES_A": 0}, 1, 1),
-    ({"BLOCK_M": 128, "BLOCK_N": 48, "NUM_STAGES": 9, "CLUSTER": 1, "SHARES_A": 0}, 0, 1),
-    ({"BLOCK_M": 128, "BLOCK_N": 112, "NUM_STAGES": 6, "CLUSTER": 2, "SHARES_A": 0}, 0, 1),
-    ({"BLOCK_M": 192, "BLOCK_N": 96, "NUM_STAGES": 5, "CLUSTER": 1, "SHARES_A": 0}, 1, 1),
+    ({"BLOCK_M": 64, "BLOCK_N": 128, "NUM_STAGES": 8, "CLUSTER_M": 1, "CLUSTER_N": 1}, 0, 1),
+    ({"BLOCK_M": 128, "BLOCK_N": 64, "NUM_STAGES": 8, "CLUSTER_M": 1, "CLUSTER_N": 4}, 0, 0),
+    ({"BLOCK_M": 64, "BLOCK_N": 64, "NUM_STAGES": 12, "CLUSTER_M": 4, "CLUSTER_N": 1}, 1, 1),
+    ({"BLOCK_M": 128, "BLOCK_N": 48, "NUM_STAGES": 9, "CLUSTER_M": 1, "CLUSTER_N": 1}, 0, 1),
+    ({"BLOCK_M": 128, "BLOCK_N": 112, "NUM_STAGES": 6, "CLUSTER_M": 2, "CLUSTER_N": 1}, 0, 1),
+    ({"BLOCK_M": 192, "BLOCK_N": 96, "NUM_STAGES": 5, "CLUSTER_M": 1, "CLUSTER_N": 1}, 1, 1),
 ]
 
 

@@ -83,7 +83,7 @@ IDLE = (0.5, 0.77)  # where so many of the SMs have a block
 OUTSIDE = 1.26  # steps of tiles with boxes that are partly outside, beside others that are not
 BETWEEN_LINES = 1.31  # what a row-major B is asked for by tiles that begin within lines of the L2
 
-# Of rows that begin within lines of the L2 (reports/nvidia-h200/trials/clusters.csv): steps of a
+# Of rows that begin within lines of the L2 (reports/nvidia-h200/trials/races.csv): steps of a
 # block, what each block that asks for the same line adds to a step, clusters by their blocks, and
 # the kernel that adds partial sums, which takes longer with each part.
 SPLIT_STEP = 1.15
@@ -412,9 +412,11 @@ half, and within 9 % in the others (reports/nvidia-h200/trials/waves.csv).
 
 
 def settled(problem: Any, sms: int) -> bool:
-    """Whether all blocks of some setting run at once, of a problem with more than a few rows."""
+    """Whether all blocks of some setting run at once, of a problem with more than a few rows, or with
+    few that A has side by side: of 20 such drawn shapes skinny was slower in all (drawn_kernels.csv).
+    """
     seen = wide(problem)
-    return seen.M > FEW_ROWS and fits(seen, sms)
+    return (seen.M > FEW_ROWS or (seen.M > 1 and short_rows(seen))) and fits(seen, sms)
 
 
 def cost(problem: Any, sms: int) -> float | None:

@@ -71,14 +71,16 @@ def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
     steps = -(-K // block_k)
     depth = -(-steps // parts) * block_k  # elements of K that a block goes through
     loads = max(1.0, tiles * parts / sms) * min(depth, K) * 2 / 85e3  # of a row or column of a tile
-    load = loads * (block_m + block_n)
+    # Blocks of a cluster load what they share once.
+    of_a, of_b = block_m / plan.get("CLUSTER_N", 1), block_n / plan.get("CLUSTER_M", 1)
+    load = loads * (of_a + of_b)
     split, odd = 0.0, False
     for shape, strides, side, along_k in (
-        ((M, K), problem.a_strides, block_m, 1),
-        ((K, N), problem.b_strides, block_n, 0),
+        ((M, K), problem.a_strides, of_a, 1),
+        ((K, N), problem.b_strides, of_b, 0),
     ):
         apart = _apart(shape, strides)
-        run = block_k if strides[along_k] == 1 else side  # elements of a tile side by side
+        run = block_k if strides[along_k] == 1 else block_m if along_k else block_n  # elements of a tile side by side
         split += loads * side * LINE / run if apart % SECTOR else 0.0
         odd |= apart % VECTOR > 0
     divided = float(parts > 1)
