@@ -33,7 +33,9 @@ FITTED: dict[int, str] = {
     505: "CUDA's tile of 192 x 192, and which kernels were raced where it lost",
     506: "the same",
     **dict.fromkeys(range(507, 513), "the model that chooses, and where skinny's plans were raced"),
-    **dict.fromkeys((513, 514, 515, 611, 612, 613), "one_wave's clusters, and the model that chooses"),
+    **dict.fromkeys(
+        (513, 514, 515, 611, 612, 613), "one_wave's clusters, and the model that chooses"
+    ),
     610: "the same as of 507",
     **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
