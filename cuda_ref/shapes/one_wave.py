@@ -67,6 +67,8 @@ CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
 """The same of every tile, and of its transpose, where rows begin within lines of the L2: a row of a
 box is then two lines, and what blocks ask for is what takes longest."""
 
+MOST_BLOCKS = 1.15  # to a tile, where some of a cluster have none
+
 LAUNCH_US = 1.6  # microseconds before the first step and after the last
 PREFETCHED_LAUNCH_US = 1.25  # the same where the first steps are prefetched into the L2
 MEMORY_BYTES_PER_US = 3.9e6
@@ -150,12 +152,12 @@ def splits_lines(problem: Any) -> bool:
 
 
 def runs_at_once(config: Mapping[str, int], problem: Any, sms: int) -> bool:
-    """Whether all blocks do, for a problem with M <= N: of whole clusters, or where rows begin within
-    lines also of some with blocks that have no tile."""
-    whole = all(tiles % size == 0 for tiles, size in _sides(config, problem))
-    return (whole or splits_lines(problem)) and _blocks(config, problem) <= at_once(
-        config["CLUSTER_M"] * config["CLUSTER_N"], sms
-    )
+    """Whether all blocks do, and have a tile, for a problem with M <= N; where rows begin within
+    lines, of larger clusters a few may be without."""
+    tiles = math.prod(tiles for tiles, _ in _sides(config, problem)) * config["SPLITS"]
+    blocks = _blocks(config, problem)
+    most = tiles * MOST_BLOCKS if splits_lines(problem) else tiles
+    return blocks <= min(most, at_once(config["CLUSTER_M"] * config["CLUSTER_N"], sms))
 
 
 def _sides(config: Mapping[str, int], problem: Any) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -411,12 +413,17 @@ half, and within 9 % in the others (reports/nvidia-h200/trials/waves.csv).
 """
 
 
+FEW_COLUMNS = 2048
+"""Columns up to which models decide about few rows."""
+
+
 def settled(problem: Any, sms: int) -> bool:
-    """Whether all blocks of some setting run at once, of a problem with more than a few rows, or with
-    few that A has side by side: of 20 such drawn shapes skinny was slower in all (drawn_kernels.csv).
-    """
+    """Whether all blocks of some setting run at once, of a problem with more than a few rows; or of
+    one with many columns and few rows, that A has side by side: in 4 such drawn shapes and in a race
+    of all plans skinny, which else takes them, was slower (drawn_kernels.csv, races.csv)."""
     seen = wide(problem)
-    return (seen.M > FEW_ROWS or (seen.M > 1 and short_rows(seen))) and fits(seen, sms)
+    beside = seen.N > FEW_COLUMNS and seen.M > 1 and short_rows(seen)
+    return (seen.M > FEW_ROWS or beside) and fits(seen, sms)
 
 
 def cost(problem: Any, sms: int) -> float | None:

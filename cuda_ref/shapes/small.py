@@ -170,9 +170,17 @@ def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
     return way.start + body + exchange * (splits > 1)
 
 
+FEW_SIDE, FEW_TILES, MODEST_K = 96, 40, 4672
+"""Rows or columns of C, tiles of BLOCK x BLOCK, and elements of K."""
+
+
 def settled(problem: Any, sms: int) -> bool:
-    """Whether a K of two mmas is too short for a ring, or stores of a large C in odd rows are
-    nearly all there is.
+    """Whether a C has few tiles and no very long K, a K of two mmas is too short for a ring, or
+    stores of a large C in odd rows are nearly all there is.
+
+    Of the first, 35 drawn shapes of at most FEW_TILES tiles were timed with K up to MODEST_K, and
+    this rung was the fastest in 34, by 17 % in the median; the other, 17 x 1104 x 400, took 2 % more
+    (reports/nvidia-h200/trials/drawn_kernels.csv and races.csv). One row is gemv's.
 
     Of the latter, rungs with tensor maps store such a C by elements: they took 2.1 us for a million
     of them at 3026 x 6977 x 1, and this one 1.2 at 4876 x 1407 x 1
@@ -182,8 +190,12 @@ def settled(problem: Any, sms: int) -> bool:
     if not problem.plain or problem.batch > 1 or vector(problem) < 8:
         return False
     size, odd = problem.M * problem.N, max(problem.c_strides) % 8 > 0
+    blocks = ceil_div(problem.M, BLOCK) * ceil_div(problem.N, BLOCK)
+    few = (
+        1 < min(problem.M, problem.N) <= FEW_SIDE and blocks <= FEW_TILES and problem.K <= MODEST_K
+    )
     short = problem.K <= SHORT_K and size <= MODEST_C
-    return bool(short or (problem.K <= FEW_K and odd and size >= LARGE_C))
+    return bool(few or short or (problem.K <= FEW_K and odd and size >= LARGE_C))
 
 
 def cost(problem: Any, sms: int) -> float | None:
