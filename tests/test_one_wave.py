@@ -135,7 +135,9 @@ def test_all_blocks_run_at_once_and_none_is_without_work(shape, layout):
         plan = find("cuda", "one_wave").plan(asked)
         cluster = plan["CLUSTER_M"], plan["CLUSTER_N"]
         sides = (-(-asked.M // plan["BLOCK_M"]), -(-asked.N // plan["BLOCK_N"]))
-        rows, cols = (-(-tiles // blocks) * blocks for tiles, blocks in zip(sides, cluster))
+        rows, cols = (
+            -(-tiles // blocks) * blocks for tiles, blocks in zip(sides, cluster, strict=True)
+        )
         assert rows * cols * plan["SPLITS"] <= 132
         assert (rows, cols) == sides or one_wave.splits_lines(asked)
         assert rows * cols < sides[0] * sides[1] + 8 * max(sides)
@@ -264,7 +266,7 @@ def test_few_rows_by_many_columns_share_what_there_is_of_a():
 
 @pytest.mark.parametrize("shape", [(1168, 560, 7632), (6488, 168, 3736), (205, 4272, 5424)])
 def test_where_rows_begin_within_lines_blocks_share_both_operands(shape):
-    """A row of a box is two lines there; with whole lines the same product is in smaller clusters."""
+    """A row of a box is two lines there. With whole lines the same product has smaller clusters."""
     layout = "nt" if shape[0] < shape[1] else "tt"
     asked = problem(*shape, layout)
     assert choose(asked, "cuda").name == "one_wave"

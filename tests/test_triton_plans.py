@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 choice = import_module("tcgemm.triton_kernels.planning.choice")
 k_division = import_module("tcgemm.triton_kernels.planning.k_division")
 storage = import_module("tcgemm.triton_kernels.host.storage")
+skinny_plan = import_module("tcgemm.triton_kernels.shapes.skinny_plan")
 
 RUNGS = tuple(row.name for row in dispatch.ladder("triton"))
 SQUARE = Problem(
@@ -591,3 +593,19 @@ def test_a_c_that_is_read_has_memory_beside_the_next_tiles_stages(dtype_out, fla
     assert plain["FLATTEN"] == 1
     assert reads["FLATTEN"] == flatten
     assert (plain["NUM_STAGES"], reads["NUM_STAGES"]) == ((4, 3) if flatten else (3, 3))
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_a_step_of_odd_rows_is_of_what_registers_can_hold(layout, monkeypatch):
+    """Each thread has its elements of a step in registers, where no vector can be loaded."""
+    monkeypatch.setattr(gpus, "gpu_here", lambda capability=None: ("nvidia-h200", 232_448, 132))
+    plans.forget()
+    for M, N, K in itertools.product((3, 17, 49, 61), (67, 266, 3001), (93, 213, 909, 5001)):
+        a = (1, M) if layout[0] == "t" else (K, 1)
+        b = (1, K) if layout[1] == "t" else (N, 1)
+        odd = replace(SQUARE, M=M, N=N, K=K, a_strides=a, b_strides=b, c_strides=(N, 1))
+        assert odd.layout == layout
+        plan = dispatch.find("triton", "skinny").plan(odd)
+        tile = plan["BLOCK_M"], plan["BLOCK_N"], plan["BLOCK_K"]
+        assert not skinny_plan.spills(odd, *tile), (M, N, K, tile)
+    plans.forget()

@@ -175,17 +175,17 @@ FEW_SIDE, FEW_TILES, MODEST_K = 96, 40, 4672
 
 
 def settled(problem: Any, sms: int) -> bool:
-    """Whether a C has few tiles and no very long K, a K of two mmas is too short for a ring, or
-    stores of a large C in odd rows are nearly all there is.
+    """Whether this rung is taken, whatever the models say. It is in three cases:
 
-    Of the first, 35 drawn shapes of at most FEW_TILES tiles were timed with K up to MODEST_K, and
-    this rung was the fastest in 34, by 17 % in the median; the other, 17 x 1104 x 400, took 2 % more
-    (reports/nvidia-h200/trials/drawn_kernels.csv and races.csv). One row is gemv's.
-
-    Of the latter, rungs with tensor maps store such a C by elements: they took 2.1 us for a million
-    of them at 3026 x 6977 x 1, and this one 1.2 at 4876 x 1407 x 1
-    (reports/nvidia-h200/trials/drawn.csv and drawn_kernels.csv). Of a smaller C the model of drawn
-    shapes decides.
+    - C has few tiles, and K is not very long. Of 35 drawn shapes with at most FEW_TILES tiles and
+      K up to MODEST_K this rung was the fastest in 34, by 17 % in the median, and at
+      17 x 1104 x 400 it took 2 % more (reports/nvidia-h200/trials/drawn_kernels.csv and races.csv).
+      A single row is gemv's.
+    - K is two mmas, too short for a ring.
+    - C is large and lies in odd rows, and its stores are nearly all there is. Rungs with tensor
+      maps store such a C by elements: they took 2.1 us for a million of them at 3026 x 6977 x 1,
+      and this one 1.2 at 4876 x 1407 x 1 (drawn.csv and drawn_kernels.csv there). For a smaller C
+      the model of drawn shapes decides.
     """
     if not problem.plain or problem.batch > 1 or vector(problem) < 8:
         return False

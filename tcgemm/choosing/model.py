@@ -80,9 +80,8 @@ def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
         ((K, N), problem.b_strides, of_b, 0),
     ):
         apart = _apart(shape, strides)
-        run = (
-            block_k if strides[along_k] == 1 else block_m if along_k else block_n
-        )  # elements of a tile side by side
+        across = block_m if along_k else block_n
+        run = block_k if strides[along_k] == 1 else across  # elements of a tile side by side
         split += loads * side * LINE / run if apart % SECTOR else 0.0
         odd |= apart % VECTOR > 0
     divided = float(parts > 1)

@@ -71,7 +71,15 @@ TILES = ((64, 64), (64, 128), (128, 64))
 """Of vectors: the wide side of a tile, and its step along K."""
 
 TILES_ONE_BY_ONE = ((32, 256), (64, 64), (64, 128), (128, 64))
-"""Where no vector can be loaded."""
+"""The same where no vector can be loaded: a thread has each element of a step in a register."""
+
+MOST_LOADED = 128 * 128
+"""Elements of A and B in such a step, at most: 128 to a thread. A step of 32 x 64 x 256 has half as
+many again, and spilled 5 to 18 KB a thread."""
+
+NARROW = 16
+"""Rows of the thin operand up to which such tiles of 128 do not spill, where the wide operand is
+K-major. With 64 they spilled 1.4 to 2.4 KB a thread, and those of 64 x 128 load as much."""
 
 
 class SkinnyPlanner(KDivisionPlanner):
@@ -131,13 +139,22 @@ def modelled(problem: Any) -> bool:
 
 def configs(problem: Any, processors: int) -> Iterator[Config]:
     """What the model chooses from, without stages, for a problem with M <= N."""
-    side = thin_side(problem)
-    for rows, depth in TILES_ONE_BY_ONE if by_elements(problem) else TILES:
+    side, one_by_one = thin_side(problem), by_elements(problem)
+    for rows, depth in TILES_ONE_BY_ONE if one_by_one else TILES:
+        if one_by_one and spills(problem, rows, side, depth):
+            continue
         tile = {"BLOCK_M": rows, "BLOCK_N": side, "BLOCK_K": depth, "PDL": 1, "NUM_WARPS": 4}
         tiles, steps = -(-problem.N // rows), -(-problem.K // depth)
         for parts in PARTS:
             if parts == 1 or (parts <= min(steps, MOST_PARTS) and tiles * parts <= 3 * processors):
                 yield {**tile, "SPLITS": parts}
+
+
+def spills(problem: Any, rows: int, side: int, depth: int) -> bool:
+    """Whether the elements of a step, loaded one by one, are too many for the registers, for a
+    problem with M <= N."""
+    k_major = problem.b_strides[0] == 1
+    return (rows + side) * depth > MOST_LOADED or (rows == 128 and side > NARROW and k_major)
 
 
 def modelled_us(config: Config, problem: Any, processors: int) -> float:

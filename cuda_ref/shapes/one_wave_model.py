@@ -1,0 +1,120 @@
+"""The time of one_wave, foretold for a tile, a cluster and the splits of K.
+
+It is fitted to some 5,200 timed cases of an H200 (reports/nvidia-h200/trials/waves.csv, run 3),
+each timed behind launches of itself. Its choice is 2 % slower than the fastest on average, and less
+with the table that comes before it. Where K is divided it is fitted to rows among other kernels
+(tile_choice.csv there), and where rows of A or B begin within lines of the L2 to races of plans
+(races.csv).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..planning.cost import TILE_K
+from .one_wave_tile import LINE, among_idle, blocks_of, rows_of_b, sides, splits_lines, whole_panels
+
+# BLOCK_M, BLOCK_N: microseconds of a step along K.
+STEP = {
+    (64, 48): 0.131,
+    (64, 64): 0.133,
+    (64, 96): 0.158,
+    (64, 112): 0.185,
+    (64, 128): 0.187,
+    (128, 48): 0.155,
+    (128, 64): 0.172,
+    (128, 96): 0.275,
+    (128, 112): 0.298,
+    (128, 128): 0.333,
+    (192, 96): 0.44,
+}
+STEP |= {(n, m): us for (m, n), us in STEP.items() if (n, m) not in STEP}
+
+LAUNCH_US = 1.6  # microseconds before the first step and after the last
+PREFETCHED_LAUNCH_US = 1.25  # the same where the first steps are prefetched into the L2
+MEMORY_BYTES_PER_US = 3.9e6
+STREAMED = 16e6  # bytes of B from which on it comes from memory as it is multiplied,
+REREAD = 1.25  # which takes longer where blocks that do not share it ask for the same lines
+L2_BYTES_PER_US = 12.6e6  # that all blocks together read of the L2
+CLUSTER_US = 0.66  # by which a cluster starts later
+SECOND_KERNEL_US = 1.16  # the kernel that adds partial sums
+PARTIALS_BYTES_PER_US = 2.0e6  # float32 partial sums, there and back
+SPLIT_LINES = 1.7  # by which more is read where rows begin and end within lines of the L2
+NO_PDL_US = 0.86  # by which the next kernel starts later without PDL
+AMONG_IDLE = 1.12  # by which a kernel takes longer with it,
+OUTSIDE = 1.26  # steps of tiles with boxes that are partly outside, beside others that are not
+BETWEEN_LINES = 1.31  # what a row-major B is asked for by tiles that begin within lines of the L2
+
+# Of rows that begin within lines of the L2 (reports/nvidia-h200/trials/races.csv): steps of a
+# block, what each block that asks for the same line adds to a step, clusters by their blocks, and
+# the kernel that adds partial sums, which takes longer with each part.
+SPLIT_STEP = 1.15
+ASKER_US = 0.0023
+SPLIT_CLUSTER_US = {1: 0.0, 2: 0.5, 4: 0.8, 8: 0.88}
+SPLIT_SECOND_US = 2.0
+PART_US = 0.07
+
+SHORT_ROWS_PER_US = 12.6e3  # of A, shorter than half a line, that all blocks ask for, and
+SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does
+
+
+def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
+    """Microseconds of a problem with M <= N by the model: the longest of a block's own steps, what
+    all ask of the L2, and what comes from memory, and what comes before and after."""
+    M, N, K = problem.M, problem.N, problem.K
+    block_m, block_n, splits = config["BLOCK_M"], config["BLOCK_N"], config["SPLITS"]
+    a_peers, b_peers = config["CLUSTER_N"], config["CLUSTER_M"]
+    cluster = a_peers * b_peers
+    blocks = blocks_of(config, problem)
+    waves = -(-blocks // sms)
+    steps = waves * math.ceil(math.ceil(K / TILE_K) / splits)
+    between = problem.layout[1] == "n" and block_n % 64 > 0
+    columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
+    asked = 2 * TILE_K * (block_m / a_peers + columns / b_peers)
+    own, same = steps * STEP[block_m, block_n], 0.0
+    if splits_lines(problem):
+        asked *= SPLIT_LINES
+        own *= SPLIT_STEP
+        askers = max(tiles / size for tiles, size in sides(config, problem))
+        same = steps * askers * SPLIT_LINES * ASKER_US
+    elif block_m < M and M % (block_m // a_peers):
+        own *= OUTSIDE
+    memory = 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US
+    if (between or -(-M // block_m) > b_peers) and 2 * K * N > STREAMED:
+        memory *= REREAD
+    if short_rows(problem):
+        rows = TILE_K / a_peers
+        own = max(own, steps * (rows + whole_panels(block_n) / b_peers) / SHORT_STEP_ROWS_PER_US)
+        memory = max(memory, steps * blocks * rows / waves / SHORT_ROWS_PER_US)
+    limits = (own, same, steps * blocks * asked / waves / L2_BYTES_PER_US, memory)
+    body = sum(limit**6 for limit in limits) ** (1 / 6)
+    start = PREFETCHED_LAUNCH_US if block_m * block_n <= 64 * 64 else LAUNCH_US
+    added = _around(splits, cluster, splits_lines(problem))
+    if splits > 1:
+        added += 4 * M * N * splits / PARTIALS_BYTES_PER_US
+    if not config["PDL"]:
+        start += NO_PDL_US
+    elif splits == 1 and cluster < 4 and among_idle(blocks, sms):
+        body *= AMONG_IDLE
+    return waves * start + body + added
+
+
+def _around(splits: int, cluster: int, within: bool) -> float:
+    """Microseconds of a cluster's later start, and of the kernel that adds partial sums; `within`:
+    rows begin within lines of the L2."""
+    if within:
+        second = SPLIT_SECOND_US + PART_US * splits
+        return SPLIT_CLUSTER_US[cluster] + (second if splits > 1 else 0.0)
+    return CLUSTER_US * (cluster > 1) + (SECOND_KERNEL_US if splits > 1 else 0.0)
+
+
+def short_rows(problem: Any) -> bool:
+    """Whether A lies in rows of M elements that are shorter than half a line of the L2.
+
+    A step then takes 64 of them, whatever their length, and all blocks ask for the same few lines:
+    at 4072 x 8 x 3628 (tn) 15.5 us in clusters of 2, which ask half as often, and 20.7 without
+    (reports/nvidia-h200/trials/races.csv).
+    """
+    return bool(problem.layout[0] == "t" and problem.a_strides[1] < LINE // 2)

@@ -1,0 +1,202 @@
+"""The builds of one_wave: tiles, clusters, which of them fit a product, and the plan of each.
+
+A plan names a build by its tile and its cluster (see fusion.TILE), and tells the launcher SPLITS
+and PDL. Every function is given the problem with M <= N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..planning.cost import TILE_K, ceil_div, most_splits
+from ..planning.gpu import shared_kb
+from ..planning.refusals import column_major
+
+Clusters = tuple[tuple[int, int], ...]
+
+LINE = 64
+"""Elements of 16 bits in a line of the L2."""
+
+WHOLE: dict[tuple[int, int], Clusters] = {
+    (64, 48): ((1, 1),),
+    (64, 64): ((1, 1), (2, 1), (1, 2)),
+    (64, 96): ((1, 1), (2, 1)),
+    (64, 112): ((1, 1), (2, 1)),
+    (64, 128): ((1, 1), (2, 1)),
+    (128, 48): ((1, 1),),
+    (128, 64): ((1, 1), (2, 1), (1, 4)),
+    (128, 96): ((1, 1), (2, 1)),
+    (128, 112): ((1, 1), (2, 1)),
+    (128, 128): ((1, 1), (2, 1), (1, 4)),
+    (96, 192): ((1, 1), (2, 1)),
+    (192, 96): ((1, 1), (1, 2)),
+}
+"""(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER_M, CLUSTER_N) that were the fastest somewhere."""
+
+DIVIDED = dict.fromkeys(
+    ((64, 64), (64, 128), (128, 64), (128, 128), (96, 192), (192, 96)), ((1, 1),)
+)
+"""The same where K is divided: among other kernels a cluster's start costs more than it saves."""
+
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
+"""The same of every tile, and of its transpose, where rows begin within lines of the L2: a row of a
+box is then two lines, and what blocks ask for is what takes longest."""
+
+MOST_BLOCKS = 1.15
+"""Blocks to a tile, at most: larger clusters may have a few blocks without a tile."""
+
+IDLE = (0.5, 0.77)
+"""Shares of the SMs that have a block, between which some of the next kernel's blocks find an idle
+SM and some do not."""
+
+FEWEST_STAGES, MOST_STAGES = 4, 12
+
+
+def by_columns(problem: Any) -> bool:
+    """Whether C is column-major: then the launcher computes the transposed product."""
+    return column_major((problem.M, problem.N), problem.c_strides)
+
+
+def splits_lines(problem: Any) -> bool:
+    """Whether rows of A or B begin within lines of the L2."""
+    return any(max(strides) % LINE for strides in (problem.a_strides, problem.b_strides))
+
+
+def shapes(problem: Any, splits: int) -> dict[tuple[int, int], Clusters]:
+    """Tiles, and the clusters that each may be in."""
+    found = WHOLE if splits == 1 else DIVIDED
+    if not splits_lines(problem):
+        return found
+    tiles = [*found, *((n, m) for m, n in found if (n, m) not in found)]
+    few = [pair for pair in CLUSTERS if max(pair) <= 2]
+    return {tile: tuple(few if 48 in tile else CLUSTERS) for tile in tiles}
+
+
+def takes(block_m: int, block_n: int, problem: Any) -> bool:
+    """Whether a problem may have such tiles.
+
+    A side that is no multiple of 64 has to run along the rows of C, and nothing may be fused. A
+    side of 48 also needs a B that lies by columns.
+    """
+    along, across = (block_m, block_n) if by_columns(problem) else (block_n, block_m)
+    # The launcher transposes nothing where C lies in steps both ways, so that side is not known.
+    if across % 64 or (along % 64 and 1 not in problem.c_strides):
+        return False
+    k_major = problem.layout[0] == "n" if by_columns(problem) else problem.layout[1] == "t"
+    return along % 64 == 0 or bool(problem.plain and (along > 48 or k_major))
+
+
+def rows_of_b(block_n: int) -> int:
+    """Rows of B in a stage: as B_ROWS in one_wave_build.cuh."""
+    return 48 if block_n == 48 else whole_panels(block_n)
+
+
+def whole_panels(block_n: int) -> int:
+    """Columns of the panels of 64 that a tile's width takes."""
+    return -(-block_n // 64) * 64
+
+
+def at_once(cluster: int, sms: int) -> int:
+    """Blocks in clusters that run at once: SMs come in groups that clusters do not cross, so an
+    H200's 132 SMs take 30 clusters of 4."""
+    return sms if cluster < 4 else sms * 10 // 11 // cluster * cluster
+
+
+def runs_at_once(config: Mapping[str, int], problem: Any, sms: int) -> bool:
+    """Whether all blocks run at once and each has a tile.
+
+    Where rows begin within lines of the L2, a few blocks of larger clusters may have none.
+    """
+    tiles = math.prod(tiles for tiles, _ in sides(config, problem)) * config["SPLITS"]
+    blocks = blocks_of(config, problem)
+    most = tiles * MOST_BLOCKS if splits_lines(problem) else tiles
+    return blocks <= min(most, at_once(config["CLUSTER_M"] * config["CLUSTER_N"], sms))
+
+
+def sides(config: Mapping[str, int], problem: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Tiles and blocks of a cluster along M, and along N."""
+    rows, cols = ceil_div(problem.M, config["BLOCK_M"]), ceil_div(problem.N, config["BLOCK_N"])
+    return (rows, config["CLUSTER_M"]), (cols, config["CLUSTER_N"])
+
+
+def blocks_of(config: Mapping[str, int], problem: Any) -> int:
+    """Blocks of the launch, in whole clusters."""
+    rows, cols = (ceil_div(tiles, size) * size for tiles, size in sides(config, problem))
+    return rows * cols * config["SPLITS"]
+
+
+def among_idle(blocks: int, sms: int) -> bool:
+    """Whether some of the next kernel's blocks, but not all, find an SM that this one leaves idle.
+
+    With PDL, 582 timed cases of 67 to 101 blocks on 132 SMs took 10 % longer in the mean, up to
+    half; those of fewer or more took 3 and 1 % less.
+    """
+    least, most = (share * sms for share in IDLE)
+    return least < blocks <= most
+
+
+def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) -> dict[str, int]:
+    """The plan of a table's config.
+
+    Args:
+        transposed: the kernel's problem is the transpose of this one: its tile is transposed too.
+    """
+    whole = all(tiles % size == 0 for tiles, size in sides(config, problem))
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    cluster_m, cluster_n = config["CLUSTER_M"], config["CLUSTER_N"]
+    if not takes(block_m, block_n, problem):
+        block_m, block_n = whole_panels(block_m), whole_panels(block_n)
+        tile = {**config, "BLOCK_M": block_m, "BLOCK_N": block_n}
+        whole = all(tiles % size == 0 for tiles, size in sides(tile, problem))
+    if not (whole or splits_lines(problem)):
+        cluster_m = cluster_n = 1
+    if transposed:
+        block_m, block_n = block_n, block_m
+        cluster_m, cluster_n = cluster_n, cluster_m
+    # No split of K is empty.
+    splits = max(1, min(config["SPLITS"], most_splits(problem.K)))
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": TILE_K,
+        "NUM_STAGES": _stages(block_m, block_n, splits > 1, problem.dtype_out == "float32"),
+        "CLUSTER_M": cluster_m,
+        "CLUSTER_N": cluster_n,
+        "SPLITS": splits,
+        "PDL": config["PDL"],
+    }
+
+
+def _stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
+    """As many as fit behind barriers and chunks, as shared_bytes in one_wave_build.cuh counts. Of a
+    large tile's sums the chunks lie in the ring."""
+    stage = (block_m + rows_of_b(block_n)) * TILE_K * 2
+    chunks = block_m // 64 * -(-block_n * (4 if divided or float32 else 2) // 128)
+    if divided and block_m * block_n > 128 * 128:
+        chunks = 0
+    room = 1024 * shared_kb((9, 0)) - 1024 - 8192 * chunks
+    return min(MOST_STAGES, room // stage)
+
+
+def refuse_config(config: Mapping[str, int]) -> str | None:
+    """Why no build has these settings: the assertions of one_wave_build.cuh."""
+    tile = config["BLOCK_M"], config["BLOCK_N"]
+    cluster = config["CLUSTER_M"], config["CLUSTER_N"]
+    either_way = (tile, tile[::-1])
+    if (
+        any(each in WHOLE for each in either_way)
+        and cluster in CLUSTERS
+        and (max(cluster) <= 2 or 48 not in tile)
+        and config["PDL"] in (0, 1)
+        and config["SPLITS"] >= 1
+        and (config["SPLITS"] == 1 or any(each in DIVIDED for each in either_way))
+    ):
+        return None
+    tiles, divided = (", ".join(f"{m} x {n}" for m, n in which) for which in (WHOLE, DIVIDED))
+    clusters = ", ".join(f"{m} x {n}" for m, n in CLUSTERS)
+    return (
+        f"the tile is one of {tiles} or its transpose, CLUSTER_M x CLUSTER_N one of {clusters}, of "
+        f"a side of 48 none of more than 2, PDL 0 or 1, SPLITS 1, or more of {divided}"
+    )
