@@ -76,8 +76,8 @@ CUDA_LIBRARY = """
 from tcgemm import dispatch
 from tcgemm.problem import Problem
 
-def problem(M, **changes):
-    return Problem(M, 512, 512, "bfloat16", "bfloat16", (512, 1), (512, 1), (512, 1), **changes)
+def problem(M, **changes):  # so wide that costs decide
+    return Problem(M, 2048, 512, "bfloat16", "bfloat16", (512, 1), (2048, 1), (2048, 1), **changes)
 
 assert dispatch.choose(problem(9), "cuda").name == "brought_along"
 for other in (problem(32), problem(34), problem(9, capability=(8, 0))):

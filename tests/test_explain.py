@@ -138,7 +138,7 @@ def test_the_answer_comes_first():
 
 
 def test_a_kernel_that_the_model_takes_says_so_and_from_whom():
-    found = explain("64x64x64", "--backend", "cuda", "--gpu", "h200")
+    found = explain("128x128x128", "--backend", "cuda", "--gpu", "h200")
     told = re.search(
         r"small is chosen as among other kernels the model of drawn shapes has it at (\d\.\d) us, "
         r"and one_wave, which tables and costs choose, at (\d\.\d);",
@@ -147,6 +147,13 @@ def test_a_kernel_that_the_model_takes_says_so_and_from_whom():
     assert told is not None, found
     assert float(told[1]) < float(told[2])
     assert "the model" not in explain("4096x4096x4096", "--backend", "cuda", "--gpu", "h200")
+
+
+def test_where_another_kernel_is_ahead_alone_the_answer_says_so():
+    """64 cubed is small's by its own rule, and one_wave has the shorter time in the ranking."""
+    found = explain("64x64x64", "--backend", "cuda", "--gpu", "h200")
+    assert "cuda/one_wave is ahead in the ranking, which is of launches alone" in found
+    assert "which is of launches alone" not in explain("4096x4096x4096", "--gpu", "h200")
 
 
 def test_where_not_all_is_built_the_reason_is_of_what_is(monkeypatch):

@@ -16,7 +16,7 @@ from tcgemm.cuda_ref import planning
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import TILE
 from tcgemm.cuda_ref.planning import launch, tables, tuning
-from tcgemm.cuda_ref.shapes import one_wave
+from tcgemm.cuda_ref.shapes import one_wave, one_wave_tile
 
 import tcgemm
 from tcgemm.dispatch import choose, find
@@ -139,7 +139,7 @@ def test_all_blocks_run_at_once_and_none_is_without_work(shape, layout):
             -(-tiles // blocks) * blocks for tiles, blocks in zip(sides, cluster, strict=True)
         )
         assert rows * cols * plan["SPLITS"] <= 132
-        assert (rows, cols) == sides or one_wave.splits_lines(asked)
+        assert (rows, cols) == sides or one_wave_tile.splits_lines(asked)
         assert rows * cols < sides[0] * sides[1] + 8 * max(sides)
         assert plan["SPLITS"] == 1 or plan["SPLITS"] <= asked.K // 64 // 2
         assert plan["BLOCK_M"] in (64, 128, 192)
@@ -179,7 +179,7 @@ def test_the_ring_and_the_chunks_fit_an_sm(out):
         asked = problem(*sorted(shape[:2]), shape[2], "nt", dtype_out=out)
         for config in one_wave.candidates(asked, 132):
             plan = one_wave.divide(config, asked, 132, False)
-            stage = (plan["BLOCK_M"] + one_wave.rows_of_b(plan["BLOCK_N"])) * 128
+            stage = (plan["BLOCK_M"] + one_wave_tile.rows_of_b(plan["BLOCK_N"])) * 128
             itemsize = 4 if out == "float32" or plan["SPLITS"] > 1 else 2
             chunks = plan["BLOCK_M"] // 64 * -(-plan["BLOCK_N"] * itemsize // 128)
             barriers = 8 * (2 * plan["NUM_STAGES"] + chunks)

@@ -12,8 +12,8 @@
 //                each multiply is in vain: skinny.
 //
 // grid       a block for each tile of C and part of K, rounded up to whole clusters
-// cluster    CLUSTER_M x CLUSTER_N blocks: those beside each other have the same rows of A, those one
-//            above the other the same columns of B; each loads its share and multicasts it
+// cluster    CLUSTER_M x CLUSTER_N blocks: those beside each other have the same rows of A, those
+//            above each other the same columns of B; each loads its share and multicasts it
 // block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  wgmma 64 x BLOCK_N x 16; C is stored in chunks of 64 rows x 128 bytes by TMA
@@ -37,12 +37,11 @@ struct Wave {
   int sums_rows;            // of the workspace, for each part of K
 
   // The corner of a block's tile: along the shorter side first, so that who reads the same is near.
-  __device__ void locate(int index, Tile in_cluster, int* m, int* n) const {
+  __device__ Tile corner(int index, InCluster block) const {
     const int high = rows / CLUSTER_M, wide = cols / CLUSTER_N, at = index / CLUSTER;
     const bool down = high <= wide;
     const Tile tile = down ? Tile{at % high, at / high} : Tile{at / wide, at % wide};
-    *m = (tile.m * CLUSTER_M + in_cluster.m) * BLOCK_M;
-    *n = (tile.n * CLUSTER_N + in_cluster.n) * BLOCK_N;
+    return {(tile.m * CLUSTER_M + block.m) * BLOCK_M, (tile.n * CLUSTER_N + block.n) * BLOCK_N};
   }
 };
 
@@ -61,12 +60,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   const uint32_t empty = full + 8 * NUM_STAGES, arrivals = empty + 8 * NUM_STAGES;  // of C_in
 
   const int tiles = wave.rows * wave.cols, part = DIVIDES ? blockIdx.x / tiles : 0;
-  const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
-  const Tile in_cluster{rank % CLUSTER_M, rank / CLUSTER_M};
+  const InCluster block = InCluster::here();
   const int first = DIVIDES ? wave.k_tiles * part / wave.splits : 0;
   const int count = DIVIDES ? wave.k_tiles * (part + 1) / wave.splits - first : wave.k_tiles;
-  int m, n;
-  wave.locate(blockIdx.x - part * tiles, in_cluster, &m, &n);
+  const auto [m, n] = wave.corner(blockIdx.x - part * tiles, block);
 
   const bool produces = threadIdx.x == 128 * CONSUMERS;
   if (produces) prefetch_tensormaps(a_map, b_map, c_map, plain);
@@ -101,17 +98,15 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (warp == 4 * CONSUMERS) {
     if (produces) {
       const uint32_t bytes = 128 * (SharesA::rows(wave.a_box) + SharesB::rows(wave.b_box));
-      const uint16_t above = ((1 << CLUSTER_M) - 1) << (in_cluster.n * CLUSTER_M);
-      const uint16_t beside = ((1 << CLUSTER) - 1) / ((1 << CLUSTER_M) - 1) << in_cluster.m;
+      const uint16_t above = block.above(), beside = block.beside();
       uint32_t stage = 0, phase = 0;
       for (int i = 0; i < count; ++i) {
         mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
         const uint32_t barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES;
         const int k = (first + i) * BLOCK_K;
         mbarrier_arrive_expect_tx(barrier, bytes);
-        SharesA::load(to, &a_map, barrier, in_cluster.n, beside, m, k, wave.a_box, wave.a_once);
-        SharesB::load(to + A_BYTES, &b_map, barrier, in_cluster.m, above, n, k, wave.b_box,
-                      wave.b_once);
+        SharesA::load(to, &a_map, barrier, block.n, beside, m, k, wave.a_box, wave.a_once);
+        SharesB::load(to + A_BYTES, &b_map, barrier, block.m, above, n, k, wave.b_box, wave.b_once);
         if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
       }
     }
@@ -128,10 +123,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     tile.n = n;
     if constexpr (FUSED) tile.begin(wave.M, wave.N);
 
-    // Who waits for this lane's word that a stage is free: the block itself, those above, those beside.
-    const uint32_t along = (lane - CLUSTER_M + in_cluster.n + 1) % CLUSTER_N;
-    const uint32_t waiting = lane < CLUSTER_M ? in_cluster.n * CLUSTER_M + lane
-                                              : along * CLUSTER_M + in_cluster.m;
+    const uint32_t waiting = block.peer(lane);  // for this lane's word that a stage is free
     float d[1][BLOCK_N / 2];
     uint32_t stage = 0, phase = 0;
     for (int i = 0; i < count; ++i) {

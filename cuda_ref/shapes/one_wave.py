@@ -112,10 +112,14 @@ def tried(problem: Any, sms: int) -> list[dict[str, int]]:
     return sorted(found, key=lambda config: modelled_us(config, problem, sms))[:MOST_BUILDS]
 
 
+FORMER = {"EARLY": "PDL"}
+"""Name of a setting in older tables -> its name now."""
+
+
 def _newer(config: Mapping[str, int]) -> dict[str, int]:
     """A configuration as it is written now: of older ones a cluster lay along M or, with SHARES_A,
-    along N, and PDL was EARLY."""
-    new = {"PDL" if name == "EARLY" else name: value for name, value in config.items()}
+    along N."""
+    new = {FORMER.get(name, name): value for name, value in config.items()}
     if {"CLUSTER", "SHARES_A"} <= set(new):
         cluster, along_n = new.pop("CLUSTER"), new.pop("SHARES_A")
         new |= {"CLUSTER_M": 1 if along_n else cluster, "CLUSTER_N": cluster if along_n else 1}

@@ -67,6 +67,30 @@ constexpr uint32_t shared_bytes(int steps) {
   return RING_AT<Out> + (CHUNKS_IN_RING ? std::max(ring, ALL_CHUNKS<Out>) : ring);
 }
 
+// Where a block stands in its cluster, of CLUSTER_M blocks above each other in CLUSTER_N columns: rank
+// m + n * CLUSTER_M. Blocks are told of by their ranks.
+struct InCluster {
+  int m, n;
+
+  static __device__ __forceinline__ InCluster here() {
+    const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
+    return {rank % CLUSTER_M, rank / CLUSTER_M};
+  }
+  // Masks of who shares this block's columns of B, and its rows of A; itself among both.
+  __device__ __forceinline__ uint16_t above() const {
+    return ((1 << CLUSTER_M) - 1) << (n * CLUSTER_M);
+  }
+  __device__ __forceinline__ uint16_t beside() const {
+    return ((1 << CLUSTER) - 1) / ((1 << CLUSTER_M) - 1) << m;
+  }
+  // The i-th of the PEERS, who wait until this block has read a stage: those above, then those beside,
+  // of whom this block, which is above itself, is left out.
+  __device__ __forceinline__ uint32_t peer(uint32_t i) const {
+    const uint32_t column = (i - CLUSTER_M + n + 1) % CLUSTER_N;
+    return i < CLUSTER_M ? n * CLUSTER_M + i : column * CLUSTER_M + m;
+  }
+};
+
 // How the tile of an operand, ROWS of M or N by BLOCK_K, is shared out among PEERS blocks: rows of a
 // K-major one; of an MN-major one panels of 64, or where those are too few, rows along K.
 template <Major MAJOR, int ROWS, int PEERS>

@@ -8,16 +8,16 @@
 //                8-bit floats to some 14 bits), so every 128 bytes of K are summed from zero and
 //                added in float32. tf32x3: x = hi + lo, and hi hi + hi lo + lo hi are multiplied
 //                (lo lo is below 2^-22); consumers split A in registers, idle warps B in shared.
-// STILL MISSING  K is never divided. Built case by case (wgmma_types_modes.cuh).
+// STILL MISSING  K is never divided. Built case by case (wgmma_types/modes.cuh).
 //
 // grid       as few clusters of 1 or 2 blocks along M as finish in as many waves
 // block      one producer and 1 to 3 consumer warpgroups; the tiling that ends first (launch_mode)
 // warpgroup  64 or 2 x 64 rows of C: wgmma 64 x BLOCK_N x 32 bytes; stored by 64 rows x 128 bytes
 #include "host/repack.cuh"
 #include "sm90/epilogue_chunks.cuh"
-#include "wgmma_types_modes.cuh"
+#include "wgmma_types/modes.cuh"
 #include "sm90/scheduler.cuh"
-#include "wgmma_types_accumulators.cuh"
+#include "wgmma_types/accumulators.cuh"
 
 namespace {
 

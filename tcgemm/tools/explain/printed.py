@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .bound import Bound
     from .choice import Choice
     from .ranking import Estimate
+
+MARGIN = 0.9
+"""Of the time of the kernel that is chosen: one that takes less in the ranking is named."""
 
 
 def print_all(
@@ -84,6 +87,11 @@ def _answer(
             lines[-1] += f": {_time(times[name])}"
         if not (each.by_name or each.by_tables):
             lines.append(f"  {each.kernel} is chosen {each.why}; the ranking is of launches alone")
+        elif ahead := _ahead(each, times):
+            lines.append(
+                f"  {ahead} is ahead in the ranking, which is of launches alone; "
+                "the choice goes by products among other kernels"
+            )
         (timed if name in times else untimed).append(name)
     if untimed:
         whose = f" of {', '.join(untimed)}" if timed else ""
@@ -91,6 +99,20 @@ def _answer(
     if against.floor_us is not None:
         lines.append(f"no kernel takes less than {_us(against.floor_us)}: bound by {against.by}")
     return lines
+
+
+def _ahead(each: Choice, times: Mapping[str, Estimate]) -> str | None:
+    """A kernel of the backend that was measured to be faster than what tables and rules choose."""
+    measured = {
+        name: found.us
+        for name, found in times.items()
+        if found.exact and found.us and name.startswith(f"{each.backend}/")
+    }
+    mine = measured.get(f"{each.backend}/{each.kernel}")
+    if mine is None or not each.by_tables:
+        return None
+    fastest = min(measured, key=lambda name: measured[name])
+    return fastest if measured[fastest] < MARGIN * mine else None
 
 
 def _us(us: float) -> str:

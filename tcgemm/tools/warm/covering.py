@@ -17,7 +17,7 @@ from ...problem import COMPUTES, ITEMSIZE, LAYOUTS, OUTPUTS, Problem
 SEED = 1_000_003
 """Of the drawn shapes; no figure that is shown comes from it."""
 
-DRAWN = 2500
+DRAWN = 7500
 
 SIXTEEN_BITS = ("bfloat16", "float16")
 

@@ -5,7 +5,7 @@
 // wgmma in flight.
 #pragma once
 
-#include "wgmma_types_tf32x3.cuh"
+#include "wgmma_types/tf32x3.cuh"
 #include "ptx/wgmma_kmajor.cuh"
 #include "sm90/tile.cuh"
 
