@@ -216,6 +216,19 @@ def test_every_call_gets_a_workspace_of_its_own(gpu, monkeypatch):
     assert two[14] == operands[2].data_ptr()
 
 
+def test_memory_of_a_call_on_a_gpu_comes_the_short_way(monkeypatch):
+    asked = []
+    monkeypatch.setattr(launching, "_empty_strided", lambda *of: asked.append(of) or "room")
+    assert launching.memory(SimpleNamespace(is_cuda=True), 96) == "room"
+    assert asked == [((96,), (1,), torch.uint8)]
+    on_cpu = launching.memory(tensor(), 96)
+    assert (on_cpu.nbytes, on_cpu.dtype, len(asked)) == (96, torch.uint8, 1)
+
+
+def test_torch_has_the_short_way_in_the_versions_that_are_tested():
+    assert callable(launching._empty_strided)
+
+
 class Copies:
     """Copies B alone, behind 512 bytes of the room."""
 
