@@ -17,8 +17,11 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
+import tcgemm
 from tcgemm import dispatch, gpus
+from tcgemm.bench.cases import NAMES
 from tcgemm.cli import app
+from tcgemm.cli.application import COMMANDS
 from tcgemm.errors import UnsupportedError
 from tcgemm.problem import Problem
 from tcgemm.tools import doctor
@@ -26,6 +29,10 @@ from tcgemm.tools.explain.bound import bound
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
+sys.path.insert(0, str(ROOT / "docs" / "site"))
+
+import numbers_of  # noqa: E402
+import plain_figures  # noqa: E402
 
 
 def blocks(language):
@@ -47,6 +54,10 @@ def test_its_python_runs():
     expected = names["a"].float() @ names["b"].float()
     torch.testing.assert_close(names["d"], expected, rtol=1e-3, atol=1e-3)
     assert names["c"].shape == names["d"].shape
+    for number in (0, 2):
+        layer = names["model"][number]
+        assert isinstance(layer, tcgemm.nn.Linear)
+        assert layer.weight.grad.abs().max() > 0
 
 
 def commands():
@@ -62,6 +73,38 @@ def test_its_commands_parse():
             assert any(name in option.opts for option in group.params), name
         else:
             group.commands[name].make_context(name, arguments)
+
+
+def test_it_names_every_command_suite_and_setting():
+    assert {words[1] for words in commands()} >= set(COMMANDS)
+    suites = section("Commands").partition("The suites: ")[2].partition("\n\n")[0]
+    assert tuple(re.findall(r"`(\w+)`", suites)) == NAMES
+    code = [path.read_text() for folder in ("tcgemm", "cuda_ref", "triton_kernels")
+            for path in (ROOT / folder).rglob("*.py")]  # fmt: skip
+    read = r'(?:environ\.get\(|VARIABLE = )"(TCGEMM_[A-Z_]+)"'
+    of_users = {name for text in code for name in re.findall(read, text)}
+    of_users -= {"TCGEMM_OWN_KERNELS"}  # commands set it for --kernel FILE
+    told = [row[0].strip("`") for row in map(cells, section("Settings").splitlines())]
+    assert len(of_users) == 7
+    assert of_users == {name for name in told if "TCGEMM" in name}
+
+
+def test_its_figures_are_what_committed_rows_give():
+    assert numbers_of.renewed(TEXT) == TEXT, "run: python docs/site/numbers_of.py README.md"
+    written = re.sub(r"<!-- tcgemm:report:begin.*?report:end -->", "", TEXT, flags=re.S)
+    figures = [figure for _, figure in plain_figures.plain(written)]
+    assert not figures, f"no row holds {figures}: make each a query, or say what it is"
+
+
+def test_what_it_says_of_drawn_shapes_is_what_their_page_shows():
+    """So a page with newer seeds has README say the same."""
+    page = (ROOT / "docs/lab/drawn_shapes.md").read_text()
+    row = re.findall(r"^\| all \|.*$", page, re.M)[0]
+    shown = [found["query"] for found in numbers_of.FIGURE.finditer(section("How fast"))]
+    drawn = [query for query in shown if " drawn " in query]
+    assert len(drawn) == 9  # the first five are of the seeds of the page's first table
+    assert all(query in row for query in drawn[:5])
+    assert all(query in page for query in drawn)
 
 
 @pytest.mark.parametrize("name", ["explain", "kernels", "doctor"])
@@ -106,6 +149,11 @@ def test_what_other_gpus_would_do_is_what_the_model_says():
     rows = [cells(line) for line in table.splitlines() if line.startswith("|")]
     assert "by the model" in rows[0][0]
     assert rows[2:] == [by_the_model(gpus.find(slug)) for slug in OTHERS]
+    (command,) = re.findall(r"`tcgemm (explain [^`]+)`", table)
+    assert rows[0][-1] == f"{command.split()[1].replace('x', ' × ')} takes at least"
+    said = CliRunner().invoke(app, command.split()).stdout
+    (floor,) = re.findall(r"no kernel takes less than ([\d.]+) us", said)
+    assert f"{float(floor):.0f} us" == rows[2][-1]
     measured = {path.parent.name for path in (ROOT / "reports").glob("*/results.csv")}
     assert not measured & {gpus.find(slug).slug for slug in OTHERS}
 

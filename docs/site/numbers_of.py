@@ -12,6 +12,9 @@
 
 A Git host hides the comment, Sphinx too. ``renewed`` writes what the query gives today with as many
 decimals as the figure shows, so a figure that anybody changed is changed back, and --check fails.
+scripts/pages does so for docs/; for a page elsewhere:
+
+    python docs/site/numbers_of.py README.md
 """
 
 from __future__ import annotations
@@ -255,3 +258,8 @@ def renewed(text: str) -> str:
     if len(QUERY.findall(text)) != len(FIGURE.findall(text)):
         raise QueryError("a query without a figure right before it")
     return FIGURE.sub(replace, text)
+
+
+if __name__ == "__main__":
+    for page in map(Path, sys.argv[1:]):
+        page.write_text(renewed(page.read_text()))

@@ -33,7 +33,7 @@ OTHER = (
 BEGINS = r"(?:[-*] )?\**(?:predicted|by arithmetic|published|[^.]*arithmetic\.\*\*)"
 SILENT = re.compile(
     r"```.*?```|<!-- (?:measured|code|nav).*?<!-- end -->|`[^`\n]*`|\]\([^)\n]*\)"
-    r"|(?:CUDA|PTX|Triton|PyTorch|nvcc|torch|Python|NCCL) v?\d+(?:\.\d+)+"
+    r"|(?:CUDA|PTX|Triton|PyTorch|nvcc|torch|Python|NCCL|capability) v?\d+(?:\.\d+)+"
     r"|(?:under|over|above|below|least|most|than|within)\s\d[\d.]*"
     r"|-?[\d,]*\.?\d+ ?%?<!-- = .*? -->",
     re.S,
