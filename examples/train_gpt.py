@@ -3,7 +3,7 @@
     python examples/train_gpt.py --kernels torch       # on a GPU: 100 M parameters in bfloat16
     python examples/train_gpt.py --kernels triton
     python examples/train_gpt.py --kernels cuda --compile
-    python examples/train_gpt.py --kernels triton --fused-mlp        # gelu within the layer
+    python examples/train_gpt.py --kernels triton --fused-mlp        # an MLP is one tcgemm.mlp
     python examples/train_gpt.py --kernels triton --passes 4         # gradients added in place
     python examples/train_gpt.py --profile --csv losses.csv          # is any kernel cuBLAS's?
     python examples/train_gpt.py --tiny --steps 20 --kernels torch   # on a CPU
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a model for a CPU")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--fused-mlp", action="store_true",
-                        help="gelu as the epilogue of the layer before it")  # fmt: skip
+                        help="an MLP as one tcgemm.mlp, gelu in its first product")  # fmt: skip
     parser.add_argument("--passes", type=int, default=1,
                         help="passes over parts of the batch that a step adds up")  # fmt: skip
     parser.add_argument("--keep-grads", action="store_true",

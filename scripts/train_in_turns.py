@@ -32,7 +32,7 @@ CONTENDERS = {
     "triton-fused": ("triton", True), "cuda": ("cuda", False), "cuda-fused": ("cuda", True),
     "cublas": ("cublas", False),
 }  # fmt: skip
-"""Name -> (kernels, whether gelu is an epilogue)."""
+"""Name -> (kernels, whether an MLP is one tcgemm.mlp)."""
 
 
 class Contender:
