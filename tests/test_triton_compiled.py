@@ -14,12 +14,13 @@ import records
 from triton_requests import DEEP, INSTRUCTION, LIMITS, problem_on, shipped, shipped_types
 
 from tcgemm import dispatch
-from tcgemm.problem import DTYPES, EPILOGUES
+from tcgemm.problem import DTYPES, EPILOGUES, LAYOUTS, Problem
 
 compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
 plans = import_module("tcgemm.triton_kernels.by_name")
 dtypes = import_module("tcgemm.triton_kernels.planning.dtypes")
 gpus = import_module("tcgemm.triton_kernels.planning.gpus")
+skinny_plan = import_module("tcgemm.triton_kernels.shapes.skinny_plan")
 tables = import_module("tcgemm.triton_kernels.planning.tables")
 Request = compile_only.Request
 
@@ -72,9 +73,24 @@ COLUMN_MAJOR_RESULT = Request(
 SINGLE = [C_IN_BY_ROWS, WIDE_RESULT, COLUMN_MAJOR_RESULT]
 
 
+def odd_steps() -> list:
+    """Every step along K that skinny may take of odd rows, each for the wide operand as B."""
+    found = {}
+    for layout in LAYOUTS:
+        odd = Problem.stored(49, 1001, 913, "bfloat16", "bfloat16", layout, capability=(9, 0))
+        for config in skinny_plan.configs(odd, 132):
+            plan = {**config, "SPLITS": 1, "SWAP": 1, "NUM_STAGES": 2}
+            tile = config["BLOCK_M"], config["BLOCK_K"]
+            found[layout, tile] = Request("skinny", plan, layout=layout, M=49, N=1001, K=913)
+    return list(found.values())
+
+
 @cache
 def all_requests() -> list:
-    return [*SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED, *with_c_in(), *eight_bits(), *SINGLE]
+    return [
+        *SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED, *with_c_in(), *eight_bits(), *SINGLE,
+        *odd_steps(),
+    ]  # fmt: skip
 
 
 @cache
@@ -176,6 +192,18 @@ def test_c_in_that_tma_does_not_reach_is_read_in_place():
     built = compiled(C_IN_BY_ROWS)
     assert built.counts["LDG"] > 0
     assert built.spill_bytes == 0
+
+
+@pytest.mark.parametrize("wanted", odd_steps(), ids=name_of)
+def test_a_step_of_odd_rows_stays_in_registers(wanted):
+    """No vector can be loaded: a thread has each of its elements of a step in a register."""
+    built = compiled(wanted)
+    assert built.spill_bytes <= FEW_SPILLED, wanted.plan
+    assert built.counts["LDG"] > 0
+
+
+FEW_SPILLED = 64
+"""Bytes a thread. A tile that does not fit spills thousands."""
 
 
 def as_tf32(compute: str):
