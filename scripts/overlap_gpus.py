@@ -291,7 +291,7 @@ def timed(backend: str, sizes: list[int]) -> None:
             moved = (world - 1) * height * K * 2
             nccl = lambda w=whole, a=case.a: dist.all_gather_into_tensor(w, a)  # noqa: E731
             first, second = nccl, lambda: torch.mm(whole, case.b, out=product)  # noqa: B023
-            predicted = gather_us(overlap._plan(op, M, N, K, world), M, N, K, world)
+            predicted = gather_us(overlap._plan(op, M, N, K, world), N, K, world)
         else:
             case.a = whole
             case.out = torch.empty(height, N, dtype=torch.bfloat16, device="cuda")

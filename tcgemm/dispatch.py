@@ -24,7 +24,7 @@ from .errors import OperandTypeError, ToolchainError, UnknownNameError, Unsuppor
 from .forks import first_call
 from .operands import alignment, dtype_name
 from .problem import COMPUTES, Fusion, Plan, Problem
-from .vocabulary import unknown_kernel
+from .vocabulary import either, unknown_kernel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -281,10 +281,19 @@ def _elsewhere(problem: Problem, backend: str) -> str:
 
 
 def default_backend() -> str:
-    """TCGEMM_BACKEND where it is set, else triton."""
+    """TCGEMM_BACKEND where it is set, else triton.
+
+    Raises UnknownNameError where the variable names no backend.
+    """
     # os.environ.get takes 0.9 us where nothing is set, a tenth of a repeated call: ask its dict.
     value = _environment.get(_backend_key)
-    return os.environ.decodevalue(value) if value else "triton"
+    if not value:
+        return "triton"
+    name: str = os.environ.decodevalue(value)
+    if name not in BACKENDS and name != AUTO:
+        names = either((*BACKENDS, AUTO))
+        raise UnknownNameError(f"{BACKEND_VARIABLE} is {name!r}, no backend: set it to {names}")
+    return name
 
 
 _environment = os.environ._data  # type: ignore[attr-defined]

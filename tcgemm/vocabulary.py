@@ -78,9 +78,10 @@ def _more_may_be_known() -> bool:
 
 def check_backends(backends: Iterable[str]) -> None:
     """Raise UnknownNameError where a command is given a backend that does not exist."""
-    known = [*WITHOUT_TORCH, "cublas"]
+    loaded = sys.modules.get(f"{__package__}.dispatch")
+    known = [*WITHOUT_TORCH, "cublas"] if loaded is None else list(loaded.BACKENDS)
     for name in backends:
-        if name not in (*known, OWN) and not _more_may_be_known():
+        if name not in (*known, OWN):
             raise UnknownNameError(f"unknown backend {name!r}: choose from {', '.join(known)}")
 
 

@@ -213,6 +213,9 @@ def check_errors(rank):
     for error, words, function in (
         (OperandError, "a_shard has shape .2, 3., 2 rows, and of 7", lambda: gather(a, b, rows=7)),
         (OperandError, "a_shard has shape .1, 2, 3.", lambda: gather(a[None], b)),
+        (OperandError, "out has shape .3, 4., and of its 3 rows over 2 ranks this rank holds "
+         f"{2 - rank}, where a_shard has shape .3, 3.: out has as many rows as all shards",
+         lambda: gather(torch.ones(3, 3), b, out=torch.empty(3, 4))),
         (OperandError, "inner dimensions differ: A is .2, 3. and B is .2, 4.",
          lambda: scatter(a, b[:2])),
         (OperandError, "bias has shape .3.", lambda: gather(a, b, bias=torch.ones(3))),
@@ -238,7 +241,7 @@ def check_errors(rank):
         gather(a, b, 3)
     with pytest.raises(PeerError, match="N is 4 on rank 0 and 5 on rank 1"):
         gather(a, torch.ones(3, 4 + (rank == 1)), debug=True)
-    with pytest.raises(PeerError, match="epilogue is relu on rank 0 and  on rank 1"):
+    with pytest.raises(PeerError, match="epilogue is relu on rank 0 and none on rank 1"):
         scatter(a, b, debug=True, epilogue="relu" if rank == 0 else None)
 
 

@@ -12,6 +12,7 @@ import tcgemm
 from tcgemm.cli import app
 from tcgemm.dist import engine, fitted, model, planning
 from tcgemm.dist.model import Host
+from tcgemm.dist.overlap import plan as overlap_plan
 from tcgemm.dist.rows import rows_of
 from tcgemm.errors import OperandError, UnknownNameError
 
@@ -140,8 +141,55 @@ def test_explain_refuses_what_does_not_exist():
         tcgemm.dist.explain("gather", 1, 1, 1, world=2)
     with pytest.raises(OperandError, match="world is 0: at least 1"):
         tcgemm.dist.explain("all_gather", 1, 1, 1, world=0)
-    with pytest.raises(OperandError, match="host_gb_s is 0"):
-        tcgemm.dist.explain("all_gather", 1, 1, 1, world=2, host_gb_s=0)
+    for rate in (0, float("nan"), float("inf"), "50"):
+        with pytest.raises(OperandError, match=r"host_gb_s is .*a number above 0"):
+            tcgemm.dist.explain("all_gather", 1, 1, 1, world=2, host_gb_s=rate)
+    for rows in (16384.5, True, "8"):
+        with pytest.raises(OperandError, match=r"M is .*a whole number"):
+            tcgemm.dist.explain("all_gather", rows, 1, 1, world=2)
+    for name in ("cudaa", ""):
+        with pytest.raises(UnknownNameError, match=f"unknown backend '{name}': choose from"):
+            tcgemm.dist.explain("all_gather", 8, 8, 8, world=2, backend=name)
+
+
+@pytest.mark.parametrize(
+    ("K", "dtype", "asked", "why"),
+    [
+        (8192, "int8", {}, "operands are int8"),
+        (8192, "float32", {}, "operands are float32"),
+        (8192, "float64", {}, "operands are float64"),
+        (8191, "bfloat16", {}, "K=8191 and N=2048 of bfloat16: it takes multiples of 8 and of 8"),
+        (8200, "float8_e4m3fn", {}, "multiples of 16 and of 8"),
+        (8192, "float8_e4m3fn", {"backend": "cuda"}, "8-bit floats overlap in triton"),
+        (8192, "bfloat16", {"kernel": "naive"}, "'naive' is named"),
+        (8192, "bfloat16", {"out_dtype": "float32"}, "its result of bfloat16 is bfloat16"),
+        (8192, "float16", {"compute": "float16"}, "it sums float16 as float32 only"),
+        (1 << 20, "bfloat16", {}, "bytes each, and it keeps to"),
+    ],
+)
+def test_explain_refuses_what_the_engine_does(K, dtype, asked, why):
+    plan = tcgemm.dist.explain("all_gather", 16384, 8192, K, dtype, world=4, **asked).plan
+    assert plan.way == "sequence"
+    assert why in plan.why
+
+
+def test_explain_knows_the_engine_s_tiles_and_parts():
+    wide = tcgemm.dist.explain("all_gather", 1 << 18, 1 << 16, 1024, world=2).plan
+    assert "a rank would have 131072 tiles, and it has flags for 32768" in wide.why
+    even = tcgemm.dist.explain("reduce_scatter", 4096, 4096, 8208, world=2).plan
+    assert even.way == "overlapped"
+    uneven = tcgemm.dist.explain("reduce_scatter", 4096, 4096, 4000 * 4 - 2, world=4).plan
+    assert "K=15998 does not divide by 4 ranks" in uneven.why
+    eight = tcgemm.dist.explain("all_gather", 16384, 8192, 8192, "float8_e5m2", world=4).plan
+    assert (eight.way, eight.times.language) == ("overlapped", "triton")
+    for tiles, item in ((overlap_plan.TILES, 2), (overlap_plan.TILES_OF_8_BITS, 1)):
+        sizes = max((tile.BLOCK_M, tile.BLOCK_N) for tile in tiles)
+        assert sizes == planning.LARGEST_TILE[item]
+
+
+def test_of_one_rank_no_overlap_is_timed():
+    assert "overlapped: about" not in str(tcgemm.dist.explain("all_gather", 64, 64, 64, world=1))
+    assert "overlapped: about" in str(tcgemm.dist.explain("all_gather", 64, 64, 64, world=2))
 
 
 def test_the_command_explains_the_layer_and_then_a_rank_s_product():

@@ -120,7 +120,7 @@ def test_ranks_that_differ_are_told_on_every_rank(pair):
 
 
 def check_rows(rank):
-    for given in (-1, 2.0, "2"):
+    for given in (-1, 2.0, "2", True):
         with pytest.raises(OperandError, match="rows is"):
             tcgemm.dist.all_gather_matmul(torch.ones(1, 2), torch.ones(2, 2), rows=given)
 

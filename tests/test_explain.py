@@ -219,12 +219,31 @@ def test_nvcc_is_asked_on_demand():
         (["8x8x8", "--gpu", "voodoo"], "unknown GPU 'voodoo'"),
         (["8x8x8", "--kernel", "x"], "unknown kernel 'x'"),
         (["8x8x8", "--backend", "x"], "unknown backend 'x'"),
+        (["8x8x8", "--world", "4"], "--world: only --op takes it"),
+        (["8x8x8", "--op", "all_gather", "--batch", "4"], "--batch: a call over GPUs has no batch"),
+        (["8x8x8", "--op", "all_gather", "--beta", "1"], "--beta: a call over GPUs has no batch"),
     ],
 )
 def test_bad_arguments_name_the_choices(arguments, words):
     result = CliRunner().invoke(app, ["explain", *arguments])
     assert result.exit_code != 0
     assert words in str(result.exception)
+
+
+def test_auto_is_explained_as_what_it_takes(monkeypatch):
+    (choice,) = as_json("64x64x64", "--backend", "auto")["choices"]
+    assert choice["backend"] == as_json("64x64x64")["auto"].partition(",")[0]
+    monkeypatch.setenv("TCGEMM_BACKEND", "auto")
+    lines = explain("64x64x64", "--gpu", "h200").splitlines()
+    assert lines[2].startswith("matmul(a, b) runs what backend='auto' takes: ")
+    monkeypatch.setenv("TCGEMM_BACKEND", "tritn")
+    result = CliRunner().invoke(app, ["explain", "64x64x64", "--gpu", "h200"])
+    assert "TCGEMM_BACKEND is 'tritn', no backend: set it to triton" in str(result.exception)
+
+
+def test_a_kernel_of_its_own_is_no_overlapped_one():
+    arguments = ("4096x4096x4096", "--op", "all_gather", "--kernel", "triton/descriptor")
+    assert as_json(*arguments)["several"]["way"] == "sequence"
 
 
 def test_what_a_call_copies_first_is_said():

@@ -243,6 +243,14 @@ def test_environment_variable_sets_the_default_backend(monkeypatch):
     assert dispatch.default_backend() == "triton"
 
 
+def test_an_unknown_default_names_the_variable(monkeypatch):
+    monkeypatch.setenv("TCGEMM_BACKEND", "tritn")
+    a, b = operands()
+    for call in (tcgemm.matmul, lambda a, b: tcgemm.linear(a, b.mT)):
+        with pytest.raises(UnknownNameError, match=r"TCGEMM_BACKEND is 'tritn'.*cublas or auto"):
+            call(a, b)
+
+
 def test_kernels_lists_every_row():
     frame = tcgemm.kernels()
     assert list(frame.columns) == [

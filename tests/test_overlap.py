@@ -25,9 +25,10 @@ import torch
 from tcgemm.accuracy import error_ratio
 from tcgemm.dist.options import Options
 from tcgemm.dist.overlap import plan as planning
-from tcgemm.dist.overlap.memory import MOST_TILES, SLOTS
+from tcgemm.dist.overlap.memory import SLOTS
 from tcgemm.dist.overlap.protocol import Rank
 from tcgemm.dist.overlap.transports import GpuTransport
+from tcgemm.dist.planning import MOST_TILES
 from tcgemm.dist.rows import rows_of
 from tcgemm.errors import PeerError
 from tcgemm.problem import Fusion
@@ -322,7 +323,7 @@ def partial_sums(world, M, N, K, dtype, seed=0):
 def test_the_scatter_kernel_stores_at_owners_and_adds_in_the_order_of_ranks():
     """Rank 1 of 3, its peers' tiles in place beforehand: what it sends, and what it adds."""
     world, M, N, K = 3, 100, 40, 32
-    ranks, plan = ranks_in_turns(world), planning.scatter_plan(M, N, K, world, planning.INTERPRETED)
+    ranks, plan = ranks_in_turns(world), planning.scatter_plan(M, N, world, planning.INTERPRETED)
     operands = partial_sums(world, M, N, K, torch.float16)
     sums = [a.double() @ b.double() for a, b in operands]
     me, (first, behind) = ranks[1], rows_of(M, world, 1)

@@ -105,6 +105,6 @@ def test_their_plan_counts_bytes():
     one, two = (planning.arrivals_us(plan, 8192, 2, size)[-1] for size in (1, 2))
     rest = planning.COPY_US + (plan.parts - 1) * planning.NEXT_COPY_US
     assert two - rest == pytest.approx(2 * (one - rest))
-    assert planning.gather_us(plan, 8192, 8192, 8192, 2, 1) < 0.6 * planning.gather_us(
-        plan, 8192, 8192, 8192, 2, 2
+    assert planning.gather_us(plan, 8192, 8192, 2, 1) < 0.6 * planning.gather_us(
+        plan, 8192, 8192, 2, 2
     )

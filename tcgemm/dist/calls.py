@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..description import describe
-from ..dispatch import AUTO, BACKEND_VARIABLE, check_backend
+from ..dispatch import AUTO, BACKEND_VARIABLE, check_backend, default_backend
 from ..errors import (
     OperandError,
     OperandTypeError,
@@ -23,13 +23,19 @@ from ..errors import (
     UnsupportedError,
 )
 from ..operands import check_disjoint, check_output, dtype_name, shape_of
-from ..problem import OUTPUTS, Problem
 from . import engine, sequence
-from .fitted import LANGUAGES
 from .groups import Ranks, check_device, check_same, named, ranks_of, tell
 from .model import Host
 from .options import ALL_GATHER, Options
-from .planning import OVERLAPPED, SEQUENCE, WAYS, Plan, plan_of
+from .planning import (
+    OVERLAPPED,
+    SEQUENCE,
+    WAYS,
+    WayPlan,
+    language_of,
+    plan_of,
+    why_not_result,
+)
 from .rows import rows_of
 
 DEBUG_VARIABLE = "TCGEMM_DIST_DEBUG"
@@ -71,7 +77,7 @@ def asked_of(
         raise UnknownNameError(f"unknown way {way!r}: choose from {', '.join(WAYS)}")
     if backend:
         check_backend(backend)
-    if not isinstance(rows, int | torch.SymInt) or rows < 0:
+    if isinstance(rows, bool) or not isinstance(rows, int | torch.SymInt) or rows < 0:
         raise OperandError(f"rows is {rows!r}: an int fits, the rows of all ranks, 0 or more")
     return Asked(
         rows, ranks.name, epilogue or "", out_dtype, compute or "", backend or "", kernel or "",
@@ -81,7 +87,9 @@ def asked_of(
 
 def backend_of(asked: Asked) -> str:
     """What the caller names, else the environment, else the faster of the two languages."""
-    return asked.backend or os.environ.get(BACKEND_VARIABLE) or AUTO
+    if asked.backend:
+        return asked.backend
+    return default_backend() if os.environ.get(BACKEND_VARIABLE) else AUTO
 
 
 class Call(NamedTuple):
@@ -120,7 +128,7 @@ def check(
         check_device(ranks, a.device)
         first, last = rows_of(asked.rows, ranks.world, ranks.rank)
         if op == ALL_GATHER:
-            _check_shard(a, ranks, asked.rows, last - first)
+            _check_shard(a, ranks, asked.rows, last - first, out)
             _check_scale(a, scale_a)
             shape = asked.rows, b.shape[1]
         else:
@@ -131,9 +139,15 @@ def check(
     return Call(op, ranks, asked, shape, told.dtype)
 
 
-def _check_shard(a: torch.Tensor, ranks: Ranks, rows: int, mine: int) -> None:
+def _check_shard(a: torch.Tensor, ranks: Ranks, rows: int, mine: int, out: Any) -> None:
     if a.shape[0] == mine:
         return
+    if out is not None and out.dim() and out.shape[0] == rows:
+        raise OperandError(
+            f"out has shape {shape_of(out)}, and of its {rows} rows over {ranks.world} ranks this "
+            f"rank holds {mine}, where a_shard has shape {shape_of(a)}: out has as many rows as "
+            "all shards together"
+        )
     raise OperandError(
         f"a_shard has shape {shape_of(a)}, {a.shape[0]} rows, and of {rows} rows over "
         f"{ranks.world} ranks this rank holds {mine}: ceil(rows / ranks) on each rank until they "
@@ -190,10 +204,13 @@ def check_ranks_agree(
         told["K"] = a.shape[1]
     if not gathers or asked.way != SEQUENCE:
         told["N"] = b.shape[1]
-    check_same(call.ranks, {name: str(value) for name, value in told.items()})
+    said = {name: "none" if value == "" else str(value) for name, value in told.items()}
+    check_same(call.ranks, said)
 
 
-def plan(call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[Any, Any]) -> Plan:
+def plan(
+    call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[Any, Any]
+) -> WayPlan:
     """The way that the call takes; the same on every rank.
 
     Raises UnsupportedError where the overlapped way is asked for and does not take the call.
@@ -201,12 +218,9 @@ def plan(call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[
     asked, ranks = call.asked, call.ranks
     M, N, K = asked.rows, b.shape[1], a.shape[1]
     why_not = _why_not_overlapped(call, a, b, bias, scales) if asked.way != SEQUENCE else None
-    language = backend_of(asked)
-    if language not in LANGUAGES:
-        language = LANGUAGES[0] if a.itemsize == 1 else ""  # 8-bit floats overlap in Triton only
-    found = plan_of(
-        call.op, M, N, K, dtype_name(a.dtype), ranks.world, Host(_gpu(a.device)), why_not, language,
-    )  # fmt: skip
+    dtype, host = dtype_name(a.dtype), Host(_gpu(a.device))
+    language = language_of(backend_of(asked), dtype)
+    found = plan_of(call.op, M, N, K, dtype, ranks.world, host, why_not, language)
     if asked.way == SEQUENCE:
         return found._replace(way=SEQUENCE, why="it was asked for")
     if asked.way == OVERLAPPED:
@@ -220,7 +234,7 @@ def plan(call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[
 
 
 def options_of(
-    call: Call, bias: Any, scales: tuple[Any, Any], chosen: Plan | None = None
+    call: Call, bias: Any, scales: tuple[Any, Any], chosen: WayPlan | None = None
 ) -> Options:
     """The call for the overlapped engine; in the plan's language where none is named."""
     asked, backend = call.asked, backend_of(call.asked)
@@ -234,20 +248,16 @@ def options_of(
 def _why_not_overlapped(
     call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[Any, Any]
 ) -> str | None:
-    if call.ranks.world == 1:
-        return "one rank has nothing to wait for"
-    problem = Problem.stored(1, 1, 1, dtype_name(a.dtype), dtype_name(call.dtype))
-    if call.asked.compute not in ("", problem.compute):
-        return f"it sums {problem.dtype_in} as {problem.compute} only, not {call.asked.compute}"
-    usual = OUTPUTS[problem.dtype_in][0]
-    if problem.dtype_out != usual:
-        return f"its result of {problem.dtype_in} is {usual}, not {problem.dtype_out}"
+    of, asked = dtype_name(call.dtype), call.asked
+    reason = why_not_result(call.ranks.world, dtype_name(a.dtype), of, asked.compute)
+    if reason is not None:
+        return reason
     found = engine.engine()
     if found is None:
         return engine.NOT_THERE
     options = options_of(call, bias, scales)
-    reason: str | None = found.why_not(call.op, a, b, call.ranks.group, options)
-    return reason
+    refusal: str | None = found.why_not(call.op, a, b, call.ranks.group, options)
+    return refusal
 
 
 def _gpu(device: torch.device) -> str:

@@ -5,16 +5,18 @@ It rests on tables alone: no process group, GPU or torch is needed.
 
 from __future__ import annotations
 
+import math
+import operator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .. import gpus
 from ..errors import OperandError, UnknownNameError
-from ..vocabulary import check_stored
+from ..vocabulary import check_backends, check_compute, check_stored
 from . import engine, fitted, model
 from .model import Host
 from .options import ALL_GATHER, OPS
-from .planning import Plan, plan_of
+from .planning import AUTO, WayPlan, language_of, plan_of, why_not, why_not_result
 from .rows import chunk_of, rows_of
 
 
@@ -30,7 +32,7 @@ class Explanation:
     """M, N, K of the first rank's product."""
     dtype: str
     gpu: str
-    plan: Plan
+    plan: WayPlan
 
     def facts(self) -> dict[str, Any]:
         """Plain data, for JSON; times in microseconds."""
@@ -61,9 +63,12 @@ class Explanation:
                 f"limit: {times.limit_us:.0f} us, the longer of the product and the transfer "
                 f"({times.transfer_us:.0f} us): no overlap is more than "
                 f"{times.sequence_us / times.limit_us:.2f} times as fast",
-                f"overlapped: about {times.overlapped_us:.0f} us in {times.language}. Links and "
-                f"rates are measured; {self._added(times.language)}",
             ]
+        if times is not None and self.world > 1:
+            lines.append(
+                f"overlapped: about {times.overlapped_us:.0f} us in {times.language}. Links and "
+                f"rates are measured; {self._added(times.language)}"
+            )
         return "\n".join(lines)
 
     def _added(self, language: str) -> str:
@@ -90,6 +95,9 @@ def explain(
     gpus_of_a_host: int = model.GPUS_OF_A_HOST,
     host_gb_s: float = model.HOST_GB_S,
     backend: str | None = None,
+    kernel: str | None = None,
+    out_dtype: str | None = None,
+    compute: str | None = None,
 ) -> Explanation:
     """Which way a product over ranks would take, and why.
 
@@ -102,37 +110,47 @@ def explain(
         gpu: as in gpus.py.
         gpus_of_a_host, host_gb_s: for more ranks than a host has: GB/s for each GPU between hosts.
         backend: as the call names it; by default the faster of the two languages.
+        kernel, out_dtype, compute: as the call names them, dtypes by name.
 
     Returns:
-        An Explanation: ``print`` it; ``plan`` and ``facts()`` have the numbers. Whether the
-        overlapped engine takes the operands it says when it sees them; here it is taken to.
+        An Explanation: ``print`` it; ``plan`` and ``facts()`` have the numbers. What the overlapped
+        engine refuses by sizes and names is refused here; what it says of GPUs and addresses, it
+        says when it sees them.
 
     Raises:
-        UnknownNameError: no operation, dtype or GPU of that name. OperandError: sizes below 1.
+        UnknownNameError: no operation, backend or GPU of that name. OperandError: no dtype of that
+        name, sizes that are no whole numbers of at least 1, a rate that is none.
     """
     if op not in OPS:
         raise UnknownNameError(f"unknown operation {op!r}: choose from {', '.join(OPS)}")
-    check_stored(dtype, None, "nn")
+    check_stored(dtype, out_dtype, "nn")
+    check_compute(dtype, compute)
+    check_backends([] if backend in (None, AUTO) else [backend])
     sizes = {"M": M, "N": N, "K": K, "world": world, "gpus_of_a_host": gpus_of_a_host}
     for name, size in sizes.items():
-        if size < 1:
-            raise OperandError(f"{name} is {size}: at least 1")
-    if host_gb_s <= 0:
-        raise OperandError(f"host_gb_s is {host_gb_s}: more than 0")
+        if isinstance(size, bool) or not hasattr(size, "__index__") or operator.index(size) < 1:
+            raise OperandError(f"{name} is {size!r}: at least 1, and a whole number")
+    if not isinstance(host_gb_s, int | float) or not 0 < host_gb_s < math.inf:
+        raise OperandError(f"host_gb_s is {host_gb_s!r}: GB/s, a number above 0")
     board = gpus.find(gpu)
     host = Host(board.slug, gpus_of_a_host, host_gb_s)
     local = (M, chunk_of(N, world), K) if op == ALL_GATHER else (M, N, chunk_of(K, world))
-    language = "" if backend in (None, "auto") else backend
-    why_not = _why_not(host, world)
-    if language not in ("", *fitted.LANGUAGES):
-        language, why_not = "", why_not or f"no product of backend {backend!r} overlaps"
-    found = plan_of(op, *local, dtype, world, host, why_not, language)
+    reason = (
+        why_not_result(world, dtype, out_dtype, compute)
+        or _why_not(host, world)
+        or why_not(op, *local, dtype, world, backend, kernel)
+    )
+    divided, size = ("N", N) if op == ALL_GATHER else ("K", K)
+    if reason is None and size % world:
+        reason = (
+            f"{divided}={size} does not divide by {world} ranks, whose parts then differ: it takes "
+            "equal ones"
+        )
+    found = plan_of(op, *local, dtype, world, host, reason, language_of(backend, dtype))
     return Explanation(op, world, (M, N, K), local, dtype, board.name, found)
 
 
 def _why_not(host: Host, world: int) -> str | None:
-    if world == 1:
-        return "one rank has nothing to wait for"
     if world > host.gpus_of_a_host:
         return "the overlapped way is of one host: it reads and writes the memory of peers"
     return None if engine.is_there() else engine.NOT_THERE

@@ -8,8 +8,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from ..problem import COMPUTES, ITEMSIZE, OUTPUTS
 from . import model
+from .fitted import LANGUAGES
 from .model import Host, Times
+from .options import ALL_GATHER
+from .rows import chunk_of
 
 OVERLAPPED = "overlapped"
 SEQUENCE = "sequence"
@@ -19,7 +23,35 @@ WORTH = 1.02
 """The overlapped way has to be this much faster: a model that errs must not cost time."""
 
 
-class Plan(NamedTuple):
+AUTO = "auto"
+"""As a backend: the faster language."""
+
+OVERLAPS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""dtypes of operands that the overlapped engine takes; its result has the first of OUTPUTS."""
+
+LANGUAGE_OF_8_BITS = "triton"
+"""The one whose kernels take 8-bit floats."""
+
+UNIT_BYTES = 16
+"""Rows of A and of the result are multiples of it, as TMA needs them."""
+
+MOST_WORLD = 8
+"""Ranks of one host."""
+
+MOST_BYTES = 4 << 30
+"""That a rank shares with the others in one call."""
+
+MOST_TILES = 1 << 16
+"""Of which a rank has flags: 4,096 x 4,096 x 128 x 256 elements of C."""
+
+FLAGS_OF_A_TILE = 2
+"""At most: one for each warpgroup of wgmma_overlap, which stores its own rows."""
+
+LARGEST_TILE = {2: (128, 256), 1: (128, 128)}
+"""Bytes of an element -> rows and columns of the engine's largest tile of C."""
+
+
+class WayPlan(NamedTuple):
     """The way that a call takes, a sentence that says why, and the times where they are known."""
 
     way: str
@@ -31,7 +63,7 @@ class Plan(NamedTuple):
 def plan_of(
     op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, why_not: str | None,
     language: str = "",
-) -> Plan:  # fmt: skip
+) -> WayPlan:  # fmt: skip
     """The plan of a product.
 
     Args:
@@ -45,15 +77,84 @@ def plan_of(
     """
     times = model.times(op, M, N, K, dtype, world, host, language)
     if why_not is not None:
-        return Plan(SEQUENCE, why_not, times)
+        return WayPlan(SEQUENCE, why_not, times)
     if times is None:
         unknown = model.why_unknown(dtype, host.slug)
-        return Plan(SEQUENCE, f"no time is known of the overlapped way: {unknown}", times)
+        return WayPlan(SEQUENCE, f"no time is known of the overlapped way: {unknown}", times)
     one, other = times.overlapped_us, times.sequence_us
     told = (
         f"about {one:.0f} us overlapped in {times.language}, {other:.0f} us one after the other "
         f"({times.collective_us:.0f} us of NCCL, {times.gemm_us:.0f} us of product)"
     )
     if other >= WORTH * one:
-        return Plan(OVERLAPPED, told, times)
-    return Plan(SEQUENCE, f"overlap would not pay: {told}", times)
+        return WayPlan(OVERLAPPED, told, times)
+    return WayPlan(SEQUENCE, f"overlap would not pay: {told}", times)
+
+
+def language_of(backend: str | None, dtype: str) -> str:
+    """The language that a call overlaps in; "" for the faster, where it may be either."""
+    if backend in LANGUAGES:
+        return backend
+    return LANGUAGE_OF_8_BITS if ITEMSIZE[dtype] == 1 else ""
+
+
+def why_not_result(
+    world: int, dtype: str, out_dtype: str | None = None, compute: str | None = None
+) -> str | None:
+    """Why no overlapped product gives the result that is asked for, before any engine is asked."""
+    if world == 1:
+        return "one rank has nothing to wait for"
+    result, usual = OUTPUTS[dtype][0], COMPUTES[dtype][0]
+    if compute and compute != usual:
+        return f"it sums {dtype} as {usual} only, not {compute}"
+    if out_dtype and out_dtype != result:
+        return f"its result of {dtype} is {result}, not {out_dtype}"
+    return None
+
+
+def why_not(
+    op: str, M: int, N: int, K: int, dtype: str, world: int, backend: str | None = None,
+    kernel: str | None = None,
+) -> str | None:  # fmt: skip
+    """What the overlapped engine refuses by sizes and names alone, in a sentence with the numbers.
+
+    None where they speak against nothing; the engine itself has more to say, of the GPUs and of
+    the tile that it takes. Arguments as for ``plan_of``, and the names as the call has them.
+    """
+    backend = backend or AUTO
+    if backend not in (*LANGUAGES, AUTO):
+        return f"no product of backend {backend!r} overlaps: {', '.join(LANGUAGES)} do"
+    if kernel:
+        return f"an overlapped product has kernels of its own, and {kernel!r} is named"
+    if dtype not in OVERLAPS:
+        return f"operands are {dtype}: it takes two of float16, of bfloat16 or of one 8-bit float"
+    item, result = ITEMSIZE[dtype], OUTPUTS[dtype][0]
+    if item == 1 and backend not in (LANGUAGE_OF_8_BITS, AUTO):
+        return (
+            f"8-bit floats overlap in {LANGUAGE_OF_8_BITS} and {backend!r} is named: leave "
+            "backend= away"
+        )
+    if world == 1:
+        return "one rank has nothing to communicate"
+    if world > MOST_WORLD:
+        return f"{world} ranks: it takes up to {MOST_WORLD}, of one host"
+    if not (M and N and K):
+        return f"M={M} N={N} K={K}: an empty product needs no overlap"
+    of_K, of_N = UNIT_BYTES // item, UNIT_BYTES // ITEMSIZE[result]
+    if K % of_K or N % of_N:
+        return (
+            f"K={K} and N={N} of {dtype}: it takes multiples of {of_K} and of {of_N}, rows of "
+            f"whole {UNIT_BYTES} bytes"
+        )
+    row = K * item + 4 if op == ALL_GATHER else N * ITEMSIZE[result]  # and a scale for each row
+    data = world * chunk_of(M, world) * row
+    if data > MOST_BYTES:
+        return f"its ranks would share {data} bytes each, and it keeps to {MOST_BYTES}"
+    rows, columns = LARGEST_TILE[item]
+    return why_not_tiles(-(-chunk_of(M, world) // rows) * -(-N // columns))
+
+
+def why_not_tiles(tiles: int) -> str | None:
+    """Why a rank cannot have so many tiles; None where it can."""
+    most = MOST_TILES // FLAGS_OF_A_TILE
+    return f"a rank would have {tiles} tiles, and it has flags for {most}" if tiles > most else None

@@ -17,17 +17,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...operands import dtype_name
+from ...problem import OUTPUTS
+from .. import planning
 from ..groups import is_alive
 from ..options import ALL_GATHER, REDUCE_SCATTER, Options
+from ..planning import OVERLAPS, UNIT_BYTES
 from ..rows import rows_of
-from .memory import MOST_BYTES, MOST_TILES
 from .plan import (
     INTERPRETED,
-    MOST_WORLD,
     SIMULATED,
     TILES,
     TILES_OF_8_BITS,
-    Plan,
+    OverlapPlan,
     Tile,
     gather_plan,
     scatter_plan,
@@ -42,22 +44,10 @@ BACKENDS = {
 }
 """Language -> the module of its kernels. "auto" takes the first."""
 
-RESULTS = {
-    torch.float16: torch.float16,
-    torch.bfloat16: torch.bfloat16,
-    torch.float8_e4m3fn: torch.bfloat16,
-    torch.float8_e5m2: torch.bfloat16,
+RESULTS: dict[torch.dtype, torch.dtype] = {
+    getattr(torch, name): getattr(torch, OUTPUTS[name][0]) for name in OVERLAPS
 }
 """The dtypes of operands, and of their result."""
-
-LANGUAGE_OF_8_BITS = "triton"
-"""The one whose kernels take 8-bit floats."""
-
-UNIT_BYTES = 16
-"""Rows of A and of the result are multiples of it, as TMA needs them."""
-
-FLAGS_OF_A_TILE = 2
-"""At most: one for each warpgroup of wgmma_overlap, which stores its own rows."""
 
 _ranks: dict[tuple[str, str], tuple[Any, Rank]] = {}
 _making: dict[tuple[str, str], Lock] = {}
@@ -71,44 +61,17 @@ def why_not(op: str, a: torch.Tensor, b: torch.Tensor, group: Any, options: Any)
     """
     M, (K, N) = options.rows, b.shape
     world = dist.get_world_size(group)
-    if options.backend not in (*BACKENDS, "auto"):
-        return f"no product of backend {options.backend!r} overlaps: {', '.join(BACKENDS)} do"
-    if options.kernel is not None:
-        return f"an overlapped product has kernels of its own, and {options.kernel!r} is named"
-    if a.dtype not in RESULTS or b.dtype != a.dtype:
-        return (
-            f"operands of {a.dtype} and {b.dtype}: it takes two of float16, of bfloat16 or of one "
-            "8-bit float"
-        )
-    if a.itemsize == 1 and _language(options.backend) != LANGUAGE_OF_8_BITS:
-        return (
-            f"8-bit floats overlap in {LANGUAGE_OF_8_BITS} and {options.backend!r} is named: leave "
-            "backend= away"
-        )
-    if world == 1:
-        return "one rank has nothing to communicate"
-    if world > MOST_WORLD:
-        return f"{world} ranks: it takes up to {MOST_WORLD}, of one host"
-    if not (M and N and K):
-        return f"M={M} N={N} K={K}: an empty product needs no overlap"
-    of_K, of_N = UNIT_BYTES // a.itemsize, UNIT_BYTES // RESULTS[a.dtype].itemsize
-    if K % of_K or N % of_N:
-        return (
-            f"K={K} and N={N} of {a.dtype}: it takes multiples of {of_K} and of {of_N}, rows of "
-            f"whole {UNIT_BYTES} bytes"
-        )
-    if (sentence := _why_not_here(a, world)) is not None:
+    if b.dtype != a.dtype:
+        return f"operands are {dtype_name(a.dtype)} and {dtype_name(b.dtype)}, and it takes one"
+    sentence = planning.why_not(
+        op, M, N, K, dtype_name(a.dtype), world, options.backend, options.kernel
+    )
+    if sentence is None:
+        sentence = _why_not_here(a, world)
+    if sentence is not None:
         return sentence
     plan = _plan(op, M, N, K, world, _tiles(options.backend, a), a.itemsize)
-    data = world * plan.chunk * N * RESULTS[a.dtype].itemsize
-    if op == ALL_GATHER:  # and a scale for each row
-        data = world * plan.chunk * (K * a.itemsize + 4)
-    if data > MOST_BYTES:
-        return f"its ranks would share {data} bytes each, and it keeps to {MOST_BYTES}"
-    if FLAGS_OF_A_TILE * plan.tiles(N) > MOST_TILES:
-        most = MOST_TILES // FLAGS_OF_A_TILE
-        return f"a rank would have {plan.tiles(N)} tiles, and it has flags for {most}"
-    return None
+    return planning.why_not_tiles(plan.tiles(N))
 
 
 def _why_not_here(a: torch.Tensor, world: int) -> str | None:
@@ -128,10 +91,10 @@ def _why_not_here(a: torch.Tensor, world: int) -> str | None:
 def _plan(
     op: str, M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES,
     item_bytes: int = 2,
-) -> Plan:  # fmt: skip
+) -> OverlapPlan:  # fmt: skip
     if op == ALL_GATHER:
         return gather_plan(M, N, K, world, tiles, item_bytes)
-    return scatter_plan(M, N, K, world, tiles)
+    return scatter_plan(M, N, world, tiles)
 
 
 def _tiles(backend: str, like: torch.Tensor) -> tuple[Tile, ...]:
@@ -182,8 +145,7 @@ def matmul_reduce_scatter(
     Raises what all_gather_matmul raises.
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
-    (M, K), N = a.shape, b.shape[1]
-    plan = scatter_plan(M, N, K, rank.transport.world, _tiles(options.backend, b))
+    plan = scatter_plan(a.shape[0], b.shape[1], rank.transport.world, _tiles(options.backend, b))
     with _on(b):
         options = _scaled(REDUCE_SCATTER, options, b.device)
         return rank.scatter(kernels, _rows(a), _reached(b), out, plan, options)

@@ -20,16 +20,11 @@ from typing import Protocol
 
 import torch
 
+from ..planning import MOST_BYTES, MOST_TILES
 from .plan import MOST_PARTS
 
 SLOTS = 2
 """Calls take them in turns: a rank may begin a call while its peers end the one before."""
-
-MOST_TILES = 1 << 16
-"""Tiles of a rank: 4,096 x 4,096 x 128 x 256 elements of C."""
-
-MOST_BYTES = 4 << 30
-"""Of a slot."""
 
 
 class Transport(Protocol):

@@ -29,8 +29,6 @@ REDUCED_BYTES_PER_US = 4e6
 """HBM, for the partial sums that an owner reads."""
 
 MOST_PARTS = 8
-MOST_WORLD = 8
-"""Ranks of one host."""
 
 SMS = 132
 """Of an H200."""
@@ -80,7 +78,7 @@ SIMULATED = (Tile(128, 128, 64, 16, 6, 12, 1.0),)
 
 
 @dataclass(frozen=True)
-class Plan:
+class OverlapPlan:
     """How a product runs; the same on every rank."""
 
     tile: Tile
@@ -103,11 +101,11 @@ class Plan:
         return -(-self.chunk // self.tile.BLOCK_M) * -(-N // self.tile.BLOCK_N)
 
 
-def in_parts(tile: Tile, chunk: int, parts: int) -> Plan:
+def in_parts(tile: Tile, chunk: int, parts: int) -> OverlapPlan:
     """The plan with as many parts, or fewer where the tiles' rows are few."""
     rows = max(-(-chunk // tile.BLOCK_M), 1)
     part_tiles = -(-rows // parts)
-    return Plan(tile, chunk, -(-rows // part_tiles), part_tiles)
+    return OverlapPlan(tile, chunk, -(-rows // part_tiles), part_tiles)
 
 
 def fastest_tile(
@@ -123,7 +121,7 @@ def fastest_tile(
     return min(tiles, key=time)
 
 
-def arrivals_us(plan: Plan, K: int, world: int, item_bytes: int = 2) -> list[float]:
+def arrivals_us(plan: OverlapPlan, K: int, world: int, item_bytes: int = 2) -> list[float]:
     """When each part of each peer has arrived, in the order in which they do, after the call began.
 
     Every rank sends its parts to one peer after the other, so each receives from one at a time.
@@ -136,7 +134,7 @@ def arrivals_us(plan: Plan, K: int, world: int, item_bytes: int = 2) -> list[flo
     return times
 
 
-def gather_us(plan: Plan, M: int, N: int, K: int, world: int, item_bytes: int = 2) -> float:
+def gather_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2) -> float:
     """Microseconds of all-gather and product: each part is multiplied when it is there.
 
     8-bit floats are taken to be multiplied at twice the rate of 16 bits.
@@ -150,7 +148,7 @@ def gather_us(plan: Plan, M: int, N: int, K: int, world: int, item_bytes: int = 
     return at + 2 * SIGNAL_US
 
 
-def scatter_us(plan: Plan, M: int, N: int, K: int, world: int, item_bytes: int = 2) -> float:
+def scatter_us(plan: OverlapPlan, M: int, N: int, K: int, world: int, item_bytes: int = 2) -> float:
     """Microseconds of product and reduce-scatter: partial sums leave as they are computed."""
     product = 2 * M * N * K / FLOP_PER_US
     sent = plan.chunk * (world - 1) * N * item_bytes
@@ -163,17 +161,17 @@ def scatter_us(plan: Plan, M: int, N: int, K: int, world: int, item_bytes: int =
 @cache
 def gather_plan(
     M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES, item_bytes: int = 2
-) -> Plan:
+) -> OverlapPlan:
     """The plan of an all-gather and product: the tile by its waves, the parts by the model."""
     tile = fastest_tile(M, N, world, tiles)
     plans = [in_parts(tile, -(-M // world), parts) for parts in (1, 2, 4, MOST_PARTS)]
     if tiles in (INTERPRETED, SIMULATED):
         return plans[1]  # on a CPU: so that small sizes have several
-    return min(plans, key=lambda plan: gather_us(plan, M, N, K, world, item_bytes))
+    return min(plans, key=lambda plan: gather_us(plan, N, K, world, item_bytes))
 
 
 @cache
-def scatter_plan(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES) -> Plan:
+def scatter_plan(M: int, N: int, world: int, tiles: tuple[Tile, ...] = TILES) -> OverlapPlan:
     """The plan of a product and reduce-scatter, which has a flag for each tile and no parts."""
     tile = fastest_tile(M, N, world, tiles)
     return in_parts(tile, -(-M // world), 1)

@@ -15,12 +15,13 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import PeerError
-from .memory import MOST_TILES, Memory, Slot, Transport, zeros
-from .plan import MOST_PARTS, SPARE_SMS, Plan
+from ..planning import MOST_TILES
+from .memory import Memory, Slot, Transport, zeros
+from .plan import MOST_PARTS, SPARE_SMS, OverlapPlan
 
 
 @dataclass(frozen=True)
-class Call:
+class KernelCall:
     """What kernels are told of a call besides its operands."""
 
     rank: int
@@ -59,18 +60,18 @@ class Kernels(Protocol):
     looks_per_s: int
     """How often a kernel looks at a flag, roughly."""
 
-    def enter(self, call: Call) -> None: ...
+    def enter(self, call: KernelCall) -> None: ...
 
-    def leave(self, call: Call) -> None: ...
+    def leave(self, call: KernelCall) -> None: ...
 
     def gather(
         self, own: torch.Tensor, gathered: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
-        bias: torch.Tensor | None, epilogue: str, call: Call, plan: Plan,
+        bias: torch.Tensor | None, epilogue: str, call: KernelCall, plan: OverlapPlan,
     ) -> None: ...  # fmt: skip
 
     def scatter(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, slots: torch.Tensor,
-        bias: torch.Tensor | None, epilogue: str, call: Call, plan: Plan,
+        bias: torch.Tensor | None, epilogue: str, call: KernelCall, plan: OverlapPlan,
     ) -> None: ...  # fmt: skip
 
 
@@ -100,8 +101,8 @@ class Rank:
         self._broken = ""
 
     def gather(
-        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, plan: Plan,
-        options: Any,
+        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+        plan: OverlapPlan, options: Any,
     ) -> torch.Tensor:  # fmt: skip
         """out[M, N] = f(all rows of A @ b + bias); ``a`` [rows of this rank, K] is contiguous."""
         steps = self.gather_in_steps(kernels, a, b, out, plan, options)
@@ -110,8 +111,8 @@ class Rank:
         return out
 
     def gather_in_steps(
-        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, plan: Plan,
-        options: Any,
+        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+        plan: OverlapPlan, options: Any,
     ) -> Any:  # fmt: skip
         """``gather`` as a generator that stops behind each step, for ranks that share a thread."""
         transport, K = self.transport, b.shape[0]
@@ -145,7 +146,7 @@ class Rank:
         self._end(options.debug, "rows")
         yield "leave"
 
-    def _send(self, a: torch.Tensor, plan: Plan, slot: Slot, peer: int) -> None:
+    def _send(self, a: torch.Tensor, plan: OverlapPlan, slot: Slot, peer: int) -> None:
         """Part by part; behind each its flag, which is this rank's own count of the epoch."""
         rank = self.transport.rank
         there = slot.data[peer][rank * plan.chunk * a.shape[1] * a.itemsize :]
@@ -157,8 +158,8 @@ class Rank:
             self.transport.copy(slot.words[peer][flag : flag + 1], slot.epoch)
 
     def scatter(
-        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, plan: Plan,
-        options: Any,
+        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+        plan: OverlapPlan, options: Any,
     ) -> torch.Tensor:  # fmt: skip
         """out[rows of this rank, N] = f(sum over ranks of a @ b + bias); ``a`` is contiguous."""
         transport, N = self.transport, b.shape[1]
@@ -180,11 +181,11 @@ class Rank:
         return self.memory.take(size)
 
     def _call(
-        self, kernels: Kernels, slot: Slot, plan: Plan, at: int, most: int, options: Any
-    ) -> Call:
+        self, kernels: Kernels, slot: Slot, plan: OverlapPlan, at: int, most: int, options: Any
+    ) -> KernelCall:
         transport, debug = self.transport, options.debug
         seconds = self._timeout_s or (DEBUG_TIMEOUT_S if debug else TIMEOUT_S)
-        return Call(
+        return KernelCall(
             rank=transport.rank,
             world=transport.world,
             chunk=plan.chunk,

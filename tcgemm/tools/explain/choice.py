@@ -185,6 +185,17 @@ def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
     return found
 
 
+def auto_backends(problem: Problem, kernel: str | None, board: Gpu) -> list[str]:
+    """The backend that backend="auto" would take; both where neither takes the problem."""
+    from ...choosing.auto import LANGUAGES, backend_for
+    from ...errors import UnsupportedError
+
+    try:
+        return [backend_for(problem, kernel, board.slug).backend]
+    except UnsupportedError:
+        return list(LANGUAGES)
+
+
 def auto_choice(problem: Problem, kernel: str | None, board: Gpu) -> str:
     """What backend="auto" would take, and why."""
     from ...choosing.auto import backend_for

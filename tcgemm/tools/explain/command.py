@@ -12,19 +12,21 @@ from typing import Annotated
 
 import typer
 
-from ... import options
+from ... import commands, options
 from ...bench import store
 from ...dist.explaining import explain as explain_several
 from ...dist.options import OPS
+from ...dist.planning import AUTO
 from ...problem import EPILOGUES
 from ...request import board_of, check_problem, planning_for, problem_of
 from ...vocabulary import check_backends, check_kernels, sizes_of
 from ...waiting import Waiting
 from .bound import bound
-from .choice import auto_choice, choice
+from .choice import auto_backends, auto_choice, choice
 
 
 def explain(
+    ctx: typer.Context,
     shape: Annotated[str, typer.Argument(help="Sizes of the product.", metavar="MxNxK")],
     dtype: options.Dtype = "float16",
     out_dtype: options.OutDtype = None,
@@ -76,8 +78,15 @@ def explain(
 ) -> None:
     """Say which kernel a call gets and why, how it fills the GPU, and what bounds it."""
     check_problem(shape, dtype, out_dtype, layout, compute, epilogue, gpu)
-    check_backends(backend or ())
-    check_kernels([kernel] if kernel else (), backend or ())
+    if op is None:
+        commands.refuse(ctx, ("world",), "only --op takes it")
+    else:
+        commands.refuse(
+            ctx, ("batch", "alpha", "beta"), "a call over GPUs has no batch, alpha or beta"
+        )
+    named = [each for each in backend or () if each != AUTO]
+    check_backends(named)
+    check_kernels([kernel] if kernel else (), [] if AUTO in (backend or ()) else named)
     measured = None if results is None else store.read(results)
     with Waiting(f"explaining {shape}") as waiting:
         from ... import dispatch
@@ -88,13 +97,18 @@ def explain(
         if op is not None:
             one = backend[0] if backend and len(backend) == 1 else None
             several = explain_several(
-                op, *sizes_of(shape), dtype, world=world, gpu=board.slug, backend=one
-            )
+                op, *sizes_of(shape), dtype, world=world, gpu=board.slug, backend=one,
+                kernel=kernel, out_dtype=out_dtype, compute=compute,
+            )  # fmt: skip
             shape = "x".join(map(str, several.local))
         problem = problem_of(
             shape, dtype, out_dtype, layout, compute, alpha, beta, bias, epilogue, batch, board
         )
-        rows = dispatch.select(backend or (), [kernel] if kernel else ())
+        default = dispatch.default_backend()
+        if AUTO in (backend or ()):
+            with planning_for(board):
+                named += auto_backends(problem, kernel and kernel.rpartition("/")[2], board)
+        rows = dispatch.select(named, [kernel] if kernel else ())
         names = dict.fromkeys(row.backend for row in rows)
         kernel = rows[0].name if kernel else None
         folder = results or store.folder_of(board.slug)
@@ -129,4 +143,6 @@ def explain(
 
     if several is not None:
         typer.echo(f"{several}\n\nThe product of one rank:")
-    print_all(problem, board, choices, against, ranking, auto, folder if measured else None)
+    print_all(
+        problem, board, choices, against, ranking, auto, folder if measured else None, default
+    )

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...dist.planning import AUTO
 from .ranking import spread
 
 if TYPE_CHECKING:
@@ -31,15 +32,22 @@ def print_all(
     ranking: Sequence[Estimate],
     auto: str,
     folder: Path | None,
+    default: str,
 ) -> None:
     """Print the answer, each kernel's grid, the bound, the ranking and who refuses, in this order.
 
     Args:
         auto: what backend="auto" takes, and why.
         folder: the results that the ranking rests on; None where there are none.
+        default: the backend of a call that names none.
     """
     console = Console()
-    for line in (*_answer(problem, board, choices, against, ranking), f"backend='auto': {auto}"):
+    lines = _answer(problem, board, choices, against, ranking, default)
+    if default == AUTO:
+        lines.insert(2, f"matmul(a, b) runs what backend='auto' takes: {auto}")
+    else:
+        lines.append(f"backend='auto': {auto}")
+    for line in lines:
         console.print(escape(line), soft_wrap=True, highlight=False)
     for each in choices:
         if lines := _lines(each, board):
@@ -60,12 +68,10 @@ def _answer(
     choices: Sequence[Choice],
     against: Bound,
     ranking: Sequence[Estimate],
+    default: str,
 ) -> list[str]:
     """Which kernel each backend runs and how long it takes, and what no kernel can beat."""
-    from ...dispatch import default_backend
-
     times = {each.kernel: each for each in ranking if each.us is not None}
-    default = default_backend()
     timed: list[str] = []
     untimed: list[str] = []
     lines = [f"{problem} on {_sms(board)}".replace(f" on {problem.device} on ", " on ", 1), ""]
