@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from .errors import OperandTypeError
 from .linears import check_names, linear
 from .ops import eager_product, register_late
 from .tensors import traces
@@ -78,11 +79,18 @@ class Linear(torch.nn.Linear):
         return ", ".join([super().extra_repr(), *(f"{k}={v}" for k, v in asked.items() if v)])
 
 
+_OVER_GPUS = ("ColumnParallelLinear", "RowParallelLinear")
+
+
 def __getattr__(name: str) -> Any:
     """The pair of layers over several GPUs, which loads torch.distributed."""
-    if name in ("ColumnParallelLinear", "RowParallelLinear"):
+    if name in _OVER_GPUS:
         return getattr(import_module(".dist.layers", __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OVER_GPUS})
 
 
 def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool = False) -> Model:
@@ -90,7 +98,7 @@ def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool
 
     In place: parameters, hooks and optimizers stay as they are. Subclasses of torch.nn.Linear are
     left alone, as their forward may be their own; parametrizations and fully_shard make such, so
-    call it before them.
+    call it before them. A tcgemm.nn.Linear that is there keeps what is not given here.
 
     Args:
         model: any module.
@@ -98,12 +106,21 @@ def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool
 
     Returns:
         The model itself.
+
+    Raises:
+        OperandTypeError: the model is no module. UnknownNameError: no backend of that name.
     """
     check_names(None, backend)
+    if not isinstance(model, torch.nn.Module):
+        raise OperandTypeError(
+            f"model is a {type(model).__name__}, not a torch.nn.Module: pass the module whose "
+            "layers are to be replaced"
+        )
     for module in model.modules():
         if type(module) is torch.nn.Linear:
             module.__class__ = Linear
         if type(module) is Linear:
-            module.backend, module.accumulate = backend, accumulate
+            module.backend = backend or module.backend
+            module.accumulate = accumulate or module.accumulate
     register_late()
     return model

@@ -156,7 +156,7 @@ def _product(
     if backend is None or getattr(_inside, "active", False):
         return _torchs(name, operands, alpha, beta)
     _callers.add(threading.get_ident())
-    reason = _not_ours(name, a, b, c, alpha, beta)
+    reason = _not_ours(name, a, b, alpha, beta)
     if reason is None:
         _inside.active = True
         try:
@@ -171,11 +171,12 @@ def _product(
             reason = str(error).splitlines()[0]
         finally:
             _inside.active = False
+    result = _torchs(name, operands, alpha, beta)
     _count(name, "torch", reason)
-    return _torchs(name, operands, alpha, beta)
+    return result
 
 
-def _not_ours(name: str, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> str | None:
+def _not_ours(name: str, a: Any, b: Any, alpha: Any, beta: Any) -> str | None:
     """Why a call is torch's by what it means, not by what a kernel takes."""
     if a.dtype not in _DTYPES:
         return f"the dtype is {str(a.dtype).removeprefix('torch.')}"

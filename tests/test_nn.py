@@ -79,6 +79,31 @@ def test_replace_linear_keeps_all_but_the_product():
     assert type(tcgemm.replace_linear(alone)) is tcgemm.nn.Linear
     with pytest.raises(UnknownNameError):
         tcgemm.replace_linear(alone, backend="metal")
+    for wrong in (None, tcgemm.linear, torch.nn.Linear):
+        kind = type(wrong).__name__
+        with pytest.raises(OperandTypeError, match=f"model is a {kind}, not a torch.nn.Module"):
+            tcgemm.replace_linear(wrong)
+
+
+def test_replace_linear_leaves_a_layer_of_ours_what_it_was_told():
+    told = {"backend": "cublas", "accumulate": True, "epilogue": "relu"}
+    layer = tcgemm.nn.Linear(4, 4, **told)
+    model = torch.nn.Sequential(layer, torch.nn.Linear(4, 4))
+
+    def of(module):
+        return {name: getattr(module, name) for name in told}
+
+    tcgemm.replace_linear(model)
+    assert of(layer) == told
+    assert of(model[1]) == {"backend": None, "accumulate": False, "epilogue": None}
+    tcgemm.replace_linear(model, "cuda")
+    assert of(layer) == {**told, "backend": "cuda"}
+    tcgemm.replace_linear(model, accumulate=True)
+    assert of(model[1]) == {"backend": "cuda", "accumulate": True, "epilogue": None}
+
+
+def test_the_layers_over_gpus_are_listed():
+    assert {"ColumnParallelLinear", "RowParallelLinear", "Linear"} <= {*dir(tcgemm.nn)}
 
 
 def test_a_replaced_model_compiles_in_one_piece_and_trains_alike():
@@ -130,5 +155,8 @@ def test_what_the_override_refuses_is_torch_s_and_counted():
         assert torch.equal(numbers @ numbers.T, torch.tensor([[5, 14], [14, 50]]))
         with pytest.raises(RuntimeError, match="dtype"):
             torch.mm(torch.randn(2, 3), torch.randn(3, 2).double())
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            torch.mm(torch.randn(2, 3), torch.randn(2, 3))
+    assert sum(each.calls for each in tcgemm.stats()) == 1  # what raised ran nowhere
     (whole,) = (each for each in tcgemm.stats() if "int64" in each.reason)
     assert (whole.operator, whole.where, whole.calls) == ("mm", "torch", 1)

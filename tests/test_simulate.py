@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tcgemm import accuracy, waiting
 from tcgemm.cli import app
-from tcgemm.errors import ToolchainError
+from tcgemm.errors import ToolchainError, UnknownNameError
 
 ROOT = Path(__file__).parent.parent
 FAULTS = ROOT / "tests/faults"
@@ -69,6 +69,13 @@ def test_a_wrong_kernel_is_an_exit_code_and_a_sentence(example, tmp_path):
     rows = json.loads(simulate(source, "--shape", "16x16x16", "--json").stdout)
     assert rows[0]["error_ratio"] == pytest.approx(float(found[3]), rel=0.01)
     assert rows[0]["wrong"] == found[0].partition("is wrong: ")[2]
+
+
+def test_a_file_that_is_not_there_is_not_said_to_run(tmp_path):
+    result = CliRunner().invoke(app, ["simulate", str(tmp_path / "none.cu")])
+    assert isinstance(result.exception, UnknownNameError)
+    assert "no file" in str(result.exception)
+    assert "is compiled and runs here" not in result.output
 
 
 def test_elements_that_nobody_wrote_are_no_inf_without_words():

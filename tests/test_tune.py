@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from tcgemm import dispatch, hooks, launch, waiting
-from tcgemm.bench.cases import build
+from tcgemm import dispatch, hooks, launch, vocabulary, waiting
+from tcgemm.bench.cases import NAMES, build
 from tcgemm.cli import app
 from tcgemm.errors import (
     OperandError,
@@ -23,6 +23,7 @@ from tcgemm.errors import (
 )
 from tcgemm.problem import Problem
 from tcgemm.tools.tune import command, first_call, search, this_gpu, user_table
+from tcgemm.vocabulary import either
 
 plans = import_module("tcgemm.triton_kernels.by_name")
 tables = import_module("tcgemm.triton_kernels.planning.tables")
@@ -319,14 +320,24 @@ def replace_with(namespace, **changes):
         (("--shape", "16x16"), OperandError, "malformed shape"),
         (("--suite", "fast"), UnknownNameError, "llm"),
         (("--shape", "16x16x16", "--kernel", "naive"), UnknownNameError, "split_k"),
+        (("--kernel", "naive"), OperandError, "--shape MxNxK"),
+        (("--kernel", "foo"), UnknownNameError, "unknown kernel 'foo'"),
+        (("--backend", "cublas"), UnknownNameError, "'cublas' is not tuned: choose from triton"),
+        (("--backend", "cudaa"), UnknownNameError, "unknown backend 'cudaa'"),
         (("--shape", "16x16x16", "--layout", "xx"), UnknownNameError, "tt"),
         (("--shape", "16x16x16", "--dtype", "int8"), OperandError, "float16 and bfloat16"),
     ],
 )
-def test_bad_input_is_answered_with_what_would_do(arguments, error, message):
+def test_bad_input_is_answered_with_what_would_do(arguments, error, message, monkeypatch):
+    monkeypatch.setattr(vocabulary, "_more_may_be_known", lambda: False)  # as in a new process
     result = CliRunner().invoke(app, ["tune", *arguments])
     assert isinstance(result.exception, error), result.output
     assert message in str(result.exception)
+
+
+def test_the_help_of_suites_lists_those_that_there_are():
+    output = CliRunner().invoke(app, ["tune", "--help"], env={"COLUMNS": "200"}).output
+    assert f"All problems of a suite: {either(NAMES)}." in output
 
 
 def test_without_a_gpu_nothing_is_tuned(monkeypatch):

@@ -15,7 +15,7 @@ import typer
 
 from .. import commands, extras, options
 from ..errors import ResultsError
-from ..vocabulary import check_backends, check_kernels
+from ..vocabulary import check_backends, check_kernels, either
 from ..waiting import Waiting
 from .cases import DRAWN, NAMES
 from .closing import print_table
@@ -41,7 +41,7 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="quick, squares, seeds, jetson, llm, types, fused, wmma, full or drawn.",
+            help=f"{either(NAMES)}.",
             metavar="NAME",
             autocompletion=options.completed(NAMES),
         ),

@@ -106,7 +106,7 @@ def _nvcc() -> Check:
     found = import_module("tcgemm.cuda_ref.build.toolchain").find_nvcc()
     if found is None:
         nothing = "no nvcc in CUDA_HOME, on PATH or among the wheels"
-        state, instead = _without("nvcc")
+        state, instead = _without_compiler()
         return Check("CUDA compiler", state, nothing + instead, extras.install_line("nvcc"))
     path, where = found
     output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
@@ -114,7 +114,7 @@ def _nvcc() -> Check:
     return Check("CUDA compiler", "ok", f"nvcc {release} from {where} ({path})")
 
 
-def _without(compiler: str) -> tuple[str, str]:
+def _without_compiler() -> tuple[str, str]:
     """The state without nvcc or g++, and what is done instead."""
     compile_ = import_module("tcgemm.cuda_ref.nvrtc.compiler")
     if compile_.find_library() is None or compile_.find_headers() is None:
@@ -128,7 +128,7 @@ def _without(compiler: str) -> tuple[str, str]:
 def _host_compiler() -> Check:
     path = import_module("tcgemm.cuda_ref.build.toolchain").find_cxx()
     if path is None:
-        state, instead = _without("g++")
+        state, instead = _without_compiler()
         cure = "apt install g++ (or your system's)"
         return Check("host compiler", state, f"no g++{instead}", cure)
     output = subprocess.run([path, "-dumpversion"], capture_output=True, text=True, check=True)

@@ -156,6 +156,8 @@ def _kernels(kernel: str) -> list[str]:
     if kernel == LADDER:
         return ladder_names()
     if kernel.endswith(".cu"):
+        if not Path(kernel).is_file():
+            raise UnknownNameError(f"no file {kernel!r}")
         return [kernel]
     if kernel.startswith("triton/"):
         raise UnknownNameError(

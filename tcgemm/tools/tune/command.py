@@ -14,8 +14,9 @@ import typer
 
 from ... import commands, options
 from ...bench.case import Case
-from ...bench.cases import build
+from ...bench.cases import NAMES, build
 from ...errors import OperandError, UnknownNameError, UnsupportedError
+from ...vocabulary import check_backends, check_kernels, either
 from ...waiting import Waiting
 from .backends import TUNABLE, part_of
 from .search import Found, Machine, tune_case
@@ -30,7 +31,7 @@ def tune(
     ] = None,
     suite: Annotated[
         str | None,
-        typer.Option(help="All problems of a suite: quick, squares, seeds, llm.", metavar="NAME"),
+        typer.Option(help=f"All problems of a suite: {either(NAMES)}.", metavar="NAME"),
     ] = None,
     kernel: Annotated[
         list[str] | None,
@@ -64,11 +65,13 @@ def tune(
     """
     if shape:
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
-    cases = _cases(shape, suite, dtype, out_dtype, layout)
+    check_backends([backend])
     if backend not in TUNABLE:
         raise UnknownNameError(
             f"backend {backend!r} is not tuned: choose from {', '.join(TUNABLE)}"
         )
+    check_kernels(kernel or (), [backend])
+    cases = _cases(shape, suite, dtype, out_dtype, layout)
     tunable = part_of(backend, "candidates").RUNGS
     for name in kernel or ():
         if name not in tunable:
