@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from typing import Any
 
@@ -38,6 +39,12 @@ def as_tensors(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         if is_array(given):
             changed[index] = _as_tensor(name, given)
     return tuple(changed)
+
+
+def in_words_of_arrays(error: OperandTypeError) -> OperandTypeError:
+    """The error with what arrays have in place of a tensor's ``to``."""
+    text = re.sub(r"\.to\(torch\.(\w+)\)", r".astype('\1')", str(error))
+    return type(error)(text.replace(".to()", ".astype()").replace(".float()", ".astype('float32')"))
 
 
 def as_given(result: torch.Tensor, given: Any) -> Any:

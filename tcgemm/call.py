@@ -6,13 +6,15 @@ import operator
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function
 
-from .arrays import as_given, as_tensors, is_array
+from .arrays import as_given, as_tensors, in_words_of_arrays, is_array
 from .dispatch import default_backend
+from .errors import OperandTypeError
 from .launch_cache import forget as forget
 from .launch_cache import key_of, launches, run, run_launch
 from .ops import autocast_enabled, multiply, seen_by_torch, traced
-from .tensors import as_number, traces
+from .tensors import PLAIN, as_number, recorders, traces
 
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast_enabled)
 
@@ -137,10 +139,28 @@ def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
     return run_launch(launch, arguments)
 
 
+_NAMES = (
+    "alpha", "beta", "bias", "epilogue", "out", "out_dtype", "compute", "scale_a", "scale_b",
+    "mma_shape", "backend", "kernel",
+)  # fmt: skip
+"""Of the arguments after C, in the order of ``key_of``."""
+
+
+def _by_name(arguments: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(_NAMES, arguments[3:], strict=True))
+
+
 def _unkept(arguments: tuple[Any, ...]) -> Any:
     """A call that no launch is kept for yet, or that is more than a product of plain tensors."""
+    if type(arguments[0]) not in PLAIN or type(arguments[1]) not in PLAIN:
+        found = recorders(*arguments[:2])
+        if found:
+            return handle_torch_function(gemm, found, *arguments[:3], **_by_name(arguments))
     if is_array(arguments[0]):
-        result = _call(as_tensors(arguments))
+        try:
+            result = _call(as_tensors(arguments))
+        except OperandTypeError as error:
+            raise in_words_of_arrays(error) from None
         out = arguments[7]
         return as_given(result, arguments[0]) if out is None else out
     if seen_by_torch(arguments):

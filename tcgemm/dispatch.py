@@ -24,7 +24,7 @@ from .errors import OperandTypeError, ToolchainError, UnknownNameError, Unsuppor
 from .forks import first_call
 from .operands import alignment, dtype_name
 from .problem import COMPUTES, Fusion, Plan, Problem
-from .vocabulary import either, unknown_kernel
+from .vocabulary import AUTO, either, unknown_kernel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,10 +122,6 @@ def _pairs(row: Kernel) -> str:
         f"{dtype_in} -> {' or '.join(outs)}{f' by {compute}' if compute else ''}"
         for (dtype_in, compute), outs in outputs.items()
     )
-
-
-AUTO = "auto"
-"""In place of a backend: the faster of the two languages, of what is built (choosing/auto.py)."""
 
 
 def check_backend(backend: str) -> None:
@@ -281,16 +277,11 @@ def _elsewhere(problem: Problem, backend: str) -> str:
 
 
 def default_backend() -> str:
-    """TCGEMM_BACKEND where it is set, else triton.
-
-    Raises UnknownNameError where the variable names no backend.
-    """
+    """TCGEMM_BACKEND where it is set, else triton. Raises UnknownNameError where it names none."""
     # os.environ.get takes 0.9 us where nothing is set, a tenth of a repeated call: ask its dict.
     value = _environment.get(_backend_key)
-    if not value:
-        return "triton"
-    name: str = os.environ.decodevalue(value)
-    if name not in BACKENDS and name != AUTO:
+    name: str = os.environ.decodevalue(value) if value else "triton"
+    if value and name not in BACKENDS and name != AUTO:
         names = either((*BACKENDS, AUTO))
         raise UnknownNameError(f"{BACKEND_VARIABLE} is {name!r}, no backend: set it to {names}")
     return name

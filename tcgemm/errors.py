@@ -1,5 +1,10 @@
 """The one error family. Each member is also the built-in exception it refines."""
 
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
 
 class TcgemmError(Exception):
     """Base of every error that tcgemm raises on purpose."""
@@ -35,6 +40,16 @@ class MissingExtraError(TcgemmError, ImportError):
 
 class ResultsError(TcgemmError, ValueError):
     """A results folder or file cannot be used: unwritable, foreign, or of another schema."""
+
+
+def renamed(error: TcgemmError, names: Mapping[str, str]) -> TcgemmError:
+    """The error of an operand, whose message calls it as the caller does.
+
+    Args:
+        names: of operands in the message, and what the caller calls them.
+    """
+    word = re.compile(rf"(?<![\w'\"])({'|'.join(names)})(?![\w'\"])")
+    return type(error)(word.sub(lambda found: names[found[0]], str(error)))
 
 
 def first_line(error: BaseException) -> str:

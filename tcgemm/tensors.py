@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import has_torch_function_unary
 
 from .errors import OperandError, OperandTypeError, UnsupportedError
 
@@ -96,6 +97,14 @@ def guard(*tensors: torch.Tensor) -> Callable[..., bool]:
 
 def _never(*tensors: Any) -> bool:
     return False
+
+
+def recorders(*given: Any) -> tuple[Any, ...]:
+    """What stands for a tensor and is none, and records calls: torch.fx's proxies."""
+    return tuple(
+        each for each in given
+        if has_torch_function_unary(each) and not isinstance(each, torch.Tensor)
+    )  # fmt: skip
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
@@ -179,7 +188,12 @@ def check_memory(name: str, tensor: torch.Tensor) -> None:
 def check_kind(name: str, tensor: Any) -> None:
     """A strided tensor, with memory of its own or not; raises OperandTypeError."""
     if not isinstance(tensor, torch.Tensor):
-        raise OperandTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+        cure = ""
+        if hasattr(tensor, "__dlpack__"):
+            cure = f": pass torch.from_dlpack({name})"
+        elif name in ("A", "x"):
+            cure = ", nor an array of numpy or of anything with __dlpack__, which are taken as well"
+        raise OperandTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor{cure}")
     if tensor.is_nested:
         raise OperandTypeError(
             f"{name} is a nested tensor: pass .to_padded_tensor(0.0), or its parts one by one"

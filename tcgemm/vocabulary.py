@@ -17,6 +17,9 @@ from .problem import COMPUTES, EPILOGUES, INTEGERS, LAYOUTS, OUTPUTS
 WITHOUT_TORCH = {"triton": "tcgemm.triton_kernels", "cuda": "tcgemm.cuda_ref"}
 """Backends whose rows need no torch, so that names are known at once."""
 
+AUTO = "auto"
+"""In place of a backend: the faster of the two languages, of what is built (choosing/auto.py)."""
+
 OWN = "own"
 """The backend of kernels in files of one's own."""
 

@@ -133,6 +133,12 @@ def thorough(pytestconfig: pytest.Config) -> bool:
     return DEVICE == "cuda" or bool(pytestconfig.getoption("--all"))
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what surrounds a report's figures: drawing them is most of the time."""
+    monkeypatch.setattr("tcgemm.report.write.draw_all", lambda name, table, gpu: [])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Why tests were skipped, once a reason instead of once a test."""
     reasons = Counter(

@@ -6,7 +6,7 @@ import tcgemm
 from tcgemm import accuracy
 from tcgemm.errors import UnsupportedError
 from tcgemm.problem import Fusion
-from tcgemm.verify.calls import Call, Stored, limited, pairs_of
+from tcgemm.verify.calls import DrawnCall, Stored, limited, pairs_of
 from tcgemm.verify.judge import Made, Outcome, check, make
 
 PADDED = {"a": Stored("padded row"), "b": Stored("padded row")}
@@ -18,7 +18,7 @@ def call_of(row, pair, M=33, N=40, K=24, **asked):
     if limited(row):
         M, N, K = (-(-size // 64) * 64 for size in (M, N, K))
     dtype_in, dtype_out, compute = pair
-    return Call(M, N, K, dtype_in=dtype_in, dtype_out=dtype_out, compute=compute, **asked)
+    return DrawnCall(M, N, K, dtype_in=dtype_in, dtype_out=dtype_out, compute=compute, **asked)
 
 
 def made_for(row, seed=0, device="cpu", size=192):

@@ -132,3 +132,15 @@ def two_ranks():
     made = Ranks(2)
     yield made
     made.close()
+
+
+def groups_of(*worlds):
+    """A fixture of a test file: groups of so many ranks, for all of its tests."""
+
+    @pytest.fixture(scope="module", params=worlds, ids=lambda n: f"{n} rank{'s' * (n > 1)}")
+    def group(request):
+        made = Ranks(request.param)
+        yield made
+        made.close()
+
+    return group

@@ -113,8 +113,23 @@ def test_what_cannot_be_says_so():
     e4m3 = torch.zeros(16, 16).to(torch.float8_e4m3fn)
     with pytest.raises(OperandTypeError, match=r"the result is bfloat16 .* out_dtype"):
         arrays.as_given(tcgemm.matmul(e4m3, e4m3, **BACKEND), a)
-    with pytest.raises(OperandTypeError, match="A is a list"):
+    with pytest.raises(OperandTypeError, match=r"A is a list, .*__dlpack__, which are taken as"):
         tcgemm.matmul([[1.0]], a, **BACKEND)
+
+
+def test_a_remedy_is_one_of_arrays():
+    a, whole = array(4, 4), np.ones((4, 4), np.int64)
+    with pytest.raises(OperandTypeError, match=r"\.astype\('int8'\) where .*\.astype\('float64'\)"):
+        tcgemm.matmul(whole, whole, **BACKEND)
+    assert tcgemm.matmul(whole.astype("int8"), whole.astype("int8"), **BACKEND)[0, 0] == 4
+    with pytest.raises(OperandTypeError, match=r"convert one with \.astype\(\)"):
+        tcgemm.matmul(a, a.astype("f8"), **BACKEND)
+    with pytest.raises(OperandTypeError, match=r"convert C with \.astype\('float32'\)"):
+        tcgemm.gemm(a, a, a.astype("f8"), beta=1, **BACKEND)
+    tensor = torch.from_numpy(a)
+    with pytest.raises(OperandTypeError, match=r"B is a ndarray.*torch\.from_dlpack\(B\)"):
+        tcgemm.matmul(tensor, a, **BACKEND)
+    tcgemm.matmul(tensor, torch.from_dlpack(a), **BACKEND)
 
 
 def test_a_read_only_array_is_read_without_a_word_or_a_filter_of_warnings(monkeypatch):

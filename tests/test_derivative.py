@@ -30,8 +30,8 @@ ROUNDED = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """How far a number may be from the truth, of its own size and of 1."""
 
 
-@pytest.fixture(params=["triton", "cuda"])
-def backend(request):
+@pytest.fixture(params=["triton", "cuda"], name="backend")
+def with_a_derivative(request):
     if dispatch.derivative(request.param) is None:
         pytest.skip(f"{request.param} has no compiler here")
     return request.param

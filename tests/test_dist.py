@@ -26,11 +26,7 @@ OPS = ("all_gather", "reduce_scatter")
 EPS = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-20, torch.float64: 1e-14}
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
-def group(request):
-    made = ranks.Ranks(request.param)
-    yield made
-    made.close()
+group = ranks.groups_of(2, 3)
 
 
 def call(op, a, b, **asked):

@@ -14,7 +14,7 @@ from ranks import two_ranks  # noqa: F401
 
 import tcgemm
 from tcgemm.dist import rows
-from tcgemm.errors import OperandError, PeerError, TcgemmError, UnknownNameError
+from tcgemm.errors import OperandError, OperandTypeError, PeerError, TcgemmError, UnknownNameError
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch has no distributed package"
@@ -23,11 +23,7 @@ CUBLAS = {"backend": "cublas"}
 OVERLAPPED = {"backend": "triton", "way": "overlapped"}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
-def group(request):
-    made = ranks.Ranks(request.param)
-    yield made
-    made.close()
+group = ranks.groups_of(1, 2, 3)
 
 
 def check_nothing(rank):
@@ -260,6 +256,16 @@ def check_layers(rank):
             kind(4, 4, backend="cubla")
         with pytest.raises(OperandError, match="unknown epilogue"):
             kind(4, 4, epilogue="tanh")
+    column, row = tcgemm.nn.ColumnParallelLinear, tcgemm.nn.RowParallelLinear
+    who = f"rank {rank} of 2: "
+    for layer, x, words in (
+        (column(8, 6, **CUBLAS), torch.ones(3, 7), r"x is \[3, 7\] and weight \[3, 8\].*x has 7"),
+        (row(8, 6, **CUBLAS), torch.ones(4, 6), r"x is \[4, 6\] and weight \[6, 4\].*mT would fit"),
+        (column(8, 6, **CUBLAS), torch.ones(3, 8).half(), "x is float16 and weight is float32"),
+        (row(8, 6, bias=False, **CUBLAS), torch.ones(4, 4).long(), "x is int64 and weight is"),
+    ):
+        with pytest.raises((OperandError, OperandTypeError), match=who + words):
+            layer(x)
 
 
 def test_layers_are_copied_in_their_group_and_know_names(pair):

@@ -69,6 +69,22 @@ def test_linear_speaks_of_x_and_weight_and_takes_arrays():
         tcgemm.linear(drawn(3, 4), drawn(4, 5), **CUBLAS)
     with pytest.raises(OperandTypeError, match="weight is a list"):
         tcgemm.linear(drawn(3, 4), [1.0], **CUBLAS)
+    x, weight = drawn(3, 4), drawn(5, 4)
+    for given, words in (
+        ((x, weight.bfloat16()), "x is float32 and weight is bfloat16: convert one with"),
+        ((x.long(), weight.long()), "x and weight are int64"),
+        ((x.to_sparse(), weight), "x is torch.sparse_coo"),
+        ((x, weight, drawn(3)), r"bias has shape \[3\].* of the result: \[5\]"),
+        (
+            (x.numpy(), weight),
+            r"x is a numpy\.ndarray and weight a torch\.Tensor.*from_dlpack\(x\)",
+        ),
+        ((x, weight.numpy()), r"weight is a ndarray.*pass torch\.from_dlpack\(weight\)"),
+        (([1.0], weight), "x is a list, not a torch.Tensor, nor an array of numpy"),
+        ((x.long().numpy(), weight.long().numpy()), r"weight are int64.*\.astype\('int8'\)"),
+    ):
+        with pytest.raises((OperandError, OperandTypeError), match=words):
+            tcgemm.linear(*given, **CUBLAS)
     x, weight, bias = (drawn(*shape).numpy() for shape in ((3, 4), (5, 4), (5,)))
     got = tcgemm.linear(x, weight, bias, epilogue="relu", **CUBLAS)
     assert isinstance(got, np.ndarray)

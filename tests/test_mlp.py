@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import DEVICE
-from test_derivative import ACTIVATIONS, near
+from test_derivative import ACTIVATIONS, near, with_a_derivative  # noqa: F401
 from torch.autograd.graph import saved_tensors_hooks
 
 import tcgemm
-from tcgemm import dispatch, launch_cache
+from tcgemm import launch_cache
 from tcgemm.epilogue import FUNCTIONS
 from tcgemm.errors import OperandError, OperandTypeError
 from tcgemm.launch import Launch
@@ -18,13 +18,6 @@ from tcgemm.ops import layer, mlp
 F = torch.nn.functional
 SIZES = [(24,), (32, 24), (32,), (16, 32), (16,)]
 """Of x's rows, up, its bias, down, its bias."""
-
-
-@pytest.fixture(params=["triton", "cuda"])
-def backend(request):
-    if dispatch.derivative(request.param) is None:
-        pytest.skip(f"{request.param} has no compiler here")
-    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -173,12 +166,28 @@ def test_compiled_it_is_part_of_the_graph():
 
 def test_what_does_not_fit_is_said_as_of_layers(backend):
     x, up, up_bias, down, down_bias = operands()
-    with pytest.raises(OperandError, match="x has 24 and weight 16"):
+    with pytest.raises(
+        OperandError, match=r"x is \[2, 10, 24\] and up \[32, 16\].*x has 24 and up 16"
+    ):
         tcgemm.mlp(x, torch.randn(32, 16, device=DEVICE), up_bias, down, down_bias, backend=backend)
-    with pytest.raises(OperandError, match=r"x is \[2, 10, 32\] and weight \[16, 24\]"):
+    with pytest.raises(
+        OperandError, match=r"up \[32, 24\] gives 32 features and down \[16, 24\] takes 24"
+    ):
         tcgemm.mlp(x, up, up_bias, down[:, :24], down_bias, backend=backend)
-    with pytest.raises(OperandTypeError, match="bias is float64"):
+    with pytest.raises(OperandTypeError, match="up_bias is float64"):
         tcgemm.mlp(x, up, up_bias.double(), down, down_bias, backend=backend)
+    with pytest.raises(OperandError, match=r"down_bias has shape \[32\]"):
+        tcgemm.mlp(x, up, up_bias, down, up_bias, backend=backend)
+    with pytest.raises(OperandTypeError, match="the hidden layer is float32 and down is float64"):
+        tcgemm.mlp(x, up, up_bias, down.double(), down_bias, backend=backend)
+    with pytest.raises(OperandError, match=r"takes 16; down\.mT would fit"):
+        tcgemm.mlp(x, up, up_bias, down.mT, down_bias, backend=backend)
+    eight = [t.detach().to(torch.float8_e4m3fn) for t in (x, up, down)]
+    said = (
+        r"the hidden layer is bfloat16, which down does not take.*down with .to\(torch.bfloat16\)"
+    )
+    with pytest.raises(OperandTypeError, match=said):
+        tcgemm.mlp(eight[0], eight[1], None, eight[2], None, backend=backend)
     with pytest.raises(OperandError, match="epilogue"):
         tcgemm.mlp(x, up, up_bias, down, down_bias, "gelo", backend=backend)
 

@@ -12,7 +12,7 @@ from promises import PADDED, call_of, has_numbers, keeps, must_keep
 import tcgemm
 from tcgemm import accuracy
 from tcgemm.errors import OperandError, OperandTypeError
-from tcgemm.verify.calls import EDGES, OF_OUTPUTS, Call, Stored, pairs_of
+from tcgemm.verify.calls import EDGES, OF_OUTPUTS, DrawnCall, Stored, pairs_of
 
 LETTERS = {"n": "row", "t": "column"}
 
@@ -128,15 +128,15 @@ def test_promise_13_offsets_and_odd_sizes(row, pair, device):
         )  # fmt: skip
         keeps(row, call, device)
     if turn(row, pair) == 0:
-        keeps(row, Call(100, 100, 100, *pair), device)
+        keeps(row, DrawnCall(100, 100, 100, *pair), device)
 
 
 def test_promise_14_a_ragged_number_of_tile_columns(row, pair, device):
     if turn(row, pair) and device == "cpu":
         pytest.skip("the order of tiles knows no type: once a kernel on the CPU")
-    must_keep(row, Call(128, 320, 64, *pair), device)
-    must_keep(row, Call(128, 320, 64, *pair, exact=True), device)
-    keeps(row, Call(127, 129, 65, *pair), device)
+    must_keep(row, DrawnCall(128, 320, 64, *pair), device)
+    must_keep(row, DrawnCall(128, 320, 64, *pair, exact=True), device)
+    keeps(row, DrawnCall(127, 129, 65, *pair), device)
 
 
 def test_promise_15_sizes_around_every_edge(row, pair, device):
@@ -145,13 +145,13 @@ def test_promise_15_sizes_around_every_edge(row, pair, device):
         step = 14 * turn(row, pair) + 5 * index
         M, N, K = (EDGES[step * p // 3 % len(EDGES)] for p in (3, 7, 13))
         asked = PADDED if index % 2 else {}
-        keeps(row, Call(M, N, K, *pair, seed=index, **asked), device)
+        keeps(row, DrawnCall(M, N, K, *pair, seed=index, **asked), device)
 
 
 def test_promise_15_primes_rows_and_columns(row, pair, device):
     shapes = ((13, 19, 37), (1, 67, 29), (71, 1, 23), (1, 1, 101))
     for M, N, K in share(shapes, row, pair, device):
-        keeps(row, Call(M, N, K, *pair, **PADDED), device)
+        keeps(row, DrawnCall(M, N, K, *pair, **PADDED), device)
 
 
 def test_promise_16_offsets_are_64_bit(row, pair, device):
@@ -199,13 +199,13 @@ def test_promise_15_larger_sizes_around_every_edge(row, pair):
     shapes += [(1, 4099, 517), (4099, 1, 517), (128, 128, 95), (128, 128, 97)]
     for index, (M, N, K) in enumerate(shapes):
         asked = PADDED if index % 2 else {}
-        keeps(row, Call(M, N, K, *pair, exact=index % 3 == 0, **asked), "cuda")
+        keeps(row, DrawnCall(M, N, K, *pair, exact=index % 3 == 0, **asked), "cuda")
 
 
 @pytest.mark.gpu
 def test_promise_15_long_sums(row, pair):
     # As torch._scaled_mm, and Gluon for 8 bits, take them: A by rows, B by columns.
-    must_keep(row, Call(64, 64, 2**17, *pair, b=Stored("column")), "cuda")
+    must_keep(row, DrawnCall(64, 64, 2**17, *pair, b=Stored("column")), "cuda")
 
 
 @pytest.mark.gpu
@@ -213,7 +213,7 @@ def test_promise_15_long_sums(row, pair):
 def test_promise_15_dimensions_above_65535(row, shape):
     pair = pairs_of(row)[0]
     M, N, K = shape
-    keeps(row, Call(M, N, K, *pair, **PADDED), "cuda")
+    keeps(row, DrawnCall(M, N, K, *pair, **PADDED), "cuda")
 
 
 @pytest.mark.gpu

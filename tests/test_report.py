@@ -93,12 +93,6 @@ def away_from_the_project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    """For tests of what surrounds the figures: drawing them is most of the time."""
-    monkeypatch.setattr(report_write, "draw_all", lambda name, table, gpu: [])
-
-
 def snapshot(root):
     """Digests of all files: what differs in megabytes takes pytest ten minutes to explain."""
     files = sorted(p for p in root.rglob("*") if p.is_file())

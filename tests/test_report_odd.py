@@ -29,11 +29,6 @@ def small(folder):
     return write(folder, H200, shapes=shapes, dtypes=("bfloat16",), layouts=("nn",))
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    monkeypatch.setattr(report_write, "draw_all", lambda name, table, gpu: [])
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

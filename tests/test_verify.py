@@ -20,7 +20,7 @@ from tcgemm.call import forget
 from tcgemm.cli import app
 from tcgemm.errors import OperandError
 from tcgemm.verify import calls, judge
-from tcgemm.verify.calls import Call, Stored
+from tcgemm.verify.calls import DrawnCall, Stored
 
 BACKEND = """
 import torch
@@ -162,7 +162,7 @@ def test_nothing_to_verify_is_no_success(echo):
 )
 def test_a_fault_is_told_by_what_it_does(echo, fault, exact, said):
     echo.fault = fault
-    call = Call(16, 24, 32, dtype_in="float16", dtype_out="float32", exact=exact)
+    call = DrawnCall(16, 24, 32, dtype_in="float16", dtype_out="float32", exact=exact)
     outcome = judge.check(dispatch.find("echo", "echo"), call, "cpu")
     assert (outcome.status == "ok") == (not said)
     assert said in outcome.reason
@@ -184,7 +184,7 @@ def test_bad_names(tmp_path):
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("of", calls.BATCHES)
 def test_operands_lie_as_they_say(view, batch, of):
-    call = Call(5, 6, 7, a=Stored(view, 3, of), batch=batch, seed=1)
+    call = DrawnCall(5, 6, 7, a=Stored(view, 3, of), batch=batch, seed=1)
     made = judge.make(call)
     leading = {"shared": (), "first": tuple(n if not i else 1 for i, n in enumerate(batch))}
     assert made.a.shape == (*leading.get(of, batch), 5, 7)
@@ -202,7 +202,7 @@ def test_operands_lie_as_they_say(view, batch, of):
 
 
 def test_the_same_call_is_the_same_everywhere():
-    call = Call(4, 5, 6, bias=True, scales="row", dtype_in="float8_e4m3fn", seed=3)
+    call = DrawnCall(4, 5, 6, bias=True, scales="row", dtype_in="float8_e4m3fn", seed=3)
     first, second = judge.make(call), judge.make(call)
     assert torch.equal(first.a.float(), second.a.float())
     assert torch.equal(first.scale_a, second.scale_a)
@@ -269,7 +269,7 @@ def test_a_kernel_that_kills_its_process_spoils_its_own_calls_alone(tmp_path, mo
     monkeypatch.setattr(verify, "_outcomes", importlib.import_module("dying_outcomes").outcomes)
     context = workers.forked()
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
-    chunks = [[("a/kernel", Call(M, 8, 8))] for M in (1, 7, 2, 3)]
+    chunks = [[("a/kernel", DrawnCall(M, 8, 8))] for M in (1, 7, 2, 3)]
     done = [each for outcomes in verify._chunks_done(chunks, 2, "cpu") for each in outcomes]
     assert sorted(call.M for _, call, _ in done) == [1, 2, 3, 7]
     assert {call.M for _, call, outcome in done if outcome.status != "ok"} == {7}
@@ -295,7 +295,9 @@ def test_workers_end_when_the_caller_has_seen_enough(tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "_outcomes", importlib.import_module("slow_outcomes").outcomes)
     context = workers.forked()
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
-    outcomes = verify._chunks_done([[("a/kernel", Call(M, 8, 8))] for M in (0, 300, 300)], 2, "cpu")
+    outcomes = verify._chunks_done(
+        [[("a/kernel", DrawnCall(M, 8, 8))] for M in (0, 300, 300)], 2, "cpu"
+    )
     assert [call.M for _, call, _ in next(outcomes)] == [0]
     began = time.perf_counter()
     outcomes.close()

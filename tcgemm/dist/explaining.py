@@ -12,11 +12,11 @@ from typing import Any
 
 from .. import gpus
 from ..errors import OperandError, UnknownNameError
-from ..vocabulary import check_backends, check_compute, check_stored
+from ..vocabulary import AUTO, check_backends, check_compute, check_stored
 from . import engine, fitted, model
 from .model import Host
 from .options import ALL_GATHER, OPS
-from .planning import AUTO, WayPlan, language_of, plan_of, why_not, why_not_result
+from .planning import WayPlan, language_of, plan_of, why_not, why_not_result
 from .rows import chunk_of, rows_of
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import OperandError
-from ..linears import check_names
+from ..errors import OperandError, OperandTypeError, renamed
+from ..linears import OF_A_LAYER, check_features, check_names
+from ..tensors import traces
+from .calls import told_to_others
 from .groups import Ranks, moving, ranks_of
 from .planning import SEQUENCE
 from .products import all_gather_matmul, matmul_reduce_scatter
@@ -146,8 +148,8 @@ def gathered_product(
         weight, bias: this rank's.
     """
     between = x.shape[1:-1]
-    y = all_gather_matmul(
-        _matrix(x, ranks), weight.mT, ranks.group, rows=rows * between.numel(), bias=bias,
+    y = _product(
+        all_gather_matmul, x, weight, ranks, rows=rows * between.numel(), bias=bias,
         epilogue=layer.epilogue, backend=layer.backend, way=_way(layer.out_features, ranks),
     )  # fmt: skip
     return y.view(rows, *between, y.shape[1])
@@ -160,12 +162,28 @@ def scattered_product(
 
     Args: as for ``gathered_product``; a bias is the whole one.
     """
-    y = matmul_reduce_scatter(
-        _matrix(x, ranks), weight.mT, ranks.group, bias=bias, epilogue=layer.epilogue,
+    y = _product(
+        matmul_reduce_scatter, x, weight, ranks, bias=bias, epilogue=layer.epilogue,
         backend=layer.backend, way=_way(layer.in_features, ranks),
     )  # fmt: skip
     first, last = rows_of(x.shape[0], ranks.world, ranks.rank)
     return y.view(last - first, *x.shape[1:-1], y.shape[1])
+
+
+def _product(function: Any, x: Any, weight: Any, ranks: Ranks, **asked: Any) -> torch.Tensor:
+    """The product of x as a matrix by the weight's transpose; errors speak of x and weight."""
+    rows = _matrix(x, ranks)
+    if traces():
+        traced: torch.Tensor = function(rows, weight.mT, ranks.group, **asked)
+        return traced
+    if x.shape[-1] != weight.shape[-1]:
+        with told_to_others(ranks, None):
+            check_features(x, weight)
+    try:
+        result: torch.Tensor = function(rows, weight.mT, ranks.group, **asked)
+    except (OperandError, OperandTypeError) as error:
+        raise renamed(error, {"a_shard": "x", **OF_A_LAYER}) from None
+    return result
 
 
 def _matrix(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..problem import COMPUTES, ITEMSIZE, OUTPUTS
+from ..vocabulary import AUTO
 from . import model
 from .fitted import LANGUAGES
 from .model import Host, Times
@@ -22,9 +23,6 @@ WAYS = (OVERLAPPED, SEQUENCE)
 WORTH = 1.02
 """The overlapped way has to be this much faster: a model that errs must not cost time."""
 
-
-AUTO = "auto"
-"""As a backend: the faster language."""
 
 OVERLAPS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """dtypes of operands that the overlapped engine takes; its result has the first of OUTPUTS."""

@@ -22,7 +22,7 @@ from .how import How
 LAYOUTS = 64
 """Ways of a gradient to lie for which a kind of calls keeps launches."""
 
-_threshold = torch.ops.aten.threshold_backward.default
+threshold_backward = torch.ops.aten.threshold_backward.default
 _aten = torch.ops.aten
 
 
@@ -188,7 +188,7 @@ class Layer(torch.autograd.Function):
             by_bias = False
         else:
             if seen is not None:
-                rows = _threshold(rows, seen if kind.flat else seen.reshape(first.shape), 0)
+                rows = threshold_backward(rows, seen if kind.flat else seen.reshape(first.shape), 0)
             factor = rows if rows.dtype is kind.dtype else rows.to(kind.dtype)
         above, bits = factor.data_ptr(), BITS[first.device >= 0]
         launches: list[Launch | None] = [None, None]
@@ -296,7 +296,7 @@ def _differentiable(
             seen = (z if bias is None else z + bias).reshape(kind.shape)
         grad = BACKWARD[kind.activation](grad, seen)
     elif seen is not None:
-        grad = _threshold(grad, seen, 0)
+        grad = threshold_backward(grad, seen, 0)
     rows = grad.reshape(-1, grad.shape[-1])
     factor = rows.to(kind.dtype)
     if by_x:

@@ -28,9 +28,15 @@ from . import autocast, autograd
 from .accumulating import will_run
 from .derivatives import column_sums, has_derivative, through
 from .how import How
-from .layer import BACKWARD, LAYOUTS, arguments, is_plain, multiply, run_with_aux
-
-_threshold = torch.ops.aten.threshold_backward.default
+from .layer import (
+    BACKWARD,
+    LAYOUTS,
+    arguments,
+    is_plain,
+    multiply,
+    run_with_aux,
+    threshold_backward,
+)
 
 
 @dataclass(slots=True)
@@ -300,7 +306,9 @@ def _differentiable(
         z = z if b1 is None else z + b1
         h = FUNCTIONS[epilogue](z)
     factor = autograd.matrices(rows, w2, how)
-    factor = _threshold(factor, z, 0) if epilogue == "relu" else BACKWARD[epilogue](factor, z)
+    factor = (
+        threshold_backward(factor, z, 0) if epilogue == "relu" else BACKWARD[epilogue](factor, z)
+    )
     return (
         autograd.matrices(factor, w1, how).reshape(x.shape) if by_x else None,
         autograd.matrices(factor.mT, x_rows, how) if by_w1 else None,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..dispatch import Kernel
-    from ..verify.calls import Call
+    from ..verify.calls import DrawnCall
     from ..verify.judge import Outcome
 
 MOST_WORK = {"cpu": 2**16, "cuda": 2**22}
@@ -121,11 +121,11 @@ class Tally:
     cases: int = 0
     refused: int = 0
     worst: float = 0.0
-    worst_call: Call | None = None
+    worst_call: DrawnCall | None = None
     exact_errors: int = 0
-    bad: list[tuple[Call, Outcome]] = field(default_factory=list)
+    bad: list[tuple[DrawnCall, Outcome]] = field(default_factory=list)
 
-    def add(self, call: Call, outcome: Outcome) -> None:
+    def add(self, call: DrawnCall, outcome: Outcome) -> None:
         self.cases += 1
         self.refused += outcome.status == "refused"
         self.exact_errors += outcome.exact_errors
@@ -179,7 +179,7 @@ def _tasks(
     seed: int,
     device: str,
     edges: bool = True,
-) -> Iterator[tuple[str, Call]]:
+) -> Iterator[tuple[str, DrawnCall]]:
     """(kernel, call), the kernels of a backend in turn."""
     from ..verify import calls
 
@@ -196,10 +196,10 @@ def _tasks(
 
 
 def _run(
-    tasks: list[tuple[str, Call]], workers: int, device: str, seconds: float | None
-) -> Iterator[tuple[str, Call, Outcome]]:
+    tasks: list[tuple[str, DrawnCall]], workers: int, device: str, seconds: float | None
+) -> Iterator[tuple[str, DrawnCall, Outcome]]:
     """Outcomes as they come; how far it is shows on stderr."""
-    by_kernel: dict[str, list[tuple[str, Call]]] = {}
+    by_kernel: dict[str, list[tuple[str, DrawnCall]]] = {}
     for task in tasks:
         by_kernel.setdefault(task[0], []).append(task)
     for of in by_kernel.values():  # a process that takes a chunk loads few builds for it
@@ -223,8 +223,8 @@ def _run(
 
 
 def _chunks_done(
-    chunks: list[list[tuple[str, Call]]], workers: int, device: str
-) -> Iterator[list[tuple[str, Call, Outcome]]]:
+    chunks: list[list[tuple[str, DrawnCall]]], workers: int, device: str
+) -> Iterator[list[tuple[str, DrawnCall, Outcome]]]:
     if workers == 1:
         for chunk in chunks:
             yield _outcomes(chunk, device)
@@ -283,7 +283,9 @@ def _died(calls: int) -> Outcome:
     return Outcome("failed", reason=f"its process died, at this or another of {calls} calls")
 
 
-def _outcomes(chunk: list[tuple[str, Call]], device: str) -> list[tuple[str, Call, Outcome]]:
+def _outcomes(
+    chunk: list[tuple[str, DrawnCall]], device: str
+) -> list[tuple[str, DrawnCall, Outcome]]:
     """Check each call, repeated; after a fault that loses the GPU's context, fail the rest."""
     from .. import dispatch
     from ..errors import first_line

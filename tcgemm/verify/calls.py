@@ -68,7 +68,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DrawnCall:
     """One call of ``gemm`` but for its numbers, which ``seed`` gives."""
 
     M: int
@@ -119,10 +119,10 @@ class Call:
         return self.M * self.N * self.K * math.prod(self.batch)
 
 
-def from_dict(data: dict[str, Any]) -> Call:
+def from_dict(data: dict[str, Any]) -> DrawnCall:
     """The call that ``dataclasses.asdict`` turned into plain data."""
     stored = {name: Stored(**data[name]) for name in ("a", "b", "out")}
-    return Call(**{**data, **stored, "batch": tuple(data["batch"])})
+    return DrawnCall(**{**data, **stored, "batch": tuple(data["batch"])})
 
 
 def pairs_of(row: Kernel) -> tuple[tuple[str, str, str], ...]:
@@ -167,7 +167,7 @@ def _of_pair(pair: tuple[str, str, str], device: str, **asked: Any) -> Problem:
     )  # fmt: skip
 
 
-def draw(row: Kernel, choose: Choose, device: str, most: int) -> Call:
+def draw(row: Kernel, choose: Choose, device: str, most: int) -> DrawnCall:
     """A call that the row is likely to take, with all it fuses.
 
     Args:
@@ -215,7 +215,7 @@ def draw(row: Kernel, choose: Choose, device: str, most: int) -> Call:
     special = "" if exact or whole else choose(("", *SPECIALS))
     if "inf" in special and dtype_in == "float8_e4m3fn":  # which has none
         special = ""
-    return Call(
+    return DrawnCall(
         M=M,
         N=N,
         K=K,
@@ -257,7 +257,7 @@ TIDY_SHAPES = {
 """For rows that take not every shape."""
 
 
-def edge_calls(row: Kernel, device: str) -> Iterator[Call]:
+def edge_calls(row: Kernel, device: str) -> Iterator[DrawnCall]:
     """Every pair of the row: sizes around edges, all layouts, normal and integer operands; each
     thing that it fuses, alone and all at once (on the CPU, alone for one pair of each dtype)."""
     letters = {"n": "row", "t": "column"}
@@ -267,7 +267,7 @@ def edge_calls(row: Kernel, device: str) -> Iterator[Call]:
         for number, (M, N, K) in enumerate(shapes):
             some = LAYOUTS if limited(row) and not number else (LAYOUTS[(number + index) % 4],)
             for layout in some:
-                base = Call(
+                base = DrawnCall(
                     M, N, K, a=Stored(letters[layout[0]]), b=Stored(letters[layout[1]]),
                     out=Stored(("row", "column")[number % 2]), seed=number, **of_pair,
                 )  # fmt: skip
@@ -276,12 +276,14 @@ def edge_calls(row: Kernel, device: str) -> Iterator[Call]:
         first = pair[0] not in {before[0] for before in pairs_of(row)[:index]}
         yield from fused_calls(row, pair, alone=first or device == "cuda")
         for shape in mma_shapes_of(row, pair, device):
-            yield Call(64, 64, 64, mma_shape=shape, **of_pair)
+            yield DrawnCall(64, 64, 64, mma_shape=shape, **of_pair)
 
 
-def fused_calls(row: Kernel, pair: tuple[str, str, str], *, alone: bool = True) -> Iterator[Call]:
+def fused_calls(
+    row: Kernel, pair: tuple[str, str, str], *, alone: bool = True
+) -> Iterator[DrawnCall]:
     """What the row fuses for one type pair: all at once and, if asked, each thing alone."""
-    base = Call(64, 64, 64, *pair, a=Stored("padded row"), b=Stored("padded column"), seed=11)
+    base = DrawnCall(64, 64, 64, *pair, a=Stored("padded row"), b=Stored("padded column"), seed=11)
     whole = pair[2] == "int32"
     fuses = set(row.fuses)
     each: list[dict[str, Any]] = []

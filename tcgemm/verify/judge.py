@@ -21,7 +21,7 @@ from ..call import gemm
 from ..epilogue import FUNCTIONS
 from ..errors import OperandError, ResultsError, TcgemmError, UnsupportedError, first_line
 from ..problem import Fusion
-from .calls import Call, Stored, from_dict
+from .calls import DrawnCall, Stored, from_dict
 
 GUARD = 256
 """Elements before and after each operand."""
@@ -58,7 +58,7 @@ class Made:
     """Flat, by operand: A, B, out, C."""
 
 
-def make(call: Call, device: torch.device | str = "cpu") -> Made:
+def make(call: DrawnCall, device: torch.device | str = "cpu") -> Made:
     """The operands of a call, the same on every device."""
     generator = torch.Generator().manual_seed(call.seed)
     dtype_in, dtype_out = as_dtype(call.dtype_in), as_dtype(call.dtype_out)
@@ -119,7 +119,7 @@ def _numbers(
     return torch.randint(-largest, largest + 1, shape, generator=generator).double()
 
 
-def _scale(size: int, call: Call, generator: torch.Generator) -> torch.Tensor:
+def _scale(size: int, call: DrawnCall, generator: torch.Generator) -> torch.Tensor:
     size = size if call.scales == "row" else 1
     if call.exact:
         return torch.randint(-1, 2, (size,), generator=generator).float().exp2()
@@ -167,7 +167,7 @@ def _plant(special: str, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Non
         target[..., -1, -1:] = torch.tensor([float(what)], device=target.device).to(target.dtype)
 
 
-def check(row: dispatch.Kernel, call: Call, device: torch.device | str) -> Outcome:
+def check(row: dispatch.Kernel, call: DrawnCall, device: torch.device | str) -> Outcome:
     """Make the operands, run the kernel by name, judge what it wrote."""
     return judge(row, call, make(call, device))
 
@@ -176,7 +176,7 @@ REPEATS = 3
 """Calls of one kind in a row: the first makes a launch, the others run it."""
 
 
-def check_repeated(row: dispatch.Kernel, call: Call, device: torch.device | str) -> Outcome:
+def check_repeated(row: dispatch.Kernel, call: DrawnCall, device: torch.device | str) -> Outcome:
     """As ``check``, called REPEATS times with new data at new addresses, then with an A that is
     aligned otherwise. The first outcome that is not ok, or the last; a refusal of the misaligned
     call alone is none."""
@@ -198,7 +198,7 @@ def check_repeated(row: dispatch.Kernel, call: Call, device: torch.device | str)
     return Outcome("ok", worst)
 
 
-def judge(row: dispatch.Kernel, call: Call, made: Made) -> Outcome:
+def judge(row: dispatch.Kernel, call: DrawnCall, made: Made) -> Outcome:
     """Run the kernel on these operands and judge what it wrote.
 
     The host judges: a GPU that many processes share is asked for the product alone.
@@ -251,7 +251,7 @@ def judge(row: dispatch.Kernel, call: Call, made: Made) -> Outcome:
     return Outcome("ok", ratio)
 
 
-def run(row: dispatch.Kernel, call: Call, made: Made) -> torch.Tensor:
+def run(row: dispatch.Kernel, call: DrawnCall, made: Made) -> torch.Tensor:
     """The call through ``gemm``, by this kernel."""
     return gemm(
         made.a,
@@ -323,7 +323,7 @@ def _changed(before: Made, after: Made) -> str:
     return ""
 
 
-def save(path: Path, row: dispatch.Kernel, call: Call) -> None:
+def save(path: Path, row: dispatch.Kernel, call: DrawnCall) -> None:
     """The operands of a call and the kernel's name, for ``replay``.
 
     Raises ResultsError where the file cannot be written.
@@ -340,7 +340,7 @@ def save(path: Path, row: dispatch.Kernel, call: Call) -> None:
         ) from None
 
 
-def replay(path: Path, device: torch.device | str) -> tuple[dispatch.Kernel, Call, Outcome]:
+def replay(path: Path, device: torch.device | str) -> tuple[dispatch.Kernel, DrawnCall, Outcome]:
     """Run and judge again what ``save`` wrote: on the operands that it holds, then, where that is
     right, repeated as ``check_repeated`` does.
 

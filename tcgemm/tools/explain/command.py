@@ -16,10 +16,9 @@ from ... import commands, options
 from ...bench import store
 from ...dist.explaining import explain as explain_several
 from ...dist.options import OPS
-from ...dist.planning import AUTO
 from ...problem import EPILOGUES
 from ...request import board_of, check_problem, planning_for, problem_of
-from ...vocabulary import check_backends, check_kernels, sizes_of
+from ...vocabulary import AUTO, check_backends, check_kernels, sizes_of
 from ...waiting import Waiting
 from .bound import bound
 from .choice import auto_backends, auto_choice, choice

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...dist.planning import AUTO
+from ...vocabulary import AUTO
 from .ranking import spread
 
 if TYPE_CHECKING:
