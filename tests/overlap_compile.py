@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import tcgemm.triton_kernels.inspection.compile_only as compile_only
 import torch
 
-from tcgemm.dist.overlap.memory import MOST_TILES
 from tcgemm.dist.overlap.plan import MOST_PARTS, TILES, TILES_OF_8_BITS
+from tcgemm.dist.planning import MOST_TILES
 
 
 def main() -> None:
