@@ -53,7 +53,13 @@ def matmul(
         a, b, None, 1.0, 0.0, None, None, out, out_dtype, None, None, None, None,
         backend or default_backend(), kernel,
     )  # fmt: skip
-    return _call(arguments)
+    try:
+        return _call(arguments)
+    except _Recorded as by:
+        return handle_torch_function(
+            matmul, by.recorders, a, b, backend=backend, kernel=kernel, out=out,
+            out_dtype=out_dtype,
+        )  # fmt: skip
 
 
 def gemm(
@@ -125,7 +131,21 @@ def gemm(
         a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b, mma_shape,
         backend or default_backend(), kernel,
     )  # fmt: skip
-    return _call(arguments)
+    try:
+        return _call(arguments)
+    except _Recorded as by:
+        return handle_torch_function(
+            gemm, by.recorders, a, b, c, alpha=alpha, beta=beta, bias=bias, epilogue=epilogue,
+            out=out, out_dtype=out_dtype, compute=compute, scale_a=scale_a, scale_b=scale_b,
+            mma_shape=mma_shape, backend=backend, kernel=kernel,
+        )  # fmt: skip
+
+
+class _Recorded(Exception):
+    """Nothing is to be multiplied: the call is recorded, as torch.fx does."""
+
+    def __init__(self, found: tuple[Any, ...]) -> None:
+        self.recorders = found
 
 
 def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
@@ -139,23 +159,12 @@ def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
     return run_launch(launch, arguments)
 
 
-_NAMES = (
-    "alpha", "beta", "bias", "epilogue", "out", "out_dtype", "compute", "scale_a", "scale_b",
-    "mma_shape", "backend", "kernel",
-)  # fmt: skip
-"""Of the arguments after C, in the order of ``key_of``."""
-
-
-def _by_name(arguments: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(_NAMES, arguments[3:], strict=True))
-
-
 def _unkept(arguments: tuple[Any, ...]) -> Any:
     """A call that no launch is kept for yet, or that is more than a product of plain tensors."""
     if type(arguments[0]) not in PLAIN or type(arguments[1]) not in PLAIN:
         found = recorders(*arguments[:2])
         if found:
-            return handle_torch_function(gemm, found, *arguments[:3], **_by_name(arguments))
+            raise _Recorded(found)
     if is_array(arguments[0]):
         try:
             result = _call(as_tensors(arguments))

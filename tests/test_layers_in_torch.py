@@ -320,7 +320,9 @@ def test_torch_fx_takes_a_product_as_one_node():
     model, x = Products(), torch.randn(5, 8)
     traced = torch.fx.symbolic_trace(model)
     calls = [node for node in traced.graph.nodes if node.op.startswith("call")]
-    assert [node.target for node in calls] == [tcgemm.gemm, tcgemm.gemm]
+    assert [node.target for node in calls] == [tcgemm.matmul, tcgemm.gemm]
+    named = torch.fx.symbolic_trace(lambda x: tcgemm.matmul(x, x))
+    assert "backend = None" in named.code  # the default is that of the time when it runs
     torch.testing.assert_close(traced(x), model(x))
     eye = torch.eye(5)
     for function in (tcgemm.matmul, tcgemm.linear):  # of a tensor by what is traced
