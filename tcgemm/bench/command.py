@@ -19,7 +19,7 @@ from ..vocabulary import check_backends, check_kernels
 from ..waiting import Waiting
 from .cases import DRAWN, NAMES
 from .closing import print_table
-from .drawn import FITTED
+from .drawn import flatters
 from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
@@ -198,12 +198,6 @@ def bench(
 
     if shape:
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
-    if suite == DRAWN and not shape and seed in FITTED:
-        typer.echo(
-            f"Something was fitted to the shapes of seed {seed} (bench/drawn.py), so its ratios "
-            "flatter: take another --seed for a figure that is shown",
-            err=True,
-        )
     if shape or suite != DRAWN:
         commands.refuse(ctx, ("count",), f"only --suite {DRAWN} takes it")
     if steady and any(case.fused for case in planned):
@@ -211,6 +205,8 @@ def bench(
 
     from . import environment, first, run
 
+    if suite == DRAWN and not shape and (said := flatters(seed, environment.slug())):
+        typer.echo(said, err=True)
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
     if steady:

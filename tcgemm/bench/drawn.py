@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from ..choosing import model_files
 from ..problem import ITEMSIZE, LAYOUTS
 from .case import Case
 
@@ -40,11 +41,28 @@ FITTED: dict[int, str] = {
     **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
-"""Seed -> what was fitted to its shapes: no figure that is shown comes from such a seed. Whoever
-fits a table or a model to drawn shapes adds theirs."""
+"""Seed -> what was fitted to its shapes. No figure of a report comes from such a seed; figures on
+pages of docs/lab were timed before the fit. Whoever fits a table or a model to drawn shapes adds
+theirs. Seeds that a user's own model was fitted to stand in its file."""
 
 LARGEST = 16384
 MOST_FLOP = 4 * 10**12
+
+
+def flatters(seed: int, slug: str) -> str:
+    """A sentence where something was fitted to the shapes of a seed, by the project or by ``tcgemm
+    tune --model`` on the GPU of that slug; else an empty one."""
+    yours = model_files.of(slug)
+    if seed in FITTED:
+        by = "bench/drawn.py"
+    elif yours.yours and seed in yours.seeds:
+        by = f"your model {yours.path}"
+    else:
+        return ""
+    return (
+        f"Something was fitted to the shapes of seed {seed} ({by}), so its ratios flatter: take "
+        "another --seed for a figure that is shown"
+    )
 
 
 def drawn_cases(
