@@ -17,7 +17,7 @@ from .. import commands, extras, options
 from ..errors import ResultsError
 from ..vocabulary import check_backends, check_kernels
 from ..waiting import Waiting
-from .cases import DRAWN, NAMES
+from .cases import NAMES, OF_DRAWN
 from .closing import print_table
 from .drawn import flatters
 from .trouble import TROUBLE, key_of, reasons
@@ -41,7 +41,8 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="quick, squares, seeds, jetson, llm, types, fused, wmma, full or drawn.",
+            help="quick, squares, seeds, jetson, llm, types, fused, wmma, full, drawn or "
+            "drawn-batched.",
             metavar="NAME",
             autocompletion=options.completed(NAMES),
         ),
@@ -198,14 +199,14 @@ def bench(
 
     if shape:
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
-    if shape or suite != DRAWN:
-        commands.refuse(ctx, ("count",), f"only --suite {DRAWN} takes it")
+    if shape or suite not in OF_DRAWN:
+        commands.refuse(ctx, ("count",), f"only --suite {' or '.join(OF_DRAWN)} takes it")
     if steady and any(case.fused for case in planned):
         raise typer.BadParameter("--steady times plain products: leave --fused and its suite away")
 
     from . import environment, first, run
 
-    if suite == DRAWN and not shape and (said := flatters(seed, environment.slug())):
+    if suite in OF_DRAWN and not shape and (said := flatters(seed, environment.slug())):
         typer.echo(said, err=True)
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)

@@ -47,7 +47,7 @@ def timed(
         sms, capability: of the GPU that they are of.
     """
     for row in rows:
-        seed = re.match(r"drawn-s(\d+)-", row["suite"])
+        seed = re.match(r"drawn-s(\d+)-", row["suite"])  # drawn-batched-s... are batches
         if not seed or row["status"] != "ok" or row.get("among") == "alone" or not row["ms_p50"]:
             continue
         if row["backend"] not in ("triton", "cuda") or "ALIGNED_COPIES" in row["config"]:
