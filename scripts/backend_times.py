@@ -32,7 +32,7 @@ def main() -> None:
     for row in store.read(ROOT / "reports" / slug):
         if row["status"] == "ok" and row["ratio_p50"] and not row["suite"].startswith("drawn"):
             case = case_of_row(row)
-            if not case.mma_shape:
+            if not case.mma_shape and case.batch == 1:
                 by_case = ratios.setdefault((row["backend"], row["kernel"]), {})
                 by_case[case] = float(row["ratio_p50"])
     cases = {case for by_case in ratios.values() for case in by_case}

@@ -72,9 +72,9 @@ def test_between_the_measured_shapes_the_model_decides(built):
     for shape, layout in (((1824, 2528, 2182), "tn"), ((8768, 64, 64), "tt")):
         choice = auto.backend_for(problem(*shape, layout=layout), gpu=H200)
         assert choice.backend == "cuda"
-        assert "by the model of nvidia-h200, triton" in choice.why
+        assert "by the shipped model of nvidia-h200, triton" in choice.why
     named = auto.backend_for(problem(226, 32, 3936), kernel="skinny", gpu=H200)
-    assert "by the model" in named.why
+    assert "by the shipped model" in named.why
 
 
 @pytest.mark.parametrize("name", ["h200", "h100-pcie", "a100", "l4"])

@@ -1,6 +1,7 @@
 """A kernel that spoils operands, or that is wrong only when it is called again, gets no time."""
 
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def kernels(monkeypatch):
 
     def use(**runs):
         pairs = (("bfloat16", "bfloat16"),)
-        row = {"adds": "", "pairs": pairs, "devices": ("cpu",), "fuses": ("beta", "bias")}
+        row = {"adds": "", "pairs": pairs, "devices": ("cpu",), "fuses": ("beta", "bias", "batch")}
         made.KERNELS = [{"name": name, **row} for name in runs]
         made.load = runs.__getitem__
         monkeypatch.setattr(dispatch, "import_module", lambda name: made)
@@ -58,8 +59,9 @@ def kernels(monkeypatch):
     dispatch.load.cache_clear()
 
 
-def a_bench(fused=""):
+def a_bench(fused="", batch=1):
     (case,) = cases.build(shapes=["16x8x4"], device="cpu", fused=[fused] if fused else ())
+    case = replace(case, batch=batch)
     return case_bench.CaseBench(case, "cpu", 0, 0.01, set())
 
 
@@ -86,16 +88,18 @@ def test_a_kernel_that_writes_into_an_operand_is_wrong_and_the_next_is_judged_fa
     assert (row["status"], row["reason"]) == ("ok", "")
 
 
-def timed(kernels, run, monkeypatch, others=None):
+def timed(kernels, run, monkeypatch, others=None, batch=1):
     """The row of a kernel timed on a clock of its own, on the CPU, over three sets of operands.
 
     ``others``, where given, takes the rows of it timed among other kernels.
     """
     kernels(timed=run)
-    bench = a_bench()
+    bench = a_bench(batch=batch)
+    shape = (16, 8) if batch == 1 else (batch, 16, 8)
     sets = [
-        (*case_bench.accuracy.operands(16, 8, 4, torch.bfloat16, "nn", "cpu", seed),
-         torch.empty(16, 8, dtype=torch.bfloat16))
+        (*case_bench.accuracy.batch_of_operands(
+            batch, 16, 8, 4, torch.bfloat16, "nn", "cpu", seed),
+         torch.empty(shape, dtype=torch.bfloat16))
         for seed in range(3)
     ]  # fmt: skip
 
@@ -146,6 +150,29 @@ def test_a_kernel_that_is_wrong_from_the_second_call_on_gets_no_time(kernels, mo
 
     row, wrong = timed(kernels, second_call_wrong, monkeypatch)
     assert "right when called for the first time" in wrong
+    assert "times its bound after the CUDA-graph replays that were timed" in wrong
+    assert not row
+
+
+def test_the_operations_of_a_batch_are_those_of_all_its_products(kernels, monkeypatch):
+    """16 x 8 x 4, five times."""
+    flop = []
+    monkeypatch.setattr(case_bench, "why_impossible", lambda *told: flop.append(told[0]))
+    row, wrong = timed(kernels, product, monkeypatch, batch=5)
+    assert (row["status"], wrong) == ("ok", "")
+    assert flop == [5120]
+
+
+def test_each_product_of_a_batch_that_was_timed_is_held_to_the_bound(kernels, monkeypatch):
+    calls = []
+
+    def second_call_wrong_in_the_last(a, b, c, **plan):
+        product(a, b, c)
+        calls.append(a)
+        if len(calls) > 3:
+            c[4, 15, 7] += 8
+
+    row, wrong = timed(kernels, second_call_wrong_in_the_last, monkeypatch, batch=5)
     assert "times its bound after the CUDA-graph replays that were timed" in wrong
     assert not row
 

@@ -263,9 +263,9 @@ def test_an_environment_of_great_depth_is_refused(tmp_path):
         store.read_environment(tmp_path)
 
 
-def of_before(path, end="\n"):
-    """The file as it was before the last column was added."""
-    lines = [line.rsplit(",", 1)[0] for line in path.read_text().splitlines()]
+def of_before(path, end="\n", columns=1):
+    """The file as it was before so many of the last columns were added."""
+    lines = [line.rsplit(",", columns)[0] for line in path.read_text().splitlines()]
     path.write_bytes((end.join(lines) + end).encode())
 
 
@@ -306,13 +306,14 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
     results.close()
 
 
+@pytest.mark.parametrize("columns", [1, 2], ids=["batch", "among and batch"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["as written", "as git or an editor may"])
-def test_a_file_of_before_a_later_column_is_read_and_goes_on(tmp_path, end):
+def test_a_file_of_before_a_later_column_is_read_and_goes_on(tmp_path, end, columns):
     """Rows that are appended have the header's columns, whatever lines end with."""
     path = filled(tmp_path)
-    before = store.read(tmp_path)
-    assert list(store.COLUMNS)[-1] == "among"
-    of_before(path, end)
+    before = [{**row, "batch": "1"} for row in store.read(tmp_path)]
+    assert list(store.COLUMNS)[-2:] == list(store.LATER) == ["among", "batch"]
+    of_before(path, end, columns)
     assert store.read(tmp_path) == before
     results = open_store(tmp_path, "later")
     results.append({"kernel": "new", "among": "graph"})

@@ -16,7 +16,7 @@ import pytest
 from tcgemm import dispatch
 from tcgemm.bench import drawn
 from tcgemm.bench.case import Case
-from tcgemm.choosing import model, within
+from tcgemm.choosing import fitting, model, model_files, within
 
 ROOT = Path(__file__).parents[1]
 H200 = "nvidia-h200"
@@ -55,14 +55,13 @@ def script():
 
 @pytest.fixture(scope="module")
 def timed(script):
-    with ROWS.open(newline="") as file:
-        return list(script.timed(csv.DictReader(file)))
+    return script.timed(ROWS)
 
 
-def test_the_constants_are_what_the_rows_give(script, timed):
+def test_the_constants_are_what_the_rows_give(timed):
     shipped = json.loads(Path(model.__file__).with_name("model-nvidia-h200.json").read_text())
     assert set(shipped["seeds"]) <= set(drawn.FITTED)
-    again = script.fitted(row for row in timed if row.seed in shipped["seeds"])
+    again = fitting.fitted(row for row in timed if row.seed in shipped["seeds"])
     assert list(again) == list(shipped["kernels"])
     for kernel, constants in again.items():
         for name, found in constants.items():
@@ -70,16 +69,16 @@ def test_the_constants_are_what_the_rows_give(script, timed):
 
 
 @pytest.fixture(scope="module")
-def unseen(script, timed):
+def unseen(timed):
     """Of each held seed: the constants that the others give, and kernel -> row of each case."""
     found = []
     for held in HELD:
-        known = script.fitted(row for row in timed if row.seed != held)
-        constants = {name: tuple(of[x] for x in model.TERMS) for name, of in known.items()}
+        known = fitting.fitted(row for row in timed if row.seed != held)
+        constants = model_files.constants_of(known)
         cases = defaultdict(dict)
         for row in timed:
             if row.seed == held:
-                cases[row.case, row.among][row.kernel] = row
+                cases[row.problem, row.among][row.kernel] = row
         found.append((constants, cases))
     return found
 
@@ -98,9 +97,8 @@ def test_of_a_seed_that_it_has_not_seen_it_takes_nearly_the_fastest(
 ):
     with_model, without = [], []
     for constants, cases in unseen:
-        for (case, _), rows in cases.items():
+        for (problem, _), rows in cases.items():
             mine = {name: row.us for name, row in rows.items() if name.startswith(f"{backend}/")}
-            problem = replace(case.product(capability=(9, 0)), device="cuda")
             monkeypatch.setattr(model, "constants", lambda slug: {})
             of_tables = dispatch.choose(problem, backend).full_name
             monkeypatch.setattr(model, "constants", lambda slug, known=constants: known)
@@ -245,7 +243,7 @@ def test_another_kernel_is_taken_only_where_it_wins_enough(on_an_h200, monkeypat
 def test_a_fit_finds_constants_that_made_the_times():
     made = (2.0, 0.5, 0.0)
     samples = [((1.0, x, y), made[0] + made[1] * x) for x in (1, 2, 7, 20) for y in (1, 3)]
-    assert model.fit(samples) == pytest.approx(made, abs=0.01)
+    assert fitting.fit(samples) == pytest.approx(made, abs=0.01)
 
 
 def test_a_plan_says_what_takes_time():
@@ -283,9 +281,9 @@ def test_a_short_k_is_loaded_as_far_as_it_goes():
 def test_what_few_rows_tell_is_drawn_to_what_many_do():
     """A clock that errs by 2 % of a C of so few elements makes no price of a million."""
     samples = [((1.0, 0.01 * (us > 2)), us) for us in (1.98, 2.0, 2.02, 2.04)]
-    assert model.fit(samples)[1] > 3
+    assert fitting.fit(samples)[1] > 3
     common = [(2.0, 0.1), (0.3, 0.1)]
-    assert model.fit(samples, common)[1] == pytest.approx(0.3, abs=0.01)
+    assert fitting.fit(samples, common)[1] == pytest.approx(0.3, abs=0.01)
 
 
 def test_what_it_does_not_know_has_no_time():

@@ -111,7 +111,7 @@ def timed(code):
         (["bench", "--timeline"], "--timeline: only --several takes it"),
         (["bench", "--several", "--rows", "8", "--shape", "8x8x8"], "--rows: --shape is given in"),
         (["bench", "--suite", "quick", "--shape", "8x8x8"], "--suite: --shape is given in its"),
-        (["bench", "--count", "5"], "--count: only --suite drawn takes it"),
+        (["bench", "--count", "5"], "--count: only --suite drawn or drawn-batched takes it"),
         (["tune", "--suite", "llm", "--shape", "8x8x8"], "--suite: --shape is given in its"),
         (["tune", "--shape", "8"], "malformed shape '8'"),
         (["verify", "--dtype", "float17"], "unknown dtype 'float17'"),

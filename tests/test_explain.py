@@ -140,13 +140,15 @@ def test_the_answer_comes_first():
 def test_a_kernel_that_the_model_takes_says_so_and_from_whom():
     found = explain("128x128x128", "--backend", "cuda", "--gpu", "h200")
     told = re.search(
-        r"small is chosen as among other kernels the model of drawn shapes has it at (\d\.\d) us, "
-        r"and one_wave, which tables and costs choose, at (\d\.\d);",
+        r"small is chosen as among other kernels the shipped model of drawn shapes has it at "
+        r"(\d\.\d) us, and one_wave, which tables and costs choose, at (\d\.\d);",
         found,
     )
     assert told is not None, found
     assert float(told[1]) < float(told[2])
-    assert "the model" not in explain("4096x4096x4096", "--backend", "cuda", "--gpu", "h200")
+    assert "model of drawn shapes" not in explain(
+        "4096x4096x4096", "--backend", "cuda", "--gpu", "h200"
+    )
 
 
 def test_where_another_kernel_is_ahead_alone_the_answer_says_so():

@@ -23,11 +23,12 @@ from tcgemm.bench.store import COLUMNS
 from tcgemm.errors import ResultsError
 from tcgemm.report import figures, markdown, style
 from tcgemm.report import write as report_write
-from tcgemm.report.derive import CASE, DERIVED, best, derive, key_shapes, ladder_shape, why_empty
+from tcgemm.report.derive import CASE, DERIVED, best, derive, why_empty
 from tcgemm.report.figures.published_times import _same_gpu
 from tcgemm.report.folder import facts, load
 from tcgemm.report.headline import headline, sentence
 from tcgemm.report.sections import sections
+from tcgemm.report.shapes import key_shapes, ladder_shape
 
 FEW = {
     "squares": [(512, 512, 512), (1024, 1024, 1024), (4096, 4096, 4096)],

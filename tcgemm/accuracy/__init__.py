@@ -19,21 +19,25 @@ they need more), always over the whole matrix. docs/contract.md says how the con
 from __future__ import annotations
 
 from .exact import exact_product, largest_integer
-from .inputs import as_dtype, operands, poisoned
-from .oracle import Oracle, Run, Verdict, check
-from .reference import Reference, error_ratio, what_is_wrong
+from .inputs import as_dtype, batch_of_operands, operands, poisoned
+from .oracle import BatchOracle, Oracle, Run, Verdict, check
+from .reference import BatchReference, Reference, error_ratio, reference_of, what_is_wrong
 
 __all__ = [
+    "BatchOracle",
+    "BatchReference",
     "Oracle",
     "Reference",
     "Run",
     "Verdict",
     "as_dtype",
+    "batch_of_operands",
     "check",
     "error_ratio",
     "exact_product",
     "largest_integer",
     "operands",
     "poisoned",
+    "reference_of",
     "what_is_wrong",
 ]

@@ -86,3 +86,34 @@ def operands(
 
 _FEW_TERMS = 2**11
 """Of sparse operands: the sums of float16 accumulation are exact up to here."""
+
+
+BETWEEN_PRODUCTS = 1_000_033
+"""From the seed of one product of a batch to that of the next."""
+
+
+def batch_of_operands(
+    batch: int,
+    M: int,
+    N: int,
+    K: int,
+    dtype: torch.dtype,
+    layout: str,
+    device: torch.device | str,
+    seed: int,
+    largest: int | None = None,
+    data: str = "normal",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A[batch, M, K] and B[batch, K, N], products one after another in memory; of one product
+    ``operands``. The first product has the operands that ``operands`` gives by this seed."""
+    each = [
+        operands(M, N, K, dtype, layout, device, seed + i * BETWEEN_PRODUCTS, largest, data)
+        for i in range(batch)
+    ]
+    if batch == 1:
+        return each[0]
+    a, b = (
+        torch.stack([t.T for t in of]).mT if letter == "t" else torch.stack(of)
+        for of, letter in zip(zip(*each, strict=True), layout, strict=True)
+    )
+    return a, b

@@ -14,7 +14,7 @@ from ..operands import dtype_name
 from ..problem import COMPUTES, OUTPUTS, Fusion
 from .bounds import UNIT_ROUNDOFF
 from .exact import exact_product, largest_integer
-from .inputs import POISON, as_dtype, operands, poisoned
+from .inputs import BETWEEN_PRODUCTS, POISON, as_dtype, operands, poisoned
 from .regions import Region, references
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -105,7 +105,7 @@ class Oracle:
         self.dtype_in, self.dtype_out = as_dtype(dtype_in), as_dtype(dtype_out)
         _check_pair(self.dtype_in, self.dtype_out)
         self.compute = compute or COMPUTES[dtype_name(self.dtype_in)][0]
-        self.shape = (M, N)
+        self.shape: tuple[int, ...] = (M, N)
         self.device = torch.device(device)
         largest = largest_integer(K, self.dtype_out, self.dtype_in, self.compute)
         self.a, self.b = operands(M, N, K, self.dtype_in, layout, device, seed, data=data)
@@ -120,14 +120,13 @@ class Oracle:
         self._fusion = fusion
         if fusion is not None and self._fused:
             self._products = self._regions if fusion.c is not None else []
-            self._regions = [region.after(fusion, self.shape) for region in self._regions]
+            self._regions = [region.after(fusion, (M, N)) for region in self._regions]
         self._exact = exact_product(self.integer_a, self.integer_b, self.dtype_out)
 
     def check(self, run: Run) -> Verdict:
         """Run the kernel on both sets of operands, C poisoned before each, and judge."""
         c, untouched_normal = self._run(run, self.a, self.b)
-        missing = self.dtype_out.is_floating_point and bool(c.isnan().any())
-        ratio = math.inf if missing else max(r.ratio(c) for r in self._regions)
+        ratio = self.error_ratio(c)
         rounded = self._ratio_if_rounded(c) if 1 < ratio < math.inf else None
         del c
         c, untouched_integer = self._run(run, self.integer_a, self.integer_b)
@@ -139,6 +138,12 @@ class Oracle:
             ratio_if_rounded=rounded,
         )
 
+    def error_ratio(self, c: torch.Tensor) -> float:
+        """The worst error over its bound of C, made from ``a`` and ``b``; infinite where C holds
+        NaN."""
+        missing = self.dtype_out.is_floating_point and bool(c.isnan().any())
+        return math.inf if missing else max(r.ratio(c) for r in self._regions)
+
     def exact_errors(self, c: torch.Tensor) -> int | None:
         """Elements of C, made from the integer operands, that are not exact; None where more than a
         product is asked."""
@@ -148,7 +153,8 @@ class Oracle:
         if self._fusion is None or not self._products:
             return None
         rounding = UNIT_ROUNDOFF[self.dtype_out]
-        regions = (r.after(self._fusion, self.shape, rounding) for r in self._products)
+        M, N = self.shape
+        regions = (r.after(self._fusion, (M, N), rounding) for r in self._products)
         return max(region.ratio(c) for region in regions)
 
     def output(self) -> torch.Tensor:
@@ -156,7 +162,7 @@ class Oracle:
         return self._output()[1]
 
     def _output(self) -> tuple[torch.Tensor, torch.Tensor]:
-        size = self.shape[0] * self.shape[1]
+        size = math.prod(self.shape)
         flat = poisoned((size + 2 * GUARD,), self.dtype_out, self.device)
         return flat, flat[GUARD : GUARD + size].view(self.shape)
 
@@ -168,6 +174,67 @@ class Oracle:
         guards = torch.cat([flat[:GUARD], flat[-GUARD:]])
         poison = guards.isnan() if guards.is_floating_point() else guards == POISON
         return c, bool(poison.all())
+
+
+class BatchOracle(Oracle):
+    """The same of a batch of products, A[batch, M, K] and B[batch, K, N], that a kernel computes in
+    one launch: each product is held to both checks.
+
+    Args:
+        batch: how many; each has data of its own, that of ``inputs.batch_of_operands``.
+        case: as of Oracle, with nothing fused that has an operand [M, N].
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        M: int,
+        N: int,
+        K: int,
+        dtype_in: torch.dtype | str,
+        dtype_out: torch.dtype | str,
+        layout: str = "nn",
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        compute: str = "",
+        fusion: Fusion | None = None,
+        data: str = "normal",
+    ) -> None:
+        self.dtype_in, self.dtype_out = as_dtype(dtype_in), as_dtype(dtype_out)
+        self.device = torch.device(device)
+        self.shape = (batch, M, N)
+        self._each = [
+            Oracle(
+                M, N, K, dtype_in, dtype_out, layout, device, seed + i * BETWEEN_PRODUCTS,
+                compute, fusion, data,
+            )
+            for i in range(batch)
+        ]  # fmt: skip
+        self.compute = self._each[0].compute
+
+        def one_behind_another(name: str, letter: str) -> torch.Tensor:
+            of = [getattr(oracle, name) for oracle in self._each]
+            stacked = torch.stack([t.T for t in of]).mT if letter == "t" else torch.stack(of)
+            for i, oracle in enumerate(self._each):  # which need not keep theirs besides
+                setattr(oracle, name, stacked[i])
+            return stacked
+
+        self.a, self.b = (one_behind_another(*each) for each in zip("ab", layout, strict=True))
+        self.integer_a, self.integer_b = (
+            one_behind_another(f"integer_{name}", letter)
+            for name, letter in zip("ab", layout, strict=True)
+        )
+
+    def error_ratio(self, c: torch.Tensor) -> float:
+        return max(each.error_ratio(of) for each, of in zip(self._each, c, strict=True))
+
+    def exact_errors(self, c: torch.Tensor) -> int | None:
+        errors = [each.exact_errors(of) for each, of in zip(self._each, c, strict=True)]
+        counted = [count for count in errors if count is not None]
+        return sum(counted) if len(counted) == len(errors) else None
+
+    def _ratio_if_rounded(self, c: torch.Tensor) -> float | None:
+        return None  # no C is added
 
 
 def check(run: Run, *case: Any, **more: Any) -> Verdict:

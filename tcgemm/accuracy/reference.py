@@ -77,6 +77,27 @@ class Reference:
         return max(region.ratio(c) for region in self._regions)
 
 
+class BatchReference:
+    """The same of a batch: A[batch, M, K], B[batch, K, N], and nothing fused that has an operand of
+    C's shape."""
+
+    def __init__(
+        self, a: torch.Tensor, b: torch.Tensor, dtype_out: torch.dtype, fusion: Fusion | None = None
+    ) -> None:
+        self._each = [Reference(*ab, dtype_out, fusion) for ab in zip(a, b, strict=True)]
+
+    def error_ratio(self, c: torch.Tensor) -> float:
+        """The worst ratio of error to bound of C[batch, M, N]; above 1 is wrong."""
+        return max(each.error_ratio(of) for each, of in zip(self._each, c, strict=True))
+
+
+def reference_of(
+    a: torch.Tensor, b: torch.Tensor, dtype_out: torch.dtype, fusion: Fusion | None = None
+) -> Reference | BatchReference:
+    """The reference of matrices, or of batches of them."""
+    return (BatchReference if a.dim() == 3 else Reference)(a, b, dtype_out, fusion)
+
+
 def _all_finite(a: torch.Tensor, b: torch.Tensor, fusion: Fusion) -> bool:
     terms = (a, b, fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
     return all(t is None or bool(t.double().isfinite().all()) for t in terms)

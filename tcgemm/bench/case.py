@@ -17,14 +17,14 @@ DATA = (NORMAL, "uniform", "ints", "zeros")
 
 CASE_COLUMNS = (
     *("dtype_in", "dtype_out", "compute", "fused", "mma_shape", "layout"),
-    *("M", "N", "K", "data"),
+    *("M", "N", "K", "data", "batch"),
 )
 """The fields of a case that name it, as the results store has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """C[M, N] = A[M, K] @ B[K, N] on operands stored in ``layout``."""
+    """C[M, N] = A[M, K] @ B[K, N] on operands stored in ``layout``, ``batch`` times."""
 
     suite: str
     """The suite that names it, or 'shape' for one given by hand."""
@@ -45,6 +45,9 @@ class Case:
     """The WMMA shape, of kernels that have several."""
     data: str = NORMAL
     """What A and B hold: of DATA."""
+    batch: int = 1
+    """Products in one call: A[batch, M, K], B[batch, K, N] and C[batch, M, N], one after another in
+    memory."""
 
     def __post_init__(self) -> None:
         if not self.compute:
@@ -54,11 +57,16 @@ class Case:
     def shape(self) -> str:
         return f"{self.M}x{self.N}x{self.K}"
 
+    @property
+    def flop(self) -> int:
+        """Operations of the whole batch; a multiply-add is two."""
+        return 2 * self.M * self.N * self.K * self.batch
+
     def product(self, **asked: Any) -> Problem:
-        """The product alone, of nothing fused, as a problem."""
+        """The product alone, of nothing fused, or the batch of them, as a problem."""
         return Problem.stored(
             self.M, self.N, self.K, self.dtype_in, self.dtype_out, self.layout,
-            compute=self.compute, **asked,
+            compute=self.compute, batch=self.batch, **asked,
         )  # fmt: skip
 
     def problem(self, **asked: Any) -> Problem:
@@ -75,12 +83,16 @@ class Case:
         pair = type_pair(self.dtype_in, self.dtype_out, self.compute)
         data = "" if self.data in (NORMAL, "") else f"data={self.data}"
         words = [word for word in (self.fused.replace(" ", "+"), self.mma_shape, data) if word]
-        return " ".join([self.shape, pair, self.layout, *words])
+        batch = [f"{self.batch} x"] if self.batch > 1 else []
+        return " ".join([*batch, self.shape, pair, self.layout, *words])
 
 
 def case_of_row(row: Mapping[str, Any]) -> Case:
     """The case of a row of results, whose cells may be text."""
     cells: dict[str, Any] = {
-        name: int(row[name]) if name in "MNK" else row[name] for name in CASE_COLUMNS
+        name: int(row[name]) if name in "MNK" else row[name]
+        for name in CASE_COLUMNS
+        if name != "batch"
     }
+    cells["batch"] = int(row.get("batch") or 1)
     return Case(suite="", origin="", **cells)

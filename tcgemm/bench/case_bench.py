@@ -163,8 +163,7 @@ class CaseBench:
         ceiling = gpus.lookup(torch.cuda.get_device_name()).ceiling_tflops(
             case.dtype_in, telemetry.sm_clock_mhz, case.compute
         )
-        flop = 2 * case.M * case.N * case.K
-        if reason := why_impossible(flop, timing.ms_p50, ceiling):
+        if reason := why_impossible(case.flop, timing.ms_p50, ceiling):
             row |= {"status": "failed", "reason": reason}
             return telemetry.throttle_reasons
         row |= {
@@ -212,7 +211,7 @@ class CaseBench:
         a, b, c, fusion = buffers[-1]
         reference = self._once(
             "the reference of what was timed",
-            lambda: accuracy.Reference(a, b, c.dtype, fusion),
+            lambda: accuracy.reference_of(a, b, c.dtype, fusion),
         )
         for timer in contender.timers:
             for _, _, each, _ in buffers:
@@ -260,10 +259,11 @@ class CaseBench:
 
     def _oracle(self) -> accuracy.Oracle:
         case, fusion = self.case, self._once("what is fused", self._fusion)
-        return accuracy.Oracle(
+        of = (
             case.M, case.N, case.K, case.dtype_in, case.dtype_out, case.layout,
             self._device, self._seed, case.compute, fusion, case.data,
         )  # fmt: skip
+        return accuracy.BatchOracle(case.batch, *of) if case.batch > 1 else accuracy.Oracle(*of)
 
     def _copies(self) -> _Copies:
         oracle = self._once("operands", self._oracle)

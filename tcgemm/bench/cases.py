@@ -177,7 +177,12 @@ CHECKED = Suite(
 DRAWN = "drawn"
 """The suite whose cases are drawn at random: see ``drawn``."""
 
-NAMES = (*SUITES, "full", DRAWN)
+DRAWN_BATCHED = "drawn-batched"
+"""The same, in which about one case in ten is a batch."""
+
+OF_DRAWN = (DRAWN, DRAWN_BATCHED)
+
+NAMES = (*SUITES, "full", *OF_DRAWN)
 
 
 def build(
@@ -208,8 +213,8 @@ def build(
         fused: what is fused, each some of FUSIONS joined by spaces; by default the suite's.
         device: "cuda" or "cpu". On the CPU only quick (then CHECKED) and shapes given by hand are
             possible.
-        seed, count: of the suite drawn: its seed, and how many cases. It takes float16 and
-            bfloat16 operands and fuses nothing.
+        seed, count: of the suites drawn and drawn-batched: their seed, and how many cases. They
+            take float16 and bfloat16 operands and fuse nothing.
         data: what A and B hold, of case.DATA; by default normal.
 
     Raises:
@@ -238,8 +243,9 @@ def build(
                     "or --shape MxNxK, which are checked and not timed"
                 )
             chosen = [("quick", CHECKED)]
-        elif suite == DRAWN:
-            drawn = _drawn(seed, count, dtypes, layouts, [*dtypes_out, *computes, *fused])
+        elif suite in OF_DRAWN:
+            beyond = [*dtypes_out, *computes, *fused]
+            drawn = _drawn(seed, count, dtypes, layouts, beyond, suite == DRAWN_BATCHED)
             return [replace(case, data=of) for case in drawn for of in data or (NORMAL,)]
         else:
             chosen = [(name, SUITES[name]) for name in (SUITES if suite == "full" else [suite])]
@@ -265,7 +271,12 @@ def build(
 
 
 def _drawn(
-    seed: int, count: int, dtypes: Sequence[str], layouts: Sequence[str], beyond: Sequence[str]
+    seed: int,
+    count: int,
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    beyond: Sequence[str],
+    batches: bool,
 ) -> list[Case]:
     wide = [dtype for dtype in dtypes if dtype not in ("float16", "bfloat16")]
     if wide or beyond:
@@ -273,7 +284,7 @@ def _drawn(
             f"suite {DRAWN} is of float16 and bfloat16 products with nothing fused, and "
             f"{', '.join([*wide, *beyond])} was asked for: leave that out, or name a --shape"
         )
-    return drawn_cases(seed, count, dtypes, layouts)
+    return drawn_cases(seed, count, dtypes, layouts, batches)
 
 
 def _pairs_of(

@@ -17,9 +17,9 @@ from .. import commands, extras, options
 from ..errors import ResultsError
 from ..vocabulary import check_backends, check_kernels, either
 from ..waiting import Waiting
-from .cases import DRAWN, NAMES
+from .cases import NAMES, OF_DRAWN
 from .closing import print_table
-from .drawn import FITTED
+from .drawn import flatters
 from .trouble import TROUBLE, key_of, reasons
 
 if TYPE_CHECKING:
@@ -198,19 +198,15 @@ def bench(
 
     if shape:
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
-    if suite == DRAWN and not shape and seed in FITTED:
-        typer.echo(
-            f"Something was fitted to the shapes of seed {seed} (bench/drawn.py), so its ratios "
-            "flatter: take another --seed for a figure that is shown",
-            err=True,
-        )
-    if shape or suite != DRAWN:
-        commands.refuse(ctx, ("count",), f"only --suite {DRAWN} takes it")
+    if shape or suite not in OF_DRAWN:
+        commands.refuse(ctx, ("count",), f"only --suite {' or '.join(OF_DRAWN)} takes it")
     if steady and any(case.fused for case in planned):
         raise typer.BadParameter("--steady times plain products: leave --fused and its suite away")
 
     from . import environment, first, run
 
+    if suite in OF_DRAWN and not shape and (said := flatters(seed, environment.slug())):
+        typer.echo(said, err=True)
     device = "cpu" if environment.slug() == environment.CPU_SLUG else "cuda"
     cases = build(device=device)
     if steady:

@@ -7,8 +7,10 @@ rows of the operands are aligned decides whether 16-byte copies and TMA can read
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
+from ..choosing import model_files
 from ..problem import ITEMSIZE, LAYOUTS
 from .case import Case
 
@@ -40,15 +42,45 @@ FITTED: dict[int, str] = {
     **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
-"""Seed -> what was fitted to its shapes: no figure that is shown comes from such a seed. Whoever
-fits a table or a model to drawn shapes adds theirs."""
+"""Seed -> what was fitted to its shapes. No figure of a report comes from such a seed; figures on
+pages of docs/lab were timed before the fit. Whoever fits a table or a model to drawn shapes adds
+theirs. Seeds that a user's own model was fitted to stand in its file."""
 
 LARGEST = 16384
 MOST_FLOP = 4 * 10**12
+MOST_BYTES = 6 * LARGEST**2
+"""Of A, B and C: no product of 16 bits alone has more."""
+
+MOST_BATCH = 64
+BATCHED = 0.1
+"""Share of batches, of what is drawn with some."""
+
+BATCHED_SEED = 2**62 + 1
+"""From a seed to that of its batches: no seed can be given that is so large."""
+
+
+def flatters(seed: int, slug: str) -> str:
+    """A sentence where something was fitted to the shapes of a seed, by the project or by ``tcgemm
+    tune --model`` on the GPU of that slug; else an empty one."""
+    yours = model_files.of(slug)
+    if seed in FITTED:
+        by = "bench/drawn.py"
+    elif yours.yours and seed in yours.seeds:
+        by = f"your model {yours.path}"
+    else:
+        return ""
+    return (
+        f"Something was fitted to the shapes of seed {seed} ({by}), so its ratios flatter: take "
+        "another --seed for a figure that is shown"
+    )
 
 
 def drawn_cases(
-    seed: int, count: int, dtypes: Sequence[str] = (), layouts: Sequence[str] = ()
+    seed: int,
+    count: int,
+    dtypes: Sequence[str] = (),
+    layouts: Sequence[str] = (),
+    batches: bool = False,
 ) -> list[Case]:
     """``count`` different cases, the same for the same arguments on every machine.
 
@@ -61,14 +93,33 @@ def drawn_cases(
         count: at least 1.
         dtypes: of A, B and C, each of 16 bits; by default float16 and bfloat16.
         layouts: by default all four.
+        batches: let about one case in ten be a batch, of MOST_BATCH products at most (log-uniform
+            from 2 on), which take MOST_FLOP and MOST_BYTES in all. They are drawn by a generator of
+            their own, and their suite is ``drawn-batched-s7-a16``; the other cases are the first
+            that the seed gives without them.
     """
-    draw = random.Random(seed).random  # of all its methods the one that never changes
+    if not batches:
+        return list(islice(_drawn(seed, dtypes, layouts), count))
+    which = random.Random(seed + BATCHED_SEED).random
+    one, many = _drawn(seed, dtypes, layouts), _drawn(seed, dtypes, layouts, which)
+    return [next(many if which() < BATCHED else one) for _ in range(count)]
+
+
+def _drawn(
+    seed: int,
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    of_batches: Callable[[], float] | None = None,
+) -> Iterator[Case]:
+    """Different cases without end; batches, by the generator ``of_batches``, where there is one."""
+    draw = of_batches or random.Random(seed).random  # of its methods the one that never changes
+    named = f"drawn-batched-s{seed}" if of_batches else f"drawn-s{seed}"
 
     def one_of(values: Sequence[str]) -> str:
         return values[int(draw() * len(values))]
 
     cases: dict[tuple[object, ...], Case] = {}
-    while len(cases) < count:
+    while True:
         alignment = ALIGNMENTS[len(cases) % len(ALIGNMENTS)]
         dtype = one_of(dtypes or ("float16", "bfloat16"))
         layout = one_of(layouts or LAYOUTS)
@@ -77,13 +128,15 @@ def drawn_cases(
         for name in rows:
             sizes[name] = _aligned(sizes[name], alignment // ITEMSIZE[dtype])
         M, N, K = (sizes[name] for name in "MNK")
-        if 2 * M * N * K > MOST_FLOP:
-            continue
-        key = (M, N, K, dtype, layout)
+        batch = round(2 * (MOST_BATCH / 2) ** draw()) if of_batches else 1
+        key = (M, N, K, dtype, layout, batch)
         origin = f"drawn with seed {seed}; rows are aligned to {alignment} bytes"
-        suite = f"drawn-s{seed}-a{alignment}"
-        cases.setdefault(key, Case(suite, M, N, K, dtype, dtype, layout, origin))
-    return list(cases.values())
+        suite = f"{named}-a{alignment}"
+        case = Case(suite, M, N, K, dtype, dtype, layout, origin, batch=batch)
+        if case.flop > MOST_FLOP or case.product().bytes > MOST_BYTES or key in cases:
+            continue
+        cases[key] = case
+        yield case
 
 
 def _aligned(size: int, elements: int) -> int:

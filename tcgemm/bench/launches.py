@@ -76,9 +76,11 @@ def rotating_operands(
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     count, cache = buffer_count(size, l2_bytes, torch.cuda.mem_get_info()[0])
     dtype_in, dtype_out = accuracy.as_dtype(case.dtype_in), accuracy.as_dtype(case.dtype_out)
+    leading = (case.batch,) if case.batch > 1 else ()
     sets = [
         (
-            *accuracy.operands(
+            *accuracy.batch_of_operands(
+                case.batch,
                 case.M,
                 case.N,
                 case.K,
@@ -88,7 +90,7 @@ def rotating_operands(
                 seed + 1 + number,
                 data=case.data,
             ),
-            torch.empty(case.M, case.N, dtype=dtype_out, device="cuda"),
+            torch.empty(*leading, case.M, case.N, dtype=dtype_out, device="cuda"),
         )
         for number in range(count)
     ]
@@ -109,7 +111,8 @@ def repeated_calls(
 
     Args:
         backend, kernel: as ``gemm`` is given them; kernel None leaves the choice to the backend.
-        sets: A[M, K], B[K, N], C[M, N] and the fusion, all of one case and alignment.
+        sets: A[M, K], B[K, N], C[M, N] and the fusion, all of one case and alignment; of a batch
+            each has its products as a leading dimension.
     """
     from ..launch import make
     from ..launch_cache import run_launch

@@ -83,6 +83,7 @@ def _names(row: dispatch.Kernel, case: Case) -> bool:
         return False
     words = {"residual": "beta"}
     fused = {words.get(word, word) for word in case.fused.split()}
+    fused |= {"batch"} if case.batch > 1 else set()
     types = row.takes_types(case.dtype_in, case.dtype_out, case.compute)
     return types and fused <= set(row.fuses)
 

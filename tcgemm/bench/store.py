@@ -54,11 +54,12 @@ COLUMNS: dict[str, str] = {
     "readings, which pass the limit for moments",
     "among": "of products under 100 us, among what they were timed: alone (launches of nothing but "
     "itself), graph or stream (a foreign kernel after each, its own time taken off); or none",
+    "batch": "products in one call, each M x N x K; 1 of all but batches",
 }
 """The schema of results.csv: column -> meaning, in file order."""
 
-LATER = ("among",)
-"""Columns that older files lack: their rows have empty cells there."""
+LATER = {"among": "", "batch": "1"}
+"""Columns that older files lack -> what their rows have there."""
 
 STATUSES = ("ok", "wrong", "failed", "timeout", "unsupported")
 """What the column status may hold."""
@@ -118,8 +119,8 @@ def _stored(folder: Path) -> list[dict[str, str]]:
                 "remove that line"
             )
     rows = [dict(zip(header, line, strict=True)) for line in lines[1:]]
-    empty = dict.fromkeys(COLUMNS, "")
-    return rows if len(header) == len(empty) else [empty | row for row in rows]
+    older = {name: LATER.get(name, "") for name in COLUMNS}
+    return rows if len(header) == len(older) else [older | row for row in rows]
 
 
 def folder_of(slug: str) -> Path | None:
@@ -300,9 +301,9 @@ def _first_line(text: bytes) -> list[str]:
 
 
 def _check_header(path: Path, header: list[str]) -> None:
-    if header in (list(COLUMNS), _before_later()):
+    missing = [name for name in COLUMNS if name not in header and name not in LATER]
+    if not missing and header == [name for name in COLUMNS if name in header]:
         return
-    missing = [name for name in _before_later() if name not in header]
     extra = [name for name in header if name not in COLUMNS]
     parts = [f"missing {', '.join(missing)}"] if missing else []
     parts += [f"unknown {', '.join(extra)}"] if extra else []
@@ -310,11 +311,6 @@ def _check_header(path: Path, header: list[str]) -> None:
         f"{path}: the columns are of another schema: {'; '.join(parts) or 'another order'}. "
         "Measure again into a new folder with --out"
     )
-
-
-def _before_later() -> list[str]:
-    """The header of files that were begun before the columns of LATER were added."""
-    return [name for name in COLUMNS if name not in LATER]
 
 
 def _unwritable(folder: Path, error: OSError) -> ResultsError:

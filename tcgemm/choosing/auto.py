@@ -12,11 +12,11 @@ import importlib.util
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from .. import gpus, repacking
+from .. import repacking
 from ..dispatch import BACKENDS, Kernel, choose
 from ..errors import UnsupportedError
 from ..problem import Problem
-from . import model
+from . import model, model_files
 from .measured import nearest, slug_of
 
 LANGUAGES = ("triton", "cuda")
@@ -90,7 +90,7 @@ def _modelled(
     """The faster by the model, where it knows the kernels of both; of plain 16-bit products."""
     if slug == "cpu" or not model.knows(problem):
         return None
-    sms = gpus.lookup(slug).sms or 0
+    sms = model.sms_of(slug)
     times = {}
     for backend, row in rows.items():
         copies = None if named else repacking.worth(problem, backend)
@@ -101,7 +101,8 @@ def _modelled(
             return None
         times[backend] = us + (repacking.copying_us(problem, copies) if copies else 0.0)
     fast, slow = sorted(times, key=times.__getitem__)
-    return Choice(fast, f"{times[fast]:.3g} us by the model of {slug}, {slow} {times[slow]:.3g}")
+    by = f"{model_files.of(slug).whose} model of {slug}"
+    return Choice(fast, f"{times[fast]:.3g} us by {by}, {slow} {times[slow]:.3g}")
 
 
 def _other(backend: str) -> str:

@@ -5,35 +5,22 @@
 A term is a quantity that the problem and the plan settle (``terms``): steps one after the other,
 operations of the busiest SM, bytes into it, bytes of memory, what unaligned rows add, what is
 stored, what follows where K is divided. The constants are a kernel's own on a GPU, none below 0,
-and stand in ``model-<gpu>.json``. scripts/fit_model.py fits them to rows of drawn shapes. Beside a
-constant stands the most of its term that a row had, and how many rows had some: a product that has
-more of it, or any of what few rows had, has no time, so nothing is said of what was not seen.
-Imports no torch.
+and stand in ``model-<gpu>.json`` (model_files.py); fitting.py fits them to rows of drawn shapes.
+Beside a constant stands the most of its term that a row had, and how many rows had some: a product
+that has more of it, or any of what few rows had, has no time, so nothing is said of what was not
+seen. Imports no torch.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-TERMS = (
-    "start",
-    "multiply",
-    "load",
-    "load_split_sectors",
-    "load_by_elements",
-    "memory",
-    "step",
-    "wave",
-    "divided",
-    "partials",
-    "store",
-    "odd_c",
-)
-"""Names of the terms, in the order of ``terms``."""
+from .. import gpus
+from . import model_files
+from .model_files import TERMS, Constants
+
+__all__ = ["TERMS", "Constants", "constants", "estimated_us", "knows", "sms_of", "terms"]
 
 LINE, SECTOR, VECTOR = 64, 16, 8
 """Elements of 16 bits in a line of the L2, in a sector of one, and in a vector of 16 bytes."""
@@ -44,14 +31,8 @@ MODELLED = {(name, name, "float32") for name in ("float16", "bfloat16")}
 LEAST_ROWS = 15
 """Rows that a kernel's constants are fitted to, at least, and each of them, to be a time."""
 
-PULL = 0.1
-"""Rows, as many as which the constants of all kernels together weigh in a kernel's own fit."""
-
 LARGEST = 16384
 """Of M, N and K of the shapes that it is fitted to: as LARGEST of bench/drawn.py."""
-
-Constants = Sequence[Sequence[float]]
-"""(constant, most that was seen of the term, rows that had some), in the order of TERMS."""
 
 
 def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
@@ -109,14 +90,14 @@ def _apart(shape: tuple[int, int], strides: tuple[int, int]) -> int:
     )
 
 
-@cache
-def constants(slug: str) -> dict[str, Constants]:
+def constants(slug: str) -> Mapping[str, Constants]:
     """ "backend/kernel" -> its constants on a GPU; empty of one that has no table."""
-    path = Path(__file__).with_name(f"model-{slug}.json")
-    if not path.is_file():
-        return {}
-    kernels: dict[str, dict[str, Sequence[float]]] = json.loads(path.read_text())["kernels"]
-    return {name: tuple(found[term] for term in TERMS) for name, found in kernels.items()}
+    return model_files.of(slug).constants
+
+
+def sms_of(slug: str) -> int:
+    """SMs of a GPU, by its model's file where it has one; 0 where nothing is known."""
+    return model_files.of(slug).sms or gpus.lookup(slug).sms or 0
 
 
 def estimated_us(
@@ -157,36 +138,3 @@ def least_of(known: Constants, found: Sequence[float]) -> float:
     return sum(
         constant * min(term, most) for (constant, most, _), term in zip(known, found, strict=True)
     )
-
-
-def fit(
-    samples: Sequence[tuple[Sequence[float], float]], common: Sequence[tuple[float, float]] = ()
-) -> list[float]:
-    """The constants, none below 0, with the least sum of squared relative errors.
-
-    Args:
-        samples: (terms, microseconds) of each row.
-        common: (constant, weight) of each term: what a constant is drawn to, so that a term of
-            which the samples tell little does not get a constant from their noise.
-    """
-    rows = [[term / us for term in each] for each, us in samples]
-    size = range(len(rows[0]))
-    common = common or [(0.0, 1e-6 * len(rows))] * len(size)  # keeps apart what few rows tell apart
-    products = [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
-    sums = [sum(row[i] for row in rows) for i in size]
-    found = [to for to, _ in common]
-    for _ in range(2000):  # one constant at a time
-        before = list(found)
-        for i, (to, weight) in enumerate(common):
-            if of := products[i][i] + weight:
-                off = sums[i] - sum(products[i][j] * found[j] for j in size)
-                found[i] = max(0.0, found[i] + (off + weight * (to - found[i])) / of)
-        if max(abs(new - old) for new, old in zip(found, before, strict=True)) < 1e-7:
-            break
-    return found
-
-
-def mean_squares(samples: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """Of each term over the microseconds of its row: how much a row tells of the constant."""
-    columns = zip(*([term / us for term in each] for each, us in samples), strict=True)
-    return [sum(x * x for x in column) / len(samples) for column in columns]

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .. import gpus
 from ..problem import Problem
-from . import model
+from . import model, model_files
 from .measured import nearest, slug_of
 
 if TYPE_CHECKING:
@@ -67,8 +66,8 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel]) -> Kernel:
 
 
 def _modelled_us(problem: Problem, row: Kernel, slug: str, at_least: bool = False) -> float | None:
-    sms = gpus.lookup(slug).sms or 0
-    return model.estimated_us(row.full_name, problem, row.plan(problem), slug, sms, at_least)
+    plan, sms = row.plan(problem), model.sms_of(slug)
+    return model.estimated_us(row.full_name, problem, plan, slug, sms, at_least)
 
 
 def why(problem: Problem, taken: Kernel, of_tables: Kernel) -> str:
@@ -78,6 +77,7 @@ def why(problem: Problem, taken: Kernel, of_tables: Kernel) -> str:
     if mine is None or theirs is None:
         return f"in the place of {of_tables.name}"
     return (
-        f"as among other kernels the model of drawn shapes has it at {mine:.1f} us, and "
+        f"as among other kernels {model_files.of(slug).whose} model of drawn shapes has it at "
+        f"{mine:.1f} us, and "
         f"{of_tables.name}, which tables and costs choose, at {theirs:.1f}"
     )

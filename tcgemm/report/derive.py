@@ -6,7 +6,7 @@ every figure, table and page shows the same number.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +26,18 @@ CASE = list(CASE_COLUMNS)
 """The columns that name a case: what is asked."""
 
 NUMBERS = [
-    *("M", "N", "K", "error_ratio", "exact_errors", "compile_s", "ms_p20", "ms_p50", "ms_p80"),
+    *(
+        "M",
+        "N",
+        "K",
+        "batch",
+        "error_ratio",
+        "exact_errors",
+        "compile_s",
+        "ms_p20",
+        "ms_p50",
+        "ms_p80",
+    ),
     *("ratio_p20", "ratio_p50", "ratio_p80", "rounds", "seed", "sm_clock_mhz", "power_w"),
 ]
 """The stored columns that hold numbers."""
@@ -41,17 +52,19 @@ AMONG_OTHERS = ("graph", "stream")
 """What ``among`` says of a product timed with a foreign kernel behind each launch."""
 
 DERIVED: dict[str, str] = {
-    "shape": "M × N × K, or one side cubed",
+    "shape": "M × N × K, or one side cubed; of a batch, how many of them",
     "suites": "every suite that holds the case",
     "model": "the language model and weight whose product it is, of those in the suite llm",
     "kind": "ladder, where each rung adds one idea to the one before, or shape: a specialist",
-    "flop": "2 M N K",
-    "bytes": "least traffic in bytes: A and B (and C, where it is added) read once, C written once",
+    "flop": "2 M N K, times the batch",
+    "bytes": "least traffic in bytes: A and B (and C, where it is added) read once, C written "
+    "once; times the batch",
     "intensity": "arithmetic intensity, FLOP per byte: flop / bytes",
     "tflops": "rate in TFLOPS at the clock of those very rounds: flop / ms_p50",
     "paired_tflops": "rate on one clock in TFLOPS: that of cuBLAS in the rounds beside the fastest "
     "rung of each backend (their median), × ratio_p50; tflops where nothing was paired",
-    "eops": "effective operations: M K + (2 K - 1) M N + 2 M N (scale A, multiply, update C)",
+    "eops": "effective operations: M K + (2 K - 1) M N + 2 M N (scale A, multiply, update C), "
+    "times the batch",
     "etops": "effective rate in TOPS: eops / ms_p50",
     "pct_of_peak": "% of peak: paired_tflops over the dense peak of that dtype on this GPU",
     "gb_s": "least traffic over time in GB/s: bytes / ms_p50",
@@ -119,6 +132,7 @@ def derive(
         else:
             t[column] = t[column].astype(object).where(t[column].notna(), "").astype(str)
     t["data"] = t["data"].replace("", NORMAL)
+    t["batch"] = t["batch"].fillna(1).astype(int)
     if gpu is None:
         t[TIMED] = np.nan
         t[["timer", "cache"]] = "none"
@@ -138,19 +152,22 @@ def derive(
     for column in ("ratio_p20", "ratio_p50", "ratio_p80"):
         t.loc[baseline & t[column].isna(), column] = 1.0
 
-    M, N, K, ms = (t[c].astype(float) for c in ("M", "N", "K", "ms_p50"))
+    M, N, K, batch, ms = (t[c].astype(float) for c in ("M", "N", "K", "batch", "ms_p50"))
     size_in, size_out = (t[c].map(ITEMSIZE).astype(float) for c in ("dtype_in", "dtype_out"))
-    t["shape"] = [shape_text(*s) for s in zip(t["M"], t["N"], t["K"], strict=True)]
-    t["model"] = [model_of(int(m), int(n), int(k)) for m, n, k in zip(M, N, K, strict=True)]
+    t["shape"] = [shape_text(*s) for s in zip(M, N, K, batch, strict=True)]
+    t["model"] = [
+        model_of(int(m), int(n), int(k)) if of == 1 else ""
+        for m, n, k, of in zip(M, N, K, batch, strict=True)
+    ]
     named = zip(t["backend"].astype(str), t["kernel"].astype(str), strict=True)
     t["kind"] = ["shape" if kernel in specialists else "ladder" for kernel in named]
-    t["flop"] = 2 * M * N * K
+    t["flop"] = 2 * M * N * K * batch
     residual = t["fused"].str.contains("residual").astype(float)
-    t["bytes"] = (M + N) * K * size_in + M * N * size_out * (1 + residual)
+    t["bytes"] = batch * ((M + N) * K * size_in + M * N * size_out * (1 + residual))
     t["intensity"] = t["flop"] / t["bytes"]
     t["tflops"] = t["flop"] / ms / 1e9
     t["paired_tflops"] = _paired_tflops(t)
-    t["eops"] = M * K + (2 * K - 1) * M * N + 2 * M * N
+    t["eops"] = batch * (M * K + (2 * K - 1) * M * N + 2 * M * N)
     t["etops"] = t["eops"] / ms / 1e9
     types = list(zip(t["dtype_in"], t["compute"], strict=True))
     peaks = {pair: gpu.peak(*pair) if gpu else None for pair in set(types)}
@@ -231,7 +248,7 @@ def plain(table: pd.DataFrame) -> pd.DataFrame:
     table = of_normal_data(table)
     keep = table["dtype_in"].isin(["float16", "bfloat16"]) & table["compute"].eq("float32")
     keep &= table["dtype_in"].eq(table["dtype_out"])
-    keep &= table["kernel"].ne(AT_ITS_BEST)
+    keep &= table["kernel"].ne(AT_ITS_BEST) & table["batch"].eq(1)
     rows = table[keep & table["fused"].eq("") & table["mma_shape"].eq("")].copy()
     for column in ("backend", "kernel"):
         rows[column] = rows[column].cat.remove_unused_categories()
@@ -275,8 +292,10 @@ def ordered_backends(names: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(names), key=lambda b: rank.get(b, 2))
 
 
-def shape_text(M: float, N: float, K: float) -> str:
-    """``4096³`` for a cube, ``16 × 4096 × 14336`` otherwise."""
+def shape_text(M: float, N: float, K: float, batch: float = 1) -> str:
+    """``4096³`` for a cube, ``16 × 4096 × 14336`` otherwise; ``8 of 64³`` for a batch."""
+    if batch > 1:
+        return f"{int(batch)} of {shape_text(M, N, K)}"
     if M == N == K:
         return f"{int(M)}³"
     return " × ".join(str(int(side)) for side in (M, N, K))
@@ -299,56 +318,6 @@ def best(table: pd.DataFrame) -> pd.DataFrame:
     timed = timed[beside | ~beside.groupby(of_case, observed=True).transform("any")]
     order = timed.sort_values(["ratio_p50", "tflops"], ascending=False, kind="stable")
     return order.drop_duplicates([*CASE, "backend"]).sort_index()
-
-
-def ladder_shape(tables: Sequence[pd.DataFrame]) -> tuple[int, int, int] | None:
-    """The one shape at which ladders are compared, (M, N, K); None where nothing was timed.
-
-    4096 cubed where every table timed it, else the largest square, else the largest shape, that
-    most kernels of every table were timed on.
-    """
-    common: set[tuple[int, int, int]] | None = None
-    counts: dict[tuple[int, int, int], int] = {}
-    for table in tables:
-        timed = table[table["tflops"].notna()]
-        shapes = [(int(m), int(n), int(k)) for m, n, k in timed[["M", "N", "K"]].to_numpy()]
-        for shape in shapes:
-            counts[shape] = counts.get(shape, 0) + 1
-        common = set(shapes) if common is None else common & set(shapes)
-    if not common:
-        return None
-    if (4096, 4096, 4096) in common:
-        return (4096, 4096, 4096)
-    return max(common, key=lambda s: (s[0] == s[1] == s[2], counts[s], s[0] * s[1] * s[2], s))
-
-
-KEY_SQUARES = (1024, 4096, 8192)
-
-
-def key_shapes(tables: Sequence[pd.DataFrame]) -> list[tuple[int, int, int]]:
-    """The few shapes of the headline table: key squares, one decode and one prefill shape.
-
-    Decode and prefill are the median in size of N × K at the least M from 16 to 128 and at the
-    largest M from 1024.
-
-    Falls back to the three largest shapes where none of these was timed.
-    """
-    timed = pd.concat([t[t["tflops"].notna()] for t in tables], ignore_index=True)
-    every = sorted({(int(m), int(n), int(k)) for m, n, k in timed[["M", "N", "K"]].to_numpy()})
-    keys = [(s, s, s) for s in KEY_SQUARES if (s, s, s) in every]
-    wide = [s for s in every if min(s[1:]) >= 1024 and not s[0] == s[1] == s[2]]
-    decode = [m for m, _, _ in wide if 16 <= m <= 128]
-    prefill = [m for m, _, _ in wide if m >= 1024]
-    for m in [*decode[:1], *prefill[-1:]]:
-        of_m = sorted((s for s in wide if s[0] == m), key=lambda s: (s[1] * s[2], s))
-        keys.append(of_m[len(of_m) // 2])
-    return list(dict.fromkeys(keys)) or sorted(every, key=lambda s: (s[0] * s[1] * s[2], s))[-3:]
-
-
-def at_shape(table: pd.DataFrame, shape: tuple[int, int, int]) -> pd.DataFrame:
-    """The rows of one shape."""
-    M, N, K = shape
-    return table[table["M"].eq(M) & table["N"].eq(N) & table["K"].eq(K)]
 
 
 DISPLAY = {"triton": "Triton", "cuda": "CUDA", "cublas": "cuBLAS", "own": "own"}

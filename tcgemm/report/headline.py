@@ -14,14 +14,13 @@ from .derive import (
     BASELINE,
     CASE,
     DISPLAY,
-    at_shape,
     best,
-    key_shapes,
     pairs_text,
     rate_text,
     shape_text,
 )
 from .folder import Folder
+from .shapes import at_shape, key_shapes
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from .summary import lists, problems, suspects
 MAIN_COLUMNS = (
     *("backend", "kernel", "dtype_in", "dtype_out", "compute", "fused", "layout", "M", "N", "K"),
     *(
+        "batch",
         "status",
         "paired_tflops",
         "pct_of_peak",
@@ -255,6 +256,7 @@ def _results(folder: Folder) -> Markup:
         "dtype_out": table["dtype_out"].ne(table["dtype_in"]),
         "compute": table["compute"].ne("float32"),
         "fused": table["fused"].ne(""),
+        "batch": table["batch"].ne(1),
     }
     main = [name for name in MAIN_COLUMNS if name not in said or said[name].any()]
     names = [*MAIN_COLUMNS, *(c for c in (*COLUMNS, *DERIVED) if c not in MAIN_COLUMNS)]

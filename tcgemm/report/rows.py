@@ -60,6 +60,8 @@ def check_row(path: Path, number: int, row: Mapping[str, str]) -> None:
             refuse(name, "no positive integer")
         if int(row[name]) >= 2**31:
             refuse(name, "above 2^31 - 1")
+    if row["batch"] and not (_digits(row["batch"]) and 0 < int(row["batch"]) < 2**31):
+        refuse("batch", "no positive integer below 2^31")
     for name, known in NAMED.items():
         if row[name] not in known:
             refuse(name, f"none of {', '.join(filter(None, known))}", " ")

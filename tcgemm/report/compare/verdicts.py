@@ -80,6 +80,7 @@ def latest(rows: Iterable[Mapping[str, str]]) -> pd.DataFrame:
         return pd.DataFrame(columns=[*KEY, "run", "status", "reason", *MEASURED])
     frame["beside"] = frame["among"].where(frame["among"].isin(AMONG_OTHERS), "")
     frame["data"] = frame["data"].replace("", NORMAL)
+    frame["batch"] = frame["batch"].replace("", "1")
     is_baseline = frame["backend"].eq(BASELINE) & frame["kernel"].eq(BASELINE)
     frame = frame[~is_baseline].drop_duplicates(KEY, keep="last")
     by_itself = frame["run"].where(frame["beside"].eq(""))

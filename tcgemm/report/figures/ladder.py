@@ -12,12 +12,11 @@ from matplotlib.ticker import FixedLocator
 
 from ..derive import (
     BASELINE,
-    at_shape,
-    ladder_shape,
     ordered_backends,
     pairs_text,
     shape_text,
 )
+from ..shapes import at_shape, ladder_shape
 from ..style import INK, MUTED, PAPER, RC, backend_colour
 from .picture import (
     WIDTH,

@@ -13,11 +13,10 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from ..derive import (
     DISPLAY,
     Gpu,
-    at_shape,
     best,
-    key_shapes,
     pairs_text,
 )
+from ..shapes import at_shape, key_shapes
 from ..style import INK, MUTED, PAPER, RC, backend_colour
 from .picture import (
     WIDTH,

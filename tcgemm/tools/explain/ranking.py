@@ -167,6 +167,7 @@ def _estimate(
             + (case.layout != problem.layout)
             + (set(case.fused.split()) != fused)
             + (case.mma_shape != problem.mma_shape)
+            + (abs(math.log2(case.batch / problem.batch)) if case.batch > 1 else 0)
         )
 
     cases = [

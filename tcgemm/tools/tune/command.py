@@ -23,6 +23,17 @@ from .search import Found, Machine, tune_case
 from .this_gpu import ThisGpu
 from .user_table import keep, read_table, rows_of
 
+SEEDS = (9001, 9002, 9003)
+"""Of the shapes of --model, unless told: nothing of the project is fitted to these."""
+
+SEEDS_TOLD = ", ".join(map(str, SEEDS))
+
+COUNT = 40
+"""Shapes of each, unless told."""
+
+OF_MODEL = ("model", "seed", "count", "budget", "out", "json_")
+"""The options that --model takes: another that is given is refused, not ignored."""
+
 
 def tune(
     ctx: typer.Context,
@@ -44,7 +55,10 @@ def tune(
     ] = None,
     layout: options.Layouts = None,
     budget: Annotated[
-        float, typer.Option(help="Seconds of timing for each candidate.", min=0.001, max=60)
+        float,
+        typer.Option(
+            help="Seconds of timing for each candidate, or kernel and shape.", min=0.001, max=60
+        ),
     ] = 0.03,
     jobs: Annotated[
         int, typer.Option(help="Compilations at once; 0: one for each CPU.", min=0, max=256)
@@ -53,6 +67,24 @@ def tune(
         Path | None,
         typer.Option(help="The table to write; by default the user's own of this GPU."),
     ] = None,
+    model: Annotated[
+        bool,
+        typer.Option(
+            "--model", help="Instead: time drawn shapes and fit the model that chooses a kernel."
+        ),
+    ] = False,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(
+            help=f"Of the shapes of --model, two at least; by default {SEEDS_TOLD}. Repeatable.",
+            min=0,
+            max=2**62,
+            metavar="NUMBER",
+        ),
+    ] = None,
+    count: Annotated[
+        int, typer.Option(help="Shapes of each --seed of --model.", min=1, max=10_000)
+    ] = COUNT,
     json_: Annotated[
         bool, typer.Option("--json", help="Print JSON: every candidate and what became of it.")
     ] = False,
@@ -62,7 +94,15 @@ def tune(
     Wrong candidates are dropped. What beats the present choice goes to configs-GPU.json (of CUDA
     cuda-configs-GPU.json) in TCGEMM_CACHE_DIR (~/.cache/tcgemm unless set), which every later call
     prefers.
+
+    With --model, every kernel that may be the fastest is timed on drawn shapes, and the model that
+    chooses among kernels is fitted to that: model-GPU.json in the same folder.
     """
+    if model:
+        commands.refuse_others(ctx, OF_MODEL, "--model does not take it")
+        _tune_model(seed or SEEDS, count, budget, out, json_)
+        return
+    commands.refuse(ctx, ("seed", "count"), "only --model takes it")
     if shape:
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
     check_backends([backend])
@@ -78,14 +118,9 @@ def tune(
             raise UnknownNameError(
                 f"kernel {name!r} is not tuned: choose from {', '.join(tunable)}"
             )
-    import torch
-
     from ...call import forget
 
-    if not torch.cuda.is_available():
-        raise UnsupportedError(
-            "tune measures on a GPU and there is none here: 'tcgemm doctor' says what was found"
-        )
+    _need_gpu()
     machine = ThisGpu(budget, jobs or os.cpu_count() or 1, backend)
     path = out or part_of(backend, "tables").user_path(machine.gpu)
     read_table(path, backend)
@@ -100,6 +135,34 @@ def tune(
         typer.echo(json.dumps([_as_json(found) for found in results], indent=1))
     else:
         _print_found(results, path)
+
+
+def _need_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            "tune measures on a GPU and there is none here: 'tcgemm doctor' says what was found"
+        )
+
+
+def _tune_model(
+    seeds: Sequence[int], count: int, budget_s: float, out: Path | None, as_json: bool
+) -> None:
+    if len(set(seeds)) < 2:
+        raise OperandError(
+            "--model holds each seed out in turn, to say what its choice loses on shapes that it "
+            "has not seen, and was given one: give --seed a second time"
+        )
+    _need_gpu()
+    from .model import told, tune_model
+
+    try:
+        found = tune_model(seeds, count, budget_s, out, quiet=as_json)
+    except KeyboardInterrupt:
+        typer.echo("Stopped: no model was fitted.", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(json.dumps(found, indent=1) if as_json else told(found))
 
 
 def _cases(

@@ -81,7 +81,7 @@ def write_table(path: Path, table: dict[str, Any], backend: str = "triton") -> N
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, json.dumps(table, indent=1) + "\n")
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
 
 
 def keep(path: Path, new: dict[str, Any], backend: str = "triton") -> None:
@@ -94,10 +94,11 @@ def keep(path: Path, new: dict[str, Any], backend: str = "triton") -> None:
         with locked(path.with_suffix(".lock")):
             write_table(path, merge(read_table(path, backend), new), backend)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
 
 
-def _unwritable(path: Path, error: OSError) -> ResultsError:
+def unwritable(path: Path, error: OSError) -> ResultsError:
+    """Why the file is not there, and where else it could be."""
     return ResultsError(
         f"cannot write {path}: {error.strerror}; --out or TCGEMM_CACHE_DIR names another place"
     )

@@ -1,0 +1,178 @@
+"""Fits the constants of model.py to timed rows of drawn shapes; what the choice then loses.
+
+Rows are those of ``tcgemm bench --suite drawn`` with kernels named: of a product behind a foreign
+kernel, right, and not of before the kernel could divide K. scripts/fit_model.py fits the shipped
+files of constants by it, ``tcgemm tune --model`` a user's own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+from .. import dispatch
+from ..problem import Problem
+from . import model, model_files
+from .model_files import TERMS
+
+PULL = 0.1
+"""Rows, as many as which the constants of all kernels together weigh in a kernel's own fit."""
+
+Sample = tuple[tuple[float, ...], float]
+"""Terms of a row, and its microseconds."""
+
+
+class Timed(NamedTuple):
+    """A row: what ran, and how long it took."""
+
+    seed: int
+    problem: Problem
+    among: str
+    kernel: str
+    terms: tuple[float, ...]
+    us: float
+
+
+def timed(
+    rows: Iterable[Mapping[str, Any]], sms: int, capability: tuple[int, int]
+) -> Iterator[Timed]:
+    """The rows that the model can learn from.
+
+    Args:
+        rows: with the columns of results.csv, as text or as they are stored.
+        sms, capability: of the GPU that they are of.
+    """
+    for row in rows:
+        seed = re.match(r"drawn-s(\d+)-", row["suite"])  # drawn-batched-s... are batches
+        if not seed or row["status"] != "ok" or row.get("among") == "alone" or not row["ms_p50"]:
+            continue
+        if row["backend"] not in ("triton", "cuda") or "ALIGNED_COPIES" in row["config"]:
+            continue
+        plan = {
+            name: int(value)
+            for name, _, value in (word.partition("=") for word in row["config"].split())
+            if value.lstrip("-").isdigit()
+        }
+        M, N, K = (int(row[x]) for x in "MNK")
+        problem = Problem.stored(
+            M, N, K, row["dtype_in"], row["dtype_in"], row["layout"],
+            device="cuda", capability=capability,
+        )  # fmt: skip
+        kernel = dispatch.find(row["backend"], row["kernel"])
+        divides = "SPLITS" in kernel.plan(problem)
+        if "BLOCK_M" in plan and divides == ("SPLITS" in plan):
+            found = model.terms(problem, plan, sms)
+            us = 1e3 * float(row["ms_p50"])
+            among = row.get("among") or ""
+            yield Timed(int(seed[1]), problem, among, kernel.full_name, found, us)
+
+
+def fitted(rows: Iterable[Timed]) -> dict[str, Any]:
+    """Kernel -> its constants and how many rows they are of.
+
+    Of kernels by TMA few rows have a C in odd rows, and those a small one. By what a clock errs
+    there, a C of a million elements would take half a millisecond. So each kernel's fit is drawn,
+    by the weight of PULL rows, to the constants that all kernels of its language have together.
+    """
+    languages: dict[str, dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        languages[row.kernel.partition("/")[0]][row.kernel].append((row.terms, row.us))
+    found = {}
+    for kernels in languages.values():
+        together = [sample for of in kernels.values() for sample in of]
+        weights = [PULL * x for x in mean_squares(together)]
+        common = list(zip(fit(together), weights, strict=True))
+        for kernel, of in kernels.items():
+            if len(of) >= model.LEAST_ROWS:
+                constants = zip(fit(of, common), *_seen(of), strict=True)
+                told = ([round(x, 4) if rows else 0.0, most, rows] for x, most, rows in constants)
+                found[kernel] = {"rows": len(of), **dict(zip(TERMS, told, strict=True))}
+    return dict(sorted(found.items()))
+
+
+def _seen(samples: list[Sample]) -> tuple[list[float], list[int]]:
+    """Of each term the most that a row had, rounded up, and how many rows had some."""
+    terms = list(zip(*(each for each, _ in samples), strict=True))
+    most = [math.ceil(max(term) * 1e4) / 1e4 for term in terms]
+    return most, [sum(x > 0 for x in term) for term in terms]
+
+
+def fit(samples: Sequence[Sample], common: Sequence[tuple[float, float]] = ()) -> list[float]:
+    """The constants, none below 0, with the least sum of squared relative errors.
+
+    Args:
+        samples: (terms, microseconds) of each row.
+        common: (constant, weight) of each term: what a constant is drawn to, so that a term of
+            which the samples tell little does not get a constant from their noise.
+    """
+    rows = [[term / us for term in each] for each, us in samples]
+    size = range(len(rows[0]))
+    common = common or [(0.0, 1e-6 * len(rows))] * len(size)  # keeps apart what few rows tell apart
+    products = [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
+    sums = [sum(row[i] for row in rows) for i in size]
+    found = [to for to, _ in common]
+    for _ in range(2000):  # one constant at a time
+        before = list(found)
+        for i, (to, weight) in enumerate(common):
+            if of := products[i][i] + weight:
+                off = sums[i] - sum(products[i][j] * found[j] for j in size)
+                found[i] = max(0.0, found[i] + (off + weight * (to - found[i])) / of)
+        if max(abs(new - old) for new, old in zip(found, before, strict=True)) < 1e-7:
+            break
+    return found
+
+
+def mean_squares(samples: Sequence[Sample]) -> list[float]:
+    """Of each term over the microseconds of its row: how much a row tells of the constant."""
+    columns = zip(*([term / us for term in each] for each, us in samples), strict=True)
+    return [sum(x * x for x in column) / len(samples) for column in columns]
+
+
+class Loss(NamedTuple):
+    """How much slower than the fastest timed kernel of a language its choice is, in the geometric
+    mean of rows whose seed the fit had not seen: 0.01 is 1 %."""
+
+    backend: str
+    rows: int
+    """Rows of one kernel each: a product is two, in a graph and in a stream."""
+    of_model: float
+    of_tables: float
+    """Of tables and costs alone."""
+
+
+def held_out(rows: Sequence[Timed], slug: str, sms: int) -> list[Loss]:
+    """The losses of each language, each seed held out in turn.
+
+    Rows do not count whose kernels other seeds tell too little of to choose among two, nor those of
+    products of which the fit's choice, or that of tables and costs, was not timed.
+
+    Args:
+        rows: of two seeds at least.
+        slug, sms: of the GPU that they are of, for which this process plans.
+    """
+    lost: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for seed in sorted({row.seed for row in rows}):
+        known = model_files.constants_of(fitted(row for row in rows if row.seed != seed))
+        cases: dict[tuple[str, Problem, str], dict[str, float]] = defaultdict(dict)
+        for row in rows:
+            if row.seed == seed:
+                backend = row.kernel.partition("/")[0]
+                cases[backend, row.problem, row.among][row.kernel] = row.us
+        told = Counter(name.partition("/")[0] for name in known)
+        with model_files.standing_in(slug, model_files.Model(known, sms)):
+            for (backend, problem, _), us in cases.items():
+                if told[backend] < 2:
+                    continue
+                of_tables = dispatch.by_tables(problem, backend)[0].full_name
+                taken = dispatch.choose(problem, backend).full_name
+                if {of_tables, taken} <= set(us):
+                    fastest = min(us.values())
+                    lost[backend].append((us[taken] / fastest, us[of_tables] / fastest))
+    return [
+        Loss(backend, len(of), *(geometric_mean(each) - 1 for each in zip(*of, strict=True)))
+        for backend, of in sorted(lost.items())
+    ]

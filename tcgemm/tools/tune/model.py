@@ -1,0 +1,253 @@
+"""``tcgemm tune --model``: the model that chooses, fitted to this GPU.
+
+Every kernel that may be the fastest is timed on drawn shapes, by the benchmark: verified, then
+among other kernels in a graph and in a stream. The constants of choosing/model.py are fitted to
+these rows by choosing/fitting.py. Each seed is then held out in turn, which says what the choice
+would lose on shapes that it has not seen; where that is more than tables and costs lose, nothing is
+written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ... import dispatch
+from ...bench.case import Case
+from ...bench.drawn import drawn_cases
+from ...choosing import fitting, model_files
+from ...choosing.model import LEAST_ROWS
+from ...errors import ResultsError, UnsupportedError
+from ...files import locked, write_whole
+from ...waiting import Waiting
+from .backends import TUNABLE
+from .user_table import unwritable
+
+if TYPE_CHECKING:
+    from ...bench.worker import Unit
+
+LEAST_HELD = 30
+"""Rows of a language, at least, of which the choice is compared with the fastest timed kernel."""
+
+MAY_BE_FASTEST = tuple(
+    f"{backend}/{name}"
+    for backend, names in (
+        ("cuda", "small one_wave skinny stream_k split_k gemv wgmma_persistent wmma_any"),
+        ("triton", "skinny split_k pipelined persistent descriptor warp_specialized"),
+    )
+    for name in names.split()
+)
+"""Kernels that are timed on every drawn shape, besides those that tables and costs choose there;
+scripts/drawn_rows times the same."""
+
+
+class Gpu(NamedTuple):
+    """What the fit needs to know of the GPU."""
+
+    name: str
+    slug: str
+    sms: int
+    capability: tuple[int, int]
+
+
+def this_gpu() -> Gpu:
+    """The current one."""
+    import torch
+
+    from ... import gpus
+
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    board = gpus.lookup(found.name)
+    return Gpu(board.name, board.slug, found.multi_processor_count, (found.major, found.minor))
+
+
+def tune_model(
+    seeds: Sequence[int], count: int, budget_s: float, out: Path | None, quiet: bool
+) -> dict[str, Any]:
+    """Time, fit, judge, and write the file of constants of this GPU.
+
+    Args:
+        seeds: of the drawn shapes, two different ones at least.
+        count: shapes of each.
+        budget_s: seconds of timing for each kernel and shape.
+        out: the file; by default the user's own of this GPU, which choices read.
+        quiet: show no progress.
+
+    Returns:
+        What was done, ready for JSON: ``path``, ``rows`` (the folder of what was timed), ``seeds``,
+        ``kernels`` (rows of each that has constants) and ``held_out``.
+
+    Raises:
+        ResultsError: too few rows for a fit, a fit that loses more than tables and costs do, or a
+            file that cannot be written. Nothing but the rows has been written then.
+    """
+    gpu = this_gpu()
+    path = out or model_files.user_path(gpu.slug)
+    if path.is_dir():
+        raise ResultsError(f"{path} is a folder: --out names the file to write")
+    cases = [case for seed in seeds for case in drawn_cases(seed, count)]
+    folder = path.with_suffix(".rows")
+    rows = time_kernels(cases, contenders(cases, gpu), folder, budget_s, quiet)
+    with nullcontext() if quiet else Waiting("fitting, and holding each seed out"):
+        table = fit(rows, gpu, seeds)
+    write(path, table, gpu.slug)
+    return {
+        "path": str(path),
+        "rows": str(folder),
+        "seeds": seeds,
+        "kernels": {name: found["rows"] for name, found in table["kernels"].items()},
+        "held_out": table["held_out"],
+    }
+
+
+def contenders(cases: Sequence[Case], gpu: Gpu) -> list[dispatch.Kernel]:
+    """MAY_BE_FASTEST, and what tables and costs choose for one of the cases, of what runs here."""
+    rows = {name: dispatch.named(name) for name in MAY_BE_FASTEST}
+    for case in cases:
+        problem = replace(case.product(capability=gpu.capability), device="cuda")
+        for backend in TUNABLE:
+            try:
+                row, _ = dispatch.by_tables(problem, backend)
+            except UnsupportedError:
+                continue
+            rows[row.full_name] = row
+    return [row for row in rows.values() if row.capability <= gpu.capability]
+
+
+def time_kernels(
+    cases: Sequence[Case],
+    kernels: Sequence[dispatch.Kernel],
+    folder: Path,
+    budget_s: float,
+    quiet: bool,
+) -> list[dict[str, Any]]:
+    """The benchmark's rows of every kernel on every case; they are kept in the folder as well.
+
+    Raises ResultsError where the folder cannot be written.
+    """
+    from ...bench import environment, run, store
+
+    units = run.units_of(cases, kernels)
+    environment.set_precision()
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    results = store.Store(folder, environment.run_id(), environment.collect(sys.argv))
+    done = 0
+    try:
+        with Waiting(_progress(0, len(units))) if not quiet else nullcontext() as waiting:
+
+            def watch(event: str, unit: Unit, row: dict[str, Any] | None) -> None:
+                nonlocal done
+                done += row is not None
+                if waiting is not None:
+                    waiting.update(_progress(done, len(units), f": {unit.case} {unit.full_name}"))
+
+            return run.run(units, results, budget_s=budget_s, watch=watch)
+    finally:
+        results.close()
+
+
+def _progress(done: int, every: int, what: str = "") -> str:
+    return f"timing kernels on drawn shapes, {done} of {every} results{what}"
+
+
+def fit(rows: Sequence[dict[str, Any]], gpu: Gpu, seeds: Sequence[int]) -> dict[str, Any]:
+    """The table of the GPU, as its file holds it, with what it loses where each seed is held out.
+
+    Raises ResultsError where the rows are too few, or it loses more than tables and costs do.
+    """
+    timed = list(fitting.timed(rows, gpu.sms, gpu.capability))
+    kernels = fitting.fitted(timed)
+    languages = Counter(name.partition("/")[0] for name in kernels)
+    compared = [backend for backend, fitted in languages.items() if fitted > 1]
+    if not compared:
+        raise ResultsError(_too_few(rows, timed))
+    every = fitting.held_out(timed, gpu.slug, gpu.sms)
+    losses = [loss for loss in every if loss.backend in compared]
+    counted = {loss.backend: loss.rows for loss in losses}
+    if few := [backend for backend in compared if counted.get(backend, 0) < LEAST_HELD]:
+        raise ResultsError(
+            "too few rows to judge a model by, so none is written: its choice can be compared with "
+            f"the fastest timed kernel at {counted.get(few[0], 0)} rows of {few[0]}, and "
+            f"{LEAST_HELD} are needed; a larger --count or one more --seed gives more"
+        )
+    if worse := [loss for loss in losses if loss.of_model > loss.of_tables]:
+        what = " and ".join(
+            f"{100 * loss.of_model:.1f} % in {loss.backend}, where that of tables and costs is "
+            f"{100 * loss.of_tables:.1f} % slower"
+            for loss in worse
+        )
+        raise ResultsError(
+            "the model chooses worse than tables and costs alone, so none is written: on seeds "
+            f"held out its choice is slower than the fastest timed kernel by {what}; a larger "
+            "--count or one more --seed may fit a better one"
+        )
+    return {
+        "about": f"{gpu.name}: tcgemm tune --model",
+        "gpu": gpu.slug,
+        "sms": gpu.sms,
+        "seeds": list(seeds),
+        "held_out": [_rounded(loss) for loss in losses],
+        "kernels": kernels,
+    }
+
+
+def _rounded(loss: fitting.Loss) -> dict[str, Any]:
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in loss._asdict().items()}
+
+
+def _too_few(rows: Sequence[dict[str, Any]], timed: Sequence[fitting.Timed]) -> str:
+    """Why no language has two kernels to choose among, with what became of the rows."""
+    each = Counter(row.kernel for row in timed).most_common(3)
+    most = ", ".join(f"{name} {count}" for name, count in each) or "none"
+    became = Counter(row["status"] for row in rows)
+    said = ", ".join(f"{count} {status}" for status, count in became.most_common())
+    return (
+        f"too few rows for a model, so none is written: a kernel needs {LEAST_ROWS}, and a "
+        f"language two such kernels to choose among; the most have {most}. Of all rows: "
+        f"{said or 'none'}. A larger --count or one more --seed gives more; where kernels fail "
+        "'tcgemm doctor' says why"
+    )
+
+
+def write(path: Path, table: dict[str, Any], slug: str) -> None:
+    """Write the file whole or not at all, under its lock, and have this process read it anew.
+
+    Raises ResultsError where it cannot be written.
+    """
+    from ...call import forget
+
+    model_files.check(table, slug)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock")):
+            write_whole(path, json.dumps(table, indent=1) + "\n")
+    except OSError as error:
+        raise unwritable(path, error) from None
+    model_files.forget()
+    forget()
+
+
+def told(found: dict[str, Any]) -> str:
+    """What was done, in a few lines."""
+    lines = [
+        f"  {loss['backend']:8}{100 * loss['of_model']:.1f} % by the model, "
+        f"{100 * loss['of_tables']:.1f} % by tables and costs alone ({loss['rows']} rows)"
+        for loss in found["held_out"]
+    ]
+    return "\n".join(
+        [
+            "Slower than the fastest timed kernel, each seed held out in turn:",
+            *lines,
+            f"Constants of {len(found['kernels'])} kernels: {found['path']}",
+            f"What was timed: {found['rows']}",
+        ]
+    )
