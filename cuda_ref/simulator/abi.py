@@ -149,6 +149,8 @@ class Launch(ctypes.Structure):
         ("shared_static", ctypes.c_uint64),
         ("shared_dynamic", ctypes.c_uint64),
         ("kernel_pc", ctypes.c_uint64),
+        ("cluster", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
     )
 
 

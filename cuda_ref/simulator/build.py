@@ -26,12 +26,12 @@ from ..build.toolchain import (
 _HERE = Path(__file__).parent
 INCLUDE = _HERE / "include"
 _SOURCES = (
-    "fibers.cpp", "collectives.cpp", "copies.cpp", "operands.cpp", "findings.cpp", "processes.cpp",
-    "tensor.cpp", "hopper.cpp", "wgmma.cpp",
+    "fibers.cpp", "cluster.cpp", "collectives.cpp", "copies.cpp", "operands.cpp", "findings.cpp",
+    "processes.cpp", "tensor.cpp", "hopper.cpp", "wgmma.cpp",
 )  # fmt: skip
 _OBSERVING = (
-    "observe.cpp", "timeline.cpp", "addresses.cpp", "races.cpp", "requests.cpp", "accesses.cpp",
-    "l2.cpp", "hooks.cpp",
+    "observe.cpp", "timeline.cpp", "addresses.cpp", "clocks.cpp", "races.cpp", "requests.cpp",
+    "accesses.cpp", "l2.cpp", "hooks.cpp",
 )  # fmt: skip
 _DYNAMIC_BYTES = 227 * 1024
 

@@ -43,7 +43,8 @@ MISUSES = (
     "a named barrier is met by whole warps, and {offset} threads are no multiple of 32",
     "{offset} threads are said to meet at this barrier, and another thread said {bytes}",
     "cp.async copies 4, 8 or 16 bytes, not {offset}",
-    "nobody has called mbarrier_init for the mbarrier at byte {offset} of shared memory",
+    "nobody has called mbarrier_init for the mbarrier at byte {offset} of shared memory"
+    "{of_block}",
     "a bulk copy's box begins at byte {offset} of shared memory, which is no multiple of 128",
     "wgmma reads shared memory, byte {offset}, that the thread has written and not made visible to "
     "it: call fence_proxy_async() after the writes and before the barrier",
@@ -55,9 +56,19 @@ MISUSES = (
     "arrays of a thread that are too large",
     "cp.async is given an address in global memory that is {offset} bytes past a multiple of "
     "{bytes}: it has to be one where nothing is read, too",
+    "block {offset} of a cluster of {bytes} is asked for, or none: count from 0",
+    "it uses the mbarrier at byte {offset} of shared memory{of_block} before the blocks of the "
+    "cluster have met since its mbarrier_init: call barrier_cluster_arrive() and _wait() after it",
+    "it reaches into the shared memory of block ({offset}, 0, 0) of its cluster, which has returned by "
+    "then or may have: let the cluster meet once more before its blocks return",
+    "barrier_cluster_arrive and barrier_cluster_wait take turns, and here one has come twice",
+    "cp.async.bulk copies a multiple of 16 bytes from and to multiples of 16: not {bytes} bytes with "
+    "byte {offset} of shared memory",
+    "a bulk copy reads shared memory, byte {offset}, that the thread has written and not made visible "
+    "to it: call fence_proxy_async() after the writes and before the barrier",
 )
 """What an instruction does not allow, in the order of ``Misuse`` in src/internal.hpp."""
-_ENDING = {4, 5, 10}
+_ENDING = {4, 5, 10, 12, 15}
 """Of these, those after which the kernel cannot go on."""
 
 _MEANS = {
@@ -209,7 +220,9 @@ def _finding(
     other_block, other_thread = _place(f.other)
     other = f"thread {other_thread}" + (f" at {other_where}" if other_where else "")
     other_in_full = f"block {other_block}, {other}"
-    shared = f"shared memory, byte {f.offset}"
+    nearby = other if other_block == block else other_in_full
+    of_block = f" of block ({f.row}, 0, 0)" if f.row >= 0 else ""  # of shared memory
+    shared = f"shared memory{of_block}, byte {f.offset}"
     match kind:
         case "out of bounds":
             text = f"{who} {verb} {f.bytes} bytes at {element}{at}; {operand} is {shape}"
@@ -229,8 +242,8 @@ def _finding(
             )
         case "async copy in flight":
             text = (
-                f"{who} {verb} {f.bytes} bytes of {shared}{at} while a cp.async of {other} is in "
-                "flight: wait for it, then meet at a barrier"
+                f"{who} {verb} {f.bytes} bytes of {shared}{at} while a cp.async of {nearby} is "
+                "in flight: wait for it, then meet at a barrier"
             )
         case "not written":
             M, N = shapes[2]
@@ -246,7 +259,8 @@ def _finding(
                 "blocks run in any order"
             )
         case "misuse":
-            text = f"{who}{at}: {MISUSES[f.signal].format(offset=f.offset, bytes=f.bytes)}"
+            what = MISUSES[f.signal].format(offset=f.offset, bytes=f.bytes, of_block=of_block)
+            text = f"{who}{at}: {what}"
         case "writes an input":
             text = f"{who} writes {element}{at}, an input"
         case "wild address":
@@ -274,7 +288,7 @@ def _finding(
             else:
                 text = f"{who} waits for its warp{at}, and {other} is elsewhere"
         case "deadlock":
-            text = f"{who} waits{at} for ever" + (f"; {other} waits too" if f.has_other else "")
+            text = f"{who} waits{at} for ever" + (f"; {nearby} waits too" if f.has_other else "")
         case "crash":
             try:
                 name = signal.Signals(f.signal).name

@@ -1,5 +1,4 @@
-// Hopper's instructions on a CPU: the names of csrc/sm90.cuh and csrc/wgmma.cuh. Clusters have one
-// block.
+// Hopper's instructions on a CPU: the names of csrc/sm90.cuh and csrc/wgmma.cuh.
 //
 // What is asynchronous happens as late as it may: a bulk load when somebody waits for its barrier,
 // a wgmma at the wait for its group, a bulk store when its issuer waits or returns. A wait that is
@@ -23,12 +22,25 @@ namespace tcgemm::simulator {
 
 void mbarrier_init(uint32_t barrier, uint32_t count);
 void mbarrier_arrive(uint32_t barrier, uint32_t transaction_bytes, Site site);
+void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank, Site site);
 void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site);
 
 // A box of the tensor to shared memory with the 128-byte swizzle, in rows of 128 bytes even where
 // the box has fewer, zeros outside the tensor; its bytes count towards the barrier when it lands.
 void bulk_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int inner, int outer,
                int batch, Site site);
+// The same in each block of the cluster whose bit is set; the tensor is read once.
+void bulk_load_multicast(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int inner,
+                         int outer, int batch, uint32_t ranks, Site site);
+// From this block's shared memory to another's, which waits for it at its barrier.
+void bulk_transfer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, uint32_t rank,
+                   Site site);
+// What lies there in another block.
+float load_cluster(uint32_t at, uint32_t rank, Site site);
+uint32_t cluster_rank();
+// The barrier of all threads of the cluster. `release`: what they wrote is seen by who waits.
+void cluster_arrive(bool release, Site site);
+void cluster_wait(Site site);
 void bulk_store(const CUtensorMap* map, uint32_t shared, int inner, int outer, int batch,
                 Site site);
 void bulk_commit();
@@ -52,7 +64,7 @@ void stmatrix(uint32_t row, const uint32_t* registers, int count, Site site);
 
 namespace tcgemm::sm90 {
 
-constexpr int MAX_CLUSTER = 1;
+constexpr int MAX_CLUSTER = simulator::MAX_CLUSTER;
 
 inline uint32_t shared_address(const void* pointer) { return simulator::shared_address(pointer); }
 
@@ -63,8 +75,8 @@ inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(uint32_t barrier, TCGEMM_HERE) {
   simulator::mbarrier_arrive(barrier, 0, site);
 }
-inline void mbarrier_arrive_cluster(uint32_t barrier, uint32_t, TCGEMM_HERE) {
-  simulator::mbarrier_arrive(barrier, 0, site);
+inline void mbarrier_arrive_cluster(uint32_t barrier, uint32_t cta, TCGEMM_HERE) {
+  simulator::mbarrier_arrive_cluster(barrier, cta, site);
 }
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes, TCGEMM_HERE) {
   simulator::mbarrier_arrive(barrier, bytes, site);
@@ -84,9 +96,9 @@ inline void cp_async_bulk_tensor_2d_evict_first(uint32_t shared, const CUtensorM
   simulator::bulk_load(shared, map, barrier, inner, outer, 0, site);
 }
 inline void cp_async_bulk_tensor_2d_multicast(uint32_t shared, const CUtensorMap* map,
-                                              uint32_t barrier, int inner, int outer, uint16_t,
-                                              TCGEMM_HERE) {
-  simulator::bulk_load(shared, map, barrier, inner, outer, 0, site);
+                                              uint32_t barrier, int inner, int outer,
+                                              uint16_t ctas, TCGEMM_HERE) {
+  simulator::bulk_load_multicast(shared, map, barrier, inner, outer, 0, ctas, site);
 }
 inline void cp_async_bulk_tensor_3d(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
                                     int inner, int outer, int batch, TCGEMM_HERE) {
@@ -94,8 +106,8 @@ inline void cp_async_bulk_tensor_3d(uint32_t shared, const CUtensorMap* map, uin
 }
 inline void cp_async_bulk_tensor_3d_multicast(uint32_t shared, const CUtensorMap* map,
                                               uint32_t barrier, int inner, int outer, int batch,
-                                              uint16_t, TCGEMM_HERE) {
-  simulator::bulk_load(shared, map, barrier, inner, outer, batch, site);
+                                              uint16_t ctas, TCGEMM_HERE) {
+  simulator::bulk_load_multicast(shared, map, barrier, inner, outer, batch, ctas, site);
 }
 inline void tma_store_2d(const CUtensorMap* map, uint32_t shared, int inner, int outer,
                          TCGEMM_HERE) {
@@ -124,21 +136,24 @@ inline void stmatrix_x4(uint32_t shared, uint32_t m0, uint32_t m1, uint32_t m2, 
   const uint32_t registers[4] = {m0, m1, m2, m3};
   simulator::stmatrix(shared, registers, 4, site);
 }
-inline uint32_t cluster_ctarank() { return 0; }
-inline void barrier_cluster_arrive() {}
-inline void barrier_cluster_arrive_relaxed() {}
-inline void barrier_cluster_wait(TCGEMM_HERE) { simulator::sync_threads(site); }
+inline uint32_t cluster_ctarank() { return simulator::cluster_rank(); }
+inline void barrier_cluster_arrive(TCGEMM_HERE) { simulator::cluster_arrive(true, site); }
+inline void barrier_cluster_arrive_relaxed(TCGEMM_HERE) { simulator::cluster_arrive(false, site); }
+inline void barrier_cluster_wait(TCGEMM_HERE) { simulator::cluster_wait(site); }
 
 // One grid runs after the other.
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 inline void cp_async_bulk_prefetch_tensor_2d(const CUtensorMap*, int, int) {}
-inline void cp_async_bulk_cluster(uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) {}
+inline void cp_async_bulk_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier,
+                                  uint32_t cta, TCGEMM_HERE) {
+  simulator::bulk_transfer(to, from, bytes, barrier, cta, site);
+}
 inline void prefetch_global_l2(const void*) {}
 inline void st_release(uint64_t* to, uint64_t value) { *to = value; }
 inline uint64_t ld_acquire(const uint64_t* from) { return *from; }
-inline float ld_shared_cluster(uint32_t at, uint32_t) {
-  return *static_cast<const float*>(simulator::shared_pointer(at));
+inline float ld_shared_cluster(uint32_t at, uint32_t cta, TCGEMM_HERE) {
+  return simulator::load_cluster(at, cta, site);
 }
 inline void st_shared_v2(uint32_t shared, float x, float y) {
   *static_cast<float2*>(simulator::shared_pointer(shared)) = make_float2(x, y);

@@ -114,6 +114,8 @@ __attribute__((no_sanitize("thread"), noinline)) T atomic_update(T* address, Upd
   return bits_as<T>(old);
 }
 
+constexpr int MAX_CLUSTER = 8;  // blocks
+
 struct Launch {
   void (*invoke)(const void* kernel, void* params);
   const void* kernel;
@@ -121,6 +123,7 @@ struct Launch {
   size_t params_bytes;
   dim3 grid, block;
   size_t shared_bytes;
+  unsigned cluster;  // blocks of each cluster, along x
 };
 int run_grid(const Launch& launch);
 

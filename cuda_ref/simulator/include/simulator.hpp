@@ -36,7 +36,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 // g++ takes no alignas behind a storage class, nvcc does.
 #define alignas(n) __attribute__((aligned(n)))
-// One copy per process, and a process runs one block at a time.
+// One copy per process, and a process runs one block at a time: see ../src/cluster.hpp.
 #define __shared__ thread_local
 
 using std::max;
@@ -244,14 +244,15 @@ inline void __pipeline_wait_prior(size_t pending) {
 
 namespace tcgemm {
 
-// Starts the kernel and runs it to its end.
+namespace simulator {
+
 template <typename... Params, typename... Args>
-int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
-           Args... args) {
+int launch_grid(void (*kernel)(Params...), dim3 grid, unsigned cluster, dim3 block,
+                size_t shared_bytes, Args... args) {
   using Tuple = std::tuple<std::decay_t<Params>...>;
   using Kernel = void (*)(Params...);
   Tuple params(static_cast<Params>(args)...);
-  simulator::Launch launch;
+  Launch launch;
   launch.invoke = [](const void* pointer, void* closure) {
     std::apply(reinterpret_cast<Kernel>(const_cast<void*>(pointer)),
                *static_cast<Tuple*>(closure));
@@ -262,16 +263,26 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
   launch.grid = grid;
   launch.block = block;
   launch.shared_bytes = shared_bytes;
-  return simulator::run_grid(launch);
+  launch.cluster = cluster;
+  return run_grid(launch);
+}
+
+}  // namespace simulator
+
+// Starts the kernel and runs it to its end.
+template <typename... Params, typename... Args>
+int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
+           Args... args) {
+  return simulator::launch_grid(kernel, grid, 1, block, shared_bytes, args...);
 }
 
 namespace sm90 {
 
 template <typename... Params, typename... Args>
 int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned cluster, dim3 block,
-                    size_t shared_bytes, cudaStream_t stream, Args... args) {
-  if (cluster != 1) return cudaErrorNotSupported;
-  return launch(kernel, dim3(clusters), block, shared_bytes, stream, args...);
+                    size_t shared_bytes, cudaStream_t, Args... args) {
+  return simulator::launch_grid(kernel, dim3(clusters * cluster), cluster, block, shared_bytes,
+                                args...);
 }
 
 }  // namespace sm90

@@ -141,7 +141,8 @@ bool in_shared(const char* address) {
 bool is_known(const char* address) {
   return static_cast<size_t>(address - current->stack) < STACK_BYTES ||
          (address >= image_low && address < image_high) ||
-         (address >= params_low && address < params_high) || is_lent(address);
+         (address >= params_low && address < params_high) || is_lent(address) ||
+         static_cast<size_t>(address - reinterpret_cast<char*>(threads)) < sizeof(Threads);
 }
 
 bool is_guard(const char* address) {

@@ -8,19 +8,22 @@ namespace tcgemm::simulator {
 
 namespace {
 
-int at_barrier;
-int barrier_sum, barrier_result;
-
 struct NamedBarrier {
   int arrived, needed;
   uint64_t warps, waiting;  // those that arrived, those that wait
   uint64_t clock;           // of the last one to arrive without waiting
-} named_barriers[16];
+};
+
+struct Barriers {
+  int arrived, sum, result;  // of __syncthreads
+  NamedBarrier named[16];
+};
+PerBlock<Barriers> barriers;
 
 void release_barrier() {
-  barrier_result = barrier_sum;
-  barrier_sum = 0;
-  at_barrier = 0;
+  Barriers& all = barriers.now();
+  all.result = all.sum;
+  all.sum = all.arrived = 0;
   const Thread* first = nullptr;
   uint64_t waiting = 0;
   for (int i = 0; i < thread_count; ++i) {
@@ -55,10 +58,11 @@ int barrier(int value, Site site, uint64_t pc) {
   t.site = site;
   t.pc = pc;
   t.state = State::barrier;
-  barrier_sum += value;
-  if (++at_barrier == alive) {
+  Barriers& all = barriers.now();
+  all.sum += value;
+  if (++all.arrived == block->alive) {
     if constexpr (OBSERVE) {
-      if (request.check && alive != thread_count) {
+      if (request.check && block->alive != thread_count) {
         for (int i = 0; i < thread_count; ++i) {
           if (threads[i].state != State::done) continue;
           if (Finding* f = report(Kind::exited_before_barrier, pc)) {
@@ -75,12 +79,12 @@ int barrier(int value, Site site, uint64_t pc) {
   } else {
     yield_thread();
   }
-  return barrier_result;
+  return all.result;
 }
 
 void arrive(int id, int count, bool wait, Site site, uint64_t pc) {
   Thread& t = *current;
-  NamedBarrier& b = named_barriers[id & 15];
+  NamedBarrier& b = barriers.now().named[id & 15];
   if (OBSERVE && request.check) {
     if (id < 0 || id > 15) report_misuse(Misuse::barrier_number, pc, site, id);
     if (count <= 0 || count % 32) report_misuse(Misuse::barrier_warps, pc, site, count);
@@ -119,14 +123,11 @@ void arrive(int id, int count, bool wait, Site site, uint64_t pc) {
 
 }  // namespace
 
-void start_block_barriers() {
-  at_barrier = barrier_sum = 0;
-  std::memset(named_barriers, 0, sizeof(named_barriers));
-}
+void start_block_barriers() { barriers.now() = {}; }
 
 void leave_block() {
   Thread& t = *current;
-  if (--alive > 0 && at_barrier == alive) {
+  if (--block->alive > 0 && barriers.now().arrived == block->alive) {
     if constexpr (OBSERVE) {
       // The hardware counts an exited thread as arrived; the language does not allow it.
       if (request.check) {
@@ -144,6 +145,11 @@ void leave_block() {
     }
     release_barrier();
   }
+  if (block->alive == 0) {
+    hopper_end_block();
+    if constexpr (OBSERVE) observe::leaves_cluster();
+  }
+  leave_cluster();
 }
 
 __attribute__((noinline)) void sync_threads(Site site) { barrier(0, site, CALLER); }

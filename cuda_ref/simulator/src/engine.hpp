@@ -1,6 +1,7 @@
-// What the parts of the engine share: fibers.cpp runs a block's threads, collectives.cpp has what they
-// do together, copies.cpp what cp.async leaves to do, operands.cpp the memory, findings.cpp what is
-// reported, processes.cpp the processes that share a grid's blocks.
+// What the parts of the engine share: fibers.cpp runs a cluster's threads, cluster.cpp has what its
+// blocks share, collectives.cpp what a block's threads do together, copies.cpp what cp.async leaves to
+// do, operands.cpp the memory, findings.cpp what is reported, processes.cpp the processes that share a
+// grid's blocks.
 #pragma once
 
 #include "internal.hpp"
@@ -13,13 +14,12 @@ namespace tcgemm::simulator {
 // fibers.cpp
 
 extern const Launch* launch_now;
-extern int alive;       // threads of the block that have not returned
-extern bool abandoned;  // the block is left before its end
+extern bool abandoned;  // the cluster is left before its end
 
 void yield_thread();  // from a thread: lets the scheduler run others
+// Stacks for all threads of a cluster; the lowest page of each that is used is out of bounds.
 void prepare_stacks();
-void guard_stacks();  // the lowest page of each stack that the launch uses is out of bounds
-// Takes blocks from the counter that all processes of the run share, until there is none.
+// Takes clusters from the counter that all processes of the run share, until there is none.
 void run_blocks();
 inline Thread* lanes_of(int warp) { return &threads[warp * 32]; }
 

@@ -1,4 +1,4 @@
-// Threads as coroutines: a stack each, a scheduler that runs a block's warps in a legal order, and
+// Threads as coroutines: a stack each, a scheduler that runs a cluster's warps in a legal order, and
 // what is said where nobody can go on.
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -17,16 +17,12 @@ const Indices* current_indices;
 uint3 block_index;
 dim3 block_dim, grid_dim;
 
-Thread threads[MAX_THREADS];
-Warp warps[MAX_WARPS];
 Thread* current;
 int thread_count, warp_count;
-uint64_t block_number;
 size_t dynamic_shared_bytes;
 char *shared_low, *shared_high, *image_low, *image_high, *params_low, *params_high;
 
 const Launch* launch_now;
-int alive;
 bool abandoned;
 
 namespace {
@@ -120,18 +116,17 @@ void note_atomic(void*, int, const void*) {}
 #endif
 
 void prepare_stacks() {
-  static bool done = false;
-  if (done) return;
-  done = true;
-  const size_t bytes = size_t(MAX_THREADS) * STACK_BYTES;
-  char* base = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  for (int i = 0; i < MAX_THREADS; ++i) threads[i].stack = base + size_t(i) * STACK_BYTES;
-}
-
-void guard_stacks() {
-  static int guarded = 0;
-  for (; guarded < thread_count; ++guarded) mprotect(threads[guarded].stack, 4096, PROT_NONE);
+  static int guarded[MAX_CLUSTER];
+  for (int rank = 0; rank < cluster_size; ++rank) {
+    Threads& all = threads_of.of(rank);
+    if (!all[0].stack) {
+      char* base = static_cast<char*>(mmap(nullptr, MAX_THREADS * STACK_BYTES,
+                                           PROT_READ | PROT_WRITE,
+                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+      for (size_t i = 0; i < MAX_THREADS; ++i) all[i].stack = base + i * STACK_BYTES;
+    }
+    for (int& i = guarded[rank]; i < thread_count; ++i) mprotect(all[i].stack, 4096, PROT_NONE);
+  }
 }
 
 namespace {
@@ -184,16 +179,24 @@ bool run_warp(int w) {
   return any;
 }
 
+// The first of the cluster's threads, from the running block's on, of which `wanted` is true.
+template <typename Wanted>
+const Thread* first_thread(Wanted wanted) {
+  for (int b = 0; b < cluster_size; ++b)
+    for (int i = 0; i < thread_count; ++i) {
+      const Thread& t = threads_of.of((rank_now + b) % cluster_size)[i];
+      if (wanted(t)) return &t;
+    }
+  return nullptr;
+}
+
 // Nobody can go on: says who waits where.
 void report_deadlock() {
-  const Thread* waits = nullptr;
-  for (int i = 0; i < thread_count && !waits; ++i)
-    if (threads[i].state == State::meeting) waits = &threads[i];
-  for (int i = 0; i < thread_count && !waits; ++i)
-    if (threads[i].state != State::done) waits = &threads[i];
+  const Thread* waits = first_thread([](const Thread& t) { return t.state == State::meeting; });
+  if (!waits) waits = first_thread([](const Thread& t) { return t.state != State::done; });
   if (waits->state == State::meeting) {
     for (int l = 0; l < 32; ++l) {
-      const Thread& other = lanes_of(waits->warp)[l];
+      const Thread& other = threads_of.of(waits->rank)[waits->warp * 32 + l];
       if (!(waits->mask >> l & 1) || other.state == State::meeting) continue;
       if (Finding* f = report(Kind::divergent_warp, waits->pc)) {
         f->at = position_of(*waits);
@@ -207,11 +210,10 @@ void report_deadlock() {
       return;
     }
   }
-  const Thread* other = nullptr;
-  for (int i = 0; i < thread_count && !other; ++i)
-    if (threads[i].state != State::done &&
-        (threads[i].state != waits->state || threads[i].site.line != waits->site.line))
-      other = &threads[i];
+  const Thread* other = first_thread([&](const Thread& t) {
+    return t.state != State::done &&
+           (t.state != waits->state || t.site.line != waits->site.line);
+  });
   if (Finding* f = report(Kind::deadlock, waits->pc)) {
     f->at = position_of(*waits);
     f->site = waits->site;
@@ -224,16 +226,14 @@ void report_deadlock() {
   }
 }
 
-void run_block(uint64_t index) {
+// Prepares block `rank` of the cluster, which becomes the running one.
+void start_block(int rank, uint64_t number) {
   const dim3 grid = launch_now->grid;
-  block_number = index;
-  block_index = {static_cast<unsigned>(index % grid.x),
-                 static_cast<unsigned>(index / grid.x % grid.y),
-                 static_cast<unsigned>(index / grid.x / grid.y)};
-  worker->block[0] = block_index.x;
-  worker->block[1] = block_index.y;
-  worker->block[2] = block_index.z;
-  random_state = request.seed * 0x2545f4914f6cdd1dull + index + 1;
+  blocks[rank] = {{static_cast<unsigned>(number % grid.x),
+                   static_cast<unsigned>(number / grid.x % grid.y),
+                   static_cast<unsigned>(number / grid.x / grid.y)},
+                  number, thread_count};
+  enter_block(rank);
 
   // Shared memory starts as NaN in every floating type, so that what is read unwritten shows.
   char* dynamic = reinterpret_cast<char*>(tcgemm_dynamic_shared);
@@ -248,32 +248,83 @@ void run_block(uint64_t index) {
     t.copies.clear();
     t.groups.clear();
     t.uncommitted = 0;
+    t.arrived = false;
   }
   for (int w = 0; w < warp_count; ++w) warps[w].exited = warps[w].arrived = 0;
-  alive = thread_count;
   start_block_barriers();
   hopper_start_block();
   if constexpr (OBSERVE) observe::start_block();
+}
 
-  const int late = request.order == 3 ? static_cast<int>(request.seed % warp_count) : -1;
+// Runs each of the running block's warps but `late` once, which may be none of them; whether any
+// could go on.
+bool run_warps(int late) {
   int order[MAX_WARPS];
-  while (alive > 0 && !abandoned) {
-    bool any = false;
-    shuffle_order(order, warp_count);
-    for (int i = 0; i < warp_count && !abandoned; ++i)
-      if (order[i] != late) any |= run_warp(order[i]);
-    if (late >= 0 && !any && !abandoned) any = run_warp(late);
-    if (!any && !abandoned && alive > 0) {
+  bool any = false;
+  shuffle_order(order, warp_count);
+  for (int i = 0; i < warp_count && !abandoned; ++i)
+    if (order[i] != late) any |= run_warp(order[i]);
+  return any;
+}
+
+// Runs each block of the cluster until none of its threads can go on; in random order it may stop
+// before that, and only where `all` have their turn. Whether any thread could go on.
+bool run_blocks_in_turn(int late, bool all) {
+  int order[MAX_CLUSTER];
+  bool any = false;
+  shuffle_order(order, cluster_size);
+  for (int b = 0; b < cluster_size && !abandoned; ++b) {
+    const int rank = order[b];
+    if (!blocks[rank].alive) continue;
+    uint64_t rounds = UINT64_MAX;
+    if (request.order == 2 && (rounds = next_random() % 4) == 0 && all) rounds = 1;
+    if (rounds == 0) continue;
+    enter_block(rank);
+    while (rounds-- > 0 && block->alive && !abandoned && run_warps(late - rank * warp_count))
+      any = true;
+  }
+  return any;
+}
+
+void run_cluster(uint64_t index) {
+  random_state = request.seed * 0x2545f4914f6cdd1dull + index + 1;
+  if constexpr (OBSERVE) observe::start_clocks();
+  start_cluster_barrier();
+  for (int rank = 0; rank < cluster_size; ++rank)
+    start_block(rank, index * static_cast<uint64_t>(cluster_size) + static_cast<uint64_t>(rank));
+
+  // The warps of a cluster are numbered through, and one of them goes on only where no other can.
+  const int late = request.order == 3
+                       ? static_cast<int>(request.seed % (cluster_size * warp_count))
+                       : -1;
+  const auto alive = [] {
+    int threads_left = 0;
+    for (int rank = 0; rank < cluster_size; ++rank) threads_left += blocks[rank].alive;
+    return threads_left > 0;
+  };
+  bool all = true;
+  while (alive() && !abandoned) {
+    bool any = cluster_size == 1 ? run_warps(late) : run_blocks_in_turn(late, all);
+    if (late >= 0 && !any && !abandoned) {
+      enter_block(late / warp_count);
+      any = run_warp(late % warp_count);
+    }
+    const bool nobody = !any && all;
+    all = !any;  // where nobody went on of those who had a turn, the others have one
+    if (nobody && !abandoned && alive()) {
       report_deadlock();
       abandoned = true;
       control->stop.store(1);
     }
   }
   current = nullptr;
-  if constexpr (OBSERVE) observe::end_block();
+  for (int rank = 0; rank < cluster_size; ++rank) {
+    enter_block(rank);
+    if constexpr (OBSERVE) observe::end_block();
+  }
 }
 
-uint64_t nth_block(uint64_t n, uint64_t total) {
+uint64_t nth_cluster(uint64_t n, uint64_t total) {
   if (request.order == 0 || request.order == 3) return n;
   if (request.order == 1) return total - 1 - n;
   // A permutation without a table: n -> (n * step + start) modulo total, step coprime to it.
@@ -297,11 +348,11 @@ uint64_t nth_block(uint64_t n, uint64_t total) {
 
 void run_blocks() {
   const dim3 g = launch_now->grid;
-  const uint64_t total = uint64_t(g.x) * g.y * g.z;
+  const uint64_t total = uint64_t(g.x) * g.y * g.z / static_cast<uint64_t>(cluster_size);
   while (!control->stop.load()) {
-    const uint64_t n = control->next_block.fetch_add(1);
+    const uint64_t n = control->next_cluster.fetch_add(1);
     if (n >= total) break;
-    run_block(nth_block(n, total));
+    run_cluster(nth_cluster(n, total));
   }
 }
 

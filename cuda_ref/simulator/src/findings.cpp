@@ -4,7 +4,8 @@
 namespace tcgemm::simulator {
 
 Position position_of(const Thread& thread) {
-  return {{block_index.x, block_index.y, block_index.z},
+  const uint3 index = blocks[thread.rank].index;
+  return {{index.x, index.y, index.z},
           {thread.indices.thread.x, thread.indices.thread.y, thread.indices.thread.z}};
 }
 

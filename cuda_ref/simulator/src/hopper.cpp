@@ -1,4 +1,4 @@
-// mbarriers and bulk tensor copies.
+// mbarriers and bulk copies, within a block and to the others of its cluster.
 #include <algorithm>
 #include <deque>
 
@@ -9,12 +9,25 @@ namespace tcgemm::simulator {
 namespace {
 
 struct Load {
-  uint32_t shared, barrier;
+  uint32_t shared;
   CUtensorMap map;
   int inner, outer, batch;
-  int32_t issuer;
+  const Thread* issuer;
+  Epoch issued;  // of a cluster of several blocks
+  bool fetches;  // of a multicast's destinations one does, for all of them
+  Site site;
   uint64_t pc;
   uint64_t there;  // when, by the clock of timeline.cpp
+};
+
+// From one block's shared memory to another's.
+struct Transfer {
+  uint32_t to, from, bytes;
+  const Thread* issuer;
+  Epoch issued;
+  Site site;
+  uint64_t pc;
+  uint64_t there;
 };
 
 struct Mbarrier {
@@ -22,11 +35,13 @@ struct Mbarrier {
   int64_t count, pending, bytes;  // arrivals of a phase; those and the bytes still to come
   uint32_t phase;
   std::vector<Load> loads;  // issued, not landed
-  int64_t clocks[MAX_WARPS];
+  std::vector<Transfer> transfers;
+  Epoch initialised;
+  Clocks clocks;
   uint64_t gathered, opened;  // timeline.cpp: the last arrival so far, and that of the last phase
 };
 // A deque, so that a waiting thread's barrier stays where it is.
-std::deque<Mbarrier> mbarriers;
+PerBlock<std::deque<Mbarrier>> mbarriers;
 
 struct Store {
   CUtensorMap map;
@@ -38,7 +53,8 @@ struct Stores {
   std::vector<Store> issued;
   std::vector<size_t> groups;  // stores in each committed group, oldest first
   size_t uncommitted = 0;
-} bulk_stores[MAX_THREADS];
+};
+PerBlock<std::vector<Stores>> bulk_stores;  // by thread
 
 constexpr uint32_t ROW_BYTES = 128;  // of a box in shared memory, as wide as the swizzle
 
@@ -50,10 +66,36 @@ void each_unit(const CUtensorMap& map, Body body) {
       body(row * ROW_BYTES + at);
 }
 
+Mbarrier* find_barrier(int rank, uint32_t address) {
+  for (Mbarrier& b : mbarriers.of(rank))
+    if (b.address == address) return &b;
+  return nullptr;
+}
+
 Mbarrier& barrier_at(uint32_t address, Site site, uint64_t pc) {
-  for (Mbarrier& b : mbarriers)
-    if (b.address == address) return b;
+  if (Mbarrier* b = find_barrier(rank_now, address)) return *b;
   report_misuse(Misuse::no_mbarrier, pc, site, address);
+  abandon_block();
+}
+
+void check_rank(uint32_t rank, Site site, uint64_t pc) {
+  if (rank < static_cast<uint32_t>(cluster_size)) return;
+  report_misuse(Misuse::cluster_rank, pc, site, rank, cluster_size);
+  abandon_block();
+}
+
+// The barrier at that offset in a block of the cluster, whose initialisation has to come before.
+Mbarrier& barrier_of(int rank, uint32_t address, Site site, uint64_t pc) {
+  if (rank == rank_now) return barrier_at(address, site, pc);
+  Mbarrier* b = find_barrier(rank, address);
+  if constexpr (OBSERVE) {
+    if (b && request.check && !observe::is_ordered(b->initialised, *current))
+      if (Finding* f = report_misuse(Misuse::cluster_mbarrier, pc, site, address))
+        f->row = blocks[rank].index.x;
+  }
+  if (b) return *b;
+  if (Finding* f = report_misuse(Misuse::no_mbarrier, pc, site, address))
+    f->row = blocks[rank].index.x;
   abandon_block();
 }
 
@@ -81,7 +123,7 @@ void round_to_tf32(char* at) {
 void land(Mbarrier& b, const Load& load) {
   const CUtensorMap& map = load.map;
   const int64_t unit = 16 / map.item_bytes;
-  as_thread(threads[load.issuer], [&] {
+  as_thread(const_cast<Thread&>(*load.issuer), [&] {
     for (uint32_t row = 0; row < map.box_outer; ++row) {
       const int64_t outer = int64_t(load.outer) + row;
       const bool row_inside = outer >= 0 && static_cast<uint64_t>(outer) < map.outer;
@@ -91,7 +133,8 @@ void land(Mbarrier& b, const Load& load) {
       for (uint32_t at = 0; at < map.box_inner; at += static_cast<uint32_t>(unit)) {
         const int64_t inner = int64_t(load.inner) + at;
         const uint32_t bytes = row * ROW_BYTES + at * map.item_bytes;
-        char* to = static_cast<char*>(shared_pointer(swizzled(load.shared + bytes)));
+        const uint32_t place = swizzled(load.shared + bytes);
+        char* to = static_cast<char*>(shared_pointer(place));
         std::memset(to, 0, 16);
         int64_t low = std::max<int64_t>(0, -inner);
         int64_t high = std::min<int64_t>(unit, static_cast<int64_t>(map.inner) - inner);
@@ -103,18 +146,43 @@ void land(Mbarrier& b, const Load& load) {
           if (map.rounds)
             for (int at_word = 0; at_word < 16; at_word += 4) round_to_tf32(to + at_word);
         }
-        if constexpr (OBSERVE) observe::async_lands({to, nullptr, 16, 0, false, load.pc});
+        if constexpr (OBSERVE) {
+          if (cluster_size == 1)
+            observe::async_lands({to, nullptr, 16, 0, false, load.pc});
+          else
+            observe::cluster_write_lands(place, 16, load.issued, load.pc);
+        }
       }
       if constexpr (OBSERVE) {
-        if (inside)
+        if (inside && load.fetches)
           observe::bulk_global(line + first * map.item_bytes, inside * map.item_bytes, false,
                                load.pc);
       }
     }
   });
-  if constexpr (OBSERVE) observe::release(threads[load.issuer].warp, b.clocks);
+  if constexpr (OBSERVE) {
+    if (cluster_size == 1)
+      observe::release(*load.issuer, b.clocks, true);
+    else
+      observe::lands(load.issued, b.clocks);
+  }
   b.gathered = std::max(b.gathered, load.there);
   b.bytes -= int64_t(map.box_inner) * map.box_outer * map.item_bytes;
+}
+
+// What lies there now is what comes: who sends it has to leave it alone until then.
+void land(Mbarrier& b, const Transfer& transfer) {
+  const int source = transfer.issuer->rank;
+  std::memcpy(shared_pointer(transfer.to), shared_of(source) + transfer.from, transfer.bytes);
+  if constexpr (OBSERVE) {
+    const auto bytes = static_cast<int>(transfer.bytes);
+    observe::cluster_write_lands(transfer.to, bytes, transfer.issued, transfer.pc);
+    observe::cluster_read_ends(source, transfer.from, bytes);
+    observe::touches(source, transfer.site, transfer.pc);
+    observe::lands(transfer.issued, b.clocks);
+  }
+  b.gathered = std::max(b.gathered, transfer.there);
+  b.bytes -= transfer.bytes;
 }
 
 struct Wait {
@@ -127,9 +195,12 @@ bool phase_over(void* argument) {
   Mbarrier& b = *wait.barrier;
   if (b.phase == wait.parity) {
     const std::vector<Load> loads = std::move(b.loads);
+    const std::vector<Transfer> transfers = std::move(b.transfers);
     b.loads.clear();
+    b.transfers.clear();
     for (const Load& load : loads) land(b, load);
-    if (!loads.empty()) complete(b);
+    for (const Transfer& transfer : transfers) land(b, transfer);
+    if (!loads.empty() || !transfers.empty()) complete(b);
   }
   return b.phase != wait.parity;
 }
@@ -162,34 +233,51 @@ void store(const Store& s) {
 }  // namespace
 
 void hopper_start_block() {
-  mbarriers.clear();
-  for (int i = 0; i < thread_count; ++i) bulk_stores[i] = {};
+  mbarriers.now().clear();
+  bulk_stores.now().assign(static_cast<size_t>(thread_count), {});
   wgmma_start_block();
 }
 
 void hopper_end_thread(Thread& thread) {
-  for (const Store& s : bulk_stores[thread.linear].issued) store(s);
-  bulk_stores[thread.linear] = {};
+  Stores& queue = bulk_stores.now()[static_cast<size_t>(thread.linear)];
+  for (const Store& s : queue.issued) store(s);
+  queue = {};
   wgmma_end_thread(thread);
 }
 
-void mbarrier_init(uint32_t barrier, uint32_t count) {
-  for (Mbarrier& b : mbarriers) {
-    if (b.address != barrier) continue;
-    b.count = b.pending = count;
-    b.bytes = b.phase = 0;
-    return;
-  }
-  Mbarrier& b = mbarriers.emplace_back();
-  b = {barrier, count, count, 0, 0, {}, {}, 0, 0};
-  std::fill(b.clocks, b.clocks + MAX_WARPS, -1);
+// What others have sent to this block, or it to them, and has not landed finds no memory any more.
+void hopper_end_block() {
+  if (!OBSERVE || !request.check || cluster_size == 1) return;
+  const auto leaves = [](const auto& copies, bool to_here) {
+    for (const auto& copy : copies) {
+      if (to_here == (copy.issuer->rank == rank_now)) continue;
+      if (Finding* f = report_misuse(Misuse::cluster_exit, copy.pc, copy.site, block_index.x))
+        f->at = position_of(*copy.issuer);
+    }
+  };
+  for (int rank = 0; rank < cluster_size; ++rank)
+    for (const Mbarrier& b : mbarriers.of(rank)) {
+      if (rank == rank_now) leaves(b.loads, true);
+      leaves(b.transfers, rank == rank_now);
+    }
 }
 
-__attribute__((noinline)) void mbarrier_arrive(uint32_t barrier, uint32_t transaction_bytes,
-                                               Site site) {
-  Mbarrier& b = barrier_at(barrier, site, CALLER);
+void mbarrier_init(uint32_t barrier, uint32_t count) {
+  Mbarrier* b = find_barrier(rank_now, barrier);
+  if (b) {
+    b->count = b->pending = count;
+    b->bytes = b->phase = 0;
+  } else {
+    b = &mbarriers.now().emplace_back();
+    *b = {barrier, count, count, 0, 0, {}, {}, 0, {}, 0, 0};
+    if constexpr (OBSERVE) observe::forget(b->clocks);
+  }
+  if constexpr (OBSERVE) b->initialised = observe::now_of(*current);
+}
+
+static void arrive(Mbarrier& b, uint32_t transaction_bytes, bool visible) {
   if constexpr (OBSERVE) {
-    observe::release(current->warp, b.clocks);
+    observe::release(*current, b.clocks, visible);
     b.gathered = std::max(b.gathered, observe::clock_of(current->warp));
   }
   b.bytes += transaction_bytes;
@@ -197,30 +285,100 @@ __attribute__((noinline)) void mbarrier_arrive(uint32_t barrier, uint32_t transa
   complete(b);
 }
 
+__attribute__((noinline)) void mbarrier_arrive(uint32_t barrier, uint32_t transaction_bytes,
+                                               Site site) {
+  arrive(barrier_at(barrier, site, CALLER), transaction_bytes, true);
+}
+
+// To another block it makes nothing visible that threads have written: see ptx/sm90.cuh.
+__attribute__((noinline)) void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank,
+                                                       Site site) {
+  const uint64_t pc = CALLER;
+  check_rank(rank, site, pc);
+  const int there = static_cast<int>(rank);
+  Mbarrier& b = barrier_of(there, barrier, site, pc);
+  if constexpr (OBSERVE) observe::touches(there, site, pc);
+  arrive(b, 0, there == rank_now);
+}
+
 __attribute__((noinline)) void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site) {
   Wait wait{&barrier_at(barrier, site, CALLER), parity};
   wait_until(phase_over, &wait, "mbarrier", site);
   if constexpr (OBSERVE) {
-    observe::acquire(current->warp, wait.barrier->clocks);
+    observe::acquire(*current, wait.barrier->clocks);
     observe::waits(current->warp, observe::Phase::wait_mbarrier, wait.barrier->opened, site.line);
+  }
+}
+
+// Blocks of the cluster by bit.
+static void load(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int inner, int outer,
+                 int batch, uint32_t ranks, Site site, uint64_t pc) {
+  uint64_t there = 0;
+  Epoch issued = 0;
+  if constexpr (OBSERVE) {
+    if (request.check && shared % 128) report_misuse(Misuse::box_address, pc, site, shared);
+    if (cluster_size > 1) issued = observe::issues(*current);
+    there = observe::asks_for_copy(current->warp, observe::Phase::bulk_load, site.line);
+  }
+  bool fetches = true;
+  for (int rank = 0; rank < cluster_size; ++rank) {
+    if (!(ranks >> rank & 1)) continue;
+    Mbarrier& b = barrier_of(rank, barrier, site, pc);
+    if constexpr (OBSERVE) {
+      if (!blocks[rank].alive) observe::touches(rank, site, pc);
+      each_unit(*map, [&](uint32_t at) {
+        observe::cluster_write_begins(rank, swizzled(shared + at), 16, pc);
+      });
+    }
+    b.loads.push_back({shared, *map, inner, outer, batch, current, issued, fetches, site, pc, there});
+    fetches = false;
   }
 }
 
 __attribute__((noinline)) void bulk_load(uint32_t shared, const CUtensorMap* map, uint32_t barrier,
                                          int inner, int outer, int batch, Site site) {
+  load(shared, map, barrier, inner, outer, batch, 1u << rank_now, site, CALLER);
+}
+
+__attribute__((noinline)) void bulk_load_multicast(uint32_t shared, const CUtensorMap* map,
+                                                   uint32_t barrier, int inner, int outer,
+                                                   int batch, uint32_t ranks, Site site) {
   const uint64_t pc = CALLER;
-  Mbarrier& b = barrier_at(barrier, site, pc);
-  if constexpr (OBSERVE) {
-    if (request.check && shared % 128) report_misuse(Misuse::box_address, pc, site, shared);
-    each_unit(*map, [&](uint32_t at) {
-      observe::async_write_begins(
-          static_cast<char*>(shared_pointer(swizzled(shared + at))), 16, pc);
-    });
-  }
+  check_rank(ranks ? 31u - static_cast<uint32_t>(__builtin_clz(ranks)) : 32, site, pc);
+  load(shared, map, barrier, inner, outer, batch, ranks, site, pc);
+}
+
+__attribute__((noinline)) void bulk_transfer(uint32_t to, uint32_t from, uint32_t bytes,
+                                             uint32_t barrier, uint32_t rank, Site site) {
+  const uint64_t pc = CALLER;
+  check_rank(rank, site, pc);
+  const int block = static_cast<int>(rank);
+  Mbarrier& b = barrier_of(block, barrier, site, pc);
   uint64_t there = 0;
-  if constexpr (OBSERVE)
+  Epoch issued = 0;
+  if constexpr (OBSERVE) {
+    if (request.check && (to | from | bytes) % 16)
+      report_misuse(Misuse::bulk_copy, pc, site, to % 16 ? to : from, static_cast<int32_t>(bytes));
+    if (!blocks[block].alive) observe::touches(block, site, pc);
+    issued = observe::issues(*current);
     there = observe::asks_for_copy(current->warp, observe::Phase::bulk_load, site.line);
-  b.loads.push_back({shared, barrier, *map, inner, outer, batch, current->linear, pc, there});
+    observe::cluster_read_begins(from, static_cast<int>(bytes), site, pc);
+    observe::cluster_write_begins(block, to, static_cast<int>(bytes), pc);
+  }
+  b.transfers.push_back({to, from, bytes, current, issued, site, pc, there});
+}
+
+__attribute__((noinline)) float load_cluster(uint32_t at, uint32_t rank, Site site) {
+  const uint64_t pc = CALLER;
+  check_rank(rank, site, pc);
+  const int block = static_cast<int>(rank);
+  if constexpr (OBSERVE) {
+    observe::cluster_read(block, at, 4, pc);
+    observe::touches(block, site, pc);
+  }
+  float x;
+  std::memcpy(&x, shared_of(block) + at, 4);
+  return x;
 }
 
 __attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t shared, int inner,
@@ -234,7 +392,7 @@ __attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t share
                                  site, pc);
     });
   }
-  Stores& queue = bulk_stores[current->linear];
+  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
   queue.issued.push_back({*map, shared, inner, outer, batch, pc});
   ++queue.uncommitted;
 }
@@ -244,13 +402,13 @@ void fence_proxy_async() {
 }
 
 void bulk_commit() {
-  Stores& queue = bulk_stores[current->linear];
+  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
   queue.groups.push_back(queue.uncommitted);
   queue.uncommitted = 0;
 }
 
 void bulk_wait_read(int pending) {
-  Stores& queue = bulk_stores[current->linear];
+  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
   while (queue.groups.size() > static_cast<size_t>(pending)) {
     for (size_t i = 0; i < queue.groups.front(); ++i) store(queue.issued[i]);
     queue.issued.erase(queue.issued.begin(),

@@ -5,12 +5,14 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
+#include "cluster.hpp"
 #include "runtime.hpp"
 
 #ifdef TCGEMM_OBSERVE
@@ -23,6 +25,7 @@ namespace tcgemm::simulator {
 
 constexpr int MAX_THREADS = 1024;
 constexpr int MAX_WARPS = MAX_THREADS / 32;
+constexpr int MAX_CLUSTER_WARPS = MAX_CLUSTER * MAX_WARPS;
 constexpr int MAX_WORKERS = 64;
 constexpr int MAX_FINDINGS = 24;
 constexpr int MAX_MMA_KINDS = 12;
@@ -76,7 +79,8 @@ enum class Kind : int32_t {
 // In the order of MISUSES in ../findings.py.
 enum class Misuse : int32_t {
   shuffle_source, barrier_number, barrier_warps, barrier_counts, copy_size, no_mbarrier, box_address,
-  wgmma_proxy, store_proxy, wgmma_fence, stack, copy_source,
+  wgmma_proxy, store_proxy, wgmma_fence, stack, copy_source, cluster_rank, cluster_mbarrier,
+  cluster_exit, cluster_barrier, bulk_copy, copy_proxy,
 };
 
 struct Position {
@@ -89,7 +93,9 @@ struct Finding {
   int32_t write, bytes, signal;
   int32_t has_other, other_write;
   Position at, other;
-  int64_t row, col;  // of the operand, matrix after matrix of a batch, or -1
+  // Of the operand, matrix after matrix of a batch, or -1. Of shared memory `row` is the number along
+  // the grid of the block that it belongs to, where that is another one.
+  int64_t row, col;
   int64_t offset;    // bytes: in shared memory, or from the operand's start
   uint64_t pc, other_pc;      // relative to the library
   Site site, other_site;      // file may be null
@@ -121,6 +127,7 @@ struct LaunchInfo {
   uint32_t grid[3], block[3];
   uint64_t shared_static, shared_dynamic;
   uint64_t kernel_pc;
+  uint32_t cluster, unused;  // blocks of a cluster
 };
 
 struct Result {
@@ -152,7 +159,7 @@ struct BlockTrace {
 
 // One mapping shared by all processes of a run.
 struct Control {
-  std::atomic<uint64_t> next_block;
+  std::atomic<uint64_t> next_cluster;
   std::atomic<int32_t> stop;
   int32_t launch_error;
   int32_t leader_done;
@@ -189,6 +196,7 @@ extern int32_t* c_writers;
 constexpr int32_t BY_ATOMIC = 1 << 30;
 
 enum class State : uint8_t { ready, meeting, barrier, named_barrier, waiting, done };
+using Epoch = uint32_t;  // when a thread did something: see clocks.hpp
 
 struct Copy {
   char* to;
@@ -203,6 +211,9 @@ struct Thread {
   Indices indices;
   State state;
   uint8_t warp, lane;
+  uint8_t rank, cluster_warp;  // of its block, and the warp's number among all of the cluster
+  bool arrived;                // at the cluster's barrier, and has not waited there since
+  uint32_t arrived_phase;
   int16_t named_barrier;
   int32_t linear;
   char* stack;
@@ -226,8 +237,12 @@ struct Warp {
   uint32_t arrived;  // lanes at a meeting of the whole warp
 };
 
-extern Thread threads[MAX_THREADS];
-extern Warp warps[MAX_WARPS];
+using Threads = std::array<Thread, MAX_THREADS>;
+using Warps = std::array<Warp, MAX_WARPS>;
+extern PerBlock<Threads> threads_of;
+extern PerBlock<Warps> warps_of;
+extern Thread* threads;  // of the running block
+extern Warp* warps;
 extern Thread* current;
 extern int thread_count, warp_count;
 extern uint64_t block_number;
@@ -289,6 +304,13 @@ void meet_warp(void (*act)(Thread* lanes), void* arguments, Site site, uint64_t 
 // hopper.cpp: what is asynchronous belongs to a block, or to a thread.
 void hopper_start_block();
 void hopper_end_thread(Thread& thread);
+void hopper_end_block();  // the last thread of the running block has returned
+
+// What those who arrive at a barrier hand on to those who wait there, by warp of the cluster: the last
+// clock that is ordered, and the last one whose writes by threads are visible in other blocks.
+struct Clocks {
+  std::vector<int64_t> seen, visible;
+};
 
 // Observation; each is called only where OBSERVE is true.
 
@@ -296,6 +318,7 @@ namespace observe {
 void start_run();
 void end_launch();
 void start_block();
+void enter_block();  // another block of the cluster is the running one
 void end_block();
 // The lanes of a warp stand at the same place: their accesses since the last time belong together.
 void converge(int warp);
@@ -316,10 +339,35 @@ void async_read_begins(char* from, int bytes, Site site, uint64_t pc);
 void async_read_ends(char* from, int bytes, uint64_t pc);
 // A contiguous part of a bulk copy.
 void bulk_global(const char* address, int64_t bytes, bool write, uint64_t pc);
-// What the warp did so far is ordered before what whoever acquires `clocks` does next.
-void release(int warp, int64_t* clocks);
-void acquire(int warp, const int64_t* clocks);
 void end_run();  // in the leader, after all workers have ended
+
+// clocks.cpp
+
+void start_clocks();  // once a cluster
+void forget(Clocks& clocks);
+// What the thread's warp did so far is ordered before what whoever acquires `clocks` does next.
+// `visible`: to other blocks, too, as release at the scope of the cluster has it.
+void release(const Thread& thread, Clocks& clocks, bool visible);
+void acquire(const Thread& thread, const Clocks& clocks);
+// The thread issues a copy that writes to several blocks, or to another; what is done at that time is
+// ordered for who acquires the clocks of the barrier that counts it in.
+Epoch issues(const Thread& thread);
+void lands(Epoch issued, Clocks& clocks);
+bool is_ordered(Epoch before, const Thread& thread);
+Epoch now_of(const Thread& thread);
+// The running thread reaches into another block's memory, which has to be there until then.
+void touches(int rank, Site site, uint64_t pc);
+// The running block ends.
+void leaves_cluster();
+
+// races.cpp, of another block of the cluster: offsets in its shared memory.
+void cluster_read(int rank, uint32_t at, int bytes, uint64_t pc);
+void cluster_write_begins(int rank, uint32_t at, int bytes, uint64_t pc);
+// In the running block, by a copy issued then.
+void cluster_write_lands(uint32_t to, int bytes, Epoch issued, uint64_t pc);
+void cluster_read_begins(uint32_t from, int bytes, Site site, uint64_t pc);
+// The running thread waits for a copy from the block, which is over.
+void cluster_read_ends(int rank, uint32_t from, int bytes);
 
 // timeline.cpp: what a warp does when. Nothing happens where no timeline is asked for.
 

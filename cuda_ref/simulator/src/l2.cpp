@@ -17,6 +17,8 @@ BlockTrace* block_traces;
 uint64_t block_total;
 uint64_t trace_bytes;
 bool trace_full;
+// Of a cluster, whose blocks run in turns: what each block's part of the trace will be.
+PerBlock<std::vector<uint32_t>> waiting;
 
 int worker_index() { return static_cast<int>(worker - control->workers); }
 
@@ -143,23 +145,35 @@ void start_traces() {
 }
 
 void start_block_trace() {
-  if (traces) block_traces[block_number] = {worker_index(), 0, worker->traced};
+  if (!traces) return;
+  if (cluster_size > 1) waiting.now().clear();
+  block_traces[block_number] = {worker_index(), 0, worker->traced};
+}
+
+static void append(uint32_t entry) {
+  if (worker->traced == TRACE_ENTRIES)
+    trace_full = true;
+  else
+    traces[static_cast<uint64_t>(worker_index()) * TRACE_ENTRIES + worker->traced++] = entry;
 }
 
 void end_block_trace() {
-  if (traces)
-    block_traces[block_number].count =
-        static_cast<uint32_t>(worker->traced - block_traces[block_number].first);
+  if (!traces) return;
+  BlockTrace& trace = block_traces[block_number];
+  if (cluster_size > 1) {
+    trace.first = worker->traced;
+    for (uint32_t entry : waiting.now()) append(entry);
+  }
+  trace.count = static_cast<uint32_t>(worker->traced - trace.first);
 }
 
 void trace(uint64_t sector, bool write) {
   if (trace_full || !traces) return;
-  if (worker->traced == TRACE_ENTRIES) {
-    trace_full = true;
-    return;
-  }
-  traces[static_cast<uint64_t>(worker_index()) * TRACE_ENTRIES + worker->traced++] =
-      static_cast<uint32_t>(sector << 1 | write);
+  const uint32_t entry = static_cast<uint32_t>(sector << 1 | write);
+  if (cluster_size > 1)
+    waiting.now().push_back(entry);
+  else
+    append(entry);
 }
 
 void model_launch() {

@@ -22,6 +22,11 @@ void start_block() {
   start_block_timeline();
 }
 
+void enter_block() {
+  enter_block_races();
+  enter_block_timeline();
+}
+
 void end_block() {
   for (int w = 0; w < warp_count; ++w) converge(w);
   end_block_trace();

@@ -1,5 +1,5 @@
 // What the parts of the observation share. Only the observed build has them: addresses.cpp says what
-// an address is, races.cpp orders accesses to shared memory, requests.cpp counts, l2.cpp models the
+// an address is, races.cpp orders accesses to shared memory, clocks.cpp has the order, requests.cpp counts, l2.cpp models the
 // L2, accesses.cpp takes in what the kernel does, timeline.cpp says
 // when, hooks.cpp is called by the compiled code.
 #pragma once
@@ -21,7 +21,7 @@ bool locate(const Operand& o, int64_t offset, int64_t* row, int64_t* col);
 int operand_at(const char* address);
 bool in_shared(const char* address);
 // Whether this is memory that is neither checked nor counted: the running thread's own, the
-// library's variables, the kernel's parameters, scratch.
+// library's variables, the threads' indices, the kernel's parameters, scratch.
 bool is_known(const char* address);
 // Whether this is a guard that g++ sets beside a __shared__ array of class type.
 bool is_guard(const char* address);
@@ -40,6 +40,7 @@ int64_t elements_of_c();
 
 void start_races();        // once a launch
 void start_block_races();  // once a block
+void enter_block_races();
 void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc,
                   bool atomic = false);
 // That what lies there was fenced since a thread wrote it, before hardware reads it that does not see
@@ -80,6 +81,7 @@ void flush_l2();  // at the end of the run: what is dirty is written to memory
 
 void start_launch_timeline();
 void start_block_timeline();
+void enter_block_timeline();
 void end_block_timeline();
 void request_passes(int warp, const Entry& first);
 bool timeline_runs();  // of the running block

@@ -128,9 +128,10 @@ int find_image(dl_phdr_info* info, size_t, void*) {
 int run_grid(const Launch& launch) {
   const dim3 g = launch.grid, b = launch.block;
   const uint64_t block_threads = uint64_t(b.x) * b.y * b.z;
-  const uint64_t blocks = uint64_t(g.x) * g.y * g.z;
+  const uint64_t total = uint64_t(g.x) * g.y * g.z;
   if (block_threads == 0 || block_threads > MAX_THREADS || b.x > 1024 || b.y > 1024 || b.z > 64 ||
-      blocks == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535)
+      total == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || launch.cluster == 0 ||
+      launch.cluster > MAX_CLUSTER || g.x % launch.cluster != 0)
     return cudaErrorInvalidConfiguration;
   if (launch.shared_bytes > MAX_SHARED) return cudaErrorInvalidValue;
 
@@ -142,27 +143,31 @@ int run_grid(const Launch& launch) {
   thread_count = static_cast<int>(block_threads);
   warp_count = (thread_count + 31) / 32;
   dynamic_shared_bytes = launch.shared_bytes;
-  for (int i = 0; i < thread_count; ++i) {
-    Thread& t = threads[i];
-    t.linear = i;
-    t.warp = static_cast<uint8_t>(i / 32);
-    t.lane = static_cast<uint8_t>(i % 32);
-    t.indices.thread = {i % b.x, i / b.x % b.y, i / b.x / b.y};
-  }
-  for (int w = 0; w < warp_count; ++w) {
-    const int left = thread_count - 32 * w;
-    warps[w].present = left >= 32 ? ~0u : (1u << left) - 1;
+  cluster_size = static_cast<int>(launch.cluster);
+  for (int rank = 0; rank < cluster_size; ++rank) {
+    for (int i = 0; i < thread_count; ++i) {
+      Thread& t = threads_of.of(rank)[static_cast<size_t>(i)];
+      t.linear = i;
+      t.warp = static_cast<uint8_t>(i / 32);
+      t.lane = static_cast<uint8_t>(i % 32);
+      t.rank = static_cast<uint8_t>(rank);
+      t.cluster_warp = static_cast<uint8_t>(rank * warp_count + i / 32);
+      t.indices.thread = {i % b.x, i / b.x % b.y, i / b.x / b.y};
+    }
+    for (int w = 0; w < warp_count; ++w) {
+      const int left = thread_count - 32 * w;
+      warps_of.of(rank)[static_cast<size_t>(w)].present = left >= 32 ? ~0u : (1u << left) - 1;
+    }
   }
   control->launch = {{g.x, g.y, g.z}, {b.x, b.y, b.z},
                      static_cast<uint64_t>(request.shared_static),
-                     launch.shared_bytes, relative_pc(launch.kernel)};
-  control->next_block.store(0);
+                     launch.shared_bytes, relative_pc(launch.kernel), launch.cluster, 0};
+  control->next_cluster.store(0);
   prepare_stacks();
-  guard_stacks();
   if constexpr (OBSERVE) observe::start_run();
 
   const uint64_t most = tcgemm_has_variables ? 1 : std::min<uint64_t>(request.workers, MAX_WORKERS);
-  const int wanted = static_cast<int>(std::min<uint64_t>(most, blocks));
+  const int wanted = static_cast<int>(std::min<uint64_t>(most, total / launch.cluster));
   pid_t helpers[MAX_WORKERS];
   int started = 1;
   for (; started < wanted; ++started) {

@@ -2,7 +2,7 @@
 // that nobody wrote.
 #include <sys/mman.h>
 
-#include "observe.hpp"
+#include "clocks.hpp"
 
 extern "C" __attribute__((visibility("hidden"))) thread_local unsigned char
     tcgemm_dynamic_shared[];
@@ -11,28 +11,6 @@ namespace tcgemm::simulator {
 namespace observe {
 
 namespace {
-
-// Vector clocks. A warp's clock counts its synchronisations; seen[w][u] is the last clock of warp
-// u whose accesses are ordered before what warp w does now.
-int64_t warp_clock[MAX_WARPS];
-int64_t seen[MAX_WARPS][MAX_WARPS];
-
-// One access packed: clock + 1, warp, lane; 0 is none. MANY: other lanes of the warp did the same.
-using Epoch = uint32_t;
-constexpr Epoch MANY = 1u << 31;
-
-Epoch epoch_of(const Thread& t) {
-  return static_cast<Epoch>((warp_clock[t.warp] + 1) << 10 | t.warp << 5 | t.lane);
-}
-int warp_of(Epoch e) { return e >> 5 & 31; }
-int lane_of(Epoch e) { return e & 31; }
-int64_t clock_of(Epoch e) { return static_cast<int64_t>((e & ~MANY) >> 10) - 1; }
-
-bool ordered(Epoch e, const Thread& t) {
-  if (warp_of(e) == t.warp)
-    return clock_of(e) < warp_clock[t.warp] || (lane_of(e) == t.lane && !(e & MANY));
-  return clock_of(e) <= seen[t.warp][warp_of(e)];
-}
 
 // The last read of a granule by one warp.
 struct Reader {
@@ -55,24 +33,46 @@ struct Cell {
 };
 // A cell per granule of two bytes; of one byte from the first access of a single byte on. Pages are
 // taken as they are touched.
-Cell* cells;
+Cell* cells;  // of the running block
+PerBlock<Cell*> cells_of;
 int granule_shift = 1;
 
-// Writes of threads to shared memory in the running block, and after how many of them each thread,
+// Writes of threads to shared memory in the running cluster, and after how many of them each thread,
 // and any of each warp, has last called fence_proxy_async.
 uint32_t writes;
-uint32_t fenced[MAX_THREADS], fenced_by_warp[MAX_WARPS];
+PerBlock<std::array<uint32_t, MAX_THREADS>> fenced;
+uint32_t fenced_by_warp[MAX_CLUSTER_WARPS];
 
 void split_granules() {
-  for (size_t i = static_cast<size_t>(shared_high - shared_low); i-- > 0;) {
-    if (cells[i >> 1].writer || cells[i].writer || cells[i >> 1].reader.epoch ||
-        cells[i].reader.epoch)
-      cells[i] = cells[i >> 1];
+  for (int rank = 0; rank < cluster_size; ++rank) {
+    Cell* const all = cells_of.of(rank);
+    for (size_t i = static_cast<size_t>(shared_high - shared_low); i-- > 0;) {
+      if (all[i >> 1].writer || all[i].writer || all[i >> 1].reader.epoch || all[i].reader.epoch)
+        all[i] = all[i >> 1];
+    }
   }
   granule_shift = 0;
 }
 
-Thread& thread_of(Epoch e) { return threads[warp_of(e) * 32 + lane_of(e)]; }
+// The cells of another block of the cluster are `cells`, and what is found is in that one's memory.
+int owner = -1;
+class InBlock {
+ public:
+  explicit InBlock(int rank) {
+    cells = cells_of.of(rank);
+    if (rank != rank_now) owner = rank;
+  }
+  ~InBlock() {
+    cells = cells_of.now();
+    owner = -1;
+  }
+};
+
+Finding* found(Kind kind, uint64_t pc, const char* address, int bytes, bool write) {
+  Finding* f = shared_finding(kind, pc, address, bytes, write);
+  if (f && owner >= 0) f->row = blocks[owner].index.x;
+  return f;
+}
 
 void add_other(Finding* f, Epoch other, uint32_t pc, bool write) {
   f->has_other = 1;
@@ -91,8 +91,8 @@ Epoch neighbour_of(const Reader& reader) {
 
 void note_read(Cell& cell, const Thread& t, Epoch me, uint32_t pc) {
   Reader& last = cell.reader;
-  if (last.epoch && warp_of(last.epoch) == t.warp) {
-    const bool same_interval = clock_of(last.epoch) == warp_clock[t.warp];
+  if (last.epoch && warp_of(last.epoch) == t.cluster_warp) {
+    const bool same_interval = clock_of(last.epoch) == warp_clock[t.cluster_warp];
     const bool another_lane = lane_of(last.epoch) != t.lane;
     const bool many = same_interval && (last.epoch & MANY || another_lane);
     if (many && another_lane)
@@ -110,20 +110,20 @@ void note_read(Cell& cell, const Thread& t, Epoch me, uint32_t pc) {
 }  // namespace
 
 void start_races() {
-  if (cells) return;
   const size_t bytes = (static_cast<size_t>(shared_high - shared_low) + 16) * sizeof(Cell);
-  cells = static_cast<Cell*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  for (int rank = 0; rank < cluster_size; ++rank)
+    if (Cell*& of_rank = cells_of.of(rank); !of_rank)
+      of_rank = static_cast<Cell*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  cells = cells_of.now();
 }
 
+void enter_block_races() { cells = cells_of.now(); }
+
 void start_block_races() {
-  for (int w = 0; w < warp_count; ++w) {
-    warp_clock[w] = 0;
-    for (int u = 0; u < warp_count; ++u) seen[w][u] = -1;
-  }
   writes = 0;
-  std::fill(fenced, fenced + thread_count, 0);
-  std::fill(fenced_by_warp, fenced_by_warp + warp_count, 0);
+  std::fill(fenced.now().begin(), fenced.now().begin() + thread_count, 0);
+  std::fill_n(fenced_by_warp + rank_now * warp_count, warp_count, 0);
   const size_t dynamic = static_cast<size_t>(
       reinterpret_cast<char*>(tcgemm_dynamic_shared) - shared_low);
   auto clear = [](size_t low, size_t high) {
@@ -143,13 +143,15 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, 
   for (size_t i = first; i <= last; ++i) {
     Cell& cell = cells[i];
     if (cell.in_flight) {
-      if (Finding* f = shared_finding(Kind::async_in_flight, pc, address, bytes, write))
+      if (Finding* f = found(Kind::async_in_flight, pc, address, bytes, write))
         add_other(f, cell.in_flight, cell.in_flight_pc, true);
     } else if ((!write || atomic) && cell.writer == 0) {
-      shared_finding(Kind::uninitialised, pc, address, bytes, false);
-    } else if (cell.writer && !ordered(cell.writer, t) &&
+      found(Kind::uninitialised, pc, address, bytes, false);
+    } else if (cell.writer &&
+               (!ordered(cell.writer, t) ||
+                (!write && cell.written && hidden(cell.writer, t))) &&
                !(atomic && cell.writer_pc & BY_ATOMIC_PC)) {
-      if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write)) {
+      if (Finding* f = found(Kind::race, pc, address, bytes, write)) {
         const bool mine = &thread_of(cell.writer) == &t;
         add_other(f, mine ? cell.with_writer : cell.writer, cell.writer_pc & PC_MASK, true);
       }
@@ -157,7 +159,7 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, 
     if (write) {
       for (const Reader& reader : {cell.reader, cell.other_reader}) {
         if (!reader.epoch || ordered(reader.epoch, t)) continue;
-        if (Finding* f = shared_finding(Kind::race, pc, address, bytes, write)) {
+        if (Finding* f = found(Kind::race, pc, address, bytes, write)) {
           if (&thread_of(reader.epoch) == &t && reader.neighbour)
             add_other(f, neighbour_of(reader), reader.neighbour & PC_MASK, false);
           else
@@ -165,7 +167,7 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, 
         }
       }
       const bool with_others = atomic && cell.writer_pc & BY_ATOMIC_PC && cell.writer &&
-                               !ordered(cell.writer, t) && warp_of(cell.writer) == t.warp;
+                               !ordered(cell.writer, t) && warp_of(cell.writer) == t.cluster_warp;
       if (with_others && &thread_of(cell.writer) != &t) cell.with_writer = cell.writer & ~MANY;
       cell.writer = me | (with_others ? MANY : 0);
       cell.written = now;
@@ -179,39 +181,26 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, 
 
 void check_proxy(const Thread& reader, const char* address, Misuse what, Site site, uint64_t pc) {
   const Cell& cell = cells[static_cast<size_t>(address - shared_low) >> granule_shift];
-  if (cell.written <= fenced_by_warp[reader.warp]) return;
+  if (cell.written <= fenced_by_warp[reader.cluster_warp]) return;
   const Thread& writer = thread_of(cell.writer);
-  if (cell.written <= fenced[writer.linear]) return;
+  if (cell.written <= fenced.of(writer.rank)[static_cast<size_t>(writer.linear)]) return;
   Finding* f = report_misuse(what, pc, site, address - shared_low);
   if (!f) return;
   f->has_other = 1;
   f->other = position_of(writer);
 }
 
-void fence_proxy() { fenced[current->linear] = fenced_by_warp[current->warp] = writes; }
+void fence_proxy() {
+  fenced.now()[static_cast<size_t>(current->linear)] = writes;
+  fenced_by_warp[current->cluster_warp] = writes;
+}
 
 void mark_in_flight(const char* to, int bytes, uint64_t pc) {
   const size_t first = static_cast<size_t>(to - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i) {
     cells[i].in_flight = epoch_of(*current);
     cells[i].in_flight_pc = static_cast<uint32_t>(pc);
-  }
-}
-
-void order_warp(int warp) { ++warp_clock[warp]; }
-
-void order_block(uint64_t warp_mask) {
-  int64_t joined[MAX_WARPS];
-  std::fill(joined, joined + warp_count, -1);
-  for (int w = 0; w < warp_count; ++w) {
-    if (!(warp_mask >> w & 1)) continue;
-    for (int u = 0; u < warp_count; ++u) joined[u] = std::max(joined[u], seen[w][u]);
-    joined[w] = std::max(joined[w], warp_clock[w]);
-  }
-  for (int w = 0; w < warp_count; ++w) {
-    if (!(warp_mask >> w & 1)) continue;
-    std::copy(joined, joined + warp_count, seen[w]);
-    ++warp_clock[w];
+    cells[i].written = 0;  // by no thread itself
   }
 }
 
@@ -222,13 +211,17 @@ void async_write_begins(char* to, int bytes, uint64_t pc) {
 }
 
 // Until the read has ended, no clock orders a write after it.
-void async_read_begins(char* from, int bytes, Site site, uint64_t pc) {
+void begin_read(char* from, int bytes, Misuse unfenced, Site site, uint64_t pc) {
   if (!shared_exists(from, bytes, false, pc) || !request.check) return;
   check_shared(*current, from, bytes, false, pc);
-  check_proxy(*current, from, Misuse::store_proxy, site, pc);
+  check_proxy(*current, from, unfenced, site, pc);
   const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
-    cells[i].reader.epoch |= 0x7ffffc00u;
+    cells[i].reader.epoch |= ~MANY >> clock_at << clock_at;
+}
+
+void async_read_begins(char* from, int bytes, Site site, uint64_t pc) {
+  begin_read(from, bytes, Misuse::store_proxy, site, pc);
 }
 
 void async_read_ends(char* from, int bytes, uint64_t pc) {
@@ -238,26 +231,44 @@ void async_read_ends(char* from, int bytes, uint64_t pc) {
     cells[i].reader.epoch = epoch_of(*current);
 }
 
-void release(int warp, int64_t* clocks) {
-  for (int u = 0; u < warp_count; ++u) clocks[u] = std::max(clocks[u], seen[warp][u]);
-  clocks[warp] = std::max(clocks[warp], warp_clock[warp]);
-  ++warp_clock[warp];
-}
-
-void acquire(int warp, const int64_t* clocks) {
-  for (int u = 0; u < warp_count; ++u)
-    if (u != warp) seen[warp][u] = std::max(seen[warp][u], clocks[u]);
-}
-
-void async_lands(const Copy& copy) {
+static void land(const char* to, int bytes, Epoch by, uint64_t pc) {
   if (!request.check) return;
-  const size_t first = static_cast<size_t>(copy.to - shared_low) >> granule_shift;
-  for (size_t i = first; i < first + (static_cast<size_t>(copy.bytes) >> granule_shift); ++i) {
+  const size_t first = static_cast<size_t>(to - shared_low) >> granule_shift;
+  for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i) {
     cells[i].in_flight = 0;
     cells[i].written = 0;
-    cells[i].writer = epoch_of(*current);
-    cells[i].writer_pc = static_cast<uint32_t>(copy.pc);
+    cells[i].writer = by;
+    cells[i].writer_pc = static_cast<uint32_t>(pc);
   }
+}
+
+void async_lands(const Copy& copy) { land(copy.to, copy.bytes, epoch_of(*current), copy.pc); }
+
+void cluster_read(int rank, uint32_t at, int bytes, uint64_t pc) {
+  char* const place = shared_low + at;
+  if (!shared_exists(place, bytes, false, pc) || !request.check) return;
+  if (at % static_cast<uint32_t>(bytes)) misaligned(pc, -1, place, bytes, false);
+  InBlock there(rank);
+  check_shared(*current, place, bytes, false, pc);
+}
+
+void cluster_write_begins(int rank, uint32_t at, int bytes, uint64_t pc) {
+  InBlock there(rank);
+  async_write_begins(shared_low + at, bytes, pc);
+}
+
+void cluster_write_lands(uint32_t to, int bytes, Epoch issued, uint64_t pc) {
+  land(shared_low + to, bytes, issued, pc);
+}
+
+void cluster_read_begins(uint32_t from, int bytes, Site site, uint64_t pc) {
+  for (int at = 0; at < bytes; at += 16)
+    begin_read(shared_low + from + at, 16, Misuse::copy_proxy, site, pc);
+}
+
+void cluster_read_ends(int rank, uint32_t from, int bytes) {
+  InBlock there(rank);
+  async_read_ends(shared_low + from, bytes, 0);
 }
 
 }  // namespace observe

@@ -9,7 +9,8 @@ namespace {
 
 constexpr int WGMMA = 2;  // the number of its instruction in MmaCount
 
-std::vector<Entry> logs[MAX_WARPS][32];
+// Of each lane, by warp of the block.
+PerBlock<std::array<std::array<std::vector<Entry>, 32>, MAX_WARPS>> logs;
 
 void serve_global(const Entry* const* entries, int count) {
   uint64_t sectors[32 * 3];
@@ -186,10 +187,11 @@ void serve(int warp, const Entry* const* entries, int count) {
 
 Entry* log(const Thread& t, char* address, int bytes, bool write, uint8_t space, uint64_t pc) {
   if (!request.count || bytes == 0) return nullptr;
-  logs[t.warp][t.lane].push_back({reinterpret_cast<uint64_t>(address), 0,
+  std::vector<Entry>& log = logs.of(t.rank)[t.warp][t.lane];
+  log.push_back({reinterpret_cast<uint64_t>(address), 0,
                                   static_cast<uint32_t>(pc), static_cast<uint8_t>(bytes), space,
                                   t.lane, write, Entry::access, 0});
-  return &logs[t.warp][t.lane].back();
+  return &log.back();
 }
 
 void marks_copies(int pending) {
@@ -197,13 +199,14 @@ void marks_copies(int pending) {
   // Its place in the order of the lanes' accesses is all that counts; no instruction has such a pc.
   const uint8_t lane = current->lane;
   const uint64_t left = pending < 0 ? 0 : static_cast<uint64_t>(pending);
-  logs[current->warp][lane].push_back({left, 0, static_cast<uint32_t>(pending + 1), 0, SHARED, lane,
-                                       false, pending < 0 ? Entry::commit : Entry::await, 0});
+  logs.now()[current->warp][lane].push_back({left, 0, static_cast<uint32_t>(pending + 1), 0, SHARED,
+                                             lane, false,
+                                             pending < 0 ? Entry::commit : Entry::await, 0});
 }
 
 void start_block_requests() {
   for (int w = 0; w < warp_count; ++w)
-    for (auto& log : logs[w]) log.clear();
+    for (auto& log : logs.now()[w]) log.clear();
 }
 
 // Sorts a warp's requests such that each comes after those that its lanes made before it: a time line
@@ -249,7 +252,7 @@ static void in_the_order_of_lanes(std::vector<std::vector<const Entry*>>* reques
 
 void converge(int w) {
   if (!request.count) return;
-  auto& lanes = logs[w];
+  auto& lanes = logs.now()[w];
   const std::vector<Entry>* first = nullptr;
   const std::vector<Entry>* some[32];
   int n = 0;

@@ -36,13 +36,18 @@ struct WarpClock {
 };
 
 constexpr int TRACKS = 2;  // of a warp: its own, and its asynchronous products
-Track tracks[MAX_WARPS][TRACKS];
-WarpClock clocks[MAX_WARPS];
+struct BlockTimeline {
+  Track tracks[MAX_WARPS][TRACKS];
+  WarpClock clocks[MAX_WARPS];
+};
+PerBlock<BlockTimeline> timelines;
+Track (*tracks)[TRACKS];  // of the running block
+WarpClock* clocks;
 FILE* file;
 int launch_number = -1;
 uint64_t launch_start, launch_end;
 int64_t blocks_begun;
-bool on;
+bool on;  // for the running cluster
 
 void close(int warp, int track) {
   Track& t = tracks[warp][track];
@@ -76,10 +81,16 @@ void start_launch_timeline() {
   blocks_begun = 0;
 }
 
+void enter_block_timeline() {
+  tracks = timelines.now().tracks;
+  clocks = timelines.now().clocks;
+}
+
 void start_block_timeline() {
-  on = file && blocks_begun < request.timeline_blocks;
+  if (rank_now == 0) on = file && blocks_begun < request.timeline_blocks;
   ++blocks_begun;
   if (!on) return;
+  enter_block_timeline();
   for (int w = 0; w < warp_count; ++w) clocks[w] = {launch_start, 0, 0, {}, 0};
 }
 
@@ -90,7 +101,7 @@ void end_block_timeline() {
     launch_end = std::max(launch_end, clocks[w].now);
   }
   std::fflush(file);
-  on = false;
+  if (rank_now == cluster_size - 1) on = false;
 }
 
 uint64_t clock_of(int warp) { return on ? clocks[warp].now : 0; }

@@ -23,7 +23,9 @@ struct Multiplies {
   std::vector<size_t> groups;
   size_t uncommitted = 0;
   bool fenced = false;  // one of its lanes has called wgmma_fence in this block
-} multiplies[MAX_WARPS];
+};
+PerBlock<std::array<Multiplies, MAX_WARPS>> multiplies_of;  // by warp
+Multiplies& multiplies(int warp) { return multiplies_of.now()[static_cast<size_t>(warp)]; }
 
 template <typename Sum>
 Sum element_at(Element element, uint32_t address) {
@@ -108,7 +110,7 @@ struct WgmmaArguments {
 };
 
 void issue_wgmma(Thread* lanes) {
-  Multiplies& queue = multiplies[lanes[0].warp];
+  Multiplies& queue = multiplies(lanes[0].warp);
   Multiply m = static_cast<WgmmaArguments*>(lanes[0].arguments)->multiply;
   for (int l = 0; l < 32; ++l) {
     const WgmmaArguments& lane = *static_cast<WgmmaArguments*>(lanes[l].arguments);
@@ -124,13 +126,13 @@ void issue_wgmma(Thread* lanes) {
 }
 
 void commit_wgmma(Thread* lanes) {
-  Multiplies& queue = multiplies[lanes[0].warp];
+  Multiplies& queue = multiplies(lanes[0].warp);
   queue.groups.push_back(queue.uncommitted);
   queue.uncommitted = 0;
 }
 
 void wait_wgmma(Thread* lanes) {
-  Multiplies& queue = multiplies[lanes[0].warp];
+  Multiplies& queue = multiplies(lanes[0].warp);
   const size_t pending = *static_cast<size_t*>(lanes[0].arguments);
   while (queue.groups.size() > pending) {
     for (size_t i = 0; i < queue.groups.front(); ++i) {
@@ -169,11 +171,11 @@ void exchange_stmatrix(Thread* lanes) {
 }  // namespace
 
 void wgmma_start_block() {
-  for (int w = 0; w < warp_count; ++w) multiplies[w] = {};
+  for (int w = 0; w < warp_count; ++w) multiplies(w) = {};
 }
 
 void wgmma_end_thread(const Thread& thread) {
-  const Multiplies& queue = multiplies[thread.warp];
+  const Multiplies& queue = multiplies(thread.warp);
   if (OBSERVE && request.check && !queue.issued.empty()) {
     if (Finding* f = report(Kind::not_awaited, queue.issued.front().pc))
       f->site = queue.issued.front().site;
@@ -195,7 +197,7 @@ __attribute__((noinline)) void wgmma_registers(int n, void* d, const void* a, ui
   meet_warp(issue_wgmma, &arguments, site, CALLER);
 }
 
-void wgmma_fence() { multiplies[current->warp].fenced = true; }
+void wgmma_fence() { multiplies(current->warp).fenced = true; }
 
 __attribute__((noinline)) void wgmma_commit(Site site) {
   meet_warp(commit_wgmma, nullptr, site, CALLER);
