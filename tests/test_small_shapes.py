@@ -107,9 +107,9 @@ def test_stream_k_adds_the_parts_of_a_tile(tmp_path, monkeypatch):
     waits for a later one."""
     text = simulator.source_of("stream_k").read_text()
     source = tmp_path / "stream_k.cu"
-    whole = "if (MAX_CLUSTER == 1) return static_cast<int>(tiles);"
+    whole = "if (!BLOCKS_RUN_AT_ONCE) return static_cast<int>(tiles);"
     assert whole in text
-    told = 'if (MAX_CLUSTER == 1) return std::atoi(std::getenv("BLOCKS"));'
+    told = 'if (!BLOCKS_RUN_AT_ONCE) return std::atoi(std::getenv("BLOCKS"));'
     source.write_text(OF_BFLOAT16 + text.replace(whole, told))
     for blocks in (1, 7):
         monkeypatch.setenv("BLOCKS", str(blocks))
@@ -141,8 +141,8 @@ def test_the_plan_of_gemv_is_what_is_launched(shape, layout):
     if M == N == 1:  # a column that is a row of a wider matrix
         b = torch.randn(80, dtype=BF16).as_strided((K, N), (1, 80))
     c = torch.empty(M, N, dtype=BF16)
-    report = simulator.simulate(simulator.source_of("gemv"), a, b, c)
     plan = find("cuda", "gemv").plan(problem_of(a, b, c))
+    report = simulator.simulate(simulator.source_of("gemv"), a, b, c, plan=plan)
     assert report.block[0] == 32 * plan["WARPS"]
     side, few = (M, N) if M > N else (N, M)
     if plan["WARPS"] == 16:

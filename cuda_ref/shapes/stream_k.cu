@@ -174,9 +174,9 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS, 1)
   }
 }
 
-// The simulator's blocks cannot wait for each other: each has a tile.
+// Where blocks cannot wait for each other, each has a tile.
 int blocks_of(int64_t tiles, int64_t steps, int sms) {
-  if (MAX_CLUSTER == 1) return static_cast<int>(tiles);
+  if (!BLOCKS_RUN_AT_ONCE) return static_cast<int>(tiles);
   return static_cast<int>(
       std::max<int64_t>(1, std::min({steps / LEAST_STEPS, tiles * MOST_PARTIALS, int64_t{sms}})));
 }

@@ -12,6 +12,13 @@
 
 namespace tcgemm::sm90 {
 
+// Whether a block can wait for what another one does: the simulator runs one cluster after the other.
+#ifndef TCGEMM_SIMULATOR
+constexpr bool BLOCKS_RUN_AT_ONCE = true;
+#else
+constexpr bool BLOCKS_RUN_AT_ONCE = false;
+#endif
+
 // Part i is partial_bytes / 4 sums from data + i * partial_bytes on.
 struct Partials {
   char* data;

@@ -218,6 +218,7 @@ def simulate(
         checked=check,
         shape=(M, N, K),
         timeline=spans,
+        cluster=launch.cluster,
     )
 
 

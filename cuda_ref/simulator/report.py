@@ -108,6 +108,8 @@ class Report:
     checked: bool = False
     shape: tuple[int, int, int] = field(default=(0, 0, 0))
     timeline: tuple[Span, ...] = ()
+    cluster: int = 1
+    """Blocks of a cluster."""
 
     @property
     def ok(self) -> bool:

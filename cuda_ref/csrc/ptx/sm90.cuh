@@ -15,7 +15,7 @@
 
 namespace tcgemm::sm90 {
 
-constexpr int MAX_CLUSTER = 8;  // blocks; the simulator runs one
+constexpr int MAX_CLUSTER = 8;  // blocks
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

@@ -123,8 +123,12 @@ struct Launch {
   size_t params_bytes;
   dim3 grid, block;
   size_t shared_bytes;
-  unsigned cluster;  // blocks of each cluster, along x
+  unsigned cluster;  // blocks of each cluster, along x; 0: as the kernel declares
 };
+// What a kernel's __cluster_dims__ say; clusters lie along x.
+constexpr unsigned cluster_of(unsigned x, unsigned y = 1, unsigned z = 1) {
+  return y == 1 && z == 1 ? x : 0;
+}
 int run_grid(const Launch& launch);
 
 }  // namespace tcgemm::simulator

@@ -269,11 +269,11 @@ int launch_grid(void (*kernel)(Params...), dim3 grid, unsigned cluster, dim3 blo
 
 }  // namespace simulator
 
-// Starts the kernel and runs it to its end.
+// Starts the kernel and runs it to its end, in clusters where its file declares them.
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
            Args... args) {
-  return simulator::launch_grid(kernel, grid, 1, block, shared_bytes, args...);
+  return simulator::launch_grid(kernel, grid, 0, block, shared_bytes, args...);
 }
 
 namespace sm90 {

@@ -198,6 +198,10 @@ void report_deadlock() {
     for (int l = 0; l < 32; ++l) {
       const Thread& other = threads_of.of(waits->rank)[waits->warp * 32 + l];
       if (!(waits->mask >> l & 1) || other.state == State::meeting) continue;
+      if (other.state == State::waiting) {  // for an mbarrier or the cluster: the cause is there
+        waits = &other;
+        break;
+      }
       if (Finding* f = report(Kind::divergent_warp, waits->pc)) {
         f->at = position_of(*waits);
         f->site = waits->site;

@@ -43,29 +43,6 @@ struct Mbarrier {
 // A deque, so that a waiting thread's barrier stays where it is.
 PerBlock<std::deque<Mbarrier>> mbarriers;
 
-struct Store {
-  CUtensorMap map;
-  uint32_t shared;
-  int inner, outer, batch;
-  uint64_t pc;
-};
-struct Stores {
-  std::vector<Store> issued;
-  std::vector<size_t> groups;  // stores in each committed group, oldest first
-  size_t uncommitted = 0;
-};
-PerBlock<std::vector<Stores>> bulk_stores;  // by thread
-
-constexpr uint32_t ROW_BYTES = 128;  // of a box in shared memory, as wide as the swizzle
-
-// Calls body(offset in shared memory) for each 16 bytes of a box.
-template <typename Body>
-void each_unit(const CUtensorMap& map, Body body) {
-  for (uint32_t row = 0; row < map.box_outer; ++row)
-    for (uint32_t at = 0; at < map.box_inner * map.item_bytes; at += 16)
-      body(row * ROW_BYTES + at);
-}
-
 Mbarrier* find_barrier(int rank, uint32_t address) {
   for (Mbarrier& b : mbarriers.of(rank))
     if (b.address == address) return &b;
@@ -104,12 +81,6 @@ void complete(Mbarrier& b) {
   b.phase ^= 1;
   b.pending = b.count;
   b.opened = b.gathered;
-}
-
-// The first element of matrix `batch` of a tensor.
-char* matrix_of(const CUtensorMap& map, int batch) {
-  return static_cast<char*>(map.data) +
-         static_cast<int64_t>(batch) * static_cast<int64_t>(map.batch_pitch_bytes);
 }
 
 // To 10 bits of mantissa, ties to even; Inf and NaN stay.
@@ -170,15 +141,18 @@ void land(Mbarrier& b, const Load& load) {
   b.bytes -= int64_t(map.box_inner) * map.box_outer * map.item_bytes;
 }
 
-// What lies there now is what comes: who sends it has to leave it alone until then.
-void land(Mbarrier& b, const Transfer& transfer) {
+// What lies there now is what comes: who sends it has to leave it alone until then. For all that the
+// sender can know it is read by whoever waits for it.
+void land(Mbarrier& b, const Transfer& transfer, Thread& waits) {
   const int source = transfer.issuer->rank;
   std::memcpy(shared_pointer(transfer.to), shared_of(source) + transfer.from, transfer.bytes);
   if constexpr (OBSERVE) {
-    const auto bytes = static_cast<int>(transfer.bytes);
-    observe::cluster_write_lands(transfer.to, bytes, transfer.issued, transfer.pc);
-    observe::cluster_read_ends(source, transfer.from, bytes);
-    observe::touches(source, transfer.site, transfer.pc);
+    as_thread(waits, [&] {
+      observe::cluster_transfer_lands(source, transfer.from, transfer.to,
+                                      static_cast<int>(transfer.bytes), transfer.issued,
+                                      transfer.pc);
+      observe::touches(source, transfer.site, transfer.pc);
+    });
     observe::lands(transfer.issued, b.clocks);
   }
   b.gathered = std::max(b.gathered, transfer.there);
@@ -188,6 +162,7 @@ void land(Mbarrier& b, const Transfer& transfer) {
 struct Wait {
   Mbarrier* barrier;
   uint32_t parity;
+  Thread* thread;
 };
 
 bool phase_over(void* argument) {
@@ -199,49 +174,22 @@ bool phase_over(void* argument) {
     b.loads.clear();
     b.transfers.clear();
     for (const Load& load : loads) land(b, load);
-    for (const Transfer& transfer : transfers) land(b, transfer);
+    for (const Transfer& transfer : transfers) land(b, transfer, *wait.thread);
     if (!loads.empty() || !transfers.empty()) complete(b);
   }
   return b.phase != wait.parity;
-}
-
-void store(const Store& s) {
-  const CUtensorMap& map = s.map;
-  const uint32_t unit = 16 / map.item_bytes;
-  for (uint32_t row = 0; row < map.box_outer; ++row) {
-    const char* written = nullptr;
-    int64_t written_bytes = 0;
-    for (uint32_t at = 0; at < map.box_inner; at += unit) {
-      const uint32_t bytes = row * ROW_BYTES + at * map.item_bytes;
-      char* from = static_cast<char*>(shared_pointer(swizzled(s.shared + bytes)));
-      if constexpr (OBSERVE) observe::async_read_ends(from, 16, s.pc);
-      // Clipped to whole units: the last one writes past the extent, as on the GPU.
-      const int64_t inner = int64_t(s.inner) + at, outer = int64_t(s.outer) + row;
-      if (inner < 0 || outer < 0 || static_cast<uint64_t>(inner) >= map.inner ||
-          static_cast<uint64_t>(outer) >= map.outer)
-        continue;
-      char* to = matrix_of(map, s.batch) + outer * static_cast<int64_t>(map.pitch_bytes) +
-                 inner * map.item_bytes;
-      if (!written) written = to;
-      written_bytes += 16;
-      std::memcpy(to, from, 16);
-    }
-    if (OBSERVE && written) observe::bulk_global(written, written_bytes, true, s.pc);
-  }
 }
 
 }  // namespace
 
 void hopper_start_block() {
   mbarriers.now().clear();
-  bulk_stores.now().assign(static_cast<size_t>(thread_count), {});
+  stores_start_block();
   wgmma_start_block();
 }
 
 void hopper_end_thread(Thread& thread) {
-  Stores& queue = bulk_stores.now()[static_cast<size_t>(thread.linear)];
-  for (const Store& s : queue.issued) store(s);
-  queue = {};
+  stores_end_thread(thread);
   wgmma_end_thread(thread);
 }
 
@@ -302,7 +250,7 @@ __attribute__((noinline)) void mbarrier_arrive_cluster(uint32_t barrier, uint32_
 }
 
 __attribute__((noinline)) void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site) {
-  Wait wait{&barrier_at(barrier, site, CALLER), parity};
+  Wait wait{&barrier_at(barrier, site, CALLER), parity, current};
   wait_until(phase_over, &wait, "mbarrier", site);
   if constexpr (OBSERVE) {
     observe::acquire(*current, wait.barrier->clocks);
@@ -379,42 +327,6 @@ __attribute__((noinline)) float load_cluster(uint32_t at, uint32_t rank, Site si
   float x;
   std::memcpy(&x, shared_of(block) + at, 4);
   return x;
-}
-
-__attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t shared, int inner,
-                                          int outer, int batch, Site site) {
-  const uint64_t pc = CALLER;
-  if constexpr (OBSERVE) {
-    if (request.check && shared % 128) report_misuse(Misuse::box_address, pc, site, shared);
-    observe::passes(current->warp, observe::Phase::bulk_store, 1, site.line);
-    each_unit(*map, [&](uint32_t at) {
-      observe::async_read_begins(static_cast<char*>(shared_pointer(swizzled(shared + at))), 16,
-                                 site, pc);
-    });
-  }
-  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
-  queue.issued.push_back({*map, shared, inner, outer, batch, pc});
-  ++queue.uncommitted;
-}
-
-void fence_proxy_async() {
-  if constexpr (OBSERVE) observe::fence_proxy();
-}
-
-void bulk_commit() {
-  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
-  queue.groups.push_back(queue.uncommitted);
-  queue.uncommitted = 0;
-}
-
-void bulk_wait_read(int pending) {
-  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
-  while (queue.groups.size() > static_cast<size_t>(pending)) {
-    for (size_t i = 0; i < queue.groups.front(); ++i) store(queue.issued[i]);
-    queue.issued.erase(queue.issued.begin(),
-                       queue.issued.begin() + static_cast<ptrdiff_t>(queue.groups.front()));
-    queue.groups.erase(queue.groups.begin());
-  }
 }
 
 }  // namespace tcgemm::simulator

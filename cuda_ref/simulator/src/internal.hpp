@@ -366,8 +366,9 @@ void cluster_write_begins(int rank, uint32_t at, int bytes, uint64_t pc);
 // In the running block, by a copy issued then.
 void cluster_write_lands(uint32_t to, int bytes, Epoch issued, uint64_t pc);
 void cluster_read_begins(uint32_t from, int bytes, Site site, uint64_t pc);
-// The running thread waits for a copy from the block, which is over.
-void cluster_read_ends(int rank, uint32_t from, int bytes);
+// From block `rank` to the running one, whose running thread has waited for it.
+void cluster_transfer_lands(int rank, uint32_t from, uint32_t to, int bytes, Epoch issued,
+                            uint64_t pc);
 
 // timeline.cpp: what a warp does when. Nothing happens where no timeline is asked for.
 

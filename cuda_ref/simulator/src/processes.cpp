@@ -34,6 +34,8 @@ extern "C" __attribute__((visibility("hidden"))) thread_local unsigned char
 // Whether the kernel has global variables that it may write. Each process has its own, so one process
 // runs all blocks then. The linked assembly sets it (../build.py).
 extern "C" __attribute__((visibility("hidden"))) const unsigned char tcgemm_has_variables;
+// Blocks of a cluster of a kernel whose launch does not say; from there, too, or the kernel's file.
+extern "C" __attribute__((visibility("hidden"))) const unsigned tcgemm_declared_cluster;
 
 namespace tcgemm::simulator {
 
@@ -129,9 +131,10 @@ int run_grid(const Launch& launch) {
   const dim3 g = launch.grid, b = launch.block;
   const uint64_t block_threads = uint64_t(b.x) * b.y * b.z;
   const uint64_t total = uint64_t(g.x) * g.y * g.z;
+  const unsigned cluster = launch.cluster ? launch.cluster : tcgemm_declared_cluster;
   if (block_threads == 0 || block_threads > MAX_THREADS || b.x > 1024 || b.y > 1024 || b.z > 64 ||
-      total == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || launch.cluster == 0 ||
-      launch.cluster > MAX_CLUSTER || g.x % launch.cluster != 0)
+      total == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || cluster == 0 ||
+      cluster > MAX_CLUSTER || g.x % cluster != 0)
     return cudaErrorInvalidConfiguration;
   if (launch.shared_bytes > MAX_SHARED) return cudaErrorInvalidValue;
 
@@ -143,7 +146,7 @@ int run_grid(const Launch& launch) {
   thread_count = static_cast<int>(block_threads);
   warp_count = (thread_count + 31) / 32;
   dynamic_shared_bytes = launch.shared_bytes;
-  cluster_size = static_cast<int>(launch.cluster);
+  cluster_size = static_cast<int>(cluster);
   for (int rank = 0; rank < cluster_size; ++rank) {
     for (int i = 0; i < thread_count; ++i) {
       Thread& t = threads_of.of(rank)[static_cast<size_t>(i)];
@@ -161,13 +164,13 @@ int run_grid(const Launch& launch) {
   }
   control->launch = {{g.x, g.y, g.z}, {b.x, b.y, b.z},
                      static_cast<uint64_t>(request.shared_static),
-                     launch.shared_bytes, relative_pc(launch.kernel), launch.cluster, 0};
+                     launch.shared_bytes, relative_pc(launch.kernel), cluster, 0};
   control->next_cluster.store(0);
   prepare_stacks();
   if constexpr (OBSERVE) observe::start_run();
 
   const uint64_t most = tcgemm_has_variables ? 1 : std::min<uint64_t>(request.workers, MAX_WORKERS);
-  const int wanted = static_cast<int>(std::min<uint64_t>(most, total / launch.cluster));
+  const int wanted = static_cast<int>(std::min<uint64_t>(most, total / cluster));
   pid_t helpers[MAX_WORKERS];
   int started = 1;
   for (; started < wanted; ++started) {

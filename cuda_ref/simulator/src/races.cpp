@@ -68,6 +68,9 @@ class InBlock {
   }
 };
 
+// The clock of a read that has not ended.
+Epoch never() { return ~MANY >> clock_at << clock_at; }
+
 Finding* found(Kind kind, uint64_t pc, const char* address, int bytes, bool write) {
   Finding* f = shared_finding(kind, pc, address, bytes, write);
   if (f && owner >= 0) f->row = blocks[owner].index.x;
@@ -211,17 +214,13 @@ void async_write_begins(char* to, int bytes, uint64_t pc) {
 }
 
 // Until the read has ended, no clock orders a write after it.
-void begin_read(char* from, int bytes, Misuse unfenced, Site site, uint64_t pc) {
+void async_read_begins(char* from, int bytes, Site site, uint64_t pc) {
   if (!shared_exists(from, bytes, false, pc) || !request.check) return;
   check_shared(*current, from, bytes, false, pc);
-  check_proxy(*current, from, unfenced, site, pc);
+  check_proxy(*current, from, Misuse::store_proxy, site, pc);
   const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
-    cells[i].reader.epoch |= ~MANY >> clock_at << clock_at;
-}
-
-void async_read_begins(char* from, int bytes, Site site, uint64_t pc) {
-  begin_read(from, bytes, Misuse::store_proxy, site, pc);
+    cells[i].reader.epoch |= never();
 }
 
 void async_read_ends(char* from, int bytes, uint64_t pc) {
@@ -261,14 +260,32 @@ void cluster_write_lands(uint32_t to, int bytes, Epoch issued, uint64_t pc) {
   land(shared_low + to, bytes, issued, pc);
 }
 
+// Bytes that nobody wrote may be copied: they are nobody's there, too.
 void cluster_read_begins(uint32_t from, int bytes, Site site, uint64_t pc) {
-  for (int at = 0; at < bytes; at += 16)
-    begin_read(shared_low + from + at, 16, Misuse::copy_proxy, site, pc);
+  if (!shared_exists(shared_low + from, bytes, false, pc) || !request.check) return;
+  const int granule = 1 << granule_shift;
+  for (int at = 0; at < bytes; at += granule) {
+    char* const place = shared_low + from + at;
+    Cell& cell = cells[(from + static_cast<uint32_t>(at)) >> granule_shift];
+    if (!cell.writer && !cell.in_flight) continue;
+    check_shared(*current, place, granule, false, pc);
+    check_proxy(*current, place, Misuse::copy_proxy, site, pc);
+    cell.reader.epoch |= never();
+  }
 }
 
-void cluster_read_ends(int rank, uint32_t from, int bytes) {
-  InBlock there(rank);
-  async_read_ends(shared_low + from, bytes, 0);
+void cluster_transfer_lands(int rank, uint32_t from, uint32_t to, int bytes, Epoch issued,
+                            uint64_t pc) {
+  if (!request.check) return;
+  cluster_write_lands(to, bytes, issued, pc);
+  Cell* const sent = cells_of.of(rank);
+  for (int at = 0; at < bytes; at += 1 << granule_shift) {
+    Cell& source = sent[(from + static_cast<uint32_t>(at)) >> granule_shift];
+    if (source.writer)
+      source.reader.epoch = epoch_of(*current);
+    else
+      cells[(to + static_cast<uint32_t>(at)) >> granule_shift].writer = 0;
+  }
 }
 
 }  // namespace observe

@@ -1,0 +1,94 @@
+// Bulk tensor copies from shared memory, which read it when their issuer waits for them or returns.
+#include "hopper_internal.hpp"
+
+namespace tcgemm::simulator {
+
+namespace {
+
+struct Store {
+  CUtensorMap map;
+  uint32_t shared;
+  int inner, outer, batch;
+  uint64_t pc;
+};
+struct Stores {
+  std::vector<Store> issued;
+  std::vector<size_t> groups;  // stores in each committed group, oldest first
+  size_t uncommitted = 0;
+};
+PerBlock<std::vector<Stores>> bulk_stores;  // by thread
+
+void store(const Store& s) {
+  const CUtensorMap& map = s.map;
+  const uint32_t unit = 16 / map.item_bytes;
+  for (uint32_t row = 0; row < map.box_outer; ++row) {
+    const char* written = nullptr;
+    int64_t written_bytes = 0;
+    for (uint32_t at = 0; at < map.box_inner; at += unit) {
+      const uint32_t bytes = row * ROW_BYTES + at * map.item_bytes;
+      char* from = static_cast<char*>(shared_pointer(swizzled(s.shared + bytes)));
+      if constexpr (OBSERVE) observe::async_read_ends(from, 16, s.pc);
+      // Clipped to whole units: the last one writes past the extent, as on the GPU.
+      const int64_t inner = int64_t(s.inner) + at, outer = int64_t(s.outer) + row;
+      if (inner < 0 || outer < 0 || static_cast<uint64_t>(inner) >= map.inner ||
+          static_cast<uint64_t>(outer) >= map.outer)
+        continue;
+      char* to = matrix_of(map, s.batch) + outer * static_cast<int64_t>(map.pitch_bytes) +
+                 inner * map.item_bytes;
+      if (!written) written = to;
+      written_bytes += 16;
+      std::memcpy(to, from, 16);
+    }
+    if (OBSERVE && written) observe::bulk_global(written, written_bytes, true, s.pc);
+  }
+}
+
+}  // namespace
+
+void stores_start_block() {
+  bulk_stores.now().assign(static_cast<size_t>(thread_count), {});
+}
+
+void stores_end_thread(const Thread& thread) {
+  Stores& queue = bulk_stores.now()[static_cast<size_t>(thread.linear)];
+  for (const Store& s : queue.issued) store(s);
+  queue = {};
+}
+
+__attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t shared, int inner,
+                                          int outer, int batch, Site site) {
+  const uint64_t pc = CALLER;
+  if constexpr (OBSERVE) {
+    if (request.check && shared % 128) report_misuse(Misuse::box_address, pc, site, shared);
+    observe::passes(current->warp, observe::Phase::bulk_store, 1, site.line);
+    each_unit(*map, [&](uint32_t at) {
+      observe::async_read_begins(static_cast<char*>(shared_pointer(swizzled(shared + at))), 16,
+                                 site, pc);
+    });
+  }
+  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
+  queue.issued.push_back({*map, shared, inner, outer, batch, pc});
+  ++queue.uncommitted;
+}
+
+void fence_proxy_async() {
+  if constexpr (OBSERVE) observe::fence_proxy();
+}
+
+void bulk_commit() {
+  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
+  queue.groups.push_back(queue.uncommitted);
+  queue.uncommitted = 0;
+}
+
+void bulk_wait_read(int pending) {
+  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
+  while (queue.groups.size() > static_cast<size_t>(pending)) {
+    for (size_t i = 0; i < queue.groups.front(); ++i) store(queue.issued[i]);
+    queue.issued.erase(queue.issued.begin(),
+                       queue.issued.begin() + static_cast<ptrdiff_t>(queue.groups.front()));
+    queue.groups.erase(queue.groups.begin());
+  }
+}
+
+}  // namespace tcgemm::simulator

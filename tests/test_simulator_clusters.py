@@ -1,0 +1,101 @@
+"""Thread block clusters in the simulator: multicast, copies to other blocks and reads of their
+shared memory, barriers of a cluster, and what is wrong where one of them is."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+simulator = import_module("tcgemm.cuda_ref.simulator")
+
+SOURCE = Path(__file__).parent / "simulated" / "clusters.cu"
+ROWS, COLS = 8, 32
+MULTICASTS, TRANSFERS, READS = 1, 2, 3
+ORDERS = ("forward", "reverse", "random:3", "late:1")
+
+
+def simulate(kernel, cluster, fault=0, clusters=2, steps=5, **options):
+    """The report, and how many elements of C are wrong."""
+    blocks, K = cluster * clusters, COLS * (1 if kernel == TRANSFERS else steps)
+    a, b = torch.randint(-9, 10, (ROWS * blocks, K)).float(), torch.zeros(K, 1)
+    c = torch.full((blocks, K), float("nan"))
+    options.setdefault("check", True)
+    plan = {"CLUSTER": cluster, "SPLITS": kernel, "GROUPS": fault}
+    report = simulator.simulate(SOURCE, a, b, c, plan=plan, timeout_s=30, **options)
+    right = a.reshape(clusters, -1, K).sum(1).repeat_interleave(cluster, 0)
+    return report, int((c != right).sum())
+
+
+@pytest.mark.parametrize("order", [*ORDERS, "late:0", "late:5", "random:4"])
+@pytest.mark.parametrize("kernel", [MULTICASTS, TRANSFERS, READS])
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
+def test_right_in_every_order_and_nothing_found(cluster, kernel, order):
+    report, wrong = simulate(kernel, cluster, order=order)
+    assert not report.findings, [str(f) for f in report.findings]
+    assert wrong == 0
+    assert (report.cluster, report.grid) == (cluster, (2 * cluster, 1, 1))
+
+
+@pytest.mark.parametrize("kernel", [MULTICASTS, TRANSFERS, READS])
+def test_right_where_nothing_is_checked(kernel):
+    report, wrong = simulate(kernel, 4, clusters=5, check=False, workers=3, order="random:1")
+    assert wrong == 0 and not report.findings
+
+
+EARLY = r"before the blocks of the cluster have met"
+NONE = r"nobody has called mbarrier_init for the mbarrier at byte \d+ of shared memory of block"
+LEFT = r"which has returned by then or may have"
+
+# Kernel and fault -> kinds of which one is found, and words of its message.
+FAULTS = {
+    (MULTICASTS, 1): ({"misuse"}, f"{EARLY}|{NONE}"),
+    (MULTICASTS, 2): ({"deadlock"}, r"waits at clusters.cu:\d+ for ever"),
+    (MULTICASTS, 3): ({"async copy in flight", "race"}, r"of block \(\d, 0, 0\)"),
+    (MULTICASTS, 4): ({"async copy in flight", "race"}, r"block \(\d, 0, 0\)"),
+    (MULTICASTS, 5): ({"misuse"}, LEFT),
+    (MULTICASTS, 6): ({"async copy in flight", "uninitialised"}, r"reads 4 bytes of shared memory"),
+    (MULTICASTS, 7): ({"deadlock"}, r"waits at clusters.cu:\d+ for ever"),
+    (MULTICASTS, 8): ({"misuse"}, r"block 4 of a cluster of 4 is asked for"),
+    (MULTICASTS, 9): ({"misuse"}, r"of a cluster of 4 is asked for, or none"),
+    (TRANSFERS, 1): ({"misuse"}, f"{EARLY}|{NONE}"),
+    (TRANSFERS, 2): ({"misuse"}, r"a bulk copy reads shared memory, byte \d+, that the thread has"),
+    (TRANSFERS, 3): ({"race"}, r"writes 4 bytes of shared memory, byte \d+"),
+    (TRANSFERS, 4): ({"misuse"}, LEFT),
+    (TRANSFERS, 5): ({"async copy in flight", "race"}, r"of shared memory of block \(\d, 0, 0\)"),
+    (TRANSFERS, 6): ({"deadlock"}, r"waits at clusters.cu:\d+ for ever"),
+    (TRANSFERS, 7): ({"misuse"}, r"copies a multiple of 16 bytes .* not 20 bytes"),
+    (TRANSFERS, 8): ({"misuse", "async copy in flight"}, f"{LEFT}|is in flight"),
+    (TRANSFERS, 9): ({"misuse"}, r"of a cluster of 4 is asked for"),
+    (READS, 1): ({"race"}, r"reads 4 bytes of shared memory of block \(\d, 0, 0\)"),
+    (READS, 2): ({"race", "uninitialised"}, r"of shared memory of block \(\d, 0, 0\)"),
+    (READS, 3): ({"race"}, r"block \(\d, 0, 0\), thread \(\d+, 0, 0\)"),
+    (READS, 4): ({"misuse"}, LEFT),
+    (READS, 5): ({"misuse"}, r"block 4 of a cluster of 4 is asked for"),
+    (READS, 6): ({"misuse"}, r"take turns, and here one has come twice"),
+    (READS, 7): ({"misuse"}, r"take turns, and here one has come twice"),
+    (READS, 8): ({"misuse"}, LEFT),
+    (READS, 9): ({"out of shared memory"}, r"reads 4 bytes at byte 1\d+"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("kernel", "fault"), FAULTS, ids=str)
+def test_a_fault_is_found_in_every_order(kernel, fault, order):
+    kinds, words = FAULTS[kernel, fault]
+    report, _ = simulate(kernel, 4, fault, clusters=1, order=order)
+    found = [f.message for f in report.findings if f.kind in kinds]
+    assert any(re.search(words, message) for message in found), [str(f) for f in report.findings]
+
+
+# A stage that is written too early, or read too early, or a copy's source that changes.
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("kernel", "fault"), [(MULTICASTS, 6), (TRANSFERS, 3), (TRANSFERS, 8), (READS, 3)], ids=str
+)
+def test_without_checks_a_fault_makes_c_wrong_in_some_order(kernel, fault, order):
+    _, wrong = simulate(kernel, 4, fault, clusters=1, order=order, check=False)
+    assert wrong > 0
