@@ -22,6 +22,7 @@ from ..build.toolchain import (
     source_folders,
     text_of,
 )
+from .clusters import in_clusters
 
 _HERE = Path(__file__).parent
 INCLUDE = _HERE / "include"
@@ -308,33 +309,6 @@ def _has_variables(object_file: Path) -> bool:
     )
 
 
-_CLUSTER_DIMS = re.compile(r"__cluster_dims__\(([^()]*)\)")
-
-
-def _declared_cluster(source: Path) -> str | None:
-    """The extents of a cluster as the file writes them, where a kernel of it declares some.
-
-    Raises RuntimeError where kernels declare different ones: a launch does not say whose it is.
-    """
-    files = [source, *(file for file in _included(source) or () if file.parent != INCLUDE)]
-    found = {extents for file in files for extents in _CLUSTER_DIMS.findall(text_of(file))}
-    if len(found) > 1:
-        raise RuntimeError(
-            f"{source.name} declares clusters of {' and '.join(sorted(found))} blocks, and the "
-            "simulator takes one to a file: start the others by launch_clusters"
-        )
-    return found.pop() if found else None
-
-
-def _with_cluster(source: Path, extents: str) -> str:
-    """A file that is the source and gives its clusters a name that the launch knows."""
-    return (
-        f'#include "{source}"\n'
-        'extern "C" __attribute__((visibility("hidden"))) const unsigned tcgemm_declared_cluster =\n'
-        f"    tcgemm::simulator::cluster_of({extents});\n"
-    )
-
-
 def _dynamic_source(names: set[str], has_variables: bool) -> str:
     lines = [".section .rodata", ".globl tcgemm_has_variables", ".hidden tcgemm_has_variables"]
     lines += [f"tcgemm_has_variables: .byte {int(has_variables)}", ".balign 4"]
@@ -391,10 +365,8 @@ def _build(source: Path, observed: bool, flags: Sequence[str], scratch: Path) ->
         runtime = [pool.submit(_object, file, observed) for file in files]
         made = scratch / "kernel.o"
         before = ["-include", str(_standard_headers(flags)), "-x", "c++"]
-        compiled, extents = source, _declared_cluster(source)
-        if extents is not None:
-            compiled = scratch / "of_clusters.cu"
-            compiled.write_text(_with_cluster(source, extents))
+        headers = [file for file in _included(source) or () if file.parent != INCLUDE]
+        compiled = in_clusters(source, headers, scratch)
         command = [compiler(), *flags, *before, "-c", str(compiled), "-o", str(made)]
         _run(command, source.name, scratch)
         objects = [str(made), *(str(job.result()) for job in runtime)]
