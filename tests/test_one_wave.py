@@ -41,6 +41,7 @@ def check(source, shape, layout, pair, turned=False, **how):
     report = simulator.simulate(source, a, b, c, check=True, **how)
     assert not report.findings, [str(f) for f in report.findings]
     assert torch.equal(c, (a.double() @ b.double()).to(pair[1])), (shape, layout, turned)
+    return report
 
 
 # Below, at and above a tile; K of a part of a step, of some, and of more than the ring.
@@ -69,28 +70,67 @@ BUILDS = {
 }
 
 
+def built(folder, **values):
+    """A source of these macros, for one case of types."""
+    source = folder / "one_wave_built.cu"
+    lines = [f"#define TCGEMM_{name} {value}" for name, value in values.items()]
+    lines += ["// for one case: TCGEMM_IN, TCGEMM_OUT, TCGEMM_PLAIN", '#include "one_wave.cu"']
+    source.write_text("\n".join(lines) + "\n")
+    return source
+
+
+def of_tile(block_m, block_n, divides, stages=4):
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "NUM_STAGES": stages,
+        "DIVIDES": divides,
+    }
+
+
 @pytest.mark.spread(3, "build")
 @pytest.mark.parametrize("build", BUILDS, ids=str)
 def test_right_in_every_tile(build, tmp_path):
     block_m, block_n, divides, out = build
-    values = {
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "NUM_STAGES": 4,
-        "CLUSTER_M": 1,
-        "CLUSTER_N": 1,
-        "DIVIDES": divides,
-    }
-    source = tmp_path / "one_wave_built.cu"
-    lines = [f"#define TCGEMM_{name} {value}" for name, value in values.items()]
-    lines += ["// for one case: TCGEMM_IN, TCGEMM_OUT, TCGEMM_PLAIN", '#include "one_wave.cu"']
-    source.write_text("\n".join(lines) + "\n")
+    source = built(tmp_path, **of_tile(block_m, block_n, divides), CLUSTER_M=1, CLUSTER_N=1)
     for shape in BUILDS[build]:
         for i, layout in enumerate(LAYOUTS if block_n > 48 else ["nt", "tt"]):
             turned = i > 1
             if block_n == 48 and turned:  # then B is A, and comes by its rows
                 continue
             check(source, shape, layout, (BF16, out), turned)
+
+
+# (CLUSTER_M, CLUSTER_N) with a tile, DIVIDES and the type of C. Shares of A and B are rows, panels or
+# rows along K, as the tile's sides have it.
+CLUSTERS = [
+    ((2, 1), (64, 64, 0, BF16)),
+    ((1, 2), (128, 48, 0, F32)),
+    ((2, 2), (64, 128, 0, BF16)),
+    ((2, 2), (192, 96, 1, BF16)),
+    ((4, 1), (64, 128, 0, BF16)),
+    ((1, 4), (128, 64, 0, F32)),
+    ((4, 2), (64, 64, 1, F32)),
+    ((2, 4), (64, 64, 0, BF16)),
+]
+
+
+@pytest.mark.spread(6, "build", "order")
+@pytest.mark.parametrize("order", ["forward", "random:3", "late:4"])
+@pytest.mark.parametrize("build", CLUSTERS, ids=str)
+def test_right_in_every_cluster(build, order, tmp_path):
+    """Of tiles that fill no whole cluster, and with fewer stages than steps: one is used again."""
+    (cluster_m, cluster_n), (block_m, block_n, divides, out) = build
+    tile = of_tile(block_m, block_n, divides, stages=3)
+    source = built(tmp_path, **tile, CLUSTER_M=cluster_m, CLUSTER_N=cluster_n)
+    shapes = [(block_m * cluster_m + 10, block_n * (2 * cluster_n - 1) - 8, 72), (7, 33, 650)]
+    for i, layout in enumerate(LAYOUTS):
+        if block_n == 48 and layout[1] == "n":
+            continue
+        for shape in shapes:
+            turned = layout == "tn"
+            report = check(source, shape, layout, (BF16, out), turned, order=order)
+            assert report.cluster == cluster_m * cluster_n
 
 
 @pytest.mark.parametrize("order", ["reverse", "random:5"])

@@ -30,6 +30,7 @@ def simulate(kernel, cluster, fault=0, clusters=2, steps=5, **options):
     return report, int((c != right).sum())
 
 
+@pytest.mark.spread(4, "cluster", "kernel", "order")
 @pytest.mark.parametrize("order", [*ORDERS, "late:0", "late:5", "random:4"])
 @pytest.mark.parametrize("kernel", [MULTICASTS, TRANSFERS, READS])
 @pytest.mark.parametrize("cluster", [1, 2, 4, 8])
@@ -82,10 +83,12 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(4, "fault", "order")
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("kernel", "fault"), FAULTS, ids=str)
-def test_a_fault_is_found_in_every_order(kernel, fault, order):
-    kinds, words = FAULTS[kernel, fault]
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_is_found_in_every_order(fault, order):
+    kinds, words = FAULTS[fault]
+    kernel, fault = fault
     report, _ = simulate(kernel, 4, fault, clusters=1, order=order)
     found = [f.message for f in report.findings if f.kind in kinds]
     assert any(re.search(words, message) for message in found), [str(f) for f in report.findings]

@@ -109,7 +109,7 @@ class Report:
     shape: tuple[int, int, int] = field(default=(0, 0, 0))
     timeline: tuple[Span, ...] = ()
     cluster: int = 1
-    """Blocks of a cluster."""
+    """Blocks of a cluster, the most of any launch."""
 
     @property
     def ok(self) -> bool:

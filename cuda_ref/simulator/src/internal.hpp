@@ -127,7 +127,7 @@ struct LaunchInfo {
   uint32_t grid[3], block[3];
   uint64_t shared_static, shared_dynamic;
   uint64_t kernel_pc;
-  uint32_t cluster, unused;  // blocks of a cluster
+  uint32_t cluster, unused;  // blocks of a cluster, the most of any launch so far
 };
 
 struct Result {

@@ -164,7 +164,8 @@ int run_grid(const Launch& launch) {
   }
   control->launch = {{g.x, g.y, g.z}, {b.x, b.y, b.z},
                      static_cast<uint64_t>(request.shared_static),
-                     launch.shared_bytes, relative_pc(launch.kernel), cluster, 0};
+                     launch.shared_bytes, relative_pc(launch.kernel),
+                     std::max(control->launch.cluster, cluster), 0};
   control->next_cluster.store(0);
   prepare_stacks();
   if constexpr (OBSERVE) observe::start_run();
