@@ -99,7 +99,7 @@ def load(name: str) -> Callable[..., None]:
                 fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
             )  # fmt: skip
             aux = fusion.aux if asked else ""
-            # The simulator's clusters have one block: what tables hold is not for it.
+            # What tables hold is for a GPU of more SMs than the simulator's.
             simulated = {} if name in tunings() else plan
             return lambda a, b, c, *tensors: simulate(
                 name, a, b, c, Asked(*asked, *tensors, aux=aux) if asked else None, **simulated

@@ -1,5 +1,5 @@
 """Kernels in the clusters that plans of a GPU have: pairs that share loads, parts of K that blocks
-exchange. On a CPU a plan has clusters of one block, so each test says which it wants."""
+exchange. A plan for the CPU has clusters of one block, so each test says which it wants."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def check(name, shape, layout, plan, *, out=BF16, turned=False, pitched=True, **
     b = matrix(K, N, BF16, layout[1] == "t", lambda *size: torch.randint(-2, 3, size))
     c = matrix(M, N, out, turned, lambda *size: torch.full(size, float("nan")))
     source = name if hasattr(name, "is_file") else simulator.source_of(name)
-    report = simulator.simulate(
-        source, a, b, c, check=True, plan=plan, timeout_s=60, **options
-    )
+    report = simulator.simulate(source, a, b, c, check=True, plan=plan, timeout_s=60, **options)
     assert not report.findings, [str(f) for f in report.findings]
     assert torch.equal(c, (a.double() @ b.double()).to(out)), (shape, layout, turned, plan)
     return report

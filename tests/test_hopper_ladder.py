@@ -1,7 +1,7 @@
 """The plain Hopper rungs whose blocks stay: tile after tile, in clusters, stored by TMA.
 
 The simulator's GPU has eight SMs, so ten tiles of 128 x 256 give two of its blocks a second one.
-There a cluster is one block: that a pair shares B is seen in the machine code and on a GPU.
+Pairs of blocks share B there as well.
 """
 
 import pytest

@@ -265,7 +265,7 @@ def launch_of(name, a, b, c, sms=132):
 @needs_nvrtc
 @pytest.mark.parametrize("name", RUNGS)
 def test_the_launch_is_the_one_of_the_source(name):
-    """What the simulator, which has no clusters, was asked to start by the C++ launcher."""
+    """What the simulator, whose GPU has eight SMs, was asked to start by the C++ launcher."""
     a, b, c = tensors(192, 320, 64)
     report = simulator.simulate(simulator.source_of(name), a, b, c)
     launch = launch_of(name, a, b, c)

@@ -238,7 +238,7 @@ needs_nvcc = pytest.mark.skipif(
     ids=str,
 )
 def test_clusters_add_the_parts_of_k(shape, tile, layout):
-    """Which the simulator does not have: K in every number of parts, and the same bits again."""
+    """K in every number of parts, and the same bits again."""
     M, N, K = shape
     run = cuda_ref.load("small")
     a = torch.randint(-2, 3, (M, K) if layout[0] == "n" else (K, M), device="cuda").to(BF16)

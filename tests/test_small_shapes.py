@@ -347,7 +347,7 @@ def test_gemv_copies_asynchronously_and_spills_nothing():
 @needs_nvcc
 def test_gemv_meets_its_cluster_before_it_leaves():
     """Its blocks wait for each other's sums, and once more until all have read them: a block that
-    has left takes its shared memory along. In the simulator clusters have one block."""
+    has left takes its shared memory along."""
     for kernel in report("gemv", "sm_90a").kernels:
         # An arrival and a wait each; those that take whole columns of B exchange nothing.
         odd_by_rows = "Lb0ELb0ELb1E" in kernel.symbol

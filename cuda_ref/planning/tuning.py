@@ -29,7 +29,7 @@ class Tuning:
     settings: tuple[str, ...]
     """Their names, as a table's rows have them."""
     simulated: Config
-    """The settings in the simulator, whose clusters have one block; or, with ``whole_plan``, all of
+    """The settings in the simulator, in clusters of one block; or, with ``whole_plan``, all of
     the plan there."""
     candidates: Callable[[Any, int], list[dict[str, int]]]
     """candidates(problem, sms): settings worth trying."""

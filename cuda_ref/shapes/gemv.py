@@ -27,7 +27,7 @@ MOST_COLUMN_K = 32768
 """As there."""
 
 SIMULATED = {"SPLITS": 1, "WARPS": 8, "BLOCKS": 2}
-"""The launcher's own settings, on the simulator, whose clusters have one block."""
+"""On the simulator: the launcher's own settings where it divides no K."""
 
 MEMORY_BYTES_PER_US = 4.5e6
 """Where no warp waits between tiles, memory delivers more than to other rungs."""

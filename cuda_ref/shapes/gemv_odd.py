@@ -56,7 +56,7 @@ def plan(problem: Any, sms: int, k_major: bool, transposed: bool) -> dict[str, i
 def fastest(problem: Any, sms: int, k_major: bool) -> tuple[float, int, int]:
     """(microseconds, columns of C that a block takes at once, blocks that divide K), by the model.
 
-    The simulator has no clusters: there K is whole.
+    In the simulator K is whole, unless a plan says otherwise.
     """
     if k_major:
         return _by_columns(problem, sms)

@@ -137,7 +137,7 @@ def _warps(problem: Any, sms: int) -> int:
 
 def fastest(problem: Any, sms: int) -> tuple[Staged | None, int, float]:
     """How operands are staged, or None by words; in how many parts K is divided; and microseconds:
-    of all ways the fastest by the model. The simulator has no clusters: there K is whole."""
+    of all ways the fastest by the model. In the simulator K is whole."""
     elements = vector(problem)
     found: list[tuple[Staged | None, int, float]] = []
     if elements in (2, 4):

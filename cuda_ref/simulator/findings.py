@@ -43,8 +43,7 @@ MISUSES = (
     "a named barrier is met by whole warps, and {offset} threads are no multiple of 32",
     "{offset} threads are said to meet at this barrier, and another thread said {bytes}",
     "cp.async copies 4, 8 or 16 bytes, not {offset}",
-    "nobody has called mbarrier_init for the mbarrier at byte {offset} of shared memory"
-    "{of_block}",
+    "nobody has called mbarrier_init for the mbarrier at byte {offset} of shared memory{of_block}",
     "a bulk copy's box begins at byte {offset} of shared memory, which is no multiple of 128",
     "wgmma reads shared memory, byte {offset}, that the thread has written and not made visible to "
     "it: call fence_proxy_async() after the writes and before the barrier",
