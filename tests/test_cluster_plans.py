@@ -105,7 +105,7 @@ def test_gemv_reads_the_sums_of_its_cluster_tile_after_tile(splits, order):
 @pytest.mark.parametrize("order", [*ORDERS, "late:8"])
 @pytest.mark.parametrize("shares_a", [0, 1])
 def test_pairs_of_wgmma_persistent_share_a_panel(shares_a, order, tmp_path):
-    """Several tiles to a pair, of which the last has a block without a tile, and rings that wrap."""
+    """Several tiles to a pair, the last with a block that has no tile, and rings that wrap."""
     tile = next(t for t in wgmma_persistent.TILES if (t.BLOCK_M, t.BLOCK_N) == (128, 128))
     values = {key: tile.plan[key] for key in TILE if key in tile.plan} | {"SHARES_A": shares_a}
     source = tmp_path / "wgmma_persistent_built.cu"

@@ -101,8 +101,8 @@ def test_right_in_every_tile(build, tmp_path):
             check(source, shape, layout, (BF16, out), turned)
 
 
-# (CLUSTER_M, CLUSTER_N) with a tile, DIVIDES and the type of C. Shares of A and B are rows, panels or
-# rows along K, as the tile's sides have it.
+# (CLUSTER_M, CLUSTER_N) with a tile, DIVIDES and the type of C. Shares of A and B are rows, panels
+# or rows along K, as the tile's sides have it.
 CLUSTERS = [
     ((2, 1), (64, 64, 0, BF16)),
     ((1, 2), (128, 48, 0, F32)),
@@ -124,7 +124,7 @@ def test_right_in_every_cluster(build, order, tmp_path):
     tile = of_tile(block_m, block_n, divides, stages=3)
     source = built(tmp_path, **tile, CLUSTER_M=cluster_m, CLUSTER_N=cluster_n)
     shapes = [(block_m * cluster_m + 10, block_n * (2 * cluster_n - 1) - 8, 72), (7, 33, 650)]
-    for i, layout in enumerate(LAYOUTS):
+    for layout in LAYOUTS:
         if block_n == 48 and layout[1] == "n":
             continue
         for shape in shapes:

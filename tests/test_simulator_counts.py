@@ -34,8 +34,8 @@ def ladder():
 
 
 def test_flop_per_byte_of_the_ladder(ladder):
-    """A tile of m x n does 2 m n operations per step of K and loads m + n elements of 2 bytes. A pair
-    of blocks that share what they load of B counts as one tile of both."""
+    """A tile of m x n does 2 m n operations per step of K and loads m + n elements of 2 bytes. Of a
+    pair of blocks that share what they load of B it is the tile of both."""
     for name, row in ladder.items():
         m, n = {"naive": (1, 1), "wmma": (16, 16)}.get(
             name, (row["plan"].get("BLOCK_M"), row["plan"].get("BLOCK_N"))

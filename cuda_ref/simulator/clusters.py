@@ -1,4 +1,4 @@
-"""The clusters that a kernel declares by ``__cluster_dims__``, for a launch that does not name them."""
+"""The clusters that a kernel declares by ``__cluster_dims__``, for a launch that names none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_clusters(source: Path, headers: Sequence[Path], scratch: Path) -> Path:
     told = scratch / "in_clusters.cu"
     told.write_text(
         f'#include "{source}"\n'
-        'extern "C" __attribute__((visibility("hidden"))) const unsigned tcgemm_declared_cluster =\n'
-        f"    tcgemm::simulator::cluster_of({found.pop()});\n"
+        'extern "C" __attribute__((visibility("hidden"))) const unsigned\n'
+        f"    tcgemm_declared_cluster = tcgemm::simulator::cluster_of({found.pop()});\n"
     )
     return told

@@ -58,13 +58,13 @@ MISUSES = (
     "block {offset} of a cluster of {bytes} is asked for, or none: count from 0",
     "it uses the mbarrier at byte {offset} of shared memory{of_block} before the blocks of the "
     "cluster have met since its mbarrier_init: call barrier_cluster_arrive() and _wait() after it",
-    "it reaches into the shared memory of block ({offset}, 0, 0) of its cluster, which has returned by "
-    "then or may have: let the cluster meet once more before its blocks return",
+    "it reaches into shared memory of block ({offset}, 0, 0) of its cluster, which has returned "
+    "by then or may have: let the cluster meet once more before its blocks return",
     "barrier_cluster_arrive and barrier_cluster_wait take turns, and here one has come twice",
-    "cp.async.bulk copies a multiple of 16 bytes from and to multiples of 16: not {bytes} bytes with "
-    "byte {offset} of shared memory",
-    "a bulk copy reads shared memory, byte {offset}, that the thread has written and not made visible "
-    "to it: call fence_proxy_async() after the writes and before the barrier",
+    "cp.async.bulk copies a multiple of 16 bytes from and to multiples of 16: not {bytes} bytes "
+    "with byte {offset} of shared memory",
+    "a bulk copy reads shared memory, byte {offset}, that the thread has written and not made "
+    "visible to it: call fence_proxy_async() after the writes and before the barrier",
 )
 """What an instruction does not allow, in the order of ``Misuse`` in src/internal.hpp."""
 _ENDING = {4, 5, 10, 12, 15}
