@@ -103,3 +103,62 @@ def test_a_fault_is_found_in_every_order(fault, order):
 def test_without_checks_a_fault_makes_c_wrong_in_some_order(kernel, fault, order):
     _, wrong = simulate(kernel, 4, fault, clusters=1, order=order, check=False)
     assert wrong > 0
+
+
+def test_a_multicast_is_read_once_and_followed_in_every_block():
+    machine = simulator.Machine("one", sms=8, l2_bytes=1 << 20)
+    report, wrong = simulate(
+        MULTICASTS, 4, count=True, machine=machine, timeline=simulator.Timeline(latency=100)
+    )
+    assert wrong == 0
+    operand = 2 * 4 * ROWS * 5 * COLS * 4
+    assert report.counts.load_bytes == operand
+    assert report.counts.load_sectors == operand // 32
+    assert report.l2.dram_read == operand
+    for block in range(8):
+        waits = [s for s in report.timeline if s.block == block and s.phase == "wait at mbarrier"]
+        # The consumer has the first stage when the last block's share of it has come.
+        assert min(s.end for s in waits if s.warp == 0) > 100
+
+
+@pytest.mark.parametrize(("cluster", "blocks"), [(3, 6), (9, 9)], ids=str)
+def test_what_a_launch_may_ask_for(cluster, blocks):
+    """Up to eight blocks; and a cluster of three is one, too."""
+    if cluster <= 8:
+        report, wrong = simulate(READS, cluster, clusters=blocks // cluster)
+        assert (report.cluster, wrong, report.findings) == (cluster, 0, ())
+    else:
+        with pytest.raises(simulator.SimulationError, match="too large a grid, block"):
+            simulate(READS, cluster, clusters=blocks // cluster)
+
+
+DECLARED = """
+#include "host/gemm.cuh"
+namespace {
+constexpr int CLUSTER = 2;
+__global__ void __cluster_dims__(CLUSTER, 1, 1) ranks(tcgemm::Gemm gemm) {
+  static_cast<float*>(gemm.c.data)[blockIdx.x] = tcgemm::sm90::cluster_ctarank();
+}
+OTHER
+}  // namespace
+int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
+  return tcgemm::launch(ranks, dim3(gemm.c.rows), dim3(1), 0, stream, gemm);
+}
+"""
+
+
+def ranks(folder, blocks, other=""):
+    source = folder / "ranks.cu"
+    source.write_text(DECLARED.replace("OTHER", other))
+    c = torch.full((blocks, 1), float("nan"))
+    report = simulator.simulate(source, torch.ones(blocks, 1), torch.ones(1, 1), c, check=True)
+    return report, c.flatten().tolist()
+
+
+def test_a_kernel_declares_its_clusters(tmp_path):
+    report, found = ranks(tmp_path, 6)
+    assert (report.cluster, found) == (2, [0, 1, 0, 1, 0, 1])
+    with pytest.raises(simulator.SimulationError, match="too large a grid, block"):
+        ranks(tmp_path, 5)
+    with pytest.raises(RuntimeError, match="takes one kind to a file"):
+        ranks(tmp_path, 6, "__global__ void __cluster_dims__(4, 1, 1) more() {}")

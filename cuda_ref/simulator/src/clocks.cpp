@@ -5,8 +5,9 @@ namespace tcgemm::simulator {
 namespace observe {
 
 int64_t warp_clock[MAX_CLUSTER_WARPS];
-std::vector<int64_t> seen, visible;
-int warps_of_cluster, clock_at;
+int64_t seen[MAX_CLUSTER_WARPS * MAX_CLUSTER_WARPS];
+int64_t visible[MAX_CLUSTER_WARPS * MAX_CLUSTER_WARPS];
+int warps_of_cluster;
 
 namespace {
 
@@ -19,14 +20,14 @@ struct Touch {
 };
 PerBlock<std::array<Touch, MAX_CLUSTER_WARPS>> touched;  // by warp
 
-int64_t* row(std::vector<int64_t>& clocks, int warp) { return &clocks[warp * warps_of_cluster]; }
+int64_t* row(int64_t* clocks, int warp) { return clocks + warp * row_length(); }
 
 void join(int64_t* to, const int64_t* from) {
   for (int u = 0; u < warps_of_cluster; ++u) to[u] = std::max(to[u], from[u]);
 }
 
 // At a barrier of the running block: what each of the warps has comes to all of them.
-void meet(std::vector<int64_t>& clocks, uint64_t warp_mask) {
+void meet(int64_t* clocks, uint64_t warp_mask) {
   int64_t joined[MAX_CLUSTER_WARPS];
   std::fill(joined, joined + warps_of_cluster, -1);
   const int first = rank_now * warp_count;
@@ -43,12 +44,12 @@ void meet(std::vector<int64_t>& clocks, uint64_t warp_mask) {
 
 void start_clocks() {
   warps_of_cluster = cluster_size * warp_count;
-  clock_at = cluster_size == 1 ? 10 : 13;
-  const auto rows = static_cast<size_t>(warps_of_cluster * warps_of_cluster);
   std::fill(warp_clock, warp_clock + warps_of_cluster, 0);
-  seen.assign(rows, -1);
+  for (int w = 0; w < warps_of_cluster; ++w) {
+    std::fill_n(row(seen, w), warps_of_cluster, -1);
+    if (cluster_size > 1) std::fill_n(row(visible, w), warps_of_cluster, -1);
+  }
   if (cluster_size == 1) return;
-  visible.assign(rows, -1);
   for (int rank = 0; rank < cluster_size; ++rank) touched.of(rank).fill({});
 }
 
@@ -68,7 +69,7 @@ void order_block(uint64_t warp_mask) {
 
 void release(const Thread& thread, Clocks& clocks, bool makes_visible) {
   const int warp = thread.cluster_warp;
-  const auto add = [warp](std::vector<int64_t>& to, std::vector<int64_t>& from) {
+  const auto add = [warp](std::vector<int64_t>& to, int64_t* from) {
     join(to.data(), row(from, warp));
     to[warp] = std::max(to[warp], warp_clock[warp]);
   };
@@ -89,11 +90,11 @@ Epoch issues(const Thread& thread) {
 }
 
 void lands(Epoch issued, Clocks& clocks) {
-  int64_t& clock = clocks.seen[warp_of(issued)];
-  clock = std::max(clock, clock_of(issued));
+  int64_t& clock = clocks.seen[static_cast<size_t>(Cluster::warp_of(issued))];
+  clock = std::max(clock, Cluster::clock_of(issued));
 }
 
-bool is_ordered(Epoch before, const Thread& thread) { return ordered(before, thread); }
+bool is_ordered(Epoch before, const Thread& thread) { return Cluster::ordered(before, thread); }
 Epoch now_of(const Thread& thread) { return epoch_of(thread); }
 
 void touches(int rank, Site site, uint64_t pc) {

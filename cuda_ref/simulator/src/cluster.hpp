@@ -20,13 +20,14 @@ class PerBlock {
   T first_{};
   std::unique_ptr<T> others_[MAX_CLUSTER - 1];
 
- public:
-  T& of(int rank) {
-    if (rank == 0) return first_;
+  __attribute__((noinline, cold)) T& other(int rank) {
     std::unique_ptr<T>& other = others_[rank - 1];
     if (!other) other.reset(new T{});
     return *other;
   }
+
+ public:
+  T& of(int rank) { return rank == 0 ? first_ : other(rank); }
   T& now() { return of(rank_now); }
 };
 

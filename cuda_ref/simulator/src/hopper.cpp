@@ -275,7 +275,11 @@ static void load(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int 
     if constexpr (OBSERVE) {
       if (!blocks[rank].alive) observe::touches(rank, site, pc);
       each_unit(*map, [&](uint32_t at) {
-        observe::cluster_write_begins(rank, swizzled(shared + at), 16, pc);
+        const uint32_t to = swizzled(shared + at);
+        if (rank == rank_now)
+          observe::async_write_begins(static_cast<char*>(shared_pointer(to)), 16, pc);
+        else
+          observe::cluster_write_begins(rank, to, 16, pc);
       });
     }
     b.loads.push_back({shared, *map, inner, outer, batch, current, issued, fetches, site, pc, there});

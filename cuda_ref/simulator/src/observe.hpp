@@ -63,8 +63,12 @@ struct Entry {
 constexpr uint8_t SHARED = NUM_OPERANDS;
 
 void start_block_requests();
+Entry* keep(const Thread& t, char* address, int bytes, bool write, uint8_t space, uint64_t pc);
 // Keeps an access until its warp converges. Null where nothing is counted, else what was kept.
-Entry* log(const Thread& t, char* address, int bytes, bool write, uint8_t space, uint64_t pc);
+inline Entry* log(const Thread& t, char* address, int bytes, bool write, uint8_t space,
+                  uint64_t pc) {
+  return request.count && bytes ? keep(t, address, bytes, write, space, pc) : nullptr;
+}
 // Counts one request of a warp.
 void serve(int warp, const Entry* const* entries, int count);
 

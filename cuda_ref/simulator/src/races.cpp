@@ -69,9 +69,12 @@ class InBlock {
 };
 
 // The clock of a read that has not ended.
-Epoch never() { return ~MANY >> clock_at << clock_at; }
+Epoch never() {
+  return cluster_size == 1 ? ~MANY & ~0u << OneBlock::CLOCK_AT : ~MANY & ~0u << Cluster::CLOCK_AT;
+}
 
-Finding* found(Kind kind, uint64_t pc, const char* address, int bytes, bool write) {
+__attribute__((noinline, cold)) Finding* found(Kind kind, uint64_t pc, const char* address,
+                                               int bytes, bool write) {
   Finding* f = shared_finding(kind, pc, address, bytes, write);
   if (f && owner >= 0) f->row = blocks[owner].index.x;
   return f;
@@ -92,10 +95,11 @@ Epoch neighbour_of(const Reader& reader) {
   return (reader.epoch & ~31u & ~MANY) | reader.neighbour >> 27;
 }
 
+template <typename Clock>
 void note_read(Cell& cell, const Thread& t, Epoch me, uint32_t pc) {
   Reader& last = cell.reader;
-  if (last.epoch && warp_of(last.epoch) == t.cluster_warp) {
-    const bool same_interval = clock_of(last.epoch) == warp_clock[t.cluster_warp];
+  if (last.epoch && Clock::warp_of(last.epoch) == t.cluster_warp) {
+    const bool same_interval = Clock::clock_of(last.epoch) == warp_clock[t.cluster_warp];
     const bool another_lane = lane_of(last.epoch) != t.lane;
     const bool many = same_interval && (last.epoch & MANY || another_lane);
     if (many && another_lane)
@@ -137,11 +141,14 @@ void start_block_races() {
   clear(dynamic + MAX_SHARED, static_cast<size_t>(shared_high - shared_low));
 }
 
-void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, bool atomic) {
+template <typename Clock>
+__attribute__((always_inline)) static inline void check_cells(Thread& t, char* address, int bytes,
+                                                              bool write, uint64_t pc,
+                                                              bool atomic) {
   if (bytes == 1 && granule_shift) split_granules();
   const size_t first = static_cast<size_t>(address - shared_low) >> granule_shift;
   const size_t last = static_cast<size_t>(address + bytes - 1 - shared_low) >> granule_shift;
-  const Epoch me = epoch_of(t);
+  const Epoch me = Clock::epoch_of(t);
   const uint32_t now = write ? ++writes : 0;
   for (size_t i = first; i <= last; ++i) {
     Cell& cell = cells[i];
@@ -151,8 +158,8 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, 
     } else if ((!write || atomic) && cell.writer == 0) {
       found(Kind::uninitialised, pc, address, bytes, false);
     } else if (cell.writer &&
-               (!ordered(cell.writer, t) ||
-                (!write && cell.written && hidden(cell.writer, t))) &&
+               (!Clock::ordered(cell.writer, t) ||
+                (!write && cell.written && Clock::hidden(cell.writer, t))) &&
                !(atomic && cell.writer_pc & BY_ATOMIC_PC)) {
       if (Finding* f = found(Kind::race, pc, address, bytes, write)) {
         const bool mine = &thread_of(cell.writer) == &t;
@@ -161,7 +168,7 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, 
     }
     if (write) {
       for (const Reader& reader : {cell.reader, cell.other_reader}) {
-        if (!reader.epoch || ordered(reader.epoch, t)) continue;
+        if (!reader.epoch || Clock::ordered(reader.epoch, t)) continue;
         if (Finding* f = found(Kind::race, pc, address, bytes, write)) {
           if (&thread_of(reader.epoch) == &t && reader.neighbour)
             add_other(f, neighbour_of(reader), reader.neighbour & PC_MASK, false);
@@ -170,16 +177,30 @@ void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, 
         }
       }
       const bool with_others = atomic && cell.writer_pc & BY_ATOMIC_PC && cell.writer &&
-                               !ordered(cell.writer, t) && warp_of(cell.writer) == t.cluster_warp;
+                               !Clock::ordered(cell.writer, t) &&
+                               Clock::warp_of(cell.writer) == t.cluster_warp;
       if (with_others && &thread_of(cell.writer) != &t) cell.with_writer = cell.writer & ~MANY;
       cell.writer = me | (with_others ? MANY : 0);
       cell.written = now;
       cell.writer_pc = static_cast<uint32_t>(pc) | (atomic ? BY_ATOMIC_PC : 0);
       cell.reader = cell.other_reader = {};
     } else {
-      note_read(cell, t, me, static_cast<uint32_t>(pc));
+      note_read<Clock>(cell, t, me, static_cast<uint32_t>(pc));
     }
   }
+}
+
+__attribute__((noinline)) static void check_in_cluster(Thread& t, char* address, int bytes,
+                                                       bool write, uint64_t pc, bool atomic) {
+  check_cells<Cluster>(t, address, bytes, write, pc, atomic);
+}
+
+// A block alone is the usual case, and most of a checked run's time.
+void check_shared(Thread& t, char* address, int bytes, bool write, uint64_t pc, bool atomic) {
+  if (__builtin_expect(cluster_size > 1, false))
+    check_in_cluster(t, address, bytes, write, pc, atomic);
+  else
+    check_cells<OneBlock>(t, address, bytes, write, pc, atomic);
 }
 
 void check_proxy(const Thread& reader, const char* address, Misuse what, Site site, uint64_t pc) {
@@ -199,9 +220,10 @@ void fence_proxy() {
 }
 
 void mark_in_flight(const char* to, int bytes, uint64_t pc) {
+  const Epoch me = epoch_of(*current);
   const size_t first = static_cast<size_t>(to - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i) {
-    cells[i].in_flight = epoch_of(*current);
+    cells[i].in_flight = me;
     cells[i].in_flight_pc = static_cast<uint32_t>(pc);
     cells[i].written = 0;  // by no thread itself
   }
@@ -225,9 +247,10 @@ void async_read_begins(char* from, int bytes, Site site, uint64_t pc) {
 
 void async_read_ends(char* from, int bytes, uint64_t pc) {
   if (!shared_exists(from, bytes, false, pc) || !request.check) return;
+  const Epoch me = epoch_of(*current);
   const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
-    cells[i].reader.epoch = epoch_of(*current);
+    cells[i].reader.epoch = me;
 }
 
 static void land(const char* to, int bytes, Epoch by, uint64_t pc) {

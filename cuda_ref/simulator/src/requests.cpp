@@ -185,8 +185,7 @@ void serve(int warp, const Entry* const* entries, int count) {
     serve_global(entries, count);
 }
 
-Entry* log(const Thread& t, char* address, int bytes, bool write, uint8_t space, uint64_t pc) {
-  if (!request.count || bytes == 0) return nullptr;
+Entry* keep(const Thread& t, char* address, int bytes, bool write, uint8_t space, uint64_t pc) {
   std::vector<Entry>& log = logs.of(t.rank)[t.warp][t.lane];
   log.push_back({reinterpret_cast<uint64_t>(address), 0,
                                   static_cast<uint32_t>(pc), static_cast<uint8_t>(bytes), space,
