@@ -7,10 +7,10 @@ settled, cost and instance is given the problem with M <= N.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..planning.cost import TILE_K
+from ..planning.cost import TILE_K, ceil_div
 from ..planning.refusals import refuse_tma
 from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
 from ..planning.tuning import Tuning, wide
@@ -64,21 +64,25 @@ def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
 
     One where there is none such.
     """
-    return _fitting(problem, sms) or [_config(128, 128, 1, 1, 1)]
+    return list(_fitting(problem, sms)) or [_config(128, 128, 1, 1, 1)]
 
 
 def fits(problem: Any, sms: int) -> bool:
     """Whether all blocks of some setting run at once."""
-    return bool(_fitting(problem, sms))
+    return any(_fitting(problem, sms))
 
 
-def _fitting(problem: Any, sms: int) -> list[dict[str, int]]:
-    found = []
+def _fitting(problem: Any, sms: int) -> Iterator[dict[str, int]]:
+    tiles = {
+        (block_m, block_n): ceil_div(problem.M, block_m) * ceil_div(problem.N, block_n)
+        for block_m, block_n in shapes(problem, 1)
+        if takes(block_m, block_n, problem) and block_m < problem.M + 64
+    }
     for splits in SPLITS:
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
         for (block_m, block_n), clusters in shapes(problem, splits).items():
-            if not takes(block_m, block_n, problem) or block_m >= problem.M + 64:
+            if tiles.get((block_m, block_n), sms + 1) * splits > sms:  # whatever the cluster
                 continue
             for cluster_m, cluster_n in clusters:
                 config = _config(block_m, block_n, cluster_m, cluster_n, splits)
@@ -87,10 +91,9 @@ def _fitting(problem: Any, sms: int) -> list[dict[str, int]]:
                 planned = divide(config, problem, sms, by_columns(problem))
                 if planned["NUM_STAGES"] < FEWEST_STAGES:
                     continue
-                found.append(config)
+                yield config
                 if splits == 1 and among_idle(blocks_of(config, problem), sms):
-                    found.append({**config, "PDL": 0})
-    return found
+                    yield {**config, "PDL": 0}
 
 
 def _config(
