@@ -16,9 +16,10 @@ from tcgemm.bench import case_bench, cases, drawn, run, store
 from tcgemm.bench.case import Case, case_of_row
 from tcgemm.choosing import fitting
 from tcgemm.cli import app
-from tcgemm.errors import UnsupportedError
+from tcgemm.errors import OperandError, UnsupportedError
 from tcgemm.report.derive import derive, plain
 from tcgemm.tools.explain import ranking
+from tcgemm.tools.tune import command as tune
 
 TRIALS = Path(__file__).parents[1] / "reports" / "nvidia-h200" / "trials"
 BATCH = 3
@@ -241,3 +242,15 @@ def test_a_batch_is_timed_beside_torch_bmm(tmp_path):
     for row in rows:
         if row["backend"] == "cublas":
             assert float(row["ratio_p50"]) == pytest.approx(1, abs=0.15)
+
+
+def test_what_takes_single_products_takes_no_batches():
+    tuned = tune._cases(None, "drawn-batched", "bfloat16", None, None)
+    assert tuned
+    assert all(case.batch == 1 for case in tuned)
+    asked = ["bench", "--steady", "--suite", "drawn-batched", "--seed", "9", "--count", "40"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 2
+    assert "--steady times plain single products" in " ".join(done.output.split())
+    with pytest.raises(OperandError, match="suite drawn-batched is of"):
+        cases.build("drawn-batched", dtypes=["float32"], seed=9, count=5)

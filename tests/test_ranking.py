@@ -65,6 +65,22 @@ def test_rows_of_other_data_than_normal_are_no_measure_for_a_call():
     assert measured.us == 12
 
 
+def test_a_single_product_is_no_measurement_of_a_batch():
+    """It foretells one, where no batch was measured; a measured batch comes first."""
+    problem = Problem.stored(
+        512, 512, 512, "bfloat16", "bfloat16", "nn", capability=(9, 0), batch=64
+    )
+    rows = dispatch.select(["triton"], ["fused"])
+    alone = result("triton/fused", 512, 512, 512, 4)
+    (found,) = ranking.rank(problem, rows, H200, [alone])
+    assert (found.us > 4, found.exact) == (True, False)
+    of_batch = result("triton/fused", 512, 512, 512, 30, batch="64")
+    (found,) = ranking.rank(problem, rows, H200, [alone, of_batch])
+    assert (found.us, found.exact) == (pytest.approx(30), True)
+    (found,) = ranking.rank(problem_of(512, 512, 512), rows, H200, [alone, of_batch])
+    assert (found.us, found.exact) == (pytest.approx(4), True)
+
+
 def test_a_measured_shape_keeps_its_time_and_the_order_follows():
     rows = dispatch.select(["triton"], ["naive", "grouped", "pipelined"])
     results = [

@@ -191,6 +191,11 @@ def test_a_model_that_chooses_worse_than_tables_is_not_written(h200, timed_as, r
             lambda table: json.dumps(table).replace("1.0,", "NaN,", 1),
             "not three numbers from 0 on",
         ),
+        (
+            lambda table: json.dumps(table).replace("1.0,", f"1{400 * '0'},", 1),
+            "not three numbers from 0 on",
+        ),
+        (lambda table: 100_000 * "[", "recursion"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -307,6 +312,27 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_timed(h200
     (h200 / "file").write_text("")
     asked = ["tune", "--model", "--count", "1", "--out", str(h200 / "file" / "model.json")]
     assert "TCGEMM_CACHE_DIR" in nothing_is_written(h200, *asked)
+    (h200 / "mine.rows").write_text("")
+    for name, says in (("mine.json", "is a file where a folder"), ("a.rows", "end in .json")):
+        asked = ["tune", "--model", "--count", "1", "--out", str(h200 / name)]
+        assert says in nothing_is_written(h200, *asked)
+    (h200 / "mine.rows").unlink()
+
+
+def test_a_seed_that_is_given_twice_is_timed_once(h200, monkeypatch):
+    timed = []
+    monkeypatch.setattr(tool, "contenders", lambda cases, gpu: [])
+    monkeypatch.setattr(tool, "time_kernels", lambda cases, *more: timed.extend(cases) or [])
+    asked = ["tune", "--model", "--count", "2", "--seed", "7", "--seed", "8", "--seed", "7"]
+    nothing_is_written(h200, *asked)
+    assert len(timed) == len(set(timed)) == 4
+
+
+def test_a_file_elsewhere_is_said_to_be_read_by_no_choice(h200, timed_as, rows):
+    timed_as(rows)
+    result = CliRunner().invoke(app, [*ASKED, "--out", str(h200 / "mine.json")])
+    assert f"put it at {h200 / 'model-nvidia-h200.json'} to use it" in result.stdout
+    assert not model_files.of(H200).yours
 
 
 def test_sms_and_slug_are_those_of_the_gpu(monkeypatch):

@@ -281,7 +281,8 @@ def _drawn(
     wide = [dtype for dtype in dtypes if dtype not in ("float16", "bfloat16")]
     if wide or beyond:
         raise OperandError(
-            f"suite {DRAWN} is of float16 and bfloat16 products with nothing fused, and "
+            f"suite {DRAWN_BATCHED if batches else DRAWN} is of float16 and bfloat16 products with "
+            "nothing fused, and "
             f"{', '.join([*wide, *beyond])} was asked for: leave that out, or name a --shape"
         )
     return drawn_cases(seed, count, dtypes, layouts, batches)

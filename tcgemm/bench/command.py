@@ -84,13 +84,15 @@ def bench(
     seed: Annotated[
         int,
         typer.Option(
-            help="Seed of the operands, and of the shapes of suite drawn.",
+            help=f"Seed of the operands, and of the shapes of suite {either(OF_DRAWN)}.",
             min=0,
             max=2**62,
             metavar="NUMBER",
         ),
     ] = 0,
-    count: Annotated[int, typer.Option(help="Cases of suite drawn.", min=1, max=100_000)] = 100,
+    count: Annotated[
+        int, typer.Option(help=f"Cases of suite {either(OF_DRAWN)}.", min=1, max=100_000)
+    ] = 100,
     budget: Annotated[
         float, typer.Option(help="Seconds of timing for each kernel and case.", min=0.001, max=3600)
     ] = 0.25,
@@ -200,8 +202,11 @@ def bench(
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
     if shape or suite not in OF_DRAWN:
         commands.refuse(ctx, ("count",), f"only --suite {' or '.join(OF_DRAWN)} takes it")
-    if steady and any(case.fused for case in planned):
-        raise typer.BadParameter("--steady times plain products: leave --fused and its suite away")
+    if steady and any(case.fused or case.batch > 1 for case in planned):
+        raise typer.BadParameter(
+            "--steady times plain single products: leave --fused away, and suites of fused ones "
+            "and of batches"
+        )
 
     from . import environment, first, run
 

@@ -107,7 +107,7 @@ def _of_user(slug: str) -> Model | None:
         return None
     try:
         return read(path, slug)._replace(yours=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         logger.warning("the model %s is passed over (%s): %s", path, error, FIT_AGAIN)
         return None
 
@@ -152,4 +152,7 @@ def _whole(value: Any) -> bool:
 
 
 def _amount(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+    try:
+        return type(value) in (int, float) and math.isfinite(value) and value >= 0
+    except OverflowError:  # an int that no float holds
+        return False

@@ -154,6 +154,13 @@ def spread(estimates: Iterable[Estimate]) -> str:
     return text + "."
 
 
+def _batches_apart(there: int, here: int) -> float:
+    """A single product tells of a batch, but a batch of another size tells less the more it is."""
+    if there == here:
+        return 0.0
+    return 0.5 if there == 1 else abs(math.log2(there / here))
+
+
 def _estimate(
     problem: Problem, row: Kernel, board: Gpu, measured: Mapping[Case, Measured]
 ) -> Estimate:
@@ -167,7 +174,7 @@ def _estimate(
             + (case.layout != problem.layout)
             + (set(case.fused.split()) != fused)
             + (case.mma_shape != problem.mma_shape)
-            + (abs(math.log2(case.batch / problem.batch)) if case.batch > 1 else 0)
+            + _batches_apart(case.batch, problem.batch)
         )
 
     cases = [

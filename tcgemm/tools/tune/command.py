@@ -149,7 +149,8 @@ def _need_gpu() -> None:
 def _tune_model(
     seeds: Sequence[int], count: int, budget_s: float, out: Path | None, as_json: bool
 ) -> None:
-    if len(set(seeds)) < 2:
+    seeds = list(dict.fromkeys(seeds))
+    if len(seeds) < 2:
         raise OperandError(
             "--model holds each seed out in turn, to say what its choice loses on shapes that it "
             "has not seen, and was given one: give --seed a second time"
@@ -181,9 +182,13 @@ def _cases(
         dtypes_out=[out_dtype] if out_dtype else (),
         layouts=layouts or (),
     )
-    plain = [c for c in cases if c.dtype_in in ("float16", "bfloat16") and not c.fused]
+    plain = [
+        c for c in cases if c.dtype_in in ("float16", "bfloat16") and not c.fused and c.batch == 1
+    ]
     if not plain:
-        raise OperandError(f"only plain products of float16 and bfloat16 are tuned, not {dtype}")
+        raise OperandError(
+            f"only plain products of float16 and bfloat16 are tuned, and no batches: not {dtype}"
+        )
     return plain
 
 

@@ -81,7 +81,8 @@ def tune_model(
 
     Returns:
         What was done, ready for JSON: ``path``, ``rows`` (the folder of what was timed), ``seeds``,
-        ``kernels`` (rows of each that has constants) and ``held_out``.
+        ``kernels`` (rows of each that has constants), ``held_out``, and ``choices_read``, the file
+        that choices go by.
 
     Raises:
         ResultsError: too few rows for a fit, a fit that loses more than tables and costs do, or a
@@ -89,10 +90,8 @@ def tune_model(
     """
     gpu = this_gpu()
     path = out or model_files.user_path(gpu.slug)
-    if path.is_dir():
-        raise ResultsError(f"{path} is a folder: --out names the file to write")
+    folder = _folder_of_rows(path)
     cases = [case for seed in seeds for case in drawn_cases(seed, count)]
-    folder = path.with_suffix(".rows")
     rows = time_kernels(cases, contenders(cases, gpu), folder, budget_s, quiet)
     with nullcontext() if quiet else Waiting("fitting, and holding each seed out"):
         table = fit(rows, gpu, seeds)
@@ -103,7 +102,22 @@ def tune_model(
         "seeds": seeds,
         "kernels": {name: found["rows"] for name, found in table["kernels"].items()},
         "held_out": table["held_out"],
+        "choices_read": str(model_files.user_path(gpu.slug)),
     }
+
+
+def _folder_of_rows(path: Path) -> Path:
+    """Where the rows of a model's file go. Raises ResultsError where they or it could not."""
+    folder = path.with_suffix(".rows")
+    if path.is_dir():
+        raise ResultsError(f"{path} is a folder: --out names the file to write")
+    if path.suffix in (".rows", ".lock"):
+        raise ResultsError(f"--out {path} has the ending of a file beside it: let it end in .json")
+    if folder.exists() and not folder.is_dir():
+        raise ResultsError(
+            f"{folder} is a file where a folder for the rows is to be: name another --out"
+        )
+    return folder
 
 
 def contenders(cases: Sequence[Case], gpu: Gpu) -> list[dispatch.Kernel]:
@@ -243,11 +257,15 @@ def told(found: dict[str, Any]) -> str:
         f"{100 * loss['of_tables']:.1f} % by tables and costs alone ({loss['rows']} rows)"
         for loss in found["held_out"]
     ]
+    elsewhere = []
+    if found["path"] != found["choices_read"]:
+        elsewhere = [f"No choice reads it there: put it at {found['choices_read']} to use it"]
     return "\n".join(
         [
             "Slower than the fastest timed kernel, each seed held out in turn:",
             *lines,
             f"Constants of {len(found['kernels'])} kernels: {found['path']}",
             f"What was timed: {found['rows']}",
+            *elsewhere,
         ]
     )
