@@ -122,9 +122,11 @@ def test_explain_says_whose_model_it_is(h200, timed_as, rows):
 
 
 def nothing_is_written(folder, *asked):
+    before = model_files.of(H200)
     result = CliRunner().invoke(app, list(asked or ASKED))
     assert isinstance(result.exception, ResultsError), result.output
     assert not list(folder.glob("model-*.json"))
+    assert model_files.of(H200) is before, "no fit that was judged stands in its place"
     assert "\n" not in str(result.exception)
     return str(result.exception)
 

@@ -38,7 +38,7 @@ def rows(timed: pd.DataFrame) -> list[list[str]]:
     ours = timed[
         timed["backend"].ne(BASELINE) & timed["dtype_in"].eq("float16")
         & timed["dtype_out"].eq("float16") & timed["layout"].eq("nn") & timed["fused"].eq("")
-        & timed["compute"].eq("float32")
+        & timed["compute"].eq("float32") & timed["batch"].eq(1)
     ]  # fmt: skip
     for figure in published_rates().to_dict("records"):
         case, here, wmma = "not stated", "not compared", "not compared"
