@@ -16,9 +16,11 @@ from tcgemm.cuda_ref import planning
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import TILE
 from tcgemm.cuda_ref.planning import launch, tables, tuning
+from tcgemm.cuda_ref.planning.refusals import column_major
 from tcgemm.cuda_ref.shapes import one_wave, one_wave_tile
 
 import tcgemm
+from tcgemm.bench.drawn import drawn_cases
 from tcgemm.dispatch import choose, find
 from tcgemm.problem import Problem
 
@@ -182,7 +184,6 @@ def test_all_blocks_run_at_once_and_none_is_without_work(shape, layout):
         )
         assert rows * cols * plan["SPLITS"] <= 132
         assert (rows, cols) == sides or one_wave_tile.splits_lines(asked)
-        assert rows * cols < sides[0] * sides[1] + 8 * max(sides)
         assert plan["SPLITS"] == 1 or plan["SPLITS"] <= asked.K // 64 // 2
         assert plan["BLOCK_M"] in (64, 128, 192)
         assert plan["BLOCK_N"] % 64 == 0 or asked.plain
@@ -199,6 +200,55 @@ def test_every_plan_is_one_that_can_be_built_however_c_lies(layout):
                 plan = find("cuda", "one_wave").plan(asked)
                 assert one_wave.refuse_config(plan) is None, (asked, plan)
                 assert plan["BLOCK_M"] % 64 == 0, (asked, plan)
+
+
+@pytest.mark.parametrize("sms", [132, 114])
+def test_at_most_one_block_in_seven_of_a_plan_has_no_tile(sms, monkeypatch):
+    monkeypatch.setattr(tuning, "gpu_of", lambda problem: ("", sms, 0))
+    planning.forget()
+    idle = 0
+    for case in drawn_cases(77, 300, ["bfloat16"]):
+        asked = case.product(capability=(9, 0), device="cuda")
+        if one_wave.refuse_tma(asked) or not one_wave.fits(tuning.wide(asked), sms):
+            continue
+        plan = planning.plan("one_wave", asked)
+        sides = (-(-asked.M // plan["BLOCK_M"]), -(-asked.N // plan["BLOCK_N"]))
+        cluster = plan["CLUSTER_M"], plan["CLUSTER_N"]
+        rows, cols = (-(-n // size) * size for n, size in zip(sides, cluster, strict=True))
+        assert rows * cols * plan["SPLITS"] <= sms
+        assert rows * cols <= 1.15 * sides[0] * sides[1], (asked, plan)
+        idle += rows * cols > sides[0] * sides[1]
+    planning.forget()
+    assert idle, "some have such a block"
+
+
+def test_a_tile_that_is_widened_keeps_no_cluster_that_it_does_not_fill():
+    """A side of 96 becomes 128 where C is not stored by rows of it, and 21 tiles are odd then."""
+    asked = problem(98, 3998, 64, "nn", bias=True)
+    config = {"BLOCK_M": 96, "BLOCK_N": 192, "CLUSTER_M": 2, "CLUSTER_N": 1, "SPLITS": 1, "PDL": 1}
+    plan = one_wave.divide(config, asked, 132, False)
+    assert (plan["BLOCK_M"], plan["BLOCK_N"]) == (128, 192)
+    assert (plan["CLUSTER_M"], plan["CLUSTER_N"]) == (1, 1)
+
+
+def test_a_single_k_is_read_as_the_launcher_reads_it():
+    """A column of A is no row, though both lie the same: 48 columns want a K-major operand."""
+    for M, N in ((96, 123), (123, 96), (40, 5000), (5000, 40)):
+        for a, b, c in (
+            ((1, 160), (128, 1), (1, M)), ((1, 160), (128, 1), (N, 1)),
+            ((8, 1), (128, 1), (1, M)), ((8, 1), (1, 8), (N, 1)), ((1, M), (1, 8), (1, M)),
+        ):  # fmt: skip
+            asked = problem(M, N, 1, a_strides=a, b_strides=b, c_strides=c)
+            for config in one_wave.candidates(tuning.wide(asked), 132):
+                seen = tuning.wide(asked)
+                if 48 not in (config["BLOCK_M"], config["BLOCK_N"]):
+                    continue
+                plan = one_wave.divide(config, seen, 132, one_wave.by_columns(seen))
+                if plan["BLOCK_N"] != 48:
+                    continue
+                of_kernel = seen.transposed() if one_wave.by_columns(seen) else seen
+                strides = of_kernel.b_strides
+                assert column_major((1, of_kernel.N), strides), (asked, plan)
 
 
 @pytest.mark.parametrize("shape", ASKED, ids=str)

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
   griddepcontrol_wait();
   // Not before, or several kernels' blocks wait for the same SMs: 64 cubed 1.57 to 1.37 us. Not at
-  // all where some of the next kernel's blocks would find an idle SM, but not all (one_wave.py).
+  // all where some, not all, of the next kernel's blocks would find an idle SM (one_wave_tile.py).
   if (wave.pdl) griddepcontrol_launch_dependents();
 
   if (warp == 4 * CONSUMERS) {

@@ -84,7 +84,11 @@ def takes(block_m: int, block_n: int, problem: Any) -> bool:
     # The launcher transposes nothing where C lies in steps both ways, so that side is not known.
     if across % 64 or (along % 64 and 1 not in problem.c_strides):
         return False
-    k_major = problem.layout[0] == "n" if by_columns(problem) else problem.layout[1] == "t"
+    # The launcher goes by strides: of K = 1 a column of A is no row of it.
+    if by_columns(problem):
+        k_major = not column_major((problem.M, problem.K), problem.a_strides)
+    else:
+        k_major = column_major((problem.K, problem.N), problem.b_strides)
     return along % 64 == 0 or bool(problem.plain and (along > 48 or k_major))
 
 
@@ -105,14 +109,16 @@ def at_once(cluster: int, sms: int) -> int:
 
 
 def runs_at_once(config: Mapping[str, int], problem: Any, sms: int) -> bool:
-    """Whether all blocks run at once and each has a tile.
+    """Whether all blocks run at once, and nearly all of them have a tile."""
+    cluster = config["CLUSTER_M"] * config["CLUSTER_N"]
+    return has_tiles(config, problem) and blocks_of(config, problem) <= at_once(cluster, sms)
 
-    Where rows begin within lines of the L2, a few blocks of larger clusters may have none.
-    """
+
+def has_tiles(config: Mapping[str, int], problem: Any) -> bool:
+    """Whether each block of the clusters has a tile; nearly each, where rows begin within lines."""
     tiles = math.prod(tiles for tiles, _ in sides(config, problem)) * config["SPLITS"]
-    blocks = blocks_of(config, problem)
     most = tiles * MOST_BLOCKS if splits_lines(problem) else tiles
-    return blocks <= min(most, at_once(config["CLUSTER_M"] * config["CLUSTER_N"], sms))
+    return blocks_of(config, problem) <= most
 
 
 def sides(config: Mapping[str, int], problem: Any) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -143,14 +149,11 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     Args:
         transposed: the kernel's problem is the transpose of this one: its tile is transposed too.
     """
-    whole = all(tiles % size == 0 for tiles, size in sides(config, problem))
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     cluster_m, cluster_n = config["CLUSTER_M"], config["CLUSTER_N"]
     if not takes(block_m, block_n, problem):
         block_m, block_n = whole_panels(block_m), whole_panels(block_n)
-        tile = {**config, "BLOCK_M": block_m, "BLOCK_N": block_n}
-        whole = all(tiles % size == 0 for tiles, size in sides(tile, problem))
-    if not (whole or splits_lines(problem)):
+    if not has_tiles({**config, "BLOCK_M": block_m, "BLOCK_N": block_n}, problem):
         cluster_m = cluster_n = 1
     if transposed:
         block_m, block_n = block_n, block_m
