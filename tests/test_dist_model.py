@@ -223,3 +223,30 @@ def test_what_is_explained_is_of_the_backend_that_is_named():
         assert way(language).times.language == language
     assert way("cublas").way == "sequence"
     assert "'cublas' overlaps" in way("cublas").why
+
+
+@pytest.mark.parametrize("backend", ["cublas", "cuda"])
+def test_what_is_explained_is_of_the_environment_s_backend_as_the_call_is(backend, monkeypatch):
+    def told(**asked):
+        return tcgemm.dist.explain("all_gather", 4096, 4096, 4096, world=4, **asked).plan
+
+    of_auto, named = told(), told(backend=backend)
+    monkeypatch.setenv("TCGEMM_BACKEND", backend)
+    assert told() == named
+    assert told(backend="auto") == of_auto
+    monkeypatch.setenv("TCGEMM_BACKEND", "foo")
+    assert told(backend=backend) == named
+    with pytest.raises(UnknownNameError, match="TCGEMM_BACKEND is 'foo', no backend"):
+        told()
+
+
+def test_the_command_obeys_the_environment_only_where_no_backend_is_named(monkeypatch):
+    def way(*asked):
+        arguments = ["explain", "4096x4096x4096", "--gpu", "h200", "--op", "all_gather", "--json"]
+        return CliRunner().invoke(app, [*arguments, *asked])
+
+    monkeypatch.setenv("TCGEMM_BACKEND", "cublas")
+    assert "'cublas' overlaps" in json.loads(way().stdout)["several"]["why"]
+    monkeypatch.setenv("TCGEMM_BACKEND", "foo")
+    assert json.loads(way("--backend", "cuda").stdout)["several"]["language"] == "cuda"
+    assert "TCGEMM_BACKEND is 'foo'" in str(way().exception)

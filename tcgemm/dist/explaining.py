@@ -16,7 +16,7 @@ from ..vocabulary import AUTO, check_backends, check_compute, check_stored
 from . import engine, fitted, model
 from .model import Host
 from .options import ALL_GATHER, OPS
-from .planning import WayPlan, language_of, plan_of, why_not, why_not_result
+from .planning import WayPlan, backend_of, language_of, plan_of, why_not, why_not_result
 from .rows import chunk_of, rows_of
 
 
@@ -109,7 +109,7 @@ def explain(
         world: ranks, a GPU each.
         gpu: as in gpus.py.
         gpus_of_a_host, host_gb_s: for more ranks than a host has: GB/s for each GPU between hosts.
-        backend: as the call names it; by default the faster of the two languages.
+        backend: as the call names it; by default TCGEMM_BACKEND, else "auto".
         kernel, out_dtype, compute: as the call names them, dtypes by name.
 
     Returns:
@@ -126,6 +126,7 @@ def explain(
     check_stored(dtype, out_dtype, "nn")
     check_compute(dtype, compute)
     check_backends([] if backend in (None, AUTO) else [backend])
+    backend = backend_of(backend)
     sizes = {"M": M, "N": N, "K": K, "world": world, "gpus_of_a_host": gpus_of_a_host}
     for name, size in sizes.items():
         if isinstance(size, bool) or not hasattr(size, "__index__") or operator.index(size) < 1:
