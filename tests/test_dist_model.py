@@ -168,9 +168,11 @@ def test_explain_refuses_what_does_not_exist():
     ],
 )
 def test_explain_refuses_what_the_engine_does(K, dtype, asked, why):
-    plan = tcgemm.dist.explain("all_gather", 16384, 8192, K, dtype, world=4, **asked).plan
-    assert plan.way == "sequence"
-    assert why in plan.why
+    told = tcgemm.dist.explain("all_gather", 16384, 8192, K, dtype, world=4, **asked)
+    assert told.plan.way == "sequence"
+    assert why in told.plan.why
+    assert "overlapped: about" not in str(told)
+    assert told.facts()["refused"]
 
 
 def test_explain_knows_the_engine_s_tiles_and_parts():
@@ -189,7 +191,9 @@ def test_explain_knows_the_engine_s_tiles_and_parts():
 
 def test_of_one_rank_no_overlap_is_timed():
     assert "overlapped: about" not in str(tcgemm.dist.explain("all_gather", 64, 64, 64, world=1))
-    assert "overlapped: about" in str(tcgemm.dist.explain("all_gather", 64, 64, 64, world=2))
+    told = tcgemm.dist.explain("all_gather", 64, 64, 64, world=2)
+    assert "overlapped: about" in str(told)
+    assert not told.facts()["refused"]
 
 
 def test_the_command_explains_the_layer_and_then_a_rank_s_product():

@@ -42,7 +42,7 @@ class Explanation:
         }  # fmt: skip
         return {
             "op": self.op, "world": self.world, "local": list(self.local), "gpu": self.gpu,
-            "way": self.plan.way, "why": self.plan.why, **known,
+            "way": self.plan.way, "why": self.plan.why, "refused": self.plan.refused, **known,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Explanation:
                 f"({times.transfer_us:.0f} us): no overlap is more than "
                 f"{times.sequence_us / times.limit_us:.2f} times as fast",
             ]
-        if times is not None and self.world > 1:
+        if times is not None and not self.plan.refused:
             lines.append(
                 f"overlapped: about {times.overlapped_us:.0f} us in {times.language}. Links and "
                 f"rates are measured; {self._added(times.language)}"

@@ -56,6 +56,8 @@ class WayPlan(NamedTuple):
     way: str
     why: str
     times: Times | None = None
+    refused: bool = False
+    """Whether the overlapped way does not take the call, whatever its time."""
 
 
 @lru_cache(maxsize=4096)
@@ -76,7 +78,7 @@ def plan_of(
     """
     times = model.times(op, M, N, K, dtype, world, host, language)
     if why_not is not None:
-        return WayPlan(SEQUENCE, why_not, times)
+        return WayPlan(SEQUENCE, why_not, times, refused=True)
     if times is None:
         unknown = model.why_unknown(dtype, host.slug)
         return WayPlan(SEQUENCE, f"no time is known of the overlapped way: {unknown}", times)
