@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from statistics import geometric_mean
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -141,10 +142,10 @@ def test_explain_refuses_what_does_not_exist():
         tcgemm.dist.explain("gather", 1, 1, 1, world=2)
     with pytest.raises(OperandError, match="world is 0: at least 1"):
         tcgemm.dist.explain("all_gather", 1, 1, 1, world=0)
-    for rate in (0, float("nan"), float("inf"), "50"):
+    for rate in (0, float("nan"), float("inf"), "50", True, 10**400):
         with pytest.raises(OperandError, match=r"host_gb_s is .*a number above 0"):
             tcgemm.dist.explain("all_gather", 1, 1, 1, world=2, host_gb_s=rate)
-    for rows in (16384.5, True, "8"):
+    for rows in (16384.5, True, "8", np.array([3, 4])):
         with pytest.raises(OperandError, match=r"M is .*a whole number"):
             tcgemm.dist.explain("all_gather", rows, 1, 1, world=2)
     for name in ("cudaa", ""):
@@ -194,6 +195,15 @@ def test_of_one_rank_no_overlap_is_timed():
     told = tcgemm.dist.explain("all_gather", 64, 64, 64, world=2)
     assert "overlapped: about" in str(told)
     assert not told.facts()["refused"]
+
+
+def test_numbers_of_numpy_are_numbers():
+    def told(number, size):
+        asked = {"world": size(16), "host_gb_s": number(50)}
+        return tcgemm.dist.explain("all_gather", size(64), size(64), size(64), **asked)
+
+    assert told(np.float32, np.int64) == told(float, int)
+    assert json.dumps(told(np.float32, np.int64).facts()) == json.dumps(told(float, int).facts())
 
 
 def test_the_command_explains_the_layer_and_then_a_rank_s_product():

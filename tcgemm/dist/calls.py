@@ -23,6 +23,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..operands import check_disjoint, check_output, dtype_name, shape_of
+from ..tensors import check_kind
 from . import engine, sequence
 from .groups import Ranks, check_device, check_same, named, ranks_of, tell
 from .model import Host
@@ -115,6 +116,8 @@ def check(
                     f"{name} has shape {shape_of(t)} and a product over ranks takes matrices: "
                     "flatten leading dimensions with .flatten(0, -2)"
                 )
+        if out is not None:
+            check_kind("out", out)
         told = describe(
             a, b, None, 1.0, 0.0, bias, asked.epilogue, out, asked.out_dtype,
             asked.compute or None, scale_a, scale_b, None,

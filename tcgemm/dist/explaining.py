@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 from .. import gpus
@@ -128,13 +129,9 @@ def explain(
     check_backends([] if backend in (None, AUTO) else [backend])
     backend = backend_of(backend)
     sizes = {"M": M, "N": N, "K": K, "world": world, "gpus_of_a_host": gpus_of_a_host}
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not hasattr(size, "__index__") or operator.index(size) < 1:
-            raise OperandError(f"{name} is {size!r}: at least 1, and a whole number")
-    if not isinstance(host_gb_s, int | float) or not 0 < host_gb_s < math.inf:
-        raise OperandError(f"host_gb_s is {host_gb_s!r}: GB/s, a number above 0")
+    M, N, K, world, gpus_of_a_host = (_whole(name, size) for name, size in sizes.items())
     board = gpus.find(gpu)
-    host = Host(board.slug, gpus_of_a_host, host_gb_s)
+    host = Host(board.slug, gpus_of_a_host, _rate(host_gb_s))
     local = (M, chunk_of(N, world), K) if op == ALL_GATHER else (M, N, chunk_of(K, world))
     reason = (
         why_not_result(world, dtype, out_dtype, compute)
@@ -149,6 +146,26 @@ def explain(
         )
     found = plan_of(op, *local, dtype, world, host, reason, language_of(backend, dtype))
     return Explanation(op, world, (M, N, K), local, dtype, board.name, found)
+
+
+def _whole(name: str, size: Any) -> int:
+    try:
+        number = 0 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise OperandError(f"{name} is {size!r}: at least 1, and a whole number")
+    return number
+
+
+def _rate(given: Any) -> float:
+    try:
+        rate = float(given) if isinstance(given, Real) and not isinstance(given, bool) else 0.0
+    except OverflowError:
+        rate = math.inf
+    if not 0 < rate < math.inf:
+        raise OperandError(f"host_gb_s is {given!r}: GB/s, a number above 0")
+    return rate
 
 
 def _why_not(host: Host, world: int) -> str | None:
