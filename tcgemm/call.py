@@ -14,7 +14,7 @@ from .errors import OperandTypeError
 from .launch_cache import forget as forget
 from .launch_cache import key_of, launches, run, run_launch
 from .ops import autocast_enabled, multiply, seen_by_torch, traced
-from .tensors import PLAIN, as_number, recorders, traces
+from .tensors import as_number, recorders, traces
 
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", autocast_enabled)
 
@@ -161,10 +161,8 @@ def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
 
 def _unkept(arguments: tuple[Any, ...]) -> Any:
     """A call that no launch is kept for yet, or that is more than a product of plain tensors."""
-    if type(arguments[0]) not in PLAIN or type(arguments[1]) not in PLAIN:
-        found = recorders(*arguments[:2])
-        if found:
-            raise _Recorded(found)
+    if found := recorders(arguments):
+        raise _Recorded(found)
     if is_array(arguments[0]):
         try:
             result = _call(as_tensors(arguments))

@@ -24,7 +24,7 @@ from .errors import OperandTypeError, ToolchainError, UnknownNameError, Unsuppor
 from .forks import first_call
 from .operands import alignment, dtype_name
 from .problem import COMPUTES, Fusion, Plan, Problem
-from .vocabulary import AUTO, either, unknown_kernel
+from .vocabulary import AUTO, BACKEND_VARIABLE, either, unknown_kernel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,9 +37,6 @@ BACKENDS: dict[str, str] = {
 """Backend name -> module that holds its KERNELS and load. Add an entry to bring your own."""
 if os.environ.get("TCGEMM_OWN_KERNELS"):  # files that a command was given, in its workers too
     BACKENDS["own"] = "tcgemm.own"
-
-BACKEND_VARIABLE = "TCGEMM_BACKEND"
-"""Environment variable that sets the default backend of every call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,8 +90,6 @@ def key_of(
         return None
     if alpha != alpha or beta != beta:  # NaN is no key: it differs from itself
         return None
-    if out is not None and _frozen(out):
-        return None
     addresses = [a_start, b_start]
     kinds: list[tuple[Any, ...] | None] = []
     for given in (c, bias, scale_a, scale_b, out):
@@ -110,6 +108,8 @@ def key_of(
             kinds.append((type(given), given))
         else:
             return None
+    if out is not None and _frozen(out):
+        return None
     return (
         key, *kinds, alpha, beta, epilogue, compute, mma_shape, *map(addresses.index, addresses),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from .errors import OperandError, OperandTypeError, renamed
 from .operands import dtype_name, shape_of
 from .ops import eager_mlp, eager_product
 from .problem import OUTPUTS
-from .tensors import PLAIN, check_kind, recorders, traces
+from .tensors import check_kind, recorders, traces
 from .vocabulary import check_epilogue
 
 
@@ -54,7 +54,7 @@ def linear(
             "bias": bias, "epilogue": epilogue, "out_dtype": out_dtype, "compute": compute,
             "backend": backend, "kernel": kernel,
         }  # fmt: skip
-        if (type(x) not in PLAIN or type(weight) not in PLAIN) and (found := recorders(x, weight)):
+        if found := recorders((x, weight, bias)):
             return handle_torch_function(linear, found, x, weight, **asked)
         try:
             return _seen_whole(x, weight, asked)

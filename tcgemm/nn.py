@@ -93,7 +93,9 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_OVER_GPUS})
 
 
-def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool = False) -> Model:
+def replace_linear(
+    model: Model, backend: str | None = None, *, accumulate: bool | None = None
+) -> Model:
     """Let every torch.nn.Linear of a model, and the model if it is one, multiply by tcgemm.
 
     In place: parameters, hooks and optimizers stay as they are. Subclasses of torch.nn.Linear are
@@ -121,6 +123,7 @@ def replace_linear(model: Model, backend: str | None = None, *, accumulate: bool
             module.__class__ = Linear
         if type(module) is Linear:
             module.backend = backend or module.backend
-            module.accumulate = accumulate or module.accumulate
+            if accumulate is not None:
+                module.accumulate = accumulate
     register_late()
     return model

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.overrides import has_torch_function_unary
+from torch.overrides import has_torch_function, has_torch_function_unary
 
 from .errors import OperandError, OperandTypeError, UnsupportedError
 
@@ -99,11 +99,18 @@ def _never(*tensors: Any) -> bool:
     return False
 
 
-def recorders(*given: Any) -> tuple[Any, ...]:
-    """What stands for a tensor and is none, and records calls: torch.fx's proxies."""
+def recorders(given: Any) -> tuple[Any, ...]:
+    """What stands for a tensor or a number and is none, and records calls: torch.fx's proxies.
+
+    Args:
+        given: a tuple of any objects; of plain ones it takes one call to tell.
+    """
+    if not has_torch_function(given):  # under a mode of torch's it has, whatever is given
+        return ()
     return tuple(
         each for each in given
-        if has_torch_function_unary(each) and not isinstance(each, torch.Tensor)
+        if hasattr(type(each), "__torch_function__") and has_torch_function_unary(each)
+        and not isinstance(each, torch.Tensor)
     )  # fmt: skip
 
 
@@ -189,7 +196,7 @@ def check_kind(name: str, tensor: Any) -> None:
     """A strided tensor, with memory of its own or not; raises OperandTypeError."""
     if not isinstance(tensor, torch.Tensor):
         cure = ""
-        if hasattr(tensor, "__dlpack__"):
+        if hasattr(type(tensor), "__dlpack__"):
             cure = f": pass torch.from_dlpack({name})"
         elif name in ("A", "x"):
             cure = ", nor an array of numpy or of anything with __dlpack__, which are taken as well"

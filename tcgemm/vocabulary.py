@@ -20,6 +20,9 @@ WITHOUT_TORCH = {"triton": "tcgemm.triton_kernels", "cuda": "tcgemm.cuda_ref"}
 AUTO = "auto"
 """In place of a backend: the faster of the two languages, of what is built (choosing/auto.py)."""
 
+BACKEND_VARIABLE = "TCGEMM_BACKEND"
+"""Environment variable that sets the default backend of every call."""
+
 OWN = "own"
 """The backend of kernels in files of one's own."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from statistics import geometric_mean
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -141,10 +142,10 @@ def test_explain_refuses_what_does_not_exist():
         tcgemm.dist.explain("gather", 1, 1, 1, world=2)
     with pytest.raises(OperandError, match="world is 0: at least 1"):
         tcgemm.dist.explain("all_gather", 1, 1, 1, world=0)
-    for rate in (0, float("nan"), float("inf"), "50"):
+    for rate in (0, float("nan"), float("inf"), "50", True, 10**400):
         with pytest.raises(OperandError, match=r"host_gb_s is .*a number above 0"):
             tcgemm.dist.explain("all_gather", 1, 1, 1, world=2, host_gb_s=rate)
-    for rows in (16384.5, True, "8"):
+    for rows in (16384.5, True, "8", np.array([3, 4])):
         with pytest.raises(OperandError, match=r"M is .*a whole number"):
             tcgemm.dist.explain("all_gather", rows, 1, 1, world=2)
     for name in ("cudaa", ""):
@@ -168,9 +169,11 @@ def test_explain_refuses_what_does_not_exist():
     ],
 )
 def test_explain_refuses_what_the_engine_does(K, dtype, asked, why):
-    plan = tcgemm.dist.explain("all_gather", 16384, 8192, K, dtype, world=4, **asked).plan
-    assert plan.way == "sequence"
-    assert why in plan.why
+    told = tcgemm.dist.explain("all_gather", 16384, 8192, K, dtype, world=4, **asked)
+    assert told.plan.way == "sequence"
+    assert why in told.plan.why
+    assert "overlapped: about" not in str(told)
+    assert told.facts()["refused"]
 
 
 def test_explain_knows_the_engine_s_tiles_and_parts():
@@ -189,7 +192,18 @@ def test_explain_knows_the_engine_s_tiles_and_parts():
 
 def test_of_one_rank_no_overlap_is_timed():
     assert "overlapped: about" not in str(tcgemm.dist.explain("all_gather", 64, 64, 64, world=1))
-    assert "overlapped: about" in str(tcgemm.dist.explain("all_gather", 64, 64, 64, world=2))
+    told = tcgemm.dist.explain("all_gather", 64, 64, 64, world=2)
+    assert "overlapped: about" in str(told)
+    assert not told.facts()["refused"]
+
+
+def test_numbers_of_numpy_are_numbers():
+    def told(number, size):
+        asked = {"world": size(16), "host_gb_s": number(50)}
+        return tcgemm.dist.explain("all_gather", size(64), size(64), size(64), **asked)
+
+    assert told(np.float32, np.int64) == told(float, int)
+    assert json.dumps(told(np.float32, np.int64).facts()) == json.dumps(told(float, int).facts())
 
 
 def test_the_command_explains_the_layer_and_then_a_rank_s_product():
@@ -223,3 +237,30 @@ def test_what_is_explained_is_of_the_backend_that_is_named():
         assert way(language).times.language == language
     assert way("cublas").way == "sequence"
     assert "'cublas' overlaps" in way("cublas").why
+
+
+@pytest.mark.parametrize("backend", ["cublas", "cuda"])
+def test_what_is_explained_is_of_the_environment_s_backend_as_the_call_is(backend, monkeypatch):
+    def told(**asked):
+        return tcgemm.dist.explain("all_gather", 4096, 4096, 4096, world=4, **asked).plan
+
+    of_auto, named = told(), told(backend=backend)
+    monkeypatch.setenv("TCGEMM_BACKEND", backend)
+    assert told() == named
+    assert told(backend="auto") == of_auto
+    monkeypatch.setenv("TCGEMM_BACKEND", "foo")
+    assert told(backend=backend) == named
+    with pytest.raises(UnknownNameError, match="TCGEMM_BACKEND is 'foo', no backend"):
+        told()
+
+
+def test_the_command_obeys_the_environment_only_where_no_backend_is_named(monkeypatch):
+    def way(*asked):
+        arguments = ["explain", "4096x4096x4096", "--gpu", "h200", "--op", "all_gather", "--json"]
+        return CliRunner().invoke(app, [*arguments, *asked])
+
+    monkeypatch.setenv("TCGEMM_BACKEND", "cublas")
+    assert "'cublas' overlaps" in json.loads(way().stdout)["several"]["why"]
+    monkeypatch.setenv("TCGEMM_BACKEND", "foo")
+    assert json.loads(way("--backend", "cuda").stdout)["several"]["language"] == "cuda"
+    assert "TCGEMM_BACKEND is 'foo'" in str(way().exception)

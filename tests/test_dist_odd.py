@@ -272,6 +272,38 @@ def test_layers_are_copied_in_their_group_and_know_names(pair):
     pair(check_layers)
 
 
+def check_no_tensors(rank):
+    """What one rank says of its own operands the other hears: both stay in step."""
+    odd = rank == 1
+    x, w = torch.ones(2, 4), torch.ones(4, 4)
+    layers = (
+        tcgemm.nn.ColumnParallelLinear(4, 4, **CUBLAS),
+        tcgemm.nn.RowParallelLinear(8, 4, **CUBLAS),
+    )
+    calls = [
+        (f"input is a {kind}, not a torch.Tensor", lambda given=given, of=of: of(given))
+        for kind, given in (("ndarray", x.numpy()), ("NoneType", None))
+        for of in layers
+    ]
+    calls = [(words, lambda call=call, of=of: call() if odd else of(x))
+             for (words, call), of in zip(calls, layers * 2, strict=True)]  # fmt: skip
+    calls.append(("input has shape", lambda: layers[0](x[0] if odd else x)))
+    for function in (tcgemm.dist.all_gather_matmul, tcgemm.dist.matmul_reduce_scatter):
+        calls.append((
+            "out is a int, not a torch.Tensor",
+            lambda function=function: function(x, w, out=3 if odd else None, **CUBLAS),
+        ))  # fmt: skip
+    for words, call in calls:
+        with pytest.raises(TcgemmError, match=f"rank 1 of 2: {words}") as caught:
+            call()
+        assert (type(caught.value) is PeerError) == (rank == 0)
+    assert tcgemm.dist.all_gather_matmul(x, w, **CUBLAS).shape == (4, 4)
+
+
+def test_what_is_no_tensor_is_told_on_every_rank(pair):
+    pair(check_no_tensors)
+
+
 def check_second_order(rank):
     """The sum of all ranks' penalties, as one process differentiates it."""
     draw = torch.Generator().manual_seed(5)

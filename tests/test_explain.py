@@ -292,3 +292,19 @@ def test_stages_are_counted_where_the_plan_says_how_many(kernel):
 def test_what_nothing_wastes_is_not_said():
     assert "outside C" not in explain("4096x4096x4096", "--gpu", "h200", "--kernel", "wmma")
     assert "outside C" in explain("16x4096x4096", "--gpu", "h200", "--kernel", "wmma_any")
+
+
+def test_of_auto_a_kernel_is_looked_for_in_both_languages():
+    arguments = ("64x64x64", "--backend", "auto", "--kernel", "one_wave", "--gpu", "a100")
+    output = re.sub(r"\s+", " ", explain(*arguments))
+    assert "unknown kernel" not in output
+    assert "backend='auto': none: cuda/one_wave refuses 64x64x64" in output
+
+
+@pytest.mark.parametrize("first", ["auto", "triton"])
+def test_a_backend_that_is_named_twice_is_explained_once(first):
+    found = as_json("4096x4096x4096", "--backend", first, "--backend", "triton")
+    names = [each["backend"] for each in found["choices"]]
+    assert sorted({*names}) == sorted(names)
+    kernels = [each["kernel"] for each in found["ranking"]]
+    assert len({*kernels}) == len(kernels)

@@ -292,44 +292,6 @@ def test_operands_that_are_less_aligned_are_looked_at(monkeypatch):
     assert len(looked) == 3
 
 
-def test_torch_fx_takes_a_layer_as_one_node():
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
-    x = torch.randn(5, 8)
-    expected = model(x)
-    tcgemm.replace_linear(model, **BACKEND)
-    traced = torch.fx.symbolic_trace(model)
-    assert [n.target for n in traced.graph.nodes].count(tcgemm.linear) == 2
-    torch.testing.assert_close(traced(x), expected)
-    traced(x).sum().backward()
-    assert model[0].weight.grad is not None
-
-
-class Products(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(8, 6))
-        self.bias = torch.nn.Parameter(torch.randn(4))
-        self.whole = torch.randn(6, 4)
-
-    def forward(self, x):
-        hidden = tcgemm.matmul(x, self.weight, **BACKEND)
-        return tcgemm.gemm(hidden, self.whole, bias=self.bias, epilogue="relu", **BACKEND)
-
-
-def test_torch_fx_takes_a_product_as_one_node():
-    model, x = Products(), torch.randn(5, 8)
-    traced = torch.fx.symbolic_trace(model)
-    calls = [node for node in traced.graph.nodes if node.op.startswith("call")]
-    assert [node.target for node in calls] == [tcgemm.matmul, tcgemm.gemm]
-    named = torch.fx.symbolic_trace(lambda x: tcgemm.matmul(x, x))
-    assert "backend = None" in named.code  # the default is that of the time when it runs
-    torch.testing.assert_close(traced(x), model(x))
-    eye = torch.eye(5)
-    for function in (tcgemm.matmul, tcgemm.linear):  # of a tensor by what is traced
-        traced = torch.fx.symbolic_trace(lambda x: function(eye, x, **BACKEND))  # noqa: B023
-        torch.testing.assert_close(traced(x[:, :5]), function(eye, x[:, :5], **BACKEND))
-
-
 @pytest.mark.parametrize("known", [None, SimpleNamespace(TensorGuards=lambda *tensors: None)])
 def test_without_torch_s_guard_each_call_is_looked_at(known, monkeypatch):
     monkeypatch.setattr(tensors, "_dynamos", known)

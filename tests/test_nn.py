@@ -100,6 +100,10 @@ def test_replace_linear_leaves_a_layer_of_ours_what_it_was_told():
     assert of(layer) == {**told, "backend": "cuda"}
     tcgemm.replace_linear(model, accumulate=True)
     assert of(model[1]) == {"backend": "cuda", "accumulate": True, "epilogue": None}
+    tcgemm.replace_linear(model)
+    assert (layer.accumulate, model[1].accumulate) == (True, True)
+    tcgemm.replace_linear(model, accumulate=False)
+    assert of(layer) == {**told, "backend": "cuda", "accumulate": False}
 
 
 def test_the_layers_over_gpus_are_listed():

@@ -13,9 +13,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from .. import repacking
-from ..dispatch import BACKENDS, Kernel, choose
+from ..dispatch import BACKENDS, Kernel, choose, select
 from ..errors import UnsupportedError
 from ..problem import Problem
+from ..vocabulary import unknown_kernel
 from . import model, model_files
 from .measured import nearest, slug_of
 
@@ -45,7 +46,8 @@ def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = N
         kernel: asked for by name, or None.
         gpu: slug of the GPU, as in gpus.py; by default of the one that the problem is for.
 
-    Raises UnsupportedError, that of the default backend, where neither takes the problem.
+    Raises UnsupportedError, of the first that has such a kernel, where neither takes the problem;
+    UnknownNameError, where neither has one.
     """
     able, ready, refusal = [], [], None
     rows: dict[str, Kernel] = {}
@@ -62,8 +64,9 @@ def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = N
         if problem.device != "cuda" or _ready(backend, row.name, row.plan(problem), problem):
             ready.append(backend)
     if not able:
-        choose(problem, LANGUAGES[0], kernel)  # raises, unless the table has changed meanwhile
-        raise refusal or UnsupportedError(f"no backend takes {problem}")
+        if refusal is not None:
+            raise refusal
+        raise unknown_kernel(kernel or "", [row.full_name for row in select(LANGUAGES)])
     if len(able) == 1:
         return Choice(able[0], f"no kernel of {_other(able[0])} takes it")
     if len(ready) < 2:

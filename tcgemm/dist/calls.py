@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..description import describe
-from ..dispatch import AUTO, BACKEND_VARIABLE, check_backend, default_backend
+from ..dispatch import AUTO, check_backend
 from ..errors import (
     OperandError,
     OperandTypeError,
@@ -23,6 +23,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..operands import check_disjoint, check_output, dtype_name, shape_of
+from ..tensors import check_kind
 from . import engine, sequence
 from .groups import Ranks, check_device, check_same, named, ranks_of, tell
 from .model import Host
@@ -32,6 +33,7 @@ from .planning import (
     SEQUENCE,
     WAYS,
     WayPlan,
+    backend_of,
     language_of,
     plan_of,
     why_not_result,
@@ -85,13 +87,6 @@ def asked_of(
     )  # fmt: skip
 
 
-def backend_of(asked: Asked) -> str:
-    """What the caller names, else the environment, else the faster of the two languages."""
-    if asked.backend:
-        return asked.backend
-    return default_backend() if os.environ.get(BACKEND_VARIABLE) else AUTO
-
-
 class Call(NamedTuple):
     """A checked call."""
 
@@ -121,6 +116,8 @@ def check(
                     f"{name} has shape {shape_of(t)} and a product over ranks takes matrices: "
                     "flatten leading dimensions with .flatten(0, -2)"
                 )
+        if out is not None:
+            check_kind("out", out)
         told = describe(
             a, b, None, 1.0, 0.0, bias, asked.epilogue, out, asked.out_dtype,
             asked.compute or None, scale_a, scale_b, None,
@@ -219,7 +216,7 @@ def plan(
     M, N, K = asked.rows, b.shape[1], a.shape[1]
     why_not = _why_not_overlapped(call, a, b, bias, scales) if asked.way != SEQUENCE else None
     dtype, host = dtype_name(a.dtype), Host(_gpu(a.device))
-    language = language_of(backend_of(asked), dtype)
+    language = language_of(backend_of(asked.backend), dtype)
     found = plan_of(call.op, M, N, K, dtype, ranks.world, host, why_not, language)
     if asked.way == SEQUENCE:
         return found._replace(way=SEQUENCE, why="it was asked for")
@@ -237,7 +234,7 @@ def options_of(
     call: Call, bias: Any, scales: tuple[Any, Any], chosen: WayPlan | None = None
 ) -> Options:
     """The call for the overlapped engine; in the plan's language where none is named."""
-    asked, backend = call.asked, backend_of(call.asked)
+    asked, backend = call.asked, backend_of(call.asked.backend)
     if backend == AUTO and chosen is not None and chosen.times is not None:
         backend = chosen.times.language
     return Options(
@@ -291,7 +288,7 @@ def run(
         else:
             local = {
                 "compute": asked.compute or None, "scale_a": scale_a, "scale_b": scale_b,
-                "backend": backend_of(asked), "kernel": asked.rung or None,
+                "backend": backend_of(asked.backend), "kernel": asked.rung or None,
             }  # fmt: skip
             after = {"bias": bias, "epilogue": asked.epilogue or None}
             if call.op == ALL_GATHER:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 from .. import gpus
@@ -16,7 +17,7 @@ from ..vocabulary import AUTO, check_backends, check_compute, check_stored
 from . import engine, fitted, model
 from .model import Host
 from .options import ALL_GATHER, OPS
-from .planning import WayPlan, language_of, plan_of, why_not, why_not_result
+from .planning import WayPlan, backend_of, language_of, plan_of, why_not, why_not_result
 from .rows import chunk_of, rows_of
 
 
@@ -42,7 +43,7 @@ class Explanation:
         }  # fmt: skip
         return {
             "op": self.op, "world": self.world, "local": list(self.local), "gpu": self.gpu,
-            "way": self.plan.way, "why": self.plan.why, **known,
+            "way": self.plan.way, "why": self.plan.why, "refused": self.plan.refused, **known,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -64,7 +65,7 @@ class Explanation:
                 f"({times.transfer_us:.0f} us): no overlap is more than "
                 f"{times.sequence_us / times.limit_us:.2f} times as fast",
             ]
-        if times is not None and self.world > 1:
+        if times is not None and not self.plan.refused:
             lines.append(
                 f"overlapped: about {times.overlapped_us:.0f} us in {times.language}. Links and "
                 f"rates are measured; {self._added(times.language)}"
@@ -109,7 +110,7 @@ def explain(
         world: ranks, a GPU each.
         gpu: as in gpus.py.
         gpus_of_a_host, host_gb_s: for more ranks than a host has: GB/s for each GPU between hosts.
-        backend: as the call names it; by default the faster of the two languages.
+        backend: as the call names it; by default TCGEMM_BACKEND, else "auto".
         kernel, out_dtype, compute: as the call names them, dtypes by name.
 
     Returns:
@@ -126,14 +127,11 @@ def explain(
     check_stored(dtype, out_dtype, "nn")
     check_compute(dtype, compute)
     check_backends([] if backend in (None, AUTO) else [backend])
+    backend = backend_of(backend)
     sizes = {"M": M, "N": N, "K": K, "world": world, "gpus_of_a_host": gpus_of_a_host}
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not hasattr(size, "__index__") or operator.index(size) < 1:
-            raise OperandError(f"{name} is {size!r}: at least 1, and a whole number")
-    if not isinstance(host_gb_s, int | float) or not 0 < host_gb_s < math.inf:
-        raise OperandError(f"host_gb_s is {host_gb_s!r}: GB/s, a number above 0")
+    M, N, K, world, gpus_of_a_host = (_whole(name, size) for name, size in sizes.items())
     board = gpus.find(gpu)
-    host = Host(board.slug, gpus_of_a_host, host_gb_s)
+    host = Host(board.slug, gpus_of_a_host, _rate(host_gb_s))
     local = (M, chunk_of(N, world), K) if op == ALL_GATHER else (M, N, chunk_of(K, world))
     reason = (
         why_not_result(world, dtype, out_dtype, compute)
@@ -148,6 +146,26 @@ def explain(
         )
     found = plan_of(op, *local, dtype, world, host, reason, language_of(backend, dtype))
     return Explanation(op, world, (M, N, K), local, dtype, board.name, found)
+
+
+def _whole(name: str, size: Any) -> int:
+    try:
+        number = 0 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise OperandError(f"{name} is {size!r}: at least 1, and a whole number")
+    return number
+
+
+def _rate(given: Any) -> float:
+    try:
+        rate = float(given) if isinstance(given, Real) and not isinstance(given, bool) else 0.0
+    except OverflowError:
+        rate = math.inf
+    if not 0 < rate < math.inf:
+        raise OperandError(f"host_gb_s is {given!r}: GB/s, a number above 0")
+    return rate
 
 
 def _why_not(host: Host, world: int) -> str | None:

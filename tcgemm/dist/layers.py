@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..errors import OperandError, OperandTypeError, renamed
 from ..linears import OF_A_LAYER, check_features, check_names
-from ..tensors import traces
+from ..tensors import check_kind, traces
 from .calls import told_to_others
 from .groups import Ranks, moving, ranks_of
 from .planning import SEQUENCE
@@ -105,7 +105,8 @@ class ColumnParallelLinear(_Layer):
             rows: of all ranks; by default this rank's times the ranks.
         """
         ranks = ranks_of(self.group)
-        rows = input.shape[0] * ranks.world if rows is None and input.dim() else rows
+        _check_input(input, ranks)
+        rows = input.shape[0] * ranks.world if rows is None else rows
         return gathered_product(input, rows, self, self.weight, self.bias, ranks)
 
 
@@ -126,6 +127,7 @@ class RowParallelLinear(_Layer):
         and the last, it is a multiple of the ranks.
         """
         ranks = ranks_of(self.group)
+        _check_input(input, ranks)
         if input.shape[1:-1].numel() != 1 and input.shape[0] % ranks.world:
             raise OperandError(
                 f"rank {ranks.rank} of {ranks.world}: input has shape {list(input.shape)}, and its "
@@ -172,7 +174,7 @@ def scattered_product(
 
 def _product(function: Any, x: Any, weight: Any, ranks: Ranks, **asked: Any) -> torch.Tensor:
     """The product of x as a matrix by the weight's transpose; errors speak of x and weight."""
-    rows = _matrix(x, ranks)
+    rows = x.flatten(0, -2)
     if traces():
         traced: torch.Tensor = function(rows, weight.mT, ranks.group, **asked)
         return traced
@@ -186,13 +188,15 @@ def _product(function: Any, x: Any, weight: Any, ranks: Ranks, **asked: Any) -> 
     return result
 
 
-def _matrix(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    if x.dim() < 2:
+def _check_input(x: Any, ranks: Ranks) -> None:
+    if isinstance(x, torch.Tensor) and x.dim() >= 2:
+        return
+    with told_to_others(ranks, None):
+        check_kind("input", x)
         raise OperandError(
-            f"rank {ranks.rank} of {ranks.world}: input has shape {list(x.shape)}, and the ranks "
-            "divide rows: pass a matrix, e.g. by .unsqueeze(0), or use tcgemm.nn.Linear"
+            f"input has shape {list(x.shape)}, and the ranks divide rows: pass a matrix, e.g. by "
+            ".unsqueeze(0), or use tcgemm.nn.Linear"
         )
-    return x.flatten(0, -2)
 
 
 def _way(features: int, ranks: Ranks) -> str | None:

@@ -25,7 +25,7 @@ from . import calls, sequence
 from .calls import Asked
 from .groups import ranks_of
 from .options import ALL_GATHER, REDUCE_SCATTER
-from .planning import OVERLAPPED
+from .planning import OVERLAPPED, backend_of
 from .rows import rows_of
 
 _OPERANDS = (
@@ -109,7 +109,7 @@ def _begun(ctx: Any, grad: Any) -> Any:
 
 
 def _local(ctx: Any) -> How:
-    return How(compute=ctx.asked.compute, backend=calls.backend_of(ctx.asked))
+    return How(compute=ctx.asked.compute, backend=backend_of(ctx.asked.backend))
 
 
 def _of_b(ctx: Any, a: Any, factor: Any) -> Any:

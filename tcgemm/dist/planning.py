@@ -5,11 +5,12 @@ The answer is the same on every rank, as it rests on sizes that all know. Import
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from typing import NamedTuple
 
 from ..problem import COMPUTES, ITEMSIZE, OUTPUTS
-from ..vocabulary import AUTO
+from ..vocabulary import AUTO, BACKEND_VARIABLE
 from . import model
 from .fitted import LANGUAGES
 from .model import Host, Times
@@ -55,6 +56,8 @@ class WayPlan(NamedTuple):
     way: str
     why: str
     times: Times | None = None
+    refused: bool = False
+    """Whether the overlapped way does not take the call, whatever its time."""
 
 
 @lru_cache(maxsize=4096)
@@ -75,7 +78,7 @@ def plan_of(
     """
     times = model.times(op, M, N, K, dtype, world, host, language)
     if why_not is not None:
-        return WayPlan(SEQUENCE, why_not, times)
+        return WayPlan(SEQUENCE, why_not, times, refused=True)
     if times is None:
         unknown = model.why_unknown(dtype, host.slug)
         return WayPlan(SEQUENCE, f"no time is known of the overlapped way: {unknown}", times)
@@ -87,6 +90,18 @@ def plan_of(
     if other >= WORTH * one:
         return WayPlan(OVERLAPPED, told, times)
     return WayPlan(SEQUENCE, f"overlap would not pay: {told}", times)
+
+
+def backend_of(named: str | None) -> str:
+    """What the caller names, else the environment, else the faster of the two languages.
+
+    Raises UnknownNameError where it rests on the environment, which names none.
+    """
+    if named or not os.environ.get(BACKEND_VARIABLE):
+        return named or AUTO
+    from ..dispatch import default_backend
+
+    return default_backend()
 
 
 def language_of(backend: str | None, dtype: str) -> str:

@@ -127,15 +127,14 @@ def _looked_at(
 ) -> torch.Tensor | None:
     """``product`` of a call that was not made before just so."""
     if (
-        modes()
+        not (bias is None or type(bias) in PLAIN)
+        or modes()
         or transform() is not None
         or forward_ad._current_level >= 0
         or jit_trace() is not None
     ):
         return None
     if _autocast() and (on := autocast.kinds()):
-        if bias is not None and type(bias) not in PLAIN:
-            return None
         return autocast.without(
             on, lambda x, weight, bias, compute: product(
                 x, weight, bias, transposed, epilogue, out_dtype, compute, backend, kernel,
@@ -162,8 +161,7 @@ def _looked_at(
     differentiated = x.requires_grad or weight.requires_grad
     if bias_start is not None:
         if (
-            type(bias) not in PLAIN
-            or bias_start in (0, w_start, x_start)  # a launch may tell operands apart by address
+            bias_start in (0, w_start, x_start)  # a launch may tell operands apart by address
             or bias.is_neg()
         ):
             return None

@@ -16,6 +16,7 @@ from ... import commands, options
 from ...bench import store
 from ...dist.explaining import explain as explain_several
 from ...dist.options import OPS
+from ...errors import UnknownNameError
 from ...problem import EPILOGUES
 from ...request import board_of, check_problem, planning_for, problem_of
 from ...vocabulary import AUTO, check_backends, check_kernels, sizes_of
@@ -83,9 +84,10 @@ def explain(
         commands.refuse(
             ctx, ("batch", "alpha", "beta"), "a call over GPUs has no batch, alpha or beta"
         )
-    named = [each for each in backend or () if each != AUTO]
+    backend = list(dict.fromkeys(backend or ()))
+    named = [each for each in backend if each != AUTO]
     check_backends(named)
-    check_kernels([kernel] if kernel else (), [] if AUTO in (backend or ()) else named)
+    check_kernels([kernel] if kernel else (), [] if AUTO in backend else named)
     measured = None if results is None else store.read(results)
     with Waiting(f"explaining {shape}") as waiting:
         from ... import dispatch
@@ -94,7 +96,7 @@ def explain(
         board = board_of(gpu)
         several = None
         if op is not None:
-            one = backend[0] if backend and len(backend) == 1 else None
+            one = AUTO if len(backend) > 1 else None if not backend else backend[0]
             several = explain_several(
                 op, *sizes_of(shape), dtype, world=world, gpu=board.slug, backend=one,
                 kernel=kernel, out_dtype=out_dtype, compute=compute,
@@ -103,10 +105,11 @@ def explain(
         problem = problem_of(
             shape, dtype, out_dtype, layout, compute, alpha, beta, bias, epilogue, batch, board
         )
-        default = dispatch.default_backend()
-        if AUTO in (backend or ()):
+        default = _default(bool(backend))
+        if AUTO in backend:
             with planning_for(board):
                 named += auto_backends(problem, kernel and kernel.rpartition("/")[2], board)
+            named = list(dict.fromkeys(named))
         rows = dispatch.select(named, [kernel] if kernel else ())
         names = dict.fromkeys(row.backend for row in rows)
         kernel = rows[0].name if kernel else None
@@ -145,3 +148,16 @@ def explain(
     print_all(
         problem, board, choices, against, ranking, auto, folder if measured else None, default
     )
+
+
+def _default(named: bool) -> str:
+    """The backend of a call that names none; "" where the environment's is wrong, and the command
+    is of backends that are ``named``."""
+    from ...dispatch import default_backend
+
+    try:
+        return default_backend()
+    except UnknownNameError:
+        if not named:
+            raise
+        return ""
