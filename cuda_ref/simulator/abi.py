@@ -82,6 +82,7 @@ class Finding(ctypes.Structure):
         ("signal", ctypes.c_int32),
         ("has_other", ctypes.c_int32),
         ("other_write", ctypes.c_int32),
+        ("other_sends", ctypes.c_int32),
         ("at", Position),
         ("other", Position),
         ("row", ctypes.c_int64),

@@ -235,9 +235,10 @@ def _finding(
             text = f"{who} reads {f.bytes} bytes of {shared}{at}, which nobody in the block wrote"
         case "race":
             earlier = "wrote" if f.other_write else "read"
-            text = (
-                f"{who} {verb} {f.bytes} bytes of {shared}{at}, and {other_in_full} {earlier} "
-                "there with no barrier in between"
+            text = f"{who} {verb} {f.bytes} bytes of {shared}{at}, " + (
+                f"which a copy issued by {other_in_full} reads until somebody has waited for it"
+                if f.other_sends
+                else f"and {other_in_full} {earlier} there with no barrier in between"
             )
         case "async copy in flight":
             text = (

@@ -91,7 +91,7 @@ struct Finding {
   Kind kind;
   int32_t operand;  // its number, -1 none
   int32_t write, bytes, signal;
-  int32_t has_other, other_write;
+  int32_t has_other, other_write, other_sends;  // other_sends: by a copy that has not ended
   Position at, other;
   // Of the operand, matrix after matrix of a batch, or -1. Of shared memory `row` is the number along
   // the grid of the block that it belongs to, where that is another one.
