@@ -11,6 +11,7 @@ import pytest
 import torch
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
+clusters = import_module("tcgemm.cuda_ref.simulator.clusters")
 
 SOURCE = Path(__file__).parent / "simulated" / "clusters.cu"
 ROWS, COLS = 8, 32
@@ -128,7 +129,7 @@ def test_what_a_launch_may_ask_for(cluster, blocks):
         report, wrong = simulate(READS, cluster, clusters=blocks // cluster)
         assert (report.cluster, wrong, report.findings) == (cluster, 0, ())
     else:
-        with pytest.raises(simulator.SimulationError, match="too large a grid, block"):
+        with pytest.raises(simulator.SimulationError, match="9 blocks, and the simulator takes 8"):
             simulate(READS, cluster, clusters=blocks // cluster)
 
 
@@ -147,9 +148,9 @@ int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
 """
 
 
-def ranks(folder, blocks, other=""):
+def ranks(folder, blocks, other="", dims="(CLUSTER, 1, 1)"):
     source = folder / "ranks.cu"
-    source.write_text(DECLARED.replace("OTHER", other))
+    source.write_text(DECLARED.replace("(CLUSTER, 1, 1)", dims).replace("OTHER", other))
     c = torch.full((blocks, 1), float("nan"))
     report = simulator.simulate(source, torch.ones(blocks, 1), torch.ones(1, 1), c, check=True)
     return report, c.flatten().tolist()
@@ -158,7 +159,43 @@ def ranks(folder, blocks, other=""):
 def test_a_kernel_declares_its_clusters(tmp_path):
     report, found = ranks(tmp_path, 6)
     assert (report.cluster, found) == (2, [0, 1, 0, 1, 0, 1])
-    with pytest.raises(simulator.SimulationError, match="too large a grid, block"):
+    with pytest.raises(simulator.SimulationError, match=r"\(5, 1, 1\) .* cluster of \(2, 1, 1\)"):
         ranks(tmp_path, 5)
     with pytest.raises(RuntimeError, match="takes one kind to a file"):
         ranks(tmp_path, 6, "__global__ void __cluster_dims__(4, 1, 1) more() {}")
+    with pytest.raises(RuntimeError, match="for ranks and none for more, and the simulator cannot"):
+        ranks(tmp_path, 6, "__global__ void __launch_bounds__((32)) more() {}")
+
+
+@pytest.mark.parametrize("dims", ["(2)", " (\n2, (1), 1)", "(sizeof(int) / 2, 1) /* (4) */"])
+def test_extents_are_read_to_their_end(tmp_path, dims):
+    other = "// As __cluster_dims__(4, 1, 1) would.\n/* __cluster_dims__ */"
+    report, found = ranks(tmp_path, 6, other, dims)
+    assert (report.cluster, found) == (2, [0, 1, 0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("dims", "error", "words"),
+    [
+        ("(1, 2, 1)", simulator.SimulationError, r"cluster of \(1, 2, 1\) .* not lie along x"),
+        ("(2, 1, 4)", simulator.SimulationError, r"cluster of \(2, 1, 4\) .* not lie along x"),
+        ("(16)", simulator.SimulationError, "16 blocks, and the simulator takes 8"),
+        ("(2, 1, 1", RuntimeError, "that the simulator does not understand"),
+        ("()", RuntimeError, "that the simulator does not understand"),
+    ],
+)
+def test_extents_that_are_not_taken(tmp_path, dims, error, words):
+    with pytest.raises(error, match=words):
+        ranks(tmp_path, 16, dims=dims)
+
+
+def test_extents_by_a_template_or_a_macro_are_refused(tmp_path):
+    template = (
+        "template <int X, int BLOCKS = 2>\n__global__ void __cluster_dims__(BLOCKS) more() {}"
+    )
+    with pytest.raises(RuntimeError, match="BLOCKS is a parameter of its template"):
+        ranks(tmp_path, 6, template, dims="(2)")
+    source = tmp_path / "pairs.cu"
+    source.write_text("#define PAIRS __cluster_dims__(2)\n__global__ void PAIRS pairs() {}\n")
+    with pytest.raises(RuntimeError, match="that the simulator does not understand"):
+        clusters.in_clusters(source, (), tmp_path)

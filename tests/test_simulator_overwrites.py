@@ -1,4 +1,4 @@
-"""Copies whose source is overwritten, warps that issue copies, and how often they may synchronise."""
+"""Copies whose source is overwritten; warps that issue copies, and how often they synchronise."""
 
 from __future__ import annotations
 

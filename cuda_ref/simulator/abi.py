@@ -164,6 +164,7 @@ class Result(ctypes.Structure):
         ("mma", Mma * MAX_MMA_KINDS),
         ("l2", L2),
         ("launch", Launch),
+        ("refused", Launch),
         ("image_base", ctypes.c_uint64),
     )
 

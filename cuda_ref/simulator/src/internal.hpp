@@ -137,7 +137,7 @@ struct Result {
   Counters counters;
   MmaCount mma[MAX_MMA_KINDS];
   L2Result l2;
-  LaunchInfo launch;
+  LaunchInfo launch, refused;  // refused: that ended in an error of the configuration, else all 0
   uint64_t image_base;
 };
 
@@ -164,7 +164,7 @@ struct Control {
   int32_t launch_error;
   int32_t leader_done;
   int32_t worker_count;
-  LaunchInfo launch;
+  LaunchInfo launch, refused;
   L2Result l2;
   Worker workers[MAX_WORKERS];
 };
