@@ -11,7 +11,7 @@ import torch
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
 SOURCE = Path(__file__).parent / "simulated" / "overwrites.cu"
-STORES, SENDS = 1, 2
+STORES, SENDS, LANES = 1, 2, 3
 ORDERS = ("forward", "reverse", "random:3", "late:0", "late:4")
 
 
@@ -42,3 +42,12 @@ def test_every_copy_of_a_source_is_awaited_before_it_is_written(cluster, writer,
         else:
             assert [f.kind for f in found] == ["race"], words
             assert "writes 4 bytes of shared memory" in found[0].message
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_the_issue_of_a_copy_orders_no_lanes(cluster):
+    """In reverse lane 1 runs first: only then has it written when lane 0 reads."""
+    (found,), _ = simulate(LANES, cluster, order="reverse")
+    assert found.kind == "race"
+    assert "thread (1, 0, 0)" in found.message
+    assert simulate(LANES, cluster, number=1, order="reverse")[0] == []

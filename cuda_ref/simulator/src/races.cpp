@@ -145,7 +145,7 @@ template <typename Clock>
 void note_read(Cell& cell, const Thread& t, Epoch me, uint32_t pc) {
   Reader& last = cell.reader;
   if (last.epoch && Clock::warp_of(last.epoch) == t.cluster_warp) {
-    const bool same_interval = Clock::clock_of(last.epoch) == warp_clock[t.cluster_warp];
+    const bool same_interval = Clock::clock_of(last.epoch) >= Clock::interval_of(t.cluster_warp);
     const bool another_lane = lane_of(last.epoch) != t.lane;
     const bool many = same_interval && (last.epoch & MANY || another_lane);
     if (many && another_lane)
