@@ -11,7 +11,7 @@ import torch
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
 SOURCE = Path(__file__).parent / "simulated" / "overwrites.cu"
-STORES, SENDS, LANES = 1, 2, 3
+STORES, SENDS, LANES, SYNCHRONISES = 1, 2, 3, 4
 ORDERS = ("forward", "reverse", "random:3", "late:0", "late:4")
 
 
@@ -51,3 +51,11 @@ def test_the_issue_of_a_copy_orders_no_lanes(cluster):
     assert found.kind == "race"
     assert "thread (1, 0, 0)" in found.message
     assert simulate(LANES, cluster, number=1, order="reverse")[0] == []
+
+
+@pytest.mark.parametrize(("cluster", "most"), [(1, 2**21 - 2), (2, 2**18 - 2)])
+def test_a_check_ends_where_its_clocks_do(cluster, most):
+    assert simulate(SYNCHRONISES, cluster, most)[0] == []
+    found, _ = simulate(SYNCHRONISES, cluster, most + 1)
+    assert [f.fatal for f in found] == [True]
+    assert f"its warp has synchronised {most + 1:,} times" in found[0].message

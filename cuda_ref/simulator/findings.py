@@ -65,9 +65,11 @@ MISUSES = (
     "with byte {offset} of shared memory",
     "a bulk copy reads shared memory, byte {offset}, that the thread has written and not made "
     "visible to it: call fence_proxy_async() after the writes and before the barrier",
+    "its warp has synchronised {offset:,} times, more than the checks tell apart: check a smaller "
+    "problem",
 )
 """What an instruction does not allow, in the order of ``Misuse`` in src/internal.hpp."""
-_ENDING = {4, 5, 10, 12, 15}
+_ENDING = {4, 5, 10, 12, 15, 18}
 """Of these, those after which the kernel cannot go on."""
 
 _MEANS = {

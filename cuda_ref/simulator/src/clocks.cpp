@@ -27,8 +27,23 @@ void join(int64_t* to, const int64_t* from) {
   for (int u = 0; u < warps_of_cluster; ++u) to[u] = std::max(to[u], from[u]);
 }
 
+// A check that no longer knew what is ordered would be silent: it stops and says so.
+__attribute__((noinline, cold)) void stop_at(int64_t clock) {
+  if (!request.check) return;
+  report_misuse(Misuse::clocks, 0, {}, clock);
+  abandon_block();
+}
+
+void count_up(int warp) {
+  const int64_t last = cluster_size == 1 ? OneBlock::LAST : Cluster::LAST;
+  if (__builtin_expect(++warp_clock[warp] > last, false)) stop_at(warp_clock[warp]);
+}
+
 // The warp has synchronised; by the cluster's number.
-void tick(int warp) { unordered_since[warp] = ++warp_clock[warp]; }
+void tick(int warp) {
+  count_up(warp);
+  unordered_since[warp] = warp_clock[warp];
+}
 
 // At a barrier of the running block: what each of the warps has comes to all of them.
 void meet(int64_t* clocks, uint64_t warp_mask) {
@@ -90,7 +105,7 @@ void acquire(const Thread& thread, const Clocks& clocks) {
 
 Epoch issues(const Thread& thread) {
   const Epoch now = epoch_of(thread);
-  ++warp_clock[thread.cluster_warp];
+  count_up(thread.cluster_warp);
   return now;
 }
 

@@ -27,6 +27,7 @@ template <int WARPS>
 struct Layout {
   static constexpr int CLOCK_AT = WARPS == MAX_WARPS ? 10 : 13;
   static_assert(WARPS << 5 == 1 << CLOCK_AT);
+  static constexpr int64_t LAST = (int64_t{1} << (31 - CLOCK_AT)) - 2;  // clock that fits
 
   static Epoch epoch_of(const Thread& t) {
     return static_cast<Epoch>((warp_clock[t.cluster_warp] + 1) << CLOCK_AT | t.cluster_warp << 5 |

@@ -80,7 +80,7 @@ enum class Kind : int32_t {
 enum class Misuse : int32_t {
   shuffle_source, barrier_number, barrier_warps, barrier_counts, copy_size, no_mbarrier, box_address,
   wgmma_proxy, store_proxy, wgmma_fence, stack, copy_source, cluster_rank, cluster_mbarrier,
-  cluster_exit, cluster_barrier, bulk_copy, copy_proxy,
+  cluster_exit, cluster_barrier, bulk_copy, copy_proxy, clocks,
 };
 
 struct Position {
