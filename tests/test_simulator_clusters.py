@@ -199,3 +199,37 @@ def test_extents_by_a_template_or_a_macro_are_refused(tmp_path):
     source.write_text("#define PAIRS __cluster_dims__(2)\n__global__ void PAIRS pairs() {}\n")
     with pytest.raises(RuntimeError, match="that the simulator does not understand"):
         clusters.in_clusters(source, (), tmp_path)
+
+
+IN_ROWS = """
+#include "host/gemm.cuh"
+#include "host/select.cuh"
+namespace {
+using namespace tcgemm::sm90;
+__global__ void __cluster_dims__(2) rows(float* c, int leaves) {
+  __shared__ float x[1];
+  const uint32_t rank = cluster_ctarank();
+  x[0] = rank;
+  const bool wrong = blockIdx.y == 1 && blockIdx.z == 2;
+  if (!wrong || leaves) barrier_cluster_arrive(), barrier_cluster_wait();
+  if (wrong && rank == 0) *c = ld_shared_cluster(shared_address(x), 1);
+  if (!wrong || !leaves) barrier_cluster_arrive(), barrier_cluster_wait();
+}
+}  // namespace
+int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
+  return tcgemm::launch(rows, dim3(4, 2, 3), dim3(1), 0, stream,
+                        static_cast<float*>(gemm.c.data), tcgemm::plan_of(gemm).groups);
+}
+"""
+
+
+@pytest.mark.parametrize(("leaves", "kind"), [(0, {"race", "uninitialised"}), (1, {"misuse"})])
+def test_a_finding_names_the_whole_index_of_the_other_block(tmp_path, leaves, kind):
+    source = tmp_path / "rows.cu"
+    source.write_text(IN_ROWS)
+    one = torch.ones(1, 1)
+    report = simulator.simulate(
+        source, one, one, torch.zeros(1, 1), plan={"GROUPS": leaves}, check=True
+    )
+    found = [f for f in report.findings if f.kind in kind]
+    assert re.search(r"of block \([13], 1, 2\)", found[0].message), report.findings

@@ -85,6 +85,8 @@ class Finding(ctypes.Structure):
         ("other_sends", ctypes.c_int32),
         ("at", Position),
         ("other", Position),
+        ("has_owner", ctypes.c_uint32),
+        ("owner", ctypes.c_uint32 * 3),
         ("row", ctypes.c_int64),
         ("col", ctypes.c_int64),
         ("offset", ctypes.c_int64),

@@ -120,7 +120,7 @@ Epoch now_of(const Thread& thread) { return epoch_of(thread); }
 void touches(int rank, Site site, uint64_t pc) {
   if (!request.check || rank == current->rank) return;
   if (!blocks[rank].alive)
-    report_misuse(Misuse::cluster_exit, pc, site, blocks[rank].index.x);
+    belongs_to(report_misuse(Misuse::cluster_exit, pc, site, 0), rank);
   const int warp = current->cluster_warp;
   touched.of(rank)[warp] = {warp_clock[warp], current->lane, site, pc};
 }
@@ -133,8 +133,9 @@ void leaves_cluster() {
     int64_t last = -1;
     for (int w = first; w < first + warp_count; ++w) last = std::max(last, row(seen, w)[warp]);
     if (touch.clock <= last) continue;
-    if (Finding* f = report_misuse(Misuse::cluster_exit, touch.pc, touch.site, block_index.x))
-      f->at = position_of(threads_of.of(warp / warp_count)[warp % warp_count * 32 + touch.lane]);
+    Finding* const f = report_misuse(Misuse::cluster_exit, touch.pc, touch.site, 0);
+    belongs_to(f, rank_now);
+    if (f) f->at = position_of(threads_of.of(warp / warp_count)[warp % warp_count * 32 + touch.lane]);
   }
 }
 

@@ -97,7 +97,7 @@ class InBlock {
 __attribute__((noinline, cold)) Finding* found(Kind kind, uint64_t pc, const char* address,
                                                int bytes, bool write) {
   Finding* f = shared_finding(kind, pc, address, bytes, write);
-  if (f && owner >= 0) f->row = blocks[owner].index.x;
+  if (owner >= 0) belongs_to(f, owner);
   return f;
 }
 
