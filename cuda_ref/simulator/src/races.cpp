@@ -206,6 +206,7 @@ __attribute__((always_inline)) static inline void check_cells(Thread& t, char* a
   const size_t last = static_cast<size_t>(address + bytes - 1 - shared_low) >> granule_shift;
   const Epoch me = Clock::epoch_of(t);
   const uint32_t now = write ? ++writes : 0;
+  Sent* const marks = marked ? sent : nullptr;
   for (size_t i = first; i <= last; ++i) {
     Cell& cell = cells[i];
     if (cell.in_flight) {
@@ -223,7 +224,8 @@ __attribute__((always_inline)) static inline void check_cells(Thread& t, char* a
       }
     }
     if (write) {
-      if (marked && sent[i].issuer) overwrites<Clock>(sent[i], t, pc, address, bytes);
+      if (__builtin_expect(marks && marks[i].issuer, false))
+        overwrites<Clock>(marks[i], t, pc, address, bytes);
       for (const Reader& reader : {cell.reader, cell.other_reader}) {
         if (!reader.epoch || Clock::ordered(reader.epoch, t)) continue;
         if (Finding* f = found(Kind::race, pc, address, bytes, write)) {
