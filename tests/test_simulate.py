@@ -200,3 +200,9 @@ def test_what_is_quick_shows_nothing():
     with waiting.Waiting("counting", file=file):
         pass
     assert file.getvalue() == ""
+
+
+def test_the_table_says_how_many_blocks_a_cluster_has():
+    alone, cluster = (simulate(name, "--shape", "64x64x64") for name in ("naive", "wgmma_cluster"))
+    assert re.search(r"blocks of a cluster\s+│\s+2 │", cluster.stdout)
+    assert "cluster" not in alone.stdout

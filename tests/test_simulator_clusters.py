@@ -11,6 +11,7 @@ import pytest
 import torch
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
+clusters = import_module("tcgemm.cuda_ref.simulator.clusters")
 
 SOURCE = Path(__file__).parent / "simulated" / "clusters.cu"
 ROWS, COLS = 8, 32
@@ -57,7 +58,7 @@ FAULTS = {
     (MULTICASTS, 1): ({"misuse"}, f"{EARLY}|{NONE}"),
     (MULTICASTS, 2): ({"deadlock"}, r"waits at clusters.cu:\d+ for ever"),
     (MULTICASTS, 3): ({"async copy in flight", "race"}, r"of block \(\d, 0, 0\)"),
-    (MULTICASTS, 4): ({"async copy in flight", "race"}, r"block \(\d, 0, 0\)"),
+    (MULTICASTS, 4): ({"async copy in flight"}, r"writes 16 bytes .* block \(\d, 0, 0\), byte \d+"),
     (MULTICASTS, 5): ({"misuse"}, LEFT),
     (MULTICASTS, 6): ({"async copy in flight", "uninitialised"}, r"reads 4 bytes of shared memory"),
     (MULTICASTS, 7): ({"deadlock"}, r"waits at clusters.cu:\d+ for ever"),
@@ -74,7 +75,7 @@ FAULTS = {
     (TRANSFERS, 9): ({"misuse"}, r"of a cluster of 4 is asked for"),
     (READS, 1): ({"race"}, r"reads 4 bytes of shared memory of block \(\d, 0, 0\)"),
     (READS, 2): ({"race", "uninitialised"}, r"of shared memory of block \(\d, 0, 0\)"),
-    (READS, 3): ({"race"}, r"block \(\d, 0, 0\), thread \(\d+, 0, 0\)"),
+    (READS, 3): ({"race"}, r"writes 4 bytes .* at (\S+), and block .* at (?!\1)\S+ read there"),
     (READS, 4): ({"misuse"}, LEFT),
     (READS, 5): ({"misuse"}, r"block 4 of a cluster of 4 is asked for"),
     (READS, 6): ({"misuse"}, r"take turns, and here one has come twice"),
@@ -100,7 +101,7 @@ def test_a_fault_is_found_in_every_order(fault, order):
 @pytest.mark.parametrize(
     ("kernel", "fault"), [(MULTICASTS, 6), (TRANSFERS, 3), (TRANSFERS, 8), (READS, 3)], ids=str
 )
-def test_without_checks_a_fault_makes_c_wrong_in_some_order(kernel, fault, order):
+def test_without_checks_a_fault_makes_c_wrong_in_every_order(kernel, fault, order):
     _, wrong = simulate(kernel, 4, fault, clusters=1, order=order, check=False)
     assert wrong > 0
 
@@ -128,7 +129,7 @@ def test_what_a_launch_may_ask_for(cluster, blocks):
         report, wrong = simulate(READS, cluster, clusters=blocks // cluster)
         assert (report.cluster, wrong, report.findings) == (cluster, 0, ())
     else:
-        with pytest.raises(simulator.SimulationError, match="too large a grid, block"):
+        with pytest.raises(simulator.SimulationError, match="9 blocks, and the simulator takes 8"):
             simulate(READS, cluster, clusters=blocks // cluster)
 
 
@@ -147,9 +148,9 @@ int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
 """
 
 
-def ranks(folder, blocks, other=""):
+def ranks(folder, blocks, other="", dims="(CLUSTER, 1, 1)"):
     source = folder / "ranks.cu"
-    source.write_text(DECLARED.replace("OTHER", other))
+    source.write_text(DECLARED.replace("(CLUSTER, 1, 1)", dims).replace("OTHER", other))
     c = torch.full((blocks, 1), float("nan"))
     report = simulator.simulate(source, torch.ones(blocks, 1), torch.ones(1, 1), c, check=True)
     return report, c.flatten().tolist()
@@ -158,7 +159,77 @@ def ranks(folder, blocks, other=""):
 def test_a_kernel_declares_its_clusters(tmp_path):
     report, found = ranks(tmp_path, 6)
     assert (report.cluster, found) == (2, [0, 1, 0, 1, 0, 1])
-    with pytest.raises(simulator.SimulationError, match="too large a grid, block"):
+    with pytest.raises(simulator.SimulationError, match=r"\(5, 1, 1\) .* cluster of \(2, 1, 1\)"):
         ranks(tmp_path, 5)
     with pytest.raises(RuntimeError, match="takes one kind to a file"):
         ranks(tmp_path, 6, "__global__ void __cluster_dims__(4, 1, 1) more() {}")
+    with pytest.raises(RuntimeError, match="for ranks and none for more, and the simulator cannot"):
+        ranks(tmp_path, 6, "__global__ void __launch_bounds__((32)) more() {}")
+
+
+@pytest.mark.parametrize("dims", ["(2)", " (\n2, (1), 1)", "(sizeof(int) / 2, 1) /* (4) */"])
+def test_extents_are_read_to_their_end(tmp_path, dims):
+    other = "// As __cluster_dims__(4, 1, 1) would.\n/* __cluster_dims__ */"
+    report, found = ranks(tmp_path, 6, other, dims)
+    assert (report.cluster, found) == (2, [0, 1, 0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("dims", "error", "words"),
+    [
+        ("(1, 2, 1)", simulator.SimulationError, r"cluster of \(1, 2, 1\) .* not lie along x"),
+        ("(2, 1, 4)", simulator.SimulationError, r"cluster of \(2, 1, 4\) .* not lie along x"),
+        ("(16)", simulator.SimulationError, "16 blocks, and the simulator takes 8"),
+        ("(2, 1, 1", RuntimeError, "that the simulator does not understand"),
+        ("()", RuntimeError, "that the simulator does not understand"),
+    ],
+)
+def test_extents_that_are_not_taken(tmp_path, dims, error, words):
+    with pytest.raises(error, match=words):
+        ranks(tmp_path, 16, dims=dims)
+
+
+def test_extents_by_a_template_or_a_macro_are_refused(tmp_path):
+    template = (
+        "template <int X, int BLOCKS = 2>\n__global__ void __cluster_dims__(BLOCKS) more() {}"
+    )
+    with pytest.raises(RuntimeError, match="BLOCKS is a parameter of its template"):
+        ranks(tmp_path, 6, template, dims="(2)")
+    source = tmp_path / "pairs.cu"
+    source.write_text("#define PAIRS __cluster_dims__(2)\n__global__ void PAIRS pairs() {}\n")
+    with pytest.raises(RuntimeError, match="that the simulator does not understand"):
+        clusters.in_clusters(source, (), tmp_path)
+
+
+IN_ROWS = """
+#include "host/gemm.cuh"
+#include "host/select.cuh"
+namespace {
+using namespace tcgemm::sm90;
+__global__ void __cluster_dims__(2) rows(float* c, int leaves) {
+  __shared__ float x[1];
+  const uint32_t rank = cluster_ctarank();
+  x[0] = rank;
+  const bool wrong = blockIdx.y == 1 && blockIdx.z == 2;
+  if (!wrong || leaves) barrier_cluster_arrive(), barrier_cluster_wait();
+  if (wrong && rank == 0) *c = ld_shared_cluster(shared_address(x), 1);
+  if (!wrong || !leaves) barrier_cluster_arrive(), barrier_cluster_wait();
+}
+}  // namespace
+int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
+  return tcgemm::launch(rows, dim3(4, 2, 3), dim3(1), 0, stream,
+                        static_cast<float*>(gemm.c.data), tcgemm::plan_of(gemm).groups);
+}
+"""
+
+
+@pytest.mark.parametrize(("leaves", "kind"), [(0, {"race", "uninitialised"}), (1, {"misuse"})])
+def test_a_finding_names_the_whole_index_of_the_other_block(tmp_path, leaves, kind):
+    source = tmp_path / "rows.cu"
+    source.write_text(IN_ROWS)
+    one = torch.ones(1, 1)
+    report = simulator.simulate(
+        source, one, one, torch.zeros(1, 1), plan={"GROUPS": leaves}, check=True
+    )
+    found = [f for f in report.findings if f.kind in kind]
+    assert re.search(r"of block \([13], 1, 2\)", found[0].message), report.findings

@@ -22,6 +22,7 @@ from ..fusion import ACTIVATIONS, AUX, COMPUTES, DTYPES, case, mma_tile
 from ..planning.launch import launch_plan
 from . import abi
 from .build import function_at, library, lock_of, shared_symbols
+from .clusters import refusal
 from .cures import explained
 from .findings import Finding, describe
 from .report import L2, Counts, Machine, Report, SimulationError, counts_of, l2_of
@@ -193,10 +194,10 @@ def simulate(
         timeout_s,
     )
     if result.launch_error:
+        why = refusal(result.refused) if any(result.refused.block) else "the launcher refuses it"
         raise SimulationError(
             f"{path.name}: tcgemm_launch returned CUDA error {result.launch_error} "
-            f"for {M}x{N}x{K}{f' and a batch of {batch}' if batch > 1 else ''}: the launcher "
-            "refuses this problem, or asks for too large a grid, block or shared memory"
+            f"for {M}x{N}x{K}{f' and a batch of {batch}' if batch > 1 else ''}: {why}"
         )
     launch = result.launch
     shared = launch.shared_dynamic + arrays.get(function_at(library_path, launch.kernel_pc), 0)

@@ -82,8 +82,11 @@ class Finding(ctypes.Structure):
         ("signal", ctypes.c_int32),
         ("has_other", ctypes.c_int32),
         ("other_write", ctypes.c_int32),
+        ("other_sends", ctypes.c_int32),
         ("at", Position),
         ("other", Position),
+        ("has_owner", ctypes.c_uint32),
+        ("owner", ctypes.c_uint32 * 3),
         ("row", ctypes.c_int64),
         ("col", ctypes.c_int64),
         ("offset", ctypes.c_int64),
@@ -163,6 +166,7 @@ class Result(ctypes.Structure):
         ("mma", Mma * MAX_MMA_KINDS),
         ("l2", L2),
         ("launch", Launch),
+        ("refused", Launch),
         ("image_base", ctypes.c_uint64),
     )
 

@@ -58,16 +58,18 @@ MISUSES = (
     "block {offset} of a cluster of {bytes} is asked for, or none: count from 0",
     "it uses the mbarrier at byte {offset} of shared memory{of_block} before the blocks of the "
     "cluster have met since its mbarrier_init: call barrier_cluster_arrive() and _wait() after it",
-    "it reaches into shared memory of block ({offset}, 0, 0) of its cluster, which has returned "
+    "it reaches into shared memory{of_block} of its cluster, which has returned "
     "by then or may have: let the cluster meet once more before its blocks return",
     "barrier_cluster_arrive and barrier_cluster_wait take turns, and here one has come twice",
     "cp.async.bulk copies a multiple of 16 bytes from and to multiples of 16: not {bytes} bytes "
     "with byte {offset} of shared memory",
     "a bulk copy reads shared memory, byte {offset}, that the thread has written and not made "
     "visible to it: call fence_proxy_async() after the writes and before the barrier",
+    "its warp has synchronised {offset:,} times, more than the checks tell apart: check a smaller "
+    "problem",
 )
 """What an instruction does not allow, in the order of ``Misuse`` in src/internal.hpp."""
-_ENDING = {4, 5, 10, 12, 15}
+_ENDING = {4, 5, 10, 12, 15, 18}
 """Of these, those after which the kernel cannot go on."""
 
 _MEANS = {
@@ -220,7 +222,7 @@ def _finding(
     other = f"thread {other_thread}" + (f" at {other_where}" if other_where else "")
     other_in_full = f"block {other_block}, {other}"
     nearby = other if other_block == block else other_in_full
-    of_block = f" of block ({f.row}, 0, 0)" if f.row >= 0 else ""  # of shared memory
+    of_block = f" of block {tuple(f.owner)}" if f.has_owner else ""  # of shared memory
     shared = f"shared memory{of_block}, byte {f.offset}"
     match kind:
         case "out of bounds":
@@ -235,9 +237,10 @@ def _finding(
             text = f"{who} reads {f.bytes} bytes of {shared}{at}, which nobody in the block wrote"
         case "race":
             earlier = "wrote" if f.other_write else "read"
-            text = (
-                f"{who} {verb} {f.bytes} bytes of {shared}{at}, and {other_in_full} {earlier} "
-                "there with no barrier in between"
+            text = f"{who} {verb} {f.bytes} bytes of {shared}{at}, " + (
+                f"which a copy issued by {other_in_full} reads until somebody has waited for it"
+                if f.other_sends
+                else f"and {other_in_full} {earlier} there with no barrier in between"
             )
         case "async copy in flight":
             text = (

@@ -125,9 +125,10 @@ struct Launch {
   size_t shared_bytes;
   unsigned cluster;  // blocks of each cluster, along x; 0: as the kernel declares
 };
-// What a kernel's __cluster_dims__ say; clusters lie along x.
+// What a kernel's __cluster_dims__ say; clusters lie along x. Of one that does not, the extents with
+// the highest bit, which no launch takes and ../clusters.py reads.
 constexpr unsigned cluster_of(unsigned x, unsigned y = 1, unsigned z = 1) {
-  return y == 1 && z == 1 ? x : 0;
+  return y == 1 && z == 1 ? x : 1u << 31 | z << 20 | y << 10 | x;
 }
 int run_grid(const Launch& launch);
 

@@ -11,6 +11,9 @@ namespace observe {
 // which warp w sees what threads of another block have written. Of a cluster of one
 // block `visible` is not kept.
 extern int64_t warp_clock[MAX_CLUSTER_WARPS];
+// Of a cluster: the clock since when the lanes of the warp are not ordered among themselves. A copy's
+// issue is a new clock to other warps, and no barrier to its own.
+extern int64_t unordered_since[MAX_CLUSTER_WARPS];
 extern int64_t seen[MAX_CLUSTER_WARPS * MAX_CLUSTER_WARPS];
 extern int64_t visible[MAX_CLUSTER_WARPS * MAX_CLUSTER_WARPS];
 extern int warps_of_cluster;
@@ -24,18 +27,23 @@ template <int WARPS>
 struct Layout {
   static constexpr int CLOCK_AT = WARPS == MAX_WARPS ? 10 : 13;
   static_assert(WARPS << 5 == 1 << CLOCK_AT);
+  static constexpr int64_t LAST = (int64_t{1} << (31 - CLOCK_AT)) - 2;  // clock that fits
 
   static Epoch epoch_of(const Thread& t) {
     return static_cast<Epoch>((warp_clock[t.cluster_warp] + 1) << CLOCK_AT | t.cluster_warp << 5 |
                               t.lane);
   }
   static int warp_of(Epoch e) { return e >> 5 & (WARPS - 1); }
+  // The first clock of the warp's that its lanes share with what they do now.
+  static int64_t interval_of(int warp) {
+    return WARPS == MAX_WARPS ? warp_clock[warp] : unordered_since[warp];
+  }
   static int64_t clock_of(Epoch e) { return static_cast<int64_t>((e & ~MANY) >> CLOCK_AT) - 1; }
   // Before what the thread does now.
   static bool ordered(Epoch e, const Thread& t) {
     const int warp = warp_of(e);
     if (warp == t.cluster_warp)
-      return clock_of(e) < warp_clock[warp] || (lane_of(e) == t.lane && !(e & MANY));
+      return clock_of(e) < interval_of(warp) || (lane_of(e) == t.lane && !(e & MANY));
     return clock_of(e) <= seen[t.cluster_warp * WARPS + warp];
   }
   // Whether what a thread of another block wrote then is ordered before, but not made visible.
@@ -56,6 +64,9 @@ inline Epoch epoch_of(const Thread& t) {
 }
 inline int warp_of(Epoch e) {
   return cluster_size == 1 ? OneBlock::warp_of(e) : Cluster::warp_of(e);
+}
+inline int64_t clock_of(Epoch e) {
+  return cluster_size == 1 ? OneBlock::clock_of(e) : Cluster::clock_of(e);
 }
 inline Thread& thread_of(Epoch e) {
   const int warp = warp_of(e);

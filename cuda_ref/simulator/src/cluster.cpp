@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "engine.hpp"
 #include "hopper.hpp"
@@ -26,10 +27,13 @@ namespace {
 // The shared memory of a block that does not run. Pages are taken as they are touched.
 char* image_of(int rank) {
   static char* images[MAX_CLUSTER];
-  if (!images[rank])
-    images[rank] = static_cast<char*>(mmap(nullptr, static_cast<size_t>(shared_high - shared_low),
-                                           PROT_READ | PROT_WRITE,
-                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (!images[rank]) {
+    void* const image = mmap(nullptr, static_cast<size_t>(shared_high - shared_low),
+                             PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                             -1, 0);
+    if (image == MAP_FAILED) std::abort();
+    images[rank] = static_cast<char*>(image);
+  }
   return images[rank];
 }
 

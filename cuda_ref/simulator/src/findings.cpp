@@ -40,6 +40,15 @@ Finding* report_misuse(Misuse what, uint64_t pc, Site site, int64_t number, int3
   return f;
 }
 
+void belongs_to(Finding* f, int rank) {
+  if (!f) return;
+  const uint3 index = blocks[rank].index;
+  f->has_owner = 1;
+  f->owner[0] = index.x;
+  f->owner[1] = index.y;
+  f->owner[2] = index.z;
+}
+
 void add_finding(Result& result, const Finding& finding) {
   for (int i = 0; i < result.finding_count; ++i) {
     Finding& f = result.findings[i];

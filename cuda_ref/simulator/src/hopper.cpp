@@ -67,12 +67,10 @@ Mbarrier& barrier_of(int rank, uint32_t address, Site site, uint64_t pc) {
   Mbarrier* b = find_barrier(rank, address);
   if constexpr (OBSERVE) {
     if (b && request.check && !observe::is_ordered(b->initialised, *current))
-      if (Finding* f = report_misuse(Misuse::cluster_mbarrier, pc, site, address))
-        f->row = blocks[rank].index.x;
+      belongs_to(report_misuse(Misuse::cluster_mbarrier, pc, site, address), rank);
   }
   if (b) return *b;
-  if (Finding* f = report_misuse(Misuse::no_mbarrier, pc, site, address))
-    f->row = blocks[rank].index.x;
+  belongs_to(report_misuse(Misuse::no_mbarrier, pc, site, address), rank);
   abandon_block();
 }
 
@@ -199,8 +197,9 @@ void hopper_end_block() {
   const auto leaves = [](const auto& copies, bool to_here) {
     for (const auto& copy : copies) {
       if (to_here == (copy.issuer->rank == rank_now)) continue;
-      if (Finding* f = report_misuse(Misuse::cluster_exit, copy.pc, copy.site, block_index.x))
-        f->at = position_of(*copy.issuer);
+      Finding* const f = report_misuse(Misuse::cluster_exit, copy.pc, copy.site, 0);
+      belongs_to(f, rank_now);
+      if (f) f->at = position_of(*copy.issuer);
     }
   };
   for (int rank = 0; rank < cluster_size; ++rank)

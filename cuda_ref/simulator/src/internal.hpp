@@ -80,7 +80,7 @@ enum class Kind : int32_t {
 enum class Misuse : int32_t {
   shuffle_source, barrier_number, barrier_warps, barrier_counts, copy_size, no_mbarrier, box_address,
   wgmma_proxy, store_proxy, wgmma_fence, stack, copy_source, cluster_rank, cluster_mbarrier,
-  cluster_exit, cluster_barrier, bulk_copy, copy_proxy,
+  cluster_exit, cluster_barrier, bulk_copy, copy_proxy, clocks,
 };
 
 struct Position {
@@ -91,11 +91,10 @@ struct Finding {
   Kind kind;
   int32_t operand;  // its number, -1 none
   int32_t write, bytes, signal;
-  int32_t has_other, other_write;
+  int32_t has_other, other_write, other_sends;  // other_sends: by a copy that has not ended
   Position at, other;
-  // Of the operand, matrix after matrix of a batch, or -1. Of shared memory `row` is the number along
-  // the grid of the block that it belongs to, where that is another one.
-  int64_t row, col;
+  uint32_t has_owner, owner[3];  // the block whose shared memory it is, where that is another one
+  int64_t row, col;  // of the operand, matrix after matrix of a batch, or -1
   int64_t offset;    // bytes: in shared memory, or from the operand's start
   uint64_t pc, other_pc;      // relative to the library
   Site site, other_site;      // file may be null
@@ -137,7 +136,7 @@ struct Result {
   Counters counters;
   MmaCount mma[MAX_MMA_KINDS];
   L2Result l2;
-  LaunchInfo launch;
+  LaunchInfo launch, refused;  // refused: that ended in an error of the configuration, else all 0
   uint64_t image_base;
 };
 
@@ -164,7 +163,7 @@ struct Control {
   int32_t launch_error;
   int32_t leader_done;
   int32_t worker_count;
-  LaunchInfo launch;
+  LaunchInfo launch, refused;
   L2Result l2;
   Worker workers[MAX_WORKERS];
 };
@@ -256,6 +255,7 @@ constexpr size_t STACK_BYTES = 256 * 1024;
 Finding* report(Kind kind, uint64_t pc, int operand = -1);
 // What an instruction does not allow, with two numbers for the sentence.
 Finding* report_misuse(Misuse what, uint64_t pc, Site site, int64_t number, int32_t other = 0);
+void belongs_to(Finding* f, int rank);  // f may be null
 Position position_of(const Thread& thread);
 inline uint64_t relative_pc(const void* pc) {
   return reinterpret_cast<uint64_t>(pc) - reinterpret_cast<uint64_t>(image_low);

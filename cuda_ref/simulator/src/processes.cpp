@@ -134,9 +134,10 @@ int run_grid(const Launch& launch) {
   const unsigned cluster = launch.cluster ? launch.cluster : tcgemm_declared_cluster;
   if (block_threads == 0 || block_threads > MAX_THREADS || b.x > 1024 || b.y > 1024 || b.z > 64 ||
       total == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || cluster == 0 ||
-      cluster > MAX_CLUSTER || g.x % cluster != 0)
-    return cudaErrorInvalidConfiguration;
-  if (launch.shared_bytes > MAX_SHARED) return cudaErrorInvalidValue;
+      cluster > MAX_CLUSTER || g.x % cluster != 0 || launch.shared_bytes > MAX_SHARED) {
+    control->refused = {{g.x, g.y, g.z}, {b.x, b.y, b.z}, 0, launch.shared_bytes, 0, cluster, 0};
+    return launch.shared_bytes > MAX_SHARED ? cudaErrorInvalidValue : cudaErrorInvalidConfiguration;
+  }
 
   launch_now = &launch;
   params_low = static_cast<char*>(launch.params);
@@ -323,6 +324,7 @@ extern "C" __attribute__((visibility("default"))) int tcgemm_simulate(const Requ
   if (failure == 0) {
     result->launch_error = control->launch_error;
     result->launch = control->launch;
+    result->refused = control->refused;
     result->l2 = control->l2;
     collect(*result);
     if (!control->leader_done && result->finding_count == 0) {

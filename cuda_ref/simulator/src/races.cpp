@@ -2,6 +2,8 @@
 // that nobody wrote.
 #include <sys/mman.h>
 
+#include <cstdlib>
+
 #include "clocks.hpp"
 
 extern "C" __attribute__((visibility("hidden"))) thread_local unsigned char
@@ -11,6 +13,13 @@ namespace tcgemm::simulator {
 namespace observe {
 
 namespace {
+
+void* pages(size_t bytes) {
+  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) std::abort();
+  return at;
+}
 
 // The last read of a granule by one warp.
 struct Reader {
@@ -37,6 +46,20 @@ Cell* cells;  // of the running block
 PerBlock<Cell*> cells_of;
 int granule_shift = 1;
 
+// Asynchronous copies that read a granule, as they are kept until a thread overwrites it.
+struct Sent {
+  uint32_t unfinished;  // of these, those that nobody has waited for: no clock orders a write after them
+  Epoch issuer;         // of the last one
+  uint32_t pc;
+  Epoch received[MAX_CLUSTER];  // by the block that a copy went to: who waited for it there, 0 nobody
+};
+Sent* sent;  // of the running block
+PerBlock<Sent*> sent_of;
+PerBlock<bool> sends;  // whether copies to blocks of the cluster have left marks there
+// Where it is 0 no granule is marked: what a write costs where nothing is sent. Bulk stores that have
+// not ended, and all copies to blocks of the cluster.
+uint32_t marked;
+
 // Writes of threads to shared memory in the running cluster, and after how many of them each thread,
 // and any of each warp, has last called fence_proxy_async.
 uint32_t writes;
@@ -46,9 +69,11 @@ uint32_t fenced_by_warp[MAX_CLUSTER_WARPS];
 void split_granules() {
   for (int rank = 0; rank < cluster_size; ++rank) {
     Cell* const all = cells_of.of(rank);
+    Sent* const marks = sent_of.of(rank);
     for (size_t i = static_cast<size_t>(shared_high - shared_low); i-- > 0;) {
       if (all[i >> 1].writer || all[i].writer || all[i >> 1].reader.epoch || all[i].reader.epoch)
         all[i] = all[i >> 1];
+      if (marked && (marks[i >> 1].issuer || marks[i].issuer)) marks[i] = marks[i >> 1];
     }
   }
   granule_shift = 0;
@@ -60,23 +85,19 @@ class InBlock {
  public:
   explicit InBlock(int rank) {
     cells = cells_of.of(rank);
+    sent = sent_of.of(rank);
     if (rank != rank_now) owner = rank;
   }
   ~InBlock() {
-    cells = cells_of.now();
+    enter_block_races();
     owner = -1;
   }
 };
 
-// The clock of a read that has not ended.
-Epoch never() {
-  return cluster_size == 1 ? ~MANY & ~0u << OneBlock::CLOCK_AT : ~MANY & ~0u << Cluster::CLOCK_AT;
-}
-
 __attribute__((noinline, cold)) Finding* found(Kind kind, uint64_t pc, const char* address,
                                                int bytes, bool write) {
   Finding* f = shared_finding(kind, pc, address, bytes, write);
-  if (f && owner >= 0) f->row = blocks[owner].index.x;
+  if (owner >= 0) belongs_to(f, owner);
   return f;
 }
 
@@ -90,6 +111,31 @@ void add_other(Finding* f, Epoch other, uint32_t pc, bool write) {
 constexpr uint32_t PC_MASK = (1u << 27) - 1;
 constexpr uint32_t BY_ATOMIC_PC = 1u << 31;  // in a writer's place: its access was atomic
 
+// A thread writes where copies read: each has to have ended, and its end to be ordered before.
+template <typename Clock>
+__attribute__((noinline, cold)) void overwrites(Sent& by, const Thread& t, uint64_t pc,
+                                                const char* address, int bytes) {
+  if (by.unfinished) {
+    if (Finding* f = found(Kind::race, pc, address, bytes, true)) {
+      add_other(f, by.issuer, by.pc, false);
+      f->other_sends = 1;
+    }
+    return;
+  }
+  for (int rank = 0; rank < cluster_size; ++rank) {
+    if (by.received[rank] && !Clock::ordered(by.received[rank], t))
+      if (Finding* f = found(Kind::race, pc, address, bytes, true))
+        add_other(f, by.received[rank], by.pc, false);
+  }
+  by = {};
+}
+
+void sends_granule(size_t i, Epoch me, uint64_t pc) {
+  ++sent[i].unfinished;
+  sent[i].issuer = me;
+  sent[i].pc = static_cast<uint32_t>(pc);
+}
+
 // The epoch of a reader's neighbour: the same warp and interval, another lane.
 Epoch neighbour_of(const Reader& reader) {
   return (reader.epoch & ~31u & ~MANY) | reader.neighbour >> 27;
@@ -99,7 +145,7 @@ template <typename Clock>
 void note_read(Cell& cell, const Thread& t, Epoch me, uint32_t pc) {
   Reader& last = cell.reader;
   if (last.epoch && Clock::warp_of(last.epoch) == t.cluster_warp) {
-    const bool same_interval = Clock::clock_of(last.epoch) == warp_clock[t.cluster_warp];
+    const bool same_interval = Clock::clock_of(last.epoch) >= Clock::interval_of(t.cluster_warp);
     const bool another_lane = lane_of(last.epoch) != t.lane;
     const bool many = same_interval && (last.epoch & MANY || another_lane);
     if (many && another_lane)
@@ -117,15 +163,19 @@ void note_read(Cell& cell, const Thread& t, Epoch me, uint32_t pc) {
 }  // namespace
 
 void start_races() {
-  const size_t bytes = (static_cast<size_t>(shared_high - shared_low) + 16) * sizeof(Cell);
-  for (int rank = 0; rank < cluster_size; ++rank)
-    if (Cell*& of_rank = cells_of.of(rank); !of_rank)
-      of_rank = static_cast<Cell*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  cells = cells_of.now();
+  const size_t granules = static_cast<size_t>(shared_high - shared_low) + 16;
+  for (int rank = 0; rank < cluster_size; ++rank) {
+    if (cells_of.of(rank)) continue;
+    cells_of.of(rank) = static_cast<Cell*>(pages(granules * sizeof(Cell)));
+    sent_of.of(rank) = static_cast<Sent*>(pages(granules * sizeof(Sent)));
+  }
+  enter_block_races();
 }
 
-void enter_block_races() { cells = cells_of.now(); }
+void enter_block_races() {
+  cells = cells_of.now();
+  sent = sent_of.now();
+}
 
 void start_block_races() {
   writes = 0;
@@ -133,12 +183,18 @@ void start_block_races() {
   std::fill_n(fenced_by_warp + rank_now * warp_count, warp_count, 0);
   const size_t dynamic = static_cast<size_t>(
       reinterpret_cast<char*>(tcgemm_dynamic_shared) - shared_low);
-  auto clear = [](size_t low, size_t high) {
-    std::memset(static_cast<void*>(&cells[low >> granule_shift]), 0,
-                ((high - low) >> granule_shift) * sizeof(Cell));
+  auto clear = [&](auto* all) {
+    const auto part = [all](size_t low, size_t high) {
+      std::memset(static_cast<void*>(&all[low >> granule_shift]), 0,
+                  ((high - low) >> granule_shift) * sizeof(*all));
+    };
+    part(0, dynamic + dynamic_shared_bytes);
+    part(dynamic + MAX_SHARED, static_cast<size_t>(shared_high - shared_low));
   };
-  clear(0, dynamic + dynamic_shared_bytes);
-  clear(dynamic + MAX_SHARED, static_cast<size_t>(shared_high - shared_low));
+  clear(cells);
+  if (sends.now()) clear(sent);
+  sends.now() = false;
+  marked = 0;
 }
 
 template <typename Clock>
@@ -150,6 +206,7 @@ __attribute__((always_inline)) static inline void check_cells(Thread& t, char* a
   const size_t last = static_cast<size_t>(address + bytes - 1 - shared_low) >> granule_shift;
   const Epoch me = Clock::epoch_of(t);
   const uint32_t now = write ? ++writes : 0;
+  Sent* const marks = marked ? sent : nullptr;
   for (size_t i = first; i <= last; ++i) {
     Cell& cell = cells[i];
     if (cell.in_flight) {
@@ -167,6 +224,8 @@ __attribute__((always_inline)) static inline void check_cells(Thread& t, char* a
       }
     }
     if (write) {
+      if (__builtin_expect(marks && marks[i].issuer, false))
+        overwrites<Clock>(marks[i], t, pc, address, bytes);
       for (const Reader& reader : {cell.reader, cell.other_reader}) {
         if (!reader.epoch || Clock::ordered(reader.epoch, t)) continue;
         if (Finding* f = found(Kind::race, pc, address, bytes, write)) {
@@ -235,22 +294,30 @@ void async_write_begins(char* to, int bytes, uint64_t pc) {
   mark_in_flight(to, bytes, pc);
 }
 
-// Until the read has ended, no clock orders a write after it.
+// Until the copy has ended, no clock orders a write after it.
 void async_read_begins(char* from, int bytes, Site site, uint64_t pc) {
   if (!shared_exists(from, bytes, false, pc) || !request.check) return;
   check_shared(*current, from, bytes, false, pc);
   check_proxy(*current, from, Misuse::store_proxy, site, pc);
+  ++marked;
+  const Epoch me = epoch_of(*current);
   const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
   for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
-    cells[i].reader.epoch |= never();
+    sends_granule(i, me, pc);
 }
 
 void async_read_ends(char* from, int bytes, uint64_t pc) {
   if (!shared_exists(from, bytes, false, pc) || !request.check) return;
+  --marked;
   const Epoch me = epoch_of(*current);
   const size_t first = static_cast<size_t>(from - shared_low) >> granule_shift;
-  for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i)
-    cells[i].reader.epoch = me;
+  for (size_t i = first; i < first + (static_cast<size_t>(bytes) >> granule_shift); ++i) {
+    if (--sent[i].unfinished == 0 && !sends.now()) sent[i].issuer = 0;
+    if (cluster_size == 1)
+      note_read<OneBlock>(cells[i], *current, me, static_cast<uint32_t>(pc));
+    else
+      note_read<Cluster>(cells[i], *current, me, static_cast<uint32_t>(pc));
+  }
 }
 
 static void land(const char* to, int bytes, Epoch by, uint64_t pc) {
@@ -286,27 +353,32 @@ void cluster_write_lands(uint32_t to, int bytes, Epoch issued, uint64_t pc) {
 // Bytes that nobody wrote may be copied: they are nobody's there, too.
 void cluster_read_begins(uint32_t from, int bytes, Site site, uint64_t pc) {
   if (!shared_exists(shared_low + from, bytes, false, pc) || !request.check) return;
+  const Epoch me = epoch_of(*current);
   const int granule = 1 << granule_shift;
+  ++marked;
+  sends.now() = true;
   for (int at = 0; at < bytes; at += granule) {
     char* const place = shared_low + from + at;
-    Cell& cell = cells[(from + static_cast<uint32_t>(at)) >> granule_shift];
-    if (!cell.writer && !cell.in_flight) continue;
+    const size_t i = (from + static_cast<uint32_t>(at)) >> granule_shift;
+    sends_granule(i, me, pc);
+    if (!cells[i].writer && !cells[i].in_flight) continue;
     check_shared(*current, place, granule, false, pc);
     check_proxy(*current, place, Misuse::copy_proxy, site, pc);
-    cell.reader.epoch |= never();
   }
 }
 
+// `marked` stays: who received it is looked at where the source is overwritten.
 void cluster_transfer_lands(int rank, uint32_t from, uint32_t to, int bytes, Epoch issued,
                             uint64_t pc) {
   if (!request.check) return;
   cluster_write_lands(to, bytes, issued, pc);
-  Cell* const sent = cells_of.of(rank);
+  const Epoch me = epoch_of(*current);
   for (int at = 0; at < bytes; at += 1 << granule_shift) {
-    Cell& source = sent[(from + static_cast<uint32_t>(at)) >> granule_shift];
-    if (source.writer)
-      source.reader.epoch = epoch_of(*current);
-    else
+    const size_t i = (from + static_cast<uint32_t>(at)) >> granule_shift;
+    Sent& source = sent_of.of(rank)[i];
+    if (source.unfinished) --source.unfinished;  // 0: it began beyond the block's memory
+    source.received[rank_now] = me;
+    if (!cells_of.of(rank)[i].writer)
       cells[(to + static_cast<uint32_t>(at)) >> granule_shift].writer = 0;
   }
 }

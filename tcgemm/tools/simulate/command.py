@@ -49,7 +49,8 @@ def simulate(
     order: Annotated[
         str,
         typer.Option(
-            help="In which legal order threads run; late: a warp of each block as late as it may.",
+            help="In which legal order threads run; late: a warp of each block, or of each cluster "
+            "one, as late as it may.",
             metavar="forward|reverse|random:SEED|late:WARP",
         ),
     ] = "forward",

@@ -121,6 +121,7 @@ def measure(
     row |= {
         "function": report.kernel,
         "grid": list(report.grid),
+        **({"cluster": report.cluster} if report.cluster > 1 else {}),
         "block": list(report.block),
         "shared_bytes": report.shared_bytes,
         "flop": counts.flop,

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from ...gpus import Gpu
 
 
+CLUSTER = "blocks of a cluster"
+"""A row of the table where a kernel has one."""
+
+
 def _number(value: float | int | None, digits: int = 3) -> str:
     if value is None:
         return "-"
@@ -33,6 +37,7 @@ def _lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("block tile", " x ".join(tile) or "-"),
         ("grid, block", f"{_dims(row['grid'])}, {_dims(row['block'])}"),
+        (CLUSTER, _number(row.get("cluster"))),
         ("shared memory, bytes", _number(row["shared_bytes"])),
         ("bytes loaded by threads", _number(row["load_bytes"])),
         ("FLOP per byte loaded", _number(row["flop_per_byte"])),
@@ -90,6 +95,8 @@ def print_table(
             table.add_column(name, justify="right", overflow="fold")
         columns = [_lines(row) for row in part]
         for i, (title, _) in enumerate(columns[0]):
+            if title == CLUSTER and all(column[i][1] == "-" for column in columns):
+                continue
             table.add_row(title, *(escape(column[i][1]) for column in columns))
         console.print(table)
     if ran:
