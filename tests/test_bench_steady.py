@@ -207,7 +207,10 @@ def test_the_report_shows_them(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(("--suite", "fused"), "plain products"), (("--kernel", "a", "--kernel", "b"), "takes one")],
+    [
+        (("--suite", "fused"), "plain single products"),
+        (("--kernel", "a", "--kernel", "b"), "takes one"),
+    ],
 )
 def test_a_mistake_is_named(arguments, says):
     result = CliRunner().invoke(app, ["bench", "--steady", *arguments], env={"COLUMNS": "200"})

@@ -199,7 +199,7 @@ def test_each_tiling_that_python_plans_is_one_that_the_launcher_has(kind):
         plan = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n} if tile else {"BLOCK_M": 48}
         arguments = (simulator.source_of("wgmma_types"), a, b, c)
         if tile is None:
-            with pytest.raises(simulator.SimulationError, match="refuses this problem"):
+            with pytest.raises(simulator.SimulationError, match="the launcher refuses it"):
                 simulator.simulate(*arguments, fusion=fusion, plan=plan)
             continue
         report = simulator.simulate(*arguments, fusion=fusion, plan=plan)
