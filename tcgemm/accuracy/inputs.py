@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -113,7 +114,14 @@ def batch_of_operands(
     if batch == 1:
         return each[0]
     a, b = (
-        torch.stack([t.T for t in of]).mT if letter == "t" else torch.stack(of)
+        one_behind_another(of, letter)
         for of, letter in zip(zip(*each, strict=True), layout, strict=True)
     )
     return a, b
+
+
+def one_behind_another(matrices: Sequence[torch.Tensor], letter: str) -> torch.Tensor:
+    """The matrices as a batch, each stored as the letter of a layout says."""
+    if letter == "t":
+        return torch.stack([t.T for t in matrices]).mT
+    return torch.stack(tuple(matrices))

@@ -14,7 +14,7 @@ from ..operands import dtype_name
 from ..problem import COMPUTES, OUTPUTS, Fusion
 from .bounds import UNIT_ROUNDOFF
 from .exact import exact_product, largest_integer
-from .inputs import BETWEEN_PRODUCTS, POISON, as_dtype, operands, poisoned
+from .inputs import BETWEEN_PRODUCTS, POISON, as_dtype, one_behind_another, operands, poisoned
 from .regions import Region, references
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -212,17 +212,15 @@ class BatchOracle(Oracle):
         ]  # fmt: skip
         self.compute = self._each[0].compute
 
-        def one_behind_another(name: str, letter: str) -> torch.Tensor:
-            of = [getattr(oracle, name) for oracle in self._each]
-            stacked = torch.stack([t.T for t in of]).mT if letter == "t" else torch.stack(of)
+        def batch_of(name: str, letter: str) -> torch.Tensor:
+            stacked = one_behind_another([getattr(each, name) for each in self._each], letter)
             for i, oracle in enumerate(self._each):  # which need not keep theirs besides
                 setattr(oracle, name, stacked[i])
             return stacked
 
-        self.a, self.b = (one_behind_another(*each) for each in zip("ab", layout, strict=True))
+        self.a, self.b = (batch_of(*each) for each in zip("ab", layout, strict=True))
         self.integer_a, self.integer_b = (
-            one_behind_another(f"integer_{name}", letter)
-            for name, letter in zip("ab", layout, strict=True)
+            batch_of(f"integer_{name}", letter) for name, letter in zip("ab", layout, strict=True)
         )
 
     def error_ratio(self, c: torch.Tensor) -> float:

@@ -201,7 +201,7 @@ def bench(
     if shape:
         commands.refuse(ctx, ("suite",), "--shape is given in its place")
     if shape or suite not in OF_DRAWN:
-        commands.refuse(ctx, ("count",), f"only --suite {' or '.join(OF_DRAWN)} takes it")
+        commands.refuse(ctx, ("count",), f"only --suite {either(OF_DRAWN)} takes it")
     if steady and any(case.fused or case.batch > 1 for case in planned):
         raise typer.BadParameter(
             "--steady times plain single products: leave --fused away, and suites of fused ones "
