@@ -9,7 +9,7 @@ sheet prints only the rate with 2:4 sparsity, half of it stands here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -255,6 +255,30 @@ def find(name: str) -> Gpu:
 def capability(gpu: Gpu) -> tuple[int, int] | None:
     """Compute capability of a GPU of the table; None for one that is not."""
     return gpu.capability
+
+
+def kin(slug: str, has: Callable[[str], bool], same_peaks: bool = False) -> str:
+    """Slug of the board whose figures stand for those of one that has none; "" where none does.
+
+    Of the boards with figures those of the same compute capability count, and of these the one with
+    most nearly as many SMs.
+
+    Args:
+        slug: of the board without figures.
+        has: whether the board of a slug has figures.
+        same_peaks: whether peak rates have to be the same too: then it is the same processor in the
+            same kind of module, with other memory, as an H100 SXM is to an H200.
+    """
+    board = lookup(slug)
+    known = [
+        other for other in GPUS
+        if board.capability is not None
+        and other.capability == board.capability
+        and has(other.slug)
+        and (not same_peaks or other.peak_tflops == board.peak_tflops)
+    ]  # fmt: skip
+    nearest = min(known, key=lambda other: abs((other.sms or 0) - (board.sms or 0)), default=None)
+    return nearest.slug if nearest else ""
 
 
 SM_LIMITS = {

@@ -35,17 +35,17 @@ def _choose(problem: Any, able: frozenset[str]) -> str:
     rungs = [module for name, module in by_name().items() if name in able]
     rungs = [m for m in rungs if not _only_by_name(m, problem)] or rungs
     names = {module.ROW["name"] for module in rungs}
-    gpu, sms, _ = gpu_of(problem)
+    gpu = gpu_of(problem)
     if problem.batch == 1:  # tables hold single products
         preferred = tables.first(tables.preferences(gpu), wide(problem))
         if preferred and preferred["kernel"] in names:
             return _highest_for(preferred["kernel"], rungs)
     for module in reversed(rungs):
-        if hasattr(module, "settled") and module.settled(problem, sms):
+        if hasattr(module, "settled") and module.settled(problem, gpu.sms):
             return str(module.ROW["name"])
     times = {}
     for module in rungs:
-        us = module.cost(problem, sms) if hasattr(module, "cost") else None
+        us = module.cost(problem, gpu.sms) if hasattr(module, "cost") else None
         if us is not None:
             times[module.ROW["name"]] = us
     if times:

@@ -16,6 +16,8 @@ class Gpu(NamedTuple):
     sms: int
     shared_bytes: int
     """Of shared memory that a block may have; 0 where it is unknown."""
+    stand_in: str = ""
+    """Whose shipped table is read where this GPU has none."""
 
 
 LIMITS = {
@@ -30,7 +32,8 @@ LIMITS = {
 """Compute capability -> SMs of its largest GPU, and KB of shared memory that a block can have."""
 
 NAMES = {(9, 0): "nvidia-h200"}
-"""Compute capability -> the GPU whose tables stand for it where none is at hand."""
+"""Compute capability -> the GPU whose tables stand for it where none is at hand, or where the one
+that is has none of its own."""
 
 stands_for: dict[tuple[int, int], Gpu] = {}
 """Compute capability -> the GPU that plans are for on a machine without one; else as NAMES says."""
@@ -55,7 +58,8 @@ def _of_device(index: int) -> Gpu:
     found = torch.cuda.get_device_properties(index)
     slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
     shared = getattr(found, "shared_memory_per_block_optin", 0)
-    return Gpu(slug, found.multi_processor_count, shared)
+    stand_in = NAMES.get(torch.cuda.get_device_capability(index), "")
+    return Gpu(slug, found.multi_processor_count, shared, stand_in)
 
 
 def of(problem: Any) -> Gpu:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .gpu import Gpu
     from .tuning import Tuning
 
 logger = logging.getLogger(__name__)
@@ -132,18 +133,19 @@ def _with_new_names(table: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**table, "kernels": kernels}
 
 
-def rows_of(gpu: str, kernel: str) -> list[dict[str, Any]]:
+def rows_of(gpu: Gpu, kernel: str) -> list[dict[str, Any]]:
     """The rows of a rung in the tables of a GPU: the user's, then the shipped ones."""
     return [row for table in _of(gpu) for row in table["kernels"].get(kernel, [])]
 
 
-def preferences(gpu: str) -> list[dict[str, Any]]:
+def preferences(gpu: Gpu) -> list[dict[str, Any]]:
     """The rows that name the rung to take: the user's, then the shipped ones."""
     return [row for table in _of(gpu) for row in table["prefer"]]
 
 
-def _of(gpu: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return of_user(gpu), shipped(gpu)
+def _of(gpu: Gpu) -> tuple[dict[str, Any], dict[str, Any]]:
+    own = shipped(gpu.name)
+    return of_user(gpu.name), shipped(gpu.stand_in) if own is EMPTY else own
 
 
 def _check_conditions(row: Any) -> None:

@@ -79,7 +79,8 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     tuning = _tuning(kernel)
     problem = tuning.oriented(problem)
     transposed, seen = problem.M > problem.N, wide(problem)
-    gpu, sms, _ = gpu_of(problem)
+    gpu = gpu_of(problem)
+    sms = gpu.sms
     if problem.device == "cpu":
         if tuning.whole_plan:
             return tuning.simulated

@@ -18,7 +18,7 @@ from ..errors import UnsupportedError
 from ..problem import Problem
 from ..vocabulary import unknown_kernel
 from . import model, model_files
-from .measured import nearest, slug_of
+from .measured import nearest, slug_of, timed_on
 
 LANGUAGES = ("triton", "cuda")
 """The first is the default, which is taken where nothing tells them apart."""
@@ -84,7 +84,7 @@ def backend_for(problem: Problem, kernel: str | None = None, gpu: str | None = N
     faster = "cuda" if near.speedup > 1 else "triton"
     times = max(near.speedup, 1 / near.speedup)
     where = f"{near.M}x{near.N}x{near.K} {near.layout}"
-    return Choice(faster, f"measured {times:.2f} times as fast at {where} on {slug}")
+    return Choice(faster, f"measured {times:.2f} times as fast at {where} on {timed_on(slug)}")
 
 
 def _modelled(

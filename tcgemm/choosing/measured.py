@@ -50,7 +50,7 @@ def nearest(problem: Problem, slug: str, farthest: float) -> Measured | None:
     if problem.batch > 1:
         return None
     kind = problem.dtype_in, problem.dtype_out, problem.compute, " ".join(problem.fused)
-    cases = measured(slug).get(kind, ())
+    cases = measured(timed_on(slug)).get(kind, ())
 
     def distance(case: Measured) -> float:
         sizes = ((case.M, problem.M), (case.N, problem.N), (case.K, problem.K))
@@ -62,9 +62,20 @@ def nearest(problem: Problem, slug: str, farthest: float) -> Measured | None:
 
 
 @cache
+def timed_on(slug: str) -> str:
+    """Slug of the GPU whose cases are taken for those of this one: its own, or those of another
+    with the same compute capability; "" where nobody has any."""
+    return slug if _path(slug).is_file() else gpus.kin(slug, lambda other: _path(other).is_file())
+
+
+def _path(slug: str) -> Path:
+    return Path(__file__).with_name(f"measured-{slug}.csv")
+
+
+@cache
 def measured(slug: str) -> dict[tuple[str, str, str, str], list[Measured]]:
     """(dtype of A and B, of C, how it is summed, what is fused) -> cases; empty of other GPUs."""
-    path = Path(__file__).with_name(f"measured-{slug}.csv")
+    path = _path(slug)
     found: dict[tuple[str, str, str, str], list[Measured]] = {}
     if path.is_file():
         with path.open(newline="") as file:

@@ -1,8 +1,9 @@
 """The files of constants of model.py, one a GPU: which is taken, and what one has to hold.
 
 ``model-<gpu>.json`` in the user's folder ($TCGEMM_CACHE_DIR, or ~/.cache/tcgemm), as ``tcgemm tune
---model`` writes it, comes before the one that is shipped beside this file. A file holds the GPU's
-slug, its SMs, the seeds of the drawn shapes that it was fitted to, and for each kernel, named
+--model`` writes it, comes before the one that is shipped beside this file. A GPU that has neither
+gets that of another with the same compute capability, scaled by their data sheets. A file holds the
+GPU's slug, its SMs, the seeds of the drawn shapes that it was fitted to, and for each kernel, named
 "backend/kernel", how many rows it had and for each term (constant, most that was seen of the term,
 rows that had some). Imports no torch.
 """
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from .. import gpus
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +59,14 @@ class Model(NamedTuple):
     path: Path | None = None
     yours: bool = False
     """Whether the file is the user's own."""
+    scaled_from: str = ""
+    """Slug of the GPU that it is scaled from, where this one has no file."""
 
     @property
     def whose(self) -> str:
         """In words that stand before "model"."""
+        if self.scaled_from:
+            return f"{self.scaled_from}'s scaled"
         return "your" if self.yours else "the shipped"
 
 
@@ -67,9 +74,10 @@ _of: dict[str, Model] = {}
 
 
 def of(slug: str) -> Model:
-    """The model of a GPU: the user's own, else the shipped one, else one that knows no kernel."""
+    """The model of a GPU: the user's own, else the shipped one, else that of a GPU of the same
+    compute capability, scaled; else one that knows no kernel."""
     if slug not in _of:
-        _of[slug] = _of_user(slug) or _shipped(slug) or Model({})
+        _of[slug] = _of_user(slug) or _shipped(slug) or _scaled(slug) or Model({})
     return _of[slug]
 
 
@@ -96,8 +104,35 @@ def user_path(slug: str) -> Path:
 
 
 def _shipped(slug: str) -> Model | None:
-    path = Path(__file__).with_name(f"model-{slug}.json")
+    path = _path_shipped(slug)
     return read(path, slug) if path.is_file() else None
+
+
+def _path_shipped(slug: str) -> Path:
+    return Path(__file__).with_name(f"model-{slug}.json")
+
+
+def _scaled(slug: str) -> Model | None:
+    """The shipped model of the nearest GPU that has one. Its memory is slower or faster by what the
+    data sheets say, and so is its arithmetic; what else a kernel takes is taken to be the same."""
+    kin = gpus.kin(slug, lambda other: _path_shipped(other).is_file())
+    of_kin = _shipped(kin) if kin else None
+    if of_kin is None:
+        return None
+    mine, theirs = gpus.lookup(slug), gpus.lookup(kin)
+    memory = (theirs.bandwidth_gb_s or 1.0) / (mine.bandwidth_gb_s or 1.0)
+    arithmetic = (theirs.peak("bfloat16") or 1.0) / (mine.peak("bfloat16") or 1.0)
+    # The peak is of all SMs, and the term counts operations of the busiest one.
+    arithmetic *= (mine.sms or of_kin.sms) / of_kin.sms
+    factors = {"memory": memory, "multiply": arithmetic}
+    scaled = {
+        name: tuple(
+            (constant * factors.get(term, 1.0), most, rows)
+            for term, (constant, most, rows) in zip(TERMS, found, strict=True)
+        )
+        for name, found in of_kin.constants.items()
+    }
+    return of_kin._replace(constants=scaled, sms=mine.sms or of_kin.sms, scaled_from=kin)
 
 
 def _of_user(slug: str) -> Model | None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from .. import gpus
+
 LANGUAGES = ("triton", "cuda")
 """Of the overlapped kernels. The first is taken where nothing says that the other is faster."""
 
@@ -73,8 +75,11 @@ def path_of(slug: str) -> Path:
 
 @cache
 def of(slug: str) -> Fitted:
-    """What rows have said of a GPU; nothing where there is no file."""
+    """What rows have said of a GPU, or of one of the same peak rates; nothing where neither has a
+    file."""
     path = path_of(slug)
+    if not path.is_file():
+        path = path_of(gpus.kin(slug, lambda other: path_of(other).is_file(), same_peaks=True))
     if not path.is_file():
         return Fitted({}, None)
     found = json.loads(path.read_text())

@@ -73,8 +73,14 @@ class Times:
 
 @cache
 def links(slug: str) -> dict[tuple[str, int], tuple[tuple[float, float], ...]]:
-    """(what, ranks or 0) -> (MiB, GB/s) as measured, by size; empty for a GPU without."""
-    path = Path(__file__).with_name(f"links-{slug}.csv")
+    """(what, ranks or 0) -> (MiB, GB/s) as measured, by size; empty for a GPU without.
+
+    A GPU of the same peak rates has the same links: an H100 SXM those of an H200.
+    """
+    path = _links_path(slug)
+    if not path.is_file():
+        kin = gpus.kin(slug, lambda other: _links_path(other).is_file(), same_peaks=True)
+        path = _links_path(kin)
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     if path.is_file():
         with path.open(newline="") as file:
@@ -82,6 +88,10 @@ def links(slug: str) -> dict[tuple[str, int], tuple[tuple[float, float], ...]]:
                 key = row["what"], int(row["world"] or 0)
                 found.setdefault(key, []).append((float(row["mib"]), float(row["gb_s"])))
     return {key: tuple(sorted(points)) for key, points in found.items()}
+
+
+def _links_path(slug: str) -> Path:
+    return Path(__file__).with_name(f"links-{slug}.csv")
 
 
 def _timed(points: Iterable[tuple[float, float]], size: float, share: float = 1.0) -> float:

@@ -15,8 +15,7 @@ def preferred(problem: Any, able: Sequence[str]) -> str | None:
     if not problem.plain or problem.batch > 1:
         return None
     gpu = gpus.gpu_of(problem)[0]
-    shipped = tables.shipped()
-    table = shipped.get(gpu) or shipped[gpus.architecture(problem.capability or (9, 0))]
+    table = tables.shipped()[tables.names(gpu, problem.capability or (9, 0))[0]]
     thin = problem.transposed() if problem.M > problem.N else problem
     for row in (*tables.of_user(gpu)["prefer"], *table["prefer"]):
         if tables.all_hold(row, thin) and row["kernel"] in ("", *able):

@@ -33,6 +33,10 @@ OF_MMA_SYNC = ((8, 0), (8, 6), (8, 7), (8, 9), (12, 0))
 """Capabilities whose tensor cores take operands from registers, where rounding costs no detour."""
 
 
+STANDS_IN = {(9, 0): "nvidia-h200"}
+"""Compute capability -> the GPU whose table is read by one that has none of its own."""
+
+
 def architecture(capability: tuple[int, int]) -> str:
     """The table of a GPU that has none of its own: sm80 or sm90."""
     return "sm90" if capability >= (9, 0) else "sm80"

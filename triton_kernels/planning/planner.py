@@ -234,10 +234,11 @@ def _rows(
 ) -> list[dict[str, Any]]:
     name = kind(problem.dtype_in, problem.compute)
     table = planner.name if name else planner.table
-    architecture = gpus.architecture(capability)
-    rows = tables.shipped_rows(gpu, table, name) or tables.shipped_rows(architecture, table, name)
+    names = tables.names(gpu, capability)
+    found = (tables.shipped_rows(each, table, name) for each in names)
+    rows = next((rows for rows in found if rows), None)
     if rows is None:
-        raise ValueError(f"configs-{architecture}.json has no rows of {table} for {name}")
+        raise ValueError(f"configs-{names[-1]}.json has no rows of {table} for {name}")
     return rows if name else [*tables.of_user(gpu)["kernels"].get(table, []), *rows]
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host.storage import itemsize, letter
+from .gpus import STANDS_IN, architecture
 from .refusals import refuse_tma
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,16 @@ def shipped_rows(table: str, kernel: str, kind: str) -> list[dict[str, Any]] | N
         found["types"].get(kind, {}) if kind else found["kernels"]
     )
     return rungs.get(kernel)
+
+
+def names(gpu: str, capability: tuple[int, int]) -> tuple[str, ...]:
+    """The shipped tables that speak of a GPU, the one that is nearest to it first.
+
+    Args:
+        gpu: as in the names of tables; "" where it is unknown.
+    """
+    found = (gpu, STANDS_IN.get(capability, "") if gpu else "", architecture(capability))
+    return tuple(name for name in found if name in shipped())
 
 
 def user_path(gpu: str) -> Path:

@@ -1,0 +1,118 @@
+"""A GPU without figures of its own goes by those of one with the same compute capability."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from tcgemm import dispatch, gpus
+from tcgemm.choosing import measured, model, model_files
+from tcgemm.dist import fitted
+from tcgemm.dist import model as several
+from tcgemm.problem import Problem
+from tcgemm.request import planning_for
+
+H200 = "nvidia-h200"
+HOPPERS = ("nvidia-h100-sxm", "nvidia-h100-nvl", "nvidia-h100-pcie")
+SHAPES = ((1, 4096, 4096), (300, 2000, 1352), (512, 3072, 3072), (1000, 1000, 1000), (4096,) * 3)
+
+
+@pytest.fixture(autouse=True)
+def no_files_of_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
+    model_files.forget()
+    yield
+    model_files.forget()
+
+
+def test_the_nearest_of_the_same_capability_stands_in():
+    everyone = {gpu.slug for gpu in gpus.GPUS}
+    known = {H200, "nvidia-h100-pcie", "nvidia-a10", "nvidia-geforce-rtx-3090"}
+    assert gpus.kin("nvidia-h100-sxm", known.__contains__) == H200
+    assert gpus.kin("nvidia-h100-nvl", {"nvidia-h100-pcie"}.__contains__) == "nvidia-h100-pcie"
+    assert gpus.kin("nvidia-a10", {"nvidia-geforce-rtx-3090"}.__contains__)
+    for stranger in ("nvidia-a100-40gb-sxm", "nvidia-b200", "an-unknown-gpu", "cpu", ""):
+        assert gpus.kin(stranger, known.__contains__) == ""
+    assert gpus.kin("nvidia-h100-sxm", everyone.__contains__, same_peaks=True) in everyone
+    assert gpus.kin("nvidia-h100-nvl", {H200}.__contains__, same_peaks=True) == ""
+    assert gpus.kin("nvidia-h200", {"nvidia-h100-sxm"}.__contains__, True) == "nvidia-h100-sxm"
+
+
+@pytest.mark.parametrize("slug", HOPPERS)
+def test_its_model_is_scaled_by_the_data_sheets(slug):
+    own, theirs, board = model_files.of(slug), model_files.of(H200), gpus.lookup(slug)
+    assert own.whose == "nvidia-h200's scaled"
+    assert own.sms == board.sms
+    assert set(own.constants) == set(theirs.constants)
+    of_one_sm = gpus.lookup(H200).peak("bfloat16") / 132 / (board.peak("bfloat16") / board.sms)
+    factors = {"memory": 4800 / board.bandwidth_gb_s, "multiply": of_one_sm}
+    for kernel, found in own.constants.items():
+        for term, mine, its in zip(model.TERMS, found, theirs.constants[kernel], strict=True):
+            assert mine[0] == pytest.approx(its[0] * factors.get(term, 1.0)), (kernel, term)
+            assert mine[1:] == tuple(its[1:])
+
+
+def test_a_product_that_memory_bounds_takes_longer_where_memory_is_slower():
+    asked = Problem.stored(8, 8192, 8192, "bfloat16", "bfloat16", "nn", capability=(9, 0))
+    for kernel, plan in (("cuda/split_k", {"SPLITS": 2}), ("triton/split_k", {"SPLITS": 2})):
+        plan = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, **plan}
+        us = [
+            model.estimated_us(kernel, asked, plan, slug, 132, at_least=True)
+            for slug in (H200, "nvidia-h100-sxm")
+        ]
+        assert 1.1 < us[1] / us[0] < 4800 / 3352
+
+
+def test_a_file_of_its_own_comes_first():
+    shipped = model_files._path_shipped(H200).read_text()
+    path = model_files.user_path("nvidia-h100-sxm")
+    path.write_text(shipped.replace('"nvidia-h200"', '"nvidia-h100-sxm"'))
+    model_files.forget()
+    found = model_files.of("nvidia-h100-sxm")
+    assert found.yours
+    assert found.whose == "your"
+    assert found.constants == model_files.of(H200).constants
+
+
+def test_an_ampere_has_none():
+    assert model_files.of("nvidia-a100-40gb-sxm").constants == {}
+    assert measured.timed_on("nvidia-a100-40gb-sxm") == ""
+    assert measured.timed_on("nvidia-h100-sxm") == H200
+
+
+@pytest.mark.parametrize("slug", HOPPERS)
+def test_its_tables_are_those_of_an_h200(slug):
+    """Where both have as many SMs, tables give both the same kernels and plans."""
+
+    def of_tables(board, backend, asked):
+        able = [r.name for r in dispatch.ladder(backend) if r.why_not(asked) is None]
+        with planning_for(board):
+            if backend == "triton":
+                choice = import_module("tcgemm.triton_kernels.planning.choice")
+                import_module("tcgemm.triton_kernels.by_name").forget()
+                taken = choice.preferred(asked, able)
+            else:
+                taken = import_module("tcgemm.cuda_ref.planning").choose.choose(asked, able)
+            row = dispatch.find(backend, taken or able[-1])
+            return taken, dict(row.plan(asked))
+
+    board, h200 = gpus.find(slug), gpus.find("h200")
+    found = []
+    for shape in SHAPES:
+        for layout in ("nn", "nt"):
+            for backend in ("triton", "cuda"):
+                asked = Problem.stored(
+                    *shape, "bfloat16", "bfloat16", layout, capability=board.capability
+                )
+                mine, its = (of_tables(each, backend, asked) for each in (board, h200))
+                assert mine[0] == its[0]
+                found.append(mine[1] == its[1])
+    assert all(found) == (board.sms == h200.sms)
+
+
+def test_links_are_those_of_a_gpu_of_the_same_peak_rates():
+    assert several.links("nvidia-h100-sxm") == several.links(H200) != {}
+    assert fitted.of("nvidia-h100-sxm") == fitted.of(H200)
+    assert several.links("nvidia-h100-pcie") == several.links("nvidia-a100-40gb-sxm") == {}
+    assert fitted.of("nvidia-h100-nvl").ways == {}
