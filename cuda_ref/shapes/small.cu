@@ -59,7 +59,8 @@ template <bool FUSED, bool DIVIDED, typename In, typename Out, Access A, Access 
 __global__ void __launch_bounds__(MOST_THREADS<BYTES>, LEAST_BLOCKS<DIVIDED, BYTES, TILE>)
     small_kernel(Side a, Side b, Rows c, int64_t c_batch, Epilogue<float> epilogue,
                  unsigned tiles_m, unsigned tiles_n, int splits) {
-  const unsigned tile = DIVIDED ? blockIdx.x / splits : blockIdx.x;
+  // From the last tile to the first: the kernel behind a product mostly reads C from its beginning.
+  const unsigned tile = DIVIDED ? blockIdx.x / splits : gridDim.x - 1 - blockIdx.x;
   const unsigned of_matrix = tiles_m * tiles_n;
   const unsigned batch = quotient(tile, of_matrix), place = tile - batch * of_matrix;
   const unsigned row = quotient(place, tiles_n);

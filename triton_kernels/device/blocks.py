@@ -19,13 +19,17 @@ grouped = gluon.jit(ordering.grouped.fn)
 
 
 @gluon.jit
-def place(tile, tiles_m, tiles_n, CONFIG: gl.constexpr):
-    """Number of a tile -> number of its matrix in the batch, tile row, tile column."""
+def place(tile, tiles_m, tiles_n, batches, CONFIG: gl.constexpr):
+    """Which tile programs come to as number ``tile``: its matrix in the batch, row and column.
+
+    They go from the last tile to the first. The kernel behind a product mostly reads C from its
+    beginning: of a C that the L2 cannot hold, that is what was stored last, and is still there.
+    """
     batch = 0
     if CONFIG.BATCHED:
-        batch = tile // (tiles_m * tiles_n)
+        batch = batches - 1 - tile // (tiles_m * tiles_n)
         tile = tile % (tiles_m * tiles_n)
-    tile_m, tile_n = grouped(tile, tiles_m, tiles_n, CONFIG.GROUP_M)
+    tile_m, tile_n = grouped(tiles_m * tiles_n - 1 - tile, tiles_m, tiles_n, CONFIG.GROUP_M)
     return batch, tile_m, tile_n
 
 
@@ -134,7 +138,7 @@ def prefetch_first_tile(x, pitch, a, b, size, CONSUMERS: gl.constexpr, CONFIG: g
     WIDE: gl.constexpr = b.block_shape[0 if CONFIG.B_TRANSPOSED else 1]
     BLOCK_N: gl.constexpr = WIDE + CONFIG.REST
     tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
-    _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, CONFIG)
+    _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, 1, CONFIG)
     # Programs that share a block of the operand ask for different columns of it.
     k = (tile_n if CONFIG.STREAM_A else tile_m) * CONFIG.L2_PREFETCH
     if CONFIG.STREAM_A:

@@ -71,7 +71,7 @@ def produce(a, b, rest, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
     # The first lap of the ring waits for the phase before the first, which counts as complete.
     slot, phase, c_phase = 0, 1, 1
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, CONFIG)
+        batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, batches, CONFIG)
         m, n = tile_m * (PART_M * CONSUMERS), tile_n * BLOCK_N
         for k in range(0, K, BLOCK_K):
             mbarrier.wait(empty.index(slot), phase)
@@ -126,7 +126,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
     k_tiles = gl.cdiv(K, BLOCK_K)
     slot, phase, c_phase = 0, 0, 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, CONFIG)
+        batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, batches, CONFIG)
         m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * BLOCK_N
         zero = gl.zeros((PART_M, WIDE), acc_type, layout)
         acc = zero

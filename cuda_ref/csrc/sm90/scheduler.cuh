@@ -9,7 +9,8 @@ namespace tcgemm::sm90 {
 
 // The tiles of a batch of C, BLOCK_M x BLOCK_N for each block. The blocks of a cluster work one above
 // the other, or beside each other where they are to share A; clusters walk in groups of GROUP_M tile
-// rows.
+// rows, from the last tile to the first. The kernel behind a product mostly reads C from its
+// beginning: of a C that the L2 cannot hold, that is what was stored last, and is still there.
 template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A = false>
 struct Schedule {
   int M, N;
@@ -20,10 +21,11 @@ struct Schedule {
 
   __host__ __device__ int tiles() const { return rows * cols * batch; }
 
-  // The corner (m, n) of the tile that block `rank` of a cluster computes of the cluster's tile
-  // `index`, and its matrix z of the batch.
+  // The corner (m, n) of the tile that block `rank` of a cluster computes of the tile that clusters
+  // come to as number `index`, and its matrix z of the batch.
   template <bool BATCHED>
   __device__ void locate(int index, int rank, int* m, int* n, int* z) const {
+    index = tiles() - 1 - index;
     *z = BATCHED ? index / (rows * cols) : 0;
     if constexpr (BATCHED) index -= *z * rows * cols;
     const Tile tile = cluster == 1 || SHARES_A ? grouped_tile<GROUP_M>(index, rows, cols)
