@@ -4,29 +4,50 @@ from __future__ import annotations
 
 from typing import Any
 
-SECTOR_BYTES = 32
-"""Of the L2: what one of its tags answers for at a time."""
+SECTOR_BYTES, LINE_BYTES = 32, 128
+"""Of the L2: what one of its tags answers for at a time, and a line, which has four of them."""
+
+WHOLE, SPLIT_LINES, SPLIT_SECTORS = 0, 1, 2
+"""How rows of A and B lie: each begins with a line, or within one of them, or within a sector."""
+
+LEAST_STEPS = {WHOLE: 30, SPLIT_LINES: 50, SPLIT_SECTORS: 30}
+"""Steps along K, of all waves, from which on a pair saves more than it costs.
+
+A pair starts 0.7 to 1.2 us later than a block, and of a short K it has next to nothing to save:
+6352 x 4224 x 64 (whole lines, 13 waves of one step) takes 13.3 us in pairs and 12.3 without. Where
+rows split sectors it saves 2 to 6 % at 32 steps, 10 % at 37, 25 % at 148; where they split lines it
+costs 3 % at 47 and saves 6 to 16 % at 146 (reports/nvidia-h100-sxm/trials/races.csv).
+"""
+
+LEAST_STEPS_NARROW = 12
+"""The same of tiles of 64 x 128 in whole lines."""
 
 
-def splits_sectors(itemsize: int, *strides: tuple[int, int]) -> bool:
-    """Whether rows of an operand of such strides, in elements, begin within a sector."""
-    return any(max(of) * itemsize % SECTOR_BYTES for of in strides)
+def rows_lie(itemsize: int, *strides: tuple[int, int]) -> int:
+    """WHOLE, SPLIT_LINES or SPLIT_SECTORS: how rows of operands of such strides, in elements, lie;
+    of several the worst."""
+    apart = [max(of) * itemsize for of in strides]
+    if any(each % SECTOR_BYTES for each in apart):
+        return SPLIT_SECTORS
+    return SPLIT_LINES if any(each % LINE_BYTES for each in apart) else WHOLE
 
 
-def least_tiles(block_m: int, block_n: int, K: int, splits: bool, sms: int) -> int:
-    """The most tiles that are still computed by single blocks.
+def least_tiles(block_m: int, block_n: int, K: int, sms: int) -> int:
+    """The most tiles that are still computed by single blocks, of operands in whole lines.
 
     A cluster of 2 pays from five waves on (1.6 % at 8192 cubed), and costs the launch of fewer, but
     for tiles of 64 x 128, which read the most for what they multiply: +5 % at 768 x 1024 x 1024,
-    though in one wave with a short K -8 % (1024 x 1024 x 512). Operands whose rows are no whole
-    sectors cost two requests to the L2 for each row of a box, and the L2's tags are then the limit:
-    there a cluster, which asks for half of one operand, always pays.
+    though in one wave with a short K -8 % (1024 x 1024 x 512).
     """
-    if splits:
-        return 1
     if (block_m, block_n) != (64, 128):
         return 4 * sms
     return sms if K < 768 else 1
+
+
+def waves_of_pairs(rows: int, cols: int, batch: int, shares_a: bool, sms: int) -> int:
+    """Waves of pairs of tiles beside each other, which share A, or of those one above the other."""
+    pairs = rows * -(-cols // 2) if shares_a else -(-rows // 2) * cols
+    return -(-pairs * batch // (sms // 2))
 
 
 def cluster_of(rows: int, cols: int, batch: int, shares_a: bool, least: int) -> int:

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 from ..planning.cost import LAUNCH_US, MEMORY_BYTES_PER_US, TILE_K, ceil_div
 from ..planning.gpu import of as gpu_of
-from ..planning.pairs import cluster_of, least_tiles, splits_sectors, strides_of
+from ..planning.pairs import (
+    LEAST_STEPS,
+    LEAST_STEPS_NARROW,
+    WHOLE,
+    cluster_of,
+    least_tiles,
+    rows_lie,
+    strides_of,
+    waves_of_pairs,
+)
 from ..planning.refusals import MOST_TILES, column_major, refuse_tma
 from ..planning.rows import FUSES, TMA_ROWS, row
 
@@ -36,6 +45,8 @@ class Tile(NamedTuple):
     """The same where something is fused; 0: has no room for it."""
     n_major_rate: float = 0.0
     """The same where B is row-major and its last panel is loaded whole and used in part."""
+    split_n_major_rate: float = 0.0
+    """The same where rows begin within lines of the L2 besides."""
 
     @property
     def plan(self) -> dict[str, int]:
@@ -62,7 +73,7 @@ TILES = (
     Tile(256, 192, 3, 3, 0, 1.02),
     Tile(128, 224, 4, 2, 0, 0.99),
     Tile(192, 192, 4, 1, 0, 0.978),
-    Tile(192, 176, 4, 1, 0, 0.975),
+    Tile(192, 176, 4, 1, 0, 0.975, split_n_major_rate=0.82),
     Tile(192, 128, 5, 1, 0, 0.98, 0.94),
     Tile(128, 192, 4, 3, 0, 0.985, 0.95),
     Tile(128, 144, 4, 3, 0, 0.87, n_major_rate=0.68),
@@ -137,6 +148,8 @@ def _fastest(
         own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate
         if not split_lines:
             return own
+        if n_major and not fused:
+            own = tile.split_n_major_rate or own
         # Each row of a box is in two lines: 128 x 128 has 0.7 of 128 x 256 at 10000 cubed.
         more = max(0.0, tile.traffic / TILES[0].traffic - 1) * min(1, steps / FEW_STEPS)
         return own * max(0.5, 1 - 0.9 * more)
@@ -159,16 +172,44 @@ def plan(problem: Any) -> Mapping[str, int]:
     tile = tile_of(problem)
     if problem.device == "cpu":
         return tile.plan
-    M, N, _, _ = _transposed(problem)
+    M, N, _, b = _transposed(problem)
     rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
-    sms, splits = gpu_of(problem).sms, splits_sectors(2, *strides_of(problem))
-    shares_a = _shares_a(tile, rows, cols, problem.batch, sms, 1 if splits else 4 * sms)
-    least = least_tiles(tile.BLOCK_M, tile.BLOCK_N, problem.K, splits, sms)
-    cluster = cluster_of(rows, cols, problem.batch, shares_a, least)
+    cluster, shares_a = _pairs(
+        tile, rows, cols, problem.batch, ceil_div(problem.K, TILE_K),
+        rows_lie(2, *strides_of(problem)), b[0] != 1, gpu_of(problem).sms,
+    )  # fmt: skip
     return {**tile.plan, "SHARES_A": int(shares_a), "CLUSTER": cluster}
 
 
 @cache
+def _pairs(
+    tile: Tile, rows: int, cols: int, batch: int, steps: int, lie: int, n_major: bool, sms: int
+) -> tuple[int, bool]:
+    """Blocks of a cluster, 1 or 2, and whether a pair works side by side and shares A.
+
+    Args:
+        rows, cols: of tiles.
+        steps: along K.
+        lie: how rows of A and B lie, as ``rows_lie`` says it.
+        n_major: B lies by rows, so that panels of 64 columns are loaded whole.
+    """
+    waves = -(-rows * cols * batch // sms)
+    narrow = (tile.BLOCK_M, tile.BLOCK_N) == (64, 128) and lie == WHOLE
+    pays = waves * steps >= (LEAST_STEPS_NARROW if narrow else LEAST_STEPS[lie])
+    if lie == WHOLE:
+        shares_a = _shares_a(tile, rows, cols, batch, sms, 4 * sms)
+        least = least_tiles(tile.BLOCK_M, tile.BLOCK_N, steps * TILE_K, sms)
+        return cluster_of(rows, cols, batch, shares_a, least) if pays else 1, shares_a
+    loaded = 64 * ceil_div(tile.BLOCK_N, 64) if n_major else tile.BLOCK_N
+    # What is longer is shared, but for a wave more; a tile more may find an idle SM.
+    ways = [shares_a for shares_a in (False, True) if (cols if shares_a else rows) > 1]
+    count = {way: waves_of_pairs(rows, cols, batch, way, sms) for way in ways}
+    ways.sort(key=lambda way: (count[way], way != (loaded < tile.BLOCK_M)))
+    if not pays or not ways or count[ways[0]] > waves:
+        return 1, tile.BLOCK_M > tile.BLOCK_N
+    return 2, ways[0]
+
+
 def _shares_a(tile: Tile, rows: int, cols: int, batch: int, sms: int, least: int) -> bool:
     """Whether pairs of blocks work beside each other and share A; ``least`` tiles make no pairs.
 
@@ -178,12 +219,8 @@ def _shares_a(tile: Tile, rows: int, cols: int, batch: int, sms: int, least: int
     own = tile.BLOCK_M > tile.BLOCK_N
     if (cols if own else rows) < 16 or rows * cols * batch <= least:
         return own
-
-    def waves(beside: bool) -> int:
-        pairs = rows * -(-cols // 2) if beside else -(-rows // 2) * cols
-        return -(-pairs * batch // (sms // 2))
-
-    return not own if waves(not own) < waves(own) else own
+    waves = {beside: waves_of_pairs(rows, cols, batch, beside, sms) for beside in (own, not own)}
+    return not own if waves[not own] < waves[own] else own
 
 
 def cost(problem: Any, sms: int) -> float | None:

@@ -56,6 +56,11 @@ SPLIT_CLUSTER_US = {1: 0.0, 2: 0.5, 4: 0.8, 8: 0.88}
 SPLIT_SECOND_US = 2.0
 PART_US = 0.07
 
+BLOCK_US = 0.004  # by which each block makes the kernel begin later,
+EACH_ASKER_US = (
+    0.002  # and what each that asks for the same line adds to a step, whatever limits it
+)
+
 SHORT_ROWS_PER_US = 12.6e3  # of A, shorter than half a line, that all blocks ask for, and
 SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does
 
@@ -73,12 +78,13 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     between = problem.layout[1] == "n" and block_n % 64 > 0
     columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
     asked = 2 * TILE_K * (block_m / a_peers + columns / b_peers)
-    own, same = steps * STEP[block_m, block_n], 0.0
+    own, same, start = steps * STEP[block_m, block_n], 0.0, 0.0
     if splits_lines(problem):
         asked *= SPLIT_LINES
         own *= SPLIT_STEP
         askers = max(tiles / size for tiles, size in sides(config, problem))
         same = steps * askers * SPLIT_LINES * ASKER_US
+        start = BLOCK_US * blocks + EACH_ASKER_US * steps * askers
     elif block_m < M and M % (block_m // a_peers):
         own *= OUTSIDE
     memory = 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US
@@ -90,7 +96,7 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
         memory = max(memory, steps * blocks * rows / waves / SHORT_ROWS_PER_US)
     limits = (own, same, steps * blocks * asked / waves / L2_BYTES_PER_US, memory)
     body = sum(limit**6 for limit in limits) ** (1 / 6)
-    start = PREFETCHED_LAUNCH_US if block_m * block_n <= 64 * 64 else LAUNCH_US
+    start += PREFETCHED_LAUNCH_US if block_m * block_n <= 64 * 64 else LAUNCH_US
     added = _around(splits, cluster, splits_lines(problem))
     if splits > 1:
         added += 4 * M * N * splits / PARTIALS_BYTES_PER_US

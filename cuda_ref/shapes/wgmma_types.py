@@ -98,7 +98,7 @@ def plan(problem: Any) -> Mapping[str, int]:
     chosen, numbers = tiling_of(problem), constants("wgmma_types")
     block_m, block_n = chosen.block_m, chosen.block_n
     M, N = _sides(problem)
-    least = least_tiles(block_m, block_n, problem.K, False, _sms(problem))
+    least = least_tiles(block_m, block_n, problem.K, _sms(problem))
     cluster = cluster_of(-(-M // block_m), -(-N // block_n), problem.batch, False, least)
     return {
         "BLOCK_M": block_m,
