@@ -16,6 +16,7 @@ from tcgemm.cuda_ref import planning
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import TILE
 from tcgemm.cuda_ref.planning import launch, tables, tuning
+from tcgemm.cuda_ref.planning.gpu import Gpu
 from tcgemm.cuda_ref.planning.refusals import column_major
 from tcgemm.cuda_ref.shapes import one_wave, one_wave_tile
 
@@ -204,7 +205,7 @@ def test_every_plan_is_one_that_can_be_built_however_c_lies(layout):
 
 @pytest.mark.parametrize("sms", [132, 114])
 def test_at_most_one_block_in_seven_of_a_plan_has_no_tile(sms, monkeypatch):
-    monkeypatch.setattr(tuning, "gpu_of", lambda problem: ("", sms, 0))
+    monkeypatch.setattr(tuning, "gpu_of", lambda problem: Gpu("", sms, 0))
     planning.forget()
     idle = 0
     for case in drawn_cases(77, 300, ["bfloat16"]):
@@ -381,7 +382,7 @@ def test_of_48_columns_four_blocks_would_load_more_than_there_is():
 
 
 def test_a_plan_for_another_gpu_fits_it(monkeypatch):
-    monkeypatch.setattr(tuning, "gpu_of", lambda problem: ("", 114, 0))
+    monkeypatch.setattr(tuning, "gpu_of", lambda problem: Gpu("", 114, 0))
     planning.forget()
     for shape in ASKED:
         plan = planning.plan("one_wave", problem(*shape))

@@ -42,13 +42,13 @@ Row = dict[str, str]
 
 
 @cache
-def drawn() -> tuple[Row, ...]:
+def drawn(path: str) -> tuple[Row, ...]:
     """What was chosen for each drawn product: one row, the one with the lower ratio of those behind
     a foreign kernel in a graph and in a stream. ``trees`` has all trees that timed the product."""
     keys = ("suite", "M", "N", "K", "dtype_in", "layout", "backend")
     found: dict[tuple[str, ...], Row] = {}
     trees: dict[tuple[str, ...], list[str]] = {}
-    for row in rows("trials/drawn.csv"):
+    for row in rows(path):
         if row["chosen"] != "yes" or row["among"] == "alone" or not row["ratio_p50"]:
             continue
         product = tuple(row[key] for key in keys)
@@ -61,9 +61,12 @@ def drawn() -> tuple[Row, ...]:
 
 @cache
 def rows(name: str) -> tuple[Row, ...]:
-    """The rows of a file of the report, or of one of docs/, tcgemm/ or reports/; of ``drawn``."""
+    """The rows of a file of the report, or of one of docs/, tcgemm/ or reports/; of ``drawn``, or of
+    ``drawn@GPU`` for another GPU's."""
     if name == "drawn":
-        return drawn()
+        return drawn("trials/drawn.csv")
+    if name.startswith("drawn@"):
+        return drawn(f"reports/{name.removeprefix('drawn@')}/trials/drawn.csv")
     path = (ROOT if name.startswith(("tcgemm/", "docs/", "reports/")) else REPORT) / name
     if not path.is_file():
         raise QueryError(f"no file {path.relative_to(ROOT)}")
