@@ -102,6 +102,31 @@ def test_nothing_is_begun_when_time_is_over(backend, monkeypatch):
     assert outcome.left == {"warmed": 5}
 
 
+def test_the_longest_begins_first_but_where_time_is_short(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(warm.time, "monotonic", lambda: float(next(clock)))
+    tasks = [("cuda", name, {}, None, (str(n),)) for n, name in enumerate("abbbcc")]
+
+    def order(waiting, first_takes):
+        for task in tasks:
+            waiting.add(task)
+        begun = []
+        while (task := waiting.begin()) is not None:
+            for _ in range(first_takes[task[1]]):
+                next(clock)
+            waiting.done(task)
+            begun.append(task[1])
+        return "".join(begun)
+
+    takes = {"a": 1, "b": 2, "c": 9}
+    assert order(warm.Waiting(longest_first=True), takes) == "abccbb"
+    clock = iter(range(100))
+    assert order(warm.Waiting(longest_first=False), takes) == "abbbcc"
+    waiting = warm.Waiting(longest_first=True)
+    waiting.add(tasks[0])
+    assert list(waiting.left()) == [tasks[0]]
+
+
 def test_the_products_cover_types_layouts_and_what_is_fused():
     found = list(covering.problems((), (9, 0)))
     pairs = {(p.dtype_in, p.dtype_out, p.compute) for p in found}

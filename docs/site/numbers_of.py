@@ -61,8 +61,8 @@ def drawn(path: str) -> tuple[Row, ...]:
 
 @cache
 def rows(name: str) -> tuple[Row, ...]:
-    """The rows of a file of the report, or of one of docs/, tcgemm/ or reports/; of ``drawn``, or of
-    ``drawn@GPU`` for another GPU's."""
+    """The rows of a file of the report, or of one of docs/, tcgemm/ or reports/; of ``drawn``, and
+    of ``drawn@GPU`` for another GPU's."""
     if name == "drawn":
         return drawn("trials/drawn.csv")
     if name.startswith("drawn@"):

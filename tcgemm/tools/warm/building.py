@@ -7,14 +7,17 @@ stores that calls look into: Triton's cache, and cuda_ref's (docs/design.md).
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 
@@ -80,7 +83,9 @@ def warm(
     chunks = [given[at : at + CHUNK] for at in range(0, len(given), CHUNK)]
     outcome, seen = Outcome(), set[str]()
     known = done = 0
-    with (pool or _processes)(jobs or len(os.sched_getaffinity(0)), gpu) as executor:
+    jobs = jobs or len(os.sched_getaffinity(0))
+    waiting = Waiting(longest_first=within_s is None)
+    with (pool or _processes)(jobs, gpu) as executor:
         with _uninterrupted():
             pending: dict[Future[Any], Task | None] = {
                 executor.submit(find, chunk, tuple(names)): None for chunk in chunks
@@ -96,15 +101,18 @@ def warm(
                     task = pending.pop(future)
                     done += 1
                     if task is not None:
+                        waiting.done(task)
                         _note(outcome, task, future)
                         watch(done, known, f"{task[0]}/{task[1]}")
                         continue
                     for found in future.result():
                         if not seen.issuperset(found[4]):
                             seen.update(found[4])
-                            pending[executor.submit(build, found)] = found
+                            waiting.add(found)
                             known += 1
                     watch(done, known, "looking for what is needed")
+                while len(pending) < jobs and (following := waiting.begin()) is not None:
+                    pending[executor.submit(build, following)] = following
         except BaseException:
             _end(executor)
             raise
@@ -114,8 +122,46 @@ def warm(
     for future, task in pending.items():
         if task is not None and not future.cancelled():
             _note(outcome, task, future)
+    for task in waiting.left():
+        outcome.left[task[0]] = outcome.left.get(task[0], 0) + 1
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+class Waiting:
+    """What is to be compiled: in the order of need, where time may not be enough for all of it;
+    else the longest first, as one of 25 s would end alone if it began last.
+
+    How long one of a kernel takes is what the last one took; of which none is known begins first.
+    """
+
+    def __init__(self, longest_first: bool) -> None:
+        self._longest_first = longest_first
+        self._tasks: dict[tuple[str, str], deque[Task]] = {}
+        self._took: dict[tuple[str, str], float] = {}
+        self._began: dict[int, float] = {}
+
+    def add(self, task: Task) -> None:
+        kernel = task[:2] if self._longest_first else ("", "")
+        self._tasks.setdefault(kernel, deque()).append(task)
+
+    def begin(self) -> Task | None:
+        """The task to begin now; None where none waits."""
+        kernel = max(self._tasks, key=lambda each: self._took.get(each, math.inf), default=None)
+        if kernel is None:
+            return None
+        task = self._tasks[kernel].popleft()
+        if not self._tasks[kernel]:
+            del self._tasks[kernel]
+        self._began[id(task)] = time.monotonic()
+        return task
+
+    def done(self, task: Task) -> None:
+        self._took[task[:2]] = time.monotonic() - self._began.pop(id(task))
+
+    def left(self) -> Iterator[Task]:
+        """Those that were not begun."""
+        return chain.from_iterable(self._tasks.values())
 
 
 def _note(outcome: Outcome, task: Task, future: Future[Any]) -> None:
