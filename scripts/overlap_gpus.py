@@ -40,12 +40,21 @@ from tcgemm.bench.several.pairing import take_rounds
 from tcgemm.dist.groups import ranks_of
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import protocol
-from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
+from tcgemm.dist.overlap.plan import (
+    LINK_BYTES_PER_US,
+    OverlapPlan,
+    carried_plan,
+    gather_us,
+    scatter_us,
+)
 from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
 
 SIZES = ((512, 1024, 512), (1000, 1032, 264), (4096, 2048, 1024), (333, 264, 72), (2, 64, 64))
 """M, N, K of a rank: whole tiles, parts of tiles, odd shares of rows, fewer rows than tiles."""
+
+CARRIED = {"triton": [(REDUCE_SCATTER, 1), (REDUCE_SCATTER, 3)], "auto": [], "cuda": []}
+"""Backend -> products whose partial sums copy engines carry, with the parts."""
 
 LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))
 """Llama's hidden size, feed-forward size and rows of the fused projection of q, k and v."""
@@ -79,6 +88,13 @@ class Case:
         height = M if op == ALL_GATHER else self.rows[1] - self.rows[0]
         self.out = torch.full((height, N), float("nan"), dtype=dtype, device="cuda")
         self.M = M
+        self.plan: OverlapPlan | None = None
+
+    def carry(self, parts: int) -> None:
+        """Have copy engines carry partial sums, in so many parts; 0: as is planned."""
+        if parts:
+            N = self.b.shape[1]
+            self.plan = carried_plan(self.M, N, dist.get_world_size(), parts)
 
     def run(self, backend: str, debug: bool = False, fused: bool = True) -> torch.Tensor:
         asked = Options(
@@ -87,6 +103,7 @@ class Case:
             epilogue="gelu" if fused else "",
             debug=debug,
             rows=self.M,
+            plan=self.plan,
         )
         reason = overlap.why_not(self.op, self.a, self.b, dist.group.WORLD, asked)
         if reason is not None:
@@ -141,11 +158,21 @@ def check(backend: str, seed: int) -> int:
         dist.all_reduce(ratio, dist.ReduceOp.MAX)
         wrong += not ratio.item() <= 1
         M, N = case.M, case.out.shape[1]
-        say(check=what, op=case.op, M=M, N=N, dtype=str(case.out.dtype), ratio=ratio.item())
+        carried = 0 if case.plan is None else case.plan.parts
+        say(
+            check=what,
+            op=case.op,
+            carried=carried,
+            M=M,
+            N=N,
+            dtype=str(case.out.dtype),
+            ratio=ratio.item(),
+        )
 
-    for op in (ALL_GATHER, REDUCE_SCATTER):
+    for op, parts in (ALL_GATHER, 0), (REDUCE_SCATTER, 0), *CARRIED[backend]:
         for i, (M, N, K) in enumerate(SIZES):
             case = Case(op, M, N, K, (torch.bfloat16, torch.float16)[i % 2], seed + i)
+            case.carry(parts)
             case.run(backend, debug=True, fused=False)  # in debug mode first: no hang is for ever
             judge(case, "debug", fused=False)
             poison()
@@ -158,7 +185,7 @@ def check(backend: str, seed: int) -> int:
                 before = case.out.clone()
             judge(case, "three calls, delayed")
             wrong += from_streams(case, backend, own)
-        wrong += replay(op, backend, seed, own)
+        wrong += replay(op, backend, seed, own, parts)
     if backend != "cuda":  # whose kernels take no 8-bit floats
         wrong += sum(scaled(backend, seed + i) for i in range(8))
     return wrong
@@ -228,9 +255,10 @@ def scaled(backend: str, seed: int) -> int:
     return wrong
 
 
-def replay(op: str, backend: str, seed: int, own: random.Random) -> int:
+def replay(op: str, backend: str, seed: int, own: random.Random, parts: int) -> int:
     """A graph of two calls, replayed with other operands, behind delays that differ by rank."""
     case, wrong = Case(op, 1024, 1024, 512, torch.bfloat16, seed), 0
+    case.carry(parts)
     case.run(backend)
     torch.cuda.synchronize()
     dist.barrier()
@@ -281,6 +309,7 @@ def timed(backend: str, sizes: list[int]) -> None:
     for name, op, M, N, K in layers(sizes):
         case = Case.__new__(Case)
         case.op, case.M, case.rank, case.rows = op, M, rank, rows_of(M, world, rank)
+        case.plan = None
         height = chunk_of(M, world)
         normal = lambda *shape: torch.randn(shape, device="cuda").bfloat16()  # noqa: E731
         case.b, case.bias = normal(N, K).mT, None
@@ -298,7 +327,7 @@ def timed(backend: str, sizes: list[int]) -> None:
             moved = (world - 1) * height * N * 2
             nccl = lambda o=case.out, p=product: dist.reduce_scatter_tensor(o, p)  # noqa: E731
             first, second = lambda: torch.mm(whole, case.b, out=product), nccl  # noqa: B023
-            predicted = scatter_us(overlap._plan(op, M, N, K, world), M, N, K, world)
+            predicted = scatter_us(overlap._plan(op, M, N, K, world), N, K, world)
         ms = milliseconds({
             "gemm": lambda: torch.mm(whole, case.b, out=product),  # noqa: B023
             "nccl": nccl,

@@ -23,24 +23,10 @@ import torch
 
 from ..device.dot import narrow
 from ..device.epilogue import finish
-from ..device.ordering import grouped
 from ..host.descriptors import describe
 from ..host.runtime import tl, triton
 from .signals import fence_async, stamp, wait
-from .tile import STAMPS_AT, halves, multiply, rows_of, shared
-
-
-@triton.jit
-def place(within, rows, tiles_n, PART_TILES: tl.constexpr, GROUP_M: tl.constexpr):
-    """Number of a tile of one rank -> its part, tile row and tile column.
-
-    ``rows``: rows of tiles of a rank. The last part has what is left.
-    """
-    part = within // (PART_TILES * tiles_n)
-    first = part * PART_TILES
-    height = tl.minimum(rows - first, PART_TILES)
-    tile_m, tile_n = grouped(within - first * tiles_n, height, tiles_n, GROUP_M)
-    return part, first + tile_m, tile_n
+from .tile import STAMPS_AT, halves, multiply, place, rows_of, shared
 
 
 @triton.jit

@@ -62,6 +62,14 @@ def leave(call: Any) -> None:
         signals.leave[(1,)](call.epoch, call.words, call.rank, **_signal(call))
 
 
+def await_stored(call: Any, owner: int, part: int, count: int) -> None:
+    """Wait until so many tiles of an owner's part are stored here, and set the count back."""
+    at = owner * call.most + part
+    args = (call.stored, at, count, call.trouble, call.limit, int(call.debug), owner, part)
+    with one_at_a_time:
+        signals.await_stored[(1,)](*args, num_warps=1)
+
+
 def _signal(call: Any) -> dict[str, Any]:
     return {"WORLD": call.world, "INTERPRETED": INTERPRETED, "num_warps": 1, "stamps": call.stamps}
 
@@ -85,14 +93,15 @@ def gather(
 
 def scatter(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, slots: torch.Tensor,
-    bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
+    bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any, tiles: str = "all",
 ) -> None:  # fmt: skip
-    """See scatter.py. ``plan``: with tile.config."""
+    """See scatter.py. ``plan``: with tile.config and part_tiles."""
     check(b)
+    config = {**plan.tile.config, "PART_TILES": plan.part_tiles if plan.carried else 0}
 
     def launch(call: Any) -> None:
         grid, args, constants = scattering.arguments(
-            a, b, out, slots, bias, epilogue, call, **plan.tile.config
+            a, b, out, slots, bias, epilogue, call, TILES=tiles, **config
         )
         # Blocks wait for tiles of peers' blocks, so all of a grid have to be there at once: the
         # interpreter runs one after the other.

@@ -69,6 +69,28 @@ def set_flag(flag, epoch):
     tl.atomic_xchg(flag, epoch, sem="release", scope="sys")
 
 
+@triton.jit(do_not_specialize=["at", "count", "limit", "reports", "owner", "part"])
+def await_stored(stored, at, count, trouble, limit, reports, owner, part):
+    """Wait until ``count`` tiles of an owner's part are stored here, and set stored[at] back to 0.
+
+    What follows in the stream, the copy of the part, sees them.
+    """
+    seen = count_of(stored + at)
+    looks = 0
+    while (seen < count) & (looks < limit):
+        seen = count_of(stored + at)
+        looks += 1
+    if seen < count:
+        give_up(count, reports, trouble, owner, part)
+    tl.store(stored + at, 0)
+
+
+@triton.jit
+def count_of(stored):
+    """How many tiles are stored; what was stored before each was counted is seen after."""
+    return tl.atomic_add(stored, 0, sem="acquire", scope="gpu")
+
+
 @triton.jit
 def stamp(stamps, at, INTERPRETED: tl.constexpr):
     """stamps[at] = the GPU's clock in ns, where the launch has int64 ``stamps``; else nothing.

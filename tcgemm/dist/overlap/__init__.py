@@ -25,6 +25,7 @@ from ..options import ALL_GATHER, REDUCE_SCATTER, Options
 from ..planning import OVERLAPS, UNIT_BYTES
 from ..rows import rows_of
 from .plan import (
+    CARRIES,
     INTERPRETED,
     SIMULATED,
     TILES,
@@ -43,6 +44,9 @@ BACKENDS = {
     "cuda": "tcgemm.cuda_ref.overlap.run",
 }
 """Language -> the module of its kernels. "auto" takes the first."""
+
+CARRYING = ("triton",)
+"""Languages whose partial sums copy engines can carry."""
 
 RESULTS: dict[torch.dtype, torch.dtype] = {
     getattr(torch, name): getattr(torch, OUTPUTS[name][0]) for name in OVERLAPS
@@ -94,7 +98,7 @@ def _plan(
 ) -> OverlapPlan:  # fmt: skip
     if op == ALL_GATHER:
         return gather_plan(M, N, K, world, tiles, item_bytes)
-    return scatter_plan(M, N, world, tiles)
+    return scatter_plan(M, N, world, tiles, K, item_bytes)
 
 
 def _tiles(backend: str, like: torch.Tensor) -> tuple[Tile, ...]:
@@ -123,7 +127,9 @@ def all_gather_matmul(
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
     M, (K, N) = options.rows, b.shape
-    plan = gather_plan(M, N, K, rank.transport.world, _tiles(options.backend, b), b.itemsize)
+    plan = options.plan or gather_plan(
+        M, N, K, rank.transport.world, _tiles(options.backend, b), b.itemsize
+    )
     with _on(b):
         options = _scaled(ALL_GATHER, options, b.device)
         return rank.gather(kernels, _rows(a_shard), _reached(b), out, plan, options)
@@ -145,7 +151,12 @@ def matmul_reduce_scatter(
     Raises what all_gather_matmul raises.
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
-    plan = scatter_plan(a.shape[0], b.shape[1], rank.transport.world, _tiles(options.backend, b))
+    (M, K), N = a.shape, b.shape[1]
+    tiles = _tiles(options.backend, b)
+    carries = CARRIES and _language(options.backend) in CARRYING
+    plan = options.plan or scatter_plan(
+        M, N, rank.transport.world, tiles, K, b.itemsize, carries=carries
+    )
     with _on(b):
         options = _scaled(REDUCE_SCATTER, options, b.device)
         return rank.scatter(kernels, _rows(a), _reached(b), out, plan, options)
