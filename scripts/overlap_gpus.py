@@ -23,6 +23,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -39,22 +40,19 @@ from tcgemm.bench.several.contenders import sampler, slowest
 from tcgemm.bench.several.pairing import take_rounds
 from tcgemm.dist.groups import ranks_of
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
+from tcgemm.dist.overlap import plan as planning
 from tcgemm.dist.overlap import protocol
-from tcgemm.dist.overlap.plan import (
-    LINK_BYTES_PER_US,
-    OverlapPlan,
-    carried_plan,
-    gather_us,
-    scatter_us,
-)
+from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
 from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
+
+EARLY = -1
 
 SIZES = ((512, 1024, 512), (1000, 1032, 264), (4096, 2048, 1024), (333, 264, 72), (2, 64, 64))
 """M, N, K of a rank: whole tiles, parts of tiles, odd shares of rows, fewer rows than tiles."""
 
-CARRIED = {"triton": [(REDUCE_SCATTER, 1), (REDUCE_SCATTER, 3)], "auto": [], "cuda": []}
-"""Backend -> products whose partial sums copy engines carry, with the parts."""
+OTHER_WAYS = {"triton": [(REDUCE_SCATTER, parts) for parts in (1, 3, EARLY)]}
+"""Backend -> products that no plan takes unasked: see Case.plan_with."""
 
 LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))
 """Llama's hidden size, feed-forward size and rows of the fused projection of q, k and v."""
@@ -88,13 +86,15 @@ class Case:
         height = M if op == ALL_GATHER else self.rows[1] - self.rows[0]
         self.out = torch.full((height, N), float("nan"), dtype=dtype, device="cuda")
         self.M = M
-        self.plan: OverlapPlan | None = None
+        self.plan: planning.OverlapPlan | None = None
 
-    def carry(self, parts: int) -> None:
-        """Have copy engines carry partial sums, in so many parts; 0: as is planned."""
-        if parts:
-            N = self.b.shape[1]
-            self.plan = carried_plan(self.M, N, dist.get_world_size(), parts)
+    def plan_with(self, parts: int) -> None:
+        """Have copy engines carry partial sums, in so many parts; 0: as is planned; or EARLY."""
+        sizes = self.M, self.b.shape[1], dist.get_world_size()
+        if parts == EARLY:
+            self.plan = replace(planning.scatter_plan(*sizes), early=True, wide=True)
+        elif parts:
+            self.plan = planning.carried_plan(*sizes, parts)
 
     def run(self, backend: str, debug: bool = False, fused: bool = True) -> torch.Tensor:
         asked = Options(
@@ -158,21 +158,13 @@ def check(backend: str, seed: int) -> int:
         dist.all_reduce(ratio, dist.ReduceOp.MAX)
         wrong += not ratio.item() <= 1
         M, N = case.M, case.out.shape[1]
-        carried = 0 if case.plan is None else case.plan.parts
-        say(
-            check=what,
-            op=case.op,
-            carried=carried,
-            M=M,
-            N=N,
-            dtype=str(case.out.dtype),
-            ratio=ratio.item(),
-        )
+        plan, dtype = str(case.plan), str(case.out.dtype)
+        say(check=what, op=case.op, plan=plan, M=M, N=N, dtype=dtype, ratio=ratio.item())
 
-    for op, parts in (ALL_GATHER, 0), (REDUCE_SCATTER, 0), *CARRIED[backend]:
+    for op, parts in (ALL_GATHER, 0), (REDUCE_SCATTER, 0), *OTHER_WAYS.get(backend, []):
         for i, (M, N, K) in enumerate(SIZES):
             case = Case(op, M, N, K, (torch.bfloat16, torch.float16)[i % 2], seed + i)
-            case.carry(parts)
+            case.plan_with(parts)
             case.run(backend, debug=True, fused=False)  # in debug mode first: no hang is for ever
             judge(case, "debug", fused=False)
             poison()
@@ -258,7 +250,7 @@ def scaled(backend: str, seed: int) -> int:
 def replay(op: str, backend: str, seed: int, own: random.Random, parts: int) -> int:
     """A graph of two calls, replayed with other operands, behind delays that differ by rank."""
     case, wrong = Case(op, 1024, 1024, 512, torch.bfloat16, seed), 0
-    case.carry(parts)
+    case.plan_with(parts)
     case.run(backend)
     torch.cuda.synchronize()
     dist.barrier()

@@ -47,6 +47,13 @@ def main() -> None:
         launches[f"gather {name}"] = gather.kernel, *gather.arguments(*rows, **tile.config, **parts)
         sums = empty(M, K), b, empty(chunk, N), empty(world, chunk, N), None, "", call
         launches[f"scatter {name}"] = scatter.kernel, *scatter.arguments(*sums, **tile.config)
+        grid, args, constants = scatter.arguments(*sums, **tile.config)
+        early = {"EARLY": True, "launch_pdl": True}
+        launches[f"early {name}"] = scatter.kernel, grid, args, constants | early
+        launches[f"wide {name}"] = scatter.kernel, grid, args, constants | {"WIDE": True}
+        launches[f"early wide {name}"] = (
+            scatter.kernel, grid, args, constants | early | {"WIDE": True}
+        )  # fmt: skip
         sums = *sums[:-1], carried
         launches[f"carried {name}"] = (
             scatter.kernel, *scatter.arguments(*sums, PART_TILES=8, **tile.config)

@@ -625,11 +625,18 @@ def test_what_the_compiler_makes_of_the_kernels():
         gather = found[f"gather {tile.BLOCK_M}x{tile.BLOCK_N}"]
         scatter = found[f"scatter {tile.BLOCK_M}x{tile.BLOCK_N}"]
         carried = found[f"carried {tile.BLOCK_M}x{tile.BLOCK_N}"]
-        for made in (gather, scatter, carried):
+        early = found[f"early {tile.BLOCK_M}x{tile.BLOCK_N}"]
+        for made in (gather, scatter, carried, early):
             assert made["counts"]["HGMMA"] == 2 * tile.BLOCK_K // 16
             assert made["counts"]["UTMALDG"] > 0
             assert "ld.global.sys.acquire" in made["ptx"]
             assert "trap;" in made["ptx"]
+        # Tiles are multiplied, and no flag is set, before the kernel before has ended.
+        assert early["ptx"].index("wgmma.mma_async") < early["ptx"].index("griddepcontrol.wait")
+        assert early["ptx"].index("griddepcontrol.wait") < early["ptx"].index("atom.global")
+        narrow = re.compile(r"st\.global\.b16")
+        for name in ("wide", "early wide", "carried"):
+            assert not narrow.search(found[f"{name} {tile.BLOCK_M}x{tile.BLOCK_N}"]["ptx"])
         # A wait, the block's barrier, the proxy fence, and only then the loads by TMA.
         order = re.findall(
             r"ld\.global\.sys\.acquire|fence\.proxy\.async;|bar\.sync|cp\.async\.bulk\.tensor",

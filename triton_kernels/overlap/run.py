@@ -51,7 +51,7 @@ def enter(call: Any) -> None:
 
     def launch(call: Any) -> None:
         args = (call.epoch, call.done, call.trouble, call.rank, call.limit, int(call.debug))
-        signals.enter[(1,)](*args, **_signal(call))
+        signals.enter[(1,)](*args, EARLY=_early(call), **_signal(call))
 
     _start(call, launch)
 
@@ -59,7 +59,8 @@ def enter(call: Any) -> None:
 def leave(call: Any) -> None:
     """Tell the peers that this rank is done with the slot."""
     with one_at_a_time:
-        signals.leave[(1,)](call.epoch, call.words, call.rank, **_signal(call))
+        early = {"EARLY": True, "launch_pdl": True} if _early(call) else {}
+        signals.leave[(1,)](call.epoch, call.words, call.rank, **early, **_signal(call))
 
 
 def await_stored(call: Any, owner: int, part: int, count: int) -> None:
@@ -68,6 +69,11 @@ def await_stored(call: Any, owner: int, part: int, count: int) -> None:
     args = (call.stored, at, count, call.trouble, call.limit, int(call.debug), owner, part)
     with one_at_a_time:
         signals.await_stored[(1,)](*args, num_warps=1)
+
+
+def _early(call: Any) -> bool:
+    """Whether kernels of the call start while the ones before them run."""
+    return call.early and not INTERPRETED
 
 
 def _signal(call: Any) -> dict[str, Any]:
@@ -101,12 +107,13 @@ def scatter(
 
     def launch(call: Any) -> None:
         grid, args, constants = scattering.arguments(
-            a, b, out, slots, bias, epilogue, call, TILES=tiles, **config
+            a, b, out, slots, bias, epilogue, call, TILES=tiles, WIDE=plan.wide, **config
         )
         # Blocks wait for tiles of peers' blocks, so all of a grid have to be there at once: the
         # interpreter runs one after the other.
         grid = (1,) if INTERPRETED else grid
-        scattering.kernel[grid](*args, **constants, **_optional(call))
+        early = {"EARLY": True, "launch_pdl": True} if _early(call) else {}
+        scattering.kernel[grid](*args, **early, **constants, **_optional(call))
 
     _start(call, launch)
 

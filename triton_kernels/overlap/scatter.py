@@ -26,7 +26,7 @@ from ..device.epilogue import finish
 from ..device.ordering import grouped
 from ..host.descriptors import describe
 from ..host.runtime import tl, triton
-from .signals import stamp, wait, words_at
+from .signals import await_kernel_before, let_next_start, stamp, wait, words_at
 from .tile import STAMPS_AT, halves, multiply, place, rows_of, scaled, shared
 
 
@@ -165,12 +165,15 @@ def kernel(
     stored=None,
     PART_TILES: tl.constexpr = 0,
     TILES: tl.constexpr = "all",
+    EARLY: tl.constexpr = False,
+    WIDE: tl.constexpr = False,
 ):
     CARRIED: tl.constexpr = staging is not None
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
     program, step = tl.program_id(0), tl.num_programs(0)
-    now = tl.load(epoch)
+    let_next_start(EARLY)
+    now = tl.full((), 0, tl.int32) if EARLY else tl.load(epoch)  # 0: ``enter`` may still run
     size = chunk.to(tl.int64) * N  # elements of a rank's part of a slot
     last = each * (WORLD - 1)  # tiles of others
 
@@ -193,6 +196,10 @@ def kernel(
             acc = multiply(
                 a, b, owner * chunk + m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED
             )
+            if EARLY:  # noqa: SIM102 (a condition of constants alone is decided by the compiler)
+                if now == 0:
+                    await_kernel_before(EARLY)
+                    now = tl.load(epoch)
             release(pending, now, CARRIED)
             if stamps is not None:
                 if here >= 0:
@@ -201,7 +208,10 @@ def kernel(
             if CARRIED:
                 to = staging + owner * size
             else:
-                to = tl.load(data + owner).to(tl.pointer_type(slots.dtype.element_ty)) + rank * size
+                to = tl.load(data + owner).to(tl.pointer_type(slots.dtype.element_ty))
+                if WIDE:
+                    to = tl.multiple_of(to, 16)  # bytes; slots begin at multiples of 1024
+                to += rank * size
             scales = scale_a
             if ROW_SCALES_A:
                 scales += owner * chunk
@@ -218,6 +228,9 @@ def kernel(
     if stamps is not None and here >= 0:
         stamp(stamps, STAMPS_AT + (program * WORLD + here) * 4 + 3, INTERPRETED)
 
+    if EARLY:
+        await_kernel_before(EARLY)
+        now = tl.load(epoch)
     begin = program + tl.cdiv(tl.maximum(last - program, 0), step) * step
     rows = rows_of(M, chunk, rank)
     HALF: tl.constexpr = BLOCK_N // 2
@@ -278,6 +291,7 @@ def arguments(
     *,
     PART_TILES: int = 0,
     TILES: str = "all",
+    WIDE: bool = False,
     **config: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``.
@@ -291,6 +305,7 @@ def arguments(
             most (flags for each rank), epoch, trouble, limit, debug and spare. Where copy engines
             carry partial sums, ``staging`` and ``stored`` besides, and flags are of parts.
         PART_TILES: rows of tiles in a part, then.
+        WIDE: whether stores to owners are of 16 bytes.
         TILES: "all", or those of "others" or "own" alone.
         config: as for gather.arguments.
     """
@@ -299,6 +314,6 @@ def arguments(
     a_read = describe(a, (config["BLOCK_M"], config["BLOCK_K"]), False)
     numbers = (M, N, K, call.chunk, call.rank, call.most, call.flags_at, c.stride(0))
     flags = (call.data, call.words, call.flags, call.epoch)
-    constants |= {"PART_TILES": PART_TILES, "TILES": TILES}
+    constants |= {"PART_TILES": PART_TILES, "TILES": TILES, "WIDE": WIDE}
     constants |= {"staging": call.staging, "stored": call.stored}
     return grid, (a_read, b_read, c, slots, *numbers, bias, *flags, *waits), constants

@@ -113,10 +113,24 @@ def words_at(addresses, rank):
     return tl.load(addresses + rank).to(tl.pointer_type(tl.int32))
 
 
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """With EARLY, the next kernel may be launched when all blocks of this one came here."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def await_kernel_before(EARLY: tl.constexpr):
+    """With EARLY, wait for the end of the kernel before and for what it wrote."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+
 @triton.jit(do_not_specialize=["rank", "limit", "reports"])
 def enter(
     epoch, done, trouble, rank, limit, reports, WORLD: tl.constexpr, INTERPRETED: tl.constexpr,
-    stamps=None,
+    stamps=None, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Begin a call: wait until every peer is done with the slot's last use, and count this one.
 
@@ -125,6 +139,7 @@ def enter(
         done: int32[WORLD], written by the peers: their last use of the slot that has ended.
         stamps: int64 or None: the begin and the end of this kernel are its first two.
     """
+    let_next_start(EARLY)
     stamp(stamps, 0, INTERPRETED)
     before = tl.load(epoch)
     for peer in range(WORLD):
@@ -141,11 +156,15 @@ def enter(
 
 
 @triton.jit(do_not_specialize=["rank"])
-def leave(epoch, words, rank, WORLD: tl.constexpr, INTERPRETED: tl.constexpr, stamps=None):
+def leave(
+    epoch, words, rank, WORLD: tl.constexpr, INTERPRETED: tl.constexpr, stamps=None,
+    EARLY: tl.constexpr = False,
+):  # fmt: skip
     """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``.
 
     Its begin and end are ``stamps`` 2 and 3.
     """
+    await_kernel_before(EARLY)
     stamp(stamps, 2, INTERPRETED)
     now = tl.load(epoch)
     for peer in range(WORLD):

@@ -101,6 +101,13 @@ class OverlapPlan:
     carried: bool = False
     """Of a reduce-scatter: copy engines carry partial sums to their owners, a part at a time, and
     blocks store them here. Else blocks store them there."""
+    wide: bool = False
+    """Of a reduce-scatter that is not carried, in Triton: stores to owners are of 16 bytes. Else
+    they are of 2, since the compiler knows nothing of a peer's address."""
+    early: bool = False
+    """Of a reduce-scatter that is not carried, in Triton: the product starts while ``enter`` runs
+    and multiplies its first tile meanwhile, and ``leave`` is launched while the product runs
+    (programmatic dependent launch)."""
 
     def part_rows(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """(part, first row, row behind its last) of a rank that has ``rows``: those not empty."""

@@ -58,6 +58,8 @@ class KernelCall:
     Then ``flags`` are of parts."""
     stored: torch.Tensor | None = None
     """int32, here: tiles that are stored there, ``most`` counts for each owner."""
+    early: bool = False
+    """Whether kernels start while the ones before them run: see OverlapPlan."""
 
 
 ALL, OTHERS, OWN = "all", "others", "own"
@@ -185,6 +187,7 @@ class Rank:
             return self._scatter_carried(kernels, a, b, out, plan, options, size)
         slot = self._begin(size)
         call = self._call(kernels, slot, plan, slot.tiles_at, MOST_TILES, options)
+        call = replace(call, early=plan.early)
         kernels.enter(call)
         slots = slot.data[rank][:size].view(out.dtype).view(world, plan.chunk, N)
         kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
