@@ -42,7 +42,7 @@ def main() -> None:
     b, launches = empty(N, K).mT, {}
     for tile in TILES:
         name = f"{tile.BLOCK_M}x{tile.BLOCK_N}"
-        parts = {"PARTS": MOST_PARTS, "PART_TILES": 8}
+        parts = {"PARTS": MOST_PARTS, "part_tiles": 8}
         rows = empty(chunk, K), empty(M, K), b, empty(M, N), empty(N), "gelu", call
         launches[f"gather {name}"] = gather.kernel, *gather.arguments(*rows, **tile.config, **parts)
         sums = empty(M, K), b, empty(chunk, N), empty(world, chunk, N), None, "", call
@@ -56,7 +56,7 @@ def main() -> None:
         )  # fmt: skip
         sums = *sums[:-1], carried
         launches[f"carried {name}"] = (
-            scatter.kernel, *scatter.arguments(*sums, PART_TILES=8, **tile.config)
+            scatter.kernel, *scatter.arguments(*sums, part_tiles=8, **tile.config)
         )  # fmt: skip
     eight = torch.float8_e4m3fn
     (tile,) = TILES_OF_8_BITS

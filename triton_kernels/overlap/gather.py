@@ -4,7 +4,7 @@
 
 Adds:     to `descriptor`, a wait. A program begins with tiles of its own rank's rows, which it
           reads where they lie. Then it visits the tiles of rank - 1, rank - 2, ...: in
-          this order those rows arrive in ``gathered``. They come in parts of PART_TILES rows of
+          this order those rows arrive in ``gathered``. They come in parts of part_tiles rows of
           tiles, each with a flag, for which a program waits at the first of its tiles in the part.
 Missing:  the loads of a tile begin when the one before is stored: no warps of their own.
 
@@ -68,7 +68,7 @@ def store(
         tl.store(lines + col[None, :], narrow(x, c.dtype.element_ty, EMULATED), mask=inside)
 
 
-@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "limit", "reports"])
+@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "part_tiles", "limit", "reports"])
 def kernel(
     own,
     gathered,
@@ -79,6 +79,7 @@ def kernel(
     K,
     chunk,
     rank,
+    part_tiles,
     stride_cm,
     bias,
     flags,
@@ -88,7 +89,6 @@ def kernel(
     reports,
     WORLD: tl.constexpr,
     PARTS: tl.constexpr,
-    PART_TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -110,7 +110,7 @@ def kernel(
     rows = rows_of(M, chunk, rank)
     first = (rank * chunk).to(tl.int64)
     for tile in range(program, each, step):
-        part, tile_m, tile_n = place(tile, tiles_m, tiles_n, PART_TILES, GROUP_M)
+        part, tile_m, tile_n = place(tile, tiles_m, tiles_n, part_tiles, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         if m < rows:
             at = STAMPS_AT + program * WORLD * PARTS * 4  # own rows count as one part
@@ -129,7 +129,7 @@ def kernel(
     begin = program + tl.cdiv(tl.maximum(each - program, 0), step) * step
     for tile in range(begin, each * WORLD, step):
         source = (rank - tile // each + WORLD) % WORLD
-        part, tile_m, tile_n = place(tile % each, tiles_m, tiles_n, PART_TILES, GROUP_M)
+        part, tile_m, tile_n = place(tile % each, tiles_m, tiles_n, part_tiles, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         rows = rows_of(M, chunk, source)
         first = (source * chunk).to(tl.int64)
@@ -164,7 +164,7 @@ def arguments(
     call: Any,
     *,
     PARTS: int,
-    PART_TILES: int,
+    part_tiles: int,
     **config: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``.
@@ -182,6 +182,6 @@ def arguments(
     block = config["BLOCK_M"], config["BLOCK_K"]
     there = describe(gathered, block, False)
     here = describe(own, block, False) if own.shape[0] else there
-    numbers = (M, N, K, call.chunk, call.rank, c.stride(0))
+    numbers = (M, N, K, call.chunk, call.rank, part_tiles, c.stride(0))
     args = (here, there, b_read, c, *numbers, bias, call.flags, call.epoch, *waits)
-    return grid, args, {**constants, "PARTS": PARTS, "PART_TILES": PART_TILES}
+    return grid, args, {**constants, "PARTS": PARTS}

@@ -86,7 +86,7 @@ def gather(
 ) -> None:  # fmt: skip
     """See gather.py. ``plan``: with tile.config, parts and part_tiles."""
     check(b)
-    config = {**plan.tile.config, "PARTS": call.most, "PART_TILES": plan.part_tiles}
+    config = {**plan.tile.config, "PARTS": call.most, "part_tiles": plan.part_tiles}
 
     def launch(call: Any) -> None:
         grid, args, constants = gathering.arguments(
@@ -103,7 +103,7 @@ def scatter(
 ) -> None:  # fmt: skip
     """See scatter.py. ``plan``: with tile.config and part_tiles."""
     check(b)
-    config = {**plan.tile.config, "PART_TILES": plan.part_tiles if plan.carried else 0}
+    config = {**plan.tile.config, "part_tiles": plan.part_tiles if plan.carried else 0}
 
     def launch(call: Any) -> None:
         grid, args, constants = scattering.arguments(

@@ -125,7 +125,11 @@ def release(pending, now, COUNTS: tl.constexpr):
             tl.atomic_xchg(to, now, sem="release", scope="sys")
 
 
-@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "most", "flags_at", "limit", "reports"])
+@triton.jit(
+    do_not_specialize=[
+        *("M", "K", "chunk", "rank", "most", "flags_at", "limit", "reports", "part_tiles"),
+    ]
+)
 def kernel(
     a,
     b,
@@ -163,7 +167,7 @@ def kernel(
     stamps=None,
     staging=None,
     stored=None,
-    PART_TILES: tl.constexpr = 0,
+    part_tiles=0,
     TILES: tl.constexpr = "all",
     EARLY: tl.constexpr = False,
     WIDE: tl.constexpr = False,
@@ -183,7 +187,7 @@ def kernel(
         owner = (rank + 1 + tile // each) % WORLD
         within = tile % each
         if CARRIED:
-            part, tile_m, tile_n = place(within, tiles_m, tiles_n, PART_TILES, GROUP_M)
+            part, tile_m, tile_n = place(within, tiles_m, tiles_n, part_tiles, GROUP_M)
         else:
             tile_m, tile_n = grouped(within, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
@@ -242,7 +246,7 @@ def kernel(
         within = tile - last
         number = within  # of the flag among a peer's
         if CARRIED:
-            number, tile_m, tile_n = place(within, tiles_m, tiles_n, PART_TILES, GROUP_M)
+            number, tile_m, tile_n = place(within, tiles_m, tiles_n, part_tiles, GROUP_M)
         else:
             tile_m, tile_n = grouped(within, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
@@ -289,7 +293,7 @@ def arguments(
     epilogue: str,
     call: Any,
     *,
-    PART_TILES: int = 0,
+    part_tiles: int = 0,
     TILES: str = "all",
     WIDE: bool = False,
     **config: int,
@@ -304,7 +308,7 @@ def arguments(
             ``slots`` and words), flags_at (where in the words flags begin), flags (they, here),
             most (flags for each rank), epoch, trouble, limit, debug and spare. Where copy engines
             carry partial sums, ``staging`` and ``stored`` besides, and flags are of parts.
-        PART_TILES: rows of tiles in a part, then.
+        part_tiles: rows of tiles in a part, then.
         WIDE: whether stores to owners are of 16 bytes.
         TILES: "all", or those of "others" or "own" alone.
         config: as for gather.arguments.
@@ -314,6 +318,6 @@ def arguments(
     a_read = describe(a, (config["BLOCK_M"], config["BLOCK_K"]), False)
     numbers = (M, N, K, call.chunk, call.rank, call.most, call.flags_at, c.stride(0))
     flags = (call.data, call.words, call.flags, call.epoch)
-    constants |= {"PART_TILES": PART_TILES, "TILES": TILES, "WIDE": WIDE}
+    constants |= {"part_tiles": part_tiles, "TILES": TILES, "WIDE": WIDE}
     constants |= {"staging": call.staging, "stored": call.stored}
     return grid, (a_read, b_read, c, slots, *numbers, bias, *flags, *waits), constants

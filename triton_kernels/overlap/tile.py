@@ -30,14 +30,14 @@ def rows_of(M, chunk, rank):
 
 
 @triton.jit
-def place(within, rows, tiles_n, PART_TILES: tl.constexpr, GROUP_M: tl.constexpr):
+def place(within, rows, tiles_n, part_tiles, GROUP_M: tl.constexpr):
     """Number of a tile of one rank -> its part, tile row and tile column.
 
-    ``rows``: rows of tiles of a rank. The last part has what is left.
+    ``rows``: rows of tiles of a rank, ``part_tiles`` of a part. The last part has what is left.
     """
-    part = within // (PART_TILES * tiles_n)
-    first = part * PART_TILES
-    height = tl.minimum(rows - first, PART_TILES)
+    part = within // (part_tiles * tiles_n)
+    first = part * part_tiles
+    height = tl.minimum(rows - first, part_tiles)
     tile_m, tile_n = grouped(within - first * tiles_n, height, tiles_n, GROUP_M)
     return part, first + tile_m, tile_n
 
