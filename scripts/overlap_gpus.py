@@ -146,8 +146,8 @@ def poison() -> None:
     dist.barrier()
 
 
-def check(backend: str, seed: int) -> int:
-    """How many results were wrong here."""
+def check(backend: str, seed: int, drawn: int) -> int:
+    """How many results were wrong here; ``drawn``: products of 8-bit floats."""
     rank, _ = rank_and_world()
     own, wrong = random.Random(seed + rank), 0
 
@@ -179,7 +179,7 @@ def check(backend: str, seed: int) -> int:
             wrong += from_streams(case, backend, own)
         wrong += replay(op, backend, seed, own, parts)
     if backend != "cuda":  # whose kernels take no 8-bit floats
-        wrong += sum(scaled(backend, seed + i) for i in range(8))
+        wrong += sum(scaled(backend, seed + i) for i in range(drawn))
     return wrong
 
 
@@ -365,6 +365,7 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[512, 4096, 8192], help="values of M"
     )
+    parser.add_argument("--drawn", type=int, default=8, help="check: products of 8-bit floats")
     parser.add_argument("--spare-sms", type=int, default=0, help="that grids leave free")
     arguments = parser.parse_args()
     protocol.SPARE_SMS = arguments.spare_sms
@@ -377,7 +378,7 @@ def main() -> int:
     dist.barrier()
     try:
         if arguments.what == "check":
-            wrong = check(arguments.backend, arguments.seed)
+            wrong = check(arguments.backend, arguments.seed, arguments.drawn)
             count = torch.tensor([wrong], device="cuda")
             dist.all_reduce(count)
             wrong = int(count.item())

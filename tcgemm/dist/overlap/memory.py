@@ -142,10 +142,11 @@ class Memory:
         self._transport = transport
         size = SLOTS * words_of_slot(transport.world)
         words = [each.view(torch.int32) for each in transport.share(4 * size)]
-        self._epochs = zeros(SLOTS, transport.device)
+        # 16 bytes apart: of another alignment Triton would compile every kernel anew.
+        self._epochs = zeros(4 * SLOTS, transport.device).view(SLOTS, 4)
         counts = [zeros(transport.world * MOST_PARTS, transport.device) for _ in range(SLOTS)]
         self.slots = [
-            Slot(i, transport, words, self._epochs[i : i + 1], counts[i]) for i in range(SLOTS)
+            Slot(i, transport, words, self._epochs[i, :1], counts[i]) for i in range(SLOTS)
         ]
         self.bytes = 0
         """Of a slot, so far."""

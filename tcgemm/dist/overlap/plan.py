@@ -8,7 +8,7 @@ the world and the machine goes into it, so all ranks find the same plan, as flag
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from .. import fitted
@@ -38,6 +38,9 @@ B: with parts of two rows of tiles, products of large B took a tenth longer."""
 
 CARRIES = False
 """Whether copy engines carry partial sums to their owners where the model says that it pays."""
+
+WIDE = EARLY = False
+"""What plans of a reduce-scatter that is not carried have of these fields."""
 
 MOST_PARTS = 8
 
@@ -230,7 +233,7 @@ def scatter_plan(
         carries: whether copy engines may carry partial sums, where the model says that it pays.
     """
     tile = fastest_tile(M, N, world, tiles)
-    plans = [in_parts(tile, -(-M // world), 1)]
+    plans = [replace(in_parts(tile, -(-M // world), 1), wide=WIDE, early=EARLY)]
     # Partial sums then lie in the slot twice: here, and at their owners.
     if carries and K and 2 * plans[0].chunk * world * N * 2 <= MOST_BYTES:
         plans += [carried_plan(M, N, world, parts, tiles) for parts in (1, 2, 4, MOST_PARTS)]
