@@ -51,7 +51,9 @@ EARLY = -1
 SIZES = ((512, 1024, 512), (1000, 1032, 264), (4096, 2048, 1024), (333, 264, 72), (2, 64, 64))
 """M, N, K of a rank: whole tiles, parts of tiles, odd shares of rows, fewer rows than tiles."""
 
-OTHER_WAYS = {"triton": [(REDUCE_SCATTER, parts) for parts in (1, 3, EARLY)]}
+OTHER_WAYS = {
+    "triton": [(ALL_GATHER, EARLY), *((REDUCE_SCATTER, parts) for parts in (1, 3, EARLY))]
+}
 """Backend -> products that no plan takes unasked: see Case.plan_with."""
 
 LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))
@@ -92,7 +94,10 @@ class Case:
         """Have copy engines carry partial sums, in so many parts; 0: as is planned; or EARLY."""
         sizes = self.M, self.b.shape[1], dist.get_world_size()
         if parts == EARLY:
-            self.plan = replace(planning.scatter_plan(*sizes), early=True, wide=True)
+            K = self.b.shape[0]
+            gathers = planning.gather_plan(self.M, self.b.shape[1], K, sizes[-1])
+            plan = gathers if self.op == ALL_GATHER else planning.scatter_plan(*sizes)
+            self.plan = replace(plan, early=True, wide=True)
         elif parts:
             self.plan = planning.carried_plan(*sizes, parts)
 

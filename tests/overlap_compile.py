@@ -32,8 +32,9 @@ def main() -> None:
     chunk = M // world
     table = empty(world, dtype=torch.int64)
     call = SimpleNamespace(
-        rank=0, world=world, chunk=chunk, flags=words(64), epoch=words(1), trouble=words(4),
-        limit=1000, debug=False, spare=0, data=table, words=table, flags_at=32, most=MOST_TILES,
+        early=False, done=words(2), rank=0, world=world, chunk=chunk, flags=words(64),
+        epoch=words(1), trouble=words(4), limit=1000, debug=False, spare=0, data=table,
+        words=table, flags_at=32, most=MOST_TILES,
     )  # fmt: skip
     call.staging = call.stored = None
     carried = SimpleNamespace(**vars(call) | {

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import Counter
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -290,13 +291,14 @@ def test_the_gather_kernel_multiplies_rows_as_they_arrive(world, M, dtype):
     ranks, plan = ranks_in_turns(world), planning.gather_plan(M, N, K, world, planning.INTERPRETED)
     assert plan.parts == min(2, -(-plan.chunk // 32))
     generator = torch.Generator().manual_seed(M)
-    for call in range(SLOTS + 1):
+    for call in range(2 * SLOTS + 2):
         a = torch.randn(M, K, generator=generator).to(dtype)
         b = torch.randn(N, K, generator=generator).to(dtype).T
         b = b.contiguous() if call == 1 else b
         bias = torch.randn(N, generator=generator).to(dtype)
         asked = options(bias=bias, epilogue="gelu", rows=M)
-        outs = gather_in_turns(ranks, a, b, plan, asked, poison=True)
+        of_call = replace(plan, early=call % 3 > 0)
+        outs = gather_in_turns(ranks, a, b, of_call, asked, poison=True)
         fusion = Fusion(bias=bias, epilogue="gelu")
         assert error_ratio(a, b, outs[0], fusion) <= 1
         assert all(torch.equal(outs[0], out) for out in outs)
@@ -541,6 +543,14 @@ def test_tall_parts_are_for_a_large_b():
     assert parts(2048, 28672, 8192, tall=False) == 4
     assert parts(2048, 28672, 8192) == 1
     assert parts(16384, 28672, 8192) == parts(16384, 28672, 8192, tall=False) == 4
+
+
+def test_a_language_is_not_asked_for_what_it_does_not_do():
+    import tcgemm.dist.overlap as overlap
+
+    plan = replace(carried_plan(128, 32, 2, 2), early=True, wide=True)
+    assert overlap._as_spoken(plan, "auto") == plan
+    assert overlap._as_spoken(plan, "cuda") == planning.in_parts(plan.tile, plan.chunk, 2)
 
 
 def test_a_carried_part_that_does_not_come_is_named():

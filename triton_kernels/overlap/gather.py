@@ -68,7 +68,9 @@ def store(
         tl.store(lines + col[None, :], narrow(x, c.dtype.element_ty, EMULATED), mask=inside)
 
 
-@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "part_tiles", "limit", "reports"])
+@triton.jit(
+    do_not_specialize=["M", "K", "chunk", "rank", "part_tiles", "epoch", "limit", "reports"]
+)
 def kernel(
     own,
     gathered,
@@ -102,6 +104,7 @@ def kernel(
     ROW_SCALES_A: tl.constexpr = False,
     ROW_SCALES_B: tl.constexpr = False,
     stamps=None,
+    EARLY: tl.constexpr = False,
 ):
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
@@ -125,6 +128,8 @@ def kernel(
             stamp(stamps, at + 2, INTERPRETED)
 
     now = tl.load(epoch)
+    if EARLY:  # the epoch of the slot's use before: ``enter`` may run at the same time
+        now += 1
     here = -1  # the last part that was waited for
     begin = program + tl.cdiv(tl.maximum(each - program, 0), step) * step
     for tile in range(begin, each * WORLD, step):
@@ -173,8 +178,8 @@ def arguments(
         own: [rows of this rank, K], contiguous.
         gathered: [WORLD * chunk, K], contiguous: where peers' rows arrive.
         b: [K, N]; c: [M, N], contiguous rows; bias: [N], contiguous, or None.
-        call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch (int32),
-            trouble (int32[4]), limit, debug and spare (SMs that stay free).
+        call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch and done (int32),
+            early, trouble (int32[4]), limit, debug and spare (SMs that stay free).
         config: of a tile: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, NUM_STAGES and NUM_WARPS.
     """
     (M, N), K = c.shape, b.shape[0]
@@ -182,6 +187,7 @@ def arguments(
     block = config["BLOCK_M"], config["BLOCK_K"]
     there = describe(gathered, block, False)
     here = describe(own, block, False) if own.shape[0] else there
+    now = call.done[call.rank :] if call.early else call.epoch
     numbers = (M, N, K, call.chunk, call.rank, part_tiles, c.stride(0))
-    args = (here, there, b_read, c, *numbers, bias, call.flags, call.epoch, *waits)
-    return grid, args, {**constants, "PARTS": PARTS}
+    args = (here, there, b_read, c, *numbers, bias, call.flags, now, *waits)
+    return grid, args, {**constants, "PARTS": PARTS, "EARLY": call.early}

@@ -160,7 +160,8 @@ def leave(
     epoch, words, rank, WORLD: tl.constexpr, INTERPRETED: tl.constexpr, stamps=None,
     EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``.
+    """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``, and
+    its own, from which a call's epoch is known before ``enter`` has counted it.
 
     Its begin and end are ``stamps`` 2 and 3.
     """
@@ -170,4 +171,6 @@ def leave(
     for peer in range(WORLD):
         if peer != rank:
             set_flag(words_at(words, peer) + rank, now)
+        else:
+            tl.store(words_at(words, peer) + rank, now)
     stamp(stamps, 3, INTERPRETED)

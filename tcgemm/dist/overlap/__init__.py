@@ -46,7 +46,7 @@ BACKENDS = {
 """Language -> the module of its kernels. "auto" takes the first."""
 
 CARRYING = ("triton",)
-"""Languages whose partial sums copy engines can carry."""
+"""Languages that do what a plan says of ``carried``, ``wide`` and ``early``."""
 
 RESULTS: dict[torch.dtype, torch.dtype] = {
     getattr(torch, name): getattr(torch, OUTPUTS[name][0]) for name in OVERLAPS
@@ -107,6 +107,13 @@ def _tiles(backend: str, like: torch.Tensor) -> tuple[Tile, ...]:
     return SIMULATED if _language(backend) == "cuda" else INTERPRETED
 
 
+def _as_spoken(plan: OverlapPlan, backend: str) -> OverlapPlan:
+    """The plan without what the language does not do."""
+    if _language(backend) in CARRYING:
+        return plan
+    return replace(plan, carried=False, wide=False, early=False)
+
+
 def _language(backend: str) -> str:
     return next(iter(BACKENDS)) if backend == "auto" else backend
 
@@ -130,6 +137,7 @@ def all_gather_matmul(
     plan = options.plan or gather_plan(
         M, N, K, rank.transport.world, _tiles(options.backend, b), b.itemsize
     )
+    plan = _as_spoken(plan, options.backend)
     with _on(b):
         options = _scaled(ALL_GATHER, options, b.device)
         return rank.gather(kernels, _rows(a_shard), _reached(b), out, plan, options)
@@ -157,6 +165,7 @@ def matmul_reduce_scatter(
     plan = options.plan or scatter_plan(
         M, N, rank.transport.world, tiles, K, b.itemsize, carries=carries
     )
+    plan = _as_spoken(plan, options.backend)
     with _on(b):
         options = _scaled(REDUCE_SCATTER, options, b.device)
         return rank.scatter(kernels, _rows(a), _reached(b), out, plan, options)

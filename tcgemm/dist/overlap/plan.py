@@ -108,9 +108,9 @@ class OverlapPlan:
     """Of a reduce-scatter that is not carried, in Triton: stores to owners are of 16 bytes. Else
     they are of 2, since the compiler knows nothing of a peer's address."""
     early: bool = False
-    """Of a reduce-scatter that is not carried, in Triton: the product starts while ``enter`` runs
-    and multiplies its first tile meanwhile, and ``leave`` is launched while the product runs
-    (programmatic dependent launch)."""
+    """In Triton, the product does not wait for ``enter``. Of an all-gather, copies alone do. Of a
+    reduce-scatter that is not carried, the product multiplies its first tile meanwhile, and
+    ``leave`` is launched while the product runs (programmatic dependent launch)."""
 
     def part_rows(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """(part, first row, row behind its last) of a rank that has ``rows``: those not empty."""

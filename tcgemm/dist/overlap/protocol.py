@@ -139,10 +139,17 @@ class Rank:
         size = world * plan.chunk * K * a.itemsize
         slot = self._begin(size + (0 if scales is None else world * plan.chunk * 4))
         call = self._call(kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
-        kernels.enter(call)
+        if plan.early:  # only what is sent waits for it
+            call = replace(call, early=True)
+            transport.fork()
+            with transport.beside():
+                kernels.enter(replace(call, early=False))
+        else:
+            kernels.enter(call)
         yield "enter"
         # Before the product is started: where streams share a queue, it must not be behind it.
-        transport.fork()
+        if not plan.early:
+            transport.fork()
         mine = size + rank * plan.chunk * 4
         for step in range(1, world):
             peer = (rank + step) % world
@@ -160,7 +167,7 @@ class Rank:
         kernels.gather(a, gathered, b, out, _packed(options.bias), options.epilogue, call, plan)
         yield "product"
         transport.join()  # a may change when the call has ended
-        kernels.leave(call)
+        kernels.leave(replace(call, early=False))
         self._end(options.debug, "rows")
         yield "leave"
 
