@@ -39,8 +39,9 @@ B: with parts of two rows of tiles, products of large B took a tenth longer."""
 CARRIES = False
 """Whether copy engines carry partial sums to their owners where the model says that it pays."""
 
-WIDE = EARLY = False
-"""What plans of a reduce-scatter that is not carried have of these fields."""
+WIDE = EARLY_SCATTER = EARLY_GATHER = False
+"""What plans have of the fields ``wide`` and ``early``, those of a reduce-scatter where it is not
+carried."""
 
 MOST_PARTS = 8
 
@@ -217,7 +218,8 @@ def gather_plan(
         return plans[1]  # on a CPU: so that small sizes have several
     if tall and N * K * item_bytes > KEPT_BYTES:
         plans = [plan for plan in plans if plan.part_tiles >= tile.GROUP_M] or plans[:1]
-    return min(plans, key=lambda plan: gather_us(plan, N, K, world, item_bytes))
+    found = min(plans, key=lambda plan: gather_us(plan, N, K, world, item_bytes))
+    return replace(found, early=EARLY_GATHER)
 
 
 @cache
@@ -233,7 +235,7 @@ def scatter_plan(
         carries: whether copy engines may carry partial sums, where the model says that it pays.
     """
     tile = fastest_tile(M, N, world, tiles)
-    plans = [replace(in_parts(tile, -(-M // world), 1), wide=WIDE, early=EARLY)]
+    plans = [replace(in_parts(tile, -(-M // world), 1), wide=WIDE, early=EARLY_SCATTER)]
     # Partial sums then lie in the slot twice: here, and at their owners.
     if carries and K and 2 * plans[0].chunk * world * N * 2 <= MOST_BYTES:
         plans += [carried_plan(M, N, world, parts, tiles) for parts in (1, 2, 4, MOST_PARTS)]
