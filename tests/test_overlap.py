@@ -522,13 +522,13 @@ def test_the_model_has_copies_carry_where_products_are_long_enough():
     def plan(M, N, K):
         return planning.scatter_plan(M, N, 2, K=K, carries=True)
 
-    assert not planning.scatter_plan(8192, 8192, 2, K=4096).carried  # unasked
+    assert planning.scatter_plan(8192, 8192, 2, K=4096).carried == planning.CARRIES  # unasked
     assert not plan(512, 4096, 2048).carried
     for M in (2048, 4096, 8192, 16384):
         for N, K in ((4096, 2048), (4096, 7168), (8192, 4096), (8192, 14336)):
             found = plan(M, N, K)
             assert found.carried
-            direct = planning.scatter_plan(M, N, 2, K=K)
+            direct = planning.scatter_plan(M, N, 2, K=K, carries=False)
             moved = M // 2 * N * 2 / planning.LINK_BYTES_PER_US
             saved = planning.scatter_us(direct, N, K, 2) - planning.scatter_us(found, N, K, 2)
             assert 0 < saved < moved + 1e-6
