@@ -23,6 +23,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -39,13 +40,21 @@ from tcgemm.bench.several.contenders import sampler, slowest
 from tcgemm.bench.several.pairing import take_rounds
 from tcgemm.dist.groups import ranks_of
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
+from tcgemm.dist.overlap import plan as planning
 from tcgemm.dist.overlap import protocol
 from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
 from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
 
+EARLY = -1
+
 SIZES = ((512, 1024, 512), (1000, 1032, 264), (4096, 2048, 1024), (333, 264, 72), (2, 64, 64))
 """M, N, K of a rank: whole tiles, parts of tiles, odd shares of rows, fewer rows than tiles."""
+
+OTHER_WAYS = {
+    "triton": [(ALL_GATHER, EARLY), *((REDUCE_SCATTER, parts) for parts in (1, 3, EARLY))]
+}
+"""Backend -> products that no plan takes unasked: see Case.plan_with."""
 
 LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))
 """Llama's hidden size, feed-forward size and rows of the fused projection of q, k and v."""
@@ -79,6 +88,18 @@ class Case:
         height = M if op == ALL_GATHER else self.rows[1] - self.rows[0]
         self.out = torch.full((height, N), float("nan"), dtype=dtype, device="cuda")
         self.M = M
+        self.plan: planning.OverlapPlan | None = None
+
+    def plan_with(self, parts: int) -> None:
+        """Have copy engines carry partial sums, in so many parts; 0: as is planned; or EARLY."""
+        sizes = self.M, self.b.shape[1], dist.get_world_size()
+        if parts == EARLY:
+            K = self.b.shape[0]
+            gathers = planning.gather_plan(self.M, self.b.shape[1], K, sizes[-1])
+            plan = gathers if self.op == ALL_GATHER else planning.scatter_plan(*sizes)
+            self.plan = replace(plan, early=True, wide=True)
+        elif parts:
+            self.plan = planning.carried_plan(*sizes, parts)
 
     def run(self, backend: str, debug: bool = False, fused: bool = True) -> torch.Tensor:
         asked = Options(
@@ -87,6 +108,7 @@ class Case:
             epilogue="gelu" if fused else "",
             debug=debug,
             rows=self.M,
+            plan=self.plan,
         )
         reason = overlap.why_not(self.op, self.a, self.b, dist.group.WORLD, asked)
         if reason is not None:
@@ -129,8 +151,8 @@ def poison() -> None:
     dist.barrier()
 
 
-def check(backend: str, seed: int) -> int:
-    """How many results were wrong here."""
+def check(backend: str, seed: int, drawn: int) -> int:
+    """How many results were wrong here; ``drawn``: products of 8-bit floats."""
     rank, _ = rank_and_world()
     own, wrong = random.Random(seed + rank), 0
 
@@ -141,11 +163,13 @@ def check(backend: str, seed: int) -> int:
         dist.all_reduce(ratio, dist.ReduceOp.MAX)
         wrong += not ratio.item() <= 1
         M, N = case.M, case.out.shape[1]
-        say(check=what, op=case.op, M=M, N=N, dtype=str(case.out.dtype), ratio=ratio.item())
+        plan, dtype = str(case.plan), str(case.out.dtype)
+        say(check=what, op=case.op, plan=plan, M=M, N=N, dtype=dtype, ratio=ratio.item())
 
-    for op in (ALL_GATHER, REDUCE_SCATTER):
+    for op, parts in (ALL_GATHER, 0), (REDUCE_SCATTER, 0), *OTHER_WAYS.get(backend, []):
         for i, (M, N, K) in enumerate(SIZES):
             case = Case(op, M, N, K, (torch.bfloat16, torch.float16)[i % 2], seed + i)
+            case.plan_with(parts)
             case.run(backend, debug=True, fused=False)  # in debug mode first: no hang is for ever
             judge(case, "debug", fused=False)
             poison()
@@ -158,9 +182,9 @@ def check(backend: str, seed: int) -> int:
                 before = case.out.clone()
             judge(case, "three calls, delayed")
             wrong += from_streams(case, backend, own)
-        wrong += replay(op, backend, seed, own)
+        wrong += replay(op, backend, seed, own, parts)
     if backend != "cuda":  # whose kernels take no 8-bit floats
-        wrong += sum(scaled(backend, seed + i) for i in range(8))
+        wrong += sum(scaled(backend, seed + i) for i in range(drawn))
     return wrong
 
 
@@ -228,9 +252,10 @@ def scaled(backend: str, seed: int) -> int:
     return wrong
 
 
-def replay(op: str, backend: str, seed: int, own: random.Random) -> int:
+def replay(op: str, backend: str, seed: int, own: random.Random, parts: int) -> int:
     """A graph of two calls, replayed with other operands, behind delays that differ by rank."""
     case, wrong = Case(op, 1024, 1024, 512, torch.bfloat16, seed), 0
+    case.plan_with(parts)
     case.run(backend)
     torch.cuda.synchronize()
     dist.barrier()
@@ -281,6 +306,7 @@ def timed(backend: str, sizes: list[int]) -> None:
     for name, op, M, N, K in layers(sizes):
         case = Case.__new__(Case)
         case.op, case.M, case.rank, case.rows = op, M, rank, rows_of(M, world, rank)
+        case.plan = None
         height = chunk_of(M, world)
         normal = lambda *shape: torch.randn(shape, device="cuda").bfloat16()  # noqa: E731
         case.b, case.bias = normal(N, K).mT, None
@@ -298,7 +324,7 @@ def timed(backend: str, sizes: list[int]) -> None:
             moved = (world - 1) * height * N * 2
             nccl = lambda o=case.out, p=product: dist.reduce_scatter_tensor(o, p)  # noqa: E731
             first, second = lambda: torch.mm(whole, case.b, out=product), nccl  # noqa: B023
-            predicted = scatter_us(overlap._plan(op, M, N, K, world), M, N, K, world)
+            predicted = scatter_us(overlap._plan(op, M, N, K, world), N, K, world)
         ms = milliseconds({
             "gemm": lambda: torch.mm(whole, case.b, out=product),  # noqa: B023
             "nccl": nccl,
@@ -344,6 +370,7 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[512, 4096, 8192], help="values of M"
     )
+    parser.add_argument("--drawn", type=int, default=8, help="check: products of 8-bit floats")
     parser.add_argument("--spare-sms", type=int, default=0, help="that grids leave free")
     arguments = parser.parse_args()
     protocol.SPARE_SMS = arguments.spare_sms
@@ -356,7 +383,7 @@ def main() -> int:
     dist.barrier()
     try:
         if arguments.what == "check":
-            wrong = check(arguments.backend, arguments.seed)
+            wrong = check(arguments.backend, arguments.seed, arguments.drawn)
             count = torch.tensor([wrong], device="cuda")
             dist.all_reduce(count)
             wrong = int(count.item())

@@ -32,17 +32,33 @@ def main() -> None:
     chunk = M // world
     table = empty(world, dtype=torch.int64)
     call = SimpleNamespace(
-        rank=0, world=world, chunk=chunk, flags=words(64), epoch=words(1), trouble=words(4),
-        limit=1000, debug=False, spare=0, data=table, words=table, flags_at=32, most=MOST_TILES,
+        early=False, done=words(2), rank=0, world=world, chunk=chunk, flags=words(64),
+        epoch=words(1), trouble=words(4), limit=1000, debug=False, spare=0, data=table,
+        words=table, flags_at=32, most=MOST_TILES,
     )  # fmt: skip
+    call.staging = call.stored = None
+    carried = SimpleNamespace(**vars(call) | {
+        "staging": empty(world, chunk, N), "stored": words(world * MOST_PARTS), "most": MOST_PARTS,
+    })  # fmt: skip
     b, launches = empty(N, K).mT, {}
     for tile in TILES:
         name = f"{tile.BLOCK_M}x{tile.BLOCK_N}"
-        parts = {"PARTS": MOST_PARTS, "PART_TILES": 8}
+        parts = {"PARTS": MOST_PARTS, "part_tiles": 8}
         rows = empty(chunk, K), empty(M, K), b, empty(M, N), empty(N), "gelu", call
         launches[f"gather {name}"] = gather.kernel, *gather.arguments(*rows, **tile.config, **parts)
         sums = empty(M, K), b, empty(chunk, N), empty(world, chunk, N), None, "", call
         launches[f"scatter {name}"] = scatter.kernel, *scatter.arguments(*sums, **tile.config)
+        grid, args, constants = scatter.arguments(*sums, **tile.config)
+        early = {"EARLY": True, "launch_pdl": True}
+        launches[f"early {name}"] = scatter.kernel, grid, args, constants | early
+        launches[f"wide {name}"] = scatter.kernel, grid, args, constants | {"WIDE": True}
+        launches[f"early wide {name}"] = (
+            scatter.kernel, grid, args, constants | early | {"WIDE": True}
+        )  # fmt: skip
+        sums = *sums[:-1], carried
+        launches[f"carried {name}"] = (
+            scatter.kernel, *scatter.arguments(*sums, part_tiles=8, **tile.config)
+        )  # fmt: skip
     eight = torch.float8_e4m3fn
     (tile,) = TILES_OF_8_BITS
     b8, scale_a, scale_b = empty(N, K, dtype=eight).mT, empty(M, dtype=torch.float32), empty(
@@ -58,6 +74,10 @@ def main() -> None:
     small = {"WORLD": world, "INTERPRETED": False, "num_warps": 1}
     launches["enter"] = signals.enter, (1,), (call.epoch, words(2), call.trouble, 0, 9, 0), small
     launches["leave"] = signals.leave, (1,), (call.epoch, table, 0), small
+    launches["await_stored"] = (
+        signals.await_stored, (1,), (carried.stored, 8, 9, call.trouble, 9, 0, 1, 1),
+        {"num_warps": 1},
+    )  # fmt: skip
     for name in ("gather 128x256", "scatter 128x256", "scatter 128x128", "enter", "leave"):
         kernel, grid, args, constants = launches[name]
         stamps = {"stamps": empty(4, dtype=torch.int64)}

@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,9 @@ class Here:
     def copy(self, to, source):
         self._late()
         to.copy_(source)
+
+    def beside(self):
+        return nullcontext()
 
     def join(self):
         pass
@@ -287,13 +291,14 @@ def test_the_gather_kernel_multiplies_rows_as_they_arrive(world, M, dtype):
     ranks, plan = ranks_in_turns(world), planning.gather_plan(M, N, K, world, planning.INTERPRETED)
     assert plan.parts == min(2, -(-plan.chunk // 32))
     generator = torch.Generator().manual_seed(M)
-    for call in range(SLOTS + 1):
+    for call in range(2 * SLOTS + 2):
         a = torch.randn(M, K, generator=generator).to(dtype)
         b = torch.randn(N, K, generator=generator).to(dtype).T
         b = b.contiguous() if call == 1 else b
         bias = torch.randn(N, generator=generator).to(dtype)
         asked = options(bias=bias, epilogue="gelu", rows=M)
-        outs = gather_in_turns(ranks, a, b, plan, asked, poison=True)
+        of_call = replace(plan, early=call % 3 > 0)
+        outs = gather_in_turns(ranks, a, b, of_call, asked, poison=True)
         fusion = Fusion(bias=bias, epilogue="gelu")
         assert error_ratio(a, b, outs[0], fusion) <= 1
         assert all(torch.equal(outs[0], out) for out in outs)
@@ -466,6 +471,98 @@ def test_more_processes_multiply_together(world, M):
     assert in_processes(world, both_products, M, 4) == {r: [] for r in range(world)}
 
 
+def carried_plan(M, N, world, parts):
+    return planning.carried_plan(M, N, world, parts, planning.INTERPRETED)
+
+
+def carried_sums(rank, world, M, calls, parts):
+    """Partial sums that are copied to their owners; slots hold NaN before each call."""
+    import torch.distributed as dist
+
+    import tcgemm.dist.overlap as overlap
+
+    N, K, group = 72, 32, dist.group.WORLD
+    draw = random.Random(rank)
+    first, behind = rows_of(M, world, rank)
+    wrong = []
+    for call in range(calls):
+        for _, of in overlap._ranks.values():
+            for slot in of.memory.slots:
+                slot.data[rank].fill_(255)
+                assert not slot.stored.any()
+        dist.barrier()
+        time.sleep(draw.random() * 0.2)
+        operands = partial_sums(world, M, N, K, torch.bfloat16, call)
+        bias = torch.arange(N).bfloat16()
+        plan = None if call == 1 else carried_plan(M, N, world, parts)  # and another one between
+        asked = Options("triton", rows=M, bias=bias, epilogue="relu", plan=plan)
+        out = torch.full((behind - first, N), float("nan")).bfloat16()
+        overlap.matmul_reduce_scatter(*operands[rank], out, group, asked)
+        exact = sum(a.double() @ b.double() for a, b in operands)[first:behind] + bias.double()
+        if not torch.equal(out, exact.relu().bfloat16()):
+            wrong.append(call)
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("world", "M", "parts"),
+    [
+        (2, 131, 2),
+        pytest.param(2, 200, 4, marks=pytest.mark.exhaustive),
+        pytest.param(3, 100, 1, marks=pytest.mark.exhaustive),
+        pytest.param(3, 2, 4, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_partial_sums_may_be_carried_by_copies(world, M, parts):
+    found = in_processes(world, carried_sums, M, 4, parts)
+    assert found == {r: [] for r in range(world)}
+
+
+def test_the_model_has_copies_carry_where_products_are_long_enough():
+    def plan(M, N, K):
+        return planning.scatter_plan(M, N, 2, K=K, carries=True)
+
+    assert planning.scatter_plan(8192, 8192, 2, K=4096).carried == planning.CARRIES  # unasked
+    assert not plan(512, 4096, 2048).carried
+    for M in (2048, 4096, 8192, 16384):
+        for N, K in ((4096, 2048), (4096, 7168), (8192, 4096), (8192, 14336)):
+            found = plan(M, N, K)
+            assert found.carried
+            direct = planning.scatter_plan(M, N, 2, K=K, carries=False)
+            moved = M // 2 * N * 2 / planning.LINK_BYTES_PER_US
+            saved = planning.scatter_us(direct, N, K, 2) - planning.scatter_us(found, N, K, 2)
+            assert 0 < saved < moved + 1e-6
+    # Partial sums that lie in the slot twice must find room there.
+    assert not plan(1 << 18, 8192, 8192).carried
+
+
+def test_tall_parts_are_for_a_large_b():
+    def parts(*sizes, tall=True):
+        return planning.gather_plan(*sizes, 2, tall=tall).parts
+
+    assert parts(2048, 28672, 8192, tall=False) == 4
+    assert parts(2048, 28672, 8192) == 1
+    assert parts(16384, 28672, 8192) == parts(16384, 28672, 8192, tall=False) == 4
+
+
+def test_a_language_is_not_asked_for_what_it_does_not_do():
+    import tcgemm.dist.overlap as overlap
+
+    plan = replace(carried_plan(128, 32, 2, 2), early=True, wide=True)
+    assert overlap._as_spoken(plan, "auto") == plan
+    assert overlap._as_spoken(plan, "cuda") == planning.in_parts(plan.tile, plan.chunk, 2)
+
+
+def test_a_carried_part_that_does_not_come_is_named():
+    world, M, N, K = 2, 128, 32, 32
+    ranks = ranks_in_turns(world, 0.01)
+    operands = partial_sums(world, M, N, K, torch.float16)
+    out = torch.empty(M // 2, N).half()
+    plan = carried_plan(M, N, world, 2)
+    with pytest.raises(PeerError, match="rank 0 of 2 waited in vain for rank 1: rows 1 did not"):
+        ranks[0].scatter(triton_kernels(), *operands[0], out, plan, options(rows=M))
+
+
 def without_a_peer(rank, world):
     """Rank 1 makes one call less: as if it had died."""
     import torch.distributed as dist
@@ -537,11 +634,19 @@ def test_what_the_compiler_makes_of_the_kernels():
     for tile in planning.TILES:
         gather = found[f"gather {tile.BLOCK_M}x{tile.BLOCK_N}"]
         scatter = found[f"scatter {tile.BLOCK_M}x{tile.BLOCK_N}"]
-        for made in (gather, scatter):
+        carried = found[f"carried {tile.BLOCK_M}x{tile.BLOCK_N}"]
+        early = found[f"early {tile.BLOCK_M}x{tile.BLOCK_N}"]
+        for made in (gather, scatter, carried, early):
             assert made["counts"]["HGMMA"] == 2 * tile.BLOCK_K // 16
             assert made["counts"]["UTMALDG"] > 0
             assert "ld.global.sys.acquire" in made["ptx"]
             assert "trap;" in made["ptx"]
+        # Tiles are multiplied, and no flag is set, before the kernel before has ended.
+        assert early["ptx"].index("wgmma.mma_async") < early["ptx"].index("griddepcontrol.wait")
+        assert early["ptx"].index("griddepcontrol.wait") < early["ptx"].index("atom.global")
+        narrow = re.compile(r"st\.global\.b16")
+        for name in ("wide", "early wide", "carried"):
+            assert not narrow.search(found[f"{name} {tile.BLOCK_M}x{tile.BLOCK_N}"]["ptx"])
         # A wait, the block's barrier, the proxy fence, and only then the loads by TMA.
         order = re.findall(
             r"ld\.global\.sys\.acquire|fence\.proxy\.async;|bar\.sync|cp\.async\.bulk\.tensor",
@@ -552,8 +657,10 @@ def test_what_the_compiler_makes_of_the_kernels():
         fence, loads = after.index("fence.proxy.async;"), after.index("cp.async.bulk.tensor")
         assert after.index("bar.sync") < fence < loads
         # Stores, a barrier of the block, and only then the release by one thread.
-        released = [m.start() for m in re.finditer(r"atom\.global\.sys\.release", scatter["ptx"])]
-        assert len(released) == 2
-        for at in released:
-            before = scatter["ptx"][:at]
-            assert before.rindex("bar.sync") > max(before.rfind("st.global"), 0)
+        for made, scope in ((scatter, "sys"), (carried, "gpu")):
+            released = re.finditer(rf"(atom|red)\.global\.{scope}\.release", made["ptx"])
+            places = [m.start() for m in released]
+            assert len(places) == 2
+            for at in places:
+                before = made["ptx"][:at]
+                assert before.rindex("bar.sync") > max(before.rfind("st.global"), 0)

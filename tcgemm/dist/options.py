@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from .overlap.plan import OverlapPlan
+
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
 OPS = (ALL_GATHER, REDUCE_SCATTER)
@@ -37,3 +39,5 @@ class Options:
     """The same, or one for each column of B."""
     stamps: torch.Tensor | None = None
     """int64: where overlapped kernels write clock stamps (dist/overlap/timeline.py), or None."""
+    plan: OverlapPlan | None = None
+    """In place of the overlapped plan that would be chosen, the same on all ranks; to compare."""

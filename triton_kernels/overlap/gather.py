@@ -4,7 +4,7 @@
 
 Adds:     to `descriptor`, a wait. A program begins with tiles of its own rank's rows, which it
           reads where they lie. Then it visits the tiles of rank - 1, rank - 2, ...: in
-          this order those rows arrive in ``gathered``. They come in parts of PART_TILES rows of
+          this order those rows arrive in ``gathered``. They come in parts of part_tiles rows of
           tiles, each with a flag, for which a program waits at the first of its tiles in the part.
 Missing:  the loads of a tile begin when the one before is stored: no warps of their own.
 
@@ -23,24 +23,10 @@ import torch
 
 from ..device.dot import narrow
 from ..device.epilogue import finish
-from ..device.ordering import grouped
 from ..host.descriptors import describe
 from ..host.runtime import tl, triton
 from .signals import fence_async, stamp, wait
-from .tile import STAMPS_AT, halves, multiply, rows_of, shared
-
-
-@triton.jit
-def place(within, rows, tiles_n, PART_TILES: tl.constexpr, GROUP_M: tl.constexpr):
-    """Number of a tile of one rank -> its part, tile row and tile column.
-
-    ``rows``: rows of tiles of a rank. The last part has what is left.
-    """
-    part = within // (PART_TILES * tiles_n)
-    first = part * PART_TILES
-    height = tl.minimum(rows - first, PART_TILES)
-    tile_m, tile_n = grouped(within - first * tiles_n, height, tiles_n, GROUP_M)
-    return part, first + tile_m, tile_n
+from .tile import STAMPS_AT, halves, multiply, place, rows_of, shared
 
 
 @triton.jit
@@ -82,7 +68,9 @@ def store(
         tl.store(lines + col[None, :], narrow(x, c.dtype.element_ty, EMULATED), mask=inside)
 
 
-@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "limit", "reports"])
+@triton.jit(
+    do_not_specialize=["M", "K", "chunk", "rank", "part_tiles", "epoch", "limit", "reports"]
+)
 def kernel(
     own,
     gathered,
@@ -93,6 +81,7 @@ def kernel(
     K,
     chunk,
     rank,
+    part_tiles,
     stride_cm,
     bias,
     flags,
@@ -102,7 +91,6 @@ def kernel(
     reports,
     WORLD: tl.constexpr,
     PARTS: tl.constexpr,
-    PART_TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -116,6 +104,7 @@ def kernel(
     ROW_SCALES_A: tl.constexpr = False,
     ROW_SCALES_B: tl.constexpr = False,
     stamps=None,
+    EARLY: tl.constexpr = False,
 ):
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
@@ -124,7 +113,7 @@ def kernel(
     rows = rows_of(M, chunk, rank)
     first = (rank * chunk).to(tl.int64)
     for tile in range(program, each, step):
-        part, tile_m, tile_n = place(tile, tiles_m, tiles_n, PART_TILES, GROUP_M)
+        part, tile_m, tile_n = place(tile, tiles_m, tiles_n, part_tiles, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         if m < rows:
             at = STAMPS_AT + program * WORLD * PARTS * 4  # own rows count as one part
@@ -139,11 +128,13 @@ def kernel(
             stamp(stamps, at + 2, INTERPRETED)
 
     now = tl.load(epoch)
+    if EARLY:  # the epoch of the slot's use before: ``enter`` may run at the same time
+        now += 1
     here = -1  # the last part that was waited for
     begin = program + tl.cdiv(tl.maximum(each - program, 0), step) * step
     for tile in range(begin, each * WORLD, step):
         source = (rank - tile // each + WORLD) % WORLD
-        part, tile_m, tile_n = place(tile % each, tiles_m, tiles_n, PART_TILES, GROUP_M)
+        part, tile_m, tile_n = place(tile % each, tiles_m, tiles_n, part_tiles, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         rows = rows_of(M, chunk, source)
         first = (source * chunk).to(tl.int64)
@@ -178,7 +169,7 @@ def arguments(
     call: Any,
     *,
     PARTS: int,
-    PART_TILES: int,
+    part_tiles: int,
     **config: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``.
@@ -187,8 +178,8 @@ def arguments(
         own: [rows of this rank, K], contiguous.
         gathered: [WORLD * chunk, K], contiguous: where peers' rows arrive.
         b: [K, N]; c: [M, N], contiguous rows; bias: [N], contiguous, or None.
-        call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch (int32),
-            trouble (int32[4]), limit, debug and spare (SMs that stay free).
+        call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch and done (int32),
+            early, trouble (int32[4]), limit, debug and spare (SMs that stay free).
         config: of a tile: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, NUM_STAGES and NUM_WARPS.
     """
     (M, N), K = c.shape, b.shape[0]
@@ -196,6 +187,7 @@ def arguments(
     block = config["BLOCK_M"], config["BLOCK_K"]
     there = describe(gathered, block, False)
     here = describe(own, block, False) if own.shape[0] else there
-    numbers = (M, N, K, call.chunk, call.rank, c.stride(0))
-    args = (here, there, b_read, c, *numbers, bias, call.flags, call.epoch, *waits)
-    return grid, args, {**constants, "PARTS": PARTS, "PART_TILES": PART_TILES}
+    now = call.done[call.rank :] if call.early else call.epoch
+    numbers = (M, N, K, call.chunk, call.rank, part_tiles, c.stride(0))
+    args = (here, there, b_read, c, *numbers, bias, call.flags, now, *waits)
+    return grid, args, {**constants, "PARTS": PARTS, "EARLY": call.early}

@@ -51,7 +51,7 @@ def enter(call: Any) -> None:
 
     def launch(call: Any) -> None:
         args = (call.epoch, call.done, call.trouble, call.rank, call.limit, int(call.debug))
-        signals.enter[(1,)](*args, **_signal(call))
+        signals.enter[(1,)](*args, EARLY=_early(call), **_signal(call))
 
     _start(call, launch)
 
@@ -59,7 +59,21 @@ def enter(call: Any) -> None:
 def leave(call: Any) -> None:
     """Tell the peers that this rank is done with the slot."""
     with one_at_a_time:
-        signals.leave[(1,)](call.epoch, call.words, call.rank, **_signal(call))
+        early = {"EARLY": True, "launch_pdl": True} if _early(call) else {}
+        signals.leave[(1,)](call.epoch, call.words, call.rank, **early, **_signal(call))
+
+
+def await_stored(call: Any, owner: int, part: int, count: int) -> None:
+    """Wait until so many tiles of an owner's part are stored here, and set the count back."""
+    at = owner * call.most + part
+    args = (call.stored, at, count, call.trouble, call.limit, int(call.debug), owner, part)
+    with one_at_a_time:
+        signals.await_stored[(1,)](*args, num_warps=1)
+
+
+def _early(call: Any) -> bool:
+    """Whether kernels of the call start while the ones before them run."""
+    return call.early and not INTERPRETED
 
 
 def _signal(call: Any) -> dict[str, Any]:
@@ -72,7 +86,7 @@ def gather(
 ) -> None:  # fmt: skip
     """See gather.py. ``plan``: with tile.config, parts and part_tiles."""
     check(b)
-    config = {**plan.tile.config, "PARTS": call.most, "PART_TILES": plan.part_tiles}
+    config = {**plan.tile.config, "PARTS": call.most, "part_tiles": plan.part_tiles}
 
     def launch(call: Any) -> None:
         grid, args, constants = gathering.arguments(
@@ -85,19 +99,21 @@ def gather(
 
 def scatter(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, slots: torch.Tensor,
-    bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
+    bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any, tiles: str = "all",
 ) -> None:  # fmt: skip
-    """See scatter.py. ``plan``: with tile.config."""
+    """See scatter.py. ``plan``: with tile.config and part_tiles."""
     check(b)
+    config = {**plan.tile.config, "part_tiles": plan.part_tiles if plan.carried else 0}
 
     def launch(call: Any) -> None:
         grid, args, constants = scattering.arguments(
-            a, b, out, slots, bias, epilogue, call, **plan.tile.config
+            a, b, out, slots, bias, epilogue, call, TILES=tiles, WIDE=plan.wide, **config
         )
         # Blocks wait for tiles of peers' blocks, so all of a grid have to be there at once: the
         # interpreter runs one after the other.
         grid = (1,) if INTERPRETED else grid
-        scattering.kernel[grid](*args, **constants, **_optional(call))
+        early = {"EARLY": True, "launch_pdl": True} if _early(call) else {}
+        scattering.kernel[grid](*args, **early, **constants, **_optional(call))
 
     _start(call, launch)
 

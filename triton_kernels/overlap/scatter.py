@@ -7,6 +7,8 @@ Adds:     to `descriptor`, an owner. A program begins with tiles of rank + 1, ra
           sets the tile's flag there. Tiles of its own rank come last: by then the peers have sent
           theirs, since they go the same way. The owner adds all ranks' tiles in the order of ranks
           in float32, its own unrounded, so that a call repeats to the bit.
+          Where copy engines carry tiles to their owners, a part at a time, a program stores them in
+          ``staging``, here, and counts them in ``stored``. It does not wait for the link then.
 Missing:  the release of a flag waits for the stores over the link. It is therefore done a tile
           later, when they have arrived; a warp of its own would not delay it at all.
 
@@ -24,8 +26,8 @@ from ..device.epilogue import finish
 from ..device.ordering import grouped
 from ..host.descriptors import describe
 from ..host.runtime import tl, triton
-from .signals import stamp, wait, words_at
-from .tile import STAMPS_AT, halves, multiply, rows_of, scaled, shared
+from .signals import await_kernel_before, let_next_start, stamp, wait, words_at
+from .tile import STAMPS_AT, halves, multiply, place, rows_of, scaled, shared
 
 
 @triton.jit
@@ -104,14 +106,30 @@ def add(
 
 
 @triton.jit
-def release(pending, now):
-    """Set the flag at an address, where there is one."""
+def await_peers(flags, most, number, now, limit, reports, trouble, rank, WORLD: tl.constexpr):
+    """Wait for every peer's flag of a tile, or of a part."""
+    for source in range(WORLD):
+        if source != rank:
+            wait(flags + source * most + number, now, limit, reports, trouble, source, number)
+
+
+@triton.jit
+def release(pending, now, COUNTS: tl.constexpr):
+    """Set the flag at an address, where there is one, or with COUNTS count a tile there."""
     if pending != 0:
         tl.debug_barrier()
-        tl.atomic_xchg(pending.to(tl.pointer_type(tl.int32)), now, sem="release", scope="sys")
+        to = pending.to(tl.pointer_type(tl.int32))
+        if COUNTS:
+            tl.atomic_add(to, 1, sem="release", scope="gpu")
+        else:
+            tl.atomic_xchg(to, now, sem="release", scope="sys")
 
 
-@triton.jit(do_not_specialize=["M", "K", "chunk", "rank", "most", "flags_at", "limit", "reports"])
+@triton.jit(
+    do_not_specialize=[
+        *("M", "K", "chunk", "rank", "most", "flags_at", "limit", "reports", "part_tiles"),
+    ]
+)
 def kernel(
     a,
     b,
@@ -147,20 +165,31 @@ def kernel(
     ROW_SCALES_A: tl.constexpr = False,
     ROW_SCALES_B: tl.constexpr = False,
     stamps=None,
+    staging=None,
+    stored=None,
+    part_tiles=0,
+    TILES: tl.constexpr = "all",
+    EARLY: tl.constexpr = False,
+    WIDE: tl.constexpr = False,
 ):
+    CARRIED: tl.constexpr = staging is not None
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
     program, step = tl.program_id(0), tl.num_programs(0)
-    now = tl.load(epoch)
+    let_next_start(EARLY)
+    now = tl.full((), 0, tl.int32) if EARLY else tl.load(epoch)  # 0: ``enter`` may still run
     size = chunk.to(tl.int64) * N  # elements of a rank's part of a slot
     last = each * (WORLD - 1)  # tiles of others
 
     pending = tl.full((), 0, tl.int64)  # the flag of the tile before, not set yet
     here = -1  # the owner of the tile before, as a number of the order
-    for tile in range(program, last, step):
+    for tile in range(program, 0 if TILES == "own" else last, step):
         owner = (rank + 1 + tile // each) % WORLD
         within = tile % each
-        tile_m, tile_n = grouped(within, tiles_m, tiles_n, GROUP_M)
+        if CARRIED:
+            part, tile_m, tile_n = place(within, tiles_m, tiles_n, part_tiles, GROUP_M)
+        else:
+            tile_m, tile_n = grouped(within, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         rows = rows_of(M, chunk, owner)
         if m < rows:
@@ -171,12 +200,22 @@ def kernel(
             acc = multiply(
                 a, b, owner * chunk + m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED
             )
-            release(pending, now)
+            if EARLY:  # noqa: SIM102 (a condition of constants alone is decided by the compiler)
+                if now == 0:
+                    await_kernel_before(EARLY)
+                    now = tl.load(epoch)
+            release(pending, now, CARRIED)
             if stamps is not None:
                 if here >= 0:
                     stamp(stamps, STAMPS_AT + (program * WORLD + here) * 4 + 3, INTERPRETED)
                 here = tile // each
-            to = tl.load(data + owner).to(tl.pointer_type(slots.dtype.element_ty)) + rank * size
+            if CARRIED:
+                to = staging + owner * size
+            else:
+                to = tl.load(data + owner).to(tl.pointer_type(slots.dtype.element_ty))
+                if WIDE:
+                    to = tl.multiple_of(to, 16)  # bytes; slots begin at multiples of 1024
+                to += rank * size
             scales = scale_a
             if ROW_SCALES_A:
                 scales += owner * chunk
@@ -184,21 +223,32 @@ def kernel(
                 acc, to, m, n, rows, N, scales, scale_b, BLOCK_M, BLOCK_N,
                 ROW_SCALES_A, ROW_SCALES_B, EMULATED,
             )  # fmt: skip
-            pending = (words_at(words, owner) + flags_at + rank * most + within).to(tl.int64)
+            if CARRIED:
+                pending = (stored + owner * most + part).to(tl.int64)
+            else:
+                pending = (words_at(words, owner) + flags_at + rank * most + within).to(tl.int64)
             stamp(stamps, at + 2, INTERPRETED)
-    release(pending, now)
+    release(pending, now, CARRIED)
     if stamps is not None and here >= 0:
         stamp(stamps, STAMPS_AT + (program * WORLD + here) * 4 + 3, INTERPRETED)
 
+    if EARLY:
+        await_kernel_before(EARLY)
+        now = tl.load(epoch)
     begin = program + tl.cdiv(tl.maximum(last - program, 0), step) * step
     rows = rows_of(M, chunk, rank)
     HALF: tl.constexpr = BLOCK_N // 2
     scales = scale_a
     if ROW_SCALES_A:
         scales += rank * chunk
-    for tile in range(begin, each * WORLD, step):
+    came = -1  # the part that was waited for last
+    for tile in range(begin, 0 if TILES == "others" else each * WORLD, step):
         within = tile - last
-        tile_m, tile_n = grouped(within, tiles_m, tiles_n, GROUP_M)
+        number = within  # of the flag among a peer's
+        if CARRIED:
+            number, tile_m, tile_n = place(within, tiles_m, tiles_n, part_tiles, GROUP_M)
+        else:
+            tile_m, tile_n = grouped(within, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         if m < rows:
             acc = multiply(
@@ -207,10 +257,11 @@ def kernel(
             at = STAMPS_AT + (program * WORLD + WORLD - 1) * 4
             if tile == begin:
                 stamp(stamps, at, INTERPRETED)
-            for source in range(WORLD):
-                if source != rank:
-                    flag = flags + source * most + within
-                    wait(flag, now, limit, reports, trouble, source, within)
+            if not CARRIED:
+                await_peers(flags, most, number, now, limit, reports, trouble, rank, WORLD)
+            elif number != came:
+                await_peers(flags, most, number, now, limit, reports, trouble, rank, WORLD)
+                came = number
             if tile == begin:
                 stamp(stamps, at + 1, INTERPRETED)
             left, right = halves(acc)
@@ -241,6 +292,10 @@ def arguments(
     bias: torch.Tensor | None,
     epilogue: str,
     call: Any,
+    *,
+    part_tiles: int = 0,
+    TILES: str = "all",
+    WIDE: bool = False,
     **config: int,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``.
@@ -251,7 +306,11 @@ def arguments(
         bias: [N], contiguous, or None.
         call: with rank, world, chunk, data and words (int64[world]: addresses of every rank's
             ``slots`` and words), flags_at (where in the words flags begin), flags (they, here),
-            most (flags for each rank), epoch, trouble, limit, debug and spare.
+            most (flags for each rank), epoch, trouble, limit, debug and spare. Where copy engines
+            carry partial sums, ``staging`` and ``stored`` besides, and flags are of parts.
+        part_tiles: rows of tiles in a part, then.
+        WIDE: whether stores to owners are of 16 bytes.
+        TILES: "all", or those of "others" or "own" alone.
         config: as for gather.arguments.
     """
     (M, K), N = a.shape, b.shape[1]
@@ -259,4 +318,6 @@ def arguments(
     a_read = describe(a, (config["BLOCK_M"], config["BLOCK_K"]), False)
     numbers = (M, N, K, call.chunk, call.rank, call.most, call.flags_at, c.stride(0))
     flags = (call.data, call.words, call.flags, call.epoch)
+    constants |= {"part_tiles": part_tiles, "TILES": TILES, "WIDE": WIDE}
+    constants |= {"staging": call.staging, "stored": call.stored}
     return grid, (a_read, b_read, c, slots, *numbers, bias, *flags, *waits), constants

@@ -69,6 +69,28 @@ def set_flag(flag, epoch):
     tl.atomic_xchg(flag, epoch, sem="release", scope="sys")
 
 
+@triton.jit(do_not_specialize=["at", "count", "limit", "reports", "owner", "part"])
+def await_stored(stored, at, count, trouble, limit, reports, owner, part):
+    """Wait until ``count`` tiles of an owner's part are stored here, and set stored[at] back to 0.
+
+    What follows in the stream, the copy of the part, sees them.
+    """
+    seen = count_of(stored + at)
+    looks = 0
+    while (seen < count) & (looks < limit):
+        seen = count_of(stored + at)
+        looks += 1
+    if seen < count:
+        give_up(count, reports, trouble, owner, part)
+    tl.store(stored + at, 0)
+
+
+@triton.jit
+def count_of(stored):
+    """How many tiles are stored; what was stored before each was counted is seen after."""
+    return tl.atomic_add(stored, 0, sem="acquire", scope="gpu")
+
+
 @triton.jit
 def stamp(stamps, at, INTERPRETED: tl.constexpr):
     """stamps[at] = the GPU's clock in ns, where the launch has int64 ``stamps``; else nothing.
@@ -91,10 +113,24 @@ def words_at(addresses, rank):
     return tl.load(addresses + rank).to(tl.pointer_type(tl.int32))
 
 
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """With EARLY, the next kernel may be launched when all blocks of this one came here."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def await_kernel_before(EARLY: tl.constexpr):
+    """With EARLY, wait for the end of the kernel before and for what it wrote."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+
 @triton.jit(do_not_specialize=["rank", "limit", "reports"])
 def enter(
     epoch, done, trouble, rank, limit, reports, WORLD: tl.constexpr, INTERPRETED: tl.constexpr,
-    stamps=None,
+    stamps=None, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Begin a call: wait until every peer is done with the slot's last use, and count this one.
 
@@ -103,6 +139,7 @@ def enter(
         done: int32[WORLD], written by the peers: their last use of the slot that has ended.
         stamps: int64 or None: the begin and the end of this kernel are its first two.
     """
+    let_next_start(EARLY)
     stamp(stamps, 0, INTERPRETED)
     before = tl.load(epoch)
     for peer in range(WORLD):
@@ -119,14 +156,21 @@ def enter(
 
 
 @triton.jit(do_not_specialize=["rank"])
-def leave(epoch, words, rank, WORLD: tl.constexpr, INTERPRETED: tl.constexpr, stamps=None):
-    """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``.
+def leave(
+    epoch, words, rank, WORLD: tl.constexpr, INTERPRETED: tl.constexpr, stamps=None,
+    EARLY: tl.constexpr = False,
+):  # fmt: skip
+    """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``, and
+    its own, from which a call's epoch is known before ``enter`` has counted it.
 
     Its begin and end are ``stamps`` 2 and 3.
     """
+    await_kernel_before(EARLY)
     stamp(stamps, 2, INTERPRETED)
     now = tl.load(epoch)
     for peer in range(WORLD):
         if peer != rank:
             set_flag(words_at(words, peer) + rank, now)
+        else:
+            tl.store(words_at(words, peer) + rank, now)
     stamp(stamps, 3, INTERPRETED)

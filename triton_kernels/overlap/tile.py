@@ -12,6 +12,7 @@ import torch
 
 from ..device.dot import emulated, multiply_add, zeros
 from ..device.epilogue import finish
+from ..device.ordering import grouped
 from ..host.descriptors import describe, stored
 from ..host.runtime import INTERPRETED, cdiv, programs, tl, triton
 
@@ -26,6 +27,19 @@ rank's rows (gather), or the tiles of an owner (scatter)."""
 def rows_of(M, chunk, rank):
     """Rows that a rank has of M."""
     return tl.minimum(tl.maximum(M - rank * chunk, 0), chunk)
+
+
+@triton.jit
+def place(within, rows, tiles_n, part_tiles, GROUP_M: tl.constexpr):
+    """Number of a tile of one rank -> its part, tile row and tile column.
+
+    ``rows``: rows of tiles of a rank, ``part_tiles`` of a part. The last part has what is left.
+    """
+    part = within // (part_tiles * tiles_n)
+    first = part * part_tiles
+    height = tl.minimum(rows - first, part_tiles)
+    tile_m, tile_n = grouped(within - first * tiles_n, height, tiles_n, GROUP_M)
+    return part, first + tile_m, tile_n
 
 
 @triton.jit

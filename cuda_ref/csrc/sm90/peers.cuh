@@ -82,12 +82,13 @@ __global__ void enter(Peers peers) {
   stamp_call(peers, 1);
 }
 
-// Ends a call: this rank reads nothing of the slot any more.
+// Ends a call: this rank reads nothing of the slot any more. Its own word tells it, at the next use,
+// the epoch before `enter` has counted it.
 __global__ void leave(Peers peers) {
   if (threadIdx.x != 0) return;
   stamp_call(peers, 2);
   for (int peer = 0; peer < peers.world; ++peer)
-    if (peer != peers.rank) st_release_sys(peers.words[peer] + peers.rank, *peers.epoch);
+    st_release_sys(peers.words[peer] + peers.rank, *peers.epoch);
   stamp_call(peers, 3);
 }
 

@@ -25,6 +25,7 @@ from ..options import ALL_GATHER, REDUCE_SCATTER, Options
 from ..planning import OVERLAPS, UNIT_BYTES
 from ..rows import rows_of
 from .plan import (
+    CARRIES,
     INTERPRETED,
     SIMULATED,
     TILES,
@@ -43,6 +44,9 @@ BACKENDS = {
     "cuda": "tcgemm.cuda_ref.overlap.run",
 }
 """Language -> the module of its kernels. "auto" takes the first."""
+
+CARRYING = ("triton",)
+"""Languages that do what a plan says of ``carried``, ``wide`` and ``early``."""
 
 RESULTS: dict[torch.dtype, torch.dtype] = {
     getattr(torch, name): getattr(torch, OUTPUTS[name][0]) for name in OVERLAPS
@@ -94,13 +98,20 @@ def _plan(
 ) -> OverlapPlan:  # fmt: skip
     if op == ALL_GATHER:
         return gather_plan(M, N, K, world, tiles, item_bytes)
-    return scatter_plan(M, N, world, tiles)
+    return scatter_plan(M, N, world, tiles, K, item_bytes)
 
 
 def _tiles(backend: str, like: torch.Tensor) -> tuple[Tile, ...]:
     if like.is_cuda:
         return TILES if like.itemsize == 2 else TILES_OF_8_BITS
     return SIMULATED if _language(backend) == "cuda" else INTERPRETED
+
+
+def _as_spoken(plan: OverlapPlan, backend: str) -> OverlapPlan:
+    """The plan without what the language does not do."""
+    if _language(backend) in CARRYING:
+        return plan
+    return replace(plan, carried=False, wide=False, early=False)
 
 
 def _language(backend: str) -> str:
@@ -123,7 +134,10 @@ def all_gather_matmul(
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
     M, (K, N) = options.rows, b.shape
-    plan = gather_plan(M, N, K, rank.transport.world, _tiles(options.backend, b), b.itemsize)
+    plan = options.plan or gather_plan(
+        M, N, K, rank.transport.world, _tiles(options.backend, b), b.itemsize
+    )
+    plan = _as_spoken(plan, options.backend)
     with _on(b):
         options = _scaled(ALL_GATHER, options, b.device)
         return rank.gather(kernels, _rows(a_shard), _reached(b), out, plan, options)
@@ -145,7 +159,13 @@ def matmul_reduce_scatter(
     Raises what all_gather_matmul raises.
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
-    plan = scatter_plan(a.shape[0], b.shape[1], rank.transport.world, _tiles(options.backend, b))
+    (M, K), N = a.shape, b.shape[1]
+    tiles = _tiles(options.backend, b)
+    carries = CARRIES and _language(options.backend) in CARRYING
+    plan = options.plan or scatter_plan(
+        M, N, rank.transport.world, tiles, K, b.itemsize, carries=carries
+    )
+    plan = _as_spoken(plan, options.backend)
     with _on(b):
         options = _scaled(REDUCE_SCATTER, options, b.device)
         return rank.scatter(kernels, _rows(a), _reached(b), out, plan, options)

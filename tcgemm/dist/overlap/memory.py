@@ -16,7 +16,7 @@ kept, since a captured graph may use it: all of it together is at most twice the
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -56,6 +56,10 @@ class Transport(Protocol):
         Whoever sees the bytes of a copy sees those of all copies before it.
         """
 
+    def beside(self) -> Any:
+        """A context in which kernels are started among the copies: between those before and
+        those after."""
+
     def join(self) -> None:
         """The current stream goes on after the copies."""
 
@@ -75,9 +79,13 @@ class Slot:
     """One slot as a rank sees it: its own memory, and the addresses of everybody's."""
 
     def __init__(
-        self, number: int, transport: Transport, words: list[torch.Tensor], epoch: torch.Tensor
-    ) -> None:
+        self, number: int, transport: Transport, words: list[torch.Tensor], epoch: torch.Tensor,
+        stored: torch.Tensor,
+    ) -> None:  # fmt: skip
         self.number, self.epoch = number, epoch
+        self.stored = stored
+        """int32[world * MOST_PARTS], of this rank alone: tiles of each owner's parts that are
+        stored here, to be carried. Zeros between calls."""
         self._transport = transport
         size = words_of_slot(transport.world)
         first = number * size
@@ -134,8 +142,12 @@ class Memory:
         self._transport = transport
         size = SLOTS * words_of_slot(transport.world)
         words = [each.view(torch.int32) for each in transport.share(4 * size)]
-        self._epochs = zeros(SLOTS, transport.device)
-        self.slots = [Slot(i, transport, words, self._epochs[i : i + 1]) for i in range(SLOTS)]
+        # 16 bytes apart: of another alignment Triton would compile every kernel anew.
+        self._epochs = zeros(4 * SLOTS, transport.device).view(SLOTS, 4)
+        counts = [zeros(transport.world * MOST_PARTS, transport.device) for _ in range(SLOTS)]
+        self.slots = [
+            Slot(i, transport, words, self._epochs[i, :1], counts[i]) for i in range(SLOTS)
+        ]
         self.bytes = 0
         """Of a slot, so far."""
         self._calls = 0

@@ -8,10 +8,11 @@ the world and the machine goes into it, so all ranks find the same plan, as flag
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from .. import fitted
+from ..planning import MOST_BYTES
 
 LINK_BYTES_PER_US = 370e3
 """What a copy engine moves from one H200 to another, in one direction: measured at 128 to 512 MiB,
@@ -27,6 +28,20 @@ NEXT_COPY_US, SIGNAL_US, FLOP_PER_US = (
 
 REDUCED_BYTES_PER_US = 4e6
 """HBM, for the partial sums that an owner reads."""
+
+KEPT_BYTES = 25e6
+"""Of B that the L2, of 50 MB, keeps while rows of tiles pass."""
+
+TALL = False
+"""Whether parts of gathered rows are at least as tall as a group of tiles. Each part reads all of
+B: with parts of two rows of tiles, products of large B took a tenth longer."""
+
+CARRIES = False
+"""Whether copy engines carry partial sums to their owners where the model says that it pays."""
+
+WIDE = EARLY_SCATTER = EARLY_GATHER = False
+"""What plans have of the fields ``wide`` and ``early``, those of a reduce-scatter where it is not
+carried."""
 
 MOST_PARTS = 8
 
@@ -87,6 +102,16 @@ class OverlapPlan:
     parts: int
     part_tiles: int
     """Rows of tiles in a part; the last part of a rank has what is left."""
+    carried: bool = False
+    """Of a reduce-scatter: copy engines carry partial sums to their owners, a part at a time, and
+    blocks store them here. Else blocks store them there."""
+    wide: bool = False
+    """Of a reduce-scatter that is not carried, in Triton: stores to owners are of 16 bytes. Else
+    they are of 2, since the compiler knows nothing of a peer's address."""
+    early: bool = False
+    """In Triton, the product does not wait for ``enter``. Of an all-gather, copies alone do. Of a
+    reduce-scatter that is not carried, the product multiplies its first tile meanwhile, and
+    ``leave`` is launched while the product runs (programmatic dependent launch)."""
 
     def part_rows(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """(part, first row, row behind its last) of a rank that has ``rows``: those not empty."""
@@ -101,11 +126,11 @@ class OverlapPlan:
         return -(-self.chunk // self.tile.BLOCK_M) * -(-N // self.tile.BLOCK_N)
 
 
-def in_parts(tile: Tile, chunk: int, parts: int) -> OverlapPlan:
+def in_parts(tile: Tile, chunk: int, parts: int, carried: bool = False) -> OverlapPlan:
     """The plan with as many parts, or fewer where the tiles' rows are few."""
     rows = max(-(-chunk // tile.BLOCK_M), 1)
     part_tiles = -(-rows // parts)
-    return OverlapPlan(tile, chunk, -(-rows // part_tiles), part_tiles)
+    return OverlapPlan(tile, chunk, -(-rows // part_tiles), part_tiles, carried)
 
 
 def fastest_tile(
@@ -148,30 +173,77 @@ def gather_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2
     return at + 2 * SIGNAL_US
 
 
-def scatter_us(plan: OverlapPlan, M: int, N: int, K: int, world: int, item_bytes: int = 2) -> float:
-    """Microseconds of product and reduce-scatter: partial sums leave as they are computed."""
-    product = 2 * M * N * K / FLOP_PER_US
-    sent = plan.chunk * (world - 1) * N * item_bytes
-    # The last tile of others leaves before the first own one: what the links are behind shows.
-    others = product * (world - 1) / world
-    behind = max(others, sent / LINK_BYTES_PER_US) - others
-    return product + behind + sent / REDUCED_BYTES_PER_US + 2 * SIGNAL_US
+def scatter_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2) -> float:
+    """Microseconds of product and reduce-scatter, whose partial sums have two bytes an element.
+
+    Blocks come to the ends of their tiles together, and a block multiplies nothing while it stores:
+    where blocks store to owners, all of the transfer shows. Where copy engines carry, a part leaves
+    a wave after its last tile, since blocks tell of a tile when they have the next, and own tiles
+    wait for the same part of the peers'.
+    """
+    tile, of_row = plan.tile, -(-N // plan.tile.BLOCK_N)
+    sms = SMS - int(plan.carried)
+    flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K * (2 / item_bytes if item_bytes < 2 else 1)
+    wave = flop / tile.rate / (FLOP_PER_US / SMS)
+    each = plan.tiles(N)
+    sent = plan.chunk * (world - 1) * N * 2
+    fixed = sent / REDUCED_BYTES_PER_US + 2 * SIGNAL_US
+    if not plan.carried:
+        return -(-each * world // sms) * wave + sent / LINK_BYTES_PER_US + fixed
+    others, arrived, ends = each * (world - 1), 0.0, {}
+    for turn in range(world - 1):
+        for part, first, behind in plan.part_rows(plan.chunk):
+            last = turn * each + -(-behind // tile.BLOCK_M) * of_row
+            stored = min(-(-last // sms) + 1, -(-others // sms)) * wave
+            moved = (behind - first) * N * 2 / LINK_BYTES_PER_US
+            arrived = max(arrived, stored) + COPY_US + moved
+            ends[part] = arrived
+    at = others / sms * wave
+    for part, first, behind in plan.part_rows(plan.chunk):
+        # What is multiplied first is wanted a wave later.
+        waves = -(-(behind - first) // tile.BLOCK_M) * of_row / sms
+        at = max(at, ends[part] - min(waves, 1) * wave) + waves * wave
+    return max(at, -(-(others + each) // sms) * wave) + fixed
 
 
 @cache
 def gather_plan(
-    M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES, item_bytes: int = 2
-) -> OverlapPlan:
+    M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES, item_bytes: int = 2,
+    tall: bool = TALL,
+) -> OverlapPlan:  # fmt: skip
     """The plan of an all-gather and product: the tile by its waves, the parts by the model."""
     tile = fastest_tile(M, N, world, tiles)
     plans = [in_parts(tile, -(-M // world), parts) for parts in (1, 2, 4, MOST_PARTS)]
     if tiles in (INTERPRETED, SIMULATED):
         return plans[1]  # on a CPU: so that small sizes have several
-    return min(plans, key=lambda plan: gather_us(plan, N, K, world, item_bytes))
+    if tall and N * K * item_bytes > KEPT_BYTES:
+        plans = [plan for plan in plans if plan.part_tiles >= tile.GROUP_M] or plans[:1]
+    found = min(plans, key=lambda plan: gather_us(plan, N, K, world, item_bytes))
+    return replace(found, early=EARLY_GATHER)
 
 
 @cache
-def scatter_plan(M: int, N: int, world: int, tiles: tuple[Tile, ...] = TILES) -> OverlapPlan:
-    """The plan of a product and reduce-scatter, which has a flag for each tile and no parts."""
+def scatter_plan(
+    M: int, N: int, world: int, tiles: tuple[Tile, ...] = TILES, K: int = 0, item_bytes: int = 2,
+    carries: bool = CARRIES,
+) -> OverlapPlan:  # fmt: skip
+    """The plan of a product and reduce-scatter. Where blocks store partial sums at their owners,
+    there is a flag for each tile, and no parts.
+
+    Args:
+        K: of a rank's product.
+        carries: whether copy engines may carry partial sums, where the model says that it pays.
+    """
     tile = fastest_tile(M, N, world, tiles)
-    return in_parts(tile, -(-M // world), 1)
+    plans = [replace(in_parts(tile, -(-M // world), 1), wide=WIDE, early=EARLY_SCATTER)]
+    # Partial sums then lie in the slot twice: here, and at their owners.
+    if carries and K and 2 * plans[0].chunk * world * N * 2 <= MOST_BYTES:
+        plans += [carried_plan(M, N, world, parts, tiles) for parts in (1, 2, 4, MOST_PARTS)]
+    return min(plans, key=lambda plan: scatter_us(plan, N, K, world, item_bytes))
+
+
+def carried_plan(
+    M: int, N: int, world: int, parts: int, tiles: tuple[Tile, ...] = TILES
+) -> OverlapPlan:
+    """The plan of a product and reduce-scatter whose partial sums copy engines carry."""
+    return in_parts(fastest_tile(M, N, world, tiles), -(-M // world), parts, carried=True)

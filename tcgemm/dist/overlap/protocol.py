@@ -3,8 +3,8 @@
 All-gather and product           Product and reduce-scatter
 enter    the slot is free        enter    the slot is free
 send     own rows to peers       product  tiles to their owners, then own tiles, which add
-product  tiles, as rows arrive   leave    the slot may be written again
-leave    the slot may be written again
+product  tiles, as rows arrive   carry    where tiles stay here: parts of them to their owners
+leave    the slot may be written again, at the end of both
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from ...errors import PeerError
 from ..planning import MOST_TILES
+from ..rows import rows_of
 from .memory import Memory, Slot, Transport, zeros
 from .plan import MOST_PARTS, SPARE_SMS, OverlapPlan
 
@@ -52,6 +53,18 @@ class KernelCall:
     """The same of B's columns."""
     stamps: torch.Tensor | None
     """int64: where kernels write clock stamps, or None; see timeline.py."""
+    staging: torch.Tensor | None = None
+    """[world, chunk, N], here: where partial sums of owners lie that copy engines carry; or None.
+    Then ``flags`` are of parts."""
+    stored: torch.Tensor | None = None
+    """int32, here: tiles that are stored there, ``most`` counts for each owner."""
+    early: bool = False
+    """Whether kernels start while the ones before them run: see OverlapPlan."""
+
+
+ALL, OTHERS, OWN = "all", "others", "own"
+"""Which tiles a scattering kernel computes. Where copies happen at once, on a CPU, they come
+between the tiles of others and own ones."""
 
 
 class Kernels(Protocol):
@@ -72,7 +85,11 @@ class Kernels(Protocol):
     def scatter(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, slots: torch.Tensor,
         bias: torch.Tensor | None, epilogue: str, call: KernelCall, plan: OverlapPlan,
+        tiles: str = ALL,
     ) -> None: ...  # fmt: skip
+
+    def await_stored(self, call: KernelCall, owner: int, part: int, count: int) -> None:
+        """Wait until so many tiles of an owner's part are stored here, and set the count back."""
 
 
 DEBUG_TIMEOUT_S = 60.0
@@ -99,6 +116,7 @@ class Rank:
         self.spare_sms = SPARE_SMS
         self._trouble = zeros(4, transport.device)
         self._broken = ""
+        self._has_carried = False
 
     def gather(
         self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
@@ -121,10 +139,17 @@ class Rank:
         size = world * plan.chunk * K * a.itemsize
         slot = self._begin(size + (0 if scales is None else world * plan.chunk * 4))
         call = self._call(kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
-        kernels.enter(call)
+        if plan.early:  # only what is sent waits for it
+            call = replace(call, early=True)
+            transport.fork()
+            with transport.beside():
+                kernels.enter(replace(call, early=False))
+        else:
+            kernels.enter(call)
         yield "enter"
         # Before the product is started: where streams share a queue, it must not be behind it.
-        transport.fork()
+        if not plan.early:
+            transport.fork()
         mine = size + rank * plan.chunk * 4
         for step in range(1, world):
             peer = (rank + step) % world
@@ -142,7 +167,7 @@ class Rank:
         kernels.gather(a, gathered, b, out, _packed(options.bias), options.epilogue, call, plan)
         yield "product"
         transport.join()  # a may change when the call has ended
-        kernels.leave(call)
+        kernels.leave(replace(call, early=False))
         self._end(options.debug, "rows")
         yield "leave"
 
@@ -165,14 +190,83 @@ class Rank:
         transport, N = self.transport, b.shape[1]
         rank, world = transport.rank, transport.world
         size = world * plan.chunk * N * out.itemsize
+        if plan.carried:
+            return self._scatter_carried(kernels, a, b, out, plan, options, size)
         slot = self._begin(size)
         call = self._call(kernels, slot, plan, slot.tiles_at, MOST_TILES, options)
+        call = replace(call, early=plan.early)
         kernels.enter(call)
         slots = slot.data[rank][:size].view(out.dtype).view(world, plan.chunk, N)
         kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
         kernels.leave(call)
         self._end(options.debug, "tile")
         return out
+
+    def _scatter_carried(
+        self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+        plan: OverlapPlan, options: Any, size: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """The same, where blocks store the tiles of others here and copy engines carry them."""
+        transport = self.transport
+        slot = self._begin(2 * size)
+        call = self._call(kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
+        here = slot.data[transport.rank][: 2 * size].view(out.dtype)
+        slots, staging = here.view(2, transport.world, plan.chunk, b.shape[1])
+        # Kernels that wait for a part need an SM while the product has all others.
+        spare = max(call.spare, 1)
+        call = replace(call, spare=spare, staging=staging, stored=slot.stored)
+        kernels.enter(call)
+        transport.fork()
+        if not self._has_carried:
+            self._load_what_carries(kernels, call, slot)
+
+        def product(tiles: str) -> None:
+            bias = _packed(options.bias)
+            kernels.scatter(a, b, out, slots, bias, options.epilogue, call, plan, tiles)
+
+        at_once = transport.device.type != "cuda"
+        # Before the copies: where streams share a queue, it must not be behind what waits for it.
+        product(OTHERS if at_once else ALL)
+        self._carry(kernels, call, plan, slot, a.shape[0])
+        if at_once:
+            product(OWN)
+        transport.join()
+        kernels.leave(call)
+        self._end(options.debug, "rows")
+        return out
+
+    def _load_what_carries(self, kernels: Kernels, call: KernelCall, slot: Slot) -> None:
+        """Load a kernel and make a copy of which nobody waits: what is first used while a product
+        runs, that waits for the peers', might wait for the end of the product."""
+        transport = self.transport
+        kernels.await_stored(call, transport.rank, 0, 0)
+        for peer in range(transport.world):
+            if peer != transport.rank:  # no epoch is 0, and this call's comes later
+                flag = slot.parts_at + transport.rank * MOST_PARTS
+                transport.copy(slot.words[peer][flag : flag + 1], slot.stored[:1])
+        self._has_carried = True
+
+    def _carry(
+        self, kernels: Kernels, call: KernelCall, plan: OverlapPlan, slot: Slot, M: int
+    ) -> None:
+        """Owner by owner, part by part: when its tiles are stored, it is copied, then its flag."""
+        transport, staging = self.transport, call.staging
+        assert staging is not None
+        rank, world = transport.rank, transport.world
+        _, chunk, N = staging.shape
+        of_row = -(-N // plan.tile.BLOCK_N)
+        for step in range(1, world):
+            owner = (rank + step) % world
+            there = slot.data[owner][: staging.numel() * staging.itemsize].view(staging.dtype)
+            to = there.view(world, chunk, N)[rank]
+            begin, end = rows_of(M, world, owner)
+            for part, first, behind in plan.part_rows(end - begin):
+                count = -(-(behind - first) // plan.tile.BLOCK_M) * of_row
+                with transport.beside():
+                    kernels.await_stored(call, owner, part, count)
+                transport.copy(to[first:behind], staging[owner, first:behind])
+                flag = slot.parts_at + rank * MOST_PARTS + part
+                transport.copy(slot.words[owner][flag : flag + 1], slot.epoch)
 
     def _begin(self, size: int) -> Slot:
         if self._broken:

@@ -63,6 +63,8 @@ def stamps_of(
         transport.synchronize()
         begins.append(int(into[0]))
     copies = _copies(gpu, start) if gpu is not None else []
+    if op != ALL_GATHER:  # a copy of partial sums waits for tiles: its begin says nothing
+        copies = []
     told: list[Any] = [None] * world
     dist.all_gather_object(told, begins, group=group)
     mine = transport.rank

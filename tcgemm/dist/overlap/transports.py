@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -75,6 +76,9 @@ class GpuTransport:
             raise RuntimeError(f"a copy of {size} bytes to a peer failed: CUDA driver error {code}")
         self._mark()
 
+    def beside(self) -> Any:
+        return torch.cuda.stream(self._stream)
+
     def join(self) -> None:
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
@@ -133,6 +137,9 @@ class ProcessTransport:
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source)
+
+    def beside(self) -> Any:
+        return nullcontext()
 
     def join(self) -> None:
         pass
