@@ -32,14 +32,16 @@ REDUCED_BYTES_PER_US = 4e6
 KEPT_BYTES = 25e6
 """Of B that the L2, of 50 MB, keeps while rows of tiles pass."""
 
-TALL = False
+TALL = True
 """Whether parts of gathered rows are at least as tall as a group of tiles. Each part reads all of
 B: with parts of two rows of tiles, products of large B took a tenth longer."""
 
 CARRIES = False
-"""Whether copy engines carry partial sums to their owners where the model says that it pays."""
+"""Whether copy engines carry partial sums to their owners where the model says that it pays. Not
+yet: calls from two streams can wait for each other (docs/lab/several_gpus_protocol.md)."""
 
-WIDE = EARLY_SCATTER = EARLY_GATHER = False
+WIDE = True
+EARLY_SCATTER = EARLY_GATHER = False
 """What plans have of the fields ``wide`` and ``early``, those of a reduce-scatter where it is not
 carried."""
 
