@@ -16,6 +16,7 @@ from ..planning.gpu import of as gpu_of
 from ..planning.pairs import (
     LEAST_STEPS,
     LEAST_STEPS_NARROW,
+    SPLIT_SECTORS,
     WHOLE,
     cluster_of,
     least_tiles,
@@ -89,9 +90,6 @@ SIMULATED = Tile(128, 128, 6, 2, 1, 1.0, 1.0)
 LEAST = 0.36
 """Of the time that a step of 128 x 256 takes: what a producer needs for a step of any tile."""
 
-LINE = 64
-"""Elements of 16 bits in a line of the L2, of 128 bytes."""
-
 PERSISTENT_LAUNCH_US = 2.4
 """Before the first step along K and after the last store."""
 
@@ -117,11 +115,21 @@ shapes the tile that is taken is 2.7 % slower than the fastest, and 5.3 % withou
 (reports/nvidia-h200/trials/races.csv)."""
 
 
+RATED_IN_PAIRS = 30
+"""Steps along K from which on a tile is rated as pairs of blocks read it, where rows split sectors:
+LEAST_STEPS of one wave. At 4206 x 1848 x 4712 (nn) 192 x 192 in pairs that share B takes 121 us,
+128 x 256, which can share A alone without a wave more, 150
+(reports/nvidia-h100-sxm/trials/races.csv)."""
+
+LEAST_IN_PAIRS = (128 + 256 / 2) / (128 * 256)
+"""Rows of A and columns of B that a pair of blocks reads for each element of C, at least."""
+
+
 def tile_of(problem: Any) -> Tile:
     """The tile for a problem, which the rung transposes where C is column-major."""
     if problem.device == "cpu":
         return SIMULATED
-    M, N, a, b = _transposed(problem)
+    M, N, _, b = _transposed(problem)
     return _fastest(
         M,
         N,
@@ -129,7 +137,7 @@ def tile_of(problem: Any) -> Tile:
         problem.batch,
         not problem.plain or problem.batch > 1,
         b[0] != 1,
-        any(max(strides) % LINE for strides in (a, b)),
+        rows_lie(2, *strides_of(problem)),
         gpu_of(problem).sms,
     )
 
@@ -142,14 +150,18 @@ def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int
 
 @cache
 def _fastest(
-    M: int, N: int, steps: int, batch: int, fused: bool, n_major: bool, split_lines: bool, sms: int
+    M: int, N: int, steps: int, batch: int, fused: bool, n_major: bool, lie: int, sms: int
 ) -> Tile:
     def rate(tile: Tile) -> float:
         own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate
-        if not split_lines:
+        if lie == WHOLE:
             return own
         if n_major and not fused:
             own = tile.split_n_major_rate or own
+        if lie == SPLIT_SECTORS and steps >= RATED_IN_PAIRS:
+            rows, cols = ceil_div(M, tile.BLOCK_M), ceil_div(N, tile.BLOCK_N)
+            pairs = _pairs(tile, rows, cols, batch, steps, lie, n_major, sms)
+            return own * min(1.0, LEAST_IN_PAIRS / _in_pairs(tile, n_major, *pairs))
         # Each row of a box is in two lines: 128 x 128 has 0.7 of 128 x 256 at 10000 cubed.
         more = max(0.0, tile.traffic / TILES[0].traffic - 1) * min(1, steps / FEW_STEPS)
         return own * max(0.5, 1 - 0.9 * more)
@@ -181,6 +193,18 @@ def plan(problem: Any) -> Mapping[str, int]:
     return {**tile.plan, "SHARES_A": int(shares_a), "CLUSTER": cluster}
 
 
+def _loaded(tile: Tile, n_major: bool) -> int:
+    """Columns of B that a tile loads: of a row-major B whole panels of 64."""
+    return 64 * ceil_div(tile.BLOCK_N, 64) if n_major else tile.BLOCK_N
+
+
+def _in_pairs(tile: Tile, n_major: bool, cluster: int, shares_a: bool) -> float:
+    """Rows of A and columns of B that a block of a cluster reads for each element of its tile."""
+    of_a = tile.BLOCK_M / (cluster if shares_a else 1)
+    of_b = _loaded(tile, n_major) / (1 if shares_a else cluster)
+    return (of_a + of_b) / (tile.BLOCK_M * tile.BLOCK_N)
+
+
 @cache
 def _pairs(
     tile: Tile, rows: int, cols: int, batch: int, steps: int, lie: int, n_major: bool, sms: int
@@ -200,7 +224,7 @@ def _pairs(
         shares_a = _shares_a(tile, rows, cols, batch, sms, 4 * sms)
         least = least_tiles(tile.BLOCK_M, tile.BLOCK_N, steps * TILE_K, sms)
         return cluster_of(rows, cols, batch, shares_a, least) if pays else 1, shares_a
-    loaded = 64 * ceil_div(tile.BLOCK_N, 64) if n_major else tile.BLOCK_N
+    loaded = _loaded(tile, n_major)
     # What is longer is shared, but for a wave more; a tile more may find an idle SM.
     ways = [shares_a for shares_a in (False, True) if (cols if shares_a else rows) > 1]
     count = {way: waves_of_pairs(rows, cols, batch, way, sms) for way in ways}
