@@ -12,7 +12,8 @@
 //                prefetches its first tiles into the L2.
 // STILL MISSING  K is never divided: where C has few tiles, SMs idle.
 //
-// grid       as few clusters as finish in the same number of waves, in groups of GROUP_M tile rows
+// grid       as few clusters as finish in the same number of waves, in groups of GROUP_M tile rows,
+//            from the last tile to the first (sm90/scheduler.cuh)
 // cluster    1 or 2 blocks along M, along N where they share A (sm90/scheduler.cuh)
 // block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
 //            NUM_STAGES; BLOCK_M x BLOCK_N of C

@@ -13,8 +13,8 @@ Adds:     warps with a role. One producer warp does nothing but issue TMA loads;
           REST = 64: two blocks of B a stage, two accumulators a consumer.
 Missing:  clusters, whose blocks share an operand by TMA multicast: Triton 3.6 has none.
 
-Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program; K in steps of BLOCK_K, each a
-          stage; wgmma m64nBLOCK_N by each consumer, one step in flight.
+Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program, from the last to the first; K in
+          steps of BLOCK_K, each a stage; wgmma m64nBLOCK_N by each consumer, one step in flight.
 
 Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
           shared memory read through a transposed view; a column-major C is C' = B' A'. wgmma
