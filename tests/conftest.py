@@ -10,6 +10,13 @@ import os
 from collections import Counter, defaultdict
 
 import pytest
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    # Threads that wait for others spin, and several processes on the same cores wait for each other
+    # most of the time. libgomp and OpenBLAS read this when torch and numpy are first imported.
+    cores = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
+
 import torch
 import workers
 
