@@ -6,6 +6,7 @@ too, and docs/tests.md says what that is.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter, defaultdict
 
@@ -40,6 +41,13 @@ Places = defaultdict[tuple[str, str], dict[int, int]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run what is marked exhaustive as well")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is there by now stays until the end: the garbage collector need not look at it, which
+    it would do whenever a test makes many objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
