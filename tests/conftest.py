@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter, defaultdict
+from collections.abc import Generator
 
 import pytest
 
@@ -43,11 +44,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run what is marked exhaustive as well")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is there by now stays until the end: the garbage collector need not look at it, which
-    it would do whenever a test makes many objects."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays until the end: the garbage collector need not look at
+    it, neither while it grows nor whenever a test makes many objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
