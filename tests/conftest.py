@@ -6,10 +6,19 @@ too, and docs/tests.md says what that is.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter, defaultdict
+from collections.abc import Generator
 
 import pytest
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    # Threads that wait for others spin, and several processes on the same cores wait for each other
+    # most of the time. libgomp and OpenBLAS read this when torch and numpy are first imported.
+    cores = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
+
 import torch
 import workers
 
@@ -33,6 +42,19 @@ Places = defaultdict[tuple[str, str], dict[int, int]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run what is marked exhaustive as well")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays until the end: the garbage collector need not look at
+    it, neither while it grows nor whenever a test makes many objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -308,8 +308,8 @@ def test_pipeline_primitives(order):
 
 def test_a_build_depends_on_the_headers_that_it_includes_and_on_no_other(tmp_path):
     """An edited header builds anew what reads it, however deep, and nothing else."""
-    build = import_module("tcgemm.cuda_ref.simulator.build")
-    names = {file.name for file in build._included(simulator.source_of("naive"))}
+    headers = import_module("tcgemm.cuda_ref.simulator.headers")
+    names = {file.name for file in headers.included(simulator.source_of("naive"))}
     assert {"gemm.cuh", "epilogue.cuh", "activations.cuh", "simulator.hpp", "types.hpp"} <= names
     assert not {"scheduler.cuh", "mma.cuh"} & names
     (tmp_path / "beside.cuh").write_text('#include "deeper.cuh"\n')
@@ -317,14 +317,38 @@ def test_a_build_depends_on_the_headers_that_it_includes_and_on_no_other(tmp_pat
     (tmp_path / "other.cuh").write_text("// one\n")
     kernel = tmp_path / "kernel.cu"
     kernel.write_text('#include "beside.cuh"\n#include <cuda_fp16.h>\n')
-    before = build._headers_of(kernel)
+    before = headers.digest_of(kernel)
     (tmp_path / "other.cuh").write_text("// two\n")
-    assert build._headers_of(kernel) == before
+    assert headers.digest_of(kernel) == before
     (tmp_path / "deeper.cuh").write_text("// two\n")
-    assert build._headers_of(kernel) != before
-    assert "simulator.hpp" in {file.name for file in build._included(kernel)}
+    assert headers.digest_of(kernel) != before
+    assert "simulator.hpp" in {file.name for file in headers.included(kernel)}
     # A macro, or a file of somewhere else: all headers count, and all that lie beside.
     kernel.write_text('#define BESIDE "beside.cuh"\n#include BESIDE\n')
-    before = build._headers_of(kernel)
+    before = headers.digest_of(kernel)
     (tmp_path / "other.cuh").write_text("// three\n")
-    assert build._headers_of(kernel) != before
+    assert headers.digest_of(kernel) != before
+
+
+def test_headers_that_have_not_changed_are_not_read_again(tmp_path, monkeypatch):
+    headers = import_module("tcgemm.cuda_ref.simulator.headers")
+    monkeypatch.setattr(
+        headers, "_SETTLED_NS", -(10**9)
+    )  # of files that were written just now, too
+    (tmp_path / "beside.cuh").write_text('#include "tile/order.cuh"\n')
+    kernel = tmp_path / "kernel.cu"
+    kernel.write_text('#include "beside.cuh"\n')
+    digests = [headers.digest_of(kernel)]
+    with monkeypatch.context() as unread:
+        unread.setattr(headers, "text_of", None)
+        unread.setattr(headers, "_bytes_of", None)
+        assert headers.digest_of(kernel) == digests[0]
+    (tmp_path / "beside.cuh").write_text('// Longer.\n#include "tile/order.cuh"\n')
+    digests.append(headers.digest_of(kernel))
+    # One that is found before the other, in a folder that was not there.
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "order.cuh").write_text("// Another.\n")
+    (tmp_path / "made").rename(tmp_path / "tile")
+    assert (tmp_path / "tile" / "order.cuh") in headers.included(kernel)
+    digests.append(headers.digest_of(kernel))
+    assert len(set(digests)) == 3

@@ -461,3 +461,38 @@ def test_every_mask_is_of_type_bool_in_the_interpreter(name, monkeypatch):
     c = matrix(40, 40, F16, "n", "nan")
     run(name, a, b, c, {**small(name), **({"SPLITS": 3} if name in ("skinny", "split_k") else {})})
     assert set(masks) == {"bool"}
+
+
+@pytest.mark.skipif(CUDA, reason="in the interpreter, which Triton on a GPU does not have")
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_interpreter_changes_the_language_once_a_launch_and_takes_it_back(fails, monkeypatch):
+    """skinny has two launches. What their kernels call is ours and sees the language, or is the
+    language's own and sees its core, where Triton itself takes nothing back."""
+    runtime = import_module("tcgemm.triton_kernels.host.runtime")
+    interpreter = import_module("triton.runtime.interpreter")
+    language, original = runtime.tl, interpreter._patch_lang
+    patched = []
+
+    def patch(function):
+        patched.append(function.__module__.partition(".")[0])
+        return original(function)
+
+    monkeypatch.setattr(runtime.one_at_a_time, "_patch", patch)
+    if fails:
+
+        def store(*operands, **settings):
+            raise ArithmeticError("nothing is stored")
+
+        monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_store", store)
+    a, b, c = matrix(40, 96, F16, "n"), matrix(96, 33, F16, "n"), matrix(40, 33, F32, "n", "nan")
+    before = dict(vars(language))
+    for _ in range(2):
+        patched.clear()
+        if fails:
+            with pytest.raises(interpreter.InterpreterError, match="nothing is stored"):
+                run("skinny", a, b, c, {**small("skinny"), "SPLITS": 3})
+        else:
+            run("skinny", a, b, c, {**small("skinny"), "SPLITS": 3})
+            assert_right(a, b, c)
+        assert patched == ["tcgemm", "triton"] * (1 if fails else 2)
+        assert vars(language) == before

@@ -148,7 +148,20 @@ def _disk_errors_in_words(path: Path) -> Iterator[None]:
 
 # --- Whether an entry is what was built
 
-_seen_intact: dict[Path, tuple[int, ...]] = {}
+Status = tuple[int, ...]
+"""A file's inode, size and times, or a folder's: another where its content has changed."""
+
+
+def status_of(path: str | Path) -> Status | None:
+    """None where there is nothing of that name."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+_seen_intact: dict[Path, Status | None] = {}
 
 
 def _record_of(path: Path) -> Path:
@@ -161,9 +174,8 @@ def _intact(path: Path) -> bool:
     A process reads a file's content once, and again where its inode, size or times have changed.
     """
     try:
-        status = path.stat()
-        now = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        if _seen_intact.get(path) != now:
+        now = status_of(path)
+        if now is None or _seen_intact.get(path) != now:
             record = json.loads(_record_of(path).read_text())
             if record["name"] != path.name or record["sha256"] != _digest(path):
                 return False

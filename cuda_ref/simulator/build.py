@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -15,17 +15,11 @@ from pathlib import Path
 from ..build import store
 from ..build.store import key_of
 from ..build.store import lock_of as lock_of
-from ..build.toolchain import (
-    CSRC,
-    compiler_version,
-    consulted_variables,
-    source_folders,
-    text_of,
-)
+from ..build.toolchain import compiler_version, consulted_variables, source_folders
+from . import headers
 from .clusters import in_clusters
+from .headers import INCLUDE, RUNTIME
 
-_HERE = Path(__file__).parent
-INCLUDE = _HERE / "include"
 _SOURCES = (
     "fibers.cpp", "cluster.cpp", "collectives.cpp", "copies.cpp", "operands.cpp", "findings.cpp",
     "processes.cpp", "tensor.cpp", "hopper.cpp", "bulk_stores.cpp", "wgmma.cpp",
@@ -119,55 +113,8 @@ def _poison_flags() -> tuple[str, ...]:
     return ("-ftrivial-auto-var-init=pattern",) if able else ()
 
 
-def _bytes_of(files: Iterable[Path]) -> bytes:
-    return b"\0".join(f.name.encode() + b"\0" + f.read_bytes() for f in files)
-
-
-def _headers_beside(*folders: Path) -> list[Path]:
-    return sorted(f for folder in folders for f in folder.iterdir() if f.suffix in _TEXT)
-
-
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*(\S+)", re.MULTILINE)
-
-
-def _included(source: Path) -> list[Path] | None:
-    """The headers of ours that a file includes, directly or not, by whatever condition.
-
-    None where the text does not say: an include by a macro, or of a file that lies elsewhere.
-    """
-    found = [source]
-    for file in found:
-        for written in _INCLUDE.findall(text_of(file)):
-            if written[0] not in '<"':
-                return None
-            name = written.strip('<">')
-            folders = (file.parent, INCLUDE, _HERE / "src", *source_folders())
-            header = next((f / name for f in folders if (f / name).is_file()), None)
-            if header is None and written[0] == '"':
-                return None
-            if header is not None and header not in found:
-                found.append(header)
-    return found[1:]
-
-
-def _headers_of(source: Path) -> str:
-    """A digest of the headers that a file is compiled with; of all of ours where it is not said."""
-    found = _included(source)
-    if found is None:
-        found = _headers_beside(INCLUDE, _HERE / "src", *_header_folders(), source.parent)
-    return key_of(_bytes_of(found))
-
-
 def _includes() -> list[str]:
     return [f"-I{folder}" for folder in source_folders()]
-
-
-def _header_folders() -> list[Path]:
-    """The folders of all headers that a rung may include."""
-    return [*source_folders(), *(f for f in sorted(CSRC.iterdir()) if f.is_dir())]
-
-
-_TEXT = {".hpp", ".h", ".cpp", ".cuh"}
 
 
 def _run(command: Sequence[str], what: str, scratch: Path) -> None:
@@ -195,7 +142,7 @@ def _object(source: Path, observed: bool) -> Path:
         *_COMMON, *_machine_flags(), "-O3", f"-I{INCLUDE}", *_includes(),
         *(("-DTCGEMM_OBSERVE",) if observed else ()),
     )  # fmt: skip
-    key = key_of(source.read_bytes(), _headers_of(source), _made_by(), *flags)
+    key = key_of(source.read_bytes(), headers.digest_of(source), _made_by(), *flags)
 
     def make(scratch: Path) -> Path:
         made = scratch / "made.o"
@@ -333,7 +280,7 @@ def library(source: Path, observed: bool, defines: Sequence[str] = ()) -> Path:
         *((*_OBSERVED, *_poison_flags()) if observed else ()), *defines,
     )  # fmt: skip
     runtime = _runtime_digest(observed)
-    made_from = (source.read_bytes(), _headers_of(source), runtime)
+    made_from = (source.read_bytes(), headers.digest_of(source), runtime)
     key = key_of(*made_from, _made_by(), str(source), *flags)
     name = f"{_short(source.stem)}-{'observed' if observed else 'plain'}-{key}.so"
 
@@ -355,18 +302,20 @@ def _runtime(observed: bool) -> tuple[str, ...]:
 
 @cache
 def _runtime_digest(observed: bool) -> str:
-    files = [_HERE / "src" / name for name in _runtime(observed)]
-    return key_of(*(part for file in files for part in (file.read_bytes(), _headers_of(file))))
+    files = [RUNTIME / name for name in _runtime(observed)]
+    return key_of(
+        *(part for file in files for part in (file.read_bytes(), headers.digest_of(file)))
+    )
 
 
 def _build(source: Path, observed: bool, flags: Sequence[str], scratch: Path) -> Path:
     with ThreadPoolExecutor() as pool:
-        files = [_HERE / "src" / name for name in _runtime(observed)]
+        files = [RUNTIME / name for name in _runtime(observed)]
         runtime = [pool.submit(_object, file, observed) for file in files]
         made = scratch / "kernel.o"
         before = ["-include", str(_standard_headers(flags)), "-x", "c++"]
-        headers = [file for file in _included(source) or () if file.parent != INCLUDE]
-        compiled = in_clusters(source, headers, scratch)
+        ours = [file for file in headers.included(source) or () if file.parent != INCLUDE]
+        compiled = in_clusters(source, ours, scratch)
         command = [compiler(), *flags, *before, "-c", str(compiled), "-o", str(made)]
         _run(command, source.name, scratch)
         objects = [str(made), *(str(job.result()) for job in runtime)]

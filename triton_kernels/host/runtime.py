@@ -10,6 +10,7 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from importlib import import_module
 from threading import Lock
 
 import torch
@@ -42,6 +43,8 @@ class _OneAtATime(AbstractContextManager[None]):
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._interpreter = import_module("triton.runtime.interpreter")
+        self._patch = getattr(self._interpreter, "_patch_lang", None)
         os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
@@ -49,8 +52,13 @@ class _OneAtATime(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        if self._patch is not None:  # as in the versions of Triton that are known
+            once = interpreter.once_a_launch(self._patch, (tl, tl.core))
+            self._interpreter._patch_lang = once
 
     def __exit__(self, *error: object) -> None:
+        if self._patch is not None:
+            self._interpreter._patch_lang = self._patch
         self._lock.release()
 
 

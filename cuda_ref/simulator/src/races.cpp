@@ -51,10 +51,14 @@ struct Sent {
   uint32_t unfinished;  // of these, those that nobody has waited for: no clock orders a write after them
   Epoch issuer;         // of the last one
   uint32_t pc;
-  Epoch received[MAX_CLUSTER];  // by the block that a copy went to: who waited for it there, 0 nobody
 };
 Sent* sent;  // of the running block
 PerBlock<Sent*> sent_of;
+// The same of a granule by the block that a copy went to: who waited for it there, 0 nobody. Apart,
+// because most granules are sent to no block of the cluster.
+using Received = std::array<Epoch, MAX_CLUSTER>;
+Received* received;  // of the running block
+PerBlock<Received*> received_of;
 PerBlock<bool> sends;  // whether copies to blocks of the cluster have left marks there
 // Where it is 0 no granule is marked: what a write costs where nothing is sent. Bulk stores that have
 // not ended, and all copies to blocks of the cluster.
@@ -70,10 +74,13 @@ void split_granules() {
   for (int rank = 0; rank < cluster_size; ++rank) {
     Cell* const all = cells_of.of(rank);
     Sent* const marks = sent_of.of(rank);
+    Received* const waited = received_of.of(rank);
     for (size_t i = static_cast<size_t>(shared_high - shared_low); i-- > 0;) {
       if (all[i >> 1].writer || all[i].writer || all[i >> 1].reader.epoch || all[i].reader.epoch)
         all[i] = all[i >> 1];
-      if (marked && (marks[i >> 1].issuer || marks[i].issuer)) marks[i] = marks[i >> 1];
+      if (!marked || !(marks[i >> 1].issuer || marks[i].issuer)) continue;
+      marks[i] = marks[i >> 1];
+      waited[i] = waited[i >> 1];
     }
   }
   granule_shift = 0;
@@ -86,6 +93,7 @@ class InBlock {
   explicit InBlock(int rank) {
     cells = cells_of.of(rank);
     sent = sent_of.of(rank);
+    received = received_of.of(rank);
     if (rank != rank_now) owner = rank;
   }
   ~InBlock() {
@@ -113,8 +121,9 @@ constexpr uint32_t BY_ATOMIC_PC = 1u << 31;  // in a writer's place: its access 
 
 // A thread writes where copies read: each has to have ended, and its end to be ordered before.
 template <typename Clock>
-__attribute__((noinline, cold)) void overwrites(Sent& by, const Thread& t, uint64_t pc,
+__attribute__((noinline, cold)) void overwrites(size_t i, const Thread& t, uint64_t pc,
                                                 const char* address, int bytes) {
+  Sent& by = sent[i];
   if (by.unfinished) {
     if (Finding* f = found(Kind::race, pc, address, bytes, true)) {
       add_other(f, by.issuer, by.pc, false);
@@ -123,11 +132,12 @@ __attribute__((noinline, cold)) void overwrites(Sent& by, const Thread& t, uint6
     return;
   }
   for (int rank = 0; rank < cluster_size; ++rank) {
-    if (by.received[rank] && !Clock::ordered(by.received[rank], t))
-      if (Finding* f = found(Kind::race, pc, address, bytes, true))
-        add_other(f, by.received[rank], by.pc, false);
+    const Epoch end = received[i][static_cast<size_t>(rank)];
+    if (end && !Clock::ordered(end, t))
+      if (Finding* f = found(Kind::race, pc, address, bytes, true)) add_other(f, end, by.pc, false);
   }
   by = {};
+  received[i] = {};
 }
 
 void sends_granule(size_t i, Epoch me, uint64_t pc) {
@@ -168,6 +178,7 @@ void start_races() {
     if (cells_of.of(rank)) continue;
     cells_of.of(rank) = static_cast<Cell*>(pages(granules * sizeof(Cell)));
     sent_of.of(rank) = static_cast<Sent*>(pages(granules * sizeof(Sent)));
+    received_of.of(rank) = static_cast<Received*>(pages(granules * sizeof(Received)));
   }
   enter_block_races();
 }
@@ -175,6 +186,7 @@ void start_races() {
 void enter_block_races() {
   cells = cells_of.now();
   sent = sent_of.now();
+  received = received_of.now();
 }
 
 void start_block_races() {
@@ -192,7 +204,7 @@ void start_block_races() {
     part(dynamic + MAX_SHARED, static_cast<size_t>(shared_high - shared_low));
   };
   clear(cells);
-  if (sends.now()) clear(sent);
+  if (sends.now()) clear(sent), clear(received);
   sends.now() = false;
   marked = 0;
 }
@@ -225,7 +237,7 @@ __attribute__((always_inline)) static inline void check_cells(Thread& t, char* a
     }
     if (write) {
       if (__builtin_expect(marks && marks[i].issuer, false))
-        overwrites<Clock>(marks[i], t, pc, address, bytes);
+        overwrites<Clock>(i, t, pc, address, bytes);
       for (const Reader& reader : {cell.reader, cell.other_reader}) {
         if (!reader.epoch || Clock::ordered(reader.epoch, t)) continue;
         if (Finding* f = found(Kind::race, pc, address, bytes, write)) {
@@ -377,7 +389,7 @@ void cluster_transfer_lands(int rank, uint32_t from, uint32_t to, int bytes, Epo
     const size_t i = (from + static_cast<uint32_t>(at)) >> granule_shift;
     Sent& source = sent_of.of(rank)[i];
     if (source.unfinished) --source.unfinished;  // 0: it began beyond the block's memory
-    source.received[rank_now] = me;
+    received_of.of(rank)[i][static_cast<size_t>(rank_now)] = me;
     if (!cells_of.of(rank)[i].writer)
       cells[(to + static_cast<uint32_t>(at)) >> granule_shift].writer = 0;
   }
