@@ -12,7 +12,7 @@ import pytest
 
 from tcgemm import dispatch, gpus
 from tcgemm.choosing import fitting, measured, model, model_files
-from tcgemm.dist import fitted
+from tcgemm.dist import explaining, fitted
 from tcgemm.dist import model as several
 from tcgemm.problem import Problem
 from tcgemm.request import planning_for
@@ -127,6 +127,15 @@ def test_links_are_those_of_a_gpu_of_the_same_peak_rates():
     assert fitted.of("nvidia-h100-sxm") == fitted.of(H200)
     assert several.links("nvidia-h100-pcie") == several.links("nvidia-a100-40gb-sxm") == {}
     assert fitted.of("nvidia-h100-nvl").ways == {}
+
+
+def test_explain_says_whose_links_and_layers_they_are():
+    own, theirs = (explaining.explain("all_gather", 8192, 8192, 8192, world=2, gpu=gpu)
+                   for gpu in ("h200", "h100"))  # fmt: skip
+    assert "Links and rates are measured; " in str(own)
+    assert H200 not in str(own)
+    assert "Links and rates are measured on nvidia-h200, its relative; " in str(theirs)
+    assert str(theirs).endswith("fitted to timed layers of nvidia-h200")
 
 
 @pytest.mark.parametrize("backend", LOSS)

@@ -67,16 +67,24 @@ class Explanation:
             ]
         if times is not None and not self.plan.refused:
             lines.append(
-                f"overlapped: about {times.overlapped_us:.0f} us in {times.language}. Links and "
-                f"rates are measured; {self._added(times.language)}"
+                f"overlapped: about {times.overlapped_us:.0f} us in {times.language}. "
+                f"{self._measured()}; {self._added(times.language)}"
             )
         return "\n".join(lines)
 
+    def _measured(self) -> str:
+        slug = gpus.find(self.gpu).slug
+        kin = model.linked_as(slug)
+        return "Links and rates are measured" + ("" if kin == slug else f" on {kin}, its relative")
+
     def _added(self, language: str) -> str:
-        known = fitted.of(gpus.find(self.gpu).slug)
+        slug = gpus.find(self.gpu).slug
+        known, kin = fitted.of(slug), fitted.timed_on(slug)
         way = known.way(language, self.op)
         told = f"{way.flags_us:.0f} us of flags and {way.pieces:.0f} pieces are "
-        return told + ("fitted to timed layers" if (language, self.op) in known.ways else "assumed")
+        if (language, self.op) not in known.ways:
+            return told + "assumed"
+        return told + "fitted to timed layers" + ("" if kin == slug else f" of {kin}")
 
 
 def _held(M: int, world: int) -> list[str]:

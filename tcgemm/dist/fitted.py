@@ -74,12 +74,19 @@ def path_of(slug: str) -> Path:
 
 
 @cache
+def timed_on(slug: str) -> str:
+    """Slug of the GPU whose rows are taken for those of this one: itself, or one of the same peak
+    rates; "" where neither has a file."""
+    if path_of(slug).is_file():
+        return slug
+    return gpus.kin(slug, lambda other: path_of(other).is_file(), same_peaks=True)
+
+
+@cache
 def of(slug: str) -> Fitted:
     """What rows have said of a GPU, or of one of the same peak rates; nothing where neither has a
     file."""
-    path = path_of(slug)
-    if not path.is_file():
-        path = path_of(gpus.kin(slug, lambda other: path_of(other).is_file(), same_peaks=True))
+    path = path_of(timed_on(slug))
     if not path.is_file():
         return Fitted({}, None)
     found = json.loads(path.read_text())

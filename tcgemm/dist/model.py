@@ -72,15 +72,21 @@ class Times:
 
 
 @cache
+def linked_as(slug: str) -> str:
+    """Slug of the GPU whose links are taken for those of this one: itself, or one of the same
+    peak rates; "" where neither has been measured."""
+    if _links_path(slug).is_file():
+        return slug
+    return gpus.kin(slug, lambda other: _links_path(other).is_file(), same_peaks=True)
+
+
+@cache
 def links(slug: str) -> dict[tuple[str, int], tuple[tuple[float, float], ...]]:
     """(what, ranks or 0) -> (MiB, GB/s) as measured, by size; empty for a GPU without.
 
     A GPU of the same peak rates has the same links: an H100 SXM those of an H200.
     """
-    path = _links_path(slug)
-    if not path.is_file():
-        kin = gpus.kin(slug, lambda other: _links_path(other).is_file(), same_peaks=True)
-        path = _links_path(kin)
+    path = _links_path(linked_as(slug))
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     if path.is_file():
         with path.open(newline="") as file:
