@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
 from tcgemm.cuda_ref.planning import pairs
+from tcgemm.cuda_ref.planning.gpu import Gpu
 from tcgemm.cuda_ref.rungs import wgmma_persistent
 
 from tcgemm import gpus
@@ -123,3 +125,17 @@ def test_no_pair_costs_a_wave(lie):
     assert wgmma_persistent._pairs(tile, 4, 3, 11, 64, lie, False, 132) == (2, False)
     assert wgmma_persistent._pairs(tile, 3, 4, 11, 64, lie, False, 132) == (2, True)
     assert wgmma_persistent._pairs(tile, 1, 1, 9, 200, lie, False, 132)[0] == 1
+
+
+@pytest.mark.parametrize("sms", [132, 114])
+def test_single_blocks_take_the_build_of_their_tile(sms, monkeypatch):
+    """SHARES_A is compiled in: of blocks in no pair another value would be a build for nothing."""
+    monkeypatch.setattr(wgmma_persistent, "gpu_of", lambda problem: Gpu("", sms, 0))
+    singles = 0
+    for M, N, K in product(range(256, 9000, 704), range(320, 9000, 640), (64, 200, 4096)):
+        problem = Problem.stored(M, N, K, "bfloat16", "bfloat16", "nt", capability=(9, 0))
+        plan = wgmma_persistent.plan(problem)
+        if plan["CLUSTER"] == 1:
+            assert plan["SHARES_A"] == int(plan["BLOCK_M"] > plan["BLOCK_N"]), problem
+            singles += 1
+    assert singles > 100

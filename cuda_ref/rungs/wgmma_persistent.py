@@ -217,20 +217,22 @@ def _pairs(
         lie: how rows of A and B lie, as ``rows_lie`` says it.
         n_major: B lies by rows, so that panels of 64 columns are loaded whole.
     """
+    own = tile.BLOCK_M > tile.BLOCK_N  # of blocks in no pair: so they share a tile's build
     waves = -(-rows * cols * batch // sms)
     narrow = (tile.BLOCK_M, tile.BLOCK_N) == (64, 128) and lie == WHOLE
-    pays = waves * steps >= (LEAST_STEPS_NARROW if narrow else LEAST_STEPS[lie])
+    if waves * steps < (LEAST_STEPS_NARROW if narrow else LEAST_STEPS[lie]):
+        return 1, own
     if lie == WHOLE:
         shares_a = _shares_a(tile, rows, cols, batch, sms, 4 * sms)
         least = least_tiles(tile.BLOCK_M, tile.BLOCK_N, steps * TILE_K, sms)
-        return cluster_of(rows, cols, batch, shares_a, least) if pays else 1, shares_a
+        return cluster_of(rows, cols, batch, shares_a, least), shares_a
     loaded = _loaded(tile, n_major)
     # What is longer is shared, but for a wave more; a tile more may find an idle SM.
     ways = [shares_a for shares_a in (False, True) if (cols if shares_a else rows) > 1]
     count = {way: waves_of_pairs(rows, cols, batch, way, sms) for way in ways}
     ways.sort(key=lambda way: (count[way], way != (loaded < tile.BLOCK_M)))
-    if not pays or not ways or count[ways[0]] > waves:
-        return 1, tile.BLOCK_M > tile.BLOCK_N
+    if not ways or count[ways[0]] > waves:
+        return 1, own
     return 2, ways[0]
 
 
