@@ -75,13 +75,14 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (L2_PREFETCH == 0) griddepcontrol_launch_dependents();
   if (L2_PREFETCH > 0 && threadIdx.x < 32 && first < tiles) {
     // While the kernel before ends. It reads nothing, so what that one still writes is no hazard.
+    // Readers of a panel are counted from the last tile, where the first wave is: of more waves than
+    // one, the first tiles have no block yet. A block of a pair may lie past the last.
     schedule.template locate<BATCHED>(first, rank, &m, &n, &z);
-    prefetch_l2<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(&a_map, m, n / BLOCK_N,
-                                                (schedule.N - 1) / BLOCK_N + 1, prefetched,
-                                                z * schedule.a_step);
-    prefetch_l2<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(&b_map, n, m / BLOCK_M,
-                                                  (schedule.M - 1) / BLOCK_M + 1, prefetched,
-                                                  z * schedule.b_step);
+    const int last_m = (schedule.M - 1) / BLOCK_M, last_n = (schedule.N - 1) / BLOCK_N;
+    prefetch_l2<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(&a_map, m, max(last_n - n / BLOCK_N, 0),
+                                                last_n + 1, prefetched, z * schedule.a_step);
+    prefetch_l2<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(&b_map, n, max(last_m - m / BLOCK_M, 0),
+                                                  last_m + 1, prefetched, z * schedule.b_step);
   }
   griddepcontrol_wait();
   // Not before, or several small kernels wait beside each other: 64 cubed 1.92 us for 1.72.
