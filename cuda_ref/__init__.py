@@ -118,13 +118,13 @@ def plan_for(capability: tuple[int, int], gpu: str, sms: int) -> None:
     """Have plans be for that GPU, named as its table is, on a machine that has none; without a name
     for what stands for the capability by itself."""
     from .planning import forget
-    from .planning.gpu import LIMITS, NAMES, Gpu, shared_kb, stands_for
+    from .planning.gpu import LIMITS, Gpu, shared_kb, stand_in, stands_for
 
     stands_for.pop(capability, None)
     if gpu:
         sms = sms or LIMITS.get(capability, LIMITS[9, 0])[0]
         shared = shared_kb(capability) * 1024
-        stands_for[capability] = Gpu(gpu, sms, shared, NAMES.get(capability, ""))
+        stands_for[capability] = Gpu(gpu, sms, shared, stand_in(capability, sms))
     forget()
 
 

@@ -15,7 +15,7 @@ from tcgemm.choosing import fitting, measured, model, model_files
 from tcgemm.dist import explaining, fitted
 from tcgemm.dist import model as several
 from tcgemm.problem import Problem
-from tcgemm.request import planning_for
+from tcgemm.request import plan_for, planning_for
 
 H200 = "nvidia-h200"
 HOPPERS = ("nvidia-h100-sxm", "nvidia-h100-nvl", "nvidia-h100-pcie")
@@ -120,6 +120,17 @@ def test_its_tables_are_those_of_an_h200(slug):
                 assert mine[0] == its[0]
                 found.append(mine[1] == its[1])
     assert all(found) == (board.sms == h200.sms)
+
+
+def test_a_slice_of_a_gpu_reads_no_table_of_a_whole_one():
+    asked = Problem.stored(4, 8192, 8192, "bfloat16", "bfloat16", "nn", capability=(9, 0))
+    choose = import_module("tcgemm.cuda_ref.planning").choose.choose
+    found = {}
+    for slug, sms in ((H200, 132), ("nvidia-h100-pcie", 114), ("nvidia-h100-mig-1g-10gb", 16)):
+        plan_for((9, 0), slug, sms)
+        found[sms] = choose(asked, [row.name for row in dispatch.ladder("cuda")])
+    plan_for((9, 0), "", 0)
+    assert found == {132: "skinny", 114: "skinny", 16: "gemv"}
 
 
 def test_links_are_those_of_a_gpu_of_the_same_peak_rates():

@@ -6,7 +6,8 @@ A table holds, for every rung that has settings, an ordered list of rows {"when"
 of the rungs decide. Conditions: M_max, M_min, the same of N and K, layout, dtype_out, and whether
 rows of B are whole lines; all of the problem with M <= N, transposed where it has to be.
 
-A table is named after the device as torch names it: "NVIDIA H200" is configs-nvidia-h200.json.
+A table is named after the device as torch names it: "NVIDIA H200" is configs-nvidia-h200.json. A
+GPU without one reads another's (``stand_in`` in gpu.py).
 The rows of cuda-configs-GPU.json in the user's folder ($TCGEMM_CACHE_DIR, or ~/.cache/tcgemm), as
 ``tcgemm tune --backend cuda`` writes it, come before the shipped ones.
 """
