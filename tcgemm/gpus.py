@@ -266,8 +266,9 @@ def kin(slug: str, has: Callable[[str], bool], same_peaks: bool = False) -> str:
     Args:
         slug: of the board without figures.
         has: whether the board of a slug has figures.
-        same_peaks: whether peak rates have to be the same too: then it is the same processor in the
-            same kind of module, with other memory, as an H100 SXM is to an H200.
+        same_peaks: whether peak rates have to be the same too, as those of an H100 SXM and an H200
+            are: one processor and module, with other memory. Of Hopper that tells SXM from PCIe and
+            NVL. An A100 has the same rates in SXM and PCIe: figures of its links would need more.
     """
     board = lookup(slug)
     known = [
