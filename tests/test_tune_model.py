@@ -24,6 +24,7 @@ from tcgemm.tools.tune import model as tool
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "reports" / "nvidia-h200" / "trials" / "drawn_kernels.csv"
+RELATIVES_ROWS = ROOT / "reports" / "nvidia-h100-sxm" / "trials" / "drawn_kernels.csv"
 H200 = "nvidia-h200"
 SEEDS = (201, 202, 203)
 BOARD = tool.Gpu("NVIDIA H200", H200, 132, (9, 0))
@@ -108,6 +109,28 @@ def test_the_command_tells_what_is_lost_beside_tables(h200, timed_as, rows):
         mine, theirs = (f"{100 * loss[name]:.1f} %" for name in ("of_model", "of_tables"))
         assert f"{mine} by the model, {theirs} by tables and costs alone" in line
     assert str(h200 / "model-nvidia-h200.json") in result.output
+
+
+def test_it_has_to_be_as_good_as_the_model_that_an_h100_takes_over(tmp_path, monkeypatch):
+    """Rows of two seeds of an H100, to which the scaled model of an H200 was not fitted."""
+    h100, beside = tool.Gpu("NVIDIA H100 SXM", "nvidia-h100-sxm", 132, (9, 0)), RELATIVES_ROWS
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
+    model_files.forget()
+    with planning_for(gpus.find("h100")), beside.open(newline="") as file:
+        found = list(csv.DictReader(file))
+        asked = (found, h100, (700, 701))
+        with pytest.raises(ResultsError, match="worse than nvidia-h200's scaled model") as caught:
+            tool.fit(*asked)
+        assert "in triton, where that of the present one is" in str(caught.value)
+        # Of a seed that it has seen nothing can be said.
+        present = model_files.of(h100.slug)
+        with model_files.standing_in(h100.slug, present._replace(seeds=(701, 9))):
+            losses = tool.fit(*asked)["held_out"]
+        assert {loss["of_present"] for loss in losses} == {None}
+        with model_files.standing_in(h100.slug, model_files.Model({})):
+            losses = tool.fit(*asked)["held_out"]
+        assert {loss["of_present"] for loss in losses} == {None}
+    model_files.forget()
 
 
 def test_explain_says_whose_model_it_is(h200, timed_as, rows):

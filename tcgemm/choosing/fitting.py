@@ -142,19 +142,24 @@ class Loss(NamedTuple):
     of_model: float
     of_tables: float
     """Of tables and costs alone."""
+    of_present: float | None = None
+    """Of the model that choices go by now, where it has not seen the seeds either."""
 
 
-def held_out(rows: Sequence[Timed], slug: str, sms: int) -> list[Loss]:
+def held_out(
+    rows: Sequence[Timed], slug: str, sms: int, present: model_files.Model | None = None
+) -> list[Loss]:
     """The losses of each language, each seed held out in turn.
 
     Rows do not count whose kernels other seeds tell too little of to choose among two, nor those of
-    products of which the fit's choice, or that of tables and costs, was not timed.
+    products of which a choice was not timed: the fit's, or that of tables and costs or ``present``.
 
     Args:
         rows: of two seeds at least.
         slug, sms: of the GPU that they are of, for which this process plans.
+        present: a model to compare with, which was fitted to none of these seeds.
     """
-    lost: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    lost: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for seed in sorted({row.seed for row in rows}):
         known = model_files.constants_of(fitted(row for row in rows if row.seed != seed))
         cases: dict[tuple[str, Problem, str], dict[str, float]] = defaultdict(dict)
@@ -163,16 +168,21 @@ def held_out(rows: Sequence[Timed], slug: str, sms: int) -> list[Loss]:
                 backend = row.kernel.partition("/")[0]
                 cases[backend, row.problem, row.among][row.kernel] = row.us
         told = Counter(name.partition("/")[0] for name in known)
-        with model_files.standing_in(slug, model_files.Model(known, sms)):
-            for (backend, problem, _), us in cases.items():
-                if told[backend] < 2:
-                    continue
-                of_tables = dispatch.by_tables(problem, backend)[0].full_name
-                taken = dispatch.choose(problem, backend).full_name
-                if {of_tables, taken} <= set(us):
-                    fastest = min(us.values())
-                    lost[backend].append((us[taken] / fastest, us[of_tables] / fastest))
+        models = [model_files.Model(known, sms), *([present] if present else [])]
+        for (backend, problem, _), us in cases.items():
+            if told[backend] < 2:
+                continue
+            taken = [_taken(problem, backend, slug, each) for each in models]
+            taken.insert(1, dispatch.by_tables(problem, backend)[0].full_name)
+            if set(taken) <= set(us):
+                lost[backend].append(tuple(us[name] / min(us.values()) for name in taken))
     return [
         Loss(backend, len(of), *(geometric_mean(each) - 1 for each in zip(*of, strict=True)))
         for backend, of in sorted(lost.items())
     ]
+
+
+def _taken(problem: Problem, backend: str, slug: str, by: model_files.Model) -> str:
+    """The kernel that is chosen where choices go by this model."""
+    with model_files.standing_in(slug, by):
+        return dispatch.choose(problem, backend).full_name

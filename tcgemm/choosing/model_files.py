@@ -62,6 +62,10 @@ class Model(NamedTuple):
     scaled_from: str = ""
     """Slug of the GPU that it is scaled from, where this one has no file."""
 
+    def seen(self, seeds: Sequence[int]) -> bool:
+        """Whether it was fitted to drawn shapes of one of these seeds."""
+        return not {*seeds}.isdisjoint(self.seeds)
+
     @property
     def whose(self) -> str:
         """In words that stand before "model"."""

@@ -85,8 +85,9 @@ def tune_model(
         that choices go by.
 
     Raises:
-        ResultsError: too few rows for a fit, a fit that loses more than tables and costs do, or a
-            file that cannot be written. Nothing but the rows has been written then.
+        ResultsError: too few rows for a fit, a fit that loses more than tables and costs do or than
+            the present model does, or a file that cannot be written. Nothing but the rows has been
+            written then.
     """
     gpu = this_gpu()
     path = out or model_files.user_path(gpu.slug)
@@ -176,7 +177,8 @@ def _progress(done: int, every: int, what: str = "") -> str:
 def fit(rows: Sequence[dict[str, Any]], gpu: Gpu, seeds: Sequence[int]) -> dict[str, Any]:
     """The table of the GPU, as its file holds it, with what it loses where each seed is held out.
 
-    Raises ResultsError where the rows are too few, or it loses more than tables and costs do.
+    Raises ResultsError where the rows are too few, or it loses more than tables and costs do, or
+    than the model that choices go by now, where none of the seeds was it fitted to.
     """
     timed = list(fitting.timed(rows, gpu.sms, gpu.capability))
     kernels = fitting.fitted(timed)
@@ -184,7 +186,9 @@ def fit(rows: Sequence[dict[str, Any]], gpu: Gpu, seeds: Sequence[int]) -> dict[
     compared = [backend for backend, fitted in languages.items() if fitted > 1]
     if not compared:
         raise ResultsError(_too_few(rows, timed))
-    every = fitting.held_out(timed, gpu.slug, gpu.sms)
+    present = model_files.of(gpu.slug)
+    fresh = present.constants and not present.seen(seeds)
+    every = fitting.held_out(timed, gpu.slug, gpu.sms, present if fresh else None)
     losses = [loss for loss in every if loss.backend in compared]
     counted = {loss.backend: loss.rows for loss in losses}
     if few := [backend for backend in compared if counted.get(backend, 0) < LEAST_HELD]:
@@ -203,6 +207,18 @@ def fit(rows: Sequence[dict[str, Any]], gpu: Gpu, seeds: Sequence[int]) -> dict[
             "the model chooses worse than tables and costs alone, so none is written: on seeds "
             f"held out its choice is slower than the fastest timed kernel by {what}; a larger "
             "--count or one more --seed may fit a better one"
+        )
+    beside = [(loss, loss.of_present) for loss in losses if loss.of_present is not None]
+    if ahead := [(loss, of_present) for loss, of_present in beside if loss.of_model > of_present]:
+        what = " and ".join(
+            f"{100 * loss.of_model:.1f} % in {loss.backend}, where that of the present one is "
+            f"{100 * of_present:.1f} % slower"
+            for loss, of_present in ahead
+        )
+        raise ResultsError(
+            f"the model chooses worse than {present.whose} model, which choices go by now, so none "
+            f"is written: on seeds held out its choice is slower than the fastest timed kernel by "
+            f"{what}; a larger --count or one more --seed may fit a better one"
         )
     return {
         "about": f"{gpu.name}: tcgemm tune --model",
@@ -254,7 +270,13 @@ def told(found: dict[str, Any]) -> str:
     """What was done, in a few lines."""
     lines = [
         f"  {loss['backend']:8}{100 * loss['of_model']:.1f} % by the model, "
-        f"{100 * loss['of_tables']:.1f} % by tables and costs alone ({loss['rows']} rows)"
+        f"{100 * loss['of_tables']:.1f} % by tables and costs alone"
+        + (
+            ""
+            if loss["of_present"] is None
+            else f", {100 * loss['of_present']:.1f} % by the model before"
+        )
+        + f" ({loss['rows']} rows)"
         for loss in found["held_out"]
     ]
     elsewhere = []
