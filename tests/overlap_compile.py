@@ -49,7 +49,7 @@ def main() -> None:
         sums = empty(M, K), b, empty(chunk, N), empty(world, chunk, N), None, "", call
         launches[f"scatter {name}"] = scatter.kernel, *scatter.arguments(*sums, **tile.config)
         grid, args, constants = scatter.arguments(*sums, **tile.config)
-        early = {"EARLY": True, "launch_pdl": True}
+        early = {"PDL": True, "launch_pdl": True}
         launches[f"early {name}"] = scatter.kernel, grid, args, constants | early
         launches[f"wide {name}"] = scatter.kernel, grid, args, constants | {"WIDE": True}
         launches[f"early wide {name}"] = (

@@ -104,7 +104,7 @@ def kernel(
     ROW_SCALES_A: tl.constexpr = False,
     ROW_SCALES_B: tl.constexpr = False,
     stamps=None,
-    EARLY: tl.constexpr = False,
+    AT_ONCE: tl.constexpr = False,
 ):
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
@@ -128,7 +128,7 @@ def kernel(
             stamp(stamps, at + 2, INTERPRETED)
 
     now = tl.load(epoch)
-    if EARLY:  # the epoch of the slot's use before: ``enter`` may run at the same time
+    if AT_ONCE:  # the epoch of the slot's use before: ``enter`` may run at the same time
         now += 1
     here = -1  # the last part that was waited for
     begin = program + tl.cdiv(tl.maximum(each - program, 0), step) * step
@@ -190,4 +190,4 @@ def arguments(
     now = call.done[call.rank :] if call.early else call.epoch
     numbers = (M, N, K, call.chunk, call.rank, part_tiles, c.stride(0))
     args = (here, there, b_read, c, *numbers, bias, call.flags, now, *waits)
-    return grid, args, {**constants, "PARTS": PARTS, "EARLY": call.early}
+    return grid, args, {**constants, "PARTS": PARTS, "AT_ONCE": call.early}

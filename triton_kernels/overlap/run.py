@@ -51,7 +51,7 @@ def enter(call: Any) -> None:
 
     def launch(call: Any) -> None:
         args = (call.epoch, call.done, call.trouble, call.rank, call.limit, int(call.debug))
-        signals.enter[(1,)](*args, EARLY=_early(call), **_signal(call))
+        signals.enter[(1,)](*args, PDL=_early(call), **_signal(call))
 
     _start(call, launch)
 
@@ -59,7 +59,7 @@ def enter(call: Any) -> None:
 def leave(call: Any) -> None:
     """Tell the peers that this rank is done with the slot."""
     with one_at_a_time:
-        early = {"EARLY": True, "launch_pdl": True} if _early(call) else {}
+        early = {"PDL": True, "launch_pdl": True} if _early(call) else {}
         signals.leave[(1,)](call.epoch, call.words, call.rank, **early, **_signal(call))
 
 
@@ -112,7 +112,7 @@ def scatter(
         # Blocks wait for tiles of peers' blocks, so all of a grid have to be there at once: the
         # interpreter runs one after the other.
         grid = (1,) if INTERPRETED else grid
-        early = {"EARLY": True, "launch_pdl": True} if _early(call) else {}
+        early = {"PDL": True, "launch_pdl": True} if _early(call) else {}
         scattering.kernel[grid](*args, **early, **constants, **_optional(call))
 
     _start(call, launch)

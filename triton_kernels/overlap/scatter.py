@@ -169,15 +169,15 @@ def kernel(
     stored=None,
     part_tiles=0,
     TILES: tl.constexpr = "all",
-    EARLY: tl.constexpr = False,
+    PDL: tl.constexpr = False,
     WIDE: tl.constexpr = False,
 ):
     CARRIED: tl.constexpr = staging is not None
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
     program, step = tl.program_id(0), tl.num_programs(0)
-    let_next_start(EARLY)
-    now = tl.full((), 0, tl.int32) if EARLY else tl.load(epoch)  # 0: ``enter`` may still run
+    let_next_start(PDL)
+    now = tl.full((), 0, tl.int32) if PDL else tl.load(epoch)  # 0: ``enter`` may still run
     size = chunk.to(tl.int64) * N  # elements of a rank's part of a slot
     last = each * (WORLD - 1)  # tiles of others
 
@@ -200,9 +200,9 @@ def kernel(
             acc = multiply(
                 a, b, owner * chunk + m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, EMULATED
             )
-            if EARLY:  # noqa: SIM102 (a condition of constants alone is decided by the compiler)
+            if PDL:  # noqa: SIM102 (a condition of constants alone is decided by the compiler)
                 if now == 0:
-                    await_kernel_before(EARLY)
+                    await_kernel_before(PDL)
                     now = tl.load(epoch)
             release(pending, now, CARRIED)
             if stamps is not None:
@@ -232,8 +232,8 @@ def kernel(
     if stamps is not None and here >= 0:
         stamp(stamps, STAMPS_AT + (program * WORLD + here) * 4 + 3, INTERPRETED)
 
-    if EARLY:
-        await_kernel_before(EARLY)
+    if PDL:
+        await_kernel_before(PDL)
         now = tl.load(epoch)
     begin = program + tl.cdiv(tl.maximum(last - program, 0), step) * step
     rows = rows_of(M, chunk, rank)

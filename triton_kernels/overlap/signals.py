@@ -114,23 +114,23 @@ def words_at(addresses, rank):
 
 
 @triton.jit
-def let_next_start(EARLY: tl.constexpr):
-    """With EARLY, the next kernel may be launched when all blocks of this one came here."""
-    if EARLY:
+def let_next_start(PDL: tl.constexpr):
+    """With PDL, the next kernel may be launched when all blocks of this one came here."""
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def await_kernel_before(EARLY: tl.constexpr):
-    """With EARLY, wait for the end of the kernel before and for what it wrote."""
-    if EARLY:
+def await_kernel_before(PDL: tl.constexpr):
+    """With PDL, wait for the end of the kernel before and for what it wrote."""
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit(do_not_specialize=["rank", "limit", "reports"])
 def enter(
     epoch, done, trouble, rank, limit, reports, WORLD: tl.constexpr, INTERPRETED: tl.constexpr,
-    stamps=None, EARLY: tl.constexpr = False,
+    stamps=None, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Begin a call: wait until every peer is done with the slot's last use, and count this one.
 
@@ -139,7 +139,7 @@ def enter(
         done: int32[WORLD], written by the peers: their last use of the slot that has ended.
         stamps: int64 or None: the begin and the end of this kernel are its first two.
     """
-    let_next_start(EARLY)
+    let_next_start(PDL)
     stamp(stamps, 0, INTERPRETED)
     before = tl.load(epoch)
     for peer in range(WORLD):
@@ -158,14 +158,14 @@ def enter(
 @triton.jit(do_not_specialize=["rank"])
 def leave(
     epoch, words, rank, WORLD: tl.constexpr, INTERPRETED: tl.constexpr, stamps=None,
-    EARLY: tl.constexpr = False,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``, and
     its own, from which a call's epoch is known before ``enter`` has counted it.
 
     Its begin and end are ``stamps`` 2 and 3.
     """
-    await_kernel_before(EARLY)
+    await_kernel_before(PDL)
     stamp(stamps, 2, INTERPRETED)
     now = tl.load(epoch)
     for peer in range(WORLD):
