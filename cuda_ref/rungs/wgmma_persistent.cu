@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (L2_PREFETCH == 0) griddepcontrol_launch_dependents();
   if (L2_PREFETCH > 0 && threadIdx.x < 32 && first < tiles) {
     // While the kernel before ends. It reads nothing, so what that one still writes is no hazard.
-    // Readers of a panel are counted from the last tile, where the first wave is: of more waves than
-    // one, the first tiles have no block yet. A block of a pair may lie past the last.
+    // Readers of a panel are counted from the last tile, where the first wave is: where there are
+    // more waves, the first tiles have no block yet. A block of a pair may lie past the last.
     schedule.template locate<BATCHED>(first, rank, &m, &n, &z);
     const int last_m = (schedule.M - 1) / BLOCK_M, last_n = (schedule.N - 1) / BLOCK_N;
     prefetch_l2<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(&a_map, m, max(last_n - n / BLOCK_N, 0),
