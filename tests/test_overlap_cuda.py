@@ -1,10 +1,14 @@
 """wgmma_overlap: what nvcc makes of it, and in the simulator how it waits and what it sends."""
 
+import csv
 import random
 import re
 import threading
 import time
+from collections import defaultdict
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import records
@@ -13,6 +17,8 @@ from tcgemm.cuda_ref.build import toolchain
 from test_overlap import Here, both_products, in_processes, options
 
 from tcgemm.accuracy import error_ratio
+from tcgemm.dist import overlap
+from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import plan as planning
 from tcgemm.dist.overlap.plan import MOST_PARTS
 from tcgemm.dist.overlap.protocol import Rank
@@ -21,14 +27,20 @@ from tcgemm.problem import Fusion
 
 kernels = import_module("tcgemm.cuda_ref.overlap.run")
 
+WAYS = Path(__file__).parents[1] / "reports/nvidia-h100-sxm-x2/trials/overlap_ways.csv"
+
 
 @pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
     reason="needs nvcc and cuobjdump",
 )
-@pytest.mark.parametrize("tile", planning.TILES, ids=lambda t: f"{t.BLOCK_M}x{t.BLOCK_N}")
+@pytest.mark.parametrize(
+    "tile", planning.GATHERED_IN_CUDA, ids=lambda t: f"{t.BLOCK_M}x{t.BLOCK_N}"
+)
 @pytest.mark.parametrize("epilogue", ["", "gelu"])
 def test_nvcc_overlaps_and_spills_next_to_nothing(tile, epilogue):
+    if epilogue and not tile.fuses:
+        pytest.skip("a tile without room for what is fused")
     fusion = kernels._fusion(torch.empty(8) if epilogue else None, epilogue)
     defines = kernels.defines(torch.bfloat16, fusion, tile)
     report = records.cuda("wgmma_overlap", "sm_90a", defines)
@@ -132,3 +144,30 @@ def in_cuda(rank, world, M, calls):
 def test_processes_multiply_together_in_the_simulator(world, M):
     said = in_processes(world, in_cuda, M, 2, timeout_s=300)
     assert said == {rank: [] for rank in range(world)}
+
+
+def test_a_gather_takes_the_tile_that_was_the_fastest_or_nearly():
+    """On two H100, CUDA's all-gathers by three tiles in one part."""
+    best = defaultdict(dict)
+    with WAYS.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if (row["op"], row["backend"], row["parts"]) == ("all_gather", "cuda", "1"):
+                case = tuple(int(row[name]) for name in "MNK")
+                best[case][int(row["tile"].split("x")[1])] = float(row["ms"])
+    found = {}
+    for (M, N, K), ms in best.items():
+        tile = planning.fastest_tile(M, N, 2, planning.GATHERED_IN_CUDA)
+        found[M, N, K] = tile.BLOCK_N
+        assert ms.get(tile.BLOCK_N, 0) <= 1.02 * min(ms.values()), (M, N, K, ms)
+    assert {192, 224} <= set(found.values())
+
+
+def test_what_is_fused_has_room_in_its_tile():
+    like = SimpleNamespace(is_cuda=True, itemsize=2)
+
+    def tiles(op=ALL_GATHER, backend="cuda", **asked):
+        return [t.BLOCK_N for t in overlap._tiles(op, Options(backend, **asked), like)]
+
+    assert tiles() == [256, 128, 224, 192]
+    assert tiles(epilogue="gelu") == tiles(bias=torch.ones(8)) == [256, 128, 192]
+    assert tiles(backend="triton") == tiles(REDUCE_SCATTER) == [256, 128]

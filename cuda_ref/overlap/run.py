@@ -109,6 +109,7 @@ def prepare(
         for dtype in dtypes
         for epilogue in epilogues
         for tile in tiles
+        if tile.fuses or not epilogue
         for stamped in {False, stamps}
     }
     with ThreadPoolExecutor(len(cases)) as pool:

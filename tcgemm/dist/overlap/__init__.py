@@ -26,6 +26,7 @@ from ..planning import OVERLAPS, UNIT_BYTES
 from ..rows import rows_of
 from .plan import (
     CARRIES,
+    GATHERED_IN_CUDA,
     INTERPRETED,
     SIMULATED,
     TILES,
@@ -74,7 +75,7 @@ def why_not(op: str, a: torch.Tensor, b: torch.Tensor, group: Any, options: Any)
         sentence = _why_not_here(a, world)
     if sentence is not None:
         return sentence
-    plan = _plan(op, M, N, K, world, _tiles(options.backend, a), a.itemsize)
+    plan = _plan(op, M, N, K, world, _tiles(op, options, a), a.itemsize)
     return planning.why_not_tiles(plan.tiles(N))
 
 
@@ -101,10 +102,16 @@ def _plan(
     return scatter_plan(M, N, world, tiles, K, item_bytes)
 
 
-def _tiles(backend: str, like: torch.Tensor) -> tuple[Tile, ...]:
-    if like.is_cuda:
-        return TILES if like.itemsize == 2 else TILES_OF_8_BITS
-    return SIMULATED if _language(backend) == "cuda" else INTERPRETED
+def _tiles(op: str, options: Any, like: torch.Tensor) -> tuple[Tile, ...]:
+    cuda = _language(options.backend) == "cuda"
+    if not like.is_cuda:
+        return SIMULATED if cuda else INTERPRETED
+    if like.itemsize != 2:
+        return TILES_OF_8_BITS
+    if op != ALL_GATHER or not cuda:
+        return TILES
+    fused = options.bias is not None or bool(options.epilogue)
+    return tuple(tile for tile in GATHERED_IN_CUDA if tile.fuses or not fused)
 
 
 def _as_spoken(plan: OverlapPlan, backend: str) -> OverlapPlan:
@@ -135,7 +142,7 @@ def all_gather_matmul(
     rank, kernels = _rank(group, b), _kernels(options.backend)
     M, (K, N) = options.rows, b.shape
     plan = options.plan or gather_plan(
-        M, N, K, rank.transport.world, _tiles(options.backend, b), b.itemsize
+        M, N, K, rank.transport.world, _tiles(ALL_GATHER, options, b), b.itemsize
     )
     plan = _as_spoken(plan, options.backend)
     with _on(b):
@@ -160,7 +167,7 @@ def matmul_reduce_scatter(
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
     (M, K), N = a.shape, b.shape[1]
-    tiles = _tiles(options.backend, b)
+    tiles = _tiles(REDUCE_SCATTER, options, b)
     carries = CARRIES and _language(options.backend) in CARRYING
     plan = options.plan or scatter_plan(
         M, N, rank.transport.world, tiles, K, b.itemsize, carries=carries
@@ -197,7 +204,7 @@ def prepare(
     and of ``stamped`` what writes clock stamps besides. Triton compiles in seconds at first use."""
     if "cuda" in backends:
         module: Any = import_module(BACKENDS["cuda"])
-        module.prepare(dtypes, epilogues, TILES, stamped)
+        module.prepare(dtypes, epilogues, GATHERED_IN_CUDA, stamped)
 
 
 def _on(x: torch.Tensor) -> Any:

@@ -69,6 +69,8 @@ class Tile:
     """Triton's; CUDA has them in its own table, by BLOCK_M and BLOCK_N."""
     rate: float
     """Of a busy SM, relative to 128 x 256."""
+    fuses: bool = True
+    """Whether it can have a bias or an activation."""
 
     @property
     def config(self) -> dict[str, int]:
@@ -82,6 +84,14 @@ class Tile:
 TILES = (Tile(128, 256, 64, 8, 3, 8, 1.0), Tile(128, 128, 64, 8, 4, 8, 0.85))
 """In the order in which they are preferred. Two of 64 rows or 128 columns less would leave the
 tensor cores idle at the sizes that are worth several GPUs."""
+
+GATHERED_IN_CUDA = (
+    *TILES,
+    Tile(128, 224, 64, 8, 4, 8, 0.99, fuses=False),
+    Tile(128, 192, 64, 8, 4, 8, 0.985),
+)
+"""Of CUDA's all-gather, with the rates of wgmma_persistent: where they save a wave, they save up to
+a tenth of the call (reports/nvidia-h100-sxm-x2/trials/overlap_ways.csv)."""
 
 TILES_OF_8_BITS = (Tile(128, 128, 128, 8, 4, 8, 1.0),)
 """Of 8-bit floats, whose sums leave the tensor core every 128 steps of K: it has two sets of
