@@ -135,18 +135,33 @@ def test_a_slice_of_a_gpu_reads_no_table_of_a_whole_one():
 
 def test_links_are_those_of_a_gpu_of_the_same_peak_rates():
     assert several.links("nvidia-h100-sxm") == several.links(H200) != {}
-    assert fitted.of("nvidia-h100-sxm") == fitted.of(H200)
+    assert fitted.of("nvidia-h100-sxm") != fitted.of(H200), "it has been timed itself"
+    assert fitted.path_of("nvidia-h100-sxm").is_file()
     assert several.links("nvidia-h100-pcie") == several.links("nvidia-a100-40gb-sxm") == {}
     assert fitted.of("nvidia-h100-nvl").ways == {}
 
 
-def test_explain_says_whose_links_and_layers_they_are():
+def test_explain_says_whose_links_and_layers_they_are(monkeypatch, tmp_path):
     own, theirs = (explaining.explain("all_gather", 8192, 8192, 8192, world=2, gpu=gpu)
                    for gpu in ("h200", "h100"))  # fmt: skip
     assert "Links and rates are measured; " in str(own)
     assert H200 not in str(own)
     assert "Links and rates are measured on nvidia-h200, its relative; " in str(theirs)
-    assert str(theirs).endswith("fitted to timed layers of nvidia-h200")
+    assert str(theirs).endswith("fitted to timed layers")
+    theirs_is = fitted.path_of
+    monkeypatch.setattr(
+        fitted, "path_of", lambda slug: theirs_is(slug) if slug == H200 else tmp_path / slug
+    )
+    caches = fitted.of, fitted.timed_on
+    for each in caches:
+        each.cache_clear()
+    try:
+        assert fitted.of("nvidia-h100-sxm") == fitted.of(H200)
+        without = explaining.explain("all_gather", 8192, 8192, 8192, world=2, gpu="h100")
+    finally:
+        for each in caches:
+            each.cache_clear()
+    assert str(without).endswith("fitted to timed layers of nvidia-h200")
 
 
 @pytest.mark.parametrize("backend", LOSS)
