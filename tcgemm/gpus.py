@@ -258,18 +258,21 @@ def capability(gpu: Gpu) -> tuple[int, int] | None:
 
 
 def kin(slug: str, has: Callable[[str], bool], same_peaks: bool = False) -> str:
-    """Slug of the board whose figures stand for those of one that has none; "" where none does.
+    """Slug of the board whose figures are taken for a board's: its own, where it has some; "" where
+    none has.
 
-    Of the boards with figures those of the same compute capability count, and of these the one with
-    most nearly as many SMs.
+    Of other boards with figures those of the same compute capability count, and of these the one
+    with most nearly as many SMs.
 
     Args:
-        slug: of the board without figures.
+        slug: of the board.
         has: whether the board of a slug has figures.
         same_peaks: whether peak rates have to be the same too, as those of an H100 SXM and an H200
             are: one processor and module, with other memory. Of Hopper that tells SXM from PCIe and
             NVL. An A100 has the same rates in SXM and PCIe: figures of its links would need more.
     """
+    if has(slug):
+        return slug
     board = lookup(slug)
     known = [
         other for other in GPUS

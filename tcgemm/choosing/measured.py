@@ -65,7 +65,7 @@ def nearest(problem: Problem, slug: str, farthest: float) -> Measured | None:
 def timed_on(slug: str) -> str:
     """Slug of the GPU whose cases are taken for those of this one: its own, or those of another
     with the same compute capability; "" where nobody has any."""
-    return slug if _path(slug).is_file() else gpus.kin(slug, lambda other: _path(other).is_file())
+    return gpus.kin(slug, lambda each: _path(each).is_file())
 
 
 def _path(slug: str) -> Path:

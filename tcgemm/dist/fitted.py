@@ -77,9 +77,7 @@ def path_of(slug: str) -> Path:
 def timed_on(slug: str) -> str:
     """Slug of the GPU whose rows are taken for those of this one: itself, or one of the same peak
     rates; "" where neither has a file."""
-    if path_of(slug).is_file():
-        return slug
-    return gpus.kin(slug, lambda other: path_of(other).is_file(), same_peaks=True)
+    return gpus.kin(slug, lambda each: path_of(each).is_file(), same_peaks=True)
 
 
 @cache

@@ -75,9 +75,7 @@ class Times:
 def linked_as(slug: str) -> str:
     """Slug of the GPU whose links are taken for those of this one: itself, or one of the same
     peak rates; "" where neither has been measured."""
-    if _links_path(slug).is_file():
-        return slug
-    return gpus.kin(slug, lambda other: _links_path(other).is_file(), same_peaks=True)
+    return gpus.kin(slug, lambda each: _links_path(each).is_file(), same_peaks=True)
 
 
 @cache
