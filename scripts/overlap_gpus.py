@@ -92,14 +92,12 @@ class Case:
 
     def plan_with(self, parts: int) -> None:
         """Have copy engines carry partial sums, in so many parts; 0: as is planned; or EARLY."""
-        sizes = self.M, self.b.shape[1], dist.get_world_size()
+        M, (K, N), world = self.M, self.b.shape, dist.get_world_size()
         if parts == EARLY:
-            K = self.b.shape[0]
-            gathers = planning.gather_plan(self.M, self.b.shape[1], K, sizes[-1])
-            plan = gathers if self.op == ALL_GATHER else planning.scatter_plan(*sizes)
+            plan = overlap._plan(self.op, M, N, K, world, Options("triton"), self.b)
             self.plan = replace(plan, early=True, wide=True)
         elif parts:
-            self.plan = planning.carried_plan(*sizes, parts)
+            self.plan = planning.carried_plan(M, N, world, parts)
 
     def run(self, backend: str, debug: bool = False, fused: bool = True) -> torch.Tensor:
         asked = Options(
@@ -310,6 +308,7 @@ def timed(backend: str, sizes: list[int]) -> None:
         height = chunk_of(M, world)
         normal = lambda *shape: torch.randn(shape, device="cuda").bfloat16()  # noqa: E731
         case.b, case.bias = normal(N, K).mT, None
+        plan = overlap._plan(op, M, N, K, world, Options(backend), case.b)
         whole = normal(M, K)
         product = torch.empty(M, N, dtype=torch.bfloat16, device="cuda")
         if op == ALL_GATHER:
@@ -317,14 +316,14 @@ def timed(backend: str, sizes: list[int]) -> None:
             moved = (world - 1) * height * K * 2
             nccl = lambda w=whole, a=case.a: dist.all_gather_into_tensor(w, a)  # noqa: E731
             first, second = nccl, lambda: torch.mm(whole, case.b, out=product)  # noqa: B023
-            predicted = gather_us(overlap._plan(op, M, N, K, world), N, K, world)
+            predicted = gather_us(plan, N, K, world)
         else:
             case.a = whole
             case.out = torch.empty(height, N, dtype=torch.bfloat16, device="cuda")
             moved = (world - 1) * height * N * 2
             nccl = lambda o=case.out, p=product: dist.reduce_scatter_tensor(o, p)  # noqa: E731
             first, second = lambda: torch.mm(whole, case.b, out=product), nccl  # noqa: B023
-            predicted = scatter_us(overlap._plan(op, M, N, K, world), N, K, world)
+            predicted = scatter_us(plan, N, K, world)
         ms = milliseconds({
             "gemm": lambda: torch.mm(whole, case.b, out=product),  # noqa: B023
             "nccl": nccl,

@@ -596,7 +596,9 @@ def test_what_the_engine_refuses_it_refuses_in_numbers(monkeypatch):
     a, b = torch.empty(8, 64).half(), torch.empty(64, 64).half()
 
     def said(a=a, b=b, world=2, op="all_gather", **more):
-        asked = SimpleNamespace(**{"backend": "auto", "kernel": None, "rows": 16, **more})
+        asked = SimpleNamespace(
+            **{"backend": "auto", "kernel": None, "rows": 16, "plan": None, **more}
+        )
         return overlap.why_not(op, a, b, world, asked)
 
     assert said() is None

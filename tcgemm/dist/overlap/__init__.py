@@ -75,7 +75,7 @@ def why_not(op: str, a: torch.Tensor, b: torch.Tensor, group: Any, options: Any)
         sentence = _why_not_here(a, world)
     if sentence is not None:
         return sentence
-    plan = _plan(op, M, N, K, world, _tiles(op, options, a), a.itemsize)
+    plan = _plan(op, M, N, K, world, options, a)
     return planning.why_not_tiles(plan.tiles(N))
 
 
@@ -94,12 +94,16 @@ def _why_not_here(a: torch.Tensor, world: int) -> str | None:
 
 
 def _plan(
-    op: str, M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES,
-    item_bytes: int = 2,
-) -> OverlapPlan:  # fmt: skip
-    if op == ALL_GATHER:
-        return gather_plan(M, N, K, world, tiles, item_bytes)
-    return scatter_plan(M, N, world, tiles, K, item_bytes)
+    op: str, M: int, N: int, K: int, world: int, options: Any, like: torch.Tensor
+) -> OverlapPlan:
+    """As asked, or as is chosen, without what the language does not do."""
+    plan, tiles = options.plan, _tiles(op, options, like)
+    if plan is None and op == ALL_GATHER:
+        plan = gather_plan(M, N, K, world, tiles, like.itemsize)
+    elif plan is None:
+        carries = CARRIES and _language(options.backend) in CARRYING
+        plan = scatter_plan(M, N, world, tiles, K, like.itemsize, carries=carries)
+    return _as_spoken(plan, options.backend)
 
 
 def _tiles(op: str, options: Any, like: torch.Tensor) -> tuple[Tile, ...]:
@@ -141,10 +145,7 @@ def all_gather_matmul(
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
     M, (K, N) = options.rows, b.shape
-    plan = options.plan or gather_plan(
-        M, N, K, rank.transport.world, _tiles(ALL_GATHER, options, b), b.itemsize
-    )
-    plan = _as_spoken(plan, options.backend)
+    plan = _plan(ALL_GATHER, M, N, K, rank.transport.world, options, b)
     with _on(b):
         options = _scaled(ALL_GATHER, options, b.device)
         return rank.gather(kernels, _rows(a_shard), _reached(b), out, plan, options)
@@ -167,12 +168,7 @@ def matmul_reduce_scatter(
     """
     rank, kernels = _rank(group, b), _kernels(options.backend)
     (M, K), N = a.shape, b.shape[1]
-    tiles = _tiles(REDUCE_SCATTER, options, b)
-    carries = CARRIES and _language(options.backend) in CARRYING
-    plan = options.plan or scatter_plan(
-        M, N, rank.transport.world, tiles, K, b.itemsize, carries=carries
-    )
-    plan = _as_spoken(plan, options.backend)
+    plan = _plan(REDUCE_SCATTER, M, N, K, rank.transport.world, options, b)
     with _on(b):
         options = _scaled(REDUCE_SCATTER, options, b.device)
         return rank.scatter(kernels, _rows(a), _reached(b), out, plan, options)
