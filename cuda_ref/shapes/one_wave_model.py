@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..planning.cost import TILE_K
-from .one_wave_tile import LINE, among_idle, blocks_of, rows_of_b, sides, splits_lines, whole_panels
+from ..planning.tables import LINE
+from .one_wave_tile import among_idle, blocks_of, rows_of_b, sides, splits_lines, whole_panels
 
 # BLOCK_M, BLOCK_N: microseconds of a step along K.
 STEP = {
@@ -56,10 +57,8 @@ SPLIT_CLUSTER_US = {1: 0.0, 2: 0.5, 4: 0.8, 8: 0.88}
 SPLIT_SECOND_US = 2.0
 PART_US = 0.07
 
-BLOCK_US = 0.004  # by which each block makes the kernel begin later,
-EACH_ASKER_US = (
-    0.002  # and what each that asks for the same line adds to a step, whatever limits it
-)
+BLOCK_US = 0.004  # by which each block makes the kernel begin later, of such rows,
+EACH_ASKER_US = 0.002  # and what each that asks for the same line adds to a step in any case
 
 SHORT_ROWS_PER_US = 12.6e3  # of A, shorter than half a line, that all blocks ask for, and
 SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does

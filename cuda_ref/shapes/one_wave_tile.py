@@ -10,14 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..planning import pairs
 from ..planning.cost import TILE_K, ceil_div, most_splits
 from ..planning.gpu import shared_kb
 from ..planning.refusals import column_major
 
 Clusters = tuple[tuple[int, int], ...]
-
-LINE = 64
-"""Elements of 16 bits in a line of the L2."""
 
 WHOLE: dict[tuple[int, int], Clusters] = {
     (64, 48): ((1, 1),),
@@ -61,7 +59,7 @@ def by_columns(problem: Any) -> bool:
 
 def splits_lines(problem: Any) -> bool:
     """Whether rows of A or B begin within lines of the L2."""
-    return any(max(strides) % LINE for strides in (problem.a_strides, problem.b_strides))
+    return pairs.rows_lie(2, problem.a_strides, problem.b_strides) != pairs.WHOLE
 
 
 def shapes(problem: Any, splits: int) -> dict[tuple[int, int], Clusters]:

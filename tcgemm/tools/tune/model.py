@@ -197,29 +197,9 @@ def fit(rows: Sequence[dict[str, Any]], gpu: Gpu, seeds: Sequence[int]) -> dict[
             f"the fastest timed kernel at {counted.get(few[0], 0)} rows of {few[0]}, and "
             f"{LEAST_HELD} are needed; a larger --count or one more --seed gives more"
         )
-    if worse := [loss for loss in losses if loss.of_model > loss.of_tables]:
-        what = " and ".join(
-            f"{100 * loss.of_model:.1f} % in {loss.backend}, where that of tables and costs is "
-            f"{100 * loss.of_tables:.1f} % slower"
-            for loss in worse
-        )
-        raise ResultsError(
-            "the model chooses worse than tables and costs alone, so none is written: on seeds "
-            f"held out its choice is slower than the fastest timed kernel by {what}; a larger "
-            "--count or one more --seed may fit a better one"
-        )
-    beside = [(loss, loss.of_present) for loss in losses if loss.of_present is not None]
-    if ahead := [(loss, of_present) for loss, of_present in beside if loss.of_model > of_present]:
-        what = " and ".join(
-            f"{100 * loss.of_model:.1f} % in {loss.backend}, where that of the present one is "
-            f"{100 * of_present:.1f} % slower"
-            for loss, of_present in ahead
-        )
-        raise ResultsError(
-            f"the model chooses worse than {present.whose} model, which choices go by now, so none "
-            f"is written: on seeds held out its choice is slower than the fastest timed kernel by "
-            f"{what}; a larger --count or one more --seed may fit a better one"
-        )
+    _refuse_worse("tables and costs alone", "tables and costs", losses, "of_tables")
+    present_one = f"{present.whose} model, which choices go by now"
+    _refuse_worse(present_one, "the present one", losses, "of_present")
     return {
         "about": f"{gpu.name}: tcgemm tune --model",
         "gpu": gpu.slug,
@@ -228,6 +208,24 @@ def fit(rows: Sequence[dict[str, Any]], gpu: Gpu, seeds: Sequence[int]) -> dict[
         "held_out": [_rounded(loss) for loss in losses],
         "kernels": kernels,
     }
+
+
+def _refuse_worse(other: str, name: str, losses: Sequence[fitting.Loss], of_other: str) -> None:
+    """Raise ResultsError where the fit loses more than another way to choose, which ``of_other``
+    of a loss is of, where it is known."""
+    beside = [(loss, getattr(loss, of_other)) for loss in losses]
+    what = " and ".join(
+        f"{100 * loss.of_model:.1f} % in {loss.backend}, where that of {name} is "
+        f"{100 * theirs:.1f} % slower"
+        for loss, theirs in beside
+        if theirs is not None and loss.of_model > theirs
+    )
+    if what:
+        raise ResultsError(
+            f"the model chooses worse than {other}, so none is written: on seeds held out its "
+            f"choice is slower than the fastest timed kernel by {what}; a larger --count or one "
+            "more --seed may fit a better one"
+        )
 
 
 def _rounded(loss: fitting.Loss) -> dict[str, Any]:
