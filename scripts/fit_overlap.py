@@ -37,7 +37,8 @@ from tcgemm.dist.planning import WORTH
 
 ROOT = Path(__file__).parents[1]
 FOLDS = 4
-RATES = [0.70 + 0.01 * i for i in range(46)]
+RATES = [0.70 + 0.01 * i for i in range(31)]
+"""Up to 1: of the local product, whose time is part of the limit."""
 FLAGS_US = [2.0 * i for i in range(41)]
 PIECES = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0]
 

@@ -2,6 +2,7 @@
 """Overlapped products on the GPUs of one host: are they right, and where does their time go.
 
     torchrun --nproc-per-node 2 scripts/overlap_gpus.py check          # a minute
+    torchrun --nproc-per-node 2 scripts/overlap_gpus.py drawn          # 2,000 calls, a minute
     torchrun --nproc-per-node 2 scripts/overlap_gpus.py time           # a minute
     torchrun --nproc-per-node 2 scripts/overlap_gpus.py trace          # what a call is made of
 
@@ -9,6 +10,10 @@
 not divide by ranks or tiles; three calls give the same bits; so do calls from two streams, a
 captured graph replayed with other operands, and ranks that begin at random times. In debug mode: a
 wait that is too long is an error that names rank and part. Ends with 1 where anything is wrong.
+
+``drawn`` makes ``--drawn`` calls of drawn sizes, dtypes and epilogues, of both products in turns,
+from two streams and behind random delays on random ranks. Operands are whole numbers whose sums are
+exact, so a result is right to the bit or wrong.
 
 ``time``: the local product, NCCL alone, both in sequence, ours, and ours over the longer of product
 and transfer. They take turns behind a barrier of all ranks, with nothing of theirs in the L2; the
@@ -250,6 +255,57 @@ def scaled(backend: str, seed: int) -> int:
     return wrong
 
 
+def drawn_calls(backend: str, seed: int, count: int) -> int:
+    """How many of so many calls were wrong here. All ranks draw the same calls, each its delays."""
+    rank, world = rank_and_world()
+    draw, own = random.Random(seed), random.Random(1000 * (seed + 1) + rank)
+    of_all = torch.Generator("cuda").manual_seed(seed)
+    streams, wrong = [torch.cuda.Stream() for _ in range(2)], 0
+
+    def whole(*shape: int, nonzero: float) -> torch.Tensor:
+        signs = torch.randint(0, 2, shape, generator=of_all, device="cuda") * 2 - 1
+        there = torch.rand(shape, generator=of_all, device="cuda") < nonzero
+        return (signs * there).float()
+
+    for number in range(count):
+        op = (ALL_GATHER, REDUCE_SCATTER)[number % 2]
+        M = max(1, round(2 ** draw.uniform(0, 12)))
+        N, K = (8 * max(1, round(2 ** draw.uniform(0, 8))) for _ in range(2))
+        dtype, relu = draw.choice((torch.bfloat16, torch.float16)), draw.random() < 0.5
+        # 64 products of 1 and -1 in the mean: no sum is too large to be exact in 8 bits.
+        a, b = whole(world, M, K, nonzero=0.5), whole(world, K, N, nonzero=min(1.0, 128 / K))
+        bias = whole(N, nonzero=1.0)
+        first, last = rows_of(M, world, rank)
+        if op == ALL_GATHER:
+            exact, mine = a[0] @ b[rank], a[0, first:last]
+        else:
+            exact, mine = (a @ b).sum(0)[first:last], a[rank]
+        exact = exact + bias
+        asked: dict[str, Any] = {
+            "backend": backend, "way": "overlapped", "bias": bias.to(dtype),
+            "epilogue": "relu" if relu else None,
+        }  # fmt: skip
+        mine, other = mine.to(dtype), b[rank].to(dtype)
+        if draw.random() < 0.5:
+            other = other.mT.contiguous().mT
+        stream = streams[draw.randrange(2)]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            if own.random() < 0.5:
+                torch.cuda._sleep(own.randrange(0, 1_000_000))
+            if op == ALL_GATHER:
+                got = tcgemm.dist.all_gather_matmul(mine, other, rows=M, **asked)
+            else:
+                got = tcgemm.dist.matmul_reduce_scatter(mine, other, **asked)
+        torch.cuda.current_stream().wait_stream(stream)
+        if not torch.equal(got, (exact.relu() if relu else exact).to(dtype)):
+            wrong += 1
+            print(f"rank {rank}: {op} {M} x {N} x {K}, {dtype}, call {number} is wrong", flush=True)
+        if number % 100 == 99:
+            say(check="drawn", calls=number + 1, wrong=wrong)
+    return wrong
+
+
 def replay(op: str, backend: str, seed: int, own: random.Random, parts: int) -> int:
     """A graph of two calls, replayed with other operands, behind delays that differ by rank."""
     case, wrong = Case(op, 1024, 1024, 512, torch.bfloat16, seed), 0
@@ -363,13 +419,15 @@ def trace(backend: str, sizes: list[int]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=("check", "time", "trace"))
+    parser.add_argument("what", choices=("check", "drawn", "time", "trace"))
     parser.add_argument("--backend", default="triton", choices=(*overlap.BACKENDS, "auto"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[512, 4096, 8192], help="values of M"
     )
-    parser.add_argument("--drawn", type=int, default=8, help="check: products of 8-bit floats")
+    parser.add_argument(
+        "--drawn", type=int, help="calls of drawn (2000); of check, products of 8-bit floats (8)"
+    )
     parser.add_argument("--spare-sms", type=int, default=0, help="that grids leave free")
     arguments = parser.parse_args()
     protocol.SPARE_SMS = arguments.spare_sms
@@ -378,11 +436,14 @@ def main() -> int:
     dist.init_process_group("nccl", device_id=torch.device("cuda", here))
     wrong = 0
     if arguments.backend == "cuda" and here == 0:  # before anything waits for a compiler
-        overlap.prepare(["cuda"], (torch.bfloat16, torch.float16), ("", "gelu"))
+        fused = "relu" if arguments.what == "drawn" else "gelu"
+        overlap.prepare(["cuda"], (torch.bfloat16, torch.float16), ("", fused))
     dist.barrier()
     try:
-        if arguments.what == "check":
-            wrong = check(arguments.backend, arguments.seed, arguments.drawn)
+        if arguments.what in ("check", "drawn"):
+            judge, usual = {"check": (check, 8), "drawn": (drawn_calls, 2000)}[arguments.what]
+            drawn = usual if arguments.drawn is None else arguments.drawn
+            wrong = judge(arguments.backend, arguments.seed, drawn)
             count = torch.tensor([wrong], device="cuda")
             dist.all_reduce(count)
             wrong = int(count.item())

@@ -89,8 +89,9 @@ def _start(
         _simulate(peers, a, b, c, fusion)
         return
     device = a.get_device()
-    flags = defines(a.dtype, fusion, tile, bool(peers.stamps))
-    library = _library(torch.cuda.get_device_capability(device), flags)
+    biased, epilogue = (False, "") if fusion is None else (fusion.bias is not None, fusion.epilogue)
+    capability = torch.cuda.get_device_capability(device)
+    library = _library(capability, a.dtype, biased, epilogue, tile, bool(peers.stamps))
     library.tcgemm_peers(ctypes.byref(peers))
     tensors = () if fusion is None else (None, fusion.bias, None, None)
     bound(NAME, library, device, gemm_of(a, b, c, fusion, None), fusion is None)(a, b, c, *tensors)
@@ -105,7 +106,7 @@ def prepare(
     from ..build.extensions import build_ahead
 
     cases = {
-        defines(dtype, _fusion(torch.empty(8) if epilogue else None, epilogue), tile, stamped)
+        _flags(dtype, bool(epilogue), epilogue, tile, stamped)
         for dtype in dtypes
         for epilogue in epilogues
         for tile in tiles
@@ -116,11 +117,22 @@ def prepare(
         return sum(pool.map(lambda each: build_ahead(NAME, (9, 0), each), cases))
 
 
+def _flags(
+    dtype: torch.dtype, biased: bool, epilogue: str, tile: Any, stamps: bool
+) -> tuple[str, ...]:
+    bias = torch.empty(8) if biased else None
+    return defines(dtype, _fusion(bias, epilogue), tile, stamps)
+
+
 @cache
-def _library(capability: tuple[int, int], flags: tuple[str, ...]) -> ctypes.CDLL:
+def _library(
+    capability: tuple[int, int], dtype: torch.dtype, biased: bool, epilogue: str, tile: Any,
+    stamps: bool,
+) -> ctypes.CDLL:  # fmt: skip
+    """Found once a kind of call: which build it is takes a dozen looks at files."""
     from ..build.extensions import library
 
-    opened = library(NAME, capability, flags)
+    opened = library(NAME, capability, _flags(dtype, biased, epilogue, tile, stamps))
     opened.tcgemm_peers.argtypes, opened.tcgemm_peers.restype = [ctypes.c_void_p], None
     return opened
 
@@ -150,9 +162,13 @@ def _fusion(bias: torch.Tensor | None, epilogue: str) -> Asked | None:
 
 def _signal(step: int, call: Any) -> None:
     """A kernel before or after a product. Every build has them; any operands will do."""
-    device = call.epoch.device
-    like = torch.empty(1, 8, dtype=torch.bfloat16, device=device)
+    like = _any_operand(call.epoch.device)
     _start(_peers(step, call), like, like.mT, like[:, :1], None, TILES[0])
+
+
+@cache
+def _any_operand(device: torch.device) -> torch.Tensor:
+    return torch.empty(1, 8, dtype=torch.bfloat16, device=device)
 
 
 def enter(call: Any) -> None:

@@ -36,12 +36,11 @@ TALL = True
 """Whether parts of gathered rows are at least as tall as a group of tiles. Each part reads all of
 B: with parts of two rows of tiles, products of large B took a tenth longer."""
 
-CARRIES = False
-"""Whether copy engines carry partial sums to their owners where the model says that it pays. Not
-yet: calls from two streams can wait for each other (docs/lab/several_gpus_protocol.md)."""
+CARRIES = True
+"""Whether copy engines carry partial sums to their owners where the model says that it pays."""
 
 WIDE = True
-EARLY_SCATTER = EARLY_GATHER = False
+EARLY_SCATTER, EARLY_GATHER = True, False
 """What plans have of the fields ``wide`` and ``early``, those of a reduce-scatter where it is not
 carried."""
 

@@ -15,11 +15,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+PRIORITIES = (-3, -2)
+"""Of the streams of copies: the highest that torch has, which hardly any stream of a user's has,
+and the next."""
+
 
 class GpuTransport:
     """Ranks with a GPU each, of one host, whose memory all of them have mapped.
 
-    Copies run on a stream of their own by copy engines: they take no SM.
+    Copies run on a stream of their own by copy engines: they take no SM. Its priority is another
+    than that of the caller's stream. Streams of one priority may share a queue of the hardware, and
+    what says that a kernel of such a queue has ended comes when all kernels before it have: also a
+    product that waits for the very copy that would follow.
     """
 
     def __init__(self, group: Any, device: torch.device) -> None:
@@ -29,7 +36,8 @@ class GpuTransport:
             device,
         )
         self._group = group
-        self._stream = torch.cuda.Stream(device)
+        self._streams = [torch.cuda.Stream(device, priority=each) for each in PRIORITIES]
+        self._stream = self._streams[0]
         self.marks: list[torch.cuda.Event] | None = None
         """Where it is a list: an event is put in before the copies of a call, and after each."""
         self._held: list[Any] = []
@@ -58,7 +66,9 @@ class GpuTransport:
         self._calls_on = here
 
     def fork(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        here = torch.cuda.current_stream(self.device)
+        self._stream = next(each for each in self._streams if each.priority != here.priority)
+        self._stream.wait_stream(here)
         self._mark()
 
     def _mark(self) -> None:
