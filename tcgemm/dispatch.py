@@ -4,8 +4,9 @@ Dispatch knows of a backend module ``KERNELS``, its ladder as a tuple of rows, a
 which returns a rung's callable, compiled. Where the module has them, it asks besides
 ``choose(problem, able)`` for the name of the kernel to run of those that accept,
 ``buildable(problem, able)`` for those that can be built here, ``tuned_by_user(problem)`` whether a
-table of the user's own has settled the choice, and ``derivative_kernel()`` for that of an
-activation's derivative. It knows no tile size.
+table of the user's own has settled the choice, ``plans(problem, able)`` for plans worth a look
+besides what its tables say, and ``derivative_kernel()`` for that of an activation's derivative. It
+knows no tile size.
 """
 
 from __future__ import annotations
@@ -212,16 +213,18 @@ def derivative(backend: str) -> Callable[..., Callable[..., None]] | None:
 def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
     """The named kernel, or of those that accept the problem the one that the backend chooses.
 
-    A backend that offers no ``choose(problem, able)`` gets the highest rung that accepts. What a
-    language chooses for a short product the model may change: see choosing/within.py.
+    A backend that offers no ``choose(problem, able)`` gets the highest rung that accepts. Models
+    may change the kernel (choosing/within.py) and its plan (choosing/plans.py), which is what the
+    row's ``plan`` then gives for the problem.
 
     Raises UnsupportedError with every reason and, for a named kernel, what would work.
     """
+    from .choosing.plans import better
+
     if kernel is not None:
         row = find(backend, kernel)
-        reason = row.why_not(problem)
-        if reason is None:
-            return row
+        if (reason := row.why_not(problem)) is None:
+            return better(problem, row, [row], _module(backend))
         able = [other.name for other in ladder(backend) if other.why_not(problem) is None]
         cure = (
             f"kernels of {backend} that take it: {', '.join(able)}"
@@ -229,13 +232,15 @@ def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
             else _elsewhere(problem, backend)
         )
         raise UnsupportedError(f"{row.full_name} refuses {problem}: {reason}; {cure}")
-    chosen, rows = by_tables(problem, backend)
-    module = _module(backend)
-    if not hasattr(module, "tuned_by_user") or module.tuned_by_user(problem):
-        return chosen
+    return better(problem, *by_models(problem, backend), _module(backend))
+
+
+def by_models(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
+    """As ``by_tables``, or the kernel that the model puts in its place, with the plan of tables."""
     from .choosing.within import faster
 
-    return faster(problem, chosen, rows)
+    chosen, rows = by_tables(problem, backend)
+    return faster(problem, chosen, rows, _module(backend)), rows
 
 
 def by_tables(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:

@@ -122,8 +122,8 @@ def test_the_model_moves_a_choice_only_to_what_it_says_is_faster():
     board, draw, moved, seen = gpus.find("h200"), random.Random(7), 0, []
     faster = within.faster
 
-    def watched(problem, chosen, able):
-        seen.append((chosen, faster(problem, chosen, able)))
+    def watched(problem, chosen, able, module):
+        seen.append((chosen, faster(problem, chosen, able, module)))
         return seen[-1][1]
 
     with planning_for(board), pytest.MonkeyPatch.context() as patch:
@@ -132,7 +132,7 @@ def test_the_model_moves_a_choice_only_to_what_it_says_is_faster():
             problem = drawn(draw, (9, 0))
             for backend in ("triton", "cuda"):
                 try:
-                    taken = dispatch.choose(problem, backend)
+                    taken, _ = dispatch.by_models(problem, backend)
                 except UnsupportedError:
                     continue
                 before, after = seen.pop()

@@ -1,5 +1,5 @@
-"""The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, tuned_by_user, load,
-inspect and derivative.
+"""The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, plans, tuned_by_user,
+load, inspect and derivative.
 
 Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
 A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its name below.
@@ -7,7 +7,7 @@ A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
 from types import ModuleType
@@ -18,6 +18,7 @@ if __name__ != "tcgemm.triton_kernels":
 
 from .inspection import STAGES as STAGES
 from .inspection import inspect as _inspect
+from .planning import offered
 from .planning.choice import preferred
 from .planning.choice import tuned_by_user as tuned_by_user
 from .planning.planner import Planner
@@ -60,6 +61,11 @@ def choose(problem: Any, able: Sequence[str]) -> str:
 def buildable(problem: Any, able: Sequence[str]) -> list[str]:
     """Of the kernels that accept the problem those that can be built here: all."""
     return list(able)
+
+
+def plans(problem: Any, able: Sequence[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """(kernel, plan) of kernels in ``able`` that are worth a look besides what tables say."""
+    return offered.plans(problem, able, planners())
 
 
 @lru_cache(maxsize=4096)

@@ -137,7 +137,8 @@ def tasks(units: Sequence[Unit], device: str) -> list[Callable[[], list[Built]]]
             problem = _quietly_asked(row, unit) if hasattr(module, "prepare") else None
             if problem is None:
                 continue
-            needs = " ".join(module.compiles(unit.kernel, row.plan(problem), problem))
+            plan = _plan(unit, problem)
+            needs = " ".join(module.compiles(unit.kernel, plan, problem))
             if needs != unit.kernel and needs not in seen:
                 seen.add(needs)
                 made.append(partial(_prepare, module.prepare, unit, problem))
@@ -166,6 +167,11 @@ def _named(unit: Unit) -> Unit | None:
         return None
 
 
+def _plan(unit: Unit, problem: Any) -> dict[str, Any]:
+    """The plan of the unit's kernel, as its contender has it."""
+    return dict(dispatch.plan(problem, unit.backend, unit.kernel).config)
+
+
 def _load(unit: Unit) -> list[Built]:
     began = time.perf_counter()
     dispatch.load(unit.backend, unit.kernel)
@@ -174,7 +180,7 @@ def _load(unit: Unit) -> list[Built]:
 
 def _prepare(prepare: Callable[..., int], unit: Unit, problem: Any) -> list[Built]:
     began = time.perf_counter()
-    plan = dispatch.find(unit.backend, unit.kernel).plan(problem)
+    plan = _plan(unit, problem)
     prepare(unit.kernel, plan, problem)
     return [(unit.full_name, settings(plan), time.perf_counter() - began)]
 
@@ -215,7 +221,7 @@ def _quietly_requested(row: dispatch.Kernel, unit: Unit) -> Any:
         return None
     try:
         return _compiler(unit.backend).Request(
-            unit.kernel, dict(row.plan(problem)), case.dtype_in, case.dtype_out, case.layout,
+            unit.kernel, _plan(unit, problem), case.dtype_in, case.dtype_out, case.layout,
             problem.capability, case.M, case.N, case.K,
             compute="" if problem.plain else case.compute, epilogue=problem.epilogue,
             bias="bias" in words, c_in="residual" in words,

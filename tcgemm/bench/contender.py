@@ -60,7 +60,7 @@ def contender(
     row = dispatch.find(backend, kernel)
     if reason := row.why_not(problem):
         return reason
-    plan = Plan(backend, kernel, row.plan(problem))
+    plan = dispatch.plan(problem, backend, kernel)
     loaded = dispatch.load(backend, kernel)
 
     def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Fusion) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import dispatch
 from ..problem import Problem
 from . import model, model_files
@@ -88,10 +90,16 @@ def fitted(rows: Iterable[Timed]) -> dict[str, Any]:
         common = list(zip(fit(together), weights, strict=True))
         for kernel, of in kernels.items():
             if len(of) >= model.LEAST_ROWS:
-                constants = zip(fit(of, common), *_seen(of), strict=True)
-                told = ([round(x, 4) if rows else 0.0, most, rows] for x, most, rows in constants)
-                found[kernel] = {"rows": len(of), **dict(zip(TERMS, told, strict=True))}
+                constants = told(fit(of, common), of)
+                found[kernel] = {"rows": len(of), **dict(zip(TERMS, constants, strict=True))}
     return dict(sorted(found.items()))
+
+
+def told(constants: Sequence[float], samples: list[Sample]) -> list[list[float]]:
+    """Of each term what a file holds: its constant, the most that a row had, and how many had some;
+    of what none had, no constant."""
+    every = zip(constants, *_seen(samples), strict=True)
+    return [[round(x, 4) if rows else 0.0, most, rows] for x, most, rows in every]
 
 
 def _seen(samples: list[Sample]) -> tuple[list[float], list[int]]:
@@ -101,19 +109,24 @@ def _seen(samples: list[Sample]) -> tuple[list[float], list[int]]:
     return most, [sum(x > 0 for x in term) for term in terms]
 
 
-def fit(samples: Sequence[Sample], common: Sequence[tuple[float, float]] = ()) -> list[float]:
+def fit(
+    samples: Sequence[Sample],
+    common: Sequence[tuple[float, float]] = (),
+    weights: Sequence[float] = (),
+) -> list[float]:
     """The constants, none below 0, with the least sum of squared relative errors.
 
     Args:
         samples: (terms, microseconds) of each row.
         common: (constant, weight) of each term: what a constant is drawn to, so that a term of
             which the samples tell little does not get a constant from their noise.
+        weights: of each row; by default 1.
     """
-    rows = [[term / us for term in each] for each, us in samples]
-    size = range(len(rows[0]))
+    rows = np.array([[term / us for term in each] for each, us in samples])
+    size = range(rows.shape[1])
     common = common or [(0.0, 1e-6 * len(rows))] * len(size)  # keeps apart what few rows tell apart
-    products = [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
-    sums = [sum(row[i] for row in rows) for i in size]
+    weighed = rows * np.array(weights or [1.0] * len(rows))[:, None]
+    products, sums = (weighed.T @ rows).tolist(), weighed.sum(0).tolist()
     found = [to for to, _ in common]
     for _ in range(2000):  # one constant at a time
         before = list(found)
@@ -185,4 +198,4 @@ def held_out(
 def _taken(problem: Problem, backend: str, slug: str, by: model_files.Model) -> str:
     """The kernel that is chosen where choices go by this model."""
     with model_files.standing_in(slug, by):
-        return dispatch.choose(problem, backend).full_name
+        return dispatch.by_models(problem, backend)[0].full_name

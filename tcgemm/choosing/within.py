@@ -13,7 +13,7 @@ beats that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..problem import Problem
 from . import model, model_files
@@ -42,13 +42,22 @@ another, where the next one's start hides behind this one's end; among others it
 short a product takes."""
 
 
-def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel]) -> Kernel:
+def settled(problem: Problem, module: Any) -> bool:
+    """Whether no model is asked: a table of the user's own speaks of the problem, or the backend,
+    whose module it is, has none."""
+    return not hasattr(module, "tuned_by_user") or bool(module.tuned_by_user(problem))
+
+
+def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any = None) -> Kernel:
     """The kernel to take: ``chosen``, or the one that the model says is faster by enough.
 
     Args:
         chosen: what the language's tables and costs say.
         able: kernels of the language that accept the problem.
+        module: of the language; see ``settled``.
     """
+    if module is not None and settled(problem, module):
+        return chosen
     if problem.device != "cuda" or problem.batch > 1 or not model.knows(problem):
         return chosen
     slug = slug_of(problem)

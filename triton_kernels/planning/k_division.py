@@ -65,6 +65,10 @@ class KDivisionPlanner(Planner):
         """How many of C's tiles have their K divided."""
         raise NotImplementedError
 
+    def swaps(self, config: Config) -> tuple[int, ...]:
+        """SWAP worth trying with a tile of ``offered``."""
+        return (1,)
+
     def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
         """SPLITS of a config is the parts of K, or 0 for the fastest number of them, up to what
         fills the SMs once."""

@@ -42,10 +42,12 @@ class Planner:
         name: of the rung.
         divides_k: K is divided among programs, and tables speak of the problem with M <= N.
         tunable: ``candidates`` has configurations to try.
+        offered: tiles that a model may take where no table was tuned; see offered.py.
     """
 
     divides_k = False
     tunable = False
+    offered: tuple[Config, ...] = ()
 
     def __init__(self, name: str, settings: Sequence[str], *, table: str = "") -> None:
         """
@@ -119,6 +121,14 @@ class Planner:
     def variants(self, tile: tuple[int, int, int], problem: Any, processors: int) -> list[Config]:
         """What else a configuration of that tile may set."""
         return [{}]
+
+    def reads_in_vectors(self, problem: Any) -> bool:
+        """Whether it loads no element of A and B one by one."""
+        return tables.aligned(problem, with_c=False)
+
+    def suits(self, config: Config, problem: Any) -> bool:
+        """Whether a tile of ``offered`` is meant for such a product."""
+        return True
 
     # What all rungs have in common.
 
@@ -263,6 +273,11 @@ def repack(problem: Any) -> Config:
     if name == "tf32x3" and along_k:
         return {}
     return {"REPACK": 1} if name in ("tf32", "tf32x3") and large else {}
+
+
+def tile(m: int, n: int, k: int, warps: int = 4, **settings: int) -> Config:
+    """A configuration; of one without NUM_STAGES as many are taken as shared memory holds."""
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "NUM_WARPS": warps, **settings}
 
 
 def square_tiles(problem: Any) -> list[tuple[int, int, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..host.storage import column_major, itemsize
 from ..planning.dtypes import FUSES, ON_TENSOR_CORES, kind
-from ..planning.planner import Config, Planner, few_rows, groups, square_tiles
+from ..planning.planner import Config, Planner, few_rows, groups, square_tiles, tile
 from ..planning.refusals import refuse_tma
 from ..planning.rows import row
 from ..planning.shared_memory import stage_bytes, tile_bytes
@@ -17,6 +17,12 @@ class DescriptorPlanner(Planner):
     """A table's configuration; a column-major C is planned as its transpose."""
 
     tunable = True
+    offered = (
+        tile(64, 32, 256, GROUP_M=1, FLATTEN=0), tile(128, 256, 64, warps=8, GROUP_M=4, FLATTEN=1),
+    )  # fmt: skip
+
+    def reads_in_vectors(self, problem: Any) -> bool:
+        return True
 
     def pays(self, problem: Any) -> bool:
         """Not for int8: Triton waits for every step's wgmma of integers, and two programs an SM,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..planning.planner import Config, Planner, groups, square_tiles
+from ..planning.planner import Config, Planner, groups, square_tiles, tile
 from ..planning.rows import row
 
 
@@ -12,6 +12,10 @@ class PipelinedPlanner(Planner):
     """A table's configuration."""
 
     tunable = True
+    offered = (
+        tile(64, 64, 32, GROUP_M=8, NUM_STAGES=3), tile(64, 64, 64, GROUP_M=8, NUM_STAGES=6),
+        tile(128, 32, 128, GROUP_M=1, NUM_STAGES=5),
+    )  # fmt: skip
 
     def tiles(self, problem: Any) -> list[tuple[int, int, int]]:
         return square_tiles(problem)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..host.storage import itemsize
 from ..planning import gpus, tables
 from ..planning.k_division import MOST_PARTS, KDivisionPlanner, by_elements, thin_side
-from ..planning.planner import MOST_STAGES, Config
+from ..planning.planner import MOST_STAGES, Config, tile
 from ..planning.rows import row
 
 LEAST_DEPTH = 64
@@ -84,6 +84,23 @@ K-major. With 64 they spilled 1.4 to 2.4 KB a thread, and those of 64 x 128 load
 
 class SkinnyPlanner(KDivisionPlanner):
     """All parts of all tiles are launched at once."""
+
+    offered = tuple(
+        tile(m, n, k, PDL=1)
+        for m, n, k in (
+            (64, 16, 64), (64, 32, 64), (64, 64, 64), (64, 128, 64), (128, 16, 64), (32, 16, 64),
+            (64, 16, 128), (64, 32, 128), (64, 16, 256), (32, 16, 256),
+        )
+    )  # fmt: skip
+
+    def reads_in_vectors(self, problem: Any) -> bool:
+        """Of the kernels without TMA this one alone is told of rows that are 8 elements apart."""
+        return not by_elements(problem)
+
+    def suits(self, config: Config, problem: Any) -> bool:
+        """The thin side in one tile, or nearly."""
+        thin = min(problem.M, problem.N)
+        return bool(min(thin, 64) <= config["BLOCK_N"] < 2 * max(thin, 16))
 
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
         """Of few rows the fastest configuration by the model, unless the user's table has one."""

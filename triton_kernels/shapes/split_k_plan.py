@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..planning.k_division import KDivisionPlanner, thin_side
-from ..planning.planner import Config
+from ..planning.planner import Config, tile
 from ..planning.refusals import refuse_tma
 from ..planning.rows import row
 from ..planning.shared_memory import stage_bytes, tile_bytes
@@ -14,6 +14,23 @@ from ..planning.shared_memory import stage_bytes, tile_bytes
 
 class SplitKPlanner(KDivisionPlanner):
     """Tiles are whole in all waves but the last."""
+
+    offered = (
+        *(
+            tile(m, n, k, GROUP_M=1, PDL=1)
+            for m, n, k in (
+                (64, 32, 256), (128, 16, 128), (64, 64, 128), (128, 64, 128), (64, 128, 128),
+                (64, 128, 64), (128, 128, 64),
+            )
+        ),
+        tile(64, 128, 128, GROUP_M=1, PDL=0),
+    )  # fmt: skip
+
+    def reads_in_vectors(self, problem: Any) -> bool:
+        return True
+
+    def swaps(self, config: Config) -> tuple[int, ...]:
+        return (1,) if config["BLOCK_M"] == config["BLOCK_N"] else (1, 0)
 
     def tiles_to_divide(self, tiles: int, processors: int) -> int:
         return tiles % processors

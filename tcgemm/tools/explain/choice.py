@@ -106,9 +106,12 @@ def choice(
 def _why_chosen(problem: Problem, row: Kernel) -> str:
     """That the backend's own tables and costs choose it, or what the model says."""
     from ... import dispatch
-    from ...choosing import within
+    from ...choosing import plans, within
 
     of_tables, _ = dispatch.by_tables(problem, row.backend)
+    of_models, _ = dispatch.by_models(problem, row.backend)
+    if row != of_models:
+        return plans.why(problem, row, of_models)
     return BY_TABLES if of_tables == row else within.why(problem, row, of_tables)
 
 
@@ -125,7 +128,7 @@ def _why_other(
         return reason
     if kernel is not None:
         why = f"takes it too, and {row.name} was asked for"
-    elif rows.index(other) < rows.index(row):
+    elif [each.name for each in rows].index(row.name) > rows.index(other):
         why = f"takes it too, and {row.name} is a higher rung"
     else:
         why = f"takes it too, and gives way to {row.name}"

@@ -1,0 +1,114 @@
+"""Fits the shipped model of plans, tcgemm/choosing/plans.py, to races: fit_plans.py [RACES.csv]
+
+A race is every plan of a product, timed behind a foreign kernel in a graph, in rows of
+reports/nvidia-h200/trials/races.csv, which it reads unless told. A plan counts by the square of the
+fastest plan's time over its own: a choice is among the fast ones.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tcgemm import gpus
+from tcgemm.choosing import fitting, model, plans
+from tcgemm.problem import Problem
+
+ROOT = Path(__file__).parents[1]
+GPU = gpus.lookup("NVIDIA H200")
+RACES = ROOT / "reports" / GPU.slug / "trials" / "races.csv"
+BACKEND = "triton"
+POWER = 2
+"""Of the fastest plan's time over a plan's: its weight."""
+
+
+class Raced(NamedTuple):
+    """A plan of a product, and how long it took."""
+
+    problem: Problem
+    kernel: str
+    """ "backend/kernel"."""
+    plan: Mapping[str, int]
+    terms: tuple[float, ...]
+    us: float
+
+
+def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
+    """The right plans of Triton's that the model can learn from."""
+    planners = import_module("tcgemm.triton_kernels").planners()
+    division = import_module("tcgemm.triton_kernels.planning.k_division")
+    found = []
+    for row in rows:
+        plan = _plan(row["config"] or "")
+        planner = planners.get(row["kernel"])
+        if row["backend"] != BACKEND or planner is None or not planner.offered or not plan:
+            continue
+        sizes = (int(row[name]) for name in "MNK")
+        problem = Problem.stored(
+            *sizes, row["dtype"], row["dtype"], row["layout"], device="cuda",
+            capability=GPU.capability,
+        )  # fmt: skip
+        if division.by_elements(problem) or not planner.reads_in_vectors(problem):
+            continue
+        terms = plans.terms(problem, plan, GPU.sms or 0)
+        name = f"{BACKEND}/{row['kernel']}"
+        found.append(Raced(problem, name, plan, terms, float(row["us"])))
+    return found
+
+
+def _plan(config: str) -> dict[str, int]:
+    words = (word.partition("=") for word in config.split())
+    return {name: int(value) for name, _, value in words}
+
+
+def fitted(rows: Iterable[Raced]) -> dict[str, Any]:
+    """Kernel -> its constants and how many rows they are of. Each kernel's fit is drawn to the
+    constants that all of them have together, as that of model.py is."""
+    rows = list(rows)
+    fastest: dict[Problem, float] = {}
+    for row in rows:
+        fastest[row.problem] = min(row.us, fastest.get(row.problem, row.us))
+    kernels = defaultdict(list)
+    for row in rows:
+        weight = (fastest[row.problem] / row.us) ** POWER
+        kernels[row.kernel].append((row.terms, row.us, weight))
+    together = [each for of in kernels.values() for each in of]
+    samples = [(terms, us) for terms, us, _ in together]
+    common = fitting.fit(samples, weights=[weight for *_, weight in together])
+    pull = [fitting.PULL * x for x in fitting.mean_squares(samples)]
+    found = {}
+    for kernel, of in sorted(kernels.items()):
+        if len(of) < model.LEAST_ROWS:
+            continue
+        samples = [(terms, us) for terms, us, _ in of]
+        own = fitting.fit(
+            samples, list(zip(common, pull, strict=True)), [weight for *_, weight in of]
+        )
+        told = fitting.told(own, samples)
+        found[kernel] = {"rows": len(of), **dict(zip(plans.TERMS, told, strict=True))}
+    return found
+
+
+def table(path: Path = RACES) -> str:
+    """The table of the GPU, as its file holds it."""
+    with path.open(newline="") as file:
+        kernels = fitted(raced(csv.DictReader(file)))
+    about = f"{GPU.name}: scripts/fit_plans.py"
+    return json.dumps({"about": about, "gpu": GPU.slug, "kernels": kernels}, indent=1) + "\n"
+
+
+def main() -> None:
+    to = ROOT / "tcgemm" / "choosing" / f"plans-{GPU.slug}.json"
+    to.write_text(table(*map(Path, sys.argv[1:2])))
+    plans.constants.cache_clear()
+    print(f"wrote {to.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

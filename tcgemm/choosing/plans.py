@@ -1,0 +1,153 @@
+"""Which plan a product gets, where a language offers others besides what its tables say.
+
+A table's row knows a product by its size, and was tuned to shapes of suites. How rows lie, how deep
+K is and how many SMs have work ask for other tiles and other parts of K. So Triton's module offers
+plans (``plans(problem, able)``), and a model takes the fastest of all its kernels'. Its terms are
+those of model.py and a few that tell plans of one kernel apart; its constants, in
+``plans-<gpu>.json``, are fitted by scripts/fit_plans.py to plans that were timed behind a foreign
+kernel. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import gpus
+from ..problem import Problem
+from . import model, model_files
+from .measured import nearest, slug_of
+from .within import EARNED, MOSTLY_START_US, SHORT_US, TUNED, settled
+
+if TYPE_CHECKING:
+    from ..dispatch import Kernel
+
+OF_MODEL = tuple(name for name in model.TERMS if name not in ("store", "odd_c"))
+"""Terms of model.py that tell plans apart."""
+
+TERMS = (*OF_MODEL, "no_pdl", "steps", "registers", "parts", "programs")
+"""Names of the terms, in the order in which ``terms`` gives them."""
+
+OF_LONGER = 2.0
+"""A plan of a longer product has to win so many times EARNED."""
+
+
+class Taken(NamedTuple):
+    """A plan of a kernel, and how long the model says that it takes."""
+
+    kernel: str
+    plan: Mapping[str, Any]
+    us: float
+
+
+def terms(problem: Problem, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
+    """The quantities that take a plan its time, in the order of TERMS; see ``model.terms``."""
+    found = dict(zip(model.TERMS, model.terms(problem, plan, sms), strict=True))
+    block_m, block_n = plan["BLOCK_M"], plan["BLOCK_N"]
+    across = (block_n, block_m) if plan.get("SWAP") else (block_m, block_n)
+    tiles = -(-problem.M // across[0]) * -(-problem.N // across[1]) * problem.batch
+    parts = plan.get("SPLITS", 1)
+    warps = plan.get("NUM_WARPS") or 4 * plan.get("CONSUMERS", 1)
+    all_steps = -(-problem.K // plan["BLOCK_K"])
+    steps = -(-all_steps // parts)
+    return (
+        *(found[name] for name in OF_MODEL),
+        float(plan.get("PDL", 1) == 0),
+        -(-tiles * parts // sms) * steps,
+        block_m * block_n / (128 * 128) * 4 / warps,
+        parts if parts > 1 else 0.0,
+        tiles * parts / sms,
+    )
+
+
+@cache
+def constants(slug: str) -> Mapping[str, model_files.Constants]:
+    """ "backend/kernel" -> constants of its plans on a GPU; empty of one that has no file."""
+    path = Path(__file__).with_name(f"plans-{slug}.json")
+    if not path.is_file():
+        return {}
+    kernels = json.loads(path.read_text())["kernels"]
+    return {name: tuple(found[term] for term in TERMS) for name, found in kernels.items()}
+
+
+def _known(slug: str) -> Mapping[str, model_files.Constants]:
+    """A GPU without a file goes by that of the nearest with the same compute capability."""
+    return constants(slug) or constants(gpus.kin(slug, lambda other: bool(constants(other))))
+
+
+def better(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any) -> Kernel:
+    """The kernel to take, with its plan: ``chosen`` as it is, or the row whose plan is faster by
+    enough.
+
+    Args:
+        chosen: what the language's tables and costs, or the model of kernels, say.
+        able: kernels of the language that accept the problem.
+        module: of the language; one that offers no plans keeps ``chosen``.
+    """
+    if not hasattr(module, "plans") or settled(problem, module):
+        return chosen
+    found = fastest(problem, chosen, able, module.plans)
+    if found is None:
+        return chosen
+    taken, present_us = found
+    earned = EARNED * (1 if present_us < SHORT_US else OF_LONGER)
+    if taken.us >= present_us * (1 - earned):
+        return chosen
+    row = next(row for row in able if row.name == taken.kernel)
+    return replace(row, plan=_Always(problem, taken.plan, row))
+
+
+class _Always:
+    """The plan of a problem, as it was chosen; of any other what the kernel's own planner says."""
+
+    def __init__(self, problem: Problem, plan: Mapping[str, Any], row: Kernel) -> None:
+        self._problem, self._plan, self._row = problem, plan, row
+
+    def __call__(self, problem: Problem) -> Mapping[str, Any]:
+        return self._plan if problem == self._problem else self._row.plan(problem)
+
+
+def fastest(
+    problem: Problem, chosen: Kernel, able: Sequence[Kernel], offer: Callable[..., Any]
+) -> tuple[Taken, float] | None:
+    """The fastest plan that is offered, and the microseconds of ``chosen``, by the model; None
+    where it does not speak of the problem."""
+    if problem.device != "cuda" or problem.batch > 1 or not model.knows(problem):
+        return None
+    slug = slug_of(problem)
+    known, sms = _known(slug), model.sms_of(slug)
+    if chosen.full_name not in known or not sms or model_files.of(slug).yours:
+        return None
+    present_us = model.least_of(known[chosen.full_name], terms(problem, chosen.plan(problem), sms))
+    if present_us > MOSTLY_START_US and nearest(problem, slug, TUNED) is not None:
+        return None
+    best: Taken | None = None
+    for name, plan in offer(problem, [row.name for row in able]):
+        of = known.get(f"{chosen.backend}/{name}")
+        us = None if of is None else model.sum_of(of, terms(problem, plan, sms))
+        if us is not None and (best is None or us < best.us):
+            best = Taken(name, plan, us)
+    return None if best is None else (best, present_us)
+
+
+def why(problem: Problem, taken: Kernel, before: Kernel) -> str:
+    """In words, why ``taken`` is: ``better`` gave it in the place of ``before``."""
+    slug = slug_of(problem)
+    known, sms = _known(slug), model.sms_of(slug)
+    mine, theirs = (
+        model.least_of(known[row.full_name], terms(problem, row.plan(problem), sms))
+        for row in (taken, before)
+    )
+    if taken.name == before.name:
+        return (
+            f"with this plan, as among other kernels the model of plans has it at {mine:.1f} us, "
+            f"and that of its table at {theirs:.1f}"
+        )
+    return (
+        f"as among other kernels the model of plans has it at {mine:.1f} us, and {before.name}, "
+        f"which would be taken else, at {theirs:.1f}"
+    )

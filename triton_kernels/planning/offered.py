@@ -1,0 +1,70 @@
+"""Plans worth a look besides those of tables: tiles that were among the fastest where every plan
+was timed, with the parts of K that they may have. tcgemm/choosing/plans.py takes one by a model.
+
+The tiles stand in the rungs' own plans (``Planner.offered``). A tile that Triton has compiled once
+serves every product with such a layout, so few tiles are few kernels: these are the ones by which a
+choice among 131 lost least (reports/nvidia-h200/trials/races.csv). Imports no triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..host.storage import itemsize
+from . import gpus
+from .k_division import MOST_PARTS, KDivisionPlanner, by_elements
+from .planner import MOST_STAGES, Config, Planner
+
+HOPPER = (9, 0)
+"""The compute capability that they were timed on."""
+
+PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+"""Of K, worth a try."""
+
+
+def plans(
+    problem: Any, able: Sequence[str], planners: Mapping[str, Planner]
+) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """(kernel, plan) of kernels in ``able``: of plain products of 16 bits on Hopper, else none.
+
+    Nor where elements are loaded one by one. What that takes no term of the model says: at
+    592 x 5935 x 539 (nn), odd rows, it would take a plan of nearly five times the time
+    (reports/nvidia-h200/trials/plans.csv).
+    """
+    of_16_bits = itemsize(problem.dtype_in) == itemsize(problem.dtype_out) == 2
+    if not of_16_bits or problem.capability != HOPPER or problem.batch > 1 or not problem.plain:
+        return
+    if by_elements(problem):
+        return
+    _, limit, sms = gpus.gpu_of(problem)
+    limit, sms = limit or gpus.LIMITS[HOPPER].shared_bytes, sms or gpus.LIMITS[HOPPER].sms
+    for name in able:
+        planner = planners.get(name)
+        if planner is None or not planner.reads_in_vectors(problem):
+            continue
+        transposed = planner.transposes(problem)
+        seen = problem.transposed() if transposed else problem
+        for config in planner.offered:
+            if planner.suits(config, seen):
+                for found in _of_tile(planner, config, seen, limit, sms, transposed):
+                    yield name, found
+
+
+def _of_tile(
+    planner: Planner, config: Config, problem: Any, limit: int, sms: int, transposed: bool
+) -> Iterator[Mapping[str, int]]:
+    config = {"NUM_STAGES": MOST_STAGES, **config}
+    config = planner.fit(config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
+    if not isinstance(planner, KDivisionPlanner):
+        yield config
+        return
+    steps = -(-problem.K // config["BLOCK_K"])
+    for swap in planner.swaps(config):
+        sides = (problem.N, problem.M) if swap else (problem.M, problem.N)
+        tiles = -(-sides[0] // config["BLOCK_M"]) * -(-sides[1] // config["BLOCK_N"])
+        divided = planner.tiles_to_divide(tiles, sms)
+        for parts in PARTS:
+            if parts == 1 or (divided and parts <= min(steps, MOST_PARTS, sms // divided)):
+                asked = {**config, "SPLITS": parts, "SWAP": swap}
+                yield planner.divide(asked, problem, sms, transposed)
