@@ -66,12 +66,20 @@ def test_it_finds_the_constants_and_predicts_what_it_was_not_fitted_to(
     assert not written.exists()
     monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(folder)])
     assert script.main() == 0
-    told = json.loads(capsys.readouterr().out.split("held out: ")[-1].splitlines()[0])
+    said = capsys.readouterr().out
+    told = json.loads(said.split("held out: ")[-1].splitlines()[0])
+    before = json.loads(said.split("by the fit before: ")[-1].splitlines()[0])
+    assert before["median_off"] > 2 * told["median_off"]  # nothing was fitted: assumed costs
+    assert before["cases"] == 40
     assert told["cases"] == 40
     assert 0 < told["median_off"] < 0.02 < 0.05
     assert told["worst_off"] < 0.05
     assert 0 <= told["loss"] <= told["worst_loss"] < 0.05
     try:
+        monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(folder), "--check"])
+        assert script.main() == 0
+        now = json.loads(capsys.readouterr().out.split("fit before: ")[-1].splitlines()[0])
+        assert now["median_off"] < told["median_off"] * 1.1  # of all rows, those held out too
         found = fitted.of("nvidia-h200")
         for row in script.timed(rows_of(0), "nvidia-h200"):
             way = found.way(row.language, row.case.op)

@@ -10,6 +10,7 @@ import pytest
 from tcgemm.bench.several import cases
 from tcgemm.errors import ResultsError
 from tcgemm.report import several
+from tcgemm.report.figures.several import draw_time_line
 from tcgemm.report.write import write
 
 ROW = {
@@ -131,9 +132,9 @@ def test_stamps_are_drawn_as_a_time_line_of_each_operation(folder):
     asked = {"run": "r1", "N": 8, "K": 8, "dtype": "bfloat16"}
     cases.append_stamps(folder, [
         {**asked, "op": op, "M": M, "contender": contender, "rank": rank, "what": what,
-         "piece": piece, "begin_us": 10 * piece, "end_us": 10 * piece + 5}
+         "piece": piece, "begin_us": M * piece, "end_us": M * piece + (5 if M < 32 else 500)}
         for op, kinds in (("all_gather", ("copy", "tiles")), ("reduce_scatter", ("wait", "flags")))
-        for M in (8, 16)
+        for M in (8, 24, 16, 32)
         for contender in ("overlapped/triton", "overlapped/cuda")
         for rank in (0, 1) for what in kinds for piece in (0, 1)
     ])  # fmt: skip
@@ -146,8 +147,21 @@ def test_stamps_are_drawn_as_a_time_line_of_each_operation(folder):
         for text in (*texts, "overlapped/triton", "overlapped/cuda"):
             assert text in svg
     page = (folder / "index.html").read_text()
-    assert "16×8×8 bfloat16: what each rank did" in page  # the last case
-    assert "8×8×8 bfloat16: what" not in page.replace("16×8×8", "")
+    assert page.count("24×8×8 bfloat16: what each rank did") == 2  # the longest that is seen
+    assert page.count("bfloat16: what each rank did") == 2
+
+
+def test_where_all_calls_are_long_the_shortest_is_drawn():
+    case = {"run": "r1", "op": "all_gather", "N": "8", "K": "8", "dtype": "bfloat16"}
+    stamps = [
+        {**case, "M": M, "contender": "overlapped/cuda", "rank": "0", "what": "tiles",
+         "piece": "0", "begin_us": "0", "end_us": end}
+        for M, end in (("8", "900"), ("16", "700"), ("24", "800"))
+    ]  # fmt: skip
+    guide = draw_time_line("all_gather", stamps).guide
+    assert guide.startswith("16×8×8 bfloat16: what each rank did")
+    assert "tiles: from the first block" in guide
+    assert "copy:" not in guide  # there is none
 
 
 @pytest.mark.exhaustive

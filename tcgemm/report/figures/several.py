@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ...dist.options import OPS
+from ...dist.options import ALL_GATHER, OPS
 from ..style import INK, MUTED, RC, backend_colour, line_colour
 from .picture import WIDTH, Picture, hover, save, spread
 
@@ -20,6 +20,17 @@ SLUGS = (RATIOS, *TIME_LINES.values())
 RATIOS_TITLE = "Over several GPUs: against NCCL and cuBLAS, by rows"
 KINDS = ("enter", "copy", "wait", "tiles", "flags", "leave")
 """Of work in a time line, from top to bottom."""
+MEANINGS = {
+    "enter": "waits until the peers have left an earlier call",
+    "copy": "rows on their way to the peers",
+    "wait": "the longest of a block for a piece, to the moment at which it saw the flag",
+    "tiles": "from the first block that could begin with a piece until its last tile was stored",
+    "flags": "from there until its last flag was set",
+    "leave": "tells the peers that this rank has left",
+}
+SEEN_US = 320.0
+"""The longest call that is drawn, where there is a shorter one: a kernel of a warp, about a
+microsecond, is then as wide as a line."""
 PLANNED, LIMIT, TORCH = "planned", "limit", "torch's fused"
 OURS = ("triton", "cuda")
 
@@ -112,12 +123,18 @@ def _lines(
 
 
 def draw_time_line(op: str, stamps: Sequence[Mapping[str, str]]) -> Picture:
-    """Of the file's last case of the operation: a panel for each contender, in it a row for each
-    rank and kind of work, a bar for each piece."""
+    """Of the last run's longest call in which single kernels are seen: a panel for each contender,
+    in it a row for each rank and kind of work, a bar for each piece."""
     slug, title = TIME_LINES[op], f"Over several GPUs: the time line of one {op}"
-    of = [row for row in stamps if row["op"] == op]
-    case = ("run", "op", "M", "N", "K", "dtype")
-    of = [row for row in of if all(row[name] == of[-1][name] for name in case)]
+    stamps = [row for row in stamps if row["op"] == op]
+    calls: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    for row in stamps:
+        if row["run"] == stamps[-1]["run"]:
+            case = tuple(row[name] for name in ("M", "N", "K", "dtype"))
+            calls.setdefault(case, []).append(row)
+    ends = {case: max(float(row["end_us"]) for row in rows) for case, rows in calls.items()}
+    drawn = max((end for end in ends.values() if end <= SEEN_US), default=min(ends.values()))
+    (M, N, K, dtype), of = next(each for each in calls.items() if ends[each[0]] == drawn)
     panels = list(dict.fromkeys(row["contender"] for row in of))
     ranks = sorted({int(row["rank"]) for row in of})
     kinds = [kind for kind in KINDS if any(row["what"] == kind for row in of)]
@@ -133,22 +150,24 @@ def draw_time_line(op: str, stamps: Sequence[Mapping[str, str]]) -> Picture:
                     for row in of
                     if (row["contender"], int(row["rank"]), row["what"]) == (contender, rank, kind)
                 ]
+                colour = line_colour(KINDS.index(kind))
+                # A white edge parts neighbours, and would hide what is as narrow as itself.
+                edges = ["white" if width > drawn / 100 else colour for _, width in bars]
                 ax.broken_barh(
-                    bars, (y - 0.38, 0.76), color=line_colour(KINDS.index(kind)), edgecolor="white",
-                    linewidth=0.4,
-                )  # fmt: skip
+                    bars, (y - 0.38, 0.76), color=colour, edgecolor=edges or "white", linewidth=0.4
+                )
             ax.set_yticks(range(len(places)), [f"rank {rank}: {kind}" for rank, kind in places])
             ax.set_ylim(len(places) - 0.4, -0.6)
             ax.grid(False, axis="y")
             ax.set_title(contender)
         axes[-1].set_xlabel("microseconds since the first rank began")
         svg = save(figure)
-    M, N, K, dtype = (of[-1][name] for name in case[2:])
     guide = (
         f"{M}×{N}×{K} {dtype}: what each rank did from when to when, by the clocks of its GPU, "
-        "which agree within a few microseconds. enter waits until the peers have left an earlier "
-        "call. copy: rows on their way to the peers. wait: the longest of a block for a piece, to "
-        "the moment at which it saw the flag. tiles: from the first block that could begin with a "
-        "piece until its last tile was stored; flags: from there until its last flag was set."
+        "which agree within a few microseconds. "
+        + "; ".join(f"{kind}: {MEANINGS[kind]}" for kind in kinds)
+        + "."
     )
+    if op != ALL_GATHER:
+        guide += " Copies of partial sums are not drawn, since each waits for its tiles."
     return Picture(slug, title, guide, svg)
