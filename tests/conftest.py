@@ -7,6 +7,7 @@ too, and docs/tests.md says what that is.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections import Counter, defaultdict
 from collections.abc import Generator
@@ -24,6 +25,9 @@ import workers
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     workers.begin_with_different_gpus()
+    # The Makefile means this process, which forks at every call: those that tests start begin a
+    # fifth of a second sooner without.
+    os.environ.pop("PYTHONMALLOC", None)
 if not torch.cuda.is_available():
     # torch's compiler imports triton, which reads this only then.
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -34,6 +38,12 @@ from tcgemm import dispatch
 from tcgemm.verify.calls import pairs_of
 
 workers.keep_environment()
+
+for logger in logging.Logger.manager.loggerDict.values():
+    # pytest gives its handlers to each logger that does not propagate, several times a test, and
+    # torch has forty of them.
+    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+        logger.propagate = True
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAIRS_ON_A_CPU = 2

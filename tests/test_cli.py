@@ -295,9 +295,10 @@ def test_completion_is_installed_for_bash(tmp_path):
         (("simulate", "naive", "--shape", "8x8x8"), "simulating naive"),
         (("show-kernel", "cuda/tiled"), "compiling cuda/tiled"),
         (("verify", "--kernel", "cuda/naive", "--fuzz", "1", "--no-edges"), "verifying cuda/naive"),
-        (
+        pytest.param(
             ("warm", "--gpu", "h200", "--backend", "triton", "--dtype", "float64", "--within", "1"),
             "compiling",
+            marks=pytest.mark.exhaustive,  # test_warm.py waits for what it says and stops it
         ),
     ],
 )

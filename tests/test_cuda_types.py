@@ -103,7 +103,7 @@ def test_every_wmma_shape_layout_and_storage_of_c(case, shape):
         judge(a, b, run("wmma_types", a, b, dtype_out, fusion, c.mT if c_t else c), fusion)
 
 
-@pytest.mark.spread(3, "case", at=1)
+@pytest.mark.spread(3, "case")
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_everything_fused_over_a_batch(name, case):
     dtype_in, dtype_out, compute = case
@@ -173,6 +173,7 @@ def test_integers_wrap_at_2_to_the_31(name, dtype, value):
 FLOATS = [case for case in CASES if case.values[1][1] != "int32"]
 
 
+@pytest.mark.spread(3, "case")
 @pytest.mark.parametrize(("name", "case"), FLOATS)
 def test_special_values(name, case):
     dtype_in, dtype_out, compute = case
@@ -200,7 +201,7 @@ def test_relu_keeps_nan_and_beta_0_never_reads_c(name):
     assert not c[3:].isnan().any()
 
 
-@pytest.mark.spread(3, "case", at=2)
+@pytest.mark.spread(3, "case")
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_in_place_in_a_window_of_odd_offset(name, case):
     dtype_in, dtype_out, compute = case

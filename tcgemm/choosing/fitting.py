@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import mul
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
@@ -109,11 +110,12 @@ def fit(samples: Sequence[Sample], common: Sequence[tuple[float, float]] = ()) -
         common: (constant, weight) of each term: what a constant is drawn to, so that a term of
             which the samples tell little does not get a constant from their noise.
     """
-    rows = [[term / us for term in each] for each, us in samples]
-    size = range(len(rows[0]))
-    common = common or [(0.0, 1e-6 * len(rows))] * len(size)  # keeps apart what few rows tell apart
-    products = [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
-    sums = [sum(row[i] for row in rows) for i in size]
+    columns = list(zip(*([term / us for term in each] for each, us in samples), strict=True))
+    size = range(len(columns))
+    # What is added keeps apart what few rows tell apart.
+    common = common or [(0.0, 1e-6 * len(samples))] * len(size)
+    products = [[sum(map(mul, one, other)) for other in columns] for one in columns]
+    sums = list(map(sum, columns))
     found = [to for to, _ in common]
     for _ in range(2000):  # one constant at a time
         before = list(found)
