@@ -44,7 +44,7 @@ def test_the_starter_fails_and_names_the_idea(number, tmp_path, monkeypatch):
     assert exercise.page in done.output
 
 
-# That exercise, which is compiled for a GPU as k_tail is, has a mistake in test_exercise_mistakes.py.
+# That one is compiled for a GPU as k_tail is, and test_exercise_mistakes.py makes a mistake in it.
 @pytest.mark.parametrize("number", [
     pytest.param(each.number, marks=[pytest.mark.exhaustive] if each.name == "accumulator" else [])
     for each in EXERCISES
