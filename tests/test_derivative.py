@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib import import_module
 
+import compiling
 import pytest
 import torch
 from conftest import DEVICE
@@ -318,10 +316,7 @@ print(json.dumps(found))
 
 
 def test_it_compiles_for_an_h200_and_moves_16_bytes_at_a_time():
-    done = subprocess.run(
-        [sys.executable, "-c", FOR_AN_H200], env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = compiling.run("-c", FOR_AN_H200)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == 8
