@@ -172,7 +172,7 @@ def derivatives(monkeypatch):
     return made
 
 
-@pytest.mark.spread(4, "dtype", "shape", "epilogue", "backend")
+@pytest.mark.spread(5, "dtype", "shape", "epilogue", "backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(20, 24), (2, 10, 24)])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)

@@ -66,7 +66,7 @@ def test_the_whole_ladder_has_launchers_and_what_takes_every_type():
             assert {"alpha", "beta", "bias", "gelu", "batch"} <= set(row.fuses)
 
 
-@pytest.mark.spread(3, "name", "layout")
+@pytest.mark.spread(5, "name", "layout")
 @needs_nvrtc
 @pytest.mark.parametrize("layout", ["nn", *(
     pytest.param(layout, marks=pytest.mark.exhaustive) for layout in ("nt", "tn", "tt")

@@ -121,7 +121,7 @@ def fit(samples: Sequence[Sample], common: Sequence[tuple[float, float]] = ()) -
         before = list(found)
         for i, (to, weight) in enumerate(common):
             if of := products[i][i] + weight:
-                off = sums[i] - sum(products[i][j] * found[j] for j in size)
+                off = sums[i] - sum(map(mul, products[i], found))
                 found[i] = max(0.0, found[i] + (off + weight * (to - found[i])) / of)
         if max(abs(new - old) for new, old in zip(found, before, strict=True)) < 1e-7:
             break
