@@ -7,6 +7,7 @@ too, and docs/tests.md says what that is.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections import Counter, defaultdict
 from collections.abc import Generator
@@ -24,14 +25,25 @@ import workers
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     workers.begin_with_different_gpus()
+    # The Makefile means this process, which forks at every call: those that tests start begin a
+    # fifth of a second sooner without.
+    os.environ.pop("PYTHONMALLOC", None)
 if not torch.cuda.is_available():
     # torch's compiler imports triton, which reads this only then.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from tcgemm.cuda_ref.build import toolchain
 
 from tcgemm import dispatch
 from tcgemm.verify.calls import pairs_of
 
 workers.keep_environment()
+
+for logger in logging.Logger.manager.loggerDict.values():
+    # pytest gives its handlers to each logger that does not propagate, several times a test, and
+    # torch has forty of them.
+    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+        logger.propagate = True
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAIRS_ON_A_CPU = 2
@@ -117,28 +129,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             parameters.append(pytest.param(row, id=row.full_name, marks=marks))
             continue
         turn = number + sum(map(ord, metafunc.function.__name__))
-        for pair, exhaustive in drawn_pairs(list(pairs_of(row)), number, turn):
+        for pair, exhaustive in drawn_pairs(list(pairs_of(row)), number, turn, built_by_type(row)):
             name = f"{row.full_name}-{'-'.join(pair)}"
             of_pair = [*marks, pytest.mark.exhaustive] if exhaustive else marks
             parameters.append(pytest.param(row, pair, id=name, marks=of_pair))
     metafunc.parametrize(("row", "pair") if with_pairs else "row", parameters)
 
 
+def built_by_type(row: dispatch.Kernel) -> bool:
+    """Whether each type of A and B is a build of its own here, and the kernel is not there for its
+    types as wmma_types and wgmma_types are, which are built by how they sum, too."""
+    if DEVICE != "cpu" or row.backend != "cuda":
+        return False
+    macros = toolchain.built_by_case(toolchain.source(row.name))
+    return "TCGEMM_IN" in macros and "TCGEMM_COMPUTE" not in macros
+
+
 def drawn_pairs(
-    pairs: list[tuple[str, ...]], number: int, turn: int
+    pairs: list[tuple[str, ...]], number: int, turn: int, built_by_type: bool = False
 ) -> list[tuple[tuple[str, ...], bool]]:
     """The type pairs of kernel ``number`` that a test tries on this device, and which are
     exhaustive.
 
     On a GPU all of them. On a CPU, which takes its time, PAIRS_ON_A_CPU of them, others from
     ``turn`` to turn. ``make test`` keeps one of these at every third turn, so that of three tests
-    a kernel passes one. What it keeps is the kernel's first pair or one other: each pair of
-    types is a build for many CUDA kernels, and other tests are there for types.
+    a kernel passes one. What it keeps is the kernel's first pair or one other, and always the
+    first where another is ``built_by_type``: other tests are there for types.
     """
     if DEVICE != "cpu":
         return [(pair, False) for pair in pairs]
     usual = (pairs[0], pairs[1 + number % (len(pairs) - 1)] if len(pairs) > 1 else pairs[0])
-    kept = usual[turn // 3 % 2]
+    kept = usual[0 if built_by_type else turn // 3 % 2]
     others = [pair for pair in pairs if pair != kept]
     others = others[turn % len(others) :][: PAIRS_ON_A_CPU - 1] if others else []
     return [(kept, turn % 3 != 0), *((pair, True) for pair in others)]

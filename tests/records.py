@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import compiling
 from tcgemm.cuda_ref.build import inspection, toolchain
 
 compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
@@ -166,14 +166,8 @@ def triton_digests(requests: Sequence[Any]) -> list[str]:
     """
     new = [request for request in requests if repr(request) not in _digests]
     if new:
-        child = subprocess.run(
-            [sys.executable, str(Path(__file__).parent / "triton_digests.py")],
-            input=json.dumps([asdict(request) for request in new]),
-            env={**os.environ, "TRITON_INTERPRET": "0"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        program = str(Path(__file__).parent / "triton_digests.py")
+        child = compiling.run(program, given=json.dumps([asdict(request) for request in new]))
         if child.returncode:
             raise RuntimeError(f"Triton gives no digests of {len(new)} kernels:\n{child.stderr}")
         digests = json.loads(child.stdout.splitlines()[-1])

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 KERNEL = '''
@@ -122,7 +124,8 @@ def test_two_files_make_a_cuda_specialist_with_plan_and_cost(tmp_path):
     run(site, tmp_path, CUDA_LIBRARY)
 
 
-def test_two_files_and_a_name_make_a_triton_kernel(tmp_path):
+def with_a_triton_kernel(tmp_path):
+    """A copy of the project with two files more, and their name in the list of rungs."""
     site = copy_of_the_project(tmp_path)
     package = site / "tcgemm" / "triton_kernels"
     (package / "rungs" / "brought_along.py").write_text(KERNEL)
@@ -130,10 +133,18 @@ def test_two_files_and_a_name_make_a_triton_kernel(tmp_path):
     order = (package / "__init__.py").read_text()
     assert order.count('    "shapes.skinny",') == 1
     (package / "__init__.py").write_text(order.replace('    "shapes.skinny",', NAME))
-    results = str(tmp_path / "results")
+    return site
 
+
+def test_two_files_and_a_name_make_a_triton_kernel(tmp_path):
+    run(with_a_triton_kernel(tmp_path), tmp_path, LIBRARY)
+
+
+@pytest.mark.exhaustive  # test_own_kernel.py has a user's kernel benched and reported
+def test_it_is_benched_and_reported(tmp_path):
+    results = str(tmp_path / "results")
     case = ["--backend", "triton", "--kernel", "brought_along", "--shape", "32x40x24"]
-    run(site, tmp_path, LIBRARY + AS_MAIN, *case, results)
+    run(with_a_triton_kernel(tmp_path), tmp_path, LIBRARY + AS_MAIN, *case, results)
     rows = (tmp_path / "results" / "results.csv").read_text()
     assert "brought_along,yes,BLOCK_M=48" in rows
     assert ",ok," in rows

@@ -79,7 +79,8 @@ def start_of(backend, epilogue, aux, tensors):
     return dispatch.load(backend, row.name).bind(a, b, c, fusion, **row.plan(problem))
 
 
-@pytest.mark.spread(4, "epilogue", "aux", "dtype", "backend")
+# In CUDA where Z is read as well: test_aux_cuda.py.
+@pytest.mark.spread(7, "epilogue", "aux", "dtype", "backend", at=1)
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("aux", ["write", "read"])

@@ -87,7 +87,7 @@ WAYS = [
 
 
 @needs_gxx
-@pytest.mark.spread(5, "tile", "aux", "dtype", at=1)
+@pytest.mark.spread(6, "tile", "aux", "dtype")
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("aux", ["write", "read"])
 @pytest.mark.parametrize("tile", [IN_TURNS, WIDE, ONE_BUFFER, THREE_BUFFERS, SMALL], ids=ids)

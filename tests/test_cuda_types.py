@@ -91,7 +91,7 @@ def test_both_checks_at_the_edges(name, case):
         assert verdict.ok, (M, N, K, layout, verdict.reason)
 
 
-@pytest.mark.spread(2, "case")
+@pytest.mark.spread(5, "case")
 @pytest.mark.parametrize(("case", "shape"), SHAPED)
 def test_every_wmma_shape_layout_and_storage_of_c(case, shape):
     dtype_in, dtype_out, compute = case
@@ -103,7 +103,7 @@ def test_every_wmma_shape_layout_and_storage_of_c(case, shape):
         judge(a, b, run("wmma_types", a, b, dtype_out, fusion, c.mT if c_t else c), fusion)
 
 
-@pytest.mark.spread(3, "case", at=1)
+@pytest.mark.spread(3, "case")
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_everything_fused_over_a_batch(name, case):
     dtype_in, dtype_out, compute = case
@@ -140,7 +140,7 @@ def test_scales(dtype, scales, c_t):
     judge(a, b, run("naive", a, b, "float32", fusion, c.mT if c_t else c), fusion)
 
 
-@pytest.mark.spread(4, "case", "check")
+@pytest.mark.spread(7, "case", "check")
 @pytest.mark.parametrize("check", ["forward", "reverse", "random:7"])
 @pytest.mark.parametrize(("case", "shape"), SHAPED)
 def test_nothing_is_found_in_any_order(case, shape, check):
@@ -173,6 +173,7 @@ def test_integers_wrap_at_2_to_the_31(name, dtype, value):
 FLOATS = [case for case in CASES if case.values[1][1] != "int32"]
 
 
+@pytest.mark.spread(3, "case")
 @pytest.mark.parametrize(("name", "case"), FLOATS)
 def test_special_values(name, case):
     dtype_in, dtype_out, compute = case
@@ -200,7 +201,7 @@ def test_relu_keeps_nan_and_beta_0_never_reads_c(name):
     assert not c[3:].isnan().any()
 
 
-@pytest.mark.spread(3, "case", at=2)
+@pytest.mark.spread(3, "case")
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_in_place_in_a_window_of_odd_offset(name, case):
     dtype_in, dtype_out, compute = case

@@ -49,7 +49,7 @@ def near_torch_s(above, z, below, epilogue, total):
 
 
 @needs_gxx
-@pytest.mark.spread(3, "types", "epilogue", "case")
+@pytest.mark.spread(7, "types", "epilogue", "case")
 @pytest.mark.parametrize("order", ["reverse", "random:3"])
 @pytest.mark.parametrize(
     "case",

@@ -100,16 +100,22 @@ def written(tmp_path, exercise, kind, changes):
 
 FIRST = {mistake.partition(",")[0]: mistake for mistake in reversed(MISTAKES)}
 """Exercise -> the mistake that ``make test`` makes in it; test_exercises.py checks its solution."""
+COMPILED_THERE = "k_tail"
+"""Compiled for a GPU as the accumulator is: of these two one is right and one has a mistake in
+``make test``."""
 
 
 def test_each_exercise_has_a_mistake_but_where_the_starter_is_kept():
     assert [each.name for each in EXERCISES if each.name not in FIRST] == [EXERCISES[-1].name]
 
 
+IN_MAKE_TEST = {mistake for exercise, mistake in FIRST.items() if exercise != COMPILED_THERE}
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
-        pytest.param(each, marks=[pytest.mark.exhaustive] if each not in FIRST.values() else [])
+        pytest.param(each, marks=[] if each in IN_MAKE_TEST else [pytest.mark.exhaustive])
         for each in MISTAKES
     ],
 )

@@ -54,22 +54,22 @@ def product(a, b, c):
     return report
 
 
-@pytest.mark.spread(4, "shape")
+@pytest.mark.spread(7, "shape", "layout")
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_right_wherever_rows_begin(shape):
+def test_right_wherever_rows_begin(shape, layout):
     M, N, K = shape
-    for layout in ("nn", "nt", "tn", "tt"):
-        for place in PLACES:
-            for fill in (integers, torch.randn):
-                a = among_nan(M, K, layout[0] == "t", fill, *place)
-                b = among_nan(K, N, layout[1] == "t", fill, *place)
-                c = torch.empty(M, N, dtype=BF16)
-                assert find("cuda", "gemv").why_not(problem_of(a, b, c)) is None
-                product(a, b, c)
-                if fill is integers:
-                    assert torch.equal(c, (a.double() @ b.double()).to(BF16)), (layout, place)
-                else:
-                    assert accuracy.error_ratio(a, b, c) < 1, (layout, place)
+    for place in PLACES:
+        for fill in (integers, torch.randn):
+            a = among_nan(M, K, layout[0] == "t", fill, *place)
+            b = among_nan(K, N, layout[1] == "t", fill, *place)
+            c = torch.empty(M, N, dtype=BF16)
+            assert find("cuda", "gemv").why_not(problem_of(a, b, c)) is None
+            product(a, b, c)
+            if fill is integers:
+                assert torch.equal(c, (a.double() @ b.double()).to(BF16)), place
+            else:
+                assert accuracy.error_ratio(a, b, c) < 1, place
 
 
 @pytest.mark.spread(2, "columns")

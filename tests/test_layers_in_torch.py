@@ -172,6 +172,7 @@ def test_forward_mode_of_all_directions_at_once(epilogue):
     )
 
 
+@pytest.mark.spread(2, "epilogue", "backend")
 @pytest.mark.parametrize("backend", ["cublas", "triton"])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
 def test_compiled_autograd_makes_one_graph_of_the_backward_pass(epilogue, backend):

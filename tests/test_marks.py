@@ -13,6 +13,8 @@ import conftest
 import pytest
 import workers
 
+from tcgemm import dispatch
+
 SPREADS = ((2, (8, 2), 0), (4, (9, 3, 4), 1))
 """n, how many values each parameter has, the place that is kept."""
 
@@ -72,6 +74,21 @@ def test_a_cpu_tries_each_pair_over_the_tests_and_keeps_two_at_every_third_turn(
         if not exhaustive
     }
     assert of_kernels == set(pairs[1:] or pairs)
+
+
+def test_of_a_kernel_that_is_built_by_type_the_first_pair_is_kept(monkeypatch):
+    monkeypatch.setattr(conftest, "DEVICE", "cpu")
+    pairs = [(str(i),) for i in range(4)]
+    every, kept = set(), []
+    for turn in range(60):
+        drawn = conftest.drawn_pairs(pairs, 7, turn, built_by_type=True)
+        every.update(pair for pair, _ in drawn)
+        kept += [pair for pair, exhaustive in drawn if not exhaustive]
+    assert every == set(pairs)
+    assert kept == [pairs[0]] * 20
+    rows = {row.name for row in dispatch.ladder("cuda") if conftest.built_by_type(row)}
+    assert rows >= {"skinny", "stream_k", "small", "one_wave", "wgmma_persistent"}
+    assert not rows & {"naive", "gemv", "wmma_types", "wgmma_types"}
 
 
 def test_a_gpu_takes_all_pairs(monkeypatch):

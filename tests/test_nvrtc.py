@@ -66,7 +66,7 @@ def test_the_whole_ladder_has_launchers_and_what_takes_every_type():
             assert {"alpha", "beta", "bias", "gelu", "batch"} <= set(row.fuses)
 
 
-@pytest.mark.spread(3, "name", "layout")
+@pytest.mark.spread(5, "name", "layout")
 @needs_nvrtc
 @pytest.mark.parametrize("layout", ["nn", *(
     pytest.param(layout, marks=pytest.mark.exhaustive) for layout in ("nt", "tn", "tt")
@@ -145,7 +145,7 @@ CASES = [
     for pair in TYPES
     if dispatch.find("cuda", name).takes_types(*pair)
 ]
-QUICK = {("wmma_any", TYPES[0]), ("naive", TYPES[3]), ("mma_multistage", TYPES[2])}
+QUICK = {("naive", TYPES[0]), ("wmma_any", TYPES[2]), ("mma_multistage", TYPES[2])}
 
 
 def test_every_type_of_a_rung_of_everything_is_tried():
@@ -261,7 +261,7 @@ def launch_of(name, a, b, c, sms=132):
     return launcher.launch(Product.of(a, b, c), constants, sms)
 
 
-@pytest.mark.spread(2, "name")
+@pytest.mark.spread(3, "name")
 @needs_nvrtc
 @pytest.mark.parametrize("name", RUNGS)
 def test_the_launch_is_the_one_of_the_source(name):

@@ -53,7 +53,7 @@ SHAPES = [(1, 1, 1), (1, 257, 72), (33, 64, 1100), (64, 65, 64), (65, 63, 136), 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_right_at_the_edges_and_nothing_found(shape, thorough):
-    pairs = PAIRS if thorough else PAIRS[:2]  # each is a build
+    pairs = PAIRS if thorough else PAIRS[1:3]  # each is a build
     for i, (layout, turned) in enumerate(itertools.product(LAYOUTS, [False, True])):
         pair = pairs[(i + i // len(LAYOUTS)) % len(pairs)]
         check(simulator.source_of("one_wave"), shape, layout, pair, turned)
@@ -93,7 +93,7 @@ def of_tile(block_m, block_n, divides, stages=4):
     }
 
 
-@pytest.mark.spread(3, "build")
+@pytest.mark.spread(4, "build")
 @pytest.mark.parametrize("build", BUILDS, ids=str)
 def test_right_in_every_tile(build, tmp_path):
     block_m, block_n, divides, out = build
@@ -120,7 +120,7 @@ CLUSTERS = [
 ]
 
 
-@pytest.mark.spread(6, "build", "order")
+@pytest.mark.spread(10, "build", "order", at=8)
 @pytest.mark.parametrize("order", ["forward", "random:3", "late:4"])
 @pytest.mark.parametrize("build", CLUSTERS, ids=str)
 def test_right_in_every_cluster(build, order, tmp_path):
@@ -141,23 +141,23 @@ def test_right_in_every_cluster(build, order, tmp_path):
 @pytest.mark.parametrize("order", ["reverse", "random:5"])
 def test_no_order_of_threads_shows(order):
     source = simulator.source_of("one_wave")
-    check(source, (70, 130, 1100), "nt", (F16, F32), order=order)
+    check(source, (70, 130, 1100), "nt", (BF16, F32), order=order)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_what_follows_the_product_is_fused(activation):
     """alpha, beta, bias and an activation, with C by rows and by columns."""
     torch.manual_seed(0)
-    a, b = torch.randn(70, 72, dtype=BF16), torch.randn(136, 72, dtype=BF16).mT
-    c, bias = torch.randn(70, 136, dtype=BF16), torch.randn(136, dtype=BF16)
+    a, b = torch.randn(70, 72, dtype=F16), torch.randn(136, 72, dtype=F16).mT
+    c, bias = torch.randn(70, 136, dtype=F16), torch.randn(136, dtype=F16)
     act = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[activation]
     exact = act(0.5 * (a.double() @ b.double()) - 2 * c.double() + bias.double())
-    for out in (torch.empty(70, 136, dtype=BF16), torch.empty(136, 70, dtype=BF16).mT):
+    for out in (torch.empty(70, 136, dtype=F16), torch.empty(136, 70, dtype=F16).mT):
         got = tcgemm.gemm(
             a, b, c, alpha=0.5, beta=-2.0, bias=bias, epilogue=activation, out=out,
             backend="cuda", kernel="one_wave",
         )  # fmt: skip
-        assert torch.allclose(got.double(), exact, rtol=2**-7, atol=2**-7)
+        assert torch.allclose(got.double(), exact, rtol=2**-10, atol=2**-10)
 
 
 def problem(M, N, K, layout="nn", **changes):

@@ -23,7 +23,8 @@ from tcgemm.bench.store import COLUMNS
 from tcgemm.errors import ResultsError
 from tcgemm.report import figures, markdown, style
 from tcgemm.report import write as report_write
-from tcgemm.report.derive import CASE, DERIVED, best, derive, why_empty
+from tcgemm.report.answer import answer
+from tcgemm.report.derive import CASE, DERIVED, best, derive, plain, why_empty
 from tcgemm.report.figures.published_times import _same_gpu
 from tcgemm.report.folder import facts, load
 from tcgemm.report.headline import headline, sentence
@@ -68,8 +69,9 @@ def table(*rows, gpu=H200):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A reports folder with an H200, an A100 and a CPU run, reported once."""
+def made(tmp_path_factory, thorough):
+    """A reports folder with an H200, an A100 and a CPU run, reported once. The A100's own figures
+    are drawn with ``--all``: they take seconds."""
     root = tmp_path_factory.mktemp("made")
     reports = root / "reports"
     write(reports / "nvidia-h200", H200, shapes=FEW, layouts=("nn",), data=("zeros",))
@@ -78,7 +80,19 @@ def made(tmp_path_factory):
     readme = root / "README.md"
     readme.write_text(f"# x\n\n{markdown.BEGIN}\nold\n{markdown.END}\n\nafter\n")
     names = ("nvidia-h200", "nvidia-a100", "cpu")
-    done = report_write.write([reports / n for n in names], readme=readme)
+    drawn = report_write.draw_all
+
+    def draw(name, table, gpu):
+        if thorough or "A100" not in name:
+            return drawn(name, table, gpu)
+        # The project's README shows the first.
+        first = figures.draw_answer([answer(name, plain(table))])
+        left = [slug for slug in figures.SLUGS if slug != first.slug]
+        return [first, *(figures.Picture(slug, slug, "It is left out.", None) for slug in left)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_write, "draw_all", draw)
+        done = report_write.write([reports / n for n in names], readme=readme)
     return root, done
 
 

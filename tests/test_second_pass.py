@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 
+import compiling
 import pytest
 from tcgemm.cuda_ref.build import toolchain
 
@@ -24,8 +23,8 @@ open(sys.argv[1], "wb").write(kernel.warmup(*args, grid=grid, **constants).asm["
 @pytest.mark.skipif(toolchain.find_cuobjdump() is None, reason="needs cuobjdump")
 def test_it_asks_for_eight_parts_before_it_adds_the_first(tmp_path):
     cubin = tmp_path / "add.cubin"
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    subprocess.run([sys.executable, "-c", COMPILED, str(cubin)], env=environment, check=True)
+    done = compiling.run("-c", COMPILED, str(cubin))
+    assert done.returncode == 0, done.stderr
     tool = str(toolchain.find_cuobjdump()[0])
     text = subprocess.run([tool, "-sass", str(cubin)], capture_output=True, text=True).stdout
     opcodes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?\s*([A-Z]+)", text, re.M)

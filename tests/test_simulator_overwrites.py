@@ -31,6 +31,7 @@ def test_a_stores_source_is_left_alone_until_its_issuer_has_waited():
     assert (found, c.tolist()) == ([], [[1.0] * 4])
 
 
+@pytest.mark.spread(2, "order", "writer", "cluster")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("writer", [0, 10], ids=["issuer", "another"])
 @pytest.mark.parametrize("cluster", [2, 3, 5])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
+import compiling
 import pytest
 import torch
 
@@ -27,11 +25,7 @@ that no table has, and few steps have four stages: 370."""
 
 
 def child(*command):
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = compiling.run(*command)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -138,7 +138,7 @@ def test_the_ring_fits_shared_memory_and_no_stage_is_left_out(tile):
     assert (consumers == 2) >= tile.PINGPONG
 
 
-@pytest.mark.spread(3, "tile")
+@pytest.mark.spread(4, "tile")
 @pytest.mark.parametrize("tile", tiles.TILES, ids=IDS)
 def test_each_tile_is_right_and_nothing_is_found(tile, tmp_path):
     """Several tiles a block, edges on both sides, an odd number of steps along K."""

@@ -144,7 +144,7 @@ def _seed() -> None:
     torch.manual_seed(2)
 
 
-@pytest.mark.spread(4, "size", "name")
+@pytest.mark.spread(7, "size", "name")
 @pytest.mark.parametrize("size", EDGES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("name", RUNGS)
 def test_edge_sizes(name, size):
@@ -159,7 +159,7 @@ def test_edge_sizes(name, size):
     assert_outside_untouched(c)
 
 
-@pytest.mark.spread(4, "pair", "layout", "name")
+@pytest.mark.spread(8, "pair", "layout", "name")
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}".replace("torch.", ""))
 @pytest.mark.parametrize("layout", [x + y for x, y in itertools.product(LAYOUTS, "nt")])
 @pytest.mark.parametrize("name", RUNGS)
@@ -196,7 +196,7 @@ def assert_every_tile(name, M, N, K):
     assert torch.equal(c.cpu(), a.float().cpu() @ b.float().cpu())
 
 
-@pytest.mark.spread(2, "steps", "name")
+@pytest.mark.spread(4, "steps", "name")
 @pytest.mark.parametrize("steps", [31, 32, 33, 95, 96, 97, 128])
 @pytest.mark.parametrize("name", RUNGS)
 def test_k_around_the_stages(name, steps):

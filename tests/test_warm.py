@@ -141,6 +141,7 @@ def test_the_products_cover_types_layouts_and_what_is_fused():
     assert {p.dtype_in for p in only} == {"int8"}
 
 
+@pytest.mark.exhaustive  # which those are: the test above
 def test_a_shape_that_is_not_among_them_is_mostly_compiled_all_the_same():
     """What the plans of 300 shapes of another seed need, of 16 bits, on the CPU's plans of CUDA."""
     from tcgemm.bench.drawn import drawn_cases

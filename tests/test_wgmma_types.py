@@ -211,6 +211,7 @@ def test_each_tiling_that_python_plans_is_one_that_the_launcher_has(kind):
     assert types.TILINGS[kind][0].rate == 100
 
 
+@pytest.mark.spread(2, "N", "K")
 @pytest.mark.parametrize("K", [64, 250])
 @pytest.mark.parametrize("N", [1024, 1001])
 def test_ping_pong_waits_for_the_last_warp(N, K):
