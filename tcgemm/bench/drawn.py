@@ -39,6 +39,8 @@ FITTED: dict[int, str] = {
         (513, 514, 515, 611, 612, 613), "one_wave's clusters, and the model that chooses"
     ),
     **dict.fromkeys((516, 517, 518), "the order of tiles, and when wgmma_persistent pairs blocks"),
+    519: "what CUDA's small and one_wave cost, by their own models",
+    520: "the same",
     610: "the same as of 507",
     **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
