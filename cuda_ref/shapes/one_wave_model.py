@@ -49,16 +49,17 @@ OUTSIDE = 1.26  # steps of tiles with boxes that are partly outside, beside othe
 BETWEEN_LINES = 1.31  # what a row-major B is asked for by tiles that begin within lines of the L2
 
 # Of rows that begin within lines of the L2 (reports/nvidia-h200/trials/races.csv): steps of a
-# block, what each block that asks for the same line adds to a step, clusters by their blocks, and
-# the kernel that adds partial sums, which takes longer with each part.
-SPLIT_STEP = 1.15
+# block, what each row of a box adds to them, which is two lines and in a cluster asked for by one
+# of the blocks that share it, what each block that asks for the same line adds to a step, clusters
+# by their blocks, and the kernel that adds partial sums, which takes longer with each part.
+SPLIT_STEP = 1.05
+ROW_US = 0.0004
 ASKER_US = 0.0023
 SPLIT_CLUSTER_US = {1: 0.0, 2: 0.5, 4: 0.8, 8: 0.88}
 SPLIT_SECOND_US = 2.0
 PART_US = 0.07
 
-BLOCK_US = 0.004  # by which each block makes the kernel begin later, of such rows,
-EACH_ASKER_US = 0.002  # and what each that asks for the same line adds to a step in any case
+EACH_ASKER_US = 0.002  # what each that asks for the same line adds to a step in any case
 
 SHORT_ROWS_PER_US = 12.6e3  # of A, shorter than half a line, that all blocks ask for, and
 SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does
@@ -80,10 +81,11 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     own, same, start = steps * STEP[block_m, block_n], 0.0, 0.0
     if splits_lines(problem):
         asked *= SPLIT_LINES
-        own *= SPLIT_STEP
+        rows = min(block_m, M) / a_peers + whole_panels(block_n) / b_peers
+        own = own * SPLIT_STEP + steps * rows * ROW_US
         askers = max(tiles / size for tiles, size in sides(config, problem))
         same = steps * askers * SPLIT_LINES * ASKER_US
-        start = BLOCK_US * blocks + EACH_ASKER_US * steps * askers
+        start = EACH_ASKER_US * steps * askers
     elif block_m < M and M % (block_m // a_peers):
         own *= OUTSIDE
     memory = 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US

@@ -65,11 +65,9 @@ class Staged(NamedTuple):
     stages: int
     """At most, in shared memory."""
     start: float
-    """Before the first load and after the last store."""
-    trip: float
-    """The first stage's way from memory."""
+    """Before the first load, the first stage's way from memory, and after the last store."""
     stage: float
-    """Each further one's."""
+    """Each further stage's way."""
     issue: float
     """An SM's instructions for a stage of one block."""
     store: float
@@ -78,14 +76,18 @@ class Staged(NamedTuple):
     """A cluster's barriers, beside PART_US for each of its blocks; None where K is whole always."""
 
 
-BY_UNITS = Staged(BLOCK, 8, 64, 128, 8, 8, 1.15, 0.64, 0.24, 0.24, 0.04, 0.75)
-BY_WIDE_UNITS = Staged(WIDE, 8, 64, 128, 6, 8, 1.6, 0.82, 0.41, 0.14, 0.24, None)
+BY_UNITS = Staged(BLOCK, 8, 64, 128, 8, 8, 1.78, 0.25, 0.22, 0.1, 0.67)
+BY_WIDE_UNITS = Staged(WIDE, 8, 64, 128, 6, 8, 1.97, 0.41, 0.35, 0.0, None)
 """Of 16 bytes, by cp.async."""
 
-BY_ELEMENTS = Staged(BLOCK, 1, 64, 256, 3, 2, 1.65, 0.82, 0.68, 0.45, 0.37, 0.75)
-BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 2, 1.65, 0.82, 0.82, 0.38, 0.44, 0.75)
-"""By way of registers. Read off products timed behind a foreign kernel, as those above
+BY_ELEMENTS = Staged(BLOCK, 1, 64, 256, 3, 2, 2.04, 0.63, 0.43, 0.25, 1.08)
+BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 2, 2.04, 0.79, 0.45, 0.21, 1.08)
+"""By way of registers. Fitted to products timed behind a foreign kernel, as those above
 (docs/lab/cuda_small.md)."""
+
+BESIDE = 4
+"""The power of the mean of what goes on at once: of two that take the same time, both take 1.19
+times as long."""
 
 
 def vector(problem: Any) -> int:
@@ -156,15 +158,16 @@ def fastest(problem: Any, sms: int) -> tuple[Staged | None, int, float]:
 
 
 def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
-    """Microseconds where operands are staged: trips to memory one after the other, or what an SM
-    has to do for all of its blocks, or memory."""
+    """Microseconds where operands are staged: trips to memory after the first one, what an SM has
+    to do for all of its blocks, and memory, each in part beside the others."""
     blocks = tiles(problem, way.tile) * splits
     stages = ceil_div(max(1, ceil_div(problem.K, way.depth)), splits)
     stage_kb = 2 * way.tile * way.depth * 2 / 1024  # of A and of B, 2 bytes an element
     resident = max(1, min(way.blocks, int(SHARED_KB // (stage_kb * min(stages, way.stages) + 1))))
-    trips = ceil_div(blocks, resident * sms) * (way.trip + (stages - 1) * way.stage)
+    trips = ceil_div(blocks, resident * sms) * (stages - 1) * way.stage
     issued = blocks / sms * (stages * way.issue + way.store)
-    body = max(trips, issued, problem.batch * memory_us(problem))
+    limits = (trips, issued, problem.batch * memory_us(problem))
+    body = sum(limit**BESIDE for limit in limits) ** (1 / BESIDE)
     there = min(1.0, problem.M / way.tile) * min(1.0, problem.N / way.tile)  # of a tile
     exchange = (way.exchange or 0.0) + splits * PART_US * there
     return way.start + body + exchange * (splits > 1)

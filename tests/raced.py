@@ -1,0 +1,61 @@
+"""Races of all plans of a kernel (reports/nvidia-h200/trials/races.csv), beside the plan taken."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+from tcgemm.cuda_ref.shapes.one_wave import TUNING
+
+from tcgemm.dispatch import find
+from tcgemm.problem import Problem
+
+RACES = Path(__file__).parents[1] / "reports/nvidia-h200/trials/races.csv"
+
+
+@cache
+def _races():
+    """(tree, problem, kernel) of CUDA -> (settings, microseconds) of each plan."""
+    cases = defaultdict(list)
+    with RACES.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["backend"] == "cuda" and row["config"]:
+                problem = Problem.stored(
+                    *(int(row[x]) for x in "MNK"), row["dtype"], row["dtype"], row["layout"],
+                    device="cuda", capability=(9, 0),
+                )  # fmt: skip
+                words = (word.split("=") for word in row["config"].split())
+                settings = {name: int(value) for name, value in words}
+                if row["kernel"] == "one_wave":
+                    settings = TUNING.newer(settings)
+                cases[row["tree"], problem, row["kernel"]].append((settings, float(row["us"])))
+    return dict(cases)
+
+
+def losses(kernel, trees=()):
+    """What the kernel's plan takes over its fastest raced one, of each race with several plans.
+
+    Args:
+        trees: whose races; by default all.
+    """
+    found = []
+    row = find("cuda", kernel)
+    for (tree, problem, name), plans in _races().items():
+        if (
+            name != kernel
+            or len(plans) < 2
+            or row.why_not(problem)
+            or (trees and tree not in trees)
+        ):
+            continue
+        plan = row.plan(problem)
+        mine = [
+            us
+            for settings, us in plans
+            if all(plan[each] == value for each, value in settings.items() if each in plan)
+        ]
+        if mine:
+            found.append(min(mine) / min(us for _, us in plans))
+    return found
