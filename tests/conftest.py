@@ -152,17 +152,17 @@ def drawn_pairs(
     exhaustive.
 
     On a GPU all of them. On a CPU, which takes its time, PAIRS_ON_A_CPU of them, others from
-    ``turn`` to turn. ``make test`` keeps one of these at every third turn, so that of three tests
+    ``turn`` to turn. ``make test`` keeps one of these at every fourth turn, so that of four tests
     a kernel passes one. What it keeps is the kernel's first pair or one other, and always the
     first where another is ``built_by_type``: other tests are there for types.
     """
     if DEVICE != "cpu":
         return [(pair, False) for pair in pairs]
     usual = (pairs[0], pairs[1 + number % (len(pairs) - 1)] if len(pairs) > 1 else pairs[0])
-    kept = usual[0 if built_by_type else turn // 3 % 2]
+    kept = usual[0 if built_by_type else turn // 4 % 2]
     others = [pair for pair in pairs if pair != kept]
     others = others[turn % len(others) :][: PAIRS_ON_A_CPU - 1] if others else []
-    return [(kept, turn % 3 != 0), *((pair, True) for pair in others)]
+    return [(kept, turn % 4 != 0), *((pair, True) for pair in others)]
 
 
 @pytest.fixture

@@ -345,5 +345,6 @@ def check_compiled(rank):
         torch.testing.assert_close(parameter.grad, gradient)
 
 
+@pytest.mark.exhaustive  # test_layers_in_torch.py compiles layers
 def test_the_pair_of_layers_compiles_in_one_piece(pair):
     pair(check_compiled)

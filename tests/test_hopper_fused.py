@@ -98,7 +98,7 @@ def built_for(tile, dtype, out, tmp_path_factory):
     return source
 
 
-@pytest.mark.spread(7, "way", "tile")
+@pytest.mark.spread(14, "way", "tile")
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize(
     ("tile", "out", "order"),

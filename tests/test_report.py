@@ -295,6 +295,7 @@ def test_spread_leaves_free_labels_alone():
     assert figures.spread([1.0, 5.0, 9.0], 1.0, 0.0, 10.0) == pytest.approx([1.0, 5.0, 9.0])
 
 
+@pytest.mark.exhaustive  # the committed reports draw nearly all of them
 def test_every_figure_is_drawn_for_a_full_folder(made):
     root, _ = made
     found = {p.stem for p in (root / "reports/nvidia-h200/figures").glob("*.svg")}

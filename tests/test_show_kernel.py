@@ -295,6 +295,7 @@ def test_reads_of_nothing_are_no_loads():
     assert compile_only.opcodes(line.replace("@!PT", "@!P0")) == {"LDS": 1}
 
 
+@pytest.mark.exhaustive  # test_show_kernel.py shows stages of both compilers besides
 @pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
     reason="needs nvcc and cuobjdump",

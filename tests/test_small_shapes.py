@@ -51,7 +51,7 @@ def problem(M=16, N=4096, K=4096, layout="nn", **changes):
     return dataclasses.replace(asked, **changes)
 
 
-@pytest.mark.spread(6, "name", "shape")
+@pytest.mark.spread(9, "name", "shape")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_right_at_the_edges_and_nothing_found(name, shape, thorough):

@@ -100,6 +100,7 @@ def test_divided_over_two_ranks_it_learns_the_same(tmp_path):
         assert max(abs(x - y) for x, y in zip(found[name], found["one"], strict=True)) < 1e-3
 
 
+@pytest.mark.exhaustive  # test_it_runs_as_it_is_shipped trains once
 def test_contenders_in_turns_see_the_same_data(tmp_path):
     script = EXAMPLE.parent.parent / "scripts" / "train_in_turns.py"
     asked = ["--tiny", "--steps", "4", "--turn", "2", "--kernels", "torch", "cublas"]

@@ -379,6 +379,7 @@ def test_texts_come_when_asked_for():
     assert "tt.dot" in built.assembly["ttgir"] or "warp_group_dot" in built.assembly["ttgir"]
 
 
+@pytest.mark.exhaustive  # other tests read what this one compiles for
 @pytest.mark.spread(2, "capability")
 @pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
 def test_a_kernel_for_another_assembler_is_read(capability):

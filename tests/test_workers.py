@@ -83,7 +83,7 @@ def fails_in_its_own_way(rank, how):
 
 
 def test_a_rank_that_fails_says_where_and_fails_no_later_test():
-    pair = ranks.Ranks(2, seconds=4)
+    pair = ranks.Ranks(2, seconds=2)
     pids = [process.pid for process in pair._processes]
     pair(fails_in_its_own_way, "is right")
     assert pids == [process.pid for process in pair._processes]
