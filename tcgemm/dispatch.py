@@ -219,12 +219,12 @@ def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
 
     Raises UnsupportedError with every reason and, for a named kernel, what would work.
     """
-    from .choosing.plans import better
+    from .choosing.plans import better, of_named
 
     if kernel is not None:
         row = find(backend, kernel)
         if (reason := row.why_not(problem)) is None:
-            return better(problem, row, [row], _module(backend))
+            return of_named(problem, row, _module(backend), lambda: choose(problem, backend))
         able = [other.name for other in ladder(backend) if other.why_not(problem) is None]
         cure = (
             f"kernels of {backend} that take it: {', '.join(able)}"

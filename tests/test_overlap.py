@@ -24,7 +24,8 @@ import pytest
 import torch
 
 from tcgemm.accuracy import error_ratio
-from tcgemm.dist.options import Options
+from tcgemm.dist import overlap
+from tcgemm.dist.options import REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import plan as planning
 from tcgemm.dist.overlap.memory import SLOTS
 from tcgemm.dist.overlap.protocol import Rank
@@ -534,6 +535,42 @@ def test_the_model_has_copies_carry_where_products_are_long_enough():
             assert 0 < saved < moved + 1e-6
     # Partial sums that lie in the slot twice must find room there.
     assert not plan(1 << 18, 8192, 8192).carried
+
+
+@pytest.mark.parametrize(("callers", "copies"), [(0, -3), (-1, -3), (-3, -2)])
+def test_copies_have_another_priority_than_the_callers_stream(callers, copies, monkeypatch):
+    class Stream:
+        def __init__(self, device, priority=0):
+            self.priority, self.waited = priority, []
+
+        def wait_stream(self, other):
+            self.waited.append(other)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    transport = GpuTransport(None, torch.device("cuda", 0))
+    here = Stream(None, callers)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    transport.fork()
+    assert transport._stream.priority == copies
+    assert transport._stream.waited == [here]
+    transport.join()
+    assert here.waited == [transport._stream]
+
+
+def test_where_streams_may_share_a_queue_nothing_is_carried(monkeypatch):
+    """Copies behind a product would wait for its end, and it for the peers' copies."""
+
+    def carried():
+        like = torch.empty(0, dtype=torch.bfloat16)
+        options = Options("triton")
+        return overlap._plan(REDUCE_SCATTER, 8192, 8192, 4096, 2, options, like).carried
+
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    assert carried() == planning.CARRIES
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert not carried()
 
 
 def test_tall_parts_are_for_a_large_b():

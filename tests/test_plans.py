@@ -125,10 +125,9 @@ def _modelled(each, constants, by):
     return by(constants[each.kernel], each.terms) if each.kernel in constants else None
 
 
-def _is_offered(each):
-    tiles = PLANNERS[each.kernel.partition("/")[2]].offered
-    sizes = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
-    return any(all(tile[name] == each.plan[name] for name in sizes) for tile in tiles)
+def _is_offered(each, names=tuple(PLANNERS)):
+    kernel = each.kernel.partition("/")[2]
+    return any(name == kernel and plan == each.plan for name, plan in OFFER(each.problem, names))
 
 
 def _same(each, row):
@@ -186,14 +185,38 @@ def test_a_plan_has_to_earn_its_place(monkeypatch):
     monkeypatch.undo()
 
 
-def test_a_model_and_a_table_of_the_users_own_come_first(monkeypatch):
+def test_a_table_of_the_users_own_comes_first(tmp_path, monkeypatch):
     problem = problem_of(265, 224, 2912, "nn", "float16")
-    tables, _ = dispatch.by_models(problem, "triton")
-    known = model_files.of(H200)
-    with model_files.standing_in(H200, known._replace(yours=True)):
-        assert dispatch.choose(problem, "triton") == tables
-    monkeypatch.setattr(import_module("tcgemm.triton_kernels"), "tuned_by_user", lambda _: True)
-    assert dispatch.choose(problem, "triton") == dispatch.by_tables(problem, "triton")[0]
+    model_of_plans = dispatch.choose(problem, "triton")
+    module = import_module("tcgemm.triton_kernels")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "tuned_by_user", lambda _: True)
+        assert dispatch.choose(problem, "triton") == dispatch.by_tables(problem, "triton")[0]
+    usual = {**dispatch.find("triton", "split_k").plan(problem)}
+    usual.pop("WHOLE")
+    rows = {"kernels": {"split_k": [{"when": {}, "config": {**usual, "GROUP_M": 2}}]}}
+    (tmp_path / f"configs-{H200}.json").write_text(json.dumps(rows))
+    by_name = import_module("tcgemm.triton_kernels.by_name")
+    by_name.forget()
+    try:
+        mine = dispatch.choose(problem, "triton", "split_k").plan(problem)
+        assert mine["GROUP_M"] == 2
+        assert "split_k" not in {name for name, _ in OFFER(problem, list(PLANNERS))}
+    finally:
+        (tmp_path / f"configs-{H200}.json").unlink()
+        by_name.forget()
+    assert dispatch.choose(problem, "triton").plan(problem) == model_of_plans.plan(problem)
+
+
+def test_a_kernel_has_one_plan_whether_it_is_named_or_not():
+    changed = 0
+    for case in drawn_cases(3, 60):
+        problem = replace(case.product(capability=(9, 0)), device="cuda")
+        taken = dispatch.choose(problem, "triton")
+        named = dispatch.plan(problem, "triton", taken.name)
+        assert named.config == taken.plan(problem), case
+        changed += taken != dispatch.by_models(problem, "triton")[0]
+    assert changed > 2
 
 
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (1024, 1024, 1024), (64, 4096, 14336)])

@@ -1,5 +1,5 @@
-"""The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, plans, tuned_by_user,
-load, inspect and derivative.
+"""The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, plans,
+planned_by_user, tuned_by_user, load, inspect and derivative.
 
 Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
 A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its name below.
@@ -19,6 +19,7 @@ if __name__ != "tcgemm.triton_kernels":
 from .inspection import STAGES as STAGES
 from .inspection import inspect as _inspect
 from .planning import offered
+from .planning.choice import planned_by_user as planned_by_user
 from .planning.choice import preferred
 from .planning.choice import tuned_by_user as tuned_by_user
 from .planning.planner import Planner

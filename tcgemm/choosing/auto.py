@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from .. import repacking
-from ..dispatch import BACKENDS, Kernel, choose, select
+from ..dispatch import BACKENDS, Kernel, by_models, choose, select
 from ..errors import UnsupportedError
 from ..problem import Problem
 from ..vocabulary import unknown_kernel
@@ -98,7 +98,8 @@ def _modelled(
     for backend, row in rows.items():
         copies = None if named else repacking.worth(problem, backend)
         asked = copies.problem if copies else problem
-        row = choose(asked, backend) if copies else row
+        # As the model of kernels has them: it was not fitted to plans of plans.py.
+        row = row if named else by_models(asked, backend)[0]
         us = model.estimated_us(row.full_name, asked, row.plan(asked), slug, sms)
         if us is None:
             return None

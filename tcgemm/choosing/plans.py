@@ -75,8 +75,18 @@ def constants(slug: str) -> Mapping[str, model_files.Constants]:
 
 
 def _known(slug: str) -> Mapping[str, model_files.Constants]:
-    """A GPU without a file goes by that of the nearest with the same compute capability."""
+    """A GPU without a file goes by that of the nearest with the same compute capability, as it
+    is."""
     return constants(slug) or constants(gpus.kin(slug, lambda other: bool(constants(other))))
+
+
+def of_named(problem: Problem, row: Kernel, module: Any, unnamed: Callable[[], Kernel]) -> Kernel:
+    """The row of a kernel that is asked for by name: with the plan that it has where it is chosen
+    unnamed, or the faster of its own."""
+    if not hasattr(module, "plans"):
+        return row
+    taken = unnamed()
+    return taken if taken.name == row.name else better(problem, row, [row], module)
 
 
 def better(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any) -> Kernel:
@@ -86,9 +96,12 @@ def better(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any
     Args:
         chosen: what the language's tables and costs, or the model of kernels, say.
         able: kernels of the language that accept the problem.
-        module: of the language; one that offers no plans keeps ``chosen``.
+        module: of the language. One that offers no plans keeps ``chosen``, and so does a
+            configuration of the user's own that holds for it.
     """
     if not hasattr(module, "plans") or settled(problem, module):
+        return chosen
+    if module.planned_by_user(problem, chosen.name):
         return chosen
     found = fastest(problem, chosen, able, module.plans)
     if found is None:
@@ -120,7 +133,7 @@ def fastest(
         return None
     slug = slug_of(problem)
     known, sms = _known(slug), model.sms_of(slug)
-    if chosen.full_name not in known or not sms or model_files.of(slug).yours:
+    if chosen.full_name not in known or not sms:
         return None
     present_us = model.least_of(known[chosen.full_name], terms(problem, chosen.plan(problem), sms))
     if present_us > MOSTLY_START_US and nearest(problem, slug, TUNED) is not None:

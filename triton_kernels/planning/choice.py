@@ -23,6 +23,13 @@ def preferred(problem: Any, able: Sequence[str]) -> str | None:
     return None
 
 
+def planned_by_user(problem: Any, kernel: str) -> bool:
+    """Whether a row of the user's own table has a configuration of the rung for the problem."""
+    rows = tables.of_user(gpus.gpu_of(problem)[0])["kernels"].get(kernel, [])
+    thin = problem.transposed() if problem.M > problem.N else problem
+    return any(tables.all_hold(row, each) for row in rows for each in (problem, thin))
+
+
 def tuned_by_user(problem: Any) -> bool:
     """Whether a row of the user's own table names the rung of a problem."""
     if not problem.plain or problem.batch > 1:

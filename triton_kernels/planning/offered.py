@@ -3,7 +3,8 @@ was timed, with the parts of K that they may have. tcgemm/choosing/plans.py take
 
 The tiles stand in the rungs' own plans (``Planner.offered``). A tile that Triton has compiled once
 serves every product with such a layout, so few tiles are few kernels: these are the ones by which a
-choice among 131 lost least (reports/nvidia-h200/trials/races.csv). Imports no triton.
+choice among all that were timed lost least (reports/nvidia-h200/trials/races.csv). Imports no
+triton.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..host.storage import itemsize
 from . import gpus
+from .choice import planned_by_user
 from .k_division import MOST_PARTS, KDivisionPlanner, by_elements
 from .planner import MOST_STAGES, Config, Planner
 
@@ -28,9 +30,10 @@ def plans(
 ) -> Iterator[tuple[str, Mapping[str, int]]]:
     """(kernel, plan) of kernels in ``able``: of plain products of 16 bits on Hopper, else none.
 
-    Nor where elements are loaded one by one. What that takes no term of the model says: at
-    592 x 5935 x 539 (nn), odd rows, it would take a plan of nearly five times the time
-    (reports/nvidia-h200/trials/plans.csv).
+    Nor where the length of a row is no multiple of 8 elements, so that kernels without TMA load one
+    by one. What that takes no term of the model says: at 592 x 5935 x 539 (nn) it would take a plan
+    of nearly five times the time (reports/nvidia-h200/trials/plans.csv). Nor of a kernel for which
+    the user's own table has a configuration.
     """
     of_16_bits = itemsize(problem.dtype_in) == itemsize(problem.dtype_out) == 2
     if not of_16_bits or problem.capability != HOPPER or problem.batch > 1 or not problem.plain:
@@ -42,6 +45,8 @@ def plans(
     for name in able:
         planner = planners.get(name)
         if planner is None or not planner.reads_in_vectors(problem):
+            continue
+        if planned_by_user(problem, name):
             continue
         transposed = planner.transposes(problem)
         seen = problem.transposed() if transposed else problem

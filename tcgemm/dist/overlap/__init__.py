@@ -7,6 +7,7 @@ docs/lab/several_gpus_protocol.md.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -101,7 +102,7 @@ def _plan(
     if plan is None and op == ALL_GATHER:
         plan = gather_plan(M, N, K, world, tiles, like.itemsize)
     elif plan is None:
-        carries = CARRIES and _language(options.backend) in CARRYING
+        carries = CARRIES and _language(options.backend) in CARRYING and not _one_queue()
         plan = scatter_plan(M, N, world, tiles, K, like.itemsize, carries=carries)
     return _as_spoken(plan, options.backend)
 
@@ -116,6 +117,12 @@ def _tiles(op: str, options: Any, like: torch.Tensor) -> tuple[Tile, ...]:
         return TILES
     fused = options.bias is not None or bool(options.epilogue)
     return tuple(tile for tile in GATHERED_IN_CUDA if tile.fuses or not fused)
+
+
+def _one_queue() -> bool:
+    """Whether all streams may share a queue of the hardware, so that copies behind a product wait
+    for its end. It was not tried whether streams of other priorities do, too."""
+    return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
 
 
 def _as_spoken(plan: OverlapPlan, backend: str) -> OverlapPlan:

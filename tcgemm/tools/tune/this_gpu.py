@@ -65,8 +65,12 @@ class ThisGpu:
 
     def prepare(self, case: Case) -> tuple[str, Bench]:
         from ... import dispatch
+        from ...problem import Plan
 
-        plan = dispatch.plan(case.product(capability=self._capability), self._backend)
+        # What runs once a table of the user's own speaks of the problem.
+        problem = case.product(capability=self._capability)
+        row, _ = dispatch.by_models(problem, self._backend)
+        plan = Plan(self._backend, row.name, row.plan(problem))
         return f"{plan.kernel} {plan.settings}", _Operands(case, plan, self._budget_s)
 
 
