@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import records
 from typer.testing import CliRunner
 
 from tcgemm import dispatch
+from tcgemm.choosing import plans
 from tcgemm.cli import app
 from tcgemm.request import board_of, problem_of
 
@@ -48,16 +50,24 @@ FOUND = {
 }
 
 
+class Asked(list):
+    """What was asked for; ``plans``: of Triton's kernels, with which plan."""
+
+
 @pytest.fixture
 def injected(monkeypatch):
-    asked = []
-
     def inspect(name, asked_for, texts=False):
         asked.append((name, asked_for, texts))
         return {**FOUND, "texts": FOUND["texts"] if texts else {}}
 
+    def inspect_plan(name, asked_for, texts=False, plan=None):
+        asked.plans.append(plan)
+        return inspect(name, asked_for, texts)
+
+    asked = Asked()
+    asked.plans = []
     monkeypatch.setattr(cuda, "inspect", inspect)
-    monkeypatch.setattr(triton, "inspect", inspect)
+    monkeypatch.setattr(triton, "inspect", inspect_plan)
     return asked
 
 
@@ -88,6 +98,16 @@ def test_the_problem_is_the_one_that_was_asked_for(injected):
     assert (asked.M, asked.N, asked.K, asked.layout) == (64, 96, 32, "tn")
     assert (asked.dtype_in, asked.compute, asked.capability) == ("float32", "tf32", (9, 0))
     assert not texts
+
+
+def test_the_plan_is_the_one_that_runs(injected, monkeypatch):
+    """Where no table was tuned for a shape a model takes it (choosing/plans.py)."""
+    taken = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
+    monkeypatch.setattr(
+        plans, "of_named", lambda problem, row, *rest: replace(row, plan=lambda problem: taken)
+    )
+    run("triton/split_k", "--shape", "265x224x2912", "--dtype", "float16")
+    assert injected.plans == [taken]
 
 
 def test_a_stage_is_printed_as_text(injected):

@@ -116,13 +116,15 @@ def derivative_kernel() -> Callable[..., Callable[..., None]]:
     return bind
 
 
-def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
+def inspect(
+    name: str, problem: Any, texts: bool = False, plan: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """What Triton makes of the rung for the problem, for its GPU; no GPU needed.
 
-    With ``texts``, also the stages ttgir, ptx and sass. Raises RuntimeError where the rung does not
-    compile.
+    With ``texts``, also the stages ttgir, ptx and sass. ``plan``: by default that of tables. Raises
+    RuntimeError where the rung does not compile.
     """
-    return _inspect(name, _PLANS[name].ROW["plan"](problem), problem, texts)
+    return _inspect(name, plan or _PLANS[name].ROW["plan"](problem), problem, texts)
 
 
 def compiles(name: str, plan: Mapping[str, int], problem: Any) -> list[str]:

@@ -174,15 +174,17 @@ def _grid(plan: dict[str, Any], problem: Problem, board: Gpu) -> dict[str, Any]:
 
 
 def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
-    """What the backend's optional ``inspect(name, problem)`` says; a reason where it cannot."""
+    """What the backend's optional ``inspect`` says; a reason where it cannot."""
     from ... import dispatch
     from ...errors import first_line
 
-    inspect = getattr(import_module(dispatch.BACKENDS[row.backend]), "inspect", None)
+    module = import_module(dispatch.BACKENDS[row.backend])
+    inspect = getattr(module, "inspect", None)
     if inspect is None:
         return {"unknown": f"{row.backend} is no source that could be compiled here"}
     try:
-        found: dict[str, Any] = inspect(row.name, problem)
+        own = {"plan": row.plan(problem)} if hasattr(module, "plans") else {}
+        found: dict[str, Any] = inspect(row.name, problem, **own)
     except (RuntimeError, ValueError) as error:
         return {"unknown": first_line(error)}
     return found

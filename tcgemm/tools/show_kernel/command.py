@@ -96,6 +96,10 @@ def show_kernel(
     if every:
         _show_all(problem, board.name, csv, json)
         return
+    rows = [
+        row if row.why_not(problem) else dispatch.choose(problem, row.backend, row.name)
+        for row in rows
+    ]
     inspectors = [inspector(row, problem, stage) for row in rows]
     shown = []
     with Waiting("compiling") as waiting:

@@ -80,7 +80,9 @@ def inspector(
 
     def run(texts: bool) -> Mapping[str, Any]:
         try:
-            found: Mapping[str, Any] = inspect(row.name, problem, texts)
+            # Of a backend that offers plans the row has one of its own for the problem.
+            own = {"plan": row.plan(problem)} if hasattr(module, "plans") else {}
+            found: Mapping[str, Any] = inspect(row.name, problem, texts, **own)
         except (RuntimeError, ValueError) as error:
             raise ToolchainError(f"{row.full_name}: {str(error).strip()}") from error
         return found
