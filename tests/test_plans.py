@@ -202,6 +202,10 @@ def test_a_table_of_the_users_own_comes_first(tmp_path, monkeypatch):
         mine = dispatch.choose(problem, "triton", "split_k").plan(problem)
         assert mine["GROUP_M"] == 2
         assert "split_k" not in {name for name, _ in OFFER(problem, list(PLANNERS))}
+        with monkeypatch.context() as patch:
+            patch.setattr(plans, "EARNED", -9.0)  # any plan would do
+            assert dispatch.by_models(problem, "triton")[0].name == "split_k"
+            assert dispatch.choose(problem, "triton").plan(problem) == mine
     finally:
         (tmp_path / f"configs-{H200}.json").unlink()
         by_name.forget()
