@@ -11,10 +11,9 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import mul
 from statistics import geometric_mean
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from .. import dispatch
 from ..problem import Problem
@@ -122,11 +121,13 @@ def fit(
             which the samples tell little does not get a constant from their noise.
         weights: of each row; by default 1.
     """
-    rows = np.array([[term / us for term in each] for each, us in samples])
-    size = range(rows.shape[1])
+    rows = [[term / us for term in each] for each, us in samples]
+    columns = list(zip(*rows, strict=True))
+    weighed = [list(map(mul, column, weights)) for column in columns] if weights else columns
+    size = range(len(columns))
     common = common or [(0.0, 1e-6 * len(rows))] * len(size)  # keeps apart what few rows tell apart
-    weighed = rows * np.array(weights or [1.0] * len(rows))[:, None]
-    products, sums = (weighed.T @ rows).tolist(), weighed.sum(0).tolist()
+    products = [[sum(map(mul, one, other)) for other in columns] for one in weighed]
+    sums = [sum(column) for column in weighed]
     found = [to for to, _ in common]
     for _ in range(2000):  # one constant at a time
         before = list(found)
