@@ -33,7 +33,7 @@ def injected(monkeypatch):
     def inspect_of(backend):
         names = [row.name for row in dispatch.ladder(backend)]
 
-        def inspect(name, asked_for, texts=False):
+        def inspect(name, asked_for, texts=False, plan=None):
             return {**FOUND, "compiler": f"{backend} 1.0", "lines": 10 * (1 + names.index(name))}
 
         return inspect
