@@ -45,7 +45,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
     division = import_module("tcgemm.triton_kernels.planning.k_division")
     found = []
     for row in rows:
-        plan = _plan(row["config"] or "")
+        plan = fitting.plan_of(row["config"])
         planner = planners.get(row["kernel"])
         if row["backend"] != BACKEND or planner is None or not planner.offered or not plan:
             continue
@@ -60,11 +60,6 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         name = f"{BACKEND}/{row['kernel']}"
         found.append(Raced(problem, name, plan, terms, float(row["us"])))
     return found
-
-
-def _plan(config: str) -> dict[str, int]:
-    words = (word.partition("=") for word in config.split())
-    return {name: int(value) for name, _, value in words}
 
 
 def fitted(rows: Iterable[Raced]) -> dict[str, Any]:

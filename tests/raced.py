@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tcgemm.cuda_ref.shapes.one_wave import TUNING
 
+from tcgemm.choosing.fitting import plan_of
 from tcgemm.dispatch import find
 from tcgemm.problem import Problem
 
@@ -26,8 +27,7 @@ def _races():
                     *(int(row[x]) for x in "MNK"), row["dtype"], row["dtype"], row["layout"],
                     device="cuda", capability=(9, 0),
                 )  # fmt: skip
-                words = (word.split("=") for word in row["config"].split())
-                settings = {name: int(value) for name, value in words}
+                settings = plan_of(row["config"])
                 if row["kernel"] == "one_wave":
                     settings = TUNING.newer(settings)
                 cases[row["tree"], problem, row["kernel"]].append((settings, float(row["us"])))

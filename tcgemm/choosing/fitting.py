@@ -53,11 +53,7 @@ def timed(
             continue
         if row["backend"] not in ("triton", "cuda") or "ALIGNED_COPIES" in row["config"]:
             continue
-        plan = {
-            name: int(value)
-            for name, _, value in (word.partition("=") for word in row["config"].split())
-            if value.lstrip("-").isdigit()
-        }
+        plan = plan_of(row["config"])
         M, N, K = (int(row[x]) for x in "MNK")
         problem = Problem.stored(
             M, N, K, row["dtype_in"], row["dtype_in"], row["layout"],
@@ -70,6 +66,12 @@ def timed(
             us = 1e3 * float(row["ms_p50"])
             among = row.get("among") or ""
             yield Timed(int(seed[1]), problem, among, kernel.full_name, found, us)
+
+
+def plan_of(config: str) -> dict[str, int]:
+    """The numbers of a row's ``config``, as ``problem.settings`` wrote it."""
+    words = (word.partition("=") for word in config.split())
+    return {name: int(value) for name, _, value in words if value.lstrip("-").isdigit()}
 
 
 def fitted(rows: Iterable[Timed]) -> dict[str, Any]:

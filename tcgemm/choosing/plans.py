@@ -77,7 +77,7 @@ def constants(slug: str) -> Mapping[str, model_files.Constants]:
 def _known(slug: str) -> Mapping[str, model_files.Constants]:
     """A GPU without a file goes by that of the nearest with the same compute capability, as it
     is."""
-    return constants(slug) or constants(gpus.kin(slug, lambda other: bool(constants(other))))
+    return constants(gpus.kin(slug, lambda each: bool(constants(each))))
 
 
 def of_named(problem: Problem, row: Kernel, module: Any, unnamed: Callable[[], Kernel]) -> Kernel:

@@ -13,6 +13,9 @@ from .tables import aligned
 MOST_PARTS = 32
 """Of a tile: the second pass adds them all in one program."""
 
+PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+"""Of K, worth a try."""
+
 SECOND_US = 2.6
 """The second pass, behind the first (H200, in a graph among other kernels, as what follows):
 64 x 64 x 384 takes 4.9 us in six parts, and 64 cubed 1.8."""

@@ -15,14 +15,11 @@ from typing import Any
 from ..host.storage import itemsize
 from . import gpus
 from .choice import planned_by_user
-from .k_division import MOST_PARTS, KDivisionPlanner, by_elements
+from .k_division import MOST_PARTS, PARTS, KDivisionPlanner, by_elements
 from .planner import MOST_STAGES, Config, Planner
 
 HOPPER = (9, 0)
 """The compute capability that they were timed on."""
-
-PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
-"""Of K, worth a try."""
 
 
 def plans(
@@ -64,10 +61,10 @@ def _of_tile(
     if not isinstance(planner, KDivisionPlanner):
         yield config
         return
+    tile = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     steps = -(-problem.K // config["BLOCK_K"])
     for swap in planner.swaps(config):
-        sides = (problem.N, problem.M) if swap else (problem.M, problem.N)
-        tiles = -(-sides[0] // config["BLOCK_M"]) * -(-sides[1] // config["BLOCK_N"])
+        tiles = planner.tiles_of(tile, problem, bool(swap))
         divided = planner.tiles_to_divide(tiles, sms)
         for parts in PARTS:
             if parts == 1 or (divided and parts <= min(steps, MOST_PARTS, sms // divided)):

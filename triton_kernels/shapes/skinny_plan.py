@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..host.storage import itemsize
-from ..planning import gpus, tables
-from ..planning.k_division import MOST_PARTS, KDivisionPlanner, by_elements, thin_side
+from ..planning import gpus
+from ..planning.choice import planned_by_user
+from ..planning.k_division import MOST_PARTS, PARTS, KDivisionPlanner, by_elements, thin_side
 from ..planning.planner import MOST_STAGES, Config, tile
 from ..planning.rows import row
 
@@ -32,9 +33,6 @@ SMALL_C, SMALL_K = 384, 128
 
 FEW_STEPS = ((1, 2), (3, 4))
 """Steps along K of a program, and as many stages as are enough for them."""
-
-PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
-"""Of K, worth a try."""
 
 
 class Constants(NamedTuple):
@@ -104,11 +102,9 @@ class SkinnyPlanner(KDivisionPlanner):
 
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
         """Of few rows the fastest configuration by the model, unless the user's table has one."""
-        gpu, _, processors = gpus.gpu_of(problem)
-        of_user = tables.of_user(gpu)["kernels"].get(self.name, [])
-        if not modelled(problem) or any(tables.all_hold(each, problem) for each in of_user):
+        if not modelled(problem) or planned_by_user(problem, self.name):
             return rows
-        sms = processors or gpus.UNKNOWN.sms
+        sms = gpus.gpu_of(problem)[2] or gpus.UNKNOWN.sms
         found = min(configs(problem, sms), key=lambda each: modelled_us(each, problem, sms))
         stages = self._most_stages(found, problem.dtype_out, limit)
         return [{"config": {**found, "NUM_STAGES": stages}}]
