@@ -42,6 +42,7 @@ RATES = [0.70 + 0.01 * i for i in range(31)]
 """Up to 1: of the local product, whose time is part of the limit."""
 FLAGS_US = [2.0 * i for i in range(41)]
 PIECES = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0]
+PEER_US = [2.0 * i for i in range(11)]
 
 
 class Timed(NamedTuple):
@@ -77,15 +78,20 @@ def timed(rows: Iterable[Mapping[str, str]], slug: str) -> list[Timed]:
 
 def off(way: fitted.Way, row: Timed) -> float:
     """Logarithm of predicted over measured."""
-    return math.log(way.us(row.gemm_us, row.transfer_us) / row.us)
+    return math.log(way.us(row.gemm_us, row.transfer_us, row.case.world) / row.us)
 
 
 def fit(rows: Sequence[Timed]) -> fitted.Way:
-    """The way with the least sum of squares."""
-    ways = np.array(list(product(RATES, FLAGS_US, PIECES)))
+    """The way with the least sum of squares; what a peer more costs only of rows that have one."""
+    peer_us = PEER_US if any(row.case.world > 2 for row in rows) else [0.0]
+    ways = np.array(list(product(RATES, FLAGS_US, PIECES, peer_us)))
     every = fitted.Way(*ways.T)
-    us = [every.us(row.gemm_us, row.transfer_us) / row.us for row in rows]
-    return fitted.Way(*map(float, ways[np.square(np.log(us)).sum(0).argmin()]))
+    squares = np.zeros(len(ways))
+    for row in rows:
+        squares += np.square(
+            np.log(every.us(row.gemm_us, row.transfer_us, row.case.world) / row.us)
+        )
+    return fitted.Way(*map(float, ways[squares.argmin()]))
 
 
 def ways_of(rows: Sequence[Timed]) -> dict[tuple[str, str], fitted.Way]:
@@ -137,7 +143,7 @@ def taken_us(of: Sequence[Timed], ways: Mapping[tuple[str, str], fitted.Way], sl
     case = of[0].case
     times = model.times(case.op, *case.local, case.dtype, case.world, model.Host(slug))
     assert times is not None
-    us = {r: ways[r.language, case.op].us(r.gemm_us, r.transfer_us) for r in of}
+    us = {r: ways[r.language, case.op].us(r.gemm_us, r.transfer_us, case.world) for r in of}
     best = min(us, key=us.__getitem__)
     return best.us if times.sequence_us >= WORTH * us[best] else of[0].nccl_us
 

@@ -55,9 +55,7 @@ EARLY = -1
 SIZES = ((512, 1024, 512), (1000, 1032, 264), (4096, 2048, 1024), (333, 264, 72), (2, 64, 64))
 """M, N, K of a rank: whole tiles, parts of tiles, odd shares of rows, fewer rows than tiles."""
 
-OTHER_WAYS = {
-    "triton": [(ALL_GATHER, EARLY), *((REDUCE_SCATTER, parts) for parts in (1, 3, EARLY))]
-}
+OTHER_WAYS = {"triton": [(REDUCE_SCATTER, parts) for parts in (1, 3, EARLY)]}
 """Backend -> products that no plan takes unasked: see Case.plan_with."""
 
 LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))

@@ -654,9 +654,8 @@ def test_on_gpus_by_nccl():
     """The same calls as over gloo, on two GPUs."""
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs, and there is {torch.cuda.device_count()}")
-    tiles = import_module("tcgemm.dist.overlap").TILES
-    built = import_module("tcgemm.cuda_ref.overlap.run")
-    built.prepare((torch.float16, torch.bfloat16), ("", "gelu"), tiles)  # half a minute each
+    engine = import_module("tcgemm.dist.overlap")
+    engine.prepare(["cuda"], (torch.float16, torch.bfloat16), ("", "gelu"))  # half a minute each
     made = ranks.Ranks(2, "nccl", seconds=600)
     try:
         for op in OPS:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import random
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def rows_of(noise):
         for (language, op), way in TRUE.items():
             if op != case.op:
                 continue
-            us = way.us(times.gemm_us, times.transfer_us) * (1 + noise * draw.uniform(-1, 1))
+            us = way.us(times.gemm_us, times.transfer_us, 2) * (1 + noise * draw.uniform(-1, 1))
             yield {
                 **{name: getattr(case, name) for name in case.__slots__},
                 "run": "r", "contender": f"overlapped/{language}", "status": "ok",
@@ -83,7 +84,7 @@ def test_it_finds_the_constants_and_predicts_what_it_was_not_fitted_to(
         found = fitted.of("nvidia-h200")
         for row in script.timed(rows_of(0), "nvidia-h200"):
             way = found.way(row.language, row.case.op)
-            assert way.us(row.gemm_us, row.transfer_us) == pytest.approx(row.us, rel=0.03)
+            assert way.us(row.gemm_us, row.transfer_us, 2) == pytest.approx(row.us, rel=0.03)
         assert found.steps is None  # no stamps were stored
         planning.plan_of.cache_clear()
         shape = "reduce_scatter", 8192, 4096, 7168, "bfloat16", 2, model.Host("nvidia-h200"), None
@@ -103,6 +104,19 @@ def test_without_noise_the_constants_are_those_of_the_rows(script):
     key = "triton", "reduce_scatter"
     found = script.fit([row for row in rows if (row.language, row.case.op) == key])
     assert (found.rate, found.flags_us, found.pieces) == pytest.approx((0.95, 30.0, 2.0))
+
+
+def test_what_a_peer_more_costs_is_read_from_rows_of_more_gpus(script):
+    true = fitted.Way(0.95, 20.0, 4.0, 6.0)
+    rows = []
+    for world in (2, 4):
+        for case in cases.suite(world):
+            times = model.times(case.op, *case.local, case.dtype, world, model.Host("nvidia-h200"))
+            us = true.us(times.gemm_us, times.transfer_us, world)
+            rows.append(script.Timed(case, "cuda", times.gemm_us, times.transfer_us, us, us))
+    found = script.fit(rows)
+    assert asdict(found) == pytest.approx(asdict(true))
+    assert script.fit([row for row in rows if row.case.world == 2]).peer_us == 0
 
 
 def test_stamps_give_the_cost_of_a_copy_and_of_the_kernels_around(script):

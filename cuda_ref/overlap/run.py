@@ -30,6 +30,10 @@ looks_per_s = 1_000_000
 ENTER, GATHER, SCATTER, LEAVE = range(4)
 
 
+MOST_OWNERS = 8
+"""Of csrc/sm90/peers.cuh: ranks whose slots TMA stores to."""
+
+
 class Peers(ctypes.Structure):
     """tcgemm::sm90::Peers of csrc/sm90/peers.cuh."""
 
@@ -41,6 +45,7 @@ class Peers(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in (
             "flags", "done", "epoch", "trouble", "slot", "words", "slots", "stamps",
         )),
+        ("slot_of", ctypes.c_void_p * MOST_OWNERS),
     )  # fmt: skip
 
 
@@ -64,6 +69,7 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: i
         words=call.words.data_ptr(),
         slots=call.data.data_ptr(),
         stamps=None if call.stamps is None else call.stamps.data_ptr(),
+        slot_of=(ctypes.c_void_p * MOST_OWNERS)(*call.slot_of[:MOST_OWNERS]),
     )
 
 

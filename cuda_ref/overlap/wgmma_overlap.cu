@@ -5,9 +5,9 @@
 //                the first tile of a part of a peer's rows it waits for the part's flag, at system
 //                scope, and fences, since TMA reads by another proxy. C is all of the product.
 //                scatter: A and B are a rank's part of K. A tile of another owner goes to its slot
-//                over the link, by plain stores; then, behind a barrier, one thread releases its
-//                flag. Own tiles come last: their sums get the peers', in the order of ranks.
-// STILL MISSING  pairs of blocks that share loads; a release that delays no later tile of its warps.
+//                by TMA, while the next one is multiplied; then its flag is released (sm90/owners.cuh).
+//                Own tiles come last: their sums get the peers', in the order of ranks.
+// STILL MISSING  pairs of blocks that share loads.
 //
 // grid       at most one block an SM, all of them there at once: they wait for blocks of peers
 // block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
@@ -15,7 +15,7 @@
 // warpgroup  as in wgmma_persistent.cu
 #include <algorithm>
 
-#include "sm90/peers.cuh"
+#include "sm90/owners.cuh"
 #include "wgmma_persistent_build.cuh"
 
 namespace {
@@ -33,7 +33,9 @@ __global__ void __launch_bounds__(THREADS, 1)
                   const __grid_constant__ CUtensorMap b_map,
                   const __grid_constant__ CUtensorMap c_map, PlainOutput plain, bool by_tma, int N,
                   RankOrder<BLOCK_M, GROUP_M, SCATTERS> order, int tiles, int k_tiles,
-                  const __grid_constant__ Peers peers, const __grid_constant__ Extra extra) {
+                  const __grid_constant__ Peers peers,
+                  const __grid_constant__ Owners<SCATTERS> owners,
+                  const __grid_constant__ Extra extra) {
   constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t ring = shared_address(shared);
@@ -97,6 +99,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, group, stores};
     float d[MMAS][BLOCK_N / 2];
     uint32_t pingpong_phase = consumer == 0;
+    Sent<RankSpot<BLOCK_M>> sent;
     if constexpr (PINGPONG) advance(consumer * k_tiles);
     for (int index = blockIdx.x + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
@@ -145,16 +148,21 @@ __global__ void __launch_bounds__(THREADS, 1)
         tile.store(&c_map, to, d, spot.owner * peers.chunk + spot.rows, N);
         if (stores) stamp<SCATTERS>(spot, peers, Stamp::stored);
       } else if (spot.owner != peers.rank) {
+        if (stores) sent.tell(peers, now);
         const int64_t part_of_slot = static_cast<int64_t>(peers.chunk) * N * sizeof(Out);
-        const PlainOutput to{static_cast<char*>(peers.slots[spot.owner]) + peers.rank * part_of_slot,
-                             N, 1, true, 0};
+        PlainOutput to{static_cast<char*>(peers.slots[spot.owner]) + peers.rank * part_of_slot, N, 1,
+                       true, 0};
+        if (owners.by_tma) to.data = nullptr;
         const Plain nothing{};
-        TmaEpilogue<Out, Plain, MMAS, BLOCK_N, CHUNK_BUFFERS> sent{nothing, chunks, 0, group, stores};
-        sent.m = m, sent.n = tile.n;
-        sent.store(&c_map, to, d, spot.rows, N);  // ends with a barrier of the warpgroup
-        if (stores) tell_owner<SCATTERS>(spot, peers, flag, now);
+        TmaEpilogue<Out, Plain, MMAS, BLOCK_N, CHUNK_BUFFERS> away{nothing, chunks, 0, group, stores};
+        away.m = m, away.n = tile.n;
+        away.store(&owners.maps[owners.by_tma ? spot.owner : 0], to, d, spot.rows, N);
+        sent.keep(spot, peers, flag);
       } else {
-        if (stores) wait_for_tiles<SCATTERS>(spot, peers, flag, now);
+        if (stores) {
+          sent.tell(peers, now);  // before a wait: the owner waits as well
+          wait_for_tiles<SCATTERS>(spot, peers, flag, now);
+        }
         bar_sync(group, 128);
 #pragma unroll
         for (int i = 0; i < MMAS; ++i)
@@ -166,7 +174,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (stores) stamp<SCATTERS>(spot, peers, Stamp::stored);
       }
     }
-    if (stores) cp_async_bulk_wait_group_read<0>();
+    if (stores) {
+      if constexpr (SCATTERS) sent.tell(peers, now);
+      cp_async_bulk_wait_group_read<0>();
+    }
   }
 }
 
@@ -189,6 +200,8 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
   const bool by_tma = gemm.c.rows > 0 && output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map,
                                                     Extra::BATCHED ? 1 : 0).data == nullptr;
   const int N = static_cast<int>(gemm.b.cols);
+  Owners<SCATTERS> owners{};
+  if constexpr (SCATTERS) owners.by_tma = describe(gemm, peers, N, &owners);
   const RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{SCATTERS ? gemm.a.rows : gemm.c.rows,
                                                     static_cast<int>(ceil_div(N, BLOCK_N))};
   int sms = 0;
@@ -204,7 +217,7 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
     const auto start = [&](auto kernel) {
       return launch_clusters(kernel, blocks, 1, dim3(THREADS), SHARED_BYTES, stream, own_map, a_map,
                              b_map, c_map, plain_output(gemm.c, gemm.out), by_tma, N, order,
-                             static_cast<int>(tiles), k_tiles, peers, extra);
+                             static_cast<int>(tiles), k_tiles, peers, owners, extra);
     };
     if constexpr (BUILT<In, Out, PLAIN> && sizeof(Out) == 2)
       return b_major == Major::K ? start(wgmma_overlap<In, Out, Major::K, Extra, SCATTERS>)

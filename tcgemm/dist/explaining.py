@@ -81,7 +81,8 @@ class Explanation:
         slug = gpus.find(self.gpu).slug
         known, kin = fitted.of(slug), fitted.timed_on(slug)
         way = known.way(language, self.op)
-        told = f"{way.flags_us:.0f} us of flags and {way.pieces:.0f} pieces are "
+        flags_us = way.flags_us + way.peer_us * (self.world - 2)
+        told = f"{flags_us:.0f} us of flags and {way.pieces:.0f} pieces are "
         if (language, self.op) not in known.ways:
             return told + "assumed"
         return told + "fitted to timed layers" + ("" if kin == slug else f" of {kin}")

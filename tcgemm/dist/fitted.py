@@ -20,7 +20,7 @@ LANGUAGES = ("triton", "cuda")
 class Way:
     """An overlapped product of one language and operation takes
 
-    flags_us + longer + shorter / pieces
+    flags_us + peer_us x peers but one + longer + shorter / pieces
 
     of the transfer and the product, which has ``rate`` of the local kernels' speed.
     """
@@ -28,13 +28,15 @@ class Way:
     rate: float
     flags_us: float
     pieces: float
+    peer_us: float = 0.0
 
-    def us(self, gemm_us: float, transfer_us: float) -> float:
+    def us(self, gemm_us: float, transfer_us: float, world: int) -> float:
         """Microseconds of the whole. The fields may be arrays, as where they are fitted."""
         product = gemm_us / self.rate
         both, apart = product + transfer_us, abs(product - transfer_us)
         longer, shorter = (both + apart) / 2, (both - apart) / 2
-        return self.flags_us + longer + shorter / self.pieces
+        waits = self.flags_us + self.peer_us * (world - 2)
+        return waits + longer + shorter / self.pieces
 
 
 ASSUMED = Way(rate=1.0, flags_us=10.0, pieces=16.0)
@@ -53,7 +55,7 @@ class Steps:
     """Of 16-bit products whose tiles fill the SMs."""
 
 
-ASSUMED_STEPS = Steps(next_copy_us=3.0, signal_us=3.0, flop_per_us=680e6)
+ASSUMED_STEPS = Steps(next_copy_us=10.5, signal_us=3.0, flop_per_us=740e6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ def times(
         return Times(product, 0.0, 0.0, product, language or fitted.LANGUAGES[0])
     known = fitted.of(host.slug)
     takes = {
-        each: known.way(each, op).us(product, moved)
+        each: known.way(each, op).us(product, moved, world)
         for each in ((language,) if language else fitted.LANGUAGES)
     }
     found = min(takes, key=takes.__getitem__)

@@ -104,7 +104,6 @@ def kernel(
     ROW_SCALES_A: tl.constexpr = False,
     ROW_SCALES_B: tl.constexpr = False,
     stamps=None,
-    AT_ONCE: tl.constexpr = False,
 ):
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
@@ -128,8 +127,6 @@ def kernel(
             stamp(stamps, at + 2, INTERPRETED)
 
     now = tl.load(epoch)
-    if AT_ONCE:  # the epoch of the slot's use before: ``enter`` may run at the same time
-        now += 1
     here = -1  # the last part that was waited for
     begin = program + tl.cdiv(tl.maximum(each - program, 0), step) * step
     for tile in range(begin, each * WORLD, step):
@@ -178,8 +175,8 @@ def arguments(
         own: [rows of this rank, K], contiguous.
         gathered: [WORLD * chunk, K], contiguous: where peers' rows arrive.
         b: [K, N]; c: [M, N], contiguous rows; bias: [N], contiguous, or None.
-        call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch and done (int32),
-            early, trouble (int32[4]), limit, debug and spare (SMs that stay free).
+        call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch (int32), trouble
+            (int32[4]), limit, debug and spare (SMs that stay free).
         config: of a tile: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, NUM_STAGES and NUM_WARPS.
     """
     (M, N), K = c.shape, b.shape[0]
@@ -187,7 +184,6 @@ def arguments(
     block = config["BLOCK_M"], config["BLOCK_K"]
     there = describe(gathered, block, False)
     here = describe(own, block, False) if own.shape[0] else there
-    now = call.done[call.rank :] if call.early else call.epoch
     numbers = (M, N, K, call.chunk, call.rank, part_tiles, c.stride(0))
-    args = (here, there, b_read, c, *numbers, bias, call.flags, now, *waits)
-    return grid, args, {**constants, "PARTS": PARTS, "AT_ONCE": call.early}
+    args = (here, there, b_read, c, *numbers, bias, call.flags, call.epoch, *waits)
+    return grid, args, {**constants, "PARTS": PARTS}

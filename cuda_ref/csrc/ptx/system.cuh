@@ -11,6 +11,10 @@
 #include <time.h>
 
 #include <cstdlib>
+
+namespace tcgemm::simulator {
+bool has_unfinished_stores();  // by TMA, of this thread
+}
 #endif
 
 namespace tcgemm::sm90 {
@@ -53,6 +57,7 @@ inline int32_t ld_acquire_sys(const int32_t* from) {
   return __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }
 inline void st_release_sys(int32_t* to, int32_t value) {
+  if (simulator::has_unfinished_stores()) std::abort();  // the value would come before them
   __atomic_store_n(to, value, __ATOMIC_RELEASE);
 }
 inline void fence_proxy_async_global() {}

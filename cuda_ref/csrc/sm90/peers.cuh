@@ -12,6 +12,8 @@ namespace tcgemm::sm90 {
 
 enum class Step : int32_t { enter, gather, scatter, leave };
 
+constexpr int MOST_OWNERS = 8;  // ranks whose slots a launch describes to TMA
+
 // One call on one rank. cuda_ref/overlap/run.py has the same fields in the same order.
 struct Peers {
   Step step;
@@ -31,6 +33,7 @@ struct Peers {
   int32_t* const* words;  // every rank's
   void* const* slots;     // every rank's
   int64_t* stamps;        // clock stamps, of a build with TCGEMM_STAMPS
+  void* slot_of[MOST_OWNERS];  // every rank's slot as the host knows it, of the first MOST_OWNERS
 
   __host__ __device__ int rows_of(int64_t M, int of) const {
     const int64_t left = M - static_cast<int64_t>(of) * chunk;
@@ -180,14 +183,6 @@ struct Arrivals {
     return is_own;
   }
 };
-
-// By one thread, behind a barrier: the tile of a partial sum is at its owner.
-template <bool SCATTERS, typename Spot>
-__device__ inline void tell_owner(const Spot& spot, const Peers& peers, int flag, int32_t now) {
-  stamp<SCATTERS>(spot, peers, Stamp::stored);
-  st_release_sys(peers.words[spot.owner] + peers.flags_at + peers.rank * peers.most + flag, now);
-  stamp<SCATTERS>(spot, peers, Stamp::flagged);
-}
 
 // By one thread, before a barrier: the peers' partial sums of an own tile are here.
 template <bool SCATTERS, typename Spot>

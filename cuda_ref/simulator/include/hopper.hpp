@@ -47,6 +47,7 @@ void bulk_commit();
 // What the running thread has written to shared memory is there for bulk stores and wgmma.
 void fence_proxy_async();
 void bulk_wait_read(int pending);
+void bulk_wait_all();
 
 // The running warp's 16 rows of D[64, n] += A[64, k] B[k, n], k being 32 bytes; d: n / 2 floats, or
 // int32 for integers, of each lane.
@@ -123,6 +124,7 @@ template <int PENDING>
 inline void cp_async_bulk_wait_group_read() {
   simulator::bulk_wait_read(PENDING);
 }
+inline void cp_async_bulk_wait_all() { simulator::bulk_wait_all(); }
 
 template <int REGISTERS>
 inline void setmaxnreg_inc() {}

@@ -1,4 +1,5 @@
-// Bulk tensor copies from shared memory, which read it when their issuer waits for them or returns.
+// Bulk tensor copies from shared memory. They read it when their issuer waits for that, and write when
+// it waits for all of them: each as late as is allowed, and at the latest when it returns.
 #include "hopper_internal.hpp"
 
 namespace tcgemm::simulator {
@@ -11,19 +12,24 @@ struct Store {
   int inner, outer, batch;
   uint64_t pc;
 };
+struct Row {
+  char* to;
+  std::vector<char> bytes;
+  uint64_t pc;
+};
 struct Stores {
+  std::vector<Row> read;  // and not written yet
   std::vector<Store> issued;
   std::vector<size_t> groups;  // stores in each committed group, oldest first
   size_t uncommitted = 0;
 };
 PerBlock<std::vector<Stores>> bulk_stores;  // by thread
 
-void store(const Store& s) {
+void read(const Store& s, std::vector<Row>& rows) {
   const CUtensorMap& map = s.map;
   const uint32_t unit = 16 / map.item_bytes;
   for (uint32_t row = 0; row < map.box_outer; ++row) {
-    const char* written = nullptr;
-    int64_t written_bytes = 0;
+    Row read{nullptr, {}, s.pc};
     for (uint32_t at = 0; at < map.box_inner; at += unit) {
       const uint32_t bytes = row * ROW_BYTES + at * map.item_bytes;
       char* from = static_cast<char*>(shared_pointer(swizzled(s.shared + bytes)));
@@ -35,12 +41,20 @@ void store(const Store& s) {
         continue;
       char* to = matrix_of(map, s.batch) + outer * static_cast<int64_t>(map.pitch_bytes) +
                  inner * map.item_bytes;
-      if (!written) written = to;
-      written_bytes += 16;
-      std::memcpy(to, from, 16);
+      if (!read.to) read.to = to;
+      read.bytes.insert(read.bytes.end(), from, from + 16);
     }
-    if (OBSERVE && written) observe::bulk_global(written, written_bytes, true, s.pc);
+    if (read.to) rows.push_back(std::move(read));
   }
+}
+
+void write(std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    std::memcpy(row.to, row.bytes.data(), row.bytes.size());
+    if constexpr (OBSERVE)
+      observe::bulk_global(row.to, static_cast<int64_t>(row.bytes.size()), true, row.pc);
+  }
+  rows.clear();
 }
 
 }  // namespace
@@ -51,7 +65,8 @@ void stores_start_block() {
 
 void stores_end_thread(const Thread& thread) {
   Stores& queue = bulk_stores.now()[static_cast<size_t>(thread.linear)];
-  for (const Store& s : queue.issued) store(s);
+  for (const Store& s : queue.issued) read(s, queue.read);
+  write(queue.read);
   queue = {};
 }
 
@@ -84,11 +99,21 @@ void bulk_commit() {
 void bulk_wait_read(int pending) {
   Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
   while (queue.groups.size() > static_cast<size_t>(pending)) {
-    for (size_t i = 0; i < queue.groups.front(); ++i) store(queue.issued[i]);
+    for (size_t i = 0; i < queue.groups.front(); ++i) read(queue.issued[i], queue.read);
     queue.issued.erase(queue.issued.begin(),
                        queue.issued.begin() + static_cast<ptrdiff_t>(queue.groups.front()));
     queue.groups.erase(queue.groups.begin());
   }
+}
+
+bool has_unfinished_stores() {
+  const Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
+  return !queue.issued.empty() || !queue.read.empty();
+}
+
+void bulk_wait_all() {
+  bulk_wait_read(0);
+  write(bulk_stores.now()[static_cast<size_t>(current->linear)].read);
 }
 
 }  // namespace tcgemm::simulator

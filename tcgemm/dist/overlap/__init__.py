@@ -29,6 +29,7 @@ from .plan import (
     CARRIES,
     GATHERED_IN_CUDA,
     INTERPRETED,
+    SCATTERED_IN_CUDA,
     SIMULATED,
     TILES,
     TILES_OF_8_BITS,
@@ -49,7 +50,6 @@ BACKENDS = {
 
 CARRYING = ("triton",)
 """Languages that do what a plan says of ``carried``, ``wide`` and ``early``."""
-
 RESULTS: dict[torch.dtype, torch.dtype] = {
     getattr(torch, name): getattr(torch, OUTPUTS[name][0]) for name in OVERLAPS
 }
@@ -113,8 +113,10 @@ def _tiles(op: str, options: Any, like: torch.Tensor) -> tuple[Tile, ...]:
         return SIMULATED if cuda else INTERPRETED
     if like.itemsize != 2:
         return TILES_OF_8_BITS
-    if op != ALL_GATHER or not cuda:
+    if not cuda:
         return TILES
+    if op != ALL_GATHER:
+        return SCATTERED_IN_CUDA
     fused = options.bias is not None or bool(options.epilogue)
     return tuple(tile for tile in GATHERED_IN_CUDA if tile.fuses or not fused)
 

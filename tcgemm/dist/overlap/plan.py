@@ -40,11 +40,12 @@ CARRIES = True
 """Whether copy engines carry partial sums to their owners where the model says that it pays."""
 
 WIDE = True
-EARLY_SCATTER, EARLY_GATHER = True, False
-"""What plans have of the fields ``wide`` and ``early``, those of a reduce-scatter where it is not
-carried."""
+EARLY_SCATTER = True
+"""What plans of a reduce-scatter that is not carried have of the fields ``wide`` and ``early``."""
 
 MOST_PARTS = 8
+PARTS = (1, 2, 4, MOST_PARTS)
+"""Of a rank's rows, of which a plan takes one number."""
 
 SMS = 132
 """Of an H200."""
@@ -92,6 +93,10 @@ GATHERED_IN_CUDA = (
 """Of CUDA's all-gather, with the rates of wgmma_persistent: where they save a wave, they save up to
 a tenth of the call (reports/nvidia-h100-sxm-x2/trials/overlap_ways.csv)."""
 
+SCATTERED_IN_CUDA = (Tile(128, 256, 64, 8, 3, 8, 1.0), Tile(128, 128, 64, 8, 4, 8, 0.895))
+"""Of CUDA's reduce-scatter; see sent_tile. The rate of the second is that of long products on four
+H200 (reports/nvidia-h200-x4/trials/several_runs.csv)."""
+
 TILES_OF_8_BITS = (Tile(128, 128, 128, 8, 4, 8, 1.0),)
 """Of 8-bit floats, whose sums leave the tensor core every 128 steps of K: it has two sets of
 accumulators."""
@@ -114,15 +119,15 @@ class OverlapPlan:
     part_tiles: int
     """Rows of tiles in a part; the last part of a rank has what is left."""
     carried: bool = False
-    """Of a reduce-scatter: copy engines carry partial sums to their owners, a part at a time, and
-    blocks store them here. Else blocks store them there."""
+    """Of a reduce-scatter, in Triton: copy engines carry partial sums to their owners, a part at a
+    time, and blocks store them here. Else blocks store them there."""
     wide: bool = False
     """Of a reduce-scatter that is not carried, in Triton: stores to owners are of 16 bytes. Else
     they are of 2, since the compiler knows nothing of a peer's address."""
     early: bool = False
-    """In Triton, the product does not wait for ``enter``. Of an all-gather, copies alone do. Of a
-    reduce-scatter that is not carried, the product multiplies its first tile meanwhile, and
-    ``leave`` is launched while the product runs (programmatic dependent launch)."""
+    """Of a reduce-scatter that is not carried, in Triton: the product multiplies its first tile
+    while ``enter`` runs, and ``leave`` is launched while the product runs (programmatic dependent
+    launch)."""
 
     def part_rows(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """(part, first row, row behind its last) of a rank that has ``rows``: those not empty."""
@@ -157,6 +162,29 @@ def fastest_tile(
     return min(tiles, key=time)
 
 
+def sent_tile(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...]) -> Tile:
+    """The tile of a product whose tiles TMA sends to their owners while the next are multiplied.
+
+    The last wave hides nothing: it is multiplied, and sent by all SMs at once.
+    """
+    chunk = -(-M // world)
+    moved = chunk * (world - 1) * N * 2 / LINK_BYTES_PER_US
+
+    def us(tile: Tile) -> float:
+        waves = -(-in_parts(tile, chunk, 1).tiles(N) * world // SMS)
+        wave, last = wave_us(tile, K), SMS * tile.BLOCK_M * tile.BLOCK_N * 2 / LINK_BYTES_PER_US
+        return max(waves * wave, moved) + wave + last
+
+    return min(tiles, key=us)
+
+
+def wave_us(tile: Tile, K: int, item_bytes: int = 2) -> float:
+    """Microseconds in which each SM multiplies a tile. 8-bit floats are taken to be multiplied at
+    twice the rate of 16 bits."""
+    flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K * item_bytes / 2
+    return flop / tile.rate / (FLOP_PER_US / SMS)
+
+
 def arrivals_us(plan: OverlapPlan, K: int, world: int, item_bytes: int = 2) -> list[float]:
     """When each part of each peer has arrived, in the order in which they do, after the call began.
 
@@ -171,17 +199,24 @@ def arrivals_us(plan: OverlapPlan, K: int, world: int, item_bytes: int = 2) -> l
 
 
 def gather_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2) -> float:
-    """Microseconds of all-gather and product: each part is multiplied when it is there.
+    """Microseconds of all-gather and product: each part is multiplied when it is there."""
+    return max(_gathered(plan, N, K, world, item_bytes))
 
-    8-bit floats are taken to be multiplied at twice the rate of 16 bits.
-    """
-    row = N * K * item_bytes / FLOP_PER_US
-    at = plan.chunk * row
-    arrived = iter(arrivals_us(plan, K, world, item_bytes))
+
+def _gathered(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int) -> tuple[float, ...]:
+    """When SMs that share all work evenly have ended, and when whole tiles have: what comes last
+    takes a tile's time, however few its tiles are."""
+    tile, of_row = plan.tile, -(-N // plan.tile.BLOCK_N)
+    wave, each = wave_us(tile, K, item_bytes), plan.tiles(N)
+    arrivals = arrivals_us(plan, K, world, item_bytes)
+    at, arrived = each / SMS * wave, iter(arrivals)
     for _ in range(world - 1):
         for _, first, behind in plan.part_rows(plan.chunk):
-            at = max(at, next(arrived)) + (behind - first) * row
-    return at + 2 * SIGNAL_US
+            tiles = -(-(behind - first) // tile.BLOCK_M) * of_row
+            at = max(at, next(arrived)) + tiles / SMS * wave
+    waves = -(-each * world // SMS)
+    whole = max(arrivals[-1] + wave if arrivals else 0.0, waves * wave)
+    return at + 2 * SIGNAL_US, whole + 2 * SIGNAL_US
 
 
 def scatter_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2) -> float:
@@ -194,9 +229,7 @@ def scatter_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 
     """
     tile, of_row = plan.tile, -(-N // plan.tile.BLOCK_N)
     sms = SMS - int(plan.carried)
-    flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K * (2 / item_bytes if item_bytes < 2 else 1)
-    wave = flop / tile.rate / (FLOP_PER_US / SMS)
-    each = plan.tiles(N)
+    wave, each = wave_us(tile, K, item_bytes), plan.tiles(N)
     sent = plan.chunk * (world - 1) * N * 2
     fixed = sent / REDUCED_BYTES_PER_US + 2 * SIGNAL_US
     if not plan.carried:
@@ -222,15 +255,21 @@ def gather_plan(
     M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = TILES, item_bytes: int = 2,
     tall: bool = TALL,
 ) -> OverlapPlan:  # fmt: skip
-    """The plan of an all-gather and product: the tile by its waves, the parts by the model."""
-    tile = fastest_tile(M, N, world, tiles)
-    plans = [in_parts(tile, -(-M // world), parts) for parts in (1, 2, 4, MOST_PARTS)]
+    """The plan of an all-gather and product: tile and parts by the model."""
+    plans: list[OverlapPlan] = []
+    for tile in tiles:
+        of_tile = [in_parts(tile, -(-M // world), parts) for parts in PARTS]
+        if tall and N * K * item_bytes > KEPT_BYTES:
+            of_tile = [plan for plan in of_tile if plan.part_tiles >= tile.GROUP_M] or of_tile[:1]
+        plans += of_tile
     if tiles in (INTERPRETED, SIMULATED):
-        return plans[1]  # on a CPU: so that small sizes have several
-    if tall and N * K * item_bytes > KEPT_BYTES:
-        plans = [plan for plan in plans if plan.part_tiles >= tile.GROUP_M] or plans[:1]
-    found = min(plans, key=lambda plan: gather_us(plan, N, K, world, item_bytes))
-    return replace(found, early=EARLY_GATHER)
+        return in_parts(tiles[0], -(-M // world), 2)  # on a CPU: so that small sizes have several
+
+    def ended(plan: OverlapPlan) -> tuple[float, float]:
+        even, whole = _gathered(plan, N, K, world, item_bytes)
+        return max(even, whole), even
+
+    return min(plans, key=ended)
 
 
 @cache
@@ -246,10 +285,12 @@ def scatter_plan(
         carries: whether copy engines may carry partial sums, where the model says that it pays.
     """
     tile = fastest_tile(M, N, world, tiles)
+    if tiles == SCATTERED_IN_CUDA:
+        tile = sent_tile(M, N, K, world, tiles)
     plans = [replace(in_parts(tile, -(-M // world), 1), wide=WIDE, early=EARLY_SCATTER)]
     # Partial sums then lie in the slot twice: here, and at their owners.
     if carries and K and 2 * plans[0].chunk * world * N * 2 <= MOST_BYTES:
-        plans += [carried_plan(M, N, world, parts, tiles) for parts in (1, 2, 4, MOST_PARTS)]
+        plans += [carried_plan(M, N, world, parts, tiles) for parts in PARTS]
     return min(plans, key=lambda plan: scatter_us(plan, N, K, world, item_bytes))
 
 

@@ -38,6 +38,8 @@ class KernelCall:
     """int64[world]: addresses of every rank's words."""
     data: torch.Tensor
     """int64[world]: addresses of every rank's slot."""
+    slot_of: list[int]
+    """The same, for the host."""
     done: torch.Tensor
     epoch: torch.Tensor
     trouble: torch.Tensor
@@ -139,17 +141,10 @@ class Rank:
         size = world * plan.chunk * K * a.itemsize
         slot = self._begin(size + (0 if scales is None else world * plan.chunk * 4))
         call = self._call(kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
-        if plan.early:  # only what is sent waits for it
-            call = replace(call, early=True)
-            transport.fork()
-            with transport.beside():
-                kernels.enter(replace(call, early=False))
-        else:
-            kernels.enter(call)
+        kernels.enter(call)
         yield "enter"
         # Before the product is started: where streams share a queue, it must not be behind it.
-        if not plan.early:
-            transport.fork()
+        transport.fork()
         mine = size + rank * plan.chunk * 4
         for step in range(1, world):
             peer = (rank + step) % world
@@ -167,7 +162,7 @@ class Rank:
         kernels.gather(a, gathered, b, out, _packed(options.bias), options.epilogue, call, plan)
         yield "product"
         transport.join()  # a may change when the call has ended
-        kernels.leave(replace(call, early=False))
+        kernels.leave(call)
         self._end(options.debug, "rows")
         yield "leave"
 
@@ -288,6 +283,7 @@ class Rank:
             most=most,
             words=slot.addresses,
             data=slot.data_addresses,
+            slot_of=slot.data_at,
             done=slot.done,
             epoch=slot.epoch,
             trouble=self._trouble,
