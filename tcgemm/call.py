@@ -35,8 +35,9 @@ def matmul(
         b: B, [..., K, N] or [K], the dtype and device of A. Leading dimensions broadcast.
         backend: "triton", "cuda", "cublas", or "auto", the faster of the first two, of what is
             built here; by default the environment variable TCGEMM_BACKEND, or "triton".
-        kernel: a rung by name (see ``tcgemm.kernels()``); by default the highest rung of the
-            backend that accepts the problem, less those measured slower there than a lower one.
+        kernel: a rung by name (see ``tcgemm.kernels()``); by default, of those of the backend that
+            accept the problem, the fastest by its tables and costs and by models of what was
+            timed; where these say nothing, the highest rung.
         out: C, written in place: any strides without overlap, disjoint from A and B.
         out_dtype: dtype of C; by default that of A, int32 for 8-bit integers and bfloat16 for
             8-bit floats.

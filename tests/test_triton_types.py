@@ -202,7 +202,7 @@ def test_factors_of_integers_wrap_too(rung, device):
     assert bool((got == 32 - 2**31).all())
 
 
-@pytest.mark.parametrize("epilogue", ["gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_epilogues_over_their_whole_range(epilogue, device):
     x = torch.cat([torch.linspace(-20, 20, 4001), torch.tensor([0.0, 1e-30, -1e-30, 3e38, -3e38])])
     one = torch.ones(1, 16, device=device)
@@ -217,7 +217,7 @@ def test_epilogues_over_their_whole_range(epilogue, device):
     got = tcgemm.gemm(special, one, epilogue=epilogue, compute="ieee", backend="triton")[:, 0].cpu()
     wanted = function(special[:, 0].cpu().double())
     assert torch.equal(got.isnan(), wanted.isnan())
-    assert got[0] == math.inf
+    assert got[0] == wanted[0]
 
 
 @pytest.mark.parametrize("rung", RUNGS)

@@ -5,8 +5,8 @@
 //                the first tile of a part of a peer's rows it waits for the part's flag, at system
 //                scope, and fences, since TMA reads by another proxy. C is all of the product.
 //                scatter: A and B are a rank's part of K. A tile of another owner goes to its slot
-//                by TMA, while the next one is multiplied; then its flag is released (sm90/owners.cuh).
-//                Own tiles come last: their sums get the peers', in the order of ranks.
+//                by TMA, while the next one is multiplied, and then its flag (sm90/owners.cuh). Own
+//                tiles come last: their sums get the peers', in the order of ranks.
 // STILL MISSING  pairs of blocks that share loads.
 //
 // grid       at most one block an SM, all of them there at once: they wait for blocks of peers
@@ -150,8 +150,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       } else if (spot.owner != peers.rank) {
         if (stores) sent.tell(peers, now);
         const int64_t part_of_slot = static_cast<int64_t>(peers.chunk) * N * sizeof(Out);
-        PlainOutput to{static_cast<char*>(peers.slots[spot.owner]) + peers.rank * part_of_slot, N, 1,
-                       true, 0};
+        char* const slot = static_cast<char*>(peers.slots[spot.owner]);
+        PlainOutput to{slot + peers.rank * part_of_slot, N, 1, true, 0};
         if (owners.by_tma) to.data = nullptr;
         const Plain nothing{};
         TmaEpilogue<Out, Plain, MMAS, BLOCK_N, CHUNK_BUFFERS> away{nothing, chunks, 0, group, stores};

@@ -2,9 +2,9 @@
 // With alpha, beta C_in, bias and an activation, or a batch of them, where that is asked.
 //
 // ADDS           what production asks of the loop of wgmma_epilogue.cu. A build has one tile
-//                (wgmma_persistent_build.cuh), which the plan chooses (wgmma_persistent.py): time
-//                is waves of tiles times their area. With PINGPONG the consumers take alternate
-//                tiles, so that one multiplies while the other fuses and stores. Blocks are paired
+//                (wgmma_persistent_build.cuh), which the plan chooses (wgmma_persistent.py): in
+//                the main, time is waves of tiles times their area. With PINGPONG the
+//                consumers take alternate tiles: one multiplies while the other stores. Blocks pair
 //                where that pays, and share the longer operand. What is fused happens in registers
 //                on C's way, in a build that knows what; C_in comes by TMA, into the buffers of C,
 //                under the multiplies (sm90/epilogue_tma.cuh). The tiles of a batch are one long

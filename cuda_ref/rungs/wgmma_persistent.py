@@ -1,8 +1,10 @@
 """wgmma_persistent, the production kernel: a block computes the tile whose last wave ends first.
 
 A tile is compiled into a build of its own (see fusion.case), so a plan names all that the source
-needs. The choice is a model of one line: the time of a product is the waves of its tiles on the
-SMs, times the area of a tile over its rate.
+needs. The choice is a model. In the main a product takes the waves of its tiles on the SMs, times
+the area of a tile over its rate. ``_fastest`` adds what a step takes at least, the stores of a
+short K, and that ping-pong has two waves at least; where rows split lines of the L2 it lowers the
+rate by what a tile reads, or a pair of tiles that share.
 """
 
 from __future__ import annotations

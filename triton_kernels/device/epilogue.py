@@ -114,6 +114,7 @@ def activate(x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
     elif ACTIVATION == "silu":
         return x * logistic(x, INTERPRETED)
     else:
+        tl.static_assert(ACTIVATION == "", "activate has no branch for this activation")
         return x
 
 
@@ -134,6 +135,7 @@ def through(grad, x, ACTIVATION: tl.constexpr, INTERPRETED: tl.constexpr):
         slope = 1.5957691216057308 + 0.21406444881780074 * x * x
         return grad * (s + x * s * (1.0 - s) * slope)
     else:
+        tl.static_assert(ACTIVATION == "silu", "through has no branch for this activation")
         s = logistic(x, INTERPRETED)
         return grad * s * (1.0 + x * (1.0 - s))
 

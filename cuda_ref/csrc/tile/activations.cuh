@@ -1,6 +1,7 @@
 // The activations: for each a number, a careful form for any rung, and a short one for Hopper's
 // accumulators. A new one is a name in the enum, from which Python reads the names that rungs fuse,
-// and a case in `activate` and in `activate_sums`.
+// and a case in `activate` and in `activate_sums`, without which it would be relu
+// (tests/test_activations.py).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace tcgemm {
 
-// Up to 7, as sm90/epilogue_fused.cuh keeps them in three bits.
+// Up to 6: sm90/epilogue_fused.cuh keeps them in three bits, and 7 is any of them.
 enum class Activation : int32_t { none, relu, gelu, gelu_tanh, silu };
 
 #if defined(__CUDACC__) || defined(TCGEMM_SIMULATOR)  // a host compiler needs the names alone
@@ -55,8 +56,8 @@ namespace sm90 {
 
 // What follows has no branch, and few instructions for each value.
 
-// Phi(-z) = erfc(z / sqrt 2) / 2 = 2^P(z) for z from 0 to 8, of the normal distribution's Phi, with P
-// fitted so that it is within 3e-7.
+// Phi(-z) = erfc(z / sqrt 2) / 2 = 2^P(z) for z from 0 to 8, of the normal distribution's Phi, with
+// P fitted so that it is within 3e-7.
 __device__ __forceinline__ float normal_tail(float z) {
   float p = -0.000518856279f;
   p = p * z + 0.007387185f;
@@ -67,8 +68,8 @@ __device__ __forceinline__ float normal_tail(float z) {
   return ex2_approx(p);
 }
 
-// x Phi(x); no cancellation where x is negative. Past z = 8 the term is below 1e-15 and stays there.
-// 9 instructions, one of them on the special function unit.
+// x Phi(x); no cancellation where x is negative. Past z = 8 the term is below 1e-15 and stays
+// there. 9 instructions, one of them on the special function unit.
 __device__ __forceinline__ float fast_gelu(float x) {
   const float z = fminf(fabsf(x), 8.0f);
   return max_nan(x, 0.0f) - z * normal_tail(z);

@@ -38,6 +38,7 @@ __device__ __forceinline__ float through(float dy, float x) {
     const Logistic of(x * (2.30220819f + 0.102943242f * square));
     return dy * (of.s + x * of.slope * (1.59576912f + 0.214064449f * square));
   } else {
+    static_assert(ACTIVATION == Activation::silu, "the derivative of this activation is missing");
     const Logistic of(1.44269504f * x);
     return dy * (of.s + x * of.slope);
   }
