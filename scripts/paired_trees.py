@@ -314,6 +314,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("pairs.csv"))
     parser.add_argument("--caches", type=Path, default=Path("pairs-caches"))
     parser.add_argument("--seconds", type=float, default=math.inf, help="of timing, for all cases")
+    parser.add_argument("--skip", type=int, default=0, help="so many of the first cases")
     parser.add_argument("--check", action="store_true", help="results of small cases alone")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -323,7 +324,7 @@ def main() -> None:
         return
     backends = asked.backend or ["cuda", "triton"]
     turns = itertools.zip_longest(*(cases(backend) for backend in backends))
-    these = [case for turn in turns for case in turn if case is not None]
+    these = [case for turn in turns for case in turn if case is not None][asked.skip :]
     if asked.check:
         these = [Case(backend, 33, 40, 24) for backend in backends]
     caches = asked.caches.resolve()
