@@ -1,5 +1,5 @@
-"""The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choose, tuned_by_user,
-load, inspect and derivative_kernel."""
+"""The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choosable, choose,
+tuned_by_user, load, inspect and derivative_kernel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,23 @@ if __name__ != "tcgemm.cuda_ref":
 
 from .build.toolchain import OWN, built_by_case, source
 from .fusion import Asked, case
+from .planning.choose import choosable as choosable
 from .planning.choose import choose as choose
 from .planning.choose import tuned_by_user as tuned_by_user
 from .planning.ladder import rows
 from .planning.ladder import tunings as tunings
 from .planning.rows import PAIRS
 
-__all__ = ["KERNELS", "PAIRS", "buildable", "choose", "inspect", "load", "tuned_by_user"]
+__all__ = [
+    "KERNELS",
+    "PAIRS",
+    "buildable",
+    "choosable",
+    "choose",
+    "inspect",
+    "load",
+    "tuned_by_user",
+]
 
 KERNELS: tuple[dict[str, Any], ...] = tuple(rows())
 """The ladder's rows, each from the Python file beside the rung's source: see planning/ladder.py."""

@@ -26,6 +26,12 @@ RACES = ROOT / "reports" / GPU.slug / "trials" / "races.csv"
 BACKEND = "triton"
 POWER = 2
 """Of the fastest plan's time over a plan's: its weight."""
+SECOND_PASS_US = 0.75
+"""What a plan that divides K takes longer in `tcgemm bench --suite drawn`, whose foreign kernel
+works on C in place, than in races of ELSEWHERE. Ten plans were timed in both ways, and take 0.7 us
+more in the median; plans of whole K take the same (docs/lab/cost_model.md)."""
+ELSEWHERE = ("7a96c1d", "ad24ec3", "c327f65", "27b646c")
+"""Trees whose races had another foreign kernel than that."""
 
 
 class Raced(NamedTuple):
@@ -58,8 +64,14 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
             continue
         terms = plans.terms(problem, plan, GPU.sms or 0)
         name = f"{BACKEND}/{row['kernel']}"
-        found.append(Raced(problem, name, plan, terms, float(row["us"])))
+        found.append(Raced(problem, name, plan, terms, us_of(row, plan)))
     return found
+
+
+def us_of(row: Mapping[str, str], plan: Mapping[str, int]) -> float:
+    """Microseconds of a race's row, with the second pass that it missed."""
+    missed = row["tree"] in ELSEWHERE and plan.get("SPLITS", 1) > 1
+    return float(row["us"]) + SECOND_PASS_US * missed
 
 
 def fitted(rows: Iterable[Raced]) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 Dispatch knows of a backend module ``KERNELS``, its ladder as a tuple of rows, and ``load(name)``,
 which returns a rung's callable, compiled. Where the module has them, it asks besides
 ``choose(problem, able)`` for the name of the kernel to run of those that accept,
-``buildable(problem, able)`` for those that can be built here, ``tuned_by_user(problem)`` whether a
-table of the user's own has settled the choice, ``plans(problem, able)`` for plans worth a look
-besides what its tables say, and ``derivative_kernel()`` for that of an activation's derivative. It
-knows no tile size.
+``buildable(problem, able)`` for those that can be built here, ``choosable(problem, able)`` for
+those that may be taken unnamed, ``tuned_by_user(problem)`` whether a table of the user's own has
+settled the choice, ``plans(problem, able)`` for plans worth a look besides what its tables say, and
+``derivative_kernel()`` for that of an activation's derivative. It knows no tile size.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def by_models(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
 
 
 def by_tables(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
-    """What the backend itself chooses, and of which: all that take the problem and are built here.
+    """What the backend itself chooses, and of which: all that may be taken here unnamed.
 
     Raises UnsupportedError with every reason.
     """
@@ -256,8 +256,8 @@ def by_tables(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
             + "\n  ".join(f"{name}: {reason}" for name, reason in reversed(reasons.items()))
         )
     module = _module(backend)
-    if hasattr(module, "buildable"):
-        able = module.buildable(problem, able)
+    for which in ("buildable", "choosable"):
+        able = getattr(module, which)(problem, able) if hasattr(module, which) else able
     name = module.choose(problem, able) if hasattr(module, "choose") else able[-1]
     return find(backend, name), [find(backend, each) for each in able]
 

@@ -17,6 +17,7 @@ from tcgemm import dispatch
 from tcgemm.bench import drawn
 from tcgemm.bench.case import Case
 from tcgemm.choosing import fitting, model, model_files, within
+from tcgemm.problem import Problem
 
 ROOT = Path(__file__).parents[1]
 H200 = "nvidia-h200"
@@ -301,3 +302,52 @@ def test_what_it_does_not_know_has_no_time():
     assert model.least_of(known, (1.0, 3.1, 0.0)) == 3.5
     assert model.sum_of(known, (1.0, 3.0, 0.5)) is None  # which two rows had
     assert model.least_of(known, (1.0, 3.0, 0.5)) == 5.5
+
+
+ONE_BY_ONE = [
+    (16, 16, 7248, "tt"),
+    (8, 8, 6457, "tn"),
+    (4072, 8, 3628, "tn"),
+    (24, 24, 12633, "tn"),
+]
+"""Products whose narrow operand gemv would load an element at a time."""
+READ_OFTEN = [(35, 40, 6808, "nt"), (544, 96, 4704, "tt"), (17, 4096, 4096, "nt")]
+"""Products of which gemv would read the wide operand three times or more."""
+
+
+@pytest.mark.parametrize("shape", ONE_BY_ONE + READ_OFTEN)
+def test_gemv_is_not_taken_where_it_has_to_be_named(shape, on_an_h200):
+    *sizes, layout = shape
+    problem = Problem.stored(
+        *sizes, "bfloat16", "bfloat16", layout, device="cuda", capability=(9, 0)
+    )  # fmt: skip
+    gemv = dispatch.find("cuda", "gemv")
+    assert gemv.why_not(problem) is None
+    _, able = dispatch.by_tables(problem, "cuda")
+    assert gemv not in able
+    assert dispatch.choose(problem, "cuda").name != "gemv"
+    assert dispatch.choose(problem, "cuda", "gemv") == gemv
+    choosable = import_module("tcgemm.cuda_ref").choosable
+    assert choosable(problem, ["gemv"]) == ["gemv"]  # where there is nothing else
+
+
+@pytest.mark.parametrize("shape", [(49, 8, 11800, "nt"), (9720, 8, 4780, "tt"), (16, 64, 64, "nt")])
+def test_gemv_may_be_taken_where_it_reads_in_vectors_or_tma_cannot(shape, on_an_h200):
+    """The first was raced: gemv takes 6.3 us, one_wave 7.6. Of the second TMA reads nothing."""
+    *sizes, layout = shape
+    problem = Problem.stored(
+        *sizes, "bfloat16", "bfloat16", layout, device="cuda", capability=(9, 0)
+    )  # fmt: skip
+    _, able = dispatch.by_tables(problem, "cuda")
+    assert "gemv" in [row.name for row in able]
+    if max(sizes) > 1000:
+        assert dispatch.choose(problem, "cuda").name == "gemv"
+
+
+def test_a_kernel_is_fitted_to_rows_where_it_may_be_taken(timed):
+    rows = [row for row in timed if row.kernel == "cuda/gemv" and row.seed in drawn.FITTED]
+    alone = [row for row in rows if row.only_by_name]
+    assert len(alone) > 150
+    assert len(rows) - len(alone) >= model.LEAST_ROWS
+    shipped = json.loads(Path(model.__file__).with_name("model-nvidia-h200.json").read_text())
+    assert shipped["kernels"]["cuda/gemv"]["rows"] == len(rows) - len(alone)

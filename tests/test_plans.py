@@ -17,6 +17,7 @@ import pytest
 from tcgemm import dispatch
 from tcgemm.bench.drawn import drawn_cases
 from tcgemm.choosing import model, model_files, plans, within
+from tcgemm.choosing.fitting import plan_of
 from tcgemm.problem import Problem
 
 ROOT = Path(__file__).parents[1]
@@ -26,10 +27,10 @@ OFFER = import_module("tcgemm.triton_kernels").plans
 gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 
 FOLDS = 5
-LOSS, GAIN, WORSE = 1.15, 0.1, 0.08
+LOSS, GAIN, WORSE = 1.12, 0.1, 0.08
 """Of the plan that is taken over the fastest timed one, where the fit has not seen the shape: the
 geometric mean; how much more tables lose; the share of shapes that it makes slower by 5 %. Seen, on
-shapes that were raced because tables were slow there: 1.13, where tables give 1.25, and none."""
+shapes that were raced because tables were slow there: 1.10, where tables give 1.24, and none."""
 
 
 @pytest.fixture(autouse=True)
@@ -106,11 +107,13 @@ def test_of_a_shape_that_it_has_not_seen_it_takes_a_faster_plan(script, races):
                 if _is_offered(each)
                 and (us := _modelled(each, constants, model.sum_of)) is not None
             ]
-            present = next(each for each in timed if _same(each, row))
+            us = script.us_of(row, plan_of(row["config"]))
+            present = next(
+                each for each in timed if each.kernel == f"triton/{row['kernel']}" and each.us == us
+            )
             present_us = _modelled(present, constants, model.least_of)
             best_us, best = min(modelled, key=lambda one: one[0], default=(present_us, present))
-            earned = within.EARNED * (1 if present_us < within.SHORT_US else plans.OF_LONGER)
-            got = best if best_us < present_us * (1 - earned) else present
+            got = best if best_us < present_us * (1 - plans.earned(present_us)) else present
             fastest = min(each.us for each in timed)
             mine.append(got.us / fastest)
             tables.append(present.us / fastest)
@@ -128,10 +131,6 @@ def _modelled(each, constants, by):
 def _is_offered(each, names=tuple(PLANNERS)):
     kernel = each.kernel.partition("/")[2]
     return any(name == kernel and plan == each.plan for name, plan in OFFER(each.problem, names))
-
-
-def _same(each, row):
-    return each.kernel == f"triton/{row['kernel']}" and float(row["us"]) == each.us
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -252,3 +251,19 @@ def test_terms_tell_plans_of_one_kernel_apart():
     assert (deeper["steps"], deeper["step"]) == (4, found["step"])
     warps = {**plan, "NUM_WARPS": 0, "CONSUMERS": 2}
     assert plans.terms(problem, warps, 132)[plans.TERMS.index("registers")] == 0.25
+
+
+def test_a_divided_k_takes_the_second_pass_that_races_missed(script, races):
+    """Only in races of those trees: later ones have the suite's foreign kernel."""
+    of = {"us": "3.0", "tree": "27b646c"}
+    assert script.us_of(of, {"SPLITS": 4}) == 3.0 + script.SECOND_PASS_US
+    assert script.us_of(of, {"SPLITS": 1}) == script.us_of(of, {}) == 3.0
+    assert script.us_of({**of, "tree": "0000000"}, {"SPLITS": 4}) == 3.0
+    assert {row["tree"] for row in races} >= set(script.ELSEWHERE)
+
+
+def test_what_a_plan_has_to_win_grows_without_a_step():
+    short, longer = plans.earned(within.SHORT_US), plans.earned(2 * within.SHORT_US)
+    assert plans.earned(2.0) == short == within.EARNED
+    assert longer == plans.earned(100.0) == plans.OF_LONGER * within.EARNED
+    assert short < plans.earned(1.5 * within.SHORT_US) < longer

@@ -7,7 +7,7 @@ here: each says in its own Python file what it costs (see ladder.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -30,10 +30,23 @@ def choose(problem: Any, able: Sequence[str]) -> str:
     return _choose(problem, frozenset(able))
 
 
+def choosable(problem: Any, able: Iterable[str]) -> list[str]:
+    """Of rungs that accept the problem those that may be taken where none is named: without such as
+    another rung that accepts it is better than always."""
+    able = list(able)
+    rungs = {name: module for name, module in by_name().items() if name in able}
+    by_name_alone = {
+        name
+        for name, module in rungs.items()
+        if hasattr(module, "only_by_name") and module.only_by_name(problem)
+    }
+    return [name for name in able if name not in by_name_alone] or able
+
+
 @lru_cache(maxsize=4096)
 def _choose(problem: Any, able: frozenset[str]) -> str:
-    rungs = [module for name, module in by_name().items() if name in able]
-    rungs = [m for m in rungs if not _only_by_name(m, problem)] or rungs
+    left = choosable(problem, able)
+    rungs = [module for name, module in by_name().items() if name in left]
     names = {module.ROW["name"] for module in rungs}
     gpu = gpu_of(problem)
     if problem.batch == 1:  # tables hold single products
@@ -72,11 +85,6 @@ def _highest(rungs: Sequence[ModuleType]) -> str:
 
 def _is_specialist(module: ModuleType) -> bool:
     return str(module.__file__).startswith(str(SPECIALISTS))
-
-
-def _only_by_name(module: ModuleType, problem: Any) -> bool:
-    """Whether a rung that takes the problem as well is the better one always."""
-    return bool(hasattr(module, "only_by_name") and module.only_by_name(problem))
 
 
 def forget() -> None:

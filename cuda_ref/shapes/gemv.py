@@ -10,7 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..planning.cost import most_splits
-from ..planning.refusals import ANY, MOST_TILES, TMA_MOST, column_major, operands, storage
+from ..planning.refusals import (
+    ANY,
+    MOST_TILES,
+    TMA_MOST,
+    column_major,
+    operands,
+    refuse_tma,
+    storage,
+)
 from ..planning.rows import FUSES, row
 from ..planning.tuning import Tuning, plan, wide
 from . import gemv_odd
@@ -19,6 +27,9 @@ ORDER = 180
 
 MOST_ROWS = 8
 """Rows of A that are multiplied with B at once."""
+
+MOST_READS = 2
+"""Of B, for those rows each, with which another rung may be slower."""
 
 COLUMNS = {"SPLITS": 1, "WARPS": 16, "BLOCKS": 1}
 """Settings of a column for each warp; WARPS is COLUMN_WARPS of gemv_columns.cuh."""
@@ -177,6 +188,16 @@ TUNING = Tuning(
 def settled(problem: Any, sms: int) -> bool:
     """Whether it is a batch of few rows: no other rung reads each B of a batch once."""
     return bool(problem.batch > 1 and wide(problem).M <= MOST_ROWS)
+
+
+def only_by_name(problem: Any) -> bool:
+    """Whether a rung by TMA takes the product, and A comes an element at a time, or B is read more
+    than MOST_READS times. At 77 timed products of the first kind, and at 62 of the second, another
+    rung was faster, by 1.4 and by 1.5 times at least
+    (reports/nvidia-h200/trials/drawn_kernels.csv and races.csv)."""
+    seen = wide(problem)
+    many = not in_vectors(seen) or seen.M > MOST_READS * MOST_ROWS
+    return bool(many and problem.batch == 1 and refuse_tma(problem) is None)
 
 
 def cost(problem: Any, sms: int) -> float | None:

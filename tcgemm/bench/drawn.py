@@ -43,6 +43,10 @@ FITTED: dict[int, str] = {
         (519, 520), "the model of Triton's plans, and plans of CUDA's small and one_wave"
     ),
     **dict.fromkeys(range(521, 526), "which plans Triton's module offers"),
+    **dict.fromkeys(
+        (526, 527, 528),
+        "where CUDA's gemv is taken only by name, and a divided K of Triton's plans",
+    ),
     610: "the same as of 507",
     **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",

@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from operator import mul
 from statistics import geometric_mean
 from typing import Any, NamedTuple
@@ -36,6 +37,9 @@ class Timed(NamedTuple):
     kernel: str
     terms: tuple[float, ...]
     us: float
+    only_by_name: bool = False
+    """Whether the kernel is taken for the problem only where it is named. Such a row tells of what
+    all kernels have together, and not of its kernel: it may be slow by what no term counts."""
 
 
 def timed(
@@ -65,7 +69,14 @@ def timed(
             found = model.terms(problem, plan, sms)
             us = 1e3 * float(row["ms_p50"])
             among = row.get("among") or ""
-            yield Timed(int(seed[1]), problem, among, kernel.full_name, found, us)
+            alone = _only_by_name(problem, kernel)
+            yield Timed(int(seed[1]), problem, among, kernel.full_name, found, us, alone)
+
+
+def _only_by_name(problem: Problem, kernel: dispatch.Kernel) -> bool:
+    module = import_module(dispatch.BACKENDS[kernel.backend])
+    names = [row.name for row in dispatch.ladder(kernel.backend)]
+    return hasattr(module, "choosable") and kernel.name not in module.choosable(problem, names)
 
 
 def plan_of(config: str) -> dict[str, int]:
@@ -81,15 +92,16 @@ def fitted(rows: Iterable[Timed]) -> dict[str, Any]:
     there, a C of a million elements would take half a millisecond. So each kernel's fit is drawn,
     by the weight of PULL rows, to the constants that all kernels of its language have together.
     """
-    languages: dict[str, dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+    languages: dict[str, dict[str, list[Timed]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        languages[row.kernel.partition("/")[0]][row.kernel].append((row.terms, row.us))
+        languages[row.kernel.partition("/")[0]][row.kernel].append(row)
     found = {}
     for kernels in languages.values():
-        together = [sample for of in kernels.values() for sample in of]
+        together = [(row.terms, row.us) for of in kernels.values() for row in of]
         weights = [PULL * x for x in mean_squares(together)]
         common = list(zip(fit(together), weights, strict=True))
-        for kernel, of in kernels.items():
+        for kernel, timed_rows in kernels.items():
+            of = [(row.terms, row.us) for row in timed_rows if not row.only_by_name]
             if len(of) >= model.LEAST_ROWS:
                 constants = told(fit(of, common), of)
                 found[kernel] = {"rows": len(of), **dict(zip(TERMS, constants, strict=True))}
