@@ -284,7 +284,8 @@ def _started_by(
     if kernel is None and (copies := repacking.worth(problem, backend)) is not None:
         row = dispatch.choose(copies.problem, backend)
         plan = Plan(backend, row.name, row.plan(copies.problem))
-        start = repacking.Repacked(part, copies, partial(_bind, plan, copies.problem, fusion))
+        bind = partial(_bind, plan, copies.problem, fusion)
+        start = repacking.Repacked(part, copies, backend, bind)
         return replace(plan, config={**plan.config, "ALIGNED_COPIES": copies.count}), start
     plan = _planned(problem, backend, kernel)
     return plan, _bind(plan, problem, fusion, part)

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,14 +26,17 @@ from .problem import ITEMSIZE, Problem
 
 log = logging.getLogger(__name__)
 
+Copier = Callable[[torch.Tensor, torch.Tensor], Any]
+
 LINE = 64
 """Elements of 16 bits in a line of the L2: rows of a copy are whole multiples of it."""
 
 FAST, TRAFFIC = 550e6, 2.5e6
 """Of kernels that read aligned rows: operations and bytes in a microsecond (H200)."""
 
-COPIED = 1.0e6
-"""Bytes of an operand that are copied in a microsecond, read and written."""
+COPIED, COPIED_IN_WORDS = 1.0e6, 1.6e6
+"""Bytes of an operand that are copied in a microsecond, read and written: by torch, and by a
+language that has a kernel for it (``copier``; reports/nvidia-h200/trials/copies.csv)."""
 
 LAUNCH_US = 3.5
 """Of a copy."""
@@ -83,25 +87,33 @@ def pays(problem: Problem, copies: Copies, backend: str) -> bool:
     if os.environ.get("TCGEMM_REPACK") == "0":
         return False
     direct_us = dispatch.choose(problem, backend).unaligned_us(problem)
-    if direct_us is None or _copied(problem, copies) > _workspace_mib() << 20:
+    if direct_us is None or sum(_copied(problem, copies)) > _workspace_mib() << 20:
         return False
     fast_us = START_US + max(problem.flop / FAST, problem.bytes / TRAFFIC)
-    return direct_us > copying_us(problem, copies) + fast_us
+    return direct_us > copying_us(problem, copies, backend) + fast_us
 
 
-def copying_us(problem: Problem, copies: Copies) -> float:
+def copying_us(problem: Problem, copies: Copies, backend: str) -> float:
     """Microseconds that the copies take, beside the kernel that reads them."""
-    return copies.count * LAUNCH_US + _copied(problem, copies) / COPIED
+    of_a, of_b, of_c = _copied(problem, copies)
+    rate = COPIED if copier_of(backend) is None else COPIED_IN_WORDS
+    return copies.count * LAUNCH_US + (of_a + of_b) / rate + of_c / COPIED
 
 
-def _copied(problem: Problem, copies: Copies) -> int:
-    """Bytes of the copies."""
+def _copied(problem: Problem, copies: Copies) -> tuple[int, int, int]:
+    """Bytes of the copies of A, B and C."""
     better = copies.problem
     return (
-        _bytes((problem.M, problem.K), better.a_strides) * copies.a
-        + _bytes((problem.K, problem.N), better.b_strides) * copies.b
-        + _bytes((problem.M, problem.N), better.c_strides) * copies.c
+        _bytes((problem.M, problem.K), better.a_strides) * copies.a,
+        _bytes((problem.K, problem.N), better.b_strides) * copies.b,
+        _bytes((problem.M, problem.N), better.c_strides) * copies.c,
     )
+
+
+def copier_of(backend: str) -> Callable[[torch.Tensor, torch.Tensor], Copier | None] | None:
+    """``copier(x, copy)`` of a language that copies odd rows faster than torch does; else None. It
+    gives ``start(copy, x)`` for matrices like these, or None for such as it does not take."""
+    return getattr(import_module(dispatch.BACKENDS[backend]), "copier", None)
 
 
 def _odd(shape: tuple[int, int], strides: tuple[int, int], alignment: int) -> bool:
@@ -145,16 +157,21 @@ class Repacked:
     """
 
     def __init__(
-        self, part: Part, copies: Copies, bind: Callable[[Part], Callable[..., None]]
+        self, part: Part, copies: Copies, backend: str, bind: Callable[[Part], Callable[..., None]]
     ) -> None:
         """
         Args:
             part: operands of the kind of call.
             copies: which of them are copied.
+            backend: whose copier makes them, where it has one.
             bind: binds the kernel to a part with the copies in it.
         """
         self._copies = copies
         a, b, c = self._memory(part.a, part.b, part.c)
+        copier = copier_of(backend) or (lambda x, copy: None)
+        of_a = copier(part.a, a) if copies.a else None
+        of_b = copier(part.b, b[:, : part.b.shape[1]]) if copies.b else None
+        self._copy_a, self._copy_b = of_a or torch.Tensor.copy_, of_b or torch.Tensor.copy_
         self._start = bind(part._replace(a=a, b=b, c=c))
 
     def _memory(
@@ -173,10 +190,10 @@ class Repacked:
         to_a, to_b, to_c = self._memory(a, b, c)
         if copies.a:
             log.info("A is copied into aligned rows: %d bytes", a.nbytes)
-            to_a.copy_(a)
+            self._copy_a(to_a, a)
         if copies.b:
             log.info("B is copied into aligned rows: %d bytes", b.nbytes)
-            to_b[:, : b.shape[1]].copy_(b)
+            self._copy_b(to_b[:, : b.shape[1]], b)
         self._start(to_a, to_b, to_c, *others)
         if copies.c:
             c.copy_(to_c[:, : c.shape[1]])

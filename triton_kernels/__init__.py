@@ -1,5 +1,5 @@
 """The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, plans,
-planned_by_user, tuned_by_user, load, inspect and derivative.
+planned_by_user, tuned_by_user, load, inspect, derivative and copier.
 
 Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
 A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its name below.
@@ -114,6 +114,13 @@ def derivative_kernel() -> Callable[..., Callable[..., None]]:
     module = import_module(".derivative", __name__)
     bind: Callable[..., Callable[..., None]] = partial(module.run.bind, **module.TILE)
     return bind
+
+
+def copier(x: Any, copy: Any) -> Callable[..., None] | None:
+    """``start(copy, x)``, which copies odd rows of 16-bit elements into aligned ones; see
+    host/copies.py."""
+    made: Callable[..., None] | None = import_module(".host.copies", __name__).copier(x, copy)
+    return made
 
 
 def inspect(

@@ -103,7 +103,7 @@ def _modelled(
         us = model.estimated_us(row.full_name, asked, row.plan(asked), slug, sms)
         if us is None:
             return None
-        times[backend] = us + (repacking.copying_us(problem, copies) if copies else 0.0)
+        times[backend] = us + (repacking.copying_us(problem, copies, backend) if copies else 0.0)
     fast, slow = sorted(times, key=times.__getitem__)
     by = f"{model_files.of(slug).whose} model of {slug}"
     return Choice(fast, f"{times[fast]:.3g} us by {by}, {slow} {times[slow]:.3g}")

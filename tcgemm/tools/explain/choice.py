@@ -90,7 +90,7 @@ def choice(
     copied: dict[str, Any] = {}
     if copies is not None:
         names = " and ".join(name for name in "ABC" if getattr(copies, name.lower()))
-        copied = {"copied": names, "copying_us": repacking.copying_us(problem, copies)}
+        copied = {"copied": names, "copying_us": repacking.copying_us(problem, copies, backend)}
     return Choice(
         backend,
         row.name,

@@ -1,0 +1,104 @@
+"""Triton's copies of odd rows into aligned ones: every way in which rows lie in words of 4 bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tcgemm.triton_kernels import copier
+from test_triton_bounds import watched as watched  # a fixture
+
+from tcgemm import repacking
+
+
+def matrix(R, C, pitch, begin, device, by_columns=False):
+    """[R, C] of random bits, and a view that begins ``begin`` elements into its memory."""
+    bits = torch.randint(-(2**15), 2**15, (R * pitch + begin + 8,), dtype=torch.int32)
+    memory = bits.to(torch.int16).view(torch.bfloat16).to(device)
+    rows = memory[begin : begin + R * pitch].as_strided((R, C), (pitch, 1), begin)
+    return rows.mT if by_columns else rows
+
+
+def copy_of(x):
+    """Aligned memory for x, full of ones."""
+    wide = -(-max(x.shape) // 64) * 64
+    full = torch.full((2 * wide * wide,), 1.0, dtype=x.dtype, device=x.device)
+    if x.stride(0) == 1 and x.stride(1) != 1:
+        return full.as_strided(x.shape, (1, wide))
+    return full.as_strided(x.shape, (wide, 1))
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("begin", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("R", "C", "pitch"), [(3, 5, 5), (5, 4, 7), (1, 1, 1), (2, 1, 3), (7, 9, 10), (4, 1031, 1033)]
+)
+def test_a_copy_has_the_bits_of_the_matrix(R, C, pitch, begin, by_columns, device):
+    x = matrix(R, C, pitch, begin, device, by_columns)
+    copy = copy_of(x)
+    start = copier(x, copy)
+    for _ in range(3):
+        copy.fill_(1.0)
+        start(copy, x)
+        assert torch.equal(copy.view(torch.int16), x.view(torch.int16))
+
+
+def test_a_later_call_has_other_tensors(device):
+    """Of the same kind, as ``Repacked`` promises."""
+    first = matrix(5, 7, 9, 1, device)
+    start = copier(first, copy_of(first))
+    for _ in range(3):
+        x = matrix(5, 7, 9, 1, device)
+        copy = copy_of(x)
+        start(copy, x)
+        assert torch.equal(copy.view(torch.int16), x.view(torch.int16))
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+@pytest.mark.parametrize(("R", "C", "pitch"), [(3, 5, 5), (3, 4, 7), (2, 6, 6), (1, 1, 1)])
+def test_nothing_beside_the_matrix_is_read(R, C, pitch, begin, watched):
+    x = matrix(R, C, pitch, begin, "cpu")
+    copy = copy_of(x)
+    # From the first element to the last: what lies between rows is the matrix's as well.
+    span = x.as_strided(((R - 1) * pitch + C,), (1,))
+    found = watched(X=span)
+    copier(x, copy)(copy, x)
+    assert found == []
+    assert torch.equal(copy.view(torch.int16), x.view(torch.int16))
+
+
+def test_what_has_other_elements_or_a_step_is_left_to_torch():
+    copy = torch.empty(4, 64)
+    assert copier(torch.empty(4, 5), copy[:, :5]) is None  # 4 bytes
+    half = torch.empty(4, 64).half()
+    assert copier(torch.empty(4, 10).half()[:, ::2], half[:, :5]) is None
+    assert copier(torch.empty(0, 5).half(), half[:0, :5]) is None
+    assert copier(torch.empty(4, 5).half(), half[:, :5]) is not None
+
+
+def test_only_a_language_with_such_a_kernel_is_reckoned_with_it():
+    assert repacking.copier_of("triton") is not None
+    assert repacking.copier_of("cuda") is None
+    assert np.isclose(repacking.COPIED_IN_WORDS / repacking.COPIED, 1.6)
+
+
+def test_the_compiler_loads_words():
+    """For sm_90, without a GPU: 4 bytes a load, nothing spilled."""
+    program = Path(__file__).parent / "copies_compile.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=environment, check=True
+    )
+    made = json.loads(done.stdout.splitlines()[-1])
+    assert made["spill_bytes"] == 0
+    loads = re.findall(r"ld\.global\.(\w+)", made["ptx"])
+    assert loads.count("b16") == 2  # the first element and the last
+    assert set(loads) == {"b16", "b32"}
+    assert set(re.findall(r"st\.global\.(\w+)", made["ptx"])) == {"b32"}
