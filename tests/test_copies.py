@@ -1,4 +1,4 @@
-"""Triton's copies of odd rows into aligned ones: every way in which rows lie in words of 4 bytes."""
+"""Triton's copies of odd rows into aligned ones, in every way in which rows lie in words."""
 
 from __future__ import annotations
 
