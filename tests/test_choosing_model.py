@@ -331,6 +331,31 @@ def test_gemv_is_not_taken_where_it_has_to_be_named(shape, on_an_h200):
     assert choosable(problem, ["gemv"]) == ["gemv"]  # where there is nothing else
 
 
+@pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
+def test_gemv_stays_where_no_rung_by_tma_can_run(capability):
+    problem = Problem.stored(
+        8, 4096, 4096, "bfloat16", "bfloat16", "tt", device="cuda", capability=capability
+    )
+    choosable = import_module("tcgemm.cuda_ref").choosable
+    assert choosable(problem, ["wmma_any", "gemv"]) == ["wmma_any", "gemv"]
+    there = replace(problem, capability=(9, 0))
+    assert choosable(there, ["wmma_any", "gemv"]) == ["wmma_any"]
+
+
+def test_gemv_stays_where_the_user_s_own_table_names_it(tmp_path, monkeypatch, on_an_h200):
+    choose, tables = (
+        import_module(f"tcgemm.cuda_ref.planning.{name}") for name in ("choose", "tables")
+    )
+    problem = Problem.stored(
+        17, 4096, 4096, "bfloat16", "bfloat16", "nt", device="cuda", capability=(9, 0)
+    )
+    named = {"prefer": [{"kernel": "gemv", "when": {"M_max": 32}}], "kernels": {}}
+    monkeypatch.setattr(tables, "of_user", lambda gpu: named)
+    assert choose.choosable(problem, ["one_wave", "gemv"]) == ["one_wave", "gemv"]
+    monkeypatch.setattr(tables, "of_user", lambda gpu: {"prefer": [], "kernels": {}})
+    assert choose.choosable(problem, ["one_wave", "gemv"]) == ["one_wave"]
+
+
 @pytest.mark.parametrize("shape", [(49, 8, 11800, "nt"), (9720, 8, 4780, "tt"), (16, 64, 64, "nt")])
 def test_gemv_may_be_taken_where_it_reads_in_vectors_or_tma_cannot(shape, on_an_h200):
     """The first was raced: gemv takes 6.3 us, one_wave 7.6. Of the second TMA reads nothing."""

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tcgemm.triton_kernels import copier
+from tcgemm.triton_kernels.host import copies, recording
 from test_triton_bounds import watched as watched  # a fixture
 
 from tcgemm import repacking
+from tcgemm.problem import Problem
 
 
 def matrix(R, C, pitch, begin, device, by_columns=False):
@@ -84,9 +85,22 @@ def test_what_has_other_elements_or_a_step_is_left_to_torch():
 
 
 def test_only_a_language_with_such_a_kernel_is_reckoned_with_it():
-    assert repacking.copier_of("triton") is not None
-    assert repacking.copier_of("cuda") is None
-    assert np.isclose(repacking.COPIED_IN_WORDS / repacking.COPIED, 1.6)
+    odd = Problem(
+        4096, 4096, 4096, "bfloat16", "bfloat16", (4097, 1), (4097, 1), (4096, 1),
+        capability=(9, 0),
+    )  # fmt: skip
+    made = repacking.Copies(repacking.aligned(odd, True, True, False), True, True, False)
+    us = {name: repacking.copying_us(odd, made, name) for name in ("triton", "cuda")}
+    assert us["cuda"] > 1.4 * us["triton"]
+
+
+def test_what_is_launched_can_be_recorded():
+    """A step with another grid than launches have is not replayed, and is no error."""
+    x = matrix(5, 7, 9, 1, "cpu")
+    grid, args, constants = copies.arguments(x, x, copy_of(x))
+    assert grid == (3,)
+    assert [*copies.kernel.arg_names][len(args) :] == ["ROWS", "WORDS"]
+    assert recording.record(object(), (None, (3, 4), args, constants), (1, 1, 2)) is None
 
 
 def test_the_compiler_loads_words():

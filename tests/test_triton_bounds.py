@@ -32,6 +32,7 @@ class Addresses:
         for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
             steps = torch.arange(size) * stride * view.itemsize
             element += steps.view(-1, *[1] * (view.dim() - dim - 1))
+        self.itemsize = view.itemsize
         self.view = (element + view.data_ptr()).flatten().numpy()
 
     def outside(self, addresses: np.ndarray) -> int:
@@ -56,9 +57,11 @@ def watched(monkeypatch):
         def checked(self, pointers, *arguments, **named):
             mask = named["mask"] if "mask" in named else arguments[mask_at]
             inside = np.asarray(mask.data).astype(bool)
-            addresses = np.broadcast_to(pointers.data, inside.shape)[inside]
+            addresses = np.broadcast_to(pointers.data, inside.shape)[inside].astype(np.int64)
+            size = pointers.get_element_ty().primitive_bitwidth // 8
             for view in views:
-                if count := view.outside(addresses.astype(np.int64)):
+                last = addresses + max(size - view.itemsize, 0)  # the last element of a word
+                if count := view.outside(np.union1d(addresses, last)):
                     found.append(f"{count} elements beside {view.name} are {verb}")
             return original(self, pointers, *arguments, **named)
 

@@ -43,7 +43,7 @@ class Peers(ctypes.Structure):
             "spare_sms",
         )),
         *((name, ctypes.c_void_p) for name in (
-            "flags", "done", "epoch", "trouble", "slot", "words", "slots", "stamps",
+            "flags", "done", "epoch", "trouble", "slot", "words", "stamps",
         )),
         ("slot_of", ctypes.c_void_p * MOST_OWNERS),
     )  # fmt: skip
@@ -67,7 +67,6 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: i
         trouble=call.trouble.data_ptr(),
         slot=None if slot is None else slot.data_ptr(),
         words=call.words.data_ptr(),
-        slots=call.data.data_ptr(),
         stamps=None if call.stamps is None else call.stamps.data_ptr(),
         slot_of=(ctypes.c_void_p * MOST_OWNERS)(*call.slot_of[:MOST_OWNERS]),
     )

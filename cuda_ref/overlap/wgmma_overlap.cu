@@ -149,14 +149,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (stores) stamp<SCATTERS>(spot, peers, Stamp::stored);
       } else if (spot.owner != peers.rank) {
         if (stores) sent.tell(peers, now);
-        const int64_t part_of_slot = static_cast<int64_t>(peers.chunk) * N * sizeof(Out);
-        char* const slot = static_cast<char*>(peers.slots[spot.owner]);
-        PlainOutput to{slot + peers.rank * part_of_slot, N, 1, true, 0};
-        if (owners.by_tma) to.data = nullptr;
         const Plain nothing{};
         TmaEpilogue<Out, Plain, MMAS, BLOCK_N, CHUNK_BUFFERS> away{nothing, chunks, 0, group, stores};
         away.m = m, away.n = tile.n;
-        away.store(&owners.maps[owners.by_tma ? spot.owner : 0], to, d, spot.rows, N);
+        away.store(&owners.maps[spot.owner], PlainOutput{}, d, spot.rows, N);
         sent.keep(spot, peers, flag);
       } else {
         if (stores) {
@@ -201,7 +197,8 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
                                                     Extra::BATCHED ? 1 : 0).data == nullptr;
   const int N = static_cast<int>(gemm.b.cols);
   Owners<SCATTERS> owners{};
-  if constexpr (SCATTERS) owners.by_tma = describe(gemm, peers, N, &owners);
+  if constexpr (SCATTERS) error = describe(gemm, peers, N, &owners);
+  if (error != cudaSuccess) return error;
   const RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{SCATTERS ? gemm.a.rows : gemm.c.rows,
                                                     static_cast<int>(ceil_div(N, BLOCK_N))};
   int sms = 0;

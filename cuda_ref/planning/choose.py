@@ -32,13 +32,13 @@ def choose(problem: Any, able: Sequence[str]) -> str:
 
 def choosable(problem: Any, able: Iterable[str]) -> list[str]:
     """Of rungs that accept the problem those that may be taken where none is named: without such as
-    another rung that accepts it is better than always."""
-    able = list(able)
+    another rung that accepts it is better than always, unless the user's own table names one."""
+    able, of_user = list(able), _of_user(problem)
     rungs = {name: module for name, module in by_name().items() if name in able}
     by_name_alone = {
         name
         for name, module in rungs.items()
-        if hasattr(module, "only_by_name") and module.only_by_name(problem)
+        if name != of_user and hasattr(module, "only_by_name") and module.only_by_name(problem)
     }
     return [name for name in able if name not in by_name_alone] or able
 
@@ -68,8 +68,14 @@ def _choose(problem: Any, able: frozenset[str]) -> str:
 
 def tuned_by_user(problem: Any) -> bool:
     """Whether a row of the user's own table names the rung of a problem."""
-    rows = tables.of_user(gpu_of(problem)[0])["prefer"]
-    return problem.batch == 1 and tables.first(rows, wide(problem)) is not None
+    return _of_user(problem) is not None
+
+
+def _of_user(problem: Any) -> str | None:
+    """The rung that the user's own table names for it; tables hold single products."""
+    rows = tables.of_user(gpu_of(problem)[0])["prefer"] if problem.batch == 1 else []
+    row = tables.first(rows, wide(problem)) if rows else None
+    return None if row is None else str(row["kernel"])
 
 
 def _highest_for(name: str, rungs: Sequence[ModuleType]) -> str:

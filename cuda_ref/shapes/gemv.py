@@ -16,6 +16,7 @@ from ..planning.refusals import (
     TMA_MOST,
     column_major,
     operands,
+    refuse_other_than_sm90,
     refuse_tma,
     storage,
 )
@@ -197,7 +198,8 @@ def only_by_name(problem: Any) -> bool:
     (reports/nvidia-h200/trials/drawn_kernels.csv and races.csv)."""
     seen = wide(problem)
     many = not in_vectors(seen) or seen.M > MOST_READS * MOST_ROWS
-    return bool(many and problem.batch == 1 and refuse_tma(problem) is None)
+    by_tma = refuse_other_than_sm90(problem) is None and refuse_tma(problem) is None
+    return bool(many and problem.batch == 1 and by_tma)
 
 
 def cost(problem: Any, sms: int) -> float | None:

@@ -28,8 +28,9 @@ def kernel(x, copy, R, C, pitch, begin, pitch_of_copy, ROWS: tl.constexpr, WORDS
     x lies ``begin`` elements (0 or 1) behind an address that is a multiple of 4 bytes. Nothing
     outside of it is read: a word that only begins or ends in it is made of single elements.
     """
-    r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    across = tl.cdiv(tl.cdiv(C, 2), WORDS)
+    r = (tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    word = tl.program_id(0) % across * WORDS + tl.arange(0, WORDS)
     inside = (r < R)[:, None] & (2 * word < C)[None, :]
     at = r * pitch + begin  # where a row begins, in elements behind that address
     end = (R - 1).to(tl.int64) * pitch + C + begin
@@ -50,7 +51,7 @@ def kernel(x, copy, R, C, pitch, begin, pitch_of_copy, ROWS: tl.constexpr, WORDS
 
 def arguments(
     x: torch.Tensor, _: torch.Tensor, copy: torch.Tensor
-) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``.
 
     Args:
@@ -62,7 +63,7 @@ def arguments(
     begin = x.data_ptr() // 2 % 2
     numbers = (R, C, x.stride(0), begin, copy.stride(0))
     constants = {"ROWS": ROWS, "WORDS": WORDS, "num_warps": WARPS}
-    return (cdiv(R, ROWS), cdiv(cdiv(C, 2), WORDS)), (x, copy, *numbers), constants
+    return (cdiv(R, ROWS) * cdiv(cdiv(C, 2), WORDS),), (x, copy, *numbers), constants
 
 
 run = Rung(kernel, arguments)
@@ -75,7 +76,8 @@ def copier(x: torch.Tensor, copy: torch.Tensor) -> Callable[..., None] | None:
     if by_columns:
         x, copy = x.mT, copy.mT
     fits = x.itemsize == 2 and x.stride(1) == 1 and copy.stride(1) == 1
-    if not fits or copy.stride(0) % 2 or copy.data_ptr() % 4 or 0 in x.shape:
+    reached = x.data_ptr() % 2 == copy.data_ptr() % 4 == copy.stride(0) % 2 == 0
+    if not (fits and reached) or 0 in x.shape:
         return None
     bound = run.bind(x, x, copy)
 

@@ -77,13 +77,14 @@ def record(
 
     Returns None where the launcher is not as expected, or needs scratch memory of its own.
     """
-    kernel, (programs,), args, constants = step
+    kernel, grid, args, constants = step
     calls: list[tuple[Any, ...]] = []
 
     def recorder(*passed: Any) -> None:
         calls.append(passed)
 
     try:
+        (programs,) = grid
         launcher = copy.copy(compiled.run)
         if launcher.global_scratch_size or launcher.profile_scratch_size:
             return None

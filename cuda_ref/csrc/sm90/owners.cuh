@@ -10,22 +10,20 @@ namespace tcgemm::sm90 {
 // This rank's part of every owner's slot, for TMA; a gather has none.
 template <bool SCATTERS>
 struct Owners {
-  bool by_tma = false;
   CUtensorMap maps[SCATTERS ? MOST_OWNERS : 1];
 };
 
-// False where there are more ranks than maps, or TMA cannot reach a slot: then stores are plain.
-inline bool describe(const Gemm& gemm, const Peers& peers, int N, Owners<true>* owners) {
+inline int describe(const Gemm& gemm, const Peers& peers, int N, Owners<true>* owners) {
   const int64_t part_of_slot = int64_t{peers.chunk} * N * bytes_of(gemm.out);
-  if (peers.world > MOST_OWNERS) return false;
+  if (peers.world > MOST_OWNERS) return cudaErrorNotSupported;
   for (int owner = 0; owner < peers.world; ++owner) {
     const int rows = peers.rows_of(gemm.a.rows, owner);
     if (owner == peers.rank || rows == 0) continue;
     char* const at = static_cast<char*>(peers.slot_of[owner]) + peers.rank * part_of_slot;
     if (output_map({at, rows, N, N, 1}, gemm.out, CHUNK_ROWS, &owners->maps[owner]).data != nullptr)
-      return false;
+      return cudaErrorNotSupported;
   }
-  return true;
+  return cudaSuccess;
 }
 
 // The tile of a partial sum that was last sent to its owner, who is not told of it yet.

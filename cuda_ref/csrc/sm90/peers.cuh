@@ -31,9 +31,8 @@ struct Peers {
   int32_t* trouble;      // 1, rank, part and epoch of a wait that was given up
   void* slot;            // here: gathered rows of A, or the peers' partial sums
   int32_t* const* words;  // every rank's
-  void* const* slots;     // every rank's
   int64_t* stamps;        // clock stamps, of a build with TCGEMM_STAMPS
-  void* slot_of[MOST_OWNERS];  // every rank's slot as the host knows it, of the first MOST_OWNERS
+  void* slot_of[MOST_OWNERS];  // every rank's slot; the host reads it
 
   __host__ __device__ int rows_of(int64_t M, int of) const {
     const int64_t left = M - static_cast<int64_t>(of) * chunk;

@@ -50,6 +50,7 @@ BACKENDS = {
 
 CARRYING = ("triton",)
 """Languages that do what a plan says of ``carried``, ``wide`` and ``early``."""
+
 RESULTS: dict[torch.dtype, torch.dtype] = {
     getattr(torch, name): getattr(torch, OUTPUTS[name][0]) for name in OVERLAPS
 }

@@ -1,6 +1,6 @@
 """How an overlapped product runs: its tile, and in how many parts a rank's rows are sent.
 
-A small model of time, of measured links and one rate of multiplying, chooses the parts: many let
+A small model of time, of measured links and one rate of multiplying, chooses both: many parts let
 the first tiles of a peer begin early, few waste less on what each copy costs. Nothing but M, N, K,
 the world and the machine goes into it, so all ranks find the same plan, as flags demand.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from .. import fitted
-from ..planning import MOST_BYTES
+from ..planning import MOST_BYTES, why_not_tiles
 
 LINK_BYTES_PER_US = 370e3
 """What a copy engine moves from one H200 to another, in one direction: measured at 128 to 512 MiB,
@@ -162,6 +162,12 @@ def fastest_tile(
     return min(tiles, key=time)
 
 
+def with_flags(tiles: tuple[Tile, ...], chunk: int, N: int) -> tuple[Tile, ...]:
+    """Those of which a rank has no more than flags. Where none is, all: then it is refused."""
+    plans = [in_parts(tile, chunk, 1) for tile in tiles]
+    return tuple(p.tile for p in plans if why_not_tiles(p.tiles(N)) is None) or tiles
+
+
 def sent_tile(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...]) -> Tile:
     """The tile of a product whose tiles TMA sends to their owners while the next are multiplied.
 
@@ -175,7 +181,7 @@ def sent_tile(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...]) -> Ti
         wave, last = wave_us(tile, K), SMS * tile.BLOCK_M * tile.BLOCK_N * 2 / LINK_BYTES_PER_US
         return max(waves * wave, moved) + wave + last
 
-    return min(tiles, key=us)
+    return min(with_flags(tiles, chunk, N), key=us)
 
 
 def wave_us(tile: Tile, K: int, item_bytes: int = 2) -> float:
@@ -222,10 +228,10 @@ def _gathered(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int) ->
 def scatter_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2) -> float:
     """Microseconds of product and reduce-scatter, whose partial sums have two bytes an element.
 
-    Blocks come to the ends of their tiles together, and a block multiplies nothing while it stores:
-    where blocks store to owners, all of the transfer shows. Where copy engines carry, a part leaves
-    a wave after its last tile, since blocks tell of a tile when they have the next, and own tiles
-    wait for the same part of the peers'.
+    Blocks come to the ends of their tiles together, and a block of Triton's multiplies nothing
+    while it stores: where blocks store to owners, all of the transfer shows. Where copy engines
+    carry, a part leaves a wave after its last tile, since blocks tell of a tile when they have the
+    next, and own tiles wait for the same part of the peers'.
     """
     tile, of_row = plan.tile, -(-N // plan.tile.BLOCK_N)
     sms = SMS - int(plan.carried)
@@ -257,7 +263,7 @@ def gather_plan(
 ) -> OverlapPlan:  # fmt: skip
     """The plan of an all-gather and product: tile and parts by the model."""
     plans: list[OverlapPlan] = []
-    for tile in tiles:
+    for tile in with_flags(tiles, -(-M // world), N):
         of_tile = [in_parts(tile, -(-M // world), parts) for parts in PARTS]
         if tall and N * K * item_bytes > KEPT_BYTES:
             of_tile = [plan for plan in of_tile if plan.part_tiles >= tile.GROUP_M] or of_tile[:1]
