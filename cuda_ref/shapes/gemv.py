@@ -194,7 +194,7 @@ def settled(problem: Any, sms: int) -> bool:
 def only_by_name(problem: Any) -> bool:
     """Whether a rung by TMA takes the product, and A comes an element at a time, or B is read more
     than MOST_READS times. At 77 timed products of the first kind, and at 62 of the second, another
-    rung was faster, by 1.4 and by 1.5 times at least
+    rung was faster, by 1.2 and by 1.5 times at least
     (reports/nvidia-h200/trials/drawn_kernels.csv and races.csv)."""
     seen = wide(problem)
     many = not in_vectors(seen) or seen.M > MOST_READS * MOST_ROWS
