@@ -195,11 +195,6 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// Waits until all of this thread's committed stores have arrived: it may tell others of them.
-__device__ __forceinline__ void cp_async_bulk_wait_all() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
 // Moves registers between warpgroups: every warp of the warpgroup runs it, REGISTERS a multiple
 // of 8. ptxas honours it only in a kernel with __launch_bounds__(threads, 1).
 template <int REGISTERS>

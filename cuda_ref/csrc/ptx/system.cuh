@@ -35,6 +35,11 @@ __device__ __forceinline__ void st_release_sys(int32_t* to, int32_t value) {
                : "memory");
 }
 
+// Waits until all of this thread's committed TMA stores have arrived: it may tell others of them.
+__device__ __forceinline__ void cp_async_bulk_wait_all() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 // Orders this thread's accesses to global memory before its later TMA loads.
 __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
