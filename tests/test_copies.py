@@ -103,6 +103,7 @@ def test_what_is_launched_can_be_recorded():
     assert recording.record(object(), (None, (3, 4), args, constants), (1, 1, 2)) is None
 
 
+@pytest.mark.exhaustive
 def test_the_compiler_loads_words():
     """For sm_90, without a GPU: 4 bytes a load, nothing spilled."""
     program = Path(__file__).parent / "copies_compile.py"

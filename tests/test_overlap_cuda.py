@@ -143,9 +143,8 @@ def in_cuda(rank, world, M, calls):
     return both_products(rank, world, M, calls, "cuda")
 
 
-@pytest.mark.parametrize(
-    ("world", "M"), [(2, 300), pytest.param(3, 2, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("world", "M"), [(2, 300), (3, 2)])
 def test_processes_multiply_together_in_the_simulator(world, M):
     said = in_processes(world, in_cuda, M, 2, timeout_s=300)
     assert said == {rank: [] for rank in range(world)}
