@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .. import dispatch
 from ..problem import Problem
-from . import model, model_files
+from . import model, model_files, within
 from .model_files import TERMS
 
 PULL = 0.1
@@ -69,14 +69,10 @@ def timed(
             found = model.terms(problem, plan, sms)
             us = 1e3 * float(row["ms_p50"])
             among = row.get("among") or ""
-            alone = _only_by_name(problem, kernel)
+            module = import_module(dispatch.BACKENDS[kernel.backend])
+            ladder = dispatch.ladder(kernel.backend)
+            alone = within.only_by_name(problem, kernel, ladder, module)
             yield Timed(int(seed[1]), problem, among, kernel.full_name, found, us, alone)
-
-
-def _only_by_name(problem: Problem, kernel: dispatch.Kernel) -> bool:
-    module = import_module(dispatch.BACKENDS[kernel.backend])
-    names = [row.name for row in dispatch.ladder(kernel.backend)]
-    return hasattr(module, "choosable") and kernel.name not in module.choosable(problem, names)
 
 
 def plan_of(config: str) -> dict[str, int]:

@@ -42,6 +42,14 @@ another, where the next one's start hides behind this one's end; among others it
 short a product takes."""
 
 
+def only_by_name(problem: Problem, row: Kernel, ladder: Sequence[Kernel], module: Any) -> bool:
+    """Whether the kernel is taken for the problem only where it is named, by what its language's
+    module says: another one of the ladder was faster always."""
+    if not hasattr(module, "choosable"):
+        return False
+    return row.name not in module.choosable(problem, [each.name for each in ladder])
+
+
 def settled(problem: Problem, module: Any) -> bool:
     """Whether no model is asked: a table of the user's own speaks of the problem, or the backend,
     whose module it is, has none."""

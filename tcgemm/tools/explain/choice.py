@@ -123,27 +123,21 @@ def _why_other(
     kernel: str | None,
     times: Mapping[str, Estimate],
 ) -> str:
+    from ...choosing import within
+    from ...dispatch import BACKENDS
+
     reason = other.why_not(problem)
     if reason is not None:
         return reason
     if kernel is not None:
         why = f"takes it too, and {row.name} was asked for"
-    elif not _may_be_chosen(other, rows, problem):
+    elif within.only_by_name(problem, other, rows, import_module(BACKENDS[other.backend])):
         why = "takes it too, and only where it is named: others were faster always"
     elif [each.name for each in rows].index(row.name) > rows.index(other):
         why = f"takes it too, and {row.name} is a higher rung"
     else:
         why = f"takes it too, and gives way to {row.name}"
     return f"{why}: {_comparison(times.get(other.full_name), times.get(row.full_name))}"
-
-
-def _may_be_chosen(other: Kernel, rows: tuple[Kernel, ...], problem: Problem) -> bool:
-    """Whether its language takes the kernel where none is named."""
-    from ... import dispatch
-
-    module = import_module(dispatch.BACKENDS[other.backend])
-    able = [row.name for row in rows if row.why_not(problem) is None]
-    return not hasattr(module, "choosable") or other.name in module.choosable(problem, able)
 
 
 def _comparison(other: Estimate | None, chosen: Estimate | None) -> str:
