@@ -196,14 +196,17 @@ def test_what_it_was_not_fitted_to_it_does_not_decide(shape, backend, on_an_h200
 def test_a_kernel_that_it_does_not_know_gives_way_to_one_that_beats_the_least_it_takes(
     shape, on_an_h200, monkeypatch
 ):
-    """A C in odd rows: of the tables' choice no row has so much of it."""
+    """A C in odd rows, of which few rows of the tables' choice had some."""
     case = Case("shape", *shape, "bfloat16", "bfloat16", "nt", "")
     problem = replace(case.product(capability=(9, 0)), device="cuda")
-    taken = dispatch.choose(problem, "cuda")
-    constants = model.constants
+    shipped = model.constants(H200)
     monkeypatch.setattr(model, "constants", lambda slug: {})
     tables = dispatch.choose(problem, "cuda")
-    monkeypatch.setattr(model, "constants", constants)
+    found = list(shipped[tables.full_name])
+    odd_c = model.TERMS.index("odd_c")
+    found[odd_c] = (*found[odd_c][:2], model.LEAST_ROWS - 1)
+    monkeypatch.setattr(model, "constants", lambda slug: {**shipped, tables.full_name: found})
+    taken = dispatch.choose(problem, "cuda")
 
     def us(row, at_least):
         plan = row.plan(problem)
@@ -293,8 +296,8 @@ def test_what_it_does_not_know_has_no_time():
     assert model.estimated_us("cuda/one_wave", problem, plan, "nvidia-h200", 132) > 1
     assert model.estimated_us("cuda/one_wave", problem, plan, "nvidia-a100", 108) is None
     assert model.estimated_us("cuda/naive", problem, plan, "nvidia-h200", 132) is None
-    odd = replace(problem, c_strides=(65, 1))  # of which ten rows have some behind tensor maps
-    assert model.estimated_us("cuda/one_wave", odd, plan, "nvidia-h200", 132) is None
+    odd = replace(problem, c_strides=(65, 1))  # of which twelve rows of skinny have some
+    assert model.estimated_us("cuda/skinny", odd, plan, "nvidia-h200", 132) is None
     assert model.estimated_us("cuda/small", odd, plan, "nvidia-h200", 132) > 1
     known = [[2.0, 1.0, 20], [0.5, 3.0, 20], [4.0, 1.0, 2]]
     assert model.sum_of(known, (1.0, 3.0, 0.0)) == 3.5

@@ -33,8 +33,8 @@ STEP = {
 }
 STEP |= {(n, m): us for (m, n), us in STEP.items() if (n, m) not in STEP}
 
-LAUNCH_US = 1.6  # microseconds before the first step and after the last
-PREFETCHED_LAUNCH_US = 1.25  # the same where the first steps are prefetched into the L2
+LAUNCH_US = 2.2  # microseconds before the first step and after the last, among other kernels,
+PREFETCHED_US = 0.35  # by which a divided K begins sooner where the L2 prefetches the first steps
 MEMORY_BYTES_PER_US = 3.9e6
 STREAMED = 16e6  # bytes of B from which on it comes from memory as it is multiplied,
 REREAD = 1.25  # which takes longer where blocks that do not share it ask for the same lines
@@ -97,7 +97,7 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
         memory = max(memory, steps * blocks * rows / waves / SHORT_ROWS_PER_US)
     limits = (own, same, steps * blocks * asked / waves / L2_BYTES_PER_US, memory)
     body = sum(limit**6 for limit in limits) ** (1 / 6)
-    start += PREFETCHED_LAUNCH_US if block_m * block_n <= 64 * 64 else LAUNCH_US
+    start += LAUNCH_US - PREFETCHED_US * (splits > 1 and block_m * block_n <= 64 * 64)
     added = _around(splits, cluster, splits_lines(problem))
     if splits > 1:
         added += 4 * M * N * splits / PARTIALS_BYTES_PER_US

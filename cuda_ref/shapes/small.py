@@ -9,6 +9,7 @@ from ..planning.cost import ceil_div, memory_us
 from ..planning.gpu import of as gpu_of
 from ..planning.refusals import MOST_TILES, beyond_tma, refuse_tma
 from ..planning.rows import FUSES, row
+from . import gemv
 
 ORDER = 190
 
@@ -183,7 +184,8 @@ def settled(problem: Any, sms: int) -> bool:
     - C has few tiles, and K is not very long. Of 35 drawn shapes with at most FEW_TILES tiles and
       K up to MODEST_K this rung was the fastest in 34, by 17 % in the median, and at
       17 x 1104 x 400 it took 2 % more (reports/nvidia-h200/trials/drawn_kernels.csv and races.csv).
-      A single row is gemv's.
+      A single row is gemv's where gemv reads B along K. Else gemv is slower too: 3.9 us at
+      1 x 32 x 288 (nn), and 2.3 here.
     - K is two mmas, too short for a ring.
     - C is large and lies in odd rows, and its stores are nearly all there is. Rungs with tensor
       maps store such a C by elements: they took 2.1 us for a million of them at 3026 x 6977 x 1,
@@ -194,9 +196,9 @@ def settled(problem: Any, sms: int) -> bool:
         return False
     size, odd = problem.M * problem.N, max(problem.c_strides) % 8 > 0
     blocks = ceil_div(problem.M, BLOCK) * ceil_div(problem.N, BLOCK)
-    few = (
-        1 < min(problem.M, problem.N) <= FEW_SIDE and blocks <= FEW_TILES and problem.K <= MODEST_K
-    )
+    few = min(problem.M, problem.N) <= FEW_SIDE and blocks <= FEW_TILES and problem.K <= MODEST_K
+    if min(problem.M, problem.N) == 1 and gemv.k_major(gemv.wide(problem)):
+        few = False
     short = problem.K <= SHORT_K and size <= MODEST_C
     return bool(few or short or (problem.K <= FEW_K and odd and size >= LARGE_C))
 

@@ -30,6 +30,8 @@ FITTED: dict[int, str] = {
     401: "where CUDA starts a short product too slowly, and with it small's ring",
     402: "the same",
     403: "the same",
+    404: "the model that chooses, of CUDA: what of a tile lies outside of C",
+    405: "the same",
     501: "what a short K, split sectors and odd rows of C cost, in the model that chooses",
     502: "the same",
     505: "CUDA's tile of 192 x 192, and which kernels were raced where it lost",

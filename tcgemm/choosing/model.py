@@ -4,11 +4,11 @@
 
 A term is a quantity that the problem and the plan settle (``terms``): steps one after the other,
 operations of the busiest SM, bytes into it, bytes of memory, what unaligned rows add, what is
-stored, what follows where K is divided. The constants are a kernel's own on a GPU, none below 0,
-and stand in ``model-<gpu>.json`` (model_files.py); fitting.py fits them to rows of drawn shapes.
-Beside a constant stands the most of its term that a row had, and how many rows had some: a product
-that has more of it, or any of what few rows had, has no time, so nothing is said of what was not
-seen. Imports no torch.
+stored, what follows where K is divided, what of a tile lies outside of C. The constants are a
+kernel's own on a GPU, none below 0, and stand in ``model-<gpu>.json`` (model_files.py); fitting.py
+fits them to rows of drawn shapes. Beside a constant stands the most of its term that a row had, and
+how many rows had some: a product that has more of it, or any of what few rows had, has no time, so
+nothing is said of what was not seen. Imports no torch.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
         divided * parts * 4 * M * N / 2e6,
         tiles * parts / sms * block_m * block_n / (128 * 256),
         M * N / 1e6 if max(problem.c_strides) % VECTOR else 0.0,
+        max(0.0, 1 - M / block_m) + max(0.0, 1 - N / block_n),
     )
 
 

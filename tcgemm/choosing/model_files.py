@@ -39,6 +39,7 @@ TERMS = (
     "partials",
     "store",
     "odd_c",
+    "outside",
 )
 """Names of the terms, in the order in which ``model.terms`` gives them."""
 

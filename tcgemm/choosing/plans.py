@@ -26,7 +26,7 @@ from .within import EARNED, MOSTLY_START_US, SHORT_US, TUNED, settled
 if TYPE_CHECKING:
     from ..dispatch import Kernel
 
-OF_MODEL = tuple(name for name in model.TERMS if name not in ("store", "odd_c"))
+OF_MODEL = tuple(name for name in model.TERMS if name not in ("store", "odd_c", "outside"))
 """Terms of model.py that tell plans apart."""
 
 TERMS = (*OF_MODEL, "no_pdl", "steps", "registers", "parts", "programs")
