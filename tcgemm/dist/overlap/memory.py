@@ -92,7 +92,6 @@ class Slot:
         self.words = [each[first : first + size] for each in words]
         self.addresses = _table([each.data_ptr() for each in self.words], transport.device)
         self.data: list[torch.Tensor] = []
-        self.data_at: list[int] = []
         self.data_addresses = self.addresses
 
     @property
@@ -121,8 +120,8 @@ class Slot:
         """Take its place in new data, of every rank, of ``size`` bytes a slot."""
         first = self.number * size
         self.data = [each[first : first + size] for each in data]
-        self.data_at = [each.data_ptr() for each in self.data]
-        self.data_addresses = _table(self.data_at, self._transport.device)
+        addresses = [each.data_ptr() for each in self.data]
+        self.data_addresses = _table(addresses, self._transport.device)
 
 
 def zeros(count: int, device: torch.device, dtype: torch.dtype = torch.int32) -> torch.Tensor:

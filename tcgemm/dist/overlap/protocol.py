@@ -10,6 +10,7 @@ leave    the slot may be written again, at the end of both
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -38,8 +39,6 @@ class KernelCall:
     """int64[world]: addresses of every rank's words."""
     data: torch.Tensor
     """int64[world]: addresses of every rank's slot."""
-    slot_of: list[int]
-    """The same, for the host."""
     done: torch.Tensor
     epoch: torch.Tensor
     trouble: torch.Tensor
@@ -83,6 +82,9 @@ class Kernels(Protocol):
         self, own: torch.Tensor, gathered: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
         bias: torch.Tensor | None, epilogue: str, call: KernelCall, plan: OverlapPlan,
     ) -> None: ...  # fmt: skip
+
+    def sent_shape(self, plan: OverlapPlan, N: int) -> tuple[int, ...]:
+        """Shape of a peer's part of a slot, which its kernels and the owner's know."""
 
     def scatter(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, slots: torch.Tensor,
@@ -184,14 +186,15 @@ class Rank:
         """out[rows of this rank, N] = f(sum over ranks of a @ b + bias); ``a`` is contiguous."""
         transport, N = self.transport, b.shape[1]
         rank, world = transport.rank, transport.world
-        size = world * plan.chunk * N * out.itemsize
+        shape = world, *kernels.sent_shape(plan, N)
+        size = prod(shape) * out.itemsize
         if plan.carried:
             return self._scatter_carried(kernels, a, b, out, plan, options, size)
         slot = self._begin(size)
         call = self._call(kernels, slot, plan, slot.tiles_at, MOST_TILES, options)
         call = replace(call, early=plan.early)
         kernels.enter(call)
-        slots = slot.data[rank][:size].view(out.dtype).view(world, plan.chunk, N)
+        slots = slot.data[rank][:size].view(out.dtype).view(shape)
         kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
         kernels.leave(call)
         self._end(options.debug, "tile")
@@ -283,7 +286,6 @@ class Rank:
             most=most,
             words=slot.addresses,
             data=slot.data_addresses,
-            slot_of=slot.data_at,
             done=slot.done,
             epoch=slot.epoch,
             trouble=self._trouble,
