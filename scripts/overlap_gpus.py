@@ -45,7 +45,7 @@ from tcgemm.bench.several.pairing import take_rounds
 from tcgemm.dist.groups import ranks_of
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import plan as planning
-from tcgemm.dist.overlap import protocol
+from tcgemm.dist.overlap import protocol, transports
 from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
 from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
@@ -314,8 +314,14 @@ def main() -> int:
         "--drawn", type=int, help="calls of drawn (2000); of check, products of 8-bit floats (8)"
     )
     parser.add_argument("--spare-sms", type=int, default=0, help="that grids leave free")
+    parser.add_argument(
+        "--waits", choices=("stream", "kernel", "graphs"), default="stream",
+        help="for carried parts: the stream itself, but in graphs; a kernel; the stream everywhere",
+    )  # fmt: skip
     arguments = parser.parse_args()
     protocol.SPARE_SMS = arguments.spare_sms
+    transports.WAITS_IN_KERNEL = arguments.waits == "kernel"
+    transports.WAITS_IN_GRAPHS = arguments.waits == "graphs"
     here = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(here)
     dist.init_process_group("nccl", device_id=torch.device("cuda", here))

@@ -11,7 +11,7 @@ import torch
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
 SOURCE = Path(__file__).parent / "simulated" / "overwrites.cu"
-STORES, SENDS, LANES, SYNCHRONISES = 1, 2, 3, 4
+STORES, SENDS, LANES, SYNCHRONISES, STORES_BYTES = 1, 2, 3, 4, 5
 ORDERS = ("forward", "reverse", "random:3", "late:0", "late:4")
 
 
@@ -29,6 +29,18 @@ def test_a_stores_source_is_left_alone_until_its_issuer_has_waited():
     assert "which a copy issued by block (0, 0, 0), thread (0, 0, 0)" in found.message
     found, c = simulate(STORES, number=1)
     assert (found, c.tolist()) == ([], [[1.0] * 4])
+
+
+def test_a_copy_of_bytes_is_read_and_written_as_late_as_it_may():
+    found, c = simulate(STORES_BYTES, number=1)
+    assert (found, c.tolist()) == ([], [[1.0] * 4])
+    (found,), c = simulate(STORES_BYTES, number=0)
+    assert found.kind == "race"
+    assert c.tolist() == [[7.0, 1.0, 1.0, 1.0]]
+    (found,), _ = simulate(STORES_BYTES, number=2)
+    assert "call fence_proxy_async() after the writes" in found.message
+    found, _ = simulate(STORES_BYTES, number=3)
+    assert any("not 20 bytes" in each.message for each in found)
 
 
 @pytest.mark.spread(2, "order", "writer", "cluster")

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ..build import toolchain
-from ..fusion import Asked, case
+from ..fusion import TILE, Asked, case
 from ..handle import bound, gemm_of
-from ..rungs.wgmma_persistent import TILES
+from ..rungs.wgmma_persistent import SIMULATED, TILES
 
 NAME = "wgmma_overlap"
 
@@ -30,10 +30,6 @@ looks_per_s = 1_000_000
 ENTER, GATHER, SCATTER, LEAVE = range(4)
 
 
-MOST_OWNERS = 8
-"""Of csrc/sm90/peers.cuh: ranks whose slots TMA stores to."""
-
-
 class Peers(ctypes.Structure):
     """tcgemm::sm90::Peers of csrc/sm90/peers.cuh."""
 
@@ -43,9 +39,8 @@ class Peers(ctypes.Structure):
             "spare_sms",
         )),
         *((name, ctypes.c_void_p) for name in (
-            "flags", "done", "epoch", "trouble", "slot", "words", "stamps",
+            "flags", "done", "epoch", "trouble", "slot", "words", "slots", "stamps",
         )),
-        ("slot_of", ctypes.c_void_p * MOST_OWNERS),
     )  # fmt: skip
 
 
@@ -67,8 +62,8 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: i
         trouble=call.trouble.data_ptr(),
         slot=None if slot is None else slot.data_ptr(),
         words=call.words.data_ptr(),
+        slots=call.data.data_ptr(),
         stamps=None if call.stamps is None else call.stamps.data_ptr(),
-        slot_of=(ctypes.c_void_p * MOST_OWNERS)(*call.slot_of[:MOST_OWNERS]),
     )
 
 
@@ -91,7 +86,7 @@ def _start(
     peers: Peers, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Asked | None, tile: Any
 ) -> None:
     if not a.is_cuda:
-        _simulate(peers, a, b, c, fusion)
+        _simulate(peers, a, b, c, fusion, tile)
         return
     device = a.get_device()
     biased, epilogue = (False, "") if fusion is None else (fusion.bias is not None, fusion.epilogue)
@@ -143,20 +138,31 @@ def _library(
 
 
 def _simulate(
-    peers: Peers, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Asked | None
+    peers: Peers, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Asked | None, tile: Any
 ) -> None:
     """The simulator's operands have at least a row: of a rank without rows, none is looked at."""
     from ..simulator import simulate
     from ..simulator.build import library
 
     macros = toolchain.built_by_case(toolchain.source(NAME))
-    source, stamped = toolchain.source(NAME), (STAMPED,) * bool(peers.stamps)
-    path = library(source, False, case(a.dtype, fusion, c.dtype, False, macros) + stamped)
+    source = toolchain.source(NAME)
+    further = (STAMPED,) * bool(peers.stamps)
+    if peers.step in (GATHER, SCATTER):
+        further += _simulated_tile(tile)
+    path = library(source, False, case(a.dtype, fusion, c.dtype, False, macros) + further)
     setter = ctypes.CDLL(str(path)).tcgemm_peers
     setter.argtypes, setter.restype = [ctypes.c_void_p], None
     setter(ctypes.byref(peers))
     a, c = (x if x.shape[0] else x.new_zeros(1, x.shape[1]) for x in (a, c))
-    simulate(source, a, b, c, fusion=fusion, defines=stamped).raise_if_stopped()
+    simulate(source, a, b, c, fusion=fusion, defines=further).raise_if_stopped()
+
+
+def _simulated_tile(tile: Any) -> tuple[str, ...]:
+    """Flags of a build for the tile; none where it is that of a build that names none."""
+    if (tile.BLOCK_M, tile.BLOCK_N) == (SIMULATED.BLOCK_M, SIMULATED.BLOCK_N):
+        return ()
+    plan = build_plan(tile)
+    return tuple(f"-DTCGEMM_{name}={plan[name]}" for name in TILE if name in plan)
 
 
 def _fusion(bias: torch.Tensor | None, epilogue: str) -> Asked | None:
@@ -193,6 +199,11 @@ def gather(
     """out[M, N] = f(A @ b + bias), A's rows being ``own`` here and ``gathered`` of the peers."""
     peers = _peers(GATHER, call, gathered, plan.part_tiles)
     _start(peers, own, b, out, _fusion(bias, epilogue), plan.tile)
+
+
+def sent_shape(plan: Any, N: int) -> tuple[int, ...]:
+    """Of what a peer sends to a slot: whole tiles, in the order of csrc/sm90/owners.cuh."""
+    return plan.tiles(N), plan.tile.BLOCK_M, plan.tile.BLOCK_N
 
 
 def scatter(

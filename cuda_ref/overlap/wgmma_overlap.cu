@@ -23,6 +23,8 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
+constexpr int64_t PART_BYTES = MMAS * 64 * BLOCK_N * 2;  // of a tile in a slot: a warpgroup's
+
 thread_local Peers peers_of_call;  // of the next tcgemm_launch
 
 // C of this rank: all rows to gather, its own to scatter.
@@ -34,7 +36,6 @@ __global__ void __launch_bounds__(THREADS, 1)
                   const __grid_constant__ CUtensorMap c_map, PlainOutput plain, bool by_tma, int N,
                   RankOrder<BLOCK_M, GROUP_M, SCATTERS> order, int tiles, int k_tiles,
                   const __grid_constant__ Peers peers,
-                  const __grid_constant__ Owners<SCATTERS> owners,
                   const __grid_constant__ Extra extra) {
   constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -100,6 +101,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     float d[MMAS][BLOCK_N / 2];
     uint32_t pingpong_phase = consumer == 0;
     Sent<RankSpot<BLOCK_M>> sent;
+    const int parts = parts_of_a_rank<BLOCK_M, WARPGROUPS_OF_A_TILE>(peers, order.cols);
     if constexpr (PINGPONG) advance(consumer * k_tiles);
     for (int index = blockIdx.x + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
@@ -149,10 +151,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (stores) stamp<SCATTERS>(spot, peers, Stamp::stored);
       } else if (spot.owner != peers.rank) {
         if (stores) sent.tell(peers, now);
-        const Plain nothing{};
-        TmaEpilogue<Out, Plain, MMAS, BLOCK_N, CHUNK_BUFFERS> away{nothing, chunks, 0, group, stores};
-        away.m = m, away.n = tile.n;
-        away.store(&owners.maps[spot.owner], PlainOutput{}, d, spot.rows, N);
+        bar_sync(group, 128);  // the tile before has left the buffers
+        send_tile<Out, CHUNK_BUFFERS>(
+            peers.slots[spot.owner] + (int64_t{peers.rank} * parts + flag) * PART_BYTES,
+            shared_address(chunks), group, stores, d, m, tile.n, spot.rows, N);
         sent.keep(spot, peers, flag);
       } else {
         if (stores) {
@@ -160,9 +162,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           wait_for_tiles<SCATTERS>(spot, peers, flag, now);
         }
         bar_sync(group, 128);
-#pragma unroll
-        for (int i = 0; i < MMAS; ++i)
-          add_peers<Out>(d[i], peers, m + 64 * i, tile.n, spot.rows, N);
+        add_peers<Out>(d, peers, flag, parts);
         if constexpr (FUSED) tile.begin(spot.rows, N);
         PlainOutput to = plain;
         if (by_tma) to.data = nullptr;
@@ -196,9 +196,6 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
   const bool by_tma = gemm.c.rows > 0 && output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map,
                                                     Extra::BATCHED ? 1 : 0).data == nullptr;
   const int N = static_cast<int>(gemm.b.cols);
-  Owners<SCATTERS> owners{};
-  if constexpr (SCATTERS) error = describe(gemm, peers, N, &owners);
-  if (error != cudaSuccess) return error;
   const RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{SCATTERS ? gemm.a.rows : gemm.c.rows,
                                                     static_cast<int>(ceil_div(N, BLOCK_N))};
   int sms = 0;
@@ -214,7 +211,7 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
     const auto start = [&](auto kernel) {
       return launch_clusters(kernel, blocks, 1, dim3(THREADS), SHARED_BYTES, stream, own_map, a_map,
                              b_map, c_map, plain_output(gemm.c, gemm.out), by_tma, N, order,
-                             static_cast<int>(tiles), k_tiles, peers, owners, extra);
+                             static_cast<int>(tiles), k_tiles, peers, extra);
     };
     if constexpr (BUILT<In, Out, PLAIN> && sizeof(Out) == 2)
       return b_major == Major::K ? start(wgmma_overlap<In, Out, Major::K, Extra, SCATTERS>)

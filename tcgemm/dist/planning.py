@@ -31,6 +31,9 @@ OVERLAPS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 LANGUAGE_OF_8_BITS = "triton"
 """The one whose kernels take 8-bit floats."""
 
+LANGUAGE_OF_TILES = "cuda"
+"""The one whose partial sums lie in whole tiles."""
+
 UNIT_BYTES = 16
 """Rows of A and of the result are multiples of it, as TMA needs them."""
 
@@ -159,12 +162,15 @@ def why_not(
             f"K={K} and N={N} of {dtype}: it takes multiples of {of_K} and of {of_N}, rows of "
             f"whole {UNIT_BYTES} bytes"
         )
+    rows, columns = LARGEST_TILE[item]
+    tiles = -(-chunk_of(M, world) // rows) * -(-N // columns)
     row = K * item + 4 if op == ALL_GATHER else N * ITEMSIZE[result]  # and a scale for each row
     data = world * chunk_of(M, world) * row
+    if op != ALL_GATHER and backend in (LANGUAGE_OF_TILES, AUTO):  # which may take that language
+        data = world * tiles * rows * columns * ITEMSIZE[result]
     if data > MOST_BYTES:
         return f"its ranks would share {data} bytes each, and it keeps to {MOST_BYTES}"
-    rows, columns = LARGEST_TILE[item]
-    return why_not_tiles(-(-chunk_of(M, world) // rows) * -(-N // columns))
+    return why_not_tiles(tiles)
 
 
 def why_not_tiles(tiles: int) -> str | None:

@@ -35,6 +35,24 @@ __global__ void stores(CUtensorMap map, int late) {
   if (late) *at(ring) = 7.0f;
 }
 
+// Lane 0 stores four floats to C by a bulk copy of bytes, and does something wrong but with 1: writes
+// the source before it waits (0), has no fence (2), copies other than whole units (3). It looks whether
+// the copy has arrived before it waits for that.
+__global__ void stores_bytes(float* c, int way) {
+  extern __shared__ uint8_t shared[];
+  const uint32_t ring = ring_of(shared);
+  for (int i = 0; i < 4; ++i) at(ring)[i] = 1.0f;
+  if (way != 2) fence_proxy_async();
+  cp_async_bulk_global(c, ring, way == 3 ? 20 : 16);
+  cp_async_bulk_commit_group();
+  if (way == 0) *at(ring) = 7.0f;
+  cp_async_bulk_wait_group_read<0>();
+  const bool early = c[0] == 1.0f;
+  if (way != 0) *at(ring) = 7.0f;
+  cp_async_bulk_wait_all();
+  if (early) c[0] = 9.0f;
+}
+
 // The first block sends four floats to all others, waits for the word of `words` of them and writes:
 // by the thread that sent them, or with 10 more by one of the other warp.
 __global__ void sends(float* c, int number, int cluster) {
@@ -112,5 +130,7 @@ int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
   }
   if (plan.splits == 4)
     return launch_clusters(synchronises, 1, cluster, dim3(1), 0, stream, c, plan.groups);
+  if (plan.splits == 5)
+    return launch_clusters(stores_bytes, 1, cluster, dim3(1), 4096, stream, c, plan.groups);
   return launch_clusters(sends, 1, cluster, dim3(64), 4096, stream, c, plan.groups, plan.cluster);
 }

@@ -97,6 +97,11 @@ def gather(
     _start(call, launch)
 
 
+def sent_shape(plan: Any, N: int) -> tuple[int, ...]:
+    """Of what a peer sends to a slot: rows."""
+    return plan.chunk, N
+
+
 def scatter(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, slots: torch.Tensor,
     bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any, tiles: str = "all",

@@ -35,6 +35,24 @@ __device__ __forceinline__ void st_release_sys(int32_t* to, int32_t value) {
                : "memory");
 }
 
+// Stores bytes, a multiple of 16, by TMA as they lie in shared memory: both addresses are multiples
+// of 16. Hazard: what threads have written there comes along only after fence_proxy_async by each
+// of them and a barrier.
+__device__ __forceinline__ void cp_async_bulk_global(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+
+// 16 bytes that another GPU may have stored, once its flag was seen.
+__device__ __forceinline__ uint4 ld_global_v4(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+
 // Waits until all of this thread's committed TMA stores have arrived: it may tell others of them.
 __device__ __forceinline__ void cp_async_bulk_wait_all() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -65,6 +83,7 @@ inline void st_release_sys(int32_t* to, int32_t value) {
   if (simulator::has_unfinished_stores()) std::abort();  // the value would come before them
   __atomic_store_n(to, value, __ATOMIC_RELEASE);
 }
+inline uint4 ld_global_v4(const uint4* from) { return *from; }
 inline void fence_proxy_async_global() {}
 inline void trap() { std::abort(); }
 inline int64_t globaltimer() {

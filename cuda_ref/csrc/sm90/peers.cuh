@@ -12,8 +12,6 @@ namespace tcgemm::sm90 {
 
 enum class Step : int32_t { enter, gather, scatter, leave };
 
-constexpr int MOST_OWNERS = 8;  // ranks whose slots a launch describes to TMA
-
 // One call on one rank. cuda_ref/overlap/run.py has the same fields in the same order.
 struct Peers {
   Step step;
@@ -31,8 +29,8 @@ struct Peers {
   int32_t* trouble;      // 1, rank, part and epoch of a wait that was given up
   void* slot;            // here: gathered rows of A, or the peers' partial sums
   int32_t* const* words;  // every rank's
+  char* const* slots;     // every rank's
   int64_t* stamps;        // clock stamps, of a build with TCGEMM_STAMPS
-  void* slot_of[MOST_OWNERS];  // every rank's slot; the host reads it
 
   __host__ __device__ int rows_of(int64_t M, int of) const {
     const int64_t left = M - static_cast<int64_t>(of) * chunk;
@@ -191,37 +189,6 @@ __device__ inline void wait_for_tiles(const Spot& spot, const Peers& peers, int 
     if (source != peers.rank)
       wait_for(peers.flags + source * peers.most + flag, now, false, peers, source, flag);
   stamp<SCATTERS>(spot, peers, Stamp::seen);
-}
-
-// d += the peers' partial sums of a warpgroup's 64 x (2 * REGISTERS) accumulators, in the order of
-// ranks; row m and column n are the corner's among this rank's rows[.., N].
-template <typename Out, int REGISTERS>
-__device__ __forceinline__ void add_peers(float (&d)[REGISTERS], const Peers& peers, int m, int n,
-                                          int rows, int N) {
-  const int thread = threadIdx.x % 128;
-  const int row = m + thread / 32 * 16 + thread % 32 / 4, col = n + thread % 4 * 2;
-  for (int source = 0; source < peers.world; ++source) {
-    if (source == peers.rank) continue;
-    const Out* from =
-        static_cast<const Out*>(peers.slot) + static_cast<int64_t>(source) * peers.chunk * N;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = row + 8 * half;
-      if (i >= rows) continue;
-      const Out* line = from + static_cast<int64_t>(i) * N + col;
-#pragma unroll
-      for (int j = 0; j < REGISTERS / 4; ++j) {
-        if (col + 8 * j >= N) continue;
-        union {
-          uint32_t word;
-          Out elements[2];
-        } pair;
-        pair.word = *reinterpret_cast<const volatile uint32_t*>(line + 8 * j);
-        d[4 * j + 2 * half] += widen<float>(pair.elements[0]);
-        d[4 * j + 2 * half + 1] += widen<float>(pair.elements[1]);
-      }
-    }
-  }
 }
 
 }  // namespace tcgemm::sm90

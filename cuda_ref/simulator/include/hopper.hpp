@@ -43,6 +43,8 @@ void cluster_arrive(bool release, Site site);
 void cluster_wait(Site site);
 void bulk_store(const CUtensorMap* map, uint32_t shared, int inner, int outer, int batch,
                 Site site);
+// Bytes as they lie in shared memory.
+void bulk_store_bytes(void* to, uint32_t shared, uint32_t bytes, Site site);
 void bulk_commit();
 // What the running thread has written to shared memory is there for bulk stores and wgmma.
 void fence_proxy_async();
@@ -117,6 +119,9 @@ inline void tma_store_2d(const CUtensorMap* map, uint32_t shared, int inner, int
 inline void tma_store_3d(const CUtensorMap* map, uint32_t shared, int inner, int outer, int batch,
                          TCGEMM_HERE) {
   simulator::bulk_store(map, shared, inner, outer, batch, site);
+}
+inline void cp_async_bulk_global(void* to, uint32_t shared, uint32_t bytes, TCGEMM_HERE) {
+  simulator::bulk_store_bytes(to, shared, bytes, site);
 }
 inline void fence_proxy_async() { simulator::fence_proxy_async(); }
 inline void cp_async_bulk_commit_group() { simulator::bulk_commit(); }

@@ -1,5 +1,6 @@
-// Bulk tensor copies from shared memory. They read it when their issuer waits for that, and write when
-// it waits for all of them: each as late as is allowed, and at the latest when it returns.
+// Bulk copies from shared memory, of boxes of a tensor or of bytes. They read it when their issuer
+// waits for that, and write when it waits for all of them: each as late as is allowed, and at the
+// latest when it returns.
 #include "hopper_internal.hpp"
 
 namespace tcgemm::simulator {
@@ -11,6 +12,8 @@ struct Store {
   uint32_t shared;
   int inner, outer, batch;
   uint64_t pc;
+  char* to = nullptr;  // of one that has no map,
+  uint32_t bytes = 0;  // and as many of it
 };
 struct Row {
   char* to;
@@ -25,7 +28,15 @@ struct Stores {
 };
 PerBlock<std::vector<Stores>> bulk_stores;  // by thread
 
+void read_bytes(const Store& s, std::vector<Row>& rows) {
+  char* const from = static_cast<char*>(shared_pointer(s.shared));
+  if constexpr (OBSERVE)
+    for (uint32_t at = 0; at < s.bytes; at += 16) observe::async_read_ends(from + at, 16, s.pc);
+  rows.push_back({s.to, {from, from + s.bytes}, s.pc});
+}
+
 void read(const Store& s, std::vector<Row>& rows) {
+  if (s.to != nullptr) return read_bytes(s, rows);
   const CUtensorMap& map = s.map;
   const uint32_t unit = 16 / map.item_bytes;
   for (uint32_t row = 0; row < map.box_outer; ++row) {
@@ -83,6 +94,21 @@ __attribute__((noinline)) void bulk_store(const CUtensorMap* map, uint32_t share
   }
   Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
   queue.issued.push_back({*map, shared, inner, outer, batch, pc});
+  ++queue.uncommitted;
+}
+
+__attribute__((noinline)) void bulk_store_bytes(void* to, uint32_t shared, uint32_t bytes,
+                                                Site site) {
+  const uint64_t pc = CALLER;
+  if constexpr (OBSERVE) {
+    if (request.check && (reinterpret_cast<uint64_t>(to) | shared | bytes) % 16)
+      report_misuse(Misuse::bulk_copy, pc, site, shared, static_cast<int32_t>(bytes));
+    observe::passes(current->warp, observe::Phase::bulk_store, 1, site.line);
+    for (uint32_t at = 0; at < bytes; at += 16)
+      observe::async_read_begins(static_cast<char*>(shared_pointer(shared + at)), 16, site, pc);
+  }
+  Stores& queue = bulk_stores.now()[static_cast<size_t>(current->linear)];
+  queue.issued.push_back({{}, shared, 0, 0, 0, pc, static_cast<char*>(to), bytes});
   ++queue.uncommitted;
 }
 

@@ -56,6 +56,16 @@ class Transport(Protocol):
         Whoever sees the bytes of a copy sees those of all copies before it.
         """
 
+    def copy_bytes(self, to: int, source: int, size: int) -> None:
+        """The same by addresses, which take less time of the host."""
+
+    def waits_in_kernel(self) -> bool:
+        """Whether it takes a kernel to wait for a count, and not ``await_count``."""
+
+    def await_count(self, address: int, count: int) -> None:
+        """The copies that follow begin when the int32 there is at least ``count``. It is then set
+        to zero."""
+
     def beside(self) -> Any:
         """A context in which kernels are started among the copies: between those before and
         those after."""
@@ -92,7 +102,6 @@ class Slot:
         self.words = [each[first : first + size] for each in words]
         self.addresses = _table([each.data_ptr() for each in self.words], transport.device)
         self.data: list[torch.Tensor] = []
-        self.data_at: list[int] = []
         self.data_addresses = self.addresses
 
     @property
@@ -121,8 +130,8 @@ class Slot:
         """Take its place in new data, of every rank, of ``size`` bytes a slot."""
         first = self.number * size
         self.data = [each[first : first + size] for each in data]
-        self.data_at = [each.data_ptr() for each in self.data]
-        self.data_addresses = _table(self.data_at, self._transport.device)
+        addresses = [each.data_ptr() for each in self.data]
+        self.data_addresses = _table(addresses, self._transport.device)
 
 
 def zeros(count: int, device: torch.device, dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -10,6 +10,7 @@ leave    the slot may be written again, at the end of both
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -38,8 +39,6 @@ class KernelCall:
     """int64[world]: addresses of every rank's words."""
     data: torch.Tensor
     """int64[world]: addresses of every rank's slot."""
-    slot_of: list[int]
-    """The same, for the host."""
     done: torch.Tensor
     epoch: torch.Tensor
     trouble: torch.Tensor
@@ -83,6 +82,9 @@ class Kernels(Protocol):
         self, own: torch.Tensor, gathered: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
         bias: torch.Tensor | None, epilogue: str, call: KernelCall, plan: OverlapPlan,
     ) -> None: ...  # fmt: skip
+
+    def sent_shape(self, plan: OverlapPlan, N: int) -> tuple[int, ...]:
+        """Shape of a peer's part of a slot, which its kernels and the owner's know."""
 
     def scatter(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, slots: torch.Tensor,
@@ -184,14 +186,15 @@ class Rank:
         """out[rows of this rank, N] = f(sum over ranks of a @ b + bias); ``a`` is contiguous."""
         transport, N = self.transport, b.shape[1]
         rank, world = transport.rank, transport.world
-        size = world * plan.chunk * N * out.itemsize
+        shape = world, *kernels.sent_shape(plan, N)
+        size = prod(shape) * out.itemsize
         if plan.carried:
             return self._scatter_carried(kernels, a, b, out, plan, options, size)
         slot = self._begin(size)
         call = self._call(kernels, slot, plan, slot.tiles_at, MOST_TILES, options)
         call = replace(call, early=plan.early)
         kernels.enter(call)
-        slots = slot.data[rank][:size].view(out.dtype).view(world, plan.chunk, N)
+        slots = slot.data[rank][:size].view(out.dtype).view(shape)
         kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
         kernels.leave(call)
         self._end(options.debug, "tile")
@@ -208,7 +211,7 @@ class Rank:
         here = slot.data[transport.rank][: 2 * size].view(out.dtype)
         slots, staging = here.view(2, transport.world, plan.chunk, b.shape[1])
         # Kernels that wait for a part need an SM while the product has all others.
-        spare = max(call.spare, 1)
+        spare = max(call.spare, int(transport.waits_in_kernel()))
         call = replace(call, spare=spare, staging=staging, stored=slot.stored)
         kernels.enter(call)
         transport.fork()
@@ -234,7 +237,9 @@ class Rank:
         """Load a kernel and make a copy of which nobody waits: what is first used while a product
         runs, that waits for the peers', might wait for the end of the product."""
         transport = self.transport
-        kernels.await_stored(call, transport.rank, 0, 0)
+        kernels.await_stored(call, transport.rank, 0, 0)  # a graph may take it later
+        if not transport.waits_in_kernel():
+            transport.await_count(slot.stored.data_ptr(), 0)
         for peer in range(transport.world):
             if peer != transport.rank:  # no epoch is 0, and this call's comes later
                 flag = slot.parts_at + transport.rank * MOST_PARTS
@@ -249,19 +254,26 @@ class Rank:
         assert staging is not None
         rank, world = transport.rank, transport.world
         _, chunk, N = staging.shape
-        of_row = -(-N // plan.tile.BLOCK_N)
+        row, of_row = N * staging.itemsize, -(-N // plan.tile.BLOCK_N)
+        # Addresses instead of slices, since the host starts all this while the product runs.
+        here, stored, epoch = staging.data_ptr(), slot.stored.data_ptr(), slot.epoch.data_ptr()
+        in_kernel = transport.waits_in_kernel()
         for step in range(1, world):
             owner = (rank + step) % world
-            there = slot.data[owner][: staging.numel() * staging.itemsize].view(staging.dtype)
-            to = there.view(world, chunk, N)[rank]
+            to = slot.data[owner].data_ptr() + rank * chunk * row
+            source = here + owner * chunk * row
+            flags = slot.words[owner].data_ptr() + 4 * (slot.parts_at + rank * MOST_PARTS)
             begin, end = rows_of(M, world, owner)
             for part, first, behind in plan.part_rows(end - begin):
                 count = -(-(behind - first) // plan.tile.BLOCK_M) * of_row
-                with transport.beside():
-                    kernels.await_stored(call, owner, part, count)
-                transport.copy(to[first:behind], staging[owner, first:behind])
-                flag = slot.parts_at + rank * MOST_PARTS + part
-                transport.copy(slot.words[owner][flag : flag + 1], slot.epoch)
+                if in_kernel:
+                    with transport.beside():
+                        kernels.await_stored(call, owner, part, count)
+                else:
+                    transport.await_count(stored + 4 * (owner * MOST_PARTS + part), count)
+                size = (behind - first) * row
+                transport.copy_bytes(to + first * row, source + first * row, size)
+                transport.copy_bytes(flags + 4 * part, epoch, 4)
 
     def _begin(self, size: int) -> Slot:
         if self._broken:
@@ -283,7 +295,6 @@ class Rank:
             most=most,
             words=slot.addresses,
             data=slot.data_addresses,
-            slot_of=slot.data_at,
             done=slot.done,
             epoch=slot.epoch,
             trouble=self._trouble,
