@@ -17,8 +17,9 @@ def main() -> None:
 
     driver.set_active(compile_only._Driver((9, 0)))
     package = "tcgemm.triton_kernels.overlap"
-    gather, scatter, signals, tile = (
-        import_module(f"{package}.{name}") for name in ("gather", "scatter", "signals", "tile")
+    gather, scatter, signals, tile, one_shot = (
+        import_module(f"{package}.{name}")
+        for name in ("gather", "scatter", "signals", "tile", "one_shot")
     )
     tile.programs = lambda like: 132
 
@@ -77,6 +78,23 @@ def main() -> None:
     launches["await_stored"] = (
         signals.await_stored, (1,), (carried.stored, 8, 9, call.trouble, 9, 0, 1, 1),
         {"num_warps": 1},
+    )  # fmt: skip
+    ranks = {"WORLD": 4, "LANES": 4}
+    flags = table, table, words(64), words(2), call.epoch
+    constants = {**ranks, "BLOCK": 2048, "INTERPRETED": False, "num_warps": 16}
+    for name, scales in (("push", None), ("push with scales", empty(512, dtype=torch.float32))):
+        launches[name] = one_shot.push, (128,), (
+            words(512, K // 2), scales, 512, K // 8, 512, 0, 64, 32, *flags, call.trouble, 9, 0
+        ), constants  # fmt: skip
+    constants = constants | {"EACH": 8, "BLOCK": 4096, "ACTIVATION": "gelu", "EMULATED": False}
+    launches["reduce"] = one_shot.reduce, (128,), (
+        empty(2048, N), empty(512, N), empty(N), 2048, N // 8, 512, 0, 64, 32, *flags, words(1),
+        call.trouble, 9, 0,
+    ), constants  # fmt: skip
+    kernel, grid, args, constants = launches["reduce"]
+    launches["reduce of eight"] = kernel, grid, args, constants | {"WORLD": 8, "LANES": 8}
+    launches["leave of one shot"] = (
+        one_shot.leave, (1,), (call.epoch, table, 0), {**ranks, "num_warps": 1}
     )  # fmt: skip
     for name in ("gather 128x256", "scatter 128x256", "scatter 128x128", "enter", "leave"):
         kernel, grid, args, constants = launches[name]

@@ -185,7 +185,7 @@ def check_kernels_that_wait(rank):
 
     groups = [torch.distributed.new_group([0, 1]) for _ in range(2)]
     x = torch.ones(8, 8, dtype=torch.float16)
-    threads, begin = [], protocol.Rank._begin
+    threads, begin = [], protocol.Rank.begin
 
     def begin_in_turn(self, size):
         if threading.current_thread() in threads[1:]:
@@ -206,7 +206,7 @@ def check_kernels_that_wait(rank):
         of_threads = groups if rank == 0 else groups[::-1]
         threads[:] = [threading.Thread(target=call, args=(of,), daemon=True) for of in of_threads]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(protocol.Rank, "_begin", begin_in_turn)
+            patch.setattr(protocol.Rank, "begin", begin_in_turn)
             for thread in threads:
                 thread.start()
             for thread in threads:

@@ -94,6 +94,8 @@ class Slot:
         self.data: list[torch.Tensor] = []
         self.data_at: list[int] = []
         self.data_addresses = self.addresses
+        # A captured graph may use a table of before.
+        self._tables: list[torch.Tensor] = []
 
     @property
     def own(self) -> torch.Tensor:
@@ -123,6 +125,7 @@ class Slot:
         self.data = [each[first : first + size] for each in data]
         self.data_at = [each.data_ptr() for each in self.data]
         self.data_addresses = _table(self.data_at, self._transport.device)
+        self._tables.append(self.data_addresses)
 
 
 def zeros(count: int, device: torch.device, dtype: torch.dtype = torch.int32) -> torch.Tensor:
