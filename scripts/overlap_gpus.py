@@ -354,7 +354,7 @@ def main() -> int:
     protocol.SPARE_SMS = arguments.spare_sms
     Case.way = arguments.way
     if arguments.blocks:
-        kernels: Any = import_module(overlap.ONE_SHOT)
+        kernels: Any = import_module(overlap.ONE_SHOT_KERNELS)
         kernels.MOST_BLOCKS = arguments.blocks
     here = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(here)

@@ -1,4 +1,5 @@
-"""Compiles the overlapped kernels for sm_90 and prints what came of them, as one line of JSON."""
+"""Compiles the overlapped kernels for sm_90 and prints what came of them, as one line of JSON; with
+``one_shot`` those of the one-shot way alone."""
 
 import json
 import sys
@@ -93,6 +94,10 @@ def main() -> None:
     ), constants  # fmt: skip
     kernel, grid, args, constants = launches["reduce"]
     launches["reduce of eight"] = kernel, grid, args, constants | {"WORLD": 8, "LANES": 8}
+    small = constants | {"WORLD": 2, "LANES": 2, "EACH": 4, "BLOCK": 2048, "ACTIVATION": ""}
+    launches["reduce of two"] = kernel, grid, tuple(
+        None if i == 2 else x.float() if i < 2 else x for i, x in enumerate(args)
+    ), small  # fmt: skip
     launches["leave of one shot"] = (
         one_shot.leave, (1,), (call.epoch, table, 0), {**ranks, "num_warps": 1}
     )  # fmt: skip
@@ -100,6 +105,9 @@ def main() -> None:
         kernel, grid, args, constants = launches[name]
         stamps = {"stamps": empty(4, dtype=torch.int64)}
         launches[f"{name} with stamps"] = kernel, grid, args, constants | stamps
+    if sys.argv[1:] == ["one_shot"]:
+        first = [*launches].index("push")
+        launches = {name: launches[name] for name in [*launches][first : first + 6]}
     found = {}
     for name, (kernel, grid, args, constants) in launches.items():
         built = kernel.warmup(*args, grid=grid, **constants)

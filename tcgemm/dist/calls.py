@@ -26,6 +26,7 @@ from ..errors import (
 )
 from ..operands import check_disjoint, check_output, dtype_name, shape_of
 from ..tensors import check_kind
+from ..vocabulary import BACKEND_VARIABLE
 from . import engine, sequence
 from .groups import Ranks, check_device, check_same, named, ranks_of, tell
 from .model import Host
@@ -62,8 +63,10 @@ class Asked(NamedTuple):
     debug: bool = False
 
     def of_gradient(self) -> Asked:
-        """A product of the backward pass: the rung, and the result's dtype, are the forward's."""
-        return self._replace(epilogue="", out_dtype=None, rung="")
+        """A product of the backward pass. The rung and the result's dtype are the forward's, and so
+        is the one-shot way, which does not take all dtypes in both operations."""
+        way = "" if self.way == ONE_SHOT else self.way
+        return self._replace(epilogue="", out_dtype=None, rung="", way=way)
 
 
 def asked_of(
@@ -216,6 +219,33 @@ def plan(
 
     Raises UnsupportedError where a way is asked for that does not take the call.
     """
+    if not _remembers(a.device):
+        return _plan(call, a, b, bias, scales)
+    # All that a plan rests on: to find it out anew takes ten times as long.
+    kind = (
+        call.op, call.ranks.world, call.asked, call.dtype, a.shape[1], b.shape[1], a.dtype, b.dtype,
+        a.device, bias is None, *map(os.environ.get, _VARIABLES),
+    )  # fmt: skip
+    known = _plans.get(kind)
+    if known is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        known = _plans[kind] = _plan(call, a, b, bias, scales)
+    return known
+
+
+MOST_PLANS = 4096
+_VARIABLES = (BACKEND_VARIABLE, "CUDA_DEVICE_MAX_CONNECTIONS")
+_plans: dict[Any, WayPlan] = {}
+
+
+def _remembers(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _plan(
+    call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[Any, Any]
+) -> WayPlan:
     asked, ranks = call.asked, call.ranks
     M, N, K = asked.rows, b.shape[1], a.shape[1]
     why_not = not_at_once = None
@@ -311,7 +341,7 @@ def run(
             after = {"bias": bias, "epilogue": asked.epilogue or None}
             if chosen.way == ONE_SHOT:
                 found = engine.engine()
-                found.one_shot(
+                found.one_shot_product(
                     call.op, gemm, a, b, result, ranks.group, asked.rows, asked.debug,
                     **local, **after,
                 )  # fmt: skip

@@ -12,8 +12,8 @@ b [K of this rank, N], out [rows of this rank, N].
 
 ``why_not_one_shot(op, a, b, group, rows, out_dtype) -> str | None``: the same of the one-shot way.
 
-``one_shot(op, product, a, b, out, group, rows, debug, bias=, epilogue=, **asked) -> out``: either
-product by the one-shot way. ``product`` is called as ``gemm``, with ``asked``.
+``one_shot_product(op, product, a, b, out, group, rows, debug, bias=, epilogue=, **asked) -> out``:
+either product by the one-shot way. ``product`` is called as ``gemm``, with ``asked``.
 
 ``stamps(op, a, b, group, backend, rows) -> list of (what, piece, begin_us, end_us)``: the clock
 stamps of one more call on this rank, on one clock of all ranks, such as ("copy", 3, ...),

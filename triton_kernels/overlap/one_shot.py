@@ -35,17 +35,16 @@ def missing(flags, others, peers, wanted, WORLD: tl.constexpr):
 
 
 @triton.jit
-def await_all(
-    flags, others, peers, wanted, limit, reports, trouble, number, WORLD: tl.constexpr
-):  # fmt: skip
+def await_all(flags, others, peers, wanted, limit, reports, trouble, number, WORLD: tl.constexpr):
     """Wait until every flag of ``others`` is at least ``wanted``; see signals.wait."""
     late = missing(flags, others, peers, wanted, WORLD)
     looks = 0
     while (late < WORLD) & (looks < limit):
         late = missing(flags, others, peers, wanted, WORLD)
         looks += 1
-    if late < WORLD:
-        give_up(wanted, reports, trouble, late, number)
+    if late < WORLD:  # noqa: SIM102 (what was missing first is told, and looked for only then)
+        if tl.load(trouble) == 0:
+            give_up(wanted, reports, trouble, late, number)
     tl.debug_barrier()
 
 

@@ -28,7 +28,7 @@ from ..groups import is_alive
 from ..options import ALL_GATHER, REDUCE_SCATTER, Options
 from ..planning import OVERLAPS, UNIT_BYTES
 from ..rows import rows_of
-from . import one_shot as at_once
+from . import one_shot
 from .plan import (
     CARRIES,
     GATHERED_IN_CUDA,
@@ -52,7 +52,7 @@ BACKENDS = {
 }
 """Language -> the module of its kernels. "auto" takes the first."""
 
-ONE_SHOT = "tcgemm.triton_kernels.overlap.run_one_shot"
+ONE_SHOT_KERNELS = "tcgemm.triton_kernels.overlap.run_one_shot"
 """The module of the one-shot way's kernels."""
 
 CARRYING = ("triton",)
@@ -211,7 +211,7 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def one_shot(
+def one_shot_product(
     op: str, product: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, group: Any,
     rows: int, debug: bool, *, bias: torch.Tensor | None, epilogue: str | None, **asked: Any,
 ) -> torch.Tensor:  # fmt: skip
@@ -225,14 +225,14 @@ def one_shot(
 
     Raises what all_gather_matmul raises.
     """
-    rank, kernels = _rank(group, b), import_module(ONE_SHOT)
+    rank, kernels = _rank(group, b), import_module(ONE_SHOT_KERNELS)
     with _on(b):
         if op == ALL_GATHER:
-            return at_once.all_gather_matmul(
+            return one_shot.all_gather_matmul(
                 rank, kernels, product, a, b, out, rows, debug,
                 bias=bias, epilogue=epilogue, **asked,
             )  # fmt: skip
-        return at_once.matmul_reduce_scatter(
+        return one_shot.matmul_reduce_scatter(
             rank, kernels, product, a, b, out, debug, bias, epilogue or "", **asked
         )
 

@@ -117,8 +117,10 @@ def all_gather_matmul(
     whole, of_rows = call.moved
     if of_rows is not None:
         asked["scale_a"] = of_rows
-    product(whole, b, out=out, **asked)
-    kernels.leave(call)
+    try:
+        product(whole, b, out=out, **asked)
+    finally:  # else the flags that are set already would be taken for the next call's
+        kernels.leave(call)
     rank.end(debug, "block")
     return out
 
@@ -134,6 +136,8 @@ def matmul_reduce_scatter(
         asked: of ``gemm``, but for what comes after the sum.
     """
     (rows, _), N = a.shape, b.shape[1]
+    partial = out.new_empty((rows, N))
+    product(a, b, out=partial, **asked)
     chunk, of_row = chunk_of(rows, rank.transport.world), N * out.itemsize
     slot = rank.begin(rank.transport.world * chunk * of_row)
     key = (rows, of_row, out.dtype, debug, slot.number, slot.data_addresses.data_ptr())
@@ -141,8 +145,6 @@ def matmul_reduce_scatter(
     if call is None:
         call = _call(rank, kernels, slot, chunk, of_row, debug, None)
         rank.keep(key, call)
-    partial = out.new_empty((rows, N))
-    product(a, b, out=partial, **asked)
     kernels.reduce(call, partial, out, None if bias is None else bias.contiguous(), epilogue)
     rank.end(debug, "block")
     return out
