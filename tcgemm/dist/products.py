@@ -148,9 +148,9 @@ def matmul_reduce_scatter(
         As ``all_gather_matmul``.
 
     Each rank's product is rounded to the result's dtype and moved. The overlapped and the one-shot
-    way, groups without NCCL and torch.use_deterministic_algorithms(True) add them in float32 in the order of
-    ranks, then bias and epilogue, and round once: calls repeat to the bit. NCCL adds in the
-    result's dtype, rounding each time, in an order that its algorithm gives; bias and epilogue
+    way, groups without NCCL and torch.use_deterministic_algorithms(True) add them in float32 in the
+    order of ranks, then bias and epilogue, and round once: calls repeat to the bit. NCCL adds in
+    the result's dtype, rounding each time, in an order that its algorithm gives; bias and epilogue
     then follow in float32, with a rounding of their own.
     """
     if _traces():
