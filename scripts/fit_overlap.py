@@ -6,7 +6,8 @@
 
 Folders are those of `tcgemm bench --several`. For each language and operation it fits the rate, the
 flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands, by the logarithm of
-predicted over measured time. Clock stamps (--timeline), where the folders have them, give what
+predicted over measured time, and for each operation what the one-shot way takes besides its product
+and its stores. Clock stamps (--timeline), where the folders have them, give what
 copies and the kernels around a call cost. The result is tcgemm/dist/overlapped-<gpu>.json.
 
 Held out: the cases are dealt into FOLDS, and each is predicted by what is fitted to the others. It
@@ -34,7 +35,7 @@ from tcgemm.bench.several.cases import Case, read, read_stamps
 from tcgemm.dist import fitted, model
 from tcgemm.dist.options import ALL_GATHER
 from tcgemm.dist.overlap import plan as planning
-from tcgemm.dist.planning import WORTH
+from tcgemm.dist.planning import ONE_SHOT, OVERLAPPED, WORTH
 
 ROOT = Path(__file__).parents[1]
 FOLDS = 4
@@ -43,6 +44,7 @@ RATES = [0.70 + 0.01 * i for i in range(31)]
 FLAGS_US = [2.0 * i for i in range(41)]
 PIECES = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0]
 PEER_US = [2.0 * i for i in range(11)]
+ONE_SHOT_US = [0.5 * i for i in range(161)]
 
 
 class Timed(NamedTuple):
@@ -57,12 +59,13 @@ class Timed(NamedTuple):
     nccl_us: float
 
 
-def timed(rows: Iterable[Mapping[str, str]], slug: str) -> list[Timed]:
-    """The last right row of each case and language."""
+def timed(rows: Iterable[Mapping[str, str]], slug: str, contender: str = OVERLAPPED) -> list[Timed]:
+    """The last right row of each case and language; of ONE_SHOT the language is "", and what it
+    stores at peers is its transfer."""
     found = {}
     for row in rows:
         name, _, language = row["contender"].partition("/")
-        if name != "overlapped" or row["status"] != "ok" or not (row["ms_p50"] and row["nccl_ms"]):
+        if name != contender or row["status"] != "ok" or not (row["ms_p50"] and row["nccl_ms"]):
             continue
         if row["dtype"] not in ("float16", "bfloat16"):
             continue
@@ -72,8 +75,22 @@ def timed(rows: Iterable[Mapping[str, str]], slug: str) -> list[Timed]:
         if times is None:
             raise SystemExit(f"no time of {case} is known on {slug}: its links were not measured")
         us, nccl_us = (1e3 * float(row[name]) for name in ("ms_p50", "nccl_ms"))
-        found[case, language] = Timed(case, language, times.gemm_us, times.transfer_us, us, nccl_us)
+        moved = times.written_us if contender == ONE_SHOT else times.transfer_us
+        found[case, language] = Timed(case, language, times.gemm_us, moved, us, nccl_us)
     return list(found.values())
+
+
+def besides_us(rows: Sequence[Timed]) -> dict[str, float]:
+    """Operation -> what the one-shot way takes besides its product and its stores."""
+    found = {}
+    for op in dict.fromkeys(row.case.op for row in rows):
+        known = [(r.gemm_us + r.transfer_us, r.us) for r in rows if r.case.op == op]
+
+        def squares(us: float, known: list[tuple[float, float]] = known) -> float:
+            return sum(math.log((apart + us) / taken) ** 2 for apart, taken in known)
+
+        found[op] = min(ONE_SHOT_US, key=squares)
+    return found
 
 
 def off(way: fitted.Way, row: Timed) -> float:
@@ -211,6 +228,9 @@ def main() -> int:
         of = [r for r in rows if (r.language, r.case.op) == (language, op)]
         worst = max(abs(math.expm1(off(way, row))) for row in of)
         print(f"{language} {op}: {way}, {len(of)} rows, the worst {100 * worst:.1f} % off")
+    at_once = timed(read_rows, asked.gpu, ONE_SHOT)
+    one_shot = besides_us(at_once) or before.one_shot
+    print(f"one_shot: {one_shot or 'assumed'} us besides, {len(at_once)} rows")
     rates = [way.rate for (_, op), way in ways.items() if op == ALL_GATHER]
     stamps = [row for folder in folders for row in read_stamps(folder)]
     worlds = {row["run"]: int(row["world"]) for row in read_rows}
@@ -218,7 +238,7 @@ def main() -> int:
     print(f"around a call: {steps or 'no clock stamps: assumed as before'}")
     if not asked.check:
         path = fitted.path_of(asked.gpu)
-        path.write_text(json.dumps(as_json(rows, ways, steps), indent=2) + "\n")
+        path.write_text(json.dumps(as_json(rows, ways, steps, one_shot), indent=2) + "\n")
         fitted.of.cache_clear()
         print(f"written: {path}")
     return 0
@@ -228,6 +248,7 @@ def as_json(
     rows: Sequence[Timed],
     ways: Mapping[tuple[str, str], fitted.Way],
     steps: fitted.Steps | None,
+    one_shot: Mapping[str, float],
 ) -> dict[str, Any]:
     """What fitted.of reads."""
     by_language: dict[str, dict[str, Any]] = {}
@@ -239,6 +260,7 @@ def as_json(
         "fitted_to": f"{len(rows)} rows of {len({row.case for row in rows})} cases",
         "ways": by_language,
         "steps": None if steps is None else asdict(steps),
+        **({"one_shot": dict(one_shot)} if one_shot else {}),
     }
 
 

@@ -23,7 +23,7 @@ def rank_and_world() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def scaled(backend: str, seed: int) -> int:
+def scaled(backend: str, seed: int, way: str = "overlapped") -> int:
     """Both products of 8-bit floats with drawn scales, so small whole numbers and powers of two
     that results are exact: how many were wrong here."""
     rank, world = rank_and_world()
@@ -43,7 +43,7 @@ def scaled(backend: str, seed: int) -> int:
     if draw.random() < 0.5:
         b = b.contiguous()
     asked = {
-        "backend": backend, "way": "overlapped", "scale_b": of_columns[rank] if by_columns else None
+        "backend": backend, "way": way, "scale_b": of_columns[rank] if by_columns else None
     }  # fmt: skip
     first, last = rows_of(M, world, rank)
     one = [
@@ -75,8 +75,13 @@ def scaled(backend: str, seed: int) -> int:
     return wrong
 
 
-def drawn_calls(backend: str, seed: int, count: int) -> int:
-    """How many of so many calls were wrong here. All ranks draw the same calls, each its delays."""
+def drawn_calls(
+    backend: str, seed: int, count: int, ways: tuple[str, ...] = ("overlapped",)
+) -> int:
+    """How many of so many calls were wrong here. All ranks draw the same calls, each its delays.
+
+    ``ways``: of which each call takes one, so that slots are used by all of them in turns.
+    """
     rank, world = rank_and_world()
     draw, own = random.Random(seed), random.Random(1000 * (seed + 1) + rank)
     of_all = torch.Generator("cuda").manual_seed(seed)
@@ -102,7 +107,7 @@ def drawn_calls(backend: str, seed: int, count: int) -> int:
             exact, mine = (a @ b).sum(0)[first:last], a[rank]
         exact = exact + bias
         asked: dict[str, Any] = {
-            "backend": backend, "way": "overlapped", "bias": bias.to(dtype),
+            "backend": backend, "way": draw.choice(ways), "bias": bias.to(dtype),
             "epilogue": "relu" if relu else None,
         }  # fmt: skip
         mine, other = mine.to(dtype), b[rank].to(dtype)

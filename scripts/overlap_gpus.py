@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Overlapped products on the GPUs of one host: are they right, and where does their time go.
+"""Overlapped and one-shot products on the GPUs of one host: are they right, how long they take.
 
     torchrun --nproc-per-node 2 scripts/overlap_gpus.py check          # a minute
     torchrun --nproc-per-node 2 scripts/overlap_gpus.py drawn          # 2,000 calls, a minute
@@ -18,6 +18,9 @@ exact, so a result is right to the bit or wrong.
 ``time``: the local product, NCCL alone, both in sequence, ours, and ours over the longer of product
 and transfer. They take turns behind a barrier of all ranks, with nothing of theirs in the L2; the
 slowest rank counts, and the median over rounds. ``tcgemm bench --several`` times all contenders.
+
+``--way one_shot`` checks and times the one-shot way, ``--backend`` being that of its local product;
+``--way mixed`` has ``drawn`` draw a way for each call.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from statistics import median
 from typing import Any
 
@@ -39,14 +43,18 @@ import torch.distributed as dist
 from overlap_drawn import drawn_calls, rank_and_world, say, scaled
 
 import tcgemm.dist.overlap as overlap
+from tcgemm import dist as products
 from tcgemm.accuracy import error_ratio
 from tcgemm.bench.several.contenders import sampler, slowest
 from tcgemm.bench.several.pairing import take_rounds
+from tcgemm.dist import model as times_model
+from tcgemm.dist.calls import gpu_of
 from tcgemm.dist.groups import ranks_of
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import plan as planning
 from tcgemm.dist.overlap import protocol, transports
 from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
+from tcgemm.dist.planning import ONE_SHOT, OVERLAPPED
 from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
 
@@ -64,6 +72,8 @@ LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))
 
 class Case:
     """A product's operands on this rank, and the same of all ranks for the reference."""
+
+    way = OVERLAPPED
 
     def __init__(self, op: str, M: int, N: int, K: int, dtype: torch.dtype, seed: int) -> None:
         self.op, (self.rank, world) = op, rank_and_world()
@@ -93,6 +103,14 @@ class Case:
             self.plan = planning.carried_plan(M, N, world, parts)
 
     def run(self, backend: str, debug: bool = False, fused: bool = True) -> torch.Tensor:
+        if self.way == ONE_SHOT:
+            gathers = self.op == ALL_GATHER
+            product = products.all_gather_matmul if gathers else products.matmul_reduce_scatter
+            return product(
+                self.a, self.b, bias=self.bias if fused else None,
+                epilogue="gelu" if fused else None, out=self.out, backend=backend, way=self.way,
+                debug=debug,
+            )  # fmt: skip
         asked = Options(
             backend,
             bias=self.bias if fused else None,
@@ -155,9 +173,19 @@ def check(backend: str, seed: int, drawn: int) -> int:
         wrong += not ratio.item() <= 1
         M, N = case.M, case.out.shape[1]
         plan, dtype = str(case.plan), str(case.out.dtype)
-        say(check=what, op=case.op, plan=plan, M=M, N=N, dtype=dtype, ratio=ratio.item())
+        say(
+            check=what,
+            way=case.way,
+            op=case.op,
+            plan=plan,
+            M=M,
+            N=N,
+            dtype=dtype,
+            ratio=ratio.item(),
+        )
 
-    for op, parts in (ALL_GATHER, 0), (REDUCE_SCATTER, 0), *OTHER_WAYS.get(backend, []):
+    others = OTHER_WAYS.get(backend, []) if Case.way == OVERLAPPED else []
+    for op, parts in (ALL_GATHER, 0), (REDUCE_SCATTER, 0), *others:
         for i, (M, N, K) in enumerate(SIZES):
             case = Case(op, M, N, K, (torch.bfloat16, torch.float16)[i % 2], seed + i)
             case.plan_with(parts)
@@ -174,8 +202,8 @@ def check(backend: str, seed: int, drawn: int) -> int:
             judge(case, "three calls, delayed")
             wrong += from_streams(case, backend, own)
         wrong += replay(op, backend, seed, own, parts)
-    if backend != "cuda":  # whose kernels take no 8-bit floats
-        wrong += sum(scaled(backend, seed + i) for i in range(drawn))
+    if backend != "cuda" or Case.way == ONE_SHOT:  # CUDA overlaps no 8-bit floats
+        wrong += sum(scaled(backend, seed + i, Case.way) for i in range(drawn))
     return wrong
 
 
@@ -265,6 +293,10 @@ def timed(backend: str, sizes: list[int]) -> None:
             nccl = lambda o=case.out, p=product: dist.reduce_scatter_tensor(o, p)  # noqa: E731
             first, second = lambda: torch.mm(whole, case.b, out=product), nccl  # noqa: B023
             predicted = scatter_us(plan, N, K, world)
+        if case.way == ONE_SHOT:
+            host = times_model.Host(gpu_of(case.b.device))
+            times = times_model.times(op, M, N, K, "bfloat16", world, host)
+            predicted = times.one_shot_us if times else float("nan")
         ms = milliseconds({
             "gemm": lambda: torch.mm(whole, case.b, out=product),  # noqa: B023
             "nccl": nccl,
@@ -273,7 +305,7 @@ def timed(backend: str, sizes: list[int]) -> None:
         })  # fmt: skip
         limit = max(ms["gemm"], moved / LINK_BYTES_PER_US / 1e3)
         say(
-            layer=name, op=op, world=world, backend=backend, M=M, N=N, K=K,
+            layer=name, way=case.way, op=op, world=world, backend=backend, M=M, N=N, K=K,
             **{f"{what}_ms": taken for what, taken in ms.items()}, predicted_ms=predicted / 1e3,
             ratio_nccl=ms["sequence"] / ms["ours"], limit_ms=limit, of_limit=limit / ms["ours"],
         )  # fmt: skip
@@ -306,6 +338,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=("check", "drawn", "time", "trace"))
     parser.add_argument("--backend", default="triton", choices=(*overlap.BACKENDS, "auto"))
+    parser.add_argument("--way", default=OVERLAPPED, choices=(OVERLAPPED, ONE_SHOT, "mixed"))
+    parser.add_argument("--blocks", type=int, help="of a one-shot kernel, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[512, 4096, 8192], help="values of M"
@@ -319,9 +353,15 @@ def main() -> int:
         help="for carried parts: the stream itself, but in graphs; a kernel; the stream everywhere",
     )  # fmt: skip
     arguments = parser.parse_args()
+    if arguments.way == "mixed" and arguments.what != "drawn":
+        parser.error("--way mixed is for drawn alone")
     protocol.SPARE_SMS = arguments.spare_sms
     transports.WAITS_IN_KERNEL = arguments.waits == "kernel"
     transports.WAITS_IN_GRAPHS = arguments.waits == "graphs"
+    Case.way = arguments.way
+    if arguments.blocks:
+        kernels: Any = import_module(overlap.ONE_SHOT_KERNELS)
+        kernels.MOST_BLOCKS = arguments.blocks
     here = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(here)
     dist.init_process_group("nccl", device_id=torch.device("cuda", here))
@@ -332,9 +372,14 @@ def main() -> int:
     dist.barrier()
     try:
         if arguments.what in ("check", "drawn"):
-            judge, usual = {"check": (check, 8), "drawn": (drawn_calls, 2000)}[arguments.what]
-            drawn = usual if arguments.drawn is None else arguments.drawn
-            wrong = judge(arguments.backend, arguments.seed, drawn)
+            drawn = {"check": 8, "drawn": 2000}[arguments.what]
+            drawn = drawn if arguments.drawn is None else arguments.drawn
+            if arguments.what == "check":
+                wrong = check(arguments.backend, arguments.seed, drawn)
+            else:
+                ways = (OVERLAPPED, ONE_SHOT, "sequence")
+                ways = ways if arguments.way == "mixed" else (arguments.way,)
+                wrong = drawn_calls(arguments.backend, arguments.seed, drawn, ways)
             count = torch.tensor([wrong], device="cuda")
             dist.all_reduce(count)
             wrong = int(count.item())

@@ -1,4 +1,5 @@
-"""Compiles the overlapped kernels for sm_90 and prints what came of them, as one line of JSON."""
+"""Compiles the overlapped kernels for sm_90 and prints what came of them, as one line of JSON; with
+``one_shot`` those of the one-shot way alone."""
 
 import json
 import sys
@@ -17,8 +18,9 @@ def main() -> None:
 
     driver.set_active(compile_only._Driver((9, 0)))
     package = "tcgemm.triton_kernels.overlap"
-    gather, scatter, signals, tile = (
-        import_module(f"{package}.{name}") for name in ("gather", "scatter", "signals", "tile")
+    gather, scatter, signals, tile, one_shot = (
+        import_module(f"{package}.{name}")
+        for name in ("gather", "scatter", "signals", "tile", "one_shot")
     )
     tile.programs = lambda like: 132
 
@@ -78,10 +80,34 @@ def main() -> None:
         signals.await_stored, (1,), (carried.stored, 8, 9, call.trouble, 9, 0, 1, 1),
         {"num_warps": 1},
     )  # fmt: skip
+    ranks = {"WORLD": 4, "LANES": 4}
+    flags = table, table, words(64), words(2), call.epoch
+    constants = {**ranks, "BLOCK": 2048, "INTERPRETED": False, "num_warps": 16}
+    for name, scales in (("push", None), ("push with scales", empty(512, dtype=torch.float32))):
+        launches[name] = one_shot.push, (128,), (
+            words(512, K // 2), scales, 512, K // 8, 512, 0, 64, 32, *flags, call.trouble, 9, 0
+        ), constants  # fmt: skip
+    constants = constants | {"EACH": 8, "BLOCK": 4096, "ACTIVATION": "gelu", "EMULATED": False}
+    launches["reduce"] = one_shot.reduce, (128,), (
+        empty(2048, N), empty(512, N), empty(N), 2048, N // 8, 512, 0, 64, 32, *flags, words(1),
+        call.trouble, 9, 0,
+    ), constants  # fmt: skip
+    kernel, grid, args, constants = launches["reduce"]
+    launches["reduce of eight"] = kernel, grid, args, constants | {"WORLD": 8, "LANES": 8}
+    small = constants | {"WORLD": 2, "LANES": 2, "EACH": 4, "BLOCK": 2048, "ACTIVATION": ""}
+    launches["reduce of two"] = kernel, grid, tuple(
+        None if i == 2 else x.float() if i < 2 else x for i, x in enumerate(args)
+    ), small  # fmt: skip
+    launches["leave of one shot"] = (
+        one_shot.leave, (1,), (call.epoch, table, 0), {**ranks, "num_warps": 1}
+    )  # fmt: skip
     for name in ("gather 128x256", "scatter 128x256", "scatter 128x128", "enter", "leave"):
         kernel, grid, args, constants = launches[name]
         stamps = {"stamps": empty(4, dtype=torch.int64)}
         launches[f"{name} with stamps"] = kernel, grid, args, constants | stamps
+    if sys.argv[1:] == ["one_shot"]:
+        first = [*launches].index("push")
+        launches = {name: launches[name] for name in [*launches][first : first + 6]}
     found = {}
     for name, (kernel, grid, args, constants) in launches.items():
         built = kernel.warmup(*args, grid=grid, **constants)

@@ -231,7 +231,7 @@ def check_errors(rank):
     ):  # fmt: skip
         with pytest.raises(error, match=who + ".*" + words):
             function()
-    with pytest.raises(LookupError, match="unknown way 'fast': choose from overlapped, sequence"):
+    with pytest.raises(LookupError, match="unknown way 'fast': choose from overlapped, one_shot"):
         gather(a, b, way="fast")
     with pytest.raises(OperandTypeError, match="group is a int"):
         gather(a, b, 3)
@@ -373,9 +373,10 @@ def check_bench(rank, world):
         with no_engine():
             rows, stamps = run.run_case(case, ranks_of(), device, **asked)
         assert [row["contender"] for row in rows] == [
-            "planned", "overlapped/triton", "overlapped/cuda",
+            "planned", "one_shot", "overlapped/triton", "overlapped/cuda",
         ]  # fmt: skip
-        planned, overlapped, _ = rows
+        planned, one_shot, overlapped, _ = rows
+        assert (one_shot["way"], one_shot["status"]) == ("one_shot", "unsupported")
         assert (planned["status"], planned["exact_errors"], stamps) == ("ok", 0, [])
         assert 0 < planned["error_ratio"] <= 1
         assert overlapped["status"] == "unsupported"
@@ -407,6 +408,7 @@ def check_bench(rank, world):
         assert (rows[0]["ratio_nccl"], rows[0]["of_limit"]) == (1.0, 1.0)
         assert rows[0]["torch_fused_ms"] is rows[0]["ratio_torch"] is None
         assert "ms_p50" not in rows[1]
+        assert rows[2]["way"] == "overlapped"
 
         def one_rank_is_off(name, of, backend, call_of=run.call_of):
             product = call_of(name, of, backend)
@@ -554,6 +556,13 @@ class FakeEngine:
         self.seen.append((op, options))
         return self.reason
 
+    def why_not_one_shot(self, op, a, b, group, rows, out_dtype):
+        return self.reason
+
+    def one_shot_product(self, op, product, a, b, out, group, rows, debug, **asked):
+        self.seen.append((op, product, rows, debug, asked))
+        return out.zero_()
+
     def all_gather_matmul(self, a_shard, b, out, group, options):
         self.seen.append(("all_gather", out.shape))
         parts = [torch.empty(2, 3) for _ in range(2)]
@@ -596,9 +605,19 @@ def check_engine(rank):
         gather(a, b, backend="cublas", way="sequence")
         gather(a, b, backend="cublas", out_dtype=torch.float32, compute="ieee")
         assert [op for op, _ in fake.seen] == ["all_gather"]
+        fake.seen.clear()
+        out = torch.empty(4, 4).T
+        asked = {"bias": drawn.bias, "backend": "cublas", "kernel": "named", "way": "one_shot"}
+        assert gather(a, b, **asked, out=out, debug=True) is out
+        assert not out.any()
+        op, product, rows_of_all, debug, told = fake.seen.pop()
+        assert (op, product, rows_of_all, debug) == ("all_gather", tcgemm.gemm, 4, True)
+        assert (told["kernel"], told["backend"], told["epilogue"]) == ("named", "cublas", None)
+        assert fake.seen == []  # of the overlapped way nothing is asked
         fake.reason = "it rains"
-        with pytest.raises(UnsupportedError, match=r"does not take the call: it rains"):
-            gather(a, b, **asked)
+        for way in ("overlapped", "one_shot"):
+            with pytest.raises(UnsupportedError, match=f"{way}' does not take the call: it rains"):
+                gather(a, b, **{**asked, "way": way})
 
 
 def test_the_overlapped_engine_is_asked_and_used(pair):

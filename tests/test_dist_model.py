@@ -94,16 +94,19 @@ def test_overlap_is_never_better_than_the_limit():
             assert times.limit_us <= times.sequence_us
 
 
-def plan(M, why_not=None, gpu="nvidia-h200", N=4096, K=8192):
-    return planning.plan_of("all_gather", M, N, K, "bfloat16", 2, Host(gpu), why_not)
+def plan(M, why_not=None, gpu="nvidia-h200", N=4096, K=8192, why_not_one_shot=None, world=2):
+    asked = M, N, K, "bfloat16", world, Host(gpu), why_not, "", why_not_one_shot
+    return planning.plan_of("all_gather", *asked)
 
 
 def test_the_plan_overlaps_where_that_pays_and_says_why():
     large = plan(8192)
     assert large.way == "overlapped"
     assert "us overlapped" in large.why
-    assert plan(8192, "no engine").way == "sequence"
-    assert plan(8192, "no engine").why == "no engine"
+    none = plan(8192, "no engine", why_not_one_shot="no engine")
+    assert (none.way, none.why) == ("sequence", "no engine")
+    both = plan(8192, "no engine", why_not_one_shot="odd rows")
+    assert (both.way, both.why) == ("sequence", "no engine; nor in one shot: odd rows")
     unknown = plan(8192, gpu="")
     assert unknown.way == "sequence"
     assert "links of a CPU were not measured" in unknown.why
@@ -115,10 +118,64 @@ def test_the_plan_stays_where_flags_cost_more_than_they_hide(monkeypatch):
     monkeypatch.setattr(fitted, "of", lambda slug: fitted.Fitted(ways, None))
     planning.plan_of.cache_clear()
     try:
-        assert plan(512).way == "sequence"
-        assert "overlap would not pay" in plan(512).why
+        found = plan(512, why_not_one_shot="odd rows")
+        assert found.way == "sequence"
+        assert found.why.startswith("nothing else would pay: about 1")
+        assert found.why.endswith("; not in one shot: odd rows")
     finally:
         planning.plan_of.cache_clear()
+
+
+def test_the_plan_stores_few_rows_at_once_and_overlaps_many():
+    """Predicted for four H200: flags and copies of the overlapped way cost more than it hides."""
+    few = plan(512, N=6144 // 4, K=4096, world=4)
+    assert few.way == "one_shot"
+    times = few.times
+    moved = 512 * 4096 * 2 * 3 / 4
+    assert times.written_us == pytest.approx(model.written_us(512 * 4096 * 2, 4, H200))
+    assert times.written_us == pytest.approx(5.65 + moved / 370e3, rel=0.02)
+    assert times.one_shot_us == pytest.approx(
+        times.gemm_us + times.written_us + fitted.ASSUMED_ONE_SHOT_US
+    )
+    assert "33 us in one shot" in few.why
+    assert plan(512, N=6144 // 4, K=4096, world=4, why_not_one_shot="").way == "sequence"
+    assert plan(16384, N=6144 // 4, K=4096, world=4).way == "overlapped"
+    refused = plan(16384, "cuda is named", N=6144 // 4, K=4096, world=4)
+    assert (refused.way, refused.refused, refused.refused_one_shot) == ("one_shot", True, False)
+    assert refused.why.endswith("; not overlapped: cuda is named")
+
+
+def test_one_shot_refuses_in_numbers():
+    def said(op="all_gather", M=512, N=64, K=64, dtype="bfloat16", world=4, out_dtype=None):
+        return planning.why_not_one_shot(op, M, N, K, dtype, world, out_dtype)
+
+    assert said() is None
+    assert "one rank" in said(world=1)
+    assert "9 ranks: it takes up to 8" in said(world=9)
+    assert "M=0 N=64 K=64" in said(M=0)
+    assert said(N=7) is None
+    assert "K=60 of bfloat16: it stores rows of whole 16 bytes, not of 120" in said(K=60)
+    for dtype in ("float64", "int8", "uint8", "float8_e5m2", "float32"):
+        assert said(dtype=dtype) is None
+    assert "int8: it stores rows of whole 16 bytes, not of 24" in said(K=24, dtype="int8")
+    assert "bytes each, and it keeps to" in said(M=1 << 26)
+    scatter = {"op": "reduce_scatter"}
+    assert said(**scatter, K=7) is None
+    assert "N=60 of bfloat16" in said(**scatter, N=60)
+    assert said(**scatter, N=60, out_dtype="float32") is None
+    for dtype, result in (("float64", "float64"), ("int8", "int32")):
+        assert f"partial sums are {result}: it adds float16" in said(**scatter, dtype=dtype)
+
+
+def test_explain_shows_all_three_ways():
+    told = tcgemm.dist.explain("all_gather", 512, 6144, 4096, world=4)
+    assert "way: one_shot: about" in str(told)
+    assert "one shot: about 33 us, of which 14 us are stores to the peers" in str(told)
+    assert "8 us of launches and flags are assumed" in str(told)
+    assert told.facts()["one_shot_us"] == told.plan.times.one_shot_us
+    told = tcgemm.dist.explain("reduce_scatter", 512, 6144, 4096, "float64", world=4)
+    assert "one shot: about" not in str(told)
+    assert told.facts()["refused_one_shot"]
 
 
 def test_explain_with_and_without_an_engine(monkeypatch):
@@ -170,7 +227,7 @@ def test_explain_refuses_what_does_not_exist():
 )
 def test_explain_refuses_what_the_engine_does(K, dtype, asked, why):
     told = tcgemm.dist.explain("all_gather", 16384, 8192, K, dtype, world=4, **asked)
-    assert told.plan.way == "sequence"
+    assert told.plan.way != "overlapped"
     assert why in told.plan.why
     assert "overlapped: about" not in str(told)
     assert told.facts()["refused"]
@@ -235,7 +292,7 @@ def test_what_is_explained_is_of_the_backend_that_is_named():
     assert way(None) == way("auto")
     for language in ("triton", "cuda"):
         assert way(language).times.language == language
-    assert way("cublas").way == "sequence"
+    assert way("cublas").way != "overlapped"
     assert "'cublas' overlaps" in way("cublas").why
 
 

@@ -179,13 +179,13 @@ def test_two_groups_begin_in_two_threads(pair):
     pair(check_threads)
 
 
-def check_kernels_that_wait(rank):
+def check_kernels_that_wait(rank, way):
     """On each rank a kernel waits for what a second thread of the other rank has yet to send."""
     from tcgemm.dist.overlap import protocol
 
     groups = [torch.distributed.new_group([0, 1]) for _ in range(2)]
-    x = torch.ones(8, 8, dtype=torch.float16)
-    threads, begin = [], protocol.Rank._begin
+    x, asked = torch.ones(8, 8, dtype=torch.float16), {"backend": "triton", "way": way}
+    threads, begin = [], protocol.Rank.begin
 
     def begin_in_turn(self, size):
         if threading.current_thread() in threads[1:]:
@@ -197,16 +197,16 @@ def check_kernels_that_wait(rank):
         (tcgemm.dist.matmul_reduce_scatter, 512),
     ):
         for of in groups:
-            op(x, x, of, **OVERLAPPED)  # nothing is left to be made
+            op(x, x, of, **asked)  # nothing is left to be made
         sums = []
 
         def call(of, op=op, sums=sums):
-            sums.append(op(x, x, of, **OVERLAPPED).sum().item())
+            sums.append(op(x, x, of, **asked).sum().item())
 
         of_threads = groups if rank == 0 else groups[::-1]
         threads[:] = [threading.Thread(target=call, args=(of,), daemon=True) for of in of_threads]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(protocol.Rank, "_begin", begin_in_turn)
+            patch.setattr(protocol.Rank, "begin", begin_in_turn)
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -214,8 +214,9 @@ def check_kernels_that_wait(rank):
         assert sums == [total, total], op
 
 
-def test_two_threads_wait_in_kernels_of_two_groups(pair):
-    pair(check_kernels_that_wait)
+@pytest.mark.parametrize("way", ["overlapped", "one_shot"])
+def test_two_threads_wait_in_kernels_of_two_groups(pair, way):
+    pair(check_kernels_that_wait, way)
 
 
 def check_defaults(rank):

@@ -106,6 +106,30 @@ def test_without_noise_the_constants_are_those_of_the_rows(script):
     assert (found.rate, found.flags_us, found.pieces) == pytest.approx((0.95, 30.0, 2.0))
 
 
+def test_what_one_shot_takes_besides_is_found_for_each_operation(script, tmp_path, monkeypatch):
+    true, host = {"all_gather": 11.5, "reduce_scatter": 6.0}, model.Host("nvidia-h200")
+    made = list(rows_of(0))
+    for case in cases.suite(4):
+        times = model.times(case.op, *case.local, case.dtype, 4, host)
+        us = times.gemm_us + times.written_us + true[case.op]
+        made.append({
+            **{name: getattr(case, name) for name in case.__slots__},
+            "run": "r", "contender": "one_shot", "status": "ok", "ms_p50": us / 1e3,
+            "nccl_ms": times.sequence_us / 1e3,
+        })  # fmt: skip
+    assert script.besides_us(script.timed(made, "nvidia-h200", "one_shot")) == true
+    cases.append(tmp_path, made)
+    written = tmp_path / "fitted.json"
+    monkeypatch.setattr(fitted, "path_of", lambda slug: written)
+    fitted.of.cache_clear()
+    monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(tmp_path)])
+    try:
+        assert script.main() == 0
+        assert fitted.of("nvidia-h200").one_shot == true
+    finally:
+        fitted.of.cache_clear()
+
+
 def test_what_a_peer_more_costs_is_read_from_rows_of_more_gpus(script):
     true = fitted.Way(0.95, 20.0, 4.0, 6.0)
     rows = []

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from ..call import gemm
 from ..description import describe
 from ..dispatch import AUTO, check_backend
 from ..errors import (
@@ -24,11 +26,13 @@ from ..errors import (
 )
 from ..operands import check_disjoint, check_output, dtype_name, shape_of
 from ..tensors import check_kind
+from ..vocabulary import BACKEND_VARIABLE
 from . import engine, sequence
 from .groups import Ranks, check_device, check_same, named, ranks_of, tell
 from .model import Host
 from .options import ALL_GATHER, Options
 from .planning import (
+    ONE_SHOT,
     OVERLAPPED,
     SEQUENCE,
     WAYS,
@@ -59,8 +63,10 @@ class Asked(NamedTuple):
     debug: bool = False
 
     def of_gradient(self) -> Asked:
-        """A product of the backward pass: the rung, and the result's dtype, are the forward's."""
-        return self._replace(epilogue="", out_dtype=None, rung="")
+        """A product of the backward pass. The rung and the result's dtype are the forward's, and so
+        is the one-shot way, which does not take all dtypes in both operations."""
+        way = "" if self.way == ONE_SHOT else self.way
+        return self._replace(epilogue="", out_dtype=None, rung="", way=way)
 
 
 def asked_of(
@@ -197,9 +203,10 @@ def check_ranks_agree(
         told["whether scale_a is by rows"] = isinstance(scale_a, torch.Tensor) and scale_a.dim() > 0
     else:
         told["whether there is a bias"] = bias is not None
-    if gathers or asked.way != SEQUENCE:
+    overlaps = asked.way not in (SEQUENCE, ONE_SHOT)  # as it may
+    if gathers or overlaps:
         told["K"] = a.shape[1]
-    if not gathers or asked.way != SEQUENCE:
+    if not gathers or overlaps:
         told["N"] = b.shape[1]
     said = {name: "none" if value == "" else str(value) for name, value in told.items()}
     check_same(call.ranks, said)
@@ -210,24 +217,54 @@ def plan(
 ) -> WayPlan:
     """The way that the call takes; the same on every rank.
 
-    Raises UnsupportedError where the overlapped way is asked for and does not take the call.
+    Raises UnsupportedError where a way is asked for that does not take the call.
     """
+    if not _remembers(a.device):
+        return _plan(call, a, b, bias, scales)
+    # All that a plan rests on: to find it out anew takes ten times as long.
+    kind = (
+        call.op, call.ranks.world, call.asked, call.dtype, a.shape[1], b.shape[1], a.dtype, b.dtype,
+        a.device, bias is None, *map(os.environ.get, _VARIABLES),
+    )  # fmt: skip
+    known = _plans.get(kind)
+    if known is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        known = _plans[kind] = _plan(call, a, b, bias, scales)
+    return known
+
+
+MOST_PLANS = 4096
+_VARIABLES = (BACKEND_VARIABLE, "CUDA_DEVICE_MAX_CONNECTIONS")
+_plans: dict[Any, WayPlan] = {}
+
+
+def _remembers(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _plan(
+    call: Call, a: torch.Tensor, b: torch.Tensor, bias: Any, scales: tuple[Any, Any]
+) -> WayPlan:
     asked, ranks = call.asked, call.ranks
     M, N, K = asked.rows, b.shape[1], a.shape[1]
-    why_not = _why_not_overlapped(call, a, b, bias, scales) if asked.way != SEQUENCE else None
-    dtype, host = dtype_name(a.dtype), Host(_gpu(a.device))
+    why_not = not_at_once = None
+    if asked.way in ("", OVERLAPPED):
+        why_not = _why_not_overlapped(call, a, b, bias, scales)
+    if asked.way in ("", ONE_SHOT):
+        not_at_once = _why_not_one_shot(call, a, b)
+    dtype, host = dtype_name(a.dtype), Host(gpu_of(a.device))
     language = language_of(backend_of(asked.backend), dtype)
-    found = plan_of(call.op, M, N, K, dtype, ranks.world, host, why_not, language)
-    if asked.way == SEQUENCE:
-        return found._replace(way=SEQUENCE, why="it was asked for")
-    if asked.way == OVERLAPPED:
-        if why_not is not None:
-            raise UnsupportedError(
-                f"rank {ranks.rank} of {ranks.world}: way={OVERLAPPED!r} does not take the call: "
-                f"{why_not}; leave way= away"
-            )
-        return found._replace(way=OVERLAPPED, why="it was asked for")
-    return found
+    found = plan_of(call.op, M, N, K, dtype, ranks.world, host, why_not, language, not_at_once)
+    if not asked.way:
+        return found
+    reason = why_not if asked.way == OVERLAPPED else not_at_once
+    if reason is not None:
+        raise UnsupportedError(
+            f"rank {ranks.rank} of {ranks.world}: way={asked.way!r} does not take the call: "
+            f"{reason}; leave way= away"
+        )
+    return found._replace(way=asked.way, why="it was asked for")
 
 
 def options_of(
@@ -257,7 +294,18 @@ def _why_not_overlapped(
     return refusal
 
 
-def _gpu(device: torch.device) -> str:
+def _why_not_one_shot(call: Call, a: torch.Tensor, b: torch.Tensor) -> str | None:
+    found: Any = engine.engine()
+    if found is None:
+        return engine.NOT_THERE
+    refusal: str | None = found.why_not_one_shot(
+        call.op, a, b, call.ranks.group, call.asked.rows, call.dtype
+    )
+    return refusal
+
+
+@cache
+def gpu_of(device: torch.device) -> str:
     """Slug of the GPU; "" of a CPU."""
     if device.type != "cuda":
         return ""
@@ -276,7 +324,7 @@ def run(
             check_ranks_agree(call, a, b, bias, scale_a)
         chosen = plan(call, a, b, bias, (scale_a, scale_b))
         result = out
-        if out is None or (chosen.way == OVERLAPPED and not out.is_contiguous()):
+        if out is None or (chosen.way != SEQUENCE and not out.is_contiguous()):
             result = a.new_empty(call.shape, dtype=call.dtype)
         whole = None
         if chosen.way == OVERLAPPED:
@@ -291,7 +339,13 @@ def run(
                 "backend": backend_of(asked.backend), "kernel": asked.rung or None,
             }  # fmt: skip
             after = {"bias": bias, "epilogue": asked.epilogue or None}
-            if call.op == ALL_GATHER:
+            if chosen.way == ONE_SHOT:
+                found = engine.engine()
+                found.one_shot_product(
+                    call.op, gemm, a, b, result, ranks.group, asked.rows, asked.debug,
+                    **local, **after,
+                )  # fmt: skip
+            elif call.op == ALL_GATHER:
                 whole = sequence.all_gather_matmul(
                     a, b, result, asked.rows, ranks, **local, **after
                 )

@@ -10,6 +10,11 @@ rows.rows_of divides ``options.rows``, b [K, N], out [options.rows, N].
 ``matmul_reduce_scatter(a, b, out, group, options) -> out``: a [options.rows, K of this rank],
 b [K of this rank, N], out [rows of this rank, N].
 
+``why_not_one_shot(op, a, b, group, rows, out_dtype) -> str | None``: the same of the one-shot way.
+
+``one_shot_product(op, product, a, b, out, group, rows, debug, bias=, epilogue=, **asked) -> out``:
+either product by the one-shot way. ``product`` is called as ``gemm``, with ``asked``.
+
 ``stamps(op, a, b, group, backend, rows) -> list of (what, piece, begin_us, end_us)``: the clock
 stamps of one more call on this rank, on one clock of all ranks, such as ("copy", 3, ...),
 ("wait", 3, ...) and ("tiles", 3, ...). The benchmark keeps them for the report's time line.

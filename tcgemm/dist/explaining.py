@@ -17,7 +17,15 @@ from ..vocabulary import AUTO, check_backends, check_compute, check_stored
 from . import engine, fitted, model
 from .model import Host
 from .options import ALL_GATHER, OPS
-from .planning import WayPlan, backend_of, language_of, plan_of, why_not, why_not_result
+from .planning import (
+    WayPlan,
+    backend_of,
+    language_of,
+    plan_of,
+    why_not,
+    why_not_one_shot,
+    why_not_result,
+)
 from .rows import chunk_of, rows_of
 
 
@@ -43,7 +51,8 @@ class Explanation:
         }  # fmt: skip
         return {
             "op": self.op, "world": self.world, "local": list(self.local), "gpu": self.gpu,
-            "way": self.plan.way, "why": self.plan.why, "refused": self.plan.refused, **known,
+            "way": self.plan.way, "why": self.plan.why, "refused": self.plan.refused,
+            "refused_one_shot": self.plan.refused_one_shot, **known,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -70,6 +79,12 @@ class Explanation:
                 f"overlapped: about {times.overlapped_us:.0f} us in {times.language}. "
                 f"{self._measured()}; {self._added(times.language)}"
             )
+        if times is not None and not self.plan.refused_one_shot:
+            lines.append(
+                f"one shot: about {times.one_shot_us:.0f} us, of which "
+                f"{times.written_us:.0f} us are stores to the peers. {self._measured()}; "
+                f"{self._besides()}"
+            )
         return "\n".join(lines)
 
     def _measured(self) -> str:
@@ -86,6 +101,11 @@ class Explanation:
         if (language, self.op) not in known.ways:
             return told + "assumed"
         return told + "fitted to timed layers" + ("" if kin == slug else f" of {kin}")
+
+    def _besides(self) -> str:
+        known = fitted.of(gpus.find(self.gpu).slug)
+        how = "fitted to timed layers" if self.op in known.one_shot else "assumed"
+        return f"{known.one_shot_us(self.op):.0f} us of launches and flags are {how}"
 
 
 def _held(M: int, world: int) -> list[str]:
@@ -142,18 +162,21 @@ def explain(
     board = gpus.find(gpu)
     host = Host(board.slug, gpus_of_a_host, _rate(host_gb_s))
     local = (M, chunk_of(N, world), K) if op == ALL_GATHER else (M, N, chunk_of(K, world))
+    here = _why_not(host, world)
     reason = (
         why_not_result(world, dtype, out_dtype, compute)
-        or _why_not(host, world)
+        or here
         or why_not(op, *local, dtype, world, backend, kernel)
     )
+    at_once = here or why_not_one_shot(op, *local, dtype, world, out_dtype)
     divided, size = ("N", N) if op == ALL_GATHER else ("K", K)
     if reason is None and size % world:
         reason = (
             f"{divided}={size} does not divide by {world} ranks, whose parts then differ: it takes "
             "equal ones"
         )
-    found = plan_of(op, *local, dtype, world, host, reason, language_of(backend, dtype))
+    language = language_of(backend, dtype)
+    found = plan_of(op, *local, dtype, world, host, reason, language, at_once)
     return Explanation(op, world, (M, N, K), local, dtype, board.name, found)
 
 
@@ -179,5 +202,5 @@ def _rate(given: Any) -> float:
 
 def _why_not(host: Host, world: int) -> str | None:
     if world > host.gpus_of_a_host:
-        return "the overlapped way is of one host: it reads and writes the memory of peers"
+        return "all ways but NCCL are of one host: they read and write the memory of peers"
     return None if engine.is_there() else engine.NOT_THERE

@@ -1,12 +1,13 @@
-"""What the overlapped way costs on a GPU: fitted to timed rows (overlapped-<gpu>.json) or assumed.
+"""What the overlapped and the one-shot way cost on a GPU: fitted to timed rows, or assumed.
 
-scripts/fit_overlap.py writes the file from rows of ``tcgemm bench --several``. Imports no torch.
+scripts/fit_overlap.py writes the file, overlapped-<gpu>.json, from rows of
+``tcgemm bench --several``. Imports no torch.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +44,10 @@ ASSUMED = Way(rate=1.0, flags_us=10.0, pieces=16.0)
 """Of a GPU without rows: flags, and pieces of which the last one's way is not hidden."""
 
 
+ASSUMED_ONE_SHOT_US = 8.0
+"""Of the one-shot way besides its product and its stores: two launches and flags there and back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """What parts of a call cost, of the model that chooses tile and parts (overlap/plan.py)."""
@@ -65,6 +70,11 @@ class Fitted:
     ways: dict[tuple[str, str], Way]
     """(language, operation) -> its way."""
     steps: Steps | None
+    one_shot: dict[str, float] = field(default_factory=dict)
+    """Operation -> microseconds of the one-shot way besides its product and its stores."""
+
+    def one_shot_us(self, op: str) -> float:
+        return self.one_shot.get(op, ASSUMED_ONE_SHOT_US)
 
     def way(self, language: str, op: str) -> Way:
         return self.ways.get((language, op), ASSUMED)
@@ -95,4 +105,5 @@ def of(slug: str) -> Fitted:
         for language, by_op in found["ways"].items()
         for op, way in by_op.items()
     }
-    return Fitted(ways, Steps(**found["steps"]) if found["steps"] else None)
+    steps = Steps(**found["steps"]) if found["steps"] else None
+    return Fitted(ways, steps, found.get("one_shot", {}))

@@ -1,10 +1,11 @@
 """How long a product over several GPUs takes: links, collectives, the product, and their overlap.
 
 The links were measured (links-<gpu>.csv); so was cuBLAS's share of the arithmetic's peak. What the
-overlapped way adds is fitted to rows, or assumed where there are none (fitted.py). All times are
+other ways add is fitted to rows, or assumed where there are none (fitted.py). All times are
 microseconds, and sizes bytes. Imports no torch.
 
     sequence = collective + product
+    one shot = stores to peers + product + what launches and flags cost
     limit    = max(product, transfer)          what no overlap can beat
     overlap  = limit + what it cannot hide     flags, and the last piece of either
 """
@@ -61,6 +62,9 @@ class Times:
     overlapped_us: float
     language: str
     """Of the overlapped way."""
+    written_us: float
+    """The same bytes by stores to the peers, as measured at their size."""
+    one_shot_us: float
 
     @property
     def sequence_us(self) -> float:
@@ -144,6 +148,11 @@ def transfer_us(size: float, world: int, host: Host) -> float:
     return max(inside, _between(size, hosts, host))
 
 
+def written_us(size: float, world: int, host: Host) -> float:
+    """Time of what a GPU sends of ``size`` bytes in all, stored at the peers by its SMs."""
+    return _timed(links(host.slug)["write", 0], size * (world - 1) / world)
+
+
 def gemm_us(M: int, N: int, K: int, dtype: str, slug: str) -> float | None:
     """A product of one GPU: arithmetic or memory, whichever is longer. None where it is unknown."""
     board = gpus.lookup(slug)
@@ -185,11 +194,15 @@ def times(
                          N * ITEMSIZE[OUTPUTS[dtype][0]]))  # fmt: skip
     moved = transfer_us(size, world, host)
     if world == 1:
-        return Times(product, 0.0, 0.0, product, language or fitted.LANGUAGES[0])
+        return Times(product, 0.0, 0.0, product, language or fitted.LANGUAGES[0], 0.0, product)
     known = fitted.of(host.slug)
     takes = {
         each: known.way(each, op).us(product, moved, world)
         for each in ((language,) if language else fitted.LANGUAGES)
     }
     found = min(takes, key=takes.__getitem__)
-    return Times(product, collective_us(op, size, world, host), moved, takes[found], found)
+    written = written_us(size, world, host)
+    return Times(
+        product, collective_us(op, size, world, host), moved, takes[found], found, written,
+        product + written + known.one_shot_us(op),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which way a product over several GPUs takes: overlapped, or the collective and then the product.
+"""Which way a product over several GPUs takes: overlapped, by one-shot collectives, or by NCCL's.
 
 The answer is the same on every rank, as it rests on sizes that all know. Imports no torch.
 """
@@ -18,11 +18,13 @@ from .options import ALL_GATHER
 from .rows import chunk_of
 
 OVERLAPPED = "overlapped"
+ONE_SHOT = "one_shot"
 SEQUENCE = "sequence"
-WAYS = (OVERLAPPED, SEQUENCE)
+WAYS = (OVERLAPPED, ONE_SHOT, SEQUENCE)
 
 WORTH = 1.02
-"""The overlapped way has to be this much faster: a model that errs must not cost time."""
+"""Another way than the sequence has to be this much faster: a model that errs must not cost time.
+"""
 
 
 OVERLAPS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -39,6 +41,9 @@ UNIT_BYTES = 16
 
 MOST_WORLD = 8
 """Ranks of one host."""
+
+ADDS = ("float16", "bfloat16", "float32")
+"""dtypes of results whose sums over ranks the one-shot way makes, in float32."""
 
 MOST_BYTES = 4 << 30
 """That a rank shares with the others in one call."""
@@ -61,12 +66,14 @@ class WayPlan(NamedTuple):
     times: Times | None = None
     refused: bool = False
     """Whether the overlapped way does not take the call, whatever its time."""
+    refused_one_shot: bool = False
+    """Whether the one-shot way does not."""
 
 
 @lru_cache(maxsize=4096)
 def plan_of(
     op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, why_not: str | None,
-    language: str = "",
+    language: str = "", why_not_one_shot: str | None = None,
 ) -> WayPlan:  # fmt: skip
     """The plan of a product.
 
@@ -78,21 +85,36 @@ def plan_of(
         host: the GPUs; of a CPU its slug is "".
         why_not: why the overlapped way does not take it, or None.
         language: of the overlapped way; "" for the faster.
+        why_not_one_shot: why the one-shot way does not take it, or None.
     """
     times = model.times(op, M, N, K, dtype, world, host, language)
-    if why_not is not None:
-        return WayPlan(SEQUENCE, why_not, times, refused=True)
+    refused = why_not is not None, why_not_one_shot is not None
+    if all(refused):
+        said = dict.fromkeys((why_not, why_not_one_shot))
+        return WayPlan(SEQUENCE, "; nor in one shot: ".join(map(str, said)), times, *refused)
     if times is None:
         unknown = model.why_unknown(dtype, host.slug)
-        return WayPlan(SEQUENCE, f"no time is known of the overlapped way: {unknown}", times)
-    one, other = times.overlapped_us, times.sequence_us
-    told = (
-        f"about {one:.0f} us overlapped in {times.language}, {other:.0f} us one after the other "
-        f"({times.collective_us:.0f} us of NCCL, {times.gemm_us:.0f} us of product)"
+        said_so = f"no time is known but of the sequence: {unknown}"
+        return WayPlan(SEQUENCE, said_so, times, *refused)
+    takes, told, not_told = {}, [], ""
+    if why_not is None:
+        takes[OVERLAPPED] = times.overlapped_us
+        told.append(f"{times.overlapped_us:.0f} us overlapped in {times.language}")
+    else:
+        not_told = f"; not overlapped: {why_not}"
+    if why_not_one_shot is None:
+        takes[ONE_SHOT] = times.one_shot_us
+        told.append(f"{times.one_shot_us:.0f} us in one shot")
+    else:
+        not_told = f"; not in one shot: {why_not_one_shot}"
+    why = (
+        f"about {', '.join(told)}, {times.sequence_us:.0f} us one after the other "
+        f"({times.collective_us:.0f} us of NCCL, {times.gemm_us:.0f} us of product){not_told}"
     )
-    if other >= WORTH * one:
-        return WayPlan(OVERLAPPED, told, times)
-    return WayPlan(SEQUENCE, f"overlap would not pay: {told}", times)
+    best = min(takes, key=takes.__getitem__)
+    if times.sequence_us >= WORTH * takes[best]:
+        return WayPlan(best, why, times, *refused)
+    return WayPlan(SEQUENCE, f"nothing else would pay: {why}", times, *refused)
 
 
 def backend_of(named: str | None) -> str:
@@ -171,6 +193,30 @@ def why_not(
     if data > MOST_BYTES:
         return f"its ranks would share {data} bytes each, and it keeps to {MOST_BYTES}"
     return why_not_tiles(tiles)
+
+
+def why_not_one_shot(
+    op: str, M: int, N: int, K: int, dtype: str, world: int, out_dtype: str | None = None
+) -> str | None:
+    """What the one-shot way refuses by sizes and dtypes alone; None where they speak against
+    nothing. Arguments as for ``plan_of``."""
+    result = out_dtype or OUTPUTS[dtype][0]
+    if world == 1:
+        return "one rank has nothing to wait for"
+    if world > MOST_WORLD:
+        return f"{world} ranks: it takes up to {MOST_WORLD}, of one host"
+    if not (M and N and K):
+        return f"M={M} N={N} K={K}: of an empty product there is nothing to store at peers"
+    if op != ALL_GATHER and result not in ADDS:
+        return f"partial sums are {result}: it adds {', '.join(ADDS)}"
+    name, size, of = ("K", K, dtype) if op == ALL_GATHER else ("N", N, result)
+    row = size * ITEMSIZE[of]
+    if row % UNIT_BYTES:
+        return f"{name}={size} of {of}: it stores rows of whole {UNIT_BYTES} bytes, not of {row}"
+    data = world * chunk_of(M, world) * (row + 4 if op == ALL_GATHER else row)
+    if data > MOST_BYTES:
+        return f"its ranks would share {data} bytes each, and it keeps to {MOST_BYTES}"
+    return None
 
 
 def why_not_tiles(tiles: int) -> str | None:

@@ -51,7 +51,7 @@ def all_gather_matmul(
         a_shard: [rows of this rank, K], any strides: float16, bfloat16, float32, float64, an
             8-bit float or 8-bit integer.
         b: [K, N], the dtype and device of A; other columns on each rank, and as many on all, for
-            the plan rests on N: where they are not, pass way="sequence".
+            the plan rests on N: where they are not, pass way="sequence" or "one_shot".
         group: a ProcessGroup, a DeviceMesh of one dimension, or None for all ranks.
         rows: M, of all ranks; by default the rows of ``out``, else those of this shard times the
             ranks. It is needed where the rows do not divide by the ranks and ``out`` is not given.
@@ -63,8 +63,10 @@ def all_gather_matmul(
             same on all ranks; or one [rows of this rank], a number a row.
         scale_b: as for ``tcgemm.gemm``, for this rank's B.
         backend: as for ``tcgemm.gemm``; by default TCGEMM_BACKEND, else "auto".
-        way: "overlapped", which hides the all-gather under the product, or "sequence", the
-            all-gather and then the product; by default what tcgemm.dist.explain says.
+        way: "overlapped", which hides the all-gather under the product; "one_shot", an all-gather
+            of one kernel that stores rows at all peers, and then the product; or "sequence", the
+            group's own all-gather and then the product. By default what tcgemm.dist.explain says.
+            A backward pass of "one_shot" is planned anew.
         debug: compare the calls of all ranks before this one, and give waits of the overlapped
             way a time-out; by default whether TCGEMM_DIST_DEBUG is 1. Over gloo calls are always
             compared.
@@ -126,7 +128,7 @@ def matmul_reduce_scatter(
 
     Args:
         a: [M, K of this rank], any strides; dtypes as for ``all_gather_matmul``. The plan rests on
-            K: where it is not the same on all ranks, pass way="sequence".
+            K: where it is not the same on all ranks, pass way="sequence" or "one_shot".
         b: [K of this rank, N], the dtype and device of A.
         group: as for ``all_gather_matmul``.
         bias: [N], dtype of the result, the same on all ranks: added once, after the sum.
@@ -145,10 +147,10 @@ def matmul_reduce_scatter(
     Raises:
         As ``all_gather_matmul``.
 
-    Each rank's product is rounded to the result's dtype and moved. The overlapped way, groups
-    without NCCL and torch.use_deterministic_algorithms(True) add them in float32 in the order of
-    ranks, then bias and epilogue, and round once: calls repeat to the bit. NCCL adds in the
-    result's dtype, rounding each time, in an order that its algorithm gives; bias and epilogue
+    Each rank's product is rounded to the result's dtype and moved. The overlapped and the one-shot
+    way, groups without NCCL and torch.use_deterministic_algorithms(True) add them in float32 in the
+    order of ranks, then bias and epilogue, and round once: calls repeat to the bit. NCCL adds in
+    the result's dtype, rounding each time, in an order that its algorithm gives; bias and epilogue
     then follow in float32, with a rounding of their own.
     """
     if _traces():

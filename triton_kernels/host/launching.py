@@ -176,7 +176,7 @@ class Bound:
             kept = self._by_address.get(addresses)
         elif kept.pattern is not None and [*map(addresses.index, addresses)] != kept.pattern:
             kept = None
-        if kept is None or _hooked():
+        if kept is None or hooked():
             self._by_triton(a, b, c, (c_in, bias, scale_a, scale_b), addresses, room)
             return
         if self._room:
@@ -210,7 +210,7 @@ class Bound:
         if INTERPRETED:
             return
         self._compiled = compiled
-        if self._kept is not None or not self._replays or _hooked():
+        if self._kept is not None or not self._replays or hooked():
             return  # other addresses are equal than were, or nothing is replayed
         where = addresses if room is None else (*addresses, room.data_ptr())
         if room is None:
@@ -281,7 +281,7 @@ def _record(
 _runtime = triton.knobs.runtime
 
 
-def _hooked() -> bool:
+def hooked() -> bool:
     """Whether somebody (a profiler) wants to hear of launches: then all of them go by Triton."""
     enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
     return bool(

@@ -22,7 +22,7 @@ LOOKS_OF_A_TURN = 2_000
 """Looks at a flag after which a launch of the interpreter lets other threads' launches go first."""
 
 
-def _start(call: Any, launch: Callable[[Any], None]) -> None:
+def start(call: Any, launch: Callable[[Any], None]) -> None:
     """``launch(call)``, of a kernel that waits for peers.
 
     The interpreter runs one launch at a time. While a thread's kernel waits there, a peer may wait
@@ -53,7 +53,7 @@ def enter(call: Any) -> None:
         args = (call.epoch, call.done, call.trouble, call.rank, call.limit, int(call.debug))
         signals.enter[(1,)](*args, PDL=_early(call), **_signal(call))
 
-    _start(call, launch)
+    start(call, launch)
 
 
 def leave(call: Any) -> None:
@@ -94,7 +94,7 @@ def gather(
         )
         gathering.kernel[grid](*args, **constants, **_optional(call))
 
-    _start(call, launch)
+    start(call, launch)
 
 
 def sent_shape(plan: Any, N: int) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def scatter(
         early = {"PDL": True, "launch_pdl": True} if _early(call) else {}
         scattering.kernel[grid](*args, **early, **constants, **_optional(call))
 
-    _start(call, launch)
+    start(call, launch)
 
 
 def _optional(call: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ... import dist as ours
 from ...dist import calls, sequence
 from ...dist.groups import Ranks, gather, sum_parts
 from ...dist.options import ALL_GATHER
-from ...dist.planning import OVERLAPPED
+from ...dist.planning import ONE_SHOT, OVERLAPPED
 from ...dist.rows import chunk_of
 from .judging import Operands
 
@@ -29,8 +29,8 @@ def call_of(name: str, of: Operands, backend: str | None) -> Call:
     """A contender on these operands.
 
     Args:
-        name: GEMM, NCCL, TORCH, PLANNED or "overlapped/LANGUAGE".
-        backend: of PLANNED.
+        name: GEMM, NCCL, TORCH, PLANNED, ONE_SHOT or "overlapped/LANGUAGE".
+        backend: of PLANNED, and of the local product of ONE_SHOT.
     """
     if name == GEMM:
         return _product(of)
@@ -40,6 +40,8 @@ def call_of(name: str, of: Operands, backend: str | None) -> Call:
         return _fused(of)
     if name == PLANNED:
         return _ours(of, backend=backend)
+    if name == ONE_SHOT:
+        return _ours(of, backend=backend, way=ONE_SHOT)
     return _ours(of, backend=name.partition("/")[2], way=OVERLAPPED)
 
 

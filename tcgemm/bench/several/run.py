@@ -17,6 +17,7 @@ from ...accuracy import poisoned
 from ...dist import engine, model
 from ...dist.groups import Ranks
 from ...dist.options import ALL_GATHER
+from ...dist.planning import ONE_SHOT
 from ...errors import OperandTypeError, UnsupportedError, first_line
 from ...problem import ITEMSIZE, OUTPUTS
 from .cases import Case
@@ -38,7 +39,7 @@ class Outcome:
 
 def contenders(languages: Sequence[str] = LANGUAGES) -> list[str]:
     """The names, in order; the overlapped way in each language."""
-    return [NCCL, TORCH, PLANNED, *(f"overlapped/{language}" for language in languages)]
+    return [NCCL, TORCH, PLANNED, ONE_SHOT, *(f"overlapped/{language}" for language in languages)]
 
 
 def kept(languages: Sequence[str] = LANGUAGES) -> list[str]:
@@ -58,10 +59,10 @@ def run_case(
     timed: bool = True,
     timeline: bool = False,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of a case, one for PLANNED and each overlapped language, and its stamps.
+    """The rows of a case, one for PLANNED, ONE_SHOT and each overlapped language, and its stamps.
 
     Args:
-        backend: of PLANNED; by default as tcgemm.dist has it.
+        backend: of PLANNED and ONE_SHOT; by default as tcgemm.dist has it.
         timed: whether to time; nothing is where there is no GPU.
         timeline: whether to take the stamps.
     """
@@ -92,7 +93,7 @@ def run_case(
             **{column: getattr(case, column) for column in Case.__slots__},
             "contender": name, "seed": seed, "status": of.status, "reason": of.reason,
             "error_ratio": of.error_ratio, "exact_errors": of.exact_errors,
-            "way": plan.way if name == PLANNED else "overlapped",
+            "way": plan.way if name == PLANNED else name.partition("/")[0],
             "why": plan.why if name == PLANNED else "it was asked for",
             "torch_status": torch_is.status + (f": {torch_is.reason}" if torch_is.reason else ""),
         }  # fmt: skip

@@ -1,6 +1,7 @@
-"""Products that hide their communication: the engine behind tcgemm.dist (see ../engine.py).
+"""Products over memory that ranks share: the engine behind tcgemm.dist (see ../engine.py).
 
-plan.py chooses tile and parts; memory.py is what ranks share; protocol.py is a call, step by step;
+plan.py chooses tile and parts; memory.py is what ranks share; protocol.py is a call that hides its
+communication, step by step; one_shot.py has collectives of one kernel beside a product;
 transports.py reaches the peers; the kernels are tcgemm.triton_kernels.overlap. Why it is right:
 docs/lab/several_gpus_protocol.md.
 """
@@ -11,7 +12,9 @@ import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from threading import Lock
 from typing import Any
 
@@ -25,6 +28,7 @@ from ..groups import is_alive
 from ..options import ALL_GATHER, REDUCE_SCATTER, Options
 from ..planning import OVERLAPS, UNIT_BYTES
 from ..rows import rows_of
+from . import one_shot
 from .plan import (
     CARRIES,
     GATHERED_IN_CUDA,
@@ -47,6 +51,9 @@ BACKENDS = {
     "cuda": "tcgemm.cuda_ref.overlap.run",
 }
 """Language -> the module of its kernels. "auto" takes the first."""
+
+ONE_SHOT_KERNELS = "tcgemm.triton_kernels.overlap.run_one_shot"
+"""The module of the one-shot way's kernels."""
 
 CARRYING = ("triton",)
 """Languages that do what a plan says of ``carried``, ``wide`` and ``early``."""
@@ -182,6 +189,52 @@ def matmul_reduce_scatter(
     with _on(b):
         options = _scaled(REDUCE_SCATTER, options, b.device)
         return rank.scatter(kernels, _rows(a), _reached(b), out, plan, options)
+
+
+def why_not_one_shot(
+    op: str, a: torch.Tensor, b: torch.Tensor, group: Any, rows: int, out_dtype: torch.dtype
+) -> str | None:
+    """Why the one-shot way does not take the call, in a sentence; None where it does.
+
+    The same on every rank of the group: see ../engine.py.
+    """
+    world, (K, N) = dist.get_world_size(group), b.shape
+    dtype, result = dtype_name(a.dtype), dtype_name(out_dtype)
+    sentence = planning.why_not_one_shot(op, rows, N, K, dtype, world, result)
+    if sentence is None and not _has_triton():
+        sentence = "its kernels are Triton's, and triton is not installed"
+    return sentence or _why_not_here(a, world)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def one_shot_product(
+    op: str, product: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, group: Any,
+    rows: int, debug: bool, *, bias: torch.Tensor | None, epilogue: str | None, **asked: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Either product by collectives of one kernel, and ``product``, which is called as ``gemm`` is.
+
+    Args:
+        a: of an all-gather the rows of this rank, else [rows, K of this rank], of any dtype that
+            ``product`` takes; b: likewise.
+        out: as for the functions above, of any dtype that the sum over ranks may have.
+        asked: of ``product``.
+
+    Raises what all_gather_matmul raises.
+    """
+    rank, kernels = _rank(group, b), import_module(ONE_SHOT_KERNELS)
+    with _on(b):
+        if op == ALL_GATHER:
+            return one_shot.all_gather_matmul(
+                rank, kernels, product, a, b, out, rows, debug,
+                bias=bias, epilogue=epilogue, **asked,
+            )  # fmt: skip
+        return one_shot.matmul_reduce_scatter(
+            rank, kernels, product, a, b, out, debug, bias, epilogue or "", **asked
+        )
 
 
 def stamps(

@@ -103,6 +103,8 @@ class Slot:
         self.addresses = _table([each.data_ptr() for each in self.words], transport.device)
         self.data: list[torch.Tensor] = []
         self.data_addresses = self.addresses
+        # A captured graph may use a table of before.
+        self._tables: list[torch.Tensor] = []
 
     @property
     def own(self) -> torch.Tensor:
@@ -132,6 +134,7 @@ class Slot:
         self.data = [each[first : first + size] for each in data]
         addresses = [each.data_ptr() for each in self.data]
         self.data_addresses = _table(addresses, self._transport.device)
+        self._tables.append(self.data_addresses)
 
 
 def zeros(count: int, device: torch.device, dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -104,6 +104,9 @@ TIMEOUT_S = 600.0
 
 MOST_LOOKS = 2**31 - 2
 
+KINDS = 512
+"""Kinds of calls that a rank remembers."""
+
 
 class Rank:
     """The overlapped products of a rank of a group. All ranks make the same calls in one order."""
@@ -118,7 +121,9 @@ class Rank:
         self.memory = Memory(transport)
         self._timeout_s = timeout_s
         self.spare_sms = SPARE_SMS
-        self._trouble = zeros(4, transport.device)
+        self.trouble = zeros(4, transport.device)
+        self.kinds: dict[Any, Any] = {}
+        """What one_shot.py keeps of each kind of call."""
         self._broken = ""
         self._has_carried = False
 
@@ -141,7 +146,7 @@ class Rank:
         rank, world = transport.rank, transport.world
         scales = options.scale_a if _by_rows(options.scale_a) else None
         size = world * plan.chunk * K * a.itemsize
-        slot = self._begin(size + (0 if scales is None else world * plan.chunk * 4))
+        slot = self.begin(size + (0 if scales is None else world * plan.chunk * 4))
         call = self._call(kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
         kernels.enter(call)
         yield "enter"
@@ -165,7 +170,7 @@ class Rank:
         yield "product"
         transport.join()  # a may change when the call has ended
         kernels.leave(call)
-        self._end(options.debug, "rows")
+        self.end(options.debug, "rows")
         yield "leave"
 
     def _send(self, a: torch.Tensor, plan: OverlapPlan, slot: Slot, peer: int) -> None:
@@ -190,14 +195,14 @@ class Rank:
         size = prod(shape) * out.itemsize
         if plan.carried:
             return self._scatter_carried(kernels, a, b, out, plan, options, size)
-        slot = self._begin(size)
+        slot = self.begin(size)
         call = self._call(kernels, slot, plan, slot.tiles_at, MOST_TILES, options)
         call = replace(call, early=plan.early)
         kernels.enter(call)
         slots = slot.data[rank][:size].view(out.dtype).view(shape)
         kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
         kernels.leave(call)
-        self._end(options.debug, "tile")
+        self.end(options.debug, "tile")
         return out
 
     def _scatter_carried(
@@ -206,7 +211,7 @@ class Rank:
     ) -> torch.Tensor:  # fmt: skip
         """The same, where blocks store the tiles of others here and copy engines carry them."""
         transport = self.transport
-        slot = self._begin(2 * size)
+        slot = self.begin(2 * size)
         call = self._call(kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
         here = slot.data[transport.rank][: 2 * size].view(out.dtype)
         slots, staging = here.view(2, transport.world, plan.chunk, b.shape[1])
@@ -230,7 +235,7 @@ class Rank:
             product(OWN)
         transport.join()
         kernels.leave(call)
-        self._end(options.debug, "rows")
+        self.end(options.debug, "rows")
         return out
 
     def _load_what_carries(self, kernels: Kernels, call: KernelCall, slot: Slot) -> None:
@@ -275,17 +280,30 @@ class Rank:
                 transport.copy_bytes(to + first * row, source + first * row, size)
                 transport.copy_bytes(flags + 4 * part, epoch, 4)
 
-    def _begin(self, size: int) -> Slot:
+    def begin(self, size: int) -> Slot:
+        """The slot of a call, which has so many bytes."""
         if self._broken:
             raise PeerError(f"an earlier call failed: {self._broken}")
         self.transport.follow()
         return self.memory.take(size)
 
+    def keep(self, key: Any, call: Any) -> None:
+        """Keep what is known of a kind of call, of which there are only so many."""
+        if len(self.kinds) >= KINDS:
+            self.kinds.clear()
+        self.kinds[key] = call
+
+    def waits(self, looks_per_s: int, debug: bool) -> tuple[bool, int]:
+        """Whether a wait that is given up is told of, and after how many looks that is."""
+        seconds = self._timeout_s or (DEBUG_TIMEOUT_S if debug else TIMEOUT_S)
+        reports = debug or self.transport.device.type != "cuda"
+        return reports, min(int(seconds * looks_per_s), MOST_LOOKS)
+
     def _call(
         self, kernels: Kernels, slot: Slot, plan: OverlapPlan, at: int, most: int, options: Any
     ) -> KernelCall:
-        transport, debug = self.transport, options.debug
-        seconds = self._timeout_s or (DEBUG_TIMEOUT_S if debug else TIMEOUT_S)
+        transport = self.transport
+        reports, limit = self.waits(kernels.looks_per_s, options.debug)
         return KernelCall(
             rank=transport.rank,
             world=transport.world,
@@ -297,22 +315,22 @@ class Rank:
             data=slot.data_addresses,
             done=slot.done,
             epoch=slot.epoch,
-            trouble=self._trouble,
-            limit=min(int(seconds * kernels.looks_per_s), MOST_LOOKS),
-            debug=debug or transport.device.type != "cuda",
+            trouble=self.trouble,
+            limit=limit,
+            debug=reports,
             spare=self.spare_sms,
             scale_a=options.scale_a,
             scale_b=options.scale_b,
             stamps=options.stamps,
         )
 
-    def _end(self, debug: bool, what: str) -> None:
+    def end(self, debug: bool, what: str) -> None:
         """Read what waits left behind: always on a CPU, with ``debug`` on a GPU."""
         transport = self.transport
         if (transport.device.type == "cuda" and not debug) or transport.capturing():
             return
         transport.synchronize()
-        failed, source, part, epoch = self._trouble.tolist()
+        failed, source, part, epoch = self.trouble.tolist()
         if not failed:
             return
         missing = f"{what} {part}" if part >= 0 else "the end of its last call but one"

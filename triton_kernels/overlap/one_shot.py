@@ -1,0 +1,249 @@
+"""one_shot: collectives of one kernel, beside a product that is anybody's.
+
+    push     this rank's rows of A -> every rank's slot; then the slot holds all of A
+    reduce   C[rows of this rank, N] = f(sum over ranks of P_r[M, N] + bias[N]), P_r partial sums
+
+Adds:     to NCCL's collectives, stores straight into the peers' slots and nothing else: no copy
+          engine and no step over a rank between. Each block stores its slices at every peer, sets
+          its flags there, and only then waits for the same block's flags of the peers. Block b of a
+          peer has stored what block b reads here, so no block waits for the whole grid.
+Missing:  what is stored is not hidden under the product, which runs before it or behind it.
+
+Memory:   flags are those of signals.py, in the words of tiles: flag b of a peer is its block b's.
+          A block looks at the flags of all peers at once, and sets its own at all peers at once, so
+          that one fence covers all of them. Stores and loads are of 16 bytes a thread.
+
+Epochs:   nobody counts the slot's use before the end of the call. Blocks read how often it was used
+          and take one more for this call's number; the call's last kernel writes it.
+"""
+
+from __future__ import annotations
+
+from ..device.dot import narrow, widen
+from ..device.epilogue import finish
+from ..host.runtime import tl, triton
+from .signals import fence_async, give_up
+from .tile import rows_of
+
+
+@triton.jit
+def missing(flags, others, peers, wanted, WORLD: tl.constexpr):
+    """The first peer whose flag is less than ``wanted``; WORLD or more where none is. What the
+    others stored before theirs is seen by what follows here."""
+    seen = tl.atomic_add(flags, 0, mask=others, sem="acquire", scope="sys")
+    return tl.min(tl.where(others & (seen - wanted < 0), peers, WORLD))
+
+
+@triton.jit
+def await_all(flags, others, peers, wanted, limit, reports, trouble, number, WORLD: tl.constexpr):
+    """Wait until every flag of ``others`` is at least ``wanted``; see signals.wait."""
+    late = missing(flags, others, peers, wanted, WORLD)
+    looks = 0
+    while (late < WORLD) & (looks < limit):
+        late = missing(flags, others, peers, wanted, WORLD)
+        looks += 1
+    if late < WORLD:  # noqa: SIM102 (what was missing first is told, and looked for only then)
+        if tl.load(trouble) == 0:
+            give_up(wanted, reports, trouble, late, number)
+    tl.debug_barrier()
+
+
+@triton.jit
+def set_flags(to, at, which, value):
+    """Set word ``at`` of each rank in ``which``, after everything this program stored before.
+
+    ``to``: every rank's words, from ``words_of``.
+    """
+    tl.debug_barrier()
+    tl.atomic_xchg(to + at, value, mask=which, sem="release", scope="sys")
+
+
+@triton.jit
+def words_of(words, peers, WORLD: tl.constexpr):
+    """Every rank's words. They are read early, since behind stores that would take its time."""
+    return tl.load(words + peers, mask=peers < WORLD, other=0).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def slot_of(addresses, peers, peer, dtype: tl.constexpr):
+    """A rank's slot, from a block of the addresses of all of them."""
+    at = tl.sum(tl.where(peers == peer, addresses, 0))
+    return tl.multiple_of(at.to(tl.pointer_type(dtype)), 16)  # bytes; it begins at 1024
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("rows", "units", "chunk", "rank", "most", "flags_at", "limit", "reports"),
+    ]
+)
+def push(
+    own,
+    scales,
+    rows,
+    units,
+    chunk,
+    rank,
+    most,
+    flags_at,
+    data,
+    words,
+    flags,
+    done,
+    epoch,
+    trouble,
+    limit,
+    reports,
+    WORLD: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """This rank's rows, and their scales, into every rank's slot; ends when all peers' are here.
+
+    Args:
+        own: int32, contiguous: ``rows`` rows of ``units`` times 16 bytes.
+        scales: float32, one for each row, or None: they lie behind all ranks' rows.
+        LANES: a power of two, WORLD or more. BLOCK: words of a slice.
+    """
+    program, step = tl.program_id(0), tl.num_programs(0)
+    peers = tl.arange(0, LANES)
+    others = (peers < WORLD) & (peers != rank)
+    addresses = tl.load(data + peers, mask=peers < WORLD, other=0)
+    flags_to = words_of(words, peers, WORLD)
+    before = tl.load(epoch)
+    size = rows * units * 4
+    mine = rank * chunk * units * 4
+    offs = program * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(own + offs, mask=offs < size)  # on its way while peers are waited for
+    await_all(done + peers, others, peers, before, limit, reports, trouble, -1, WORLD)
+    for at in range(program * BLOCK, size, step * BLOCK):
+        offs = at + tl.arange(0, BLOCK)
+        after = offs + step * BLOCK
+        next_x = tl.load(own + after, mask=after < size)
+        for turn in tl.static_range(1, WORLD + 1):  # own slot last
+            to = slot_of(addresses, peers, (rank + turn) % WORLD, tl.int32)
+            tl.store(to + mine + offs, x, mask=offs < size)
+        x = next_x
+    if scales is not None:
+        behind = WORLD * chunk * units * 4 + rank * chunk
+        for at in range(program * BLOCK, rows, step * BLOCK):
+            offs = at + tl.arange(0, BLOCK)
+            scale = tl.load(scales + offs, mask=offs < rows)
+            for turn in tl.static_range(1, WORLD + 1):
+                to = slot_of(addresses, peers, (rank + turn) % WORLD, tl.float32)
+                tl.store(to + behind + offs, scale, mask=offs < rows)
+    set_flags(flags_to, flags_at + rank * most + program, others, before + 1)
+    await_all(
+        flags + peers * most + program, others, peers, before + 1, limit, reports, trouble,
+        program, WORLD,
+    )  # fmt: skip
+    if not INTERPRETED:
+        fence_async()  # the product reads the slot by TMA
+
+
+@triton.jit(do_not_specialize=["rank"])
+def leave(epoch, words, rank, WORLD: tl.constexpr, LANES: tl.constexpr):
+    """End a call that ``push`` began: count the slot's use, and tell every rank's ``done``."""
+    peers = tl.arange(0, LANES)
+    now = tl.load(epoch) + 1
+    set_flags(words_of(words, peers, WORLD), rank, peers < WORLD, now)
+    tl.store(epoch, now)
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("M", "units", "chunk", "rank", "most", "flags_at", "limit", "reports"),
+    ]
+)
+def reduce(
+    partial,
+    c,
+    bias,
+    M,
+    units,
+    chunk,
+    rank,
+    most,
+    flags_at,
+    data,
+    words,
+    flags,
+    done,
+    epoch,
+    count,
+    trouble,
+    limit,
+    reports,
+    WORLD: tl.constexpr,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    EMULATED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Each owner's rows of the partial sums into its slot, and the sum of all ranks' own rows.
+
+    The block that ends last tells the peers that this rank is done.
+
+    Args:
+        partial: [M, N] of C's dtype, contiguous, N being ``units`` times EACH, which are 16 bytes.
+        c: [rows of this rank, N], contiguous; bias: [N] or None.
+        count: int32, of this rank alone, 0 between calls: blocks that have ended.
+        BLOCK: elements of a slice.
+    """
+    program, step = tl.program_id(0), tl.num_programs(0)
+    peers = tl.arange(0, LANES)
+    others = (peers < WORLD) & (peers != rank)
+    flags_to = words_of(words, peers, WORLD)
+    before = tl.load(epoch)
+    N = units * EACH
+    part = chunk.to(tl.int64) * units * EACH  # elements of a rank's part of a slot
+    owners = (rank + 1 + peers) % WORLD
+    slots = tl.load(data + owners)
+    to = tl.multiple_of(slots.to(tl.pointer_type(partial.dtype.element_ty)), 16) + rank * part
+    theirs = partial + owners * part
+    # Of the lanes behind the last peer, of which one is this rank's own, nothing is stored.
+    sizes = tl.where(peers < WORLD - 1, rows_of(M, chunk, owners), 0) * units * EACH
+    offs = program * BLOCK + tl.arange(0, BLOCK)
+    inside = offs[None, :] < sizes[:, None]
+    x = tl.load(theirs[:, None] + offs[None, :], mask=inside)
+    await_all(done + peers, others, peers, before, limit, reports, trouble, -1, WORLD)
+    for at in range(program * BLOCK, chunk * units * EACH, step * BLOCK):
+        offs = at + tl.arange(0, BLOCK)
+        inside = offs[None, :] < sizes[:, None]
+        after = offs + step * BLOCK
+        next_x = tl.load(theirs[:, None] + after[None, :], mask=after[None, :] < sizes[:, None])
+        tl.store(to[:, None] + offs[None, :], x, mask=inside)
+        x = next_x
+    set_flags(flags_to, flags_at + rank * most + program, others, before + 1)
+    await_all(
+        flags + peers * most + program, others, peers, before + 1, limit, reports, trouble,
+        program, WORLD,
+    )  # fmt: skip
+    here = tl.load(data + rank)
+    own = partial.to(tl.int64) + rank * part * (16 // EACH)
+    size = rows_of(M, chunk, rank) * units * EACH
+    for at in range(program * BLOCK, size, step * BLOCK):
+        offs = at + tl.arange(0, BLOCK)
+        total = tl.zeros((BLOCK,), tl.float32)
+        for source in tl.static_range(WORLD):
+            arrived = here + source * part * (16 // EACH)
+            lies = tl.where(rank == source, own, arrived).to(tl.pointer_type(c.dtype.element_ty))
+            lies = tl.multiple_of(lies, 16)
+            one = tl.load(lies + offs, mask=offs < size, other=0.0)
+            one = widen(one, EMULATED).to(tl.float32)
+            total = one if source == 0 else total + one
+        row, col = tl.zeros((1,), tl.int64), (offs % N).to(tl.int64)
+        total = finish(
+            total[None, :], row, col, 1, N, None, bias, None, None, 1.0, 0.0, 1,
+            False, False, False, ACTIVATION, EMULATED, INTERPRETED,
+        )  # fmt: skip
+        total = tl.reshape(narrow(total, c.dtype.element_ty, EMULATED), (BLOCK,))
+        tl.store(c + offs, total, mask=offs < size)
+    tl.debug_barrier()
+    if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == step - 1:
+        tl.store(count, 0)
+        if tl.load(trouble) == 0:  # else a peer that is late may still store here
+            set_flags(flags_to, rank, peers < WORLD, before + 1)
+            tl.store(epoch, before + 1)
