@@ -52,7 +52,7 @@ from tcgemm.dist.calls import gpu_of
 from tcgemm.dist.groups import ranks_of
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import plan as planning
-from tcgemm.dist.overlap import protocol, transports
+from tcgemm.dist.overlap import protocol
 from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
 from tcgemm.dist.planning import ONE_SHOT, OVERLAPPED
 from tcgemm.dist.rows import chunk_of, rows_of
@@ -348,16 +348,10 @@ def main() -> int:
         "--drawn", type=int, help="calls of drawn (2000); of check, products of 8-bit floats (8)"
     )
     parser.add_argument("--spare-sms", type=int, default=0, help="that grids leave free")
-    parser.add_argument(
-        "--waits", choices=("stream", "kernel", "graphs"), default="stream",
-        help="for carried parts: the stream itself, but in graphs; a kernel; the stream everywhere",
-    )  # fmt: skip
     arguments = parser.parse_args()
     if arguments.way == "mixed" and arguments.what != "drawn":
         parser.error("--way mixed is for drawn alone")
     protocol.SPARE_SMS = arguments.spare_sms
-    transports.WAITS_IN_KERNEL = arguments.waits == "kernel"
-    transports.WAITS_IN_GRAPHS = arguments.waits == "graphs"
     Case.way = arguments.way
     if arguments.blocks:
         kernels: Any = import_module(overlap.ONE_SHOT_KERNELS)

@@ -3,7 +3,6 @@ process, the kernels in Triton's interpreter, and processes that share a file.""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -60,13 +59,6 @@ class Here:
     def copy(self, to, source):
         self._late()
         to.copy_(source)
-
-    def copy_bytes(self, to, source, size):
-        self._late()
-        ctypes.memmove(to, source, size)
-
-    def waits_in_kernel(self):
-        return True
 
     def beside(self):
         return nullcontext()
@@ -701,8 +693,8 @@ def test_what_the_compiler_makes_of_the_kernels():
         fence, loads = after.index("fence.proxy.async;"), after.index("cp.async.bulk.tensor")
         assert after.index("bar.sync") < fence < loads
         # Stores, a barrier of the block, and only then the release by one thread.
-        for made in (scatter, carried):
-            released = re.finditer(r"(atom|red)\.global\.sys\.release", made["ptx"])
+        for made, scope in ((scatter, "sys"), (carried, "gpu")):
+            released = re.finditer(rf"(atom|red)\.global\.{scope}\.release", made["ptx"])
             places = [m.start() for m in released]
             assert len(places) == 2
             for at in places:

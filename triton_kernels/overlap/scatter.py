@@ -115,15 +115,12 @@ def await_peers(flags, most, number, now, limit, reports, trouble, rank, WORLD: 
 
 @triton.jit
 def release(pending, now, COUNTS: tl.constexpr):
-    """Set the flag at an address, where there is one, or with COUNTS count a tile there.
-
-    Who looks at a count may be no thread of this GPU: its streams do. So it is at system scope too.
-    """
+    """Set the flag at an address, where there is one, or with COUNTS count a tile there."""
     if pending != 0:
         tl.debug_barrier()
         to = pending.to(tl.pointer_type(tl.int32))
         if COUNTS:
-            tl.atomic_add(to, 1, sem="release", scope="sys")
+            tl.atomic_add(to, 1, sem="release", scope="gpu")
         else:
             tl.atomic_xchg(to, now, sem="release", scope="sys")
 

@@ -56,16 +56,6 @@ class Transport(Protocol):
         Whoever sees the bytes of a copy sees those of all copies before it.
         """
 
-    def copy_bytes(self, to: int, source: int, size: int) -> None:
-        """The same by addresses, which take less time of the host."""
-
-    def waits_in_kernel(self) -> bool:
-        """Whether it takes a kernel to wait for a count, and not ``await_count``."""
-
-    def await_count(self, address: int, count: int) -> None:
-        """The copies that follow begin when the int32 there is at least ``count``. It is then set
-        to zero."""
-
     def beside(self) -> Any:
         """A context in which kernels are started among the copies: between those before and
         those after."""

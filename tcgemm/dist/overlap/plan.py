@@ -234,25 +234,26 @@ def scatter_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 
     next, and own tiles wait for the same part of the peers'.
     """
     tile, of_row = plan.tile, -(-N // plan.tile.BLOCK_N)
+    sms = SMS - int(plan.carried)
     wave, each = wave_us(tile, K, item_bytes), plan.tiles(N)
     sent = plan.chunk * (world - 1) * N * 2
     fixed = sent / REDUCED_BYTES_PER_US + 2 * SIGNAL_US
     if not plan.carried:
-        return -(-each * world // SMS) * wave + sent / LINK_BYTES_PER_US + fixed
+        return -(-each * world // sms) * wave + sent / LINK_BYTES_PER_US + fixed
     others, arrived, ends = each * (world - 1), 0.0, {}
     for turn in range(world - 1):
         for part, first, behind in plan.part_rows(plan.chunk):
             last = turn * each + -(-behind // tile.BLOCK_M) * of_row
-            stored = min(-(-last // SMS) + 1, -(-others // SMS)) * wave
+            stored = min(-(-last // sms) + 1, -(-others // sms)) * wave
             moved = (behind - first) * N * 2 / LINK_BYTES_PER_US
             arrived = max(arrived, stored) + COPY_US + moved
             ends[part] = arrived
-    at = others / SMS * wave
+    at = others / sms * wave
     for part, first, behind in plan.part_rows(plan.chunk):
         # What is multiplied first is wanted a wave later.
-        waves = -(-(behind - first) // tile.BLOCK_M) * of_row / SMS
+        waves = -(-(behind - first) // tile.BLOCK_M) * of_row / sms
         at = max(at, ends[part] - min(waves, 1) * wave) + waves * wave
-    return max(at, -(-(others + each) // SMS) * wave) + fixed
+    return max(at, -(-(others + each) // sms) * wave) + fixed
 
 
 @cache

@@ -216,7 +216,7 @@ class Rank:
         here = slot.data[transport.rank][: 2 * size].view(out.dtype)
         slots, staging = here.view(2, transport.world, plan.chunk, b.shape[1])
         # Kernels that wait for a part need an SM while the product has all others.
-        spare = max(call.spare, int(transport.waits_in_kernel()))
+        spare = max(call.spare, 1)
         call = replace(call, spare=spare, staging=staging, stored=slot.stored)
         kernels.enter(call)
         transport.fork()
@@ -242,9 +242,7 @@ class Rank:
         """Load a kernel and make a copy of which nobody waits: what is first used while a product
         runs, that waits for the peers', might wait for the end of the product."""
         transport = self.transport
-        kernels.await_stored(call, transport.rank, 0, 0)  # a graph may take it later
-        if not transport.waits_in_kernel():
-            transport.await_count(slot.stored.data_ptr(), 0)
+        kernels.await_stored(call, transport.rank, 0, 0)
         for peer in range(transport.world):
             if peer != transport.rank:  # no epoch is 0, and this call's comes later
                 flag = slot.parts_at + transport.rank * MOST_PARTS
@@ -259,26 +257,19 @@ class Rank:
         assert staging is not None
         rank, world = transport.rank, transport.world
         _, chunk, N = staging.shape
-        row, of_row = N * staging.itemsize, -(-N // plan.tile.BLOCK_N)
-        # Addresses instead of slices, since the host starts all this while the product runs.
-        here, stored, epoch = staging.data_ptr(), slot.stored.data_ptr(), slot.epoch.data_ptr()
-        in_kernel = transport.waits_in_kernel()
+        of_row = -(-N // plan.tile.BLOCK_N)
         for step in range(1, world):
             owner = (rank + step) % world
-            to = slot.data[owner].data_ptr() + rank * chunk * row
-            source = here + owner * chunk * row
-            flags = slot.words[owner].data_ptr() + 4 * (slot.parts_at + rank * MOST_PARTS)
+            there = slot.data[owner][: staging.numel() * staging.itemsize].view(staging.dtype)
+            to = there.view(world, chunk, N)[rank]
             begin, end = rows_of(M, world, owner)
             for part, first, behind in plan.part_rows(end - begin):
                 count = -(-(behind - first) // plan.tile.BLOCK_M) * of_row
-                if in_kernel:
-                    with transport.beside():
-                        kernels.await_stored(call, owner, part, count)
-                else:
-                    transport.await_count(stored + 4 * (owner * MOST_PARTS + part), count)
-                size = (behind - first) * row
-                transport.copy_bytes(to + first * row, source + first * row, size)
-                transport.copy_bytes(flags + 4 * part, epoch, 4)
+                with transport.beside():
+                    kernels.await_stored(call, owner, part, count)
+                transport.copy(to[first:behind], staging[owner, first:behind])
+                flag = slot.parts_at + rank * MOST_PARTS + part
+                transport.copy(slot.words[owner][flag : flag + 1], slot.epoch)
 
     def begin(self, size: int) -> Slot:
         """The slot of a call, which has so many bytes."""

@@ -9,7 +9,7 @@ import ctypes
 import os
 import tempfile
 from contextlib import nullcontext
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,14 +18,6 @@ import torch.distributed as dist
 PRIORITIES = (-3, -2)
 """Of the streams of copies: the highest that torch has, which hardly any stream of a user's has,
 and the next."""
-
-WAITS_IN_KERNEL = False
-"""Whether a kernel of one warp waits until the tiles of a part are stored, as it was before; else
-the stream of copies waits by itself. For a comparison of the two."""
-
-WAITS_IN_GRAPHS = False
-"""Whether the stream waits by itself in captured graphs, too. Nodes of a graph that are no kernels
-have no priority, so such a wait might share a queue with the product; it was not tried."""
 
 
 class GpuTransport:
@@ -86,24 +78,13 @@ class GpuTransport:
             self.marks.append(event)
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        self.copy_bytes(to.data_ptr(), source.data_ptr(), to.numel() * to.element_size())
-
-    def copy_bytes(self, to: int, source: int, size: int) -> None:
-        code = _driver().cuMemcpyAsync(to, source, size, self._stream.cuda_stream)
+        size = to.numel() * to.element_size()
+        code = _driver().cuMemcpyAsync(
+            to.data_ptr(), source.data_ptr(), size, self._stream.cuda_stream
+        )
         if code:
             raise RuntimeError(f"a copy of {size} bytes to a peer failed: CUDA driver error {code}")
         self._mark()
-
-    def waits_in_kernel(self) -> bool:
-        return WAITS_IN_KERNEL or (not WAITS_IN_GRAPHS and self.capturing())
-
-    def await_count(self, address: int, count: int) -> None:
-        operations = _wait_and_clear(address, count)
-        code = _driver().cuStreamBatchMemOp_v2(
-            self._stream.cuda_stream, len(operations), operations, 0
-        )
-        if code:
-            raise RuntimeError(f"a wait for {count} stored tiles failed: CUDA driver error {code}")
 
     def beside(self) -> Any:
         return torch.cuda.stream(self._stream)
@@ -125,36 +106,7 @@ def _driver() -> Any:
     library.cuMemcpyAsync.argtypes = [
         ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
     ]  # fmt: skip
-    library.cuStreamBatchMemOp_v2.argtypes = [
-        ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint
-    ]  # fmt: skip
     return library
-
-
-class MemoryOperation(ctypes.Structure):
-    """CUstreamBatchMemOpParams of cuda.h: its waits and writes have the same fields."""
-
-    _fields_ = (
-        ("operation", ctypes.c_int),
-        ("address", ctypes.c_uint64),
-        ("value", ctypes.c_uint64),
-        ("flags", ctypes.c_uint),
-        ("alias", ctypes.c_uint64),
-        ("unused", ctypes.c_uint64),
-    )
-
-
-WAIT_VALUE_32, WRITE_VALUE_32 = 1, 2
-"""Operations of cuda.h. Flags 0 of a wait: until the word is at least the value."""
-
-
-@lru_cache(4096)
-def _wait_and_clear(address: int, count: int) -> ctypes.Array[MemoryOperation]:
-    """The driver copies what it is given, so the same operations serve every call."""
-    return (MemoryOperation * 2)(
-        MemoryOperation(WAIT_VALUE_32, address, count),
-        MemoryOperation(WRITE_VALUE_32, address, 0),
-    )
 
 
 class ProcessTransport:
@@ -195,15 +147,6 @@ class ProcessTransport:
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source)
-
-    def copy_bytes(self, to: int, source: int, size: int) -> None:
-        ctypes.memmove(to, source, size)
-
-    def waits_in_kernel(self) -> bool:
-        return True
-
-    def await_count(self, address: int, count: int) -> None:
-        raise NotImplementedError("without streams there is a kernel that waits")
 
     def beside(self) -> Any:
         return nullcontext()
