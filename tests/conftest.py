@@ -67,6 +67,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(50_000, 20, 20)  # reports and traces make many objects and few cycles
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -8,6 +8,7 @@ import records
 import torch
 from tcgemm.cuda_ref import KERNELS, load, simulator
 from tcgemm.cuda_ref.build import toolchain
+from tcgemm.cuda_ref.fusion import DTYPES
 from tcgemm.cuda_ref.fusion import case as flags
 from tcgemm.cuda_ref.rungs import wgmma_persistent as tiles
 from test_derivative import ACTIVATIONS, ROUNDED
@@ -172,6 +173,8 @@ def test_who_knows_no_pre_activation_refuses_it():
 def test_a_launcher_that_is_built_for_something_else_refuses_it(tmp_path):
     x = case((64, 64, 64), BF16, "write", "relu")
     source = tmp_path / "other.cu"
-    source.write_text(f"#define TCGEMM_FUSES {128 + 7}\n#include <{SOURCE}>\n")
+    built = {"IN": DTYPES["bfloat16"], "OUT": DTYPES["bfloat16"], "PLAIN": 0, "FUSES": 128 + 7}
+    lines = [f"#define TCGEMM_{name} {value}" for name, value in built.items()]
+    source.write_text("\n".join([*lines, f"#include <{SOURCE}>\n"]))
     with pytest.raises(simulator.SimulationError, match="CUDA error 801"):
         simulator.simulate(source, x.a, x.b, x.c, fusion=x.fusion, check=True)

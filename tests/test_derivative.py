@@ -173,7 +173,9 @@ def derivatives(monkeypatch):
 
 
 @pytest.mark.spread(5, "dtype", "shape", "epilogue", "backend")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [
+    torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive),
+])  # fmt: skip
 @pytest.mark.parametrize("shape", [(20, 24), (2, 10, 24)])
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
 def test_a_layer_takes_it(backend, epilogue, shape, dtype, derivatives):

@@ -64,6 +64,7 @@ def test_a_copy_of_c_lies_as_c_does():
     assert repacking.aligned(problem(N=4095), True, True, True).c_strides == (4096, 1)
 
 
+@pytest.mark.spread(2, "backend", "layout")
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_a_product_of_copies_is_right(monkeypatch, caplog, backend, layout, device):

@@ -95,8 +95,11 @@ def check_depth(path: Path, facts: Any, most: int = 8) -> None:
 
 def printable(text: object) -> str:
     """The text with a space for each line break and U+FFFD for what cannot be shown."""
+    text = str(text)
+    if text.isprintable():
+        return text
     return "".join(
-        letter if letter.isprintable() else " " if letter.isspace() else "�" for letter in str(text)
+        letter if letter.isprintable() else " " if letter.isspace() else "�" for letter in text
     )
 
 
