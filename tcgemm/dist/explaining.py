@@ -93,19 +93,23 @@ class Explanation:
         return "Links and rates are measured" + ("" if kin == slug else f" on {kin}, its relative")
 
     def _added(self, language: str) -> str:
-        slug = gpus.find(self.gpu).slug
-        known, kin = fitted.of(slug), fitted.timed_on(slug)
+        known = fitted.of(gpus.find(self.gpu).slug)
         way = known.way(language, self.op)
         flags_us = way.flags_us + way.peer_us * (self.world - 2)
         told = f"{flags_us:.0f} us of flags and {way.pieces:.0f} pieces are "
-        if (language, self.op) not in known.ways:
-            return told + "assumed"
-        return told + "fitted to timed layers" + ("" if kin == slug else f" of {kin}")
+        return told + self._how((language, self.op) in known.ways)
 
     def _besides(self) -> str:
         known = fitted.of(gpus.find(self.gpu).slug)
-        how = "fitted to timed layers" if self.op in known.one_shot else "assumed"
+        how = self._how(self.op in known.one_shot)
         return f"{known.one_shot_us(self.op):.0f} us of launches and flags are {how}"
+
+    def _how(self, was_timed: bool) -> str:
+        slug = gpus.find(self.gpu).slug
+        kin = fitted.timed_on(slug)
+        if not was_timed:
+            return "assumed"
+        return "fitted to timed layers" + ("" if kin == slug else f" of {kin}")
 
 
 def _held(M: int, world: int) -> list[str]:

@@ -63,6 +63,11 @@ CONDITIONS = (
 READS = 1 / 128 + 1 / 256
 """Rows of A and columns of B that 128 x 256 reads for each element of C."""
 
+SMALL_TILE, LONG_K, OF_SMALL = 128 * 64, 2048, 0.7
+"""Area of a tile, elements along K, and share of its rate: rates of small tiles were measured where
+one wave of them is all. In five waves 2048 x 2560 x 8192 took about 1.6 times what that rate says
+(four H100, docs/lab/several_gpus_protocol.md): of several waves with a long K less is counted."""
+
 SPLIT_LINES = 0.3
 """Of its rate that a tile loses where rows split lines of the L2 and it reads twice as much, and"""
 
@@ -195,6 +200,8 @@ def choose(rows: list[dict[str, Any]], problem: Any, programs: int) -> dict[str,
             waves = -(-(-(-problem.M // m) * -(-problem.N // n)) // programs)
             more = max(0.0, (1 / m + 1 / n) / READS - 1) * min(1.0, problem.K / FEW_K)
             slower = max(0.5, 1 - SPLIT_LINES * more) if split else 1.0
+            if waves > 1 and m * n <= SMALL_TILE and problem.K >= LONG_K:
+                slower *= OF_SMALL
             return float(waves * m * n / row["rate"] / slower)
 
         return dict(min((row for row in held if "rate" in row), key=time)["config"])
