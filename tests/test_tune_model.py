@@ -251,7 +251,11 @@ def test_of_a_gpu_that_is_in_no_table_the_file_tells_its_sms(h200):
     )
 
 
-def test_bench_says_of_a_seed_that_your_model_was_fitted_to_it(h200, timed_as, rows):
+def test_bench_says_of_a_seed_that_your_model_was_fitted_to_it(h200, timed_as, rows, monkeypatch):
+    # The shipped model has seen these rows by their own names, so it would be the better one.
+    monkeypatch.setattr(model_files, "_shipped", lambda slug: None)
+    model_files.forget()
+
     def renamed(row):
         return {**row, "suite": row["suite"].replace("drawn-s20", "drawn-s900")}
 
