@@ -152,7 +152,9 @@ def test_one_shot_refuses_in_numbers():
     assert said() is None
     assert "one rank" in said(world=1)
     assert "9 ranks: it takes up to 8" in said(world=9)
-    assert "M=0 N=64 K=64" in said(M=0)
+    assert "M=0 K=64: there is nothing" in said(M=0)
+    assert said(N=0) is None, "ranks need not share it"
+    assert "M=512 N=0: there is nothing" in said("reduce_scatter", N=0)
     assert said(N=7) is None
     assert "K=60 of bfloat16: it stores rows of whole 16 bytes, not of 120" in said(K=60)
     for dtype in ("float64", "int8", "uint8", "float8_e5m2", "float32"):

@@ -276,6 +276,9 @@ def test_a_slot_that_a_peer_still_reads_is_waited_for():
     a, b, out = torch.ones(8, 8).half(), torch.ones(8, 8).half(), torch.empty(16, 8).half()
     with pytest.raises(PeerError, match="for rank 1: the end of its last call but one did not"):
         one_shot.all_gather_matmul(rank, kernels(), multiply, a, b, out, 16, False)
+    theirs = slot.words[1][slot.tiles_at :]
+    assert not slot.data[1].any()
+    assert not theirs.any()
 
 
 # The protocol, with kernels in Python, ranks as threads and delays where they do harm.

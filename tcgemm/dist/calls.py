@@ -63,9 +63,10 @@ class Asked(NamedTuple):
     debug: bool = False
 
     def of_gradient(self) -> Asked:
-        """A product of the backward pass. The rung and the result's dtype are the forward's, and so
-        is the one-shot way, which does not take all dtypes in both operations."""
-        way = "" if self.way == ONE_SHOT else self.way
+        """A product of the backward pass. The rung and the result's dtype are the forward's. The
+        one-shot way does not take all dtypes in both operations, and a plan rests on sizes that
+        ranks need not share with it: so behind it comes the sequence."""
+        way = SEQUENCE if self.way == ONE_SHOT else self.way
         return self._replace(epilogue="", out_dtype=None, rung="", way=way)
 
 

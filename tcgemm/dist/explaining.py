@@ -18,6 +18,7 @@ from . import engine, fitted, model
 from .model import Host
 from .options import ALL_GATHER, OPS
 from .planning import (
+    ONE_SHOT,
     WayPlan,
     backend_of,
     language_of,
@@ -97,19 +98,19 @@ class Explanation:
         way = known.way(language, self.op)
         flags_us = way.flags_us + way.peer_us * (self.world - 2)
         told = f"{flags_us:.0f} us of flags and {way.pieces:.0f} pieces are "
-        return told + self._how((language, self.op) in known.ways)
+        return told + self._how((language, self.op) in known.ways, self.op)
 
     def _besides(self) -> str:
         known = fitted.of(gpus.find(self.gpu).slug)
-        how = self._how(self.op in known.one_shot)
+        how = self._how(self.op in known.one_shot, ONE_SHOT)
         return f"{known.one_shot_us(self.op):.0f} us of launches and flags are {how}"
 
-    def _how(self, was_timed: bool) -> str:
+    def _how(self, was_timed: bool, what: str) -> str:
         slug = gpus.find(self.gpu).slug
-        kin = fitted.timed_on(slug)
+        timed_on = fitted.of(slug).elsewhere.get(what) or fitted.timed_on(slug)
         if not was_timed:
             return "assumed"
-        return "fitted to timed layers" + ("" if kin == slug else f" of {kin}")
+        return "fitted to timed layers" + ("" if timed_on == slug else f" of {timed_on}")
 
 
 def _held(M: int, world: int) -> list[str]:
@@ -174,10 +175,18 @@ def explain(
     )
     at_once = here or why_not_one_shot(op, *local, dtype, world, out_dtype)
     divided, size = ("N", N) if op == ALL_GATHER else ("K", K)
-    if reason is None and size % world:
-        reason = (
+    if size % world:
+        uneven = (
             f"{divided}={size} does not divide by {world} ranks, whose parts then differ: it takes "
             "equal ones"
+        )
+        reason, at_once = (
+            reason or uneven,
+            at_once
+            or (
+                f"{divided}={size} does not divide by {world} ranks: where parts differ "
+                "it has to be asked for, by way="
+            ),
         )
     language = language_of(backend, dtype)
     found = plan_of(op, *local, dtype, world, host, reason, language, at_once)

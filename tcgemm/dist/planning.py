@@ -199,17 +199,18 @@ def why_not_one_shot(
     op: str, M: int, N: int, K: int, dtype: str, world: int, out_dtype: str | None = None
 ) -> str | None:
     """What the one-shot way refuses by sizes and dtypes alone; None where they speak against
-    nothing. Arguments as for ``plan_of``."""
+    nothing. Arguments as for ``plan_of``. Nothing rests on N of a gather or K of a scatter, which
+    ranks need not share."""
     result = out_dtype or OUTPUTS[dtype][0]
     if world == 1:
         return "one rank has nothing to wait for"
     if world > MOST_WORLD:
         return f"{world} ranks: it takes up to {MOST_WORLD}, of one host"
-    if not (M and N and K):
-        return f"M={M} N={N} K={K}: of an empty product there is nothing to store at peers"
+    name, size, of = ("K", K, dtype) if op == ALL_GATHER else ("N", N, result)
+    if not (M and size):
+        return f"M={M} {name}={size}: there is nothing to store at peers"
     if op != ALL_GATHER and result not in ADDS:
         return f"partial sums are {result}: it adds {', '.join(ADDS)}"
-    name, size, of = ("K", K, dtype) if op == ALL_GATHER else ("N", N, result)
     row = size * ITEMSIZE[of]
     if row % UNIT_BYTES:
         return f"{name}={size} of {of}: it stores rows of whole {UNIT_BYTES} bytes, not of {row}"

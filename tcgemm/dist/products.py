@@ -66,9 +66,9 @@ def all_gather_matmul(
         way: "overlapped", which hides the all-gather under the product; "one_shot", an all-gather
             of one kernel that stores rows at all peers, and then the product; or "sequence", the
             group's own all-gather and then the product. By default what tcgemm.dist.explain says.
-            A backward pass of "one_shot" is planned anew.
-        debug: compare the calls of all ranks before this one, and give waits of the overlapped
-            way a time-out; by default whether TCGEMM_DIST_DEBUG is 1. Over gloo calls are always
+            A backward pass of "one_shot" goes by the sequence.
+        debug: compare the calls of all ranks before this one, and give waits inside of kernels a
+            time-out; by default whether TCGEMM_DIST_DEBUG is 1. Over gloo calls are always
             compared.
 
     Returns:

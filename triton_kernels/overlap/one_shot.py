@@ -36,7 +36,8 @@ def missing(flags, others, peers, wanted, WORLD: tl.constexpr):
 
 @triton.jit
 def await_all(flags, others, peers, wanted, limit, reports, trouble, number, WORLD: tl.constexpr):
-    """Wait until every flag of ``others`` is at least ``wanted``; see signals.wait."""
+    """Wait until every flag of ``others`` is at least ``wanted``; see signals.wait. The first peer
+    that is late where the wait is given up, else WORLD or more."""
     late = missing(flags, others, peers, wanted, WORLD)
     looks = 0
     while (late < WORLD) & (looks < limit):
@@ -46,6 +47,7 @@ def await_all(flags, others, peers, wanted, limit, reports, trouble, number, WOR
         if tl.load(trouble) == 0:
             give_up(wanted, reports, trouble, late, number)
     tl.debug_barrier()
+    return late
 
 
 @triton.jit
@@ -115,7 +117,9 @@ def push(
     mine = rank * chunk * units * 4
     offs = program * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(own + offs, mask=offs < size)  # on its way while peers are waited for
-    await_all(done + peers, others, peers, before, limit, reports, trouble, -1, WORLD)
+    late = await_all(done + peers, others, peers, before, limit, reports, trouble, -1, WORLD)
+    if late < WORLD:  # that peer still reads its slot: store nothing, set no flag, wait no more
+        size, rows, limit, others = 0 * size, 0 * rows, 0 * limit, others & (late >= WORLD)
     for at in range(program * BLOCK, size, step * BLOCK):
         offs = at + tl.arange(0, BLOCK)
         after = offs + step * BLOCK
@@ -208,7 +212,9 @@ def reduce(
     offs = program * BLOCK + tl.arange(0, BLOCK)
     inside = offs[None, :] < sizes[:, None]
     x = tl.load(theirs[:, None] + offs[None, :], mask=inside)
-    await_all(done + peers, others, peers, before, limit, reports, trouble, -1, WORLD)
+    late = await_all(done + peers, others, peers, before, limit, reports, trouble, -1, WORLD)
+    if late < WORLD:  # as in ``push``
+        sizes, limit, others = 0 * sizes, 0 * limit, others & (late >= WORLD)
     for at in range(program * BLOCK, chunk * units * EACH, step * BLOCK):
         offs = at + tl.arange(0, BLOCK)
         inside = offs[None, :] < sizes[:, None]

@@ -22,7 +22,7 @@ SLICE_BYTES = 8192
 """That a block stores at each peer before it takes the next: 16 bytes a thread."""
 
 MOST_BLOCKS = 4 if INTERPRETED else 128
-"""Of a kernel; no more than are on the GPU at once, of which an SM takes two."""
+"""Of a kernel; no more than are on the GPU at once, of which an SM takes at least one."""
 
 NUM_WARPS = 16
 
@@ -50,7 +50,7 @@ def push(call: Any, own: torch.Tensor, scales: torch.Tensor | None) -> None:
     def step(call: Any) -> Any:
         sizes = (own.shape[0], call.units, call.chunk, call.rank, call.most, call.flags_at)
         shared = (call.data, call.words, call.flags, call.done, call.epoch, *_waits(call))
-        args = (own.view(torch.int32), scales, *sizes, *shared)
+        args = (own.view(-1).view(torch.int32), scales, *sizes, *shared)
         constants = {**_ranks(call), "BLOCK": SLICE_BYTES // 4, "INTERPRETED": INTERPRETED}
         return one_shot.push, (call.blocks,), args, constants | {"num_warps": NUM_WARPS}
 

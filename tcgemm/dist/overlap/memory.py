@@ -4,7 +4,8 @@ Words are int32 and laid out alike on every rank. For each slot they hold
 
     done   [world]               what each peer last finished with this slot
     parts  [world][MOST_PARTS]   the rows of a peer that have arrived (all-gather)
-    tiles  [world][MOST_TILES]   tiles of a peer's partial sum that have arrived (reduce-scatter)
+    tiles  [world][MOST_TILES]   tiles of a peer's partial sum that have arrived (reduce-scatter),
+                                 or what a block of a peer has stored here (one-shot way)
 
 all of them epochs: the number of times that the slot has been used. A rank counts that number by
 itself, in memory of its own on the device, so that a captured graph counts on.
@@ -85,7 +86,8 @@ class Slot:
         self.number, self.epoch = number, epoch
         self.stored = stored
         """int32[world * MOST_PARTS], of this rank alone: tiles of each owner's parts that are
-        stored here, to be carried. Zeros between calls."""
+        stored here, to be carried; the first also counts blocks of a one-shot sum. Zeros between
+        calls."""
         self._transport = transport
         size = words_of_slot(transport.world)
         first = number * size
