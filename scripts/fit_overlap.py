@@ -228,9 +228,9 @@ def main() -> int:
         of = [r for r in rows if (r.language, r.case.op) == (language, op)]
         worst = max(abs(math.expm1(off(way, row))) for row in of)
         print(f"{language} {op}: {way}, {len(of)} rows, the worst {100 * worst:.1f} % off")
-    at_once = timed(read_rows, asked.gpu, ONE_SHOT)
-    one_shot = {**before.one_shot, **besides_us(at_once)}
-    print(f"one_shot: {one_shot or 'assumed'} us besides, {len(at_once)} rows")
+    in_one_shot = timed(read_rows, asked.gpu, ONE_SHOT)
+    one_shot = {**before.one_shot, **besides_us(in_one_shot)}
+    print(f"one_shot: {one_shot or 'assumed'} us besides, {len(in_one_shot)} rows")
     rates = [way.rate for (_, op), way in ways.items() if op == ALL_GATHER]
     stamps = [row for folder in folders for row in read_stamps(folder)]
     worlds = {row["run"]: int(row["world"]) for row in read_rows}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import threading
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -16,7 +15,7 @@ import compiling
 import pytest
 import torch
 from ranks import groups_of, two_ranks  # noqa: F401
-from test_overlap import Here, ranks_in_turns
+from test_overlap import Here, in_threads, ranks_in_turns
 
 import tcgemm
 from tcgemm.dist.overlap import one_shot
@@ -395,12 +394,7 @@ def run_model(world, calls, skip, seed, replayed):
             if replayed:
                 ranks[r].memory._calls = 0
 
-    threads = [threading.Thread(target=work, args=(r,)) for r in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    in_threads(work, world)
     return world * calls - right.count(True)
 
 

@@ -198,6 +198,16 @@ class Model:
                 out[first + begin : first + end] = rows[begin:end] @ b
 
 
+def in_threads(work, world):
+    """``work(rank)`` of each rank, at the same time; none takes longer than a minute."""
+    threads = [threading.Thread(target=work, args=(r,)) for r in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 def run_model(world, calls, skip, seed, replayed):
     """As many calls by ranks of one thread each; how many results were wrong or did not come.
 
@@ -230,12 +240,7 @@ def run_model(world, calls, skip, seed, replayed):
             right = torch.equal(out, (100.0 * call + owners)[:, None].expand(M, K).double())
             results.append(right)
 
-    threads = [threading.Thread(target=work, args=(r,)) for r in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    in_threads(work, world)
     return world * calls - results.count(True)
 
 

@@ -249,17 +249,17 @@ def _plan(
 ) -> WayPlan:
     asked, ranks = call.asked, call.ranks
     M, N, K = asked.rows, b.shape[1], a.shape[1]
-    why_not = not_at_once = None
+    why_not = not_one_shot = None
     if asked.way in ("", OVERLAPPED):
         why_not = _why_not_overlapped(call, a, b, bias, scales)
     if asked.way in ("", ONE_SHOT):
-        not_at_once = _why_not_one_shot(call, a, b)
+        not_one_shot = _why_not_one_shot(call, a, b)
     dtype, host = dtype_name(a.dtype), Host(gpu_of(a.device))
     language = language_of(backend_of(asked.backend), dtype)
-    found = plan_of(call.op, M, N, K, dtype, ranks.world, host, why_not, language, not_at_once)
+    found = plan_of(call.op, M, N, K, dtype, ranks.world, host, why_not, language, not_one_shot)
     if not asked.way:
         return found
-    reason = why_not if asked.way == OVERLAPPED else not_at_once
+    reason = why_not if asked.way == OVERLAPPED else not_one_shot
     if reason is not None:
         raise UnsupportedError(
             f"rank {ranks.rank} of {ranks.world}: way={asked.way!r} does not take the call: "

@@ -173,23 +173,16 @@ def explain(
         or here
         or why_not(op, *local, dtype, world, backend, kernel)
     )
-    at_once = here or why_not_one_shot(op, *local, dtype, world, out_dtype)
+    not_one_shot = here or why_not_one_shot(op, *local, dtype, world, out_dtype)
     divided, size = ("N", N) if op == ALL_GATHER else ("K", K)
     if size % world:
-        uneven = (
-            f"{divided}={size} does not divide by {world} ranks, whose parts then differ: it takes "
-            "equal ones"
-        )
-        reason, at_once = (
-            reason or uneven,
-            at_once
-            or (
-                f"{divided}={size} does not divide by {world} ranks: where parts differ "
-                "it has to be asked for, by way="
-            ),
+        uneven = f"{divided}={size} does not divide by {world} ranks"
+        reason = reason or f"{uneven}, whose parts then differ: it takes equal ones"
+        not_one_shot = not_one_shot or (
+            f"{uneven}: where parts differ it has to be asked for, by way="
         )
     language = language_of(backend, dtype)
-    found = plan_of(op, *local, dtype, world, host, reason, language, at_once)
+    found = plan_of(op, *local, dtype, world, host, reason, language, not_one_shot)
     return Explanation(op, world, (M, N, K), local, dtype, board.name, found)
 
 

@@ -25,6 +25,9 @@ from ..host.runtime import tl, triton
 from .signals import fence_async, give_up
 from .tile import rows_of
 
+OF_A_CALL = ("units", "chunk", "rank", "most", "flags_at", "limit", "reports")
+"""Numbers of which no kernel is compiled anew."""
+
 
 @triton.jit
 def missing(flags, others, peers, wanted, WORLD: tl.constexpr):
@@ -73,11 +76,7 @@ def slot_of(addresses, peers, peer, dtype: tl.constexpr):
     return tl.multiple_of(at.to(tl.pointer_type(dtype)), 16)  # bytes; it begins at 1024
 
 
-@triton.jit(
-    do_not_specialize=[
-        *("rows", "units", "chunk", "rank", "most", "flags_at", "limit", "reports"),
-    ]
-)
+@triton.jit(do_not_specialize=["rows", *OF_A_CALL])
 def push(
     own,
     scales,
@@ -154,11 +153,7 @@ def leave(epoch, words, rank, WORLD: tl.constexpr, LANES: tl.constexpr):
     tl.store(epoch, now)
 
 
-@triton.jit(
-    do_not_specialize=[
-        *("M", "units", "chunk", "rank", "most", "flags_at", "limit", "reports"),
-    ]
-)
+@triton.jit(do_not_specialize=["M", *OF_A_CALL])
 def reduce(
     partial,
     c,

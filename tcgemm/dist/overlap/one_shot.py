@@ -19,40 +19,23 @@ import torch
 from ..planning import MOST_TILES, UNIT_BYTES
 from ..rows import chunk_of
 from .memory import Slot
-from .protocol import Rank
+from .protocol import Rank, SlotCall
 
 
-@dataclass(frozen=True, slots=True)
-class ShotCall:
-    """What kernels are told of a kind of call, on one slot. It is made once, and kept."""
+@dataclass(frozen=True)
+class ShotCall(SlotCall):
+    """What kernels are told of a kind of call, on one slot. It is made once, and kept. It has a
+    flag for each block of each rank."""
 
-    rank: int
-    world: int
-    chunk: int
-    """Rows of a rank, of all but the last ones."""
     units: int
     """Of 16 bytes, in a row of what is moved."""
     blocks: int
-    flags: torch.Tensor
-    """int32, here: a flag for each block of each rank, ``most`` for a rank."""
-    flags_at: int
-    """Where they begin in a rank's words."""
-    most: int
-    words: torch.Tensor
-    """int64[world]: addresses of every rank's words."""
-    data: torch.Tensor
-    """int64[world]: addresses of every rank's slot."""
-    done: torch.Tensor
-    epoch: torch.Tensor
     count: torch.Tensor
     """int32, of this rank alone: blocks that have ended; 0 between calls."""
-    trouble: torch.Tensor
-    limit: int
-    debug: bool
     moved: Any
     """Of an all-gather: all rows of A in this rank's slot, and of their scales or None."""
     addresses: tuple[int, ...]
-    """Of the tensors that kernels take: those above, but for ``moved``."""
+    """Of the tensors that kernels take: flags, words, data, done, epoch, count and trouble."""
     stamps: None = None
     kept: dict[Any, Any] = field(default_factory=dict)
     """What kernels keep of their launches."""
@@ -153,30 +136,15 @@ def matmul_reduce_scatter(
 def _call(
     rank: Rank, kernels: Kernels, slot: Slot, chunk: int, of_row: int, debug: bool, moved: Any
 ) -> ShotCall:
-    transport = rank.transport
-    at = slot.tiles_at
-    flags, count = slot.own[at : at + transport.world * MOST_TILES], slot.stored[:1]
-    reports, limit = rank.waits(kernels.looks_per_s, debug)
-    tensors = (
-        flags, slot.addresses, slot.data_addresses, slot.done, slot.epoch, count, rank.trouble
-    )  # fmt: skip
+    count = slot.stored[:1]
+    told = rank.told(slot, chunk, slot.tiles_at, MOST_TILES, kernels.looks_per_s, debug)
+    names = "flags", "words", "data", "done", "epoch"
+    tensors = (*(told[name] for name in names), count, rank.trouble)
     return ShotCall(
-        rank=transport.rank,
-        world=transport.world,
-        chunk=chunk,
+        **told,
         units=of_row // UNIT_BYTES,
         blocks=kernels.blocks_of(chunk * of_row),
-        flags=flags,
-        flags_at=at,
-        most=MOST_TILES,
-        words=slot.addresses,
-        data=slot.data_addresses,
-        done=slot.done,
-        epoch=slot.epoch,
         count=count,
-        trouble=rank.trouble,
-        limit=limit,
-        debug=reports,
         moved=moved,
         addresses=tuple(each.data_ptr() for each in tensors),
     )

@@ -23,8 +23,8 @@ from .plan import MOST_PARTS, SPARE_SMS, OverlapPlan
 
 
 @dataclass(frozen=True)
-class KernelCall:
-    """What kernels are told of a call besides its operands."""
+class SlotCall:
+    """What kernels of every way are told of a call on a slot, besides its operands."""
 
     rank: int
     world: int
@@ -46,6 +46,12 @@ class KernelCall:
     """Looks at a flag after which the wait is given up; about a microsecond each on a GPU."""
     debug: bool
     """Whether a wait that is given up is told of in ``trouble``; else the launch fails."""
+
+
+@dataclass(frozen=True)
+class KernelCall(SlotCall):
+    """What kernels of the overlapped way are told besides."""
+
     spare: int
     """SMs that grids leave free."""
     scale_a: torch.Tensor | None
@@ -284,31 +290,37 @@ class Rank:
             self.kinds.clear()
         self.kinds[key] = call
 
-    def waits(self, looks_per_s: int, debug: bool) -> tuple[bool, int]:
-        """Whether a wait that is given up is told of, and after how many looks that is."""
+    def told(
+        self, slot: Slot, chunk: int, at: int, most: int, looks_per_s: int, debug: bool
+    ) -> dict[str, Any]:
+        """The fields of a SlotCall.
+
+        Args:
+            at, most: where its flags begin in a rank's words, and how many each rank has.
+        """
+        transport = self.transport
         seconds = self._timeout_s or (DEBUG_TIMEOUT_S if debug else TIMEOUT_S)
-        reports = debug or self.transport.device.type != "cuda"
-        return reports, min(int(seconds * looks_per_s), MOST_LOOKS)
+        return {
+            "rank": transport.rank,
+            "world": transport.world,
+            "chunk": chunk,
+            "flags": slot.own[at : at + transport.world * most],
+            "flags_at": at,
+            "most": most,
+            "words": slot.addresses,
+            "data": slot.data_addresses,
+            "done": slot.done,
+            "epoch": slot.epoch,
+            "trouble": self.trouble,
+            "limit": min(int(seconds * looks_per_s), MOST_LOOKS),
+            "debug": debug or transport.device.type != "cuda",
+        }
 
     def _call(
         self, kernels: Kernels, slot: Slot, plan: OverlapPlan, at: int, most: int, options: Any
     ) -> KernelCall:
-        transport = self.transport
-        reports, limit = self.waits(kernels.looks_per_s, options.debug)
         return KernelCall(
-            rank=transport.rank,
-            world=transport.world,
-            chunk=plan.chunk,
-            flags=slot.own[at : at + transport.world * most],
-            flags_at=at,
-            most=most,
-            words=slot.addresses,
-            data=slot.data_addresses,
-            done=slot.done,
-            epoch=slot.epoch,
-            trouble=self.trouble,
-            limit=limit,
-            debug=reports,
+            **self.told(slot, plan.chunk, at, most, kernels.looks_per_s, options.debug),
             spare=self.spare_sms,
             scale_a=options.scale_a,
             scale_b=options.scale_b,
