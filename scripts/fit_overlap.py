@@ -7,8 +7,7 @@
 Folders are those of `tcgemm bench --several`. For each language and operation it fits the rate, the
 flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands, by the logarithm of
 predicted over measured time, and for each operation what the one-shot way takes besides its product
-and its stores. Clock stamps (--timeline), where the folders have them, give what
-copies and the kernels around a call cost. The result is tcgemm/dist/overlapped-<gpu>.json.
+and its stores. The result is tcgemm/dist/overlapped-<gpu>.json.
 
 Held out: the cases are dealt into FOLDS, and each is predicted by what is fitted to the others. It
 prints how far off that is, and what the plan loses: the time of the way that it would take over
@@ -24,17 +23,15 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tcgemm.bench.several.cases import Case, read, read_stamps
+from tcgemm.bench.several.cases import Case, read
 from tcgemm.dist import fitted, model
-from tcgemm.dist.options import ALL_GATHER
-from tcgemm.dist.overlap import plan as planning
 from tcgemm.dist.planning import ONE_SHOT, OVERLAPPED, WORTH
 
 ROOT = Path(__file__).parents[1]
@@ -165,46 +162,6 @@ def taken_us(of: Sequence[Timed], ways: Mapping[tuple[str, str], fitted.Way], sl
     return best.us if times.sequence_us >= WORTH * us[best] else of[0].nccl_us
 
 
-def steps_of(
-    stamps: Sequence[Mapping[str, str]], worlds: Mapping[str, int], rate: float, slug: str
-) -> fitted.Steps | None:
-    """What copies and the kernels around a call cost, from clock stamps; None without any.
-
-    Args:
-        worlds: run -> its ranks.
-        rate: of the faster language's all-gather, whose rows the choice of parts is for.
-    """
-    calls: dict[tuple[str, ...], dict[str, list[tuple[int, float, float]]]] = {}
-    for row in stamps:
-        names = ("run", "op", "M", "N", "K", "dtype", "contender", "rank")
-        of = calls.setdefault(tuple(row[name] for name in names), {})
-        span = int(row["piece"]), float(row["begin_us"]), float(row["end_us"])
-        of.setdefault(row["what"], []).append(span)
-    signals, gaps = [], []
-    for (run, op, M, N, K, *_), of in calls.items():
-        begins, ends = ([span[i] for span in of["tiles"]] for i in (1, 2))
-        around = min(begins) - of["enter"][0][1] + of["leave"][0][2] - max(ends)
-        signals.append(around / 2)
-        if op != ALL_GATHER or run not in worlds:
-            continue
-        world = worlds[run]
-        plan = planning.gather_plan(int(M), int(N) // world, int(K), world)
-        sizes = [(last - first) * int(K) * 2 for _, first, last in plan.part_rows(plan.chunk)]
-        copies = sorted(of.get("copy", ()), key=lambda span: span[1])
-        for (piece, begin, _), (_, after, _) in pairwise(copies):
-            moved = sizes[piece % planning.MOST_PARTS % len(sizes)] / planning.LINK_BYTES_PER_US
-            gaps.append(max(after - begin - moved, 0.0))
-    if not signals:
-        return None
-    product_us = model.gemm_us(8192, 8192, 8192, "bfloat16", slug)
-    assert product_us is not None
-    return fitted.Steps(
-        round(median(gaps), 2) if gaps else fitted.ASSUMED_STEPS.next_copy_us,
-        round(median(signals), 2),
-        round(rate * 2 * 8192**3 / product_us, -5),
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, help="of tcgemm bench --several")
@@ -231,14 +188,9 @@ def main() -> int:
     in_one_shot = timed(read_rows, asked.gpu, ONE_SHOT)
     one_shot = {**before.one_shot, **besides_us(in_one_shot)}
     print(f"one_shot: {one_shot or 'assumed'} us besides, {len(in_one_shot)} rows")
-    rates = [way.rate for (_, op), way in ways.items() if op == ALL_GATHER]
-    stamps = [row for folder in folders for row in read_stamps(folder)]
-    worlds = {row["run"]: int(row["world"]) for row in read_rows}
-    steps = steps_of(stamps, worlds, max(rates, default=1.0), asked.gpu)
-    print(f"around a call: {steps or 'no clock stamps: assumed as before'}")
     if not asked.check:
         path = fitted.path_of(asked.gpu)
-        path.write_text(json.dumps(as_json(rows, ways, steps, one_shot), indent=2) + "\n")
+        path.write_text(json.dumps(as_json(rows, ways, one_shot), indent=2) + "\n")
         fitted.of.cache_clear()
         print(f"written: {path}")
     return 0
@@ -247,7 +199,6 @@ def main() -> int:
 def as_json(
     rows: Sequence[Timed],
     ways: Mapping[tuple[str, str], fitted.Way],
-    steps: fitted.Steps | None,
     one_shot: Mapping[str, float],
 ) -> dict[str, Any]:
     """What fitted.of reads."""
@@ -259,7 +210,6 @@ def as_json(
     return {
         "fitted_to": f"{len(rows)} rows of {len({row.case for row in rows})} cases",
         "ways": by_language,
-        "steps": None if steps is None else asdict(steps),
         **({"one_shot": dict(one_shot)} if one_shot else {}),
     }
 

@@ -53,7 +53,7 @@ from tcgemm.dist.groups import ranks_of
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import plan as planning
 from tcgemm.dist.overlap import protocol
-from tcgemm.dist.overlap.plan import LINK_BYTES_PER_US, gather_us, scatter_us
+from tcgemm.dist.overlap.times import LINK_BYTES_PER_US, gather_us, scatter_us, sent_us
 from tcgemm.dist.planning import ONE_SHOT, OVERLAPPED
 from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
@@ -292,7 +292,7 @@ def timed(backend: str, sizes: list[int]) -> None:
             moved = (world - 1) * height * N * 2
             nccl = lambda o=case.out, p=product: dist.reduce_scatter_tensor(o, p)  # noqa: E731
             first, second = lambda: torch.mm(whole, case.b, out=product), nccl  # noqa: B023
-            predicted = scatter_us(plan, N, K, world)
+            predicted = (sent_us if backend == "cuda" else scatter_us)(plan, N, K, world)
         if case.way == ONE_SHOT:
             host = times_model.Host(gpu_of(case.b.device))
             times = times_model.times(op, M, N, K, "bfloat16", world, host)

@@ -134,8 +134,14 @@ def _module(backend: str) -> Any:
     if backend not in BACKENDS:
         names = ", ".join((*BACKENDS, AUTO))
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
-    with first_call():
-        return import_module(BACKENDS[backend])
+    known = _imported.get(backend)
+    if known is None:
+        with first_call():
+            known = _imported[backend] = import_module(BACKENDS[backend])
+    return known
+
+
+_imported: dict[str, Any] = {}
 
 
 @cache

@@ -115,7 +115,7 @@ def test_the_plan_overlaps_where_that_pays_and_says_why():
 def test_the_plan_stays_where_flags_cost_more_than_they_hide(monkeypatch):
     slow = fitted.Way(1.0, 1000.0, 16.0)
     ways = {(language, "all_gather"): slow for language in fitted.LANGUAGES}
-    monkeypatch.setattr(fitted, "of", lambda slug: fitted.Fitted(ways, None))
+    monkeypatch.setattr(fitted, "of", lambda slug: fitted.Fitted(ways))
     planning.plan_of.cache_clear()
     try:
         found = plan(512, why_not_one_shot="odd rows")

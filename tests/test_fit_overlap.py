@@ -85,7 +85,6 @@ def test_it_finds_the_constants_and_predicts_what_it_was_not_fitted_to(
         for row in script.timed(rows_of(0), "nvidia-h200"):
             way = found.way(row.language, row.case.op)
             assert way.us(row.gemm_us, row.transfer_us, 2) == pytest.approx(row.us, rel=0.03)
-        assert found.steps is None  # no stamps were stored
         planning.plan_of.cache_clear()
         shape = "reduce_scatter", 8192, 4096, 7168, "bfloat16", 2, model.Host("nvidia-h200"), None
         takes = {
@@ -141,26 +140,6 @@ def test_what_a_peer_more_costs_is_read_from_rows_of_more_gpus(script):
     found = script.fit(rows)
     assert asdict(found) == pytest.approx(asdict(true))
     assert script.fit([row for row in rows if row.case.world == 2]).peer_us == 0
-
-
-def test_stamps_give_the_cost_of_a_copy_and_of_the_kernels_around(script):
-    asked = {"run": "r", "op": "all_gather", "M": "16384", "N": "57344", "K": "8192",
-             "dtype": "bfloat16", "contender": "overlapped/triton", "rank": "0"}  # fmt: skip
-    plan = script.planning.gather_plan(16384, 57344 // 2, 8192, 2)
-    assert plan.parts > 1
-    bytes_of_a_part = plan.part_tiles * plan.tile.BLOCK_M * 8192 * 2
-    each = bytes_of_a_part / script.planning.LINK_BYTES_PER_US + 5.0
-    spans = [("enter", 0, 0, 3), ("tiles", 0, 4, 900), ("leave", 0, 901, 902)]
-    spans += [("copy", 8 + i, 10 + each * i, 20 + each * i) for i in range(plan.parts)]
-    stamps = [
-        {**asked, "what": what, "piece": str(piece), "begin_us": str(begin), "end_us": str(end)}
-        for what, piece, begin, end in spans
-    ]
-    steps = script.steps_of(stamps, {"r": 2}, 0.9, "nvidia-h200")
-    assert steps.next_copy_us == pytest.approx(5.0)
-    assert steps.signal_us == pytest.approx(3.0)  # half of 4 up to the tiles and 2 behind them
-    assert 600e6 < steps.flop_per_us < 720e6
-    assert script.steps_of([], {}, 0.9, "nvidia-h200") is None
 
 
 def test_too_few_rows_are_refused(script, tmp_path, monkeypatch, capsys):

@@ -26,6 +26,7 @@ from tcgemm.accuracy import error_ratio
 from tcgemm.dist import overlap
 from tcgemm.dist.options import REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import plan as planning
+from tcgemm.dist.overlap import times
 from tcgemm.dist.overlap.memory import SLOTS
 from tcgemm.dist.overlap.protocol import Rank
 from tcgemm.dist.overlap.transports import GpuTransport
@@ -128,19 +129,6 @@ def test_parts_cover_the_rows_of_every_rank_once():
             assert at == behind - first
             covered += at
         assert covered == M
-
-
-def test_the_model_prefers_few_parts_where_copies_are_short_and_more_where_they_are_long():
-    small = planning.gather_plan(512, 6144 // 2, 4096, 2)
-    large = planning.gather_plan(16384, 57344 // 2, 8192, 2)
-    assert small.parts <= 2 < large.parts
-    times = planning.arrivals_us(large, 8192, 4)
-    assert times == sorted(times)
-    assert len(times) == 3 * large.parts
-    # 3/4 of A in all, at the links' rate, and what each copy costs.
-    between = (3 * large.parts - 1) * planning.NEXT_COPY_US
-    moved = 16384 // 2 * 8192 * 2 * 3 / 370e3
-    assert times[-1] == pytest.approx(planning.COPY_US + between + moved)
 
 
 # The protocol, with kernels of torch's, ranks as threads and delays where they do harm.
@@ -535,8 +523,8 @@ def test_the_model_has_copies_carry_where_products_are_long_enough():
             found = plan(M, N, K)
             assert found.carried
             direct = planning.scatter_plan(M, N, 2, K=K, carries=False)
-            moved = M // 2 * N * 2 / planning.LINK_BYTES_PER_US
-            saved = planning.scatter_us(direct, N, K, 2) - planning.scatter_us(found, N, K, 2)
+            moved = M // 2 * N * 2 / times.LINK_BYTES_PER_US
+            saved = times.scatter_us(direct, N, K, 2) - times.scatter_us(found, N, K, 2)
             assert 0 < saved < moved + 1e-6
     # Partial sums that lie in the slot twice must find room there.
     assert not plan(1 << 18, 8192, 8192).carried
@@ -576,15 +564,6 @@ def test_where_streams_may_share_a_queue_nothing_is_carried(monkeypatch):
     assert carried() == planning.CARRIES
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     assert not carried()
-
-
-def test_tall_parts_are_for_a_large_b():
-    def parts(*sizes, tall=True):
-        return planning.gather_plan(*sizes, 2, tall=tall).parts
-
-    assert parts(2048, 28672, 8192, tall=False) > 1
-    assert parts(2048, 28672, 8192) == 1
-    assert parts(16384, 28672, 8192) == parts(16384, 28672, 8192, tall=False) > 1
 
 
 def test_a_language_is_not_asked_for_what_it_does_not_do():

@@ -10,6 +10,7 @@ from test_overlap import in_processes
 
 import tcgemm
 from tcgemm.dist.overlap import plan as planning
+from tcgemm.dist.overlap import times
 from tcgemm.dist.rows import rows_of
 from tcgemm.epilogue import FUNCTIONS
 
@@ -102,9 +103,7 @@ def test_their_plan_counts_bytes():
     """Half of the bytes and of the product's time: a part comes as early as half as many rows."""
     plan = planning.gather_plan(8192, 8192, 8192, 2, planning.TILES_OF_8_BITS, 1)
     assert plan.tile.BLOCK_K == 128
-    one, two = (planning.arrivals_us(plan, 8192, 2, size)[-1] for size in (1, 2))
-    rest = planning.COPY_US + (plan.parts - 1) * planning.NEXT_COPY_US
+    one, two = (times.arrivals_us(plan, 8192, 2, size)[-1] for size in (1, 2))
+    rest = times.FIRST_COPY_US + plan.parts * times.NEXT_COPY_US
     assert two - rest == pytest.approx(2 * (one - rest))
-    assert planning.gather_us(plan, 8192, 8192, 2, 1) < 0.6 * planning.gather_us(
-        plan, 8192, 8192, 2, 2
-    )
+    assert times.gather_us(plan, 8192, 8192, 2, 1) < 0.6 * times.gather_us(plan, 8192, 8192, 2, 2)

@@ -36,7 +36,7 @@ class Peers(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in (
             "step", "rank", "world", "chunk", "part_tiles", "most", "flags_at", "limit", "debug",
-            "spare_sms",
+            "spare_sms", "lag",
         )),
         *((name, ctypes.c_void_p) for name in (
             "flags", "done", "epoch", "trouble", "slot", "words", "slots", "stamps",
@@ -44,7 +44,9 @@ class Peers(ctypes.Structure):
     )  # fmt: skip
 
 
-def _peers(step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: int = 1) -> Peers:
+def _peers(
+    step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: int = 1, lag: int = 0
+) -> Peers:
     return Peers(
         step=step,
         rank=call.rank,
@@ -56,6 +58,7 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: i
         limit=call.limit,
         debug=int(call.debug),
         spare_sms=call.spare,
+        lag=lag,
         flags=call.flags.data_ptr(),
         done=call.done.data_ptr(),
         epoch=call.epoch.data_ptr(),
@@ -211,4 +214,4 @@ def scatter(
     bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
 ) -> None:  # fmt: skip
     """out[rows here, N] = f(sum over ranks of a @ b + bias); peers' sums come to ``slots``."""
-    _start(_peers(SCATTER, call, slots), a, b, out, _fusion(bias, epilogue), plan.tile)
+    _start(_peers(SCATTER, call, slots, lag=plan.lag), a, b, out, _fusion(bias, epilogue), plan.tile)

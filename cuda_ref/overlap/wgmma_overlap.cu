@@ -150,7 +150,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         tile.store(&c_map, to, d, spot.owner * peers.chunk + spot.rows, N);
         if (stores) stamp<SCATTERS>(spot, peers, Stamp::stored);
       } else if (spot.owner != peers.rank) {
-        if (stores) sent.tell(peers, now);
+        if (stores) {
+          sent.tell(peers, now);
+          cp_async_bulk_wait_group_read<0>();  // of an own tile
+        }
         bar_sync(group, 128);  // the tile before has left the buffers
         send_tile<Out, CHUNK_BUFFERS>(
             peers.slots[spot.owner] + (int64_t{peers.rank} * parts + flag) * PART_BYTES,
@@ -196,14 +199,17 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
   const bool by_tma = gemm.c.rows > 0 && output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map,
                                                     Extra::BATCHED ? 1 : 0).data == nullptr;
   const int N = static_cast<int>(gemm.b.cols);
-  const RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{SCATTERS ? gemm.a.rows : gemm.c.rows,
-                                                    static_cast<int>(ceil_div(N, BLOCK_N))};
+  RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{SCATTERS ? gemm.a.rows : gemm.c.rows,
+                                              static_cast<int>(ceil_div(N, BLOCK_N))};
   int sms = 0;
   error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
   const int64_t tiles = order.tiles(peers);
   if (tiles > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
   const unsigned blocks = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms - peers.spare_sms)));
+  // In turns of about a wave.
+  if (SCATTERS && peers.lag > 0 && order.M == int64_t{peers.chunk} * peers.world)
+    order.turn = std::max(1, static_cast<int>(blocks) / peers.world);
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);

@@ -49,27 +49,11 @@ ASSUMED_ONE_SHOT_US = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """What parts of a call cost, of the model that chooses tile and parts (overlap/plan.py)."""
-
-    next_copy_us: float
-    """Before the first byte of a copy that follows another in its stream, with its flag."""
-    signal_us: float
-    """Of the kernel before or after a product, with its launch."""
-    flop_per_us: float
-    """Of 16-bit products whose tiles fill the SMs."""
-
-
-ASSUMED_STEPS = Steps(next_copy_us=10.5, signal_us=3.0, flop_per_us=740e6)
-
-
-@dataclass(frozen=True, slots=True)
 class Fitted:
     """What is known of a GPU."""
 
     ways: dict[tuple[str, str], Way]
     """(language, operation) -> its way."""
-    steps: Steps | None
     one_shot: dict[str, float] = field(default_factory=dict)
     """Operation -> microseconds of the one-shot way besides its product and its stores."""
     elsewhere: dict[str, str] = field(default_factory=dict)
@@ -101,12 +85,11 @@ def of(slug: str) -> Fitted:
     file."""
     path = path_of(timed_on(slug))
     if not path.is_file():
-        return Fitted({}, None)
+        return Fitted({})
     found = json.loads(path.read_text())
     ways = {
         (language, op): Way(**way)
         for language, by_op in found["ways"].items()
         for op, way in by_op.items()
     }
-    steps = Steps(**found["steps"]) if found["steps"] else None
-    return Fitted(ways, steps, found.get("one_shot", {}), found.get("elsewhere", {}))
+    return Fitted(ways, found.get("one_shot", {}), found.get("elsewhere", {}))

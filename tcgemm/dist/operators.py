@@ -21,6 +21,7 @@ from ..ops import register_late
 from ..ops.autograd import differentiable, matrices
 from ..ops.how import How
 from ..ops.registered_late import also_counted
+from ..tensors import has_no_memory
 from . import calls, sequence
 from .calls import Asked
 from .groups import ranks_of
@@ -61,6 +62,33 @@ def product(op: str, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, aske
     return OPERATORS[op](a, b, bias, scale_a, scale_b, **asked._asdict())
 
 
+def recorded(op: str, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, asked: Asked) -> Any:
+    """The same of plain tensors, without the dispatcher, which takes several times as long."""
+    after = ""
+    if keeps_pre_activation(asked.epilogue, a, b, bias):
+        asked, after = asked._replace(epilogue=""), asked.epilogue
+    result = _Recorded.apply(a, b, bias, scale_a, scale_b, op, asked)
+    return FUNCTIONS[after](result) if after else result
+
+
+class _Recorded(torch.autograd.Function):
+    """A product whose derivative is recorded, as the operators' is."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, op: str, asked: Asked
+    ) -> torch.Tensor:
+        call = calls.check(op, a, b, bias, scale_a, scale_b, asked)
+        result = calls.run(call, a, b, bias, scale_a, scale_b)[0]
+        ctx.op = op
+        _keep(ctx, a, b, asked, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        return *_DERIVATIVES[ctx.op](ctx, grad), None, None
+
+
 def keeps_pre_activation(epilogue: str, *tensors: Any) -> bool:
     """Whether a derivative of the epilogue is asked for that the result does not tell.
 
@@ -87,8 +115,13 @@ def _fake(op: str) -> Any:
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any) -> None:
-    a, b, *_ = inputs
-    ctx.asked = Asked(**{**Asked(0, "")._asdict(), **keyword_only_inputs})
+    asked = Asked(**{**Asked(0, "")._asdict(), **keyword_only_inputs})
+    _keep(ctx, inputs[0], inputs[1], asked, output)
+
+
+def _keep(ctx: Any, a: Any, b: Any, asked: Asked, output: Any) -> None:
+    """What the derivative is made of."""
+    ctx.asked = asked
     if ctx.asked.epilogue not in ("", "relu"):
         raise UnsupportedError(
             f"the operator has no derivative of the epilogue {ctx.asked.epilogue}: call "
@@ -119,6 +152,25 @@ def _of_b(ctx: Any, a: Any, factor: Any) -> Any:
     return matrices(a.mT, factor, _local(ctx))
 
 
+def _of_a(op: str, factor: Any, b: Any, asked: Asked) -> Any:
+    """dC B^T, by the other one of the two products."""
+    if is_plain(factor, b):
+        if differentiable(factor, b):
+            return recorded(op, factor, b.mT, None, None, None, asked)
+        call = calls.check(op, factor, b.mT, None, None, None, asked)
+        return calls.run(call, factor, b.mT, None, None, None)[0]
+    return OPERATORS[op](factor, b.mT, None, None, None, **asked._asdict())
+
+
+def is_plain(*tensors: Any) -> bool:
+    """Whether nobody looks on but autograd: no compiler, dispatch mode or transform."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or any(t is not None and has_no_memory(t) for t in tensors)
+    )
+
+
 def _after_gather(ctx: Any, grad: Any) -> Any:
     """Of epilogue(gather(A) B + bias)."""
     a, b, _ = ctx.saved_tensors
@@ -127,9 +179,7 @@ def _after_gather(ctx: Any, grad: Any) -> Any:
     by_a, by_b, by_bias = ctx.needs_input_grad[:3]
     of_a = of_b = None
     if by_a:
-        of_a = matmul_reduce_scatter(
-            factor, b.mT, None, None, None, **asked.of_gradient()._asdict()
-        )
+        of_a = _of_a(REDUCE_SCATTER, factor, b, asked.of_gradient())
     if by_b:
         of_b = _of_b(ctx, gather_rows(a, rows=asked.rows, group=asked.group), factor)
     return of_a, of_b, grad.sum(0) if by_bias else None, None, None
@@ -144,7 +194,7 @@ def _after_scatter(ctx: Any, grad: Any) -> Any:
     of_a = of_b = None
     ask = asked.of_gradient()
     if by_a and (not by_b or _overlaps(factor, b.mT, ask)):
-        of_a = all_gather_matmul(factor, b.mT, None, None, None, **ask._asdict())
+        of_a = _of_a(ALL_GATHER, factor, b, ask)
     if by_b:
         whole = gather_rows(factor, rows=asked.rows, group=asked.group)
         of_b = _of_b(ctx, a, whole)
@@ -186,14 +236,14 @@ def _keep_rows(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, outp
     ctx.rows, ctx.group = inputs[0].shape[0], keyword_only_inputs["group"]
 
 
-for _op, _operator, _backward in (
-    (ALL_GATHER, all_gather_matmul, _after_gather),
-    (REDUCE_SCATTER, matmul_reduce_scatter, _after_scatter),
-):
+_DERIVATIVES: dict[str, Any] = {ALL_GATHER: _after_gather, REDUCE_SCATTER: _after_scatter}
+for _op, _operator in OPERATORS.items():
     for _key in ("CPU", "CUDA"):
         library.impl(_operator, _implementation(_op), _key)
     torch.library.register_fake(_operator, _fake(_op), lib=library)
-    torch.library.register_autograd(_operator, _backward, setup_context=_remember, lib=library)
+    torch.library.register_autograd(
+        _operator, _DERIVATIVES[_op], setup_context=_remember, lib=library
+    )
 for _key in ("CPU", "CUDA"):
     library.impl(gather_rows, _gather_rows, _key)
     library.impl(scatter_sums, _scatter_sums, _key)

@@ -187,15 +187,13 @@ def _call(
     if out is not None:
         return calls.run(call, a, b, bias, scale_a, scale_b, out)[0]
     tensors = a, b, bias, scale_a, scale_b
-    if not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or differentiable(*tensors)
-        or any(t is not None and has_no_memory(t) for t in tensors)
-    ):
-        return calls.run(call, *tensors)[0]
-    result: torch.Tensor = operators.product(op, *tensors, asked)
-    return result
+    if not operators.is_plain(*tensors):
+        traced: torch.Tensor = operators.product(op, *tensors, asked)
+        return traced
+    if differentiable(*tensors):
+        recorded: torch.Tensor = operators.recorded(op, *tensors, asked)
+        return recorded
+    return calls.run(call, *tensors)[0]
 
 
 def _scale(name: str, scale: Any, a: Any) -> Any:

@@ -75,8 +75,9 @@ __device__ __forceinline__ int64_t globaltimer() {
 
 #else
 
-inline int32_t ld_acquire_sys(const int32_t* from) {
-  sched_yield();  // who is to set the flag may need this core
+inline int32_t ld_acquire_sys(const int32_t* from, TCGEMM_HERE) {
+  sched_yield();  // who is to set the flag may need this core,
+  simulator::let_others_run(site);  // or wait for what other threads of this block send
   return __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }
 inline void st_release_sys(int32_t* to, int32_t value) {

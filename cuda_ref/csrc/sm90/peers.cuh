@@ -23,6 +23,7 @@ struct Peers {
   int32_t limit;       // looks at a flag, after which a wait is given up
   int32_t debug;       // then: go on, and say in `trouble` what was missing
   int32_t spare_sms;   // that a grid leaves free
+  int32_t lag;         // scatter: turns that own tiles come behind; 0: behind all others
   const int32_t* flags;  // here; they hold the epoch of the call that set them
   const int32_t* done;   // here: the slot's last use that each peer has ended
   int32_t* epoch;        // uses of the slot, this rank's own count
@@ -106,12 +107,15 @@ struct RankSpot {
 // The tiles of all ranks' rows in the order in which a rank visits them. No tile spans two ranks.
 //
 // To gather: its own, then those of rank - 1, rank - 2, ..., as their rows arrive, a part at a time.
-// To scatter: those of rank + 1, rank + 2, ..., and its own last.
+// To scatter: those of rank + 1, rank + 2, ..., and its own last. Or, where all ranks have as many
+// tiles, in turns: `turn` tiles of each of these, and as many own ones of `lag` turns before, whose
+// partial sums have come meanwhile. Then the link is busy to the end.
 template <int BLOCK_M, int GROUP_M, bool SCATTERS>
 struct RankOrder {
   using Spot = RankSpot<BLOCK_M>;
   int64_t M;
-  int cols;  // of tiles
+  int cols;      // of tiles
+  int turn = 0;  // 0: all of an owner's tiles before the next one's
 
   __host__ __device__ int tiles_of(const Peers& peers, int owner) const {
     return (peers.rows_of(M, owner) + BLOCK_M - 1) / BLOCK_M * cols;
@@ -123,7 +127,38 @@ struct RankOrder {
     return sum;
   }
 
+  // Of `index` in the order of turns: whose tile it is, counted from rank + 1 on, own ones last, and
+  // its number among that owner's.
+  __device__ int2 in_turns(int index, const Peers& peers) const {
+    const int each = tiles_of(peers, 0), others = peers.world - 1, last = (each - 1) / turn;
+    const int rest = each - last * turn;  // tiles of the last turn
+    const int first = others * min(peers.lag * turn, each);  // tiles before the first own one
+    int q = index / (others * turn);
+    if (index >= first) {
+      index -= first;
+      if (peers.lag > last) return {others, index};
+      q = min(peers.lag + index / (peers.world * turn), last);
+      index -= (q - peers.lag) * peers.world * turn;
+      const int sent = others * (q < last ? turn : rest);
+      if (index >= sent) return {others, (q - peers.lag) * turn + index - sent};
+    } else {
+      index -= q * others * turn;
+    }
+    const int size = q < last ? turn : rest;
+    return {index / size, q * turn + index % size};
+  }
+
   __device__ Spot locate(int index, const Peers& peers) const {
+    if (SCATTERS && turn > 0) {
+      const int2 at = in_turns(index, peers);
+      int owner = peers.rank + 1 + at.x;
+      if (owner >= peers.world) owner -= peers.world;
+      const int rows = peers.rows_of(M, owner);
+      // Groups of all ranks run together, and read the same columns of B.
+      const int group_m = GROUP_M / peers.world > 0 ? GROUP_M / peers.world : 1;
+      const Tile tile = grouped_tile(at.y, (rows + BLOCK_M - 1) / BLOCK_M, cols, group_m);
+      return {owner, rows, 0, tile.m * BLOCK_M, tile.n, at.x};
+    }
     int owner = SCATTERS ? peers.rank + 1 : peers.rank, turn = 0;
     if (owner == peers.world) owner = 0;
     for (int count = tiles_of(peers, owner); index >= count; count = tiles_of(peers, owner)) {

@@ -260,9 +260,14 @@ void start_block(int rank, uint64_t number) {
   if constexpr (OBSERVE) observe::start_block();
 }
 
+uint64_t rounds_so_far = 0;
+
+bool is_next_round(void* round) { return *static_cast<uint64_t*>(round) != rounds_so_far; }
+
 // Runs each of the running block's warps but `late` once, which may be none of them; whether any
 // could go on.
 bool run_warps(int late) {
+  ++rounds_so_far;
   int order[MAX_WARPS];
   bool any = false;
   shuffle_order(order, warp_count);
@@ -349,6 +354,11 @@ uint64_t nth_cluster(uint64_t n, uint64_t total) {
 }
 
 }  // namespace
+
+void let_others_run(Site site) {
+  uint64_t round = rounds_so_far;
+  wait_until(is_next_round, &round, "a flag of another process", site);
+}
 
 void run_blocks() {
   const dim3 g = launch_now->grid;

@@ -31,6 +31,7 @@ from ..rows import rows_of
 from . import one_shot
 from .plan import (
     CARRIES,
+    GATHERED,
     GATHERED_IN_CUDA,
     INTERPRETED,
     SCATTERED_IN_CUDA,
@@ -121,10 +122,10 @@ def _tiles(op: str, options: Any, like: torch.Tensor) -> tuple[Tile, ...]:
         return SIMULATED if cuda else INTERPRETED
     if like.itemsize != 2:
         return TILES_OF_8_BITS
-    if not cuda:
-        return TILES
     if op != ALL_GATHER:
-        return SCATTERED_IN_CUDA
+        return SCATTERED_IN_CUDA if cuda else TILES
+    if not cuda:
+        return GATHERED
     fused = options.bias is not None or bool(options.epilogue)
     return tuple(tile for tile in GATHERED_IN_CUDA if tile.fuses or not fused)
 

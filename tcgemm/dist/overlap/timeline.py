@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from ..options import ALL_GATHER
 from .memory import zeros
-from .plan import MOST_PARTS, SMS
+from .plan import MOST_PARTS
+from .times import SMS
 from .transports import GpuTransport
 
 Stamp = tuple[str, int, float, float]

@@ -1,0 +1,130 @@
+"""How long overlapped products are said to take, and the plans that follow, against timed calls."""
+
+import csv
+import random
+from collections import defaultdict
+from math import prod
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER
+from tcgemm.dist.overlap import plan as planning
+from tcgemm.dist.overlap import times
+
+REPORTS = Path(__file__).parents[1] / "reports"
+TIMED = [REPORTS / f"nvidia-{gpu}/trials/overlap_plans.csv"
+         for gpu in ("h200-x2", "h200-x4", "h100-sxm-x2", "h100-sxm-x4")]  # fmt: skip
+"""Calls in CUDA, each case by several plans."""
+
+TILES = {
+    ALL_GATHER: planning.GATHERED_IN_CUDA,
+    REDUCE_SCATTER: planning.SCATTERED_IN_CUDA,
+}
+
+
+def timed(op):
+    """Case -> plan -> microseconds, of plans that a product may have."""
+    found = defaultdict(dict)
+    for path in TIMED:
+        for row in csv.DictReader(path.open(newline="")):
+            tiles = [t for t in TILES[op] if f"{t.BLOCK_M}x{t.BLOCK_N}" == row["tile"]]
+            lag, world = int(row["lag"]), int(row["world"])
+            if row["op"] != op or not tiles or lag not in (0, 1 if world == 2 else planning.LAG):
+                continue
+            if lag and world > 2 and row["run"] == "first":  # in groups that were higher
+                continue
+            M, N, K = (int(row[name]) for name in "MNK")
+            plan = planning.in_parts(tiles[0], -(-M // world), int(row["parts"]))
+            plan = planning.replace(plan, lag=lag)
+            found[path, M, N, K, world][plan] = float(row["us"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("op", "cases", "usually", "loss", "at_most"),
+    [(ALL_GATHER, 10, 0.04, 0.02, 0.08), (REDUCE_SCATTER, 58, 0.09, 0.01, 0.10)],
+)
+def test_the_chosen_plan_is_the_fastest_or_nearly(op, cases, usually, loss, at_most):
+    def predicted(plan, N, K, world):
+        return (times.gather_us if op == ALL_GATHER else times.sent_us)(plan, N, K, world)
+
+    found = timed(op)
+    assert len(found) == cases
+    losses, off = [], []
+    for (_, M, N, K, world), us in found.items():
+        if op == ALL_GATHER:
+            chosen = planning.gather_plan(M, N, K, world, TILES[op])
+        else:
+            chosen = planning.scatter_plan(M, N, world, TILES[op], K)
+        if chosen not in us:  # on four H200 own tiles among the others were not timed
+            assert chosen.lag == planning.LAG
+            chosen = min(us, key=lambda plan: predicted(plan, N, K, world))
+        losses.append(us[chosen] / min(us.values()))
+        off += [abs(predicted(plan, N, K, world) / taken - 1) for plan, taken in us.items()]
+    assert median(off) < usually
+    assert prod(losses) ** (1 / len(losses)) < 1 + loss
+    assert max(losses) < 1 + at_most
+
+
+def simulated_gather_us(plan, N, K, world):
+    """By going through the tiles of each block, one after the other."""
+    tile = plan.tile
+    of_row = -(-N // tile.BLOCK_N)
+    flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K
+    one = times.TILE_US + flop / tile.rate / (times.TILE_FLOP_PER_US / times.SMS)
+    there = [times.FIRST_TILE_US] * plan.tiles(N)
+    arrivals = iter(times.arrivals_us(plan, K, world))
+    for _ in range(world - 1):
+        for _, first, behind in plan.part_rows(plan.chunk):
+            here = next(arrivals) + times.SEEN_US
+            there += [here] * (-(-(behind - first) // tile.BLOCK_M) * of_row)
+    blocks = -(-len(there) // -(-len(there) // times.SMS))
+    free = [times.FIRST_TILE_US] * blocks
+    for number, rows_at in enumerate(there):
+        free[number % blocks] = max(free[number % blocks], rows_at) + one
+    return max(free) + times.LAST_US
+
+
+def test_the_time_of_a_gather_is_that_of_its_latest_block():
+    draw = random.Random(3)
+    for _ in range(300):
+        world = draw.choice((2, 3, 4, 8))
+        M, N, K = (round(2 ** draw.uniform(*of)) for of in ((1, 14), (3, 14), (3, 13)))
+        tile = draw.choice((*planning.GATHERED, *planning.GATHERED_IN_CUDA))
+        plan = planning.in_parts(tile, -(-M // world), draw.choice(planning.PARTS))
+        by_hand = simulated_gather_us(plan, N, K, world)
+        assert times.gather_us(plan, N, K, world) == pytest.approx(by_hand)
+
+
+def test_rows_arrive_at_the_links_rate():
+    plan = planning.in_parts(planning.TILES[0], 4096, 4)
+    at = times.arrivals_us(plan, 8192, 4)
+    assert len(at) == 12
+    assert at == sorted(at)
+    moved = 3 * 4096 * 8192 * 2 / times.LINK_BYTES_PER_US
+    assert at[-1] == pytest.approx(times.FIRST_COPY_US + 12 * times.NEXT_COPY_US + moved)
+
+
+def test_parts_of_a_large_b_are_tall():
+    """Each of them reads all of B."""
+
+    def rows(M, N, K, tall=planning.TALL):
+        plan = planning.gather_plan(M, N, K, 4, planning.GATHERED_IN_CUDA, tall=tall)
+        return min(plan.part_tiles * plan.tile.BLOCK_M, plan.chunk)
+
+    assert rows(4096, 2560, 8192, tall=0) < planning.TALL <= rows(4096, 2560, 8192)
+    small = 4096, 1280, 8192
+    assert prod(small[1:]) * 2 < planning.KEPT_BYTES
+    assert rows(*small) == rows(*small, tall=0)
+
+
+def test_own_tiles_are_among_the_others_only_where_all_ranks_have_as_many():
+    lags = [
+        planning.scatter_plan(M, 4096, world, planning.SCATTERED_IN_CUDA, 2048).lag
+        for M, world in ((4096, 2), (4095, 2), (16384, 1))
+    ]
+    assert lags == [1, 0, 0]
+    link_is_longest = planning.scatter_plan(16384, 4096, 4, planning.SCATTERED_IN_CUDA, 1024)
+    assert link_is_longest.lag == planning.LAG
