@@ -134,14 +134,13 @@ def _module(backend: str) -> Any:
     if backend not in BACKENDS:
         names = ", ".join((*BACKENDS, AUTO))
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
-    known = _imported.get(backend)
-    if known is None:
-        with first_call():
-            known = _imported[backend] = import_module(BACKENDS[backend])
-    return known
+    return _imported(backend)
 
 
-_imported: dict[str, Any] = {}
+@cache
+def _imported(backend: str) -> Any:
+    with first_call():
+        return import_module(BACKENDS[backend])
 
 
 @cache

@@ -224,7 +224,7 @@ def test_tiles_of_partial_sums_lie_in_the_order_of_threads(tile):
         assert int(there.done[1]) == 1
 
 
-def scattered(rank, world, M, N, tile, lag):
+def scattered(rank, world, M, N, tile, turn, lag):
     """Reduce-scatters of both types, behind slots full of NaN; the calls that were wrong."""
     import torch.distributed as dist
 
@@ -233,7 +233,7 @@ def scattered(rank, world, M, N, tile, lag):
     protocol.TIMEOUT_S = 60.0
     K, group, wrong = 72, dist.group.WORLD, []
     first, behind = rows_of(M, world, rank)
-    plan = replace(planning.in_parts(tile, -(-M // world), 1), lag=lag)
+    plan = replace(planning.in_parts(tile, -(-M // world), 1), turn=turn, lag=lag)
     for call, dtype in enumerate((torch.bfloat16, torch.float16, torch.bfloat16)):
         for _, of in overlap._ranks.values():
             for slot in of.memory.slots:
@@ -254,15 +254,16 @@ def scattered(rank, world, M, N, tile, lag):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("tile", SENT.values(), ids=SENT)
 @pytest.mark.parametrize(
-    ("world", "M", "N", "lag"),
+    ("world", "M", "N", "turn", "lag"),
     [
-        (2, 521, 392, 0), (3, 431, 264, 0), (4, 260, 136, 0),
-        (2, 516, 392, 1), (2, 516, 392, 3), (3, 450, 392, 2), (4, 260, 264, 9), (3, 431, 264, 1),
+        (2, 521, 392, 0, 0), (3, 431, 264, 0, 0), (4, 260, 136, 0, 0),
+        (2, 516, 392, 1, 1), (2, 516, 392, 2, 3), (3, 450, 392, 3, 2), (4, 260, 264, 1, 9),
+        (3, 450, 392, 5, 1), (2, 516, 392, 99, 1), (3, 431, 264, 1, 1),
     ],
 )  # fmt: skip
-def test_processes_scatter_tiles_in_the_simulator(world, M, N, lag, tile):
+def test_processes_scatter_tiles_in_the_simulator(world, M, N, turn, lag, tile):
     """Own tiles behind all others, or among them where ranks have as many rows."""
-    said = in_processes(world, scattered, M, N, tile, lag, timeout_s=120)
+    said = in_processes(world, scattered, M, N, tile, turn, lag, timeout_s=120)
     assert said == {rank: [] for rank in range(world)}
 
 

@@ -33,11 +33,12 @@ def timed(op):
             lag, world = int(row["lag"]), int(row["world"])
             if row["op"] != op or not tiles or lag not in (0, 1 if world == 2 else planning.LAG):
                 continue
-            if lag and world > 2 and row["run"] == "first":  # in groups that were higher
-                continue
+            if row["plan"] == "before" or (lag and world > 2 and row["run"] == "first"):
+                continue  # timed once more; in groups that were higher
             M, N, K = (int(row[name]) for name in "MNK")
             plan = planning.in_parts(tiles[0], -(-M // world), int(row["parts"]))
-            plan = planning.replace(plan, lag=lag)
+            if lag:
+                plan = planning.replace(plan, turn=times.SMS // world, lag=lag)
             found[path, M, N, K, world][plan] = float(row["us"])
     return found
 

@@ -36,7 +36,7 @@ class Peers(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in (
             "step", "rank", "world", "chunk", "part_tiles", "most", "flags_at", "limit", "debug",
-            "spare_sms", "lag",
+            "spare_sms", "turn", "lag",
         )),
         *((name, ctypes.c_void_p) for name in (
             "flags", "done", "epoch", "trouble", "slot", "words", "slots", "stamps",
@@ -45,7 +45,12 @@ class Peers(ctypes.Structure):
 
 
 def _peers(
-    step: int, call: Any, slot: torch.Tensor | None = None, part_tiles: int = 1, lag: int = 0
+    step: int,
+    call: Any,
+    slot: torch.Tensor | None = None,
+    part_tiles: int = 1,
+    turn: int = 0,
+    lag: int = 0,
 ) -> Peers:
     return Peers(
         step=step,
@@ -58,6 +63,7 @@ def _peers(
         limit=call.limit,
         debug=int(call.debug),
         spare_sms=call.spare,
+        turn=turn,
         lag=lag,
         flags=call.flags.data_ptr(),
         done=call.done.data_ptr(),
@@ -214,4 +220,11 @@ def scatter(
     bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
 ) -> None:  # fmt: skip
     """out[rows here, N] = f(sum over ranks of a @ b + bias); peers' sums come to ``slots``."""
-    _start(_peers(SCATTER, call, slots, lag=plan.lag), a, b, out, _fusion(bias, epilogue), plan.tile)
+    _start(
+        _peers(SCATTER, call, slots, turn=plan.turn, lag=plan.lag),
+        a,
+        b,
+        out,
+        _fusion(bias, epilogue),
+        plan.tile,
+    )

@@ -199,17 +199,16 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
   const bool by_tma = gemm.c.rows > 0 && output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map,
                                                     Extra::BATCHED ? 1 : 0).data == nullptr;
   const int N = static_cast<int>(gemm.b.cols);
-  RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{SCATTERS ? gemm.a.rows : gemm.c.rows,
-                                              static_cast<int>(ceil_div(N, BLOCK_N))};
+  const int64_t M = SCATTERS ? gemm.a.rows : gemm.c.rows;
+  const bool alike = M == int64_t{peers.chunk} * peers.world;  // ranks have as many rows
+  const RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{M, static_cast<int>(ceil_div(N, BLOCK_N)),
+                                                    alike ? peers.turn : 0};
   int sms = 0;
   error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
   const int64_t tiles = order.tiles(peers);
   if (tiles > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
   const unsigned blocks = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms - peers.spare_sms)));
-  // In turns of about a wave.
-  if (SCATTERS && peers.lag > 0 && order.M == int64_t{peers.chunk} * peers.world)
-    order.turn = std::max(1, static_cast<int>(blocks) / peers.world);
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);

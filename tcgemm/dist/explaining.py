@@ -18,7 +18,6 @@ from . import engine, fitted, model
 from .model import Host
 from .options import ALL_GATHER, OPS
 from .planning import (
-    ONE_SHOT,
     WayPlan,
     backend_of,
     language_of,
@@ -98,16 +97,16 @@ class Explanation:
         way = known.way(language, self.op)
         flags_us = way.flags_us + way.peer_us * (self.world - 2)
         told = f"{flags_us:.0f} us of flags and {way.pieces:.0f} pieces are "
-        return told + self._how((language, self.op) in known.ways, self.op)
+        return told + self._how((language, self.op) in known.ways)
 
     def _besides(self) -> str:
         known = fitted.of(gpus.find(self.gpu).slug)
-        how = self._how(self.op in known.one_shot, ONE_SHOT)
+        how = self._how(self.op in known.one_shot)
         return f"{known.one_shot_us(self.op):.0f} us of launches and flags are {how}"
 
-    def _how(self, was_timed: bool, what: str) -> str:
+    def _how(self, was_timed: bool) -> str:
         slug = gpus.find(self.gpu).slug
-        timed_on = fitted.of(slug).elsewhere.get(what) or fitted.timed_on(slug)
+        timed_on = fitted.timed_on(slug)
         if not was_timed:
             return "assumed"
         return "fitted to timed layers" + ("" if timed_on == slug else f" of {timed_on}")

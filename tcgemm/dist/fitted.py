@@ -56,9 +56,6 @@ class Fitted:
     """(language, operation) -> its way."""
     one_shot: dict[str, float] = field(default_factory=dict)
     """Operation -> microseconds of the one-shot way besides its product and its stores."""
-    elsewhere: dict[str, str] = field(default_factory=dict)
-    """An operation of the overlapped way, or "one_shot" -> slug of the GPU of the same links that
-    it was timed on, where it is another one."""
 
     def one_shot_us(self, op: str) -> float:
         return self.one_shot.get(op, ASSUMED_ONE_SHOT_US)
@@ -92,4 +89,4 @@ def of(slug: str) -> Fitted:
         for language, by_op in found["ways"].items()
         for op, way in by_op.items()
     }
-    return Fitted(ways, found.get("one_shot", {}), found.get("elsewhere", {}))
+    return Fitted(ways, found.get("one_shot", {}))

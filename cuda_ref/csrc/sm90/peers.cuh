@@ -23,7 +23,8 @@ struct Peers {
   int32_t limit;       // looks at a flag, after which a wait is given up
   int32_t debug;       // then: go on, and say in `trouble` what was missing
   int32_t spare_sms;   // that a grid leaves free
-  int32_t lag;         // scatter: turns that own tiles come behind; 0: behind all others
+  int32_t turn;        // scatter: tiles of an owner before the next one's; 0: all of them
+  int32_t lag;         // turns that own tiles come behind
   const int32_t* flags;  // here; they hold the epoch of the call that set them
   const int32_t* done;   // here: the slot's last use that each peer has ended
   int32_t* epoch;        // uses of the slot, this rank's own count
@@ -108,14 +109,15 @@ struct RankSpot {
 //
 // To gather: its own, then those of rank - 1, rank - 2, ..., as their rows arrive, a part at a time.
 // To scatter: those of rank + 1, rank + 2, ..., and its own last. Or, where all ranks have as many
-// tiles, in turns: `turn` tiles of each of these, and as many own ones of `lag` turns before, whose
-// partial sums have come meanwhile. Then the link is busy to the end.
+// tiles, in turns: so many tiles of each of these, and as many own ones of `lag` turns before, whose
+// partial sums have come meanwhile. Then the link is busy to the end. All ranks take the same turns:
+// a tile that an own one waits for has a lower number in its sender's order, so no circle can close.
 template <int BLOCK_M, int GROUP_M, bool SCATTERS>
 struct RankOrder {
   using Spot = RankSpot<BLOCK_M>;
   int64_t M;
-  int cols;      // of tiles
-  int turn = 0;  // 0: all of an owner's tiles before the next one's
+  int cols;  // of tiles
+  int turn;
 
   __host__ __device__ int tiles_of(const Peers& peers, int owner) const {
     return (peers.rows_of(M, owner) + BLOCK_M - 1) / BLOCK_M * cols;
@@ -156,7 +158,7 @@ struct RankOrder {
       const int rows = peers.rows_of(M, owner);
       // Groups of all ranks run together, and read the same columns of B.
       const int group_m = GROUP_M / peers.world > 0 ? GROUP_M / peers.world : 1;
-      const Tile tile = grouped_tile(at.y, (rows + BLOCK_M - 1) / BLOCK_M, cols, group_m);
+      const Tile tile = grouped_tile<GROUP_M>(at.y, (rows + BLOCK_M - 1) / BLOCK_M, cols, group_m);
       return {owner, rows, 0, tile.m * BLOCK_M, tile.n, at.x};
     }
     int owner = SCATTERS ? peers.rank + 1 : peers.rank, turn = 0;

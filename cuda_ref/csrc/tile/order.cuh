@@ -23,16 +23,13 @@ __device__ inline Tile row_major_tile(int index, int tiles_n) {
 // the blocks that run together read few rows of A and few columns of B, and find them in L2.
 // The last group is as high as the rows that are left, so every tile is visited exactly once:
 // with 2 rows, 5 columns and GROUP_M 8, index 3 is tile (1, 1).
-__device__ inline Tile grouped_tile(int index, int tiles_m, int tiles_n, int group_m) {
+template <int GROUP_M>
+__device__ inline Tile grouped_tile(int index, int tiles_m, int tiles_n, int group_m = GROUP_M) {
   const int group = index / (group_m * tiles_n);
   const int within = index % (group_m * tiles_n);
   const int first = group * group_m;
   const int height = tiles_m - first < group_m ? tiles_m - first : group_m;
   return {first + within % height, within / height};
-}
-template <int GROUP_M>
-__device__ inline Tile grouped_tile(int index, int tiles_m, int tiles_n) {
-  return grouped_tile(index, tiles_m, tiles_n, GROUP_M);
 }
 
 // Starts `kernel` with one block per tile of C. The tiles are counted in 64 bits; a grid of 2^31

@@ -28,8 +28,8 @@ EARLY_SCATTER = True
 """What plans of a reduce-scatter that is not carried have of the fields ``wide`` and ``early``."""
 
 LAG = 3
-"""Waves that own tiles come behind, of more than two ranks: then the peers' tiles are there. Of two
-ranks one wave was enough (reports/nvidia-h100-sxm-x4/trials/overlap_plans.csv and -x2)."""
+"""Turns that own tiles come behind, of more than two ranks: then the peers' tiles are there. Of two
+ranks one turn was enough (reports/nvidia-h100-sxm-x4/trials/overlap_plans.csv and -x2)."""
 
 MOST_PARTS = 8
 PARTS = (1, 2, 4, MOST_PARTS)
@@ -122,9 +122,10 @@ class OverlapPlan:
     while ``enter`` runs, and ``leave`` is launched while the product runs (programmatic dependent
     launch)."""
 
+    turn: int = 0
+    """Of a reduce-scatter in CUDA, where all ranks have as many rows: so many tiles of each owner
+    take turns, those of this rank ``lag`` turns later; 0: own tiles come behind all others."""
     lag: int = 0
-    """Of a reduce-scatter in CUDA, where all ranks have as many rows: own tiles come so many waves
-    behind the same tiles of the others, which are sent; 0: behind all of them."""
 
     def part_rows(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """(part, first row, row behind its last) of a rank that has ``rows``: those not empty."""
@@ -212,7 +213,8 @@ def sent_plan(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...]) -> Ov
     chunk = -(-M // world)
     plans = [in_parts(tile, chunk, 1) for tile in with_flags(tiles, chunk, N)]
     if chunk * world == M and world > 1:
-        plans += [replace(plan, lag=1 if world == 2 else LAG) for plan in plans]
+        turn, lag = max(SMS // world, 1), 1 if world == 2 else LAG
+        plans += [replace(plan, turn=turn, lag=lag) for plan in plans]
     return min(plans, key=lambda plan: sent_us(plan, N, K, world))
 
 

@@ -149,7 +149,7 @@ def sent_us(plan: OverlapPlan, N: int, K: int, world: int) -> float:
     own = -(-each // blocks)
     read = (world - 1) * tile.BLOCK_M * tile.BLOCK_N * 2 * SMS / READ_BYTES_PER_US
     link = (world - 1) * plan.chunk * N * 2 / SENT_BYTES_PER_US
-    if plan.lag:
+    if plan.turn:
         busy = waves * one * (OF_TWO + OF_EACH_MORE * (world - 2)) + own * read
         return SENT_CALL_US + max(busy, link) + read
     others = max(each * (world - 1) / blocks * one, link)
