@@ -134,11 +134,6 @@ def _module(backend: str) -> Any:
     if backend not in BACKENDS:
         names = ", ".join((*BACKENDS, AUTO))
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
-    return _imported(backend)
-
-
-@cache
-def _imported(backend: str) -> Any:
     with first_call():
         return import_module(BACKENDS[backend])
 

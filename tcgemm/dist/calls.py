@@ -84,14 +84,19 @@ def asked_of(
     """The names of a call, checked; the environment says what the caller does not."""
     if way and way not in WAYS:
         raise UnknownNameError(f"unknown way {way!r}: choose from {', '.join(WAYS)}")
-    if backend:
+    if backend and backend not in _named_before:
         check_backend(backend)
+        _named_before.append(backend)
     if isinstance(rows, bool) or not isinstance(rows, int | torch.SymInt) or rows < 0:
         raise OperandError(f"rows is {rows!r}: an int fits, the rows of all ranks, 0 or more")
     return Asked(
         rows, ranks.name, epilogue or "", out_dtype, compute or "", backend or "", kernel or "",
         way or "", _debug(debug),
     )  # fmt: skip
+
+
+_named_before: list[str] = []
+"""Backends that were found: to look one up takes a lock."""
 
 
 class Call(NamedTuple):
