@@ -13,7 +13,7 @@ from .call import gemm
 from .dispatch import check_backend
 from .errors import OperandError, OperandTypeError, renamed
 from .operands import dtype_name, shape_of
-from .ops import eager_mlp, eager_product
+from .ops import eager_mlp, eager_product, traced_mlp
 from .problem import OUTPUTS
 from .tensors import check_kind, recorders, traces
 from .vocabulary import check_epilogue
@@ -115,6 +115,12 @@ def mlp(
             return linear(hidden, down, down_bias, compute=compute, backend=backend)
         except (OperandError, OperandTypeError) as error:
             raise renamed(error, OF_DOWN) from None
+    if x.dim() > 1 and up.dim() == down.dim() == 2:
+        fused: torch.Tensor = traced_mlp(
+            x, up, up_bias, down, down_bias, epilogue=epilogue or "", compute=compute or "",
+            backend=backend or "",
+        )  # fmt: skip
+        return fused
     hidden = linear(x, up, up_bias, epilogue, compute=compute, backend=backend)
     return linear(hidden, down, down_bias, compute=compute, backend=backend)
 

@@ -12,4 +12,5 @@ from .entry import multiply as multiply
 from .entry import seen_by_torch as seen_by_torch
 from .entry import traced as traced
 from .mlp import product as eager_mlp  # noqa: F401
+from .mlp_traced import mlp as traced_mlp  # noqa: F401
 from .registered_late import look as register_late  # noqa: F401

@@ -15,8 +15,8 @@ from ..dispatch import default_backend
 from ..forks import first_call
 from ..launch import Launch
 from ..launch_cache import BITS, forgotten_too, keep, launch_of, run
-from ..tensors import deterministic, modes
-from . import operator
+from ..tensors import deterministic, laid, modes
+from . import mlp_traced, operator
 from .layer import start
 
 _kept: dict[Any, Launch] = {}
@@ -73,3 +73,58 @@ def with_bias(
             launch = launch_of(arguments)
         keep(_kept, key, launch)
     start(launch, a, b, bias, out)
+
+
+def with_z(
+    a: Any, b: Any, bias: Any, epilogue: str, compute: str, backend: str, *, out: Any
+) -> None:
+    """out[0] = epilogue(A B + bias) and out[1] = A B + bias, of matrices of one dtype."""
+    _, M, N = out.shape
+    hidden, z = (laid(out, (M, N), (N, 1), further) for further in (0, out.stride(0)))
+    if modes():
+        both = mlp_traced.gemm_with_z(
+            a, b, bias, epilogue=epilogue, compute=compute, backend=backend
+        )
+        hidden.copy_(both[0])
+        z.copy_(both[1])
+        return
+    key = ("with_z", *_alike(a, b, bias, out), epilogue, compute, backend or default_backend())
+    asked = mlp_traced.asked_of(compute, backend)
+    with torch.no_grad():
+        _keep(key, mlp_traced.with_z(_kept.get(key), asked, epilogue, a, b, bias, z, hidden))
+
+
+def with_z_alone(a: Any, b: Any, epilogue: str, compute: str, backend: str, *, out: Any) -> None:
+    """``with_z`` without a bias."""
+    with_z(a, b, None, epilogue, compute, backend, out=out)
+
+
+def through_z(
+    a: Any, b: Any, z: Any, epilogue: str, compute: str, backend: str, *, out: Any
+) -> None:
+    """out = A B times the derivative of the epilogue at Z, of matrices of one dtype."""
+    if modes():
+        out.copy_(
+            mlp_traced.gemm_through_z(a, b, z, epilogue=epilogue, compute=compute, backend=backend)
+        )
+        return
+    key = ("through_z", *_alike(a, b, z, out), epilogue, compute, backend or default_backend())
+    asked = mlp_traced.asked_of(compute, backend)
+    with torch.no_grad():
+        _keep(key, mlp_traced.through_z(_kept.get(key), asked, epilogue, a, b, z, out))
+
+
+def _alike(a: Any, b: Any, third: Any, out: Any) -> tuple[Any, ...]:
+    """All that a launch of these depends on."""
+    device = a.get_device()
+    bits = BITS[device >= 0]
+    of_third = None if third is None else (third.stride(), third.data_ptr() & bits)
+    return (
+        a.shape, b.shape, a.stride(), b.stride(), a.dtype, device, a.data_ptr() & bits,
+        b.data_ptr() & bits, out.data_ptr() & bits, of_third, deterministic(),
+    )  # fmt: skip
+
+
+def _keep(key: Any, launch: Launch) -> None:
+    if _kept.get(key) is not launch:
+        keep(_kept, key, launch)

@@ -7,15 +7,21 @@ kernels that read it are made for any alignment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from . import operator
 
 _HERE = "tcgemm.ops.compiled"
 
+ALIGNED = 256
+"""Elements of two bytes that end where no kernel can tell the address from the start."""
+
 
 def register() -> None:
-    """Give Inductor, which is loaded, the way to write ``tcgemm::gemm``."""
+    """Give Inductor, which is loaded, the way to write products, those of ``tcgemm::mlp`` too."""
     from torch._inductor import ir
     from torch._inductor.lowering import fallback_handler, lowerings, register_lowering, view
     from torch._inductor.virtualized import V
@@ -67,8 +73,68 @@ def register() -> None:
         result = ir.TensorBox.create(written)
         return result if len(sizes) == 2 else view(result, [*sizes[:-1], N])
 
-    lowerings.pop(operator.gemm, None)
-    register_lowering(operator.gemm, type_promotion_kind=None)(lowered)
+    of_an_mlp = _of_an_mlp(Product)
+    for each, way in ((operator.gemm, lowered), *of_an_mlp.items()):
+        lowerings.pop(each, None)
+        register_lowering(each, type_promotion_kind=None)(way)
+
+
+def _of_an_mlp(product: Any) -> dict[Any, Callable[..., Any]]:
+    """Of the parts of ``tcgemm::mlp``, how they are written.
+
+    Args:
+        product: the class of a call of ``compiled``.
+    """
+    from torch._inductor import ir
+    from torch._inductor.lowering import fallback_handler, select
+    from torch._inductor.virtualized import V
+    from torch.utils._sympy.functions import FloorDiv
+
+    def written(
+        function: str, sizes: list[Any], strides: Any, operands: tuple[Any, ...], *asked: str
+    ) -> Any:
+        read = [
+            ir.ExternKernel.require_stride1(ir.ExternKernel.realize_input(operand))
+            for operand in operands
+            if operand is not None
+        ]
+        like = operands[0]
+        call = product(
+            layout=ir.FixedLayout(like.get_device(), like.get_dtype(), sizes, strides),
+            inputs=read, constant_args=asked, python_kernel_name=f"{_HERE}.{function}",
+        )  # fmt: skip
+        return ir.TensorBox.create(call)
+
+    ops = torch.ops.tcgemm
+    gemm_with_z, gemm_through_z = ops.gemm_with_z.default, ops.gemm_through_z.default
+    z_by_dispatcher, through_by_dispatcher = (
+        fallback_handler(each, add_to_fallback_set=False) for each in (gemm_with_z, gemm_through_z)
+    )
+
+    def with_z(
+        a: Any, b: Any, bias: Any, *, epilogue: str, compute: str = "", backend: str = ""
+    ) -> Any:
+        if V.graph.cpp_wrapper:
+            return z_by_dispatcher(a, b, bias, epilogue=epilogue, compute=compute, backend=backend)
+        name = "with_z_alone" if bias is None else "with_z"
+        M, N = a.get_size()[0], b.get_size()[1]
+        # The second begins as well aligned as the first.
+        further = FloorDiv(M * N + ALIGNED - 1, ALIGNED) * ALIGNED
+        asked = epilogue, compute, backend
+        both = written(name, [2, M, N], [further, N, 1], (a, b, bias), *asked)
+        return select(both, 0, 0), select(both, 0, 1)
+
+    def through_z(
+        a: Any, b: Any, z: Any, *, epilogue: str, compute: str = "", backend: str = ""
+    ) -> Any:
+        if V.graph.cpp_wrapper:
+            return through_by_dispatcher(
+                a, b, z, epilogue=epilogue, compute=compute, backend=backend
+            )
+        sizes = [a.get_size()[0], b.get_size()[1]]
+        return written("through_z", sizes, None, (a, b, z), epilogue, compute, backend)
+
+    return {gemm_with_z: with_z, gemm_through_z: through_z}
 
 
 def works() -> bool:
@@ -81,7 +147,7 @@ def works() -> bool:
         hasattr(where, name)
         for where, names in (
             (ir, ("ExternKernelOut", "ExternKernel", "FixedLayout", "TensorBox")),
-            (lowering, ("fallback_handler", "lowerings", "register_lowering", "view")),
+            (lowering, ("fallback_handler", "lowerings", "register_lowering", "select", "view")),
         )
         for name in names
     )

@@ -212,7 +212,9 @@ class Mlp(torch.autograd.Function):
         x, w1, b1, w2, z, h = ctx.saved_tensors
         first, empty = kind.first, kind.first.empty
         if not is_plain(grad, first.device):
-            return *_differentiable(ctx, kind, grad, x, w1, b1, w2, z, h), None
+            _, compute, backend, _ = kind.asked
+            how = How(compute=compute or "", backend=backend)
+            return *differentiable(ctx, how, kind.epilogue, grad, x, w1, b1, w2, z, h), None
         by_x, by_w1, by_b1, by_w2, by_b2 = _wanted(ctx, kind)
         of_x = of_w1 = of_b1 = of_w2 = of_b2 = None
         x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, kind.shape[-1])
@@ -292,13 +294,11 @@ def _goes_on(node: Any) -> bool:
         return True
 
 
-def _differentiable(
-    ctx: Any, kind: Kind, grad: Any, x: Any, w1: Any, b1: Any, w2: Any, z: Any, h: Any
+def differentiable(
+    ctx: Any, how: How, epilogue: str, grad: Any, x: Any, w1: Any, b1: Any, w2: Any, z: Any, h: Any
 ) -> tuple[Any, ...]:
     """The gradients by operators that have derivatives themselves."""
     by_x, by_w1, by_b1, by_w2, by_b2 = ctx.needs_input_grad[:5]
-    _, compute, backend, _ = kind.asked
-    how, epilogue = How(compute=compute or "", backend=backend), kind.epilogue
     x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
     if grad_mode():
         # For torch, what was saved is no function of the operands: it is made again.

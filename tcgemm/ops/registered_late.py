@@ -9,6 +9,9 @@ import torch
 
 from . import operator
 
+_PRODUCTS = ("gemm", "gemm_out", "gemm_with_z", "gemm_through_z")
+"""Operators that multiply their first two operands."""
+
 _done: set[str] = set()
 _formulas: dict[Any, Any] = {}
 
@@ -50,7 +53,7 @@ def _flops(a: Any, b: Any, *others: Any, out_shape: Any = None, **how: Any) -> i
 def _count_flops() -> None:
     """The formulas, for torch's table and for a FlopCounterMode that has copied it already."""
     flop_counter = sys.modules["torch.utils.flop_counter"]
-    own = (torch.ops.tcgemm.gemm, torch.ops.tcgemm.gemm_out)
+    own = [getattr(torch.ops.tcgemm, name) for name in _PRODUCTS]
     formulas = {**dict.fromkeys(own, _flops), **_formulas}
     if "flops" not in _done:
         _done.add("flops")
