@@ -15,7 +15,9 @@ import torch
 
 import tcgemm
 from tcgemm import dispatch
+from tcgemm.gpus import find
 from tcgemm.problem import Problem
+from tcgemm.request import planning_for
 
 triton = import_module("tcgemm.triton_kernels")
 plans = import_module("tcgemm.triton_kernels.by_name")
@@ -456,8 +458,36 @@ def test_small_tiles_of_several_waves_and_a_long_k_count_less():
         config = tables.choose(rows, asked, 132)
         return config["BLOCK_M"] * config["BLOCK_N"]
 
-    assert area(2048, 8192) == 128 * 128
+    assert area(2048, 8192) == 192 * 128
     assert area(2048, 1024) == area(256, 8192) == 128 * 64
+
+
+def gradient(M, N, K, layout, **changes):
+    """The plan of a product of a training step on an H200."""
+    product = Problem.stored(
+        M, N, K, "bfloat16", "bfloat16", layout, device="cuda", capability=(9, 0), **changes
+    )
+    with planning_for(find("h200")):
+        return SPECIALIZED.plan(product)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "group"),
+    [
+        ((3072, 768, 8192, "tn"), (192, 96), 1),  # 8 tiles across: eight rows of them run at once
+        ((768, 3072, 8192, "tn"), (192, 96), 8),  # 32 across: they do not
+        ((2304, 768, 8192, "tn"), (128, 128), 1),
+        ((8192, 768, 3072, "nn"), (192, 128), 1),
+        ((8192, 768, 3072, "nt"), (192, 128), 1),
+        ((8192, 768, 768, "nn"), (128, 128), 8),  # a short K
+        ((8192, 3072, 768, "nn"), (128, 256), 8),
+        ((5392, 144, 5848, "tn"), (128, 64), 8),  # a small tile
+    ],
+    ids=str,
+)
+def test_of_a_long_k_neighbours_share_rows_of_a(shape, tile, group):
+    plan = gradient(*shape)
+    assert (plan["BLOCK_M"], plan["BLOCK_N"], plan["GROUP_M"]) == (*tile, group)
 
 
 def test_more_programs_want_smaller_tiles():

@@ -10,6 +10,7 @@ from ..planning.dtypes import FLOAT8, FUSES, PLAIN, kind
 from ..planning.planner import Config, Planner, few_rows
 from ..planning.refusals import refuse_tma
 from ..planning.rows import row
+from ..planning.tables import LONG_K, SMALL_TILE
 
 
 class WarpSpecializedPlanner(Planner):
@@ -55,6 +56,16 @@ class WarpSpecializedPlanner(Planner):
 
     def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
         return {**config, **_repack(problem)}, limit
+
+    def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
+        """Large tiles of a long K go along the rows of C, where a band of rows runs at once: then
+        neighbours share rows of A, the longer side of a tile. What all of them read stays the same
+        (docs/lab/triton_warp_specialized.md)."""
+        m, n = config["BLOCK_M"], config["BLOCK_N"]
+        large = m >= n and m * n > SMALL_TILE and problem.K >= LONG_K
+        if large and -(-problem.N // n) * config["GROUP_M"] <= processors:
+            return {**config, "GROUP_M": 1}
+        return config
 
     def shared_bytes(
         self,
