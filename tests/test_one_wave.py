@@ -329,6 +329,7 @@ def test_what_is_a_little_too_large_for_square_tiles_gets_tall_ones(shape, layou
     assert choose(asked, "cuda").name == "one_wave"
     plan = find("cuda", "one_wave").plan(asked)
     assert (plan["BLOCK_M"], plan["BLOCK_N"]) == (192, 96)
+    assert plan["CLUSTER_M"] == plan["CLUSTER_N"] == 1  # pairs that share A were slower
     other = {"c_strides": (1, shape[0])}  # the launcher turns it: the tile is of the turned one
     assert find("cuda", "one_wave").plan(problem(*shape, layout, **other))["BLOCK_M"] == 192
     for changes in ({"bias": True}, {"dtype_out": "float32"}):

@@ -8,8 +8,7 @@
 //                Blocks of a cluster share what they all read, along M or along N; what nobody
 //                reads again does not displace the rest of the L2. Where it DIVIDES, blocks of a
 //                tile take a part of K each, and a second kernel adds their sums, in order.
-// STILL MISSING  more tiles than SMs: that is wgmma_persistent. Up to 16 rows, of which most of
-//                each multiply is in vain: skinny.
+// STILL MISSING  more tiles than SMs: wgmma_persistent. Up to 16 rows, mostly in vain: skinny.
 //
 // grid       a block for each tile of C and part of K, rounded up to whole clusters
 // cluster    CLUSTER_M x CLUSTER_N blocks: those beside each other have the same rows of A, those
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
   griddepcontrol_wait();
   // Not before, or several kernels' blocks wait for the same SMs: 64 cubed 1.57 to 1.37 us. Not at
-  // all where some, not all, of the next kernel's blocks would find an idle SM (one_wave_tile.py).
+  // all where some, not all, of the next one's would find an idle SM (one_wave_tile.py).
   if (wave.pdl) griddepcontrol_launch_dependents();
 
   if (warp == 4 * CONSUMERS) {
@@ -173,12 +172,13 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const PlainOutput& p
                         SharesB::DEPTH);
   if (error != cudaSuccess) return error;
   const unsigned blocks = wave.rows * wave.cols * wave.splits;
-  // Few steps ask for little: an SM that keeps its split of L1 and shared memory starts sooner.
-  const uint32_t bytes = shared_bytes<Out>(ceil_div(wave.k_tiles, wave.splits));
+  const int steps = ceil_div(wave.k_tiles, wave.splits);
+  const uint32_t bytes = shared_bytes<Out>(steps);
   return with_majors(a_major, b_major, [&](auto a, auto b) {
     if constexpr (b == Major::K || BLOCK_N > 48)
-      return launch_clusters(one_wave<In, Out, a, b, Extra>, blocks / CLUSTER, CLUSTER,
-                             dim3(THREADS), bytes, stream, a_map, b_map, c_map, plain, wave, extra);
+      return launch_clusters(!IN_ORDER || steps < IN_ORDER_STEPS, one_wave<In, Out, a, b, Extra>,
+                             blocks / CLUSTER, CLUSTER, dim3(THREADS), bytes, stream, a_map, b_map,
+                             c_map, plain, wave, extra);
     return int{cudaErrorNotSupported};  // a stage of 48 columns has no room for a panel of 64
   });
 }

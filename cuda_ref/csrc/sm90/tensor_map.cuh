@@ -298,11 +298,11 @@ inline bool starts_early(cudaStream_t stream) {
   return kernel_slot(params.func) == reinterpret_cast<uintptr_t>(params.func);
 }
 
-// Starts clusters of `cluster` blocks. The grid may start while the one before it in the stream
-// still runs: the kernel must call griddepcontrol_wait before it touches global memory.
+// Starts clusters of `cluster` blocks. Where `early`, the grid may start while the one before it in
+// the stream still runs: the kernel must call griddepcontrol_wait before it touches global memory.
 template <typename... Params, typename... Args>
-int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned cluster, dim3 block,
-                    size_t shared_bytes, cudaStream_t stream, Args... args) {
+int launch_clusters(bool early, void (*kernel)(Params...), unsigned clusters, unsigned cluster,
+                    dim3 block, size_t shared_bytes, cudaStream_t stream, Args... args) {
   int error = allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
   if (error == cudaSuccess && cluster > MAX_CLUSTER)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -317,7 +317,7 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
     attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
     ++count;
   }
-  if (starts_early(stream)) {
+  if (early && starts_early(stream)) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count].val.programmaticStreamSerializationAllowed = 1;
     ++count;
@@ -331,6 +331,12 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
   config.attrs = attributes;
   config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
+template <typename... Params, typename... Args>
+int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned cluster, dim3 block,
+                    size_t shared_bytes, cudaStream_t stream, Args... args) {
+  return launch_clusters(true, kernel, clusters, cluster, block, shared_bytes, stream, args...);
 }
 
 #endif

@@ -284,6 +284,11 @@ int launch_clusters(void (*kernel)(Params...), unsigned clusters, unsigned clust
   return simulator::launch_grid(kernel, dim3(clusters * cluster), cluster, block, shared_bytes,
                                 args...);
 }
+template <typename... Params, typename... Args>
+int launch_clusters(bool, void (*kernel)(Params...), unsigned clusters, unsigned cluster,
+                    dim3 block, size_t shared_bytes, cudaStream_t stream, Args... args) {
+  return launch_clusters(kernel, clusters, cluster, block, shared_bytes, stream, args...);
+}
 
 }  // namespace sm90
 
