@@ -1,6 +1,7 @@
 """Steps of examples/train_gpt.py's model by several kernels, in turns in one process.
 
     python scripts/train_in_turns.py [--compile] [--steps 200] [--out FILE.csv] [--losses FILE.csv]
+    python scripts/train_in_turns.py --gpu-time       # what the GPU takes, whatever the host does
     python scripts/train_in_turns.py --tiny --steps 12 --turn 4       # on a CPU
 
 Each contender has a model of its own that starts from the same weights and sees the same data. They
@@ -8,16 +9,20 @@ take turns of some steps, so that clock and heat are the same for all; a turn's 
 another's work, is not timed. ``torch-lt`` is torch with cuBLASLt, whose algorithms differ: its
 losses show how far two runs of cuBLAS lie apart. A row is a contender: the median milliseconds of a
 step, the median of its ratio to torch's beside it (below 1 is faster), the last loss, and the
-largest difference of a loss from torch's.
+largest difference of a loss from torch's. With --gpu-time it also has the milliseconds of a step in
+which the GPU runs a kernel. Where the host is slow a step takes longer than that.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
+import math
 import os
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -33,6 +38,8 @@ CONTENDERS = {
     "cublas": ("cublas", False),
 }  # fmt: skip
 """Name -> (kernels, whether an MLP is one tcgemm.mlp)."""
+PROFILED = 3
+"""Steps of --gpu-time, behind all others."""
 
 
 class Contender:
@@ -44,7 +51,7 @@ class Contender:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._library()
         self.trainer = train_gpt.Trainer(kernels, config, compiled, device, fused=fused)
-        self.windows = train_gpt.batches(config, steps, 0, device)
+        self.windows = train_gpt.batches(config, steps + PROFILED, 0, device)
 
     def take(self, steps: int) -> None:
         """A turn."""
@@ -55,6 +62,20 @@ class Contender:
             self._step()
         self.ms.append(1e3 * (self.trainer.wait() - begun) / (steps - 1))
 
+    def gpu_ms(self) -> float:
+        """Milliseconds of a step in which some kernel runs, by torch's profiler."""
+        self._library()
+        cuda = torch.profiler.ProfilerActivity.CUDA
+        with torch.profiler.profile(activities=[cuda]) as profile:
+            for window in itertools.islice(self.windows, PROFILED):
+                self.trainer.step(window)
+            self.trainer.wait()
+        of_gpu = torch.autograd.DeviceType.CUDA
+        return covered(
+            (event.time_range.start, event.time_range.end)
+            for event in profile.events() if event.device_type == of_gpu
+        ) / (1e3 * PROFILED)  # fmt: skip
+
     def _library(self) -> None:
         if torch.cuda.is_available():
             library = "cublaslt" if self.name == "torch-lt" else "cublas"
@@ -62,6 +83,15 @@ class Contender:
 
     def _step(self) -> None:
         self.losses.append(self.trainer.step(next(self.windows)))
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of what the spans cover; kernels overlap, and where they do it counts once."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
 
 
 def rows(contenders: list[Contender], compiled: bool) -> list[dict[str, str]]:
@@ -88,6 +118,7 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", choices=CONTENDERS, default=list(CONTENDERS)[:6],
                         help="the first is what the others are compared with")  # fmt: skip
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--gpu-time", action="store_true", help="also what the GPU takes")
     parser.add_argument("--tiny", action="store_true", help="a model for a CPU")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--turn", type=int, default=20, help="steps of a turn, two at least")
@@ -95,6 +126,8 @@ def main() -> None:
     parser.add_argument("--losses", type=Path, help="a CSV for the loss of each step")
     asked = parser.parse_args()
     turns = asked.steps // asked.turn
+    if asked.gpu_time and not torch.cuda.is_available():
+        parser.error("--gpu-time needs a GPU")
     if asked.turn < 2 or turns < 2:
         parser.error("--steps holds at least two turns of --turn steps, and a turn two steps")
     config = train_gpt.TINY if asked.tiny else train_gpt.LARGE
@@ -104,6 +137,9 @@ def main() -> None:
         for each in contenders[:: -1 if turn % 2 else 1]:
             each.take(asked.turn)
     table = rows(contenders, asked.compile)
+    if asked.gpu_time:
+        for each, row in zip(contenders, table, strict=True):
+            row["gpu_ms"] = f"{each.gpu_ms():.3f}"
     for row in table:
         print("  ".join(f"{value:>12}" for value in row.values()))
     if asked.out:

@@ -215,3 +215,23 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(Exception, match=r"\[2, 10, 24\].*\[16, 32\]") as said:
         compiled("gelu", backend="eager")(x, up.mT[:16].mT, up_bias, down, down_bias)
     assert OperandError.__name__ in repr(said.value) or "OperandError" in str(said.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@pytest.mark.parametrize("epilogue", ["relu", "gelu_tanh"])
+def test_a_gpu_s_kernels_give_what_float64_does(backend, epilogue, device, monkeypatch):
+    monkeypatch.undo()  # kernels are there
+    all_ = [
+        (torch.randn(*shape, device=device) / shape[-1] ** 0.5).bfloat16().requires_grad_()
+        for shape in ((4, 96, 256), (512, 256), (512,), (256, 512), (256,))
+    ]
+    exact = [t.detach().double().requires_grad_() for t in all_]
+    above = torch.randn(4, 96, 256, device=device).bfloat16()
+    call = torch.compile(
+        lambda *given: tcgemm.mlp(*given, epilogue, backend=backend), fullgraph=True
+    )
+    expected = gradients(lambda *given: torchs(epilogue, *given), exact, above.double())
+    for _ in range(3):
+        for mine, theirs in zip(gradients(call, all_, above), expected, strict=True):
+            assert (mine.double() - theirs).abs().max() <= 0.03 * theirs.abs().max()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import re
 import subprocess
@@ -116,3 +117,12 @@ def test_contenders_in_turns_see_the_same_data(tmp_path):
     losses = list(csv.DictReader((tmp_path / "losses.csv").open()))
     assert [loss["step"] for loss in losses] == ["1", "2", "3", "4"]
     assert len({loss["torch"] for loss in losses}) == 4, "each step has data of its own"
+
+
+def test_time_in_which_kernels_overlap_counts_once():
+    script = EXAMPLE.parent.parent / "scripts" / "train_in_turns.py"
+    spec = importlib.util.spec_from_file_location("train_in_turns", script)
+    turns = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(turns)
+    assert turns.covered([]) == 0
+    assert turns.covered([(5, 7), (0, 3), (2, 4), (1, 2)]) == 6
