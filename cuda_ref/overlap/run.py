@@ -163,7 +163,7 @@ def _simulate(
     setter.argtypes, setter.restype = [ctypes.c_void_p], None
     setter(ctypes.byref(peers))
     a, c = (x if x.shape[0] else x.new_zeros(1, x.shape[1]) for x in (a, c))
-    simulate(source, a, b, c, fusion=fusion, defines=further).raise_if_stopped()
+    simulate(source, a, b, c, fusion=fusion, defines=further, told=True).raise_if_stopped()
 
 
 def _simulated_tile(tile: Any) -> tuple[str, ...]:

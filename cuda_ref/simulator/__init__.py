@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..build.toolchain import built_by_case
 from ..build.toolchain import source as rung_source
 from ..fusion import ACTIVATIONS, AUX, COMPUTES, DTYPES, case, mma_tile
 from ..planning.launch import launch_plan
-from . import abi
+from . import abi, fork_server
 from .build import function_at, library, lock_of, shared_symbols
 from .clusters import refusal
 from .cures import explained
@@ -90,6 +90,7 @@ def simulate(
     timeout_s: float = 600.0,
     defines: tuple[str, ...] = (),
     writes_bias: bool = False,
+    told: bool = False,
 ) -> Report:
     """Runs one .cu file on CPU tensors (strided, K >= 1, M, N, batch >= 1) and writes C.
 
@@ -113,6 +114,8 @@ def simulate(
         timeout_s: seconds after which the kernel counts as hung.
         defines: further flags of its build.
         writes_bias: the kernel writes the bias, which is a result as C is.
+        told: the library's variables have been set in this process, or it reads memory of this
+            process besides its operands. So this process forks, and no fork server.
 
     Findings do not raise: see Report.findings and Report.raise_if_stopped.
     """
@@ -171,16 +174,19 @@ def simulate(
     request.guard_count = min(len(guards), abi.MAX_GUARDS)
     for i, offset in enumerate(guards[: abi.MAX_GUARDS]):
         request.guards[i] = offset
+    environment = fork_server.environment()
+    request.environment, request.environment_bytes = environment, len(environment)
     result = abi.Result()
     # A library runs one request at a time; its blocks use all cores as it is.
     with lock_of(library_path.name), _file_for(timeline) as written:
         request.timeline_path = str(written).encode() if written else None
-        failure = _entry(library_path)(ctypes.byref(request), ctypes.byref(result))
+        run = partial(_entry(library_path), ctypes.byref(request), ctypes.byref(result))
+        failure = run(fork_server.THIS_PROCESS) if told else fork_server.call(run)
         spans = read(written) if written and written.exists() else ()
     if failure:
-        why = {-1: "no memory for the operands' copies", -2: "no process could be started"}
+        why = {-1: "no memory for the operands' copies", -3: "no thread-local storage"}
         raise SimulationError(
-            f"{path.name} was not run: {why.get(failure, 'no thread-local storage')}"
+            f"{path.name} was not run: {why.get(failure, 'no process could be started')}"
         )
     batch = c.shape[0] if c.dim() == 3 else 1
     (M, K), N = a.shape[-2:], b.shape[-1]
@@ -249,6 +255,6 @@ def _entry(path: Path) -> Any:
             f"the cached library {path.name} cannot be loaded ({error}); it has been removed, "
             "so the next call builds it again"
         ) from None
-    entry.argtypes = (ctypes.POINTER(abi.Request), ctypes.POINTER(abi.Result))
+    entry.argtypes = (ctypes.POINTER(abi.Request), ctypes.POINTER(abi.Result), ctypes.c_int)
     entry.restype = ctypes.c_int
     return entry

@@ -62,6 +62,8 @@ class Request(ctypes.Structure):
         ("timeline_path", ctypes.c_char_p),
         ("timeline_latency", ctypes.c_int64),
         ("timeline_blocks", ctypes.c_int64),
+        ("environment", ctypes.c_char_p),
+        ("environment_bytes", ctypes.c_int64),
     )
 
 

@@ -22,7 +22,7 @@ from .headers import INCLUDE, RUNTIME
 
 _SOURCES = (
     "fibers.cpp", "cluster.cpp", "collectives.cpp", "copies.cpp", "operands.cpp", "findings.cpp",
-    "processes.cpp", "tensor.cpp", "hopper.cpp", "bulk_stores.cpp", "wgmma.cpp",
+    "processes.cpp", "run.cpp", "tensor.cpp", "hopper.cpp", "bulk_stores.cpp", "wgmma.cpp",
 )  # fmt: skip
 _OBSERVING = (
     "observe.cpp", "timeline.cpp", "addresses.cpp", "clocks.cpp", "races.cpp", "requests.cpp",
@@ -153,6 +153,21 @@ def _object(source: Path, observed: bool) -> Path:
         return made
 
     return store.obtain(store.SIMULATOR, f"{source.stem}-{key}.o", make, _facts(source, flags))
+
+
+def fork_server() -> Path:
+    """The program src/fork_server.cpp."""
+    source = RUNTIME / "fork_server.cpp"
+    flags = ("-std=c++17", "-O1", "-fno-exceptions")
+    key = key_of(source.read_bytes(), headers.digest_of(source), _made_by(), *flags)
+
+    def make(scratch: Path) -> Path:
+        made = scratch / "made"
+        command = [compiler(), *flags, str(source), "-ldl", "-o", str(made)]
+        _run(command, source.name, scratch)
+        return made
+
+    return store.obtain(store.SIMULATOR, f"{source.stem}-{key}", make, _facts(source, flags))
 
 
 def _facts(source: Path, flags: Sequence[str]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 // What the parts of the engine share: fibers.cpp runs a cluster's threads, cluster.cpp has what its
 // blocks share, collectives.cpp what a block's threads do together, copies.cpp what cp.async leaves to
 // do, operands.cpp the memory, findings.cpp what is reported, processes.cpp the processes that share a
-// grid's blocks.
+// grid's blocks, run.cpp what is before and after them.
 #pragma once
 
 #include "internal.hpp"
@@ -34,9 +34,13 @@ void land(Thread& t, size_t count);  // the thread's oldest copies
 
 // operands.cpp
 
-// A copy of the operand's elements at the same address modulo 256, with guards of NaN around the
-// view and between its rows where the view is not far larger than its elements.
-bool map_operand(Operand& o, const OperandRequest& from, bool shared);
+// Its strides and sizes, without a place.
+void describe_operand(Operand& o, const OperandRequest& from);
+// In a mapping: elements at the same address modulo 256 as the caller has them, between guards.
+void place_operand(Operand& o, const OperandRequest& from, char* map);
+// Copies the elements there, with NaN in the guards, and between rows where the view is not far larger
+// than its elements.
+void fill_operand(const Operand& o, const OperandRequest& from);
 // Copies the operand's elements, and nothing between them, from one place to another.
 void copy_elements(const Operand& o, char* to, const char* from);
 // Memory that the workers share, all ones at first: NaN to who reads what was not written.

@@ -63,7 +63,12 @@ void add_finding(Result& result, const Finding& finding) {
 void collect(Result& result) {
   for (int w = 0; w < control->worker_count; ++w) {
     const Worker& from = control->workers[w];
-    for (int i = 0; i < from.finding_count; ++i) add_finding(result, from.findings[i]);
+    for (int i = 0; i < from.finding_count; ++i) {
+      Finding f = from.findings[i];
+      for (Site* site : {&f.site, &f.other_site})
+        if (site->file) site->file = image_low + (site->file - control->image);
+      add_finding(result, f);
+    }
     const auto* add = reinterpret_cast<const uint64_t*>(&from.counters);
     auto* to = reinterpret_cast<uint64_t*>(&result.counters);
     for (size_t i = 0; i < sizeof(Counters) / 8; ++i) to[i] += add[i];

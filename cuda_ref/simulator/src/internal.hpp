@@ -68,6 +68,8 @@ struct Request {
   const char* timeline_path;  // where to write what each warp does when (timeline.cpp), or null
   int64_t timeline_latency;   // ticks from asking global memory to having the data
   int64_t timeline_blocks;    // how many blocks of each launch are written
+  const char* environment;    // of the kernel's process: NAME=VALUE, each with a zero after it
+  int64_t environment_bytes;
 };
 
 enum class Kind : int32_t {
@@ -156,13 +158,14 @@ struct BlockTrace {
   uint64_t first;
 };
 
-// One mapping shared by all processes of a run.
+// Shared by all processes of a run (run.hpp).
 struct Control {
   std::atomic<uint64_t> next_cluster;
   std::atomic<int32_t> stop;
   int32_t launch_error;
   int32_t leader_done;
   int32_t worker_count;
+  const char* image;  // the leader's image_low: findings name files by pointers into its library
   LaunchInfo launch, refused;
   L2Result l2;
   Worker workers[MAX_WORKERS];
@@ -171,7 +174,7 @@ struct Control {
 struct Operand {
   char* data;   // element (0, 0), in a mapping of our own
   char* map;    // the mapping: guard, view, guard
-  size_t map_bytes;
+  size_t map_bytes, bytes;  // of these, the view's
   int64_t rows, cols, row_stride, col_stride;
   int64_t batches, batch_stride;
   int64_t item;

@@ -35,17 +35,12 @@ void copy_elements(const Operand& o, char* to, const char* from) {
   }
 }
 
-bool map_operand(Operand& o, const OperandRequest& from, bool shared) {
+void describe_operand(Operand& o, const OperandRequest& from) {
   const int64_t matrix_last =
       (from.rows - 1) * from.row_stride + (from.cols - 1) * from.col_stride;
   const int64_t last = matrix_last + (from.batches - 1) * from.batch_stride;
-  const size_t bytes = static_cast<size_t>((last + 1) * from.item_bytes);
-  o.map_bytes = (bytes + 2 * GUARD + 8191) & ~size_t(4095);
-  void* map = mmap(nullptr, o.map_bytes, PROT_READ | PROT_WRITE,
-                   (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (map == MAP_FAILED) return false;
-  o.map = static_cast<char*>(map);
-  o.data = o.map + GUARD + reinterpret_cast<uintptr_t>(from.data) % 256;
+  o.bytes = static_cast<size_t>((last + 1) * from.item_bytes);
+  o.map_bytes = (o.bytes + 2 * GUARD + 8191) & ~size_t(4095);
   o.rows = from.rows;
   o.cols = from.cols;
   o.row_stride = from.row_stride;
@@ -62,15 +57,21 @@ bool map_operand(Operand& o, const OperandRequest& from, bool shared) {
   o.small_count = o.small_stride == 0 ? 1 : o.big_is_row ? o.cols : o.rows;
   o.decodable = (o.big_stride == 0 || o.big_stride > (o.small_count - 1) * o.small_stride) &&
                 (o.batches == 1 || o.batch_stride > matrix_last);
+}
 
-  if (bytes <= 16 * static_cast<size_t>(o.batches * o.rows * o.cols * o.item) + 4096) {
+void place_operand(Operand& o, const OperandRequest& from, char* map) {
+  o.map = map;
+  o.data = map + GUARD + reinterpret_cast<uintptr_t>(from.data) % 256;
+}
+
+void fill_operand(const Operand& o, const OperandRequest& from) {
+  if (o.bytes <= 16 * static_cast<size_t>(o.batches * o.rows * o.cols * o.item) + 4096) {
     std::memset(o.map, 0xff, o.map_bytes);
   } else {
     std::memset(o.map, 0xff, static_cast<size_t>(o.data - o.map));
-    std::memset(o.data + bytes, 0xff, GUARD);
+    std::memset(o.data + o.bytes, 0xff, GUARD);
   }
   copy_elements(o, o.data, static_cast<const char*>(from.data));
-  return true;
 }
 
 bool is_result(int operand) {

@@ -1,24 +1,24 @@
 // The processes of a run.
 //
-// A run forks a leader, which calls the launcher; each launch forks helpers, and all of them take
-// blocks from one counter. Operands lie in mappings shared by these processes, so a kernel that
-// crashes, hangs or writes where it should not harms nobody's memory but its own.
+// A leader calls the launcher; each launch forks helpers, and all of them take blocks from one counter.
+// Operands lie in mappings shared by these processes, so a kernel that crashes, hangs or writes where
+// it should not harms nobody's memory but its own.
 #include <execinfo.h>
 #include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <new>
+#include <vector>
 
-#include "engine.hpp"
+#include "run.hpp"
 
 #include "host/gemm.cuh"
 
@@ -102,7 +102,7 @@ void become_worker(int index) {
   for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGUSR1}) sigaction(s, &action, nullptr);
 }
 
-int find_image(dl_phdr_info* info, size_t, void*) {
+int find_image_in(dl_phdr_info* info, size_t, void*) {
   const char* here = reinterpret_cast<const char*>(&find_image);
   const char* low = nullptr;
   const char* high = nullptr;
@@ -122,10 +122,16 @@ int find_image(dl_phdr_info* info, size_t, void*) {
   image_high = const_cast<char*>(high);
   shared_low = static_cast<char*>(info->dlpi_tls_data);
   shared_high = shared_low + tls_bytes;
-  return shared_low ? 1 : 2;
+  return 1;
 }
 
 }  // namespace
+
+bool find_image() {
+  shared_low = nullptr;
+  dl_iterate_phdr(find_image_in, nullptr);
+  return shared_low != nullptr;
+}
 
 int run_grid(const Launch& launch) {
   const dim3 g = launch.grid, b = launch.block;
@@ -201,14 +207,53 @@ int run_grid(const Launch& launch) {
 
 namespace {
 
-double now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+// Maps what the caller left in the file: the request, and the operands, of which this process and its
+// helpers have inputs for themselves.
+bool map(int file) {
+  struct stat found;
+  if (fstat(file, &found) != 0) return false;
+  const auto bytes = static_cast<size_t>(found.st_size);
+  void* const all = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (all == MAP_FAILED) return false;
+  char* const start = static_cast<char*>(all);
+  mprotect(start + ARENA_BYTES, PAGE, PROT_NONE);
+  Arena& arena = *static_cast<Arena*>(all);
+  request = arena.request;
+  control = &arena.control;
+  uint64_t sectors = 0;
+  for (int i = 0; i < NUM_OPERANDS; ++i) {
+    Operand& o = operands[i];
+    o = {};
+    const uint64_t at = arena.operand_at[i];
+    if (!at) continue;
+    describe_operand(o, request.operands[i]);
+    place_operand(o, request.operands[i], start + at);
+    o.first_sector = sectors;
+    sectors += o.map_bytes / 32;
+    if (!is_result(i) && mmap(o.map, o.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
+                              file, static_cast<off_t>(at)) == MAP_FAILED)
+      return false;
+  }
+  c_writers = arena.writers_at ? reinterpret_cast<int32_t*>(start + arena.writers_at) : nullptr;
+  request.timeline_path = arena.timeline_path_at ? start + arena.timeline_path_at : nullptr;
+  static std::vector<char*> variables;
+  char* const first = start + arena.environment_at;
+  for (char* v = first; v < first + arena.environment_bytes; v += std::strlen(v) + 1)
+    variables.push_back(v);
+  variables.push_back(nullptr);
+  environ = variables.data();
+  return true;
 }
 
-[[noreturn]] void lead() {
+}  // namespace
+
+[[noreturn]] void lead(int file) {
+  if (!map(file)) _exit(4);
   become_worker(0);
+  // A first access makes the thread-local block exist, so that its address can be asked for.
+  *static_cast<volatile unsigned char*>(tcgemm_dynamic_shared) = 0;
+  if (!find_image()) _exit(5);
+  control->image = image_low;
   Gemm gemm{};
   gemm.scratch.allocate = lend;
   Matrix* matrices[] = {&gemm.a, &gemm.b, &gemm.c, &gemm.c_in};
@@ -245,109 +290,9 @@ double now() {
   _exit(0);
 }
 
-// Waits for the leader; kills every worker where the time is up. Returns the leader's status.
-int wait_for(pid_t leader, double timeout_s, bool* timed_out) {
-  const double start = now();
-  int status = 0;
-  for (long pause = 20'000;; pause = std::min(pause * 2, 2'000'000L)) {
-    const pid_t done = waitpid(leader, &status, WNOHANG);
-    if (done == leader) return status;
-    if (done < 0 && errno != EINTR) return -1;
-    if (now() - start > timeout_s && !*timed_out) {
-      *timed_out = true;
-      control->stop.store(1);
-      for (int i = control->worker_count - 1; i >= 0; --i)
-        if (control->workers[i].pid > 0) kill(control->workers[i].pid, SIGUSR1);
-    }
-    if (now() - start > timeout_s + 2) {
-      for (int i = control->worker_count - 1; i >= 0; --i)
-        if (control->workers[i].pid > 0) kill(control->workers[i].pid, SIGKILL);
-      kill(leader, SIGKILL);
-    }
-    timespec t{0, pause};
-    nanosleep(&t, nullptr);
-  }
-}
-
-}  // namespace
-
 }  // namespace tcgemm::simulator
 
-using namespace tcgemm::simulator;
-
-// Runs the kernel of this library on the request's operands. Returns 0, or a negative number where
-// nothing could be run: -1 no memory, -2 no process, -3 no thread-local storage.
-extern "C" __attribute__((visibility("default"))) int tcgemm_simulate(const Request* asked,
-                                                                      Result* result) {
-  std::memset(static_cast<void*>(result), 0, sizeof(*result));
-  request = *asked;
-  // A first access makes the thread-local block exist, so that its address can be asked for.
-  *static_cast<volatile unsigned char*>(tcgemm_dynamic_shared) = 0;
-  if (dl_iterate_phdr(find_image, nullptr) != 1) return -3;
-  result->image_base = reinterpret_cast<uint64_t>(image_low);
-
-  void* map = mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                   -1, 0);
-  if (map == MAP_FAILED) return -1;
-  control = new (map) Control{};
-  control->worker_count = 1;
-  bool mapped = true;
-  uint64_t sectors = 0;
-  for (Operand& o : operands) o = {};
-  for (int i = 0; i < NUM_OPERANDS && mapped; ++i) {
-    if (!request.operands[i].data || (i == C_IN_OPERAND && c_in_is_c())) continue;
-    mapped = map_operand(operands[i], request.operands[i], is_result(i));
-    operands[i].first_sector = sectors;
-    sectors += operands[i].map_bytes / 32;
-  }
-  const Operand& c = operands[C_OPERAND];
-  const size_t writers_bytes =
-      OBSERVE && mapped ? static_cast<size_t>(c.batches * c.rows * c.cols) * 4 : 0;
-  c_writers = nullptr;
-  if (writers_bytes) {
-    void* w = mmap(nullptr, writers_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    mapped = w != MAP_FAILED;
-    if (mapped) c_writers = static_cast<int32_t*>(w);
-  }
-
-  int status = 0, failure = mapped ? 0 : -1;
-  bool timed_out = false;
-  if (mapped) {
-    const pid_t leader = fork();
-    if (leader == 0) lead();
-    if (leader < 0) {
-      failure = -2;
-    } else {
-      status = wait_for(leader, request.timeout_s, &timed_out);
-    }
-  }
-  if (failure == 0) {
-    result->launch_error = control->launch_error;
-    result->launch = control->launch;
-    result->refused = control->refused;
-    result->l2 = control->l2;
-    collect(*result);
-    if (!control->leader_done && result->finding_count == 0) {
-      Finding f{};
-      f.kind = timed_out ? Kind::timeout : Kind::crash;
-      f.operand = -1;
-      f.has_other = -1;
-      f.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-      f.times = 1;
-      std::memcpy(f.at.block, control->workers[0].block, sizeof(f.at.block));
-      add_finding(*result, f);
-    }
-    for (int i = 0; i < NUM_OPERANDS; ++i)
-      if (operands[i].map && is_result(i))
-        copy_elements(operands[i], static_cast<char*>(request.operands[i].data), operands[i].data);
-    if (request.writers && c_writers)
-      for (size_t i = 0; i < writers_bytes / 4; ++i)
-        request.writers[i] = std::abs(c_writers[i]) & ~BY_ATOMIC;
-  }
-  for (Operand& o : operands)
-    if (o.map) munmap(o.map, o.map_bytes);
-  if (c_writers) munmap(c_writers, writers_bytes);
-  munmap(map, sizeof(Control));
-  control = nullptr;
-  return failure;
+// What the fork server calls in a process of its own.
+extern "C" __attribute__((visibility("default"))) void tcgemm_lead(int file) {
+  tcgemm::simulator::lead(file);
 }
