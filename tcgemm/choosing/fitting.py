@@ -134,8 +134,8 @@ def fit(
     rows = [[term / us for term in each] for each, us in samples]
     columns = list(zip(*rows, strict=True))
     weighed = [list(map(mul, column, weights)) for column in columns] if weights else columns
-    size = range(len(columns))
-    common = common or [(0.0, 1e-6 * len(rows))] * len(size)  # keeps apart what few rows tell apart
+    # By default what keeps terms apart that few rows tell apart.
+    common = common or [(0.0, 1e-6 * len(rows))] * len(columns)
     products = [[sum(map(mul, one, other)) for other in columns] for one in weighed]
     sums = [sum(column) for column in weighed]
     found = [to for to, _ in common]
@@ -143,7 +143,7 @@ def fit(
         before = list(found)
         for i, (to, weight) in enumerate(common):
             if of := products[i][i] + weight:
-                off = sums[i] - sum(products[i][j] * found[j] for j in size)
+                off = sums[i] - sum(map(mul, products[i], found))
                 found[i] = max(0.0, found[i] + (off + weight * (to - found[i])) / of)
         if max(abs(new - old) for new, old in zip(found, before, strict=True)) < 1e-7:
             break
