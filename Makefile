@@ -13,10 +13,6 @@ report: setup  ## the quick suite on a GPU (a small checked run without one), th
 	if [ -d reports/cpu ]; then $(BIN)/tcgemm simulate ladder --out reports/cpu || status=$$?; fi; \
 	$(BIN)/tcgemm report && $(BIN)/python scripts/draw_ladder.py && exit $$status
 
-# The simulator forks at every call, and the kernel copies the page tables of all that a worker holds:
-# memory in huge pages makes that three times as fast. Where there are none, this changes nothing.
-test test-all records: export PYTHONMALLOC = malloc
-test test-all records: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 # They start a hundred interpreters, which need not compile this project's modules each.
 test test-all records: export PYTHONDONTWRITEBYTECODE =
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile

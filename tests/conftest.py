@@ -25,9 +25,6 @@ import workers
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     workers.begin_with_different_gpus()
-    # The Makefile means this process, which forks at every call: those that tests start begin a
-    # fifth of a second sooner without.
-    os.environ.pop("PYTHONMALLOC", None)
 if not torch.cuda.is_available():
     # torch's compiler imports triton, which reads this only then.
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -50,6 +47,13 @@ PAIRS_ON_A_CPU = 2
 
 Places = defaultdict[tuple[str, str], dict[int, int]]
 """(test, parameter) -> number of a value, by its identity, in the order of their coming."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores for two of these: a tenth of the time a test waits for something,
+    such as a process that it has started."""
+    return len(os.sched_getaffinity(0)) * 3 // 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
