@@ -192,9 +192,10 @@ def describe(
 
     found = []
     for f in raw:
-        where = line(f.pc, f.site)
+        where = line(f.pc, None)
         for pc in f.frames:
             where = where or line(pc, None)
+        where = where or line(0, f.site)
         found.append(_finding(f, kernel, where, line(f.other_pc, f.other_site), shapes, timeout_s))
     found.sort(key=lambda finding: _FIRST.index(finding.kind))
     return kernel, tuple(found)

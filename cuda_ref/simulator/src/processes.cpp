@@ -71,6 +71,8 @@ void crash_handler(int signal, siginfo_t* info, void* context) {
         f->signal = signal;
         f->offset = static_cast<int64_t>(reinterpret_cast<uint64_t>(info->si_addr));
       }
+      // Between two threads no caller is known: then it is where the thread waited.
+      if (timeout && current) f->site = current->site;
       // Where the fault lies in the runtime, one of its callers has a place in the kernel's source.
       void* frames[MAX_FRAMES];
       const int count = backtrace(frames, MAX_FRAMES);
