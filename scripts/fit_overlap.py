@@ -3,11 +3,14 @@
 
     python scripts/fit_overlap.py                        # reports/nvidia-h200-x2 and -x4
     python scripts/fit_overlap.py --check reports/nvidia-h200-x2     # says how well, writes nothing
+    python scripts/fit_overlap.py --plans reports/*/trials/overlap_plans.csv
 
 Folders are those of `tcgemm bench --several`. For each language and operation it fits the rate, the
 flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands, by the logarithm of
 predicted over measured time, and for each operation what the one-shot way takes besides its product
-and its stores. The result is tcgemm/dist/overlapped-<gpu>.json.
+and its stores. Where plans have changed since, --plans names rows of CUDA's calls by several plans:
+a layer's time is multiplied by what the present plan took relative to the one before, where both
+were timed, on whatever GPU came first. The result is tcgemm/dist/overlapped-<gpu>.json.
 
 Held out: the cases are dealt into FOLDS, and each is predicted by what is fitted to the others. It
 prints how far off that is, and what the plan loses: the time of the way that it would take over
@@ -18,6 +21,7 @@ where it was made of other rows.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import sys
@@ -75,6 +79,26 @@ def timed(rows: Iterable[Mapping[str, str]], slug: str, contender: str = OVERLAP
         moved = times.written_us if contender == ONE_SHOT else times.transfer_us
         found[case, language] = Timed(case, language, times.gemm_us, moved, us, nccl_us)
     return list(found.values())
+
+
+def by_present_plans(rows: Sequence[Timed], files: Sequence[Path]) -> tuple[list[Timed], int]:
+    """The rows, with the time of present plans where one of the files has both; and how many."""
+    factors: dict[tuple[str, ...], float] = {}
+    for path in files:
+        us: dict[str, dict[tuple[str, ...], float]] = {"before": {}, "present": {}}
+        for row in csv.DictReader(path.open(newline="")):
+            case = tuple(row[name] for name in ("op", "world", "M", "N", "K"))
+            us.get(row["plan"], {})[case] = float(row["us"])
+        for case in us["before"].keys() & us["present"].keys():
+            factors.setdefault(case, us["present"][case] / us["before"][case])
+    found, changed = [], 0
+    for row in rows:
+        case = row.case.op, *map(str, (row.case.world, *row.case.local))
+        if row.language == "cuda" and case in factors:
+            row = row._replace(us=row.us * factors[case])
+            changed += 1
+        found.append(row)
+    return found, changed
 
 
 def besides_us(rows: Sequence[Timed]) -> dict[str, float]:
@@ -166,13 +190,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, help="of tcgemm bench --several")
     parser.add_argument("--gpu", default="nvidia-h200", help="slug of the GPU")
+    parser.add_argument("--plans", nargs="+", type=Path, default=[], metavar="FILE",
+                        help="rows of calls by the plan before and by the present one")  # fmt: skip
     parser.add_argument("--check", action="store_true", help="write nothing")
     asked = parser.parse_args()
     folders = asked.folders or [
         path for path in (ROOT / f"reports/{asked.gpu}-x{n}" for n in (2, 4)) if path.is_dir()
     ]
     read_rows = [row for folder in folders for row in read(folder)]
-    rows = timed(read_rows, asked.gpu)
+    rows, changed = by_present_plans(timed(read_rows, asked.gpu), asked.plans)
     if len({row.case for row in rows}) < 2 * FOLDS:
         print(f"{len(rows)} timed rows of overlapped products: too few to fit to", file=sys.stderr)
         return 1
@@ -190,7 +216,7 @@ def main() -> int:
     print(f"one_shot: {one_shot or 'assumed'} us besides, {len(in_one_shot)} rows")
     if not asked.check:
         path = fitted.path_of(asked.gpu)
-        path.write_text(json.dumps(as_json(rows, ways, one_shot), indent=2) + "\n")
+        path.write_text(json.dumps(as_json(rows, ways, one_shot, changed), indent=2) + "\n")
         fitted.of.cache_clear()
         print(f"written: {path}")
     return 0
@@ -200,6 +226,7 @@ def as_json(
     rows: Sequence[Timed],
     ways: Mapping[tuple[str, str], fitted.Way],
     one_shot: Mapping[str, float],
+    changed: int = 0,
 ) -> dict[str, Any]:
     """What fitted.of reads."""
     by_language: dict[str, dict[str, Any]] = {}
@@ -208,7 +235,8 @@ def as_json(
             name: round(value, 3) for name, value in asdict(way).items()
         }
     return {
-        "fitted_to": f"{len(rows)} rows of {len({row.case for row in rows})} cases",
+        "fitted_to": f"{len(rows)} rows of {len({row.case for row in rows})} cases"
+        + (f", {changed} of them with the time of present plans" if changed else ""),
         "ways": by_language,
         **({"one_shot": dict(one_shot)} if one_shot else {}),
     }

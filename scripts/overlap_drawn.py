@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import tcgemm
+import tcgemm.dist.overlap as overlap
 from tcgemm.dist.options import ALL_GATHER, REDUCE_SCATTER
 from tcgemm.dist.rows import rows_of
 
@@ -75,6 +79,20 @@ def scaled(backend: str, seed: int, way: str = "overlapped") -> int:
     return wrong
 
 
+@contextmanager
+def in_turns(turn: int, lag: int) -> Iterator[None]:
+    """Plans of reduce-scatters have these, with ``turn``: drawn sizes are too small to have any."""
+    planned = overlap.scatter_plan
+    if turn:
+        overlap.scatter_plan = lambda *given, **more: replace(
+            planned(*given, **more), turn=turn, lag=lag
+        )
+    try:
+        yield
+    finally:
+        overlap.scatter_plan = planned
+
+
 def drawn_calls(
     backend: str, seed: int, count: int, ways: tuple[str, ...] = ("overlapped",)
 ) -> int:
@@ -95,6 +113,9 @@ def drawn_calls(
     for number in range(count):
         op = (ALL_GATHER, REDUCE_SCATTER)[number % 2]
         M = max(1, round(2 ** draw.uniform(0, 12)))
+        turn, lag = draw.choice((0, 0, 1, 2, 5)), draw.randint(1, 3)
+        if turn:  # where all ranks have as many rows, tiles may take turns
+            M = -(-M // world) * world
         N, K = (8 * max(1, round(2 ** draw.uniform(0, 8))) for _ in range(2))
         dtype, relu = draw.choice((torch.bfloat16, torch.float16)), draw.random() < 0.5
         # 64 products of 1 and -1 in the mean: no sum is too large to be exact in 8 bits.
@@ -121,7 +142,8 @@ def drawn_calls(
             if op == ALL_GATHER:
                 got = tcgemm.dist.all_gather_matmul(mine, other, rows=M, **asked)
             else:
-                got = tcgemm.dist.matmul_reduce_scatter(mine, other, **asked)
+                with in_turns(turn, lag):
+                    got = tcgemm.dist.matmul_reduce_scatter(mine, other, **asked)
         torch.cuda.current_stream().wait_stream(stream)
         if not torch.equal(got, (exact.relu() if relu else exact).to(dtype)):
             wrong += 1

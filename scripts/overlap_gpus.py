@@ -58,12 +58,15 @@ from tcgemm.dist.planning import ONE_SHOT, OVERLAPPED
 from tcgemm.dist.rows import chunk_of, rows_of
 from tcgemm.problem import Fusion
 
-EARLY = -1
+EARLY, TURNS = -1, -2
 
 SIZES = ((512, 1024, 512), (1000, 1032, 264), (4096, 2048, 1024), (333, 264, 72), (2, 64, 64))
 """M, N, K of a rank: whole tiles, parts of tiles, odd shares of rows, fewer rows than tiles."""
 
-OTHER_WAYS = {"triton": [(REDUCE_SCATTER, parts) for parts in (1, 3, EARLY)]}
+OTHER_WAYS = {
+    "triton": [(REDUCE_SCATTER, parts) for parts in (1, 3, EARLY)],
+    "cuda": [(REDUCE_SCATTER, TURNS)],
+}
 """Backend -> products that no plan takes unasked: see Case.plan_with."""
 
 LAYERS = (("8B", 4096, 14336, 6144), ("70B", 8192, 28672, 10240))
@@ -94,11 +97,15 @@ class Case:
         self.plan: planning.OverlapPlan | None = None
 
     def plan_with(self, parts: int) -> None:
-        """Have copy engines carry partial sums, in so many parts; 0: as is planned; or EARLY."""
+        """Have copy engines carry partial sums, in so many parts; 0: as is planned; or EARLY, or
+        TURNS: in CUDA own tiles come among the others, two at a time."""
         M, (K, N), world = self.M, self.b.shape, dist.get_world_size()
         if parts == EARLY:
             plan = overlap._plan(self.op, M, N, K, world, Options("triton"), self.b)
             self.plan = replace(plan, early=True, wide=True)
+        elif parts == TURNS:
+            plan = overlap._plan(self.op, M, N, K, world, Options("cuda"), self.b)
+            self.plan = replace(plan, turn=2, lag=1)
         elif parts:
             self.plan = planning.carried_plan(M, N, world, parts)
 

@@ -48,6 +48,29 @@ def test_an_empty_product(group):
     group(check_nothing)
 
 
+def check_transforms(rank):
+    """Of other tensors than the product's, and of batches of gradients."""
+    world = torch.distributed.get_world_size()
+    torch.manual_seed(1)
+    A, w = torch.randn(2 * world, 4), torch.randn(4, 3, requires_grad=True)
+    for op, x in (("all_gather_matmul", A[2 * rank : 2 * rank + 2]), ("matmul_reduce_scatter", A)):
+        product = getattr(tcgemm.dist, op)
+        y = product(x, w, **CUBLAS)
+        by_y = torch.func.grad(lambda z, x=x, product=product: (product(x, w, **CUBLAS) * z).sum())
+        torch.testing.assert_close(by_y(torch.ones_like(y)), y)
+        one_by_one = torch.autograd.functional.jacobian(
+            lambda w, x=x, product=product: product(x, w, **CUBLAS), w
+        )
+        at_once = torch.autograd.functional.jacobian(
+            lambda w, x=x, product=product: product(x, w, **CUBLAS), w, vectorize=True
+        )
+        torch.testing.assert_close(at_once, one_by_one)
+
+
+def test_transforms_and_batches_of_gradients(group):
+    group(check_transforms)
+
+
 def check_empty_layers(rank):
     world = torch.distributed.get_world_size()
     column = tcgemm.nn.ColumnParallelLinear(4, 2 * world, **CUBLAS)

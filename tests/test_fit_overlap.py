@@ -147,3 +147,19 @@ def test_too_few_rows_are_refused(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(tmp_path)])
     assert script.main() == 1
     assert "too few" in capsys.readouterr().err
+
+
+def test_a_layer_s_time_becomes_that_of_the_present_plan(script, tmp_path):
+    rows = script.timed(rows_of(0), "nvidia-h200")
+    of = next(row for row in rows if row.language == "cuda" and row.case.op == "all_gather")
+    M, N, K = of.case.local
+    lines = ["plan,op,world,M,N,K,us"]
+    for plan, us in (("before", 100), ("", 50), ("present", 90)):
+        lines.append(f"{plan},all_gather,{of.case.world},{M},{N},{K},{us}")
+    files = [tmp_path / "plans.csv", tmp_path / "other.csv"]
+    files[0].write_text("\n".join(lines))
+    files[1].write_text("\n".join([lines[0], lines[1], lines[3].replace("90", "10")]))
+    found, changed = script.by_present_plans(rows, files)
+    assert changed == 1
+    for before, after in zip(rows, found, strict=True):
+        assert after.us == pytest.approx(before.us * (0.9 if before == of else 1))

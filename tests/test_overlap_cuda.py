@@ -257,12 +257,16 @@ def scattered(rank, world, M, N, tile, turn, lag):
     ("world", "M", "N", "turn", "lag"),
     [
         (2, 521, 392, 0, 0), (3, 431, 264, 0, 0), (4, 260, 136, 0, 0),
-        (2, 516, 392, 1, 1), (2, 516, 392, 2, 3), (3, 450, 392, 3, 2), (4, 260, 264, 1, 9),
-        (3, 450, 392, 5, 1), (2, 516, 392, 99, 1), (3, 431, 264, 1, 1),
+        (2, 516, 392, 1, 1), (2, 516, 392, 2, 2), (3, 450, 392, 1, 3), (4, 516, 520, 1, 3),
+        (3, 450, 392, 3, 1), (2, 516, 392, 99, 1), (3, 431, 264, 1, 1),
     ],
 )  # fmt: skip
 def test_processes_scatter_tiles_in_the_simulator(world, M, N, turn, lag, tile):
-    """Own tiles behind all others, or among them where ranks have as many rows."""
+    """Own tiles behind all others, or among them where ranks have as many rows, and more tiles than
+    the turns that own ones wait."""
+    tiles = planning.in_parts(tile, -(-M // world), 1).tiles(N)
+    among = M % world == 0 and turn > 0 and tiles > turn * lag
+    assert among == ((M, turn) in ((516, 1), (516, 2), (450, 1), (450, 3)))
     said = in_processes(world, scattered, M, N, tile, turn, lag, timeout_s=120)
     assert said == {rank: [] for rank in range(world)}
 

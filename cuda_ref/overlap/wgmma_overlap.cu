@@ -6,7 +6,7 @@
 //                scope, and fences, since TMA reads by another proxy. C is all of the product.
 //                scatter: A and B are a rank's part of K. A tile of another owner goes to its slot
 //                by TMA, while the next one is multiplied, and then its flag (sm90/owners.cuh). Own
-//                tiles come last: their sums get the peers', in the order of ranks.
+//                tiles come last, or among them: their sums get the peers', in the order of ranks.
 // STILL MISSING  pairs of blocks that share loads.
 //
 // grid       at most one block an SM, all of them there at once: they wait for blocks of peers

@@ -21,7 +21,7 @@ from ..ops import register_late
 from ..ops.autograd import differentiable, matrices
 from ..ops.how import How
 from ..ops.registered_late import also_counted
-from ..tensors import has_no_memory
+from ..tensors import has_no_memory, transform
 from . import calls, sequence
 from .calls import Asked
 from .groups import ranks_of
@@ -163,11 +163,16 @@ def _of_a(op: str, factor: Any, b: Any, asked: Asked) -> Any:
 
 
 def is_plain(*tensors: Any) -> bool:
-    """Whether nobody looks on but autograd: no compiler, dispatch mode or transform."""
+    """Whether nobody looks on but autograd: no compiler, dispatch mode or transform, which may be
+    of other tensors, and no batch of gradients."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
-        or any(t is not None and has_no_memory(t) for t in tensors)
+        or transform() is not None
+        or any(
+            t is not None and (has_no_memory(t) or torch._C._functorch.is_legacy_batchedtensor(t))
+            for t in tensors
+        )
     )
 
 

@@ -44,7 +44,8 @@ struct Peers {
 // kernel, and behind them for each block and each piece of its work, in the order in which a rank
 // comes to it, when it came there, when it had seen the flag that it waits for, when its last tile
 // was stored, and when its last flag was set. A piece is a part of a rank's rows (gather), or the
-// tiles of an owner (scatter).
+// tiles of an owner (scatter). Where owners take turns, their pieces overlap, and of a piece's waits
+// the first one counts.
 #ifdef TCGEMM_STAMPS
 constexpr bool STAMPS = true;
 #else

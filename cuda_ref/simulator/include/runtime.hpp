@@ -47,7 +47,9 @@ void sync_warp(unsigned mask, Site site);
 
 // Waits until `ready(argument)` is true: the way in for mbarriers and other flags in memory.
 void wait_until(bool (*ready)(void*), void* argument, const char* what, Site site);
-// Lets the block's other threads run: of one that looks at a flag which another process sets.
+// Lets the block's other threads run: of one that looks at a flag which another process sets. It
+// counts as going on. So with an order in which one warp is late (3), or in a cluster, others may wait
+// until it gives up, and a flag that never comes is no deadlock that is told.
 void let_others_run(Site site);
 // value: 4 or 8 bytes in and out; from_lane: the lane whose value to take (out of range: keep).
 void shuffle(unsigned mask, void* value, int bytes, int from_lane, Site site);

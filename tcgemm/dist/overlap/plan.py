@@ -172,14 +172,14 @@ def gather_plan(
     tall: int = TALL,
 ) -> OverlapPlan:  # fmt: skip
     """The plan of an all-gather and product: tile and parts by the model."""
+    if tiles in (INTERPRETED, SIMULATED):
+        return in_parts(tiles[0], -(-M // world), 2)  # on a CPU: so that small sizes have several
     plans: list[OverlapPlan] = []
     for tile in with_flags(tiles, -(-M // world), N):
         of_tile = [in_parts(tile, -(-M // world), parts) for parts in PARTS]
         if N * K * item_bytes > KEPT_BYTES:
             of_tile = [p for p in of_tile if p.part_tiles * tile.BLOCK_M >= tall] or of_tile[:1]
         plans += of_tile
-    if tiles in (INTERPRETED, SIMULATED):
-        return in_parts(tiles[0], -(-M // world), 2)  # on a CPU: so that small sizes have several
 
     # Of equals the one with the fewest copies, which the host starts.
     return min(plans, key=lambda plan: (gather_us(plan, N, K, world, item_bytes), plan.parts))
@@ -214,7 +214,9 @@ def sent_plan(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...]) -> Ov
     plans = [in_parts(tile, chunk, 1) for tile in with_flags(tiles, chunk, N)]
     if chunk * world == M and world > 1:
         turn, lag = max(SMS // world, 1), 1 if world == 2 else LAG
-        plans += [replace(plan, turn=turn, lag=lag) for plan in plans]
+        # Of few tiles all own ones would come behind the others still.
+        enough = [plan for plan in plans if plan.tiles(N) > turn * lag]
+        plans += [replace(plan, turn=turn, lag=lag) for plan in enough]
     return min(plans, key=lambda plan: sent_us(plan, N, K, world))
 
 

@@ -2,7 +2,7 @@
 
 All-gather and product           Product and reduce-scatter
 enter    the slot is free        enter    the slot is free
-send     own rows to peers       product  tiles to their owners, then own tiles, which add
+send     own rows to peers       product  tiles to their owners, and own tiles, which add
 product  tiles, as rows arrive   carry    where tiles stay here: parts of them to their owners
 leave    the slot may be written again, at the end of both
 """

@@ -34,7 +34,8 @@ besides the bytes, and until a block that waits has the first rows in shared mem
 FIRST_TILE_US, TILE_US, LAST_US = 11.2, 1.0, 5.3
 """Of an all-gather: from the begin of a call to its first tile, what a tile costs besides its
 products, and what comes behind the last one. These, and the rates of tiles, are fitted to 185 calls
-on two and four H200, of which half are predicted within 4 % (tests/test_overlap_plans.py)."""
+in CUDA on two and four H200 and, with two rates of its own, to 32 of Triton
+(docs/lab/several_gpus_protocol.md)."""
 
 TILE_FLOP_PER_US = 850e6
 """Of 16-bit products of tiles of 128 x 256 on all SMs, in CUDA."""
@@ -91,7 +92,7 @@ def gather_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2
     tile, of_row = plan.tile, -(-N // plan.tile.BLOCK_N)
     flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K * item_bytes / 2
     one = TILE_US + flop / tile.rate / (TILE_FLOP_PER_US / SMS)
-    tiles = world * plan.tiles(N)
+    tiles = max(world * plan.tiles(N), 1)
     blocks = -(-tiles // -(-tiles // SMS))
     ends, before = [FIRST_TILE_US + one * -(-tiles // blocks)], plan.tiles(N)
     arrivals = iter(arrivals_us(plan, K, world, item_bytes))
@@ -141,7 +142,7 @@ def sent_us(plan: OverlapPlan, N: int, K: int, world: int) -> float:
     Where own tiles are behind all others, the link idles while they are multiplied; where they are
     among them, products and link end together, and only the sums of the last wave follow.
     """
-    tile, each = plan.tile, plan.tiles(N)
+    tile, each = plan.tile, max(plan.tiles(N), 1)
     flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K
     one = tile.stores_us + flop / tile.rate / (TILE_FLOP_PER_US / SMS)
     waves = -(-each * world // SMS)
