@@ -162,7 +162,7 @@ def test_explain_says_whose_links_and_layers_they_are(monkeypatch, tmp_path):
         for each in caches:
             each.cache_clear()
     assert "pieces are fitted to timed layers of nvidia-h200" in str(without)
-    assert str(without).endswith("fitted to timed layers"), "those of the one-shot way are its own"
+    assert str(without).endswith("fitted to timed layers of nvidia-h200"), "the one-shot way's too"
 
 
 @pytest.mark.parametrize("backend", LOSS)

@@ -46,6 +46,12 @@ class Folder:
         return self.gpu is not None
 
     @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What was made of it so far, by name: its own page, that of all folders and its README
+        show the same."""
+        return {}
+
+    @cached_property
     def plain(self) -> pd.DataFrame:
         """The rows of ``table`` that the ladders are compared on: see ``derive.plain``."""
         return plain(self.table)

@@ -226,6 +226,15 @@ def _inline(picture: Picture, prefix: str) -> Markup | None:
 
 
 def _part(folder: Folder, pictures: Sequence[Picture]) -> Part:
+    shown, part = folder.kept.get("part", (None, None))
+    if shown is not pictures:
+        part = _part_of(folder, pictures)
+        folder.kept["part"] = pictures, part
+    found: Part = part
+    return found
+
+
+def _part_of(folder: Folder, pictures: Sequence[Picture]) -> Part:
     found = problems(folder)
     bad = pd.DataFrame(
         [(p.kernel, p.status, p.cases, p.reason, p.example) for p in found],

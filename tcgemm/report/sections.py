@@ -52,6 +52,13 @@ class Section:
 
 def sections(folder: Folder) -> list[Section]:
     """The tables that the folder has rows for."""
+    if "sections" not in folder.kept:
+        folder.kept["sections"] = _made(folder)
+    found: list[Section] = folder.kept["sections"]
+    return found
+
+
+def _made(folder: Folder) -> list[Section]:
     if not folder.on_gpu:
         return []
     timed = of_normal_data(folder.table[folder.table["tflops"].notna()])
