@@ -46,18 +46,28 @@ def gradients(call, all_, above):
     return [y, *torch.autograd.grad(y, all_, above)]
 
 
-@pytest.mark.spread(3, "kernels", "epilogue")
 @pytest.mark.parametrize("kernels", ["there", "missing"])
 @pytest.mark.parametrize("epilogue", ["relu", "gelu_tanh", "silu"])
-def test_inductor_s_program_runs_the_fused_kernels(epilogue, kernels, request):
+def test_inductor_s_program_runs_the_fused_kernels(
+    epilogue, kernels, request, thorough, monkeypatch
+):
+    """In ``make test`` what Inductor writes in C++ is not compiled, which takes most of the time:
+    then its program is run for what it calls, and its numbers are left alone."""
+    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.utils import run_and_get_code
 
+    if not thorough:
+        nothing = lambda self, types, source: lambda *given: None  # noqa: E731
+        monkeypatch.setattr(AsyncCompile, "cpp_pybinding", nothing)
+        # g++ would be asked for vectors of each width.
+        monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list)
     ran = request.getfixturevalue("fused") if kernels == "there" else None
     all_, above = low(), torch.randn(2, 10, 16, device=DEVICE).bfloat16()
     call = compiled(epilogue)
     for repeated in range(3):
         mine, codes = run_and_get_code(lambda: gradients(call, all_, above))
-        near(mine, gradients(lambda *given: torchs(epilogue, *given), all_, above), 0.03)
+        if thorough:
+            near(mine, gradients(lambda *given: torchs(epilogue, *given), all_, above), 0.03)
         if not repeated:
             text = "".join(codes)
             assert text.count(f"{compiled_ops.__name__}.through_z(") == 1
