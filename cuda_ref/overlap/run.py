@@ -44,27 +44,20 @@ class Peers(ctypes.Structure):
     )  # fmt: skip
 
 
-def _peers(
-    step: int,
-    call: Any,
-    slot: torch.Tensor | None = None,
-    part_tiles: int = 1,
-    turn: int = 0,
-    lag: int = 0,
-) -> Peers:
+def _peers(step: int, call: Any, slot: torch.Tensor | None = None, plan: Any = None) -> Peers:
     return Peers(
         step=step,
         rank=call.rank,
         world=call.world,
         chunk=call.chunk,
-        part_tiles=part_tiles,
+        part_tiles=1 if plan is None else plan.part_tiles,
         most=call.most,
         flags_at=call.flags_at,
         limit=call.limit,
         debug=int(call.debug),
         spare_sms=call.spare,
-        turn=turn,
-        lag=lag,
+        turn=0 if plan is None else plan.turn,
+        lag=0 if plan is None else plan.lag,
         flags=call.flags.data_ptr(),
         done=call.done.data_ptr(),
         epoch=call.epoch.data_ptr(),
@@ -206,7 +199,7 @@ def gather(
     bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
 ) -> None:  # fmt: skip
     """out[M, N] = f(A @ b + bias), A's rows being ``own`` here and ``gathered`` of the peers."""
-    peers = _peers(GATHER, call, gathered, plan.part_tiles)
+    peers = _peers(GATHER, call, gathered, plan)
     _start(peers, own, b, out, _fusion(bias, epilogue), plan.tile)
 
 
@@ -220,11 +213,5 @@ def scatter(
     bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
 ) -> None:  # fmt: skip
     """out[rows here, N] = f(sum over ranks of a @ b + bias); peers' sums come to ``slots``."""
-    _start(
-        _peers(SCATTER, call, slots, turn=plan.turn, lag=plan.lag),
-        a,
-        b,
-        out,
-        _fusion(bias, epilogue),
-        plan.tile,
-    )
+    peers = _peers(SCATTER, call, slots, plan)
+    _start(peers, a, b, out, _fusion(bias, epilogue), plan.tile)

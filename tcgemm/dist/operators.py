@@ -23,7 +23,7 @@ from ..ops.how import How
 from ..ops.registered_late import also_counted
 from ..tensors import has_no_memory, transform
 from . import calls, sequence
-from .calls import Asked
+from .calls import Asked, Call
 from .groups import ranks_of
 from .options import ALL_GATHER, REDUCE_SCATTER
 from .planning import OVERLAPPED, backend_of
@@ -53,22 +53,29 @@ OPERATORS = {ALL_GATHER: all_gather_matmul, REDUCE_SCATTER: matmul_reduce_scatte
 
 
 def product(op: str, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, asked: Asked) -> Any:
-    """The product, with the derivatives that its operands ask for."""
+    """The product by its operator, with the derivatives that its operands ask for."""
     register_late()
-    if keeps_pre_activation(asked.epilogue, a, b, bias):
-        linear = asked._replace(epilogue="")
-        linear_part = OPERATORS[op](a, b, bias, scale_a, scale_b, **linear._asdict())
-        return FUNCTIONS[asked.epilogue](linear_part)
-    return OPERATORS[op](a, b, bias, scale_a, scale_b, **asked._asdict())
-
-
-def recorded(op: str, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, asked: Asked) -> Any:
-    """The same of plain tensors, without the dispatcher, which takes several times as long."""
-    after = ""
-    if keeps_pre_activation(asked.epilogue, a, b, bias):
-        asked, after = asked._replace(epilogue=""), asked.epilogue
-    result = _Recorded.apply(a, b, bias, scale_a, scale_b, op, asked)
+    asked, after = _apart(asked, a, b, bias)
+    result = OPERATORS[op](a, b, bias, scale_a, scale_b, **asked._asdict())
     return FUNCTIONS[after](result) if after else result
+
+
+def of_plain(call: Call, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any) -> Any:
+    """The same of plain tensors, whose call is checked: without the dispatcher, which takes several
+    times as long."""
+    tensors = a, b, bias, scale_a, scale_b
+    if not differentiable(*tensors):
+        return calls.run(call, *tensors)[0]
+    asked, after = _apart(call.asked, a, b, bias)
+    result = _Recorded.apply(*tensors, call._replace(asked=asked))
+    return FUNCTIONS[after](result) if after else result
+
+
+def _apart(asked: Asked, *tensors: Any) -> tuple[Asked, str]:
+    """What the product does, and the activation that follows it by itself, or ""."""
+    if keeps_pre_activation(asked.epilogue, *tensors):
+        return asked._replace(epilogue=""), asked.epilogue
+    return asked, ""
 
 
 class _Recorded(torch.autograd.Function):
@@ -76,17 +83,16 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, op: str, asked: Asked
+        ctx: Any, a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, call: Call
     ) -> torch.Tensor:
-        call = calls.check(op, a, b, bias, scale_a, scale_b, asked)
         result = calls.run(call, a, b, bias, scale_a, scale_b)[0]
-        ctx.op = op
-        _keep(ctx, a, b, asked, result)
+        ctx.op = call.op
+        _keep(ctx, a, b, call.asked, result)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
-        return *_DERIVATIVES[ctx.op](ctx, grad), None, None
+        return *_DERIVATIVES[ctx.op](ctx, grad), None
 
 
 def keeps_pre_activation(epilogue: str, *tensors: Any) -> bool:
@@ -154,12 +160,10 @@ def _of_b(ctx: Any, a: Any, factor: Any) -> Any:
 
 def _of_a(op: str, factor: Any, b: Any, asked: Asked) -> Any:
     """dC B^T, by the other one of the two products."""
+    tensors = factor, b.mT, None, None, None
     if is_plain(factor, b):
-        if differentiable(factor, b):
-            return recorded(op, factor, b.mT, None, None, None, asked)
-        call = calls.check(op, factor, b.mT, None, None, None, asked)
-        return calls.run(call, factor, b.mT, None, None, None)[0]
-    return OPERATORS[op](factor, b.mT, None, None, None, **asked._asdict())
+        return of_plain(calls.check(op, *tensors, asked), *tensors)
+    return OPERATORS[op](*tensors, **asked._asdict())
 
 
 def is_plain(*tensors: Any) -> bool:

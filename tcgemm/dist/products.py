@@ -11,7 +11,7 @@ from ..epilogue import FUNCTIONS
 from ..errors import UnsupportedError
 from ..operands import dtype_name
 from ..ops import autocast_enabled
-from ..ops.autograd import check_derivative, check_out, differentiable
+from ..ops.autograd import check_derivative, check_out
 from ..problem import COMPUTES
 from ..tensors import as_float, as_number, has_no_memory
 from . import calls, operators
@@ -187,13 +187,11 @@ def _call(
     if out is not None:
         return calls.run(call, a, b, bias, scale_a, scale_b, out)[0]
     tensors = a, b, bias, scale_a, scale_b
-    if not operators.is_plain(*tensors):
-        traced: torch.Tensor = operators.product(op, *tensors, asked)
-        return traced
-    if differentiable(*tensors):
-        recorded: torch.Tensor = operators.recorded(op, *tensors, asked)
-        return recorded
-    return calls.run(call, *tensors)[0]
+    plain = operators.is_plain(*tensors)
+    result: torch.Tensor = (
+        operators.of_plain(call, *tensors) if plain else operators.product(op, *tensors, asked)
+    )
+    return result
 
 
 def _scale(name: str, scale: Any, a: Any) -> Any:

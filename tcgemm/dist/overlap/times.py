@@ -61,11 +61,11 @@ and the others, trials/overlap_plans.csv). Half of them are predicted within 8 %
 lead to lose 0.6 % to the fastest of each case."""
 
 
-def wave_us(tile: Tile, K: int, item_bytes: int = 2) -> float:
+def wave_us(tile: Tile, K: int, flop_per_us: float, item_bytes: int = 2) -> float:
     """Microseconds in which each SM multiplies a tile. 8-bit floats are taken to be multiplied at
     twice the rate of 16 bits."""
     flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K * item_bytes / 2
-    return flop / tile.rate / (FLOP_PER_US / SMS)
+    return flop / tile.rate / (flop_per_us / SMS)
 
 
 def arrivals_us(plan: OverlapPlan, K: int, world: int, item_bytes: int = 2) -> list[float]:
@@ -90,8 +90,7 @@ def gather_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2
     only the first tile counts: behind it are the most.
     """
     tile, of_row = plan.tile, -(-N // plan.tile.BLOCK_N)
-    flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K * item_bytes / 2
-    one = TILE_US + flop / tile.rate / (TILE_FLOP_PER_US / SMS)
+    one = TILE_US + wave_us(tile, K, TILE_FLOP_PER_US, item_bytes)
     tiles = max(world * plan.tiles(N), 1)
     blocks = -(-tiles // -(-tiles // SMS))
     ends, before = [FIRST_TILE_US + one * -(-tiles // blocks)], plan.tiles(N)
@@ -114,7 +113,7 @@ def scatter_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 
     """
     tile, of_row = plan.tile, -(-N // plan.tile.BLOCK_N)
     sms = SMS - int(plan.carried)
-    wave, each = wave_us(tile, K, item_bytes), plan.tiles(N)
+    wave, each = wave_us(tile, K, FLOP_PER_US, item_bytes), plan.tiles(N)
     sent = plan.chunk * (world - 1) * N * 2
     fixed = sent / READ_BYTES_PER_US + 2 * SIGNAL_US
     if not plan.carried:
@@ -143,8 +142,7 @@ def sent_us(plan: OverlapPlan, N: int, K: int, world: int) -> float:
     among them, products and link end together, and only the sums of the last wave follow.
     """
     tile, each = plan.tile, max(plan.tiles(N), 1)
-    flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K
-    one = tile.stores_us + flop / tile.rate / (TILE_FLOP_PER_US / SMS)
+    one = tile.stores_us + wave_us(tile, K, TILE_FLOP_PER_US)
     waves = -(-each * world // SMS)
     blocks = -(-each * world // waves)
     own = -(-each // blocks)
