@@ -34,6 +34,10 @@ LINE = 64
 FAST, TRAFFIC = 550e6, 2.5e6
 """Of kernels that read aligned rows: operations and bytes in a microsecond (H200)."""
 
+ODD_C = 0.9e6
+"""The same of a C in odd rows, which they store by elements: 4253 x 5351 x 78 (tn) takes 61 us with
+copies of A and B, 12609 x 2823 x 59 (nt) 88 (reports/nvidia-h200/trials/races.csv)."""
+
 COPIED, COPIED_IN_WORDS = 1.0e6, 1.6e6
 """Bytes of an operand that are copied in a microsecond, read and written: by torch, and by a
 language that has a kernel for it (``copier``; reports/nvidia-h200/trials/copies.csv)."""
@@ -89,8 +93,15 @@ def pays(problem: Problem, copies: Copies, backend: str) -> bool:
     direct_us = dispatch.choose(problem, backend).unaligned_us(problem)
     if direct_us is None or sum(_copied(problem, copies)) > _workspace_mib() << 20:
         return False
-    fast_us = START_US + max(problem.flop / FAST, problem.bytes / TRAFFIC)
-    return direct_us > copying_us(problem, copies, backend) + fast_us
+    return direct_us > copying_us(problem, copies, backend) + _fast_us(problem, copies)
+
+
+def _fast_us(problem: Problem, copies: Copies) -> float:
+    """Microseconds of the kernel that reads the copies."""
+    of_c = ITEMSIZE[problem.dtype_out] * problem.M * problem.N
+    rate = ODD_C if max(copies.problem.c_strides) % 8 else TRAFFIC
+    moved_us = (problem.bytes - of_c) / TRAFFIC + of_c / rate
+    return START_US + max(problem.flop / FAST, moved_us)
 
 
 def copying_us(problem: Problem, copies: Copies, backend: str) -> float:

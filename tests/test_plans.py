@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections import defaultdict
 from dataclasses import replace
@@ -16,8 +17,7 @@ import pytest
 
 from tcgemm import dispatch
 from tcgemm.bench.drawn import drawn_cases
-from tcgemm.choosing import model, model_files, plans, within
-from tcgemm.choosing.fitting import plan_of
+from tcgemm.choosing import model_files, plans, trees, within
 from tcgemm.problem import Problem
 
 ROOT = Path(__file__).parents[1]
@@ -26,11 +26,11 @@ PLANNERS = import_module("tcgemm.triton_kernels").planners()
 OFFER = import_module("tcgemm.triton_kernels").plans
 gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 
+NEAR = plans.NEAR
 FOLDS = 5
-LOSS, GAIN, WORSE = 1.12, 0.1, 0.08
-"""Of the plan that is taken over the fastest timed one, where the fit has not seen the shape: the
-geometric mean; how much more tables lose; the share of shapes that it makes slower by 5 %. Seen, on
-shapes that were raced because tables were slow there: 1.10, where tables give 1.24, and none."""
+LOSS, GAIN = 1.055, 0.03
+"""Of the plan that is taken over the fastest timed one, where the fit has not seen the shape, the
+geometric mean; and how much more its terms lose without trees. Seen: 1.046, 0.037."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,71 +66,45 @@ def problem_of(M, N, K, layout="nn", dtype="bfloat16", **more):
     )  # fmt: skip
 
 
-def test_the_constants_are_what_the_races_give(script):
+def test_the_model_is_what_the_races_give(script, races):
     shipped = json.loads(Path(plans.__file__).with_name(f"plans-{H200}.json").read_text())
-    assert json.loads(script.table())["kernels"] == {
+    found = json.loads(script.table())
+    assert found["kernels"] == {
         kernel: {
             name: value if name == "rows" else pytest.approx(value, abs=1e-3)
             for name, value in of.items()
         }
         for kernel, of in shipped["kernels"].items()
     }
+    # Another processor may round elsewhere, and so grow another tree.
+    before, now = plans.read(shipped), plans.read(found)
+    for each in script.raced(races)[::50]:
+        asked = each.kernel, each.problem, each.plan, 132
+        assert now.us(*asked) == pytest.approx(before.us(*asked), rel=0.1)
 
 
-def test_of_a_shape_that_it_has_not_seen_it_takes_a_faster_plan(script, races):
-    """Of the races since tiles are visited in today's order, whose first plan is what was taken
-    then; of the plans that are offered those that were timed."""
-    of_today = [row for row in races if row["tree"] == "27b646c" and row["kernel"]]
-    rows = [row for row in of_today if row["backend"] == "triton"]
-    taken = {}
-    for row in rows:
-        taken.setdefault(tuple(row[name] for name in ("M", "N", "K", "layout", "dtype")), row)
+def test_of_a_shape_that_it_has_not_seen_it_takes_nearly_the_fastest_plan(script, races):
     every = script.raced(races)
     shapes = list(dict.fromkeys(each.problem for each in every))
-    mine, tables = [], []
+    mine, by_terms = [], []
     for fold in range(FOLDS):
         held = set(shapes[fold::FOLDS])
-        known = script.fitted(each for each in every if each.problem not in held)
-        constants = {name: tuple(of[term] for term in plans.TERMS) for name, of in known.items()}
+        known = plans.read(script.model_of(each for each in every if each.problem not in held))
         of_shape = defaultdict(list)
         for each in every:
             if each.problem in held:
                 of_shape[each.problem].append(each)
-        for problem, timed in of_shape.items():
-            sizes = map(str, (problem.M, problem.N, problem.K))
-            row = taken.get((*sizes, problem.layout, problem.dtype_in))
-            if row is None or f"triton/{row['kernel']}" not in constants:
-                continue
-            modelled = [
-                (us, each)
-                for each in timed
-                if _is_offered(each)
-                and (us := _modelled(each, constants, model.sum_of)) is not None
-            ]
-            us = script.us_of(row, plan_of(row["config"]))
-            present = next(
-                each for each in timed if each.kernel == f"triton/{row['kernel']}" and each.us == us
-            )
-            present_us = _modelled(present, constants, model.least_of)
-            best_us, best = min(modelled, key=lambda one: one[0], default=(present_us, present))
-            got = best if best_us < present_us * (1 - plans.earned(present_us)) else present
+        for timed in of_shape.values():
             fastest = min(each.us for each in timed)
-            mine.append(got.us / fastest)
-            tables.append(present.us / fastest)
-    assert len(mine) >= 12
+            mine.append(_taken(timed, known).us / fastest)
+            by_terms.append(_taken(timed, known._replace(trees=())).us / fastest)
+    assert len(mine) > 140
     assert geometric_mean(mine) < LOSS
-    assert geometric_mean(mine) < geometric_mean(tables) - GAIN
-    slower = sum(m > 1.05 * t for m, t in zip(mine, tables, strict=True))
-    assert slower <= WORSE * len(mine)
+    assert geometric_mean(mine) < geometric_mean(by_terms) - GAIN
 
 
-def _modelled(each, constants, by):
-    return by(constants[each.kernel], each.terms) if each.kernel in constants else None
-
-
-def _is_offered(each, names=tuple(PLANNERS)):
-    kernel = each.kernel.partition("/")[2]
-    return any(name == kernel and plan == each.plan for name, plan in OFFER(each.problem, names))
+def _taken(timed, known):
+    return min(timed, key=lambda each: known.us(each.kernel, each.problem, each.plan, 132, False))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -142,7 +116,8 @@ def test_what_is_offered_can_run(seed):
         able = [name for name in names if dispatch.find("triton", name).why_not(problem) is None]
         for name, plan in OFFER(problem, able):
             usual = dispatch.find("triton", name).plan(problem)
-            assert set(plan) == set(usual) - {"L2_PREFETCH", "REST", "REPACK"}, (name, case)
+            maybe = {"L2_PREFETCH", "REST", "REPACK"}
+            assert set(plan) - maybe == set(usual) - maybe, (name, case)
             assert PLANNERS[name].shared_bytes(plan, problem.dtype_out) <= 232_448
             assert plan["NUM_STAGES"] >= 2
             assert plan.get("SPLITS", 1) <= -(-problem.K // plan["BLOCK_K"])
@@ -236,8 +211,8 @@ def test_a_kernel_that_is_asked_for_gets_the_faster_of_its_own_plans():
 
 
 def test_a_gpu_without_races_goes_by_its_kin(monkeypatch):
-    assert plans._known("nvidia-h100-sxm") == plans.constants(H200)
-    assert plans._known("nvidia-a100-40gb-sxm") == {}
+    assert plans._known("nvidia-h100-sxm") == plans.shipped(H200)
+    assert plans._known("nvidia-a100-40gb-sxm").constants == {}
 
 
 def test_terms_tell_plans_of_one_kernel_apart():
@@ -264,6 +239,59 @@ def test_a_divided_k_takes_the_second_pass_that_races_missed(script, races):
 
 def test_what_a_plan_has_to_win_grows_without_a_step():
     short, longer = plans.earned(within.SHORT_US), plans.earned(2 * within.SHORT_US)
-    assert plans.earned(2.0) == short == within.EARNED
-    assert longer == plans.earned(100.0) == plans.OF_LONGER * within.EARNED
+    assert plans.earned(2.0) == short == plans.EARNED
+    assert longer == plans.earned(100.0) == plans.OF_LONGER * plans.EARNED
     assert short < plans.earned(1.5 * within.SHORT_US) < longer
+
+
+def test_a_tree_asks_one_question_after_the_other():
+    by_m = [
+        (1, 64, 2),
+        (trees.LEAF, 0.5, 0),
+        (3, 1000, 4),
+        (trees.LEAF, 0.0, 0),
+        (trees.LEAF, -1, 0),
+    ]
+    known = dict.fromkeys(trees.FACTS, 0)
+
+    def factor(**facts):
+        return trees.factor([by_m, [(trees.LEAF, 0.1, 0)]], list({**known, **facts}.values()))
+
+    assert factor(M=64, K=5000) == pytest.approx(math.exp(0.6))
+    assert factor(M=65, K=1000) == pytest.approx(math.exp(0.1))
+    assert factor(M=65, K=1001) == pytest.approx(math.exp(-0.9))
+    assert trees.factor([], []) == 1
+
+
+def test_facts_are_those_of_the_product_that_the_kernel_gets():
+    problem = problem_of(300, 1000, 1032, "tn")
+    plan = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64, "NUM_WARPS": 8, "SPLITS": 3, "SWAP": 1}
+    found = dict(zip(trees.FACTS, trees.facts(4, problem, plan, 132), strict=True))
+    assert (found["kernel"], found["rows"], found["columns"], found["warps"]) == (4, 64, 128, 8)
+    assert (found["a_by_columns"], found["b_by_columns"]) == (True, False)
+    # Rows of 304, 1000 and 1000 elements where those of A are in whole units.
+    assert [found[name] for name in ("a_aligned", "b_aligned", "c_aligned")] == [4, 8, 8]
+    assert (found["programs"], found["steps"]) == (5 * 8 * 3 / 132, 6)
+    assert found["filled"] == pytest.approx(300 * 1000 / (40 * 64 * 128))
+    assert found["busy"] == pytest.approx(120 / 132)
+
+
+def test_trees_are_asked_about_plans_that_are_nearly_the_fastest_by_terms(monkeypatch):
+    problem = problem_of(265, 224, 2912, "nn", "float16")
+    chosen, able = dispatch.by_models(problem, "triton")
+    asked = []
+    real = plans.PlanModel.factor
+
+    def counted(self, kernel, *others):
+        asked.append(kernel)
+        return real(self, kernel, *others)
+
+    monkeypatch.setattr(plans.PlanModel, "factor", counted)
+    monkeypatch.setattr(plans, "NEAR", 1e9)
+    everything, _ = plans.fastest(problem, chosen, able, OFFER)
+    of_all = len(asked)
+    monkeypatch.setattr(plans, "NEAR", NEAR)
+    asked.clear()
+    near, _ = plans.fastest(problem, chosen, able, OFFER)
+    assert near == everything
+    assert len(asked) < of_all

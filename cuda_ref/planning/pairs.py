@@ -22,6 +22,11 @@ costs 3 % at 47 and saves 6 to 16 % at 146 (reports/nvidia-h100-sxm/trials/races
 LEAST_STEPS_NARROW = 12
 """The same of tiles of 64 x 128 in whole lines."""
 
+LARGE_TILE, LEAST_STEPS_LARGE = 128 * 128, 9
+"""Elements of a tile from which on, where rows split sectors, a pair saves more than it costs from
+so many steps on: 8 to 10 % at 9 (14742 x 168 x 568), 17 to 25 % at 16 (1509 x 2440 x 1000; both
+reports/nvidia-h200/trials/races.csv)."""
+
 
 def rows_lie(itemsize: int, *strides: tuple[int, int]) -> int:
     """WHOLE, SPLIT_LINES or SPLIT_SECTORS: how rows of operands of such strides, in elements, lie;
@@ -30,6 +35,15 @@ def rows_lie(itemsize: int, *strides: tuple[int, int]) -> int:
     if any(each % SECTOR_BYTES for each in apart):
         return SPLIT_SECTORS
     return SPLIT_LINES if any(each % LINE_BYTES for each in apart) else WHOLE
+
+
+def least_steps(block_m: int, block_n: int, lie: int) -> int:
+    """Steps along K, of all waves, from which on tiles are computed by pairs of blocks."""
+    if lie == WHOLE and (block_m, block_n) == (64, 128):
+        return LEAST_STEPS_NARROW
+    if lie == SPLIT_SECTORS and block_m * block_n >= LARGE_TILE:
+        return LEAST_STEPS_LARGE
+    return LEAST_STEPS[lie]
 
 
 def least_tiles(block_m: int, block_n: int, K: int, sms: int) -> int:

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from ..planning.cost import LAUNCH_US, MEMORY_BYTES_PER_US, TILE_K, ceil_div
 from ..planning.gpu import of as gpu_of
 from ..planning.pairs import (
-    LEAST_STEPS,
-    LEAST_STEPS_NARROW,
     SPLIT_SECTORS,
     WHOLE,
     cluster_of,
+    least_steps,
     least_tiles,
     rows_lie,
     strides_of,
@@ -221,8 +220,7 @@ def _pairs(
     """
     own = tile.BLOCK_M > tile.BLOCK_N  # of blocks in no pair: so they share a tile's build
     waves = -(-rows * cols * batch // sms)
-    narrow = (tile.BLOCK_M, tile.BLOCK_N) == (64, 128) and lie == WHOLE
-    if waves * steps < (LEAST_STEPS_NARROW if narrow else LEAST_STEPS[lie]):
+    if waves * steps < least_steps(tile.BLOCK_M, tile.BLOCK_N, lie):
         return 1, own
     if lie == WHOLE:
         shares_a = _shares_a(tile, rows, cols, batch, sms, 4 * sms)

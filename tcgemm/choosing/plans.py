@@ -2,10 +2,10 @@
 
 A table's row knows a product by its size, and was tuned to shapes of suites. How rows lie, how deep
 K is and how many SMs have work ask for other tiles and other parts of K. So Triton's module offers
-plans (``plans(problem, able)``), and a model takes the fastest of all its kernels'. Its terms are
-those of model.py and a few that tell plans of one kernel apart; its constants, in
-``plans-<gpu>.json``, are fitted by scripts/fit_plans.py to plans that were timed behind a foreign
-kernel. Imports no torch.
+plans (``plans(problem, able)``), and a model takes the fastest of all its kernels'. It is a sum of
+terms, those of model.py and a few that tell plans of one kernel apart, times a factor that trees
+give (trees.py). Both stand in ``plans-<gpu>.json`` and are fitted by scripts/fit_plans.py to plans
+that were timed behind a foreign kernel. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import gpus
 from ..problem import Problem
-from . import model, model_files
+from . import model, model_files, trees
 from .measured import nearest, slug_of
-from .within import EARNED, MOSTLY_START_US, SHORT_US, TUNED, settled
+from .within import MOSTLY_START_US, SHORT_US, TUNED, settled
 
 if TYPE_CHECKING:
     from ..dispatch import Kernel
@@ -32,9 +32,18 @@ OF_MODEL = tuple(name for name in model.TERMS if name not in ("store", "odd_c", 
 TERMS = (*OF_MODEL, "no_pdl", "steps", "registers", "parts", "programs")
 """Names of the terms, in the order in which ``terms`` gives them."""
 
+EARNED = 0.02
+"""Of its time that a plan has to win, by the model, to be taken: with each sixth of the raced
+products held out, more makes the choice among all slower, and less makes single products slower."""
+
 OF_LONGER = 2.0
 """A plan of a product of twice SHORT_US or more has to win so many times EARNED, and between the
 two in proportion: by a step, a plan that is taken at 7.9 us would not be at 8.1."""
+
+
+NEAR = 1.5
+"""Times the least time by terms, up to which trees are asked about a plan: to ask them about all
+takes three times as long, and takes hardly another one."""
 
 
 class Taken(NamedTuple):
@@ -65,20 +74,62 @@ def terms(problem: Problem, plan: Mapping[str, Any], sms: int) -> tuple[float, .
     )
 
 
+class PlanModel(NamedTuple):
+    """What a GPU's file says."""
+
+    constants: Mapping[str, model_files.Constants]
+    """ "backend/kernel" -> the constants of its terms; empty of a GPU that has no file."""
+    trees: Sequence[trees.Tree] = ()
+
+    def by_terms(
+        self, kernel: str, problem: Problem, plan: Mapping[str, Any], sms: int, seen: bool = True
+    ) -> float | None:
+        """Microseconds of a kernel's plan by its terms alone; None of a kernel that it does not
+        know.
+
+        Args:
+            seen: None too where a term is more than any row had, or is one that few rows had; else
+                of such a term the most that was seen.
+        """
+        of = self.constants.get(kernel)
+        if of is None:
+            return None
+        found = terms(problem, plan, sms)
+        return model.sum_of(of, found) if seen else model.least_of(of, found)
+
+    def factor(self, kernel: str, problem: Problem, plan: Mapping[str, Any], sms: int) -> float:
+        """What the time by terms is multiplied by."""
+        if not self.trees:
+            return 1.0
+        number = list(self.constants).index(kernel)
+        return trees.factor(self.trees, trees.facts(number, problem, plan, sms))
+
+    def us(
+        self, kernel: str, problem: Problem, plan: Mapping[str, Any], sms: int, seen: bool = True
+    ) -> float | None:
+        """Microseconds of a kernel's plan; None as of ``by_terms``."""
+        us = self.by_terms(kernel, problem, plan, sms, seen)
+        return None if us is None else us * self.factor(kernel, problem, plan, sms)
+
+
 @cache
-def constants(slug: str) -> Mapping[str, model_files.Constants]:
-    """ "backend/kernel" -> constants of its plans on a GPU; empty of one that has no file."""
+def shipped(slug: str) -> PlanModel:
+    """The model of a GPU; of one that has no file it knows no kernel."""
     path = Path(__file__).with_name(f"plans-{slug}.json")
-    if not path.is_file():
-        return {}
-    kernels = json.loads(path.read_text())["kernels"]
-    return {name: tuple(found[term] for term in TERMS) for name, found in kernels.items()}
+    return read(json.loads(path.read_text())) if path.is_file() else PlanModel({})
 
 
-def _known(slug: str) -> Mapping[str, model_files.Constants]:
+def read(file: Mapping[str, Any]) -> PlanModel:
+    """The model that a file holds."""
+    kernels = file["kernels"]
+    constants = {name: tuple(of[term] for term in TERMS) for name, of in kernels.items()}
+    return PlanModel(constants, tuple(tuple(map(tuple, tree)) for tree in file["trees"]))
+
+
+def _known(slug: str) -> PlanModel:
     """A GPU without a file goes by that of the nearest with the same compute capability, as it
     is."""
-    return constants(gpus.kin(slug, lambda each: bool(constants(each))))
+    return shipped(gpus.kin(slug, lambda each: bool(shipped(each).constants)))
 
 
 def of_named(problem: Problem, row: Kernel, module: Any, unnamed: Callable[[], Kernel]) -> Kernel:
@@ -138,17 +189,24 @@ def fastest(
         return None
     slug = slug_of(problem)
     known, sms = _known(slug), model.sms_of(slug)
-    if chosen.full_name not in known or not sms:
+    if chosen.full_name not in known.constants or not sms:
         return None
-    present_us = model.least_of(known[chosen.full_name], terms(problem, chosen.plan(problem), sms))
+    present_us = known.us(chosen.full_name, problem, chosen.plan(problem), sms, seen=False)
+    assert present_us is not None
     if present_us > MOSTLY_START_US and nearest(problem, slug, TUNED) is not None:
         return None
-    best: Taken | None = None
-    for name, plan in offer(problem, [row.name for row in able]):
-        of = known.get(f"{chosen.backend}/{name}")
-        us = None if of is None else model.sum_of(of, terms(problem, plan, sms))
-        if us is not None and (best is None or us < best.us):
-            best = Taken(name, plan, us)
+    found = [
+        (us, name, plan)
+        for name, plan in offer(problem, [row.name for row in able])
+        if (us := known.by_terms(f"{chosen.backend}/{name}", problem, plan, sms)) is not None
+    ]
+    least = min((us for us, *_ in found), default=0.0)
+    near = (
+        Taken(name, plan, us * known.factor(f"{chosen.backend}/{name}", problem, plan, sms))
+        for us, name, plan in found
+        if us <= NEAR * least
+    )
+    best = min(near, key=lambda taken: taken.us, default=None)
     return None if best is None else (best, present_us)
 
 
@@ -157,7 +215,7 @@ def why(problem: Problem, taken: Kernel, before: Kernel) -> str:
     slug = slug_of(problem)
     known, sms = _known(slug), model.sms_of(slug)
     mine, theirs = (
-        model.least_of(known[row.full_name], terms(problem, row.plan(problem), sms))
+        known.us(row.full_name, problem, row.plan(problem), sms, seen=False)
         for row in (taken, before)
     )
     if taken.name == before.name:

@@ -59,7 +59,7 @@ def _of_tile(
     config = {"NUM_STAGES": MOST_STAGES, **config}
     config = planner.fit(config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
     if not isinstance(planner, KDivisionPlanner):
-        yield config
+        yield planner.divide(config, problem, sms, transposed)
         return
     tile = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     steps = -(-problem.K // config["BLOCK_K"])

@@ -18,7 +18,9 @@ class DescriptorPlanner(Planner):
 
     tunable = True
     offered = (
-        tile(64, 32, 256, GROUP_M=1, FLATTEN=0), tile(128, 256, 64, warps=8, GROUP_M=4, FLATTEN=1),
+        tile(64, 32, 256, GROUP_M=1, FLATTEN=0),
+        tile(128, 128, 64, warps=8, GROUP_M=1, FLATTEN=0, NUM_STAGES=5),
+        tile(128, 256, 64, warps=8, GROUP_M=4, FLATTEN=1),
     )  # fmt: skip
 
     def reads_in_vectors(self, problem: Any) -> bool:

@@ -21,6 +21,18 @@ class WarpSpecializedPlanner(Planner):
             "BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "NUM_STAGES": 8,
             "CONSUMERS": 2, "SUBTILES": 1, "BUFFERS": 1,
         },
+        {
+            "BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "NUM_STAGES": 8,
+            "CONSUMERS": 1, "SUBTILES": 2, "BUFFERS": 1,
+        },
+        {
+            "BLOCK_M": 192, "BLOCK_N": 96, "BLOCK_K": 64, "GROUP_M": 8, "NUM_STAGES": 5,
+            "CONSUMERS": 3, "SUBTILES": 3, "BUFFERS": 1, "REST": 32,
+        },
+        {
+            "BLOCK_M": 192, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": 4, "NUM_STAGES": 4,
+            "CONSUMERS": 3, "SUBTILES": 3, "BUFFERS": 1, "REST": 64,
+        },
     )  # fmt: skip
 
     def reads_in_vectors(self, problem: Any) -> bool:

@@ -1,0 +1,74 @@
+"""What boosted regression trees say of a plan: by what factor it takes longer than its terms say.
+
+A sum of terms cannot say that a deep step is worth it only where rows are split, or only of small
+tiles. Trees ask such questions one after the other. scripts/fit_plans.py grows them with
+scikit-learn, each on what those before it left over, and writes them to a GPU's file; here they are
+only read. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FACTS = (
+    "kernel", "M", "N", "K", "a_by_columns", "b_by_columns", "rows", "columns", "depth", "parts",
+    "stages", "warps", "a_aligned", "b_aligned", "c_aligned", "programs", "steps", "filled", "busy",
+)  # fmt: skip
+"""Names of the facts that a tree asks about, in the order in which ``facts`` gives them."""
+
+WHOLE = 64
+"""Elements of 16 bits in a line of the L2: rows that begin in lines are aligned to no more."""
+
+LEAF = -1
+"""The fact of a node that asks nothing."""
+
+Tree = Sequence[tuple[int, float, int]]
+"""Nodes: (fact, most, other). A plan with at most so much of the fact goes on at the next node, one
+with more at the node of that number; of LEAF the second number is the tree's answer."""
+
+
+def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
+    """What is known of a plan, in the order of FACTS.
+
+    Args:
+        kernel: its number among those of the GPU's file.
+        problem: as the kernel gets it.
+        plan: with BLOCK_M, BLOCK_N and BLOCK_K.
+    """
+    M, N, K = problem.M, problem.N, problem.K
+    rows, columns, depth = plan["BLOCK_M"], plan["BLOCK_N"], plan["BLOCK_K"]
+    if plan.get("SWAP"):
+        rows, columns = columns, rows
+    parts = plan.get("SPLITS", 1)
+    warps = plan.get("NUM_WARPS") or 4 * plan.get("CONSUMERS", 1) + 4
+    of_each = (problem.a_strides, problem.b_strides, problem.c_strides)
+    tiles = -(-M // rows) * -(-N // columns) * problem.batch
+    programs = tiles * parts
+    return (
+        kernel, M, N, K, problem.a_strides[1] != 1, problem.b_strides[1] != 1,
+        rows, columns, depth, parts, plan.get("NUM_STAGES", 3), warps, *map(_aligned, of_each),
+        programs / sms, -(-K // (depth * parts)), M * N * problem.batch / (tiles * rows * columns),
+        programs / (sms * -(-programs // sms)),
+    )  # fmt: skip
+
+
+def _aligned(strides: tuple[int, int]) -> int:
+    """The largest power of two, WHOLE at most, that elements from a row to the next divide by."""
+    apart = max(strides)
+    return min(WHOLE, apart & -apart) if apart else WHOLE
+
+
+def factor(trees: Sequence[Tree], known: Sequence[float]) -> float:
+    """Of the time by terms, what a plan with these facts takes; 1 where there are no trees."""
+    total = 0.0
+    for tree in trees:
+        at = 0
+        while True:
+            fact, most, other = tree[at]
+            if fact == LEAF:
+                total += most
+                break
+            at = at + 1 if known[fact] <= most else other
+    return math.exp(total)
