@@ -28,9 +28,13 @@ gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 
 NEAR = plans.NEAR
 FOLDS = 5
-LOSS, GAIN = 1.055, 0.03
+LOSS, UNPICKED_LOSS, GAIN = 1.045, 1.042, 0.022
 """Of the plan that is taken over the fastest timed one, where the fit has not seen the shape, the
-geometric mean; and how much more its terms lose without trees. Seen: 1.046, 0.037."""
+geometric mean: over all races, most of which are of shapes that were slow; over those of UNPICKED;
+and how much more its terms lose without trees. Seen: 1.040, 1.036, 0.029."""
+
+UNPICKED = (614, 615)
+"""Seeds whose shapes were raced as they were drawn, slow or not."""
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +90,8 @@ def test_the_model_is_what_the_races_give(script, races):
 def test_of_a_shape_that_it_has_not_seen_it_takes_nearly_the_fastest_plan(script, races):
     every = script.raced(races)
     shapes = list(dict.fromkeys(each.problem for each in every))
-    mine, by_terms = [], []
+    drawn = {(c.M, c.N, c.K, c.layout) for seed in UNPICKED for c in drawn_cases(seed, 90)}
+    mine, by_terms, of_unpicked = [], [], []
     for fold in range(FOLDS):
         held = set(shapes[fold::FOLDS])
         known = plans.read(script.model_of(each for each in every if each.problem not in held))
@@ -94,12 +99,16 @@ def test_of_a_shape_that_it_has_not_seen_it_takes_nearly_the_fastest_plan(script
         for each in every:
             if each.problem in held:
                 of_shape[each.problem].append(each)
-        for timed in of_shape.values():
+        for problem, timed in of_shape.items():
             fastest = min(each.us for each in timed)
             mine.append(_taken(timed, known).us / fastest)
             by_terms.append(_taken(timed, known._replace(trees=())).us / fastest)
-    assert len(mine) > 140
+            if (problem.M, problem.N, problem.K, problem.layout) in drawn:
+                of_unpicked.append(mine[-1])
+    assert len(mine) > 250
+    assert len(of_unpicked) > 100
     assert geometric_mean(mine) < LOSS
+    assert geometric_mean(of_unpicked) < UNPICKED_LOSS
     assert geometric_mean(mine) < geometric_mean(by_terms) - GAIN
 
 

@@ -61,7 +61,7 @@ PART_US = 0.07
 
 EACH_ASKER_US = 0.002  # what each that asks for the same line adds to a step in any case
 
-SHORT_ROWS_PER_US = 12.6e3  # of A, shorter than half a line, that all blocks ask for, and
+SHORT_ROWS_PER_US = 6e3  # of A, shorter than half a line, that all blocks ask for, and
 SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does
 
 

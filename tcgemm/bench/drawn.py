@@ -52,6 +52,8 @@ FITTED: dict[int, str] = {
     **dict.fromkeys((531, 532, 533), "which plans were raced where they lost"),
     **dict.fromkeys((538, 539, 540), "the trees of the model of Triton's plans, and CUDA's pairs"),
     610: "the same as of 507",
+    614: "the trees of the model of Triton's plans",
+    615: "the same",
     **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
