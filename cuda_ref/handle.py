@@ -129,8 +129,8 @@ def bound(
 ) -> Callable[..., None]:
     """A function of (a, b, c, c_in, bias, scale_a, scale_b) for calls of one kind.
 
-    It starts them on the current stream of the device, which has to be the current one. ``plain``:
-    nothing follows C.
+    It starts them on the current stream of the device, which has to be the current one. Of the
+    tensors it reads their addresses alone. ``plain``: nothing follows C.
     """
     stream_of, handle = torch._C._cuda_getCurrentRawStream, ctypes.addressof(gemm)
     # A C function gives the GIL up; it returns an int by default.
@@ -160,7 +160,9 @@ def bound(
         if code:
             raise _error(name, library, code, gemm)
 
-    return start_plain if plain else start_fused
+    start = start_plain if plain else start_fused
+    start.by_address = True  # type: ignore[attr-defined]
+    return start
 
 
 def _error(name: str, library: ctypes.CDLL, code: int, gemm: Gemm) -> RuntimeError:

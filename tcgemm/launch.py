@@ -46,6 +46,9 @@ class Launch(Description):
     start: Start | None = None
     """The one kernel, where it takes the caller's tensors as they are, without a view in between;
     a repeated call starts it with no more ado (launch_cache.run_launch)."""
+    by_address: bool = False
+    """Whether ``start`` reads of its tensors their addresses alone. Then it takes any tensor that
+    begins where the operand does and holds its elements, of whatever shape."""
     device: int = -1
     """Number of the operands' GPU; -1 on the CPU."""
     strides: tuple[int, ...] = ()
@@ -267,6 +270,7 @@ def make(
         made.starts.append(alike[kind][1])
     if direct:
         (made.start,) = made.starts
+        made.by_address = getattr(made.start, "by_address", False)
     return made
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import OperandError
-from ..launch_cache import run
+from ..launch_cache import run, run_kept
 
 will_run = getattr(torch._C, "_will_engine_execute_node", None)
 """Whether the backward pass that runs now goes on to a node; RuntimeError for a leaf that
@@ -48,7 +48,8 @@ def added(node: Any, a: Any, b: Any, compute: Any, backend: Any) -> bool:
         a, b, grad, 1.0, 1.0, None, None, grad, None, compute, None, None, None, backend, None,
     )  # fmt: skip
     try:
-        run(arguments)
+        if run_kept(arguments) is None:
+            run(arguments)
     except OperandError:  # its memory is an operand's too, or not to be written: nothing was
         return False
     return True

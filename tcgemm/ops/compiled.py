@@ -17,7 +17,7 @@ from ..launch import Launch
 from ..launch_cache import BITS, forgotten_too, keep, launch_of, run
 from ..tensors import deterministic, laid, modes
 from . import mlp_traced, operator
-from .layer import start
+from .running import start
 
 _kept: dict[Any, Launch] = {}
 forgotten_too.append(_kept)

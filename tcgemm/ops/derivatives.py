@@ -31,24 +31,44 @@ def through(
 
     Args:
         launch: the product that the epilogue follows, of a backend that has the kernel.
-        rows: the gradient by the result, [M, N].
-        seen: the pre-activation, [M, N]; for relu the result.
+        rows: the gradient by the result, [M, N]; [..., N] where the backend's kernels read
+            addresses alone (launch.Launch).
+        seen: the pre-activation, in the same way; for relu the result.
         dtype: of what is returned first.
     """
     below = launch.empty(launch.shape, launch.strides, dtype)
     total = launch.empty(launch.shape[1:], (1,), launch.dtype) if sums else None
-    _run(launch, epilogue, rows, seen, below, total)
+    start = _start_of(launch, epilogue, rows, seen, below, total)
+    try:
+        start(rows, seen, below, None, total)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
     return below, total
 
 
-def column_sums(launch: Launch, rows: Any) -> torch.Tensor:
-    """The sum of the rows [M, N], [N]: summed in float32, in an order that does not change."""
-    total = launch.empty((rows.shape[1],), (1,), rows.dtype)
-    _run(launch, "", rows, None, None, total)
-    return total
+def column_sums(
+    launch: Launch, rows: Any, start: Start | None = None
+) -> tuple[torch.Tensor, Start]:
+    """The sum of the rows [M, N], [N]: summed in float32, in an order that does not change.
+
+    Args:
+        rows: as for ``through``.
+        start: what was returned for such rows before, if they are known to be alike.
+
+    Returns:
+        The sum, and the kernel, bound to such rows.
+    """
+    total = launch.empty((rows.shape[-1],), (1,), rows.dtype)
+    if start is None:
+        start = _start_of(launch, "", rows, None, None, total)
+    try:
+        start(rows, None, None, None, total)
+    except RuntimeError as error:
+        raise launch.explained(error) from error
+    return total, start
 
 
-def _run(launch: Launch, epilogue: str, rows: Any, seen: Any, below: Any, total: Any) -> None:
+def _start_of(launch: Launch, epilogue: str, rows: Any, seen: Any, below: Any, total: Any) -> Start:
     backend, bits = launch.plans[0].backend, BITS[launch.device >= 0]
     start = rows.data_ptr()
     key: tuple[Any, ...] = (
@@ -63,9 +83,7 @@ def _run(launch: Launch, epilogue: str, rows: Any, seen: Any, below: Any, total:
         with first_call():
             bind = dispatch.derivative(backend)
             assert bind is not None
-            run = bind(rows, seen, below, Fusion(epilogue=epilogue, bias=total))
+            matrices = [t if t is None else t.flatten(0, -2) for t in (rows, seen)]
+            run = bind(*matrices, below, Fusion(epilogue=epilogue, bias=total))
             keep(_kept, key, run)
-    try:
-        run(rows, seen, below, None, total)
-    except RuntimeError as error:
-        raise launch.explained(error) from error
+    return run

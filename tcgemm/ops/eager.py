@@ -23,7 +23,8 @@ from ..tensors import PLAIN, deterministic, grad_mode, guard, jit_trace, modes, 
 from . import autocast
 from .autograd import by_columns
 from .derivatives import has_derivative
-from .layer import BACKWARD, Kind, apply, arguments, result_of
+from .layer import BACKWARD, Kind, apply, result_of
+from .running import arguments
 
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
@@ -42,7 +43,8 @@ class Recent:
     bits: int
     """Which all addresses have clear."""
     kind: Kind
-    differentiated: bool
+    run: Callable[..., torch.Tensor]
+    """``run(x, weight, bias, kind)``: what makes the result."""
 
 
 _recent: dict[Any, Recent] = {}
@@ -89,14 +91,12 @@ def product(
         or (recent.bits == BITS[True] and x.get_device() != current_device())
     ):
         return _looked_at(call, x, weight, bias, *call[3:10])
-    return _by(recent.kind, recent.differentiated, x, weight, bias)
+    return recent.run(x, weight, bias, recent.kind)
 
 
-def _by(kind: Kind, differentiated: bool, x: Any, weight: Any, bias: Any) -> torch.Tensor:
-    if not differentiated:
-        return result_of(kind, x, weight, bias)
-    result: torch.Tensor = apply(x, weight, bias, kind)
-    return result if kind.after is None else kind.after(result)
+def _activated_by_torch(x: Any, weight: Any, bias: Any, kind: Kind) -> torch.Tensor:
+    assert kind.after is not None
+    return kind.after(apply(x, weight, bias, kind))
 
 
 def _apart(x: Any, weight: Any, bias: Any, bits: int) -> bool:
@@ -186,10 +186,13 @@ def _looked_at(
         if kind is None:
             return None
         keep(_kinds, key, kind)
+    run: Callable[..., torch.Tensor] = result_of
+    if differentiated:
+        run = apply if kind.after is None else _activated_by_torch
     if weight.is_leaf and _apart(x, weight, bias, bits):  # others, as casts, are not met again
         operands = (x, weight) if bias is None else (x, weight, bias)
-        keep(_recent, call, Recent(guard(*operands), bits, kind, differentiated))
-    return _by(kind, differentiated, x, weight, bias)
+        keep(_recent, call, Recent(guard(*operands), bits, kind, run))
+    return run(x, weight, bias, kind)
 
 
 def _first(
@@ -229,7 +232,8 @@ def _first(
     return Kind(
         launch=launch, a=a, b=b, transposed=transposed, x_shape=tuple(x.shape),
         weight_shape=tuple(weight.shape), shape=shape, strides=_strides(shape, False),
-        dtype=x.dtype, flat=x.dim() == 2, x_strides=_strides(x.shape, columns[0]),
+        dtype=x.dtype, flat=x.dim() == 2, whole=launch.by_address and derivative,
+        lay=(x.stride(), weight.stride()), x_strides=_strides(x.shape, columns[0]),
         weight_strides=_strides(weight.shape, columns[1]), by_columns=columns,
         accumulate=accumulate, epilogue=epilogue, activation=activation if kept else "",
         after=FUNCTIONS[activation] if activation and not kept else None, derivative=derivative,

@@ -11,13 +11,14 @@ from torch.autograd import forward_ad
 
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
-from ..launch import Launch
+from ..launch import Launch, Start
 from ..launch_cache import BITS, current_device, keep, launch_of
 from ..tensors import deterministic, grad_mode, laid, modes, traces, transform
 from . import autograd
 from .accumulating import added, will_run
 from .derivatives import column_sums, through
 from .how import How
+from .running import arguments, multiply, run_with_aux, start
 
 LAYOUTS = 64
 """Ways of a gradient to lie for which a kind of calls keeps launches."""
@@ -42,6 +43,16 @@ the pre-activation."""
 
 
 @dataclass(slots=True)
+class Gradients:
+    """What the backward pass runs for gradients that lie alike."""
+
+    of_x: Launch | None = None
+    of_weight: Launch | None = None
+    sums: Start | None = None
+    """Of columns, where nothing was differentiated before."""
+
+
+@dataclass(slots=True)
 class Kind:
     """What is the same in all calls of one kind, forward and backward."""
 
@@ -60,6 +71,11 @@ class Kind:
     """Of x and the weight."""
     flat: bool
     """Whether x is a matrix."""
+    whole: bool
+    """Whether the backward pass takes a gradient as it lies, matrix or not: its kernels read
+    addresses alone."""
+    lay: tuple[Any, Any]
+    """Strides of x and of the stored weight."""
     x_strides: tuple[int, ...]
     weight_strides: tuple[int, ...]
     """Of the gradients by x and by the stored weight."""
@@ -76,25 +92,17 @@ class Kind:
     """Whether the backend has a kernel for an epilogue's derivative and column sums of such."""
     asked: tuple[Any, ...]
     """out_dtype, compute, backend, kernel."""
-    gradients: dict[Any, list[Launch | None]]
-    """The products of the backward pass, by x and by the weight, by how their operands lie."""
+    gradients: dict[Any, Gradients]
+    """By how the gradient lies."""
 
 
-def arguments(
-    a: Any, b: Any, bias: Any, epilogue: Any, asked: tuple[Any, ...], out: Any = None
-) -> tuple[Any, ...]:
-    """Of ``gemm``, in the order of launch_cache.key_of."""
-    out_dtype, compute, backend, kernel = asked
-    return (
-        a, b, None, 1.0, 0.0, bias, epilogue, out, out_dtype, compute, None, None, None, backend,
-        kernel,
-    )  # fmt: skip
-
-
-def result_of(kind: Kind, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+def result_of(x: Any, weight: Any, bias: Any, kind: Kind) -> torch.Tensor:
     """Run the launch into a new result, on the current device. No derivative is recorded here."""
     launch = kind.launch
     result = out = launch.empty(kind.shape, kind.strides, launch.dtype)
+    if launch.by_address and not result.data_ptr() & launch.misaligned:
+        start(launch, x, weight, bias, result)
+        return result
     if not kind.flat:
         x, out = laid(x, *kind.a), laid(result, launch.shape, launch.strides, 0)
     if kind.transposed:
@@ -111,43 +119,18 @@ def activated(kind: Kind, x: Any, weight: Any, bias: Any) -> tuple[torch.Tensor,
     """The activation of the launch's result, and that result: by one kernel that stores both, where
     the launch's does."""
     launch, activation = kind.launch, kind.activation
-    if launch.with_aux.get(("write", activation), launch) is not None:
-        a, b = laid(x, *kind.a), laid(weight, *kind.b)
-        both = [launch.empty(kind.shape, kind.strides, launch.dtype) for _ in range(2)]
-        result, z = (laid(t, launch.shape, launch.strides, 0) for t in both)
-        if run_with_aux(launch, "write", activation, a, b, bias, z, result):
-            return both[0], both[1]
-    seen = result_of(kind, x, weight, bias)
+    aux = "write", activation
+    if launch.with_aux.get(aux) is not None or aux not in launch.with_aux:
+        result, z = (launch.empty(kind.shape, kind.strides, launch.dtype) for _ in range(2))
+
+        def matrices() -> tuple[Any, ...]:
+            both = (laid(t, launch.shape, launch.strides, 0) for t in (z, result))
+            return laid(x, *kind.a), laid(weight, *kind.b), *both
+
+        if run_with_aux(launch, *aux, x, weight, bias, z, result, matrices):
+            return result, z
+    seen = result_of(x, weight, bias, kind)
     return FUNCTIONS[activation](seen), seen
-
-
-def run_with_aux(
-    launch: Launch, aux: str, epilogue: str, a: Any, b: Any, bias: Any, z: Any, out: Any
-) -> bool:
-    """Run a launch's kernel with ``Fusion.aux``; False where it has none, and nothing was run."""
-    run, known = launch.with_aux.get((aux, epilogue)), (aux, epilogue) in launch.with_aux
-    if not known or (z.data_ptr() | out.data_ptr()) & launch.misaligned:
-        with first_call():
-            run = launch.start_with_aux(aux, epilogue, a, b, bias, z, out)
-    if run is None:
-        return False
-    try:
-        run(a, b, out, z, bias, None, None)
-    except RuntimeError as error:
-        raise launch.explained(error) from error
-    return True
-
-
-def start(launch: Launch, a: Any, b: Any, bias: Any, out: Any) -> None:
-    """Run a launch of a plain product and a bias, as launch_cache.run_launch does."""
-    run = launch.start
-    if run is None or (launch.device >= 0 and launch.device != current_device()):
-        launch.write(a, b, None, bias, None, None, out)
-        return
-    try:
-        run(a, b, out, None, bias, None, None)
-    except RuntimeError as error:
-        raise launch.explained(error) from error
 
 
 class Layer(torch.autograd.Function):
@@ -161,10 +144,10 @@ class Layer(torch.autograd.Function):
             result, seen = activated(kind, x, weight, bias)
             ctx.save_for_backward(x, weight, seen, bias)
         else:
-            result = result_of(kind, x, weight, bias)
+            result = result_of(x, weight, bias, kind)
             more = (result, None) if kind.epilogue else ()
             ctx.save_for_backward(x if by_weight else None, weight if by_x else None, *more)
-        ctx.kept = kind, x.data_ptr(), weight.data_ptr(), x.stride(), weight.stride()
+        ctx.kept = kind, x.data_ptr(), weight.data_ptr()
         ctx.set_materialize_grads(False)
         return result
 
@@ -173,59 +156,84 @@ class Layer(torch.autograd.Function):
         of_x = of_weight = of_bias = None
         if grad is None:
             return None, None, None, None
-        kind, x_start, w_start, x_lay, w_lay = ctx.kept
+        kind, x_start, w_start = ctx.kept
         saved = ctx.saved_tensors
         x, weight, seen, bias = saved if len(saved) == 4 else (*saved, None, None)
-        if not is_plain(grad, kind.launch.device):
+        first = kind.launch
+        if not is_plain(grad, first.device):
             return *_differentiable(ctx, kind, grad, x, weight, seen, bias), None
         by_x, by_weight, by_bias = _wanted(ctx)
-        first, asked = kind.launch, (None, *kind.asked[1:3], None)
-        rows = grad if kind.flat else grad.reshape(first.shape)
+        asked = None, *kind.asked[1:3], None
+        rows = grad
+        if not (kind.flat or (kind.whole and grad.stride() == kind.strides)):
+            rows = grad.reshape(first.shape)
+        if not (seen is None or kind.flat or (kind.whole and seen.stride() == kind.strides)):
+            seen = seen.reshape(first.shape)
         if seen is not None and kind.derivative:
-            seen = seen if kind.flat else seen.reshape(first.shape)
             epilogue = kind.activation or kind.epilogue or ""
             factor, of_bias = through(first, epilogue, rows, seen, kind.dtype, by_bias)
             by_bias = False
         else:
             if seen is not None:
-                rows = threshold_backward(rows, seen if kind.flat else seen.reshape(first.shape), 0)
+                rows = threshold_backward(rows, seen, 0)
             factor = rows if rows.dtype is kind.dtype else rows.to(kind.dtype)
-        above, bits = factor.data_ptr(), BITS[first.device >= 0]
-        launches: list[Launch | None] = [None, None]
+        kept = Gradients()
+        x_lay, w_lay = kind.lay
         if (x is None or (x.data_ptr() == x_start and x.stride() == x_lay)) and (
             weight is None or (weight.data_ptr() == w_start and weight.stride() == w_lay)
         ):  # else hooks of saved tensors gave others than were saved, or .data is another view
+            above = factor.data_ptr()
             key = (
-                factor.shape, factor.stride(), above & bits, above == x_start, above == w_start,
-                deterministic(),
+                factor.shape, factor.stride(), above & BITS[first.device >= 0], above == x_start,
+                above == w_start, deterministic(),
             )  # fmt: skip
-            kept = kind.gradients.get(key)
-            if kept is None:
-                keep(kind.gradients, key, launches, LAYOUTS)
+            found = kind.gradients.get(key)
+            if found is None:
+                keep(kind.gradients, key, kept, LAYOUTS)
             else:
-                launches = kept
+                kept = found
         if by_x:
             of_x = out = first.empty(kind.x_shape, kind.x_strides, kind.dtype)
-            b = weight if kind.transposed else weight.mT
-            if kind.by_columns[0]:
-                launches[0] = multiply(launches[0], asked, b.mT, factor.mT, None, of_x.mT)
+            launch = kept.of_x
+            if launch is not None and launch.by_address and not out.data_ptr() & launch.misaligned:
+                a, b = (weight, factor) if kind.by_columns[0] else (factor, weight)
+                start(launch, a, b, None, of_x)
             else:
-                out = of_x if kind.flat else of_x.view(-1, b.shape[1])
-                launches[0] = multiply(launches[0], asked, factor, b, None, out)
-        if by_weight:
-            if not kind.flat:
-                x = x.reshape(-1, kind.x_shape[-1])
-            a, b = (factor.mT, x) if kind.transposed else (x.mT, factor)
-            leaf = ctx.next_functions[1][0] if kind.accumulate else None
-            if leaf is None or not added(leaf, a, b, *kind.asked[1:3]):
-                of_weight = first.empty(kind.weight_shape, kind.weight_strides, kind.dtype)
+                a, b = factor, weight if kind.transposed else weight.mT
+                if not kind.flat:
+                    a, out = a.reshape(first.shape), of_x.view(-1, kind.x_shape[-1])
+                if kind.by_columns[0]:
+                    a, b, out = b.mT, a.mT, of_x.mT
+                kept.of_x = multiply(launch, asked, a, b, None, out)
+        if by_weight and (not kind.accumulate or not _accumulated(ctx, kind, factor, x)):
+            of_weight = out = first.empty(kind.weight_shape, kind.weight_strides, kind.dtype)
+            launch = kept.of_weight
+            if launch is not None and launch.by_address and not out.data_ptr() & launch.misaligned:
+                a, b = (factor, x) if kind.transposed != kind.by_columns[1] else (x, factor)
+                start(launch, a, b, None, of_weight)
+            else:
+                a, b = factor, x
+                if not kind.flat:
+                    a, b = a.reshape(first.shape), x.reshape(-1, kind.x_shape[-1])
+                a, b = (a.mT, b) if kind.transposed else (b.mT, a)
                 if kind.by_columns[1]:
-                    launches[1] = multiply(launches[1], asked, b.mT, a.mT, None, of_weight.mT)
-                else:
-                    launches[1] = multiply(launches[1], asked, a, b, None, of_weight)
+                    a, b, out = b.mT, a.mT, of_weight.mT
+                kept.of_weight = multiply(launch, asked, a, b, None, out)
         if by_bias:
-            of_bias = column_sums(first, rows) if kind.derivative else rows.sum(0)
+            if not kind.derivative:
+                of_bias = rows.sum(0)
+            elif factor is rows:
+                of_bias, kept.sums = column_sums(first, rows, kept.sums)
+            else:
+                of_bias, _ = column_sums(first, rows)
         return of_x, of_weight, of_bias, None
+
+
+def _accumulated(ctx: Any, kind: Kind, factor: Any, x: Any) -> bool:
+    """Whether the gradient by the weight was added to its ``.grad``."""
+    factor, x = factor.reshape(kind.launch.shape), x.reshape(-1, kind.x_shape[-1])
+    a, b = (factor.mT, x) if kind.transposed else (x.mT, factor)
+    return added(ctx.next_functions[1][0], a, b, *kind.asked[1:3])
 
 
 apply: Any = super(torch.autograd.Function, Layer).apply
@@ -235,23 +243,23 @@ Layer._backward_cls.apply = Layer.backward
 """The engine calls ``apply`` of the node; torch's own looks up ``backward`` and calls it."""
 
 
-def _wanted(ctx: Any) -> list[bool]:
+def _wanted(ctx: Any) -> tuple[bool, bool, bool]:
     """Whether there is a gradient by x, weight and bias, and of two products, whether this pass
     goes on to it: torch.autograd.grad may have asked for the other alone."""
     global _for_weights
-    wanted: list[bool] = [*ctx.needs_input_grad[:3]]
-    if wanted[0] and wanted[1] and will_run is not None:
-        (of_x, _), (of_weight, _), *_ = ctx.next_functions
+    by_x, by_weight, by_bias, _ = ctx.needs_input_grad
+    if by_x and by_weight and will_run is not None:
+        nodes = ctx.next_functions
         try:
-            wanted[0] = will_run(of_x)
+            by_x = will_run(nodes[0][0])
         except RuntimeError:  # a leaf that was asked for
-            wanted[0] = True
+            by_x = True
         if _for_weights < 0 or _for_weights != _pass_number():
             try:
-                wanted[1] = will_run(of_weight)
+                by_weight = will_run(nodes[1][0])
             except RuntimeError:
                 _for_weights = _pass_number()
-    return wanted
+    return by_x, by_weight, by_bias
 
 
 _pass_number: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
@@ -312,21 +320,3 @@ def _differentiable(
     if by_bias:
         of_bias = rows.sum(0)
     return of_x, of_weight, of_bias
-
-
-def multiply(
-    launch: Launch | None, asked: Any, a: Any, b: Any, bias: Any, out: Any, epilogue: Any = None
-) -> Launch:
-    """out = epilogue(A B + bias), of matrices of which none requires a gradient now, by the launch
-    for such.
-
-    Returns it, or another where there was none or its plan was made for a better aligned result.
-
-    Args:
-        asked: out_dtype, compute, backend, kernel.
-    """
-    if launch is None or out.data_ptr() & launch.misaligned:
-        with first_call():
-            launch = launch_of(arguments(a, b, bias, epilogue, asked, out))
-    start(launch, a, b, bias, out)
-    return launch

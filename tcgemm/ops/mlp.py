@@ -21,22 +21,27 @@ from torch.autograd import forward_ad
 from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
 from ..forks import first_call
-from ..launch import Launch
+from ..launch import Launch, Start
 from ..launch_cache import BITS, current_device, forgotten_too, keep, launch_of
 from ..tensors import PLAIN, deterministic, grad_mode, guard, jit_trace, laid, modes, transform
 from . import autocast, autograd
 from .accumulating import will_run
 from .derivatives import column_sums, has_derivative, through
 from .how import How
-from .layer import (
-    BACKWARD,
-    LAYOUTS,
-    arguments,
-    is_plain,
-    multiply,
-    run_with_aux,
-    threshold_backward,
-)
+from .layer import BACKWARD, LAYOUTS, is_plain, threshold_backward
+from .running import arguments, multiply_at, run_with_aux
+
+
+@dataclass(slots=True)
+class Gradients:
+    """What the backward pass runs for gradients of Y that lie alike."""
+
+    of_h: Launch | None = None
+    of_w2: Launch | None = None
+    of_w1: Launch | None = None
+    of_x: Launch | None = None
+    of_b1: Start | None = None
+    of_b2: Start | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +55,8 @@ class Kind:
     epilogue: str
     asked: tuple[Any, ...]
     """out_dtype, compute, backend, kernel, as ``arguments`` takes them."""
+    x: tuple[Any, Any]
+    """Shape and strides of the gradient by x."""
     rows: tuple[Any, ...]
     up: tuple[Any, ...]
     down: tuple[Any, ...]
@@ -61,8 +68,8 @@ class Kind:
     """Both of the result."""
     first: Launch
     second: Launch | None
-    gradients: dict[Any, list[Launch | None]]
-    """The products of the backward pass, of H, W2, W1 and x, by how the gradient of Y lies."""
+    gradients: dict[Any, Gradients]
+    """By how the gradient of Y lies."""
 
 
 _recent: dict[Any, Kind] = {}
@@ -173,12 +180,16 @@ def _first(
     bits = BITS[x.is_cuda]
     return Kind(
         alike=guard(*given), bits=bits if _apart(given, bits) else 0, epilogue=epilogue,
-        asked=asked, rows=(tuple(rows.shape), rows.stride(), 0),
+        asked=asked, x=_dense(x.shape), rows=(tuple(rows.shape), rows.stride(), 0),
         up=(tuple(w1.mT.shape), w1.mT.stride(), 0), down=(tuple(w2.mT.shape), w2.mT.stride(), 0),
         tensors=[i for i, t in enumerate((x, w1, b1, w2, b2)) if t is not None],
-        shape=shape, strides=torch.empty(shape, device="meta").stride(), first=launch, second=None,
-        gradients={},
+        shape=shape, strides=_dense(shape)[1], first=launch, second=None, gradients={},
     )  # fmt: skip
+
+
+def _dense(shape: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of a tensor with its last dimension contiguous, and no gaps."""
+    return tuple(shape), torch.empty(shape, device="meta").stride()
 
 
 class Mlp(torch.autograd.Function):
@@ -186,19 +197,28 @@ class Mlp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, kind: Kind) -> torch.Tensor:
-        first, epilogue = kind.first, kind.epilogue
-        rows, up, empty = laid(x, *kind.rows), laid(w1, *kind.up), first.empty
+        first, epilogue, empty = kind.first, kind.epilogue, kind.first.empty
+
+        def matrices(*results: Any) -> tuple[Any, ...]:
+            return laid(x, *kind.rows), laid(w1, *kind.up), *results
+
         z = h = empty(first.shape, first.strides, first.dtype)
         if epilogue == "relu":
-            kind.first = multiply(first, kind.asked, rows, up, b1, z, epilogue)
+            kind.first = multiply_at(
+                first, kind.asked, x, w1, b1, z, lambda: matrices(z), epilogue
+            )  # fmt: skip
         else:
             h = empty(first.shape, first.strides, first.dtype)
-            if not run_with_aux(first, "write", epilogue, rows, up, b1, z, h):
-                kind.first = multiply(first, kind.asked, rows, up, b1, z)
+            if not run_with_aux(
+                first, "write", epilogue, x, w1, b1, z, h, lambda: matrices(z, h)
+            ):  # fmt: skip
+                kind.first = multiply_at(first, kind.asked, x, w1, b1, z, lambda: matrices(z))
                 h = FUNCTIONS[epilogue](z)
         y = empty(kind.shape, kind.strides, first.dtype)
-        out = laid(y, (first.shape[0], kind.shape[-1]), (kind.shape[-1], 1), 0)
-        kind.second = multiply(kind.second, kind.asked, h, laid(w2, *kind.down), b2, out)
+        kind.second = multiply_at(
+            kind.second, kind.asked, h, w2, b2, y,
+            lambda: (h, laid(w2, *kind.down), y.view(-1, y.shape[-1])),
+        )  # fmt: skip
         ctx.save_for_backward(x, w1, b1, w2, z, h)
         ctx.kept = kind, [(t.data_ptr(), t.stride()) for t in (x, w1, w2, z, h)]
         ctx.set_materialize_grads(False)
@@ -217,22 +237,32 @@ class Mlp(torch.autograd.Function):
             return *differentiable(ctx, how, kind.epilogue, grad, x, w1, b1, w2, z, h), None
         by_x, by_w1, by_b1, by_w2, by_b2 = _wanted(ctx, kind)
         of_x = of_w1 = of_b1 = of_w2 = of_b2 = None
-        x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, kind.shape[-1])
-        launches = _launches(kind, rows, lay, (x, w1, w2, z, h))
+        rows = grad
+        if not (first.by_address and grad.stride() == kind.strides):
+            rows = grad.reshape(-1, kind.shape[-1])
+        kept = _kept(kind, rows, lay, (x, w1, w2, z, h))
         if by_b2:
-            of_b2 = column_sums(first, rows)
+            of_b2, kept.of_b2 = column_sums(first, rows, kept.of_b2)
         if by_w2:
             of_w2 = empty(tuple(w2.shape), (w2.shape[1], 1), w2.dtype)
-            launches[1] = multiply(launches[1], kind.asked, rows.mT, h, None, of_w2)
+            kept.of_w2 = multiply_at(
+                kept.of_w2, kind.asked, rows, h, None, of_w2,
+                lambda: (rows.flatten(0, -2).mT, h, of_w2),
+            )  # fmt: skip
         if by_x or by_w1 or by_b1:
-            factor, of_b1 = _through(launches, kind, rows, w2, z, by_b1)
+            factor, of_b1 = _through(kept, kind, rows, w2, z, by_b1)
             if by_w1:
                 of_w1 = empty(tuple(w1.shape), (w1.shape[1], 1), w1.dtype)
-                launches[2] = multiply(launches[2], kind.asked, factor.mT, x_rows, None, of_w1)
+                kept.of_w1 = multiply_at(
+                    kept.of_w1, kind.asked, factor, x, None, of_w1,
+                    lambda: (factor.mT, x.reshape(-1, x.shape[-1]), of_w1),
+                )  # fmt: skip
             if by_x:
-                of_x = empty(tuple(x_rows.shape), (x_rows.shape[1], 1), x.dtype)
-                launches[3] = multiply(launches[3], kind.asked, factor, w1, None, of_x)
-                of_x = of_x.view(x.shape)
+                of_x = empty(*kind.x, x.dtype)
+                kept.of_x = multiply_at(
+                    kept.of_x, kind.asked, factor, w1, None, of_x,
+                    lambda: (factor, w1, of_x.view(-1, of_x.shape[-1])),
+                )  # fmt: skip
         return of_x, of_w1, of_b1, of_w2, of_b2, None
 
 
@@ -242,38 +272,44 @@ apply: Any = super(torch.autograd.Function, Mlp).apply
 Mlp._backward_cls.apply = Mlp.backward
 
 
-def _launches(kind: Kind, rows: Any, lay: Any, saved: Any) -> list[Launch | None]:
-    """The launches that are kept for a gradient that lies so; none where hooks of saved tensors
-    gave others than were saved, or it is one of them."""
-    launches: list[Launch | None] = [None] * 4
+def _kept(kind: Kind, rows: Any, lay: Any, saved: Any) -> Gradients:
+    """What is kept for a gradient that lies so; nothing where hooks of saved tensors gave others
+    than were saved, or it is one of them."""
     start = rows.data_ptr()
     if any(
         t.data_ptr() != was or t.stride() != strides or was == start
         for t, (was, strides) in zip(saved, lay, strict=True)
     ):
-        return launches
+        return Gradients()
     key = rows.shape, rows.stride(), start & BITS[kind.first.device >= 0], deterministic()
     kept = kind.gradients.get(key)
     if kept is None:
-        keep(kind.gradients, key, launches, LAYOUTS)
-        return launches
+        kept = Gradients()
+        keep(kind.gradients, key, kept, LAYOUTS)
     return kept
 
 
 def _through(
-    launches: list[Launch | None], kind: Kind, rows: Any, w2: Any, z: Any, by_bias: bool
+    kept: Gradients, kind: Kind, rows: Any, w2: Any, z: Any, by_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """dY W2 times the derivative at Z, and its column sums if ``by_bias``."""
-    first, launch, epilogue = kind.first, launches[0], kind.epilogue
+    first, launch, epilogue = kind.first, kept.of_h, kind.epilogue
     below = first.empty(first.shape, first.strides, first.dtype)
     if launch is None:
         with first_call():
-            launch = launches[0] = launch_of(arguments(rows, w2, None, None, kind.asked, below))
+            matrix = rows.flatten(0, -2)
+            launch = kept.of_h = launch_of(arguments(matrix, w2, None, None, kind.asked, below))
     if z.stride() == first.strides and run_with_aux(
-        launch, "read", epilogue, rows, w2, None, z, below
-    ):
-        return below, column_sums(first, below) if by_bias else None
-    launches[0] = multiply(launch, kind.asked, rows, w2, None, below)
+        launch, "read", epilogue, rows, w2, None, z, below,
+        lambda: (rows.flatten(0, -2), w2, z, below),
+    ):  # fmt: skip
+        of_bias = None
+        if by_bias:
+            of_bias, kept.of_b1 = column_sums(first, below, kept.of_b1)
+        return below, of_bias
+    kept.of_h = multiply_at(
+        launch, kind.asked, rows, w2, None, below, lambda: (rows.flatten(0, -2), w2, below)
+    )
     return through(first, epilogue, below, z, below.dtype, by_bias)
 
 

@@ -24,8 +24,9 @@ from ..launch_cache import launch_of
 from ..tensors import PLAIN, grad_mode, transform
 from . import autocast, operator
 from .how import How
-from .layer import BACKWARD, arguments, multiply, run_with_aux, threshold_backward
+from .layer import BACKWARD, threshold_backward
 from .mlp import differentiable
+from .running import arguments, multiply, run_with_aux
 
 _ASKED = "*, str epilogue, str compute='', str backend=''"
 _SCHEMAS = (

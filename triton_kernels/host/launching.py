@@ -105,7 +105,7 @@ class Rung:
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, **plan: int
     ) -> Bound:
         """The rung for products like this one; see ``Bound``."""
-        return Bound(self, fusion, plan)
+        return Bound(self, plan, fusion, (a, b, c, None if fusion is None else fusion.c))
 
 
 class Kept(NamedTuple):
@@ -121,16 +121,27 @@ class Bound:
     """A rung bound to a kind of call: ``bound(a, b, c, c_in, bias, scale_a, scale_b)``.
 
     The caller promises that all calls have tensors of the same shapes, strides, dtypes, device and
-    alignment, and the same of them None: B and C both or neither. No tensor is kept.
+    alignment, and the same of them None: B and C both or neither. No tensor is kept. In the place
+    of A, B, C and C_in a call may hand over other tensors that begin at the same address and hold
+    the same elements, such as a batch of rows for the matrix of all rows.
     """
 
+    by_address = True
+
     __slots__ = (
-        "_asked", "_by_address", "_compiled", "_kept", "_kernel", "_plan", "_replays", "_room",
-        "_rung", "repack",
+        "_asked", "_by_address", "_compiled", "_kept", "_kernel", "_lays", "_plan", "_replays",
+        "_room", "_rung", "repack",
     )  # fmt: skip
 
-    def __init__(self, rung: Rung, fusion: Any, plan: Mapping[str, int]) -> None:
+    def __init__(
+        self, rung: Rung, plan: Mapping[str, int], fusion: Any, operands: tuple[Any, ...]
+    ) -> None:
+        """
+        Args:
+            operands: A, B, C and C_in of a call of the kind.
+        """
         self._rung, self._plan = rung, plan
+        self._lays = [None if t is None else (t.shape, t.stride()) for t in operands]
         self._asked = None if fusion is None else (
             fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
             fusion.aux,
@@ -198,6 +209,8 @@ class Bound:
     ) -> None:
         """Launch as Triton does, and record it."""
         check(a)
+        a, b, c, c_in = map(_laid, (a, b, c, fused[0]), self._lays)
+        fused = c_in, *fused[1:]
         steps: list[Step] = []
         if self.repack is not None and (size := self.repack.room(a, b)):
             if room is None:
@@ -237,6 +250,13 @@ class Bound:
         steps: list[Step] = [(self._kernel, grid, args, constants)]
         after = rung.second(a, b, c, args, plan) if rung.second is not None else None
         return [*steps, after] if after is not None else steps
+
+
+def _laid(x: Any, lay: tuple[Any, Any] | None) -> Any:
+    """The tensor with a shape and strides, in its memory."""
+    if x is None or lay is None or (x.shape, x.stride()) == lay:
+        return x
+    return x.as_strided(*lay)
 
 
 _empty_strided: Any = getattr(
