@@ -317,6 +317,31 @@ def test_a_profiler_that_listens_hears_of_every_launch(gpu, monkeypatch, hook):
     assert (len(kernel.long_way), len(kernel.short_way)) == (2, 1)
 
 
+def test_what_is_known_by_its_addresses_is_passed_as_it_stands(gpu, monkeypatch):
+    """On the default stream, of which nobody asks whether it is captured; on others it is asked."""
+    kernel = Kernel(described=True)
+
+    def arguments(a, b, c, fusion, TILE):
+        x, y, z = (Descriptor(t.data_ptr()) for t in (a, b, c))
+        return (3,), (x, y, z, fusion.bias, 8), {"TILE": TILE}
+
+    kernel.arg_names = ["a", "b", "c", "bias", "M", "TILE"]
+    operands, asked, current = [tensor() for _ in range(3)], [], [0]
+    biases = [tensor(1, 8)[0] for _ in range(2)]
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0])
+    monkeypatch.setattr(recording, "_capturing", lambda: asked.append(1) or True)
+    call = bound(kernel, arguments, Fusion(bias=biases[0]))
+    for bias in biases * 2:
+        call(*operands, None, bias, None, None)
+    assert (len(kernel.long_way), asked) == (2, [])
+    current[0] = 9
+    call(*operands, None, biases[0], None, None)
+    assert asked == [1]
+    assert [p[16] for p in kernel.short_way] == [biases[i].data_ptr() for i in (0, 1, 0)]
+    settings = [(p[recording.STREAM], p[recording.PDL]) for p in kernel.short_way]
+    assert settings == [(0, True), (0, True), (9, False)]
+
+
 def test_memory_is_bounded(gpu, monkeypatch):
     monkeypatch.setattr(launching, "ADDRESSES", 2)
     kernel = Kernel(described=True)
@@ -388,6 +413,9 @@ def test_triton_s_own_launcher_is_replayed_as_it_is(monkeypatch, with_descriptor
     launcher(7, 1, 1, 5, 99, (4, 1, 0), None, None, None, *args, 64)
     mine, theirs = received
     assert flat(mine) == flat(theirs)
+    recorded.settle(addresses)
+    assert not recorded.slots
+    assert flat(recorded.filled(5, ())) == flat(theirs)
 
 
 class CFunction:

@@ -237,7 +237,7 @@ def _first(
         weight_strides=_strides(weight.shape, columns[1]), by_columns=columns,
         accumulate=accumulate, epilogue=epilogue, activation=activation if kept else "",
         after=FUNCTIONS[activation] if activation and not kept else None, derivative=derivative,
-        asked=asked, gradients={},
+        asked=asked, asked_of_gradients=(None, *asked[1:3], None), gradients={},
     )  # fmt: skip
 
 

@@ -92,6 +92,8 @@ class Kind:
     """Whether the backend has a kernel for an epilogue's derivative and column sums of such."""
     asked: tuple[Any, ...]
     """out_dtype, compute, backend, kernel."""
+    asked_of_gradients: tuple[Any, ...]
+    """The same, of the products of the backward pass."""
     gradients: dict[Any, Gradients]
     """By how the gradient lies."""
 
@@ -163,7 +165,6 @@ class Layer(torch.autograd.Function):
         if not is_plain(grad, first.device):
             return *_differentiable(ctx, kind, grad, x, weight, seen, bias), None
         by_x, by_weight, by_bias = _wanted(ctx)
-        asked = None, *kind.asked[1:3], None
         rows = grad
         if not (kind.flat or (kind.whole and grad.stride() == kind.strides)):
             rows = grad.reshape(first.shape)
@@ -177,7 +178,7 @@ class Layer(torch.autograd.Function):
             if seen is not None:
                 rows = threshold_backward(rows, seen, 0)
             factor = rows if rows.dtype is kind.dtype else rows.to(kind.dtype)
-        kept = Gradients()
+        key = kept = None
         x_lay, w_lay = kind.lay
         if (x is None or (x.data_ptr() == x_start and x.stride() == x_lay)) and (
             weight is None or (weight.data_ptr() == w_start and weight.stride() == w_lay)
@@ -187,11 +188,11 @@ class Layer(torch.autograd.Function):
                 factor.shape, factor.stride(), above & BITS[first.device >= 0], above == x_start,
                 above == w_start, deterministic(),
             )  # fmt: skip
-            found = kind.gradients.get(key)
-            if found is None:
+            kept = kind.gradients.get(key)
+        if kept is None:
+            kept = Gradients()
+            if key is not None:
                 keep(kind.gradients, key, kept, LAYOUTS)
-            else:
-                kept = found
         if by_x:
             of_x = out = first.empty(kind.x_shape, kind.x_strides, kind.dtype)
             launch = kept.of_x
@@ -204,7 +205,7 @@ class Layer(torch.autograd.Function):
                     a, out = a.reshape(first.shape), of_x.view(-1, kind.x_shape[-1])
                 if kind.by_columns[0]:
                     a, b, out = b.mT, a.mT, of_x.mT
-                kept.of_x = multiply(launch, asked, a, b, None, out)
+                kept.of_x = multiply(launch, kind.asked_of_gradients, a, b, None, out)
         if by_weight and (not kind.accumulate or not _accumulated(ctx, kind, factor, x)):
             of_weight = out = first.empty(kind.weight_shape, kind.weight_strides, kind.dtype)
             launch = kept.of_weight
@@ -218,7 +219,7 @@ class Layer(torch.autograd.Function):
                 a, b = (a.mT, b) if kind.transposed else (b.mT, a)
                 if kind.by_columns[1]:
                     a, b, out = b.mT, a.mT, of_weight.mT
-                kept.of_weight = multiply(launch, asked, a, b, None, out)
+                kept.of_weight = multiply(launch, kind.asked_of_gradients, a, b, None, out)
         if by_bias:
             if not kind.derivative:
                 of_bias = rows.sum(0)

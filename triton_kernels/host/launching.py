@@ -196,7 +196,8 @@ class Bound:
             addresses += (room.data_ptr(),)
         stream = torch._C._cuda_getCurrentRawStream(a.get_device())
         for one in kept.recorded:
-            one(stream, addresses)
+            passed = one.filled(stream, addresses) if stream or one.slots else one.passed
+            one.function(*passed)
 
     def _by_triton(
         self,
@@ -238,6 +239,8 @@ class Bound:
         if where is addresses and not any(one.described for one in recorded):
             self._kept = kept
             return
+        for one in recorded:
+            one.settle(addresses)
         if len(self._by_address) >= ADDRESSES:
             self._by_address.clear()
         self._by_address[where] = kept

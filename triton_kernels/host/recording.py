@@ -7,7 +7,7 @@ not look as expected there is no recording.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class Recorded:
     """One launch as Triton's C function was called: its arguments, and which are addresses."""
 
     function: Callable[..., None]
-    passed: list[Any]
+    passed: Sequence[Any]
     """All arguments; the kernel's own are the last of them where ``nested``."""
     nested: bool
     slots: list[tuple[int, int, int]]
@@ -49,19 +49,35 @@ class Recorded:
     """Whether an argument is an encoded descriptor, which holds an address."""
 
     def __call__(self, stream: int, addresses: tuple[int, ...]) -> None:
-        passed = self.passed.copy()
+        self.function(*self.filled(stream, addresses))
+
+    def filled(self, stream: int, addresses: tuple[int, ...]) -> list[Any]:
+        """All arguments, for a stream and addresses. On the default stream, which is never
+        captured, with no slots, they are ``passed`` as it stands."""
+        passed = [*self.passed]
         passed[STREAM] = stream
-        if self.early and stream and _capturing():  # the default stream is never captured
+        if self.early and stream and _capturing():
             # In a graph a programmatic edge behind a kernel that never triggers costs 0.3 to 0.6 us
             # more than a plain one (H200), and who is ahead is not known here.
             passed[PDL] = False
         if self.slots:
             values = passed
             if self.nested:
-                values = passed[-1] = passed[-1].copy()
+                values = passed[-1] = [*passed[-1]]
             for position, number, behind in self.slots:
                 values[position] = addresses[number] + behind
-        self.function(*passed)
+        return passed
+
+    def settle(self, addresses: tuple[int, ...]) -> None:
+        """Put the operands' addresses into their places: all calls from now on have these. The
+        arguments become a tuple, which Python hands over without a copy."""
+        every = [*self.passed]
+        own = every[-1] if self.nested else every
+        for position, number, behind in self.slots:
+            if number < len(addresses):
+                own[position] = addresses[number] + behind
+        self.slots = [slot for slot in self.slots if slot[1] >= len(addresses)]
+        self.passed = (*every,)
 
 
 def record(
