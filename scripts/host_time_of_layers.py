@@ -7,7 +7,8 @@
 It prints how many functions of Python and of C one call makes, how many microseconds pass until the
 call is back (on a GPU that is not until the kernel is done), and the ratio to torch's: the least of
 many rounds, in which all take turns. With --without-kernels tcgemm's launches start nothing, which
-leaves what surrounds them; torch's calls are whole. --compiled adds the layers under torch.compile.
+leaves what surrounds them on a GPU; torch's calls are whole. A batch has three dimensions, as in a
+model. --compiled adds the layers under torch.compile.
 --graphs replays forward and backward of each from a CUDA graph, which is the GPU's time alone.
 """
 
@@ -33,8 +34,8 @@ def cases(
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     x, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     bias = torch.randn(size, device=device, dtype=dtype)
-    above = torch.ones_like(x)
-    parameters = [t.requires_grad_() for t in (x, weight, bias)]
+    above, batch = torch.ones_like(x), torch.randn(2, size // 2, size, device=device, dtype=dtype)
+    parameters = [t.requires_grad_() for t in (x, weight, bias, batch)]
     torchs = torch.nn.Linear(size, size, device=device, dtype=dtype)
     ours = tcgemm.nn.Linear(size, size, device=device, dtype=dtype, backend=backend)
     calls: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
@@ -42,6 +43,11 @@ def cases(
         "tcgemm.linear": (lambda: tcgemm.linear(x, weight, bias, backend=backend), "F.linear"),
         "torch.nn.Linear": (lambda: torchs(x), ""),
         "tcgemm.nn.Linear": (lambda: ours(x), "torch.nn.Linear"),
+        "torch.nn.Linear of a batch": (lambda: torchs(batch).view_as(above), ""),
+        "tcgemm.nn.Linear of a batch": (
+            lambda: ours(batch).view_as(above),
+            "torch.nn.Linear of a batch",
+        ),
         "a @ b": (lambda: x @ weight, ""),
         "tcgemm.matmul": (lambda: tcgemm.matmul(x, weight, backend=backend), "a @ b"),
     }
@@ -145,10 +151,12 @@ def nothing(*operands: object) -> None:
 
 
 def start_nothing() -> None:
-    """Let every launch that is kept do nothing from now on."""
+    """Let every launch that is kept do nothing from now on, of its operands' addresses, as it
+    reads them on a GPU."""
     for launch in launch_cache.launches.values():
         launch.starts = [nothing for _ in launch.starts]
         launch.start = nothing if launch.start else None
+        launch.by_address = launch.start is not None
 
 
 def main() -> None:
