@@ -70,6 +70,21 @@ def test_a_gradient_is_taken_however_it_lies(shape, epilogue, above):
                 torch.testing.assert_close(ours, torchs, atol=1e-5, rtol=1e-5)
 
 
+def test_gradients_of_a_batch_add_up_in_place():
+    ours = tcgemm.nn.Linear(8, 4, device=DEVICE, backend="triton", accumulate=True)
+    torchs = torch.nn.Linear(8, 4, device=DEVICE)
+    torchs.load_state_dict(ours.state_dict())
+    kept = None
+    for _ in range(3):
+        x = torch.randn(2, 3, 8, device=DEVICE)
+        for layer in (ours, torchs):
+            layer(x).square().sum().backward()
+        assert kept is None or ours.weight.grad is kept
+        kept = ours.weight.grad
+        for mine, theirs in zip(ours.parameters(), torchs.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-5, rtol=1e-5)
+
+
 def test_a_kernel_of_triton_gets_matrices_from_whatever_begins_at_their_addresses(gpu):  # noqa: F811
     kernel, lays = Kernel(), []
 
