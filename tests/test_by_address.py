@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import DEVICE
 from test_triton_launching import Kernel, gpu, plain, tensor  # noqa: F401 (a fixture)
 
 import tcgemm
@@ -15,7 +16,7 @@ from tcgemm import cublas, dispatch, launch_cache
 from tcgemm.ops import running
 
 F = torch.nn.functional
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 handle = import_module("tcgemm.cuda_ref.handle")
 launching = import_module("tcgemm.triton_kernels.host.launching")
 
