@@ -197,7 +197,7 @@ def test_a_table_of_the_users_own_comes_first(tmp_path, monkeypatch):
 
 def test_a_kernel_has_one_plan_whether_it_is_named_or_not():
     changed = 0
-    for case in drawn_cases(3, 60):
+    for case in (*drawn_cases(3, 60), *drawn_cases(4, 60)):
         problem = replace(case.product(capability=(9, 0)), device="cuda")
         taken = dispatch.choose(problem, "triton")
         named = dispatch.plan(problem, "triton", taken.name)
