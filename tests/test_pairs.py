@@ -85,6 +85,21 @@ def test_a_tile_is_in_pairs_where_that_is_faster():
     assert max(losses) < 1.26
 
 
+def test_large_tiles_whose_rows_split_sectors_are_paired_early():
+    """1509 x 2440 x 1000 (nn) takes 17.6 us by single blocks, and 14.1 in pairs that share B
+    (reports/nvidia-h200/trials/races.csv); tiles of 64 x 64 lose a tenth there."""
+    split = Problem.stored(1509, 2440, 1000, "bfloat16", "bfloat16", "nn", capability=(9, 0))
+    assert taken(split)[3:] == (2, 0)
+    whole = Problem.stored(1509, 2432, 1024, "bfloat16", "bfloat16", "nn", capability=(9, 0))
+    assert taken(whole)[3] == 1
+    steps = {
+        tile: pairs.least_steps(*tile, pairs.SPLIT_SECTORS)
+        for tile in ((64, 64), (64, 128), (128, 128), (256, 192))
+    }
+    assert set(steps.values()) == {pairs.LEAST_STEPS_LARGE, pairs.LEAST_STEPS[pairs.SPLIT_SECTORS]}
+    assert steps[64, 128] > steps[128, 128]
+
+
 def test_a_short_k_is_for_single_blocks():
     for shape in ((6352, 4224, 64), (12302, 584, 56)):
         for layout in ("nn", "nt"):
