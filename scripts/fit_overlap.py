@@ -3,14 +3,13 @@
 
     python scripts/fit_overlap.py                        # reports/nvidia-h200-x2 and -x4
     python scripts/fit_overlap.py --check reports/nvidia-h200-x2     # says how well, writes nothing
-    python scripts/fit_overlap.py --plans reports/*/trials/overlap_plans.csv
 
-Folders are those of `tcgemm bench --several`. For each language and operation it fits the rate, the
-flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands, by the logarithm of
-predicted over measured time, and for each operation what the one-shot way takes besides its product
-and its stores. Where plans have changed since, --plans names rows of CUDA's calls by several plans:
-a layer's time is multiplied by what the present plan took relative to the one before, where both
-were timed, on whatever GPU came first. The result is tcgemm/dist/overlapped-<gpu>.json.
+Folders are those of `tcgemm bench --several`. For each language, operation and number of ranks it
+fits the rate, the flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands,
+by the logarithm of predicted over measured time, and for each operation what the one-shot way takes
+besides its product and its stores. What a rank more costs is fitted to the rows of all numbers of
+ranks together, and is for numbers that were not timed. The result is
+tcgemm/dist/overlapped-<gpu>.json.
 
 Held out: the cases are dealt into FOLDS, and each is predicted by what is fitted to the others. It
 prints how far off that is, and what the plan loses: the time of the way that it would take over
@@ -21,7 +20,6 @@ where it was made of other rows.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import sys
@@ -81,26 +79,6 @@ def timed(rows: Iterable[Mapping[str, str]], slug: str, contender: str = OVERLAP
     return list(found.values())
 
 
-def by_present_plans(rows: Sequence[Timed], files: Sequence[Path]) -> tuple[list[Timed], int]:
-    """The rows, with the time of present plans where one of the files has both; and how many."""
-    factors: dict[tuple[str, ...], float] = {}
-    for path in files:
-        us: dict[str, dict[tuple[str, ...], float]] = {"before": {}, "present": {}}
-        for row in csv.DictReader(path.open(newline="")):
-            case = tuple(row[name] for name in ("op", "world", "M", "N", "K"))
-            us.get(row["plan"], {})[case] = float(row["us"])
-        for case in us["before"].keys() & us["present"].keys():
-            factors.setdefault(case, us["present"][case] / us["before"][case])
-    found, changed = [], 0
-    for row in rows:
-        case = row.case.op, *map(str, (row.case.world, *row.case.local))
-        if row.language == "cuda" and case in factors:
-            row = row._replace(us=row.us * factors[case])
-            changed += 1
-        found.append(row)
-    return found, changed
-
-
 def besides_us(rows: Sequence[Timed]) -> dict[str, float]:
     """Operation -> what the one-shot way takes besides its product and its stores."""
     found = {}
@@ -114,28 +92,44 @@ def besides_us(rows: Sequence[Timed]) -> dict[str, float]:
     return found
 
 
-def off(way: fitted.Way, row: Timed) -> float:
+def predicted_us(ways: fitted.Fitted, row: Timed) -> float:
+    way = ways.way(row.language, row.case.op, row.case.world)
+    return way.us(row.gemm_us, row.transfer_us, row.case.world)
+
+
+def off(ways: fitted.Fitted, row: Timed) -> float:
     """Logarithm of predicted over measured."""
-    return math.log(way.us(row.gemm_us, row.transfer_us, row.case.world) / row.us)
+    return math.log(predicted_us(ways, row) / row.us)
 
 
-def fit(rows: Sequence[Timed]) -> fitted.Way:
-    """The way with the least sum of squares; what a peer more costs only of rows that have one."""
-    peer_us = PEER_US if any(row.case.world > 2 for row in rows) else [0.0]
+def fit(rows: Sequence[Timed]) -> tuple[fitted.Way, ...]:
+    """Of each number of ranks the way with the least sum of squares, in order. What a rank more
+    costs is that of all rows together."""
+    worlds = sorted({row.case.world for row in rows})
+    peer_us = _least(rows, PEER_US, worlds[0]).peer_us if len(worlds) > 1 else 0.0
+    return tuple(
+        _least([row for row in rows if row.case.world == world], [peer_us], world)
+        for world in worlds
+    )
+
+
+def _least(rows: Sequence[Timed], peer_us: Sequence[float], world: int) -> fitted.Way:
     ways = np.array(list(product(RATES, FLAGS_US, PIECES, peer_us)))
-    every = fitted.Way(*ways.T)
+    every = fitted.Way(*ways.T, world=world)
     squares = np.zeros(len(ways))
     for row in rows:
         squares += np.square(
             np.log(every.us(row.gemm_us, row.transfer_us, row.case.world) / row.us)
         )
-    return fitted.Way(*map(float, ways[squares.argmin()]))
+    return fitted.Way(*map(float, ways[squares.argmin()]), world=world)
 
 
-def ways_of(rows: Sequence[Timed]) -> dict[tuple[str, str], fitted.Way]:
-    """(language, operation) -> what is fitted to its rows."""
+def ways_of(rows: Sequence[Timed]) -> fitted.Fitted:
+    """What is fitted to the rows of each language and operation."""
     keys = dict.fromkeys((row.language, row.case.op) for row in rows)
-    return {key: fit([r for r in rows if (r.language, r.case.op) == key]) for key in keys}
+    return fitted.Fitted(
+        {key: fit([r for r in rows if (r.language, r.case.op) == key]) for key in keys}
+    )
 
 
 def dealt(rows: Sequence[Timed]) -> Iterable[tuple[list[Timed], list[Timed]]]:
@@ -162,26 +156,24 @@ def held_out(rows: Sequence[Timed], slug: str) -> HeldOut:
     return judged([(ways_of(others), held) for others, held in dealt(rows)], slug)
 
 
-def judged(
-    predicted: Iterable[tuple[Mapping[tuple[str, str], fitted.Way], Sequence[Timed]]], slug: str
-) -> HeldOut:
+def judged(predicted: Iterable[tuple[fitted.Fitted, Sequence[Timed]]], slug: str) -> HeldOut:
     """How well ways predict the rows beside them."""
     errors: list[float] = []
     losses: list[float] = []
     for ways, held in predicted:
-        errors += [abs(math.expm1(off(ways[r.language, r.case.op], r))) for r in held]
+        errors += [abs(math.expm1(off(ways, r))) for r in held]
         for case in dict.fromkeys(row.case for row in held):
             of = [row for row in held if row.case == case]
             losses.append(taken_us(of, ways, slug) / min(of[0].nccl_us, *(r.us for r in of)) - 1)
     return HeldOut(median(errors), max(errors), sum(losses) / len(losses), max(losses), len(losses))
 
 
-def taken_us(of: Sequence[Timed], ways: Mapping[tuple[str, str], fitted.Way], slug: str) -> float:
+def taken_us(of: Sequence[Timed], ways: fitted.Fitted, slug: str) -> float:
     """What the way that the plan would take has taken."""
     case = of[0].case
     times = model.times(case.op, *case.local, case.dtype, case.world, model.Host(slug))
     assert times is not None
-    us = {r: ways[r.language, case.op].us(r.gemm_us, r.transfer_us, case.world) for r in of}
+    us = {r: predicted_us(ways, r) for r in of}
     best = min(us, key=us.__getitem__)
     return best.us if times.sequence_us >= WORTH * us[best] else of[0].nccl_us
 
@@ -190,53 +182,48 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, help="of tcgemm bench --several")
     parser.add_argument("--gpu", default="nvidia-h200", help="slug of the GPU")
-    parser.add_argument("--plans", nargs="+", type=Path, default=[], metavar="FILE",
-                        help="rows of calls by the plan before and by the present one")  # fmt: skip
     parser.add_argument("--check", action="store_true", help="write nothing")
     asked = parser.parse_args()
     folders = asked.folders or [
         path for path in (ROOT / f"reports/{asked.gpu}-x{n}" for n in (2, 4)) if path.is_dir()
     ]
     read_rows = [row for folder in folders for row in read(folder)]
-    rows, changed = by_present_plans(timed(read_rows, asked.gpu), asked.plans)
+    rows = timed(read_rows, asked.gpu)
     if len({row.case for row in rows}) < 2 * FOLDS:
         print(f"{len(rows)} timed rows of overlapped products: too few to fit to", file=sys.stderr)
         return 1
     print("held out:", json.dumps(held_out(rows, asked.gpu)._asdict()))
     ways = ways_of(rows)
     before = fitted.of(asked.gpu)
-    known = {key: before.way(*key) for key in ways}
-    print("by the fit before:", json.dumps(judged([(known, rows)], asked.gpu)._asdict()))
-    for (language, op), way in ways.items():
-        of = [r for r in rows if (r.language, r.case.op) == (language, op)]
-        worst = max(abs(math.expm1(off(way, row))) for row in of)
-        print(f"{language} {op}: {way}, {len(of)} rows, the worst {100 * worst:.1f} % off")
+    print("by the fit before:", json.dumps(judged([(before, rows)], asked.gpu)._asdict()))
+    for (language, op), of_worlds in ways.ways.items():
+        for way in of_worlds:
+            key = language, op, way.world
+            of = [r for r in rows if (r.language, r.case.op, r.case.world) == key]
+            worst = max(abs(math.expm1(off(ways, row))) for row in of)
+            print(f"{language} {op}: {way}, {len(of)} rows, the worst {100 * worst:.1f} % off")
     in_one_shot = timed(read_rows, asked.gpu, ONE_SHOT)
     one_shot = {**before.one_shot, **besides_us(in_one_shot)}
     print(f"one_shot: {one_shot or 'assumed'} us besides, {len(in_one_shot)} rows")
     if not asked.check:
         path = fitted.path_of(asked.gpu)
-        path.write_text(json.dumps(as_json(rows, ways, one_shot, changed), indent=2) + "\n")
+        path.write_text(json.dumps(as_json(rows, ways, one_shot), indent=2) + "\n")
         fitted.of.cache_clear()
         print(f"written: {path}")
     return 0
 
 
 def as_json(
-    rows: Sequence[Timed],
-    ways: Mapping[tuple[str, str], fitted.Way],
-    one_shot: Mapping[str, float],
-    changed: int = 0,
+    rows: Sequence[Timed], ways: fitted.Fitted, one_shot: Mapping[str, float]
 ) -> dict[str, Any]:
     """What fitted.of reads."""
     by_language: dict[str, dict[str, Any]] = {}
-    for (language, op), way in ways.items():
-        by_language.setdefault(language, {})[op] = {
-            name: round(value, 3) for name, value in asdict(way).items()
-        }
+    for (language, op), of_worlds in ways.ways.items():
+        by_language.setdefault(language, {})[op] = [
+            {name: round(value, 3) for name, value in asdict(way).items()} for way in of_worlds
+        ]
     return {
-        "fitted_to": f"{len(rows)} rows of {len({row.case for row in rows})} cases"
-        + (f", {changed} of them with the time of present plans" if changed else ""),
+        "fitted_to": f"{len(rows)} rows of {len({row.case for row in rows})} cases",
         "ways": by_language,
         **({"one_shot": dict(one_shot)} if one_shot else {}),
     }

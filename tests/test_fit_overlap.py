@@ -83,7 +83,7 @@ def test_it_finds_the_constants_and_predicts_what_it_was_not_fitted_to(
         assert now["median_off"] < told["median_off"] * 1.1  # of all rows, those held out too
         found = fitted.of("nvidia-h200")
         for row in script.timed(rows_of(0), "nvidia-h200"):
-            way = found.way(row.language, row.case.op)
+            way = found.way(row.language, row.case.op, 2)
             assert way.us(row.gemm_us, row.transfer_us, 2) == pytest.approx(row.us, rel=0.03)
         planning.plan_of.cache_clear()
         shape = "reduce_scatter", 8192, 4096, 7168, "bfloat16", 2, model.Host("nvidia-h200"), None
@@ -101,7 +101,7 @@ def test_it_finds_the_constants_and_predicts_what_it_was_not_fitted_to(
 def test_without_noise_the_constants_are_those_of_the_rows(script):
     rows = script.timed(rows_of(0), "nvidia-h200")
     key = "triton", "reduce_scatter"
-    found = script.fit([row for row in rows if (row.language, row.case.op) == key])
+    (found,) = script.fit([row for row in rows if (row.language, row.case.op) == key])
     assert (found.rate, found.flags_us, found.pieces) == pytest.approx((0.95, 30.0, 2.0))
 
 
@@ -129,17 +129,28 @@ def test_what_one_shot_takes_besides_is_found_for_each_operation(script, tmp_pat
         fitted.of.cache_clear()
 
 
-def test_what_a_peer_more_costs_is_read_from_rows_of_more_gpus(script):
-    true = fitted.Way(0.95, 20.0, 4.0, 6.0)
+def test_each_number_of_ranks_has_a_way_and_others_the_nearest_below(script):
+    """What a rank more costs is that of all rows, and counts from the ranks of the way on."""
+    true = {2: fitted.Way(0.95, 20.0, 4.0, 6.0, 2), 4: fitted.Way(0.9, 32.0, 2.0, 6.0, 4)}
     rows = []
-    for world in (2, 4):
+    for world, way in true.items():
         for case in cases.suite(world):
             times = model.times(case.op, *case.local, case.dtype, world, model.Host("nvidia-h200"))
-            us = true.us(times.gemm_us, times.transfer_us, world)
+            us = way.us(times.gemm_us, times.transfer_us, world)
             rows.append(script.Timed(case, "cuda", times.gemm_us, times.transfer_us, us, us))
-    found = script.fit(rows)
-    assert asdict(found) == pytest.approx(asdict(true))
-    assert script.fit([row for row in rows if row.case.world == 2]).peer_us == 0
+    of_two, of_four = found = script.fit(rows)
+    for way, was in zip(found, true.values(), strict=True):
+        assert asdict(way) == pytest.approx({**asdict(was), "peer_us": of_two.peer_us})
+    assert 2 <= of_two.peer_us <= 10
+    assert script.fit([row for row in rows if row.case.world == 2])[0].peer_us == 0
+    known = fitted.Fitted({("cuda", "all_gather"): found})
+    chosen = {world: known.way("cuda", "all_gather", world) for world in (2, 3, 4, 8)}
+    assert chosen == {2: of_two, 3: of_two, 4: of_four, 8: of_four}
+    assert chosen[8].waits_us(8) == of_four.flags_us + 4 * of_four.peer_us
+    assert (
+        fitted.Fitted({("cuda", "all_gather"): (of_four,)}).way("cuda", "all_gather", 2) == of_four
+    )
+    assert known.way("triton", "all_gather", 2) == fitted.ASSUMED
 
 
 def test_too_few_rows_are_refused(script, tmp_path, monkeypatch, capsys):
@@ -147,19 +158,3 @@ def test_too_few_rows_are_refused(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(tmp_path)])
     assert script.main() == 1
     assert "too few" in capsys.readouterr().err
-
-
-def test_a_layer_s_time_becomes_that_of_the_present_plan(script, tmp_path):
-    rows = script.timed(rows_of(0), "nvidia-h200")
-    of = next(row for row in rows if row.language == "cuda" and row.case.op == "all_gather")
-    M, N, K = of.case.local
-    lines = ["plan,op,world,M,N,K,us"]
-    for plan, us in (("before", 100), ("", 50), ("present", 90)):
-        lines.append(f"{plan},all_gather,{of.case.world},{M},{N},{K},{us}")
-    files = [tmp_path / "plans.csv", tmp_path / "other.csv"]
-    files[0].write_text("\n".join(lines))
-    files[1].write_text("\n".join([lines[0], lines[1], lines[3].replace("90", "10")]))
-    found, changed = script.by_present_plans(rows, files)
-    assert changed == 1
-    for before, after in zip(rows, found, strict=True):
-        assert after.us == pytest.approx(before.us * (0.9 if before == of else 1))

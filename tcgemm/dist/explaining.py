@@ -94,9 +94,8 @@ class Explanation:
 
     def _added(self, language: str) -> str:
         known = fitted.of(gpus.find(self.gpu).slug)
-        way = known.way(language, self.op)
-        flags_us = way.flags_us + way.peer_us * (self.world - 2)
-        told = f"{flags_us:.0f} us of flags and {way.pieces:.0f} pieces are "
+        way = known.way(language, self.op, self.world)
+        told = f"{way.waits_us(self.world):.0f} us of flags and {way.pieces:.0f} pieces are "
         return told + self._how((language, self.op) in known.ways)
 
     def _besides(self) -> str:

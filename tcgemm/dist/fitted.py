@@ -21,7 +21,7 @@ LANGUAGES = ("triton", "cuda")
 class Way:
     """An overlapped product of one language and operation takes
 
-    flags_us + peer_us x peers but one + longer + shorter / pieces
+    flags_us + peer_us x further ranks + longer + shorter / pieces
 
     of the transfer and the product, which has ``rate`` of the local kernels' speed.
     """
@@ -30,14 +30,20 @@ class Way:
     flags_us: float
     pieces: float
     peer_us: float = 0.0
+    """Of each rank more than ``world``."""
+    world: int = 2
+    """Ranks over which the layers were timed."""
 
     def us(self, gemm_us: float, transfer_us: float, world: int) -> float:
         """Microseconds of the whole. The fields may be arrays, as where they are fitted."""
         product = gemm_us / self.rate
         both, apart = product + transfer_us, abs(product - transfer_us)
         longer, shorter = (both + apart) / 2, (both - apart) / 2
-        waits = self.flags_us + self.peer_us * (world - 2)
-        return waits + longer + shorter / self.pieces
+        return self.waits_us(world) + longer + shorter / self.pieces
+
+    def waits_us(self, world: int) -> float:
+        """Microseconds of flags and of what starts."""
+        return self.flags_us + self.peer_us * (world - self.world)
 
 
 ASSUMED = Way(rate=1.0, flags_us=10.0, pieces=16.0)
@@ -52,16 +58,18 @@ ASSUMED_ONE_SHOT_US = 8.0
 class Fitted:
     """What is known of a GPU."""
 
-    ways: dict[tuple[str, str], Way]
-    """(language, operation) -> its way."""
+    ways: dict[tuple[str, str], tuple[Way, ...]]
+    """(language, operation) -> its way over each number of ranks that was timed, in order."""
     one_shot: dict[str, float] = field(default_factory=dict)
     """Operation -> microseconds of the one-shot way besides its product and its stores."""
 
     def one_shot_us(self, op: str) -> float:
         return self.one_shot.get(op, ASSUMED_ONE_SHOT_US)
 
-    def way(self, language: str, op: str) -> Way:
-        return self.ways.get((language, op), ASSUMED)
+    def way(self, language: str, op: str, world: int) -> Way:
+        """Of so many ranks, or of the most that were timed and are no more, or of the fewest."""
+        ways = self.ways.get((language, op), (ASSUMED,))
+        return next((way for way in reversed(ways) if way.world <= world), ways[0])
 
 
 def path_of(slug: str) -> Path:
@@ -85,8 +93,8 @@ def of(slug: str) -> Fitted:
         return Fitted({})
     found = json.loads(path.read_text())
     ways = {
-        (language, op): Way(**way)
+        (language, op): tuple(Way(**way) for way in by_world)
         for language, by_op in found["ways"].items()
-        for op, way in by_op.items()
+        for op, by_world in by_op.items()
     }
     return Fitted(ways, found.get("one_shot", {}))

@@ -197,7 +197,7 @@ def times(
         return Times(product, 0.0, 0.0, product, language or fitted.LANGUAGES[0], 0.0, product)
     known = fitted.of(host.slug)
     takes = {
-        each: known.way(each, op).us(product, moved, world)
+        each: known.way(each, op, world).us(product, moved, world)
         for each in ((language,) if language else fitted.LANGUAGES)
     }
     found = min(takes, key=takes.__getitem__)
