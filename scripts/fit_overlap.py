@@ -4,11 +4,11 @@
     python scripts/fit_overlap.py                        # reports/nvidia-h200-x2 and -x4
     python scripts/fit_overlap.py --check reports/nvidia-h200-x2     # says how well, writes nothing
 
-Folders are those of `tcgemm bench --several`. For each language, operation and number of ranks it
-fits the rate, the flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands,
-by the logarithm of predicted over measured time, and for each operation what the one-shot way takes
-besides its product and its stores. What a rank more costs is fitted to the rows of all numbers of
-ranks together, and is for numbers that were not timed. The result is
+Folders are those of `tcgemm bench --several`. For each language and operation it fits the rate, the
+flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands, by the logarithm of
+predicted over measured time, and for each operation what the one-shot way takes besides its product
+and its stores. It does so for all numbers of ranks together, with what a rank more costs, and for
+each number apart, and takes what loses less where it is held out. The result is
 tcgemm/dist/overlapped-<gpu>.json.
 
 Held out: the cases are dealt into FOLDS, and each is predicted by what is fitted to the others. It
@@ -102,13 +102,15 @@ def off(ways: fitted.Fitted, row: Timed) -> float:
     return math.log(predicted_us(ways, row) / row.us)
 
 
-def fit(rows: Sequence[Timed]) -> tuple[fitted.Way, ...]:
-    """Of each number of ranks the way with the least sum of squares, in order. What a rank more
-    costs is that of all rows together."""
+def fit(rows: Sequence[Timed], apart: bool) -> tuple[fitted.Way, ...]:
+    """The way with the least sum of squares; ``apart``: of each number of ranks, in order. What a
+    rank more costs is that of all rows together."""
     worlds = sorted({row.case.world for row in rows})
-    peer_us = _least(rows, PEER_US, worlds[0]).peer_us if len(worlds) > 1 else 0.0
+    together = _least(rows, PEER_US if len(worlds) > 1 else [0.0], worlds[0])
+    if not apart or len(worlds) == 1:
+        return (together,)
     return tuple(
-        _least([row for row in rows if row.case.world == world], [peer_us], world)
+        _least([row for row in rows if row.case.world == world], [together.peer_us], world)
         for world in worlds
     )
 
@@ -124,11 +126,11 @@ def _least(rows: Sequence[Timed], peer_us: Sequence[float], world: int) -> fitte
     return fitted.Way(*map(float, ways[squares.argmin()]), world=world)
 
 
-def ways_of(rows: Sequence[Timed]) -> fitted.Fitted:
+def ways_of(rows: Sequence[Timed], apart: bool) -> fitted.Fitted:
     """What is fitted to the rows of each language and operation."""
     keys = dict.fromkeys((row.language, row.case.op) for row in rows)
     return fitted.Fitted(
-        {key: fit([r for r in rows if (r.language, r.case.op) == key]) for key in keys}
+        {key: fit([r for r in rows if (r.language, r.case.op) == key], apart) for key in keys}
     )
 
 
@@ -151,9 +153,9 @@ class HeldOut(NamedTuple):
     cases: int
 
 
-def held_out(rows: Sequence[Timed], slug: str) -> HeldOut:
+def held_out(rows: Sequence[Timed], slug: str, apart: bool) -> HeldOut:
     """Every case predicted by the others."""
-    return judged([(ways_of(others), held) for others, held in dealt(rows)], slug)
+    return judged([(ways_of(others, apart), held) for others, held in dealt(rows)], slug)
 
 
 def judged(predicted: Iterable[tuple[fitted.Fitted, Sequence[Timed]]], slug: str) -> HeldOut:
@@ -192,14 +194,22 @@ def main() -> int:
     if len({row.case for row in rows}) < 2 * FOLDS:
         print(f"{len(rows)} timed rows of overlapped products: too few to fit to", file=sys.stderr)
         return 1
-    print("held out:", json.dumps(held_out(rows, asked.gpu)._asdict()))
-    ways = ways_of(rows)
+    of_both = {apart: held_out(rows, asked.gpu, apart) for apart in (False, True)}
+    print("held out, by one fit for all ranks:", json.dumps(of_both[False]._asdict()))
+    print("held out, by a fit for each number:", json.dumps(of_both[True]._asdict()))
+    apart = of_both[True].loss < of_both[False].loss
+    print(f"taken: {'a fit for each number' if apart else 'one fit for all ranks'}")
+    ways = ways_of(rows, apart)
     before = fitted.of(asked.gpu)
     print("by the fit before:", json.dumps(judged([(before, rows)], asked.gpu)._asdict()))
     for (language, op), of_worlds in ways.ways.items():
         for way in of_worlds:
-            key = language, op, way.world
-            of = [r for r in rows if (r.language, r.case.op, r.case.world) == key]
+            of = [
+                r
+                for r in rows
+                if (r.language, r.case.op) == (language, op)
+                and ways.way(language, op, r.case.world) == way
+            ]
             worst = max(abs(math.expm1(off(ways, row))) for row in of)
             print(f"{language} {op}: {way}, {len(of)} rows, the worst {100 * worst:.1f} % off")
     in_one_shot = timed(read_rows, asked.gpu, ONE_SHOT)

@@ -35,8 +35,9 @@ FAST, TRAFFIC = 550e6, 2.5e6
 """Of kernels that read aligned rows: operations and bytes in a microsecond (H200)."""
 
 ODD_C = 0.9e6
-"""The same of a C in odd rows, which they store by elements: 4253 x 5351 x 78 (tn) takes 61 us with
-copies of A and B, 12609 x 2823 x 59 (nt) 88 (reports/nvidia-h200/trials/races.csv)."""
+"""Bytes of a C in odd rows, which they store by elements, in a microsecond: with copies of A and B
+4253 x 5351 x 78 (tn) takes 61 us and 12609 x 2823 x 59 (nt) 88, and without them 53 and 72
+(reports/nvidia-h200/trials/races.csv)."""
 
 COPIED, COPIED_IN_WORDS = 1.0e6, 1.6e6
 """Bytes of an operand that are copied in a microsecond, read and written: by torch, and by a
@@ -99,7 +100,8 @@ def pays(problem: Problem, copies: Copies, backend: str) -> bool:
 def _fast_us(problem: Problem, copies: Copies) -> float:
     """Microseconds of the kernel that reads the copies."""
     of_c = ITEMSIZE[problem.dtype_out] * problem.M * problem.N
-    rate = ODD_C if max(copies.problem.c_strides) % 8 else TRAFFIC
+    odd = max(copies.problem.c_strides) * ITEMSIZE[problem.dtype_out] % 16
+    rate = ODD_C if odd else TRAFFIC
     moved_us = (problem.bytes - of_c) / TRAFFIC + of_c / rate
     return START_US + max(problem.flop / FAST, moved_us)
 

@@ -23,15 +23,17 @@ from tcgemm.problem import Problem
 ROOT = Path(__file__).parents[1]
 H200 = "nvidia-h200"
 PLANNERS = import_module("tcgemm.triton_kernels").planners()
-OFFER = import_module("tcgemm.triton_kernels").plans
+MODULE = import_module("tcgemm.triton_kernels")
+OFFER = MODULE.plans
 gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 
 NEAR = plans.NEAR
 FOLDS = 5
-LOSS, UNPICKED_LOSS, GAIN = 1.045, 1.042, 0.022
-"""Of the plan that is taken over the fastest timed one, where the fit has not seen the shape, the
-geometric mean: over all races, most of which are of shapes that were slow; over those of UNPICKED;
-and how much more its terms lose without trees. Seen: 1.040, 1.036, 0.029."""
+LOSS, UNPICKED_LOSS, GAIN, WORSE = 1.045, 1.042, 0.035, 0.04
+"""Of what a call gets over the fastest timed plan, where the fit has not seen the shape, the
+geometric mean: over all races, half of which are of shapes that were slow; over those of UNPICKED;
+how much more is lost without the model of plans; and the share of products that it makes slower by
+5 %. Seen: 1.039, 1.035, 0.044, 0.02."""
 
 UNPICKED = (614, 615)
 """Seeds whose shapes were raced as they were drawn, slow or not."""
@@ -87,33 +89,56 @@ def test_the_model_is_what_the_races_give(script, races):
         assert now.us(*asked) == pytest.approx(before.us(*asked), rel=0.1)
 
 
-def test_of_a_shape_that_it_has_not_seen_it_takes_nearly_the_fastest_plan(script, races):
+def test_of_a_shape_that_it_has_not_seen_a_call_gets_nearly_the_fastest_plan(
+    script, races, monkeypatch
+):
+    """Where the plan that it gets was timed, and the plan that it would get without the model."""
     every = script.raced(races)
-    shapes = list(dict.fromkeys(each.problem for each in every))
     drawn = {(c.M, c.N, c.K, c.layout) for seed in UNPICKED for c in drawn_cases(seed, 90)}
-    mine, by_terms, of_unpicked = [], [], []
+    shapes = list(dict.fromkeys(each.problem for each in every))
+    of_shape = defaultdict(list)
+    for each in every:
+        of_shape[each.problem].append(each)
+    mine, without, of_unpicked = [], [], []
     for fold in range(FOLDS):
         held = set(shapes[fold::FOLDS])
         known = plans.read(script.model_of(each for each in every if each.problem not in held))
-        of_shape = defaultdict(list)
-        for each in every:
-            if each.problem in held:
-                of_shape[each.problem].append(each)
-        for problem, timed in of_shape.items():
-            fastest = min(each.us for each in timed)
-            mine.append(_taken(timed, known).us / fastest)
-            by_terms.append(_taken(timed, known._replace(trees=())).us / fastest)
+        monkeypatch.setattr(plans, "_known", lambda slug, known=known: known)
+        for problem in held:
+            chosen, before = (
+                _timed(of_shape[problem], row, problem)
+                for row in (
+                    dispatch.choose(problem, "triton"), dispatch.by_models(problem, "triton")[0]
+                )
+            )  # fmt: skip
+            if chosen is None or before is None:
+                continue
+            fastest = min(each.us for each in of_shape[problem])
+            mine.append(chosen / fastest)
+            without.append(before / fastest)
             if (problem.M, problem.N, problem.K, problem.layout) in drawn:
                 of_unpicked.append(mine[-1])
-    assert len(mine) > 250
-    assert len(of_unpicked) > 100
+    assert len(mine) > 200
+    assert len(of_unpicked) > 90
     assert geometric_mean(mine) < LOSS
     assert geometric_mean(of_unpicked) < UNPICKED_LOSS
-    assert geometric_mean(mine) < geometric_mean(by_terms) - GAIN
+    assert geometric_mean(mine) < geometric_mean(without) - GAIN
+    slower = sum(m > 1.05 * t for m, t in zip(mine, without, strict=True))
+    assert slower <= WORSE * len(mine)
 
 
-def _taken(timed, known):
-    return min(timed, key=lambda each: known.us(each.kernel, each.problem, each.plan, 132, False))
+def _timed(timed, row, problem):
+    """Microseconds of a row's plan, None where it was not timed."""
+    plan = {k: v for k, v in row.plan(problem).items() if k != "L2_PREFETCH"}
+    return min(
+        (
+            each.us
+            for each in timed
+            if each.kernel == row.full_name
+            and {k: v for k, v in each.plan.items() if k != "L2_PREFETCH"} == plan
+        ),
+        default=None,
+    )
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -297,10 +322,37 @@ def test_trees_are_asked_about_plans_that_are_nearly_the_fastest_by_terms(monkey
 
     monkeypatch.setattr(plans.PlanModel, "factor", counted)
     monkeypatch.setattr(plans, "NEAR", 1e9)
-    everything, _ = plans.fastest(problem, chosen, able, OFFER)
+    everything, _ = plans.fastest(problem, chosen, able, MODULE)
     of_all = len(asked)
     monkeypatch.setattr(plans, "NEAR", NEAR)
     asked.clear()
-    near, _ = plans.fastest(problem, chosen, able, OFFER)
+    near, _ = plans.fastest(problem, chosen, able, MODULE)
     assert near == everything
     assert len(asked) < of_all
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_a_plan_takes_as_long_for_a_product_as_its_mirror_for_the_transpose(seed):
+    """Of a C by columns a kernel computes the transpose, or has its tile the other way."""
+    known = plans.shipped(H200)
+    seen = set()
+    for case in drawn_cases(seed, 40):
+        problem = replace(case.product(capability=(9, 0)), device="cuda")
+        for name, plan in OFFER(problem, list(PLANNERS)):
+            mirror = dict(plan)
+            if "SWAP" in plan:
+                mirror["SWAP"] = 1 - plan["SWAP"]
+            elif name in ("pipelined", "persistent"):
+                mirror |= {"BLOCK_M": plan["BLOCK_N"], "BLOCK_N": plan["BLOCK_M"]}
+            ours, theirs = (
+                known.us(f"triton/{name}", *MODULE.by_rows(each, name, of_it), 132, seen=False)
+                for each, of_it in ((problem, plan), (problem.transposed(), mirror))
+            )
+            assert ours == theirs, (case, name, plan)
+            seen.add(name)
+    assert seen >= {"split_k", "skinny", "warp_specialized", "descriptor"}
+
+
+def test_of_an_empty_c_nothing_is_said():
+    for shape in ((0, 64, 64), (64, 0, 64)):
+        dispatch.choose(problem_of(*shape), "triton")

@@ -48,6 +48,7 @@ def test_a_large_c_in_odd_rows_leaves_little_to_win():
     assert not worth(2823)
     assert worth(2823, c_strides=(2824, 1))
     assert worth(2823, K=1001)
+    assert worth(2820, dtype_out="float32")  # rows of whole 16 bytes
 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])

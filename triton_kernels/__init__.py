@@ -69,6 +69,11 @@ def plans(problem: Any, able: Sequence[str]) -> Iterator[tuple[str, Mapping[str,
     return offered.plans(problem, able, planners())
 
 
+def by_rows(problem: Any, kernel: str, plan: Mapping[str, int]) -> tuple[Any, Mapping[str, int]]:
+    """The same product and plan where C lies by rows; see offered.py."""
+    return offered.by_rows(problem, kernel, plan, planners())
+
+
 @lru_cache(maxsize=4096)
 def _choose(problem: Any, able: tuple[str, ...]) -> str:
     measured = planners()

@@ -34,7 +34,7 @@ def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple
 
     Args:
         kernel: its number among those of the GPU's file.
-        problem: as the kernel gets it.
+        problem: with its C by rows, as all that was timed.
         plan: with BLOCK_M, BLOCK_N and BLOCK_K.
     """
     M, N, K = problem.M, problem.N, problem.K

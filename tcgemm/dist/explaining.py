@@ -96,19 +96,21 @@ class Explanation:
         known = fitted.of(gpus.find(self.gpu).slug)
         way = known.way(language, self.op, self.world)
         told = f"{way.waits_us(self.world):.0f} us of flags and {way.pieces:.0f} pieces are "
-        return told + self._how((language, self.op) in known.ways)
+        timed = (language, self.op) in known.ways
+        over = f" over {way.world} ranks" if timed and way.world != self.world else ""
+        return told + self._how(timed, over)
 
     def _besides(self) -> str:
         known = fitted.of(gpus.find(self.gpu).slug)
         how = self._how(self.op in known.one_shot)
         return f"{known.one_shot_us(self.op):.0f} us of launches and flags are {how}"
 
-    def _how(self, was_timed: bool) -> str:
+    def _how(self, was_timed: bool, over: str = "") -> str:
         slug = gpus.find(self.gpu).slug
         timed_on = fitted.timed_on(slug)
         if not was_timed:
             return "assumed"
-        return "fitted to timed layers" + ("" if timed_on == slug else f" of {timed_on}")
+        return f"fitted to timed layers{over}" + ("" if timed_on == slug else f" of {timed_on}")
 
 
 def _held(M: int, world: int) -> list[str]:

@@ -42,8 +42,8 @@ class Way:
         return self.waits_us(world) + longer + shorter / self.pieces
 
     def waits_us(self, world: int) -> float:
-        """Microseconds of flags and of what starts."""
-        return self.flags_us + self.peer_us * (world - self.world)
+        """Microseconds of flags and of what starts; of fewer ranks than were timed as of those."""
+        return self.flags_us + self.peer_us * max(0, world - self.world)
 
 
 ASSUMED = Way(rate=1.0, flags_us=10.0, pieces=16.0)
@@ -67,7 +67,8 @@ class Fitted:
         return self.one_shot.get(op, ASSUMED_ONE_SHOT_US)
 
     def way(self, language: str, op: str, world: int) -> Way:
-        """Of so many ranks, or of the most that were timed and are no more, or of the fewest."""
+        """Of so many ranks. Where these were not timed: of the next smaller number that was, or
+        else of the smallest."""
         ways = self.ways.get((language, op), (ASSUMED,))
         return next((way for way in reversed(ways) if way.world <= world), ways[0])
 

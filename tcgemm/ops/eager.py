@@ -232,7 +232,7 @@ def _first(
     return Kind(
         launch=launch, a=a, b=b, transposed=transposed, x_shape=tuple(x.shape),
         weight_shape=tuple(weight.shape), shape=shape, strides=_strides(shape, False),
-        dtype=x.dtype, flat=x.dim() == 2, whole=launch.by_address and derivative,
+        dtype=x.dtype, flat=x.dim() == 2,
         lay=(x.stride(), weight.stride()), x_strides=_strides(x.shape, columns[0]),
         weight_strides=_strides(weight.shape, columns[1]), by_columns=columns,
         accumulate=accumulate, epilogue=epilogue, activation=activation if kept else "",

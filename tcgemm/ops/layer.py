@@ -49,7 +49,7 @@ class Gradients:
     of_x: Launch | None = None
     of_weight: Launch | None = None
     sums: Start | None = None
-    """Of columns, where nothing was differentiated before."""
+    """Of columns, where the gradient went through no activation."""
 
 
 @dataclass(slots=True)
@@ -71,9 +71,6 @@ class Kind:
     """Of x and the weight."""
     flat: bool
     """Whether x is a matrix."""
-    whole: bool
-    """Whether the backward pass takes a gradient as it lies, matrix or not: its kernels read
-    addresses alone."""
     lay: tuple[Any, Any]
     """Strides of x and of the stored weight."""
     x_strides: tuple[int, ...]
@@ -165,10 +162,12 @@ class Layer(torch.autograd.Function):
         if not is_plain(grad, first.device):
             return *_differentiable(ctx, kind, grad, x, weight, seen, bias), None
         by_x, by_weight, by_bias = _wanted(ctx)
+        # Whether a gradient is taken as it lies, matrix or not: kernels read addresses alone.
+        whole = first.by_address and kind.derivative
         rows = grad
-        if not (kind.flat or (kind.whole and grad.stride() == kind.strides)):
+        if not (kind.flat or (whole and grad.stride() == kind.strides)):
             rows = grad.reshape(first.shape)
-        if not (seen is None or kind.flat or (kind.whole and seen.stride() == kind.strides)):
+        if not (seen is None or kind.flat or (whole and seen.stride() == kind.strides)):
             seen = seen.reshape(first.shape)
         if seen is not None and kind.derivative:
             epilogue = kind.activation or kind.epilogue or ""

@@ -105,7 +105,7 @@ def product(
         kind is None
         or not kind.alike(*given)
         or not _apart(given, kind.bits)
-        or (kind.bits == BITS[True] and x.get_device() != current_device())
+        or (x.is_cuda and x.get_device() != current_device())
     ):
         if not _takes(given, x, w1, b1, w2, b2, epilogue):
             return None
@@ -116,7 +116,8 @@ def product(
             kind = _first(given, x, w1, b1, w2, b2, epilogue, compute, call[7])
         if kind is None:
             return None
-        if w1.is_leaf and w2.is_leaf:  # others are not met again
+        # Of others, and of what is less aligned, a later call would not be known to be like it.
+        if kind.bits and w1.is_leaf and w2.is_leaf:
             keep(_recent, call, kind)
     result: torch.Tensor = apply(x, w1, b1, w2, b2, kind)
     return result

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..host.storage import itemsize
+from ..host.storage import column_major, itemsize
 from . import gpus
 from .choice import planned_by_user
 from .k_division import MOST_PARTS, PARTS, KDivisionPlanner, by_elements
@@ -51,6 +51,20 @@ def plans(
             if planner.suits(config, seen):
                 for found in _of_tile(planner, config, seen, limit, sms, transposed):
                     yield name, found
+
+
+def by_rows(
+    problem: Any, kernel: str, plan: Mapping[str, int], planners: Mapping[str, Planner]
+) -> tuple[Any, Mapping[str, int]]:
+    """The same product and plan where C lies by rows: of a column-major C the transpose, which some
+    kernels compute and others read so. All that was timed had its C by rows."""
+    if not column_major(problem):
+        return problem, plan
+    if "SWAP" in plan:
+        plan = {**plan, "SWAP": 1 - plan["SWAP"]}
+    elif kernel not in planners or not planners[kernel].transposes(problem):
+        plan = {**plan, "BLOCK_M": plan["BLOCK_N"], "BLOCK_N": plan["BLOCK_M"]}
+    return problem.transposed(), plan
 
 
 def _of_tile(

@@ -111,7 +111,7 @@ def _why_chosen(problem: Problem, row: Kernel) -> str:
     of_tables, _ = dispatch.by_tables(problem, row.backend)
     of_models, _ = dispatch.by_models(problem, row.backend)
     if row != of_models:
-        return plans.why(problem, row, of_models)
+        return plans.why(problem, row, of_models, import_module(dispatch.BACKENDS[row.backend]))
     return BY_TABLES if of_tables == row else within.why(problem, row, of_tables)
 
 
