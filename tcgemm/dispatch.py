@@ -5,9 +5,8 @@ which returns a rung's callable, compiled. Where the module has them, it asks be
 ``choose(problem, able)`` for the name of the kernel to run of those that accept,
 ``buildable(problem, able)`` for those that can be built here, ``choosable(problem, able)`` for
 those that may be taken unnamed, ``tuned_by_user(problem)`` whether a table of the user's own has
-settled the choice, ``plans(problem, able)`` for plans worth a look besides what its tables say,
-with ``by_rows(problem, kernel, plan)`` for such a product and plan as they were timed, and
-``derivative_kernel()`` for that of an activation's derivative. It knows no tile size.
+settled the choice, ``plans(problem, able)`` for more than its tables' plans, ``by_rows(problem,
+kernel, plan)`` for what was timed, and ``derivative_kernel()``. It knows no tile size.
 """
 
 from __future__ import annotations

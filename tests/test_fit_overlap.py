@@ -159,6 +159,10 @@ def test_the_fit_that_loses_less_where_it_is_held_out_is_taken(
     """Rows of four ranks by another way than those of two; then all by one."""
     monkeypatch.setattr(fitted, "path_of", lambda slug: tmp_path / "fitted.json")
     monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(tmp_path)])
+    ways = TRUE.values()
+    monkeypatch.setattr(script, "RATES", sorted({way.rate for way in ways} | {0.7, 1.0}))
+    monkeypatch.setattr(script, "FLAGS_US", sorted({way.flags_us for way in ways} | {60.0}))
+    monkeypatch.setattr(script, "PIECES", sorted({way.pieces for way in ways}))
     for slower, taken in ((3.0, "a fit for each number"), (1.0, "one fit for all ranks")):
         made = list(rows_of(0))
         for case in cases.suite(4):

@@ -28,7 +28,7 @@ OFFER = MODULE.plans
 gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 
 NEAR = plans.NEAR
-FOLDS = 5
+FOLDS = 3
 LOSS, UNPICKED_LOSS, GAIN, WORSE = 1.045, 1.042, 0.035, 0.04
 """Of what a call gets over the fastest timed plan, where the fit has not seen the shape, the
 geometric mean: over all races, half of which are of shapes that were slow; over those of UNPICKED;
