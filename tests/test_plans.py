@@ -90,9 +90,10 @@ def test_the_model_is_what_the_races_give(script, races):
 
 
 def test_of_a_shape_that_it_has_not_seen_a_call_gets_nearly_the_fastest_plan(
-    script, races, monkeypatch
+    script, races, monkeypatch, thorough
 ):
-    """Where the plan that it gets was timed, and the plan that it would get without the model."""
+    """Where the plan that it gets was timed, and the plan that it would get without the model. In
+    ``make test`` of a third of the shapes."""
     every = script.raced(races)
     drawn = {(c.M, c.N, c.K, c.layout) for seed in UNPICKED for c in drawn_cases(seed, 90)}
     shapes = list(dict.fromkeys(each.problem for each in every))
@@ -100,7 +101,7 @@ def test_of_a_shape_that_it_has_not_seen_a_call_gets_nearly_the_fastest_plan(
     for each in every:
         of_shape[each.problem].append(each)
     mine, without, of_unpicked = [], [], []
-    for fold in range(FOLDS):
+    for fold in range(FOLDS if thorough else 1):
         held = set(shapes[fold::FOLDS])
         known = plans.read(script.model_of(each for each in every if each.problem not in held))
         monkeypatch.setattr(plans, "_known", lambda slug, known=known: known)
@@ -118,8 +119,8 @@ def test_of_a_shape_that_it_has_not_seen_a_call_gets_nearly_the_fastest_plan(
             without.append(before / fastest)
             if (problem.M, problem.N, problem.K, problem.layout) in drawn:
                 of_unpicked.append(mine[-1])
-    assert len(mine) > 200
-    assert len(of_unpicked) > 90
+    assert len(mine) > (200 if thorough else 60)
+    assert len(of_unpicked) > (90 if thorough else 30)
     assert geometric_mean(mine) < LOSS
     assert geometric_mean(of_unpicked) < UNPICKED_LOSS
     assert geometric_mean(mine) < geometric_mean(without) - GAIN
