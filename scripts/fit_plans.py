@@ -119,8 +119,8 @@ def weighed(rows: Iterable[Raced]) -> list[tuple[Raced, float]]:
 
 def grown(rows: Iterable[Raced], kernels: Mapping[str, Any]) -> list[trees.Tree]:
     """Trees of the logarithm of what a plan takes over what its terms say."""
-    numbers = {name: number for number, name in enumerate(kernels)}
-    constants = {name: tuple(of[term] for term in plans.TERMS) for name, of in kernels.items()}
+    constants = plans.read({"kernels": kernels, "trees": []}).constants
+    numbers = {name: number for number, name in enumerate(constants)}
     facts, over, weights = [], [], []
     for row, weight in weighed(rows):
         if row.kernel in constants:

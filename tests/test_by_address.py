@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import DEVICE
+from test_eager import python_calls
 from test_triton_launching import Kernel, gpu, plain, tensor  # noqa: F401 (a fixture)
 
 import tcgemm
@@ -146,25 +146,6 @@ def stand_ins(monkeypatch):
     return got
 
 
-def functions_entered(call):
-    """By one call, of Python's and of C's, but for the stand-ins: the least of several calls."""
-    counts = []
-    for _ in range(5):
-        entered = {"call": 0, "c_call": 0}
-
-        def count(frame, event, argument, entered=entered):
-            if event in entered and frame.f_globals["__name__"] != __name__:
-                entered[event] += 1
-
-        sys.setprofile(count)
-        try:
-            call()
-        finally:
-            sys.setprofile(None)
-        counts.append((entered["call"], entered["c_call"]))
-    return min(counts)
-
-
 @pytest.mark.parametrize("shape", [(64, 64), (2, 32, 64)], ids=str)
 def test_a_step_of_such_a_layer_makes_few_calls(shape, stand_ins):
     """Beside torch's. A matrix and a batch take as many: with views, the batch took 10 of C's
@@ -176,8 +157,8 @@ def test_a_step_of_such_a_layer_makes_few_calls(shape, stand_ins):
     def step(layer):
         layer(x).backward(above)
 
-    calls, of_c = functions_entered(lambda: step(ours))
-    torch_calls, torch_of_c = functions_entered(lambda: step(torchs))
+    calls, of_c = python_calls(lambda: step(ours), but=__name__)
+    torch_calls, torch_of_c = python_calls(lambda: step(torchs), but=__name__)
     assert stand_ins[-3:] == [(len(shape), 2, len(shape))] * 2 + [(len(shape), len(shape), 2)]
     assert calls - torch_calls <= 20
     assert of_c - torch_of_c <= 49

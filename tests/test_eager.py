@@ -325,8 +325,9 @@ def test_memory_is_laid_out_as_asked_without_inductor_s_functions():
         assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.float16)
 
 
-def python_calls(f):
-    """Calls of functions of Python, and of C, that one call of f makes once it is warm.
+def python_calls(f, but=None):
+    """Calls of functions of Python, and of C, that one call of f makes once it is warm; none that
+    code of the module ``but`` makes.
 
     The least of several: results of another alignment make launches of their own.
     """
@@ -335,7 +336,7 @@ def python_calls(f):
         counted = {"call": 0, "c_call": 0}
 
         def count(frame, event, argument, counted=counted):
-            if event in counted:
+            if event in counted and (but is None or frame.f_globals["__name__"] != but):
                 counted[event] += 1
 
         sys.setprofile(count)

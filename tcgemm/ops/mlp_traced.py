@@ -150,8 +150,7 @@ def _gemm_with_z(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """f(A B + bias), and A B + bias."""
     hidden, z = (a.new_empty(a.shape[0], b.shape[1]) for _ in range(2))
-    with torch.no_grad():
-        with_z(None, asked_of(compute, backend), epilogue, a, b, bias, z, hidden)
+    with_z(None, asked_of(compute, backend), epilogue, a, b, bias, z, hidden)
     return hidden, z
 
 
@@ -160,8 +159,7 @@ def _gemm_through_z(
 ) -> torch.Tensor:
     """A B times f'(Z)."""
     out = a.new_empty(a.shape[0], b.shape[1])
-    with torch.no_grad():
-        through_z(None, asked_of(compute, backend), epilogue, a, b, z, out)
+    through_z(None, asked_of(compute, backend), epilogue, a, b, z, out)
     return out
 
 
@@ -176,11 +174,12 @@ def with_z(
     """z = A B + bias, out = f(z), of matrices of one dtype; by the launch, which it returns, or
     another where there was none."""
     if launch is None:
-        with first_call():
+        with first_call(), torch.no_grad():
             launch = launch_of(arguments(a, b, bias, None, asked, z))
     if not run_with_aux(launch, "write", epilogue, a, b, bias, z, out):
-        launch = multiply(launch, asked, a, b, bias, z)
-        out.copy_(FUNCTIONS[epilogue](z))
+        with torch.no_grad():
+            launch = multiply(launch, asked, a, b, bias, z)
+            out.copy_(FUNCTIONS[epilogue](z))
     return launch
 
 
@@ -189,13 +188,14 @@ def through_z(
 ) -> Launch:
     """out = A B times f'(z), in the same way."""
     if launch is None:
-        with first_call():
+        with first_call(), torch.no_grad():
             launch = launch_of(arguments(a, b, None, None, asked, out))
     alike = z.stride() == out.stride()
     if not (alike and run_with_aux(launch, "read", epilogue, a, b, None, z, out)):
-        launch = multiply(launch, asked, a, b, None, out)
-        relu = epilogue == "relu"
-        out.copy_(threshold_backward(out, z, 0) if relu else BACKWARD[epilogue](out, z))
+        with torch.no_grad():
+            launch = multiply(launch, asked, a, b, None, out)
+            relu = epilogue == "relu"
+            out.copy_(threshold_backward(out, z, 0) if relu else BACKWARD[epilogue](out, z))
     return launch
 
 
