@@ -183,8 +183,9 @@ def test_compiled_autograd_makes_one_graph_of_the_backward_pass(epilogue, backen
         nodes.append([str(node.target) for node in graph.graph.nodes])
         return graph
 
-    for model in (ours := pair(epilogue, backend)):
-        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for model in (ours := [each.to(DEVICE) for each in pair(epilogue, backend)]):
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+        x = x.to(DEVICE).requires_grad_()
         with compiled_autograd._enable(
             lambda graph: torch.compile(graph, backend=backend_of_torch, fullgraph=True)
         ):

@@ -519,11 +519,12 @@ def test_a_changed_file_of_triton_changes_the_stamp(tmp_path):
 def test_float32_is_repacked_for_warp_specialized(compute):
     """It multiplies copies of float32 operands: rows of K, and two terms of tf32 each."""
     run = dispatch.load("triton", "warp_specialized")
-    a, b = torch.randn(64, 32), torch.randn(64, 32)
+    device = "cuda" if CUDA else "cpu"
+    a, b = (torch.randn(64, 32, device=device) for _ in range(2))
     plan = {} if compute == "tf32x3" else {"REPACK": 1}
     repack = run.repack(compute, plan)
     operands = a.mT.contiguous().mT, b.mT
-    room = torch.empty(repack.room(*operands), dtype=torch.uint8)
+    room = torch.empty(repack.room(*operands), dtype=torch.uint8, device=device)
     x, y, steps = repack.steps(*operands, room)
     for kernel, grid, args, constants in steps:
         kernel[grid](*args, **constants)
