@@ -14,6 +14,7 @@ from .build.toolchain import OWN, built_by_case, source
 from .fusion import Asked, case
 from .planning.choose import choosable as choosable
 from .planning.choose import choose as choose
+from .planning.choose import sure as sure
 from .planning.choose import tuned_by_user as tuned_by_user
 from .planning.ladder import rows
 from .planning.ladder import tunings as tunings
@@ -27,6 +28,7 @@ __all__ = [
     "choose",
     "inspect",
     "load",
+    "sure",
     "tuned_by_user",
 ]
 

@@ -105,7 +105,7 @@ def test_the_model_has_settings_for_a_gpu_without_a_table(shape, monkeypatch):
     for kernel in planning.RUNGS:
         plan = planning.plan(kernel, problem(*shape))
         assert set(TUNINGS[kernel].settings) <= set(plan)
-    assert choose(problem(*shape), "cuda").name in (*TUNINGS, "wgmma_persistent", "small")
+    assert choose(problem(*shape), "cuda").name in (*TUNINGS, "wgmma_persistent", "small", "thin")
     planning.forget()
 
 
@@ -208,7 +208,7 @@ def test_the_model_of_one_wave_picks_from_what_was_timed():
 @pytest.mark.parametrize("more", [{}, {"bias": True}], ids=["plain", "fused"])
 def test_a_problem_on_the_cpu_has_a_choice(shape, more):
     asked = dataclasses.replace(problem(*shape), device="cpu", capability=None, **more)
-    assert choose(asked, "cuda").name in (*TUNINGS, "wgmma_persistent", "small")
+    assert choose(asked, "cuda").name in (*TUNINGS, "wgmma_persistent", "small", "thin")
 
 
 def test_a_plan_crosses_to_cpp_as_named_numbers():

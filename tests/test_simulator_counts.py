@@ -37,7 +37,7 @@ def test_flop_per_byte_of_the_ladder(ladder):
     """A tile of m x n does 2 m n operations per step of K and loads m + n elements of 2 bytes. Of a
     pair of blocks that share what they load of B it is the tile of both."""
     for name, row in ladder.items():
-        m, n = {"naive": (1, 1), "wmma": (16, 16)}.get(
+        m, n = {"naive": (1, 1), "thin": (4, 4), "wmma": (16, 16)}.get(
             name, (row["plan"].get("BLOCK_M"), row["plan"].get("BLOCK_N"))
         )
         m *= 2 if name in ("wgmma_cluster", "wgmma_epilogue") else 1
@@ -178,7 +178,7 @@ def test_padding_takes_bank_conflicts_away(ladder):
 
 def test_tensor_core_instructions(ladder):
     for name, row in ladder.items():
-        if name in ("naive", "tiled"):
+        if name in ("naive", "tiled", "thin"):
             assert row["mma"] == {}, name
             continue
         assert row["mma_flop"] == 2 * SIDE * SIDE * DEPTH, name

@@ -16,6 +16,7 @@ from ..build.toolchain import ROOT
 from . import tables
 from .gpu import of as gpu_of
 from .ladder import by_name
+from .refusals import refuse_tma
 from .tuning import wide
 
 SPECIALISTS = ROOT / "shapes"
@@ -49,7 +50,8 @@ def _choose(problem: Any, able: frozenset[str]) -> str:
     rungs = [module for name, module in by_name().items() if name in left]
     names = {module.ROW["name"] for module in rungs}
     gpu = gpu_of(problem)
-    if problem.batch == 1:  # tables hold single products
+    # Tables hold single products, whose rows were whole vectors.
+    if problem.batch == 1 and (refuse_tma(problem) is None or tuned_by_user(problem)):
         preferred = tables.first(tables.preferences(gpu), wide(problem))
         if preferred and preferred["kernel"] in names:
             return _highest_for(preferred["kernel"], rungs)
@@ -64,6 +66,12 @@ def _choose(problem: Any, able: frozenset[str]) -> str:
     if times:
         return _highest_for(min(times, key=lambda name: times[name]), rungs)
     return _highest(rungs)
+
+
+def sure(problem: Any, name: str) -> bool:
+    """Whether the rung, if it is chosen, stays chosen whatever the model of drawn shapes says."""
+    module = by_name()[name]
+    return hasattr(module, "sure") and bool(module.sure(problem))
 
 
 def tuned_by_user(problem: Any) -> bool:

@@ -32,8 +32,13 @@ ROW_K, ROW_US = 8192, 0.64
 """Elements of the row of A that a block's threads ask for at once, and their trip, in which what
 comes first of B comes into the L2."""
 
-EXCHANGE_US = 1.0
-"""The sums of a cluster's blocks, as small has it."""
+EXCHANGE_US = 1.5
+"""The sums of a cluster's blocks."""
+
+COLD_US, COLD_BYTES = 3.0, 5e6
+"""What the first bytes of B, so many, take besides. Of products of 0.1 to 250 MB that were timed
+those of 5 MB and more took about 3 us more than is said here without
+(reports/nvidia-h100-sxm/trials/thin.csv)."""
 
 
 def reads(problem: Any) -> bool:
@@ -101,4 +106,5 @@ def _by_rows(problem: Any, sms: int, lanes: int, splits: int) -> tuple[float, in
 def _body_us(problem: Any, turns: int, into_sm: float) -> float:
     """Trips one after the other, or memory, or what the busiest SM reads."""
     memory = 2 * (problem.K * (problem.N + 1) + problem.N) / MEMORY_BYTES_PER_US
-    return float(max(turns * TRIP_US, memory, into_sm / MEMORY_TO_SM_BYTES_PER_US))
+    cold = COLD_US * min(1.0, 2 * problem.K * problem.N / COLD_BYTES)
+    return cold + float(max(turns * TRIP_US, memory, into_sm / MEMORY_TO_SM_BYTES_PER_US))

@@ -1,10 +1,10 @@
 // C[M, N] = A[M, K] B[K, N] for a C of few tiles: one to a block, and all of them run at once.
 // With alpha, beta C_in, bias and an activation.
 //
-// ADDS           nothing that a block needs to stay: no loop over tiles; tile, ring and cluster are
-//                known to the build. So the producer's step is a handful of instructions: a tile
-//                of 64 x 128 takes one each 160 ns; wgmma_persistent took 250 to issue the next.
-//                Of small tiles what comes first is asked for while the kernel before still ends.
+// ADDS           no loop over tiles; tile, ring and cluster are known to the build. So the
+//                producer's step is a handful of instructions: a tile of 64 x 128 takes one each
+//                160 ns; wgmma_persistent took 250 to issue the next. Of small tiles what comes
+//                first is asked for while the kernel before still ends.
 //                Blocks of a cluster share what they all read, along M or along N; what nobody
 //                reads again does not displace the rest of the L2. Where it DIVIDES, blocks of a
 //                tile take a part of K each, and a second kernel adds their sums, in order.
@@ -34,12 +34,13 @@ struct Wave {
   int a_box, b_box;         // rows of a box of a K-major operand
   bool pdl;                 // the next kernel may start while this one runs
   int sums_rows;            // of the workspace, for each part of K
+  Divisor by_tiles, by_splits, by_side;  // the shorter side of C, in clusters
 
   // The corner of a block's tile: along the shorter side first, so that who reads the same is near.
   __device__ Tile corner(int index, InCluster block) const {
     const int high = rows / CLUSTER_M, wide = cols / CLUSTER_N, at = index / CLUSTER;
-    const bool down = high <= wide;
-    const Tile tile = down ? Tile{at % high, at / high} : Tile{at / wide, at % wide};
+    const int far = by_side.quotient(at), near = at - far * min(high, wide);
+    const Tile tile = high <= wide ? Tile{near, far} : Tile{far, near};
     return {(tile.m * CLUSTER_M + block.m) * BLOCK_M, (tile.n * CLUSTER_N + block.n) * BLOCK_N};
   }
 };
@@ -58,10 +59,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   const uint32_t ring = shared_address(stages), full = shared_address(shared);
   const uint32_t empty = full + 8 * NUM_STAGES, arrivals = empty + 8 * NUM_STAGES;  // of C_in
 
-  const int tiles = wave.rows * wave.cols, part = DIVIDES ? blockIdx.x / tiles : 0;
+  const int tiles = wave.rows * wave.cols, part = DIVIDES ? wave.by_tiles.quotient(blockIdx.x) : 0;
   const InCluster block = InCluster::here();
-  const int first = DIVIDES ? wave.k_tiles * part / wave.splits : 0;
-  const int count = DIVIDES ? wave.k_tiles * (part + 1) / wave.splits - first : wave.k_tiles;
+  const auto begin = [&](int of) { return wave.by_splits.quotient(wave.k_tiles * of); };
+  const int first = DIVIDES ? begin(part) : 0;
+  const int count = DIVIDES ? begin(part + 1) - first : wave.k_tiles;
   const auto [m, n] = wave.corner(blockIdx.x - part * tiles, block);
 
   const bool produces = threadIdx.x == 128 * CONSUMERS;
@@ -90,8 +92,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     SharesB::prefetch_l2(&b_map, n, wave.b_box, first, steps, m / BLOCK_M, wave.rows);
   }
   griddepcontrol_wait();
-  // Not before, or several kernels' blocks wait for the same SMs: 64 cubed 1.57 to 1.37 us. Not at
-  // all where some, not all, of the next one's would find an idle SM (one_wave_tile.py).
+  // Not before, or kernels wait beside each other: 64 cubed 1.57 to 1.37 us (one_wave_tile.py).
   if (wave.pdl) griddepcontrol_launch_dependents();
 
   if (warp == 4 * CONSUMERS) {
@@ -171,14 +172,13 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const PlainOutput& p
     error = operand_map(gemm.b, true, gemm.in, wave.b_box, &b_map, &b_major, 0, PANEL,
                         SharesB::DEPTH);
   if (error != cudaSuccess) return error;
-  const unsigned blocks = wave.rows * wave.cols * wave.splits;
+  const unsigned clusters = wave.rows * wave.cols * wave.splits / CLUSTER;
   const int steps = ceil_div(wave.k_tiles, wave.splits);
-  const uint32_t bytes = shared_bytes<Out>(steps);
   return with_majors(a_major, b_major, [&](auto a, auto b) {
     if constexpr (b == Major::K || BLOCK_N > 48)
       return launch_clusters(!IN_ORDER || steps < IN_ORDER_STEPS, one_wave<In, Out, a, b, Extra>,
-                             blocks / CLUSTER, CLUSTER, dim3(THREADS), bytes, stream, a_map, b_map,
-                             c_map, plain, wave, extra);
+                             clusters, CLUSTER, dim3(THREADS), shared_bytes<Out>(steps), stream,
+                             a_map, b_map, c_map, plain, wave, extra);
     return int{cudaErrorNotSupported};  // a stage of 48 columns has no room for a panel of 64
   });
 }
@@ -238,13 +238,13 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Plan plan = plan_of(gemm);
   const int splits = !DIVIDES ? 1 : plan.splits > 0 ? plan.splits : 2;
   if (k_tiles < splits || !does_all_of(gemm)) return cudaErrorInvalidValue;  // no part is empty
-  if (rows * cols > INT32_MAX / splits || k_tiles > INT32_MAX / splits)
-    return cudaErrorInvalidConfiguration;
-  const Wave wave{static_cast<int>(gemm.c.rows), static_cast<int>(gemm.c.cols),
-                  static_cast<int>(k_tiles), splits, static_cast<int>(rows), static_cast<int>(cols),
-                  cols == CLUSTER_N, rows == CLUSTER_M,
+  if (std::max(rows * cols, k_tiles) > INT32_MAX / splits) return cudaErrorInvalidConfiguration;
+  const auto number = [](int64_t n) { return static_cast<int>(n); };
+  const Wave wave{number(gemm.c.rows), number(gemm.c.cols), number(k_tiles), splits,
+                  number(rows), number(cols), cols == CLUSTER_N, rows == CLUSTER_M,
                   Shares<Major::K, BLOCK_M, A_PEERS>::box(gemm.c.rows),
                   Shares<Major::K, BLOCK_N, B_PEERS>::box(gemm.c.cols),
-                  plan.no_pdl == 0, DIVIDES ? static_cast<int>(rows) * BLOCK_M : 0};
+                  plan.no_pdl == 0, DIVIDES ? number(rows) * BLOCK_M : 0, Divisor::of(rows * cols),
+                  Divisor::of(splits), Divisor::of(std::min(rows / CLUSTER_M, cols / CLUSTER_N))};
   return start(gemm, wave, stream);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "sm90/reduce.cuh"
+#include "tile/divisor.cuh"
 #include "tile/order.cuh"
 #include "sm90/epilogue_tma.cuh"
 

@@ -18,6 +18,7 @@
 
 #include "host/build_case.cuh"
 #include "sm90/reduce.cuh"
+#include "tile/divisor.cuh"
 #include "tile/order.cuh"
 #include "small/ring.cuh"
 #include "small/staged.cuh"
@@ -51,16 +52,17 @@ constexpr int LEAST_BLOCKS = BY_WORDS<BYTES> ? 1
 template <int BYTES, int TILE>
 constexpr bool DIVIDES = !BY_WORDS<BYTES> && (BYTES == 2 || TILE == BLOCK);
 
-// x / y. Of a small product it is most often 0, and a division takes 100 clocks.
+// x / y. Of a small product it is most often 0. What a division takes beyond that did not show,
+// while more parameters did (docs/lab/cuda_thin.md).
 __device__ __forceinline__ unsigned quotient(unsigned x, unsigned y) { return x < y ? 0 : x / y; }
 
 template <bool FUSED, bool DIVIDED, typename In, typename Out, Access A, Access B, int BYTES,
           int TILE>
 __global__ void __launch_bounds__(MOST_THREADS<BYTES>, LEAST_BLOCKS<DIVIDED, BYTES, TILE>)
     small_kernel(Side a, Side b, Rows c, int64_t c_batch, Epilogue<float> epilogue,
-                 unsigned tiles_m, unsigned tiles_n, int splits) {
+                 unsigned tiles_m, unsigned tiles_n, Parts parts) {
   // From the last tile to the first: the kernel behind a product mostly reads C from its beginning.
-  const unsigned tile = DIVIDED ? blockIdx.x / splits : gridDim.x - 1 - blockIdx.x;
+  const unsigned tile = DIVIDED ? parts.by.quotient(blockIdx.x) : gridDim.x - 1 - blockIdx.x;
   const unsigned of_matrix = tiles_m * tiles_n;
   const unsigned batch = quotient(tile, of_matrix), place = tile - batch * of_matrix;
   const unsigned row = quotient(place, tiles_n);
@@ -72,10 +74,10 @@ __global__ void __launch_bounds__(MOST_THREADS<BYTES>, LEAST_BLOCKS<DIVIDED, BYT
     multiply_words<FUSED, In, Out, A, B, BYTES>(a, b, c, epilogue, m, n, batch);
   else if constexpr (BYTES == 16)
     multiply_ring<FUSED, DIVIDED, In, Out, RingPanel<A, TILE>, RingPanel<B, TILE>>(
-        a, b, c, epilogue, m, n, batch, splits);
+        a, b, c, epilogue, m, n, batch, parts);
   else
     multiply_staged<FUSED, DIVIDED, In, Out, Panel<A, TILE>, Panel<B, TILE>>(
-        a, b, c, epilogue, m, n, batch, splits);
+        a, b, c, epilogue, m, n, batch, parts);
 }
 
 // `matrix` with its rows along M, or, of B, its columns along N.
@@ -168,12 +170,12 @@ struct Product {
 };
 
 template <bool DIVIDED, typename In, typename Out, Access A, Access B, int BYTES, int TILE>
-int start(const Product& of, int splits, int threads, int shared_bytes) {
+int start(const Product& of, const Parts& parts, int threads, int shared_bytes) {
   const auto with = [&](auto kernel) {
-    return launch_clusters(kernel, static_cast<unsigned>(of.tiles), splits, dim3(threads),
+    return launch_clusters(kernel, static_cast<unsigned>(of.tiles), parts.count, dim3(threads),
                            shared_bytes, of.stream, of.a, of.b, of.c, of.gemm.c.batch_stride,
                            epilogue_of<float>(of.gemm), static_cast<unsigned>(of.tiles_m),
-                           static_cast<unsigned>(of.tiles_n), splits);
+                           static_cast<unsigned>(of.tiles_n), parts);
   };
   if constexpr (BUILT<In, true>)
     if (is_plain(of.gemm)) return with(small_kernel<false, DIVIDED, In, Out, A, B, BYTES, TILE>);
@@ -188,21 +190,21 @@ int start(const Product& of, int sms) {
     const int64_t steps = ceil_div(of.a.K, STEP_K);
     const int warps = warps_of(of.gemm, steps, of.tiles <= sms);
     const int shared_bytes = std::min<int64_t>(warps, steps) * GROUPS * 32 * sizeof(float4);
-    return start<false, In, Out, A, B, BYTES, TILE>(of, 1, 32 * warps, shared_bytes);
+    return start<false, In, Out, A, B, BYTES, TILE>(of, Parts::of(1), 32 * warps, shared_bytes);
   } else {
     constexpr bool RING = BYTES == 16;
     using PanelA = std::conditional_t<RING, RingPanel<A, TILE>, Panel<A, TILE>>;
     using PanelB = std::conditional_t<RING, RingPanel<B, TILE>, Panel<B, TILE>>;
     constexpr int THREADS = MOST_THREADS<BYTES>;
     const int64_t steps = ceil_div(of.a.K, PanelA::STAGE_DEPTH);
-    const int splits = DIVIDES<BYTES, TILE> ? splits_of(of.gemm, steps) : 1;
+    const Parts parts = Parts::of(DIVIDES<BYTES, TILE> ? splits_of(of.gemm, steps) : 1);
     int shared_bytes = 0;
-    if constexpr (RING) shared_bytes = ring_bytes<PanelA, PanelB>(steps, splits);
-    else shared_bytes = staged_bytes<PanelA, PanelB>(splits);
+    if constexpr (RING) shared_bytes = ring_bytes<PanelA, PanelB>(steps, parts);
+    else shared_bytes = staged_bytes<PanelA, PanelB>(parts);
     if constexpr (DIVIDES<BYTES, TILE>)
-      if (splits > 1)
-        return start<true, In, Out, A, B, BYTES, TILE>(of, splits, THREADS, shared_bytes);
-    return start<false, In, Out, A, B, BYTES, TILE>(of, 1, THREADS, shared_bytes);
+      if (parts.count > 1)
+        return start<true, In, Out, A, B, BYTES, TILE>(of, parts, THREADS, shared_bytes);
+    return start<false, In, Out, A, B, BYTES, TILE>(of, parts, THREADS, shared_bytes);
   }
 }
 

@@ -66,6 +66,8 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any
     """
     if module is not None and settled(problem, module):
         return chosen
+    if hasattr(module, "sure") and module.sure(problem, chosen.name):
+        return chosen
     if problem.device != "cuda" or problem.batch > 1 or not model.knows(problem):
         return chosen
     slug = slug_of(problem)

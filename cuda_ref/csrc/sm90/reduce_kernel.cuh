@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/reduce.cuh"
+#include "tile/divisor.cuh"
 #include "tile/order.cuh"
 
 namespace tcgemm::sm90 {
@@ -12,12 +13,12 @@ constexpr int ADD_THREADS = 128;
 // added in the order of K. One thread per four elements of C.
 template <typename Out>
 __global__ void __launch_bounds__(ADD_THREADS)
-    add_partials(Rows c, Rows sums, int64_t stride, int parts, Epilogue<float> epilogue) {
+    add_partials(Rows c, Rows sums, int64_t stride, int parts, Epilogue<float> epilogue,
+                 Divisor by_units) {
   griddepcontrol_launch_dependents();
+  const int units = (c.cols - 1) / 4 + 1, unit = blockIdx.x * ADD_THREADS + threadIdx.x;
+  const int row = by_units.quotient(unit), col = (unit - row * units) * 4;
   griddepcontrol_wait();
-  const int units = (c.cols - 1) / 4 + 1;
-  const int64_t unit = int64_t{blockIdx.x} * ADD_THREADS + threadIdx.x;
-  const int row = unit / units, col = unit % units * 4;
   if (row >= c.rows) return;
   const float* from = static_cast<const float*>(sums.data) + row * sums.row_stride + col;
   float x[4] = {};
@@ -40,11 +41,12 @@ __global__ void __launch_bounds__(ADD_THREADS)
 inline int launch_add_partials(const Gemm& gemm, const Rows& sums, int64_t stride, int parts,
                             cudaStream_t stream) {
   const Rows c = rows_of(gemm.c, gemm.out);
-  const auto blocks = ceil_div(c.rows * ceil_div(c.cols, 4), ADD_THREADS);
+  const int64_t units = ceil_div(c.cols, 4), blocks = ceil_div(c.rows * units, ADD_THREADS);
+  if (blocks > INT32_MAX / ADD_THREADS) return cudaErrorInvalidConfiguration;
   return with_types(gemm, [&](auto, auto out) {
     return launch_clusters(add_partials<decltype(out)>, static_cast<unsigned>(blocks), 1,
                            dim3(ADD_THREADS), 0, stream, c, sums, stride, parts,
-                           epilogue_of<float>(gemm));
+                           epilogue_of<float>(gemm), Divisor::of(units));
   });
 }
 

@@ -70,9 +70,9 @@ __host__ __device__ constexpr int stages_bytes(unsigned steps) {
 
 // And of a cluster the parts, and a barrier.
 template <typename A, typename B>
-int ring_bytes(int64_t steps, int splits) {
-  return stages_bytes<A, B>(static_cast<unsigned>(ceil_div(steps, splits))) +
-         (splits > 1 ? parts_bytes<A::TILE>(splits) + BARRIER_BYTES : 0);
+int ring_bytes(int64_t steps, const Parts& k) {
+  return stages_bytes<A, B>(static_cast<unsigned>(ceil_div(steps, k.count))) +
+         (k.count > 1 ? parts_bytes<A::TILE>(k) + BARRIER_BYTES : 0);
 }
 
 // Stores a warp's accumulators at (row, col) of C, whose rows are words of four: lanes beside each
@@ -104,22 +104,22 @@ __device__ __forceinline__ void store_words(const Rows& c, const float (&d)[TILE
   }
 }
 
-// C's tile at (m, n) of matrix `batch`; DIVIDED: by the blocks of a cluster, which have `splits`
-// parts of K. Bits depend on no timing: parts are added in the order of K.
+// C's tile at (m, n) of matrix `batch`; DIVIDED: by the blocks of a cluster, which have the
+// `parts` of K. Bits depend on no timing: parts are added in the order of K.
 template <bool FUSED, bool DIVIDED, typename In, typename Out, typename A, typename B>
 __device__ __forceinline__ void multiply_ring(const Side& a, const Side& b, const Rows& c,
                                               const Epilogue<float>& epilogue, int m, int n,
-                                              int batch, int splits) {
+                                              int batch, const Parts& k) {
   constexpr int TILE = A::TILE, STAGE = A::BYTES + B::BYTES, WARP = TILE / 2, PARTS = WARP / 16;
   constexpr int CHAINS = TILE == 32 ? 2 : 1;  // of mma that wait for each other
   unsigned char* const shared = dynamic_shared();
   const unsigned steps = static_cast<unsigned>(a.K - 1) / RING_DEPTH + 1;
   const int rank = DIVIDED ? cluster_ctarank() : 0;
-  const Steps<DIVIDED> part(steps, rank, splits);
-  unsigned char* const parts = shared + stages_bytes<A, B>((steps - 1) / splits + 1);
+  const Steps<DIVIDED> part(steps, rank, k);
+  unsigned char* const parts = shared + stages_bytes<A, B>(k.each(steps));
   const Sums<DIVIDED, TILE> sums(reinterpret_cast<float*>(shared), reinterpret_cast<float*>(parts),
-                                 shared_address(parts) + parts_bytes<TILE>(splits),
-                                 min(c.rows - m, TILE), rank, splits);
+                                 shared_address(parts) + parts_bytes<TILE>(k),
+                                 min(c.rows - m, TILE), rank, k);
   if constexpr (DIVIDED) sums.expect();
 
   A of_a(a, m, part.first * RING_DEPTH);

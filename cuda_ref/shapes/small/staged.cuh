@@ -120,16 +120,16 @@ struct Panel {
 template <typename A, typename B>
 constexpr int STAGED_BYTES = std::max(2 * (A::SIZE + B::SIZE) * 2, A::TILE * pitch_of(A::TILE) * 4);
 template <typename A, typename B>
-int staged_bytes(int splits) {
-  return BARRIER_BYTES + STAGED_BYTES<A, B> + (splits > 1 ? parts_bytes<A::TILE>(splits) : 0);
+int staged_bytes(const Parts& k) {
+  return BARRIER_BYTES + STAGED_BYTES<A, B> + (k.count > 1 ? parts_bytes<A::TILE>(k) : 0);
 }
 
-// C's tile at (m, n) of matrix `batch`; DIVIDED: by the blocks of a cluster, which have `splits`
+// C's tile at (m, n) of matrix `batch`; DIVIDED: by the blocks of a cluster, which have the
 // parts of K. Bits depend on no timing: parts are added in the order of K.
 template <bool FUSED, bool DIVIDED, typename In, typename Out, typename A, typename B>
 __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, const Rows& c,
                                                 const Epilogue<float>& epilogue, int m, int n,
-                                                int batch, int splits) {
+                                                int batch, const Parts& k) {
   constexpr int TILE = A::TILE, DEPTH = A::STAGE_DEPTH, STAGE = A::SIZE + B::SIZE;
   constexpr int ON_THEIR_WAY = TILE == 32 ? 2 : 1;              // stages, in registers
   constexpr int WARPS_M = TILE / 16, WARP_N = TILE * WARPS_M / 8;  // of eight warps
@@ -140,10 +140,10 @@ __device__ __forceinline__ void multiply_staged(const Side& a, const Side& b, co
   const Sums<DIVIDED, TILE> sums(
       reinterpret_cast<float*>(panels),
       reinterpret_cast<float*>(shared + BARRIER_BYTES + STAGED_BYTES<A, B>), shared_address(shared),
-      min(c.rows - m, TILE), rank, splits);
+      min(c.rows - m, TILE), rank, k);
   if constexpr (DIVIDED) sums.expect();
   const unsigned steps = static_cast<unsigned>(a.K - 1) / DEPTH + 1;
-  const Steps<DIVIDED> part(steps, rank, splits);
+  const Steps<DIVIDED> part(steps, rank, k);
   const bool halved = a.K <= DEPTH / 2;
   A of_a(a, m, part.first * DEPTH, halved);
   B of_b(b, n, part.first * DEPTH, halved);

@@ -6,16 +6,26 @@
 #include "ptx/mma.cuh"
 #include "ptx/sm90.cuh"
 #include "small/operand.cuh"
+#include "tile/divisor.cuh"
 
 namespace tcgemm::sm90 {
 
 constexpr int MOST_PARTS = 8;  // of K, one to a block of a cluster
 constexpr int BARRIER_BYTES = 16;
 
+// Of K, one to a block of a cluster.
+struct Parts {
+  int count;
+  Divisor by;
+
+  static Parts of(int count) { return {count, Divisor::of(count)}; }
+  __host__ __device__ unsigned each(unsigned of) const { return by.quotient(of + count - 1); }
+};
+
 // What a block of a cluster is sent: of each part of K the sums of the rows that it stores.
 template <int TILE>
-__host__ __device__ constexpr int parts_bytes(int splits) {
-  return (TILE - 1 + splits) / splits * splits * pitch_of(TILE) * 4;
+__host__ __device__ inline int parts_bytes(const Parts& k) {
+  return k.each(TILE) * k.count * pitch_of(TILE) * 4;
 }
 
 // The steps along K that a block multiplies: all, or of a cluster its part.
@@ -23,9 +33,9 @@ template <bool DIVIDED>
 struct Steps {
   int first, last;
 
-  __device__ __forceinline__ Steps(unsigned steps, int rank, int splits)
-      : first(DIVIDED ? steps * rank / static_cast<unsigned>(splits) : 0),
-        last(DIVIDED ? steps * (rank + 1) / static_cast<unsigned>(splits) : steps) {}
+  __device__ __forceinline__ Steps(unsigned steps, int rank, const Parts& k)
+      : first(DIVIDED ? k.by.quotient(steps * rank) : 0),
+        last(DIVIDED ? k.by.quotient(steps * (rank + 1)) : steps) {}
 };
 
 // How many places each row of a tile of C is shifted in its row of sums: as many as its first
@@ -54,9 +64,9 @@ struct Sums {
   int rows, rank, splits, each, first, last;
 
   __device__ __forceinline__ Sums(float* own, float* parts, uint32_t received, int rows, int rank,
-                                  int splits)
-      : own(own), parts(parts), received(received), rows(rows), rank(rank), splits(splits) {
-    each = DIVIDED ? (static_cast<unsigned>(rows) - 1) / static_cast<unsigned>(splits) + 1 : rows;
+                                  const Parts& k)
+      : own(own), parts(parts), received(received), rows(rows), rank(rank), splits(k.count) {
+    each = DIVIDED ? k.each(rows) : rows;
     first = DIVIDED ? min(rank * each, rows) : 0;
     last = DIVIDED ? min(first + each, rows) : rows;
   }

@@ -34,6 +34,7 @@ SHAPES = {
     "cuda/stream_k": (64, 28672, 4096),
     "cuda/gemv": (1, 8192, 8192),
     "cuda/small": (100, 100, 100),
+    "cuda/thin": (4, 1000, 300),
     "triton/skinny": (16, 4096, 4096),
     "triton/split_k": (4096, 2112, 7168),
 }

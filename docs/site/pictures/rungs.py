@@ -120,9 +120,9 @@ def ranges(tiles: int = 5, steps: int = 8, sms: int = 3) -> list[Lane]:
     return lanes
 
 
-def one_trip() -> list[Lane]:
+def one_trip(multiply: str) -> list[Lane]:
     lanes: list[Lane] = [
-        (f"warp {w}", [(0, 3.2, "load its part of K", LOAD), (3.3, 1.4, "mma", MULTIPLY),
+        (f"warp {w}", [(0, 3.2, "load its part of K", LOAD), (3.3, 1.4, multiply, MULTIPLY),
                        (4.8, 0.9, "sums", STORE)])
         for w in range(3)
     ]  # fmt: skip
@@ -156,8 +156,8 @@ def lanes_of(kernel: str, have: dict[str, int]) -> list[Lane]:
         return split(have["SPLITS"] * have.get("GROUPS", 1))
     if name == "stream_k":
         return ranges()
-    if name == "small":
-        return one_trip()
+    if name in ("small", "thin"):
+        return one_trip("mma" if name == "small" else "FMA")
     if name == "gemv":
         return streams()
     if name == "skinny":
@@ -187,6 +187,8 @@ def parts_of(
         return "thread", have["COARSEN"], have["COARSEN"], None
     if kernel == "cuda/naive":
         return "thread", 1, 1, None
+    if kernel == "cuda/thin":
+        return "thread", M, 4, None
     if kernel in ("cuda/small", "cuda/gemv"):
         return "warp", M, N, (16, 8, 16)
     step = 32 // constants.item(kernel)
@@ -278,7 +280,12 @@ def _right(image: Svg, kernel: str, have: dict[str, int], lanes: list[Lane]) -> 
         where, note = "registers, from global memory", "no tile of A or B is shared by the block"
         if kernel == "cuda/gemv":
             where, note = "shared memory", "each warp has two stages of its own"
-        elif K and kernel != "cuda/small" and lanes[0][0] != "a thread" and "WARPS_M" not in have:
+        elif (
+            K
+            and kernel not in ("cuda/small", "cuda/thin")
+            and lanes[0][0] != "a thread"
+            and "WARPS_M" not in have
+        ):
             each = (M + N) * K * item / 1024
             where, note = "shared memory", f"a ring of stages of {each:g} KB, as many as fit"
         image.text(left, 24, f"operands: {where}", 13, bold=True)

@@ -1,0 +1,245 @@
+// C[M, N] = A[M, K] B[K, N] for M up to 4 (or N, by C^T = B^T A^T), of any strides: on CUDA cores.
+//
+// ADDS           no tile for mma.sync, of which four rows are an eighth; no shared memory before
+//                the sums; no unit of 16 bytes. A lane loads elements wherever they lie, and lanes
+//                beside each other take neighbours of B along K, or along N: a warp's load is 64
+//                bytes side by side. Few rows are as long as their trips to memory, of which a
+//                short K has one or two here.
+// STILL MISSING  a lane asks for 2 bytes where rows of 16 bytes allow 16 (gemv.cu). With more than
+//                4 rows B is read again for each 4 of them.
+//
+// grid     clusters of SPLITS blocks, which divide K, for BLOCK_N columns of 4 rows of C each
+// block    8 warps, of which WARPS divide K and the others have columns of their own
+// warp     lanes along K times lanes along N
+// thread   COLS columns of all rows; an FMA for each element of C and k
+#include "host/select.cuh"
+#include "ptx/sm90.cuh"
+#include "sm90/tensor_map.cuh"
+#include "tile/divisor.cuh"
+#include "tile/epilogue.cuh"
+#include "tile/order.cuh"
+
+namespace {
+
+using namespace tcgemm;
+using namespace tcgemm::sm90;
+
+constexpr int MOST_ROWS = 4;  // of a block
+constexpr int LOG_COLS = 2, COLS = 1 << LOG_COLS;  // of a thread
+constexpr int AT_ONCE = 4;  // steps of K whose loads are on their way together
+constexpr int LOG_WARPS = 3, ALL_WARPS = 1 << LOG_WARPS, THREADS = 32 * ALL_WARPS;
+constexpr int64_t MOST = INT32_MAX - 65536;  // columns, and elements along K
+
+// A, or B by its columns: element (mn, k) is at data + mn * mn_stride + k * k_stride.
+struct Side {
+  const uint16_t* data;
+  int64_t mn_stride, k_stride, batch_stride;
+};
+
+// How threads are laid over columns and K: by powers of two, which need no division.
+struct Lanes {
+  int log_n;      // lanes of a warp along N; the others lie along K
+  int log_warps;  // warps of a block that divide K; the others lie along N
+  int splits;     // blocks that divide K
+  bool n_first;   // whether neighbouring lanes are neighbours along N
+  int tiles_m, tiles_n;  // of a matrix
+  Divisor by_splits, by_tiles_m, by_tiles_n;
+
+  __host__ __device__ int log_k() const { return 5 - log_n; }
+  __host__ __device__ int log_columns() const { return LOG_COLS + log_n + LOG_WARPS - log_warps; }
+};
+
+template <typename In>
+__device__ __forceinline__ float element(const uint16_t* at, bool there) {
+  const uint16_t bits = there ? *at : uint16_t{0};
+  return to_float(reinterpret_cast<const In&>(bits));
+}
+
+// Adds the sums of a warp's lanes that are `nearest`, 2 nearest, ... places apart, `of` of them in
+// all: a lane gives away half of its values in each step, and the other lane the other half. Calls
+// keep(value, sum) in one lane for each value.
+template <int VALUES, typename Keep>
+__device__ __forceinline__ void add_lanes(float (&sums)[VALUES], int nearest, int of, Keep keep) {
+  const int lane = threadIdx.x % 32;
+  int first = 0, left = VALUES, other = nearest * of / 2;
+  bool mine = true;
+#pragma unroll
+  for (int step = 0; step < 5; ++step) {
+    const int had = VALUES >> step;
+    if (other < nearest) continue;
+    const bool upper = (lane & other) != 0;
+    if (had > 1) {
+#pragma unroll
+      for (int i = 0; i < had / 2; ++i) {
+        const float low = sums[i], high = sums[had / 2 + i];
+        sums[i] = (upper ? high : low) + __shfl_xor_sync(0xFFFFFFFF, upper ? low : high, other);
+      }
+      left = had / 2;
+      if (upper) first += left;
+    } else {
+      sums[0] += __shfl_xor_sync(0xFFFFFFFF, sums[0], other);
+      mine = mine && !upper;
+    }
+    other /= 2;
+  }
+#pragma unroll
+  for (int i = 0; i < VALUES; ++i)
+    if (mine && i < left) keep(first + i, sums[i]);
+}
+
+template <int ROWS, bool FUSED, typename In, typename Out>
+__global__ void __launch_bounds__(THREADS, 2)
+    thin(Side a, Side b, int M, int N, int K, PlainOutput c, Epilogue<float> epilogue,
+         Lanes lanes) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int rank = lanes.splits > 1 ? cluster_ctarank() : 0;
+  const int tile = lanes.by_splits.quotient(blockIdx.x);
+  const int above = lanes.by_tiles_n.quotient(tile), batch = lanes.by_tiles_m.quotient(above);
+  const int m0 = (above - batch * lanes.tiles_m) * MOST_ROWS;
+  const int log_columns = lanes.log_columns(), columns = 1 << log_columns;
+  const int n0 = (tile - above * lanes.tiles_n) << log_columns;
+  const int log_low = lanes.n_first ? lanes.log_n : lanes.log_k();
+  const int low = lane & ((1 << log_low) - 1), high = lane >> log_low;
+  const int of_n = lanes.n_first ? low : high, of_k = lanes.n_first ? high : low;
+  const int of_warps = warp & ((1 << lanes.log_warps) - 1);
+  const int column = (warp >> lanes.log_warps << (LOG_COLS + lanes.log_n)) + of_n;  // the first
+
+  // Every block, warp and lane of those that divide K takes each so many-th k.
+  const int log_apart = lanes.log_warps + lanes.log_k(), apart = lanes.splits << log_apart;
+  const int first = (rank << log_apart) + (of_warps << lanes.log_k()) + of_k;
+  // Beyond M and N the last row and column are read again, and not stored.
+  const uint16_t* b_at[COLS];
+#pragma unroll
+  for (int j = 0; j < COLS; ++j)
+    b_at[j] = b.data + batch * b.batch_stride + first * b.k_stride +
+              min(n0 + column + (j << lanes.log_n), N - 1) * b.mn_stride;
+  const uint16_t* a_at = a.data + batch * a.batch_stride + first * a.k_stride;
+  int64_t row_at[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) row_at[i] = min(m0 + i, M - 1) * a.mn_stride;
+  const int64_t a_step = apart * a.k_stride, b_step = apart * b.k_stride;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+
+  float sums[ROWS * COLS] = {};
+#pragma unroll 1
+  for (int k = first; k < K; k += AT_ONCE * apart) {
+    float x[AT_ONCE][ROWS], y[AT_ONCE][COLS];
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; ++u) {
+      const bool there = k + u * apart < K;
+#pragma unroll
+      for (int j = 0; j < COLS; ++j) y[u][j] = element<In>(b_at[j] + u * b_step, there);
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) x[u][i] = element<In>(a_at + u * a_step + row_at[i], there);
+    }
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; ++u)
+#pragma unroll
+      for (int i = 0; i < ROWS * COLS; ++i) sums[i] += x[u][i / COLS] * y[u][i % COLS];
+#pragma unroll
+    for (int j = 0; j < COLS; ++j) b_at[j] += AT_ONCE * b_step;
+    a_at += AT_ONCE * a_step;
+  }
+
+  // Lanes, warps and blocks add theirs in one order.
+  const int each = ROWS * columns;
+  float* const shared = reinterpret_cast<float*>(dynamic_shared());  // [warp of K][row][column]
+  float* const of_warp = shared + of_warps * each + column;
+  const int nearest = lanes.n_first ? lanes.log_n : 0;
+  add_lanes(sums, 1 << nearest, 1 << lanes.log_k(), [&](int value, float sum) {
+    of_warp[(value / COLS << log_columns) + (value % COLS << lanes.log_n)] = sum;
+  });
+  __syncthreads();
+
+  const auto store = [&](int i, float sum) {
+    const int m = m0 + (i >> log_columns), n = n0 + (i & (columns - 1));
+    if (m < M && n < N)
+      static_cast<Out*>(c.data)[batch * c.batch_stride + m * c.row_stride + n * c.col_stride] =
+          finished<FUSED, Out>(epilogue, sum, m, n, batch);
+  };
+#pragma unroll 1
+  for (int i = threadIdx.x; i < each; i += THREADS) {
+    float of[ALL_WARPS];
+#pragma unroll
+    for (int w = 0; w < ALL_WARPS; ++w)
+      of[w] = w >> lanes.log_warps == 0 ? shared[w * each + i] : 0;
+    const float sum = ((of[0] + of[1]) + (of[2] + of[3])) + ((of[4] + of[5]) + (of[6] + of[7]));
+    if (lanes.splits == 1)
+      store(i, sum);
+    else
+      shared[i] = sum;
+  }
+  if (lanes.splits == 1) return;
+  barrier_cluster_arrive();
+  barrier_cluster_wait();
+  for (int i = rank * THREADS + threadIdx.x; i < each; i += lanes.splits * THREADS) {
+    float sum = 0;
+#pragma unroll 4
+    for (int p = 0; p < lanes.splits; ++p) sum += ld_shared_cluster(shared_address(shared + i), p);
+    store(i, sum);
+  }
+  // No block exits while another may still read its sums.
+  barrier_cluster_arrive_relaxed();
+  barrier_cluster_wait();
+}
+
+int log2_of(int64_t least, int most) {
+  int found = 0;
+  while (found < most && int64_t{1} << found < least) ++found;
+  return found;
+}
+
+// Those of the plan; without one as many warps along K as have a step each.
+Lanes lanes_of(const Gemm& gemm, bool taller) {
+  const Plan plan = plan_of(gemm, taller);
+  const int64_t N = gemm.c.cols, K = gemm.a.cols;
+  const bool n_first = !column_major(gemm.b);
+  int log_n = n_first ? log2_of(ceil_div(N, COLS), 5) : 5 - log2_of(K, 5);
+  int log_warps = log2_of(ceil_div(K, 32 >> log_n), LOG_WARPS);
+  if (plan.warps > 0) {
+    log_warps = log2_of(plan.warps, LOG_WARPS);
+    log_n = log2_of(plan.block_n >> (LOG_COLS + LOG_WARPS - log_warps), 5);
+  }
+  Lanes lanes{log_n, log_warps, std::clamp(plan.splits, 1, MAX_CLUSTER), n_first};
+  lanes.tiles_m = static_cast<int>(ceil_div(gemm.c.rows, MOST_ROWS));
+  lanes.tiles_n = static_cast<int>(ceil_div(N, int64_t{1} << lanes.log_columns()));
+  lanes.by_splits = Divisor::of(lanes.splits);
+  lanes.by_tiles_m = Divisor::of(lanes.tiles_m), lanes.by_tiles_n = Divisor::of(lanes.tiles_n);
+  return lanes;
+}
+
+template <typename Body>
+int with_rows(int64_t M, Body body) {
+  if (M == 1) return body(std::integral_constant<int, 1>{});
+  if (M == 2) return body(std::integral_constant<int, 2>{});
+  return body(std::integral_constant<int, MOST_ROWS>{});
+}
+
+}  // namespace
+
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  const bool taller = asked.c.rows > asked.c.cols;
+  const Gemm gemm = taller ? transposed(asked) : asked;
+  const int64_t M = gemm.c.rows, N = gemm.c.cols, K = gemm.a.cols;
+  const Lanes lanes = lanes_of(gemm, taller);
+  const int64_t tiles = int64_t{lanes.tiles_m} * lanes.tiles_n * gemm.batch;
+  if (std::max(N, K) > MOST || tiles > INT32_MAX / MAX_CLUSTER)
+    return cudaErrorInvalidConfiguration;
+  const auto data = [](const Matrix& x) { return static_cast<const uint16_t*>(x.data); };
+  const Side a{data(gemm.a), gemm.a.row_stride, gemm.a.col_stride, gemm.a.batch_stride};
+  const Side b{data(gemm.b), gemm.b.col_stride, gemm.b.row_stride, gemm.b.batch_stride};
+  return with_types(gemm, [&](auto in, auto out) {
+    return with_rows(M, [&](auto rows) {
+      const int shared_bytes = 4 * rows() << (lanes.log_warps + lanes.log_columns());
+      const auto start = [&](auto kernel) {
+        return launch_clusters(kernel, static_cast<unsigned>(tiles), lanes.splits, dim3(THREADS),
+                               shared_bytes, stream, a, b, static_cast<int>(M),
+                               static_cast<int>(N), static_cast<int>(K),
+                               plain_output(gemm.c, gemm.out), epilogue_of<float>(gemm), lanes);
+      };
+      return is_plain(gemm) ? start(thin<rows(), false, decltype(in), decltype(out)>)
+                            : start(thin<rows(), true, decltype(in), decltype(out)>);
+    });
+  });
+}

@@ -1,0 +1,146 @@
+"""thin: up to four rows or columns of C, by operands that begin anywhere, on CUDA cores."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import import_module
+
+import pytest
+import torch
+from test_gemv_odd import among_nan, integers
+from test_small_shapes import problem
+
+from tcgemm import accuracy
+from tcgemm.dispatch import choose, find, problem_of
+from tcgemm.problem import Fusion
+from tcgemm.repacking import worth
+
+simulator = import_module("tcgemm.cuda_ref.simulator")
+thin = import_module("tcgemm.cuda_ref.shapes.thin")
+
+BF16 = torch.bfloat16
+# Of C one element, less than a thread has, many blocks; of K one, less than a warp, several trips.
+SHAPES = [
+    (1, 1, 1),
+    (1, 21, 81),
+    (2, 355, 19),
+    (3, 5, 1291),
+    (4, 33, 130),
+    (150, 4, 7),
+    (9, 11, 333),
+]
+PLACES = [(0, 0), (3, 1), (1, 5)]
+
+
+def found(a, b, c, plan=None, **options):
+    """What the simulator reports of three runs, in each of which C is written anew."""
+    plan = find("cuda", "thin").plan(problem_of(a, b, c)) if plan is None else plan
+    report = None
+    for _ in range(3):
+        c.fill_(float("nan"))
+        report = simulator.simulate(
+            simulator.source_of("thin"), a, b, c, check=True, plan=plan, **options
+        )
+        assert not report.findings, [str(f) for f in report.findings]
+    return report
+
+
+@pytest.mark.spread(7, "shape", "layout")
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_right_wherever_rows_begin(shape, layout):
+    M, N, K = shape
+    for place in PLACES:
+        for fill in (integers, torch.randn):
+            a = among_nan(M, K, layout[0] == "t", fill, *place)
+            b = among_nan(K, N, layout[1] == "t", fill, *place)
+            c = torch.empty(M, N, dtype=BF16)
+            assert find("cuda", "thin").why_not(problem_of(a, b, c)) is None
+            found(a, b, c)
+            if fill is integers:
+                assert torch.equal(c, (a.double() @ b.double()).to(BF16)), place
+            else:
+                assert accuracy.error_ratio(a, b, c) < 1, place
+
+
+@pytest.mark.spread(4, "layout", "order")
+@pytest.mark.parametrize("order", ["forward", "reverse", "random:3", "late:4"])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_right_with_any_lanes_warps_and_parts_of_K(layout, order):
+    """Powers of two of lanes along N and of warps along K, clusters of any number of blocks."""
+    a, b = (
+        among_nan(3, 701, False, integers, 3, 1),
+        among_nan(701, 37, layout[1] == "t", integers, 0, 3),
+    )
+    c = torch.empty(37, 3, dtype=BF16).mT
+    expected = (a.double() @ b.double()).to(BF16)
+    for lanes, warps, splits in (
+        (1, 8, 3),
+        (2, 4, 1),
+        (4, 1, 5),
+        (8, 2, 2),
+        (16, 8, 8),
+        (32, 1, 1),
+    ):
+        columns = thin.COLS * lanes * (thin.ALL_WARPS // warps)
+        plan = {"BLOCK_M": 4, "BLOCK_N": columns, "WARPS": warps, "SPLITS": splits}
+        report = found(a, b, c, plan, order=order)
+        assert report.grid[0] == -(-37 // columns) * splits
+        assert report.cluster == splits
+        assert torch.equal(c, expected), plan
+
+
+def test_nan_of_an_element_reaches_its_row_and_column_alone():
+    a, b = among_nan(2, 53, False, torch.ones, 0, 0), among_nan(53, 9, True, torch.ones, 0, 0)
+    a[1, 7], b[52, 4] = float("nan"), float("nan")
+    c = torch.empty(2, 9, dtype=BF16)
+    found(a, b, c)
+    assert c.isnan().nonzero().tolist() == [[0, 4], *([1, n] for n in range(9))]
+
+
+def test_the_kernel_of_a_plain_product_and_the_one_of_others_agree():
+    a, b = (torch.randn(*size).to(BF16) for size in ((2, 45), (45, 30)))
+    plain, other = (torch.empty(2, 30, dtype=BF16) for _ in range(2))
+    run = import_module("tcgemm.cuda_ref").load("thin")
+    run(a, b, plain)
+    run(a, b, other, Fusion(bias=torch.zeros(30, dtype=BF16)))
+    assert torch.equal(plain, other)
+
+
+# Odd rows of few columns, whose K is short, divided, or a long stream; C's rows are not its own.
+CHOSEN = [
+    (1, 21, 81, "tn", (1, 1), (21, 1), "thin"),
+    (62, 1, 527, "nt", (527, 1), (1, 527), "thin"),
+    (3, 21, 12509, "tt", (1, 3), (1, 12509), "thin"),
+    (2226, 1, 1865, "nn", (1865, 1), (1, 1), "thin"),
+    (1, 16001, 8001, "nt", (8001, 1), (1, 8001), "gemv"),
+    (3, 12001, 21, "nt", (21, 1), (1, 21), "small"),
+    (5, 99, 9999, "tt", (1, 5), (1, 9999), "small"),
+    (16, 13, 12145, "nt", (12145, 1), (1, 12145), "thin"),
+    (3, 64, 14592, "nt", (14592, 1), (1, 14592), "thin"),
+    (4, 512, 4096, "nn", (4096, 1), (512, 1), "small"),
+]
+
+
+@pytest.mark.parametrize(("M", "N", "K", "layout", "a", "b", "kernel"), CHOSEN, ids=str)
+def test_it_is_chosen_where_it_was_the_fastest(M, N, K, layout, a, b, kernel):
+    """reports/nvidia-h100-sxm/trials/thin.csv."""
+    asked = dataclasses.replace(problem(M, N, K, layout), a_strides=a, b_strides=b)
+    assert choose(asked, "cuda").name == kernel
+    assert worth(asked, "cuda") is None or kernel != "thin"
+
+
+def test_a_column_for_each_warp_stays_with_gemv_whatever_the_model_says():
+    sure = import_module("tcgemm.cuda_ref").sure
+    row = problem(1, 64, 2048, "nt")
+    assert sure(row, "gemv")
+    assert choose(row, "cuda").name == "gemv"
+    assert not sure(problem(1, 64, 2048, "nn"), "gemv")
+    assert not sure(problem(2, 64, 2048, "nt"), "gemv")
+    assert not sure(problem(1, 64, 64, "nt"), "gemv")
+    assert not sure(row, "small")
+
+
+def test_sizes_that_it_cannot_count_are_refused_with_the_numbers():
+    assert find("cuda", "thin").why_not(problem(500, 400, 7)) is None
+    assert "K=2147483648" in find("cuda", "thin").why_not(problem(1, 1, 2**31))
