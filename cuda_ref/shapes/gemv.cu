@@ -5,8 +5,8 @@
 //                alone waits for it, having asked for the next before. A block has work as long as
 //                the kernel runs, and the rings go on from one tile to the next; only sums are
 //                exchanged, at the end of a tile. With one row and a K-major B not even these: a
-//                warp has a column to itself (gemv_columns.cuh). One row by a B in odd rows is
-//                multiplied as it is (gemv_odd.cuh).
+//                warp has a column to itself (gemv/columns.cuh). One row by a B in odd rows is
+//                multiplied as it is (gemv/odd.cuh).
 // STILL MISSING  with more than 8 rows B is read again for each 8 of them (skinny.cu).
 //
 // grid       clusters for BLOCKS blocks on each SM, or for as many tiles as there are; by columns
@@ -18,8 +18,8 @@
 #include <algorithm>
 
 #include "tile/epilogue.cuh"
-#include "gemv_ring.cuh"
-#include "gemv_odd.cuh"
+#include "gemv/ring.cuh"
+#include "gemv/odd.cuh"
 #include "tile/order.cuh"
 #include "host/select.cuh"
 #include "sm90/tensor_map.cuh"

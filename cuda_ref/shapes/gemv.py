@@ -33,7 +33,7 @@ MOST_READS = 2
 """Of B, for those rows each, with which another rung may be slower."""
 
 COLUMNS = {"SPLITS": 1, "WARPS": 16, "BLOCKS": 1}
-"""Settings of a column for each warp; WARPS is COLUMN_WARPS of gemv_columns.cuh."""
+"""Settings of a column for each warp; WARPS is COLUMN_WARPS of gemv/columns.cuh."""
 
 MOST_COLUMN_K = 32768
 """As there."""

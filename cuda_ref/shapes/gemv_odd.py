@@ -1,6 +1,6 @@
 """gemv by one row of A and a B in odd rows: how many threads take a column, or a row, of B.
 
-All is said of the problem with M <= N. As gemv_odd.cuh, which reads B in units of 16 bytes.
+All is said of the problem with M <= N. As gemv/odd.cuh, which reads B in units of 16 bytes.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def fastest(problem: Any, sms: int) -> tuple[float, tuple[int, int, int]]:
 
 
 def plan(problem: Any) -> Mapping[str, int]:
-    """The tile of C of a block and its step along K, its warps that divide K, and blocks that do."""
+    """The tile of C of a block, its step along K, its warps that divide K, and blocks that do."""
     _, (along_n, warps, splits) = fastest(wide(problem), gpu_of(problem).sms)
     tile = MOST_ROWS, COLS * along_n * (ALL_WARPS // warps)
     block_m, block_n = tile if problem.M <= problem.N else tile[::-1]

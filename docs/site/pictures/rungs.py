@@ -209,7 +209,7 @@ def sides(kernel: str) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
 def picture(kernel: str) -> str:
     have = constants.of_kernel(kernel)
     if kernel == "cuda/gemv":
-        have["BLOCK_K"] = constants.of_source("cuda_ref/shapes/gemv_ring.cuh")["LINES"]
+        have["BLOCK_K"] = constants.of_source("cuda_ref/shapes/gemv/ring.cuh")["LINES"]
     M, N, K = have["BLOCK_M"], have["BLOCK_N"], have.get("BLOCK_K", have.get("MMA_K", 1))
     lanes = lanes_of(kernel, have)
     who, part_m, part_n, mma = parts_of(kernel, have)

@@ -2,7 +2,7 @@
 // address below, so that a unit is 16 bytes of memory and not of a row.
 #pragma once
 
-#include "gemv_columns.cuh"
+#include "gemv/columns.cuh"
 #include "tile/order.cuh"
 
 namespace tcgemm::sm90 {

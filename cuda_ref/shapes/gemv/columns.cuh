@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tile/convert.cuh"
-#include "gemv_ring.cuh"
+#include "gemv/ring.cuh"
 
 namespace tcgemm::sm90 {
 
