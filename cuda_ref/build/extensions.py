@@ -3,6 +3,9 @@
 ``library(name, capability)`` returns a rung's library, opened. It comes from the store (store.py),
 or is compiled by ``torch.utils.cpp_extension.load_inline`` and put there. Its name carries a hash
 of everything that went into it.
+
+The binding, which reads torch's headers for longer than a small rung takes, depends on no rung: its
+object is an entry of the store too, compiled once and linked into every library.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,20 @@ from .toolchain import (
 )
 
 logger = logging.getLogger(__name__)
+
+BINDING = "csrc/host/binding.cpp"
+
+_BINDING_ALONE = f"""#include "{BINDING.removeprefix("csrc/")}"
+// For the loader, which wants a launcher: a rung's own takes the place of this one.
+__attribute__((weak)) int tcgemm_launch(const tcgemm::Gemm&, cudaStream_t) {{
+  return cudaErrorNotSupported;
+}}
+"""
+
+_CXX_FLAGS = (
+    "-O1", "-fvisibility=hidden",
+    "-pipe",  # no temporary files that a killed compiler leaves
+)  # fmt: skip
 
 _libraries: dict[str, ctypes.CDLL] = {}
 
@@ -92,19 +109,30 @@ def cache_key(
     variables of the environment that compilers read; the versions of nvcc, of the host's compilers,
     of torch and of torch's CUDA; the machine's architecture.
     """
-    parts: list[str | bytes] = []
-    for path in [*source_files(source(name, root), root), root / "csrc/host/binding.cpp"]:
-        parts += [path.name, path.read_bytes()]
     return store.key_of(
-        *parts,
+        *_contents(source_files(source(name, root), root)),
+        binding_key(root),
         *nvcc_flags(sm_of(capability)),
         *defines,
+    )
+
+
+def binding_key(root: Path = ROOT) -> str:
+    """The same of the binding's object, which knows no rung, no target and no define."""
+    return store.key_of(
+        _BINDING_ALONE,
+        *_contents(source_files(root / BINDING, root)),
+        *_CXX_FLAGS,
         *consulted_variables(),
         *_compilers(),
         torch.__version__,
         str(torch.version.cuda),
         platform.machine(),
     )
+
+
+def _contents(files: Sequence[Path]) -> list[str | bytes]:
+    return [part for path in files for part in (path.name, path.read_bytes())]
 
 
 def _compilers() -> list[str]:
@@ -157,34 +185,63 @@ def _build(
     """Compiles a rung's library in a folder of its own."""
     nvcc = require_toolchain()
     try:
-        with _environment(nvcc) as cpp_extension:
-            built = cpp_extension.load_inline(
-                symbol,
-                cpp_sources=['#include "host/binding.cpp"'],
-                cuda_sources=[f'#include "{source(name).name}"'],
-                extra_cflags=[
-                    "-O1",
-                    "-fvisibility=hidden",
-                    "-pipe",  # no temporary files that a killed compiler leaves
-                ],
-                # Temporary files in the build's own folder, for the same reason.
-                extra_cuda_cflags=["-objtemp", *nvcc_flags(sm_of(capability)), *defines],
-                extra_include_paths=[
-                    str(source(name).parent),
-                    *map(str, source_folders()),
-                    *map(str, include_folders(nvcc)),
-                ],
-                extra_ldflags=_link_flags(nvcc, scratch),
-                build_directory=str(scratch),
-                with_cuda=True,
-                is_python_module=False,
-                no_implicit_headers=True,
-            )
-        return Path(built)
+        shutil.copyfile(_binding(nvcc), scratch / "binding.o")
+        return _load_inline(
+            nvcc, symbol, scratch, cuda=f'#include "{source(name).name}"',
+            # Temporary files in the build's own folder, where a killed compiler may leave them.
+            cuda_flags=["-objtemp", *nvcc_flags(sm_of(capability)), *defines],
+            folders=[source(name).parent], objects=["binding.o"],
+        )  # fmt: skip
     except (RuntimeError, OSError) as error:
         raise RuntimeError(
             f"compiling CUDA kernel {name!r} for {sm_of(capability)} with {nvcc} failed: {error}"
         ) from error
+
+
+def _binding(nvcc: Path) -> Path:
+    """The path of the binding's object, from the store or from a build."""
+
+    def make(scratch: Path) -> Path:
+        # Where no architecture is named, load_inline asks the GPU for one, and there may be none.
+        _load_inline(nvcc, symbol, scratch, cpp=_BINDING_ALONE, cuda_flags=["-arch=all"])
+        return scratch / "main.o"  # load_inline's name for what it makes of its C++ source
+
+    symbol = f"binding_{binding_key()}"
+    facts = {"compilers": _compilers(), "torch": torch.__version__}
+    return store.obtain(store.EXTENSIONS, f"{symbol}.o", make, facts)
+
+
+def _load_inline(
+    nvcc: Path,
+    symbol: str,
+    scratch: Path,
+    *,
+    cpp: str = "",
+    cuda: str = "",
+    cuda_flags: Sequence[str] = (),
+    folders: Sequence[Path] = (),
+    objects: Sequence[str] = (),
+) -> Path:
+    """A library of these sources and of objects in ``scratch``, compiled there and loaded."""
+    with _environment(nvcc) as cpp_extension:
+        built = cpp_extension.load_inline(
+            symbol,
+            cpp_sources=[cpp],
+            cuda_sources=[cuda] if cuda else None,
+            extra_cflags=list(_CXX_FLAGS),
+            extra_cuda_cflags=list(cuda_flags),
+            extra_include_paths=[
+                *map(str, folders),
+                *map(str, source_folders()),
+                *map(str, include_folders(nvcc)),
+            ],
+            extra_ldflags=[*objects, *_link_flags(nvcc, scratch)],
+            build_directory=str(scratch),
+            with_cuda=True,
+            is_python_module=False,
+            no_implicit_headers=True,
+        )
+    return Path(built)
 
 
 def require_toolchain() -> Path:
