@@ -35,7 +35,7 @@ _LAUNCHER = "\nint tcgemm_launch("
 _STANDARD = Path(__file__).parent / "standard.hpp"
 
 HEADERS = (
-    "algorithm", "array", "atomic", "cstdint", "cstring", "mutex", "stddef.h", "stdint.h",
+    "algorithm", "array", "atomic", "cstdint", "cstring", "pthread.h", "stddef.h", "stdint.h",
     "stdlib.h", "type_traits", "utility",
 )  # fmt: skip
 """Headers of C++'s library that the sources include: one file, standard.hpp, stands for all."""

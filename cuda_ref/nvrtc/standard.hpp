@@ -82,10 +82,10 @@ struct atomic {
   }
   operator T() const { return item; }
 };
-struct mutex {};
-template <typename T>
-struct lock_guard {
-  lock_guard(T&) {}
-};
 
 }  // namespace std
+
+struct pthread_mutex_t {};
+#define PTHREAD_MUTEX_INITIALIZER {}
+inline void pthread_mutex_lock(pthread_mutex_t*) {}
+inline void pthread_mutex_unlock(pthread_mutex_t*) {}

@@ -14,8 +14,11 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <utility>
+
+#ifndef TCGEMM_SIMULATOR
+#include <pthread.h>
+#endif
 
 namespace tcgemm::sm90 {
 
@@ -77,6 +80,15 @@ inline CUtensorMapDataType tensor_map_type(const TensorMapKey& key) {
   }
 }
 
+// Holds a mutex. std::mutex brings strings, clocks and tuples with it, which a build's three compilers
+// read for most of a second.
+struct Held {
+  explicit Held(pthread_mutex_t* mutex) : mutex(mutex) { pthread_mutex_lock(mutex); }
+  ~Held() { pthread_mutex_unlock(mutex); }
+  Held(const Held&) = delete;
+  pthread_mutex_t* const mutex;
+};
+
 // Writes the tensor map of `key` (128-byte swizzle) to `map`: a cudaError_t. Thread-safe; keeps
 // the last map of each of 1,024 slots.
 inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
@@ -84,10 +96,10 @@ inline int tensor_map(const TensorMapKey& key, CUtensorMap* map) {
     TensorMapKey key{};
     CUtensorMap map;
   };
-  static std::mutex mutex;
+  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   static auto& slots = *new std::array<Slot, 1024>;
   Slot& slot = slots[key.hash() % slots.size()];
-  std::lock_guard<std::mutex> lock(mutex);
+  const Held held(&mutex);
   if (!(slot.key == key)) {
     auto encode = tensor_map_encoder();
     if (encode == nullptr) return cudaErrorNotSupported;
