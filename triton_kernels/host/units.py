@@ -16,7 +16,7 @@ so many are whole vectors too, of which Triton's compiler hears from nobody else
 def units(
     a: torch.Tensor,
     b: torch.Tensor,
-    c: torch.Tensor,
+    c: torch.Tensor | None,
     BLOCK_M: int,
     BLOCK_N: int,
     BLOCK_K: int,
@@ -28,12 +28,13 @@ def units(
     anew in each step, is left out. M's and N's are blocks where all tiles are whole. Else a size
     along which an operand is contiguous may be a multiple of VECTOR, or of ``least``, without which
     the masks of 16-byte copies would fall apart; of any other nothing need be known. Which is more
-    than any other difference between sizes is worth a kernel of its own.
+    than any other difference between sizes is worth a kernel of its own. ``c`` is None where the
+    kernel stores no C: then it knows as much as of a C that is contiguous both ways.
     """
     (M, K), N = a.shape[-2:], b.shape[-1]
     whole_tiles = M % BLOCK_M == 0 and N % BLOCK_N == 0
-    rows = a.stride(-2) == 1 or c.stride(-2) == 1
-    columns = b.stride(-1) == 1 or c.stride(-1) == 1
+    rows = a.stride(-2) == 1 or c is None or c.stride(-2) == 1
+    columns = b.stride(-1) == 1 or c is None or c.stride(-1) == 1
     depth = a.stride(-1) == 1 or b.stride(-2) == 1
 
     def unit(size: int, block: int, whole: bool, contiguous: bool) -> int:
@@ -49,7 +50,7 @@ def units(
     }
 
 
-def unit_of_stride(stride: int) -> int:
+def unit_of_stride(stride: int | None) -> int:
     """The constant of a stride, in elements: HALF where it is a multiple of that and not of VECTOR,
-    which Triton finds out by itself; else 1."""
-    return HALF if stride % HALF == 0 and stride % VECTOR else 1
+    which Triton finds out by itself; else 1, as where there is none."""
+    return HALF if stride is not None and stride % HALF == 0 and stride % VECTOR else 1

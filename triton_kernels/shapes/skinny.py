@@ -155,12 +155,16 @@ def arguments(
     (M, K), N = a.shape, b.shape[1]
     tiles = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)
     partials = workspace(tiles, SPLITS, BLOCK_M * BLOCK_N, a) if SPLITS > 1 else None
-    strides = (*a.stride(), *b.stride(), *c.stride())
+    strides: tuple[int | None, ...] = (*a.stride(), *b.stride(), *c.stride())
+    stored: torch.Tensor | None = c
+    if partials is not None:
+        # Partial sums lie as they do whatever C is: one kernel serves all its types and layouts.
+        strides, stored = (*strides[:4], None, None), None
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
-        **units(a, b, c, BLOCK_M, BLOCK_N, BLOCK_K, HALF),
+        **units(a, b, stored, BLOCK_M, BLOCK_N, BLOCK_K, HALF),
         "UNIT_STRIDES": tuple(map(unit_of_stride, strides)),
         "PDL": bool(PDL),
         "L2_PREFETCH": L2_PREFETCH,
@@ -169,7 +173,7 @@ def arguments(
         "num_stages": NUM_STAGES,
         **({"launch_pdl": True} if PDL else {}),
     }
-    return (tiles * SPLITS,), (a, b, c, partials, M, N, K, *strides, SPLITS), constants
+    return (tiles * SPLITS,), (a, b, stored, partials, M, N, K, *strides, SPLITS), constants
 
 
 def second(
