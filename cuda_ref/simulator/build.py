@@ -139,7 +139,7 @@ def _run(command: Sequence[str], what: str, scratch: Path) -> None:
 
 def _object(source: Path, observed: bool) -> Path:
     flags = (
-        *_COMMON, *_machine_flags(), "-O3", f"-I{INCLUDE}", *_includes(),
+        *_COMMON, *_machine_flags(), "-O2", f"-I{INCLUDE}", *_includes(),
         *(("-DTCGEMM_OBSERVE",) if observed else ()),
     )  # fmt: skip
     key = key_of(source.read_bytes(), headers.digest_of(source), _made_by(), *flags)
