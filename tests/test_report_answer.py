@@ -12,7 +12,7 @@ import matplotlib as mpl
 import pytest
 from matplotlib.figure import Figure
 from synthetic_results import H200, write
-from test_report import row, table
+from test_report import leave_out, row, table
 
 from tcgemm.report import figures
 from tcgemm.report import write as report_write
@@ -158,11 +158,14 @@ def test_rates_are_written_as_people_write_them():
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory, thorough):
     shapes = {"squares": [(1024,) * 3, (4096,) * 3], "llm": [(16, 4096, 14336)]}
     folder = tmp_path_factory.mktemp("answer") / "nvidia-h200"
     write(folder, H200, shapes=shapes, dtypes=("bfloat16",), layouts=("nn",), data=("zeros",))
-    report_write.write([folder], readme=None)
+    with pytest.MonkeyPatch.context() as patch:
+        if not thorough:
+            leave_out(patch, set(figures.SLUGS) - {"answer", "ladder", "data"})
+        report_write.write([folder], readme=None)
     return folder
 
 
