@@ -69,7 +69,6 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)  # reports and traces make many objects and few cycles
 

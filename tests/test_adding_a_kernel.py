@@ -96,12 +96,12 @@ assert choose(problem(9), accepting[:-1]) in accepting[:-1]
 
 
 def copy_of_the_project(tmp_path):
-    """The mapped packages, laid out as a wheel installs them."""
+    """The mapped packages, laid out as a wheel installs them, with the bytecode that is here: each
+    program would compile it anew."""
     site = tmp_path / "site"
-    skip = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "tcgemm", site / "tcgemm", ignore=skip)
+    shutil.copytree(ROOT / "tcgemm", site / "tcgemm")
     for folder in ("triton_kernels", "cuda_ref"):
-        shutil.copytree(ROOT / folder, site / "tcgemm" / folder, ignore=skip)
+        shutil.copytree(ROOT / folder, site / "tcgemm" / folder)
     return site
 
 

@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,23 +30,32 @@ class RunTime(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def imports_of(path: Path, tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """(absolute name of a module, the name that is imported from it or ""), late or early."""
+@cache
+def imports_of(path: Path, for_types: bool = True) -> tuple[tuple[str, str], ...]:
+    """(absolute name of a module, the name that is imported from it or ""), late or early.
+
+    What only a type checker reads counts where ``for_types``.
+    """
+    tree: ast.AST = ast.parse(path.read_text())
+    if not for_types:
+        tree = RunTime().visit(tree)
+    found: list[tuple[str, str]] = []
     package = list(path.relative_to(ROOT).parts[:-1])
     if package[0] in ("triton_kernels", "cuda_ref"):
         package = ["tcgemm", *package]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+            found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from ((module, alias.name) for alias in node.names)
+            found += [(module, alias.name) for alias in node.names]
+    return tuple(found)
 
 
 def imported(path: Path) -> set[str]:
     """Absolute names of the modules that a file imports, relative ones resolved."""
-    found = list(imports_of(path, ast.parse(path.read_text())))
+    found = imports_of(path)
     return {module for module, _ in found} | {f"{module}.{name}" for module, name in found if name}
 
 
@@ -64,12 +74,9 @@ def import_graph(for_types: bool) -> dict[str, set[str]]:
     paths = {module_of(path): path for folder in FOLDERS for path in files(folder)}
     graph = {}
     for module, path in paths.items():
-        tree: ast.AST = ast.parse(path.read_text())
-        if not for_types:
-            tree = RunTime().visit(tree)
         named = (
             f"{source}.{name}" if f"{source}.{name}" in paths else source
-            for source, name in imports_of(path, tree)
+            for source, name in imports_of(path, for_types)
         )
         graph[module] = {name for name in named if name in paths and name != module}
     return graph
@@ -329,8 +336,10 @@ def test_help_needs_no_torch_and_answers_within_three_tenths_of_a_second():
             # of children, user and system
             times[name].append(sum(after[2:4]) - sum(before[2:4]))
             assert name == "parser" or {"bench", "report"} <= set(output.split())
-    # Where all is slower, the package that prints any help is slower as well.
-    assert min(times["help"]) < max(0.3, 3 * min(times["parser"]))
+        # Where all is slower, the package that prints any help is slower as well.
+        if min(times["help"]) < max(0.3, 3 * min(times["parser"])):
+            return
+    pytest.fail(f"seconds on a processor: {times}")
 
 
 def test_the_bare_folder_names_are_refused():

@@ -57,8 +57,11 @@ HEAVY = {
 """What takes long to import, and no mistake in an argument needs."""
 
 MISTAKEN = """\
-import json, os, sys, tempfile, time
+import contextlib, json, os, sys, tempfile, time
 from tcgemm.cli import main
+import typer.main
+with contextlib.suppress(ImportError):  # what typer imports for each command
+    import pydantic.type_adapter, pydantic.types
 began = time.process_time()
 for arguments in json.loads(sys.argv[1]):
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -81,8 +84,8 @@ for arguments in json.loads(sys.argv[1]):
         print(json.dumps([os.waitstatus_to_exitcode(status), *said, seconds]), flush=True)
 """
 """A program that makes each mistake in a process forked from one that has imported the command
-line; prints of each how it ended, what it wrote, and the seconds on a processor, that import's with
-them."""
+line and its library; prints of each how it ended, what it wrote, and the seconds on a processor,
+those of the imports with them."""
 
 PARSED = """\
 import sys, typer, rich.console, rich.table

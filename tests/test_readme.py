@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
@@ -168,9 +168,10 @@ def test_an_amd_gpu_is_refused_in_a_sentence(monkeypatch):
     assert doctor._gpu().state == "missing"
 
 
-def test_the_picture_is_drawn_from_the_committed_rows(tmp_path):
-    command = [sys.executable, "scripts/draw_ladder.py", "reports/nvidia-h200", str(tmp_path)]
-    subprocess.run(command, check=True, cwd=ROOT)
+def test_the_picture_is_drawn_from_the_committed_rows(tmp_path, monkeypatch):
+    script = str(ROOT / "scripts/draw_ladder.py")
+    monkeypatch.setattr(sys, "argv", [script, str(ROOT / "reports/nvidia-h200"), str(tmp_path)])
+    runpy.run_path(script, run_name="__main__")
     for name in ("ladder-light.svg", "ladder-dark.svg"):
         drawn = (tmp_path / name).read_text()
         ET.fromstring(drawn)
