@@ -34,6 +34,7 @@ def copy_of(x):
     return full.as_strided(x.shape, (wide, 1))
 
 
+@pytest.mark.spread(3, "by_columns", "begin", "R")
 @pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("begin", [0, 1, 2, 3])
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_both_checks_at_the_edges(name, case):
         assert verdict.ok, (M, N, K, layout, verdict.reason)
 
 
-@pytest.mark.spread(5, "case")
+@pytest.mark.spread(8, "case", at=2)
 @pytest.mark.parametrize(("case", "shape"), SHAPED)
 def test_every_wmma_shape_layout_and_storage_of_c(case, shape):
     dtype_in, dtype_out, compute = case
@@ -140,7 +140,7 @@ def test_scales(dtype, scales, c_t):
     judge(a, b, run("naive", a, b, "float32", fusion, c.mT if c_t else c), fusion)
 
 
-@pytest.mark.spread(7, "case", "check")
+@pytest.mark.spread(14, "case", "check", at=7)
 @pytest.mark.parametrize("check", ["forward", "reverse", "random:7"])
 @pytest.mark.parametrize(("case", "shape"), SHAPED)
 def test_nothing_is_found_in_any_order(case, shape, check):

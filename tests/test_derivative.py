@@ -28,6 +28,12 @@ ROUNDED = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """How far a number may be from the truth, of its own size and of 1."""
 
 
+@pytest.fixture
+def half(thorough):
+    """A type of 16 bits; in ``make test`` the one for which other tests build the same kernels."""
+    return torch.bfloat16 if thorough else torch.float16
+
+
 @pytest.fixture(params=["triton", "cuda"], name="backend")
 def with_a_derivative(request):
     if dispatch.derivative(request.param) is None:
@@ -230,7 +236,7 @@ def elsewhere(t):
 
 @pytest.mark.spread(2, "epilogue", "backend")
 @pytest.mark.parametrize("epilogue", ["relu", "gelu"])
-def test_who_looks_on_or_has_hooks_gets_the_same(backend, epilogue, derivatives):
+def test_who_looks_on_or_has_hooks_gets_the_same(backend, epilogue, half, derivatives):
     x, w, bias = all_ = operands()
     z = torchs(epilogue, x, w, bias)
     theirs = torch.autograd.grad(z.sum(), all_, retain_graph=True)
@@ -248,21 +254,21 @@ def test_who_looks_on_or_has_hooks_gets_the_same(backend, epilogue, derivatives)
     with saved_tensors_hooks(lambda t: t, elsewhere):
         y = tcgemm.linear(x, w, bias, epilogue, backend=backend)
     near(torch.autograd.grad(y.sum(), all_), theirs)
-    with torch.autocast(DEVICE, torch.bfloat16):
+    with torch.autocast(DEVICE, half):
         y = tcgemm.linear(x, w, bias, epilogue, backend=backend)
     mine = torch.autograd.grad(y.float().sum(), all_)
-    if epilogue != "relu":  # whose slope jumps where bfloat16 has another sign
+    if epilogue != "relu":  # whose slope jumps where 16 bits have another sign
         near(mine, theirs, 0.03)
     assert len(derivatives) == 3
 
 
-def test_a_result_of_another_dtype_and_an_accumulated_gradient(backend):
-    x, w, bias = operands(dtype=torch.bfloat16)
+def test_a_result_of_another_dtype_and_an_accumulated_gradient(backend, half):
+    x, w, bias = operands(dtype=half)
     bias = bias.detach().float().requires_grad_()
     y = tcgemm.linear(x, w, bias, "silu", out_dtype=torch.float32, backend=backend)
     z = F.silu(F.linear(x.float(), w.float(), bias))
     mine = torch.autograd.grad(y.square().sum(), (x, w, bias))
-    assert [t.dtype for t in mine] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert [t.dtype for t in mine] == [half, half, torch.float32]
     near([t.float() for t in mine], [
         t.float() for t in torch.autograd.grad(z.square().sum(), (x, w, bias))
     ], 0.02)  # fmt: skip

@@ -212,7 +212,7 @@ def check_kernels_that_wait(rank, way):
 
     def begin_in_turn(self, size):
         if threading.current_thread() in threads[1:]:
-            time.sleep(0.5)
+            time.sleep(0.2)
         return begin(self, size)
 
     for op, total in (

@@ -113,7 +113,8 @@ def test_a_C_that_is_not_read_has_gradient_zero():
     assert torch.equal(by_c, torch.zeros(4, 2))
 
 
-@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@pytest.mark.spread(2, "backend", "dtype")
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bits_on_our_kernels(backend, dtype, device):
     x, w = (torch.randn(2, 5, 24, device=device), torch.randn(16, 24, device=device))

@@ -46,6 +46,7 @@ def gradients(call, all_, above):
     return [y, *torch.autograd.grad(y, all_, above)]
 
 
+@pytest.mark.spread(2, "epilogue", "kernels")
 @pytest.mark.parametrize("kernels", ["there", "missing"])
 @pytest.mark.parametrize("epilogue", ["relu", "gelu_tanh", "silu"])
 def test_inductor_s_program_runs_the_fused_kernels(

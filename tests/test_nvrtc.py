@@ -261,7 +261,7 @@ def launch_of(name, a, b, c, sms=132):
     return launcher.launch(Product.of(a, b, c), constants, sms)
 
 
-@pytest.mark.spread(3, "name")
+@pytest.mark.spread(5, "name")
 @needs_nvrtc
 @pytest.mark.parametrize("name", RUNGS)
 def test_the_launch_is_the_one_of_the_source(name):

@@ -89,6 +89,7 @@ SIZES = [(43, 16, 32), (1, 16, 16), (700, 48, 32)]
 """Odd shares of rows, a rank without rows, and more slices than blocks."""
 
 
+@pytest.mark.spread(2, "dtype")
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8], ids=str
 )

@@ -122,7 +122,7 @@ CLUSTERS = [
 ]
 
 
-@pytest.mark.spread(10, "build", "order", at=8)
+@pytest.mark.spread(10, "build", "order", at=9)
 @pytest.mark.parametrize("order", ["forward", "random:3", "late:4"])
 @pytest.mark.parametrize("build", CLUSTERS, ids=str)
 def test_right_in_every_cluster(build, order, tmp_path):

@@ -33,7 +33,7 @@ ELSEWHERE = ("the dtype is", "the operands' dimensions differ", "a factor is not
              "C has shape")  # fmt: skip
 
 
-@pytest.mark.spread(2, "name", "backend")
+@pytest.mark.spread(3, "name", "backend")
 @pytest.mark.parametrize("backend", DTYPES)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_opinfo_samples_through_the_override(name, backend, operators):

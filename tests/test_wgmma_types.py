@@ -82,6 +82,7 @@ def test_tf32_is_rounded_and_not_truncated():
     assert torch.equal(product(a, ones, "tf32"), torch.full((16, 16), 16 * (1 + 2**-10)))
 
 
+@pytest.mark.spread(2, "value", at=1)
 @pytest.mark.parametrize(("dtype", "value"), [(I8, -128), (U8, 255)], ids=str)
 def test_integer_sums_wrap(dtype, value):
     K = 2**17 + 64 if dtype == I8 else 2**16
@@ -91,6 +92,7 @@ def test_integer_sums_wrap(dtype, value):
     assert product(a, b, "int32").item() == (exact + 2**31) % 2**32 - 2**31
 
 
+@pytest.mark.spread(2, "compute")
 @pytest.mark.parametrize("compute", ["fast", "float32"])
 @pytest.mark.parametrize("column_major", [False, True])
 @pytest.mark.parametrize("per_row", [False, True])
