@@ -1,4 +1,4 @@
-"""The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choosable, choose,
+"""The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choosable, choose, sure,
 tuned_by_user, load, inspect and derivative_kernel."""
 
 from __future__ import annotations

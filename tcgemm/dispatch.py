@@ -2,11 +2,11 @@
 
 Dispatch knows of a backend module ``KERNELS``, its ladder as a tuple of rows, and ``load(name)``,
 which returns a rung's callable, compiled. Where the module has them, it asks besides
-``choose(problem, able)`` for the name of the kernel to run of those that accept,
-``buildable(problem, able)`` for those that can be built here, ``choosable(problem, able)`` for
-those that may be taken unnamed, ``tuned_by_user(problem)`` whether a table of the user's own has
-settled the choice, ``plans(problem, able)`` for more than its tables' plans, ``by_rows(problem,
-kernel, plan)`` for what was timed, and ``derivative_kernel()``. It knows no tile size.
+``choose(problem, able)`` for the kernel to run of those that accept, ``buildable(problem, able)``
+for those that can be built here, ``choosable(problem, able)`` for those that may be taken unnamed,
+``tuned_by_user(problem)`` and ``sure(problem, name)`` whether the user's own table, or what the
+kernel says, has settled the choice, ``plans(problem, able)`` for more than its tables' plans,
+``by_rows(problem, kernel, plan)`` for what was timed, and ``derivative_kernel()``.
 """
 
 from __future__ import annotations

@@ -146,4 +146,13 @@ def test_a_column_for_each_warp_stays_with_gemv_whatever_the_model_says(monkeypa
 
 def test_sizes_that_it_cannot_count_are_refused_with_the_numbers():
     assert find("cuda", "thin").why_not(problem(500, 400, 7)) is None
-    assert "K=2147483648" in find("cuda", "thin").why_not(problem(1, 1, 2**31))
+    most = thin.MOST
+    assert find("cuda", "thin").why_not(problem(1, 1, most)) is None
+    assert f"K={most + 1} and thin counts to {most}" in find("cuda", "thin").why_not(
+        problem(1, 1, most + 1)
+    )
+
+
+def test_a_batch_of_more_tiles_than_a_grid_of_clusters_has_is_refused():
+    asked = dataclasses.replace(problem(8, 8, 512), batch=2**27, batch_strides=(0, 0, 64))
+    assert "tiles of 4 x" in find("cuda", "thin").why_not(asked)

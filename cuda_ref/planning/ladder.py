@@ -8,6 +8,8 @@ A rung is two files in one of these folders: ``<name>.cu`` and ``<name>.py``. Th
 - ``cost(problem, sms)``, where a model says how long it takes: microseconds, or None where it is
   not to be chosen for the problem; and ``settled(problem, sms)``, whether it was measured to be
   fastest whatever models say (see choose.py);
+- ``only_by_name(problem)``, whether another rung is faster always, and ``sure(problem)``, whether
+  the model of drawn shapes is not asked once this one is chosen;
 - ``instance(problem)``, where its template has parameters that inspection.py does not know.
 
 No other file names a rung.

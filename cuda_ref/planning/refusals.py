@@ -148,10 +148,11 @@ def refuse_tiles(
 ) -> str | None:
     """Why C has more tiles than a grid has blocks, or a rung counts; None when it has fewer.
 
-    No tile of a rung is smaller than 8 x 8, so that hardly a problem has to be planned for it.
+    No tile of a rung is smaller than 4 x 4, of which 8 x 8 elements have four, so that hardly a
+    problem has to be planned for it.
     """
     M, N, batch = problem.M, problem.N, problem.batch
-    if -(-M // 8) * -(-N // 8) * batch <= min(most, 2**27):
+    if -(-M // 8) * -(-N // 8) * batch <= min(most // 4, 2**27):
         return None
     planned = plan(problem)
     if "BLOCK_M" not in planned:

@@ -200,7 +200,9 @@ def sure(problem: Any) -> bool:
     of drawn shapes knows nothing. At 1 x 64 x 2048 and 1 x 1024 x 512 (nt) it takes 2.4 us, and
     small, which the model prefers, 3.2 and 3.0 (reports/nvidia-h100-sxm/trials/thin.csv)."""
     seen = wide(problem)
-    return problem.plain and by_columns(seen) and bool(seen.N * seen.K >= SURE_B)
+    if not problem.plain or not by_columns(seen) or seen.N * seen.K < SURE_B:
+        return False
+    return plan("gemv", problem)["SPLITS"] == 1
 
 
 def only_by_name(problem: Any) -> bool:

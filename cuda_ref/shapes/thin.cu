@@ -222,10 +222,10 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const bool taller = asked.c.rows > asked.c.cols;
   const Gemm gemm = taller ? transposed(asked) : asked;
   const int64_t M = gemm.c.rows, N = gemm.c.cols, K = gemm.a.cols;
+  if (std::max(N, K) > MOST) return cudaErrorInvalidConfiguration;
   const Lanes lanes = lanes_of(gemm, taller);
   const int64_t tiles = int64_t{lanes.tiles_m} * lanes.tiles_n * gemm.batch;
-  if (std::max(N, K) > MOST || tiles > INT32_MAX / MAX_CLUSTER)
-    return cudaErrorInvalidConfiguration;
+  if (tiles > INT32_MAX / MAX_CLUSTER) return cudaErrorInvalidConfiguration;
   const auto data = [](const Matrix& x) { return static_cast<const uint16_t*>(x.data); };
   const Side a{data(gemm.a), gemm.a.row_stride, gemm.a.col_stride, gemm.a.batch_stride};
   const Side b{data(gemm.b), gemm.b.col_stride, gemm.b.row_stride, gemm.b.batch_stride};

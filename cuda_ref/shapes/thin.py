@@ -10,15 +10,17 @@ from typing import Any
 
 from ..planning.cost import ceil_div, memory_us
 from ..planning.gpu import of as gpu_of
-from ..planning.refusals import ANY, MOST_TILES, TMA_MOST, column_major, refuse_tma
+from ..planning.refusals import ANY, MOST_TILES, column_major, refuse_tma
 from ..planning.rows import FUSES, row
 from ..planning.tuning import wide
 from . import gemv, small
 
 ORDER = 195
 
+MOST = 2**31 - 65537
+"""Of M, N and K; as in thin.cu, as what follows."""
+
 MOST_ROWS = 4
-"""As in thin.cu, as what follows."""
 
 COLS, AT_ONCE = 4, 4
 ALL_WARPS = 8
@@ -57,8 +59,8 @@ BESIDE = 4
 def refuse_thin(problem: Any) -> str | None:
     """Why a size is too large to be counted; None when none is."""
     for side, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
-        if size > TMA_MOST:
-            return f"{side}={size} and thin counts to {TMA_MOST}: {ANY}"
+        if size > MOST:
+            return f"{side}={size} and thin counts to {MOST}: {ANY}"
     return None
 
 
@@ -135,9 +137,9 @@ FEW_COLUMNS = 96
 
 
 def settled(problem: Any, sms: int) -> bool:
-    """Whether this rung is taken, whatever the model of drawn shapes says: operands lie as TMA and
-    vectors want them, B along K, C has few columns, and this rung's own model is below gemv's and
-    small's. Others divide a long K for more than they multiply: 3 x 64 x 14592 (nt) takes 8.3 us by
+    """Whether this rung is taken, whatever other rungs' models say: operands lie as TMA and vectors
+    want them, B along K, C has few columns, and this rung's own model is below gemv's and small's.
+    Others divide a long K for more than they multiply: 3 x 64 x 14592 (nt) takes 8.3 us by
     one_wave, 5.8 by gemv and 5.6 here (reports/nvidia-h100-sxm/trials/thin.csv)."""
     seen = wide(problem)
     if not 2 <= seen.M <= MOST_ROWS or seen.N > FEW_COLUMNS or not gemv.k_major(seen):
@@ -157,6 +159,11 @@ def only_by_name(problem: Any) -> bool:
     another rung was faster at 9 of 10 products (reports/nvidia-h100-sxm/trials/thin.csv)."""
     few = min(problem.M, problem.N) <= MOST_ROWS
     return not few and max(problem.M, problem.N) > MOST_AGAIN
+
+
+def sure(problem: Any) -> bool:
+    """Whether this rung, once chosen, stays: the model of drawn shapes knows nothing of it."""
+    return True
 
 
 def cost(problem: Any, sms: int) -> float | None:
