@@ -6,7 +6,9 @@ import dataclasses
 from importlib import import_module
 
 import pytest
+import records
 import torch
+from tcgemm.cuda_ref.build import toolchain
 from test_gemv_odd import among_nan, integers
 from test_small_shapes import problem
 
@@ -156,3 +158,19 @@ def test_sizes_that_it_cannot_count_are_refused_with_the_numbers():
 def test_a_batch_of_more_tiles_than_a_grid_of_clusters_has_is_refused():
     asked = dataclasses.replace(problem(8, 8, 512), batch=2**27, batch_strides=(0, 0, 64))
     assert "tiles of 4 x" in find("cuda", "thin").why_not(asked)
+
+
+@pytest.mark.skipif(
+    toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
+    reason="needs nvcc and cuobjdump",
+)
+def test_it_spills_nothing_and_two_blocks_fit_an_sm():
+    """A lane's loads of four steps are on their way together, and C's are all there is besides."""
+    made = records.cuda("thin", "sm_90a")
+    assert made.spill_bytes == 0
+    assert len(made.kernels) == 4 * 3 * 2  # types; one, two and four rows; plain and what follows
+    for kernel in made.kernels:
+        rows = next(n for n in (1, 2, 4) if f"thinILi{n}E" in kernel.symbol)
+        assert kernel.registers <= 128
+        assert kernel.sass["HMMA"] == kernel.sass["LDSM"] == 0
+        assert kernel.sass["LDG"] >= thin.AT_ONCE * (rows + thin.COLS)
