@@ -7,15 +7,14 @@ from importlib import import_module
 
 import pytest
 import torch
+from odd_rows import BF16, among_nan, integers, is_right_wherever_rows_begin, product
 from test_small_shapes import problem
 
-from tcgemm import accuracy
-from tcgemm.dispatch import choose, find, problem_of
+from tcgemm.dispatch import choose, find
 from tcgemm.repacking import worth
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
-BF16 = torch.bfloat16
 # One column or row of every kind: less than a unit of 16 bytes, parts of a warp, many blocks.
 SHAPES = [
     (1, 1, 333),
@@ -30,46 +29,11 @@ SHAPES = [
 PLACES = [(0, 0), (3, 0), (0, 1), (1, 5)]
 
 
-def among_nan(rows, cols, transposed, fill, gap, before):
-    """A matrix with rows, or columns, that begin anywhere, and NaN wherever it is not."""
-    height, width = (cols, rows) if transposed else (rows, cols)
-    memory = torch.full((before + height * (width + gap) + 16,), float("nan"), dtype=BF16)
-    view = memory[before:].as_strided((height, width), (width + gap, 1), before)
-    view.copy_(fill(height, width))
-    return view.mT if transposed else view
-
-
-def integers(*size):
-    return torch.randint(-2, 3, size)
-
-
-def product(a, b, c):
-    """What the simulator finds, three times with the plan that a GPU without clusters has."""
-    plan = find("cuda", "gemv").plan(problem_of(a, b, c))
-    report = None
-    for _ in range(3):
-        c.fill_(float("nan"))
-        report = simulator.simulate(simulator.source_of("gemv"), a, b, c, check=True, plan=plan)
-        assert not report.findings, [str(f) for f in report.findings]
-    return report
-
-
 @pytest.mark.spread(7, "shape", "layout")
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_right_wherever_rows_begin(shape, layout):
-    M, N, K = shape
-    for place in PLACES:
-        for fill in (integers, torch.randn):
-            a = among_nan(M, K, layout[0] == "t", fill, *place)
-            b = among_nan(K, N, layout[1] == "t", fill, *place)
-            c = torch.empty(M, N, dtype=BF16)
-            assert find("cuda", "gemv").why_not(problem_of(a, b, c)) is None
-            product(a, b, c)
-            if fill is integers:
-                assert torch.equal(c, (a.double() @ b.double()).to(BF16)), place
-            else:
-                assert accuracy.error_ratio(a, b, c) < 1, place
+    is_right_wherever_rows_begin("gemv", shape, layout, PLACES)
 
 
 @pytest.mark.spread(2, "columns")
@@ -103,7 +67,7 @@ def test_nan_of_a_neighbour_stays_there(layout):
         a, b = torch.ones(1, 53, dtype=BF16), among_nan(53, 37, layout[1] == "t", torch.ones, 0, 0)
         (b[:, 17] if of_b else a[0, 7:8]).fill_(float("nan"))
         c = torch.empty(1, 37, dtype=BF16)
-        product(a, b, c)
+        product("gemv", a, b, c)
         assert c.isnan().sum() == (1 if of_b else 37)
         assert c[0, 17].isnan()
 

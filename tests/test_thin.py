@@ -8,20 +8,17 @@ from importlib import import_module
 import pytest
 import records
 import torch
+from odd_rows import BF16, among_nan, integers, is_right_wherever_rows_begin, product
 from tcgemm.cuda_ref.build import toolchain
-from test_gemv_odd import among_nan, integers
 from test_small_shapes import problem
 
-from tcgemm import accuracy
 from tcgemm.choosing import within
-from tcgemm.dispatch import choose, find, problem_of
+from tcgemm.dispatch import choose, find
 from tcgemm.problem import Fusion
 from tcgemm.repacking import worth
 
-simulator = import_module("tcgemm.cuda_ref.simulator")
 thin = import_module("tcgemm.cuda_ref.shapes.thin")
 
-BF16 = torch.bfloat16
 # Of C one element, less than a thread has, many blocks; of K one, less than a warp, several trips.
 SHAPES = [
     (1, 1, 1),
@@ -35,35 +32,11 @@ SHAPES = [
 PLACES = [(0, 0), (3, 1), (1, 5)]
 
 
-def found(a, b, c, plan=None, **options):
-    """What the simulator reports of three runs, in each of which C is written anew."""
-    plan = find("cuda", "thin").plan(problem_of(a, b, c)) if plan is None else plan
-    report = None
-    for _ in range(3):
-        c.fill_(float("nan"))
-        report = simulator.simulate(
-            simulator.source_of("thin"), a, b, c, check=True, plan=plan, **options
-        )
-        assert not report.findings, [str(f) for f in report.findings]
-    return report
-
-
 @pytest.mark.spread(7, "shape", "layout")
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_right_wherever_rows_begin(shape, layout):
-    M, N, K = shape
-    for place in PLACES:
-        for fill in (integers, torch.randn):
-            a = among_nan(M, K, layout[0] == "t", fill, *place)
-            b = among_nan(K, N, layout[1] == "t", fill, *place)
-            c = torch.empty(M, N, dtype=BF16)
-            assert find("cuda", "thin").why_not(problem_of(a, b, c)) is None
-            found(a, b, c)
-            if fill is integers:
-                assert torch.equal(c, (a.double() @ b.double()).to(BF16)), place
-            else:
-                assert accuracy.error_ratio(a, b, c) < 1, place
+    is_right_wherever_rows_begin("thin", shape, layout, PLACES)
 
 
 @pytest.mark.spread(4, "layout", "order")
@@ -87,7 +60,7 @@ def test_right_with_any_lanes_warps_and_parts_of_K(layout, order):
     ):
         columns = thin.COLS * lanes * (thin.ALL_WARPS // warps)
         plan = {"BLOCK_M": 4, "BLOCK_N": columns, "WARPS": warps, "SPLITS": splits}
-        report = found(a, b, c, plan, order=order)
+        report = product("thin", a, b, c, plan, order=order)
         assert report.grid[0] == -(-37 // columns) * splits
         assert report.cluster == splits
         assert torch.equal(c, expected), plan
@@ -97,7 +70,7 @@ def test_nan_of_an_element_reaches_its_row_and_column_alone():
     a, b = among_nan(2, 53, False, torch.ones, 0, 0), among_nan(53, 9, True, torch.ones, 0, 0)
     a[1, 7], b[52, 4] = float("nan"), float("nan")
     c = torch.empty(2, 9, dtype=BF16)
-    found(a, b, c)
+    product("thin", a, b, c)
     assert c.isnan().nonzero().tolist() == [[0, 4], *([1, n] for n in range(9))]
 
 

@@ -71,8 +71,8 @@ def ways(problem: Any) -> list[tuple[int, int, int]]:
     if column_major((K, N), problem.b_strides):
         lanes = [32 // _power_of_two(K, 32)]
     else:
-        most = _power_of_two(ceil_div(N, COLS), 32)
-        lanes = [along_n for along_n in (32, 16, 8, 4, 2, 1) if most // 8 < along_n <= most]
+        widest = _power_of_two(ceil_div(N, COLS), 32)
+        lanes = [along_n for along_n in (32, 16, 8, 4, 2, 1) if widest // 8 < along_n <= widest]
     found = []
     for along_n in lanes:
         warps = 1
@@ -159,11 +159,6 @@ def only_by_name(problem: Any) -> bool:
     another rung was faster at 9 of 10 products (reports/nvidia-h100-sxm/trials/thin.csv)."""
     few = min(problem.M, problem.N) <= MOST_ROWS
     return not few and max(problem.M, problem.N) > MOST_AGAIN
-
-
-def sure(problem: Any) -> bool:
-    """Whether this rung, once chosen, stays: the model of drawn shapes knows nothing of it."""
-    return True
 
 
 def cost(problem: Any, sms: int) -> float | None:

@@ -1,8 +1,8 @@
 // The one place where torch's memory meets a rung: addresses in, a launch out.
 //
-// Compiled once and linked into each rung's library. All that is the same in every call of a kind stands in a Gemm that
-// Python keeps (cuda_ref/handle.py) and names by its address, its handle; a call adds addresses and
-// a stream. Python reads nothing but these functions' return codes.
+// Compiled once and linked into each rung's library. All that is the same in every call of a kind
+// stands in a Gemm that Python keeps (cuda_ref/handle.py) and names by its address, its handle; a
+// call adds addresses and a stream. Python reads nothing but these functions' return codes.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Exception.h>
 

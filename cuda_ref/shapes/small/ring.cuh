@@ -71,7 +71,7 @@ __host__ __device__ constexpr int stages_bytes(unsigned steps) {
 // And of a cluster the parts, and a barrier.
 template <typename A, typename B>
 int ring_bytes(int64_t steps, const Parts& k) {
-  return stages_bytes<A, B>(static_cast<unsigned>(ceil_div(steps, k.count))) +
+  return stages_bytes<A, B>(k.each(static_cast<unsigned>(steps))) +
          (k.count > 1 ? parts_bytes<A::TILE>(k) + BARRIER_BYTES : 0);
 }
 
