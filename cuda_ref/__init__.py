@@ -1,5 +1,5 @@
 """The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choosable, choose, sure,
-tuned_by_user, load, inspect and derivative_kernel."""
+tuned_by_user, load, inspect, derivative_kernel, copier and COPIES."""
 
 from __future__ import annotations
 
@@ -141,8 +141,31 @@ def plan_for(capability: tuple[int, int], gpu: str, sms: int) -> None:
 
 
 def derivative_kernel() -> Callable[..., Callable[..., None]] | None:
-    """``bind`` of derivative.py; None where the kernel cannot be built: without nvcc and g++, of
-    which the simulator needs g++ alone."""
+    """``bind`` of derivative.py; None where the kernel cannot be built."""
+    if not _builds():
+        return None
+    from .derivative import bind
+
+    return bind
+
+
+COPIES = "copies"
+"""The name of the copier's kernel, which is compiled ahead as a rung is."""
+
+
+def copier(x: Any, copy: Any) -> Callable[..., None] | None:
+    """``start(copy, x)``, which copies odd rows of 16-bit elements into aligned ones; see
+    copies.py. None where the kernel cannot be built, or does not take such matrices."""
+    if not _builds():
+        return None
+    from .copies import copier
+
+    return copier(x, copy)
+
+
+def _builds() -> bool:
+    """Whether a kernel that is no rung can be built: with nvcc and g++, of which the simulator
+    needs g++ alone."""
     import torch
 
     from .build import extensions, toolchain
@@ -151,16 +174,13 @@ def derivative_kernel() -> Callable[..., Callable[..., None]] | None:
         from . import nvrtc
 
         if nvrtc.in_use():
-            return None
+            return False
         try:
             extensions.require_toolchain()
         except RuntimeError:
-            return None
-    elif toolchain.find_cxx() is None:
-        return None
-    from .derivative import bind
-
-    return bind
+            return False
+        return True
+    return toolchain.find_cxx() is not None
 
 
 STAGES = ("ptx", "sass")

@@ -27,7 +27,7 @@
 #include <algorithm>
 
 #include "host/select.cuh"
-#include "sm90/tensor_map.cuh"
+#include "sm90/early.cuh"
 #include "tile/add_sums.cuh"
 #include "tile/derivatives.cuh"
 #include "tile/order.cuh"
@@ -135,17 +135,6 @@ __global__ void __launch_bounds__(32 * Shape<ACTIVATION>::WARPS, Shape<ACTIVATIO
   }
 }
 
-template <typename... Params, typename... Args>
-int start(void (*kernel)(Params...), int64_t blocks, int warps, cudaStream_t stream, Args... args) {
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-#if TCGEMM_SM >= 90
-  return launch_clusters(kernel, static_cast<unsigned>(blocks), 1, dim3(32 * warps), 0, stream,
-                         args...);
-#else
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * warps), 0, stream, args...);
-#endif
-}
-
 template <typename T>
 View<T> view(const Matrix& matrix) {
   return {static_cast<T*>(matrix.data), matrix.row_stride, matrix.col_stride};
@@ -182,14 +171,14 @@ int launch_derivative(const Gemm& gemm, View<In> total, cudaStream_t stream) {
     if (sums == nullptr) return cudaErrorMemoryAllocation;
   }
   const auto run = [&](auto kernel) {
-    return start(kernel, parts * tiles_n, Of::WARPS, stream, view<const In>(gemm.a),
+    return start_blocks(kernel, parts * tiles_n, Of::WARPS, stream, view<const In>(gemm.a),
                  view<const In>(gemm.b), view<Out>(gemm.c), sums, M, N,
                  static_cast<unsigned>(tiles_n), rows);
   };
   error = rows_are_words<In, Out>(gemm) ? run(derivative<ACTIVATION, true, In, Out>)
                                         : run(derivative<ACTIVATION, false, In, Out>);
   if (error != cudaSuccess || sums == nullptr) return error;
-  return start(add_sums<In>, ceil_div(N, 32), ADD_WARPS, stream, sums, total, N, parts);
+  return start_blocks(add_sums<In>, ceil_div(N, 32), ADD_WARPS, stream, sums, total, N, parts);
 }
 
 template <typename In, typename Out>

@@ -1,4 +1,4 @@
-"""Triton's copies of odd rows into aligned ones, in every way in which rows lie in words."""
+"""Copies of odd rows into aligned ones, by either language, in every way in which rows lie."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from pathlib import Path
 import compiling
 import pytest
 import torch
+from tcgemm.cuda_ref import simulator
+from tcgemm.cuda_ref.build import toolchain
 from tcgemm.triton_kernels import copier
 from tcgemm.triton_kernels.host import copies, recording
 from test_triton_bounds import watched as watched  # a fixture
 
-from tcgemm import repacking
+from tcgemm import cuda_ref, repacking
 from tcgemm.problem import Problem
+
+needs_gxx = pytest.mark.skipif(toolchain.find_cxx() is None, reason="needs g++")
+COPIERS = [
+    pytest.param(copier, id="triton"),
+    pytest.param(cuda_ref.copier, id="cuda", marks=needs_gxx),
+]
+of_both = pytest.mark.parametrize("copier", COPIERS)
 
 
 def matrix(R, C, pitch, begin, device, by_columns=False):
@@ -34,13 +43,15 @@ def copy_of(x):
     return full.as_strided(x.shape, (wide, 1))
 
 
+@of_both
 @pytest.mark.spread(3, "by_columns", "begin", "R")
 @pytest.mark.parametrize("by_columns", [False, True])
-@pytest.mark.parametrize("begin", [0, 1, 2, 3])
+@pytest.mark.parametrize("begin", range(8))
 @pytest.mark.parametrize(
-    ("R", "C", "pitch"), [(3, 5, 5), (5, 4, 7), (1, 1, 1), (2, 1, 3), (7, 9, 10), (4, 1031, 1033)]
+    ("R", "C", "pitch"),
+    [(3, 5, 5), (5, 4, 7), (1, 1, 1), (2, 1, 3), (7, 9, 10), (3, 16, 17), (4, 1031, 1033)],
 )
-def test_a_copy_has_the_bits_of_the_matrix(R, C, pitch, begin, by_columns, device):
+def test_a_copy_has_the_bits_of_the_matrix(R, C, pitch, begin, by_columns, copier, device):
     x = matrix(R, C, pitch, begin, device, by_columns)
     copy = copy_of(x)
     start = copier(x, copy)
@@ -50,7 +61,8 @@ def test_a_copy_has_the_bits_of_the_matrix(R, C, pitch, begin, by_columns, devic
         assert torch.equal(copy.view(torch.int16), x.view(torch.int16))
 
 
-def test_a_later_call_has_other_tensors(device):
+@of_both
+def test_a_later_call_has_other_tensors(copier, device):
     """Of the same kind, as ``Repacked`` promises."""
     first = matrix(5, 7, 9, 1, device)
     start = copier(first, copy_of(first))
@@ -75,7 +87,8 @@ def test_nothing_beside_the_matrix_is_read(R, C, pitch, begin, watched):
     assert torch.equal(copy.view(torch.int16), x.view(torch.int16))
 
 
-def test_what_has_other_elements_or_a_step_is_left_to_torch():
+@of_both
+def test_what_has_other_elements_or_a_step_is_left_to_torch(copier):
     copy = torch.empty(4, 64)
     assert copier(torch.empty(4, 5), copy[:, :5]) is None  # 4 bytes
     half = torch.empty(4, 64).half()
@@ -84,18 +97,34 @@ def test_what_has_other_elements_or_a_step_is_left_to_torch():
     assert copier(torch.empty(4, 5).half(), half[:, :5]) is not None
 
 
-def test_only_a_language_with_such_a_kernel_is_reckoned_with_it():
+@needs_gxx
+@pytest.mark.parametrize("begin", [0, 1, 7])
+@pytest.mark.parametrize(("R", "C"), [(3, 5), (3, 17), (1, 1), (2, 24)])
+def test_nothing_beside_the_matrix_is_read_in_cuda(R, C, begin):
+    """A vector that the matrix only begins or ends in would be read beyond it. What lies between
+    rows, of which there is nothing here, is the matrix's as well."""
+    x = matrix(R, C, C, begin, "cpu")
+    copy = copy_of(x)
+    report = simulator.simulate(toolchain.source("copies"), x, x, copy, check=True)
+    report.raise_if_stopped()
+    assert report.findings == ()
+    assert torch.equal(copy.view(torch.int16), x.view(torch.int16))
+
+
+def test_only_a_language_with_such_a_kernel_is_reckoned_with_it(monkeypatch):
     odd = Problem(
         4096, 4096, 4096, "bfloat16", "bfloat16", (4097, 1), (4097, 1), (4096, 1),
         capability=(9, 0),
     )  # fmt: skip
     made = repacking.Copies(repacking.aligned(odd, True, True, False), True, True, False)
-    us = {name: repacking.copying_us(odd, made, name) for name in ("triton", "cuda")}
-    assert us["cuda"] > 1.4 * us["triton"]
+    us = repacking.copying_us(odd, made, "cuda")
+    assert us == repacking.copying_us(odd, made, "triton")
+    monkeypatch.delattr(cuda_ref, "copier")
+    assert repacking.copying_us(odd, made, "cuda") > 1.4 * us
 
 
 def test_what_is_launched_can_be_recorded():
-    """A step with another grid than launches have is not replayed, and is no error."""
+    """What Triton compiled to something else than is expected is not replayed, and is no error."""
     x = matrix(5, 7, 9, 1, "cpu")
     grid, args, constants = copies.arguments(x, x, copy_of(x))
     assert grid == (3,)

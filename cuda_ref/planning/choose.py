@@ -1,8 +1,9 @@
 """Which rung a problem is given to.
 
-First what the tables of the GPU prefer, then what is settled by measurement whatever a model says,
-then the least cost: of each specialist that the problem suits, and of the ladder. No rung is named
-here: each says in its own Python file what it costs (see ladder.py).
+First what is settled for sure, then what the tables of the GPU prefer, then what is settled by
+measurement whatever a model says, then the least cost: of each specialist that the problem suits,
+and of the ladder. No rung is named here: each says in its own Python file what it costs (see
+ladder.py).
 """
 
 from __future__ import annotations
@@ -50,14 +51,21 @@ def _choose(problem: Any, able: frozenset[str]) -> str:
     rungs = [module for name, module in by_name().items() if name in left]
     names = {module.ROW["name"] for module in rungs}
     gpu = gpu_of(problem)
+    settled = [
+        module.ROW["name"]
+        for module in reversed(rungs)
+        if hasattr(module, "settled") and module.settled(problem, gpu.sms)
+    ]
+    for_sure = [name for name in settled if sure(problem, name)]
+    if for_sure and not tuned_by_user(problem):
+        return str(for_sure[0])
     # Tables hold single products, whose rows were whole vectors.
     if problem.batch == 1 and (refuse_tma(problem) is None or tuned_by_user(problem)):
         preferred = tables.first(tables.preferences(gpu), wide(problem))
         if preferred and preferred["kernel"] in names:
             return _highest_for(preferred["kernel"], rungs)
-    for module in reversed(rungs):
-        if hasattr(module, "settled") and module.settled(problem, gpu.sms):
-            return str(module.ROW["name"])
+    if settled:
+        return str(settled[0])
     times = {}
     for module in rungs:
         us = module.cost(problem, gpu.sms) if hasattr(module, "cost") else None
@@ -69,7 +77,8 @@ def _choose(problem: Any, able: frozenset[str]) -> str:
 
 
 def sure(problem: Any, name: str) -> bool:
-    """Whether the rung, if it is chosen, stays chosen whatever the model of drawn shapes says."""
+    """Whether the rung, if it is chosen, stays chosen whatever the model of drawn shapes says, and
+    where it is settled, whatever tables say too, but for the user's own."""
     module = by_name()[name]
     return hasattr(module, "sure") and bool(module.sure(problem))
 

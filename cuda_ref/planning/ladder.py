@@ -9,7 +9,8 @@ A rung is two files in one of these folders: ``<name>.cu`` and ``<name>.py``. Th
   not to be chosen for the problem; and ``settled(problem, sms)``, whether it was measured to be
   fastest whatever models say (see choose.py);
 - ``only_by_name(problem)``, whether another rung is faster always, and ``sure(problem)``, whether
-  the model of drawn shapes is not asked once this one is chosen;
+  the model of drawn shapes is not asked once this one is chosen, nor a shipped table where it is
+  settled;
 - ``instance(problem)``, where its template has parameters that inspection.py does not know.
 
 No other file names a rung.

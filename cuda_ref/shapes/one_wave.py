@@ -2,7 +2,7 @@
 
 one_wave_tile.py has the builds, and one_wave_model.py says how long each takes. PDL says whether
 the next kernel may start while this one runs (programmatic dependent launch). Every function but
-settled, cost and instance is given the problem with M <= N.
+sure, settled, cost and instance is given the problem with M <= N.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ half, and within 9 % in the others (reports/nvidia-h200/trials/waves.csv).
 
 FEW_COLUMNS = 2048
 """Columns up to which the models decide about few rows."""
+
+SHORT_K = 16
+"""Elements along K, those of one mma, up to which ``sure`` says nothing."""
 
 SIMULATED = {
     "BLOCK_M": 64,
@@ -146,17 +149,25 @@ TUNING = Tuning(
 )
 
 
+def sure(problem: Any) -> bool:
+    """Whether this rung, where all of its blocks run at once, is taken before a table or a model of
+    all rungs is asked: a few rows that lie side by side in A, beside many columns. All blocks ask
+    for the same few lines then, and clusters ask less often. At 4096 x 8 x 128 small takes 2.7 us
+    where B lies along K and 3.8 where it lies in such rows; of 27 products whose plans were raced
+    it was slower at 24, by up to two thirds, and skinny at all
+    (reports/nvidia-h200/trials/drawn_kernels.csv, races.csv and short_rows.csv)."""
+    seen = wide(problem)
+    return seen.M > 1 and seen.N > FEW_COLUMNS and seen.K > SHORT_K and short_rows(seen)
+
+
 def settled(problem: Any, sms: int) -> bool:
     """Whether this rung is taken, whatever the models say.
 
-    It is, where all blocks of some setting run at once and the problem has more than a few rows. So
-    it is for a few rows that lie side by side in A, beside many columns: skinny, which takes few
-    rows otherwise, was slower in 4 such drawn shapes and in a race of all plans
-    (reports/nvidia-h200/trials/drawn_kernels.csv and races.csv).
+    It is, where all blocks of some setting run at once, and the problem has more than a few rows or
+    is such as ``sure`` speaks of.
     """
     seen = wide(problem)
-    beside = seen.N > FEW_COLUMNS and seen.M > 1 and short_rows(seen)
-    return (seen.M > FEW_ROWS or beside) and fits(seen, sms)
+    return (seen.M > FEW_ROWS or sure(problem)) and fits(seen, sms)
 
 
 def cost(problem: Any, sms: int) -> float | None:

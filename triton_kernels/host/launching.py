@@ -293,8 +293,8 @@ def _record(
 ) -> list[Recorded] | None:
     lies = None if room is None else Room(room.data_ptr(), room.nbytes)
     recorded = []
-    for pair in zip(compiled, steps, strict=True):
-        one = record(*pair, addresses, lies)
+    for each, step, ahead in zip(compiled, steps, [None, *steps[:-1]], strict=True):
+        one = record(each, step, addresses, lies, ahead)
         if one is None:
             return None
         recorded.append(one)

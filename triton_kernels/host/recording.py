@@ -18,7 +18,7 @@ STREAM, PDL = 3, 6
 """Where the stream, and whether to launch with programmatic dependent launch, stand among the
 arguments of Triton's C function."""
 
-Step = tuple[Any, tuple[int], tuple[Any, ...], Mapping[str, Any]]
+Step = tuple[Any, tuple[int, ...], tuple[Any, ...], Mapping[str, Any]]
 """(kernel, grid, positional arguments, constants and options)."""
 
 
@@ -44,7 +44,8 @@ class Recorded:
     """(position among the kernel's arguments, or in ``passed`` where they are not nested, number
     of the address, bytes behind it)."""
     early: bool
-    """Whether it starts before the kernel ahead has ended."""
+    """Whether it starts before the kernel ahead has ended, whichever that is: of the same call
+    there is none, or none that lets it."""
     described: bool
     """Whether an argument is an encoded descriptor, which holds an address."""
 
@@ -81,7 +82,11 @@ class Recorded:
 
 
 def record(
-    compiled: Any, step: Step, addresses: tuple[int, ...], room: Room | None = None
+    compiled: Any,
+    step: Step,
+    addresses: tuple[int, ...],
+    room: Room | None = None,
+    ahead: Step | None = None,
 ) -> Recorded | None:
     """What Triton's launcher passes to its C function for this launch; nothing is launched.
 
@@ -90,6 +95,7 @@ def record(
         step: how.
         addresses: of the operands.
         room: where other tensors lie.
+        ahead: the launch before it, of the same call.
 
     Returns None where the launcher is not as expected, or needs scratch memory of its own.
     """
@@ -100,7 +106,7 @@ def record(
         calls.append(passed)
 
     try:
-        (programs,) = grid
+        programs = (*grid, 1, 1)[:3]
         launcher = copy.copy(compiled.run)
         if launcher.global_scratch_size or launcher.profile_scratch_size:
             return None
@@ -117,12 +123,12 @@ def record(
         else:
             function, launcher.launch = inner, recorder
         values = [*args, *(constants[name] for name in kernel.arg_names[len(args) :])]
-        head = (programs, 1, 1, 0, compiled.function, compiled.packed_metadata, None, None, None)
+        head = (*programs, 0, compiled.function, compiled.packed_metadata, None, None, None)
         launcher(*head, *values)
         (passed,) = calls
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    if list(passed[: STREAM + 2]) != [programs, 1, 1, 0, compiled.function]:
+    if list(passed[: STREAM + 2]) != [*programs, 0, compiled.function]:
         return None
     every = list(passed)
     nested = isinstance(every[-1], (tuple, list))
@@ -138,7 +144,8 @@ def record(
             slots.append((position, *place))
             own[position] = 0
     described = any(is_descriptor(value) for value in own)
-    return Recorded(function, every, nested, slots, every[PDL] is True, described)
+    early = every[PDL] is True and not (ahead is not None and ahead[3].get("PDL"))
+    return Recorded(function, every, nested, slots, early, described)
 
 
 def _place(address: int, addresses: tuple[int, ...], room: Room | None) -> tuple[int, int] | None:

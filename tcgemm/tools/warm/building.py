@@ -222,11 +222,15 @@ def find(problems: Sequence[Problem], names: Sequence[str]) -> list[Task]:
                 row = dispatch.choose(asked, backend)
             except TcgemmError:
                 continue
-            plan = dict(row.plan(asked))
-            needs = import_module(BACKENDS[backend]).compiles(row.name, plan, asked)
-            if not seen.issuperset(needs):
-                seen.update(needs)
-                found.append((backend, row.name, plan, asked, tuple(needs)))
+            module = import_module(BACKENDS[backend])
+            wanted = [(row.name, dict(row.plan(asked)))]
+            if copied is not None and hasattr(module, "COPIES"):
+                wanted.append((module.COPIES, {}))
+            for kernel, plan in wanted:
+                needs = module.compiles(kernel, plan, asked)
+                if not seen.issuperset(needs):
+                    seen.update(needs)
+                    found.append((backend, kernel, plan, asked, tuple(needs)))
     return found
 
 
