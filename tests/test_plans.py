@@ -29,11 +29,11 @@ gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 
 NEAR = plans.NEAR
 FOLDS = 3
-LOSS, UNPICKED_LOSS, GAIN, WORSE = 1.045, 1.042, 0.035, 0.04
+LOSS, UNPICKED_LOSS, GAIN, WORSE = 1.04, 1.035, 0.04, 0.03
 """Of what a call gets over the fastest timed plan, where the fit has not seen the shape, the
 geometric mean: over all races, half of which are of shapes that were slow; over those of UNPICKED;
 how much more is lost without the model of plans; and the share of products that it makes slower by
-5 %. Seen: 1.039, 1.035, 0.044, 0.02."""
+5 %. Seen: 1.034, 1.028, 0.049, 0.016."""
 
 UNPICKED = (614, 615)
 """Seeds whose shapes were raced as they were drawn, slow or not."""
@@ -263,13 +263,15 @@ def test_terms_tell_plans_of_one_kernel_apart():
     assert plans.terms(problem, warps, 132)[plans.TERMS.index("registers")] == 0.25
 
 
-def test_a_divided_k_takes_the_second_pass_that_races_missed(script, races):
-    """Only in races of those trees: later ones have the suite's foreign kernel."""
+def test_a_divided_k_takes_the_second_pass_as_it_is_now(script, races):
+    """Only races of some trees had another foreign kernel, or a second pass that began late."""
     of = {"us": "3.0", "tree": "27b646c"}
-    assert script.us_of(of, {"SPLITS": 4}) == 3.0 + script.SECOND_PASS_US
+    later = {**of, "tree": "38b2f26"}
+    assert script.us_of(of, {"SPLITS": 4}) == 3.0 + script.SECOND_PASS_US - script.EARLY_US
+    assert script.us_of(later, {"SPLITS": 4}) == 3.0 - script.EARLY_US
     assert script.us_of(of, {"SPLITS": 1}) == script.us_of(of, {}) == 3.0
     assert script.us_of({**of, "tree": "0000000"}, {"SPLITS": 4}) == 3.0
-    assert {row["tree"] for row in races} >= set(script.ELSEWHERE)
+    assert {row["tree"] for row in races} > set(script.LATE) > set(script.ELSEWHERE)
 
 
 def test_what_a_plan_has_to_win_grows_without_a_step():

@@ -32,6 +32,7 @@ ORDER = (
     "rungs.persistent",
     "rungs.descriptor",
     "rungs.warp_specialized",
+    "shapes.thin",
     "shapes.skinny",
     "shapes.split_k",
 )
@@ -47,7 +48,8 @@ def planners() -> dict[str, Planner]:
 
 
 def choose(problem: Any, able: Sequence[str]) -> str:
-    """The kernel to run: the one that tables prefer, else the highest that pays for the problem.
+    """The kernel to run: the one for which that is settled, else the one that tables prefer, else
+    the highest that pays for the problem.
 
     A kernel that has no tables was never measured against the others: the last such is taken, so
     that a rung just added is seen to run.
@@ -80,6 +82,9 @@ def _choose(problem: Any, able: tuple[str, ...]) -> str:
     unmeasured = [name for name in able if name not in measured]
     if unmeasured:
         return unmeasured[-1]
+    settled = [name for name in able if measured[name].settled(problem)]
+    if settled and not tuned_by_user(problem):
+        return settled[-1]
     best = preferred(problem, able)
     if best is not None:
         return best

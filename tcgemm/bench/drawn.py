@@ -51,6 +51,9 @@ FITTED: dict[int, str] = {
     ),
     **dict.fromkeys((531, 532, 533), "which plans were raced where they lost"),
     **dict.fromkeys((538, 539, 540), "the trees of the model of Triton's plans, and CUDA's pairs"),
+    **dict.fromkeys(
+        (546, 547, 548), "the trees of the model of Triton's plans, and when CUDA takes one_wave"
+    ),
     610: "the same as of 507",
     614: "the trees of the model of Triton's plans",
     615: "the same",

@@ -42,11 +42,13 @@ class Planner:
         name: of the rung.
         divides_k: K is divided among programs, and tables speak of the problem with M <= N.
         tunable: ``candidates`` has configurations to try.
+        has_table: its configurations come from tables; else ``rows`` makes one.
         offered: tiles that a model may take where no table was tuned; see offered.py.
     """
 
     divides_k = False
     tunable = False
+    has_table = True
     offered: tuple[Config, ...] = ()
 
     def __init__(self, name: str, settings: Sequence[str], *, table: str = "") -> None:
@@ -78,6 +80,10 @@ class Planner:
     def pays(self, problem: Any) -> bool:
         """Whether the rung is worth its machinery where no table says which rung is fastest."""
         return True
+
+    def settled(self, problem: Any) -> bool:
+        """Whether the rung is taken, whatever a shipped table or a model of all rungs says."""
+        return False
 
     def transposes(self, problem: Any) -> bool:
         """Whether the kernel computes C' = B' A', so that the plan is that of the transpose."""
@@ -232,7 +238,8 @@ def _plan(planner: Planner, problem: Any) -> Mapping[str, int]:
     gpu, limit, processors = gpus.gpu_of(problem)
     usual = gpus.LIMITS.get(capability, gpus.UNKNOWN)
     processors, limit = processors or usual.sms, limit or usual.shared_bytes
-    rows = planner.rows(_rows(planner, problem, gpu, capability), problem, limit)
+    of_table = _rows(planner, problem, gpu, capability) if planner.has_table else []
+    rows = planner.rows(of_table, problem, limit)
     config = tables.choose(rows, problem, processors)
     config, limit = planner.adjust(config, problem, limit)
     config = planner.fit(config, problem.dtype_out, limit, problem.dtype_in, problem.compute)

@@ -35,6 +35,7 @@ SHAPES = {
     "cuda/gemv": (1, 8192, 8192),
     "cuda/small": (100, 100, 100),
     "cuda/thin": (4, 1000, 300),
+    "triton/thin": (1, 1000, 700),
     "triton/skinny": (16, 4096, 4096),
     "triton/split_k": (4096, 2112, 7168),
 }

@@ -189,6 +189,8 @@ def parts_of(
         return "thread", 1, 1, None
     if kernel == "cuda/thin":
         return "thread", M, 4, None
+    if kernel == "triton/thin":
+        return "warp", M, N, None
     if kernel in ("cuda/small", "cuda/gemv"):
         return "warp", M, N, (16, 8, 16)
     step = 32 // constants.item(kernel)
@@ -282,7 +284,7 @@ def _right(image: Svg, kernel: str, have: dict[str, int], lanes: list[Lane]) -> 
             where, note = "shared memory", "each warp has two stages of its own"
         elif (
             K
-            and kernel not in ("cuda/small", "cuda/thin")
+            and kernel not in ("cuda/small", "cuda/thin", "triton/thin")
             and lanes[0][0] != "a thread"
             and "WARPS_M" not in have
         ):

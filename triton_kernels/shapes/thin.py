@@ -1,0 +1,139 @@
+"""thin: a few rows or columns of C, by operands that may lie anywhere, on CUDA cores.
+
+    C[M, N] = A[M, K] @ B[K, N] with M or N a few, computed as it stands or as C' = B' A'
+
+Adds:     no tl.dot. Of a tensor core's tile a row or two fill an eighth at most, and what is loaded
+          element by element has to go through registers on its way there. Here it stays in the
+          registers that it was loaded to: a program multiplies one row of A by BLOCK_N columns of
+          B, elementwise, and adds up along K at the end. Nothing is asked of alignment, and
+          everything that a step of a thousand elements loads is on its way at once, so that a K of
+          some thousands takes one trip to memory or two.
+Missing:  each row of C reads B again, from L2, and K is not divided among programs: with more than
+          a few rows, or a long K over very few columns, `skinny` is faster.
+
+Tiles:    C in one row x BLOCK_N columns, one a program; K in steps of BLOCK_K.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..device.dot import narrow, widen
+from ..device.split_k_partials import launch_dependents_and_wait
+from ..host.launching import Rung
+from ..host.runtime import INTERPRETED, cdiv, tl, triton
+from ..host.units import HALF
+
+
+@triton.jit(
+    do_not_specialize=[
+        "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",
+    ],
+    do_not_specialize_on_alignment=["c"],
+)  # fmt: skip
+def kernel(
+    a,
+    b,
+    c,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cm,
+    stride_cn,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    A_UNIT: tl.constexpr,
+    B_ALONG_K: tl.constexpr,
+    B_ALONG_N: tl.constexpr,
+    PDL: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    # Sizes and strides as they are, of which the compiler now knows what the units say.
+    if A_UNIT:
+        stride_ak = 1
+        stride_am = stride_am // A_UNIT * A_UNIT
+    if B_ALONG_K:
+        stride_bk = 1
+        K, stride_bn = K // B_ALONG_K * B_ALONG_K, stride_bn // B_ALONG_K * B_ALONG_K
+    elif B_ALONG_N:
+        stride_bn = 1
+        N, stride_bk = N // B_ALONG_N * B_ALONG_N, stride_bk // B_ALONG_N * B_ALONG_N
+    # Offsets are elements, and 64-bit before any multiplication by a stride.
+    row = tl.program_id(1).to(tl.int64)
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    col, k = offs_n.to(tl.int64), offs_k.to(tl.int64)
+    a_ptrs = a + row * stride_am + k * stride_ak
+    b_ptrs = b + col[:, None] * stride_bn + k[None, :] * stride_bk
+    a_step = tl.cast(stride_ak, tl.int64) * BLOCK_K
+    b_step = tl.cast(stride_bk, tl.int64) * BLOCK_K
+    in_n = offs_n < N
+    launch_dependents_and_wait(PDL)
+
+    acc = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    for k0 in range(0, K, BLOCK_K):
+        in_k = offs_k < K - k0
+        x = tl.load(a_ptrs, mask=in_k, other=0.0)
+        y = tl.load(b_ptrs, mask=in_n[:, None] & in_k[None, :], other=0.0)
+        acc += widen(x, EMULATED)[None, :] * widen(y, EMULATED)
+        a_ptrs += a_step
+        b_ptrs += b_step
+
+    c_ptrs = c + row * stride_cm + col * stride_cn
+    tl.store(c_ptrs, narrow(tl.sum(acc, axis=1), c.dtype.element_ty, EMULATED), mask=in_n)
+
+
+def arguments(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    SWAP: int,
+    BLOCK_M: int,
+    BLOCK_N: int,
+    BLOCK_K: int,
+    PDL: int,
+    NUM_WARPS: int,
+) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
+    if SWAP:
+        a, b, c = b.mT, a.mT, c.mT
+    (M, K), N = a.shape, b.shape[1]
+
+    b_along_k = _unit(b.stride(0), b.stride(1) if N > 1 else 0, K)
+    a_unit = _unit(a.stride(1), a.stride(0) if M > 1 else 0)
+    constants = {
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_K": BLOCK_K,
+        # Threads have of A what they have of B, or it would have to change places.
+        "A_UNIT": min(a_unit, max(b_along_k, 1)),
+        "B_ALONG_K": b_along_k,
+        "B_ALONG_N": 0 if b_along_k else _unit(b.stride(1), b.stride(0), N),
+        "PDL": bool(PDL),
+        "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
+        "num_warps": NUM_WARPS,
+        **({"launch_pdl": True} if PDL else {}),
+    }
+    strides = (*a.stride(), *b.stride(), *c.stride())
+    return (cdiv(N, BLOCK_N), cdiv(M, BLOCK_M)), (a, b, c, N, K, *strides), constants
+
+
+def _unit(along: int, across: int, size: int = 0) -> int:
+    """What an operand's rows are multiples of, of size ``size`` and ``across`` elements apart: HALF
+    or 1; 0 where a step ``along`` a row is no single element."""
+    if along != 1:
+        return 0
+    return HALF if across % HALF == size % HALF == 0 else 1
+
+
+run = Rung(kernel, arguments)
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+
+Its plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M (1), BLOCK_N and
+BLOCK_K (elements), PDL (0 or 1: start before the kernel ahead has ended; sm_90) and NUM_WARPS.
+"""

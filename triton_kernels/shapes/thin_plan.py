@@ -1,0 +1,192 @@
+"""thin: its row, and its plans by a model of the time. All is said of the problem with M <= N."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ..host.storage import itemsize
+from ..planning import gpus
+from ..planning.planner import Config, Planner
+from ..planning.rows import row
+from . import skinny_plan
+
+MOST_ROWS = 16
+"""Rows of C up to which it is taken unnamed: each of them reads B again."""
+
+MOST_IN_GRID = 65535
+"""Rows of C, which are the second dimension of the grid."""
+
+SECTOR, VECTOR = 16, 8
+"""Elements of 16 bits in a sector of the L2, and in a vector."""
+
+MOST_COLUMNS = 128
+"""Of a program."""
+
+
+class Constants(NamedTuple):
+    """What a product takes, in microseconds on an H200 behind a foreign kernel in a graph; but for
+    instructions."""
+
+    ways: tuple[tuple[int, int], ...]
+    """Warps of a program, and elements of a step that a thread has of B."""
+    start: float
+    """Before the first load and after the last store."""
+    trip: float
+    """A step along K."""
+    element: float
+    """An element of B that a thread has, one after the other: loaded one by one,"""
+    of_vector: float
+    """and in a vector."""
+    program: float
+    """The instructions of a program alone on its SM, besides what else goes on."""
+    issued: float
+    """Instructions of a warp: those that are no matter of the step,"""
+    issued_by_element: float
+    """those for an element of B, loaded one by one,"""
+    issued_of_vector: float
+    """those in a vector,"""
+    issued_by_column: float
+    """and those for the sum of a column."""
+    into_sm: float
+    """Bytes of B into one SM in a microsecond, in thousands,"""
+    memory: float
+    """and out of memory, in millions."""
+
+
+ALONG_K = Constants(
+    ((4, 8), (4, 16), (16, 8), (16, 16)),
+    1.117, 0.254, 0.019, 0.024, 0.679, 114.4, 8.275, 2.351, 2.5, 35.8, 4.37,
+)  # fmt: skip
+ALONG_N = Constants(
+    ((4, 8), (4, 32), (16, 8), (16, 16)),
+    0.653, 0.376, 0.018, 0.009, 0.431, 162.1, 9.026, 17.96, 0.6, 49.4, 1.431,
+)  # fmt: skip
+"""Fitted to 2066 plans of 36 products, by how B lies (reports/nvidia-h200/trials/thin_triton.csv).
+Of the plans timed, the one that they take is about 7 % slower than the fastest."""
+
+ISSUE_PER_US = 3900
+"""Instructions of warps that an SM issues in a microsecond."""
+
+SUMMED = 32
+"""Columns of a program whose sums cost instructions of their own: more are beside each other."""
+
+BESIDE = 3
+"""The power of the mean of what goes on at once."""
+
+
+def configs(problem: Any) -> Iterator[Config]:
+    """What the model chooses from, for a problem with M <= N."""
+    for warps, elements in _constants(problem).ways:
+        columns = 1
+        while columns <= MOST_COLUMNS and columns < 2 * problem.N:
+            depth = 32 * warps * elements // columns
+            if depth >= SECTOR and (depth < 2 * problem.K or depth == SECTOR):
+                yield {"BLOCK_M": 1, "BLOCK_N": columns, "BLOCK_K": depth, "NUM_WARPS": warps}
+            columns *= 2
+    yield {"BLOCK_M": 1, "BLOCK_N": 16, "BLOCK_K": SECTOR, "NUM_WARPS": 1}
+
+
+def _along_k(problem: Any) -> bool:
+    return bool(problem.b_strides[0] == 1 or problem.N == 1)
+
+
+def _constants(problem: Any) -> Constants:
+    return ALONG_K if _along_k(problem) else ALONG_N
+
+
+def _in_vectors(problem: Any) -> bool:
+    """Whether B is loaded in vectors."""
+    along_k = _along_k(problem)
+    size, apart = (problem.K, problem.N)[not along_k], problem.b_strides[int(along_k)]
+    return bool(size % VECTOR == apart % VECTOR == 0)
+
+
+def modelled_us(config: Config, problem: Any, processors: int) -> float:
+    """Microseconds of a problem with M <= N: trips to memory one after the other, an SM's
+    instructions, what comes into it, or memory."""
+    us, in_vectors = _constants(problem), _in_vectors(problem)
+    warps, columns, depth = config["NUM_WARPS"], config["BLOCK_N"], config["BLOCK_K"]
+    of_sm = problem.M * -(-problem.N // columns) / processors
+    trips, elements = -(-problem.K // depth), columns * depth // (32 * warps)
+    of_element = us.issued_of_vector if in_vectors else us.issued_by_element
+    issued = us.issued + trips * elements * of_element + us.issued_by_column * min(columns, SUMMED)
+    issued_us = warps * issued / ISSUE_PER_US
+    run = columns if _along_k(problem) else max(columns, min(SECTOR, problem.b_strides[0]))
+    limits = (
+        of_sm * issued_us,
+        trips * (us.trip + elements * (us.of_vector if in_vectors else us.element)),
+        max(1.0, of_sm) * 2 * run * problem.K / us.into_sm / 1e3,
+        2 * (problem.M + problem.N) * problem.K / us.memory / 1e6,
+    )
+    body = sum(limit**BESIDE for limit in limits) ** (1 / BESIDE)
+    return float(us.start + us.program * min(issued_us, 2.0) + body)
+
+
+def fastest(problem: Any, processors: int) -> tuple[float, Config]:
+    """(microseconds, configuration) by the model, for a problem with M <= N."""
+    return min(
+        ((modelled_us(each, problem, processors), each) for each in configs(problem)),
+        key=lambda found: found[0],
+    )
+
+
+class ThinPlanner(Planner):
+    """Planned by the model alone: no table has its rows."""
+
+    has_table = False
+
+    def pays(self, problem: Any) -> bool:
+        """Only where it is settled."""
+        return False
+
+    def settled(self, problem: Any) -> bool:
+        """Of a few rows of 16 bits on Hopper, where its model says less than that of `skinny`."""
+        seen = problem.transposed() if problem.M > problem.N else problem
+        of_16_bits = itemsize(problem.dtype_in) == itemsize(problem.dtype_out) == 2
+        hopper = (problem.capability or (9, 0)) == (9, 0)
+        few = seen.M <= MOST_ROWS and problem.plain and problem.batch == 1
+        if problem.device == "cpu" or not (of_16_bits and hopper and few):
+            return False
+        sms = gpus.gpu_of(problem)[2] or gpus.UNKNOWN.sms
+        return fastest(seen, sms)[0] < skinny_plan.fastest_us(seen, sms)
+
+    def transposes(self, problem: Any) -> bool:
+        return bool(problem.M > problem.N)
+
+    def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
+        """The fastest configuration by the model."""
+        sms = gpus.gpu_of(problem)[2] or gpus.UNKNOWN.sms
+        return [{"config": fastest(problem, sms)[1]}]
+
+    def interpreted(self, problem: Any) -> Config:
+        return {**super().interpreted(problem), "BLOCK_M": 1}
+
+    def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
+        pdl = problem.device != "cpu" and (problem.capability or (9, 0)) >= (9, 0)
+        return {"SWAP": int(transposed), **config, "PDL": int(pdl)}
+
+    def unaligned_us(self, problem: Any) -> float | None:
+        seen = problem.transposed() if problem.M > problem.N else problem
+        return fastest(seen, gpus.gpu_of(problem)[2] or gpus.UNKNOWN.sms)[0]
+
+
+def refuse_thin(problem: Any) -> str | None:
+    """Why C has too many rows; None when it has not."""
+    rows = min(problem.M, problem.N)
+    if rows <= MOST_IN_GRID:
+        return None
+    return (
+        f"M={problem.M} and N={problem.N}, and thin counts to {MOST_IN_GRID} rows or columns of C: "
+        "another kernel takes them"
+    )
+
+
+PLANNER = ThinPlanner("thin", ("BLOCK_M", "BLOCK_N", "BLOCK_K", "PDL", "NUM_WARPS"))
+
+ROW = row(
+    PLANNER,
+    "a row of C by elements on CUDA cores, wherever they lie, in a trip to memory or two",
+    kind="shape",
+    refuse=refuse_thin,
+)
