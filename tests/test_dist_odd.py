@@ -205,6 +205,7 @@ def test_two_groups_begin_in_two_threads(pair):
 def check_kernels_that_wait(rank, way):
     """On each rank a kernel waits for what a second thread of the other rank has yet to send."""
     from tcgemm.dist.overlap import protocol
+    from tcgemm.triton_kernels.overlap import run
 
     groups = [torch.distributed.new_group([0, 1]) for _ in range(2)]
     x, asked = torch.ones(8, 8, dtype=torch.float16), {"backend": "triton", "way": way}
@@ -230,6 +231,7 @@ def check_kernels_that_wait(rank, way):
         threads[:] = [threading.Thread(target=call, args=(of,), daemon=True) for of in of_threads]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(protocol.Rank, "begin", begin_in_turn)
+            patch.setattr(run, "LOOKS_OF_A_TURN", 200)  # a turn in vain is time of all cores
             for thread in threads:
                 thread.start()
             for thread in threads:

@@ -9,7 +9,6 @@ from typing import Any
 import jinja2
 import matplotlib as mpl
 import pandas as pd
-import seaborn as sns
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -32,6 +31,8 @@ def percent(value: float) -> str:
 
 def draw(table: pd.DataFrame, of_kernels: pd.DataFrame, tolerance: float) -> Picture:
     """Every case's change, a line a kernel; the kernel's mean as a tick."""
+    import seaborn as sns  # here, since it imports much of SciPy
+
     title = "How much each case changed"
     backends = ordered_backends(table["backend"])
     names = list(zip(of_kernels["backend"], of_kernels["kernel"], strict=True))

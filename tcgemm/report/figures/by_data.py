@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import matplotlib as mpl
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -32,6 +31,8 @@ def draw_data(table: pd.DataFrame) -> Picture:
     The rates are those measured: the clock is what the data changes, so it must not be divided
     out.
     """
+    import seaborn as sns  # here, since it imports much of SciPy
+
     leaders = best(table)
     product = [name for name in CASE if name != "data"]
     several = leaders.groupby(product)["data"].transform("nunique").ge(2)

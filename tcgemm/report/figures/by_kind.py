@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -111,6 +110,8 @@ def _panel(ax: Axes, answer: Answer, rows: bool) -> None:
 
 
 def _line(ax: Axes, share: Share, y: float, colour: str, rows: bool) -> None:
+    import seaborn as sns  # here, since it imports much of SciPy
+
     of = share.rows
     ratio = of["ratio_p50"].astype(float)
     heights = [y + 0.5 * ((0.618 * i) % 1 - 0.5) for i in range(len(of))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
@@ -38,6 +37,8 @@ def _heat(ax: Axes, found: pd.DataFrame, named: bool = False) -> None:
         found: a ``Cell`` or None in each place.
         named: whether a cell shows the kernel too.
     """
+    import seaborn as sns  # here, since it imports much of SciPy
+
     values = found.map(lambda cell: cell[0] if cell else np.nan).astype(float)
     cells = values.map(_ratio_text)
     if named:

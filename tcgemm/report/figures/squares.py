@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import matplotlib as mpl
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -50,6 +49,8 @@ def _size_axis(ax: Axes, sizes: list[int], ticks: list[int], top: float) -> None
 
 def draw_squares(table: pd.DataFrame, gpu: Gpu) -> Picture:
     """(b) TFLOPS over size for squares: best kernel per backend, cuBLAS, the peak on top."""
+    import seaborn as sns  # here, since it imports much of SciPy
+
     title = "Rate over size"
     square = _squares(table)
     if square["M"].nunique() < 2:
@@ -126,6 +127,8 @@ COLUMNS = 6
 
 def draw_rungs(table: pd.DataFrame, gpu: Gpu) -> Picture:
     """Rate over size of every kernel in a small panel of its own, before cuBLAS in grey."""
+    import seaborn as sns  # here, since it imports much of SciPy
+
     title = "Rate over size, kernel by kernel"
     square = _squares(table)
     square = square[square["paired_tflops"].notna()]
