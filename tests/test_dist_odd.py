@@ -204,8 +204,9 @@ def test_two_groups_begin_in_two_threads(pair):
 
 def check_kernels_that_wait(rank, way):
     """On each rank a kernel waits for what a second thread of the other rank has yet to send."""
-    from tcgemm.dist.overlap import protocol
     from tcgemm.triton_kernels.overlap import run
+
+    from tcgemm.dist.overlap import protocol
 
     groups = [torch.distributed.new_group([0, 1]) for _ in range(2)]
     x, asked = torch.ones(8, 8, dtype=torch.float16), {"backend": "triton", "way": way}
