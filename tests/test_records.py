@@ -53,7 +53,7 @@ def test_drawn_records_are_what_triton_makes(thorough):
 
 @needs_nvcc
 def test_a_drawn_record_is_what_nvcc_makes(thorough):
-    ((_, key, entry),) = drawn("cuda-", 1, 1.0 if thorough else 0.5)
+    ((_, key, entry),) = drawn("cuda-", 1, 1.0 if thorough else 0.25)
     if records.cuda_facts(key) != {name: entry[name] for name in ("compiler", "made_from")}:
         pytest.skip("the drawn record is out of date: the test that needs it makes it anew")
     assert records.make_cuda(key) == entry["made"], f"the record of {key} is wrong"

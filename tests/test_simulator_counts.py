@@ -348,6 +348,7 @@ def test_gpus_by_short_name(name, slug):
     assert machine(gpus.find(name)).sms > 0
 
 
+@pytest.mark.spread(3, "dtype", at=1)  # each is a build of its own
 @pytest.mark.parametrize("dtype", ["int8", "float32", "float64"])
 def test_every_type_of_a_rung_is_simulated(dtype):
     row = measure("wmma_types", (32, 32, 32), dtype=dtype, check=True)
