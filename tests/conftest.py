@@ -11,6 +11,7 @@ import logging
 import os
 from collections import Counter, defaultdict
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,9 @@ for logger in logging.Logger.manager.loggerDict.values():
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAIRS_ON_A_CPU = 2
 
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""Of the tests that need a GPU, where there is none: how many there are for each reason."""
+
 Places = defaultdict[tuple[str, str], dict[int, int]]
 """(test, parameter) -> number of a value, by its identity, in the order of their coming."""
 
@@ -78,7 +82,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"exhaustive tests: {left}"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     places: Places = defaultdict(dict)
     for item in items:
         if DEVICE == "cpu" and is_left_by_spread(item, places):
@@ -88,12 +95,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if left_out and len(left_out) < len(items):
             items[:] = [item for item in items if "exhaustive" not in item.keywords]
             config.hook.pytest_deselected(items=left_out)
+    yield  # what the command line selects by -k and -m is selected now
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU, and there is none here")
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+    of_gpu = [item for item in items if "gpu" in item.keywords]
+    for item in of_gpu:
+        item.add_marker(skip)
+    if of_gpu and len(of_gpu) < len(items):
+        # To skip thousands one after the other takes seconds: their reasons are counted here.
+        items[:] = [item for item in items if "gpu" not in item.keywords]
+        config.hook.pytest_deselected(items=of_gpu)
+        config.stash[LEFT_OUT] = Counter(map(why_skipped, of_gpu))
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            config.workeroutput["left out"] = dict(config.stash[LEFT_OUT])  # type: ignore[attr-defined]
+
+
+def why_skipped(item: pytest.Item) -> str:
+    """The reason that pytest would give, of a test that has a mark to be skipped."""
+    marks = [mark for mark in item.iter_markers("skipif") if any(mark.args)]
+    mark = (*marks, *item.iter_markers("skip"))[0]
+    return str(mark.kwargs["reason"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Each process of pytest-xdist has collected the same tests."""
+    if found := getattr(node, "workeroutput", {}).get("left out"):
+        node.config.stash[LEFT_OUT] = Counter(found)
 
 
 def is_left_by_spread(item: pytest.Item, places: Places) -> bool:
@@ -188,11 +217,14 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Why tests were skipped, once a reason instead of once a test."""
-    reasons = Counter(
-        str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-        .removeprefix("Skipped: ")
-        .split(": ", 1)[-1]
+    every = Counter(
+        str(
+            report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        ).removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", [])
     )
+    reasons: Counter[str] = Counter()
+    for reason, count in (every + terminalreporter.config.stash.get(LEFT_OUT, Counter())).items():
+        reasons[reason.split(": ", 1)[-1]] += count
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
