@@ -138,6 +138,24 @@ def test_while_a_graph_is_captured_nothing_starts_early(gpu, monkeypatch):
     assert [passed[recording.PDL] for passed in kernel.short_way] == [True, False, True]
 
 
+@pytest.mark.parametrize("triggers", [True, False])
+def test_while_a_graph_is_captured_a_second_launch_may_start_early(gpu, monkeypatch, triggers):
+    """Behind a launch of the same call that lets it: who is ahead of the first is not known."""
+    kernel = Kernel()
+
+    def first(a, b, c, TILE):
+        return (3,), (a, b, c, a.shape[0]), {"TILE": TILE, "PDL": triggers}
+
+    def second(a, b, c, args, plan):
+        return kernel, (3,), args, {"TILE": 16}
+
+    call = bound(kernel, first, second=second)
+    call(tensor(), tensor(), tensor())
+    monkeypatch.setattr(recording, "_capturing", lambda: True)
+    call(tensor(), tensor(), tensor())
+    assert [passed[recording.PDL] for passed in kernel.short_way] == [False, triggers]
+
+
 def test_descriptors_are_recorded_for_each_set_of_addresses(gpu):
     kernel = Kernel(described=True)
     call = bound(kernel, described)
