@@ -100,7 +100,12 @@ def arguments(
     PDL: int,
     NUM_WARPS: int,
 ) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
-    """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
+    """The launch as (grid, positional arguments, constants and options) of ``kernel``.
+
+    Raises ValueError where BLOCK_M is not 1: a program has one row.
+    """
+    if BLOCK_M != 1:
+        raise ValueError(f"BLOCK_M is {BLOCK_M}, and a program of thin has one row: it is 1")
     if SWAP:
         a, b, c = b.mT, a.mT, c.mT
     (M, K), N = a.shape, b.shape[1]
@@ -120,7 +125,7 @@ def arguments(
         **({"launch_pdl": True} if PDL else {}),
     }
     strides = (*a.stride(), *b.stride(), *c.stride())
-    return (cdiv(N, BLOCK_N), cdiv(M, BLOCK_M)), (a, b, c, N, K, *strides), constants
+    return (cdiv(N, BLOCK_N), M), (a, b, c, N, K, *strides), constants
 
 
 def _unit(along: int, across: int, size: int = 0) -> int:
