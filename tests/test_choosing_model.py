@@ -27,9 +27,9 @@ HELD = (201, 202, 203)
 """Seeds about each of which a fit to the others is asked. Of 501 and 502 only shapes are there that
 were slow."""
 
-LOSS = {"triton": 1.015, "cuda": 1.02}
+LOSS = {"triton": 1.018, "cuda": 1.02}
 """Of the choice within a language over its fastest timed kernel: the geometric mean, of a model
-that has not seen the seed. Seen: 1.014 and 1.015, where tables and costs alone give 1.089 and
+that has not seen the seed. Seen: 1.016 and 1.015, where tables and costs alone give 1.089 and
 1.040."""
 
 GAIN = {"triton": 0.05, "cuda": 0.02}
