@@ -76,15 +76,19 @@ BESIDE = 3
 
 
 def configs(problem: Any) -> Iterator[Config]:
-    """What the model chooses from, for a problem with M <= N."""
+    """What the model chooses from, for a problem with M <= N: of a C and a K too small for any of
+    the ways a program of one warp."""
+    few = True
     for warps, elements in _constants(problem).ways:
         columns = 1
         while columns <= MOST_COLUMNS and columns < 2 * problem.N:
             depth = 32 * warps * elements // columns
             if depth >= SECTOR and (depth < 2 * problem.K or depth == SECTOR):
+                few = False
                 yield {"BLOCK_M": 1, "BLOCK_N": columns, "BLOCK_K": depth, "NUM_WARPS": warps}
             columns *= 2
-    yield {"BLOCK_M": 1, "BLOCK_N": 16, "BLOCK_K": SECTOR, "NUM_WARPS": 1}
+    if few:
+        yield {"BLOCK_M": 1, "BLOCK_N": 16, "BLOCK_K": SECTOR, "NUM_WARPS": 1}
 
 
 def _along_k(problem: Any) -> bool:
