@@ -72,9 +72,11 @@ def problem_of(M, N, K, layout="nn", dtype="bfloat16", **more):
     )  # fmt: skip
 
 
-def test_the_model_is_what_the_races_give(script, races):
+def test_the_model_is_what_the_races_give(script, races, thorough):
+    """Its constants; and its trees, which take ten times as long to grow, where all tests run."""
     shipped = json.loads(Path(plans.__file__).with_name(f"plans-{H200}.json").read_text())
-    found = json.loads(script.table())
+    fitted = script.fitted(script.raced(races))
+    found = json.loads(script.table() if thorough else json.dumps({"kernels": fitted}))
     assert found["kernels"] == {
         kernel: {
             name: value if name == "rows" else pytest.approx(value, abs=1e-3)
@@ -82,6 +84,8 @@ def test_the_model_is_what_the_races_give(script, races):
         }
         for kernel, of in shipped["kernels"].items()
     }
+    if not thorough:
+        return
     # Another processor may round elsewhere, and so grow another tree.
     before, now = plans.read(shipped), plans.read(found)
     for each in script.raced(races)[::50]:

@@ -107,12 +107,6 @@ def _machine_flags() -> tuple[str, ...]:
 
 
 @cache
-def _linker_flags() -> tuple[str, ...]:
-    """gold where it is installed: it links a library in two fifths of the time."""
-    return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
-
-
-@cache
 def _poison_flags() -> tuple[str, ...]:
     """Local variables that nobody has set hold huge negative numbers, where g++ can do so (12 on).
 
@@ -352,8 +346,8 @@ def _build(source: Path, observed: bool, flags: Sequence[str], scratch: Path) ->
     assembler.write_text(_dynamic_source(_dynamic_names(made), _has_variables(made)))
     so = scratch / "made.so"
     _run(
-        [compiler(), *_linker_flags(), "-shared", "-fPIC", "-Wl,-Bsymbolic,--no-undefined",
-         *objects, str(assembler), "-lpthread", "-o", str(so)],
+        [compiler(), "-shared", "-fPIC", "-Wl,-Bsymbolic,--no-undefined", *objects,
+         str(assembler), "-lpthread", "-o", str(so)],
         f"{source.name} (linking)",
         scratch,
     )  # fmt: skip
