@@ -108,9 +108,10 @@ def test_it_is_taken_where_its_model_says_less(size, layout, on_an_h200):
 
 
 @pytest.mark.parametrize(
-    ("size", "layout"), [((744, 3, 14119), "nn"), ((1, 4096, 4096), "nn"), ((2, 9936, 1616), "nt")]
+    ("size", "layout"), [((744, 3, 14119), "nn"), ((1, 4096, 4096), "nn"), ((1, 4096, 4096), "nt")]
 )
-def test_it_is_not_where_b_is_read_again_or_few_programs_have_a_long_k(size, layout, on_an_h200):
+def test_it_is_not_where_another_is_faster(size, layout, on_an_h200):
+    """B is read again for each row, few programs have a long K, or tables were tuned."""
     assert dispatch.choose(problem(*size, layout), "triton").name != "thin"
 
 
