@@ -40,7 +40,7 @@ GRADIENTS = {
 }
 
 
-@pytest.mark.spread(8, "shape", "epilogue", "above")
+@pytest.mark.spread(5, "shape", "epilogue", "above")
 @pytest.mark.parametrize("above", GRADIENTS.values(), ids=GRADIENTS)
 @pytest.mark.parametrize("epilogue", [None, "relu", "gelu"])
 @pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8), (2, 1, 3, 8)], ids=str)

@@ -25,7 +25,6 @@ def script():
     del sys.modules["paired_trees"]
 
 
-@pytest.mark.exhaustive  # two processes that each build and interpret kernels anew
 def test_each_process_runs_the_code_of_its_tree(tmp_path):
     """A tree whose products are twice what they should be is told from this one."""
     other = tmp_path / "other"

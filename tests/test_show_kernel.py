@@ -330,7 +330,6 @@ def test_nvcc_shows_one_instance_of_many():
     assert shown["counts"]["wgmma"] == shown["counts"]["TMA loads"] == 0
 
 
-@pytest.mark.exhaustive  # test_triton_compiled.py asks for the same texts
 def test_triton_shows_its_stages():
     output = run("triton/descriptor", "--stage", "ttgir").stdout
     assert "ttng.warp_group_dot" in output

@@ -313,7 +313,6 @@ def test_a_column_major_result_is_stored_by_tma():
     assert built.spill_bytes == 0
 
 
-@pytest.mark.exhaustive  # its registers and counts are records, which make test looks at
 def test_warp_specialized_keeps_one_group_in_flight_and_moves_registers():
     built = with_texts(PRODUCER_AND_CONSUMERS)
     sass = built.assembly["sass"]
