@@ -68,3 +68,8 @@ def gpu_here(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
 def gpu_of(problem: Any) -> tuple[str, int, int]:
     """``gpu_here`` for a problem on a GPU; nothing for any other."""
     return gpu_here(problem.capability) if problem.device == "cuda" else ("", 0, 0)
+
+
+def sms_of(problem: Any) -> int:
+    """SMs of the GPU of a problem, and as an H100 or H200 has of one that is not known."""
+    return gpu_of(problem)[2] or UNKNOWN.sms

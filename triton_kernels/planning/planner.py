@@ -72,7 +72,7 @@ class Planner:
         tiles = -(-sides[0] // plan["BLOCK_M"]) * -(-sides[1] // plan["BLOCK_N"])
         parts = plan.get("SPLITS", 1)
         steps = -(-problem.K // (plan["BLOCK_K"] * parts))
-        processors = gpus.gpu_of(problem)[2] or gpus.UNKNOWN.sms
+        processors = gpus.sms_of(problem)
         return 2.0 + max(1.0, tiles * parts / processors) * steps * UNALIGNED_STEP_US
 
     # What a rung may override.

@@ -107,8 +107,7 @@ class SkinnyPlanner(KDivisionPlanner):
         """Of few rows the fastest configuration by the model, unless the user's table has one."""
         if not modelled(problem) or planned_by_user(problem, self.name):
             return rows
-        sms = gpus.gpu_of(problem)[2] or gpus.UNKNOWN.sms
-        found = min(configs(problem, sms), key=lambda each: modelled_us(each, problem, sms))
+        _, found = fastest(problem, gpus.sms_of(problem))
         stages = self._most_stages(found, problem.dtype_out, limit)
         return [{"config": {**found, "NUM_STAGES": stages}}]
 
@@ -191,10 +190,12 @@ def modelled_us(config: Config, problem: Any, processors: int) -> float:
     return found
 
 
-def fastest_us(problem: Any, processors: int) -> float:
-    """Microseconds of a problem with M <= N by the fastest of its configurations."""
-    found = configs(problem, processors)
-    return min(modelled_us(each, problem, processors) for each in found)
+def fastest(problem: Any, processors: int) -> tuple[float, Config]:
+    """(microseconds, configuration) by the model, for a problem with M <= N."""
+    return min(
+        ((modelled_us(each, problem, processors), each) for each in configs(problem, processors)),
+        key=lambda found: found[0],
+    )
 
 
 PLANNER = SkinnyPlanner(

@@ -150,24 +150,23 @@ class ThinPlanner(Planner):
 
     def settled(self, problem: Any) -> bool:
         """Of a few rows of 16 bits on Hopper, where its model says less than that of `skinny`."""
-        seen = problem.transposed() if problem.M > problem.N else problem
+        seen = problem.transposed() if self.transposes(problem) else problem
         of_16_bits = itemsize(problem.dtype_in) == itemsize(problem.dtype_out) == 2
         hopper = (problem.capability or (9, 0)) == (9, 0)
         few = seen.M <= MOST_ROWS and problem.plain and problem.batch == 1
         if problem.device == "cpu" or not (of_16_bits and hopper and few):
             return False
-        sms = gpus.gpu_of(problem)[2] or gpus.UNKNOWN.sms
+        sms = gpus.sms_of(problem)
         small = seen.N <= skinny_plan.SMALL_C and seen.K <= skinny_plan.SMALL_K
         share = 1.0 if small or skinny_plan.modelled(seen) else TUNED
-        return fastest(seen, sms)[0] < share * skinny_plan.fastest_us(seen, sms)
+        return fastest(seen, sms)[0] < share * skinny_plan.fastest(seen, sms)[0]
 
     def transposes(self, problem: Any) -> bool:
         return bool(problem.M > problem.N)
 
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
         """The fastest configuration by the model."""
-        sms = gpus.gpu_of(problem)[2] or gpus.UNKNOWN.sms
-        return [{"config": fastest(problem, sms)[1]}]
+        return [{"config": fastest(problem, gpus.sms_of(problem))[1]}]
 
     def interpreted(self, problem: Any) -> Config:
         return {**super().interpreted(problem), "BLOCK_M": 1}
@@ -177,8 +176,8 @@ class ThinPlanner(Planner):
         return {"SWAP": int(transposed), **config, "PDL": int(pdl)}
 
     def unaligned_us(self, problem: Any) -> float | None:
-        seen = problem.transposed() if problem.M > problem.N else problem
-        return fastest(seen, gpus.gpu_of(problem)[2] or gpus.UNKNOWN.sms)[0]
+        seen = problem.transposed() if self.transposes(problem) else problem
+        return fastest(seen, gpus.sms_of(problem))[0]
 
 
 def refuse_thin(problem: Any) -> str | None:
