@@ -13,7 +13,7 @@ import torch
 from ranks import two_ranks  # noqa: F401
 
 import tcgemm
-from tcgemm.dist import rows
+from tcgemm.dist import groups, rows
 from tcgemm.errors import OperandError, OperandTypeError, PeerError, TcgemmError, UnknownNameError
 
 pytestmark = pytest.mark.skipif(
@@ -178,6 +178,36 @@ def check_forgotten(rank):
 
 def test_what_ranks_shared_is_let_go_with_their_group(pair):
     pair(check_forgotten)
+
+
+def check_checked_once(rank):
+    """A call whose kind was found right is not checked again; another one, or group, is."""
+    from tcgemm.dist import calls
+
+    group = torch.distributed.new_group([0, 1])
+    of_group = groups.ranks_of(group)
+    a, b, bias = torch.ones(4, 8), torch.ones(8, 6), torch.ones(6)
+    asked = calls.asked_of(of_group, 8, None, None, None, None, None, None, None)
+    check = lambda *tensors, asked=asked: calls.check(  # noqa: E731
+        "all_gather", *tensors, None, None, asked
+    )
+    right = check(a, b, bias)
+    assert check(a.clone(), b.mT.contiguous().mT, bias + 1) is right
+    assert check(a, b, None) is not right
+    assert check(a.double(), b.double(), bias.double()).dtype == torch.float64
+    for wrong in ((a, b, bias[1:]), (a, b[1:], bias), (a[1:], b, bias)):
+        for _ in range(2):
+            with pytest.raises(OperandError):
+                check(*wrong)
+    assert check(a[1:], b, bias, asked=asked._replace(rows=6)) is not right
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group(group)
+    with pytest.raises(OperandError, match="no process group named"):
+        check(a, b, bias)
+
+
+def test_a_kind_of_call_is_checked_once(pair):
+    pair(check_checked_once)
 
 
 def check_threads(rank):

@@ -420,11 +420,12 @@ def test_a_launch_is_recorded_once_for_each_kind_of_call(monkeypatch):
         def __getitem__(self, grid):
             return lambda *args, **constants: launched.append((grid, args, constants))
 
-    def record(compiled, step, addresses):
+    def record(compiled, step, addresses, room, ahead):
         return lambda stream, there: again.append((stream, there))
 
-    monkeypatch.setattr(run, "INTERPRETED", False)
-    monkeypatch.setattr(run, "record", record)
+    starting = import_module("tcgemm.triton_kernels.overlap.run")
+    monkeypatch.setattr(starting, "INTERPRETED", False)
+    monkeypatch.setattr(starting, "record", record)
     monkeypatch.setattr(run, "check", lambda like: None)
     monkeypatch.setattr(run.one_shot, "push", Kernel())
     monkeypatch.setattr(run.one_shot, "leave", Kernel())

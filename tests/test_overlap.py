@@ -27,7 +27,7 @@ from tcgemm.dist import overlap
 from tcgemm.dist.options import REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import plan as planning
 from tcgemm.dist.overlap import times
-from tcgemm.dist.overlap.memory import SLOTS
+from tcgemm.dist.overlap.memory import SLOTS, copy_here
 from tcgemm.dist.overlap.protocol import Rank
 from tcgemm.dist.overlap.transports import GpuTransport
 from tcgemm.dist.planning import MOST_TILES
@@ -57,9 +57,9 @@ class Here:
     def fork(self):
         self._queue = []
 
-    def copy(self, to, source):
+    def copy(self, to, source, begin=0):
         self._late()
-        to.copy_(source)
+        copy_here(to, source, begin)
 
     def beside(self):
         return nullcontext()
@@ -618,7 +618,15 @@ def test_what_the_engine_refuses_it_refuses_in_numbers(monkeypatch):
 
     def said(a=a, b=b, world=2, op="all_gather", **more):
         asked = SimpleNamespace(
-            **{"backend": "auto", "kernel": None, "rows": 16, "plan": None, **more}
+            **{
+                "backend": "auto",
+                "kernel": None,
+                "rows": 16,
+                "plan": None,
+                "bias": None,
+                "epilogue": "",
+                **more,
+            }
         )
         return overlap.why_not(op, a, b, world, asked)
 

@@ -311,11 +311,18 @@ def test_a_tile_has_no_more_tiles_than_flags():
 
 
 def test_what_is_fused_has_room_in_its_tile():
-    like = SimpleNamespace(is_cuda=True, itemsize=2)
-
-    def tiles(op=ALL_GATHER, backend="cuda", **asked):
-        return [t.BLOCK_N for t in overlap._tiles(op, Options(backend, **asked), like)]
+    def tiles(op=ALL_GATHER, language="cuda", fused=False):
+        return [t.BLOCK_N for t in overlap._tiles(op, language, 2, fused, False)]
 
     assert tiles() == [256, 128, 224, 192, 128]
-    assert tiles(epilogue="gelu") == tiles(bias=torch.ones(8)) == [256, 128, 192, 128]
-    assert tiles(backend="triton") == tiles(REDUCE_SCATTER) == [256, 128]
+    assert tiles(fused=True) == [256, 128, 192, 128]
+    assert tiles(language="triton") == tiles(REDUCE_SCATTER) == [256, 128]
+
+    def planned(**asked):  # for a shape whose plan is one of those without room
+        like = SimpleNamespace(is_cuda=True, itemsize=2)
+        plan = overlap._plan(ALL_GATHER, 2048, 7168, 4096, 2, Options("cuda", **asked), like)
+        return plan.tile.fuses
+
+    assert not planned()
+    assert planned(epilogue="gelu")
+    assert planned(bias=torch.ones(8))

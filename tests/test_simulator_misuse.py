@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -105,3 +108,18 @@ def test_too_large_static_arrays_are_refused_as_by_nvcc(tmp_path):
     a, c = torch.zeros(1, 1), torch.zeros(1, 1)
     with pytest.raises(RuntimeError, match="49,156 bytes of __shared__ arrays"):
         simulator.simulate(source, a, a, c)
+
+
+@pytest.mark.exhaustive
+def test_a_compiler_that_checks_buffers_by_itself_changes_nothing(tmp_path):
+    """Ubuntu's g++ calls memcpy by another name: without more the copy would be seen by nobody."""
+    wrapper = tmp_path / "g++"
+    wrapper.write_text(f'#!/bin/sh\nexec {build.compiler()} -D_FORTIFY_SOURCE=2 "$@"\n')
+    wrapper.chmod(0o755)
+    program = "import test_simulator_misuse as t; print(t.simulate(9)[0].findings)"
+    environment = {**os.environ, "CXX": str(wrapper), "TCGEMM_CACHE_DIR": str(tmp_path / "kept")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=Path(__file__).parent,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "()", done.stdout + done.stderr

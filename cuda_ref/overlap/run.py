@@ -7,7 +7,7 @@ words of this rank, have to lie in memory that processes share.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -86,17 +86,42 @@ def defines(
 
 def _start(
     peers: Peers, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Asked | None, tile: Any
-) -> None:
+) -> Callable[..., None] | None:
+    """Start a kernel; what starts the same one again, with other operands of the same kind."""
     if not a.is_cuda:
         _simulate(peers, a, b, c, fusion, tile)
-        return
+        return None
     device = a.get_device()
     biased, epilogue = (False, "") if fusion is None else (fusion.bias is not None, fusion.epilogue)
     capability = torch.cuda.get_device_capability(device)
     library = _library(capability, a.dtype, biased, epilogue, tile, bool(peers.stamps))
-    library.tcgemm_peers(ctypes.byref(peers))
-    tensors = () if fusion is None else (None, fusion.bias, None, None)
-    bound(NAME, library, device, gemm_of(a, b, c, fusion, None), fusion is None)(a, b, c, *tensors)
+    start = bound(NAME, library, device, gemm_of(a, b, c, fusion, None), fusion is None)
+    told, tell = ctypes.byref(peers), library.tcgemm_peers
+
+    def again(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+        tell(told)
+        start(a, b, c, None, bias, None, None)
+
+    again(a, b, c, None if fusion is None else fusion.bias)
+    return again
+
+
+def _again(
+    step: int, call: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> bool:  # fmt: skip
+    """Whether such a kernel was started of such a call before, and so has been again."""
+    kept = None if call.kept is None else call.kept.get(step)
+    if kept is None:
+        return False
+    kept(a, b, c, bias)
+    return True
+
+
+def _first(step: int, call: Any, peers: Peers, *operands: Any) -> None:
+    started = _start(peers, *operands)
+    if call.kept is not None:
+        call.kept[step] = started
 
 
 def prepare(
@@ -175,13 +200,15 @@ def _fusion(bias: torch.Tensor | None, epilogue: str) -> Asked | None:
 
 def _signal(step: int, call: Any) -> None:
     """A kernel before or after a product. Every build has them; any operands will do."""
-    like = _any_operand(call.epoch.device)
-    _start(_peers(step, call), like, like.mT, like[:, :1], None, TILES[0])
+    operands = _any_operands(call.epoch.device)
+    if not _again(step, call, *operands):
+        _first(step, call, _peers(step, call), *operands, None, TILES[0])
 
 
 @cache
-def _any_operand(device: torch.device) -> torch.Tensor:
-    return torch.empty(1, 8, dtype=torch.bfloat16, device=device)
+def _any_operands(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    like = torch.empty(1, 8, dtype=torch.bfloat16, device=device)
+    return like, like.mT, like[:, :1]
 
 
 def enter(call: Any) -> None:
@@ -199,8 +226,9 @@ def gather(
     bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
 ) -> None:  # fmt: skip
     """out[M, N] = f(A @ b + bias), A's rows being ``own`` here and ``gathered`` of the peers."""
-    peers = _peers(GATHER, call, gathered, plan)
-    _start(peers, own, b, out, _fusion(bias, epilogue), plan.tile)
+    if not _again(GATHER, call, own, b, out, bias):
+        peers = _peers(GATHER, call, gathered, plan)
+        _first(GATHER, call, peers, own, b, out, _fusion(bias, epilogue), plan.tile)
 
 
 def sent_shape(plan: Any, N: int) -> tuple[int, ...]:
@@ -213,5 +241,6 @@ def scatter(
     bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
 ) -> None:  # fmt: skip
     """out[rows here, N] = f(sum over ranks of a @ b + bias); peers' sums come to ``slots``."""
-    peers = _peers(SCATTER, call, slots, plan)
-    _start(peers, a, b, out, _fusion(bias, epilogue), plan.tile)
+    if not _again(SCATTER, call, a, b, out, bias):
+        peers = _peers(SCATTER, call, slots, plan)
+        _first(SCATTER, call, peers, a, b, out, _fusion(bias, epilogue), plan.tile)

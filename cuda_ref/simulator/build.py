@@ -40,6 +40,7 @@ _COMMON = (
     "-fno-exceptions",
     "-fstack-clash-protection",  # who needs more stack than there is meets the page below it
     "-DTCGEMM_SIMULATOR",
+    "-U_FORTIFY_SOURCE",  # Ubuntu sets it, and memcpy has another name then, which nobody watches
     "-Wno-unknown-pragmas",
     "-Wno-attributes",
     "-Wno-psabi",

@@ -135,7 +135,7 @@ class RowParallelLinear(_Layer):
             )
         bias: torch.Tensor | None = self.bias
         if bias is not None and ranks.world > 1:
-            bias = _summed_gradient(bias, ranks)
+            bias = summed_gradient(bias, ranks)
         return scattered_product(input, self, self.weight, bias, ranks)
 
 
@@ -234,6 +234,7 @@ class _Summed(torch.autograd.Function):
         return _Summed.apply(grad, ctx.ranks), None
 
 
-def _summed_gradient(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+def summed_gradient(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """``x``, the same on all ranks, whose gradient is the sum of theirs."""
     result: torch.Tensor = _SummedGradient.apply(x, ranks)
     return result

@@ -190,7 +190,7 @@ def _after_gather(ctx: Any, grad: Any) -> Any:
     if by_a:
         of_a = _of_a(REDUCE_SCATTER, factor, b, asked.of_gradient())
     if by_b:
-        of_b = _of_b(ctx, gather_rows(a, rows=asked.rows, group=asked.group), factor)
+        of_b = _of_b(ctx, _gathered(a, asked), factor)
     return of_a, of_b, grad.sum(0) if by_bias else None, None, None
 
 
@@ -205,11 +205,17 @@ def _after_scatter(ctx: Any, grad: Any) -> Any:
     if by_a and (not by_b or _overlaps(factor, b.mT, ask)):
         of_a = _of_a(ALL_GATHER, factor, b, ask)
     if by_b:
-        whole = gather_rows(factor, rows=asked.rows, group=asked.group)
+        whole = _gathered(factor, asked)
         of_b = _of_b(ctx, a, whole)
         if by_a and of_a is None:
             of_a = matrices(whole, b.mT, _local(ctx))
     return of_a, of_b, grad.sum(0) if by_bias else None, None, None
+
+
+def _gathered(x: Any, asked: Asked) -> Any:
+    """Rows of all ranks, without the dispatcher where nobody looks on."""
+    gather = _gather_rows if is_plain(x) and not differentiable(x) else gather_rows
+    return gather(x, rows=asked.rows, group=asked.group)
 
 
 def _overlaps(a: Any, b: Any, asked: Asked) -> bool:

@@ -6,41 +6,61 @@ scatters its output after it. These take their place in the plan, and leave the 
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwise
 from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwise
 
 from ..linears import linear
 from ..nn import Linear
 from .groups import ranks_of
-from .layers import gathered_product, scattered_product
+from .layers import gathered_product, scattered_product, summed_gradient
 
 
 class _Parallel(Linear):
-    """A layer whose weight is a DTensor, and what its style said of its input and output."""
+    """A layer whose weight is a DTensor, and what its style said of its input and output.
+
+    A tensor that is no DTensor comes and goes as it is: to wrap it, only to take what is inside out
+    again, would take longer than all else that the host does here.
+    """
 
     parallel: tuple[Any, Any, Any, bool]
 
-    def _placed(self, x: torch.Tensor) -> DTensor:
-        mesh, input_layouts, _, _ = self.parallel
+    def _come(self, x: torch.Tensor) -> tuple[torch.Tensor, Any, tuple[int, ...]]:
+        """This rank's part of the input, how it is placed, and the shape of all of it."""
+        mesh, (placement, *_), _, _ = self.parallel
         if isinstance(x, DTensor):
-            return x
-        return DTensor.from_local(x, mesh, input_layouts, run_check=False)
+            return x.to_local(), x.placements[0], x.shape
+        whole = [*x.shape]
+        if isinstance(placement, Shard):
+            whole[placement.dim] *= mesh.size()
+        return x, placement, tuple(whole)
 
-    def _given(self, y: DTensor) -> torch.Tensor:
+    def _given(self, y: torch.Tensor, dim: int, whole: tuple[int, ...]) -> torch.Tensor:
+        """The result as the style has it, of this rank's part of it by ``dim``."""
+        mesh, _, layouts, local = self.parallel
+        wanted = layouts[0]
+        if local and isinstance(wanted, Shard) and wanted.dim % y.dim() == dim:
+            return y
+        return self._laid(_of_local(y, mesh, Shard(dim), whole))
+
+    def _laid(self, y: DTensor) -> torch.Tensor:
         _, _, output_layouts, local = self.parallel
         if y.placements != output_layouts:
             y = y.redistribute(placements=output_layouts)
         return y.to_local() if local else y
 
-    def _plainly(self, x: DTensor, layout: Any) -> torch.Tensor:
+    def _plainly(self, x: torch.Tensor, layout: Any) -> torch.Tensor:
         """As torch's style does it."""
+        mesh, input_layouts, _, _ = self.parallel
+        if not isinstance(x, DTensor):
+            x = DTensor.from_local(x, mesh, input_layouts, run_check=False)
         x = x.redistribute(placements=[layout])
         y: Any = linear(x, self.weight, self.bias, self.epilogue, backend=self.backend)
-        return self._given(y)
+        return self._laid(y)
 
 
 class GatheringLinear(_Parallel):
@@ -48,17 +68,16 @@ class GatheringLinear(_Parallel):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features], divided by rows -> [..., out_features], by columns."""
-        x = self._placed(input)
         mesh, *_ = self.parallel
-        dim = _rows(x, x.placements[0])
-        if dim is None or not _divides(x.shape, dim, mesh.size()):
-            return self._plainly(x, Replicate())
+        x, placement, whole = self._come(input)
+        dim = _rows(mesh, placement, x.dim())
+        if dim is None or not _divides(whole, dim, mesh.size()):
+            return self._plainly(input, Replicate())
         weight, bias = _local(self.weight), _local(self.bias)
-        rows_first = x.to_local().movedim(dim, 0)
-        y = gathered_product(rows_first, x.shape[dim], self, weight, bias, ranks_of(mesh))
-        whole = (*x.shape[:-1], self.out_features)
+        rows_first = x.movedim(dim, 0)
+        y = gathered_product(rows_first, whole[dim], self, weight, bias, ranks_of(mesh))
         y = y.movedim(0, dim)
-        return self._given(_of_local(y, mesh, Shard(y.dim() - 1), whole))
+        return self._given(y, y.dim() - 1, (*whole[:-1], self.out_features))
 
 
 class ScatteringLinear(_Parallel):
@@ -66,23 +85,22 @@ class ScatteringLinear(_Parallel):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features], divided by columns -> [..., out_features], by rows."""
-        x = self._placed(input)
-        mesh, _, (output,), _ = self.parallel
+        mesh, _, (output, *_), _ = self.parallel
+        x, placement, whole = self._come(input)
         last = Shard(x.dim() - 1)
-        dim = _rows(x, output)
+        dim = _rows(mesh, output, x.dim())
         if (
             dim is None
-            or x.placements[0] not in (last, Shard(-1))
-            or not _divides(x.shape, dim, mesh.size())
+            or placement not in (last, Shard(-1))
+            or not _divides(whole, dim, mesh.size())
         ):
-            return self._plainly(x, last)
-        bias: Any = self.bias
+            return self._plainly(input, last)
+        ranks, bias = ranks_of(mesh), _local(self.bias)
         if bias is not None:  # each rank adds it to its rows, and its gradient is the sum of theirs
-            bias = bias.to_local(grad_placements=[Partial()])
-        rows_first = x.to_local().movedim(dim, 0)
-        y = scattered_product(rows_first, self, _local(self.weight), bias, ranks_of(mesh))
-        whole = (*x.shape[:-1], self.out_features)
-        return self._given(_of_local(y.movedim(0, dim), mesh, Shard(dim), whole))
+            bias = summed_gradient(bias, ranks)
+        rows_first = x.movedim(dim, 0)
+        y = scattered_product(rows_first, self, _local(self.weight), bias, ranks)
+        return self._given(y.movedim(0, dim), dim, (*whole[:-1], self.out_features))
 
 
 class _Style:
@@ -131,18 +149,17 @@ class RowwiseParallel(_Style, TorchRowwise):
     layer = ScatteringLinear
 
 
-def _rows(x: DTensor, placement: Any) -> int | None:
+def _rows(mesh: Any, placement: Any, dims: int) -> int | None:
     """The dimension of rows that a placement divides, on a mesh of one dimension; else None."""
-    if not isinstance(placement, Shard) or x.device_mesh.ndim != 1 or x.dim() < 2:
+    if not isinstance(placement, Shard) or mesh.ndim != 1 or dims < 2:
         return None
-    dim = placement.dim % x.dim()
-    return dim if dim < x.dim() - 1 else None
+    dim = placement.dim % dims
+    return dim if dim < dims - 1 else None
 
 
-def _divides(shape: torch.Size, dim: int, world: int) -> bool:
+def _divides(shape: Any, dim: int, world: int) -> bool:
     """Whether chunks of the dimension are chunks of all rows."""
-    others = shape[:dim].numel() * shape[dim + 1 : -1].numel()
-    return shape[dim] % world == 0 or others == 1
+    return shape[dim] % world == 0 or prod((*shape[:dim], *shape[dim + 1 : -1])) == 1
 
 
 def _local(t: Any) -> Any:

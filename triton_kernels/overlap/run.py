@@ -1,14 +1,20 @@
-"""The kernels of tcgemm.dist.overlap in Triton: each function starts one on the current stream."""
+"""The kernels of tcgemm.dist.overlap in Triton: each function starts one on the current stream.
+
+A call of tens of microseconds must not wait for the host. So what a kind of call passes to the
+driver is recorded once (host/recording.py), and later calls pass it again with their own addresses.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ..host.launching import hooked
+from ..host.recording import Step, record
 from ..host.runtime import INTERPRETED, check, one_at_a_time
 from . import gather as gathering
 from . import scatter as scattering
@@ -46,34 +52,102 @@ def start(call: Any, launch: Callable[[Any], None]) -> None:
             x.copy_(before)
 
 
+KEPT = 512
+"""Launches that are kept of a kind of call: those with descriptors hold addresses."""
+
+
+def again(call: Any, key: Hashable, own: tuple[int, ...] = ()) -> bool:
+    """Whether such a launch was recorded, and so has been started again.
+
+    Args:
+        call: with ``kept``, where recordings are kept, or None; and ``addresses``.
+        key: which launch of the kind of call it is, with all that recordings rest on.
+        own: addresses of the operands.
+    """
+    kept = None if call.kept is None else call.kept.get(key)
+    if kept is None or hooked():
+        return False
+    stream = torch._C._cuda_getCurrentRawStream(call.epoch.get_device())
+    kept[0](stream, own + call.addresses)
+    return True
+
+
+def first(
+    call: Any, key: Hashable, step: Callable[[Any], Step], own: tuple[int, ...] = (), *,
+    waits: bool = True, behind_early: bool = False,
+) -> None:  # fmt: skip
+    """Launch as Triton does, and record it.
+
+    Args:
+        step: the launch, of a call.
+        waits: whether the kernel waits for peers; see ``start``.
+        behind_early: whether the kernel ahead lets this one start before its end.
+    """
+
+    def launch(call: Any) -> Any:
+        kernel, grid, args, constants = step(call)
+        return kernel[grid](*args, **constants)
+
+    if INTERPRETED and waits:
+        start(call, launch)
+        return
+    with one_at_a_time:
+        compiled = launch(call)
+    if INTERPRETED or call.kept is None or hooked() or key in call.kept:
+        return
+    ahead: Step = (None, (), (), {"PDL": behind_early})
+    recorded = record(compiled, step(call), own + call.addresses, None, ahead)
+    if len(call.kept) >= KEPT:
+        call.kept.clear()
+    # With what Triton compiled, whose binary is kept alive so.
+    call.kept[key] = None if recorded is None else (recorded, compiled)
+
+
 def enter(call: Any) -> None:
     """Wait until the peers are done with the slot, and count this use of it."""
+    if again(call, "enter"):
+        return
 
-    def launch(call: Any) -> None:
+    def step(call: Any) -> Step:
         args = (call.epoch, call.done, call.trouble, call.rank, call.limit, int(call.debug))
-        signals.enter[(1,)](*args, PDL=_early(call), **_signal(call))
+        return signals.enter, (1,), args, {"PDL": _early(call), **_signal(call)}
 
-    start(call, launch)
+    first(call, "enter", step)
 
 
 def leave(call: Any) -> None:
     """Tell the peers that this rank is done with the slot."""
-    with one_at_a_time:
-        early = {"PDL": True, "launch_pdl": True} if _early(call) else {}
-        signals.leave[(1,)](call.epoch, call.words, call.rank, **early, **_signal(call))
+    if again(call, "leave"):
+        return
+
+    def step(call: Any) -> Step:
+        args = (call.epoch, call.words, call.rank)
+        return signals.leave, (1,), args, {**_starts_early(call), **_signal(call)}
+
+    first(call, "leave", step, waits=False, behind_early=_early(call))
 
 
 def await_stored(call: Any, owner: int, part: int, count: int) -> None:
     """Wait until so many tiles of an owner's part are stored here, and set the count back."""
-    at = owner * call.most + part
-    args = (call.stored, at, count, call.trouble, call.limit, int(call.debug), owner, part)
-    with one_at_a_time:
-        signals.await_stored[(1,)](*args, num_warps=1)
+    key = "stored", owner, part, count
+    if again(call, key):
+        return
+
+    def step(call: Any) -> Step:
+        at = owner * call.most + part
+        args = (call.stored, at, count, call.trouble, call.limit, int(call.debug), owner, part)
+        return signals.await_stored, (1,), args, {"num_warps": 1}
+
+    first(call, key, step, waits=False)
 
 
 def _early(call: Any) -> bool:
     """Whether kernels of the call start while the ones before them run."""
     return call.early and not INTERPRETED
+
+
+def _starts_early(call: Any) -> dict[str, Any]:
+    return {"PDL": True, "launch_pdl": True} if _early(call) else {"PDL": False}
 
 
 def _signal(call: Any) -> dict[str, Any]:
@@ -85,16 +159,19 @@ def gather(
     bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any,
 ) -> None:  # fmt: skip
     """See gather.py. ``plan``: with tile.config, parts and part_tiles."""
+    lies, key = _known_by(own, b, out, bias)
+    if again(call, key, lies):
+        return
     check(b)
     config = {**plan.tile.config, "PARTS": call.most, "part_tiles": plan.part_tiles}
 
-    def launch(call: Any) -> None:
+    def step(call: Any) -> Step:
         grid, args, constants = gathering.arguments(
             own, gathered, b, out, bias, epilogue, call, **config
         )
-        gathering.kernel[grid](*args, **constants, **_optional(call))
+        return gathering.kernel, grid, args, {**constants, **_optional(call)}
 
-    start(call, launch)
+    first(call, key, step, lies)
 
 
 def sent_shape(plan: Any, N: int) -> tuple[int, ...]:
@@ -107,20 +184,32 @@ def scatter(
     bias: torch.Tensor | None, epilogue: str, call: Any, plan: Any, tiles: str = "all",
 ) -> None:  # fmt: skip
     """See scatter.py. ``plan``: with tile.config and part_tiles."""
+    lies, key = _known_by(a, b, out, bias)
+    if again(call, key, lies):
+        return
     check(b)
     config = {**plan.tile.config, "part_tiles": plan.part_tiles if plan.carried else 0}
 
-    def launch(call: Any) -> None:
+    def step(call: Any) -> Step:
         grid, args, constants = scattering.arguments(
             a, b, out, slots, bias, epilogue, call, TILES=tiles, WIDE=plan.wide, **config
         )
         # Blocks wait for tiles of peers' blocks, so all of a grid have to be there at once: the
         # interpreter runs one after the other.
         grid = (1,) if INTERPRETED else grid
-        early = {"PDL": True, "launch_pdl": True} if _early(call) else {}
-        scattering.kernel[grid](*args, **early, **constants, **_optional(call))
+        constants |= {**_starts_early(call), **_optional(call)}
+        return scattering.kernel, grid, args, constants
 
-    start(call, launch)
+    first(call, key, step, lies, behind_early=_early(call))
+
+
+def _known_by(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[tuple[int, ...], Hashable]:
+    """Addresses of a product's operands, and what its recording is known by: descriptors hold the
+    addresses of A and B, and kernels are compiled for those of others modulo 16 bytes."""
+    lies = a.data_ptr(), b.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr()
+    return lies, ("product", *lies[:2], lies[2] % 16, lies[3] % 16)
 
 
 def _optional(call: Any) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""Starts the kernels of one_shot.py, each on the current stream.
-
-A call of tens of microseconds must not wait for the host: what a kind of call passes to the driver
-is recorded once (host/recording.py), and later calls pass it again with their own addresses.
-"""
+"""Starts the kernels of one_shot.py, each on the current stream; recorded as those of run.py."""
 
 from __future__ import annotations
 
@@ -11,12 +7,11 @@ from typing import Any
 import torch
 
 from ..device.dot import emulated
-from ..host.launching import hooked
-from ..host.recording import record
-from ..host.runtime import INTERPRETED, cdiv, check, one_at_a_time
+from ..host.recording import Step
+from ..host.runtime import INTERPRETED, cdiv, check
 from . import one_shot
+from .run import again, first
 from .run import looks_per_s as looks_per_s
-from .run import start
 
 SLICE_BYTES = 8192
 """That a block stores at each peer before it takes the next: 16 bytes a thread."""
@@ -37,37 +32,36 @@ def push(call: Any, own: torch.Tensor, scales: torch.Tensor | None) -> None:
 
     Args:
         call: with rank, world, chunk, blocks, units, most, flags_at, data, words, flags, done,
-            epoch, trouble, limit, debug; addresses of these tensors; and ``kept``, for recordings.
+            epoch, trouble, limit, debug; and addresses and ``kept``, as for run.again.
         own: [rows, K], contiguous, from a multiple of 16 bytes on.
         scales: float32[rows] or None.
     """
     there = (own.data_ptr(), 0 if scales is None else scales.data_ptr())
     key = ("push", there[1] % 16)
-    if _again(call, key, own, there):
+    if again(call, key, there):
         return
     check(own)
 
-    def step(call: Any) -> Any:
+    def step(call: Any) -> Step:
         sizes = (own.shape[0], call.units, call.chunk, call.rank, call.most, call.flags_at)
         shared = (call.data, call.words, call.flags, call.done, call.epoch, *_waits(call))
         args = (own.view(-1).view(torch.int32), scales, *sizes, *shared)
         constants = {**_ranks(call), "BLOCK": SLICE_BYTES // 4, "INTERPRETED": INTERPRETED}
         return one_shot.push, (call.blocks,), args, constants | {"num_warps": NUM_WARPS}
 
-    _first(call, key, step, there)
+    first(call, key, step, there)
 
 
 def leave(call: Any) -> None:
     """See one_shot.leave: the end of a call that ``push`` began."""
-    if _again(call, ("leave",), call.epoch, ()):
+    if again(call, "leave"):
         return
-    args = (call.epoch, call.words, call.rank)
-    _first(
-        call,
-        ("leave",),
-        lambda _: (one_shot.leave, (1,), args, _ranks(call) | {"num_warps": 1}),
-        (),
-    )
+
+    def step(call: Any) -> Step:
+        args = (call.epoch, call.words, call.rank)
+        return one_shot.leave, (1,), args, _ranks(call) | {"num_warps": 1}
+
+    first(call, "leave", step, waits=False)
 
 
 def reduce(
@@ -82,12 +76,12 @@ def reduce(
     """
     there = (partial.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr())
     key = ("reduce", epilogue, bias is None, there[1] % 16, there[2] % 16)
-    if _again(call, key, partial, there):
+    if again(call, key, there):
         return
     check(partial)
     each = 16 // partial.itemsize
 
-    def step(call: Any) -> Any:
+    def step(call: Any) -> Step:
         sizes = (partial.shape[0], call.units, call.chunk, call.rank, call.most, call.flags_at)
         shared = (call.data, call.words, call.flags, call.done, call.epoch, call.count)
         args = (partial, out, bias, *sizes, *shared, *_waits(call))
@@ -97,7 +91,7 @@ def reduce(
         }  # fmt: skip
         return one_shot.reduce, (call.blocks,), args, constants | {"num_warps": NUM_WARPS}
 
-    _first(call, key, step, there)
+    first(call, key, step, there)
 
 
 def _ranks(call: Any) -> dict[str, Any]:
@@ -106,32 +100,3 @@ def _ranks(call: Any) -> dict[str, Any]:
 
 def _waits(call: Any) -> tuple[Any, ...]:
     return call.trouble, call.limit, int(call.debug)
-
-
-def _again(call: Any, key: Any, like: torch.Tensor, there: tuple[int, ...]) -> bool:
-    """Whether such a launch was recorded, and so has been started again."""
-    kept = call.kept.get(key)
-    if kept is None or hooked():
-        return False
-    stream = torch._C._cuda_getCurrentRawStream(like.get_device())
-    kept[0](stream, there + call.addresses)
-    return True
-
-
-def _first(call: Any, key: Any, step: Any, there: tuple[int, ...]) -> None:
-    """Launch as Triton does, and record it. The interpreter waits in turns; see run.py."""
-
-    def launch(call: Any) -> Any:
-        kernel, grid, args, constants = step(call)
-        return kernel[grid](*args, **constants)
-
-    if INTERPRETED and key[0] != "leave":
-        start(call, launch)
-        return
-    with one_at_a_time:
-        compiled = launch(call)
-    if INTERPRETED or hooked() or key in call.kept:
-        return
-    recorded = record(compiled, step(call), there + call.addresses)
-    # With what Triton compiled, whose binary is kept alive so.
-    call.kept[key] = None if recorded is None else (recorded, compiled)

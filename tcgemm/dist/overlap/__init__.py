@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Lock
@@ -29,6 +29,7 @@ from ..options import ALL_GATHER, REDUCE_SCATTER, Options
 from ..planning import OVERLAPS, UNIT_BYTES
 from ..rows import rows_of
 from . import one_shot
+from .kinds import Kernels
 from .plan import (
     CARRIES,
     GATHERED,
@@ -43,7 +44,7 @@ from .plan import (
     gather_plan,
     scatter_plan,
 )
-from .protocol import Kernels, Rank
+from .protocol import Rank
 from .timeline import Stamp, stamps_of
 from .transports import GpuTransport, ProcessTransport
 
@@ -107,26 +108,39 @@ def _plan(
     op: str, M: int, N: int, K: int, world: int, options: Any, like: torch.Tensor
 ) -> OverlapPlan:
     """As asked, or as is chosen, without what the language does not do."""
-    plan, tiles = options.plan, _tiles(op, options, like)
-    if plan is None and op == ALL_GATHER:
-        plan = gather_plan(M, N, K, world, tiles, like.itemsize)
-    elif plan is None:
-        carries = CARRIES and _language(options.backend) in CARRYING and not _one_queue()
-        plan = scatter_plan(M, N, world, tiles, K, like.itemsize, carries=carries)
-    return _as_spoken(plan, options.backend)
+    language = _language(options.backend)
+    if options.plan is not None:
+        return _as_spoken(options.plan, options.backend)
+    fused = options.bias is not None or bool(options.epilogue)
+    carries = CARRIES and language in CARRYING and not _one_queue()
+    return _chosen(
+        op, M, N, K, world, language, like.itemsize, fused, not like.is_cuda, carries
+    )  # fmt: skip
 
 
-def _tiles(op: str, options: Any, like: torch.Tensor) -> tuple[Tile, ...]:
-    cuda = _language(options.backend) == "cuda"
-    if not like.is_cuda:
+@lru_cache(maxsize=4096)
+def _chosen(
+    op: str, M: int, N: int, K: int, world: int, language: str, itemsize: int, fused: bool,
+    on_cpu: bool, carries: bool,
+) -> OverlapPlan:  # fmt: skip
+    tiles = _tiles(op, language, itemsize, fused, on_cpu)
+    if op == ALL_GATHER:
+        plan = gather_plan(M, N, K, world, tiles, itemsize)
+    else:
+        plan = scatter_plan(M, N, world, tiles, K, itemsize, carries=carries)
+    return _as_spoken(plan, language)
+
+
+def _tiles(op: str, language: str, itemsize: int, fused: bool, on_cpu: bool) -> tuple[Tile, ...]:
+    cuda = language == "cuda"
+    if on_cpu:
         return SIMULATED if cuda else INTERPRETED
-    if like.itemsize != 2:
+    if itemsize != 2:
         return TILES_OF_8_BITS
     if op != ALL_GATHER:
         return SCATTERED_IN_CUDA if cuda else TILES
     if not cuda:
         return GATHERED
-    fused = options.bias is not None or bool(options.epilogue)
     return tuple(tile for tile in GATHERED_IN_CUDA if tile.fuses or not fused)
 
 

@@ -51,8 +51,9 @@ class Transport(Protocol):
     def fork(self) -> None:
         """The copies that follow begin after what the current stream holds."""
 
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy contiguous memory, of which ``to`` may be a peer's; one after the other.
+    def copy(self, to: torch.Tensor, source: torch.Tensor, begin: int = 0) -> None:
+        """Copy contiguous memory, of which ``to`` may be a peer's; one after the other. All of
+        ``to``, from byte ``begin`` of ``source`` on.
 
         Whoever sees the bytes of a copy sees those of all copies before it.
         """
@@ -69,6 +70,12 @@ class Transport(Protocol):
 
     def synchronize(self) -> None:
         """Wait for this rank's device."""
+
+
+def copy_here(to: torch.Tensor, source: torch.Tensor, begin: int = 0) -> None:
+    """``Transport.copy`` where it happens at once."""
+    part = source.view(-1).view(torch.uint8)[begin : begin + to.nbytes]
+    to.view(-1).view(torch.uint8).copy_(part)
 
 
 def words_of_slot(world: int) -> int:

@@ -11,15 +11,16 @@ slots in turns. docs/lab/several_gpus_protocol.md says why it is right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from ..planning import MOST_TILES, UNIT_BYTES
 from ..rows import chunk_of
+from .kinds import SlotCall
 from .memory import Slot
-from .protocol import Rank, SlotCall
+from .protocol import Rank
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,7 @@ class ShotCall(SlotCall):
     """int32, of this rank alone: blocks that have ended; 0 between calls."""
     moved: Any
     """Of an all-gather: all rows of A in this rank's slot, and of their scales or None."""
-    addresses: tuple[int, ...]
-    """Of the tensors that kernels take: flags, words, data, done, epoch, count and trouble."""
     stamps: None = None
-    kept: dict[Any, Any] = field(default_factory=dict)
-    """What kernels keep of their launches."""
 
 
 class Kernels(Protocol):
@@ -138,15 +135,13 @@ def _call(
 ) -> ShotCall:
     count = slot.stored[:1]
     told = rank.told(slot, chunk, slot.tiles_at, MOST_TILES, kernels.looks_per_s, debug)
-    names = "flags", "words", "data", "done", "epoch"
-    tensors = (*(told[name] for name in names), count, rank.trouble)
+    told["addresses"] += (count.data_ptr(),)
     return ShotCall(
         **told,
         units=of_row // UNIT_BYTES,
         blocks=kernels.blocks_of(chunk * of_row),
         count=count,
         moved=moved,
-        addresses=tuple(each.data_ptr() for each in tensors),
     )
 
 

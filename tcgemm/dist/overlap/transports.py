@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .memory import copy_here
+
 PRIORITIES = (-3, -2)
 """Of the streams of copies: the highest that torch has, which hardly any stream of a user's has,
 and the next."""
@@ -77,10 +79,10 @@ class GpuTransport:
             event.record(self._stream)
             self.marks.append(event)
 
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        size = to.numel() * to.element_size()
+    def copy(self, to: torch.Tensor, source: torch.Tensor, begin: int = 0) -> None:
+        size = to.nbytes
         code = _driver().cuMemcpyAsync(
-            to.data_ptr(), source.data_ptr(), size, self._stream.cuda_stream
+            to.data_ptr(), source.data_ptr() + begin, size, self._stream.cuda_stream
         )
         if code:
             raise RuntimeError(f"a copy of {size} bytes to a peer failed: CUDA driver error {code}")
@@ -145,8 +147,8 @@ class ProcessTransport:
     def fork(self) -> None:
         pass
 
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        to.copy_(source)
+    def copy(self, to: torch.Tensor, source: torch.Tensor, begin: int = 0) -> None:
+        copy_here(to, source, begin)
 
     def beside(self) -> Any:
         return nullcontext()
