@@ -3,6 +3,7 @@
     python scripts/train_in_turns.py [--compile] [--steps 200] [--out FILE.csv] [--losses FILE.csv]
     python scripts/train_in_turns.py --gpu-time       # what the GPU takes, whatever the host does
     python scripts/train_in_turns.py --tiny --steps 12 --turn 4       # on a CPU
+    torchrun --nproc-per-node 4 scripts/train_in_turns.py --tensor-parallel
 
 Each contender has a model of its own that starts from the same weights and sees the same data. They
 take turns of some steps, so that clock and heat are the same for all; a turn's first step, behind
@@ -10,7 +11,9 @@ another's work, is not timed. ``torch-lt`` is torch with cuBLASLt, whose algorit
 losses show how far two runs of cuBLAS lie apart. A row is a contender: the median milliseconds of a
 step, the median of its ratio to torch's beside it (below 1 is faster), the last loss, and the
 largest difference of a loss from torch's. With --gpu-time it also has the milliseconds of a step in
-which the GPU runs a kernel. Where the host is slow a step takes longer than that.
+which the GPU runs a kernel. Where the host is slow a step takes longer than that. With
+--tensor-parallel each layer is divided over the ranks of torchrun, as train_gpt.py does it; the
+rows are the first rank's.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,12 +49,14 @@ PROFILED = 3
 class Contender:
     """A model in training, and what its steps took."""
 
-    def __init__(self, name: str, config: train_gpt.Config, steps: int, compiled: bool) -> None:
+    def __init__(
+        self, name: str, config: train_gpt.Config, steps: int, compiled: bool, mesh: Any = None
+    ) -> None:
         kernels, fused = CONTENDERS[name]
         self.name, self.losses, self.ms = name, list[torch.Tensor](), list[float]()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._library()
-        self.trainer = train_gpt.Trainer(kernels, config, compiled, device, fused=fused)
+        self.trainer = train_gpt.Trainer(kernels, config, compiled, device, mesh=mesh, fused=fused)
         self.windows = train_gpt.batches(config, steps + PROFILED, 0, device)
 
     def take(self, steps: int) -> None:
@@ -119,6 +125,8 @@ def main() -> None:
                         help="the first is what the others are compared with")  # fmt: skip
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--gpu-time", action="store_true", help="also what the GPU takes")
+    parser.add_argument("--tensor-parallel", action="store_true",
+                        help="divide each layer over the ranks of torchrun")  # fmt: skip
     parser.add_argument("--tiny", action="store_true", help="a model for a CPU")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--turn", type=int, default=20, help="steps of a turn, two at least")
@@ -132,7 +140,9 @@ def main() -> None:
         parser.error("--steps holds at least two turns of --turn steps, and a turn two steps")
     config = train_gpt.TINY if asked.tiny else train_gpt.LARGE
     steps = turns * asked.turn
-    contenders = [Contender(name, config, steps, asked.compile) for name in asked.kernels]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    mesh = train_gpt.ranks(device) if asked.tensor_parallel else None
+    contenders = [Contender(name, config, steps, asked.compile, mesh) for name in asked.kernels]
     for turn in range(turns):
         for each in contenders[:: -1 if turn % 2 else 1]:
             each.take(asked.turn)
@@ -140,6 +150,11 @@ def main() -> None:
     if asked.gpu_time:
         for each, row in zip(contenders, table, strict=True):
             row["gpu_ms"] = f"{each.gpu_ms():.3f}"
+    if mesh is not None:
+        rank = mesh.get_rank()
+        torch.distributed.destroy_process_group()
+        if rank:
+            return
     for row in table:
         print("  ".join(f"{value:>12}" for value in row.values()))
     if asked.out:
