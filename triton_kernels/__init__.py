@@ -1,5 +1,5 @@
-"""The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, plans,
-planned_by_user, tuned_by_user, load, inspect, derivative and copier.
+"""The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, sure,
+plans, planned_by_user, tuned_by_user, load, inspect, derivative and copier.
 
 Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
 A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its name below.
@@ -90,6 +90,11 @@ def _choose(problem: Any, able: tuple[str, ...]) -> str:
         return best
     pays = [name for name in able if measured[name].pays(problem)]
     return (pays or able)[-1]
+
+
+def sure(problem: Any, name: str) -> bool:
+    """Whether the kernel, if it is chosen, stays chosen whatever the model of drawn shapes says."""
+    return name in planners() and planners()[name].settled(problem)
 
 
 def forget() -> None:
