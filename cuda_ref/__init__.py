@@ -1,5 +1,6 @@
 """The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choosable, choose, sure,
-tuned_by_user, load, inspect, derivative_kernel, copier and COPIES."""
+tuned_by_user, load, inspect, derivative_kernel, copier,
+COPIES and COPIED_US."""
 
 from __future__ import annotations
 
@@ -151,6 +152,11 @@ def derivative_kernel() -> Callable[..., Callable[..., None]] | None:
 
 COPIES = "copies"
 """The name of the copier's kernel, which is compiled ahead as a rung is."""
+
+COPIED_US = 2.0, 2.5
+"""Microseconds of a copy, and of the kernel that reads it, besides what they read, multiply and
+write. With 3.5 and 5, which are Triton's, eleven products behind two copies were foretold to take a
+third longer than they did (reports/nvidia-h200/trials/races.csv and drawn.csv)."""
 
 
 def copier(x: Any, copy: Any) -> Callable[..., None] | None:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sklearn.ensemble import GradientBoostingRegressor
 
@@ -60,6 +60,18 @@ class Raced(NamedTuple):
     plan: Mapping[str, int]
     terms: tuple[float, ...]
     us: float
+
+
+class HasTime(Protocol):
+    """A row of any kernels' races."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def us(self) -> float: ...
+
+
+Timed = TypeVar("Timed", bound=HasTime)
 
 
 def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
@@ -116,7 +128,7 @@ def fitted(rows: Iterable[Raced]) -> dict[str, Any]:
     return found
 
 
-def weighed(rows: Iterable[Raced]) -> list[tuple[Raced, float]]:
+def weighed(rows: Iterable[Timed]) -> list[tuple[Timed, float]]:
     """Each row with its weight."""
     rows = list(rows)
     fastest: dict[Problem, float] = {}
@@ -140,11 +152,11 @@ def grown(rows: Iterable[Raced], kernels: Mapping[str, Any]) -> list[trees.Tree]
     begun = float(found.init_.constant_[0, 0])
     return [
         [(trees.LEAF, round(begun, 5), 0)],
-        *(_tree(each.tree_, found.learning_rate) for each in found.estimators_[:, 0]),
+        *(tree_of(each.tree_, found.learning_rate) for each in found.estimators_[:, 0]),
     ]
 
 
-def _tree(grown: Any, rate: float) -> trees.Tree:
+def tree_of(grown: Any, rate: float) -> trees.Tree:
     """One of scikit-learn's, in whose order of nodes the first child follows its parent."""
     assert all(child in (-1, at + 1) for at, child in enumerate(grown.children_left))
     nodes = zip(

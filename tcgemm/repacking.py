@@ -43,11 +43,9 @@ COPIED, COPIED_IN_WORDS = 1.0e6, 1.6e6
 """Bytes of an operand that are copied in a microsecond, read and written: by torch, and by a
 language that has a kernel for it (``copier``; reports/nvidia-h200/trials/copies.csv)."""
 
-LAUNCH_US = 3.5
-"""Of a copy."""
-
-START_US = 5.0
-"""Of the kernel that reads the copies."""
+LAUNCH_US, START_US = 3.5, 5.0
+"""Of a copy, and of the kernel that reads the copies, where a language does not say how long its
+own take (``COPIED_US``)."""
 
 WORKSPACE_MIB = 1024
 
@@ -94,23 +92,30 @@ def pays(problem: Problem, copies: Copies, backend: str) -> bool:
     direct_us = dispatch.choose(problem, backend).unaligned_us(problem)
     if direct_us is None or sum(_copied(problem, copies)) > _workspace_mib() << 20:
         return False
-    return direct_us > copying_us(problem, copies, backend) + _fast_us(problem, copies)
+    return direct_us > copying_us(problem, copies, backend) + fast_us(problem, copies, backend)
 
 
-def _fast_us(problem: Problem, copies: Copies) -> float:
+def _starts_us(backend: str) -> tuple[float, float]:
+    found: tuple[float, float] = getattr(
+        import_module(dispatch.BACKENDS[backend]), "COPIED_US", (LAUNCH_US, START_US)
+    )
+    return found
+
+
+def fast_us(problem: Problem, copies: Copies, backend: str) -> float:
     """Microseconds of the kernel that reads the copies."""
     of_c = ITEMSIZE[problem.dtype_out] * problem.M * problem.N
     odd = max(copies.problem.c_strides) * ITEMSIZE[problem.dtype_out] % 16
     rate = ODD_C if odd else TRAFFIC
     moved_us = (problem.bytes - of_c) / TRAFFIC + of_c / rate
-    return START_US + max(problem.flop / FAST, moved_us)
+    return _starts_us(backend)[1] + max(problem.flop / FAST, moved_us)
 
 
 def copying_us(problem: Problem, copies: Copies, backend: str) -> float:
     """Microseconds that the copies take, beside the kernel that reads them."""
     of_a, of_b, of_c = _copied(problem, copies)
     rate = COPIED if copier_of(backend) is None else COPIED_IN_WORDS
-    return copies.count * LAUNCH_US + (of_a + of_b) / rate + of_c / COPIED
+    return copies.count * _starts_us(backend)[0] + (of_a + of_b) / rate + of_c / COPIED
 
 
 def _copied(problem: Problem, copies: Copies) -> tuple[int, int, int]:

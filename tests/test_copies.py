@@ -118,7 +118,8 @@ def test_only_a_language_with_such_a_kernel_is_reckoned_with_it(monkeypatch):
     )  # fmt: skip
     made = repacking.Copies(repacking.aligned(odd, True, True, False), True, True, False)
     us = repacking.copying_us(odd, made, "cuda")
-    assert us == repacking.copying_us(odd, made, "triton")
+    later = 2 * (repacking.LAUNCH_US - cuda_ref.COPIED_US[0])
+    assert us + later == pytest.approx(repacking.copying_us(odd, made, "triton"))
     monkeypatch.delattr(cuda_ref, "copier")
     assert repacking.copying_us(odd, made, "cuda") > 1.4 * us
 

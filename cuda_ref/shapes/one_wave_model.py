@@ -4,7 +4,7 @@ It is fitted to some 5,200 timed cases of an H200 (reports/nvidia-h200/trials/wa
 each timed behind launches of itself. Its choice is 2 % slower than the fastest on average, and less
 with the table that comes before it. Where K is divided it is fitted to rows among other kernels
 (tile_choice.csv there), and where rows of A or B begin within lines of the L2 to races of plans
-(races.csv).
+(races.csv): first the terms here, then trees on what these leave over (one_wave_trees.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from ..planning.cost import TILE_K
 from ..planning.tables import LINE
+from . import one_wave_trees
 from .one_wave_tile import among_idle, blocks_of, rows_of_b, sides, splits_lines, whole_panels
 
 # BLOCK_M, BLOCK_N: microseconds of a step along K.
@@ -66,8 +67,14 @@ SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does
 
 
 def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
-    """Microseconds of a problem with M <= N by the model: the longest of a block's own steps, what
-    all ask of the L2, and what comes from memory, and what comes before and after."""
+    """Microseconds of a problem with M <= N by the model."""
+    us = by_terms(config, problem, sms)
+    return us * one_wave_trees.factor(config, problem, sms, us) if splits_lines(problem) else us
+
+
+def by_terms(config: Mapping[str, int], problem: Any, sms: int) -> float:
+    """The same without trees: the longest of a block's own steps, what all ask of the L2, and what
+    comes from memory, and what comes before and after."""
     M, N, K = problem.M, problem.N, problem.K
     block_m, block_n, splits = config["BLOCK_M"], config["BLOCK_N"], config["SPLITS"]
     a_peers, b_peers = config["CLUSTER_N"], config["CLUSTER_M"]
