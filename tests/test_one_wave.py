@@ -437,6 +437,22 @@ def test_the_trees_are_what_the_races_give(script, thorough):
         assert len(json.loads(script.table())["trees"]) == len(shipped)
 
 
+def test_trees_are_asked_about_lines_alone_and_the_plan_as_it_is():
+    config = {"BLOCK_M": 64, "BLOCK_N": 128, "CLUSTER_M": 2, "CLUSTER_N": 4, "SPLITS": 3, "PDL": 1}
+    asked = Problem.stored(
+        100, 1000, 776, "bfloat16", "bfloat16", "tn", device="cuda", capability=(9, 0)
+    )  # fmt: skip
+    found = one_wave_trees.facts(config, asked, 132, 5.5)
+    told = dict(zip(one_wave_trees.FACTS, found, strict=True))
+    assert (told["rows"], told["columns"], told["parts"], told["us"]) == (64, 128, 3, 5.5)
+    assert (told["cluster_m"], told["cluster_n"], told["cluster"]) == (2, 4, 8)
+    assert (told["a_by_columns"], told["b_by_rows"]) == (True, True)
+    # Rows of 100, 1000 and 1000 elements.
+    assert (told["a_aligned"], told["b_aligned"], told["c_aligned"]) == (4, 8, 8)
+    assert (told["blocks"], told["steps"]) == (2 * 8 * 3 / 132, 5)
+    assert told["filled"] == pytest.approx(100 * 1000 / (128 * 1024))
+
+
 def test_trees_speak_of_rows_within_lines_alone(monkeypatch):
     """Of others there are hardly any races."""
     monkeypatch.setattr(one_wave_trees, "factor", lambda *asked: 7.0)
@@ -445,6 +461,26 @@ def test_trees_speak_of_rows_within_lines_alone(monkeypatch):
         asked = problem(64, 1024, K, "nt")
         terms = one_wave_model.by_terms(config, asked, 132)
         assert one_wave.modelled_us(config, asked, 132) == pytest.approx(factor * terms)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "kernel"),
+    [
+        ((30, 8360, 24), "nn", "one_wave"),
+        ((88, 15016, 8), "nn", "one_wave"),
+        ((16094, 24, 8), "nt", "one_wave"),
+        ((104, 9976, 14), "tn", "small"),
+        ((32, 8800, 32), "tt", "small"),  # whole sectors
+        ((30, 8632, 1), "nt", "small"),
+    ],
+    ids=str,
+)
+def test_a_short_k_of_few_rows_that_split_sectors_is_not_small_s(shape, layout, kernel):
+    """Each as it was raced: the first takes 2.55 us, and 3.02 by small."""
+    asked = Problem.stored(
+        *shape, "bfloat16", "bfloat16", layout, device="cuda", capability=(9, 0)
+    )  # fmt: skip
+    assert choose(asked, "cuda").name == kernel
 
 
 def test_shipped_rows_speak_of_whole_lines_alone():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..planning.cost import TILE_K, ceil_div
+from ..planning.pairs import SPLIT_SECTORS, rows_lie, strides_of
 from ..planning.refusals import refuse_tma
 from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
 from ..planning.tuning import Tuning, wide
@@ -48,6 +49,12 @@ FEW_COLUMNS = 2048
 
 SHORT_K = 16
 """Elements along K, those of one mma, up to which ``sure`` says nothing."""
+
+WIDE_M, WIDE_N, WIDE_K = 96, 8192, range(5, 33)
+"""Rows at most, columns at least, and elements along K, where rows split sectors: small, whose many
+blocks ask for parts of the same sectors, was slower at each of five such products, by 10 to 50 %.
+30 x 8360 x 24 (nn) takes 2.55 us here and 3.02 by small, 88 x 15016 x 8 (nn) 3.10 and 4.65
+(reports/nvidia-h200/trials/races.csv)."""
 
 SIMULATED = {
     "BLOCK_M": 64,
@@ -155,9 +162,17 @@ def sure(problem: Any) -> bool:
     for the same few lines then, and clusters ask less often. At 4096 x 8 x 128 small takes 2.7 us
     where B lies along K and 3.8 where it lies in such rows; of 27 products whose plans were raced
     it was slower at 24, by up to two thirds, and skinny at all
-    (reports/nvidia-h200/trials/drawn_kernels.csv, races.csv and short_rows.csv)."""
+    (reports/nvidia-h200/trials/drawn_kernels.csv, races.csv and short_rows.csv).
+
+    So it is of few rows and very many columns over a K of WIDE_K, where rows split sectors of the
+    L2."""
     seen = wide(problem)
-    return seen.M > 1 and seen.N > FEW_COLUMNS and seen.K > SHORT_K and short_rows(seen)
+    if seen.M == 1 or seen.N <= FEW_COLUMNS:
+        return False
+    if seen.K > SHORT_K and short_rows(seen):
+        return True
+    few_and_many = seen.M <= WIDE_M and seen.N >= WIDE_N
+    return few_and_many and seen.K in WIDE_K and rows_lie(2, *strides_of(seen)) == SPLIT_SECTORS
 
 
 def settled(problem: Any, sms: int) -> bool:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..host.storage import itemsize
-from ..planning.k_division import PROGRAMS_BY_ELEMENTS, by_elements
+from ..planning.k_division import by_elements
 from ..planning.planner import Config, Planner, groups, square_tiles, tile
 from ..planning.rows import row
 
 SHORT_K, LARGE_C = 128, 540_672
 """Elements along K, and of C, of a product whose elements are loaded one by one, up to and from
-which tiles of 64 x 64 are taken: three programs of them on an SM wait beside each other. At three
+which tiles of 64 x 64 are taken: several programs of them on an SM wait beside each other. At three
 drawn shapes they were the fastest of all that was timed, by 9 to 45 %, where tiles of 128 x 128, or
-copies, were taken; one program to an SM that loops over tiles was slower at ten of eleven products
-where both had the same tile (reports/nvidia-h200/trials/races.csv and drawn_kernels.csv)."""
+copies, were taken. One program to an SM that loops over tiles was slower at eleven of twelve
+pairs of plans with the same tile (reports/nvidia-h200/trials/races.csv)."""
 
 
 class PipelinedPlanner(Planner):
@@ -35,10 +35,6 @@ class PipelinedPlanner(Planner):
             and problem.M * problem.N >= LARGE_C
             and by_elements(problem)
         )
-
-    def unaligned_us(self, problem: Any) -> float | None:
-        us = super().unaligned_us(problem)
-        return us / PROGRAMS_BY_ELEMENTS if us and self.settled(problem) else us
 
     def tiles(self, problem: Any) -> list[tuple[int, int, int]]:
         return square_tiles(problem)
