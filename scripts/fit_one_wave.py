@@ -1,8 +1,9 @@
 """Grows the trees of one_wave, cuda_ref/shapes/one_wave_trees.json: fit_one_wave.py [RACES.csv]
 
-From races of its plans where rows of A or B begin within lines of the L2, in rows of
-reports/nvidia-h200/trials/races.csv unless told. As scripts/fit_plans.py does it of Triton's plans:
-each plan counts by its weight, and trees are grown on what the terms leave over.
+From races of its plans among other kernels, those of scripts/fit_plans.py unless told, and from
+reports/nvidia-h200/trials/waves.csv, where each was timed behind launches of itself and which
+counts less. As fit_plans.py does it of Triton's plans: each plan counts by its weight, and trees
+are grown on what the terms leave over.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fit_plans import GPU, GROWN, RACES, ROOT, tree_of, weighed
+from fit_plans import GPU, GROWN, RACES, ROOT, races, tree_of, weighed
 from sklearn.ensemble import GradientBoostingRegressor
 
 from tcgemm.choosing import fitting, trees
@@ -31,6 +33,14 @@ GROWN_HERE = {**GROWN, "learning_rate": 0.07, "min_samples_leaf": 5}
 """There are fewer races than of Triton's plans."""
 
 
+WAVES = RACES.with_name("waves.csv")
+RUN = "3"
+"""Of WAVES, the one whose every setting has a name."""
+WEIGHT_OF_WAVES = 0.3
+"""There are four times as many of them as races, and in races, as in a model, other kernels run
+before and after."""
+
+
 class Raced(NamedTuple):
     """A plan of a product with M <= N, and how long it took."""
 
@@ -40,7 +50,7 @@ class Raced(NamedTuple):
 
 
 def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
-    """The plans that trees can learn from."""
+    """The plans in rows of races."""
     found = []
     for row in rows:
         if row["backend"] != "cuda" or row["kernel"] != "one_wave" or not row["config"]:
@@ -48,29 +58,62 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         plan = one_wave.TUNING.newer(fitting.plan_of(row["config"]))
         if "ALIGNED_COPIES" in plan:
             continue
-        sizes = (int(row[name]) for name in "MNK")
-        problem = Problem.stored(
-            *sizes, row["dtype"], row["dtype"], row["layout"], device="cuda",
-            capability=GPU.capability,
-        )  # fmt: skip
+        problem = _problem(row, row["dtype"])
         if problem.M > problem.N:
             problem = problem.transposed()
             turned = {"M": "N", "N": "M"}
             plan = {name[:-1] + turned.get(name[-1], name[-1]): x for name, x in plan.items()}
         config = {name: plan[name] for name in one_wave.TUNING.settings}
-        if tiles.splits_lines(problem):
-            found.append(Raced(problem, config, float(row["us"])))
+        found.append(Raced(problem, config, float(row["us"])))
     return found
 
 
-def grown(rows: Iterable[Raced]) -> list[trees.Tree]:
-    """Trees of the logarithm of what a plan takes over what its terms say."""
+def alone(path: Path = WAVES) -> list[Raced]:
+    """The plans of WAVES, of products with M <= N."""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["run"] == RUN]
+    found = [(row, settings_of(row["contender"])) for row in rows]
+    return [
+        Raced(_problem(row, "bfloat16"), config, float(row["us"]))
+        for row, config in found
+        if config is not None and (config["BLOCK_M"], config["BLOCK_N"]) in model.STEP
+    ]
+
+
+def settings_of(contender: str) -> dict[str, int] | None:
+    """The settings of a contender such as "128x96 c2 shares A s4, next kernel late"; None of
+    others."""
+    said = re.fullmatch(
+        r"(\d+)x(\d+) c(\d)( shares A)?(?: s(\d+))?, next kernel (after wait|late)", contender
+    )
+    if not said:
+        return None
+    m, n, cluster, shares, splits, start = said.groups()
+    blocks = (1, int(cluster)) if shares else (int(cluster), 1)
+    values = (int(m), int(n), *blocks, int(splits or 1), int(start != "late"))
+    return dict(zip(one_wave.TUNING.settings, values, strict=True))
+
+
+def _problem(row: Mapping[str, str], dtype: str) -> Problem:
+    sizes = (int(row[name]) for name in "MNK")
+    return Problem.stored(
+        *sizes, dtype, dtype, row["layout"], device="cuda", capability=GPU.capability
+    )
+
+
+def grown(among: Iterable[Raced], by_itself: Iterable[Raced]) -> list[trees.Tree]:
+    """Trees of the logarithm of what a plan takes over what its terms say.
+
+    Args:
+        among: other kernels; by_itself: behind launches of itself, of WEIGHT_OF_WAVES.
+    """
     facts, over, weights = [], [], []
-    for row, weight in weighed(rows):
-        us = model.by_terms(row.config, row.problem, GPU.sms)
-        facts.append(own.facts(row.config, row.problem, GPU.sms, us))
-        over.append(math.log(row.us / us))
-        weights.append(weight)
+    for rows, counts in ((among, 1.0), (by_itself, WEIGHT_OF_WAVES)):
+        for row, weight in weighed(rows):
+            us = model.by_terms(row.config, row.problem, GPU.sms)
+            facts.append(own.facts(row.config, row.problem, GPU.sms, us))
+            over.append(math.log(row.us / us))
+            weights.append(weight * counts)
     found = GradientBoostingRegressor(**GROWN_HERE).fit(facts, over, sample_weight=weights)
     begun = float(found.init_.constant_[0, 0])
     first: list[Any] = [[(trees.LEAF, round(begun, 5), 0)]]
@@ -79,8 +122,7 @@ def grown(rows: Iterable[Raced]) -> list[trees.Tree]:
 
 def table(path: Path = RACES) -> str:
     """The file, a line for each tree."""
-    with path.open(newline="") as file:
-        found = grown(raced(csv.DictReader(file)))
+    found = grown(raced(races(path)), alone())
     lines = ",\n  ".join(json.dumps(tree, separators=(",", ":")) for tree in found)
     return f'{{\n "about": "{GPU.name}: scripts/fit_one_wave.py",\n "trees": [\n  {lines}\n ]\n}}\n'
 

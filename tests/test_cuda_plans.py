@@ -185,8 +185,11 @@ def settings_of_wave(row):
 
 def test_the_model_of_one_wave_picks_from_what_was_timed():
     """Of the settings in reports/nvidia-h200/trials/waves.csv, timed one product after itself: 2 %
-    from the fastest, less by table."""
-    seen_of = timed("waves.csv", "3", settings_of_wave)
+    from the fastest, less by table. Without clusters, whose later start hides behind oneself."""
+    seen_of = {
+        shape: {settings: us for settings, us in seen.items() if settings[2] == settings[3] == 1}
+        for shape, seen in timed("waves.csv", "3", settings_of_wave).items()
+    }
     assert len(seen_of) > 400
     losses, _ = model_against("one_wave", seen_of, one_wave.candidates)
     assert statistics.mean(losses) < 1.025
@@ -197,7 +200,7 @@ def test_the_model_of_one_wave_picks_from_what_was_timed():
         settings = tuple(plan[name] for name in one_wave.TUNING.settings)
         if settings in seen:
             losses.append(seen[settings] / min(seen.values()))
-    assert len(losses) > 380
+    assert len(losses) > 300
     assert statistics.mean(losses) < 1.02
     assert max(losses) < 1.16
 

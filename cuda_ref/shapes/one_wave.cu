@@ -188,14 +188,14 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const PlainOutput& p
 template <typename Extra>
 int launch_whole(const Gemm& gemm, const Wave& wave, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
-  if constexpr (!PLAIN && BLOCK_N % 64 != 0) return cudaErrorNotSupported;  // C_in has whole chunks
+  if constexpr (!PLAIN && !FUSES) return cudaErrorNotSupported;
   CUtensorMap c_map{};
   const PlainOutput plain =
       output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, Extra::BATCHED ? 1 : 0, BLOCK_N);
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
-    if constexpr (BUILT<In, Out, PLAIN> && (PLAIN || BLOCK_N % 64 == 0))
+    if constexpr (BUILT<In, Out, PLAIN> && (PLAIN || FUSES))
       return launch_wave<In, Out>(gemm, c_map, plain, wave, extra, stream);
     return int{cudaErrorNotSupported};
   });

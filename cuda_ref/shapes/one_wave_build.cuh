@@ -57,9 +57,10 @@ template <typename Out>
 constexpr int CHUNKS = (BLOCK_N * int{sizeof(Out)} - 1) / 128 + 1;
 template <typename Out>
 constexpr uint32_t ALL_CHUNKS = CONSUMERS * CHUNKS<Out> * CHUNK_BYTES;
-// Chunks of large tiles' float32 sums would leave a ring of three stages. They lie in the ring, which
-// nobody needs once all consumers have multiplied.
-constexpr bool CHUNKS_IN_RING = DIVIDES && BLOCK_M * BLOCK_N > 128 * 128;
+// Chunks of large tiles would leave a ring of three stages. They lie in the ring, which nobody needs
+// once all consumers have multiplied: so no C_in can come into them before.
+constexpr bool CHUNKS_IN_RING = BLOCK_M * BLOCK_N > 128 * 128;
+constexpr bool FUSES = BLOCK_N % 64 == 0 && !CHUNKS_IN_RING;  // C_in has whole chunks
 template <typename Out>
 constexpr uint32_t RING_AT = CHUNKS_AT + (CHUNKS_IN_RING ? 0 : ALL_CHUNKS<Out>);
 static_assert(8 * (2 * NUM_STAGES + CONSUMERS * CHUNKS<float>) <= CHUNKS_AT, "barriers come first");

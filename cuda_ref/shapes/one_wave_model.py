@@ -30,7 +30,12 @@ STEP = {
     (128, 96): 0.275,
     (128, 112): 0.298,
     (128, 128): 0.333,
-    (192, 96): 0.44,
+    (64, 192): 0.275,
+    (192, 64): 0.245,
+    (192, 96): 0.405,
+    (96, 192): 0.38,
+    (128, 192): 0.46,
+    (128, 256): 0.6,
 }
 STEP |= {(n, m): us for (m, n), us in STEP.items() if (n, m) not in STEP}
 
@@ -69,7 +74,7 @@ SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does
 def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     """Microseconds of a problem with M <= N by the model."""
     us = by_terms(config, problem, sms)
-    return us * one_wave_trees.factor(config, problem, sms, us) if splits_lines(problem) else us
+    return us * one_wave_trees.factor(config, problem, sms, us)
 
 
 def by_terms(config: Mapping[str, int], problem: Any, sms: int) -> float:

@@ -17,33 +17,33 @@ from ..planning.refusals import column_major
 
 Clusters = tuple[tuple[int, int], ...]
 
-WHOLE: dict[tuple[int, int], Clusters] = {
-    (64, 48): ((1, 1),),
-    (64, 64): ((1, 1), (2, 1), (1, 2)),
-    (64, 96): ((1, 1), (2, 1)),
-    (64, 112): ((1, 1), (2, 1)),
-    (64, 128): ((1, 1), (2, 1)),
-    (128, 48): ((1, 1),),
-    (128, 64): ((1, 1), (2, 1), (1, 4)),
-    (128, 96): ((1, 1), (2, 1)),
-    (128, 112): ((1, 1), (2, 1)),
-    (128, 128): ((1, 1), (2, 1), (1, 4)),
-    (96, 192): ((1, 1),),
-    (192, 96): ((1, 1),),
-}
-"""(BLOCK_M, BLOCK_N) -> pairs of (CLUSTER_M, CLUSTER_N) that were the fastest somewhere.
+WHOLE = (
+    (64, 48), (64, 64), (64, 96), (64, 112), (64, 128), (64, 192),
+    (96, 192), (128, 48), (128, 64), (128, 96), (128, 112), (128, 128), (128, 192),
+    (192, 64), (192, 96), (192, 128),
+)  # fmt: skip
+"""Tiles of C, BLOCK_M x BLOCK_N.
 
-Pairs of 192 x 96 that share A were not, but at one of ten shapes (docs/lab/cuda_one_wave.md).
+Where rows are whole lines of the L2 each block is by itself: among other kernels a cluster's start
+costs more than it saves. It was the fastest of 38 out of 40 raced products, and within 2 % and 8 %
+of the two others (reports/nvidia-h200/trials/races.csv and reports/nvidia-h100-sxm/trials/
+tile_races.csv).
 """
 
-DIVIDED = dict.fromkeys(
-    ((64, 64), (64, 128), (128, 64), (128, 128), (96, 192), (192, 96)), ((1, 1),)
-)
-"""The same where K is divided: among other kernels a cluster's start costs more than it saves."""
+DIVIDED = ((64, 64), (64, 128), (128, 64), (128, 128), (96, 192), (192, 96))
+"""The same where K is divided."""
+
+LARGEST = ((128, 256), (256, 128))
+"""Tiles besides, where rows begin within lines of the L2 and K has LEAST_STEPS of BLOCK_K.
+
+With whole lines, or fewer steps, wgmma_persistent was mostly as fast or faster: it stores a tile
+while it multiplies the next (reports/nvidia-h100-sxm/trials/tile_races.csv).
+"""
+LEAST_STEPS = 5
 
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
-"""The same of every tile, and of its transpose, where rows begin within lines of the L2: a row of a
-box is then two lines, and what blocks ask for is what takes longest."""
+"""CLUSTER_M x CLUSTER_N of every tile, and of its transpose, where rows begin within lines of the
+L2: a row of a box is then two lines, and what blocks ask for is what takes longest."""
 
 MOST_BLOCKS = 1.15
 """Blocks to a tile, at most: larger clusters may have a few blocks without a tile."""
@@ -69,8 +69,10 @@ def shapes(problem: Any, splits: int) -> dict[tuple[int, int], Clusters]:
     """Tiles, and the clusters that each may be in."""
     found = WHOLE if splits == 1 else DIVIDED
     if not splits_lines(problem):
-        return found
+        return dict.fromkeys(found, ((1, 1),))
     tiles = [*found, *((n, m) for m, n in found if (n, m) not in found)]
+    if splits == 1 and problem.K > TILE_K * (LEAST_STEPS - 1):
+        tiles += LARGEST
     few = [pair for pair in CLUSTERS if max(pair) <= 2]
     return {tile: tuple(few if 48 in tile else CLUSTERS) for tile in tiles}
 
@@ -78,8 +80,8 @@ def shapes(problem: Any, splits: int) -> dict[tuple[int, int], Clusters]:
 def takes(block_m: int, block_n: int, problem: Any) -> bool:
     """Whether a problem may have such tiles.
 
-    A side that is no multiple of 64 has to run along the rows of C, and nothing may be fused. A
-    side of 48 also needs a B that lies by columns.
+    A side that is no multiple of 64 has to run along the rows of C, and nothing may be fused; nor
+    may it where the tile is large. A side of 48 also needs a B that lies by columns.
     """
     along, across = (block_m, block_n) if by_columns(problem) else (block_n, block_m)
     # The launcher transposes nothing where C lies in steps both ways, so that side is not known.
@@ -90,7 +92,15 @@ def takes(block_m: int, block_n: int, problem: Any) -> bool:
         k_major = not column_major((problem.M, problem.K), problem.a_strides)
     else:
         k_major = column_major((problem.K, problem.N), problem.b_strides)
-    return along % 64 == 0 or bool(problem.plain and (along > 48 or k_major))
+    if problem.plain:
+        return along % 64 == 0 or along > 48 or k_major
+    return along % 64 == 0 and not chunks_in_ring(block_m, block_n)
+
+
+def chunks_in_ring(block_m: int, block_n: int) -> bool:
+    """Whether C passes through the stages of the ring, when all is multiplied: so of large tiles,
+    whose chunks would leave few stages."""
+    return block_m * block_n > 128 * 128
 
 
 def rows_of_b(block_n: int) -> int:
@@ -154,6 +164,8 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     cluster_m, cluster_n = config["CLUSTER_M"], config["CLUSTER_N"]
     if not takes(block_m, block_n, problem):
         block_m, block_n = whole_panels(block_m), whole_panels(block_n)
+        if not problem.plain and chunks_in_ring(block_m, block_n):
+            block_m, block_n = min(block_m, 128), min(block_n, 128)
     if not has_tiles({**config, "BLOCK_M": block_m, "BLOCK_N": block_n}, problem):
         cluster_m = cluster_n = 1
     if transposed:
@@ -174,11 +186,10 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
 
 
 def _stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
-    """As many as fit behind barriers and chunks, as shared_bytes in one_wave_build.cuh counts. Of a
-    large tile's sums the chunks lie in the ring."""
+    """As many as fit behind barriers and chunks, as shared_bytes in one_wave_build.cuh counts."""
     stage = (block_m + rows_of_b(block_n)) * TILE_K * 2
     chunks = block_m // 64 * -(-block_n * (4 if divided or float32 else 2) // 128)
-    if divided and block_m * block_n > 128 * 128:
+    if chunks_in_ring(block_m, block_n):
         chunks = 0
     room = 1024 * shared_kb((9, 0)) - 1024 - 8192 * chunks
     return min(MOST_STAGES, room // stage)
@@ -189,8 +200,9 @@ def refuse_config(config: Mapping[str, int]) -> str | None:
     tile = config["BLOCK_M"], config["BLOCK_N"]
     cluster = config["CLUSTER_M"], config["CLUSTER_N"]
     either_way = (tile, tile[::-1])
+    whole = (*WHOLE, *LARGEST)
     if (
-        any(each in WHOLE for each in either_way)
+        any(each in whole for each in either_way)
         and cluster in CLUSTERS
         and (max(cluster) <= 2 or 48 not in tile)
         and config["PDL"] in (0, 1)
@@ -198,7 +210,7 @@ def refuse_config(config: Mapping[str, int]) -> str | None:
         and (config["SPLITS"] == 1 or any(each in DIVIDED for each in either_way))
     ):
         return None
-    tiles, divided = (", ".join(f"{m} x {n}" for m, n in which) for which in (WHOLE, DIVIDED))
+    tiles, divided = (", ".join(f"{m} x {n}" for m, n in which) for which in (whole, DIVIDED))
     clusters = ", ".join(f"{m} x {n}" for m, n in CLUSTERS)
     return (
         f"the tile is one of {tiles} or its transpose, CLUSTER_M x CLUSTER_N one of {clusters}, of "

@@ -26,6 +26,18 @@ class WarpSpecializedPlanner(Planner):
             "CONSUMERS": 1, "SUBTILES": 2, "BUFFERS": 1,
         },
         {
+            "BLOCK_M": 128, "BLOCK_N": 96, "BLOCK_K": 64, "GROUP_M": 8, "NUM_STAGES": 7,
+            "CONSUMERS": 2, "SUBTILES": 3, "BUFFERS": 1, "REST": 32,
+        },
+        {
+            "BLOCK_M": 64, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": 8, "NUM_STAGES": 6,
+            "CONSUMERS": 1, "SUBTILES": 3, "BUFFERS": 1, "REST": 64,
+        },
+        {
+            "BLOCK_M": 128, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": 8, "NUM_STAGES": 5,
+            "CONSUMERS": 2, "SUBTILES": 3, "BUFFERS": 1, "REST": 64,
+        },
+        {
             "BLOCK_M": 192, "BLOCK_N": 96, "BLOCK_K": 64, "GROUP_M": 8, "NUM_STAGES": 5,
             "CONSUMERS": 3, "SUBTILES": 3, "BUFFERS": 1, "REST": 32,
         },
