@@ -4,7 +4,7 @@ It is fitted to some 5,200 timed cases of an H200 (reports/nvidia-h200/trials/wa
 each timed behind launches of itself. Its choice is 2 % slower than the fastest on average, and less
 with the table that comes before it. Where K is divided it is fitted to rows among other kernels
 (tile_choice.csv there), and where rows of A or B begin within lines of the L2 to races of plans
-(races.csv): first the terms here, then trees on what these leave over (one_wave_trees.py).
+(races.csv). Trees correct what the terms here leave over (one_wave_trees.py).
 """
 
 from __future__ import annotations

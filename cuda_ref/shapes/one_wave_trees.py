@@ -1,9 +1,9 @@
-"""What regression trees say of one_wave: by what factor a plan takes longer than its terms say,
-where rows of A or B begin within lines of the L2.
+"""What regression trees say of one_wave: by what factor a plan takes longer than its terms say.
 
 One sum of terms cannot say that a cluster is worth it of few blocks and not of many, or parts of K
 only where a step is short. Trees ask such questions one after the other. scripts/fit_one_wave.py
-grows them on races of plans (reports/nvidia-h200/trials/races.csv); here they are read.
+grows them on races of plans among other kernels and, with less weight, on plans behind themselves
+(races.csv and waves.csv of reports/nvidia-h200/trials); here they are read.
 """
 
 from __future__ import annotations
