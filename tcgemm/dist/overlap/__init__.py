@@ -1,9 +1,9 @@
 """Products over memory that ranks share: the engine behind tcgemm.dist (see ../engine.py).
 
 plan.py chooses tile and parts; memory.py is what ranks share; protocol.py is a call that hides its
-communication, step by step, kinds.py what of it is made once; one_shot.py has collectives of one
-kernel beside a product; transports.py reaches the peers; the kernels are tcgemm.triton_kernels.overlap. Why it is right:
-docs/lab/several_gpus_protocol.md.
+communication, step by step, and kinds.py what of it is made once; one_shot.py has collectives of
+one kernel beside a product; transports.py reaches the peers; the kernels are
+tcgemm.triton_kernels.overlap. Why it is right: docs/lab/several_gpus_protocol.md.
 """
 
 from __future__ import annotations
