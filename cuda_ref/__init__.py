@@ -1,6 +1,5 @@
 """The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choosable, choose, sure,
-tuned_by_user, load, inspect, derivative_kernel, copier,
-COPIES and COPIED_US."""
+tuned_by_user, load, inspect, derivative_kernel, copier, COPIES and COPIED_US."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def gathering(
         there = slot.data[peer][mine * plan.chunk * of_row :]
         for part, first, behind in plan.part_rows(a.shape[0]):
             copies.append(Copy(there[first * of_row : behind * of_row], first * of_row))
-            copies.append(Copy(_flag_of(slot, peer, mine, part), None))
+            copies.append(Copy(flag_of(slot, peer, mine, part), None))
     told = _told(rank, kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
     return KernelCall(**told, copies=tuple(copies))
 
@@ -170,7 +170,7 @@ def carrying(
         for part, first, behind in plan.part_rows(end - begin):
             tiles = -(-(behind - first) // plan.tile.BLOCK_M) * of_row
             moved = there[first:behind], staging[owner, first:behind]
-            flag = _flag_of(slot, owner, mine, part)
+            flag = flag_of(slot, owner, mine, part)
             carried.append(Carried(owner, part, tiles, *moved, flag))
     told = _told(rank, kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
     # Kernels that wait for a part need an SM while the product has all others.
@@ -179,7 +179,7 @@ def carrying(
     return KernelCall(**told, staging=staging, stored=slot.stored, carried=tuple(carried))
 
 
-def _flag_of(slot: Slot, at: int, source: int, part: int) -> torch.Tensor:
+def flag_of(slot: Slot, at: int, source: int, part: int) -> torch.Tensor:
     """The word of a rank that says that a part of ``source`` has arrived there."""
     word = slot.parts_at + source * MOST_PARTS + part
     return slot.words[at][word : word + 1]

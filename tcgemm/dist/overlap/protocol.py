@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ...errors import PeerError
-from .kinds import ALL, OTHERS, OWN, KernelCall, Kernels, carrying, gathering, scattering
+from .kinds import ALL, OTHERS, OWN, KernelCall, Kernels, carrying, flag_of, gathering, scattering
 from .memory import Memory, Slot, Transport, zeros
-from .plan import MOST_PARTS, SPARE_SMS, OverlapPlan
+from .plan import SPARE_SMS, OverlapPlan
 
 DEBUG_TIMEOUT_S = 60.0
 """More than the ranks' first calls differ by, which compile."""
@@ -158,8 +158,7 @@ class Rank:
         kernels.await_stored(call, transport.rank, 0, 0)
         for peer in range(transport.world):
             if peer != transport.rank:  # no epoch is 0, and this call's comes later
-                flag = slot.parts_at + transport.rank * MOST_PARTS
-                transport.copy(slot.words[peer][flag : flag + 1], slot.stored[:1])
+                transport.copy(flag_of(slot, peer, transport.rank, 0), slot.stored[:1])
         self._has_carried = True
 
     def begin(self, size: int) -> Slot:
