@@ -22,6 +22,7 @@ from fit_plans import GPU, GROWN, RACES, ROOT, races, tree_of, weighed
 from sklearn.ensemble import GradientBoostingRegressor
 
 from tcgemm.choosing import fitting, trees
+from tcgemm.cuda_ref.planning.pairs import SPLIT_SECTORS, rows_lie
 from tcgemm.problem import Problem
 
 one_wave = import_module("tcgemm.cuda_ref.shapes.one_wave")
@@ -34,11 +35,19 @@ GROWN_HERE = {**GROWN, "learning_rate": 0.07, "min_samples_leaf": 5}
 
 
 WAVES = RACES.with_name("waves.csv")
+CHOICES = RACES.with_name("tile_choice.csv")
+"""Plans among other kernels, of products whose rows are whole lines."""
 RUN = "3"
 """Of WAVES, the one whose every setting has a name."""
 WEIGHT_OF_WAVES = 0.3
 """There are four times as many of them as races, and in races, as in a model, other kernels run
 before and after."""
+
+
+IN_ROWS, SINCE = 0.95, ("be43822",)
+"""Of what a block of more than one warpgroup took while TMA stored a C whose rows split sectors of
+the L2, what it takes since its threads do (reports/nvidia-h200/trials/rows_of_c.csv), and the trees
+whose races are of that."""
 
 
 class Raced(NamedTuple):
@@ -59,12 +68,15 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         if "ALIGNED_COPIES" in plan:
             continue
         problem = _problem(row, row["dtype"])
+        us = float(row["us"])
+        if row["tree"] not in SINCE and plan["SPLITS"] == 1 and plan["BLOCK_M"] > 64:
+            us *= IN_ROWS if rows_lie(2, problem.c_strides) == SPLIT_SECTORS else 1.0
         if problem.M > problem.N:
             problem = problem.transposed()
             turned = {"M": "N", "N": "M"}
             plan = {name[:-1] + turned.get(name[-1], name[-1]): x for name, x in plan.items()}
         config = {name: plan[name] for name in one_wave.TUNING.settings}
-        found.append(Raced(problem, config, float(row["us"])))
+        found.append(Raced(problem, config, us))
     return found
 
 
@@ -78,6 +90,19 @@ def alone(path: Path = WAVES) -> list[Raced]:
         for row, config in found
         if config is not None and (config["BLOCK_M"], config["BLOCK_N"]) in model.STEP
     ]
+
+
+def in_parts(path: Path = CHOICES) -> list[Raced]:
+    """The plans of CHOICES that divide K, named such as "128x64_s8", without clusters."""
+    found = []
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            said = re.fullmatch(r"(\d+)x(\d+)_s(\d+)", row["contender"])
+            if said and row["about"] == "without_clusters":
+                m, n, parts = map(int, said.groups())
+                config = dict(zip(one_wave.TUNING.settings, (m, n, 1, 1, parts, 1), strict=True))
+                found.append(Raced(_problem(row, "bfloat16"), config, float(row["us"])))
+    return found
 
 
 def settings_of(contender: str) -> dict[str, int] | None:
@@ -122,7 +147,7 @@ def grown(among: Iterable[Raced], by_itself: Iterable[Raced]) -> list[trees.Tree
 
 def table(path: Path = RACES) -> str:
     """The file, a line for each tree."""
-    found = grown(raced(races(path)), alone())
+    found = grown([*raced(races(path)), *in_parts()], alone())
     lines = ",\n  ".join(json.dumps(tree, separators=(",", ":")) for tree in found)
     return f'{{\n "about": "{GPU.name}: scripts/fit_one_wave.py",\n "trees": [\n  {lines}\n ]\n}}\n'
 

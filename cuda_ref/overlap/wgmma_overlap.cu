@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       if constexpr (!SCATTERS) {
         // TMA would also store the rows of the next rank, of which this tile knows nothing.
         const bool is_whole = spot.m + BLOCK_M <= spot.rows;
-        PlainOutput to = plain;
+        Output to{plain, false};
         if (is_whole && by_tma) to.data = nullptr;
         // Plain stores commit no group, by which the epilogue counts the buffers still being read.
         else if (stores) cp_async_bulk_wait_group_read<0>();
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         bar_sync(group, 128);
         add_peers<Out>(d, peers, flag, parts);
         if constexpr (FUSED) tile.begin(spot.rows, N);
-        PlainOutput to = plain;
+        Output to{plain, false};
         if (by_tma) to.data = nullptr;
         tile.store(&c_map, to, d, spot.rows, N);
         if (stores) stamp<SCATTERS>(spot, peers, Stamp::stored);

@@ -18,7 +18,8 @@
 // block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
 //            NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  MMAS times 64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 16; MMAS x BLOCK_N / 2 accumulators
-//            a thread; stored in chunks of 64 rows x 128 bytes, through CHUNK_BUFFERS x 8 KB
+//            a thread; stored in chunks of 64 rows x 128 bytes, through CHUNK_BUFFERS x 8 KB, by
+//            TMA, or of a short K where rows of C split sectors of the L2, by its threads
 #include <algorithm>
 
 #include "wgmma_persistent_build.cuh"
@@ -41,7 +42,7 @@ template <typename In, typename Out, Major A, Major B, typename Extra>
 __global__ void __launch_bounds__(THREADS, 1)
     wgmma_persistent(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
-                     const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Tiles schedule,
+                     const __grid_constant__ CUtensorMap c_map, Output plain, Tiles schedule,
                      int k_tiles, int prefetched, const __grid_constant__ Extra extra) {
   constexpr bool FUSED = std::is_same_v<Extra, Fused>, BATCHED = Extra::BATCHED;
   extern __shared__ __align__(1024) uint8_t shared[];  // panels start at multiples of 1024
@@ -198,8 +199,9 @@ int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
     error = operand_map(gemm.b, true, gemm.in, B_BOX, &b_map, &b_major, batch);
   if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
-  const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, batch);
+  const PlainOutput made = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, batch);
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
+  const Output plain = in_rows_if(PLAIN && k_tiles <= IN_ROWS_STEPS, made, gemm.c, gemm.out);
   return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
     using In = decltype(in);
     using Out = decltype(out);

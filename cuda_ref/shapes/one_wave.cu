@@ -15,7 +15,8 @@
 //            above each other the same columns of B; each loads its share and multicasts it
 // block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
-// warpgroup  wgmma 64 x BLOCK_N x 16; C is stored in chunks of 64 rows x 128 bytes by TMA
+// warpgroup  wgmma 64 x BLOCK_N x 16; C is stored in chunks of 64 rows x 128 bytes by TMA, or where
+//            its rows split sectors of the L2, by its threads in rows of the tile
 #include "one_wave_build.cuh"
 #if TCGEMM_DIVIDES
 #include "sm90/reduce_kernel.cuh"
@@ -49,7 +50,7 @@ struct Wave {
 template <typename In, typename Out, Major A, Major B, typename Extra>
 __global__ void __launch_bounds__(THREADS, 1)
     one_wave(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-             const __grid_constant__ CUtensorMap c_map, PlainOutput plain, Wave wave,
+             const __grid_constant__ CUtensorMap c_map, Output plain, Wave wave,
              const __grid_constant__ Extra extra) {
   using SharesA = Shares<A, BLOCK_M, A_PEERS>;
   using SharesB = Shares<B, BLOCK_N, B_PEERS>;
@@ -160,8 +161,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 template <typename In, typename Out, typename Extra>
-int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const PlainOutput& plain,
-                const Wave& wave, const Extra& extra, cudaStream_t stream) {
+int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const Output& plain, const Wave& wave,
+                const Extra& extra, cudaStream_t stream) {
   using SharesA = Shares<Major::MN, BLOCK_M, A_PEERS>;
   using SharesB = Shares<Major::MN, BLOCK_N, B_PEERS>;
   CUtensorMap a_map, b_map;
@@ -190,8 +191,9 @@ int launch_whole(const Gemm& gemm, const Wave& wave, const Extra& extra, cudaStr
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
   if constexpr (!PLAIN && !FUSES) return cudaErrorNotSupported;
   CUtensorMap c_map{};
-  const PlainOutput plain =
+  const PlainOutput made =
       output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, Extra::BATCHED ? 1 : 0, BLOCK_N);
+  const Output plain = in_rows_if(PLAIN && IN_ROWS, made, gemm.c, gemm.out);
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
@@ -215,7 +217,7 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
   if (workspace == nullptr) return cudaErrorMemoryAllocation;
   const Matrix sums{workspace, int64_t{wave.sums_rows} * wave.splits, pitch, pitch, 1};
   CUtensorMap sums_map{};
-  const PlainOutput plain = output_map(sums, DType::f32, CHUNK_ROWS, &sums_map);
+  const Output plain{output_map(sums, DType::f32, CHUNK_ROWS, &sums_map), false};
   int error = with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     if constexpr (BUILT<In, decltype(out), true> || BUILT<In, decltype(out), false>)

@@ -24,8 +24,8 @@ WHOLE = (
 )  # fmt: skip
 """Tiles of C, BLOCK_M x BLOCK_N.
 
-Where rows are whole lines of the L2 each block is by itself: among other kernels a cluster's start
-costs more than it saves. It was the fastest of 38 out of 40 raced products, and within 2 % and 8 %
+Where rows are whole lines of the L2 each block is by itself, but for PAIRED: among other kernels a
+cluster's start costs more than it saves. It was the fastest of 38 out of 40 raced products, and within 2 % and 8 %
 of the two others (reports/nvidia-h200/trials/races.csv and reports/nvidia-h100-sxm/trials/
 tile_races.csv).
 """
@@ -44,6 +44,12 @@ LEAST_STEPS = 5
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
 """CLUSTER_M x CLUSTER_N of every tile, and of its transpose, where rows begin within lines of the
 L2: a row of a box is then two lines, and what blocks ask for is what takes longest."""
+
+PAIRED, PAIRED_STEPS = (64, 128), 100
+"""A tile that may be in pairs that share B where rows are whole lines, over so many steps along K:
+128 x 8192 x 8192 (nt) takes 36.6 us so and 38.9 in tiles of 128 x 64, and with a K of 28672 118 and
+132 (nn); of 64 steps and fewer the pairs' start costs more (reports/nvidia-h200/trials/waves.csv).
+"""
 
 MOST_BLOCKS = 1.15
 """Blocks to a tile, at most: larger clusters may have a few blocks without a tile."""
@@ -69,7 +75,10 @@ def shapes(problem: Any, splits: int) -> dict[tuple[int, int], Clusters]:
     """Tiles, and the clusters that each may be in."""
     found = WHOLE if splits == 1 else DIVIDED
     if not splits_lines(problem):
-        return dict.fromkeys(found, ((1, 1),))
+        whole = dict.fromkeys(found, ((1, 1),))
+        if splits == 1 and problem.K > TILE_K * (PAIRED_STEPS - 1):
+            whole[PAIRED] = ((1, 1), (2, 1))
+        return whole
     tiles = [*found, *((n, m) for m, n in found if (n, m) not in found)]
     if splits == 1 and problem.K > TILE_K * (LEAST_STEPS - 1):
         tiles += LARGEST

@@ -16,14 +16,21 @@ from ..planning.cost import (
     most_splits,
     store_us,
 )
+from ..planning.pairs import SPLIT_SECTORS, rows_lie
 from ..planning.rows import FUSES_NO_BATCH, row
 from ..planning.tuning import Tuning
 from . import skinny_tile
+from .one_wave_model import short_rows
 
 ORDER = 160
 
 EXCHANGE_US = 1.0
 """Exchanging partial sums between the blocks of a cluster."""
+
+SHORT_ROWS, SPLIT = 1.7, 1.2
+"""What it takes longer where A lies in rows of its few rows, of which each step asks for 64, and
+where rows of B split sectors of the L2: between 1.3 and 2.2 of the model at 11 raced products, and
+1.0 to 1.4 at 7 (reports/nvidia-h200/trials/races.csv)."""
 
 LAST_WAVE = 0.8
 """Of the SMs that idle in the last wave, the share for which memory idles too."""
@@ -67,7 +74,15 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     memory = max(memory, most / MEMORY_TO_SM_BYTES_PER_US)
     steps = math.ceil(math.ceil(problem.K / TILE_K) / splits)
     into_sm = into_sm_us(max(1, tiles * splits / sms), steps, tile_m, tile_n)
-    return LAUNCH_US + max(memory, into_sm) + store_us(tile_m, tile_n) + EXCHANGE_US * (splits > 1)
+    body = max(memory, into_sm) * _slower(problem)
+    return LAUNCH_US + body + store_us(tile_m, tile_n) + EXCHANGE_US * (splits > 1)
+
+
+def _slower(problem: Any) -> float:
+    """What reading takes longer than of rows that are whole lines of the L2."""
+    if short_rows(problem):
+        return SHORT_ROWS
+    return SPLIT if rows_lie(2, problem.b_strides) == SPLIT_SECTORS else 1.0
 
 
 TUNING = Tuning(

@@ -8,11 +8,32 @@
 // In the place of C_in may be Z, the pre-activation. Where it is read, C = alpha * accumulators *
 // activation'(Z), and Z has C_in's way. Where it is written, it leaves as C does: each chunk of it
 // through one buffer, and the same chunk of C through the next.
+//
+// A plain C whose rows split sectors of the L2 may leave `in_rows`: each warp stores its own 16 rows,
+// as wide as the chunks in its buffers, and waits for nobody. Both ends of such a run are parts of
+// sectors, two of 9 where it is 256 bytes long; of a chunk's 128 bytes, as TMA stores them, two of 5.
 #pragma once
 
 #include "sm90/epilogue_fused.cuh"
 
 namespace tcgemm::sm90 {
+
+// C, and who stores it: TMA where `data` is null, else the threads.
+struct Output : PlainOutput {
+  bool in_rows;  // of a C that TMA could store as well: in units of 16 bytes, see store_in_rows
+};
+
+// Whether rows of C begin or end within a sector of the L2.
+inline bool splits_sectors(const Matrix& c, DType type) {
+  constexpr uint64_t SECTOR = 32;
+  return (reinterpret_cast<uint64_t>(c.data) | c.row_stride * bytes_of(type)) % SECTOR != 0;
+}
+
+// `made` is output_map's, of the same C. `may`: rows pay here, where they split sectors.
+inline Output in_rows_if(bool may, const PlainOutput& made, const Matrix& c, DType type) {
+  const bool in_rows = may && made.data == nullptr && splits_sectors(c, type);
+  return {in_rows ? plain_output(c, type) : made, in_rows};
+}
 
 // A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N. The last chunk of an uneven
 // row begins where it ends with the tile, and stores some columns again.
@@ -167,11 +188,17 @@ struct TmaEpilogue {
 
   // At the end of the tile, once its products are there.
   template <int REGISTERS>
-  __device__ __forceinline__ void store(const CUtensorMap* c_map, const PlainOutput& plain,
+  __device__ __forceinline__ void store(const CUtensorMap* c_map, const Output& plain,
                                         float (&d)[MMAS][REGISTERS], int M, int N) {
     if constexpr (WRITES) {
       store_both(c_map, plain, d, M, N);
       return;
+    }
+    if constexpr (!FUSED) {
+      if (plain.in_rows) {
+        store_in_rows(plain, d, M, N);
+        return;
+      }
     }
     const bool to_plain = plain.data != nullptr;
     bool comes = false, is_brought = false;  // C_in, by TMA and by threads
@@ -226,6 +253,35 @@ struct TmaEpilogue {
         }
       }
       __syncwarp();
+    }
+  }
+
+  // The same in runs of a row, by each warp for itself: it reads no row that another one writes.
+  template <int REGISTERS>
+  __device__ __forceinline__ void store_in_rows(const PlainOutput& c,
+                                                const float (&d)[MMAS][REGISTERS], int M, int N) {
+    constexpr int RUN = IN_A_ROW <= BUFFERS ? IN_A_ROW : IN_A_ROW % BUFFERS == 0 ? BUFFERS : 1;
+    constexpr int UNITS = WIDTH * sizeof(Out) / 16;  // of a chunk's row
+    const int first = threadIdx.x % 128 / 32 * 16;   // of the warp's rows
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk += RUN) {
+      __syncwarp();  // all lanes have read the chunks before
+#pragma unroll
+      for (int i = 0; i < RUN; ++i)
+        write_chunk<Out, WIDTH>(shared_address(buffers) + i * CHUNK_BYTES, d[chunk / IN_A_ROW],
+                                first_of(chunk + i));
+      __syncwarp();
+#pragma unroll 4
+      for (int i = threadIdx.x % 32; i < 16 * RUN * UNITS; i += 32) {
+        const int row = first + i / (RUN * UNITS), in_run = i % (RUN * UNITS);
+        const int part = in_run / UNITS, unit = in_run % UNITS;
+        const int64_t at_m = row_of(chunk) + row;
+        const int at_n = column_of(chunk + part) + unit * (16 / int{sizeof(Out)});
+        if (at_m < M && at_n < N)
+          *reinterpret_cast<uint4*>(static_cast<Out*>(c.data) + at_m * c.row_stride + at_n) =
+              *reinterpret_cast<const uint4*>(buffers + part * CHUNK_BYTES + row * 128 +
+                                              (unit ^ row % 8) * 16);
+      }
     }
   }
 

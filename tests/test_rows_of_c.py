@@ -1,0 +1,83 @@
+"""A C whose rows split sectors of the L2: stored by threads, in rows of a tile, and not by TMA."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+import torch
+
+simulator = import_module("tcgemm.cuda_ref.simulator")
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+# The kernel, its macros, C's type, and whether rows of it are stored at one step along K, and at 4.
+BUILDS = {
+    "two chunks side by side": ("one_wave", (128, 128, 4), {}, BF16, True, True),
+    "the last chunk overlaps": ("one_wave", (128, 112, 4), {}, F16, True, True),
+    "chunks in the ring": ("one_wave", (192, 128, 4), {}, BF16, True, True),
+    "a warpgroup alone": ("one_wave", (64, 128, 4), {}, BF16, False, False),
+    "in ping-pong": ("wgmma_persistent", (128, 128, 6), {"PINGPONG": 1, "CHUNK_BUFFERS": 2},
+                     BF16, True, False),
+    "two rows of three chunks": ("wgmma_persistent", (256, 192, 3),
+                                 {"SHARES_A": 1, "CHUNK_BUFFERS": 3}, F16, True, False),
+    "of four chunks two": ("wgmma_persistent", (128, 256, 4), {"CHUNK_BUFFERS": 2},
+                           F32, True, False),
+    "one chunk, uneven": ("wgmma_persistent", (192, 176, 4), {"SHARES_A": 1}, BF16, True, False),
+}  # fmt: skip
+
+
+def source_of(folder, name, tile, more):
+    values = dict(zip(("BLOCK_M", "BLOCK_N", "NUM_STAGES"), tile, strict=True))
+    if name == "one_wave":
+        values |= {"CLUSTER_M": 1, "CLUSTER_N": 1, "DIVIDES": 0}
+    else:
+        values |= {"CHUNK_BUFFERS": 1, "PINGPONG": 0, "SHARES_A": 0, **more}
+    lines = [f"#define TCGEMM_{key} {value}" for key, value in values.items()]
+    lines += ["// for one case: TCGEMM_IN, TCGEMM_OUT, TCGEMM_PLAIN, TCGEMM_FUSES"]
+    source = folder / f"{name}_built.cu"
+    source.write_text("\n".join([*lines, f'#include "{name}.cu"']) + "\n")
+    return source
+
+
+def stores(source, out, shape, pitch, first=0, order="forward"):
+    """Stores that threads asked for, of a right C of rows ``pitch`` elements apart."""
+    M, N, K = shape
+    dtype = F16 if out == F16 else BF16
+    a, b = (torch.randint(-2, 3, size).to(dtype) for size in ((M, K), (N, K)))
+    b, whole = b.mT, torch.full((M + 1, pitch), 7.0, dtype=out)
+    c = whole[:M, first : first + N]
+    c.fill_(float("nan"))
+    report = simulator.simulate(source, a, b, c, check=True, count=True, order=order)
+    assert not report.findings, [str(f) for f in report.findings]
+    assert torch.equal(c, (a.double() @ b.double()).to(out))
+    c.fill_(7.0)
+    assert bool((whole == 7).all()), "something beside C was written"
+    return report.counts.store_requests
+
+
+@pytest.mark.spread(4, "build")
+@pytest.mark.parametrize("build", BUILDS, ids=str)
+def test_rows_that_split_sectors_are_stored_by_threads(build, tmp_path):
+    name, tile, more, out, at_once, later = BUILDS[build]
+    source = source_of(tmp_path, name, tile, more)
+    unit = 16 // out.itemsize
+    M, N = tile[0] + 5, tile[1] + unit  # of the second column of tiles 16 bytes are in C
+    split, sectors = N + unit * (1 - N // unit % 2), N + unit * (N // unit % 2)
+    for K, in_rows in ((40, at_once), (248, later)):
+        assert (stores(source, out, (M, N, K), split, order="random:2") > 0) == in_rows
+        assert stores(source, out, (M, N, K), sectors) == 0
+    # Rows as long as sectors, that all begin in the middle of one.
+    assert (stores(source, out, (M, N, 40), sectors + 2 * unit, unit) > 0) == at_once
+
+
+def test_a_row_is_one_run_of_sectors(tmp_path):
+    """A warp's stores cover 256 bytes of a row: 9 sectors, where chunks of 128 take 5 each."""
+    name, tile, more, out, *_ = BUILDS["in ping-pong"]
+    source = source_of(tmp_path, name, tile, more)
+    M, N = 64, 128
+    a, b = torch.ones(M, 8, dtype=BF16), torch.ones(N, 8, dtype=BF16).mT
+    c = torch.empty(M, N + 8, dtype=out)[:, :N]  # every second row begins within a sector
+    counts = simulator.simulate(source, a, b, c, count=True).counts
+    assert counts.store_bytes == M * N * 2
+    assert counts.store_sectors == M // 2 * (8 + 9)
