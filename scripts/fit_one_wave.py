@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from fit_plans import GPU, GROWN, RACES, ROOT, races, tree_of, weighed
 from sklearn.ensemble import GradientBoostingRegressor
+from tcgemm.cuda_ref.planning.pairs import SPLIT_SECTORS, rows_lie
 
 from tcgemm.choosing import fitting, trees
-from tcgemm.cuda_ref.planning.pairs import SPLIT_SECTORS, rows_lie
 from tcgemm.problem import Problem
 
 one_wave = import_module("tcgemm.cuda_ref.shapes.one_wave")
@@ -35,8 +35,9 @@ GROWN_HERE = {**GROWN, "learning_rate": 0.07, "min_samples_leaf": 5}
 
 
 WAVES = RACES.with_name("waves.csv")
-CHOICES = RACES.with_name("tile_choice.csv")
-"""Plans among other kernels, of products whose rows are whole lines."""
+CHOICES, LISTED = RACES.with_name("tile_choice.csv"), RACES.with_name("listed_among.csv")
+"""Plans among other kernels, of products whose rows are whole lines; of LISTED those that trees of
+some age took."""
 RUN = "3"
 """Of WAVES, the one whose every setting has a name."""
 WEIGHT_OF_WAVES = 0.3
@@ -105,6 +106,16 @@ def in_parts(path: Path = CHOICES) -> list[Raced]:
     return found
 
 
+def listed(path: Path = LISTED) -> list[Raced]:
+    """The plans of LISTED behind a foreign kernel in a graph."""
+    with path.open(newline="") as file:
+        return raced(
+            {**row, "dtype": row["dtype_in"], "us": str(1e3 * float(row["ms_p50"]))}
+            for row in csv.DictReader(file)
+            if row["among"] == "graph" and row["status"] == "ok"
+        )
+
+
 def settings_of(contender: str) -> dict[str, int] | None:
     """The settings of a contender such as "128x96 c2 shares A s4, next kernel late"; None of
     others."""
@@ -147,7 +158,7 @@ def grown(among: Iterable[Raced], by_itself: Iterable[Raced]) -> list[trees.Tree
 
 def table(path: Path = RACES) -> str:
     """The file, a line for each tree."""
-    found = grown([*raced(races(path)), *in_parts()], alone())
+    found = grown([*raced(races(path)), *in_parts(), *listed()], alone())
     lines = ",\n  ".join(json.dumps(tree, separators=(",", ":")) for tree in found)
     return f'{{\n "about": "{GPU.name}: scripts/fit_one_wave.py",\n "trees": [\n  {lines}\n ]\n}}\n'
 

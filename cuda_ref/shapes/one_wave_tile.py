@@ -25,9 +25,9 @@ WHOLE = (
 """Tiles of C, BLOCK_M x BLOCK_N.
 
 Where rows are whole lines of the L2 each block is by itself, but for PAIRED: among other kernels a
-cluster's start costs more than it saves. It was the fastest of 38 out of 40 raced products, and within 2 % and 8 %
-of the two others (reports/nvidia-h200/trials/races.csv and reports/nvidia-h100-sxm/trials/
-tile_races.csv).
+cluster's start costs more than it saves. It was the fastest of 38 out of 40 raced products, and
+within 2 % and 8 % of the two others (reports/nvidia-h200/trials/races.csv and
+reports/nvidia-h100-sxm/trials/tile_races.csv).
 """
 
 DIVIDED = ((64, 64), (64, 128), (128, 64), (128, 128), (96, 192), (192, 96))
