@@ -104,7 +104,7 @@ def test_what_is_fitted_is_written_and_is_what_choices_go_by(h200, timed_as, row
     assert set(losses) == {"cuda", "triton"}
     for loss in losses.values():
         assert loss["rows"] > 150
-        assert 0 < loss["of_model"] < loss["of_tables"] - 0.02
+        assert 0 < loss["of_model"] < loss["of_tables"] - 0.01
 
     now = model_files.of(H200)  # without a word of ours that the file is new
     assert (now.yours, now.seeds, now.path) == (True, SEEDS, path)
@@ -129,12 +129,12 @@ def test_the_command_tells_what_is_lost_beside_tables(h200, timed_as, rows):
 
 
 def test_it_has_to_be_as_good_as_the_model_that_an_h100_takes_over(tmp_path, monkeypatch):
-    """Rows of two seeds of an H100, to which the scaled model of an H200 was not fitted."""
+    """Triton's rows of two seeds of an H100, to which the scaled model of an H200 was not fitted."""
     h100, beside = tool.Gpu("NVIDIA H100 SXM", "nvidia-h100-sxm", 132, (9, 0)), RELATIVES_ROWS
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
     model_files.forget()
     with planning_for(gpus.find("h100")), beside.open(newline="") as file:
-        found = list(csv.DictReader(file))
+        found = [row for row in csv.DictReader(file) if row["backend"] != "cuda"]
         asked = (found, h100, (700, 701))
         with pytest.raises(ResultsError, match="worse than nvidia-h200's scaled model") as caught:
             tool.fit(*asked)

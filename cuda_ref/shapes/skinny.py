@@ -16,7 +16,7 @@ from ..planning.cost import (
     most_splits,
     store_us,
 )
-from ..planning.pairs import SPLIT_SECTORS, rows_lie
+from ..planning.pairs import SPLIT_LINES, SPLIT_SECTORS, WHOLE, rows_lie
 from ..planning.rows import FUSES_NO_BATCH, row
 from ..planning.tuning import Tuning
 from . import skinny_tile
@@ -27,10 +27,10 @@ ORDER = 160
 EXCHANGE_US = 1.0
 """Exchanging partial sums between the blocks of a cluster."""
 
-SHORT_ROWS, SPLIT = 1.7, 1.2
+SHORT_ROWS, SPLIT = 1.7, {WHOLE: 1.0, SPLIT_LINES: 1.1, SPLIT_SECTORS: 1.2}
 """What it takes longer where A lies in rows of its few rows, of which each step asks for 64, and
-where rows of B split sectors of the L2: between 1.3 and 2.2 of the model at 11 raced products, and
-1.0 to 1.4 at 7 (reports/nvidia-h200/trials/races.csv)."""
+where rows of B begin within lines or sectors of the L2: between 1.2 and 2.2 of the model at 19
+raced products, and 0.9 to 1.4 at 21 (reports/nvidia-h200/trials/races.csv)."""
 
 LAST_WAVE = 0.8
 """Of the SMs that idle in the last wave, the share for which memory idles too."""
@@ -82,7 +82,7 @@ def _slower(problem: Any) -> float:
     """What reading takes longer than of rows that are whole lines of the L2."""
     if short_rows(problem):
         return SHORT_ROWS
-    return SPLIT if rows_lie(2, problem.b_strides) == SPLIT_SECTORS else 1.0
+    return SPLIT[rows_lie(2, problem.b_strides)]
 
 
 TUNING = Tuning(

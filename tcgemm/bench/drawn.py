@@ -55,6 +55,7 @@ FITTED: dict[int, str] = {
         (546, 547, 548), "the trees of the model of Triton's plans, and when CUDA takes one_wave"
     ),
     **dict.fromkeys(range(549, 555), "the trees of the models of Triton's plans and of one_wave's"),
+    555: "how long K is where CUDA's skinny is taken",
     610: "the same as of 507",
     614: "the trees of the model of Triton's plans",
     615: "the same",
