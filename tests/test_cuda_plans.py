@@ -8,6 +8,8 @@ import itertools
 import json
 import re
 import statistics
+import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -172,15 +174,17 @@ def test_the_model_of_gemv_picks_from_what_was_timed():
 
 def settings_of_wave(row):
     """One_wave's, of a contender such as "128x96 c2 shares A s4, next kernel late"."""
-    said = re.fullmatch(
-        r"(\d+)x(\d+) c(\d)( shares A)?(?: s(\d+))?, next kernel (after wait|late)",
-        row["contender"],
-    )
-    if not said:
-        return None
-    m, n, cluster, shares, splits, start = said.groups()
-    blocks = (1, int(cluster)) if shares else (int(cluster), 1)
-    return (int(m), int(n), *blocks, int(splits or 1), int(start != "late"))
+    config = script().settings_of(row["contender"])
+    return None if config is None else tuple(config[name] for name in one_wave.TUNING.settings)
+
+
+@cache
+def script():
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+    try:
+        return import_module("fit_one_wave")
+    finally:
+        sys.path.pop(0)
 
 
 def test_the_model_of_one_wave_picks_from_what_was_timed():
