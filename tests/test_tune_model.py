@@ -129,7 +129,7 @@ def test_the_command_tells_what_is_lost_beside_tables(h200, timed_as, rows):
 
 
 def test_it_has_to_be_as_good_as_the_model_that_an_h100_takes_over(tmp_path, monkeypatch):
-    """Triton's rows of two seeds of an H100, to which the scaled model of an H200 was not fitted."""
+    """Triton's rows of two seeds of an H100, to which the scaled model of an H200 is not fitted."""
     h100, beside = tool.Gpu("NVIDIA H100 SXM", "nvidia-h100-sxm", 132, (9, 0)), RELATIVES_ROWS
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
     model_files.forget()
