@@ -199,9 +199,9 @@ int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
     error = operand_map(gemm.b, true, gemm.in, B_BOX, &b_map, &b_major, batch);
   if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
-  const PlainOutput made = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, batch);
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
-  const Output plain = in_rows_if(PLAIN && k_tiles <= IN_ROWS_STEPS, made, gemm.c, gemm.out);
+  const Output plain =
+      output_of(PLAIN && k_tiles <= IN_ROWS_STEPS, gemm.c, gemm.out, &c_map, batch);
   return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
     using In = decltype(in);
     using Out = decltype(out);

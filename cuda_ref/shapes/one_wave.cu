@@ -15,8 +15,7 @@
 //            above each other the same columns of B; each loads its share and multicasts it
 // block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
-// warpgroup  wgmma 64 x BLOCK_N x 16; C is stored in chunks of 64 rows x 128 bytes by TMA, or where
-//            its rows split sectors of the L2, by its threads in rows of the tile
+// warpgroup  wgmma 64 x BLOCK_N x 16; stores C in chunks of 64 rows x 128 bytes by TMA, or by rows
 #include "one_wave_build.cuh"
 #if TCGEMM_DIVIDES
 #include "sm90/reduce_kernel.cuh"
@@ -191,9 +190,8 @@ int launch_whole(const Gemm& gemm, const Wave& wave, const Extra& extra, cudaStr
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
   if constexpr (!PLAIN && !FUSES) return cudaErrorNotSupported;
   CUtensorMap c_map{};
-  const PlainOutput made =
-      output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, Extra::BATCHED ? 1 : 0, BLOCK_N);
-  const Output plain = in_rows_if(PLAIN && IN_ROWS, made, gemm.c, gemm.out);
+  const Output plain =
+      output_of(PLAIN && IN_ROWS, gemm.c, gemm.out, &c_map, Extra::BATCHED ? 1 : 0, BLOCK_N);
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
@@ -217,7 +215,7 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
   if (workspace == nullptr) return cudaErrorMemoryAllocation;
   const Matrix sums{workspace, int64_t{wave.sums_rows} * wave.splits, pitch, pitch, 1};
   CUtensorMap sums_map{};
-  const Output plain{output_map(sums, DType::f32, CHUNK_ROWS, &sums_map), false};
+  const Output plain = output_of(false, sums, DType::f32, &sums_map);
   int error = with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     if constexpr (BUILT<In, decltype(out), true> || BUILT<In, decltype(out), false>)

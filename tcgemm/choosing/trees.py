@@ -15,6 +15,7 @@ from typing import Any
 FACTS = (
     "kernel", "M", "N", "K", "a_by_columns", "b_by_columns", "rows", "columns", "depth", "parts",
     "stages", "warps", "a_aligned", "b_aligned", "c_aligned", "programs", "steps", "filled", "busy",
+    "turned", "pdl",
 )  # fmt: skip
 """Names of the facts that a tree asks about, in the order in which ``facts`` gives them."""
 
@@ -50,7 +51,7 @@ def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple
         kernel, M, N, K, problem.a_strides[1] != 1, problem.b_strides[1] != 1,
         rows, columns, depth, parts, plan.get("NUM_STAGES", 3), warps, *map(_aligned, of_each),
         programs / sms, -(-K // (depth * parts)), M * N * problem.batch / (tiles * rows * columns),
-        programs / (sms * -(-programs // sms)),
+        programs / (sms * -(-programs // sms)), plan.get("SWAP", 0), plan.get("PDL", 1),
     )  # fmt: skip
 
 

@@ -29,9 +29,12 @@ inline bool splits_sectors(const Matrix& c, DType type) {
   return (reinterpret_cast<uint64_t>(c.data) | c.row_stride * bytes_of(type)) % SECTOR != 0;
 }
 
-// `made` is output_map's, of the same C. `may`: rows pay here, where they split sectors.
-inline Output in_rows_if(bool may, const PlainOutput& made, const Matrix& c, DType type) {
-  const bool in_rows = may && made.data == nullptr && splits_sectors(c, type);
+// C's map of chunks, as output_map makes it, and who stores: threads in rows where that is worth it
+// (`in_rows`) and rows split sectors.
+inline Output output_of(bool in_rows, const Matrix& c, DType type, CUtensorMap* map,
+                        int64_t batch = 0, int columns = 128) {
+  const PlainOutput made = output_map(c, type, CHUNK_ROWS, map, batch, columns);
+  in_rows = in_rows && made.data == nullptr && splits_sectors(c, type);
   return {in_rows ? plain_output(c, type) : made, in_rows};
 }
 
