@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from fit_plans import GPU, GROWN, RACES, ROOT, races, tree_of, weighed
 from sklearn.ensemble import GradientBoostingRegressor
+from tcgemm.cuda_ref.planning.cost import TILE_K
 from tcgemm.cuda_ref.planning.pairs import SPLIT_SECTORS, rows_lie
 
 from tcgemm.choosing import fitting, trees
@@ -40,15 +41,18 @@ CHOICES, LISTED = RACES.with_name("tile_choice.csv"), RACES.with_name("listed_am
 some age took."""
 RUN = "3"
 """Of WAVES, the one whose every setting has a name."""
+VECTOR = 8
+"""Elements of 16 bits in a unit that TMA stores."""
+
 WEIGHT_OF_WAVES = 0.3
 """There are four times as many of them as races, and in races, as in a model, other kernels run
 before and after."""
 
 
-IN_ROWS, SINCE = 0.95, ("be43822",)
+IN_ROWS, IN_ROWS_LATER, FEW_STEPS, SINCE = 0.94, 0.98, 4, ("1a1df4d",)
 """Of what a block of more than one warpgroup took while TMA stored a C whose rows split sectors of
-the L2, what it takes since its threads do (reports/nvidia-h200/trials/rows_of_c.csv), and the trees
-whose races are of that."""
+the L2, what it takes since its threads do, of few steps along K and of more
+(reports/nvidia-h200/trials/rows_of_c.csv), and the trees whose races are of that."""
 
 
 class Raced(NamedTuple):
@@ -70,8 +74,8 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
             continue
         problem = _problem(row, row["dtype"])
         us = float(row["us"])
-        if row["tree"] not in SINCE and plan["SPLITS"] == 1 and plan["BLOCK_M"] > 64:
-            us *= IN_ROWS if rows_lie(2, problem.c_strides) == SPLIT_SECTORS else 1.0
+        if row["tree"] not in SINCE and _now_in_rows(problem, plan):
+            us *= IN_ROWS if problem.K <= FEW_STEPS * TILE_K else IN_ROWS_LATER
         if problem.M > problem.N:
             problem = problem.transposed()
             turned = {"M": "N", "N": "M"}
@@ -79,6 +83,12 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         config = {name: plan[name] for name in one_wave.TUNING.settings}
         found.append(Raced(problem, config, us))
     return found
+
+
+def _now_in_rows(problem: Problem, plan: Mapping[str, int]) -> bool:
+    """Whether threads store C, which TMA could store too; as IN_ROWS of one_wave_build.cuh."""
+    by_tma = problem.N % VECTOR == 0 and rows_lie(2, problem.c_strides) == SPLIT_SECTORS
+    return bool(by_tma and plan["SPLITS"] == 1 and plan["BLOCK_M"] > 64)
 
 
 def alone(path: Path = WAVES) -> list[Raced]:
@@ -137,6 +147,11 @@ def _problem(row: Mapping[str, str], dtype: str) -> Problem:
     )
 
 
+def timed_among(path: Path = RACES) -> list[Raced]:
+    """All plans that were timed among other kernels."""
+    return [*raced(races(path)), *in_parts(), *listed()]
+
+
 def grown(among: Iterable[Raced], by_itself: Iterable[Raced]) -> list[trees.Tree]:
     """Trees of the logarithm of what a plan takes over what its terms say.
 
@@ -158,7 +173,7 @@ def grown(among: Iterable[Raced], by_itself: Iterable[Raced]) -> list[trees.Tree
 
 def table(path: Path = RACES) -> str:
     """The file, a line for each tree."""
-    found = grown([*raced(races(path)), *in_parts(), *listed()], alone())
+    found = grown(timed_among(path), alone())
     lines = ",\n  ".join(json.dumps(tree, separators=(",", ":")) for tree in found)
     return f'{{\n "about": "{GPU.name}: scripts/fit_one_wave.py",\n "trees": [\n  {lines}\n ]\n}}\n'
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections import defaultdict
 from dataclasses import replace
 from importlib import import_module
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
+import scripts_of
 
 from tcgemm import dispatch
 from tcgemm.bench import drawn
@@ -46,12 +46,7 @@ def problem_of(M, N, K):
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import fit_model
-    finally:
-        sys.path.pop(0)
-    return fit_model
+    return scripts_of.script("fit_model")
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,11 @@ import itertools
 import json
 import re
 import statistics
-import sys
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import scripts_of
 import torch
 
 from tcgemm import cuda_ref
@@ -174,17 +173,8 @@ def test_the_model_of_gemv_picks_from_what_was_timed():
 
 def settings_of_wave(row):
     """One_wave's, of a contender such as "128x96 c2 shares A s4, next kernel late"."""
-    config = script().settings_of(row["contender"])
+    config = scripts_of.script("fit_one_wave").settings_of(row["contender"])
     return None if config is None else tuple(config[name] for name in one_wave.TUNING.settings)
-
-
-@cache
-def script():
-    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-    try:
-        return import_module("fit_one_wave")
-    finally:
-        sys.path.pop(0)
 
 
 def test_the_model_of_one_wave_picks_from_what_was_timed():

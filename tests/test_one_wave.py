@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import sys
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
 import raced
 import records
+import scripts_of
 import torch
 from padded import padded
 from tcgemm.cuda_ref import planning
@@ -437,19 +436,14 @@ at most; and how much more is lost by terms alone, at least. Seen: 1.036, 0.011.
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-    try:
-        import fit_one_wave
-    finally:
-        sys.path.pop(0)
-    return fit_one_wave
+    return scripts_of.script("fit_one_wave")
 
 
 def test_the_plan_of_a_product_that_trees_have_not_seen_is_nearly_the_fastest(
     script, monkeypatch, thorough
 ):
     """In ``make test`` of a third of the products."""
-    rows, alone = script.raced(script.races()), script.alone()
+    rows, alone = script.timed_among(), script.alone()
     products = list(dict.fromkeys(row.problem for row in rows))
     mine, by_terms = [], []
     for fold in range(3 if thorough else 1):
@@ -545,7 +539,7 @@ def test_shipped_rows_speak_of_whole_lines_alone():
     ("shape", "layout"), [((376, 408, 2227), "tn"), ((59, 1488, 1008), "nt")], ids=str
 )
 def test_few_blocks_whose_rows_split_lines_are_in_clusters(shape, layout):
-    """They ask for fewer rows each. With whole lines there is no cluster."""
+    """They ask for fewer rows each."""
     asked = Problem.stored(
         *shape, "float16", "float16", layout, device="cuda", capability=(9, 0)
     )  # fmt: skip
@@ -658,10 +652,11 @@ def test_uneven_widths_are_of_a_plain_product_whose_c_is_stored_by_rows():
         ((128, 512, 8192), "nn", (64, 64, 1, 1, (7, 8), 1)),
     ],
 )
-def test_the_plan_is_what_was_measured_fastest(shape, layout, tile):
+def test_the_plan_is_near_what_was_measured_fastest(shape, layout, tile):
     """Of those that were timed in reports/nvidia-h200/trials/one_wave.csv or, the last three, in
-    tile_choice.csv; by the table or by the model. Parts of K: of 64 x 64 six were 4 % slower than
-    eight, of 128 x 64 eight alone were timed."""
+    tile_choice.csv; by the table or by the model. The tile is the fastest's. Of parts of K six to
+    eight may be taken of 128 x 64, of which eight alone were timed, and seven or eight of 64 x 64,
+    of which six were 4 % slower than eight."""
     asked = problem(*shape, layout)
     assert choose(asked, "cuda").name == "one_wave"
     plan = find("cuda", "one_wave").plan(asked)
@@ -712,3 +707,20 @@ def test_nothing_is_spilled_or_serialized(index):
         assert kernel.sass["USETMAXREG"] == 0
         for other in ("HMMA", "LDGSTS"):
             assert kernel.sass[other] == 0, other
+
+
+def test_pairs_begin_at_a_hundred_steps_of_whole_lines():
+    def pairs(K):
+        found = one_wave_tile.shapes(problem(128, 8192, K), 1)
+        return [tile for tile, clusters in found.items() if clusters != ((1, 1),)]
+
+    assert pairs(64 * 99) == []
+    assert pairs(64 * 100) == [(64, 128)]
+
+
+def test_few_short_rows_are_not_skinny_s():
+    """8 x 1176 x 8120 (tt) takes 14.7 us by skinny, whose cost said 8.6, and 9.7 here."""
+    asked = Problem.stored(
+        8, 1176, 8120, "float16", "float16", "tt", device="cuda", capability=(9, 0)
+    )  # fmt: skip
+    assert choose(asked, "cuda").name == "one_wave"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import defaultdict
 from dataclasses import replace
 from importlib import import_module
@@ -13,6 +12,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
+import scripts_of
 
 from tcgemm import dispatch
 from tcgemm.bench.drawn import drawn_cases
@@ -51,12 +51,7 @@ def on_an_h200(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import fit_plans
-    finally:
-        sys.path.pop(0)
-    return fit_plans
+    return scripts_of.script("fit_plans")
 
 
 @pytest.fixture(scope="module")

@@ -64,11 +64,22 @@ def test_rows_that_split_sectors_are_stored_by_threads(build, tmp_path):
     unit = 16 // out.itemsize
     M, N = tile[0] + 5, tile[1] + unit  # of the second column of tiles 16 bytes are in C
     split, sectors = N + unit * (1 - N // unit % 2), N + unit * (N // unit % 2)
-    for K, in_rows in ((40, at_once), (248, later)):
+    for K, in_rows in ((40, at_once), (184, at_once), (248, later)):
         assert (stores(source, out, (M, N, K), split, order="random:2") > 0) == in_rows
         assert stores(source, out, (M, N, K), sectors) == 0
     # Rows as long as sectors, that all begin in the middle of one.
     assert (stores(source, out, (M, N, 40), sectors + 2 * unit, unit) > 0) == at_once
+
+
+@pytest.mark.spread(2, "build")
+@pytest.mark.parametrize("order", ["forward", "random:5", "late:1"])
+@pytest.mark.parametrize("build", ["in ping-pong", "two rows of three chunks"])
+def test_a_tile_does_not_overwrite_what_is_still_read_of_the_one_before(build, order, tmp_path):
+    """Three tiles and more to a block."""
+    name, tile, more, out, *_ = BUILDS[build]
+    source = source_of(tmp_path, name, tile, more)
+    shape = 3 * tile[0] + 5, 8 * tile[1] + 24, 136
+    assert stores(source, out, shape, shape[1], order=order) > 0
 
 
 def test_a_row_is_one_run_of_sectors(tmp_path):

@@ -129,3 +129,19 @@ def test_too_many_rows_for_the_grid_are_refused():
     assert "M=70000" in why
     assert "65535" in why
     assert dispatch.find("triton", "thin").why_not(problem(70_000, 2, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "kernel"),
+    [
+        ((6, 2464, 32), "nn", "skinny"),  # 1.9 us, and 3.1 by thin
+        ((1264, 16, 16), "tt", "skinny"),
+        ((8, 256, 64), "nn", "thin"),
+        ((3, 1024, 32), "nt", "thin"),  # B lies along K
+    ],
+    ids=str,
+)
+def test_a_wide_c_over_a_short_k_is_skinny_s_where_b_lies_by_rows(
+    shape, layout, kernel, on_an_h200
+):
+    assert dispatch.choose(problem(*shape, layout), "triton").name == kernel

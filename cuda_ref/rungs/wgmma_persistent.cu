@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint64_t a_desc = wgmma_descriptor(ring + part * MMAS * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
     uint8_t* const chunks = shared + CHUNKS_AT + consumer * CHUNK_BUFFERS * CHUNK_BYTES;
-    TmaEpilogue<Out, Extra, MMAS, BLOCK_N, CHUNK_BUFFERS> tile{
+    TmaEpilogue<Out, Extra, MMAS, BLOCK_N, CHUNK_BUFFERS, (IN_ROWS_STEPS > 0)> tile{
         extra, chunks, arrivals + consumer * CHUNK_BUFFERS * 8, 1u + consumer, stores};
     float d[MMAS][BLOCK_N / 2];
     // In ping-pong, consumer 0 has tiles 0, 2, ... of the block and skips the other's stages.

@@ -15,7 +15,7 @@
 //            above each other the same columns of B; each loads its share and multicasts it
 // block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
-// warpgroup  wgmma 64 x BLOCK_N x 16; stores C in chunks of 64 rows x 128 bytes by TMA, or by rows
+// warpgroup  wgmma 64 x BLOCK_N x 16; stores C in chunks by TMA, or a plain one IN_ROWS
 #include "one_wave_build.cuh"
 #if TCGEMM_DIVIDES
 #include "sm90/reduce_kernel.cuh"
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t lane = threadIdx.x % 32;
     const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
-    TmaEpilogue<Out, Extra, 1, BLOCK_N, CHUNKS<Out>> tile{
+    TmaEpilogue<Out, Extra, 1, BLOCK_N, CHUNKS<Out>, IN_ROWS> tile{
         extra, shared + CHUNKS_AT + consumer * CHUNKS<Out> * CHUNK_BYTES,
         arrivals + 8 * consumer * CHUNKS<Out>, 1u + consumer, threadIdx.x % 128 == 0};
     tile.m = m + consumer * 64 + part * wave.sums_rows;

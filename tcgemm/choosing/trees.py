@@ -15,7 +15,7 @@ from typing import Any
 FACTS = (
     "kernel", "M", "N", "K", "a_by_columns", "b_by_columns", "rows", "columns", "depth", "parts",
     "stages", "warps", "a_aligned", "b_aligned", "c_aligned", "programs", "steps", "filled", "busy",
-    "turned", "pdl",
+    "transposed", "pdl",
 )  # fmt: skip
 """Names of the facts that a tree asks about, in the order in which ``facts`` gives them."""
 

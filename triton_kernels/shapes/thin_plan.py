@@ -18,11 +18,10 @@ TUNED = 0.8
 """Of the time of `skinny` by its model that it may take, at most, where tables were tuned for that:
 at 1 x 4096 x 4096 (nt) the plan that is taken here takes 11.8 us, and the table's 11.3."""
 
-ROWS_IN_A_TRIP = 0.65
-"""The same where B is read by rows, in vectors and in one trip: there the model says 0.5 to 1.3 us
-too little of a thousand columns or more, and at six raced products with a K of 16 or 32, of which
-it gave five to `thin`, `skinny` takes 0.6 to 0.9 of its time
-(reports/nvidia-h200/trials/races.csv)."""
+ROWS_IN_A_TRIP, WIDE, SHALLOW = 0.65, 1000, 32
+"""The same where B is read by rows, in vectors and in one trip, of so many columns at least and
+elements along K at most: there the model says 0.7 to 1.3 us too little, and at five raced products
+`skinny` takes 0.6 to 0.75 of its time (reports/nvidia-h200/trials/races.csv)."""
 
 MOST_IN_GRID = 65535
 """Rows of C, which are the second dimension of the grid."""
@@ -166,7 +165,8 @@ class ThinPlanner(Planner):
         small = seen.N <= skinny_plan.SMALL_C and seen.K <= skinny_plan.SMALL_K
         us, config = fastest(seen, sms)
         share = 1.0 if small or skinny_plan.modelled(seen) else TUNED
-        if config["BLOCK_K"] >= seen.K and _in_vectors(seen) and not _along_k(seen):
+        by_rows = _in_vectors(seen) and not _along_k(seen) and config["BLOCK_K"] >= seen.K
+        if by_rows and seen.N >= WIDE and seen.K <= SHALLOW:
             share = min(share, ROWS_IN_A_TRIP)
         return us < share * skinny_plan.fastest(seen, sms)[0]
 

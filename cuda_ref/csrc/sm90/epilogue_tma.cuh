@@ -39,8 +39,9 @@ inline Output output_of(bool in_rows, const Matrix& c, DType type, CUtensorMap* 
 }
 
 // A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N. The last chunk of an uneven
-// row begins where it ends with the tile, and stores some columns again.
-template <typename Out, typename Extra, int MMAS, int BLOCK_N, int MOST_BUFFERS>
+// row begins where it ends with the tile, and stores some columns again. IN_ROWS: C may leave in rows.
+template <typename Out, typename Extra, int MMAS, int BLOCK_N, int MOST_BUFFERS,
+          bool IN_ROWS = false>
 struct TmaEpilogue {
   static constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   static constexpr int WIDTH = std::min(CHUNK_N<Out>, BLOCK_N);  // columns of a chunk
@@ -197,7 +198,7 @@ struct TmaEpilogue {
       store_both(c_map, plain, d, M, N);
       return;
     }
-    if constexpr (!FUSED) {
+    if constexpr (IN_ROWS && !FUSED) {
       if (plain.in_rows) {
         store_in_rows(plain, d, M, N);
         return;
