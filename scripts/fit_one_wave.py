@@ -24,6 +24,7 @@ from tcgemm.cuda_ref.planning.cost import TILE_K
 from tcgemm.cuda_ref.planning.pairs import SPLIT_SECTORS, rows_lie
 
 from tcgemm.choosing import fitting, trees
+from tcgemm.choosing.model import VECTOR
 from tcgemm.problem import Problem
 
 one_wave = import_module("tcgemm.cuda_ref.shapes.one_wave")
@@ -41,9 +42,6 @@ CHOICES, LISTED = RACES.with_name("tile_choice.csv"), RACES.with_name("listed_am
 some age took."""
 RUN = "3"
 """Of WAVES, the one whose every setting has a name."""
-VECTOR = 8
-"""Elements of 16 bits in a unit that TMA stores."""
-
 WEIGHT_OF_WAVES = 0.3
 """There are four times as many of them as races, and in races, as in a model, other kernels run
 before and after."""

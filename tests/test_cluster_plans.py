@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from importlib import import_module
 
+import one_case
 import pytest
 import torch
 from padded import padded
@@ -108,10 +109,7 @@ def test_pairs_of_wgmma_persistent_share_a_panel(shares_a, order, tmp_path):
     """Several tiles to a pair, the last with a block that has no tile, and rings that wrap."""
     tile = next(t for t in wgmma_persistent.TILES if (t.BLOCK_M, t.BLOCK_N) == (128, 128))
     values = {key: tile.plan[key] for key in TILE if key in tile.plan} | {"SHARES_A": shares_a}
-    source = tmp_path / "wgmma_persistent_built.cu"
-    lines = [f"#define TCGEMM_{name} {value}" for name, value in values.items()]
-    lines += ["// for one case: TCGEMM_IN, TCGEMM_OUT, TCGEMM_PLAIN, TCGEMM_FUSES"]
-    source.write_text("\n".join([*lines, '#include "wgmma_persistent.cu"']) + "\n")
+    source = one_case.source_of(tmp_path, "wgmma_persistent", **values)
     shapes = [(650, 392, 200), (392, 650, 136)]
     for i, layout in enumerate(LAYOUTS):
         report = check(source, shapes[i % 2], layout, {"CLUSTER": 2}, order=order)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
+import scripts_of
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
@@ -367,10 +366,7 @@ def test_a_step_of_a_layer_makes_few_calls(shape):
 
 
 def test_the_script_that_measures_it(monkeypatch, capsys):
-    path = Path(__file__).parent.parent / "scripts/host_time_of_layers.py"
-    spec = spec_from_file_location("host_time_of_layers", path)
-    script = module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = scripts_of.script("host_time_of_layers")
     monkeypatch.setattr(script, "ROUNDS", 1)
     monkeypatch.setattr(sys, "argv", ["host_time_of_layers.py", "--without-kernels"])
     threads = torch.get_num_threads()

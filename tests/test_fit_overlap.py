@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
+import scripts_of
 
 from tcgemm.bench.several import cases
 from tcgemm.dist import fitted, model, planning
 
-ROOT = Path(__file__).parent.parent
 TRUE = {
     ("triton", "all_gather"): fitted.Way(0.9, 20.0, 4.0),
     ("triton", "reduce_scatter"): fitted.Way(0.95, 30.0, 2.0),
@@ -25,11 +23,7 @@ TRUE = {
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("fit_overlap", ROOT / "scripts/fit_overlap.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fit_overlap"] = module
-    spec.loader.exec_module(module)
-    return module
+    return scripts_of.script("fit_overlap")
 
 
 def rows_of(noise):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+import scripts_of
 import torch
 
 from tcgemm import dispatch
 
-PATH = Path(__file__).parent.parent / "scripts" / "ncu_rungs.py"
-spec = importlib.util.spec_from_file_location("ncu_rungs", PATH)
-ncu_rungs = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(ncu_rungs)
+ncu_rungs = scripts_of.script("ncu_rungs")
 
 CASES = [{"rung": "cuda/naive", "M": 8}, {"rung": "cuda/split_k", "M": 16}]
 STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"

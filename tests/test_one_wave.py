@@ -9,6 +9,7 @@ from functools import cache
 from importlib import import_module
 from statistics import geometric_mean
 
+import one_case
 import pytest
 import raced
 import records
@@ -81,15 +82,6 @@ BUILDS = {
 }
 
 
-def built(folder, **values):
-    """A source of these macros, for one case of types."""
-    source = folder / "one_wave_built.cu"
-    lines = [f"#define TCGEMM_{name} {value}" for name, value in values.items()]
-    lines += ["// for one case: TCGEMM_IN, TCGEMM_OUT, TCGEMM_PLAIN", '#include "one_wave.cu"']
-    source.write_text("\n".join(lines) + "\n")
-    return source
-
-
 def of_tile(block_m, block_n, divides, stages=4):
     return {
         "BLOCK_M": block_m,
@@ -103,7 +95,9 @@ def of_tile(block_m, block_n, divides, stages=4):
 @pytest.mark.parametrize("build", BUILDS, ids=str)
 def test_right_in_every_tile(build, tmp_path):
     block_m, block_n, divides, out = build
-    source = built(tmp_path, **of_tile(block_m, block_n, divides), CLUSTER_M=1, CLUSTER_N=1)
+    source = one_case.source_of(
+        tmp_path, "one_wave", **of_tile(block_m, block_n, divides), CLUSTER_M=1, CLUSTER_N=1
+    )
     for shape in BUILDS[build]:
         for i, layout in enumerate(LAYOUTS if block_n > 48 else ["nt", "tt"]):
             turned = i > 1
@@ -133,7 +127,9 @@ def test_right_in_every_cluster(build, order, tmp_path):
     """Of tiles that fill no whole cluster, and with fewer stages than steps: one is used again."""
     (cluster_m, cluster_n), (block_m, block_n, divides, out) = build
     tile = of_tile(block_m, block_n, divides, stages=3)
-    source = built(tmp_path, **tile, CLUSTER_M=cluster_m, CLUSTER_N=cluster_n)
+    source = one_case.source_of(
+        tmp_path, "one_wave", **tile, CLUSTER_M=cluster_m, CLUSTER_N=cluster_n
+    )
     shapes = [(block_m * cluster_m + 10, block_n * (2 * cluster_n - 1) - 8, 72), (7, 33, 650)]
     for layout in LAYOUTS:
         if block_n == 48 and layout[1] == "n":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import one_case
 import pytest
 import torch
 
@@ -33,11 +34,7 @@ def source_of(folder, name, tile, more):
         values |= {"CLUSTER_M": 1, "CLUSTER_N": 1, "DIVIDES": 0}
     else:
         values |= {"CHUNK_BUFFERS": 1, "PINGPONG": 0, "SHARES_A": 0, **more}
-    lines = [f"#define TCGEMM_{key} {value}" for key, value in values.items()]
-    lines += ["// for one case: TCGEMM_IN, TCGEMM_OUT, TCGEMM_PLAIN, TCGEMM_FUSES"]
-    source = folder / f"{name}_built.cu"
-    source.write_text("\n".join([*lines, f'#include "{name}.cu"']) + "\n")
-    return source
+    return one_case.source_of(folder, name, **values)
 
 
 def stores(source, out, shape, pitch, first=0, order="forward"):

@@ -177,3 +177,13 @@ def _holds(name: str, value: Any, problem: Any) -> bool:
 def whole_lines(problem: Any) -> bool:
     """Whether each row of B begins with a line of the L2, of 128 bytes."""
     return bool(max(problem.b_strides) % LINE == 0)
+
+
+def short_rows(problem: Any) -> bool:
+    """Whether A lies in rows of M elements that are shorter than half a line of the L2.
+
+    A step then takes 64 of them, whatever their length, and all blocks ask for the same few lines:
+    at 4072 x 8 x 3628 (tn) 15.5 us in clusters of 2, which ask half as often, and 20.7 without
+    (reports/nvidia-h200/trials/races.csv).
+    """
+    return bool(problem.layout[0] == "t" and problem.a_strides[1] < LINE // 2)

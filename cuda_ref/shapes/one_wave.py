@@ -14,9 +14,10 @@ from ..planning.cost import TILE_K, ceil_div
 from ..planning.pairs import SPLIT_SECTORS, rows_lie, strides_of
 from ..planning.refusals import refuse_tma
 from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
+from ..planning.tables import short_rows
 from ..planning.tuning import Tuning, wide
 from ..planning.tuning import plan as tuned_plan
-from .one_wave_model import by_terms, modelled_us, short_rows
+from .one_wave_model import by_terms, modelled_us
 from .one_wave_tile import (
     FEWEST_STAGES,
     among_idle,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..planning.cost import TILE_K
-from ..planning.tables import LINE
+from ..planning.tables import short_rows
 from . import one_wave_trees
 from .one_wave_tile import among_idle, blocks_of, rows_of_b, sides, splits_lines, whole_panels
 
@@ -127,13 +127,3 @@ def _around(splits: int, cluster: int, within: bool) -> float:
         second = SPLIT_SECOND_US + PART_US * splits
         return SPLIT_CLUSTER_US[cluster] + (second if splits > 1 else 0.0)
     return CLUSTER_US * (cluster > 1) + (SECOND_KERNEL_US if splits > 1 else 0.0)
-
-
-def short_rows(problem: Any) -> bool:
-    """Whether A lies in rows of M elements that are shorter than half a line of the L2.
-
-    A step then takes 64 of them, whatever their length, and all blocks ask for the same few lines:
-    at 4072 x 8 x 3628 (tn) 15.5 us in clusters of 2, which ask half as often, and 20.7 without
-    (reports/nvidia-h200/trials/races.csv).
-    """
-    return bool(problem.layout[0] == "t" and problem.a_strides[1] < LINE // 2)

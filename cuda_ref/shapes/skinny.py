@@ -18,9 +18,9 @@ from ..planning.cost import (
 )
 from ..planning.pairs import SPLIT_LINES, SPLIT_SECTORS, WHOLE, rows_lie
 from ..planning.rows import FUSES_NO_BATCH, row
+from ..planning.tables import short_rows
 from ..planning.tuning import Tuning
 from . import skinny_tile
-from .one_wave_model import short_rows
 
 ORDER = 160
 
