@@ -88,6 +88,17 @@ def test_skinny_adds_the_parts_of_a_cluster(splits, width, order):
     assert in_each_layout("skinny", shapes, plan, order) == splits
 
 
+@pytest.mark.spread(8, "splits", "width", "order")
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("width", [64, 48])
+@pytest.mark.parametrize("splits", [12, 9, 17, 32])
+def test_skinny_adds_more_parts_than_a_cluster_has_by_a_second_kernel(splits, width, order):
+    plan = {"BLOCK_M": width, "BLOCK_N": width, "SPLITS": splits, "SHARED_KB": 112}
+    shapes = [(3, 72, 64 * splits + 40), (200, 8, 2072), (17, 129, 64 * splits), (1, 24, 4096)]
+    assert in_each_layout("skinny", shapes, plan, order) == 1
+    assert in_each_layout("skinny", shapes[::-1], plan, order) == 1
+
+
 @pytest.mark.spread(6, "splits", "order")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("splits", [4, 2, 8])

@@ -280,7 +280,7 @@ def test_no_split_of_k_is_empty_whatever_a_table_says():
     assert plan["SPLITS"] * plan["GROUPS"] <= 10
     assert plan["SPLITS"] == 5
     skinny = {"BLOCK_N": 64, "SPLITS": 100, "SHARED_KB": 112}
-    assert planning.divide("skinny", skinny, problem(16, 256, 8192), 132, False)["SPLITS"] == 8
+    assert planning.divide("skinny", skinny, problem(16, 256, 8192), 132, False)["SPLITS"] == 32
 
 
 def test_the_user_s_rows_come_first(user):

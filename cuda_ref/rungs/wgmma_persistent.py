@@ -189,7 +189,7 @@ def plan(problem: Any) -> Mapping[str, int]:
     rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
     cluster, shares_a = _pairs(
         tile, rows, cols, problem.batch, ceil_div(problem.K, TILE_K),
-        rows_lie(2, *strides_of(problem)), b[0] != 1, gpu_of(problem).sms,
+        rows_lie(2, *strides_of(problem)), b[0] != 1, gpu_of(problem).sms, problem.K <= SHORT_K,
     )  # fmt: skip
     return {**tile.plan, "SHARES_A": int(shares_a), "CLUSTER": cluster}
 
@@ -206,9 +206,24 @@ def _in_pairs(tile: Tile, n_major: bool, cluster: int, shares_a: bool) -> float:
     return (of_a + of_b) / (tile.BLOCK_M * tile.BLOCK_N)
 
 
+SHORT_K = 24
+"""Elements of K up to which pairs pay from two waves on, where rows split sectors and B lies along
+K: nearly all that is loaded are such rows, of 16 bytes or 48, and a pair asks for fewer of them.
+5604 x 1112 x 8 (nt) takes 6.4 us in pairs and 8.7 without, 16136 x 248 x 24 (tt) 5.0 and 7.0; with
+a K of 40 as long (1900 x 4536 x 40, nt; reports/nvidia-h200/trials/races.csv)."""
+
+
 @cache
 def _pairs(
-    tile: Tile, rows: int, cols: int, batch: int, steps: int, lie: int, n_major: bool, sms: int
+    tile: Tile,
+    rows: int,
+    cols: int,
+    batch: int,
+    steps: int,
+    lie: int,
+    n_major: bool,
+    sms: int,
+    short: bool = False,
 ) -> tuple[int, bool]:
     """Blocks of a cluster, 1 or 2, and whether a pair works side by side and shares A.
 
@@ -217,10 +232,12 @@ def _pairs(
         steps: along K.
         lie: how rows of A and B lie, as ``rows_lie`` says it.
         n_major: B lies by rows, so that panels of 64 columns are loaded whole.
+        short: K is at most SHORT_K.
     """
     own = tile.BLOCK_M > tile.BLOCK_N  # of blocks in no pair: so they share a tile's build
     waves = -(-rows * cols * batch // sms)
-    if waves * steps < least_steps(tile.BLOCK_M, tile.BLOCK_N, lie):
+    short = short and waves > 1 and lie == SPLIT_SECTORS and not n_major
+    if not short and waves * steps < least_steps(tile.BLOCK_M, tile.BLOCK_N, lie):
         return 1, own
     if lie == WHOLE:
         shares_a = _shares_a(tile, rows, cols, batch, sms, 4 * sms)
@@ -230,7 +247,8 @@ def _pairs(
     # What is longer is shared, but for a wave more; a tile more may find an idle SM.
     ways = [shares_a for shares_a in (False, True) if (cols if shares_a else rows) > 1]
     count = {way: waves_of_pairs(rows, cols, batch, way, sms) for way in ways}
-    ways.sort(key=lambda way: (count[way], way != (loaded < tile.BLOCK_M)))
+    idle = {way: (cols if way else rows) % 2 for way in ways}  # a block of a pair has no tile
+    ways.sort(key=lambda way: (count[way], short and idle[way], way != (loaded < tile.BLOCK_M)))
     if not ways or count[ways[0]] > waves:
         return 1, own
     return 2, ways[0]

@@ -210,13 +210,13 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
 
 int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
   const int64_t pitch = ceil_div(gemm.c.cols, 4) * 4, stride = wave.sums_rows * pitch;
-  if (gemm.scratch.allocate == nullptr) return cudaErrorNotSupported;
-  void* workspace = gemm.scratch.allocate(stride * wave.splits * 4, stream);
-  if (workspace == nullptr) return cudaErrorMemoryAllocation;
-  const Matrix sums{workspace, int64_t{wave.sums_rows} * wave.splits, pitch, pitch, 1};
+  Matrix sums{};
+  int error = lend_sums(gemm, wave.sums_rows, pitch, wave.splits, stream, &sums);
+  if (error != cudaSuccess) return error;
+  sums.rows *= wave.splits;  // for TMA one matrix
   CUtensorMap sums_map{};
   const Output plain = output_of(false, sums, DType::f32, &sums_map);
-  int error = with_types(gemm, [&](auto in, auto out) {
+  error = with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     if constexpr (BUILT<In, decltype(out), true> || BUILT<In, decltype(out), false>)
       return launch_wave<In, float>(gemm, sums_map, plain, wave, Plain{}, stream);

@@ -27,6 +27,7 @@ from .one_wave_tile import (
     refuse_config,
     runs_at_once,
     shapes,
+    splits_lines,
     takes,
 )
 
@@ -50,6 +51,13 @@ FEW_COLUMNS = 2048
 
 SHORT_K = 16
 """Elements along K, those of one mma, up to which ``sure`` says nothing."""
+
+LONG_K = 3000
+"""Elements along K from which on others are asked too about few rows: below it, of 20 raced
+products of 2 to 16 rows within lines of the L2, other models than this rung's and small's were off
+by up to a half, and this rung or small was the fastest at all but one. 2 x 4568 x 1288 (nt) takes
+6.7 us here, 7.7 by gemv and 7.3 by skinny, whose models said 6.5 and 7.4
+(reports/nvidia-h200/trials/races.csv)."""
 
 WIDE_M, WIDE_N, WIDE_K = 96, 8192, range(5, 33)
 """Rows at most, columns at least, and elements along K, where rows split sectors: small, whose many
@@ -179,11 +187,14 @@ def sure(problem: Any) -> bool:
 def settled(problem: Any, sms: int) -> bool:
     """Whether this rung is taken, whatever the models say.
 
-    It is, where all blocks of some setting run at once, and the problem has more than a few rows or
-    is such as ``sure`` speaks of.
+    It is, where all blocks of some setting run at once, and the problem has more than a few rows,
+    or is such as ``sure`` speaks of, or has a few rows that begin within lines of the L2, very many
+    columns, and a K below LONG_K.
     """
     seen = wide(problem)
-    return (seen.M > FEW_ROWS or sure(problem)) and fits(seen, sms)
+    many = seen.M > 1 and FEW_COLUMNS < seen.N and SHORT_K < seen.K < LONG_K
+    within_lines = many and splits_lines(seen)
+    return (seen.M > FEW_ROWS or within_lines or sure(problem)) and fits(seen, sms)
 
 
 def cost(problem: Any, sms: int) -> float | None:

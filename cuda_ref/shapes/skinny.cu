@@ -3,20 +3,21 @@
 // ADDS           the operands change places: 64 columns of B are wgmma's 64 rows and the few rows
 //                of A its narrow n, so that little is multiplied in vain. What counts is how fast B
 //                arrives: a cluster divides K, so that few columns occupy most SMs, and its sums
-//                meet in shared memory; with many columns a block takes tiles in turn; the next
-//                kernel starts while this one ends, and asks for its first stages.
-//                A tile's width may be one by which N fits the SMs: 6144 is 128 times 48.
+//                meet in shared memory; a long K is divided further for a second kernel, which adds
+//                the sums. With many columns a block takes tiles in turn. The next kernel starts
+//                while this one ends, and asks for its first stages. A tile's width may be one by
+//                which N fits the SMs: 6144 is 128 times 48.
 // STILL MISSING  with 65 rows and more A comes into an SM again for every BLOCK_N columns of B, and
 //                an SM takes no more than some 85 KB a microsecond. Tiles that do not divide by the
 //                SMs (stream_k.cu).
 //
 // grid       one cluster per BLOCK_N columns of C; or as many blocks as fit the GPU
-// cluster    1 to MOST_SPLITS blocks, each of which multiplies its part of K
+// cluster    1 to MOST_SPLITS blocks, each of which multiplies its part of K; 1 of more parts
 // block      a producer warp and consumer warpgroups step through K by BLOCK_K, over a ring of
 //            up to MOST_STAGES stages, each BLOCK_N x 128 bytes of B and TILE_M x 128 of A
 // warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M 16, 64 or 128; at most 64 accumulators a thread;
 //            where BLOCK_N is no multiple of 64, wgmma 64 x 48 or 56 x 16: C
-#include "tile/order.cuh"
+#include "sm90/reduce_kernel.cuh"
 #include "skinny_tile.cuh"
 
 namespace {
@@ -37,6 +38,7 @@ struct Schedule {
   bool persists;  // then the sums lie behind the ring, not in its place
   bool pdl;     // every block has an SM, on which the next kernel may begin
   bool plain;     // nothing follows the product
+  Rows sums;      // of a part of K, for the kernel that adds them; of a cluster's no data
 };
 
 // `c` has rows of neighbours: those of C, or with c_transposed its columns.
@@ -54,10 +56,11 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
   const uint32_t received = empty + 8 * MOST_STAGES;
 
   const int splits = schedule.splits, stages = schedule.stages;
-  const int rank = splits > 1 ? cluster_ctarank() : 0;
+  const bool meets = splits > 1 && schedule.sums.data == nullptr;  // in a cluster, of these blocks
   const int64_t k_tiles = (schedule.K - 1) / BLOCK_K + 1;
-  const int first = k_tiles * rank / splits, count = k_tiles * (rank + 1) / splits - first;
   const int start = blockIdx.x / splits, step = gridDim.x / splits;
+  const int rank = blockIdx.x - start * splits;
+  const int first = k_tiles * rank / splits, count = k_tiles * (rank + 1) / splits - first;
   // Behind the ring lie the sums of a block that persists, or what the others of a cluster send.
   const uint32_t behind = ring + stages * STAGE_BYTES;
   const uint32_t sums_at = schedule.persists ? behind : ring;
@@ -70,19 +73,17 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
       mbarrier_init(full + 8 * stage, 1);
       mbarrier_init(empty + 8 * stage, CONSUMERS / 32);
     }
-    if (splits > 1) {
-      if (c_transposed)
-        expect_partials<TILE_M>(received, share_of(start * BLOCK_N), rank);
-      else
-        expect_partials<BLOCK_N>(received, share_of(start * BLOCK_N), rank);
-    }
+    if (meets && c_transposed)
+      expect_partials<TILE_M>(received, share_of(start * BLOCK_N), rank);
+    if (meets && !c_transposed)
+      expect_partials<BLOCK_N>(received, share_of(start * BLOCK_N), rank);
     fence_mbarrier_init();
   }
   zero_rows<Tile::THREADS>(shared + (ring - shared_address(shared)) + B_BYTES, STAGE_BYTES,
                            schedule.persists ? stages : min(count, stages), schedule.a_rows,
                            TILE_M);
   __syncthreads();
-  if (splits > 1) barrier_cluster_arrive_relaxed();
+  if (meets) barrier_cluster_arrive_relaxed();
 
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
   if (warp == CONSUMERS / 32) {
@@ -144,16 +145,23 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
         if (++stage == stages) stage = 0, phase ^= 1;
       }
       wgmma_wait_group<0>();
+      if (const Rows& to = schedule.sums; to.data != nullptr) {
+        const int pitch = to.row_stride, along_n = c_transposed ? pitch : 1;
+        write_tile<Tile>(static_cast<float*>(to.data) + int64_t{rank} * to.rows * pitch +
+                             int64_t{tile} * BLOCK_N * along_n,
+                         d, part, along_n, c_transposed ? 1 : pitch);
+        continue;
+      }
       if (arrives) mbarrier_arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
       bar_sync(1, CONSUMERS);  // all warps are done with what lies where the sums go
       const int step_n = c_transposed ? pitch_of(TILE_M) : 1;
       const int step_m = c_transposed ? 1 : pitch_of(BLOCK_N);
       write_tile<Tile>(sums, d, part, step_n, step_m);
-      if (splits > 1) fence_proxy_async();
+      if (meets) fence_proxy_async();
       bar_sync(1, CONSUMERS);
       const int n = tile * BLOCK_N;
       const Share share = share_of(n);
-      if (splits > 1) {
+      if (meets) {
         barrier_cluster_wait();  // every block expects what is sent; all have arrived long since
         if (threadIdx.x == 0) {
           if (c_transposed)
@@ -173,25 +181,11 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     }
   }
   // No block exits while another may still read its sums.
-  if (splits > 1) {
+  if (meets) {
     if (warp == CONSUMERS / 32) barrier_cluster_wait();
     barrier_cluster_arrive_relaxed();
     barrier_cluster_wait();
   }
-}
-
-struct Settings {
-  int block_n, splits;
-  uint32_t bytes;  // of shared memory for a ring and what lies behind it
-};
-
-// Without a plan, as few blocks to a tile as occupy most SMs, each with an SM to itself.
-Settings settings_of(const Gemm& gemm, const Plan& plan, int sms) {
-  if (plan.splits > 0) return {plan.block_n, plan.splits, plan.shared_kb * 1024u};
-  const int64_t tiles = ceil_div(gemm.c.cols, 64);
-  int splits = 1;
-  while (tiles * splits < sms * 3 / 4 && splits < std::min(MOST_SPLITS, MAX_CLUSTER)) ++splits;
-  return {64, splits, 200 * 1024};
 }
 
 }  // namespace
@@ -205,45 +199,52 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   Major a_major{}, b_major{};
   int sms = 0;
   int error = multiprocessors(&sms);
-  const Settings plan =
-      settings_of(gemm, plan_of(asked, asked.c.rows > asked.c.cols), sms);
-  const int rows = tile_rows(M, plan.block_n);
+  const Settings plan = settings_of(gemm, plan_of(asked, asked.c.rows > asked.c.cols), sms);
+  int rows = tile_rows(M, plan.block_n);
   if (error == cudaSuccess)
     error = operand_map(gemm.a, false, gemm.in, std::min(M, rows), &a_map, &a_major);
+  if (a_major == Major::MN) rows = std::max(rows, PANEL);
   const int width = width_for(a_major, rows, plan.block_n);
   if (error == cudaSuccess)
     error = operand_map(gemm.b, true, gemm.in, width, &b_map, &b_major, 0, panel_of(width));
-  if (error != cudaSuccess) return error;
-
-  const int64_t tiles = ceil_div(gemm.c.cols, width);
+  const int64_t tiles = ceil_div(gemm.c.cols, width), k_tiles = ceil_div(K, BLOCK_K);
   // No part of K is empty.
-  const int splits = static_cast<int>(std::min<int64_t>(plan.splits, ceil_div(K, BLOCK_K)));
+  const int splits = static_cast<int>(std::min<int64_t>(plan.splits, k_tiles));
   const int64_t at_once = int64_t{std::max(1u, SM_BYTES / plan.bytes)} * sms;
   const bool persists = splits == 1 && tiles > at_once, c_transposed = column_major(gemm.c);
-  const auto launched = [&](auto in, auto out) {
-    return with_tile(a_major, rows, width, [&](auto a, auto tile_m, auto block_n) {
-      const auto start = [&](auto b) {
-        using Tile = Shape<tile_m, block_n, b>;
-        const uint32_t behind =
-            splits > 1 ? Tile::PARTIAL_BYTES : persists ? Tile::ACCUMULATOR_BYTES : 0;
-        const uint32_t room = plan.bytes - std::min(plan.bytes, behind + 1024);
-        const int stages = std::min<uint32_t>(
-            std::max(room / Tile::STAGE_BYTES, Tile::LEAST_STAGES), MOST_STAGES);
-        return launch_clusters(
-            skinny<decltype(in), decltype(out), a, b, tile_m, block_n>,
-            static_cast<unsigned>(persists ? at_once : tiles), splits, dim3(Tile::THREADS),
-            stages * Tile::STAGE_BYTES + behind + 1024, stream, a_map, b_map,
-            rows_of(by_rows.c, gemm.out), c_transposed, epilogue_of<float>(by_rows),
-            Schedule{K, splits, stages, loaded_rows(a_major, M, rows),
-                     static_cast<int>(tiles), persists, !persists && tiles * splits <= sms,
-                     is_plain(gemm)});
-      };
-      return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
-                                 : start(std::integral_constant<Major, Major::MN>{});
-    });
-  };
-  return with_types(gemm, [&](auto in, auto out) {
-    if constexpr (BUILT<decltype(in), decltype(out)>) return launched(in, out);
+  const bool adds = splits > MOST_SPLITS, meets = splits > 1 && !adds;
+  const uint32_t most = std::min<int64_t>(adds ? k_tiles / splits + 1 : MOST_STAGES, MOST_STAGES);
+  Matrix sums{};
+  if (error == cudaSuccess && adds)
+    error = c_transposed ? lend_sums(gemm, tiles * width, rows, splits, stream, &sums)
+                         : lend_sums(gemm, rows, tiles * width, splits, stream, &sums);
+  if (error != cudaSuccess) return error;
+  error = with_types(gemm, [&](auto in, auto out) {
+    if constexpr (BUILT<decltype(in), decltype(out)>)
+      return with_tile(a_major, rows, width, [&](auto a, auto tile_m, auto block_n) {
+        const auto start = [&](auto b) {
+          using Tile = Shape<tile_m, block_n, b>;
+          const uint32_t of_block = persists ? Tile::ACCUMULATOR_BYTES : 0;
+          const uint32_t behind = meets ? Tile::PARTIAL_BYTES : of_block;
+          const uint32_t room = plan.bytes - std::min(plan.bytes, behind + 1024);
+          const int stages =
+              std::min(std::max(room / Tile::STAGE_BYTES, Tile::LEAST_STAGES), most);
+          return launch_clusters(
+              skinny<decltype(in), decltype(out), a, b, tile_m, block_n>,
+              static_cast<unsigned>(persists ? at_once : meets ? tiles : tiles * splits),
+              meets ? splits : 1, dim3(Tile::THREADS), stages * Tile::STAGE_BYTES + behind + 1024,
+              stream, a_map, b_map, rows_of(by_rows.c, gemm.out), c_transposed,
+              epilogue_of<float>(by_rows),
+              Schedule{K, splits, stages, loaded_rows(a_major, M, rows), static_cast<int>(tiles),
+                       persists, !persists && tiles * splits <= sms, is_plain(gemm),
+                       rows_of(sums, DType::f32)});
+        };
+        return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
+                                   : start(std::integral_constant<Major, Major::MN>{});
+      });
     return int{cudaErrorInvalidValue};
   });
+  if (error != cudaSuccess || !adds) return error;
+  const int64_t stride = sums.rows * sums.cols;
+  return launch_add_partials(by_rows, rows_of(sums, DType::f32), stride, splits, stream);
 }

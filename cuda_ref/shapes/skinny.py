@@ -1,14 +1,18 @@
-"""skinny: few rows of A as wgmma's narrow side, and B streamed out of memory."""
+"""skinny: few rows of A as wgmma's narrow side, and B streamed out of memory.
+
+SPLITS are the parts of K: up to MOST_SPLITS of them meet in a cluster, and more in a workspace.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..planning.cost import (
     LAUNCH_US,
     MEMORY_TO_SM_BYTES_PER_US,
+    MOST_SPLITS,
     TILE_K,
     ceil_div,
     into_sm_us,
@@ -16,11 +20,13 @@ from ..planning.cost import (
     most_splits,
     store_us,
 )
+from ..planning.gpu import of as gpu_of
 from ..planning.pairs import SPLIT_LINES, SPLIT_SECTORS, WHOLE, rows_lie
+from ..planning.refusals import refuse_tma
 from ..planning.rows import FUSES_NO_BATCH, row
 from ..planning.tables import short_rows
-from ..planning.tuning import Tuning
-from . import skinny_tile
+from ..planning.tuning import Tuning, wide
+from . import one_wave, skinny_tile, small
 
 ORDER = 160
 
@@ -31,6 +37,22 @@ SHORT_ROWS, SPLIT = 1.7, {WHOLE: 1.0, SPLIT_LINES: 1.1, SPLIT_SECTORS: 1.2}
 """What it takes longer where A lies in rows of its few rows, of which each step asks for 64, and
 where rows of B begin within lines or sectors of the L2: between 1.2 and 2.2 of the model at 19
 raced products, and 0.9 to 1.4 at 21 (reports/nvidia-h200/trials/races.csv)."""
+
+ADDED = (12, 16, 20, 24, skinny_tile.MOST_PARTS)
+"""Parts that are tried where a second kernel adds them,"""
+
+ADDED_WIDTH, ADDED_ROWS, ADDED_KB = 64, 64, 112
+"""of tiles of so many columns, for so many rows at most: with 128 columns, and with 40 parts, each
+of 27 raced products took longer."""
+
+ADDED_US, ADDED_STEP_US, ADDED_SPLIT_US = 2.84, {16: 0.147, 64: 0.258}, 0.09
+"""What comes before and after then, a step of K by the rows of a tile, and what it takes longer
+where rows of B begin within lines of the L2,"""
+
+BLOCK_US, BLOCK_ROW_US = 1.6, 0.038
+"""and as many blocks as SMs, and each row of their tiles, whose sums go to the L2 and back. Fitted
+to 54 plans of 23 products, of which it is off by 4 % (tree e1f0a52 of
+reports/nvidia-h200/trials/races.csv)."""
 
 LAST_WAVE = 0.8
 """Of the SMs that idle in the last wave, the share for which memory idles too."""
@@ -59,12 +81,22 @@ def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
                 continue
             rings = (112, 200) if blocks <= sms else (112,) if splits > 1 else (50, 112, 200)
             found += [{"BLOCK_N": width, "SPLITS": splits, "SHARED_KB": kb} for kb in rings]
-    return found
+    return found + list(_added(problem, sms))
+
+
+def _added(problem: Any, sms: int) -> Iterator[dict[str, int]]:
+    """Those with a second kernel, all of whose blocks run at once."""
+    tiles = ceil_div(problem.N, ADDED_WIDTH)
+    for parts in ADDED if problem.M <= ADDED_ROWS else ():
+        if parts <= most_splits(problem.K) and tiles * parts <= sms:
+            yield {"BLOCK_N": ADDED_WIDTH, "SPLITS": parts, "SHARED_KB": ADDED_KB}
 
 
 def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     """Memory, which idles where the last wave is not full, or the busiest SM, and the exchange."""
     splits, tile_n = config["SPLITS"], config["BLOCK_N"]
+    if splits > MOST_SPLITS:
+        return _added_us(config, problem, sms)
     tile_m = skinny_tile.tile_rows(problem.M, tile_n)
     tiles = ceil_div(problem.N, tile_n)
     memory = memory_us(problem)
@@ -76,6 +108,16 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     into_sm = into_sm_us(max(1, tiles * splits / sms), steps, tile_m, tile_n)
     body = max(memory, into_sm) * _slower(problem)
     return LAUNCH_US + body + store_us(tile_m, tile_n) + EXCHANGE_US * (splits > 1)
+
+
+def _added_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
+    """Steps one after the other, and the sums of all blocks, there and back."""
+    parts = config["SPLITS"]
+    rows = skinny_tile.divide(config, problem, sms, False)["BLOCK_M"]
+    filled = ceil_div(problem.N, ADDED_WIDTH) * parts / sms
+    step = ADDED_STEP_US[rows] + ADDED_SPLIT_US * (rows_lie(2, problem.b_strides) != WHOLE)
+    steps = ceil_div(ceil_div(problem.K, TILE_K), parts)
+    return ADDED_US + steps * step + filled * (BLOCK_US + BLOCK_ROW_US * rows)
 
 
 def _slower(problem: Any) -> float:
@@ -94,6 +136,25 @@ TUNING = Tuning(
     divide=skinny_tile.divide,
 )
 cost = TUNING.cost
+
+
+def settled(problem: Any, sms: int) -> bool:
+    """Whether this rung is taken, whatever models of all rungs say: its K is divided for a second
+    kernel, and its own model is below those of others that divide it. Their models know no such
+    plan: 4 x 96 x 15456 (nn) takes 5.7 us so and 7.2 by one_wave."""
+    seen = wide(problem)
+    added = [TUNING.modelled_us(config, seen, sms) for config in _added(seen, sms)]
+    if not added or problem.batch > 1 or refuse_tma(problem) is not None:
+        return False
+    others = [small.fastest(problem, sms)[2], one_wave.cost(problem, sms), cost(problem, sms)]
+    return min(added) <= min(us for us in others if us is not None)
+
+
+def sure(problem: Any) -> bool:
+    """Whether it stays what is taken: the model of drawn shapes knows no such plan either."""
+    return settled(problem, gpu_of(problem).sms)
+
+
 instance = skinny_tile.instance
 
 ROW = row(

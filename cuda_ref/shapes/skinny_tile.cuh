@@ -94,6 +94,20 @@ inline int loaded_rows(Major a, int M, int rows) {
   return a == Major::K ? std::min(M, rows) : std::max(rows, PANEL);
 }
 
+struct Settings {
+  int block_n, splits;
+  uint32_t bytes;  // of shared memory for a ring and what lies behind it
+};
+
+// Without a plan, as few blocks to a tile as occupy most SMs, each with an SM to itself.
+inline Settings settings_of(const Gemm& gemm, const Plan& plan, int sms) {
+  if (plan.splits > 0) return {plan.block_n, plan.splits, plan.shared_kb * 1024u};
+  const int64_t tiles = ceil_div(gemm.c.cols, 64);
+  int splits = 1;
+  while (tiles * splits < sms * 3 / 4 && splits < std::min(MOST_SPLITS, MAX_CLUSTER)) ++splits;
+  return {64, splits, 200 * 1024};
+}
+
 // What a build is for: the build system compiles one pair of types at a time. By default it is all.
 template <typename In, typename Out>
 constexpr bool BUILT =

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..planning.cost import MOST_SPLITS, TILE_K, most_splits
+from ..planning.cost import TILE_K, most_splits
 from ..planning.refusals import refuse_tma
 from ..planning.rows import TMA_ROWS
 
@@ -13,6 +13,11 @@ SKINNY_ROWS = f"M or N at most 128; {TMA_ROWS}"
 
 SKINNY_MOST = 128
 """Rows of the narrow side."""
+
+
+MOST_PARTS = 32
+"""Parts of K of skinny: up to MOST_SPLITS of them are blocks of a cluster, and more are added by
+a second kernel, of which a thread waits for one trip to the L2 up to so many."""
 
 
 def refuse_skinny(problem: Any) -> str | None:
@@ -37,7 +42,7 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     width_for in skinny_tile.cuh.
     """
     if "SPLITS" in config:
-        config = {**config, "SPLITS": min(config["SPLITS"], most_splits(problem.K), MOST_SPLITS)}
+        config = {**config, "SPLITS": min(config["SPLITS"], most_splits(problem.K), MOST_PARTS)}
     width = config["BLOCK_N"]
     rows = tile_rows(problem.M, width)
     if problem.layout[0] == "t":

@@ -205,10 +205,10 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const int64_t pitch = ceil_div(c.cols, 4) * 4, group_stride = c.rows * pitch;
   Rows sums = c;
   if (schedule.groups > 1) {
-    if (gemm.scratch.allocate == nullptr) return cudaErrorNotSupported;
-    void* workspace = gemm.scratch.allocate(group_stride * schedule.groups * 4, stream);
-    if (workspace == nullptr) return cudaErrorMemoryAllocation;
-    sums = {workspace, pitch, 1, c.rows, c.cols, true};
+    Matrix lent{};
+    error = lend_sums(gemm, c.rows, pitch, schedule.groups, stream, &lent);
+    if (error != cudaSuccess) return error;
+    sums = {lent.data, pitch, 1, c.rows, c.cols, true};
   }
   error = with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
     return launch_clusters(split_k<decltype(in), decltype(out), a, b>,

@@ -13,7 +13,7 @@ from ..planning.gpu import of as gpu_of
 from ..planning.refusals import ANY, MOST_TILES, column_major, refuse_tma
 from ..planning.rows import FUSES, row
 from ..planning.tuning import wide
-from . import gemv, small
+from . import gemv, skinny, small
 
 ORDER = 195
 
@@ -132,26 +132,37 @@ def plan(problem: Any) -> Mapping[str, int]:
     return {**tiled, "WARPS": warps, "SPLITS": splits}
 
 
-FEW_COLUMNS = 96
-"""Columns of an aligned C, of 2 to MOST_ROWS rows, up to which ``settled`` compares."""
+FEW_COLUMNS, MOST_AGAIN = 96, 32
+"""Columns of an aligned C, of up to MOST_ROWS rows, up to which ``settled`` compares; and rows and
+columns up to which B may be read more than once: for each MOST_ROWS rows of A."""
+
+
+OVER = 1.08
+"""By how much its model says more than was timed, of such products: between 0.85 and 1.35 of it at
+ten (reports/nvidia-h200/trials/races.csv)."""
 
 
 def settled(problem: Any, sms: int) -> bool:
-    """Whether this rung is taken, whatever other rungs' models say: operands lie as TMA and vectors
-    want them, B along K, C has few columns, and this rung's own model is below gemv's and small's.
-    Others divide a long K for more than they multiply: 3 x 64 x 14592 (nt) takes 8.3 us by
-    one_wave, 5.8 by gemv and 5.6 here (reports/nvidia-h100-sxm/trials/thin.csv)."""
+    """Whether this rung is taken, whatever the model of drawn shapes says: operands lie as TMA and
+    vectors want them, C has few columns, or few of both, and this rung's own model is below those
+    of others that read them so. They divide a long K for more than they multiply: 3 x 64 x 14592
+    (nt) takes 8.3 us by one_wave, 5.8 by gemv and 5.6 here, and 2 x 8 x 10872 (nn) 7.2, 12.3 and
+    3.8; of 12 raced products that it is taken for it was slower at none
+    (reports/nvidia-h100-sxm/trials/thin.csv, reports/nvidia-h200/trials/races.csv)."""
     seen = wide(problem)
-    if not 2 <= seen.M <= MOST_ROWS or seen.N > FEW_COLUMNS or not gemv.k_major(seen):
+    if (FEW_COLUMNS if seen.M <= MOST_ROWS else MOST_AGAIN) < seen.N:
         return False
     if not problem.plain or problem.batch > 1 or refuse_tma(problem) is not None:
         return False
-    others = gemv.TUNING.cost(problem, sms), small.fastest(problem, sms)[2]
-    return fastest(seen, sms)[0] < min(others)
+    others = [small.fastest(problem, sms)[2], skinny.cost(problem, sms)]
+    if gemv.k_major(seen):
+        others.append(gemv.TUNING.cost(problem, sms))
+    return fastest(seen, sms)[0] < OVER * min(others)
 
 
-MOST_AGAIN = 32
-"""Rows and columns up to which B may be read more than once: for each MOST_ROWS rows of A."""
+def sure(problem: Any) -> bool:
+    """Whether it stays what is taken: the model of drawn shapes knows nothing of this rung."""
+    return settled(problem, gpu_of(problem).sms)
 
 
 def only_by_name(problem: Any) -> bool:
