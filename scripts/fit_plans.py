@@ -51,6 +51,9 @@ more in the median; plans of whole K take the same (docs/lab/cost_model.md)."""
 ELSEWHERE = ("7a96c1d", "ad24ec3", "c327f65", "27b646c")
 """Trees whose races had another foreign kernel than that."""
 
+BY_ELEMENTS = ("skinny", "pipelined", "persistent")
+"""Kernels that are taken, and were raced, where elements are loaded one by one."""
+
 EARLY_US = 0.3
 """What the second pass takes less in a graph since it starts before the product has ended
 (reports/nvidia-h200/trials/second_pass.csv)."""
@@ -102,25 +105,33 @@ def _product(row: Mapping[str, str]) -> tuple[str, ...]:
 
 def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
     """The right plans of Triton's that the model can learn from."""
-    planners = import_module("tcgemm.triton_kernels").planners()
+    module = import_module("tcgemm.triton_kernels")
+    planners = module.planners()
     division = import_module("tcgemm.triton_kernels.planning.k_division")
     found = []
     for row in rows:
         plan = fitting.plan_of(row["config"])
         planner = planners.get(row["kernel"])
-        if row["backend"] != BACKEND or planner is None or not planner.offered or not plan:
+        if row["backend"] != BACKEND or planner is None or not plan or "BLOCK_M" not in plan:
+            continue
+        if "ALIGNED_COPIES" in plan:
             continue
         sizes = (int(row[name]) for name in "MNK")
         problem = Problem.stored(
             *sizes, row["dtype"], row["dtype"], row["layout"], device="cuda",
             capability=GPU.capability,
         )  # fmt: skip
-        if division.by_elements(problem) or not planner.reads_in_vectors(problem):
+        one_by_one = division.by_elements(problem)
+        if row["kernel"] not in BY_ELEMENTS if one_by_one else not _offers(planner, problem):
             continue
         terms = plans.terms(problem, plan, GPU.sms or 0)
-        name = f"{BACKEND}/{row['kernel']}"
+        name = module.named(problem, f"{BACKEND}/{row['kernel']}")
         found.append(Raced(problem, name, plan, terms, us_of(row, plan)))
     return found
+
+
+def _offers(planner: Any, problem: Problem) -> bool:
+    return bool(planner.offered) and planner.reads_in_vectors(problem)
 
 
 def us_of(row: Mapping[str, str], plan: Mapping[str, int]) -> float:

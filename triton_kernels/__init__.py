@@ -71,6 +71,11 @@ def plans(problem: Any, able: Sequence[str]) -> Iterator[tuple[str, Mapping[str,
     return offered.plans(problem, able, planners())
 
 
+def named(problem: Any, kernel: str) -> str:
+    """As what the model of plans knows a kernel; see offered.py."""
+    return offered.named(problem, kernel)
+
+
 def by_rows(problem: Any, kernel: str, plan: Mapping[str, int]) -> tuple[Any, Mapping[str, int]]:
     """The same product and plan where C lies by rows; see offered.py."""
     return offered.by_rows(problem, kernel, plan, planners())

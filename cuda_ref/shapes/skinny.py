@@ -51,7 +51,7 @@ where rows of B begin within lines of the L2,"""
 
 BLOCK_US, BLOCK_ROW_US = 1.6, 0.038
 """and as many blocks as SMs, and each row of their tiles, whose sums go to the L2 and back. Fitted
-to 54 plans of 23 products, of which it is off by 4 % (tree e1f0a52 of
+to 54 plans of 23 products, of which it is off by 4 % (tree 253f7fa of
 reports/nvidia-h200/trials/races.csv)."""
 
 LAST_WAVE = 0.8
@@ -87,7 +87,8 @@ def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
 def _added(problem: Any, sms: int) -> Iterator[dict[str, int]]:
     """Those with a second kernel, all of whose blocks run at once."""
     tiles = ceil_div(problem.N, ADDED_WIDTH)
-    for parts in ADDED if problem.M <= ADDED_ROWS else ():
+    few = problem.M <= ADDED_ROWS and not short_rows(problem)
+    for parts in ADDED if few else ():
         if parts <= most_splits(problem.K) and tiles * parts <= sms:
             yield {"BLOCK_N": ADDED_WIDTH, "SPLITS": parts, "SHARED_KB": ADDED_KB}
 

@@ -159,10 +159,20 @@ def better(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any
     if found is None:
         return chosen
     taken, present_us = found
+    # Copies, which are compared with what is taken, go by the same model.
     if taken.us >= present_us * (1 - earned(present_us)):
-        return chosen
+        return _timed(chosen, problem, present_us)
     row = next(row for row in able if row.name == taken.kernel)
-    return replace(row, plan=_Always(problem, taken.plan, row))
+    return _timed(replace(row, plan=_Always(problem, taken.plan, row)), problem, taken.us)
+
+
+def _timed(row: Kernel, problem: Problem, us: float) -> Kernel:
+    """The row, of which ``unaligned_us`` says what the model does, where it says anything."""
+    if row.unaligned_us(problem) is None:
+        return row
+    return replace(
+        row, unaligned_us=lambda asked: us if asked == problem else row.unaligned_us(asked)
+    )
 
 
 def earned(us: float) -> float:
@@ -189,27 +199,27 @@ def fastest(
         return None
     slug = slug_of(problem)
     known, sms = _known(slug), model.sms_of(slug)
-    if chosen.full_name not in known.constants or not sms or not problem.M or not problem.N:
+    name_of_chosen = module.named(problem, chosen.full_name)
+    if name_of_chosen not in known.constants or not sms or not problem.M or not problem.N:
         return None
     timed, plan = module.by_rows(problem, chosen.name, chosen.plan(problem))
-    present_us = known.us(chosen.full_name, timed, plan, sms, seen=False)
+    present_us = known.us(name_of_chosen, timed, plan, sms, seen=False)
     assert present_us is not None
     if present_us > MOSTLY_START_US and nearest(problem, slug, TUNED) is not None:
         return None
     found: list[tuple[Taken, Problem, Mapping[str, Any]]] = []
     for name, offered in module.plans(problem, [row.name for row in able]):
         timed, plan = module.by_rows(problem, name, offered)
-        us = known.by_terms(f"{chosen.backend}/{name}", timed, plan, sms)
+        us = known.by_terms(module.named(problem, f"{chosen.backend}/{name}"), timed, plan, sms)
         if us is not None:
             found.append((Taken(name, offered, us), timed, plan))
     least = min((taken.us for taken, *_ in found), default=0.0)
-    near = (
-        taken._replace(
-            us=taken.us * known.factor(f"{chosen.backend}/{taken.kernel}", timed, plan, sms)
-        )
-        for taken, timed, plan in found
-        if taken.us <= NEAR * least
-    )
+
+    def with_trees(taken: Taken, timed: Problem, plan: Mapping[str, Any]) -> Taken:
+        name = module.named(problem, f"{chosen.backend}/{taken.kernel}")
+        return taken._replace(us=taken.us * known.factor(name, timed, plan, sms))
+
+    near = (with_trees(*each) for each in found if each[0].us <= NEAR * least)
     best = min(near, key=lambda taken: taken.us, default=None)
     return None if best is None else (best, present_us)
 
@@ -221,7 +231,7 @@ def why(problem: Problem, taken: Kernel, before: Kernel, module: Any) -> str:
 
     def us(row: Kernel) -> float | None:
         timed, plan = module.by_rows(problem, row.name, row.plan(problem))
-        return known.us(row.full_name, timed, plan, sms, seen=False)
+        return known.us(module.named(problem, row.full_name), timed, plan, sms, seen=False)
 
     mine, theirs = us(taken), us(before)
     if taken.name == before.name:

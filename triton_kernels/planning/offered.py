@@ -15,7 +15,7 @@ from typing import Any
 from ..host.storage import column_major, itemsize
 from . import gpus
 from .choice import planned_by_user
-from .k_division import MOST_PARTS, PARTS, KDivisionPlanner, by_elements
+from .k_division import MOST_PARTS, PARTS, PROGRAMS_BY_ELEMENTS, KDivisionPlanner, by_elements
 from .planner import MOST_STAGES, Config, Planner
 
 HOPPER = (9, 0)
@@ -27,30 +27,33 @@ def plans(
 ) -> Iterator[tuple[str, Mapping[str, int]]]:
     """(kernel, plan) of kernels in ``able``: of plain products of 16 bits on Hopper, else none.
 
-    Nor where the length of a row is no multiple of 8 elements, so that kernels without TMA load one
-    by one. What that takes no term of the model says: at 592 x 5935 x 539 (nn) it would take a plan
-    of nearly five times the time (reports/nvidia-h200/trials/plans.csv). Nor of a kernel for which
-    the user's own table has a configuration.
+    Where the length of a row is no multiple of 8 elements, kernels without TMA load one by one.
+    What that takes no term of the model says, so such plans are others, and the model knows them
+    apart (``named``). None is of a kernel for which the user's own table has a configuration.
     """
     of_16_bits = itemsize(problem.dtype_in) == itemsize(problem.dtype_out) == 2
     if not of_16_bits or problem.capability != HOPPER or problem.batch > 1 or not problem.plain:
         return
-    if by_elements(problem):
-        return
+    one_by_one = by_elements(problem)
     _, limit, sms = gpus.gpu_of(problem)
     limit, sms = limit or gpus.LIMITS[HOPPER].shared_bytes, sms or gpus.LIMITS[HOPPER].sms
     for name in able:
         planner = planners.get(name)
-        if planner is None or not planner.reads_in_vectors(problem):
+        if planner is None or not (one_by_one or planner.reads_in_vectors(problem)):
             continue
         if planned_by_user(problem, name):
             continue
         transposed = planner.transposes(problem)
         seen = problem.transposed() if transposed else problem
-        for config in planner.offered:
+        for config in planner.offered_by_elements if one_by_one else planner.offered:
             if planner.suits(config, seen):
                 for found in _of_tile(planner, config, seen, limit, sms, transposed):
                     yield name, found
+
+
+def named(problem: Any, kernel: str) -> str:
+    """As what the model of plans knows a kernel: loading one by one it is another."""
+    return f"{kernel} by elements" if by_elements(problem) else kernel
 
 
 def by_rows(
@@ -77,10 +80,11 @@ def _of_tile(
         return
     tile = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     steps = -(-problem.K // config["BLOCK_K"])
+    programs = sms * (PROGRAMS_BY_ELEMENTS if by_elements(problem) else 1)
     for swap in planner.swaps(config):
         tiles = planner.tiles_of(tile, problem, bool(swap))
         divided = planner.tiles_to_divide(tiles, sms)
         for parts in PARTS:
-            if parts == 1 or (divided and parts <= min(steps, MOST_PARTS, sms // divided)):
+            if parts == 1 or (divided and parts <= min(steps, MOST_PARTS, programs // divided)):
                 asked = {**config, "SPLITS": parts, "SWAP": swap}
                 yield planner.divide(asked, problem, sms, transposed)

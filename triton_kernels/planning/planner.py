@@ -44,12 +44,14 @@ class Planner:
         tunable: ``candidates`` has configurations to try.
         has_table: its configurations come from tables; else ``rows`` makes one.
         offered: tiles that a model may take where no table was tuned; see offered.py.
+        offered_by_elements: the same where no vector of A and B can be loaded.
     """
 
     divides_k = False
     tunable = False
     has_table = True
     offered: tuple[Config, ...] = ()
+    offered_by_elements: tuple[Config, ...] = ()
 
     def __init__(self, name: str, settings: Sequence[str], *, table: str = "") -> None:
         """

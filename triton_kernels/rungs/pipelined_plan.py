@@ -26,6 +26,11 @@ class PipelinedPlanner(Planner):
         tile(128, 32, 128, GROUP_M=1, NUM_STAGES=5),
     )  # fmt: skip
 
+    offered_by_elements = (
+        tile(64, 32, 64, GROUP_M=1, NUM_STAGES=3), tile(64, 64, 32, GROUP_M=8, NUM_STAGES=3),
+        tile(128, 128, 32, 8, GROUP_M=8, NUM_STAGES=3),
+    )  # fmt: skip
+
     def settled(self, problem: Any) -> bool:
         return bool(
             problem.plain

@@ -16,6 +16,11 @@ from ..planning.k_division import MOST_PARTS, PARTS, KDivisionPlanner, by_elemen
 from ..planning.planner import MOST_STAGES, Config, tile
 from ..planning.rows import row
 
+BY_ELEMENTS_ANY = 32
+"""Columns of a tile from which on it is offered to products that are not thin, where elements are
+loaded one by one: 231 x 535 x 233 (tn) takes 4.8 us in tiles of 64 x 32 and four parts of K, and
+12.4 by pipelined's 64 x 64 (reports/nvidia-h200/trials/races.csv)."""
+
 LEAST_DEPTH = 64
 """Elements of K in a step, at least."""
 
@@ -94,13 +99,22 @@ class SkinnyPlanner(KDivisionPlanner):
         )
     )  # fmt: skip
 
+    offered_by_elements = (
+        tile(64, 32, 64, PDL=1, NUM_STAGES=3), tile(64, 64, 64, PDL=1, NUM_STAGES=4),
+        tile(64, 16, 64, PDL=1, NUM_STAGES=4), tile(64, 16, 128, PDL=1, NUM_STAGES=4),
+        tile(128, 16, 64, PDL=1, NUM_STAGES=4), tile(32, 16, 256, PDL=1, NUM_STAGES=2),
+    )  # fmt: skip
+
     def reads_in_vectors(self, problem: Any) -> bool:
         """Of the kernels without TMA this one alone is told of rows that are 8 elements apart."""
         return not by_elements(problem)
 
     def suits(self, config: Config, problem: Any) -> bool:
-        """The thin side in one tile, or nearly."""
+        """The thin side in one tile, or nearly; of elements loaded one by one, which are no
+        narrow problems only, in tiles of 32 and more in several."""
         thin = min(problem.M, problem.N)
+        if by_elements(problem) and config["BLOCK_N"] >= BY_ELEMENTS_ANY:
+            return True
         return bool(min(thin, 64) <= config["BLOCK_N"] < 2 * max(thin, 16))
 
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
