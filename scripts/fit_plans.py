@@ -51,7 +51,7 @@ more in the median; plans of whole K take the same (docs/lab/cost_model.md)."""
 ELSEWHERE = ("7a96c1d", "ad24ec3", "c327f65", "27b646c")
 """Trees whose races had another foreign kernel than that."""
 
-BY_ELEMENTS = ("skinny", "pipelined", "persistent")
+BY_ELEMENTS = ("skinny", "pipelined", "persistent", "thin")
 """Kernels that are taken, and were raced, where elements are loaded one by one."""
 
 EARLY_US = 0.3
@@ -131,7 +131,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
 
 
 def _offers(planner: Any, problem: Problem) -> bool:
-    return bool(planner.offered) and planner.reads_in_vectors(problem)
+    return planner.offers_its_own or (bool(planner.offered) and planner.reads_in_vectors(problem))
 
 
 def us_of(row: Mapping[str, str], plan: Mapping[str, int]) -> float:

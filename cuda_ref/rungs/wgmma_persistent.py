@@ -185,11 +185,12 @@ def plan(problem: Any) -> Mapping[str, int]:
     tile = tile_of(problem)
     if problem.device == "cpu":
         return tile.plan
-    M, N, _, b = _transposed(problem)
+    M, N, a, b = _transposed(problem)
     rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
     cluster, shares_a = _pairs(
         tile, rows, cols, problem.batch, ceil_div(problem.K, TILE_K),
         rows_lie(2, *strides_of(problem)), b[0] != 1, gpu_of(problem).sms, problem.K <= SHORT_K,
+        a[1] == 1,
     )  # fmt: skip
     return {**tile.plan, "SHARES_A": int(shares_a), "CLUSTER": cluster}
 
@@ -224,6 +225,7 @@ def _pairs(
     n_major: bool,
     sms: int,
     short: bool = False,
+    along_k: bool = True,
 ) -> tuple[int, bool]:
     """Blocks of a cluster, 1 or 2, and whether a pair works side by side and shares A.
 
@@ -233,6 +235,7 @@ def _pairs(
         lie: how rows of A and B lie, as ``rows_lie`` says it.
         n_major: B lies by rows, so that panels of 64 columns are loaded whole.
         short: K is at most SHORT_K.
+        along_k: A lies along K too; else B alone has short rows, and is what is shared.
     """
     own = tile.BLOCK_M > tile.BLOCK_N  # of blocks in no pair: so they share a tile's build
     waves = -(-rows * cols * batch // sms)
@@ -247,8 +250,10 @@ def _pairs(
     # What is longer is shared, but for a wave more; a tile more may find an idle SM.
     ways = [shares_a for shares_a in (False, True) if (cols if shares_a else rows) > 1]
     count = {way: waves_of_pairs(rows, cols, batch, way, sms) for way in ways}
-    idle = {way: (cols if way else rows) % 2 for way in ways}  # a block of a pair has no tile
-    ways.sort(key=lambda way: (count[way], short and idle[way], way != (loaded < tile.BLOCK_M)))
+    # Blocks of a pair without a tile.
+    idle = {way: cols % 2 * rows if way else rows % 2 * cols for way in ways}
+    least = {way: short and (idle[way] if along_k else way) for way in ways}
+    ways.sort(key=lambda way: (count[way], least[way], way != (loaded < tile.BLOCK_M)))
     if not ways or count[ways[0]] > waves:
         return 1, own
     return 2, ways[0]

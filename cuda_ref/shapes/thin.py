@@ -137,6 +137,10 @@ FEW_COLUMNS, MOST_AGAIN = 96, 32
 columns up to which B may be read more than once: for each MOST_ROWS rows of A."""
 
 
+MANY_ROWS, LONG_K = 16, 2048
+"""Rows of more than MOST_ROWS up to which, and elements along K from which on, ``settled``
+compares: 16 x 18 x 3760 (nn) takes 3.8 us here and 4.3 by small, 32 x 32 x 224 (tt) 3.4 and 2.4."""
+
 OVER = 1.08
 """By how much its model says more than was timed, of such products: between 0.85 and 1.35 of it at
 ten (reports/nvidia-h200/trials/races.csv)."""
@@ -150,7 +154,8 @@ def settled(problem: Any, sms: int) -> bool:
     3.8; of 12 raced products that it is taken for it was slower at none
     (reports/nvidia-h100-sxm/trials/thin.csv, reports/nvidia-h200/trials/races.csv)."""
     seen = wide(problem)
-    if (FEW_COLUMNS if seen.M <= MOST_ROWS else MOST_AGAIN) < seen.N:
+    few = seen.M <= MOST_ROWS and seen.N <= FEW_COLUMNS
+    if not few and not (seen.M <= MANY_ROWS and seen.N <= MOST_AGAIN and seen.K >= LONG_K):
         return False
     if not problem.plain or problem.batch > 1 or refuse_tma(problem) is not None:
         return False

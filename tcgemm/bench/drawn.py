@@ -57,14 +57,14 @@ FITTED: dict[int, str] = {
     **dict.fromkeys(range(549, 555), "the trees of the models of Triton's plans and of one_wave's"),
     555: "how long K is where CUDA's skinny is taken",
     **dict.fromkeys(
-        range(558, 561),
+        range(558, 564),
         "the trees of both models, and when CUDA takes skinny, thin and pairs",
     ),
     610: "the same as of 507",
     614: "the trees of the model of Triton's plans",
     615: "the same",
     **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
-    **dict.fromkeys(range(620, 660), "few of their shapes: as of 558"),
+    **dict.fromkeys((*range(620, 660), *range(661, 700)), "some of their shapes: as of 558"),
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
 """Seed -> what was fitted to its shapes. No figure of a report comes from such a seed; figures on

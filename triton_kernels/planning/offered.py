@@ -39,6 +39,10 @@ def plans(
     limit, sms = limit or gpus.LIMITS[HOPPER].shared_bytes, sms or gpus.LIMITS[HOPPER].sms
     for name in able:
         planner = planners.get(name)
+        if planner is not None and planner.offers_its_own:
+            if planner.suits({}, problem):
+                yield name, planner(problem)
+            continue
         if planner is None or not (one_by_one or planner.reads_in_vectors(problem)):
             continue
         if planned_by_user(problem, name):

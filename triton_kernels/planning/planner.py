@@ -44,6 +44,7 @@ class Planner:
         tunable: ``candidates`` has configurations to try.
         has_table: its configurations come from tables; else ``rows`` makes one.
         offered: tiles that a model may take where no table was tuned; see offered.py.
+        offers_its_own: its own plan is one that a model may take, whatever others are chosen.
         offered_by_elements: the same where no vector of A and B can be loaded.
     """
 
@@ -52,6 +53,7 @@ class Planner:
     has_table = True
     offered: tuple[Config, ...] = ()
     offered_by_elements: tuple[Config, ...] = ()
+    offers_its_own = False
 
     def __init__(self, name: str, settings: Sequence[str], *, table: str = "") -> None:
         """

@@ -148,6 +148,10 @@ class ThinPlanner(Planner):
     """Planned by the model alone: no table has its rows."""
 
     has_table = False
+    offers_its_own = True
+
+    def suits(self, config: Config, problem: Any) -> bool:
+        return min(problem.M, problem.N) <= MOST_ROWS
 
     def pays(self, problem: Any) -> bool:
         """Only where it is settled."""
