@@ -53,11 +53,10 @@ SHORT_K = 16
 """Elements along K, those of one mma, up to which ``sure`` says nothing."""
 
 LONG_K = 3000
-"""Elements along K from which on others are asked too about few rows: below it, of 20 raced
-products of 2 to 16 rows within lines of the L2, other models than this rung's and small's were off
-by up to a half, and this rung or small was the fastest at all but one. 2 x 4568 x 1288 (nt) takes
-6.7 us here, 7.7 by gemv and 7.3 by skinny, whose models said 6.5 and 7.4
-(reports/nvidia-h200/trials/races.csv)."""
+"""Elements along K from which on others are asked too about few rows: below it this rung or small
+was the fastest at each of 40 raced products of 2 to 16 rows within lines of the L2, and the models
+of others were off by up to a half. 2 x 4568 x 1288 (nt) takes 6.7 us here and 7.7 by gemv, whose
+model said 6.5 (reports/nvidia-h200/trials/races.csv)."""
 
 WIDE_M, WIDE_N, WIDE_K = 96, 8192, range(5, 33)
 """Rows at most, columns at least, and elements along K, where rows split sectors: small, whose many

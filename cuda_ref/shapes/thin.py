@@ -138,12 +138,13 @@ columns up to which B may be read more than once: for each MOST_ROWS rows of A."
 
 
 MANY_ROWS, LONG_K = 16, 2048
-"""Rows of more than MOST_ROWS up to which, and elements along K from which on, ``settled``
-compares: 16 x 18 x 3760 (nn) takes 3.8 us here and 4.3 by small, 32 x 32 x 224 (tt) 3.4 and 2.4."""
+"""Rows up to which ``settled`` compares too, and elements along K from which on it does where there
+is one row or more than MOST_ROWS, or B does not lie along K: 16 x 18 x 3760 (nn) takes 3.8 us here
+and 4.3 by small, 32 x 32 x 224 (tt) 3.4 and 2.4."""
 
 OVER = 1.08
-"""By how much its model says more than was timed, of such products: between 0.85 and 1.35 of it at
-ten (reports/nvidia-h200/trials/races.csv)."""
+"""By how much its model says more than was timed, of such products: they take 0.74 to 1.18 of it,
+0.93 in the mean of nine (reports/nvidia-h200/trials/races.csv)."""
 
 
 def settled(problem: Any, sms: int) -> bool:
@@ -151,11 +152,12 @@ def settled(problem: Any, sms: int) -> bool:
     vectors want them, C has few columns, or few of both, and this rung's own model is below those
     of others that read them so. They divide a long K for more than they multiply: 3 x 64 x 14592
     (nt) takes 8.3 us by one_wave, 5.8 by gemv and 5.6 here, and 2 x 8 x 10872 (nn) 7.2, 12.3 and
-    3.8; of 12 raced products that it is taken for it was slower at none
+    3.8; of 7 raced products that it is taken for it was the fastest at each
     (reports/nvidia-h100-sxm/trials/thin.csv, reports/nvidia-h200/trials/races.csv)."""
     seen = wide(problem)
     few = seen.M <= MOST_ROWS and seen.N <= FEW_COLUMNS
-    if not few and not (seen.M <= MANY_ROWS and seen.N <= MOST_AGAIN and seen.K >= LONG_K):
+    long = few or (seen.M <= MANY_ROWS and seen.N <= MOST_AGAIN)
+    if not (few and seen.M > 1 and gemv.k_major(seen)) and not (long and seen.K >= LONG_K):
         return False
     if not problem.plain or problem.batch > 1 or refuse_tma(problem) is not None:
         return False
