@@ -32,7 +32,7 @@ LOSS, UNPICKED_LOSS, GAIN, WORSE = 1.045, 1.03, 0.035, 0.045
 """Of what a call gets over the fastest timed plan, where the fit has not seen the shape, the
 geometric mean: over all races, half of which are of shapes that were slow; over those of UNPICKED;
 how much more is lost without the model of plans; and the share of products that it makes slower by
-5 %. Seen: 1.031, 1.023, 0.052, 0.023, and of a third of the shapes 0.044 and 0.038."""
+5 %. Seen: 1.041, 1.022, 0.046, 0.038, and of a third of the shapes 0.049 and 0.041."""
 
 UNPICKED = (614, 615)
 """Seeds whose shapes were raced as they were drawn, slow or not."""
@@ -117,7 +117,7 @@ def test_of_a_shape_that_it_has_not_seen_a_call_gets_nearly_the_fastest_plan(
             if (problem.M, problem.N, problem.K, problem.layout) in drawn:
                 of_unpicked.append(mine[-1])
     assert len(mine) > (200 if thorough else 60)
-    assert len(of_unpicked) > (80 if thorough else 25)
+    assert len(of_unpicked) > (89 if thorough else 25)
     assert geometric_mean(mine) < LOSS
     assert geometric_mean(of_unpicked) < UNPICKED_LOSS
     assert geometric_mean(mine) < geometric_mean(without) - GAIN

@@ -25,7 +25,7 @@ from ..planning.pairs import SPLIT_LINES, SPLIT_SECTORS, WHOLE, rows_lie
 from ..planning.refusals import refuse_tma
 from ..planning.rows import FUSES_NO_BATCH, row
 from ..planning.tables import short_rows
-from ..planning.tuning import Tuning, wide
+from ..planning.tuning import Tuning, fastest, wide
 from . import one_wave, skinny_tile, small
 
 ORDER = 160
@@ -143,12 +143,13 @@ def settled(problem: Any, sms: int) -> bool:
     """Whether this rung is taken, whatever models of all rungs say: its K is divided for a second
     kernel, and its own model is below those of others that divide it. Their models know no such
     plan: 4 x 96 x 15456 (nn) takes 5.7 us so and 7.2 by one_wave."""
-    seen = wide(problem)
-    added = [TUNING.modelled_us(config, seen, sms) for config in _added(seen, sms)]
-    if not added or problem.batch > 1 or refuse_tma(problem) is not None:
+    if problem.batch > 1 or refuse_tma(problem) is not None:
         return False
-    others = [small.fastest(problem, sms)[2], one_wave.cost(problem, sms), cost(problem, sms)]
-    return min(added) <= min(us for us in others if us is not None)
+    us, config = fastest("skinny", wide(problem), sms)
+    if config["SPLITS"] <= MOST_SPLITS or us > small.fastest(problem, sms)[2]:
+        return False
+    by_one_wave = one_wave.cost(problem, sms)
+    return by_one_wave is None or us <= by_one_wave
 
 
 def sure(problem: Any) -> bool:

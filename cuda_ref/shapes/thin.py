@@ -136,7 +136,6 @@ FEW_COLUMNS, MOST_AGAIN = 96, 32
 """Columns of an aligned C, of up to MOST_ROWS rows, up to which ``settled`` compares; and rows and
 columns up to which B may be read more than once: for each MOST_ROWS rows of A."""
 
-
 MANY_ROWS, LONG_K = 16, 2048
 """Rows up to which ``settled`` compares too, and elements along K from which on it does where there
 is one row or more than MOST_ROWS, or B does not lie along K: 16 x 18 x 3760 (nn) takes 3.8 us here
@@ -155,14 +154,15 @@ def settled(problem: Any, sms: int) -> bool:
     3.8; of 7 raced products that it is taken for it was the fastest at each
     (reports/nvidia-h100-sxm/trials/thin.csv, reports/nvidia-h200/trials/races.csv)."""
     seen = wide(problem)
-    few = seen.M <= MOST_ROWS and seen.N <= FEW_COLUMNS
-    long = few or (seen.M <= MANY_ROWS and seen.N <= MOST_AGAIN)
-    if not (few and seen.M > 1 and gemv.k_major(seen)) and not (long and seen.K >= LONG_K):
+    along_k = gemv.k_major(seen)
+    columns = FEW_COLUMNS if seen.M <= MOST_ROWS else MOST_AGAIN
+    any_k = 1 < seen.M <= MOST_ROWS and along_k
+    if seen.M > MANY_ROWS or columns < seen.N or not (any_k or seen.K >= LONG_K):
         return False
     if not problem.plain or problem.batch > 1 or refuse_tma(problem) is not None:
         return False
     others = [small.fastest(problem, sms)[2], skinny.cost(problem, sms)]
-    if gemv.k_major(seen):
+    if along_k:
         others.append(gemv.TUNING.cost(problem, sms))
     return fastest(seen, sms)[0] < OVER * min(others)
 

@@ -207,17 +207,18 @@ def fastest(
     assert present_us is not None
     if present_us > MOSTLY_START_US and nearest(problem, slug, TUNED) is not None:
         return None
+    names = {row.name: module.named(problem, row.full_name) for row in able}
     found: list[tuple[Taken, Problem, Mapping[str, Any]]] = []
-    for name, offered in module.plans(problem, [row.name for row in able]):
+    for name, offered in module.plans(problem, list(names)):
         timed, plan = module.by_rows(problem, name, offered)
-        us = known.by_terms(module.named(problem, f"{chosen.backend}/{name}"), timed, plan, sms)
+        us = known.by_terms(names[name], timed, plan, sms)
         if us is not None:
             found.append((Taken(name, offered, us), timed, plan))
     least = min((taken.us for taken, *_ in found), default=0.0)
 
     def with_trees(taken: Taken, timed: Problem, plan: Mapping[str, Any]) -> Taken:
-        name = module.named(problem, f"{chosen.backend}/{taken.kernel}")
-        return taken._replace(us=taken.us * known.factor(name, timed, plan, sms))
+        factor = known.factor(names[taken.kernel], timed, plan, sms)
+        return taken._replace(us=taken.us * factor)
 
     near = (with_trees(*each) for each in found if each[0].us <= NEAR * least)
     best = min(near, key=lambda taken: taken.us, default=None)

@@ -39,13 +39,11 @@ def plans(
     limit, sms = limit or gpus.LIMITS[HOPPER].shared_bytes, sms or gpus.LIMITS[HOPPER].sms
     for name in able:
         planner = planners.get(name)
-        if planner is not None and planner.offers_its_own:
-            if planner.suits({}, problem):
-                yield name, planner(problem)
+        if planner is None or planned_by_user(problem, name):
             continue
-        if planner is None or not (one_by_one or planner.reads_in_vectors(problem)):
-            continue
-        if planned_by_user(problem, name):
+        if planner.offers_its_own and planner.suits({}, problem):
+            yield name, planner(problem)
+        if not one_by_one and not planner.reads_in_vectors(problem):
             continue
         transposed = planner.transposes(problem)
         seen = problem.transposed() if transposed else problem
