@@ -151,8 +151,8 @@ class Launch(Description):
         does not, or the two results do not lie as the plan has them.
 
         Args:
-            aux: "write" or "read".
-            z, out: [M, N], row-major, of the launch's dtype.
+            aux: "write", "read" or "sums".
+            z, out: [M, N], row-major, of the launch's dtype; z is [M] for "sums".
         """
         if self.start is None or (z.data_ptr() | out.data_ptr()) & self.misaligned:
             return None
@@ -162,7 +162,9 @@ class Launch(Description):
             problem = dispatch.problem_of(a, b, out, asked)
             start = None
             if dispatch.find(plan.backend, plan.kernel).why_not(problem) is None:
-                start = _bind(_planned(problem, plan.backend, plan.kernel), problem, asked, part)
+                if aux != "sums":  # which change nothing in how C is made
+                    plan = _planned(problem, plan.backend, plan.kernel)
+                start = _bind(plan, problem, asked, part)
             self.with_aux[aux, epilogue] = start
         return self.with_aux[aux, epilogue]
 

@@ -92,10 +92,11 @@ class Fusion:
     aux: str = ""
     """What ``c`` is, if not C before: Z, the pre-activation, [M, N] of one product. "write": Z =
     alpha A B + bias is stored there as well as its epilogue in C. "read": C = alpha A B times the
-    epilogue's derivative at Z. beta is 0 then."""
+    epilogue's derivative at Z. beta is 0 then. "sums": [M], the sums of A's rows, which are stored
+    there besides a C = A B with which nothing else is done."""
 
 
-_OF_AUX = {"write": "preactivation", "read": "derivative"}
+_OF_AUX = {"write": "preactivation", "read": "derivative", "sums": "row_sums"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def test_no_argument_of_an_operator_has_a_name_that_torch_takes_itself():
     taken = taken_by_torch()
     assert "kernel" in taken
     tcgemm.matmul  # noqa: B018 - registers them
-    for name in ("gemm", "gemm_out", "mlp", "gemm_with_z", "gemm_through_z"):
+    for name in ("gemm", "gemm_out", "mlp", "gemm_with_z", "gemm_through_z", "gemm_with_sums"):
         packet = getattr(torch.ops.tcgemm, name)
         for argument in packet.default._schema.arguments:
             assert argument.name not in taken, (argument.name, taken[argument.name])

@@ -11,7 +11,15 @@ from importlib import import_module
 
 import pytest
 import records
-from triton_requests import DEEP, INSTRUCTION, LIMITS, problem_on, shipped, shipped_types
+from triton_requests import (
+    DEEP,
+    INSTRUCTION,
+    LIMITS,
+    SUMMING,
+    problem_on,
+    shipped,
+    shipped_types,
+)
 
 from tcgemm import dispatch
 from tcgemm.problem import DTYPES, EPILOGUES, LAYOUTS, Problem
@@ -57,6 +65,10 @@ SPECIALIZED_FUSED = [
         (staged, "nnt", 0, {"aux": "read", "epilogue": "gelu_tanh"}),
     )
 ]
+SUMS = [
+    Request("warp_specialized", tile, layout=layout, aux=aux)
+    for tile in SUMMING for layout in ("tn", "tt") for aux in ("", "sums")
+]  # fmt: skip
 SHIPPED = shipped()
 TYPES = shipped_types()
 C_IN_BY_ROWS = Request("warp_specialized", WARP_SPECIALIZED, layout="nt", c_in=True)
@@ -89,6 +101,7 @@ def odd_steps() -> list:
 def all_requests() -> list:
     return [
         *SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED, *with_c_in(), *eight_bits(), *SINGLE,
+        *SUMS,
         *odd_steps(),
     ]  # fmt: skip
 
@@ -185,6 +198,18 @@ def test_warp_specialized_fuses_without_spills_and_brings_c_in_by_tma(wanted):
     if wanted.c_in or wanted.aux == "read":
         assert built.counts["UTMALDG"] > plain.counts["UTMALDG"]
     limit = plans.shared_bytes(wanted.kernel, wanted.plan, wanted.dtype_out)
+    assert built.shared_bytes <= limit <= LIMITS[9, 0]
+
+
+@pytest.mark.parametrize(("plain", "summed"), list(zip(SUMS[::2], SUMS[1::2], strict=True)))
+def test_sums_of_rows_cost_no_barrier_and_no_register_of_the_product(plain, summed):
+    without, built = compiled(plain), compiled(summed)
+    assert (built.spill_bytes, built.serialized) == (0, False)
+    assert built.registers == without.registers
+    for opcode in ("HGMMA", "BAR", "UTMALDG", "UTMASTG"):
+        assert built.counts[opcode] == without.counts[opcode], opcode
+    assert built.counts["STG"] > 0 == without.counts["STG"]
+    limit = plans.shared_bytes(summed.kernel, summed.plan, summed.dtype_out)
     assert built.shared_bytes <= limit <= LIMITS[9, 0]
 
 

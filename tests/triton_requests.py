@@ -159,3 +159,14 @@ def shipped_types() -> list:
                         )
                     )
     return requests
+
+
+SUMMING = [
+    {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": group, "NUM_STAGES": stages,
+     "CONSUMERS": consumers, "SUBTILES": subtiles, "BUFFERS": 1, **rest}
+    for m, n, group, stages, consumers, subtiles, rest in (
+        (192, 96, 1, 5, 3, 3, {"REST": 32}), (128, 128, 4, 6, 2, 2, {}),
+        (128, 256, 8, 4, 2, 4, {}), (64, 128, 8, 8, 1, 2, {}), (256, 128, 8, 4, 2, 2, {}),
+    )
+]  # fmt: skip
+"""Tiles of warp_specialized for products that give the sums of A's rows."""

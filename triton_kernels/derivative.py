@@ -19,6 +19,7 @@ import torch
 
 from .device.dot import narrow, widen
 from .device.epilogue import through
+from .device.sums import add
 from .host.launching import Rung
 from .host.recording import Step
 from .host.runtime import INTERPRETED, cdiv, tl, triton
@@ -26,9 +27,6 @@ from .host.runtime import INTERPRETED, cdiv, tl, triton
 TILE = {"ROWS": 128, "BLOCK_M": 32, "BLOCK_N": 64}
 """16 elements of dY and of Z to a thread at a time; the partial sums are 1 % of the traffic,
 3 % of sums' alone. Of eleven tiles it is the one that is fast for both (docs/decisions.md)."""
-
-PARTS, COLUMNS = 64, 16
-"""Partial sums that a program of the second launch adds at a time, of as many columns."""
 
 
 @triton.jit
@@ -80,28 +78,6 @@ def kernel(
         tl.store(sums + part.to(tl.int64) * N + col, tl.sum(acc, 0), mask=n < N)
 
 
-@triton.jit
-def add_kernel(
-    sums,
-    total,
-    N,
-    parts,
-    stride_total,
-    PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    EMULATED: tl.constexpr,
-):
-    """total[n] = the sum of sums[parts, n], PARTS at a time."""
-    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    acc = tl.zeros((COLUMNS,), dtype=tl.float32)
-    for first in range(0, parts, PARTS):
-        part = first + tl.arange(0, PARTS)
-        inside = (part < parts)[:, None] & (n < N)[None, :]
-        at = sums + part.to(tl.int64)[:, None] * N + n[None, :]
-        acc += tl.sum(tl.load(at, mask=inside, other=0.0), 0)
-    tl.store(total + n * stride_total, narrow(acc, total.dtype.element_ty, EMULATED), mask=n < N)
-
-
 def arguments(
     above: torch.Tensor,
     z: torch.Tensor | None,
@@ -136,17 +112,10 @@ def arguments(
 
 def second(above: Any, z: Any, below: Any, args: Any, plan: Mapping[str, int]) -> Step | None:
     """The launch that adds the programs' column sums; None where none are asked for."""
-    *_, sums, total, M, N = args[:7]
+    sums, total, M = args[3:6]
     if total is None:
         return None
-    constants = {
-        "PARTS": PARTS,
-        "COLUMNS": COLUMNS,
-        "EMULATED": INTERPRETED and total.dtype == torch.bfloat16,
-        "num_warps": 4,
-    }
-    operands = (sums, total, N, cdiv(M, plan["ROWS"]), total.stride(0))
-    return add_kernel, (cdiv(N, COLUMNS),), operands, constants
+    return add(sums, total, cdiv(M, plan["ROWS"]))
 
 
 run = Rung(kernel, arguments, second=second)

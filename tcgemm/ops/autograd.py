@@ -20,7 +20,7 @@ from ..epilogue import FUNCTIONS
 from ..errors import OperandError, UnsupportedError
 from ..launch_cache import run_kept
 from ..tensors import traces, transform
-from . import operator, registered_late
+from . import operator, registered_late, row_sums
 from .how import How
 
 _FUSED = ("", "relu")
@@ -140,13 +140,20 @@ class Product(torch.autograd.Function):
             if shared:  # one product over all rows of the batch
                 rows = math.prod(a.shape[:-1])
                 a, factor = a.reshape(rows, a.shape[-1]), factor.reshape(rows, factor.shape[-1])
-            by_b = _gradient(a.mT, factor, down, ctx.shapes[1], ctx.by_columns[1])
+            if (
+                needs[3] and ctx.by_columns[1] and factor.dtype is grad.dtype
+                and len(ctx.shapes[3]) == 1 and row_sums.taken(factor.mT, a, down)
+            ):  # fmt: skip
+                by_b, by_bias = row_sums.both(factor.mT, a, down)
+                by_b = by_b.mT
+            else:
+                by_b = _gradient(a.mT, factor, down, ctx.shapes[1], ctx.by_columns[1])
         if needs[2]:
             by_c = (
                 grad if how.beta == 1 else grad * how.beta if how.beta else torch.zeros_like(grad)
             )
             by_c = by_c.sum_to_size(ctx.shapes[2])
-        if needs[3]:
+        if needs[3] and by_bias is None:
             by_bias = grad.sum_to_size(ctx.shapes[3])
         return by_a, by_b, by_c, by_bias, None
 

@@ -16,8 +16,8 @@ from ..forks import first_call
 from ..launch import Launch
 from ..launch_cache import BITS, forgotten_too, keep, launch_of, run
 from ..tensors import deterministic, laid, modes
-from . import mlp_traced, operator
-from .running import start
+from . import mlp_traced, operator, row_sums
+from .running import asked_of, start
 
 _kept: dict[Any, Launch] = {}
 forgotten_too.append(_kept)
@@ -89,7 +89,7 @@ def with_z(
         z.copy_(both[1])
         return
     key = ("with_z", *_alike(a, b, bias, out), epilogue, compute, backend or default_backend())
-    asked = mlp_traced.asked_of(compute, backend)
+    asked = asked_of(compute, backend)
     _keep(key, mlp_traced.with_z(_kept.get(key), asked, epilogue, a, b, bias, z, hidden))
 
 
@@ -108,8 +108,23 @@ def through_z(
         )
         return
     key = ("through_z", *_alike(a, b, z, out), epilogue, compute, backend or default_backend())
-    asked = mlp_traced.asked_of(compute, backend)
+    asked = asked_of(compute, backend)
     _keep(key, mlp_traced.through_z(_kept.get(key), asked, epilogue, a, b, z, out))
+
+
+def with_sums(a: Any, b: Any, compute: str, backend: str, *, out: Any) -> None:
+    """A B, [M, N], at the beginning of ``out``, and the sums of A's rows, [M], at its end; of
+    matrices of one dtype."""
+    (M, _), N = a.shape, b.shape[1]
+    product, sums = laid(out, (M, N), (N, 1), 0), laid(out, (M,), (1,), out.shape[0] - M)
+    if modes():
+        given = row_sums.gemm_with_sums(a, b, compute=compute, backend=backend)
+        for mine, theirs in zip((product, sums), given, strict=True):
+            mine.copy_(theirs)
+        return
+    key = ("with_sums", *_alike(a, b, None, out), compute, backend or default_backend())
+    asked = asked_of(compute, backend)
+    _keep(key, row_sums.with_sums(_kept.get(key), asked, a, b, sums, product))
 
 
 def _alike(a: Any, b: Any, third: Any, out: Any) -> tuple[Any, ...]:

@@ -47,18 +47,20 @@ def through(
 
 
 def column_sums(
-    launch: Launch, rows: Any, start: Start | None = None
+    launch: Launch, rows: Any, start: Start | None = None, total: Any = None
 ) -> tuple[torch.Tensor, Start]:
     """The sum of the rows [M, N], [N]: summed in float32, in an order that does not change.
 
     Args:
         rows: as for ``through``.
         start: what was returned for such rows before, if they are known to be alike.
+        total: where the sum goes; memory of its own by default.
 
     Returns:
         The sum, and the kernel, bound to such rows.
     """
-    total = launch.empty((rows.shape[-1],), (1,), rows.dtype)
+    if total is None:
+        total = launch.empty((rows.shape[-1],), (1,), rows.dtype)
     if start is None:
         start = _start_of(launch, "", rows, None, None, total)
     try:

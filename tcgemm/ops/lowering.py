@@ -21,7 +21,7 @@ ALIGNED = 256
 
 
 def register() -> None:
-    """Give Inductor, which is loaded, the way to write products, those of ``tcgemm::mlp`` too."""
+    """Give Inductor, which is loaded, the way to write products, those of passes of layers too."""
     from torch._inductor import ir
     from torch._inductor.lowering import fallback_handler, lowerings, register_lowering, view
     from torch._inductor.virtualized import V
@@ -73,20 +73,20 @@ def register() -> None:
         result = ir.TensorBox.create(written)
         return result if len(sizes) == 2 else view(result, [*sizes[:-1], N])
 
-    of_an_mlp = _of_an_mlp(Product)
-    for each, way in ((operator.gemm, lowered), *of_an_mlp.items()):
+    of_parts = _of_parts(Product)
+    for each, way in ((operator.gemm, lowered), *of_parts.items()):
         lowerings.pop(each, None)
         register_lowering(each, type_promotion_kind=None)(way)
 
 
-def _of_an_mlp(product: Any) -> dict[Any, Callable[..., Any]]:
-    """Of the parts of ``tcgemm::mlp``, how they are written.
+def _of_parts(product: Any) -> dict[Any, Callable[..., Any]]:
+    """Of the operators that are parts of a layer's passes, how they are written.
 
     Args:
         product: the class of a call of ``compiled``.
     """
     from torch._inductor import ir
-    from torch._inductor.lowering import fallback_handler, select
+    from torch._inductor.lowering import as_strided, fallback_handler, select
     from torch._inductor.virtualized import V
     from torch.utils._sympy.functions import FloorDiv
 
@@ -107,9 +107,14 @@ def _of_an_mlp(product: Any) -> dict[Any, Callable[..., Any]]:
 
     ops = torch.ops.tcgemm
     gemm_with_z, gemm_through_z = ops.gemm_with_z.default, ops.gemm_through_z.default
-    z_by_dispatcher, through_by_dispatcher = (
-        fallback_handler(each, add_to_fallback_set=False) for each in (gemm_with_z, gemm_through_z)
+    gemm_with_sums = ops.gemm_with_sums.default
+    z_by_dispatcher, through_by_dispatcher, sums_by_dispatcher = (
+        fallback_handler(each, add_to_fallback_set=False)
+        for each in (gemm_with_z, gemm_through_z, gemm_with_sums)
     )
+
+    def aligned(elements: Any) -> Any:
+        return FloorDiv(elements + ALIGNED - 1, ALIGNED) * ALIGNED
 
     def with_z(
         a: Any, b: Any, bias: Any, *, epilogue: str, compute: str = "", backend: str = ""
@@ -119,7 +124,7 @@ def _of_an_mlp(product: Any) -> dict[Any, Callable[..., Any]]:
         name = "with_z_alone" if bias is None else "with_z"
         M, N = a.get_size()[0], b.get_size()[1]
         # The second begins as well aligned as the first.
-        further = FloorDiv(M * N + ALIGNED - 1, ALIGNED) * ALIGNED
+        further = aligned(M * N)
         asked = epilogue, compute, backend
         both = written(name, [2, M, N], [further, N, 1], (a, b, bias), *asked)
         return select(both, 0, 0), select(both, 0, 1)
@@ -134,7 +139,15 @@ def _of_an_mlp(product: Any) -> dict[Any, Callable[..., Any]]:
         sizes = [a.get_size()[0], b.get_size()[1]]
         return written("through_z", sizes, None, (a, b, z), epilogue, compute, backend)
 
-    return {gemm_with_z: with_z, gemm_through_z: through_z}
+    def with_sums(a: Any, b: Any, *, compute: str = "", backend: str = "") -> Any:
+        if V.graph.cpp_wrapper:
+            return sums_by_dispatcher(a, b, compute=compute, backend=backend)
+        M, N = a.get_size()[0], b.get_size()[1]
+        further = aligned(M * N)
+        all_ = written("with_sums", [further + M], None, (a, b), compute, backend)
+        return as_strided(all_, [M, N], [N, 1], 0), as_strided(all_, [M], [1], further)
+
+    return {gemm_with_z: with_z, gemm_through_z: through_z, gemm_with_sums: with_sums}
 
 
 def works() -> bool:
@@ -147,7 +160,17 @@ def works() -> bool:
         hasattr(where, name)
         for where, names in (
             (ir, ("ExternKernelOut", "ExternKernel", "FixedLayout", "TensorBox")),
-            (lowering, ("fallback_handler", "lowerings", "register_lowering", "select", "view")),
+            (
+                lowering,
+                (
+                    "as_strided",
+                    "fallback_handler",
+                    "lowerings",
+                    "register_lowering",
+                    "select",
+                    "view",
+                ),
+            ),
         )
         for name in names
     )

@@ -17,7 +17,6 @@ from torch.autograd import forward_ad
 from .. import dispatch
 from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
-from ..errors import UnsupportedError
 from ..forks import first_call
 from ..launch import Launch
 from ..launch_cache import launch_of
@@ -26,7 +25,8 @@ from . import autocast, operator
 from .how import How
 from .layer import BACKWARD, threshold_backward
 from .mlp import differentiable
-from .running import arguments, multiply, run_with_aux
+from .row_sums import TRACED, both, taken
+from .running import arguments, asked_of, multiply, run_with_aux
 
 _ASKED = "*, str epilogue, str compute='', str backend=''"
 _SCHEMAS = (
@@ -41,9 +41,6 @@ for schema in _SCHEMAS:
 mlp: Any = torch.ops.tcgemm.mlp.default
 gemm_with_z: Any = torch.ops.tcgemm.gemm_with_z.default
 gemm_through_z: Any = torch.ops.tcgemm.gemm_through_z.default
-
-_KINDS = frozenset(("FakeTensor", "FunctionalTensor"))
-"""Types of tensors, besides PLAIN, that stand for a plain one in a trace."""
 
 
 def _mlp(
@@ -70,7 +67,7 @@ def _is_fused(operands: tuple[Any, ...], epilogue: str, backend: str) -> bool:
     given = [t for t in operands if t is not None]
     return (
         (epilogue == "relu" or epilogue in BACKWARD)
-        and all(type(t) in PLAIN or type(t).__name__ in _KINDS for t in given)
+        and all(type(t) in PLAIN or type(t).__name__ in TRACED for t in given)
         and grad_mode()
         and any(t.requires_grad for t in given)
         and transform() is None
@@ -132,16 +129,21 @@ class Mlp(torch.autograd.Function):
 
         by_x, by_up, by_up_bias, by_down, by_down_bias = ctx.needs_input_grad[:5]
         rows, x_rows = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+
+        def of_layer(above: Any, below: Any, by_weight: bool, by_bias: bool) -> tuple[Any, Any]:
+            if by_weight and by_bias and taken(above.mT, below, how):
+                return both(above.mT, below, how)
+            of_weight = product(above.mT, below) if by_weight else None
+            return of_weight, above.sum(0) if by_bias else None
+
         of_x = of_up = of_up_bias = None
-        of_down = product(rows.mT, hidden) if by_down else None
+        of_down, of_down_bias = of_layer(rows, hidden, by_down, by_down_bias)
         if by_x or by_up or by_up_bias:
             below = gemm_through_z(
                 rows, down, z, epilogue=epilogue, compute=how.compute, backend=how.backend
             )
-            of_up = product(below.mT, x_rows) if by_up else None
+            of_up, of_up_bias = of_layer(below, x_rows, by_up, by_up_bias)
             of_x = product(below, up).reshape(x.shape) if by_x else None
-            of_up_bias = below.sum(0) if by_up_bias else None
-        of_down_bias = rows.sum(0) if by_down_bias else None
         return of_x, of_up, of_up_bias, of_down, of_down_bias, None, None, None
 
 
@@ -161,11 +163,6 @@ def _gemm_through_z(
     out = a.new_empty(a.shape[0], b.shape[1])
     through_z(None, asked_of(compute, backend), epilogue, a, b, z, out)
     return out
-
-
-def asked_of(compute: str, backend: str) -> tuple[Any, ...]:
-    """out_dtype, compute, backend, kernel."""
-    return None, compute or None, backend or default_backend(), None
 
 
 def with_z(
@@ -215,18 +212,5 @@ def _fake_gemm_through_z(a: Any, b: Any, z: Any, **asked: Any) -> Any:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def _no_derivative(name: str) -> Any:
-    def refuse(keyset: Any, *tensors: Any, **asked: Any) -> Any:
-        if grad_mode() and any(t is not None and t.requires_grad for t in tensors):
-            raise UnsupportedError(
-                f"tcgemm::{name} is a part of tcgemm::mlp and has no derivative: call tcgemm.mlp"
-            )
-        with torch._C._AutoDispatchBelowAutograd():
-            below = keyset & torch._C._after_autograd_keyset
-            return getattr(torch.ops.tcgemm, name).default.redispatch(below, *tensors, **asked)
-
-    return refuse
-
-
 for name in ("gemm_with_z", "gemm_through_z"):
-    operator.library.impl(name, _no_derivative(name), "Autograd", with_keyset=True)
+    operator.without_derivative(name, "tcgemm::mlp", "tcgemm.mlp")

@@ -9,7 +9,7 @@ import torch
 
 from . import operator
 
-_PRODUCTS = ("gemm", "gemm_out", "gemm_with_z", "gemm_through_z")
+_PRODUCTS = ("gemm", "gemm_out", "gemm_with_z", "gemm_through_z", "gemm_with_sums")
 """Operators that multiply their first two operands."""
 
 _done: set[str] = set()

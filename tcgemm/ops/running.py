@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..dispatch import default_backend
 from ..forks import first_call
 from ..launch import Launch
 from ..launch_cache import current_device, launch_of
@@ -19,6 +20,11 @@ def arguments(
         a, b, None, 1.0, 0.0, bias, epilogue, out, out_dtype, compute, None, None, None, backend,
         kernel,
     )  # fmt: skip
+
+
+def asked_of(compute: str, backend: str) -> tuple[Any, ...]:
+    """out_dtype, compute, backend, kernel."""
+    return None, compute or None, backend or default_backend(), None
 
 
 def start(launch: Launch, a: Any, b: Any, bias: Any, out: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,7 +11,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..device.epilogue import batch_size, batch_strides, operands
+from ..device.row_sums import PARTS
+from ..device.sums import add
 from .descriptors import describe, reachable, stored
+from .recording import Step
 from .runtime import cdiv, programs
 
 ROUNDS = any(field.name == "round_f32_to_tf32" for field in fields(TensorDescriptor))
@@ -42,7 +46,7 @@ class Config:
     STAGED: bool
     """C_in, or Z that is read, is loaded by TMA."""
     AUX: str
-    """Z takes C_in's place: "write" it, or "read" it."""
+    """Z takes C_in's place: "write" it, or "read" it. "sums": the sums of A's rows."""
     ROW_SCALES_A: bool
     ROW_SCALES_B: bool
     BIAS_ROWS: bool
@@ -102,14 +106,15 @@ def arguments(
     rest = describe(b, (BLOCK_K, REST), b_transposed, make) if REST else None
     described_c = describe(c, (part, subtile), False, swizzled)
     batches = batch_size(c)
-    (c_in, *others), constants = operands(fusion, transposed)
+    aux = "" if fusion is None else fusion.aux
+    finished = None if aux == "sums" else fusion
+    (c_in, *others), constants = operands(finished, transposed)
     bias, scale_a, scale_b, alpha, beta, *strides = others
-    batch_in = batch_strides(a, b, c, fusion)[3]
+    batch_in = batch_strides(a, b, c, finished)[3]
     if alpha == 1 and all(s is None or s.numel() > 1 for s in (scale_a, scale_b)):
         alpha = None
     staged = None
     c_in_rows = c_in.mT if c_in is not None and transposed else c_in
-    aux = "" if fusion is None else fusion.aux
     has_room = aux == "write" or (BUFFERS == SUBTILES and not REST)
     if c_in_rows is not None and has_room and reachable(c_in_rows):
         staged = describe(c_in_rows, (part, subtile), False, swizzled)
@@ -117,6 +122,7 @@ def arguments(
         c_in, strides[:2], batch_in = None, (None, None), None
         if aux == "write":
             c_in, staged = staged, None
+    parts, total = (row_sums_of(a), fusion.c) if aux == "sums" else (None, None)
     larger = a if M > N else b
     streamed = (larger, max(larger.stride())) if L2_PREFETCH and batches == 1 else (None, None)
     config = Config(
@@ -130,7 +136,7 @@ def arguments(
         BATCHED=batches > 1,
         PROMOTE=compute == "tf32x3"
         or (fusion is not None and a.itemsize == 1 and compute == "float32"),
-        FUSED=finishes(fusion),
+        FUSED=finishes(finished),
         STAGED=staged is not None,
         AUX=aux,
         **{name: constants[name] for name in FINISHING},
@@ -139,8 +145,21 @@ def arguments(
     options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
     described = (described_a, described_b, rest, described_c, staged, *streamed)
     last = {"CONFIG": config, **options, "num_warps": 4, "launch_pdl": True}
-    finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
+    finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in, parts, total)
     return grid, (*described, M, N, K, batches, *finishing), last
+
+
+def row_sums_of(a: torch.Tensor) -> torch.Tensor:
+    """Memory for the parts of the sums of A's rows, [PARTS, M]."""
+    return torch.empty(PARTS.value, a.shape[0], dtype=torch.float32, device=a.device)
+
+
+def second(a: Any, b: Any, c: Any, args: tuple[Any, ...], plan: Mapping[str, int]) -> Step | None:
+    """The launch that adds the parts of the sums of A's rows, where they are asked for."""
+    *_, parts, total = args
+    if parts is None:
+        return None
+    return add(parts, total, min(PARTS.value, cdiv(c.shape[1], plan["BLOCK_N"])))
 
 
 class Rounding:

@@ -75,7 +75,7 @@ class Request:
     scales: str = ""
     """Of 8-bit floats: tensor or row."""
     aux: str = ""
-    """Z [M, N], stored as C: "write" or "read"."""
+    """Z [M, N], stored as C: "write" or "read". "sums": the sums of A's rows, [M]."""
     batch: int = 0
     """Products in one launch; 0: the operands are 2-D."""
 
@@ -216,7 +216,9 @@ def _compile(request: Request) -> tuple[Any, float]:
             compute=request.compute or "float32",
             alpha=1.0 if request.aux else 0.5,
             beta=1.0 if request.c_in else 0.0,
-            c=operand(request.M, request.N, dtype_out, letters[2])
+            c=vector(request.M, dtype_out)
+            if request.aux == "sums"
+            else operand(request.M, request.N, dtype_out, letters[2])
             if request.c_in or request.aux
             else None,
             bias=vector(request.N, dtype_out) if request.bias else None,

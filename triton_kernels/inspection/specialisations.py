@@ -122,7 +122,8 @@ def _operands(problem: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, A
     fusion = SimpleNamespace(
         alpha=problem.alpha, beta=problem.beta, epilogue=problem.epilogue,
         compute=problem.compute, mma_shape=problem.mma_shape, aux=problem.aux,
-        c=matrix((M, N), problem.c_in_strides, dtype_out, step_c)
+        c=vector(M, dtype_out) if problem.aux == "sums"
+        else matrix((M, N), problem.c_in_strides, dtype_out, step_c)
         if problem.beta or problem.aux else None,
         bias=vector(N, dtype_out) if problem.bias else None,
         scale_a=vector(M if rows else 1) if problem.scales else None,

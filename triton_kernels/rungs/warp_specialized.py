@@ -34,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ..device import row_sums
 from ..device.blocks import (
     barriers,
     block_of,
@@ -45,7 +46,7 @@ from ..device.blocks import (
     ring_of,
 )
 from ..device.epilogue_subtiles import bias_of, store_rest, store_tile
-from ..host.gluon_launch import ROUNDS, Rounding, arguments
+from ..host.gluon_launch import ROUNDS, Rounding, arguments, second
 from ..host.launching import Rung
 from ..host.repack import repack_for_wgmma
 
@@ -65,9 +66,7 @@ def produce(a, b, rest, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
     B_BYTES: gl.constexpr = b.block_type.nbytes // WIDE * BLOCK_N
     STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + B_BYTES)
     tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
-    tiles = tiles_m * tiles_n
-    if CONFIG.BATCHED:
-        tiles *= batches
+    tiles = tiles_m * tiles_n * (batches if CONFIG.BATCHED else 1)
     # The first lap of the ring waits for the phase before the first, which counts as complete.
     slot, phase, c_phase = 0, 1, 1
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
@@ -120,14 +119,14 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
     layout: gl.constexpr = layout_of(WIDE, a_ring.dtype)
     rest_layout: gl.constexpr = layout_of(REST if REST else WIDE, a_ring.dtype)
     tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
-    tiles = tiles_m * tiles_n
-    if CONFIG.BATCHED:
-        tiles *= batches
+    tiles = tiles_m * tiles_n * (batches if CONFIG.BATCHED else 1)
     k_tiles = gl.cdiv(K, BLOCK_K)
     slot, phase, c_phase = 0, 0, 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, batches, CONFIG)
         m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * BLOCK_N
+        if CONFIG.AUX == "sums":
+            sums, due = row_sums.zeros(a_ring), row_sums.first_step(part, tile_n, tiles_n)
         zero = gl.zeros((PART_M, WIDE), acc_type, layout)
         acc = zero
         if REST:
@@ -138,7 +137,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
             first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
             a_block = a_ring.index(first_a)
             x = a_block.permute((1, 0)) if CONFIG.A_TRANSPOSED else a_block
-            y = block_of(b_ring, first_b, CONFIG)
+            y, z = block_of(b_ring, first_b, CONFIG), block_of(rest_ring, first_b, CONFIG)
             if CONFIG.PROMOTE:
                 # Each step's sum is added in float32, while another warpgroup multiplies.
                 token = zero
@@ -150,7 +149,6 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
                 partial = warpgroup_mma_wait(0, deps=[token])
                 if REST:
                     acc += partial
-                    z = block_of(rest_ring, first_b, CONFIG)
                     token = warpgroup_mma(x, z, rest_zero, use_acc=False, is_async=True)
                     partial = warpgroup_mma_wait(0, deps=[token])
                 mbarrier.arrive(empty.index(slot), count=1)
@@ -162,8 +160,10 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
                 # One step stays in flight, so the stage before is free now, and this one is not.
                 token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
                 if REST:
-                    z = block_of(rest_ring, first_b, CONFIG)
                     more = warpgroup_mma(x, z, rest_acc, use_acc=step > 0, is_async=True)
+                if CONFIG.AUX == "sums":
+                    sums, due = row_sums.add(sums, due, a_block, step, tiles_n)
+                if REST:
                     acc, rest_acc = warpgroup_mma_wait(2, deps=[token, more])
                 else:
                     acc = warpgroup_mma_wait(1, deps=[token])
@@ -173,9 +173,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
             if slot == NUM_STAGES:
                 slot = 0
                 phase ^= 1
-        bias = 0
-        if CONFIG.FUSED:
-            bias = bias_of(fused, zero, m, n, (M, N), CONFIG)
+        bias = bias_of(fused, zero, m, n, (M, N), CONFIG) if CONFIG.FUSED else 0
         if not CONFIG.PROMOTE:
             if REST:
                 acc, rest_acc = warpgroup_mma_wait(0, deps=[acc, rest_acc])
@@ -187,6 +185,8 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
         )
         if REST:
             store_rest(c, c_ring, part, BUFFERS, WIDE, rest_acc, batch, m, n, (M, N), fused, CONFIG)
+        if CONFIG.AUX == "sums":
+            row_sums.store(fused[10], sums, tile_n, m, M)
         if CONFIG.STAGED:
             c_phase ^= 1
     # Shared memory has to outlive the stores that read it.
@@ -197,14 +197,12 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
 def kernel(
     a, b, rest, c, staged, streamed, pitch, M, N, K, batches, c_in, bias, scale_a, scale_b,
     alpha: gl.float64, beta: gl.float64, stride_im, stride_in, stride_bias, batch_in,
-    CONFIG: gl.constexpr, NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    parts, total, CONFIG: gl.constexpr, NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     BUFFERS: gl.constexpr,
 ):  # fmt: skip
     a_ring = ring_of(a, NUM_STAGES * CONSUMERS * CONFIG.TERMS)
     b_ring = ring_of(b, NUM_STAGES * CONFIG.TERMS)
-    rest_ring = b_ring
-    if CONFIG.REST:
-        rest_ring = ring_of(rest, NUM_STAGES * CONFIG.TERMS)
+    rest_ring = ring_of(rest, NUM_STAGES * CONFIG.TERMS) if CONFIG.REST else b_ring
     c_blocks = ring_of(c, CONSUMERS * BUFFERS)
     full, empty = barriers(NUM_STAGES, CONSUMERS)
     c_full, c_empty = full, empty
@@ -217,8 +215,9 @@ def kernel(
     gdc_launch_dependents()
     ring, c_ring = (a_ring, b_ring, rest_ring, full, empty), (c_blocks, c_full, c_empty)
     size = (M, N, K, batches)
-    fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in)
     # fmt: off
+    fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in,
+             parts)
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
@@ -239,12 +238,12 @@ def kernel(
 ROUNDING = kernel if ROUNDS else Rounding(kernel)
 """The kernel where A and B are float32 that has yet to be rounded to tf32."""
 
-run = Rung(kernel, arguments, repack=repack_for_wgmma, rounding=ROUNDING)
+run = Rung(kernel, arguments, second=second, repack=repack_for_wgmma, rounding=ROUNDING)
 """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
 Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to 3
 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; SUBTILES of BLOCK_N in which C is stored, 1, 2 or
 4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or SUBTILES, so that C_in or
 Z can be loaded to them. Optional: REST, the columns of BLOCK_N that a second accumulator holds;
-L2_PREFETCH, the steps of K of the larger operand that are prefetched.
+L2_PREFETCH, the steps of K of the larger operand that are prefetched. Aux "sums": row_sums.py.
 """

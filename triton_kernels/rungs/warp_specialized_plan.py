@@ -113,10 +113,15 @@ def refuse(problem: Any) -> str | None:
         here = "{}.{}".format(*problem.capability)
         return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
     if problem.aux and (itemsize(problem.dtype_in) != 2 or problem.dtype_in != problem.dtype_out):
+        what = "a sum of rows" if problem.aux == "sums" else "a pre-activation"
         return (
-            f"A and B are {problem.dtype_in}, C is {problem.dtype_out}, and a pre-activation needs "
-            "one dtype of 16 bits"
+            f"A and B are {problem.dtype_in}, C is {problem.dtype_out}, and {what} needs one dtype "
+            "of 16 bits"
         )
+    if problem.aux == "sums" and column_major(problem):
+        return "C is column-major, so that B' A' is computed, and the rows summed are those of A"
+    if problem.aux == "sums" and letter((problem.M, problem.K), problem.a_strides) != "t":
+        return "A is not stored transposed, and its rows are summed along what is stored"
     if problem.compute == "tf32x3" and problem.batch > 1:
         return f"a batch of {problem.batch} in tf32x3 is not fused here: descriptor takes it"
     return refuse_tma(problem)
@@ -157,7 +162,7 @@ ROW = row(
         ("float32", "float32", "tf32"),
         ("float32", "float32", "tf32x3"),
     ),
-    fuses=(*FUSES, "preactivation", "derivative"),
+    fuses=(*FUSES, "preactivation", "derivative", "row_sums"),
     devices=("cuda",),
     capability=(9, 0),
     shapes="as descriptor, on compute capability 9.0 only; no batches in tf32x3",
