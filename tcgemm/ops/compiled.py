@@ -16,7 +16,7 @@ from ..forks import first_call
 from ..launch import Launch
 from ..launch_cache import BITS, forgotten_too, keep, launch_of, run
 from ..tensors import deterministic, laid, modes
-from . import mlp_traced, operator, row_sums
+from . import mlp_traced, operator, registered_late, row_sums
 from .running import asked_of, start
 
 _kept: dict[Any, Launch] = {}
@@ -56,6 +56,7 @@ def with_bias(
     # A launch may tell operands apart by address, and knows no conjugates.
     usual = a_start and b_start and a_start != b_start and bias_start not in (0, a_start, b_start)
     if modes():  # somebody looks on, as torch does at first calls
+        registered_late.look()
         operator.gemm_out(
             a, b, None, bias, None, None, alpha=alpha, epilogue=epilogue, compute=compute,
             mma_shape=mma_shape, backend=backend, rung=rung, out=out,
@@ -82,6 +83,7 @@ def with_z(
     _, M, N = out.shape
     hidden, z = (laid(out, (M, N), (N, 1), further) for further in (0, out.stride(0)))
     if modes():
+        registered_late.look()
         both = mlp_traced.gemm_with_z(
             a, b, bias, epilogue=epilogue, compute=compute, backend=backend
         )
@@ -103,6 +105,7 @@ def through_z(
 ) -> None:
     """out = A B times the derivative of the epilogue at Z, of matrices of one dtype."""
     if modes():
+        registered_late.look()
         out.copy_(
             mlp_traced.gemm_through_z(a, b, z, epilogue=epilogue, compute=compute, backend=backend)
         )
@@ -118,6 +121,7 @@ def with_sums(a: Any, b: Any, compute: str, backend: str, *, out: Any) -> None:
     (M, _), N = a.shape, b.shape[1]
     product, sums = laid(out, (M, N), (N, 1), 0), laid(out, (M,), (1,), out.shape[0] - M)
     if modes():
+        registered_late.look()
         given = row_sums.gemm_with_sums(a, b, compute=compute, backend=backend)
         for mine, theirs in zip((product, sums), given, strict=True):
             mine.copy_(theirs)
