@@ -60,11 +60,14 @@ FITTED: dict[int, str] = {
         range(558, 564),
         "the trees of both models, and when CUDA takes skinny, thin and pairs",
     ),
+    **dict.fromkeys(range(567, 570), "where Triton takes tiles of 256 x 192"),
     610: "the same as of 507",
     614: "the trees of the model of Triton's plans",
     615: "the same",
     **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
-    **dict.fromkeys((*range(620, 660), *range(661, 700)), "some of their shapes: as of 558"),
+    **dict.fromkeys(
+        (*range(620, 660), *range(661, 700), *range(701, 760)), "some of their shapes: as of 558"
+    ),
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
 """Seed -> what was fitted to its shapes. No figure of a report comes from such a seed; figures on

@@ -36,6 +36,11 @@ EARNED = 0.02
 """Of its time that a plan has to win, by the model, to be taken: with each sixth of the raced
 products held out, more makes the choice among all slower, and less makes single products slower."""
 
+EARNED_US = 0.2
+"""Microseconds that a plan has to win at least: what single launches of short products differ by.
+Of products that were held out it makes a quarter fewer slower by a twentieth, and all together
+slower by a thousandth."""
+
 OF_LONGER = 2.0
 """A plan of a product of twice SHORT_US or more has to win so many times EARNED, and between the
 two in proportion: by a step, a plan that is taken at 7.9 us would not be at 8.1."""
@@ -177,7 +182,8 @@ def _timed(row: Kernel, problem: Problem, us: float) -> Kernel:
 
 def earned(us: float) -> float:
     """The share of its microseconds that a plan has to be faster by, to be taken in its place."""
-    return EARNED * (1 + (OF_LONGER - 1) * min(1.0, max(0.0, us / SHORT_US - 1)))
+    share = EARNED * (1 + (OF_LONGER - 1) * min(1.0, max(0.0, us / SHORT_US - 1)))
+    return max(share, EARNED_US / us)
 
 
 class _Always:

@@ -45,6 +45,10 @@ class WarpSpecializedPlanner(Planner):
             "BLOCK_M": 192, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": 4, "NUM_STAGES": 4,
             "CONSUMERS": 3, "SUBTILES": 3, "BUFFERS": 1, "REST": 64,
         },
+        {
+            "BLOCK_M": 256, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": 4, "NUM_STAGES": 3,
+            "CONSUMERS": 2, "SUBTILES": 3, "BUFFERS": 1, "REST": 64,
+        },
     )  # fmt: skip
 
     def reads_in_vectors(self, problem: Any) -> bool:
