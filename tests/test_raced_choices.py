@@ -1,6 +1,7 @@
 """What is chosen where every kernel was raced on an H200, and what was taken before was slower.
 
-The microseconds are those of tree 253f7fa in reports/nvidia-h200/trials/races.csv.
+The microseconds are in reports/nvidia-h200/trials/races.csv, those of tree 253f7fa where no other
+is named.
 """
 
 from __future__ import annotations
@@ -86,3 +87,31 @@ def test_odd_rows_of_triton_are_multiplied_as_they_lie(M, N, K):
     assert name == "skinny"
     assert plan["BLOCK_M"] == 64
     assert repacking.worth(problem, "triton") is None
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "K", "layout"), [(6600, 12824, 106, "tn"), (7194, 6456, 24, "nt")]
+)
+def test_many_waves_of_split_sectors_are_not_left_to_ping_pong(M, N, K, layout):
+    """65 and 44 us by 128 x 192, of tree 2f2ae20 and d74b8f1; 77 and 49 in ping-pong."""
+    name, plan, _ = chosen("cuda", M, N, K, layout)
+    assert (name, plan["PINGPONG"]) == ("wgmma_persistent", 0)
+
+
+def test_few_waves_are():
+    name, plan, _ = chosen("cuda", 12543, 1864, 8, "nt", "float16")
+    assert (name, plan["PINGPONG"]) == ("wgmma_persistent", 1)
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "K", "layout", "dtype"),
+    [
+        (16316, 296, 4008, "nt", "bfloat16"),  # 80 us, by 192 x 128 106
+        (681, 7128, 11544, "nn", "float16"),  # 195, by split_k 246
+        (14991, 360, 2728, "nn", "float16"),  # 60, by 128 x 192 77
+    ],
+)
+def test_tiles_of_256_x_192_are_taken_where_they_read_less(M, N, K, layout, dtype):
+    """Of tree 2f2ae20."""
+    name, plan, _ = chosen("triton", M, N, K, layout, dtype)
+    assert (name, plan["BLOCK_M"], plan["BLOCK_N"]) == ("warp_specialized", 256, 192)

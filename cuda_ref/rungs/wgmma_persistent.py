@@ -106,6 +106,12 @@ LAST_US = 2.1
 EXPOSED_US = 0.9
 """Storing each one before, under which two consumers that share a tile multiply nothing."""
 
+MANY_WAVES = 16
+"""Up to which two consumers in ping-pong hide their stores where rows split sectors: with 39 waves
+6600 x 12824 x 106 (tn) takes 77 us by 128 x 128 in ping-pong and 65 by 128 x 192, with 12
+12543 x 1864 x 8 (nt) takes 16.9 in ping-pong and 17.8 by 128 x 144, which else would be taken
+(reports/nvidia-h200/trials/races.csv)."""
+
 RATED_STEPS = 64
 """Along K, from which on the rates were measured: there stores are part of them."""
 
@@ -172,7 +178,8 @@ def _fastest(
         if tile.PINGPONG:
             waves = max(waves, 2)  # of a single tile one consumer is idle
         area = tile.BLOCK_M * tile.BLOCK_N / (128 * 256)
-        stores = area * (LAST_US + (waves - 1) * EXPOSED_US * (not tile.PINGPONG))
+        exposed = not tile.PINGPONG or (lie == SPLIT_SECTORS and waves > MANY_WAVES)
+        stores = area * (LAST_US + (waves - 1) * EXPOSED_US * exposed)
         multiplied = waves * steps * STEP_US * max(area / rate(tile), LEAST)
         took = multiplied + stores * max(0.0, 1 - steps / RATED_STEPS)
         return round(took, 6)  # equal times are: the first tile is taken
