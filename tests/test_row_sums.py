@@ -229,6 +229,16 @@ def test_the_operator_is_torch_s_own():
         row_sums.gemm_with_sums(a.requires_grad_(), b, **asked)
 
 
+@pytest.mark.parametrize("backend", [BACKEND, "triton"])
+@pytest.mark.parametrize(("M", "K", "N"), [(40, 0, 72), (0, 24, 72), (40, 24, 0), (40, 24, 72)])
+def test_a_size_of_0_leaves_sums_of_nothing(backend, M, K, N):
+    a, b = (torch.randn(*size, device=DEVICE).bfloat16() for size in ((K, M), (K, N)))
+    product, sums = row_sums.gemm_with_sums(a.mT, b, backend=backend)
+    assert (product.shape, sums.shape) == ((M, N), (M,))
+    for mine, theirs in ((product, a.mT @ b), (sums, a.float().sum(0).bfloat16())):
+        torch.testing.assert_close(mine, theirs, atol=0.2, rtol=0.03)
+
+
 def test_a_backend_has_the_operator_where_its_kernel_runs():
     assert row_sums._on("triton", (9, 0))
     for backend, capability in (("triton", (8, 0)), ("triton", (10, 0)), ("cuda", (9, 0))):

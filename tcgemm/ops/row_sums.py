@@ -77,7 +77,7 @@ def with_sums(launch: Launch | None, asked: Any, a: Any, b: Any, sums: Any, out:
     if not run_with_aux(launch, "sums", "", a, b, None, sums, out):
         with torch.no_grad():
             launch = multiply(launch, asked, a, b, None, out)
-            if has_derivative(launch, a.dtype):
+            if launch.plans and has_derivative(launch, a.dtype):  # none where a size is 0
                 column_sums(launch, a.mT, total=sums)
             else:
                 torch.sum(a, 1, out=sums)
