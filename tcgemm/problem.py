@@ -195,6 +195,8 @@ class Problem:
         """Least traffic: A, B (C, where beta is not 0) read once, C written once; aux besides."""
         operands = (self.M + self.N) * self.K * ITEMSIZE[self.dtype_in]
         c = self.M * self.N * ITEMSIZE[self.dtype_out]
+        if self.aux == "sums":
+            return operands + c + self.M * ITEMSIZE[self.dtype_out]
         return self.batch * (operands + c * (2 if self.beta or self.aux else 1))
 
     @property

@@ -278,6 +278,8 @@ def test_what_a_plan_has_to_win_grows_without_a_step():
     assert plans.EARNED <= short == plans.EARNED_US / within.SHORT_US
     assert longer == plans.earned(100.0) == plans.OF_LONGER * plans.EARNED
     assert short < plans.earned(1.5 * within.SHORT_US) < longer
+    won = [us * plans.earned(us) for us in (0.5 * number for number in range(1, 80))]
+    assert won == pytest.approx(sorted(won))
 
 
 def test_a_tree_asks_one_question_after_the_other():

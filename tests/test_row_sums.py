@@ -14,7 +14,6 @@ from triton_requests import SUMMING
 
 import tcgemm
 from tcgemm import dispatch, launch_cache
-from tcgemm.errors import UnsupportedError
 from tcgemm.launch import Launch
 from tcgemm.ops import compiled as compiled_ops
 from tcgemm.ops import lowering, register_late, row_sums
@@ -43,6 +42,7 @@ def test_sums_and_product_are_right_in_each_of_three_calls(tile, layout):
     for M, N, K, dtype in (
         (3072, 768, 8192, torch.bfloat16), (8, 8, 8, torch.float16), (200, 72, 1000, torch.float16),
         (1160, 3000, 8, torch.bfloat16), (72, 1304, 4104, torch.bfloat16),
+        (72, 6600, 5000, torch.bfloat16),
     ):  # fmt: skip
         problem = Problem.stored(
             M, N, K, str(dtype)[6:], str(dtype)[6:], layout, capability=(9, 0), aux="sums"
@@ -91,6 +91,8 @@ def test_the_second_launch_adds_what_tiles_of_a_row_have():
             continue
         sums, into, N, count, _ = step[2]
         assert (list(sums.shape), into is total, N, count) == ([64, 96], True, 96, parts)
+        wide = torch.empty(96, 65 * 128, dtype=torch.bfloat16, device="meta")
+        assert gluon_launch.second(a, b, wide, args, SUMMING[1])[2][3] == 64
 
 
 def test_who_refuses_the_sums_says_why():
@@ -102,6 +104,8 @@ def test_who_refuses_the_sums_says_why():
     assert asked.fused == ("row_sums",)
     for changed, sentence in (
         ({"dtype_out": "float32"}, "a sum of rows needs one dtype of 16 bits"),
+        ({"alpha": 0.5}, "plain product of matrices, not with alpha"),
+        ({"batch": 3}, "plain product of matrices, not with batch"),
         ({"c_strides": (1, 3072)}, "C is column-major"),
         ({"a_strides": (8192, 1)}, "A is not stored transposed"),
     ):
@@ -152,6 +156,20 @@ def test_other_layers_sum_by_themselves(has_sums, dtype, how):
 
     def call(x):
         return tcgemm.linear(x, w, bias, backend=BACKEND, **how)
+
+    names, mine, theirs = backward_of(call, x, w, bias)
+    assert "tcgemm.gemm_with_sums.default" not in names
+    near(mine, theirs, 0.03)
+
+
+@pytest.mark.parametrize("asked", [{"alpha": 0.5}, {"rows": True}])
+def test_no_scaled_product_has_it_and_no_weight_that_lies_by_rows(has_sums, asked):
+    x, w = (torch.randn(24, 24, device=DEVICE).bfloat16().requires_grad_() for _ in range(2))
+    bias = torch.randn(24, device=DEVICE).bfloat16().requires_grad_()
+
+    def call(x):
+        b = w if asked.get("rows") else w.mT
+        return tcgemm.gemm(x, b, alpha=asked.get("alpha", 1.0), bias=bias, backend=BACKEND)
 
     names, mine, theirs = backward_of(call, x, w, bias)
     assert "tcgemm.gemm_with_sums.default" not in names
@@ -225,8 +243,29 @@ def test_the_operator_is_torch_s_own():
         compiled_ops.with_sums(a, b, "", BACKEND, out=out)
     assert counter.get_total_flops() == 2 * 2 * 40 * 72 * 24
     near([out[:-40].view(40, 72), out[-40:]], [a @ b, a.float().sum(1).bfloat16()], 0.03)
-    with pytest.raises(UnsupportedError, match=r"gemm_with_sums.*call tcgemm\.gemm and torch\.sum"):
-        row_sums.gemm_with_sums(a.requires_grad_(), b, **asked)
+
+
+def test_a_traced_step_runs_with_gradients_and_keeps_tangents(has_sums):
+    from torch.autograd import forward_ad
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    w, bias = (torch.randn(*size, device=DEVICE).bfloat16() for size in ((40, 24), (40,)))
+    x, above = (torch.randn(16, size, device=DEVICE).bfloat16() for size in (24, 40))
+    given = [t.requires_grad_() for t in (w, bias)]
+
+    def step(w, bias, x, above):
+        return torch.autograd.grad(tcgemm.linear(x, w, bias, backend=BACKEND), (w, bias), above)
+
+    graph = make_fx(step, tracing_mode="fake")(*given, x, above)
+    assert "gemm_with_sums" in graph.code
+    theirs = step(*given, x, above)
+    near(graph(*given, x, above), theirs, 0.03)
+    again = torch.autograd.grad(graph(*given, x, above.requires_grad_())[0].sum(), above)[0]
+    near([again], [x.detach().sum(1)[:, None].expand(16, 40)], 0.05)
+    with forward_ad.dual_level(), torch.no_grad():
+        a = forward_ad.make_dual(above.detach().mT.contiguous(), torch.ones(40, 16).bfloat16())
+        both = row_sums.gemm_with_sums(a, x, backend=BACKEND)
+        assert all(forward_ad.unpack_dual(t).tangent is not None for t in both)
 
 
 @pytest.mark.parametrize("backend", [BACKEND, "triton"])

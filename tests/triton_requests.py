@@ -167,6 +167,7 @@ SUMMING = [
     for m, n, group, stages, consumers, subtiles, rest in (
         (192, 96, 1, 5, 3, 3, {"REST": 32}), (128, 128, 4, 6, 2, 2, {}),
         (128, 256, 8, 4, 2, 4, {}), (64, 128, 8, 8, 1, 2, {}), (256, 128, 8, 4, 2, 2, {}),
+        (256, 192, 4, 3, 2, 3, {"REST": 64}),
     )
 ]  # fmt: skip
 """Tiles of warp_specialized for products that give the sums of A's rows."""

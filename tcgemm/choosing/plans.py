@@ -33,13 +33,14 @@ TERMS = (*OF_MODEL, "no_pdl", "steps", "registers", "parts", "programs")
 """Names of the terms, in the order in which ``terms`` gives them."""
 
 EARNED = 0.02
-"""Of its time that a plan has to win, by the model, to be taken: with each sixth of the raced
-products held out, more makes the choice among all slower, and less makes single products slower."""
+"""Of its time that a plan has to win, by the model, to be taken, where EARNED_US is less: with each
+sixth of the raced products held out, more makes the choice among all slower, and less makes single
+products slower."""
 
 EARNED_US = 0.2
-"""Microseconds that a plan has to win at least: what single launches of short products differ by.
-Of products that were held out it makes a quarter fewer slower by a twentieth, and all together
-slower by a thousandth."""
+"""Microseconds that a plan has to win at least, which is more up to 9 us: what single launches of
+short products differ by. Of products that were held out it makes a quarter fewer slower by a
+twentieth, and all together slower by a thousandth."""
 
 OF_LONGER = 2.0
 """A plan of a product of twice SHORT_US or more has to win so many times EARNED, and between the

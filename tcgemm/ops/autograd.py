@@ -142,7 +142,7 @@ class Product(torch.autograd.Function):
                 a, factor = a.reshape(rows, a.shape[-1]), factor.reshape(rows, factor.shape[-1])
             if (
                 needs[3] and ctx.by_columns[1] and factor.dtype is grad.dtype
-                and len(ctx.shapes[3]) == 1 and row_sums.taken(factor.mT, a, down)
+                and row_sums.taken(factor.mT, a, down)
             ):  # fmt: skip
                 by_b, by_bias = row_sums.both(factor.mT, a, down)
                 by_b = by_b.mT
@@ -270,5 +270,20 @@ def check_out(out: Any, *tensors: Any) -> None:
             )
 
 
+def _gemm_with_sums(
+    keyset: Any, a: Any, b: Any, *, compute: str = "", backend: str = ""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a derivative is asked for, of what a trace made of a backward pass: two operators."""
+    if differentiable(a, b):
+        return matrices(a, b, How(compute=compute, backend=backend)), a.sum(1)
+    with _below_autograd():
+        below = keyset & torch._C._after_autograd_keyset
+        pair: tuple[torch.Tensor, torch.Tensor] = row_sums.gemm_with_sums.redispatch(
+            below, a, b, compute=compute, backend=backend
+        )
+    return pair
+
+
+operator.library.impl("gemm_with_sums", _gemm_with_sums, "Autograd", with_keyset=True)
 operator.library.impl("gemm", _gemm_with_derivative, "Autograd", with_keyset=True)
 operator.library.impl("gemm_out", _gemm_out_without_derivative, "Autograd", with_keyset=True)

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from .. import dispatch
 from ..dispatch import default_backend
 from ..epilogue import FUNCTIONS
+from ..errors import UnsupportedError
 from ..forks import first_call
 from ..launch import Launch
 from ..launch_cache import launch_of
@@ -212,5 +213,18 @@ def _fake_gemm_through_z(a: Any, b: Any, z: Any, **asked: Any) -> Any:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
+def _no_derivative(name: str) -> Any:
+    def refuse(keyset: Any, *tensors: Any, **asked: Any) -> Any:
+        if grad_mode() and any(t is not None and t.requires_grad for t in tensors):
+            raise UnsupportedError(
+                f"tcgemm::{name} is a part of tcgemm::mlp and has no derivative: call tcgemm.mlp"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            below = keyset & torch._C._after_autograd_keyset
+            return getattr(torch.ops.tcgemm, name).default.redispatch(below, *tensors, **asked)
+
+    return refuse
+
+
 for name in ("gemm_with_z", "gemm_through_z"):
-    operator.without_derivative(name, "tcgemm::mlp", "tcgemm.mlp")
+    operator.library.impl(name, _no_derivative(name), "Autograd", with_keyset=True)

@@ -14,10 +14,9 @@ import torch
 
 from ..description import Description, describe
 from ..dispatch import default_backend
-from ..errors import OperandError, UnsupportedError
+from ..errors import OperandError
 from ..launch_cache import run, run_kept
 from ..operands import check_output
-from ..tensors import grad_mode
 from .how import How
 
 _OPERANDS = (
@@ -120,24 +119,3 @@ def _fake_gemm_out(
 ) -> None:
     told = _described(a, b, c, bias, scale_a, scale_b, How(**how), out)
     check_output(out, told.shape, a)
-
-
-def without_derivative(name: str, whole: str, instead: str) -> None:
-    """Let an operator, which is registered as a part of something, refuse operands of which a
-    gradient is asked for.
-
-    Args:
-        whole: what it is a part of.
-        instead: what to call, which has a derivative.
-    """
-
-    def refuse(keyset: Any, *tensors: Any, **asked: Any) -> Any:
-        if grad_mode() and any(t is not None and t.requires_grad for t in tensors):
-            raise UnsupportedError(
-                f"tcgemm::{name} is a part of {whole} and has no derivative: call {instead}"
-            )
-        with torch._C._AutoDispatchBelowAutograd():
-            below = keyset & torch._C._after_autograd_keyset
-            return getattr(torch.ops.tcgemm, name).default.redispatch(below, *tensors, **asked)
-
-    library.impl(name, refuse, "Autograd", with_keyset=True)

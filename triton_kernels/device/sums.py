@@ -10,7 +10,7 @@ from ..host.recording import Step
 from ..host.runtime import INTERPRETED, cdiv, tl, triton
 from .dot import narrow
 
-PARTS, COLUMNS = 64, 16
+AT_A_TIME, COLUMNS = 64, 16
 """Parts that a program adds at a time, of as many columns."""
 
 
@@ -21,15 +21,15 @@ def add_kernel(
     N,
     parts,
     stride_total,
-    PARTS: tl.constexpr,
+    AT_A_TIME: tl.constexpr,
     COLUMNS: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
-    """total[n] = the sum of sums[parts, n], PARTS at a time."""
+    """total[n] = the sum of sums[parts, n], AT_A_TIME of them at a time."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     acc = tl.zeros((COLUMNS,), dtype=tl.float32)
-    for first in range(0, parts, PARTS):
-        part = first + tl.arange(0, PARTS)
+    for first in range(0, parts, AT_A_TIME):
+        part = first + tl.arange(0, AT_A_TIME)
         inside = (part < parts)[:, None] & (n < N)[None, :]
         at = sums + part.to(tl.int64)[:, None] * N + n[None, :]
         acc += tl.sum(tl.load(at, mask=inside, other=0.0), 0)
@@ -39,7 +39,7 @@ def add_kernel(
 def add(sums: Any, total: Any, parts: int) -> Step:
     """The launch: total[N] = the sum of the float32 sums[parts, N], in total's dtype."""
     constants = {
-        "PARTS": PARTS,
+        "AT_A_TIME": AT_A_TIME,
         "COLUMNS": COLUMNS,
         "EMULATED": INTERPRETED and total.dtype == torch.bfloat16,
         "num_warps": 4,

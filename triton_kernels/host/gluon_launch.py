@@ -155,7 +155,10 @@ def row_sums_of(a: torch.Tensor) -> torch.Tensor:
 
 
 def second(a: Any, b: Any, c: Any, args: tuple[Any, ...], plan: Mapping[str, int]) -> Step | None:
-    """The launch that adds the parts of the sums of A's rows, where they are asked for."""
+    """The launch that adds the parts of the sums of A's rows, where they are asked for.
+
+    Their total, which the first launch does not read, is an argument of it for this one.
+    """
     *_, parts, total = args
     if parts is None:
         return None

@@ -122,6 +122,8 @@ def refuse(problem: Any) -> str | None:
             f"A and B are {problem.dtype_in}, C is {problem.dtype_out}, and {what} needs one dtype "
             "of 16 bits"
         )
+    if problem.aux == "sums" and problem.fused != ("row_sums",):
+        return f"sums of rows come with a plain product of matrices, not with {problem.fused[0]}"
     if problem.aux == "sums" and column_major(problem):
         return "C is column-major, so that B' A' is computed, and the rows summed are those of A"
     if problem.aux == "sums" and letter((problem.M, problem.K), problem.a_strides) != "t":
