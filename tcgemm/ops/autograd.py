@@ -238,9 +238,7 @@ def _gemm_with_derivative(
             kept = run_kept(operator.arguments_of(*tensors, How(**how)))
             if kept is not None:
                 return kept
-        with _below_autograd():
-            below = keyset & torch._C._after_autograd_keyset
-            result: torch.Tensor = operator.gemm.redispatch(below, *tensors, **how)
+        result: torch.Tensor = operator.below_autograd(operator.gemm, keyset, *tensors, **how)
         return result
     asked = How(**how)
     if transform() is None:
@@ -253,9 +251,7 @@ def _gemm_with_derivative(
 
 def _gemm_out_without_derivative(keyset: Any, *tensors: Any, out: Any, **how: Any) -> None:
     check_out(out, *tensors)
-    with _below_autograd():
-        below = keyset & torch._C._after_autograd_keyset
-        operator.gemm_out.redispatch(below, *tensors, out=out, **how)
+    operator.below_autograd(operator.gemm_out, keyset, *tensors, out=out, **how)
 
 
 def check_out(out: Any, *tensors: Any) -> None:
@@ -276,11 +272,9 @@ def _gemm_with_sums(
     """Where a derivative is asked for, of what a trace made of a backward pass: two operators."""
     if differentiable(a, b):
         return matrices(a, b, How(compute=compute, backend=backend)), a.sum(1)
-    with _below_autograd():
-        below = keyset & torch._C._after_autograd_keyset
-        pair: tuple[torch.Tensor, torch.Tensor] = row_sums.gemm_with_sums.redispatch(
-            below, a, b, compute=compute, backend=backend
-        )
+    pair: tuple[torch.Tensor, torch.Tensor] = operator.below_autograd(
+        row_sums.gemm_with_sums, keyset, a, b, compute=compute, backend=backend
+    )
     return pair
 
 

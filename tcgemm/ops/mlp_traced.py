@@ -219,9 +219,8 @@ def _no_derivative(name: str) -> Any:
             raise UnsupportedError(
                 f"tcgemm::{name} is a part of tcgemm::mlp and has no derivative: call tcgemm.mlp"
             )
-        with torch._C._AutoDispatchBelowAutograd():
-            below = keyset & torch._C._after_autograd_keyset
-            return getattr(torch.ops.tcgemm, name).default.redispatch(below, *tensors, **asked)
+        op = getattr(torch.ops.tcgemm, name).default
+        return operator.below_autograd(op, keyset, *tensors, **asked)
 
     return refuse
 

@@ -119,3 +119,9 @@ def _fake_gemm_out(
 ) -> None:
     told = _described(a, b, c, bias, scale_a, scale_b, How(**how), out)
     check_output(out, told.shape, a)
+
+
+def below_autograd(op: Any, keyset: Any, *tensors: Any, **asked: Any) -> Any:
+    """What an operator gives below autograd's level: of operands without a derivative."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *tensors, **asked)

@@ -122,15 +122,22 @@ def refuse(problem: Any) -> str | None:
             f"A and B are {problem.dtype_in}, C is {problem.dtype_out}, and {what} needs one dtype "
             "of 16 bits"
         )
-    if problem.aux == "sums" and problem.fused != ("row_sums",):
-        return f"sums of rows come with a plain product of matrices, not with {problem.fused[0]}"
-    if problem.aux == "sums" and column_major(problem):
-        return "C is column-major, so that B' A' is computed, and the rows summed are those of A"
-    if problem.aux == "sums" and letter((problem.M, problem.K), problem.a_strides) != "t":
-        return "A is not stored transposed, and its rows are summed along what is stored"
+    if problem.aux == "sums" and (reason := _no_sums(problem)):
+        return reason
     if problem.compute == "tf32x3" and problem.batch > 1:
         return f"a batch of {problem.batch} in tf32x3 is not fused here: descriptor takes it"
     return refuse_tma(problem)
+
+
+def _no_sums(problem: Any) -> str | None:
+    """Why the rows of A are not summed beside this product."""
+    if problem.fused != ("row_sums",):
+        return f"sums of rows come with a plain product of matrices, not with {problem.fused[0]}"
+    if column_major(problem):
+        return "C is column-major, so that B' A' is computed, and the rows summed are those of A"
+    if letter((problem.M, problem.K), problem.a_strides) != "t":
+        return "A is not stored transposed, and its rows are summed along what is stored"
+    return None
 
 
 def _repack(problem: Any) -> Config:
