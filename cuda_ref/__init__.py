@@ -152,20 +152,25 @@ def derivative_kernel() -> Callable[..., Callable[..., None]] | None:
 COPIES = "copies"
 """The name of the copier's kernel, which is compiled ahead as a rung is."""
 
-COPIED_US = 2.0, 2.5
-"""Microseconds of a copy, and of the kernel that reads it, besides what they read, multiply and
-write. With 3.5 and 5, which are Triton's, eleven products behind two copies were foretold to take a
-third longer than they did (reports/nvidia-h200/trials/races.csv and drawn.csv)."""
+COPIED_US = (2.0, 2.2), 2.5
+"""Microseconds of one copy and of two, by one launch, and of the kernel that reads them, besides
+what they read, multiply and write. With Triton's, which are longer, eleven products behind two
+copies were foretold to take a third longer than they did (reports/nvidia-h200/trials/races.csv and
+drawn.csv)."""
+
+ODD_C = 1.55e6
+"""Bytes of a C in odd rows that are stored in a microsecond (csrc/sm90/odd_rows.cuh), with what the
+kernel behind the product then waits for; in trials/races.csv from 20 to 160 MB."""
 
 
-def copier(x: Any, copy: Any) -> Callable[..., None] | None:
-    """``start(copy, x)``, which copies odd rows of 16-bit elements into aligned ones; see
-    copies.py. None where the kernel cannot be built, or does not take such matrices."""
+def copier(x: Any, copy: Any, *second: Any) -> Callable[..., None] | None:
+    """``start(copy, x)``, which copies odd rows of 16-bit elements into aligned ones, or two
+    matrices at once; see copies.py. None where the kernel cannot be built, or does not take such matrices."""
     if not _builds():
         return None
     from .copies import copier
 
-    return copier(x, copy)
+    return copier(x, copy, *second)
 
 
 def _builds() -> bool:

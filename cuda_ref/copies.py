@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,33 +14,60 @@ from .handle import bound, gemm_of
 
 NAME = "copies"
 
-MOST = 1 << 30
-"""Elements of a matrix: it counts vectors of eight in 31 bits, with some to spare."""
+MOST = 1 << 29
+"""Elements of a matrix: of two it counts vectors of eight in 31 bits, with some to spare."""
 
 
-def copier(x: torch.Tensor, copy: torch.Tensor) -> Callable[..., None] | None:
-    """``start(copy, x)``, which copies matrices like these into aligned rows or columns; None where
-    torch's own copy has to: of other sizes of elements, with a step between them, or of more than
-    MOST. A GPU's first one builds it."""
-    by_columns = x.stride(0) == 1 and x.stride(1) != 1
-    if by_columns:
-        x, copy = x.mT, copy.mT
+def copier(
+    x: torch.Tensor, copy: torch.Tensor, *second: torch.Tensor
+) -> Callable[..., None] | None:
+    """``start(copy, x)``, which copies matrices like these into aligned rows or columns; given a
+    second matrix and its copy, ``start(copy, x, copy of the second, second)``, by one launch.
+
+    None where torch's own copy has to: of other sizes of elements, with a step between them, or of
+    more than MOST. A GPU's first one builds it.
+    """
+    tensors = (x, copy, *second)
+    turned = [each.stride(0) == 1 and each.stride(1) != 1 for each in tensors[::2]]
+
+    def rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Each matrix and its copy by contiguous rows."""
+        return [each.mT if turned[i // 2] else each for i, each in enumerate(tensors)]
+
+    if not all(_takes(*rows(*tensors)[i : i + 2]) for i in range(0, len(tensors), 2)):
+        return None
+    start = _started(*rows(*tensors))
+    if second:
+        return lambda copy, x, copy_2, x_2: start(*rows(x, copy, x_2, copy_2))
+    return lambda copy, x: start(*rows(x, copy))
+
+
+def _takes(x: torch.Tensor, copy: torch.Tensor) -> bool:
     fits = x.itemsize == 2 and x.stride(1) == 1 and copy.stride(1) == 1
     aligned = copy.data_ptr() % 16 == copy.stride(0) * 2 % 16 == 0
-    if not fits or not aligned or x.data_ptr() % 2 or not 0 < x.numel() <= MOST:
-        return None
+    return fits and aligned and x.data_ptr() % 2 == 0 and 0 < x.numel() <= MOST
+
+
+def _started(x: torch.Tensor, copy: torch.Tensor, *second: torch.Tensor) -> Callable[..., None]:
+    """A function of tensors like these."""
+    b, copy_2 = second or (x, None)
+    fusion = _second(copy_2) if second else None
     device = x.get_device()
     if device < 0:
-        start = _simulate
-    else:
-        start = bound(NAME, _library(device), device, gemm_of(x, x, copy, None, None), True)
+        return _simulate
+    gemm = gemm_of(x, b, copy, fusion, None)
+    start = bound(NAME, _library(device), device, gemm, not second)
+    if second:
+        return lambda x, copy, b, copy_2: start(x, b, copy, copy_2, None, None, None)
+    return lambda x, copy: start(x, x, copy)
 
-    def run(copy: torch.Tensor, x: torch.Tensor) -> None:
-        if by_columns:
-            x, copy = x.mT, copy.mT
-        start(x, x, copy)
 
-    return run
+def _second(copy: torch.Tensor) -> SimpleNamespace:
+    """The copy of the second matrix, in the place of a pre-activation that is written."""
+    return SimpleNamespace(
+        alpha=1.0, beta=0.0, c=copy, bias=None, epilogue="", scale_a=None, scale_b=None,
+        compute="float32", mma_shape="", aux="write",
+    )  # fmt: skip
 
 
 @cache
@@ -49,7 +77,9 @@ def _library(device: int) -> Any:
     return library(NAME, torch.cuda.get_device_capability(device), ())
 
 
-def _simulate(x: torch.Tensor, _: torch.Tensor, copy: torch.Tensor) -> None:
+def _simulate(x: torch.Tensor, copy: torch.Tensor, *second: torch.Tensor) -> None:
     from .simulator import simulate
 
-    simulate(source(NAME), x, x, copy).raise_if_stopped()
+    b, copy_2 = second or (x, None)
+    fusion = _second(copy_2) if second else None
+    simulate(source(NAME), x, b, copy, fusion=fusion).raise_if_stopped()

@@ -26,7 +26,7 @@ from .problem import ITEMSIZE, Problem
 
 log = logging.getLogger(__name__)
 
-Copier = Callable[[torch.Tensor, torch.Tensor], Any]
+Copier = Callable[..., Any]
 
 LINE = 64
 """Elements of 16 bits in a line of the L2: rows of a copy are whole multiples of it."""
@@ -35,7 +35,8 @@ FAST, TRAFFIC = 550e6, 2.5e6
 """Of kernels that read aligned rows: operations and bytes in a microsecond (H200)."""
 
 ODD_C = 0.9e6
-"""Bytes of a C in odd rows, which they store by elements, in a microsecond: with copies of A and B
+"""Bytes of a C in odd rows in a microsecond, where they are stored by elements; a language that does
+better says so by the same name. With copies of A and B
 4253 x 5351 x 78 (tn) takes 61 us and 12609 x 2823 x 59 (nt) 88, and without them 53 and 72
 (reports/nvidia-h200/trials/races.csv)."""
 
@@ -43,9 +44,9 @@ COPIED, COPIED_IN_WORDS = 1.0e6, 1.6e6
 """Bytes of an operand that are copied in a microsecond, read and written: by torch, and by a
 language that has a kernel for it (``copier``; reports/nvidia-h200/trials/copies.csv)."""
 
-LAUNCH_US, START_US = 3.5, 5.0
-"""Of a copy, and of the kernel that reads the copies, where a language does not say how long its
-own take (``COPIED_US``)."""
+COPIED_US = (3.5, 7.0), 5.0
+"""Microseconds of one copy and of two, and of the kernel that reads them, besides what they read,
+multiply and write, where a language does not say how long its own take (``COPIED_US``)."""
 
 WORKSPACE_MIB = 1024
 
@@ -95,27 +96,27 @@ def pays(problem: Problem, copies: Copies, backend: str) -> bool:
     return direct_us > copying_us(problem, copies, backend) + fast_us(problem, copies, backend)
 
 
-def _starts_us(backend: str) -> tuple[float, float]:
-    found: tuple[float, float] = getattr(
-        import_module(dispatch.BACKENDS[backend]), "COPIED_US", (LAUNCH_US, START_US)
-    )
-    return found
+def _of(backend: str, name: str, default: Any) -> Any:
+    """What a language says of itself, or the default."""
+    return getattr(import_module(dispatch.BACKENDS[backend]), name, default)
 
 
 def fast_us(problem: Problem, copies: Copies, backend: str) -> float:
     """Microseconds of the kernel that reads the copies."""
     of_c = ITEMSIZE[problem.dtype_out] * problem.M * problem.N
     odd = max(copies.problem.c_strides) * ITEMSIZE[problem.dtype_out] % 16
-    rate = ODD_C if odd else TRAFFIC
+    rate = _of(backend, "ODD_C", ODD_C) if odd else TRAFFIC
     moved_us = (problem.bytes - of_c) / TRAFFIC + of_c / rate
-    return _starts_us(backend)[1] + max(problem.flop / FAST, moved_us)
+    return float(_of(backend, "COPIED_US", COPIED_US)[1]) + max(problem.flop / FAST, moved_us)
 
 
 def copying_us(problem: Problem, copies: Copies, backend: str) -> float:
     """Microseconds that the copies take, beside the kernel that reads them."""
     of_a, of_b, of_c = _copied(problem, copies)
     rate = COPIED if copier_of(backend) is None else COPIED_IN_WORDS
-    return copies.count * _starts_us(backend)[0] + (of_a + of_b) / rate + of_c / COPIED
+    one, two = _of(backend, "COPIED_US", COPIED_US)[0]
+    us = two if copies.a and copies.b else one
+    return float(us + one * copies.c + (of_a + of_b) / rate + of_c / COPIED)
 
 
 def _copied(problem: Problem, copies: Copies) -> tuple[int, int, int]:
@@ -128,10 +129,12 @@ def _copied(problem: Problem, copies: Copies) -> tuple[int, int, int]:
     )
 
 
-def copier_of(backend: str) -> Callable[[torch.Tensor, torch.Tensor], Copier | None] | None:
+def copier_of(backend: str) -> Callable[..., Copier | None] | None:
     """``copier(x, copy)`` of a language that copies odd rows faster than torch does; else None. It
-    gives ``start(copy, x)`` for matrices like these, or None for such as it does not take."""
-    return getattr(import_module(dispatch.BACKENDS[backend]), "copier", None)
+    gives ``start(copy, x)`` for matrices like these, or None for such as it does not take. With a
+    second matrix and its copy it gives ``start(copy, x, copy of the second, second)``, or None
+    where one launch does not copy both."""
+    return _of(backend, "copier", None)
 
 
 def _odd(shape: tuple[int, int], strides: tuple[int, int], alignment: int) -> bool:
@@ -186,10 +189,7 @@ class Repacked:
         """
         self._copies = copies
         a, b, c = self._memory(part.a, part.b, part.c)
-        copier = copier_of(backend) or (lambda x, copy: None)
-        of_a = copier(part.a, a) if copies.a else None
-        of_b = copier(part.b, b[:, : part.b.shape[1]]) if copies.b else None
-        self._copy_a, self._copy_b = of_a or torch.Tensor.copy_, of_b or torch.Tensor.copy_
+        self._copy = _copying(copies, backend, part.a, a, part.b, b[:, : part.b.shape[1]])
         self._start = bind(part._replace(a=a, b=b, c=c))
 
     def _memory(
@@ -206,15 +206,35 @@ class Repacked:
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *others: Any) -> None:
         copies = self._copies
         to_a, to_b, to_c = self._memory(a, b, c)
-        if copies.a:
-            log.info("A is copied into aligned rows: %d bytes", a.nbytes)
-            self._copy_a(to_a, a)
-        if copies.b:
-            log.info("B is copied into aligned rows: %d bytes", b.nbytes)
-            self._copy_b(to_b[:, : b.shape[1]], b)
+        for name, is_copied, x in (("A", copies.a, a), ("B", copies.b, b)):
+            if is_copied:
+                log.info("%s is copied into aligned rows: %d bytes", name, x.nbytes)
+        self._copy(to_a, a, to_b[:, : b.shape[1]], b)
         self._start(to_a, to_b, to_c, *others)
         if copies.c:
             c.copy_(to_c[:, : c.shape[1]])
+
+
+def _copying(
+    copies: Copies, backend: str, a: torch.Tensor, to_a: torch.Tensor, b: torch.Tensor,
+    to_b: torch.Tensor,
+) -> Copier:  # fmt: skip
+    """``start(to_a, a, to_b, b)``, which makes the copies of A and B: by one launch, where the
+    language has that."""
+    copier = copier_of(backend) or (lambda *tensors: None)
+    both = copier(a, to_a, b, to_b) if copies.a and copies.b else None
+    if both is not None:
+        return both
+    of_a = (copier(a, to_a) or torch.Tensor.copy_) if copies.a else None
+    of_b = (copier(b, to_b) or torch.Tensor.copy_) if copies.b else None
+
+    def start(to_a: torch.Tensor, a: torch.Tensor, to_b: torch.Tensor, b: torch.Tensor) -> None:
+        if of_a is not None:
+            of_a(to_a, a)
+        if of_b is not None:
+            of_b(to_b, b)
+
+    return start
 
 
 def _whole(columns: int) -> int:

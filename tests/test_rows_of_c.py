@@ -89,3 +89,40 @@ def test_a_row_is_one_run_of_sectors(tmp_path):
     counts = simulator.simulate(source, a, b, c, count=True).counts
     assert counts.store_bytes == M * N * 2
     assert counts.store_sectors == M // 2 * (8 + 9)
+
+
+ODD_BUILDS = [build for build, (*_, out, _, _) in BUILDS.items() if out.itemsize == 2]
+
+
+@pytest.mark.spread(4, "build")
+@pytest.mark.parametrize("build", ODD_BUILDS)
+def test_odd_rows_are_stored_right(build, tmp_path):
+    """Rows that begin at each place of a unit; ends within one; a few columns of a last tile."""
+    name, tile, more, out, *_ = BUILDS[build]
+    source = source_of(tmp_path, name, tile, more)
+    for first, (beyond, gap) in enumerate(((1, 0), (3, 4), (8, 5), (14, 1))):
+        M, N = tile[0] + 5, tile[1] + beyond
+        assert stores(source, out, (M, N, 72), first + N + gap, first, order="random:2") > 0
+
+
+@pytest.mark.spread(2, "N")
+@pytest.mark.parametrize("N", [128, 129, 135, 136, 137, 248, 249, 255, 256, 257, 400])
+def test_each_unit_of_odd_rows_is_all_of_one_tile(N, tmp_path):
+    """Tiles of 128 columns begin 120 apart: nothing is missing and nothing stored twice, whichever
+    column a unit begins at, and no unit but a row's first and last is stored in parts."""
+    name, tile, more, out, *_ = BUILDS["in ping-pong"]
+    source = source_of(tmp_path, name, tile, more)
+    for first in range(0, 8, 3):
+        M, pitch = 24, N + first + (N + first + 1) % 2  # odd
+        requests = stores(source, out, (M, N, 40), pitch, first, order="random:3")
+        tiles = max(1, -(-(N - 8) // 120))
+        assert requests <= 4 * (tiles * 8 + 2 * 8)  # warps of one row of tiles
+
+
+def test_odd_rows_leave_in_vectors(tmp_path):
+    """By elements 64 rows of 128 would take 256 stores of a warp. In vectors they take 64, of which
+    some lanes have none, and the ends of rows no more than 6 for each warp."""
+    name, tile, more, out, *_ = BUILDS["in ping-pong"]
+    source = source_of(tmp_path, name, tile, more)
+    requests = stores(source, out, (64, 128, 8), 129)
+    assert requests <= 64 * 128 * 2 // 512 + 4 * 4 + 4 * 8

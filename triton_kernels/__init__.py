@@ -136,9 +136,11 @@ def derivative_kernel() -> Callable[..., Callable[..., None]]:
     return bind
 
 
-def copier(x: Any, copy: Any) -> Callable[..., None] | None:
+def copier(x: Any, copy: Any, *second: Any) -> Callable[..., None] | None:
     """``start(copy, x)``, which copies odd rows of 16-bit elements into aligned ones; see
-    host/copies.py."""
+    host/copies.py. None for two matrices at once."""
+    if second:
+        return None
     made: Callable[..., None] | None = import_module(".host.copies", __name__).copier(x, copy)
     return made
 

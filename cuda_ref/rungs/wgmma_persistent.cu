@@ -197,11 +197,12 @@ int launch_extra(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   int error = operand_map(gemm.a, false, gemm.in, A_BOX, &a_map, &a_major, batch);
   if (error == cudaSuccess)
     error = operand_map(gemm.b, true, gemm.in, B_BOX, &b_map, &b_major, batch);
-  if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
-  if (error != cudaSuccess) return error;
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
-  const Output plain =
-      output_of(PLAIN && k_tiles <= IN_ROWS_STEPS, gemm.c, gemm.out, &c_map, batch);
+  Output plain = output_of(PLAIN && k_tiles <= IN_ROWS_STEPS, gemm.c, gemm.out, &c_map, batch);
+  plain.overlap = PLAIN && plain.odd && k_tiles <= OVERLAP_STEPS;
+  if (error == cudaSuccess)
+    error = schedule_of(gemm, &schedule, &clusters, plain.overlap ? UNIT_OVERLAP : 0);
+  if (error != cudaSuccess) return error;
   return with_types_and_majors(gemm, a_major, b_major, [&](auto in, auto out, auto a, auto b) {
     using In = decltype(in);
     using Out = decltype(out);

@@ -61,6 +61,8 @@ constexpr int L2_PREFETCH = BLOCK_M == 64 ? BLOCK_N <= 64 ? 16 : 0 : 2;
 // Steps along K up to which threads store a plain C whose rows split sectors of the L2: 10 % faster of
 // one, 2 % of two and three. Later TMA's stores pass under the next tile's multiplies.
 constexpr int IN_ROWS_STEPS = BLOCK_M > 64 ? 3 : 0;
+// The same up to which neighbouring tiles of a C in odd rows overlap.
+constexpr int OVERLAP_STEPS = 8;
 using Tiles = Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>;
 
 }  // namespace

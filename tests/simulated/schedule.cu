@@ -31,7 +31,7 @@ int launch_places(const Gemm& gemm, cudaStream_t stream) {
   const Schedule<SIDE, SIDE, GROUP_M, SHARES_A> schedule{
       rows * SIDE, cols * SIDE, cluster, plan_of(gemm).groups, 1, 1,
       SHARES_A ? rows : static_cast<int>(ceil_div(rows, cluster)),
-      SHARES_A ? static_cast<int>(ceil_div(cols, cluster)) : cols};
+      SHARES_A ? static_cast<int>(ceil_div(cols, cluster)) : cols, SIDE};
   return launch(places<SHARES_A>, dim3(1), dim3(1), 0, stream, schedule,
                 static_cast<float*>(gemm.c.data));
 }

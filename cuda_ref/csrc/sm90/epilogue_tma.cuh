@@ -12,16 +12,22 @@
 // A plain C whose rows split sectors of the L2 may leave `in_rows`: each warp stores its own 16 rows,
 // as wide as the chunks in its buffers, and waits for nobody. Both ends of such a run are parts of
 // sectors, two of 9 where it is 256 bytes long; of a chunk's 128 bytes, as TMA stores them, two of 5.
+// A plain C of 16-bit elements in odd rows, which TMA cannot store, leaves so too: in aligned vectors
+// of 16 bytes, which each row crosses at a place of its own.
 #pragma once
 
 #include "sm90/epilogue_fused.cuh"
+#include "sm90/odd_rows.cuh"
 
 namespace tcgemm::sm90 {
 
 // C, and who stores it: TMA where `data` is null, else the threads.
 struct Output : PlainOutput {
   bool in_rows;  // of a C that TMA could store as well: in units of 16 bytes, see store_in_rows
+  bool odd;      // of 16 bits, in rows that TMA cannot store: see store_in_odd_rows
+  bool overlap;  // tiles share UNIT_OVERLAP columns, so that a unit of 16 bytes is all of some tile
 };
+constexpr int UNIT_OVERLAP = UnalignedVector::ELEMENTS;
 
 // Whether rows of C begin or end within a sector of the L2.
 inline bool splits_sectors(const Matrix& c, DType type) {
@@ -35,7 +41,8 @@ inline Output output_of(bool in_rows, const Matrix& c, DType type, CUtensorMap* 
                         int64_t batch = 0, int columns = 128) {
   const PlainOutput made = output_map(c, type, CHUNK_ROWS, map, batch, columns);
   in_rows = in_rows && made.data == nullptr && splits_sectors(c, type);
-  return {in_rows ? plain_output(c, type) : made, in_rows};
+  const bool odd = made.data != nullptr && c.col_stride == 1 && bytes_of(type) == 2;
+  return {in_rows ? plain_output(c, type) : made, in_rows, odd, false};
 }
 
 // A warpgroup's part of a tile on its way to C, MMAS times 64 x BLOCK_N. The last chunk of an uneven
@@ -204,6 +211,12 @@ struct TmaEpilogue {
         return;
       }
     }
+    if constexpr (!FUSED && sizeof(Out) == 2) {
+      if (plain.odd) {
+        store_in_odd_rows(plain, d, M, N);
+        return;
+      }
+    }
     const bool to_plain = plain.data != nullptr;
     bool comes = false, is_brought = false;  // C_in, by TMA and by threads
     if constexpr (FUSED) {
@@ -260,32 +273,69 @@ struct TmaEpilogue {
     }
   }
 
+  // Chunks side by side that have buffers at once, so that a row of them is one run.
+  static constexpr int RUN = IN_A_ROW <= BUFFERS       ? IN_A_ROW
+                             : IN_A_ROW % BUFFERS == 0 ? BUFFERS
+                                                       : 1;
+  static constexpr int UNITS = WIDTH * sizeof(Out) / 16;  // of a chunk's row
+
+  // Leaves the warp's 16 rows of `run` chunks in the buffers, which it alone reads.
+  template <int REGISTERS>
+  __device__ __forceinline__ void write_run(int chunk, int run,
+                                            const float (&d)[MMAS][REGISTERS]) const {
+    __syncwarp();  // all lanes have read the chunks before
+#pragma unroll
+    for (int i = 0; i < run; ++i)
+      write_chunk<Out, WIDTH>(shared_address(buffers) + i * CHUNK_BYTES, d[chunk / IN_A_ROW],
+                              first_of(chunk + i));
+    __syncwarp();
+  }
+
+  // Unit `unit` of row `row` of a run in the buffers.
+  __device__ __forceinline__ uint4 unit_of(int row, int unit) const {
+    return *reinterpret_cast<const uint4*>(buffers + unit / UNITS * CHUNK_BYTES + row * 128 +
+                                           (unit % UNITS ^ row % 8) * 16);
+  }
+
   // The same in runs of a row, by each warp for itself: it reads no row that another one writes.
   template <int REGISTERS>
   __device__ __forceinline__ void store_in_rows(const PlainOutput& c,
                                                 const float (&d)[MMAS][REGISTERS], int M, int N) {
-    constexpr int RUN = IN_A_ROW <= BUFFERS ? IN_A_ROW : IN_A_ROW % BUFFERS == 0 ? BUFFERS : 1;
-    constexpr int UNITS = WIDTH * sizeof(Out) / 16;  // of a chunk's row
-    const int first = threadIdx.x % 128 / 32 * 16;   // of the warp's rows
+    const int first = threadIdx.x % 128 / 32 * 16;  // of the warp's rows
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk += RUN) {
-      __syncwarp();  // all lanes have read the chunks before
-#pragma unroll
-      for (int i = 0; i < RUN; ++i)
-        write_chunk<Out, WIDTH>(shared_address(buffers) + i * CHUNK_BYTES, d[chunk / IN_A_ROW],
-                                first_of(chunk + i));
-      __syncwarp();
+      write_run(chunk, RUN, d);
 #pragma unroll 4
       for (int i = threadIdx.x % 32; i < 16 * RUN * UNITS; i += 32) {
-        const int row = first + i / (RUN * UNITS), in_run = i % (RUN * UNITS);
-        const int part = in_run / UNITS, unit = in_run % UNITS;
+        const int row = first + i / (RUN * UNITS), unit = i % (RUN * UNITS);
         const int64_t at_m = row_of(chunk) + row;
-        const int at_n = column_of(chunk + part) + unit * (16 / int{sizeof(Out)});
+        const int at_n = column_of(chunk + unit / UNITS) + unit % UNITS * (16 / int{sizeof(Out)});
         if (at_m < M && at_n < N)
           *reinterpret_cast<uint4*>(static_cast<Out*>(c.data) + at_m * c.row_stride + at_n) =
-              *reinterpret_cast<const uint4*>(buffers + part * CHUNK_BYTES + row * 128 +
-                                              (unit ^ row % 8) * 16);
+              unit_of(row, unit);
       }
+    }
+  }
+
+  // The same where rows are odd.
+  template <int REGISTERS>
+  __device__ __forceinline__ void store_in_odd_rows(const Output& c,
+                                                    const float (&d)[MMAS][REGISTERS], int M,
+                                                    int N) {
+    constexpr int ODD_RUN = BLOCK_N % WIDTH == 0 ? RUN : 1;  // else chunks overlap
+    const int first = threadIdx.x % 128 / 32 * 16;           // of the warp's rows
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk += ODD_RUN) {
+      write_run(chunk, ODD_RUN, d);
+      const int at_m = row_of(chunk) + first, at_n = column_of(chunk);
+      const int columns = min(N - at_n, ODD_RUN * WIDTH);
+      // Ends of runs within a tile are nobody else's.
+      const bool begins = chunk % IN_A_ROW == 0, ends = (chunk + ODD_RUN) % IN_A_ROW == 0;
+      store_odd_rows<ODD_RUN * UNITS>(
+          static_cast<uint16_t*>(c.data) + at_m * c.row_stride + at_n, c.row_stride, M - at_m,
+          columns, !(c.overlap && begins && at_n > 0),
+          !(c.overlap && ends && at_n + columns < N),
+          [&](int row, int unit) { return unit_of(first + row, unit); });
     }
   }
 

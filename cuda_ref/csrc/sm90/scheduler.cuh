@@ -18,6 +18,7 @@ struct Schedule {
   int batch;           // matrices
   int a_step, b_step;  // 0 where the batch shares the operand, else 1
   int rows, cols;      // of clusters' tiles
+  int apart;           // columns from a tile to the next: BLOCK_N, or fewer where they overlap
 
   __host__ __device__ int tiles() const { return rows * cols * batch; }
 
@@ -31,20 +32,22 @@ struct Schedule {
     const Tile tile = cluster == 1 || SHARES_A ? grouped_tile<GROUP_M>(index, rows, cols)
                                                : grouped_tile<GROUP_M / 2>(index, rows, cols);
     *m = (SHARES_A ? tile.m : tile.m * cluster + rank) * BLOCK_M;
-    *n = (SHARES_A ? tile.n * cluster + rank : tile.n) * BLOCK_N;
+    *n = (SHARES_A ? tile.n * cluster + rank : tile.n) * apart;
   }
 };
 
 // The schedule of a problem on the current device, in clusters as its plan says, and how many of
 // them to start: as few as finish in the same number of waves, since those beyond would wait at the
-// end of the last, and draw power. A cudaError_t.
+// end of the last, and draw power. Neighbours share `overlap` columns. A cudaError_t.
 template <int BLOCK_M, int BLOCK_N, int GROUP_M, bool SHARES_A>
 int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>* schedule,
-                unsigned* clusters) {
+                unsigned* clusters, int overlap = 0) {
   int sms = 0;
   const int error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
-  const int64_t rows = ceil_div(gemm.c.rows, BLOCK_M), cols = ceil_div(gemm.c.cols, BLOCK_N);
+  const int apart = BLOCK_N - overlap;
+  const int64_t rows = ceil_div(gemm.c.rows, BLOCK_M);
+  const int64_t cols = std::max<int64_t>(1, ceil_div(gemm.c.cols - overlap, apart));
   if (rows * cols > INT32_MAX / 2 / gemm.batch) return cudaErrorInvalidConfiguration;
   const int cluster = std::max(1, plan_of(gemm).cluster);
   if (cluster > std::min(2, MAX_CLUSTER)) return cudaErrorNotSupported;
@@ -55,7 +58,8 @@ int schedule_of(const Gemm& gemm, Schedule<BLOCK_M, BLOCK_N, GROUP_M, SHARES_A>*
                gemm.a.batch_stride != 0,
                gemm.b.batch_stride != 0,
                static_cast<int>(ceil_div(rows, SHARES_A ? 1 : cluster)),
-               static_cast<int>(ceil_div(cols, SHARES_A ? cluster : 1))};
+               static_cast<int>(ceil_div(cols, SHARES_A ? cluster : 1)),
+               apart};
   const int64_t tiles = schedule->tiles();
   *clusters = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms / cluster)));
   return cudaSuccess;
