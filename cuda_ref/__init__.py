@@ -158,7 +158,7 @@ what they read, multiply and write. With Triton's, which are longer, eleven prod
 copies were foretold to take a third longer than they did (reports/nvidia-h200/trials/races.csv and
 drawn.csv)."""
 
-ODD_C = 1.55e6
+ODD_C = 1.85e6
 """Bytes of a C in odd rows that are stored in a microsecond (csrc/sm90/odd_rows.cuh), with what the
 kernel behind the product then waits for; in trials/races.csv from 20 to 160 MB."""
 
