@@ -37,7 +37,7 @@ FAST, TRAFFIC = 550e6, 2.5e6
 ODD_C = 0.9e6
 """Bytes of a C in odd rows, which they store by elements, in a microsecond: with copies of A and B
 4253 x 5351 x 78 (tn) takes 61 us and 12609 x 2823 x 59 (nt) 88, and without them 53 and 72
-(reports/nvidia-h200/trials/races.csv)."""
+(reports/nvidia-h200/trials/races.csv). Of a language that stores it faster, what that says."""
 
 COPIED, COPIED_IN_WORDS = 1.0e6, 1.6e6
 """Bytes of an operand that are copied in a microsecond, read and written: by torch, and by a
@@ -106,7 +106,8 @@ def fast_us(problem: Problem, copies: Copies, backend: str) -> float:
     """Microseconds of the kernel that reads the copies."""
     of_c = ITEMSIZE[problem.dtype_out] * problem.M * problem.N
     odd = max(copies.problem.c_strides) * ITEMSIZE[problem.dtype_out] % 16
-    rate = ODD_C if odd else TRAFFIC
+    of_language: float = getattr(import_module(dispatch.BACKENDS[backend]), "ODD_C", ODD_C)
+    rate = of_language if odd else TRAFFIC
     moved_us = (problem.bytes - of_c) / TRAFFIC + of_c / rate
     return _starts_us(backend)[1] + max(problem.flop / FAST, moved_us)
 
