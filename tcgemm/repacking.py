@@ -36,9 +36,7 @@ FAST, TRAFFIC = 550e6, 2.5e6
 
 ODD_C = 0.9e6
 """Bytes of a C in odd rows in a microsecond, where they are stored by elements; a language that does
-better says so by the same name. With copies of A and B
-4253 x 5351 x 78 (tn) takes 61 us and 12609 x 2823 x 59 (nt) 88, and without them 53 and 72
-(reports/nvidia-h200/trials/races.csv)."""
+better says so by the same name."""
 
 COPIED, COPIED_IN_WORDS = 1.0e6, 1.6e6
 """Bytes of an operand that are copied in a microsecond, read and written: by torch, and by a

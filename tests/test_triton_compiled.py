@@ -16,6 +16,7 @@ from triton_requests import (
     INSTRUCTION,
     LIMITS,
     SUMMING,
+    UNALIGNED,
     problem_on,
     shipped,
     shipped_types,
@@ -69,6 +70,10 @@ SUMS = [
     Request("warp_specialized", tile, layout=layout, aux=aux)
     for tile in SUMMING for layout in ("tn", "tt") for aux in ("", "sums")
 ]  # fmt: skip
+ODD_C = [
+    Request("warp_specialized", tile, layout=layout, M=M, N=N)
+    for tile in UNALIGNED for layout, M, N in (("nt", 1000, 1003), ("nnt", 1003, 1000))
+]  # fmt: skip
 SHIPPED = shipped()
 TYPES = shipped_types()
 C_IN_BY_ROWS = Request("warp_specialized", WARP_SPECIALIZED, layout="nt", c_in=True)
@@ -101,7 +106,7 @@ def odd_steps() -> list:
 def all_requests() -> list:
     return [
         *SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED, *with_c_in(), *eight_bits(), *SINGLE,
-        *SUMS,
+        *SUMS, *ODD_C,
         *odd_steps(),
     ]  # fmt: skip
 
@@ -213,6 +218,19 @@ def test_sums_of_rows_cost_no_barrier_and_no_register_of_the_product(plain, summ
     assert built.shared_bytes <= limit <= LIMITS[9, 0]
 
 
+@pytest.mark.parametrize("wanted", ODD_C, ids=name_of)
+def test_threads_store_a_c_in_odd_rows_by_vectors_and_keep_their_registers(wanted):
+    built, plan = compiled(wanted), wanted.plan
+    assert (built.spill_bytes, built.serialized) == (0, False)
+    assert built.counts["UTMASTG"] == 0 < built.counts["UTMALDG"]
+    vectors = plan["BLOCK_M"] * plan["BLOCK_N"] // 8 // 128
+    assert built.counts["STG"] == vectors * (1 + 8), "each of a vector, and of its elements at ends"
+    assert built.counts["LDG"] == 0
+    assert "C7508" not in built.log, "registers are not moved to the consumers"
+    limit = plans.shared_bytes(wanted.kernel, plan, wanted.dtype_out)
+    assert built.shared_bytes <= limit <= LIMITS[9, 0]
+
+
 def test_c_in_that_tma_does_not_reach_is_read_in_place():
     built = compiled(C_IN_BY_ROWS)
     assert built.counts["LDG"] > 0
@@ -255,13 +273,21 @@ SMALL = Request(
 @cache
 def all_with_texts() -> dict[str, object]:
     """What tests read as texts, which no record keeps: compiled in every run, by one process."""
-    wanted = [PRODUCER_AND_CONSUMERS, SMALL]
+    wanted = [PRODUCER_AND_CONSUMERS, SMALL, ODD_C[0]]
     built = compile_only.compile_rungs(wanted, assembly=True)
     return dict(zip(map(repr, wanted), built, strict=True))
 
 
 def with_texts(request):
     return all_with_texts()[repr(request)]
+
+
+def test_vectors_of_a_c_in_odd_rows_are_16_bytes():
+    texts = with_texts(ODD_C[0]).assembly
+    vectors = 128 * 256 // 8 // 128
+    assert texts["ptx"].count("st.global.v4.b32") == vectors
+    assert texts["sass"].count("STG.E.128") == vectors
+    assert texts["sass"].count("STG") == 9 * vectors
 
 
 @pytest.mark.parametrize(("compute", "terms"), [("tf32", 1), ("tf32x3", 3)])

@@ -171,3 +171,16 @@ SUMMING = [
     )
 ]  # fmt: skip
 """Tiles of warp_specialized for products that give the sums of A's rows."""
+
+UNALIGNED = [
+    {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": group, "NUM_STAGES": stages,
+     "CONSUMERS": consumers, "SUBTILES": subtiles, "BUFFERS": buffers, **rest}
+    for m, n, group, stages, consumers, subtiles, buffers, rest in (
+        (128, 256, 8, 4, 2, 4, 2, {}), (128, 256, 8, 4, 2, 2, 1, {}), (128, 128, 8, 6, 2, 2, 2, {}),
+        (192, 128, 8, 5, 3, 2, 1, {}), (256, 192, 4, 3, 2, 3, 1, {"REST": 64}),
+        (192, 192, 4, 4, 3, 3, 1, {"REST": 64}), (192, 96, 8, 5, 3, 3, 1, {"REST": 32}),
+        (128, 48, 8, 9, 2, 3, 1, {"REST": 16, "L2_PREFETCH": 4}), (128, 64, 8, 8, 2, 1, 1, {}),
+        (64, 32, 8, 10, 1, 1, 1, {}),
+    )
+]  # fmt: skip
+"""Tiles of warp_specialized for a C whose rows TMA cannot store."""

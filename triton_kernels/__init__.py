@@ -1,5 +1,5 @@
 """The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, sure,
-plans, planned_by_user, tuned_by_user, load, inspect, derivative and copier.
+plans, planned_by_user, tuned_by_user, load, inspect, derivative, copier and ODD_C.
 
 Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
 A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its name below.
@@ -37,6 +37,9 @@ ORDER = (
     "shapes.split_k",
 )
 """The modules of the kernels: the ladder from its first rung to its last, then the specialists."""
+
+ODD_C = 2.0e6
+"""Bytes of a C in odd rows that warp_specialized stores in a microsecond (H200): predicted."""
 
 _MODULES = {path.partition(".")[2]: path for path in ORDER}
 _PLANS = {name: import_module(f".{path}_plan", __name__) for name, path in _MODULES.items()}

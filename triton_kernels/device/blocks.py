@@ -4,18 +4,42 @@ A descriptor has two dimensions, or three: a batch, of which a block is one matr
 terms of a float32 operand, hi and lo, of which each is a matrix.
 """
 
-# ruff: noqa: RUF005 - Gluon takes no starred list.
+# Triton compiles what follows a return: the else is no ornament.
+# ruff: noqa: RUF005, RET505 - Gluon takes no starred list.
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from ..host import storage
 from . import ordering
 
 load_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_block = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 grouped = gluon.jit(ordering.grouped.fn)
+
+OVERLAP = gl.constexpr(storage.OVERLAP)
+
+
+@gluon.constexpr_function
+def step_of(BLOCK_N, CONFIG):
+    """Columns from a tile to the next."""
+    return BLOCK_N - OVERLAP.value if CONFIG.UNALIGNED_C else BLOCK_N
+
+
+@gluon.constexpr_function
+def swizzled(COLUMNS, bits):
+    """How a block of 16-bit elements lies in shared memory, seen as elements of so many bits."""
+    return gl.NVMMASharedLayout(min(2 * COLUMNS, 128), bits, rank=2)
+
+
+@gluon.jit
+def tiles_of(size, ROWS: gl.constexpr, COLUMNS: gl.constexpr, CONFIG: gl.constexpr):
+    """Tiles of so many rows and columns: down a C, across it, and of all of the batch."""
+    M, N, _, batches = size
+    tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, step_of(COLUMNS, CONFIG))
+    return tiles_m, tiles_n, tiles_m * tiles_n * (batches if CONFIG.BATCHED else 1)
 
 
 @gluon.jit
@@ -67,6 +91,14 @@ def load_subtiles(c_in, matrix, m, n, c_ring, CONSUMERS: gl.constexpr, phase):
 
 
 @gluon.jit
+def halves(x):
+    """Left and right half of the columns; both lie in the same threads, so nothing moves."""
+    rows: gl.constexpr = x.shape[0]
+    columns: gl.constexpr = x.shape[1]
+    return gl.split(gl.permute(gl.reshape(x, (rows, 2, columns // 2)), (0, 2, 1)))
+
+
+@gluon.jit
 def ring_of(x, count: gl.constexpr):
     """Shared memory of ``count`` of x's blocks, each of two dimensions."""
     rows: gl.constexpr = x.block_shape[len(x.block_shape) - 2]
@@ -75,6 +107,20 @@ def ring_of(x, count: gl.constexpr):
         x.layout.swizzle_byte_width, x.layout.element_bitwidth
     )
     return gl.allocate_shared_memory(x.dtype, [count, rows, columns], layout)
+
+
+@gluon.jit
+def ring_of_c(c, a_ring, COUNT: gl.constexpr, CONFIG: gl.constexpr):
+    """Shared memory of ``COUNT`` epilogue subtiles of C, which are what a descriptor's blocks are;
+    of a C that is a pointer, as many rows as a block of A has."""
+    if CONFIG.UNALIGNED_C:
+        ROWS: gl.constexpr = a_ring.shape[2 if CONFIG.A_TRANSPOSED else 1]
+        layout: gl.constexpr = swizzled(CONFIG.UNALIGNED_C, 16)
+        return gl.allocate_shared_memory(
+            c.dtype.element_ty, [COUNT, ROWS, CONFIG.UNALIGNED_C], layout
+        )
+    else:
+        return ring_of(c, COUNT)
 
 
 @gluon.jit
@@ -137,7 +183,7 @@ def prefetch_first_tile(x, pitch, a, b, size, CONSUMERS: gl.constexpr, CONFIG: g
     BLOCK_M: gl.constexpr = CONSUMERS * a.block_shape[1 if CONFIG.A_TRANSPOSED else 0]
     WIDE: gl.constexpr = b.block_shape[0 if CONFIG.B_TRANSPOSED else 1]
     BLOCK_N: gl.constexpr = WIDE + CONFIG.REST
-    tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
+    tiles_m, tiles_n, _ = tiles_of((M, N, K, 1), BLOCK_M, BLOCK_N, CONFIG)
     _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, 1, CONFIG)
     # Programs that share a block of the operand ask for different columns of it.
     k = (tile_n if CONFIG.STREAM_A else tile_m) * CONFIG.L2_PREFETCH
@@ -147,10 +193,18 @@ def prefetch_first_tile(x, pitch, a, b, size, CONSUMERS: gl.constexpr, CONFIG: g
         )
     else:
         prefetch_block(
-            x, tile_n * BLOCK_N, k, N, K, pitch, WIDE, CONFIG.L2_PREFETCH, not CONFIG.B_TRANSPOSED
+            x,
+            tile_n * step_of(BLOCK_N, CONFIG),
+            k,
+            N,
+            K,
+            pitch,
+            WIDE,
+            CONFIG.L2_PREFETCH,
+            not CONFIG.B_TRANSPOSED,
         )
         if CONFIG.REST:
-            n = tile_n * BLOCK_N + WIDE
+            n = tile_n * step_of(BLOCK_N, CONFIG) + WIDE
             prefetch_block(
                 x, n, k, N, K, pitch, CONFIG.REST, CONFIG.L2_PREFETCH, not CONFIG.B_TRANSPOSED
             )

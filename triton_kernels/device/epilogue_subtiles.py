@@ -27,16 +27,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from .blocks import store
+from .blocks import halves, store
 from .epilogue import activate, through
-
-
-@gluon.jit
-def halves(x):
-    """Left and right half of the columns; both lie in the same threads, so nothing moves."""
-    rows: gl.constexpr = x.shape[0]
-    columns: gl.constexpr = x.shape[1]
-    return gl.split(gl.permute(gl.reshape(x, (rows, 2, columns // 2)), (0, 2, 1)))
+from .unaligned_rows import store_unaligned
 
 
 @gluon.jit
@@ -237,3 +230,19 @@ def store_rest(
     if CONFIG.FUSED:
         bias = bias_of(fused, acc, m, n, size, CONFIG)
     store_tile(c, c_ring, part, BUFFERS, FIRST, acc, bias, batch, m, n, size, fused, 0, CONFIG)
+
+
+@gluon.jit
+def store_accumulators(
+    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, acc, rest_acc, bias, batch, m, n, size,
+    fused, phase, CONFIG: gl.constexpr,
+):  # fmt: skip
+    """A tile of C, from one accumulator or, unless ``rest_acc`` is None, two beside each other; by
+    TMA, or where that cannot reach C by the threads."""
+    if CONFIG.UNALIGNED_C:
+        store_unaligned(c, fused[11], c_ring[0], part, BUFFERS, (acc, rest_acc), m, n, size)
+    else:
+        store_tile(c, c_ring, part, BUFFERS, 0, acc, bias, batch, m, n, size, fused, phase, CONFIG)
+        if rest_acc is not None:
+            WIDE: gl.constexpr = acc.shape[1]
+            store_rest(c, c_ring, part, BUFFERS, WIDE, rest_acc, batch, m, n, size, fused, CONFIG)

@@ -74,3 +74,8 @@ def reachable(c_in: torch.Tensor) -> bool:
     shape, strides = c_in.shape[-2:], c_in.stride()[-2:]
     reason = why_not_tma("C_in", shape, strides, alignment, c_in.itemsize)
     return whole and reason is None and stored(c_in) == "n"
+
+
+def storable(c: torch.Tensor) -> bool:
+    """Whether TMA stores C [..., M, N] in rows, of which it stores whole units."""
+    return reachable(c) and c.shape[-1] * c.itemsize % UNIT == 0

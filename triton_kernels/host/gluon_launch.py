@@ -10,10 +10,11 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ..device.blocks import step_of
 from ..device.epilogue import batch_size, batch_strides, operands
 from ..device.row_sums import PARTS
 from ..device.sums import add
-from .descriptors import describe, reachable, stored
+from .descriptors import describe, reachable, storable, stored
 from .recording import Step
 from .runtime import cdiv, programs
 
@@ -47,6 +48,9 @@ class Config:
     """C_in, or Z that is read, is loaded by TMA."""
     AUX: str
     """Z takes C_in's place: "write" it, or "read" it. "sums": the sums of A's rows."""
+    UNALIGNED_C: int
+    """Columns of an epilogue subtile where TMA cannot store C and threads do, by vectors of 16
+    bytes, which c is a pointer for; 0: TMA stores C."""
     ROW_SCALES_A: bool
     ROW_SCALES_B: bool
     BIAS_ROWS: bool
@@ -104,7 +108,8 @@ def arguments(
     described_a = describe(a, (part, BLOCK_K), a_transposed, make)
     described_b = describe(b, (BLOCK_K, BLOCK_N - REST), b_transposed, make)
     rest = describe(b, (BLOCK_K, REST), b_transposed, make) if REST else None
-    described_c = describe(c, (part, subtile), False, swizzled)
+    by_tma = storable(c)
+    described_c = describe(c, (part, subtile), False, swizzled) if by_tma else c
     batches = batch_size(c)
     aux = "" if fusion is None else fusion.aux
     finished = None if aux == "sums" else fusion
@@ -139,14 +144,16 @@ def arguments(
         FUSED=finishes(finished),
         STAGED=staged is not None,
         AUX=aux,
+        UNALIGNED_C=0 if by_tma else subtile,
         **{name: constants[name] for name in FINISHING},
     )
-    grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)),)
+    grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, step_of(BLOCK_N, config))),)
     options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
     described = (described_a, described_b, rest, described_c, staged, *streamed)
     last = {"CONFIG": config, **options, "num_warps": 4, "launch_pdl": True}
-    finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in, parts, total)
-    return grid, (*described, M, N, K, batches, *finishing), last
+    finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
+    stride_cm = None if by_tma else c.stride(0)
+    return grid, (*described, M, N, K, batches, *finishing, stride_cm, parts, total), last
 
 
 def row_sums_of(a: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,10 @@ from typing import Any
 UNIT = 16
 """Bytes: TMA addresses and row pitches are multiples of it."""
 
+OVERLAP = UNIT // 2
+"""Columns that neighbouring tiles share of a C of 16 bits that threads store in such units: so each
+unit lies in one tile as a whole (device/unaligned_rows.py)."""
+
 
 @cache
 def itemsize(dtype: str) -> int:

@@ -62,7 +62,10 @@ def by_rows(
     problem: Any, kernel: str, plan: Mapping[str, int], planners: Mapping[str, Planner]
 ) -> tuple[Any, Mapping[str, int]]:
     """The same product and plan where C lies by rows: of a column-major C the transpose, which some
-    kernels compute and others read so. All that was timed had its C by rows."""
+    kernels compute and others read so. All that was timed had its C by rows. Tiles that overlap are
+    timed as ones that are narrower by it."""
+    if kernel in planners and (overlap := planners[kernel].overlap(problem)):
+        plan = {**plan, "BLOCK_N": plan["BLOCK_N"] - overlap}
     if not column_major(problem):
         return problem, plan
     if "SWAP" in plan:

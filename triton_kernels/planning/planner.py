@@ -93,6 +93,11 @@ class Planner:
         """Whether the kernel computes C' = B' A', so that the plan is that of the transpose."""
         return False
 
+    def overlap(self, problem: Any) -> int:
+        """Columns that neighbouring tiles of C have in common, of a problem as ``transposes`` left
+        it."""
+        return 0
+
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
         """The rows of the table to choose from, where ``limit`` bytes of shared memory are."""
         return rows
@@ -244,7 +249,7 @@ def _plan(planner: Planner, problem: Any) -> Mapping[str, int]:
     processors, limit = processors or usual.sms, limit or usual.shared_bytes
     of_table = _rows(planner, problem, gpu, capability) if planner.has_table else []
     rows = planner.rows(of_table, problem, limit)
-    config = tables.choose(rows, problem, processors)
+    config = tables.choose(rows, problem, processors, planner.overlap(problem))
     config, limit = planner.adjust(config, problem, limit)
     config = planner.fit(config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
     return planner.divide(config, problem, processors, transposed)

@@ -33,7 +33,7 @@ def refuse_tiles(problem: Any, plan: Callable[[Any], Mapping[str, Any]]) -> str 
     )
 
 
-def refuse_tma(problem: Any) -> str | None:
+def refuse_tma(problem: Any, operands: str = "ABC") -> str | None:
     """Why TMA cannot reach an operand, as a sentence with the numbers; None when it can."""
     M, N, K = problem.M, problem.N, problem.K
     for name, shape, dtype in (
@@ -41,6 +41,8 @@ def refuse_tma(problem: Any) -> str | None:
         ("B", (K, N), problem.dtype_in),
         ("C", (M, N), problem.dtype_out),
     ):
+        if name not in operands:
+            continue
         strides = getattr(problem, f"{name.lower()}_strides")
         alignment = getattr(problem, f"{name.lower()}_alignment")
         reason = why_not_tma(name, shape, strides, alignment, itemsize(dtype))
@@ -48,7 +50,7 @@ def refuse_tma(problem: Any) -> str | None:
             return reason
     # Stores are cut at the edge by units of 16 bytes, not by elements, except in the interpreter.
     width = (M if column_major(problem) else N) * itemsize(problem.dtype_out)
-    if width % UNIT and problem.device != "cpu":
+    if "C" in operands and width % UNIT and problem.device != "cpu":
         step = UNIT // itemsize(problem.dtype_out)
         return (
             f"C has rows of {width // itemsize(problem.dtype_out)} elements, {width} bytes, and "

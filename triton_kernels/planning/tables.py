@@ -181,7 +181,9 @@ def _check_conditions(row: Any) -> None:
         raise ValueError(f"{', '.join(sorted(unknown))} is no condition: {', '.join(CONDITIONS)}")
 
 
-def choose(rows: list[dict[str, Any]], problem: Any, programs: int) -> dict[str, int]:
+def choose(
+    rows: list[dict[str, Any]], problem: Any, programs: int, overlap: int = 0
+) -> dict[str, int]:
     """The config of the first row whose conditions hold.
 
     Where that row has a rate, all rows that hold and have one compete, and the least time wins: the
@@ -189,7 +191,7 @@ def choose(rows: list[dict[str, Any]], problem: Any, programs: int) -> dict[str,
     a busy SM with this tile relative to the others. 288 tiles of 128 x 256 (3072 x 3072) are 3
     waves; 384 of 192 x 128 are 3 waves of tiles three quarters as large. Where rows split lines of
     the L2, a tile that reads more than 128 x 256 for each element of C is slower by it
-    (reports/nvidia-h200/trials/split_lines.csv).
+    (reports/nvidia-h200/trials/split_lines.csv). Neighbouring tiles share ``overlap`` columns.
     """
     held = [row for row in rows if all_hold(row, problem)]
     if held and "rate" in held[0]:
@@ -197,7 +199,7 @@ def choose(rows: list[dict[str, Any]], problem: Any, programs: int) -> dict[str,
 
         def time(row: dict[str, Any]) -> float:
             m, n = row["config"]["BLOCK_M"], row["config"]["BLOCK_N"]
-            waves = -(-(-(-problem.M // m) * -(-problem.N // n)) // programs)
+            waves = -(-(-(-problem.M // m) * -(-problem.N // (n - overlap))) // programs)
             more = max(0.0, (1 / m + 1 / n) / READS - 1) * min(1.0, problem.K / FEW_K)
             slower = max(0.5, 1 - SPLIT_LINES * more) if split else 1.0
             if waves > 1 and m * n <= SMALL_TILE and problem.K >= LONG_K:

@@ -7,13 +7,15 @@ from typing import Any
 from ..host.storage import itemsize
 from ..planning.k_division import by_elements
 from ..planning.planner import Config, Planner, groups, square_tiles, tile
+from ..planning.refusals import refuse_tma
 from ..planning.rows import row
 
 SHORT_K, LARGE_C = 128, 540_672
 """Elements along K, and of C, of a product whose elements are loaded one by one, up to and from
 which tiles of 64 x 64 are taken: several programs of them on an SM wait beside each other. At three
 drawn shapes they were the fastest of all that was timed, by 9 to 45 %, where tiles of 128 x 128, or
-copies, were taken. One program to an SM that loops over tiles was slower at eleven of twelve
+copies, were taken. Where TMA reaches both operands, which copies are made for, none is settled.
+One program to an SM that loops over tiles was slower at eleven of twelve
 pairs of plans with the same tile (reports/nvidia-h200/trials/races.csv)."""
 
 
@@ -39,6 +41,7 @@ class PipelinedPlanner(Planner):
             and problem.K <= SHORT_K
             and problem.M * problem.N >= LARGE_C
             and by_elements(problem)
+            and refuse_tma(problem, "AB")
         )
 
     def tiles(self, problem: Any) -> list[tuple[int, int, int]]:

@@ -17,9 +17,10 @@ Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program, from the last t
           steps of BLOCK_K, each a stage; wgmma m64nBLOCK_N by each consumer, one step in flight.
 
 Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
-          shared memory read through a transposed view; a column-major C is C' = B' A'. wgmma
-          reads blocks of 8 bits and of tf32 along K only: others are repacked first. float32 is
-          rounded to tf32 by the TMA unit; as two terms (tf32x3) it is written out beforehand.
+          shared memory read through a transposed view; a column-major C is C' = B' A'. A C that
+          TMA cannot reach the threads store (device/unaligned_rows.py). wgmma reads blocks of 8
+          bits and of tf32 along K only: others are repacked first. float32 is rounded to tf32 by
+          the TMA unit; as two terms (tf32x3) it is written out beforehand.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ from ..device.blocks import (
     place,
     prefetch_first_tile,
     ring_of,
+    ring_of_c,
+    step_of,
+    tiles_of,
 )
-from ..device.epilogue_subtiles import bias_of, store_rest, store_tile
+from ..device.epilogue_subtiles import bias_of, store_accumulators
 from ..host.gluon_launch import ROUNDS, Rounding, arguments, second
 from ..host.launching import Rung
 from ..host.repack import repack_for_wgmma
@@ -55,7 +59,7 @@ from ..host.repack import repack_for_wgmma
 def produce(a, b, rest, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
     """One warp: every block of A, B and C_in of every tile of this program, in order."""
     a_ring, b_ring, rest_ring, full, empty = ring
-    M, N, K, batches = size
+    _, _, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     TERMS: gl.constexpr = CONFIG.TERMS
     CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
@@ -65,13 +69,12 @@ def produce(a, b, rest, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
     BLOCK_N: gl.constexpr = WIDE + CONFIG.REST
     B_BYTES: gl.constexpr = b.block_type.nbytes // WIDE * BLOCK_N
     STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + B_BYTES)
-    tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
-    tiles = tiles_m * tiles_n * (batches if CONFIG.BATCHED else 1)
+    tiles_m, tiles_n, tiles = tiles_of(size, PART_M * CONSUMERS, BLOCK_N, CONFIG)
     # The first lap of the ring waits for the phase before the first, which counts as complete.
     slot, phase, c_phase = 0, 1, 1
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, batches, CONFIG)
-        m, n = tile_m * (PART_M * CONSUMERS), tile_n * BLOCK_N
+        m, n = tile_m * (PART_M * CONSUMERS), tile_n * step_of(BLOCK_N, CONFIG)
         for k in range(0, K, BLOCK_K):
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
@@ -118,13 +121,12 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
     acc_type: gl.constexpr = gl.int32 if a_ring.dtype.is_int() else gl.float32
     layout: gl.constexpr = layout_of(WIDE, a_ring.dtype)
     rest_layout: gl.constexpr = layout_of(REST if REST else WIDE, a_ring.dtype)
-    tiles_m, tiles_n = gl.cdiv(M, PART_M * CONSUMERS), gl.cdiv(N, BLOCK_N)
-    tiles = tiles_m * tiles_n * (batches if CONFIG.BATCHED else 1)
+    tiles_m, tiles_n, tiles = tiles_of(size, PART_M * CONSUMERS, BLOCK_N, CONFIG)
     k_tiles = gl.cdiv(K, BLOCK_K)
     slot, phase, c_phase = 0, 0, 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, batches, CONFIG)
-        m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * BLOCK_N
+        m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * step_of(BLOCK_N, CONFIG)
         if CONFIG.AUX == "sums":
             sums, due = row_sums.zeros(a_ring), row_sums.first_step(part, tile_n, tiles_n)
         zero = gl.zeros((PART_M, WIDE), acc_type, layout)
@@ -180,11 +182,10 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
             else:
                 acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
-        store_tile(
-            c, c_ring, part, BUFFERS, 0, acc, bias, batch, m, n, (M, N), fused, c_phase, CONFIG
-        )
-        if REST:
-            store_rest(c, c_ring, part, BUFFERS, WIDE, rest_acc, batch, m, n, (M, N), fused, CONFIG)
+        store_accumulators(
+            c, c_ring, part, BUFFERS, acc, rest_acc if REST else None, bias, batch, m, n, (M, N),
+            fused, c_phase, CONFIG,
+        )  # fmt: skip
         if CONFIG.AUX == "sums":
             row_sums.store(fused[10], sums, tile_n, m, M)
         if CONFIG.STAGED:
@@ -193,17 +194,17 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["M", "N", "K"])
+@gluon.jit(do_not_specialize=["M", "N", "K", "stride_cm"], do_not_specialize_on_alignment=["c"])
 def kernel(
     a, b, rest, c, staged, streamed, pitch, M, N, K, batches, c_in, bias, scale_a, scale_b,
-    alpha: gl.float64, beta: gl.float64, stride_im, stride_in, stride_bias, batch_in,
+    alpha: gl.float64, beta: gl.float64, stride_im, stride_in, stride_bias, batch_in, stride_cm,
     parts, total, CONFIG: gl.constexpr, NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     BUFFERS: gl.constexpr,
 ):  # fmt: skip
     a_ring = ring_of(a, NUM_STAGES * CONSUMERS * CONFIG.TERMS)
     b_ring = ring_of(b, NUM_STAGES * CONFIG.TERMS)
     rest_ring = ring_of(rest, NUM_STAGES * CONFIG.TERMS) if CONFIG.REST else b_ring
-    c_blocks = ring_of(c, CONSUMERS * BUFFERS)
+    c_blocks = ring_of_c(c, a_ring, CONSUMERS * BUFFERS, CONFIG)
     full, empty = barriers(NUM_STAGES, CONSUMERS)
     c_full, c_empty = full, empty
     if CONFIG.STAGED:
@@ -217,7 +218,7 @@ def kernel(
     size = (M, N, K, batches)
     # fmt: off
     fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in,
-             parts)
+             parts, stride_cm)
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..host.storage import column_major, itemsize, letter
+from ..host.storage import OVERLAP, column_major, itemsize, letter
 from ..planning.dtypes import FLOAT8, FUSES, PLAIN, kind
 from ..planning.planner import Config, Planner, few_rows
 from ..planning.refusals import refuse_tma
@@ -82,6 +82,10 @@ class WarpSpecializedPlanner(Planner):
         least = 4 if problem.aux else 3
         return [each for each in changed if each["config"]["NUM_STAGES"] >= least] or changed
 
+    def overlap(self, problem: Any) -> int:
+        """A vector that threads store, where TMA cannot store C (device/unaligned_rows.py)."""
+        return OVERLAP if refuse_tma(problem, "C") else 0
+
     def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
         return {**config, **_repack(problem)}, limit
 
@@ -126,7 +130,18 @@ def refuse(problem: Any) -> str | None:
         return reason
     if problem.compute == "tf32x3" and problem.batch > 1:
         return f"a batch of {problem.batch} in tf32x3 is not fused here: descriptor takes it"
-    return refuse_tma(problem)
+    reason = refuse_tma(problem)
+    return refuse_tma(problem, "AB") if reason and _threads_store(problem) else reason
+
+
+def _threads_store(problem: Any) -> bool:
+    """Whether threads can store C where TMA cannot: a plain product's, of 16 bits, whose rows or
+    columns lie apart, by fewer bytes than 32 bits count."""
+    if not problem.plain or problem.batch > 1 or itemsize(problem.dtype_out) != 2:
+        return False
+    seen = problem.transposed() if column_major(problem) else problem
+    pitch = seen.N if seen.M == 1 else seen.c_strides[0]
+    return letter((seen.M, seen.N), seen.c_strides) == "n" and seen.N <= pitch < 2**30
 
 
 def _no_sums(problem: Any) -> str | None:
@@ -178,6 +193,7 @@ ROW = row(
     fuses=(*FUSES, "preactivation", "derivative", "row_sums"),
     devices=("cuda",),
     capability=(9, 0),
-    shapes="as descriptor, on compute capability 9.0 only; no batches in tf32x3",
+    shapes="as descriptor, on compute capability 9.0 only; no batches in tf32x3; plain products of "
+    "16 bits have a C in rows or columns that begin anywhere",
     refuse=refuse,
 )
