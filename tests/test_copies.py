@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import compiling
 import pytest
@@ -15,7 +16,7 @@ from tcgemm.triton_kernels import copier
 from tcgemm.triton_kernels.host import copies, recording
 from test_triton_bounds import watched as watched  # a fixture
 
-from tcgemm import cuda_ref, repacking
+from tcgemm import cuda_ref, repacking, triton_kernels
 from tcgemm.problem import Problem
 
 needs_gxx = pytest.mark.skipif(toolchain.find_cxx() is None, reason="needs g++")
@@ -59,6 +60,32 @@ def test_a_copy_has_the_bits_of_the_matrix(R, C, pitch, begin, by_columns, copie
         copy.fill_(1.0)
         start(copy, x)
         assert torch.equal(copy.view(torch.int16), x.view(torch.int16))
+
+
+@of_both
+@pytest.mark.parametrize("columns", [(False, False), (True, False), (True, True)])
+def test_two_matrices_are_copied_by_one_start(columns, copier, device):
+    """Of sizes, places and orders of their own; and later others of their kind."""
+    kinds = ((5, 1031, 1033, 1), (7, 9, 11, 3)), ((1, 3, 3, 2), (64, 40, 41, 5))
+    for pair in kinds:
+        start = None
+        for _ in range(3):
+            x, y = (
+                matrix(*kind, device, by_columns)
+                for kind, by_columns in zip(pair, columns, strict=True)
+            )
+            copy, copy_y = copy_of(x), copy_of(y)
+            start = start or copier(x, copy, y, copy_y)
+            start(copy, x, copy_y, y)
+            for of, made in ((x, copy), (y, copy_y)):
+                assert torch.equal(made.view(torch.int16), of.view(torch.int16))
+
+
+@of_both
+def test_two_matrices_of_which_one_is_torch_s_are_not_copied_by_one_start(copier):
+    x, copy = torch.empty(4, 5).half(), torch.empty(4, 64).half()[:, :5]
+    assert copier(x, copy, x, copy) is not None
+    assert copier(x, copy, x.float(), copy.float()) is None
 
 
 @of_both
@@ -118,7 +145,7 @@ def test_only_a_language_with_such_a_kernel_is_reckoned_with_it(monkeypatch):
     )  # fmt: skip
     made = repacking.Copies(repacking.aligned(odd, True, True, False), True, True, False)
     us = repacking.copying_us(odd, made, "cuda")
-    later = 2 * (repacking.LAUNCH_US - cuda_ref.COPIED_US[0])
+    later = triton_kernels.COPIED_US[0][1] - cuda_ref.COPIED_US[0][1]
     assert us + later == pytest.approx(repacking.copying_us(odd, made, "triton"))
     monkeypatch.delattr(cuda_ref, "copier")
     assert repacking.copying_us(odd, made, "cuda") > 1.4 * us
@@ -127,21 +154,24 @@ def test_only_a_language_with_such_a_kernel_is_reckoned_with_it(monkeypatch):
 def test_what_is_launched_can_be_recorded():
     """What Triton compiled to something else than is expected is not replayed, and is no error."""
     x = matrix(5, 7, 9, 1, "cpu")
-    grid, args, constants = copies.arguments(x, x, copy_of(x))
-    assert grid == (3,)
-    assert [*copies.kernel.arg_names][len(args) :] == ["ROWS", "WORDS"]
+    for second, programs in ((None, 1), (SimpleNamespace(c=copy_of(x)), 2)):
+        grid, args, constants = copies.arguments(x, x, copy_of(x), second)
+        assert grid == (programs,)
+        assert [*copies.kernel.arg_names][len(args) :] == ["WORDS", "WORDS_2", "PART"]
     assert recording.record(object(), (None, (3, 4), args, constants), (1, 1, 2)) is None
 
 
 @pytest.mark.exhaustive
-def test_the_compiler_loads_words():
+@pytest.mark.parametrize("matrices", [1, 2])
+def test_the_compiler_loads_words(matrices):
     """For sm_90, without a GPU: 8 bytes a load but at the ends of the matrix, nothing spilled."""
-    done = compiling.run(str(Path(__file__).with_name("copies_compile.py")))
+    both = ["both"] * (matrices - 1)
+    done = compiling.run(str(Path(__file__).with_name("copies_compile.py")), *both)
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout.splitlines()[-1])
     assert made["spill_bytes"] == 0
     loads = re.findall(r"ld\.global\.(\w+)", made["ptx"])
     assert set(loads) == {"b16", "b64"}
-    each = copies.ROWS * copies.WORDS // (32 * copies.WARPS)
-    assert loads.count("b64") == 2 * each
+    each = copies.PART // (32 * copies.WARPS)
+    assert loads.count("b64") == 2 * each * matrices
     assert set(re.findall(r"st\.global\.(\w+)", made["ptx"])) == {"b16", "b64"}

@@ -1,5 +1,5 @@
 """The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, sure,
-plans, planned_by_user, tuned_by_user, load, inspect, derivative, copier and ODD_C.
+plans, planned_by_user, tuned_by_user, load, inspect, derivative, copier, COPIED_US and ODD_C.
 
 Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
 A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its name below.
@@ -38,8 +38,14 @@ ORDER = (
 )
 """The modules of the kernels: the ladder from its first rung to its last, then the specialists."""
 
+COPIED_US = (2.0, 2.5), 3.2
+"""Microseconds of one copy and of two, by one launch, and of the kernel that reads them, besides
+what they read, multiply and write: of twelve products with a copy of A and of B, less what a second
+launch took (reports/nvidia-h200/trials/races.csv)."""
+
 ODD_C = 2.0e6
-"""Bytes of a C in odd rows that warp_specialized stores in a microsecond (H200): predicted."""
+"""Bytes of a C in odd rows that warp_specialized stores in a microsecond: 1979 x 16211 x 84 (tn)
+takes 40 us, and 8147 x 9669 x 86 (tn) 86 (reports/nvidia-h200/trials/races.csv)."""
 
 _MODULES = {path.partition(".")[2]: path for path in ORDER}
 _PLANS = {name: import_module(f".{path}_plan", __name__) for name, path in _MODULES.items()}
@@ -141,10 +147,9 @@ def derivative_kernel() -> Callable[..., Callable[..., None]]:
 
 def copier(x: Any, copy: Any, *second: Any) -> Callable[..., None] | None:
     """``start(copy, x)``, which copies odd rows of 16-bit elements into aligned ones; see
-    host/copies.py. None for two matrices at once."""
-    if second:
-        return None
-    made: Callable[..., None] | None = import_module(".host.copies", __name__).copier(x, copy)
+    host/copies.py. A second matrix and its copy go by the same launch."""
+    module = import_module(".host.copies", __name__)
+    made: Callable[..., None] | None = module.copier(x, copy, *second)
     return made
 
 

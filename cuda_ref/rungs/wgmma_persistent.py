@@ -31,6 +31,10 @@ from ..planning.rows import FUSES, TMA_ROWS, row
 ORDER = 130
 
 
+CHUNK_N = 64
+"""Columns of C, of 16 bits, that a consumer has a buffer for."""
+
+
 class Tile(NamedTuple):
     """BLOCK_M x BLOCK_N of C, and how the shared memory and the consumers of a block are used."""
 
@@ -63,6 +67,13 @@ class Tile(NamedTuple):
             "SHARES_A": int(self.BLOCK_M > self.BLOCK_N),
             "GROUP_M": 2048 // self.BLOCK_M,
         }
+
+    @property
+    def stores_runs(self) -> bool:
+        """Whether a row of a C that TMA cannot store leaves in runs of two chunks and more."""
+        chunks = ceil_div(self.BLOCK_N, CHUNK_N)
+        of_two = self.CHUNK_BUFFERS > 1 and chunks % self.CHUNK_BUFFERS == 0
+        return of_two and self.BLOCK_N % CHUNK_N == 0
 
     @property
     def traffic(self) -> float:
@@ -106,6 +117,12 @@ LAST_US = 2.1
 EXPOSED_US = 0.9
 """Storing each one before, under which two consumers that share a tile multiply nothing."""
 
+NARROW_RUNS_US = 3.5
+"""What it takes longer to store 128 x 256 of a C in odd rows where a run is one chunk: each run has
+two ends, which leave by words. Behind copies 1401 x 2417 x 495 (nt) takes 17.6 us by 128 x 224 and
+13.5 by 128 x 128, 5518 x 12491 x 3 (nt) 152 by 192 x 128 and 76 by 128 x 128
+(reports/nvidia-h200/trials/races.csv)."""
+
 MANY_WAVES = 16
 """Up to which two consumers in ping-pong hide their stores where rows split sectors: with 39 waves
 6600 x 12824 x 106 (tn) takes 77 us by 128 x 128 in ping-pong and 65 by 128 x 192, with 12
@@ -146,7 +163,15 @@ def tile_of(problem: Any) -> Tile:
         b[0] != 1,
         rows_lie(2, *strides_of(problem)),
         gpu_of(problem).sms,
+        odd_c(problem, N),
     )
+
+
+def odd_c(problem: Any, columns: int) -> bool:
+    """Whether TMA cannot store a plain C of 16 bits with so many columns: threads do, by vectors."""
+    if not problem.plain or problem.batch > 1 or problem.dtype_out != problem.dtype_in:
+        return False
+    return any(x % 8 for x in (columns, max(problem.c_strides))) or problem.c_alignment < 16
 
 
 def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
@@ -157,7 +182,15 @@ def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int
 
 @cache
 def _fastest(
-    M: int, N: int, steps: int, batch: int, fused: bool, n_major: bool, lie: int, sms: int
+    M: int,
+    N: int,
+    steps: int,
+    batch: int,
+    fused: bool,
+    n_major: bool,
+    lie: int,
+    sms: int,
+    odd_c: bool = False,
 ) -> Tile:
     def rate(tile: Tile) -> float:
         own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate
@@ -182,6 +215,8 @@ def _fastest(
         stores = area * (LAST_US + (waves - 1) * EXPOSED_US * exposed)
         multiplied = waves * steps * STEP_US * max(area / rate(tile), LEAST)
         took = multiplied + stores * max(0.0, 1 - steps / RATED_STEPS)
+        if odd_c and not tile.stores_runs:
+            took += waves * area * NARROW_RUNS_US
         return round(took, 6)  # equal times are: the first tile is taken
 
     return min((tile for tile in TILES if tile.fused_rate or not fused), key=time)

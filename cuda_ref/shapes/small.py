@@ -36,8 +36,10 @@ SHORT_K, MODEST_C = 32, 3_000_000
 shapes with rows of 16 bytes (reports/nvidia-h200/trials/drawn_kernels.csv): a tensor map and a ring
 take longer to begin than a K of two mmas takes."""
 
-LARGE_C = 6_860_532
-"""Elements of a C in odd rows, the most of 4876 x 1407 that all kernels were timed with."""
+LARGE_C, LARGEST_C = 6_860_532, 24_000_000
+"""Elements of a C in odd rows, from the most of 4876 x 1407 that all kernels were timed with. Behind
+the same copies 7093 x 1431 x 5 (nn) takes 18.1 us by this rung and 18.5 by wgmma_persistent, and
+3633 x 7701 x 15 (tt) 38.5 and 34.8 (reports/nvidia-h200/trials/races.csv)."""
 
 SHARED_KB = 227
 """Of an SM, for blocks."""
@@ -85,6 +87,12 @@ BY_ELEMENTS = Staged(BLOCK, 1, 64, 256, 3, 2, 2.04, 0.63, 0.43, 0.25, 1.08)
 BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 2, 2.04, 0.79, 0.45, 0.21, 1.08)
 """By way of registers. Fitted to products timed behind a foreign kernel, as those above
 (docs/lab/cuda_small.md)."""
+
+OF_ROWS = {8: 1.1, 16: 1.0, 32: 0.85, 64: 0.85}
+"""What a tile of BY_UNITS takes beside its start, by the elements that rows are aligned to: its rows
+of 64 bytes end within sectors, or lines, of the L2 the more often. Of 230 products that were raced
+with both tiles by units the faster one was 1.9 % faster than the one taken, and is 1.4 %
+(reports/nvidia-h200/trials/races.csv)."""
 
 BESIDE = 4
 """The power of the mean of what goes on at once: of two that take the same time, both take 1.19
@@ -169,9 +177,17 @@ def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
     issued = blocks / sms * (stages * way.issue + way.store)
     limits = (trips, issued, problem.batch * memory_us(problem))
     body = sum(limit**BESIDE for limit in limits) ** (1 / BESIDE)
+    if way is BY_UNITS:
+        body *= OF_ROWS[_aligned(problem)]
     there = min(1.0, problem.M / way.tile) * min(1.0, problem.N / way.tile)  # of a tile
     exchange = (way.exchange or 0.0) + splits * PART_US * there
     return way.start + body + exchange * (splits > 1)
+
+
+def _aligned(problem: Any) -> int:
+    """Elements, 8 to 64, of which all rows of A, B and C are multiples."""
+    strides = (*problem.a_strides, *problem.b_strides, *problem.c_strides)
+    return min(64, max(8, min((x & -x for x in strides if x > 1), default=64)))
 
 
 FEW_SIDE, FEW_TILES, MODEST_K = 96, 40, 4672
@@ -187,10 +203,8 @@ def settled(problem: Any, sms: int) -> bool:
       A single row is gemv's where gemv reads B along K. Else gemv is slower too: 3.9 us at
       1 x 32 x 288 (nn), and 2.3 here.
     - K is two mmas, too short for a ring.
-    - C is large and lies in odd rows, and its stores are nearly all there is. Rungs with tensor
-      maps store such a C by elements: they took 2.1 us for a million of them at 3026 x 6977 x 1,
-      and this one 1.2 at 4876 x 1407 x 1 (drawn.csv and drawn_kernels.csv there). For a smaller C
-      the model of drawn shapes decides.
+    - C is large and lies in odd rows, and its stores are nearly all there is: this rung is as fast
+      up to LARGEST_C. For a smaller C the model of drawn shapes decides.
     """
     if not problem.plain or problem.batch > 1 or vector(problem) < 8:
         return False
@@ -200,7 +214,7 @@ def settled(problem: Any, sms: int) -> bool:
     if min(problem.M, problem.N) == 1 and gemv.k_major(gemv.wide(problem)):
         few = False
     short = problem.K <= SHORT_K and size <= MODEST_C
-    return bool(few or short or (problem.K <= FEW_K and odd and size >= LARGE_C))
+    return bool(few or short or (problem.K <= FEW_K and odd and LARGE_C <= size < LARGEST_C))
 
 
 def cost(problem: Any, sms: int) -> float | None:

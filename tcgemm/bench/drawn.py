@@ -61,6 +61,7 @@ FITTED: dict[int, str] = {
         "the trees of both models, and when CUDA takes skinny, thin and pairs",
     ),
     **dict.fromkeys(range(567, 570), "where Triton takes tiles of 256 x 192"),
+    **dict.fromkeys(range(570, 573), "the trees of one_wave, and what a C in odd rows costs"),
     610: "the same as of 507",
     614: "the trees of the model of Triton's plans",
     615: "the same",
@@ -68,6 +69,7 @@ FITTED: dict[int, str] = {
     **dict.fromkeys(
         (*range(620, 660), *range(661, 700), *range(701, 760)), "some of their shapes: as of 558"
     ),
+    860: "the model that chooses: what a C in odd rows costs (its shapes are drawn otherwise)",
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
 """Seed -> what was fitted to its shapes. No figure of a report comes from such a seed; figures on

@@ -10,6 +10,7 @@ second.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,21 +21,28 @@ from .runtime import cdiv, tl, triton
 WORD = tl.constexpr(4)
 """Elements of a word, of 16 bits each."""
 
-ROWS, WORDS, WARPS = 2, 512, 4
-"""Of a program."""
+WORDS = 64, 512
+"""Of a row that a program copies, at most: the fewest that cover it, or the most."""
+
+PART, WARPS = 1024, 4
+"""Words and warps of a program."""
 
 
-@triton.jit(do_not_specialize=["R", "C", "pitch", "begin", "pitch_of_copy"])
-def kernel(x, copy, R, C, pitch, begin, pitch_of_copy, ROWS: tl.constexpr, WORDS: tl.constexpr):
+@triton.jit
+def copy_rows(
+    program, x, copy, R, C, pitch, begin, pitch_of_copy, WORDS: tl.constexpr, PART: tl.constexpr
+):
     """copy[r, k] = x[r, k], as int16; what follows a row in its last word of the copy is anything.
 
     x lies ``begin`` elements (0 to 3) behind an address that is a multiple of 8 bytes. Nothing
-    outside of it is read: a word that only begins or ends in it is copied by elements.
+    outside of it is read: a word that only begins or ends in it is copied by elements. It is the
+    part of one program of all that copy x.
     """
+    ROWS: tl.constexpr = PART // WORDS
     across = tl.cdiv(tl.cdiv(C, WORD), WORDS)
-    first = tl.program_id(0) // across * ROWS
+    first = program // across * ROWS
     r = (first + tl.arange(0, ROWS)).to(tl.int64)
-    k = (tl.program_id(0) % across * WORDS + tl.arange(0, WORDS))[None, :]
+    k = (program % across * WORDS + tl.arange(0, WORDS))[None, :]
     inside = (r < R)[:, None] & (WORD * k < C)
     at = r * pitch + begin  # where a row begins, in elements behind that address
     end = (R - 1).to(tl.int64) * pitch + C + begin
@@ -63,41 +71,107 @@ def kernel(x, copy, R, C, pitch, begin, pitch_of_copy, ROWS: tl.constexpr, WORDS
             tl.store(copy + (r * pitch_of_copy)[:, None] + column, value, mask=mine)
 
 
+@triton.jit(
+    do_not_specialize=[
+        *("R", "C", "pitch", "begin", "pitch_of_copy"),
+        *("R_2", "C_2", "pitch_2", "begin_2", "pitch_of_copy_2", "programs"),
+    ]
+)
+def kernel(
+    x, copy, R, C, pitch, begin, pitch_of_copy, x_2, copy_2, R_2, C_2, pitch_2, begin_2,
+    pitch_of_copy_2, programs, WORDS: tl.constexpr, WORDS_2: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Copies x, and by the programs from number ``programs`` on a second matrix, if there is one."""
+    program = tl.program_id(0)
+    if x_2 is None:
+        copy_rows(program, x, copy, R, C, pitch, begin, pitch_of_copy, WORDS, PART)
+    else:
+        if program < programs:
+            copy_rows(program, x, copy, R, C, pitch, begin, pitch_of_copy, WORDS, PART)
+        else:
+            program -= programs
+            copy_rows(
+                program, x_2, copy_2, R_2, C_2, pitch_2, begin_2, pitch_of_copy_2, WORDS_2, PART
+            )
+
+
 def arguments(
-    x: torch.Tensor, _: torch.Tensor, copy: torch.Tensor
+    x: torch.Tensor, x_2: torch.Tensor, copy: torch.Tensor, second: Any = None
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
     """The launch as (grid, positional arguments, constants and options) of ``kernel``.
 
     Args:
         x: [R, C] of 2 bytes an element, its rows contiguous.
-        copy: the same, its rows a multiple of 8 bytes apart.
+        x_2: a second such matrix, where there is one.
+        copy: x again, its rows a multiple of 8 bytes apart.
+        second: its ``c`` is the copy of x_2; None where x alone is copied.
     """
+    programs, words, *of_x = _arguments(x, copy)
+    all_programs, words_2, of_second = programs, WORDS[0], [None, None, 0, 0, 0, 0, 0]
+    if second is not None:
+        more, words_2, *of_second = _arguments(x_2, second.c)
+        all_programs += more
+    constants = {"WORDS": words, "WORDS_2": words_2, "PART": PART, "num_warps": WARPS}
+    return (all_programs,), (*of_x, *of_second, programs), constants
+
+
+def _arguments(x: torch.Tensor, copy: torch.Tensor) -> tuple[Any, ...]:
+    """How many programs copy x, words of a row of each, and what they are told."""
     R, C = x.shape
+    words = next((words for words in WORDS if 4 * words >= C), WORDS[-1])
     x, copy = x.view(torch.int16), copy.view(torch.int16)
     begin = x.data_ptr() // 2 % 4
-    numbers = (R, C, x.stride(0), begin, copy.stride(0))
-    constants = {"ROWS": ROWS, "WORDS": WORDS, "num_warps": WARPS}
-    return (cdiv(R, ROWS) * cdiv(cdiv(C, 4), WORDS),), (x, copy, *numbers), constants
+    programs = cdiv(R, PART // words) * cdiv(cdiv(C, 4), words)
+    return programs, words, x, copy, R, C, x.stride(0), begin, copy.stride(0)
 
 
 run = Rung(kernel, arguments)
 
 
-def copier(x: torch.Tensor, copy: torch.Tensor) -> Callable[..., None] | None:
-    """``start(copy, x)``, which copies matrices like these into aligned rows or columns; None where
-    torch's own copy has to: of other sizes of elements, or with a step between them."""
-    by_columns = x.stride(0) == 1 and x.stride(1) != 1
-    if by_columns:
-        x, copy = x.mT, copy.mT
+def copier(
+    x: torch.Tensor, copy: torch.Tensor, *second: torch.Tensor
+) -> Callable[..., None] | None:
+    """``start(copy, x)``, which copies matrices like these into aligned rows or columns; given a
+    second matrix and its copy, ``start(copy, x, copy of the second, second)``, by one launch. None
+    where torch's own copy has to: of other sizes of elements, or with a step between them."""
+    tensors = (x, copy, *second)
+    turned = [each.stride(0) == 1 and each.stride(1) != 1 for each in tensors[::2]]
+
+    def rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Each matrix and its copy by contiguous rows."""
+        return [each.mT if turned[i // 2] else each for i, each in enumerate(tensors)]
+
+    by_rows = rows(*tensors)
+    if not all(_takes(*by_rows[i : i + 2]) for i in range(0, len(tensors), 2)):
+        return None
+    x, copy, *more = by_rows
+    if not more:
+        one = run.bind(x, x, copy)
+
+        def start(copy: torch.Tensor, x: torch.Tensor) -> None:
+            x, copy = rows(x, copy)
+            one(x, x, copy)
+
+        return start
+    both = run.bind(x, more[0], copy, _second(more[1]))
+
+    def start_both(
+        copy: torch.Tensor, x: torch.Tensor, copy_2: torch.Tensor, x_2: torch.Tensor
+    ) -> None:
+        x, copy, x_2, copy_2 = rows(x, copy, x_2, copy_2)
+        both(x, x_2, copy, copy_2)
+
+    return start_both
+
+
+def _takes(x: torch.Tensor, copy: torch.Tensor) -> bool:
     fits = x.itemsize == 2 and x.stride(1) == 1 and copy.stride(1) == 1
     reached = x.data_ptr() % 2 == copy.data_ptr() % 8 == copy.stride(0) % 4 == 0
-    if not (fits and reached) or 0 in x.shape:
-        return None
-    bound = run.bind(x, x, copy)
+    return fits and reached and 0 not in x.shape
 
-    def start(copy: torch.Tensor, x: torch.Tensor) -> None:
-        if by_columns:
-            x, copy = x.mT, copy.mT
-        bound(x, x, copy)
 
-    return start
+def _second(copy: torch.Tensor) -> SimpleNamespace:
+    """The copy of the second matrix, in the place of a pre-activation that is written."""
+    return SimpleNamespace(
+        alpha=1.0, beta=0.0, c=copy, epilogue="", compute="float32", mma_shape="", aux="write"
+    )
