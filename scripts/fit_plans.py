@@ -121,7 +121,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
             *sizes, row["dtype"], row["dtype"], row["layout"], device="cuda",
             capability=GPU.capability,
         )  # fmt: skip
-        one_by_one = division.by_elements(problem)
+        one_by_one = division.by_elements(problem) and not planner.by_tma
         if row["kernel"] not in BY_ELEMENTS if one_by_one else not _offers(planner, problem):
             continue
         terms = plans.terms(problem, plan, GPU.sms or 0)

@@ -21,6 +21,7 @@ import torch
 
 from . import dispatch
 from .batching import Part
+from .choosing.plans import modelled_us
 from .errors import OperandError
 from .problem import ITEMSIZE, Problem
 
@@ -91,7 +92,12 @@ def pays(problem: Problem, copies: Copies, backend: str) -> bool:
     direct_us = dispatch.choose(problem, backend).unaligned_us(problem)
     if direct_us is None or sum(_copied(problem, copies)) > _workspace_mib() << 20:
         return False
-    return direct_us > copying_us(problem, copies, backend) + fast_us(problem, copies, backend)
+    copying = copying_us(problem, copies, backend)
+    if direct_us <= copying + fast_us(problem, copies, backend):
+        return False
+    row = dispatch.choose(copies.problem, backend)
+    module = import_module(dispatch.BACKENDS[backend])
+    return direct_us > copying + (modelled_us(copies.problem, row, module) or 0.0)
 
 
 def _of(backend: str, name: str, default: Any) -> Any:

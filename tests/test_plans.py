@@ -14,7 +14,7 @@ from statistics import geometric_mean
 import pytest
 import scripts_of
 
-from tcgemm import dispatch
+from tcgemm import dispatch, repacking
 from tcgemm.bench.drawn import drawn_cases
 from tcgemm.choosing import model_files, plans, trees, within
 from tcgemm.problem import Problem
@@ -165,8 +165,13 @@ def test_nothing_is_offered_where_it_was_not_timed():
         replace(problem_of(264, 264, 2912), batch=2, batch_strides=(264 * 2912,) * 3),
     ):
         assert not list(OFFER(other, names))
-    one_by_one = {name for name, _ in OFFER(problem_of(265, 225, 2913), names)}  # odd rows
-    assert one_by_one == {"pipelined", "skinny"}
+    odd = problem_of(265, 225, 2913)
+    able = [row.name for row in dispatch.ladder("triton") if row.why_not(odd) is None]
+    assert {name for name, _ in OFFER(odd, able)} == {"pipelined", "skinny"}
+    # Of copies of its A and B it is TMA that loads whole boxes, whatever the sizes.
+    copied = repacking.aligned(odd, True, True, False)
+    able = [row.name for row in dispatch.ladder("triton") if row.why_not(copied) is None]
+    assert {name for name, _ in OFFER(copied, able)} == {"pipelined", "skinny", "warp_specialized"}
     by_units = [name for name, _ in OFFER(problem_of(264, 264, 2904), names)]  # rows of 8 elements
     assert not {"pipelined", "persistent"} & set(by_units)
 

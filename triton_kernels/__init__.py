@@ -82,7 +82,7 @@ def plans(problem: Any, able: Sequence[str]) -> Iterator[tuple[str, Mapping[str,
 
 def named(problem: Any, kernel: str) -> str:
     """As what the model of plans knows a kernel; see offered.py."""
-    return offered.named(problem, kernel)
+    return offered.named(problem, kernel, planners())
 
 
 def by_rows(problem: Any, kernel: str, plan: Mapping[str, int]) -> tuple[Any, Mapping[str, int]]:

@@ -232,16 +232,19 @@ def fastest(
     return None if best is None else (best, present_us)
 
 
+def modelled_us(problem: Problem, row: Kernel, module: Any) -> float | None:
+    """Microseconds of a kernel with its plan; None of one that the model does not know, or of a
+    language that offers no plans."""
+    slug = slug_of(problem)
+    if not hasattr(module, "plans") or not (sms := model.sms_of(slug)):
+        return None
+    timed, plan = module.by_rows(problem, row.name, row.plan(problem))
+    return _known(slug).us(module.named(problem, row.full_name), timed, plan, sms, seen=False)
+
+
 def why(problem: Problem, taken: Kernel, before: Kernel, module: Any) -> str:
     """In words, why ``taken`` is: ``better`` gave it in the place of ``before``."""
-    slug = slug_of(problem)
-    known, sms = _known(slug), model.sms_of(slug)
-
-    def us(row: Kernel) -> float | None:
-        timed, plan = module.by_rows(problem, row.name, row.plan(problem))
-        return known.us(module.named(problem, row.full_name), timed, plan, sms, seen=False)
-
-    mine, theirs = us(taken), us(before)
+    mine, theirs = (modelled_us(problem, row, module) for row in (taken, before))
     if taken.name == before.name:
         return (
             f"with this plan, as among other kernels the model of plans has it at {mine:.1f} us, "

@@ -34,7 +34,6 @@ def plans(
     of_16_bits = itemsize(problem.dtype_in) == itemsize(problem.dtype_out) == 2
     if not of_16_bits or problem.capability != HOPPER or problem.batch > 1 or not problem.plain:
         return
-    one_by_one = by_elements(problem)
     _, limit, sms = gpus.gpu_of(problem)
     limit, sms = limit or gpus.LIMITS[HOPPER].shared_bytes, sms or gpus.LIMITS[HOPPER].sms
     for name in able:
@@ -43,6 +42,7 @@ def plans(
             continue
         if planner.offers_its_own and planner.suits({}, problem):
             yield name, planner(problem)
+        one_by_one = by_elements(problem) and not planner.by_tma
         if not one_by_one and not planner.reads_in_vectors(problem):
             continue
         transposed = planner.transposes(problem)
@@ -53,9 +53,11 @@ def plans(
                     yield name, found
 
 
-def named(problem: Any, kernel: str) -> str:
+def named(problem: Any, kernel: str, planners: Mapping[str, Planner]) -> str:
     """As what the model of plans knows a kernel: loading one by one it is another."""
-    return f"{kernel} by elements" if by_elements(problem) else kernel
+    planner = planners.get(kernel.rpartition("/")[2])
+    by_tma = planner is not None and planner.by_tma
+    return f"{kernel} by elements" if by_elements(problem) and not by_tma else kernel
 
 
 def by_rows(

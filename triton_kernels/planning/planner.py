@@ -46,6 +46,7 @@ class Planner:
         offered: tiles that a model may take where no table was tuned; see offered.py.
         offers_its_own: its own plan is one that a model may take, whatever others are chosen.
         offered_by_elements: the same where no vector of A and B can be loaded.
+        by_tma: whether TMA loads A and B, of any size: then none is loaded by elements.
     """
 
     divides_k = False
@@ -53,6 +54,7 @@ class Planner:
     has_table = True
     offered: tuple[Config, ...] = ()
     offered_by_elements: tuple[Config, ...] = ()
+    by_tma = False
     offers_its_own = False
 
     def __init__(self, name: str, settings: Sequence[str], *, table: str = "") -> None:
@@ -139,7 +141,7 @@ class Planner:
 
     def reads_in_vectors(self, problem: Any) -> bool:
         """Whether it loads no element of A and B one by one."""
-        return tables.aligned(problem, with_c=False)
+        return self.by_tma or tables.aligned(problem, with_c=False)
 
     def suits(self, config: Config, problem: Any) -> bool:
         """Whether a tile of ``offered`` is meant for such a product."""

@@ -17,14 +17,12 @@ class DescriptorPlanner(Planner):
     """A table's configuration; a column-major C is planned as its transpose."""
 
     tunable = True
+    by_tma = True
     offered = (
         tile(64, 32, 256, GROUP_M=1, FLATTEN=0),
         tile(128, 128, 64, warps=8, GROUP_M=1, FLATTEN=0, NUM_STAGES=5),
         tile(128, 256, 64, warps=8, GROUP_M=4, FLATTEN=1),
     )  # fmt: skip
-
-    def reads_in_vectors(self, problem: Any) -> bool:
-        return True
 
     def pays(self, problem: Any) -> bool:
         """Not for int8: Triton waits for every step's wgmma of integers, and two programs an SM,

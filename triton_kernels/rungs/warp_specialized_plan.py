@@ -16,6 +16,7 @@ from ..planning.tables import LONG_K, SMALL_TILE
 class WarpSpecializedPlanner(Planner):
     """A table's configuration; a column-major C is planned as its transpose."""
 
+    by_tma = True
     offered = (
         {
             "BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "NUM_STAGES": 8,
@@ -50,9 +51,6 @@ class WarpSpecializedPlanner(Planner):
             "CONSUMERS": 2, "SUBTILES": 3, "BUFFERS": 1, "REST": 64,
         },
     )  # fmt: skip
-
-    def reads_in_vectors(self, problem: Any) -> bool:
-        return True
 
     def pays(self, problem: Any) -> bool:
         """Not for the exact gelu of a large C: on an H200 at 4096 cubed in bfloat16 with a bias
