@@ -47,6 +47,9 @@ COPIED_US = (3.5, 7.0), 5.0
 """Microseconds of one copy and of two, and of the kernel that reads them, besides what they read,
 multiply and write, where a language does not say how long its own take (``COPIED_US``)."""
 
+BACK_US = 3.5
+"""Of a copy of C back to where it is asked for, by torch, besides what it reads and writes."""
+
 WORKSPACE_MIB = 1024
 
 
@@ -122,7 +125,7 @@ def copying_us(problem: Problem, copies: Copies, backend: str) -> float:
     rate = COPIED if copier_of(backend) is None else COPIED_IN_WORDS
     one, two = _of(backend, "COPIED_US", COPIED_US)[0]
     us = two if copies.a and copies.b else one
-    return float(us + one * copies.c + (of_a + of_b) / rate + of_c / COPIED)
+    return float(us + BACK_US * copies.c + (of_a + of_b) / rate + of_c / COPIED)
 
 
 def _copied(problem: Problem, copies: Copies) -> tuple[int, int, int]:

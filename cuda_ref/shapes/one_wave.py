@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..planning.cost import TILE_K, ceil_div
-from ..planning.pairs import SPLIT_SECTORS, rows_lie, strides_of
+from ..planning.pairs import SPLIT_LINES, SPLIT_SECTORS, rows_lie, strides_of
 from ..planning.refusals import refuse_tma
 from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
 from ..planning.tables import short_rows
@@ -58,11 +58,12 @@ was the fastest at each of 40 raced products of 2 to 16 rows within lines of the
 of others were off by up to a half. 2 x 4568 x 1288 (nt) takes 6.7 us here and 7.7 by gemv, whose
 model said 6.5 (reports/nvidia-h200/trials/races.csv)."""
 
-WIDE_M, WIDE_N, WIDE_K = 96, 8192, range(5, 33)
-"""Rows at most, columns at least, and elements along K, where rows split sectors: small, whose many
-blocks ask for parts of the same sectors, was slower at each of five such products, by 10 to 50 %.
-30 x 8360 x 24 (nn) takes 2.55 us here and 3.02 by small, 88 x 15016 x 8 (nn) 3.10 and 4.65
-(reports/nvidia-h200/trials/races.csv)."""
+WIDE_K = range(5, LONG_K)
+WIDE = {SPLIT_SECTORS: (range(8, 97), 4096), SPLIT_LINES: (range(8, 193), 10_000)}
+"""Elements along K; by how rows lie, rows, and columns at least. Of 14 such products where
+small was taken, whose many blocks ask for parts of the same sectors or lines, it was slower at 12,
+and by 9 % in the mean. 8212 x 40 x 136 (nn) takes 3.26 us here and 3.79 by small, 88 x 15016 x 8 (nn)
+3.10 and 4.65 (reports/nvidia-h200/trials/races.csv)."""
 
 SIMULATED = {
     "BLOCK_M": 64,
@@ -173,14 +174,14 @@ def sure(problem: Any) -> bool:
     (reports/nvidia-h200/trials/drawn_kernels.csv, races.csv and short_rows.csv).
 
     So it is of few rows and very many columns over a K of WIDE_K, where rows split sectors of the
-    L2."""
+    L2 or lines."""
     seen = wide(problem)
     if seen.M == 1 or seen.N <= FEW_COLUMNS:
         return False
     if seen.K > SHORT_K and short_rows(seen):
         return True
-    few_and_many = seen.M <= WIDE_M and seen.N >= WIDE_N
-    return few_and_many and seen.K in WIDE_K and rows_lie(2, *strides_of(seen)) == SPLIT_SECTORS
+    rows, columns = WIDE.get(rows_lie(2, *strides_of(seen)), (range(0), 0))
+    return seen.M in rows and seen.N >= columns and seen.K in WIDE_K
 
 
 def settled(problem: Any, sms: int) -> bool:

@@ -37,7 +37,7 @@ EARNED = 0.02
 sixth of the raced products held out, more makes the choice among all slower, and less makes single
 products slower."""
 
-EARNED_US = 0.2
+EARNED_US = 0.235
 """Microseconds that a plan has to win at least, which is more up to 9 us: what single launches of
 short products differ by. Of products that were held out it makes a quarter fewer slower by a
 twentieth, and all together slower by a thousandth."""

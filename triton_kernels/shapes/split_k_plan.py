@@ -15,6 +15,7 @@ from ..planning.shared_memory import stage_bytes, tile_bytes
 class SplitKPlanner(KDivisionPlanner):
     """Tiles are whole in all waves but the last."""
 
+    by_tma = True
     offered = (
         *(
             tile(m, n, k, GROUP_M=1, PDL=1)
@@ -25,9 +26,6 @@ class SplitKPlanner(KDivisionPlanner):
         ),
         tile(64, 128, 128, GROUP_M=1, PDL=0),
     )  # fmt: skip
-
-    def reads_in_vectors(self, problem: Any) -> bool:
-        return True
 
     def swaps(self, config: Config) -> tuple[int, ...]:
         return (1,) if config["BLOCK_M"] == config["BLOCK_N"] else (1, 0)
