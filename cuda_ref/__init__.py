@@ -165,7 +165,8 @@ kernel behind the product then waits for; in trials/races.csv from 20 to 160 MB.
 
 def copier(x: Any, copy: Any, *second: Any) -> Callable[..., None] | None:
     """``start(copy, x)``, which copies odd rows of 16-bit elements into aligned ones, or two
-    matrices at once; see copies.py. None where the kernel cannot be built, or does not take such matrices."""
+    matrices at once; see copies.py. None where the kernel cannot be built, or does not take such
+    matrices."""
     if not _builds():
         return None
     from .copies import copier

@@ -28,11 +28,11 @@ def copier(
     more than MOST. A GPU's first one builds it.
     """
     tensors = (x, copy, *second)
-    turned = [each.stride(0) == 1 and each.stride(1) != 1 for each in tensors[::2]]
+    transposed = [each.stride(0) == 1 and each.stride(1) != 1 for each in tensors[::2]]
 
     def rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
         """Each matrix and its copy by contiguous rows."""
-        return [each.mT if turned[i // 2] else each for i, each in enumerate(tensors)]
+        return [each.mT if transposed[i // 2] else each for i, each in enumerate(tensors)]
 
     if not all(_takes(*rows(*tensors)[i : i + 2]) for i in range(0, len(tensors), 2)):
         return None

@@ -224,6 +224,7 @@ STRUCTURES = {
     },
     "wgmma_persistent": {
         "tcgemm::sm90::PlainOutput": arguments.PlainOutput,
+        "tcgemm::sm90::Output": arguments.Output,
         "tcgemm::sm90::Schedule<128, 256, 8, false>": arguments.Schedule,
         "tcgemm::sm90::Plain": arguments.Plain,
         "CUlaunchAttribute": driver._Attribute,
@@ -259,6 +260,28 @@ def launch_of(name, a, b, c, sms=132):
     launcher = launchers.LAUNCHERS[name]
     constants = operators.compiled_for(name, a, b, c, (9, 0)).constants
     return launcher.launch(Product.of(a, b, c), constants, sms)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("N", "pitch", "K", "of_c"),
+    [
+        (256, 256, 64, (False, False, False)), (248, 248, 64, (True, False, False)),
+        (248, 248, 512, (False, False, False)), (249, 249, 64, (False, True, True)),
+        (249, 256, 512, (False, True, True)), (256, 257, 1024, (False, True, False)),
+    ],
+)  # fmt: skip
+def test_who_stores_c_is_as_in_the_source(N, pitch, K, of_c):
+    """Threads in rows, threads in odd rows, and whether tiles overlap: as epilogue_tma.cuh and
+    wgmma_persistent.cu have it."""
+    a, b, _ = tensors(192, 256, K)
+    c = torch.empty(192, pitch, dtype=a.dtype)[:, :N]
+    launch = launch_of("wgmma_persistent", a, b[:, :N], c)
+    output, schedule = launch.arguments[3:5]
+    assert (output.in_rows, output.odd, output.overlap) == of_c
+    assert (output.data is None) == (not any(of_c))
+    assert schedule.apart == 128 - 8 * of_c[2]
+    assert schedule.cols == max(1, -(-(N - 8 * of_c[2]) // schedule.apart))
 
 
 @pytest.mark.spread(5, "name")
@@ -300,7 +323,10 @@ def test_a_tensor_map_is_refused_where_tma_cannot_read():
     assert one_row.pitch_bytes == 272
 
 
-CONSTANTS = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "SHARES_A": 0}
+CONSTANTS = {
+    "BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "SHARES_A": 0,
+    "IN_ROWS_STEPS": 3, "OVERLAP_STEPS": 8, "UNIT_OVERLAP": 8,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

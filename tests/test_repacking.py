@@ -60,8 +60,8 @@ def test_copies_and_their_product_take_what_was_measured_in_cuda(shape, layout, 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_a_large_c_in_odd_rows_leaves_little_to_win_where_it_is_stored_by_elements(backend):
-    """Of 16 bits it is stored by vectors behind copies: 12609 x 2823 x 59 (nt) takes 38.7 us in CUDA
-    and 46.3 in Triton, on an H200, and without copies 72 and 79. One of float32 is not."""
+    """Of 16 bits it is stored by vectors behind copies: 12609 x 2823 x 59 (nt) takes 38.7 us in
+    CUDA and 46.3 in Triton, on an H200, and without copies 72 and 79. One of float32 is not."""
 
     def worth(N, K=59, **c):
         odd = problem(12609, N, K, pitch=K)

@@ -206,5 +206,6 @@ def test_a_large_c_in_odd_rows_is_stored_from_copies_of_a_and_b():
     assert (copies.a, copies.b, copies.c) == (True, True, False)
     assert dispatch.choose(copies.problem, "triton").name == "warp_specialized"
     assert dispatch.choose(odd(), "triton").name == "warp_specialized"
+    by_elements = replace(problem, dtype_out="float32")
     faster = repacking.fast_us(problem, copies, "triton")
-    assert faster < 0.6 * repacking.fast_us(problem, copies, "cuda")
+    assert faster < 0.6 * repacking.fast_us(by_elements, copies, "triton")

@@ -16,6 +16,9 @@ from ..handle import Gemm, Vector
 PANEL = 64
 """Elements in a row of 128 bytes: PANEL in csrc/ptx/wgmma.cuh."""
 
+SECTOR = 32
+"""Bytes of the L2 that it reads and writes at once."""
+
 CHUNK_ROWS = 64
 """As in csrc/sm90/epilogue_chunks.cuh."""
 
@@ -143,12 +146,23 @@ class PlainOutput(ctypes.Structure):
         return cls(c.data, c.row_stride, c.col_stride, c.col_stride == 1 and even, 0)
 
 
+class Output(ctypes.Structure):
+    """tcgemm::sm90::Output."""
+
+    _fields_ = (
+        *PlainOutput._fields_,
+        ("in_rows", ctypes.c_bool),
+        ("odd", ctypes.c_bool),
+        ("overlap", ctypes.c_bool),
+    )
+
+
 class Schedule(ctypes.Structure):
     """tcgemm::sm90::Schedule, whatever its template arguments."""
 
     _fields_ = tuple(
         (name, ctypes.c_int32)
-        for name in ("M", "N", "cluster", "batch", "a_step", "b_step", "rows", "cols")
+        for name in ("M", "N", "cluster", "batch", "a_step", "b_step", "rows", "cols", "apart")
     )
 
 

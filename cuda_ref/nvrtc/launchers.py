@@ -16,8 +16,10 @@ from .arguments import (
     CHUNK_ROWS,
     ITEM,
     PANEL,
+    SECTOR,
     Matrix,
     Operand,
+    Output,
     Plain,
     PlainOutput,
     Schedule,
@@ -214,25 +216,41 @@ def _persistent(p: Product, c: Mapping[str, int], sms: int) -> Launch:
     """As launch_extra in wgmma_persistent.cu and schedule_of in csrc/sm90/scheduler.cuh."""
     a_map = _operand_map(p.a, False, p.dtype_in, c["A_BOX"])
     b_map = _operand_map(p.b, True, p.dtype_in, c["B_BOX"])
-    schedule, clusters = schedule_of(p, c, sms)
     steps = -(-p.a.cols // c["BLOCK_K"])
+    c_map, output = _output(p, c, steps)
+    schedule, clusters = schedule_of(p, c, sms, c["UNIT_OVERLAP"] if output.overlap else 0)
     arguments = (
-        a_map, b_map, *_output_map(p), schedule, _I32(steps),
+        a_map, b_map, c_map, output, schedule, _I32(steps),
         _I32(min(steps, c["L2_PREFETCH"])), Plain(),
     )  # fmt: skip
     cluster = schedule.cluster
     return Launch(clusters * cluster, (c["THREADS"], 1), c["SHARED_BYTES"], arguments, cluster)
 
 
-def schedule_of(p: Product, c: Mapping[str, int], sms: int) -> tuple[Schedule, int]:
+def _output(p: Product, c: Mapping[str, int], steps: int) -> tuple[Any, Output]:
+    """As output_of in csrc/sm90/epilogue_tma.cuh, and which tiles overlap."""
+    c_map, plain = _output_map(p)
+    item, by_tma = ITEMS[p.dtype_out], plain.data is None
+    in_rows = by_tma and steps <= c["IN_ROWS_STEPS"]
+    in_rows = in_rows and ((p.c.data or 0) | int(p.c.row_stride) * item) % SECTOR != 0
+    if in_rows:
+        plain = PlainOutput.of(p.c, item)
+    odd = not by_tma and p.c.col_stride == 1 and item == 2
+    of_plain = (getattr(plain, name) for name, _ in PlainOutput._fields_)
+    return c_map, Output(*of_plain, in_rows, odd, odd and steps <= c["OVERLAP_STEPS"])
+
+
+def schedule_of(
+    p: Product, c: Mapping[str, int], sms: int, overlap: int = 0
+) -> tuple[Schedule, int]:
     """The schedule of wgmma_persistent, in clusters as its plan says, and how many to start."""
-    M, N = int(p.c.rows), int(p.c.cols)
-    rows, cols = _tiles(p, c)
+    M, N, apart = int(p.c.rows), int(p.c.cols), c["BLOCK_N"] - overlap
+    rows, cols = -(-M // c["BLOCK_M"]), max(1, -(-(N - overlap) // apart))
     cluster = max(1, c.get("CLUSTER", 0))
     rows, cols = (rows, -(-cols // cluster)) if c["SHARES_A"] else (-(-rows // cluster), cols)
     tiles = rows * cols
     waves = -(-tiles // (sms // cluster))
-    return Schedule(M, N, cluster, 1, 0, 0, rows, cols), -(-tiles // waves)
+    return Schedule(M, N, cluster, 1, 0, 0, rows, cols, apart), -(-tiles // waves)
 
 
 def _majors(p: Product) -> str:
@@ -283,7 +301,10 @@ LAUNCHERS: dict[str, Launcher] = {
     },
     "wgmma_persistent": Launcher(
         lambda p: f"wgmma_persistent<{p.types}, {_majors(p)}, tcgemm::sm90::Plain>",
-        (*_TILE, "BLOCK_K", "THREADS", "SHARED_BYTES", "A_BOX", "B_BOX", "SHARES_A", "L2_PREFETCH"),
+        (
+            *(*_TILE, "BLOCK_K", "THREADS", "SHARED_BYTES", "A_BOX", "B_BOX", "SHARES_A"),
+            *("L2_PREFETCH", "IN_ROWS_STEPS", "OVERLAP_STEPS", "UNIT_OVERLAP"),
+        ),
         _persistent,
     ),
 }  # fmt: skip

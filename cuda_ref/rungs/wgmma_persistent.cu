@@ -19,7 +19,7 @@
 //            NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  MMAS times 64 x BLOCK_N of C: wgmma 64 x BLOCK_N x 16; MMAS x BLOCK_N / 2 accumulators
 //            a thread; stored in chunks of 64 rows x 128 bytes, through CHUNK_BUFFERS x 8 KB, by
-//            TMA, or of a short K where rows of C split sectors of the L2, by its threads
+//            TMA; by its threads where TMA cannot, and of a short K where rows of C split sectors
 #include <algorithm>
 
 #include "wgmma_persistent_build.cuh"

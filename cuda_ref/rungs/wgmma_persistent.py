@@ -168,7 +168,7 @@ def tile_of(problem: Any) -> Tile:
 
 
 def odd_c(problem: Any, columns: int) -> bool:
-    """Whether TMA cannot store a plain C of 16 bits with so many columns: threads do, by vectors."""
+    """Whether TMA cannot store a plain C of 16 bits with so many columns, and threads do."""
     if not problem.plain or problem.batch > 1 or problem.dtype_out != problem.dtype_in:
         return False
     return any(x % 8 for x in (columns, max(problem.c_strides))) or problem.c_alignment < 16

@@ -15,7 +15,7 @@
 //            above each other the same columns of B; each loads its share and multicasts it
 // block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
-// warpgroup  wgmma 64 x BLOCK_N x 16; stores C in chunks by TMA, or a plain one IN_ROWS
+// warpgroup  wgmma 64 x BLOCK_N x 16; stores C in chunks by TMA, or a plain one by its threads
 #include "one_wave_build.cuh"
 #if TCGEMM_DIVIDES
 #include "sm90/reduce_kernel.cuh"

@@ -60,9 +60,9 @@ model said 6.5 (reports/nvidia-h200/trials/races.csv)."""
 
 WIDE_K = range(5, LONG_K)
 WIDE = {SPLIT_SECTORS: (range(8, 97), 4096), SPLIT_LINES: (range(8, 193), 10_000)}
-"""Elements along K; by how rows lie, rows, and columns at least. Of 14 such products where
-small was taken, whose many blocks ask for parts of the same sectors or lines, it was slower at 12,
-and by 9 % in the mean. 8212 x 40 x 136 (nn) takes 3.26 us here and 3.79 by small, 88 x 15016 x 8 (nn)
+"""Elements along K; by how rows lie, rows, and columns at least. Of 14 such products where small
+was taken, whose many blocks ask for parts of the same sectors or lines, it was slower at 12, and by
+9 % in the mean. 8212 x 40 x 136 (nn) takes 3.26 us here and 3.79 by small, 88 x 15016 x 8 (nn)
 3.10 and 4.65 (reports/nvidia-h200/trials/races.csv)."""
 
 SIMULATED = {
@@ -180,8 +180,8 @@ def sure(problem: Any) -> bool:
         return False
     if seen.K > SHORT_K and short_rows(seen):
         return True
-    rows, columns = WIDE.get(rows_lie(2, *strides_of(seen)), (range(0), 0))
-    return seen.M in rows and seen.N >= columns and seen.K in WIDE_K
+    rows, least = WIDE.get(rows_lie(2, *strides_of(seen)), (range(0), 0))
+    return seen.M in rows and least <= seen.N and seen.K in WIDE_K
 
 
 def settled(problem: Any, sms: int) -> bool:

@@ -37,8 +37,8 @@ shapes with rows of 16 bytes (reports/nvidia-h200/trials/drawn_kernels.csv): a t
 take longer to begin than a K of two mmas takes."""
 
 LARGE_C, LARGEST_C = 6_860_532, 24_000_000
-"""Elements of a C in odd rows, from the most of 4876 x 1407 that all kernels were timed with. Behind
-the same copies 7093 x 1431 x 5 (nn) takes 18.1 us by this rung and 18.5 by wgmma_persistent, and
+"""Elements of a C in odd rows, from the most of 4876 x 1407 that all kernels were timed with. Of
+copies of A and B 7093 x 1431 x 5 (nn) takes 18.1 us by this rung and 18.5 by wgmma_persistent, and
 3633 x 7701 x 15 (tt) 38.5 and 34.8 (reports/nvidia-h200/trials/races.csv)."""
 
 SHARED_KB = 227
@@ -89,9 +89,9 @@ BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 2, 2.04, 0.79, 0.45, 0.21, 1.08)
 (docs/lab/cuda_small.md)."""
 
 OF_ROWS = {8: 1.1, 16: 1.0, 32: 0.85, 64: 0.85}
-"""What a tile of BY_UNITS takes beside its start, by the elements that rows are aligned to: its rows
-of 64 bytes end within sectors, or lines, of the L2 the more often. Of 230 products that were raced
-with both tiles by units the faster one was 1.9 % faster than the one taken, and is 1.4 %
+"""Of what a tile of BY_UNITS takes beside its start, by the elements that all rows are multiples
+of: its rows of 64 bytes begin within sectors, or lines, of the L2. With it the tile that is taken
+is 1.4 % slower than the faster of both by units, and 1.9 % without, in 230 raced products
 (reports/nvidia-h200/trials/races.csv)."""
 
 BESIDE = 4

@@ -81,7 +81,7 @@ def kernel(
     x, copy, R, C, pitch, begin, pitch_of_copy, x_2, copy_2, R_2, C_2, pitch_2, begin_2,
     pitch_of_copy_2, programs, WORDS: tl.constexpr, WORDS_2: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Copies x, and by the programs from number ``programs`` on a second matrix, if there is one."""
+    """Copies x, and by the programs from number ``programs`` on a second matrix, if any."""
     program = tl.program_id(0)
     if x_2 is None:
         copy_rows(program, x, copy, R, C, pitch, begin, pitch_of_copy, WORDS, PART)
@@ -135,11 +135,11 @@ def copier(
     second matrix and its copy, ``start(copy, x, copy of the second, second)``, by one launch. None
     where torch's own copy has to: of other sizes of elements, or with a step between them."""
     tensors = (x, copy, *second)
-    turned = [each.stride(0) == 1 and each.stride(1) != 1 for each in tensors[::2]]
+    transposed = [each.stride(0) == 1 and each.stride(1) != 1 for each in tensors[::2]]
 
     def rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
         """Each matrix and its copy by contiguous rows."""
-        return [each.mT if turned[i // 2] else each for i, each in enumerate(tensors)]
+        return [each.mT if transposed[i // 2] else each for i, each in enumerate(tensors)]
 
     by_rows = rows(*tensors)
     if not all(_takes(*by_rows[i : i + 2]) for i in range(0, len(tensors), 2)):
