@@ -1,5 +1,5 @@
 """The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choosable, choose, sure,
-tuned_by_user, load, inspect, derivative_kernel, copier, COPIES and COPIED_US."""
+tuned_by_user, load, inspect, derivative_kernel, copier, COPIES, COPIED_US and ODD_C."""
 
 from __future__ import annotations
 

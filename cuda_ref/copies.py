@@ -14,8 +14,8 @@ from .handle import bound, gemm_of
 
 NAME = "copies"
 
-MOST = 1 << 29
-"""Elements of a matrix: of two it counts vectors of eight in 31 bits, with some to spare."""
+MOST = 1 << 30
+"""Elements of a matrix: it counts vectors of eight in 31 bits, with some to spare."""
 
 
 def copier(

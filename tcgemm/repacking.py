@@ -37,7 +37,10 @@ FAST, TRAFFIC = 550e6, 2.5e6
 
 ODD_C = 0.9e6
 """Bytes of a C in odd rows in a microsecond, where they are stored by elements. A language that
-stores a plain C of 16 bits faster says how fast by the same name."""
+stores a plain C of 16 bits faster on HOPPER says how fast by the same name."""
+
+HOPPER = (9, 0)
+"""The compute capability."""
 
 COPIED, COPIED_IN_WORDS = 1.0e6, 1.6e6
 """Bytes of an operand that are copied in a microsecond, read and written: by torch, and by a
@@ -113,6 +116,7 @@ def fast_us(problem: Problem, copies: Copies, backend: str) -> float:
     of_c = ITEMSIZE[problem.dtype_out] * problem.M * problem.N
     odd = max(copies.problem.c_strides) * ITEMSIZE[problem.dtype_out] % 16
     by_vectors = problem.plain and ITEMSIZE[problem.dtype_out] == 2
+    by_vectors = by_vectors and problem.capability == HOPPER
     of_odd = _of(backend, "ODD_C", ODD_C) if by_vectors else ODD_C
     rate = of_odd if odd else TRAFFIC
     moved_us = (problem.bytes - of_c) / TRAFFIC + of_c / rate

@@ -42,7 +42,7 @@ def test_only_a_product_slow_enough_is_worth_a_copy(monkeypatch, backend):
     [
         ((983, 81, 4411), "nn", 23.9, 14.8), ((89, 123, 9645), "tn", 14.9, 10.1),
         ((3805, 2893, 113), "tn", 35.4, 16.4), ((1419, 4303, 71), "nn", 16.4, 12.7),
-        ((12609, 2823, 59), "nt", 71.9, 38.7), ((8147, 9669, 86), "tn", 200.8, 94.4),
+        ((8147, 9669, 86), "tn", 200.8, 94.4),
     ],
 )  # fmt: skip
 def test_copies_and_their_product_take_what_was_measured_in_cuda(shape, layout, direct, measured):
@@ -53,7 +53,7 @@ def test_copies_and_their_product_take_what_was_measured_in_cuda(shape, layout, 
     )  # fmt: skip
     made = repacking.Copies(repacking.aligned(asked, True, True, False), True, True, False)
     us = repacking.copying_us(asked, made, "cuda") + repacking.fast_us(asked, made, "cuda")
-    assert us == pytest.approx(measured, rel=0.17)
+    assert us == pytest.approx(measured, rel=0.12)
     assert us < direct
     assert repacking.worth(asked, "cuda").count == 2
 

@@ -58,12 +58,15 @@ was the fastest at each of 40 raced products of 2 to 16 rows within lines of the
 of others were off by up to a half. 2 x 4568 x 1288 (nt) takes 6.7 us here and 7.7 by gemv, whose
 model said 6.5 (reports/nvidia-h200/trials/races.csv)."""
 
-WIDE_K = range(5, LONG_K)
-WIDE = {SPLIT_SECTORS: (range(8, 97), 4096), SPLIT_LINES: (range(8, 193), 10_000)}
-"""Elements along K; by how rows lie, rows, and columns at least. Of 14 such products where small
-was taken, whose many blocks ask for parts of the same sectors or lines, it was slower at 12, and by
-9 % in the mean. 8212 x 40 x 136 (nn) takes 3.26 us here and 3.79 by small, 88 x 15016 x 8 (nn)
-3.10 and 4.65 (reports/nvidia-h200/trials/races.csv)."""
+WIDE = (
+    (SPLIT_SECTORS, range(8, 97), 4096, range(5, LONG_K)),
+    (SPLIT_SECTORS, range(2, 8), 8192, range(5, 33)),
+    (SPLIT_LINES, range(8, 193), 10_000, range(5, LONG_K)),
+)
+"""How rows lie, rows, columns at least, and elements along K. Of 14 such products where small was
+taken, whose many blocks ask for parts of the same sectors or lines, it was slower at 12, and by 9 %
+in the mean. 8212 x 40 x 136 (nn) takes 3.26 us here and 3.79 by small, 88 x 15016 x 8 (nn) 3.10 and
+4.65 (reports/nvidia-h200/trials/races.csv)."""
 
 SIMULATED = {
     "BLOCK_M": 64,
@@ -173,15 +176,18 @@ def sure(problem: Any) -> bool:
     it was slower at 24, by up to two thirds, and skinny at all
     (reports/nvidia-h200/trials/drawn_kernels.csv, races.csv and short_rows.csv).
 
-    So it is of few rows and very many columns over a K of WIDE_K, where rows split sectors of the
+    So it is of few rows and very many columns, as WIDE has them, where rows split sectors of the
     L2 or lines."""
     seen = wide(problem)
     if seen.M == 1 or seen.N <= FEW_COLUMNS:
         return False
     if seen.K > SHORT_K and short_rows(seen):
         return True
-    rows, least = WIDE.get(rows_lie(2, *strides_of(seen)), (range(0), 0))
-    return seen.M in rows and least <= seen.N and seen.K in WIDE_K
+    lie = rows_lie(2, *strides_of(seen))
+    return any(
+        lie == each and seen.M in rows and least <= seen.N and seen.K in depth
+        for each, rows, least, depth in WIDE
+    )
 
 
 def settled(problem: Any, sms: int) -> bool:

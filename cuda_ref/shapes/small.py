@@ -37,7 +37,7 @@ shapes with rows of 16 bytes (reports/nvidia-h200/trials/drawn_kernels.csv): a t
 take longer to begin than a K of two mmas takes."""
 
 LARGE_C, LARGEST_C = 6_860_532, 24_000_000
-"""Elements of a C in odd rows, from the most of 4876 x 1407 that all kernels were timed with. Of
+"""Elements of a C in odd rows. From the first number on no model of drawn shapes speaks of it. Of
 copies of A and B 7093 x 1431 x 5 (nn) takes 18.1 us by this rung and 18.5 by wgmma_persistent, and
 3633 x 7701 x 15 (tt) 38.5 and 34.8 (reports/nvidia-h200/trials/races.csv)."""
 

@@ -233,9 +233,11 @@ def fastest(
 
 
 def modelled_us(problem: Problem, row: Kernel, module: Any) -> float | None:
-    """Microseconds of a kernel with its plan; None of one that the model does not know, or of a
-    language that offers no plans."""
+    """Microseconds of a kernel with its plan; None of a kernel or a product that the model does not
+    know, or of a language that offers no plans."""
     slug = slug_of(problem)
+    if problem.device != "cuda" or problem.batch > 1 or not model.knows(problem):
+        return None
     if not hasattr(module, "plans") or not (sms := model.sms_of(slug)):
         return None
     timed, plan = module.by_rows(problem, row.name, row.plan(problem))

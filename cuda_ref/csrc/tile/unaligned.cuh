@@ -13,12 +13,11 @@ struct UnalignedVector {
   int shift;
 
   // The elements at `from`. Memory may be read from `before` elements in front of it to before `after`
-  // behind it: where an aligned vector reaches beyond, or neighbours lie `stride` apart, the `inside`
-  // first elements come one by one.
+  // behind it: where an aligned vector reaches beyond, the `inside` first elements come one by one.
   __device__ __forceinline__ void load(const uint16_t* from, int64_t before, int64_t after,
-                                       int inside, int64_t stride = 1) {
+                                       int inside) {
     shift = elements_before(from);
-    if (stride == 1 && shift <= before && (shift > 0 ? 2 : 1) * ELEMENTS - shift <= after) {
+    if (shift <= before && (shift > 0 ? 2 : 1) * ELEMENTS - shift <= after) {
       const uint16_t* const aligned = from - shift;
       set(0, *reinterpret_cast<const uint4*>(aligned));
       if (shift > 0) set(1, *reinterpret_cast<const uint4*>(aligned + ELEMENTS));
@@ -27,8 +26,8 @@ struct UnalignedVector {
     shift = 0;
 #pragma unroll
     for (int i = 0; i < ELEMENTS / 2; ++i) {
-      const uint32_t low = 2 * i < inside ? from[2 * i * stride] : 0;
-      const uint32_t high = 2 * i + 1 < inside ? from[(2 * i + 1) * stride] : 0;
+      const uint32_t low = 2 * i < inside ? from[2 * i] : 0;
+      const uint32_t high = 2 * i + 1 < inside ? from[2 * i + 1] : 0;
       words[i] = low | high << 16;
     }
   }
@@ -58,16 +57,6 @@ struct UnalignedVector {
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
 };
-
-// Elements `first` to before `last` of `v`, and zeros in place of the others.
-__device__ __forceinline__ uint4 only(uint4 v, int first, int last) {
-  const auto kept = [&](int word, uint32_t bits) {
-    const bool low = first <= 2 * word && 2 * word < last;
-    const bool high = first <= 2 * word + 1 && 2 * word + 1 < last;
-    return bits & ((low ? 0xFFFFu : 0u) | (high ? 0xFFFF0000u : 0u));
-  };
-  return make_uint4(kept(0, v.x), kept(1, v.y), kept(2, v.z), kept(3, v.w));
-}
 
 // Stores elements `first` to before `last` of `v` at their places behind `to`, which is aligned, by
 // words of 4 bytes and single elements.
