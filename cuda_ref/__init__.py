@@ -154,8 +154,8 @@ COPIES = "copies"
 
 COPIED_US = (2.0, 2.2), 2.5
 """Microseconds of one copy and of two, by one launch, and of the kernel that reads them, besides
-what they read, multiply and write. With Triton's, which are longer, eleven products behind two
-copies were foretold to take a third longer than they did (reports/nvidia-h200/trials/races.csv and
+what they read, multiply and write. With 3.5 a copy and 5, eleven products behind two copies were
+foretold to take a third longer than they did (reports/nvidia-h200/trials/races.csv and
 drawn.csv)."""
 
 ODD_C = 1.85e6

@@ -21,25 +21,24 @@ MOST = 1 << 30
 def copier(
     x: torch.Tensor, copy: torch.Tensor, *second: torch.Tensor
 ) -> Callable[..., None] | None:
-    """``start(copy, x)``, which copies matrices like these into aligned rows or columns; given a
-    second matrix and its copy, ``start(copy, x, copy of the second, second)``, by one launch.
+    """``start(copy, x)``, which copies matrices like these, of contiguous rows, into aligned rows;
+    given a second matrix and its copy, ``start(copy, x, copy of the second, second)``, by one
+    launch.
 
     None where torch's own copy has to: of other sizes of elements, with a step between them, or of
     more than MOST. A GPU's first one builds it.
     """
-    tensors = (x, copy, *second)
-    transposed = [each.stride(0) == 1 and each.stride(1) != 1 for each in tensors[::2]]
-
-    def rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Each matrix and its copy by contiguous rows."""
-        return [each.mT if transposed[i // 2] else each for i, each in enumerate(tensors)]
-
-    if not all(_takes(*rows(*tensors)[i : i + 2]) for i in range(0, len(tensors), 2)):
+    if not (_takes(x, copy) and (not second or _takes(*second))):
         return None
-    start = _started(*rows(*tensors))
+    device = x.get_device()
+    if device < 0:
+        return _simulate
+    b, copy_2 = second or (x, None)
+    gemm = gemm_of(x, b, copy, _second(copy_2), None)
+    start = bound(NAME, _library(device), device, gemm, not second)
     if second:
-        return lambda copy, x, copy_2, x_2: start(*rows(x, copy, x_2, copy_2))
-    return lambda copy, x: start(*rows(x, copy))
+        return lambda copy, x, copy_2, b: start(x, b, copy, copy_2, None, None, None)
+    return lambda copy, x: start(x, x, copy)
 
 
 def _takes(x: torch.Tensor, copy: torch.Tensor) -> bool:
@@ -48,23 +47,9 @@ def _takes(x: torch.Tensor, copy: torch.Tensor) -> bool:
     return fits and aligned and x.data_ptr() % 2 == 0 and 0 < x.numel() <= MOST
 
 
-def _started(x: torch.Tensor, copy: torch.Tensor, *second: torch.Tensor) -> Callable[..., None]:
-    """A function of tensors like these."""
-    b, copy_2 = second or (x, None)
-    fusion = _second(copy_2) if second else None
-    device = x.get_device()
-    if device < 0:
-        return _simulate
-    gemm = gemm_of(x, b, copy, fusion, None)
-    start = bound(NAME, _library(device), device, gemm, not second)
-    if second:
-        return lambda x, copy, b, copy_2: start(x, b, copy, copy_2, None, None, None)
-    return lambda x, copy: start(x, x, copy)
-
-
-def _second(copy: torch.Tensor) -> SimpleNamespace:
-    """The copy of the second matrix, in the place of a pre-activation that is written."""
-    return SimpleNamespace(
+def _second(copy: torch.Tensor | None) -> SimpleNamespace | None:
+    """The copy of the second matrix, if any, in the place of a pre-activation that is written."""
+    return copy if copy is None else SimpleNamespace(
         alpha=1.0, beta=0.0, c=copy, bias=None, epilogue="", scale_a=None, scale_b=None,
         compute="float32", mma_shape="", aux="write",
     )  # fmt: skip
@@ -77,9 +62,8 @@ def _library(device: int) -> Any:
     return library(NAME, torch.cuda.get_device_capability(device), ())
 
 
-def _simulate(x: torch.Tensor, copy: torch.Tensor, *second: torch.Tensor) -> None:
+def _simulate(copy: torch.Tensor, x: torch.Tensor, *second: torch.Tensor) -> None:
     from .simulator import simulate
 
-    b, copy_2 = second or (x, None)
-    fusion = _second(copy_2) if second else None
-    simulate(source(NAME), x, b, copy, fusion=fusion).raise_if_stopped()
+    copy_2, b = second or (None, x)
+    simulate(source(NAME), x, b, copy, fusion=_second(copy_2)).raise_if_stopped()

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -40,7 +41,7 @@ ODD_C = 0.9e6
 stores a plain C of 16 bits faster on HOPPER says how fast by the same name."""
 
 HOPPER = (9, 0)
-"""The compute capability."""
+"""The compute capability of an H100 or H200."""
 
 COPIED, COPIED_IN_WORDS = 1.0e6, 1.6e6
 """Bytes of an operand that are copied in a microsecond, read and written: by torch, and by a
@@ -147,7 +148,20 @@ def copier_of(backend: str) -> Callable[..., Copier | None] | None:
     gives ``start(copy, x)`` for matrices like these, or None for such as it does not take. With a
     second matrix and its copy it gives ``start(copy, x, copy of the second, second)``, or None
     where one launch does not copy both."""
-    return _of(backend, "copier", None)
+    by_rows = _of(backend, "copier", None)
+    return None if by_rows is None else partial(_by_rows, by_rows)
+
+
+def _by_rows(copier: Callable[..., Copier | None], *tensors: torch.Tensor) -> Copier | None:
+    """The start of ``copier``, which takes matrices by contiguous rows: of matrices and copies like
+    these, each pair by rows or by columns."""
+    by_columns = [x.stride(0) == 1 and x.stride(1) != 1 for x in tensors[::2]]
+
+    def rows(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        return [x.mT if by_columns[i // 2] else x for i, x in enumerate(tensors)]
+
+    start = copier(*rows(tensors))
+    return None if start is None else lambda *tensors: start(*rows(tensors))
 
 
 def _odd(shape: tuple[int, int], strides: tuple[int, int], alignment: int) -> bool:

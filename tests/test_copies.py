@@ -21,8 +21,8 @@ from tcgemm.problem import Problem
 
 needs_gxx = pytest.mark.skipif(toolchain.find_cxx() is None, reason="needs g++")
 COPIERS = [
-    pytest.param(copier, id="triton"),
-    pytest.param(cuda_ref.copier, id="cuda", marks=needs_gxx),
+    pytest.param(repacking.copier_of("triton"), id="triton"),
+    pytest.param(repacking.copier_of("cuda"), id="cuda", marks=needs_gxx),
 ]
 of_both = pytest.mark.parametrize("copier", COPIERS)
 

@@ -190,7 +190,7 @@ def _fastest(
     n_major: bool,
     lie: int,
     sms: int,
-    odd_c: bool = False,
+    odd_c: bool,
 ) -> Tile:
     def rate(tile: Tile) -> float:
         own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate

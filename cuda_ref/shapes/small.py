@@ -89,10 +89,10 @@ BY_WIDE_TILES = Staged(WIDE, 1, 32, 256, 4, 2, 2.04, 0.79, 0.45, 0.21, 1.08)
 (docs/lab/cuda_small.md)."""
 
 OF_ROWS = {8: 1.1, 16: 1.0, 32: 0.85, 64: 0.85}
-"""Of what a tile of BY_UNITS takes beside its start, by the elements that all rows are multiples
-of: its rows of 64 bytes begin within sectors, or lines, of the L2. With it the tile that is taken
-is 1.4 % slower than the faster of both by units, and 1.9 % without, in 230 raced products
-(reports/nvidia-h200/trials/races.csv)."""
+"""Of what a tile of BY_UNITS takes beside its start and the exchange of parts, by the elements that
+all rows are multiples of: its rows of 64 bytes begin within sectors, or lines, of the L2. With it
+the tile that is taken is 1.4 % slower than the faster of both by units, and 1.9 % without, in 230
+raced products (reports/nvidia-h200/trials/races.csv)."""
 
 BESIDE = 4
 """The power of the mean of what goes on at once: of two that take the same time, both take 1.19

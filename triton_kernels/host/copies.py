@@ -131,37 +131,18 @@ run = Rung(kernel, arguments)
 def copier(
     x: torch.Tensor, copy: torch.Tensor, *second: torch.Tensor
 ) -> Callable[..., None] | None:
-    """``start(copy, x)``, which copies matrices like these into aligned rows or columns; given a
-    second matrix and its copy, ``start(copy, x, copy of the second, second)``, by one launch. None
-    where torch's own copy has to: of other sizes of elements, or with a step between them."""
-    tensors = (x, copy, *second)
-    transposed = [each.stride(0) == 1 and each.stride(1) != 1 for each in tensors[::2]]
-
-    def rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Each matrix and its copy by contiguous rows."""
-        return [each.mT if transposed[i // 2] else each for i, each in enumerate(tensors)]
-
-    by_rows = rows(*tensors)
-    if not all(_takes(*by_rows[i : i + 2]) for i in range(0, len(tensors), 2)):
+    """``start(copy, x)``, which copies matrices like these, of contiguous rows, into aligned rows;
+    given a second matrix and its copy, ``start(copy, x, copy of the second, second)``, by one
+    launch. None where torch's own copy has to: of other sizes of elements, or with a step between
+    them."""
+    if not (_takes(x, copy) and (not second or _takes(*second))):
         return None
-    x, copy, *more = by_rows
-    if not more:
+    if not second:
         one = run.bind(x, x, copy)
-
-        def start(copy: torch.Tensor, x: torch.Tensor) -> None:
-            x, copy = rows(x, copy)
-            one(x, x, copy)
-
-        return start
-    both = run.bind(x, more[0], copy, _second(more[1]))
-
-    def start_both(
-        copy: torch.Tensor, x: torch.Tensor, copy_2: torch.Tensor, x_2: torch.Tensor
-    ) -> None:
-        x, copy, x_2, copy_2 = rows(x, copy, x_2, copy_2)
-        both(x, x_2, copy, copy_2)
-
-    return start_both
+        return lambda copy, x: one(x, x, copy)
+    x_2, copy_2 = second
+    both = run.bind(x, x_2, copy, _second(copy_2))
+    return lambda copy, x, copy_2, x_2: both(x, x_2, copy, copy_2)
 
 
 def _takes(x: torch.Tensor, copy: torch.Tensor) -> bool:
