@@ -4,7 +4,8 @@
 // ADDS           no loop over tiles; tile, ring and cluster are known to the build. So the
 //                producer's step is a handful of instructions: a tile of 64 x 128 takes one each
 //                160 ns; wgmma_persistent took 250 to issue the next. Of small tiles what comes
-//                first is asked for while the kernel before still ends.
+//                first is asked for while the kernel before still ends. A tile whose BLOCK_M is
+//                no multiple of 64 is computed transposed.
 //                Blocks of a cluster share what they all read, along M or along N; what nobody
 //                reads again does not displace the rest of the L2. Where it DIVIDES, blocks of a
 //                tile take a part of K each, and a second kernel adds their sums, in order.
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
     TmaEpilogue<Out, Extra, 1, BLOCK_N, CHUNKS<Out>, IN_ROWS> tile{
-        extra, shared + CHUNKS_AT + consumer * CHUNKS<Out> * CHUNK_BYTES,
+        extra, shared + CHUNKS_AT + consumer * CHUNKS_BYTES<Out>,
         arrivals + 8 * consumer * CHUNKS<Out>, 1u + consumer, threadIdx.x % 128 == 0};
     tile.m = m + consumer * 64 + part * wave.sums_rows;
     tile.n = n;
@@ -149,7 +150,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     wgmma_wait_group<0>();
     if (CHUNKS_IN_RING) bar_sync(1 + CONSUMERS, 128 * CONSUMERS);  // all have read all stages
-    tile.store(&c_map, plain, d, wave.M, wave.N);
+    if constexpr (SWAPS)
+      store_transposed<Out, BLOCK_N>(tile, &c_map, plain, d[0], wave.M, wave.N);
+    else
+      tile.store(&c_map, plain, d, wave.M, wave.N);
     if (tile.elected) cp_async_bulk_wait_group_read<0>();
   }
   // No block exits while another may still write its stages.
@@ -162,15 +166,13 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename In, typename Out, typename Extra>
 int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const Output& plain, const Wave& wave,
                 const Extra& extra, cudaStream_t stream) {
-  using SharesA = Shares<Major::MN, BLOCK_M, A_PEERS>;
-  using SharesB = Shares<Major::MN, BLOCK_N, B_PEERS>;
   CUtensorMap a_map, b_map;
   Major a_major, b_major;
   int error = operand_map(gemm.a, false, gemm.in, wave.a_box, &a_map, &a_major, 0, PANEL,
-                          SharesA::DEPTH);
+                          Shares<Major::MN, BLOCK_M, A_PEERS>::DEPTH);
   if (error == cudaSuccess)
     error = operand_map(gemm.b, true, gemm.in, wave.b_box, &b_map, &b_major, 0, PANEL,
-                        SharesB::DEPTH);
+                        Shares<Major::MN, BLOCK_N, B_PEERS>::DEPTH);
   if (error != cudaSuccess) return error;
   const unsigned clusters = wave.rows * wave.cols * wave.splits / CLUSTER;
   const int steps = ceil_div(wave.k_tiles, wave.splits);
@@ -184,18 +186,16 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const Output& plain,
 }
 
 #if !TCGEMM_DIVIDES
-
 template <typename Extra>
 int launch_whole(const Gemm& gemm, const Wave& wave, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
   if constexpr (!PLAIN && !FUSES) return cudaErrorNotSupported;
   CUtensorMap c_map{};
-  const Output plain =
-      output_of(PLAIN && IN_ROWS, gemm.c, gemm.out, &c_map, Extra::BATCHED ? 1 : 0, BLOCK_N);
+  const Output plain = output_for(PLAIN && IN_ROWS, gemm, &c_map, Extra::BATCHED);
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
-    if constexpr (BUILT<In, Out, PLAIN> && (PLAIN || FUSES))
+    if constexpr (BUILT<In, Out, PLAIN> && (PLAIN || FUSES) && (!SWAPS || sizeof(Out) == 2))
       return launch_wave<In, Out>(gemm, c_map, plain, wave, extra, stream);
     return int{cudaErrorNotSupported};
   });
@@ -231,7 +231,7 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
-  const Gemm gemm = with_rows_of_c(asked);
+  const Gemm by_rows = with_rows_of_c(asked), gemm = SWAPS ? transposed(by_rows) : by_rows;
   const int64_t k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
   const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), CLUSTER_M) * CLUSTER_M;
   const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), CLUSTER_N) * CLUSTER_N;

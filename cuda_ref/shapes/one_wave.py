@@ -17,12 +17,12 @@ from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
 from ..planning.tables import short_rows
 from ..planning.tuning import Tuning, wide
 from ..planning.tuning import plan as tuned_plan
+from .one_wave_fitted import by_columns
 from .one_wave_model import by_terms, modelled_us
 from .one_wave_tile import (
     FEWEST_STAGES,
     among_idle,
     blocks_of,
-    by_columns,
     divide,
     refuse_config,
     runs_at_once,
@@ -105,6 +105,8 @@ def _fitting(problem: Any, sms: int) -> Iterator[dict[str, int]]:
             continue
         for (block_m, block_n), clusters in shapes(problem, splits).items():
             if tiles.get((block_m, block_n), sms + 1) * splits > sms:  # whatever the cluster
+                continue
+            if not takes(block_m, block_n, problem, splits):
                 continue
             for cluster_m, cluster_n in clusters:
                 config = _config(block_m, block_n, cluster_m, cluster_n, splits)

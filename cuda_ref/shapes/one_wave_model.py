@@ -16,6 +16,7 @@ from typing import Any
 from ..planning.cost import TILE_K
 from ..planning.tables import short_rows
 from . import one_wave_trees
+from .one_wave_fitted import FITTED
 from .one_wave_tile import among_idle, blocks_of, rows_of_b, sides, splits_lines, whole_panels
 
 # BLOCK_M, BLOCK_N: microseconds of a step along K.
@@ -36,6 +37,22 @@ STEP = {
     (96, 192): 0.38,
     (128, 192): 0.46,
     (128, 256): 0.6,
+}
+STEP |= {  # of fitted tiles between those above, by their columns: interpolated, not measured yet
+    (64, 80): 0.146,
+    (64, 144): 0.209,
+    (64, 160): 0.231,
+    (64, 176): 0.253,
+    (64, 208): 0.297,
+    (64, 224): 0.319,
+    (128, 80): 0.224,
+    (128, 144): 0.365,
+    (128, 160): 0.397,
+    (128, 176): 0.428,
+    (128, 208): 0.495,
+    (128, 224): 0.53,
+    (192, 80): 0.325,
+    (192, 112): 0.433,
 }
 STEP |= {(n, m): us for (m, n), us in STEP.items() if (n, m) not in STEP}
 
@@ -89,7 +106,9 @@ def by_terms(config: Mapping[str, int], problem: Any, sms: int) -> float:
     steps = waves * math.ceil(math.ceil(K / TILE_K) / splits)
     between = problem.layout[1] == "n" and block_n % 64 > 0
     columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
-    asked = 2 * TILE_K * (block_m / a_peers + columns / b_peers)
+    in_panels = problem.layout[0] == "t" and (block_m, block_n) in FITTED
+    lines = whole_panels(block_m) * BETWEEN_LINES if in_panels else block_m
+    asked = 2 * TILE_K * (lines / a_peers + columns / b_peers)
     own, same, start = steps * STEP[block_m, block_n], 0.0, 0.0
     if splits_lines(problem):
         asked *= SPLIT_LINES
