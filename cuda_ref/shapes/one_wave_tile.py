@@ -1,7 +1,8 @@
 """The builds of one_wave: tiles, clusters, which of them fit a product, and the plan of each.
 
 A plan names a build by its tile and its cluster (see fusion.TILE), and tells the launcher SPLITS
-and PDL. Every function is given the problem with M <= N.
+and PDL. A BLOCK_M that is no multiple of 64 is of a tile that is computed transposed: see
+one_wave_fitted.py. Every function is given the problem with M <= N.
 """
 
 from __future__ import annotations
