@@ -21,9 +21,9 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
-// A tile has TCGEMM_BLOCK_M x TCGEMM_BLOCK_N of C. wgmma's m is 64 and its n any multiple of 8, so where
-// BLOCK_M is no multiple of 64 the kernel SWAPS: it computes C^T = B^T A^T and stores it transposed.
-// All names here and in the kernel are of what it computes.
+// A tile has TCGEMM_BLOCK_M x TCGEMM_BLOCK_N of C. wgmma's m is 64 and its n any multiple of 8. So
+// where BLOCK_M is no multiple of 64 the kernel SWAPS: it computes C^T = B^T A^T and stores it
+// transposed. All names here and in the kernel are of what it computes.
 constexpr bool SWAPS = TCGEMM_BLOCK_M % 64 != 0;
 constexpr int BLOCK_M = SWAPS ? TCGEMM_BLOCK_N : TCGEMM_BLOCK_M;
 constexpr int BLOCK_N = SWAPS ? TCGEMM_BLOCK_M : TCGEMM_BLOCK_N;
