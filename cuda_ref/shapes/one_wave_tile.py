@@ -181,8 +181,8 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     splits = max(1, min(config["SPLITS"], most_splits(problem.K)))  # none is empty
     if not takes(block_m, block_n, problem, splits):
         block_m, block_n = whole_panels(block_m), whole_panels(block_n)
-        known = {(block_m, block_n), (block_n, block_m)} & {*WHOLE, *LARGEST}
-        if not known or (not problem.plain and chunks_in_ring(block_m, block_n)):
+        built = {(block_m, block_n), (block_n, block_m)} & {*WHOLE, *LARGEST}  # not 256 x 64
+        if not built or (not problem.plain and chunks_in_ring(block_m, block_n)):
             block_m, block_n = min(block_m, 128), min(block_n, 128)
     if not has_tiles({**config, "BLOCK_M": block_m, "BLOCK_N": block_n}, problem):
         cluster_m = cluster_n = 1
