@@ -26,8 +26,8 @@ TALLEST = 112
 """The widest that three warpgroups take: their accumulators fill the registers beyond it."""
 
 LONGEST_SIDE = 2 * MOST
-"""The shorter side that is fitted, at most: beyond it a last tile of 64 rows that is half empty is a
-sixteenth of all."""
+"""The shorter side that is fitted, at most: of a longer one a last tile of 64 rows, half of it
+empty, is a sixteenth."""
 
 FITTED = tuple(
     (width, length) for width in WIDTHS for length in LENGTHS if length < 192 or width <= TALLEST
