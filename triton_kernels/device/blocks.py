@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ..host import storage
+from ..host import storage, tile_blocks
 from . import ordering
 
 load_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -20,6 +20,7 @@ store_block = getattr(tma, "async_store", None) or tma.async_copy_shared_to_glob
 grouped = gluon.jit(ordering.grouped.fn)
 
 OVERLAP = gl.constexpr(storage.OVERLAP)
+MOST_BLOCKS = gl.constexpr(tile_blocks.MOST_BLOCKS)
 
 
 @gluon.constexpr_function
@@ -197,10 +198,17 @@ def prefetch_first_tile(x, pitch, a, b, size, CONSUMERS: gl.constexpr, CONFIG: g
         )
     else:
         n = tile_n * step_of(BLOCK_N, CONFIG)
-        for each in gl.static_range(len(b)):
+        for each in gl.static_range(MOST_BLOCKS):
             if b[each] is not None:
-                WIDTH: gl.constexpr = b[each].block_shape[0 if CONFIG.B_TRANSPOSED else 1]
                 prefetch_block(
-                    x, n, k, N, K, pitch, WIDTH, CONFIG.L2_PREFETCH, not CONFIG.B_TRANSPOSED
+                    x,
+                    n,
+                    k,
+                    N,
+                    K,
+                    pitch,
+                    b[each].block_shape[0 if CONFIG.B_TRANSPOSED else 1],
+                    CONFIG.L2_PREFETCH,
+                    not CONFIG.B_TRANSPOSED,
                 )
-                n += WIDTH
+                n += b[each].block_shape[0 if CONFIG.B_TRANSPOSED else 1]

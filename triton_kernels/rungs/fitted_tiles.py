@@ -21,6 +21,9 @@ COLUMNS = {80: 16, 96: 32, 112: 48, 144: 16, 160: 32, 176: 48, 208: 80, 224: 96}
 ROWS = ((64, 1), (128, 2))
 """BLOCK_M, and warpgroups of 64 rows."""
 
+LEAST_SIDE = 65
+"""Of C, in elements: fewer rows or columns are less than a tile, and other kernels are for them."""
+
 MOST_TILES = 2
 """Across the short side: of more than two tiles multiples of 64 leave little out."""
 
@@ -60,6 +63,8 @@ def columns_for(size: int, overlap: int = 0) -> int:
 
 def suits(config: Config, problem: Any, overlap: int) -> bool:
     """Whether one of TILES fits a problem whose C lies by rows."""
+    if min(problem.M, problem.N) < LEAST_SIDE:
+        return False
     if not config["SWAP"]:
         return config["BLOCK_N"] == columns_for(problem.N, overlap)
     return config["BLOCK_N"] == columns_for(problem.M) and refuse_tma(problem, "C") is None
