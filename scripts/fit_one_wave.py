@@ -28,6 +28,7 @@ from tcgemm.choosing.model import VECTOR
 from tcgemm.problem import Problem
 
 one_wave = import_module("tcgemm.cuda_ref.shapes.one_wave")
+one_wave_fitted = import_module("tcgemm.cuda_ref.shapes.one_wave_fitted")
 model = import_module("tcgemm.cuda_ref.shapes.one_wave_model")
 tiles = import_module("tcgemm.cuda_ref.shapes.one_wave_tile")
 own = import_module("tcgemm.cuda_ref.shapes.one_wave_trees")
@@ -89,7 +90,8 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
 def _now_in_rows(problem: Problem, plan: Mapping[str, int]) -> bool:
     """Whether threads store C, which TMA could store too; as IN_ROWS of one_wave_build.cuh."""
     by_tma = problem.N % VECTOR == 0 and rows_lie(2, problem.c_strides) == SPLIT_SECTORS
-    return bool(by_tma and plan["SPLITS"] == 1 and plan["BLOCK_M"] > 64)
+    tall = plan["BLOCK_M"] > 64 and not one_wave_fitted.swaps(plan["BLOCK_M"])
+    return bool(by_tma and plan["SPLITS"] == 1 and tall)
 
 
 def alone(path: Path = WAVES) -> list[Raced]:

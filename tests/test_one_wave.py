@@ -278,13 +278,16 @@ def test_the_ring_and_the_chunks_fit_an_sm(out):
         asked = problem(*sorted(shape[:2]), shape[2], "nt", dtype_out=out)
         for config in one_wave.candidates(asked, 132):
             plan = one_wave.divide(config, asked, 132, False)
-            stage = (plan["BLOCK_M"] + one_wave_tile.rows_of_b(plan["BLOCK_N"])) * 128
+            tile = plan["BLOCK_M"], plan["BLOCK_N"]
+            transposed = plan["BLOCK_M"] % 64 > 0
+            rows, columns = tile[::-1] if transposed else tile
+            stage = (rows + one_wave_tile.rows_of_b(columns)) * 128
             itemsize = 4 if out == "float32" or plan["SPLITS"] > 1 else 2
             chunks = plan["BLOCK_M"] // 64 * -(-plan["BLOCK_N"] * itemsize // 128)
             barriers = 8 * (2 * plan["NUM_STAGES"] + chunks)
             assert 4 <= plan["NUM_STAGES"] <= 12
             ring, behind = plan["NUM_STAGES"] * stage, chunks * 8192
-            if plan["BLOCK_M"] * plan["BLOCK_N"] > 128 * 128:
+            if transposed or plan["BLOCK_M"] * plan["BLOCK_N"] > 128 * 128:
                 ring, behind = max(ring, behind), 0  # one after the other in the same place
             assert ring + behind + barriers <= 232448
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from functools import cache
 from importlib import import_module
@@ -151,12 +152,13 @@ def test_operands_in_odd_rows_are_refused_as_ever():
 
 
 def problem(M, N, K, layout="nn", c_strides=None, **changes):
-    values = {"dtype_in": "bfloat16", "dtype_out": "bfloat16", "device": "cuda", **changes}
     a = (K, 1) if layout[0] == "n" else (1, M)
     b = (N, 1) if layout[1] == "n" else (1, K)
-    return Problem(
-        M, N, K, a_strides=a, b_strides=b, c_strides=c_strides or (N, 1), capability=(9, 0), **values
-    )
+    asked = Problem(
+        M, N, K, "bfloat16", "bfloat16", a, b, c_strides or (N, 1), device="cuda",
+        capability=(9, 0),
+    )  # fmt: skip
+    return dataclasses.replace(asked, **changes)
 
 
 def tiles(asked):
@@ -224,9 +226,9 @@ def test_a_user_s_row_may_ask_for_it_and_what_cannot_have_it_gets_another_tile()
     assert (plan["CLUSTER_M"], plan["CLUSTER_N"]) == (1, 2)
     fused = one_wave.divide(config, problem(214, 8016, 7472, bias=True), 132, False)
     assert (fused["BLOCK_M"], fused["BLOCK_N"]) == (128, 64)
+    wrong = {"kernels": {"one_wave": [{"config": {**config, "SPLITS": 2}}]}, "prefer": []}
     with pytest.raises(ValueError, match="one_wave has no such build"):
-        wrong = {**config, "SPLITS": 2}
-        tables.check({"kernels": {"one_wave": [{"config": wrong}]}, "prefer": []})
+        tables.check(wrong)
 
 
 def test_the_ring_of_every_fitted_tile_has_four_stages_and_fits_an_sm():

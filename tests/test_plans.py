@@ -149,6 +149,7 @@ def test_what_is_offered_can_run(seed):
         for name, plan in OFFER(problem, able):
             usual = dispatch.find("triton", name).plan(problem)
             maybe = {"L2_PREFETCH", "REST", "REPACK"}
+            maybe |= {"SWAP"} if PLANNERS[name].stores_both_ways else set()
             assert set(plan) - maybe == set(usual) - maybe, (name, case)
             assert PLANNERS[name].shared_bytes(plan, problem.dtype_out) <= 232_448
             assert plan.get("NUM_STAGES", 2) >= 2

@@ -14,9 +14,9 @@
 // grid       a block for each tile of C and part of K, rounded up to whole clusters
 // cluster    CLUSTER_M x CLUSTER_N blocks: those beside each other have the same rows of A, those
 //            above each other the same columns of B; each loads its share and multicasts it
-// block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
+// block      CONSUMERS consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
-// warpgroup  wgmma 64 x BLOCK_N x 16; stores C in chunks by TMA, or a plain one by its threads
+// warpgroup  MMAS times wgmma 64 x BLOCK_N x 16; stores C in chunks by TMA, or a plain one by its threads
 #include "one_wave_build.cuh"
 #if TCGEMM_DIVIDES
 #include "sm90/reduce_kernel.cuh"
@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(THREADS, 1)
   // Not before, or kernels wait beside each other: 64 cubed 1.57 to 1.37 us (one_wave_tile.py).
   if (wave.pdl) griddepcontrol_launch_dependents();
 
-  if (warp == 4 * CONSUMERS) {
+  if (warp >= 4 * CONSUMERS) {
+    if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (produces) {
       const uint32_t bytes = 128 * (SharesA::rows(wave.a_box) + SharesB::rows(wave.b_box));
       const uint16_t above = block.above(), beside = block.beside();
@@ -113,19 +114,20 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
   } else {
+    if constexpr (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
     const int consumer = warp / 4;
     const uint32_t lane = threadIdx.x % 32;
-    const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
+    const uint64_t a_desc = wgmma_descriptor(ring + consumer * MMAS * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
-    TmaEpilogue<Out, Extra, 1, BLOCK_N, CHUNKS<Out>, IN_ROWS> tile{
+    TmaEpilogue<Out, Extra, MMAS, BLOCK_N, CHUNKS<Out>, IN_ROWS> tile{
         extra, shared + CHUNKS_AT + consumer * CHUNKS_BYTES<Out>,
         arrivals + 8 * consumer * CHUNKS<Out>, 1u + consumer, threadIdx.x % 128 == 0};
-    tile.m = m + consumer * 64 + part * wave.sums_rows;
+    tile.m = m + consumer * MMAS * 64 + part * wave.sums_rows;
     tile.n = n;
     if constexpr (FUSED) tile.begin(wave.M, wave.N);
 
     const uint32_t waiting = block.peer(lane);  // for this lane's word that a stage is free
-    float d[1][BLOCK_N / 2];
+    float d[MMAS][BLOCK_N / 2];
     uint32_t stage = 0, phase = 0;
     for (int i = 0; i < count; ++i) {
       mbarrier_try_wait_parity(full + 8 * stage, phase);
@@ -133,8 +135,11 @@ __global__ void __launch_bounds__(THREADS, 1)
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < BLOCK_K / MMA_K; ++k)
-        wgmma<BLOCK_N, In, A, B>(d[0], a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
-                                 b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>, i > 0 || k > 0);
+#pragma unroll
+        for (int of = 0; of < MMAS; ++of)
+          wgmma<BLOCK_N, In, A, B>(
+              d[of], a_desc + offset + of * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<A>,
+              b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>, i > 0 || k > 0);
       wgmma_commit_group();
       // One group stays in flight; the one before has read its stage, which goes back.
       wgmma_wait_group<1>();
@@ -151,7 +156,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_wait_group<0>();
     if (CHUNKS_IN_RING) bar_sync(1 + CONSUMERS, 128 * CONSUMERS);  // all have read all stages
     if constexpr (SWAPS)
-      store_transposed<Out, BLOCK_N>(tile, &c_map, plain, d[0], wave.M, wave.N);
+#pragma unroll
+      for (int of = 0; of < MMAS; ++of, tile.m += 64, tile.buffers += SWAPPED_BYTES<BLOCK_N>)
+        store_transposed<Out, BLOCK_N>(tile, &c_map, plain, d[of], wave.M, wave.N);
     else
       tile.store(&c_map, plain, d, wave.M, wave.N);
     if (tile.elected) cp_async_bulk_wait_group_read<0>();

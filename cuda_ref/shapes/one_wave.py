@@ -97,13 +97,13 @@ def fits(problem: Any, sms: int) -> bool:
 def _fitting(problem: Any, sms: int) -> Iterator[dict[str, int]]:
     tiles = {
         (block_m, block_n): ceil_div(problem.M, block_m) * ceil_div(problem.N, block_n)
-        for block_m, block_n in shapes(problem, 1)
+        for block_m, block_n in shapes(problem, 1, sms)
         if takes(block_m, block_n, problem) and block_m < problem.M + 64
     }
     for splits in SPLITS:
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
-        for (block_m, block_n), clusters in shapes(problem, splits).items():
+        for (block_m, block_n), clusters in shapes(problem, splits, sms).items():
             if tiles.get((block_m, block_n), sms + 1) * splits > sms:  # whatever the cluster
                 continue
             if not takes(block_m, block_n, problem, splits):

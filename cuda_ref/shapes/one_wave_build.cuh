@@ -21,9 +21,9 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
-// A tile has TCGEMM_BLOCK_M x TCGEMM_BLOCK_N of C. wgmma's m is 64 and its n any multiple of 8, so where
-// BLOCK_M is no multiple of 64 the kernel SWAPS: it computes C^T = B^T A^T and stores it transposed.
-// All names here and in the kernel are of what it computes.
+// A tile has TCGEMM_BLOCK_M x TCGEMM_BLOCK_N of C. wgmma's m is 64 and its n any multiple of 8. So
+// where BLOCK_M is no multiple of 64 the kernel SWAPS: it computes C^T = B^T A^T and stores it
+// transposed. All names here and in the kernel are of what it computes.
 constexpr bool SWAPS = TCGEMM_BLOCK_M % 64 != 0;
 constexpr int BLOCK_M = SWAPS ? TCGEMM_BLOCK_N : TCGEMM_BLOCK_M;
 constexpr int BLOCK_N = SWAPS ? TCGEMM_BLOCK_M : TCGEMM_BLOCK_N;
@@ -36,8 +36,14 @@ constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
 constexpr int A_PEERS = CLUSTER_N, B_PEERS = CLUSTER_M;
 constexpr int PEERS = A_PEERS + B_PEERS - 1;  // blocks that a block shares a load with, and itself
 constexpr bool DIVIDES = TCGEMM_DIVIDES;      // K, among blocks
-constexpr int CONSUMERS = BLOCK_M / 64;
-constexpr int THREADS = 128 * CONSUMERS + 32;
+// Of 256 rows and many columns each of two consumers has 128 rows, whose accumulators are more than a
+// thread has registers for at launch. So a warpgroup loads there, and gives them its own, as in
+// wgmma_persistent; else a warp does.
+constexpr int MMAS = BLOCK_M == 256 && BLOCK_N > 128 ? 2 : 1;
+constexpr int CONSUMERS = BLOCK_M / 64 / MMAS;
+constexpr bool MOVES_REGISTERS = MMAS > 1;
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // of 3 * 168
+constexpr int THREADS = 128 * CONSUMERS + (MOVES_REGISTERS ? 128 : 32);
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
 // B has whole panels of 64 columns, but 48 columns are those of a K-major B alone.
 constexpr int B_ROWS = BLOCK_N == 48 ? 48 : (BLOCK_N + 63) / 64 * 64;
@@ -60,9 +66,9 @@ static_assert(STAGE_BYTES % 1024 == 0, "panels start at multiples of 1024 bytes"
 static_assert(!(SWAPS && DIVIDES), "the kernel that adds parts of K reads rows");
 
 template <typename Out>
-constexpr int CHUNKS = (BLOCK_N * int{sizeof(Out)} - 1) / 128 + 1;
+constexpr int CHUNKS = MMAS * ((BLOCK_N * int{sizeof(Out)} - 1) / 128 + 1);  // of a consumer
 template <typename Out>
-constexpr uint32_t CHUNKS_BYTES = SWAPS ? SWAPPED_BYTES<BLOCK_N> : CHUNKS<Out> * CHUNK_BYTES;
+constexpr uint32_t CHUNKS_BYTES = SWAPS ? MMAS * SWAPPED_BYTES<BLOCK_N> : CHUNKS<Out> * CHUNK_BYTES;
 template <typename Out>
 constexpr uint32_t ALL_CHUNKS = CONSUMERS * CHUNKS_BYTES<Out>;
 // Chunks of large tiles would leave a ring of three stages. They lie in the ring, which nobody needs

@@ -1,38 +1,38 @@
-"""Tiles of one_wave that fit the shorter side of C: of few rows, or of few columns.
+"""Tiles of one_wave that fit a product: its shorter side, or the SMs of a GPU.
 
-wgmma multiplies 64 rows by a number of columns that is any multiple of 8. Where C has few rows its
-columns have to run along them: the kernel computes the transposed product then, and stores it
+wgmma multiplies 64 rows by a number of columns that is any multiple of 8. Where its columns have to
+run along rows of C, as of few rows, the kernel computes the transposed product and stores it
 transposed (SWAPS in one_wave_build.cuh). A plan says so by a BLOCK_M that is no multiple of 64.
 Every function is given the problem with M <= N.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ..planning.cost import ceil_div
 from ..planning.refusals import column_major
 
 WIDTHS = (80, 96, 112, 144, 160, 176, 208, 224)
-"""Columns of wgmma along the shorter side. Of multiples of 64 there are tiles in any case."""
+"""Columns of wgmma. Of multiples of 64 there are tiles in any case."""
 
 MOST = 256
 """Columns that wgmma has at most."""
 
-LENGTHS = (64, 128, 192)
-"""The tile along the longer side: rows of wgmma, for one to three warpgroups."""
-
-TALLEST = 112
-"""The widest that three warpgroups take: their accumulators fill the registers beyond it."""
+WIDEST = {64: 224, 128: 224, 192: 176, 256: 176}
+"""The other side of a tile, and the widest that it goes with: of more accumulators
+no thread has room."""
 
 LONGEST_SIDE = 2 * MOST
-"""The shorter side that is fitted, at most: of three tiles and more the last is seldom empty by more
-than a tenth of all."""
+"""The shorter side that is fitted, at most: of a longer one a last tile of 64 rows, half of it
+empty, is a sixteenth."""
 
-FITTED = tuple(
-    (width, length) for width in WIDTHS for length in LENGTHS if length < 192 or width <= TALLEST
-)
-"""All of them, along the shorter side and along the longer one."""
+AT_ONCE = (1.0, 10 / 11)
+"""Shares of the SMs that blocks run on at once: by themselves, and in clusters of four."""
+
+FITTED = tuple((width, rows) for width in WIDTHS for rows, most in WIDEST.items() if width <= most)
+"""All of them, of one of the two ways that each may lie."""
 
 
 def by_columns(problem: Any) -> bool:
@@ -40,21 +40,46 @@ def by_columns(problem: Any) -> bool:
     return column_major((problem.M, problem.N), problem.c_strides)
 
 
-def fitted(problem: Any) -> tuple[tuple[int, int], ...]:
-    """BLOCK_M x BLOCK_N of the narrowest width that covers M in as few tiles as the widest does.
+def fitted(problem: Any, sms: int) -> tuple[tuple[int, int], ...]:
+    """BLOCK_M x BLOCK_N of the tiles that fit a plain product's shorter side, or the SMs."""
+    if not problem.plain or 1 not in problem.c_strides:
+        return ()
+    found = dict.fromkeys((*_of_few_rows(problem.M), *_of_one_wave(problem.M, problem.N, sms)))
+    return tuple(tile for tile in found if stores(*tile, problem))
 
-    None where a multiple of 64 is as narrow, where something is fused, or where C is of 32 bits and
-    would be stored transposed.
-    """
-    if not problem.plain or problem.M > LONGEST_SIDE or 1 not in problem.c_strides:
-        return ()
-    if not by_columns(problem) and problem.dtype_out not in ("float16", "bfloat16"):
-        return ()
-    side = ceil_div(problem.M, ceil_div(problem.M, MOST))
-    width = min((width for width in WIDTHS if width >= side), default=MOST)
-    if width > ceil_div(side, 64) * 64:
-        return ()
-    return tuple(tile for tile in FITTED if tile[0] == width)
+
+def stores(block_m: int, block_n: int, problem: Any) -> bool:
+    """Whether the kernel can store such a tile: transposed it stores 16 bits alone."""
+    across = block_n if by_columns(problem) else block_m
+    return across % 64 == 0 or problem.dtype_out in ("float16", "bfloat16")
+
+
+def _of_few_rows(M: int) -> Iterator[tuple[int, int]]:
+    """The narrowest width that covers M in as few tiles as the widest does; none where a multiple
+    of 64 is as narrow."""
+    if M > LONGEST_SIDE:
+        return
+    side = ceil_div(M, ceil_div(M, MOST))
+    width = _width(side)
+    if width and width <= ceil_div(side, 64) * 64:
+        yield from (tile for tile in FITTED if tile[0] == width and tile[1] < MOST)
+
+
+def _of_one_wave(M: int, N: int, sms: int) -> Iterator[tuple[int, int]]:
+    """The narrowest widths with which all tiles run at once, along one side and the other."""
+    for rows in WIDEST:
+        for at_once in AT_ONCE:
+            most = int(sms * at_once)
+            for side, other, turned in ((M, N, False), (N, M, True)):
+                tiles = most // ceil_div(other, rows)
+                width = _width(ceil_div(side, tiles)) if tiles else None
+                if width and (width, rows) in FITTED and width < ceil_div(side, 64) * 64:
+                    yield (rows, width) if turned else (width, rows)
+
+
+def _width(side: int) -> int | None:
+    """The narrowest that is as wide as ``side``; None of none."""
+    return min((width for width in WIDTHS if width >= side), default=None)
 
 
 def swaps(block_m: int) -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 from ..planning.cost import TILE_K
 from ..planning.tables import short_rows
 from . import one_wave_trees
-from .one_wave_fitted import FITTED
 from .one_wave_tile import among_idle, blocks_of, rows_of_b, sides, splits_lines, whole_panels
 
 # BLOCK_M, BLOCK_N: microseconds of a step along K.
@@ -53,6 +52,15 @@ STEP |= {  # of fitted tiles between those above, by their columns: interpolated
     (128, 224): 0.53,
     (192, 80): 0.325,
     (192, 112): 0.433,
+    (192, 144): 0.54,
+    (192, 160): 0.58,
+    (192, 176): 0.63,
+    (256, 80): 0.4,
+    (256, 96): 0.46,
+    (256, 112): 0.53,
+    (256, 144): 0.68,
+    (256, 160): 0.75,
+    (256, 176): 0.82,
 }
 STEP |= {(n, m): us for (m, n), us in STEP.items() if (n, m) not in STEP}
 
@@ -106,7 +114,7 @@ def by_terms(config: Mapping[str, int], problem: Any, sms: int) -> float:
     steps = waves * math.ceil(math.ceil(K / TILE_K) / splits)
     between = problem.layout[1] == "n" and block_n % 64 > 0
     columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
-    in_panels = problem.layout[0] == "t" and (block_m, block_n) in FITTED
+    in_panels = problem.layout[0] == "t" and block_m % 64 > 0
     lines = whole_panels(block_m) * BETWEEN_LINES if in_panels else block_m
     asked = 2 * TILE_K * (lines / a_peers + columns / b_peers)
     own, same, start = steps * STEP[block_m, block_n], 0.0, 0.0

@@ -1,7 +1,8 @@
 """The builds of one_wave: tiles, clusters, which of them fit a product, and the plan of each.
 
 A plan names a build by its tile and its cluster (see fusion.TILE), and tells the launcher SPLITS
-and PDL. Every function is given the problem with M <= N.
+and PDL. A BLOCK_M that is no multiple of 64 is of a tile that is computed transposed: see
+one_wave_fitted.py. Every function is given the problem with M <= N.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..planning import pairs
 from ..planning.cost import TILE_K, ceil_div, most_splits
 from ..planning.gpu import shared_kb
 from ..planning.refusals import column_major
-from .one_wave_fitted import FITTED, by_columns, fitted, swaps
+from .one_wave_fitted import FITTED, by_columns, fitted, stores, swaps
 
 Clusters = tuple[tuple[int, int], ...]
 
@@ -70,10 +71,10 @@ def splits_lines(problem: Any) -> bool:
     return pairs.rows_lie(2, problem.a_strides, problem.b_strides) != pairs.WHOLE
 
 
-def shapes(problem: Any, splits: int) -> dict[tuple[int, int], Clusters]:
+def shapes(problem: Any, splits: int, sms: int) -> dict[tuple[int, int], Clusters]:
     """Tiles, and the clusters that each may be in."""
     found = WHOLE if splits == 1 else DIVIDED
-    to_fit = fitted(problem) if splits == 1 else ()
+    to_fit = fitted(problem, sms) if splits == 1 else ()
     not_large = [(m, n) for m, n in to_fit if m * n <= LARGE]
     if not splits_lines(problem):
         whole = dict.fromkeys((*found, *not_large), ((1, 1),))
@@ -98,7 +99,9 @@ def takes(block_m: int, block_n: int, problem: Any, splits: int = 1) -> bool:
     """
     along, across = (block_m, block_n) if by_columns(problem) else (block_n, block_m)
     if across % 64:
-        return splits == 1 and (block_m, block_n) in fitted(problem)
+        known = (block_m, block_n) in FITTED or (block_n, block_m) in FITTED
+        both = problem.plain and 1 in problem.c_strides and stores(block_m, block_n, problem)
+        return splits == 1 and known and both
     # The launcher transposes nothing where C lies in steps both ways, so that side is not known.
     if along % 64 and 1 not in problem.c_strides:
         return False
@@ -180,8 +183,8 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     splits = max(1, min(config["SPLITS"], most_splits(problem.K)))  # none is empty
     if not takes(block_m, block_n, problem, splits):
         block_m, block_n = whole_panels(block_m), whole_panels(block_n)
-        known = {(block_m, block_n), (block_n, block_m)} & {*WHOLE, *LARGEST}
-        if not known or (not problem.plain and chunks_in_ring(block_m, block_n)):
+        built = {(block_m, block_n), (block_n, block_m)} & {*WHOLE, *LARGEST}  # not 256 x 64
+        if not built or (not problem.plain and chunks_in_ring(block_m, block_n)):
             block_m, block_n = min(block_m, 128), min(block_n, 128)
     if not has_tiles({**config, "BLOCK_M": block_m, "BLOCK_N": block_n}, problem):
         cluster_m = cluster_n = 1

@@ -1,9 +1,9 @@
-// The epilogue of a tile that is computed transposed: wgmma's n, of which any multiple of 8 will do, runs
-// along rows of C then, and its m, of which it takes 64, along a row.
+// The epilogue of a tile that is computed transposed: wgmma's n, any multiple of 8, counts rows of C
+// then, and its m, which is 64, counts columns.
 //
 // A warpgroup's 64 x ROWS accumulators are ROWS rows of 64 columns of C. They pass through shared
-// memory as one chunk of ROWS rows x 128 bytes, in TMA's 128-byte swizzle. Each warp has 16 columns, so
-// it writes 32 bytes of every row: who stores the rows reads what all four warps wrote.
+// memory as one chunk of ROWS rows x 128 bytes, in TMA's 128-byte swizzle. Each warp has 16 columns,
+// so it writes 32 bytes of every row: who stores the rows reads what all four warps wrote.
 #pragma once
 
 #include "sm90/epilogue_tma.cuh"
@@ -14,7 +14,8 @@ namespace tcgemm::sm90 {
 template <int ROWS>
 constexpr uint32_t SWAPPED_BYTES = ROWS * 128;
 
-// Writes a warpgroup's accumulators transposed to `chunk`: 16-byte unit u of row r is at u ^ (r % 8).
+// Writes a warpgroup's accumulators transposed to `chunk`: 16-byte unit u of row r is at
+// u ^ (r % 8).
 template <typename Out, int ROWS>
 __device__ __forceinline__ void write_transposed(uint32_t chunk, const float (&d)[ROWS / 2]) {
   static_assert(sizeof(Out) == 2 && ROWS % 16 == 0 && ROWS <= 256, "stmatrix, and a box of TMA");
@@ -31,8 +32,8 @@ __device__ __forceinline__ void write_transposed(uint32_t chunk, const float (&d
 }
 
 // Stores the accumulators of a warpgroup that stores once, by TMA, whose box is the chunk, or by
-// threads. `tile` says where: its m, and M, count columns of C, its n, and N, rows. Its elected thread
-// owns the store by TMA, and has to wait for it.
+// threads. `tile` says where: its m, and M, count columns of C, its n, and N, rows. Its elected
+// thread owns the store by TMA, and has to wait for it.
 template <typename Out, int ROWS, typename Tile>
 __device__ __forceinline__ void store_transposed(const Tile& tile, const CUtensorMap* c_map,
                                                  const Output& plain, const float (&d)[ROWS / 2],

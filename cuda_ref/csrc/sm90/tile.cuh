@@ -197,8 +197,8 @@ __device__ __forceinline__ void write_chunk(uint32_t chunk, const Acc (&d)[REGIS
 }
 
 // Stores a chunk that write_chunk has left in shared memory by plain stores, clipped to M and N; C's
-// corner of it is (m, n). A warp takes one of the ROWS at a time, so that its store is one run of bytes.
-// UNROLL rows are in flight: registers of a thread with 192 accumulators do for one.
+// corner of it is (m, n). A warp takes one of the ROWS at a time, so that its store is one run of
+// bytes. UNROLL rows are in flight: registers of a thread with 192 accumulators do for one.
 template <typename Out, int COLUMNS, int UNROLL = 2, int ROWS = 64>
 __device__ __forceinline__ void copy_chunk(const uint8_t* chunk, const PlainOutput& c, int m, int n,
                                            int M, int N) {
