@@ -65,9 +65,9 @@ def start_mma(x, ring, number, acc, use_acc, CONFIG: gl.constexpr):
 
 
 @gluon.jit
-def start_mmas(x, rings, number, accs, use_acc, CONFIG: gl.constexpr):
-    """The same of all blocks of a stage: as many to wait for as there are accumulators."""
-    first = start_mma(x, rings[0], number, accs[0], use_acc, CONFIG)
+def start_others(first, x, rings, number, accs, use_acc, CONFIG: gl.constexpr):
+    """The same of all blocks of a stage but the first, which ``first`` is begun for: as many to
+    wait for as there are accumulators."""
     if len(rings) == 1:
         return (first,)
     else:

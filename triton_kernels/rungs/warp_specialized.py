@@ -42,12 +42,13 @@ from ..device.accumulators import (
     load_blocks,
     rings_of,
     start_mma,
-    start_mmas,
+    start_others,
     wait_for_mmas,
     zeros_of,
 )
 from ..device.blocks import (
     barriers,
+    block_of,
     load,
     load_subtiles,
     place,
@@ -136,16 +137,16 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
             first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
             a_block = a_ring.index(first_a)
             x = a_block.permute((1, 0)) if CONFIG.A_TRANSPOSED else a_block
+            y = block_of(b_rings[0], first_b, CONFIG)
             if CONFIG.PROMOTE:
                 # Each step's sum is added in float32, while another warpgroup multiplies.
                 gl.static_assert(len(accs) <= 2)
                 token = zeros[0]
                 if TERMS == 2:
-                    y, y_low = b_rings[0].index(first_b), b_rings[0].index(first_b + 1)
-                    x_low, y = a_ring.index(first_a + 1), y.permute((1, 0))
+                    x_low, y_low = a_ring.index(first_a + 1), b_rings[0].index(first_b + 1)
                     token = warpgroup_mma(x_low, y, token, use_acc=False, is_async=True)
                     token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
-                token = start_mma(x, b_rings[0], first_b, token, TERMS == 2, CONFIG)
+                token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
                 partial = warpgroup_mma_wait(0, deps=[token])
                 if len(accs) == 2:
                     acc = accs[0] + partial
@@ -155,7 +156,8 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
                 accs = (acc, accs[1] + partial) if len(accs) == 2 else (accs[0] + partial,)
             else:
                 # One step stays in flight, so the stage before is free now, and this one is not.
-                started = start_mmas(x, b_rings, first_b, accs, step > 0, CONFIG)
+                token = warpgroup_mma(x, y, accs[0], use_acc=step > 0, is_async=True)
+                started = start_others(token, x, b_rings, first_b, accs, step > 0, CONFIG)
                 if CONFIG.AUX == "sums":
                     sums, due = row_sums.add(sums, due, a_block, step, tiles_n)
                 accs = wait_for_mmas(started, len(accs))
