@@ -53,7 +53,18 @@ IN_ROWS, IN_ROWS_LATER, FEW_STEPS = 0.94, 0.98, 4
 the L2, what it takes since its threads do, of few steps along K and of more
 (reports/nvidia-h200/trials/rows_of_c.csv)."""
 
-SINCE = ("1a1df4d", "253f7fa", "d74b8f1", "2f2ae20", "006426d", "137973f", "6d720e8", "ab44cd4")
+SINCE = (
+    "1a1df4d",
+    "253f7fa",
+    "d74b8f1",
+    "2f2ae20",
+    "006426d",
+    "137973f",
+    "6d720e8",
+    "ab44cd4",
+    "wip2",
+    "wip3",
+)
 """The trees whose races are of that."""
 
 

@@ -1,4 +1,5 @@
-"""warp_specialized with tiles that fit the short side of C, and with tiles that lie across C."""
+"""warp_specialized with tiles that fit the short side of C, or the SMs, and with tiles that lie
+across C."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from conftest import DEVICE
 from test_unaligned_rows import memory_of, padded
-from triton_requests import FITTED
+from triton_requests import FITTED, LIMITS
 
 from tcgemm import dispatch
 from tcgemm.gpus import find
@@ -17,6 +18,7 @@ from tcgemm.problem import Problem
 from tcgemm.request import planning_for
 
 fitted_tiles = import_module("tcgemm.triton_kernels.rungs.fitted_tiles")
+by_name = import_module("tcgemm.triton_kernels.by_name")
 gluon_launch = import_module("tcgemm.triton_kernels.host.gluon_launch")
 tile_blocks = import_module("tcgemm.triton_kernels.host.tile_blocks")
 triton_kernels = import_module("tcgemm.triton_kernels")
@@ -73,9 +75,24 @@ def test_a_tile_that_fits_is_blocks_and_subtiles_without_a_remainder(tile):
     first, *others = tile_blocks.blocks_of(tile["BLOCK_N"], tile["REST"])
     assert first in (64, 128)
     assert first > max(others)
-    assert tile_blocks.subtile_columns(tile["BLOCK_N"], tile["REST"], tile["SUBTILES"]) == 64
-    assert tile["SUBTILES"] == first // 64 + len(others)
-    assert tile["NUM_STAGES"] >= 4
+    size = tile["BLOCK_M"], tile["BLOCK_N"]
+    wide = 32 if size in fitted_tiles.NARROW else 64
+    assert tile_blocks.subtile_columns(tile["BLOCK_N"], tile["REST"], tile["SUBTILES"]) == wide
+    assert tile["SUBTILES"] == first // wide + len(others)
+    # The widest of 256 rows has no room for a fourth, however narrow its subtiles are.
+    assert tile["NUM_STAGES"] >= (3 if size == (256, fitted_tiles.MOST_OF_256) else 4)
+
+
+def test_subtiles_are_narrow_where_else_there_are_three_stages():
+    for rows, columns in fitted_tiles.NARROW:
+        narrow = next(
+            tile for tile in FITTED if (tile["BLOCK_M"], tile["BLOCK_N"]) == (rows, columns)
+        )
+        rest = narrow["REST"]
+        wide = {**narrow, "SUBTILES": (columns - rest) // 64 + rest.bit_count()}
+        shared = [by_name.shared_bytes(ROW.name, tile, "bfloat16") for tile in (narrow, wide)]
+        assert narrow["NUM_STAGES"] == 4
+        assert shared[0] <= LIMITS[9, 0] < shared[1]
 
 
 @pytest.mark.parametrize(
@@ -95,28 +112,70 @@ def test_tiles_that_overlap_are_as_much_narrower():
     assert fitted_tiles.columns_for(136, 8) == 144
 
 
+@pytest.mark.parametrize(
+    ("side", "other", "rows", "columns"),
+    [
+        (296, 16316, 256, 160),  # 64 tiles along the other side, so two here, of 148 and more
+        (1944, 2548, 256, 160),  # ten, so thirteen, of 150 and more
+        (2548, 1944, 256, 160),  # eight, so sixteen, of 160 and more
+        (7128, 681, 256, 176),  # three, so 44
+        (7128, 681, 128, 0),  # six, so 22, of 324 and more: there is no such tile
+        (3000, 1000, 128, 0),  # eight, so sixteen, of 188 and more: 192 is as narrow
+        (3000, 1000, 64, 0),  # sixteen, so eight, of 375 and more
+        (1056, 1000, 128, 80),  # 66 and more: 80 is the narrowest that there is
+        (1000, 64 * 133, 64, 0),  # more tiles along the other side than SMs
+        (160, 64 * 132, 64, 160),  # one of each: it is as wide as the side
+        (161, 64 * 132, 64, 176),
+    ],
+)
+def test_the_narrowest_columns_with_which_all_tiles_run_at_once(side, other, rows, columns):
+    assert fitted_tiles.columns_at_once(side, other, rows, 132) == columns
+    if columns:
+        assert -(-other // rows) * -(-side // columns) <= 132
+        for less in (each for each in (*fitted_tiles.COLUMNS, 64, 128, 192) if each < columns):
+            assert -(-other // rows) * -(-side // less) > 132
+
+
 # Who is offered them.
 
 
 @pytest.mark.parametrize(
-    ("shape", "tiles"),
+    ("shape", "of_side", "of_wave"),
     [
-        ((134, 12064, 2144), {(64, 144, 1), (128, 144, 1)}),
-        ((214, 8016, 7472), {(64, 224, 1), (128, 224, 1)}),
-        ((5878, 160, 8736), {(64, 160, 0), (128, 160, 0)}),
-        ((14216, 200, 360), {(64, 208, 0), (128, 208, 0)}),
-        ((134, 200, 1024), {(m, n, s) for m in (64, 128) for n, s in ((144, 1), (208, 0))}),
-        ((128, 12064, 2144), set()),
-        ((48, 160, 2144), set()),
+        ((134, 12064, 2144), {(64, 144, 1), (128, 144, 1)}, set()),
+        ((214, 8016, 7472), {(64, 224, 1), (128, 224, 1)}, {(128, 112, 1)}),
+        (
+            (5878, 160, 8736), {(64, 160, 0), (128, 160, 0)},
+            {(64, 144, 1), (128, 80, 0), (128, 96, 1)},
+        ),
+        ((14216, 200, 360), {(64, 208, 0), (128, 208, 0)}, {(128, 224, 1)}),
+        ((134, 200, 1024), {(m, n, s) for m in (64, 128) for n, s in ((144, 1), (208, 0))}, set()),
+        ((128, 12064, 2144), set(), {(128, 96, 0)}),
+        ((16316, 296, 4008), set(), {(256, 160, 0)}),
+        ((2548, 1944, 920), set(), {(256, 160, 0), (256, 160, 1)}),
+        ((48, 160, 2144), set(), set()),
     ],
-)
-def test_a_short_side_is_offered_tiles_that_fit(shape, tiles):
-    assert offered(problem_of(*shape)) == tiles
+)  # fmt: skip
+def test_a_product_is_offered_tiles_that_fit_a_short_side_or_the_sms(shape, of_side, of_wave):
+    product = problem_of(*shape)
+    assert offered(product) == of_side | of_wave
+    M, N, _ = shape
+    for rows, columns, swap in of_wave:
+        side, other = (M, N) if swap else (N, M)
+        assert -(-side // columns) * -(-other // rows) <= 132
+    mirror = {(rows, columns, 1 - swap) for rows, columns, swap in of_side | of_wave}
+    assert offered(product.transposed()) == mirror, "of a column-major C"
 
 
-def test_of_a_column_major_c_they_are_the_mirror():
-    assert offered(problem_of(134, 12064, 2144).transposed()) == {(64, 144, 0), (128, 144, 0)}
-    assert offered(problem_of(5878, 160, 8736).transposed()) == {(64, 160, 1), (128, 160, 1)}
+def test_a_gpu_of_fewer_sms_is_offered_wider_tiles():
+    config = next(tile for tile in FITTED if (tile["BLOCK_M"], tile["BLOCK_N"]) == (256, 160))
+    product, wider = problem_of(16316, 296, 4008), {**config, "BLOCK_N": 176, "SWAP": 0}
+    config = {**config, "SWAP": 0}
+    assert fitted_tiles.suits(config, product, 0, 132)
+    assert fitted_tiles.suits(config, product, 0, 128)
+    assert not fitted_tiles.suits(config, product, 0, 127)  # a tile of the whole side is too wide
+    assert not fitted_tiles.suits(wider, product, 0, 132)
+    assert not fitted_tiles.suits(config, product, 8, 132), "of tiles that overlap none is"
 
 
 def test_only_a_c_that_tma_stores_has_its_tiles_across_it():
@@ -127,9 +186,11 @@ def test_only_a_c_that_tma_stores_has_its_tiles_across_it():
 
 
 def test_terms_and_trees_take_the_tile_that_fits():
+    """The first two are the fastest of those raced, 19.2 and 48.0 us (trials/races.csv, wip3)."""
     with planning_for(find("h200")):
         for shape, tile in (
-            ((134, 12064, 2144), (128, 144, 1)), ((5878, 160, 8736), (64, 160, 0)),
+            ((134, 12064, 2144), (128, 144, 1)), ((214, 8016, 7472), (128, 112, 1)),
+            ((14216, 200, 360), (128, 208, 0)),
         ):  # fmt: skip
             problem = problem_of(*shape)
             taken = dispatch.choose(problem, "triton")

@@ -133,13 +133,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       mbarrier_try_wait_parity(full + 8 * stage, phase);
       const uint32_t offset = stage * (STAGE_BYTES >> 4);
       wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < BLOCK_K / MMA_K; ++k)
-#pragma unroll
-        for (int of = 0; of < MMAS; ++of)
-          wgmma<BLOCK_N, In, A, B>(
-              d[of], a_desc + offset + of * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<A>,
-              b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>, i > 0 || k > 0);
+      multiply<In, A, B>(d, a_desc + offset, b_desc + offset, i > 0);
       wgmma_commit_group();
       // One group stays in flight; the one before has read its stage, which goes back.
       wgmma_wait_group<1>();
@@ -236,7 +230,6 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
 #endif
 
 }  // namespace
-
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm by_rows = with_rows_of_c(asked), gemm = SWAPS ? transposed(by_rows) : by_rows;
   const int64_t k_tiles = ceil_div(gemm.a.cols, BLOCK_K);

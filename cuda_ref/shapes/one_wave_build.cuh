@@ -99,6 +99,18 @@ inline Output output_for(bool in_rows, const Gemm& gemm, CUtensorMap* map, bool 
   return output_of(in_rows, gemm.c, gemm.out, map, batched ? 1 : 0, BLOCK_N);
 }
 
+// A step along K of a consumer's rows: its stage of A and of B by their descriptors.
+template <typename In, Major A, Major B>
+__device__ __forceinline__ void multiply(float (&d)[MMAS][BLOCK_N / 2], uint64_t a, uint64_t b,
+                                         bool accumulate) {
+#pragma unroll
+  for (int k = 0; k < BLOCK_K / MMA_K; ++k)
+#pragma unroll
+    for (int i = 0; i < MMAS; ++i)
+      wgmma<BLOCK_N, In, A, B>(d[i], a + i * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<A>,
+                               b + k * DESCRIPTOR_PER_MMA_K<B>, accumulate || k > 0);
+}
+
 // Where a block stands in its cluster, of CLUSTER_M blocks above each other in CLUSTER_N columns: rank
 // m + n * CLUSTER_M. Blocks are told of by their ranks.
 struct InCluster {

@@ -41,11 +41,20 @@ def by_columns(problem: Any) -> bool:
 
 
 def fitted(problem: Any, sms: int) -> tuple[tuple[int, int], ...]:
-    """BLOCK_M x BLOCK_N of the tiles that fit a plain product's shorter side, or the SMs."""
-    if not problem.plain or 1 not in problem.c_strides:
+    """BLOCK_M x BLOCK_N of the tiles that fit a plain product's shorter side, or the SMs; none of a
+    C in odd rows, and what is stored transposed has 16 bits."""
+    if not problem.plain or 1 not in problem.c_strides or odd_c(problem):
         return ()
     found = dict.fromkeys((*_of_few_rows(problem.M), *_of_one_wave(problem.M, problem.N, sms)))
     return tuple(tile for tile in found if stores(*tile, problem))
+
+
+def odd_c(problem: Any) -> bool:
+    """Whether threads store C, as its rows are odd: of a width that is no multiple of 64 they store
+    runs of one chunk."""
+    apart = max(problem.c_strides)
+    side = problem.M if by_columns(problem) else problem.N
+    return bool(apart % 8 or side % 8 or problem.c_alignment < 16)
 
 
 def stores(block_m: int, block_n: int, problem: Any) -> bool:

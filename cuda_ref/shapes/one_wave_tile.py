@@ -15,7 +15,7 @@ from ..planning import pairs
 from ..planning.cost import TILE_K, ceil_div, most_splits
 from ..planning.gpu import shared_kb
 from ..planning.refusals import column_major
-from .one_wave_fitted import FITTED, by_columns, fitted, stores, swaps
+from .one_wave_fitted import FITTED, by_columns, fitted, odd_c, stores, swaps
 
 Clusters = tuple[tuple[int, int], ...]
 
@@ -41,7 +41,7 @@ LARGEST = ((128, 256), (256, 128))
 With whole lines, or fewer steps, wgmma_persistent was mostly as fast or faster: it stores a tile
 while it multiplies the next (reports/nvidia-h100-sxm/trials/tile_races.csv).
 """
-LEAST_STEPS = 5
+LEAST_STEPS, LEAST_STEPS_FITTED = 5, 3
 
 LARGE = 128 * 192
 """Elements of a tile from beyond which on it is one of the largest."""
@@ -83,9 +83,8 @@ def shapes(problem: Any, splits: int, sms: int) -> dict[tuple[int, int], Cluster
         return whole
     tiles = [*found, *((n, m) for m, n in found if (n, m) not in found)]
     if splits == 1 and problem.K > TILE_K * (LEAST_STEPS - 1):
-        tiles += (*LARGEST, *to_fit)
-    else:
-        tiles += not_large
+        tiles += LARGEST
+    tiles += to_fit if problem.K > TILE_K * (LEAST_STEPS_FITTED - 1) else not_large
     few = [pair for pair in CLUSTERS if max(pair) <= 2]
     return {tile: tuple(few if 48 in tile else CLUSTERS) for tile in tiles}
 
@@ -100,8 +99,9 @@ def takes(block_m: int, block_n: int, problem: Any, splits: int = 1) -> bool:
     along, across = (block_m, block_n) if by_columns(problem) else (block_n, block_m)
     if across % 64:
         known = (block_m, block_n) in FITTED or (block_n, block_m) in FITTED
-        both = problem.plain and 1 in problem.c_strides and stores(block_m, block_n, problem)
-        return splits == 1 and known and both
+        if splits > 1 or not known or not problem.plain or 1 not in problem.c_strides:
+            return False
+        return stores(block_m, block_n, problem) and not odd_c(problem)
     # The launcher transposes nothing where C lies in steps both ways, so that side is not known.
     if along % 64 and 1 not in problem.c_strides:
         return False

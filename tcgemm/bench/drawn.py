@@ -61,7 +61,7 @@ FITTED: dict[int, str] = {
         "the trees of both models, and when CUDA takes skinny, thin and pairs",
     ),
     **dict.fromkeys(range(567, 570), "where Triton takes tiles of 256 x 192"),
-    **dict.fromkeys(range(570, 579), "the trees of both models, and what a C in odd rows costs"),
+    **dict.fromkeys(range(570, 582), "the trees of both models, and what a C in odd rows costs"),
     610: "the same as of 507",
     614: "the trees of the model of Triton's plans",
     615: "the same",

@@ -58,28 +58,28 @@ def zeros_of(rings, ROWS: gl.constexpr, CONFIG: gl.constexpr):
 
 
 @gluon.jit
-def start(x, ring, number, acc, use_acc, CONFIG: gl.constexpr):
+def start_mma(x, ring, number, acc, use_acc, CONFIG: gl.constexpr):
     """Begin to multiply x by a block of B: what to wait for."""
     y = block_of(ring, number, CONFIG)
     return warpgroup_mma(x, y, acc, use_acc=use_acc, is_async=True)
 
 
 @gluon.jit
-def start_all(x, rings, number, accs, use_acc, CONFIG: gl.constexpr):
-    """The same of all blocks of a stage: as many to wait for as there are accumulators."""
-    first = start(x, rings[0], number, accs[0], use_acc, CONFIG)
+def start_others(first, x, rings, number, accs, use_acc, CONFIG: gl.constexpr):
+    """The same of all blocks of a stage but the first, which ``first`` is begun for: as many to
+    wait for as there are accumulators."""
     if len(rings) == 1:
         return (first,)
     else:
-        second = start(x, rings[1], number, accs[1], use_acc, CONFIG)
+        second = start_mma(x, rings[1], number, accs[1], use_acc, CONFIG)
         if len(rings) == 2:
             return first, second
         else:
-            return first, second, start(x, rings[2], number, accs[2], use_acc, CONFIG)
+            return first, second, start_mma(x, rings[2], number, accs[2], use_acc, CONFIG)
 
 
 @gluon.jit
-def wait_all(started, PENDING: gl.constexpr):
+def wait_for_mmas(started, PENDING: gl.constexpr):
     """The accumulators, once no more than PENDING products are in flight."""
     if len(started) == 1:
         return (warpgroup_mma_wait(PENDING, deps=[started[0]]),)

@@ -34,19 +34,29 @@ MOST_TILES = 2
 GAIN = 1.06
 """Of the share of tiles that lies in C, over that of multiples of 64."""
 
+NARROW = ((256, 144), (256, 160))
+"""Tiles in epilogue subtiles of 32 columns: beside their buffers there is room for four stages. Of
+three, rows that begin within lines of the L2 come too late: at 16316 x 296 x 4008 (nt) CUDA takes
+57 us with four stages and 71 with three, which read as much (docs/lab/cuda_one_wave.md)."""
+
+
+def _subtile(rows: int, columns: int) -> int:
+    return 32 if (rows, columns) in NARROW else 64
+
+
 TILES: tuple[Config, ...] = tuple(
     {
         "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": 64, "GROUP_M": 1, "CONSUMERS": consumers,
-        "SUBTILES": (columns - rest) // 64 + rest.bit_count(), "BUFFERS": 1,
-        "REST": rest, "SWAP": swap,
+        "SUBTILES": (columns - rest) // _subtile(rows, columns) + rest.bit_count(),
+        "BUFFERS": 1, "REST": rest, "SWAP": swap,
     }
     for columns, rest in COLUMNS.items()
     for rows, consumers in ROWS
     if rows < 256 or 128 < columns <= MOST_OF_256
     for swap in (1, 0)
 )  # fmt: skip
-"""In subtiles of 64 columns, or of what an accumulator beside the first has; of as many stages as
-shared memory holds."""
+"""In subtiles of 64 columns, or of what an accumulator beside the first has, but for NARROW; of as
+many stages as shared memory holds."""
 
 
 @lru_cache(maxsize=4096)
@@ -68,8 +78,8 @@ def columns_for(size: int, overlap: int = 0) -> int:
 
 @lru_cache(maxsize=4096)
 def columns_at_once(side: int, other: int, rows: int, sms: int) -> int:
-    """BLOCK_N of the narrowest tiles of ``rows`` rows along ``other`` that all run at once; 0 where a
-    multiple of 64 is as narrow, or no tile of COLUMNS is wide enough."""
+    """BLOCK_N of the narrowest tiles of ``rows`` rows along ``other`` that all run at once; 0 where
+    a multiple of 64 is as narrow, or no tile of COLUMNS is wide enough."""
     tiles = sms // -(-other // rows)
     least = -(-side // tiles) if tiles else side
     columns = min((each for each in COLUMNS if each >= least), default=0)

@@ -38,9 +38,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..device import row_sums
-from ..device.accumulators import load_blocks, rings_of, start, start_all, wait_all, zeros_of
+from ..device.accumulators import (
+    load_blocks,
+    rings_of,
+    start_mma,
+    start_others,
+    wait_for_mmas,
+    zeros_of,
+)
 from ..device.blocks import (
     barriers,
+    block_of,
     load,
     load_subtiles,
     place,
@@ -129,29 +137,30 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
             first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
             a_block = a_ring.index(first_a)
             x = a_block.permute((1, 0)) if CONFIG.A_TRANSPOSED else a_block
+            y = block_of(b_rings[0], first_b, CONFIG)
             if CONFIG.PROMOTE:
                 # Each step's sum is added in float32, while another warpgroup multiplies.
                 gl.static_assert(len(accs) <= 2)
                 token = zeros[0]
                 if TERMS == 2:
-                    y, y_low = b_rings[0].index(first_b), b_rings[0].index(first_b + 1)
-                    x_low, y = a_ring.index(first_a + 1), y.permute((1, 0))
+                    x_low, y_low = a_ring.index(first_a + 1), b_rings[0].index(first_b + 1)
                     token = warpgroup_mma(x_low, y, token, use_acc=False, is_async=True)
                     token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
-                token = start(x, b_rings[0], first_b, token, TERMS == 2, CONFIG)
+                token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
                 partial = warpgroup_mma_wait(0, deps=[token])
                 if len(accs) == 2:
                     acc = accs[0] + partial
-                    token = start(x, b_rings[1], first_b, zeros[1], False, CONFIG)
+                    token = start_mma(x, b_rings[1], first_b, zeros[1], False, CONFIG)
                     partial = warpgroup_mma_wait(0, deps=[token])
                 mbarrier.arrive(empty.index(slot), count=1)
                 accs = (acc, accs[1] + partial) if len(accs) == 2 else (accs[0] + partial,)
             else:
                 # One step stays in flight, so the stage before is free now, and this one is not.
-                started = start_all(x, b_rings, first_b, accs, step > 0, CONFIG)
+                token = warpgroup_mma(x, y, accs[0], use_acc=step > 0, is_async=True)
+                started = start_others(token, x, b_rings, first_b, accs, step > 0, CONFIG)
                 if CONFIG.AUX == "sums":
                     sums, due = row_sums.add(sums, due, a_block, step, tiles_n)
-                accs = wait_all(started, len(accs))
+                accs = wait_for_mmas(started, len(accs))
                 before = (slot + NUM_STAGES - 1) % NUM_STAGES
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             slot += 1
@@ -160,7 +169,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
                 phase ^= 1
         bias = bias_of(fused, zeros[0], m, n, (M, N), CONFIG) if CONFIG.FUSED else 0
         if not CONFIG.PROMOTE:
-            accs = wait_all(accs, 0)
+            accs = wait_for_mmas(accs, 0)
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
         store_accumulators(
             c, c_ring, part, BUFFERS, accs, bias, batch, m, n, (M, N), fused, c_phase, CONFIG
@@ -222,11 +231,11 @@ run = Rung(kernel, arguments, second=second, repack=repack_for_wgmma, rounding=R
 """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
 Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to 3
-warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; SUBTILES of BLOCK_N in which C is stored, 1, 2, 4
-or 8 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or SUBTILES, so that C_in
-or Z can be loaded to them. Optional: REST, the columns of BLOCK_N that are not the first
-accumulator's, a sum of one or two powers of two; SWAP, 1: B' A' is computed, so that BLOCK_M runs
-along N, 0: A B, without one the one of them that has BLOCK_N along C's rows as they lie, which it
-is except for a plain product of 16 bits whose C TMA can store; L2_PREFETCH, the steps of K of the
-larger operand that are prefetched. Aux "sums": row_sums.py.
+warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; SUBTILES of BLOCK_N in which C is stored, 1, 2 or
+4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or SUBTILES, so that C_in or
+Z can be loaded to them. Optional: REST, the columns of BLOCK_N that are not the first
+accumulator's, one power of two or the sum of two; L2_PREFETCH, the steps of K of the larger operand
+that are prefetched. Aux "sums": row_sums.py. SWAP: 1 computes B' A', so that BLOCK_M runs along N;
+0 computes A B. Without it BLOCK_N runs along the rows of C as they lie in memory. It can run across
+them in a plain product with a C of 16 bits that TMA can store.
 """
