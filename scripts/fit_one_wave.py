@@ -28,6 +28,7 @@ from tcgemm.choosing.model import VECTOR
 from tcgemm.problem import Problem
 
 one_wave = import_module("tcgemm.cuda_ref.shapes.one_wave")
+one_wave_fitted = import_module("tcgemm.cuda_ref.shapes.one_wave_fitted")
 model = import_module("tcgemm.cuda_ref.shapes.one_wave_model")
 tiles = import_module("tcgemm.cuda_ref.shapes.one_wave_tile")
 own = import_module("tcgemm.cuda_ref.shapes.one_wave_trees")
@@ -52,7 +53,10 @@ IN_ROWS, IN_ROWS_LATER, FEW_STEPS = 0.94, 0.98, 4
 the L2, what it takes since its threads do, of few steps along K and of more
 (reports/nvidia-h200/trials/rows_of_c.csv)."""
 
-SINCE = ("1a1df4d", "253f7fa", "d74b8f1", "2f2ae20", "006426d", "137973f", "6d720e8")
+SINCE = (
+    "1a1df4d", "253f7fa", "d74b8f1", "2f2ae20", "006426d", "137973f", "6d720e8", "ab44cd4",
+    "6816fb9", "ab980eb", "7310c63",
+)  # fmt: skip
 """The trees whose races are of that."""
 
 
@@ -89,7 +93,8 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
 def _now_in_rows(problem: Problem, plan: Mapping[str, int]) -> bool:
     """Whether threads store C, which TMA could store too; as IN_ROWS of one_wave_build.cuh."""
     by_tma = problem.N % VECTOR == 0 and rows_lie(2, problem.c_strides) == SPLIT_SECTORS
-    return bool(by_tma and plan["SPLITS"] == 1 and plan["BLOCK_M"] > 64)
+    tall = plan["BLOCK_M"] > 64 and not one_wave_fitted.swaps(plan["BLOCK_M"])
+    return bool(by_tma and plan["SPLITS"] == 1 and tall)
 
 
 def alone(path: Path = WAVES) -> list[Raced]:

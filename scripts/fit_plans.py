@@ -38,7 +38,7 @@ BACKEND = "triton"
 POWER = 2
 """Of the fastest plan's time over a plan's: its weight."""
 GROWN = {
-    "n_estimators": 200, "max_depth": 7, "learning_rate": 0.1, "min_samples_leaf": 15,
+    "n_estimators": 200, "max_depth": 8, "learning_rate": 0.09, "min_samples_leaf": 8,
     "subsample": 0.7, "max_features": 0.5, "random_state": 0,
 }  # fmt: skip
 """Of scikit-learn's trees. With a fifth of the products held out at a time, fewer
@@ -70,6 +70,8 @@ class Raced(NamedTuple):
     plan: Mapping[str, int]
     terms: tuple[float, ...]
     us: float
+    seen: Problem
+    """What the plan is of: the transposed product where the kernel computes that."""
 
 
 class HasTime(Protocol):
@@ -124,9 +126,11 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         one_by_one = division.by_elements(problem) and not planner.by_tma
         if row["kernel"] not in BY_ELEMENTS if one_by_one else not _offers(planner, problem):
             continue
-        terms = plans.terms(problem, plan, GPU.sms or 0)
         name = module.named(problem, f"{BACKEND}/{row['kernel']}")
-        found.append(Raced(problem, name, plan, terms, us_of(row, plan)))
+        us = us_of(row, plan)
+        seen, plan = module.by_rows(problem, row["kernel"], plan)
+        terms = plans.terms(seen, plan, GPU.sms or 0)
+        found.append(Raced(problem, name, plan, terms, us, seen))
     return found
 
 
@@ -182,7 +186,7 @@ def grown(rows: Iterable[Raced], kernels: Mapping[str, Any]) -> list[trees.Tree]
     for row, weight in weighed(rows):
         if row.kernel in constants:
             number = numbers[row.kernel]
-            facts.append(trees.facts(number, row.problem, row.plan, GPU.sms or 0))
+            facts.append(trees.facts(number, row.seen, row.plan, GPU.sms or 0))
             over.append(math.log(row.us / model.least_of(constants[row.kernel], row.terms)))
             weights.append(weight)
     found = GradientBoostingRegressor(**GROWN).fit(facts, over, sample_weight=weights)

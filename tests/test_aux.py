@@ -133,7 +133,7 @@ def launch_of(aux, z, M=8192, N=3072):
     fusion = Fusion(c=z, epilogue="gelu_tanh", aux=aux)
     _, args, constants = gluon_launch.arguments(a, b, c, fusion, **plan)
     names = ["staged", "streamed", "pitch", "M", "N", "K", "batches", "c_in"]
-    return plan, SimpleNamespace(**dict(zip(names, args[4:], strict=False))), constants["CONFIG"]
+    return plan, SimpleNamespace(**dict(zip(names, args[7:], strict=False))), constants["CONFIG"]
 
 
 def test_z_passes_the_buffers_of_c_by_tma_where_it_reaches_it():

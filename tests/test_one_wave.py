@@ -22,7 +22,7 @@ from tcgemm.cuda_ref.fusion import TILE
 from tcgemm.cuda_ref.planning import launch, tables, tuning
 from tcgemm.cuda_ref.planning.gpu import Gpu
 from tcgemm.cuda_ref.planning.refusals import column_major
-from tcgemm.cuda_ref.shapes import one_wave, one_wave_tile, one_wave_trees
+from tcgemm.cuda_ref.shapes import one_wave, one_wave_fitted, one_wave_tile, one_wave_trees
 
 import tcgemm
 from tcgemm.bench.drawn import drawn_cases
@@ -188,7 +188,7 @@ def test_all_blocks_run_at_once_and_none_is_without_work(shape, layout):
         assert rows * cols * plan["SPLITS"] <= 132
         assert (rows, cols) == sides or one_wave_tile.splits_lines(asked)
         assert plan["SPLITS"] == 1 or plan["SPLITS"] <= asked.K // 64 // 2
-        assert plan["BLOCK_M"] in (64, 128, 192)
+        assert plan["BLOCK_M"] in (64, 128, 192) or (asked.plain and plan["BLOCK_N"] % 64 == 0)
         assert plan["BLOCK_N"] % 64 == 0 or asked.plain
         assert plan["BLOCK_N"] != 48 or layout[1] == "t"
 
@@ -202,7 +202,10 @@ def test_every_plan_is_one_that_can_be_built_however_c_lies(layout):
                 asked = problem(M, N, K, layout, c_strides=strides, dtype_out=out)
                 plan = find("cuda", "one_wave").plan(asked)
                 assert one_wave.refuse_config(plan) is None, (asked, plan)
-                assert plan["BLOCK_M"] % 64 == 0, (asked, plan)
+                transposed = plan["BLOCK_M"] % 64 > 0  # then wgmma's m lies along rows of C
+                assert not transposed or 1 in strides, (asked, plan)
+                assert not transposed or (out, plan["SPLITS"]) == ("bfloat16", 1), (asked, plan)
+                assert not transposed or plan["BLOCK_N"] % 64 == 0, (asked, plan)
 
 
 @pytest.mark.parametrize("sms", [132, 114])
@@ -275,13 +278,16 @@ def test_the_ring_and_the_chunks_fit_an_sm(out):
         asked = problem(*sorted(shape[:2]), shape[2], "nt", dtype_out=out)
         for config in one_wave.candidates(asked, 132):
             plan = one_wave.divide(config, asked, 132, False)
-            stage = (plan["BLOCK_M"] + one_wave_tile.rows_of_b(plan["BLOCK_N"])) * 128
+            tile = plan["BLOCK_M"], plan["BLOCK_N"]
+            transposed = plan["BLOCK_M"] % 64 > 0
+            rows, columns = tile[::-1] if transposed else tile
+            stage = (rows + one_wave_tile.rows_of_b(columns)) * 128
             itemsize = 4 if out == "float32" or plan["SPLITS"] > 1 else 2
             chunks = plan["BLOCK_M"] // 64 * -(-plan["BLOCK_N"] * itemsize // 128)
             barriers = 8 * (2 * plan["NUM_STAGES"] + chunks)
             assert 4 <= plan["NUM_STAGES"] <= 12
             ring, behind = plan["NUM_STAGES"] * stage, chunks * 8192
-            if plan["BLOCK_M"] * plan["BLOCK_N"] > 128 * 128:
+            if transposed or plan["BLOCK_M"] * plan["BLOCK_N"] > 128 * 128:
                 ring, behind = max(ring, behind), 0  # one after the other in the same place
             assert ring + behind + barriers <= 232448
 
@@ -326,16 +332,19 @@ def test_the_model_prefers_it_only_where_all_blocks_run_at_once():
 
 @pytest.mark.parametrize("layout", ["nt", "tt"])
 @pytest.mark.parametrize("shape", [(1536, 1536, 4096), (3072, 768, 8192), (768, 3072, 8192)])
-def test_what_is_a_little_too_large_for_square_tiles_gets_tall_ones(shape, layout):
-    """144 tiles of 128 x 128 do not run at once on 132 SMs, and 128 of 192 x 96 do."""
+def test_what_is_a_little_too_large_for_square_tiles_gets_others(shape, layout):
+    """144 tiles of 128 x 128 do not run at once on 132 SMs, and 128 of 192 x 96 do, as do 132 of
+    128 x 144. Their times by the model are within 3 %; none was raced."""
     asked = problem(*shape, layout)
     assert choose(asked, "cuda").name == "one_wave"
-    plan = find("cuda", "one_wave").plan(asked)
-    assert (plan["BLOCK_M"], plan["BLOCK_N"]) == (192, 96)
-    assert plan["CLUSTER_M"] == plan["CLUSTER_N"] == 1  # pairs that share A were slower
-    other = {"c_strides": (1, shape[0])}  # the launcher turns it: the tile is of the turned one,
-    if layout == "nt":  # whose B is by columns: by rows half of a panel is loaded in vain
-        assert find("cuda", "one_wave").plan(problem(*shape, layout, **other))["BLOCK_M"] == 192
+    for c_strides in ((shape[1], 1), (1, shape[0])):
+        plan = find("cuda", "one_wave").plan(problem(*shape, layout, c_strides=c_strides))
+        tile = plan["BLOCK_M"], plan["BLOCK_N"]
+        assert 128 * 128 < tile[0] * tile[1] <= 128 * 160
+        M, N = shape[:2] if c_strides[1] == 1 else shape[1::-1]  # the launcher turns the other
+        blocks = -(-M // tile[0]) * -(-N // tile[1])
+        assert 0.9 * 132 < blocks <= 132
+        assert plan["CLUSTER_M"] == plan["CLUSTER_N"] == 1  # pairs that share A were slower
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -357,9 +366,7 @@ def test_nothing_is_fused_into_a_large_tile(layout):
     [
         ((512, 3072, 3072), "nn", (64, 192)),
         ((256, 6144, 4096), "nn", (64, 192)),
-        ((226, 9320, 1528), "nt", (128, 192)),
         ((6461, 592, 2736), "nn", (256, 128)),
-        ((1034, 2928, 3408), "nn", (128, 256)),
     ],
     ids=str,
 )
@@ -372,6 +379,29 @@ def test_a_tile_fills_the_gpu_once(shape, layout, tile):
     assert (plan["BLOCK_M"], plan["BLOCK_N"]) == tile
     tiles = -(-shape[0] // tile[0]) * -(-shape[1] // tile[1])
     assert 0.7 * 132 < tiles <= 132
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "before"),
+    [((226, 9320, 1528), "nt", 128 * 192), ((1034, 2928, 3408), "nn", 128 * 256)],
+    ids=str,
+)
+def test_a_tile_that_fits_the_sms_is_smaller_than_the_fastest_of_multiples_of_64(
+    shape, layout, before
+):
+    """Of so many elements were the tiles that were faster by 3 % and more than others of one_wave
+    (reports/nvidia-h100-sxm/trials/tile_races.csv): 98 and 108 of them. Their clusters leave 120
+    SMs, and 118 and 115 tiles are the more that fill them. By the model; they were not raced."""
+    asked = problem(*shape, layout)
+    assert choose(asked, "cuda").name == "one_wave"
+    plan = find("cuda", "one_wave").plan(asked)
+    tile = plan["BLOCK_M"], plan["BLOCK_N"]
+    assert tile in one_wave_fitted.FITTED or tile[::-1] in one_wave_fitted.FITTED
+    assert tile[0] * tile[1] < before
+    tiles = -(-shape[0] // tile[0]) * -(-shape[1] // tile[1])
+    cluster = plan["CLUSTER_M"] * plan["CLUSTER_N"]
+    assert cluster >= 4
+    assert 0.85 * 132 < tiles <= one_wave_tile.at_once(cluster, 132)
 
 
 def test_the_largest_tiles_are_for_rows_within_lines_and_more_than_a_few_steps():
@@ -421,7 +451,7 @@ and 546 to 551 besides."""
 @pytest.mark.parametrize("trees", LOSS, ids=str)
 def test_of_what_was_raced_nearly_the_fastest_plan_is_taken(trees):
     losses = raced.losses("one_wave", trees)
-    assert len(losses) >= (10 if trees else 90)
+    assert len(losses) >= (5 if trees else 90)  # of some a tile is taken that was not there then
     assert geometric_mean(losses) < LOSS[trees]
 
 
@@ -617,20 +647,28 @@ def test_the_next_kernel_waits_where_it_would_find_too_few_idle_sms():
 
 
 def test_uneven_widths_are_of_a_plain_product_whose_c_is_stored_by_rows():
+    """Or of one of 16 bits, whose tile is swapped: one of those that are known so."""
     asked = problem(256, 6144, 4096, "nt")
     plan = find("cuda", "one_wave").plan(asked)
     assert plan["BLOCK_N"] == 96
     config = {name: plan[name] for name in one_wave.TUNING.settings}
-    for other in (
-        problem(256, 6144, 4096, "nt", bias=True),
-        problem(256, 6144, 4096, "nt", c_strides=(1, 256)),
-        problem(6144, 256, 4096, "nt"),
-    ):
-        plan = find("cuda", "one_wave").plan(other)
-        assert plan["BLOCK_M"] % 64 == plan["BLOCK_N"] % 64 == 0
-        seen, turned = tuning.wide(other), other.M > other.N
-        plan = one_wave.divide(config, seen, 132, turned)
-        assert plan["BLOCK_M"] % 64 == plan["BLOCK_N"] % 64 == 0
+    across = {"c_strides": (1, 256)}
+
+    def tiles(*shape, **changes):
+        other = problem(*shape, 4096, "nt", **changes)
+        seen = tuning.wide(other)
+        divided = one_wave.divide(config, seen, 132, one_wave.by_columns(seen))
+        plans = find("cuda", "one_wave").plan(other), divided
+        return [(plan["BLOCK_M"], plan["BLOCK_N"]) for plan in plans]
+
+    for changes in ({"bias": True}, {"bias": True, **across}, {"dtype_out": "float32", **across}):
+        for m, n in tiles(256, 6144, **changes):
+            assert m % 64 == n % 64 == 0, changes
+    for m, n in (*tiles(6144, 256, bias=True), *tiles(6144, 256, dtype_out="float32")):
+        assert m % 64 == n % 64 == 0
+    for tile in (*tiles(256, 6144, **across), *tiles(6144, 256)):
+        assert tile == (96, 128)
+        assert tile in one_wave_fitted.FITTED
 
 
 def test_of_two_tiles_that_are_as_fast_either_is_taken():
@@ -715,7 +753,7 @@ def test_nothing_is_spilled_or_serialized(index):
 
 def test_pairs_begin_at_a_hundred_steps_of_whole_lines():
     def pairs(K):
-        found = one_wave_tile.shapes(problem(128, 8192, K), 1)
+        found = one_wave_tile.shapes(problem(128, 8192, K), 1, 132)
         return [tile for tile, clusters in found.items() if clusters != ((1, 1),)]
 
     assert pairs(64 * 99) == []

@@ -13,6 +13,7 @@ import pytest
 import records
 from triton_requests import (
     DEEP,
+    FITTED,
     INSTRUCTION,
     LIMITS,
     SUMMING,
@@ -74,6 +75,20 @@ ODD_C = [
     Request("warp_specialized", tile, layout=layout, M=M, N=N)
     for tile in UNALIGNED for layout, M, N in (("nt", 1000, 1003), ("nnt", 1003, 1000))
 ]  # fmt: skip
+FITTED_TILES = [
+    Request("warp_specialized", tile, layout=("nn", "nt", "tn", "tt")[number // 2 % 4])
+    for number, tile in enumerate(FITTED)
+]
+FITTED_ODD = [
+    Request("warp_specialized", tile, layout="nt", M=1000, N=1003)
+    for tile in FITTED
+    if not tile["SWAP"] and tile["BLOCK_M"] == 128
+]
+SWAPPED = [
+    request
+    for request in FITTED_TILES
+    if request.plan["SWAP"] and request.plan["BLOCK_N"] in (80, 144, 224)
+]
 SHIPPED = shipped()
 TYPES = shipped_types()
 C_IN_BY_ROWS = Request("warp_specialized", WARP_SPECIALIZED, layout="nt", c_in=True)
@@ -106,7 +121,7 @@ def odd_steps() -> list:
 def all_requests() -> list:
     return [
         *SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED, *with_c_in(), *eight_bits(), *SINGLE,
-        *SUMS, *ODD_C,
+        *SUMS, *ODD_C, *FITTED_TILES, *FITTED_ODD,
         *odd_steps(),
     ]  # fmt: skip
 
@@ -231,6 +246,29 @@ def test_threads_store_a_c_in_odd_rows_by_vectors_and_keep_their_registers(wante
     assert built.shared_bytes <= limit <= LIMITS[9, 0]
 
 
+@pytest.mark.parametrize("wanted", FITTED_TILES, ids=name_of)
+def test_tiles_that_fit_a_short_side_stay_in_registers(wanted):
+    built, plan = compiled(wanted), wanted.plan
+    assert (built.spill_bytes, built.serialized) == (0, False), built.log
+    assert built.counts["UTMASTG"] == plan["CONSUMERS"] * plan["SUBTILES"]
+    assert built.counts["LDG"] == built.counts["STG"] == 0
+    blocks = 1 + plan["REST"].bit_count()
+    of_64_rows = plan["BLOCK_M"] // 64
+    assert built.counts["HGMMA"] == of_64_rows * blocks * plan["BLOCK_K"] // 16
+    assert "C7508" not in built.log, "registers are not moved to the consumers"
+    bound = plans.shared_bytes(wanted.kernel, plan, wanted.dtype_out)
+    assert built.shared_bytes <= bound <= LIMITS[9, 0]
+
+
+@pytest.mark.parametrize("wanted", FITTED_ODD, ids=name_of)
+def test_threads_store_tiles_that_fit_by_vectors(wanted):
+    built, plan = compiled(wanted), wanted.plan
+    assert (built.spill_bytes, built.serialized) == (0, False)
+    vectors = plan["BLOCK_M"] * plan["BLOCK_N"] // 8 // 128
+    assert built.counts["STG"] == vectors * (1 + 8)
+    assert built.counts["UTMASTG"] == 0
+
+
 def test_c_in_that_tma_does_not_reach_is_read_in_place():
     built = compiled(C_IN_BY_ROWS)
     assert built.counts["LDG"] > 0
@@ -273,7 +311,7 @@ SMALL = Request(
 @cache
 def all_with_texts() -> dict[str, object]:
     """What tests read as texts, which no record keeps: compiled in every run, by one process."""
-    wanted = [PRODUCER_AND_CONSUMERS, SMALL, ODD_C[0]]
+    wanted = [PRODUCER_AND_CONSUMERS, SMALL, ODD_C[0], *SWAPPED]
     built = compile_only.compile_rungs(wanted, assembly=True)
     return dict(zip(map(repr, wanted), built, strict=True))
 
@@ -288,6 +326,20 @@ def test_vectors_of_a_c_in_odd_rows_are_16_bytes():
     assert texts["ptx"].count("st.global.v4.b32") == vectors
     assert texts["sass"].count("STG.E.128") == vectors
     assert texts["sass"].count("STG") == 9 * vectors
+
+
+@pytest.mark.parametrize("wanted", SWAPPED, ids=name_of)
+def test_a_swapped_tile_is_transposed_by_stmatrix(wanted):
+    """Four matrices of 8 x 8 at a time, each row of one 16 bytes of a row of C: in a buffer that is
+    swizzled by 128 bytes they lie in all 32 banks. No element is stored by itself."""
+    ptx, plan = with_texts(wanted).assembly["ptx"], wanted.plan
+    stores = re.findall(r"stmatrix\S+", ptx)
+    assert set(stores) == {"stmatrix.sync.aligned.m8n8.x4.trans.shared.b16"}
+    assert len(stores) == plan["BLOCK_M"] * plan["BLOCK_N"] // (4 * 64 * 4)
+    widths = {plan["BLOCK_N"] - plan["REST"]}
+    widths |= {1 << bit for bit in range(8) if plan["REST"] >> bit & 1}
+    assert set(re.findall(r"wgmma\.mma_async\S*m64n(\d+)k16", ptx)) == set(map(str, widths))
+    assert not re.search(r"st\.shared\.(b8|b16|u8|u16)", ptx)
 
 
 @pytest.mark.parametrize(("compute", "terms"), [("tf32", 1), ("tf32x3", 3)])

@@ -67,7 +67,8 @@ def store(C, tile, subtiles, start, pitch):
 
 
 @pytest.mark.parametrize(
-    ("tile", "subtiles"), [(256, 4), (256, 2), (128, 2), (96, 3), (64, 1), (48, 3), (256, 1)]
+    ("tile", "subtiles"),
+    [(256, 4), (256, 2), (128, 2), (96, 3), (64, 1), (48, 3), (256, 1), (144, 9), (224, 7)],
 )
 @pytest.mark.parametrize(
     ("N", "start", "pitch"),
@@ -182,14 +183,14 @@ def test_the_launch_has_a_pointer_and_the_grid_of_tiles_that_overlap(monkeypatch
     for transposed in (False, True):
         _, c = memory_of(300, 1001, torch.bfloat16, transposed, 1003, 0, device="meta")
         grid, args, constants = gluon_launch.arguments(a, b.mT, c, **UNALIGNED[0])
-        assert args[3].stride() == (1003, 1), "C, or what is computed in its place, by rows"
-        assert 1003 in args[4:]
+        assert args[4].stride() == (1003, 1), "C, or what is computed in its place, by rows"
+        assert 1003 in args[7:]
         assert constants["CONFIG"].UNALIGNED_C == 64
         assert grid == ((5 * 3 if not transposed else 2 * 8),)
     aligned = torch.empty(300, 1000, dtype=torch.bfloat16, device="meta")
     _, args, constants = gluon_launch.arguments(a, b[:1000].mT, aligned, **UNALIGNED[0])
     assert constants["CONFIG"].UNALIGNED_C == 0
-    assert not isinstance(args[3], torch.Tensor)
+    assert not isinstance(args[4], torch.Tensor)
 
 
 def test_tiles_that_overlap_are_counted_as_they_are():

@@ -184,3 +184,9 @@ UNALIGNED = [
     )
 ]  # fmt: skip
 """Tiles of warp_specialized for a C whose rows TMA cannot store."""
+
+FITTED = [
+    plans.fit("warp_specialized", {"NUM_STAGES": 10, **tile}, "bfloat16", LIMITS[9, 0])
+    for tile in import_module("tcgemm.triton_kernels.rungs.fitted_tiles").TILES
+]
+"""Tiles of warp_specialized that fit a short side of C."""

@@ -191,8 +191,10 @@ def settled(problem: Any, sms: int) -> bool:
     return bool(problem.batch > 1 and wide(problem).M <= MOST_ROWS)
 
 
-SURE_B = 1 << 15
-"""Elements of B from which ``sure`` is."""
+SURE_B, SURE_K = 1 << 15, 512
+"""Elements of B and of K from which ``sure`` is: of a shorter K the lanes of a warp have little to
+do. 1 x 4736 x 384 (nt) takes 4.0 us here and 3.65 by small (reports/nvidia-h200/trials/races.csv).
+"""
 
 
 def sure(problem: Any) -> bool:
@@ -200,7 +202,9 @@ def sure(problem: Any) -> bool:
     of drawn shapes knows nothing. At 1 x 64 x 2048 and 1 x 1024 x 512 (nt) it takes 2.4 us, and
     small, which the model prefers, 3.2 and 3.0 (reports/nvidia-h100-sxm/trials/thin.csv)."""
     seen = wide(problem)
-    if not problem.plain or not by_columns(seen) or seen.N * seen.K < SURE_B:
+    if not problem.plain or not by_columns(seen):
+        return False
+    if seen.K < SURE_K or seen.N * seen.K < SURE_B:
         return False
     return plan("gemv", problem)["SPLITS"] == 1
 

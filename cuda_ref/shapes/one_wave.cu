@@ -3,19 +3,19 @@
 //
 // ADDS           no loop over tiles; tile, ring and cluster are known to the build. So the
 //                producer's step is a handful of instructions: a tile of 64 x 128 takes one each
-//                160 ns; wgmma_persistent took 250 to issue the next. Of small tiles what comes
-//                first is asked for while the kernel before still ends.
-//                Blocks of a cluster share what they all read, along M or along N; what nobody
-//                reads again does not displace the rest of the L2. Where it DIVIDES, blocks of a
-//                tile take a part of K each, and a second kernel adds their sums, in order.
+//                160 ns; wgmma_persistent took 250. Of small tiles what comes first is asked for
+//                while the kernel before still ends. A tile whose BLOCK_M is no multiple of 64 is
+//                computed transposed. Blocks of a cluster share what they all read, along M or
+//                along N; what nobody reads again does not displace the rest of the L2. Where it
+//                DIVIDES, blocks of a tile take a part of K each, and a second kernel adds them.
 // STILL MISSING  more tiles than SMs: wgmma_persistent. Up to 16 rows, mostly in vain: skinny.
 //
 // grid       a block for each tile of C and part of K, rounded up to whole clusters
 // cluster    CLUSTER_M x CLUSTER_N blocks: those beside each other have the same rows of A, those
 //            above each other the same columns of B; each loads its share and multicasts it
-// block      BLOCK_M / 64 consumer warpgroups and a producer warp step through K by BLOCK_K, over a
+// block      CONSUMERS consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
-// warpgroup  wgmma 64 x BLOCK_N x 16; stores C in chunks by TMA, or a plain one by its threads
+// warpgroup  MMAS times wgmma 64 x BLOCK_N x 16; stores C in chunks by TMA, or by its threads
 #include "one_wave_build.cuh"
 #if TCGEMM_DIVIDES
 #include "sm90/reduce_kernel.cuh"
@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(THREADS, 1)
   // Not before, or kernels wait beside each other: 64 cubed 1.57 to 1.37 us (one_wave_tile.py).
   if (wave.pdl) griddepcontrol_launch_dependents();
 
-  if (warp == 4 * CONSUMERS) {
+  if (warp >= 4 * CONSUMERS) {
+    if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (produces) {
       const uint32_t bytes = 128 * (SharesA::rows(wave.a_box) + SharesB::rows(wave.b_box));
       const uint16_t above = block.above(), beside = block.beside();
@@ -112,28 +113,26 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
   } else {
+    if constexpr (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
     const int consumer = warp / 4;
     const uint32_t lane = threadIdx.x % 32;
-    const uint64_t a_desc = wgmma_descriptor(ring + consumer * BYTES_PER_64_MN);
+    const uint64_t a_desc = wgmma_descriptor(ring + consumer * MMAS * BYTES_PER_64_MN);
     const uint64_t b_desc = wgmma_descriptor(ring + A_BYTES);
-    TmaEpilogue<Out, Extra, 1, BLOCK_N, CHUNKS<Out>, IN_ROWS> tile{
-        extra, shared + CHUNKS_AT + consumer * CHUNKS<Out> * CHUNK_BYTES,
+    TmaEpilogue<Out, Extra, MMAS, BLOCK_N, CHUNKS<Out>, IN_ROWS> tile{
+        extra, shared + CHUNKS_AT + consumer * CHUNKS_BYTES<Out>,
         arrivals + 8 * consumer * CHUNKS<Out>, 1u + consumer, threadIdx.x % 128 == 0};
-    tile.m = m + consumer * 64 + part * wave.sums_rows;
+    tile.m = m + consumer * MMAS * 64 + part * wave.sums_rows;
     tile.n = n;
     if constexpr (FUSED) tile.begin(wave.M, wave.N);
 
     const uint32_t waiting = block.peer(lane);  // for this lane's word that a stage is free
-    float d[1][BLOCK_N / 2];
+    float d[MMAS][BLOCK_N / 2];
     uint32_t stage = 0, phase = 0;
     for (int i = 0; i < count; ++i) {
       mbarrier_try_wait_parity(full + 8 * stage, phase);
       const uint32_t offset = stage * (STAGE_BYTES >> 4);
       wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < BLOCK_K / MMA_K; ++k)
-        wgmma<BLOCK_N, In, A, B>(d[0], a_desc + offset + k * DESCRIPTOR_PER_MMA_K<A>,
-                                 b_desc + offset + k * DESCRIPTOR_PER_MMA_K<B>, i > 0 || k > 0);
+      multiply<In, A, B>(d, a_desc + offset, b_desc + offset, i > 0);
       wgmma_commit_group();
       // One group stays in flight; the one before has read its stage, which goes back.
       wgmma_wait_group<1>();
@@ -149,7 +148,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     wgmma_wait_group<0>();
     if (CHUNKS_IN_RING) bar_sync(1 + CONSUMERS, 128 * CONSUMERS);  // all have read all stages
-    tile.store(&c_map, plain, d, wave.M, wave.N);
+    if constexpr (SWAPS)
+#pragma unroll
+      for (int of = 0; of < MMAS; ++of, tile.m += 64, tile.buffers += SWAPPED_BYTES<BLOCK_N>)
+        store_transposed<Out, BLOCK_N>(tile, &c_map, plain, d[of], wave.M, wave.N);
+    else
+      tile.store(&c_map, plain, d, wave.M, wave.N);
     if (tile.elected) cp_async_bulk_wait_group_read<0>();
   }
   // No block exits while another may still write its stages.
@@ -162,15 +166,13 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename In, typename Out, typename Extra>
 int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const Output& plain, const Wave& wave,
                 const Extra& extra, cudaStream_t stream) {
-  using SharesA = Shares<Major::MN, BLOCK_M, A_PEERS>;
-  using SharesB = Shares<Major::MN, BLOCK_N, B_PEERS>;
   CUtensorMap a_map, b_map;
   Major a_major, b_major;
   int error = operand_map(gemm.a, false, gemm.in, wave.a_box, &a_map, &a_major, 0, PANEL,
-                          SharesA::DEPTH);
+                          Shares<Major::MN, BLOCK_M, A_PEERS>::DEPTH);
   if (error == cudaSuccess)
     error = operand_map(gemm.b, true, gemm.in, wave.b_box, &b_map, &b_major, 0, PANEL,
-                        SharesB::DEPTH);
+                        Shares<Major::MN, BLOCK_N, B_PEERS>::DEPTH);
   if (error != cudaSuccess) return error;
   const unsigned clusters = wave.rows * wave.cols * wave.splits / CLUSTER;
   const int steps = ceil_div(wave.k_tiles, wave.splits);
@@ -184,18 +186,16 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const Output& plain,
 }
 
 #if !TCGEMM_DIVIDES
-
 template <typename Extra>
 int launch_whole(const Gemm& gemm, const Wave& wave, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
   if constexpr (!PLAIN && !FUSES) return cudaErrorNotSupported;
   CUtensorMap c_map{};
-  const Output plain =
-      output_of(PLAIN && IN_ROWS, gemm.c, gemm.out, &c_map, Extra::BATCHED ? 1 : 0, BLOCK_N);
+  const Output plain = output_for(PLAIN && IN_ROWS, gemm, &c_map, Extra::BATCHED);
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
-    if constexpr (BUILT<In, Out, PLAIN> && (PLAIN || FUSES))
+    if constexpr (BUILT<In, Out, PLAIN> && (PLAIN || FUSES) && (!SWAPS || sizeof(Out) == 2))
       return launch_wave<In, Out>(gemm, c_map, plain, wave, extra, stream);
     return int{cudaErrorNotSupported};
   });
@@ -231,7 +231,7 @@ int start(const Gemm& gemm, const Wave& wave, cudaStream_t stream) {
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
-  const Gemm gemm = with_rows_of_c(asked);
+  const Gemm by_rows = with_rows_of_c(asked), gemm = SWAPS ? transposed(by_rows) : by_rows;
   const int64_t k_tiles = ceil_div(gemm.a.cols, BLOCK_K);
   const int64_t rows = ceil_div(ceil_div(gemm.c.rows, BLOCK_M), CLUSTER_M) * CLUSTER_M;
   const int64_t cols = ceil_div(ceil_div(gemm.c.cols, BLOCK_N), CLUSTER_N) * CLUSTER_N;

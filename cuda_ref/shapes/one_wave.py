@@ -17,12 +17,12 @@ from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
 from ..planning.tables import short_rows
 from ..planning.tuning import Tuning, wide
 from ..planning.tuning import plan as tuned_plan
+from .one_wave_fitted import by_columns
 from .one_wave_model import by_terms, modelled_us
 from .one_wave_tile import (
     FEWEST_STAGES,
     among_idle,
     blocks_of,
-    by_columns,
     divide,
     refuse_config,
     runs_at_once,
@@ -97,14 +97,16 @@ def fits(problem: Any, sms: int) -> bool:
 def _fitting(problem: Any, sms: int) -> Iterator[dict[str, int]]:
     tiles = {
         (block_m, block_n): ceil_div(problem.M, block_m) * ceil_div(problem.N, block_n)
-        for block_m, block_n in shapes(problem, 1)
+        for block_m, block_n in shapes(problem, 1, sms)
         if takes(block_m, block_n, problem) and block_m < problem.M + 64
     }
     for splits in SPLITS:
         if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
-        for (block_m, block_n), clusters in shapes(problem, splits).items():
+        for (block_m, block_n), clusters in shapes(problem, splits, sms).items():
             if tiles.get((block_m, block_n), sms + 1) * splits > sms:  # whatever the cluster
+                continue
+            if not takes(block_m, block_n, problem, splits):
                 continue
             for cluster_m, cluster_n in clusters:
                 config = _config(block_m, block_n, cluster_m, cluster_n, splits)

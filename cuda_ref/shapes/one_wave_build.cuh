@@ -5,7 +5,7 @@
 #include "sm90/reduce.cuh"
 #include "tile/divisor.cuh"
 #include "tile/order.cuh"
-#include "sm90/epilogue_tma.cuh"
+#include "sm90/epilogue_swapped.cuh"
 
 #ifndef TCGEMM_CLUSTER_M  // the tile of a build that names none
 #define TCGEMM_BLOCK_M 64
@@ -21,18 +21,29 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
-constexpr int BLOCK_M = TCGEMM_BLOCK_M;
-constexpr int BLOCK_N = TCGEMM_BLOCK_N;
+// A tile has TCGEMM_BLOCK_M x TCGEMM_BLOCK_N of C. wgmma's m is 64 and its n any multiple of 8. So
+// where BLOCK_M is no multiple of 64 the kernel SWAPS: it computes C^T = B^T A^T and stores it
+// transposed. All names here and in the kernel are of what it computes.
+constexpr bool SWAPS = TCGEMM_BLOCK_M % 64 != 0;
+constexpr int BLOCK_M = SWAPS ? TCGEMM_BLOCK_N : TCGEMM_BLOCK_M;
+constexpr int BLOCK_N = SWAPS ? TCGEMM_BLOCK_M : TCGEMM_BLOCK_N;
 constexpr int BLOCK_K = 64;
 constexpr int NUM_STAGES = TCGEMM_NUM_STAGES;
 // Blocks above each other share columns of B, blocks beside each other rows of A.
-constexpr int CLUSTER_M = TCGEMM_CLUSTER_M, CLUSTER_N = TCGEMM_CLUSTER_N;
+constexpr int CLUSTER_M = SWAPS ? TCGEMM_CLUSTER_N : TCGEMM_CLUSTER_M;
+constexpr int CLUSTER_N = SWAPS ? TCGEMM_CLUSTER_M : TCGEMM_CLUSTER_N;
 constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
 constexpr int A_PEERS = CLUSTER_N, B_PEERS = CLUSTER_M;
 constexpr int PEERS = A_PEERS + B_PEERS - 1;  // blocks that a block shares a load with, and itself
 constexpr bool DIVIDES = TCGEMM_DIVIDES;      // K, among blocks
-constexpr int CONSUMERS = BLOCK_M / 64;
-constexpr int THREADS = 128 * CONSUMERS + 32;
+// Of 256 rows and many columns each of two consumers has 128 rows, whose accumulators are more than a
+// thread has registers for at launch. So a warpgroup loads there, and gives them its own, as in
+// wgmma_persistent; else a warp does.
+constexpr int MMAS = BLOCK_M == 256 && BLOCK_N > 128 ? 2 : 1;
+constexpr int CONSUMERS = BLOCK_M / 64 / MMAS;
+constexpr bool MOVES_REGISTERS = MMAS > 1;
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // of 3 * 168
+constexpr int THREADS = 128 * CONSUMERS + (MOVES_REGISTERS ? 128 : 32);
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
 // B has whole panels of 64 columns, but 48 columns are those of a K-major B alone.
 constexpr int B_ROWS = BLOCK_N == 48 ? 48 : (BLOCK_N + 63) / 64 * 64;
@@ -52,17 +63,21 @@ static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0, "whole warpgroups, and wgm
 static_assert(CLUSTER <= 8 && 8 % CLUSTER == 0, "of 8 rows, or of a panel's 64, whole shares");
 static_assert(B_PEERS <= 2 || BLOCK_N != 48, "four shares of 48 rows are of 16 and more than 48");
 static_assert(STAGE_BYTES % 1024 == 0, "panels start at multiples of 1024 bytes");
+static_assert(!(SWAPS && DIVIDES), "the kernel that adds parts of K reads rows");
 
 template <typename Out>
-constexpr int CHUNKS = (BLOCK_N * int{sizeof(Out)} - 1) / 128 + 1;
+constexpr int CHUNKS = MMAS * ((BLOCK_N * int{sizeof(Out)} - 1) / 128 + 1);  // of a consumer
 template <typename Out>
-constexpr uint32_t ALL_CHUNKS = CONSUMERS * CHUNKS<Out> * CHUNK_BYTES;
+constexpr uint32_t CHUNKS_BYTES = SWAPS ? MMAS * SWAPPED_BYTES<BLOCK_N> : CHUNKS<Out> * CHUNK_BYTES;
+template <typename Out>
+constexpr uint32_t ALL_CHUNKS = CONSUMERS * CHUNKS_BYTES<Out>;
 // Chunks of large tiles would leave a ring of three stages. They lie in the ring, which nobody needs
-// once all consumers have multiplied: so no C_in can come into them before.
-constexpr bool CHUNKS_IN_RING = BLOCK_M * BLOCK_N > 128 * 128;
+// once all consumers have multiplied: so no C_in can come into them before. Nothing is fused into a
+// swapped tile, whose chunks are there in any case.
+constexpr bool CHUNKS_IN_RING = SWAPS || BLOCK_M * BLOCK_N > 128 * 128;
 // Whether threads store a plain C whose rows split sectors: 5 % faster of few steps, 2 % of more; of
 // blocks of one warpgroup no faster.
-constexpr bool IN_ROWS = CONSUMERS > 1 && !DIVIDES;
+constexpr bool IN_ROWS = CONSUMERS > 1 && !DIVIDES && !SWAPS;
 constexpr bool FUSES = BLOCK_N % 64 == 0 && !CHUNKS_IN_RING;  // C_in has whole chunks
 template <typename Out>
 constexpr uint32_t RING_AT = CHUNKS_AT + (CHUNKS_IN_RING ? 0 : ALL_CHUNKS<Out>);
@@ -76,6 +91,24 @@ constexpr uint32_t shared_bytes(int steps) {
                     CHUNKS_AT + ALL_CHUNKS<Out> <= 232448, "an SM gives a block 227 KB");
   const uint32_t ring = std::min(steps, NUM_STAGES) * STAGE_BYTES;
   return RING_AT<Out> + (CHUNKS_IN_RING ? std::max(ring, ALL_CHUNKS<Out>) : ring);
+}
+
+// C's map, and who stores it, of the kernel's problem.
+inline Output output_for(bool in_rows, const Gemm& gemm, CUtensorMap* map, bool batched) {
+  if (SWAPS) return output_of(false, transposed(gemm).c, gemm.out, map, 0, 64, BLOCK_N);
+  return output_of(in_rows, gemm.c, gemm.out, map, batched ? 1 : 0, BLOCK_N);
+}
+
+// A step along K of a consumer's rows: its stage of A and of B by their descriptors.
+template <typename In, Major A, Major B>
+__device__ __forceinline__ void multiply(float (&d)[MMAS][BLOCK_N / 2], uint64_t a, uint64_t b,
+                                         bool accumulate) {
+#pragma unroll
+  for (int k = 0; k < BLOCK_K / MMA_K; ++k)
+#pragma unroll
+    for (int i = 0; i < MMAS; ++i)
+      wgmma<BLOCK_N, In, A, B>(d[i], a + i * (BYTES_PER_64_MN >> 4) + k * DESCRIPTOR_PER_MMA_K<A>,
+                               b + k * DESCRIPTOR_PER_MMA_K<B>, accumulate || k > 0);
 }
 
 // Where a block stands in its cluster, of CLUSTER_M blocks above each other in CLUSTER_N columns: rank

@@ -37,6 +37,31 @@ STEP = {
     (128, 192): 0.46,
     (128, 256): 0.6,
 }
+STEP |= {  # of fitted tiles: interpolated by their columns, which trees correct by races
+    (64, 80): 0.146,
+    (64, 144): 0.209,
+    (64, 160): 0.231,
+    (64, 176): 0.253,
+    (64, 208): 0.297,
+    (64, 224): 0.319,
+    (128, 80): 0.224,
+    (128, 144): 0.365,
+    (128, 160): 0.397,
+    (128, 176): 0.428,
+    (128, 208): 0.495,
+    (128, 224): 0.53,
+    (192, 80): 0.325,
+    (192, 112): 0.433,
+    (192, 144): 0.54,
+    (192, 160): 0.58,
+    (192, 176): 0.63,
+    (256, 80): 0.4,
+    (256, 96): 0.46,
+    (256, 112): 0.53,
+    (256, 144): 0.68,
+    (256, 160): 0.75,
+    (256, 176): 0.82,
+}
 STEP |= {(n, m): us for (m, n), us in STEP.items() if (n, m) not in STEP}
 
 LAUNCH_US = 2.2  # microseconds before the first step and after the last, among other kernels,
@@ -89,7 +114,9 @@ def by_terms(config: Mapping[str, int], problem: Any, sms: int) -> float:
     steps = waves * math.ceil(math.ceil(K / TILE_K) / splits)
     between = problem.layout[1] == "n" and block_n % 64 > 0
     columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
-    asked = 2 * TILE_K * (block_m / a_peers + columns / b_peers)
+    in_panels = problem.layout[0] == "t" and block_m % 64 > 0
+    lines = whole_panels(block_m) * BETWEEN_LINES if in_panels else block_m
+    asked = 2 * TILE_K * (lines / a_peers + columns / b_peers)
     own, same, start = steps * STEP[block_m, block_n], 0.0, 0.0
     if splits_lines(problem):
         asked *= SPLIT_LINES

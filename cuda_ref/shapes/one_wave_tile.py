@@ -1,7 +1,8 @@
 """The builds of one_wave: tiles, clusters, which of them fit a product, and the plan of each.
 
 A plan names a build by its tile and its cluster (see fusion.TILE), and tells the launcher SPLITS
-and PDL. Every function is given the problem with M <= N.
+and PDL. A BLOCK_M that is no multiple of 64 is of a tile that is computed transposed: see
+one_wave_fitted.py. Every function is given the problem with M <= N.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..planning import pairs
 from ..planning.cost import TILE_K, ceil_div, most_splits
 from ..planning.gpu import shared_kb
 from ..planning.refusals import column_major
+from .one_wave_fitted import FITTED, by_columns, fitted, odd_c, stores, swaps
 
 Clusters = tuple[tuple[int, int], ...]
 
@@ -41,6 +43,9 @@ while it multiplies the next (reports/nvidia-h100-sxm/trials/tile_races.csv).
 """
 LEAST_STEPS = 5
 
+LARGE = 128 * 192
+"""Elements of a tile from beyond which on it is one of the largest."""
+
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
 """CLUSTER_M x CLUSTER_N of every tile, and of its transpose, where rows begin within lines of the
 L2: a row of a box is then two lines, and what blocks ask for is what takes longest."""
@@ -61,40 +66,45 @@ SM and some do not."""
 FEWEST_STAGES, MOST_STAGES = 4, 12
 
 
-def by_columns(problem: Any) -> bool:
-    """Whether C is column-major: then the launcher computes the transposed product."""
-    return column_major((problem.M, problem.N), problem.c_strides)
-
-
 def splits_lines(problem: Any) -> bool:
     """Whether rows of A or B begin within lines of the L2."""
     return pairs.rows_lie(2, problem.a_strides, problem.b_strides) != pairs.WHOLE
 
 
-def shapes(problem: Any, splits: int) -> dict[tuple[int, int], Clusters]:
+def shapes(problem: Any, splits: int, sms: int) -> dict[tuple[int, int], Clusters]:
     """Tiles, and the clusters that each may be in."""
     found = WHOLE if splits == 1 else DIVIDED
+    to_fit = fitted(problem, sms) if splits == 1 else ()
+    not_large = [(m, n) for m, n in to_fit if m * n <= LARGE]
     if not splits_lines(problem):
-        whole = dict.fromkeys(found, ((1, 1),))
+        whole = dict.fromkeys((*found, *not_large), ((1, 1),))
         if splits == 1 and problem.K > TILE_K * (PAIRED_STEPS - 1):
             whole[PAIRED] = ((1, 1), (2, 1))
         return whole
     tiles = [*found, *((n, m) for m, n in found if (n, m) not in found)]
     if splits == 1 and problem.K > TILE_K * (LEAST_STEPS - 1):
-        tiles += LARGEST
+        tiles += (*LARGEST, *to_fit)
+    else:
+        tiles += not_large
     few = [pair for pair in CLUSTERS if max(pair) <= 2]
     return {tile: tuple(few if 48 in tile else CLUSTERS) for tile in tiles}
 
 
-def takes(block_m: int, block_n: int, problem: Any) -> bool:
+def takes(block_m: int, block_n: int, problem: Any, splits: int = 1) -> bool:
     """Whether a problem may have such tiles.
 
-    A side that is no multiple of 64 has to run along the rows of C, and nothing may be fused; nor
-    may it where the tile is large. A side of 48 also needs a B that lies by columns.
+    A side that is no multiple of 64 has to run along the rows of C, or be fitted to M, and nothing
+    may be fused; nor may it where the tile is large. A side of 48 also needs a B that lies by
+    columns.
     """
     along, across = (block_m, block_n) if by_columns(problem) else (block_n, block_m)
+    if across % 64:
+        known = (block_m, block_n) in FITTED or (block_n, block_m) in FITTED
+        if splits > 1 or not known or not problem.plain or 1 not in problem.c_strides:
+            return False
+        return stores(block_m, block_n, problem) and not odd_c(problem)
     # The launcher transposes nothing where C lies in steps both ways, so that side is not known.
-    if across % 64 or (along % 64 and 1 not in problem.c_strides):
+    if along % 64 and 1 not in problem.c_strides:
         return False
     # The launcher goes by strides: of K = 1 a column of A is no row of it.
     if by_columns(problem):
@@ -108,8 +118,8 @@ def takes(block_m: int, block_n: int, problem: Any) -> bool:
 
 def chunks_in_ring(block_m: int, block_n: int) -> bool:
     """Whether C passes through the stages of the ring, when all is multiplied: so of large tiles,
-    whose chunks would leave few stages."""
-    return block_m * block_n > 128 * 128
+    whose chunks would leave few stages, and of those that are stored transposed."""
+    return swaps(block_m) or block_m * block_n > 128 * 128
 
 
 def rows_of_b(block_n: int) -> int:
@@ -171,17 +181,17 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     """
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     cluster_m, cluster_n = config["CLUSTER_M"], config["CLUSTER_N"]
-    if not takes(block_m, block_n, problem):
+    splits = max(1, min(config["SPLITS"], most_splits(problem.K)))  # none is empty
+    if not takes(block_m, block_n, problem, splits):
         block_m, block_n = whole_panels(block_m), whole_panels(block_n)
-        if not problem.plain and chunks_in_ring(block_m, block_n):
+        built = {(block_m, block_n), (block_n, block_m)} & {*WHOLE, *LARGEST}  # not 256 x 64
+        if not built or (not problem.plain and chunks_in_ring(block_m, block_n)):
             block_m, block_n = min(block_m, 128), min(block_n, 128)
     if not has_tiles({**config, "BLOCK_M": block_m, "BLOCK_N": block_n}, problem):
         cluster_m = cluster_n = 1
     if transposed:
         block_m, block_n = block_n, block_m
         cluster_m, cluster_n = cluster_n, cluster_m
-    # No split of K is empty.
-    splits = max(1, min(config["SPLITS"], most_splits(problem.K)))
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
@@ -196,7 +206,8 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
 
 def _stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
     """As many as fit behind barriers and chunks, as shared_bytes in one_wave_build.cuh counts."""
-    stage = (block_m + rows_of_b(block_n)) * TILE_K * 2
+    rows, cols = (block_n, block_m) if swaps(block_m) else (block_m, block_n)
+    stage = (rows + rows_of_b(cols)) * TILE_K * 2
     chunks = block_m // 64 * -(-block_n * (4 if divided or float32 else 2) // 128)
     if chunks_in_ring(block_m, block_n):
         chunks = 0
@@ -209,7 +220,7 @@ def refuse_config(config: Mapping[str, int]) -> str | None:
     tile = config["BLOCK_M"], config["BLOCK_N"]
     cluster = config["CLUSTER_M"], config["CLUSTER_N"]
     either_way = (tile, tile[::-1])
-    whole = (*WHOLE, *LARGEST)
+    whole = (*WHOLE, *LARGEST, *FITTED)
     if (
         any(each in whole for each in either_way)
         and cluster in CLUSTERS

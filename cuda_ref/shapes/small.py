@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..planning.cost import ceil_div, memory_us
+from ..planning.cost import ceil_div, memory_us, more_waves
 from ..planning.gpu import of as gpu_of
 from ..planning.refusals import MOST_TILES, beyond_tma, refuse_tma
 from ..planning.rows import FUSES, row
@@ -179,6 +179,7 @@ def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
     body = sum(limit**BESIDE for limit in limits) ** (1 / BESIDE)
     if way is BY_UNITS:
         body *= OF_ROWS[_aligned(problem)]
+    body *= more_waves(tiles(problem, way.tile), splits, sms, resident)
     there = min(1.0, problem.M / way.tile) * min(1.0, problem.N / way.tile)  # of a tile
     exchange = (way.exchange or 0.0) + splits * PART_US * there
     return way.start + body + exchange * (splits > 1)

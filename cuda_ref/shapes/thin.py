@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..planning.cost import ceil_div, memory_us
+from ..planning.cost import ceil_div, memory_us, more_waves
 from ..planning.gpu import of as gpu_of
 from ..planning.refusals import ANY, MOST_TILES, column_major, refuse_tma
 from ..planning.rows import FUSES, row
@@ -113,6 +113,7 @@ def modelled_us(problem: Any, way: tuple[int, int, int], sms: int) -> float:
         problem.batch * memory_us(problem),
     )
     body = sum(limit**BESIDE for limit in limits) ** (1 / BESIDE)
+    body *= more_waves(tiles, splits, sms, BLOCKS)
     exchange = (EXCHANGE_US + PART_US * splits) * (splits > 1)
     return float(START_US + WARPS_US * (warps.bit_length() - 1) + exchange + body)
 

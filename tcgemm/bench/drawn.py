@@ -61,13 +61,14 @@ FITTED: dict[int, str] = {
         "the trees of both models, and when CUDA takes skinny, thin and pairs",
     ),
     **dict.fromkeys(range(567, 570), "where Triton takes tiles of 256 x 192"),
-    **dict.fromkeys(range(570, 576), "the trees of both models, and what a C in odd rows costs"),
+    **dict.fromkeys(range(570, 582), "the trees of both models, and what a C in odd rows costs"),
     610: "the same as of 507",
     614: "the trees of the model of Triton's plans",
     615: "the same",
     **dict.fromkeys(range(600, 608), "what split lines of the L2 cost Triton's tiles"),
     **dict.fromkeys(
-        (*range(620, 660), *range(661, 700), *range(701, 760)), "some of their shapes: as of 558"
+        (*range(620, 660), *range(661, 700), *range(701, 760), *range(761, 765)),
+        "some of their shapes: as of 558",
     ),
     860: "the model that chooses: what a C in odd rows costs (its shapes are drawn otherwise)",
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",

@@ -15,7 +15,8 @@ from typing import Any
 FACTS = (
     "kernel", "M", "N", "K", "a_by_columns", "b_by_columns", "rows", "columns", "depth", "parts",
     "stages", "warps", "a_aligned", "b_aligned", "c_aligned", "programs", "steps", "filled", "busy",
-    "transposed", "pdl",
+    "transposed", "pdl", "group", "shorter", "of_tile", "of_c", "operands", "products", "read",
+    "multiplied",
 )  # fmt: skip
 """Names of the facts that a tree asks about, in the order in which ``facts`` gives them."""
 
@@ -46,12 +47,14 @@ def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple
     warps = plan.get("NUM_WARPS") or 4 * plan.get("CONSUMERS", 1) + 4
     of_each = (problem.a_strides, problem.b_strides, problem.c_strides)
     tiles = -(-M // rows) * -(-N // columns) * problem.batch
-    programs = tiles * parts
+    programs, of_part = tiles * parts, -(-K // parts)
     return (
         kernel, M, N, K, problem.a_strides[1] != 1, problem.b_strides[1] != 1,
         rows, columns, depth, parts, plan.get("NUM_STAGES", 3), warps, *map(_aligned, of_each),
         programs / sms, -(-K // (depth * parts)), M * N * problem.batch / (tiles * rows * columns),
         programs / (sms * -(-programs // sms)), plan.get("SWAP", 0), plan.get("PDL", 1),
+        plan.get("GROUP_M", 0), min(M, N), rows * columns, M * N, (M + N) * K / 1e6,
+        M * N * K / 1e6, (rows + columns) * of_part, rows * columns * of_part / 1e6,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ..host import storage
+from ..host import storage, tile_blocks
 from . import ordering
 
 load_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -20,6 +20,7 @@ store_block = getattr(tma, "async_store", None) or tma.async_copy_shared_to_glob
 grouped = gluon.jit(ordering.grouped.fn)
 
 OVERLAP = gl.constexpr(storage.OVERLAP)
+MOST_BLOCKS = gl.constexpr(tile_blocks.MOST_BLOCKS)
 
 
 @gluon.constexpr_function
@@ -178,10 +179,14 @@ def prefetch_block(
 
 @gluon.jit
 def prefetch_first_tile(x, pitch, a, b, size, CONSUMERS: gl.constexpr, CONFIG: gl.constexpr):
-    """Prefetch CONFIG.L2_PREFETCH columns of the larger operand, of this program's first tile."""
+    """Prefetch CONFIG.L2_PREFETCH columns of the larger operand, of this program's first tile.
+
+    Args:
+        b: descriptors of B's blocks beside each other, of which two may be None.
+    """
     M, N, K = size
     BLOCK_M: gl.constexpr = CONSUMERS * a.block_shape[1 if CONFIG.A_TRANSPOSED else 0]
-    WIDE: gl.constexpr = b.block_shape[0 if CONFIG.B_TRANSPOSED else 1]
+    WIDE: gl.constexpr = b[0].block_shape[0 if CONFIG.B_TRANSPOSED else 1]
     BLOCK_N: gl.constexpr = WIDE + CONFIG.REST
     tiles_m, tiles_n, _ = tiles_of((M, N, K, 1), BLOCK_M, BLOCK_N, CONFIG)
     _, tile_m, tile_n = place(gl.program_id(0), tiles_m, tiles_n, 1, CONFIG)
@@ -192,19 +197,18 @@ def prefetch_first_tile(x, pitch, a, b, size, CONSUMERS: gl.constexpr, CONFIG: g
             x, tile_m * BLOCK_M, k, M, K, pitch, BLOCK_M, CONFIG.L2_PREFETCH, CONFIG.A_TRANSPOSED
         )
     else:
-        prefetch_block(
-            x,
-            tile_n * step_of(BLOCK_N, CONFIG),
-            k,
-            N,
-            K,
-            pitch,
-            WIDE,
-            CONFIG.L2_PREFETCH,
-            not CONFIG.B_TRANSPOSED,
-        )
-        if CONFIG.REST:
-            n = tile_n * step_of(BLOCK_N, CONFIG) + WIDE
-            prefetch_block(
-                x, n, k, N, K, pitch, CONFIG.REST, CONFIG.L2_PREFETCH, not CONFIG.B_TRANSPOSED
-            )
+        n = tile_n * step_of(BLOCK_N, CONFIG)
+        for each in gl.static_range(MOST_BLOCKS):
+            if b[each] is not None:
+                prefetch_block(
+                    x,
+                    n,
+                    k,
+                    N,
+                    K,
+                    pitch,
+                    b[each].block_shape[0 if CONFIG.B_TRANSPOSED else 1],
+                    CONFIG.L2_PREFETCH,
+                    not CONFIG.B_TRANSPOSED,
+                )
+                n += b[each].block_shape[0 if CONFIG.B_TRANSPOSED else 1]

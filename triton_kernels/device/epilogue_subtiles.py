@@ -25,11 +25,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from .blocks import halves, store
+from .blocks import store
 from .epilogue import activate, through
-from .unaligned_rows import store_unaligned
 
 
 @gluon.jit
@@ -118,16 +117,36 @@ def places(x, batch, m, n, size, fused):
 
 
 @gluon.jit
-def store_by_tma(c, buffer, subtile, batch, m, n, PENDING: gl.constexpr):
-    """One subtile, once at most PENDING earlier ones still have to be read.
+def store_by_tma(c, buffer, subtile, batch, m, n, PENDING: gl.constexpr, CONFIG: gl.constexpr):
+    """One subtile, once at most PENDING earlier ones still have to be read; with SWAP it is stored
+    transposed, and c is [N, M].
 
     The compiler puts a barrier of the warpgroup after the wait, which only the thread that issues
     the stores has reason to make, and one after the fence, before that thread stores.
     """
     tma.store_wait(PENDING)
-    buffer.store(subtile.to(c.dtype))
-    fence_async_shared()
-    store(c, batch, [m, n], buffer)
+    if CONFIG.C_TRANSPOSED:
+        buffer.permute((1, 0)).store(subtile.to(c.dtype))
+        fence_async_shared()
+        store(c, batch, [n, m], buffer)
+    else:
+        buffer.store(subtile.to(c.dtype))
+        fence_async_shared()
+        store(c, batch, [m, n], buffer)
+
+
+@gluon.jit
+def as_block_of(c, buffer):
+    """The memory of a buffer, or the beginning of it, as a block of a descriptor."""
+    rows: gl.constexpr = c.block_shape[len(c.block_shape) - 2]
+    columns: gl.constexpr = c.block_shape[len(c.block_shape) - 1]
+    if rows == buffer.shape[0] and columns == buffer.shape[1]:
+        return buffer
+    else:
+        layout: gl.constexpr = gl.NVMMASharedLayout(
+            c.layout.swizzle_byte_width, c.layout.element_bitwidth
+        )
+        return buffer._reinterpret(c.dtype, [rows, columns], layout)
 
 
 @gluon.jit
@@ -141,10 +160,10 @@ def store_subtile(
     WRITE: gl.constexpr = CONFIG.AUX == "write"
     STORES: gl.constexpr = 2 if WRITE and stride_zm is None else 1
     LAST: gl.constexpr = STORES * (FIRST + subtile + 1) - 1
-    buffer = buffers.index(part * BUFFERS + LAST % BUFFERS)
+    buffer = as_block_of(c, buffers.index(part * BUFFERS + LAST % BUFFERS))
     if STORES == 2:
         first = buffers.index(part * BUFFERS + (LAST - 1) % BUFFERS)
-        store_by_tma(z, first, x, batch, m, column, BUFFERS - 1)
+        store_by_tma(z, first, x, batch, m, column, BUFFERS - 1, CONFIG)
     elif WRITE:
         at, inside = places(x, batch, m, column, size, fused)
         gl.store(z + at, x.to(c.dtype), mask=inside)
@@ -153,96 +172,8 @@ def store_subtile(
         # for that there are not enough registers. A part of a last tile may have no row of C.
         if m < size[0]:
             x = finish(x, buffer, batch, m, column, size, fused, CONFIG)
-            store_by_tma(c, buffer, x, batch, m, column, BUFFERS - 1)
+            store_by_tma(c, buffer, x, batch, m, column, BUFFERS - 1, CONFIG)
     else:
         if CONFIG.FUSED:
             x = finish(x, buffer, batch, m, column, size, fused, CONFIG)
-        store_by_tma(c, buffer, x, batch, m, column, BUFFERS - 1)
-
-
-@gluon.jit
-def store_tile(
-    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, FIRST: gl.constexpr, acc, bias, batch,
-    m, n, size, fused, phase, CONFIG: gl.constexpr,
-):  # fmt: skip
-    """The accumulator in 1, 2 or 4 subtiles to C at row m and column n; narrowed to C's dtype.
-
-    Args:
-        c: descriptor of C in subtiles.
-        c_ring: shared memory of subtiles, BUFFERS for each part; and two barriers a part, of the
-            subtiles of C_in, or Z, that have been loaded, and of those that have been stored.
-        FIRST: subtiles of the tile that have been stored already, from another accumulator.
-        bias: of ``bias_of``, loaded before the last products are awaited.
-        fused: see ``finish``.
-    """
-    buffers, full, empty = c_ring
-    SUBTILES: gl.constexpr = acc.shape[1] // buffers.shape[2]
-    if CONFIG.FUSED:
-        acc = scaled(acc, m, n, size, fused, CONFIG)
-        if fused[1] is not None:
-            acc += gl.expand_dims(bias.to(acc.dtype), 1 if CONFIG.BIAS_ROWS else 0)
-    if CONFIG.STAGED:
-        mbarrier.wait(full.index(part), phase)
-    if SUBTILES == 1:
-        store_subtile(c, buffers, part, BUFFERS, FIRST, 0, acc, batch, m, n, size, fused, CONFIG)
-    else:
-        left, right = halves(acc)
-        for side in gl.static_range(2):
-            half = left if side == 0 else right
-            if SUBTILES == 2:
-                store_subtile(
-                    c, buffers, part, BUFFERS, FIRST, side, half, batch, m, n, size, fused, CONFIG
-                )
-            else:
-                x, y = halves(half)
-                store_subtile(
-                    c, buffers, part, BUFFERS, FIRST, 2 * side, x, batch, m, n, size, fused, CONFIG
-                )
-                store_subtile(
-                    c,
-                    buffers,
-                    part,
-                    BUFFERS,
-                    FIRST,
-                    2 * side + 1,
-                    y,
-                    batch,
-                    m,
-                    n,
-                    size,
-                    fused,
-                    CONFIG,
-                )
-    if CONFIG.STAGED:
-        tma.store_wait(0)
-        mbarrier.arrive(empty.index(part), count=1)
-
-
-@gluon.jit
-def store_rest(
-    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, WIDE: gl.constexpr, acc, batch, m, n,
-    size, fused, CONFIG: gl.constexpr,
-):  # fmt: skip
-    """``store_tile`` of a second accumulator, whose columns begin WIDE behind the first's."""
-    FIRST: gl.constexpr = WIDE // c_ring[0].shape[2]
-    n += WIDE
-    bias = 0
-    if CONFIG.FUSED:
-        bias = bias_of(fused, acc, m, n, size, CONFIG)
-    store_tile(c, c_ring, part, BUFFERS, FIRST, acc, bias, batch, m, n, size, fused, 0, CONFIG)
-
-
-@gluon.jit
-def store_accumulators(
-    c, c_ring, part: gl.constexpr, BUFFERS: gl.constexpr, acc, rest_acc, bias, batch, m, n, size,
-    fused, phase, CONFIG: gl.constexpr,
-):  # fmt: skip
-    """A tile of C, from one accumulator or, unless ``rest_acc`` is None, two beside each other; by
-    TMA, or where that cannot reach C by the threads."""
-    if CONFIG.UNALIGNED_C:
-        store_unaligned(c, fused[11], c_ring[0], part, BUFFERS, (acc, rest_acc), m, n, size)
-    else:
-        store_tile(c, c_ring, part, BUFFERS, 0, acc, bias, batch, m, n, size, fused, phase, CONFIG)
-        if rest_acc is not None:
-            WIDE: gl.constexpr = acc.shape[1]
-            store_rest(c, c_ring, part, BUFFERS, WIDE, rest_acc, batch, m, n, size, fused, CONFIG)
+        store_by_tma(c, buffer, x, batch, m, column, BUFFERS - 1, CONFIG)

@@ -119,7 +119,7 @@ def store_subtile(
 
 @gluon.jit
 def subtiles_of(x, COUNT: gl.constexpr):
-    """x in 1, 2 or 4 parts of its columns, from left to right."""
+    """x in 1, 2, 4 or 8 parts of its columns, from left to right."""
     if COUNT == 1:
         return (x,)
     else:
@@ -127,33 +127,34 @@ def subtiles_of(x, COUNT: gl.constexpr):
         if COUNT == 2:
             return left, right
         else:
-            first, second = halves(left)
-            third, fourth = halves(right)
-            return first, second, third, fourth
+            return subtiles_of(left, COUNT // 2) + subtiles_of(right, COUNT // 2)
 
 
 @gluon.jit
 def store_unaligned(
     c, stride, buffers, part: gl.constexpr, BUFFERS: gl.constexpr, tile, m, n, size
 ):
-    """A tile of C, from one or two accumulators beside each other, narrowed to C's dtype.
+    """A tile of C, from accumulators beside each other, narrowed to C's dtype.
 
     Args:
         c: pointer to C[M, N], which is ``size``.
         stride: elements from a row of C to the next.
         buffers: shared memory of subtiles, BUFFERS for each part.
-        tile: the accumulators, of which the second may be None.
+        tile: the accumulators.
     """
     ROWS: gl.constexpr = buffers.shape[1]
     COLUMNS: gl.constexpr = buffers.shape[2]
-    LEFT: gl.constexpr = tile[0].shape[1] // COLUMNS
-    RIGHT: gl.constexpr = 0 if tile[1] is None else tile[1].shape[1] // COLUMNS
+    FIRST: gl.constexpr = tile[0].shape[1] // COLUMNS
+    SECOND: gl.constexpr = FIRST + (tile[1].shape[1] // COLUMNS if len(tile) > 1 else 0)
+    THIRD: gl.constexpr = SECOND + (tile[2].shape[1] // COLUMNS if len(tile) > 2 else 0)
     before = None
-    for number in gl.static_range(LEFT + RIGHT):
-        if number < LEFT:
-            x = subtiles_of(tile[0], LEFT)[number]
+    for number in gl.static_range(THIRD):
+        if number < FIRST:
+            x = subtiles_of(tile[0], FIRST)[number]
+        elif number < SECOND:
+            x = subtiles_of(tile[1], SECOND - FIRST)[number - FIRST]
         else:
-            x = subtiles_of(tile[1], RIGHT)[number - LEFT]
+            x = subtiles_of(tile[2], THIRD - SECOND)[number - SECOND]
         before = store_subtile(
             c, stride, buffers.index(part * BUFFERS + number % BUFFERS), x, before, m, n,
             n + number * COLUMNS, size, ROWS, COLUMNS,

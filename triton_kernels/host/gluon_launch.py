@@ -17,6 +17,7 @@ from ..device.sums import add
 from .descriptors import describe, reachable, storable, stored
 from .recording import Step
 from .runtime import cdiv, programs
+from .tile_blocks import MOST_BLOCKS, blocks_of, subtile_columns
 
 ROUNDS = any(field.name == "round_f32_to_tf32" for field in fields(TensorDescriptor))
 """Whether this Triton's descriptors can be told to round float32 to tf32 on the way."""
@@ -37,7 +38,9 @@ class Config:
     STREAM_A: bool
     """The larger one is A."""
     REST: int
-    """Columns of a second accumulator and of B's second blocks; 0: none."""
+    """Columns of the accumulators beside the first, and of as many blocks of B; 0: none."""
+    C_TRANSPOSED: bool
+    """Rows of C, as it lies in memory, are the accumulators' columns."""
     TERMS: int
     """2: A and B are float32 as hi and lo, each in tf32."""
     BATCHED: bool
@@ -90,26 +93,38 @@ def rounding(base: Any, shape: list[int], strides: list[int], block: list[int]) 
 def arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
     BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, SUBTILES: int,
-    BUFFERS: int, REPACK: int = 0, REST: int = 0,
+    BUFFERS: int, REPACK: int = 0, REST: int = 0, SWAP: int | None = None,
     L2_PREFETCH: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
-    transposed = stored(c) == "t"
+    by_columns = stored(c) == "t"
+    transposed = by_columns if SWAP is None else bool(SWAP)
+    c_transposed = transposed != by_columns
     if transposed:
         a, b, c = b.mT, a.mT, c.mT
+    if c_transposed:
+        check_transposed(c.mT, fusion)
     compute = "float32" if fusion is None else fusion.compute
     (M, K), N = a.shape[-2:], b.shape[-1]
-    part, subtile = BLOCK_M // CONSUMERS, BLOCK_N // SUBTILES
+    part, widths = BLOCK_M // CONSUMERS, blocks_of(BLOCK_N, REST)
     a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
     if a.itemsize != 2:
         # wgmma reads these along K alone; a single row or column lies either way.
         a_transposed, b_transposed = False, True
     make = rounding if compute == "tf32" else swizzled
     described_a = describe(a, (part, BLOCK_K), a_transposed, make)
-    described_b = describe(b, (BLOCK_K, BLOCK_N - REST), b_transposed, make)
-    rest = describe(b, (BLOCK_K, REST), b_transposed, make) if REST else None
-    by_tma = storable(c)
-    described_c = describe(c, (part, subtile), False, swizzled) if by_tma else c
+    described_b = [describe(b, (BLOCK_K, width), b_transposed, make) for width in widths]
+    by_tma = c_transposed or storable(c)
+    subtile = subtile_columns(BLOCK_N, REST, SUBTILES)
+    described_c = [c]
+    if by_tma:
+        described_c = [
+            None if before and width >= subtile
+            else describe(c, (part, min(width, subtile)), c_transposed, swizzled)
+            for before, width in enumerate(widths)
+        ]  # fmt: skip
+    else:
+        subtile = min(subtile, *widths)
     batches = batch_size(c)
     aux = "" if fusion is None else fusion.aux
     finished = None if aux == "sums" else fusion
@@ -137,6 +152,7 @@ def arguments(
         L2_PREFETCH=L2_PREFETCH * BLOCK_K if batches == 1 else 0,
         STREAM_A=streamed[0] is not None and M > N,
         REST=REST,
+        C_TRANSPOSED=c_transposed,
         TERMS=2 if compute == "tf32x3" else 1,
         BATCHED=batches > 1,
         PROMOTE=compute == "tf32x3"
@@ -149,11 +165,31 @@ def arguments(
     )
     grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, step_of(BLOCK_N, config))),)
     options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
-    described = (described_a, described_b, rest, described_c, staged, *streamed)
+    described = (described_a, *three(described_b), *three(described_c), staged, *streamed)
     last = {"CONFIG": config, **options, "num_warps": 4, "launch_pdl": True}
     finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
     stride_cm = None if by_tma else c.stride(0)
     return grid, (*described, M, N, K, batches, *finishing, stride_cm, parts, total), last
+
+
+def three(some: list[Any]) -> list[Any]:
+    """With None for those that are missing of three."""
+    return [*some, None, None][:MOST_BLOCKS]
+
+
+def check_transposed(rows: torch.Tensor, fusion: Any) -> None:
+    """Raise ValueError where accumulators cannot be stored transposed to ``rows``, which is C in
+    the order in which it lies."""
+    if not storable(rows):
+        raise ValueError(
+            f"this SWAP needs a C that TMA stores, and it has rows of {rows.shape[-1]} elements "
+            f"with strides {tuple(rows.stride())}: leave SWAP out"
+        )
+    if rows.itemsize != 2 or finishes(fusion) or getattr(fusion, "aux", ""):
+        raise ValueError(
+            f"this SWAP is for plain products with a C of 16 bits, which is {rows.dtype}: leave it "
+            "out"
+        )
 
 
 def row_sums_of(a: torch.Tensor) -> torch.Tensor:

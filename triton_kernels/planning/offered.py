@@ -65,9 +65,14 @@ def by_rows(
 ) -> tuple[Any, Mapping[str, int]]:
     """The same product and plan where C lies by rows: of a column-major C the transpose, which some
     kernels compute and others read so. All that was timed had its C by rows. Tiles that overlap are
-    timed as ones that are narrower by it."""
+    timed as ones that are narrower by it. A kernel that stores both ways (``stores_both_ways``) is
+    timed by what it computes: loads and products are the same, and the store is another."""
     if kernel in planners and (overlap := planners[kernel].overlap(problem)):
         plan = {**plan, "BLOCK_N": plan["BLOCK_N"] - overlap}
+    if kernel in planners and planners[kernel].stores_both_ways:
+        swap = plan.get("SWAP", int(column_major(problem)))
+        plan = {name: value for name, value in plan.items() if name != "SWAP"}
+        return (problem.transposed() if swap else problem), plan
     if not column_major(problem):
         return problem, plan
     if "SWAP" in plan:

@@ -46,6 +46,8 @@ class Planner:
         offered: tiles that a model may take where no table was tuned; see offered.py.
         offers_its_own: its own plan is one that a model may take, whatever others are chosen.
         offered_by_elements: the same where no vector of A and B can be loaded.
+        stores_both_ways: a plan with SWAP computes C' = B' A' for a C by rows, or A B for one by
+            columns; without it the kernel computes what lies as C does.
         by_tma: whether TMA loads A and B, of any size: then none is loaded by elements.
     """
 
@@ -55,6 +57,7 @@ class Planner:
     offered: tuple[Config, ...] = ()
     offered_by_elements: tuple[Config, ...] = ()
     by_tma = False
+    stores_both_ways = False
     offers_its_own = False
 
     def __init__(self, name: str, settings: Sequence[str], *, table: str = "") -> None:

@@ -9,17 +9,19 @@ Adds:     warps with a role. One producer warp does nothing but issue TMA loads;
           multiplies while C of this one is stored in SUBTILES; registers move from the producer,
           which keeps 24 a thread, to the consumers, up to 240. While the kernel before still
           runs, barriers are set up and, with L2_PREFETCH, the first steps of the larger operand
-          prefetched. Blocks have sides that are powers of two; a tile of 192 columns is 128 and
-          REST = 64: two blocks of B a stage, two accumulators a consumer.
+          prefetched. Blocks have sides that are powers of two; a tile of 224 columns is 128 and
+          REST = 64 + 32: as many blocks of B a stage and accumulators a consumer. With SWAP rows
+          of C are wgmma's n: 134 of them are 144 = 128 + 16, where m would make them 192.
 Missing:  clusters, whose blocks share an operand by TMA multicast: Triton 3.6 has none.
 
 Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program, from the last to the first; K in
           steps of BLOCK_K, each a stage; wgmma m64nBLOCK_N by each consumer, one step in flight.
 
 Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
-          shared memory read through a transposed view; a column-major C is C' = B' A'. A C that
-          TMA cannot reach the threads store (device/unaligned_rows.py). wgmma reads blocks of 8
-          bits and of tf32 along K only: others are repacked first. float32 is rounded to tf32 by
+          shared memory read through a transposed view; a column-major C is C' = B' A'. With SWAP it
+          is the other way round, and accumulators are transposed on their way to shared memory. A C
+          that TMA cannot reach the threads store (device/unaligned_rows.py). wgmma reads blocks of
+          8 bits and of tf32 along K only: others are repacked first. float32 is rounded to tf32 by
           the TMA unit; as two terms (tf32x3) it is written out beforehand.
 """
 
@@ -36,10 +38,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..device import row_sums
+from ..device.accumulators import (
+    load_blocks,
+    rings_of,
+    start_mma,
+    start_others,
+    wait_for_mmas,
+    zeros_of,
+)
 from ..device.blocks import (
     barriers,
     block_of,
-    layout_of,
     load,
     load_subtiles,
     place,
@@ -49,25 +58,26 @@ from ..device.blocks import (
     step_of,
     tiles_of,
 )
-from ..device.epilogue_subtiles import bias_of, store_accumulators
+from ..device.epilogue_subtiles import bias_of
+from ..device.epilogue_tile import store_accumulators
 from ..host.gluon_launch import ROUNDS, Rounding, arguments, second
 from ..host.launching import Rung
 from ..host.repack import repack_for_wgmma
 
 
 @gluon.jit
-def produce(a, b, rest, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
+def produce(a, b, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
     """One warp: every block of A, B and C_in of every tile of this program, in order."""
-    a_ring, b_ring, rest_ring, full, empty = ring
+    a_ring, b_rings, full, empty = ring
     _, _, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     TERMS: gl.constexpr = CONFIG.TERMS
     CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
     PART_M: gl.constexpr = a_ring.shape[2 if CONFIG.A_TRANSPOSED else 1]
     BLOCK_K: gl.constexpr = a_ring.shape[1 if CONFIG.A_TRANSPOSED else 2]
-    WIDE: gl.constexpr = b_ring.shape[1 if CONFIG.B_TRANSPOSED else 2]
+    WIDE: gl.constexpr = b_rings[0].shape[1 if CONFIG.B_TRANSPOSED else 2]
     BLOCK_N: gl.constexpr = WIDE + CONFIG.REST
-    B_BYTES: gl.constexpr = b.block_type.nbytes // WIDE * BLOCK_N
+    B_BYTES: gl.constexpr = b[0].block_type.nbytes // WIDE * BLOCK_N
     STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + B_BYTES)
     tiles_m, tiles_n, tiles = tiles_of(size, PART_M * CONSUMERS, BLOCK_N, CONFIG)
     # The first lap of the ring waits for the phase before the first, which counts as complete.
@@ -86,11 +96,7 @@ def produce(a, b, rest, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
                     at = [k, row] if CONFIG.A_TRANSPOSED else [row, k]
                     block = a_ring.index((slot * CONSUMERS + part) * TERMS + term)
                     load(a, matrix, at, ready, block)
-                at = [n, k] if CONFIG.B_TRANSPOSED else [k, n]
-                load(b, matrix, at, ready, b_ring.index(slot * TERMS + term))
-                if CONFIG.REST:
-                    at = [n + WIDE, k] if CONFIG.B_TRANSPOSED else [k, n + WIDE]
-                    load(rest, matrix, at, ready, rest_ring.index(slot * TERMS + term))
+                load_blocks(b, b_rings, matrix, k, n, ready, slot * TERMS + term, CONFIG)
             if CONFIG.STAGED:  # noqa: SIM102 (one condition is constant, the other is not)
                 # Every stage holds a step of this tile by now, and no consumer frees one before it
                 # is done with the tile before: nothing is lost in waiting for the buffers of C.
@@ -107,20 +113,15 @@ def produce(a, b, rest, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
 @gluon.jit
 def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constexpr):
     """One warpgroup: rows ``part`` of every tile of this program."""
-    a_ring, b_ring, rest_ring, full, empty = ring
+    a_ring, b_rings, full, empty = ring
     M, N, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     TERMS: gl.constexpr = CONFIG.TERMS
-    REST: gl.constexpr = CONFIG.REST
     CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
-    PART_M: gl.constexpr = c_ring[0].shape[1]
+    PART_M: gl.constexpr = a_ring.shape[2 if CONFIG.A_TRANSPOSED else 1]
     BLOCK_K: gl.constexpr = a_ring.shape[1 if CONFIG.A_TRANSPOSED else 2]
-    WIDE: gl.constexpr = b_ring.shape[1 if CONFIG.B_TRANSPOSED else 2]
-    BLOCK_N: gl.constexpr = WIDE + REST
+    BLOCK_N: gl.constexpr = b_rings[0].shape[1 if CONFIG.B_TRANSPOSED else 2] + CONFIG.REST
     BUFFERS: gl.constexpr = c_ring[0].shape[0] // CONSUMERS
-    acc_type: gl.constexpr = gl.int32 if a_ring.dtype.is_int() else gl.float32
-    layout: gl.constexpr = layout_of(WIDE, a_ring.dtype)
-    rest_layout: gl.constexpr = layout_of(REST if REST else WIDE, a_ring.dtype)
     tiles_m, tiles_n, tiles = tiles_of(size, PART_M * CONSUMERS, BLOCK_N, CONFIG)
     k_tiles = gl.cdiv(K, BLOCK_K)
     slot, phase, c_phase = 0, 0, 0
@@ -129,62 +130,49 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
         m, n = (tile_m * CONSUMERS + part) * PART_M, tile_n * step_of(BLOCK_N, CONFIG)
         if CONFIG.AUX == "sums":
             sums, due = row_sums.zeros(a_ring), row_sums.first_step(part, tile_n, tiles_n)
-        zero = gl.zeros((PART_M, WIDE), acc_type, layout)
-        acc = zero
-        if REST:
-            rest_zero = gl.zeros((PART_M, REST), acc_type, rest_layout)
-            rest_acc = rest_zero
+        zeros = zeros_of(b_rings, PART_M, CONFIG)
+        accs = zeros
         for step in range(k_tiles):
             mbarrier.wait(full.index(slot), phase)
             first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
             a_block = a_ring.index(first_a)
             x = a_block.permute((1, 0)) if CONFIG.A_TRANSPOSED else a_block
-            y, z = block_of(b_ring, first_b, CONFIG), block_of(rest_ring, first_b, CONFIG)
+            y = block_of(b_rings[0], first_b, CONFIG)
             if CONFIG.PROMOTE:
                 # Each step's sum is added in float32, while another warpgroup multiplies.
-                token = zero
+                gl.static_assert(len(accs) <= 2)
+                token = zeros[0]
                 if TERMS == 2:
-                    x_low, y_low = a_ring.index(first_a + 1), b_ring.index(first_b + 1)
+                    x_low, y_low = a_ring.index(first_a + 1), b_rings[0].index(first_b + 1)
                     token = warpgroup_mma(x_low, y, token, use_acc=False, is_async=True)
                     token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
                 token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
                 partial = warpgroup_mma_wait(0, deps=[token])
-                if REST:
-                    acc += partial
-                    token = warpgroup_mma(x, z, rest_zero, use_acc=False, is_async=True)
+                if len(accs) == 2:
+                    acc = accs[0] + partial
+                    token = start_mma(x, b_rings[1], first_b, zeros[1], False, CONFIG)
                     partial = warpgroup_mma_wait(0, deps=[token])
                 mbarrier.arrive(empty.index(slot), count=1)
-                if REST:
-                    rest_acc += partial
-                else:
-                    acc += partial
+                accs = (acc, accs[1] + partial) if len(accs) == 2 else (accs[0] + partial,)
             else:
                 # One step stays in flight, so the stage before is free now, and this one is not.
-                token = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
-                if REST:
-                    more = warpgroup_mma(x, z, rest_acc, use_acc=step > 0, is_async=True)
+                token = warpgroup_mma(x, y, accs[0], use_acc=step > 0, is_async=True)
+                started = start_others(token, x, b_rings, first_b, accs, step > 0, CONFIG)
                 if CONFIG.AUX == "sums":
                     sums, due = row_sums.add(sums, due, a_block, step, tiles_n)
-                if REST:
-                    acc, rest_acc = warpgroup_mma_wait(2, deps=[token, more])
-                else:
-                    acc = warpgroup_mma_wait(1, deps=[token])
+                accs = wait_for_mmas(started, len(accs))
                 before = (slot + NUM_STAGES - 1) % NUM_STAGES
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
             slot += 1
             if slot == NUM_STAGES:
                 slot = 0
                 phase ^= 1
-        bias = bias_of(fused, zero, m, n, (M, N), CONFIG) if CONFIG.FUSED else 0
+        bias = bias_of(fused, zeros[0], m, n, (M, N), CONFIG) if CONFIG.FUSED else 0
         if not CONFIG.PROMOTE:
-            if REST:
-                acc, rest_acc = warpgroup_mma_wait(0, deps=[acc, rest_acc])
-            else:
-                acc = warpgroup_mma_wait(0, deps=[acc])
+            accs = wait_for_mmas(accs, 0)
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
         store_accumulators(
-            c, c_ring, part, BUFFERS, acc, rest_acc if REST else None, bias, batch, m, n, (M, N),
-            fused, c_phase, CONFIG,
+            c, c_ring, part, BUFFERS, accs, bias, batch, m, n, (M, N), fused, c_phase, CONFIG
         )  # fmt: skip
         if CONFIG.AUX == "sums":
             row_sums.store(fused[10], sums, tile_n, m, M)
@@ -196,15 +184,15 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
 
 @gluon.jit(do_not_specialize=["M", "N", "K", "stride_cm"], do_not_specialize_on_alignment=["c"])
 def kernel(
-    a, b, rest, c, staged, streamed, pitch, M, N, K, batches, c_in, bias, scale_a, scale_b,
-    alpha: gl.float64, beta: gl.float64, stride_im, stride_in, stride_bias, batch_in, stride_cm,
-    parts, total, CONFIG: gl.constexpr, NUM_STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    BUFFERS: gl.constexpr,
+    a, b, rest, third, c, c_rest, c_third, staged, streamed, pitch, M, N, K, batches, c_in, bias,
+    scale_a, scale_b, alpha: gl.float64, beta: gl.float64, stride_im, stride_in, stride_bias,
+    batch_in, stride_cm, parts, total, CONFIG: gl.constexpr, NUM_STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     a_ring = ring_of(a, NUM_STAGES * CONSUMERS * CONFIG.TERMS)
-    b_ring = ring_of(b, NUM_STAGES * CONFIG.TERMS)
-    rest_ring = ring_of(rest, NUM_STAGES * CONFIG.TERMS) if CONFIG.REST else b_ring
-    c_blocks = ring_of_c(c, a_ring, CONSUMERS * BUFFERS, CONFIG)
+    b, c = (b, rest, third), (c, c_rest, c_third)
+    b_rings = rings_of(b, NUM_STAGES * CONFIG.TERMS)
+    c_blocks = ring_of_c(c[0], a_ring, CONSUMERS * BUFFERS, CONFIG)
     full, empty = barriers(NUM_STAGES, CONSUMERS)
     c_full, c_empty = full, empty
     if CONFIG.STAGED:
@@ -214,7 +202,7 @@ def kernel(
         prefetch_first_tile(streamed, pitch, a, b, (M, N, K), CONSUMERS, CONFIG)
     gdc_wait()
     gdc_launch_dependents()
-    ring, c_ring = (a_ring, b_ring, rest_ring, full, empty), (c_blocks, c_full, c_empty)
+    ring, c_ring = (a_ring, b_rings, full, empty), (c_blocks, c_full, c_empty)
     size = (M, N, K, batches)
     # fmt: off
     fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in,
@@ -222,18 +210,18 @@ def kernel(
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
-            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG))], [1], [24])
+            (produce, (a, b, staged, ring, c_ring, size, CONFIG))], [1], [24])
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
             (consume, (ring, c_ring, c, size, fused, 1, CONFIG)),
-            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG))], [4, 1], [240, 24])
+            (produce, (a, b, staged, ring, c_ring, size, CONFIG))], [4, 1], [240, 24])
     else:
         gl.warp_specialize([
             (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
             (consume, (ring, c_ring, c, size, fused, 1, CONFIG)),
             (consume, (ring, c_ring, c, size, fused, 2, CONFIG)),
-            (produce, (a, b, rest, staged, ring, c_ring, size, CONFIG))], [4, 4, 1], [160, 160, 24])
+            (produce, (a, b, staged, ring, c_ring, size, CONFIG))], [4, 4, 1], [160, 160, 24])
 
 
 ROUNDING = kernel if ROUNDS else Rounding(kernel)
@@ -245,6 +233,9 @@ run = Rung(kernel, arguments, second=second, repack=repack_for_wgmma, rounding=R
 Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to 3
 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; SUBTILES of BLOCK_N in which C is stored, 1, 2 or
 4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or SUBTILES, so that C_in or
-Z can be loaded to them. Optional: REST, the columns of BLOCK_N that a second accumulator holds;
-L2_PREFETCH, the steps of K of the larger operand that are prefetched. Aux "sums": row_sums.py.
+Z can be loaded to them. Optional: REST, the columns of BLOCK_N that are not the first
+accumulator's, one power of two or the sum of two; L2_PREFETCH, the steps of K of the larger operand
+that are prefetched. Aux "sums": row_sums.py. SWAP: 1 computes B' A', so that BLOCK_M runs along N;
+0 computes A B. Without it BLOCK_N runs along the rows of C as they lie in memory. It can run across
+them in a plain product with a C of 16 bits that TMA can store.
 """

@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..host.storage import OVERLAP, column_major, itemsize, letter
+from ..host.tile_blocks import subtile_columns
+from ..planning import gpus
 from ..planning.dtypes import FLOAT8, FUSES, PLAIN, kind
 from ..planning.planner import Config, Planner, few_rows
 from ..planning.refusals import refuse_tma
 from ..planning.rows import row
 from ..planning.tables import LONG_K, SMALL_TILE
+from . import fitted_tiles
 
 
 class WarpSpecializedPlanner(Planner):
     """A table's configuration; a column-major C is planned as its transpose."""
 
     by_tma = True
+    stores_both_ways = True
     offered = (
         {
             "BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "NUM_STAGES": 8,
@@ -50,6 +54,7 @@ class WarpSpecializedPlanner(Planner):
             "BLOCK_M": 256, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": 4, "NUM_STAGES": 3,
             "CONSUMERS": 2, "SUBTILES": 3, "BUFFERS": 1, "REST": 64,
         },
+        *fitted_tiles.TILES,
     )  # fmt: skip
 
     def pays(self, problem: Any) -> bool:
@@ -84,6 +89,11 @@ class WarpSpecializedPlanner(Planner):
         """A vector that threads store, where TMA cannot store C (device/unaligned_rows.py)."""
         return OVERLAP if refuse_tma(problem, "C") else 0
 
+    def suits(self, config: Config, problem: Any) -> bool:
+        if "SWAP" not in config:
+            return True
+        return fitted_tiles.suits(config, problem, self.overlap(problem), gpus.sms_of(problem))
+
     def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
         return {**config, **_repack(problem)}, limit
 
@@ -93,8 +103,11 @@ class WarpSpecializedPlanner(Planner):
         (docs/lab/triton_warp_specialized.md)."""
         m, n = config["BLOCK_M"], config["BLOCK_N"]
         large = m >= n and m * n > SMALL_TILE and problem.K >= LONG_K
-        if large and -(-problem.N // n) * config["GROUP_M"] <= processors:
-            return {**config, "GROUP_M": 1}
+        columns = problem.M if config.get("SWAP") else problem.N
+        if large and -(-columns // n) * config["GROUP_M"] <= processors:
+            config = {**config, "GROUP_M": 1}
+        if "SWAP" in config:
+            return {**config, "SWAP": int(bool(config["SWAP"]) != transposed)}
         return config
 
     def shared_bytes(
@@ -109,7 +122,8 @@ class WarpSpecializedPlanner(Planner):
         terms = 2 if kind(dtype_in, compute) == "tf32x3" else 1
         stages = terms * slots * (m + n) * config["BLOCK_K"] * itemsize(dtype_in)
         consumers = config["CONSUMERS"]
-        subtile = m // consumers * n // config["SUBTILES"] * itemsize(dtype_out)
+        columns = subtile_columns(n, config.get("REST", 0), config["SUBTILES"])
+        subtile = m // consumers * columns * itemsize(dtype_out)
         return stages + consumers * config["BUFFERS"] * subtile + 512
 
 

@@ -221,6 +221,15 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t shared, uint32_t m0, uint32
                : "memory");
 }
 
+// The same, each matrix transposed: the 16-byte row r of matrix i is its column r.
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t shared, uint32_t m0, uint32_t m1,
+                                                  uint32_t m2, uint32_t m3) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+      "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+      : "memory");
+}
+
 __device__ __forceinline__ uint32_t cluster_ctarank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -67,7 +67,7 @@ __device__ __forceinline__ void wgmma_wait_group() {
 // lower. With accumulate = false D is overwritten, whatever the registers held.
 
 // Of float16 or bfloat16, with n columns of B and n / 2 accumulators a thread: 16 to 64 for products
-// with few rows or columns, 96 to 224 for tiles that fit a matrix better.
+// with few rows or columns, 80 to 224 for tiles that fit a matrix better.
 #define TCGEMM_WGMMA_16_BITS(COUNT, SHAPE, A_NUMBER, B_NUMBER, P, TAIL)                            \
   constexpr int TRANS_A = A == Major::MN, TRANS_B = B == Major::MN;                               \
   if constexpr (std::is_same_v<In, __half>)                                                       \
@@ -102,6 +102,12 @@ __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint
 }
 
 template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n80k16(float (&d)[40], uint64_t a, uint64_t b,
+                                                bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(40, "m64n80k16", "%40", "%41", "%42", ", 1, 1, %43, %44");
+}
+
+template <typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma_m64n96k16(float (&d)[48], uint64_t a, uint64_t b,
                                                 bool accumulate) {
   TCGEMM_WGMMA_16_BITS(48, "m64n96k16", "%48", "%49", "%50", ", 1, 1, %51, %52");
@@ -126,6 +132,12 @@ __device__ __forceinline__ void wgmma_m64n144k16(float (&d)[72], uint64_t a, uin
 }
 
 template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n160k16(float (&d)[80], uint64_t a, uint64_t b,
+                                                 bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(80, "m64n160k16", "%80", "%81", "%82", ", 1, 1, %83, %84");
+}
+
+template <typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma_m64n176k16(float (&d)[88], uint64_t a, uint64_t b,
                                                  bool accumulate) {
   TCGEMM_WGMMA_16_BITS(88, "m64n176k16", "%88", "%89", "%90", ", 1, 1, %91, %92");
@@ -135,6 +147,12 @@ template <typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b,
                                                  bool accumulate) {
   TCGEMM_WGMMA_16_BITS(96, "m64n192k16", "%96", "%97", "%98", ", 1, 1, %99, %100");
+}
+
+template <typename In, Major A, Major B>
+__device__ __forceinline__ void wgmma_m64n208k16(float (&d)[104], uint64_t a, uint64_t b,
+                                                 bool accumulate) {
+  TCGEMM_WGMMA_16_BITS(104, "m64n208k16", "%104", "%105", "%106", ", 1, 1, %107, %108");
 }
 
 template <typename In, Major A, Major B>

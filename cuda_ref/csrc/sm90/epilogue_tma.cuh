@@ -36,10 +36,10 @@ inline bool splits_sectors(const Matrix& c, DType type) {
 }
 
 // C's map of chunks, as output_map makes it, and who stores: threads in rows where that is worth it
-// (`in_rows`) and rows split sectors.
+// (`in_rows`) and rows split sectors. A chunk has `rows` rows and at most `columns` columns.
 inline Output output_of(bool in_rows, const Matrix& c, DType type, CUtensorMap* map,
-                        int64_t batch = 0, int columns = 128) {
-  const PlainOutput made = output_map(c, type, CHUNK_ROWS, map, batch, columns);
+                        int64_t batch = 0, int columns = 128, int rows = CHUNK_ROWS) {
+  const PlainOutput made = output_map(c, type, rows, map, batch, columns);
   in_rows = in_rows && made.data == nullptr && splits_sectors(c, type);
   const bool odd = made.data != nullptr && c.col_stride == 1 && bytes_of(type) == 2;
   return {in_rows ? plain_output(c, type) : made, in_rows, odd, false};

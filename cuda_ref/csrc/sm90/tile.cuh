@@ -87,18 +87,22 @@ __device__ __forceinline__ void prefetch_tile(const CUtensorMap* map, int mn, in
 // D[64, N] += A[64, 16] @ B[16, N], for an N that a tile is built with.
 template <int N, typename In, Major A, Major B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-  static_assert(N == 16 || N == 48 || N == 56 || N == 64 || N == 96 || N == 112 || N == 128 ||
-                N == 144 || N == 176 || N == 192 || N == 224 || N == 256);
+  static_assert(N == 16 || N == 48 || N == 56 || N == 64 || N == 80 || N == 96 || N == 112 ||
+                N == 128 || N == 144 || N == 160 || N == 176 || N == 192 || N == 208 || N == 224 ||
+                N == 256);
   if constexpr (N == 16) wgmma_m64n16k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 48) wgmma_m64n48k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 56) wgmma_m64n56k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 64) wgmma_m64n64k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 80) wgmma_m64n80k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 96) wgmma_m64n96k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 112) wgmma_m64n112k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 128) wgmma_m64n128k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 144) wgmma_m64n144k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 160) wgmma_m64n160k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 176) wgmma_m64n176k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 192) wgmma_m64n192k16<In, A, B>(d, a, b, accumulate);
+  if constexpr (N == 208) wgmma_m64n208k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 224) wgmma_m64n224k16<In, A, B>(d, a, b, accumulate);
   if constexpr (N == 256) wgmma_m64n256k16<In, A, B>(d, a, b, accumulate);
 }
@@ -193,14 +197,14 @@ __device__ __forceinline__ void write_chunk(uint32_t chunk, const Acc (&d)[REGIS
 }
 
 // Stores a chunk that write_chunk has left in shared memory by plain stores, clipped to M and N; C's
-// corner of it is (m, n). A warp takes a row at a time, so that its store is one run of bytes. UNROLL
-// rows are in flight: registers of a thread with 192 accumulators do for one.
-template <typename Out, int COLUMNS, int UNROLL = 2>
+// corner of it is (m, n). A warp takes one of the ROWS at a time, so that its store is one run of
+// bytes. UNROLL rows are in flight: registers of a thread with 192 accumulators do for one.
+template <typename Out, int COLUMNS, int UNROLL = 2, int ROWS = 64>
 __device__ __forceinline__ void copy_chunk(const uint8_t* chunk, const PlainOutput& c, int m, int n,
                                            int M, int N) {
   const int lane = threadIdx.x % 32;
 #pragma unroll UNROLL
-  for (int row = threadIdx.x % 128 / 32; row < 64; row += 4) {
+  for (int row = threadIdx.x % 128 / 32; row < ROWS; row += 4) {
     if (m + row >= M) break;
     const uint8_t* from = chunk + row * 128;
     const auto at = [&](int column) {

@@ -61,7 +61,8 @@ void wgmma_fence();
 void wgmma_commit(Site site);
 void wgmma_wait(int pending, Site site);
 
-void stmatrix(uint32_t row, const uint32_t* registers, int count, Site site);
+// `transposed`: what is stored as a row is a column of the matrix.
+void stmatrix(uint32_t row, const uint32_t* registers, int count, bool transposed, Site site);
 
 }  // namespace tcgemm::simulator
 
@@ -141,7 +142,12 @@ inline void bar_sync(uint32_t barrier, uint32_t threads, TCGEMM_HERE) {
 inline void stmatrix_x4(uint32_t shared, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3,
                         TCGEMM_HERE) {
   const uint32_t registers[4] = {m0, m1, m2, m3};
-  simulator::stmatrix(shared, registers, 4, site);
+  simulator::stmatrix(shared, registers, 4, false, site);
+}
+inline void stmatrix_x4_trans(uint32_t shared, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3,
+                              TCGEMM_HERE) {
+  const uint32_t registers[4] = {m0, m1, m2, m3};
+  simulator::stmatrix(shared, registers, 4, true, site);
 }
 inline uint32_t cluster_ctarank() { return simulator::cluster_rank(); }
 inline void barrier_cluster_arrive(TCGEMM_HERE) { simulator::cluster_arrive(true, site); }
@@ -219,12 +225,15 @@ TCGEMM_SIMULATED_WGMMA(16)
 TCGEMM_SIMULATED_WGMMA(48)
 TCGEMM_SIMULATED_WGMMA(56)
 TCGEMM_SIMULATED_WGMMA(64)
+TCGEMM_SIMULATED_WGMMA(80)
 TCGEMM_SIMULATED_WGMMA(96)
 TCGEMM_SIMULATED_WGMMA(112)
 TCGEMM_SIMULATED_WGMMA(128)
 TCGEMM_SIMULATED_WGMMA(144)
+TCGEMM_SIMULATED_WGMMA(160)
 TCGEMM_SIMULATED_WGMMA(176)
 TCGEMM_SIMULATED_WGMMA(192)
+TCGEMM_SIMULATED_WGMMA(208)
 TCGEMM_SIMULATED_WGMMA(224)
 TCGEMM_SIMULATED_WGMMA(256)
 #undef TCGEMM_SIMULATED_WGMMA

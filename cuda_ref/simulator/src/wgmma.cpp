@@ -1,5 +1,6 @@
 // wgmma, whose operands are read at the wait for its group, and stmatrix.
 #include <deque>
+#include <utility>
 
 #include "hopper_internal.hpp"
 
@@ -150,10 +151,11 @@ struct StmatrixArguments {
   uint32_t row;
   const uint32_t* registers;
   int count;
+  bool transposed;
 };
 
 void exchange_stmatrix(Thread* lanes) {
-  const int count = static_cast<StmatrixArguments*>(lanes[0].arguments)->count;
+  const auto [_, __, count, transposed] = *static_cast<StmatrixArguments*>(lanes[0].arguments);
   for (int i = 0; i < count; ++i) {
     for (int r = 0; r < 8; ++r) {
       Thread& owner = lanes[8 * i + r];
@@ -161,9 +163,13 @@ void exchange_stmatrix(Thread* lanes) {
           shared_pointer(static_cast<StmatrixArguments*>(owner.arguments)->row));
       if constexpr (OBSERVE)
         as_thread(owner, [&] { observe::shared_write(row, 16, lanes[0].pc); });
-      for (int l = 4 * r; l < 4 * r + 4; ++l)
-        std::memcpy(row + l % 4 * 4,
-                    &static_cast<StmatrixArguments*>(lanes[l].arguments)->registers[i], 4);
+      for (int at = 0; at < 8; ++at) {
+        const auto [m, n] = transposed ? std::pair{at, r} : std::pair{r, at};
+        const Thread& holder = lanes[4 * m + n / 2];
+        const uint32_t pair = static_cast<StmatrixArguments*>(holder.arguments)->registers[i];
+        const auto element = static_cast<uint16_t>(pair >> n % 2 * 16);
+        std::memcpy(row + 2 * at, &element, 2);
+      }
     }
   }
 }
@@ -209,8 +215,8 @@ __attribute__((noinline)) void wgmma_wait(int pending, Site site) {
 }
 
 __attribute__((noinline)) void stmatrix(uint32_t row, const uint32_t* registers, int count,
-                                        Site site) {
-  StmatrixArguments arguments{row, registers, count};
+                                        bool transposed, Site site) {
+  StmatrixArguments arguments{row, registers, count, transposed};
   meet_warp(exchange_stmatrix, &arguments, site, CALLER);
 }
 
