@@ -245,6 +245,11 @@ def test_a_side_has_one_width_and_none_where_a_multiple_of_64_is_as_narrow(side,
     assert {64, 128} <= rows or not width
 
 
+@pytest.mark.parametrize(("M", "N"), [(0, 0), (0, 64), (0, 20_000)])
+def test_an_empty_product_gets_no_tile_that_fits(M, N):
+    assert one_wave_fitted.fitted(problem(M, N, 64), 132) == ()
+
+
 def test_what_is_stored_transposed_is_plain_and_of_16_bits():
     by_rows, by_columns = (2000, 1), (1, 136)
     for c_strides, changes, held in (

@@ -80,5 +80,5 @@ def more_waves(clusters: int, blocks: int, sms: int, resident: int) -> float:
     are in none. 2281 x 3 x 16051 (tt) takes 69 us by thin in 36 clusters of 7, two blocks to an SM,
     of which 34 run at once, and 47 in 36 of 6 (reports/nvidia-h200/trials/races.csv)."""
     at_once = max(1, clusters_at_once(blocks, sms, resident))
-    alone = ceil_div(clusters * blocks, sms * resident)
+    alone = max(1, ceil_div(clusters * blocks, sms * resident))
     return max(1.0, ceil_div(clusters, at_once) / alone) if blocks > 1 else 1.0

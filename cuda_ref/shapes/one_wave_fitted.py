@@ -21,8 +21,8 @@ MOST = 256
 """Columns that wgmma has at most."""
 
 WIDEST = {64: 224, 128: 224, 192: 176, 256: 176}
-"""The other side of a tile, and the widest that it goes with: of more accumulators
-no thread has room."""
+"""The other side of a tile -> the widest that it goes with. Of 192 and 256 rows no thread has room
+for more accumulators; the widest of others is the widest there is."""
 
 LONGEST_SIDE = 2 * MOST
 """The shorter side that is fitted, at most: of a longer one a last tile of 64 rows, half of it
@@ -43,7 +43,7 @@ def by_columns(problem: Any) -> bool:
 def fitted(problem: Any, sms: int) -> tuple[tuple[int, int], ...]:
     """BLOCK_M x BLOCK_N of the tiles that fit a plain product's shorter side, or the SMs; none of a
     C in odd rows, and what is stored transposed has 16 bits."""
-    if not problem.plain or 1 not in problem.c_strides or odd_c(problem):
+    if not problem.plain or 1 not in problem.c_strides or odd_c(problem) or not problem.M:
         return ()
     found = dict.fromkeys((*_of_few_rows(problem.M), *_of_one_wave(problem.M, problem.N, sms)))
     return tuple(tile for tile in found if stores(*tile, problem))

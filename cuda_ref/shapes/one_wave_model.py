@@ -37,7 +37,7 @@ STEP = {
     (128, 192): 0.46,
     (128, 256): 0.6,
 }
-STEP |= {  # of fitted tiles: interpolated by their columns, which trees correct by races
+STEP |= {  # of fitted tiles: interpolated by their columns; of most of them there are a few races
     (64, 80): 0.146,
     (64, 144): 0.209,
     (64, 160): 0.231,

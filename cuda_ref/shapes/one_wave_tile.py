@@ -44,7 +44,7 @@ while it multiplies the next (reports/nvidia-h100-sxm/trials/tile_races.csv).
 LEAST_STEPS = 5
 
 LARGE = 128 * 192
-"""Elements of a tile from beyond which on it is one of the largest."""
+"""Elements of a tile: one that fits and has more is offered where LARGEST are."""
 
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
 """CLUSTER_M x CLUSTER_N of every tile, and of its transpose, where rows begin within lines of the
@@ -93,9 +93,9 @@ def shapes(problem: Any, splits: int, sms: int) -> dict[tuple[int, int], Cluster
 def takes(block_m: int, block_n: int, problem: Any, splits: int = 1) -> bool:
     """Whether a problem may have such tiles.
 
-    A side that is no multiple of 64 has to run along the rows of C, or be fitted to M, and nothing
-    may be fused; nor may it where the tile is large. A side of 48 also needs a B that lies by
-    columns.
+    A side that is no multiple of 64 has to run along the rows of C, or the tile is one of FITTED,
+    which is computed transposed. Nothing may be fused then, nor where the tile is large. A side of
+    48 also needs a B that lies by columns.
     """
     along, across = (block_m, block_n) if by_columns(problem) else (block_n, block_m)
     if across % 64:

@@ -36,8 +36,9 @@ GAIN = 1.06
 
 NARROW = ((256, 144), (256, 160))
 """Tiles in epilogue subtiles of 32 columns: beside their buffers there is room for four stages. Of
-three, rows that begin within lines of the L2 come too late: at 16316 x 296 x 4008 (nt) CUDA takes
-57 us with four stages and 71 with three, which read as much (docs/lab/cuda_one_wave.md)."""
+three, rows that begin within lines of the L2 seem to come too late: at 16316 x 296 x 4008 (nt)
+CUDA's one_wave takes 58 us with four stages and wgmma_persistent 71 with three, which reads as much
+(reports/nvidia-h200/trials/fit_ncu.csv)."""
 
 
 def _subtile(rows: int, columns: int) -> int:
