@@ -17,7 +17,7 @@ from tcgemm.cuda_ref.planning.cost import MOST_SPLITS
 from tcgemm import dispatch
 from tcgemm.bench import drawn
 from tcgemm.bench.case import Case
-from tcgemm.choosing import fitting, model, model_files, within
+from tcgemm.choosing import fitting, measured, model, model_files, within
 from tcgemm.problem import Problem
 
 ROOT = Path(__file__).parents[1]
@@ -155,6 +155,13 @@ def test_a_long_product_and_a_tuned_one_stay_as_they_were_chosen(on_an_h200, mon
     with_model = [chosen(*shape) for shape in shapes]
     monkeypatch.setattr(model, "constants", lambda slug: {})
     assert [chosen(*shape) for shape in shapes] == with_model
+
+
+@pytest.mark.parametrize(("N", "held"), [(4512, True), (4504, False)])
+def test_a_product_whose_rows_split_sectors_is_like_no_tuned_one(N, held):
+    problem = replace(problem_of(73, N, 4480), device="cuda")
+    assert measured.nearest(problem, "nvidia-h200", within.TUNED) is not None
+    assert within.tuned(problem, "nvidia-h200") == held
 
 
 def test_a_tuned_product_that_is_mostly_start_may_go_to_another(on_an_h200, monkeypatch):

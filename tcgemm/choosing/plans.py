@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import gpus
 from ..problem import Problem
 from . import model, model_files, trees
-from .measured import nearest, slug_of
-from .within import MOSTLY_START_US, TUNED, settled
+from .measured import slug_of
+from .within import MOSTLY_START_US, settled, tuned
 
 if TYPE_CHECKING:
     from ..dispatch import Kernel
@@ -207,7 +207,7 @@ def fastest(
     timed, plan = module.by_rows(problem, chosen.name, chosen.plan(problem))
     present_us = known.us(name_of_chosen, timed, plan, sms, seen=False)
     assert present_us is not None
-    if present_us > MOSTLY_START_US and nearest(problem, slug, TUNED) is not None:
+    if present_us > MOSTLY_START_US and tuned(problem, slug):
         return None
     names = {row.name: module.named(problem, row.full_name) for row in able}
     found: list[tuple[Taken, Problem, Mapping[str, Any]]] = []

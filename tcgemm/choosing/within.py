@@ -34,7 +34,10 @@ it: see docs/lab/cost_model.md."""
 OF_LONGER = 3.0
 
 TUNED = 0.5
-"""Doublings of M, N and K, in all, up to which a product is taken to be a case that was tuned."""
+"""Doublings of M, N and K, in all, up to which a product is taken to be a case that was tuned,
+where all rows are whole sectors of the L2, as in those cases: at 73 x 4504 x 4472 (nn), near to a
+case of 64 x 4096 x 4096, Triton's table has a plan at 0.63 of cuBLAS
+(reports/nvidia-h200/trials/drawn.csv)."""
 
 MOSTLY_START_US = 3.0
 """Microseconds, by the model, up to which that does not count. Suites were timed one product after
@@ -54,6 +57,13 @@ def settled(problem: Problem, module: Any) -> bool:
     """Whether no model is asked: a table of the user's own speaks of the problem, or the backend,
     whose module it is, has none."""
     return not hasattr(module, "tuned_by_user") or bool(module.tuned_by_user(problem))
+
+
+def tuned(problem: Problem, slug: str) -> bool:
+    """Whether a table was tuned for a case like the problem."""
+    apart = (max(problem.a_strides), max(problem.b_strides), max(problem.c_strides))
+    whole = all(stride % model.SECTOR == 0 for stride in apart)
+    return whole and nearest(problem, slug, TUNED) is not None
 
 
 def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any = None) -> Kernel:
@@ -78,7 +88,7 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any
         times[chosen] = least
     if chosen not in times:
         return chosen
-    if times[chosen] > MOSTLY_START_US and nearest(problem, slug, TUNED) is not None:
+    if times[chosen] > MOSTLY_START_US and tuned(problem, slug):
         return chosen
     best = min(times, key=times.__getitem__)
     earned = EARNED * (1 if times[chosen] < SHORT_US else OF_LONGER)
