@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import torch
 from conftest import DEVICE
-from test_unaligned_rows import memory_of, padded
+from test_unaligned_rows import is_stored_thrice, memory_of, padded
 from triton_requests import FITTED, LIMITS
 
 from tcgemm import dispatch
@@ -285,12 +285,4 @@ def test_the_product_is_right_and_nothing_beside_it_is_written(number, a_and_b):
         a = padded(a.mT).mT if layout[0] == "t" else padded(a)
         b = padded(b.mT).mT if layout[1] == "t" else padded(b)
         around, c = memory_of(M, N, dtype, transposed, pitch, start)
-        assert ROW.why_not(dispatch.problem_of(a, b, c)) is None
-        bound = dispatch.load("triton", ROW.name).bind(a, b, c, **tile)
-        product, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-        near_by = 2**-8 if dtype is torch.bfloat16 else 2**-11
-        for _ in range(3):
-            around.fill_(torch.nan)
-            bound(a, b, c)
-            assert bool(((c - product).abs() <= near_by * product.abs() + 1e-5 * size).all())
-            assert int((~around.isnan()).sum()) == M * N, "wrote outside of C"
+        is_stored_thrice(a, b, c, around, tile)

@@ -79,7 +79,7 @@ FITTED_TILES = [
     Request("warp_specialized", tile, layout=("nn", "nt", "tn", "tt")[number // 2 % 4])
     for number, tile in enumerate(FITTED)
 ]
-FITTED_ODD = [
+ODD_C += [
     Request("warp_specialized", tile, layout="nt", M=1000, N=1003)
     for tile in FITTED
     if not tile["SWAP"] and tile["BLOCK_M"] == 128
@@ -121,7 +121,7 @@ def odd_steps() -> list:
 def all_requests() -> list:
     return [
         *SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED, *with_c_in(), *eight_bits(), *SINGLE,
-        *SUMS, *ODD_C, *FITTED_TILES, *FITTED_ODD,
+        *SUMS, *ODD_C, *FITTED_TILES,
         *odd_steps(),
     ]  # fmt: skip
 
@@ -258,15 +258,6 @@ def test_tiles_that_fit_a_short_side_stay_in_registers(wanted):
     assert "C7508" not in built.log, "registers are not moved to the consumers"
     bound = plans.shared_bytes(wanted.kernel, plan, wanted.dtype_out)
     assert built.shared_bytes <= bound <= LIMITS[9, 0]
-
-
-@pytest.mark.parametrize("wanted", FITTED_ODD, ids=name_of)
-def test_threads_store_tiles_that_fit_by_vectors(wanted):
-    built, plan = compiled(wanted), wanted.plan
-    assert (built.spill_bytes, built.serialized) == (0, False)
-    vectors = plan["BLOCK_M"] * plan["BLOCK_N"] // 8 // 128
-    assert built.counts["STG"] == vectors * (1 + 8)
-    assert built.counts["UTMASTG"] == 0
 
 
 def test_c_in_that_tma_does_not_reach_is_read_in_place():

@@ -119,16 +119,21 @@ def test_the_product_is_right_and_nothing_beside_it_is_written(tile, layout):
         transposed = layout[2:] == "t"
         pitch = (M if transposed else N) + more
         around, c = memory_of(M, N, dtype, transposed, pitch, start)
-        problem = dispatch.problem_of(a, b, c)
-        assert ROW.why_not(problem) is None, problem
-        bound = dispatch.load("triton", ROW.name).bind(a, b, c, **tile)
-        product, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-        near_by = 2**-8 if dtype is torch.bfloat16 else 2**-11
-        for _ in range(3):
-            around.fill_(torch.nan)
-            bound(a, b, c)
-            assert bool(((c - product).abs() <= near_by * product.abs() + 1e-5 * size).all())
-            assert int((~around.isnan()).sum()) == M * N, "wrote outside of C"
+        is_stored_thrice(a, b, c, around, tile)
+
+
+def is_stored_thrice(a, b, c, around, tile):
+    """The kernel takes such a C with this tile, it is right, and around it nothing is written."""
+    problem = dispatch.problem_of(a, b, c)
+    assert ROW.why_not(problem) is None, problem
+    bound = dispatch.load("triton", ROW.name).bind(a, b, c, **tile)
+    product, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    near_by = 2**-8 if c.dtype is torch.bfloat16 else 2**-11
+    for _ in range(3):
+        around.fill_(torch.nan)
+        bound(a, b, c)
+        assert bool(((c - product).abs() <= near_by * product.abs() + 1e-5 * size).all())
+        assert int((~around.isnan()).sum()) == c.numel(), "wrote outside of C"
 
 
 def padded(x):

@@ -16,9 +16,6 @@ from ..handle import Gemm, Vector
 PANEL = 64
 """Elements in a row of 128 bytes: PANEL in csrc/ptx/wgmma.cuh."""
 
-SECTOR = 32
-"""Bytes of the L2 that it reads and writes at once."""
-
 CHUNK_ROWS = 64
 """As in csrc/sm90/epilogue_chunks.cuh."""
 

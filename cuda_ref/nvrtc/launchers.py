@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..planning.pairs import SECTOR_BYTES
 from .arguments import (
     CHUNK_ROWS,
     ITEM,
     PANEL,
-    SECTOR,
     Matrix,
     Operand,
     Output,
@@ -232,7 +232,7 @@ def _output(p: Product, c: Mapping[str, int], steps: int) -> tuple[Any, Output]:
     c_map, plain = _output_map(p)
     item, by_tma = ITEMS[p.dtype_out], plain.data is None
     in_rows = by_tma and steps <= c["IN_ROWS_STEPS"]
-    in_rows = in_rows and ((p.c.data or 0) | int(p.c.row_stride) * item) % SECTOR != 0
+    in_rows = in_rows and ((p.c.data or 0) | int(p.c.row_stride) * item) % SECTOR_BYTES != 0
     if in_rows:
         plain = PlainOutput.of(p.c, item)
     odd = not by_tma and p.c.col_stride == 1 and item == 2

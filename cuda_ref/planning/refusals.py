@@ -181,6 +181,12 @@ def tma_rows(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
     return aligned and (shape[1] == 1 or strides[1] == 1)
 
 
+def odd_rows_of_c(problem: Any, columns: int) -> bool:
+    """Whether TMA cannot store a C of 16 bits, of which so many columns are a row in memory."""
+    apart = max(problem.c_strides)
+    return bool(columns % 8 or apart % 8 or problem.c_alignment < 16)
+
+
 def operands(problem: Any) -> tuple[tuple[str, tuple[int, int], tuple[int, int], int], ...]:
     """(name, shape, strides, alignment in bytes) of A and of B."""
     return (

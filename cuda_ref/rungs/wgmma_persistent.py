@@ -25,7 +25,7 @@ from ..planning.pairs import (
     strides_of,
     waves_of_pairs,
 )
-from ..planning.refusals import MOST_TILES, column_major, refuse_tma
+from ..planning.refusals import MOST_TILES, column_major, odd_rows_of_c, refuse_tma
 from ..planning.rows import FUSES, TMA_ROWS, row
 
 ORDER = 130
@@ -173,7 +173,7 @@ def odd_c(problem: Any, columns: int) -> bool:
     """Whether TMA cannot store a plain C of 16 bits with so many columns, and threads do."""
     if not problem.plain or problem.batch > 1 or problem.dtype_out != problem.dtype_in:
         return False
-    return any(x % 8 for x in (columns, max(problem.c_strides))) or problem.c_alignment < 16
+    return odd_rows_of_c(problem, columns)
 
 
 def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int]]:

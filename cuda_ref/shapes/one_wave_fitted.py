@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..planning.cost import ceil_div
-from ..planning.refusals import column_major
+from ..planning.refusals import column_major, odd_rows_of_c
 
 WIDTHS = (80, 96, 112, 144, 160, 176, 208, 224)
 """Columns of wgmma. Of multiples of 64 there are tiles in any case."""
@@ -28,9 +28,6 @@ LONGEST_SIDE = 2 * MOST
 """The shorter side that is fitted, at most: of a longer one a last tile of 64 rows, half of it
 empty, is a sixteenth."""
 
-AT_ONCE = (1.0, 10 / 11)
-"""Shares of the SMs that blocks run on at once: by themselves, and in clusters of four."""
-
 FITTED = tuple((width, rows) for width in WIDTHS for rows, most in WIDEST.items() if width <= most)
 """All of them, of one of the two ways that each may lie."""
 
@@ -43,24 +40,30 @@ def by_columns(problem: Any) -> bool:
 def fitted(problem: Any, sms: int) -> tuple[tuple[int, int], ...]:
     """BLOCK_M x BLOCK_N of the tiles that fit a plain product's shorter side, or the SMs; none of a
     C in odd rows, and what is stored transposed has 16 bits."""
-    if not problem.plain or 1 not in problem.c_strides or odd_c(problem) or not problem.M:
+    if not problem.M or not takes_fitted(problem):
         return ()
     found = dict.fromkeys((*_of_few_rows(problem.M), *_of_one_wave(problem.M, problem.N, sms)))
     return tuple(tile for tile in found if stores(*tile, problem))
 
 
-def odd_c(problem: Any) -> bool:
-    """Whether threads store C, as its rows are odd: of a width that is no multiple of 64 they store
-    runs of one chunk."""
-    apart = max(problem.c_strides)
-    side = problem.M if by_columns(problem) else problem.N
-    return bool(apart % 8 or side % 8 or problem.c_alignment < 16)
+def takes_fitted(problem: Any) -> bool:
+    """Whether the kernel stores tiles that fit: of a plain product, and no C in odd rows, which
+    threads store in runs of one chunk where a width is no multiple of 64."""
+    columns = problem.M if by_columns(problem) else problem.N
+    lies_in_rows = 1 in problem.c_strides and not odd_rows_of_c(problem, columns)
+    return bool(problem.plain) and lies_in_rows
 
 
 def stores(block_m: int, block_n: int, problem: Any) -> bool:
     """Whether the kernel can store such a tile: transposed it stores 16 bits alone."""
     across = block_n if by_columns(problem) else block_m
     return across % 64 == 0 or problem.dtype_out in ("float16", "bfloat16")
+
+
+def sms_for_clusters(sms: int) -> int:
+    """SMs that blocks in clusters of four and more run on at once: SMs come in groups that clusters
+    do not cross, so an H200's 132 SMs take 30 clusters of 4."""
+    return sms * 10 // 11
 
 
 def _of_few_rows(M: int) -> Iterator[tuple[int, int]]:
@@ -77,8 +80,7 @@ def _of_few_rows(M: int) -> Iterator[tuple[int, int]]:
 def _of_one_wave(M: int, N: int, sms: int) -> Iterator[tuple[int, int]]:
     """The narrowest widths with which all tiles run at once, along one side and the other."""
     for rows in WIDEST:
-        for at_once in AT_ONCE:
-            most = int(sms * at_once)
+        for most in (sms, sms_for_clusters(sms)):
             for side, other, along_n in ((M, N, False), (N, M, True)):
                 tiles = most // ceil_div(other, rows)
                 width = _width(ceil_div(side, tiles)) if tiles else None

@@ -15,7 +15,15 @@ from ..planning import pairs
 from ..planning.cost import TILE_K, ceil_div, most_splits
 from ..planning.gpu import shared_kb
 from ..planning.refusals import column_major
-from .one_wave_fitted import FITTED, by_columns, fitted, odd_c, stores, swaps
+from .one_wave_fitted import (
+    FITTED,
+    by_columns,
+    fitted,
+    sms_for_clusters,
+    stores,
+    swaps,
+    takes_fitted,
+)
 
 Clusters = tuple[tuple[int, int], ...]
 
@@ -100,9 +108,7 @@ def takes(block_m: int, block_n: int, problem: Any, splits: int = 1) -> bool:
     along, across = (block_m, block_n) if by_columns(problem) else (block_n, block_m)
     if across % 64:
         known = (block_m, block_n) in FITTED or (block_n, block_m) in FITTED
-        if splits > 1 or not known or not problem.plain or 1 not in problem.c_strides:
-            return False
-        return stores(block_m, block_n, problem) and not odd_c(problem)
+        return splits == 1 and known and takes_fitted(problem) and stores(block_m, block_n, problem)
     # The launcher transposes nothing where C lies in steps both ways, so that side is not known.
     if along % 64 and 1 not in problem.c_strides:
         return False
@@ -133,9 +139,8 @@ def whole_panels(block_n: int) -> int:
 
 
 def at_once(cluster: int, sms: int) -> int:
-    """Blocks in clusters that run at once: SMs come in groups that clusters do not cross, so an
-    H200's 132 SMs take 30 clusters of 4."""
-    return sms if cluster < 4 else sms * 10 // 11 // cluster * cluster
+    """Blocks in clusters that run at once."""
+    return sms if cluster < 4 else sms_for_clusters(sms) // cluster * cluster
 
 
 def runs_at_once(config: Mapping[str, int], problem: Any, sms: int) -> bool:
