@@ -91,7 +91,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
 
 
 def _now_in_rows(problem: Problem, plan: Mapping[str, int]) -> bool:
-    """Whether threads store C, which TMA could store too; as IN_ROWS of one_wave_build.cuh."""
+    """Whether threads store C, which TMA could store too; as IN_ROWS of one_wave/build.cuh."""
     by_tma = problem.N % VECTOR == 0 and rows_lie(2, problem.c_strides) == SPLIT_SECTORS
     tall = plan["BLOCK_M"] > 64 and not one_wave_fitted.swaps(plan["BLOCK_M"])
     return bool(by_tma and plan["SPLITS"] == 1 and tall)

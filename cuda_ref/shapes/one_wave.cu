@@ -16,7 +16,7 @@
 // block      CONSUMERS consumer warpgroups and a producer warp step through K by BLOCK_K, over a
 //            ring of NUM_STAGES; BLOCK_M x BLOCK_N of C
 // warpgroup  MMAS times wgmma 64 x BLOCK_N x 16; stores C in chunks by TMA, or by its threads
-#include "one_wave_build.cuh"
+#include "one_wave/build.cuh"
 #if TCGEMM_DIVIDES
 #include "sm90/reduce_kernel.cuh"
 #endif

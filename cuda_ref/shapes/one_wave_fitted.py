@@ -2,7 +2,7 @@
 
 wgmma multiplies 64 rows by a number of columns that is any multiple of 8. Where its columns have to
 run along rows of C, as of few rows, the kernel computes the transposed product and stores it
-transposed (SWAPS in one_wave_build.cuh). A plan says so by a BLOCK_M that is no multiple of 64.
+transposed (SWAPS in one_wave/build.cuh). A plan says so by a BLOCK_M that is no multiple of 64.
 Every function is given the problem with M <= N.
 """
 

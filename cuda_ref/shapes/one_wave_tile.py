@@ -129,7 +129,7 @@ def chunks_in_ring(block_m: int, block_n: int) -> bool:
 
 
 def rows_of_b(block_n: int) -> int:
-    """Rows of B in a stage: as B_ROWS in one_wave_build.cuh."""
+    """Rows of B in a stage: as B_ROWS in one_wave/build.cuh."""
     return 48 if block_n == 48 else whole_panels(block_n)
 
 
@@ -210,7 +210,7 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
 
 
 def _stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
-    """As many as fit behind barriers and chunks, as shared_bytes in one_wave_build.cuh counts."""
+    """As many as fit behind barriers and chunks, as shared_bytes in one_wave/build.cuh counts."""
     rows, cols = (block_n, block_m) if swaps(block_m) else (block_m, block_n)
     stage = (rows + rows_of_b(cols)) * TILE_K * 2
     chunks = block_m // 64 * -(-block_n * (4 if divided or float32 else 2) // 128)
@@ -221,7 +221,7 @@ def _stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
 
 
 def refuse_config(config: Mapping[str, int]) -> str | None:
-    """Why no build has these settings: the assertions of one_wave_build.cuh."""
+    """Why no build has these settings: the assertions of one_wave/build.cuh."""
     tile = config["BLOCK_M"], config["BLOCK_N"]
     cluster = config["CLUSTER_M"], config["CLUSTER_N"]
     either_way = (tile, tile[::-1])

@@ -17,7 +17,7 @@
 #include <atomic>
 
 #include "tile/order.cuh"
-#include "stream_k_partials.cuh"
+#include "stream_k/partials.cuh"
 #include "skinny_tile.cuh"
 
 namespace {
