@@ -35,8 +35,8 @@ def main() -> None:
     table = empty(world, dtype=torch.int64)
     call = SimpleNamespace(
         early=False, done=words(2), rank=0, world=world, chunk=chunk, flags=words(64),
-        epoch=words(1), trouble=words(4), limit=1000, debug=False, spare=0, data=table,
-        words=table, flags_at=32, most=MOST_TILES,
+        epoch=words(1), last=words(1), trouble=words(4), limit=1000, debug=False, spare=0,
+        data=table, words=table, flags_at=32, most=MOST_TILES,
     )  # fmt: skip
     call.staging = call.stored = None
     carried = SimpleNamespace(**vars(call) | {
@@ -73,41 +73,39 @@ def main() -> None:
     sums = empty(M, K, dtype=eight), b8, empty(chunk, N), empty(world, chunk, N), None, "", call
     grid, args, constants = scatter.arguments(*sums, **tile.config)
     launches["scatter 8 bits"] = scatter.kernel, grid, args, constants | scales
-    small = {"WORLD": world, "INTERPRETED": False, "num_warps": 1}
-    launches["enter"] = signals.enter, (1,), (call.epoch, words(2), call.trouble, 0, 9, 0), small
-    launches["leave"] = signals.leave, (1,), (call.epoch, table, 0), small
+    small = {"WORLD": world, "LANES": 2, "INTERPRETED": False, "num_warps": 1}
+    launches["enter"] = signals.enter, (1,), (
+        call.epoch, call.last, words(2), table, -32, call.trouble, 0, 9, 0
+    ), small  # fmt: skip
     launches["await_stored"] = (
         signals.await_stored, (1,), (carried.stored, 8, 9, call.trouble, 9, 0, 1, 1),
         {"num_warps": 1},
     )  # fmt: skip
     ranks = {"WORLD": 4, "LANES": 4}
-    flags = table, table, words(64), words(2), call.epoch
-    constants = {**ranks, "BLOCK": 2048, "INTERPRETED": False, "num_warps": 16}
+    flags = table, table, words(64), words(2), call.epoch, call.last, words(1)
+    constants = {**ranks, "BLOCK": 2048, "PDL": True, "INTERPRETED": False, "num_warps": 16}
     for name, scales in (("push", None), ("push with scales", empty(512, dtype=torch.float32))):
         launches[name] = one_shot.push, (128,), (
-            words(512, K // 2), scales, 512, K // 8, 512, 0, 64, 32, *flags, call.trouble, 9, 0
+            words(512, K // 2), scales, 512, K // 8, 512, 0, 64, 32, -32, *flags, call.trouble, 9, 0
         ), constants  # fmt: skip
     constants = constants | {"EACH": 8, "BLOCK": 4096, "ACTIVATION": "gelu", "EMULATED": False}
     launches["reduce"] = one_shot.reduce, (128,), (
-        empty(2048, N), empty(512, N), empty(N), 2048, N // 8, 512, 0, 64, 32, *flags, words(1),
+        empty(2048, N), empty(512, N), empty(N), 2048, N // 8, 512, 0, 64, 32, -32, *flags,
         call.trouble, 9, 0,
-    ), constants  # fmt: skip
+    ), constants | {"launch_pdl": True}  # fmt: skip
     kernel, grid, args, constants = launches["reduce"]
     launches["reduce of eight"] = kernel, grid, args, constants | {"WORLD": 8, "LANES": 8}
     small = constants | {"WORLD": 2, "LANES": 2, "EACH": 4, "BLOCK": 2048, "ACTIVATION": ""}
     launches["reduce of two"] = kernel, grid, tuple(
         None if i == 2 else x.float() if i < 2 else x for i, x in enumerate(args)
     ), small  # fmt: skip
-    launches["leave of one shot"] = (
-        one_shot.leave, (1,), (call.epoch, table, 0), {**ranks, "num_warps": 1}
-    )  # fmt: skip
-    for name in ("gather 128x256", "scatter 128x256", "scatter 128x128", "enter", "leave"):
+    for name in ("gather 128x256", "scatter 128x256", "scatter 128x128", "enter"):
         kernel, grid, args, constants = launches[name]
         stamps = {"stamps": empty(4, dtype=torch.int64)}
         launches[f"{name} with stamps"] = kernel, grid, args, constants | stamps
     if sys.argv[1:] == ["one_shot"]:
         first = [*launches].index("push")
-        launches = {name: launches[name] for name in [*launches][first : first + 6]}
+        launches = {name: launches[name] for name in [*launches][first : first + 5]}
     found = {}
     for name, (kernel, grid, args, constants) in launches.items():
         built = kernel.warmup(*args, grid=grid, **constants)

@@ -15,7 +15,7 @@ import compiling
 import pytest
 import torch
 from ranks import groups_of, two_ranks  # noqa: F401
-from test_overlap import Here, in_threads, ranks_in_turns
+from test_overlap import Here, in_threads, ranks_in_turns, tell_done
 
 import tcgemm
 from tcgemm.dist.overlap import one_shot
@@ -248,7 +248,7 @@ def multiply(a, b, out, **_):
 @pytest.mark.parametrize("op", OPS)
 def test_a_rank_that_does_not_come_is_named(op):
     a, b = torch.ones(8, 8).half(), torch.ones(8, 8).half()
-    rank = ranks_in_turns(2, 0.01)[0]
+    rank, peer = ranks_in_turns(2, 0.01)
 
     def alone():
         if op == "reduce_scatter":
@@ -262,9 +262,8 @@ def test_a_rank_that_does_not_come_is_named(op):
         alone()
     with pytest.raises(PeerError, match="an earlier call failed"):
         alone()
-    # A reduce that has not heard of all peers tells nobody that it is done with the slot.
-    done = [int(slot.words[1][0]) for slot in rank.memory.slots]
-    assert done == ([1, 0] if op == "all_gather" else [0, 0])
+    # The peer is late and may still store here: it never hears that the slot is free.
+    assert int(peer.memory.slots[0].done[0]) == 0
 
 
 def test_a_slot_that_a_peer_still_reads_is_waited_for():
@@ -272,7 +271,7 @@ def test_a_slot_that_a_peer_still_reads_is_waited_for():
     rank = ranks_in_turns(2, 0.01)[0]
     rank.memory.take(1024)
     slot = rank.memory.slots[1]
-    slot.epoch.fill_(1)
+    slot.last.fill_(1)
     a, b, out = torch.ones(8, 8).half(), torch.ones(8, 8).half(), torch.empty(16, 8).half()
     with pytest.raises(PeerError, match="for rank 1: the end of its last call but one did not"):
         one_shot.all_gather_matmul(rank, kernels(), multiply, a, b, out, 16, False)
@@ -309,13 +308,14 @@ class Model:
                 call.trouble.copy_(torch.tensor([1, peer, number, wanted]))
 
     def _slot(self, call):
-        """The slot whose epoch the call counts, as this rank sees it."""
+        """The slot that the call uses, as this rank sees it."""
         slots = self.ranks[call.rank].memory.slots
-        return next(slot for slot in slots if slot.epoch.data_ptr() == call.epoch.data_ptr())
+        return next(slot for slot in slots if slot.last.data_ptr() == call.last.data_ptr())
 
     def _enter(self, call):
+        tell_done(self.ranks, call)
         if self.skip != "done":
-            self._wait(call.done, call, int(call.epoch), -1)
+            self._wait(call.done, call, int(call.last), -1)
 
     def _flag_and_wait(self, call, number):
         now = int(call.epoch) + 1
@@ -335,12 +335,11 @@ class Model:
                 to = self._slot(call).data[peer][at : at + len(data)].view(-1, 16)
                 to[number :: call.blocks] = data.view(-1, 16)[number :: call.blocks]
             self._flag_and_wait(call, number)
+        self._count(call)
 
-    def leave(self, call):
-        self._late()
-        for peer in range(call.world):
-            self._slot(call).words[peer][call.rank] = int(call.epoch) + 1
+    def _count(self, call):
         call.epoch.add_(1)
+        call.last.copy_(call.epoch)
 
     def reduce(self, call, partial, out, bias, epilogue):
         part = call.chunk * partial.shape[1]
@@ -362,7 +361,7 @@ class Model:
                 for r in range(call.world)
             ]
             out.view(-1)[number :: call.blocks] = sum(x[number :: call.blocks] for x in of)
-        self.leave(call)
+        self._count(call)
 
 
 def run_model(world, calls, skip, seed, replayed):
@@ -428,21 +427,20 @@ def test_a_launch_is_recorded_once_for_each_kind_of_call(monkeypatch):
     monkeypatch.setattr(starting, "record", record)
     monkeypatch.setattr(run, "check", lambda like: None)
     monkeypatch.setattr(run.one_shot, "push", Kernel())
-    monkeypatch.setattr(run.one_shot, "leave", Kernel())
     monkeypatch.setattr(run.one_shot, "reduce", Kernel())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     rank = ranks_in_turns(2)[0]
     a, b, out = torch.ones(8, 8).half(), torch.ones(8, 8).half(), torch.empty(16, 8).half()
     for _ in range(6):  # each slot has kinds of its own
         one_shot.all_gather_matmul(rank, run, multiply, a, b, out, 16, False)
-    assert len(launched) == 4
-    assert len(again) == 8
+    assert len(launched) == 2
+    assert len(again) == 4
     (grid, args, constants), *_ = launched
-    assert (grid, args[2:8]) == ((1,), (8, 1, 8, 0, rank.kinds and 1 << 16, 18))
+    assert (grid, args[2:9]) == ((1,), (8, 1, 8, 0, rank.kinds and 1 << 16, 16, -32))
     assert constants["WORLD"] == constants["LANES"] == 2
     calls = list(rank.kinds.values())
     assert again[0] == (7, (a.data_ptr(), 0, *calls[0].addresses))
-    assert again[1] == (7, calls[0].addresses)
+    assert again[1] == (7, (a.data_ptr(), 0, *calls[1].addresses))
     places = {t.data_ptr() for t in args if isinstance(t, torch.Tensor)}
     assert places <= {a.data_ptr(), *calls[0].addresses}
     launched.clear()
@@ -461,7 +459,7 @@ def test_what_the_compiler_makes_of_the_kernels():
     done = compiling.run(str(Path(__file__).with_name("overlap_compile.py")), "one_shot")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 6
+    assert len(found) == 5
     for name, made in found.items():
         assert made["spill_bytes"] == 0, name
         assert made["registers"] <= 128, name  # 512 threads of a block
@@ -469,23 +467,21 @@ def test_what_the_compiler_makes_of_the_kernels():
             r"[ls][td]\.global\.v4|st\.global|bar\.sync|atom\.global\.\w+\.\w+|fence\.proxy|trap",
             made["ptx"],
         )
-        # Stores, a barrier of the block, and only then the release by threads of one warp.
-        for at, what in enumerate(order):
-            if what == "atom.global.sys.release":
-                assert order[at - 1] == "bar.sync", name
-        if name.startswith("leave"):
-            continue
+        # Stores, a barrier of the block, and only then the release by threads of one warp. Another
+        # release tells the peers of earlier calls, and no store of this kernel.
+        releases = [at for at, what in enumerate(order) if what == "atom.global.sys.release"]
+        assert len(releases) == 2, name
+        (release,) = (at for at in releases if order[at - 1] == "bar.sync")
         assert order.count("trap") == 2, name
         first = order.index("atom.global.sys.acquire")  # peers are done with the slot
         stores = [at for at, what in enumerate(order) if what == "st.global.v4"]
-        release = order.index("atom.global.sys.release")
         flags = order.index("atom.global.sys.acquire", release)
+        counted = order.index("atom.global.gpu.acq_rel")
         assert first < stores[0] < release < flags, name
         assert "ld.global.v4" in order[:first], name  # on its way meanwhile
         if name.startswith("push"):
             assert not [at for at in stores if at > release], name
-            assert order[-1] == "fence.proxy", name
+            assert flags < order.index("fence.proxy") < counted, name
         else:
-            counted = order.index("atom.global.gpu.acq_rel")
             assert release < stores[-1] < counted, name
             assert order[counted - 1] == "bar.sync", name

@@ -134,6 +134,13 @@ def test_parts_cover_the_rows_of_every_rank_once():
 # The protocol, with kernels of torch's, ranks as threads and delays where they do harm.
 
 
+def tell_done(ranks, call):
+    """Every peer's ``done``: all calls before this one have ended here."""
+    for peer in range(call.world):
+        if peer != call.rank:
+            ranks[peer].memory.slots[0].done[call.rank] = int(call.epoch)
+
+
 class Model:
     """Kernels as plain Python: they look at the same flags and memory as the real ones."""
 
@@ -153,24 +160,14 @@ class Model:
         if self.draw.random() < 0.3:
             time.sleep(self.draw.random() * 0.004)
 
-    def _slot(self, call):
-        """The slot whose epoch the call counts."""
-        memory = self.ranks[call.rank].memory
-        return next(s for s in memory.slots if s.epoch.data_ptr() == call.epoch.data_ptr())
-
     def enter(self, call):
+        tell_done(self.ranks, call)
         self._late()
         for peer in range(call.world):
             if peer != call.rank and self.skip != "enter":
-                self._wait(call.done[peer], int(call.epoch), call, peer, -1)
+                self._wait(call.done[peer], int(call.last), call, peer, -1)
         call.epoch.add_(1)
-
-    def leave(self, call):
-        self._late()
-        number = self._slot(call).number
-        for peer in range(call.world):
-            if peer != call.rank:
-                self.ranks[peer].memory.slots[number].done[call.rank] = int(call.epoch)
+        call.last.copy_(call.epoch)
 
     def gather(self, own, gathered, b, out, bias, epilogue, call, plan):
         M, now = out.shape[0], int(call.epoch)
@@ -260,7 +257,7 @@ def gather_in_turns(ranks, a, b, plan, asked, poison=False):
         rank.gather_in_steps(kernels, shard, b, out, plan, asked)
         for rank, shard, out in zip(ranks, shards, outs, strict=True)
     ]
-    for name in ("enter", "send", "product", "leave"):
+    for name in ("enter", "send", "product"):
         for rank, step in zip(ranks, steps, strict=True):
             assert next(step) == name
             if name == "enter" and poison:  # NaN in every dtype, where nothing has arrived yet
@@ -269,6 +266,8 @@ def gather_in_turns(ranks, a, b, plan, asked, poison=False):
         if name == "send":
             for shard in shards if poison else ():
                 assert not shard.isnan().any()
+    for step in steps:  # and that no wait was given up
+        assert next(step, None) is None
     return outs
 
 
@@ -351,7 +350,10 @@ def test_the_scatter_kernel_stores_at_owners_and_adds_in_the_order_of_ranks():
         assert sent[0].isnan().all()
         flags = there.own[there.tiles_at :][MOST_TILES : MOST_TILES + plan.tiles(N)]
         assert set(flags.tolist()) == {1} or end - begin < plan.chunk
-        assert int(there.done[1]) == 1
+        assert int(there.done[1]) == 0  # the next call tells it
+    with pytest.raises(PeerError, match="tile"):  # whose tiles do not come
+        me.scatter(triton_kernels(), *operands[1], out, plan, options(rows=M))
+    assert all(int(ranks[owner].memory.slots[0].done[1]) == 1 for owner in (0, 2))
 
 
 def test_every_tile_is_visited_once_in_the_order_of_parts():

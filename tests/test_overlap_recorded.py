@@ -25,7 +25,7 @@ class Launches:
         monkeypatch.setattr(run, "record", self.record)
         monkeypatch.setattr(run, "check", lambda like: None)
         for module, name in (
-            (run.signals, "enter"), (run.signals, "leave"), (run.signals, "await_stored"),
+            (run.signals, "enter"), (run.signals, "await_stored"),
             (run.gathering, "kernel"), (run.scattering, "kernel"),
         ):  # fmt: skip
             monkeypatch.setattr(module, name, self.kernel(name))
@@ -63,27 +63,27 @@ def gathered(launches, rank, a, b, out, **asked):
 def test_launches_of_a_gather_are_recorded_once_for_each_kind_and_slot(launches):
     rank = ranks_in_turns(2)[0]
     a, b, out = torch.ones(8, 16).half(), torch.ones(16, 8).half(), torch.empty(16, 8).half()
-    three = ["enter", "kernel", "leave"]
+    both = ["enter", "kernel"]
     for _ in range(2):  # two slots
         gathered(launches, rank, a, b, out)
-    assert launches.taken() == (three * 2, [])
+    assert launches.taken() == (both * 2, [])
     for _ in range(2):
         gathered(launches, rank, a, b, out)
-    assert launches.taken() == ([], three * 2)
+    assert launches.taken() == ([], both * 2)
     other = torch.empty(16, 8).half()
     for _ in range(2):
         gathered(launches, rank, a, b, other)
-    assert {(name, stream) for name, stream, _ in launches.again} == {(n, 7) for n in three}
+    assert {(name, stream) for name, stream, _ in launches.again} == {(n, 7) for n in both}
     assert launches.again[1][2][:4] == (a.data_ptr(), b.data_ptr(), other.data_ptr(), 0)
     launches.taken()
     for lies in (a.clone(), torch.ones(33 * 8).half()[:128].view(8, 16)):
         for _ in range(4):  # descriptors hold the address of A
             gathered(launches, rank, lies, b, out)
-        assert launches.taken() == (["kernel"] * 2, ["enter", "leave"] * 2 + three * 2)
+        assert launches.taken() == (["kernel"] * 2, ["enter"] * 2 + both * 2)
     with_bias = {"bias": torch.ones(8).half(), "epilogue": "relu"}
     for _ in range(2):
         gathered(launches, rank, a, b, out, **with_bias)
-    assert launches.taken() == (three * 2, [])
+    assert launches.taken() == (both * 2, [])
 
 
 def test_another_alignment_of_what_is_no_descriptor_is_another_kernel(launches):
@@ -121,8 +121,8 @@ def test_what_starts_early_is_known_to_stand_behind_what_lets_it(launches):
         plan = replace(planning.in_parts(planning.INTERPRETED[0], 8, 1), early=early)
         launches.ahead.clear()
         rank.scatter(launches.run, a, b, out, plan, Options("triton", rows=16))
-        assert launches.ahead == [("enter", False), ("kernel", early), ("leave", early)]
-        assert [made[2]["PDL"] for made in launches.launched] == [early] * 3
+        assert launches.ahead == [("enter", False), ("kernel", early)]
+        assert [made[2]["PDL"] for made in launches.launched] == [early] * 2
         launches.taken()
 
 
@@ -133,7 +133,7 @@ def test_a_call_with_tensors_of_its_own_is_not_kept(launches):
     out = torch.empty(16, 8).bfloat16()
     for _ in range(4):
         gathered(launches, rank, a, b, out, scale_a=torch.ones(()))
-    assert launches.taken() == (["enter", "kernel", "leave"] * 4, [])
+    assert launches.taken() == (["enter", "kernel"] * 4, [])
     assert not rank.kinds
 
 
@@ -162,7 +162,7 @@ def test_kernels_in_cuda_are_bound_once_for_each_kind_and_slot(monkeypatch):
     plan = planning.in_parts(planning.SIMULATED[0], 8, 1)
     for out in outs:
         rank.gather(run, a, b, out, plan, Options("cuda", rows=16, bias=bias))
-    steps = [run.ENTER, run.GATHER, run.LEAVE]
+    steps = [run.ENTER, run.GATHER]
     assert made == steps * 2
     assert [step for step, _ in again] == steps * 2
     assert all(x is y for x, y in zip(again[1][1], (a, b, outs[2], bias), strict=True))

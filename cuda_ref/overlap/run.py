@@ -27,7 +27,7 @@ STAMPED = "-DTCGEMM_STAMPS=1"
 looks_per_s = 1_000_000
 """How often a kernel looks at a flag, roughly."""
 
-ENTER, GATHER, SCATTER, LEAVE = range(4)
+ENTER, GATHER, SCATTER = range(3)
 
 
 class Peers(ctypes.Structure):
@@ -36,10 +36,10 @@ class Peers(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in (
             "step", "rank", "world", "chunk", "part_tiles", "most", "flags_at", "limit", "debug",
-            "spare_sms", "turn", "lag",
+            "spare_sms", "turn", "lag", "done_at", "cluster",
         )),
         *((name, ctypes.c_void_p) for name in (
-            "flags", "done", "epoch", "trouble", "slot", "words", "slots", "stamps",
+            "flags", "done", "epoch", "last", "trouble", "slot", "words", "slots", "stamps",
         )),
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, plan: Any = N
         rank=call.rank,
         world=call.world,
         chunk=call.chunk,
-        part_tiles=1 if plan is None else plan.part_tiles,
+        part_tiles=1 if plan is None else plan.part_tiles // plan.tile.CLUSTER,
         most=call.most,
         flags_at=call.flags_at,
         limit=call.limit,
@@ -58,9 +58,12 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, plan: Any = N
         spare_sms=call.spare,
         turn=0 if plan is None else plan.turn,
         lag=0 if plan is None else plan.lag,
+        done_at=call.done_at,
+        cluster=1 if plan is None else plan.tile.CLUSTER,
         flags=call.flags.data_ptr(),
         done=call.done.data_ptr(),
         epoch=call.epoch.data_ptr(),
+        last=call.last.data_ptr(),
         trouble=call.trouble.data_ptr(),
         slot=None if slot is None else slot.data_ptr(),
         words=call.words.data_ptr(),
@@ -70,7 +73,7 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, plan: Any = N
 
 
 def build_plan(tile: Any) -> Mapping[str, int]:
-    """What a build is for: the tile, in single blocks that share no loads."""
+    """What a build is for: the tile. It takes single blocks and pairs."""
     found = next(t for t in TILES if (t.BLOCK_M, t.BLOCK_N) == (tile.BLOCK_M, tile.BLOCK_N))
     return {**found.plan, "SHARES_A": 0, "CLUSTER": 1}
 
@@ -198,13 +201,6 @@ def _fusion(bias: torch.Tensor | None, epilogue: str) -> Asked | None:
     return Asked(1.0, 0.0, epilogue, "float32", "", bias=bias)
 
 
-def _signal(step: int, call: Any) -> None:
-    """A kernel before or after a product. Every build has them; any operands will do."""
-    operands = _any_operands(call.epoch.device)
-    if not _again(step, call, *operands):
-        _first(step, call, _peers(step, call), *operands, None, TILES[0])
-
-
 @cache
 def _any_operands(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     like = torch.empty(1, 8, dtype=torch.bfloat16, device=device)
@@ -212,13 +208,11 @@ def _any_operands(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def enter(call: Any) -> None:
-    """Wait until the peers are done with the slot, and count this use of it."""
-    _signal(ENTER, call)
-
-
-def leave(call: Any) -> None:
-    """Tell the peers that this rank is done with the slot."""
-    _signal(LEAVE, call)
+    """Tell the peers of the calls that have ended here, wait until they are done with the slot, and
+    count this call. Every build has this kernel; any operands will do."""
+    operands = _any_operands(call.epoch.device)
+    if not _again(ENTER, call, *operands):
+        _first(ENTER, call, _peers(ENTER, call), *operands, None, TILES[0])
 
 
 def gather(

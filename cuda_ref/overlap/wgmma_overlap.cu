@@ -7,9 +7,10 @@
 //                scatter: A and B are a rank's part of K. A tile of another owner goes to its slot
 //                by TMA, while the next one is multiplied, and then its flag (sm90/owners.cuh). Own
 //                tiles come last, or among them: their sums get the peers', in the order of ranks.
-// STILL MISSING  pairs of blocks that share loads.
+// STILL MISSING  own sums that get the peers' while the next tile is multiplied.
 //
-// grid       at most one block an SM, all of them there at once: they wait for blocks of peers
+// grid       at most one block an SM, all of them there at once: they wait for blocks of peers. In
+//            pairs, where they are asked for, two blocks share their B by multicast
 // block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
 //            NUM_STAGES; BLOCK_M x BLOCK_N of C, one tile at a time or, with PINGPONG, two
 // warpgroup  as in wgmma_persistent.cu
@@ -43,18 +44,23 @@ __global__ void __launch_bounds__(THREADS, 1)
   const uint32_t full = ring + BARRIERS_AT, empty = full + 8 * NUM_STAGES;
   const uint32_t pingpong = empty + 8 * NUM_STAGES;
   const uint32_t arrivals = pingpong + 8 * 2;
-  const int step = gridDim.x;
+  const int cluster = peers.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
+  const int begin = blockIdx.x / cluster, step = gridDim.x / cluster;
 
   if (threadIdx.x == 0) {
     for (uint32_t stage = 0; stage < NUM_STAGES; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
-      mbarrier_init(empty + 8 * stage, 4 * WARPGROUPS_OF_A_TILE);
+      mbarrier_init(empty + 8 * stage, 4 * WARPGROUPS_OF_A_TILE * cluster);
     }
     for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(pingpong + 8 * consumer, 4);
     for (int i = 0; i < CONSUMERS * CHUNK_BUFFERS; ++i) mbarrier_init(arrivals + 8 * i, 1);
     fence_mbarrier_init();
   }
   __syncthreads();
+  if (cluster > 1) {
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+  }
   griddepcontrol_wait();
   const int32_t now = *peers.epoch;
 
@@ -70,8 +76,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0) - 4 * CONSUMERS;
     if (threadIdx.x % 32 == 0 && warp < 1) {
       Arrivals arrived;
-      for (int index = blockIdx.x + warp; index < tiles; index += step) {
-        const auto spot = order.locate(index, peers);
+      for (int index = begin + warp; index < tiles; index += step) {
+        const auto spot = order.locate(index, rank, peers);
         const bool is_own = arrived.wait<SCATTERS>(spot, peers, now);
         const CUtensorMap* const map = is_own ? &own_map : &a_map;
         const int m = is_own ? spot.m : spot.owner * peers.chunk + spot.m;
@@ -80,8 +86,9 @@ __global__ void __launch_bounds__(THREADS, 1)
           const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
           mbarrier_arrive_expect_tx(barrier, A_BYTES + B_ROWS<B> * 128);
           load_tile<Major::K, BLOCK_M>(a_tile, map, barrier, m, k_tile * BLOCK_K);
-          load_tile<B, B_ROWS<B>>(a_tile + A_BYTES, &b_map, barrier, spot.tile_n * BLOCK_N,
-                                  k_tile * BLOCK_K);
+          load_tile_multicast<B, B_ROWS<B>, false, BOX<B, BLOCK_N / 2>>(
+              a_tile + A_BYTES, &b_map, barrier, spot.tile_n * BLOCK_N, k_tile * BLOCK_K, rank,
+              cluster);
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
         }
       }
@@ -103,9 +110,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     Sent<RankSpot<BLOCK_M>> sent;
     const int parts = parts_of_a_rank<BLOCK_M, WARPGROUPS_OF_A_TILE>(peers, order.cols);
     if constexpr (PINGPONG) advance(consumer * k_tiles);
-    for (int index = blockIdx.x + (PINGPONG ? consumer * step : 0); index < tiles;
+    for (int index = begin + (PINGPONG ? consumer * step : 0); index < tiles;
          index += PINGPONG ? 2 * step : step) {
-      const auto spot = order.locate(index, peers);
+      const auto spot = order.locate(index, rank, peers);
       const int m = spot.m + part * MMAS * 64;  // among the owner's rows
       const int flag = spot.number(order.cols) * WARPGROUPS_OF_A_TILE + part;
       tile.m = SCATTERS ? m : spot.owner * peers.chunk + m;
@@ -128,8 +135,8 @@ __global__ void __launch_bounds__(THREADS, 1)
           if (!SCATTERS && k_tile == min(2, k_tiles - 1)) tile.begin(spot.rows, N);
         }
         wgmma_wait_group<1>();
-        if (k_tile > 0 && lane == 0)
-          mbarrier_arrive(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1));
+        if (k_tile > 0 && lane < cluster)
+          mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
         if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
       }
       if constexpr (PINGPONG) {
@@ -137,9 +144,16 @@ __global__ void __launch_bounds__(THREADS, 1)
         pingpong_phase ^= 1;
       }
       wgmma_wait_group<0>();
-      if (lane == 0) mbarrier_arrive(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1));
+      if (lane < cluster)
+        mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
       if constexpr (PINGPONG) advance(k_tiles);
 
+      if (!spot.is_there()) {
+        if constexpr (SCATTERS) {
+          if (stores) sent.tell(peers, now);  // as with a tile that is there: the owner may wait
+        }
+        continue;
+      }
       if constexpr (!SCATTERS) {
         // TMA would also store the rows of the next rank, of which this tile knows nothing.
         const bool is_whole = spot.m + BLOCK_M <= spot.rows;
@@ -178,6 +192,11 @@ __global__ void __launch_bounds__(THREADS, 1)
       cp_async_bulk_wait_group_read<0>();
     }
   }
+  // No block exits while the other may still write its stages or arrive on its barriers.
+  if (cluster > 1) {
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+  }
 }
 
 template <bool SCATTERS, typename Extra>
@@ -193,7 +212,7 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
   int error = operand_map(own, false, gemm.in, BLOCK_M, &own_map, &own_major);
   if (error == cudaSuccess)
     error = operand_map(gathered, false, gemm.in, BLOCK_M, &a_map, &a_major);
-  if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, BLOCK_N, &b_map, &b_major);
+  if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, BLOCK_N / 2, &b_map, &b_major);
   if (error != cudaSuccess) return error;
   if (own_major != Major::K || a_major != Major::K) return cudaErrorNotSupported;
   const bool by_tma = gemm.c.rows > 0 && output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map,
@@ -202,19 +221,22 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
   const int64_t M = SCATTERS ? gemm.a.rows : gemm.c.rows;
   const bool alike = M == int64_t{peers.chunk} * peers.world;  // ranks have as many rows
   const RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{M, static_cast<int>(ceil_div(N, BLOCK_N)),
-                                                    alike ? peers.turn : 0};
+                                                    alike ? peers.turn : 0,
+                                                    BLOCK_M * peers.cluster};
   int sms = 0;
   error = multiprocessors(&sms);
   if (error != cudaSuccess) return error;
   const int64_t tiles = order.tiles(peers);
-  if (tiles > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
-  const unsigned blocks = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, sms - peers.spare_sms)));
+  if (tiles > INT32_MAX / 2 || sms - peers.spare_sms < peers.cluster)
+    return cudaErrorInvalidConfiguration;
+  const int most = (sms - peers.spare_sms) / peers.cluster;  // clusters
+  const unsigned clusters = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, most)));
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
     const auto start = [&](auto kernel) {
-      return launch_clusters(kernel, blocks, 1, dim3(THREADS), SHARED_BYTES, stream, own_map, a_map,
+      return launch_clusters(kernel, clusters, peers.cluster, dim3(THREADS), SHARED_BYTES, stream, own_map, a_map,
                              b_map, c_map, plain_output(gemm.c, gemm.out), by_tma, N, order,
                              static_cast<int>(tiles), k_tiles, peers, extra);
     };
@@ -242,7 +264,6 @@ int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
   const Peers peers = peers_of_call;
   switch (peers.step) {
     case Step::enter: return launch(enter, dim3(1), dim3(32), 0, stream, peers);
-    case Step::leave: return launch(leave, dim3(1), dim3(32), 0, stream, peers);
     case Step::gather: return launch_product<false>(gemm, peers, stream);
     default: return launch_product<true>(gemm, peers, stream);
   }

@@ -13,8 +13,13 @@ Memory:   flags are those of signals.py, in the words of tiles: flag b of a peer
           A block looks at the flags of all peers at once, and sets its own at all peers at once, so
           that one fence covers all of them. Stores and loads are of 16 bytes a thread.
 
-Epochs:   nobody counts the slot's use before the end of the call. Blocks read how often it was used
-          and take one more for this call's number; the call's last kernel writes it.
+Epochs:   the first block tells the peers of the calls that have ended here, as ``signals.enter``
+          does. No block counts this call before all have read how many there were: each takes one
+          more for this call's number, and the block that ends last writes it.
+
+Early:    on a GPU what follows ``push`` may be launched when every block has stored its slices, and
+          ``reduce`` while the product ahead runs (programmatic dependent launch, PDL). Either waits
+          for the end of the kernel ahead before it reads what that one wrote.
 """
 
 from __future__ import annotations
@@ -22,10 +27,10 @@ from __future__ import annotations
 from ..device.dot import narrow, widen
 from ..device.epilogue import finish
 from ..host.runtime import tl, triton
-from .signals import fence_async, give_up
+from .signals import await_kernel_before, fence_async, give_up, let_next_start, tell_done
 from .tile import rows_of
 
-OF_A_CALL = ("units", "chunk", "rank", "most", "flags_at", "limit", "reports")
+OF_A_CALL = ("units", "chunk", "rank", "most", "flags_at", "done_at", "limit", "reports")
 """Numbers of which no kernel is compiled anew."""
 
 
@@ -76,6 +81,21 @@ def slot_of(addresses, peers, peer, dtype: tl.constexpr):
     return tl.multiple_of(at.to(tl.pointer_type(dtype)), 16)  # bytes; it begins at 1024
 
 
+@triton.jit
+def count_call(count, blocks, epoch, last, now):
+    """By every block at its end: the one that ends last counts the call, and that it used the slot.
+
+    Args:
+        count: int32, of this rank alone, 0 between calls: blocks that have ended.
+        now: the call's number.
+    """
+    tl.debug_barrier()
+    if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == blocks - 1:
+        tl.store(count, 0)
+        tl.store(last, now)
+        tl.store(epoch, now)
+
+
 @triton.jit(do_not_specialize=["rows", *OF_A_CALL])
 def push(
     own,
@@ -86,22 +106,27 @@ def push(
     rank,
     most,
     flags_at,
+    done_at,
     data,
     words,
     flags,
     done,
     epoch,
+    last,
+    count,
     trouble,
     limit,
     reports,
     WORLD: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """This rank's rows, and their scales, into every rank's slot; ends when all peers' are here.
 
     Args:
+        epoch, last, done, done_at: see signals.enter. count: see ``count_call``.
         own: int32, contiguous: ``rows`` rows of ``units`` times 16 bytes.
         scales: float32, one for each row, or None: they lie behind all ranks' rows.
         LANES: a power of two, WORLD or more. BLOCK: words of a slice.
@@ -111,7 +136,9 @@ def push(
     others = (peers < WORLD) & (peers != rank)
     addresses = tl.load(data + peers, mask=peers < WORLD, other=0)
     flags_to = words_of(words, peers, WORLD)
-    before = tl.load(epoch)
+    calls, before = tl.load(epoch), tl.load(last)
+    if program == 0:
+        tell_done(words, done_at, rank, calls, WORLD, LANES)
     size = rows * units * 4
     mine = rank * chunk * units * 4
     offs = program * BLOCK + tl.arange(0, BLOCK)
@@ -135,22 +162,15 @@ def push(
             for turn in tl.static_range(1, WORLD + 1):
                 to = slot_of(addresses, peers, (rank + turn) % WORLD, tl.float32)
                 tl.store(to + behind + offs, scale, mask=offs < rows)
-    set_flags(flags_to, flags_at + rank * most + program, others, before + 1)
+    set_flags(flags_to, flags_at + rank * most + program, others, calls + 1)
+    let_next_start(PDL)
     await_all(
-        flags + peers * most + program, others, peers, before + 1, limit, reports, trouble,
+        flags + peers * most + program, others, peers, calls + 1, limit, reports, trouble,
         program, WORLD,
     )  # fmt: skip
     if not INTERPRETED:
         fence_async()  # the product reads the slot by TMA
-
-
-@triton.jit(do_not_specialize=["rank"])
-def leave(epoch, words, rank, WORLD: tl.constexpr, LANES: tl.constexpr):
-    """End a call that ``push`` began: count the slot's use, and tell every rank's ``done``."""
-    peers = tl.arange(0, LANES)
-    now = tl.load(epoch) + 1
-    set_flags(words_of(words, peers, WORLD), rank, peers < WORLD, now)
-    tl.store(epoch, now)
+    count_call(count, step, epoch, last, calls + 1)
 
 
 @triton.jit(do_not_specialize=["M", *OF_A_CALL])
@@ -164,11 +184,13 @@ def reduce(
     rank,
     most,
     flags_at,
+    done_at,
     data,
     words,
     flags,
     done,
     epoch,
+    last,
     count,
     trouble,
     limit,
@@ -179,23 +201,26 @@ def reduce(
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EMULATED: tl.constexpr,
+    PDL: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Each owner's rows of the partial sums into its slot, and the sum of all ranks' own rows.
 
-    The block that ends last tells the peers that this rank is done.
-
     Args:
+        epoch, last, done, done_at: see signals.enter. count: see ``count_call``.
         partial: [M, N] of C's dtype, contiguous, N being ``units`` times EACH, which are 16 bytes.
         c: [rows of this rank, N], contiguous; bias: [N] or None.
-        count: int32, of this rank alone, 0 between calls: blocks that have ended.
         BLOCK: elements of a slice.
     """
     program, step = tl.program_id(0), tl.num_programs(0)
     peers = tl.arange(0, LANES)
     others = (peers < WORLD) & (peers != rank)
     flags_to = words_of(words, peers, WORLD)
-    before = tl.load(epoch)
+    await_kernel_before(PDL)
+    let_next_start(PDL)
+    calls, before = tl.load(epoch), tl.load(last)
+    if program == 0:
+        tell_done(words, done_at, rank, calls, WORLD, LANES)
     N = units * EACH
     part = chunk.to(tl.int64) * units * EACH  # elements of a rank's part of a slot
     owners = (rank + 1 + peers) % WORLD
@@ -217,9 +242,9 @@ def reduce(
         next_x = tl.load(theirs[:, None] + after[None, :], mask=after[None, :] < sizes[:, None])
         tl.store(to[:, None] + offs[None, :], x, mask=inside)
         x = next_x
-    set_flags(flags_to, flags_at + rank * most + program, others, before + 1)
+    set_flags(flags_to, flags_at + rank * most + program, others, calls + 1)
     await_all(
-        flags + peers * most + program, others, peers, before + 1, limit, reports, trouble,
+        flags + peers * most + program, others, peers, calls + 1, limit, reports, trouble,
         program, WORLD,
     )  # fmt: skip
     here = tl.load(data + rank)
@@ -242,9 +267,4 @@ def reduce(
         )  # fmt: skip
         total = tl.reshape(narrow(total, c.dtype.element_ty, EMULATED), (BLOCK,))
         tl.store(c + offs, total, mask=offs < size)
-    tl.debug_barrier()
-    if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == step - 1:
-        tl.store(count, 0)
-        if tl.load(trouble) == 0:  # else a peer that is late may still store here
-            set_flags(flags_to, rank, peers < WORLD, before + 1)
-            tl.store(epoch, before + 1)
+    count_call(count, step, epoch, last, calls + 1)

@@ -38,7 +38,8 @@ def start(call: Any, launch: Callable[[Any], None]) -> None:
     if not INTERPRETED:
         launch(call)
         return
-    kept = [(x, x.clone()) for x in (call.epoch, call.stamps) if x is not None]
+    counts = call.epoch, call.last, call.stamps
+    kept = [(x, x.clone()) for x in counts if x is not None]
     left = 0 if call.trouble[0] else call.limit
     while True:
         with one_at_a_time:
@@ -104,27 +105,18 @@ def first(
 
 
 def enter(call: Any) -> None:
-    """Wait until the peers are done with the slot, and count this use of it."""
+    """Tell the peers of the calls that have ended here, wait until they are done with the slot, and
+    count this call."""
     if again(call, "enter"):
         return
 
     def step(call: Any) -> Step:
-        args = (call.epoch, call.done, call.trouble, call.rank, call.limit, int(call.debug))
-        return signals.enter, (1,), args, {"PDL": _early(call), **_signal(call)}
+        counts = call.epoch, call.last, call.done, call.words, call.done_at
+        args = (*counts, call.trouble, call.rank, call.limit, int(call.debug))
+        constants = {**ranks(call), "INTERPRETED": INTERPRETED, "stamps": call.stamps}
+        return signals.enter, (1,), args, {**constants, "num_warps": 1, "PDL": _early(call)}
 
     first(call, "enter", step)
-
-
-def leave(call: Any) -> None:
-    """Tell the peers that this rank is done with the slot."""
-    if again(call, "leave"):
-        return
-
-    def step(call: Any) -> Step:
-        args = (call.epoch, call.words, call.rank)
-        return signals.leave, (1,), args, {**_starts_early(call), **_signal(call)}
-
-    first(call, "leave", step, waits=False, behind_early=_early(call))
 
 
 def await_stored(call: Any, owner: int, part: int, count: int) -> None:
@@ -150,8 +142,9 @@ def _starts_early(call: Any) -> dict[str, Any]:
     return {"PDL": True, "launch_pdl": True} if _early(call) else {"PDL": False}
 
 
-def _signal(call: Any) -> dict[str, Any]:
-    return {"WORLD": call.world, "INTERPRETED": INTERPRETED, "num_warps": 1, "stamps": call.stamps}
+def ranks(call: Any) -> dict[str, Any]:
+    """The number of ranks, and of lanes of which each looks at one."""
+    return {"WORLD": call.world, "LANES": 1 << (call.world - 1).bit_length()}
 
 
 def gather(

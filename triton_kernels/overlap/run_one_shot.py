@@ -10,7 +10,7 @@ from ..device.dot import emulated
 from ..host.recording import Step
 from ..host.runtime import INTERPRETED, cdiv, check
 from . import one_shot
-from .run import again, first
+from .run import again, first, ranks
 from .run import looks_per_s as looks_per_s
 
 SLICE_BYTES = 8192
@@ -31,8 +31,9 @@ def push(call: Any, own: torch.Tensor, scales: torch.Tensor | None) -> None:
     """See one_shot.push.
 
     Args:
-        call: with rank, world, chunk, blocks, units, most, flags_at, data, words, flags, done,
-            epoch, trouble, limit, debug; and addresses and ``kept``, as for run.again.
+        call: with rank, world, chunk, blocks, units, most, flags_at, done_at, data, words, flags,
+            done, epoch, last, count, trouble, limit, debug; and addresses and ``kept``, as for
+            run.again.
         own: [rows, K], contiguous, from a multiple of 16 bytes on.
         scales: float32[rows] or None.
     """
@@ -43,25 +44,11 @@ def push(call: Any, own: torch.Tensor, scales: torch.Tensor | None) -> None:
     check(own)
 
     def step(call: Any) -> Step:
-        sizes = (own.shape[0], call.units, call.chunk, call.rank, call.most, call.flags_at)
-        shared = (call.data, call.words, call.flags, call.done, call.epoch, *_waits(call))
-        args = (own.view(-1).view(torch.int32), scales, *sizes, *shared)
-        constants = {**_ranks(call), "BLOCK": SLICE_BYTES // 4, "INTERPRETED": INTERPRETED}
-        return one_shot.push, (call.blocks,), args, constants | {"num_warps": NUM_WARPS}
+        rows = own.view(-1).view(torch.int32), scales, own.shape[0]
+        constants = {**_compiled_for(call), "BLOCK": SLICE_BYTES // 4}
+        return one_shot.push, (call.blocks,), (*rows, *_sizes(call), *_shared(call)), constants
 
     first(call, key, step, there)
-
-
-def leave(call: Any) -> None:
-    """See one_shot.leave: the end of a call that ``push`` began."""
-    if again(call, "leave"):
-        return
-
-    def step(call: Any) -> Step:
-        args = (call.epoch, call.words, call.rank)
-        return one_shot.leave, (1,), args, _ranks(call) | {"num_warps": 1}
-
-    first(call, "leave", step, waits=False)
 
 
 def reduce(
@@ -70,7 +57,7 @@ def reduce(
     """See one_shot.reduce.
 
     Args:
-        call: as for ``push``, with ``count`` besides.
+        call: as for ``push``.
         partial: [M, N] of C's dtype, contiguous; out: [rows of this rank, N], contiguous.
         bias: [N], contiguous, or None.
     """
@@ -82,21 +69,27 @@ def reduce(
     each = 16 // partial.itemsize
 
     def step(call: Any) -> Step:
-        sizes = (partial.shape[0], call.units, call.chunk, call.rank, call.most, call.flags_at)
-        shared = (call.data, call.words, call.flags, call.done, call.epoch, call.count)
-        args = (partial, out, bias, *sizes, *shared, *_waits(call))
+        args = (partial, out, bias, partial.shape[0], *_sizes(call), *_shared(call))
         constants = {
-            **_ranks(call), "EACH": each, "BLOCK": SLICE_BYTES // partial.itemsize,
-            "ACTIVATION": epilogue, "EMULATED": emulated(partial), "INTERPRETED": INTERPRETED,
+            **_compiled_for(call), "EACH": each, "BLOCK": SLICE_BYTES // partial.itemsize,
+            "ACTIVATION": epilogue, "EMULATED": emulated(partial),
         }  # fmt: skip
-        return one_shot.reduce, (call.blocks,), args, constants | {"num_warps": NUM_WARPS}
+        early = {} if INTERPRETED else {"launch_pdl": True}
+        return one_shot.reduce, (call.blocks,), args, constants | early
 
     first(call, key, step, there)
 
 
-def _ranks(call: Any) -> dict[str, Any]:
-    return {"WORLD": call.world, "LANES": 1 << (call.world - 1).bit_length()}
+def _compiled_for(call: Any) -> dict[str, Any]:
+    early = {"PDL": not INTERPRETED, "INTERPRETED": INTERPRETED}
+    return {**ranks(call), **early, "num_warps": NUM_WARPS}
 
 
-def _waits(call: Any) -> tuple[Any, ...]:
-    return call.trouble, call.limit, int(call.debug)
+def _sizes(call: Any) -> tuple[int, ...]:
+    return call.units, call.chunk, call.rank, call.most, call.flags_at, call.done_at
+
+
+def _shared(call: Any) -> tuple[Any, ...]:
+    """What lies in memory that ranks share, and this rank's own counts."""
+    shared = call.data, call.words, call.flags, call.done, call.epoch, call.last, call.count
+    return *shared, call.trouble, call.limit, int(call.debug)

@@ -1,8 +1,8 @@
-"""Flags between GPUs, and the two small kernels around each call.
+"""Flags between GPUs, and the small kernel before each call.
 
 A flag is an int32 in memory that a peer writes. It holds the epoch of the call that it was written
-for, the number of times that its slot has been used, so a flag of an earlier call is never taken
-for one of this call and no flag is ever put back.
+for, which is the call's number, so a flag of an earlier call is never taken for one of this call
+and no flag is ever put back.
 
 Order of memory: who sets a flag has a barrier of its block after the stores, then releases at
 system scope by one thread. Who waits acquires at system scope by one thread, and a barrier of its
@@ -127,50 +127,50 @@ def await_kernel_before(PDL: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
-@triton.jit(do_not_specialize=["rank", "limit", "reports"])
-def enter(
-    epoch, done, trouble, rank, limit, reports, WORLD: tl.constexpr, INTERPRETED: tl.constexpr,
-    stamps=None, PDL: tl.constexpr = False,
-):  # fmt: skip
-    """Begin a call: wait until every peer is done with the slot's last use, and count this one.
+@triton.jit
+def tell_done(words, done_at, rank, calls, WORLD: tl.constexpr, LANES: tl.constexpr):
+    """Tell every peer that this rank has ended so many calls: it reads nothing of any slot more.
+
+    Kernels of a stream run one after another, and a call on another stream follows the one before,
+    so whoever begins a call knows that those before have ended.
 
     Args:
-        epoch: int32[1] of this rank alone: uses of the slot so far.
-        done: int32[WORLD], written by the peers: their last use of the slot that has ended.
+        words: int64[WORLD], the addresses of every rank's words; done_at: where ``done`` is there.
+        LANES: a power of two, WORLD or more.
+    """
+    peers = tl.arange(0, LANES)
+    others = (peers < WORLD) & (peers != rank)
+    to = tl.load(words + peers, mask=others, other=0).to(tl.pointer_type(tl.int32))
+    tl.atomic_xchg(to + done_at + rank, calls, mask=others, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=["done_at", "rank", "limit", "reports"])
+def enter(
+    epoch, last, done, words, done_at, trouble, rank, limit, reports, WORLD: tl.constexpr,
+    LANES: tl.constexpr, INTERPRETED: tl.constexpr, stamps=None, PDL: tl.constexpr = False,
+):  # fmt: skip
+    """Begin a call: tell the peers that those before have ended here, wait until every peer has
+    ended the call that used the slot last, and count this one.
+
+    Args:
+        epoch, last: int32[1] of this rank alone: its calls so far, and which used the slot last.
+        done: int32[WORLD], written by the peers: the last call that each has ended.
+        words, done_at, LANES: see ``tell_done``.
         stamps: int64 or None: the begin and the end of this kernel are its first two.
     """
     let_next_start(PDL)
     stamp(stamps, 0, INTERPRETED)
-    before = tl.load(epoch)
+    calls, before = tl.load(epoch), tl.load(last)
+    tell_done(words, done_at, rank, calls, WORLD, LANES)
     for peer in range(WORLD):
         if peer != rank:
-            # A peer that has no rows may be done with this use of the slot as well by now.
+            # A peer that has no rows may have ended this call as well by now.
             looks = 0
             while (look(done + peer) - before < 0) & (looks < limit):
                 looks += 1
             if look(done + peer) - before < 0:
                 give_up(before, reports, trouble, peer, -1)
     tl.debug_barrier()
-    tl.store(epoch, before + 1)
+    tl.store(last, calls + 1)
+    tl.store(epoch, calls + 1)
     stamp(stamps, 1, INTERPRETED)
-
-
-@triton.jit(do_not_specialize=["rank"])
-def leave(
-    epoch, words, rank, WORLD: tl.constexpr, INTERPRETED: tl.constexpr, stamps=None,
-    PDL: tl.constexpr = False,
-):  # fmt: skip
-    """End a call: this rank reads nothing of the slot any more. Tells every peer's ``done``, and
-    its own, from which a call's epoch is known before ``enter`` has counted it.
-
-    Its begin and end are ``stamps`` 2 and 3.
-    """
-    await_kernel_before(PDL)
-    stamp(stamps, 2, INTERPRETED)
-    now = tl.load(epoch)
-    for peer in range(WORLD):
-        if peer != rank:
-            set_flag(words_at(words, peer) + rank, now)
-        else:
-            tl.store(words_at(words, peer) + rank, now)
-    stamp(stamps, 3, INTERPRETED)

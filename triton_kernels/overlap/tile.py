@@ -16,7 +16,7 @@ from ..device.ordering import grouped
 from ..host.descriptors import describe, stored
 from ..host.runtime import INTERPRETED, cdiv, programs, tl, triton
 
-STAMPS_AT = tl.constexpr(4)
+STAMPS_AT = tl.constexpr(2)
 """Where the stamps of blocks begin, behind those of the call: for each block and each piece of the
 work, in the order in which a rank comes to it, four: when it came there, when it had seen the flag
 that it waits for, when its last tile was stored, when the last flag was set. A piece is a part of a

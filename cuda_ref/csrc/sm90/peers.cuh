@@ -1,5 +1,5 @@
 // What a kernel knows of the other ranks of its group, how it waits for them and tells them, and the
-// two small kernels around a call. docs/lab/several_gpus_protocol.md has the protocol.
+// small kernel before a call. docs/lab/several_gpus_protocol.md has the protocol.
 #pragma once
 
 #include <algorithm>
@@ -10,24 +10,27 @@
 
 namespace tcgemm::sm90 {
 
-enum class Step : int32_t { enter, gather, scatter, leave };
+enum class Step : int32_t { enter, gather, scatter };
 
 // One call on one rank. cuda_ref/overlap/run.py has the same fields in the same order.
 struct Peers {
   Step step;
   int32_t rank, world;
   int32_t chunk;       // rows of a rank, of all but the last ones
-  int32_t part_tiles;  // gather: rows of tiles that share a flag
+  int32_t part_tiles;  // gather: rows of clusters' tiles that share a flag
   int32_t most;        // flags for each rank
   int32_t flags_at;    // where they begin in a rank's words
   int32_t limit;       // looks at a flag, after which a wait is given up
   int32_t debug;       // then: go on, and say in `trouble` what was missing
   int32_t spare_sms;   // that a grid leaves free
-  int32_t turn;        // scatter: tiles of an owner before the next one's; 0: all of them
+  int32_t turn;        // scatter: clusters' tiles of an owner before the next one's; 0: all
   int32_t lag;         // turns that own tiles come behind
+  int32_t done_at;     // where `done` begins in a rank's words
+  int32_t cluster;     // blocks that share B, 1 or 2: their tiles lie one above the other
   const int32_t* flags;  // here; they hold the epoch of the call that set them
-  const int32_t* done;   // here: the slot's last use that each peer has ended
-  int32_t* epoch;        // uses of the slot, this rank's own count
+  const int32_t* done;   // here: the last call that each peer has ended
+  int32_t* epoch;        // calls so far, this rank's own count
+  int32_t* last;         // the last of them that used the slot
   int32_t* trouble;      // 1, rank, part and epoch of a wait that was given up
   void* slot;            // here: gathered rows of A, or the peers' partial sums
   int32_t* const* words;  // every rank's
@@ -40,8 +43,8 @@ struct Peers {
   }
 };
 
-// What a build with TCGEMM_STAMPS writes down of a call: the begins and ends of its first and last
-// kernel, and behind them for each block and each piece of its work, in the order in which a rank
+// What a build with TCGEMM_STAMPS writes down of a call: the begin and the end of its first kernel,
+// and behind them for each block and each piece of its work, in the order in which a rank
 // comes to it, when it came there, when it had seen the flag that it waits for, when its last tile
 // was stored, and when its last flag was set. A piece is a part of a rank's rows (gather), or the
 // tiles of an owner (scatter). Where owners take turns, their pieces overlap, and of a piece's waits
@@ -52,7 +55,7 @@ constexpr bool STAMPS = true;
 constexpr bool STAMPS = false;
 #endif
 enum class Stamp { came, seen, stored, flagged };
-constexpr int CALL_STAMPS = 4;
+constexpr int CALL_STAMPS = 2;
 
 __device__ inline void stamp_call(const Peers& peers, int number) {
   if constexpr (STAMPS) peers.stamps[number] = globaltimer();
@@ -73,26 +76,22 @@ __device__ inline void wait_for(const int32_t* flag, int32_t now, bool at_least,
   peers.trouble[0] = 1;
 }
 
-// Begins a call: every peer is done with the slot's last use, and this use is counted.
+// Begins a call: tells the peers that those before have ended here, waits until every peer has ended
+// the call that used the slot last, and counts this one. A thread a peer.
 __global__ void enter(Peers peers) {
-  if (threadIdx.x != 0) return;
-  stamp_call(peers, 0);
-  const int32_t before = *peers.epoch;
-  // A peer without rows may be done with this use as well by now.
-  for (int peer = 0; peer < peers.world; ++peer)
+  const int lane = threadIdx.x;
+  if (lane == 0) stamp_call(peers, 0);
+  const int32_t calls = *peers.epoch, before = *peers.last;
+  for (int peer = lane; peer < peers.world; peer += 32)
+    if (peer != peers.rank) st_release_sys(peers.words[peer] + peers.done_at + peers.rank, calls);
+  // A peer without rows may have ended this call as well by now.
+  for (int peer = lane; peer < peers.world; peer += 32)
     if (peer != peers.rank) wait_for(peers.done + peer, before, true, peers, peer, -1);
-  *peers.epoch = before + 1;
+  __syncwarp();
+  if (lane > 0) return;
+  *peers.last = calls + 1;
+  *peers.epoch = calls + 1;
   stamp_call(peers, 1);
-}
-
-// Ends a call: this rank reads nothing of the slot any more. Its own word tells it, at the next use,
-// the epoch before `enter` has counted it.
-__global__ void leave(Peers peers) {
-  if (threadIdx.x != 0) return;
-  stamp_call(peers, 2);
-  for (int peer = 0; peer < peers.world; ++peer)
-    st_release_sys(peers.words[peer] + peers.rank, *peers.epoch);
-  stamp_call(peers, 3);
 }
 
 template <int BLOCK_M>
@@ -104,9 +103,12 @@ struct RankSpot {
 
   // The flag of a tile of a partial sum.
   __device__ int number(int cols) const { return m / BLOCK_M * cols + tile_n; }
+  // Not so the second tile of a cluster past an odd row of tiles.
+  __device__ bool is_there() const { return m < rows; }
 };
 
 // The tiles of all ranks' rows in the order in which a rank visits them. No tile spans two ranks.
+// Clusters walk together: they count their tiles, `height` rows high, as one.
 //
 // To gather: its own, then those of rank - 1, rank - 2, ..., as their rows arrive, a part at a time.
 // To scatter: those of rank + 1, rank + 2, ..., and its own last. Or, where all ranks have as many
@@ -119,9 +121,10 @@ struct RankOrder {
   int64_t M;
   int cols;  // of tiles
   int turn;
+  int height;
 
   __host__ __device__ int tiles_of(const Peers& peers, int owner) const {
-    return (peers.rows_of(M, owner) + BLOCK_M - 1) / BLOCK_M * cols;
+    return (peers.rows_of(M, owner) + height - 1) / height * cols;
   }
 
   int64_t tiles(const Peers& peers) const {
@@ -151,16 +154,24 @@ struct RankOrder {
     return {index / size, q * turn + index % size};
   }
 
-  __device__ Spot locate(int index, const Peers& peers) const {
+  // The tile of a cluster's block `rank`.
+  __device__ Spot locate(int index, int rank, const Peers& peers) const {
+    Spot spot = of_cluster(index, peers);
+    spot.m += rank * BLOCK_M;
+    return spot;
+  }
+
+  __device__ Spot of_cluster(int index, const Peers& peers) const {
+    const int together = GROUP_M * BLOCK_M / height;
     if (SCATTERS && turn > 0) {
       const int2 at = in_turns(index, peers);
       int owner = peers.rank + 1 + at.x;
       if (owner >= peers.world) owner -= peers.world;
       const int rows = peers.rows_of(M, owner);
       // Groups of all ranks run together, and read the same columns of B.
-      const int group_m = GROUP_M / peers.world > 0 ? GROUP_M / peers.world : 1;
-      const Tile tile = grouped_tile<GROUP_M>(at.y, (rows + BLOCK_M - 1) / BLOCK_M, cols, group_m);
-      return {owner, rows, 0, tile.m * BLOCK_M, tile.n, at.x};
+      const int group_m = together / peers.world > 0 ? together / peers.world : 1;
+      const Tile tile = grouped_tile<GROUP_M>(at.y, (rows + height - 1) / height, cols, group_m);
+      return {owner, rows, 0, tile.m * height, tile.n, at.x};
     }
     int owner = SCATTERS ? peers.rank + 1 : peers.rank, turn = 0;
     if (owner == peers.world) owner = 0;
@@ -172,12 +183,12 @@ struct RankOrder {
       else
         owner = owner == 0 ? peers.world - 1 : owner - 1;
     }
-    const int rows = peers.rows_of(M, owner), tile_rows = (rows + BLOCK_M - 1) / BLOCK_M;
+    const int rows = peers.rows_of(M, owner), tile_rows = (rows + height - 1) / height;
     const int part_tiles = SCATTERS ? tile_rows : peers.part_tiles;
     const int part = index / (part_tiles * cols), first = part * part_tiles;
-    const int height = tile_rows - first < part_tiles ? tile_rows - first : part_tiles;
-    const Tile tile = grouped_tile<GROUP_M>(index - first * cols, height, cols);
-    return {owner, rows, part, (first + tile.m) * BLOCK_M, tile.n, turn};
+    const int here = tile_rows - first < part_tiles ? tile_rows - first : part_tiles;
+    const Tile tile = grouped_tile<GROUP_M>(index - first * cols, here, cols, together);
+    return {owner, rows, part, (first + tile.m) * height, tile.n, turn};
   }
 };
 

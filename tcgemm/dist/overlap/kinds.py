@@ -35,7 +35,10 @@ class SlotCall:
     data: torch.Tensor
     """int64[world]: addresses of every rank's slot."""
     done: torch.Tensor
+    done_at: int
+    """Where they begin in a rank's words."""
     epoch: torch.Tensor
+    last: torch.Tensor
     trouble: torch.Tensor
     limit: int
     """Looks at a flag after which the wait is given up; about a microsecond each on a GPU."""
@@ -103,8 +106,6 @@ class Kernels(Protocol):
     """How often a kernel looks at a flag, roughly."""
 
     def enter(self, call: KernelCall) -> None: ...
-
-    def leave(self, call: KernelCall) -> None: ...
 
     def gather(
         self, own: torch.Tensor, gathered: torch.Tensor, b: torch.Tensor, out: torch.Tensor,

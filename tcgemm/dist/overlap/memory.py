@@ -1,14 +1,17 @@
 """The memory that ranks share: words for flags, and slots of data, of which each call uses one.
 
-Words are int32 and laid out alike on every rank. For each slot they hold
+Words are int32 and laid out alike on every rank. They begin with
 
-    done   [world]               what each peer last finished with this slot
+    done   [world]               the last call that each peer has ended
+
+and hold for each slot
+
     parts  [world][MOST_PARTS]   the rows of a peer that have arrived (all-gather)
     tiles  [world][MOST_TILES]   tiles of a peer's partial sum that have arrived (reduce-scatter),
                                  or what a block of a peer has stored here (one-shot way)
 
-all of them epochs: the number of times that the slot has been used. A rank counts that number by
-itself, in memory of its own on the device, so that a captured graph counts on.
+all of them epochs: numbers of calls. A rank counts its calls by itself, in memory of its own on the
+device, so that a captured graph counts on.
 
 Data is one allocation of SLOTS equal slots. It grows when a call needs more, at least twofold,
 which is a collective step and needs all ranks. It never shrinks, and what was there before is
@@ -80,7 +83,11 @@ def copy_here(to: torch.Tensor, source: torch.Tensor, begin: int = 0) -> None:
 
 def words_of_slot(world: int) -> int:
     """Words of one slot, in whole lines of 128 bytes."""
-    return -(-(world * (1 + MOST_PARTS + MOST_TILES)) // 32) * 32
+    return _whole_lines(world * (MOST_PARTS + MOST_TILES))
+
+
+def _whole_lines(words: int) -> int:
+    return -(-words // 32) * 32
 
 
 class Slot:
@@ -88,16 +95,22 @@ class Slot:
 
     def __init__(
         self, number: int, transport: Transport, words: list[torch.Tensor], epoch: torch.Tensor,
-        stored: torch.Tensor,
+        last: torch.Tensor, stored: torch.Tensor,
     ) -> None:  # fmt: skip
-        self.number, self.epoch = number, epoch
+        self.number = number
+        self.epoch, self.last = epoch, last
+        """int32[1] each, of this rank alone: its calls so far, of all slots; and the last of them
+        that used this slot."""
         self.stored = stored
         """int32[world * MOST_PARTS], of this rank alone: tiles of each owner's parts that are
         stored here, to be carried; the first also counts blocks of a one-shot sum. Zeros between
         calls."""
         self._transport = transport
         size = words_of_slot(transport.world)
-        first = number * size
+        first = _whole_lines(transport.world) + number * size
+        self.done = words[transport.rank][: transport.world]
+        self.done_at = -first
+        """Where ``done`` begins in a rank's words, counted from those of this slot."""
         self.words = [each[first : first + size] for each in words]
         self.addresses = _table([each.data_ptr() for each in self.words], transport.device)
         self.data: list[torch.Tensor] = []
@@ -111,21 +124,17 @@ class Slot:
         return self.words[self._transport.rank]
 
     @property
-    def done(self) -> torch.Tensor:
-        return self.own[: self._transport.world]
-
-    @property
     def parts(self) -> torch.Tensor:
         """This rank's flags of parts, MOST_PARTS for each peer."""
         return self.own[self.parts_at : self.tiles_at]
 
     @property
     def parts_at(self) -> int:
-        return self._transport.world
+        return 0
 
     @property
     def tiles_at(self) -> int:
-        return self._transport.world * (1 + MOST_PARTS)
+        return self._transport.world * MOST_PARTS
 
     def hold(self, data: list[torch.Tensor], size: int) -> None:
         """Take its place in new data, of every rank, of ``size`` bytes a slot."""
@@ -151,14 +160,12 @@ class Memory:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        size = SLOTS * words_of_slot(transport.world)
+        size = _whole_lines(transport.world) + SLOTS * words_of_slot(transport.world)
         words = [each.view(torch.int32) for each in transport.share(4 * size)]
         # 16 bytes apart: of another alignment Triton would compile every kernel anew.
-        self._epochs = zeros(4 * SLOTS, transport.device).view(SLOTS, 4)
+        epoch, *last = zeros(4 * (1 + SLOTS), transport.device).view(1 + SLOTS, 4)[:, :1]
         counts = [zeros(transport.world * MOST_PARTS, transport.device) for _ in range(SLOTS)]
-        self.slots = [
-            Slot(i, transport, words, self._epochs[i, :1], counts[i]) for i in range(SLOTS)
-        ]
+        self.slots = [Slot(i, transport, words, epoch, last[i], counts[i]) for i in range(SLOTS)]
         self.bytes = 0
         """Of a slot, so far."""
         self._calls = 0

@@ -3,7 +3,6 @@
 All-gather and product                      Product and reduce-scatter
 push     own rows into every rank's slot    product  partial sums, into memory of this rank
 product  of the gathered rows               reduce   each owner's rows into its slot, own rows' sum
-leave    the slot may be written again               and the end of the call
 
 Slots, words and epochs are those of the overlapped way (protocol.py), and calls of both take the
 slots in turns. docs/lab/several_gpus_protocol.md says why it is right.
@@ -47,8 +46,6 @@ class Kernels(Protocol):
         """How many blocks store ``size`` bytes at each peer; the same on every rank."""
 
     def push(self, call: ShotCall, own: torch.Tensor, scales: torch.Tensor | None) -> None: ...
-
-    def leave(self, call: ShotCall) -> None: ...
 
     def reduce(
         self, call: ShotCall, partial: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
@@ -97,10 +94,7 @@ def all_gather_matmul(
     whole, of_rows = call.moved
     if of_rows is not None:
         asked["scale_a"] = of_rows
-    try:
-        product(whole, b, out=out, **asked)
-    finally:  # else the flags that are set already would be taken for the next call's
-        kernels.leave(call)
+    product(whole, b, out=out, **asked)
     rank.end(debug, "block")
     return out
 

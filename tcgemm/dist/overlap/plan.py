@@ -58,6 +58,8 @@ class Tile:
     """Whether it can have a bias or an activation."""
     stores_us: float = 0.0
     """What a tile costs besides, where it is sent to its owner: nothing is multiplied meanwhile."""
+    CLUSTER: int = 1
+    """Blocks that share a B by multicast, in CUDA: 2 have tiles one above the other."""
 
     @property
     def config(self) -> dict[str, int]:
@@ -87,8 +89,9 @@ GATHERED_IN_CUDA = (
 SCATTERED_IN_CUDA = (
     Tile(128, 256, 64, 8, 3, 8, 1.0, stores_us=5.7),
     Tile(128, 128, 64, 8, 4, 8, 0.71, stores_us=0.2),
+    Tile(128, 128, 64, 8, 4, 8, 0.90, stores_us=0.2, CLUSTER=2),
 )
-"""Of CUDA's reduce-scatter: the second in ping-pong. See times.sent_us."""
+"""Of CUDA's reduce-scatter: those of 128 columns in ping-pong. See times.sent_us."""
 
 TILES_OF_8_BITS = (Tile(128, 128, 128, 8, 4, 8, 1.0),)
 """Of 8-bit floats, whose sums leave the tensor core every 128 steps of K: it has two sets of
@@ -123,8 +126,9 @@ class OverlapPlan:
     launch)."""
 
     turn: int = 0
-    """Of a reduce-scatter in CUDA, where all ranks have as many rows: so many tiles of each owner
-    take turns, those of this rank ``lag`` turns later; 0: own tiles come behind all others."""
+    """Of a reduce-scatter in CUDA, where all ranks have as many rows: so many tiles of each owner,
+    those of a cluster counted as one, take turns, those of this rank ``lag`` turns later; 0: own
+    tiles come behind all others."""
     lag: int = 0
 
     def part_rows(self, rows: int) -> Iterator[tuple[int, int, int]]:
@@ -139,12 +143,19 @@ class OverlapPlan:
         """Tiles of a rank, those past its last row included."""
         return -(-self.chunk // self.tile.BLOCK_M) * -(-N // self.tile.BLOCK_N)
 
+    def visited(self, N: int) -> int:
+        """The same, with those of clusters that lie past an odd row of tiles."""
+        tile = self.tile
+        of_clusters = -(-self.chunk // (tile.BLOCK_M * tile.CLUSTER)) * -(-N // tile.BLOCK_N)
+        return of_clusters * tile.CLUSTER
+
 
 def in_parts(tile: Tile, chunk: int, parts: int, carried: bool = False) -> OverlapPlan:
-    """The plan with as many parts, or fewer where the tiles' rows are few."""
-    rows = max(-(-chunk // tile.BLOCK_M), 1)
-    part_tiles = -(-rows // parts)
-    return OverlapPlan(tile, chunk, -(-rows // part_tiles), part_tiles, carried)
+    """The plan with as many parts, or fewer where the tiles' rows are few. A part has whole
+    clusters."""
+    rows = max(-(-chunk // (tile.BLOCK_M * tile.CLUSTER)), 1)
+    of_part = -(-rows // parts)
+    return OverlapPlan(tile, chunk, -(-rows // of_part), of_part * tile.CLUSTER, carried)
 
 
 def fastest_tile(
@@ -211,12 +222,16 @@ def sent_plan(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...]) -> Ov
     """The plan of a reduce-scatter whose tiles TMA sends to their owners while the next ones are
     multiplied. Own tiles are among the others only where all ranks have as many rows."""
     chunk = -(-M // world)
+    # The second of a pair would find no tile where a rank has one row of tiles.
+    tiles = tuple(tile for tile in tiles if tile.CLUSTER == 1 or chunk > tile.BLOCK_M)
     plans = [in_parts(tile, chunk, 1) for tile in with_flags(tiles, chunk, N)]
     if chunk * world == M and world > 1:
-        turn, lag = max(SMS // world, 1), 1 if world == 2 else LAG
-        # Of few tiles all own ones would come behind the others still.
-        enough = [plan for plan in plans if plan.tiles(N) > turn * lag]
-        plans += [replace(plan, turn=turn, lag=lag) for plan in enough]
+        lag = 1 if world == 2 else LAG
+        for plan in [*plans]:
+            turn = max(SMS // plan.tile.CLUSTER // world, 1)
+            # Of few tiles all own ones would come behind the others still.
+            if plan.visited(N) > turn * lag * plan.tile.CLUSTER:
+                plans.append(replace(plan, turn=turn, lag=lag))
     return min(plans, key=lambda plan: sent_us(plan, N, K, world))
 
 

@@ -4,7 +4,9 @@ All-gather and product           Product and reduce-scatter
 enter    the slot is free        enter    the slot is free
 send     own rows to peers       product  tiles to their owners, and own tiles, which add
 product  tiles, as rows arrive   carry    where tiles stay here: parts of them to their owners
-leave    the slot may be written again, at the end of both
+
+Nothing marks the end of a call. The next one begins behind it, and tells the peers by its first
+kernel.
 """
 
 from __future__ import annotations
@@ -93,9 +95,7 @@ class Rank:
         kernels.gather(a, gathered, b, out, _packed(options.bias), options.epilogue, call, plan)
         yield "product"
         transport.join()  # a may change when the call has ended
-        kernels.leave(call)
         self.end(options.debug, "rows")
-        yield "leave"
 
     def scatter(
         self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
@@ -112,7 +112,6 @@ class Rank:
         kernels.enter(call)
         slots = slot.data[transport.rank][:size].view(out.dtype).view(shape)
         kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
-        kernels.leave(call)
         self.end(options.debug, "tile")
         return out
 
@@ -147,7 +146,6 @@ class Rank:
         if at_once:
             product(OWN)
         transport.join()
-        kernels.leave(call)
         self.end(options.debug, "rows")
         return out
 
@@ -186,8 +184,8 @@ class Rank:
         seconds = self._timeout_s or (DEBUG_TIMEOUT_S if debug else TIMEOUT_S)
         flags = slot.own[at : at + transport.world * most]
         tensors = (
-            flags, slot.addresses, slot.data_addresses, slot.done, slot.epoch, self.trouble,
-            slot.data[transport.rank],
+            flags, slot.addresses, slot.data_addresses, slot.done, slot.epoch, slot.last,
+            self.trouble, slot.data[transport.rank],
         )  # fmt: skip
         return {
             "rank": transport.rank,
@@ -199,7 +197,9 @@ class Rank:
             "words": slot.addresses,
             "data": slot.data_addresses,
             "done": slot.done,
+            "done_at": slot.done_at,
             "epoch": slot.epoch,
+            "last": slot.last,
             "trouble": self.trouble,
             "limit": min(int(seconds * looks_per_s), MOST_LOOKS),
             "debug": debug or transport.device.type != "cuda",
@@ -238,7 +238,7 @@ class Rank:
         missing = f"{what} {part}" if part >= 0 else "the end of its last call but one"
         self._broken = (
             f"rank {transport.rank} of {transport.world} waited in vain for rank {source}: "
-            f"{missing} did not come (call {epoch} of this slot)"
+            f"{missing} did not come (call {epoch})"
         )
         raise PeerError(
             f"{self._broken}. That rank has died, is late by more than the time-out, or makes "

@@ -1,7 +1,7 @@
 """The time line of a call: what a rank did from when to when, by the clocks of its GPU.
 
-Kernels that are given ``Options.stamps`` write %globaltimer there, in nanoseconds: first the begins
-and ends of ``enter`` and ``leave``; then, for each block and each piece of its work in the order in
+Kernels that are given ``Options.stamps`` write %globaltimer there, in nanoseconds: first the begin
+and the end of ``enter``; then, for each block and each piece of its work in the order in
 which the rank comes to it, when the block came there, when it had seen the flag that it waits for,
 when its last tile of the piece was stored, and when its last flag was set. A piece is a part of a
 rank's rows to gather (own rows are one), or an owner's tiles to scatter.
@@ -28,7 +28,7 @@ from .transports import GpuTransport
 Stamp = tuple[str, int, float, float]
 """What, which piece, and its begin and end in microseconds since the first rank began."""
 
-OF_CALL = 4
+OF_CALL = 2
 CAME, SEEN, STORED, FLAGGED = range(4)
 CALLS = 9
 """The first ones compile and warm up; the last is told of."""
@@ -126,4 +126,4 @@ def pieces(into: torch.Tensor, blocks: int, count: int, zero: float = 0.0) -> li
         found.append(("tiles", piece, us(of[:, SEEN].min()), us(last)))
         if of[:, FLAGGED].any():
             found.append(("flags", piece, us(last), us(of[:, FLAGGED].max())))
-    return [*found, ("leave", 0, us(call[2]), us(call[3]))]
+    return found

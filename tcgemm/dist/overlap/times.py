@@ -22,7 +22,7 @@ COPY_US = 9.0
 """Before the first byte of a copy: fitted to copies of 1 to 32 MiB, of 14, 32 and 99 us."""
 
 SIGNAL_US = 3.0
-"""Of the kernel before or after a product, with its launch."""
+"""Of the kernel before a product, with its launch."""
 
 FLOP_PER_US = 740e6
 """Of 16-bit products of a reduce-scatter whose tiles fill the SMs."""
@@ -31,11 +31,11 @@ FIRST_COPY_US, NEXT_COPY_US, SEEN_US = 8.7, 4.45, 4.3
 """Of an all-gather: from the begin of a call to its first copy, what a copy and its flag cost
 besides the bytes, and until a block that waits has the first rows in shared memory."""
 
-FIRST_TILE_US, TILE_US, LAST_US = 11.2, 1.0, 5.3
+FIRST_TILE_US, TILE_US, LAST_US = 11.2, 1.0, 0.3
 """Of an all-gather: from the begin of a call to its first tile, what a tile costs besides its
-products, and what comes behind the last one. These, and the rates of tiles, are fitted to 185 calls
-in CUDA on two and four H200 and, with two rates of its own, to 32 of Triton
-(docs/lab/several_gpus_protocol.md)."""
+products, and what comes behind the last one, less the 5 us that a last kernel took. These, and the
+rates of tiles, are fitted to 185 calls in CUDA on two and four H200 and, with two rates of its own,
+to 32 of Triton (docs/lab/several_gpus_protocol.md)."""
 
 TILE_FLOP_PER_US = 850e6
 """Of 16-bit products of tiles of 128 x 256 on all SMs, in CUDA."""
@@ -43,8 +43,9 @@ TILE_FLOP_PER_US = 850e6
 SENT_BYTES_PER_US = 284e3
 """What TMA moves from tiles of SMs to the peers."""
 
-SENT_CALL_US = 21.3
-"""Of a reduce-scatter whose tiles TMA sends: what comes before and behind all else."""
+SENT_CALL_US = 15.3
+"""Of a reduce-scatter whose tiles TMA sends: what comes before and behind all else, as fitted to
+calls with a kernel at their end, less the 6 us that it took."""
 
 READ_BYTES_PER_US = 3.2e6
 """Of the peers' partial sums, that own ones are added to."""
@@ -53,12 +54,14 @@ UNHIDDEN = 0.38
 """Of the waves of own tiles, where they are behind all others and the link is what takes longest:
 the part that begins only when the last tile has been sent."""
 
-OF_TWO, OF_EACH_MORE = 0.93, 0.083
+OF_TWO, OF_EACH_MORE = 0.93, {1: 0.083, 2: 0.035}
 """Time of a wave relative to others where own tiles are among them: of two ranks, and what each
-rank more adds, since blocks wait for tiles and read rows of A of all owners at once. This and the
-constants above are fitted to 428 calls on two and four H100 and H200 (reports/nvidia-h100-sxm-x4
-and the others, trials/overlap_plans.csv). Half of them are predicted within 8 %, and the plans they
-lead to lose 0.6 % to the fastest of each case."""
+rank more adds, since blocks wait for tiles and read rows of A of all owners at once: of single
+blocks, and of pairs, which read B once. What is of single blocks, and the constants above, are
+fitted to 428 calls on two and four H100 and H200 (reports/nvidia-h100-sxm-x4 and the others,
+trials/overlap_plans.csv). Half of them are predicted within 8 %, and the plans they lead to lose
+0.6 % to the fastest of each case. What is of pairs is fitted to the choices on four H200
+(reports/nvidia-h200-x4/trials/pairs.csv), which lose 0.5 %."""
 
 
 def wave_us(tile: Tile, K: int, flop_per_us: float, item_bytes: int = 2) -> float:
@@ -115,7 +118,7 @@ def scatter_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 
     sms = SMS - int(plan.carried)
     wave, each = wave_us(tile, K, FLOP_PER_US, item_bytes), plan.tiles(N)
     sent = plan.chunk * (world - 1) * N * 2
-    fixed = sent / READ_BYTES_PER_US + 2 * SIGNAL_US
+    fixed = sent / READ_BYTES_PER_US + SIGNAL_US
     if not plan.carried:
         return -(-each * world // sms) * wave + sent / LINK_BYTES_PER_US + fixed
     others, arrived, ends = each * (world - 1), 0.0, {}
@@ -141,7 +144,7 @@ def sent_us(plan: OverlapPlan, N: int, K: int, world: int) -> float:
     Where own tiles are behind all others, the link idles while they are multiplied; where they are
     among them, products and link end together, and only the sums of the last wave follow.
     """
-    tile, each = plan.tile, max(plan.tiles(N), 1)
+    tile, each = plan.tile, max(plan.visited(N), 1)
     one = tile.stores_us + wave_us(tile, K, TILE_FLOP_PER_US)
     waves = -(-each * world // SMS)
     blocks = -(-each * world // waves)
@@ -149,7 +152,7 @@ def sent_us(plan: OverlapPlan, N: int, K: int, world: int) -> float:
     read = (world - 1) * tile.BLOCK_M * tile.BLOCK_N * 2 * SMS / READ_BYTES_PER_US
     link = (world - 1) * plan.chunk * N * 2 / SENT_BYTES_PER_US
     if plan.turn:
-        busy = waves * one * (OF_TWO + OF_EACH_MORE * (world - 2)) + own * read
+        busy = waves * one * (OF_TWO + OF_EACH_MORE[tile.CLUSTER] * (world - 2)) + own * read
         return SENT_CALL_US + max(busy, link) + read
     others = max(each * (world - 1) / blocks * one, link)
     return SENT_CALL_US + own * read + max(waves * one, others + UNHIDDEN * own * one)
