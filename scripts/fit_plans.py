@@ -127,7 +127,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         if row["kernel"] not in BY_ELEMENTS if one_by_one else not _offers(planner, problem):
             continue
         name = module.named(problem, f"{BACKEND}/{row['kernel']}")
-        us = us_of(row, plan)
+        us = us_of(row, plan) - module.second_us(problem, row["kernel"], plan)
         seen, plan = module.by_rows(problem, row["kernel"], plan)
         terms = plans.terms(seen, plan, GPU.sms or 0)
         found.append(Raced(problem, name, plan, terms, us, seen))

@@ -39,7 +39,7 @@ def offered(problem):
     return {
         (plan["BLOCK_M"], plan["BLOCK_N"], plan["SWAP"])
         for _, plan in triton_kernels.plans(problem, ["warp_specialized"])
-        if "SWAP" in plan
+        if "SWAP" in plan and "SPLITS" not in plan
     }
 
 

@@ -16,7 +16,7 @@ units, unit_of_stride = _units.units, _units.unit_of_stride
 MOST = {
     "skinny.kernel": 110, "thin.kernel": 100, "pipelined.kernel": 32, "warp_specialized.kernel": 68,
     "split_k_partials.add_kernel": 44, "split_k.kernel": 40, "descriptor.kernel": 8,
-    "persistent.kernel": 14, "fused.kernel": 8,
+    "persistent.kernel": 14, "fused.kernel": 8, "matrix_parts.add_kernel": 8,
 }  # fmt: skip
 """For 500 drawn shapes, of which 359 kernels were compiled when sizes made more of them. Rows of 16
 bytes and odd ones of few tiles go to the first and the fifth, which made 264 of them 325; the first

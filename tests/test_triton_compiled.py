@@ -13,6 +13,7 @@ import pytest
 import records
 from triton_requests import (
     DEEP,
+    DIVIDED,
     FITTED,
     INSTRUCTION,
     LIMITS,
@@ -79,6 +80,10 @@ FITTED_TILES = [
     Request("warp_specialized", tile, layout=("nn", "nt", "tn", "tt")[number // 2 % 4])
     for number, tile in enumerate(FITTED)
 ]
+DIVIDED_TILES = [
+    Request("warp_specialized", tile, layout=("nn", "nt", "tn", "tt")[number // 2 % 4])
+    for number, tile in enumerate(DIVIDED)
+]
 ODD_C += [
     Request("warp_specialized", tile, layout="nt", M=1000, N=1003)
     for tile in FITTED
@@ -121,7 +126,7 @@ def odd_steps() -> list:
 def all_requests() -> list:
     return [
         *SHIPPED, *TYPES, *FUSED, *SPECIALIZED_FUSED, *with_c_in(), *eight_bits(), *SINGLE,
-        *SUMS, *ODD_C, *FITTED_TILES,
+        *SUMS, *ODD_C, *FITTED_TILES, *DIVIDED_TILES,
         *odd_steps(),
     ]  # fmt: skip
 
@@ -254,6 +259,20 @@ def test_tiles_that_fit_a_short_side_stay_in_registers(wanted):
     assert built.counts["LDG"] == built.counts["STG"] == 0
     blocks = 1 + plan["REST"].bit_count()
     of_64_rows = plan["BLOCK_M"] // 64
+    assert built.counts["HGMMA"] == of_64_rows * blocks * plan["BLOCK_K"] // 16
+    assert "C7508" not in built.log, "registers are not moved to the consumers"
+    bound = plans.shared_bytes(wanted.kernel, plan, wanted.dtype_out)
+    assert built.shared_bytes <= bound <= LIMITS[9, 0]
+
+
+@pytest.mark.parametrize("wanted", DIVIDED_TILES, ids=name_of)
+def test_parts_of_k_leave_by_pairs_of_float32(wanted):
+    """Each accumulator once, and no shared memory but for stages and barriers."""
+    built, plan = compiled(wanted), wanted.plan
+    assert (built.spill_bytes, built.serialized) == (0, False), built.log
+    assert built.counts["STG"] == plan["BLOCK_M"] * plan["BLOCK_N"] // 2 // 128
+    assert built.counts["UTMASTG"] == built.counts["LDG"] == 0
+    of_64_rows, blocks = plan["BLOCK_M"] // 64, 1 + plan.get("REST", 0).bit_count()
     assert built.counts["HGMMA"] == of_64_rows * blocks * plan["BLOCK_K"] // 16
     assert "C7508" not in built.log, "registers are not moved to the consumers"
     bound = plans.shared_bytes(wanted.kernel, plan, wanted.dtype_out)

@@ -138,13 +138,16 @@ def test_while_a_graph_is_captured_nothing_starts_early(gpu, monkeypatch):
     assert [passed[recording.PDL] for passed in kernel.short_way] == [True, False, True]
 
 
-@pytest.mark.parametrize("triggers", [True, False])
-def test_while_a_graph_is_captured_a_second_launch_may_start_early(gpu, monkeypatch, triggers):
+@pytest.mark.parametrize(
+    ("how", "triggers"),
+    [({"PDL": True}, True), ({"PDL": False}, False), ({"launch_pdl": True}, True)],
+)
+def test_while_a_graph_is_captured_a_second_launch_may_start_early(gpu, monkeypatch, how, triggers):
     """Behind a launch of the same call that lets it: who is ahead of the first is not known."""
     kernel = Kernel()
 
     def first(a, b, c, TILE):
-        return (3,), (a, b, c, a.shape[0]), {"TILE": TILE, "PDL": triggers}
+        return (3,), (a, b, c, a.shape[0]), {"TILE": TILE, **how}
 
     def second(a, b, c, args, plan):
         return kernel, (3,), args, {"TILE": 16}

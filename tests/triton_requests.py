@@ -190,3 +190,14 @@ FITTED = [
     for tile in import_module("tcgemm.triton_kernels.rungs.fitted_tiles").TILES
 ]
 """Tiles of warp_specialized that fit a short side of C."""
+
+DIVIDED = [
+    plans.fit(
+        "warp_specialized", {"NUM_STAGES": 10, **tile, "SWAP": number % 2, "SPLITS": 3},
+        "bfloat16", LIMITS[9, 0],
+    )
+    for number, tile in enumerate(
+        import_module("tcgemm.triton_kernels.rungs.divided_tiles").TILES
+    )
+]  # fmt: skip
+"""Tiles of warp_specialized whose K is divided."""

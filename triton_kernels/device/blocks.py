@@ -113,8 +113,10 @@ def ring_of(x, count: gl.constexpr):
 @gluon.jit
 def ring_of_c(c, a_ring, COUNT: gl.constexpr, CONFIG: gl.constexpr):
     """Shared memory of ``COUNT`` epilogue subtiles of C, which are what a descriptor's blocks are;
-    of a C that is a pointer, as many rows as a block of A has."""
-    if CONFIG.UNALIGNED_C:
+    of a C that is a pointer, as many rows as a block of A has. Parts of K need none."""
+    if CONFIG.IN_PARTS:
+        return a_ring
+    elif CONFIG.UNALIGNED_C:
         ROWS: gl.constexpr = a_ring.shape[2 if CONFIG.A_TRANSPOSED else 1]
         layout: gl.constexpr = swizzled(CONFIG.UNALIGNED_C, 16)
         return gl.allocate_shared_memory(

@@ -51,6 +51,34 @@ def store_partial(partials, slot, acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
     tl.store(partials + slot.to(tl.int64) * (BLOCK_M * BLOCK_N) + at, acc)
 
 
+@triton.jit
+def sum_of_parts(at, part, splits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sum of ``splits`` float32 blocks, in their order.
+
+    Args:
+        at: pointers to the first block [ROWS, COLUMNS].
+        part: elements from a block to the next, in 64 bits.
+    """
+    acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    # Eight parts are asked for before the first is added (see REGISTERS). How many there are is no
+    # constant: each number would be a kernel. A block holds it, since the interpreter of Triton 3.8
+    # and later takes no comparison of two scalars as a mask.
+    count = tl.full((1, 1), splits, tl.int32)
+    for first in range(0, splits, 8):
+        x0 = tl.load(at)
+        x1 = tl.load(at + part, mask=first + 1 < count, other=0.0)
+        x2 = tl.load(at + 2 * part, mask=first + 2 < count, other=0.0)
+        x3 = tl.load(at + 3 * part, mask=first + 3 < count, other=0.0)
+        x4 = tl.load(at + 4 * part, mask=first + 4 < count, other=0.0)
+        x5 = tl.load(at + 5 * part, mask=first + 5 < count, other=0.0)
+        x6 = tl.load(at + 6 * part, mask=first + 6 < count, other=0.0)
+        x7 = tl.load(at + 7 * part, mask=first + 7 < count, other=0.0)
+        acc = (((acc + x0) + x1) + x2) + x3
+        acc = (((acc + x4) + x5) + x6) + x7
+        at += 8 * part
+    return acc
+
+
 @triton.jit(do_not_specialize=["M", "N", "first_tile", "splits"])
 def add_kernel(
     partials,
@@ -80,23 +108,7 @@ def add_kernel(
     at = partials + split_tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
     at += rows[:, None] * BLOCK_N + columns[None, :]
     part = split_tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
-    acc = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
-    # Eight parts are asked for before the first is added (see REGISTERS). How many there are is no
-    # constant: each number would be a kernel. A block holds it, since the interpreter of Triton 3.8
-    # and later takes no comparison of two scalars as a mask.
-    count = tl.full((1, 1), splits, tl.int32)
-    for first in range(0, splits, 8):
-        x0 = tl.load(at)
-        x1 = tl.load(at + part, mask=first + 1 < count, other=0.0)
-        x2 = tl.load(at + 2 * part, mask=first + 2 < count, other=0.0)
-        x3 = tl.load(at + 3 * part, mask=first + 3 < count, other=0.0)
-        x4 = tl.load(at + 4 * part, mask=first + 4 < count, other=0.0)
-        x5 = tl.load(at + 5 * part, mask=first + 5 < count, other=0.0)
-        x6 = tl.load(at + 6 * part, mask=first + 6 < count, other=0.0)
-        x7 = tl.load(at + 7 * part, mask=first + 7 < count, other=0.0)
-        acc = (((acc + x0) + x1) + x2) + x3
-        acc = (((acc + x4) + x5) + x6) + x7
-        at += 8 * part
+    acc = sum_of_parts(at, part, splits, ROWS, BLOCK_N)
 
     m, n = tile_m * BLOCK_M + rows, tile_n * BLOCK_N + columns
     c_ptrs = c + m.to(tl.int64)[:, None] * stride_cm + n.to(tl.int64)[None, :] * stride_cn

@@ -10,6 +10,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ..device import matrix_parts
 from ..device.blocks import step_of
 from ..device.epilogue import batch_size, batch_strides, operands
 from ..device.row_sums import PARTS
@@ -44,6 +45,8 @@ class Config:
     TERMS: int
     """2: A and B are float32 as hi and lo, each in tf32."""
     BATCHED: bool
+    IN_PARTS: bool
+    """A batch is one product, each of which is a part of its K, and is stored in a workspace."""
     PROMOTE: bool
     """The sum of each step of K is added outside of the tensor core."""
     FUSED: bool
@@ -94,12 +97,15 @@ def arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
     BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, SUBTILES: int,
     BUFFERS: int, REPACK: int = 0, REST: int = 0, SWAP: int | None = None,
-    L2_PREFETCH: int = 0,
+    L2_PREFETCH: int = 0, SPLITS: int = 1,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
-    by_columns = stored(c) == "t"
-    transposed = by_columns if SWAP is None else bool(SWAP)
-    c_transposed = transposed != by_columns
+    in_parts = SPLITS > 1
+    if in_parts:
+        check_parts(a, b, fusion, SPLITS, cdiv(a.shape[-1], BLOCK_K))
+    transposed = computes_transposed(c, SWAP)
+    # The second launch stores C, and parts of it lie as they are computed.
+    c_transposed = transposed != (stored(c) == "t") and not in_parts
     if transposed:
         a, b, c = b.mT, a.mT, c.mT
     if c_transposed:
@@ -116,8 +122,10 @@ def arguments(
     described_b = [describe(b, (BLOCK_K, width), b_transposed, make) for width in widths]
     by_tma = c_transposed or storable(c)
     subtile = subtile_columns(BLOCK_N, REST, SUBTILES)
-    described_c = [c]
-    if by_tma:
+    described_c = [None] if in_parts else [c]
+    if in_parts:
+        by_tma = True
+    elif by_tma:
         described_c = [
             None if before and width >= subtile
             else describe(c, (part, min(width, subtile)), c_transposed, swizzled)
@@ -125,7 +133,7 @@ def arguments(
         ]  # fmt: skip
     else:
         subtile = min(subtile, *widths)
-    batches = batch_size(c)
+    batches = SPLITS if in_parts else batch_size(c)
     aux = "" if fusion is None else fusion.aux
     finished = None if aux == "sums" else fusion
     (c_in, *others), constants = operands(finished, transposed)
@@ -143,6 +151,9 @@ def arguments(
         if aux == "write":
             c_in, staged = staged, None
     parts, total = (row_sums_of(a), fusion.c) if aux == "sums" else (None, None)
+    if in_parts:
+        rows, columns = cdiv(M, BLOCK_M) * BLOCK_M, cdiv(N, BLOCK_N) * BLOCK_N
+        parts = matrix_parts.workspace(SPLITS, rows, columns, a)
     larger = a if M > N else b
     streamed = (larger, max(larger.stride())) if L2_PREFETCH and batches == 1 else (None, None)
     config = Config(
@@ -155,6 +166,7 @@ def arguments(
         C_TRANSPOSED=c_transposed,
         TERMS=2 if compute == "tf32x3" else 1,
         BATCHED=batches > 1,
+        IN_PARTS=in_parts,
         PROMOTE=compute == "tf32x3"
         or (fusion is not None and a.itemsize == 1 and compute == "float32"),
         FUSED=finishes(finished),
@@ -175,6 +187,24 @@ def arguments(
 def three(some: list[Any]) -> list[Any]:
     """With None for those that are missing of three."""
     return [*some, None, None][:MOST_BLOCKS]
+
+
+def computes_transposed(c: torch.Tensor, SWAP: int | None) -> bool:
+    """Whether C' = B' A' is computed."""
+    return stored(c) == "t" if SWAP is None else bool(SWAP)
+
+
+def check_parts(a: torch.Tensor, b: torch.Tensor, fusion: Any, SPLITS: int, steps: int) -> None:
+    """Raise ValueError where K, of so many steps, cannot be divided into SPLITS parts."""
+    batched = a.dim() > 2 or b.dim() > 2
+    if batched or a.itemsize != 2 or finishes(fusion) or getattr(fusion, "aux", ""):
+        what = "a batch" if batched else f"{a.dtype}, or what is fused"
+        raise ValueError(
+            f"SPLITS={SPLITS} is for plain products of two matrices of 16 bits, not for {what}: "
+            "leave it out"
+        )
+    if steps < SPLITS:
+        raise ValueError(f"SPLITS={SPLITS} parts of K need as many steps of it, and it has {steps}")
 
 
 def check_transposed(rows: torch.Tensor, fusion: Any) -> None:
@@ -198,13 +228,16 @@ def row_sums_of(a: torch.Tensor) -> torch.Tensor:
 
 
 def second(a: Any, b: Any, c: Any, args: tuple[Any, ...], plan: Mapping[str, int]) -> Step | None:
-    """The launch that adds the parts of the sums of A's rows, where they are asked for.
+    """The launch that adds the parts of C, or of the sums of A's rows, where there are some.
 
-    Their total, which the first launch does not read, is an argument of it for this one.
+    The total of the latter, which the first launch does not read, is an argument of it for this
+    one.
     """
     *_, parts, total = args
     if parts is None:
         return None
+    if plan.get("SPLITS", 1) > 1:
+        return matrix_parts.add(parts, c.mT if computes_transposed(c, plan.get("SWAP")) else c)
     return add(parts, total, min(PARTS.value, cdiv(c.shape[1], plan["BLOCK_N"])))
 
 

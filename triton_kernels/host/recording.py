@@ -144,7 +144,8 @@ def record(
             slots.append((position, *place))
             own[position] = 0
     described = any(is_descriptor(value) for value in own)
-    early = every[PDL] is True and not (ahead is not None and ahead[3].get("PDL"))
+    lets = ahead is not None and (ahead[3].get("PDL") or ahead[3].get("launch_pdl"))
+    early = every[PDL] is True and not lets
     return Recorded(function, every, nested, slots, early, described)
 
 

@@ -10,6 +10,7 @@ triton.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..host.storage import column_major, itemsize
@@ -51,6 +52,8 @@ def plans(
             if planner.suits(config, seen):
                 for found in _of_tile(planner, config, seen, limit, sms, transposed):
                     yield name, found
+        for config in planner.in_parts(seen, sms):
+            yield name, _fitted(planner, config, seen, limit, sms, transposed)
 
 
 def named(problem: Any, kernel: str, planners: Mapping[str, Planner]) -> str:
@@ -66,10 +69,17 @@ def by_rows(
     """The same product and plan where C lies by rows: of a column-major C the transpose, which some
     kernels compute and others read so. All that was timed had its C by rows. Tiles that overlap are
     timed as ones that are narrower by it. A kernel that stores both ways (``stores_both_ways``) is
-    timed by what it computes: loads and products are the same, and the store is another."""
-    if kernel in planners and (overlap := planners[kernel].overlap(problem)):
+    timed by what it computes: loads and products are the same, and the store is another. One of
+    these whose K is divided is timed as a batch of as many products of a part of K, and what adds
+    them is apart (``second_us``)."""
+    both_ways = kernel in planners and planners[kernel].stores_both_ways
+    parts = plan.get("SPLITS", 1) if both_ways else 1
+    if parts == 1 and kernel in planners and (overlap := planners[kernel].overlap(problem)):
         plan = {**plan, "BLOCK_N": plan["BLOCK_N"] - overlap}
-    if kernel in planners and planners[kernel].stores_both_ways:
+    if parts > 1:
+        problem = replace(problem, K=-(-problem.K // parts), batch=parts)
+        plan = {name: value for name, value in plan.items() if name != "SPLITS"}
+    if both_ways:
         swap = plan.get("SWAP", int(column_major(problem)))
         plan = {name: value for name, value in plan.items() if name != "SWAP"}
         return (problem.transposed() if swap else problem), plan
@@ -82,14 +92,20 @@ def by_rows(
     return problem.transposed(), plan
 
 
+def second_us(
+    problem: Any, kernel: str, plan: Mapping[str, int], planners: Mapping[str, Planner]
+) -> float:
+    """Microseconds of a plan besides those of what ``by_rows`` makes of it."""
+    return planners[kernel].second_us(problem, plan) if kernel in planners else 0.0
+
+
 def _of_tile(
     planner: Planner, config: Config, problem: Any, limit: int, sms: int, transposed: bool
 ) -> Iterator[Mapping[str, int]]:
-    config = {"NUM_STAGES": MOST_STAGES, **config}
-    config = planner.fit(config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
     if not isinstance(planner, KDivisionPlanner):
-        yield planner.divide(config, problem, sms, transposed)
+        yield _fitted(planner, config, problem, limit, sms, transposed)
         return
+    config = _with_stages(planner, config, problem, limit)
     tile = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     steps = -(-problem.K // config["BLOCK_K"])
     programs = sms * (PROGRAMS_BY_ELEMENTS if by_elements(problem) else 1)
@@ -100,3 +116,16 @@ def _of_tile(
             if parts == 1 or (divided and parts <= min(steps, MOST_PARTS, programs // divided)):
                 asked = {**config, "SPLITS": parts, "SWAP": swap}
                 yield planner.divide(asked, problem, sms, transposed)
+
+
+def _with_stages(planner: Planner, config: Config, problem: Any, limit: int) -> Config:
+    config = {"NUM_STAGES": MOST_STAGES, **config}
+    return planner.fit(config, problem.dtype_out, limit, problem.dtype_in, problem.compute)
+
+
+def _fitted(
+    planner: Planner, config: Config, problem: Any, limit: int, sms: int, transposed: bool
+) -> Mapping[str, int]:
+    """The plan of a configuration, as many stages as ``limit`` bytes hold."""
+    config = _with_stages(planner, config, problem, limit)
+    return planner.divide(config, problem, sms, transposed)

@@ -150,6 +150,15 @@ class Planner:
         """Whether a tile of ``offered`` is meant for such a product."""
         return True
 
+    def in_parts(self, problem: Any, processors: int) -> Sequence[Config]:
+        """More tiles that a model may take, of a problem as ``transposes`` left it: their K is
+        divided, and SPLITS says in how many parts."""
+        return ()
+
+    def second_us(self, problem: Any, plan: Mapping[str, int]) -> float:
+        """Microseconds of a second launch of which the constants of the kernel say nothing."""
+        return 0.0
+
     # What all rungs have in common.
 
     def fit(

@@ -11,7 +11,8 @@ Adds:     warps with a role. One producer warp does nothing but issue TMA loads;
           runs, barriers are set up and, with L2_PREFETCH, the first steps of the larger operand
           prefetched. Blocks have sides that are powers of two; a tile of 224 columns is 128 and
           REST = 64 + 32: as many blocks of B a stage and accumulators a consumer. With SWAP rows
-          of C are wgmma's n: 134 of them are 144 = 128 + 16, where m would make them 192.
+          of C are wgmma's n: 134 of them are 144 = 128 + 16, where m would make them 192. With
+          SPLITS K is divided, a part is as a product of a batch, and a second launch adds them.
 Missing:  clusters, whose blocks share an operand by TMA multicast: Triton 3.6 has none.
 
 Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program, from the last to the first; K in
@@ -60,6 +61,7 @@ from ..device.blocks import (
 )
 from ..device.epilogue_subtiles import bias_of
 from ..device.epilogue_tile import store_accumulators
+from ..device.k_parts import columns_of, steps_of, store_part
 from ..host.gluon_launch import ROUNDS, Rounding, arguments, second
 from ..host.launching import Rung
 from ..host.repack import repack_for_wgmma
@@ -85,7 +87,8 @@ def produce(a, b, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, batches, CONFIG)
         m, n = tile_m * (PART_M * CONSUMERS), tile_n * step_of(BLOCK_N, CONFIG)
-        for k in range(0, K, BLOCK_K):
+        first, last = columns_of(batch, K, batches, BLOCK_K, CONFIG)
+        for k in range(first, last, BLOCK_K):
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
             mbarrier.expect(ready, STAGE_BYTES)
@@ -132,7 +135,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
             sums, due = row_sums.zeros(a_ring), row_sums.first_step(part, tile_n, tiles_n)
         zeros = zeros_of(b_rings, PART_M, CONFIG)
         accs = zeros
-        for step in range(k_tiles):
+        for step in range(steps_of(batch, k_tiles, batches, CONFIG)):
             mbarrier.wait(full.index(slot), phase)
             first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
             a_block = a_ring.index(first_a)
@@ -171,9 +174,13 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
         if not CONFIG.PROMOTE:
             accs = wait_for_mmas(accs, 0)
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
-        store_accumulators(
-            c, c_ring, part, BUFFERS, accs, bias, batch, m, n, (M, N), fused, c_phase, CONFIG
-        )  # fmt: skip
+        if CONFIG.IN_PARTS:
+            rows, columns = tiles_m * (PART_M * CONSUMERS), tiles_n * BLOCK_N
+            store_part(fused[10], accs, batch, m, n, rows, columns)
+        else:
+            store_accumulators(
+                c, c_ring, part, BUFFERS, accs, bias, batch, m, n, (M, N), fused, c_phase, CONFIG
+            )  # fmt: skip
         if CONFIG.AUX == "sums":
             row_sums.store(fused[10], sums, tile_n, m, M)
         if CONFIG.STAGED:

@@ -13,7 +13,7 @@ from ..planning.planner import Config, Planner, few_rows
 from ..planning.refusals import refuse_tma
 from ..planning.rows import row
 from ..planning.tables import LONG_K, SMALL_TILE
-from . import fitted_tiles
+from . import divided_tiles, fitted_tiles
 
 
 class WarpSpecializedPlanner(Planner):
@@ -94,6 +94,12 @@ class WarpSpecializedPlanner(Planner):
             return True
         return fitted_tiles.suits(config, problem, self.overlap(problem), gpus.sms_of(problem))
 
+    def in_parts(self, problem: Any, processors: int) -> tuple[Config, ...]:
+        return divided_tiles.offered(problem, processors)
+
+    def second_us(self, problem: Any, plan: Mapping[str, int]) -> float:
+        return divided_tiles.second_us(problem.M, problem.N, plan.get("SPLITS", 1))
+
     def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
         return {**config, **_repack(problem)}, limit
 
@@ -121,6 +127,8 @@ class WarpSpecializedPlanner(Planner):
         m, n, slots = config["BLOCK_M"], config["BLOCK_N"], config["NUM_STAGES"]
         terms = 2 if kind(dtype_in, compute) == "tf32x3" else 1
         stages = terms * slots * (m + n) * config["BLOCK_K"] * itemsize(dtype_in)
+        if config.get("SPLITS", 1) > 1:
+            return stages + 512  # threads store the parts
         consumers = config["CONSUMERS"]
         columns = subtile_columns(n, config.get("REST", 0), config["SUBTILES"])
         subtile = m // consumers * columns * itemsize(dtype_out)
