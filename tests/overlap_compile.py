@@ -83,7 +83,7 @@ def main() -> None:
     )  # fmt: skip
     ranks = {"WORLD": 4, "LANES": 4}
     flags = table, table, words(64), words(2), call.epoch, call.last, words(1)
-    constants = {**ranks, "BLOCK": 2048, "PDL": True, "INTERPRETED": False, "num_warps": 16}
+    constants = {**ranks, "BLOCK": 2048, "INTERPRETED": False, "num_warps": 16}
     for name, scales in (("push", None), ("push with scales", empty(512, dtype=torch.float32))):
         launches[name] = one_shot.push, (128,), (
             words(512, K // 2), scales, 512, K // 8, 512, 0, 64, 32, -32, *flags, call.trouble, 9, 0
@@ -92,7 +92,7 @@ def main() -> None:
     launches["reduce"] = one_shot.reduce, (128,), (
         empty(2048, N), empty(512, N), empty(N), 2048, N // 8, 512, 0, 64, 32, -32, *flags,
         call.trouble, 9, 0,
-    ), constants | {"launch_pdl": True}  # fmt: skip
+    ), constants | {"PDL": True, "launch_pdl": True}  # fmt: skip
     kernel, grid, args, constants = launches["reduce"]
     launches["reduce of eight"] = kernel, grid, args, constants | {"WORLD": 8, "LANES": 8}
     small = constants | {"WORLD": 2, "LANES": 2, "EACH": 4, "BLOCK": 2048, "ACTIVATION": ""}

@@ -476,12 +476,10 @@ def test_what_the_compiler_makes_of_the_kernels():
         first = order.index("atom.global.sys.acquire")  # peers are done with the slot
         stores = [at for at, what in enumerate(order) if what == "st.global.v4"]
         flags = order.index("atom.global.sys.acquire", release)
-        counted = order.index("atom.global.gpu.acq_rel")
         assert first < stores[0] < release < flags, name
         assert "ld.global.v4" in order[:first], name  # on its way meanwhile
         if name.startswith("push"):
             assert not [at for at in stores if at > release], name
-            assert flags < order.index("fence.proxy") < counted, name
+            assert flags < order.index("fence.proxy"), name
         else:
-            assert release < stores[-1] < counted, name
-            assert order[counted - 1] == "bar.sync", name
+            assert release < stores[-1], name

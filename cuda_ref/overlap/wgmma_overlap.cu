@@ -26,6 +26,10 @@ using namespace tcgemm::sm90;
 
 constexpr int64_t PART_BYTES = MMAS * 64 * BLOCK_N * 2;  // of a tile in a slot: a warpgroup's
 
+// A tile of 64 rows is so soon multiplied that its B comes by one box. It has no pairs.
+constexpr bool HAS_PAIRS = BLOCK_M > 64;
+constexpr int B_WIDTH = HAS_PAIRS ? BLOCK_N / 2 : BLOCK_N;  // of a box
+
 thread_local Peers peers_of_call;  // of the next tcgemm_launch
 
 // C of this rank: all rows to gather, its own to scatter.
@@ -86,9 +90,12 @@ __global__ void __launch_bounds__(THREADS, 1)
           const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
           mbarrier_arrive_expect_tx(barrier, A_BYTES + B_ROWS<B> * 128);
           load_tile<Major::K, BLOCK_M>(a_tile, map, barrier, m, k_tile * BLOCK_K);
-          load_tile_multicast<B, B_ROWS<B>, false, BOX<B, BLOCK_N / 2>>(
-              a_tile + A_BYTES, &b_map, barrier, spot.tile_n * BLOCK_N, k_tile * BLOCK_K, rank,
-              cluster);
+          const int n = spot.tile_n * BLOCK_N, k = k_tile * BLOCK_K;
+          if constexpr (HAS_PAIRS)
+            load_tile_multicast<B, B_ROWS<B>, false, BOX<B, B_WIDTH>>(
+                a_tile + A_BYTES, &b_map, barrier, n, k, rank, cluster);
+          else
+            load_tile<B, B_ROWS<B>>(a_tile + A_BYTES, &b_map, barrier, n, k);
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
         }
       }
@@ -203,6 +210,7 @@ template <bool SCATTERS, typename Extra>
 int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
   if (!PLAIN && !does_all_of(gemm)) return cudaErrorNotSupported;
+  if (peers.cluster > 1 && !HAS_PAIRS) return cudaErrorNotSupported;
   // Gathered rows are as many as ranks have room for; A of a scatter is all there is.
   Matrix gathered = gemm.a;
   if (!SCATTERS) gathered = {peers.slot, int64_t{peers.world} * peers.chunk, gemm.a.cols, gemm.a.cols, 1};
@@ -212,7 +220,7 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
   int error = operand_map(own, false, gemm.in, BLOCK_M, &own_map, &own_major);
   if (error == cudaSuccess)
     error = operand_map(gathered, false, gemm.in, BLOCK_M, &a_map, &a_major);
-  if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, BLOCK_N / 2, &b_map, &b_major);
+  if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, B_WIDTH, &b_map, &b_major);
   if (error != cudaSuccess) return error;
   if (own_major != Major::K || a_major != Major::K) return cudaErrorNotSupported;
   const bool by_tma = gemm.c.rows > 0 && output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map,

@@ -15,11 +15,10 @@ Memory:   flags are those of signals.py, in the words of tiles: flag b of a peer
 
 Epochs:   the first block tells the peers of the calls that have ended here, as ``signals.enter``
           does. No block counts this call before all have read how many there were: each takes one
-          more for this call's number, and the block that ends last writes it.
+          more for this call's number, and the last one to have told its peers writes it.
 
-Early:    on a GPU what follows ``push`` may be launched when every block has stored its slices, and
-          ``reduce`` while the product ahead runs (programmatic dependent launch, PDL). Either waits
-          for the end of the kernel ahead before it reads what that one wrote.
+Early:    on a GPU ``reduce`` is launched while the product ahead runs (programmatic dependent
+          launch, PDL). It waits for the end of that kernel before it reads or tells anything.
 """
 
 from __future__ import annotations
@@ -83,14 +82,14 @@ def slot_of(addresses, peers, peer, dtype: tl.constexpr):
 
 @triton.jit
 def count_call(count, blocks, epoch, last, now):
-    """By every block at its end: the one that ends last counts the call, and that it used the slot.
+    """By every block when it has read how many calls there were: the last one counts this call, and
+    that it used the slot. It orders nothing else.
 
     Args:
-        count: int32, of this rank alone, 0 between calls: blocks that have ended.
+        count: int32, of this rank alone, 0 between calls: blocks that were here.
         now: the call's number.
     """
-    tl.debug_barrier()
-    if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == blocks - 1:
+    if tl.atomic_add(count, 1, sem="relaxed", scope="gpu") == blocks - 1:
         tl.store(count, 0)
         tl.store(last, now)
         tl.store(epoch, now)
@@ -120,7 +119,6 @@ def push(
     WORLD: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """This rank's rows, and their scales, into every rank's slot; ends when all peers' are here.
@@ -163,14 +161,13 @@ def push(
                 to = slot_of(addresses, peers, (rank + turn) % WORLD, tl.float32)
                 tl.store(to + behind + offs, scale, mask=offs < rows)
     set_flags(flags_to, flags_at + rank * most + program, others, calls + 1)
-    let_next_start(PDL)
+    count_call(count, step, epoch, last, calls + 1)
     await_all(
         flags + peers * most + program, others, peers, calls + 1, limit, reports, trouble,
         program, WORLD,
     )  # fmt: skip
     if not INTERPRETED:
         fence_async()  # the product reads the slot by TMA
-    count_call(count, step, epoch, last, calls + 1)
 
 
 @triton.jit(do_not_specialize=["M", *OF_A_CALL])
@@ -243,6 +240,7 @@ def reduce(
         tl.store(to[:, None] + offs[None, :], x, mask=inside)
         x = next_x
     set_flags(flags_to, flags_at + rank * most + program, others, calls + 1)
+    count_call(count, step, epoch, last, calls + 1)
     await_all(
         flags + peers * most + program, others, peers, calls + 1, limit, reports, trouble,
         program, WORLD,
@@ -267,4 +265,3 @@ def reduce(
         )  # fmt: skip
         total = tl.reshape(narrow(total, c.dtype.element_ty, EMULATED), (BLOCK,))
         tl.store(c + offs, total, mask=offs < size)
-    count_call(count, step, epoch, last, calls + 1)

@@ -74,15 +74,14 @@ def reduce(
             **_compiled_for(call), "EACH": each, "BLOCK": SLICE_BYTES // partial.itemsize,
             "ACTIVATION": epilogue, "EMULATED": emulated(partial),
         }  # fmt: skip
-        early = {} if INTERPRETED else {"launch_pdl": True}
+        early = {"PDL": False} if INTERPRETED else {"PDL": True, "launch_pdl": True}
         return one_shot.reduce, (call.blocks,), args, constants | early
 
     first(call, key, step, there)
 
 
 def _compiled_for(call: Any) -> dict[str, Any]:
-    early = {"PDL": not INTERPRETED, "INTERPRETED": INTERPRETED}
-    return {**ranks(call), **early, "num_warps": NUM_WARPS}
+    return {**ranks(call), "INTERPRETED": INTERPRETED, "num_warps": NUM_WARPS}
 
 
 def _sizes(call: Any) -> tuple[int, ...]:

@@ -18,15 +18,14 @@ RATIOS = "several_ratios"
 TIME_LINES = {op: f"several_time_line_{op}" for op in OPS}
 SLUGS = (RATIOS, *TIME_LINES.values())
 RATIOS_TITLE = "Over several GPUs: against NCCL and cuBLAS, by rows"
-KINDS = ("enter", "copy", "wait", "tiles", "flags", "leave")
+KINDS = ("enter", "copy", "wait", "tiles", "flags")
 """Of work in a time line, from top to bottom."""
 MEANINGS = {
-    "enter": "waits until the peers have left an earlier call",
+    "enter": "tells the peers of calls that have ended here, and waits until theirs have",
     "copy": "rows on their way to the peers",
     "wait": "the longest of a block for a piece, to the moment at which it saw the flag",
     "tiles": "from the first block that could begin with a piece until its last tile was stored",
     "flags": "from there until its last flag was set",
-    "leave": "tells the peers that this rank has left",
 }
 SEEN_US = 320.0
 """The longest call that is drawn, where there is a shorter one: a kernel of a warp, about a
