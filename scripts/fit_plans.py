@@ -67,11 +67,22 @@ class Raced(NamedTuple):
     problem: Problem
     kernel: str
     """ "backend/kernel"."""
-    plan: Mapping[str, int]
-    terms: tuple[float, ...]
+    asked: Mapping[str, int]
+    """The plan, as it was raced."""
     us: float
+    plan: Mapping[str, int]
+    """What a model makes of it."""
+    terms: tuple[float, ...]
+    second_us: float
+    """Of ``us``, what a second launch is taken for, of which the terms say nothing."""
     seen: Problem
-    """What the plan is of: the transposed product where the kernel computes that."""
+    """What ``plan`` is of: the transposed product where the kernel computes that, and a batch of
+    parts of K where it is divided."""
+
+    @property
+    def first_us(self) -> float:
+        """Microseconds of what the terms speak of."""
+        return self.us - self.second_us
 
 
 class HasTime(Protocol):
@@ -127,10 +138,10 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         if row["kernel"] not in BY_ELEMENTS if one_by_one else not _offers(planner, problem):
             continue
         name = module.named(problem, f"{BACKEND}/{row['kernel']}")
-        us = us_of(row, plan) - module.second_us(problem, row["kernel"], plan)
-        seen, plan = module.by_rows(problem, row["kernel"], plan)
-        terms = plans.terms(seen, plan, GPU.sms or 0)
-        found.append(Raced(problem, name, plan, terms, us, seen))
+        second = module.second_launch_us(problem, row["kernel"], plan)
+        seen, known = module.by_rows(problem, row["kernel"], plan)
+        terms = plans.terms(seen, known, GPU.sms or 0)
+        found.append(Raced(problem, name, plan, us_of(row, plan), known, terms, second, seen))
     return found
 
 
@@ -151,7 +162,7 @@ def fitted(rows: Iterable[Raced]) -> dict[str, Any]:
     constants that all of them have together, as that of model.py is."""
     kernels = defaultdict(list)
     for row, weight in weighed(rows):
-        kernels[row.kernel].append((row.terms, row.us, weight))
+        kernels[row.kernel].append((row.terms, row.first_us, weight))
     together = [each for of in kernels.values() for each in of]
     samples = [(terms, us) for terms, us, _ in together]
     common = fitting.fit(samples, weights=[weight for *_, weight in together])
@@ -187,7 +198,7 @@ def grown(rows: Iterable[Raced], kernels: Mapping[str, Any]) -> list[trees.Tree]
         if row.kernel in constants:
             number = numbers[row.kernel]
             facts.append(trees.facts(number, row.seen, row.plan, GPU.sms or 0))
-            over.append(math.log(row.us / model.least_of(constants[row.kernel], row.terms)))
+            over.append(math.log(row.first_us / model.least_of(constants[row.kernel], row.terms)))
             weights.append(weight)
     found = GradientBoostingRegressor(**GROWN).fit(facts, over, sample_weight=weights)
     begun = float(found.init_.constant_[0, 0])

@@ -6,7 +6,7 @@ which returns a rung's callable, compiled. Where the module has them, it asks be
 for those that can be built here, ``choosable(problem, able)`` for those that may be taken unnamed,
 ``tuned_by_user(problem)`` and ``sure(problem, name)`` whether the user's own table, or what the
 kernel says, has settled the choice, ``plans(problem, able)`` for more than its tables' plans,
-``by_rows`` and ``second_us`` for what was timed and what was not, and ``derivative_kernel()``.
+``by_rows`` and ``second_launch_us`` for what was timed and what was not, ``derivative_kernel()``.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def test_a_part_of_k_is_timed_as_a_product_of_a_batch():
 
 
 def test_the_second_launch_costs_itself_and_what_is_written_and_read():
-    problem, of = problem_of(550, 1520, 11376), triton_kernels.second_us
+    problem, of = problem_of(550, 1520, 11376), triton_kernels.second_launch_us
     assert of(problem, NAME, DIVIDED[0] | {"SPLITS": 1}) == 0
     assert of(problem, NAME, {"BLOCK_M": 64}) == of(problem, "split_k", {"SPLITS": 4}) == 0
     moved = 2 * 4 * 3 * 550 * 1520
@@ -160,7 +160,7 @@ def test_the_model_takes_parts_where_they_are_faster_and_says_how_long_both_laun
             timed, alone = triton_kernels.by_rows(problem, NAME, plan)
             first = known.us(f"triton/{NAME}", timed, alone, SMS, seen=False)
             both = plans.modelled_us(problem, taken, triton_kernels)
-            assert both == first + triton_kernels.second_us(problem, NAME, plan)
+            assert both == first + triton_kernels.second_launch_us(problem, NAME, plan)
 
 
 # The launches.

@@ -532,6 +532,24 @@ def test_the_model_has_copies_carry_where_products_are_long_enough():
     assert not plan(1 << 18, 8192, 8192).carried
 
 
+@pytest.mark.parametrize("op", ["gather", "scatter"])
+def test_a_product_that_fails_leaves_no_copy_on_its_way(op, monkeypatch):
+    """Flags are copied from this rank's count of calls, which the next call changes."""
+    rank, joined, kernels = ranks_in_turns(2)[0], [], triton_kernels()
+    monkeypatch.setattr(rank.transport, "join", lambda: joined.append(True))
+
+    def fails(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(kernels, op, fails)
+    plan = planning.in_parts(planning.INTERPRETED[0], 8, 1, carried=op == "scatter")
+    a, b = torch.ones(8 if op == "gather" else 16, 16).half(), torch.ones(16, 8).half()
+    out = torch.empty(24 - len(a), 8).half()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        getattr(rank, op)(kernels, a, b, out, plan, options(rows=16))
+    assert joined
+
+
 @pytest.mark.parametrize(("callers", "copies"), [(0, -3), (-1, -3), (-3, -2)])
 def test_copies_have_another_priority_than_the_callers_stream(callers, copies, monkeypatch):
     class Stream:

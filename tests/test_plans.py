@@ -133,7 +133,7 @@ def _timed(timed, row, problem):
             each.us
             for each in timed
             if each.kernel == MODULE.named(problem, row.full_name)
-            and {k: v for k, v in each.plan.items() if k != "L2_PREFETCH"} == plan
+            and {k: v for k, v in each.asked.items() if k != "L2_PREFETCH"} == plan
         ),
         default=None,
     )
@@ -357,7 +357,7 @@ def _by_terms_and_trees(problem):
         kernel = MODULE.named(problem, f"triton/{name}")
         us = known.by_terms(kernel, timed, plan, 132)
         if us is not None:
-            second = MODULE.second_us(problem, name, offered)
+            second = MODULE.second_launch_us(problem, name, offered)
             factor = known.factor(kernel, timed, plan, 132)
             found.append((name, offered, us + second, us * factor + second))
     return found

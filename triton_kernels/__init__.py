@@ -1,5 +1,6 @@
 """The Triton ladder. All that tcgemm knows of it: KERNELS, buildable, choose, sure, plans, by_rows,
-second_us, planned_by_user, tuned_by_user, load, inspect, derivative, copier, COPIED_US and ODD_C.
+second_launch_us, planned_by_user, tuned_by_user, load, inspect, derivative, copier, COPIED_US and
+ODD_C.
 
 Importing it imports neither triton nor torch: the rows are plain data, a rung loads on first use.
 A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its name below.
@@ -90,9 +91,9 @@ def by_rows(problem: Any, kernel: str, plan: Mapping[str, int]) -> tuple[Any, Ma
     return offered.by_rows(problem, kernel, plan, planners())
 
 
-def second_us(problem: Any, kernel: str, plan: Mapping[str, int]) -> float:
+def second_launch_us(problem: Any, kernel: str, plan: Mapping[str, int]) -> float:
     """Microseconds of a plan besides those of what ``by_rows`` makes of it; see offered.py."""
-    return offered.second_us(problem, kernel, plan, planners())
+    return offered.second_launch_us(problem, kernel, plan, planners())
 
 
 @lru_cache(maxsize=4096)

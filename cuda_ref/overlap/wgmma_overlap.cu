@@ -14,8 +14,7 @@
 // block      CONSUMERS consumer warpgroups and a producer step through K by BLOCK_K, over a ring of
 //            NUM_STAGES; BLOCK_M x BLOCK_N of C, one tile at a time or, with PINGPONG, two
 // warpgroup  as in wgmma_persistent.cu
-#include <algorithm>
-
+#include "sm90/overlap_launch.cuh"
 #include "sm90/owners.cuh"
 #include "wgmma_persistent_build.cuh"
 
@@ -61,10 +60,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     fence_mbarrier_init();
   }
   __syncthreads();
-  if (cluster > 1) {
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-  }
+  sync_cluster(cluster);
   griddepcontrol_wait();
   const int32_t now = *peers.epoch;
 
@@ -155,12 +151,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         mbarrier_arrive_cluster(empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1), lane);
       if constexpr (PINGPONG) advance(k_tiles);
 
-      if (!spot.is_there()) {
-        if constexpr (SCATTERS) {
-          if (stores) sent.tell(peers, now);  // as with a tile that is there: the owner may wait
-        }
-        continue;
-      }
+      if (stores && !spot.is_there()) sent.tell(peers, now);  // the owner of the one before may wait
+      if (!spot.is_there()) continue;
       if constexpr (!SCATTERS) {
         // TMA would also store the rows of the next rank, of which this tile knows nothing.
         const bool is_whole = spot.m + BLOCK_M <= spot.rows;
@@ -195,62 +187,42 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
     }
     if (stores) {
-      if constexpr (SCATTERS) sent.tell(peers, now);
+      sent.tell(peers, now);
       cp_async_bulk_wait_group_read<0>();
     }
   }
   // No block exits while the other may still write its stages or arrive on its barriers.
-  if (cluster > 1) {
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-  }
+  sync_cluster(cluster);
 }
 
 template <bool SCATTERS, typename Extra>
 int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
-  if (!PLAIN && !does_all_of(gemm)) return cudaErrorNotSupported;
-  if (peers.cluster > 1 && !HAS_PAIRS) return cudaErrorNotSupported;
-  // Gathered rows are as many as ranks have room for; A of a scatter is all there is.
-  Matrix gathered = gemm.a;
-  if (!SCATTERS) gathered = {peers.slot, int64_t{peers.world} * peers.chunk, gemm.a.cols, gemm.a.cols, 1};
-  const Matrix own = gemm.a.rows > 0 ? gemm.a : gathered;
-  CUtensorMap own_map, a_map, b_map, c_map{};
-  Major own_major, a_major, b_major;
-  int error = operand_map(own, false, gemm.in, BLOCK_M, &own_map, &own_major);
-  if (error == cudaSuccess)
-    error = operand_map(gathered, false, gemm.in, BLOCK_M, &a_map, &a_major);
-  if (error == cudaSuccess) error = operand_map(gemm.b, true, gemm.in, B_WIDTH, &b_map, &b_major);
-  if (error != cudaSuccess) return error;
-  if (own_major != Major::K || a_major != Major::K) return cudaErrorNotSupported;
-  const bool by_tma = gemm.c.rows > 0 && output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map,
-                                                    Extra::BATCHED ? 1 : 0).data == nullptr;
+  if (!PLAIN && !does_all_of(gemm) || peers.cluster > 1 && !HAS_PAIRS) return cudaErrorNotSupported;
+  OverlapMaps maps;
+  int error = maps.make<SCATTERS, Extra>(gemm, peers, BLOCK_M, B_WIDTH);
   const int N = static_cast<int>(gemm.b.cols);
   const int64_t M = SCATTERS ? gemm.a.rows : gemm.c.rows;
   const bool alike = M == int64_t{peers.chunk} * peers.world;  // ranks have as many rows
   const RankOrder<BLOCK_M, GROUP_M, SCATTERS> order{M, static_cast<int>(ceil_div(N, BLOCK_N)),
                                                     alike ? peers.turn : 0,
                                                     BLOCK_M * peers.cluster};
-  int sms = 0;
-  error = multiprocessors(&sms);
-  if (error != cudaSuccess) return error;
   const int64_t tiles = order.tiles(peers);
-  if (tiles > INT32_MAX / 2 || sms - peers.spare_sms < peers.cluster)
-    return cudaErrorInvalidConfiguration;
-  const int most = (sms - peers.spare_sms) / peers.cluster;  // clusters
-  const unsigned clusters = static_cast<unsigned>(ceil_div(tiles, ceil_div(tiles, most)));
+  unsigned clusters = 0;
+  if (error == cudaSuccess) error = clusters_of(tiles, peers, &clusters);
+  if (error != cudaSuccess) return error;
   const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K));
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
     const auto start = [&](auto kernel) {
-      return launch_clusters(kernel, clusters, peers.cluster, dim3(THREADS), SHARED_BYTES, stream, own_map, a_map,
-                             b_map, c_map, plain_output(gemm.c, gemm.out), by_tma, N, order,
-                             static_cast<int>(tiles), k_tiles, peers, extra);
+      return launch_clusters(kernel, clusters, peers.cluster, dim3(THREADS), SHARED_BYTES, stream,
+                             maps.own, maps.a, maps.b, maps.c, plain_output(gemm.c, gemm.out),
+                             maps.by_tma, N, order, static_cast<int>(tiles), k_tiles, peers, extra);
     };
     if constexpr (BUILT<In, Out, PLAIN> && sizeof(Out) == 2)
-      return b_major == Major::K ? start(wgmma_overlap<In, Out, Major::K, Extra, SCATTERS>)
-                                 : start(wgmma_overlap<In, Out, Major::MN, Extra, SCATTERS>);
+      return maps.b_major == Major::K ? start(wgmma_overlap<In, Out, Major::K, Extra, SCATTERS>)
+                                      : start(wgmma_overlap<In, Out, Major::MN, Extra, SCATTERS>);
     return static_cast<int>(cudaErrorNotSupported);
   });
 }

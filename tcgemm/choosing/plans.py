@@ -207,7 +207,7 @@ def fastest(
     timed, plan = module.by_rows(problem, chosen.name, chosen.plan(problem))
     present_us = known.us(name_of_chosen, timed, plan, sms, seen=False)
     assert present_us is not None
-    present_us += module.second_us(problem, chosen.name, chosen.plan(problem))
+    present_us += module.second_launch_us(problem, chosen.name, chosen.plan(problem))
     if present_us > MOSTLY_START_US and tuned(problem, slug):
         return None
     names = {row.name: module.named(problem, row.full_name) for row in able}
@@ -216,12 +216,12 @@ def fastest(
         timed, plan = module.by_rows(problem, name, offered)
         us = known.by_terms(names[name], timed, plan, sms)
         if us is not None:
-            us += module.second_us(problem, name, offered)
+            us += module.second_launch_us(problem, name, offered)
             found.append((Taken(name, offered, us), timed, plan))
 
     def with_trees(taken: Taken, timed: Problem, plan: Mapping[str, Any]) -> Taken:
         factor = known.factor(names[taken.kernel], timed, plan, sms)
-        second = module.second_us(problem, taken.kernel, taken.plan)
+        second = module.second_launch_us(problem, taken.kernel, taken.plan)
         return taken._replace(us=(taken.us - second) * factor + second)
 
     found.sort(key=lambda each: each[0].us)
@@ -245,7 +245,9 @@ def modelled_us(problem: Problem, row: Kernel, module: Any) -> float | None:
         return None
     timed, plan = module.by_rows(problem, row.name, row.plan(problem))
     us = _known(slug).us(module.named(problem, row.full_name), timed, plan, sms, seen=False)
-    return None if us is None else us + module.second_us(problem, row.name, row.plan(problem))
+    return (
+        None if us is None else us + module.second_launch_us(problem, row.name, row.plan(problem))
+    )
 
 
 def why(problem: Problem, taken: Kernel, before: Kernel, module: Any) -> str:

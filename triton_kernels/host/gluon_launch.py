@@ -46,7 +46,7 @@ class Config:
     """2: A and B are float32 as hi and lo, each in tf32."""
     BATCHED: bool
     IN_PARTS: bool
-    """A batch is one product, each of which is a part of its K, and is stored in a workspace."""
+    """The matrices of the batch are parts of K of one product, and C is a workspace for them."""
     PROMOTE: bool
     """The sum of each step of K is added outside of the tensor core."""
     FUSED: bool
@@ -198,7 +198,7 @@ def check_parts(a: torch.Tensor, b: torch.Tensor, fusion: Any, SPLITS: int, step
     """Raise ValueError where K, of so many steps, cannot be divided into SPLITS parts."""
     batched = a.dim() > 2 or b.dim() > 2
     if batched or a.itemsize != 2 or finishes(fusion) or getattr(fusion, "aux", ""):
-        what = "a batch" if batched else f"{a.dtype}, or what is fused"
+        what = "a batch" if batched else f"{a.dtype}" if a.itemsize != 2 else "what is fused"
         raise ValueError(
             f"SPLITS={SPLITS} is for plain products of two matrices of 16 bits, not for {what}: "
             "leave it out"

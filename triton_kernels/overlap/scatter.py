@@ -26,7 +26,7 @@ from ..device.epilogue import finish
 from ..device.ordering import grouped
 from ..host.descriptors import describe
 from ..host.runtime import tl, triton
-from .signals import await_kernel_before, let_next_start, stamp, wait, words_at
+from .signals import await_kernel_before, stamp, wait, words_at
 from .tile import STAMPS_AT, halves, multiply, place, rows_of, scaled, shared
 
 
@@ -176,7 +176,6 @@ def kernel(
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
     program, step = tl.program_id(0), tl.num_programs(0)
-    let_next_start(PDL)
     now = tl.full((), 0, tl.int32) if PDL else tl.load(epoch)  # 0: ``enter`` may still run
     size = chunk.to(tl.int64) * N  # elements of a rank's part of a slot
     last = each * (WORLD - 1)  # tiles of others

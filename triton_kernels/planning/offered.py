@@ -71,7 +71,7 @@ def by_rows(
     timed as ones that are narrower by it. A kernel that stores both ways (``stores_both_ways``) is
     timed by what it computes: loads and products are the same, and the store is another. One of
     these whose K is divided is timed as a batch of as many products of a part of K, and what adds
-    them is apart (``second_us``)."""
+    them is apart (``second_launch_us``)."""
     both_ways = kernel in planners and planners[kernel].stores_both_ways
     parts = plan.get("SPLITS", 1) if both_ways else 1
     if parts == 1 and kernel in planners and (overlap := planners[kernel].overlap(problem)):
@@ -92,11 +92,11 @@ def by_rows(
     return problem.transposed(), plan
 
 
-def second_us(
+def second_launch_us(
     problem: Any, kernel: str, plan: Mapping[str, int], planners: Mapping[str, Planner]
 ) -> float:
     """Microseconds of a plan besides those of what ``by_rows`` makes of it."""
-    return planners[kernel].second_us(problem, plan) if kernel in planners else 0.0
+    return planners[kernel].second_launch_us(problem, plan) if kernel in planners else 0.0
 
 
 def _of_tile(

@@ -155,7 +155,7 @@ class Planner:
         divided, and SPLITS says in how many parts."""
         return ()
 
-    def second_us(self, problem: Any, plan: Mapping[str, int]) -> float:
+    def second_launch_us(self, problem: Any, plan: Mapping[str, int]) -> float:
         """Microseconds of a second launch of which the constants of the kernel say nothing."""
         return 0.0
 

@@ -36,13 +36,13 @@ FLOP_PER_US, BYTES_PER_US = 5.6e6, 75e3
 """That an SM multiplies, and takes in from the L2."""
 
 SECOND_US = 2.0
-"""The second launch behind the first, which it waits for (estimated; `split_k`'s takes 2.6)."""
+"""The second launch behind the first, which it waits for: estimated, not fitted."""
 
 L2_BYTES, L2_BYTES_PER_US, MEMORY_BYTES_PER_US = 30e6, 5.0e6, 4.0e6
 """Of a workspace that stays in the L2; at what rates it, and a larger one, are written or read."""
 
 
-def second_us(M: int, N: int, parts: int) -> float:
+def second_launch_us(M: int, N: int, parts: int) -> float:
     """Microseconds for parts of C: each is written and read in float32, and a launch follows."""
     if parts == 1:
         return 0.0
@@ -65,7 +65,7 @@ def us(config: Mapping[str, int], M: int, N: int, K: int) -> float:
     steps = -(-K // depth // config["SPLITS"])
     step = max(2 * m * n * depth / FLOP_PER_US, 2 * (m + n) * depth / BYTES_PER_US)
     loaded = 2 * (M + N) * K / MEMORY_BYTES_PER_US
-    return max(steps * step, loaded) + second_us(M, N, config["SPLITS"])
+    return max(steps * step, loaded) + second_launch_us(M, N, config["SPLITS"])
 
 
 def _tile(rows: int, consumers: int, columns: int, rest: int) -> Config:

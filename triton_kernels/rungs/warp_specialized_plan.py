@@ -97,8 +97,8 @@ class WarpSpecializedPlanner(Planner):
     def in_parts(self, problem: Any, processors: int) -> tuple[Config, ...]:
         return divided_tiles.offered(problem, processors)
 
-    def second_us(self, problem: Any, plan: Mapping[str, int]) -> float:
-        return divided_tiles.second_us(problem.M, problem.N, plan.get("SPLITS", 1))
+    def second_launch_us(self, problem: Any, plan: Mapping[str, int]) -> float:
+        return divided_tiles.second_launch_us(problem.M, problem.N, plan.get("SPLITS", 1))
 
     def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
         return {**config, **_repack(problem)}, limit

@@ -94,6 +94,13 @@ __global__ void enter(Peers peers) {
   stamp_call(peers, 1);
 }
 
+// By all threads of a cluster, if it has more than one block.
+__device__ inline void sync_cluster(int blocks) {
+  if (blocks == 1) return;
+  barrier_cluster_arrive();
+  barrier_cluster_wait();
+}
+
 template <int BLOCK_M>
 struct RankSpot {
   int owner;  // of the rows

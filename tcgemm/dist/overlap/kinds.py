@@ -36,7 +36,7 @@ class SlotCall:
     """int64[world]: addresses of every rank's slot."""
     done: torch.Tensor
     done_at: int
-    """Where they begin in a rank's words."""
+    """Where they begin, counted from the words of this slot: before them."""
     epoch: torch.Tensor
     last: torch.Tensor
     trouble: torch.Tensor

@@ -59,7 +59,15 @@ class Tile:
     stores_us: float = 0.0
     """What a tile costs besides, where it is sent to its owner: nothing is multiplied meanwhile."""
     CLUSTER: int = 1
-    """Blocks that share a B by multicast, in CUDA: 2 have tiles one above the other."""
+    """Blocks that share a B by multicast, in CUDA: 2 have tiles one above the other, of more than
+    64 rows."""
+
+    def __post_init__(self) -> None:
+        if self.CLUSTER not in (1, 2) or (self.CLUSTER == 2 and self.BLOCK_M == 64):
+            raise ValueError(
+                f"CLUSTER={self.CLUSTER} blocks with BLOCK_M={self.BLOCK_M} share no B: take 1, or "
+                "2 with 128 rows"
+            )
 
     @property
     def config(self) -> dict[str, int]:
@@ -122,14 +130,19 @@ class OverlapPlan:
     they are of 2, since the compiler knows nothing of a peer's address."""
     early: bool = False
     """Of a reduce-scatter that is not carried, in Triton: the product multiplies its first tile
-    while ``enter`` runs, and ``leave`` is launched while the product runs (programmatic dependent
-    launch)."""
-
+    while ``enter`` runs (programmatic dependent launch)."""
     turn: int = 0
     """Of a reduce-scatter in CUDA, where all ranks have as many rows: so many tiles of each owner,
     those of a cluster counted as one, take turns, those of this rank ``lag`` turns later; 0: own
     tiles come behind all others."""
     lag: int = 0
+
+    def __post_init__(self) -> None:
+        if self.part_tiles % self.tile.CLUSTER:
+            raise ValueError(
+                f"part_tiles={self.part_tiles} is no multiple of the {self.tile.CLUSTER} blocks of "
+                "a cluster, which wait for one flag: take one that is"
+            )
 
     def part_rows(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """(part, first row, row behind its last) of a rank that has ``rows``: those not empty."""

@@ -48,6 +48,7 @@ class Rank:
         self._timeout_s = timeout_s
         self.spare_sms = SPARE_SMS
         self.trouble = zeros(4, transport.device)
+        self._zero = zeros(1, transport.device)
         self.kinds: dict[Any, Any] = {}
         """What is kept of each kind of call, of every way."""
         self._broken = ""
@@ -86,15 +87,17 @@ class Rank:
         for to, begin in call.copies:
             transport.copy(to, *((slot.epoch, 0) if begin is None else (a, begin)))
         yield "send"
-        here = slot.data[rank]
-        gathered = here[:size].view(a.dtype).view(world * plan.chunk, K)
-        if scales is not None:
-            here[mine : mine + 4 * len(scales)].copy_(scales.view(torch.uint8))
-            of_all = here[size : size + 4 * world * plan.chunk].view(torch.float32)
-            call = replace(call, scale_a=of_all)
-        kernels.gather(a, gathered, b, out, _packed(options.bias), options.epilogue, call, plan)
-        yield "product"
-        transport.join()  # a may change when the call has ended
+        try:
+            here = slot.data[rank]
+            gathered = here[:size].view(a.dtype).view(world * plan.chunk, K)
+            if scales is not None:
+                here[mine : mine + 4 * len(scales)].copy_(scales.view(torch.uint8))
+                of_all = here[size : size + 4 * world * plan.chunk].view(torch.float32)
+                call = replace(call, scale_a=of_all)
+            kernels.gather(a, gathered, b, out, _packed(options.bias), options.epilogue, call, plan)
+            yield "product"
+        finally:  # a, and the epoch that flags are copied from, may change when the call has ended
+            transport.join()
         self.end(options.debug, "rows")
 
     def scatter(
@@ -135,17 +138,20 @@ class Rank:
             kernels.scatter(a, b, out, slots, bias, options.epilogue, call, plan, tiles)
 
         at_once = transport.device.type != "cuda"
-        # Before the copies: where streams share a queue, it must not be behind what waits for it.
-        product(OTHERS if at_once else ALL)
-        # Owner by owner, part by part: when its tiles are stored, it is copied, then its flag.
-        with transport.beside():
-            for owner, part, tiles, to, staged, flag in call.carried:
-                kernels.await_stored(call, owner, part, tiles)
-                transport.copy(to, staged)
-                transport.copy(flag, slot.epoch)
-        if at_once:
-            product(OWN)
-        transport.join()
+        try:
+            # Before the copies: where streams share a queue, it must not be behind what waits for
+            # it.
+            product(OTHERS if at_once else ALL)
+            # Owner by owner, part by part: when its tiles are stored, it is copied, then its flag.
+            with transport.beside():
+                for owner, part, tiles, to, staged, flag in call.carried:
+                    kernels.await_stored(call, owner, part, tiles)
+                    transport.copy(to, staged)
+                    transport.copy(flag, slot.epoch)
+            if at_once:
+                product(OWN)
+        finally:  # as in gather_in_steps
+            transport.join()
         self.end(options.debug, "rows")
         return out
 
@@ -156,7 +162,7 @@ class Rank:
         kernels.await_stored(call, transport.rank, 0, 0)
         for peer in range(transport.world):
             if peer != transport.rank:  # no epoch is 0, and this call's comes later
-                transport.copy(flag_of(slot, peer, transport.rank, 0), slot.stored[:1])
+                transport.copy(flag_of(slot, peer, transport.rank, 0), self._zero)
         self._has_carried = True
 
     def begin(self, size: int) -> Slot:
@@ -235,7 +241,7 @@ class Rank:
         failed, source, part, epoch = self.trouble.tolist()
         if not failed:
             return
-        missing = f"{what} {part}" if part >= 0 else "the end of its last call but one"
+        missing = f"{what} {part}" if part >= 0 else "its word that it has ended this call"
         self._broken = (
             f"rank {transport.rank} of {transport.world} waited in vain for rank {source}: "
             f"{missing} did not come (call {epoch})"
