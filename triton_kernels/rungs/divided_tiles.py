@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..planning.planner import Config
-from .fitted_tiles import COLUMNS, MOST_OF_256, ROWS
+from .fitted_tiles import COLUMNS, MOST_OF_256, ROWS, tile_of
 
 WIDTHS = {64: 0, **COLUMNS, 128: 0, 192: 64}
 """BLOCK_N -> REST of tiles that may be divided."""
@@ -68,16 +68,8 @@ def us(config: Mapping[str, int], M: int, N: int, K: int) -> float:
     return max(steps * step, loaded) + second_launch_us(M, N, config["SPLITS"])
 
 
-def _tile(rows: int, consumers: int, columns: int, rest: int) -> Config:
-    return {
-        "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": 64, "GROUP_M": 1, "CONSUMERS": consumers,
-        "SUBTILES": (columns - rest) // min(columns - rest, 64) + rest.bit_count(), "BUFFERS": 1,
-        **({"REST": rest} if rest else {}),
-    }  # fmt: skip
-
-
 TILES = tuple(
-    _tile(rows, consumers, columns, rest)
+    tile_of(rows, consumers, columns, rest)
     for columns, rest in WIDTHS.items()
     for rows, consumers in ROWS
     if rows < 256 or columns <= MOST_OF_256

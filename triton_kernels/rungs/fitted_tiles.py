@@ -41,21 +41,26 @@ CUDA's one_wave takes 58 us with four stages and wgmma_persistent 71 with three,
 (reports/nvidia-h200/trials/fit_ncu.csv)."""
 
 
-def _subtile(rows: int, columns: int) -> int:
-    return 32 if (rows, columns) in NARROW else 64
+def tile_of(rows: int, consumers: int, columns: int, rest: int, subtile: int = 64) -> Config:
+    """A tile in subtiles of so many columns, or of what an accumulator beside the first has."""
+    first = columns - rest
+    return {
+        "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": 64, "GROUP_M": 1, "CONSUMERS": consumers,
+        "SUBTILES": first // min(first, subtile) + rest.bit_count(), "BUFFERS": 1,
+        **({"REST": rest} if rest else {}),
+    }  # fmt: skip
 
 
 TILES: tuple[Config, ...] = tuple(
     {
-        "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": 64, "GROUP_M": 1, "CONSUMERS": consumers,
-        "SUBTILES": (columns - rest) // _subtile(rows, columns) + rest.bit_count(),
-        "BUFFERS": 1, "REST": rest, "SWAP": swap,
+        **tile_of(rows, consumers, columns, rest, 32 if (rows, columns) in NARROW else 64),
+        "SWAP": swap,
     }
     for columns, rest in COLUMNS.items()
     for rows, consumers in ROWS
     if rows < 256 or 128 < columns <= MOST_OF_256
     for swap in (1, 0)
-)  # fmt: skip
+)
 """In subtiles of 64 columns, or of what an accumulator beside the first has, but for NARROW; of as
 many stages as shared memory holds."""
 
