@@ -77,16 +77,16 @@ def add(partials: torch.Tensor, c: torch.Tensor) -> Step:
     float32, with any strides.
     """
     (parts, rows, columns), (M, N) = partials.shape, c.shape
-    across = c.stride(0) == 1 != c.stride(1)
+    by_columns = c.stride(0) == 1 and c.stride(1) != 1
     # Where C lies by columns as little as a sector of a row is read, and more rows are stored.
-    wide = LEAST_COLUMNS if across else min(columns & -columns, MOST_COLUMNS)
+    wide = LEAST_COLUMNS if by_columns else min(columns & -columns, MOST_COLUMNS)
     high = min(CHUNK // wide, LEAST_ROWS)
     units = tuple(map(unit_of_stride, c.stride()))
     constants: dict[str, Any] = {
         "ROWS": high,
         "COLUMNS": wide,
-        "UNIT_M": HALF if across and M % HALF == 0 else 1,
-        "UNIT_N": 1 if across or N % HALF else HALF,
+        "UNIT_M": HALF if by_columns and M % HALF == 0 else 1,
+        "UNIT_N": 1 if by_columns or N % HALF else HALF,
         "UNIT_COLUMNS": LEAST_COLUMNS,
         "UNIT_APART": LEAST_ROWS * LEAST_COLUMNS,
         "UNIT_CM": units[0],
