@@ -201,27 +201,25 @@ def fastest(
         return None
     slug = slug_of(problem)
     known, sms = _known(slug), model.sms_of(slug)
-    name_of_chosen = module.named(problem, chosen.full_name)
-    if name_of_chosen not in known.constants or not sms or not problem.M or not problem.N:
+    if module.named(problem, chosen.full_name) not in known.constants:
         return None
-    timed, plan = module.by_rows(problem, chosen.name, chosen.plan(problem))
-    present_us = known.us(name_of_chosen, timed, plan, sms, seen=False)
+    if not sms or not problem.M or not problem.N:
+        return None
+    present_us = _us_of_row(known, problem, chosen, module, sms)
     assert present_us is not None
-    present_us += module.second_launch_us(problem, chosen.name, chosen.plan(problem))
     if present_us > MOSTLY_START_US and tuned(problem, slug):
         return None
     names = {row.name: module.named(problem, row.full_name) for row in able}
-    found: list[tuple[Taken, Problem, Mapping[str, Any]]] = []
+    found: list[tuple[Taken, float, Problem, Mapping[str, Any]]] = []
     for name, offered in module.plans(problem, list(names)):
         timed, plan = module.by_rows(problem, name, offered)
         us = known.by_terms(names[name], timed, plan, sms)
         if us is not None:
-            us += module.second_launch_us(problem, name, offered)
-            found.append((Taken(name, offered, us), timed, plan))
+            second = module.second_launch_us(problem, name, offered)
+            found.append((Taken(name, offered, us + second), second, timed, plan))
 
-    def with_trees(taken: Taken, timed: Problem, plan: Mapping[str, Any]) -> Taken:
+    def with_trees(taken: Taken, second: float, timed: Problem, plan: Mapping[str, Any]) -> Taken:
         factor = known.factor(names[taken.kernel], timed, plan, sms)
-        second = module.second_launch_us(problem, taken.kernel, taken.plan)
         return taken._replace(us=(taken.us - second) * factor + second)
 
     found.sort(key=lambda each: each[0].us)
@@ -243,11 +241,17 @@ def modelled_us(problem: Problem, row: Kernel, module: Any) -> float | None:
         return None
     if not hasattr(module, "plans") or not (sms := model.sms_of(slug)):
         return None
-    timed, plan = module.by_rows(problem, row.name, row.plan(problem))
-    us = _known(slug).us(module.named(problem, row.full_name), timed, plan, sms, seen=False)
-    return (
-        None if us is None else us + module.second_launch_us(problem, row.name, row.plan(problem))
-    )
+    return _us_of_row(_known(slug), problem, row, module, sms)
+
+
+def _us_of_row(
+    known: PlanModel, problem: Problem, row: Kernel, module: Any, sms: int
+) -> float | None:
+    """Microseconds of a kernel with its plan; None of a kernel that the model does not know."""
+    own = row.plan(problem)
+    timed, plan = module.by_rows(problem, row.name, own)
+    us = known.us(module.named(problem, row.full_name), timed, plan, sms, seen=False)
+    return None if us is None else us + module.second_launch_us(problem, row.name, own)
 
 
 def why(problem: Problem, taken: Kernel, before: Kernel, module: Any) -> str:

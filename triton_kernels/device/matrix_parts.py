@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..host.recording import Step
-from ..host.runtime import INTERPRETED, cdiv, tl, triton
+from ..host.runtime import INTERPRETED, cdiv, starts_early, tl, triton
 from ..host.units import HALF, unit_of_stride
 from .dot import narrow
 from .split_k_partials import CHUNK, REGISTERS, launch_dependents_and_wait, sum_of_parts
@@ -91,11 +91,10 @@ def add(partials: torch.Tensor, c: torch.Tensor) -> Step:
         "UNIT_APART": LEAST_ROWS * LEAST_COLUMNS,
         "UNIT_CM": units[0],
         "UNIT_CN": units[1],
-        "PDL": not INTERPRETED,
+        **starts_early(not INTERPRETED),
         "EMULATED": INTERPRETED and c.dtype == torch.bfloat16,
         "num_warps": 4,
         "maxnreg": REGISTERS,
-        **({} if INTERPRETED else {"launch_pdl": True}),
     }
     args = (
         partials, c, M // constants["UNIT_M"], N // constants["UNIT_N"], columns // LEAST_COLUMNS,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..host.recording import Step
-from ..host.runtime import INTERPRETED, tl, triton
+from ..host.runtime import INTERPRETED, starts_early, tl, triton
 from .dot import narrow
 from .ordering import grouped
 
@@ -132,11 +132,10 @@ def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[
         "BLOCK_N": block_n,
         "GROUP_M": plan["GROUP_M"],
         "ROWS": rows,
-        "PDL": bool(pdl),
+        **starts_early(pdl),
         "EMULATED": INTERPRETED and c.dtype == torch.bfloat16,
         "num_warps": 4,
         "maxnreg": REGISTERS,
-        **({"launch_pdl": True} if pdl else {}),
     }
     grid = (split_tiles * (block_m // rows),)
     args = (partials, c, *c.shape, first_tile, plan["SPLITS"], *c.stride())

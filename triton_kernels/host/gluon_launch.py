@@ -120,11 +120,11 @@ def arguments(
     make = rounding if compute == "tf32" else swizzled
     described_a = describe(a, (part, BLOCK_K), a_transposed, make)
     described_b = [describe(b, (BLOCK_K, width), b_transposed, make) for width in widths]
-    by_tma = c_transposed or storable(c)
+    by_tma = in_parts or c_transposed or storable(c)
     subtile = subtile_columns(BLOCK_N, REST, SUBTILES)
-    described_c = [None] if in_parts else [c]
+    described_c = [c]
     if in_parts:
-        by_tma = True
+        described_c = [None]
     elif by_tma:
         described_c = [
             None if before and width >= subtile

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from threading import Lock
+from typing import Any
 
 import torch
 
@@ -97,6 +98,12 @@ def programs(a: torch.Tensor) -> int:
 @cache
 def _sm_count(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def starts_early(early: Any) -> dict[str, bool]:
+    """The constant PDL of a kernel and the option of its launch (programmatic dependent launch):
+    with both it may start while the kernel before it runs, with neither behind it."""
+    return {"PDL": True, "launch_pdl": True} if early else {"PDL": False}
 
 
 def cdiv(x: int, y: int) -> int:

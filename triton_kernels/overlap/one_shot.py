@@ -26,7 +26,14 @@ from __future__ import annotations
 from ..device.dot import narrow, widen
 from ..device.epilogue import finish
 from ..host.runtime import tl, triton
-from .signals import await_kernel_before, fence_async, give_up, let_next_start, tell_done
+from .signals import (
+    await_kernel_before,
+    fence_async,
+    give_up,
+    let_next_start,
+    tell_done,
+    words_of,
+)
 from .tile import rows_of
 
 OF_A_CALL = ("units", "chunk", "rank", "most", "flags_at", "done_at", "limit", "reports")
@@ -65,12 +72,6 @@ def set_flags(to, at, which, value):
     """
     tl.debug_barrier()
     tl.atomic_xchg(to + at, value, mask=which, sem="release", scope="sys")
-
-
-@triton.jit
-def words_of(words, peers, WORLD: tl.constexpr):
-    """Every rank's words. They are read early, since behind stores that would take its time."""
-    return tl.load(words + peers, mask=peers < WORLD, other=0).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
@@ -136,7 +137,7 @@ def push(
     flags_to = words_of(words, peers, WORLD)
     calls, before = tl.load(epoch), tl.load(last)
     if program == 0:
-        tell_done(words, done_at, rank, calls, WORLD, LANES)
+        tell_done(flags_to, others, done_at, rank, calls)
     size = rows * units * 4
     mine = rank * chunk * units * 4
     offs = program * BLOCK + tl.arange(0, BLOCK)
@@ -217,7 +218,7 @@ def reduce(
     let_next_start(PDL)
     calls, before = tl.load(epoch), tl.load(last)
     if program == 0:
-        tell_done(words, done_at, rank, calls, WORLD, LANES)
+        tell_done(flags_to, others, done_at, rank, calls)
     N = units * EACH
     part = chunk.to(tl.int64) * units * EACH  # elements of a rank's part of a slot
     owners = (rank + 1 + peers) % WORLD

@@ -15,7 +15,7 @@ import torch
 
 from ..host.launching import hooked
 from ..host.recording import Step, record
-from ..host.runtime import INTERPRETED, check, one_at_a_time
+from ..host.runtime import INTERPRETED, check, one_at_a_time, starts_early
 from . import gather as gathering
 from . import scatter as scattering
 from . import signals
@@ -138,10 +138,6 @@ def _early(call: Any) -> bool:
     return call.early and not INTERPRETED
 
 
-def _starts_early(call: Any) -> dict[str, Any]:
-    return {"PDL": True, "launch_pdl": True} if _early(call) else {"PDL": False}
-
-
 def ranks(call: Any) -> dict[str, Any]:
     """The number of ranks, and of lanes of which each looks at one."""
     return {"WORLD": call.world, "LANES": 1 << (call.world - 1).bit_length()}
@@ -190,7 +186,7 @@ def scatter(
         # Blocks wait for tiles of peers' blocks, so all of a grid have to be there at once: the
         # interpreter runs one after the other.
         grid = (1,) if INTERPRETED else grid
-        constants |= {**_starts_early(call), **_optional(call)}
+        constants |= {**starts_early(_early(call)), **_optional(call)}
         return scattering.kernel, grid, args, constants
 
     first(call, key, step, lies, behind_early=_early(call))

@@ -8,7 +8,7 @@ import torch
 
 from ..device.dot import emulated
 from ..host.recording import Step
-from ..host.runtime import INTERPRETED, cdiv, check
+from ..host.runtime import INTERPRETED, cdiv, check, starts_early
 from . import one_shot
 from .run import again, first, ranks
 from .run import looks_per_s as looks_per_s
@@ -73,9 +73,9 @@ def reduce(
         constants = {
             **_compiled_for(call), "EACH": each, "BLOCK": SLICE_BYTES // partial.itemsize,
             "ACTIVATION": epilogue, "EMULATED": emulated(partial),
+            **starts_early(not INTERPRETED),
         }  # fmt: skip
-        early = {"PDL": False} if INTERPRETED else {"PDL": True, "launch_pdl": True}
-        return one_shot.reduce, (call.blocks,), args, constants | early
+        return one_shot.reduce, (call.blocks,), args, constants
 
     first(call, key, step, there)
 

@@ -114,6 +114,17 @@ def words_at(addresses, rank):
 
 
 @triton.jit
+def words_of(words, peers, WORLD: tl.constexpr):
+    """Every rank's words, of a block of ``peers``. They are read early, since behind stores that
+    would take its time.
+
+    Args:
+        words: int64[WORLD], the addresses of every rank's words.
+    """
+    return tl.load(words + peers, mask=peers < WORLD, other=0).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
 def let_next_start(PDL: tl.constexpr):
     """With PDL, the next kernel may be launched when all blocks of this one came here."""
     if PDL:
@@ -128,19 +139,16 @@ def await_kernel_before(PDL: tl.constexpr):
 
 
 @triton.jit
-def tell_done(words, done_at, rank, calls, WORLD: tl.constexpr, LANES: tl.constexpr):
+def tell_done(to, others, done_at, rank, calls):
     """Tell every peer that this rank has ended so many calls: it reads nothing of any slot more.
 
     Kernels of a stream run one after another, and a call on another stream follows the one before,
     so whoever begins a call knows that those before have ended.
 
     Args:
-        words: int64[WORLD], the addresses of every rank's words; done_at: where ``done`` is there.
-        LANES: a power of two, WORLD or more.
+        to: every rank's words, from ``words_of``; others: which are peers'.
+        done_at: where ``done`` is in them.
     """
-    peers = tl.arange(0, LANES)
-    others = (peers < WORLD) & (peers != rank)
-    to = tl.load(words + peers, mask=others, other=0).to(tl.pointer_type(tl.int32))
     tl.atomic_xchg(to + done_at + rank, calls, mask=others, sem="release", scope="sys")
 
 
@@ -155,13 +163,16 @@ def enter(
     Args:
         epoch, last: int32[1] of this rank alone: its calls so far, and which used the slot last.
         done: int32[WORLD], written by the peers: the last call that each has ended.
-        words, done_at, LANES: see ``tell_done``.
+        words: see ``words_of``; done_at: see ``tell_done``.
+        LANES: a power of two, WORLD or more.
         stamps: int64 or None: the begin and the end of this kernel are its first two.
     """
     let_next_start(PDL)
     stamp(stamps, 0, INTERPRETED)
     calls, before = tl.load(epoch), tl.load(last)
-    tell_done(words, done_at, rank, calls, WORLD, LANES)
+    peers = tl.arange(0, LANES)
+    others = (peers < WORLD) & (peers != rank)
+    tell_done(words_of(words, peers, WORLD), others, done_at, rank, calls)
     for peer in range(WORLD):
         if peer != rank:
             # A peer that has no rows may have ended this call as well by now.

@@ -36,7 +36,7 @@ from ..device.split_k_partials import (
 )
 from ..host.launching import Rung
 from ..host.recording import Step
-from ..host.runtime import INTERPRETED, cdiv, tl, triton
+from ..host.runtime import INTERPRETED, cdiv, starts_early, tl, triton
 from ..host.units import HALF, unit_of_stride, units
 
 
@@ -166,12 +166,11 @@ def arguments(
         "BLOCK_K": BLOCK_K,
         **units(a, b, stored, BLOCK_M, BLOCK_N, BLOCK_K, HALF),
         "UNIT_STRIDES": tuple(map(unit_of_stride, strides)),
-        "PDL": bool(PDL),
+        **starts_early(PDL),
         "L2_PREFETCH": L2_PREFETCH,
         "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
-        **({"launch_pdl": True} if PDL else {}),
     }
     return (tiles * SPLITS,), (a, b, stored, partials, M, N, K, *strides, SPLITS), constants
 

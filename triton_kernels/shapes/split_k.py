@@ -43,7 +43,7 @@ from ..device.split_k_partials import (
 from ..host.descriptors import describe
 from ..host.launching import Rung
 from ..host.recording import Step
-from ..host.runtime import INTERPRETED, cdiv, programs, tl, triton
+from ..host.runtime import INTERPRETED, cdiv, programs, starts_early, tl, triton
 from ..host.storage import letter
 
 
@@ -198,12 +198,11 @@ def arguments(
         "A_TRANSPOSED": a_transposed,
         "B_TRANSPOSED": b_transposed,
         "C_TRANSPOSED": c_transposed,
-        "PDL": bool(PDL),
+        **starts_early(PDL),
         "L2_PREFETCH": L2_PREFETCH,
         "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
-        **({"launch_pdl": True} if PDL else {}),
     }
     prefetched = (None, None, 0, 0)
     if L2_PREFETCH:

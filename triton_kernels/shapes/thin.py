@@ -23,7 +23,7 @@ import torch
 from ..device.dot import narrow, widen
 from ..device.split_k_partials import launch_dependents_and_wait
 from ..host.launching import Rung
-from ..host.runtime import INTERPRETED, cdiv, tl, triton
+from ..host.runtime import INTERPRETED, cdiv, starts_early, tl, triton
 from ..host.units import HALF
 
 
@@ -119,10 +119,9 @@ def arguments(
         "A_UNIT": min(a_unit, max(b_along_k, 1)),
         "B_ALONG_K": b_along_k,
         "B_ALONG_N": 0 if b_along_k else _unit(b.stride(1), b.stride(0), N),
-        "PDL": bool(PDL),
+        **starts_early(PDL),
         "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
-        **({"launch_pdl": True} if PDL else {}),
     }
     strides = (*a.stride(), *b.stride(), *c.stride())
     return (cdiv(N, BLOCK_N), M), (a, b, c, N, K, *strides), constants
