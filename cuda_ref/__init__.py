@@ -1,5 +1,6 @@
 """The CUDA C++ ladder. All that tcgemm knows of it: KERNELS, buildable, choosable, choose, sure,
-tuned_by_user, load, inspect, derivative_kernel, copier, COPIES, COPIED_US and ODD_C."""
+plans, by_rows, named, second_launch_us, planned_by_user, tuned_by_user, load, inspect,
+derivative_kernel, copier, COPIES, COPIED_US and ODD_C."""
 
 from __future__ import annotations
 
@@ -18,16 +19,24 @@ from .planning.choose import sure as sure
 from .planning.choose import tuned_by_user as tuned_by_user
 from .planning.ladder import rows
 from .planning.ladder import tunings as tunings
+from .planning.offered import by_rows as by_rows
+from .planning.offered import planned_by_user as planned_by_user
+from .planning.offered import plans as plans
 from .planning.rows import PAIRS
 
 __all__ = [
     "KERNELS",
     "PAIRS",
     "buildable",
+    "by_rows",
     "choosable",
     "choose",
     "inspect",
     "load",
+    "named",
+    "planned_by_user",
+    "plans",
+    "second_launch_us",
     "sure",
     "tuned_by_user",
 ]
@@ -44,6 +53,17 @@ def buildable(problem: Any, able: Sequence[str]) -> list[str]:
     from .nvrtc import preferred
 
     return list(preferred(problem, able))
+
+
+def named(problem: Any, kernel: str) -> str:
+    """As what the model of plans knows a kernel: by its name."""
+    return kernel
+
+
+def second_launch_us(problem: Any, kernel: str, plan: Mapping[str, int]) -> float:
+    """Microseconds of a plan besides those that the model of plans knows: none, since all of it
+    was timed."""
+    return 0.0
 
 
 def load(name: str) -> Callable[..., None]:
@@ -200,8 +220,10 @@ LINED = ("lined", "files")
 """Further texts: the SASS with places in the source, and the PTX's numbers of files."""
 
 
-def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
-    """What nvcc makes of the rung for the problem's GPU.
+def inspect(
+    name: str, problem: Any, texts: bool = False, plan: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """What nvcc makes of the rung for the problem's GPU, with a plan, by default the rung's own.
 
     The instance that the problem would launch is picked by its symbol; where several are left,
     "instances" says how many, their counts are summed and the resources are the most of any.
@@ -214,11 +236,12 @@ def inspect(name: str, problem: Any, texts: bool = False) -> dict[str, Any]:
     from .build.inspection import compile_only, compiler, instances, source_lines
     from .build.toolchain import sm_of
 
-    plans = {row["name"]: row["plan"] for row in KERNELS}
-    plan = plans[name](problem) if name in plans else {}
+    if plan is None:
+        own = {row["name"]: row["plan"] for row in KERNELS}
+        plan = own[name](problem) if name in own else {}
     defines = _defines(name, plan, problem)
     report = compile_only(name, sm_of(problem.capability or (9, 0)), defines, texts=texts)
-    kernels = instances(name, report.kernels, problem)
+    kernels = instances(name, report.kernels, problem, plan)
     counts: Counter[str] = Counter()
     for kernel in kernels:
         counts.update(kernel.sass)

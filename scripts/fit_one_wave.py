@@ -55,7 +55,7 @@ the L2, what it takes since its threads do, of few steps along K and of more
 
 SINCE = (
     "1a1df4d", "253f7fa", "d74b8f1", "2f2ae20", "006426d", "137973f", "6d720e8", "ab44cd4",
-    "6816fb9", "ab980eb", "7310c63",
+    "6816fb9", "ab980eb", "7310c63", "3e612ad", "77418ac",
 )  # fmt: skip
 """The trees whose races are of that."""
 
@@ -78,9 +78,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         if "ALIGNED_COPIES" in plan:
             continue
         problem = _problem(row, row["dtype"])
-        us = float(row["us"])
-        if row["tree"] not in SINCE and _now_in_rows(problem, plan):
-            us *= IN_ROWS if problem.K <= FEW_STEPS * TILE_K else IN_ROWS_LATER
+        us = float(row["us"]) * since_stored_in_rows(row["tree"], problem, plan)
         if problem.M > problem.N:
             problem = problem.transposed()
             turned = {"M": "N", "N": "M"}
@@ -88,6 +86,13 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         config = {name: plan[name] for name in one_wave.TUNING.settings}
         found.append(Raced(problem, config, us))
     return found
+
+
+def since_stored_in_rows(tree: str, problem: Problem, plan: Mapping[str, int]) -> float:
+    """Of what a plan took in a tree's races, what it takes since threads store C by rows."""
+    if tree in SINCE or not _now_in_rows(problem, plan):
+        return 1.0
+    return IN_ROWS if problem.K <= FEW_STEPS * TILE_K else IN_ROWS_LATER
 
 
 def _now_in_rows(problem: Problem, plan: Mapping[str, int]) -> bool:

@@ -189,8 +189,10 @@ def weighed(rows: Iterable[Timed]) -> list[tuple[Timed, float]]:
     return [(row, (fastest[row.problem] / row.us) ** POWER) for row in rows]
 
 
-def grown(rows: Iterable[Raced], kernels: Mapping[str, Any]) -> list[trees.Tree]:
-    """Trees of the logarithm of what a plan takes over what its terms say."""
+def grown(
+    rows: Iterable[Raced], kernels: Mapping[str, Any], how: Mapping[str, Any]
+) -> list[trees.Tree]:
+    """Trees of the logarithm of what a plan takes over what its terms say; ``how`` as GROWN."""
     constants = plans.read({"kernels": kernels, "trees": []}).constants
     numbers = {name: number for number, name in enumerate(constants)}
     facts, over, weights = [], [], []
@@ -200,7 +202,9 @@ def grown(rows: Iterable[Raced], kernels: Mapping[str, Any]) -> list[trees.Tree]
             facts.append(trees.facts(number, row.seen, row.plan, GPU.sms or 0))
             over.append(math.log(row.first_us / model.least_of(constants[row.kernel], row.terms)))
             weights.append(weight)
-    found = GradientBoostingRegressor(**GROWN).fit(facts, over, sample_weight=weights)
+    told = 1 + max(i for i, column in enumerate(zip(*facts, strict=True)) if len({*column}) > 1)
+    facts = [each[:told] for each in facts]  # no column more that is the same in all
+    found = GradientBoostingRegressor(**how).fit(facts, over, sample_weight=weights)
     begun = float(found.init_.constant_[0, 0])
     return [
         [(trees.LEAF, round(begun, 5), 0)],
@@ -222,27 +226,36 @@ def tree_of(grown: Any, rate: float) -> trees.Tree:
     ]
 
 
-def model_of(rows: Iterable[Raced]) -> dict[str, Any]:
+def model_of(rows: Iterable[Raced], how: Mapping[str, Any] = GROWN) -> dict[str, Any]:
     """The model that a GPU's file holds."""
     rows = list(rows)
     kernels = fitted(rows)
-    return {"kernels": kernels, "trees": grown(rows, kernels)}
+    return {"kernels": kernels, "trees": grown(rows, kernels, how)}
 
 
 def table(path: Path = RACES) -> str:
-    """The file of the GPU, a line for each constant and each tree."""
-    found = model_of(raced(races(path)))
-    head = {"about": f"{GPU.name}: scripts/fit_plans.py", "gpu": GPU.slug}
+    """The file of Triton's plans on the GPU."""
+    return table_of(model_of(raced(races(path))), "fit_plans.py")
+
+
+def table_of(found: Mapping[str, Any], script: str) -> str:
+    """A model as a file of the GPU, a line for each constant and each tree."""
+    head = {"about": f"{GPU.name}: scripts/{script}", "gpu": GPU.slug}
     text = json.dumps({**head, "kernels": found["kernels"]}, indent=1)
     lines = ",\n  ".join(json.dumps(tree, separators=(",", ":")) for tree in found["trees"])
     return f'{text[:-2]},\n "trees": [\n  {lines}\n ]\n}}\n'
 
 
-def main() -> None:
-    to = ROOT / "tcgemm" / "choosing" / f"plans-{GPU.slug}.json"
-    to.write_text(table(*map(Path, sys.argv[1:2])))
+def write(backend: str, text: str) -> None:
+    """Have the shipped model of a language's plans be this."""
+    to = ROOT / "tcgemm" / "choosing" / f"plans-{backend}-{GPU.slug}.json"
+    to.write_text(text)
     plans.shipped.cache_clear()
     print(f"wrote {to.relative_to(ROOT)}")
+
+
+def main() -> None:
+    write(BACKEND, table(*map(Path, sys.argv[1:2])))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_a_refusal_is_a_row_with_its_sentence(injected):
 
 
 def test_a_compiler_that_fails_ends_its_own_row_only(injected, monkeypatch):
-    def broken(name, asked_for, texts=False):
+    def broken(name, asked_for, texts=False, plan=None):
         raise RuntimeError("nvcc was\nnot found")
 
     monkeypatch.setattr(cuda, "inspect", broken)
@@ -240,7 +240,9 @@ def test_what_is_added_up_stands_in_the_file():
 
 
 def test_a_missing_toolchain_is_the_rungs_own_error(injected, monkeypatch):
-    monkeypatch.setattr(cuda, "inspect", lambda *_: (_ for _ in ()).throw(RuntimeError("no nvcc")))
+    monkeypatch.setattr(
+        cuda, "inspect", lambda *_, **of: (_ for _ in ()).throw(RuntimeError("no nvcc"))
+    )
     with pytest.raises(ToolchainError, match="no nvcc"):
         import_module("tcgemm.tools.show_kernel.describe").inspector(
             dispatch.find("cuda", "wmma"), problem(), None

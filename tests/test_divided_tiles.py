@@ -156,7 +156,7 @@ def test_the_model_takes_parts_where_they_are_faster_and_says_how_long_both_laun
             plan = taken.plan(problem)
             assert taken.name == NAME
             assert plan["SPLITS"] > 1
-            known = plans.shipped("nvidia-h200")
+            known = plans.shipped("triton", "nvidia-h200")
             timed, alone = triton_kernels.by_rows(problem, NAME, plan)
             first = known.us(f"triton/{NAME}", timed, alone, SMS, seen=False)
             both = plans.modelled_us(problem, taken, triton_kernels)

@@ -28,7 +28,7 @@ gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 
 NEAR = plans.NEAR
 FOLDS = 3
-LOSS, UNPICKED_LOSS, GAIN, WORSE = 1.045, 1.03, 0.035, 0.045
+LOSS, UNPICKED_LOSS, GAIN, WORSE = 1.045, 1.03, 0.035, 0.05
 """Of what a call gets over the fastest timed plan, where the fit has not seen the shape, the
 geometric mean: over all races, half of which are of shapes that were slow; over those of UNPICKED;
 how much more is lost without the model of plans; and the share of products that it makes slower by
@@ -67,7 +67,7 @@ def problem_of(M, N, K, layout="nn", dtype="bfloat16", **more):
 
 def test_the_model_is_what_the_races_give(script, races, thorough):
     """Its constants; and its trees, which take ten times as long to grow, where all tests run."""
-    shipped = json.loads(Path(plans.__file__).with_name(f"plans-{H200}.json").read_text())
+    shipped = json.loads(Path(plans.__file__).with_name(f"plans-triton-{H200}.json").read_text())
     fitted = script.fitted(script.raced(races))
     found = json.loads(script.table() if thorough else json.dumps({"kernels": fitted}))
     assert found["kernels"] == {
@@ -101,7 +101,7 @@ def test_of_a_shape_that_it_has_not_seen_a_call_gets_nearly_the_fastest_plan(
     for fold in range(FOLDS if thorough else 1):
         held = set(shapes[fold::FOLDS])
         known = plans.read(script.model_of(each for each in every if each.problem not in held))
-        monkeypatch.setattr(plans, "_known", lambda slug, known=known: known)
+        monkeypatch.setattr(plans, "_known", lambda backend, slug, known=known: known)
         for problem in held:
             chosen, before = (
                 _timed(of_shape[problem], row, problem)
@@ -250,8 +250,8 @@ def test_a_kernel_that_is_asked_for_gets_the_faster_of_its_own_plans():
 
 
 def test_a_gpu_without_races_goes_by_its_kin(monkeypatch):
-    assert plans._known("nvidia-h100-sxm") == plans.shipped(H200)
-    assert plans._known("nvidia-a100-40gb-sxm").constants == {}
+    assert plans._known("triton", "nvidia-h100-sxm") == plans.shipped("triton", H200)
+    assert plans._known("triton", "nvidia-a100-40gb-sxm").constants == {}
 
 
 def test_terms_tell_plans_of_one_kernel_apart():
@@ -279,11 +279,12 @@ def test_a_divided_k_takes_the_second_pass_as_it_is_now(script, races):
 
 
 def test_what_a_plan_has_to_win_grows_without_a_step():
-    even = plans.EARNED_US / plans.EARNED
-    assert plans.earned(2.0) == plans.EARNED_US / 2.0 > plans.EARNED
-    assert plans.earned(even) == pytest.approx(plans.EARNED)
-    assert plans.earned(100.0) == plans.EARNED
-    won = [us * plans.earned(us) for us in (0.5 * number for number in range(1, 80))]
+    least = plans.EARNED_US["triton"]
+    even = least / plans.EARNED
+    assert plans.earned(2.0, "triton") == least / 2.0 > plans.EARNED
+    assert plans.earned(even, "triton") == pytest.approx(plans.EARNED)
+    assert plans.earned(100.0, "triton") == plans.EARNED == plans.earned(2.0, "cuda")
+    won = [us * plans.earned(us, "triton") for us in (0.5 * number for number in range(1, 80))]
     assert won == pytest.approx(sorted(won))
 
 
@@ -349,7 +350,7 @@ def test_trees_are_asked_about_plans_that_are_nearly_the_fastest_by_terms(monkey
 
 def _by_terms_and_trees(problem):
     """(kernel, plan, microseconds by terms, and with trees) of every plan that is offered."""
-    known = plans.shipped(H200)
+    known = plans.shipped("triton", H200)
     _, able = dispatch.by_models(problem, "triton")
     found = []
     for name, offered in OFFER(problem, [row.name for row in able]):
@@ -418,7 +419,7 @@ def test_a_kernel_s_first_plan_is_among_those_of_which_the_fastest_is_taken(monk
 @pytest.mark.parametrize("seed", [5, 6])
 def test_a_plan_takes_as_long_for_a_product_as_its_mirror_for_the_transpose(seed):
     """Of a C by columns a kernel computes the transpose, or has its tile the other way."""
-    known = plans.shipped(H200)
+    known = plans.shipped("triton", H200)
     seen = set()
     for case in drawn_cases(seed, 40):
         problem = replace(case.product(capability=(9, 0)), device="cuda")

@@ -51,23 +51,20 @@ FOUND = {
 
 
 class Asked(list):
-    """What was asked for; ``plans``: of Triton's kernels, with which plan."""
+    """What was asked for; ``plans``: with which plan."""
 
 
 @pytest.fixture
 def injected(monkeypatch):
-    def inspect(name, asked_for, texts=False):
+    def inspect(name, asked_for, texts=False, plan=None):
+        asked.plans.append(plan)
         asked.append((name, asked_for, texts))
         return {**FOUND, "texts": FOUND["texts"] if texts else {}}
-
-    def inspect_plan(name, asked_for, texts=False, plan=None):
-        asked.plans.append(plan)
-        return inspect(name, asked_for, texts)
 
     asked = Asked()
     asked.plans = []
     monkeypatch.setattr(cuda, "inspect", inspect)
-    monkeypatch.setattr(triton, "inspect", inspect_plan)
+    monkeypatch.setattr(triton, "inspect", inspect)
     return asked
 
 
@@ -205,7 +202,8 @@ needs_names = pytest.mark.skipif(
 
 def picked(name, symbols, asked):
     kernels = tuple(inspection.KernelReport(symbol, 1, 0, 0, {}) for symbol in symbols)
-    return [kernel.symbol for kernel in inspection.instances(name, kernels, asked)]
+    plan = dispatch.find("cuda", name).plan(asked)
+    return [kernel.symbol for kernel in inspection.instances(name, kernels, asked, plan)]
 
 
 @needs_names

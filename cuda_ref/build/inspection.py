@@ -165,15 +165,18 @@ def _entries(ptx: str) -> dict[str, str]:
     return {match[1]: match[0] + "\n" for match in found}
 
 
-def instances(name: str, kernels: tuple[KernelReport, ...], problem: Any) -> list[KernelReport]:
-    """Those instances of the rung's template that may run the problem, of all that were compiled.
+def instances(
+    name: str, kernels: tuple[KernelReport, ...], problem: Any, plan: Mapping[str, Any]
+) -> list[KernelReport]:
+    """Those instances of the rung's template that may run the problem by a plan, of all that were
+    compiled.
 
     The names of the template's parameters come from the source, their values from the symbols: what
     is known of types, layout, tile and fusion picks among them. All that are left are given; all
     instances of the rung where the symbols cannot be read.
     """
     names = _parameters(text_of(source(name)))
-    wanted = _wanted(name, problem)
+    wanted = _wanted(name, problem, plan)
     own, fitting = [], []
     for kernel, values in zip(kernels, _arguments([k.symbol for k in kernels], name), strict=True):
         if values is None:
@@ -196,7 +199,9 @@ _TYPES = {
 }
 
 
-def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
+def _wanted(
+    name: str, problem: Any, plan: Mapping[str, Any]
+) -> dict[str, Callable[[str], bool]]:
     """What each template parameter has to be for the problem, by the parameter's name."""
 
     def is_type(dtype: str) -> Callable[[str], bool]:
@@ -223,7 +228,7 @@ def _wanted(name: str, problem: Any) -> dict[str, Callable[[str], bool]]:
     }
     rung = by_name().get(name)
     if rung is not None and hasattr(rung, "instance"):
-        tests |= rung.instance(problem)
+        tests |= rung.instance(problem, plan)
     return tests
 
 

@@ -8,10 +8,12 @@ A rung is two files in one of these folders: ``<name>.cu`` and ``<name>.py``. Th
 - ``cost(problem, sms)``, where a model says how long it takes: microseconds, or None where it is
   not to be chosen for the problem; and ``settled(problem, sms)``, whether it was measured to be
   fastest whatever models say (see choose.py);
+- ``offered(problem, sms)``, where plans besides ``ROW``'s are worth a look (see offered.py);
 - ``only_by_name(problem)``, whether another rung is faster always, and ``sure(problem)``, whether
   the model of drawn shapes is not asked once this one is chosen, nor a shipped table where it is
   settled;
-- ``instance(problem)``, where its template has parameters that inspection.py does not know.
+- ``instance(problem, plan)``, where its template has parameters that inspection.py does not
+  know.
 
 No other file names a rung.
 """

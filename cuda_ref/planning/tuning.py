@@ -7,7 +7,7 @@ problem with M <= N; a problem with M > N is the transpose of such a one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -78,7 +78,7 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     """The plan of a rung that has settings, for a problem."""
     tuning = _tuning(kernel)
     problem = tuning.oriented(problem)
-    transposed, seen = problem.M > problem.N, wide(problem)
+    seen = wide(problem)
     gpu = gpu_of(problem)
     sms = gpu.sms
     if problem.device == "cpu":
@@ -89,7 +89,18 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
         rows = [row for row in tables.rows_of(gpu, kernel) if tuning.fits(row["config"], seen, sms)]
         row = tables.first(rows, seen)
         config = row["config"] if row else fastest(kernel, seen, sms)[1]
-    return tuning.divide(config, seen, sms, transposed)
+    return tuning.divide(config, seen, sms, problem.M > problem.N)
+
+
+def plans_of(
+    kernel: str, problem: Any, sms: int, settings: Callable[[Any, int], Iterable[Config]]
+) -> Iterator[Mapping[str, int]]:
+    """The plans of a rung with each of ``settings(problem, sms)``, of the problem with M <= N."""
+    tuning = _tuning(kernel)
+    problem = tuning.oriented(problem)
+    seen = wide(problem)
+    for config in settings(seen, sms):
+        yield tuning.divide(config, seen, sms, problem.M > problem.N)
 
 
 def divide(kernel: str, config: Config, problem: Any, sms: int, transposed: bool) -> dict[str, int]:

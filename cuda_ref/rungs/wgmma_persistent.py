@@ -2,14 +2,14 @@
 
 A tile is compiled into a build of its own (see fusion.case), so a plan names all that the source
 needs. The choice is a model. In the main a product takes the waves of its tiles on the SMs, times
-the area of a tile over its rate. ``_fastest`` adds what a step takes at least, the stores of a
+the area of a tile over its rate. ``_by_time`` adds what a step takes at least, the stores of a
 short K, and that ping-pong has two waves at least; where rows split lines of the L2 it lowers the
 rate by what a tile reads, or a pair of tiles that share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -153,10 +153,13 @@ LEAST_IN_PAIRS = (128 + 256 / 2) / (128 * 256)
 
 def tile_of(problem: Any) -> Tile:
     """The tile for a problem, which the rung transposes where C is column-major."""
-    if problem.device == "cpu":
-        return SIMULATED
+    return SIMULATED if problem.device == "cpu" else _tiles_of(problem)[0]
+
+
+def _tiles_of(problem: Any) -> tuple[Tile, ...]:
+    """Tiles for a problem on a GPU, the fastest first."""
     M, N, _, b = _transposed(problem)
-    return _fastest(
+    return _by_time(
         M,
         N,
         ceil_div(problem.K, TILE_K),
@@ -183,7 +186,7 @@ def _transposed(problem: Any) -> tuple[int, int, tuple[int, int], tuple[int, int
 
 
 @cache
-def _fastest(
+def _by_time(
     M: int,
     N: int,
     steps: int,
@@ -193,7 +196,7 @@ def _fastest(
     lie: int,
     sms: int,
     odd_c: bool,
-) -> Tile:
+) -> tuple[Tile, ...]:
     def rate(tile: Tile) -> float:
         own = tile.fused_rate if fused else n_major * tile.n_major_rate or tile.rate
         if lie == WHOLE:
@@ -221,14 +224,17 @@ def _fastest(
             took += waves * area * NARROW_RUNS_US
         return round(took, 6)  # equal times are: the first tile is taken
 
-    return min((tile for tile in TILES if tile.fused_rate or not fused), key=time)
+    return tuple(sorted((tile for tile in TILES if tile.fused_rate or not fused), key=time))
 
 
 def plan(problem: Any) -> Mapping[str, int]:
     """How wgmma_persistent runs a problem."""
-    tile = tile_of(problem)
     if problem.device == "cpu":
-        return tile.plan
+        return SIMULATED.plan
+    return _plan_of(tile_of(problem), problem)
+
+
+def _plan_of(tile: Tile, problem: Any) -> Mapping[str, int]:
     M, N, a, b = _transposed(problem)
     rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
     cluster, shares_a = _pairs(
@@ -237,6 +243,20 @@ def plan(problem: Any) -> Mapping[str, int]:
         a[1] == 1,
     )  # fmt: skip
     return {**tile.plan, "SHARES_A": int(shares_a), "CLUSTER": cluster}
+
+
+MOST_OFFERED = 5
+"""Tiles that are worth a look where plans of all rungs are compared."""
+
+
+def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:
+    """Plans with the tiles that are fastest by the model, and the first of them with and without
+    pairs of blocks."""
+    tiles = _tiles_of(problem)
+    for tile in tiles[:MOST_OFFERED]:
+        yield _plan_of(tile, problem)
+    for cluster in (1, 2):
+        yield {**tiles[0].plan, "CLUSTER": cluster}
 
 
 def _loaded(tile: Tile, n_major: bool) -> int:

@@ -225,10 +225,10 @@ def cost(problem: Any, sms: int) -> float | None:
     return TUNING.cost(problem, sms) if wide(problem).M <= MOST_ROWS else None
 
 
-def instance(problem: Any) -> dict[str, Callable[[str], bool]]:
+def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str], bool]]:
     """What the template's parameters are: see inspection.py."""
     seen = wide(problem)
-    columns = by_columns(seen) and plan("gemv", problem)["SPLITS"] == 1
+    columns = by_columns(seen) and plan["SPLITS"] == 1
     return {
         "K_MAJOR": lambda value: value == str(k_major(seen)).lower(),
         "COLUMNS": lambda value: value == str(columns).lower(),

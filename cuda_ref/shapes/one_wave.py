@@ -15,8 +15,7 @@ from ..planning.pairs import SPLIT_LINES, SPLIT_SECTORS, rows_lie, strides_of
 from ..planning.refusals import refuse_tma
 from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
 from ..planning.tables import short_rows
-from ..planning.tuning import Tuning, wide
-from ..planning.tuning import plan as tuned_plan
+from ..planning.tuning import Tuning, plans_of, wide
 from .one_wave_fitted import by_columns
 from .one_wave_model import by_terms, modelled_us
 from .one_wave_tile import (
@@ -25,8 +24,10 @@ from .one_wave_tile import (
     blocks_of,
     divide,
     refuse_config,
+    resident,
     runs_at_once,
     shapes,
+    sharing,
     splits_lines,
     takes,
 )
@@ -139,6 +140,22 @@ def tried(problem: Any, sms: int) -> list[dict[str, int]]:
     return sorted(found, key=lambda config: by_terms(config, problem, sms))[:MOST_BUILDS]
 
 
+def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:
+    """Plans worth a look where plans of all rungs are compared: those of ``tried``, and of a short
+    K those in which blocks share an SM."""
+    return plans_of(
+        "one_wave", problem, sms, lambda seen, sms: [*tried(seen, sms), *beside(seen, sms)]
+    )
+
+
+def beside(problem: Any, sms: int) -> Iterator[dict[str, int]]:
+    """Settings for a problem with M <= N of which an SM has more than one block, all at once."""
+    for block_m, block_n in sharing(problem):
+        config = _config(block_m, block_n, 1, 1, 1)
+        if sms < blocks_of(config, problem) <= sms * resident(config, problem):
+            yield config
+
+
 FORMER = {"EARLY": "PDL"}
 """Name of a setting in older tables -> its name now."""
 
@@ -210,9 +227,9 @@ def cost(problem: Any, sms: int) -> float | None:
     return TUNING.cost(problem, sms) if fits(wide(problem), sms) else None
 
 
-def instance(problem: Any) -> dict[str, Callable[[str], bool]]:
+def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str], bool]]:
     """What the template's parameters are: of splits of K, a second kernel makes C."""
-    if tuned_plan("one_wave", problem)["SPLITS"] == 1:
+    if plan["SPLITS"] == 1:
         return {}
     return {
         "Out": lambda value: value == "float",

@@ -8,7 +8,7 @@ one_wave_fitted.py. Every function is given the problem with M <= N.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..planning import pairs
@@ -147,6 +147,44 @@ def runs_at_once(config: Mapping[str, int], problem: Any, sms: int) -> bool:
     """Whether all blocks run at once, and nearly all of them have a tile."""
     cluster = config["CLUSTER_M"] * config["CLUSTER_N"]
     return has_tiles(config, problem) and blocks_of(config, problem) <= at_once(cluster, sms)
+
+
+SHARING = (
+    (64, 64), (64, 96), (64, 128), (64, 192), (96, 128), (96, 192), (128, 128), (128, 192),
+)  # fmt: skip
+"""Tiles, either way, of which several blocks may share an SM: one block's loads come, and its C
+leaves, while another multiplies. 2176 x 1088 x 128 (tt) takes 3.8 us in tiles of 128 x 64 and 4.9
+in 126 of 256 x 80 (reports/nvidia-h200/trials/cuda_plans.csv)."""
+
+SHARING_K = 2 * TILE_K
+"""Elements along K up to which they do: of 144 and more another plan was faster at each of 13 raced
+products."""
+
+THREAD_REGISTERS, SM_REGISTERS = 26, 65_536
+"""Of a thread besides its accumulators, and of an SM."""
+
+
+def sharing(problem: Any) -> Iterator[tuple[int, int]]:
+    """Tiles, either way, of which an SM may have several blocks."""
+    if problem.K > SHARING_K:
+        return
+    for block_m, block_n in dict.fromkeys((*SHARING, *((n, m) for m, n in SHARING))):
+        if takes(block_m, block_n, problem) and block_m < problem.M + 64:
+            yield block_m, block_n
+
+
+def resident(config: Mapping[str, int], problem: Any) -> int:
+    """Blocks that an SM has room for, by its registers and its shared memory."""
+    rows, cols = config["BLOCK_M"], config["BLOCK_N"]
+    rows, cols = (cols, rows) if swaps(rows) else (rows, cols)
+    warps = rows // 64 * 4 + 1
+    registers = -(-(THREAD_REGISTERS + cols // 2) // 8) * 8  # of a thread: a warp has them by 256
+    chunks = 8192 * (rows // 64) * -(-cols * 2 // 128)
+    ring = ceil_div(problem.K, TILE_K) * (rows + rows_of_b(cols)) * TILE_K * 2
+    in_ring = chunks_in_ring(config["BLOCK_M"], config["BLOCK_N"])
+    # The driver keeps 1 KB of a block's, and barriers take another.
+    shared = 2048 + (max(chunks, ring) if in_ring else chunks + ring)
+    return min(SM_REGISTERS // (warps * 32 * registers), 1024 * (shared_kb((9, 0)) + 1) // shared)
 
 
 def has_tiles(config: Mapping[str, int], problem: Any) -> bool:

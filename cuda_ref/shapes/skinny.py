@@ -25,7 +25,7 @@ from ..planning.pairs import SPLIT_LINES, SPLIT_SECTORS, WHOLE, rows_lie
 from ..planning.refusals import refuse_tma
 from ..planning.rows import FUSES_NO_BATCH, row
 from ..planning.tables import short_rows
-from ..planning.tuning import Tuning, fastest, wide
+from ..planning.tuning import Tuning, fastest, plans_of, wide
 from . import one_wave, skinny_tile, small
 
 ORDER = 160
@@ -119,6 +119,20 @@ def _added_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     step = ADDED_STEP_US[rows] + ADDED_SPLIT_US * (rows_lie(2, problem.b_strides) != WHOLE)
     steps = ceil_div(ceil_div(problem.K, TILE_K), parts)
     return ADDED_US + steps * step + filled * (BLOCK_US + BLOCK_ROW_US * rows)
+
+
+MOST_OFFERED = 4
+"""Settings that are worth a look where plans of all rungs are compared."""
+
+
+def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:
+    """Plans with the settings that are fastest by the model."""
+
+    def settings(seen: Any, sms: int) -> list[dict[str, int]]:
+        found = candidates(seen, sms)
+        return sorted(found, key=lambda config: modelled_us(config, seen, sms))[:MOST_OFFERED]
+
+    return plans_of("skinny", problem, sms, settings)
 
 
 def _slower(problem: Any) -> float:

@@ -53,7 +53,7 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": TILE_K, **settings}
 
 
-def instance(problem: Any) -> dict[str, Callable[[str], bool]]:
+def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str], bool]]:
     """What the template's parameters are: the rungs compute the transposed product of M > N."""
     a_t, b_t = problem.layout[0] == "t", problem.layout[1] == "t"
     a_k, b_k = (b_t, not a_t) if problem.M > problem.N else (not a_t, b_t)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..planning.cost import ceil_div, memory_us, more_waves
@@ -133,10 +133,21 @@ def plan(problem: Any) -> Mapping[str, int]:
     sms = gpu_of(problem).sms
     way, splits, _ = fastest(problem, sms)
     if way is not None:
-        tile = {"BLOCK_M": way.tile, "BLOCK_N": way.tile, "BLOCK_K": way.depth}
-        return {**tile, "WARPS": way.threads // 32, "VECTOR": way.elements, "SPLITS": splits}
+        return _staged(way, splits)
     tile = {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_K": 16}
     return {**tile, "WARPS": _warps(problem, sms), "VECTOR": vector(problem), "SPLITS": 1}
+
+
+def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:
+    """Both tiles by units of 16 bytes, with K whole."""
+    if vector(problem) == BY_UNITS.elements:
+        for way in (BY_UNITS, BY_WIDE_UNITS):
+            yield _staged(way, 1)
+
+
+def _staged(way: Staged, splits: int) -> Mapping[str, int]:
+    tile = {"BLOCK_M": way.tile, "BLOCK_N": way.tile, "BLOCK_K": way.depth}
+    return {**tile, "WARPS": way.threads // 32, "VECTOR": way.elements, "SPLITS": splits}
 
 
 def _warps(problem: Any, sms: int) -> int:
@@ -224,11 +235,10 @@ def cost(problem: Any, sms: int) -> float | None:
     return None if refuse_tma(problem) is None else fastest(problem, sms)[2]
 
 
-def instance(problem: Any) -> dict[str, Callable[[str], bool]]:
+def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str], bool]]:
     """What the template's parameters are: see inspection.py."""
-    planned = plan(problem)
-    names = {"BYTES": 2 * planned["VECTOR"], "TILE": planned["BLOCK_M"]}
-    names["DIVIDED"] = str(planned["SPLITS"] > 1).lower()
+    names = {"BYTES": 2 * plan["VECTOR"], "TILE": plan["BLOCK_M"]}
+    names["DIVIDED"] = str(plan["SPLITS"] > 1).lower()
     return {name: str(value).__eq__ for name, value in names.items()}
 
 

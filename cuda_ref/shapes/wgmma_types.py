@@ -120,7 +120,7 @@ def _fastest(kind: str, M: int, N: int, batch: int, sms: int) -> Tiling:
     return min(TILINGS[kind], key=time)
 
 
-def instance(problem: Any) -> dict[str, Callable[[str], bool]]:
+def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str], bool]]:
     """What the template's parameters are: see inspection.py."""
     chosen, fused = tiling_of(problem), is_fused(problem)
     sizes = (chosen.consumers, chosen.halves, chosen.block_n)

@@ -16,7 +16,7 @@ FACTS = (
     "kernel", "M", "N", "K", "a_by_columns", "b_by_columns", "rows", "columns", "depth", "parts",
     "stages", "warps", "a_aligned", "b_aligned", "c_aligned", "programs", "steps", "filled", "busy",
     "transposed", "pdl", "group", "shorter", "of_tile", "of_c", "operands", "products", "read",
-    "multiplied",
+    "multiplied", "cluster", "cluster_m", "cluster_n", "pingpong", "shares_a",
 )  # fmt: skip
 """Names of the facts that a tree asks about, in the order in which ``facts`` gives them."""
 
@@ -32,7 +32,8 @@ with more at the node of that number; of LEAF the second number is the tree's an
 
 
 def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
-    """What is known of a plan, in the order of FACTS.
+    """What is known of a plan, in the order of FACTS; the last ones are the same in all of
+    Triton's.
 
     Args:
         kernel: its number among those of the GPU's file.
@@ -45,6 +46,7 @@ def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple
         rows, columns = columns, rows
     parts = plan.get("SPLITS", 1)
     warps = plan.get("NUM_WARPS") or 4 * plan.get("CONSUMERS", 1) + 4
+    along_m, along_n = plan.get("CLUSTER_M", 1), plan.get("CLUSTER_N", 1)
     of_each = (problem.a_strides, problem.b_strides, problem.c_strides)
     tiles = -(-M // rows) * -(-N // columns) * problem.batch
     programs, of_part = tiles * parts, -(-K // parts)
@@ -55,6 +57,8 @@ def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple
         programs / (sms * -(-programs // sms)), plan.get("SWAP", 0), plan.get("PDL", 1),
         plan.get("GROUP_M", 0), min(M, N), rows * columns, M * N, (M + N) * K / 1e6,
         M * N * K / 1e6, (rows + columns) * of_part, rows * columns * of_part / 1e6,
+        plan.get("CLUSTER", along_m * along_n), along_m, along_n, plan.get("PINGPONG", 0),
+        plan.get("SHARES_A", 0),
     )  # fmt: skip
 
 
