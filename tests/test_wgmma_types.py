@@ -8,6 +8,7 @@ from tcgemm.cuda_ref import simulator
 from tcgemm.cuda_ref.shapes import wgmma_types as types
 
 import tcgemm
+from tcgemm import accuracy
 from tcgemm.dispatch import find
 from tcgemm.problem import Fusion, Problem
 
@@ -156,6 +157,91 @@ def test_a_nan_in_the_lowest_bits_stays_a_nan():
     assert int(nan.sum()) == 5 + 3 - 1
 
 
+SPLIT_BEFOREHAND = {"BLOCK_M": 128, "BLOCK_N": 128, "REPACK": 1}
+
+
+def split_product(a, b, plan, out=None, order="forward", check=False, **fused):
+    out = torch.full((*a.shape[:-1], b.shape[-1]), torch.nan) if out is None else out
+    report = simulator.simulate(
+        simulator.source_of("wgmma_types"), a, b, out, plan={**SPLIT_BEFOREHAND, **plan},
+        fusion=Fusion(compute="tf32x3", **fused), order=order, check=check,
+    )  # fmt: skip
+    assert not report.findings, [str(finding) for finding in report.findings]
+    return out
+
+
+def both_ways(a, b, **more):
+    """C where B is split beforehand, which has to be C where the kernel splits it, to the bit."""
+    c = split_product(a, b, {}, **more)
+    in_kernel = split_product(a, b, {"REPACK": 0}, **more)
+    assert torch.equal(c.nan_to_num(nan=7.0), in_kernel.nan_to_num(nan=7.0))
+    assert torch.equal(c.isnan(), in_kernel.isnan())
+    return c
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
+def test_what_is_split_beforehand_gives_the_same_bits(layout):
+    """Rows that are whole vectors, rows that are not, and a C of less than a tile."""
+    torch.manual_seed(0)
+    for M, N, K in ((64, 140, 96), (257, 129, 71), (3, 5, 1)):
+        a = operand(M, K, F32, layout[0] == "t", torch.randn)
+        b = operand(K, N, F32, layout[1] == "t", torch.randn)
+        assert accuracy.error_ratio(a, b, both_ways(a, b), Fusion(compute="tf32x3")) <= 1
+        a, b = (torch.randint_like(x, -64, 65) for x in (a, b))
+        assert torch.equal(split_product(a, b, {}), (a.double() @ b.double()).float())
+
+
+def test_split_beforehand_in_views_batches_and_columns_of_c():
+    torch.manual_seed(0)
+    asked, buffer = Fusion(compute="tf32x3"), torch.randn(210, 450)
+    a, b = buffer[3:150, 1:83:2], buffer[1:83:2, 2:300:3]
+    assert accuracy.error_ratio(a, b, both_ways(a, b), asked) <= 1
+    columns = torch.full((b.shape[1], a.shape[0]), torch.nan).mT
+    assert accuracy.error_ratio(a, b, split_product(a, b, {}, out=columns), asked) <= 1
+    for shared_a, shared_b in itertools.product((False, True), repeat=2):
+        a = torch.randn(1 if shared_a else 3, 40, 70).expand(3, 40, 70)
+        b = torch.randn(1 if shared_b else 3, 50, 70).mT.expand(3, 70, 50)
+        assert accuracy.error_ratio(a, b, both_ways(a, b), asked) <= 1
+
+
+@pytest.mark.spread(2, "order")
+@pytest.mark.parametrize("order", ["forward", "random:5", "late:0", "late:4"])
+def test_nothing_races_where_b_is_split_beforehand(order):
+    """Rings that wrap, with and without pairs of blocks that share B."""
+    a, b = torch.randint(-4, 5, (200, 300)).float(), torch.randint(-4, 5, (300, 70)).float()
+    for plan in ({}, {"CLUSTER": 2}):
+        assert torch.equal(split_product(a, b, plan, order=order, check=True), a @ b)
+
+
+def test_inf_and_nan_that_are_split_beforehand():
+    torch.manual_seed(0)
+    for transposed in (False, True):
+        a, b = torch.randn(40, 70), operand(70, 48, F32, transposed, torch.randn)
+        for i, value in enumerate(SPECIALS):
+            a[7 + 11 * i, 5 * i] = b[3 + 13 * i, 9 + i] = value
+        a[30, 33] = b[33, 21] = torch.inf
+        a[31, 50], b[50, :] = torch.inf, 1.0  # whose low term is 0
+        exact = (a.double() @ b.double()).float()
+        torch.testing.assert_close(both_ways(a, b), exact, rtol=1e-4, atol=1e-4, equal_nan=True)
+    b = torch.ones(8, 5)
+    b.view(torch.int32)[2, 3] = -0x7FFFFF  # 0xFF800001
+    assert both_ways(torch.ones(3, 8), b).isnan().nonzero()[:, 1].tolist() == [3, 3, 3]
+
+
+def test_b_is_split_beforehand_where_that_pays():
+    def repacks(M, N, K, **more):
+        asked = Problem.stored(M, N, K, "float32", "float32", "nt", compute="tf32x3", **more)
+        return find("cuda", "wgmma_types").plan(asked).get("REPACK", 0)
+
+    assert repacks(4096, 4096, 4096) == repacks(2048, 2048, 2048) == repacks(4096, 512, 4096) == 1
+    assert repacks(1024, 1024, 1024) == 0
+    assert repacks(512, 4096, 4096) == 0, "each row of tiles reads all of B"
+    assert repacks(4096, 4096, 64) == 0, "two steps a wave"
+    columns = Problem(4096, 512, 4096, "float32", "float32", (4096, 1), (1, 4096), (1, 4096),
+                      compute="tf32x3")  # fmt: skip
+    assert "REPACK" not in find("cuda", "wgmma_types").plan(columns), "C' = B' A'"
+
+
 def side(M, N, dtype, out, compute="", **more):
     asked = Problem(M, N, 4096, dtype, out, (4096, 1), (1, 4096), (N, 1), compute=compute, **more)
     plan = find("cuda", "wgmma_types").plan(asked)
@@ -177,6 +263,7 @@ def test_the_tiling_is_the_one_that_ends_first():
 
 OF_KIND = {
     "split": ("float32", "float32", "tf32x3", {}),
+    "split beforehand": ("float32", "float32", "tf32x3", {}),
     "promoted": ("float8_e4m3fn", "bfloat16", "float32", {}),
     "promoted fused": ("float8_e4m3fn", "bfloat16", "float32", {"bias": True}),
     "plain tf32": ("float32", "float32", "tf32", {}),
@@ -199,6 +286,7 @@ def test_each_tiling_that_python_plans_is_one_that_the_launcher_has(kind):
     for tile in (*types.TILINGS[kind], None):
         c = torch.zeros(130, 200, dtype=getattr(torch, out_dtype))
         plan = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n} if tile else {"BLOCK_M": 48}
+        plan["REPACK"] = int(kind == "split beforehand")
         arguments = (simulator.source_of("wgmma_types"), a, b, c)
         if tile is None:
             with pytest.raises(simulator.SimulationError, match="the launcher refuses it"):
@@ -209,7 +297,7 @@ def test_each_tiling_that_python_plans_is_one_that_the_launcher_has(kind):
         tiles = -(-130 // tile.block_m) * -(-200 // tile.block_n)
         assert report.grid[0] == tiles
         grids.add((report.grid, report.block))
-    assert len(grids) > 1
+    assert len(grids) > 1 or len(types.TILINGS[kind]) == 1
     assert types.TILINGS[kind][0].rate == 100
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FIELDS = (
-    "CLUSTER", "BLOCK_M", "BLOCK_N", "SPLITS", "GROUPS", "WARPS", "BLOCKS", "SHARED_KB", "NO_PDL",
+    "CLUSTER", "BLOCK_M", "BLOCK_N", "SPLITS", "GROUPS", "WARPS", "BLOCKS", "SHARED_KB", "REPACK",
+    "NO_PDL",
 )  # fmt: skip
 """The fields of tcgemm::Plan in csrc/host/gemm.cuh, in its order."""
 

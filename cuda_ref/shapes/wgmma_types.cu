@@ -7,17 +7,19 @@
 //                nearest on the way in. PROMOTE: the tensor cores truncate each partial sum (of
 //                8-bit floats to some 14 bits), so every 128 bytes of K are summed from zero and
 //                added in float32. tf32x3: x = hi + lo, and hi hi + hi lo + lo hi are multiplied
-//                (lo lo is below 2^-22); consumers split A in registers, idle warps B in shared.
+//                (lo lo is below 2^-22); consumers split A in registers, idle warps B in shared,
+//                or of large products a pass beforehand in memory (wgmma_types/terms.cuh).
 // STILL MISSING  K is never divided. Built case by case (wgmma_types/modes.cuh).
 //
 // grid       as few clusters of 1 or 2 blocks along M as finish in as many waves
 // block      one producer and 1 to 3 consumer warpgroups; the tiling that ends first (launch_mode)
 // warpgroup  64 or 2 x 64 rows of C: wgmma 64 x BLOCK_N x 32 bytes; stored by 64 rows x 128 bytes
-#include "host/repack.cuh"
 #include "sm90/epilogue_chunks.cuh"
 #include "wgmma_types/modes.cuh"
 #include "sm90/scheduler.cuh"
 #include "wgmma_types/accumulators.cuh"
+#include "wgmma_types/terms.cuh"
+#include "wgmma_types/tiling.cuh"
 
 namespace {
 
@@ -27,33 +29,11 @@ using namespace tcgemm::sm90;
 constexpr int BLOCK_K = 128;  // bytes
 constexpr int GROUP_M = 16;
 constexpr int SPLITTERS = 3;  // warps
-constexpr uint32_t SHARED_BYTES = 232448;  // 227 KB, what an SM gives a block
-constexpr uint32_t BARRIER_BYTES = 256;
+static_assert(BLOCK_K == ROW_BYTES);
 
-// One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile is
-// one consumer's, else all work on it, in turn downwards. wgmma_types.py has the rates and chooses.
-template <typename Mode, int CONSUMERS_, int HALVES_, int N_, bool PINGPONG_ = false, int SETS_ = 1>
-struct Tiling {
-  static constexpr int CONSUMERS = CONSUMERS_, HALVES = HALVES_, N = N_;
-  static constexpr bool PINGPONG = PINGPONG_;
-  static constexpr int M = 64 * HALVES * (PINGPONG ? 1 : CONSUMERS);
-  static constexpr int THREADS = 128 * (1 + CONSUMERS);
-  // Of 168 or 128 registers a thread at launch. One consumer has all that a thread can have.
-  static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : Mode::SPLIT ? 88 : 40;
-  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Mode::SPLIT ? 208 : 232;
-  // Consumers that wait for their accumulators begin one after the other: their waits do not meet.
-  static constexpr int SETS = SETS_;
-  static constexpr bool STAGGERED = Mode::PROMOTE && SETS == 1 && CONSUMERS > 1;
-  static constexpr uint32_t A_BYTES = M * BLOCK_K, B_BYTES = N * BLOCK_K;
-  static constexpr uint32_t LOADED_BYTES = A_BYTES + B_BYTES;
-  static constexpr uint32_t STAGE_BYTES = LOADED_BYTES + (Mode::SPLIT ? B_BYTES : 0);
-  static constexpr int CHUNK_BUFFERS = N == 192 ? 3 : 2;  // a divisor of the chunks of 64 rows
-  static constexpr uint32_t CHUNKS_BYTES = CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES;
-  static constexpr uint32_t NUM_STAGES =
-      std::min(8u, (SHARED_BYTES - BARRIER_BYTES - 1024 - CHUNKS_BYTES) / STAGE_BYTES);
-  static constexpr uint32_t RING_BYTES = NUM_STAGES * STAGE_BYTES;
-  using Tiles = Schedule<M, N, GROUP_M>;
-};
+// Tiles of C, in the order in which blocks visit them.
+template <typename T>
+using TilesOf = Schedule<T::M, T::N, GROUP_M>;
 
 // What the plain product does without.
 struct Plain {};
@@ -63,7 +43,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
     wgmma_types(const __grid_constant__ CUtensorMap a_map,
                 const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
-                typename T::Tiles schedule, int k_tiles, const __grid_constant__ Extra extra) {
+                TilesOf<T> schedule, int k_tiles, const __grid_constant__ Extra extra) {
   using Acc = typename Mode::Acc;
   constexpr bool FUSED = !std::is_same_v<Extra, Plain>;
   constexpr uint32_t NUM_STAGES = T::NUM_STAGES;
@@ -104,18 +84,28 @@ __global__ void __launch_bounds__(T::THREADS, 1)
           mbarrier_try_wait_parity(ring.empty(), ring.phase ^ 1);
           const uint32_t full = ring.full(), tile = stages + ring.stage * T::STAGE_BYTES;
           const int k = k_tile * (BLOCK_K / Mode::ITEM);
+          const int z_a = z * schedule.a_step, z_b = z * schedule.b_step;
           mbarrier_arrive_expect_tx(full, T::LOADED_BYTES);
-          load_tile<Major::K, T::M, true>(tile, &a_map, full, m, k, z * schedule.a_step);
-          load_tile_multicast<Major::K, T::N, true, T::N / 2>(
-              tile + T::A_BYTES, &b_map, full, n, k, rank, cluster, z * schedule.b_step);
+          load_tile<Major::K, T::M, true>(tile, &a_map, full, m, k, z_a);
+          load_tile_multicast<Major::K, T::N, true, T::N / 2>(tile + T::B_AT, &b_map, full, n, k,
+                                                              rank, cluster, z_b);
+          if constexpr (T::TERMS > 0) {
+            const int low = schedule.b_step ? schedule.batch : 1;
+            load_tile_multicast<Major::K, T::N, true, T::N / 2>(
+                tile + T::B_AT + T::B_BYTES, &b_map, full, n, k, rank, cluster, z_b + low);
+          }
+          if constexpr (T::TERMS == 2) {
+            const int low = schedule.a_step ? schedule.batch : 1;
+            load_tile<Major::K, T::M, true>(tile + T::A_BYTES, &a_map, full, m, k, z_a + low);
+          }
         }
       }
-    } else if (Mode::SPLIT && warp > 0) {
+    } else if (T::SPLITS_B && warp > 0) {
       for (int index = first; index < tiles; index += step) {
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
           mbarrier_try_wait_parity(ring.full(), ring.phase);
           split_float32<T::B_BYTES, 32 * SPLITTERS>(
-              stages + ring.stage * T::STAGE_BYTES + T::A_BYTES, threadIdx.x - 32);
+              stages + ring.stage * T::STAGE_BYTES + T::B_AT, threadIdx.x - 32);
           fence_proxy_async();
           __syncwarp();
           if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.split());
@@ -162,7 +152,9 @@ __global__ void __launch_bounds__(T::THREADS, 1)
       m += row;
       if constexpr (Mode::PROMOTE) {
         float sums[T::N / 2];
-        if constexpr (Mode::SPLIT) {
+        if constexpr (TCGEMM_TRIAL == 4 && T::TERMS == 1) {
+          accumulate_three_products_ahead(ring, from, k_tiles, sums, start_next);
+        } else if constexpr (Mode::SPLIT && T::TERMS < 2) {
           accumulate_three_products(ring, from, k_tiles, sums, start_next);
         } else {
           float d[T::SETS][1][T::N / 2];
@@ -197,12 +189,12 @@ __global__ void __launch_bounds__(T::THREADS, 1)
 template <typename Mode, typename Out, typename T, typename Extra>
 int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   CUtensorMap a_map, b_map, c_map{};
-  typename T::Tiles schedule;
+  TilesOf<T> schedule;
   unsigned clusters;
   constexpr bool TO_TF32 = Mode::MMA == Mma::tf32 && !Mode::SPLIT;
-  int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, T::M, TO_TF32, stream, &a_map);
+  int error = panels_of<T::TERMS == 2>(gemm, gemm.a, false, T::M, TO_TF32, stream, &a_map);
   if (error == cudaSuccess)
-    error = kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, TO_TF32, stream, &b_map);
+    error = panels_of<(T::TERMS > 0)>(gemm, gemm.b, true, T::N / 2, TO_TF32, stream, &b_map);
   if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
   const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, gemm.batch);
@@ -220,7 +212,8 @@ int launch_mode(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
   using Small = Tiling<Mode, 1, 1, 128, false, 2>;
   if constexpr (Mode::SPLIT)
-    return with_planned<Tiling<Mode, 2, 1, 128>, Small>(gemm, launch);
+    return plan_of(gemm).repack ? with_planned<InTerms<Mode>>(gemm, launch)
+                                : with_planned<Tiling<Mode, 2, 1, 128>, Small>(gemm, launch);
   else if constexpr (Mode::PROMOTE && PLAIN)
     return with_planned<Tiling<Mode, 2, 1, 128, false, 2>, Tiling<Mode, 3, 1, 128>,
                         Small>(gemm, launch);

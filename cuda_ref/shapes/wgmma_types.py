@@ -40,6 +40,8 @@ class Tiling(NamedTuple):
     block_n: int
     pingpong: bool = False
     """A tile is one consumer's, else all work on it."""
+    repack: bool = False
+    """A pass beforehand splits B of tf32x3, else idle warps of each block do, step by step."""
 
     @property
     def block_m(self) -> int:
@@ -50,6 +52,7 @@ SMALL = Tiling(65, 1, 1, 128)
 
 TILINGS = {
     "split": (Tiling(100, 2, 1, 128), SMALL),
+    "split beforehand": (Tiling(100, 2, 1, 128, repack=True),),
     "promoted": (Tiling(100, 2, 1, 128), Tiling(94, 3, 1, 128), SMALL),
     "promoted fused": (Tiling(100, 2, 1, 128), SMALL),
     "plain tf32": (
@@ -62,7 +65,17 @@ TILINGS = {
     "fused": (Tiling(100, 2, 2, 128, True), SMALL),
 }
 """What is summed, or fused -> the tilings that it has. No two of a list have the same tile of C, by
-which the launcher is told one."""
+which the launcher is told one; REPACK tells it the list."""
+
+STEP_US = 0.19
+"""What a wave of tiles of 128 x 128 takes less for a step along K where B has been split
+beforehand: the tensor cores then wait for no split."""
+
+PASS_US = 3.0
+"""Of the pass that splits B: its launch, its first loads and its last stores."""
+
+PASS_BYTES_PER_US = 3.5e6
+"""Read and written by the pass: 4 bytes of an element, and 8."""
 
 
 def is_fused(problem: Any) -> bool:
@@ -80,6 +93,20 @@ def _sms(problem: Any) -> int:
     return SIMULATED_SMS if problem.device == "cpu" else gpu_of(problem).sms
 
 
+def _pays_beforehand(problem: Any, tiling: Tiling) -> bool:
+    """Whether the steps of all waves save more than the pass takes that splits B.
+
+    Every row of tiles reads what the pass has split once, so a C of few rows is left to the kernel.
+    """
+    if tiling.consumers < 2:
+        return False
+    M, N = _sides(problem)
+    tiles = -(-M // tiling.block_m) * -(-N // tiling.block_n) * problem.batch
+    steps = -(-tiles // _sms(problem)) * -(-problem.K // 32)
+    written = 12 * N * problem.K * problem.batch
+    return steps * STEP_US > PASS_US + written / PASS_BYTES_PER_US
+
+
 def tiling_of(problem: Any) -> Tiling:
     """The tiling that ends first, by waves x area / rate."""
     fused = is_fused(problem)
@@ -90,7 +117,10 @@ def tiling_of(problem: Any) -> Tiling:
         kind = "split"
     elif problem.compute == "tf32" and not fused:
         kind = "plain tf32"
-    return _fastest(kind, *_sides(problem), problem.batch, _sms(problem))
+    chosen = _fastest(kind, *_sides(problem), problem.batch, _sms(problem))
+    if kind == "split" and _pays_beforehand(problem, chosen):
+        return TILINGS["split beforehand"][0]
+    return chosen
 
 
 def plan(problem: Any) -> Mapping[str, int]:
@@ -108,6 +138,7 @@ def plan(problem: Any) -> Mapping[str, int]:
         "CONSUMERS": chosen.consumers,
         "PINGPONG": int(chosen.pingpong),
         "CLUSTER": 1 if problem.device == "cpu" else cluster,
+        **({"REPACK": 1} if chosen.repack else {}),
     }
 
 
@@ -125,8 +156,9 @@ def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str],
     chosen, fused = tiling_of(problem), is_fused(problem)
     sizes = (chosen.consumers, chosen.halves, chosen.block_n)
     written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
+    terms = f", {int(chosen.repack)}>"
     return {
-        "T": lambda value: f", {written}, " in value,
+        "T": lambda value: f", {written}, " in value and value.endswith(terms),
         "Extra": lambda value: value.endswith("Plain") != fused,
     }
 
@@ -143,8 +175,8 @@ ROW = row(
         ("float32", "float32", "tf32x3"),
     ),
     fuses=(*FUSES, "scales"),
-    shapes="any; an operand that is not K-major in 16-byte aligned rows is copied so first "
-    "(counted in its time)",
+    shapes="any; an operand that is not K-major in 16-byte aligned rows is copied so first, and "
+    "of a large tf32x3 product B as two terms (counted in its time)",
     refuse=refuse_wgmma_types,
     most_tiles=MOST_TILES // 2,
     wgmma=True,

@@ -72,6 +72,7 @@ struct Plan {
   int32_t warps = 0;                 // of a block
   int32_t blocks = 0;                // to an SM
   int32_t shared_kb = 0;             // of shared memory for a block
+  int32_t repack = 0;                // 1: a pass beforehand writes an operand as it is read best
   int32_t no_pdl = 0;                // 1: the next kernel starts only when this one has finished
 };
 
