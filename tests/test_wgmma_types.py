@@ -229,13 +229,14 @@ def test_inf_and_nan_that_are_split_beforehand():
 
 
 def test_b_is_split_beforehand_where_that_pays():
-    def repacks(M, N, K, **more):
-        asked = Problem.stored(M, N, K, "float32", "float32", "nt", compute="tf32x3", **more)
+    def repacks(M, N, K, layout="nt", **more):
+        asked = Problem.stored(M, N, K, "float32", "float32", layout, compute="tf32x3", **more)
         return find("cuda", "wgmma_types").plan(asked).get("REPACK", 0)
 
     assert repacks(4096, 4096, 4096) == repacks(2048, 2048, 2048) == repacks(4096, 512, 4096) == 1
     assert repacks(1024, 1024, 1024) == 0
     assert repacks(512, 4096, 4096) == 0, "each row of tiles reads all of B"
+    assert repacks(512, 4096, 4096, "nn") == 1, "which is copied in any case"
     assert repacks(4096, 4096, 64) == 0, "two steps a wave"
     columns = Problem(4096, 512, 4096, "float32", "float32", (4096, 1), (1, 4096), (1, 4096),
                       compute="tf32x3")  # fmt: skip

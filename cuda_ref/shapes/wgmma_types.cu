@@ -84,19 +84,15 @@ __global__ void __launch_bounds__(T::THREADS, 1)
           mbarrier_try_wait_parity(ring.empty(), ring.phase ^ 1);
           const uint32_t full = ring.full(), tile = stages + ring.stage * T::STAGE_BYTES;
           const int k = k_tile * (BLOCK_K / Mode::ITEM);
-          const int z_a = z * schedule.a_step, z_b = z * schedule.b_step;
+          const int z_b = z * schedule.b_step;
           mbarrier_arrive_expect_tx(full, T::LOADED_BYTES);
-          load_tile<Major::K, T::M, true>(tile, &a_map, full, m, k, z_a);
-          load_tile_multicast<Major::K, T::N, true, T::N / 2>(tile + T::B_AT, &b_map, full, n, k,
-                                                              rank, cluster, z_b);
-          if constexpr (T::TERMS > 0) {
+          load_tile<Major::K, T::M, true>(tile, &a_map, full, m, k, z * schedule.a_step);
+          load_tile_multicast<Major::K, T::N, true, T::N / 2>(
+              tile + T::A_BYTES, &b_map, full, n, k, rank, cluster, z_b);
+          if constexpr (T::IN_TERMS) {
             const int low = schedule.b_step ? schedule.batch : 1;
             load_tile_multicast<Major::K, T::N, true, T::N / 2>(
-                tile + T::B_AT + T::B_BYTES, &b_map, full, n, k, rank, cluster, z_b + low);
-          }
-          if constexpr (T::TERMS == 2) {
-            const int low = schedule.a_step ? schedule.batch : 1;
-            load_tile<Major::K, T::M, true>(tile + T::A_BYTES, &a_map, full, m, k, z_a + low);
+                tile + T::A_BYTES + T::B_BYTES, &b_map, full, n, k, rank, cluster, z_b + low);
           }
         }
       }
@@ -105,7 +101,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
           mbarrier_try_wait_parity(ring.full(), ring.phase);
           split_float32<T::B_BYTES, 32 * SPLITTERS>(
-              stages + ring.stage * T::STAGE_BYTES + T::B_AT, threadIdx.x - 32);
+              stages + ring.stage * T::STAGE_BYTES + T::A_BYTES, threadIdx.x - 32);
           fence_proxy_async();
           __syncwarp();
           if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.split());
@@ -152,9 +148,9 @@ __global__ void __launch_bounds__(T::THREADS, 1)
       m += row;
       if constexpr (Mode::PROMOTE) {
         float sums[T::N / 2];
-        if constexpr (TCGEMM_TRIAL == 4 && T::TERMS == 1) {
-          accumulate_three_products_ahead(ring, from, k_tiles, sums, start_next);
-        } else if constexpr (Mode::SPLIT && T::TERMS < 2) {
+        if constexpr (T::IN_TERMS) {
+          accumulate_loaded_terms(ring, from, k_tiles, sums, start_next);
+        } else if constexpr (Mode::SPLIT) {
           accumulate_three_products(ring, from, k_tiles, sums, start_next);
         } else {
           float d[T::SETS][1][T::N / 2];
@@ -192,9 +188,10 @@ int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   TilesOf<T> schedule;
   unsigned clusters;
   constexpr bool TO_TF32 = Mode::MMA == Mma::tf32 && !Mode::SPLIT;
-  int error = panels_of<T::TERMS == 2>(gemm, gemm.a, false, T::M, TO_TF32, stream, &a_map);
+  int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, T::M, TO_TF32, stream, &a_map);
   if (error == cudaSuccess)
-    error = panels_of<(T::TERMS > 0)>(gemm, gemm.b, true, T::N / 2, TO_TF32, stream, &b_map);
+    error = T::IN_TERMS ? terms_map(gemm, gemm.b, true, T::N / 2, stream, &b_map)
+                        : kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, TO_TF32, stream, &b_map);
   if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
   const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, gemm.batch);
@@ -211,8 +208,9 @@ int launch_mode(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   };
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
   using Small = Tiling<Mode, 1, 1, 128, false, 2>;
+  using InTerms = Tiling<Mode, 2, 1, 128, false, 1, true>;
   if constexpr (Mode::SPLIT)
-    return plan_of(gemm).repack ? with_planned<InTerms<Mode>>(gemm, launch)
+    return plan_of(gemm).repack ? with_planned<InTerms>(gemm, launch)
                                 : with_planned<Tiling<Mode, 2, 1, 128>, Small>(gemm, launch);
   else if constexpr (Mode::PROMOTE && PLAIN)
     return with_planned<Tiling<Mode, 2, 1, 128, false, 2>, Tiling<Mode, 3, 1, 128>,

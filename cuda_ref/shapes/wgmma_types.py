@@ -67,15 +67,16 @@ TILINGS = {
 """What is summed, or fused -> the tilings that it has. No two of a list have the same tile of C, by
 which the launcher is told one; REPACK tells it the list."""
 
-STEP_US = 0.19
+STEP_US = 0.2
 """What a wave of tiles of 128 x 128 takes less for a step along K where B has been split
-beforehand: the tensor cores then wait for no split."""
+beforehand: 0.2 to 0.3 at eight timed products (reports/nvidia-h200/trials/tf32x3.csv)."""
 
 PASS_US = 3.0
 """Of the pass that splits B: its launch, its first loads and its last stores."""
 
 PASS_BYTES_PER_US = 3.5e6
-"""Read and written by the pass: 4 bytes of an element, and 8."""
+"""Read and written by the pass: 4 bytes of an element, and 8. A copy of a B that does not lie along
+K, which is made else, has 4 and 4."""
 
 
 def is_fused(problem: Any) -> bool:
@@ -94,7 +95,8 @@ def _sms(problem: Any) -> int:
 
 
 def _pays_beforehand(problem: Any, tiling: Tiling) -> bool:
-    """Whether the steps of all waves save more than the pass takes that splits B.
+    """Whether the steps of all waves save more than the pass takes that splits B, or than it takes
+    longer than a copy of B.
 
     Every row of tiles reads what the pass has split once, so a C of few rows is left to the kernel.
     """
@@ -103,8 +105,18 @@ def _pays_beforehand(problem: Any, tiling: Tiling) -> bool:
     M, N = _sides(problem)
     tiles = -(-M // tiling.block_m) * -(-N // tiling.block_n) * problem.batch
     steps = -(-tiles // _sms(problem)) * -(-problem.K // 32)
-    written = 12 * N * problem.K * problem.batch
-    return steps * STEP_US > PASS_US + written / PASS_BYTES_PER_US
+    more = 4 * N * problem.K * problem.batch / PASS_BYTES_PER_US
+    if _strides_of_b(problem)[0] == 1:
+        more = PASS_US + 3 * more
+    return steps * STEP_US > more
+
+
+def _strides_of_b(problem: Any) -> tuple[int, int]:
+    """Of the product that is computed: where C is column-major that is the transposed one."""
+    if column_major((problem.M, problem.N), problem.c_strides):
+        return problem.a_strides[1], problem.a_strides[0]
+    strides: tuple[int, int] = problem.b_strides
+    return strides
 
 
 def tiling_of(problem: Any) -> Tiling:
@@ -156,7 +168,7 @@ def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str],
     chosen, fused = tiling_of(problem), is_fused(problem)
     sizes = (chosen.consumers, chosen.halves, chosen.block_n)
     written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
-    terms = f", {int(chosen.repack)}>"
+    terms = f", {str(chosen.repack).lower()}>"
     return {
         "T": lambda value: f", {written}, " in value and value.endswith(terms),
         "Extra": lambda value: value.endswith("Plain") != fused,

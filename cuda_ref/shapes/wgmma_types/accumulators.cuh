@@ -49,7 +49,7 @@ struct Operands {
   }
   __device__ uint64_t a_descriptor(uint32_t stage) const { return wgmma_descriptor(a(stage)); }
   __device__ uint64_t b_descriptor(uint32_t stage) const {
-    return wgmma_descriptor(stages + stage * T::STAGE_BYTES + T::B_AT);
+    return wgmma_descriptor(stages + stage * T::STAGE_BYTES + T::A_BYTES);
   }
 };
 
@@ -67,27 +67,6 @@ __device__ __forceinline__ void multiply_step(const Operands<T>& from, uint32_t 
       wgmma_kmajor<Mode::MMA>(d[half], a + half * (BYTES_PER_64_MN >> 4) + k * PER_MMA_K,
                               b + k * PER_MMA_K, accumulate || k > 0);
   }
-  wgmma_commit_group();
-}
-
-// One step of d = A B of float32 in two terms each, all four of them in the stage: lo hi + hi lo +
-// hi hi, the small products first.
-template <typename T, int REGISTERS>
-__device__ __forceinline__ void multiply_terms(const Operands<T>& from, uint32_t stage,
-                                               float (&d)[REGISTERS]) {
-  constexpr uint64_t PER_MMA_K = DESCRIPTOR_PER_MMA_K<Major::K>;
-  constexpr uint64_t A_LOW = T::A_BYTES >> 4, B_LOW = T::B_BYTES >> 4;
-  const uint64_t a = from.a_descriptor(stage), b = from.b_descriptor(stage);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-    wgmma_kmajor<Mma::tf32>(d, a + A_LOW + k * PER_MMA_K, b + k * PER_MMA_K, k > 0);
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-    wgmma_kmajor<Mma::tf32>(d, a + k * PER_MMA_K, b + B_LOW + k * PER_MMA_K, true);
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-    wgmma_kmajor<Mma::tf32>(d, a + k * PER_MMA_K, b + k * PER_MMA_K, true);
   wgmma_commit_group();
 }
 
@@ -124,10 +103,7 @@ __device__ __forceinline__ void accumulate_promoted(Ring<T::NUM_STAGES>& ring,
                                                     const Body& after_step) {
   const auto multiply = [&](float(&d)[1][REGISTERS]) {
     mbarrier_try_wait_parity(ring.full(), ring.phase);
-    if constexpr (T::TERMS == 2)
-      multiply_terms(from, ring.stage, d[0]);
-    else
-      multiply_step<Mode>(from, ring.stage, d, false);
+    multiply_step<Mode>(from, ring.stage, d, false);
     ring.advance();
   };
 #pragma unroll
@@ -181,15 +157,31 @@ struct SplitA {
   }
 };
 
-// sums = A B of float32: hi hi + hi lo + lo hi of every step summed from zero, the small products
-// first, and added in float32. A is split in registers, B's low parts lie in the stage: loaded, or
-// written there by other warps. What a consumer does between its multiplies, another's multiplies hide. after_step: as above.
+// d = A B of a step of float32, the small products first: lo hi + hi lo + hi hi. A is in registers, and
+// B's low terms lie in the stage behind B.
+template <typename T>
+__device__ __forceinline__ void multiply_terms(const Operands<T>& from, uint32_t stage,
+                                               const SplitA& a, float (&d)[64]) {
+  constexpr uint64_t PER_MMA_K = DESCRIPTOR_PER_MMA_K<Major::K>;
+  constexpr uint64_t LOW = T::B_BYTES >> 4;
+  const uint64_t b = from.b_descriptor(stage);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) wgmma_tf32_registers(d, &a.lo[4 * k], b + k * PER_MMA_K, k > 0);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) wgmma_tf32_registers(d, &a.hi[4 * k], b + LOW + k * PER_MMA_K, true);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) wgmma_tf32_registers(d, &a.hi[4 * k], b + k * PER_MMA_K, true);
+  wgmma_commit_group();
+}
+
+// sums = A B of float32, every step summed from zero and added in float32. Other warps write B's low
+// terms to the stage. What a consumer does between its multiplies, another's multiplies hide.
+// after_step: as above.
 template <typename T, typename Body>
 __device__ __forceinline__ void accumulate_three_products(Ring<T::NUM_STAGES>& ring,
                                                    const Operands<T>& from, int k_tiles,
                                                    float (&sums)[64], const Body& after_step) {
-  constexpr uint64_t PER_MMA_K = DESCRIPTOR_PER_MMA_K<Major::K>;
-  constexpr uint64_t LOW = T::B_BYTES >> 4;
   SplitA a;
   float d[64];
 #pragma unroll
@@ -197,19 +189,8 @@ __device__ __forceinline__ void accumulate_three_products(Ring<T::NUM_STAGES>& r
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
     mbarrier_try_wait_parity(ring.full(), ring.phase);
     a.load(from.a(ring.stage));
-    const uint64_t b = from.b_descriptor(ring.stage);
-    if constexpr (T::TERMS == 0) mbarrier_try_wait_parity(ring.split(), ring.phase);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_tf32_registers(d, &a.lo[4 * k], b + k * PER_MMA_K, k > 0);
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_tf32_registers(d, &a.hi[4 * k], b + LOW + k * PER_MMA_K, true);
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_tf32_registers(d, &a.hi[4 * k], b + k * PER_MMA_K, true);
-    wgmma_commit_group();
+    mbarrier_try_wait_parity(ring.split(), ring.phase);
+    multiply_terms(from, ring.stage, a, d);
     ring.advance();
     wgmma_wait_group<0>();
     ring.release(1, from.cluster);
@@ -218,28 +199,15 @@ __device__ __forceinline__ void accumulate_three_products(Ring<T::NUM_STAGES>& r
   }
 }
 
-// The same with A of the next step split while this one is multiplied.
+// The same where B's low terms were loaded. A of the next step is split while this one is multiplied.
 template <typename T, typename Body>
-__device__ __forceinline__ void accumulate_three_products_ahead(
-    Ring<T::NUM_STAGES>& ring, const Operands<T>& from, int k_tiles, float (&sums)[64],
-    const Body& after_step) {
-  constexpr uint64_t PER_MMA_K = DESCRIPTOR_PER_MMA_K<Major::K>;
-  constexpr uint64_t LOW = T::B_BYTES >> 4;
+__device__ __forceinline__ void accumulate_loaded_terms(Ring<T::NUM_STAGES>& ring,
+                                                        const Operands<T>& from, int k_tiles,
+                                                        float (&sums)[64], const Body& after_step) {
   SplitA even, odd;
   float d[64];
   const auto step = [&](const SplitA& a, SplitA& next, bool more) {
-    const uint64_t b = from.b_descriptor(ring.stage);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_tf32_registers(d, &a.lo[4 * k], b + k * PER_MMA_K, k > 0);
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_tf32_registers(d, &a.hi[4 * k], b + LOW + k * PER_MMA_K, true);
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_tf32_registers(d, &a.hi[4 * k], b + k * PER_MMA_K, true);
-    wgmma_commit_group();
+    multiply_terms(from, ring.stage, a, d);
     ring.advance();
     if (more) {
       mbarrier_try_wait_parity(ring.full(), ring.phase);

@@ -130,15 +130,4 @@ inline int terms_map(const Gemm& gemm, const Matrix& matrix, bool rows_are_k,
   return tensor_map(both, false, gemm.in, 32, box_rows, map, 2 * copies);
 }
 
-// The tensor map of an operand in K-major panels of `box_rows` rows x 128 bytes: of its two terms,
-// or as kmajor_map has it. A cudaError_t.
-template <bool IN_TERMS>
-int panels_of(const Gemm& gemm, const Matrix& matrix, bool rows_are_k, uint32_t box_rows,
-              bool to_tf32, cudaStream_t stream, CUtensorMap* map) {
-  if constexpr (IN_TERMS)
-    return terms_map(gemm, matrix, rows_are_k, box_rows, stream, map);
-  else
-    return kmajor_map(gemm, matrix, rows_are_k, 128, box_rows, to_tf32, stream, map);
-}
-
 }  // namespace tcgemm::sm90

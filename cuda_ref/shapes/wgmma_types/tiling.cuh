@@ -7,38 +7,31 @@
 
 namespace tcgemm::sm90 {
 
-// TRIAL: what a plan's REPACK has in terms. 1: B; 2: A and B, with two sets of accumulators; 3: A
-// and B, with consumers that are staggered; 4: B, with A of the next step split under this one.
-#ifndef TCGEMM_TRIAL
-#define TCGEMM_TRIAL 1
-#endif
-
 constexpr uint32_t ROW_BYTES = 128;        // along K, of a panel's rows
 constexpr uint32_t SHARED_BYTES = 232448;  // 227 KB, what an SM gives a block
 constexpr uint32_t BARRIER_BYTES = 256;
 
 // One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile is
 // one consumer's, else all work on it, in turn downwards. wgmma_types.py has the rates and chooses.
-// TERMS: operands that lie in memory as two terms of tf32, of those that are split (B, then A too).
+// IN_TERMS: B lies in memory as two terms of tf32, where it is split.
 template <typename Mode, int CONSUMERS_, int HALVES_, int N_, bool PINGPONG_ = false,
-          int SETS_ = 1, int TERMS_ = 0>
+          int SETS_ = 1, bool IN_TERMS_ = false>
 struct Tiling {
   static constexpr int CONSUMERS = CONSUMERS_, HALVES = HALVES_, N = N_;
   static constexpr bool PINGPONG = PINGPONG_;
   static constexpr int M = 64 * HALVES * (PINGPONG ? 1 : CONSUMERS);
   static constexpr int THREADS = 128 * (1 + CONSUMERS);
-  static constexpr int TERMS = TERMS_;
-  static constexpr bool SPLITS_B = Mode::SPLIT && TERMS == 0;  // in shared memory
+  static constexpr bool IN_TERMS = IN_TERMS_;
+  static constexpr bool SPLITS_B = Mode::SPLIT && !IN_TERMS;  // in shared memory
   // Of 168 or 128 registers a thread at launch. One consumer has all that a thread can have.
   static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : SPLITS_B ? 88 : 40;
   static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : SPLITS_B ? 208 : 232;
   // Consumers that wait for their accumulators begin one after the other: their waits do not meet.
   static constexpr int SETS = SETS_;
   static constexpr bool STAGGERED = Mode::PROMOTE && SETS == 1 && CONSUMERS > 1;
-  // A stage: A, its low terms if they are loaded, B, and its low terms, loaded or written there.
+  // A stage: A, B, and the low terms of B, loaded or written there.
   static constexpr uint32_t A_BYTES = M * ROW_BYTES, B_BYTES = N * ROW_BYTES;
-  static constexpr uint32_t B_AT = A_BYTES * (TERMS == 2 ? 2 : 1);
-  static constexpr uint32_t LOADED_BYTES = B_AT + B_BYTES * (TERMS > 0 ? 2 : 1);
+  static constexpr uint32_t LOADED_BYTES = A_BYTES + B_BYTES * (IN_TERMS ? 2 : 1);
   static constexpr uint32_t STAGE_BYTES = LOADED_BYTES + (SPLITS_B ? B_BYTES : 0);
   static constexpr int CHUNK_BUFFERS = N == 192 ? 3 : 2;  // a divisor of the chunks of 64 rows
   static constexpr uint32_t CHUNKS_BYTES = CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES;
@@ -46,9 +39,5 @@ struct Tiling {
       std::min(8u, (SHARED_BYTES - BARRIER_BYTES - 1024 - CHUNKS_BYTES) / STAGE_BYTES);
   static constexpr uint32_t RING_BYTES = NUM_STAGES * STAGE_BYTES;
 };
-
-template <typename Mode>
-using InTerms =
-    Tiling<Mode, 2, 1, 128, false, TCGEMM_TRIAL == 2 ? 2 : 1, TCGEMM_TRIAL % 3 == 1 ? 1 : 2>;
 
 }  // namespace tcgemm::sm90
