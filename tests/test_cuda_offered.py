@@ -18,7 +18,7 @@ from tcgemm.cuda_ref.shapes import one_wave, one_wave_tile
 
 from tcgemm import dispatch, gpus
 from tcgemm.bench.drawn import drawn_cases
-from tcgemm.choosing import plans
+from tcgemm.choosing import model_files, plans
 from tcgemm.problem import Problem
 from tcgemm.request import planning_for
 
@@ -241,3 +241,17 @@ def test_a_rung_that_the_user_has_tuned_keeps_those_settings(tmp_path):
     assert offered.planned_by_user(problem, "one_wave")
     assert not offered.planned_by_user(problem_of(2176, 1088, 136, "tt"), "one_wave")
     assert {name for name, _ in offered.plans(problem, ["one_wave", "small"])} == {"small"}
+
+
+def test_where_the_user_s_own_model_chose_the_rung_only_its_plan_changes():
+    """``tcgemm tune --model`` was fitted on the user's GPU, and this model on another."""
+    changed = [
+        problem
+        for problem in drawn_problems(11, 60)
+        if dispatch.choose(problem, "cuda").name != dispatch.by_models(problem, "cuda")[0].name
+    ]
+    assert len(changed) > 2
+    with model_files.standing_in(H200, model_files.of(H200)._replace(yours=True)):
+        for problem in changed:
+            own, _ = dispatch.by_models(problem, "cuda")
+            assert dispatch.choose(problem, "cuda").name == own.name, problem

@@ -153,8 +153,8 @@ SHARING = (
     (64, 64), (64, 96), (64, 128), (64, 192), (96, 128), (96, 192), (128, 128), (128, 192),
 )  # fmt: skip
 """Tiles, either way, of which several blocks may share an SM: one block's loads come, and its C
-leaves, while another multiplies. 2176 x 1088 x 128 (tt) takes 3.8 us in tiles of 128 x 64 and 4.9
-in 126 of 256 x 80 (reports/nvidia-h200/trials/cuda_plans.csv)."""
+leaves, while another multiplies. 6144 x 320 x 64 (tt) takes 2.8 us in tiles of 64 x 64 and 3.1 by
+the fastest of one to an SM (reports/nvidia-h200/trials/cuda_plans.csv)."""
 
 SHARING_K = 2 * TILE_K
 """Elements along K up to which they do: of 144 and more another plan was faster at each of 13 raced

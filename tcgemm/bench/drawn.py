@@ -62,6 +62,9 @@ FITTED: dict[int, str] = {
     ),
     **dict.fromkeys(range(567, 570), "where Triton takes tiles of 256 x 192"),
     **dict.fromkeys(range(570, 582), "the trees of both models, and what a C in odd rows costs"),
+    **dict.fromkeys(
+        (*range(585, 591), *range(870, 875)), "the models of plans of both languages, by races"
+    ),
     610: "the same as of 507",
     614: "the trees of the model of Triton's plans",
     615: "the same",
