@@ -20,6 +20,7 @@ from .planning.choose import tuned_by_user as tuned_by_user
 from .planning.ladder import rows
 from .planning.ladder import tunings as tunings
 from .planning.offered import by_rows as by_rows
+from .planning.offered import named as named
 from .planning.offered import planned_by_user as planned_by_user
 from .planning.offered import plans as plans
 from .planning.rows import PAIRS
@@ -53,11 +54,6 @@ def buildable(problem: Any, able: Sequence[str]) -> list[str]:
     from .nvrtc import preferred
 
     return list(preferred(problem, able))
-
-
-def named(problem: Any, kernel: str) -> str:
-    """As what the model of plans knows a kernel: by its name."""
-    return kernel
 
 
 def second_launch_us(problem: Any, kernel: str, plan: Mapping[str, int]) -> float:

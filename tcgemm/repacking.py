@@ -102,14 +102,17 @@ def pays(problem: Problem, copies: Copies, backend: str) -> bool:
         return False
     if os.environ.get("TCGEMM_REPACK") == "0":
         return False
-    direct_us = dispatch.choose(problem, backend).unaligned_us(problem)
+    direct = dispatch.choose(problem, backend)
+    direct_us = direct.unaligned_us(problem)
     if direct_us is None or sum(_copied(problem, copies)) > _workspace_mib() << 20:
         return False
     copying = copying_us(problem, copies, backend) + WON_US
     if direct_us <= copying + fast_us(problem, copies, backend):
         return False
-    row = dispatch.choose(copies.problem, backend)
     module = import_module(dispatch.BACKENDS[backend])
+    if modelled_us(problem, direct, module) is None:  # no time to hold the copies' against
+        return True
+    row = dispatch.choose(copies.problem, backend)
     return direct_us > copying + (modelled_us(copies.problem, row, module) or 0.0)
 
 

@@ -299,12 +299,15 @@ def test_a_tree_asks_one_question_after_the_other():
     known = dict.fromkeys(trees.FACTS, 0)
 
     def factor(**facts):
-        return trees.factor([by_m, [(trees.LEAF, 0.1, 0)]], list({**known, **facts}.values()))
+        asked = [list({**known, **facts}.values()), list(known.values())]
+        first, other = trees.factors([by_m, [(trees.LEAF, 0.1, 0)]], asked)
+        assert other == pytest.approx(math.exp(0.6)), "each plan by its own facts"
+        return first
 
     assert factor(M=64, K=5000) == pytest.approx(math.exp(0.6))
     assert factor(M=65, K=1000) == pytest.approx(math.exp(0.1))
     assert factor(M=65, K=1001) == pytest.approx(math.exp(-0.9))
-    assert trees.factor([], []) == 1
+    assert trees.factors([], [[], []]) == [1, 1]
 
 
 def test_facts_are_those_of_the_product_that_the_kernel_gets():
@@ -331,13 +334,13 @@ def test_trees_are_asked_about_plans_that_are_nearly_the_fastest_by_terms(monkey
     problem = problem_of(265, 224, 2912, "nn", "float16")
     chosen, able = dispatch.by_models(problem, "triton")
     asked = []
-    real = plans.PlanModel.factor
+    real = plans.PlanModel.factors
 
-    def counted(self, kernel, *others):
-        asked.append(kernel)
-        return real(self, kernel, *others)
+    def counted(self, of, sms):
+        asked.extend(of)
+        return real(self, of, sms)
 
-    monkeypatch.setattr(plans.PlanModel, "factor", counted)
+    monkeypatch.setattr(plans.PlanModel, "factors", counted)
     monkeypatch.setattr(plans, "NEAR", 1e9)
     everything, _ = plans.fastest(problem, chosen, able, MODULE)
     of_all = len(asked)
@@ -359,7 +362,7 @@ def _by_terms_and_trees(problem):
         us = known.by_terms(kernel, timed, plan, 132)
         if us is not None:
             second = MODULE.second_launch_us(problem, name, offered)
-            factor = known.factor(kernel, timed, plan, 132)
+            (factor,) = known.factors([(kernel, timed, plan)], 132)
             found.append((name, offered, us + second, us * factor + second))
     return found
 
@@ -388,13 +391,14 @@ def test_the_limit_is_that_of_the_kernel_that_is_fastest_with_trees(monkeypatch)
     tiles = [(plan["BLOCK_M"], plan["BLOCK_N"], plan["BLOCK_K"]) for plan in (first, second)]
     assert tiles[0] != tiles[1]
 
-    def factor(self, kernel, problem, plan, sms):
+    def factor(asked):
+        kernel, _, plan = asked
         if kernel.startswith("triton/skinny"):
             tile = plan["BLOCK_M"], plan["BLOCK_N"], plan["BLOCK_K"]
             return 0.9 if tile == tiles[1] else 1.0
         return 10.0
 
-    monkeypatch.setattr(plans.PlanModel, "factor", factor)
+    monkeypatch.setattr(plans.PlanModel, "factors", lambda self, of, sms: list(map(factor, of)))
     chosen, able = dispatch.by_models(problem, "triton")
     found = plans.fastest(problem, chosen, able, MODULE)
     assert found is not None
@@ -410,7 +414,7 @@ def test_a_kernel_s_first_plan_is_among_those_of_which_the_fastest_is_taken(monk
     for name, plan, us, _ in sorted(_by_terms_and_trees(problem), key=lambda each: each[2]):
         firsts.setdefault(name, (us, plan))
     name, (us, plan) = min(firsts.items(), key=lambda each: each[1][0])
-    monkeypatch.setattr(plans.PlanModel, "factor", lambda *_: 0.5)
+    monkeypatch.setattr(plans.PlanModel, "factors", lambda self, of, sms: [0.5] * len(of))
     found = plans.fastest(problem, chosen, able, MODULE)
     assert found is not None
     assert found[0] == plans.Taken(name, plan, 0.5 * us)

@@ -1,6 +1,7 @@
 """wgmma beyond 16-bit types, in the simulator: both checks of each type, edges, what is fused."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -228,9 +229,12 @@ def test_inf_and_nan_that_are_split_beforehand():
     assert both_ways(torch.ones(3, 8), b).isnan().nonzero()[:, 1].tolist() == [3, 3, 3]
 
 
-def test_b_is_split_beforehand_where_that_pays():
-    def repacks(M, N, K, layout="nt", **more):
+def test_b_is_split_beforehand_where_that_pays(monkeypatch):
+    def repacks(M, N, K, layout="nt", step_of_b=None, **more):
         asked = Problem.stored(M, N, K, "float32", "float32", layout, compute="tf32x3", **more)
+        if step_of_b is not None:
+            of_a, _, of_c = asked.batch_strides
+            asked = replace(asked, batch_strides=(of_a, step_of_b, of_c))
         return find("cuda", "wgmma_types").plan(asked).get("REPACK", 0)
 
     assert repacks(4096, 4096, 4096) == repacks(2048, 2048, 2048) == repacks(4096, 512, 4096) == 1
@@ -238,9 +242,26 @@ def test_b_is_split_beforehand_where_that_pays():
     assert repacks(512, 4096, 4096) == 0, "each row of tiles reads all of B"
     assert repacks(512, 4096, 4096, "nn") == 1, "which is copied in any case"
     assert repacks(4096, 4096, 64) == 0, "two steps a wave"
+    assert repacks(512, 4096, 4095) == 1, "so are rows that are no whole vectors"
+    assert repacks(512, 1024, 4096, batch=16) == 0
+    assert repacks(512, 1024, 4096, step_of_b=0, batch=16) == 1, "one B for all"
     columns = Problem(4096, 512, 4096, "float32", "float32", (4096, 1), (1, 4096), (1, 4096),
                       compute="tf32x3")  # fmt: skip
     assert "REPACK" not in find("cuda", "wgmma_types").plan(columns), "C' = B' A'"
+    assert repacks(16384, 16384, 16384) == 0, "2 GiB"
+    monkeypatch.setenv("TCGEMM_WORKSPACE_MIB", "127")
+    assert (repacks(4096, 4096, 4096), repacks(4096, 2048, 4096)) == (0, 1)
+
+
+def test_the_instance_is_that_of_the_plan():
+    asked = Problem.stored(4096, 4096, 4096, "float32", "float32", "nt", compute="tf32x3")
+    plan = find("cuda", "wgmma_types").plan(asked)
+    small = {**plan, "BLOCK_M": 64, "CONSUMERS": 1, "REPACK": 0}
+    symbols = {True: "Tiling<Mode, 2, 1, 128, false, 1, true>",
+               False: "Tiling<Mode, 1, 1, 128, false, 2, false>"}  # fmt: skip
+    for own, symbol in symbols.items():
+        assert types.instance(asked, plan)["T"](symbol) == own
+        assert types.instance(asked, small)["T"](symbol) != own
 
 
 def side(M, N, dtype, out, compute="", **more):

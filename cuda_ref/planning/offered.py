@@ -26,11 +26,22 @@ SWAPPED |= {new: old for old, new in SWAPPED.items()}
 """Setting -> what it is of the transposed product."""
 
 
+def raced(problem: Any) -> bool:
+    """Whether such products were raced, so that the model speaks of them."""
+    if problem.capability != HOPPER or problem.batch > 1 or not problem.plain:
+        return False
+    return min(problem.M, problem.N) > 1 and refuse_tma(problem) is None
+
+
+def named(problem: Any, kernel: str) -> str:
+    """As what the model knows a kernel: by its name where such products were raced, and else by one
+    that it does not know."""
+    return kernel if raced(problem) else f"{kernel}, not raced"
+
+
 def plans(problem: Any, able: Sequence[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
     """(rung, plan) of rungs in ``able``; none of one that the user's own table speaks of."""
-    if problem.capability != HOPPER or problem.batch > 1 or not problem.plain:
-        return
-    if min(problem.M, problem.N) < 2 or refuse_tma(problem) is not None:
+    if not raced(problem):
         return
     sms = gpu_of(problem).sms
     for name in able:
@@ -45,8 +56,10 @@ def plans(problem: Any, able: Sequence[str]) -> Iterator[tuple[str, Mapping[str,
 
 def planned_by_user(problem: Any, name: str) -> bool:
     """Whether a row of the user's own table has settings of the rung for the problem."""
-    rows = tables.of_user(gpu_of(problem).name)["kernels"].get(name, [])
-    return tables.first(rows, wide(problem)) is not None
+    gpu, seen = gpu_of(problem), wide(problem)
+    rows = tables.of_user(gpu.name)["kernels"].get(name, [])
+    fit = [row for row in rows if tunings()[name].fits(row["config"], seen, gpu.sms)]
+    return tables.first(fit, seen) is not None
 
 
 def by_rows(problem: Any, name: str, plan: Mapping[str, int]) -> tuple[Any, Mapping[str, int]]:

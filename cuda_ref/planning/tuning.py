@@ -7,7 +7,7 @@ problem with M <= N; a problem with M > N is the transpose of such a one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -38,7 +38,7 @@ class Tuning:
     divide: Callable[[Config, Any, int, bool], dict[str, int]]
     """divide(config, problem, sms, transposed): the plan, with the tile of C as the caller's M and
     N have it; ``transposed``: the caller's problem is the transpose of this one."""
-    tried: Callable[[Any, int], list[dict[str, int]]] | None = None
+    tried: Callable[[Any, int], Sequence[dict[str, int]]] | None = None
     """The candidates that tuning builds and times, where those are fewer."""
     fits: Callable[[Config, Any, int], bool] = field(default=lambda config, problem, sms: True)
     """fits(config, problem, sms): whether a table's row may be taken for the problem."""
@@ -108,7 +108,7 @@ def divide(kernel: str, config: Config, problem: Any, sms: int, transposed: bool
     return _tuning(kernel).divide(config, problem, sms, transposed)
 
 
-def candidates(kernel: str, problem: Any, shared: int, sms: int) -> list[dict[str, int]]:
+def candidates(kernel: str, problem: Any, shared: int, sms: int) -> Sequence[dict[str, int]]:
     """Settings of a rung that are worth timing for a problem with M <= N.
 
     Args:

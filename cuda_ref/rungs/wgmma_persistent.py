@@ -252,11 +252,11 @@ MOST_OFFERED = 5
 def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:
     """Plans with the tiles that are fastest by the model, and the first of them with and without
     pairs of blocks."""
-    tiles = _tiles_of(problem)
-    for tile in tiles[:MOST_OFFERED]:
-        yield _plan_of(tile, problem)
+    first, *others = _tiles_of(problem)[:MOST_OFFERED]
     for cluster in (1, 2):
-        yield {**tiles[0].plan, "CLUSTER": cluster}
+        yield {**_plan_of(first, problem), "CLUSTER": cluster}
+    for tile in others:
+        yield _plan_of(tile, problem)
 
 
 def _loaded(tile: Tile, n_major: bool) -> int:

@@ -7,7 +7,8 @@ sure, settled, cost and instance is given the problem with M <= N.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..planning.cost import TILE_K, ceil_div
@@ -134,7 +135,8 @@ def _config(
     }
 
 
-def tried(problem: Any, sms: int) -> list[dict[str, int]]:
+@lru_cache(maxsize=1024)
+def tried(problem: Any, sms: int) -> Sequence[dict[str, int]]:
     """The candidates that are fastest by terms: of these the model takes the fastest."""
     found = candidates(problem, sms)
     return sorted(found, key=lambda config: by_terms(config, problem, sms))[:MOST_BUILDS]
@@ -144,11 +146,11 @@ def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:
     """Plans worth a look where plans of all rungs are compared: those of ``tried``, and of a short
     K those in which blocks share an SM."""
     return plans_of(
-        "one_wave", problem, sms, lambda seen, sms: [*tried(seen, sms), *beside(seen, sms)]
+        "one_wave", problem, sms, lambda seen, sms: [*tried(seen, sms), *sharing_sms(seen, sms)]
     )
 
 
-def beside(problem: Any, sms: int) -> Iterator[dict[str, int]]:
+def sharing_sms(problem: Any, sms: int) -> Iterator[dict[str, int]]:
     """Settings for a problem with M <= N of which an SM has more than one block, all at once."""
     for block_m, block_n in sharing(problem):
         config = _config(block_m, block_n, 1, 1, 1)

@@ -153,8 +153,8 @@ SHARING = (
     (64, 64), (64, 96), (64, 128), (64, 192), (96, 128), (96, 192), (128, 128), (128, 192),
 )  # fmt: skip
 """Tiles, either way, of which several blocks may share an SM: one block's loads come, and its C
-leaves, while another multiplies. 6144 x 320 x 64 (tt) takes 2.8 us in tiles of 64 x 64 and 3.1 by
-the fastest of one to an SM (reports/nvidia-h200/trials/cuda_plans.csv)."""
+is stored, while another multiplies. 6144 x 320 x 64 (tt) takes 2.8 us in tiles of 64 x 64 and 3.1
+by the fastest of one to an SM (reports/nvidia-h200/trials/cuda_plans.csv)."""
 
 SHARING_K = 2 * TILE_K
 """Elements along K up to which they do: of 144 and more another plan was faster at each of 13 raced
@@ -179,7 +179,7 @@ def resident(config: Mapping[str, int], problem: Any) -> int:
     rows, cols = (cols, rows) if swaps(rows) else (rows, cols)
     warps = rows // 64 * 4 + 1
     registers = -(-(THREAD_REGISTERS + cols // 2) // 8) * 8  # of a thread: a warp has them by 256
-    chunks = 8192 * (rows // 64) * -(-cols * 2 // 128)
+    chunks = 8192 * (rows // 64) * -(-cols * 2 // 128)  # of 16 bits, as the products are
     ring = ceil_div(problem.K, TILE_K) * (rows + rows_of_b(cols)) * TILE_K * 2
     in_ring = chunks_in_ring(config["BLOCK_M"], config["BLOCK_N"])
     # The driver keeps 1 KB of a block's, and barriers take another.

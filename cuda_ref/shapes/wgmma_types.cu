@@ -190,8 +190,9 @@ int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
   constexpr bool TO_TF32 = Mode::MMA == Mma::tf32 && !Mode::SPLIT;
   int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, T::M, TO_TF32, stream, &a_map);
   if (error == cudaSuccess)
-    error = T::IN_TERMS ? terms_map(gemm, gemm.b, true, T::N / 2, stream, &b_map)
-                        : kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, TO_TF32, stream, &b_map);
+    error = T::IN_TERMS
+                ? terms_map(gemm, gemm.b, true, T::N / 2, stream, &b_map)
+                : kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, TO_TF32, stream, &b_map);
   if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
   if (error != cudaSuccess) return error;
   const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, gemm.batch);

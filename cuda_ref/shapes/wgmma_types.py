@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -65,18 +66,23 @@ TILINGS = {
     "fused": (Tiling(100, 2, 2, 128, True), SMALL),
 }
 """What is summed, or fused -> the tilings that it has. No two of a list have the same tile of C, by
-which the launcher is told one; REPACK tells it the list."""
+which the launcher is told one; REPACK tells it of which list: "split" or "split beforehand"."""
 
 STEP_US = 0.2
 """What a wave of tiles of 128 x 128 takes less for a step along K where B has been split
-beforehand: 0.2 to 0.3 at eight timed products (reports/nvidia-h200/trials/tf32x3.csv)."""
+beforehand: 0.21 to 0.36 at the twelve timed products that have such tiles in either case
+(reports/nvidia-h200/trials/tf32x3.csv)."""
 
 PASS_US = 3.0
 """Of the pass that splits B: its launch, its first loads and its last stores."""
 
 PASS_BYTES_PER_US = 3.5e6
-"""Read and written by the pass: 4 bytes of an element, and 8. A copy of a B that does not lie along
-K, which is made else, has 4 and 4."""
+"""Read and written by the pass: 4 bytes of an element, and 8. A copy of a B that TMA cannot read
+along K, in whose place it is made, has 4 and 4."""
+
+WORKSPACE_VARIABLE, WORKSPACE_MIB = "TCGEMM_WORKSPACE_MIB", 1024
+"""Environment variable that bounds the memory of what is written beforehand, and its default, both
+as of copies of odd rows (tcgemm/repacking.py): 8192 cubed takes 512 MiB."""
 
 
 def is_fused(problem: Any) -> bool:
@@ -94,9 +100,37 @@ def _sms(problem: Any) -> int:
     return SIMULATED_SMS if problem.device == "cpu" else gpu_of(problem).sms
 
 
+class Side(NamedTuple):
+    """What the kernel calls B: of a column-major C, A transposed."""
+
+    strides: tuple[int, int]
+    """Along K, and across it."""
+    batch_stride: int
+    alignment: int
+
+    @property
+    def along_k(self) -> bool:
+        """Whether TMA reads it as it lies, so that it is not copied in any case."""
+        apart = self.strides[1], self.batch_stride
+        return self.strides[0] == 1 and self.alignment % 16 == 0 and not any(x % 4 for x in apart)
+
+
+def _side_of_b(problem: Any) -> Side:
+    of_a, of_b, _ = problem.batch_strides
+    if column_major((problem.M, problem.N), problem.c_strides):
+        return Side(problem.a_strides[::-1], of_a, problem.a_alignment)
+    return Side(problem.b_strides, of_b, problem.b_alignment)
+
+
+def _room() -> int:
+    """Bytes that may be written beforehand. What is no number is repacking's to refuse."""
+    given = os.environ.get(WORKSPACE_VARIABLE, "")
+    return (int(given) if given.isdigit() else WORKSPACE_MIB) << 20
+
+
 def _pays_beforehand(problem: Any, tiling: Tiling) -> bool:
     """Whether the steps of all waves save more than the pass takes that splits B, or than it takes
-    longer than a copy of B.
+    longer than a copy of B; and whether there is room for what it writes.
 
     Every row of tiles reads what the pass has split once, so a C of few rows is left to the kernel.
     """
@@ -105,18 +139,12 @@ def _pays_beforehand(problem: Any, tiling: Tiling) -> bool:
     M, N = _sides(problem)
     tiles = -(-M // tiling.block_m) * -(-N // tiling.block_n) * problem.batch
     steps = -(-tiles // _sms(problem)) * -(-problem.K // 32)
-    more = 4 * N * problem.K * problem.batch / PASS_BYTES_PER_US
-    if _strides_of_b(problem)[0] == 1:
+    b = _side_of_b(problem)
+    elements = N * problem.K * (problem.batch if b.batch_stride else 1)
+    more = 4 * elements / PASS_BYTES_PER_US
+    if b.along_k:
         more = PASS_US + 3 * more
-    return steps * STEP_US > more
-
-
-def _strides_of_b(problem: Any) -> tuple[int, int]:
-    """Of the product that is computed: where C is column-major that is the transposed one."""
-    if column_major((problem.M, problem.N), problem.c_strides):
-        return problem.a_strides[1], problem.a_strides[0]
-    strides: tuple[int, int] = problem.b_strides
-    return strides
+    return 8 * elements <= _room() and steps * STEP_US > more
 
 
 def tiling_of(problem: Any) -> Tiling:
@@ -165,10 +193,10 @@ def _fastest(kind: str, M: int, N: int, batch: int, sms: int) -> Tiling:
 
 def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str], bool]]:
     """What the template's parameters are: see inspection.py."""
-    chosen, fused = tiling_of(problem), is_fused(problem)
-    sizes = (chosen.consumers, chosen.halves, chosen.block_n)
-    written = ", ".join([*map(str, sizes), str(chosen.pingpong).lower()])
-    terms = f", {str(chosen.repack).lower()}>"
+    shared = 1 if plan["PINGPONG"] else plan["CONSUMERS"]
+    sizes = plan["CONSUMERS"], plan["BLOCK_M"] // (64 * shared), plan["BLOCK_N"]
+    written = ", ".join([*map(str, sizes), str(bool(plan["PINGPONG"])).lower()])
+    terms, fused = f", {str(bool(plan.get('REPACK'))).lower()}>", is_fused(problem)
     return {
         "T": lambda value: f", {written}, " in value and value.endswith(terms),
         "Extra": lambda value: value.endswith("Plain") != fused,

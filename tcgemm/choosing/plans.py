@@ -102,19 +102,21 @@ class PlanModel(NamedTuple):
         found = terms(problem, plan, sms)
         return model.sum_of(of, found) if seen else model.least_of(of, found)
 
-    def factor(self, kernel: str, problem: Problem, plan: Mapping[str, Any], sms: int) -> float:
-        """What the time by terms is multiplied by."""
+    def factors(
+        self, asked: Sequence[tuple[str, Problem, Mapping[str, Any]]], sms: int
+    ) -> list[float]:
+        """What the times by terms of kernels' plans are multiplied by."""
         if not self.trees:
-            return 1.0
-        number = list(self.constants).index(kernel)
-        return trees.factor(self.trees, trees.facts(number, problem, plan, sms))
+            return [1.0] * len(asked)
+        numbers = {name: number for number, name in enumerate(self.constants)}
+        return trees.factors(self.trees, [trees.facts(numbers[k], p, q, sms) for k, p, q in asked])
 
     def us(
         self, kernel: str, problem: Problem, plan: Mapping[str, Any], sms: int, seen: bool = True
     ) -> float | None:
         """Microseconds of a kernel's plan; None as of ``by_terms``."""
         us = self.by_terms(kernel, problem, plan, sms, seen)
-        return None if us is None else us * self.factor(kernel, problem, plan, sms)
+        return None if us is None else us * self.factors([(kernel, problem, plan)], sms)[0]
 
 
 @cache
@@ -226,17 +228,18 @@ def fastest(
             second = module.second_launch_us(problem, name, offered)
             found.append((Taken(name, offered, us + second), second, timed, plan))
 
-    def with_trees(taken: Taken, second: float, timed: Problem, plan: Mapping[str, Any]) -> Taken:
-        factor = known.factor(names[taken.kernel], timed, plan, sms)
-        return taken._replace(us=(taken.us - second) * factor + second)
+    def ask(numbers: Sequence[int]) -> None:
+        of = [(names[found[i][0].kernel], *found[i][2:]) for i in numbers]
+        for number, factor in zip(numbers, known.factors(of, sms), strict=True):
+            taken, second, *_ = found[number]
+            asked[number] = taken._replace(us=(taken.us - second) * factor + second)
 
     found.sort(key=lambda each: each[0].us)
+    asked: dict[int, Taken] = {}
     firsts = {each[0].kernel: number for number, each in reversed(list(enumerate(found)))}
-    asked = {number: with_trees(*found[number]) for number in firsts.values()}
+    ask(list(firsts.values()))
     most = NEAR * min((taken.us for taken in asked.values()), default=0.0)
-    for number, each in enumerate(found):
-        if each[0].us <= most and number not in asked:
-            asked[number] = with_trees(*each)
+    ask([i for i, each in enumerate(found) if each[0].us <= most and i not in asked])
     best = min(asked.values(), key=lambda taken: taken.us, default=None)
     return None if best is None else (best, present_us)
 
