@@ -43,7 +43,7 @@ def races(paths: Iterable[Path] = FILES) -> list[dict[str, str]]:
 def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
     """CUDA's right plans that the model can learn from: see plans of planning/offered.py."""
     module = import_module("tcgemm.cuda_ref")
-    refuse_tma = import_module("tcgemm.cuda_ref.planning.refusals").refuse_tma
+    offered = import_module("tcgemm.cuda_ref.planning.offered")
     found = []
     for row in rows:
         plan = fitting.plan_of(row["config"] or "")
@@ -56,7 +56,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
             *sizes, row["dtype"], row["dtype"], row["layout"], device="cuda",
             capability=GPU.capability,
         )  # fmt: skip
-        if min(problem.M, problem.N) < 2 or refuse_tma(problem) is not None:
+        if not offered.raced(problem):
             continue
         us = float(row["us"])
         if row["kernel"] == "one_wave":
