@@ -35,7 +35,7 @@ class Choice:
     """Rows and columns of tiles in C."""
     blocks: int | None = None
     waves: float | None = None
-    """Tiles over the GPU's SMs, one tile each at a time."""
+    """Tiles over the GPU's SMs, counting one tile to an SM at a time."""
     last_wave_fill: float | None = None
     """Share of the SMs that have a tile in the last wave."""
     padding_waste: float | None = None

@@ -159,8 +159,8 @@ def _lines(each: Choice, board: Gpu) -> list[str]:
         )
     if each.waves is not None and each.last_wave_fill is not None:
         lines.append(
-            f"waves: {each.waves:.2f} over {board.sms} SMs, a tile each at a time; the last fills "
-            f"{each.last_wave_fill:.0%} of them"
+            f"waves: {each.waves:.2f} over {board.sms} SMs, counting one tile to an SM at a time, "
+            f"though small ones may share it; the last fills {each.last_wave_fill:.0%} of them"
         )
     if each.stage_bytes:
         stages = each.plan.get("NUM_STAGES", 1)
