@@ -18,7 +18,6 @@ import fit_plans
 from fit_plans import GPU, RACES, Raced
 
 from tcgemm.choosing import fitting, plans
-from tcgemm.problem import Problem
 
 BACKEND = "cuda"
 FILES = (RACES, RACES.with_name("short_k.csv"), RACES.with_name("cuda_plans.csv"))
@@ -51,11 +50,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
             continue
         if "ALIGNED_COPIES" in plan or not row["us"]:
             continue
-        sizes = (int(row[name]) for name in "MNK")
-        problem = Problem.stored(
-            *sizes, row["dtype"], row["dtype"], row["layout"], device="cuda",
-            capability=GPU.capability,
-        )  # fmt: skip
+        problem = fit_plans.problem_of(row)
         if not offered.raced(problem):
             continue
         us = float(row["us"])

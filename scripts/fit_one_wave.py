@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fit_plans import GPU, GROWN, RACES, ROOT, races, tree_of, weighed
+from fit_plans import GPU, GROWN, RACES, ROOT, problem_of, races, tree_of, weighed
 from sklearn.ensemble import GradientBoostingRegressor
 from tcgemm.cuda_ref.planning.cost import TILE_K
 from tcgemm.cuda_ref.planning.pairs import SPLIT_SECTORS, rows_lie
@@ -77,7 +77,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         plan = one_wave.TUNING.newer(fitting.plan_of(row["config"]))
         if "ALIGNED_COPIES" in plan:
             continue
-        problem = _problem(row, row["dtype"])
+        problem = problem_of(row)
         us = float(row["us"]) * since_stored_in_rows(row["tree"], problem, plan)
         if problem.M > problem.N:
             problem = problem.transposed()
@@ -108,7 +108,7 @@ def alone(path: Path = WAVES) -> list[Raced]:
         rows = [row for row in csv.DictReader(file) if row["run"] == RUN]
     found = [(row, settings_of(row["contender"])) for row in rows]
     return [
-        Raced(_problem(row, "bfloat16"), config, float(row["us"]))
+        Raced(problem_of(row, "bfloat16"), config, float(row["us"]))
         for row, config in found
         if config is not None and (config["BLOCK_M"], config["BLOCK_N"]) in model.STEP
     ]
@@ -123,7 +123,7 @@ def in_parts(path: Path = CHOICES) -> list[Raced]:
             if said and row["about"] == "without_clusters":
                 m, n, parts = map(int, said.groups())
                 config = dict(zip(one_wave.TUNING.settings, (m, n, 1, 1, parts, 1), strict=True))
-                found.append(Raced(_problem(row, "bfloat16"), config, float(row["us"])))
+                found.append(Raced(problem_of(row, "bfloat16"), config, float(row["us"])))
     return found
 
 
@@ -149,13 +149,6 @@ def settings_of(contender: str) -> dict[str, int] | None:
     blocks = (1, int(cluster)) if shares else (int(cluster), 1)
     values = (int(m), int(n), *blocks, int(splits or 1), int(start != "late"))
     return dict(zip(one_wave.TUNING.settings, values, strict=True))
-
-
-def _problem(row: Mapping[str, str], dtype: str) -> Problem:
-    sizes = (int(row[name]) for name in "MNK")
-    return Problem.stored(
-        *sizes, dtype, dtype, row["layout"], device="cuda", capability=GPU.capability
-    )
 
 
 def timed_among(path: Path = RACES) -> list[Raced]:

@@ -116,6 +116,13 @@ def _product(row: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(row[name] for name in ("M", "N", "K", "layout", "dtype"))
 
 
+def problem_of(row: Mapping[str, str], dtype: str = "") -> Problem:
+    """The product of a row; its dtype is the row's unless given."""
+    of = dtype or row["dtype"]
+    sizes = (int(row[name]) for name in "MNK")
+    return Problem.stored(*sizes, of, of, row["layout"], device="cuda", capability=GPU.capability)
+
+
 def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
     """The right plans of Triton's that the model can learn from."""
     module = import_module("tcgemm.triton_kernels")
@@ -129,11 +136,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
             continue
         if "ALIGNED_COPIES" in plan:
             continue
-        sizes = (int(row[name]) for name in "MNK")
-        problem = Problem.stored(
-            *sizes, row["dtype"], row["dtype"], row["layout"], device="cuda",
-            capability=GPU.capability,
-        )  # fmt: skip
+        problem = problem_of(row)
         one_by_one = division.by_elements(problem) and not planner.by_tma
         if row["kernel"] not in BY_ELEMENTS if one_by_one else not _offers(planner, problem):
             continue

@@ -1,4 +1,5 @@
-"""Races of all plans of a kernel (reports/nvidia-h200/trials/races.csv), beside the plan taken."""
+"""Races of all plans of a kernel (reports/nvidia-h200/trials/races.csv), beside the plan taken; and
+what tests of models of races share."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
 from tcgemm.cuda_ref.shapes.one_wave import TUNING
 
 from tcgemm.choosing.fitting import plan_of
@@ -16,6 +18,22 @@ from tcgemm.problem import Problem
 RACES = Path(__file__).parents[1] / "reports/nvidia-h200/trials/races.csv"
 
 
+def problem_of(M, N, K, layout="nn", dtype="bfloat16", **more):
+    """A product on the GPU of the races."""
+    return Problem.stored(M, N, K, dtype, dtype, layout, device="cuda", capability=(9, 0), **more)
+
+
+def constants_near(kernels):
+    """What the constants of a model of plans equal on a processor that rounds elsewhere."""
+    return {
+        kernel: {
+            name: value if name == "rows" else pytest.approx(value, abs=1e-3)
+            for name, value in of.items()
+        }
+        for kernel, of in kernels.items()
+    }
+
+
 @cache
 def _races():
     """(tree, problem, kernel) of CUDA -> (settings, microseconds) of each plan."""
@@ -23,10 +41,8 @@ def _races():
     with RACES.open(newline="") as file:
         for row in csv.DictReader(file):
             if row["backend"] == "cuda" and row["config"]:
-                problem = Problem.stored(
-                    *(int(row[x]) for x in "MNK"), row["dtype"], row["dtype"], row["layout"],
-                    device="cuda", capability=(9, 0),
-                )  # fmt: skip
+                sizes = (int(row[x]) for x in "MNK")
+                problem = problem_of(*sizes, row["layout"], row["dtype"])
                 settings = plan_of(row["config"])
                 if row["kernel"] == "one_wave":
                     settings = TUNING.newer(settings)

@@ -13,11 +13,11 @@ from statistics import geometric_mean
 
 import pytest
 import scripts_of
+from raced import constants_near, problem_of
 
 from tcgemm import dispatch, repacking
 from tcgemm.bench.drawn import drawn_cases
 from tcgemm.choosing import model_files, plans, trees, within
-from tcgemm.problem import Problem
 
 ROOT = Path(__file__).parents[1]
 H200 = "nvidia-h200"
@@ -28,11 +28,12 @@ gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 
 NEAR = plans.NEAR
 FOLDS = 3
-LOSS, UNPICKED_LOSS, GAIN, WORSE = 1.045, 1.03, 0.035, 0.05
+LOSS, UNPICKED_LOSS, GAIN, WORSE, WORSE_OF_A_THIRD = 1.045, 1.03, 0.035, 0.045, 0.05
 """Of what a call gets over the fastest timed plan, where the fit has not seen the shape, the
 geometric mean: over all races, half of which are of shapes that were slow; over those of UNPICKED;
 how much more is lost without the model of plans; and the share of products that it makes slower by
-5 %. Seen: 1.041, 1.022, 0.046, 0.038, and of a third of the shapes 0.049 and 0.041."""
+5 %, of all and of the third that ``make test`` asks. Seen: 1.038, 1.029, 0.049 and 0.040; of that
+third 1.036, 1.019, 0.046 and 0.048, which is 16 products of 333."""
 
 UNPICKED = (614, 615)
 """Seeds whose shapes were raced as they were drawn, slow or not."""
@@ -59,24 +60,12 @@ def races(script):
     return script.races()
 
 
-def problem_of(M, N, K, layout="nn", dtype="bfloat16", **more):
-    return Problem.stored(
-        M, N, K, dtype, dtype, layout, device="cuda", capability=(9, 0), **more
-    )  # fmt: skip
-
-
 def test_the_model_is_what_the_races_give(script, races, thorough):
     """Its constants; and its trees, which take ten times as long to grow, where all tests run."""
     shipped = json.loads(Path(plans.__file__).with_name(f"plans-triton-{H200}.json").read_text())
     fitted = script.fitted(script.raced(races))
     found = json.loads(script.table() if thorough else json.dumps({"kernels": fitted}))
-    assert found["kernels"] == {
-        kernel: {
-            name: value if name == "rows" else pytest.approx(value, abs=1e-3)
-            for name, value in of.items()
-        }
-        for kernel, of in shipped["kernels"].items()
-    }
+    assert found["kernels"] == constants_near(shipped["kernels"])
     if not thorough:
         return
     # Another processor may round elsewhere, and so grow another tree.
@@ -122,7 +111,7 @@ def test_of_a_shape_that_it_has_not_seen_a_call_gets_nearly_the_fastest_plan(
     assert geometric_mean(of_unpicked) < UNPICKED_LOSS
     assert geometric_mean(mine) < geometric_mean(without) - GAIN
     slower = sum(m > 1.05 * t for m, t in zip(mine, without, strict=True))
-    assert slower <= WORSE * len(mine)
+    assert slower <= (WORSE if thorough else WORSE_OF_A_THIRD) * len(mine)
 
 
 def _timed(timed, row, problem):

@@ -175,13 +175,13 @@ def sharing(problem: Any) -> Iterator[tuple[int, int]]:
 
 def resident(config: Mapping[str, int], problem: Any) -> int:
     """Blocks that an SM has room for, by its registers and its shared memory."""
-    rows, cols = config["BLOCK_M"], config["BLOCK_N"]
-    rows, cols = (cols, rows) if swaps(rows) else (rows, cols)
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    rows, cols = _as_multiplied(block_m, block_n)
     warps = rows // 64 * 4 + 1
     registers = -(-(THREAD_REGISTERS + cols // 2) // 8) * 8  # of a thread: a warp has them by 256
-    chunks = 8192 * (rows // 64) * -(-cols * 2 // 128)  # of 16 bits, as the products are
-    ring = ceil_div(problem.K, TILE_K) * (rows + rows_of_b(cols)) * TILE_K * 2
-    in_ring = chunks_in_ring(config["BLOCK_M"], config["BLOCK_N"])
+    chunks = _chunk_bytes(rows, cols, 2)  # of 16 bits, as the products are
+    ring = ceil_div(problem.K, TILE_K) * _stage_bytes(rows, cols)
+    in_ring = chunks_in_ring(block_m, block_n)
     # The driver keeps 1 KB of a block's, and barriers take another.
     shared = 2048 + (max(chunks, ring) if in_ring else chunks + ring)
     return min(SM_REGISTERS // (warps * 32 * registers), 1024 * (shared_kb((9, 0)) + 1) // shared)
@@ -249,13 +249,26 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
 
 def _stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
     """As many as fit behind barriers and chunks, as shared_bytes in one_wave/build.cuh counts."""
-    rows, cols = (block_n, block_m) if swaps(block_m) else (block_m, block_n)
-    stage = (rows + rows_of_b(cols)) * TILE_K * 2
-    chunks = block_m // 64 * -(-block_n * (4 if divided or float32 else 2) // 128)
-    if chunks_in_ring(block_m, block_n):
-        chunks = 0
-    room = 1024 * shared_kb((9, 0)) - 1024 - 8192 * chunks
-    return min(MOST_STAGES, room // stage)
+    rows, cols = _as_multiplied(block_m, block_n)
+    in_ring = chunks_in_ring(block_m, block_n)
+    chunks = 0 if in_ring else _chunk_bytes(rows, cols, 4 if divided or float32 else 2)
+    room = 1024 * shared_kb((9, 0)) - 1024 - chunks
+    return min(MOST_STAGES, room // _stage_bytes(rows, cols))
+
+
+def _as_multiplied(block_m: int, block_n: int) -> tuple[int, int]:
+    """Rows and columns of a tile as its warpgroups multiply it: transposed where they swap."""
+    return (block_n, block_m) if swaps(block_m) else (block_m, block_n)
+
+
+def _stage_bytes(rows: int, cols: int) -> int:
+    """Of A's and B's boxes in one stage of the ring."""
+    return (rows + rows_of_b(cols)) * TILE_K * 2
+
+
+def _chunk_bytes(rows: int, cols: int, element_bytes: int) -> int:
+    """Of the chunks of C, each 64 rows of 128 bytes."""
+    return 8192 * (rows // 64) * ceil_div(cols * element_bytes, 128)
 
 
 def refuse_config(config: Mapping[str, int]) -> str | None:
