@@ -10,15 +10,16 @@ is logged, and the time to read and write it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Size
 
 from ..device.dot import round_tf32
+from ..device.split_k_partials import launch_dependents_and_wait
 from .recording import Step
-from .runtime import INTERPRETED, cdiv, tl, triton
+from .runtime import INTERPRETED, cdiv, starts_early, tl, triton
 from .storage import UNIT, letter
 
 log = logging.getLogger(__name__)
@@ -30,33 +31,21 @@ LINE = 256
 
 
 @triton.jit
-def kernel(
-    x,
-    copy,
-    R,
-    K,
-    batch_x,
-    stride_r,
-    stride_k,
-    batch_copy,
-    pitch,
-    term,
-    ROUND: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EMULATED: tl.constexpr,
-):
-    """copy[r, k] = x[r, k] for each of a batch; rounded to tf32 with ROUND. With SPLIT, what that
-    takes away, rounded itself, is left ``term`` elements on."""
+def copy_tile(
+    tile, x, copy, R, batch_x, stride_r, stride_k, K, pitch, ROUND: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK: tl.constexpr, EMULATED: tl.constexpr,
+):  # fmt: skip
+    """copy[r, k] = x[r, k] in one tile of all of a batch; rounded to tf32 with ROUND. With SPLIT,
+    what that takes away, rounded itself, is left behind all of the copy."""
+    apart = tl.cast(R, tl.int64) * pitch  # from a matrix of the copy to the next
     tiles_r, tiles_k = tl.cdiv(R, BLOCK), tl.cdiv(K, BLOCK)
-    tile = tl.program_id(0)
     batch = (tile // (tiles_r * tiles_k)).to(tl.int64)
     tile = tile % (tiles_r * tiles_k)
     r = (tile // tiles_k * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     k = (tile % tiles_k * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     inside = (r < R)[:, None] & (k < K)[None, :]
     block = tl.load(x + batch * batch_x + r[:, None] * stride_r + k * stride_k, mask=inside)
-    places = copy + batch * batch_copy + r[:, None] * pitch + k
+    places = copy + batch * apart + r[:, None] * pitch + k
     if ROUND:
         high = round_tf32(block, EMULATED)
         if SPLIT:
@@ -64,29 +53,70 @@ def kernel(
             # term of the other operand, which is 0 or of either sign, would make NaN of Inf.
             finite = high - high == 0
             low = tl.where(finite, round_tf32(block - high, EMULATED), high + block)
-            tl.store(places + term, low, mask=inside)
+            tl.store(places + apart, low, mask=inside)
             high = tl.where(finite, high, tl.where(block < 0, -1.0, 1.0))
         block = high
     tl.store(places, block, mask=inside)
 
 
-def arguments(
-    x: torch.Tensor, _: torch.Tensor, copy: torch.Tensor, *, ROUND: bool, SPLIT: bool
-) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
-    """The launch as (grid, positional arguments, constants and options) of ``kernel``.
+@triton.jit(do_not_specialize=["tiles"])
+def kernel(
+    x, copy, R, batch_x, stride_r, stride_k, x_2, copy_2, R_2, batch_x_2, stride_r_2, stride_k_2, K,
+    pitch, tiles, ROUND: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
+    EMULATED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Copies x, and by the programs from number ``tiles`` on a second operand, if any."""
+    launch_dependents_and_wait(PDL)
+    tile = tl.program_id(0)
+    if x_2 is None:
+        copy_tile(
+            tile, x, copy, R, batch_x, stride_r, stride_k, K, pitch, ROUND, SPLIT, BLOCK,
+            EMULATED,
+        )  # fmt: skip
+    else:
+        if tile < tiles:
+            copy_tile(
+                tile, x, copy, R, batch_x, stride_r, stride_k, K, pitch, ROUND, SPLIT,
+                BLOCK, EMULATED,
+            )  # fmt: skip
+        else:
+            copy_tile(
+                tile - tiles, x_2, copy_2, R_2, batch_x_2, stride_r_2, stride_k_2, K,
+                pitch, ROUND, SPLIT, BLOCK, EMULATED,
+            )  # fmt: skip
+
+
+def launch(copied: Sequence[tuple[torch.Tensor, torch.Tensor]], parts: int, early: bool) -> Step:
+    """The launch that copies one operand, or two of as many columns K.
 
     Args:
-        x: [R, K] or [batch, R, K].
-        copy: [R, pitch], [batch, R, pitch] or, with SPLIT, [2, R, pitch].
+        copied: (x [R, K] or [batch, R, K], its copy [R, pitch], [batch, R, pitch] or, of two terms,
+            [2, R, pitch]) of each.
+        parts: what a copy is: 0 the elements as they are, 1 rounded to tf32, 2 two terms.
+        early: whether it may start before the kernel ahead has ended, and lets the next do so.
     """
+    tiles, *first = _arguments(*copied[0])
+    more, *second = _arguments(*copied[1]) if len(copied) > 1 else (0, None, None, 0, 0, 0, 0)
+    x, copy = copied[0]
+    constants = {
+        "ROUND": parts > 0,
+        "SPLIT": parts == 2,
+        "BLOCK": BLOCK,
+        "EMULATED": INTERPRETED,
+        **starts_early(early),
+    }
+    args = (*first, *second, x.shape[-1], copy.shape[-1], tiles)
+    return kernel, (tiles + more,), args, constants
+
+
+def _arguments(x: torch.Tensor, copy: torch.Tensor) -> tuple[Any, ...]:
+    """How many tiles of x are copied, and what the kernel is told of it alone."""
     R, K = x.shape[-2:]
-    pitch = copy.shape[-1]
     batch, step = (x.shape[0], x.stride(0)) if x.dim() == 3 else (1, 0)
     if x.itemsize == 1:
         x, copy = x.view(torch.int8), copy.view(torch.int8)
-    sizes = (R, K, step, x.stride(-2), x.stride(-1), R * pitch, pitch, R * pitch)
-    constants = {"ROUND": ROUND, "SPLIT": SPLIT, "BLOCK": BLOCK, "EMULATED": INTERPRETED}
-    return (batch * cdiv(R, BLOCK) * cdiv(K, BLOCK),), (x, copy, *sizes), constants
+    tiles = batch * cdiv(R, BLOCK) * cdiv(K, BLOCK)
+    return tiles, x, copy, R, step, x.stride(-2), x.stride(-1)
 
 
 class Copy(NamedTuple):
@@ -104,13 +134,15 @@ class Repack:
     terms in tf32 that a float32 number is the sum of, [2, M, K] and [2, K, N].
     """
 
-    def __init__(self, compute: str, terms: bool = False) -> None:
+    def __init__(self, compute: str, terms: bool = False, early: bool = False) -> None:
         """
         Args:
             compute: how products are summed; "tf32" operands are always copied.
             terms: whether the copies are two terms.
+            early: whether the GPU has programmatic dependent launch.
         """
         self._parts = 2 if terms else int(compute == "tf32")
+        self._early = early and not INTERPRETED
 
     def room(self, a: torch.Tensor, b: torch.Tensor) -> int:
         """Bytes of the copies of A and B."""
@@ -119,9 +151,8 @@ class Repack:
     def steps(
         self, a: torch.Tensor, b: torch.Tensor, room: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, list[Step]]:
-        """A and B, or their copies in ``room``, and the launches that make these."""
-        steps: list[Step] = []
-        made = []
+        """A and B, or their copies in ``room``, and the launch that makes these."""
+        copied, made = [], []
         for name, x in (("A", a), ("B", b.mT)):
             copy = self._copy_of(x)
             if copy is None:
@@ -133,10 +164,10 @@ class Repack:
             one = x[0] if x.dim() == 3 and x.stride(0) == 0 else x
             tf32 = " in tf32" if self._parts else ""
             log.info("%s: %d bytes copied, for rows of K%s", name, one.nbytes, tf32)
-            constants = {"ROUND": self._parts > 0, "SPLIT": self._parts == 2}
-            steps.append((kernel, *arguments(one, one, rows, **constants)))
+            copied.append((one, rows))
             rows = rows[..., : x.shape[-1]]
             made.append(rows.expand(x.shape) if one is not x else rows)
+        steps = [launch(copied, self._parts, self._early)] if copied else []
         return made[0], made[1].mT, steps
 
     def _copy_of(self, x: torch.Tensor) -> Copy | None:
@@ -160,5 +191,5 @@ def repack_for_wgmma(compute: str, plan: Mapping[str, int]) -> Repack | None:
     """A and B as wgmma reads them: float32 as two terms of tf32, others with K contiguous where
     the plan says REPACK."""
     if compute == "tf32x3":
-        return Repack(compute, terms=True)
-    return Repack("") if plan.get("REPACK") else None
+        return Repack(compute, terms=True, early=True)
+    return Repack("", early=True) if plan.get("REPACK") else None
