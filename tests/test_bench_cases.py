@@ -167,8 +167,35 @@ def test_drawn_cases_are_the_same_for_a_seed_and_as_aligned_as_they_say():
 def test_drawn_cases_of_one_layout_and_dtype():
     drawn = cases.build("drawn", seed=1, count=5, layouts=["tn"], dtypes=["float16"])
     assert {(c.layout, c.dtype_in) for c in drawn} == {("tn", "float16")}
-    with pytest.raises(OperandError, match="int8, bias was asked for"):
-        cases.build("drawn", dtypes=["int8"], fused=["bias"])
+    with pytest.raises(OperandError, match="float32, bias was asked for"):
+        cases.build("drawn", dtypes=["int8"], dtypes_out=["float32"], fused=["bias"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out", "size"),
+    [("float32", "float32", 4), ("float64", "float64", 8), ("int8", "int32", 1)],
+)
+def test_drawn_cases_of_other_types_are_as_aligned_as_they_say(dtype, out, size):
+    drawn = cases.build("drawn", seed=7, count=60, dtypes=[dtype])
+    assert {(c.dtype_in, c.dtype_out) for c in drawn} == {(dtype, out)}
+    seen = set()
+    for case in drawn:
+        alignment = int(case.suite.split("-a")[1])
+        seen.add(alignment)
+        problem = case.product()
+        for strides in (problem.a_strides, problem.b_strides):
+            row = size * max(strides)
+            assert row % alignment == 0
+            assert alignment == 128 or row % (2 * alignment)
+    assert seen == {size, 16, 32, 64, 128}
+
+
+def test_drawn_cases_are_summed_as_asked():
+    drawn = cases.build("drawn", count=20, dtypes=["float32"], computes=["tf32", "tf32x3"])
+    assert {c.compute for c in drawn} == {"tf32", "tf32x3"}
+    assert {c.compute for c in cases.build("drawn", count=3, dtypes=["float32"])} == {"tf32x3"}
+    with pytest.raises(OperandError, match="float64 are summed as float64, and tf32 was asked"):
+        cases.build("drawn", dtypes=["float64"], computes=["tf32"])
 
 
 def test_data_is_part_of_a_case_and_of_its_name():

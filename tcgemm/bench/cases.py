@@ -214,7 +214,7 @@ def build(
         device: "cuda" or "cpu". On the CPU only quick (then CHECKED) and shapes given by hand are
             possible.
         seed, count: of the suites drawn and drawn-batched: their seed, and how many cases. They
-            take float16 and bfloat16 operands and fuse nothing.
+            are of float16 and bfloat16 unless dtypes are given, and fuse nothing.
         data: what A and B hold, of case.DATA; by default normal.
 
     Raises:
@@ -244,8 +244,13 @@ def build(
                 )
             chosen = [("quick", CHECKED)]
         elif suite in OF_DRAWN:
-            beyond = [*dtypes_out, *computes, *fused]
-            drawn = _drawn(seed, count, dtypes, layouts, beyond, suite == DRAWN_BATCHED)
+            if beyond := [*dtypes_out, *fused]:
+                raise OperandError(
+                    f"suite {suite} is of products with nothing fused and the default dtype of C, "
+                    f"and {', '.join(beyond)} was asked for: leave that out, or name a --shape"
+                )
+            batches = suite == DRAWN_BATCHED
+            drawn = drawn_cases(seed, count, dtypes, layouts, batches, computes)
             return [replace(case, data=of) for case in drawn for of in data or (NORMAL,)]
         else:
             chosen = [(name, SUITES[name]) for name in (SUITES if suite == "full" else [suite])]
@@ -268,24 +273,6 @@ def build(
             + "; ".join(f"C of {dtype} is {' or '.join(outs)}" for dtype, outs in OUTPUTS.items())
         )
     return list(cases.values())
-
-
-def _drawn(
-    seed: int,
-    count: int,
-    dtypes: Sequence[str],
-    layouts: Sequence[str],
-    beyond: Sequence[str],
-    batches: bool,
-) -> list[Case]:
-    wide = [dtype for dtype in dtypes if dtype not in ("float16", "bfloat16")]
-    if wide or beyond:
-        raise OperandError(
-            f"suite {DRAWN_BATCHED if batches else DRAWN} is of float16 and bfloat16 products with "
-            "nothing fused, and "
-            f"{', '.join([*wide, *beyond])} was asked for: leave that out, or name a --shape"
-        )
-    return drawn_cases(seed, count, dtypes, layouts, batches)
 
 
 def _pairs_of(

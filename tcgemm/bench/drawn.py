@@ -9,13 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from ..choosing import model_files
-from ..problem import ITEMSIZE, LAYOUTS
+from ..errors import OperandError
+from ..problem import COMPUTES, ITEMSIZE, LAYOUTS, OUTPUTS
 from .case import Case
 
 ALIGNMENTS = (2, 16, 32, 64, 128)
-"""Bytes that rows of A, B and C are a multiple of; of no larger power of two, but for the last."""
+"""Bytes that rows of A, B and C are a multiple of; of no larger power of two, but for the last. The
+first is an element where that has more or less than 2."""
 
 FITTED: dict[int, str] = {
     7: "kernels per drawn shape are counted on it (tests/test_specialisations.py)",
@@ -115,27 +118,33 @@ def drawn_cases(
     dtypes: Sequence[str] = (),
     layouts: Sequence[str] = (),
     batches: bool = False,
+    computes: Sequence[str] = (),
 ) -> list[Case]:
     """``count`` different cases, the same for the same arguments on every machine.
 
     M, N and K are log-uniform from 1 to LARGEST, 2 M N K at most MOST_FLOP; alignment, layout and
     dtype are uniform. Sizes along which an operand is contiguous are rounded so that its rows have
-    the alignment. The suite's name carries the seed, and the alignment in bytes: ``drawn-s7-a16``.
+    the alignment; those of a C of another dtype than A and B have as many elements. The suite's
+    name carries the seed, and the alignment in bytes: ``drawn-s7-a16``.
 
     Args:
         seed: another seed gives other cases.
         count: at least 1.
-        dtypes: of A, B and C, each of 16 bits; by default float16 and bfloat16.
+        dtypes: of A and B, C has the first that goes with it; by default float16 and bfloat16.
         layouts: by default all four.
         batches: let about one case in ten be a batch, of MOST_BATCH products at most (log-uniform
             from 2 on), which take MOST_FLOP and MOST_BYTES in all. They are drawn by a generator of
             their own, and their suite is ``drawn-batched-s7-a16``; the other cases are the first
             that the seed gives without them.
+        computes: how products are summed, of those that the dtype has; by default its first.
+
+    Raises OperandError where a dtype has none of ``computes``.
     """
     if not batches:
-        return list(islice(_drawn(seed, dtypes, layouts), count))
+        return list(islice(_drawn(seed, dtypes, layouts, computes), count))
     which = random.Random(seed + BATCHED_SEED).random
-    one, many = _drawn(seed, dtypes, layouts), _drawn(seed, dtypes, layouts, which)
+    one = _drawn(seed, dtypes, layouts, computes)
+    many = _drawn(seed, dtypes, layouts, computes, which)
     return [next(many if which() < BATCHED else one) for _ in range(count)]
 
 
@@ -143,39 +152,59 @@ def _drawn(
     seed: int,
     dtypes: Sequence[str],
     layouts: Sequence[str],
+    computes: Sequence[str],
     of_batches: Callable[[], float] | None = None,
 ) -> Iterator[Case]:
     """Different cases without end; batches, by the generator ``of_batches``, where there is one."""
     draw = of_batches or random.Random(seed).random  # of its methods the one that never changes
     named = f"drawn-batched-s{seed}" if of_batches else f"drawn-s{seed}"
 
-    def one_of(values: Sequence[str]) -> str:
+    def one_of(values: Sequence[Any]) -> Any:
         return values[int(draw() * len(values))]
 
+    kinds = [
+        (dtype, OUTPUTS[dtype][0], compute)
+        for dtype in dtypes or ("float16", "bfloat16")
+        for compute in _computes(dtype, computes)
+    ]
     cases: dict[tuple[object, ...], Case] = {}
     while True:
         alignment = ALIGNMENTS[len(cases) % len(ALIGNMENTS)]
-        dtype = one_of(dtypes or ("float16", "bfloat16"))
+        dtype, dtype_out, compute = one_of(kinds)
+        if alignment == ALIGNMENTS[0]:
+            alignment = ITEMSIZE[dtype]
         layout = one_of(layouts or LAYOUTS)
         sizes = {name: max(1, round(LARGEST ** draw())) for name in "MNK"}
         rows = {"K" if layout[0] == "n" else "M", "N" if layout[1] == "n" else "K", "N"}
         for name in rows:
-            sizes[name] = _aligned(sizes[name], alignment // ITEMSIZE[dtype])
+            elements = alignment // ITEMSIZE[dtype]
+            sizes[name] = _aligned(sizes[name], elements, alignment == ALIGNMENTS[-1])
         M, N, K = (sizes[name] for name in "MNK")
         batch = round(2 * (MOST_BATCH / 2) ** draw()) if of_batches else 1
-        key = (M, N, K, dtype, layout, batch)
+        key = (M, N, K, dtype, compute, layout, batch)
         origin = f"drawn with seed {seed}; rows are aligned to {alignment} bytes"
         suite = f"{named}-a{alignment}"
-        case = Case(suite, M, N, K, dtype, dtype, layout, origin, batch=batch)
+        case = Case(suite, M, N, K, dtype, dtype_out, layout, origin, compute, batch=batch)
         if case.flop > MOST_FLOP or case.product().bytes > MOST_BYTES or key in cases:
             continue
         cases[key] = case
         yield case
 
 
-def _aligned(size: int, elements: int) -> int:
+def _computes(dtype: str, asked: Sequence[str]) -> Sequence[str]:
+    """How products of the dtype are summed, of what is asked for."""
+    found = [compute for compute in COMPUTES[dtype] if compute in asked]
+    if asked and not found:
+        raise OperandError(
+            f"products of {dtype} are summed as {' or '.join(COMPUTES[dtype])}, and "
+            f"{' or '.join(asked)} was asked for: leave out --compute or --dtype {dtype}"
+        )
+    return found or COMPUTES[dtype][:1]
+
+
+def _aligned(size: int, elements: int, lines: bool) -> int:
     """The size as a multiple of so many elements, an odd one below whole lines of 128 bytes."""
     multiple = max(1, round(size / elements))
-    if elements < ALIGNMENTS[-1] // 2 and multiple % 2 == 0:
+    if not lines and multiple % 2 == 0:
         multiple -= 1
     return multiple * elements
