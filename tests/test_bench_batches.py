@@ -204,6 +204,8 @@ def test_a_batch_tells_nothing_of_one_product_s_time():
     assert not list(fitting.timed(rows, 132, (9, 0)))
     alone = [{**each, "suite": "drawn-s7-a128", "batch": 1} for each in rows]
     assert len(list(fitting.timed(alone, 132, (9, 0)))) == 1
+    wide = [{**row, "dtype_in": "float32"} for row in alone]
+    assert not list(fitting.timed(wide, 132, (9, 0))), "the model speaks of 16 bits"
 
     case = batch_of(4096, 4096, 4096, batch=64)
     measured = {("triton", "fused"): {case: ranking.Measured(64_000.0, "r", None, True)}}
@@ -253,4 +255,4 @@ def test_what_takes_single_products_takes_no_batches():
     assert done.exit_code == 2
     assert "--steady times plain single products" in " ".join(done.output.split())
     with pytest.raises(OperandError, match="suite drawn-batched is of"):
-        cases.build("drawn-batched", dtypes=["float32"], seed=9, count=5)
+        cases.build("drawn-batched", fused=["bias"], seed=9, count=5)

@@ -141,10 +141,10 @@ def drawn_cases(
     Raises OperandError where a dtype has none of ``computes``.
     """
     if not batches:
-        return list(islice(_drawn(seed, dtypes, layouts, computes), count))
+        return list(islice(_drawn(seed, dtypes, layouts, None, computes), count))
     which = random.Random(seed + BATCHED_SEED).random
-    one = _drawn(seed, dtypes, layouts, computes)
-    many = _drawn(seed, dtypes, layouts, computes, which)
+    one = _drawn(seed, dtypes, layouts, None, computes)
+    many = _drawn(seed, dtypes, layouts, which, computes)
     return [next(many if which() < BATCHED else one) for _ in range(count)]
 
 
@@ -152,8 +152,8 @@ def _drawn(
     seed: int,
     dtypes: Sequence[str],
     layouts: Sequence[str],
-    computes: Sequence[str],
     of_batches: Callable[[], float] | None = None,
+    computes: Sequence[str] = (),
 ) -> Iterator[Case]:
     """Different cases without end; batches, by the generator ``of_batches``, where there is one."""
     draw = of_batches or random.Random(seed).random  # of its methods the one that never changes

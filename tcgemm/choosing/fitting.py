@@ -63,6 +63,8 @@ def timed(
             M, N, K, row["dtype_in"], row["dtype_in"], row["layout"],
             device="cuda", capability=capability,
         )  # fmt: skip
+        if not model.knows(problem):
+            continue
         kernel = dispatch.find(row["backend"], row["kernel"])
         divides = "SPLITS" in kernel.plan(problem)
         if "BLOCK_M" in plan and divides == ("SPLITS" in plan):
