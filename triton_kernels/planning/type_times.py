@@ -38,7 +38,7 @@ class Step(NamedTuple):
     """64 x 64 x 128 bytes of it, of all programs of an SM one after the other,"""
     loaded: float
     """and 128 x 128 bytes of A and B into the SM."""
-    turned: float = 0.0
+    across_k: float = 0.0
     """64 x 128 bytes of B that do not lie along K, and pass through registers, of all programs."""
 
 
@@ -150,8 +150,8 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
     work = max(multiplied, loaded)
     copied = copied_bytes(kernel, problem, plan)
     if not any(copied) and not _along_k(problem, swapped):
-        work += step.turned * n * depth * each / (64 * 128)
-        waits += step.turned * n * depth * each / (64 * 128)
+        work += step.across_k * n * depth * each / (64 * 128)
+        waits += step.across_k * n * depth * each / (64 * 128)
     if kernel != "warp_specialized" and not aligned(problem, with_c=False, elements=8):
         waits = max(waits, UNALIGNED_STEP_US)
     if kernel == "skinny" and each == 1 and not problem.a_strides[1] == problem.b_strides[0] == 1:
