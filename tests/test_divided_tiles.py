@@ -16,7 +16,7 @@ from triton_requests import DIVIDED
 from tcgemm import dispatch
 from tcgemm.choosing import plans
 from tcgemm.gpus import find
-from tcgemm.problem import Problem
+from tcgemm.problem import Fusion, Problem
 from tcgemm.request import planning_for
 
 divided_tiles = import_module("tcgemm.triton_kernels.rungs.divided_tiles")
@@ -202,8 +202,9 @@ def test_what_cannot_be_divided_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="SPLITS=4 parts of K need as many steps of it, and it"):
         launch(c, plan, monkeypatch, K=192)
     launch(c, plan, monkeypatch, K=200)
-    with pytest.raises(ValueError, match="SPLITS=4 is for plain products of two matrices of 16"):
-        launch(c, plan, monkeypatch, dtype=torch.float8_e4m3fn)
+    fused = Fusion(bias=torch.empty(1000, dtype=torch.bfloat16, device="meta"))
+    with pytest.raises(ValueError, match="of two matrices, not for what is fused: leave it out"):
+        launch(c, plan, monkeypatch, fusion=fused)
     batch = torch.empty(2, 104, 1000, dtype=torch.bfloat16, device="meta")
     with pytest.raises(ValueError, match="not for a batch: leave it out"):
         gluon_launch.arguments(batch, batch.mT, torch.empty(2, 104, 104, device="meta"), **plan)

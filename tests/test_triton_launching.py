@@ -286,6 +286,41 @@ def test_copies_are_made_on_every_call_in_memory_of_its_own(gpu, monkeypatch, ar
     assert read == [(a, place, c) for place in into]
 
 
+@pytest.mark.parametrize("is_described", [False, True])
+def test_copies_and_a_workspace_are_each_calls_own(gpu, monkeypatch, is_described):
+    """A product of copies whose K is divided: a set of addresses is known by that of the copies,
+    which descriptors hold, and the workspace may lie elsewhere each time."""
+    kernel, copying, follower = Kernel(described=is_described), Kernel(), Kernel()
+    copies = Copies(copying)
+    places = [torch.empty(512 + 128, dtype=torch.uint8) for _ in range(2)]
+    rooms = [torch.empty(96, dtype=torch.uint8) for _ in range(4)]
+    #        copies, workspace by turns; the third call's copies lie elsewhere
+    turn = iter([places[0], rooms[0], places[0], rooms[1], places[1], rooms[2], places[0],
+                 rooms[3], places[1], rooms[0]])  # fmt: skip
+    monkeypatch.setattr(torch, "empty", lambda *of, **how: next(turn))
+
+    def arguments(a, b, c, TILE):
+        parts = torch.empty(96)
+        read = (Descriptor(a.data_ptr()), Descriptor(b.data_ptr())) if is_described else (a, b)
+        return (3,), (*read, parts, a.shape[0]), {"TILE": TILE}
+
+    def second(a, b, c, args, plan):
+        return follower, (1,), (args[2], c, args[2], 8), {"TILE": plan["TILE"]}
+
+    call = bound(kernel, arguments, second=second, repack=lambda compute, plan: copies)
+    operands = tensor(), tensor(), tensor()
+    for _ in range(5):
+        call(*operands)
+    a, b, c = (t.data_ptr() for t in operands)
+    assert [len(k.long_way) for k in (kernel, copying, follower)] == [2, 2, 2]
+    into = [places[i].data_ptr() + 512 for i in (0, 0, 1)]
+    parts = [rooms[i].data_ptr() for i in (1, 3, 0)]
+    assert [p[13:16] for p in copying.short_way] == [(b, place, b) for place in into]
+    read = [tuple(getattr(x, "address", x) for x in p[13:16]) for p in kernel.short_way]
+    assert read == [(a, place, room) for place, room in zip(into, parts, strict=True)]
+    assert [p[13:16] for p in follower.short_way] == [(room, c, room) for room in parts]
+
+
 def test_operands_that_need_no_copy_take_no_memory(gpu, monkeypatch):
     copies = SimpleNamespace(room=lambda a, b: 0)
     kernel = Kernel()

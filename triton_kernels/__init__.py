@@ -19,7 +19,7 @@ if __name__ != "tcgemm.triton_kernels":
 
 from .inspection import STAGES as STAGES
 from .inspection import inspect as _inspect
-from .planning import offered
+from .planning import gpus, offered, type_times
 from .planning.choice import planned_by_user as planned_by_user
 from .planning.choice import preferred
 from .planning.choice import tuned_by_user as tuned_by_user
@@ -59,7 +59,8 @@ def planners() -> dict[str, Planner]:
 
 def choose(problem: Any, able: Sequence[str]) -> str:
     """The kernel to run: the one for which that is settled, else the one that tables prefer, else
-    the highest that pays for the problem.
+    the highest that pays for the problem, or of other types than 16-bit floats one that is faster
+    by their model (planning/type_times.py).
 
     A kernel that has no tables was never measured against the others: the last such is taken, so
     that a rung just added is seen to run.
@@ -109,7 +110,11 @@ def _choose(problem: Any, able: tuple[str, ...]) -> str:
     if best is not None:
         return best
     pays = [name for name in able if measured[name].pays(problem)]
-    return (pays or able)[-1]
+    usual = (pays or able)[-1]
+    if not type_times.modelled(problem):
+        return usual
+    plans = {name: measured[name](problem) for name in able if name in type_times.KERNELS}
+    return type_times.faster(problem, usual, plans, gpus.sms_of(problem))
 
 
 def sure(problem: Any, name: str) -> bool:

@@ -140,6 +140,13 @@ def compute_mode(fusion: Any, repack: int) -> str:
     return "rounded" if repack and compute == "tf32" else compute
 
 
+def summed_in(compute: str) -> torch.dtype:
+    """The dtype of accumulators, as of parts of K, by COMPUTE."""
+    return {
+        "int32": torch.int32, "float64": torch.float64, "float16": torch.float16,
+    }.get(compute, torch.float32)  # fmt: skip
+
+
 def emulated(a: torch.Tensor) -> bool:
     """Whether operands like ``a`` need EMULATED."""
     return INTERPRETED and a.dtype in (torch.bfloat16, torch.float32, *EIGHT_BIT_FLOATS)

@@ -1,9 +1,10 @@
 """Tiles whose K is divided, in Gluon: a part of K is to the kernel what a product of a batch is.
 
-Part p of a tile has whole steps of K, from one bound to the next, and stores its float32 sums in a
-workspace [parts, rows, columns] of whole tiles, where no element needs a mask. matrix_parts.py adds
-them. The threads store what they have: of a row four of them hold 8 elements, one whole sector of
-the L2, so no shared memory is needed on the way and all of it is left to stages.
+Part p of a tile has whole steps of K, from one bound to the next, and stores its sums, float32 or
+int32, in a workspace [parts, rows, columns] of whole tiles, where no element needs a mask.
+matrix_parts.py adds them. The threads store what they have: of a row four of them hold 8 elements,
+one whole sector of the L2, so no shared memory is needed on the way and all of it is left to
+stages.
 """
 
 # Triton compiles what follows a return: the else is no ornament.
@@ -44,7 +45,7 @@ def store_part(to, accs, part, m, n, rows, columns):
     """The accumulators of a tile to the workspace, at row m and column n of a part.
 
     Args:
-        to: pointer to [parts, rows, columns] of float32, aligned to 16 bytes.
+        to: pointer to [parts, rows, columns] of the accumulators' dtype, aligned to 16 bytes.
         accs: blocks of the tile beside each other.
     """
     for number in gl.static_range(len(accs)):

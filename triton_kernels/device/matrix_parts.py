@@ -2,9 +2,10 @@
 
     C[M, N] = partials[0] + partials[1] + ... in this order, narrowed once
 
-The parts are matrices of float32 that are as large as whole tiles, one behind the other:
-partials[parts, rows, columns] (k_parts.py). They are added in their order, whoever finished first,
-so the same inputs give the same bits. C lies as it likes: TMA has no part in this.
+The parts are matrices of float32, of int32 where integers are multiplied, that are as large as
+whole tiles, one behind the other: partials[parts, rows, columns] (k_parts.py). They are added in
+their order, whoever finished first, so the same inputs give the same bits. C lies as it likes: TMA
+has no part in this.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..host.recording import Step
 from ..host.runtime import INTERPRETED, cdiv, starts_early, tl, triton
 from ..host.units import HALF, unit_of_stride
 from .dot import narrow
-from .split_k_partials import CHUNK, REGISTERS, launch_dependents_and_wait, sum_of_parts
+from .split_k_partials import CHUNK, launch_dependents_and_wait, registers, sum_of_parts
 
 LEAST_ROWS, LEAST_COLUMNS = 64, 16
 """Elements that rows and columns of a workspace are multiples of: sides of tiles are."""
@@ -64,17 +65,19 @@ def add_kernel(
     tl.store(c_ptrs, value, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
-def workspace(parts: int, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+def workspace(
+    parts: int, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Room for the parts of C, of whole tiles, from torch's caching allocator: see
     ``split_k_partials.workspace``."""
-    return torch.empty(parts, rows, columns, dtype=torch.float32, device=like.device)
+    return torch.empty(parts, rows, columns, dtype=dtype, device=like.device)
 
 
 def add(partials: torch.Tensor, c: torch.Tensor) -> Step:
     """The launch that adds partials[parts, rows, columns] to C[M, N] of no more rows and columns.
 
     Rows and columns are multiples of LEAST_ROWS and LEAST_COLUMNS; C is float16, bfloat16 or
-    float32, with any strides.
+    float32, or int32 where the parts are, with any strides.
     """
     (parts, rows, columns), (M, N) = partials.shape, c.shape
     by_columns = c.stride(0) == 1 and c.stride(1) != 1
@@ -94,7 +97,7 @@ def add(partials: torch.Tensor, c: torch.Tensor) -> Step:
         **starts_early(not INTERPRETED),
         "EMULATED": INTERPRETED and c.dtype == torch.bfloat16,
         "num_warps": 4,
-        "maxnreg": REGISTERS,
+        "maxnreg": registers(partials),
     }
     args = (
         partials, c, M // constants["UNIT_M"], N // constants["UNIT_N"], columns // LEAST_COLUMNS,

@@ -1,9 +1,9 @@
 """Partial sums of tiles whose K is divided, and the second pass that adds them.
 
-A split tile's SPLITS programs each store BLOCK_M x BLOCK_N float32 partial sums in a workspace,
-part after part: partials[part, split tile, BLOCK_M, BLOCK_N]. A second kernel adds them in the
-order of the parts, whoever finished first, so that the same inputs give the same bits; atomics
-would not.
+A split tile's SPLITS programs each store BLOCK_M x BLOCK_N partial sums in a workspace of the
+accumulators' dtype, part after part: partials[part, split tile, BLOCK_M, BLOCK_N]. A second kernel
+adds them in that dtype and in the order of the parts, whoever finished first, so that the same
+inputs give the same bits; atomics would not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK = 512
 
 REGISTERS = 64
 """Of a thread of the second pass. Told nothing, ptxas keeps to 32, has two or three loads under way
-at a time, and each further two wait for a trip to the L2."""
+at a time, and each further two wait for a trip to the L2. Partial sums of 8 bytes take two each."""
 
 
 @triton.jit
@@ -53,13 +53,13 @@ def store_partial(partials, slot, acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
 
 @triton.jit
 def sum_of_parts(at, part, splits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sum of ``splits`` float32 blocks, in their order.
+    """The sum of ``splits`` blocks, in their order and in their dtype.
 
     Args:
         at: pointers to the first block [ROWS, COLUMNS].
         part: elements from a block to the next, in 64 bits.
     """
-    acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    acc = tl.zeros((ROWS, COLUMNS), dtype=at.dtype.element_ty)
     # Eight parts are asked for before the first is added (see REGISTERS). How many there are is no
     # constant: each number would be a kernel. A block holds it, since the interpreter of Triton 3.8
     # and later takes no comparison of two scalars as a mask.
@@ -116,10 +116,21 @@ def add_kernel(
     tl.store(c_ptrs, value, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
-def workspace(split_tiles: int, splits: int, block: int, like: torch.Tensor) -> torch.Tensor:
+def workspace(
+    split_tiles: int,
+    splits: int,
+    block: int,
+    like: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
     """Room for the partial sums, from torch's caching allocator: ordered on the current stream,
     and part of a graph's own pool during capture."""
-    return torch.empty(split_tiles * splits * block, dtype=torch.float32, device=like.device)
+    return torch.empty(split_tiles * splits * block, dtype=dtype, device=like.device)
+
+
+def registers(partials: torch.Tensor) -> int:
+    """Registers of a thread of a second pass that adds such partial sums."""
+    return REGISTERS * max(1, partials.itemsize // 4)
 
 
 def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[str, int]) -> Step:
@@ -135,7 +146,7 @@ def add(partials: torch.Tensor, c: torch.Tensor, first_tile: int, plan: Mapping[
         **starts_early(pdl),
         "EMULATED": INTERPRETED and c.dtype == torch.bfloat16,
         "num_warps": 4,
-        "maxnreg": REGISTERS,
+        "maxnreg": registers(partials),
     }
     grid = (split_tiles * (block_m // rows),)
     args = (partials, c, *c.shape, first_tile, plan["SPLITS"], *c.stride())

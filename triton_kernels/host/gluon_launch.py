@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..device import matrix_parts
 from ..device.blocks import step_of
+from ..device.dot import summed_in
 from ..device.epilogue import batch_size, batch_strides, operands
 from ..device.row_sums import PARTS
 from ..device.sums import add
@@ -101,8 +102,9 @@ def arguments(
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     in_parts = SPLITS > 1
+    compute = "float32" if fusion is None else fusion.compute
     if in_parts:
-        check_parts(a, b, fusion, SPLITS, cdiv(a.shape[-1], BLOCK_K))
+        check_parts(c, fusion, SPLITS, cdiv(a.shape[-1], BLOCK_K))
     transposed = computes_transposed(c, SWAP)
     # The second launch stores C, and parts of it lie as they are computed.
     c_transposed = transposed != (stored(c) == "t") and not in_parts
@@ -110,7 +112,6 @@ def arguments(
         a, b, c = b.mT, a.mT, c.mT
     if c_transposed:
         check_transposed(c.mT, fusion)
-    compute = "float32" if fusion is None else fusion.compute
     (M, K), N = a.shape[-2:], b.shape[-1]
     part, widths = BLOCK_M // CONSUMERS, blocks_of(BLOCK_N, REST)
     a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
@@ -153,7 +154,7 @@ def arguments(
     parts, total = (row_sums_of(a), fusion.c) if aux == "sums" else (None, None)
     if in_parts:
         rows, columns = cdiv(M, BLOCK_M) * BLOCK_M, cdiv(N, BLOCK_N) * BLOCK_N
-        parts = matrix_parts.workspace(SPLITS, rows, columns, a)
+        parts = matrix_parts.workspace(SPLITS, rows, columns, a, summed_in(compute))
     larger = a if M > N else b
     streamed = (larger, max(larger.stride())) if L2_PREFETCH and batches == 1 else (None, None)
     config = Config(
@@ -194,14 +195,12 @@ def computes_transposed(c: torch.Tensor, SWAP: int | None) -> bool:
     return stored(c) == "t" if SWAP is None else bool(SWAP)
 
 
-def check_parts(a: torch.Tensor, b: torch.Tensor, fusion: Any, SPLITS: int, steps: int) -> None:
+def check_parts(c: torch.Tensor, fusion: Any, SPLITS: int, steps: int) -> None:
     """Raise ValueError where K, of so many steps, cannot be divided into SPLITS parts."""
-    batched = a.dim() > 2 or b.dim() > 2
-    if batched or a.itemsize != 2 or finishes(fusion) or getattr(fusion, "aux", ""):
-        what = "a batch" if batched else f"{a.dtype}" if a.itemsize != 2 else "what is fused"
+    if c.dim() > 2 or finishes(fusion) or getattr(fusion, "aux", ""):
+        what = "a batch" if c.dim() > 2 else "what is fused"
         raise ValueError(
-            f"SPLITS={SPLITS} is for plain products of two matrices of 16 bits, not for {what}: "
-            "leave it out"
+            f"SPLITS={SPLITS} is for plain products of two matrices, not for {what}: leave it out"
         )
     if steps < SPLITS:
         raise ValueError(f"SPLITS={SPLITS} parts of K need as many steps of it, and it has {steps}")

@@ -17,7 +17,7 @@ takes ``kernel[grid]``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -129,8 +129,8 @@ class Bound:
     by_address = True
 
     __slots__ = (
-        "_asked", "_by_address", "_compiled", "_kept", "_kernel", "_lays", "_plan", "_replays",
-        "_room", "_rung", "repack",
+        "_asked", "_by_address", "_compiled", "_copies", "_kept", "_kernel", "_lays", "_parts",
+        "_plan", "_replays", "_rung", "repack",
     )  # fmt: skip
 
     def __init__(
@@ -151,8 +151,9 @@ class Bound:
         self._kernel = rung.rounding if rounds else rung.kernel
         self.repack = None if rung.repack is None else rung.repack(compute, plan)
         self._compiled: list[Any] = []  # kept alive with their binaries
-        # Bytes that each call needs anew, for copies of A and B or for parts of C.
-        self._room = 0
+        # Bytes that each call needs anew: for copies of A and B, whose address the kernel's
+        # descriptors hold, and for parts of C.
+        self._copies = self._parts = 0
         # Written and read at once, since threads share it.
         self._kept: Kept | None = None
         # Of a kernel with descriptors, which hold addresses: by the set of them.
@@ -178,22 +179,23 @@ class Bound:
             for x in (c_in, bias, scale_a, scale_b):
                 if x is not None:
                     addresses += (x.data_ptr(),)
-        room = None
-        if self.repack is not None and self._room:
+        copies = None
+        if self._copies:
             # The kernel's descriptors hold the address of the copies as well.
-            room = memory(a, self._room)
-            kept = self._by_address.get((*addresses, room.data_ptr()))
+            copies = memory(a, self._copies)
+            kept = self._by_address.get((*addresses, copies.data_ptr()))
         elif (kept := self._kept) is None:
             kept = self._by_address.get(addresses)
         elif kept.pattern is not None and [*map(addresses.index, addresses)] != kept.pattern:
             kept = None
         if kept is None or hooked():
-            self._by_triton(a, b, c, (c_in, bias, scale_a, scale_b), addresses, room)
+            self._by_triton(a, b, c, (c_in, bias, scale_a, scale_b), addresses, copies)
             return
-        if self._room:
-            if room is None:
-                room = memory(a, self._room)
-            addresses += (room.data_ptr(),)
+        if copies is not None:
+            addresses += (copies.data_ptr(),)
+        if self._parts:
+            parts = memory(a, self._parts)
+            addresses += (parts.data_ptr(),)
         stream = torch._C._cuda_getCurrentRawStream(a.get_device())
         for one in kept.recorded:
             passed = one.filled(stream, addresses) if stream or one.slots else one.passed
@@ -206,7 +208,7 @@ class Bound:
         c: Any,
         fused: tuple[Any, ...],
         addresses: tuple[int, ...],
-        room: torch.Tensor | None,
+        copies: torch.Tensor | None,
     ) -> None:
         """Launch as Triton does, and record it."""
         check(a)
@@ -214,9 +216,9 @@ class Bound:
         fused = c_in, *fused[1:]
         steps: list[Step] = []
         if self.repack is not None and (size := self.repack.room(a, b)):
-            if room is None:
-                room = memory(a, size)
-            a, b, steps = self.repack.steps(a, b, room)
+            if copies is None:
+                copies = memory(a, size)
+            a, b, steps = self.repack.steps(a, b, copies)
         fusion = None if self._asked is None else Asked(*self._asked, *fused)
         steps += self.steps(a, b, c, fusion)
         with one_at_a_time:
@@ -226,14 +228,15 @@ class Bound:
         self._compiled = compiled
         if self._kept is not None or not self._replays or hooked():
             return  # other addresses are equal than were, or nothing is replayed
-        where = addresses if room is None else (*addresses, room.data_ptr())
-        if room is None:
-            room = _workspace(steps, addresses)
-        self._room = 0 if room is None else room.nbytes
-        recorded = _record(compiled, steps, addresses, room)
+        where = addresses if copies is None else (*addresses, copies.data_ptr())
+        parts = _workspace(steps, addresses, copies)
+        rooms = [_room(x) for x in (copies, parts) if x is not None]
+        recorded = _record(compiled, steps, addresses, rooms)
         if recorded is None:
-            self._replays, self._room = False, 0
+            self._replays, self._copies, self._parts = False, 0, 0
             return
+        self._parts = 0 if parts is None else parts.nbytes
+        self._copies = 0 if copies is None else copies.nbytes
         pattern = [*map(addresses.index, addresses)]
         kept = Kept(recorded, None if pattern == [*range(len(pattern))] else pattern)
         if where is addresses and not any(one.described for one in recorded):
@@ -276,25 +279,33 @@ def memory(like: torch.Tensor, size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=like.device)
 
 
-def _workspace(steps: list[Step], addresses: tuple[int, ...]) -> torch.Tensor | None:
-    """The tensor among the arguments that is no operand."""
+def _workspace(
+    steps: list[Step], addresses: tuple[int, ...], copies: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The tensor among the arguments that is no operand, nor a copy of one."""
+    mine = Room(0, 0) if copies is None else _room(copies)
     for step in steps:
         for x in step[2]:
-            if isinstance(x, torch.Tensor) and x.data_ptr() not in addresses:
+            if not isinstance(x, torch.Tensor) or x.data_ptr() in addresses:
+                continue
+            if not mine.holds(x.data_ptr()):
                 return x
     return None
+
+
+def _room(x: torch.Tensor) -> Room:
+    return Room(x.data_ptr(), x.nbytes)
 
 
 def _record(
     compiled: list[Any],
     steps: list[Step],
     addresses: tuple[int, ...],
-    room: torch.Tensor | None,
+    rooms: Sequence[Room],
 ) -> list[Recorded] | None:
-    lies = None if room is None else Room(room.data_ptr(), room.nbytes)
     recorded = []
     for each, step, ahead in zip(compiled, steps, [None, *steps[:-1]], strict=True):
-        one = record(each, step, addresses, lies, ahead)
+        one = record(each, step, addresses, rooms, ahead)
         if one is None:
             return None
         recorded.append(one)

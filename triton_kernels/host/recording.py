@@ -26,10 +26,15 @@ _capturing = torch._C._cuda_isCurrentStreamCapturing if torch.cuda.is_available(
 
 
 class Room(NamedTuple):
-    """Memory that each call needs anew; its address stands behind those of the operands."""
+    """Memory that each call needs anew; its address stands behind those of the operands, and of
+    several in their order."""
 
     address: int
     bytes: int
+
+    def holds(self, address: int) -> bool:
+        """Whether the address lies in it."""
+        return 0 <= address - self.address < self.bytes
 
 
 @dataclass(slots=True)
@@ -85,7 +90,7 @@ def record(
     compiled: Any,
     step: Step,
     addresses: tuple[int, ...],
-    room: Room | None = None,
+    rooms: Sequence[Room] = (),
     ahead: Step | None = None,
 ) -> Recorded | None:
     """What Triton's launcher passes to its C function for this launch; nothing is launched.
@@ -94,7 +99,7 @@ def record(
         compiled: what Triton launched.
         step: how.
         addresses: of the operands.
-        room: where other tensors lie.
+        rooms: where other tensors lie.
         ahead: the launch before it, of the same call.
 
     Returns None where the launcher is not as expected, or needs scratch memory of its own.
@@ -138,7 +143,7 @@ def record(
     slots = []
     for position, value in enumerate(own):
         if isinstance(value, torch.Tensor):
-            place = _place(value.data_ptr(), addresses, room)
+            place = _place(value.data_ptr(), addresses, rooms)
             if place is None:
                 return None
             slots.append((position, *place))
@@ -149,12 +154,15 @@ def record(
     return Recorded(function, every, nested, slots, early, described)
 
 
-def _place(address: int, addresses: tuple[int, ...], room: Room | None) -> tuple[int, int] | None:
+def _place(
+    address: int, addresses: tuple[int, ...], rooms: Sequence[Room]
+) -> tuple[int, int] | None:
     """(number, bytes behind it) of the address that a tensor's is known by."""
     if address in addresses:
         return addresses.index(address), 0
-    if room is not None and 0 <= address - room.address < room.bytes:
-        return len(addresses), address - room.address
+    for number, room in enumerate(rooms, len(addresses)):
+        if room.holds(address):
+            return number, address - room.address
     return None
 
 

@@ -214,7 +214,7 @@ def _compile(request: Request) -> tuple[Any, float]:
         rows = request.scales == "row"
         fused["fusion"] = SimpleNamespace(
             compute=request.compute or "float32",
-            alpha=1.0 if request.aux else 0.5,
+            alpha=1.0 if request.aux or request.plan.get("SPLITS", 1) > 1 else 0.5,
             beta=1.0 if request.c_in else 0.0,
             c=vector(request.M, dtype_out)
             if request.aux == "sums"

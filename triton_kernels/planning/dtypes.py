@@ -35,6 +35,10 @@ EVERY = (
     ("float64", "float64"),
 )
 
+SIGNED = tuple(pair for pair in EVERY if pair[0] != "uint8" and pair[2:] != ("float16",))
+"""What kernels multiply that divide K and load by pointers: integers without a sign want sums of
+rows and columns besides, and float16 summed in float16 is left to others."""
+
 FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "scales", "batch")
 """All that can be done in the launch of one product."""
 

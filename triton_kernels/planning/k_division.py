@@ -61,6 +61,10 @@ class KDivisionPlanner(Planner):
         """Only where a table prefers it."""
         return False
 
+    def copies(self, problem: Any) -> Config:
+        """Elements are read where they lie."""
+        return {}
+
     def transposes(self, problem: Any) -> bool:
         return bool(problem.M > problem.N)
 

@@ -107,9 +107,17 @@ class Planner:
         """The rows of the table to choose from, where ``limit`` bytes of shared memory are."""
         return rows
 
+    def in_tables(self, problem: Any) -> bool:
+        """Whether tables have configurations for such a problem."""
+        return self.has_table
+
+    def copies(self, problem: Any) -> Config:
+        """REPACK=1 where A and B are copied first."""
+        return repack(problem)
+
     def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
         """The chosen configuration and the bytes it may fill, before it is fitted to them."""
-        return {**config, **repack(problem)}, limit
+        return {**config, **self.copies(problem)}, limit
 
     def shared_bytes(
         self,
@@ -255,13 +263,13 @@ def _plan(planner: Planner, problem: Any) -> Mapping[str, int]:
     if transposed:
         problem = problem.transposed()
     if problem.device == "cpu":
-        config = {**planner.interpreted(problem), **repack(problem)}
+        config = {**planner.interpreted(problem), **planner.copies(problem)}
         return planner.divide(config, problem, PROGRAMS, transposed)
     capability = problem.capability or (9, 0)
     gpu, limit, processors = gpus.gpu_of(problem)
     usual = gpus.LIMITS.get(capability, gpus.UNKNOWN)
     processors, limit = processors or usual.sms, limit or usual.shared_bytes
-    of_table = _rows(planner, problem, gpu, capability) if planner.has_table else []
+    of_table = _rows(planner, problem, gpu, capability) if planner.in_tables(problem) else []
     rows = planner.rows(of_table, problem, limit)
     config = tables.choose(rows, problem, processors, planner.overlap(problem))
     config, limit = planner.adjust(config, problem, limit)

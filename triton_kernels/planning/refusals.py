@@ -33,6 +33,17 @@ def refuse_tiles(problem: Any, plan: Callable[[Any], Mapping[str, Any]]) -> str 
     )
 
 
+def refuse_8_bit_floats(problem: Any) -> str | None:
+    """Why this GPU has no tensor core for the type, as a sentence; None when it has."""
+    capability = problem.capability
+    if problem.dtype_in.startswith("float8") and capability is not None and capability < (8, 9):
+        return (
+            f"{problem.dtype_in} needs compute capability 8.9 and this GPU has "
+            f"{capability[0]}.{capability[1]}: bfloat16 holds the same numbers"
+        )
+    return None
+
+
 def refuse_tma(problem: Any, operands: str = "ABC") -> str | None:
     """Why TMA cannot reach an operand, as a sentence with the numbers; None when it can."""
     M, N, K = problem.M, problem.N, problem.K

@@ -5,16 +5,17 @@ in SPLITS parts of whole steps each tile keeps as many SMs busy, at the price of
 is written and read, and of a second launch (device/matrix_parts.py). Which tile is best then
 depends on how tiles times parts fill the SMs, and no rule of one side says: all tiles are rated by
 what the busiest SM multiplies and loads, and the OFFERED that take least are offered, each with the
-parts that suit it. The model of plans chooses among them and all others.
+parts that suit it. The model of plans chooses among them and all others. Of types other than 16-bit
+floats all tiles of a table may be divided (``of_types``), and planning/type_times.py chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..planning.planner import Config
+from ..planning.planner import MOST_STAGES, Config
 from .fitted_tiles import COLUMNS, MOST_OF_256, ROWS, tile_of
 
 WIDTHS = {64: 0, **COLUMNS, 128: 0, 192: 64}
@@ -99,3 +100,16 @@ def _offered(M: int, N: int, K: int, sms: int) -> tuple[Config, ...]:
 def offered(problem: Any, sms: int) -> tuple[Config, ...]:
     """The tiles, with SPLITS, that are offered for a product whose C lies by rows."""
     return _offered(problem.M, problem.N, problem.K, sms)
+
+
+def of_types(tiles: Sequence[Config], problem: Any, sms: int) -> Iterator[Config]:
+    """The tiles of a table for a type other than 16-bit floats, with SWAP and SPLITS, for a product
+    whose C lies by rows. No tile is another than those that are whole."""
+    M, N, K = problem.M, problem.N, problem.K
+    for tile in tiles:
+        for swap in (0, 1):
+            down, across = (N, M) if swap else (M, N)
+            count = -(-down // tile["BLOCK_M"]) * -(-across // tile["BLOCK_N"])
+            for parts in parts_of(count, -(-K // tile["BLOCK_K"]), sms):
+                given = {"SWAP": swap, "SPLITS": parts, "BUFFERS": 1, "NUM_STAGES": MOST_STAGES}
+                yield {**tile, **given}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..host.storage import OVERLAP, column_major, itemsize, letter
 from ..host.tile_blocks import subtile_columns
-from ..planning import gpus
+from ..planning import gpus, tables, type_times
 from ..planning.dtypes import FLOAT8, FUSES, PLAIN, kind
 from ..planning.planner import Config, Planner, few_rows
 from ..planning.refusals import refuse_tma
@@ -69,7 +69,10 @@ class WarpSpecializedPlanner(Planner):
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
         """With a C_in, or Z to read, the rows with a buffer for every epilogue subtile, with fewer
         stages where need be; of those that hold, the ones that keep three, with Z four, or else
-        all. Neither comes to the subtiles of a second accumulator."""
+        all. Neither comes to the subtiles of a second accumulator. Of other types than 16-bit
+        floats the fastest by their model, whole or with its K divided."""
+        if type_times.modelled(problem):
+            return [{"config": self._of_type(rows, problem)}]
         if not (problem.beta or problem.aux == "read"):
             return rows
         changed = []
@@ -84,6 +87,17 @@ class WarpSpecializedPlanner(Planner):
         # 8192 x 3072 x 768 with Z: 87.9 us by 128 x 256 in 3 stages, 82.6 by 128 x 128 in 6.
         least = 4 if problem.aux else 3
         return [each for each in changed if each["config"]["NUM_STAGES"] >= least] or changed
+
+    def _of_type(self, rows: list[dict[str, Any]], problem: Any) -> Config:
+        sms, copies = gpus.sms_of(problem), _repack(problem)
+        whole = tables.choose(rows, problem, sms, self.overlap(problem))
+        tiles = [row["config"] for row in rows]
+
+        def us(config: Config) -> float:
+            earned = 1 + type_times.EARNED * ("SPLITS" in config)
+            return earned * type_times.us(self.name, problem, {**config, **copies}, sms)
+
+        return min((whole, *divided_tiles.of_types(tiles, problem, sms)), key=us)
 
     def overlap(self, problem: Any) -> int:
         """A vector that threads store, where TMA cannot store C (device/unaligned_rows.py)."""

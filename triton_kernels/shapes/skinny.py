@@ -8,7 +8,8 @@ Adds:     the wide side first. wgmma's m is 64 at least and its n as small as 8:
           SPLITS programs where tiles alone leave SMs idle, and programmatic dependent launch (PDL):
           the next kernel's programs are resident before this one ends, so that a launch of two
           microseconds is not paid on a product of ten, and prefetch their first L2_PREFETCH steps
-          of the wide operand into L2, which is safe whoever still writes it.
+          of the wide operand into L2, which is safe whoever still writes it. It takes all types of
+          tl.dot but uint8; partial sums are of the accumulators' dtype.
 Missing:  the loads are 16-byte copies with an address each, issued by the threads that multiply.
           `split_k` leaves them to the TMA unit.
 
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 
-from ..device.dot import multiply_add, narrow
+from ..device.dot import compute_mode, emulated, multiply_add, narrow, summed_in, zeros
 from ..device.epilogue import prefetch_l2
 from ..device.ordering import grouped
 from ..device.split_k_partials import (
@@ -36,7 +37,7 @@ from ..device.split_k_partials import (
 )
 from ..host.launching import Rung
 from ..host.recording import Step
-from ..host.runtime import INTERPRETED, cdiv, starts_early, tl, triton
+from ..host.runtime import cdiv, starts_early, tl, triton
 from ..host.units import HALF, unit_of_stride, units
 
 
@@ -65,6 +66,7 @@ def kernel(
     UNIT_STRIDES: tl.constexpr,
     PDL: tl.constexpr,
     L2_PREFETCH: tl.constexpr,
+    COMPUTE: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
     # The sizes as they are, which the compiler now knows to be such multiples.
@@ -116,14 +118,14 @@ def kernel(
 
     in_m = (offs_m < M)[:, None] | (UNIT_M == BLOCK_M)
     in_n = (offs_n < N)[None, :] | (UNIT_N == BLOCK_N)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    acc = zeros(BLOCK_M, BLOCK_N, COMPUTE)
     # No part is empty: there are no more than steps of K. The maximum tells the compiler.
     for step in range(tl.maximum(end - begin, 1)):
         # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
         in_k = (offs_k < K - (begin + step) * BLOCK_K) | (UNIT_K == BLOCK_K)
         a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0)
         b_block = tl.load(b_ptrs, mask=in_k[:, None] & in_n, other=0.0)
-        acc = multiply_add(a_block, b_block, acc, EMULATED)
+        acc = multiply_add(a_block, b_block, acc, EMULATED, COMPUTE)
         a_ptrs += a_step
         b_ptrs += b_step
 
@@ -138,6 +140,7 @@ def arguments(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
+    fusion: Any = None,
     *,
     SWAP: int,
     BLOCK_M: int,
@@ -153,8 +156,10 @@ def arguments(
     if SWAP:
         a, b, c = b.mT, a.mT, c.mT
     (M, K), N = a.shape, b.shape[1]
-    tiles = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)
-    partials = workspace(tiles, SPLITS, BLOCK_M * BLOCK_N, a) if SPLITS > 1 else None
+    tiles, compute = cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N), compute_mode(fusion, 0)
+    partials = None
+    if SPLITS > 1:
+        partials = workspace(tiles, SPLITS, BLOCK_M * BLOCK_N, a, summed_in(compute))
     strides: tuple[int | None, ...] = (*a.stride(), *b.stride(), *c.stride())
     stored: torch.Tensor | None = c
     if partials is not None:
@@ -168,7 +173,8 @@ def arguments(
         "UNIT_STRIDES": tuple(map(unit_of_stride, strides)),
         **starts_early(PDL),
         "L2_PREFETCH": L2_PREFETCH,
-        "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
+        "COMPUTE": compute,
+        "EMULATED": emulated(a),
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
     }
@@ -189,7 +195,7 @@ def second(
 
 
 run = Rung(kernel, arguments, second=second)
-"""C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``; a fusion says how the product is summed, and no more.
 
 Its plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M, BLOCK_N, BLOCK_K
 (elements), SPLITS (parts of K, at most its steps), PDL (0 or 1: start before the kernel ahead has

@@ -1,7 +1,8 @@
 """skinny: its row, its plans, and the configurations worth trying.
 
 Of few rows or columns in 16 bits a model of one line takes the tile and the parts of K: the rows of
-a table know a product by its size alone, and how it lies in memory counts as much.
+a table know a product by its size alone, and how it lies in memory counts as much. No table speaks
+of other types (skinny_types.py).
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import Any, NamedTuple
 from ..host.storage import itemsize
 from ..planning import gpus
 from ..planning.choice import planned_by_user
+from ..planning.dtypes import SIGNED, kind
 from ..planning.k_division import MOST_PARTS, PARTS, KDivisionPlanner, by_elements, thin_side
 from ..planning.planner import MOST_STAGES, Config, tile
+from ..planning.refusals import refuse_8_bit_floats
 from ..planning.rows import row
+from . import skinny_types
 
 BY_ELEMENTS_ANY = 32
 """Columns of a tile from which on it is offered to products that are not thin, where elements are
@@ -105,6 +109,9 @@ class SkinnyPlanner(KDivisionPlanner):
         tile(128, 16, 64, PDL=1, NUM_STAGES=4), tile(32, 16, 256, PDL=1, NUM_STAGES=2),
     )  # fmt: skip
 
+    def in_tables(self, problem: Any) -> bool:
+        return not kind(problem.dtype_in, problem.compute)
+
     def reads_in_vectors(self, problem: Any) -> bool:
         """Of the kernels without TMA this one alone is told of rows that are 8 elements apart."""
         return not by_elements(problem)
@@ -119,6 +126,8 @@ class SkinnyPlanner(KDivisionPlanner):
 
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
         """Of few rows the fastest configuration by the model, unless the user's table has one."""
+        if not self.in_tables(problem):
+            return [{"config": skinny_types.fastest(problem, gpus.sms_of(problem))}]
         if not modelled(problem) or planned_by_user(problem, self.name):
             return rows
         _, found = fastest(problem, gpus.sms_of(problem))
@@ -220,5 +229,7 @@ ROW = row(
     PLANNER,
     "the wide side first, so that few rows waste nothing; K divided among idle SMs; programmatic "
     "dependent launch",
+    pairs=SIGNED,
     kind="shape",
+    refuse=refuse_8_bit_floats,
 )

@@ -26,6 +26,23 @@ ROWS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 WEIGHTS = ((1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (4096, 14336), (14336, 4096))
 """(N, K)."""
 
+THIN = tuple(
+    size
+    for wide in (4096, 4112)
+    for K in (4096, 4112, 16384)
+    for thin in (5, 16, 24, 32, 48, 64, 128)
+    for size in ((thin, wide, K), (wide, thin, K))
+)
+"""(M, N, K) of few rows or columns, for types other than 16-bit floats: tiles and steps of K that
+are whole and that are not, rows of whole vectors and others."""
+
+SMALL = tuple(
+    (M, N, K)
+    for M, N in ((64, 64), (128, 128), (96, 208), (256, 256), (400, 304))
+    for K in (8192, 16400)
+)
+"""(M, N, K) of a small C and a long K, for the same types."""
+
 FUSED: tuple[dict[str, Any], ...] = (
     {"bias": True}, {"beta": 1.0}, {"bias": True, "epilogue": "gelu"},
     {"bias": True, "epilogue": "relu"}, {"epilogue": "silu"}, {"epilogue": "gelu_tanh"},
@@ -55,6 +72,12 @@ def problems(dtypes: Sequence[str], capability: tuple[int, int]) -> Iterator[Pro
             for compute in COMPUTES[dtype]:
                 if dtype not in SIXTEEN_BITS or compute != COMPUTES[dtype][0] or out != dtype:
                     yield from _sizes(dtype, out, LAYOUTS, capability, [{"compute": compute}])
+                if dtype not in SIXTEEN_BITS:
+                    for layout in LAYOUTS:
+                        for M, N, K in (*THIN, *SMALL):
+                            yield Problem.stored(
+                                M, N, K, dtype, out, layout, capability=capability, compute=compute
+                            )
     for dtype in wanted:
         if ITEMSIZE[dtype] != 8 and "int" not in dtype:
             yield from _sizes(dtype, OUTPUTS[dtype][0], ("nt", "nn"), capability, FUSED)

@@ -1,0 +1,84 @@
+"""Tiles and parts of K of skinny for types other than 16-bit floats, by the model of their times.
+
+Of each kind of operands and each thin side there is one tile, so that few kernels serve all shapes:
+the largest whose step of K stays in registers, by what the compiler says for sm_90. A step is 256
+bytes of K where numbers of 4 and 8 bytes pass through registers, or 128 of them under 64 columns;
+of 8 bits it is 256 where both operands lie along K, and 128 where they pass through registers too.
+Imports no triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..planning.dtypes import kind
+from ..planning.k_division import MOST_PARTS, PARTS, by_elements, thin_side
+from ..planning.planner import Config
+from ..planning.type_times import us
+
+WIDE = 64
+"""Rows of a tile, along the wide side."""
+
+MOST_THIN = 64
+"""Columns of a tile, along the thin side; a wider one has several."""
+
+STAGES = 4
+
+DEPTHS = {
+    "tf32x3": {16: 64, 32: 64, 64: 32},
+    "tf32": {16: 64, 32: 64, 64: 32},
+    "ieee": {16: 32, 32: 32, 64: 16},
+    "float64": {16: 32, 32: 32, 64: 16},
+    "int8": {16: 256, 32: 128, 64: 128},
+    "float8": {16: 256, 32: 128, 64: 128},
+    "float8_promoted": {16: 128, 32: 128, 64: 128},
+}
+"""Elements of K in a step, by the columns of a tile. The sum of 8-bit products leaves the tensor
+core every 128 of them; two such sums a step would be two chains of wgmma, one after the other."""
+
+MOST_BY_ELEMENTS = {"tf32x3": 32, "tf32": 32, "int8": 64, "float8": 64, "float8_promoted": 64}
+"""The same, at most, of a tile of 32 columns and more where no vector can be loaded: twice as many
+spill."""
+
+OF_8_BITS_BY_REGISTERS = 128
+"""The same, at most, of 8 bits where an operand does not lie along K or no vector can be loaded."""
+
+PROGRAMS = 4
+"""For each SM, at most: they wait for memory beside each other."""
+
+
+def tile(problem: Any) -> tuple[int, int, int]:
+    """BLOCK_M, BLOCK_N and BLOCK_K for a problem with M <= N."""
+    name, thin = kind(problem.dtype_in, problem.compute), min(thin_side(problem), MOST_THIN)
+    depth = DEPTHS[name][thin]
+    one_by_one = by_elements(problem)
+    if one_by_one and thin > 16:
+        depth = min(depth, MOST_BY_ELEMENTS.get(name, depth))
+    along_k = problem.a_strides[1] == problem.b_strides[0] == 1
+    if name in ("int8", "float8", "float8_promoted"):
+        depth = depth if along_k and not one_by_one else min(depth, OF_8_BITS_BY_REGISTERS)
+    return WIDE, thin, depth
+
+
+def configs(problem: Any, processors: int) -> Iterator[Config]:
+    """What the model chooses from, for a problem with M <= N."""
+    rows, columns, depth = tile(problem)
+    capability = problem.capability or (9, 0)
+    config = {
+        "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": depth, "PDL": int(capability >= (9, 0)),
+        "NUM_STAGES": STAGES, "NUM_WARPS": 4,
+    }  # fmt: skip
+    tiles, steps = -(-problem.N // rows) * -(-problem.M // columns), -(-problem.K // depth)
+    for parts in PARTS:
+        at_once = tiles * parts <= PROGRAMS * processors
+        if parts == 1 or (at_once and parts <= min(steps, MOST_PARTS)):
+            yield {**config, "SPLITS": parts}
+
+
+def fastest(problem: Any, processors: int) -> Config:
+    """The configuration that takes least by the model, for a problem with M <= N."""
+    return min(
+        configs(problem, processors),
+        key=lambda each: us("skinny", problem, {**each, "SWAP": 1}, processors),
+    )
