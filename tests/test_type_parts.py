@@ -27,7 +27,7 @@ plans = import_module("tcgemm.triton_kernels.by_name")
 skinny_types = import_module("tcgemm.triton_kernels.shapes.skinny_types")
 split_k_partials = import_module("tcgemm.triton_kernels.device.split_k_partials")
 tables = import_module("tcgemm.triton_kernels.planning.tables")
-type_times = import_module("tcgemm.triton_kernels.planning.type_times")
+type_times = import_module("tcgemm.triton_kernels.rungs.type_times")
 
 KINDS = [kind for kind in OF_KIND if kind in type_times.STEPS]
 SUMMED_IN = {"int8": torch.int32, "float64": torch.float64}

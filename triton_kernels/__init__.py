@@ -19,11 +19,12 @@ if __name__ != "tcgemm.triton_kernels":
 
 from .inspection import STAGES as STAGES
 from .inspection import inspect as _inspect
-from .planning import gpus, offered, type_times
+from .planning import gpus, offered
 from .planning.choice import planned_by_user as planned_by_user
 from .planning.choice import preferred
 from .planning.choice import tuned_by_user as tuned_by_user
 from .planning.planner import Planner
+from .rungs import type_times
 
 ORDER = (
     "rungs.naive",
@@ -60,7 +61,7 @@ def planners() -> dict[str, Planner]:
 def choose(problem: Any, able: Sequence[str]) -> str:
     """The kernel to run: the one for which that is settled, else the one that tables prefer, else
     the highest that pays for the problem, or of other types than 16-bit floats one that is faster
-    by their model (planning/type_times.py).
+    by their model (rungs/type_times.py).
 
     A kernel that has no tables was never measured against the others: the last such is taken, so
     that a rung just added is seen to run.

@@ -6,7 +6,7 @@ is written and read, and of a second launch (device/matrix_parts.py). Which tile
 depends on how tiles times parts fill the SMs, and no rule of one side says: all tiles are rated by
 what the busiest SM multiplies and loads, and the OFFERED that take least are offered, each with the
 parts that suit it. The model of plans chooses among them and all others. Of types other than 16-bit
-floats all tiles of a table may be divided (``of_types``), and planning/type_times.py chooses.
+floats all tiles of a table may be divided (``of_types``), and rungs/type_times.py chooses.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ from typing import Any
 
 from ..host.storage import OVERLAP, column_major, itemsize, letter
 from ..host.tile_blocks import subtile_columns
-from ..planning import gpus, tables, type_times
+from ..planning import gpus, tables
 from ..planning.dtypes import FLOAT8, FUSES, PLAIN, kind
 from ..planning.planner import Config, Planner, few_rows
 from ..planning.refusals import refuse_tma
 from ..planning.rows import row
 from ..planning.tables import LONG_K, SMALL_TILE
-from . import divided_tiles, fitted_tiles
+from . import divided_tiles, fitted_tiles, type_times
 
 
 class WarpSpecializedPlanner(Planner):

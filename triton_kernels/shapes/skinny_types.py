@@ -15,7 +15,7 @@ from typing import Any
 from ..planning.dtypes import kind
 from ..planning.k_division import MOST_PARTS, PARTS, by_elements, thin_side
 from ..planning.planner import Config
-from ..planning.type_times import us
+from ..rungs.type_times import us
 
 WIDE = 64
 """Rows of a tile, along the wide side."""

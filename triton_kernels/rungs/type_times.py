@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..host.storage import column_major, itemsize, letter
-from .dtypes import kind
-from .planner import UNALIGNED_STEP_US
-from .shared_memory import stage_bytes
-from .tables import aligned
+from ..planning.dtypes import kind
+from ..planning.planner import UNALIGNED_STEP_US
+from ..planning.shared_memory import stage_bytes
+from ..planning.tables import aligned
 
 HOPPER = (9, 0)
 """The compute capability that it speaks of."""
