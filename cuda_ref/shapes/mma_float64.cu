@@ -226,18 +226,23 @@ int launch_tiles_of(const Gemm& gemm, const Gemm& stored, const Extra& extra,
   });
 }
 
-}  // namespace
-
-int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
-  const Gemm gemm = with_rows_of_c(asked);
+// A template, so that what a build is not for is not compiled.
+template <bool FOR_PARTS, bool WHOLE>
+int launch_built(const Gemm& gemm, cudaStream_t stream) {
   if (sm90::parts_of(gemm) > 1) {
-    if constexpr (sm90::BUILT_FOR_PARTS)
+    if constexpr (FOR_PARTS)
       return sm90::launch_parts<double, double>(gemm, BLOCK_K, stream, [&](const Gemm& stored) {
         const Part part{sm90::steps_of_part(gemm, BLOCK_K) * BLOCK_K};
         return launch_tiles_of(gemm, stored, part, stream);
       });
-  } else if constexpr (sm90::BUILT_WHOLE) {
+  } else if constexpr (WHOLE) {
     return launch_tiles_of(gemm, gemm, epilogue_of<double>(gemm), stream);
   }
   return cudaErrorNotSupported;
+}
+
+}  // namespace
+
+int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
+  return launch_built<sm90::BUILT_FOR_PARTS, sm90::BUILT_WHOLE>(with_rows_of_c(asked), stream);
 }
