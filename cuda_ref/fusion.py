@@ -97,7 +97,7 @@ def case(
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
     tile = tuple(map(plan.get, TILE)) if plan else ()
-    divides = plan["SPLITS"] > 1 if plan and macros and "TCGEMM_DIVIDES" in macros else None
+    divides = plan.get("SPLITS", 1) > 1 if plan and macros and "TCGEMM_DIVIDES" in macros else None
     # What divides K leaves all that follows the product to a second kernel.
     plain = bool(divides) or (fusion is None and not batched)
     aux = fusion is not None and fusion.aux

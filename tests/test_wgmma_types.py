@@ -266,11 +266,12 @@ def test_the_instance_is_that_of_the_plan():
 
 def side(M, N, dtype, out, compute="", **more):
     asked = Problem(M, N, 4096, dtype, out, (4096, 1), (1, 4096), (N, 1), compute=compute, **more)
-    plan = find("cuda", "wgmma_types").plan(asked)
-    return plan["BLOCK_M"], plan["BLOCK_N"], plan["PINGPONG"]
+    tiling = types.tiling_of(asked)
+    return tiling.block_m, tiling.block_n, int(tiling.pingpong)
 
 
 def test_the_tiling_is_the_one_that_ends_first():
+    """With K whole."""
     assert side(1024, 1024, "int8", "int32") == (64, 128, 0)
     assert side(4096, 4096, "int8", "int32") == (128, 128, 1)
     assert side(8192, 8192, "int8", "int32") == (128, 192, 1)

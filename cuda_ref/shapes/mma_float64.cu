@@ -2,17 +2,20 @@
 //
 // ADDS           to wmma_types, which makes an 8 x 8 x 4 instruction of each WMMA tile: 16 x 8 x 8
 //                from sm_90 on, 4 times as much work for an instruction; and swizzled stages, so
-//                that fragments are loaded without bank conflicts in all layouts.
+//                that fragments are loaded without bank conflicts in all layouts. Parts of K, where
+//                C has few tiles: each block stores the sums of a part to a workspace, and a second
+//                kernel adds them (sm90/parts.cuh).
 // STILL MISSING  nothing that the hardware has: wgmma does not multiply float64.
 //
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
-//        matrix; two to an SM, so that one multiplies while the other waits
+//        matrix, or part of K after part; two to an SM: one multiplies while the other waits
 // block  2 x 2 warps step through K by BLOCK_K over NUM_STAGES stages
 // warp   WARP_M x WARP_N of C: 2 x 8 mma. 128 registers of a thread hold accumulators, 96 the
 //        elements of half a stage and of the next: one is loaded while the other is multiplied
 #include "ptx/mma.cuh"
 #include "tile/order.cuh"
 #include "host/select.cuh"
+#include "sm90/parts.cuh"
 #include "tile/store_tile.cuh"
 #include "tile/swizzled_loader.cuh"
 
@@ -66,10 +69,16 @@ struct Elements {
   }
 };
 
-template <bool A_T, bool B_T>
+// What the epilogue of a part of K is: none. Each part but the last has `K` elements along K.
+struct Part {
+  int64_t K;
+};
+
+template <bool A_T, bool B_T, typename Extra>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    mma_float64_kernel(Operand a, Operand b, Matrix c, bool c_vectors, Epilogue<double> epilogue,
-                       int64_t K, int tiles_m, int tiles_n) {
+    mma_float64_kernel(Operand a, Operand b, Matrix c, bool c_vectors, Extra epilogue, int64_t K,
+                       int tiles_m, int tiles_n) {
+  constexpr bool DIVIDED = std::is_same_v<Extra, Part>;
   using ATile = SwizzledTile<double, !A_T, BLOCK_M, BLOCK_K>;
   using BTile = SwizzledTile<double, B_T, BLOCK_N, BLOCK_K>;
   using ACopies = StageCopies<ATile, THREADS, true>;
@@ -86,10 +95,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const double* a_data = static_cast<const double*>(a.data) + batch * a.batch_stride;
   const double* b_data = static_cast<const double*>(b.data) + batch * b.batch_stride;
 
-  ACopies a_copies(a, a_data, m0);
-  BCopies b_copies(b, b_data, n0);
+  // Of K this block multiplies what is from `first` up to K.
+  int64_t first = 0;
+  if constexpr (DIVIDED) {
+    first = batch * epilogue.K;
+    K = min(K, first + epilogue.K);
+  }
+  ACopies a_copies(a, a_data + first * (A_T ? a.outer_stride : a.inner_stride), m0);
+  BCopies b_copies(b, b_data + first * (B_T ? b.inner_stride : b.outer_stride), n0);
   const bool checked = ACopies::divided(a, m0) || BCopies::divided(b, n0);
-  const int k_tiles = checked ? 0 : static_cast<int>(K / BLOCK_K);
+  const int k_tiles = checked ? 0 : static_cast<int>((K - first) / BLOCK_K);
   const auto load_stage = [&](unsigned char* to, int k_tile) {
     if (k_tile < k_tiles) {
       a_copies.start(to);
@@ -159,7 +174,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // What is left of K is less than a tile, or all of it where copies are checked: one at a time.
 #pragma unroll 1
-  for (int64_t k0 = static_cast<int64_t>(k_tiles) * BLOCK_K; k0 < K; k0 += BLOCK_K) {
+  for (int64_t k0 = first + static_cast<int64_t>(k_tiles) * BLOCK_K; k0 < K; k0 += BLOCK_K) {
     __syncthreads();
     ACopies::copy_checked(stages, a, a_data, m0, k0);
     BCopies::copy_checked(stages + A_BYTES, b, b_data, n0, k0);
@@ -186,22 +201,48 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
   }
   __syncthreads();
-  store_tile<true, THREADS, BLOCK_M, BLOCK_N, C_LD, double>(c_tile, c, c_vectors, epilogue, m0, n0,
-                                                            batch);
+  if constexpr (DIVIDED)
+    store_tile<false, THREADS, BLOCK_M, BLOCK_N, C_LD, double>(c_tile, c, c_vectors,
+                                                               Epilogue<double>{}, m0, n0, batch);
+  else
+    store_tile<true, THREADS, BLOCK_M, BLOCK_N, C_LD, double>(c_tile, c, c_vectors, epilogue, m0,
+                                                              n0, batch);
+}
+
+// `stored`: the problem as it is stored, which is `gemm` but for parts of K.
+template <typename Extra>
+int launch_tiles_of(const Gemm& gemm, const Gemm& stored, const Extra& extra,
+                    cudaStream_t stream) {
+  Operand a = operand(gemm.a, gemm.batch, 8), b = operand(gemm.b, gemm.batch, 8);
+  if (!a.vectors || !b.vectors) return cudaErrorInvalidValue;
+  a.batch_stride = stored.a.batch_stride, b.batch_stride = stored.b.batch_stride;
+  const int64_t tiles_m = ceil_div(gemm.c.rows, BLOCK_M);
+  const int64_t tiles_n = ceil_div(gemm.c.cols, BLOCK_N);
+  return with_layouts(gemm, [&](auto a_t, auto b_t) {
+    return launch_tiles(mma_float64_kernel<a_t.value, b_t.value, Extra>, stored.batch * tiles_m,
+                        tiles_n, dim3(THREADS), SHARED_BYTES, stream, a, b, stored.c,
+                        rows_are_vectors(stored.c, stored.batch, stored.out), extra, gemm.a.cols,
+                        static_cast<int>(tiles_m), static_cast<int>(tiles_n));
+  });
+}
+
+// A template, so that what a build is not for is not compiled.
+template <bool FOR_PARTS, bool WHOLE>
+int launch_built(const Gemm& gemm, cudaStream_t stream) {
+  if (sm90::parts_of(gemm) > 1) {
+    if constexpr (FOR_PARTS)
+      return sm90::launch_parts<double, double>(gemm, BLOCK_K, stream, [&](const Gemm& stored) {
+        const Part part{sm90::steps_of_part(gemm, BLOCK_K) * BLOCK_K};
+        return launch_tiles_of(gemm, stored, part, stream);
+      });
+  } else if constexpr (WHOLE) {
+    return launch_tiles_of(gemm, gemm, epilogue_of<double>(gemm), stream);
+  }
+  return cudaErrorNotSupported;
 }
 
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
-  const Gemm gemm = with_rows_of_c(asked);
-  const Operand a = operand(gemm.a, gemm.batch, 8), b = operand(gemm.b, gemm.batch, 8);
-  if (!a.vectors || !b.vectors) return cudaErrorInvalidValue;
-  const int64_t tiles_m = ceil_div(gemm.c.rows, BLOCK_M);
-  const int64_t tiles_n = ceil_div(gemm.c.cols, BLOCK_N);
-  return with_layouts(gemm, [&](auto a_t, auto b_t) {
-    return launch_tiles(mma_float64_kernel<a_t.value, b_t.value>, gemm.batch * tiles_m, tiles_n,
-                        dim3(THREADS), SHARED_BYTES, stream, a, b, gemm.c,
-                        rows_are_vectors(gemm.c, gemm.batch, gemm.out), epilogue_of<double>(gemm),
-                        gemm.a.cols, static_cast<int>(tiles_m), static_cast<int>(tiles_n));
-  });
+  return launch_built<sm90::BUILT_FOR_PARTS, sm90::BUILT_WHOLE>(with_rows_of_c(asked), stream);
 }

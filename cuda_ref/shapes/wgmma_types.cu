@@ -8,14 +8,18 @@
 //                8-bit floats to some 14 bits), so every 128 bytes of K are summed from zero and
 //                added in float32. tf32x3: x = hi + lo, and hi hi + hi lo + lo hi are multiplied
 //                (lo lo is below 2^-22); consumers split A in registers, idle warps B in shared,
-//                or of large products a pass beforehand in memory (wgmma_types/terms.cuh).
-// STILL MISSING  K is never divided. Built case by case (wgmma_types/modes.cuh).
+//                or of large products a pass beforehand in memory (wgmma_types/terms.cuh). Parts
+//                of K, where C has few tiles: the schedule takes a part for a matrix of a batch,
+//                its sums go to a workspace, and a second kernel adds them (sm90/parts.cuh).
+// STILL MISSING  K of a batch is never divided. Built case by case (wgmma_types/modes.cuh).
 //
-// grid       as few clusters of 1 or 2 blocks along M as finish in as many waves
-// block      one producer and 1 to 3 consumer warpgroups; the tiling that ends first (launch_mode)
+// grid       as few clusters of 1 or 2 blocks along M as finish in as many waves. Then, with parts
+//            of K, one to four threads for 16 bytes of sums
+// block      one producer and 1 to 3 consumer warpgroups; the tiling that ends first (tiling.cuh)
 // warpgroup  64 or 2 x 64 rows of C: wgmma 64 x BLOCK_N x 32 bytes; stored by 64 rows x 128 bytes
 #include "sm90/epilogue_chunks.cuh"
 #include "wgmma_types/modes.cuh"
+#include "sm90/parts.cuh"
 #include "sm90/scheduler.cuh"
 #include "wgmma_types/accumulators.cuh"
 #include "wgmma_types/terms.cuh"
@@ -35,8 +39,12 @@ static_assert(BLOCK_K == ROW_BYTES);
 template <typename T>
 using TilesOf = Schedule<T::M, T::N, GROUP_M>;
 
-// What the plain product does without.
+// What the plain product does without, and a part of one. A part is a matrix of a batch to the
+// schedule; its A and B are those of the product from step part * k_tiles along K on.
 struct Plain {};
+struct Part {};
+template <typename Extra>
+constexpr bool FUSES = !std::is_same_v<Extra, Plain> && !std::is_same_v<Extra, Part>;
 
 template <typename Mode, typename Out, typename T, typename Extra>
 __global__ void __launch_bounds__(T::THREADS, 1)
@@ -45,7 +53,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
                 const __grid_constant__ CUtensorMap c_map, PlainOutput plain,
                 TilesOf<T> schedule, int k_tiles, const __grid_constant__ Extra extra) {
   using Acc = typename Mode::Acc;
-  constexpr bool FUSED = !std::is_same_v<Extra, Plain>;
+  constexpr bool FUSED = FUSES<Extra>, DIVIDED = std::is_same_v<Extra, Part>;
   constexpr uint32_t NUM_STAGES = T::NUM_STAGES;
   constexpr int READERS = T::PINGPONG ? 1 : T::CONSUMERS;  // consumers of a stage
   extern __shared__ uint8_t shared[];
@@ -83,7 +91,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
         for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
           mbarrier_try_wait_parity(ring.empty(), ring.phase ^ 1);
           const uint32_t full = ring.full(), tile = stages + ring.stage * T::STAGE_BYTES;
-          const int k = k_tile * (BLOCK_K / Mode::ITEM);
+          const int k = ((DIVIDED ? z * k_tiles : 0) + k_tile) * (BLOCK_K / Mode::ITEM);
           const int z_b = z * schedule.b_step;
           mbarrier_arrive_expect_tx(full, T::LOADED_BYTES);
           load_tile<Major::K, T::M, true>(tile, &a_map, full, m, k, z * schedule.a_step);
@@ -182,8 +190,9 @@ __global__ void __launch_bounds__(T::THREADS, 1)
   if (cluster > 1) barrier_cluster_arrive(), barrier_cluster_wait();
 }
 
+// `stored`: the problem as it is scheduled and stored, which is `gemm` but for parts of K.
 template <typename Mode, typename Out, typename T, typename Extra>
-int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
+int launch_tiling(const Gemm& gemm, const Gemm& stored, const Extra& extra, cudaStream_t stream) {
   CUtensorMap a_map, b_map, c_map{};
   TilesOf<T> schedule;
   unsigned clusters;
@@ -193,39 +202,20 @@ int launch_tiling(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
     error = T::IN_TERMS
                 ? terms_map(gemm, gemm.b, true, T::N / 2, stream, &b_map)
                 : kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, TO_TF32, stream, &b_map);
-  if (error == cudaSuccess) error = schedule_of(gemm, &schedule, &clusters);
+  if (error == cudaSuccess) error = schedule_of(stored, &schedule, &clusters);
   if (error != cudaSuccess) return error;
-  const PlainOutput plain = output_map(gemm.c, gemm.out, CHUNK_ROWS, &c_map, gemm.batch);
-  const int k_tiles = static_cast<int>(ceil_div(gemm.a.cols, BLOCK_K / Mode::ITEM));
+  const PlainOutput plain = output_map(stored.c, stored.out, CHUNK_ROWS, &c_map, stored.batch);
+  const int k_tiles = static_cast<int>(steps_of_part(gemm, BLOCK_K / Mode::ITEM));
   return launch_clusters(wgmma_types<Mode, Out, T, Extra>, clusters, schedule.cluster,
                          dim3(T::THREADS), SHARED_BYTES - BARRIER_BYTES, stream, a_map, b_map,
                          c_map, plain, schedule, k_tiles, extra);
 }
 
 template <typename Mode, typename Out, typename Extra>
-int launch_mode(const Gemm& gemm, const Extra& extra, cudaStream_t stream) {
-  const auto launch = [&](auto tiling) {
-    return launch_tiling<Mode, Out, decltype(tiling)>(gemm, extra, stream);
-  };
-  constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
-  using Small = Tiling<Mode, 1, 1, 128, false, 2>;
-  using InTerms = Tiling<Mode, 2, 1, 128, false, 1, true>;
-  if constexpr (Mode::SPLIT)
-    return plan_of(gemm).repack ? with_planned<InTerms>(gemm, launch)
-                                : with_planned<Tiling<Mode, 2, 1, 128>, Small>(gemm, launch);
-  else if constexpr (Mode::PROMOTE && PLAIN)
-    return with_planned<Tiling<Mode, 2, 1, 128, false, 2>, Tiling<Mode, 3, 1, 128>,
-                        Small>(gemm, launch);
-  else if constexpr (Mode::PROMOTE)
-    return with_planned<Tiling<Mode, 2, 1, 128, false, 2>, Small>(gemm, launch);
-  else if constexpr (PLAIN && Mode::MMA == Mma::tf32)
-    return with_planned<Tiling<Mode, 2, 2, 128, true>, Tiling<Mode, 2, 2, 192, true>,
-                        Tiling<Mode, 2, 1, 256>, Small>(gemm, launch);
-  else if constexpr (PLAIN)
-    return with_planned<Tiling<Mode, 2, 2, 128, true>, Tiling<Mode, 2, 2, 192, true>,
-                        Small>(gemm, launch);
-  else  // 192 accumulators leave too few registers for what is fused
-    return with_planned<Tiling<Mode, 2, 2, 128, true>, Small>(gemm, launch);
+int launch_mode(const Gemm& gemm, const Gemm& stored, const Extra& extra, cudaStream_t stream) {
+  return with_tiling<Mode, !FUSES<Extra>>(gemm, [&](auto tiling) {
+    return launch_tiling<Mode, Out, decltype(tiling)>(gemm, stored, extra, stream);
+  });
 }
 
 }  // namespace
@@ -234,7 +224,17 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
   return with_modes(gemm, [&](auto mode, auto out) {
     using Mode = decltype(mode);
-    if (is_plain(gemm)) return launch_mode<Mode, decltype(out)>(gemm, Plain{}, stream);
-    return launch_mode<Mode, decltype(out)>(gemm, epilogue_of<typename Mode::Acc>(gemm), stream);
+    using Out = decltype(out);
+    using Acc = typename Mode::Acc;
+    if (parts_of(gemm) > 1) {
+      if constexpr (BUILT_FOR_PARTS)
+        return launch_parts<Acc, Out>(gemm, BLOCK_K / Mode::ITEM, stream, [&](const Gemm& stored) {
+          return launch_mode<Mode, Acc>(gemm, stored, Part{}, stream);
+        });
+    } else if constexpr (BUILT_WHOLE) {
+      if (is_plain(gemm)) return launch_mode<Mode, Out>(gemm, gemm, Plain{}, stream);
+      return launch_mode<Mode, Out>(gemm, gemm, epilogue_of<Acc>(gemm), stream);
+    }
+    return int{cudaErrorNotSupported};
   });
 }

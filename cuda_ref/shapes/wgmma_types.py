@@ -11,8 +11,10 @@ from ..build.toolchain import constants
 from ..planning.gpu import SIMULATED_SMS
 from ..planning.gpu import of as gpu_of
 from ..planning.pairs import cluster_of, least_tiles
+from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, workspace_bytes
 from ..planning.refusals import (
     MOST_TILES,
+    TMA_MOST,
     beyond_tma,
     column_major,
     refuse_integer_epilogues,
@@ -67,6 +69,10 @@ TILINGS = {
 }
 """What is summed, or fused -> the tilings that it has. No two of a list have the same tile of C, by
 which the launcher is told one; REPACK tells it of which list: "split" or "split beforehand"."""
+
+STEP_US_OF = {"int32": 0.30, "fast": 0.29, "float32": 0.34, "tf32": 0.28, "tf32x3": 0.96}
+"""How products are summed -> what an SM takes for a step along K of a tile of 128 x 128 at the rate
+of the first tiling of its list."""
 
 STEP_US = 0.2
 """What a wave of tiles of 128 x 128 takes less for a step along K where B has been split
@@ -128,9 +134,21 @@ def _room() -> int:
     return (int(given) if given.isdigit() else WORKSPACE_MIB) << 20
 
 
+def _elements_of_b(problem: Any) -> int:
+    """Of all matrices that are apart."""
+    apart = problem.batch if _side_of_b(problem).batch_stride else 1
+    return _sides(problem)[1] * int(problem.K) * apart
+
+
+def _beforehand_us(problem: Any) -> float:
+    """What the pass takes that splits B; where B is copied in any case, what it takes longer."""
+    more = 4 * _elements_of_b(problem) / PASS_BYTES_PER_US
+    return PASS_US + 3 * more if _side_of_b(problem).along_k else more
+
+
 def _pays_beforehand(problem: Any, tiling: Tiling) -> bool:
-    """Whether the steps of all waves save more than the pass takes that splits B, or than it takes
-    longer than a copy of B; and whether there is room for what it writes.
+    """Whether the steps of all waves save more than the pass takes; and whether there is room for
+    what it writes.
 
     Every row of tiles reads what the pass has split once, so a C of few rows is left to the kernel.
     """
@@ -139,37 +157,77 @@ def _pays_beforehand(problem: Any, tiling: Tiling) -> bool:
     M, N = _sides(problem)
     tiles = -(-M // tiling.block_m) * -(-N // tiling.block_n) * problem.batch
     steps = -(-tiles // _sms(problem)) * -(-problem.K // 32)
-    b = _side_of_b(problem)
-    elements = N * problem.K * (problem.batch if b.batch_stride else 1)
-    more = 4 * elements / PASS_BYTES_PER_US
-    if b.along_k:
-        more = PASS_US + 3 * more
-    return 8 * elements <= _room() and steps * STEP_US > more
+    fits = 8 * _elements_of_b(problem) <= _room()
+    return fits and steps * STEP_US > _beforehand_us(problem)
+
+
+def _kind(problem: Any, fused: bool) -> str:
+    """The list of tilings that a problem may take."""
+    if problem.compute == "float32":
+        return "promoted fused" if fused else "promoted"
+    if problem.compute == "tf32x3":
+        return "split"
+    if problem.compute == "tf32" and not fused:
+        return "plain tf32"
+    return "fused" if fused else "plain"
 
 
 def tiling_of(problem: Any) -> Tiling:
-    """The tiling that ends first, by waves x area / rate."""
-    fused = is_fused(problem)
-    kind = "fused" if fused else "plain"
-    if problem.compute == "float32":
-        kind = "promoted fused" if fused else "promoted"
-    elif problem.compute == "tf32x3":
-        kind = "split"
-    elif problem.compute == "tf32" and not fused:
-        kind = "plain tf32"
+    """The tiling that ends first, by waves x area / rate, of a K that is not divided."""
+    kind = _kind(problem, is_fused(problem))
     chosen = _fastest(kind, *_sides(problem), problem.batch, _sms(problem))
     if kind == "split" and _pays_beforehand(problem, chosen):
         return TILINGS["split beforehand"][0]
     return chosen
 
 
+def _way(problem: Any, tiling: Tiling) -> Way:
+    """A tiling as the model of parts sees it."""
+    area = tiling.block_m * tiling.block_n / 128 / 128
+    step = STEP_US_OF.get(problem.compute, STEP_US_OF["float32"]) * area * 100 / tiling.rate
+    if not tiling.repack:
+        return Way(tiling.block_m, tiling.block_n, step)
+    before = _beforehand_us(problem)
+    return Way(tiling.block_m, tiling.block_n, step - STEP_US, before)
+
+
+def divided(problem: Any) -> tuple[Tiling, int] | None:
+    """The tiling and the parts of K of a product that ends first with K in parts, else None.
+
+    What is fused the second launch does, so that all tilings of plain products are there.
+    """
+    if problem.batch > 1:
+        return None
+    (M, N), sms = _sides(problem), _sms(problem)
+    width = STEP_BYTES // (4 if problem.dtype_in == "float32" else 1)
+    of = Sizes(M, N, -(-problem.K // width), 4)
+    tilings = TILINGS[_kind(problem, False)]
+    if problem.compute == "tf32x3" and 8 * _elements_of_b(problem) <= _room():
+        tilings += TILINGS["split beforehand"]
+    tiling_by_way = {_way(problem, tiling): tiling for tiling in tilings}
+    ways = [
+        (way, parts)
+        for way in tiling_by_way
+        for parts in divisions(of, way.block_m, way.block_n, sms)
+        if workspace_bytes(of, parts) <= _room()
+        and -(-of.steps // parts) * parts * width <= TMA_MOST
+    ]
+    found = best(of, _way(problem, tiling_of(problem)), ways, sms)
+    return (tiling_by_way[found[0]], found[1]) if found else None
+
+
 def plan(problem: Any) -> Mapping[str, int]:
     """How wgmma_types runs a problem."""
-    chosen, numbers = tiling_of(problem), constants("wgmma_types")
+    chosen, parts = divided(problem) or (tiling_of(problem), 1)
     block_m, block_n = chosen.block_m, chosen.block_n
     M, N = _sides(problem)
     least = least_tiles(block_m, block_n, problem.K, _sms(problem))
     cluster = cluster_of(-(-M // block_m), -(-N // block_n), problem.batch, False, least)
+    # Blocks of a part have few steps to save loads in; and of a B that fills half of a tile at most
+    # one block of a pair would load all.
+    if parts > 1 or block_n >= 2 * N:
+        cluster = 1
+    numbers = constants("wgmma_types")
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
@@ -179,6 +237,7 @@ def plan(problem: Any) -> Mapping[str, int]:
         "PINGPONG": int(chosen.pingpong),
         "CLUSTER": 1 if problem.device == "cpu" else cluster,
         **({"REPACK": 1} if chosen.repack else {}),
+        **({"SPLITS": parts} if parts > 1 else {}),
     }
 
 
@@ -197,10 +256,14 @@ def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str],
     sizes = plan["CONSUMERS"], plan["BLOCK_M"] // (64 * shared), plan["BLOCK_N"]
     written = ", ".join([*map(str, sizes), str(bool(plan["PINGPONG"])).lower()])
     terms, fused = f", {str(bool(plan.get('REPACK'))).lower()}>", is_fused(problem)
-    return {
+    tests: dict[str, Callable[[str], bool]] = {
         "T": lambda value: f", {written}, " in value and value.endswith(terms),
         "Extra": lambda value: value.endswith("Plain") != fused,
     }
+    if plan.get("SPLITS", 1) > 1:
+        sum_of = "int" if problem.dtype_out == "int32" else "float"
+        tests |= {"Extra": lambda value: value.endswith("Part"), "Out": lambda v: v == sum_of}
+    return tests
 
 
 ROW = row(

@@ -23,7 +23,8 @@ __device__ __forceinline__ void each_box(int mn, int k, Copy copy) {
 }
 
 // C by rows of neighbours where it has them: element (i, j) is at data + i * row_stride +
-// j * col_stride. With `vectors`, four neighbours from a multiple of four on are one word.
+// j * col_stride. With `vectors`, four neighbours (of float64 two) from a multiple of four (of two)
+// on are one word.
 struct Rows {
   void* data;
   int64_t row_stride, col_stride;
@@ -32,9 +33,10 @@ struct Rows {
 };
 
 inline Rows rows_of(const Matrix& c, DType type) {
-  const uint64_t word = 4 * bytes_of(type);
+  const int64_t count = type == DType::f64 ? 2 : 4;
+  const uint64_t word = count * bytes_of(type);
   return {c.data, c.row_stride, c.col_stride, static_cast<int>(c.rows), static_cast<int>(c.cols),
-          c.col_stride == 1 && c.row_stride % 4 == 0 &&
+          c.col_stride == 1 && c.row_stride % count == 0 &&
               reinterpret_cast<uint64_t>(c.data) % word == 0};
 }
 
@@ -58,29 +60,30 @@ __device__ __forceinline__ void write_accumulators(float* sums, const float (&d)
   }
 }
 
-// Stores four neighbours of C as one word.
-template <typename Out>
-__device__ __forceinline__ void store_word(Out* to, const float (&x)[4]) {
-  using Word = std::conditional_t<sizeof(Out) == 2, uint2, uint4>;
+// Stores neighbours of C, 8 or 16 bytes of it, as one word.
+template <typename Out, typename Acc, int COUNT>
+__device__ __forceinline__ void store_word(Out* to, const Acc (&x)[COUNT]) {
+  using Word = std::conditional_t<COUNT * sizeof(Out) == 8, uint2, uint4>;
+  static_assert(COUNT * sizeof(Out) == sizeof(Word));
   union {
-    Out elements[4];
+    Out elements[COUNT];
     Word word;
   } packed{};
 #pragma unroll
-  for (int e = 0; e < 4; ++e) packed.elements[e] = narrow<Out>(x[e]);
+  for (int e = 0; e < COUNT; ++e) packed.elements[e] = narrow<Out>(x[e]);
   *reinterpret_cast<Word*>(to) = packed.word;
 }
 
-// Stores `inside` of four neighbours of C.
-template <typename Out>
-__device__ __forceinline__ void store_four(const Rows& c, const float (&x)[4], int row, int col,
-                                           int inside) {
+// Stores `inside` of the neighbours of C that are a word where C has vectors.
+template <typename Out, typename Acc, int COUNT>
+__device__ __forceinline__ void store_neighbours(const Rows& c, const Acc (&x)[COUNT], int row,
+                                                 int col, int inside) {
   Out* to = static_cast<Out*>(c.data) + row * c.row_stride + col * c.col_stride;
-  if (c.vectors && inside == 4) {
+  if (c.vectors && inside == COUNT) {
     store_word(to, x);
   } else {
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
+    for (int e = 0; e < COUNT; ++e)
       if (e < inside) to[e * c.col_stride] = narrow<Out>(x[e]);
   }
 }
@@ -149,7 +152,7 @@ __device__ __forceinline__ void finish_share(const float* sums, const float* par
       const int inside = c.cols - j < 4 ? c.cols - j : 4;
       if (unit >= total || inside <= 0) continue;
       finish<FUSED, Out>(epilogue, x[u], i, j, 0, inside);
-      store_four<Out>(c, x[u], i, j, inside);
+      store_neighbours<Out>(c, x[u], i, j, inside);
     }
   }
 }

@@ -155,7 +155,7 @@ __device__ __forceinline__ void multiply_words(const Side& a, const Side& b, con
     const int inside = min(c.cols - col, 4);
     if (row >= c.rows || inside <= 0) continue;
     finish<FUSED, Out>(epilogue, x, row, col, batch, inside);
-    store_four<Out>(c, x, row, col, inside);
+    store_neighbours<Out>(c, x, row, col, inside);
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "host/select.cuh"
+#include "ptx/wgmma_kmajor.cuh"
 #include "sm90/epilogue_chunks.cuh"
 
 namespace tcgemm::sm90 {
@@ -39,5 +41,29 @@ struct Tiling {
       std::min(8u, (SHARED_BYTES - BARRIER_BYTES - 1024 - CHUNKS_BYTES) / STAGE_BYTES);
   static constexpr uint32_t RING_BYTES = NUM_STAGES * STAGE_BYTES;
 };
+
+// Calls launch(tiling) with the tiling that is planned, of those that this mode has, more of them
+// where nothing is fused (PLAIN). By default the last.
+template <typename Mode, bool PLAIN, typename Launch>
+int with_tiling(const Gemm& gemm, const Launch& launch) {
+  using Small = Tiling<Mode, 1, 1, 128, false, 2>;
+  using InTerms = Tiling<Mode, 2, 1, 128, false, 1, true>;
+  if constexpr (Mode::SPLIT)
+    return plan_of(gemm).repack ? with_planned<InTerms>(gemm, launch)
+                                : with_planned<Tiling<Mode, 2, 1, 128>, Small>(gemm, launch);
+  else if constexpr (Mode::PROMOTE && PLAIN)
+    return with_planned<Tiling<Mode, 2, 1, 128, false, 2>, Tiling<Mode, 3, 1, 128>,
+                        Small>(gemm, launch);
+  else if constexpr (Mode::PROMOTE)
+    return with_planned<Tiling<Mode, 2, 1, 128, false, 2>, Small>(gemm, launch);
+  else if constexpr (PLAIN && Mode::MMA == Mma::tf32)
+    return with_planned<Tiling<Mode, 2, 2, 128, true>, Tiling<Mode, 2, 2, 192, true>,
+                        Tiling<Mode, 2, 1, 256>, Small>(gemm, launch);
+  else if constexpr (PLAIN)
+    return with_planned<Tiling<Mode, 2, 2, 128, true>, Tiling<Mode, 2, 2, 192, true>,
+                        Small>(gemm, launch);
+  else  // 192 accumulators leave too few registers for what is fused
+    return with_planned<Tiling<Mode, 2, 2, 128, true>, Small>(gemm, launch);
+}
 
 }  // namespace tcgemm::sm90

@@ -1,0 +1,106 @@
+"""K in parts, for rungs of other types than 16 bits: how many parts, and of which tile of C.
+
+A rung that divides K stores the sums of each part to a workspace, and a second launch adds them.
+That pays where C has too few tiles for the SMs, or tiles that leave most of the last wave idle. The
+model weighs the steps of the busiest SM, what memory delivers, and the second launch. Its constants
+are those of an H100; a step along K is 128 bytes of it in each row, whatever the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from .cost import LAUNCH_US, ceil_div
+
+STEP_BYTES = 128
+"""Bytes along K of a step, in a row of A or of B."""
+
+MOST_PARTS = 128
+
+LEAST_STEPS = 2
+"""Steps along K of a part, the last apart."""
+
+MOST_WAVES = 4
+"""Waves of blocks beyond which K stays whole: the last is too small a part of them."""
+
+LEAST_GAIN = 0.05
+"""Part of the time that a division has to save by the model."""
+
+SECOND_US = 2.0
+"""The launch that adds the parts, besides what it reads."""
+
+SUMS_BYTES_PER_US = 5.0e6
+"""Bytes of sums that all SMs write, or read, in a microsecond, through the L2."""
+
+L2_BYTES = 40e6
+"""Of operands that a repeated product finds in the L2."""
+
+L2_BYTES_PER_US, MEMORY_BYTES_PER_US = 5.5e6, 2.8e6
+"""Bytes of operands that the L2, or memory, delivers to all SMs in a microsecond."""
+
+L2_TO_SM_BYTES_PER_US, MEMORY_TO_SM_BYTES_PER_US = 110e3, 64e3
+"""The same to one SM. Of memory each byte is counted for one of the tiles that share it."""
+
+
+class Way(NamedTuple):
+    """One way to multiply: a tile of C, and what a block takes for a step along K of it."""
+
+    block_m: int
+    block_n: int
+    step_us: float
+    before_us: float = 0.0
+    """Of a pass over an operand that other ways do without."""
+
+
+class Sizes(NamedTuple):
+    """A product as a model of time sees it, C by rows."""
+
+    M: int
+    N: int
+    steps: int
+    sum_bytes: int
+    """Of an accumulator."""
+
+
+def workspace_bytes(of: Sizes, parts: int) -> int:
+    """Of the sums of so many parts, in rows of whole 16 bytes."""
+    return 0 if parts == 1 else parts * of.M * ceil_div(of.N * of.sum_bytes, 16) * 16
+
+
+def us(of: Sizes, way: Way, parts: int, sms: int) -> float:
+    """Microseconds of a product with K in so many parts, as the model has it."""
+    tiles = ceil_div(of.M, way.block_m) * ceil_div(of.N, way.block_n)
+    waves, steps = ceil_div(tiles * parts, sms), ceil_div(of.steps, parts)
+    rows = min(way.block_m, of.M) + min(way.block_n, of.N)
+    read = (of.M + of.N) * of.steps * STEP_BYTES
+    fed, delivered = rows * STEP_BYTES / L2_TO_SM_BYTES_PER_US, read / L2_BYTES_PER_US
+    if read > L2_BYTES:
+        from_memory = (of.M + of.N) * STEP_BYTES / tiles
+        fed = max(fed, from_memory / MEMORY_TO_SM_BYTES_PER_US)
+        delivered = read / MEMORY_BYTES_PER_US
+    multiplied = waves * steps * max(way.step_us, fed)
+    moved = 2 * workspace_bytes(of, parts)
+    second = SECOND_US + moved / SUMS_BYTES_PER_US if parts > 1 else 0.0
+    return LAUNCH_US + way.before_us + max(multiplied, delivered) + second
+
+
+def divisions(of: Sizes, block_m: int, block_n: int, sms: int) -> Iterator[int]:
+    """The numbers of parts worth a look, from 2 on: of those that leave the longest part as many
+    steps the fewest."""
+    tiles = ceil_div(of.M, block_m) * ceil_div(of.N, block_n)
+    most = min(MOST_PARTS, of.steps // LEAST_STEPS, MOST_WAVES * sms // tiles)
+    for parts in range(2, most + 1):
+        if ceil_div(of.steps, ceil_div(of.steps, parts)) == parts:
+            yield parts
+
+
+def best(
+    of: Sizes, whole: Way, ways: Iterable[tuple[Way, int]], sms: int
+) -> tuple[Way, int] | None:
+    """The way and the number of parts that end first; None where that is K whole, by ``whole``."""
+    times = [(us(of, way, parts, sms), parts, way) for way, parts in ways]
+    if not times:
+        return None
+    least, parts, way = min(times)
+    return (way, parts) if least < (1 - LEAST_GAIN) * us(of, whole, 1, sms) else None
