@@ -6,20 +6,20 @@ A step along K takes what it waits for, however little it multiplies, or what th
 multiply and load beside each other, whichever is more. What follows or comes before are launches of
 their own: the copies that host/repack.py makes, and the addition of parts of K. Imports no triton.
 
-The constants were fitted to fused and warp_specialized, with K in one part, at thirteen shapes of
-each type on an H100, behind a foreign kernel in a graph: 1 to 4096 rows, 32 to 8192 columns and 64
-to 16384 elements along K. No part of K was timed, and nothing of skinny, which is taken to go
-through a step as fused does; what is guessed says so.
+The constants stand in type_times.json, fitted by scripts/fit_type_times.py to plans of 22 shapes of
+each type, each behind a foreign kernel in a graph on an H200: 1 to 8192 rows, 16 to 14336 columns
+and 512 to 32768 elements along K (reports/nvidia-h200/trials/type_parts.csv).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..host.storage import column_major, itemsize, letter
 from ..planning.dtypes import kind
-from ..planning.planner import UNALIGNED_STEP_US
 from ..planning.shared_memory import stage_bytes
 from ..planning.tables import aligned
 
@@ -39,61 +39,57 @@ class Step(NamedTuple):
     loaded: float
     """and 128 x 128 bytes of A and B into the SM."""
     across_k: float = 0.0
-    """64 x 128 bytes of B that do not lie along K, and pass through registers, of all programs."""
+    """64 x 128 bytes of B that do not lie along K, and pass through registers, of all programs,"""
+    along_k: float = 0.0
+    """and the same of B that does."""
 
+
+class Constants(NamedTuple):
+    """What all of these kernels have in common, in microseconds and bytes for each of them."""
+
+    start: float
+    """Before the first step and after the last."""
+    memory: float
+    """Of A and B, and of their copies, out of memory or into it;"""
+    l2: float
+    """L2_BYTES or fewer the L2 has from the call before, and at what rate."""
+    stored: float
+    """Of C."""
+    copies: float
+    """The launch of host/repack.py besides the bytes that it reads and writes."""
+    second: float
+    """The launch that adds parts of K,"""
+    sums: float
+    """and bytes of them that are written and read."""
+    outside: float
+    """A step of warp_specialized, times the share of its rows or columns that no matrix has."""
+    odd_8_bits: float
+    """A step of fused and skinny whose elements are loaded one by one: no copy is asynchronous
+    then, so that it is a trip to memory. In 8 bits those of skinny are also where A or B does not
+    lie along K."""
+    odd_float32: float
+    odd_float64: float
+
+
+FILE = Path(__file__).with_name("type_times.json")
+_SHIPPED = json.loads(FILE.read_text())
+
+CONSTANTS = Constants(**_SHIPPED["constants"])
 
 STEPS = {
-    "tf32x3": {
-        "fused": Step(0.47, 0.35, 0.42, 0.47, 0.45),
-        "warp_specialized": Step(0.1, 0.1, 0.22, 0.34),
-        "skinny": Step(0.47, 0.35, 0.42, 0.47, 0.45),
-    },
-    "tf32": {
-        "fused": Step(0.45, 0.04, 0.085, 0.27, 0.18),
-        "warp_specialized": Step(0.1, 0.066, 0.03, 0.04),
-        "skinny": Step(0.45, 0.04, 0.085, 0.27, 0.18),
-    },
-    "float64": {
-        "fused": Step(0.19, 0.28, 0.35, 0.29),
-        "skinny": Step(0.19, 0.28, 0.35, 0.29),
-    },
-    "ieee": {
-        "fused": Step(0.14, 0.3, 0.9, 0.06),
-        "skinny": Step(0.14, 0.3, 0.9, 0.06),
-    },
-    "int8": {
-        "fused": Step(0.01, 0.145, 0.084, 0.1),
-        "warp_specialized": Step(0.067, 0.072, 0.04, 0.055),
-        "skinny": Step(0.2, 0.07, 0.08, 0.16),
-    },
-    "float8": {
-        "fused": Step(0.04, 0.075, 0.01, 0.157),
-        "warp_specialized": Step(0.1, 0.061, 0.08, 0.07),
-        "skinny": Step(0.2, 0.07, 0.08, 0.16),
-    },
-    "float8_promoted": {
-        "fused": Step(0.22, 0.056, 0.01, 0.164),
-        "warp_specialized": Step(0.145, 0.057, 0.085, 0.044),
-        "skinny": Step(0.2, 0.07, 0.08, 0.16),
-    },
+    kind: {kernel: Step(*values) for kernel, values in of.items()}
+    for kind, of in _SHIPPED["steps"].items()
 }
-"""By kind of operands and kernel. Those of fused and warp_specialized are within 6 to 20 % of the
-times they were fitted to, in the root of the mean square; those of ieee are guessed from the rate
-of multiply-adds on CUDA cores, and those of skinny from fused: nothing of these was timed."""
+"""By kind of operands and kernel."""
 
-OUTSIDE_US = 0.4
-"""A step of warp_specialized, times the share of its rows or columns that no matrix has: with 16
-rows of 64 a step of 8 bits took 0.62 us, and with 64 rows 0.42."""
+L2_BYTES = 36e6
+"""Of operands, that the L2 keeps from call to call."""
 
 LEAST_COLUMNS = 32
 """Of a tile of skinny, as far as its multiplication counts: rows pass through registers, and are
-split there, for few columns as for more. Guessed."""
+split there, for few columns as for more."""
 
-BY_REGISTERS_US = 1.2
-"""A step of skinny in 8 bits whose operands do not lie along K: no copy is asynchronous then, so
-that it is a trip to memory. Guessed from UNALIGNED_STEP_US."""
-
-EARNED = 0.08
+EARNED = 0.04
 """Of its time that a plan has to win, to be taken in the place of the usual one: of the kernel that
 was taken before there were times, or of a tile whose K is not divided."""
 
@@ -102,23 +98,6 @@ FEW = 128
 
 KERNELS = ("fused", "warp_specialized", "skinny")
 """Those whose time it knows."""
-
-START_US = 1.9
-"""Before the first step and after the last."""
-
-BYTES_PER_US, L2_BYTES, L2_BYTES_PER_US = 2.7e6, 36e6, 4.2e6
-"""Of A and B, and of their copies, out of memory or into it; so many, or fewer, the L2 has from the
-call before, and at what rate."""
-
-STORED_PER_US = 2.6e6
-"""Bytes of C."""
-
-COPY_US = 1.2
-"""A launch of host/repack.py, of each operand, besides the bytes that it reads and writes."""
-
-SECOND_US, PART_BYTES_PER_US = 2.0, 3.0e6
-"""The launch that adds parts of K, and bytes of them that are written and read: both guessed from
-what the 16-bit kernels take (divided_tiles.SECOND_US; k_division.SECOND_US is 2.6)."""
 
 
 def modelled(problem: Any) -> bool:
@@ -149,29 +128,35 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
     waits = step.least + step.of_waiting * m * n * depth * each / (64 * 64 * 128)
     work = max(multiplied, loaded)
     copied = copied_bytes(kernel, problem, plan)
-    if not any(copied) and not _along_k(problem, swapped):
-        work += step.across_k * n * depth * each / (64 * 128)
-        waits += step.across_k * n * depth * each / (64 * 128)
+    if not any(copied):
+        by_registers = step.along_k if _along_k(problem, swapped) else step.across_k
+        work += by_registers * n * depth * each / (64 * 128)
+        waits += by_registers * n * depth * each / (64 * 128)
     if kernel != "warp_specialized" and not aligned(problem, with_c=False, elements=8):
-        waits = max(waits, UNALIGNED_STEP_US)
+        waits = max(waits, _odd_us(each))
     if kernel == "skinny" and each == 1 and not problem.a_strides[1] == problem.b_strides[0] == 1:
-        waits = max(waits, BY_REGISTERS_US)
+        waits = max(waits, _odd_us(each))
     if kernel == "warp_specialized":
-        waits += OUTSIDE_US * (max(1 - down / m, 0.0) + max(1 - across / n, 0.0))
+        waits += CONSTANTS.outside * (max(1 - down / m, 0.0) + max(1 - across / n, 0.0))
     busiest, beside = -(-programs // sms), resident(kernel, problem, plan)
     whole, rest = divmod(busiest, beside)
     inside = steps * (whole * max(waits, beside * work) + (max(waits, rest * work) if rest else 0))
     terms = 2 if kernel == "warp_specialized" and name == "tf32x3" else 1
     operands = terms * (M + N) * K * each
     of_c = M * N * itemsize(problem.dtype_out)
-    found = START_US + max(inside, _moved_us(operands)) + of_c / STORED_PER_US
-    launches = sum(size > 0 for size in copied)
-    found += COPY_US * launches + _moved_us(sum(copied))
+    found = CONSTANTS.start + max(inside, _moved_us(operands)) + of_c / CONSTANTS.stored
+    found += CONSTANTS.copies * any(copied) + _moved_us(sum(copied))
     return found + second_us(problem, parts)
 
 
 def _moved_us(size: float) -> float:
-    return size / (L2_BYTES_PER_US if size <= L2_BYTES else BYTES_PER_US)
+    return size / (CONSTANTS.l2 if size <= L2_BYTES else CONSTANTS.memory)
+
+
+def _odd_us(itemsize: int) -> float:
+    """The least step where elements of so many bytes are loaded one by one."""
+    of = {1: CONSTANTS.odd_8_bits, 4: CONSTANTS.odd_float32, 8: CONSTANTS.odd_float64}
+    return of[itemsize]
 
 
 def second_us(problem: Any, parts: int) -> float:
@@ -179,7 +164,8 @@ def second_us(problem: Any, parts: int) -> float:
     if parts == 1:
         return 0.0
     wide = 8 if problem.dtype_in == "float64" else 4
-    return SECOND_US + 2.0 * wide * parts * problem.M * problem.N / PART_BYTES_PER_US
+    moved = 2.0 * wide * parts * problem.M * problem.N
+    return CONSTANTS.second + moved / CONSTANTS.sums
 
 
 def copied_bytes(kernel: str, problem: Any, plan: Mapping[str, int]) -> tuple[int, int]:
