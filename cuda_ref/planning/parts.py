@@ -2,8 +2,9 @@
 
 A rung that divides K stores the sums of each part to a workspace, and a second launch adds them.
 That pays where C has too few tiles for the SMs, or tiles that leave most of the last wave idle. The
-model weighs the steps of the busiest SM, what memory delivers, and the second launch. Its constants
-are those of an H100; a step along K is 128 bytes of it in each row, whatever the type.
+model weighs the steps of the busiest SM, what memory delivers, and the second launch. A step along
+K is 128 bytes of it in each row, whatever the type. The constants were fitted to 1,839 plans of 161
+products behind a foreign kernel in a graph on an H200 (reports/nvidia-h200/trials/type_parts.csv).
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .cost import LAUNCH_US, ceil_div
+from .cost import ceil_div
 
 STEP_BYTES = 128
 """Bytes along K of a step, in a row of A or of B."""
 
 MOST_PARTS = 128
 
-LEAST_STEPS = 2
+LEAST_STEPS = 4
 """Steps along K of a part, the last apart."""
 
 MOST_WAVES = 4
@@ -27,20 +28,32 @@ MOST_WAVES = 4
 LEAST_GAIN = 0.05
 """Part of the time that a division has to save by the model."""
 
-SECOND_US = 2.0
-"""The launch that adds the parts, besides what it reads."""
+LAUNCH_US = 3.4
+"""Before the first step and after the last."""
 
-SUMS_BYTES_PER_US = 5.0e6
+SECOND_US = 0.6
+"""The launch that adds the parts, besides what it reads: it is ready when the first one ends. The
+rows alone would have 0.2, and say nothing of a K as short as LEAST_STEPS."""
+
+SUMS_BYTES_PER_US = 5.9e6
 """Bytes of sums that all SMs write, or read, in a microsecond, through the L2."""
 
 L2_BYTES = 40e6
 """Of operands that a repeated product finds in the L2."""
 
-L2_BYTES_PER_US, MEMORY_BYTES_PER_US = 5.5e6, 2.8e6
+L2_BYTES_PER_US, MEMORY_BYTES_PER_US = 3.5e6, 3.4e6
 """Bytes of operands that the L2, or memory, delivers to all SMs in a microsecond."""
 
-L2_TO_SM_BYTES_PER_US, MEMORY_TO_SM_BYTES_PER_US = 110e3, 64e3
-"""The same to one SM. Of memory each byte is counted for one of the tiles that share it."""
+L2_LATENCY_US, MEMORY_LATENCY_US = 1.2, 2.0
+"""Until a stage that is asked for has come: all stages of a ring are on their way at once, so that
+a step takes at least its share of that. With 32 of a tile's 128 columns, a stage is few bytes and
+takes as long."""
+
+L2_TO_SM_BYTES_PER_US = 110e3
+"""Bytes of operands that one SM takes in."""
+
+NORM = 4
+"""Of what the SMs multiply and what is delivered to them: close to the longer, not its maximum."""
 
 
 class Way(NamedTuple):
@@ -49,6 +62,8 @@ class Way(NamedTuple):
     block_m: int
     block_n: int
     step_us: float
+    stages: int
+    """Of its ring."""
     before_us: float = 0.0
     """Of a pass over an operand that other ways do without."""
 
@@ -74,15 +89,15 @@ def us(of: Sizes, way: Way, parts: int, sms: int) -> float:
     waves, steps = ceil_div(tiles * parts, sms), ceil_div(of.steps, parts)
     rows = min(way.block_m, of.M) + min(way.block_n, of.N)
     read = (of.M + of.N) * of.steps * STEP_BYTES
-    fed, delivered = rows * STEP_BYTES / L2_TO_SM_BYTES_PER_US, read / L2_BYTES_PER_US
-    if read > L2_BYTES:
-        from_memory = (of.M + of.N) * STEP_BYTES / tiles
-        fed = max(fed, from_memory / MEMORY_TO_SM_BYTES_PER_US)
-        delivered = read / MEMORY_BYTES_PER_US
+    in_l2 = read <= L2_BYTES
+    latency = L2_LATENCY_US if in_l2 else MEMORY_LATENCY_US
+    fed = max(rows * STEP_BYTES / L2_TO_SM_BYTES_PER_US, latency / way.stages)
     multiplied = waves * steps * max(way.step_us, fed)
+    delivered = read / (L2_BYTES_PER_US if in_l2 else MEMORY_BYTES_PER_US)
     moved = 2 * workspace_bytes(of, parts)
     second = SECOND_US + moved / SUMS_BYTES_PER_US if parts > 1 else 0.0
-    return LAUNCH_US + way.before_us + max(multiplied, delivered) + second
+    both = (multiplied**NORM + delivered**NORM) ** (1 / NORM)
+    return LAUNCH_US + way.before_us + both + second
 
 
 def divisions(of: Sizes, block_m: int, block_n: int, sms: int) -> Iterator[int]:

@@ -13,9 +13,12 @@ from ..planning.rows import FUSES, VECTOR_ROWS, row, source_constants
 
 ORDER = 100
 
-STEP_US = 0.57
+STEP_US = 0.59
 """What an SM takes for a step along K of a tile. Two tiles on an SM take twice that, so that one to
 an SM is a wave."""
+
+STAGES = 6
+"""Of the two blocks of an SM."""
 
 
 def plan(problem: Any) -> Mapping[str, int]:
@@ -29,7 +32,7 @@ def plan(problem: Any) -> Mapping[str, int]:
     sms = SIMULATED_SMS if problem.device == "cpu" else gpu_of(problem).sms
     width = numbers["BLOCK_K"]
     of = Sizes(M, N, -(-problem.K // width), 8)
-    way = Way(numbers["BLOCK_M"], numbers["BLOCK_N"], STEP_US)
+    way = Way(numbers["BLOCK_M"], numbers["BLOCK_N"], STEP_US, STAGES)
     ways = [
         (way, parts)
         for parts in divisions(of, way.block_m, way.block_n, sms)

@@ -70,7 +70,7 @@ TILINGS = {
 """What is summed, or fused -> the tilings that it has. No two of a list have the same tile of C, by
 which the launcher is told one; REPACK tells it of which list: "split" or "split beforehand"."""
 
-STEP_US_OF = {"int32": 0.30, "fast": 0.29, "float32": 0.34, "tf32": 0.28, "tf32x3": 0.96}
+STEP_US_OF = {"int32": 0.34, "fast": 0.32, "float32": 0.35, "tf32": 0.32, "tf32x3": 1.08}
 """How products are summed -> what an SM takes for a step along K of a tile of 128 x 128 at the rate
 of the first tiling of its list."""
 
@@ -78,6 +78,10 @@ STEP_US = 0.2
 """What a wave of tiles of 128 x 128 takes less for a step along K where B has been split
 beforehand: 0.21 to 0.36 at the twelve timed products that have such tiles in either case
 (reports/nvidia-h200/trials/tf32x3.csv)."""
+
+MOST_STAGES, RING_BYTES = 8, 210 * 1024
+"""Of a block: see NUM_STAGES in wgmma_types/tiling.cuh. Where it splits B, which takes longer than
+loads do, there are fewer."""
 
 PASS_US = 3.0
 """Of the pass that splits B: its launch, its first loads and its last stores."""
@@ -185,10 +189,11 @@ def _way(problem: Any, tiling: Tiling) -> Way:
     """A tiling as the model of parts sees it."""
     area = tiling.block_m * tiling.block_n / 128 / 128
     step = STEP_US_OF.get(problem.compute, STEP_US_OF["float32"]) * area * 100 / tiling.rate
+    stages = min(MOST_STAGES, RING_BYTES // ((tiling.block_m + tiling.block_n) * STEP_BYTES))
     if not tiling.repack:
-        return Way(tiling.block_m, tiling.block_n, step)
+        return Way(tiling.block_m, tiling.block_n, step, stages)
     before = _beforehand_us(problem)
-    return Way(tiling.block_m, tiling.block_n, step - STEP_US, before)
+    return Way(tiling.block_m, tiling.block_n, step - STEP_US, stages, before)
 
 
 def divided(problem: Any) -> tuple[Tiling, int] | None:
