@@ -171,6 +171,22 @@ def split_product(a, b, plan, out=None, order="forward", check=False, **fused):
     return out
 
 
+@pytest.mark.parametrize("plan", [{"REPACK": 0}, SPLIT_BEFOREHAND], ids=["in kernel", "beforehand"])
+@pytest.mark.parametrize("K", [1, 3])
+def test_the_product_of_low_terms_that_is_left_out_is_small(plan, K):
+    """The numbers whose lower half is largest beside the upper one: cut off behind the 10 bits of
+    fraction that the tensor cores look at it is all ones, 2^-10 of them."""
+    lower = torch.tensor([0x1FFD, 0x1FFF, 0x1000, 0xFFF, 0]).view(5, 1)
+    upper = torch.arange(0x3F800000, 0x3F800000 + 40 * 0x2000, 0x2000)
+    numbers = (upper + lower).flatten().int().view(torch.float32)
+    a, b = numbers[:, None].repeat(1, K), -numbers[None, :70].repeat(K, 1)
+    c = split_product(a, b, plan)
+    exact = a.double() @ b.double()
+    bound = (3 * 2.0**-22 + 2 * K**0.5 * 2.0**-23) * (a.double().abs() @ b.double().abs())
+    assert bool(((c.double() - exact).abs() <= bound).all())
+
+
+
 def both_ways(a, b, **more):
     """C where B is split beforehand, which has to be C where the kernel splits it, to the bit."""
     c = split_product(a, b, {}, **more)

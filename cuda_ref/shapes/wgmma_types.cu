@@ -7,7 +7,7 @@
 //                nearest on the way in. PROMOTE: the tensor cores truncate each partial sum (of
 //                8-bit floats to some 14 bits), so every 128 bytes of K are summed from zero and
 //                added in float32. tf32x3: x = hi + lo, and hi hi + hi lo + lo hi are multiplied
-//                (lo lo is below 2^-22); consumers split A in registers, idle warps B in shared,
+//                (lo lo is at most 2^-21); consumers split A in registers, idle warps B in shared,
 //                or of large products a pass beforehand in memory (wgmma_types/terms.cuh). Parts
 //                of K, where C has few tiles: the schedule takes a part for a matrix of a batch,
 //                its sums go to a workspace, and a second kernel adds them (sm90/parts.cuh).

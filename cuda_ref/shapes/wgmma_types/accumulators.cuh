@@ -153,7 +153,7 @@ struct SplitA {
     const uint32_t at = tile + row * 128 + lane / 4 * 16 + lane % 4 * 4;
 #pragma unroll
     for (uint32_t i = 0; i < 16; ++i) hi[i] = ld_shared_u32((at ^ i / 2 * 16) + i % 2 * 1024);
-    split(hi, lo);
+    split<CUT_OFF>(hi, lo);
   }
 };
 

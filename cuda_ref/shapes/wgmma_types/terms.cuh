@@ -1,9 +1,7 @@
 // float32 operands as two terms of tf32 each, which a pass writes beforehand: x = hi + lo, as in
 // tf32x3.cuh.
 //
-// Rows of K, hi of the whole batch first and lo behind it: [2, batch, rows, pitch]. hi is written
-// too, though it is x itself: where x is Inf or NaN it is not, and an operand that does not lie
-// K-major is copied in any case.
+// Rows of K, hi of the whole batch first and lo behind it: [2, batch, rows, pitch].
 #pragma once
 
 #include "host/repack.cuh"
@@ -81,7 +79,7 @@ static __global__ void __launch_bounds__(TERMS_THREADS) repack_terms(Terms x) {
       for (int i = 0; i < 4 * AT_ONCE; ++i)
         hi[i] = tile[row + i / 4 * (TERMS_TILE / AT_ONCE)][column + i % 4];
     }
-    split(hi, lo);
+    split<ROUNDED>(hi, lo);
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       const int r = m + row + i * (TERMS_TILE / AT_ONCE);

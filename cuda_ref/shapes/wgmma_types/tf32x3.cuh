@@ -1,53 +1,71 @@
 // float32 as the sum of two tf32 numbers: x = hi + lo, 11 + 11 leading bits.
 //
-// hi is x itself, whose lower 13 bits the tensor cores ignore. Where x is Inf or NaN, hi is 1 with the
-// sign of x and lo is x; then every product is what it should be, Inf times Inf too, since no Inf
-// meets the lower half of the other operand, which may be 0 or of the other sign.
+// The tensor cores ignore the lower 13 bits of what they are given. A's hi is A itself, cut off so:
+// its lo is at most 2^-10 of it, and costs no register more. B's hi is rounded to nearest, by adding
+// half of what is ignored: its lo is at most 2^-11 of it and of either sign, and lo lo, which is left
+// out, at most 2^-21 and of either sign. With both cut off it would be up to 2^-20, and always
+// positive. Where x is Inf or NaN, hi is 1 with the sign of x and lo is x; then every product is what
+// it should be, Inf times Inf too, since no Inf meets the lower half of the other operand, which may
+// be 0 or of the other sign.
 #pragma once
 
 #include "ptx/sm90.cuh"
 
 namespace tcgemm::sm90 {
 
-// x without hi; NaN where x is not finite.
-__device__ __forceinline__ float remainder(uint32_t x) {
-  return __uint_as_float(x) - __uint_as_float(x & 0xffffe000);
+// Added to a number's bits: half of the lowest bit that the tensor cores look at, and nothing.
+constexpr uint32_t ROUNDED = 0x1000, CUT_OFF = 0;
+
+// x without what the tensor cores see of hi; NaN or Inf where x is not finite, or hi is not.
+__device__ __forceinline__ float remainder(uint32_t x, uint32_t hi) {
+  return __uint_as_float(x) - __uint_as_float(hi & 0xffffe000);
 }
 
-// lo of a finite x, from its remainder. The tensor cores ignore its lower 13 bits too, so that the
-// 0x1000 rounds to nearest as cvt.rna does.
+// lo of a finite x, from its remainder, rounded to nearest as cvt.rna does.
 __device__ __forceinline__ uint32_t low_part(float remainder) {
-  return __float_as_uint(remainder) + 0x1000;
+  return __float_as_uint(remainder) + ROUNDED;
 }
 
-// For any x: it becomes hi; returns lo. x + x is Inf or NaN as x is, and a NaN in its upper bits.
+// For any x: it becomes hi; returns lo. A number too large to be rounded up is cut off. x + x is Inf
+// or NaN as x is, and a NaN in its upper bits.
+template <uint32_t HOW>
 __device__ __forceinline__ uint32_t split_any(uint32_t& x) {
-  if ((x & 0x7fffffff) < 0x7f800000) return low_part(remainder(x));
+  if ((x & 0x7fffffff) < 0x7f800000) {
+    const uint32_t up = x + HOW, hi = (up & 0x7fffffff) < 0x7f800000 ? up : x;
+    const float rest = remainder(x, hi);
+    x = hi;
+    return low_part(rest);
+  }
   const float twice = __uint_as_float(x) + __uint_as_float(x);
   x = (x & 0x80000000) | 0x3f800000;
   return __float_as_uint(twice);
 }
 
 // COUNT numbers become hi, and lo is written. What is not finite is rare: a sum of remainders tells.
-template <int COUNT>
+template <uint32_t HOW, int COUNT>
 __device__ __forceinline__ void split(uint32_t (&x)[COUNT], uint32_t (&lo)[COUNT]) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    const float rest = remainder(x[i]);
+    const uint32_t hi = x[i] + HOW;
+    const float rest = remainder(x[i], hi);
+    x[i] = hi;
     lo[i] = low_part(rest);
     sum += rest;
   }
-  if (sum == sum) return;
+  if (HOW == CUT_OFF ? sum == sum : sum - sum == 0) return;  // hi is Inf only where it is rounded
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) lo[i] = split_any(x[i]);
+  for (int i = 0; i < COUNT; ++i) {
+    x[i] -= HOW;
+    lo[i] = split_any<HOW>(x[i]);
+  }
 }
 
-// Splits BYTES of shared memory at `tile`, by THREADS threads of which this is number `thread`: the
-// low parts are written BYTES behind it. Element by element, so any swizzle stays as it is. All of a
-// thread's loads are in flight at once, since the way through shared memory is long where the tensor
-// cores read too. Hazard: for wgmma to see what is written, each thread must run fence_proxy_async
-// before it says that it is done.
+// Splits BYTES of shared memory at `tile`, by THREADS threads of which this is number `thread`: they
+// become hi, and lo is written BYTES behind them. Element by element, so any swizzle stays as it is.
+// All of a thread's loads are in flight at once, since the way through shared memory is long where
+// the tensor cores read too. Hazard: for wgmma to see what is written, each thread must run
+// fence_proxy_async before it says that it is done.
 template <uint32_t BYTES, uint32_t THREADS>
 __device__ __forceinline__ void split_float32(uint32_t tile, uint32_t thread) {
   constexpr uint32_t COUNT = (BYTES / 16 - 1) / THREADS + 1;  // vectors of a thread
@@ -60,19 +78,23 @@ __device__ __forceinline__ void split_float32(uint32_t tile, uint32_t thread) {
   float sum = 0;
 #pragma unroll
   for (uint32_t i = 0; i < COUNT; ++i) {
-    const float rests[4] = {remainder(x[i].x), remainder(x[i].y), remainder(x[i].z),
-                            remainder(x[i].w)};
+    const uint4 hi =
+        make_uint4(x[i].x + ROUNDED, x[i].y + ROUNDED, x[i].z + ROUNDED, x[i].w + ROUNDED);
+    const float rests[4] = {remainder(x[i].x, hi.x), remainder(x[i].y, hi.y),
+                            remainder(x[i].z, hi.z), remainder(x[i].w, hi.w)};
     sum += (rests[0] + rests[1]) + (rests[2] + rests[3]);
-    if (exists(i))
-      st_shared_v4(address(i) + BYTES, make_uint4(low_part(rests[0]), low_part(rests[1]),
-                                                  low_part(rests[2]), low_part(rests[3])));
+    if (!exists(i)) continue;
+    st_shared_v4(address(i), hi);
+    st_shared_v4(address(i) + BYTES, make_uint4(low_part(rests[0]), low_part(rests[1]),
+                                                low_part(rests[2]), low_part(rests[3])));
   }
-  if (sum == sum) return;
+  if (sum - sum == 0) return;
 #pragma unroll 1
   for (uint32_t i = 0; exists(i); ++i) {
     uint4 hi = ld_shared_v4(address(i));
-    const uint4 lo = make_uint4(split_any(hi.x), split_any(hi.y), split_any(hi.z),
-                                split_any(hi.w));
+    hi = make_uint4(hi.x - ROUNDED, hi.y - ROUNDED, hi.z - ROUNDED, hi.w - ROUNDED);
+    const uint4 lo = make_uint4(split_any<ROUNDED>(hi.x), split_any<ROUNDED>(hi.y),
+                                split_any<ROUNDED>(hi.z), split_any<ROUNDED>(hi.w));
     st_shared_v4(address(i), hi);
     st_shared_v4(address(i) + BYTES, lo);
   }
