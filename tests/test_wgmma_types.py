@@ -186,7 +186,6 @@ def test_the_product_of_low_terms_that_is_left_out_is_small(plan, K):
     assert bool(((c.double() - exact).abs() <= bound).all())
 
 
-
 def both_ways(a, b, **more):
     """C where B is split beforehand, which has to be C where the kernel splits it, to the bit."""
     c = split_product(a, b, {}, **more)
