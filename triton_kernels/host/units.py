@@ -8,9 +8,12 @@ VECTOR = 16
 """Elements: of a size that is a multiple of so many, whole vectors are inside or outside."""
 
 
+COPIED = 16
+"""Bytes that one thread copies at once: rows that are multiples of so many are whole vectors too,
+of which Triton's compiler hears from nobody else."""
+
 HALF = 8
-"""Elements of 16 bits in 16 bytes, as much as one thread copies at once: rows that are multiples of
-so many are whole vectors too, of which Triton's compiler hears from nobody else."""
+"""Elements of 16 bits in as many bytes."""
 
 
 def units(
@@ -50,7 +53,12 @@ def units(
     }
 
 
-def unit_of_stride(stride: int | None) -> int:
-    """The constant of a stride, in elements: HALF where it is a multiple of that and not of VECTOR,
-    which Triton finds out by itself; else 1, as where there is none."""
-    return HALF if stride is not None and stride % HALF == 0 and stride % VECTOR else 1
+def copied_at_once(itemsize: int) -> int:
+    """Elements of so many bytes that one thread copies at once."""
+    return COPIED // itemsize
+
+
+def unit_of_stride(stride: int | None, least: int = HALF) -> int:
+    """The constant of a stride, in elements: ``least`` where it is a multiple of that and not of
+    VECTOR, which Triton finds out by itself; else 1, as where there is none."""
+    return least if stride is not None and stride % least == 0 and stride % VECTOR else 1

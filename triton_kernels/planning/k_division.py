@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..host.storage import itemsize
 from .planner import UNALIGNED_STEP_US, Config, Planner
 from .tables import aligned
 
@@ -33,7 +34,7 @@ PROGRAMS_BY_ELEMENTS = 3
 
 def by_elements(problem: Any) -> bool:
     """Whether no vector of A and B can be loaded, so that a step along K is a trip to memory."""
-    return not aligned(problem, with_c=False, elements=8)
+    return not aligned(problem, with_c=False, elements=16 // itemsize(problem.dtype_in))
 
 
 def parts_of(problem: Any, config: Config, most: int) -> int:

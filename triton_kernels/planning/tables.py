@@ -242,8 +242,8 @@ def aligned(problem: Any, with_c: bool = True, elements: int = 16) -> bool:
     """Whether pointer rungs copy 16 bytes at a time.
 
     Then rows, row pitches and addresses of A, B and C (or of A and B alone) are multiples of 16
-    elements or bytes, the one divisor that Triton's compiler finds out by itself. Of 8 elements it
-    hears only from skinny (host/units.py).
+    elements or bytes, the one divisor that Triton's compiler finds out by itself. Of fewer elements
+    in 16 bytes it hears only from skinny (host/units.py).
 
     Where they are not, every element is a copy of its own with its own registers: 128 x 256 x 64
     then spills 4 KB a thread on sm_90, 128 x 128 x 32 nothing.

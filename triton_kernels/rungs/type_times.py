@@ -132,7 +132,8 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
         by_registers = step.along_k if _along_k(problem, swapped) else step.across_k
         work += by_registers * n * depth * each / (64 * 128)
         waits += by_registers * n * depth * each / (64 * 128)
-    if kernel != "warp_specialized" and not aligned(problem, with_c=False, elements=8):
+    copied_at_once = 16 // each if kernel == "skinny" else 16  # elements that are known to be one
+    if kernel != "warp_specialized" and not aligned(problem, False, copied_at_once):
         waits = max(waits, _odd_us(each))
     if kernel == "skinny" and each == 1 and not problem.a_strides[1] == problem.b_strides[0] == 1:
         waits = max(waits, _odd_us(each))

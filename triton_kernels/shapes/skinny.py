@@ -38,7 +38,7 @@ from ..device.split_k_partials import (
 from ..host.launching import Rung
 from ..host.recording import Step
 from ..host.runtime import cdiv, starts_early, tl, triton
-from ..host.units import HALF, unit_of_stride, units
+from ..host.units import copied_at_once, unit_of_stride, units
 
 
 @triton.jit(do_not_specialize=["M", "N", "K", "splits"])
@@ -165,12 +165,13 @@ def arguments(
     if partials is not None:
         # Partial sums lie as they do whatever C is: one kernel serves all its types and layouts.
         strides, stored = (*strides[:4], None, None), None
+    vector = copied_at_once(a.itemsize)
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
-        **units(a, b, stored, BLOCK_M, BLOCK_N, BLOCK_K, HALF),
-        "UNIT_STRIDES": tuple(map(unit_of_stride, strides)),
+        **units(a, b, stored, BLOCK_M, BLOCK_N, BLOCK_K, vector),
+        "UNIT_STRIDES": tuple(unit_of_stride(stride, vector) for stride in strides),
         **starts_early(PDL),
         "L2_PREFETCH": L2_PREFETCH,
         "COMPUTE": compute,
