@@ -278,9 +278,11 @@ def test_copies_are_made_on_every_call_in_memory_of_its_own(gpu, monkeypatch, ar
     for _ in range(5):
         call(*operands)
     a, b, c = (t.data_ptr() for t in operands)
-    # A set of addresses is new twice: that of the first call, and the room's of the third.
-    assert [len(kernel.long_way), len(copying.long_way), len(copies.rooms)] == [2, 2, 2]
-    into = [places[i].data_ptr() + 512 for i in (0, 1, 0)]
+    # To descriptors a set of addresses is new twice: that of the first call, and the room's of the
+    # third. Pointers are put into one recording.
+    times, turns = (2, (0, 1, 0)) if arguments is described else (1, (0, 1, 1, 0))
+    assert {len(kernel.long_way), len(copying.long_way), len(copies.rooms)} == {times}
+    into = [places[i].data_ptr() + 512 for i in turns]
     assert [p[13:16] for p in copying.short_way] == [(b, place, b) for place in into]
     read = [tuple(getattr(x, "address", x) for x in p[13:16]) for p in kernel.short_way]
     assert read == [(a, place, c) for place in into]
@@ -288,8 +290,8 @@ def test_copies_are_made_on_every_call_in_memory_of_its_own(gpu, monkeypatch, ar
 
 @pytest.mark.parametrize("is_described", [False, True])
 def test_copies_and_a_workspace_are_each_calls_own(gpu, monkeypatch, is_described):
-    """A product of copies whose K is divided: a set of addresses is known by that of the copies,
-    which descriptors hold, and the workspace may lie elsewhere each time."""
+    """A product of copies whose K is divided: with descriptors a set of addresses is known by that
+    of the copies too, which they hold, and the workspace may lie elsewhere each time."""
     kernel, copying, follower = Kernel(described=is_described), Kernel(), Kernel()
     copies = Copies(copying)
     places = [torch.empty(512 + 128, dtype=torch.uint8) for _ in range(2)]
@@ -312,9 +314,12 @@ def test_copies_and_a_workspace_are_each_calls_own(gpu, monkeypatch, is_describe
     for _ in range(5):
         call(*operands)
     a, b, c = (t.data_ptr() for t in operands)
-    assert [len(k.long_way) for k in (kernel, copying, follower)] == [2, 2, 2]
-    into = [places[i].data_ptr() + 512 for i in (0, 0, 1)]
-    parts = [rooms[i].data_ptr() for i in (1, 3, 0)]
+    times, turns, of_parts = (2, (0, 0, 1), (1, 3, 0)) if is_described else (
+        1, (0, 1, 0, 1), (1, 2, 3, 0),
+    )  # fmt: skip
+    assert {len(k.long_way) for k in (kernel, copying, follower)} == {times}
+    into = [places[i].data_ptr() + 512 for i in turns]
+    parts = [rooms[i].data_ptr() for i in of_parts]
     assert [p[13:16] for p in copying.short_way] == [(b, place, b) for place in into]
     read = [tuple(getattr(x, "address", x) for x in p[13:16]) for p in kernel.short_way]
     assert read == [(a, place, room) for place, room in zip(into, parts, strict=True)]

@@ -179,13 +179,11 @@ class Bound:
             for x in (c_in, bias, scale_a, scale_b):
                 if x is not None:
                     addresses += (x.data_ptr(),)
-        copies = None
-        if self._copies:
-            # The kernel's descriptors hold the address of the copies as well.
-            copies = memory(a, self._copies)
-            kept = self._by_address.get((*addresses, copies.data_ptr()))
-        elif (kept := self._kept) is None:
-            kept = self._by_address.get(addresses)
+        copies = memory(a, self._copies) if self._copies else None
+        if (kept := self._kept) is None:
+            # Descriptors hold the address of the copies as well.
+            where = addresses if copies is None else (*addresses, copies.data_ptr())
+            kept = self._by_address.get(where)
         elif kept.pattern is not None and [*map(addresses.index, addresses)] != kept.pattern:
             kept = None
         if kept is None or hooked():
@@ -239,7 +237,7 @@ class Bound:
         self._copies = 0 if copies is None else copies.nbytes
         pattern = [*map(addresses.index, addresses)]
         kept = Kept(recorded, None if pattern == [*range(len(pattern))] else pattern)
-        if where is addresses and not any(one.described for one in recorded):
+        if not any(one.described for one in recorded):
             self._kept = kept
             return
         for one in recorded:
