@@ -77,6 +77,8 @@ FITTED: dict[int, str] = {
         "some of their shapes: as of 558",
     ),
     860: "the model that chooses: what a C in odd rows costs (its shapes are drawn otherwise)",
+    1001: "of types other than 16-bit floats: how skinny loads rows of 16 bytes",
+    1002: "the same: how launches by pointers behind copies are recorded",
     1_000_003: "tcgemm warm compiles what it needs (tools/warm/covering.py)",
 }
 """Seed -> what was fitted to its shapes. No figure of a report comes from such a seed; figures on
