@@ -240,7 +240,9 @@ def test_the_model_weighs_the_second_launch():
     of, way = model.Sizes(128, 128, 512, 4), model.Way(64, 128, 0.3, 8)
     whole, two = model.us(of, way, 1, 132), model.us(of, way, 2, 132)
     moved = 2 * model.workspace_bytes(of, 2) / model.SUMS_BYTES_PER_US
-    assert whole - two == pytest.approx(256 * 0.3 - model.SECOND_US - moved, rel=1e-3)
+    assert whole - two == pytest.approx(
+        256 * 0.3 - model.SECOND_US - 2 * model.PART_US - moved, rel=1e-3
+    )
     assert model.workspace_bytes(model.Sizes(3, 5, 9, 4), 2) == 2 * 3 * 8 * 4
     assert model.workspace_bytes(model.Sizes(3, 5, 9, 8), 3) == 3 * 3 * 6 * 8
     short = model.Sizes(128, 128, 3, 4)

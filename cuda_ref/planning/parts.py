@@ -35,6 +35,9 @@ SECOND_US = 0.6
 """The launch that adds the parts, besides what it reads: it is ready when the first one ends. The
 rows alone would have 0.2, and say nothing of a K as short as LEAST_STEPS."""
 
+PART_US = 0.04
+"""Each part that it adds."""
+
 SUMS_BYTES_PER_US = 5.9e6
 """Bytes of sums that all SMs write, or read, in a microsecond, through the L2."""
 
@@ -95,7 +98,7 @@ def us(of: Sizes, way: Way, parts: int, sms: int) -> float:
     multiplied = waves * steps * max(way.step_us, fed)
     delivered = read / (L2_BYTES_PER_US if in_l2 else MEMORY_BYTES_PER_US)
     moved = 2 * workspace_bytes(of, parts)
-    second = SECOND_US + moved / SUMS_BYTES_PER_US if parts > 1 else 0.0
+    second = SECOND_US + parts * PART_US + moved / SUMS_BYTES_PER_US if parts > 1 else 0.0
     both = (multiplied**NORM + delivered**NORM) ** (1 / NORM)
     return LAUNCH_US + way.before_us + both + second
 
