@@ -326,6 +326,20 @@ def test_copies_and_a_workspace_are_each_calls_own(gpu, monkeypatch, is_describe
     assert [p[13:16] for p in follower.short_way] == [(room, c, room) for room in parts]
 
 
+def test_a_recording_knows_what_memory_its_calls_need(gpu):
+    """Of a thread that asked for the size of copies before another one had recorded the first call
+    it is not known, and the recording is there all the same."""
+    kernel, copying = Kernel(), Kernel()
+    call = bound(kernel, repack=lambda compute, plan: Copies(copying))
+    operands = tensor(), tensor(), tensor()
+    call(*operands)
+    call._copies = 0
+    call(*operands)
+    assert [len(k.long_way) for k in (kernel, copying)] == [1, 1]
+    (read,), (copied,) = kernel.short_way, copying.short_way
+    assert read[14] == copied[14] != 0
+
+
 def test_operands_that_need_no_copy_take_no_memory(gpu, monkeypatch):
     copies = SimpleNamespace(room=lambda a, b: 0)
     kernel = Kernel()

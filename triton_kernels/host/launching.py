@@ -115,6 +115,10 @@ class Kept(NamedTuple):
     pattern: list[int] | None
     """Which addresses were equal, where any were: recorded ones are known by value, so that these
     must stay equal."""
+    copies: int
+    """Bytes that each call needs anew for copies of A and B,"""
+    parts: int
+    """and for parts of C. They stand here because a thread may record while another calls."""
 
 
 class Bound:
@@ -129,7 +133,7 @@ class Bound:
     by_address = True
 
     __slots__ = (
-        "_asked", "_by_address", "_compiled", "_copies", "_kept", "_kernel", "_lays", "_parts",
+        "_asked", "_by_address", "_compiled", "_copies", "_kept", "_kernel", "_lays",
         "_plan", "_replays", "_rung", "repack",
     )  # fmt: skip
 
@@ -153,7 +157,7 @@ class Bound:
         self._compiled: list[Any] = []  # kept alive with their binaries
         # Bytes that each call needs anew: for copies of A and B, whose address the kernel's
         # descriptors hold, and for parts of C.
-        self._copies = self._parts = 0
+        self._copies = 0
         # Written and read at once, since threads share it.
         self._kept: Kept | None = None
         # Of a kernel with descriptors, which hold addresses: by the set of them.
@@ -179,9 +183,10 @@ class Bound:
             for x in (c_in, bias, scale_a, scale_b):
                 if x is not None:
                     addresses += (x.data_ptr(),)
-        copies = memory(a, self._copies) if self._copies else None
+        copies = None
         if (kept := self._kept) is None:
             # Descriptors hold the address of the copies as well.
+            copies = memory(a, self._copies) if self._copies else None
             where = addresses if copies is None else (*addresses, copies.data_ptr())
             kept = self._by_address.get(where)
         elif kept.pattern is not None and [*map(addresses.index, addresses)] != kept.pattern:
@@ -189,10 +194,12 @@ class Bound:
         if kept is None or hooked():
             self._by_triton(a, b, c, (c_in, bias, scale_a, scale_b), addresses, copies)
             return
-        if copies is not None:
+        if kept.copies:
+            if copies is None:
+                copies = memory(a, kept.copies)
             addresses += (copies.data_ptr(),)
-        if self._parts:
-            parts = memory(a, self._parts)
+        if kept.parts:
+            parts = memory(a, kept.parts)
             addresses += (parts.data_ptr(),)
         stream = torch._C._cuda_getCurrentRawStream(a.get_device())
         for one in kept.recorded:
@@ -231,12 +238,16 @@ class Bound:
         rooms = [_room(x) for x in (copies, parts) if x is not None]
         recorded = _record(compiled, steps, addresses, rooms)
         if recorded is None:
-            self._replays, self._copies, self._parts = False, 0, 0
+            self._replays, self._copies = False, 0
             return
-        self._parts = 0 if parts is None else parts.nbytes
         self._copies = 0 if copies is None else copies.nbytes
         pattern = [*map(addresses.index, addresses)]
-        kept = Kept(recorded, None if pattern == [*range(len(pattern))] else pattern)
+        kept = Kept(
+            recorded,
+            None if pattern == [*range(len(pattern))] else pattern,
+            self._copies,
+            0 if parts is None else parts.nbytes,
+        )
         if not any(one.described for one in recorded):
             self._kept = kept
             return

@@ -17,7 +17,8 @@ from ...problem import COMPUTES, ITEMSIZE, LAYOUTS, OUTPUTS, Problem
 SEED = 1_000_003
 """Of the drawn shapes; no figure that is shown comes from it."""
 
-DRAWN = 7500
+DRAWN, OF_OTHERS = 7500, 1000
+"""Of 16-bit floats, and of each other type and way of summing it."""
 
 SIXTEEN_BITS = ("bfloat16", "float16")
 
@@ -81,6 +82,10 @@ def problems(dtypes: Sequence[str], capability: tuple[int, int]) -> Iterator[Pro
     for dtype in wanted:
         if ITEMSIZE[dtype] != 8 and "int" not in dtype:
             yield from _sizes(dtype, OUTPUTS[dtype][0], ("nt", "nn"), capability, FUSED)
+    for dtype in wanted:
+        for compute in COMPUTES[dtype] if dtype not in SIXTEEN_BITS else ():
+            for case in drawn_cases(SEED, OF_OTHERS, [dtype], computes=[compute]):
+                yield case.product(capability=capability)
 
 
 def _sizes(
