@@ -254,7 +254,7 @@ def test_the_model_weighs_the_second_launch():
 
 def test_the_workspace_has_the_bounds_of_copies(monkeypatch):
     assert planned(128, 512, 16384)["SPLITS"] > 4
-    monkeypatch.setenv(types.WORKSPACE_VARIABLE, "1")
+    monkeypatch.setenv(model.WORKSPACE_VARIABLE, "1")
     assert planned(128, 512, 16384)["SPLITS"] == 4, "of 256 KiB each"
 
 

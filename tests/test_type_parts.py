@@ -255,11 +255,11 @@ def h100():
 @pytest.mark.parametrize("size", [(128, 128, 16384), (100, 60, 20000), (61, 124, 9001)])
 def test_a_long_k_over_a_small_c_is_divided(kind, size, h100):
     for layout in ("nn", "nt", "tn"):
-        for problem in (problem_of(kind, *size, layout),):
-            name, plan = taken(problem)
-            assert name in ("skinny", "warp_specialized")
-            assert plan["SPLITS"] > 4, (layout, plan)
-            assert plan["SPLITS"] <= -(-problem.K // plan["BLOCK_K"])
+        problem = problem_of(kind, *size, layout)
+        name, plan = taken(problem)
+        assert name in ("skinny", "warp_specialized")
+        assert plan["SPLITS"] > 4, (layout, plan)
+        assert plan["SPLITS"] <= -(-problem.K // plan["BLOCK_K"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -283,8 +283,6 @@ def test_what_is_chosen_is_not_slower_than_what_was_by_its_own_estimate(kind, h1
                 was, old = taken(problem)
             plans.forget()
             assert now <= type_times.us(was, problem, old, SMS) * 1.0001, (name, was)
-            changed = (name, plan) != (was, old)
-            assert changed or now == type_times.us(was, problem, old, SMS)
 
 
 def test_what_is_fused_and_16_bits_and_other_gpus_are_chosen_as_before(h100):
@@ -371,3 +369,7 @@ def test_the_constants_are_what_the_rows_give(fitted, monkeypatch):
     again = fitted.fit(fitted.rows())
     for name, value in again["constants"].items():
         assert value == pytest.approx(shipped["constants"][name], rel=0.05), name
+    for kind, steps in again["steps"].items():
+        for kernel, step in steps.items():
+            there = shipped["steps"][kind][kernel]
+            assert step == pytest.approx(there, rel=0.05, abs=0.003), (kind, kernel)

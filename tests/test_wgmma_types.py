@@ -176,7 +176,7 @@ def split_product(a, b, plan, out=None, order="forward", check=False, **fused):
 def test_the_product_of_low_terms_that_is_left_out_is_small(plan, K):
     """The numbers whose lower half is largest beside the upper one: cut off behind the 10 bits of
     fraction that the tensor cores look at it is all ones, 2^-10 of them."""
-    lower = torch.tensor([0x1FFD, 0x1FFF, 0x1000, 0xFFF, 0]).view(5, 1)
+    lower = torch.tensor([0x1FFD, 0x1FFE, 0x1FFF, 0x1000, 0xFFF, 0]).view(6, 1)
     upper = torch.arange(0x3F800000, 0x3F800000 + 40 * 0x2000, 0x2000)
     numbers = (upper + lower).flatten().int().view(torch.float32)
     a, b = numbers[:, None].repeat(1, K), -numbers[None, :70].repeat(K, 1)

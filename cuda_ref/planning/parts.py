@@ -4,11 +4,13 @@ A rung that divides K stores the sums of each part to a workspace, and a second 
 That pays where C has too few tiles for the SMs, or tiles that leave most of the last wave idle. The
 model weighs the steps of the busiest SM, what memory delivers, and the second launch. A step along
 K is 128 bytes of it in each row, whatever the type. The constants were fitted to 1,839 plans of 161
-products behind a foreign kernel in a graph on an H200 (reports/nvidia-h200/trials/type_parts.csv).
+products behind a foreign kernel in a graph on an H200 (reports/nvidia-h200/trials/type_parts.csv),
+but for SECOND_US and PART_US, which were then set by hand.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -59,6 +61,12 @@ NORM = 4
 """Of what the SMs multiply and what is delivered to them: close to the longer, not its maximum."""
 
 
+WORKSPACE_VARIABLE, WORKSPACE_MIB = "TCGEMM_WORKSPACE_MIB", 1024
+"""Environment variable that bounds the memory of what a call writes beforehand and in parts, and
+its default, both as of copies of odd rows (tcgemm/repacking.py): B of 8192 cubed in two terms takes
+512 MiB."""
+
+
 class Way(NamedTuple):
     """One way to multiply: a tile of C, and what a block takes for a step along K of it."""
 
@@ -79,6 +87,13 @@ class Sizes(NamedTuple):
     steps: int
     sum_bytes: int
     """Of an accumulator."""
+
+
+def room() -> int:
+    """Bytes that a call may write beforehand and in parts. What is no number is repacking's to
+    refuse."""
+    given = os.environ.get(WORKSPACE_VARIABLE, "")
+    return (int(given) if given.isdigit() else WORKSPACE_MIB) << 20
 
 
 def workspace_bytes(of: Sizes, parts: int) -> int:
@@ -107,7 +122,7 @@ def divisions(of: Sizes, block_m: int, block_n: int, sms: int) -> Iterator[int]:
     """The numbers of parts worth a look, from 2 on: of those that leave the longest part as many
     steps the fewest."""
     tiles = ceil_div(of.M, block_m) * ceil_div(of.N, block_n)
-    most = min(MOST_PARTS, of.steps // LEAST_STEPS, MOST_WAVES * sms // tiles)
+    most = min(MOST_PARTS, of.steps // LEAST_STEPS, MOST_WAVES * sms // max(tiles, 1))
     for parts in range(2, most + 1):
         if ceil_div(of.steps, ceil_div(of.steps, parts)) == parts:
             yield parts

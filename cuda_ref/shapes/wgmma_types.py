@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from ..build.toolchain import constants
 from ..planning.gpu import SIMULATED_SMS
 from ..planning.gpu import of as gpu_of
 from ..planning.pairs import cluster_of, least_tiles
-from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, workspace_bytes
+from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, room, workspace_bytes
 from ..planning.refusals import (
     MOST_TILES,
     TMA_MOST,
@@ -90,10 +89,6 @@ PASS_BYTES_PER_US = 3.5e6
 """Read and written by the pass: 4 bytes of an element, and 8. A copy of a B that TMA cannot read
 along K, in whose place it is made, has 4 and 4."""
 
-WORKSPACE_VARIABLE, WORKSPACE_MIB = "TCGEMM_WORKSPACE_MIB", 1024
-"""Environment variable that bounds the memory of what is written beforehand, and its default, both
-as of copies of odd rows (tcgemm/repacking.py): 8192 cubed takes 512 MiB."""
-
 
 def is_fused(problem: Any) -> bool:
     """Whether more is asked than products, so that an instance of its own runs."""
@@ -132,16 +127,15 @@ def _side_of_b(problem: Any) -> Side:
     return Side(problem.b_strides, of_b, problem.b_alignment)
 
 
-def _room() -> int:
-    """Bytes that may be written beforehand. What is no number is repacking's to refuse."""
-    given = os.environ.get(WORKSPACE_VARIABLE, "")
-    return (int(given) if given.isdigit() else WORKSPACE_MIB) << 20
-
-
 def _elements_of_b(problem: Any) -> int:
     """Of all matrices that are apart."""
     apart = problem.batch if _side_of_b(problem).batch_stride else 1
     return _sides(problem)[1] * int(problem.K) * apart
+
+
+def _terms_bytes(problem: Any, beforehand: bool) -> int:
+    """Of B in two terms, where the pass beforehand writes it."""
+    return 8 * _elements_of_b(problem) * beforehand
 
 
 def _beforehand_us(problem: Any) -> float:
@@ -161,7 +155,7 @@ def _pays_beforehand(problem: Any, tiling: Tiling) -> bool:
     M, N = _sides(problem)
     tiles = -(-M // tiling.block_m) * -(-N // tiling.block_n) * problem.batch
     steps = -(-tiles // _sms(problem)) * -(-problem.K // 32)
-    fits = 8 * _elements_of_b(problem) <= _room()
+    fits = _terms_bytes(problem, True) <= room()
     return fits and steps * STEP_US > _beforehand_us(problem)
 
 
@@ -199,7 +193,8 @@ def _way(problem: Any, tiling: Tiling) -> Way:
 def divided(problem: Any) -> tuple[Tiling, int] | None:
     """The tiling and the parts of K of a product that ends first with K in parts, else None.
 
-    What is fused the second launch does, so that all tilings of plain products are there.
+    What is fused the second launch does, so that all tilings of plain products are there. What is
+    copied whichever the tiling is in no time here.
     """
     if problem.batch > 1:
         return None
@@ -207,14 +202,14 @@ def divided(problem: Any) -> tuple[Tiling, int] | None:
     width = STEP_BYTES // (4 if problem.dtype_in == "float32" else 1)
     of = Sizes(M, N, -(-problem.K // width), 4)
     tilings = TILINGS[_kind(problem, False)]
-    if problem.compute == "tf32x3" and 8 * _elements_of_b(problem) <= _room():
+    if problem.compute == "tf32x3":
         tilings += TILINGS["split beforehand"]
     tiling_by_way = {_way(problem, tiling): tiling for tiling in tilings}
     ways = [
         (way, parts)
         for way in tiling_by_way
         for parts in divisions(of, way.block_m, way.block_n, sms)
-        if workspace_bytes(of, parts) <= _room()
+        if workspace_bytes(of, parts) + _terms_bytes(problem, way.before_us > 0) <= room()
         and -(-of.steps // parts) * parts * width <= TMA_MOST
     ]
     found = best(of, _way(problem, tiling_of(problem)), ways, sms)

@@ -36,7 +36,7 @@ def copy_tile(
     SPLIT: tl.constexpr, BLOCK: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
     """copy[r, k] = x[r, k] in one tile of all of a batch; rounded to tf32 with ROUND. With SPLIT,
-    what that takes away, rounded itself, is left behind all of the copy."""
+    where there is one matrix, what that takes away, rounded itself, is left behind its copy."""
     apart = tl.cast(R, tl.int64) * pitch  # from a matrix of the copy to the next
     tiles_r, tiles_k = tl.cdiv(R, BLOCK), tl.cdiv(K, BLOCK)
     batch = (tile // (tiles_r * tiles_k)).to(tl.int64)

@@ -9,7 +9,8 @@ Adds:     the wide side first. wgmma's m is 64 at least and its n as small as 8:
           the next kernel's programs are resident before this one ends, so that a launch of two
           microseconds is not paid on a product of ten, and prefetch their first L2_PREFETCH steps
           of the wide operand into L2, which is safe whoever still writes it. It takes all types of
-          tl.dot but uint8; partial sums are of the accumulators' dtype.
+          tl.dot but uint8, and float16 that is summed in float16. Partial sums are of the
+          accumulators' dtype.
 Missing:  the loads are 16-byte copies with an address each, issued by the threads that multiply.
           `split_k` leaves them to the TMA unit.
 

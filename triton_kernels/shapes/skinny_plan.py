@@ -113,7 +113,7 @@ class SkinnyPlanner(KDivisionPlanner):
         return not kind(problem.dtype_in, problem.compute)
 
     def reads_in_vectors(self, problem: Any) -> bool:
-        """Of the kernels without TMA this one alone is told of rows that are 8 elements apart."""
+        """Of the kernels without TMA this one alone is told of rows that are 16 bytes apart."""
         return not by_elements(problem)
 
     def suits(self, config: Config, problem: Any) -> bool:

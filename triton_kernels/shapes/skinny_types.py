@@ -72,7 +72,8 @@ def configs(problem: Any, processors: int) -> Iterator[Config]:
     tiles, steps = -(-problem.N // rows) * -(-problem.M // columns), -(-problem.K // depth)
     for parts in PARTS:
         at_once = tiles * parts <= PROGRAMS * processors
-        if parts == 1 or (at_once and parts <= min(steps, MOST_PARTS)):
+        counted = steps * parts < 2**31  # which the kernel does in 32 bits
+        if parts == 1 or (at_once and counted and parts <= min(steps, MOST_PARTS)):
             yield {**config, "SPLITS": parts}
 
 

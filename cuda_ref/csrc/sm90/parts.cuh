@@ -1,5 +1,5 @@
 // K in parts, for rungs whose kernel takes a part of K for a matrix of a batch: the sums of the parts
-// go to a workspace, and a second kernel adds them in the order of K and finishes C.
+// go to a workspace, and a second kernel adds them in a fixed order and finishes C.
 #pragma once
 
 #include "sm90/reduce_kernel.cuh"
