@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from tcgemm.cuda_ref.planning.cost import MOST_SPLITS
+from tcgemm.cuda_ref.shapes import skinny
 
 from tcgemm import dispatch, gpus, repacking
 from tcgemm.problem import Problem
@@ -39,8 +40,10 @@ def test_a_long_k_over_few_columns_has_more_parts_than_a_cluster(M, N, K, layout
 
 def test_a_few_short_rows_have_no_such_parts():
     """A lies in rows of its 16 rows: TMA reads 64 of them a step."""
-    name, plan, _ = chosen("cuda", 304, 16, 10608, "tn")
-    assert name != "skinny" or plan["SPLITS"] <= MOST_SPLITS
+    for layout, has in (("tn", False), ("nn", True)):
+        problem = Problem.stored(16, 304, 10608, "bfloat16", "bfloat16", layout, device="cuda")
+        tried = skinny.candidates(problem, 132)
+        assert any(config["SPLITS"] > MOST_SPLITS for config in tried) == has
 
 
 @pytest.mark.parametrize(
