@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .cost import ceil_div
+from .refusals import TMA_MOST
 
 STEP_BYTES = 128
 """Bytes along K of a step, in a row of A or of B."""
@@ -99,6 +100,17 @@ def room() -> int:
 def workspace_bytes(of: Sizes, parts: int) -> int:
     """Of the sums of so many parts, in rows of whole 16 bytes."""
     return 0 if parts == 1 else parts * of.M * ceil_div(of.N * of.sum_bytes, 16) * 16
+
+
+def fits(of: Sizes, parts: int, width: int, beside: int = 0) -> bool:
+    """Whether there is room for the sums of so many parts, and TMA counts as far as the last ends.
+
+    Args:
+        width: elements along K of a step.
+        beside: bytes that the call writes besides.
+    """
+    end = ceil_div(of.steps, parts) * parts * width
+    return workspace_bytes(of, parts) + beside <= room() and end <= TMA_MOST
 
 
 def us(of: Sizes, way: Way, parts: int, sms: int) -> float:

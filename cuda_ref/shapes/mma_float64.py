@@ -7,8 +7,8 @@ from typing import Any
 
 from ..planning.gpu import SIMULATED_SMS
 from ..planning.gpu import of as gpu_of
-from ..planning.parts import Sizes, Way, best, divisions, room, workspace_bytes
-from ..planning.refusals import TMA_MOST, column_major, refuse_vector_rows
+from ..planning.parts import Sizes, Way, best, divisions, fits
+from ..planning.refusals import column_major, refuse_vector_rows
 from ..planning.rows import FUSES, VECTOR_ROWS, row, source_constants
 
 ORDER = 100
@@ -36,8 +36,7 @@ def plan(problem: Any) -> Mapping[str, int]:
     ways = [
         (way, parts)
         for parts in divisions(of, way.block_m, way.block_n, sms)
-        if workspace_bytes(of, parts) <= room()
-        and -(-of.steps // parts) * parts * width <= TMA_MOST
+        if fits(of, parts, width)
     ]
     found = best(of, way, ways, sms)
     return {**numbers, "SPLITS": found[1]} if found else numbers

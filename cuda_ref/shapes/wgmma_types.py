@@ -10,10 +10,9 @@ from ..build.toolchain import constants
 from ..planning.gpu import SIMULATED_SMS
 from ..planning.gpu import of as gpu_of
 from ..planning.pairs import cluster_of, least_tiles
-from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, room, workspace_bytes
+from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, fits, room
 from ..planning.refusals import (
     MOST_TILES,
-    TMA_MOST,
     beyond_tma,
     column_major,
     refuse_integer_epilogues,
@@ -209,8 +208,7 @@ def divided(problem: Any) -> tuple[Tiling, int] | None:
         (way, parts)
         for way in tiling_by_way
         for parts in divisions(of, way.block_m, way.block_n, sms)
-        if workspace_bytes(of, parts) + _terms_bytes(problem, way.before_us > 0) <= room()
-        and -(-of.steps // parts) * parts * width <= TMA_MOST
+        if fits(of, parts, width, _terms_bytes(problem, way.before_us > 0))
     ]
     found = best(of, _way(problem, tiling_of(problem)), ways, sms)
     return (tiling_by_way[found[0]], found[1]) if found else None

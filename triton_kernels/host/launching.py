@@ -155,8 +155,7 @@ class Bound:
         self._kernel = rung.rounding if rounds else rung.kernel
         self.repack = None if rung.repack is None else rung.repack(compute, plan)
         self._compiled: list[Any] = []  # kept alive with their binaries
-        # Bytes that each call needs anew: for copies of A and B, whose address the kernel's
-        # descriptors hold, and for parts of C.
+        # Bytes of the copies of A and B, whose address the kernel's descriptors hold.
         self._copies = 0
         # Written and read at once, since threads share it.
         self._kept: Kept | None = None

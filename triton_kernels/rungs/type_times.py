@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ..host.storage import column_major, itemsize, letter
 from ..planning.dtypes import kind
+from ..planning.k_division import by_elements
 from ..planning.shared_memory import stage_bytes
 from ..planning.tables import aligned
 
@@ -129,16 +130,14 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
     work = max(multiplied, loaded)
     copied = copied_bytes(kernel, problem, plan)
     if not any(copied):
-        by_registers = step.along_k if _along_k(problem, swapped) else step.across_k
-        work += by_registers * n * depth * each / (64 * 128)
-        waits += by_registers * n * depth * each / (64 * 128)
-    copied_at_once = 16 // each if kernel == "skinny" else 16  # elements that are known to be one
-    if kernel != "warp_specialized" and not aligned(problem, False, copied_at_once):
-        waits = max(waits, _odd_us(each))
-    if kernel == "skinny" and each == 1 and not problem.a_strides[1] == problem.b_strides[0] == 1:
-        waits = max(waits, _odd_us(each))
+        of_b = step.along_k if _along_k(problem, swapped) else step.across_k
+        by_registers = of_b * n * depth * each / (64 * 128)
+        work += by_registers
+        waits += by_registers
     if kernel == "warp_specialized":
         waits += CONSTANTS.outside * (max(1 - down / m, 0.0) + max(1 - across / n, 0.0))
+    elif _one_by_one(kernel, problem, each):
+        waits = max(waits, _odd_us(each))
     busiest, beside = -(-programs // sms), resident(kernel, problem, plan)
     whole, rest = divmod(busiest, beside)
     inside = steps * (whole * max(waits, beside * work) + (max(waits, rest * work) if rest else 0))
@@ -152,6 +151,14 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
 
 def _moved_us(size: float) -> float:
     return size / (CONSTANTS.l2 if size <= L2_BYTES else CONSTANTS.memory)
+
+
+def _one_by_one(kernel: str, problem: Any, each: int) -> bool:
+    """Whether fused or skinny loads elements of so many bytes one by one."""
+    if kernel != "skinny":
+        return not aligned(problem, with_c=False)
+    along_k = problem.a_strides[1] == problem.b_strides[0] == 1
+    return by_elements(problem) or (each == 1 and not along_k)
 
 
 def _odd_us(itemsize: int) -> float:
