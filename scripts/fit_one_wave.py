@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fit_plans import GPU, GROWN, RACES, ROOT, problem_of, races, tree_of, weighed
 from sklearn.ensemble import GradientBoostingRegressor
@@ -171,7 +171,7 @@ def grown(among: Iterable[Raced], by_itself: Iterable[Raced]) -> list[trees.Tree
             weights.append(weight * counts)
     found = GradientBoostingRegressor(**GROWN_HERE).fit(facts, over, sample_weight=weights)
     begun = float(found.init_.constant_[0, 0])
-    first: list[Any] = [[(trees.LEAF, round(begun, 5), 0)]]
+    first: list[trees.Tree] = [[[trees.LEAF], [round(begun, 5)], [0]]]
     return first + [tree_of(each.tree_, found.learning_rate) for each in found.estimators_[:, 0]]
 
 

@@ -210,7 +210,7 @@ def grown(
     found = GradientBoostingRegressor(**how).fit(facts, over, sample_weight=weights)
     begun = float(found.init_.constant_[0, 0])
     return [
-        [(trees.LEAF, round(begun, 5), 0)],
+        [[trees.LEAF], [round(begun, 5)], [0]],
         *(tree_of(each.tree_, found.learning_rate) for each in found.estimators_[:, 0]),
     ]
 
@@ -221,12 +221,13 @@ def tree_of(grown: Any, rate: float) -> trees.Tree:
     nodes = zip(
         grown.feature, grown.threshold, grown.value[:, 0, 0], grown.children_right, strict=True
     )
-    return [
+    told = [
         (trees.LEAF, round(rate * float(value), 5), 0)
         if other < 0
-        else (int(fact), round(float(most), 6), int(other))
-        for fact, most, value, other in nodes
+        else (int(fact), round(float(most), 6), int(other) - at)
+        for at, (fact, most, value, other) in enumerate(nodes)
     ]
+    return [list(of_all) for of_all in zip(*told, strict=True)]
 
 
 def model_of(rows: Iterable[Raced], how: Mapping[str, Any] = GROWN) -> dict[str, Any]:

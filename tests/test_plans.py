@@ -278,25 +278,22 @@ def test_what_a_plan_has_to_win_grows_without_a_step():
 
 
 def test_a_tree_asks_one_question_after_the_other():
-    by_m = [
-        (1, 64, 2),
-        (trees.LEAF, 0.5, 0),
-        (3, 1000, 4),
-        (trees.LEAF, 0.0, 0),
-        (trees.LEAF, -1, 0),
-    ]
+    by_m = [[1, trees.LEAF, 3, trees.LEAF, trees.LEAF], [64, 0.5, 1000, 0.0, -1], [2, 0, 2, 0, 0]]
+    grown = trees.read([by_m, [[trees.LEAF], [0.1], [0]]])
     known = dict.fromkeys(trees.FACTS, 0)
 
     def factor(**facts):
         asked = [list({**known, **facts}.values()), list(known.values())]
-        first, other = trees.factors([by_m, [(trees.LEAF, 0.1, 0)]], asked)
+        first, other = trees.factors(grown, asked)
         assert other == pytest.approx(math.exp(0.6)), "each plan by its own facts"
+        assert [first] == trees.factors(grown, asked[:1]), "whether it is alone or not"
         return first
 
     assert factor(M=64, K=5000) == pytest.approx(math.exp(0.6))
     assert factor(M=65, K=1000) == pytest.approx(math.exp(0.1))
     assert factor(M=65, K=1001) == pytest.approx(math.exp(-0.9))
-    assert trees.factors([], [[], []]) == [1, 1]
+    assert trees.factors(trees.read([]), [[], []]) == [1, 1]
+    assert trees.factors(grown, []) == []
 
 
 def test_facts_are_those_of_the_product_that_the_kernel_gets():

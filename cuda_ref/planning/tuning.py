@@ -40,6 +40,9 @@ class Tuning:
     N have it; ``transposed``: the caller's problem is the transpose of this one."""
     tried: Callable[[Any, int], Sequence[dict[str, int]]] | None = None
     """The candidates that tuning builds and times, where those are fewer."""
+    all_us: Callable[[Sequence[Config], Any, int], list[float]] | None = None
+    """all_us(configs, problem, sms): ``modelled_us`` of each, where that is sooner of all at
+    once."""
     fits: Callable[[Config, Any, int], bool] = field(default=lambda config, problem, sms: True)
     """fits(config, problem, sms): whether a table's row may be taken for the problem."""
     check: Callable[[Config], str | None] = field(default=lambda config: None)
@@ -130,8 +133,9 @@ def modelled_us(kernel: str, config: Config, problem: Any, sms: int) -> float:
 def fastest(kernel: str, problem: Any, sms: int) -> tuple[float, dict[str, int]]:
     """(microseconds, settings) of the rung's best settings by the model, for M <= N."""
     tuning = _tuning(kernel)
-    timed = [
-        (tuning.modelled_us(config, problem, sms), config)
-        for config in candidates(kernel, problem, 0, sms)
-    ]
-    return min(timed, key=lambda pair: pair[0])
+    found = candidates(kernel, problem, 0, sms)
+    if tuning.all_us is not None:
+        times = tuning.all_us(found, problem, sms)
+    else:
+        times = [tuning.modelled_us(config, problem, sms) for config in found]
+    return min(zip(times, found, strict=True), key=lambda pair: pair[0])

@@ -18,7 +18,7 @@ from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
 from ..planning.tables import short_rows
 from ..planning.tuning import Tuning, plans_of, wide
 from .one_wave_fitted import by_columns
-from .one_wave_model import by_terms, modelled_us
+from .one_wave_model import all_us, by_terms, modelled_us
 from .one_wave_tile import (
     FEWEST_STAGES,
     among_idle,
@@ -180,6 +180,7 @@ TUNING = Tuning(
     candidates=candidates,
     tried=tried,
     modelled_us=modelled_us,
+    all_us=all_us,
     divide=divide,
     fits=runs_at_once,
     check=refuse_config,

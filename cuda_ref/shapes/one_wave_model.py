@@ -10,7 +10,7 @@ with the table that comes before it. Where K is divided it is fitted to rows amo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..planning.cost import TILE_K
@@ -98,8 +98,15 @@ SHORT_STEP_ROWS_PER_US = 450  # rows of A and B then, that one does
 
 def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
     """Microseconds of a problem with M <= N by the model."""
-    us = by_terms(config, problem, sms)
-    return us * one_wave_trees.factor(config, problem, sms, us)
+    return all_us([config], problem, sms)[0]
+
+
+def all_us(configs: Sequence[Mapping[str, int]], problem: Any, sms: int) -> list[float]:
+    """The same with each of these settings, one at least."""
+    times = [by_terms(config, problem, sms) for config in configs]
+    asked = zip(configs, times, strict=True)
+    known = [one_wave_trees.facts(config, problem, sms, us) for config, us in asked]
+    return [us * factor for us, factor in zip(times, one_wave_trees.factors(known), strict=True)]
 
 
 def by_terms(config: Mapping[str, int], problem: Any, sms: int) -> float:

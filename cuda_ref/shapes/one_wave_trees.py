@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..planning.cost import TILE_K, ceil_div
 from ..planning.tables import LINE
@@ -31,9 +32,30 @@ LEAF = -1
 
 FILE = Path(__file__).with_name("one_wave_trees.json")
 
-Tree = Sequence[tuple[int, float, int]]
-"""Nodes: (fact, most, other). A plan with at most so much of the fact goes on at the next node, one
-with more at the node of that number; of LEAF the second number is the tree's answer."""
+Tree = Sequence[Sequence[float]]
+"""Of its nodes the fact, the most, and the way. A plan with at most so much of the fact goes on at
+the next node, one with more so many nodes further on; of LEAF the most is the tree's answer."""
+
+
+class Trees(NamedTuple):
+    """The nodes of all trees, one tree behind the other. Arrays are small and read at once."""
+
+    roots: list[int]
+    """The number of each tree's first node."""
+    fact: array[int]
+    most: array[float]
+    way: array[int]
+
+
+def read(file: Iterable[Tree]) -> Trees:
+    """The trees of a file."""
+    found = Trees([], array("b"), array("d"), array("h"))
+    for fact, most, way in file:
+        found.roots.append(len(found.fact))
+        found.fact.extend(fact)  # type: ignore[arg-type]
+        found.most.extend(most)
+        found.way.extend(way)  # type: ignore[arg-type]
+    return found
 
 
 def facts(config: Mapping[str, int], problem: Any, sms: int, us: float) -> tuple[float, ...]:
@@ -63,20 +85,30 @@ def _aligned(strides: tuple[int, int]) -> int:
 
 
 @cache
-def grown() -> tuple[Tree, ...]:
+def grown() -> Trees:
     """The shipped trees."""
-    return tuple(tuple(map(tuple, tree)) for tree in json.loads(FILE.read_text())["trees"])
+    return read(json.loads(FILE.read_text())["trees"])
 
 
-def factor(config: Mapping[str, int], problem: Any, sms: int, us: float) -> float:
-    """Of the time by terms, ``us``, what the plan takes."""
-    known, total = facts(config, problem, sms, us), 0.0
-    for tree in grown():
-        at = 0
-        while True:
-            fact, most, other = tree[at]
-            if fact == LEAF:
-                total += most
+def factors(known: Sequence[Sequence[float]]) -> list[float]:
+    """Of the time by terms, what each plan with these facts takes, one at least. One tree after the
+    other is asked about all plans: it is then near in the processor's caches."""
+    known = [tuple(map(float, facts)) for facts in known]
+    least, largest = (tuple(map(side, zip(*known, strict=True))) for side in (min, max))
+    totals = [0.0] * len(known)
+    roots, fact, most, way = grown()
+    for at in roots:
+        # As long as all plans go the same way, one goes for all.
+        while (asked := fact[at]) != LEAF:
+            if largest[asked] <= most[at]:
+                at += 1
+            elif least[asked] > most[at]:
+                at += way[at]
+            else:
                 break
-            at = at + 1 if known[fact] <= most else other
-    return math.exp(total)
+        for number, facts in enumerate(known):
+            end = at
+            while (asked := fact[end]) != LEAF:
+                end += 1 if facts[asked] <= most[end] else way[end]
+            totals[number] += most[end]
+    return [math.exp(total) for total in totals]

@@ -84,7 +84,7 @@ class PlanModel(NamedTuple):
 
     constants: Mapping[str, model_files.Constants]
     """ "backend/kernel" -> the constants of its terms; empty of a GPU that has no file."""
-    trees: Sequence[trees.Tree] = ()
+    trees: trees.Trees = trees.read(())
 
     def by_terms(
         self, kernel: str, problem: Problem, plan: Mapping[str, Any], sms: int, seen: bool = True
@@ -106,8 +106,6 @@ class PlanModel(NamedTuple):
         self, asked: Sequence[tuple[str, Problem, Mapping[str, Any]]], sms: int
     ) -> list[float]:
         """What the times by terms of kernels' plans are multiplied by."""
-        if not self.trees:
-            return [1.0] * len(asked)
         numbers = {name: number for number, name in enumerate(self.constants)}
         return trees.factors(self.trees, [trees.facts(numbers[k], p, q, sms) for k, p, q in asked])
 
@@ -130,7 +128,7 @@ def read(file: Mapping[str, Any]) -> PlanModel:
     """The model that a file holds."""
     kernels = file["kernels"]
     constants = {name: tuple(of[term] for term in TERMS) for name, of in kernels.items()}
-    return PlanModel(constants, tuple(tuple(map(tuple, tree)) for tree in file["trees"]))
+    return PlanModel(constants, trees.read(file["trees"]))
 
 
 def _known(backend: str, slug: str) -> PlanModel:

@@ -9,8 +9,9 @@ only read. Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 FACTS = (
     "kernel", "M", "N", "K", "a_by_columns", "b_by_columns", "rows", "columns", "depth", "parts",
@@ -26,9 +27,31 @@ WHOLE = 64
 LEAF = -1
 """The fact of a node that asks nothing."""
 
-Tree = Sequence[tuple[int, float, int]]
-"""Nodes: (fact, most, other). A plan with at most so much of the fact goes on at the next node, one
-with more at the node of that number; of LEAF the second number is the tree's answer."""
+Tree = Sequence[Sequence[float]]
+"""Of its nodes the fact, the most, and the way. A plan with at most so much of the fact goes on at
+the next node, one with more so many nodes further on; of LEAF the most is the tree's answer."""
+
+
+class Trees(NamedTuple):
+    """The nodes of all trees, one tree behind the other. Arrays are small and read at once: the
+    first call of a shape finds little of them in the processor's caches."""
+
+    roots: list[int]
+    """The number of each tree's first node."""
+    fact: array[int]
+    most: array[float]
+    way: array[int]
+
+
+def read(file: Iterable[Tree]) -> Trees:
+    """The trees of a file."""
+    found = Trees([], array("b"), array("d"), array("h"))
+    for fact, most, way in file:
+        found.roots.append(len(found.fact))
+        found.fact.extend(fact)  # type: ignore[arg-type]
+        found.most.extend(most)
+        found.way.extend(way)  # type: ignore[arg-type]
+    return found
 
 
 def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
@@ -68,17 +91,27 @@ def _aligned(strides: tuple[int, int]) -> int:
     return min(WHOLE, apart & -apart) if apart else WHOLE
 
 
-def factors(trees: Sequence[Tree], known: Sequence[Sequence[float]]) -> list[float]:
+def factors(trees: Trees, known: Sequence[Sequence[float]]) -> list[float]:
     """Of the time by terms, what each plan with these facts takes; 1 where there are no trees. One
     tree after the other is asked about all plans: it is then near in the processor's caches."""
+    if not known:
+        return []
+    known = [tuple(map(float, facts)) for facts in known]
+    least, largest = (tuple(map(side, zip(*known, strict=True))) for side in (min, max))
     totals = [0.0] * len(known)
-    for tree in trees:
+    roots, fact, most, way = trees
+    for at in roots:
+        # As long as all plans go the same way, one goes for all.
+        while (asked := fact[at]) != LEAF:
+            if largest[asked] <= most[at]:
+                at += 1
+            elif least[asked] > most[at]:
+                at += way[at]
+            else:
+                break
         for number, facts in enumerate(known):
-            at = 0
-            while True:
-                fact, most, other = tree[at]
-                if fact == LEAF:
-                    totals[number] += most
-                    break
-                at = at + 1 if facts[fact] <= most else other
+            end = at
+            while (asked := fact[end]) != LEAF:
+                end += 1 if facts[asked] <= most[end] else way[end]
+            totals[number] += most[end]
     return [math.exp(total) for total in totals]
