@@ -66,10 +66,12 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _tune_where_asked(problem: "Problem", backend: str, kernel: str | None) -> None:
+def _tune_where_asked(problem: "Problem", backend: str, kernel: str | None) -> bool:
     """Tune a problem at its first call where TCGEMM_TUNE is 1; loads that tool by then only."""
-    if os.environ.get("TCGEMM_TUNE") == "1":
-        import_module(".tools.tune.first_call", __name__).before_choice(problem, backend, kernel)
+    if os.environ.get("TCGEMM_TUNE") != "1":
+        return False
+    tool = import_module(".tools.tune.first_call", __name__)
+    return bool(tool.before_choice(problem, backend, kernel))
 
 
 BEFORE_CHOICE.append(_tune_where_asked)

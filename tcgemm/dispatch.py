@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +233,16 @@ def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
         )
         raise UnsupportedError(f"{row.full_name} refuses {problem}: {reason}; {cure}")
     return better(problem, *by_models(problem, backend), _module(backend))
+
+
+Choose = Callable[[Problem], Kernel]
+"""``choose`` of one backend."""
+
+
+def chooser(backend: str, kernel: str | None = None) -> Choose:
+    """``choose`` that chooses once for each problem. It is for one call: it hears of no table or
+    model that changes."""
+    return cache(partial(choose, backend=backend, kernel=kernel))
 
 
 def by_models(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .problem import Problem
 
-BEFORE_CHOICE: list[Callable[[Problem, str, str | None], None]] = []
+BEFORE_CHOICE: list[Callable[[Problem, str, str | None], bool]] = []
 """Called in order with (problem, backend, kernel that the caller named or None), once for each
-product of the first call of a kind; what one raises ends the call."""
+product of the first call of a kind; each says whether another kernel or plan may be chosen now.
+What one raises ends the call."""

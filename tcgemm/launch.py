@@ -163,7 +163,8 @@ class Launch(Description):
             start = None
             if dispatch.find(plan.backend, plan.kernel).why_not(problem) is None:
                 if aux != "sums":  # which change nothing in how C is made
-                    plan = _planned(problem, plan.backend, plan.kernel)
+                    _prepared(problem, plan.backend, plan.kernel)
+                    plan = dispatch.plan(problem, plan.backend, plan.kernel)
                 start = _bind(plan, problem, asked, part)
             self.with_aux[aux, epilogue] = start
         return self.with_aux[aux, epilogue]
@@ -287,20 +288,23 @@ def _started_by(
     """The plan of a part, and what starts it."""
     if backend == dispatch.AUTO:
         backend = backend_for(problem, kernel).backend
-    if kernel is None and (copies := repacking.worth(problem, backend)) is not None:
-        row = dispatch.choose(copies.problem, backend)
+    choose = dispatch.chooser(backend, kernel)
+    if kernel is None and (copies := repacking.worth(problem, backend, choose)) is not None:
+        row = choose(copies.problem)
         plan = Plan(backend, row.name, row.plan(copies.problem))
         bind = partial(_bind, plan, copies.problem, fusion)
         start = repacking.Repacked(part, copies, backend, bind)
         return replace(plan, config={**plan.config, "ALIGNED_COPIES": copies.count}), start
-    plan = _planned(problem, backend, kernel)
+    if _prepared(problem, backend, kernel):
+        choose = dispatch.chooser(backend, kernel)
+    row = choose(problem)
+    plan = Plan(backend, row.name, row.plan(problem))
     return plan, _bind(plan, problem, fusion, part)
 
 
-def _planned(problem: Problem, backend: str, kernel: str | None) -> Plan:
-    for prepare in BEFORE_CHOICE:
-        prepare(problem, backend, kernel)
-    return dispatch.plan(problem, backend, kernel)
+def _prepared(problem: Problem, backend: str, kernel: str | None) -> bool:
+    """Whether what is done before a choice has changed what is chosen."""
+    return any([prepare(problem, backend, kernel) for prepare in BEFORE_CHOICE])
 
 
 def _bind(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:

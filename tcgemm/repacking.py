@@ -78,31 +78,39 @@ class Copies:
         return self.a + self.b + self.c
 
 
-def worth(problem: Problem, backend: str) -> Copies | None:
+def worth(
+    problem: Problem, backend: str, choose: dispatch.Choose | None = None
+) -> Copies | None:
     """What to copy, where copies and a kernel that reads aligned rows are quicker; else None.
 
-    Raises UnsupportedError where no kernel of the backend takes the problem.
+    Args:
+        choose: of the backend; by default a new ``dispatch.chooser``.
+
+    Raises UnsupportedError where no kernel of the backend takes the problem, if that is found out.
     """
     a = _odd((problem.M, problem.K), problem.a_strides, problem.a_alignment)
     b = _odd((problem.K, problem.N), problem.b_strides, problem.b_alignment)
     if not (a or b):
         return None
-    for c in (False, True) if problem.plain else (False,):
-        copies = Copies(aligned(problem, a, b, c), a or c, b or c, c)
-        if pays(problem, copies, backend):
-            return copies
-        if dispatch.choose(copies.problem, backend).why_not(problem) is not None:
-            return None
-    return None
+    choose = choose or dispatch.chooser(backend)
+    copies = Copies(aligned(problem, a, b, False), a, b, False)
+    if pays(problem, copies, backend, choose):
+        return copies
+    if not problem.plain:
+        return None
+    of_all = Copies(aligned(problem, a, b, True), True, True, True)
+    if not pays(problem, of_all, backend, choose):
+        return None
+    return of_all if choose(copies.problem).why_not(problem) is None else None
 
 
-def pays(problem: Problem, copies: Copies, backend: str) -> bool:
+def pays(problem: Problem, copies: Copies, backend: str, choose: dispatch.Choose) -> bool:
     """Whether the copies and the product of them take less time than the product itself."""
     if problem.device != "cuda" or problem.batch > 1 or ITEMSIZE[problem.dtype_in] != 2:
         return False
     if os.environ.get("TCGEMM_REPACK") == "0":
         return False
-    direct = dispatch.choose(problem, backend)
+    direct = choose(problem)
     direct_us = direct.unaligned_us(problem)
     if direct_us is None or sum(_copied(problem, copies)) > _workspace_mib() << 20:
         return False
@@ -112,7 +120,7 @@ def pays(problem: Problem, copies: Copies, backend: str) -> bool:
     module = import_module(dispatch.BACKENDS[backend])
     if modelled_us(problem, direct, module) is None:  # no time to hold the copies' against
         return True
-    row = dispatch.choose(copies.problem, backend)
+    row = choose(copies.problem)
     return direct_us > copying + (modelled_us(copies.problem, row, module) or 0.0)
 
 

@@ -219,7 +219,12 @@ def fastest(
         return None
     names = {row.name: module.named(problem, row.full_name) for row in able}
     found: list[tuple[Taken, float, Problem, Mapping[str, Any]]] = []
+    seen = set()
     for name, offered in module.plans(problem, list(names)):
+        plan_of = name, frozenset(offered.items())
+        if plan_of in seen:
+            continue
+        seen.add(plan_of)
         timed, plan = module.by_rows(problem, name, offered)
         us = known.by_terms(names[name], timed, plan, sms)
         if us is not None:

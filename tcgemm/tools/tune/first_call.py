@@ -23,10 +23,9 @@ VARIABLE = "TCGEMM_TUNE"
 """Environment variable: 1 tunes at the first call of each bucket, once for a GPU."""
 
 
-def before_choice(problem: Problem, backend: str, kernel: str | None) -> None:
+def before_choice(problem: Problem, backend: str, kernel: str | None) -> bool:
     """Tune the problem of a call that leaves the kernel to Triton's choice (see tcgemm.hooks)."""
-    if backend == "triton" and kernel is None:
-        once(problem)
+    return backend == "triton" and kernel is None and once(problem)
 
 
 _tuning = threading.Lock()

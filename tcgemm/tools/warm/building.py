@@ -217,9 +217,10 @@ def find(problems: Sequence[Problem], names: Sequence[str]) -> list[Task]:
     for problem in problems:
         for backend in names:
             try:
-                copied = repacking.worth(problem, backend)
+                choose = dispatch.chooser(backend)
+                copied = repacking.worth(problem, backend, choose)
                 asked = problem if copied is None else copied.problem
-                row = dispatch.choose(asked, backend)
+                row = choose(asked)
             except TcgemmError:
                 continue
             module = import_module(BACKENDS[backend])
