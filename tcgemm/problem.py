@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .epilogue import ACTIVATIONS
@@ -202,16 +203,10 @@ class Problem:
     @property
     def fused(self) -> tuple[str, ...]:
         """What is asked beyond one product C = A @ B, in the words of a row's ``fuses``."""
-        asked = {
-            "batch": self.batch > 1,
-            "scales": self.scales,
-            "alpha": self.alpha != 1,
-            "beta": self.beta != 0,
-            "bias": self.bias,
-            self.epilogue: self.epilogue,
-            _OF_AUX.get(self.aux, ""): self.aux,
-        }
-        return tuple(name for name, is_asked in asked.items() if is_asked)
+        return _fused(
+            self.batch > 1, self.scales, self.alpha != 1, self.beta != 0, self.bias, self.epilogue,
+            self.aux,
+        )  # fmt: skip
 
     @property
     def plain(self) -> bool:
@@ -231,6 +226,22 @@ class Problem:
         more += [f"mma_shape={self.mma_shape}"] if self.mma_shape else []
         extra = f" with {', '.join(more)}" if more else ""
         return f"{batch}{self.M}x{self.N}x{self.K} {pair} {self.layout}{extra} on {self.device}"
+
+
+@cache
+def _fused(
+    batch: bool, scales: str, alpha: bool, beta: bool, bias: bool, epilogue: str, aux: str
+) -> tuple[str, ...]:
+    asked = {
+        "batch": batch,
+        "scales": scales,
+        "alpha": alpha,
+        "beta": beta,
+        "bias": bias,
+        epilogue: epilogue,
+        _OF_AUX.get(aux, ""): aux,
+    }
+    return tuple(name for name, is_asked in asked.items() if is_asked)
 
 
 def _letter(strides: tuple[int, int], shape: tuple[int, int]) -> str:

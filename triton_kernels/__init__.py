@@ -9,7 +9,7 @@ A new rung is ``NAME.py`` and ``NAME_plan.py`` in rungs/ or shapes/, and its nam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -53,6 +53,7 @@ _MODULES = {path.partition(".")[2]: path for path in ORDER}
 _PLANS = {name: import_module(f".{path}_plan", __name__) for name, path in _MODULES.items()}
 
 
+@cache
 def planners() -> dict[str, Planner]:
     """Kernel -> its planner, in ladder order; without those that are planned without tables."""
     return {name: m.PLANNER for name, m in _PLANS.items() if hasattr(m, "PLANNER")}

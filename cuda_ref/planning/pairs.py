@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 SECTOR_BYTES, LINE_BYTES = 32, 128
@@ -28,6 +29,7 @@ so many steps on: 8 to 10 % at 9 (14742 x 168 x 568), 17 to 25 % at 16 (1509 x 2
 reports/nvidia-h200/trials/races.csv)."""
 
 
+@lru_cache(maxsize=1024)
 def rows_lie(itemsize: int, *strides: tuple[int, int]) -> int:
     """WHOLE, SPLIT_LINES or SPLIT_SECTORS: how rows of operands of such strides, in elements, lie;
     of several the worst."""

@@ -14,6 +14,7 @@ nothing is said of what was not seen. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from .. import gpus
@@ -83,6 +84,7 @@ def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
     )
 
 
+@lru_cache(maxsize=1024)
 def _apart(shape: tuple[int, int], strides: tuple[int, int]) -> int:
     """Elements from a row in memory to the next, 0 where there is one alone."""
     return min(
@@ -131,11 +133,10 @@ def sum_of(known: Constants, found: Sequence[float]) -> float | None:
     for (_, most, rows), term in zip(known, found, strict=True):
         if term > most or (term and rows < LEAST_ROWS):
             return None
-    return least_of(known, found)
+    return sum([constant * term for (constant, _, _), term in zip(known, found, strict=True)])
 
 
 def least_of(known: Constants, found: Sequence[float]) -> float:
     """The same, of each term no more than was seen."""
-    return sum(
-        constant * min(term, most) for (constant, most, _), term in zip(known, found, strict=True)
-    )
+    least = [min(term, most) for (_, most, _), term in zip(known, found, strict=True)]
+    return sum([constant * term for (constant, _, _), term in zip(known, least, strict=True)])

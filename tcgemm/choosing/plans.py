@@ -27,8 +27,8 @@ from .within import MOSTLY_START_US, settled, tuned
 if TYPE_CHECKING:
     from ..dispatch import Kernel
 
-OF_MODEL = tuple(name for name in model.TERMS if name not in ("store", "odd_c", "outside"))
-"""Terms of model.py that tell plans apart."""
+OF_MODEL = model.TERMS[: model.TERMS.index("store")]
+"""Terms of model.py that tell plans apart: the first ones."""
 
 TERMS = (*OF_MODEL, "no_pdl", "steps", "registers", "parts", "programs")
 """Names of the terms, in the order in which ``terms`` gives them."""
@@ -61,7 +61,6 @@ class Taken(NamedTuple):
 
 def terms(problem: Problem, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
     """The quantities that take a plan its time, in the order of TERMS; see ``model.terms``."""
-    found = dict(zip(model.TERMS, model.terms(problem, plan, sms), strict=True))
     block_m, block_n = plan["BLOCK_M"], plan["BLOCK_N"]
     across = (block_n, block_m) if plan.get("SWAP") else (block_m, block_n)
     tiles = -(-problem.M // across[0]) * -(-problem.N // across[1]) * problem.batch
@@ -70,7 +69,7 @@ def terms(problem: Problem, plan: Mapping[str, Any], sms: int) -> tuple[float, .
     all_steps = -(-problem.K // plan["BLOCK_K"])
     steps = -(-all_steps // parts)
     return (
-        *(found[name] for name in OF_MODEL),
+        *model.terms(problem, plan, sms)[: len(OF_MODEL)],
         float(plan.get("PDL", 1) == 0),
         -(-tiles * parts // sms) * steps,
         block_m * block_n / (128 * 128) * 4 / warps,

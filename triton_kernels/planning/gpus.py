@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, NamedTuple
 
 
@@ -57,12 +58,21 @@ def gpu_here(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
     if not torch.cuda.is_available():
         return stands_for.get(capability or (0, 0), ("", 0, 0))
     for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
-        if capability in (None, torch.cuda.get_device_capability(index)):
-            found = torch.cuda.get_device_properties(index)
-            slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
-            shared = getattr(found, "shared_memory_per_block_optin", 0)
-            return slug, shared, found.multi_processor_count
+        its_own, *found = _of_device(index)
+        if capability in (None, its_own):
+            return found[0], found[1], found[2]
     return "", 0, 0
+
+
+@cache
+def _of_device(index: int) -> tuple[tuple[int, int], str, int, int]:
+    """Capability, name, bytes and SMs of a GPU: a choice asks for them some fifty times."""
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
+    shared = getattr(found, "shared_memory_per_block_optin", 0)
+    return torch.cuda.get_device_capability(index), slug, shared, found.multi_processor_count
 
 
 def gpu_of(problem: Any) -> tuple[str, int, int]:
