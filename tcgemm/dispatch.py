@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -242,7 +242,7 @@ Choose = Callable[[Problem], Kernel]
 def chooser(backend: str, kernel: str | None = None) -> Choose:
     """``choose`` that chooses once for each problem. It is for one call: it hears of no table or
     model that changes."""
-    return cache(partial(choose, backend=backend, kernel=kernel))
+    return cache(lambda problem: choose(problem, backend, kernel))
 
 
 def by_models(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:

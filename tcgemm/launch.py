@@ -303,8 +303,9 @@ def _started_by(
 
 
 def _prepared(problem: Problem, backend: str, kernel: str | None) -> bool:
-    """Whether what is done before a choice has changed what is chosen."""
-    return any([prepare(problem, backend, kernel) for prepare in BEFORE_CHOICE])
+    """Do what is to be done before a choice; whether it may have changed what is chosen."""
+    changed = [prepare(problem, backend, kernel) for prepare in BEFORE_CHOICE]
+    return any(changed)
 
 
 def _bind(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:

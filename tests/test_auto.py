@@ -103,8 +103,12 @@ def test_what_is_said_of_a_gpu_that_is_not_here_is_what_runs_there(name, monkeyp
         multi_processor_count=board.sms,
         shared_memory_per_block_optin=shared,
     )
-    planning = import_module("tcgemm.cuda_ref.planning.gpu")
-    planning._of_device.cache_clear()
+    planning = [
+        import_module(f"tcgemm.{each}")
+        for each in ("cuda_ref.planning.gpu", "triton_kernels.planning.gpus")
+    ]
+    for each in planning:
+        each._of_device.cache_clear()
     with monkeypatch.context() as here:
         here.setattr(torch.cuda, "is_available", lambda: True)
         here.setattr(torch.cuda, "current_device", lambda: 0)
@@ -113,7 +117,8 @@ def test_what_is_said_of_a_gpu_that_is_not_here_is_what_runs_there(name, monkeyp
         here.setattr(torch.cuda, "get_device_capability", lambda *index: board.capability)
         here.setattr(torch.cuda, "get_device_properties", lambda index: there)
         runs = chosen()
-    planning._of_device.cache_clear()
+    for each in planning:
+        each._of_device.cache_clear()
     assert said == runs
     without = chosen()
     assert (without == runs) == (name in ("a100", "l4"))

@@ -608,6 +608,15 @@ H200 = SimpleNamespace(
 )
 
 
+@pytest.fixture
+def other_gpus():
+    """GPUs that a test puts in the place of those that are here."""
+    gpus._of_device.cache_clear()
+    yield
+    gpus._of_device.cache_clear()
+
+
+@pytest.mark.usefixtures("other_gpus")
 def test_a_gpu_is_found_by_its_capability_whichever_is_current(monkeypatch):
     orin = SimpleNamespace(
         name="Orin", shared_memory_per_block_optin=166_912, multi_processor_count=16
@@ -624,6 +633,7 @@ def test_a_gpu_is_found_by_its_capability_whichever_is_current(monkeypatch):
         assert gpus.gpu_here((8, 0)) == ("", 0, 0)
 
 
+@pytest.mark.usefixtures("other_gpus")
 def test_a_plan_for_a_gpu_that_is_not_here_does_not_ask_the_one_that_is(monkeypatch):
     other = replace(SQUARE, device="cuda", capability=(8, 0), M=4096, N=4096, K=4096)
     plans.forget()

@@ -31,6 +31,7 @@ from .toolchain import (
     ROOT,
     compiler_version,
     consulted_variables,
+    content_of,
     cuda_home,
     find_cxx,
     find_nvcc,
@@ -132,7 +133,7 @@ def binding_key(root: Path = ROOT) -> str:
 
 
 def _contents(files: Sequence[Path]) -> list[str | bytes]:
-    return [part for path in files for part in (path.name, path.read_bytes())]
+    return [part for path in files for part in (path.name, content_of(path))]
 
 
 def _compilers() -> list[str]:

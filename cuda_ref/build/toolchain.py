@@ -13,6 +13,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from .store import Status, status_of
+
 ROOT = Path(__file__).parent.parent
 """The folder of all sources: rungs/ and shapes/, one .cu file a rung, and csrc/, their headers."""
 
@@ -201,13 +203,35 @@ def source(name: str, root: Path = ROOT) -> Path:
     raise LookupError(f"no rung {name!r}: there is no {name}.cu in rungs/ or shapes/")
 
 
+def content_of(path: Path) -> bytes:
+    """A source's bytes, read once, and again where the file has changed."""
+    return _content(path, status_of(path))
+
+
+@cache
+def _content(path: Path, status: Status | None) -> bytes:
+    return path.read_bytes()
+
+
 def text_of(path: Path) -> str:
     """A source, whatever bytes it has: a compiler says what is wrong with them."""
     return path.read_text(errors="replace")
 
 
+_files: dict[tuple[Path, Path], tuple[list[Path], list[Status | None]]] = {}
+
+
 def source_files(path: Path, root: Path = ROOT) -> list[Path]:
-    """A .cu file and every file of ``root`` that it includes, directly or not."""
+    """A .cu file and every file of ``root`` that it includes, directly or not; looked for once,
+    and again where one of them has changed."""
+    found, before = _files.get((path, root), ([path], []))
+    if [status_of(file) for file in found] != before:
+        found = _included(path, root)
+        _files[path, root] = found, [status_of(file) for file in found]
+    return [*found]
+
+
+def _included(path: Path, root: Path) -> list[Path]:
     found = [path]
     for file in found:
         for include in _INCLUDE.findall(text_of(file)):
