@@ -7,7 +7,6 @@ one_wave_fitted.py. Every function is given the problem with M <= N.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -189,7 +188,8 @@ def resident(config: Mapping[str, int], problem: Any) -> int:
 
 def has_tiles(config: Mapping[str, int], problem: Any) -> bool:
     """Whether each block of the clusters has a tile; nearly each, where rows begin within lines."""
-    tiles = math.prod(tiles for tiles, _ in sides(config, problem)) * config["SPLITS"]
+    (rows, _), (cols, _) = sides(config, problem)
+    tiles = rows * cols * config["SPLITS"]
     most = tiles * MOST_BLOCKS if splits_lines(problem) else tiles
     return blocks_of(config, problem) <= most
 
@@ -202,8 +202,9 @@ def sides(config: Mapping[str, int], problem: Any) -> tuple[tuple[int, int], tup
 
 def blocks_of(config: Mapping[str, int], problem: Any) -> int:
     """Blocks of the launch, in whole clusters."""
-    rows, cols = (ceil_div(tiles, size) * size for tiles, size in sides(config, problem))
-    return rows * cols * config["SPLITS"]
+    (rows, along_m), (cols, along_n) = sides(config, problem)
+    blocks = ceil_div(rows, along_m) * along_m * ceil_div(cols, along_n) * along_n
+    return blocks * config["SPLITS"]
 
 
 def among_idle(blocks: int, sms: int) -> bool:
