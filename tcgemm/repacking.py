@@ -78,9 +78,7 @@ class Copies:
         return self.a + self.b + self.c
 
 
-def worth(
-    problem: Problem, backend: str, choose: dispatch.Choose | None = None
-) -> Copies | None:
+def worth(problem: Problem, backend: str, choose: dispatch.Choose | None = None) -> Copies | None:
     """What to copy, where copies and a kernel that reads aligned rows are quicker; else None.
 
     Args:

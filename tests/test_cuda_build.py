@@ -47,6 +47,23 @@ def test_the_key_changes_with_each_source(sources, name):
     assert extensions.cache_key("naive", CAPABILITY, sources) != before
 
 
+def test_sources_that_did_not_change_are_read_once_a_process(sources, monkeypatch):
+    before = extensions.cache_key("naive", CAPABILITY, sources)
+    read = []
+    for name in ("read_bytes", "read_text"):
+        whole = getattr(Path, name)
+        monkeypatch.setattr(
+            Path, name, lambda path, *how, whole=whole, **more: read.append(path)
+            or whole(path, *how, **more)
+        )  # fmt: skip
+    assert extensions.cache_key("naive", CAPABILITY, sources) == before
+    assert not read
+    with (sources / "csrc/tile/order.cuh").open("a") as text:
+        text.write("// another\n")
+    assert extensions.cache_key("naive", CAPABILITY, sources) != before
+    assert sources / "csrc/tile/order.cuh" in read
+
+
 def test_the_key_ignores_the_sources_of_other_rungs(sources):
     before = extensions.cache_key("naive", CAPABILITY, sources)
     for name in ("rungs/tiled.cu", "csrc/tile/fragment.cuh"):

@@ -96,6 +96,24 @@ def test_copies_unlock_kernels_that_read_by_tma(backend):
     assert not copies.c, "it is stored as it lies"
 
 
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+def test_a_call_chooses_once_for_each_product_that_it_compares(monkeypatch, backend):
+    """And for none that cannot be worth copies, whatever its rows."""
+    asked = []
+    choose = dispatch.choose
+    monkeypatch.setattr(dispatch, "choose", lambda p, *rest: asked.append(p) or choose(p, *rest))
+    odd = problem(N=4095)
+    once = dispatch.chooser(backend)
+    copies = repacking.worth(odd, backend, once)
+    assert once(copies.problem) is once(copies.problem)
+    assert asked == [odd, copies.problem]
+    asked.clear()
+    assert repacking.worth(problem(bias=True, batch=2), backend) is None
+    assert repacking.worth(problem(batch=2), backend) is None
+    assert repacking.worth(problem(device="cpu"), backend) is None
+    assert not asked
+
+
 def test_a_copy_of_c_lies_as_c_does():
     by_columns = replace(problem(N=4095), c_strides=(1, 4097))
     assert repacking.aligned(by_columns, True, True, True).c_strides == (1, 4096)

@@ -504,6 +504,25 @@ def test_what_is_installed_sees_each_problem_before_a_kernel_is_chosen(monkeypat
     ]
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_what_was_chosen_before_stays_unless_an_installed_function_changes_it(monkeypatch, changes):
+    import torch
+
+    import tcgemm
+    from tcgemm import dispatch, repacking
+
+    chosen = []
+    choose = dispatch.choose
+    monkeypatch.setattr(dispatch, "choose", lambda *asked: chosen.append(asked) or choose(*asked))
+    monkeypatch.setattr(
+        repacking, "worth", lambda problem, backend, choose: choose(problem) and None
+    )
+    monkeypatch.setattr(launch, "BEFORE_CHOICE", [lambda *asked: changes, lambda *asked: False])
+    a = torch.randn(13 + changes, 3).half()
+    tcgemm.matmul(a, a.mT, backend="cublas")
+    assert len(chosen) == 1 + changes
+
+
 def test_what_an_installed_function_raises_ends_the_call(monkeypatch):
     import torch
 
