@@ -235,16 +235,6 @@ def choose(problem: Problem, backend: str, kernel: str | None = None) -> Kernel:
     return better(problem, *by_models(problem, backend), _module(backend))
 
 
-Choose = Callable[[Problem], Kernel]
-"""``choose`` of one backend."""
-
-
-def chooser(backend: str, kernel: str | None = None) -> Choose:
-    """``choose`` that chooses once for each problem. It is for one call: it hears of no table or
-    model that changes."""
-    return cache(lambda problem: choose(problem, backend, kernel))
-
-
 def by_models(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
     """As ``by_tables``, or the kernel that the model puts in its place, with the plan of tables."""
     from .choosing.within import faster

@@ -288,7 +288,7 @@ def _started_by(
     """The plan of a part, and what starts it."""
     if backend == dispatch.AUTO:
         backend = backend_for(problem, kernel).backend
-    choose = dispatch.chooser(backend, kernel)
+    choose = repacking.chooser(backend, kernel)
     if kernel is None and (copies := repacking.worth(problem, backend, choose)) is not None:
         row = choose(copies.problem)
         plan = Plan(backend, row.name, row.plan(copies.problem))
@@ -296,7 +296,7 @@ def _started_by(
         start = repacking.Repacked(part, copies, backend, bind)
         return replace(plan, config={**plan.config, "ALIGNED_COPIES": copies.count}), start
     if _prepared(problem, backend, kernel):
-        choose = dispatch.chooser(backend, kernel)
+        choose = repacking.chooser(backend, kernel)
     row = choose(problem)
     plan = Plan(backend, row.name, row.plan(problem))
     return plan, _bind(plan, problem, fusion, part)

@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -29,6 +29,9 @@ from .problem import ITEMSIZE, Problem
 log = logging.getLogger(__name__)
 
 Copier = Callable[..., Any]
+
+Choose = Callable[[Problem], dispatch.Kernel]
+"""``dispatch.choose`` of one backend."""
 
 LINE = 64
 """Elements of 16 bits in a line of the L2: rows of a copy are whole multiples of it."""
@@ -78,11 +81,17 @@ class Copies:
         return self.a + self.b + self.c
 
 
-def worth(problem: Problem, backend: str, choose: dispatch.Choose | None = None) -> Copies | None:
+def chooser(backend: str, kernel: str | None = None) -> Choose:
+    """``dispatch.choose`` that chooses once for each problem. It is for one call: it hears of no
+    table or model that changes."""
+    return cache(lambda problem: dispatch.choose(problem, backend, kernel))
+
+
+def worth(problem: Problem, backend: str, choose: Choose | None = None) -> Copies | None:
     """What to copy, where copies and a kernel that reads aligned rows are quicker; else None.
 
     Args:
-        choose: of the backend; by default a new ``dispatch.chooser``.
+        choose: of the backend; by default a new ``chooser``.
 
     Raises UnsupportedError where no kernel of the backend takes the problem, if that is found out.
     """
@@ -90,7 +99,7 @@ def worth(problem: Problem, backend: str, choose: dispatch.Choose | None = None)
     b = _odd((problem.K, problem.N), problem.b_strides, problem.b_alignment)
     if not (a or b):
         return None
-    choose = choose or dispatch.chooser(backend)
+    choose = choose or chooser(backend)
     copies = Copies(aligned(problem, a, b, False), a, b, False)
     if pays(problem, copies, backend, choose):
         return copies
@@ -102,7 +111,7 @@ def worth(problem: Problem, backend: str, choose: dispatch.Choose | None = None)
     return of_all if choose(copies.problem).why_not(problem) is None else None
 
 
-def pays(problem: Problem, copies: Copies, backend: str, choose: dispatch.Choose) -> bool:
+def pays(problem: Problem, copies: Copies, backend: str, choose: Choose) -> bool:
     """Whether the copies and the product of them take less time than the product itself."""
     if problem.device != "cuda" or problem.batch > 1 or ITEMSIZE[problem.dtype_in] != 2:
         return False

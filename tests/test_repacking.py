@@ -103,7 +103,7 @@ def test_a_call_chooses_once_for_each_product_that_it_compares(monkeypatch, back
     choose = dispatch.choose
     monkeypatch.setattr(dispatch, "choose", lambda p, *rest: asked.append(p) or choose(p, *rest))
     odd = problem(N=4095)
-    once = dispatch.chooser(backend)
+    once = repacking.chooser(backend)
     copies = repacking.worth(odd, backend, once)
     assert once(copies.problem) is once(copies.problem)
     assert asked == [odd, copies.problem]

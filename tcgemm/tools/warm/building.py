@@ -210,14 +210,14 @@ def begin(gpu: tuple[tuple[int, int], str, int] | None) -> None:
 
 def find(problems: Sequence[Problem], names: Sequence[str]) -> list[Task]:
     """What has to be compiled for the products, each once; those that are refused need nothing."""
-    from ... import dispatch, repacking
+    from ... import repacking
 
     found: list[Task] = []
     seen: set[str] = set()
     for problem in problems:
         for backend in names:
             try:
-                choose = dispatch.chooser(backend)
+                choose = repacking.chooser(backend)
                 copied = repacking.worth(problem, backend, choose)
                 asked = problem if copied is None else copied.problem
                 row = choose(asked)
