@@ -26,6 +26,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
 from . import interpreter, warm_up
 
+WGMMA = 90
+"""The architecture from which on tensor cores read shared memory."""
+
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""
 
@@ -98,6 +101,12 @@ def programs(a: torch.Tensor) -> int:
 @cache
 def _sm_count(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def by_wgmma() -> bool:
+    """Whether tl.dot takes B from shared memory alone: on sm_90 and later, and in the interpreter,
+    which runs what these run."""
+    return INTERPRETED or triton.runtime.driver.active.get_current_target().arch >= WGMMA
 
 
 def starts_early(early: Any) -> dict[str, bool]:

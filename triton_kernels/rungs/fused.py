@@ -21,11 +21,12 @@ import torch
 
 from ..device.dot import compute_mode, emulated, less_128, multiply_add, narrow, zeros
 from ..device.epilogue import batch_size, batch_strides, finish, operands, read
+from ..device.flat_block import block_of, flat, places
 from ..device.ordering import grouped
 from ..host.launching import Rung
 from ..host.repack import repack
 from ..host.runtime import cdiv, tl, triton
-from ..host.units import units
+from ..host.units import VECTOR, units
 
 
 @triton.jit(do_not_specialize=["M", "N", "K"])
@@ -62,6 +63,7 @@ def kernel(
     UNIT_M: tl.constexpr,
     UNIT_N: tl.constexpr,
     UNIT_K: tl.constexpr,
+    FLAT_B: tl.constexpr,
     COMPUTE: tl.constexpr,
     FUSED: tl.constexpr,
     BATCHED: tl.constexpr,
@@ -92,12 +94,15 @@ def kernel(
     # Offsets are elements, and 64-bit before any multiplication by a stride.
     row, col, k0 = offs_m.to(tl.int64), offs_n.to(tl.int64), offs_k.to(tl.int64)
     a_ptrs = a + row[:, None] * stride_am + k0[None, :] * stride_ak
-    b_ptrs = b + k0[:, None] * stride_bk + col[None, :] * stride_bn
+    k_of_b, n_of_b = places(BLOCK_K, BLOCK_N, FLAT_B)
+    n_of_b += tile_n * BLOCK_N
+    b_ptrs = b + k_of_b.to(tl.int64) * stride_bk + n_of_b.to(tl.int64) * stride_bn
     a_step = tl.cast(stride_ak, tl.int64) * BLOCK_K
     b_step = tl.cast(stride_bk, tl.int64) * BLOCK_K
 
     in_m = (offs_m < M)[:, None] | (UNIT_M == BLOCK_M)
     in_n = (offs_n < N)[None, :] | (UNIT_N == BLOCK_N)
+    in_n_of_b = (n_of_b < N) | (UNIT_N == BLOCK_N)
     acc = zeros(BLOCK_M, BLOCK_N, COMPUTE)
     UNSIGNED: tl.constexpr = a.dtype.element_ty == tl.uint8
     if UNSIGNED:
@@ -108,9 +113,11 @@ def kernel(
     # wgmma (C7515).
     for k in range(k_tiles):
         # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
-        in_k = (offs_k < K - k * BLOCK_K) | (UNIT_K == BLOCK_K)
-        a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0)
-        b_block = tl.load(b_ptrs, mask=in_k[:, None] & in_n, other=0.0)
+        in_k = (offs_k < K - k * BLOCK_K)[None, :] | (UNIT_K == BLOCK_K)
+        in_k_of_b = (k_of_b < K - k * BLOCK_K) | (UNIT_K == BLOCK_K)
+        a_block = tl.load(a_ptrs, mask=in_m & in_k, other=0.0)
+        b_block = tl.load(b_ptrs, mask=in_k_of_b & in_n_of_b, other=0.0)
+        b_block = block_of(b_block, BLOCK_K, BLOCK_N, FLAT_B)
         if UNSIGNED:
             sums_a += tl.sum(a_block.to(tl.int32), 1)
             sums_b += tl.sum(b_block.to(tl.int32), 0)
@@ -168,13 +175,15 @@ def arguments(
     (M, K), N = a.shape[-2:], b.shape[-1]
     grid = (batch_size(c) * cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)
     fused, fused_constants = operands(fusion, False)
+    compute = compute_mode(fusion, REPACK)
     constants = {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
         "GROUP_M": GROUP_M,
         **units(a, b, c, BLOCK_M, BLOCK_N, BLOCK_K),
-        "COMPUTE": compute_mode(fusion, REPACK),
+        "FLAT_B": flat(b, compute, VECTOR),
+        "COMPUTE": compute,
         "FUSED": fusion is not None,
         "BATCHED": c.dim() == 3,
         **fused_constants,

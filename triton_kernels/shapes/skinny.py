@@ -28,6 +28,7 @@ import torch
 
 from ..device.dot import compute_mode, emulated, multiply_add, narrow, summed_in, zeros
 from ..device.epilogue import prefetch_l2
+from ..device.flat_block import block_of, flat, places
 from ..device.ordering import grouped
 from ..device.split_k_partials import (
     add,
@@ -67,6 +68,7 @@ def kernel(
     UNIT_STRIDES: tl.constexpr,
     PDL: tl.constexpr,
     L2_PREFETCH: tl.constexpr,
+    FLAT_B: tl.constexpr,
     COMPUTE: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
@@ -105,7 +107,9 @@ def kernel(
     k0_first = tl.cast(begin, tl.int64) * BLOCK_K
     k0 = k0_first + offs_k
     a_ptrs = a + row[:, None] * stride_am + k0[None, :] * stride_ak
-    b_ptrs = b + k0[:, None] * stride_bk + col[None, :] * stride_bn
+    k_of_b, n_of_b = places(BLOCK_K, BLOCK_N, FLAT_B)
+    n_of_b += tile_n * BLOCK_N
+    b_ptrs = b + (k0_first + k_of_b) * stride_bk + n_of_b.to(tl.int64) * stride_bn
     a_step = tl.cast(stride_ak, tl.int64) * BLOCK_K
     b_step = tl.cast(stride_bk, tl.int64) * BLOCK_K
 
@@ -119,13 +123,17 @@ def kernel(
 
     in_m = (offs_m < M)[:, None] | (UNIT_M == BLOCK_M)
     in_n = (offs_n < N)[None, :] | (UNIT_N == BLOCK_N)
+    in_n_of_b = (n_of_b < N) | (UNIT_N == BLOCK_N)
     acc = zeros(BLOCK_M, BLOCK_N, COMPUTE)
     # No part is empty: there are no more than steps of K. The maximum tells the compiler.
     for step in range(tl.maximum(end - begin, 1)):
         # Both operands are zero-filled past K: a stale Inf on one side would make 0 * Inf NaN.
-        in_k = (offs_k < K - (begin + step) * BLOCK_K) | (UNIT_K == BLOCK_K)
-        a_block = tl.load(a_ptrs, mask=in_m & in_k[None, :], other=0.0)
-        b_block = tl.load(b_ptrs, mask=in_k[:, None] & in_n, other=0.0)
+        left = K - (begin + step) * BLOCK_K
+        in_k = (offs_k < left)[None, :] | (UNIT_K == BLOCK_K)
+        in_k_of_b = (k_of_b < left) | (UNIT_K == BLOCK_K)
+        a_block = tl.load(a_ptrs, mask=in_m & in_k, other=0.0)
+        b_block = tl.load(b_ptrs, mask=in_k_of_b & in_n_of_b, other=0.0)
+        b_block = block_of(b_block, BLOCK_K, BLOCK_N, FLAT_B)
         acc = multiply_add(a_block, b_block, acc, EMULATED, COMPUTE)
         a_ptrs += a_step
         b_ptrs += b_step
@@ -175,6 +183,7 @@ def arguments(
         "UNIT_STRIDES": tuple(unit_of_stride(stride, vector) for stride in strides),
         **starts_early(PDL),
         "L2_PREFETCH": L2_PREFETCH,
+        "FLAT_B": flat(b, compute, vector),
         "COMPUTE": compute,
         "EMULATED": emulated(a),
         "num_warps": NUM_WARPS,
