@@ -13,7 +13,7 @@ from conftest import DEVICE
 
 import tcgemm
 from tcgemm import accuracy, dispatch
-from tcgemm.problem import LAYOUTS, Fusion
+from tcgemm.problem import LAYOUTS, Fusion, Problem
 
 compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
 flat_block = import_module("tcgemm.triton_kernels.device.flat_block")
@@ -61,6 +61,31 @@ def test_normal_numbers_are_within_the_bound(compute, layout):
             run, 67, 21, 99, torch.float32, torch.float32, layout, DEVICE, 3, compute
         )
         assert verdict.ok, (kernel, verdict.reason)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rounded_copies_have_a_k_of_whole_vectors(layout):
+    """With zeros past K, whatever was in their memory, so that nothing but a row's NaN is NaN."""
+    repack = import_module("tcgemm.triton_kernels.host.repack").Repack("tf32")
+    a, b = among_nan(67, 99, layout[0], 3, 1), among_nan(99, 21, layout[1], 3, 1)
+    a[5, 98] = math.nan
+    room = torch.full((repack.room(a, b),), 0xFF, dtype=torch.uint8, device=DEVICE)
+    of_a, of_b, steps = repack.steps(a, b, room)
+    for kernel, grid, args, constants in steps:
+        kernel[grid](*args, **constants)
+    assert (of_a.shape, of_b.shape) == ((67, 112), (112, 21))
+    assert (of_a.stride(), of_b.stride()) == ((112, 1), (1, 112))
+    assert torch.equal(of_a[:, :99].nan_to_num(7), a.nan_to_num(7))
+    assert torch.equal(of_b[:99], b)
+    assert not of_a[:, 99:].any()
+    assert not of_b[99:].any()
+    c = torch.empty(67, 21, device=DEVICE)
+    plan = {**TILE, **PLANS["fused"], "REPACK": 1}
+    dispatch.load("triton", "fused")(a, b, c, Fusion(compute="tf32"), **plan)
+    assert c.isnan().all(1).nonzero().flatten().tolist() == [5]
+    exact = a.nan_to_num(0).double() @ b.double()
+    rest = [row for row in range(67) if row != 5]
+    assert torch.equal(c[rest].double(), exact[rest])
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
@@ -142,3 +167,33 @@ def test_mma_sync_reads_b_as_it_did():
         [request("fused", "nt", "tf32", 64, 32, (8, 0))], assembly=True
     )
     assert {size for size, _ in places(built)} == {"64x32", "32x64"}
+
+
+# What is chosen.
+
+
+@pytest.mark.parametrize("compute", ["tf32x3", "tf32"])
+def test_odd_rows_take_about_as_long_as_even_ones_by_the_model(compute):
+    type_times = import_module("tcgemm.triton_kernels.rungs.type_times")
+    for layout in LAYOUTS:
+        us = []
+        for size in ((6248, 43, 3645), (6248, 44, 3648)):
+            problem = Problem.stored(
+                *size, "float32", "float32", layout, capability=(9, 0), compute=compute
+            )
+            plan = dispatch.find("triton", "skinny").plan(problem)
+            us.append(type_times.us("skinny", problem, plan, 132))
+        assert us[0] < 1.2 * us[1], (layout, us)
+
+
+def test_rounded_copies_are_no_odd_rows():
+    """fused reads rounded copies of both operands in tf32."""
+    type_times = import_module("tcgemm.triton_kernels.rungs.type_times")
+    for compute, copied in (("tf32", True), ("tf32x3", False)):
+        problem = Problem.stored(
+            1003, 1001, 999, "float32", "float32", "nn", capability=(9, 0), compute=compute
+        )
+        assert type_times.one_by_one("fused", problem, {"REPACK": 1}) != copied
+        assert type_times.one_by_one("fused", problem, {})
+        assert type_times.one_by_one("skinny", problem, {})
+        assert not type_times.one_by_one("warp_specialized", problem, {"REPACK": 1})

@@ -336,11 +336,11 @@ def fitted():
 
 
 def test_of_plans_that_were_timed_the_model_takes_one_that_is_nearly_the_fastest(fitted):
-    """It loses 4.4 % in the mean; what was guessed before anything was timed lost 10."""
+    """It loses 4.1 % in the mean; what was guessed before anything was timed lost 10."""
     lost = fitted.losses(fitted.rows())
     assert set(lost) == set(KINDS)
     every = [x for each in lost.values() for x in each]
-    assert len(every) == 308
+    assert len(every) == 304
     assert math.exp(statistics.fmean(every)) < 1.05
     for kind, each in lost.items():
         assert math.exp(statistics.fmean(each)) < 1.07, kind
@@ -356,7 +356,7 @@ def test_what_a_call_takes_is_nearly_the_fastest_plan_that_was_timed(fitted, h10
         us = found.get((name, *sorted(plan.items())))
         if us is not None:
             lost.append(us / min(found.values()))
-    assert len(lost) > 280, "of 308 products"
+    assert len(lost) > 280, "of 304 products"
     assert statistics.geometric_mean(lost) < 1.06
     assert max(lost) < 1.8
 

@@ -21,6 +21,7 @@ from ..device.split_k_partials import launch_dependents_and_wait
 from .recording import Step
 from .runtime import INTERPRETED, cdiv, starts_early, tl, triton
 from .storage import UNIT, letter
+from .units import VECTOR
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ def copy_tile(
     tile, x, copy, R, batch_x, stride_r, stride_k, K, pitch, ROUND: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
-    """copy[r, k] = x[r, k] in one tile of all of a batch; rounded to tf32 with ROUND. With SPLIT,
-    where there is one matrix, what that takes away, rounded itself, is left behind its copy."""
+    """copy[r, k] = x[r, k] in one tile of all of a batch, and zero past K; rounded to tf32 with
+    ROUND. With SPLIT, where there is one matrix, what that takes away, rounded itself, is left
+    behind its copy."""
     apart = tl.cast(R, tl.int64) * pitch  # from a matrix of the copy to the next
     tiles_r, tiles_k = tl.cdiv(R, BLOCK), tl.cdiv(K, BLOCK)
     batch = (tile // (tiles_r * tiles_k)).to(tl.int64)
@@ -44,7 +46,9 @@ def copy_tile(
     r = (tile // tiles_k * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     k = (tile % tiles_k * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     inside = (r < R)[:, None] & (k < K)[None, :]
-    block = tl.load(x + batch * batch_x + r[:, None] * stride_r + k * stride_k, mask=inside)
+    of_x = x + batch * batch_x + r[:, None] * stride_r + k * stride_k
+    block = tl.load(of_x, mask=inside, other=0)
+    inside = (r < R)[:, None] & (k < pitch)[None, :]
     places = copy + batch * apart + r[:, None] * pitch + k
     if ROUND:
         high = round_tf32(block, EMULATED)
@@ -131,7 +135,9 @@ class Repack:
     """A and B, or copies of them: see launching.Repack.
 
     Copies have K contiguous and rows in whole 16 bytes; they are rounded to tf32, or are the two
-    terms in tf32 that a float32 number is the sum of, [2, M, K] and [2, K, N].
+    terms in tf32 that a float32 number is the sum of, [2, M, K] and [2, K, N]. Rounded ones, which
+    are always of both, have a K of whole vectors, with zeros: a kernel without TMA copies such in
+    vectors, and of any other K by elements, wherever its rows begin.
     """
 
     def __init__(self, compute: str, terms: bool = False, early: bool = False) -> None:
@@ -165,8 +171,9 @@ class Repack:
             tf32 = " in tf32" if self._parts else ""
             log.info("%s: %d bytes copied, for rows of K%s", name, one.nbytes, tf32)
             copied.append((one, rows))
-            rows = rows[..., : x.shape[-1]]
-            made.append(rows.expand(x.shape) if one is not x else rows)
+            if self._parts != 1:
+                rows = rows[..., : x.shape[-1]]
+            made.append(rows.expand(x.shape[0], *rows.shape) if one is not x else rows)
         steps = [launch(copied, self._parts, self._early)] if copied else []
         return made[0], made[1].mT, steps
 
@@ -175,7 +182,7 @@ class Repack:
         if not self._parts and letter(x.shape[-2:], x.stride()[-2:]) == "n":
             return None
         R, K = x.shape[-2:]
-        step = UNIT // x.itemsize
+        step = VECTOR if self._parts == 1 else UNIT // x.itemsize
         shared = x.dim() == 3 and x.stride(0) == 0
         leading = (2,) if self._parts == 2 else () if shared else tuple(x.shape[:-2])
         shape = (*leading, R, cdiv(K, step) * step)

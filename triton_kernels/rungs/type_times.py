@@ -136,7 +136,7 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
         waits += by_registers
     if kernel == "warp_specialized":
         waits += CONSTANTS.outside * (max(1 - down / m, 0.0) + max(1 - across / n, 0.0))
-    elif _one_by_one(kernel, problem, each):
+    if one_by_one(kernel, problem, plan):
         waits = max(waits, _odd_us(each))
     busiest, beside = -(-programs // sms), resident(kernel, problem, plan)
     whole, rest = divmod(busiest, beside)
@@ -153,12 +153,16 @@ def _moved_us(size: float) -> float:
     return size / (CONSTANTS.l2 if size <= L2_BYTES else CONSTANTS.memory)
 
 
-def _one_by_one(kernel: str, problem: Any, each: int) -> bool:
-    """Whether fused or skinny loads elements of so many bytes one by one."""
+def one_by_one(kernel: str, problem: Any, plan: Mapping[str, int]) -> bool:
+    """Whether fused or skinny loads elements of A or B one by one. Copies that are rounded have a K
+    of whole vectors (host/repack.py), others the K of the problem."""
+    name = kind(problem.dtype_in, problem.compute)
+    if kernel == "warp_specialized" or (name == "tf32" and plan.get("REPACK")):
+        return False
     if kernel != "skinny":
         return not aligned(problem, with_c=False)
     along_k = problem.a_strides[1] == problem.b_strides[0] == 1
-    return by_elements(problem) or (each == 1 and not along_k)
+    return by_elements(problem) or (itemsize(problem.dtype_in) == 1 and not along_k)
 
 
 def _odd_us(itemsize: int) -> float:
