@@ -25,6 +25,11 @@ MOST_THIN = 64
 
 STAGES = 4
 
+BY_ELEMENTS_STAGES = 3
+"""The same of float32 on tensor cores where no vector can be loaded: 33 x 4097 x 4099 (nn, tf32)
+takes 44 us with three stages, 54 with four and more with six
+(reports/nvidia-h200/trials/odd_rows_float32.csv)."""
+
 DEPTHS = {
     "tf32x3": {16: 64, 32: 64, 64: 32},
     "tf32": {16: 64, 32: 64, 64: 32},
@@ -65,9 +70,11 @@ def configs(problem: Any, processors: int) -> Iterator[Config]:
     """What the model chooses from, for a problem with M <= N."""
     rows, columns, depth = tile(problem)
     capability = problem.capability or (9, 0)
+    of_float32 = kind(problem.dtype_in, problem.compute) in ("tf32x3", "tf32")
+    stages = BY_ELEMENTS_STAGES if of_float32 and by_elements(problem) else STAGES
     config = {
         "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": depth, "PDL": int(capability >= (9, 0)),
-        "NUM_STAGES": STAGES, "NUM_WARPS": 4,
+        "NUM_STAGES": stages, "NUM_WARPS": 4,
     }  # fmt: skip
     tiles, steps = -(-problem.N // rows) * -(-problem.M // columns), -(-problem.K // depth)
     for parts in PARTS:
