@@ -92,5 +92,5 @@ int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
   const bool both = gemm.aux == Aux::write;
   const Rows of_b = both ? rows_of(gemm.b, gemm.c_in) : Rows{};
   if (of_a.count == 0 || (both && of_b.count == 0)) return cudaErrorInvalidConfiguration;
-  return start_blocks(copies, of_a.blocks + of_b.blocks, WARPS, stream, of_a, of_b);
+  return start_blocks(copies, of_a.blocks + of_b.blocks, WARPS, 0, stream, of_a, of_b);
 }

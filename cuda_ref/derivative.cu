@@ -171,14 +171,14 @@ int launch_derivative(const Gemm& gemm, View<In> total, cudaStream_t stream) {
     if (sums == nullptr) return cudaErrorMemoryAllocation;
   }
   const auto run = [&](auto kernel) {
-    return start_blocks(kernel, parts * tiles_n, Of::WARPS, stream, view<const In>(gemm.a),
+    return start_blocks(kernel, parts * tiles_n, Of::WARPS, 0, stream, view<const In>(gemm.a),
                  view<const In>(gemm.b), view<Out>(gemm.c), sums, M, N,
                  static_cast<unsigned>(tiles_n), rows);
   };
   error = rows_are_words<In, Out>(gemm) ? run(derivative<ACTIVATION, true, In, Out>)
                                         : run(derivative<ACTIVATION, false, In, Out>);
   if (error != cudaSuccess || sums == nullptr) return error;
-  return start_blocks(add_sums<In>, ceil_div(N, 32), ADD_WARPS, stream, sums, total, N, parts);
+  return start_blocks(add_sums<In>, ceil_div(N, 32), ADD_WARPS, 0, stream, sums, total, N, parts);
 }
 
 template <typename In, typename Out>

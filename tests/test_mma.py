@@ -123,7 +123,7 @@ def problem(dtype="float16", M=256, N=256, K=256, layout="nn", **changes):
 RUNGS = [
     ("wmma_multistage", "float16", 8, "wmma_any"),
     ("mma_multistage", "float16", 8, "wmma_any"),
-    ("mma_float64", "float64", 2, "wmma_types"),
+    ("mma_float64", "float64", 2, "mma_types"),
 ]
 
 
@@ -158,7 +158,7 @@ def test_a_block_needs_more_shared_memory_than_some_gpus_have(capability, takes)
 def test_an_ampere_gpu_gets_the_rung_and_what_it_refuses_goes_to_the_one_before(
     name, dtype, vector, instead
 ):
-    asked = problem(dtype, capability=(8, 0))
+    asked = problem(dtype, M=4096, N=4096, K=4096, capability=(8, 0))
     assert choose(asked, "cuda").name == name
     assert choose(dataclasses.replace(asked, a_alignment=8), "cuda").name == instead
 

@@ -88,6 +88,7 @@ class Sizes(NamedTuple):
     steps: int
     sum_bytes: int
     """Of an accumulator."""
+    batch: int = 1
 
 
 def room() -> int:
@@ -115,10 +116,10 @@ def fits(of: Sizes, parts: int, width: int, beside: int = 0) -> bool:
 
 def us(of: Sizes, way: Way, parts: int, sms: int) -> float:
     """Microseconds of a product with K in so many parts, as the model has it."""
-    tiles = ceil_div(of.M, way.block_m) * ceil_div(of.N, way.block_n)
+    tiles = ceil_div(of.M, way.block_m) * ceil_div(of.N, way.block_n) * of.batch
     waves, steps = ceil_div(tiles * parts, sms), ceil_div(of.steps, parts)
     rows = min(way.block_m, of.M) + min(way.block_n, of.N)
-    read = (of.M + of.N) * of.steps * STEP_BYTES
+    read = (of.M + of.N) * of.steps * STEP_BYTES * of.batch
     in_l2 = read <= L2_BYTES
     latency = L2_LATENCY_US if in_l2 else MEMORY_LATENCY_US
     fed = max(rows * STEP_BYTES / L2_TO_SM_BYTES_PER_US, latency / way.stages)

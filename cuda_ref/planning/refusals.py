@@ -61,7 +61,7 @@ def refuse_vector_rows(problem: Any, constants: Mapping[str, int]) -> str | None
     As operand in csrc/tile/predicated_loader.cuh. C may lie anywhere.
     """
     wide = problem.dtype_in == "float64"
-    itemsize, instead = (8, "wmma_types takes it as it is") if wide else (2, ANY)
+    itemsize, instead = (8, "mma_types takes it as it is") if wide else (2, ANY)
     reason = _refuse_shared(problem, constants, itemsize, instead)
     if reason:
         return reason

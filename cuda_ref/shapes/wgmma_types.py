@@ -7,10 +7,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..build.toolchain import constants
+from ..planning.cost import ceil_div
 from ..planning.gpu import SIMULATED_SMS
 from ..planning.gpu import of as gpu_of
 from ..planning.pairs import cluster_of, least_tiles
-from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, fits, room
+from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, fits, room, us
 from ..planning.refusals import (
     MOST_TILES,
     beyond_tma,
@@ -81,6 +82,12 @@ MOST_STAGES, RING_BYTES = 8, 210 * 1024
 """Of a block: see NUM_STAGES in wgmma_types/tiling.cuh. Where it splits B, which takes longer than
 loads do, there are fewer."""
 
+COPY_US, COPY_BYTES_PER_US = 1.5, 2.4e6
+"""Of a copy of an operand that TMA cannot read along K: its launch, and bytes read and written."""
+
+STORED_BYTES_PER_US = 0.72e6, 2.4e6
+"""Of a C of float32 whose rows begin anywhere, and at multiples of 16 bytes."""
+
 PASS_US = 3.0
 """Of the pass that splits B: its launch, its first loads and its last stores."""
 
@@ -105,7 +112,7 @@ def _sms(problem: Any) -> int:
 
 
 class Side(NamedTuple):
-    """What the kernel calls B: of a column-major C, A transposed."""
+    """What the kernel calls A or B: of a column-major C, each is the other one transposed."""
 
     strides: tuple[int, int]
     """Along K, and across it."""
@@ -119,11 +126,16 @@ class Side(NamedTuple):
         return self.strides[0] == 1 and self.alignment % 16 == 0 and not any(x % 4 for x in apart)
 
 
-def _side_of_b(problem: Any) -> Side:
+def _sides_along_k(problem: Any) -> tuple[Side, Side]:
+    """What the kernel calls A, and B."""
     of_a, of_b, _ = problem.batch_strides
-    if column_major((problem.M, problem.N), problem.c_strides):
-        return Side(problem.a_strides[::-1], of_a, problem.a_alignment)
-    return Side(problem.b_strides, of_b, problem.b_alignment)
+    a = Side(problem.a_strides[::-1], of_a, problem.a_alignment)
+    b = Side(problem.b_strides, of_b, problem.b_alignment)
+    return (b, a) if column_major((problem.M, problem.N), problem.c_strides) else (a, b)
+
+
+def _side_of_b(problem: Any) -> Side:
+    return _sides_along_k(problem)[1]
 
 
 def _elements_of_b(problem: Any) -> int:
@@ -214,9 +226,31 @@ def divided(problem: Any) -> tuple[Tiling, int] | None:
     return (tiling_by_way[found[0]], found[1]) if found else None
 
 
+def chosen_for(problem: Any) -> tuple[Tiling, int]:
+    """The tiling, and the parts of K."""
+    return divided(problem) or (tiling_of(problem), 1)
+
+
+def cost(problem: Any, sms: int) -> float | None:
+    """Microseconds of float32, which mma_types takes too; of other types None."""
+    if problem.dtype_in != "float32":
+        return None
+    tiling, parts = chosen_for(problem)
+    M, N = _sides(problem)
+    of = Sizes(M, N, ceil_div(problem.K, STEP_BYTES // 4), 4, problem.batch)
+    a, b = _sides_along_k(problem)
+    copied = [] if a.along_k else [M * problem.K]
+    if not tiling.repack and not b.along_k:
+        copied.append(N * problem.K)
+    copies = len(copied) * COPY_US + 8 * problem.batch * sum(copied) / COPY_BYTES_PER_US
+    rate = STORED_BYTES_PER_US[max(problem.c_strides) % 4 == 0]
+    stored = 4 * M * N * problem.batch / rate
+    return us(of, _way(problem, tiling), parts, sms) + copies + stored
+
+
 def plan(problem: Any) -> Mapping[str, int]:
     """How wgmma_types runs a problem."""
-    chosen, parts = divided(problem) or (tiling_of(problem), 1)
+    chosen, parts = chosen_for(problem)
     block_m, block_n = chosen.block_m, chosen.block_n
     M, N = _sides(problem)
     least = least_tiles(block_m, block_n, problem.K, _sms(problem))

@@ -50,6 +50,16 @@ __device__ inline void cp_async_ca_16(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(global) : "memory");
 }
 
+// One element of 4 or 8 bytes, at a multiple of its size, or zeros where `bytes` is 0.
+template <int SIZE>
+__device__ inline void cp_async_element(void* shared, const void* global, int bytes) {
+  static_assert(SIZE == 4 || SIZE == 8);
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(to), "l"(global), "n"(SIZE),
+               "r"(bytes)
+               : "memory");
+}
+
 // Closes a group of the thread's copies; a group may be empty.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 

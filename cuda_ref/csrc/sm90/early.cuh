@@ -5,17 +5,18 @@
 
 namespace tcgemm::sm90 {
 
-// `blocks` blocks of so many warps. From sm_90 on they may start before the kernel ahead has ended,
+// `blocks` blocks of so many warps, with so much shared memory. From sm_90 on they may start before the kernel ahead has ended,
 // so the kernel waits for it by griddepcontrol_wait.
 template <typename... Params, typename... Args>
-int start_blocks(void (*kernel)(Params...), int64_t blocks, int warps, cudaStream_t stream,
-                 Args... args) {
+int start_blocks(void (*kernel)(Params...), int64_t blocks, int warps, size_t shared_bytes,
+                 cudaStream_t stream, Args... args) {
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
 #if TCGEMM_SM >= 90
-  return launch_clusters(kernel, static_cast<unsigned>(blocks), 1, dim3(32 * warps), 0, stream,
-                         args...);
+  return launch_clusters(kernel, static_cast<unsigned>(blocks), 1, dim3(32 * warps),
+                         shared_bytes, stream, args...);
 #else
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * warps), 0, stream, args...);
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * warps), shared_bytes, stream,
+                args...);
 #endif
 }
 

@@ -83,7 +83,7 @@ int launch_add_partials(const Gemm& gemm, const Rows& sums, int64_t stride, int 
   while (log_lanes < MOST_LOG_LANES && AT_ONCE << log_lanes < parts) ++log_lanes;
   const int64_t blocks = ceil_div(c.rows * units << log_lanes, ADD_THREADS);
   if (blocks > INT32_MAX / ADD_THREADS) return cudaErrorInvalidConfiguration;
-  return start_blocks(add_partials<Acc, Out>, blocks, ADD_THREADS / 32, stream, c, sums, stride,
+  return start_blocks(add_partials<Acc, Out>, blocks, ADD_THREADS / 32, 0, stream, c, sums, stride,
                       parts, log_lanes, epilogue_of<Acc>(gemm), Divisor::of(units));
 }
 

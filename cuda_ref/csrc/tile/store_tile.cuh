@@ -40,23 +40,26 @@ template <bool FUSED, int THREADS, int BLOCK_M, int BLOCK_N, int LD, typename Ou
           typename Acc>
 __device__ void store_elements(const Sum* tile, const Matrix& c, const Epilogue<Acc>& epilogue,
                                int64_t m0, int64_t n0, int64_t batch) {
-  Out* data = static_cast<Out*>(c.data) + batch * c.batch_stride + m0 * c.row_stride +
-              n0 * c.col_stride;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < BLOCK_M * BLOCK_N; i += THREADS) {
-    const int row = i / BLOCK_N, col = i % BLOCK_N;
-    if (m0 + row >= c.rows || n0 + col >= c.cols) continue;
-    Acc x[1] = {widen<Acc>(tile[row * LD + col])};
-    if constexpr (FUSED) {
-      Out c_in[1]{};
-      if (epilogue.c_in) load_c_in(epilogue, c_in, m0 + row, n0 + col, batch, 1);
-      scale_and_add(epilogue, x, c_in, m0 + row, n0 + col, 1);
-      Acc bias[1];
-      load_bias<Out>(epilogue, bias, m0 + row, n0 + col, 1);
-      if (epilogue.bias.data) x[0] = multiply_add(Acc(1), bias[0], x[0]);
-      activate(epilogue.activation, x);
+  constexpr int WIDTH = THREADS < BLOCK_N ? THREADS : BLOCK_N, STEP = THREADS / WIDTH;
+  const int first = threadIdx.x / WIDTH;
+  const int rows = c.rows - m0 < BLOCK_M ? static_cast<int>(c.rows - m0) : BLOCK_M;
+  for (int col = threadIdx.x % WIDTH; col < BLOCK_N && n0 + col < c.cols; col += WIDTH) {
+    Out* to = static_cast<Out*>(c.data) + batch * c.batch_stride + (m0 + first) * c.row_stride +
+              (n0 + col) * c.col_stride;
+#pragma unroll 8
+    for (int row = first; row < rows; row += STEP, to += STEP * c.row_stride) {
+      Acc x[1] = {widen<Acc>(tile[row * LD + col])};
+      if constexpr (FUSED) {
+        Out c_in[1]{};
+        if (epilogue.c_in) load_c_in(epilogue, c_in, m0 + row, n0 + col, batch, 1);
+        scale_and_add(epilogue, x, c_in, m0 + row, n0 + col, 1);
+        Acc bias[1];
+        load_bias<Out>(epilogue, bias, m0 + row, n0 + col, 1);
+        if (epilogue.bias.data) x[0] = multiply_add(Acc(1), bias[0], x[0]);
+        activate(epilogue.activation, x);
+      }
+      *to = narrow<Out>(x[0]);
     }
-    data[row * c.row_stride + col * c.col_stride] = narrow<Out>(x[0]);
   }
 }
 
@@ -73,7 +76,7 @@ __device__ void store_tile(Sum* tile, const Matrix& c, bool vectors, const Epilo
   }
   constexpr int COUNT = 16 / sizeof(Out);
   constexpr int ROWS = THREADS * COUNT / BLOCK_N;  // in one pass of all threads
-  constexpr int IN_FLIGHT = 4;
+  constexpr int PASSES = BLOCK_M / ROWS, IN_FLIGHT = PASSES < 4 ? PASSES : 4;
   static_assert(THREADS * COUNT % BLOCK_N == 0 && BLOCK_M % (ROWS * IN_FLIGHT) == 0);
   const int first = threadIdx.x * COUNT / BLOCK_N;
   const int col = threadIdx.x * COUNT % BLOCK_N;

@@ -122,7 +122,7 @@ inline int terms_map(const Gemm& gemm, const Matrix& matrix, bool rows_are_k,
                     static_cast<int>(K),
                     tiles};
   const int error =
-      start_blocks(repack_terms, std::min<int64_t>(tiles, 65536), TERMS_WARPS, stream, terms);
+      start_blocks(repack_terms, std::min<int64_t>(tiles, 65536), TERMS_WARPS, 0, stream, terms);
   if (error != cudaSuccess) return error;
   const Matrix both{to, rows, K, pitch, 1, rows * pitch};
   return tensor_map(both, false, gemm.in, 32, box_rows, map, 2 * copies);

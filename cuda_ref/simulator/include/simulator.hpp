@@ -333,6 +333,10 @@ inline void cp_async_ca_16(void* shared, const void* global, TCGEMM_HERE) {
 inline void cp_async_16(void* shared, const void* global, int bytes, TCGEMM_HERE) {
   simulator::copy_async(shared, global, 16, bytes, false, site);
 }
+template <int SIZE>
+inline void cp_async_element(void* shared, const void* global, int bytes, TCGEMM_HERE) {
+  simulator::copy_async(shared, global, SIZE, bytes, true, site);
+}
 inline void cp_async_commit() { simulator::copy_async_commit(); }
 template <int PENDING>
 inline void cp_async_wait() {

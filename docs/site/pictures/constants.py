@@ -31,6 +31,7 @@ SHAPES = {
     "cuda/one_wave": (1024, 1024, 1024),
     "cuda/split_k": (256, 256, 16384),
     "cuda/skinny": (16, 4096, 4096),
+    "cuda/mma_types": (256, 256, 4096),
     "cuda/stream_k": (64, 28672, 4096),
     "cuda/gemv": (1, 8192, 8192),
     "cuda/small": (100, 100, 100),
@@ -40,8 +41,11 @@ SHAPES = {
     "triton/split_k": (4096, 2112, 7168),
 }
 """Kernel -> M, N, K that its picture shows; 4096 cubed unless told."""
-TYPES = {"cuda/mma_float64": ("float64", "float64"), "cuda/wgmma_types": ("int8", "int32")}
-BYTES = {"float64": 8, "int8": 1}
+TYPES = {
+    "cuda/mma_float64": ("float64", "float64"), "cuda/mma_types": ("float32", "float32"),
+    "cuda/wgmma_types": ("int8", "int32"),
+}  # fmt: skip
+BYTES = {"float64": 8, "float32": 4, "int8": 1}
 
 
 def item(kernel: str) -> int:

@@ -1,0 +1,107 @@
+"""mma_types: float32 by tf32, and float64, of operands as they lie, in small tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ..planning.gpu import of as gpu_of
+from ..planning.parts import STEP_BYTES, Sizes, divisions, fits
+from ..planning.refusals import column_major, operands, storage
+from ..planning.rows import FUSES, row
+from .mma_types_model import STEPS, Tile, us
+
+ORDER = 205
+
+DEFAULT = (64, 64)
+"""The tile of a build that names none, which is that of the simulator."""
+
+
+def _itemsize(problem: Any) -> int:
+    return 8 if problem.dtype_in == "float64" else 4
+
+
+def sizes(problem: Any) -> Sizes:
+    """The product that is computed: of a column-major C the transposed one."""
+    M, N, itemsize = problem.M, problem.N, _itemsize(problem)
+    if column_major((M, N), problem.c_strides):
+        M, N = N, M
+    return Sizes(M, N, -(-problem.K * itemsize // STEP_BYTES), itemsize, problem.batch)
+
+
+def by_elements(problem: Any) -> tuple[bool, bool, bool]:
+    """Whether what the kernel calls A, and B, are copied element by element, and C is stored so:
+    rows that do not all begin at multiples of 16 bytes."""
+    itemsize = _itemsize(problem)
+    c = ("C", (problem.M, problem.N), problem.c_strides, problem.c_alignment)
+    apart = problem.batch_strides if problem.batch > 1 else (0, 0, 0)
+    found = []
+    for (_, shape, strides, alignment), matrices in zip(
+        (*operands(problem), c), apart, strict=True
+    ):
+        rows = shape[1] if column_major(shape, strides) else shape[0]
+        ld, inner = storage(shape, strides)
+        whole = alignment >= 16 and matrices * itemsize % 16 == 0
+        found.append(inner != 1 or not whole or (rows > 1 and ld * itemsize % 16 != 0))
+    a, b, of_c = found
+    return (b, a, of_c) if column_major(c[1], c[2]) else (a, b, of_c)
+
+
+def ways(problem: Any, sms: int) -> Iterator[tuple[Tile, int]]:
+    """The tiles, each with K whole and in parts."""
+    of, odd = sizes(problem), by_elements(problem)
+    for block_m, block_n in STEPS[problem.compute]:
+        tile = Tile(block_m, block_n, *odd)
+        yield tile, 1
+        if problem.batch == 1:
+            for parts in divisions(of, block_m, block_n, sms):
+                if fits(of, parts, STEP_BYTES // of.sum_bytes):
+                    yield tile, parts
+
+
+def fastest(problem: Any, sms: int) -> tuple[float, Tile, int]:
+    """Microseconds, the tile and the parts of K of the product that ends first by the model."""
+    of = sizes(problem)
+    return min(
+        (us(problem.compute, of, tile, parts, sms), tile, parts)
+        for tile, parts in ways(problem, sms)
+    )
+
+
+def plan(problem: Any) -> Mapping[str, int]:
+    """The tile, and the parts of K where there are several."""
+    tile, parts = Tile(*DEFAULT, *by_elements(problem)), 1
+    if problem.device != "cpu" and problem.compute in STEPS:
+        _, tile, parts = fastest(problem, gpu_of(problem).sms)
+    found = {
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": STEP_BYTES // _itemsize(problem),
+        "NUM_STAGES": tile.stages,
+    }
+    return {**found, "SPLITS": parts} if parts > 1 else found
+
+
+def cost(problem: Any, sms: int) -> float | None:
+    """Microseconds by the model; None of types that it does not take."""
+    return fastest(problem, sms)[0] if problem.compute in STEPS else None
+
+
+def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str], bool]]:
+    """What the template's parameters are: see inspection.py."""
+    extra = "Part" if plan.get("SPLITS", 1) > 1 else "Epilogue<" if problem.fused else "Plain"
+    return {"Extra": lambda value: extra in value}
+
+
+ROW = row(
+    "mma_types",
+    "float32 by tf32, and float64, of rows that lie anywhere: by mma.sync, without a copy",
+    (8, 0),
+    pairs=(
+        ("float32", "float32", "tf32"),
+        ("float32", "float32", "tf32x3"),
+        ("float64", "float64"),
+    ),
+    fuses=FUSES,
+    plan=plan,
+)

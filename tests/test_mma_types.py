@@ -1,0 +1,282 @@
+"""mma_types: tiles, edges, odd rows, conflicts, what is not finite, parts of K, and the choice."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from importlib import import_module
+
+import pytest
+import records
+import scripts_of
+import torch
+from tcgemm.cuda_ref.build import toolchain
+from tcgemm.cuda_ref.shapes import mma_types as rung
+from tcgemm.cuda_ref.shapes import mma_types_model as model
+
+from tcgemm import accuracy, cuda_ref
+from tcgemm.dispatch import choose, find
+from tcgemm.problem import Fusion, Problem
+
+simulator = import_module("tcgemm.cuda_ref.simulator")
+
+F32, F64 = torch.float32, torch.float64
+COMPUTES = [("tf32", F32), ("tf32x3", F32), ("float64", F64)]
+LAYOUTS = ["nn", "nt", "tn", "tt"]
+TILES = list(model.STEPS["tf32"])
+
+
+def stored(rows, columns, letter, dtype, odd, fill=torch.randn):
+    """A matrix whose rows begin at multiples of 16 bytes, or one element off; NaN lies between."""
+    if letter == "t":
+        return stored(columns, rows, "n", dtype, odd, fill).mT
+    vector = 16 // dtype.itemsize
+    buffer = torch.full((rows, -(-columns // vector) * vector + odd), torch.nan, dtype=dtype)
+    inside = buffer[:, :columns]
+    inside.copy_(fill(rows, columns))
+    return inside
+
+
+def whole_numbers(rows, columns):
+    return torch.randint(-8, 9, (rows, columns))
+
+
+def defines_of(tile):
+    """The flags of a build for the tile."""
+    stages = model.Tile(*tile, False, False, False).stages
+    numbers = zip(("BLOCK_M", "BLOCK_N", "NUM_STAGES"), (*tile, stages), strict=True)
+    return tuple(f"-DTCGEMM_{name}={number}" for name, number in numbers)
+
+
+def run(a, b, c, compute, tile=rung.DEFAULT, plan=None, fusion=None, **more):
+    """C, by a build for the tile."""
+    report = simulator.simulate(
+        simulator.source_of("mma_types"), a, b, c, fusion=fusion or Fusion(compute=compute),
+        plan=plan, defines=defines_of(tile), **more,
+    )  # fmt: skip
+    report.raise_if_stopped()
+    return report
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "x".join(map(str, tile)))
+@pytest.mark.parametrize(("compute", "dtype"), COMPUTES)
+def test_both_checks_at_the_edges(compute, dtype, tile):
+    turn = TILES.index(tile)
+    for number, (M, N, K) in enumerate([(1, 8, 8), (129, 17, 1), (64, 40, 200), (70, 131, 72)]):
+        layout = LAYOUTS[(number + turn) % 4]
+        for odd in (0, 1):
+            for fill in (whole_numbers, torch.randn):
+                a = stored(M, K, layout[0], dtype, odd, fill)
+                b = stored(K, N, layout[1], dtype, odd, fill)
+                c = accuracy.poisoned((M, N), dtype, "cpu")
+                run(a, b, c, compute, tile)
+                if fill is whole_numbers:
+                    assert torch.equal(c, (a.double() @ b.double()).to(dtype)), (layout, M, N, K)
+                else:
+                    found = accuracy.error_ratio(a, b, c, Fusion(compute=compute))
+                    assert found <= 1, (layout, M, N, K)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("compute", "dtype"), COMPUTES)
+def test_nothing_is_found_in_any_order(compute, dtype, layout):
+    for odd, order in ((0, "reverse"), (1, "random:5")):
+        a, b = stored(71, 100, layout[0], dtype, odd), stored(100, 77, layout[1], dtype, 1 - odd)
+        c = accuracy.poisoned((71, 77), dtype, "cpu")
+        report = run(a, b, c, compute, order=order, check=True)
+        assert report.ok, [str(finding) for finding in report.findings]
+        assert accuracy.error_ratio(a, b, c, Fusion(compute=compute)) <= 1
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "x".join(map(str, tile)))
+def test_no_load_of_the_mainloop_meets_a_bank_conflict(tile):
+    compute, dtype = COMPUTES[TILES.index(tile) % 2 + 1]
+    for layout in LAYOUTS:
+
+        def conflicts(K, layout=layout):
+            a, b = stored(64, K, layout[0], dtype, 0), stored(K, 64, layout[1], dtype, 0)
+            c = accuracy.poisoned((64, 64), dtype, "cpu")
+            return run(a, b, c, compute, tile, count=True).counts.bank_conflicts
+
+        # What the epilogue has does not grow with K.
+        assert conflicts(64) == conflicts(192), layout
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_strides_of_which_none_is_1(layout):
+    wide = torch.randint(-8, 9, (80, 2 * 50)).float()
+    a, b = wide[::2, ::2], torch.randint(-8, 9, (150, 60)).float()[::3, ::2]
+    if layout == "tt":
+        a, b = b.mT, a.mT
+    c = accuracy.poisoned((a.shape[0], b.shape[1]), F32, "cpu")
+    cuda_ref.load("mma_types")(a, b, c, Fusion(compute="tf32x3"))
+    assert torch.equal(c, a @ b)
+
+
+@pytest.mark.parametrize("c_t", [False, True])
+@pytest.mark.parametrize(("compute", "dtype"), COMPUTES)
+def test_everything_fused_over_a_batch(compute, dtype, c_t):
+    batch, M, N, K = 3, 24, 41, 56
+    for turn, epilogue in enumerate(("relu", "gelu", "gelu_tanh", "silu")):
+        a = torch.stack([stored(M, K, "n", dtype, 0) for _ in range(batch)])
+        b = torch.stack([stored(K, N, "t", dtype, 1) for _ in range(batch)])
+        a, b = (a[:1].expand(batch, M, K), b) if turn % 2 else (a, b[:1].expand(batch, K, N))
+        c_in = torch.randn(batch, M, N).to(dtype)
+        fusion = Fusion(
+            compute=compute, alpha=0.5, beta=3.0, c=c_in, bias=c_in[0, 0].clone(),
+            epilogue=epilogue,
+        )  # fmt: skip
+        c = accuracy.poisoned((batch, N, M) if c_t else (batch, M, N), dtype, "cpu")
+        c = c.mT if c_t else c
+        cuda_ref.load("mma_types")(a, b, c, fusion)
+        assert accuracy.error_ratio(a, b, c, fusion) <= 1, epilogue
+
+
+QUIET, LOUD = 0x7FFFFFFF, 0x7F800001
+"""Bits of NaNs: all of them, as a GPU's own, which rounding up carries into the sign; and the
+lowest alone, which the tensor cores do not look at, so that tf32 has Inf for it in every rung."""
+
+
+def number_of(bits):
+    return torch.tensor(bits, dtype=torch.int32).view(F32)
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+@pytest.mark.parametrize("compute", ["tf32", "tf32x3"])
+def test_what_is_not_finite_stays_so(compute, layout):
+    for where in "ab":
+        nans = [number_of(QUIET), *([number_of(LOUD)] if compute == "tf32x3" else [])]
+        for value in (torch.inf, -torch.inf, *nans):
+            a, b = (stored(*of, F32, 0) for of in ((9, 70, layout[0]), (70, 11, layout[1])))
+            (a if where == "a" else b)[5, 7] = value
+            (b if where == "a" else a)[7 if where == "a" else 3, 5] = 2.0
+            c = accuracy.poisoned((9, 11), F32, "cpu")
+            run(a, b, c, compute)
+            wanted = (a.double() @ b.double()).float()
+            torch.testing.assert_close(c, wanted, rtol=1e-2, atol=0.1, equal_nan=True)
+            assert torch.equal(c.isfinite(), wanted.isfinite())
+
+
+def test_inf_times_inf_and_the_largest_numbers():
+    large = float(number_of(0x7F7FF800))  # rounded to a tf32 number it would be Inf
+    for infinite in (torch.inf, 1.0):
+        a, b = torch.zeros(3, 8), torch.zeros(8, 3)
+        a[0, 0], b[0, 0] = infinite, infinite
+        a[1, 1], b[1, 1] = large, 1.0
+        a[2, 2], b[2, 2] = 1.0, -large
+        c = accuracy.poisoned((3, 3), F32, "cpu")
+        run(a, b, c, "tf32x3")
+        assert c.diagonal().tolist() == [infinite, large, -large]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("compute", "dtype"), COMPUTES)
+def test_parts_of_k(compute, dtype, layout):
+    M, N, K = 35, 70, 515
+    for odd, parts, fused in ((0, 2, False), (1, 3, True), (1, 9, False)):
+        a = stored(M, K, layout[0], dtype, odd, whole_numbers)
+        b = stored(K, N, layout[1], dtype, odd, whole_numbers)
+        more = {"alpha": 2.0, "bias": torch.arange(N).to(dtype)} if fused else {}
+        c = accuracy.poisoned((M, N), dtype, "cpu")
+        fusion = Fusion(compute=compute, **more)
+        report = run(a, b, c, compute, plan={"SPLITS": parts}, fusion=fusion, check=True)
+        assert report.ok, [str(finding) for finding in report.findings]
+        wanted = a.double() @ b.double()
+        wanted = 2 * wanted + more["bias"].double() if fused else wanted
+        assert torch.equal(c, wanted.to(dtype))
+
+
+def test_the_launcher_refuses_an_empty_part_and_a_tile_that_it_has_not():
+    a, b, c = torch.ones(8, 64), torch.ones(64, 8), torch.zeros(8, 8)
+    for plan in ({"SPLITS": 3}, {"BLOCK_M": 32, "BLOCK_N": 32}):
+        with pytest.raises(simulator.SimulationError, match="the launcher refuses it"):
+            run(a, b, c, "tf32", plan=plan)
+
+
+def problem(M, N, K, dtype="float32", compute="tf32x3", layout="nn", **more):
+    return Problem.stored(M, N, K, dtype, dtype, layout, compute=compute, capability=(9, 0), **more)
+
+
+@pytest.mark.parametrize(("compute", "dtype"), [("tf32", "float32"), ("float64", "float64")])
+def test_rows_that_are_no_vectors_are_known(compute, dtype):
+    def known(M, N, K, layout, **more):
+        return rung.by_elements(problem(M, N, K, dtype, compute, layout, **more))
+
+    assert known(64, 128, 256, "nn") == (False, False, False)
+    assert known(64, 128, 255, "nn") == (True, False, False)
+    assert known(64, 129, 256, "nn") == (False, True, True)
+    assert known(64, 128, 255, "tn") == (False, False, False)
+    assert known(63, 128, 256, "tn") == (True, False, False)
+    assert known(64, 128, 255, "nt") == (True, True, False)
+    # A column is computed as a row of C': A and B change places.
+    assert known(64, 1, 255, "nn")[:2] == (False, True)
+    assert known(64, 1, 256, "nt") == (False, False, False)
+
+
+def test_small_products_of_any_layout_are_given_to_it_and_large_ones_are_not():
+    def taken(*sizes, **more):
+        return choose(problem(*sizes, **more), "cuda").name
+
+    float64 = {"dtype": "float64", "compute": "float64"}
+    for more in ({}, {"compute": "tf32"}, float64):
+        assert taken(16, 4096, 4096, **more) == "mma_types"
+        assert taken(100, 100, 100, **more) == "mma_types"
+        assert taken(4096, 33, 515, layout="tn", **more) == "mma_types"
+        assert taken(8192, 8192, 8192, **more) != "mma_types"
+    assert taken(64, 4096, 14336, layout="nt") == "wgmma_types"
+    assert taken(2711, 350, 2035, layout="tn", **float64) == "mma_types"
+    assert taken(4096, 4096, 4096, **float64) == "mma_float64"
+
+
+def test_plans_are_of_tiles_that_there_are_and_leave_no_part_empty():
+    for compute, dtype in (("tf32", "float32"), ("tf32x3", "float32"), ("float64", "float64")):
+        for sizes in ((1, 4096, 9001), (128, 128, 16384), (4096, 32, 4096), (7, 7, 7)):
+            plan = find("cuda", "mma_types").plan(problem(*sizes, dtype, compute))
+            assert (plan["BLOCK_M"], plan["BLOCK_N"]) in TILES
+            steps = -(-sizes[2] // plan["BLOCK_K"])
+            parts = plan.get("SPLITS", 1)
+            assert (parts - 1) * -(-steps // parts) < steps
+    assert find("cuda", "mma_types").plan(problem(128, 128, 16384))["SPLITS"] > 8
+    batched = problem(128, 128, 16384, batch=4)
+    assert "SPLITS" not in find("cuda", "mma_types").plan(batched)
+    simulated = problem(16, 4096, 4096, device="cpu")
+    plan = find("cuda", "mma_types").plan(simulated)
+    assert (plan["BLOCK_M"], plan["BLOCK_N"]) == rung.DEFAULT
+
+
+def test_the_choice_loses_little_to_the_fastest_plans_and_rungs_that_were_timed():
+    fit = scripts_of.script("fit_mma_types")
+    of = fit.rows()
+    for lost in (fit.lost_by_plans(of), fit.lost_by_rungs(of)):
+        assert {*lost} == {compute for compute, _ in COMPUTES}
+        for each in lost.values():
+            assert len(each) > 100
+            assert math.exp(sum(each) / len(each)) < 1.05
+
+
+needs_nvcc = pytest.mark.skipif(toolchain.find_nvcc() is None, reason="needs nvcc")
+
+
+@cache
+def compiled(compute, tile, target):
+    number = {"float64": 4, "tf32": 6, "tf32x3": 7}[compute]
+    case = (f"-DTCGEMM_COMPUTE={number}", "-DTCGEMM_DIVIDES=1")
+    return records.cuda("mma_types", target, (*case, *defines_of(tile)))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("tile", [(16, 64), (64, 64)], ids=str)
+@pytest.mark.parametrize("compute", ["tf32", "tf32x3", "float64"])
+def test_what_nvcc_makes_of_it(compute, tile):
+    report = compiled(compute, tile, "sm_90a")
+    kernels = [kernel for kernel in report.kernels if "add_partials" not in kernel.symbol]
+    assert len(kernels) == 4, "one for each layout"
+    along_m, along_n = (max(1, size // (4 if tile[0] == 16 else 2) // 16) for size in tile)
+    parts, terms = (1 if tile[0] == 16 else along_m) * along_n, 3 if compute == "tf32x3" else 1
+    unrolled = 2 if compute != "tf32" and tile == (64, 64) else 2 if compute == "float64" else 4
+    for kernel in kernels:
+        if compute == "float64":
+            assert kernel.sass["DMMA"] == 2 * parts * unrolled
+            continue
+        # A step along K that is careful is compiled besides, and not unrolled.
+        assert kernel.sass["HMMA"] == 2 * parts * terms * (unrolled + 1)
