@@ -193,6 +193,8 @@ def parts_of(
         return "warp", M, N, None
     if kernel in ("cuda/small", "cuda/gemv"):
         return "warp", M, N, (16, 8, 16)
+    if kernel == "cuda/mma_types":
+        return "warp", M // 2, N // 2, (16, 8, 8)
     step = 32 // constants.item(kernel)
     if kernel.startswith("triton/"):
         groups = have.get("CONSUMERS", max(1, have.get("NUM_WARPS", 4) // 4))
