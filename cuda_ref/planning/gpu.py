@@ -59,11 +59,12 @@ def here() -> Gpu | None:
     """The current GPU; None where there is none."""
     import torch
 
-    return _of_device(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    return _of_device(torch.cuda.current_device())[1] if torch.cuda.is_available() else None
 
 
 @cache
-def _of_device(index: int) -> Gpu:
+def _of_device(index: int) -> tuple[tuple[int, int], Gpu]:
+    """Capability and facts of a GPU: a choice asks for them some fifty times."""
     import torch
 
     found = torch.cuda.get_device_properties(index)
@@ -71,16 +72,17 @@ def _of_device(index: int) -> Gpu:
     shared = getattr(found, "shared_memory_per_block_optin", 0)
     sms = found.multi_processor_count
     capability = torch.cuda.get_device_capability(index)
-    return Gpu(slug, sms, shared, stand_in(capability, sms))
+    return capability, Gpu(slug, sms, shared, stand_in(capability, sms))
 
 
 def of(problem: Any) -> Gpu:
     """The current GPU where it is of the problem's capability, else what stands for that."""
     import torch
 
-    found = here()
-    if found and problem.capability in (None, torch.cuda.get_device_capability()):
-        return found
+    if torch.cuda.is_available():
+        its_own, found = _of_device(torch.cuda.current_device())
+        if problem.capability in (None, its_own):
+            return found
     capability = problem.capability or (9, 0)
     if capability in stands_for:
         return stands_for[capability]
