@@ -1,4 +1,4 @@
-"""Fits cuda_ref/shapes/mma_types.json to plans that were timed: fit_mma_types.py
+"""Fits cuda_ref/planning/mma_types.json to plans that were timed: fit_mma_types.py
 
 CUDA's rows of reports/nvidia-h200/trials/mma_types.csv: tiles and parts of K of mma_types, each
 behind a foreign kernel in a graph. What is fitted is the logarithm of the time; a plan counts by
@@ -27,7 +27,7 @@ from tcgemm.choosing import fitting
 from tcgemm.dispatch import find
 from tcgemm.problem import ITEMSIZE, Problem
 
-model = import_module("tcgemm.cuda_ref.shapes.mma_types_model")
+model = import_module("tcgemm.cuda_ref.planning.mma_types_model")
 rung = import_module("tcgemm.cuda_ref.shapes.mma_types")
 by_name = import_module("tcgemm.cuda_ref.planning.ladder").by_name
 

@@ -11,8 +11,8 @@ import records
 import scripts_of
 import torch
 from tcgemm.cuda_ref.build import toolchain
+from tcgemm.cuda_ref.planning import mma_types_model as model
 from tcgemm.cuda_ref.shapes import mma_types as rung
-from tcgemm.cuda_ref.shapes import mma_types_model as model
 
 from tcgemm import accuracy, cuda_ref
 from tcgemm.dispatch import choose, find

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..planning.gpu import of as gpu_of
+from ..planning.mma_types_model import STEPS, Tile, us
 from ..planning.parts import STEP_BYTES, Sizes, divisions, fits
 from ..planning.refusals import column_major, operands, storage
 from ..planning.rows import FUSES, row
-from .mma_types_model import STEPS, Tile, us
 
 ORDER = 205
 

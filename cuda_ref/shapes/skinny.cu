@@ -18,7 +18,7 @@
 // warpgroup  wgmma 64 x TILE_M x 16: C^T; TILE_M 16, 64 or 128; at most 64 accumulators a thread;
 //            where BLOCK_N is no multiple of 64, wgmma 64 x 48 or 56 x 16: C
 #include "sm90/reduce_kernel.cuh"
-#include "skinny_tile.cuh"
+#include "skinny/tile.cuh"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""The tile that skinny and stream_k share, of few rows of A: as skinny_tile.cuh has it."""
+"""The tile that skinny and stream_k share, of few rows of A: as skinny/tile.cuh has it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refuse_skinny(problem: Any) -> str | None:
 
 
 def tile_rows(M: int, block_n: int) -> int:
-    """Rows of A in a tile: tile_rows in skinny_tile.cuh."""
+    """Rows of A in a tile: tile_rows in skinny/tile.cuh."""
     return 16 if M <= 16 and block_n % 64 == 0 else 64 if M <= 64 else 128
 
 
@@ -39,7 +39,7 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     """The plan of a table's config: see Tuning.divide.
 
     An A that is stored transposed comes in panels of 64 rows, and has widths of 64 and 128 alone:
-    width_for in skinny_tile.cuh.
+    width_for in skinny/tile.cuh.
     """
     if "SPLITS" in config:
         config = {**config, "SPLITS": min(config["SPLITS"], most_splits(problem.K), MOST_PARTS)}

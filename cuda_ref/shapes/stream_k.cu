@@ -18,7 +18,7 @@
 
 #include "tile/order.cuh"
 #include "stream_k/partials.cuh"
-#include "skinny_tile.cuh"
+#include "skinny/tile.cuh"
 
 namespace {
 

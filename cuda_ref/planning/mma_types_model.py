@@ -15,8 +15,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from ..planning.cost import ceil_div
-from ..planning.parts import NORM, STEP_BYTES, Sizes, workspace_bytes
+from .cost import ceil_div
+from .parts import NORM, STEP_BYTES, Sizes, workspace_bytes
 
 
 class Step(NamedTuple):
