@@ -31,6 +31,7 @@ simulator = import_module("tcgemm.cuda_ref.simulator")
 cuda_ref = import_module("tcgemm.cuda_ref")
 
 RUNGS = tuple(launchers.LAUNCHERS)
+OF_16_BITS = tuple(name for name in RUNGS if name != "mma_types")  # whose types are TYPES
 needs_nvrtc = pytest.mark.skipif(
     compiler.find_library() is None or compiler.find_headers() is None,
     reason="needs libnvrtc (pip install nvidia-cuda-nvrtc) and the headers of Triton's wheel",
@@ -60,7 +61,7 @@ def plan_of(name, a, b, c):
 
 def test_the_whole_ladder_has_launchers_and_what_takes_every_type():
     ladder = {row.name for row in dispatch.ladder("cuda") if row.kind == "ladder"}
-    assert set(RUNGS) == ladder | {"wmma_types"}
+    assert set(RUNGS) == ladder | {"wmma_types", "mma_types"}
     for row in dispatch.ladder("cuda"):
         if row.name in launchers.EVERYTHING:
             assert {"alpha", "beta", "bias", "gelu", "batch"} <= set(row.fuses)
@@ -71,7 +72,7 @@ def test_the_whole_ladder_has_launchers_and_what_takes_every_type():
 @pytest.mark.parametrize("layout", ["nn", *(
     pytest.param(layout, marks=pytest.mark.exhaustive) for layout in ("nt", "tn", "tt")
 )])  # fmt: skip
-@pytest.mark.parametrize("name", RUNGS)
+@pytest.mark.parametrize("name", OF_16_BITS)
 def test_every_rung_is_compiled_to_machine_code(name, layout):
     dtypes = (torch.float16, torch.bfloat16) if layout == "nt" else (torch.bfloat16,)
     for dtype in dtypes:
@@ -145,7 +146,10 @@ CASES = [
     for pair in TYPES
     if dispatch.find("cuda", name).takes_types(*pair)
 ]
-QUICK = {("naive", TYPES[0]), ("wmma_any", TYPES[2]), ("mma_multistage", TYPES[2])}
+QUICK = {
+    ("naive", TYPES[0]), ("wmma_any", TYPES[2]), ("mma_multistage", TYPES[2]),
+    ("mma_types", TYPES[6]),
+}  # fmt: skip
 
 
 def test_every_type_of_a_rung_of_everything_is_tried():
@@ -162,7 +166,7 @@ def test_every_type_of_a_rung_of_everything_is_tried():
 def test_types_batches_and_what_follows_are_compiled_and_launched_as_in_the_source(name, pair):
     """Sizes of parameters as in the machine code; grid and block as the simulator was asked."""
     for batch, columns, plain in ((0, False, False), (3, True, False), (0, False, True)):
-        if (columns or plain) and pair is not TYPES[0] and name != "wmma_types":
+        if (columns or plain) and pair is not TYPES[0] and "types" not in name:
             continue
         a, b, c, fusion = fused_case(pair, batch, columns, plain)
         compiled = operators.compiled_for(name, a, b, c, (9, 0), None, fusion)
@@ -286,7 +290,7 @@ def test_who_stores_c_is_as_in_the_source(N, pitch, K, of_c):
 
 @pytest.mark.spread(5, "name")
 @needs_nvrtc
-@pytest.mark.parametrize("name", RUNGS)
+@pytest.mark.parametrize("name", OF_16_BITS)
 def test_the_launch_is_the_one_of_the_source(name):
     """What the simulator, whose GPU has eight SMs, was asked to start by the C++ launcher."""
     a, b, c = tensors(192, 320, 64)
@@ -464,7 +468,7 @@ SHAPES = ((128, 256, 64), (1024, 512, 320), (256, 128, 4096), (8192, 8192, 128))
 @pytest.mark.gpu
 @needs_nvrtc
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("name", RUNGS)
+@pytest.mark.parametrize("name", OF_16_BITS)
 def test_every_rung_is_exact_on_a_gpu(name, layout):
     row = dispatch.find("cuda", name)
     ran = 0

@@ -30,10 +30,12 @@ from .arguments import (
 )
 from .product import CPP, ITEMS, Product, major_of
 
-EVERYTHING = ("naive", "wmma_any", "wmma_types", "wmma_multistage", "mma_multistage")
+EVERYTHING = (
+    "naive", "wmma_any", "wmma_types", "wmma_multistage", "mma_multistage", "mma_types",
+)  # fmt: skip
 """Rungs whose launchers here take batches, and what follows the product."""
 
-EVERY_TYPE = ("naive", "wmma_types")
+EVERY_TYPE = ("naive", "wmma_types", "mma_types")
 """Rungs whose launchers here take all types that their rows have."""
 
 
@@ -140,6 +142,12 @@ def _types_kernel(p: Product) -> str:
     types = f"{CPP[p.dtype_in]}, {element}, {_sum(p)}"
     sizes = ", ".join(map(str, mma))
     return f"wmma_types_kernel<tcgemm::Compute::{p.compute}, {types}, {sizes}, {p.layouts}>"
+
+
+def _mma_types_kernel(p: Product) -> str:
+    """As launch_of in mma_types.cu, with K whole: parts of it take a second kernel."""
+    epilogue = f"tcgemm::Epilogue<{p.accumulator}>"
+    return f"mma_types_kernel<tcgemm::Compute::{p.compute}, {p.layouts}, {epilogue}>"
 
 
 def _naive_kernel(p: Product) -> str:
@@ -288,6 +296,7 @@ LAUNCHERS: dict[str, Launcher] = {
         lambda p: ("BLOCK_M", "THREADS", f"{_shape(p)}::BLOCK_N", f"{_shape(p)}::SHARED_BYTES"),
         _types,
     ),
+    "mma_types": Launcher(_mma_types_kernel, (*_TILE, "THREADS", "SHARED_BYTES"), _any),
     **{
         name: Launcher(
             lambda p, name=name: f"{name}<{p.types}, {_majors(p)}>",  # type: ignore[misc]

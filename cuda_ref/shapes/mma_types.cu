@@ -46,6 +46,8 @@ constexpr int PARTS_M = WARP_M / PART;
 constexpr int PARTS_N = WARP_N / PART;
 constexpr int STAGE_BYTES = (BLOCK_M + BLOCK_N) * STEP_BYTES;
 constexpr int NUM_STAGES = TCGEMM_NUM_STAGES;
+constexpr int SHARED_BYTES = NUM_STAGES * STAGE_BYTES;  // later on for a tile of sums
+static_assert(BLOCK_M * (BLOCK_N * 8 + 16) <= SHARED_BYTES);
 constexpr int BLOCKS_PER_SM = STAGE_BYTES > 16384 ? 2 : STAGE_BYTES > 10240 ? 3 : 4;
 
 // What follows a product: nothing; or, of a part of K, nothing yet. Each part but the last has `K`
@@ -184,8 +186,6 @@ template <Compute COMPUTE, typename Extra>
 int launch_tiles_of(const Gemm& gemm, const Gemm& stored, const Extra& extra,
                     cudaStream_t stream) {
   constexpr int SIZE = COMPUTE == Compute::f64 ? 8 : 4;
-  constexpr int SUMS_BYTES = BLOCK_M * (BLOCK_N * SIZE + 16);
-  constexpr int SHARED_BYTES = std::max(NUM_STAGES * STAGE_BYTES, SUMS_BYTES);
   Operand a = operand(gemm.a, gemm.batch, SIZE), b = operand(gemm.b, gemm.batch, SIZE);
   a.batch_stride = stored.a.batch_stride, b.batch_stride = stored.b.batch_stride;
   const int64_t tiles_m = ceil_div(gemm.c.rows, BLOCK_M);
