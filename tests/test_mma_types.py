@@ -88,6 +88,17 @@ def test_nothing_is_found_in_any_order(compute, dtype, layout):
         assert accuracy.error_ratio(a, b, c, Fusion(compute=compute)) <= 1
 
 
+@pytest.mark.parametrize(("compute", "dtype"), COMPUTES)
+@pytest.mark.parametrize("sizes", [(1, 20, 200), (20, 1, 200), (20, 30, 1)])
+def test_no_address_of_a_single_row_with_an_odd_stride_is_off(compute, dtype, sizes):
+    M, N, K = sizes
+    for layout in LAYOUTS:
+        a, b = stored(M, K, layout[0], dtype, 1), stored(K, N, layout[1], dtype, 1)
+        c = accuracy.poisoned((M, N), dtype, "cpu")
+        report = run(a, b, c, compute, check=True)
+        assert report.ok, [str(finding) for finding in report.findings]
+
+
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: "x".join(map(str, tile)))
 def test_no_load_of_the_mainloop_meets_a_bank_conflict(tile):
     compute, dtype = COMPUTES[TILES.index(tile) % 2 + 1]

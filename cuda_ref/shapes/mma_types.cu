@@ -188,9 +188,14 @@ int launch_tiles_of(const Gemm& gemm, const Gemm& stored, const Extra& extra,
   constexpr int SIZE = COMPUTE == Compute::f64 ? 8 : 4;
   Operand a = operand(gemm.a, gemm.batch, SIZE), b = operand(gemm.b, gemm.batch, SIZE);
   a.batch_stride = stored.a.batch_stride, b.batch_stride = stored.b.batch_stride;
+  // Beyond the last row nothing is read, but cp.async is given addresses all the same, multiples of
+  // 16. The stride of a single row may be anything.
+  for (Operand* each : {&a, &b})
+    if (each->outer == 1) each->outer_stride = 0;
   const int64_t tiles_m = ceil_div(gemm.c.rows, BLOCK_M);
   const int64_t tiles_n = ceil_div(gemm.c.cols, BLOCK_N);
-  if (tiles_m * tiles_n > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (tiles_m * tiles_n > INT32_MAX || ceil_div(gemm.a.cols, 8) > INT32_MAX - 16)
+    return cudaErrorInvalidConfiguration;  // tiles, or steps along K, that are counted in 32 bits
   return with_layouts(gemm, [&](auto a_t, auto b_t) {
     return start_blocks(mma_types_kernel<COMPUTE, a_t.value, b_t.value, Extra>,
                         stored.batch * tiles_m * tiles_n, WARPS, SHARED_BYTES, stream, a, b,

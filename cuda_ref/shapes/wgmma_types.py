@@ -239,10 +239,10 @@ def cost(problem: Any, sms: int) -> float | None:
     M, N = _sides(problem)
     of = Sizes(M, N, ceil_div(problem.K, STEP_BYTES // 4), 4, problem.batch)
     a, b = _sides_along_k(problem)
-    copied = [] if a.along_k else [M * problem.K]
+    copied = [] if a.along_k else [M * problem.K * (problem.batch if a.batch_stride else 1)]
     if not tiling.repack and not b.along_k:
-        copied.append(N * problem.K)
-    copies = len(copied) * COPY_US + 8 * problem.batch * sum(copied) / COPY_BYTES_PER_US
+        copied.append(_elements_of_b(problem))
+    copies = len(copied) * COPY_US + 8 * sum(copied) / COPY_BYTES_PER_US
     rate = STORED_BYTES_PER_US[max(problem.c_strides) % 4 == 0]
     stored = 4 * M * N * problem.batch / rate
     return us(of, _way(problem, tiling), parts, sms) + copies + stored
