@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from ..planning.gpu import of as gpu_of
 from ..planning.mma_types_model import STEPS, Tile, us
-from ..planning.parts import STEP_BYTES, Sizes, divisions, fits
+from ..planning.parts import STEP_BYTES, Sizes, divisions, fits, room
 from ..planning.refusals import column_major, operands, storage
 from ..planning.rows import FUSES, row
 
@@ -60,7 +61,14 @@ def ways(problem: Any, sms: int) -> Iterator[tuple[Tile, int]]:
 
 
 def fastest(problem: Any, sms: int) -> tuple[float, Tile, int]:
-    """Microseconds, the tile and the parts of K of the product that ends first by the model."""
+    """Microseconds, the tile and the parts of K of the product that ends first by the model. A
+    choice asks for its time and then for its plan."""
+    return _fastest(problem, sms, room())
+
+
+@lru_cache(maxsize=1024)
+def _fastest(problem: Any, sms: int, room_bytes: int) -> tuple[float, Tile, int]:
+    """``room_bytes`` tells apart what was asked under another bound of memory."""
     of = sizes(problem)
     return min(
         (us(problem.compute, of, tile, parts, sms), tile, parts)
