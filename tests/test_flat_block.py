@@ -161,12 +161,22 @@ def test_no_copied_block_lies_across_its_rows():
             assert size == block or "vec = 1," not in place, (each, place)
 
 
-def test_mma_sync_reads_b_as_it_did():
+@pytest.mark.parametrize("capability", [(8, 0), (12, 0)], ids=str)
+def test_mma_sync_reads_b_as_it_did(capability):
     """B is a dot operand there, whose place is swizzled."""
     (built,) = compile_only.compile_rungs(
-        [request("fused", "nt", "tf32", 64, 32, (8, 0))], assembly=True
+        [request("fused", "nt", "tf32", 64, 32, capability)], assembly=True
     )
     assert {size for size, _ in places(built)} == {"64x32", "32x64"}
+
+
+def test_b_is_one_row_for_tcgen05_too():
+    """It reads B from shared memory as wgmma does."""
+    (built,) = compile_only.compile_rungs(
+        [request("fused", "nt", "tf32", 64, 32, (10, 0))], assembly=True
+    )
+    assert "ttng.tc_gen5_mma " in built.assembly["ttgir"]
+    assert "2048" in {size for size, _ in places(built)}
 
 
 # What is chosen.

@@ -26,8 +26,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 
 from . import interpreter, warm_up
 
-WGMMA = 90
-"""The architecture from which on tensor cores read shared memory."""
+FROM_SHARED = (9, 10)
+"""The architectures, sm_90 and sm_100 with their kin, whose tensor cores read shared memory: by
+wgmma and by tcgen05. sm_120 has neither, and multiplies by mma.sync."""
 
 INTERPRETED: bool = not isinstance(tl.cdiv, JITFunction)
 """Whether kernels run in Triton's interpreter; fixed when triton is first imported."""
@@ -104,9 +105,11 @@ def _sm_count(device: int) -> int:
 
 
 def by_wgmma() -> bool:
-    """Whether tl.dot takes B from shared memory alone: on sm_90 and later, and in the interpreter,
-    which runs what these run."""
-    return INTERPRETED or triton.runtime.driver.active.get_current_target().arch >= WGMMA
+    """Whether tl.dot takes B from shared memory alone: on the GPUs of FROM_SHARED, and in the
+    interpreter, which runs what these run."""
+    if INTERPRETED:
+        return True
+    return triton.runtime.driver.active.get_current_target().arch // 10 in FROM_SHARED
 
 
 def starts_early(early: Any) -> dict[str, bool]:
