@@ -85,3 +85,23 @@ def test_source_files_follow_includes_once():
     assert {"gemm.cuh", "cp_async.cuh", "order.cuh", "fragment.cuh"} <= set(files)
     assert len(files) == len(set(files))
     assert all(isinstance(path, Path) for path in toolchain.source_files(toolchain.source("naive")))
+
+
+def test_a_header_that_is_saved_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    csrc = tmp_path / "csrc"
+    csrc.mkdir()
+    rung, header, late = tmp_path / "rung.cu", csrc / "header.cuh", csrc / "late.cuh"
+    rung.write_text('#include "header.cuh"\n')
+    header.write_text("int before;\n")
+    late.write_text("int after;\n")
+    read = toolchain.text_of
+
+    def saved_behind(path):
+        text = read(path)
+        if path == header and "before" in text:
+            header.write_text('#include "late.cuh"\n')
+        return text
+
+    monkeypatch.setattr(toolchain, "text_of", saved_behind)
+    assert toolchain.source_files(rung, tmp_path) == [rung, header]
+    assert toolchain.source_files(rung, tmp_path) == [rung, header, late]

@@ -199,9 +199,7 @@ _TYPES = {
 }
 
 
-def _wanted(
-    name: str, problem: Any, plan: Mapping[str, Any]
-) -> dict[str, Callable[[str], bool]]:
+def _wanted(name: str, problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str], bool]]:
     """What each template parameter has to be for the problem, by the parameter's name."""
 
     def is_type(dtype: str) -> Callable[[str], bool]:

@@ -226,14 +226,17 @@ def source_files(path: Path, root: Path = ROOT) -> list[Path]:
     and again where one of them has changed."""
     found, before = _files.get((path, root), ([path], []))
     if [status_of(file) for file in found] != before:
-        found = _included(path, root)
-        _files[path, root] = found, [status_of(file) for file in found]
+        found, before = _included(path, root)
+        _files[path, root] = found, before
     return [*found]
 
 
-def _included(path: Path, root: Path) -> list[Path]:
-    found = [path]
+def _included(path: Path, root: Path) -> tuple[list[Path], list[Status | None]]:
+    """The files, and the status of each from before it was read: what is saved meanwhile is looked
+    at the next time."""
+    found, statuses = [path], []
     for file in found:
+        statuses.append(status_of(file))
         for include in _INCLUDE.findall(text_of(file)):
             for folder in (file.parent, *source_folders(root)):
                 other = folder / include
@@ -241,7 +244,7 @@ def _included(path: Path, root: Path) -> list[Path]:
                     if other not in found:
                         found.append(other)
                     break
-    return found
+    return found, statuses
 
 
 _CASE = (
