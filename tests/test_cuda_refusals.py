@@ -69,6 +69,44 @@ def test_more_tiles_than_a_launcher_counts_are_refused(kernel):
     assert kernel.refuse(dataclasses.replace(asked, batch=most - 10**6)) is None
 
 
+def test_tiles_of_a_column_major_c_are_counted_as_they_lie():
+    """Tiles of mma_float64 have 64 rows and 128 columns: of C as it lies in memory."""
+    batch = 2**30
+    for M, N, c_strides, tiles in (
+        (64, 128, (128, 1), 1),
+        (64, 128, (1, 64), 2),
+        (128, 64, (64, 1), 2),
+        (128, 64, (1, 128), 1),
+    ):
+        asked = dataclasses.replace(
+            problem(M, N, 8), dtype_in="float64", dtype_out="float64", compute="",
+            c_strides=c_strides, batch=batch, batch_strides=(0, 0, M * N),
+        )  # fmt: skip
+        reason = find("cuda", "mma_float64").refuse(asked)
+        if tiles == 1:
+            assert reason is None, (M, N, c_strides)
+        else:
+            shape = "128 x 64" if c_strides[0] == 1 else "64 x 128"
+            assert f"are {tiles * batch} tiles of {shape}" in str(reason), (M, N, c_strides)
+    # The tile of thin is that of C as it is asked for: 4 rows, whichever way they lie.
+    thin = problem(
+        4, 8, 8, b_strides=(8, 1), c_strides=(1, 4), batch=2**27, batch_strides=(0, 0, 32)
+    )
+    plan = find("cuda", "thin").plan(thin)
+    assert (plan["BLOCK_M"], plan["BLOCK_N"] >= 8) == (4, True)
+    assert find("cuda", "thin").refuse(thin) is None
+
+
+def test_triton_counts_the_tiles_of_a_column_major_c_as_they_lie():
+    shape = {"a_strides": (8, 1), "b_strides": (32, 1), "batch_strides": (0, 0, 2048)}
+    for name in ("descriptor", "warp_specialized"):
+        asked = problem(64, 32, 8, c_strides=(1, 64), batch=2**30, **shape)
+        plan = find("triton", name).plan(asked)
+        assert (plan["BLOCK_M"], plan["BLOCK_N"], plan.get("SWAP", 1)) == (64, 32, 1)
+        reason = find("triton", name).refuse(asked)
+        assert f"are {2 * 2**30} tiles of 32 x 64" in reason
+
+
 @pytest.mark.parametrize(
     ("name", "K", "ok"),
     [

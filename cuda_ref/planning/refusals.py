@@ -144,12 +144,19 @@ MOST_TILES = 2**31 - 1
 
 
 def refuse_tiles(
-    problem: Any, plan: Callable[[Any], Mapping[str, Any]], most: int = MOST_TILES
+    problem: Any,
+    plan: Callable[[Any], Mapping[str, Any]],
+    most: int = MOST_TILES,
+    as_stored: bool = True,
 ) -> str | None:
     """Why C has more tiles than a grid has blocks, or a rung counts; None when it has fewer.
 
     No tile of a rung is smaller than 4 x 4, of which 8 x 8 elements have four, so that hardly a
     problem has to be planned for it.
+
+    Args:
+        as_stored: BLOCK_M of the plan lies along the columns of a column-major C, whose transpose
+            is computed; else along its rows whatever they are.
     """
     M, N, batch = problem.M, problem.N, problem.batch
     if -(-M // 8) * -(-N // 8) * batch <= min(most // 4, 2**27):
@@ -158,6 +165,8 @@ def refuse_tiles(
     if "BLOCK_M" not in planned:
         return None
     block_m, block_n = planned["BLOCK_M"], planned["BLOCK_N"]
+    if as_stored and column_major((M, N), problem.c_strides):
+        block_m, block_n = block_n, block_m
     tiles = -(-M // block_m) * -(-N // block_n) * batch
     if tiles <= most:
         return None

@@ -52,7 +52,8 @@ def row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> dic
 
     The plan is by default the constants of the rung's source. A rung whose row has ``wgmma=True``
     refuses all GPUs but those of compute capability 9.0, as the instruction exists there alone.
-    ``most_tiles``: of C, all of a batch, that its launcher takes.
+    ``most_tiles``: of C, all of a batch, that its launcher takes; ``tile_of_asked``: the plan's
+    tile is of C as it is asked for, and not as its elements lie.
     """
     made = {
         "name": name,
@@ -64,11 +65,11 @@ def row(name: str, adds: str, capability: tuple[int, int], **limits: Any) -> dic
         **limits,
     }
     refuse, most = made.get("refuse", lambda problem: None), made.pop("most_tiles", MOST_TILES)
-    wgmma = made.pop("wgmma", False)
+    wgmma, as_stored = made.pop("wgmma", False), not made.pop("tile_of_asked", False)
 
     def refuse_all(problem: Any) -> str | None:
         reason = refuse_other_than_sm90(problem) if wgmma else None
-        return reason or refuse(problem) or refuse_tiles(problem, made["plan"], most)
+        return reason or refuse(problem) or refuse_tiles(problem, made["plan"], most, as_stored)
 
     made["refuse"] = refuse_all
     if wgmma:

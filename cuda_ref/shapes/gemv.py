@@ -245,5 +245,6 @@ ROW = row(
     refuse=refuse_gemv,
     most_tiles=MOST_TILES // 2,
     plan=TUNING.plan,
+    tile_of_asked=True,
     fuses=FUSES,
 )

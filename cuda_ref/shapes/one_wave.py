@@ -249,4 +249,5 @@ ROW = row(
     refuse=refuse_tma,
     wgmma=True,
     plan=TUNING.plan,
+    tile_of_asked=True,
 )

@@ -181,5 +181,6 @@ ROW = row(
     refuse=skinny_tile.refuse_skinny,
     wgmma=True,
     plan=TUNING.plan,
+    tile_of_asked=True,
     fuses=FUSES_NO_BATCH,
 )

@@ -192,6 +192,7 @@ ROW = row(
     shapes="A, B and C anywhere",
     refuse=refuse_thin,
     most_tiles=MOST_TILES // MOST_SPLITS,
+    tile_of_asked=True,
     plan=plan,
     unaligned_us=lambda problem: cost(problem, gpu_of(problem).sms),
     fuses=FUSES,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..host.storage import UNIT, column_major, itemsize, why_not_tma
+
+if TYPE_CHECKING:
+    from .planner import Planner
 
 MOST_TILES = 2**31 - 2**16
 """Programs of a grid in its one dimension; a program that loops over tiles adds their number."""
 
 
-def refuse_tiles(problem: Any, plan: Callable[[Any], Mapping[str, Any]]) -> str | None:
+def refuse_tiles(problem: Any, planner: Planner) -> str | None:
     """Why C has more tiles than a kernel counts to; None when it has fewer.
 
     No tile is smaller than 8 x 8, so that hardly a problem has to be planned for it.
@@ -19,9 +21,9 @@ def refuse_tiles(problem: Any, plan: Callable[[Any], Mapping[str, Any]]) -> str 
     M, N, batch = problem.M, problem.N, problem.batch
     if -(-M // 8) * -(-N // 8) * batch <= MOST_TILES:
         return None
-    planned = plan(problem)
+    planned = planner(problem)
     block_m, block_n = planned["BLOCK_M"], planned["BLOCK_N"]
-    if planned.get("SWAP"):
+    if planned.get("SWAP", planner.transposes(problem)):
         block_m, block_n = block_n, block_m
     tiles = -(-M // block_m) * -(-N // block_n) * batch
     if tiles <= MOST_TILES:
