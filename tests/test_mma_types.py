@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
@@ -205,7 +206,8 @@ def test_the_launcher_refuses_an_empty_part_and_a_tile_that_it_has_not():
 
 
 def problem(M, N, K, dtype="float32", compute="tf32x3", layout="nn", **more):
-    return Problem.stored(M, N, K, dtype, dtype, layout, compute=compute, capability=(9, 0), **more)
+    more = {"capability": (9, 0), **more}
+    return Problem.stored(M, N, K, dtype, dtype, layout, compute=compute, **more)
 
 
 @pytest.mark.parametrize(("compute", "dtype"), [("tf32", "float32"), ("float64", "float64")])
@@ -253,6 +255,50 @@ def test_plans_are_of_tiles_that_there_are_and_leave_no_part_empty():
     simulated = problem(16, 4096, 4096, device="cpu")
     plan = find("cuda", "mma_types").plan(simulated)
     assert (plan["BLOCK_M"], plan["BLOCK_N"]) == rung.DEFAULT
+
+
+def test_the_bound_of_memory_is_read_once_a_choice(monkeypatch):
+    for name, dtype, compute in (
+        ("mma_types", "float32", "tf32"),
+        ("wgmma_types", "float32", "tf32"),
+        ("mma_float64", "float64", "float64"),
+    ):
+        module, asked = import_module(f"tcgemm.cuda_ref.shapes.{name}"), []
+        monkeypatch.setattr(module, "room", lambda asked=asked: asked.append(0) or 2**30)
+        # Of a size that no other test asks about.
+        assert find("cuda", name).plan(problem(112, 176, 16352, dtype, compute))["SPLITS"] > 1
+        assert len(asked) == 1, name
+
+
+def test_a_ring_has_room_in_an_sm_as_often_as_its_memory_allows():
+    def residents(capability):
+        tiles = [model.Tile(*tile, False, False, False) for tile in TILES]
+        return {(t.block_m, t.block_n): t.resident(capability) for t in tiles}
+
+    hopper = {(16, 64): 4, (64, 16): 4, (32, 32): 4, (64, 64): 3, (128, 64): 2}
+    assert residents((9, 0)) == hopper
+    assert residents((8, 0)) == {**hopper, (16, 64): 3, (64, 16): 3, (64, 64): 2}
+    small = dict.fromkeys(TILES, 1) | {(32, 32): 2}
+    for capability in ((8, 6), (8, 9), (12, 0)):
+        assert residents(capability) == small
+        asked = problem(4096, 4096, 1024, capability=capability)
+        us = [
+            model.us(
+                "tf32x3", rung.sizes(asked), model.Tile(*rung.DEFAULT, *3 * [False]), 1, 132, c
+            )
+            for c in (capability, (9, 0))
+        ]
+        assert us[0] > 1.1 * us[1]
+        assert rung.cost(asked, 132) > rung.cost(replace(asked, capability=(9, 0)), 132)
+
+
+def test_a_k_that_its_launcher_does_not_count_is_refused():
+    most = 8 * (2**31 - 17)
+    for dtype, compute in (("float32", "tf32"), ("float64", "float64")):
+        why_not = find("cuda", "mma_types").why_not
+        assert why_not(problem(16, 16, most, dtype, compute)) is None
+        reason = why_not(problem(16, 16, most + 1, dtype, compute))
+        assert f"K={most + 1} and mma_types counts to {most}" in reason
 
 
 def test_the_choice_loses_little_to_the_fastest_plans_and_rungs_that_were_timed():

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -177,6 +178,45 @@ def test_types_batches_and_what_follows_are_compiled_and_launched_as_in_the_sour
         assert report.grid == (launch.grid, 1, 1)
         assert report.block[:2] == launch.block
         assert 0 <= report.shared_bytes - launch.shared_bytes < 48 * 1024
+
+
+@pytest.mark.parametrize(
+    "pair", [pair for pair in TYPES if pair[2] in ("tf32", "tf32x3", "float64")]
+)
+def test_mma_types_is_planned_as_it_is_launched(pair, monkeypatch):
+    """By NVRTC K stays whole: no second kernel adds parts of it. The cost is that of this plan."""
+    rung, model = (
+        import_module(f"tcgemm.cuda_ref.{name}")
+        for name in ("shapes.mma_types", "planning.mma_types_model")
+    )
+    for M, N, K in ((64, 96, 16384), (16, 4096, 4096), (700, 300, 515)):
+        asked = Problem.stored(
+            M, N, K, *pair[:2], "nn", compute=pair[2], device="cuda", capability=(9, 0)
+        )
+        by_nvcc, cost_by_nvcc = rung.plan(asked), rung.cost(asked, 132)
+        with monkeypatch.context() as patched:
+            patched.setattr("tcgemm.cuda_ref.nvrtc.compiles", lambda problem: True)
+            plan, cost = dispatch.find("cuda", "mma_types").plan(asked), rung.cost(asked, 132)
+        tile = model.Tile(plan["BLOCK_M"], plan["BLOCK_N"], *rung.by_elements(asked))
+        assert cost == model.us(pair[2], rung.sizes(asked), tile, 1, 132)
+        assert cost > cost_by_nvcc or "SPLITS" not in by_nvcc
+        a, b, c = tensors(M, N, K, dtype=getattr(torch, pair[0]))
+        product = Product.of(a, b, c, Fusion(compute=pair[2]))
+        constants = {**plan, "THREADS": 128, "SHARED_BYTES": 0}
+        launch = launchers.LAUNCHERS["mma_types"].launch(product, constants, 132)
+        tiles = -(-M // plan["BLOCK_M"]) * -(-N // plan["BLOCK_N"])
+        assert tiles * plan.get("SPLITS", 1) == launch.grid
+
+
+def test_nvrtc_compiles_for_a_gpu_of_this_machine_alone(monkeypatch):
+    asked = Problem.stored(64, 64, 64, "float32", "float32", "nn", device="cuda", capability=(9, 0))
+    monkeypatch.setenv(nvrtc.VARIABLE, "nvrtc")
+    for gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        assert nvrtc.compiles(asked) == gpu
+        assert not nvrtc.compiles(replace(asked, device="cpu"))
+    monkeypatch.setenv(nvrtc.VARIABLE, "nvcc")
+    assert not nvrtc.compiles(asked)
 
 
 def test_what_follows_is_transposed_with_c():

@@ -93,7 +93,14 @@ def needs(what: str) -> str:
 def preferred(problem: Any, able: Any) -> Any:
     """Of the rungs that accept the problem those that can be built here; all where none can, or
     where no GPU of this machine is asked about."""
-    torch = sys.modules.get("torch")
-    if torch is None or problem.device != "cuda" or not torch.cuda.is_available() or not in_use():
+    if not compiles(problem):
         return able
     return [name for name in able if why_not(name, problem) is None] or able
+
+
+def compiles(problem: Any) -> bool:
+    """Whether what runs the problem is compiled by NVRTC: for a GPU of this machine alone."""
+    torch = sys.modules.get("torch")
+    if torch is None or problem.device != "cuda" or not torch.cuda.is_available():
+        return False
+    return in_use()

@@ -44,6 +44,11 @@ def shared_kb(capability: tuple[int, int]) -> int:
     return LIMITS.get(capability, LIMITS[9, 0])[1]
 
 
+def blocks_of_sm(capability: tuple[int, int], shared_bytes: int) -> int:
+    """Blocks with so much shared memory that an SM has room for, which keeps 1 KB beside each."""
+    return (shared_kb(capability) + 1) * 1024 // (shared_bytes + 1024)
+
+
 def stand_in(capability: tuple[int, int], sms: int) -> str:
     """The GPU whose shipped table is read by one that has none, of so many SMs; "" where none is.
 

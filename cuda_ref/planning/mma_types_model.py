@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .cost import ceil_div
+from .gpu import blocks_of_sm
 from .parts import NORM, STEP_BYTES, Sizes, workspace_bytes
 
 
@@ -79,26 +80,39 @@ class Tile(NamedTuple):
     c_by_elements: bool
 
     @property
-    def resident(self) -> int:
-        """Blocks of an SM: BLOCKS_PER_SM in mma_types.cu."""
+    def most_resident(self) -> int:
+        """Blocks of an SM for which there are registers: BLOCKS_PER_SM in mma_types.cu."""
         lines = self.block_m + self.block_n
         return 2 if lines > 128 else 3 if lines > 80 else 4
 
     @property
     def stages(self) -> int:
-        """Of a ring, with which so many blocks have room in an SM."""
-        return {2: 3, 3: 4, 4: 5}[self.resident]
+        """Of a ring, with which so many blocks have room in an SM of Hopper."""
+        return {2: 3, 3: 4, 4: 5}[self.most_resident]
+
+    def resident(self, capability: tuple[int, int]) -> int:
+        """Blocks of an SM, for which there is shared memory, too: of 64 x 64 one in 100 KB."""
+        ring = self.stages * (self.block_m + self.block_n) * STEP_BYTES
+        return min(self.most_resident, blocks_of_sm(capability, ring))
 
 
-def us(compute: str, of: Sizes, tile: Tile, parts: int, sms: int) -> float:
+def us(
+    compute: str,
+    of: Sizes,
+    tile: Tile,
+    parts: int,
+    sms: int,
+    capability: tuple[int, int] = (9, 0),
+) -> float:
     """Microseconds of a product with K in so many parts."""
     step, more = STEPS[compute][tile.block_m, tile.block_n], BY_ELEMENTS[compute]
     odd = (tile.block_m * tile.a_by_elements + tile.block_n * tile.b_by_elements) / 64
     alone, beside = step.alone + odd * more.alone, step.beside + odd * more.beside
     blocks = ceil_div(of.M, tile.block_m) * ceil_div(of.N, tile.block_n) * of.batch * parts
     steps = ceil_div(of.steps, parts)
-    whole, rest = divmod(ceil_div(blocks, sms), tile.resident)
-    multiplied = whole * max(alone, tile.resident * beside)
+    resident = tile.resident(capability)
+    whole, rest = divmod(ceil_div(blocks, sms), resident)
+    multiplied = whole * max(alone, resident * beside)
     multiplied += max(alone, rest * beside) if rest else 0.0
     read = (of.M + of.N) * of.steps * STEP_BYTES * of.batch
     delivered = read / CONSTANTS.memory if read > L2_BYTES else 0.0

@@ -103,15 +103,16 @@ def workspace_bytes(of: Sizes, parts: int) -> int:
     return 0 if parts == 1 else parts * of.M * ceil_div(of.N * of.sum_bytes, 16) * 16
 
 
-def fits(of: Sizes, parts: int, width: int, beside: int = 0) -> bool:
+def fits(of: Sizes, parts: int, width: int, room_bytes: int, beside: int = 0) -> bool:
     """Whether there is room for the sums of so many parts, and TMA counts as far as the last ends.
 
     Args:
         width: elements along K of a step.
+        room_bytes: what ``room`` says, asked once for all that a choice looks at.
         beside: bytes that the call writes besides.
     """
     end = ceil_div(of.steps, parts) * parts * width
-    return workspace_bytes(of, parts) + beside <= room() and end <= TMA_MOST
+    return workspace_bytes(of, parts) + beside <= room_bytes and end <= TMA_MOST
 
 
 def us(of: Sizes, way: Way, parts: int, sms: int) -> float:

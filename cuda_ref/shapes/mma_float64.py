@@ -8,7 +8,7 @@ from typing import Any
 from ..planning.cost import ceil_div
 from ..planning.gpu import SIMULATED_SMS
 from ..planning.gpu import of as gpu_of
-from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, fits, us
+from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, fits, room, us
 from ..planning.refusals import column_major, refuse_vector_rows
 from ..planning.rows import FUSES, VECTOR_ROWS, row, source_constants
 
@@ -48,11 +48,11 @@ def _parts(problem: Any, sms: int) -> int:
     """Of K, 1 where it stays whole."""
     if problem.batch > 1:
         return 1
-    of, way = _sizes(problem), _way()
+    of, way, room_bytes = _sizes(problem), _way(), room()
     ways = [
         (way, parts)
         for parts in divisions(of, way.block_m, way.block_n, sms)
-        if fits(of, parts, STEP_BYTES // 8)
+        if fits(of, parts, STEP_BYTES // 8, room_bytes)
     ]
     found = best(of, way, ways, sms)
     return found[1] if found else 1

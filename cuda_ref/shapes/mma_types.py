@@ -14,6 +14,9 @@ from ..planning.rows import FUSES, row
 
 ORDER = 205
 
+MOST_K = 8 * (2**31 - 17)
+"""Elements along K, by steps of 8 that its launcher counts in 32 bits."""
+
 DEFAULT = (64, 64)
 """The tile of a build that names none, which is that of the simulator."""
 
@@ -48,31 +51,45 @@ def by_elements(problem: Any) -> tuple[bool, bool, bool]:
     return (b, a, of_c) if column_major(c[1], c[2]) else (a, b, of_c)
 
 
-def ways(problem: Any, sms: int) -> Iterator[tuple[Tile, int]]:
-    """The tiles, each with K whole and in parts."""
+def refuse_long_k(problem: Any) -> str | None:
+    """Why K has more steps than are counted; None when it has fewer."""
+    if problem.K <= MOST_K:
+        return None
+    return f"K={problem.K} and mma_types counts to {MOST_K}: split K and add the products"
+
+
+def room_for_parts(problem: Any) -> int:
+    """Bytes for the sums of parts of K: none where NVRTC compiles, whose launcher in Python starts
+    one kernel and no second one that would add them."""
+    from ..nvrtc import compiles
+
+    return 0 if compiles(problem) else room()
+
+
+def ways(problem: Any, sms: int, room_bytes: int) -> Iterator[tuple[Tile, int]]:
+    """The tiles, each with K whole and in the parts for whose sums there is room."""
     of, odd = sizes(problem), by_elements(problem)
     for block_m, block_n in STEPS[problem.compute]:
         tile = Tile(block_m, block_n, *odd)
         yield tile, 1
         if problem.batch == 1:
             for parts in divisions(of, block_m, block_n, sms):
-                if fits(of, parts, STEP_BYTES // of.sum_bytes):
+                if fits(of, parts, STEP_BYTES // of.sum_bytes, room_bytes):
                     yield tile, parts
 
 
 def fastest(problem: Any, sms: int) -> tuple[float, Tile, int]:
     """Microseconds, the tile and the parts of K of the product that ends first by the model. A
     choice asks for its time and then for its plan."""
-    return _fastest(problem, sms, room())
+    return _fastest(problem, sms, room_for_parts(problem))
 
 
 @lru_cache(maxsize=1024)
 def _fastest(problem: Any, sms: int, room_bytes: int) -> tuple[float, Tile, int]:
-    """``room_bytes`` tells apart what was asked under another bound of memory."""
-    of = sizes(problem)
+    of, capability = sizes(problem), problem.capability or (9, 0)
     return min(
-        (us(problem.compute, of, tile, parts, sms), tile, parts)
-        for tile, parts in ways(problem, sms)
+        (us(problem.compute, of, tile, parts, sms, capability), tile, parts)
+        for tile, parts in ways(problem, sms, room_bytes)
     )
 
 
@@ -110,6 +127,7 @@ ROW = row(
         ("float32", "float32", "tf32x3"),
         ("float64", "float64"),
     ),
+    refuse=refuse_long_k,
     fuses=FUSES,
     plan=plan,
 )

@@ -211,7 +211,7 @@ def divided(problem: Any) -> tuple[Tiling, int] | None:
         return None
     (M, N), sms = _sides(problem), _sms(problem)
     width = STEP_BYTES // (4 if problem.dtype_in == "float32" else 1)
-    of = Sizes(M, N, -(-problem.K // width), 4)
+    of, room_bytes = Sizes(M, N, -(-problem.K // width), 4), room()
     tilings = TILINGS[_kind(problem, False)]
     if problem.compute == "tf32x3":
         tilings += TILINGS["split beforehand"]
@@ -220,7 +220,7 @@ def divided(problem: Any) -> tuple[Tiling, int] | None:
         (way, parts)
         for way in tiling_by_way
         for parts in divisions(of, way.block_m, way.block_n, sms)
-        if fits(of, parts, width, _terms_bytes(problem, way.before_us > 0))
+        if fits(of, parts, width, room_bytes, _terms_bytes(problem, way.before_us > 0))
     ]
     found = best(of, _way(problem, tiling_of(problem)), ways, sms)
     return (tiling_by_way[found[0]], found[1]) if found else None
