@@ -2,9 +2,12 @@
 
 CUDA's rows of reports/nvidia-h200/trials/mma_types.csv: tiles and parts of K of mma_types, each
 behind a foreign kernel in a graph. What is fitted is the logarithm of the time; a plan counts by
-the time of its product's fastest plan over its own, since a choice is among the fast ones. It ends
-with what the plan that the model takes loses to the fastest, of the plans that were timed, and with
-what the rung that CUDA's choice takes loses to the fastest of those that were.
+the time of its product's fastest plan over its own, since a choice is among the fast ones. A row
+that says less than its plan can take (``least_us``) is a fault of the timing, and counts nowhere.
+
+It ends with what the plan that the model takes loses to the fastest, of the plans that were timed,
+with what the rung that CUDA's choice takes loses to the fastest of those that were, and with how
+many of the plans that the model takes among all were not timed.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from tcgemm import gpus
 from tcgemm.choosing import fitting
 from tcgemm.dispatch import find
 from tcgemm.problem import ITEMSIZE, Problem
@@ -38,6 +42,9 @@ TAIL = 0.1
 """Error of a logarithm beyond which it counts less: few rows are far off, by what no term says."""
 PRIOR = 0.05
 """How much a constant is held to where it was, beside a row."""
+EMPTY_US = 0.8
+"""A kernel that does nothing, behind a foreign one in a graph (docs/lab/triton_thin.md)."""
+GPU = gpus.find("nvidia-h200")
 
 
 class Row(NamedTuple):
@@ -66,13 +73,33 @@ def problem_of(row: dict[str, str]) -> Problem:
     return replace(asked, a_strides=of_a, b_strides=of_b)
 
 
-def rows() -> list[Row]:
+def all_rows() -> list[Row]:
     with ROWS.open(newline="") as file:
         return [
             Row(problem_of(r), r["kernel"], fitting.plan_of(r["config"]), float(r["us"]))
             for r in csv.DictReader(file)
             if r["backend"] == "cuda"
         ]
+
+
+def rows() -> list[Row]:
+    """Those that are not faster than can be."""
+    return [row for row in all_rows() if row.us >= least_us(row)]
+
+
+def least_us(row: Row) -> float:
+    """What the plan takes at least: an empty kernel, and the longer of what the busiest SM
+    multiplies, at the peak of its tensor cores, and of what the L2 does not hold, at the bandwidth
+    of memory."""
+    problem, of, plan = row.problem, rung.sizes(row.problem), row.plan
+    parts = plan.get("SPLITS", 1)
+    tiles = -(-of.M // plan["BLOCK_M"]) * -(-of.N // plan["BLOCK_N"]) * parts
+    of_block = 2 * plan["BLOCK_M"] * plan["BLOCK_N"] * (problem.K // parts)
+    peak = GPU.peak(problem.dtype_in, problem.compute)
+    multiplied = -(-tiles // SMS) * of_block / (1e6 * peak / SMS)
+    size = (of.M * problem.K + problem.K * of.N + of.M * of.N) * of.sum_bytes
+    moved = max(0, size - GPU.l2_bytes) / (1e3 * GPU.bandwidth_gb_s)
+    return float(EMPTY_US + max(multiplied, moved))
 
 
 class Timed(NamedTuple):
@@ -176,12 +203,29 @@ def lost_by_rungs(of: Sequence[Row]) -> dict[str, list[float]]:
     return lost
 
 
+def never_timed(of: Sequence[Row]) -> list[Problem]:
+    """Products whose plan, by the model among all, is none of those that were timed."""
+    plans: dict[Problem, set[tuple[int, int, int]]] = defaultdict(set)
+    for row in of:
+        if row.kernel == "mma_types":
+            tile = row.plan["BLOCK_M"], row.plan["BLOCK_N"]
+            plans[row.problem].add((*tile, row.plan.get("SPLITS", 1)))
+    found = []
+    for problem, timed_ones in plans.items():
+        _, tile, parts = rung.fastest(problem, SMS)
+        if (tile.block_m, tile.block_n, parts) not in timed_ones:
+            found.append(problem)
+    return found
+
+
 def main() -> None:
-    of = rows()
+    every, of = all_rows(), rows()
+    print(f"{len(every) - len(of)} of {len(every)} rows are faster than can be")
     file = {"about": "by scripts/fit_mma_types.py", **fit(timed(of))}
     model.FILE.write_text(json.dumps(file, indent=1) + "\n")
     told("its plans", lost_by_plans(of))
     told("the rungs", lost_by_rungs(of))
+    print(f"{len(never_timed(of))} plans that it takes among all were not timed")
 
 
 if __name__ == "__main__":

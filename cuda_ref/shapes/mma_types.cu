@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   using AElements = StageFragments<ATile, true>;
   using BElements = StageFragments<BTile, false>;
   constexpr int STEP_K = ATile::STEP_K, TERMS = COMPUTE == Compute::tf32x3 ? 2 : 1;
-  // Of its steps of 8 along K; all that a thread has registers for.
+  // Of its steps of 8 along K: as many as a thread has registers for, or nearly. Where A and B lie
+  // along K, tf32x3 spills 28 to 32 bytes in tiles of 128 x 64, and 8 to 16 with K in parts.
   constexpr int K_UNROLL = TERMS == 2 && STAGE_BYTES > 10240 ? 2 : STEP_K / 8;
   constexpr int C_LD = BLOCK_N + 16 / sizeof(Real);
   constexpr bool DIVIDED = std::is_same_v<Extra, Part>, PLAIN = std::is_same_v<Extra, Plain>;
