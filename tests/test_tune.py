@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -462,6 +463,63 @@ def test_tuning_in_a_graph_capture_is_an_error_that_says_what_to_warm_up(asked):
     first_call.once(problem_of(16, 512, 512), machine)
     machine.capturing = lambda: True
     assert not first_call.once(problem_of(16, 512, 512), machine), "it is warm"
+
+
+def test_a_call_that_waited_for_another_thread_to_tune_chooses_anew(asked, monkeypatch):
+    """It may have chosen before the other one was done."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Fake):
+        def prepare(self, case):
+            begun.set()
+            assert goes_on.wait(30)
+            return super().prepare(case)
+
+    machine, problem = Slow(n2=1.5), problem_of(3, 512, 511)
+    monkeypatch.setattr(first_call, "ThisGpu", lambda *asked: machine)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(first_call.before_choice, problem, "triton", None)
+        assert begun.wait(30)
+        second = pool.submit(first_call.before_choice, problem, "triton", None)
+        goes_on.set()
+        assert (first.result(), second.result()) == (True, True)
+    assert machine.timed == [2] * (1 + search.AGAIN), "tuned once"
+    assert not first_call.before_choice(problem_of(3, 512, 511), "triton", "skinny")
+    assert not first_call.before_choice(problem_of(3, 512, 511), "cuda", None)
+
+
+def test_what_a_thread_read_before_tables_changed_is_not_kept(tmp_path, monkeypatch):
+    """Another thread writes the table and has all forgotten while this one reads the old file."""
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(gpus, "gpu_of", lambda problem: ("fake", SHARED, 132))
+    problem, path = problem_of(3, 512, 512), tmp_path / "configs-fake.json"
+    path.write_text(json.dumps({"kernels": {}, "prefer": []}))
+    plans.forget()
+    new = {"kernels": {"skinny": [{"when": {}, "config": SKINNY}]}, "prefer": [
+        {"when": {}, "kernel": "naive"}
+    ]}  # fmt: skip
+    read, late = tables.read, [new]
+
+    def read_and_changed(file):
+        found = read(file)
+        if late:
+            path.write_text(json.dumps(late.pop()))
+            plans.forget()
+        return found
+
+    monkeypatch.setattr(tables, "read", read_and_changed)
+    skinny = dispatch.find("triton", "skinny")
+    triton = import_module("tcgemm.triton_kernels")
+    try:
+        before = skinny.plan(problem)
+        assert not late
+        assert skinny.plan(problem)["BLOCK_K"] == SKINNY["BLOCK_K"] != before["BLOCK_K"]
+        late.append({"kernels": {}, "prefer": []})
+        plans.forget()
+        assert triton.choose(problem, ["naive", "skinny"]) == "naive"
+        assert triton.choose(problem, ["naive", "skinny"]) == "skinny"
+    finally:
+        plans.forget()
 
 
 def test_a_call_has_its_problem_tuned_first(asked, monkeypatch):

@@ -19,7 +19,7 @@ if __name__ != "tcgemm.triton_kernels":
 
 from .inspection import STAGES as STAGES
 from .inspection import inspect as _inspect
-from .planning import gpus, offered
+from .planning import gpus, offered, tables
 from .planning.choice import planned_by_user as planned_by_user
 from .planning.choice import preferred
 from .planning.choice import tuned_by_user as tuned_by_user
@@ -71,7 +71,7 @@ def choose(problem: Any, able: Sequence[str]) -> str:
         problem: of a call.
         able: names of the kernels that accept it, in ladder order; at least one.
     """
-    return _choose(problem, tuple(able))
+    return _choose(problem, tuple(able), tables.edition())
 
 
 def buildable(problem: Any, able: Sequence[str]) -> list[str]:
@@ -100,7 +100,7 @@ def second_launch_us(problem: Any, kernel: str, plan: Mapping[str, int]) -> floa
 
 
 @lru_cache(maxsize=4096)
-def _choose(problem: Any, able: tuple[str, ...]) -> str:
+def _choose(problem: Any, able: tuple[str, ...], edition: int) -> str:
     measured = planners()
     unmeasured = [name for name in able if name not in measured]
     if unmeasured:

@@ -70,7 +70,7 @@ class Planner:
         self.name, self.settings, self.table = name, frozenset(settings), table or name
 
     def __call__(self, problem: Any) -> Mapping[str, int]:
-        return _plan(self, problem)
+        return _plan(self, problem, tables.edition())
 
     def unaligned_us(self, problem: Any) -> float | None:
         """Microseconds of a product whose elements are loaded one by one; None by TMA."""
@@ -258,7 +258,7 @@ class Planner:
 
 
 @lru_cache(maxsize=4096)
-def _plan(planner: Planner, problem: Any) -> Mapping[str, int]:
+def _plan(planner: Planner, problem: Any, edition: int) -> Mapping[str, int]:
     transposed = planner.transposes(problem)
     if transposed:
         problem = problem.transposed()

@@ -115,9 +115,22 @@ def user_path(gpu: str) -> Path:
     return Path(folder) / f"configs-{gpu}.json"
 
 
-@cache
+_edition = 0
+
+
+def edition() -> int:
+    """A number that is another one from each ``forget`` on. What is kept of tables is kept by it:
+    what a thread began to make of the rows before is then not found behind it."""
+    return _edition
+
+
 def of_user(gpu: str) -> dict[str, Any]:
     """The user's rows, or none; a file that is no table is passed over with a warning."""
+    return _of_user(gpu, _edition)
+
+
+@cache
+def _of_user(gpu: str, edition: int) -> dict[str, Any]:
     path = user_path(gpu)
     if not gpu or not os.path.isfile(path):  # False, too, where a folder may not be searched
         return {"kernels": {}, "prefer": []}
@@ -130,7 +143,9 @@ def of_user(gpu: str) -> dict[str, Any]:
 
 def forget() -> None:
     """Read the user's tables anew from now on."""
-    of_user.cache_clear()
+    global _edition
+    _edition += 1
+    _of_user.cache_clear()
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...bench.case import Case
 from ...errors import UnsupportedError
@@ -24,9 +24,20 @@ VARIABLE = "TCGEMM_TUNE"
 
 
 def before_choice(problem: Problem, backend: str, kernel: str | None) -> bool:
-    """Tune the problem of a call that leaves the kernel to Triton's choice (see tcgemm.hooks)."""
-    return backend == "triton" and kernel is None and once(problem)
+    """Tune the problem of a call that leaves the kernel to Triton's choice (see tcgemm.hooks).
 
+    The call may have chosen before, while another thread tuned. So of a bucket that was tuned in
+    this process, whichever thread did it, each first call chooses anew.
+    """
+    if backend != "triton" or kernel is not None:
+        return False
+    once(problem)
+    case = case_of(problem)
+    return case is not None and _named(case) in _tuned
+
+
+_tuned: set[tuple[Any, ...]] = set()
+"""The buckets that this process has tuned."""
 
 _tuning = threading.Lock()
 
@@ -84,7 +95,13 @@ def once(problem: Problem, machine: Machine | None = None) -> bool:
             rows["prefer"] = [{"when": bucket, "kernel": found.present.split()[0]}]
         keep(path, rows)
         part_of("triton", "plans").forget()
+        _tuned.add(_named(case))
     return True
+
+
+def _named(case: Case) -> tuple[Any, ...]:
+    """The bucket of a case, and its dtype."""
+    return case.dtype_in, *bucket_of(case, case.M > case.N).items()
 
 
 def case_of(problem: Problem) -> Case | None:
