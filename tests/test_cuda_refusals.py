@@ -97,6 +97,36 @@ def test_tiles_of_a_column_major_c_are_counted_as_they_lie():
     assert find("cuda", "thin").refuse(thin) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("wmma_any", "float16"), ("wmma_types", "float64"), ("wmma_multistage", "float16"),
+        ("mma_multistage", "float16"), ("mma_float64", "float64"), ("mma_types", "float64"),
+        ("grouped", "float16"),
+    ],
+)  # fmt: skip
+def test_groups_of_tile_rows_that_are_not_counted_are_refused(name, dtype):
+    """Tiles are visited in groups of GROUP_M rows, and those of a group counted in 32 bits."""
+    kernel = find("triton" if name == "grouped" else "cuda", name)
+    for column in (False, True) if name != "grouped" else (False,):
+
+        def long(size, column=column):
+            M, N = (size, 1) if column else (1, size)
+            of_a, of_b, of_c = ((1, 0), (1, 1), (1, M)) if column else ((8, 1), (0, 1), (N, 1))
+            return dataclasses.replace(
+                problem(M, N, 8), dtype_in=dtype, dtype_out=dtype, compute="",
+                a_strides=of_a, b_strides=of_b, c_strides=of_c,
+            )  # fmt: skip
+
+        plan = kernel.plan(long(2**33))
+        most = (2**31 - 1) // plan["GROUP_M"]
+        most = (2**31 - 2**16) // plan["GROUP_M"] if name == "grouped" else most
+        assert kernel.refuse(long(most * plan["BLOCK_N"])) is None
+        reason = kernel.refuse(long(most * plan["BLOCK_N"] + 1))
+        assert f"{plan['GROUP_M']} rows of tiles of" in reason
+        assert f"are {plan['GROUP_M'] * (most + 1)}, and it counts to" in reason
+
+
 def test_triton_counts_the_tiles_of_a_column_major_c_as_they_lie():
     shape = {"a_strides": (8, 1), "b_strides": (32, 1), "batch_strides": (0, 0, 2048)}
     for name in ("descriptor", "warp_specialized"):

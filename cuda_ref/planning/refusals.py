@@ -151,6 +151,9 @@ def refuse_tiles(
 ) -> str | None:
     """Why C has more tiles than a grid has blocks, or a rung counts; None when it has fewer.
 
+    A group of tile rows has its tiles counted as if it were whole (grouped_tile in
+    csrc/tile/order.cuh), so that one row of 2^28 tiles is as many as eight.
+
     No tile of a rung is smaller than 4 x 4, of which 8 x 8 elements have four, so that hardly a
     problem has to be planned for it.
 
@@ -165,13 +168,23 @@ def refuse_tiles(
     if "BLOCK_M" not in planned:
         return None
     block_m, block_n = planned["BLOCK_M"], planned["BLOCK_N"]
-    if as_stored and column_major((M, N), problem.c_strides):
+    across = as_stored and column_major((M, N), problem.c_strides)
+    if across:
         block_m, block_n = block_n, block_m
-    tiles = -(-M // block_m) * -(-N // block_n) * batch
-    if tiles <= most:
-        return None
+    tiles_m, tiles_n = -(-M // block_m), -(-N // block_n)
+    tiles, group = tiles_m * tiles_n * batch, planned.get("GROUP_M", 1)
     what = f"{batch} results of {M} x {N}" if batch > 1 else f"a result of {M} x {N}"
-    return f"{what} are {tiles} tiles of {block_m} x {block_n}, and it counts to {most}: split it"
+    whole = group * (tiles_m if across else tiles_n)
+    if tiles > most:
+        return (
+            f"{what} are {tiles} tiles of {block_m} x {block_n}, and it counts to {most}: split it"
+        )
+    if whole > MOST_TILES:
+        return (
+            f"{group} rows of tiles of {block_m} x {block_n} of {what} are {whole}, and it counts "
+            f"to {MOST_TILES}: split it"
+        )
+    return None
 
 
 def beyond_tma(problem: Any) -> str | None:

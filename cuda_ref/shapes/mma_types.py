@@ -10,7 +10,7 @@ from ..planning.gpu import of as gpu_of
 from ..planning.mma_types_model import STEPS, Tile, us
 from ..planning.parts import STEP_BYTES, Sizes, divisions, fits, room
 from ..planning.refusals import column_major, operands, storage
-from ..planning.rows import FUSES, row
+from ..planning.rows import FUSES, row, source_constants
 
 ORDER = 205
 
@@ -102,6 +102,7 @@ def plan(problem: Any) -> Mapping[str, int]:
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": STEP_BYTES // _itemsize(problem),
+        "GROUP_M": source_constants("mma_types")["GROUP_M"],
         "NUM_STAGES": tile.stages,
     }
     return {**found, "SPLITS": parts} if parts > 1 else found

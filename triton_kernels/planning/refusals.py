@@ -16,23 +16,33 @@ MOST_TILES = 2**31 - 2**16
 def refuse_tiles(problem: Any, planner: Planner) -> str | None:
     """Why C has more tiles than a kernel counts to; None when it has fewer.
 
-    No tile is smaller than 8 x 8, so that hardly a problem has to be planned for it.
+    A group of tile rows has its tiles counted as if it were whole, so that one row of 2^28 tiles is
+    as many as eight. No tile is smaller than 8 x 8 and no group has more than 16 rows, so that
+    hardly a problem has to be planned for it.
     """
     M, N, batch = problem.M, problem.N, problem.batch
-    if -(-M // 8) * -(-N // 8) * batch <= MOST_TILES:
+    if -(-M // 8) * -(-N // 8) * batch <= MOST_TILES // 16:
         return None
     planned = planner(problem)
     block_m, block_n = planned["BLOCK_M"], planned["BLOCK_N"]
-    if planned.get("SWAP", planner.transposes(problem)):
+    across = planned.get("SWAP", planner.transposes(problem))
+    if across:
         block_m, block_n = block_n, block_m
-    tiles = -(-M // block_m) * -(-N // block_n) * batch
-    if tiles <= MOST_TILES:
-        return None
+    tiles_m, tiles_n = -(-M // block_m), -(-N // block_n)
+    tiles, group = tiles_m * tiles_n * batch, planned.get("GROUP_M", 1)
     what = f"{batch} results of {M} x {N}" if batch > 1 else f"a result of {M} x {N}"
-    return (
-        f"{what} are {tiles} tiles of {block_m} x {block_n}, and it counts to {MOST_TILES}: "
-        "split it"
-    )
+    whole = group * (tiles_m if across else tiles_n)
+    if tiles > MOST_TILES:
+        return (
+            f"{what} are {tiles} tiles of {block_m} x {block_n}, and it counts to {MOST_TILES}: "
+            "split it"
+        )
+    if whole > MOST_TILES:
+        return (
+            f"{group} rows of tiles of {block_m} x {block_n} of {what} are {whole}, and it counts "
+            f"to {MOST_TILES}: split it"
+        )
+    return None
 
 
 def refuse_8_bit_floats(problem: Any) -> str | None:

@@ -23,7 +23,8 @@ __device__ inline Tile row_major_tile(int index, int tiles_n) {
 // the blocks that run together read few rows of A and few columns of B, and find them in L2.
 // The last group is as high as the rows that are left, so every tile is visited exactly once:
 // with 2 rows, 5 columns and GROUP_M 8, index 3 is tile (1, 1). Kernels for several GPUs, where groups
-// of all ranks run together, give a lower group_m.
+// of all ranks run together, give a lower group_m. group_m * tiles_n is below 2^31: refuse_tiles in
+// planning/refusals.py, or TMA, whose coordinates end there.
 template <int GROUP_M>
 __device__ inline Tile grouped_tile(int index, int tiles_m, int tiles_n, int group_m = GROUP_M) {
   const int group = index / (group_m * tiles_n);
