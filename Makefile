@@ -24,9 +24,14 @@ test-all: setup  ## and all that `make test` leaves out
 	$(PYTEST) --all $(PYTEST_ARGS)
 
 records: export TCGEMM_RECORDS = renew
+# Tests make the records that they ask for; those that only `--all` asks for are made by their keys. With
+# PYTEST_ARGS=--all they are asked for too, and what is left then nothing asks for.
 records: setup  ## compiles anew what tests/compiled/ keeps: `git diff` shows what changed
-	rm -rf tests/compiled
-	$(PYTEST) $$(grep -lE "records\.(triton|cuda)\b" tests/test_*.py | grep -v test_records) $(PYTEST_ARGS)
+	rm -rf build/records && mkdir -p build && mv tests/compiled build/records
+	@status=0; \
+	$(PYTEST) $$(grep -lE "records\.(triton|cuda)\b" tests/test_*.py | grep -v test_records) $(PYTEST_ARGS) || status=$$?; \
+	$(if $(findstring --all,$(PYTEST_ARGS)),,$(BIN)/python tests/records.py build/records || status=$$?;) \
+	exit $$status
 
 docs: setup  ## the course as a site, docs/_build/html/index.html; a warning is an error
 	$(BIN)/python scripts/pages --check

@@ -4,7 +4,8 @@ A test that looks at registers or at machine instructions asks here instead of c
 whose digest is that of today's sources, arguments and compiler is trusted. Any other is made anew
 by the compiler and written below ``tests/compiled/``, where ``git diff`` shows what a change did.
 tests/test_records.py has a few drawn records made anew in every run, and ``make records`` all of
-them: TCGEMM_RECORDS=renew trusts none.
+them: TCGEMM_RECORDS=renew trusts none. ``records.py FOLDER`` makes those of the folder that no test
+has asked for since, by their keys.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from functools import cache
@@ -260,6 +262,42 @@ def keep(file: str, key: str, facts: dict[str, str], value: dict[str, Any]) -> N
         print(f"the record of {key} cannot be kept in {FOLDER}", file=sys.stderr)
 
 
+def make_left(before: Path) -> list[str]:
+    """Makes the records of a folder that are not kept, by their keys.
+
+    Returns those of which nothing can be made, as of a kernel that is gone: they are left out.
+    """
+    left = [
+        (path.stem, key)
+        for path in sorted(before.glob("*.json"))
+        for key in json.loads(path.read_text())
+        if key not in _load(path.stem)
+    ]
+    cores = len(os.sched_getaffinity(0))
+    of_triton = [key for file, key in left if file.startswith("triton-")]
+    together = [of_triton[first::cores] for first in range(cores) if of_triton[first:]]
+    alone = [[key] for file, key in left if file.startswith("cuda-")]
+    with ThreadPoolExecutor(cores) as pool:
+        return [key for failed in pool.map(_made_by_keys, [*together, *alone]) for key in failed]
+
+
+def _made_by_keys(keys: list[str]) -> list[str]:
+    """Makes the records of keys, all of one compiler. Returns the keys of which it makes none."""
+    try:
+        if keys[0].startswith("{"):
+            triton([triton_request(key) for key in keys])
+        else:
+            name, target, *defines = keys[0].split()
+            cuda(name, target, tuple(defines))
+        return []
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        if len(keys) > 1:  # all but one of them may be well
+            middle = len(keys) // 2
+            return [*_made_by_keys(keys[:middle]), *_made_by_keys(keys[middle:])]
+        print(f"{keys[0]} is left out: {error}", file=sys.stderr)
+        return keys
+
+
 def kept() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(file, key, entry) of every record, in the order of their names."""
     for path in sorted(FOLDER.glob("*.json")):
@@ -303,3 +341,7 @@ def _exclusive() -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+if __name__ == "__main__":
+    make_left(Path(sys.argv[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import random
 import subprocess
@@ -249,6 +250,45 @@ def test_a_stale_record_is_compiled_and_replaced(empty, monkeypatch):
     assert made == [[request], [request]]
     read_by_another_process(monkeypatch)
     assert [entry["made_from"] for _, _, entry in records.kept()] == ["other"]
+
+
+def test_what_no_test_asked_for_is_made_by_its_key(empty, tmp_path, monkeypatch, capsys):
+    """As `make records` does with what only `make test-all` asks for."""
+    requests = [Request("naive", {**TILE, "NUM_WARPS": warps}) for warps in (1, 2, 4, 8)]
+    keys = [records.triton_key(request) for request in requests]
+    old = {"compiler": "old", "made_from": "old", "made": {}}
+    before = tmp_path / "before"
+    before.mkdir()
+    (before / "triton-naive.json").write_text(json.dumps(dict.fromkeys(keys, old)))
+    cuda_keys = ["naive sm_80", "naive sm_90a -DTCGEMM_IN=0", "gone sm_80"]
+    (before / "cuda-naive.json").write_text(json.dumps(dict.fromkeys(cuda_keys, old)))
+    made = []
+
+    def make_triton(requests, fresh=False):
+        if any(request.plan["NUM_WARPS"] == 8 for request in requests):
+            raise RuntimeError("it spills")
+        made.extend(map(records.triton_key, requests))
+        return [{"registers": 1, "spill_bytes": 0, "shared_bytes": 0, "serialized": False,
+                 "counts": {}, "log": ""} for _ in requests]  # fmt: skip
+
+    def make_cuda(key):
+        made.append(key)
+        return {"serialized": False, "kernels": {}}
+
+    monkeypatch.setattr(records, "make_triton", make_triton)
+    monkeypatch.setattr(records, "make_cuda", make_cuda)
+    monkeypatch.setattr(records, "triton_digests", lambda requests: ["new"] * len(requests))
+    monkeypatch.setattr(records, "RENEW", True)
+    records.triton([requests[0]])
+    records.cuda("naive", "sm_80")
+    assert sorted(made) == sorted([keys[0], "naive sm_80"])
+    read_by_another_process(monkeypatch)
+    failed = records.make_left(before)
+    assert sorted(failed) == sorted([keys[3], "gone sm_80"])
+    assert sorted(made) == sorted([*keys[:3], *cuda_keys[:2]]), "each once"
+    read_by_another_process(monkeypatch)
+    assert sorted(key for _, key, _ in records.kept()) == sorted(made)
+    assert "gone sm_80 is left out: no rung 'gone'" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(empty, capsys):
