@@ -90,14 +90,15 @@ def case(
 
     A case is the dtype of A and B, how products are summed, whether m and n of the WMMA tile are
     equal, whether it is one plain product, the dtype of C, the tile of ``plan``, whether K is
-    divided, and for a large tile, or where there is a pre-activation, what is fused; of these, what
-    ``macros`` name (see build.toolchain.built_by_case), by default the first four. ``dtype`` and
-    ``out_dtype`` are torch.dtypes; ``batched``: of three dimensions.
+    divided, whether A is read across K, and for a large tile, or where there is a pre-activation,
+    what is fused; of these, what ``macros`` name (see build.toolchain.built_by_case), by default
+    the first four. ``dtype`` and ``out_dtype`` are torch.dtypes; ``batched``: of three dimensions.
     """
     compute = "float32" if fusion is None else fusion.compute
     m, n = mma_tile("" if fusion is None else fusion.mma_shape)
     tile = tuple(map(plan.get, TILE)) if plan else ()
     divides = plan.get("SPLITS", 1) > 1 if plan and macros and "TCGEMM_DIVIDES" in macros else None
+    across = plan.get("ACROSS", 0) > 0 if plan and macros and "TCGEMM_ACROSS" in macros else None
     # What divides K leaves all that follows the product to a second kernel.
     plain = bool(divides) or (fusion is None and not batched)
     aux = fusion is not None and fusion.aux
@@ -105,7 +106,7 @@ def case(
     fuses = fused_number(fusion, batched) if known or aux else None
     if fuses is not None and not plan:  # the simulator, where a build is for all activations
         fuses |= ANY_ACTIVATION
-    return _flags(dtype, compute, m == n, plain, out_dtype, macros, tile, fuses, divides)
+    return _flags(dtype, compute, m == n, plain, out_dtype, macros, tile, fuses, divides, across)
 
 
 def fused_number(fusion: Any, batched: bool) -> int:
@@ -132,6 +133,7 @@ def _flags(
     tile: tuple[Any, ...],
     fuses: int | None,
     divides: bool | None,
+    across: bool | None,
 ) -> tuple[str, ...]:
     values = {
         "TCGEMM_IN": dtype_number(dtype),
@@ -145,6 +147,8 @@ def _flags(
         values["TCGEMM_FUSES"] = fuses
     if divides is not None:
         values["TCGEMM_DIVIDES"] = int(divides)
+    if across is not None:
+        values["TCGEMM_ACROSS"] = int(across)
     if macros is not None:
         values |= {
             f"TCGEMM_{name}": value

@@ -191,12 +191,16 @@ def lost_by_plans(of: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def lost_by_rungs(of: Sequence[Row]) -> dict[str, list[float]]:
-    """The same of the rung that costs least, with the fastest of its plans that were timed."""
+    """The same of the rung that costs least, with the fastest of its plans that were timed; but for
+    products of which wgmma_types reads an operand across K, as it did not when they were timed
+    (reports/nvidia-h200/trials/across_k.csv has such)."""
     found: dict[Problem, dict[str, float]] = defaultdict(dict)
     for row in of:
         found[row.problem][row.kernel] = min(row.us, found[row.problem].get(row.kernel, math.inf))
     lost: dict[str, list[float]] = defaultdict(list)
     for problem, times in found.items():
+        if "ACROSS" in find("cuda", "wgmma_types").plan(problem):
+            continue
         able = [name for name in times if find("cuda", name).why_not(problem) is None]
         taken = min(able, key=lambda name: by_name()[name].cost(problem, SMS))
         lost[problem.compute].append(math.log(times[taken] / min(times.values())))

@@ -7,8 +7,8 @@ import pytest
 import records
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import COMPUTES, DTYPES, TILE
+from tcgemm.cuda_ref.planning import wgmma_types_model as tilings
 from tcgemm.cuda_ref.rungs import wgmma_persistent as tiles
-from tcgemm.cuda_ref.shapes import wgmma_types as tilings
 
 pytestmark = pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
@@ -51,16 +51,21 @@ FUSED = [
         )
     ),
 ]
-PARTS = "-DTCGEMM_DIVIDES=1"  # of K
+WHOLE, PARTS = "-DTCGEMM_DIVIDES=0", "-DTCGEMM_DIVIDES=1"  # of K
+ALONG, ACROSS = "-DTCGEMM_ACROSS=0", "-DTCGEMM_ACROSS=1"  # K, A
 TYPES = [
-    ("wgmma_types", (*case(*pair), divides))
-    for divides in ("-DTCGEMM_DIVIDES=0", PARTS)
+    ("wgmma_types", (*case(*pair), divides, ALONG))
+    for divides in (WHOLE, PARTS)
     for pair in (
         ("int8", "int32", "int32"),
         ("float8_e4m3fn", "bfloat16", "fast"),
         ("float8_e4m3fn", "float16", "float32"),
         ("float32", "float32", "tf32x3"),
     )
+]
+TYPES += [
+    ("wgmma_types", (*case("float32", "float32", compute), divides, ACROSS))
+    for compute, divides in (("tf32", WHOLE), ("tf32", PARTS), ("tf32x3", WHOLE))
 ]
 BUILDS = PLAIN + FUSED + TYPES
 MULTIPLIES = ("HGMMA", "QGMMA", "IGMMA")
@@ -87,12 +92,13 @@ def test_nothing_is_spilled_and_each_case_is_there(name, defines):
         assert len(kernels(name, defines)) in {
             sum(len(tilings.TILINGS[kind]) for kind in kinds)
             for kinds in (
-                (("plain",), ("promoted",), ("split", "split beforehand"))
+                (("plain",), ("promoted",), ("split", "split beforehand"), ("across",))
                 if PARTS in defines
                 else (
                     ("plain", "fused"),
                     ("promoted", "promoted fused"),
                     2 * ("split", "split beforehand"),
+                    ("across", "fused"),
                 )
             )
         }

@@ -15,6 +15,7 @@ from tcgemm.cuda_ref import fusion as numbers
 from tcgemm.cuda_ref import simulator
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.planning import parts as model
+from tcgemm.cuda_ref.planning import wgmma_types_model as tilings
 from tcgemm.cuda_ref.shapes import wgmma_types as types
 
 import tcgemm
@@ -150,7 +151,7 @@ def test_each_tiling_divides_k(kind):
         stored(K, 270, dtype, "t", small_integers(dtype)),
     )
     exact = (a.double() @ b.double()).to(out)
-    for tiling in types.TILINGS[kind]:
+    for tiling in tilings.TILINGS[kind]:
         plan = {"BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n, "REPACK": int(tiling.repack)}
         for cluster in (1, 2):
             c = accuracy.poisoned((200, 270), out, "cpu")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tcgemm.cuda_ref import simulator
+from tcgemm.cuda_ref.planning import wgmma_types_model as model
 from tcgemm.cuda_ref.shapes import wgmma_types as types
 
 import tcgemm
@@ -272,8 +273,8 @@ def test_the_instance_is_that_of_the_plan():
     asked = Problem.stored(4096, 4096, 4096, "float32", "float32", "nt", compute="tf32x3")
     plan = find("cuda", "wgmma_types").plan(asked)
     small = {**plan, "BLOCK_M": 64, "CONSUMERS": 1, "REPACK": 0}
-    symbols = {True: "Tiling<Mode, 2, 1, 128, false, 1, true>",
-               False: "Tiling<Mode, 1, 1, 128, false, 2, false>"}  # fmt: skip
+    symbols = {True: "Tiling<Mode, 2, 1, 128, false, 1, true, false>",
+               False: "Tiling<Mode, 1, 1, 128, false, 2, false, false>"}  # fmt: skip
     for own, symbol in symbols.items():
         assert types.instance(asked, plan)["T"](symbol) == own
         assert types.instance(asked, small)["T"](symbol) != own
@@ -281,7 +282,7 @@ def test_the_instance_is_that_of_the_plan():
 
 def side(M, N, dtype, out, compute="", **more):
     asked = Problem(M, N, 4096, dtype, out, (4096, 1), (1, 4096), (N, 1), compute=compute, **more)
-    tiling = types.tiling_of(asked)
+    tiling = model.tiling_of(asked, 2**30)
     return tiling.block_m, tiling.block_n, int(tiling.pingpong)
 
 
@@ -321,7 +322,7 @@ def test_each_tiling_that_python_plans_is_one_that_the_launcher_has(kind):
     bias = torch.ones(200).to(getattr(torch, out_dtype)) if more else None
     fusion = Fusion(compute=compute, bias=bias)
     grids = set()
-    for tile in (*types.TILINGS[kind], None):
+    for tile in (*model.TILINGS[kind], None):
         c = torch.zeros(130, 200, dtype=getattr(torch, out_dtype))
         plan = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n} if tile else {"BLOCK_M": 48}
         plan["REPACK"] = int(kind == "split beforehand")
@@ -335,8 +336,8 @@ def test_each_tiling_that_python_plans_is_one_that_the_launcher_has(kind):
         tiles = -(-130 // tile.block_m) * -(-200 // tile.block_n)
         assert report.grid[0] == tiles
         grids.add((report.grid, report.block))
-    assert len(grids) > 1 or len(types.TILINGS[kind]) == 1
-    assert types.TILINGS[kind][0].rate == 100
+    assert len(grids) > 1 or len(model.TILINGS[kind]) == 1
+    assert model.TILINGS[kind][0].rate == 100
 
 
 @pytest.mark.spread(2, "N", "K")

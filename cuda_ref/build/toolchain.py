@@ -249,7 +249,7 @@ def _included(path: Path, root: Path) -> tuple[list[Path], list[Status | None]]:
 
 _CASE = (
     "IN|OUT|COMPUTE|SQUARE|PLAIN|FUSES|BLOCK_M|BLOCK_N|NUM_STAGES|CHUNK_BUFFERS|PINGPONG|SHARES_A|"
-    "CLUSTER_M|CLUSTER_N|DIVIDES"
+    "CLUSTER_M|CLUSTER_N|DIVIDES|ACROSS"
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 FIELDS = (
     "CLUSTER", "BLOCK_M", "BLOCK_N", "SPLITS", "GROUPS", "WARPS", "BLOCKS", "SHARED_KB", "REPACK",
-    "NO_PDL",
+    "NO_PDL", "ACROSS",
 )  # fmt: skip
 """The fields of tcgemm::Plan in csrc/host/gemm.cuh, in its order."""
 

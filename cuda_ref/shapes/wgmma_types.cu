@@ -1,23 +1,23 @@
 // C[M, N] = A[M, K] B[K, N], and all that can be fused, for 8-bit types, tf32 and float32 (tf32x3).
 //
 // ADDS           the other types of the tensor cores, on the schedule of wgmma_persistent. A row of
-//                a panel is 128 bytes of K whatever the type; an operand that does not lie K-major,
-//                or whose rows TMA cannot read is repacked (host/repack.cuh). Ping-pong: a consumer
+//                a panel is 128 bytes of K whatever the type. Of float32 an operand that is across
+//                K is read so, into registers, as A, of C transposed where it is B: load_rows; else
+//                what TMA cannot read along K is repacked (host/repack.cuh). Ping-pong: a consumer
 //                stores a tile of its own while the other multiplies the next. tf32: TMA rounds to
 //                nearest on the way in. PROMOTE: the tensor cores truncate each partial sum (of
 //                8-bit floats to some 14 bits), so every 128 bytes of K are summed from zero and
 //                added in float32. tf32x3: x = hi + lo, and hi hi + hi lo + lo hi are multiplied
 //                (lo lo is at most 2^-21); consumers split A in registers, idle warps B in shared,
-//                or of large products a pass beforehand in memory (wgmma_types/terms.cuh). Parts
-//                of K, where C has few tiles: the schedule takes a part for a matrix of a batch,
-//                its sums go to a workspace, and a second kernel adds them (sm90/parts.cuh).
+//                or of large products a pass beforehand in memory (terms.cuh). Parts of K, where C
+//                has few tiles: a part is scheduled as a matrix of a batch (sm90/parts.cuh).
 // STILL MISSING  K of a batch is never divided. Built case by case (wgmma_types/modes.cuh).
 //
 // grid       as few clusters of 1 or 2 blocks along M as finish in as many waves. Then, with parts
 //            of K, one to four threads for 16 bytes of sums
 // block      one producer and 1 to 3 consumer warpgroups; the tiling that ends first (tiling.cuh)
 // warpgroup  64 or 2 x 64 rows of C: wgmma 64 x BLOCK_N x 32 bytes; stored by 64 rows x 128 bytes
-#include "sm90/epilogue_chunks.cuh"
+#include "sm90/epilogue_columns.cuh"
 #include "wgmma_types/modes.cuh"
 #include "sm90/parts.cuh"
 #include "sm90/scheduler.cuh"
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(T::THREADS, 1)
           const int k = ((DIVIDED ? z * k_tiles : 0) + k_tile) * (BLOCK_K / Mode::ITEM);
           const int z_b = z * schedule.b_step;
           mbarrier_arrive_expect_tx(full, T::LOADED_BYTES);
-          load_tile<Major::K, T::M, true>(tile, &a_map, full, m, k, z * schedule.a_step);
+          load_a<T>(tile, &a_map, full, m, k, z * schedule.a_step);
           load_tile_multicast<Major::K, T::N, true, T::N / 2>(
               tile + T::A_BYTES, &b_map, full, n, k, rank, cluster, z_b);
           if constexpr (T::IN_TERMS) {
@@ -138,9 +138,12 @@ __global__ void __launch_bounds__(T::THREADS, 1)
       if constexpr (FUSED)
         finish_chunks(extra, rows, addends, values, top, n, schedule.M, schedule.N, z);
       if (plain.data != nullptr)
-        store_accumulators<Out>(plain.at(z, sizeof(Out)), values, top, n, schedule.M, schedule.N);
-      else
-        store_chunks<Out, T::CHUNK_BUFFERS, true>(&c_map, chunks, 1 + consumer, values, top, n, z);
+        return store_accumulators<Out>(plain.at(z, sizeof(Out)), values, top, n, schedule.M,
+                                       schedule.N);
+      if constexpr (T::ACROSS)
+        if (by_columns(plain))
+          return store_columns(&c_map, chunks, 1 + consumer, values, top, n, z);
+      store_chunks<Out, T::CHUNK_BUFFERS, true>(&c_map, chunks, 1 + consumer, values, top, n, z);
     };
     const int own = T::PINGPONG ? consumer * step : 0;
     uint32_t parity = 0;  // parity
@@ -170,9 +173,13 @@ __global__ void __launch_bounds__(T::THREADS, 1)
         Acc d[T::HALVES][T::N / 2];
         // A stage's parity says which use it is at only once the other consumer has seen its own.
         if (T::PINGPONG) mbarrier_try_wait_parity(pingpong + 8 * consumer, parity ^ 1 ^ consumer);
-        accumulate<Mode>(ring, from, k_tiles, d, [&] {
-          if (T::PINGPONG && threadIdx.x % 32 == 0) mbarrier_arrive(pingpong + 8 * (1 - consumer));
-        });
+        if constexpr (T::ACROSS)
+          accumulate_registers(ring, from, k_tiles, d);
+        else
+          accumulate<Mode>(ring, from, k_tiles, d, [&] {
+            if (T::PINGPONG && threadIdx.x % 32 == 0)
+              mbarrier_arrive(pingpong + 8 * (1 - consumer));
+          });
         if (T::PINGPONG) parity ^= 1;
         load_addends(0);
         wgmma_wait_group<0>();
@@ -197,14 +204,14 @@ int launch_tiling(const Gemm& gemm, const Gemm& stored, const Extra& extra, cuda
   TilesOf<T> schedule;
   unsigned clusters;
   constexpr bool TO_TF32 = Mode::MMA == Mma::tf32 && !Mode::SPLIT;
-  int error = kmajor_map(gemm, gemm.a, false, BLOCK_K, T::M, TO_TF32, stream, &a_map);
+  int error = map_of_a<T>(gemm, TO_TF32, stream, &a_map);
   if (error == cudaSuccess)
     error = T::IN_TERMS
                 ? terms_map(gemm, gemm.b, true, T::N / 2, stream, &b_map)
                 : kmajor_map(gemm, gemm.b, true, BLOCK_K, T::N / 2, TO_TF32, stream, &b_map);
   if (error == cudaSuccess) error = schedule_of(stored, &schedule, &clusters);
   if (error != cudaSuccess) return error;
-  const PlainOutput plain = output_map(stored.c, stored.out, CHUNK_ROWS, &c_map, stored.batch);
+  const PlainOutput plain = output_map_either_way(stored.c, stored.out, &c_map, stored.batch);
   const int k_tiles = static_cast<int>(steps_of_part(gemm, BLOCK_K / Mode::ITEM));
   return launch_clusters(wgmma_types<Mode, Out, T, Extra>, clusters, schedule.cluster,
                          dim3(T::THREADS), SHARED_BYTES - BARRIER_BYTES, stream, a_map, b_map,
@@ -221,16 +228,19 @@ int launch_mode(const Gemm& gemm, const Gemm& stored, const Extra& extra, cudaSt
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
-  const Gemm gemm = with_rows_of_c(asked);
+  const Gemm by_rows = with_rows_of_c(asked);
+  const auto turned = [](const Gemm& x) { return plan_of(x).across == 2 ? transposed(x) : x; };
+  const Gemm gemm = turned(by_rows);
   return with_modes(gemm, [&](auto mode, auto out) {
     using Mode = decltype(mode);
     using Out = decltype(out);
     using Acc = typename Mode::Acc;
     if (parts_of(gemm) > 1) {
       if constexpr (BUILT_FOR_PARTS)
-        return launch_parts<Acc, Out>(gemm, BLOCK_K / Mode::ITEM, stream, [&](const Gemm& stored) {
-          return launch_mode<Mode, Acc>(gemm, stored, Part{}, stream);
-        });
+        return launch_parts<Acc, Out>(
+            by_rows, BLOCK_K / Mode::ITEM, stream, [&](const Gemm& stored) {
+              return launch_mode<Mode, Acc>(gemm, turned(stored), Part{}, stream);
+            });
     } else if constexpr (BUILT_WHOLE) {
       if (is_plain(gemm)) return launch_mode<Mode, Out>(gemm, gemm, Plain{}, stream);
       return launch_mode<Mode, Out>(gemm, gemm, epilogue_of<Acc>(gemm), stream);

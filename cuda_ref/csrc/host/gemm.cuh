@@ -74,6 +74,7 @@ struct Plan {
   int32_t shared_kb = 0;             // of shared memory for a block
   int32_t repack = 0;                // 1: a pass beforehand writes an operand as it is read best
   int32_t no_pdl = 0;                // 1: the next kernel starts only when this one has finished
+  int32_t across = 0;                // 1: A is read across K, as it lies; 2: B is, as A of C transposed
 };
 
 // C[M, N] = activation(alpha * scale_a * scale_b * (A[M, K] @ B[K, N]) + beta * C_in + bias) for

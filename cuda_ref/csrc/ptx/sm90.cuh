@@ -260,10 +260,13 @@ __device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Two of them, because accumulators of a wgmma that change their type on the way, if only for the
+// Of either type, because accumulators of a wgmma that change their type on the way, if only for the
 // assembler, are copied, and then the registers do not suffice (ptxas C7511).
 __device__ __forceinline__ void st_shared_v2(uint32_t shared, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ void st_shared(uint32_t shared, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(x) : "memory");
 }
 __device__ __forceinline__ void st_shared_v2(uint32_t shared, int32_t x, int32_t y) {
   asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(shared), "r"(x), "r"(y) : "memory");

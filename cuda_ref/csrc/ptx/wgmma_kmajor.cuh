@@ -43,15 +43,24 @@ __device__ __forceinline__ void wgmma_kmajor(Acc (&d)[REGISTERS], uint64_t a, ui
 
 #undef TCGEMM_WGMMA_KMAJOR
 
-// D[64, 128] += A[64, 8] @ B[8, 128] of tf32, with A in registers: thread t of 128 holds of rows
+// D[64, n] += A[64, 8] @ B[8, n] of tf32, with A in registers: thread t of 128 holds of rows
 // 16 (t / 32) + t % 32 / 4 (a[0], a[2]) and 8 below it (a[1], a[3]) the columns t % 4 (a[0], a[1])
 // and t % 4 + 4. Hazard: they must stay as they are until the group has been waited for.
-__device__ __forceinline__ void wgmma_tf32_registers(float (&d)[64], const uint32_t* a, uint64_t b,
-                                                     bool accumulate) {
-  TCGEMM_WGMMA(64, "m64n128k8.f32.tf32.tf32", "+f", "{%64, %65, %66, %67}", "%68", "%69", ", 1, 1",
-               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
-               "r"(static_cast<int32_t>(accumulate)));
+#define TCGEMM_WGMMA_REGISTERS(COUNT, SHAPE, A, B, P)                                     \
+  TCGEMM_WGMMA(COUNT, SHAPE "k8.f32.tf32.tf32", "+f", A, B, P, ", 1, 1", "r"(a[0]),       \
+               "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(accumulate)))
+
+template <int REGISTERS>
+__device__ __forceinline__ void wgmma_tf32_registers(float (&d)[REGISTERS], const uint32_t* a,
+                                                     uint64_t b, bool accumulate) {
+  static_assert(REGISTERS == 64 || REGISTERS == 128);
+  if constexpr (REGISTERS == 64)
+    TCGEMM_WGMMA_REGISTERS(64, "m64n128", "{%64, %65, %66, %67}", "%68", "%69");
+  else
+    TCGEMM_WGMMA_REGISTERS(128, "m64n256", "{%128, %129, %130, %131}", "%132", "%133");
 }
+
+#undef TCGEMM_WGMMA_REGISTERS
 
 }  // namespace tcgemm::sm90
 

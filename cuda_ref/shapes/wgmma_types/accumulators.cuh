@@ -5,53 +5,11 @@
 // wgmma in flight.
 #pragma once
 
-#include "wgmma_types/tf32x3.cuh"
 #include "ptx/wgmma_kmajor.cuh"
-#include "sm90/tile.cuh"
+#include "wgmma_types/registers.cuh"
+#include "wgmma_types/ring.cuh"
 
 namespace tcgemm::sm90 {
-
-// A warp's place in a ring of STAGES stages. Barriers of 8 bytes each, from `barriers` on: full (has
-// been loaded), empty (has been read), split (low parts are there).
-template <uint32_t STAGES>
-struct Ring {
-  uint32_t barriers;
-  uint32_t stage = 0, phase = 0;
-
-  __device__ uint32_t full() const { return barriers + 8 * stage; }
-  __device__ uint32_t empty() const { return full() + 8 * STAGES; }
-  __device__ uint32_t split() const { return full() + 16 * STAGES; }
-  __device__ void advance() {
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-  }
-  __device__ void skip(uint32_t steps) {
-    stage += steps;
-    phase ^= stage / STAGES & 1;
-    stage %= STAGES;
-  }
-  // Gives back the stage that was read `ago` steps before the next one, to every block of a cluster.
-  __device__ void release(uint32_t ago, int cluster) const {
-    const uint32_t at = stage < ago ? stage + STAGES - ago : stage - ago;
-    const int lane = threadIdx.x % 32;
-    if (lane < cluster) mbarrier_arrive_cluster(barriers + 8 * (STAGES + at), lane);
-  }
-};
-
-// Where a consumer finds its rows of A, and all of B, in a stage.
-template <typename T>
-struct Operands {
-  uint32_t stages;  // address of the first
-  int row;          // of the consumer in the tile
-  int cluster;
-
-  __device__ uint32_t a(uint32_t stage) const {
-    return stages + stage * T::STAGE_BYTES + row * 128;
-  }
-  __device__ uint64_t a_descriptor(uint32_t stage) const { return wgmma_descriptor(a(stage)); }
-  __device__ uint64_t b_descriptor(uint32_t stage) const {
-    return wgmma_descriptor(stages + stage * T::STAGE_BYTES + T::A_BYTES);
-  }
-};
 
 // One step along K of as many halves of 64 rows as `d` has: d (+)= A B.
 template <typename Mode, typename T, typename Acc, int HALVES, int REGISTERS>
@@ -84,6 +42,38 @@ __device__ __forceinline__ void accumulate(Ring<T::NUM_STAGES>& ring, const Oper
     wgmma_wait_group<1>();
     if (k_tile > 0) ring.release(2, from.cluster);
   }
+}
+
+// The same with A in registers, where the next step's are loaded while this one is multiplied.
+template <typename T, int REGISTERS>
+__device__ __forceinline__ void accumulate_registers(Ring<T::NUM_STAGES>& ring,
+                                                     const Operands<T>& from, int k_tiles,
+                                                     float (&d)[1][REGISTERS]) {
+  constexpr uint64_t PER_MMA_K = DESCRIPTOR_PER_MMA_K<Major::K>;
+  uint32_t even[16], odd[16];
+  const auto step = [&](const uint32_t(&a)[16], uint32_t(&next)[16], int k_tile) {
+    const uint64_t b = from.b_descriptor(ring.stage);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      wgmma_tf32_registers(d[0], &a[4 * k], b + k * PER_MMA_K, k_tile > 0 || k > 0);
+    wgmma_commit_group();
+    ring.advance();
+    if (k_tile + 1 < k_tiles) mbarrier_try_wait_parity(ring.full(), ring.phase);
+    wgmma_wait_group<1>();  // the step before has read its stage, and `next`
+    if (k_tile > 0) ring.release(2, from.cluster);
+    if (k_tile + 1 < k_tiles) load_rows<T::ACROSS>(from.a(ring.stage), next);
+  };
+  mbarrier_try_wait_parity(ring.full(), ring.phase);
+  load_rows<T::ACROSS>(from.a(ring.stage), even);
+  int k_tile = 0;
+  for (; k_tile + 2 < k_tiles; k_tile += 2) {
+    step(even, odd, k_tile);
+    step(odd, even, k_tile + 1);
+  }
+  step(even, odd, k_tile);
+  if (k_tile + 1 < k_tiles) step(odd, even, k_tile + 1);
+  wgmma_wait_group<0>();  // it reads registers that are others' behind this function
 }
 
 template <int REGISTERS>
@@ -141,22 +131,6 @@ __device__ __forceinline__ void accumulate_promoted(Ring<T::NUM_STAGES>& ring,
   }
 }
 
-// A warp's 16 rows of a stage of A in registers: hi and lo of what wgmma takes for each of the four 8
-// along K.
-struct SplitA {
-  uint32_t hi[16], lo[16];
-
-  // 16-byte unit u of row r is at u ^ r % 8: the 32 lanes' words lie in 32 banks.
-  __device__ __forceinline__ void load(uint32_t tile) {
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t row = threadIdx.x % 128 / 32 * 16 + lane / 4;  // and row + 8, which swizzles alike
-    const uint32_t at = tile + row * 128 + lane / 4 * 16 + lane % 4 * 4;
-#pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) hi[i] = ld_shared_u32((at ^ i / 2 * 16) + i % 2 * 1024);
-    split<CUT_OFF>(hi, lo);
-  }
-};
-
 // d = A B of a step of float32, the small products first: lo hi + hi lo + hi hi. A is in registers, and
 // B's low terms lie in the stage behind B.
 template <typename T>
@@ -188,7 +162,7 @@ __device__ __forceinline__ void accumulate_three_products(Ring<T::NUM_STAGES>& r
   for (int i = 0; i < 64; ++i) sums[i] = 0;
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
     mbarrier_try_wait_parity(ring.full(), ring.phase);
-    a.load(from.a(ring.stage));
+    a.template load<T::ACROSS>(from.a(ring.stage));
     mbarrier_try_wait_parity(ring.split(), ring.phase);
     multiply_terms(from, ring.stage, a, d);
     ring.advance();
@@ -211,7 +185,7 @@ __device__ __forceinline__ void accumulate_loaded_terms(Ring<T::NUM_STAGES>& rin
     ring.advance();
     if (more) {
       mbarrier_try_wait_parity(ring.full(), ring.phase);
-      next.load(from.a(ring.stage));
+      next.template load<T::ACROSS>(from.a(ring.stage));
     }
     wgmma_wait_group<0>();
     ring.release(1, from.cluster);
@@ -221,7 +195,7 @@ __device__ __forceinline__ void accumulate_loaded_terms(Ring<T::NUM_STAGES>& rin
 #pragma unroll
   for (int i = 0; i < 64; ++i) sums[i] = 0;
   mbarrier_try_wait_parity(ring.full(), ring.phase);
-  even.load(from.a(ring.stage));
+  even.template load<T::ACROSS>(from.a(ring.stage));
   int k_tile = 0;
   for (; k_tile + 2 < k_tiles; k_tile += 2) {
     step(even, odd, true);

@@ -171,6 +171,9 @@ inline float ld_shared_cluster(uint32_t at, uint32_t cta, TCGEMM_HERE) {
 inline void st_shared_v2(uint32_t shared, float x, float y) {
   *static_cast<float2*>(simulator::shared_pointer(shared)) = make_float2(x, y);
 }
+inline void st_shared(uint32_t shared, float x) {
+  *static_cast<float*>(simulator::shared_pointer(shared)) = x;
+}
 inline void st_shared_v2(uint32_t shared, int32_t x, int32_t y) {
   *static_cast<int2*>(simulator::shared_pointer(shared)) = make_int2(x, y);
 }
@@ -210,9 +213,10 @@ inline void wgmma_kmajor(Acc (&d)[REGISTERS], uint64_t a, uint64_t b, bool accum
   simulator::wgmma(ELEMENTS[static_cast<int>(MMA)], 2 * REGISTERS, false, false, d, a, b,
                    accumulate, site);
 }
-inline void wgmma_tf32_registers(float (&d)[64], const uint32_t* a, uint64_t b, bool accumulate,
-                                 TCGEMM_HERE) {
-  simulator::wgmma_registers(128, d, a, b, accumulate, site);
+template <int REGISTERS>
+inline void wgmma_tf32_registers(float (&d)[REGISTERS], const uint32_t* a, uint64_t b,
+                                 bool accumulate, TCGEMM_HERE) {
+  simulator::wgmma_registers(2 * REGISTERS, d, a, b, accumulate, site);
 }
 #define TCGEMM_SIMULATED_WGMMA(N)                                                                   \
   template <typename In, Major A, Major B>                                                         \
