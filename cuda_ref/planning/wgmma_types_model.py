@@ -253,9 +253,7 @@ def divided(problem: Any, room_bytes: int) -> Choice | None:
     return Choice(tiling_by_way[found[0]], found[1]) if found else None
 
 
-def _choices_across(
-    problem: Any, product: Product, sms: int, room_bytes: int
-) -> Iterator[Choice]:
+def _choices_across(problem: Any, product: Product, sms: int, room_bytes: int) -> Iterator[Choice]:
     """What there is room for of an A across K."""
     width, three = STEP_BYTES // 4, problem.compute == "tf32x3"
     of = product.sizes(width)
