@@ -176,10 +176,10 @@ def grown(among: Iterable[Raced], by_itself: Iterable[Raced]) -> list[trees.Tree
 
 
 def table(path: Path = RACES) -> str:
-    """The file, a line for each tree."""
-    found = grown(timed_among(path), alone())
-    lines = ",\n  ".join(json.dumps(tree, separators=(",", ":")) for tree in found)
-    return f'{{\n "about": "{GPU.name}: scripts/fit_one_wave.py",\n "trees": [\n  {lines}\n ]\n}}\n'
+    """The file, a line for each part of the trees."""
+    found = own.pack(grown(timed_among(path), alone()))
+    about = f"{GPU.name}: scripts/fit_one_wave.py"
+    return json.dumps({"about": about, "trees": found}, indent=1) + "\n"
 
 
 def main() -> None:

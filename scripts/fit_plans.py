@@ -243,11 +243,10 @@ def table(path: Path = RACES) -> str:
 
 
 def table_of(found: Mapping[str, Any], script: str) -> str:
-    """A model as a file of the GPU, a line for each constant and each tree."""
+    """A model as a file of the GPU, a line for each constant and each part of the trees."""
     head = {"about": f"{GPU.name}: scripts/{script}", "gpu": GPU.slug}
-    text = json.dumps({**head, "kernels": found["kernels"]}, indent=1)
-    lines = ",\n  ".join(json.dumps(tree, separators=(",", ":")) for tree in found["trees"])
-    return f'{text[:-2]},\n "trees": [\n  {lines}\n ]\n}}\n'
+    whole = {**head, "kernels": found["kernels"], "trees": trees.pack(found["trees"])}
+    return json.dumps(whole, indent=1) + "\n"
 
 
 def write(backend: str, text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .epilogue import ACTIVATIONS
@@ -168,18 +168,7 @@ class Problem:
 
     def transposed(self) -> Problem:
         """C' = B' A': what is called M here is the caller's N. What is fused stays as it is."""
-        a, b, c = self.batch_strides
-        return replace(
-            self,
-            M=self.N,
-            N=self.M,
-            a_strides=self.b_strides[::-1],
-            b_strides=self.a_strides[::-1],
-            c_strides=self.c_strides[::-1],
-            a_alignment=self.b_alignment,
-            b_alignment=self.a_alignment,
-            batch_strides=(b, a, c),
-        )
+        return _transposed(self)
 
     @property
     def layout(self) -> str:
@@ -226,6 +215,23 @@ class Problem:
         more += [f"mma_shape={self.mma_shape}"] if self.mma_shape else []
         extra = f" with {', '.join(more)}" if more else ""
         return f"{batch}{self.M}x{self.N}x{self.K} {pair} {self.layout}{extra} on {self.device}"
+
+
+@lru_cache(maxsize=1024)
+def _transposed(problem: Problem) -> Problem:
+    """A choice asks for it some ten times."""
+    a, b, c = problem.batch_strides
+    return replace(
+        problem,
+        M=problem.N,
+        N=problem.M,
+        a_strides=problem.b_strides[::-1],
+        b_strides=problem.a_strides[::-1],
+        c_strides=problem.c_strides[::-1],
+        a_alignment=problem.b_alignment,
+        b_alignment=problem.a_alignment,
+        batch_strides=(b, a, c),
+    )
 
 
 @cache

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import random
 from collections import defaultdict
 from dataclasses import replace
 from importlib import import_module
@@ -17,8 +19,8 @@ from tcgemm.cuda_ref.planning.cost import MOST_SPLITS
 from tcgemm import dispatch
 from tcgemm.bench import drawn
 from tcgemm.bench.case import Case
-from tcgemm.choosing import fitting, measured, model, model_files, within
-from tcgemm.problem import Problem
+from tcgemm.choosing import auto, fitting, measured, model, model_files, within
+from tcgemm.problem import LAYOUTS, Problem
 
 ROOT = Path(__file__).parents[1]
 H200 = "nvidia-h200"
@@ -233,7 +235,8 @@ def test_another_kernel_is_taken_only_where_it_wins_enough(on_an_h200, monkeypat
     problem = replace(problem_of(40, 104, 56), device="cuda")
     able = [row for row in dispatch.ladder("cuda") if row.why_not(problem) is None]
     chosen, other = able[-1], able[-2]
-    monkeypatch.setattr(model, "constants", lambda slug: {chosen.full_name: ()})
+    known = {chosen.full_name: (), other.full_name: ()}
+    monkeypatch.setattr(model, "constants", lambda slug: known)
 
     def choice_where_the_other_takes(share):
         times = {chosen.full_name: 5.0, other.full_name: 5.0 * share}
@@ -248,6 +251,43 @@ def test_another_kernel_is_taken_only_where_it_wins_enough(on_an_h200, monkeypat
     monkeypatch.setattr(within, "slug_of", lambda problem: "cpu")
     monkeypatch.setattr(model, "constants", lambda slug: {})
     assert choice_where_the_other_takes(0.5) is chosen
+
+
+def test_no_plan_is_made_of_a_kernel_that_the_model_does_not_know(on_an_h200, monkeypatch):
+    problem = replace(problem_of(40, 104, 56), device="cuda")
+    able = [row for row in dispatch.ladder("cuda") if row.why_not(problem) is None]
+    planned = []
+
+    def counted(row):
+        return replace(row, plan=lambda of: planned.append(row.full_name) or row.plan(of))
+
+    chosen = next(row for row in map(counted, able) if row.full_name in model.constants(H200))
+    within.faster(problem, chosen, [chosen, *map(counted, able)])
+    assert set(planned) == {row.full_name for row in able} & set(model.constants(H200))
+
+
+@pytest.mark.parametrize("farthest", [within.TUNED, auto.NEAR, auto.FARTHEST])
+def test_the_nearest_case_is_that_of_all_cases(farthest):
+    draw = random.Random(3)
+    cases = [case for of in measured.measured(H200).values() for case in of]
+    found = 0
+    for _ in range(300):
+        case = draw.choice(cases)
+        sizes = (max(1, round(x * 2 ** draw.uniform(-0.5, 0.5))) for x in case[:3])
+        layout = draw.choice(LAYOUTS)
+        problem = Problem.stored(*sizes, "bfloat16", "bfloat16", layout, device="cuda")
+        kind = problem.dtype_in, problem.dtype_out, problem.compute, ""
+
+        def distance(case, problem=problem):
+            sizes = zip(case[:3], (problem.M, problem.N, problem.K), strict=True)
+            apart = sum(abs(math.log2(there / here)) for there, here in sizes)
+            return apart + 0.5 * (case.layout != problem.layout)
+
+        near = min(measured.measured(H200)[kind], key=distance)
+        near = near if distance(near) <= farthest else None
+        assert measured.nearest(problem, H200, farthest) == near
+        found += near is not None
+    assert found > 20
 
 
 def test_a_fit_finds_constants_that_made_the_times():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import random
 from functools import cache
 from importlib import import_module
 from statistics import geometric_mean
@@ -298,6 +299,66 @@ def test_a_product_of_more_tiles_than_sms_has_a_plan_and_prefers_another_rung():
     assert choose(asked, "cuda").name == "wgmma_persistent"
 
 
+def _one_by_one(problem, sms):
+    """Settings all of whose blocks run at once, each by all that is asked of it."""
+    for splits in one_wave.SPLITS:
+        if splits > 1 and 4 * one_wave.TILE_K * splits > problem.K:
+            continue
+        for (block_m, block_n), clusters in one_wave_tile.shapes(problem, splits, sms).items():
+            for cluster_m, cluster_n in clusters:
+                whole = one_wave_tile.takes(block_m, block_n, problem)
+                whole = whole and block_m < problem.M + 64
+                if not whole or not one_wave_tile.takes(block_m, block_n, problem, splits):
+                    continue
+                config = {
+                    "BLOCK_M": block_m, "BLOCK_N": block_n, "CLUSTER_M": cluster_m,
+                    "CLUSTER_N": cluster_n, "SPLITS": splits, "PDL": 1,
+                }  # fmt: skip
+                # What no single blocks fill at once no clusters do.
+                alone = {**config, "CLUSTER_M": 1, "CLUSTER_N": 1}
+                both = (one_wave_tile.runs_at_once(each, problem, sms) for each in (alone, config))
+                if not all(both):
+                    continue
+                transposed = one_wave_fitted.by_columns(problem)
+                plan = one_wave_tile.divide(config, problem, sms, transposed)
+                assert {plan["BLOCK_M"], plan["BLOCK_N"]} == {block_m, block_n}
+                assert plan["SPLITS"] == splits
+                if plan["NUM_STAGES"] < one_wave_tile.FEWEST_STAGES:
+                    continue
+                yield config
+                blocks = one_wave_tile.blocks_of(config, problem)
+                if splits == 1 and one_wave_tile.among_idle(blocks, sms):
+                    yield {**config, "PDL": 0}
+
+
+@pytest.mark.parametrize("sms", [132, 114, 16])
+def test_candidates_are_those_that_all_questions_leave(sms):
+    draw, found = random.Random(sms), 0
+    for _ in range(60):
+        M, N = sorted(draw.randrange(1, 3000) for _ in range(2))
+        K = draw.choice((24, 136, 520, 1024, 4096))
+        layout, out = draw.choice(("nn", "nt", "tn", "tt")), draw.choice(("bfloat16", "float32"))
+        problem = Problem.stored(
+            M // 8 * 8 or 8, N // 8 * 8 or 8, K, "bfloat16", out, layout, device="cuda",
+            capability=(9, 0), bias=draw.random() < 0.2,
+        )  # fmt: skip
+        if draw.random() < 0.3:
+            problem = dataclasses.replace(problem, c_strides=(1, problem.M))
+        expected = list(_one_by_one(problem, sms))
+        assert list(one_wave.fitting(problem, sms)) == expected
+        assert one_wave.fits(problem, sms) == bool(expected)
+        found += len(expected)
+    assert found > 100
+
+
+def test_where_there_is_one_setting_no_model_is_asked(monkeypatch):
+    large = Problem.stored(8192, 8192, 64, "float16", "float16", device="cuda", capability=(9, 0))
+    expected = one_wave.TUNING.plan(large)
+    monkeypatch.setattr(one_wave_trees, "factors", None)
+    tuning.plan.cache_clear()
+    assert one_wave.TUNING.plan(large) == expected
+
+
 def test_what_is_tuned_is_what_can_be_planned():
     asked = problem(512, 512, 8192)
     found = planning.candidates("one_wave", asked, 0, 132)
@@ -492,10 +553,12 @@ def test_the_plan_of_a_product_that_trees_have_not_seen_is_nearly_the_fastest(
 
 
 def test_the_trees_are_what_the_races_give(script, thorough):
-    shipped = json.loads(one_wave_trees.FILE.read_text())["trees"]
-    assert all(fact < len(one_wave_trees.FACTS) for facts, _, _ in shipped for fact in facts)
+    shipped = one_wave_trees.grown()
+    assert shipped.fact.min() >= 0
+    assert shipped.fact.max() < len(one_wave_trees.FACTS)
     if thorough:  # another processor may round elsewhere, and so grow another tree
-        assert len(json.loads(script.table())["trees"]) == len(shipped)
+        again = one_wave_trees.read(json.loads(script.table())["trees"])
+        assert len(again.roots) == len(shipped.roots)
 
 
 def test_trees_are_asked_about_lines_alone_and_the_plan_as_it_is():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections import defaultdict
 from dataclasses import replace
 from importlib import import_module
@@ -294,6 +295,57 @@ def test_a_tree_asks_one_question_after_the_other():
     assert factor(M=65, K=1001) == pytest.approx(math.exp(-0.9))
     assert trees.factors(trees.read([]), [[], []]) == [1, 1]
     assert trees.factors(grown, []) == []
+
+
+@pytest.mark.parametrize("which", ["cuda", "triton", "one_wave"])
+def test_trees_say_the_same_to_the_last_bit_asked_one_by_one(which):
+    one_wave = which == "one_wave"
+    of = import_module("tcgemm.cuda_ref.shapes.one_wave_trees") if one_wave else trees
+    grown = of.grown() if one_wave else plans.shipped(which, H200).trees
+    roots, fact, most, ways = (each.tolist() for each in grown[1:])
+    draw = random.Random(which)
+    known = []
+    for _ in range(12):
+        some = [most[i] for i in (draw.randrange(len(most)) for _ in of.FACTS)]
+        known.append([draw.choice((x, draw.randrange(20), draw.uniform(0, 3e3))) for x in some])
+
+    def factor(facts):
+        total = 0.0
+        for at in roots:
+            while (then := ways[2 * at + (facts[fact[at]] <= most[at])]) != at:
+                at = then
+            total += most[at]
+        return math.exp(total)
+
+    asked = of.factors(known) if one_wave else of.factors(grown, known)
+    assert asked == [factor(facts) for facts in known]
+    assert len(set(asked)) > 6
+
+
+def test_a_file_has_the_trees_that_were_grown():
+    grown = [[[1, -1, 3, -1, -1], [64.0, 0.5, 1e3, 0.1, -1.0], [2, 0, 2, 0, 0]], [[-1], [0.1], [0]]]
+    found = trees.read(json.loads(json.dumps(trees.pack(grown))))
+    assert (found.questions, found.roots.tolist()) == (2, [0, 5])
+    assert found.fact.tolist() == [1, 0, 3, 0, 0, 0]
+    assert found.most.tolist() == [64.0, 0.5, 1e3, 0.1, -1.0, 0.1]
+    assert found.ways.tolist() == [2, 1, 1, 1, 4, 3, 3, 3, 4, 4, 5, 5]
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_what_is_taken_does_not_depend_on_how_many_plans_are_asked_about_at_once(
+    monkeypatch, backend
+):
+    module = import_module(dispatch.BACKENDS[backend])
+    draw = random.Random(backend)
+    for _ in range(12):
+        sizes = (draw.randrange(8, 2048) // 8 * 8 for _ in range(3))
+        problem = problem_of(*sizes, draw.choice(("nn", "nt", "tn", "tt")))
+        chosen, able = dispatch.by_models(problem, backend)
+        found = []
+        for few in (0, plans.FEW, 10**9):
+            monkeypatch.setattr(plans, "FEW", few)
+            found.append(plans.fastest(problem, chosen, able, module))
+        assert found[0] == found[1] == found[2]
 
 
 def test_facts_are_those_of_the_product_that_the_kernel_gets():

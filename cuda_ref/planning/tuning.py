@@ -91,7 +91,7 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
     else:
         rows = [row for row in tables.rows_of(gpu, kernel) if tuning.fits(row["config"], seen, sms)]
         row = tables.first(rows, seen)
-        config = row["config"] if row else fastest(kernel, seen, sms)[1]
+        config = row["config"] if row else _best(kernel, seen, sms)
     return tuning.divide(config, seen, sms, problem.M > problem.N)
 
 
@@ -132,8 +132,19 @@ def modelled_us(kernel: str, config: Config, problem: Any, sms: int) -> float:
 
 def fastest(kernel: str, problem: Any, sms: int) -> tuple[float, dict[str, int]]:
     """(microseconds, settings) of the rung's best settings by the model, for M <= N."""
-    tuning = _tuning(kernel)
+    return _fastest_of(candidates(kernel, problem, 0, sms), kernel, problem, sms)
+
+
+def _best(kernel: str, problem: Any, sms: int) -> Config:
+    """The rung's best settings by the model; where there is one alone, no model is asked."""
     found = candidates(kernel, problem, 0, sms)
+    return found[0] if len(found) == 1 else _fastest_of(found, kernel, problem, sms)[1]
+
+
+def _fastest_of(
+    found: Sequence[dict[str, int]], kernel: str, problem: Any, sms: int
+) -> tuple[float, dict[str, int]]:
+    tuning = _tuning(kernel)
     if tuning.all_us is not None:
         times = tuning.all_us(found, problem, sms)
     else:

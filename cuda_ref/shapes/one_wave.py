@@ -18,18 +18,21 @@ from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
 from ..planning.tables import short_rows
 from ..planning.tuning import Tuning, plans_of, wide
 from .one_wave_fitted import by_columns
-from .one_wave_model import all_us, by_terms, modelled_us
+from .one_wave_model import all_us, by_terms_of, modelled_us
 from .one_wave_tile import (
     FEWEST_STAGES,
     among_idle,
+    at_once,
     blocks_of,
     divide,
+    nearly_all_have_tiles,
     refuse_config,
     resident,
     runs_at_once,
     shapes,
     sharing,
     splits_lines,
+    stages,
     takes,
 )
 
@@ -88,37 +91,55 @@ def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
 
     One where there is none such.
     """
-    return list(_fitting(problem, sms)) or [_config(128, 128, 1, 1, 1)]
+    return [dict(each) for each in fitting(problem, sms)] or [_config(128, 128, 1, 1, 1)]
 
 
 def fits(problem: Any, sms: int) -> bool:
     """Whether all blocks of some setting run at once."""
-    return any(_fitting(problem, sms))
+    return bool(fitting(problem, sms))
+
+
+@lru_cache(maxsize=1024)
+def fitting(problem: Any, sms: int) -> tuple[dict[str, int], ...]:
+    """The settings all of whose blocks run at once."""
+    return tuple(_fitting(problem, sms))
 
 
 def _fitting(problem: Any, sms: int) -> Iterator[dict[str, int]]:
-    tiles = {
-        (block_m, block_n): ceil_div(problem.M, block_m) * ceil_div(problem.N, block_n)
-        for block_m, block_n in shapes(problem, 1, sms)
-        if takes(block_m, block_n, problem) and block_m < problem.M + 64
+    M, N, K, transposed = problem.M, problem.N, problem.K, by_columns(problem)
+    float32, within = problem.dtype_out == "float32", splits_lines(problem)
+    of_tile: dict[tuple[int, int], tuple[int, int]] = {}
+    for block_m, block_n in (whole := shapes(problem, 1, sms)):
+        rows, cols = ceil_div(M, block_m), ceil_div(N, block_n)
+        # More tiles than SMs are not at once, whatever the cluster.
+        if rows * cols <= sms and block_m < M + 64 and takes(block_m, block_n, problem):
+            of_tile[block_m, block_n] = rows, cols
+    divided = shapes(problem, 2, sms) if K >= 8 * TILE_K else {}
+    divided = {
+        tile: of for tile, of in divided.items() if tile in of_tile and takes(*tile, problem, 2)
     }
     for splits in SPLITS:
-        if splits > 1 and 4 * TILE_K * splits > problem.K:
+        if splits > 1 and 4 * TILE_K * splits > K:
             continue
-        for (block_m, block_n), clusters in shapes(problem, splits, sms).items():
-            if tiles.get((block_m, block_n), sms + 1) * splits > sms:  # whatever the cluster
+        for tile, clusters in (whole if splits == 1 else divided).items():
+            if tile not in of_tile:
                 continue
-            if not takes(block_m, block_n, problem, splits):
+            rows, cols = of_tile[tile]
+            tiles = rows * cols * splits
+            if tiles > sms:
+                continue
+            if stages(*(tile[::-1] if transposed else tile), splits > 1, float32) < FEWEST_STAGES:
                 continue
             for cluster_m, cluster_n in clusters:
-                config = _config(block_m, block_n, cluster_m, cluster_n, splits)
-                if not runs_at_once(config, problem, sms):
+                blocks = -(-rows // cluster_m) * -(-cols // cluster_n) * cluster_m * cluster_n
+                blocks *= splits
+                if not nearly_all_have_tiles(blocks, tiles, within):
                     continue
-                planned = divide(config, problem, sms, by_columns(problem))
-                if planned["NUM_STAGES"] < FEWEST_STAGES:
+                if blocks > at_once(cluster_m * cluster_n, sms):
                     continue
+                config = _config(*tile, cluster_m, cluster_n, splits)
                 yield config
-                if splits == 1 and among_idle(blocks_of(config, problem), sms):
+                if splits == 1 and among_idle(blocks, sms):
                     yield {**config, "PDL": 0}
 
 
@@ -138,8 +159,7 @@ def _config(
 @lru_cache(maxsize=1024)
 def tried(problem: Any, sms: int) -> Sequence[dict[str, int]]:
     """The candidates that are fastest by terms: of these the model takes the fastest."""
-    found = candidates(problem, sms)
-    return sorted(found, key=lambda config: by_terms(config, problem, sms))[:MOST_BUILDS]
+    return sorted(candidates(problem, sms), key=by_terms_of(problem, sms))[:MOST_BUILDS]
 
 
 def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:

@@ -8,6 +8,7 @@ Every function is given the problem with M <= N.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,7 +91,8 @@ def _of_one_wave(M: int, N: int, sms: int) -> Iterator[tuple[int, int]]:
 
 def _width(side: int) -> int | None:
     """The narrowest that is as wide as ``side``; None of none."""
-    return min((width for width in WIDTHS if width >= side), default=None)
+    at = bisect_left(WIDTHS, side)
+    return WIDTHS[at] if at < len(WIDTHS) else None
 
 
 def swaps(block_m: int) -> bool:

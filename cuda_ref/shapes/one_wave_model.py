@@ -9,14 +9,13 @@ with the table that comes before it. Where K is divided it is fitted to rows amo
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..planning.cost import TILE_K
 from ..planning.tables import short_rows
 from . import one_wave_trees
-from .one_wave_tile import among_idle, blocks_of, rows_of_b, sides, splits_lines, whole_panels
+from .one_wave_tile import among_idle, rows_of_b, splits_lines, whole_panels
 
 # BLOCK_M, BLOCK_N: microseconds of a step along K.
 STEP = {
@@ -103,7 +102,7 @@ def modelled_us(config: Mapping[str, int], problem: Any, sms: int) -> float:
 
 def all_us(configs: Sequence[Mapping[str, int]], problem: Any, sms: int) -> list[float]:
     """The same with each of these settings, one at least."""
-    times = [by_terms(config, problem, sms) for config in configs]
+    times = list(map(by_terms_of(problem, sms), configs))
     asked = zip(configs, times, strict=True)
     known = [one_wave_trees.facts(config, problem, sms, us) for config, us in asked]
     return [us * factor for us, factor in zip(times, one_wave_trees.factors(known), strict=True)]
@@ -112,46 +111,59 @@ def all_us(configs: Sequence[Mapping[str, int]], problem: Any, sms: int) -> list
 def by_terms(config: Mapping[str, int], problem: Any, sms: int) -> float:
     """The same without trees: the longest of a block's own steps, what all ask of the L2, and what
     comes from memory, and what comes before and after."""
+    return by_terms_of(problem, sms)(config)
+
+
+def by_terms_of(problem: Any, sms: int) -> Callable[[Mapping[str, int]], float]:
+    """``by_terms`` of a problem's settings: what is the same with each is worked out once."""
     M, N, K = problem.M, problem.N, problem.K
-    block_m, block_n, splits = config["BLOCK_M"], config["BLOCK_N"], config["SPLITS"]
-    a_peers, b_peers = config["CLUSTER_N"], config["CLUSTER_M"]
-    cluster = a_peers * b_peers
-    blocks = blocks_of(config, problem)
-    waves = -(-blocks // sms)
-    steps = waves * math.ceil(math.ceil(K / TILE_K) / splits)
-    between = problem.layout[1] == "n" and block_n % 64 > 0
-    columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
-    in_panels = problem.layout[0] == "t" and block_m % 64 > 0
-    lines = whole_panels(block_m) * BETWEEN_LINES if in_panels else block_m
-    asked = 2 * TILE_K * (lines / a_peers + columns / b_peers)
-    own, same, start = steps * STEP[block_m, block_n], 0.0, 0.0
-    if splits_lines(problem):
-        asked *= SPLIT_LINES
-        rows = min(block_m, M) / a_peers + whole_panels(block_n) / b_peers
-        own = own * SPLIT_STEP + steps * rows * ROW_US
-        askers = max(tiles / size for tiles, size in sides(config, problem))
-        same = steps * askers * SPLIT_LINES * ASKER_US
-        start = EACH_ASKER_US * steps * askers
-    elif block_m < M and M % (block_m // a_peers):
-        own *= OUTSIDE
-    memory = 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US
-    if (between or -(-M // block_m) > b_peers) and 2 * K * N > STREAMED:
-        memory *= REREAD
-    if short_rows(problem):
-        rows = TILE_K / a_peers
-        own = max(own, steps * (rows + whole_panels(block_n) / b_peers) / SHORT_STEP_ROWS_PER_US)
-        memory = max(memory, steps * blocks * rows / waves / SHORT_ROWS_PER_US)
-    limits = (own, same, steps * blocks * asked / waves / L2_BYTES_PER_US, memory)
-    body = sum(limit**6 for limit in limits) ** (1 / 6)
-    start += LAUNCH_US - PREFETCHED_US * (splits > 1 and block_m * block_n <= 64 * 64)
-    added = _around(splits, cluster, splits_lines(problem))
-    if splits > 1:
-        added += 4 * M * N * splits / PARTIALS_BYTES_PER_US
-    if not config["PDL"]:
-        start += NO_PDL_US
-    elif splits == 1 and cluster < 4 and among_idle(blocks, sms):
-        body *= AMONG_IDLE
-    return waves * start + body + added
+    within, short = splits_lines(problem), short_rows(problem)
+    a_by_columns, b_by_rows = problem.layout[0] == "t", problem.layout[1] == "n"
+    all_steps, moved_us = -(-K // TILE_K), 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US
+
+    def us(config: Mapping[str, int]) -> float:
+        block_m, block_n, splits = config["BLOCK_M"], config["BLOCK_N"], config["SPLITS"]
+        a_peers, b_peers = config["CLUSTER_N"], config["CLUSTER_M"]
+        cluster = a_peers * b_peers
+        rows_of_tiles, cols_of_tiles = -(-M // block_m), -(-N // block_n)
+        blocks = -(-rows_of_tiles // b_peers) * -(-cols_of_tiles // a_peers) * cluster * splits
+        waves = -(-blocks // sms)
+        steps = waves * -(-all_steps // splits)
+        panels = whole_panels(block_n)
+        between = b_by_rows and block_n % 64 > 0
+        columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
+        in_panels = a_by_columns and block_m % 64 > 0
+        lines = whole_panels(block_m) * BETWEEN_LINES if in_panels else block_m
+        asked = 2 * TILE_K * (lines / a_peers + columns / b_peers)
+        own, same, start, memory = steps * STEP[block_m, block_n], 0.0, 0.0, moved_us
+        if within:
+            asked *= SPLIT_LINES
+            rows = min(block_m, M) / a_peers + panels / b_peers
+            own = own * SPLIT_STEP + steps * rows * ROW_US
+            askers = max(rows_of_tiles / b_peers, cols_of_tiles / a_peers)
+            same = steps * askers * SPLIT_LINES * ASKER_US
+            start = EACH_ASKER_US * steps * askers
+        elif block_m < M and M % (block_m // a_peers):
+            own *= OUTSIDE
+        if (between or rows_of_tiles > b_peers) and 2 * K * N > STREAMED:
+            memory *= REREAD
+        if short:
+            rows = TILE_K / a_peers
+            own = max(own, steps * (rows + panels / b_peers) / SHORT_STEP_ROWS_PER_US)
+            memory = max(memory, steps * blocks * rows / waves / SHORT_ROWS_PER_US)
+        of_l2 = steps * blocks * asked / waves / L2_BYTES_PER_US
+        body = (own**6 + same**6 + of_l2**6 + memory**6) ** (1 / 6)
+        start += LAUNCH_US - PREFETCHED_US * (splits > 1 and block_m * block_n <= 64 * 64)
+        added = _around(splits, cluster, within)
+        if splits > 1:
+            added += 4 * M * N * splits / PARTIALS_BYTES_PER_US
+        if not config["PDL"]:
+            start += NO_PDL_US
+        elif splits == 1 and cluster < 4 and among_idle(blocks, sms):
+            body *= AMONG_IDLE
+        return waves * start + body + added
+
+    return us
 
 
 def _around(splits: int, cluster: int, within: bool) -> float:

@@ -8,6 +8,7 @@ one_wave_fitted.py. Every function is given the problem with M <= N.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from ..planning import pairs
@@ -190,8 +191,12 @@ def has_tiles(config: Mapping[str, int], problem: Any) -> bool:
     """Whether each block of the clusters has a tile; nearly each, where rows begin within lines."""
     (rows, _), (cols, _) = sides(config, problem)
     tiles = rows * cols * config["SPLITS"]
-    most = tiles * MOST_BLOCKS if splits_lines(problem) else tiles
-    return blocks_of(config, problem) <= most
+    return nearly_all_have_tiles(blocks_of(config, problem), tiles, splits_lines(problem))
+
+
+def nearly_all_have_tiles(blocks: int, tiles: int, within: bool) -> bool:
+    """The same of so many; ``within``: rows begin within lines of the L2."""
+    return blocks <= (tiles * MOST_BLOCKS if within else tiles)
 
 
 def sides(config: Mapping[str, int], problem: Any) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -240,7 +245,7 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "BLOCK_K": TILE_K,
-        "NUM_STAGES": _stages(block_m, block_n, splits > 1, problem.dtype_out == "float32"),
+        "NUM_STAGES": stages(block_m, block_n, splits > 1, problem.dtype_out == "float32"),
         "CLUSTER_M": cluster_m,
         "CLUSTER_N": cluster_n,
         "SPLITS": splits,
@@ -248,7 +253,8 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
     }
 
 
-def _stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
+@cache
+def stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
     """As many as fit behind barriers and chunks, as shared_bytes in one_wave/build.cuh counts."""
     rows, cols = _as_multiplied(block_m, block_n)
     in_ring = chunks_in_ring(block_m, block_n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..planning.cost import ceil_div, memory_us, more_waves
@@ -157,6 +158,7 @@ def _warps(problem: Any, sms: int) -> int:
     return min(max(8, ceil_div(steps, 2)), 16) if tiles(problem) <= sms else min(steps, 8)
 
 
+@lru_cache(maxsize=1024)
 def fastest(problem: Any, sms: int) -> tuple[Staged | None, int, float]:
     """How operands are staged, or None by words; in how many parts K is divided; and microseconds:
     of all ways the fastest by the model. In the simulator K is whole."""

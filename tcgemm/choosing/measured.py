@@ -50,7 +50,15 @@ def nearest(problem: Problem, slug: str, farthest: float) -> Measured | None:
     if problem.batch > 1:
         return None
     kind = problem.dtype_in, problem.dtype_out, problem.compute, " ".join(problem.fused)
-    cases = measured(timed_on(slug)).get(kind, ())
+    least, most = 2.0 ** -(farthest + 0.01), 2.0 ** (farthest + 0.01)
+    M, N, K = problem.M, problem.N, problem.K
+    cases = [  # those whose each size is near enough, so that few distances are worked out
+        case
+        for case in measured(timed_on(slug)).get(kind, ())
+        if least * M <= case.M <= most * M
+        and least * N <= case.N <= most * N
+        and least * K <= case.K <= most * K
+    ]
 
     def distance(case: Measured) -> float:
         sizes = ((case.M, problem.M), (case.N, problem.N), (case.K, problem.K))

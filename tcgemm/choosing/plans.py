@@ -51,12 +51,20 @@ plan, by its terms. Of these first plans they are asked in any case: by its term
 they say takes twice as long, would leave out all others at 2 x 15773 x 17 (nn)."""
 
 
+FEW = 24
+"""Plans, by their number, of which trees are asked about all at once."""
+
+
 class Taken(NamedTuple):
     """A plan of a kernel, and how long the model says that it takes."""
 
     kernel: str
     plan: Mapping[str, Any]
     us: float
+
+
+Asked = tuple[str, Problem, Mapping[str, Any]]
+"""A kernel as the model knows it, a product whose C lies by rows, and a plan of it."""
 
 
 def terms(problem: Problem, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
@@ -101,9 +109,7 @@ class PlanModel(NamedTuple):
         found = terms(problem, plan, sms)
         return model.sum_of(of, found) if seen else model.least_of(of, found)
 
-    def factors(
-        self, asked: Sequence[tuple[str, Problem, Mapping[str, Any]]], sms: int
-    ) -> list[float]:
+    def factors(self, asked: Sequence[Asked], sms: int) -> list[float]:
         """What the times by terms of kernels' plans are multiplied by."""
         numbers = {name: number for number, name in enumerate(self.constants)}
         return trees.factors(self.trees, [trees.facts(numbers[k], p, q, sms) for k, p, q in asked])
@@ -212,12 +218,14 @@ def fastest(
         return None
     if not sms or not problem.M or not problem.N:
         return None
-    present_us = _us_of_row(known, problem, chosen, module, sms)
-    assert present_us is not None
-    if present_us > MOSTLY_START_US and tuned(problem, slug):
-        return None
+    if tuned(problem, slug):
+        present_us = _us_of_row(known, problem, chosen, module, sms)
+        if present_us is None or present_us > MOSTLY_START_US:
+            return None
+    present = _by_terms(known, problem, chosen, module, sms)
+    assert present is not None
     names = {row.name: module.named(problem, row.full_name) for row in able}
-    found: list[tuple[Taken, float, Problem, Mapping[str, Any]]] = []
+    found: list[tuple[Taken, float, Asked]] = []
     seen = set()
     for name, offered in module.plans(problem, list(names)):
         plan_of = name, frozenset(offered.items())
@@ -228,22 +236,34 @@ def fastest(
         us = known.by_terms(names[name], timed, plan, sms)
         if us is not None:
             second = module.second_launch_us(problem, name, offered)
-            found.append((Taken(name, offered, us + second), second, timed, plan))
+            found.append((Taken(name, offered, us + second), second, (names[name], timed, plan)))
 
-    def ask(numbers: Sequence[int]) -> None:
-        of = [(names[found[i][0].kernel], *found[i][2:]) for i in numbers]
-        for number, factor in zip(numbers, known.factors(of, sms), strict=True):
-            taken, second, *_ = found[number]
+    def ask(numbers: Sequence[int], *besides: Asked) -> list[float]:
+        """Fill in ``asked``; the factors of ``besides``."""
+        factors = known.factors([*(found[i][2] for i in numbers), *besides], sms)
+        for number, factor in zip(numbers, factors, strict=False):
+            taken, second, _ = found[number]
             asked[number] = taken._replace(us=(taken.us - second) * factor + second)
+        return factors[len(numbers) :]
 
     found.sort(key=lambda each: each[0].us)
     asked: dict[int, Taken] = {}
     firsts = {each[0].kernel: number for number, each in reversed(list(enumerate(found)))}
-    ask(list(firsts.values()))
-    most = NEAR * min((taken.us for taken in asked.values()), default=0.0)
-    ask([i for i, each in enumerate(found) if each[0].us <= most and i not in asked])
-    best = min(asked.values(), key=lambda taken: taken.us, default=None)
+    of_present, us_of_present, second_of_present = present
+    few = len(found) <= FEW
+    # At once, which takes trees less time.
+    (factor,) = ask(range(len(found)) if few else [*firsts.values()], of_present)
+    present_us = us_of_present * factor + second_of_present
+    most = NEAR * min((asked[number].us for number in firsts.values()), default=0.0)
+    near = [i for i, each in enumerate(found) if each[0].us <= most and i not in firsts.values()]
+    if not few:
+        ask(near)
+    best = min((asked[i] for i in (*firsts.values(), *near)), key=_us, default=None)
     return None if best is None else (best, present_us)
+
+
+def _us(taken: Taken) -> float:
+    return taken.us
 
 
 def modelled_us(problem: Problem, row: Kernel, module: Any) -> float | None:
@@ -261,10 +281,24 @@ def _us_of_row(
     known: PlanModel, problem: Problem, row: Kernel, module: Any, sms: int
 ) -> float | None:
     """Microseconds of a kernel with its plan; None of a kernel that the model does not know."""
+    if (found := _by_terms(known, problem, row, module, sms)) is None:
+        return None
+    asked, us, second = found
+    return us * known.factors([asked], sms)[0] + second
+
+
+def _by_terms(
+    known: PlanModel, problem: Problem, row: Kernel, module: Any, sms: int
+) -> tuple[Asked, float, float] | None:
+    """What trees are asked about a kernel with its plan, and its microseconds by terms and of a
+    second launch; None of a kernel that the model does not know."""
     own = row.plan(problem)
+    name = module.named(problem, row.full_name)
     timed, plan = module.by_rows(problem, row.name, own)
-    us = known.us(module.named(problem, row.full_name), timed, plan, sms, seen=False)
-    return None if us is None else us + module.second_launch_us(problem, row.name, own)
+    us = known.by_terms(name, timed, plan, sms, seen=False)
+    if us is None:
+        return None
+    return (name, timed, plan), us, module.second_launch_us(problem, row.name, own)
 
 
 def why(problem: Problem, taken: Kernel, before: Kernel, module: Any) -> str:

@@ -83,19 +83,24 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any
     slug = slug_of(problem)
     if chosen.full_name not in model.constants(slug):
         return chosen
-    times = {row: us for row in able if (us := _modelled_us(problem, row, slug)) is not None}
-    if chosen not in times and (least := _modelled_us(problem, chosen, slug, True)) is not None:
-        times[chosen] = least
-    if chosen not in times:
+    known = _modelled_us(problem, chosen, slug)
+    present = _modelled_us(problem, chosen, slug, True) if known is None else known
+    if present is None or (present > MOSTLY_START_US and tuned(problem, slug)):
         return chosen
-    if times[chosen] > MOSTLY_START_US and tuned(problem, slug):
-        return chosen
+    times = {}
+    for row in able:
+        us = known if row is chosen else _modelled_us(problem, row, slug)
+        if us is not None:
+            times[row] = us
+    times.setdefault(chosen, present)
     best = min(times, key=times.__getitem__)
     earned = EARNED * (1 if times[chosen] < SHORT_US else OF_LONGER)
     return best if times[best] < times[chosen] * (1 - earned) else chosen
 
 
 def _modelled_us(problem: Problem, row: Kernel, slug: str, at_least: bool = False) -> float | None:
+    if row.full_name not in model.constants(slug):  # no plan is worth making
+        return None
     plan, sms = row.plan(problem), model.sms_of(slug)
     return model.estimated_us(row.full_name, problem, plan, slug, sms, at_least)
 
