@@ -93,7 +93,6 @@ def load(name: str) -> Callable[..., None]:
             return load_by_nvrtc(name)
     from .build.extensions import library
     from .handle import bound, gemm_of
-    from .simulator import run as simulate
 
     by_case = built_by_case(source(name))
     takes_aux = "preactivation" in rows[name].get("fuses", ())
@@ -127,6 +126,8 @@ def load(name: str) -> Callable[..., None]:
                 fusion.alpha, fusion.beta, fusion.epilogue, fusion.compute, fusion.mma_shape,
             )  # fmt: skip
             aux = fusion.aux if asked else ""
+            from .simulator import run as simulate
+
             # What tables hold is for a GPU of more SMs than the simulator's.
             simulated = {} if name in tunings() else plan
             return lambda a, b, c, *tensors: simulate(

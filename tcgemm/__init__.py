@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import TcgemmError, UnsupportedError
-from .forks import first_call
+from .forks import uncollected
 from .hooks import BEFORE_CHOICE
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
     if name in ("dist", "nn"):
         return import_module(f".{name}", __name__)
     if name in _LAZY:
-        with first_call():
+        with uncollected():
             module = import_module(f".{_LAZY[name]}", __name__)
         # Kept: from now on the name is found without coming here, which costs a microsecond.
         globals()[name] = value = getattr(module, name)

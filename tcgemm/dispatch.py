@@ -22,7 +22,7 @@ import torch
 
 from . import extras
 from .errors import OperandTypeError, ToolchainError, UnknownNameError, UnsupportedError
-from .forks import first_call
+from .forks import uncollected
 from .operands import alignment, dtype_name
 from .problem import COMPUTES, Fusion, Plan, Problem
 from .vocabulary import AUTO, BACKEND_VARIABLE, either, unknown_kernel
@@ -134,7 +134,7 @@ def _module(backend: str) -> Any:
     if backend not in BACKENDS:
         names = ", ".join((*BACKENDS, AUTO))
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
-    with first_call():
+    with uncollected():
         return import_module(BACKENDS[backend])
 
 

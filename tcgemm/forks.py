@@ -7,6 +7,7 @@ calls hold nothing that a fork has to wait for.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -37,6 +38,24 @@ def first_call() -> Iterator[None]:
         with _changed:
             _under_way -= 1
             _changed.notify_all()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """A first call that imports or chooses: Python's collector of garbage waits meanwhile.
+
+    What is made then stays, or is no garbage that counts. Behind torch's import, which makes
+    170,000 objects, a few thousand more have them all looked at, which takes as long as half of
+    our own imports.
+    """
+    with first_call():
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
 
 
 _held: list[AbstractContextManager[bool]] = []

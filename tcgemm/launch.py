@@ -16,6 +16,7 @@ from .choosing.auto import backend_for
 from .description import Description, describe
 from .epilogue import finished, wide_dtype
 from .errors import OperandError, OperandTypeError, TcgemmError, ToolchainError
+from .forks import uncollected
 from .hooks import BEFORE_CHOICE
 from .operands import alignment, check_disjoint, check_output, overlap, span
 from .problem import Fusion, Plan, Problem
@@ -289,17 +290,23 @@ def _started_by(
     if backend == dispatch.AUTO:
         backend = backend_for(problem, kernel).backend
     choose = repacking.chooser(backend, kernel)
-    if kernel is None and (copies := repacking.worth(problem, backend, choose)) is not None:
-        row = choose(copies.problem)
-        plan = Plan(backend, row.name, row.plan(copies.problem))
+    with uncollected():
+        copies = repacking.worth(problem, backend, choose) if kernel is None else None
+    if copies is not None:
+        plan = _planned(copies.problem, backend, choose)
         bind = partial(_bind, plan, copies.problem, fusion)
         start = repacking.Repacked(part, copies, backend, bind)
         return replace(plan, config={**plan.config, "ALIGNED_COPIES": copies.count}), start
     if _prepared(problem, backend, kernel):
         choose = repacking.chooser(backend, kernel)
-    row = choose(problem)
-    plan = Plan(backend, row.name, row.plan(problem))
+    plan = _planned(problem, backend, choose)
     return plan, _bind(plan, problem, fusion, part)
+
+
+def _planned(problem: Problem, backend: str, choose: repacking.Choose) -> Plan:
+    with uncollected():
+        row = choose(problem)
+        return Plan(backend, row.name, row.plan(problem))
 
 
 def _prepared(problem: Problem, backend: str, kernel: str | None) -> bool:
@@ -319,7 +326,8 @@ def _bind(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:
 
 
 def _bind_here(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:
-    run: Any = dispatch.load(plan.backend, plan.kernel)
+    with uncollected():
+        run: Any = dispatch.load(plan.backend, plan.kernel)
     asked = None if problem.plain else fusion
     if hasattr(run, "bind"):
         start: Start = run.bind(part.a, part.b, part.c, asked, **plan.config)

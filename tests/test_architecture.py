@@ -311,6 +311,37 @@ def test_matmul_on_the_baseline_loads_neither_triton_kernels_nor_pandas():
     assert not {m for m in loaded if m.startswith(("tcgemm.tools", "tcgemm.bench", "tcgemm.cli"))}
 
 
+def test_a_cuda_rung_loads_neither_the_simulator_nor_nvrtc_s_launchers_nor_triton_kernels():
+    code = (
+        "import sys, torch\n"
+        "from tcgemm import dispatch, problem\n"
+        "of = problem.Problem.stored(512, 512, 512, 'bfloat16', 'bfloat16', capability=(9, 0))\n"
+        "row = dispatch.choose(of, 'cuda')\n"
+        "dispatch.load('cuda', row.name)\n"
+        "print([m for m in sys.modules if m.startswith('tcgemm.')])"
+    )
+    loaded = set(ast.literal_eval(run_python(code)))
+    assert "tcgemm.cuda_ref.build.extensions" in loaded
+    beside = ("cuda_ref.simulator", "cuda_ref.nvrtc.", "triton_kernels")
+    assert not {m for m in loaded if m.startswith(tuple(f"tcgemm.{name}" for name in beside))}
+
+
+def test_python_s_collector_of_garbage_waits_for_imports():
+    code = (
+        "import gc, torch, tcgemm\n"
+        "began = []\n"
+        "gc.callbacks.append(lambda *told: began.append(told))\n"
+        "tcgemm.matmul\n"
+        "imported = [of['generation'] for phase, of in began if phase == 'start']\n"
+        "assert gc.isenabled()\n"
+        "gc.disable()\n"
+        "tcgemm.gemm, tcgemm.linear\n"
+        "assert not gc.isenabled()\n"
+        "print(imported)"
+    )
+    assert ast.literal_eval(run_python(code)) in ([], [0])  # one may begin right behind
+
+
 def test_listing_the_rows_imports_no_triton():
     code = (
         "import sys, tcgemm.triton_kernels as t, tcgemm.cuda_ref as c\n"

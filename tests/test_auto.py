@@ -105,7 +105,7 @@ def test_what_is_said_of_a_gpu_that_is_not_here_is_what_runs_there(name, monkeyp
     )
     planning = [
         import_module(f"tcgemm.{each}")
-        for each in ("cuda_ref.planning.gpu", "triton_kernels.planning.gpus")
+        for each in ("cuda_ref.planning.gpu", "triton_kernels.planning.gpus", "choosing.measured")
     ]
     for each in planning:
         each._of_device.cache_clear()
@@ -124,8 +124,10 @@ def test_what_is_said_of_a_gpu_that_is_not_here_is_what_runs_there(name, monkeyp
     assert (without == runs) == (name in ("a100", "l4"))
 
 
-def test_a_model_of_another_gpu_says_nothing(monkeypatch):
+def test_a_model_of_another_gpu_says_nothing(monkeypatch, request):
     """On an H200, of a problem for an A100."""
+    measured._of_device.cache_clear()
+    request.addfinalizer(measured._of_device.cache_clear)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -422,8 +422,8 @@ def test_the_planned_cluster_is_what_is_launched(cluster, monkeypatch):
 def no_nvcc(monkeypatch):
     monkeypatch.delenv(nvrtc.VARIABLE, raising=False)
     monkeypatch.setattr(nvrtc, "find_nvcc", lambda: None)
-    monkeypatch.setattr(nvrtc, "find_library", lambda: "libnvrtc.so")
-    monkeypatch.setattr(nvrtc, "find_headers", lambda: "include")
+    monkeypatch.setattr(compiler, "find_library", lambda: "libnvrtc.so")
+    monkeypatch.setattr(compiler, "find_headers", lambda: "include")
     nvrtc._instead.cache_clear()
     yield
     nvrtc._instead.cache_clear()
@@ -452,7 +452,7 @@ def test_doctor_says_what_is_done_without_nvcc(no_nvcc, monkeypatch):
 
 
 def test_without_nvrtc_the_official_way_names_what_is_missing(no_nvcc, monkeypatch):
-    monkeypatch.setattr(nvrtc, "find_library", lambda: None)
+    monkeypatch.setattr(compiler, "find_library", lambda: None)
     assert not nvrtc.in_use()
 
 

@@ -19,8 +19,6 @@ from functools import cache
 from typing import Any
 
 from ..build.toolchain import find_cxx, find_nvcc
-from .compiler import find_headers, find_library
-from .launchers import EVERY_TYPE, EVERYTHING, LAUNCHERS
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +52,12 @@ def in_use() -> bool:
 @cache
 def _instead() -> bool:
     missing = missing_of_nvcc()
-    if not missing or find_library() is None or find_headers() is None:
+    if not missing:  # as mostly: what is this way's alone need not be imported
+        return False
+    from .compiler import find_headers, find_library
+    from .launchers import EVERYTHING, LAUNCHERS
+
+    if find_library() is None or find_headers() is None:
         return False
     logger.warning(
         "CUDA rungs are compiled by NVRTC and started from Python, since %s was not found: plain "
@@ -67,6 +70,8 @@ def _instead() -> bool:
 
 def why_not(name: str, problem: Any) -> str | None:
     """Why NVRTC's way does not run the problem on that rung, with the remedy; else None."""
+    from .launchers import EVERY_TYPE, EVERYTHING, LAUNCHERS
+
     if name not in LAUNCHERS:
         return needs(f"{name} has no launcher in Python")
     small = problem.dtype_in in ("float16", "bfloat16") and problem.compute == "float32"
@@ -80,6 +85,8 @@ def why_not(name: str, problem: Any) -> str | None:
 
 def needs(what: str) -> str:
     """The sentence of a refusal: what is not there, what would do, and what there is."""
+    from .launchers import EVERY_TYPE, EVERYTHING, LAUNCHERS
+
     missing = " and ".join(missing_of_nvcc()) or f"{VARIABLE}=nvcc"
     return (
         f"{what}, and without it NVRTC cannot run it: it needs {missing} (pip install "

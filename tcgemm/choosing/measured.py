@@ -39,9 +39,19 @@ def slug_of(problem: Problem) -> str:
     if not torch.cuda.is_available():
         return stands_for.get(capability or (0, 0), "cpu")
     for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
-        if capability in (None, torch.cuda.get_device_capability(index)):
-            return gpus.lookup(torch.cuda.get_device_name(index)).slug
+        its_own, slug = _of_device(index)
+        if capability in (None, its_own):
+            return slug
     return "cpu"
+
+
+@cache
+def _of_device(index: int) -> tuple[tuple[int, int], str]:
+    """Capability and slug of a GPU: a choice asks for them some five times."""
+    import torch
+
+    slug = gpus.lookup(torch.cuda.get_device_name(index)).slug
+    return torch.cuda.get_device_capability(index), slug
 
 
 @lru_cache(maxsize=4096)
