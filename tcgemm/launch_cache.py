@@ -86,6 +86,21 @@ def key_of(
         return (
             *key, out.shape, out.stride(), out.dtype, out.get_device(), c_start & bits,
         )  # fmt: skip
+    if (
+        None is c is scale_a is scale_b is out
+        and bias is not None
+        and type(bias) in PLAIN
+        and type(alpha) is type(beta) is float
+        and alpha == alpha
+        and beta == beta
+    ):  # of a linear layer, by less than what follows; keys that follow are longer
+        start = bias.data_ptr()
+        if not start or bias.is_neg() or (bias.requires_grad and grad_mode()):
+            return None
+        return (
+            key, bias.shape, bias.stride(), bias.dtype, bias.get_device(), start & bits,
+            start == a_start, start == b_start, alpha, beta, epilogue, (compute, mma_shape),
+        )  # fmt: skip
     if type(alpha) not in _NUMBERS or type(beta) not in _NUMBERS:
         return None
     if alpha != alpha or beta != beta:  # NaN is no key: it differs from itself

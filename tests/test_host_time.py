@@ -31,6 +31,8 @@ CALLS = {
     "fused": lambda: tcgemm.gemm(A, B, bias=BIAS, epilogue="gelu"),
 }
 
+CALLS["bias"] = lambda: tcgemm.gemm(A, B, bias=BIAS)
+
 LIMITS = {"triton": 8, "cuda": 7}
 """matmul, is_dynamo_compiling, default_backend, _call, key_of, run_launch; then Bound and Recorded,
 or the function that handle.bound made. Two more look at ``out``, one asks for Triton's hooks."""
@@ -68,7 +70,7 @@ def test_a_repeated_call_takes_few_steps(gpu, monkeypatch, backend, name):  # no
     launch_cache.forget()
     CALLS[name]()
     for launch in launch_cache.launches.values():
-        asked = replace(launch.asked, c=None, bias=BIAS if name == "fused" else None)
+        asked = replace(launch.asked, c=None, bias=BIAS if name in ("fused", "bias") else None)
         asked = replace(asked, c=C) if name == "gemm" else asked
         plain = name in ("matmul", "out")
         launch.start = MAKERS[backend](None if plain else asked)

@@ -7,6 +7,7 @@ several times in a row with other data at other addresses, and then with another
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -239,6 +240,21 @@ CHANGES = {
     "C is not out": lambda: ((flat(), flat()), {"c": flat(), "out": flat(), "beta": 1.0}),
     "bias": lambda: ((flat(), flat()), {"bias": flat()[0]}),
     "strides of bias": lambda: ((flat(), flat()), {"bias": flat().T[0]}),
+    "alignment of bias": lambda: ((flat(), flat()), {"bias": flat(offset=1)[0]}),
+    "dtype of bias": lambda: ((flat(), flat()), {"bias": flat(dtype=torch.float32)[0]}),
+    "length of bias": lambda: ((flat(), flat()), {"bias": flat()[0, :1]}),
+    "A begins with bias": lambda: (((a := flat()), flat()), {"bias": a[0]}),
+    "B begins with bias": lambda: ((flat(), (b := flat())), {"bias": b[0]}),
+    "both begin with bias": lambda: (((a := flat()), a), {"bias": a[0]}),
+    "bias and alpha": lambda: ((flat(), flat()), {"bias": flat()[0], "alpha": 2.0}),
+    "bias and beta": lambda: ((flat(), flat()), {"bias": flat()[0], "beta": 2.0}),
+    "bias and epilogue": lambda: ((flat(), flat()), {"bias": flat()[0], "epilogue": "relu"}),
+    "bias and compute": lambda: ((flat(), flat()), {"bias": flat()[0], "compute": "float16"}),
+    "bias and shape": lambda: ((flat(), flat()), {"bias": flat()[0], "mma_shape": "16x16x16"}),
+    "bias and out": lambda: ((flat(), flat()), {"bias": flat()[0], "out": flat()}),
+    "bias and C": lambda: ((flat(), flat()), {"bias": flat()[0], "c": flat(), "beta": 1.0}),
+    "bias and scale": lambda: ((flat(), flat()), {"bias": flat()[0], "scale": 2.0}),
+    "bias and backend": lambda: ((flat(), flat()), {"bias": flat()[0], "backend": "cuda"}),
     "epilogue": lambda: ((flat(), flat()), {"epilogue": "relu"}),
     "compute": lambda: ((flat(), flat()), {"compute": "float16"}),
     "scale": lambda: ((flat(), flat()), {"scale": 2.0}),
@@ -266,6 +282,24 @@ def test_all_that_a_launch_rests_on_makes_another_key():
     for name, each in keys.items():
         assert each not in by_key, f"{name} and {by_key[each]} are one kind of call"
         by_key[each] = name
+
+
+def test_a_bias_that_has_to_be_looked_at_whole_has_no_key():
+    bias = flat()[0]
+    assert key(flat(), flat(), bias=bias) is not None
+    for given in (
+        {"alpha": math.nan},
+        {"beta": math.nan},
+        {"alpha": True},
+        {"alpha": torch.ones(1)},
+    ):
+        assert key(flat(), flat(), bias=bias, **given) is None, given
+    learnt = flat()[0].requires_grad_()
+    assert key(flat(), flat(), bias=learnt) is None
+    with torch.no_grad():
+        assert key(flat(), flat(), bias=learnt) == key(flat(), flat(), bias=bias)
+    assert key(flat(), flat(), bias=torch.empty(8, device="meta", dtype=torch.float16)) is None
+    assert key(flat(), flat(), bias=[0.0] * 8) is None
 
 
 def test_launches_are_bounded(monkeypatch):

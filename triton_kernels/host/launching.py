@@ -178,7 +178,11 @@ class Bound:
             addresses = (a.data_ptr(),)
         else:
             addresses = (a.data_ptr(), b.data_ptr(), c.data_ptr())
-        if self._asked is not None:
+        if self._asked is None:
+            pass
+        elif bias is not None and None is c_in is scale_a is scale_b:  # as of a linear layer
+            addresses += (bias.data_ptr(),)
+        else:
             for x in (c_in, bias, scale_a, scale_b):
                 if x is not None:
                     addresses += (x.data_ptr(),)
