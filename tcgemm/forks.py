@@ -49,13 +49,28 @@ def uncollected() -> Iterator[None]:
     our own imports.
     """
     with first_call():
-        collects = gc.isenabled()
+        mine = gc.isenabled()
         gc.disable()
+        _own.waits = getattr(_own, "waits", 0) + mine
         try:
             yield
         finally:
-            if collects:
+            _own.waits -= mine
+            if mine:
                 gc.enable()
+
+
+@contextmanager
+def collected() -> Iterator[None]:
+    """The collector works again, within ``uncollected``, for what may take long: a compilation."""
+    waits = bool(getattr(_own, "waits", 0))
+    if waits:
+        gc.enable()
+    try:
+        yield
+    finally:
+        if waits:
+            gc.disable()
 
 
 _held: list[AbstractContextManager[bool]] = []

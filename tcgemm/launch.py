@@ -16,7 +16,7 @@ from .choosing.auto import backend_for
 from .description import Description, describe
 from .epilogue import finished, wide_dtype
 from .errors import OperandError, OperandTypeError, TcgemmError, ToolchainError
-from .forks import uncollected
+from .forks import collected
 from .hooks import BEFORE_CHOICE
 from .operands import alignment, check_disjoint, check_output, overlap, span
 from .problem import Fusion, Plan, Problem
@@ -290,9 +290,7 @@ def _started_by(
     if backend == dispatch.AUTO:
         backend = backend_for(problem, kernel).backend
     choose = repacking.chooser(backend, kernel)
-    with uncollected():
-        copies = repacking.worth(problem, backend, choose) if kernel is None else None
-    if copies is not None:
+    if kernel is None and (copies := repacking.worth(problem, backend, choose)) is not None:
         plan = _planned(copies.problem, backend, choose)
         bind = partial(_bind, plan, copies.problem, fusion)
         start = repacking.Repacked(part, copies, backend, bind)
@@ -304,14 +302,14 @@ def _started_by(
 
 
 def _planned(problem: Problem, backend: str, choose: repacking.Choose) -> Plan:
-    with uncollected():
-        row = choose(problem)
-        return Plan(backend, row.name, row.plan(problem))
+    row = choose(problem)
+    return Plan(backend, row.name, row.plan(problem))
 
 
 def _prepared(problem: Problem, backend: str, kernel: str | None) -> bool:
     """Do what is to be done before a choice; whether it may have changed what is chosen."""
-    changed = [prepare(problem, backend, kernel) for prepare in BEFORE_CHOICE]
+    with collected():
+        changed = [prepare(problem, backend, kernel) for prepare in BEFORE_CHOICE]
     return any(changed)
 
 
@@ -326,11 +324,11 @@ def _bind(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:
 
 
 def _bind_here(plan: Plan, problem: Problem, fusion: Fusion, part: Part) -> Start:
-    with uncollected():
-        run: Any = dispatch.load(plan.backend, plan.kernel)
+    run: Any = dispatch.load(plan.backend, plan.kernel)
     asked = None if problem.plain else fusion
     if hasattr(run, "bind"):
-        start: Start = run.bind(part.a, part.b, part.c, asked, **plan.config)
+        with collected():
+            start: Start = run.bind(part.a, part.b, part.c, asked, **plan.config)
         return start
     config = dict(plan.config)
     if asked is None:

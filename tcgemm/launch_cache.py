@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .forks import first_call
+from .forks import first_call, uncollected
 from .launch import Launch, make
 from .tensors import PLAIN, deterministic, grad_mode, jit_trace, modes
 
@@ -149,7 +149,7 @@ def launch_of(arguments: tuple[Any, ...]) -> Launch:
     except (AttributeError, RuntimeError, TypeError):  # the checks say what is wrong
         key = launch = None
     if launch is None:
-        with first_call():
+        with uncollected():
             launch = make(*arguments)
         if key is not None:
             keep(launches, key, launch)

@@ -4,6 +4,7 @@ The fork comes while another thread is inside of a call, with the locks that a c
 thread that does not exist in the child.
 """
 
+import gc
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import tcgemm
+from tcgemm import dispatch, forks, launch_cache
 
 KERNELS = (
     ("triton", "naive"),
@@ -180,3 +182,50 @@ def test_promise_26_a_fork_leaves_the_child_the_users_settings_of_torch():
     threading.Timer(0.2, go_on.set).start()
     assert status_of_child(child_looks) == 0
     caller.join()
+
+
+def test_garbage_is_collected_again_for_what_may_take_long():
+    assert gc.isenabled()
+    with forks.uncollected():
+        assert not gc.isenabled()
+        with forks.collected():
+            assert gc.isenabled()
+            with forks.uncollected(), forks.uncollected():
+                assert not gc.isenabled()
+            assert gc.isenabled()
+        assert not gc.isenabled()
+        with pytest.raises(ValueError, match="here"), forks.collected():
+            raise ValueError("here")
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with forks.collected():
+        assert gc.isenabled()
+    gc.disable()
+    try:
+        with forks.uncollected(), forks.collected():
+            assert not gc.isenabled(), "the caller wants none"
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_kernel_is_bound_while_garbage_is_collected(monkeypatch):
+    seen = {}
+
+    def bind(self, *passed, **plan):
+        seen["bind"] = gc.isenabled()
+        return lambda *tensors: None
+
+    def choose(*asked):
+        seen["choose"] = gc.isenabled()
+        return real(*asked)
+
+    real = dispatch.choose
+    monkeypatch.setattr(dispatch, "choose", choose)
+    rung = type("Rung", (), {"bind": bind})()
+    monkeypatch.setattr(dispatch, "load", lambda backend, kernel: rung)
+    launch_cache.forget()
+    call("cuda", None)
+    launch_cache.forget()
+    assert seen == {"choose": False, "bind": True}
+    assert gc.isenabled()
