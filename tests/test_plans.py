@@ -14,7 +14,10 @@ from statistics import geometric_mean
 
 import pytest
 import scripts_of
+import torch
 from raced import constants_near, problem_of
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from tcgemm import dispatch, repacking
 from tcgemm.bench.drawn import drawn_cases
@@ -320,6 +323,28 @@ def test_trees_say_the_same_to_the_last_bit_asked_one_by_one(which):
     asked = of.factors(known) if one_wave else of.factors(grown, known)
     assert asked == [factor(facts) for facts in known]
     assert len(set(asked)) > 6
+
+
+def test_no_mode_of_the_caller_s_changes_what_trees_say():
+    known = [[i % 7 + j * 1.5 for j in range(len(trees.FACTS))] for i in range(5)]
+    grown = plans.shipped("cuda", H200).trees
+    expected = trees.factors(grown, known)
+
+    def twice(x):
+        assert trees.factors(grown, known) == expected
+        return 2 * x
+
+    for mode in (
+        torch.device("meta"), torch.inference_mode(), torch.autocast("cpu"), FakeTensorMode(),
+        FlopCounterMode(display=False),
+    ):  # fmt: skip
+        with mode:
+            twice(1)
+    with torch.device("meta"):
+        plans.shipped.cache_clear()
+        assert trees.factors(plans.shipped("cuda", H200).trees, known) == expected
+    torch.func.vmap(twice)(torch.ones(3))
+    torch.func.grad(lambda x: twice(x).sum())(torch.ones(3))
 
 
 def test_a_file_has_the_trees_that_were_grown():

@@ -137,7 +137,8 @@ def factors(known: Sequence[Sequence[float]]) -> list[float]:
     import torch
 
     trees = grown()
-    with torch.inference_mode():
+    # No mode of the caller's, such as fake tensors, hears of these tensors.
+    with torch._C._DisableTorchDispatch(), torch.inference_mode():
         facts = torch.frombuffer(array("d", chain.from_iterable(known)), dtype=torch.float64)
         at = trees.roots.repeat(len(known))
         own = torch.arange(0, len(facts), len(known[0]), dtype=torch.int32, device="cpu")
