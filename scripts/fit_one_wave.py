@@ -1,4 +1,4 @@
-"""Grows the trees of one_wave, cuda_ref/shapes/one_wave_trees.json: fit_one_wave.py [RACES.csv]
+"""Grows the trees of one_wave, cuda_ref/planning/one_wave_trees.json: fit_one_wave.py [RACES.csv]
 
 From races of its plans among other kernels, those of scripts/fit_plans.py unless told, and from
 reports/nvidia-h200/trials/waves.csv, where each was timed behind launches of itself and which
@@ -28,10 +28,10 @@ from tcgemm.choosing.model import VECTOR
 from tcgemm.problem import Problem
 
 one_wave = import_module("tcgemm.cuda_ref.shapes.one_wave")
-one_wave_fitted = import_module("tcgemm.cuda_ref.shapes.one_wave_fitted")
-model = import_module("tcgemm.cuda_ref.shapes.one_wave_model")
-tiles = import_module("tcgemm.cuda_ref.shapes.one_wave_tile")
-own = import_module("tcgemm.cuda_ref.shapes.one_wave_trees")
+one_wave_fitted = import_module("tcgemm.cuda_ref.planning.one_wave_fitted")
+model = import_module("tcgemm.cuda_ref.planning.one_wave_model")
+tiles = import_module("tcgemm.cuda_ref.planning.one_wave_tile")
+own = import_module("tcgemm.cuda_ref.planning.one_wave_trees")
 
 GROWN_HERE = {**GROWN, "learning_rate": 0.07, "min_samples_leaf": 5}
 """There are fewer races than of Triton's plans."""

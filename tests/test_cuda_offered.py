@@ -13,9 +13,9 @@ from statistics import geometric_mean
 import pytest
 import scripts_of
 from raced import constants_near, problem_of
-from tcgemm.cuda_ref.planning import offered, tables
+from tcgemm.cuda_ref.planning import offered, one_wave_tile, tables
 from tcgemm.cuda_ref.planning.tuning import wide
-from tcgemm.cuda_ref.shapes import one_wave, one_wave_tile
+from tcgemm.cuda_ref.shapes import one_wave
 
 from tcgemm import dispatch, gpus, repacking
 from tcgemm.bench.drawn import drawn_cases

@@ -20,10 +20,17 @@ from padded import padded
 from tcgemm.cuda_ref import planning
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.fusion import TILE
-from tcgemm.cuda_ref.planning import launch, tables, tuning
+from tcgemm.cuda_ref.planning import (
+    launch,
+    one_wave_fitted,
+    one_wave_tile,
+    one_wave_trees,
+    tables,
+    tuning,
+)
 from tcgemm.cuda_ref.planning.gpu import Gpu
 from tcgemm.cuda_ref.planning.refusals import column_major
-from tcgemm.cuda_ref.shapes import one_wave, one_wave_fitted, one_wave_tile, one_wave_trees
+from tcgemm.cuda_ref.shapes import one_wave
 
 import tcgemm
 from tcgemm.bench.drawn import drawn_cases

@@ -15,8 +15,8 @@ import torch
 from odd_rows import among_nan
 from padded import padded
 from tcgemm.cuda_ref import planning
-from tcgemm.cuda_ref.planning import tables, tuning
-from tcgemm.cuda_ref.shapes import one_wave, one_wave_fitted, one_wave_model, one_wave_tile
+from tcgemm.cuda_ref.planning import one_wave_fitted, one_wave_model, one_wave_tile, tables, tuning
+from tcgemm.cuda_ref.shapes import one_wave
 from test_one_wave import kernels_by_tma, needs_nvcc
 
 from tcgemm import accuracy

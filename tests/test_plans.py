@@ -303,7 +303,7 @@ def test_a_tree_asks_one_question_after_the_other():
 @pytest.mark.parametrize("which", ["cuda", "triton", "one_wave"])
 def test_trees_say_the_same_to_the_last_bit_asked_one_by_one(which):
     one_wave = which == "one_wave"
-    of = import_module("tcgemm.cuda_ref.shapes.one_wave_trees") if one_wave else trees
+    of = import_module("tcgemm.cuda_ref.planning.one_wave_trees") if one_wave else trees
     grown = of.grown() if one_wave else plans.shipped(which, H200).trees
     roots, fact, most, ways = (each.tolist() for each in grown[1:])
     draw = random.Random(which)

@@ -12,14 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from ..planning.cost import TILE_K, ceil_div
-from ..planning.pairs import SPLIT_LINES, SPLIT_SECTORS, rows_lie, strides_of
-from ..planning.refusals import refuse_tma
-from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
-from ..planning.tables import short_rows
-from ..planning.tuning import Tuning, plans_of, wide
-from .one_wave_fitted import by_columns
-from .one_wave_model import all_us, by_terms_of, modelled_us
-from .one_wave_tile import (
+from ..planning.one_wave_fitted import by_columns
+from ..planning.one_wave_model import all_us, by_terms_of, modelled_us
+from ..planning.one_wave_tile import (
     FEWEST_STAGES,
     among_idle,
     at_once,
@@ -35,6 +30,11 @@ from .one_wave_tile import (
     stages,
     takes,
 )
+from ..planning.pairs import SPLIT_LINES, SPLIT_SECTORS, rows_lie, strides_of
+from ..planning.refusals import refuse_tma
+from ..planning.rows import FUSES_NO_BATCH, TMA_ROWS, row
+from ..planning.tables import short_rows
+from ..planning.tuning import Tuning, plans_of, wide
 
 ORDER = 140
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..planning.cost import TILE_K
-from ..planning.tables import short_rows
 from . import one_wave_trees
+from .cost import TILE_K
 from .one_wave_tile import among_idle, rows_of_b, splits_lines, whole_panels
+from .tables import short_rows
 
 # BLOCK_M, BLOCK_N: microseconds of a step along K.
 STEP = {

@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
-from ..planning.cost import ceil_div
-from ..planning.refusals import column_major, odd_rows_of_c
+from .cost import ceil_div
+from .refusals import column_major, odd_rows_of_c
 
 WIDTHS = (80, 96, 112, 144, 160, 176, 208, 224)
 """Columns of wgmma. Of multiples of 64 there are tiles in any case."""

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from ..planning import pairs
-from ..planning.cost import TILE_K, ceil_div, most_splits
-from ..planning.gpu import shared_kb
-from ..planning.refusals import column_major
+from . import pairs
+from .cost import TILE_K, ceil_div, most_splits
+from .gpu import shared_kb
 from .one_wave_fitted import (
     FITTED,
     by_columns,
@@ -24,6 +23,7 @@ from .one_wave_fitted import (
     swaps,
     takes_fitted,
 )
+from .refusals import column_major
 
 Clusters = tuple[tuple[int, int], ...]
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import compress, decompress
 
-from ..planning.cost import TILE_K, ceil_div
-from ..planning.tables import LINE
+from .cost import TILE_K, ceil_div
 from .one_wave_tile import among_idle, blocks_of
+from .tables import LINE
 
 if TYPE_CHECKING:
     import torch
