@@ -142,7 +142,8 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
     whole, rest = divmod(busiest, beside)
     inside = steps * (whole * max(waits, beside * work) + (max(waits, rest * work) if rest else 0))
     terms = 2 if kernel == "warp_specialized" and name == "tf32x3" else 1
-    operands = terms * (M + N) * K * each
+    lines = (1 if plan.get("ACROSS") else terms) * down + terms * across
+    operands = lines * K * each
     of_c = M * N * itemsize(problem.dtype_out)
     found = CONSTANTS.start + max(inside, _moved_us(operands)) + of_c / CONSTANTS.stored
     found += CONSTANTS.copies * any(copied) + _moved_us(sum(copied))
@@ -187,6 +188,9 @@ def copied_bytes(kernel: str, problem: Any, plan: Mapping[str, int]) -> tuple[in
     if kernel == "skinny":
         return 0, 0
     name = kind(problem.dtype_in, problem.compute)
+    if plan.get("ACROSS"):
+        times = 3 if name == "tf32x3" else 2 if plan.get("REPACK") else 0
+        return (times * of_a, 0) if plan["SWAP"] else (0, times * of_b)
     if name == "tf32x3" and kernel == "warp_specialized":
         return 3 * of_a, 3 * of_b
     if not plan.get("REPACK"):
