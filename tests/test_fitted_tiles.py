@@ -254,7 +254,7 @@ def test_a_c_that_cannot_be_stored_transposed_is_refused(monkeypatch):
     odd = torch.empty(100, 1001, dtype=torch.bfloat16, device="meta")
     with pytest.raises(ValueError, match="needs a C that TMA stores, and it has rows of 1001"):
         launch(odd, of_width(144, 1), monkeypatch)
-    wide = torch.empty(104, 1000, dtype=torch.float32, device="meta")
+    wide = torch.empty(104, 1000, dtype=torch.int32, device="meta")
     with pytest.raises(ValueError, match="plain products with a C of 16 bits"):
         launch(wide, of_width(144, 1), monkeypatch)
 

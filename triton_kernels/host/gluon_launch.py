@@ -35,6 +35,8 @@ class Config:
     GROUP_M: int
     A_TRANSPOSED: bool
     B_TRANSPOSED: bool
+    ACROSS: bool
+    """A is float32 as it lies, which the threads read for wgmma (device/across_k.py)."""
     L2_PREFETCH: int
     """Columns of K, of the larger operand, prefetched into L2 before this kernel may read them."""
     STREAM_A: bool
@@ -45,6 +47,8 @@ class Config:
     """Rows of C, as it lies in memory, are the accumulators' columns."""
     TERMS: int
     """2: A and B are float32 as hi and lo, each in tf32."""
+    A_TERMS: int
+    """Of A in shared memory: 1 where the threads make its terms."""
     BATCHED: bool
     IN_PARTS: bool
     """The matrices of the batch are parts of K of one product, and C is a workspace for them."""
@@ -98,7 +102,7 @@ def arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, fusion: Any = None, *, BLOCK_M: int,
     BLOCK_N: int, BLOCK_K: int, GROUP_M: int, NUM_STAGES: int, CONSUMERS: int, SUBTILES: int,
     BUFFERS: int, REPACK: int = 0, REST: int = 0, SWAP: int | None = None,
-    L2_PREFETCH: int = 0, SPLITS: int = 1,
+    L2_PREFETCH: int = 0, SPLITS: int = 1, ACROSS: int = 0,
 ) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch as (grid, positional arguments, constants and options) of ``kernel``."""
     in_parts = SPLITS > 1
@@ -110,14 +114,17 @@ def arguments(
     c_transposed = transposed != (stored(c) == "t") and not in_parts
     if transposed:
         a, b, c = b.mT, a.mT, c.mT
+    if ACROSS:
+        check_across(a, b, c, compute, fusion, SWAP, BLOCK_M // CONSUMERS)
     if c_transposed:
         check_transposed(c.mT, fusion)
     (M, K), N = a.shape[-2:], b.shape[-1]
+    terms = 2 if compute == "tf32x3" else 1
     part, widths = BLOCK_M // CONSUMERS, blocks_of(BLOCK_N, REST)
     a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
     if a.itemsize != 2:
         # wgmma reads these along K alone; a single row or column lies either way.
-        a_transposed, b_transposed = False, True
+        a_transposed, b_transposed = a_transposed and bool(ACROSS), True
     make = rounding if compute == "tf32" else swizzled
     described_a = describe(a, (part, BLOCK_K), a_transposed, make)
     described_b = [describe(b, (BLOCK_K, width), b_transposed, make) for width in widths]
@@ -161,11 +168,13 @@ def arguments(
         GROUP_M=GROUP_M,
         A_TRANSPOSED=a_transposed,
         B_TRANSPOSED=b_transposed,
+        ACROSS=bool(ACROSS),
         L2_PREFETCH=L2_PREFETCH * BLOCK_K if batches == 1 else 0,
         STREAM_A=streamed[0] is not None and M > N,
         REST=REST,
         C_TRANSPOSED=c_transposed,
-        TERMS=2 if compute == "tf32x3" else 1,
+        TERMS=terms,
+        A_TERMS=1 if ACROSS else terms,
         BATCHED=batches > 1,
         IN_PARTS=in_parts,
         PROMOTE=compute == "tf32x3"
@@ -206,6 +215,39 @@ def check_parts(c: torch.Tensor, fusion: Any, SPLITS: int, steps: int) -> None:
         raise ValueError(f"SPLITS={SPLITS} parts of K need as many steps of it, and it has {steps}")
 
 
+def check_across(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, compute: str, fusion: Any,
+    SWAP: int | None, rows: int,
+) -> None:  # fmt: skip
+    """Raise ValueError where threads cannot read the kernel's A for wgmma.
+
+    Args:
+        a, b, c: of the kernel, and so exchanged and transposed with SWAP.
+        rows: of A that a consumer multiplies.
+    """
+    if compute not in ("tf32", "tf32x3") or a.dtype != torch.float32:
+        raise ValueError(
+            f"ACROSS=1 is for float32 in tf32 and tf32x3, not for {a.dtype} in {compute}"
+        )
+    if c.dim() > 2 or finishes(fusion) or getattr(fusion, "aux", ""):
+        what = "a batch" if c.dim() > 2 else "what is fused"
+        raise ValueError(f"ACROSS=1 is for plain products of two matrices, not for {what}")
+    if SWAP is None:
+        raise ValueError("ACROSS=1 needs a SWAP, which says whose copy is made: SWAP=1 that of A")
+    if rows != 64:
+        raise ValueError(f"ACROSS=1 reads 64 rows a consumer, and here each has {rows}")
+    name = "B" if SWAP else "A"
+    if a.dim() > 2:
+        raise ValueError(f"ACROSS=1 multiplies {name} as it lies, and here it is a copy")
+    if compute == "tf32" and stored(a) != "t":
+        raise ValueError(
+            f"ACROSS=1 is for an operand across K, and {name} lies along it: leave it out"
+        )
+    if stored(b.mT) != "n" or (b.dim() > 2) != (compute == "tf32x3"):
+        other = "A" if SWAP else "B"
+        raise ValueError(f"ACROSS=1 needs a copy of {other}: REPACK=1 makes it")
+
+
 def check_transposed(rows: torch.Tensor, fusion: Any) -> None:
     """Raise ValueError where accumulators cannot be stored transposed to ``rows``, which is C in
     the order in which it lies."""
@@ -214,10 +256,11 @@ def check_transposed(rows: torch.Tensor, fusion: Any) -> None:
             f"this SWAP needs a C that TMA stores, and it has rows of {rows.shape[-1]} elements "
             f"with strides {tuple(rows.stride())}: leave SWAP out"
         )
-    if rows.itemsize != 2 or finishes(fusion) or getattr(fusion, "aux", ""):
+    stores = rows.itemsize == 2 or rows.dtype == torch.float32
+    if not stores or finishes(fusion) or getattr(fusion, "aux", ""):
         raise ValueError(
-            f"this SWAP is for plain products with a C of 16 bits, which is {rows.dtype}: leave it "
-            "out"
+            "this SWAP is for plain products with a C of 16 bits or of float32, which is "
+            f"{rows.dtype}: leave it out"
         )
 
 

@@ -140,19 +140,24 @@ class Repack:
     vectors, and of any other K by elements, wherever its rows begin.
     """
 
-    def __init__(self, compute: str, terms: bool = False, early: bool = False) -> None:
+    def __init__(
+        self, compute: str, terms: bool = False, early: bool = False, of: str = "AB"
+    ) -> None:
         """
         Args:
             compute: how products are summed; "tf32" operands are always copied.
             terms: whether the copies are two terms.
             early: whether the GPU has programmatic dependent launch.
+            of: the operands that may be copied.
         """
+        self._of = of
         self._parts = 2 if terms else int(compute == "tf32")
         self._early = early and not INTERPRETED
 
     def room(self, a: torch.Tensor, b: torch.Tensor) -> int:
         """Bytes of the copies of A and B."""
-        return sum(copy.bytes for copy in map(self._copy_of, (a, b.mT)) if copy is not None)
+        copies = (self._copy_of("A", a), self._copy_of("B", b.mT))
+        return sum(copy.bytes for copy in copies if copy is not None)
 
     def steps(
         self, a: torch.Tensor, b: torch.Tensor, room: torch.Tensor
@@ -160,7 +165,7 @@ class Repack:
         """A and B, or their copies in ``room``, and the launch that makes these."""
         copied, made = [], []
         for name, x in (("A", a), ("B", b.mT)):
-            copy = self._copy_of(x)
+            copy = self._copy_of(name, x)
             if copy is None:
                 made.append(x)
                 continue
@@ -177,8 +182,10 @@ class Repack:
         steps = [launch(copied, self._parts, self._early)] if copied else []
         return made[0], made[1].mT, steps
 
-    def _copy_of(self, x: torch.Tensor) -> Copy | None:
+    def _copy_of(self, name: str, x: torch.Tensor) -> Copy | None:
         """Of x [..., R, K]; None where it can be read as it lies."""
+        if name not in self._of:
+            return None
         if not self._parts and letter(x.shape[-2:], x.stride()[-2:]) == "n":
             return None
         R, K = x.shape[-2:]
@@ -196,7 +203,10 @@ def repack(compute: str, plan: Mapping[str, int]) -> Repack | None:
 
 def repack_for_wgmma(compute: str, plan: Mapping[str, int]) -> Repack | None:
     """A and B as wgmma reads them: float32 as two terms of tf32, others with K contiguous where
-    the plan says REPACK."""
+    the plan says REPACK. With ACROSS the kernel's A is read as it lies."""
+    of = "AB"
+    if plan.get("ACROSS"):
+        of = "A" if plan.get("SWAP") else "B"
     if compute == "tf32x3":
-        return Repack(compute, terms=True, early=True)
-    return Repack("", early=True) if plan.get("REPACK") else None
+        return Repack(compute, terms=True, early=True, of=of)
+    return Repack("", early=True, of=of) if plan.get("REPACK") else None

@@ -200,21 +200,27 @@ def _compile(request: Request) -> tuple[Any, float]:
     a = operand(request.M, request.K, dtype_in, letters[0])
     b = operand(request.K, request.N, dtype_in, letters[1])
     c = operand(request.M, request.N, dtype_out, letters[2])
+    across, swapped = request.plan.get("ACROSS"), request.plan.get("SWAP")
     if request.plan.get("REPACK"):
         # The rung multiplies copies, with K contiguous and rows in whole units of TMA.
         pitch = -(-request.K * a.itemsize // UNIT) * UNIT // a.itemsize
-        a = operand(request.M, pitch, dtype_in, "n")[..., : request.K]
-        b = operand(pitch, request.N, dtype_in, "t")[..., : request.K, :]
+        if swapped or not across:
+            a = operand(request.M, pitch, dtype_in, "n")[..., : request.K]
+        if not (swapped and across):
+            b = operand(pitch, request.N, dtype_in, "t")[..., : request.K, :]
     if request.compute == "tf32x3" and hasattr(rung, "repack_for_wgmma"):
         # The rung multiplies copies, of two terms each.
-        a = torch.empty(2, request.M, request.K, dtype=dtype_in, device="meta")
-        b = torch.empty(2, request.N, request.K, dtype=dtype_in, device="meta").mT
+        if swapped or not across:
+            a = torch.empty(2, request.M, request.K, dtype=dtype_in, device="meta")
+        if not (swapped and across):
+            b = torch.empty(2, request.N, request.K, dtype=dtype_in, device="meta").mT
     fused = {}
     if request.fused:
         rows = request.scales == "row"
+        only_plain = request.plan.get("SPLITS", 1) > 1 or request.plan.get("ACROSS")
         fused["fusion"] = SimpleNamespace(
             compute=request.compute or "float32",
-            alpha=1.0 if request.aux or request.plan.get("SPLITS", 1) > 1 else 0.5,
+            alpha=1.0 if request.aux or only_plain else 0.5,
             beta=1.0 if request.c_in else 0.0,
             c=vector(request.M, dtype_out)
             if request.aux == "sums"

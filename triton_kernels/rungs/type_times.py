@@ -86,6 +86,12 @@ STEPS = {
 L2_BYTES = 36e6
 """Of operands, that the L2 keeps from call to call."""
 
+SPLIT_ACROSS_US, SPLIT_ALONG_US = 0.04, 0.08
+"""More of a step of warp_specialized in tf32x3, for 128 bytes along K of a first operand that is
+loaded to registers and split there: where it lies across K, and along it. Set by hand to the rows
+of reports/nvidia-h200/trials/across_k_triton.csv, where the plan taken loses 1.4 % to the
+fastest."""
+
 LEAST_COLUMNS = 32
 """Of a tile of skinny, as far as its multiplication counts: rows pass through registers, and are
 split there, for few columns as for more."""
@@ -134,6 +140,11 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
         by_registers = of_b * n * depth * each / (64 * 128)
         work += by_registers
         waits += by_registers
+    if plan.get("ACROSS") and name == "tf32x3":
+        along_k = (problem.b_strides[0] if swapped else problem.a_strides[1]) == 1
+        split = (SPLIT_ALONG_US if along_k else SPLIT_ACROSS_US) * depth * each / 128
+        work += split
+        waits += split
     if kernel == "warp_specialized":
         waits += CONSTANTS.outside * (max(1 - down / m, 0.0) + max(1 - across / n, 0.0))
     if one_by_one(kernel, problem, plan):
@@ -142,7 +153,8 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
     whole, rest = divmod(busiest, beside)
     inside = steps * (whole * max(waits, beside * work) + (max(waits, rest * work) if rest else 0))
     terms = 2 if kernel == "warp_specialized" and name == "tf32x3" else 1
-    operands = terms * (M + N) * K * each
+    lines = (1 if plan.get("ACROSS") else terms) * down + terms * across
+    operands = lines * K * each
     of_c = M * N * itemsize(problem.dtype_out)
     found = CONSTANTS.start + max(inside, _moved_us(operands)) + of_c / CONSTANTS.stored
     found += CONSTANTS.copies * any(copied) + _moved_us(sum(copied))
@@ -187,6 +199,9 @@ def copied_bytes(kernel: str, problem: Any, plan: Mapping[str, int]) -> tuple[in
     if kernel == "skinny":
         return 0, 0
     name = kind(problem.dtype_in, problem.compute)
+    if plan.get("ACROSS"):
+        times = 3 if name == "tf32x3" else 2 if plan.get("REPACK") else 0
+        return (times * of_a, 0) if plan["SWAP"] else (0, times * of_b)
     if name == "tf32x3" and kernel == "warp_specialized":
         return 3 * of_a, 3 * of_b
     if not plan.get("REPACK"):

@@ -22,8 +22,9 @@ Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lie
           shared memory read through a transposed view; a column-major C is C' = B' A'. With SWAP it
           is the other way round, and accumulators are transposed on their way to shared memory. A C
           that TMA cannot reach the threads store (device/unaligned_rows.py). wgmma reads blocks of
-          8 bits and of tf32 along K only: others are repacked first. float32 is rounded to tf32 by
-          the TMA unit; as two terms (tf32x3) it is written out beforehand.
+          8 bits and of tf32 along K only: others are repacked first, or with ACROSS one of float32
+          is read to registers (device/across_k.py). float32 is rounded to tf32 by the TMA unit; as
+          two terms (tf32x3) it is written out beforehand, or with ACROSS split in registers.
 """
 
 from __future__ import annotations
@@ -38,15 +39,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..device import row_sums
-from ..device.accumulators import (
-    load_blocks,
-    rings_of,
-    start_mma,
-    start_others,
-    wait_for_mmas,
-    zeros_of,
-)
+from ..device import across_k, row_sums
+from ..device.accumulators import load_blocks, rings_of, start_others, wait_for_mmas, zeros_of
 from ..device.blocks import (
     barriers,
     block_of,
@@ -74,13 +68,13 @@ def produce(a, b, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
     _, _, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     TERMS: gl.constexpr = CONFIG.TERMS
-    CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
+    CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * CONFIG.A_TERMS)
     PART_M: gl.constexpr = a_ring.shape[2 if CONFIG.A_TRANSPOSED else 1]
     BLOCK_K: gl.constexpr = a_ring.shape[1 if CONFIG.A_TRANSPOSED else 2]
     WIDE: gl.constexpr = b_rings[0].shape[1 if CONFIG.B_TRANSPOSED else 2]
     BLOCK_N: gl.constexpr = WIDE + CONFIG.REST
     B_BYTES: gl.constexpr = b[0].block_type.nbytes // WIDE * BLOCK_N
-    STAGE_BYTES: gl.constexpr = TERMS * (CONSUMERS * a.block_type.nbytes + B_BYTES)
+    STAGE_BYTES: gl.constexpr = CONFIG.A_TERMS * CONSUMERS * a.block_type.nbytes + TERMS * B_BYTES
     tiles_m, tiles_n, tiles = tiles_of(size, PART_M * CONSUMERS, BLOCK_N, CONFIG)
     # The first lap of the ring waits for the phase before the first, which counts as complete.
     slot, phase, c_phase = 0, 1, 1
@@ -94,10 +88,10 @@ def produce(a, b, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
             mbarrier.expect(ready, STAGE_BYTES)
             for term in gl.static_range(TERMS):
                 matrix = batch if TERMS == 1 else term
-                for part in gl.static_range(CONSUMERS):
+                for part in gl.static_range(CONSUMERS if term < CONFIG.A_TERMS else 0):
                     row = m + part * PART_M
                     at = [k, row] if CONFIG.A_TRANSPOSED else [row, k]
-                    block = a_ring.index((slot * CONSUMERS + part) * TERMS + term)
+                    block = a_ring.index((slot * CONSUMERS + part) * CONFIG.A_TERMS + term)
                     load(a, matrix, at, ready, block)
                 load_blocks(b, b_rings, matrix, k, n, ready, slot * TERMS + term, CONFIG)
             if CONFIG.STAGED:  # noqa: SIM102 (one condition is constant, the other is not)
@@ -120,13 +114,12 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
     M, N, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
     TERMS: gl.constexpr = CONFIG.TERMS
-    CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * TERMS)
+    CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * CONFIG.A_TERMS)
     PART_M: gl.constexpr = a_ring.shape[2 if CONFIG.A_TRANSPOSED else 1]
     BLOCK_K: gl.constexpr = a_ring.shape[1 if CONFIG.A_TRANSPOSED else 2]
     BLOCK_N: gl.constexpr = b_rings[0].shape[1 if CONFIG.B_TRANSPOSED else 2] + CONFIG.REST
     BUFFERS: gl.constexpr = c_ring[0].shape[0] // CONSUMERS
     tiles_m, tiles_n, tiles = tiles_of(size, PART_M * CONSUMERS, BLOCK_N, CONFIG)
-    k_tiles = gl.cdiv(K, BLOCK_K)
     slot, phase, c_phase = 0, 0, 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         batch, tile_m, tile_n = place(tile, tiles_m, tiles_n, batches, CONFIG)
@@ -135,43 +128,48 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
             sums, due = row_sums.zeros(a_ring), row_sums.first_step(part, tile_n, tiles_n)
         zeros = zeros_of(b_rings, PART_M, CONFIG)
         accs = zeros
-        for step in range(steps_of(batch, k_tiles, batches, CONFIG)):
-            mbarrier.wait(full.index(slot), phase)
-            first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
-            a_block = a_ring.index(first_a)
-            x = a_block.permute((1, 0)) if CONFIG.A_TRANSPOSED else a_block
-            y = block_of(b_rings[0], first_b, CONFIG)
-            if CONFIG.PROMOTE:
-                # Each step's sum is added in float32, while another warpgroup multiplies.
-                gl.static_assert(len(accs) <= 2)
-                token = zeros[0]
-                if TERMS == 2:
-                    x_low, y_low = a_ring.index(first_a + 1), b_rings[0].index(first_b + 1)
-                    token = warpgroup_mma(x_low, y, token, use_acc=False, is_async=True)
-                    token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
-                token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
-                partial = warpgroup_mma_wait(0, deps=[token])
-                if len(accs) == 2:
-                    acc = accs[0] + partial
-                    token = start_mma(x, b_rings[1], first_b, zeros[1], False, CONFIG)
+        steps = steps_of(batch, gl.cdiv(K, BLOCK_K), batches, CONFIG)
+        if CONFIG.ACROSS:
+            accs, slot, phase = across_k.product(ring, zeros, slot, phase, steps, part, CONFIG)
+        else:
+            for step in range(steps):
+                mbarrier.wait(full.index(slot), phase)
+                first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
+                a_block = a_ring.index(first_a)
+                x = a_block.permute((1, 0)) if CONFIG.A_TRANSPOSED else a_block
+                y = block_of(b_rings[0], first_b, CONFIG)
+                if CONFIG.PROMOTE:
+                    # Each step's sum is added in float32, while another warpgroup multiplies.
+                    gl.static_assert(len(accs) <= 2)
+                    token = zeros[0]
+                    if TERMS == 2:
+                        x_low, y_low = a_ring.index(first_a + 1), b_rings[0].index(first_b + 1)
+                        token = warpgroup_mma(x_low, y, token, use_acc=False, is_async=True)
+                        token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
+                    token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
                     partial = warpgroup_mma_wait(0, deps=[token])
-                mbarrier.arrive(empty.index(slot), count=1)
-                accs = (acc, accs[1] + partial) if len(accs) == 2 else (accs[0] + partial,)
-            else:
-                # One step stays in flight, so the stage before is free now, and this one is not.
-                token = warpgroup_mma(x, y, accs[0], use_acc=step > 0, is_async=True)
-                started = start_others(token, x, b_rings, first_b, accs, step > 0, CONFIG)
-                if CONFIG.AUX == "sums":
-                    sums, due = row_sums.add(sums, due, a_block, step, tiles_n)
-                accs = wait_for_mmas(started, len(accs))
-                before = (slot + NUM_STAGES - 1) % NUM_STAGES
-                mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
-            slot += 1
-            if slot == NUM_STAGES:
-                slot = 0
-                phase ^= 1
+                    if len(accs) == 2:
+                        acc = accs[0] + partial
+                        y = block_of(b_rings[1], first_b, CONFIG)
+                        token = warpgroup_mma(x, y, zeros[1], use_acc=False, is_async=True)
+                        partial = warpgroup_mma_wait(0, deps=[token])
+                    mbarrier.arrive(empty.index(slot), count=1)
+                    accs = (acc, accs[1] + partial) if len(accs) == 2 else (accs[0] + partial,)
+                else:
+                    # One step stays in flight: the stage before is free now, and this one is not.
+                    token = warpgroup_mma(x, y, accs[0], use_acc=step > 0, is_async=True)
+                    started = start_others(token, x, b_rings, first_b, accs, step > 0, CONFIG)
+                    if CONFIG.AUX == "sums":
+                        sums, due = row_sums.add(sums, due, a_block, step, tiles_n)
+                    accs = wait_for_mmas(started, len(accs))
+                    before = (slot + NUM_STAGES - 1) % NUM_STAGES
+                    mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
+                slot += 1
+                if slot == NUM_STAGES:
+                    slot = 0
+                    phase ^= 1
         bias = bias_of(fused, zeros[0], m, n, (M, N), CONFIG) if CONFIG.FUSED else 0
-        if not CONFIG.PROMOTE:
+        if not (CONFIG.PROMOTE or CONFIG.ACROSS):
             accs = wait_for_mmas(accs, 0)
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
         if CONFIG.IN_PARTS:
@@ -196,7 +194,7 @@ def kernel(
     batch_in, stride_cm, parts, total, CONFIG: gl.constexpr, NUM_STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
-    a_ring = ring_of(a, NUM_STAGES * CONSUMERS * CONFIG.TERMS)
+    a_ring = ring_of(a, NUM_STAGES * CONSUMERS * CONFIG.A_TERMS)
     b, c = (b, rest, third), (c, c_rest, c_third)
     b_rings = rings_of(b, NUM_STAGES * CONFIG.TERMS)
     c_blocks = ring_of_c(c[0], a_ring, CONSUMERS * BUFFERS, CONFIG)
@@ -243,6 +241,7 @@ warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; SUBTILES of BLOCK_N in which 
 Z can be loaded to them. Optional: REST, the columns of BLOCK_N that are not the first
 accumulator's, one power of two or the sum of two; L2_PREFETCH, the steps of K of the larger operand
 that are prefetched. Aux "sums": row_sums.py. SWAP: 1 computes B' A', so that BLOCK_M runs along N;
-0 computes A B. Without it BLOCK_N runs along the rows of C as they lie in memory. It can run across
-them in a plain product with a C of 16 bits that TMA can store.
+0 computes A B. Without it BLOCK_N runs along the rows of C as they lie in memory; across them it
+can run in plain products, with a C of 16 bits or float32 that TMA can store. ACROSS: 1 reads the A
+of what is computed as it lies, in a plain product of float32, and REPACK copies its B alone.
 """

@@ -13,7 +13,7 @@ from ..planning.planner import Config, Planner, few_rows
 from ..planning.refusals import refuse_tma
 from ..planning.rows import row
 from ..planning.tables import LONG_K, SMALL_TILE
-from . import divided_tiles, fitted_tiles, type_times
+from . import across_tiles, divided_tiles, fitted_tiles, type_times
 
 
 class WarpSpecializedPlanner(Planner):
@@ -70,7 +70,7 @@ class WarpSpecializedPlanner(Planner):
         """With a C_in, or Z to read, the rows with a buffer for every epilogue subtile, with fewer
         stages where need be; of those that hold, the ones that keep three, with Z four, or else
         all. Neither comes to the subtiles of a second accumulator. Of other types than 16-bit
-        floats the fastest by their model, whole or with its K divided."""
+        floats the fastest by their model, whole or with its K divided, of copies or as it lies."""
         if type_times.modelled(problem):
             return [{"config": self._of_type(rows, problem)}]
         if not (problem.beta or problem.aux == "read"):
@@ -95,9 +95,11 @@ class WarpSpecializedPlanner(Planner):
 
         def us(config: Config) -> float:
             earned = 1 + type_times.EARNED * ("SPLITS" in config)
-            return earned * type_times.us(self.name, problem, {**config, **copies}, sms)
+            plan = config if "ACROSS" in config else {**config, **copies}
+            return earned * type_times.us(self.name, problem, plan, sms)
 
-        return min((whole, *divided_tiles.of_types(tiles, problem, sms)), key=us)
+        divided = list(divided_tiles.of_types(tiles, problem, sms))
+        return min((whole, *divided, *across_tiles.plans(tiles, divided, problem)), key=us)
 
     def overlap(self, problem: Any) -> int:
         """A vector that threads store, where TMA cannot store C (device/unaligned_rows.py)."""
@@ -115,7 +117,7 @@ class WarpSpecializedPlanner(Planner):
         return divided_tiles.second_launch_us(problem.M, problem.N, plan.get("SPLITS", 1))
 
     def adjust(self, config: Config, problem: Any, limit: int) -> tuple[Config, int]:
-        return {**config, **_repack(problem)}, limit
+        return (config if "ACROSS" in config else {**config, **_repack(problem)}), limit
 
     def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
         """Large tiles of a long K go along the rows of C, where a band of rows runs at once: then
@@ -137,10 +139,12 @@ class WarpSpecializedPlanner(Planner):
         dtype_in: str = "bfloat16",
         compute: str = "float32",
     ) -> int:
-        """The stages, of both terms of float32, the buffers of epilogue subtiles, and barriers."""
+        """The stages, of both terms of float32 where they are copies, the buffers of epilogue
+        subtiles, and barriers."""
         m, n, slots = config["BLOCK_M"], config["BLOCK_N"], config["NUM_STAGES"]
         terms = 2 if kind(dtype_in, compute) == "tf32x3" else 1
-        stages = terms * slots * (m + n) * config["BLOCK_K"] * itemsize(dtype_in)
+        lines = (1 if config.get("ACROSS") else terms) * m + terms * n
+        stages = slots * lines * config["BLOCK_K"] * itemsize(dtype_in)
         if config.get("SPLITS", 1) > 1:
             return stages + 512  # threads store the parts
         consumers = config["CONSUMERS"]
@@ -191,7 +195,8 @@ def _no_sums(problem: Any) -> str | None:
 
 def _repack(problem: Any) -> Config:
     """REPACK=1 where the kernel needs copies of A and B: wgmma reads blocks of 8 bits and of tf32
-    along K alone. float32 as two terms is copied always, and needs no word."""
+    along K alone. float32 as two terms is copied always, and needs no word. Plans with ACROSS say
+    themselves what is copied."""
     if kind(problem.dtype_in, problem.compute) in ("", "tf32x3"):
         return {}
     a = letter((problem.M, problem.K), problem.a_strides)
