@@ -129,6 +129,13 @@ def one_trip(multiply: str) -> list[Lane]:
     return [*lanes, ("all", [(5.8, 1.8, "add, store C", STORE)])]
 
 
+def whole_k() -> list[Lane]:
+    """No steps along K: a block loads all of it, waits once, multiplies and stores."""
+    boxes = [(0, 3.0, "load all of K", LOAD), (3.1, 1.6, "FMA", MULTIPLY),
+             (4.8, 3.6, "store C", STORE)]  # fmt: skip
+    return [("a block", boxes)]
+
+
 def streams() -> list[Lane]:
     """Each warp on its own: it copies into one of its two stages and multiplies from the other."""
     lanes: list[Lane] = []
@@ -158,6 +165,8 @@ def lanes_of(kernel: str, have: dict[str, int]) -> list[Lane]:
         return ranges()
     if name in ("small", "thin"):
         return one_trip("mma" if name == "small" else "FMA")
+    if name == "short_k":
+        return whole_k()
     if name == "gemv":
         return streams()
     if name == "skinny":
@@ -191,6 +200,8 @@ def parts_of(
         return "thread", M, 4, None
     if kernel == "triton/thin":
         return "warp", M, N, None
+    if kernel == "cuda/short_k":
+        return "warp", M // 4, N, None
     if kernel in ("cuda/small", "cuda/gemv"):
         return "warp", M, N, (16, 8, 16)
     if kernel == "cuda/mma_types":
@@ -214,6 +225,8 @@ def picture(kernel: str) -> str:
     have = constants.of_kernel(kernel)
     if kernel == "cuda/gemv":
         have["BLOCK_K"] = constants.of_source("cuda_ref/shapes/gemv/ring.cuh")["LINES"]
+    if kernel == "cuda/short_k":
+        have["BLOCK_K"], have["NUM_STAGES"] = have["MOST_K"], 1
     M, N, K = have["BLOCK_M"], have["BLOCK_N"], have.get("BLOCK_K", have.get("MMA_K", 1))
     lanes = lanes_of(kernel, have)
     who, part_m, part_n, mma = parts_of(kernel, have)
