@@ -20,7 +20,7 @@ from tcgemm.problem import Fusion, Problem
 
 ROOT = Path(__file__).parents[1]
 KINDS = [(torch.float32, "tf32"), (torch.float32, "tf32x3"), (torch.float64, "float64")]
-SIZES = [(64, 128, 4), (33, 129, 1), (7, 300, 13), (100, 5, 32), (1, 1, 3), (70, 201, 17)]
+SIZES = [(64, 128, 4), (33, 129, 1), (7, 300, 33), (100, 5, 64), (1, 1, 3), (70, 201, 17)]
 """Whole tiles and parts of them, all of what K may have, and one of each."""
 
 
@@ -111,8 +111,14 @@ def test_a_longer_k_is_refused_with_the_numbers():
     assert why_not(problem(8, 8, rung.MOST_K)) is None
     assert f"K={rung.MOST_K + 1}" in why_not(problem(8, 8, rung.MOST_K + 1))
     with pytest.raises(simulator.SimulationError, match="the launcher refuses it"):
-        product(torch.ones(8, 33), torch.ones(33, 8), "tf32")
+        product(torch.ones(8, 65), torch.ones(65, 8), "tf32")
     assert why_not(problem(8, 8, 8, "bfloat16", "float32")) is not None
+
+
+def test_beyond_what_was_timed_it_is_taken_by_name_alone():
+    assert rung.cost(problem(4096, 4096, rung.MOST_TIMED_K), 132) > 0
+    assert rung.cost(problem(4096, 4096, rung.MOST_TIMED_K + 1), 132) is None
+    assert choose(problem(5000, 5000, rung.MOST_TIMED_K + 1), "cuda").name != "short_k"
 
 
 def test_a_call_takes_it():

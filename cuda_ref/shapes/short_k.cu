@@ -26,7 +26,7 @@ using namespace tcgemm::sm90;
 constexpr int BLOCK_M = 32;
 constexpr int BLOCK_N = 128;
 constexpr int WARPS = 4;
-constexpr int MOST_K = 32;
+constexpr int MOST_K = 64;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = BLOCK_M / WARPS;
 constexpr int COLS = BLOCK_N / 32;

@@ -229,8 +229,8 @@ int launch_mode(const Gemm& gemm, const Gemm& stored, const Extra& extra, cudaSt
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm by_rows = with_rows_of_c(asked);
-  const auto turned = [](const Gemm& x) { return plan_of(x).across == 2 ? transposed(x) : x; };
-  const Gemm gemm = turned(by_rows);
+  const auto as_read = [](const Gemm& x) { return plan_of(x).across == 2 ? transposed(x) : x; };
+  const Gemm gemm = as_read(by_rows);
   return with_modes(gemm, [&](auto mode, auto out) {
     using Mode = decltype(mode);
     using Out = decltype(out);
@@ -239,7 +239,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
       if constexpr (BUILT_FOR_PARTS)
         return launch_parts<Acc, Out>(
             by_rows, BLOCK_K / Mode::ITEM, stream, [&](const Gemm& stored) {
-              return launch_mode<Mode, Acc>(gemm, turned(stored), Part{}, stream);
+              return launch_mode<Mode, Acc>(gemm, as_read(stored), Part{}, stream);
             });
     } else if constexpr (BUILT_WHOLE) {
       if (is_plain(gemm)) return launch_mode<Mode, Out>(gemm, gemm, Plain{}, stream);
