@@ -40,6 +40,28 @@ def first_call() -> Iterator[None]:
             _changed.notify_all()
 
 
+_waiting = 0
+"""``uncollected`` blocks, of all threads; ``_own.waits`` of this one."""
+_thresholds: tuple[int, int, int] = gc.get_threshold()
+"""Of the collector, before the first of them began."""
+
+
+def _wait(blocks: int) -> None:
+    """So many more, or fewer, blocks during which no garbage is collected.
+
+    The threshold says so, and not gc.disable(): that one is the caller's own, of any thread.
+    """
+    global _waiting, _thresholds
+    with _changed:
+        if not _waiting and blocks:
+            _thresholds = gc.get_threshold()
+            gc.set_threshold(0)
+        _waiting += blocks
+        if not _waiting and blocks and gc.get_threshold()[0] == 0:  # else somebody has set it since
+            gc.set_threshold(*_thresholds)
+    _own.waits = getattr(_own, "waits", 0) + blocks
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """A first call that imports or chooses: Python's collector of garbage waits meanwhile.
@@ -49,28 +71,22 @@ def uncollected() -> Iterator[None]:
     our own imports.
     """
     with first_call():
-        mine = gc.isenabled()
-        gc.disable()
-        _own.waits = getattr(_own, "waits", 0) + mine
+        _wait(1)
         try:
             yield
         finally:
-            _own.waits -= mine
-            if mine:
-                gc.enable()
+            _wait(-1)
 
 
 @contextmanager
 def collected() -> Iterator[None]:
     """The collector works again, within ``uncollected``, for what may take long: a compilation."""
-    waits = bool(getattr(_own, "waits", 0))
-    if waits:
-        gc.enable()
+    blocks = getattr(_own, "waits", 0)
+    _wait(-blocks)
     try:
         yield
     finally:
-        if waits:
-            gc.disable()
+        _wait(blocks)
 
 
 _held: list[AbstractContextManager[bool]] = []

@@ -105,6 +105,36 @@ def test_what_is_fused(compute, parts):
     plan = plan_of(TILES[compute][1], model.B_ACROSS, SPLITS=parts)
     fused = {"alpha": 2.0, "beta": -1.0, "bias": bias, "epilogue": "relu"}
     assert torch.equal(product(a, b, compute, plan, c.clone(), c=c, **fused), exact)
+    scale_a, scale_b = 2.0 ** torch.randint(-2, 3, (70,)), 2.0 ** torch.randint(-2, 3, (132,))
+    scaled = scale_a[:, None].double() * scale_b.double() * (a.double() @ b.double())
+    scales = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
+    assert torch.equal(product(a, b, compute, plan, **scales), (scaled + bias).float())
+
+
+@pytest.mark.parametrize("compute", COMPUTES)
+def test_one_row_and_one_column(compute):
+    for M, N in ((1, 132), (132, 1), (1, 1)):
+        a, b = operand(M, 90, False, small_integers), operand(90, N, False, small_integers)
+        bias = small_integers((2 * N,))[::2]
+        # A column of C lies as a row, of whose product B is A.
+        across = model.A_ACROSS if M > N else model.B_ACROSS
+        c = product(a, b, compute, plan_of(TILES[compute][0], across), bias=bias)
+        assert torch.equal(c, (a.double() @ b.double() + bias).float())
+
+
+def test_sums_of_parts_keep_within_the_bound_of_memory(monkeypatch):
+    """They lie by rows of C, whose padding counts: of eight rows of one column it is four times."""
+    monkeypatch.setenv("TCGEMM_WORKSPACE_MIB", "1")
+    for M, N in ((1, 1000), (8, 1), (300, 3), (2, 2000)):
+        for compute in COMPUTES:
+            asked = Problem.stored(
+                M, N, 65536, "float32", "float32", "nn", compute=compute, capability=(9, 0)
+            )
+            plan = find("cuda", "wgmma_types").plan(asked)
+            by_rows = model.product_of(asked)
+            rows, columns = by_rows.a.rows, by_rows.b.rows
+            sums = plan.get("SPLITS", 0) * rows * -(-columns // 4) * 16
+            assert sums + 8 * plan.get("REPACK", 0) * 65536 * min(M, N) <= 2**20 or not sums
 
 
 @pytest.mark.parametrize("compute", COMPUTES)

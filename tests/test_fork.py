@@ -184,40 +184,78 @@ def test_promise_26_a_fork_leaves_the_child_the_users_settings_of_torch():
     caller.join()
 
 
+def collects():
+    return gc.isenabled() and gc.get_threshold()[0] > 0
+
+
 def test_garbage_is_collected_again_for_what_may_take_long():
-    assert gc.isenabled()
+    before = gc.get_threshold()
+    assert collects()
     with forks.uncollected():
-        assert not gc.isenabled()
+        assert not collects()
         with forks.collected():
-            assert gc.isenabled()
+            assert gc.get_threshold() == before
             with forks.uncollected(), forks.uncollected():
-                assert not gc.isenabled()
-            assert gc.isenabled()
-        assert not gc.isenabled()
+                assert not collects()
+            assert collects()
+        assert not collects()
         with pytest.raises(ValueError, match="here"), forks.collected():
             raise ValueError("here")
-        assert not gc.isenabled()
-    assert gc.isenabled()
+        assert not collects()
+    assert gc.get_threshold() == before
     with forks.collected():
-        assert gc.isenabled()
+        assert collects()
+
+
+def test_a_caller_s_own_word_on_garbage_stays():
+    """Before, and of another thread meanwhile: what it switches off stays off, and what it keeps
+    and restores is what it was."""
+    before = gc.get_threshold()
     gc.disable()
     try:
         with forks.uncollected(), forks.collected():
             assert not gc.isenabled(), "the caller wants none"
-        assert not gc.isenabled()
     finally:
         gc.enable()
+    with forks.uncollected():
+        assert gc.isenabled(), "a thread that keeps and restores it leaves it on"
+        gc.disable()
+    assert not gc.isenabled()
+    gc.enable()
+    with forks.uncollected():
+        gc.set_threshold(500, 7, 7)
+    assert gc.get_threshold() == (500, 7, 7)
+    gc.set_threshold(*before)
+
+
+def test_threads_wait_for_the_last_of_them():
+    before, inside, go_on = gc.get_threshold(), threading.Event(), threading.Event()
+
+    def first():
+        with forks.uncollected():
+            inside.set()
+            go_on.wait(10)
+
+    caller = threading.Thread(target=first)
+    caller.start()
+    inside.wait(10)
+    with forks.uncollected():
+        pass
+    assert not collects(), "the other thread is in the midst of it"
+    go_on.set()
+    caller.join()
+    assert gc.get_threshold() == before
 
 
 def test_a_kernel_is_bound_while_garbage_is_collected(monkeypatch):
     seen = {}
 
     def bind(self, *passed, **plan):
-        seen["bind"] = gc.isenabled()
+        seen["bind"] = collects()
         return lambda *tensors: None
 
     def choose(*asked):
-        seen["choose"] = gc.isenabled()
+        seen["choose"] = collects()
         return real(*asked)
 
     real = dispatch.choose

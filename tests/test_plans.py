@@ -325,6 +325,19 @@ def test_trees_say_the_same_to_the_last_bit_asked_one_by_one(which):
     assert len(set(asked)) > 6
 
 
+@pytest.mark.parametrize("name", ["choosing.trees", "cuda_ref.planning.one_wave_trees"])
+def test_trees_that_are_read_within_a_mode_are_no_fakes(name):
+    """They are kept, so that every later choice would meet them."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    of = import_module(f"tcgemm.{name}")
+    grown = [[[of.LEAF], [0.1], [0]]]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found = of.read(grown)
+    assert not any(isinstance(each, FakeTensor) for each in found[1:])
+    assert [each.tolist() for each in found[1:]] == [each.tolist() for each in of.read(grown)[1:]]
+
+
 def test_no_mode_of_the_caller_s_changes_what_trees_say():
     known = [[i % 7 + j * 1.5 for j in range(len(trees.FACTS))] for i in range(5)]
     grown = plans.shipped("cuda", H200).trees

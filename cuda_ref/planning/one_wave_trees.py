@@ -65,14 +65,16 @@ def read(file: Mapping[str, Any] | Iterable[Tree]) -> Trees:
     packed = file if isinstance(file, Mapping) else pack(file)
     dtypes = {"i": torch.int32, "b": torch.int8, "d": torch.float64, "h": torch.int16}
     of = {}
-    for name, code in ARRAYS.items():
-        numbers = bytearray(decompress(b64decode(packed[name])))
-        empty = torch.empty(0, dtype=dtypes[code], device="cpu")
-        of[name] = torch.frombuffer(numbers, dtype=dtypes[code]) if numbers else empty
-    own = torch.arange(len(of["fact"]), dtype=torch.int32, device="cpu")
-    ways = torch.stack((own + of["way"], own + (of["fact"] != LEAF)), 1).flatten()
-    # A leaf looks at a fact, too, so that has to exist.
-    fact = of["fact"].clamp(min=0).int()
+    # They are kept: none may be what a mode of the caller's makes of it, such as a fake tensor.
+    with torch._C._DisableTorchDispatch():
+        for name, code in ARRAYS.items():
+            numbers = bytearray(decompress(b64decode(packed[name])))
+            empty = torch.empty(0, dtype=dtypes[code], device="cpu")
+            of[name] = torch.frombuffer(numbers, dtype=dtypes[code]) if numbers else empty
+        own = torch.arange(len(of["fact"]), dtype=torch.int32, device="cpu")
+        ways = torch.stack((own + of["way"], own + (of["fact"] != LEAF)), 1).flatten()
+        # A leaf looks at a fact, too, so that has to exist.
+        fact = of["fact"].clamp(min=0).int()
     return Trees(packed["questions"], of["root"], fact, of["most"], ways)
 
 
@@ -137,7 +139,7 @@ def factors(known: Sequence[Sequence[float]]) -> list[float]:
     import torch
 
     trees = grown()
-    # No mode of the caller's, such as fake tensors, hears of these tensors.
+    # No dispatch mode of the caller's, such as fake tensors, hears of these tensors.
     with torch._C._DisableTorchDispatch(), torch.inference_mode():
         facts = torch.frombuffer(array("d", chain.from_iterable(known)), dtype=torch.float64)
         at = trees.roots.repeat(len(known))

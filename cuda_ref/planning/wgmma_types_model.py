@@ -256,7 +256,8 @@ def divided(problem: Any, room_bytes: int) -> Choice | None:
 def _choices_across(problem: Any, product: Product, sms: int, room_bytes: int) -> Iterator[Choice]:
     """What there is room for of an A across K."""
     width, three = STEP_BYTES // 4, problem.compute == "tf32x3"
-    of = product.sizes(width)
+    # The sums of parts lie as C does, whichever way it is computed.
+    of, by_rows = product.sizes(width), product_of(problem).sizes(width)
     for tiling in TILINGS["split"] + TILINGS["split beforehand"] if three else TILINGS["across"]:
         beside = _terms_bytes(product, tiling.repack)
         whole = three or tiling.block_n <= 128 or not is_fused(problem)
@@ -264,7 +265,7 @@ def _choices_across(problem: Any, product: Product, sms: int, room_bytes: int) -
             yield Choice(tiling, 1, product.lies)
         parts = divisions(of, tiling.block_m, tiling.block_n, sms) if problem.batch == 1 else ()
         for number in parts:
-            if fits(of, number, width, room_bytes, beside):
+            if fits(by_rows, number, width, room_bytes, beside):
                 yield Choice(tiling, number, product.lies)
 
 

@@ -6,7 +6,6 @@ offers plans (``plans(problem, able)``), and a model takes the fastest of all it
 sum of terms, those of model.py and a few that tell plans of one kernel apart, times a factor that
 trees give (trees.py). Both stand in ``plans-<backend>-<gpu>.json`` and are fitted by
 scripts/fit_plans.py and scripts/fit_cuda_plans.py to plans that were timed behind a foreign kernel.
-Imports no torch.
 """
 
 from __future__ import annotations

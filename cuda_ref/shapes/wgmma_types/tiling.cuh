@@ -14,7 +14,7 @@ constexpr uint32_t SHARED_BYTES = 232448;  // 227 KB, what an SM gives a block
 constexpr uint32_t BARRIER_BYTES = 256;
 
 // One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile is
-// one consumer's, else all work on it, in turn downwards. wgmma_types.py has the rates and chooses.
+// one consumer's, else all work on it, in turn downwards. wgmma_types_model.py has the rates and chooses.
 // IN_TERMS: B lies in memory as two terms of tf32, where it is split. ACROSS: A lies across K.
 template <typename Mode, int CONSUMERS_, int HALVES_, int N_, bool PINGPONG_ = false,
           int SETS_ = 1, bool IN_TERMS_ = false, bool ACROSS_ = false>
