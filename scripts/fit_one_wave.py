@@ -177,7 +177,7 @@ def grown(among: Iterable[Raced], by_itself: Iterable[Raced]) -> list[trees.Tree
 
 def table(path: Path = RACES) -> str:
     """The file, a line for each part of the trees."""
-    found = own.pack(grown(timed_among(path), alone()))
+    found = trees.pack(grown(timed_among(path), alone()))
     about = f"{GPU.name}: scripts/fit_one_wave.py"
     return json.dumps({"about": about, "trees": found}, indent=1) + "\n"
 

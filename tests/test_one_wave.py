@@ -34,6 +34,7 @@ from tcgemm.cuda_ref.shapes import one_wave
 
 import tcgemm
 from tcgemm.bench.drawn import drawn_cases
+from tcgemm.choosing import trees
 from tcgemm.dispatch import choose, find
 from tcgemm.problem import Problem
 
@@ -542,9 +543,10 @@ def test_the_plan_of_a_product_that_trees_have_not_seen_is_nearly_the_fastest(
     mine, by_terms = [], []
     for fold in range(3 if thorough else 1):
         held = set(products[fold::3])
-        known = one_wave_trees.read(
-            script.grown(*([row for row in of if row.problem not in held] for of in (rows, alone)))
+        grown = script.grown(
+            *([row for row in of if row.problem not in held] for of in (rows, alone))
         )
+        known = one_wave_trees.read(trees.pack(grown))
         monkeypatch.setattr(one_wave_trees, "grown", lambda known=known: known)
         for product in held:
             timed = {tuple(r.config.items()): r.us for r in rows if r.problem == product}

@@ -331,7 +331,7 @@ def test_trees_that_are_read_within_a_mode_are_no_fakes(name):
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     of = import_module(f"tcgemm.{name}")
-    grown = [[[of.LEAF], [0.1], [0]]]
+    grown = trees.pack([[[of.LEAF], [0.1], [0]]])
     with FakeTensorMode(allow_non_fake_inputs=True):
         found = of.read(grown)
     assert not any(isinstance(each, FakeTensor) for each in found[1:])

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import compress, decompress
+from zlib import decompress
 
 from .cost import TILE_K, ceil_div
 from .one_wave_tile import among_idle, blocks_of
@@ -38,10 +38,6 @@ LEAF = -1
 
 FILE = Path(__file__).with_name("one_wave_trees.json")
 
-Tree = Sequence[Sequence[float]]
-"""Of its nodes the fact, the most, and the way. A plan with at most so much of the fact goes on at
-the next node, one with more so many nodes further on; of LEAF the most is the tree's answer."""
-
 
 class Trees(NamedTuple):
     """The nodes of all trees, one tree behind the other, as tensors on the CPU."""
@@ -58,11 +54,10 @@ class Trees(NamedTuple):
     with at most so much does. Both ways of a leaf lead back to it."""
 
 
-def read(file: Mapping[str, Any] | Iterable[Tree]) -> Trees:
-    """The trees of a file, or such as were just grown."""
+def read(packed: Mapping[str, Any]) -> Trees:
+    """The trees of a file, as tcgemm/choosing/trees.py packs them."""
     import torch
 
-    packed = file if isinstance(file, Mapping) else pack(file)
     dtypes = {"i": torch.int32, "b": torch.int8, "d": torch.float64, "h": torch.int16}
     of = {}
     # They are kept: none may be what a mode of the caller's makes of it, such as a fake tensor.
@@ -80,25 +75,9 @@ def read(file: Mapping[str, Any] | Iterable[Tree]) -> Trees:
 
 ARRAYS = {"root": "i", "fact": "b", "most": "d", "way": "h"}
 """What a file has, and the type of its numbers: the number of each tree's first node, and of all
-nodes what Tree says. The least significant byte comes first, as in every host of such a GPU."""
-
-
-def pack(trees: Iterable[Tree]) -> dict[str, Any]:
-    """Trees as a file has them: half as long as lists of numbers would be, and read in a tenth of
-    the time, for which a process's first product waits."""
-    found: dict[str, array[Any]] = {name: array(of) for name, of in ARRAYS.items()}
-    questions = 0
-    for fact, most, way in trees:
-        found["root"].append(len(found["fact"]))
-        for name, numbers in (("fact", fact), ("most", most), ("way", way)):
-            found[name].extend(numbers)
-        before = [0] * len(fact)  # questions before a node
-        for at, (asked, apart) in enumerate(zip(fact, way, strict=True)):
-            if asked != LEAF:
-                before[at + 1] = before[at + int(apart)] = before[at] + 1
-        questions = max(questions, *before)
-    packed = {name: b64encode(compress(of.tobytes(), 9)).decode() for name, of in found.items()}
-    return {"questions": questions, **packed}
+nodes the fact, the most, and the way. A plan with at most so much of the fact goes on at the next
+node, one with more so many nodes further on; of LEAF the most is the tree's answer. The least
+significant byte comes first, as in every host of such a GPU."""
 
 
 def facts(config: Mapping[str, int], problem: Any, sms: int, us: float) -> tuple[float, ...]:

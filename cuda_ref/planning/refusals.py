@@ -237,6 +237,12 @@ def column_major(shape: tuple[int, int], strides: tuple[int, int]) -> bool:
     return strides[0] == 1 and (strides[1] != 1 or shape[0] > shape[1])
 
 
+def sides(problem: Any) -> tuple[int, int]:
+    """M and N of the product that is computed: of a column-major C the transposed one."""
+    M, N = problem.M, problem.N
+    return (N, M) if column_major((M, N), problem.c_strides) else (M, N)
+
+
 def storage(shape: tuple[int, int], strides: tuple[int, int]) -> tuple[int, int]:
     """(elements from row to row in storage order, elements from neighbour to neighbour)."""
     return (strides[1], strides[0]) if column_major(shape, strides) else strides

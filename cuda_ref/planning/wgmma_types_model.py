@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from .cost import ceil_div
@@ -200,6 +200,12 @@ def _kind(problem: Any, fused: bool) -> str:
     return "fused" if fused else "plain"
 
 
+def _tilings(problem: Any) -> tuple[Tiling, ...]:
+    """All that a plain product may take, of an A along K; in tf32x3 of any A."""
+    beforehand = TILINGS["split beforehand"] if problem.compute == "tf32x3" else ()
+    return TILINGS[_kind(problem, False)] + beforehand
+
+
 def tiling_of(problem: Any, room_bytes: int) -> Tiling:
     """The tiling that ends first, by waves x area / rate, of an A along K and a whole K."""
     kind, product, sms = _kind(problem, is_fused(problem)), product_of(problem), sms_of(problem)
@@ -239,9 +245,7 @@ def divided(problem: Any, room_bytes: int) -> Choice | None:
     product, sms = product_of(problem), sms_of(problem)
     width = STEP_BYTES // (4 if problem.dtype_in == "float32" else 1)
     of = product.sizes(width)
-    tilings = TILINGS[_kind(problem, False)]
-    if problem.compute == "tf32x3":
-        tilings += TILINGS["split beforehand"]
+    tilings = _tilings(problem)
     tiling_by_way = {_way(problem.compute, product, tiling): tiling for tiling in tilings}
     ways = [
         (way, parts)
@@ -258,7 +262,7 @@ def _choices_across(problem: Any, product: Product, sms: int, room_bytes: int) -
     width, three = STEP_BYTES // 4, problem.compute == "tf32x3"
     # The sums of parts lie as C does, whichever way it is computed.
     of, by_rows = product.sizes(width), product_of(problem).sizes(width)
-    for tiling in TILINGS["split"] + TILINGS["split beforehand"] if three else TILINGS["across"]:
+    for tiling in _tilings(problem) if three else TILINGS["across"]:
         beside = _terms_bytes(product, tiling.repack)
         whole = three or tiling.block_n <= 128 or not is_fused(problem)
         if whole and beside <= room_bytes:
@@ -270,15 +274,19 @@ def _choices_across(problem: Any, product: Product, sms: int, room_bytes: int) -
 
 
 def chosen_for(problem: Any) -> Choice:
-    """The way that ends first by the model."""
-    sms, room_bytes = sms_of(problem), room()
+    """The way that ends first by the model. A choice asks for its time and then for its plan."""
+    return _chosen(problem, sms_of(problem), room())
+
+
+@lru_cache(maxsize=1024)
+def _chosen(problem: Any, sms: int, room_bytes: int) -> Choice:
     along = divided(problem, room_bytes) or Choice(tiling_of(problem, room_bytes))
-    choices = [along]
-    for product in _ways_to_lie(problem):
-        choices += _choices_across(problem, product, sms, room_bytes)
-    return (
-        along if choices == [along] else min(choices, key=lambda x: microseconds(problem, x, sms))
-    )
+    choices = [
+        choice
+        for product in _ways_to_lie(problem)
+        for choice in _choices_across(problem, product, sms, room_bytes)
+    ]
+    return min((along, *choices), key=lambda x: microseconds(problem, x, sms)) if choices else along
 
 
 def microseconds(problem: Any, choice: Choice, sms: int) -> float:

@@ -9,7 +9,7 @@ from ..planning.cost import ceil_div
 from ..planning.gpu import SIMULATED_SMS
 from ..planning.gpu import of as gpu_of
 from ..planning.parts import STEP_BYTES, Sizes, Way, best, divisions, fits, room, us
-from ..planning.refusals import column_major, refuse_vector_rows
+from ..planning.refusals import column_major, refuse_vector_rows, sides
 from ..planning.rows import FUSES, VECTOR_ROWS, row, source_constants
 
 ORDER = 100
@@ -33,9 +33,7 @@ STORED_BYTES_PER_US = 2.4e6
 
 
 def _sizes(problem: Any) -> Sizes:
-    M, N = problem.M, problem.N
-    if column_major((M, N), problem.c_strides):
-        M, N = N, M
+    M, N = sides(problem)
     return Sizes(M, N, ceil_div(problem.K * 8, STEP_BYTES), 8, problem.batch)
 
 

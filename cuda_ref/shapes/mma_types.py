@@ -9,7 +9,7 @@ from typing import Any
 from ..planning.gpu import of as gpu_of
 from ..planning.mma_types_model import STEPS, Tile, us
 from ..planning.parts import STEP_BYTES, Sizes, divisions, fits, room
-from ..planning.refusals import column_major, operands, storage
+from ..planning.refusals import column_major, operands, sides, storage
 from ..planning.rows import FUSES, row, source_constants
 
 ORDER = 205
@@ -27,9 +27,7 @@ def _itemsize(problem: Any) -> int:
 
 def sizes(problem: Any) -> Sizes:
     """The product that is computed: of a column-major C the transposed one."""
-    M, N, itemsize = problem.M, problem.N, _itemsize(problem)
-    if column_major((M, N), problem.c_strides):
-        M, N = N, M
+    (M, N), itemsize = sides(problem), _itemsize(problem)
     return Sizes(M, N, -(-problem.K * itemsize // STEP_BYTES), itemsize, problem.batch)
 
 

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..planning.cost import ceil_div
-from ..planning.refusals import column_major
-from ..planning.rows import FUSES, row
+from ..planning.refusals import sides
+from ..planning.rows import FUSES, row, source_constants
 
 ORDER = 207
-
-BLOCK_M, BLOCK_N, MOST_K = 32, 128, 64
 
 MOST_TIMED_K = 32
 """Beyond which it is taken by name alone: the tensor cores had won by then."""
@@ -37,19 +35,18 @@ the fastest rung of its 75 products of three types."""
 
 def refuse_long_k(problem: Any) -> str | None:
     """Why K is not held in shared memory at once; None when it is."""
-    if problem.K <= MOST_K:
+    asked, most = problem.K, source_constants("short_k")["MOST_K"]
+    if asked <= most:
         return None
-    return f"K={problem.K} and short_k holds {MOST_K} of it at once: mma_types takes any"
+    return f"K={asked} and short_k holds {most} of it at once: mma_types takes any"
 
 
 def cost(problem: Any, sms: int) -> float | None:
     """Microseconds by the model; None of a K of which nothing was timed."""
     if problem.K > MOST_TIMED_K:
         return None
-    M, N = problem.M, problem.N
-    if column_major((M, N), problem.c_strides):
-        M, N = N, M
-    tiles = ceil_div(M, BLOCK_M) * ceil_div(N, BLOCK_N) * problem.batch
+    (M, N), tile = sides(problem), plan(problem)
+    tiles = ceil_div(M, tile["BLOCK_M"]) * ceil_div(N, tile["BLOCK_N"]) * problem.batch
     size = M * N * problem.batch * (8 if problem.dtype_in == "float64" else 4)
     stored = min(size, L2_BYTES) / L2_BYTES_PER_US + max(size - L2_BYTES, 0) / MEMORY_BYTES_PER_US
     multiplied = max(tiles / sms, 1) * problem.K * MULTIPLY_US[problem.dtype_in]
@@ -59,7 +56,8 @@ def cost(problem: Any, sms: int) -> float | None:
 
 def plan(problem: Any) -> Mapping[str, int]:
     """The tile, of C transposed where C lies by columns."""
-    return {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N}
+    numbers = source_constants("short_k")
+    return {name: numbers[name] for name in ("BLOCK_M", "BLOCK_N")}
 
 
 ROW = row(

@@ -141,8 +141,8 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
         work += by_registers
         waits += by_registers
     if plan.get("ACROSS") and name == "tf32x3":
-        along_k = (problem.b_strides[0] if swapped else problem.a_strides[1]) == 1
-        split = (SPLIT_ALONG_US if along_k else SPLIT_ACROSS_US) * depth * each / 128
+        first_along = _along_k(problem, not swapped)
+        split = (SPLIT_ALONG_US if first_along else SPLIT_ACROSS_US) * depth * each / 128
         work += split
         waits += split
     if kernel == "warp_specialized":
