@@ -267,7 +267,10 @@ def test_a_long_k_over_a_small_c_is_divided(kind, size, h100):
 def test_a_c_of_many_tiles_is_not_divided(kind, h100):
     for size in ((4096, 4096, 4096), (2048, 2048, 64), (1536, 1536, 1536)):
         name, plan = taken(problem_of(kind, *size))
-        assert (plan.get("SPLITS", 1), name != "skinny") == (1, True), (name, plan)
+        # 144 tiles of 128 x 128 of float64 leave half a wave idle, which parts of K fill.
+        parts = (1, 2) if (kind, size[0]) == ("float64", 1536) else (1,)
+        assert plan.get("SPLITS", 1) in parts, (name, plan)
+        assert name != "skinny"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -341,7 +344,7 @@ def test_of_plans_that_were_timed_the_model_takes_one_that_is_nearly_the_fastest
     lost = fitted.losses(fitted.rows())
     assert set(lost) == set(KINDS)
     every = [x for each in lost.values() for x in each]
-    assert len(every) == 304
+    assert len(every) == 361
     assert math.exp(statistics.fmean(every)) < 1.05
     for kind, each in lost.items():
         assert math.exp(statistics.fmean(each)) < 1.07, kind
@@ -361,7 +364,7 @@ def test_what_a_call_takes_is_nearly_the_fastest_plan_that_was_timed(fitted, h10
         if us is not None:
             lost.append(us / min(found.values()))
     plans.forget()
-    assert len(lost) > 280, "of 304 products"
+    assert len(lost) > 300, "of 361 products"
     assert statistics.geometric_mean(lost) < 1.06
     assert max(lost) < 1.8
 

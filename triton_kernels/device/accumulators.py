@@ -17,14 +17,18 @@ from .blocks import block_of, layout_of, load, ring_of
 
 
 @gluon.jit
-def rings_of(b, COUNT: gl.constexpr):
+def rings_of(b, COUNT: gl.constexpr, CONFIG: gl.constexpr):
     """Shared memory of ``COUNT`` blocks of each of B's descriptors, of which two may be None."""
     if b[1] is None:
-        return (ring_of(b[0], COUNT),)
+        return (ring_of(b[0], COUNT, CONFIG),)
     elif b[2] is None:
-        return ring_of(b[0], COUNT), ring_of(b[1], COUNT)
+        return ring_of(b[0], COUNT, CONFIG), ring_of(b[1], COUNT, CONFIG)
     else:
-        return ring_of(b[0], COUNT), ring_of(b[1], COUNT), ring_of(b[2], COUNT)
+        return (
+            ring_of(b[0], COUNT, CONFIG),
+            ring_of(b[1], COUNT, CONFIG),
+            ring_of(b[2], COUNT, CONFIG),
+        )
 
 
 @gluon.jit
@@ -36,11 +40,17 @@ def load_blocks(b, rings, matrix, k, n, ready, number, CONFIG: gl.constexpr):
         n += rings[each].shape[1 if CONFIG.B_TRANSPOSED else 2]
 
 
+@gluon.constexpr_function
+def sum_type(dtype):
+    """What products of a type are summed in."""
+    return gl.int32 if dtype.is_int() else gl.float64 if dtype == gl.float64 else gl.float32
+
+
 @gluon.jit
 def zeros(ring, ROWS: gl.constexpr, CONFIG: gl.constexpr):
     """An accumulator of ROWS rows and the columns of a block of B."""
     COLUMNS: gl.constexpr = ring.shape[1 if CONFIG.B_TRANSPOSED else 2]
-    TYPE: gl.constexpr = gl.int32 if ring.dtype.is_int() else gl.float32
+    TYPE: gl.constexpr = sum_type(ring.dtype)
     layout: gl.constexpr = layout_of(COLUMNS, ring.dtype)
     return gl.zeros((ROWS, COLUMNS), TYPE, layout)
 

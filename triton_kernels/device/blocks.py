@@ -58,22 +58,36 @@ def place(tile, tiles_m, tiles_n, batches, CONFIG: gl.constexpr):
     return batch, tile_m, tile_n
 
 
+@gluon.constexpr_function
+def pairs(dtype):
+    """Elements of a descriptor for one of a matrix: TMA's float64 are pairs of int32."""
+    return 2 if dtype == gl.float64 else 1
+
+
+@gluon.jit
+def in_elements(at, block):
+    """Two coordinates of a block in elements of its descriptor."""
+    return [at[0], at[1] * pairs(block.dtype)]
+
+
 @gluon.jit
 def load(x, matrix, at, ready, block):
     """Load the block of x at two coordinates, of this matrix where x holds several."""
+    at = in_elements(at, block)
     if len(x.block_shape) == 3:
         load_block(x, [matrix] + at, ready, block._reinterpret(x.dtype, x.block_shape, x.layout))
     else:
-        load_block(x, at, ready, block)
+        load_block(x, at, ready, block._reinterpret(x.dtype, x.block_shape, x.layout))
 
 
 @gluon.jit
 def store(x, matrix, at, block):
     """Have a block written to x at two coordinates, of this matrix where x holds several."""
+    at = in_elements(at, block)
     if len(x.block_shape) == 3:
         store_block(x, [matrix] + at, block._reinterpret(x.dtype, x.block_shape, x.layout))
     else:
-        store_block(x, at, block)
+        store_block(x, at, block._reinterpret(x.dtype, x.block_shape, x.layout))
 
 
 @gluon.jit
@@ -100,14 +114,15 @@ def halves(x):
 
 
 @gluon.jit
-def ring_of(x, count: gl.constexpr):
+def ring_of(x, count: gl.constexpr, CONFIG: gl.constexpr):
     """Shared memory of ``count`` of x's blocks, each of two dimensions."""
+    TYPE: gl.constexpr = gl.float64 if CONFIG.FLOAT64 else x.dtype
     rows: gl.constexpr = x.block_shape[len(x.block_shape) - 2]
-    columns: gl.constexpr = x.block_shape[len(x.block_shape) - 1]
+    columns: gl.constexpr = x.block_shape[len(x.block_shape) - 1] // pairs(TYPE)
     layout: gl.constexpr = gl.NVMMASharedLayout(
-        x.layout.swizzle_byte_width, x.layout.element_bitwidth
+        x.layout.swizzle_byte_width, TYPE.primitive_bitwidth
     )
-    return gl.allocate_shared_memory(x.dtype, [count, rows, columns], layout)
+    return gl.allocate_shared_memory(TYPE, [count, rows, columns], layout)
 
 
 @gluon.jit
@@ -123,7 +138,7 @@ def ring_of_c(c, a_ring, COUNT: gl.constexpr, CONFIG: gl.constexpr):
             c.dtype.element_ty, [COUNT, ROWS, CONFIG.UNALIGNED_C], layout
         )
     else:
-        return ring_of(c, COUNT)
+        return ring_of(c, COUNT, CONFIG)
 
 
 @gluon.jit
@@ -146,7 +161,10 @@ def block_of(b_ring, number, CONFIG: gl.constexpr):
 
 @gluon.constexpr_function
 def layout_of(columns, dtype):
-    """How a warpgroup's accumulators lie in its registers, which names its wgmma: m64, n, k."""
+    """How a warpgroup's accumulators lie in its registers, which names its wgmma: m64, n, k. Of
+    float64 mma.sync makes them, of 16 x 8 for each of 2 x 2 warps (by_mma_sync.py)."""
+    if dtype == gl.float64:
+        return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 2], instr_shape=[16, 8])
     # Triton knows no m64n256k32 of integers.
     n = min(columns, 128) if dtype.is_int() else columns
     return gl.NVMMADistributedLayout(

@@ -27,7 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from .blocks import store
+from .blocks import pairs, store
 from .epilogue import activate, through
 
 
@@ -126,11 +126,11 @@ def store_by_tma(c, buffer, subtile, batch, m, n, PENDING: gl.constexpr, CONFIG:
     """
     tma.store_wait(PENDING)
     if CONFIG.C_TRANSPOSED:
-        buffer.permute((1, 0)).store(subtile.to(c.dtype))
+        buffer.permute((1, 0)).store(subtile.to(buffer.dtype))
         fence_async_shared()
         store(c, batch, [n, m], buffer)
     else:
-        buffer.store(subtile.to(c.dtype))
+        buffer.store(subtile.to(buffer.dtype))
         fence_async_shared()
         store(c, batch, [m, n], buffer)
 
@@ -139,14 +139,14 @@ def store_by_tma(c, buffer, subtile, batch, m, n, PENDING: gl.constexpr, CONFIG:
 def as_block_of(c, buffer):
     """The memory of a buffer, or the beginning of it, as a block of a descriptor."""
     rows: gl.constexpr = c.block_shape[len(c.block_shape) - 2]
-    columns: gl.constexpr = c.block_shape[len(c.block_shape) - 1]
+    columns: gl.constexpr = c.block_shape[len(c.block_shape) - 1] // pairs(buffer.dtype)
     if rows == buffer.shape[0] and columns == buffer.shape[1]:
         return buffer
     else:
         layout: gl.constexpr = gl.NVMMASharedLayout(
-            c.layout.swizzle_byte_width, c.layout.element_bitwidth
+            c.layout.swizzle_byte_width, buffer.dtype.primitive_bitwidth
         )
-        return buffer._reinterpret(c.dtype, [rows, columns], layout)
+        return buffer._reinterpret(buffer.dtype, [rows, columns], layout)
 
 
 @gluon.jit

@@ -18,7 +18,8 @@ from .unaligned_rows import store_unaligned
 @gluon.constexpr_function
 def columns_of(c, CONFIG):
     """Columns of an accumulator that a block of C has."""
-    return c.block_shape[len(c.block_shape) - (2 if CONFIG.C_TRANSPOSED else 1)]
+    pair = 2 if CONFIG.FLOAT64 else 1
+    return c.block_shape[len(c.block_shape) - (2 if CONFIG.C_TRANSPOSED else 1)] // pair
 
 
 @gluon.jit

@@ -77,7 +77,7 @@ def add(partials: torch.Tensor, c: torch.Tensor) -> Step:
     """The launch that adds partials[parts, rows, columns] to C[M, N] of no more rows and columns.
 
     Rows and columns are multiples of LEAST_ROWS and LEAST_COLUMNS; C is float16, bfloat16 or
-    float32, or int32 where the parts are, with any strides.
+    float32, or int32 or float64 where the parts are, with any strides.
     """
     (parts, rows, columns), (M, N) = partials.shape, c.shape
     by_columns = c.stride(0) == 1 and c.stride(1) != 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -29,6 +29,16 @@ TFLOAT32 = 11
 """CU_TENSOR_MAP_DATA_TYPE_TFLOAT32."""
 
 
+class Pairs(NamedTuple):
+    """What a descriptor of pairs of int32 reads of a tensor."""
+
+    address: int
+    dtype: torch.dtype = torch.int32
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
 @dataclass(frozen=True)
 class Config:
     """The constexpr config of a kernel: what it is compiled for."""
@@ -48,6 +58,8 @@ class Config:
     """Rows of C, as it lies in memory, are the accumulators' columns."""
     TERMS: int
     """2: A and B are float32 as hi and lo, each in tf32."""
+    FLOAT64: bool
+    """What TMA brings and stores is float64, of which it knows pairs of int32."""
     A_TERMS: int
     """Of A in shared memory: 1 where the threads make its terms."""
     BATCHED: bool
@@ -79,6 +91,23 @@ def swizzled(base: Any, shape: list[int], strides: list[int], block: list[int]) 
     width = min(block[-1] * bits // 8, 128)
     layout = gl.NVMMASharedLayout(width, bits, rank=len(block))
     return TensorDescriptor(base, shape, strides, block, layout)
+
+
+def of_float64(
+    base: Any, shape: list[int], strides: list[int], block: list[int]
+) -> TensorDescriptor:
+    """The same of float64, which Triton's descriptors do not have: as pairs of int32."""
+    pairs = [*shape[:-1], 2 * shape[-1]], [*(2 * step for step in strides[:-1]), 1]
+    return swizzled(Pairs(base.data_ptr()), *pairs, [*block[:-1], 2 * block[-1]])
+
+
+def in_eights(
+    base: Any, shape: list[int], strides: list[int], block: list[int]
+) -> TensorDescriptor:
+    """The same, in rows of 8 elements in shared memory (device/by_mma_sync.py)."""
+    made = of_float64(base, shape, strides, block)
+    layout = gl.NVMMASharedLayout(64, 32, rank=len(block))
+    return TensorDescriptor(made.base, made.shape, made.strides, made.block_shape, layout)
 
 
 def rounding(base: Any, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
@@ -113,12 +142,16 @@ def arguments(
     terms = 2 if compute == "tf32x3" else 1
     part, widths = BLOCK_M // CONSUMERS, blocks_of(BLOCK_N, REST)
     a_transposed, b_transposed = stored(a) == "t", stored(b) == "t"
-    if a.itemsize != 2:
+    if a.itemsize in (1, 4):
         # wgmma reads these along K alone; a single row or column lies either way.
         a_transposed, b_transposed = a_transposed and bool(ACROSS), True
     make = rounding if compute == "tf32" else swizzled
-    described_a = describe(a, (part, BLOCK_K), a_transposed, make)
-    described_b = [describe(b, (BLOCK_K, width), b_transposed, make) for width in widths]
+    of_a, of_b, of_c = make, make, swizzled
+    if a.dtype == torch.float64:
+        of_a = of_float64 if a_transposed else in_eights
+        of_b, of_c = (in_eights if b_transposed else of_float64), of_float64
+    described_a = describe(a, (part, BLOCK_K), a_transposed, of_a)
+    described_b = [describe(b, (BLOCK_K, width), b_transposed, of_b) for width in widths]
     by_tma = in_parts or c_transposed or storable(c)
     subtile = subtile_columns(BLOCK_N, REST, SUBTILES)
     described_c = [c]
@@ -127,7 +160,7 @@ def arguments(
     elif by_tma:
         described_c = [
             None if before and width >= subtile
-            else describe(c, (part, min(width, subtile)), c_transposed, swizzled)
+            else describe(c, (part, min(width, subtile)), c_transposed, of_c)
             for before, width in enumerate(widths)
         ]  # fmt: skip
     else:
@@ -144,7 +177,7 @@ def arguments(
     c_in_rows = c_in.mT if c_in is not None and transposed else c_in
     has_room = aux == "write" or (BUFFERS == SUBTILES and not REST)
     if c_in_rows is not None and has_room and reachable(c_in_rows):
-        staged = describe(c_in_rows, (part, subtile), False, swizzled)
+        staged = describe(c_in_rows, (part, subtile), False, of_c)
         # The strides, and the step from one C_in of a batch to the next, stand in the descriptor.
         c_in, strides[:2], batch_in = None, (None, None), None
         if aux == "write":
@@ -165,6 +198,7 @@ def arguments(
         REST=REST,
         C_TRANSPOSED=c_transposed,
         TERMS=terms,
+        FLOAT64=a.dtype == torch.float64,
         A_TERMS=1 if ACROSS else terms,
         BATCHED=batches > 1,
         IN_PARTS=in_parts,

@@ -30,6 +30,9 @@ LEAST_STEPS = 6
 PARTS = tuple(range(2, 16))
 """Of K. As a multiple of 16 the number of parts would be a kernel of its own to Triton."""
 
+MOST_IN_WAVES = 6
+"""Of K where parts do not run at once: each is written and read."""
+
 OFFERED = 6
 """Tiles, of each the best orientation and parts: each is a kernel of its own."""
 
@@ -78,6 +81,22 @@ TILES = tuple(
 """Without SWAP and SPLITS. No subtile is stored by TMA, so all of shared memory is stages."""
 
 
+def parts_in_waves(tiles: int, steps: int, sms: int) -> list[int]:
+    """The parts of K with which tiles, however many, leave fewer SMs idle in the last of their
+    waves than with fewer parts."""
+    found, best = [], _busy(tiles, sms)
+    for parts in PARTS:
+        if parts <= min(steps // LEAST_STEPS, MOST_IN_WAVES) and _busy(tiles * parts, sms) > best:
+            best = _busy(tiles * parts, sms)
+            found.append(parts)
+    return found
+
+
+def _busy(programs: int, sms: int) -> float:
+    """The share of SMs that have something to do, over all waves of programs."""
+    return programs / (-(-programs // sms) * sms)
+
+
 @lru_cache(maxsize=4096)
 def _offered(M: int, N: int, K: int, sms: int) -> tuple[Config, ...]:
     if min(M, N) < LEAST_SIDE:
@@ -104,12 +123,16 @@ def offered(problem: Any, sms: int) -> tuple[Config, ...]:
 
 def of_types(tiles: Sequence[Config], problem: Any, sms: int) -> Iterator[Config]:
     """The tiles of a table for a type other than 16-bit floats, with SWAP and SPLITS, for a product
-    whose C lies by rows. No tile is another than those that are whole."""
+    whose C lies by rows. No tile is another than those that are whole. A float64 product is so long
+    that parts pay which run one wave after the other."""
     M, N, K = problem.M, problem.N, problem.K
+    waves = problem.dtype_in == "float64"
     for tile in tiles:
         for swap in (0, 1):
             down, across = (N, M) if swap else (M, N)
             count = -(-down // tile["BLOCK_M"]) * -(-across // tile["BLOCK_N"])
-            for parts in parts_of(count, -(-K // tile["BLOCK_K"]), sms):
+            steps = -(-K // tile["BLOCK_K"])
+            many = parts_in_waves(count, steps, sms) if waves else ()
+            for parts in sorted({*parts_of(count, steps, sms), *many}):
                 given = {"SWAP": swap, "SPLITS": parts, "BUFFERS": 1, "NUM_STAGES": MOST_STAGES}
                 yield {**tile, **given}

@@ -8,7 +8,8 @@ their own: the copies that host/repack.py makes, and the addition of parts of K.
 
 The constants stand in type_times.json, fitted by scripts/fit_type_times.py to plans of 22 shapes of
 each type, each behind a foreign kernel in a graph on an H200: 1 to 8192 rows, 16 to 14336 columns
-and 512 to 32768 elements along K (reports/nvidia-h200/trials/type_parts.csv).
+and 512 to 32768 elements along K (reports/nvidia-h200/trials/type_parts.csv); those of float64 to
+60 further shapes besides (float64_triton.csv there).
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lie
           8 bits and of tf32 along K only: others are repacked first, or with ACROSS one of float32
           is read to registers (device/across_k.py). float32 is rounded to tf32 by the TMA unit; as
           two terms (tf32x3) it is written out beforehand, or with ACROSS split in registers.
+          float64 is read to registers either way, and mma.sync multiplies (by_mma_sync.py).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..device import across_k, row_sums
+from ..device import across_k, by_mma_sync, row_sums
 from ..device.accumulators import load_blocks, rings_of, start_others, wait_for_mmas, zeros_of
 from ..device.blocks import (
     barriers,
@@ -129,7 +130,9 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
         zeros = zeros_of(b_rings, PART_M, CONFIG)
         accs = zeros
         steps = steps_of(batch, gl.cdiv(K, BLOCK_K), batches, CONFIG)
-        if CONFIG.ACROSS:
+        if CONFIG.FLOAT64:
+            accs, slot, phase = by_mma_sync.product(ring, zeros, slot, phase, steps, part, CONFIG)
+        elif CONFIG.ACROSS:
             accs, slot, phase = across_k.product(ring, zeros, slot, phase, steps, part, CONFIG)
         else:
             for step in range(steps):
@@ -169,7 +172,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
                     slot = 0
                     phase ^= 1
         bias = bias_of(fused, zeros[0], m, n, (M, N), CONFIG) if CONFIG.FUSED else 0
-        if not (CONFIG.PROMOTE or CONFIG.ACROSS):
+        if not (CONFIG.PROMOTE or CONFIG.ACROSS or CONFIG.FLOAT64):
             accs = wait_for_mmas(accs, 0)
             mbarrier.arrive(empty.index((slot + NUM_STAGES - 1) % NUM_STAGES), count=1)
         if CONFIG.IN_PARTS:
@@ -194,9 +197,9 @@ def kernel(
     batch_in, stride_cm, parts, total, CONFIG: gl.constexpr, NUM_STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
-    a_ring = ring_of(a, NUM_STAGES * CONSUMERS * CONFIG.A_TERMS)
+    a_ring = ring_of(a, NUM_STAGES * CONSUMERS * CONFIG.A_TERMS, CONFIG)
     b, c = (b, rest, third), (c, c_rest, c_third)
-    b_rings = rings_of(b, NUM_STAGES * CONFIG.TERMS)
+    b_rings = rings_of(b, NUM_STAGES * CONFIG.TERMS, CONFIG)
     c_blocks = ring_of_c(c[0], a_ring, CONSUMERS * BUFFERS, CONFIG)
     full, empty = barriers(NUM_STAGES, CONSUMERS)
     c_full, c_empty = full, empty

@@ -195,9 +195,9 @@ def _no_sums(problem: Any) -> str | None:
 
 def _repack(problem: Any) -> Config:
     """REPACK=1 where the kernel needs copies of A and B: wgmma reads blocks of 8 bits and of tf32
-    along K alone. float32 as two terms is copied always, and needs no word. Plans with ACROSS say
-    themselves what is copied."""
-    if kind(problem.dtype_in, problem.compute) in ("", "tf32x3"):
+    along K alone, and threads those of float64 either way. float32 as two terms is copied always,
+    and needs no word. Plans with ACROSS say themselves what is copied."""
+    if kind(problem.dtype_in, problem.compute) in ("", "float64", "tf32x3"):
         return {}
     a = letter((problem.M, problem.K), problem.a_strides)
     b = letter((problem.N, problem.K), problem.b_strides[::-1])
@@ -226,6 +226,7 @@ ROW = row(
         *PLAIN,
         ("int8", "int32"),
         *FLOAT8,
+        ("float64", "float64"),
         ("float32", "float32", "tf32"),
         ("float32", "float32", "tf32x3"),
     ),
