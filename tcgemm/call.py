@@ -99,7 +99,9 @@ def gemm(
         out_dtype: dtype of the result; by default that of A, int32 for 8-bit integers and bfloat16
             for 8-bit floats.
         compute: how the products are summed, "float32" by default. For float16 operands also
-            "float16"; for float32 "tf32x3" (the default: float32's accuracy on tensor cores),
+            "float16", in which a GPU sums that is faster by it, as GeForce boards are; an A100,
+            H100, H200 or B200 is not, and sums in float32 still, unless a kernel is named that sums
+            in float16; for float32 "tf32x3" (the default: float32's accuracy on tensor cores),
             "tf32" (operands rounded to 11 bits) or "ieee" (no tensor core); for 8-bit floats
             also "fast" (the tensor core's own accumulator).
         scale_a, scale_b: factors of 8-bit floats: a number, or a float32 tensor of one element or

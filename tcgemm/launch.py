@@ -13,6 +13,7 @@ import torch
 from . import dispatch, repacking
 from .batching import Part, parts, with_vectors
 from .choosing.auto import backend_for
+from .choosing.sums import as_summed
 from .description import Description, describe
 from .epilogue import finished, wide_dtype
 from .errors import OperandError, OperandTypeError, TcgemmError, ToolchainError
@@ -289,6 +290,8 @@ def _started_by(
     """The plan of a part, and what starts it."""
     if backend == dispatch.AUTO:
         backend = backend_for(problem, kernel).backend
+    if (wider := as_summed(problem, backend, kernel)) is not problem:
+        problem, fusion = wider, replace(fusion, compute=wider.compute)
     choose = repacking.chooser(backend, kernel)
     if kernel is None and (copies := repacking.worth(problem, backend, choose)) is not None:
         plan = _planned(copies.problem, backend, choose)

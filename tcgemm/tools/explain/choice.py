@@ -72,8 +72,10 @@ def choice(
     Times are compared as ``ranking`` has them, and called measured where they are.
     """
     from ... import dispatch, repacking
+    from ...choosing.sums import as_summed
     from ...errors import UnsupportedError
 
+    problem = as_summed(problem, backend, kernel)
     rows = dispatch.ladder(backend)
     try:
         copies = None if kernel else repacking.worth(problem, backend)
