@@ -143,9 +143,9 @@ def test_operands_in_registers_stay_there(number):
         plan = request.plan
         consumers, rows, columns = plan["CONSUMERS"], plan["BLOCK_M"], plan["BLOCK_N"]
         divided = plan.get("SPLITS", 1) > 1
-        # A word of a register that holds an argument is kept in memory, outside of all loops.
-        assert built.counts["LDL"] == built.counts["STL"] <= 1, built.log
-        assert built.counts["STL"] == 0 or (request.layout, rows * columns) == ("tn", 128 * 128)
+        # Words of registers that hold arguments are kept in memory, outside of all loops.
+        assert built.counts["LDL"] == built.counts["STL"] <= 2, built.log
+        assert built.counts["STL"] == 0 or (rows, columns) == (128, 128)
         # Code for the last step, and for all before it.
         assert built.counts["DMMA"] == 2 * rows * columns // (4 * 16 * 8)
         swapped = bool(plan.get("SWAP"))
@@ -189,6 +189,13 @@ def test_descriptors_hold_pairs_of_int32(layout, monkeypatch):
         assert list(described.block_shape) == ([block, 32] if along else [16, 2 * block])
         assert described.layout.swizzle_byte_width == (64 if along else 128)
         assert described.base.dtype == torch.int32
+
+
+def test_factors_come_as_they_are():
+    """Of types by other names than tl's Triton knows nothing: it would hand on a float32."""
+    kernel = import_module("tcgemm.triton_kernels.rungs.warp_specialized").kernel
+    types = {each.name: each.annotation_type for each in kernel.params}
+    assert (types["alpha"], types["beta"]) == ("fp64", "fp64")
 
 
 # The choice.

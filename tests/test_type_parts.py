@@ -374,7 +374,7 @@ def test_the_constants_are_what_the_rows_give(fitted, monkeypatch):
     monkeypatch.setattr(type_times, "CONSTANTS", type_times.CONSTANTS)
     monkeypatch.setattr(type_times, "STEPS", type_times.STEPS)
     shipped = json.loads(type_times.FILE.read_text())
-    again = fitted.fit(fitted.rows())
+    again = fitted.fit()
     for name, value in again["constants"].items():
         assert value == pytest.approx(shipped["constants"][name], rel=0.05), name
     for kind, steps in again["steps"].items():

@@ -20,12 +20,12 @@ Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program, from the last t
 
 Storage:  as in ``descriptor``: an operand stored transposed is loaded as it lies and its block in
           shared memory read through a transposed view; a column-major C is C' = B' A'. With SWAP it
-          is the other way round, and accumulators are transposed on their way to shared memory. A C
-          that TMA cannot reach the threads store (device/unaligned_rows.py). wgmma reads blocks of
-          8 bits and of tf32 along K only: others are repacked first, or with ACROSS one of float32
-          is read to registers (device/across_k.py). float32 is rounded to tf32 by the TMA unit; as
-          two terms (tf32x3) it is written out beforehand, or with ACROSS split in registers.
-          float64 is read to registers either way, and mma.sync multiplies (by_mma_sync.py).
+          is the other way round, and accumulators go to shared memory transposed. A C that TMA
+          cannot reach the threads store (unaligned_rows.py). wgmma reads blocks of 8 bits and of
+          tf32 along K only: others are repacked first, or with ACROSS one of float32 is read to
+          registers (across_k.py). float32 is rounded to tf32 by the TMA unit; as two terms (tf32x3)
+          it is written out beforehand, or with ACROSS split in registers. float64 is read to
+          registers either way, and mma.sync multiplies (by_mma_sync.py).
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ from ..device.k_parts import columns_of, steps_of, store_part
 from ..host.gluon_launch import ROUNDS, Rounding, arguments, second
 from ..host.launching import Rung
 from ..host.repack import repack_for_wgmma
+from ..host.runtime import tl
 
 
 @gluon.jit
@@ -193,7 +194,7 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
 @gluon.jit(do_not_specialize=["M", "N", "K", "stride_cm"], do_not_specialize_on_alignment=["c"])
 def kernel(
     a, b, rest, third, c, c_rest, c_third, staged, streamed, pitch, M, N, K, batches, c_in, bias,
-    scale_a, scale_b, alpha: gl.float64, beta: gl.float64, stride_im, stride_in, stride_bias,
+    scale_a, scale_b, alpha: tl.float64, beta: tl.float64, stride_im, stride_in, stride_bias,
     batch_in, stride_cm, parts, total, CONFIG: gl.constexpr, NUM_STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
@@ -232,19 +233,18 @@ def kernel(
             (produce, (a, b, staged, ring, c_ring, size, CONFIG))], [4, 4, 1], [160, 160, 24])
 
 
-ROUNDING = kernel if ROUNDS else Rounding(kernel)
-"""The kernel where A and B are float32 that has yet to be rounded to tf32."""
-
-run = Rung(kernel, arguments, second=second, repack=repack_for_wgmma, rounding=ROUNDING)
+# Where A and B are float32 that has yet to be rounded to tf32, its descriptors may have to be told.
+rounds = kernel if ROUNDS else Rounding(kernel)
+run = Rung(kernel, arguments, second=second, repack=repack_for_wgmma, rounding=rounds)
 """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
 Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to 3
-warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128; SUBTILES of BLOCK_N in which C is stored, 1, 2 or
-4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or SUBTILES, so that C_in or
-Z can be loaded to them. Optional: REST, the columns of BLOCK_N that are not the first
-accumulator's, one power of two or the sum of two; L2_PREFETCH, the steps of K of the larger operand
+warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128, of float64 32 or 64; SUBTILES of BLOCK_N in which
+C is stored, 1, 2 or 4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or
+SUBTILES, so that C_in or Z can be loaded to them. Optional: REST, columns beside the first
+accumulator's, one power of two or a sum of two; L2_PREFETCH, the steps of K of the larger operand
 that are prefetched. Aux "sums": row_sums.py. SWAP: 1 computes B' A', so that BLOCK_M runs along N;
-0 computes A B. Without it BLOCK_N runs along the rows of C as they lie in memory; across them it
-can run in plain products, with a C of 16 bits or float32 that TMA can store. ACROSS: 1 reads the A
-of what is computed as it lies, in a plain product of float32, and REPACK copies its B alone.
+0 computes A B. Without it BLOCK_N runs along the rows of C in memory; across them it can in plain
+products, with a C of 16 bits or float32 that TMA stores. ACROSS: 1 reads the A of what is computed
+as it lies, in a plain product of float32; REPACK copies B.
 """
