@@ -12,6 +12,7 @@ kernel says, has settled the choice, ``plans(problem, able)`` for more than its 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -134,8 +135,11 @@ def _module(backend: str) -> Any:
     if backend not in BACKENDS:
         names = ", ".join((*BACKENDS, AUTO))
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
+    name = BACKENDS[backend]
+    if name in sys.modules:  # which import_module gives, once another thread has imported it
+        return import_module(name)
     with uncollected():
-        return import_module(BACKENDS[backend])
+        return import_module(name)
 
 
 @cache
