@@ -91,7 +91,7 @@ class Kernel:
             return f"it needs compute capability {least} and this GPU has {here}"
         if not self.takes_types(problem.dtype_in, problem.dtype_out, problem.compute):
             asked = f"{problem.dtype_in} -> {problem.dtype_out} summed as {problem.compute}"
-            return f"{asked} is none of its type pairs: {_pairs(self)}"
+            return f"{asked} is none of its type pairs: {_in_words(self.pairs)}"
         beyond = [name for name in problem.fused if name not in self.fuses]
         if beyond:
             can = f"it fuses {', '.join(self.fuses)}" if self.fuses else "it fuses nothing"
@@ -112,10 +112,11 @@ class Kernel:
         return pair in self.pairs or (compute == COMPUTES[dtype_in][0] and pair[:2] in self.pairs)
 
 
-def _pairs(row: Kernel) -> str:
-    """The type pairs in words: "float16 -> float16 or float32, float32 -> float32 by tf32"."""
+@cache
+def _in_words(pairs: tuple[tuple[str, ...], ...]) -> str:
+    """Type pairs in words: "float16 -> float16 or float32, float32 -> float32 by tf32"."""
     outputs: dict[tuple[str, str], list[str]] = {}
-    for dtype_in, dtype_out, *compute in row.pairs:
+    for dtype_in, dtype_out, *compute in pairs:
         outputs.setdefault((dtype_in, "".join(compute)), []).append(dtype_out)
     return ", ".join(
         f"{dtype_in} -> {' or '.join(outs)}{f' by {compute}' if compute else ''}"
@@ -393,7 +394,7 @@ def facts_of_kernels() -> list[dict[str, Any]]:
             "kernel": row.name,
             "kind": row.kind,
             "adds": row.adds,
-            "type_pairs": _pairs(row),
+            "type_pairs": _in_words(row.pairs),
             "fuses": ", ".join(row.fuses),
             "shapes": row.shapes,
             "capability": "{}.{}".format(*row.capability),
