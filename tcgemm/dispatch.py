@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -136,11 +137,8 @@ def _module(backend: str) -> Any:
     if backend not in BACKENDS:
         names = ", ".join((*BACKENDS, AUTO))
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
-    name = BACKENDS[backend]
-    if name in sys.modules:  # which import_module gives, once another thread has imported it
-        return import_module(name)
-    with uncollected():
-        return import_module(name)
+    with nullcontext() if BACKENDS[backend] in sys.modules else uncollected():
+        return import_module(BACKENDS[backend])
 
 
 @cache
@@ -151,11 +149,10 @@ def ladder(backend: str) -> tuple[Kernel, ...]:
 
 def find(backend: str, kernel: str) -> Kernel:
     """The row of one kernel. Raises UnknownNameError, listing what exists."""
-    rows = ladder(backend)
-    for row in rows:
+    for row in ladder(backend):
         if row.name == kernel:
             return row
-    names = ", ".join(row.name for row in rows)
+    names = ", ".join(row.name for row in ladder(backend))
     raise UnknownNameError(f"unknown kernel {kernel!r} of backend {backend!r}: choose from {names}")
 
 
@@ -268,11 +265,8 @@ def by_tables(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
 
 
 def _elsewhere(problem: Problem, backend: str) -> str:
-    others = [
-        name
-        for name in BACKENDS
-        if name != backend and any(row.why_not(problem) is None for row in ladder(name))
-    ]
+    others = [name for name in BACKENDS if name != backend]
+    others = [name for name in others if any(r.why_not(problem) is None for r in ladder(name))]
     if others:
         return "backends that take it: " + ", ".join(f"backend={name!r}" for name in others)
     on_gpu = replace(problem, device="cuda")
@@ -319,8 +313,8 @@ def problem_of(
             bias=fusion.bias is not None,
             scales="" if not scales else "row" if any(s.numel() > 1 for s in scales) else "tensor",
         )
-        for name in ("alpha", "beta", "epilogue", "compute", "mma_shape", "aux"):
-            asked[name] = getattr(fusion, name)
+        names = ("alpha", "beta", "epilogue", "compute", "mma_shape", "aux")
+        asked |= {name: getattr(fusion, name) for name in names}
     return Problem(
         M=a.shape[-2],
         N=b.shape[-1],

@@ -15,20 +15,17 @@ import torch
 from torch.autograd import forward_ad
 
 from .forks import first_call, uncollected
+from .guessed import BITS, guess, guesses
 from .launch import Launch, make
 from .tensors import PLAIN, deterministic, grad_mode, jit_trace, modes
 
 MOST = 4096
 """Of launches, and of each thing that is kept of them."""
 
-BITS = {False: 63, True: 255}
-"""Bits of an address that a kernel may depend on, by whether it runs on a GPU: see
-operands.alignment. No function, whose call would cost more than what it does."""
-
 _NUMBERS = frozenset((int, float))
 
 launches: dict[Any, Launch] = {}
-forgotten_too: list[dict[Any, Any]] = []
+forgotten_too: list[dict[Any, Any]] = [guesses]
 """What else is kept of launches, by keys of its own."""
 
 
@@ -153,6 +150,7 @@ def launch_of(arguments: tuple[Any, ...]) -> Launch:
             launch = make(*arguments)
         if key is not None:
             keep(launches, key, launch)
+            guess(arguments, launch)
     return launch
 
 
