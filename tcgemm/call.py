@@ -11,9 +11,8 @@ from torch.overrides import handle_torch_function
 from .arrays import as_given, as_tensors, in_words_of_arrays, is_array
 from .dispatch import default_backend
 from .errors import OperandTypeError
-from .guessed import guess, guessed
 from .launch_cache import forget as forget
-from .launch_cache import key_of, launches, run, run_launch
+from .launch_cache import guess, guessed, key_of, launches, run, run_launch
 from .ops import autocast_enabled, multiply, seen_by_torch, traced
 from .tensors import as_number, recorders, traces
 
