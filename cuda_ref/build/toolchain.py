@@ -92,10 +92,12 @@ def compiler_versions(find: Callable[[], Sequence[Path | None]]) -> list[str]:
     asked = find, *map(os.environ.get, LOOKED_UP)
     found, before, versions = _compilers.get(asked, ([], [], []))
     if not found or [status_of(path) for path in found] != before:
-        found = [path for path in find() if path is not None]
+        every = find()
+        found = [path for path in every if path is not None]
         before = [status_of(path) for path in found]
         versions = [compiler_version(path) for path in found]
-        _compilers[asked] = found, before, versions
+        if len(found) == len(every):  # else one may be installed yet
+            _compilers[asked] = found, before, versions
     return versions
 
 
