@@ -136,7 +136,7 @@ def binding_key(root: Path = ROOT) -> str:
 
 
 def _flags(capability: tuple[int, int]) -> list[str]:
-    """nvcc's flags for a library: it has no places in the source, with which it would be four times
+    """nvcc's flags for a library: it has no places in the source, with which it would be three times
     as long, and its first call would wait longer. NVCC_APPEND_FLAGS=-lineinfo puts them in, for a
     profiler or compute-sanitizer."""
     return [flag for flag in nvcc_flags(sm_of(capability)) if flag != LINES]

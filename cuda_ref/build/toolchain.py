@@ -183,7 +183,7 @@ def sm_of(capability: tuple[int, int]) -> str:
 
 LINES = "-lineinfo"
 """The flag by which machine code says where in the source it comes from, and that is the same code
-otherwise. Three quarters of a library would be that."""
+otherwise. Two thirds of a library would be that."""
 
 
 def nvcc_flags(sm: str) -> list[str]:
