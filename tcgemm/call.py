@@ -12,7 +12,7 @@ from .arrays import as_given, as_tensors, in_words_of_arrays, is_array
 from .dispatch import default_backend
 from .errors import OperandTypeError
 from .launch_cache import forget as forget
-from .launch_cache import key_of, launches, run, run_launch
+from .launch_cache import guess, guessed, key_of, launches, run, run_launch
 from .ops import autocast_enabled, multiply, seen_by_torch, traced
 from .tensors import as_number, recorders, traces
 
@@ -153,10 +153,15 @@ class _Recorded(Exception):
 
 def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
     """By the launch that is kept for such calls; all that is special about others is found here."""
-    try:
-        launch = launches.get(key_of(*arguments))
-    except (AttributeError, RuntimeError, TypeError):
-        launch = None
+    may_guess = arguments[2] is None is arguments[7]  # neither C nor out
+    launch = guessed(arguments) if may_guess else None
+    if launch is None:
+        try:
+            launch = launches.get(key_of(*arguments))
+        except (AttributeError, RuntimeError, TypeError):
+            launch = None
+        if launch is not None and may_guess:
+            guess(arguments, launch)
     if launch is None or _autocast():
         return _unkept(arguments)
     return run_launch(launch, arguments)

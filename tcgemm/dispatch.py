@@ -12,7 +12,9 @@ kernel says, has settled the choice, ``plans(problem, able)`` for more than its 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -90,7 +92,7 @@ class Kernel:
             return f"it needs compute capability {least} and this GPU has {here}"
         if not self.takes_types(problem.dtype_in, problem.dtype_out, problem.compute):
             asked = f"{problem.dtype_in} -> {problem.dtype_out} summed as {problem.compute}"
-            return f"{asked} is none of its type pairs: {_pairs(self)}"
+            return f"{asked} is none of its type pairs: {_in_words(self.pairs)}"
         beyond = [name for name in problem.fused if name not in self.fuses]
         if beyond:
             can = f"it fuses {', '.join(self.fuses)}" if self.fuses else "it fuses nothing"
@@ -111,10 +113,11 @@ class Kernel:
         return pair in self.pairs or (compute == COMPUTES[dtype_in][0] and pair[:2] in self.pairs)
 
 
-def _pairs(row: Kernel) -> str:
-    """The type pairs in words: "float16 -> float16 or float32, float32 -> float32 by tf32"."""
+@cache
+def _in_words(pairs: tuple[tuple[str, ...], ...]) -> str:
+    """Type pairs in words: "float16 -> float16 or float32, float32 -> float32 by tf32"."""
     outputs: dict[tuple[str, str], list[str]] = {}
-    for dtype_in, dtype_out, *compute in row.pairs:
+    for dtype_in, dtype_out, *compute in pairs:
         outputs.setdefault((dtype_in, "".join(compute)), []).append(dtype_out)
     return ", ".join(
         f"{dtype_in} -> {' or '.join(outs)}{f' by {compute}' if compute else ''}"
@@ -134,7 +137,7 @@ def _module(backend: str) -> Any:
     if backend not in BACKENDS:
         names = ", ".join((*BACKENDS, AUTO))
         raise UnknownNameError(f"unknown backend {backend!r}: choose from {names}")
-    with uncollected():
+    with nullcontext() if BACKENDS[backend] in sys.modules else uncollected():
         return import_module(BACKENDS[backend])
 
 
@@ -146,11 +149,10 @@ def ladder(backend: str) -> tuple[Kernel, ...]:
 
 def find(backend: str, kernel: str) -> Kernel:
     """The row of one kernel. Raises UnknownNameError, listing what exists."""
-    rows = ladder(backend)
-    for row in rows:
+    for row in ladder(backend):
         if row.name == kernel:
             return row
-    names = ", ".join(row.name for row in rows)
+    names = ", ".join(row.name for row in ladder(backend))
     raise UnknownNameError(f"unknown kernel {kernel!r} of backend {backend!r}: choose from {names}")
 
 
@@ -263,11 +265,8 @@ def by_tables(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
 
 
 def _elsewhere(problem: Problem, backend: str) -> str:
-    others = [
-        name
-        for name in BACKENDS
-        if name != backend and any(row.why_not(problem) is None for row in ladder(name))
-    ]
+    others = [name for name in BACKENDS if name != backend]
+    others = [name for name in others if any(r.why_not(problem) is None for r in ladder(name))]
     if others:
         return "backends that take it: " + ", ".join(f"backend={name!r}" for name in others)
     on_gpu = replace(problem, device="cuda")
@@ -314,8 +313,8 @@ def problem_of(
             bias=fusion.bias is not None,
             scales="" if not scales else "row" if any(s.numel() > 1 for s in scales) else "tensor",
         )
-        for name in ("alpha", "beta", "epilogue", "compute", "mma_shape", "aux"):
-            asked[name] = getattr(fusion, name)
+        names = ("alpha", "beta", "epilogue", "compute", "mma_shape", "aux")
+        asked |= {name: getattr(fusion, name) for name in names}
     return Problem(
         M=a.shape[-2],
         N=b.shape[-1],
@@ -389,7 +388,7 @@ def facts_of_kernels() -> list[dict[str, Any]]:
             "kernel": row.name,
             "kind": row.kind,
             "adds": row.adds,
-            "type_pairs": _pairs(row),
+            "type_pairs": _in_words(row.pairs),
             "fuses": ", ".join(row.fuses),
             "shapes": row.shapes,
             "capability": "{}.{}".format(*row.capability),

@@ -15,6 +15,7 @@ from tcgemm.cuda_ref.build import extensions, store, toolchain
 from tcgemm import cuda_ref
 
 CAPABILITY = (9, 0)
+OPENS = extensions._opens
 NAMES = ("naive", "tiled", "wmma")
 
 
@@ -91,6 +92,55 @@ def test_the_key_changes_with_the_compilers_versions(monkeypatch, tmp_path, whic
         compiler.write_text(f"#!/bin/sh\necho release {release}\n")
         keys.add(extensions.cache_key("naive", CAPABILITY))
     assert len(keys) == 2
+
+
+def test_compilers_are_looked_for_once_and_again_where_one_has_changed(monkeypatch, tmp_path):
+    for variable in ("CUDA_HOME", "CUDA_PATH", "CXX", "CC"):
+        monkeypatch.delenv(variable, raising=False)
+    compilers = [tool(tmp_path / name, name) for name in ("nvcc", "gcc")]
+    looked = []
+
+    def find():
+        looked.append(1)
+        return [path if path.exists() else None for path in compilers]
+
+    def versions():
+        del looked[:]
+        return len(toolchain.compiler_versions(find)), len(looked)
+
+    assert [versions() for _ in range(2)] == [(2, 1), (2, 0)]
+    compilers[1].write_text("#!/bin/sh\necho another\n")
+    assert [versions() for _ in range(2)] == [(2, 1), (2, 0)]
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert [versions() for _ in range(2)] == [(2, 1), (2, 0)]
+    compilers[0].unlink()
+    assert [versions() for _ in range(2)] == [(1, 1), (1, 1)], "it may be installed yet"
+    compilers[0].write_text("#!/bin/sh\n")
+    assert versions() == (2, 1)
+
+
+def test_a_library_has_no_places_in_the_source_and_an_inspection_has(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(extensions, "require_toolchain", lambda: tmp_path / "nvcc")
+    monkeypatch.setattr(extensions, "_binding", lambda nvcc: tool(tmp_path, "binding.o"))
+    monkeypatch.setattr(
+        extensions, "_load_inline", lambda *given, **how: asked.extend(how["cuda_flags"])
+    )
+    extensions._build("naive", "naive_1", CAPABILITY, tmp_path, ("-DSOME",))
+    assert "-DSOME" in asked
+    assert {*toolchain.nvcc_flags("sm_90a")} - {*asked} == {toolchain.LINES}
+
+
+def test_a_library_that_was_opened_to_see_whether_it_opens_is_taken(builder, monkeypatch):
+    opened = []
+    monkeypatch.setattr(extensions, "_libraries", {})
+    monkeypatch.setattr(extensions, "open_library", lambda path: opened.append(path) or path)
+    extensions._load("naive", f"naive_{extensions.cache_key('naive', CAPABILITY)}", CAPABILITY)
+    monkeypatch.setattr(extensions, "_opens", OPENS)
+    path = extensions.library("naive", CAPABILITY)
+    assert opened == [path]
+    assert extensions.library("naive", CAPABILITY) is path
+    assert not extensions._opened
 
 
 @pytest.mark.parametrize("variable", ["NVCC_APPEND_FLAGS", "CPATH"])

@@ -5,6 +5,7 @@ On a CPU Triton's own launcher runs over a stand-in for its C function; on a GPU
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -244,6 +245,69 @@ def test_memory_of_a_call_on_a_gpu_comes_the_short_way(monkeypatch):
     assert asked == [((96,), (1,), torch.uint8)]
     on_cpu = launching.memory(tensor(), 96)
     assert (on_cpu.nbytes, on_cpu.dtype, len(asked)) == (96, torch.uint8, 1)
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    """A stand-in for torch's: the addresses that it has lent and was given back."""
+    seen = SimpleNamespace(lent=[], back=[], calls=[])
+
+    def lend(like, size):
+        seen.lent.append(4096 + 512 * len(seen.lent))
+        return seen.lent[-1], None
+
+    monkeypatch.setattr(launching, "lend", lend)
+    monkeypatch.setattr(launching, "_raw_delete", seen.back.append)
+    return seen
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_memory_that_is_lent_is_given_back_behind_the_launches(gpu, allocator, fails):
+    kernel, copying, follower = Kernel(), Kernel(), Kernel()
+
+    def arguments(a, b, c, TILE):
+        return (3,), (a, b, torch.empty(24), c.shape[0]), {"TILE": TILE}
+
+    def second(a, b, c, args, plan):
+        return follower, (1,), (args[2], c, args[2], 8), {"TILE": plan["TILE"]}
+
+    call = bound(kernel, arguments, second=second, repack=lambda compute, plan: Copies(copying))
+    operands = tensor(), tensor(), tensor()
+    call(*operands)
+    assert not allocator.lent, "Triton takes tensors"
+    if fails:
+        follower.c_function = None
+        for one in call._kept.recorded[-1:]:
+            one.function = lambda *passed: 1 / 0
+    with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+        call(*operands)
+    copies, parts = allocator.lent
+    assert sorted(allocator.back) == [copies, parts]
+    (read,) = kernel.short_way
+    assert read[14:16] == (copies + 512, parts)
+
+
+def test_lent_memory_of_other_addresses_is_given_back_before_triton_launches(gpu, allocator):
+    """Descriptors hold the address: Triton makes a tensor of the same memory, and records that."""
+    kernel, copying = Kernel(described=True), Kernel()
+    call = bound(kernel, described, repack=lambda compute, plan: Copies(copying))
+    operands = tensor(), tensor(), tensor()
+    for _ in range(2):
+        call(*operands)
+    assert len(kernel.long_way) == 2
+    assert len(allocator.lent) == 1
+    assert allocator.back == allocator.lent
+
+
+def test_on_a_gpu_an_address_is_lent(monkeypatch):
+    asked = []
+    monkeypatch.setattr(launching, "_raw_alloc", lambda *of: asked.append(of) or 4096)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, False)
+    on_gpu = SimpleNamespace(is_cuda=True, get_device=lambda: 1)
+    assert launching.lend(on_gpu, 96) == (4096, None)
+    assert asked == [(96, 71)]
+    address, room = launching.lend(tensor(), 96)
+    assert (address, room.nbytes) == (room.data_ptr(), 96)
 
 
 def test_torch_has_the_short_way_in_the_versions_that_are_tested():

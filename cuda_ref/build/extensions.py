@@ -27,19 +27,19 @@ from ..handle import open_library
 from . import store
 from .store import lock_of
 from .toolchain import (
+    LINES,
     NO_NVCC,
     ROOT,
-    compiler_version,
+    compiler_versions,
     consulted_variables,
-    content_of,
     cuda_home,
+    digest_of,
     find_cxx,
     find_nvcc,
     include_folders,
     nvcc_flags,
     sm_of,
     source,
-    source_files,
     source_folders,
     wheel_folders,
 )
@@ -61,6 +61,8 @@ _CXX_FLAGS = (
 )  # fmt: skip
 
 _libraries: dict[str, ctypes.CDLL] = {}
+_opened: dict[Path, ctypes.CDLL] = {}
+"""What was opened to see whether it opens."""
 
 
 def library(name: str, capability: tuple[int, int], defines: tuple[str, ...] = ()) -> ctypes.CDLL:
@@ -73,7 +75,8 @@ def library(name: str, capability: tuple[int, int], defines: tuple[str, ...] = (
     symbol = f"{name}_{cache_key(name, capability, defines=defines)}"
     with lock_of(f"library {symbol}"):
         if symbol not in _libraries:
-            _libraries[symbol] = open_library(str(_load(name, symbol, capability, defines)))
+            path = _load(name, symbol, capability, defines)
+            _libraries[symbol] = _opened.pop(path, None) or open_library(str(path))
         return _libraries[symbol]
 
 
@@ -111,9 +114,9 @@ def cache_key(
     of torch and of torch's CUDA; the machine's architecture.
     """
     return store.key_of(
-        *_contents(source_files(source(name, root), root)),
+        digest_of(source(name, root), root),
         binding_key(root),
-        *nvcc_flags(sm_of(capability)),
+        *_flags(capability),
         *defines,
     )
 
@@ -122,7 +125,7 @@ def binding_key(root: Path = ROOT) -> str:
     """The same of the binding's object, which knows no rung, no target and no define."""
     return store.key_of(
         _BINDING_ALONE,
-        *_contents(source_files(root / BINDING, root)),
+        digest_of(root / BINDING, root),
         *_CXX_FLAGS,
         *consulted_variables(),
         *_compilers(),
@@ -132,16 +135,23 @@ def binding_key(root: Path = ROOT) -> str:
     )
 
 
-def _contents(files: Sequence[Path]) -> list[str | bytes]:
-    return [part for path in files for part in (path.name, content_of(path))]
+def _flags(capability: tuple[int, int]) -> list[str]:
+    """nvcc's flags for a library: it has no places in the source, with which it would be three times
+    as long, and its first call would wait longer. NVCC_APPEND_FLAGS=-lineinfo puts them in, for a
+    profiler or compute-sanitizer."""
+    return [flag for flag in nvcc_flags(sm_of(capability)) if flag != LINES]
 
 
 def _compilers() -> list[str]:
-    """The versions of the compilers that a build takes here: nvcc, its host's compiler, torch's."""
+    """The versions of the compilers that a build takes here."""
+    return compiler_versions(_found_compilers)
+
+
+def _found_compilers() -> tuple[Path | None, ...]:
+    """nvcc, its host's compiler, torch's."""
     nvcc, path = find_nvcc(), _path_with_scripts()
     host = shutil.which(os.environ.get("CC") or "gcc", path=path)
-    found = (nvcc[0] if nvcc else None, Path(host) if host else None, find_cxx(path))
-    return [compiler_version(compiler) for compiler in found if compiler is not None]
+    return nvcc[0] if nvcc else None, Path(host) if host else None, find_cxx(path)
 
 
 def _load(
@@ -169,7 +179,7 @@ def _load(
 
 def _opens(path: Path) -> bool:
     try:
-        open_library(str(path))
+        _opened[path] = open_library(str(path))
     except (OSError, AttributeError) as error:
         logger.warning("the cached kernel %s does not load: %s", path, error)
         return False
@@ -190,7 +200,7 @@ def _build(
         return _load_inline(
             nvcc, symbol, scratch, cuda=f'#include "{source(name).name}"',
             # Temporary files in the build's own folder, where a killed compiler may leave them.
-            cuda_flags=["-objtemp", *nvcc_flags(sm_of(capability)), *defines],
+            cuda_flags=["-objtemp", *_flags(capability), *defines],
             folders=[source(name).parent], objects=["binding.o"],
         )  # fmt: skip
     except (RuntimeError, OSError) as error:

@@ -10,10 +10,12 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from .store import Status, status_of
+from .store import Status, key_of, status_of
 
 ROOT = Path(__file__).parent.parent
 """The folder of all sources: rungs/ and shapes/, one .cu file a rung, and csrc/, their headers."""
@@ -78,6 +80,28 @@ CONSULTED = (
 def consulted_variables() -> list[str]:
     """``NAME=value`` of those of CONSULTED that are set."""
     return [f"{name}={os.environ[name]}" for name in CONSULTED if name in os.environ]
+
+
+LOOKED_UP = ("PATH", "CUDA_HOME", "CUDA_PATH", "CC", "CXX")
+"""Variables of the environment that say where compilers are."""
+
+
+def compiler_versions(find: Callable[[], Sequence[Path | None]]) -> list[str]:
+    """The versions of the compilers that ``find`` finds, which is asked once, and again where a
+    variable of LOOKED_UP or one of the files has changed: it looks into some fifty places."""
+    asked = find, *map(os.environ.get, LOOKED_UP)
+    found, before, versions = _compilers.get(asked, ([], [], []))
+    if not found or [status_of(path) for path in found] != before:
+        every = find()
+        found = [path for path in every if path is not None]
+        before = [status_of(path) for path in found]
+        versions = [compiler_version(path) for path in found]
+        if len(found) == len(every):  # else one may be installed yet
+            _compilers[asked] = found, before, versions
+    return versions
+
+
+_compilers: dict[Any, tuple[list[Path], list[Status | None], list[str]]] = {}
 
 
 def compiler_version(path: Path) -> str:
@@ -157,6 +181,11 @@ def sm_of(capability: tuple[int, int]) -> str:
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
+LINES = "-lineinfo"
+"""The flag by which machine code says where in the source it comes from, and that is the same code
+otherwise. Two thirds of a library would be that."""
+
+
 def nvcc_flags(sm: str) -> list[str]:
     """Flags of every rung for one target, e.g. ``sm_90a``.
 
@@ -170,7 +199,7 @@ def nvcc_flags(sm: str) -> list[str]:
         "-std=c++17",
         f"-gencode=arch=compute_{number},code={sm}",
         f"-DTCGEMM_SM={re.sub('[a-z]', '', number)}",
-        "-lineinfo",
+        LINES,
         "-U__CUDA_NO_HALF_OPERATORS__",
         "-U__CUDA_NO_HALF_CONVERSIONS__",
         "-U__CUDA_NO_HALF2_OPERATORS__",
@@ -224,11 +253,31 @@ _files: dict[tuple[Path, Path], tuple[list[Path], list[Status | None]]] = {}
 def source_files(path: Path, root: Path = ROOT) -> list[Path]:
     """A .cu file and every file of ``root`` that it includes, directly or not; looked for once,
     and again where one of them has changed."""
+    return [*_looked_for(path, root)[0]]
+
+
+def _looked_for(path: Path, root: Path) -> tuple[list[Path], list[Status | None]]:
+    """The files, and the status that each of them has now, or had before it was read."""
     found, before = _files.get((path, root), ([path], []))
     if [status_of(file) for file in found] != before:
         found, before = _included(path, root)
         _files[path, root] = found, before
-    return [*found]
+    return found, before
+
+
+_digests: dict[tuple[Path, Path], tuple[list[Status | None], str]] = {}
+
+
+def digest_of(path: Path, root: Path = ROOT) -> str:
+    """Of the names and bytes of a .cu file and of all that it includes; worked out once, and again
+    where one of them has changed."""
+    files, statuses = _looked_for(path, root)
+    before, digest = _digests.get((path, root), (None, ""))
+    if statuses != before:
+        digest = key_of(*(part for file in files for part in (file.name, content_of(file))))
+        # What is saved while it is read has another status the next time.
+        _digests[path, root] = statuses, digest
+    return digest
 
 
 def _included(path: Path, root: Path) -> tuple[list[Path], list[Status | None]]:

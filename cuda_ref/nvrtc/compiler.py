@@ -128,7 +128,7 @@ def compile_kernel(
 def _options(sm: str, headers: Path) -> list[str]:
     number = next(flag for flag in nvcc_flags(sm) if flag.startswith("-DTCGEMM_SM"))
     return [
-        f"--gpu-architecture={sm}", "-std=c++17", "-default-device", "-w", "-lineinfo", number,
+        f"--gpu-architecture={sm}", "-std=c++17", "-default-device", "-w", number,
         *(f"-I{folder}" for folder in (*source_folders(), headers)),
     ]  # fmt: skip
 

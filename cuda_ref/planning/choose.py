@@ -8,8 +8,8 @@ ladder.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -36,13 +36,22 @@ def choosable(problem: Any, able: Iterable[str]) -> list[str]:
     """Of rungs that accept the problem those that may be taken where none is named: without such as
     another rung that accepts it is better than always, unless the user's own table names one."""
     able, of_user = list(able), _of_user(problem)
-    rungs = {name: module for name, module in by_name().items() if name in able}
     by_name_alone = {
         name
-        for name, module in rungs.items()
-        if name != of_user and hasattr(module, "only_by_name") and module.only_by_name(problem)
+        for name, only in _only_by_name().items()
+        if name in able and name != of_user and only(problem)
     }
     return [name for name in able if name not in by_name_alone] or able
+
+
+@cache
+def _only_by_name() -> dict[str, Callable[[Any], bool]]:
+    """What rungs say, of those that say for which problems they are taken only by name."""
+    return {
+        name: module.only_by_name
+        for name, module in by_name().items()
+        if hasattr(module, "only_by_name")
+    }
 
 
 @lru_cache(maxsize=4096)

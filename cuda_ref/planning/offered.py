@@ -10,6 +10,7 @@ its C by rows, is asked about that one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from . import tables
@@ -26,8 +27,10 @@ SWAPPED |= {new: old for old, new in SWAPPED.items()}
 """Setting -> what it is of the transposed product."""
 
 
+@lru_cache(maxsize=1024)
 def raced(problem: Any) -> bool:
-    """Whether such products were raced, so that the model speaks of them."""
+    """Whether such products were raced, so that the model speaks of them. A choice asks for it some
+    twenty times."""
     if problem.capability != HOPPER or problem.batch > 1 or not problem.plain:
         return False
     return min(problem.M, problem.N) > 1 and refuse_tma(problem) is None
@@ -43,10 +46,11 @@ def plans(problem: Any, able: Sequence[str]) -> Iterator[tuple[str, Mapping[str,
     """(rung, plan) of rungs in ``able``; none of one that the user's own table speaks of."""
     if not raced(problem):
         return
-    sms = gpu_of(problem).sms
+    gpu = gpu_of(problem)
+    sms, of_user = gpu.sms, tables.of_user(gpu.name)["kernels"]
     for name in able:
         module = by_name()[name]
-        if not hasattr(module, "cost") or planned_by_user(problem, name):
+        if not hasattr(module, "cost") or (name in of_user and planned_by_user(problem, name)):
             continue
         yield name, module.ROW["plan"](problem)
         if hasattr(module, "offered"):
@@ -56,8 +60,11 @@ def plans(problem: Any, able: Sequence[str]) -> Iterator[tuple[str, Mapping[str,
 
 def planned_by_user(problem: Any, name: str) -> bool:
     """Whether a row of the user's own table has settings of the rung for the problem."""
-    gpu, seen = gpu_of(problem), wide(problem)
-    rows = tables.of_user(gpu.name)["kernels"].get(name, [])
+    gpu = gpu_of(problem)
+    rows = tables.of_user(gpu.name)["kernels"].get(name)
+    if not rows:
+        return False
+    seen = wide(problem)
     fit = [row for row in rows if tunings()[name].fits(row["config"], seen, gpu.sms)]
     return tables.first(fit, seen) is not None
 

@@ -154,8 +154,9 @@ def by_terms_of(problem: Any, sms: int) -> Callable[[Mapping[str, int]], float]:
         of_l2 = steps * blocks * asked / waves / L2_BYTES_PER_US
         body = (own**6 + same**6 + of_l2**6 + memory**6) ** (1 / 6)
         start += LAUNCH_US - PREFETCHED_US * (splits > 1 and block_m * block_n <= 64 * 64)
-        added = _around(splits, cluster, within)
-        if splits > 1:
+        added = SPLIT_CLUSTER_US[cluster] if within else CLUSTER_US * (cluster > 1)
+        if splits > 1:  # the kernel that adds partial sums, and these there and back
+            added += SPLIT_SECOND_US + PART_US * splits if within else SECOND_KERNEL_US
             added += 4 * M * N * splits / PARTIALS_BYTES_PER_US
         if not config["PDL"]:
             start += NO_PDL_US
@@ -164,12 +165,3 @@ def by_terms_of(problem: Any, sms: int) -> Callable[[Mapping[str, int]], float]:
         return waves * start + body + added
 
     return us
-
-
-def _around(splits: int, cluster: int, within: bool) -> float:
-    """Microseconds of a cluster's later start, and of the kernel that adds partial sums; `within`:
-    rows begin within lines of the L2."""
-    if within:
-        second = SPLIT_SECOND_US + PART_US * splits
-        return SPLIT_CLUSTER_US[cluster] + (second if splits > 1 else 0.0)
-    return CLUSTER_US * (cluster > 1) + (SECOND_KERNEL_US if splits > 1 else 0.0)

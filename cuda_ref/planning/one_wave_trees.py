@@ -121,9 +121,12 @@ def factors(known: Sequence[Sequence[float]]) -> list[float]:
     # No dispatch mode of the caller's, such as fake tensors, hears of these tensors.
     with torch._C._DisableTorchDispatch(), torch.inference_mode():
         facts = torch.frombuffer(array("d", chain.from_iterable(known)), dtype=torch.float64)
-        at = trees.roots.repeat(len(known))
+        # Of each plan at each tree its node, and the number of its first fact; expanded, since
+        # repeat() takes longer.
+        each = len(known), len(trees.roots)
+        at = trees.roots.expand(each).reshape(-1)
         own = torch.arange(0, len(facts), len(known[0]), dtype=torch.int32, device="cpu")
-        own = own.repeat_interleave(len(trees.roots))  # the number of a plan's first fact
+        own = own[:, None].expand(each).reshape(-1)
         for _ in range(trees.questions):
             asked = facts.index_select(0, trees.fact.index_select(0, at).add_(own))
             few = asked <= trees.most.index_select(0, at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from .gpu import shared_kb
@@ -107,8 +108,10 @@ def _refuse_shared(
 TMA_MOST = 2**31 - 256
 
 
+@lru_cache(maxsize=1024)
 def refuse_tma(problem: Any) -> str | None:
-    """Why the bulk tensor copy cannot read A or B where they are; None when it can.
+    """Why the bulk tensor copy cannot read A or B where they are; None when it can. A choice asks
+    for it some thirty times.
 
     As operand_map in csrc/sm90/tensor_map.cuh. C may lie anywhere: TMA writes it where it can,
     plain stores elsewhere.

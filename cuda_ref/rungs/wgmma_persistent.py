@@ -231,15 +231,15 @@ def plan(problem: Any) -> Mapping[str, int]:
     """How wgmma_persistent runs a problem."""
     if problem.device == "cpu":
         return SIMULATED.plan
-    return _plan_of(tile_of(problem), problem)
+    return _plan_of(tile_of(problem), problem, gpu_of(problem).sms)
 
 
-def _plan_of(tile: Tile, problem: Any) -> Mapping[str, int]:
+def _plan_of(tile: Tile, problem: Any, sms: int) -> Mapping[str, int]:
     M, N, a, b = _transposed(problem)
     rows, cols = -(-M // tile.BLOCK_M), -(-N // tile.BLOCK_N)
     cluster, shares_a = _pairs(
         tile, rows, cols, problem.batch, ceil_div(problem.K, TILE_K),
-        rows_lie(2, *strides_of(problem)), b[0] != 1, gpu_of(problem).sms, problem.K <= SHORT_K,
+        rows_lie(2, *strides_of(problem)), b[0] != 1, sms, problem.K <= SHORT_K,
         a[1] == 1,
     )  # fmt: skip
     return {**tile.plan, "SHARES_A": int(shares_a), "CLUSTER": cluster}
@@ -254,9 +254,9 @@ def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:
     pairs of blocks."""
     first, *others = _tiles_of(problem)[:MOST_OFFERED]
     for cluster in (1, 2):
-        yield {**_plan_of(first, problem), "CLUSTER": cluster}
+        yield {**_plan_of(first, problem, sms), "CLUSTER": cluster}
     for tile in others:
-        yield _plan_of(tile, problem)
+        yield _plan_of(tile, problem, sms)
 
 
 def _loaded(tile: Tile, n_major: bool) -> int:

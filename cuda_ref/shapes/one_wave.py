@@ -15,6 +15,7 @@ from ..planning.cost import TILE_K, ceil_div
 from ..planning.one_wave_fitted import by_columns
 from ..planning.one_wave_model import all_us, by_terms_of, modelled_us
 from ..planning.one_wave_tile import (
+    CLUSTERS,
     FEWEST_STAGES,
     among_idle,
     at_once,
@@ -118,6 +119,7 @@ def _fitting(problem: Any, sms: int) -> Iterator[dict[str, int]]:
     divided = {
         tile: of for tile, of in divided.items() if tile in of_tile and takes(*tile, problem, 2)
     }
+    most = {cluster: at_once(cluster, sms) for cluster in {m * n for m, n in CLUSTERS}}
     for splits in SPLITS:
         if splits > 1 and 4 * TILE_K * splits > K:
             continue
@@ -131,11 +133,9 @@ def _fitting(problem: Any, sms: int) -> Iterator[dict[str, int]]:
             if stages(*(tile[::-1] if transposed else tile), splits > 1, float32) < FEWEST_STAGES:
                 continue
             for cluster_m, cluster_n in clusters:
-                blocks = -(-rows // cluster_m) * -(-cols // cluster_n) * cluster_m * cluster_n
-                blocks *= splits
-                if not nearly_all_have_tiles(blocks, tiles, within):
-                    continue
-                if blocks > at_once(cluster_m * cluster_n, sms):
+                cluster = cluster_m * cluster_n
+                blocks = -(-rows // cluster_m) * -(-cols // cluster_n) * cluster * splits
+                if blocks > most[cluster] or not nearly_all_have_tiles(blocks, tiles, within):
                     continue
                 config = _config(*tile, cluster_m, cluster_n, splits)
                 yield config

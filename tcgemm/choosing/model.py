@@ -56,16 +56,12 @@ def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
     # Blocks of a cluster load what they share once.
     of_a, of_b = block_m / plan.get("CLUSTER_N", 1), block_n / plan.get("CLUSTER_M", 1)
     load = loads * (of_a + of_b)
-    split, odd = 0.0, False
-    for shape, strides, side, along_k in (
-        ((M, K), problem.a_strides, of_a, 1),
-        ((K, N), problem.b_strides, of_b, 0),
-    ):
-        apart = _apart(shape, strides)
-        across = block_m if along_k else block_n
-        run = block_k if strides[along_k] == 1 else across  # elements of a tile side by side
-        split += loads * side * LINE / run if apart % SECTOR else 0.0
-        odd |= apart % VECTOR > 0
+    (split_a, along_a), (split_b, along_b), odd, odd_c, moved_us = _lying(problem)
+    split = 0.0
+    if split_a:  # by elements of a tile side by side
+        split += loads * of_a * LINE / (block_k if along_a else block_m)
+    if split_b:
+        split += loads * of_b * LINE / (block_k if along_b else block_n)
     divided = float(parts > 1)
     return (
         1.0,
@@ -73,18 +69,34 @@ def terms(problem: Any, plan: Mapping[str, Any], sms: int) -> tuple[float, ...]:
         load,
         split,
         load * odd,
-        2 * (M * K + K * N + M * N) * problem.batch / 4.3e6,
+        moved_us,
         waves * depth / LINE,
         float(waves),
         divided,
         divided * parts * 4 * M * N / 2e6,
         tiles * parts / sms * block_m * block_n / (128 * 256),
-        M * N / 1e6 if max(problem.c_strides) % VECTOR else 0.0,
+        M * N / 1e6 if odd_c else 0.0,
         max(0.0, 1 - M / block_m) + max(0.0, 1 - N / block_n),
     )
 
 
 @lru_cache(maxsize=1024)
+def _lying(
+    problem: Any,
+) -> tuple[tuple[bool, bool], tuple[bool, bool], bool, bool, float]:
+    """Of A, and of B, whether rows split sectors of the L2 and whether K lies along them; whether
+    rows of one of them, and of C, are no whole vectors; and what memory takes."""
+    M, N, K = problem.M, problem.N, problem.K
+    apart_a, apart_b = _apart((M, K), problem.a_strides), _apart((K, N), problem.b_strides)
+    return (
+        (apart_a % SECTOR > 0, problem.a_strides[1] == 1),
+        (apart_b % SECTOR > 0, problem.b_strides[0] == 1),
+        apart_a % VECTOR > 0 or apart_b % VECTOR > 0,
+        max(problem.c_strides) % VECTOR > 0,
+        2 * (M * K + K * N + M * N) * problem.batch / 4.3e6,
+    )
+
+
 def _apart(shape: tuple[int, int], strides: tuple[int, int]) -> int:
     """Elements from a row in memory to the next, 0 where there is one alone."""
     return min(
@@ -130,10 +142,12 @@ def knows(problem: Any) -> bool:
 def sum_of(known: Constants, found: Sequence[float]) -> float | None:
     """Microseconds: the sum of constants times terms; None where a term is more than was seen, or
     is one that too few rows had."""
-    for (_, most, rows), term in zip(known, found, strict=True):
+    parts = []
+    for (constant, most, rows), term in zip(known, found, strict=True):
         if term > most or (term and rows < LEAST_ROWS):
             return None
-    return sum([constant * term for (constant, _, _), term in zip(known, found, strict=True)])
+        parts.append(constant * term)
+    return sum(parts)
 
 
 def least_of(known: Constants, found: Sequence[float]) -> float:

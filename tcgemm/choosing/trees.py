@@ -12,6 +12,7 @@ import math
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import compress, decompress
@@ -112,18 +113,28 @@ def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple
     parts = plan.get("SPLITS", 1)
     warps = plan.get("NUM_WARPS") or 4 * plan.get("CONSUMERS", 1) + 4
     along_m, along_n = plan.get("CLUSTER_M", 1), plan.get("CLUSTER_N", 1)
-    of_each = (problem.a_strides, problem.b_strides, problem.c_strides)
+    a_by_columns, b_by_columns, *aligned = _lying(problem)
     tiles = -(-M // rows) * -(-N // columns) * problem.batch
     programs, of_part = tiles * parts, -(-K // parts)
     return (
-        kernel, M, N, K, problem.a_strides[1] != 1, problem.b_strides[1] != 1,
-        rows, columns, depth, parts, plan.get("NUM_STAGES", 3), warps, *map(_aligned, of_each),
+        kernel, M, N, K, a_by_columns, b_by_columns,
+        rows, columns, depth, parts, plan.get("NUM_STAGES", 3), warps, *aligned,
         programs / sms, -(-K // (depth * parts)), M * N * problem.batch / (tiles * rows * columns),
         programs / (sms * -(-programs // sms)), plan.get("SWAP", 0), plan.get("PDL", 1),
         plan.get("GROUP_M", 0), min(M, N), rows * columns, M * N, (M + N) * K / 1e6,
         M * N * K / 1e6, (rows + columns) * of_part, rows * columns * of_part / 1e6,
         plan.get("CLUSTER", along_m * along_n), along_m, along_n, plan.get("PINGPONG", 0),
         plan.get("SHARES_A", 0),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _lying(problem: Any) -> tuple[bool, bool, int, int, int]:
+    """Whether A, and B, lies by columns, and how the rows of A, B and C are aligned."""
+    of_each = (problem.a_strides, problem.b_strides, problem.c_strides)
+    a_aligned, b_aligned, c_aligned = map(_aligned, of_each)
+    return (
+        problem.a_strides[1] != 1, problem.b_strides[1] != 1, a_aligned, b_aligned, c_aligned,
     )  # fmt: skip
 
 
@@ -143,9 +154,12 @@ def factors(trees: Trees, known: Sequence[Sequence[float]]) -> list[float]:
     # No dispatch mode of the caller's, such as fake tensors, hears of these tensors.
     with torch._C._DisableTorchDispatch(), torch.inference_mode():
         facts = torch.frombuffer(array("d", chain.from_iterable(known)), dtype=torch.float64)
-        at = trees.roots.repeat(len(known))
+        # Of each plan at each tree its node, and the number of its first fact; expanded, since
+        # repeat() takes longer.
+        each = len(known), len(trees.roots)
+        at = trees.roots.expand(each).reshape(-1)
         own = torch.arange(0, len(facts), len(known[0]), dtype=torch.int32, device="cpu")
-        own = own.repeat_interleave(len(trees.roots))  # the number of a plan's first fact
+        own = own[:, None].expand(each).reshape(-1)
         for _ in range(trees.questions):
             asked = facts.index_select(0, trees.fact.index_select(0, at).add_(own))
             few = asked <= trees.most.index_select(0, at)

@@ -87,15 +87,13 @@ def faster(problem: Problem, chosen: Kernel, able: Sequence[Kernel], module: Any
     present = _modelled_us(problem, chosen, slug, True) if known is None else known
     if present is None or (present > MOSTLY_START_US and tuned(problem, slug)):
         return chosen
-    times = {}
+    best, least = chosen, present
     for row in able:
         us = known if row is chosen else _modelled_us(problem, row, slug)
-        if us is not None:
-            times[row] = us
-    times.setdefault(chosen, present)
-    best = min(times, key=times.__getitem__)
-    earned = EARNED * (1 if times[chosen] < SHORT_US else OF_LONGER)
-    return best if times[best] < times[chosen] * (1 - earned) else chosen
+        if us is not None and us < least:
+            best, least = row, us
+    earned = EARNED * (1 if present < SHORT_US else OF_LONGER)
+    return best if least < present * (1 - earned) else chosen
 
 
 def _modelled_us(problem: Problem, row: Kernel, slug: str, at_least: bool = False) -> float | None:

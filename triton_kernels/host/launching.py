@@ -176,38 +176,49 @@ class Bound:
         addresses: tuple[int, ...]
         if b is None or c is None:
             addresses = (a.data_ptr(),)
+        elif bias is not None and None is c_in is scale_a is scale_b:  # as of a linear layer
+            addresses = (a.data_ptr(), b.data_ptr(), c.data_ptr(), bias.data_ptr())
         else:
             addresses = (a.data_ptr(), b.data_ptr(), c.data_ptr())
-        if self._asked is None:
-            pass
-        elif bias is not None and None is c_in is scale_a is scale_b:  # as of a linear layer
-            addresses += (bias.data_ptr(),)
-        else:
-            for x in (c_in, bias, scale_a, scale_b):
-                if x is not None:
-                    addresses += (x.data_ptr(),)
-        copies = None
-        if (kept := self._kept) is None:
-            # Descriptors hold the address of the copies as well.
-            copies = memory(a, self._copies) if self._copies else None
-            where = addresses if copies is None else (*addresses, copies.data_ptr())
-            kept = self._by_address.get(where)
-        elif kept.pattern is not None and [*map(addresses.index, addresses)] != kept.pattern:
-            kept = None
-        if kept is None or hooked():
-            self._by_triton(a, b, c, (c_in, bias, scale_a, scale_b), addresses, copies)
-            return
-        if kept.copies:
-            if copies is None:
-                copies = memory(a, kept.copies)
-            addresses += (copies.data_ptr(),)
-        if kept.parts:
-            parts = memory(a, kept.parts)
-            addresses += (parts.data_ptr(),)
-        stream = torch._C._cuda_getCurrentRawStream(a.get_device())
-        for one in kept.recorded:
-            passed = one.filled(stream, addresses) if stream or one.slots else one.passed
-            one.function(*passed)
+            if self._asked is not None:
+                for x in (c_in, bias, scale_a, scale_b):
+                    if x is not None:
+                        addresses += (x.data_ptr(),)
+        kept = self._kept
+        copies = parts = 0  # addresses, and what holds the memory there, if it is a tensor
+        of_copies = of_parts = None
+        try:
+            if kept is None:
+                # Descriptors hold the address of the copies as well.
+                where = addresses
+                if self._copies:
+                    copies, of_copies = lend(a, self._copies)
+                    where = (*addresses, copies)
+                kept = self._by_address.get(where)
+            elif kept.pattern is not None and [*map(addresses.index, addresses)] != kept.pattern:
+                kept = None
+            if kept is None or hooked():
+                if copies and of_copies is None:  # Triton takes tensors: one of the same memory
+                    copies = _raw_delete(copies)
+                fused = (c_in, bias, scale_a, scale_b)
+                self._by_triton(a, b, c, fused, addresses, of_copies)
+                return
+            if kept.copies:
+                if not copies:
+                    copies, of_copies = lend(a, kept.copies)
+                addresses += (copies,)
+            if kept.parts:
+                parts, of_parts = lend(a, kept.parts)
+                addresses += (parts,)
+            stream = torch._C._cuda_getCurrentRawStream(a.get_device())
+            for one in kept.recorded:
+                passed = one.filled(stream, addresses) if stream or one.slots else one.passed
+                one.function(*passed)
+        finally:  # later work of the stream may have it
+            if copies and of_copies is None:
+                _raw_delete(copies)
+            if parts and of_parts is None:
+                _raw_delete(parts)
 
     def _by_triton(
         self,
@@ -289,6 +300,19 @@ def memory(like: torch.Tensor, size: int) -> torch.Tensor:
         room: torch.Tensor = _empty_strided((size,), (1,), torch.uint8)
         return room
     return torch.empty(size, dtype=torch.uint8, device=like.device)
+
+
+_raw_alloc: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
+_raw_delete: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
+
+
+def lend(like: torch.Tensor, size: int) -> tuple[int, torch.Tensor | None]:
+    """The address of ``memory``, and the tensor that holds it; None on a GPU, where no tensor is
+    made, which takes longer than the memory: ``_raw_delete`` gives it back to torch's allocator."""
+    if like.is_cuda and _raw_alloc is not None:
+        return _raw_alloc(size, torch._C._cuda_getCurrentRawStream(like.get_device())), None
+    room = memory(like, size)
+    return room.data_ptr(), room
 
 
 def _workspace(
