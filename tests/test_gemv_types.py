@@ -228,6 +228,14 @@ def test_the_model_says_more_of_more_work_and_of_rows_that_lie_apart():
     assert rung.cost(odd, 132) > rung.cost(problem(8, 20000, 2000, layout="nt"), 132)
 
 
+def test_lanes_that_load_from_lines_of_their_own_cost_more():
+    """Blocks of as many columns and parts of K: lanes along K, and lanes along rows of B."""
+    asked = problem(1, 4096, 4096)
+    apart, along = rung.Way(1, 2, 1), rung.Way(4, 8, 1)
+    assert apart.columns == along.columns
+    assert rung.modelled_us(asked, apart, 132) > 1.2 * rung.modelled_us(asked, along, 132)
+
+
 needs_nvcc = pytest.mark.skipif(
     toolchain.find_nvcc() is None or toolchain.find_cuobjdump() is None,
     reason="needs nvcc and cuobjdump",

@@ -61,6 +61,9 @@ ISSUE_PER_US = 3900
 """Instructions of warps that an SM issues in a microsecond."""
 
 
+LINE_BYTES, LINES_PER_US = 128, 1700
+"""Of the L1, which looks up one line a clock: a warp's load takes as long as it has lines."""
+
 MEMORY_BYTES_PER_US = 4.6e6
 """Of operands and C, of all SMs."""
 
@@ -180,8 +183,13 @@ def _read_bytes(problem: Any, way: Way) -> float:
     return float(problem.K * problem.N * each)
 
 
+def _lines(lanes: int, apart_bytes: int) -> int:
+    """Lines of the L1 in which so many lanes load."""
+    return max(1, min(lanes, ceil_div(lanes * apart_bytes, LINE_BYTES)))
+
+
 def modelled_us(problem: Any, way: Way, sms: int) -> float:
-    """Trips to memory one after the other, an SM's instructions, or memory."""
+    """Trips to memory one after the other, an SM's instructions, its L1, or memory."""
     size, rows, at_once = itemsize(problem), rows_of(problem), resident(problem)
     along_n, along_k = lengths(problem)
     of_a = along_k if along_k > 1 and _vectors(problem, 0, 0) else 1
@@ -190,9 +198,13 @@ def modelled_us(problem: Any, way: Way, sms: int) -> float:
     tiles = tiles_m * ceil_div(problem.N, way.columns) * problem.batch
     blocks = tiles * way.splits
     trips = ceil_div(problem.K, depth * way.along_k * way.warps * way.splits)
-    loads = depth * COLS / (along_n * along_k) + depth * rows / of_a
+    loads_of_a, loads_of_b = depth * rows / of_a, depth * COLS / (along_n * along_k)
+    (_, a_k), (b_k, b_n) = problem.a_strides, problem.b_strides
+    lines = loads_of_a * _lines(way.along_k, a_k * of_a * size)
+    of_lanes = _lines(way.along_n, b_n * along_n * size) * _lines(way.along_k, b_k * along_k * size)
+    lines += loads_of_b * of_lanes
     products = depth * COLS * rows * MULTIPLY[size]
-    by_trips = trips * (ISSUED_BY_TRIP + loads * ISSUED_BY_LOAD + products)
+    by_trips = trips * (ISSUED_BY_TRIP + (loads_of_a + loads_of_b) * ISSUED_BY_LOAD + products)
     issued = ISSUED + by_trips + ISSUED_BY_SUM[size] * rows * COLS
     of_sm = ceil_div(blocks, sms)
     of_b = _read_bytes(problem, way)
@@ -201,6 +213,7 @@ def modelled_us(problem: Any, way: Way, sms: int) -> float:
     moved = problem.batch * (of_b + problem.M * (problem.K + problem.N) * size)
     limits = (
         max(1.0, blocks / sms) * ALL_WARPS * issued / ISSUE_PER_US,
+        max(1.0, blocks / sms) * ALL_WARPS * trips * lines / LINES_PER_US,
         ceil_div(of_sm, at_once) * (trips - 1) * TRIP_US,
         max(of_sm * into_sm / way.splits, moved / MEMORY_BYTES_PER_US),
     )
