@@ -23,8 +23,10 @@ KINDS = [
     (torch.float64, "float64"),
 ]
 COMPUTE = {torch.float32: "tf32", torch.float64: "float64"}
-SIZES = [(1, 1, 1), (1, 255, 130), (3, 37, 701), (8, 20, 64), (200, 5, 33), (11, 13, 45)]
-"""One element; a row; columns that are no vectors; vectors; few columns; two tiles of rows."""
+SIZES = [(1, 1, 1), (1, 255, 130), (3, 37, 701), (8, 20, 300), (200, 5, 33), (11, 13, 45)]
+SIZES += [(4, 9, 600)]
+"""One element; a row; columns that are no vectors; vectors; few columns; two tiles of rows; rows
+that are vectors beside columns that are none."""
 PLACES = [(0, 0), (3, 1), (4, 2), (4, 4)]
 """How far rows lie apart beyond their length, and how far behind a multiple of 16 bytes A and B
 begin, in elements."""
@@ -76,18 +78,20 @@ def test_both_checks_wherever_rows_begin(size, layout, dtype, compute):
 
 
 def test_the_sizes_take_each_way_of_loading():
-    """Vectors along N and along K, and elements, for either type."""
+    """Vectors of B along N and along K, and elements; and vectors of A across its rows beside
+    elements of B, and beside vectors along N, for either type."""
     seen = {
-        (dtype, rung.lengths(rung.wide(problem_of(a, b, torch.empty(M, N, dtype=dtype)))))
+        (dtype, rung.lengths(wide), rung.length_of_a(wide))
         for dtype in (torch.float32, torch.float64)
         for (M, N, K), layout, place in itertools.product(SIZES, LAYOUTS, PLACES)
         for a in [placed(M, K, dtype, layout[0] == "t", place)]
         for b in [placed(K, N, dtype, layout[1] == "t", place)]
+        for wide in [rung.wide(problem_of(a, b, torch.empty(M, N, dtype=dtype)))]
     }
-    assert seen == {
-        (torch.float32, (1, 1)), (torch.float32, (1, 4)), (torch.float32, (4, 1)),
-        (torch.float64, (1, 1)), (torch.float64, (1, 2)), (torch.float64, (2, 1)),
-    }  # fmt: skip
+    for dtype, vector in ((torch.float32, 4), (torch.float64, 2)):
+        ways = (((1, 1), 1), ((1, vector), vector), ((vector, 1), 1))
+        for loads in (*ways, ((1, 1), vector), ((vector, 1), vector)):
+            assert (dtype, *loads) in seen
 
 
 @pytest.mark.parametrize("order", ["forward", "reverse", "random:3", "late:4"])
@@ -112,6 +116,19 @@ def test_right_with_any_lanes_warps_and_parts_of_k(place, layout, order):
         c, report = product(a, b, COMPUTE[dtype], plan=plan, order=order)
         assert torch.equal(c, a @ b), plan
         assert (report.grid[0], report.cluster) == (-(-36 // way.columns) * splits, splits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [4, 11, 16])
+def test_vectors_across_rows_of_a(rows, dtype):
+    """Where rows of A are neighbours; of 11 rows the second tile has three, and takes elements."""
+    a = placed(rows, 400, dtype, True, (-rows % 4, 0), True)
+    for layout, gap in (("n", 3), ("n", 0), ("t", 1)):
+        b = placed(400, 36, dtype, layout == "t", (gap, 0), True)
+        for way in (rung.Way(1, 1, 1), rung.Way(8, 2, 2)):
+            plan = {"BLOCK_M": 8, "BLOCK_N": way.columns, "WARPS": way.warps, "SPLITS": way.splits}
+            c, _ = product(a, b, COMPUTE[dtype], plan=plan)
+            assert torch.equal(c, a @ b), (layout, gap, way)
 
 
 def test_the_same_bits_in_whatever_order_blocks_run():
@@ -256,8 +273,10 @@ def test_what_nvcc_makes_of_it():
         rows, along_n, along_k = map(int, found.groups()[1:])
         at_once = rung.resident(problem(rows, 4096, 4096, dtype))
         assert kernel.registers * 256 * at_once <= 65536
-        # One trip of it is whole, another is not, and the second of these has elements one by one.
-        assert kernel.sass["LDG"] >= 2 * (16 // (along_n * along_k) + 4 * rows // along_k)
+        # A trip that is whole, one that is not, and where rows of A are vectors one with these.
+        loads, vector = 16 // (along_n * along_k), 4 if dtype == "float32" else 2
+        across = loads + 4 * rows // vector if along_k == 1 and rows % vector == 0 else 0
+        assert kernel.sass["LDG"] >= 2 * (loads + 4 * rows // along_k) + across
 
 
 def test_an_instance_is_found_by_its_types_rows_and_loads():

@@ -1,18 +1,19 @@
 // C[M, N] = A[M, K] B[K, N] for M up to 8 (or N, by C^T = B^T A^T), of float32 and float64.
 //
-// ADDS           vectors of 16 bytes to what thin.cu does on CUDA cores, along K or along N, where
-//                B's rows begin at multiples of 16 bytes; elsewhere single elements, which are 4 or
-//                8 bytes here. A thread holds 4 x 4 elements of B either way, all of them on their
-//                way at once, and multiplies them with up to 8 rows of A as fast as memory delivers
-//                them. Parts of K end in the same launch, in a cluster.
+// ADDS           vectors of 16 bytes to what thin.cu does on CUDA cores: along K where columns of B
+//                and rows of A begin at multiples of 16 bytes, or along N where rows of B do;
+//                elsewhere single elements, which are 4 or 8 bytes here. A thread holds 4 x 4
+//                elements of B either way, all of them on their way at once, and multiplies them
+//                with up to 8 rows of A as fast as memory delivers them. Parts of K end in the same
+//                launch, in a cluster.
 // STILL MISSING  with more than 8 rows B is read again for each 8 of them (mma_types.cu).
 //
 // grid     clusters of SPLITS blocks, which divide K, for BLOCK_N columns of 8 rows of C each
 // block    8 warps, of which WARPS divide K and the others have columns of their own
 // warp     lanes along K times lanes along N
 // thread   4 columns of all rows; an FMA for each element of C and k
+#include "gemv_types/types.cuh"
 #include "host/select.cuh"
-#include "ptx/sm90.cuh"
 #include "sm90/tensor_map.cuh"
 #include "tile/epilogue.cuh"
 #include "tile/lanes.cuh"
@@ -27,45 +28,21 @@ constexpr int MOST_ROWS = 8;  // of a block
 constexpr int AT_ONCE = 4;  // elements along K of a thread, of each column, on their way together
 constexpr int64_t MOST = INT32_MAX - 65536;  // columns, and elements along K
 
-// Elements in a vector of 16 bytes.
-template <typename Real>
-constexpr int VECTOR_OF = 16 / static_cast<int>(sizeof(Real));
-
-// Blocks for which an SM has registers.
-template <typename Real, int ROWS>
-constexpr int BLOCKS = sizeof(Real) == 4 ? ROWS <= 2 ? 3 : 2 : ROWS <= 4 ? 2 : 1;
-
-// The build system compiles one type of A and B at a time. By default a build has both.
-template <typename Real>
-constexpr bool BUILT =
-#ifdef TCGEMM_IN
-    TCGEMM_IN == static_cast<int>(std::is_same_v<Real, double> ? DType::f64 : DType::f32);
-#else
-    true;
-#endif
-
 // A, or B by its columns: element (mn, k) is at data + mn * mn_stride + k * k_stride.
 struct Side {
   const void* data;
   int64_t mn_stride, k_stride, batch_stride;
-  bool vectors;  // of 16 bytes along whichever of these is 1, from multiples of their length on
 };
 
-// The sum at the same place in block `cta` of the cluster.
-template <typename Real>
-__device__ __forceinline__ Real of_cluster(const Real* shared, int cta) {
-  const uint32_t at = shared_address(shared);
-  const float low = ld_shared_cluster(at, cta);
-  if constexpr (sizeof(Real) == 4) return low;
-  const float2 words = make_float2(low, ld_shared_cluster(at + 4, cta));
-  return reinterpret_cast<const Real&>(words);
-}
+// How a thread takes a trip: with masks, where not all of it exists; without; and without, and with
+// rows of A, where these are neighbours, in vectors.
+enum Trip { PART, WHOLE, WHOLE_ROWS };
 
-// ALONG_N and ALONG_K: elements of B of a load, one of both is 1.
+// ALONG_N and ALONG_K: elements of B of a load, one of both is 1; A has as many along K.
 template <typename Real, int ROWS, int ALONG_N, int ALONG_K, bool FUSED>
 __global__ void __launch_bounds__(THREADS, BLOCKS<Real, ROWS>)
     gemv_types(Side a, Side b, int M, int N, int K, Matrix c, Epilogue<Real> epilogue,
-               Lanes lanes) {
+               Lanes lanes, bool rows_in_vectors) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rank = lanes.splits > 1 ? cluster_ctarank() : 0;
   const int tile = lanes.by_splits.quotient(blockIdx.x);
@@ -100,12 +77,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<Real, ROWS>)
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
 
-  constexpr int HALF = VECTOR_OF<Real> / 2, PASS = ROWS < HALF ? ROWS : HALF;  // rows at once
+  constexpr int PASS = ROWS < VECTOR_OF<Real> ? ROWS : VECTOR_OF<Real>;  // rows at once
   Real sums[ROWS * COLS] = {};
-  // Multiplies what the thread has of a trip, from k on; all of it exists if it is `whole`.
-  const auto multiply = [&](int k, auto whole) {
-    constexpr bool WHOLE = decltype(whole)::value;
-    const auto inside = [&](int most, int length) { return WHOLE ? length : min(most, length); };
+  const auto multiply = [&](int k, auto trip) {
+    constexpr Trip TRIP = decltype(trip)::value;
+    const auto inside = [&](int most, int of) { return TRIP == PART ? min(most, of) : of; };
     Real y[AT_ONCE][COLS];
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u += ALONG_K) {
@@ -124,18 +100,20 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<Real, ROWS>)
     const Real* row = a_at;
 #pragma unroll
     for (int pass = 0; pass < ROWS; pass += PASS) {
+      constexpr int ACROSS = TRIP == WHOLE_ROWS ? PASS : 1;
       Real x[PASS][AT_ONCE];
 #pragma unroll
-      for (int i = 0; i < PASS; ++i) {
+      for (int i = 0; i < PASS; i += ACROSS) {
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u += ALONG_K) {
-          Real unit[ALONG_K] = {};
-          load_neighbours(unit, row + u * a_step, a.k_stride, WHOLE || a.vectors,
-                          inside(K - k - u * apart, ALONG_K));
+          Real unit[ALONG_K * ACROSS] = {};
+          load_neighbours(unit, row + u * a_step, 1, true,
+                          ACROSS > 1 ? ACROSS : inside(K - k - u * apart, ALONG_K));
 #pragma unroll
-          for (int e = 0; e < ALONG_K; ++e) x[i][u + e] = unit[e];
+          for (int e = 0; e < ALONG_K * ACROSS; ++e)
+            x[ACROSS > 1 ? i + e : i][ACROSS > 1 ? u : u + e] = unit[e];
         }
-        if (m0 + pass + i + 1 < M) row += a.mn_stride;
+        if (ACROSS > 1 || m0 + pass + i + 1 < M) row += ACROSS * a.mn_stride;
       }
 #pragma unroll
       for (int i = 0; i < PASS; ++i)
@@ -145,13 +123,18 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<Real, ROWS>)
           for (int j = 0; j < COLS; ++j) sums[(pass + i) * COLS + j] += x[i][u] * y[u][j];
     }
   };
-  const bool vectors = ALONG_N > 1 ? n0 + column_of(COLS - 1) < N : ALONG_K == 1 || a.vectors;
+  constexpr bool MAY_HAVE_ROWS = ALONG_K == 1 && ROWS % VECTOR_OF<Real> == 0;
+  const bool all_columns = ALONG_N == 1 || n0 + column_of(COLS - 1) < N;
+  const bool of_rows = MAY_HAVE_ROWS && rows_in_vectors && m0 + ROWS <= M;
 #pragma unroll 1
   for (int k = first; k < K; k += AT_ONCE * apart) {
-    if (vectors && k + (AT_ONCE - ALONG_K) * apart + ALONG_K <= K)
-      multiply(k, std::true_type{});
+    const bool whole = all_columns && k + (AT_ONCE - ALONG_K) * apart + ALONG_K <= K;
+    if (whole && of_rows)
+      multiply(k, std::integral_constant<Trip, MAY_HAVE_ROWS ? WHOLE_ROWS : WHOLE>{});
+    else if (whole)
+      multiply(k, std::integral_constant<Trip, WHOLE>{});
     else
-      multiply(k, std::false_type{});
+      multiply(k, std::integral_constant<Trip, PART>{});
 #pragma unroll
     for (const Real*& at : b_at) at += AT_ONCE * b_step;
     a_at += AT_ONCE * a_step;
@@ -208,9 +191,9 @@ int launch_type(const Gemm& gemm, bool taller, cudaStream_t stream) {
   const int64_t tiles = int64_t{lanes.tiles_m} * lanes.tiles_n * gemm.batch;
   if (tiles > INT32_MAX / MAX_CLUSTER) return cudaErrorInvalidConfiguration;
   const Matrix &x = gemm.a, &y = gemm.b;
-  const Side a{x.data, x.row_stride, x.col_stride, x.batch_stride,
-               rows_are_vectors(x, gemm.batch, gemm.in)};
-  const Side b{y.data, y.col_stride, y.row_stride, y.batch_stride, ALONG_N * ALONG_K > 1};
+  const Side a{x.data, x.row_stride, x.col_stride, x.batch_stride};
+  const Side b{y.data, y.col_stride, y.row_stride, y.batch_stride};
+  const bool rows_in_vectors = rows_are_vectors(transposed(gemm).b, gemm.batch, gemm.in);
   return with_rows<MOST_ROWS>(M, [&](auto rows) {
     constexpr int ROWS = decltype(rows)::value;
     const int shared_bytes =
@@ -218,19 +201,23 @@ int launch_type(const Gemm& gemm, bool taller, cudaStream_t stream) {
     const auto start = [&](auto kernel) {
       return launch_clusters(kernel, static_cast<unsigned>(tiles), lanes.splits, dim3(THREADS),
                              shared_bytes, stream, a, b, static_cast<int>(M), static_cast<int>(N),
-                             static_cast<int>(K), gemm.c, epilogue_of<Real>(gemm), lanes);
+                             static_cast<int>(K), gemm.c, epilogue_of<Real>(gemm), lanes,
+                             rows_in_vectors);
     };
     return is_plain(gemm) ? start(gemv_types<Real, ROWS, ALONG_N, ALONG_K, false>)
                           : start(gemv_types<Real, ROWS, ALONG_N, ALONG_K, true>);
   });
 }
 
-// In vectors along K, or along N, where B's columns, or rows, begin at multiples of 16 bytes.
+// In vectors along K where columns of B and rows of A begin at multiples of 16 bytes, or along N
+// where rows of B do.
 template <typename Real>
 int launch_vectors(const Gemm& gemm, bool taller, cudaStream_t stream) {
   constexpr int VECTOR = VECTOR_OF<Real>;
   if constexpr (BUILT<Real>) {
-    if (gemm.a.cols >= VECTOR && rows_are_vectors(transposed(gemm).a, gemm.batch, gemm.in))
+    const bool a_along_k = rows_are_vectors(gemm.a, gemm.batch, gemm.in);
+    if (gemm.a.cols >= VECTOR && a_along_k &&
+        rows_are_vectors(transposed(gemm).a, gemm.batch, gemm.in))
       return launch_type<Real, 1, VECTOR>(gemm, taller, stream);
     if (gemm.c.cols >= VECTOR && rows_are_vectors(gemm.b, gemm.batch, gemm.in))
       return launch_type<Real, VECTOR, 1>(gemm, taller, stream);

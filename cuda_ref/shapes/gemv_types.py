@@ -118,13 +118,22 @@ def _vectors(problem: Any, index: int, along: int) -> bool:
 
 
 def lengths(problem: Any) -> tuple[int, int]:
-    """Elements of B of a load, along N and along K: as ALONG_N and ALONG_K in gemv_types.cu."""
+    """Elements of B of a load, along N and along K: as ALONG_N and ALONG_K in gemv_types.cu. A has
+    as many along K."""
     vector = 16 // itemsize(problem)
-    if vector <= problem.K and _vectors(problem, 1, 1):
+    if vector <= problem.K and _vectors(problem, 0, 0) and _vectors(problem, 1, 1):
         return 1, vector
     if vector <= problem.N and _vectors(problem, 1, 0):
         return vector, 1
     return 1, 1
+
+
+def length_of_a(problem: Any) -> int:
+    """Elements of A of a load of a trip that is whole: along K, or across neighbouring rows."""
+    along_k, vector = lengths(problem)[1], 16 // itemsize(problem)
+    rows = rows_of(problem)
+    across = rows % vector == 0 and problem.M % rows == 0 and _vectors(problem, 0, 1)
+    return vector if along_k > 1 or across else 1
 
 
 def rows_of(problem: Any) -> int:
@@ -192,15 +201,14 @@ def modelled_us(problem: Any, way: Way, sms: int) -> float:
     """Trips to memory one after the other, an SM's instructions, its L1, or memory."""
     size, rows, at_once = itemsize(problem), rows_of(problem), resident(problem)
     along_n, along_k = lengths(problem)
-    of_a = along_k if along_k > 1 and _vectors(problem, 0, 0) else 1
     depth = source_constants("gemv_types")["AT_ONCE"]
     tiles_m = ceil_div(problem.M, rows)
     tiles = tiles_m * ceil_div(problem.N, way.columns) * problem.batch
     blocks = tiles * way.splits
     trips = ceil_div(problem.K, depth * way.along_k * way.warps * way.splits)
-    loads_of_a, loads_of_b = depth * rows / of_a, depth * COLS / (along_n * along_k)
+    loads_of_a, loads_of_b = depth * rows / length_of_a(problem), depth * COLS / (along_n * along_k)
     (_, a_k), (b_k, b_n) = problem.a_strides, problem.b_strides
-    lines = loads_of_a * _lines(way.along_k, a_k * of_a * size)
+    lines = loads_of_a * _lines(way.along_k, a_k * along_k * size)
     of_lanes = _lines(way.along_n, b_n * along_n * size) * _lines(way.along_k, b_k * along_k * size)
     lines += loads_of_b * of_lanes
     products = depth * COLS * rows * MULTIPLY[size]
