@@ -56,7 +56,8 @@ MANY = problem(1, 8, 8, batch_strides=(0, 0, 8))
 )
 def test_more_tiles_than_a_launcher_counts_are_refused(kernel):
     """The launchers of small, gemv and those with a schedule return an error from fewer on."""
-    parts = {"small": 8, "thin": 8, "gemv": 2, "wgmma_persistent": 2, "wgmma_types": 2}
+    parts = {"small": 8, "thin": 8, "gemv_types": 8, "gemv": 2}
+    parts |= {"wgmma_persistent": 2, "wgmma_types": 2}
     most = (2**31 - 1) // parts.get(kernel.name, 1) if kernel.backend == "cuda" else 2**31 - 2**16
     asked = dataclasses.replace(MANY, dtype_in=kernel.pairs[0][0])
     asked = dataclasses.replace(asked, dtype_out=kernel.pairs[0][1], compute="")

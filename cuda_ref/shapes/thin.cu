@@ -15,8 +15,8 @@
 #include "host/select.cuh"
 #include "ptx/sm90.cuh"
 #include "sm90/tensor_map.cuh"
-#include "tile/divisor.cuh"
 #include "tile/epilogue.cuh"
+#include "tile/lanes.cuh"
 #include "tile/order.cuh"
 
 namespace {
@@ -25,9 +25,7 @@ using namespace tcgemm;
 using namespace tcgemm::sm90;
 
 constexpr int MOST_ROWS = 4;  // of a block
-constexpr int LOG_COLS = 2, COLS = 1 << LOG_COLS;  // of a thread
 constexpr int AT_ONCE = 4;  // steps of K whose loads are on their way together
-constexpr int LOG_WARPS = 3, ALL_WARPS = 1 << LOG_WARPS, THREADS = 32 * ALL_WARPS;
 constexpr int64_t MOST = INT32_MAX - 65536;  // columns, and elements along K
 
 // A, or B by its columns: element (mn, k) is at data + mn * mn_stride + k * k_stride.
@@ -36,55 +34,10 @@ struct Side {
   int64_t mn_stride, k_stride, batch_stride;
 };
 
-// How threads are laid over columns and K: by powers of two, which need no division.
-struct Lanes {
-  int log_n;      // lanes of a warp along N; the others lie along K
-  int log_warps;  // warps of a block that divide K; the others lie along N
-  int splits;     // blocks that divide K
-  bool n_first;   // whether neighbouring lanes are neighbours along N
-  int tiles_m, tiles_n;  // of a matrix
-  Divisor by_splits, by_tiles_m, by_tiles_n;
-
-  __host__ __device__ int log_k() const { return 5 - log_n; }
-  __host__ __device__ int log_columns() const { return LOG_COLS + log_n + LOG_WARPS - log_warps; }
-};
-
 template <typename In>
 __device__ __forceinline__ float element(const uint16_t* at, bool there) {
   const uint16_t bits = there ? *at : uint16_t{0};
   return to_float(reinterpret_cast<const In&>(bits));
-}
-
-// Adds the sums of a warp's lanes that are `nearest`, 2 nearest, ... places apart, `of` of them in
-// all: a lane gives away half of its values in each step, and the other lane the other half. Calls
-// keep(value, sum) in one lane for each value.
-template <int VALUES, typename Keep>
-__device__ __forceinline__ void add_lanes(float (&sums)[VALUES], int nearest, int of, Keep keep) {
-  const int lane = threadIdx.x % 32;
-  int first = 0, left = VALUES, other = nearest * of / 2;
-  bool mine = true;
-#pragma unroll
-  for (int step = 0; step < 5; ++step) {
-    const int had = VALUES >> step;
-    if (other < nearest) continue;
-    const bool upper = (lane & other) != 0;
-    if (had > 1) {
-#pragma unroll
-      for (int i = 0; i < had / 2; ++i) {
-        const float low = sums[i], high = sums[had / 2 + i];
-        sums[i] = (upper ? high : low) + __shfl_xor_sync(0xFFFFFFFF, upper ? low : high, other);
-      }
-      left = had / 2;
-      if (upper) first += left;
-    } else {
-      sums[0] += __shfl_xor_sync(0xFFFFFFFF, sums[0], other);
-      mine = mine && !upper;
-    }
-    other /= 2;
-  }
-#pragma unroll
-  for (int i = 0; i < VALUES; ++i)
-    if (mine && i < left) keep(first + i, sums[i]);
 }
 
 template <int ROWS, bool FUSED, typename In, typename Out>
@@ -184,38 +137,6 @@ __global__ void __launch_bounds__(THREADS, 2)
   barrier_cluster_wait();
 }
 
-int log2_of(int64_t least, int most) {
-  int found = 0;
-  while (found < most && int64_t{1} << found < least) ++found;
-  return found;
-}
-
-// Those of the plan; without one as many warps along K as have a step each.
-Lanes lanes_of(const Gemm& gemm, bool taller) {
-  const Plan plan = plan_of(gemm, taller);
-  const int64_t N = gemm.c.cols, K = gemm.a.cols;
-  const bool n_first = !column_major(gemm.b);
-  int log_n = n_first ? log2_of(ceil_div(N, COLS), 5) : 5 - log2_of(K, 5);
-  int log_warps = log2_of(ceil_div(K, 32 >> log_n), LOG_WARPS);
-  if (plan.warps > 0) {
-    log_warps = log2_of(plan.warps, LOG_WARPS);
-    log_n = log2_of(plan.block_n >> (LOG_COLS + LOG_WARPS - log_warps), 5);
-  }
-  Lanes lanes{log_n, log_warps, std::clamp(plan.splits, 1, MAX_CLUSTER), n_first};
-  lanes.tiles_m = static_cast<int>(ceil_div(gemm.c.rows, MOST_ROWS));
-  lanes.tiles_n = static_cast<int>(ceil_div(N, int64_t{1} << lanes.log_columns()));
-  lanes.by_splits = Divisor::of(lanes.splits);
-  lanes.by_tiles_m = Divisor::of(lanes.tiles_m), lanes.by_tiles_n = Divisor::of(lanes.tiles_n);
-  return lanes;
-}
-
-template <typename Body>
-int with_rows(int64_t M, Body body) {
-  if (M == 1) return body(std::integral_constant<int, 1>{});
-  if (M == 2) return body(std::integral_constant<int, 2>{});
-  return body(std::integral_constant<int, MOST_ROWS>{});
-}
-
 }  // namespace
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
@@ -223,14 +144,16 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = taller ? transposed(asked) : asked;
   const int64_t M = gemm.c.rows, N = gemm.c.cols, K = gemm.a.cols;
   if (std::max(N, K) > MOST) return cudaErrorInvalidConfiguration;
-  const Lanes lanes = lanes_of(gemm, taller);
+  const bool n_first = !column_major(gemm.b);
+  const Lanes lanes =
+      lanes_of(plan_of(gemm, taller), ceil_div(M, MOST_ROWS), N, K, n_first);
   const int64_t tiles = int64_t{lanes.tiles_m} * lanes.tiles_n * gemm.batch;
   if (tiles > INT32_MAX / MAX_CLUSTER) return cudaErrorInvalidConfiguration;
   const auto data = [](const Matrix& x) { return static_cast<const uint16_t*>(x.data); };
   const Side a{data(gemm.a), gemm.a.row_stride, gemm.a.col_stride, gemm.a.batch_stride};
   const Side b{data(gemm.b), gemm.b.col_stride, gemm.b.row_stride, gemm.b.batch_stride};
   return with_types(gemm, [&](auto in, auto out) {
-    return with_rows(M, [&](auto rows) {
+    return with_rows<MOST_ROWS>(M, [&](auto rows) {
       const int shared_bytes = 4 * rows() << (lanes.log_warps + lanes.log_columns());
       const auto start = [&](auto kernel) {
         return launch_clusters(kernel, static_cast<unsigned>(tiles), lanes.splits, dim3(THREADS),

@@ -34,6 +34,7 @@ SHAPES = {
     "cuda/mma_types": (256, 256, 4096),
     "cuda/stream_k": (64, 28672, 4096),
     "cuda/gemv": (1, 8192, 8192),
+    "cuda/gemv_types": (2, 4096, 4096),
     "cuda/short_k": (10000, 10000, 3),
     "cuda/small": (100, 100, 100),
     "cuda/thin": (4, 1000, 300),
@@ -45,6 +46,7 @@ SHAPES = {
 TYPES = {
     "cuda/mma_float64": ("float64", "float64"), "cuda/mma_types": ("float32", "float32"),
     "cuda/short_k": ("float32", "float32"), "cuda/wgmma_types": ("int8", "int32"),
+    "cuda/gemv_types": ("float32", "float32"),
 }  # fmt: skip
 BYTES = {"float64": 8, "float32": 4, "int8": 1}
 

@@ -163,7 +163,7 @@ def lanes_of(kernel: str, have: dict[str, int]) -> list[Lane]:
         return split(have["SPLITS"] * have.get("GROUPS", 1))
     if name == "stream_k":
         return ranges()
-    if name in ("small", "thin"):
+    if name in ("small", "thin", "gemv_types"):
         return one_trip("mma" if name == "small" else "FMA")
     if name == "short_k":
         return whole_k()
@@ -196,7 +196,7 @@ def parts_of(
         return "thread", have["COARSEN"], have["COARSEN"], None
     if kernel == "cuda/naive":
         return "thread", 1, 1, None
-    if kernel == "cuda/thin":
+    if kernel in ("cuda/thin", "cuda/gemv_types"):
         return "thread", M, 4, None
     if kernel == "triton/thin":
         return "warp", M, N, None
@@ -299,7 +299,7 @@ def _right(image: Svg, kernel: str, have: dict[str, int], lanes: list[Lane]) -> 
             where, note = "shared memory", "each warp has two stages of its own"
         elif (
             K
-            and kernel not in ("cuda/small", "cuda/thin", "triton/thin")
+            and kernel not in ("cuda/small", "cuda/thin", "cuda/gemv_types", "triton/thin")
             and lanes[0][0] != "a thread"
             and "WARPS_M" not in have
         ):

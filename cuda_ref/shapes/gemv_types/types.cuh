@@ -1,0 +1,37 @@
+// What float32 and float64 have of their own in gemv_types.cu.
+#pragma once
+
+#include <type_traits>
+
+#include "ptx/sm90.cuh"
+
+namespace tcgemm::sm90 {
+
+// Elements in a vector of 16 bytes.
+template <typename Real>
+constexpr int VECTOR_OF = 16 / static_cast<int>(sizeof(Real));
+
+// Blocks for which an SM has registers, by the rows of C that a thread has.
+template <typename Real, int ROWS>
+constexpr int BLOCKS = sizeof(Real) == 4 ? ROWS <= 2 ? 3 : 2 : ROWS <= 4 ? 2 : 1;
+
+// The build system compiles one type of A and B at a time. By default a build has both.
+template <typename Real>
+constexpr bool BUILT =
+#ifdef TCGEMM_IN
+    TCGEMM_IN == static_cast<int>(std::is_same_v<Real, double> ? DType::f64 : DType::f32);
+#else
+    true;
+#endif
+
+// The sum at the same place in block `cta` of the cluster.
+template <typename Real>
+__device__ __forceinline__ Real of_cluster(const Real* shared, int cta) {
+  const uint32_t at = shared_address(shared);
+  const float low = ld_shared_cluster(at, cta);
+  if constexpr (sizeof(Real) == 4) return low;
+  const float2 words = make_float2(low, ld_shared_cluster(at + 4, cta));
+  return reinterpret_cast<const Real&>(words);
+}
+
+}  // namespace tcgemm::sm90
