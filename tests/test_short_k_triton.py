@@ -160,7 +160,7 @@ def test_what_it_does_not_take_is_refused_with_the_numbers():
         ("rows", "columns", (40, 128, 4), 1),
         ("off", "rows", (40, 128, 4), 1),
         ("longer", "rows", (40, 128, 4), 1),
-        ("longer", "rows", (40, 129, 4), 1),
+        ("longer", "longer", (40, 129, 4), 1),  # of rows that begin at vectors, and end within one
         ("longer", "rows", (40, 128, 1), 4),  # of one row nothing is apart
     ],
 )
