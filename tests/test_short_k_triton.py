@@ -240,7 +240,7 @@ def plans_of(dtype):
     for layout, (N, K) in itertools.product(LAYOUTS, ((64, 20000), (63, 20001), (4000, 5))):
         asked = problem(2, N, K, dtype, layout=layout)
         for config in thin_plan.configs(asked):
-            if config["BLOCK_N"] in (1, 2, 128) or K == 5:
+            if config["BLOCK_N"] in (1, 4, 64) or K == 5:
                 plan = {"SWAP": 0, **config, "PDL": 1}
                 request = Request("thin", plan, layout=layout, M=2, N=N, K=K, **types)
                 found[repr(request)] = request, 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -30,12 +31,13 @@ MOST_IN_GRID = 65535
 SECTOR, VECTOR = 32, 16
 """Bytes of a sector of the L2, and of a vector."""
 
-MOST_COLUMNS = 128
-"""Of a program."""
+COLUMNS = {2: (1, 2, 4, 8, 16, 32, 64, 128), 4: (1, 4, 16, 64), 8: (1, 4, 16, 64)}
+"""Of a program, by bytes of an element: of float32 and float64 half as many, for half as many
+kernels."""
 
-MOST_DEPTH = 4096
-"""Elements along K of a step in float64 whose A lies across K: the addresses of twice as many
-spill."""
+MOST_WARPS = 4
+"""Of a program in float64 whose A lies across K: with more a thread has too few registers for the
+addresses of its elements, on sm_90."""
 
 
 class Constants(NamedTuple):
@@ -93,31 +95,28 @@ BESIDE = 3
 def configs(problem: Any) -> Iterator[Config]:
     """What the model chooses from, for a problem with M <= N: of a C and a K too small for any of
     the ways programs of one warp."""
-    few, sector = True, SECTOR // itemsize(problem.dtype_in)
-    for warps, elements in _constants(problem).ways:
-        columns = 1
-        while columns <= MOST_COLUMNS and columns < 2 * problem.N:
-            depth = 32 * warps * elements // columns
-            fits = (
-                depth <= MOST_DEPTH or itemsize(problem.dtype_in) < 8 or problem.a_strides[1] == 1
-            )
-            if fits and depth >= sector and (depth < 2 * problem.K or depth == sector):
-                few = False
-                yield {"BLOCK_M": 1, "BLOCK_N": columns, "BLOCK_K": depth, "NUM_WARPS": warps}
-            columns *= 2
+    each = itemsize(problem.dtype_in)
+    few, sector = True, SECTOR // each
+    some = [columns for columns in COLUMNS[each] if columns < 2 * problem.N]
+    for (warps, elements), columns in itertools.product(_constants(problem).ways, some):
+        depth = 32 * warps * elements // columns
+        if depth < sector or spills(problem, warps):
+            continue
+        if depth < 2 * problem.K or depth == sector:
+            few = False
+            yield {"BLOCK_M": 1, "BLOCK_N": columns, "BLOCK_K": depth, "NUM_WARPS": warps}
     if few:
         yield {"BLOCK_M": 1, "BLOCK_N": 16, "BLOCK_K": sector, "NUM_WARPS": 1}
-    if few and itemsize(problem.dtype_in) > 2:  # of 16 bits the way above was timed alone
-        for columns in (1, 2, 4, 8):
-            if columns < 2 * problem.N:
+        for columns in some if each > 2 else ():  # of 16 bits the tile above was timed alone
+            if 256 // columns > sector:
                 depth = 256 // columns
                 yield {"BLOCK_M": 1, "BLOCK_N": columns, "BLOCK_K": depth, "NUM_WARPS": 1}
 
 
-def spills(problem: Any, depth: int) -> bool:
-    """Whether a step of so many elements along K is more than the registers hold."""
+def spills(problem: Any, warps: int) -> bool:
+    """Whether a program of so many warps has a step that the registers do not hold."""
     across = problem.a_strides[1] != 1
-    return across and itemsize(problem.dtype_in) == 8 and depth > MOST_DEPTH
+    return across and itemsize(problem.dtype_in) == 8 and warps > MOST_WARPS
 
 
 def _along_k(problem: Any) -> bool:
