@@ -262,3 +262,29 @@ def test_what_triton_makes_of_them(dtype):
             assert built.registers <= rung.REGISTERS
             of_thread = plan["BLOCK_M"] * plan["BLOCK_N"] // (32 * plan["NUM_WARPS"])
             assert counts["STG"] == max(1, of_thread // vector), request
+
+
+FEW_SPILLED = 64
+"""Bytes a thread, where a C that is read waits beside the sums. A tile that does not fit spills
+hundreds."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_fused_stays_in_registers(dtype):
+    compute = "float64" if dtype == "float64" else "tf32x3"
+    types = {"dtype_in": dtype, "dtype_out": dtype, "compute": compute}
+    tile = {"BLOCK_M": planned.MOST_ROWS[8 if dtype == "float64" else 4][128], "BLOCK_N": 128}
+    asked = ({"epilogue": "gelu"}, {"bias": True, "c_in": True, "epilogue": "relu", "batch": 3})
+    requests = [
+        Request(
+            "short_k",
+            {"SWAP": int(len(layout) == 3), **tile, "BLOCK_K": 4, "PDL": 1, "NUM_WARPS": 8},
+            layout=layout, M=1024, N=N, K=11, **types, **more,
+        )
+        for layout, N in (("nn", 1024), ("nn", 1023), ("nnt", 1024)) for more in asked
+    ]  # fmt: skip
+    for request, built in zip(requests, records.triton(requests), strict=True):
+        assert built.spill_bytes <= FEW_SPILLED, request
+        assert built.registers <= rung.REGISTERS
+        if request.N % 4 == 0 and len(request.layout) == 2:
+            assert built.counts["STG"] < tile["BLOCK_M"] * 128 // 256, "no vectors"
