@@ -113,3 +113,32 @@ print(json.dumps(len(kernels)))
 @pytest.mark.parametrize(("parts", "kernels"), [(1, 4), (3, 1)])
 def test_parts_of_k_are_one_kernel_for_all_types_and_layouts_of_c(parts, kernels):
     assert child("-c", PARTS, str(parts)) == kernels
+
+
+DRAWN_TYPES = """
+import json, random
+from collections import defaultdict
+from importlib import import_module
+from tcgemm import dispatch
+from tcgemm.problem import Problem
+found = import_module("tcgemm.triton_kernels.inspection.specialisations").specialisations
+import_module("tcgemm.triton_kernels").plan_for((9, 0), "nvidia-h200", 132)
+draw, keys = random.Random(5), defaultdict(set)
+for number in range(400):
+    name = ("short_k", "thin")[number % 2]
+    M, N, K = (int(2 ** draw.uniform(0, 14)) for _ in range(3))
+    M, K = (M, 1 + K % 64) if name == "short_k" else (1 + M % 16, K)
+    M, N = (M, N) if draw.random() < 0.5 else (N, M)
+    dtype, layout = draw.choice(("float32", "float64")), draw.choice(("nn", "nt", "tn", "tt"))
+    asked = Problem.stored(M, N, K, dtype, dtype, layout, device="cuda", capability=(9, 0))
+    for one in found(name, dispatch.find("triton", name).plan(asked), asked):
+        keys[name].add(one.key)
+print(json.dumps({name: len(of) for name, of in keys.items()}))
+"""
+
+
+def test_drawn_shapes_of_float32_and_float64_share_few_kernels():
+    """200 products of either kernel, as many of both types, in all layouts."""
+    found = child("-c", DRAWN_TYPES)
+    assert found["short_k"] <= 70
+    assert found["thin"] <= 125

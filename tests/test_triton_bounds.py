@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tcgemm import dispatch
+from tcgemm.problem import Fusion
 
 F16, F32, U8 = torch.float16, torch.float32, torch.uint8
 
@@ -98,17 +99,22 @@ def test_an_element_beside_a_view_is_seen():
 SHAPES = [(17, 33, 31), (40, 24, 65), (127, 63, 129)]
 
 
-@pytest.mark.parametrize(
-    "name", [row.name for row in dispatch.ladder("triton") if "cpu" in row.devices]
-)
-def test_nothing_beside_the_operands_is_read_or_written(name, watched):
+OF_CPU = [row for row in dispatch.ladder("triton") if "cpu" in row.devices]
+WATCHED = [(row.name, F16) for row in OF_CPU if ("float16", "float32") in row.pairs]
+WATCHED += [(name, dtype) for name in ("short_k", "thin") for dtype in (F32, torch.float64)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), WATCHED, ids=str)
+def test_nothing_beside_the_operands_is_read_or_written(name, dtype, watched):
+    fusion = None if dtype == F16 else Fusion(compute="ieee" if dtype == F32 else "float64")
     for index, (M, N, K) in enumerate(SHAPES):
-        a, b = within(M, K, F16, "nt"[index % 2]), within(K, N, F16, "tn"[index % 2])
-        c = within(M, N, F32)
+        K = min(K, 64) if name == "short_k" else K
+        a, b = within(M, K, dtype, "nt"[index % 2]), within(K, N, dtype, "tn"[index % 2])
+        c = within(M, N, F32 if dtype == F16 else dtype)
         found = watched(A=a, B=b, C=c)
         row = dispatch.find("triton", name)
-        problem = dispatch.problem_of(a, b, c)
+        problem = dispatch.problem_of(a, b, c, fusion)
         assert row.why_not(problem) is None
-        dispatch.load("triton", name)(a, b, c, **row.plan(problem))
+        dispatch.load("triton", name)(a, b, c, fusion, **row.plan(problem))
         assert not found, (M, N, K, found)
-        assert torch.equal(c, a.float() @ b.float())
+        assert torch.equal(c, a.to(c.dtype) @ b.to(c.dtype))

@@ -17,7 +17,11 @@ plans = import_module("tcgemm.triton_kernels.by_name")
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-RUNGS = [row.name for row in dispatch.ladder("triton") if DEVICE in row.devices]
+RUNGS = [
+    row.name
+    for row in dispatch.ladder("triton")
+    if DEVICE in row.devices and ("bfloat16", "bfloat16") in row.pairs
+]
 TMA_RUNGS = ("descriptor", "split_k", "warp_specialized")
 POINTER_RUNGS = [name for name in RUNGS if name not in TMA_RUNGS]
 LAYOUTS = ("nn", "nt", "tn", "tt")

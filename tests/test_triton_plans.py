@@ -54,7 +54,7 @@ def fresh(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 def test_importing_the_ladder_imports_no_triton_and_no_torch():
     done = fresh(
-        "import sys, tcgemm.triton_kernels as t; assert len(t.KERNELS) == 10;"
+        "import sys, tcgemm.triton_kernels as t; assert len(t.KERNELS) == 11;"
         "assert not {'triton', 'torch'} & set(sys.modules)"
     )
     assert done.returncode == 0, done.stderr
@@ -284,6 +284,7 @@ def test_one_choice_is_made_among_the_kernels_that_are_able(shape):
 def test_a_row_says_whether_it_is_of_the_ladder_or_a_specialist():
     kinds = {row.name: row.kind for row in dispatch.ladder("triton")}
     assert {name for name, kind in kinds.items() if kind == "shape"} == {
+        "short_k",
         "thin",
         "skinny",
         "split_k",

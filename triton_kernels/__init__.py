@@ -24,7 +24,7 @@ from .planning.choice import planned_by_user as planned_by_user
 from .planning.choice import preferred
 from .planning.choice import tuned_by_user as tuned_by_user
 from .planning.planner import Planner
-from .rungs import type_times
+from .rungs import type_choice
 
 ORDER = (
     "rungs.naive",
@@ -34,6 +34,7 @@ ORDER = (
     "rungs.persistent",
     "rungs.descriptor",
     "rungs.warp_specialized",
+    "shapes.short_k",
     "shapes.thin",
     "shapes.skinny",
     "shapes.split_k",
@@ -62,7 +63,7 @@ def planners() -> dict[str, Planner]:
 def choose(problem: Any, able: Sequence[str]) -> str:
     """The kernel to run: the one for which that is settled, else the one that tables prefer, else
     the highest that pays for the problem, or of other types than 16-bit floats one that is faster
-    by their model (rungs/type_times.py).
+    by their models (rungs/type_choice.py).
 
     A kernel that has no tables was never measured against the others: the last such is taken, so
     that a rung just added is seen to run.
@@ -113,10 +114,7 @@ def _choose(problem: Any, able: tuple[str, ...], edition: int) -> str:
         return best
     pays = [name for name in able if measured[name].pays(problem)]
     usual = (pays or able)[-1]
-    if not type_times.modelled(problem):
-        return usual
-    plans = {name: measured[name](problem) for name in able if name in type_times.KERNELS}
-    return type_times.faster(problem, usual, plans, gpus.sms_of(problem))
+    return type_choice.choose(problem, usual, able, measured, gpus.sms_of(problem))
 
 
 def sure(problem: Any, name: str) -> bool:

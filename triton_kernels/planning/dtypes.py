@@ -39,6 +39,15 @@ SIGNED = tuple(pair for pair in EVERY if pair[0] != "uint8" and pair[2:] != ("fl
 """What kernels multiply that divide K and load by pointers: integers without a sign want sums of
 rows and columns besides, and float16 summed in float16 is left to others."""
 
+ON_CUDA_CORES = (
+    ("float32", "float32", "tf32"),
+    ("float32", "float32", "tf32x3"),
+    ("float32", "float32", "ieee"),
+    ("float64", "float64"),
+)
+"""What kernels without ``tl.dot`` multiply besides 16 bits: float32's own products and sums, which
+are more than tf32 and tf32x3 promise, serve all three."""
+
 FUSES = ("alpha", "beta", "bias", "relu", "gelu", "gelu_tanh", "silu", "scales", "batch")
 """All that can be done in the launch of one product."""
 

@@ -94,6 +94,11 @@ class Planner:
         """Whether the rung is taken, whatever a shipped table or a model of all rungs says."""
         return False
 
+    def own_us(self, problem: Any) -> float | None:
+        """Microseconds of its plan by a model of its own, of types other than 16-bit floats (see
+        rungs/type_choice.py); None where it has none, or none for such a problem."""
+        return None
+
     def transposes(self, problem: Any) -> bool:
         """Whether the kernel computes C' = B' A', so that the plan is that of the transpose."""
         return False

@@ -101,9 +101,6 @@ EARNED = 0.04
 """Of its time that a plan has to win, to be taken in the place of the usual one: of the kernel that
 was taken before there were times, or of a tile whose K is not divided."""
 
-FEW = 128
-"""Rows or columns of C up to which skinny is weighed with its K in one part."""
-
 KERNELS = ("fused", "warp_specialized", "skinny")
 """Those whose time it knows."""
 
@@ -119,14 +116,15 @@ def modelled(problem: Any) -> bool:
 
 
 def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
-    """Microseconds of a kernel's plan for a problem of which ``modelled`` holds."""
+    """Microseconds of a kernel's plan for a problem of which ``modelled`` holds, or for a batch of
+    such products."""
     name, each = kind(problem.dtype_in, problem.compute), itemsize(problem.dtype_in)
     m, n, depth, parts = plan["BLOCK_M"], plan["BLOCK_N"], plan["BLOCK_K"], plan.get("SPLITS", 1)
     M, N, K = problem.M, problem.N, problem.K
     turns_itself = kernel == "warp_specialized" and column_major(problem)
     swapped = bool(plan.get("SWAP", turns_itself))
     down, across = (N, M) if swapped else (M, N)
-    programs = -(-down // m) * -(-across // n) * parts
+    programs = -(-down // m) * -(-across // n) * parts * problem.batch
     all_steps = -(-K // depth)
     steps = -(-all_steps // parts)
     step = STEPS[name][kernel]
@@ -155,10 +153,10 @@ def us(kernel: str, problem: Any, plan: Mapping[str, int], sms: int) -> float:
     inside = steps * (whole * max(waits, beside * work) + (max(waits, rest * work) if rest else 0))
     terms = 2 if kernel == "warp_specialized" and name == "tf32x3" else 1
     lines = (1 if plan.get("ACROSS") else terms) * down + terms * across
-    operands = lines * K * each
-    of_c = M * N * itemsize(problem.dtype_out)
+    operands = lines * K * each * problem.batch
+    of_c = M * N * itemsize(problem.dtype_out) * problem.batch
     found = CONSTANTS.start + max(inside, _moved_us(operands)) + of_c / CONSTANTS.stored
-    found += CONSTANTS.copies * any(copied) + _moved_us(sum(copied))
+    found += CONSTANTS.copies * any(copied) + _moved_us(sum(copied) * problem.batch)
     return found + second_us(problem, parts)
 
 
@@ -228,21 +226,3 @@ def resident(kernel: str, problem: Any, plan: Mapping[str, int]) -> int:
     by_memory = 232_448 // max(stage_bytes(plan, problem.dtype_in, problem.compute), 1024)
     threads = 1024 if itemsize(problem.dtype_in) == 1 else 512
     return int(max(1, min(by_memory, threads // (32 * plan["NUM_WARPS"]))))
-
-
-def faster(problem: Any, usual: str, plans: Mapping[str, Mapping[str, int]], sms: int) -> str:
-    """The kernel, of those that have these plans, that takes less than the usual one by EARNED, and
-    least of all; else the usual one."""
-    times = {
-        name: us(name, problem, plan, sms) * (1 if name == usual else 1 + EARNED)
-        for name, plan in plans.items()
-        if name in STEPS[kind(problem.dtype_in, problem.compute)]
-        and _speaks_of(name, problem, plan)
-    }
-    return min(times, key=lambda name: times[name]) if usual in times else usual
-
-
-def _speaks_of(kernel: str, problem: Any, plan: Mapping[str, int]) -> bool:
-    """Whether skinny is meant for such a product: of few rows or columns, or in parts of K."""
-    few = min(problem.M, problem.N) <= FEW
-    return kernel != "skinny" or few or plan["SPLITS"] > 1

@@ -5,9 +5,10 @@
 Adds:     no tl.dot. Of a tensor core's tile a row or two fill an eighth at most, and what is loaded
           element by element has to go through registers on its way there. Here it stays in the
           registers that it was loaded to: a program multiplies one row of A by BLOCK_N columns of
-          B, elementwise, and adds up along K at the end. Nothing is asked of alignment, and
-          everything that a step of a thousand elements loads is on its way at once, so that a K of
-          some thousands takes one trip to memory or two.
+          B, elementwise, and adds up along K at the end. Types are those of 16 bits, float64 and
+          float32, whose own products and sums serve tf32 and tf32x3 too. Nothing is asked of
+          alignment, and everything that a step of a thousand elements loads is on its way at once,
+          so that a K of some thousands takes one trip to memory or two.
 Missing:  each row of C reads B again, from L2, and K is not divided among programs: with more than
           a few rows, or a long K over very few columns, `skinny` is faster.
 
@@ -24,7 +25,7 @@ from ..device.dot import narrow, widen
 from ..device.split_k_partials import launch_dependents_and_wait
 from ..host.launching import Rung
 from ..host.runtime import INTERPRETED, cdiv, starts_early, tl, triton
-from ..host.units import HALF
+from ..host.units import COPIED
 
 
 @triton.jit(
@@ -75,7 +76,8 @@ def kernel(
     in_n = offs_n < N
     launch_dependents_and_wait(PDL)
 
-    acc = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    SUMS: tl.constexpr = tl.float64 if b.dtype.element_ty == tl.float64 else tl.float32
+    acc = tl.zeros((BLOCK_N, BLOCK_K), dtype=SUMS)
     for k0 in range(0, K, BLOCK_K):
         in_k = offs_k < K - k0
         x = tl.load(a_ptrs, mask=in_k, other=0.0)
@@ -92,6 +94,7 @@ def arguments(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
+    fusion: Any = None,
     *,
     SWAP: int,
     BLOCK_M: int,
@@ -110,15 +113,16 @@ def arguments(
         a, b, c = b.mT, a.mT, c.mT
     (M, K), N = a.shape, b.shape[1]
 
-    b_along_k = _unit(b.stride(0), b.stride(1) if N > 1 else 0, K)
-    a_unit = _unit(a.stride(1), a.stride(0) if M > 1 else 0)
+    vector = COPIED // b.itemsize
+    b_along_k = _unit(vector, b.stride(0), b.stride(1) if N > 1 else 0, K)
+    a_unit = _unit(vector, a.stride(1), a.stride(0) if M > 1 else 0)
     constants = {
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
         # Threads have of A what they have of B, or it would have to change places.
         "A_UNIT": min(a_unit, max(b_along_k, 1)),
         "B_ALONG_K": b_along_k,
-        "B_ALONG_N": 0 if b_along_k else _unit(b.stride(1), b.stride(0), N),
+        "B_ALONG_N": 0 if b_along_k else _unit(vector, b.stride(1), b.stride(0), N),
         **starts_early(PDL),
         "EMULATED": INTERPRETED and a.dtype == torch.bfloat16,
         "num_warps": NUM_WARPS,
@@ -127,16 +131,17 @@ def arguments(
     return (cdiv(N, BLOCK_N), M), (a, b, c, N, K, *strides), constants
 
 
-def _unit(along: int, across: int, size: int = 0) -> int:
-    """What an operand's rows are multiples of, of size ``size`` and ``across`` elements apart: HALF
-    or 1; 0 where a step ``along`` a row is no single element."""
+def _unit(vector: int, along: int, across: int, size: int = 0) -> int:
+    """What an operand's rows are multiples of, of size ``size`` and ``across`` elements apart: a
+    vector of so many or 1; 0 where a step ``along`` a row is no single element."""
     if along != 1:
         return 0
-    return HALF if across % HALF == size % HALF == 0 else 1
+    return vector if across % vector == size % vector == 0 else 1
 
 
 run = Rung(kernel, arguments)
-"""C[M, N] = A[M, K] @ B[K, N] into ``c``; float16 or bfloat16 in, the same or float32 out.
+"""C[M, N] = A[M, K] @ B[K, N] into ``c``: float16 or bfloat16 in, the same or float32 out, or
+float32 or float64; a fusion says how float32 is summed, and no more.
 
 Its plan: SWAP (1: B' A' is computed, so that BLOCK_M runs along N), BLOCK_M (1), BLOCK_N and
 BLOCK_K (elements), PDL (0 or 1: start before the kernel ahead has ended; sm_90) and NUM_WARPS.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..host.storage import itemsize
 from ..planning import gpus
+from ..planning.dtypes import ON_CUDA_CORES, PLAIN
 from ..planning.planner import Config, Planner
 from ..planning.rows import row
 from . import skinny_plan
@@ -26,11 +28,16 @@ elements along K at most: there the model says 0.7 to 1.3 us too little, and at 
 MOST_IN_GRID = 65535
 """Rows of C, which are the second dimension of the grid."""
 
-SECTOR, VECTOR = 16, 8
-"""Elements of 16 bits in a sector of the L2, and in a vector."""
+SECTOR, VECTOR = 32, 16
+"""Bytes of a sector of the L2, and of a vector."""
 
-MOST_COLUMNS = 128
-"""Of a program."""
+COLUMNS = {2: (1, 2, 4, 8, 16, 32, 64, 128), 4: (1, 4, 16, 64), 8: (1, 4, 16, 64)}
+"""Of a program, by bytes of an element: of float32 and float64 half as many, for half as many
+kernels."""
+
+MOST_WARPS = 4
+"""Of a program in float64 whose A lies across K: with more a thread has too few registers for the
+addresses of its elements, on sm_90."""
 
 
 class Constants(NamedTuple):
@@ -72,7 +79,8 @@ ALONG_N = Constants(
     0.653, 0.376, 0.018, 0.009, 0.431, 162.1, 9.026, 17.96, 0.6, 49.4, 1.431,
 )  # fmt: skip
 """Fitted to 2066 plans of 36 products, by how B lies (reports/nvidia-h200/trials/thin_triton.csv).
-Of the plans timed, the one that they take is about 7 % slower than the fastest."""
+Of the plans timed, the one that they take is about 7 % slower than the fastest. These were of 16
+bits; that an element of float32 and float64 takes as many instructions is predicted."""
 
 ISSUE_PER_US = 3900
 """Instructions of warps that an SM issues in a microsecond."""
@@ -86,18 +94,29 @@ BESIDE = 3
 
 def configs(problem: Any) -> Iterator[Config]:
     """What the model chooses from, for a problem with M <= N: of a C and a K too small for any of
-    the ways a program of one warp."""
-    few = True
-    for warps, elements in _constants(problem).ways:
-        columns = 1
-        while columns <= MOST_COLUMNS and columns < 2 * problem.N:
-            depth = 32 * warps * elements // columns
-            if depth >= SECTOR and (depth < 2 * problem.K or depth == SECTOR):
-                few = False
-                yield {"BLOCK_M": 1, "BLOCK_N": columns, "BLOCK_K": depth, "NUM_WARPS": warps}
-            columns *= 2
+    the ways programs of one warp."""
+    each = itemsize(problem.dtype_in)
+    few, sector = True, SECTOR // each
+    some = [columns for columns in COLUMNS[each] if columns < 2 * problem.N]
+    for (warps, elements), columns in itertools.product(_constants(problem).ways, some):
+        depth = 32 * warps * elements // columns
+        if depth < sector or spills(problem, warps):
+            continue
+        if depth < 2 * problem.K or depth == sector:
+            few = False
+            yield {"BLOCK_M": 1, "BLOCK_N": columns, "BLOCK_K": depth, "NUM_WARPS": warps}
     if few:
-        yield {"BLOCK_M": 1, "BLOCK_N": 16, "BLOCK_K": SECTOR, "NUM_WARPS": 1}
+        yield {"BLOCK_M": 1, "BLOCK_N": 16, "BLOCK_K": sector, "NUM_WARPS": 1}
+        for columns in some if each > 2 else ():  # of 16 bits the tile above was timed alone
+            if 256 // columns > sector:
+                depth = 256 // columns
+                yield {"BLOCK_M": 1, "BLOCK_N": columns, "BLOCK_K": depth, "NUM_WARPS": 1}
+
+
+def spills(problem: Any, warps: int) -> bool:
+    """Whether a program of so many warps has a step that the registers do not hold."""
+    across = problem.a_strides[1] != 1
+    return across and itemsize(problem.dtype_in) == 8 and warps > MOST_WARPS
 
 
 def _along_k(problem: Any) -> bool:
@@ -112,25 +131,27 @@ def _in_vectors(problem: Any) -> bool:
     """Whether B is loaded in vectors."""
     along_k = _along_k(problem)
     size, apart = (problem.K, problem.N)[not along_k], problem.b_strides[int(along_k)]
-    return bool(size % VECTOR == apart % VECTOR == 0)
+    vector = VECTOR // itemsize(problem.dtype_in)
+    return bool(size % vector == apart % vector == 0)
 
 
 def modelled_us(config: Config, problem: Any, processors: int) -> float:
     """Microseconds of a problem with M <= N: trips to memory one after the other, an SM's
     instructions, what comes into it, or memory."""
-    us, in_vectors = _constants(problem), _in_vectors(problem)
+    us, in_vectors, each = _constants(problem), _in_vectors(problem), itemsize(problem.dtype_in)
     warps, columns, depth = config["NUM_WARPS"], config["BLOCK_N"], config["BLOCK_K"]
     of_sm = problem.M * -(-problem.N // columns) / processors
     trips, elements = -(-problem.K // depth), columns * depth // (32 * warps)
     of_element = us.issued_of_vector if in_vectors else us.issued_by_element
     issued = us.issued + trips * elements * of_element + us.issued_by_column * min(columns, SUMMED)
     issued_us = warps * issued / ISSUE_PER_US
-    run = columns if _along_k(problem) else max(columns, min(SECTOR, problem.b_strides[0]))
+    sector = SECTOR // each
+    run = columns if _along_k(problem) else max(columns, min(sector, problem.b_strides[0]))
     limits = (
         of_sm * issued_us,
         trips * (us.trip + elements * (us.of_vector if in_vectors else us.element)),
-        max(1.0, of_sm) * 2 * run * problem.K / us.into_sm / 1e3,
-        2 * (problem.M + problem.N) * problem.K / us.memory / 1e6,
+        max(1.0, of_sm) * each * run * problem.K / us.into_sm / 1e3,
+        each * (problem.M + problem.N) * problem.K / us.memory / 1e6,
     )
     body = sum(limit**BESIDE for limit in limits) ** (1 / BESIDE)
     return float(us.start + us.program * min(issued_us, 2.0) + body)
@@ -174,8 +195,18 @@ class ThinPlanner(Planner):
             share = min(share, ROWS_IN_A_TRIP)
         return us < share * skinny_plan.fastest(seen, sms)[0]
 
+    def own_us(self, problem: Any) -> float | None:
+        """Of float32 and float64; of 16 bits it is settled."""
+        if itemsize(problem.dtype_in) == 2 or min(problem.M, problem.N) > MOST_ROWS:
+            return None
+        return self.unaligned_us(problem)
+
     def transposes(self, problem: Any) -> bool:
         return bool(problem.M > problem.N)
+
+    def copies(self, problem: Any) -> Config:
+        """Operands are read as they lie."""
+        return {}
 
     def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
         """The fastest configuration by the model."""
@@ -209,6 +240,7 @@ PLANNER = ThinPlanner("thin", ("BLOCK_M", "BLOCK_N", "BLOCK_K", "PDL", "NUM_WARP
 ROW = row(
     PLANNER,
     "a row of C by elements on CUDA cores, wherever they lie, in a trip to memory or two",
+    pairs=(*PLAIN, *ON_CUDA_CORES),
     kind="shape",
     refuse=refuse_thin,
 )

@@ -38,6 +38,7 @@ SHAPES = {
     "cuda/short_k": (10000, 10000, 3),
     "cuda/small": (100, 100, 100),
     "cuda/thin": (4, 1000, 300),
+    "triton/short_k": (10000, 10000, 3),
     "triton/thin": (1, 1000, 700),
     "triton/skinny": (16, 4096, 4096),
     "triton/split_k": (4096, 2112, 7168),
@@ -47,6 +48,7 @@ TYPES = {
     "cuda/mma_float64": ("float64", "float64"), "cuda/mma_types": ("float32", "float32"),
     "cuda/short_k": ("float32", "float32"), "cuda/wgmma_types": ("int8", "int32"),
     "cuda/gemv_types": ("float32", "float32"),
+    "triton/short_k": ("float32", "float32"),
 }  # fmt: skip
 BYTES = {"float64": 8, "float32": 4, "int8": 1}
 

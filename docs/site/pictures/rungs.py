@@ -136,6 +136,17 @@ def whole_k() -> list[Lane]:
     return [("a block", boxes)]
 
 
+def outer_products() -> list[Lane]:
+    """No shared memory: a warp loads columns of A and rows of B, multiplies them, and loads more."""
+    lanes: list[Lane] = []
+    for w in range(2):
+        boxes = [(0, 1.4, "load k0-3", LOAD), (1.5, 0.7, "FMA", MULTIPLY),
+                 (2.3, 1.4, "load k4-7", LOAD), (3.8, 0.7, "FMA", MULTIPLY),
+                 (4.6, 3.4, "store C", STORE)]  # fmt: skip
+        lanes.append((f"warp {w}", boxes))
+    return lanes
+
+
 def streams() -> list[Lane]:
     """Each warp on its own: it copies into one of its two stages and multiplies from the other."""
     lanes: list[Lane] = []
@@ -166,7 +177,7 @@ def lanes_of(kernel: str, have: dict[str, int]) -> list[Lane]:
     if name in ("small", "thin", "gemv_types"):
         return one_trip("mma" if name == "small" else "FMA")
     if name == "short_k":
-        return whole_k()
+        return whole_k() if backend == "cuda" else outer_products()
     if name == "gemv":
         return streams()
     if name == "skinny":
@@ -200,8 +211,8 @@ def parts_of(
         return "thread", M, 4, None
     if kernel == "triton/thin":
         return "warp", M, N, None
-    if kernel == "cuda/short_k":
-        return "warp", M // 4, N, None
+    if kernel in ("cuda/short_k", "triton/short_k"):
+        return "warp", M // have.get("NUM_WARPS", 4), N, None
     if kernel in ("cuda/small", "cuda/gemv"):
         return "warp", M, N, (16, 8, 16)
     if kernel == "cuda/mma_types":
@@ -299,7 +310,8 @@ def _right(image: Svg, kernel: str, have: dict[str, int], lanes: list[Lane]) -> 
             where, note = "shared memory", "each warp has two stages of its own"
         elif (
             K
-            and kernel not in ("cuda/small", "cuda/thin", "cuda/gemv_types", "triton/thin")
+            and kernel
+            not in ("cuda/small", "cuda/thin", "cuda/gemv_types", "triton/thin", "triton/short_k")
             and lanes[0][0] != "a thread"
             and "WARPS_M" not in have
         ):

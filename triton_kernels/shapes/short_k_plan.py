@@ -1,0 +1,172 @@
+"""short_k: its row, what it refuses, and its plans by a model of the time.
+
+All is said of the product whose C lies by rows: of a C by columns that is the transpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..host.storage import column_major, itemsize
+from ..planning import gpus
+from ..planning.dtypes import FUSES, ON_CUDA_CORES
+from ..planning.planner import Config, Planner
+from ..planning.rows import row
+
+MOST_K = 64
+"""Elements along K, as far as CUDA cores keep up at all."""
+
+WARPS, LANES = 8, 32
+
+LEAST_COLUMNS, MOST_COLUMNS = 16, 128
+"""Of a tile, which has all of a C that is narrower: a row of A or B with fewer elements than the
+program has threads is loaded as often as it is needed, and no thread asks another for it."""
+
+LEAST_ROWS = 8
+"""Of a tile: one for each warp, where C is small."""
+
+MOST_ROWS = {4: {16: 64, 32: 64, 64: 32, 128: 64}, 8: {16: 64, 32: 64, 64: 32, 128: 32}}
+"""The same, at most, by bytes of an element and columns: with more a thread has no registers left
+for the addresses of A, on sm_90."""
+
+AT_ONCE = 4
+"""Elements along K that are on their way beside each other."""
+
+VECTOR, LINE = 16, 128
+"""Bytes of a thread's vector, and of a line of the L1, which is asked for one line at a time."""
+
+START_US = 0.9
+"""Before the first load and after the last store, behind a kernel in a graph: cuda_ref's short_k
+takes 0.75 at 131 x 137 x 1 (reports/nvidia-h200/trials/short_k_types.csv)."""
+
+PROGRAM_US, TRIP_US = 0.4, 0.2
+"""A program by itself, and what it waits for BLOCK_K elements along K; predicted."""
+
+BESIDE = 2
+"""Programs of an SM, by registers."""
+
+CYCLES_PER_US = 1000
+"""Of an SM that loads and multiplies. It has 1755; cuda_ref's short_k, whose elements are in shared
+memory, takes twice as long as its instructions by arithmetic, and so this is predicted to."""
+
+FMA_CYCLES = {4: 0.25, 8: 0.5}
+"""Of an SM for one multiply-add of a warp, by bytes."""
+
+L2_BYTES, L2_BYTES_PER_US, MEMORY_BYTES_PER_US = 30e6, 2.7e6, 4.6e6
+"""Of C that the L2 takes in before memory has to; and of the rest, which it takes in beside; as of
+cuda_ref's short_k (reports/nvidia-h200/trials/short_k_types.csv)."""
+
+NORM = 3
+"""Of what goes on at once: close to the longest of it, not its maximum."""
+
+
+def configs(problem: Any) -> Iterator[Config]:
+    """What the model chooses from."""
+    columns = min(max(LEAST_COLUMNS, 1 << (problem.N - 1).bit_length()), MOST_COLUMNS)
+    for rows in (LEAST_ROWS, MOST_ROWS[itemsize(problem.dtype_in)][columns]):
+        yield {"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": at_once(problem), "NUM_WARPS": WARPS}
+
+
+def at_once(problem: Any) -> int:
+    """BLOCK_K: of a K of 1 nothing else is asked for."""
+    return 1 if problem.K == 1 else AT_ONCE
+
+
+def in_vectors(problem: Any) -> bool:
+    """Whether rows of B and C are whole vectors."""
+    each = VECTOR // itemsize(problem.dtype_in)
+    apart = [problem.b_strides[0] if problem.K > 1 else 0]
+    apart += [problem.c_strides[0] if problem.M > 1 else 0]
+    if problem.batch > 1:
+        apart += problem.batch_strides[1:]
+    whole = all(stride % each == 0 for stride in (problem.N, *apart))
+    reached = min(problem.b_alignment, problem.c_alignment) >= VECTOR
+    return bool(problem.b_strides[1] == problem.c_strides[1] == 1 and whole and reached)
+
+
+def modelled_us(config: Config, problem: Any, processors: int) -> float:
+    """Microseconds of a plan: programs that wait for their loads, what they load and multiply, or
+    the way of C to memory."""
+    rows, columns, each = config["BLOCK_M"], config["BLOCK_N"], itemsize(problem.dtype_in)
+    M, N, K, batch = problem.M, problem.N, problem.K, problem.batch
+    unit = VECTOR // each if in_vectors(problem) else 1
+    of_sm = -(-M // rows) * -(-N // columns) * batch / processors
+    width = min(columns, LANES * unit)
+    beside = min(LANES * unit // width, rows // WARPS)  # rows that a warp has at once
+    deep = rows // (WARPS * beside)
+    b_step = each if problem.b_strides[1] == 1 else each * min(K, LINE // each)
+    lines = deep * (1 if problem.a_strides[0] == 1 else beside)
+    lines += columns // width * max(1, width * b_step // LINE)
+    multiplied = deep * columns * beside / LANES * FMA_CYCLES[each]
+    busy_us = max(of_sm, 1.0) * WARPS * K * max(lines, multiplied) / CYCLES_PER_US
+    waits = PROGRAM_US + TRIP_US * -(-K // config["BLOCK_K"])
+    waits_us = max(of_sm / BESIDE, 1.0) * waits
+    size = float(M * N * batch * each)
+    stored_us = min(size, L2_BYTES) / L2_BYTES_PER_US
+    stored_us += max(size - L2_BYTES, 0.0) / MEMORY_BYTES_PER_US
+    stored_us += (M + N) * K * batch * each / MEMORY_BYTES_PER_US
+    return float(START_US + sum(x**NORM for x in (busy_us, waits_us, stored_us)) ** (1 / NORM))
+
+
+def fastest(problem: Any, processors: int) -> tuple[float, Config]:
+    """(microseconds, configuration) by the model."""
+    return min(
+        ((modelled_us(each, problem, processors), each) for each in configs(problem)),
+        key=lambda found: found[0],
+    )
+
+
+class ShortKPlanner(Planner):
+    """Planned by the model alone: no table has its rows."""
+
+    has_table = False
+
+    def pays(self, problem: Any) -> bool:
+        """Only where its time is less than another kernel's; see ``own_us``."""
+        return False
+
+    def own_us(self, problem: Any) -> float | None:
+        seen = problem.transposed() if self.transposes(problem) else problem
+        return fastest(seen, gpus.sms_of(problem))[0]
+
+    def transposes(self, problem: Any) -> bool:
+        return column_major(problem)
+
+    def copies(self, problem: Any) -> Config:
+        """Operands are read as they lie."""
+        return {}
+
+    def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
+        """The fastest configuration by the model."""
+        return [{"config": fastest(problem, gpus.sms_of(problem))[1]}]
+
+    def interpreted(self, problem: Any) -> Config:
+        return {**super().interpreted(problem), "BLOCK_K": at_once(problem)}
+
+    def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
+        pdl = problem.device != "cpu" and (problem.capability or (9, 0)) >= (9, 0)
+        return {"SWAP": int(transposed), **config, "PDL": int(pdl)}
+
+    def unaligned_us(self, problem: Any) -> float | None:
+        return self.own_us(problem)
+
+
+def refuse_long_k(problem: Any) -> str | None:
+    """Why K is too long for CUDA cores; None when it is not."""
+    if problem.K <= MOST_K:
+        return None
+    return f"K={problem.K} and short_k takes up to {MOST_K}: fused takes any"
+
+
+PLANNER = ShortKPlanner("short_k", ("BLOCK_M", "BLOCK_N", "BLOCK_K", "PDL", "NUM_WARPS"))
+
+ROW = row(
+    PLANNER,
+    "float32 and float64 over a short K, on CUDA cores: outer products, and C in runs of its rows",
+    pairs=ON_CUDA_CORES,
+    kind="shape",
+    fuses=FUSES,
+    shapes="K up to 64; A, B and C anywhere",
+    refuse=refuse_long_k,
+)
