@@ -191,11 +191,28 @@ def test_descriptors_hold_pairs_of_int32(layout, monkeypatch):
         assert described.base.dtype == torch.int32
 
 
-def test_factors_come_as_they_are():
-    """Of types by other names than tl's Triton knows nothing: it would hand on a float32."""
+@pytest.mark.parametrize(
+    ("fusion", "scaled"),
+    [
+        (Fusion(compute="float64"), False),
+        (Fusion(compute="float64", alpha=0.3), True),
+        (Fusion(compute="float64", epilogue="relu"), False),
+        (None, False),
+    ],
+)
+def test_factors_come_as_they_are(fusion, scaled, monkeypatch):
+    """Of types by other names than tl's Triton knows nothing: it would hand on a float32. What is
+    declared a number has to be one, asked for or not."""
     kernel = import_module("tcgemm.triton_kernels.rungs.warp_specialized").kernel
     types = {each.name: each.annotation_type for each in kernel.params}
     assert (types["alpha"], types["beta"]) == ("fp64", "fp64")
+    monkeypatch.setattr(gluon_launch, "programs", lambda a: SMS)
+    a = torch.empty(64, 64, dtype=torch.float64, device="meta")
+    _, args, constants = gluon_launch.arguments(a, a, torch.empty_like(a), fusion, **TILES[1])
+    given = dict(zip(kernel.arg_names, args, strict=False))
+    assert given["alpha"] == (fusion.alpha if fusion else 1.0)
+    assert isinstance(given["beta"], float)
+    assert constants["CONFIG"].SCALED is scaled
 
 
 # The choice.

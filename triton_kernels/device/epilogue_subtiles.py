@@ -65,7 +65,7 @@ def scaled(x, m, n, size, fused, CONFIG: gl.constexpr):
     """alpha * scale_a * scale_b * x, the whole accumulator."""
     scale_a, scale_b, alpha = fused[2], fused[3], fused[4]
     M, N = size
-    if alpha is not None:
+    if CONFIG.SCALED:
         factor = alpha.to(x.dtype)
         if scale_a is not None and not CONFIG.ROW_SCALES_A:
             factor *= gl.load(scale_a)

@@ -68,6 +68,8 @@ class Config:
     PROMOTE: bool
     """The sum of each step of K is added outside of the tensor core."""
     FUSED: bool
+    SCALED: bool
+    """The whole accumulator is multiplied, by alpha and scales of one element."""
     STAGED: bool
     """C_in, or Z that is read, is loaded by TMA."""
     AUX: str
@@ -171,8 +173,7 @@ def arguments(
     (c_in, *others), constants = operands(finished, transposed)
     bias, scale_a, scale_b, alpha, beta, *strides = others
     batch_in = batch_strides(a, b, c, finished)[3]
-    if alpha == 1 and all(s is None or s.numel() > 1 for s in (scale_a, scale_b)):
-        alpha = None
+    scaled = alpha != 1 or any(s is not None and s.numel() == 1 for s in (scale_a, scale_b))
     staged = None
     c_in_rows = c_in.mT if c_in is not None and transposed else c_in
     has_room = aux == "write" or (BUFFERS == SUBTILES and not REST)
@@ -205,6 +206,7 @@ def arguments(
         PROMOTE=compute == "tf32x3"
         or (fusion is not None and a.itemsize == 1 and compute == "float32"),
         FUSED=finishes(finished),
+        SCALED=scaled,
         STAGED=staged is not None,
         AUX=aux,
         UNALIGNED_C=0 if by_tma else subtile,
