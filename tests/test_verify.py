@@ -201,6 +201,14 @@ def test_operands_lie_as_they_say(view, batch, of):
         assert len(used.unique()) == made.a.numel()
 
 
+@pytest.mark.parametrize("special", calls.SPECIALS)
+def test_an_operand_without_elements_has_nothing_special(special):
+    """K is 0, or M is: what is to be planted has no place."""
+    for M, K in ((5, 0), (0, 5)):
+        made = judge.make(DrawnCall(M, 7, K, special=special, beta=1.0, c="own"), "cpu")
+        assert made.a.shape == (M, K)
+
+
 def test_the_same_call_is_the_same_everywhere():
     call = DrawnCall(4, 5, 6, bias=True, scales="row", dtype_in="float8_e4m3fn", seed=3)
     first, second = judge.make(call), judge.make(call)

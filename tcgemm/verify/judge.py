@@ -162,7 +162,7 @@ def _plant(special: str, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Non
         return
     what, _, where = special.partition(" in ")
     target = {"A": a, "B": b, "C": c}[where]
-    if target is not None:
+    if target is not None and target.numel():  # A and B have no element where K is 0
         # The last row and column: where tiles hang over the edge.
         target[..., -1, -1:] = torch.tensor([float(what)], device=target.device).to(target.dtype)
 
