@@ -212,6 +212,13 @@ def test_it_is_not_where_a_tensor_core_is_faster(size, layout, dtype, on_an_h200
     assert chosen not in ("short_k", "thin")
 
 
+def test_a_longer_k_than_ever_won_is_taken_by_name_alone(on_an_h200):
+    most = planned.MOST_TAKEN_K
+    assert dispatch.choose(problem(64, 64, most), "triton").name == "short_k"
+    assert dispatch.choose(problem(64, 64, most + 1), "triton").name != "short_k"
+    assert dispatch.find("triton", "short_k").why_not(problem(64, 64, most + 1)) is None
+
+
 ROWS = Path(__file__).parents[1] / "reports/nvidia-h200/trials/few_triton.csv"
 
 NOISE_US = 0.4

@@ -5,6 +5,7 @@ All is said of the product whose C lies by rows: of a C by columns that is the t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,11 @@ from ..planning.planner import Config, Planner
 from ..planning.rows import row
 
 MOST_K = 64
-"""Elements along K, as far as CUDA cores keep up at all."""
+"""Elements along K that it takes by name."""
+
+MOST_TAKEN_K = 16
+"""The same unnamed: with more it was the fastest kernel of no product that was timed. Where C is
+large its time leaves it a K of up to about 10 in float32 and 5 in float64."""
 
 WARPS, LANES = 8, 32
 
@@ -31,9 +36,8 @@ MOST_ROWS = {4: {16: 64, 32: 64, 64: 32, 128: 64}, 8: {16: 64, 32: 64, 64: 32, 1
 left for the addresses of A, on sm_90."""
 
 WIDE = 64
-"""Columns of a tile of most rows where K is more than 1: of twice as many a thread has more sums
-than registers for what is on its way, and each load waits for the one before it. At
-1708 x 7028 x 20 (nn) 64 x 64 takes 91 us in float32 and 64 x 128 takes 138."""
+"""Columns of a tile of most rows where K is more than 1: twice as many take longer for an element,
+with no more instructions (docs/lab/other_types.md)."""
 
 AT_ONCE = 4
 """Elements along K that are on their way beside each other."""
@@ -150,8 +154,10 @@ class ShortKPlanner(Planner):
         return False
 
     def own_us(self, problem: Any) -> float | None:
-        seen = problem.transposed() if self.transposes(problem) else problem
-        return fastest(seen, gpus.sms_of(problem))[0]
+        """No time is short enough beyond ``MOST_TAKEN_K``."""
+        if problem.K > MOST_TAKEN_K:
+            return math.inf
+        return self.unaligned_us(problem)
 
     def transposes(self, problem: Any) -> bool:
         return column_major(problem)
@@ -172,7 +178,8 @@ class ShortKPlanner(Planner):
         return {"SWAP": int(transposed), **config, "PDL": int(pdl)}
 
     def unaligned_us(self, problem: Any) -> float | None:
-        return self.own_us(problem)
+        seen = problem.transposed() if self.transposes(problem) else problem
+        return fastest(seen, gpus.sms_of(problem))[0]
 
 
 def refuse_long_k(problem: Any) -> str | None:
@@ -190,6 +197,6 @@ ROW = row(
     pairs=ON_CUDA_CORES,
     kind="shape",
     fuses=FUSES,
-    shapes="K up to 64; A, B and C anywhere",
+    shapes="K up to 64, and up to 16 unnamed; A, B and C anywhere",
     refuse=refuse_long_k,
 )
