@@ -50,7 +50,7 @@ VECTOR, LINE = 16, 128
 
 START_US = 0.11
 """Before the first load and after the last store, behind a kernel in a graph. This and what follows
-is fitted to 387 plans of 104 products, but for the rates of C
+is fitted to 280 plans of 113 products, but for the rates of C
 (reports/nvidia-h200/trials/few_triton.csv)."""
 
 PROGRAM_US, TRIP_US = 0.31, 0.04
