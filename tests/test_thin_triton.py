@@ -118,7 +118,7 @@ def test_it_is_not_where_another_is_faster(size, layout, on_an_h200):
 def test_its_plan_covers_k_in_a_step_where_a_program_can():
     _, config = planned.fastest(problem(1, 3, 6559, "tt"), 132)
     assert config["BLOCK_K"] == 8192
-    for warps, elements in (*planned.ALONG_K.ways, *planned.ALONG_N.ways):
+    for warps, elements in (*planned.ALONG_K[2].ways, *planned.ALONG_N[2].ways):
         assert warps <= 32
         assert elements <= 32, "more are too many registers"
 

@@ -5,6 +5,7 @@ All is said of the product whose C lies by rows: of a C by columns that is the t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,11 @@ from ..planning.planner import Config, Planner
 from ..planning.rows import row
 
 MOST_K = 64
-"""Elements along K, as far as CUDA cores keep up at all."""
+"""Elements along K that it takes by name."""
+
+MOST_TAKEN_K = 16
+"""The same unnamed: with more it was the fastest kernel of no product that was timed. Where C is
+large its time leaves it a K of up to about 10 in float32 and 5 in float64."""
 
 WARPS, LANES = 8, 32
 
@@ -23,35 +28,51 @@ LEAST_COLUMNS, MOST_COLUMNS = 16, 128
 """Of a tile, which has all of a C that is narrower: a row of A or B with fewer elements than the
 program has threads is loaded as often as it is needed, and no thread asks another for it."""
 
-LEAST_ROWS = 8
-"""Of a tile: one for each warp, where C is small."""
+LEAST_ROWS, FEW_ROWS = 8, 16
+"""Of a tile: one or two for each warp, where C is small."""
 
 MOST_ROWS = {4: {16: 64, 32: 64, 64: 32, 128: 64}, 8: {16: 64, 32: 64, 64: 32, 128: 32}}
-"""The same, at most, by bytes of an element and columns: with more a thread has no registers left
-for the addresses of A, on sm_90."""
+"""The same, at most, by bytes of an element and columns of C: with more a thread has no registers
+left for the addresses of A, on sm_90."""
+
+WIDE = 64
+"""Columns of a tile of most rows where K is more than 1: twice as many take longer for an element,
+with no more instructions (docs/lab/other_types.md)."""
 
 AT_ONCE = 4
 """Elements along K that are on their way beside each other."""
 
+FEW_K, FEW_AT_ONCE = 4, 2
+"""The same of a tile of most rows up to a K of so many. Such a K also has tiles of FEW_ROWS."""
+
 VECTOR, LINE = 16, 128
 """Bytes of a thread's vector, and of a line of the L1, which is asked for one line at a time."""
 
-START_US = 0.9
-"""Before the first load and after the last store, behind a kernel in a graph: cuda_ref's short_k
-takes 0.75 at 131 x 137 x 1 (reports/nvidia-h200/trials/short_k_types.csv)."""
+START_US = 0.11
+"""Before the first load and after the last store, behind a kernel in a graph. This and what follows
+is fitted to 280 plans of 113 products, but for the rates of C
+(reports/nvidia-h200/trials/few_triton.csv)."""
 
-PROGRAM_US, TRIP_US = 0.4, 0.2
-"""A program by itself, and what it waits for BLOCK_K elements along K; predicted."""
+PROGRAM_US, TRIP_US = 0.31, 0.04
+"""A program by itself, and what it waits for BLOCK_K elements along K."""
+
+ISSUED_US = 0.104
+"""Of an SM for a program, whatever its K,"""
+
+STORED_US = 0.044
+"""for each time that all threads store, of one program,"""
+
+FMA_US = {4: (0.0093, 0.006), 8: (0.017, 0.0093)}
+"""for each time that they multiply, by bytes of an element: where these are loaded one by one, and
+in vectors. A load takes LOAD of it: it brings its address and its mask along,"""
+
+LOAD = 0.5
+
+LINE_US = 0.00084
+"""and a line of B from the L1 to all warps."""
 
 BESIDE = 2
 """Programs of an SM, by registers."""
-
-CYCLES_PER_US = 1000
-"""Of an SM that loads and multiplies. It has 1755; cuda_ref's short_k, whose elements are in shared
-memory, takes twice as long as its instructions by arithmetic, and so this is predicted to."""
-
-FMA_CYCLES = {4: 0.25, 8: 0.5}
-"""Of an SM for one multiply-add of a warp, by bytes."""
 
 L2_BYTES, L2_BYTES_PER_US, MEMORY_BYTES_PER_US = 30e6, 2.7e6, 4.6e6
 """Of C that the L2 takes in before memory has to; and of the rest, which it takes in beside; as of
@@ -62,10 +83,18 @@ NORM = 3
 
 
 def configs(problem: Any) -> Iterator[Config]:
-    """What the model chooses from."""
+    """What the model chooses from: tiles that were the fastest of those timed for some product."""
     columns = min(max(LEAST_COLUMNS, 1 << (problem.N - 1).bit_length()), MOST_COLUMNS)
-    for rows in (LEAST_ROWS, MOST_ROWS[itemsize(problem.dtype_in)][columns]):
-        yield {"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": at_once(problem), "NUM_WARPS": WARPS}
+    most, once = MOST_ROWS[itemsize(problem.dtype_in)][columns], at_once(problem)
+    tiles = [(LEAST_ROWS, columns, once)]
+    if problem.K <= FEW_K:
+        tiles.append((FEW_ROWS, columns, once))
+    few = 1 < problem.K <= FEW_K
+    tiles.append((most, min(columns, WIDE), FEW_AT_ONCE if few else once))
+    if problem.K == 1 and columns > WIDE and in_vectors(problem):
+        tiles.append((most, columns, once))
+    for rows, wide, deep in tiles:
+        yield {"BLOCK_M": rows, "BLOCK_N": wide, "BLOCK_K": deep, "NUM_WARPS": WARPS}
 
 
 def at_once(problem: Any) -> int:
@@ -90,16 +119,14 @@ def modelled_us(config: Config, problem: Any, processors: int) -> float:
     the way of C to memory."""
     rows, columns, each = config["BLOCK_M"], config["BLOCK_N"], itemsize(problem.dtype_in)
     M, N, K, batch = problem.M, problem.N, problem.K, problem.batch
-    unit = VECTOR // each if in_vectors(problem) else 1
+    vectors = in_vectors(problem)
+    unit = VECTOR // each if vectors else 1
     of_sm = -(-M // rows) * -(-N // columns) * batch / processors
     width = min(columns, LANES * unit)
-    beside = min(LANES * unit // width, rows // WARPS)  # rows that a warp has at once
-    deep = rows // (WARPS * beside)
-    b_step = each if problem.b_strides[1] == 1 else each * min(K, LINE // each)
-    lines = deep * (1 if problem.a_strides[0] == 1 else beside)
-    lines += columns // width * max(1, width * b_step // LINE)
-    multiplied = deep * columns * beside / LANES * FMA_CYCLES[each]
-    busy_us = max(of_sm, 1.0) * WARPS * K * max(lines, multiplied) / CYCLES_PER_US
+    multiplied, loads = rows * columns / (WARPS * LANES), rows / WARPS + columns / width
+    lines = columns / width * max(1, width * min(each * problem.b_strides[1], LINE) / LINE)
+    step = FMA_US[each][int(vectors)] * (multiplied + LOAD * loads) + LINE_US * lines
+    busy_us = max(of_sm, 1.0) * (ISSUED_US + STORED_US * multiplied / unit + K * step)
     waits = PROGRAM_US + TRIP_US * -(-K // config["BLOCK_K"])
     waits_us = max(of_sm / BESIDE, 1.0) * waits
     size = float(M * N * batch * each)
@@ -127,8 +154,10 @@ class ShortKPlanner(Planner):
         return False
 
     def own_us(self, problem: Any) -> float | None:
-        seen = problem.transposed() if self.transposes(problem) else problem
-        return fastest(seen, gpus.sms_of(problem))[0]
+        """No time is short enough beyond ``MOST_TAKEN_K``."""
+        if problem.K > MOST_TAKEN_K:
+            return math.inf
+        return self.unaligned_us(problem)
 
     def transposes(self, problem: Any) -> bool:
         return column_major(problem)
@@ -149,7 +178,8 @@ class ShortKPlanner(Planner):
         return {"SWAP": int(transposed), **config, "PDL": int(pdl)}
 
     def unaligned_us(self, problem: Any) -> float | None:
-        return self.own_us(problem)
+        seen = problem.transposed() if self.transposes(problem) else problem
+        return fastest(seen, gpus.sms_of(problem))[0]
 
 
 def refuse_long_k(problem: Any) -> str | None:
@@ -167,6 +197,6 @@ ROW = row(
     pairs=ON_CUDA_CORES,
     kind="shape",
     fuses=FUSES,
-    shapes="K up to 64; A, B and C anywhere",
+    shapes="K up to 64, and up to 16 unnamed; A, B and C anywhere",
     refuse=refuse_long_k,
 )

@@ -31,9 +31,9 @@ MOST_IN_GRID = 65535
 SECTOR, VECTOR = 32, 16
 """Bytes of a sector of the L2, and of a vector."""
 
-COLUMNS = {2: (1, 2, 4, 8, 16, 32, 64, 128), 4: (1, 4, 16, 64), 8: (1, 4, 16, 64)}
-"""Of a program, by bytes of an element: of float32 and float64 half as many, for half as many
-kernels."""
+COLUMNS = {2: (1, 2, 4, 8, 16, 32, 64, 128), 4: (1, 4, 8, 16, 32), 8: (1, 4, 8, 16, 32)}
+"""Of a program, by bytes of an element: of float32 and float64 the others hardly ever gained
+anything, and each is a kernel to compile."""
 
 MOST_WARPS = 4
 """Of a program in float64 whose A lies across K: with more a thread has too few registers for the
@@ -70,17 +70,21 @@ class Constants(NamedTuple):
     """and out of memory, in millions."""
 
 
-ALONG_K = Constants(
-    ((4, 8), (4, 16), (16, 8), (16, 16)),
-    1.117, 0.254, 0.019, 0.024, 0.679, 114.4, 8.275, 2.351, 2.5, 35.8, 4.37,
-)  # fmt: skip
-ALONG_N = Constants(
-    ((4, 8), (4, 32), (16, 8), (16, 16)),
-    0.653, 0.376, 0.018, 0.009, 0.431, 162.1, 9.026, 17.96, 0.6, 49.4, 1.431,
-)  # fmt: skip
-"""Fitted to 2066 plans of 36 products, by how B lies (reports/nvidia-h200/trials/thin_triton.csv).
-Of the plans timed, the one that they take is about 7 % slower than the fastest. These were of 16
-bits; that an element of float32 and float64 takes as many instructions is predicted."""
+_WAYS_K, _WAYS_N = ((4, 8), (4, 16), (16, 8), (16, 16)), ((4, 8), (4, 32), (16, 8), (16, 16))
+ALONG_K = {
+    2: Constants(_WAYS_K, 1.117, 0.254, 0.019, 0.024, 0.679, 114.4, 8.275, 2.351, 2.5, 35.8, 4.37),
+    4: Constants(_WAYS_K, 0.027, 0.122, 0.016, 0.009, 0.166, 221, 6.67, 5.03, 2.72, 50.4, 7.18),
+    8: Constants(_WAYS_K, 0.027, 0.122, 0.028, 0.016, 0.166, 221, 20.6, 15.5, 2.72, 50.4, 7.18),
+}
+ALONG_N = {
+    2: Constants(_WAYS_N, 0.653, 0.376, 0.018, 0.009, 0.431, 162.1, 9.026, 17.96, 0.6, 49.4, 1.431),
+    4: Constants(_WAYS_N, 0.035, 0.272, 0.015, 0.007, 0.090, 333, 9.63, 5.39, 0.59, 83.3, 3.74),
+    8: Constants(_WAYS_N, 0.035, 0.272, 0.020, 0.009, 0.090, 333, 17.9, 10.0, 0.59, 83.3, 3.74),
+}
+"""By how B lies and bytes of an element. Of 16 bits fitted to 2066 plans of 36 products
+(reports/nvidia-h200/trials/thin_triton.csv): of the plans timed, the one that they take is about
+7 % slower than the fastest. Of float32 and float64 to 394 plans of 82 products
+(few_triton.csv there), whose operands the L2 has from the call before."""
 
 ISSUE_PER_US = 3900
 """Instructions of warps that an SM issues in a microsecond."""
@@ -124,7 +128,7 @@ def _along_k(problem: Any) -> bool:
 
 
 def _constants(problem: Any) -> Constants:
-    return ALONG_K if _along_k(problem) else ALONG_N
+    return (ALONG_K if _along_k(problem) else ALONG_N)[itemsize(problem.dtype_in)]
 
 
 def _in_vectors(problem: Any) -> bool:
