@@ -1,9 +1,10 @@
 """Fits cuda_ref/planning/mma_types.json to plans that were timed: fit_mma_types.py
 
 CUDA's rows of reports/nvidia-h200/trials/mma_types.csv: tiles and parts of K of mma_types, each
-behind a foreign kernel in a graph. What is fitted is the logarithm of the time; a plan counts by
-the time of its product's fastest plan over its own, since a choice is among the fast ones. A row
-that says less than its plan can take (``least_us``) is a fault of the timing, and counts nowhere.
+behind a foreign kernel in a graph, with operands that the L2 had kept where they fit. What is
+fitted is the logarithm of the time; a plan counts by the time of its product's fastest plan over
+its own, since a choice is among the fast ones. A row that says less than its plan can take
+(``least_us``) is a fault of the timing, and counts nowhere.
 
 It ends with what the plan that the model takes loses to the fastest, of the plans that were timed,
 with what the rung that CUDA's choice takes loses to the fastest of those that were, and with how
@@ -147,7 +148,7 @@ def now() -> list[float]:
 
 
 def foretold(of: Sequence[Timed]) -> Any:
-    return np.array([model.us(row.compute, row.of, row.tile, row.parts, SMS) for row in of])
+    return np.array([model.us(t.compute, t.of, t.tile, t.parts, SMS, kept=True) for t in of])
 
 
 def fit(of: Sequence[Timed]) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import itertools
+import math
 import re
+from importlib import import_module
 
 import pytest
 import records
+import scripts_of
 import torch
 from tcgemm.cuda_ref import simulator
 from tcgemm.cuda_ref.build import toolchain
@@ -208,19 +211,89 @@ def test_a_call_takes_it():
 
 CHOSEN = [
     (255, 1, 12593, "float32", "tf32x3", "nn"),
+    (255, 1, 12593, "float64", "", "nn"),
     (3, 1, 113, "float32", "tf32x3", "tn"),
     (3, 1, 113, "float64", "", "tn"),
-    (1084, 1, 7, "float32", "tf32", "nn"),
     (1, 1, 16384, "float32", "tf32", "nn"),
     (1, 4096, 4096, "float64", "", "nt"),
+    (1000, 8, 333, "float32", "tf32x3", "nn"),
 ]
+LEFT = [
+    (5, 8, 8, "float64", "", "nn"),
+    (8, 4096, 4096, "float64", "", "nt"),
+    (16, 2048, 2048, "float32", "tf32x3", "tt"),
+    (2, 1500, 1, "float32", "tf32", "tn"),
+]
+"""Of few rows, too, but faster by another rung: where there is next to no work, and where 8 rows or
+16 of a long K are."""
 
 
-@pytest.mark.parametrize("asked", CHOSEN, ids=str)
-def test_few_rows_are_given_to_it(asked):
-    """By arithmetic: the tensor cores' tile has 16 rows."""
+@pytest.mark.parametrize("asked", [*CHOSEN, *LEFT], ids=str)
+def test_few_rows_are_given_to_it_where_it_was_faster(asked):
+    """Each was timed: reports/nvidia-h200/trials/few_types.csv."""
     M, N, K, dtype, compute, layout = asked
-    assert choose(problem(M, N, K, dtype, compute, layout), "cuda").name == "gemv_types"
+    name = choose(problem(M, N, K, dtype, compute, layout), "cuda").name
+    assert (name == "gemv_types") == (asked in CHOSEN)
+
+
+def test_the_choice_loses_little_to_the_fastest_rungs_and_plans_that_were_timed():
+    fit = scripts_of.script("fit_gemv_types")
+    of = fit.products()
+    assert len(of) == 180
+    lost = fit.lost(of)
+    assert {*lost} == {"tf32", "tf32x3", "float64"}
+    for each in lost.values():
+        assert len(each) == 60
+        assert math.exp(sum(map(math.log, each)) / len(each)) < 1.02
+        assert max(each) < 1.2
+    # It is weighed, and neither always taken nor never.
+    assert 0.5 < [fit.taken(product)[0] for product in of].count("gemv_types") / len(of) < 0.75
+    # Hardly a product goes to a rung that was not timed for it.
+    elsewhere = [p for p in of if choose(p.problem, "cuda").name not in ("gemv_types", p.before)]
+    assert len(elsewhere) < 0.03 * len(of)
+
+
+def test_the_choice_loses_little_on_products_that_its_constants_were_not_fitted_to():
+    fit = scripts_of.script("fit_gemv_types")
+    shipped = fit.now()
+    for each in fit.held_out(fit.products()).values():
+        assert math.exp(sum(map(math.log, each)) / len(each)) < 1.04
+        assert max(each) < 1.5
+    assert fit.now() == shipped
+
+
+def test_a_row_of_the_csv_is_the_product_that_was_timed():
+    fit = scripts_of.script("fit_gemv_types")
+    row = {"dtype": "float32", "compute": "tf32", "layout": "nt", "M": "5", "N": "7", "K": "9"}
+    for pitch, length in (("n", 9), ("v", 12), ("o", 13)):
+        asked = fit.problem_of({**row, "pitch": pitch})
+        assert (asked.a_strides, asked.b_strides) == ((length, 1), (1, length))
+
+
+def test_operands_that_are_cold_take_longer():
+    """And those of mma_types that are copied by elements longer still."""
+    model = import_module("tcgemm.cuda_ref.planning.mma_types_model")
+    mma = import_module("tcgemm.cuda_ref.shapes.mma_types")
+    of, odd = mma.sizes(problem(255, 1, 12593)), {}
+    for kept in (True, False):
+        for by_elements in (False, True):
+            tile = model.Tile(16, 64, by_elements, by_elements, False)
+            odd[kept, by_elements] = model.us("tf32x3", of, tile, 66, 132, kept=kept)
+    assert odd[False, False] > odd[True, False] + 0.8
+    assert odd[False, True] - odd[False, False] > 1.2 * (odd[True, True] - odd[True, False])
+    # The constants of few_types.csv, within what its rows say of a wait for memory.
+    for us in (rung.COLD_US, model.COLD_US):
+        assert 0.5 < us < 1.5
+    few, many = (rung.modelled_us(problem(1, n, 8), rung.Way(8, 8, 1), 132) for n in (64, 20000))
+    assert many > few + 0.8 * rung.COLD_US
+
+
+def test_a_batch_is_given_to_it_by_name_alone():
+    batch = dataclasses.replace(problem(2, 300, 300), batch=4, batch_strides=(600, 90000, 600))
+    assert rung.cost(batch, 132) is None
+    assert rung.cost(dataclasses.replace(batch, compute="ieee"), 132) > 0
+    assert choose(batch, "cuda").name != "gemv_types"
+    assert choose(dataclasses.replace(batch, compute="ieee"), "cuda").name == "gemv_types"
 
 
 def test_ieee_goes_to_it_where_rows_are_few_and_to_the_ladder_elsewhere():

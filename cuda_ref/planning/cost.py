@@ -22,6 +22,10 @@ MEMORY_TO_SM_BYTES_PER_US = 43e3
 L2_TO_SM_BYTES_PER_US = 85e3
 """Bytes a microsecond from the L2 into one SM."""
 
+COLD_BYTES = 0.4e6
+"""Of operands from which on a model counts that they lie in memory when a product begins. Fewer are
+often in the L2: what is timed in turns has some hundred of them there."""
+
 STORE_US = 2.0
 """Storing 128 x 128 elements of C."""
 

@@ -1,12 +1,14 @@
 """How long a tile of mma_types takes: a small model, whose constants stand in mma_types.json.
 
     us = start + the longer of (what the busiest SM multiplies, what memory delivers)
-         + C / stored + the launch that adds parts of K
+         + C / stored + the launch that adds parts of K + what a cold first step waits
 
 A step along K of a block that has its SM for itself is a chain of waits; of several blocks beside
 each other it is what the SM multiplies. scripts/fit_mma_types.py fitted the constants to plans of
 525 products, each behind a foreign kernel in a graph on an H200
-(reports/nvidia-h200/trials/mma_types.csv).
+(reports/nvidia-h200/trials/mma_types.csv). Each of those found its operands in the L2, where they
+fit. What a product takes longer whose operands lie in memory has two constants of its own, fitted
+to 162 products of few rows or columns (few_types.csv beside it).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from .cost import ceil_div
+from .cost import COLD_BYTES, ceil_div
 from .gpu import blocks_of_sm
 from .parts import NORM, STEP_BYTES, Sizes, workspace_bytes
 
@@ -69,6 +71,10 @@ copied element by element."""
 L2_BYTES = 36e6
 """Of operands, that the L2 keeps from call to call."""
 
+COLD_US, ODD_BYTES_PER_US = 0.87, 7.5e6
+"""Of operands that it does not keep: what the first step waits longer for COLD_BYTES of them or
+more, and the rate at which those take longer that are copied element by element."""
+
 
 class Tile(NamedTuple):
     """A tile of C; and whether A, B and C are copied, or stored, element by element."""
@@ -103,8 +109,13 @@ def us(
     parts: int,
     sms: int,
     capability: tuple[int, int] = (9, 0),
+    kept: bool = False,
 ) -> float:
-    """Microseconds of a product with K in so many parts."""
+    """Microseconds of a product with K in so many parts.
+
+    Args:
+        kept: whether the L2 keeps operands that fit, from a call before. Else they lie in memory.
+    """
     step, more = STEPS[compute][tile.block_m, tile.block_n], BY_ELEMENTS[compute]
     odd = (tile.block_m * tile.a_by_elements + tile.block_n * tile.b_by_elements) / 64
     alone, beside = step.alone + odd * more.alone, step.beside + odd * more.beside
@@ -114,13 +125,19 @@ def us(
     whole, rest = divmod(ceil_div(blocks, sms), resident)
     multiplied = whole * max(alone, resident * beside)
     multiplied += max(alone, rest * beside) if rest else 0.0
-    read = (of.M + of.N) * of.steps * STEP_BYTES * of.batch
-    delivered = read / CONSTANTS.memory if read > L2_BYTES else 0.0
+    row = of.steps * STEP_BYTES * of.batch
+    read = (of.M + of.N) * row
+    delivered = 0.0 if kept and read <= L2_BYTES else read / CONSTANTS.memory
+    cold = 0.0
+    if not kept:
+        by_elements = (of.M * tile.a_by_elements + of.N * tile.b_by_elements) * row
+        delivered += by_elements / ODD_BYTES_PER_US
+        cold = COLD_US * min(1.0, read / COLD_BYTES)
     body = ((steps * multiplied) ** NORM + delivered**NORM) ** (1 / NORM)
     stored = of.M * of.N * of.batch / CONSTANTS.stored_odd
     if not tile.c_by_elements:
         stored = of.M * of.N * of.batch * of.sum_bytes / CONSTANTS.stored
-    return CONSTANTS.start + body + stored + _second_us(of, parts)
+    return CONSTANTS.start + cold + body + stored + _second_us(of, parts)
 
 
 def _second_us(of: Sizes, parts: int) -> float:

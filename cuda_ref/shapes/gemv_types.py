@@ -1,7 +1,8 @@
 """gemv_types: few rows or columns of float32 and float64, on CUDA cores.
 
-All is said of the problem with M <= N. The model is one of arithmetic: no product was timed for it.
-What it has of thin's shape, it has of thin's constants.
+All is said of the problem with M <= N. scripts/fit_gemv_types.py fitted the constants that are not
+counted in instructions to 370 timed plans (reports/nvidia-h200/trials/few_types.csv). The operands
+of most products lay in memory when these began.
 """
 
 from __future__ import annotations
@@ -10,13 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..planning.cost import (
-    L2_TO_SM_BYTES_PER_US,
-    MEMORY_TO_SM_BYTES_PER_US,
-    MOST_SPLITS,
-    ceil_div,
-    more_waves,
-)
+from ..planning.cost import COLD_BYTES, MOST_SPLITS, ceil_div, clusters_at_once, more_waves
 from ..planning.gpu import of as gpu_of
 from ..planning.refusals import ANY, MOST_TILES, column_major, operands, storage
 from ..planning.rows import FUSES, row, source_constants
@@ -31,19 +26,32 @@ COLS, ALL_WARPS = 4, 8
 """Columns of a thread, and warps of a block: csrc/tile/lanes.cuh."""
 
 MOST_CHOSEN_ROWS = 16
-"""Beyond which it is taken by name alone: B would be read a third time."""
+"""Beyond which it is taken by name alone: B would be read a third time. At 16 rows it still won at
+1000 x 16 x 333 in float32, and lost where K is long."""
 
-START_US = 0.86
-"""Before the first load and after the last store."""
+START_US, COLD_US = 1.5, 0.98
+"""Before the first load and after the last store, behind a kernel in a graph; and what the first
+load waits longer where memory delivers it and not the L2 (COLD_BYTES)."""
 
-TRIP_US = 0.7
-"""A further trip of a thread's loads, after the first, which the instructions hide."""
+ROW_US = {4: 0.07, 8: 0.13}
+"""Bytes of an element -> what a row of C of a block takes: its loads in the first trip, and its
+sums on their way from lane to lane."""
 
-WARPS_US = 0.1
+STORE_US = 0.045
+"""An element of C of each thread, which the warps that divide K have to add before it is stored."""
+
+TRIP_US, WAIT_US = 0.57, 0.0006
+"""A further trip of a thread's loads, after the first, and what an instruction of it takes that no
+other warp hides."""
+
+WARPS_US = 0.02
 """The sums of warps that divide K, for each doubling of their number."""
 
-EXCHANGE_US, PART_US = 0.98, 0.08
-"""The sums of a cluster, and of each of its blocks."""
+EXCHANGE_US, PART_US, FETCH_US = 0.46, 0.07, 0.235
+"""The sums of a cluster, each of its blocks, and each element of C that a thread adds of theirs."""
+
+WAVE_US = 2.7
+"""Blocks, or clusters, that begin when others end."""
 
 ISSUED, ISSUED_BY_SUM = 170, {4: 10, 8: 15}
 """Instructions of a warp: those that are neither loads nor products, and, by bytes of an element,
@@ -57,21 +65,20 @@ MULTIPLY = {4: 1, 8: 2}
 """Bytes of an element -> what an FMA takes, in instructions: Hopper has twice as many units for
 float32 as for float64."""
 
-ISSUE_PER_US = 3900
-"""Instructions of warps that an SM issues in a microsecond."""
+ISSUE_PER_US = 7000
+"""Instructions of warps that an SM issues in a microsecond: four a clock."""
 
+LINE_BYTES, LINES_PER_US = 128, 2300
+"""Of the L1: a warp's load takes as long as it has lines."""
 
-LINE_BYTES, LINES_PER_US = 128, 1700
-"""Of the L1, which looks up one line a clock: a warp's load takes as long as it has lines."""
-
-MEMORY_BYTES_PER_US = 4.6e6
+MEMORY_BYTES_PER_US = 4.77e6
 """Of operands and C, of all SMs."""
 
 SECTOR_BYTES = 32
 """What memory delivers for an element whose neighbours nobody asks for."""
 
-BESIDE = 4
-"""The power of the mean of what goes on at once, as in small.py."""
+BESIDE = 2
+"""The power of the mean of what goes on at once: none of it hides all of the others."""
 
 
 class Way(NamedTuple):
@@ -198,37 +205,42 @@ def _lines(lanes: int, apart_bytes: int) -> int:
 
 
 def modelled_us(problem: Any, way: Way, sms: int) -> float:
-    """Trips to memory one after the other, an SM's instructions, its L1, or memory."""
+    """What begins and ends a block, and beside each other an SM's instructions, its L1, trips to
+    memory one after the other, and what memory delivers."""
     size, rows, at_once = itemsize(problem), rows_of(problem), resident(problem)
     along_n, along_k = lengths(problem)
     depth = source_constants("gemv_types")["AT_ONCE"]
-    tiles_m = ceil_div(problem.M, rows)
-    tiles = tiles_m * ceil_div(problem.N, way.columns) * problem.batch
-    blocks = tiles * way.splits
-    trips = ceil_div(problem.K, depth * way.along_k * way.warps * way.splits)
+    tiles = ceil_div(problem.M, rows) * ceil_div(problem.N, way.columns) * problem.batch
+    blocks, step = tiles * way.splits, depth * way.along_k * way.warps * way.splits
+    trips = ceil_div(problem.K, step)
     loads_of_a, loads_of_b = depth * rows / length_of_a(problem), depth * COLS / (along_n * along_k)
     (_, a_k), (b_k, b_n) = problem.a_strides, problem.b_strides
     lines = loads_of_a * _lines(way.along_k, a_k * along_k * size)
     of_lanes = _lines(way.along_n, b_n * along_n * size) * _lines(way.along_k, b_k * along_k * size)
     lines += loads_of_b * of_lanes
-    products = depth * COLS * rows * MULTIPLY[size]
-    by_trips = trips * (ISSUED_BY_TRIP + (loads_of_a + loads_of_b) * ISSUED_BY_LOAD + products)
-    issued = ISSUED + by_trips + ISSUED_BY_SUM[size] * rows * COLS
-    of_sm = ceil_div(blocks, sms)
-    of_b = _read_bytes(problem, way)
-    into_sm = of_b * min(way.columns / problem.N, 1) / MEMORY_TO_SM_BYTES_PER_US
-    into_sm += min(rows, problem.M) * problem.K * size / L2_TO_SM_BYTES_PER_US
-    moved = problem.batch * (of_b + problem.M * (problem.K + problem.N) * size)
+    products = depth * COLS * rows
+    others = ISSUED_BY_TRIP + (loads_of_a + loads_of_b) * ISSUED_BY_LOAD
+    issued = ISSUED + trips * (others + products * MULTIPLY[size])
+    issued += ISSUED_BY_SUM[size] * rows * COLS
+    stored = ceil_div(rows * way.columns, 32 * ALL_WARPS)
+    once = ROW_US[size] * rows + STORE_US * stored
+    of_sm, waves = max(1.0, blocks / sms), max(1.0, blocks / sms / at_once)
+    trip = TRIP_US + WAIT_US * (others + products)
+    moved = problem.batch * (_read_bytes(problem, way) + problem.M * (problem.K + problem.N) * size)
     limits = (
-        max(1.0, blocks / sms) * ALL_WARPS * issued / ISSUE_PER_US,
-        max(1.0, blocks / sms) * ALL_WARPS * trips * lines / LINES_PER_US,
-        ceil_div(of_sm, at_once) * (trips - 1) * TRIP_US,
-        max(of_sm * into_sm / way.splits, moved / MEMORY_BYTES_PER_US),
+        of_sm * ALL_WARPS * issued / ISSUE_PER_US,
+        of_sm * ALL_WARPS * problem.K / step * lines / LINES_PER_US,
+        waves * (trips - 1) * trip + (waves - 1) * (WAVE_US + once),
+        moved / MEMORY_BYTES_PER_US,
     )
     body = sum(limit**BESIDE for limit in limits) ** (1 / BESIDE)
     body *= more_waves(tiles, way.splits, sms, at_once)
-    exchange = (EXCHANGE_US + PART_US * way.splits) * (way.splits > 1)
-    return float(START_US + WARPS_US * (way.warps.bit_length() - 1) + exchange + body)
+    if way.splits > 1:
+        later = ceil_div(tiles, max(1, clusters_at_once(way.splits, sms, at_once))) - 1
+        once += EXCHANGE_US + PART_US * way.splits + later * WAVE_US
+        once += FETCH_US * ceil_div(stored, way.splits)
+    begun = START_US + COLD_US * min(1.0, moved / COLD_BYTES)
+    return float(begun + WARPS_US * (way.warps.bit_length() - 1) + once + body)
 
 
 @lru_cache(maxsize=1024)
@@ -250,9 +262,12 @@ def plan(problem: Any) -> Mapping[str, int]:
 
 
 def cost(problem: Any, sms: int) -> float | None:
-    """Microseconds by the model; None of more rows and columns than it is meant for."""
+    """Microseconds by the model. None of more rows and columns than it is meant for, nor of a
+    batch: none was timed. With "ieee" a batch has only the ladder beside it, and says its time."""
     seen = wide(problem)
-    return fastest(seen, sms)[0] if seen.M <= MOST_CHOSEN_ROWS else None
+    if seen.M > MOST_CHOSEN_ROWS or (problem.batch > 1 and problem.compute != "ieee"):
+        return None
+    return fastest(seen, sms)[0]
 
 
 def instance(problem: Any, plan: Mapping[str, Any]) -> dict[str, Callable[[str], bool]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..planning.cost import ceil_div
+from ..planning.cost import COLD_BYTES, ceil_div
 from ..planning.refusals import sides
 from ..planning.rows import FUSES, row, source_constants
 
@@ -17,6 +17,11 @@ MOST_TIMED_K = 32
 START_US = 1.7
 """Before the first load and after the last store, as mma_types_model.py counts it: behind a kernel
 in a graph more than a microsecond of it is hidden, for either."""
+
+COLD_US = 0.75
+"""What it takes longer where operands of COLD_BYTES or more lie in memory, as mma_types_model.py
+counts it, too: fitted to reports/nvidia-h200/trials/few_types.csv, the rest to rows whose operands
+the L2 had kept."""
 
 K_US = 0.028
 """Of each element along K: its loads, and additions that wait for each other."""
@@ -47,11 +52,14 @@ def cost(problem: Any, sms: int) -> float | None:
         return None
     (M, N), tile = sides(problem), plan(problem)
     tiles = ceil_div(M, tile["BLOCK_M"]) * ceil_div(N, tile["BLOCK_N"]) * problem.batch
-    size = M * N * problem.batch * (8 if problem.dtype_in == "float64" else 4)
+    itemsize = 8 if problem.dtype_in == "float64" else 4
+    size = M * N * problem.batch * itemsize
+    read = (M + N) * problem.batch * problem.K * itemsize
     stored = min(size, L2_BYTES) / L2_BYTES_PER_US + max(size - L2_BYTES, 0) / MEMORY_BYTES_PER_US
     multiplied = max(tiles / sms, 1) * problem.K * MULTIPLY_US[problem.dtype_in]
     both = (stored**NORM + multiplied**NORM) ** (1 / NORM)
-    return float(START_US + K_US * problem.K + both)
+    cold = COLD_US * min(1.0, read / COLD_BYTES)
+    return float(START_US + cold + K_US * problem.K + both)
 
 
 def plan(problem: Any) -> Mapping[str, int]:
